@@ -4,6 +4,7 @@ import contextlib
 import multiprocessing
 import os
 import signal
+import time
 from collections.abc import Callable, Iterator
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -77,6 +78,16 @@ class HostProcess:
             os.kill(self._process.pid, signal.SIGKILL)
         self._process.join()
 
+    def stop(self) -> None:
+        """Stop all its threads, until ``go_on``."""
+        os.kill(self._process.pid, signal.SIGSTOP)
+        tasks = list(Path(f"/proc/{self._process.pid}/task").iterdir())
+        while not all(_is_stopped(task) for task in tasks):
+            time.sleep(0.01)
+
+    def go_on(self) -> None:
+        os.kill(self._process.pid, signal.SIGCONT)
+
     def close(self) -> None:
         """Have it close everything, unless it was killed."""
         if self._process.is_alive():
@@ -84,6 +95,10 @@ class HostProcess:
             self._process.join(ANSWER_S)
             assert self._process.exitcode == 0, "the host did not close"
         self._pipe.close()
+
+
+def _is_stopped(task: Path) -> bool:
+    return (task / "stat").read_text().rpartition(") ")[2].startswith("T")
 
 
 @contextlib.contextmanager

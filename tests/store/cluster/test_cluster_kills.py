@@ -6,7 +6,7 @@ import time
 import numpy as np
 import pytest
 
-from mooncake_kernels.errors import Unavailable
+from mooncake_kernels.errors import TransferError, Unavailable
 from mooncake_kernels.pool import PutResult
 from mooncake_serving.store import Store
 from mooncake_serving.store.directory import Claim, connect
@@ -102,6 +102,47 @@ def test_a_reader_is_killed_while_it_has_pins(hosts, start):
     there.kill()
     assert eventually(lambda: here.node.num_readers() == 0)
     assert here.store.stats().num_pins == 0
+
+
+@pytest.mark.parametrize("by_key", [True, False])
+def test_a_stopped_holder_is_not_asked_by_each_read(hosts, start, by_key):
+    here, there = hosts.make("here", answer_s=1.0, read_s=1.0, by_key=by_key), start("there")
+    there.do(put, "a", value(1))
+    asked = []
+
+    def lease(original, name, deadline_s):
+        asked.append(name)
+        return original(name, deadline_s)
+
+    with replaced(here.node._peers, "lease", lease):
+        assert here.cluster.get("a") == value(1)
+        there.stop()
+        try:
+            here.node.silence._lasts_s = 600.0
+            assert here.cluster.get("a") is None  # after a second
+            assert here.cluster.exists("a")
+            num_asked = len(asked)
+            assert here.cluster.get_each(["a"] * 50) == [None] * 50
+            assert len(asked) == num_asked
+        finally:
+            there.go_on()
+        assert there.do(get, "b") is None
+        assert there.do(pin, here.node.name, key_bytes(here.store.keyspace.keys(["b"]))) is None
+        assert here.cluster.get("a") == value(1)  # it was heard of
+
+
+def test_a_silent_node_is_the_last_to_be_given_something(hosts):
+    homes = [hosts.make("one", 64 * UNIT), hosts.make("two", 128 * UNIT)]
+    writer = hosts.make("writer", 0)
+    names = [home.node.name for home in reversed(homes)]
+    assert [member.name for member in writer.cluster._homes()] == names
+    writer.node.silence.note(names[0], TransferError(names[0], "closed"))
+    assert [member.name for member in writer.cluster._homes()] == names
+    writer.node.silence.note(names[0], TransferError(names[0], "no answer", timed_out=True))
+    assert [member.name for member in writer.cluster._homes()] == names[::-1]
+    writer.node.silence._lasts_s = 0.0
+    writer.node.silence.note(names[0], TransferError(names[0], "no answer", timed_out=True))
+    assert [member.name for member in writer.cluster._homes()] == names
 
 
 def test_a_writer_is_killed_after_its_claim(hosts, start):

@@ -231,6 +231,7 @@ class ClusterWriter(ClusterReader):
             try:
                 answers = self._give_to(member, words[left], [buffers[i] for i in left])
             except TransferError as error:
+                self.node.silence.note(member.name, error)
                 reason = str(error)
                 continue
             for i, answer in zip(list(left), answers, strict=True):
@@ -365,9 +366,12 @@ class ClusterWriter(ClusterReader):
                 self.node.claims.settle(self._dropped.popleft())
 
     def _homes(self) -> list[Member]:
-        """Members whose pools take objects, without this node's; the emptiest pool first."""
+        """Members whose pools take objects, without this node's: those that were silent lately
+        last, and of the others the emptiest pool first.
+        """
         homes = self._known(lambda m: m.pool not in ("", self.node.pool_name) and not m.is_draining)
-        return sorted(homes, key=lambda member: -member.free_bytes)
+        silence = self.node.silence
+        return sorted(homes, key=lambda member: (member.name in silence, -member.free_bytes))
 
     def _known(self, condition: Callable[[Member], bool]) -> list[Member]:
         """Members that meet a condition; if none is known, the directory is asked."""

@@ -36,6 +36,7 @@ from .pulls import Offers, Puller
 from .remote import RemoteReader
 from .server import Server
 from .serving import Serving
+from .silence import Silence
 from .sinks import Sink
 
 READS_AT_ONCE = 8  # holders, of all threads together
@@ -75,6 +76,7 @@ class Node(Closing):
         directory: see above.
         locations: where objects are.
         intake: whether the pool accepts objects, and whether any are being put.
+        silence: nodes that were asked and have not answered in time.
 
     Raises:
         InvalidArgument: an argument is wrong, or the engine has a node, or has registered the pool.
@@ -132,6 +134,7 @@ class Node(Closing):
         self.listing = Listing(directory, self.pool_name, store, removed_s)
         self.locations = Locations(self.listing.holders, ttl_s)
         self.claims = Claims(directory, self.name, self.listing)
+        self.silence = Silence(answer_s)
         self._peers = Peers(engine)
         opened.callback(self._peers.close)
         self._calls = Calls(engine, self._peers)
@@ -146,6 +149,7 @@ class Node(Closing):
             mover,
             self._executor,
             self.listing.withdraw,
+            self.silence,
             host=self.host,
             answer_s=answer_s,
             read_s=read_s,
@@ -157,7 +161,14 @@ class Node(Closing):
         self._pins: Pins | None = None
         self._serving: Serving | None = None
         answers = None if store is None else self._answers(opened, store, mover)
-        self._server = Server(engine, self._calls, Answers(offers, answers), answer_s, self._look)
+        self._server = Server(
+            engine,
+            self._calls,
+            Answers(offers, answers),
+            answer_s,
+            heard=self.silence.heard,
+            look=self._look,
+        )
         opened.callback(self._server.close)
         opened.callback(self._calls.close)
         self._membership = Membership(

@@ -21,6 +21,7 @@ from .candidates import Candidates
 from .messages import Pin, Pinned, Release, Released, key_bytes
 from .moving import Mover
 from .peers import Peers
+from .silence import Silence
 from .sinks import Sink
 
 logger = logging.getLogger(__name__)
@@ -41,6 +42,7 @@ class RemoteReader:
         mover: reads all others.
         executor: runs concurrent reads.
         withdraw: tells the directory that a pool does not have objects: ``(keys, pool)``.
+        silence: holders that are not asked.
         host: of this node, whose pools are asked first.
         answer_s: how long an answer may take.
         read_s: how long it may take to read what was pinned at once.
@@ -54,6 +56,7 @@ class RemoteReader:
         mover: Mover,
         executor: Executor,
         withdraw: Callable[[np.ndarray, str], object],
+        silence: Silence,
         *,
         host: str,
         answer_s: float,
@@ -65,6 +68,7 @@ class RemoteReader:
         self._mover = mover
         self._executor = executor
         self._withdraw = withdraw
+        self._silence = silence
         self._host = host
         self._answer_s = answer_s
         self._read_s = read_s
@@ -93,7 +97,8 @@ class RemoteReader:
         """
         served: dict[str, list[Member]] = defaultdict(list)
         for member in members:
-            served[member.pool].append(member)
+            if member.name not in self._silence:
+                served[member.pool].append(member)
         candidates = [Candidates([served[p] for p in names], self._host) for names in pools]
         outcomes = [Outcome.ABSENT] * len(keys)
         done: set[int] = set()
@@ -162,7 +167,7 @@ class RemoteReader:
                 if in_host and self._by_key.suits(peer, sum(sink.wants()[1] for sink in sinks)):
                     found = self._by_key.read(peer, keys, sinks, verify=verify)
         except (TransferError, Unavailable) as error:
-            logger.info("%s is passed over: %s", member.name, error)
+            self._passed_over(member, error)
             return [Outcome.UNREACHED] * len(keys)
         found = [None] * len(keys) if found is None else found
         if left := [i for i, outcome in enumerate(found) if outcome is None]:
@@ -217,7 +222,7 @@ class RemoteReader:
                 if not is_good:
                     raise TransferError(member.name, "release: it took this node for dead")
         except (TransferError, Unavailable) as error:
-            logger.info("%s is passed over: %s", member.name, error)
+            self._passed_over(member, error)
             is_spoiled = isinstance(error, TransferError) and error.cause.startswith("checksum")
             return [Outcome.SPOILED if is_spoiled else Outcome.UNREACHED] * len(keys)
         finally:
@@ -226,6 +231,10 @@ class RemoteReader:
             if is_pinned:  # what was busy is requested again, and shall find room then
                 self._let_go(member, token, waits=Outcome.BUSY in results)
         return results
+
+    def _passed_over(self, member: Member, error: TransferError | Unavailable) -> None:
+        logger.info("%s is passed over: %s", member.name, error)
+        self._silence.note(member.name, error)
 
     def _release(self, member: Member, token: int) -> bool:
         return self._calls.ask(

@@ -31,6 +31,7 @@ class Server:
         calls: this node's requests; also sends its answers.
         answers: to the requests of others.
         answer_s: how long it may take to deliver an answer.
+        heard: is called with the name of each sender.
         look: is called several times a second.
     """
 
@@ -40,12 +41,15 @@ class Server:
         calls: Calls,
         answers: Answers,
         answer_s: float,
+        *,
+        heard: Callable[[str], object],
         look: Callable[[], object],
     ):
         self._engine = engine
         self._calls = calls
         self._answers = answers
         self._answer_s = answer_s
+        self._heard = heard
         self._look = look
         self._is_over = threading.Event()
         self._room = threading.BoundedSemaphore(MAX_PENDING)
@@ -73,6 +77,7 @@ class Server:
             except Exception:  # of an observer; messages are received all the same
                 logger.exception("%s cannot tell what was done to its pool", self._engine.name)
             for sender, data in received:
+                self._heard(sender)
                 try:
                     self._take(sender, decode(data))
                 except InvalidArgument as error:
