@@ -16,7 +16,7 @@
 namespace mk::store {
 
 constexpr uint64_t kMagic = 0x314c4f4f504b4d;  // "MKPOOL1"
-constexpr uint32_t kLayoutVersion = 3;
+constexpr uint32_t kLayoutVersion = 4;
 
 // The name of an object: its content (a prefix hash) and its scope (tenant, model, layout, rank).
 struct Key {
@@ -111,6 +111,7 @@ struct Header {
   uint32_t version;
   Geometry geometry;
   uint64_t pid_namespace;
+  uint64_t boot;
   uint64_t num_rebuilds;  // including the one that made the pool
   alignas(64) std::atomic<uint64_t> clock;
   alignas(64) RobustMutex mutex;

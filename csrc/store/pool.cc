@@ -28,6 +28,7 @@ std::shared_ptr<Pool> Pool::create(const std::string& path, const Geometry& geom
     header.version = kLayoutVersion;
     header.geometry = geometry;
     header.pid_namespace = pid_namespace();
+    header.boot = boot();
     header.mutex.init();
     for (uint32_t i = 0; i < geometry.num_buckets; ++i) view.buckets[i].head.store(kNone);
     Ledger(view).rebuild();  // without objects
@@ -52,6 +53,11 @@ std::shared_ptr<Pool> Pool::open(const std::string& path) {
   MK_CHECK(memory->num_bytes() >= View::num_bytes(header.geometry),
            "ObjectPool.open: path must be the whole memory of a pool, got ", memory->num_bytes(),
            " bytes of ", View::num_bytes(header.geometry));
+  if (header.boot != boot()) {
+    throw Unavailable(
+        concat("ObjectPool.open: ", path, " was made before this machine was last ",
+               "started, so what it says of its processes no longer holds; delete it"));
+  }
   if (header.pid_namespace != pid_namespace()) {
     throw Unavailable(concat("ObjectPool.open: ", path, " is of another pid namespace, in which ",
                              "this process cannot be told from one that has died"));

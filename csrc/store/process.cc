@@ -5,7 +5,9 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cerrno>
+#include <fstream>
 #include <optional>
 #include <sstream>
 #include <string>
@@ -64,6 +66,14 @@ uint64_t pid_namespace() {
   struct stat about;
   MK_SYSCALL(stat("/proc/self/ns/pid", &about), "stat /proc/self/ns/pid");
   return about.st_ino;
+}
+
+uint64_t boot() {
+  std::ifstream file("/proc/sys/kernel/random/boot_id");  // 8-4-4-4-12 hexadecimal digits
+  std::string id;
+  file >> id;
+  id.erase(std::remove(id.begin(), id.end(), '-'), id.end());
+  return id.size() == 32 ? std::stoull(id.substr(0, 16), nullptr, 16) : 0;
 }
 
 }  // namespace mk::store

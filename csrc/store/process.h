@@ -25,4 +25,8 @@ struct Process {
 // The namespace of this process's id: ids of different namespaces cannot be compared.
 uint64_t pid_namespace();
 
+// Identifies the time since this machine was started, by half of the kernel's id of it: ids and
+// mutexes of an earlier one mean nothing. 0 where the kernel does not tell.
+uint64_t boot();
+
 }  // namespace mk::store

@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Sequence
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -340,10 +341,22 @@ def test_other_layouts_and_short_files_are_refused(tmp_path):
             ObjectPool.create(4096, tmp_path / "pool")
     whole = (tmp_path / "pool").read_bytes()
     (tmp_path / "pool").write_bytes(whole[:8] + b"\x63" + whole[9:])
-    with pytest.raises(Unavailable, match="has layout 99, and this build has 3"):
+    with pytest.raises(Unavailable, match="has layout 99, and this build has 4"):
         ObjectPool.open(tmp_path / "pool")
     (tmp_path / "pool").write_bytes(whole[:-1])
     with pytest.raises(InvalidArgument, match="path must be the whole memory of a pool"):
+        ObjectPool.open(tmp_path / "pool")
+
+
+def test_a_pool_of_before_the_last_start_of_the_machine_is_refused(tmp_path):
+    """On a disk, a file outlasts the processes and the mutex that it describes."""
+    with ObjectPool.create(4096, tmp_path / "pool", num_objects=1, num_processes=1):
+        whole = (tmp_path / "pool").read_bytes()
+    boot = Path("/proc/sys/kernel/random/boot_id").read_text().replace("-", "")[:16]
+    now = int(boot, 16).to_bytes(8, "little")
+    assert whole.count(now) == 1
+    (tmp_path / "pool").write_bytes(whole.replace(now, bytes(8)))
+    with pytest.raises(Unavailable, match="was made before this machine was last started"):
         ObjectPool.open(tmp_path / "pool")
 
 
