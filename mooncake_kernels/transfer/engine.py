@@ -65,7 +65,9 @@ class TransferEngine(Requests, Inspection, ObjectCalls, Closing):
             which stays among the processes of one user on one machine, does not use TLS.
         max_connections: how many connections to peers it keeps, 1 to 2**31 - 1. To open one more,
             it closes an idle one (chosen by SIEVE), which is reconnected at the next request to its
-            peer. While all are in use, a request that needs one waits, within its deadline.
+            peer. While all are in use, a request that needs one waits, within its deadline. A peer
+            serves at most 1024 connections, half of them from one host, and refuses more. Every
+            open ``Peer`` has a thread and five file descriptors besides, connected or not.
         checksum: the default of ``checksum`` for calls that do not pass it.
         spin_us: how long a thread that waits for a peer's next message polls before it sleeps, in
             microseconds, 0 to 1,000,000. Shortens round trips over ``tcp``, on either side, at the

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+import torch
 
 from .._arguments import as_integer
 from ..errors import InvalidArgument
@@ -33,7 +34,7 @@ class BlockPool:
 
     Args:
         planes: the address of block 0, or the ``Region`` that begins with it; or a sequence of
-            these, one per plane.
+            these, one per plane; also an array or tensor of addresses.
         num_blocks: ids are 0 to ``num_blocks - 1``, the same in all planes.
         block_bytes: size of a block in one plane.
         stride_bytes: from a block to the next, at least ``block_bytes``; None: packed.
@@ -67,7 +68,7 @@ class BlockPool:
         stride = block_bytes
         if stride_bytes is not None:
             stride = _as_count("stride_bytes", stride_bytes, block_bytes)
-        listed = planes if isinstance(planes, Sequence | np.ndarray) else [planes]
+        listed = _as_list(planes)
         if len(listed) == 0:
             raise InvalidArgument("BlockPool: planes must be at least one address, got none")
         num_bytes = (num_blocks - 1) * stride + block_bytes
@@ -142,6 +143,17 @@ def as_paged(
 
 def _fields(pool: BlockPool) -> Fields:
     return pool.planes, pool.num_blocks, pool.block_bytes, pool.stride_bytes
+
+
+def _as_list(planes: Any) -> Sequence[Any]:
+    is_array = isinstance(planes, np.ndarray | torch.Tensor)
+    is_memory = isinstance(planes, bytes | bytearray | memoryview | str)
+    if is_memory or (is_array and planes.ndim != 1):
+        what = f"{planes.ndim} dimensions" if is_array else type(planes).__name__
+        raise InvalidArgument(f"BlockPool: planes must be [n] addresses or one, got {what}")
+    if is_array:
+        return planes.tolist()
+    return planes if isinstance(planes, Sequence) else [planes]
 
 
 def _as_count(argument: str, value: Any, low: int) -> int:

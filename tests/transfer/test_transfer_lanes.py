@@ -7,6 +7,8 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 import pytest
 
+import mooncake_kernels as mk
+
 from .support import WAIT_S, addressed, engine_pair, eventually, untouched
 
 MIB = 1 << 20
@@ -41,6 +43,60 @@ def test_lanes_help_each_other_with_requests_of_one_piece(lanes):
         return len(paths) == 2 and all(path["num_bytes_written"] > 0 for path in paths.values())
 
     assert eventually(both_have_moved_some)  # the second lane connects when it is first needed
+
+
+@pytest.mark.parametrize("verb", ["write", "read"])
+@pytest.mark.parametrize("mapped", [False, True])
+def test_a_large_request_directly_after_a_notification(lanes, verb, mapped):
+    """Whether it is allowed is known here: nothing is sent, and the answer is another's."""
+    near, far = addressed(64 * MIB), untouched(64 * MIB)
+    if mapped:
+        far = mk.shared_memory(64 * MIB).numpy()
+    source, target = lanes.regions(near, far)
+    move = getattr(lanes.near, verb)
+    for num_mibs in (0, 1, 2):
+        after = (num_mibs * MIB, 32 * MIB)
+        tickets = [
+            move(lanes.peer, [(source.address + at, target.address + at, n)][:n], notify=told)
+            for at, n, told in ((0, after[0], b"x"), (*after, None), (63 * MIB, 1, None))
+        ]
+        for ticket in tickets:
+            ticket.wait()
+        assert (far[after[0] : sum(after)] == near[after[0] : sum(after)]).all()
+        assert lanes.far.receive_notifications(timeout_s=WAIT_S) == [(lanes.near.name, b"x")]
+    blocks = np.arange(8193) * 100  # more than are checked here at once
+    columns = (source.address + blocks, target.address + blocks, np.full(len(blocks), 50))
+    for ticket in [
+        move(lanes.peer, [], notify=b"x"),
+        move(lanes.peer, np.stack(columns, axis=1)),
+    ]:
+        ticket.wait()
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_any_requests_in_a_row(lanes, seed):
+    """None waits for another's answer."""
+    random = np.random.default_rng(seed)
+    near, far = addressed(64 * MIB), untouched(64 * MIB)
+    source, target = lanes.regions(near, far)
+    for _ in range(40):
+        tickets = []
+        for _ in range(random.integers(1, 6)):
+            size = int(random.choice([0, 1, 4096, 300_000, MIB, 3 * MIB, 20 * MIB]))
+            at = int(random.integers(0, 40 * MIB))
+            move = lanes.near.write if random.integers(2) else lanes.near.read
+            tickets.append(
+                move(
+                    lanes.peer,
+                    [(source.address + at, target.address + at, size)] if size else [],
+                    notify=b"x" if size == 0 or random.integers(2) else None,
+                    checksum=bool(random.integers(8) == 0),
+                    deadline_s=WAIT_S,
+                )
+            )
+        for ticket in tickets:
+            ticket.wait()
+        lanes.far.receive_notifications()
 
 
 def test_one_request_at_a_time_is_the_leading_lane_s(lanes):

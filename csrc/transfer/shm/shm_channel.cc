@@ -11,6 +11,7 @@ namespace mk::transfer {
 namespace {
 
 constexpr char kNoWay[] = "cuda_ipc does not reach the memory";
+constexpr std::chrono::milliseconds kAskEvery(50);  // a peer that has more regions than it may tell
 
 }  // namespace
 
@@ -61,6 +62,8 @@ void ShmChannel::learn_regions(const Limit& limit) {
     if (!board->is_whole()) throw Failure("protocol error: the board is too small");
     board_ = std::move(board);
   }
+  num_told_ = entries.size();
+  told_ = std::chrono::steady_clock::now();
   std::vector<RemoteMemory::Part> parts;
   std::vector<bool> told(memories_.size());
   for (const RegionEntry& entry : entries) {
@@ -87,6 +90,11 @@ void ShmChannel::learn_regions(const Limit& limit) {
                                                by_address_ ? socket_.peer_process() : 0);
   const std::unique_lock lock(mutex_);
   remote_ = std::move(remote);
+}
+
+// An answer of thousands of regions costs more than moving a little over the connection.
+bool ShmChannel::may_know_more() const {
+  return num_told_ < Board::kNumSlots || std::chrono::steady_clock::now() - told_ >= kAskEvery;
 }
 
 // Open mappings stay open as long as the peer has a region in them.
@@ -172,8 +180,10 @@ void ShmChannel::move(const Work& work, const Limit& limit) {
   };
   try {
     if (try_copy()) return;
-    learn_regions(limit);
-    if (try_copy()) return;
+    if (may_know_more()) {
+      learn_regions(limit);
+      if (try_copy()) return;
+    }
   } catch (const SystemError& error) {
     if (error.code().value() != EPERM && error.code().value() != ENOSYS) throw;
     by_address_ = false;
@@ -204,7 +214,7 @@ Way ShmChannel::way_to(const Range& range, int device) const {
 }
 
 void ShmChannel::check(const Work& work, const Limit& limit) {
-  if (!remote_->covers(*work.request)) learn_regions(limit);
+  if (!remote_->covers(*work.request) && may_know_more()) learn_regions(limit);
   if (!remote_->covers(*work.request)) WireChannel::check(work, limit);
 }
 

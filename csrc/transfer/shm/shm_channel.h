@@ -6,6 +6,7 @@
 // peer's death: it counts only if the connection still stands when it is done.
 #pragma once
 
+#include <chrono>
 #include <memory>
 #include <mutex>
 #include <shared_mutex>
@@ -56,6 +57,7 @@ class ShmChannel : public WireChannel {
   void move(const Work& work, const Limit& limit) override;
   void check(const Work& work, const Limit& limit) override;
   void learn_regions(const Limit& limit);  // asks the peer
+  bool may_know_more() const;              // whether asking it may tell of further regions
 
  private:
   bool copy(const Work& work, const Limit& limit, GpuQueue* queue, Outcome& outcome,
@@ -73,6 +75,8 @@ class ShmChannel : public WireChannel {
 
   // The leading thread's.
   uint64_t num_questions_ = 0;
+  size_t num_told_ = 0;  // regions, in the last answer
+  std::chrono::steady_clock::time_point told_;
   std::shared_ptr<const Board> board_;
   std::vector<std::shared_ptr<const SharedMemory>> memories_;
   std::vector<std::shared_ptr<GpuMapping>> gpus_;

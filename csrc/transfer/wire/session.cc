@@ -50,11 +50,14 @@ Links::Hold Session::greet() {
   try {
     return let_in(reception, limit);
   } catch (const Failure& failure) {
-    // A client that only probes the port does not count as rejected.
-    if (!dynamic_cast<const LinkDown*>(&failure)) own_.rejections.count(failure.what());
-    if (const auto* rejected = dynamic_cast<const Rejected*>(&failure)) {
-      reception.reject(rejected->verdict);
+    // A client that only probes the port does not count as rejected, nor one whose next connection
+    // was faster, as after a cancelled request.
+    const auto* const rejected = dynamic_cast<const Rejected*>(&failure);
+    const bool is_old = rejected && rejected->verdict == Verdict::kOldEpoch;
+    if (!is_old && !dynamic_cast<const LinkDown*>(&failure)) {
+      own_.rejections.count(failure.what());
     }
+    if (rejected) reception.reject(rejected->verdict);
     socket_.linger({Deadline::after(kLingerS), interrupt_});
     throw;
   }

@@ -244,6 +244,9 @@ Fd Socket::receive_fd(const Limit& limit) {
       received[i] = Fd(number);
     }
   }
+  if (received.empty() && (message.header.msg_flags & MSG_CTRUNC)) {  // it came, and had no place
+    throw SystemError(EMFILE, "receive a descriptor of the peer's memory");
+  }
   if (received.size() != 1) throw Failure("protocol error: no descriptor");
   return std::move(received[0]);
 }

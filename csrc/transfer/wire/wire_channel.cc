@@ -40,6 +40,7 @@ void WireChannel::close() noexcept {
 void WireChannel::post(const Work& work, const Limit& limit, Interrupt&) {
   if (is_reading()) drain(limit);
   fence_lost(limit);
+  const uint64_t num_sent = num_sent_;
   switch (work.kind) {
     case Work::Kind::kCheck:
       check(work, limit);
@@ -56,6 +57,7 @@ void WireChannel::post(const Work& work, const Limit& limit, Interrupt&) {
       notify(work, limit);
       break;
   }
+  if (num_sent_ == num_sent) drain(limit);  // none of the frames in flight is this work's
   if (frames_.empty()) {  // all of it is acknowledged
     outcomes_.push_back(std::exchange(current_, {}));
   } else {
@@ -217,6 +219,7 @@ void WireChannel::send(const Work& work, Op op, uint64_t first_range, const Rang
   staging_.gather(parts_, gpus, limit,
                   [&](iovec* host, size_t n) { socket_.send(host, n, limit); });
   frames_.push_back({op, work.request_id, verifies(op) ? sizeof(NumEqual) : num_bytes, false});
+  ++num_sent_;
 }
 
 void WireChannel::receive_ack(const Limit& limit) {

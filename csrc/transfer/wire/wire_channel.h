@@ -104,6 +104,7 @@ class WireChannel : public Channel {
 
   Link link_{random_value<uint64_t>(), 0};
   std::deque<Frame> frames_;
+  uint64_t num_sent_ = 0;         // frames of works, ever
   std::deque<Outcome> outcomes_;  // of works that are over
   Batch batch_;                   // also of a read in flight
   GpuRanges reading_gpus_;        // of that read's local memory
