@@ -144,6 +144,11 @@ def test_planes_that_overlap_are_refused(case):
             mk.BlockPool(planes, num_blocks, block_bytes, stride_bytes=stride)
 
 
+@pytest.mark.parametrize("make", [list, tuple, np.array, torch.tensor])
+def test_planes_of_any_kind(make):
+    assert mk.BlockPool(make([4096, 8192]), 2, 64).planes == (4096, 8192)
+
+
 def test_a_description_travels():
     pool = mk.BlockPool([4096, 1 << 60], 10, 64, stride_bytes=96)
     assert pickle.loads(pickle.dumps(pool)) == pool
@@ -166,6 +171,8 @@ def test_regions_as_planes(pair):
     ("arguments", "message"),
     [
         (([], 1, 1), "planes must be at least one address, got none"),
+        ((b"abc", 1, 1), r"planes must be \[n\] addresses or one, got bytes"),
+        ((np.zeros((2, 2), int), 1, 1), r"planes must be \[n\] addresses or one, got 2 dimensions"),
         ((-1, 1, 1), r"planes\[0\] must be an integer in 0 to 18446744073709551615, got -1"),
         (([0, "x"], 1, 1), r"planes\[1\] must be an integer in 0 to .*, got 'x'"),
         ((2**64 - 4, 1, 8), rf"planes\[0\] must be an integer in 0 to {2**64 - 8}, got"),

@@ -82,6 +82,33 @@ for transport, name in names.items():
     )
 
 
+@pytest.mark.parametrize("transport", ["shm", "tcp"])
+def test_opening_with_few_descriptors(transport):
+    """Those that a connection over shm receives may be the first for which there is no room."""
+    run_script(
+        SCARCE
+        + f"""
+import subprocess, sys
+PEER = "import mooncake_kernels as mk; e = mk.TransferEngine(); print(e.name, flush=True); input()"
+far_process = subprocess.Popen(
+    [sys.executable, "-c", PEER], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+)
+name = far_process.stdout.readline().strip()
+engine = TransferEngine(transports=["{transport}"])
+used = use_all_descriptors()
+for num_free in range(12):
+    try: engine.open(name).close()
+    except TransferError as error: assert "Too many open files" in str(error), (num_free, error)
+    else: assert num_free > 0
+    os.close(used.pop())
+engine.open(name).close()
+free_all()
+engine.close()
+far_process.communicate("\\n")
+"""
+    )
+
+
 @pytest.mark.parametrize("transport", ["local", "shm", "tcp"])
 def test_closing_without_a_descriptor(transport):
     run_script(
