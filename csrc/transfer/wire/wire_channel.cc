@@ -58,7 +58,7 @@ void WireChannel::post(const Work& work, const Limit& limit, Interrupt&) {
       break;
   }
   if (num_sent_ == num_sent) drain(limit);  // none of the frames in flight is this work's
-  if (frames_.empty()) {  // all of it is acknowledged
+  if (frames_.empty()) {                    // all of it is acknowledged
     outcomes_.push_back(std::exchange(current_, {}));
   } else {
     frames_.back().last_of_work = true;
