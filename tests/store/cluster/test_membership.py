@@ -8,7 +8,7 @@ from mooncake_serving.store.directory import EmbeddedDirectory
 from mooncake_serving.store.node.messages import PINNED
 
 from ..support import eventually
-from .support import SHORT_TTL_S, SomeDirectory, replaced, value
+from .support import SHORT_TTL_S, UNIT, SomeDirectory, replaced, value
 
 
 def test_while_it_tells_of_its_objects(hosts):
@@ -36,6 +36,37 @@ def test_while_it_tells_of_its_objects(hosts):
             assert eventually(lambda: one.cluster.exists("a") and not one.node.listing.is_stale)
     keys = one.cluster.keyspace.keys(["a"])
     assert eventually(lambda: hosts.directory.holders(keys) == [(one.node.pool_name,)])
+
+
+def test_while_a_stopped_process_holds_its_pool(hosts):
+    """As the pool's mutex is then held, its numbers are late, and in the end a ``TimeoutError``."""
+    one = hosts.make("one", ttl_s=SHORT_TTL_S)
+    free_bytes = one.store.stats().free_bytes
+    renewals, asked = [], []
+    goes_on = threading.Event()
+
+    def held(stats):
+        asked.append(stats)
+        if len(asked) == 1:
+            assert eventually(goes_on.is_set)
+        if len(asked) < 4:
+            raise TimeoutError("a process that does not continue has the pool")
+        return stats()
+
+    def renew(original, member, ttl_s):
+        renewals.append(original(member, ttl_s))
+        return renewals[-1]
+
+    with replaced(hosts.directory, "renew", renew), replaced(one.store, "stats", held):
+        assert eventually(lambda: asked)
+        already = len(renewals)
+        assert eventually(lambda: len(renewals) > already + 6)  # twice as long as it lasts
+        [member] = hosts.directory.members()
+        assert (member.name, member.free_bytes) == (one.node.name, free_bytes)
+        goes_on.set()
+        one.store.put("a", value(1))
+        assert eventually(lambda: hosts.directory.members()[0].free_bytes == free_bytes - UNIT)
+    assert all(renewals)
 
 
 def test_what_is_told_when_the_membership_is_over_is_told_again(hosts):

@@ -24,6 +24,7 @@ from .calls import Calls
 from .claims import Claims
 from .engines import return_engine, take_engine
 from .intake import Intake
+from .last_stats import LastStats
 from .listing import Listing
 from .locations import Locations
 from .membership import Membership
@@ -40,6 +41,7 @@ from .silence import Silence
 from .sinks import Sink
 
 READS_AT_ONCE = 8  # holders, of all threads together
+STATS_TTLS = 0.1  # how long a renewal waits for the pool's numbers
 PAUSE_S = 0.005  # while others finish their reads
 MAX_S = 600  # seconds, of anything
 REMOVED_S = 300  # longer than any copy is in flight
@@ -158,6 +160,7 @@ class Node(Closing):
         self.asking = Asking(
             self._calls, self._peers, by_key, offers, self.memory, answer_s, read_s
         )
+        self._stats: LastStats | None = None
         self._pins: Pins | None = None
         self._serving: Serving | None = None
         answers = None if store is None else self._answers(opened, store, mover)
@@ -280,6 +283,8 @@ class Node(Closing):
         """Make the answers for this node's pool, whose removals are withdrawn from now on."""
         store.on_evicted.append(self.listing.withdraw)
         opened.callback(store.on_evicted.remove, self.listing.withdraw)
+        self._stats = LastStats(store, STATS_TTLS * self._ttl_s)
+        opened.callback(self._stats.close)
         self._pins = Pins(store, self._drop_damaged)
         opened.callback(self._pins.close)
         if store.pool.device is None:
@@ -303,9 +308,9 @@ class Node(Closing):
             self._serving.look()
 
     def _describe(self) -> Member:
-        if self.store is None:
+        if self._stats is None:
             return Member(self.name, self.host)
-        stats = self.store.stats()
+        stats = self._stats.get()
         return Member(
             self.name,
             self.host,
