@@ -122,6 +122,18 @@ def test_a_watermark_writes_before_other_processes_evict(opened):
     assert read(store, *KEYS) == [OBJECT] * len(KEYS)
 
 
+def test_the_next_go_in_place_of_what_is_being_read(opened):
+    store = opened(min_uses=2)
+    put(store, *range(IN_POOL))
+    coldest = store.keyspace.keys(range(IN_POOL))[::-1][:4]
+    with contextlib.ExitStack() as readers:
+        for key in coldest.tolist():
+            readers.enter_context(store.pool.pin(tuple(key), touch=False))
+        assert store.evict(2 * OBJECT).num_bytes == 2 * OBJECT
+        assert store.exists_each(range(IN_POOL)).tolist() == [True] * 2 + [False] * 2 + [True] * 4
+        assert store.evict(IN_POOL * OBJECT).num_bytes == 2 * OBJECT
+
+
 def test_begin(opened):
     store = opened()
     for key in KEYS:

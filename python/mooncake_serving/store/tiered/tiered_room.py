@@ -5,7 +5,7 @@ from typing import Any, TypeVar, cast
 
 import numpy as np
 
-from mooncake_kernels.pool import Evicted, Key, ObjectPool, PutResult
+from mooncake_kernels.pool import Evicted, Key, ObjectPool, PoolObjects, PutResult
 
 from ..eviction.policy import HARD, EvictionPolicy, pool_bytes
 from ..room import Room
@@ -36,16 +36,31 @@ class Demotion:
     def __call__(self, pool: ObjectPool, num_bytes: int) -> Evicted:
         """Evict what is not worth a write, or is on the disk; queue the rest for later.
 
-        What is queued already counts towards ``num_bytes``: it will be evicted.
+        What is queued already counts towards ``num_bytes``: it will be evicted. In place of what is
+        being read go the next.
         """
-        return self._evict(pool, *_coldest(pool, num_bytes, []))
+        return self._evict(pool, num_bytes, [])
 
     def evict_more(self, pool: ObjectPool, num_bytes: int) -> Evicted:
         """The same besides what is queued already: for a put, which may not have to wait for it."""
-        return self._evict(pool, *_coldest(pool, num_bytes, self._demoter.queued()))
+        return self._evict(pool, num_bytes, self._demoter.queued())
 
-    def _evict(self, pool: ObjectPool, keys: np.ndarray, uses: np.ndarray) -> Evicted:
-        return pool.evict_keys(keys[self.queue(keys, uses) < 0])
+    def _evict(self, pool: ObjectPool, num_bytes: int, without: Sequence[Key]) -> Evicted:
+        objects = pool.objects()
+        order = _coldest_first(pool, objects, without)
+        ends = np.cumsum(pool_bytes(pool, objects.num_bytes[order]))
+        removed, freed, coming, begin = [np.empty((0, 2), np.uint64)], 0, 0, 0
+        while begin < len(order) and (left := num_bytes - freed - coming) > 0:
+            before = ends[begin - 1] if begin else 0
+            end = int(np.searchsorted(ends, before + left)) + 1
+            keys = objects.keys[order[begin:end]]
+            sizes = self.queue(keys, objects.uses[order[begin:end]])
+            evicted = pool.evict_keys(keys[sizes < 0])
+            removed.append(evicted.keys)
+            freed += evicted.num_bytes
+            coming += int(pool_bytes(pool, sizes[sizes >= 0]).sum())
+            begin = end
+        return Evicted(np.concatenate(removed), freed)
 
     def queue(self, keys: np.ndarray, uses: np.ndarray) -> np.ndarray:
         """Queue objects worth a write, to be evicted once written: ``[n]`` sizes, or -1.
@@ -154,15 +169,10 @@ def _uses_of(pool: ObjectPool, keys: np.ndarray) -> np.ndarray:
     return np.where(hashes[places] == keys[:, 0], objects.uses[known[places]], 0)
 
 
-def _coldest(
-    pool: ObjectPool, num_bytes: int, without: Sequence[Key]
-) -> tuple[np.ndarray, np.ndarray]:
-    """Keys of this many bytes, and their uses: in order of eviction, "soft" last, "hard" never."""
-    objects = pool.objects()
+def _coldest_first(pool: ObjectPool, objects: PoolObjects, without: Sequence[Key]) -> np.ndarray:
+    """Indices of objects in order of eviction, "soft" last, "hard" never."""
     order = np.lexsort([objects.recency, objects.retention])
     order = order[objects.retention[order] < HARD]
     if without:
         order = order[~np.isin(objects.ids[order], pool.ids_of(without))]
-    ends = np.cumsum(pool_bytes(pool, objects.num_bytes[order]))
-    going = order[: np.searchsorted(ends, num_bytes) + 1]
-    return objects.keys[going], objects.uses[going]
+    return order
