@@ -351,6 +351,21 @@ def test_wrong_options(opened, options, message):
     assert put(opened(), 0) == [STORED]  # nobody has the file open
 
 
+def test_a_pool_that_cannot_be_made_or_opened_leaves_the_tier_closed(tmp_path):
+    path = tmp_path / "pool"
+    path.write_bytes(b"something else")
+    calls = [
+        (FileExistsError, lambda tier: TieredStore.create(IN_POOL * OBJECT, path, tier=tier)),
+        (InvalidArgument, lambda tier: TieredStore.open(path, tier=tier)),
+    ]
+    for error, call in calls:
+        tier = SsdTier(tmp_path / "tier", 8 * BUCKET, bucket_bytes=BUCKET)
+        with pytest.raises(error, match="pool"):
+            call(tier)
+        with SsdTier(tmp_path / "tier", 8 * BUCKET, bucket_bytes=BUCKET):
+            pass  # nobody has the file open
+
+
 def test_a_store_without_a_tier():
     with pytest.raises(InvalidArgument, match="tier must be an SsdTier, got None"):
         TieredStore.create(IN_POOL * OBJECT, tier=None)

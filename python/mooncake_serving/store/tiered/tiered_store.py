@@ -3,7 +3,7 @@
 import contextlib
 import operator
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, TypeVar
 
 import numpy as np
@@ -59,7 +59,7 @@ class TieredStore(Store):
 
     Args:
         pool: of ``Store``; ``close()`` closes it.
-        tier: behind it; ``close()`` closes it, and so does a constructor that fails.
+        tier: behind it; ``close()`` closes it, and so does whatever fails to make the store.
         namespace: of ``Store``.
         min_uses: 1: write everything that is evicted; 2: what was used again, at least once, by any
             process.
@@ -113,6 +113,23 @@ class TieredStore(Store):
             demotion = Demotion(tier, self._demoter, self._uses, min_uses)
             super().__init__(pool, namespace=namespace, eviction=demotion, **options)
             undo.pop_all()
+
+    @classmethod
+    def create(
+        cls,
+        capacity_bytes: int,
+        path: str | os.PathLike[str] | None = None,
+        *,
+        device: int | None = None,
+        **options: Any,
+    ) -> Store:
+        with _closed_on_failure(options.get("tier")):
+            return super().create(capacity_bytes, path, device=device, **options)
+
+    @classmethod
+    def open(cls, path: str | os.PathLike[str], **options: Any) -> Store:
+        with _closed_on_failure(options.get("tier")):
+            return super().open(path, **options)
 
     def _make_room(self, eviction: EvictionPolicy, at_least: int) -> Room:
         assert isinstance(eviction, Demotion)
@@ -363,6 +380,16 @@ class TieredStore(Store):
             lambda: num_bytes,
             lambda: self.pool.begin(words, num_bytes, checksum=self._checksum),
         )
+
+
+@contextlib.contextmanager
+def _closed_on_failure(tier: Any) -> Iterator[None]:
+    try:
+        yield
+    except BaseException:
+        if isinstance(tier, SsdTier):
+            tier.close()
+        raise
 
 
 def _ids(keys: np.ndarray) -> np.ndarray:
