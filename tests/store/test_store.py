@@ -129,6 +129,15 @@ def test_what_cannot_be_evicted(small):
         small.put("y", bytes(33 * UNIT))
 
 
+def test_a_put_that_hard_objects_leave_no_room_for_evicts_nothing(small):
+    for i in range(32):
+        small.put(i, value(i), retention="hard" if i < 20 else "normal")
+    assert small.put("x", value(1, 13 * UNIT)) is FULL
+    assert small.begin("x", 12 * UNIT + 1) is FULL
+    assert small.exists_each(range(32)).all()
+    assert small.put("x", value(1, 12 * UNIT)) is STORED
+
+
 def test_a_fragmented_pool(small):
     """Room in one piece: evicting as much as is needed leaves holes, until it is twice as much."""
     for i in range(32):

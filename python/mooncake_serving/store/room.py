@@ -7,9 +7,11 @@ import numpy as np
 
 from mooncake_kernels.pool import Evicted, ObjectPool, PutResult
 
-from .eviction import EvictionPolicy
+from .eviction.policy import HARD, EvictionPolicy, pool_bytes
 
 Result = TypeVar("Result")
+
+LOOK_BYTES = 1024  # are copied in the time that a look at an object takes
 
 
 class Room:
@@ -49,7 +51,8 @@ class Room:
 
     def make(self, num_bytes: Callable[[], int], attempt: Callable[[], Result]) -> Result:
         """Try until it is not ``FULL``, evicting twice as much each time, up to everything."""
-        if (result := attempt()) is not PutResult.FULL:
+        result = attempt()
+        if result is not PutResult.FULL or not self._can_have(num_bytes()):
             return result
         wanted = max(num_bytes(), self._at_least, 1)
         while result is PutResult.FULL and wanted < 2 * self._pool.capacity_bytes:
@@ -57,3 +60,14 @@ class Room:
             result = attempt()
             wanted *= 2
         return result
+
+    def _can_have(self, num_bytes: int) -> bool:
+        """Whether "hard" objects leave so much of the pool, unless it takes too long to find out.
+
+        Where it does, a put that fails has evicted less than its own size.
+        """
+        if num_bytes < LOOK_BYTES * self._pool.stats().num_ready:
+            return True
+        objects = self._pool.objects()
+        sizes = np.append(objects.num_bytes[objects.retention == HARD], np.uint64(num_bytes))
+        return int(pool_bytes(self._pool, sizes).sum()) <= self._pool.capacity_bytes

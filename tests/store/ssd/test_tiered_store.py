@@ -170,6 +170,16 @@ def test_retention(opened):
     assert store.pool.contains(store.keyspace.key(1))  # never
 
 
+def test_a_put_that_hard_objects_leave_no_room_for_evicts_nothing(opened):
+    store = opened()
+    for key in range(IN_POOL):
+        store.put(key, value(key), retention="hard" if key < 5 else "normal")
+    assert store.put(9, bytes(4 * OBJECT)) is FULL
+    assert store.flush()
+    assert store.pool.contains_each(store.keyspace.keys(range(IN_POOL))).all()
+    assert store.put(9, bytes(3 * OBJECT)) is STORED
+
+
 def test_a_full_queue_drops_and_counts(opened, monkeypatch):
     store = opened(queue_bytes=2 * OBJECT)
     goes_on = threading.Event()

@@ -137,7 +137,8 @@ class TieredRoom(Room):
 
     def make(self, num_bytes: Callable[[], int], attempt: Callable[[], Result]) -> Result:
         """Try until it is not ``FULL``, while something can be evicted, or is being written."""
-        if (result := attempt()) is not PutResult.FULL:
+        result = attempt()
+        if result is not PutResult.FULL or not self._can_have(num_bytes()):
             return result
         capacity_bytes = self._pool.capacity_bytes
         wanted = min(max(num_bytes(), self._at_least, 1), capacity_bytes)
