@@ -117,6 +117,21 @@ def test_no_more_is_evicted_than_needed(small):
         assert quarter.stats().free_bytes == 7 * UNIT
 
 
+@pytest.mark.parametrize("eviction", [lru, sieve, lfu, length_aware, largest_first])
+def test_a_full_index_evicts_a_share_of_the_objects_and_not_of_the_bytes(eviction):
+    pool = ObjectPool.create(1024 * UNIT, num_objects=100)
+    with Store(pool, eviction=eviction, evict_ratio=0.1) as store:
+        for i in range(100):
+            assert store.put(i, value(i, UNIT * (1 + i % 3))) is STORED
+        pinned = store.pool.pin(store.keyspace.key(0), touch=False)
+        assert store.put(100, value(100)) is STORED
+        assert store.stats().num_ready == 91 and store.exists(0)
+        pinned.close()
+        for i in range(101, 400):
+            assert store.put(i, value(i)) is STORED
+            assert 90 < store.stats().num_ready <= 100
+
+
 def test_what_cannot_be_evicted(small):
     for i in range(31):
         small.put(i, value(i), retention="hard")

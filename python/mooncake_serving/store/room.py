@@ -7,6 +7,7 @@ import numpy as np
 
 from mooncake_kernels.pool import Evicted, ObjectPool, PutResult
 
+from .eviction.counted import counted
 from .eviction.policy import HARD, EvictionPolicy, pool_bytes
 
 Result = TypeVar("Result")
@@ -21,7 +22,7 @@ class Room:
         pool: where room is made.
         eviction: which objects are evicted.
         at_least: bytes that are evicted at once, so that not every put into a full pool has to
-            evict.
+            evict; where the index is full, the same share of its objects.
 
     Attributes:
         eviction: see above; may be replaced.
@@ -36,6 +37,9 @@ class Room:
 
     def evict(self, num_bytes: int) -> Evicted:
         return self.evict_by(self.eviction, num_bytes)
+
+    def evict_objects(self, num_objects: int) -> Evicted:
+        return self.evict_by(counted(self.eviction, num_objects), self._pool.capacity_bytes)
 
     def evict_by(self, policy: EvictionPolicy, num_bytes: int) -> Evicted:
         """Evict by another policy, and report it."""
@@ -56,10 +60,23 @@ class Room:
             return result
         wanted = max(num_bytes(), self._at_least, 1)
         while result is PutResult.FULL and wanted < 2 * self._pool.capacity_bytes:
-            self.evict(wanted)
+            self._evict_for_put(wanted)
             result = attempt()
             wanted *= 2
         return result
+
+    def _evict_for_put(self, num_bytes: int) -> Evicted:
+        """Evict by bytes, or by objects if what is missing is an entry of the index."""
+        if num_objects := self._missing_entries():
+            return self.evict_objects(num_objects)
+        return self.evict(num_bytes)
+
+    def _missing_entries(self) -> int:
+        """How many objects to evict; 0 if the index is not full."""
+        stats = self._pool.stats()
+        if stats.num_ready + stats.num_writing + stats.num_doomed < stats.max_objects:
+            return 0
+        return max(1, -(-self._at_least * stats.max_objects // stats.capacity_bytes))
 
     def _can_have(self, num_bytes: int) -> bool:
         """Whether "hard" objects leave so much of the pool, unless it takes too long to find out.

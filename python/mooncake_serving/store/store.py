@@ -42,9 +42,9 @@ class Store(StoreReader, Closing):
         eviction: how room is made: ``lru``, ``sieve``, ``lfu``, ``length_aware``,
             ``largest_first``, or a function like them.
         evict_ratio: minimum share of the pool that is evicted at once, so that not every put into a
-            full pool has to evict: 0 to 1.
+            full pool has to evict: 0 to 1; of the objects, if it is the index that is full.
         watermark: ``(high, low)``: a thread evicts down to ``low`` when more than ``high`` of the
-            pool is used, see ``Watermark``. None: only puts evict.
+            pool, or of its index, is used, see ``Watermark``. None: only puts evict.
         quota: limit of the namespace in the pool, see ``Quota``; its keys are then prefix hashes
             only, since a name hides which namespace it belongs to.
         checksum: keep an XXH3-64 of each object, computed while it is copied.
@@ -268,6 +268,15 @@ class Store(StoreReader, Closing):
         """
         check_number("evict", "num_bytes", num_bytes)
         return self._room.evict(num_bytes)
+
+    def evict_objects(self, num_objects: int) -> Evicted:
+        """Do the same for room in the index: evict so many objects, whatever their size.
+
+        Raises:
+            InvalidArgument: ``num_objects`` is not an integer from 0 on.
+        """
+        check_number("evict_objects", "num_objects", num_objects)
+        return self._room.evict_objects(num_objects)
 
     def remove_all(self) -> int:
         """Remove the objects of all namespaces, "hard" ones too; returns how many there were."""

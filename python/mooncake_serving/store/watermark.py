@@ -18,8 +18,19 @@ if TYPE_CHECKING:
 _log = logging.getLogger(__name__)
 
 
+class _Room:
+    """Bytes or objects of a pool, and how many were put since it was looked at."""
+
+    def __init__(self, total: int, high: float, low: float):
+        self.high = int(high * total)
+        self.low = int(low * total)
+        self.added = 0  # racing threads may lose a count: the interval finds it
+        self.look_at: float = 0  # check once this many were added
+
+
 class Watermark(Closing):
-    """Evicts down to ``low`` whenever more than ``high`` of a pool is used. A context manager.
+    """Evicts down to ``low`` whenever more than ``high`` of a pool is used: of its bytes, or of the
+    objects that its index has room for. A context manager.
 
     Its thread checks the pool every ``interval_s``; the thread of a ``Store(watermark=...)`` also
     when the store's own puts have passed ``high``. If several watermarks are kept on a pool, one
@@ -52,11 +63,9 @@ class Watermark(Closing):
             raise InvalidArgument(f"Watermark: interval_s must be above 0, got {interval_s!r}")
         pool = store.pool
         self._store = store
-        self._high_bytes = int(high * pool.capacity_bytes)
-        self._low_bytes = int(low * pool.capacity_bytes)
+        self._bytes = _Room(pool.capacity_bytes, high, low)
+        self._objects = _Room(store.stats().max_objects, high, low)
         self._interval_s = min(interval_s, threading.TIMEOUT_MAX)
-        self._added_bytes = 0
-        self._look_at: float = 0  # check once this many bytes were added
         self._file = os.open(pool.path, os.O_RDWR | os.O_CLOEXEC)
         self._pid = os.getpid()
         self._look = threading.Event()
@@ -67,22 +76,26 @@ class Watermark(Closing):
         self._thread.start()
 
     def added(self, num_bytes: int) -> None:
-        """Count bytes that were put; the thread checks if that may be too much."""
-        self._added_bytes += num_bytes  # racing threads may lose a count: the interval finds it
-        if self._added_bytes > self._look_at:
+        """Count an object that was put; the thread checks if that may be too much."""
+        self._bytes.added += num_bytes
+        self._objects.added += 1
+        if any(room.added > room.look_at for room in (self._bytes, self._objects)):
             self._look.set()
 
     def check(self) -> int:
         """Check, and evict if it is time and no other process does; return the bytes freed."""
-        added, used, freed = self._added_bytes, self._used_bytes(), 0
-        if used > self._high_bytes:
+        rooms = (self._bytes, self._objects)
+        added, used, freed = [room.added for room in rooms], self._used(), (0, 0)
+        if self._is_high(used):
             with self._alone() as alone:
-                if alone and (used := self._used_bytes()) > self._high_bytes:
-                    freed = self._store.evict(used - self._low_bytes).num_bytes
-        left = self._high_bytes - (used - freed)
-        # Nothing more can be evicted, or another process does: checking at each put would not help.
-        self._look_at = added + left if left >= 0 else float("inf")
-        return freed
+                if alone and self._is_high(used := self._used()):
+                    freed = self._evict(*used)
+        for i, room in enumerate(rooms):
+            left = room.high - (used[i] - freed[i])
+            # Nothing more can be evicted, or another process does: checking at each put would not
+            # help.
+            room.look_at = added[i] + left if left >= 0 else float("inf")
+        return freed[0]
 
     def close(self) -> None:
         """End the thread after the current eviction. Idempotent."""
@@ -106,10 +119,22 @@ class Watermark(Closing):
             self._look.wait(self._interval_s)
             self._look.clear()
 
-    def _used_bytes(self) -> int:
-        """Used bytes, without those evicted already that will be free after their last reader."""
+    def _used(self) -> tuple[int, int]:
+        """Used bytes and objects, without those that go with their last reader."""
         stats = self._store.stats()
-        return stats.capacity_bytes - stats.free_bytes - stats.doomed_bytes
+        num_bytes = stats.capacity_bytes - stats.free_bytes - stats.doomed_bytes
+        return num_bytes, stats.num_ready + stats.num_writing
+
+    def _is_high(self, used: tuple[int, int]) -> bool:
+        return used[0] > self._bytes.high or used[1] > self._objects.high
+
+    def _evict(self, num_bytes: int, num_objects: int) -> tuple[int, int]:
+        """Evict for want of bytes, or else of room in the index."""
+        if num_bytes > self._bytes.high:
+            evicted = self._store.evict(num_bytes - self._bytes.low)
+        else:
+            evicted = self._store.evict_objects(num_objects - self._objects.low)
+        return evicted.num_bytes, len(evicted.keys)
 
     @contextlib.contextmanager
     def _alone(self) -> Iterator[bool]:

@@ -79,6 +79,18 @@ def test_a_put_that_comes_too_fast_evicts_by_itself():
         assert eventually(lambda: used_units(store) <= 24)
 
 
+@pytest.mark.parametrize("policy", [lru, lfu])
+def test_it_looks_at_the_index_too(policy):
+    """Small objects use it up, and not the bytes."""
+    pool = ObjectPool.create(1024 * UNIT, num_objects=20)
+    with Store(pool, eviction=policy) as store:
+        store._watermark = Watermark(store, 0.75, 0.5, interval_s=NEVER_S)
+        for key in range(100):
+            assert store.put(key, b"small") is PutResult.STORED
+            assert eventually(lambda: store.stats().num_ready <= 15)
+            assert store.stats().num_ready >= 10 or key < 10
+
+
 def test_puts_of_others_are_found_at_the_interval():
     with make() as store, Watermark(store, 0.75, 0.5, interval_s=0.005):
         for key in range(30):

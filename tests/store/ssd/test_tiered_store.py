@@ -170,6 +170,18 @@ def test_retention(opened):
     assert store.pool.contains(store.keyspace.key(1))  # never
 
 
+@pytest.mark.parametrize("min_uses", [1, 2])
+def test_a_full_index_evicts_a_share_of_the_objects(tmp_path, min_uses):
+    tier = SsdTier(tmp_path / "tier", 8 * BUCKET, bucket_bytes=BUCKET)
+    pool = ObjectPool.create(1 << 20, num_objects=20)
+    with TieredStore(pool, tier, min_uses=min_uses, evict_ratio=0.1) as store:
+        for key in range(100):
+            assert store.put(key, bytes(100)) is STORED
+            assert store.flush() and min(key + 1, 19) <= store.stats().num_ready <= 20
+        assert store.exists_each(range(100)).all() == (min_uses == 1)
+        assert store.tier.stats().num_objects == (80 if min_uses == 1 else 0)
+
+
 def test_a_put_that_hard_objects_leave_no_room_for_evicts_nothing(opened):
     store = opened()
     for key in range(IN_POOL):

@@ -33,32 +33,36 @@ class Demotion:
         self._uses = uses
         self._min_uses = min_uses
 
-    def __call__(self, pool: ObjectPool, num_bytes: int) -> Evicted:
+    def __call__(self, pool: ObjectPool, num_bytes: int, num_objects: int = 0) -> Evicted:
         """Evict what is not worth a write, or is on the disk; queue the rest for later.
 
-        What is queued already counts towards ``num_bytes``: it will be evicted. In place of what is
-        being read go the next.
+        At least ``num_bytes`` and ``num_objects``. What is queued already counts towards them: it
+        will be evicted. In place of what is being read go the next.
         """
-        return self._evict(pool, num_bytes, [])
+        return self._evict(pool, num_bytes, num_objects, [])
 
-    def evict_more(self, pool: ObjectPool, num_bytes: int) -> Evicted:
+    def evict_more(self, pool: ObjectPool, num_bytes: int, num_objects: int = 0) -> Evicted:
         """The same besides what is queued already: for a put, which may not have to wait for it."""
-        return self._evict(pool, num_bytes, self._demoter.queued())
+        return self._evict(pool, num_bytes, num_objects, self._demoter.queued())
 
-    def _evict(self, pool: ObjectPool, num_bytes: int, without: Sequence[Key]) -> Evicted:
+    def _evict(
+        self, pool: ObjectPool, num_bytes: int, num_objects: int, without: Sequence[Key]
+    ) -> Evicted:
         objects = pool.objects()
         order = _coldest_first(pool, objects, without)
         ends = np.cumsum(pool_bytes(pool, objects.num_bytes[order]))
-        removed, freed, coming, begin = [np.empty((0, 2), np.uint64)], 0, 0, 0
-        while begin < len(order) and (left := num_bytes - freed - coming) > 0:
+        removed, freed, begin = [np.empty((0, 2), np.uint64)], 0, 0
+        while begin < len(order) and (num_bytes > 0 or num_objects > 0):  # that are left to evict
             before = ends[begin - 1] if begin else 0
-            end = int(np.searchsorted(ends, before + left)) + 1
+            end = max(int(np.searchsorted(ends, before + num_bytes)) + 1, begin + num_objects)
             keys = objects.keys[order[begin:end]]
             sizes = self.queue(keys, objects.uses[order[begin:end]])
             evicted = pool.evict_keys(keys[sizes < 0])
             removed.append(evicted.keys)
             freed += evicted.num_bytes
-            coming += int(pool_bytes(pool, sizes[sizes >= 0]).sum())
+            queued = sizes[sizes >= 0]
+            num_bytes -= evicted.num_bytes + int(pool_bytes(pool, queued).sum())
+            num_objects -= len(evicted.keys) + len(queued)
             begin = end
         return Evicted(np.concatenate(removed), freed)
 
@@ -143,17 +147,25 @@ class TieredRoom(Room):
         capacity_bytes = self._pool.capacity_bytes
         wanted = min(max(num_bytes(), self._at_least, 1), capacity_bytes)
         while result is PutResult.FULL:
-            has_helped = self._evict_more(wanted).num_bytes > 0 or self._demoter.wait_written()
+            has_helped = self._evict_for_put(wanted).num_bytes > 0 or self._demoter.wait_written()
             if not has_helped and wanted == capacity_bytes:
                 break
             result = attempt()
             wanted = min(2 * wanted, capacity_bytes)
         return result
 
-    def _evict_more(self, num_bytes: int) -> Evicted:
+    def evict_objects(self, num_objects: int) -> Evicted:
         if self.eviction is not self._demotion:
-            return self.evict(num_bytes)
-        evicted = self._demotion.evict_more(self._pool, num_bytes)
+            return super().evict_objects(num_objects)
+        return super().evict_by(lambda pool, _: self._demotion(pool, 0, num_objects), 0)
+
+    def _evict_for_put(self, num_bytes: int) -> Evicted:
+        if self.eviction is not self._demotion:
+            return super()._evict_for_put(num_bytes)
+        num_objects = self._missing_entries()
+        evicted = self._demotion.evict_more(
+            self._pool, 0 if num_objects else num_bytes, num_objects
+        )
         self.tell(evicted.keys)
         return evicted
 
