@@ -203,12 +203,14 @@ def test_a_pool_without_room(path, run, tmp_path):
         assert status == 2 and "4097" in error
 
 
-def test_a_damaged_object_is_not_written(pool, path, run, tmp_path):
+def test_a_damaged_object_is_removed_and_not_written(pool, path, run, tmp_path):
     pool.put_from((1, 2), b"whole")
     pool.memory().fill_(1)
     status, out, error = run("get", path, key_text((1, 2)), tmp_path / "out")
-    assert status == 2 and out == "" and "checksum" in error
+    assert status == 1 and out == "" and "checksum" in error
     assert not (tmp_path / "out").exists()
+    stats = pool.stats()
+    assert not pool.contains((1, 2)) and (stats.num_doomed, stats.num_pins) == (0, 0)
 
 
 def test_list(pool, path, run):

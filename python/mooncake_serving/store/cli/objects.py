@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from mooncake_kernels.errors import ChecksumError
 from mooncake_kernels.pool import PutResult
 
 from ..counters import Counters
@@ -87,11 +88,17 @@ def run_list(options: argparse.Namespace) -> None:
 
 def run_get(options: argparse.Namespace) -> None:
     with counted_pool(options.path) as pool:
-        pinned = pool.pin(pool_key(options.key, options.namespace))
+        key = pool_key(options.key, options.namespace)
+        pinned = pool.pin(key)
         if pinned is None:
             raise Failed(f"there is no object {options.key}")
         with pinned:
-            pinned.verify()
+            try:
+                pinned.verify()
+            except ChecksumError as error:
+                pinned.close()
+                Store(pool).remove_damaged(key)
+                raise Failed(f"{error}; it was removed") from None
             if options.file == "-":
                 sys.stdout.buffer.write(pinned.view)
                 sys.stdout.buffer.flush()
