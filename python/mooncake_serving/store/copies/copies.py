@@ -54,7 +54,7 @@ class Copies:
 
         copies = Copies(cluster)
         copies.put(key, block, replicas=2)             # here, and on another host
-            copies.replicate(keys, 3)                      # objects that already exist
+        copies.replicate(keys, 3)                      # objects that already exist
         copies.move(keys, "10.0.0.7:4000", "10.0.0.9:4000")
         copies.repair(2)                               # after hosts have died
 
