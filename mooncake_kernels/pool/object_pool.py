@@ -1,5 +1,6 @@
 """``ObjectPool``: what changes it."""
 
+import logging
 import os
 from typing import Any, Literal, TypeVar
 
@@ -8,6 +9,7 @@ import torch
 from .. import _host
 from .._arguments import as_bool, as_integer, as_one_of
 from ..buffers import Buffer
+from .file_system import file_system_of
 from .handles import (
     ObjectPut,
     Retention,
@@ -30,6 +32,9 @@ from .values import (
     as_path,
 )
 
+logger = logging.getLogger("mooncake_kernels")
+
+IN_MEMORY = ("tmpfs", "ramfs", "hugetlbfs", "devtmpfs")
 MAX_OBJECTS = 1 << 30
 MAX_DEVICE = (1 << 31) - 1
 Self = TypeVar("Self", bound="ObjectPool")
@@ -82,8 +87,9 @@ class ObjectPool(PoolReader):
 
         Args:
             capacity_bytes: for objects; the pool also needs memory for its index.
-            path: a file to create on a memory file system. All its pages are allocated at once, and
-                it stays until it is removed. None: anonymous memory, allocated as it is touched;
+            path: a file to create on a memory file system; on another, a warning is logged, see
+                docs/store.md. All its pages are allocated at once, and it stays until it is
+                removed. None: anonymous memory, allocated as it is touched;
                 other processes open ``path`` while this process lives, and the memory is freed when
                 the last of them closes it.
             alignment: where objects begin, a power of two from 64 to 2 MiB.
@@ -111,7 +117,15 @@ class ObjectPool(PoolReader):
         ]
         numbers.append(-1 if device is None else as_integer(op, "device", device, 0, MAX_DEVICE))
         file = "" if path is None else as_path(op, path)
-        return cls(_host.ObjectPool.create(file, capacity_bytes, alignment, *numbers))
+        pool = cls(_host.ObjectPool.create(file, capacity_bytes, alignment, *numbers))
+        kind = file_system_of(file) if file else None
+        if kind is not None and kind not in IN_MEMORY:
+            logger.warning(
+                "%s: %s is on %s, not in memory: remove it after a restart of the host, "
+                "which leaves in it what happened to be written",
+                op, pool.path, kind,
+            )  # fmt: skip
+        return pool
 
     @classmethod
     def open(cls: type[Self], path: str | os.PathLike[str]) -> Self:
