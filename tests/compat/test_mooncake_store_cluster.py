@@ -245,6 +245,27 @@ def test_a_process_without_a_pool(server, store, other):
     assert client.close() == 0
 
 
+def test_pins_hold_without_a_pool(server, store, other):
+    """Whoever takes the values keeps them, and all copies of them, however many others come."""
+    client = MooncakeDistributedStore()
+    assert client.setup(settings_of(server, 0)) == 0
+    try:
+        pinned = ReplicateConfig(replica_num=2, with_hard_pin=True)
+        size = CAPACITY // 16
+        names = ["a", "b", "c"]
+        assert client.put("a", b"a" * size, pinned) == 0
+        assert client.put_batch(["b"], [b"b" * size], pinned) == 0
+        assert client.batch_put_session_start(["c"], [size], pinned) == [0]
+        assert client.batch_put_session_end(["c"]) == [0]
+        for i in range(64):
+            assert client.put(f"other {i}", b"o" * size) == 0
+        assert client.batch_is_exist(names) == [1] * 3
+        assert [len(found) for found in store.batch_get_replica_desc(names).values()] == [2] * 3
+        assert [len(client.get(name)) for name in names] == [size] * 3
+    finally:
+        assert client.close() == 0
+
+
 def test_a_killed_process_takes_its_values_along(store, other):
     assert other.call("put", "theirs", b"1") == store.put("mine", b"2") == 0
     assert store.get("theirs") == b"1"
@@ -269,9 +290,9 @@ def test_a_value_is_stored_though_the_directory_goes_before_its_copies(
     copies = store._state.objects._copies
     replicate = copies.replicate
 
-    def without_directory(*arguments):
+    def without_directory(*arguments, **options):
         server.stop()
-        return replicate(*arguments)
+        return replicate(*arguments, **options)
 
     monkeypatch.setattr(copies, "replicate", without_directory)
     assert store.put("a", b"value", config=ReplicateConfig(replica_num=2)) == 0

@@ -115,6 +115,14 @@ def replaced(owner, name: str, wrap: Callable) -> Iterator[None]:
         setattr(owner, name, original)
 
 
+def kept_by(store: Store, keys) -> list[tuple[int, int]]:
+    """Retention and position of each, as the pool has them."""
+    objects = store.pool.objects()
+    rows = zip(objects.retention.tolist(), objects.position.tolist(), strict=True)
+    kept = dict(zip(map(tuple, objects.keys.tolist()), rows, strict=True))
+    return [kept[tuple(key)] for key in store.keyspace.keys(keys).tolist()]
+
+
 def damage(store: Store, key) -> None:
     """Flip a bit of an object in place."""
     with store.view(key) as pinned:

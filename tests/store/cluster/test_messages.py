@@ -10,6 +10,7 @@ from mooncake_kernels.errors import InvalidArgument, TransferError
 from mooncake_kernels.transfer import TransferEngine
 from mooncake_serving.store.directory import EmbeddedDirectory
 from mooncake_serving.store.node import messages
+from mooncake_serving.store.node.kept import kept_alike
 from mooncake_serving.store.node.messages import MAGIC, decode, encode
 
 from .support import Hosts, replaced, value
@@ -26,7 +27,8 @@ def pulls(number, life, deadline_ms, places, is_placed):
     keys = value(1, 16 * len(places))
     places = places if is_placed else []
     sums = value(2, 8 * len(places))
-    return messages.Pull(number, life, deadline_ms, keys, "10.0.0.1:7", True, places, sums)
+    kept = kept_alike(len(keys) // 16, "hard").tobytes() if number % 2 else b""
+    return messages.Pull(number, life, deadline_ms, keys, "10.0.0.1:7", True, places, sums, kept)
 
 
 MESSAGES = st.one_of(
@@ -54,10 +56,11 @@ def test_the_largest_fit_into_a_notification():
     last = 2**64 - 1
     whole = messages.MAX_PLACES_BYTES // messages.MAX_PULLED
     places = [bytes(whole)] * messages.MAX_PULLED
+    kept = bytes(messages.KEPT.itemsize * len(places))
     for message in (
         messages.Pin(last, last, 1, bytes(16 * messages.MAX_KEYS), True),
         messages.Pinned(last, bytes(32 * messages.MAX_KEYS)),
-        messages.Pull(last, last, 1, keys, name, True, places, bytes(8 * len(places))),
+        messages.Pull(last, last, 1, keys, name, True, places, bytes(8 * len(places)), kept),
         messages.Pulled(last, ["x" * messages.MAX_REASON] * messages.MAX_PULLED),
     ):
         assert len(encode(message)) <= messages.MAX_MESSAGE_BYTES
@@ -77,12 +80,15 @@ def test_the_largest_fit_into_a_notification():
         [1, 1, 2, 3, b"", True, "more"],
         [2, 1, 2, 3, 4.5, True],
         [2, 1, 2, 3, 4],
-        [3, 1, 2, 3, bytes(32), "peer", True, [b""], b""],
-        [3, 1, 2, 3, bytes(16), "peer", True, [b"1234"], b""],
-        [3, 1, 2, 3, bytes(16), "", True, [], b""],
-        [3, 1, 2, 3, bytes(16 * messages.MAX_PULLED + 16), "peer", True, [], b""],
-        [3, 1, 2, 3, bytes(16), "peer", True, [], bytes(8)],
-        [3, 1, 2, 3, bytes(32), "peer", True, [b"", b""], bytes(8)],
+        [3, 1, 2, 3, bytes(32), "peer", True, [b""], b"", b""],
+        [3, 1, 2, 3, bytes(16), "peer", True, [b"1234"], b"", b""],
+        [3, 1, 2, 3, bytes(16), "", True, [], b"", b""],
+        [3, 1, 2, 3, bytes(16 * messages.MAX_PULLED + 16), "peer", True, [], b"", b""],
+        [3, 1, 2, 3, bytes(16), "peer", True, [], bytes(8), b""],
+        [3, 1, 2, 3, bytes(32), "peer", True, [b"", b""], bytes(8), b""],
+        [3, 1, 2, 3, bytes(32), "peer", True, [], b"", bytes(3)],
+        [3, 1, 2, 3, bytes(16), "peer", True, [], b"", b"\x03\x00\x00"],
+        [3, 1, 2, 3, bytes(16), "peer", True, [], b""],
         [16, 1, bytes(24)],
         [18, 1, [5]],
         [20, 1, {"capacity_bytes": 1}],
@@ -103,7 +109,7 @@ def test_a_deep_one_is_refused():
         decode(MAGIC + b"\x91" * 60_000)
 
 
-@pytest.mark.parametrize("data", [b"", b"MK", b"MKS\x02" + encode(messages.Stat(1, 2, 3))[4:]])
+@pytest.mark.parametrize("data", [b"", b"MK", b"MKS\x01" + encode(messages.Stat(1, 2, 3))[4:]])
 def test_another_version_is_refused(data):
     with pytest.raises(InvalidArgument, match="must begin with"):
         decode(data)

@@ -13,7 +13,7 @@ from mooncake_serving.store.copies.changing import ReplicaChange
 from mooncake_serving.store.copies.copies import Copies, Stored
 from mooncake_serving.store.copies.placement import Placement
 
-from ..cluster.support import UNIT, SomeDirectory, replaced, value
+from ..cluster.support import UNIT, SomeDirectory, kept_by, replaced, value
 from .support import die, forget, hosts_with, pools_of
 
 STORED = PutResult.STORED
@@ -33,6 +33,36 @@ def test_a_put_with_copies(hosts):
     assert [host.store.get("a") for host in made] == [value(1)] * 3
     pools = {host.node.pool_name for host in made}
     assert pools_of(hosts.directory, made[0], "a") == pools
+
+
+def test_copies_are_kept_as_long(hosts):
+    made = hosts.several(3)
+    one = made[0]
+    copies = Copies(one.cluster)
+    assert copies.put("a", value(1), replicas=3, retention="hard") == Stored(STORED, 3)
+    assert copies.put_each(["b", "c"], [b"1", b"2"], replicas=3, retention="soft")[1][1] == 3
+    assert [kept_by(host.store, ["a", "b", "c"]) for host in made] == [[(2, 0), (1, 0), (1, 1)]] * 3
+    one.cluster.put("d", value(4))
+    copies.replicate(["d"], 3, retention="soft")
+    assert [kept_by(host.store, ["d"]) for host in made] == [[(0, 0)], [(1, 0)], [(1, 0)]]
+    with pytest.raises(InvalidArgument, match="retention must be"):
+        copies.replicate(["d"], 3, retention="long")
+
+
+def test_what_is_moved_from_here_is_kept_as_here(hosts):
+    one, two, three = hosts.several(3)
+    copies = Copies(one.cluster)
+    for key, retention in (("a", "hard"), ("b", "soft"), ("c", "normal")):
+        one.cluster.put(key, value(1), retention=retention, position=5)
+    names = ["a", "b", "c"]
+    assert copies.move(names, one.node.name, two.node.name).failed == {}
+    assert kept_by(two.store, names) == [(2, 5), (1, 5), (0, 5)]
+    assert copies.copy(names, three.node.name).failed == {}  # of others it is not known
+    assert kept_by(three.store, names) == [(0, 0)] * 3
+    one.cluster.put("d", value(1), retention="hard")
+    three.cluster.fetch(["d"])  # as a copy that may go
+    assert copies.change_replica(["d"], remove=[one.node.name]).failed == {}
+    assert kept_by(three.store, ["d"]) == [(2, 0)]
 
 
 def test_many_puts_with_copies_of_many_sizes(hosts):
@@ -101,9 +131,9 @@ def test_large_batches_are_cut(hosts, monkeypatch):
     sizes = [UNIT, UNIT, UNIT, UNIT, 5 * UNIT, UNIT, 0, UNIT, UNIT, UNIT]
     asked = []
 
-    def pull(original, member, words, *rest):
+    def pull(original, member, words, *rest, **options):
         asked.append(len(words))
-        return original(member, words, *rest)
+        return original(member, words, *rest, **options)
 
     with replaced(one.node.asking, "pull", pull):
         blocks = [value(i, size) for i, size in enumerate(sizes)]

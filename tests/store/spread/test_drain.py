@@ -15,7 +15,7 @@ from mooncake_serving.store.copies.copies import Copies
 from mooncake_serving.store.copies.draining import drain
 from mooncake_serving.store.copies.placement import Placement
 
-from ..cluster.support import UNIT, SomeDirectory, replaced, value
+from ..cluster.support import UNIT, SomeDirectory, kept_by, replaced, value
 from ..support import WAIT_S, eventually
 from .support import die, forget, hosts_with
 
@@ -45,6 +45,19 @@ def test_what_only_it_had_is_elsewhere_and_it_has_left(hosts):
     assert all(len(hosts_with(made, i)) == 1 for i in range(300))
     with pytest.raises(InvalidArgument, match="which is closed"):
         drain(one.node)
+
+
+def test_what_moves_is_kept_as_before(hosts):
+    one, two = hosts.several(2)
+    for i, retention in enumerate(("normal", "soft", "hard", "hard")):
+        assert one.cluster.put(i, value(i), retention=retention, position=i) is STORED
+    two.cluster.fetch([3])  # as a copy that may go
+    assert kept_by(two.store, [3]) == [(0, 0)]
+    assert drain(one.node).has_left
+    assert kept_by(two.store, range(4)) == [(0, 0), (1, 1), (2, 2), (2, 0)]
+    for i in range(100, 200):
+        assert two.cluster.put(i, value(i)) is STORED
+    assert two.store.get_each([2, 3]) == [value(2), value(3)]
 
 
 def test_while_all_hosts_write_and_read(hosts):

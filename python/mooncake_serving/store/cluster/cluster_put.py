@@ -167,12 +167,14 @@ class PutElsewhere(ClusterPut):
     Args:
         key: of the object.
         num_bytes: its size.
+        kept: a row of ``KEPT``: how it is kept.
         owner: the store.
     """
 
-    def __init__(self, key: StoreKey, num_bytes: int, owner: Owner):
+    def __init__(self, key: StoreKey, num_bytes: int, kept: np.void, owner: Owner):
         super().__init__(num_bytes, owner)
         self.key = key
+        self.kept = kept
         self.bytes = np.zeros(num_bytes, np.uint8)
 
     @property

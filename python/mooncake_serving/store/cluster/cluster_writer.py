@@ -17,6 +17,7 @@ from ..checks import check_number, check_retention
 from ..directory import Claim, Member
 from ..keyspace import StoreKey, StoreKeys
 from ..node.asking import Pulls
+from ..node.kept import KEPT, kept_in_order, put_options
 from ..reader import check_pairs
 from .cluster_put import ClusterPut, PutElsewhere, PutHere
 from .cluster_reader import ClusterReader
@@ -43,8 +44,8 @@ class ClusterWriter(ClusterReader):
         """Store an object of one or many parts; its bytes are the parts in order.
 
         It is put into this node's pool. A node that has none, or is draining, has another node take
-        it out of its memory, which is registered meanwhile; ``retention`` is then "normal", and
-        ``position`` 0.
+        it out of its memory, which is registered meanwhile. If the other node's engine takes it by
+        itself, ``position`` is 0 there; with a ``retention`` it does not.
 
         Returns:
             As ``Store.put_from``, of all hosts. ``STORED`` also if the directory went away after it
@@ -108,7 +109,8 @@ class ClusterWriter(ClusterReader):
         self._settle_dropped()
         with self.node.intake.enter() as is_in:
             if self._store is None or not is_in:
-                return self._begin_elsewhere(keys, num_bytes)
+                kept = kept_in_order(len(keys), retention, position)
+                return self._begin_elsewhere(keys, num_bytes, kept)
             self._store.check_puts(keys)
             words = self._keyspace.keys(keys)
             return self._begin_each_here(words, num_bytes, retention=retention, position=position)
@@ -135,8 +137,10 @@ class ClusterWriter(ClusterReader):
         if elsewhere := [put for put in puts if isinstance(put, PutElsewhere)]:
             for sent in elsewhere:
                 sent.end()
-            results = self.put_from_each(
-                [sent.key for sent in elsewhere], [(sent.bytes,) for sent in elsewhere]
+            results = self._put_each_kept(
+                [sent.key for sent in elsewhere],
+                [(sent.bytes,) for sent in elsewhere],
+                np.array([sent.kept for sent in elsewhere], KEPT),
             )
             for sent, result in zip(elsewhere, results, strict=True):
                 sent.end(result)
@@ -172,6 +176,12 @@ class ClusterWriter(ClusterReader):
         self.node.check_process()
         check_retention("put", retention)
         check_number("put", "position", position)
+        return self._put_each_kept(keys, objects, kept_in_order(len(keys), retention, position))
+
+    def _put_each_kept(
+        self, keys: StoreKeys, objects: Sequence[Sequence[Any]], kept: np.ndarray
+    ) -> list[PutResult]:
+        """Store many objects; ``kept``: ``[n]`` of ``KEPT``."""
         self._settle_dropped()
         words = self._keyspace.keys(keys)
         if self._store is not None:
@@ -184,16 +194,12 @@ class ClusterWriter(ClusterReader):
             with self.node.intake.enter() as is_in:
                 if self._store is not None and is_in:
                     for i in granted:
-                        results[i] = self._store.put_key(
-                            (int(words[i, 0]), int(words[i, 1])),
-                            *objects[i],
-                            retention=retention,
-                            position=position + i,
-                        )
+                        word = int(words[i, 0]), int(words[i, 1])
+                        results[i] = self._store.put_key(word, *objects[i], **put_options(kept[i]))
                     new = [i for i in granted if results[i] is PutResult.STORED]
                     self._store.age_tail_first(words[new])
             if self._store is None or not is_in:
-                self._give(words, objects, granted, results, published)
+                self._give(words, objects, kept, granted, results, published)
         finally:
             self.node.claims.settle(words[granted], published[granted])
         taken = [i for i, result in enumerate(results) if result is PutResult.BEING_WRITTEN]
@@ -218,6 +224,7 @@ class ClusterWriter(ClusterReader):
         self,
         words: np.ndarray,
         objects: Sequence[Sequence[Any]],
+        kept: np.ndarray,
         granted: list[int],
         results: list[PutResult],
         published: np.ndarray,
@@ -229,7 +236,8 @@ class ClusterWriter(ClusterReader):
             if not left:
                 break
             try:
-                answers = self._give_to(member, words[left], [buffers[i] for i in left])
+                sent = [buffers[i] for i in left]
+                answers = self._give_to(member, words[left], sent, kept[left])
             except TransferError as error:
                 self.node.silence.note(member.name, error)
                 reason = str(error)
@@ -247,13 +255,17 @@ class ClusterWriter(ClusterReader):
             raise Unavailable(f"put: no node with a pool takes it: {reason}")
 
     def _give_to(
-        self, member: Member, words: np.ndarray, objects: Sequence[Sequence[Buffer]]
+        self,
+        member: Member,
+        words: np.ndarray,
+        objects: Sequence[Sequence[Buffer]],
+        kept: np.ndarray,
     ) -> Pulls:
         """Have one node take objects, and ensure that they are published."""
         verify = self._verify > 0
         asking = self.node.asking
         answers: list[PutResult | str | None] = list(
-            asking.put(member.name, words, objects, verify=verify)
+            asking.put(member.name, words, objects, kept, verify=verify)
         )
         there = [i for i, answer in enumerate(answers) if answer in THERE]
         if not self.node.listing.publish_for(member.pool, words[there]):
@@ -261,7 +273,12 @@ class ClusterWriter(ClusterReader):
                 answers[i] = f"{member.pool} has left"
         if left := [i for i, answer in enumerate(answers) if answer is None]:
             taken = asking.give(
-                member.name, words[left], [objects[i] for i in left], self.node.name, verify=verify
+                member.name,
+                words[left],
+                [objects[i] for i in left],
+                kept[left],
+                self.node.name,
+                verify=verify,
             )
             for i, answer in zip(left, taken, strict=True):
                 answers[i] = answer
@@ -343,7 +360,7 @@ class ClusterWriter(ClusterReader):
             self.node.claims.settle(words[lost])
 
     def _begin_elsewhere(
-        self, keys: StoreKeys, num_bytes: Sequence[int]
+        self, keys: StoreKeys, num_bytes: Sequence[int], kept: np.ndarray
     ) -> list[ClusterPut | PutResult]:
         """Reserve memory of this process for objects."""
         is_there = self.exists_each(keys)
@@ -352,11 +369,13 @@ class ClusterWriter(ClusterReader):
             raise Unavailable("begin: no node with a pool takes it: there is none")
         largest = max([member.capacity_bytes for member in homes], default=0)
         results: list[ClusterPut | PutResult] = []
-        for key, size, there in zip(keys, num_bytes, is_there.tolist(), strict=True):
+        for key, size, row, there in zip(keys, num_bytes, kept, is_there.tolist(), strict=True):
             if there:
                 results.append(PutResult.EXISTS)
+            elif size > largest:
+                results.append(PutResult.FULL)
             else:
-                results.append(PutElsewhere(key, size, self) if size <= largest else PutResult.FULL)
+                results.append(PutElsewhere(key, size, row, self))
         return results
 
     def _settle_dropped(self) -> None:

@@ -8,6 +8,7 @@ from mooncake_kernels.pool import PutResult
 
 from ..directory import Holders, Member
 from ..node import Node
+from ..node.kept import kept_alike
 from .copying import HERE, NO_HOLDER, copy_to, drop_from, leaving
 from .spreading import Copied
 
@@ -19,11 +20,19 @@ class ReplicaChange:
         node: sends the requests to the others.
         keys: ``[n, 2]`` uint64.
         members: the live members.
+        kept: ``[n]`` of ``KEPT``: how pools keep the copies; None: as after any put.
     """
 
-    def __init__(self, node: Node, keys: np.ndarray, members: Sequence[Member]):
+    def __init__(
+        self,
+        node: Node,
+        keys: np.ndarray,
+        members: Sequence[Member],
+        kept: np.ndarray | None = None,
+    ):
         self._node = node
         self._keys = keys
+        self._kept = kept_alike(len(keys)) if kept is None else kept
         self._members = members
         self._staying = {m.pool for m in members if m.pool and not m.is_draining}
         self._pools = [set(pools) for pools in node.listing.holders(keys)]
@@ -49,7 +58,14 @@ class ReplicaChange:
         pools = [sorted(self._pools[i]) for i in indices]
         results: Sequence[PutResult | str] = ["it is draining"] * len(indices)
         if not target.is_draining:
-            results = copy_to(self._node, target, self._keys[indices], pools, self._members)
+            results = copy_to(
+                self._node,
+                target,
+                self._keys[indices],
+                pools,
+                self._members,
+                self._kept[indices],
+            )
         for i, result in zip(indices, results, strict=True):
             if result in HERE:
                 self._pools[i].add(target.pool)

@@ -8,12 +8,14 @@ import numpy as np
 
 from mooncake_kernels.buffers import as_buffer
 from mooncake_kernels.errors import InvalidArgument, Unavailable
-from mooncake_kernels.pool import Key, PutResult
+from mooncake_kernels.pool import Key, PutResult, Retention
 
-from ..checks import check_integer
+from ..checks import check_integer, check_retention
 from ..cluster import ClusterStore
 from ..directory import Member
 from ..keyspace import StoreKey, StoreKeys
+from ..node.kept import kept_alike, kept_in, kept_in_order
+from ..reader import check_pairs
 from .changing import ReplicaChange
 from .copying import HERE
 from .placement import Placement, check_placement
@@ -79,11 +81,20 @@ class Copies:
         self._node = cluster.node
         self._placement = placement
 
-    def put(self, key: StoreKey, value: Any, *, replicas: int) -> Stored:
+    def put(
+        self, key: StoreKey, value: Any, *, replicas: int, retention: Retention = "normal"
+    ) -> Stored:
         """Store an object, and copies of it on other hosts. See ``put_each``."""
-        return self.put_each([key], [value], replicas=replicas)[0]
+        return self.put_each([key], [value], replicas=replicas, retention=retention)[0]
 
-    def put_each(self, keys: StoreKeys, values: Sequence[Any], *, replicas: int) -> list[Stored]:
+    def put_each(
+        self,
+        keys: StoreKeys,
+        values: Sequence[Any],
+        *,
+        replicas: int,
+        retention: Retention = "normal",
+    ) -> list[Stored]:
         """Store many objects, each in up to ``replicas`` pools, as far as possible.
 
         Objects that already exist get the copies that they lack.
@@ -92,6 +103,7 @@ class Copies:
             keys: n of them.
             values: n: bytes, packed tensors or arrays.
             replicas: number of copies, including the first.
+            retention: of all that are stored now, see ``Store.put_from``.
 
         Raises:
             InvalidArgument: an argument is wrong.
@@ -99,30 +111,43 @@ class Copies:
                 objects are stored, there are fewer copies.
         """
         check_integer("put_each", "replicas", replicas, 1)
-        results = self._cluster.put_each(keys, values)
+        check_pairs("put_each", "values", keys, values)
+        results = self._cluster.put_from_each(
+            keys, [(value,) for value in values], retention=retention
+        )
         stored = [i for i, result in enumerate(results) if result in HERE]
         num_copies = dict.fromkeys(stored, 1)
         if replicas > 1 and stored:
             sizes = np.array([as_buffer(values[i]).num_bytes for i in stored], np.int64)
             words = self._cluster.keyspace.keys(keys)[stored]
+            kept = kept_in_order(len(keys), retention, 0)[stored]
             try:
-                copied = self._spread(words, replicas, sizes)
+                copied = self._spread(words, replicas, sizes, kept)
             except Unavailable:  # it is unknown where copies could go
                 pass
             else:
                 num_copies = dict(zip(stored, copied.num_copies.tolist(), strict=True))
         return [Stored(result, num_copies.get(i, 0)) for i, result in enumerate(results)]
 
-    def replicate(self, keys: StoreKeys, num_copies: int) -> Copied:
+    def replicate(
+        self, keys: StoreKeys, num_copies: int, *, retention: Retention = "normal"
+    ) -> Copied:
         """Make copies of n objects until each has this many.
+
+        Args:
+            keys: of the objects.
+            num_copies: wanted of each.
+            retention: of the copies that are made: that of the others is not asked for.
 
         Raises:
             InvalidArgument: an argument is wrong.
             Unavailable: the directory does not answer.
         """
         check_integer("replicate", "num_copies", num_copies, 1)
+        check_retention("replicate", retention)
         words = self._cluster.keyspace.keys(keys)
-        return self._spread(words, num_copies, np.zeros(len(words), np.int64))
+        kept = kept_alike(len(words), retention)
+        return self._spread(words, num_copies, np.zeros(len(words), np.int64), kept)
 
     def change_replica(
         self, keys: StoreKeys, *, add: Sequence[str] = (), remove: Sequence[str] = ()
@@ -132,6 +157,8 @@ class Copies:
         An object is removed from a pool only when all pools to be added have it, and a holder that
         keeps it has just confirmed that. So the last copy is never removed, and while copies are
         added and removed there are never fewer than before or after.
+
+        Copies of what this node's pool has are kept as long as there, the others as after any put.
 
         Args:
             keys: of the objects.
@@ -154,7 +181,9 @@ class Copies:
                     f"change_replica: add must be of other pools than remove, got {member.name}"
                 )
         words = self._cluster.keyspace.keys(keys)
-        return ReplicaChange(self._node, words, list(members.values())).run(added, removed)
+        store = self._node.store
+        kept = None if store is None else kept_in(store.pool, words)
+        return ReplicaChange(self._node, words, list(members.values()), kept).run(added, removed)
 
     def copy(self, keys: StoreKeys, target: str) -> Copied:
         """Copy objects to a node, see ``change_replica``."""
@@ -177,7 +206,8 @@ class Copies:
         check_integer("repair", "num_copies", num_copies, 1)
         room, repaired = Room(), Repaired()
         for words in self._all_objects():
-            copied = self._spread(words, num_copies, np.zeros(len(words), np.int64), room)
+            sizes, kept = np.zeros(len(words), np.int64), kept_alike(len(words))
+            copied = self._spread(words, num_copies, sizes, kept, room)
             repaired.num_objects += len(words)
             repaired.num_made += copied.num_made
             for i, reason in copied.failed.items():
@@ -185,10 +215,15 @@ class Copies:
         return repaired
 
     def _spread(
-        self, words: np.ndarray, num_copies: int, num_bytes: np.ndarray, room: Room | None = None
+        self,
+        words: np.ndarray,
+        num_copies: int,
+        num_bytes: np.ndarray,
+        kept: np.ndarray,
+        room: Room | None = None,
     ) -> Copied:
         return Spreader(
-            self._node, self._placement, room or Room(), num_copies, words, num_bytes
+            self._node, self._placement, room or Room(), num_copies, words, num_bytes, kept
         ).run()
 
     def _all_objects(self) -> Iterator[np.ndarray]:

@@ -12,6 +12,7 @@ from mooncake_kernels.pool import PutResult
 from ..directory import Member
 from ..node import Node
 from ..node.copied import GONE, keep_copies
+from ..node.kept import kept_alike
 from ..node.listing import in_parts
 from ..node.sinks import IntoPool
 
@@ -25,6 +26,7 @@ def copy_to(
     keys: np.ndarray,
     pools: Sequence[Sequence[str]],
     members: Sequence[Member],
+    kept: np.ndarray | None = None,
 ) -> list[PutResult | str]:
     """Have a pool take n objects, each from the first holder that can provide it.
 
@@ -34,12 +36,14 @@ def copy_to(
         keys: ``[n, 2]``.
         pools: for each object, the names of the pools that have it.
         members: the live members.
+        kept: ``[n]`` of ``KEPT``: how the pool keeps them; None: as after any put.
 
     Returns:
         For each ``STORED`` or ``EXISTS``: the pool has it now; or why not.
     """
+    kept = kept_alike(len(keys)) if kept is None else kept
     if target.pool == node.pool_name:
-        return _copy_here(node, keys, pools)
+        return _copy_here(node, keys, pools, kept)
     takers = [target.name]
     takers += [m.name for m in members if m.pool == target.pool and m.name != target.name]
     sources = [_sources(names, members, target) for names in pools]
@@ -49,7 +53,7 @@ def copy_to(
         source = sources[pending[0]][0]
         asked = [i for i in pending if source in sources[i]]
         try:
-            answers = node.asking.pull(takers[0], keys[asked], source)
+            answers = node.asking.pull(takers[0], keys[asked], source, kept=kept[asked])
         except (TransferError, Unavailable) as error:  # no other source would help
             for i in pending:
                 results[i] = str(error)
@@ -110,17 +114,20 @@ def _sources(pools: Iterable[str], members: Iterable[Member], target: Member) ->
 
 
 def _copy_here(
-    node: Node, keys: np.ndarray, pools: Sequence[Sequence[str]]
+    node: Node, keys: np.ndarray, pools: Sequence[Sequence[str]], kept: np.ndarray
 ) -> list[PutResult | str]:
     if node.store is None:
         return [f"{node.name} has no pool"] * len(keys)
     with node.intake.enter() as is_in:
         if not is_in:
             return ["it is draining"] * len(keys)
-        sinks = [IntoPool(node.store, tuple(key), node.listing.copies) for key in keys.tolist()]
+        sinks = [
+            IntoPool(node.store, tuple(key), node.listing.copies, row)
+            for key, row in zip(keys.tolist(), kept, strict=True)
+        ]
         is_here = node.store.has_keys(keys)
         for i in np.flatnonzero(is_here).tolist():
-            sinks[i].result = PutResult.EXISTS
+            sinks[i].exists()
         missing = np.flatnonzero(~is_here).tolist()
         outcomes = node.read(
             keys[missing], [sinks[i] for i in missing], [pools[i] for i in missing]

@@ -11,6 +11,7 @@ from mooncake_kernels.pool import Key
 
 from ..checks import check_callable
 from ..node import Node
+from ..node.kept import KEPT, kept_of
 from ..store import Store
 from .changing import ReplicaChange
 from .placement import Placement, check_placement
@@ -116,6 +117,7 @@ class _Mover:
         self._num_before = -1
         self._keys = np.empty((0, 2), np.uint64)
         self._num_bytes = np.empty(0, np.int64)
+        self._kept = np.empty(0, KEPT)
 
     def find(self) -> bool:
         """Look for objects, also waiting for writes unless it is stopped; return whether some
@@ -135,17 +137,19 @@ class _Mover:
             self._node.listing.tell_changes()  # objects put just now may not be published yet
             self._drained.failed.clear()
             self._keys, self._num_bytes = objects.keys, objects.num_bytes.astype(np.int64)
+            self._kept = kept_of(objects)
         return len(self._keys) > 0
 
     def move_batch(self) -> bool:
         """Move some of the objects found; return whether there were any left."""
         keys, self._keys = np.split(self._keys, [BATCH_KEYS])
         num_bytes, self._num_bytes = np.split(self._num_bytes, [BATCH_KEYS])
+        kept, self._kept = np.split(self._kept, [BATCH_KEYS])
         if not len(keys):
             return False
-        copied = Spreader(self._node, self._placement, self._room, 1, keys, num_bytes).run()
+        copied = Spreader(self._node, self._placement, self._room, 1, keys, num_bytes, kept).run()
         members = self._node.directory.members()
-        change = ReplicaChange(self._node, keys, members).run([], [self._node.pool_name])
+        change = ReplicaChange(self._node, keys, members, kept).run([], [self._node.pool_name])
         is_here = self._store.pool.contains_each(keys)
         self._drained.num_copied += copied.num_made + change.num_made
         self._drained.num_moved += int((~is_here).sum())

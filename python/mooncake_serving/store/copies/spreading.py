@@ -63,6 +63,7 @@ class Spreader:
         num_copies: wanted of each object, in pools that are not draining.
         keys: ``[n, 2]`` uint64.
         num_bytes: ``[n]`` sizes; 0 where unknown: full pools are then asked, too.
+        kept: ``[n]`` of ``KEPT``: how pools keep the copies.
     """
 
     node: Node
@@ -71,6 +72,7 @@ class Spreader:
     num_copies: int
     keys: np.ndarray
     num_bytes: np.ndarray
+    kept: np.ndarray
 
     def run(self) -> Copied:
         """Make the copies.
@@ -133,7 +135,9 @@ class Spreader:
         lacking = list(indices)
         for target in (choice.member for choice in choices):
             holders = [pools] * len(lacking)
-            results = copy_to(self.node, target, self.keys[lacking], holders, members)
+            results = copy_to(
+                self.node, target, self.keys[lacking], holders, members, self.kept[lacking]
+            )
             for i, result in zip(list(lacking), results, strict=True):
                 if result not in HERE:
                     copied.failed[i] = f"{target.name}: {_words(result)}"

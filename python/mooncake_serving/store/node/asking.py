@@ -11,6 +11,7 @@ from mooncake_kernels.pool import PoolStats, PutResult, checksum_of
 
 from .by_key import ByKey
 from .calls import Calls
+from .kept import NORMAL
 from .memory import RegisteredMemory
 from .messages import (
     MAX_KEYS,
@@ -66,26 +67,57 @@ class Asking:
         self._answer_s = answer_s
         self._pull_s = answer_s + read_s
 
-    def pull(self, member: str, keys: np.ndarray, source: str, *, verify: bool = True) -> Pulls:
-        """Have a node copy ``[n, 2]`` objects of the pool that ``source`` serves."""
+    def pull(
+        self,
+        member: str,
+        keys: np.ndarray,
+        source: str,
+        *,
+        kept: np.ndarray | None = None,
+        verify: bool = True,
+    ) -> Pulls:
+        """Have a node copy ``[n, 2]`` objects of the pool that ``source`` serves; ``kept``: ``[n]``
+        of ``KEPT``, how it keeps them.
+        """
         results: Pulls = []
         for first in range(0, len(keys), MAX_PULLED):
-            part = keys[first : first + MAX_PULLED]
-            results += self._pull(member, part, source, verify)
+            part = slice(first, first + MAX_PULLED)
+            part_kept = None if kept is None else kept[part]
+            results += self._pull(member, keys[part], source, verify, kept=part_kept)
         return results
 
     def put(
-        self, member: str, keys: np.ndarray, objects: Sequence[Sequence[Buffer]], *, verify: bool
+        self,
+        member: str,
+        keys: np.ndarray,
+        objects: Sequence[Sequence[Buffer]],
+        kept: np.ndarray,
+        *,
+        verify: bool,
     ) -> list[PutResult | None]:
-        """Have a node's engine store n objects, see ``ByKey.put``. They are not published."""
+        """Have a node's engine store n objects, see ``ByKey.put``. They are not published.
+
+        An engine cannot be told how to keep them: whatever is kept longer than normally (``kept``)
+        is left to the node, and positions are lost.
+        """
+        results: list[PutResult | None] = [None] * len(keys)
+        normal = np.flatnonzero(kept["retention"] == NORMAL).tolist()
+        if not normal:
+            return results
         with self._peers.lease(member, self._answer_s) as peer:
-            return self._by_key.put(peer, keys, objects, verify=verify)
+            stored = self._by_key.put(
+                peer, keys[normal], [objects[i] for i in normal], verify=verify
+            )
+        for i, result in zip(normal, stored, strict=True):
+            results[i] = result
+        return results
 
     def give(
         self,
         member: str,
         keys: np.ndarray,
         objects: Sequence[Sequence[Buffer]],
+        kept: np.ndarray,
         source: str,
         *,
         verify: bool = True,
@@ -96,6 +128,7 @@ class Asking:
             member: its name.
             keys: ``[n, 2]``.
             objects: the parts of each, in order; registered temporarily if need be.
+            kept: ``[n]`` of ``KEPT``: how it keeps them.
             source: name of this node.
             verify: whether what has arrived is compared with what is here.
 
@@ -110,8 +143,9 @@ class Asking:
                     lent.enter_context(self._memory.lend(part))
                 sums = [checksum_of(*parts) for parts in objects[first:end]] if verify else []
                 results += self._pull(
-                    member, keys[first:end], source, verify, places[first:end], sums
-                )
+                    member, keys[first:end], source, verify, places[first:end], sums,
+                    kept[first:end],
+                )  # fmt: skip
         return results
 
     def remove(self, member: str, keys: np.ndarray) -> np.ndarray:
@@ -144,6 +178,7 @@ class Asking:
         verify: bool,
         places: Sequence[bytes] = (),
         checksums: Sequence[int] = (),
+        kept: np.ndarray | None = None,
     ) -> Pulls:
         number = self._calls.next_number()
         if places:
@@ -153,6 +188,7 @@ class Asking:
                 member, Pull, Pulled, self._pull_s,
                 number=number, keys=key_bytes(keys), source=source, verify=verify,
                 places=list(places), checksums=np.array(checksums, "<u8").tobytes(),
+                kept=b"" if kept is None else kept.tobytes(),
             )  # fmt: skip
         finally:
             self._offers.end(number, member)  # what is not taken by now must never be

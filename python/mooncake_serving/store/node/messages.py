@@ -12,7 +12,9 @@ import numpy as np
 from mooncake_kernels.errors import InvalidArgument
 from mooncake_kernels.pool import PoolStats, PutResult
 
-MAGIC = b"MKS\x01"
+from .kept import HARD, KEPT
+
+MAGIC = b"MKS\x02"
 MAX_MESSAGE_BYTES = 64 << 10  # of a notification
 MAX_KEYS = 1024  # of a request
 MAX_PULLED = 128  # keys of a pull, whose answer may have a reason for each
@@ -81,6 +83,7 @@ class Pull(_OfKeys, frozen=True, tag=3):
         places: for each key the ranges of its bytes, in order (``PLACE``); empty: in the source's
             pool.
         checksums: of those bytes, 8 bytes for each place; empty: not computed.
+        kept: how the copies are kept, ``KEPT`` for each key; empty: as after any put.
     """
 
     source: Name
@@ -90,6 +93,7 @@ class Pull(_OfKeys, frozen=True, tag=3):
         msgspec.Meta(max_length=MAX_PULLED),
     ]
     checksums: Annotated[bytes, msgspec.Meta(max_length=CHECKSUM_BYTES * MAX_PULLED)]
+    kept: Annotated[bytes, msgspec.Meta(max_length=KEPT.itemsize * MAX_PULLED)]
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -100,6 +104,16 @@ class Pull(_OfKeys, frozen=True, tag=3):
             raise ValueError("places must be of 16 bytes each")
         if len(self.checksums) not in (0, CHECKSUM_BYTES * len(self.places)):
             raise ValueError("checksums must be of 8 bytes each, for all places or none")
+        if len(self.kept) not in (0, KEPT.itemsize * num_keys):
+            raise ValueError("kept must be of 3 bytes each, for all keys or none")
+        if (self.rows_kept()["retention"] > HARD).any():
+            raise ValueError(f"kept must have retentions up to {HARD}")
+
+    def rows_kept(self) -> np.ndarray:
+        """``[n]`` of ``KEPT``."""
+        if self.kept:
+            return np.frombuffer(self.kept, KEPT)
+        return np.zeros(len(self.keys) // KEY_BYTES, KEPT)
 
 
 class Drop(_OfKeys, frozen=True, tag=4):

@@ -80,7 +80,10 @@ class Puller:
 
     def _pull(self, request: Pull, keys: np.ndarray) -> list[int | str]:
         copies = None if request.places else self._listing.copies
-        sinks = [IntoPool(self._store, tuple(key), copies) for key in keys.tolist()]
+        sinks = [
+            IntoPool(self._store, tuple(key), copies, kept)
+            for key, kept in zip(keys.tolist(), request.rows_kept(), strict=True)
+        ]
         if request.places:
             reasons = self._from_memory(request, sinks)
             is_new = np.array([sink.result is PutResult.STORED for sink in sinks], bool)

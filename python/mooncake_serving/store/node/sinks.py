@@ -15,8 +15,10 @@ from ..checks import check_number
 from ..landing import Landing
 from ..store import Store
 from .copy_marks import CopyMarks
+from .kept import HARD, KEPT, put_options
 
 ANY_SIZE = (1 << 64) - 1
+NORMALLY: np.void = np.zeros(1, KEPT)[0]
 
 
 @dataclass(frozen=True)
@@ -158,6 +160,7 @@ class IntoPool:
         store: of the pool.
         key: in it.
         copies: where it is marked, unless it is a put.
+        kept: a row of ``KEPT``: how it is kept.
 
     Attributes:
         result: of the put; None while there is none.
@@ -166,10 +169,17 @@ class IntoPool:
     takes_all = True
     was_compared = False
 
-    def __init__(self, store: Store, key: Key, copies: CopyMarks | None = None):
+    def __init__(
+        self,
+        store: Store,
+        key: Key,
+        copies: CopyMarks | None = None,
+        kept: np.void = NORMALLY,
+    ):
         self._store = store
         self._key = key
         self._copies = copies
+        self._kept = kept
         self._put: ObjectPut | None = None
         self._stored_id = 0
         self.location = store.pool.buffer.location
@@ -182,7 +192,10 @@ class IntoPool:
         if num_bytes > self._store.pool.capacity_bytes:
             self.result = PutResult.FULL
             return None
-        begun = self._store.begin_key(self._key, num_bytes)
+        begun = self._store.begin_key(self._key, num_bytes, **put_options(self._kept))
+        if begun is PutResult.EXISTS:
+            self.exists()
+            return None
         if isinstance(begun, PutResult):
             self.result = begun
             return None
@@ -190,6 +203,14 @@ class IntoPool:
         if self._copies is not None:
             self._copies.begin(begun.id)
         return [Range(begun.buffer.address, 0, num_bytes)] if num_bytes else []
+
+    def exists(self) -> None:
+        """Take the object for the one that is there already. A copy of one that is never evicted
+        makes that one so, too: the other may go in its favour.
+        """
+        self.result = PutResult.EXISTS
+        if self._copies is not None and self._kept["retention"] == HARD:
+            self._store.pool.retain(self._key, "hard")
 
     def checksum(self) -> int:
         """Checksum of the bytes, before they are committed."""

@@ -157,7 +157,7 @@ class ClusterObjects(Objects):
         for i, put in puts.items():
             if put.result in THERE:  # even if a later one has failed
                 codes[i] = 0
-                self._copy([writings[i].name], writings[i].num_copies)
+                self._copy([writings[i].name], writings[i].keeping)
             else:
                 code_of(op, writings[i].abort)
         return codes
@@ -311,7 +311,7 @@ class ClusterObjects(Objects):
         """Additional copies are best effort: the object counts as stored with the first."""
         result = super()._put(name, parts, keeping)
         if result is PutResult.STORED:
-            self._copy([name], keeping.num_copies)
+            self._copy([name], keeping)
         return result
 
     def _put_each(
@@ -341,10 +341,10 @@ class ClusterObjects(Objects):
             codes = [code_of(op, partial(put_one, i)) for i in range(len(names))]
             # Those that were stored before it failed are put for the second time now, which makes
             # no copies.
-            self._copy([names[i] for i, code in enumerate(codes) if code == 0], keeping.num_copies)
+            self._copy([names[i] for i, code in enumerate(codes) if code == 0], keeping)
             return codes
         stored = [i for i, result in enumerate(results) if result is PutResult.STORED]
-        self._copy([names[i] for i in stored], keeping.num_copies)
+        self._copy([names[i] for i in stored], keeping)
 
         def finish(i: int) -> int:
             self._check_room(names[i], results[i])
@@ -352,10 +352,12 @@ class ClusterObjects(Objects):
 
         return [code_of(op, partial(finish, i)) for i in range(len(names))]
 
-    def _copy(self, names: Sequence[str], num_copies: int) -> None:
-        if num_copies > 1 and names:
+    def _copy(self, names: Sequence[str], keeping: Keeping) -> None:
+        if keeping.num_copies > 1 and names:
             try:
-                failed = self._copies.replicate(names, num_copies).failed
+                failed = self._copies.replicate(
+                    names, keeping.num_copies, retention=keeping.retention
+                ).failed
             except Unavailable as error:
                 failed = dict.fromkeys(range(len(names)), str(error))
             for i, reason in failed.items():

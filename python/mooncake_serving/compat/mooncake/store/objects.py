@@ -330,7 +330,7 @@ class Objects:
             return code or OBJECT_ALREADY_EXISTS
         header = new_header(name)
         put.view[: len(header)] = header
-        return Writing(name, put, len(header), keeping.num_copies)
+        return Writing(name, put, len(header), keeping)
 
     def _replace(self, name: str, parts: Sequence[Any], keeping: Keeping) -> None:
         """``replace`` with the parts of an object."""

@@ -14,6 +14,7 @@ from mooncake_kernels.pool import PinnedObject
 from ..codes import Failed
 from .buffers import Memory, size_of
 from .codes import NO_AVAILABLE_HANDLE, OBJECT_ALREADY_EXISTS, code_of
+from .replicate_config import Keeping
 
 if TYPE_CHECKING:
     from .objects import AnyPut
@@ -30,12 +31,12 @@ class Writing:
         name: of it.
         put: its object, in host memory.
         start: where it begins in that, after the header.
-        num_copies: how many are wanted.
+        keeping: how it is kept.
     """
 
-    def __init__(self, name: str, put: "AnyPut", start: int, num_copies: int):
+    def __init__(self, name: str, put: "AnyPut", start: int, keeping: Keeping):
         self.name = name
-        self.num_copies = num_copies
+        self.keeping = keeping
         self.num_bytes = put.num_bytes - start
         self._put = put
         self._target: memoryview | None = put.view[start:]
