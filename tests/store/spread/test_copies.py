@@ -170,6 +170,26 @@ def test_copies_are_added_and_removed_by_name(hosts):
     assert made[2].cluster.get_each(keys) == [value(i) for i in keys]
 
 
+def test_a_key_that_is_named_twice_is_one_object(hosts):
+    made = hosts.several(3)
+    one, two, three = made
+    copies = Copies(one.cluster)
+    keys = [1, 2, 1, 1]
+    one.cluster.put_each([1, 2], [value(1), value(2)])
+    copied = copies.copy(keys, two.node.name)
+    assert (copied.num_copies.tolist(), copied.num_made, copied.failed) == ([2] * 4, 2, {})
+    copied = copies.move(keys, one.node.name, three.node.name)
+    assert (copied.num_copies.tolist(), copied.num_made, copied.failed) == ([2] * 4, 2, {})
+    assert hosts_with(made, 1) == hosts_with(made, 2) == ["host-1", "host-2"]
+    copied = copies.change_replica([9, 1, 9], remove=[two.node.name])
+    assert copied.num_copies.tolist() == [0, 1, 0]
+    assert copied.failed == {0: "no living pool has it", 2: "no living pool has it"}
+    copied = copies.replicate(keys, 2)
+    assert (copied.num_copies.tolist(), copied.num_made, copied.failed) == ([2] * 4, 1, {})
+    assert copies.put_each([3, 3], [value(3)] * 2, replicas=2) == [(STORED, 2), (EXISTS, 2)]
+    assert len(hosts_with(made, 1)) == len(hosts_with(made, 3)) == 2
+
+
 @pytest.mark.parametrize("is_move", [False, True])
 def test_two_that_give_up_their_copies_at_once_keep_one(hosts, is_move):
     made = hosts.several(2)

@@ -182,8 +182,11 @@ class Copies:
                 )
         words = self._cluster.keyspace.keys(keys)
         store = self._node.store
+        first, which = _distinct(words)
+        words = words[first]
         kept = None if store is None else kept_in(store.pool, words)
-        return ReplicaChange(self._node, words, list(members.values()), kept).run(added, removed)
+        change = ReplicaChange(self._node, words, list(members.values()), kept)
+        return change.run(added, removed).of_each(which)
 
     def copy(self, keys: StoreKeys, target: str) -> Copied:
         """Copy objects to a node, see ``change_replica``."""
@@ -222,9 +225,17 @@ class Copies:
         kept: np.ndarray,
         room: Room | None = None,
     ) -> Copied:
-        return Spreader(
-            self._node, self._placement, room or Room(), num_copies, words, num_bytes, kept
-        ).run()
+        first, which = _distinct(words)
+        spreader = Spreader(
+            self._node,
+            self._placement,
+            room or Room(),
+            num_copies,
+            words[first],
+            num_bytes[first],
+            kept[first],
+        )
+        return spreader.run().of_each(which)
 
     def _all_objects(self) -> Iterator[np.ndarray]:
         """All objects as ``[n, 2]`` batches: each object with the first of its pools."""
@@ -237,6 +248,18 @@ class Copies:
                 yield words[[names[:1] == (pool,) for names in holders]]
                 if cursor == 0:
                     break
+
+
+def _distinct(words: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Where each of ``[n, 2]`` keys is first named, in their order; and which of those each is.
+
+    A pool that is asked for one object twice at once is busy with the first when it comes to the
+    second.
+    """
+    numbers: dict[tuple[int, ...], int] = {}
+    named = [numbers.setdefault(tuple(word), len(numbers)) for word in words.tolist()]
+    which = np.array(named, np.int64)
+    return np.unique(which, return_index=True)[1], which
 
 
 def _members_of(

@@ -32,6 +32,13 @@ class Copied:
     num_made: int = 0
     failed: dict[int, str] = field(default_factory=dict)
 
+    def of_each(self, which: np.ndarray) -> "Copied":
+        """The same for objects of which some are named repeatedly: ``which[i]`` is the index here
+        of the i-th.
+        """
+        failed = {i: self.failed[at] for i, at in enumerate(which.tolist()) if at in self.failed}
+        return Copied(self.num_copies[which], self.num_made, failed)
+
 
 class Room:
     """Free bytes of pools: as last reported, minus what they were given since."""
