@@ -8,6 +8,10 @@ import pytest
 
 from mooncake_serving.store.observer import ObservedPool
 
+from ..cluster.conftest import hosts
+
+__all__ = ["hosts"]
+
 UNIT = 4096
 
 

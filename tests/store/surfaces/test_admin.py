@@ -47,8 +47,13 @@ class MadeUpCluster:
             raise NotImplementedError("reader has no pool")
         self.drained.append(name)
 
+    def cancel_drain(self, name):
+        if name == "reader":
+            raise NotImplementedError("reader has left")
+        self.drained.remove(name)
+
     def draining(self):
-        return Draining("failed", 5, 3, 1, "a reason")
+        return Draining("failed", 5, 3, 1, "a reason", False)
 
 
 @pytest.fixture
@@ -209,6 +214,7 @@ def test_a_store_of_one_host_has_no_members(client):
     refused(client.get("/members"), 501, None, "no directory")
     refused(client.post("/drain", json={"node": "x"}), 501, None, "no directory")
     refused(client.get("/drain"), 501, None, "no directory")
+    refused(client.delete("/drain?node=x"), 501, None, "no directory")
 
 
 def test_members_and_pools_of_a_cluster(of_cluster, pool):
@@ -235,10 +241,15 @@ def test_drain(of_cluster, cluster):
     refused(of_cluster.post("/drain", json={"node": ""}), 400, "node")
     refused(of_cluster.post("/drain", json={"node": "reader"}), 501, None, "reader has no pool")
     progress = {"state": "failed", "num_moved": 5, "num_left": 3, "num_failed": 1}
-    assert of_cluster.get("/drain").json() == {**progress, "error": "a reason"}
+    told = {"error": "a reason", "is_accepting": False}
+    assert of_cluster.get("/drain").json() == {**progress, **told}
     cluster.error = Unavailable("the directory does not answer")
     refused(of_cluster.post("/drain", json={"node": "far:2"}), 503, None, "does not answer")
     assert cluster.drained == ["far:2"]
+    refused(of_cluster.delete("/drain"), 400, "node")
+    refused(of_cluster.delete("/drain?node=reader"), 501, None, "reader has left")
+    assert of_cluster.delete("/drain?node=far:2").status_code == 202
+    assert cluster.drained == []
 
 
 def test_what_is_not_there(client):

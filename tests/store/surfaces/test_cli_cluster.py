@@ -7,6 +7,7 @@ import httpx
 import numpy as np
 import pytest
 
+from mooncake_kernels.pool import PutResult
 from mooncake_kernels.transfer import TransferEngine
 from mooncake_serving.store import ClusterStore, Node, Store, directory
 from mooncake_serving.store.cli import main
@@ -88,7 +89,9 @@ def test_drain(served, cluster, servers, path, capsys):
     ):
         assert main(["drain", url, name, "--wait"]) == 0
         progress = {"state": "left", "num_moved": 20, "num_left": 0, "num_failed": 0}
-        assert client.get("/drain").json() == {**progress, "error": None}
+        assert client.get("/drain").json() == {
+            **progress, "error": None, "is_accepting": False,
+        }  # fmt: skip
         assert sorted(one.name for one in servers.members()) == sorted(
             [cluster.node.name, node.name]
         )
@@ -105,6 +108,24 @@ def test_what_cannot_be_drained(served, cluster, capsys):
     progress = client.get("/drain").json()
     assert (progress["state"], progress["num_failed"], progress["num_left"]) == ("failed", 1, 1)
     assert len(client.get("/objects").json()["objects"]) == 1
+
+
+def test_a_drain_that_failed_is_given_up(served, cluster, servers, capsys):
+    _, name, client = served
+    cluster.put("x", VALUE)
+    url = str(client.base_url)
+    assert main(["drain", url, name, "--wait"]) == 1  # there is nowhere to go
+    assert "drain --cancel" in capsys.readouterr().err
+    assert client.get("/drain").json()["is_accepting"] is False
+    assert [one.is_draining for one in servers.members() if one.name == name] == [True]
+    assert main(["drain", url, "nobody", "--cancel"]) == 2
+    assert main(["drain", url, name, "--cancel"]) == 0
+    progress = client.get("/drain").json()
+    assert progress["state"] == "idle" and progress["is_accepting"]
+    assert [one.is_draining for one in servers.members() if one.name == name] == [False]
+    cluster.node.members(anew=True)
+    assert cluster.put("y", VALUE) is PutResult.STORED
+    assert len(client.get("/objects").json()["objects"]) == 2
 
 
 def test_it_leaves(served, servers):

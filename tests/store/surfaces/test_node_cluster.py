@@ -1,12 +1,15 @@
 """A node of this process, seen through the admin routes."""
 
+import threading
+
 import numpy as np
 import pytest
 
+from mooncake_kernels.pool import PutResult
 from mooncake_serving.store.admin import NodeCluster
 from mooncake_serving.store.directory import EmbeddedDirectory
 
-from ..cluster.support import Hosts, replaced, value
+from ..cluster.support import SHORT_TTL_S, UNIT, Hosts, SomeDirectory, replaced, value
 from ..support import eventually
 
 
@@ -35,3 +38,55 @@ def test_a_drain_that_fails_is_told_and_may_be_begun_again(error, told):
         assert two.store.get("a") == value(1)
     finally:
         hosts.close()
+
+
+def test_a_drain_that_is_cancelled_in_the_middle(hosts):
+    one, two = hosts.several(2, 1024 * UNIT)
+    for i in range(300):
+        one.cluster.put(i, value(i, 64))
+    is_moving, goes_on = threading.Event(), threading.Event()
+
+    def pull(original, *args, **options):
+        is_moving.set()
+        assert eventually(goes_on.is_set)
+        return original(*args, **options)
+
+    with NodeCluster(one.node) as cluster, replaced(one.node.asking, "pull", pull):
+        cluster.drain(one.node.name)
+        assert eventually(is_moving.is_set)
+        cluster.cancel_drain(one.node.name)
+        progress = cluster.draining()
+        assert progress.state == "draining" and not progress.is_accepting
+        goes_on.set()
+        assert eventually(lambda: cluster.draining().is_accepting)
+        progress = cluster.draining()
+        assert (progress.state, progress.num_moved, progress.num_left) == ("idle", 128, 172)
+        assert one.cluster.put("new", value(1)) is PutResult.STORED and one.store.exists("new")
+        assert two.cluster.get_each(range(300)) == [value(i, 64) for i in range(300)]
+        cluster.drain(one.node.name)
+        assert eventually(lambda: cluster.draining().state == "left")
+        assert two.store.get("new") == value(1)
+        assert not cluster.draining().is_accepting
+        with pytest.raises(NotImplementedError, match="has left"):
+            cluster.cancel_drain(one.node.name)
+
+
+def test_a_drain_is_given_up_without_the_directory(hosts):
+    directory = SomeDirectory(hosts.directory)
+    one = hosts.make("one", directory=directory, ttl_s=SHORT_TTL_S)
+    one.cluster.put("a", value(1))
+    with NodeCluster(one.node) as cluster:
+        cluster.cancel_drain(one.node.name)  # there is none
+        assert cluster.draining().state == "idle"
+        directory.is_away = True
+        cluster.drain(one.node.name)
+        assert eventually(lambda: cluster.draining().state == "failed")
+        assert not cluster.draining().is_accepting
+        cluster.cancel_drain(one.node.name)
+        progress = cluster.draining()
+        assert (progress.state, progress.error, progress.is_accepting) == ("idle", None, True)
+        with pytest.raises(NotImplementedError, match="only another"):
+            cluster.cancel_drain("another")
+        directory.is_away = False
+        assert eventually(lambda: [m.is_draining for m in hosts.directory.members()] == [False])
+        assert one.cluster.put("b", value(2)) is PutResult.STORED

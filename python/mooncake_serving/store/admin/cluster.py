@@ -3,9 +3,9 @@
 import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal, Protocol
+from typing import Annotated, Literal, Protocol
 
-from fastapi import APIRouter, HTTPException, Response
+from fastapi import APIRouter, HTTPException, Query, Response
 
 from mooncake_kernels.pool import Key
 
@@ -28,6 +28,7 @@ class Draining:
         num_left: objects still here, as of the last batch.
         num_failed: objects that could not be moved.
         error: the error that ended the drain.
+        is_accepting: whether the node takes new objects; not after a drain that failed.
     """
 
     state: DrainState
@@ -35,6 +36,7 @@ class Draining:
     num_left: int
     num_failed: int
     error: str | None
+    is_accepting: bool
 
 
 class Cluster(Protocol):
@@ -51,6 +53,14 @@ class Cluster(Protocol):
 
     def drain(self, name: str) -> None:
         """Start moving a member's objects elsewhere; from now on it accepts no new objects.
+
+        Raises:
+            NotImplementedError: it is not possible; the message says why.
+        """
+
+    def cancel_drain(self, name: str) -> None:
+        """Have a member accept new objects again, and stop moving what it has, after the current
+        batch.
 
         Raises:
             NotImplementedError: it is not possible; the message says why.
@@ -85,6 +95,14 @@ def cluster_routes(cluster: Cluster | None) -> APIRouter:
             raise HTTPException(404, f"there is no member {request.node}")
         try:
             known.drain(request.node)
+        except NotImplementedError as reason:
+            raise NotHere(str(reason)) from None
+        return Response(status_code=202)
+
+    @routes.delete("/drain", status_code=202, summary="Let a member stay, with what it still has")
+    def cancel_drain(node: Annotated[str, Query(min_length=1)]) -> Response:
+        try:
+            _known(cluster).cancel_drain(node)
         except NotImplementedError as reason:
             raise NotHere(str(reason)) from None
         return Response(status_code=202)

@@ -91,6 +91,7 @@ class DrainProgress(BaseModel):
     num_left: int = Field(description="objects that are still here, as of the last batch")
     num_failed: int = Field(description="objects that could not be moved")
     error: str | None = Field(description="what ended it")
+    is_accepting: bool = Field(description="whether this node takes new objects")
 
 
 class DrainRequest(BaseModel):

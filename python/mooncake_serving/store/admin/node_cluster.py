@@ -3,10 +3,12 @@
 import logging
 import threading
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 
 from mooncake_kernels.closing import Closing
+from mooncake_kernels.errors import Unavailable
 from mooncake_kernels.pool import Key
 
 from ..copies.draining import Drained, drain
@@ -29,7 +31,8 @@ class NodeCluster(Closing):
         self._node = node
         self._lock = threading.Lock()
         self._thread: threading.Thread | None = None
-        self._stop = threading.Event()
+        self._stop = threading.Event()  # of the drain that runs
+        self._is_draining = self._is_cancelled = self._is_closed = False
         self._drained = Drained()
         self._error: str | None = None
 
@@ -44,14 +47,29 @@ class NodeCluster(Closing):
 
     def drain(self, name: str) -> None:
         """Start draining the node in a thread; do nothing if it is draining or was drained."""
-        if name != self._node.name:
-            raise NotImplementedError(f"only {name} itself can do that: ask its admin server")
+        self._check_own(name)
         with self._lock:
-            if self._stop.is_set() or self._drained.has_left or self._is_draining():
+            if self._is_closed or self._drained.has_left or self._is_draining:
                 return
+            self._stop = threading.Event()
+            self._is_cancelled = False
             self._drained, self._error = Drained(), None
-            self._thread = threading.Thread(target=self._drain, name="store-drain", daemon=True)
+            self._thread = threading.Thread(
+                target=self._drain, args=(self._stop,), name="store-drain", daemon=True
+            )
             self._thread.start()
+            self._is_draining = True
+
+    def cancel_drain(self, name: str) -> None:
+        """Have the node accept objects again: at once, or when the current batch is done."""
+        self._check_own(name)
+        with self._lock:
+            if self._drained.has_left:
+                raise NotImplementedError(f"{name} has left: its process must be started again")
+            self._stop.set()
+            self._is_cancelled = True
+            if not self._is_draining:
+                self._accept()
 
     def draining(self) -> Draining:
         with self._lock:
@@ -62,11 +80,13 @@ class NodeCluster(Closing):
                 drained.num_left,
                 len(drained.failed),
                 self._error,
+                not self._drained.has_left and not self._node.is_draining,
             )
 
     def close(self) -> None:
         """Stop draining after the current batch; draining can be resumed later. Idempotent."""
         with self._lock:
+            self._is_closed = True
             self._stop.set()
         if self._thread is not None:
             self._thread.join()
@@ -74,19 +94,32 @@ class NodeCluster(Closing):
     def _state(self) -> DrainState:
         if self._drained.has_left:
             return "left"
-        if self._is_draining():
+        if self._is_draining:
             return "draining"
         return "failed" if self._error is not None or self._drained.failed else "idle"
 
-    def _is_draining(self) -> bool:
-        return self._thread is not None and self._thread.is_alive()
+    def _check_own(self, name: str) -> None:
+        if name != self._node.name:
+            raise NotImplementedError(f"only {name} itself can do that: ask its admin server")
 
-    def _drain(self) -> None:
+    def _drain(self, stop: threading.Event) -> None:
         try:
-            self._note(drain(self._node, on_progress=self._note, stop=self._stop))
+            self._note(drain(self._node, on_progress=self._note, stop=stop))
         except (RuntimeError, ValueError, OSError) as error:  # of ours, the pool or the system
             logger.warning("%s was not drained: %s", self._node.name, error)
             self._error = str(error) or type(error).__name__
+        finally:
+            with self._lock:
+                self._is_draining = False
+                if self._is_cancelled and not self._drained.has_left:
+                    self._accept()
+
+    def _accept(self) -> None:
+        self._drained, self._error = replace(self._drained, failed={}), None
+        try:
+            self._node.set_draining(False)
+        except Unavailable as error:
+            logger.warning("%s tells the directory later that it stays: %s", self._node.name, error)
 
     def _note(self, drained: Drained) -> None:
         self._drained = drained

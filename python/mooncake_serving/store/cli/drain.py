@@ -4,6 +4,7 @@ import argparse
 import json
 import time
 from typing import Any
+from urllib.parse import quote
 
 from .failure import Failed
 from .options import add_command, add_token
@@ -20,12 +21,19 @@ def add_commands(commands: Any) -> None:
     )  # fmt: skip
     parser.add_argument("url", metavar="URL", help="of the node's admin server")
     parser.add_argument("node", metavar="NODE", help="name of the node")
-    parser.add_argument("--wait", action="store_true", help="until it is done")
+    how = parser.add_mutually_exclusive_group()
+    how.add_argument("--wait", action="store_true", help="until it is done")
+    how.add_argument(
+        "--cancel", action="store_true", help="stop, or give up: it stays, and takes objects again"
+    )
     add_token(parser)
 
 
 def run(options: argparse.Namespace) -> None:
     url = f"{options.url.rstrip('/')}/drain"
+    if options.cancel:
+        _cancel(url, options)
+        return
     request(url, options.token, json.dumps({"node": options.node}).encode())
     while options.wait:
         progress = json.loads(request(url, options.token))
@@ -33,5 +41,17 @@ def run(options: argparse.Namespace) -> None:
             return
         if progress["state"] != "draining":
             reason = progress["error"] or f"{progress['num_failed']} objects could not be moved"
-            raise Failed(f"{options.node} was not drained: {reason}")
+            raise Failed(
+                f"{options.node} was not drained: {reason}; it takes no new objects until "
+                "it is told to drain --cancel"
+            )
+        time.sleep(POLL_S)
+
+
+def _cancel(url: str, options: argparse.Namespace) -> None:
+    """Wait until the node takes objects again: it finishes its current batch before."""
+    request(f"{url}?node={quote(options.node, safe='')}", options.token, method="DELETE")
+    while not (progress := json.loads(request(url, options.token)))["is_accepting"]:
+        if progress["state"] == "left":
+            raise Failed(f"{options.node} has left")
         time.sleep(POLL_S)

@@ -88,8 +88,11 @@ class Source:
         return Sample(pool, time.monotonic(), gauges, Counts(**counts), ssd)
 
 
-def request(url: str, token: str | None, body: bytes | None = None) -> bytes:
-    """Send a request to an admin server: GET, or POST if there is a body of JSON.
+def request(
+    url: str, token: str | None, body: bytes | None = None, *, method: str | None = None
+) -> bytes:
+    """Send a request to an admin server: ``method``, or else GET, or POST if there is a body of
+    JSON.
 
     Raises:
         OSError: the server refuses or does not answer; the message has its reason.
@@ -99,7 +102,7 @@ def request(url: str, token: str | None, body: bytes | None = None) -> bytes:
     if token is not None:
         headers["Authorization"] = f"Bearer {token}"
     try:
-        asking = urllib.request.Request(url, body, headers)
+        asking = urllib.request.Request(url, body, headers, method=method)
         with urllib.request.urlopen(asking, timeout=TIMEOUT_S) as answer:
             return answer.read()
     except urllib.error.HTTPError as error:
