@@ -36,6 +36,9 @@ class MadeUpCluster:
             Member("reader", "far"),
         ]
 
+    def own_name(self):
+        return "near:1"
+
     def own_pool(self):
         return "pool-1"
 

@@ -95,6 +95,16 @@ def test_drain(served, cluster, servers, path, capsys):
         assert sorted(one.name for one in servers.members()) == sorted(
             [cluster.node.name, node.name]
         )
+        assert [one["name"] for one in client.get("/members").json()] == sorted(
+            [cluster.node.name, node.name]
+        )
+        with TransferEngine() as another, Node(None, another, servers) as late:
+            assert late.name in [one["name"] for one in client.get("/members").json()]  # even now
+        assert main(["drain", url, name, "--wait"]) == 0  # it is done
+        assert main(["drain", url, name, "--cancel"]) == 2
+        assert "has left" in capsys.readouterr().err
+        assert main(["drain", url, "nobody"]) == 2
+        assert "there is no member nobody" in capsys.readouterr().err
         assert store.stats().num_ready == 20
         assert cluster.get_each(list(values)) == list(values.values())
 

@@ -45,6 +45,9 @@ class Cluster(Protocol):
     def members(self) -> Sequence[Member]:
         """All live members, as last reported."""
 
+    def own_name(self) -> str:
+        """Name of this store's node, which may have left."""
+
     def own_pool(self) -> str:
         """Name of this store's pool in the cluster."""
 
@@ -91,7 +94,8 @@ def cluster_routes(cluster: Cluster | None) -> APIRouter:
     @routes.post("/drain", status_code=202, summary="Move what a member has elsewhere")
     def drain(request: DrainRequest) -> Response:
         known = _known(cluster)
-        if request.node not in [member.name for member in known.members()]:
+        names = [member.name for member in known.members()]
+        if request.node not in (known.own_name(), *names):
             raise HTTPException(404, f"there is no member {request.node}")
         try:
             known.drain(request.node)

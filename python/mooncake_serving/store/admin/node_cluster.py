@@ -37,7 +37,13 @@ class NodeCluster(Closing):
         self._error: str | None = None
 
     def members(self) -> Sequence[Member]:
-        return self._node.members()
+        if not self._drained.has_left:
+            return self._node.members()
+        # The node, which has left, is not told of changes any more.
+        return sorted(self._node.directory.members(), key=lambda member: member.name)
+
+    def own_name(self) -> str:
+        return self._node.name
 
     def own_pool(self) -> str:
         return self._node.pool_name
