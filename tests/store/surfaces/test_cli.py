@@ -18,7 +18,7 @@ from mooncake_kernels.pool import ObjectPool
 from mooncake_serving.store import SsdTier, Store
 from mooncake_serving.store.cli import main
 from mooncake_serving.store.counters import Counters, counters_folder, read_counts
-from mooncake_serving.store.events import BlockRemoved, subscribe
+from mooncake_serving.store.events import AllBlocksCleared, BlockRemoved, subscribe
 from mooncake_serving.store.key_text import key_text
 
 from ..support import WAIT_S, ended_well, eventually, kill
@@ -87,6 +87,27 @@ def test_sigint_ends_serve_and_a_pool_that_was_there_stays(path):
         os.kill(pid, signal.SIGINT)
         assert ended_well(pid)
     assert path.exists()
+
+
+def test_a_router_is_told_what_the_pool_already_has(path):
+    """Whenever it comes: the snapshot is published before anyone can hear it."""
+    with ObjectPool.create(1 << 20, path) as pool:
+        for key in range(5):
+            pool.put_from((key, 1), b"x")
+        whole = [key.to_bytes(8, "big") + (1).to_bytes(8, "big") for key in range(5)]
+        options = ["--events", "tcp://127.0.0.1:0", "--replay", "tcp://127.0.0.1:0"]
+        with serving(path, "--port", 0, *options) as (_, lines):
+            events, replay = lines[0].split()[2:]
+            with subscribe(events, replay_endpoint=replay) as heard:
+                told = []
+                while len(told) < 2:
+                    batch = heard.receive(WAIT_S)
+                    assert not batch.is_after_gap
+                    told += batch.events
+            with subscribe(events) as late:
+                assert late.receive(WAIT_S).is_after_gap
+    cleared, stored = told
+    assert cleared == AllBlocksCleared() and sorted(stored.block_hashes) == whole
 
 
 def test_a_killed_server_leaves_the_pool(path):

@@ -196,6 +196,49 @@ def test_only_the_last_batches_are_kept(monkeypatch):
             assert eventually(lambda: kept() == [[2], [3], [4]])
 
 
+def test_silence_displaces_nothing_that_is_kept(monkeypatch):
+    monkeypatch.setattr(publisher_module, "HEARTBEAT_S", 0.005)
+    with EventPublisher(TCP, replay_endpoint=TCP, buffer_steps=3, namespace="a") as publisher:
+        with listening(publisher) as heard:
+            first = heard._expected
+        with subscribe(publisher.endpoint) as waiting:
+            publisher.on_stored(keys(1), 1)  # the only change
+            silent = 0
+            while silent < 20:
+                silent = 0 if waiting.receive(WAIT_S).events else silent + 1
+        with subscribe(publisher.endpoint, replay_endpoint=publisher.replay_endpoint) as heard:
+            heard._expected = first
+            assert hear(heard, 1) == [(BlockStored, [1])]
+            for _ in range(20):
+                batch = heard.receive(WAIT_S)
+                assert batch.events == [] and not batch.is_after_gap
+
+
+def test_kept_batches(monkeypatch):
+    """Numbers that were skipped stay so; of too many empty ones the last are there."""
+    kept = replay_module.KeptBatches(3)
+    for number in (10, 11, 12, 14, 15, 16, 17, 18, 20, 21):
+        kept.add(number, b"%d" % number, is_empty=number not in (12, 15, 18))
+    empty = [10, 11, 14, 16, 17, 20, 21]
+    full = [(12, b"12"), (15, b"15"), (18, b"18")]
+
+    def expected(numbers):
+        return sorted([*full, *((number, b"21") for number in numbers)])
+
+    assert list(kept.since(0)) == expected(empty)
+    assert list(kept.since(17)) == [(17, b"21"), (18, b"18"), (20, b"21"), (21, b"21")]
+    assert list(kept.since(22)) == []
+    monkeypatch.setattr(replay_module, "MAX_EMPTY", 3)
+    assert list(kept.since(0)) == expected(empty[-3:])
+    monkeypatch.undo()
+    for number in (22, 23, 24):
+        kept.add(number, b"", is_empty=False)
+    assert [number for number, _ in kept.since(0)] == [20, 21, 22, 23, 24]
+    for number in range(25, 1001):
+        kept.add(number, b"", is_empty=number % 2 == 0)
+    assert [number for number, _ in kept.since(0)] == list(range(994, 1001))
+
+
 def test_replays_of_arrays_have_no_topic():
     """As readers of that time expect: ``number, payload``."""
     with EventPublisher(TCP, replay_endpoint=TCP, namespace="a", form="array") as publisher:
@@ -285,7 +328,8 @@ def test_a_killed_publisher_that_comes_again_is_a_gap(tmp_path):
     with subscribe(endpoint) as heard:
         with child(life) as first:
             batches = [heard.receive(WAIT_S) for _ in range(3)]
-            assert not any(batch.is_after_gap for batch in batches)
+            # Before the first one, something may have come.
+            assert [batch.is_after_gap for batch in batches] == [True, False, False]
             assert batches[2].sequence == batches[0].sequence + 2
             kill(first)
         with child(life) as second:

@@ -7,7 +7,7 @@ import pytest
 import zmq
 
 from mooncake_kernels.errors import InvalidArgument
-from mooncake_serving.store.events import BlockRemoved, subscribe
+from mooncake_serving.store.events import AllBlocksCleared, BlockRemoved, subscribe
 from mooncake_serving.store.events import replay as replay_module
 from mooncake_serving.store.events.messages import encode
 
@@ -107,6 +107,41 @@ def test_missed_batches_are_had_again(publisher, has_topic):
         publisher.send(4)
         assert numbers(heard, 4) == [(1, False), (2, False), (3, False), (4, False)]
         assert publisher.requests == [1] and heard.receive(0.05) is None
+
+
+def test_what_came_before_the_first_is_had(publisher):
+    publisher.answers = [
+        *((b"", number.to_bytes(8, "big"), payload(number)) for number in range(7, 12)),
+        (b"", END, b""),
+    ]
+    with subscribe(publisher.endpoint, replay_endpoint=publisher.replay_endpoint) as heard:
+        batches = []
+
+        def is_heard():
+            publisher.send(9)
+            batches.append(heard.receive(0.02))
+            return batches[-1] is not None
+
+        assert eventually(is_heard)
+        assert batches[-1].sequence == 7 and batches[-1].is_after_gap  # what came before?
+        assert numbers(heard, 2) == [(8, False), (9, False)]
+        assert publisher.requests == [0]
+
+
+@pytest.mark.parametrize("number", [0, 7])
+@pytest.mark.parametrize("is_snapshot", [False, True])
+def test_before_the_first_something_may_have_come(publisher, number, is_snapshot):
+    events = [AllBlocksCleared()] if is_snapshot else []
+    with subscribe(publisher.endpoint) as heard:
+        batches = []
+
+        def is_heard():
+            publisher.send(number, encode([*events, BlockRemoved([1])], None, "map"))
+            batches.append(heard.receive(0.02))
+            return batches[-1] is not None
+
+        assert eventually(is_heard)
+        assert batches[-1].is_after_gap == (number > 0 and not is_snapshot)
 
 
 def test_what_cannot_be_had_again_is_a_gap(publisher):

@@ -3,7 +3,6 @@
 import itertools
 import threading
 import time
-from collections import deque
 from typing import Any
 
 import numpy as np
@@ -26,7 +25,7 @@ from .messages import (
     Form,
     encode,
 )
-from .replay import NUMBER_BYTES, Numbered, answer_replay
+from .replay import MAX_EMPTY, NUMBER_BYTES, KeptBatches, answer_replay
 from .sockets import endpoint_of, listening
 
 MAX_QUEUED = 100_000  # changes queued for the thread
@@ -54,7 +53,7 @@ class EventPublisher(Observer, Closing):
             Whoever can connect reads which hashes there are: there is no authentication and no TLS.
         topic: first frame of each message, by which subscribers choose.
         replay_endpoint: where to listen for requests for batches that a subscriber has missed.
-        buffer_steps: how many batches are kept for them.
+        buffer_steps: how many batches are kept for them, not counting empty ones.
         hwm: how many batches wait for a slow subscriber before they are dropped for it.
         namespace: publish the prefix hashes of this namespace, as integers. None: of all
             namespaces, as 16 bytes, which are hash and scope, each big-endian.
@@ -100,7 +99,7 @@ class EventPublisher(Observer, Closing):
         self._rank = data_parallel_rank
         self._form: Form = form
         self._next = time.time_ns() // 1000
-        self._kept: deque[Numbered] = deque(maxlen=buffer_steps)
+        self._kept = KeptBatches(buffer_steps)
         self._publish = listening(zmq.PUB, op, "endpoint", endpoint, hwm)
         self.endpoint = endpoint_of(self._publish)
         self._replay: zmq.Socket[bytes] | None = None
@@ -108,9 +107,8 @@ class EventPublisher(Observer, Closing):
         if replay_endpoint is not None:
             try:
                 # Everything kept fits in one answer; what does not is dropped, not waited for.
-                self._replay = listening(
-                    zmq.ROUTER, op, "replay_endpoint", replay_endpoint, buffer_steps + 1
-                )
+                most = buffer_steps + MAX_EMPTY + 1
+                self._replay = listening(zmq.ROUTER, op, "replay_endpoint", replay_endpoint, most)
             except BaseException:
                 self._publish.close()
                 raise
@@ -199,7 +197,7 @@ class EventPublisher(Observer, Closing):
         payload = encode(events, self._rank, self._form)
         number = self._next.to_bytes(NUMBER_BYTES, "big")
         self._publish.send_multipart((self._topic, number, payload))
-        self._kept.append((self._next, payload))
+        self._kept.add(self._next, payload, is_empty=not events)
         self._next += 1
 
     def _event(self, kind: type[AnyEvent], hashes: list[BlockHash]) -> AnyEvent:

@@ -12,7 +12,7 @@ from mooncake_kernels.closing import Closing
 from mooncake_kernels.errors import InvalidArgument
 
 from ..checks import check_integer
-from .messages import AnyEvent, decode
+from .messages import AllBlocksCleared, AnyEvent, decode
 from .replay import NUMBER_BYTES, Numbered, request_replay
 from .sockets import connected
 
@@ -31,7 +31,9 @@ class EventBatch:
         events: in the order in which they happened.
         data_parallel_rank: of the publisher, if it says so.
         is_after_gap: whether earlier batches were lost for good, or the publisher was restarted:
-            what is known of it may be wrong, and must be requested again.
+            what is known of it may be wrong, and must be requested again. So it is with the first
+            batch of a subscription, unless it begins a snapshot or has the number 0: what came
+            before it is not known.
     """
 
     sequence: int
@@ -93,8 +95,9 @@ class Subscription(Closing):
             self._skip(f"{len(frames)} frames")
             return
         number = int.from_bytes(frames[1], "big")
-        if self._expected is not None and number > self._expected:
-            self._arrived.extend(self._missed(self._expected, number))
+        first = self._expected or 0  # of a publisher not heard before, whatever it has
+        if number > first:
+            self._arrived.extend(self._missed(first, number))
         self._arrived.append((number, frames[2]))
 
     def _skip(self, why: str) -> None:
@@ -120,7 +123,10 @@ class Subscription(Closing):
         except InvalidArgument as error:  # its number is missing from now on, as the next one shows
             self._skip(str(error))
             return None
-        is_after_gap = self._expected is not None and number != self._expected
+        if self._expected is None:
+            is_after_gap = number > 0 and AllBlocksCleared not in map(type, events)
+        else:
+            is_after_gap = number != self._expected
         self._expected = number + 1
         return EventBatch(number, timestamp, events, rank, is_after_gap)
 
@@ -134,7 +140,8 @@ class Subscription(Closing):
 def subscribe(
     endpoint: str, *, topic: str = "", replay_endpoint: str | None = None, hwm: int = 100_000
 ) -> Subscription:
-    """Receive the events of one publisher, from now on.
+    """Receive the events of one publisher, from now on; with ``replay_endpoint`` from the first
+    batch on that it still has, which is a snapshot where a pool is served.
 
     Args:
         endpoint: where it listens. It may start later, go away, and come back.
