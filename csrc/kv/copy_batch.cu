@@ -2,23 +2,14 @@
 #include <memory>
 
 #include "common/cuda_check.h"
+#include "common/cuda_device.h"
 #include "common/math.h"
 #include "kv/copy_batch.h"
 #include "kv/copy_batch_kernel.cuh"
 
 namespace mk::kv {
-namespace {
 
 constexpr int kBlocksPerSm = 8;  // of kBatchThreads: fills a multiprocessor with threads
-
-int num_sms() {
-  int device = 0, count = 0;
-  MK_CUDA(cudaGetDevice(&device));
-  MK_CUDA(cudaDeviceGetAttribute(&count, cudaDevAttrMultiProcessorCount, device));
-  return count;
-}
-
-}  // namespace
 
 void launch_copy_batch(const CopyRange* ranges, int64_t num_ranges, int max_sms, void* stream) {
   // As in copy_blocks.cu, only the number of blocks limits them to some multiprocessors.
