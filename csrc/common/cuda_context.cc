@@ -11,8 +11,17 @@ void check_cuda(CUresult result, const char* function) {
   }
 }
 
+CUdevice device_handle(int device) {
+  CUdevice handle = 0;
+  check_cuda(CudaDriver::get().p_cuDeviceGet(&handle, device), "cuDeviceGet");
+  return handle;
+}
+
 PrimaryContext::PrimaryContext(int device) : device_(device) {
-  check_cuda(CudaDriver::get().p_cuDevicePrimaryCtxRetain(&context_, device),
+  // Before it every other call fails. Once CUDA is initialized it does nothing.
+  check_cuda(CudaDriver::get().p_cuInit(0), "cuInit");
+  handle_ = device_handle(device);
+  check_cuda(CudaDriver::get().p_cuDevicePrimaryCtxRetain(&context_, handle_),
              "cuDevicePrimaryCtxRetain");
 }
 

@@ -1,6 +1,10 @@
 // PrimaryContext: holds the primary context of a GPU, the one that the CUDA runtime and so torch
 // use. CurrentContext: makes it current in this thread while the object lives.
 //
+// A PrimaryContext initializes CUDA and makes the context, if nobody has. So there is one only of a
+// GPU that the caller has named, or whose memory or streams he has; who can do without asks
+// cuda_is_initialized() first. In a child forked after CUDA was initialized it is a CudaError.
+//
 //   const PrimaryContext context(0);
 //   const CurrentContext current(context);
 //   check_cuda(cuStreamCreate(...), "cuStreamCreate");
@@ -16,17 +20,22 @@ namespace mk {
 // Throws CudaError: "CUDA: <function>: <name of the error>".
 void check_cuda(CUresult result, const char* function);
 
+// The driver's handle of a GPU. Does not initialize CUDA. Throws Unavailable, CudaError.
+CUdevice device_handle(int device);
+
 class PrimaryContext {
  public:
   explicit PrimaryContext(int device);  // throws Unavailable, CudaError
   PrimaryContext(const PrimaryContext&) = delete;
-  ~PrimaryContext() { CudaDriver::get().p_cuDevicePrimaryCtxRelease(device_); }
+  ~PrimaryContext() { CudaDriver::get().p_cuDevicePrimaryCtxRelease(handle_); }
 
   CUcontext get() const { return context_; }
-  int device() const { return device_; }
+  int device() const { return device_; }  // its ordinal
+  CUdevice handle() const { return handle_; }
 
  private:
   const int device_;
+  CUdevice handle_ = 0;
   CUcontext context_ = nullptr;
 };
 

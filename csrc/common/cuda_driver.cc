@@ -38,5 +38,11 @@ bool cuda_driver_is_loaded() {
   return false;
 }
 
+bool cuda_is_initialized() {
+  if (!cuda_driver_is_loaded() || !CudaDriver::reason().empty()) return false;
+  CUcontext current = nullptr;
+  return CudaDriver::get().p_cuCtxGetCurrent(&current) == CUDA_SUCCESS;
+}
+
 }  // namespace mk
 #endif

@@ -28,6 +28,11 @@ MK_DYNLIB(CudaProcAddress, kCudaDriverName, MK_CUDA_PROC_ADDRESS_FUNCTIONS)
 // Whether anyone in this process has loaded the driver; does not load it.
 bool cuda_driver_is_loaded();
 
+// Whether anyone in this process has initialized CUDA; does not do it. A process that does not use
+// CUDA must not be made to by the way: it would take memory of a GPU, and its forked children could
+// not use CUDA any more. In a child of a process that has initialized it: false.
+bool cuda_is_initialized();
+
 // "CUDA_ERROR_INVALID_VALUE"
 inline std::string cuda_error_name(CUresult error) {
   const char* name = nullptr;

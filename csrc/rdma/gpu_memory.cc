@@ -33,7 +33,7 @@ std::optional<GpuMemory> find_gpu_memory(Span span) {
 #if MK_HAVE_CUDA_H
 namespace {
 
-int attribute(CUdevice_attribute attribute, int device) {
+int attribute(CUdevice_attribute attribute, CUdevice device) {
   int value = 0;
   check_cuda(CudaRdma::get().p_cuDeviceGetAttribute(&value, attribute, device),
              "cuDeviceGetAttribute");
@@ -48,7 +48,7 @@ Span whole_pages(Span span) {
 
 // A GPU with a coherent link to its CPU (Grace) exports through that link unless told otherwise,
 // and a NIC on PCIe cannot reach it there. Other drivers reject the flag.
-std::vector<unsigned long long> export_flags(int device) {
+std::vector<unsigned long long> export_flags(CUdevice device) {
   const bool coherent =
       attribute(CU_DEVICE_ATTRIBUTE_PAGEABLE_MEMORY_ACCESS_USES_HOST_PAGE_TABLES, device) != 0;
   if (coherent) return {CU_MEM_RANGE_FLAG_DMA_BUF_MAPPING_TYPE_PCIE, 0};
@@ -88,14 +88,14 @@ DmabufExports export_dmabufs(const GpuMemory& memory, Span span) {
   if (!result.reason.empty()) return result;
   const PrimaryContext context(memory.device);
   const CurrentContext current(context);
-  int supported = attribute(CU_DEVICE_ATTRIBUTE_DMA_BUF_SUPPORTED, memory.device);
+  int supported = attribute(CU_DEVICE_ATTRIBUTE_DMA_BUF_SUPPORTED, context.handle());
   if (!supported) {
     result.reason = concat("cuda:", memory.device,
                            " does not export dma-bufs (the open kernel modules of driver 515 or "
                            "newer and Linux 5.12 do)");
     return result;
   }
-  const auto flags = export_flags(memory.device);
+  const auto flags = export_flags(context.handle());
   result.reason = export_one(span, flags, &result.exports);
   if (result.reason.empty() || memory.mappings.size() == 1) return result;
   for (const Span& mapping : memory.mappings) {
@@ -130,10 +130,11 @@ std::string synchronize_copies(const GpuMemory& memory) {
 }
 
 bool flush_writes(int device) {
-  CudaDriver::get();
-  const int ordering = attribute(CU_DEVICE_ATTRIBUTE_GPU_DIRECT_RDMA_WRITES_ORDERING, device);
+  // Fails where CUDA is not initialized, and so no memory of a GPU can have been registered.
+  const CUdevice handle = device_handle(device);
+  const int ordering = attribute(CU_DEVICE_ATTRIBUTE_GPU_DIRECT_RDMA_WRITES_ORDERING, handle);
   if (ordering >= CU_GPU_DIRECT_RDMA_WRITES_ORDERING_OWNER) return false;
-  const int options = attribute(CU_DEVICE_ATTRIBUTE_GPU_DIRECT_RDMA_FLUSH_WRITES_OPTIONS, device);
+  const int options = attribute(CU_DEVICE_ATTRIBUTE_GPU_DIRECT_RDMA_FLUSH_WRITES_OPTIONS, handle);
   if (!(options & CU_FLUSH_GPU_DIRECT_RDMA_WRITES_OPTION_HOST)) {
     throw Unavailable(concat("flush_writes: cuda:", device,
                              " neither orders the writes of NICs nor can the host flush them; read "

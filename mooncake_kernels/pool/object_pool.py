@@ -99,6 +99,8 @@ class ObjectPool(PoolReader):
             num_pins: how many objects each of them can read at once.
             device: a GPU to hold the objects, in memory allocated at once; ``path`` must then be
                 None. The checksum of an object that does not come from the host costs a copy to it.
+                CUDA is initialized in this process, if it is not yet: in a child forked after that
+                it is a CudaError.
 
         Raises:
             InvalidArgument: a number is out of range, or the path cannot be a file name.
@@ -292,7 +294,8 @@ class ObjectPool(PoolReader):
 
         Args:
             device: the GPU whose context makes the call; it holds for all GPUs. None: torch's
-                current one.
+                current one. CUDA is initialized in this process, if it is not yet: in a child
+                forked after that it is a CudaError.
 
         Raises:
             InvalidArgument: the device is not an integer from 0 on, or the pool is on a GPU.

@@ -262,6 +262,6 @@ def flush_writes(device: int) -> bool:
     Raises:
         Unavailable: no CUDA driver, or one that does not support this; then a peer's writes are
             visible once some of them were read back over RDMA.
-        CudaError: the driver failed.
+        CudaError: the driver failed, or this process has not initialized CUDA.
     """
     return _host.rdma_flush_writes(as_int32("flush_writes", "device", device))

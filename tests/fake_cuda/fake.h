@@ -18,6 +18,7 @@
 namespace fake {
 
 constexpr int kNumDevices = 2;
+constexpr CUdevice kFirstHandle = 10;  // no ordinal is a handle, so who confuses them fails
 
 struct Allocation {
   uint64_t begin, end;
@@ -67,6 +68,10 @@ struct World {
 };
 World& world();
 
+// Whether cuInit was called, in this process: a forked child can neither use CUDA nor call it.
+bool is_initialized();
+void initialize();  // as a program does that uses GPUs
+
 // Of the calling thread; null if it has none.
 CUcontext current_context();
 int current_device();  // there is one
@@ -77,8 +82,13 @@ void release(uint64_t address);
 
 }  // namespace fake
 
+// The first line of a call that needs no context.
+#define FAKE_CALL_BEFORE_CONTEXT()                 \
+  const std::lock_guard lock(fake::world().mutex); \
+  if (!fake::is_initialized()) return CUDA_ERROR_NOT_INITIALIZED
+
 // The first lines of a call: one at a time, the error that a test wants, a context.
 #define FAKE_CALL(function)                                               \
-  const std::lock_guard lock(fake::world().mutex);                        \
+  FAKE_CALL_BEFORE_CONTEXT();                                             \
   if (const CUresult error = fake::world().fault(function)) return error; \
   if (!fake::current_context()) return CUDA_ERROR_INVALID_CONTEXT

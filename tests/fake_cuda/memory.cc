@@ -92,8 +92,9 @@ CUresult cuMemGetAddressRange(CUdeviceptr* begin, size_t* num_bytes, CUdeviceptr
 }
 
 CUresult cuDeviceGetUuid(CUuuid* uuid, CUdevice device) {
+  FAKE_CALL_BEFORE_CONTEXT();
+  if (device < kFirstHandle) return CUDA_ERROR_INVALID_DEVICE;
   std::memset(uuid, 0xAB, sizeof(*uuid));
-  const std::lock_guard lock(world().mutex);
   // As if CUDA_VISIBLE_DEVICES had named others here.
   return uuid->bytes[0] = static_cast<char>(device + world().values["first_gpu"]), CUDA_SUCCESS;
 }

@@ -94,6 +94,7 @@ extern "C" {
 // A stream of the program's, in which a gate holds up what comes behind it.
 void* fake_stream() {
   const std::lock_guard lock(world().mutex);
+  initialize();
   void* const handle = new char;
   world().streams[handle] = std::make_shared<Stream>();
   return handle;

@@ -12,12 +12,23 @@ namespace {
 
 int contexts[kNumDevices];  // their addresses are the handles
 thread_local std::vector<CUcontext> stack;
+pid_t initialized_in = 0;
+
+bool is_device(CUdevice handle) {
+  return handle >= kFirstHandle && handle < kFirstHandle + kNumDevices;
+}
 
 }  // namespace
 
 World& world() {
   static World* const instance = new World;
   return *instance;
+}
+
+bool is_initialized() { return initialized_in == getpid(); }
+
+void initialize() {
+  if (initialized_in == 0) initialized_in = getpid();
 }
 
 CUcontext current_context() { return stack.empty() ? nullptr : stack.back(); }
@@ -111,6 +122,7 @@ void fake_clear() {
 
 uint64_t fake_allocate(int device, uint64_t num_bytes, int is_exportable) {
   const std::lock_guard lock(world().mutex);
+  initialize();
   return allocate(device, num_bytes, is_exportable);
 }
 
@@ -124,42 +136,69 @@ uint64_t fake_bytes(uint64_t address) {
   return reinterpret_cast<uint64_t>(world().bytes_at(address, 1));
 }
 
-CUresult cuInit(unsigned) { return CUDA_SUCCESS; }
+CUresult cuInit(unsigned) {
+  const std::lock_guard lock(world().mutex);
+  if (const CUresult error = world().fault("cuInit")) return error;
+  initialize();
+  return is_initialized() ? CUDA_SUCCESS : CUDA_ERROR_NOT_INITIALIZED;
+}
 CUresult cuDriverGetVersion(int* version) { return *version = 12080, CUDA_SUCCESS; }
-CUresult cuDeviceGetCount(int* count) { return *count = kNumDevices, CUDA_SUCCESS; }
-CUresult cuDeviceGet(CUdevice* device, int ordinal) { return *device = ordinal, CUDA_SUCCESS; }
+CUresult cuDeviceGetCount(int* count) {
+  FAKE_CALL_BEFORE_CONTEXT();
+  return *count = kNumDevices, CUDA_SUCCESS;
+}
+CUresult cuDeviceGet(CUdevice* device, int ordinal) {
+  FAKE_CALL_BEFORE_CONTEXT();
+  if (ordinal < 0 || ordinal >= kNumDevices) return CUDA_ERROR_INVALID_DEVICE;
+  return *device = kFirstHandle + ordinal, CUDA_SUCCESS;
+}
 CUresult cuGetErrorName(CUresult error, const char** name) {
   static const std::map<CUresult, const char*> names = {
       {CUDA_ERROR_INVALID_VALUE, "CUDA_ERROR_INVALID_VALUE"},
       {CUDA_ERROR_OUT_OF_MEMORY, "CUDA_ERROR_OUT_OF_MEMORY"},
+      {CUDA_ERROR_NOT_INITIALIZED, "CUDA_ERROR_NOT_INITIALIZED"},
+      {CUDA_ERROR_INVALID_DEVICE, "CUDA_ERROR_INVALID_DEVICE"},
       {CUDA_ERROR_INVALID_CONTEXT, "CUDA_ERROR_INVALID_CONTEXT"},
       {CUDA_ERROR_ILLEGAL_ADDRESS, "CUDA_ERROR_ILLEGAL_ADDRESS"}};
   const auto found = names.find(error);
   return *name = found == names.end() ? nullptr : found->second, CUDA_SUCCESS;
 }
 
-CUresult cuCtxGetCurrent(CUcontext* context) { return *context = current_context(), CUDA_SUCCESS; }
-CUresult cuCtxPushCurrent(CUcontext context) { return stack.push_back(context), CUDA_SUCCESS; }
+CUresult cuCtxGetCurrent(CUcontext* context) {
+  FAKE_CALL_BEFORE_CONTEXT();
+  return *context = current_context(), CUDA_SUCCESS;
+}
+CUresult cuCtxPushCurrent(CUcontext context) {
+  FAKE_CALL_BEFORE_CONTEXT();
+  return stack.push_back(context), CUDA_SUCCESS;
+}
 CUresult cuCtxPopCurrent(CUcontext* context) {
   if (stack.empty()) return CUDA_ERROR_INVALID_CONTEXT;
   *context = stack.back();
   return stack.pop_back(), CUDA_SUCCESS;
 }
 // That of a program which uses both GPUs.
-CUresult cuDevicePrimaryCtxGetState(CUdevice, unsigned* flags, int* active) {
+CUresult cuDevicePrimaryCtxGetState(CUdevice device, unsigned* flags, int* active) {
+  FAKE_CALL_BEFORE_CONTEXT();
+  if (!is_device(device)) return CUDA_ERROR_INVALID_DEVICE;
   return *flags = 0, *active = 1, CUDA_SUCCESS;
 }
 CUresult cuDevicePrimaryCtxRetain(CUcontext* context, CUdevice device) {
-  const std::lock_guard lock(world().mutex);
-  if (device < 0 || device >= kNumDevices) return CUDA_ERROR_INVALID_VALUE;
+  FAKE_CALL_BEFORE_CONTEXT();
+  if (!is_device(device)) return CUDA_ERROR_INVALID_DEVICE;
   ++world().values["num_retained"];
-  return *context = reinterpret_cast<CUcontext>(&contexts[device]), CUDA_SUCCESS;
+  return *context = reinterpret_cast<CUcontext>(&contexts[device - kFirstHandle]), CUDA_SUCCESS;
 }
-CUresult cuDevicePrimaryCtxRelease(CUdevice) {
-  const std::lock_guard lock(world().mutex);
+CUresult cuDevicePrimaryCtxRelease(CUdevice device) {
+  FAKE_CALL_BEFORE_CONTEXT();
+  if (!is_device(device)) return CUDA_ERROR_INVALID_DEVICE;
   return --world().values["num_retained"], CUDA_SUCCESS;
 }
-CUresult cuDeviceCanAccessPeer(int* can, CUdevice, CUdevice) { return *can = 1, CUDA_SUCCESS; }
+CUresult cuDeviceCanAccessPeer(int* can, CUdevice device, CUdevice other) {
+  FAKE_CALL_BEFORE_CONTEXT();
+  if (!is_device(device) || !is_device(other)) return CUDA_ERROR_INVALID_DEVICE;
+  return *can = 1, CUDA_SUCCESS;
+}
 CUresult cuCtxEnablePeerAccess(CUcontext, unsigned) {
   FAKE_CALL("cuCtxEnablePeerAccess");
   return CUDA_SUCCESS;

@@ -63,8 +63,10 @@ ssize_t move(CUfileHandle_t handle, uint64_t gpu, size_t size, off_t offset, boo
   void* into = &device;
   cuPointerGetAttributes(1, &what, &into, gpu);
   CUcontext own = nullptr;
-  cuDevicePrimaryCtxRetain(&own, device);
-  cuDevicePrimaryCtxRelease(device);
+  CUdevice gpu_handle = 0;
+  cuDeviceGet(&gpu_handle, device);
+  cuDevicePrimaryCtxRetain(&own, gpu_handle);
+  cuDevicePrimaryCtxRelease(gpu_handle);
   if (own != context) return -5015;
   char* const bytes = reinterpret_cast<char*>(fake_bytes(gpu));
   std::vector<char> copy(bytes, bytes + size);

@@ -12,14 +12,23 @@ extern "C" {
 
 FakeDriver fake_driver;
 
-CUresult cuInit(unsigned) { return CUDA_SUCCESS; }
+CUresult cuInit(unsigned) { return fake_driver.is_initialized = true, CUDA_SUCCESS; }
 CUresult cuDriverGetVersion(int* version) { return *version = fake_driver.version, CUDA_SUCCESS; }
-CUresult cuDeviceGetCount(int* count) { return *count = 2, CUDA_SUCCESS; }
-CUresult cuDeviceGet(CUdevice* device, int ordinal) { return *device = ordinal, CUDA_SUCCESS; }
+CUresult cuDeviceGetCount(int* count) {
+  if (!fake_driver.is_initialized) return CUDA_ERROR_NOT_INITIALIZED;
+  return *count = 2, CUDA_SUCCESS;
+}
+CUresult cuDeviceGet(CUdevice* device, int ordinal) {
+  if (!fake_driver.is_initialized) return CUDA_ERROR_NOT_INITIALIZED;
+  if (ordinal < 0 || ordinal > 1) return CUDA_ERROR_INVALID_DEVICE;
+  return *device = kFirstHandle + ordinal, CUDA_SUCCESS;
+}
 CUresult cuGetErrorName(CUresult error, const char** name) {
-  *name = error == CUDA_ERROR_INVALID_VALUE   ? "CUDA_ERROR_INVALID_VALUE"
-          : error == CUDA_ERROR_NOT_SUPPORTED ? "CUDA_ERROR_NOT_SUPPORTED"
-                                              : nullptr;
+  *name = error == CUDA_ERROR_INVALID_VALUE     ? "CUDA_ERROR_INVALID_VALUE"
+          : error == CUDA_ERROR_INVALID_DEVICE  ? "CUDA_ERROR_INVALID_DEVICE"
+          : error == CUDA_ERROR_NOT_INITIALIZED ? "CUDA_ERROR_NOT_INITIALIZED"
+          : error == CUDA_ERROR_NOT_SUPPORTED   ? "CUDA_ERROR_NOT_SUPPORTED"
+                                                : nullptr;
   return CUDA_SUCCESS;
 }
 
@@ -42,9 +51,11 @@ CUresult cuStreamGetCtx(CUstream stream, CUcontext* context) {
   return *context = reinterpret_cast<CUcontext>(&fake_driver), CUDA_SUCCESS;
 }
 CUresult cuDevicePrimaryCtxGetState(CUdevice device, unsigned* flags, int* active) {
-  return *flags = 0, *active = device == fake_driver.active_device, CUDA_SUCCESS;
+  return *flags = 0, *active = device - kFirstHandle == fake_driver.active_device, CUDA_SUCCESS;
 }
-CUresult cuDevicePrimaryCtxRetain(CUcontext* context, CUdevice) {
+CUresult cuDevicePrimaryCtxRetain(CUcontext* context, CUdevice device) {
+  if (!fake_driver.is_initialized) return CUDA_ERROR_NOT_INITIALIZED;
+  if (device < kFirstHandle) return CUDA_ERROR_INVALID_DEVICE;
   ++fake_driver.num_retained;
   return *context = reinterpret_cast<CUcontext>(&fake_driver), CUDA_SUCCESS;
 }

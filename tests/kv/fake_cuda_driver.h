@@ -13,9 +13,11 @@ struct FakeAllocation {
   bool is_virtual = false;  // of the virtual memory management calls
 };
 
+constexpr int kFirstHandle = 10;  // no ordinal is a handle, so who confuses them fails
+
 struct FakeDriver {
   std::vector<FakeAllocation> allocations;
-  bool is_initialized = false;
+  bool is_initialized = false;  // cuInit was called
   int active_device = -1;       // whose primary context somebody has made
   int num_retained = 0;         // times that it is held
   void* current = nullptr;      // this thread's context

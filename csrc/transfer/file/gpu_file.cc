@@ -33,7 +33,8 @@ std::string cause_of(const char* function, const CUfileError_t& error) {
 std::string why_no_driver() {
   if (!CuFileLibrary::reason().empty()) return CuFileLibrary::reason();
   const CuFileLibrary& library = CuFileLibrary::get();
-  // It stays open until the process exits: others may use it.
+  // It initializes CUDA, so it is asked for only when a request has memory of a GPU. It stays open
+  // until the process exits: others may use it.
   static const CUfileError_t opened = library.p_cuFileDriverOpen();
   if (opened.err != 0 && opened.err != kAlreadyOpen) return cause_of("cuFileDriverOpen", opened);
   CUfileDrvProps_t props{};

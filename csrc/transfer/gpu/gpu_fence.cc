@@ -14,11 +14,13 @@ namespace {
 // The first GPU in use by this process.
 int device_in_use() {
   int count = 0;
-  check_cuda(CudaDriver::get().p_cuDeviceGetCount(&count), "cuDeviceGetCount");
+  if (cuda_is_initialized()) {
+    check_cuda(CudaDriver::get().p_cuDeviceGetCount(&count), "cuDeviceGetCount");
+  }
   for (int i = 0; i < count; ++i) {
     unsigned flags = 0;
     int is_active = 0;
-    CudaDriver::get().p_cuDevicePrimaryCtxGetState(i, &flags, &is_active);
+    CudaDriver::get().p_cuDevicePrimaryCtxGetState(device_handle(i), &flags, &is_active);
     if (is_active) return i;
   }
   throw Unavailable("after: no GPU is in use in this process");

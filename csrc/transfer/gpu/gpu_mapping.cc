@@ -25,7 +25,7 @@ CUresult fill_in(GpuEntry& entry, const Region& region) {
   entry.offset = region.range.address - base;
   if (region.range.num_bytes > num_bytes - entry.offset) return CUDA_ERROR_INVALID_VALUE;
   CUuuid gpu{};
-  result = driver.p_cuDeviceGetUuid(&gpu, region.device);
+  result = driver.p_cuDeviceGetUuid(&gpu, context.handle());
   if (result != CUDA_SUCCESS) return result;
   CUipcMemHandle handle{};
   result = driver.p_cuIpcGetMemHandle(&handle, base);
@@ -40,7 +40,7 @@ int find_gpu(const std::array<unsigned char, 16>& uuid) {
   check_cuda(CudaDriver::get().p_cuDeviceGetCount(&count), "cuDeviceGetCount");
   for (int device = 0; device < count; ++device) {
     CUuuid gpu{};
-    check_cuda(CudaIpc::get().p_cuDeviceGetUuid(&gpu, device), "cuDeviceGetUuid");
+    check_cuda(CudaIpc::get().p_cuDeviceGetUuid(&gpu, device_handle(device)), "cuDeviceGetUuid");
     if (std::memcmp(&gpu, uuid.data(), sizeof(gpu)) == 0) return device;
   }
   return -1;
@@ -78,6 +78,13 @@ void GpuMapping::try_open() {
   if (entry_.error != CUDA_SUCCESS) {
     why_not_ = concat("the driver does not let other processes open it (cuIpcGetMemHandle: ",
                       cuda_error_name(static_cast<CUresult>(entry_.error)), ")");
+    return;
+  }
+  if (!cuda_is_initialized()) {
+    // The bytes can go another way, so it is not worth a context. If it uses CUDA later, they can
+    // go by this one.
+    is_tried_ = false;
+    why_not_ = "this process does not use CUDA";
     return;
   }
   device_ = find_gpu(entry_.gpu);

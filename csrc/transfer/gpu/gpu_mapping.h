@@ -32,7 +32,7 @@ class GpuMapping {
     return entry.error == entry_.error && entry.handle == entry_.handle && entry.gpu == entry_.gpu;
   }
 
-  // Opens it, the first time. False: not possible, see why_not().
+  // Opens it, the first time that this process uses CUDA. False: not possible, see why_not().
   bool open();
   const std::string& why_not() const { return why_not_; }
 

@@ -33,7 +33,8 @@ struct GpuStream::Driver {
     if (other < 0 || other == context.device() || reached.count(other)) return;
     int can = 0;
     const PrimaryContext& there = reached.try_emplace(other, other).first->second;
-    if (CudaCopy::get().p_cuDeviceCanAccessPeer(&can, context.device(), other) != CUDA_SUCCESS ||
+    if (CudaCopy::get().p_cuDeviceCanAccessPeer(&can, context.handle(), there.handle()) !=
+            CUDA_SUCCESS ||
         !can) {
       return;
     }

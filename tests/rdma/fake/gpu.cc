@@ -54,6 +54,7 @@ void fake_cuda_set(const char* name, int64_t value) { values[name] = value; }
 int64_t fake_cuda_get(const char* name) {
   if (!std::strcmp(name, "num_retained")) return fake_driver.num_retained;
   if (!std::strcmp(name, "has_context")) return fake_driver.current != nullptr;
+  if (!std::strcmp(name, "is_initialized")) return fake_driver.is_initialized;
   return values[name];
 }
 
@@ -92,7 +93,8 @@ uint64_t fake_cuda_find_dmabuf(int fd, uint64_t* num_bytes) {
 }
 
 CUresult cuDeviceGetAttribute(int* value, CUdevice_attribute attribute, CUdevice device) {
-  if (device < 0 || device > 1) return CUDA_ERROR_INVALID_VALUE;
+  if (!fake_driver.is_initialized) return CUDA_ERROR_NOT_INITIALIZED;
+  if (device < kFirstHandle) return CUDA_ERROR_INVALID_DEVICE;
   const std::map<int, const char*> names = {
       {CU_DEVICE_ATTRIBUTE_DMA_BUF_SUPPORTED, "dmabuf_supported"},
       {CU_DEVICE_ATTRIBUTE_PAGEABLE_MEMORY_ACCESS_USES_HOST_PAGE_TABLES, "host_page_tables"},

@@ -37,5 +37,12 @@ def test_the_driver_fails(gpu):
 
 @pytest.mark.parametrize("device", [-1, 2])
 def test_a_gpu_that_is_not_there(gpu, device):
-    with pytest.raises(CudaError, match="CUDA_ERROR_INVALID_VALUE"):
+    with pytest.raises(CudaError, match="cuDeviceGet: CUDA_ERROR_INVALID_DEVICE"):
         rdma.flush_writes(device)
+
+
+def test_a_process_that_does_not_use_cuda_is_not_made_to(gpu):
+    gpu.reset()
+    with pytest.raises(CudaError, match="cuDeviceGet: CUDA_ERROR_NOT_INITIALIZED"):
+        rdma.flush_writes(0)
+    assert not gpu.get("is_initialized")

@@ -1,5 +1,6 @@
 """Objects of pools from and to GPU memory: bitwise, in the order of streams, all or nothing."""
 
+import os
 import threading
 
 import numpy as np
@@ -11,6 +12,7 @@ from mooncake_kernels.pool import ObjectPool, PutResult, checksum_of
 
 from ...fake_cuda.driver import ILLEGAL_ADDRESS, INVALID_VALUE
 from ...fake_cuda.gpus import IS_FAKE
+from ...fake_cuda.new_process import in_new_process
 from ...transfer.support import UNTOUCHED
 from ..support import content
 from .conftest import UNIT
@@ -215,10 +217,43 @@ def test_page_lock_that_is_refused(driver):
             with pytest.raises(InvalidArgument, match="page_lock: device must be"):
                 pool.page_lock(wrong)
         with (
-            pytest.raises(CudaError, match="cuDevicePrimaryCtxRetain"),
+            pytest.raises(CudaError, match="cuDeviceGet: CUDA_ERROR_INVALID_DEVICE"),
             ObjectPool.create(UNIT) as other,
         ):
             other.page_lock(7)
+
+
+def _put_and_get(device: int | None, page_lock: int | None) -> bytes:
+    with ObjectPool.create(64 * UNIT, device=device) as pool:
+        if page_lock is not None:
+            pool.page_lock(page_lock)
+        pool.put_from(KEY, b"12345")
+        read = bytearray(5)
+        pool.get_into(KEY, read)
+        return bytes(read)
+
+
+@pytest.mark.parametrize(("device", "page_lock"), [(0, None), (1, None), (None, 0)])
+def test_a_process_that_has_not_used_cuda_before(gpus, device, page_lock):
+    place = None if device is None else device % gpus.count
+    assert in_new_process(_put_and_get, place, page_lock) == b"12345"
+
+
+def test_a_forked_child_cannot_use_cuda_as_well(gpus):
+    gpus.allocate(1)
+    child = os.fork()
+    if child == 0:
+        code = 1
+        try:
+            with pytest.raises(CudaError, match="CUDA: cuInit: CUDA_ERROR_NOT_INITIALIZED"):
+                ObjectPool.create(64 * UNIT, device=0)
+            with ObjectPool.create(64 * UNIT) as pool:
+                pool.put_from(KEY, b"12345")
+                assert not pool.pin(KEY).buffer.location.startswith("cuda")
+            code = 0
+        finally:
+            os._exit(code)
+    assert os.waitpid(child, 0)[1] == 0
 
 
 def test_where_a_buffer_is(gpus):

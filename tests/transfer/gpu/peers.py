@@ -52,6 +52,13 @@ class Side:
     def get(self, index: int) -> np.ndarray:
         return self.memories[index].get()
 
+    def read(self, name: str, address: int, num_bytes: int) -> tuple[np.ndarray, str]:
+        """Read into host memory; return it, and by which way."""
+        memory = np.zeros(num_bytes, np.uint8)
+        with self.engine.open(name) as peer, self.engine.register(memory) as region:
+            self.engine.read(peer, [(region.address, address, num_bytes)]).wait(WAIT_S)
+            return memory, str(self.engine.explain_path(region, peer, address))
+
     def close_region(self, index: int) -> None:
         self.regions[index].close()
 

@@ -6,9 +6,10 @@ import numpy as np
 import pytest
 import torch
 
-from mooncake_kernels.errors import InvalidArgument, TransferError
+from mooncake_kernels.errors import InvalidArgument, TransferError, Unavailable
 
 from ...fake_cuda.gpus import GPUS, IS_FAKE
+from ...fake_cuda.new_process import in_new_process
 from ..support import UNTOUCHED, WAIT_S, addressed, engine_pair, untouched
 
 SIZE = 1 << 20
@@ -149,6 +150,18 @@ def test_what_is_neither_an_event_nor_a_stream(pair):
     for wrong in ("now", 0, -1, 1 << 64, 1.5, True, object()):
         with pytest.raises(InvalidArgument, match=r"write: after must be a torch\.cuda\.Event"):
             pair.near.write(pair.peer, [(local.address, remote.address, 16)], after=wrong)
+
+
+def _write_after_an_event() -> int:
+    with engine_pair("local") as pair:
+        local, remote = pair.regions(untouched(16), untouched(16))
+        with pytest.raises(Unavailable, match="after: no GPU is in use in this process"):
+            pair.near.write(pair.peer, [(local.address, remote.address, 16)], after=1 << 20)
+        return GPUS.driver.get("cuInit")
+
+
+def test_a_process_that_does_not_use_cuda_has_no_events(driver):
+    assert in_new_process(_write_after_an_event) == 0
 
 
 class TorchLike:

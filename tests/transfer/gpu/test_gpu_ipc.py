@@ -171,6 +171,21 @@ def test_a_gpu_that_is_not_visible_here(remote, engine, driver):
         )
 
 
+def test_a_process_that_does_not_use_cuda_is_not_made_to(remote, engine, driver):
+    here = GPUS.allocate(SIZE)
+    here.put(addressed(SIZE))
+    address = engine.register(here.buffer).address
+    read, path = remote.read(engine.name, address, SIZE)
+    assert np.array_equal(read, addressed(SIZE))
+    assert "cannot be opened here: this process does not use CUDA" in path
+    assert remote.driver("get", "cuInit") == 0
+    remote.register(16)  # from now on it does
+    read, path = remote.read(engine.name, address, SIZE)
+    assert np.array_equal(read, addressed(SIZE))
+    assert "cannot be opened" not in path
+    assert remote.driver("get", "num_imports") == 0  # closed with the peer
+
+
 def test_what_is_open_is_closed_with_its_region_or_its_peer(one_lane, remote, engine, driver):
     near = GPUS.allocate(SIZE)
     engine.register(near.buffer)
