@@ -101,6 +101,8 @@ class FakeDriver:
         path = build_driver()
         assert path, "there is no cudaTypedefs.h to make up a driver with"
         self.library = ctypes.CDLL(str(path), ctypes.RTLD_GLOBAL)
+        is_fake = hasattr(ctypes.CDLL("libcuda.so.1"), "fake_get")
+        assert is_fake, f"the machine's driver is loaded already, set LD_PRELOAD={path}"
         for name in ("fake_allocate", "fake_bytes"):
             getattr(self.library, name).restype = ctypes.c_uint64
         for name in ("fake_stream", "fake_record"):

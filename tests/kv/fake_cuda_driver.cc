@@ -89,12 +89,13 @@ static CUresult copy_batch(CUdeviceptr* dsts, CUdeviceptr* srcs, size_t* sizes, 
 }
 
 // Under the version of CUDA 13 it has no `failed`: who asks for that one, and calls it so, fails.
+// The CUDA runtime, which asks for every function in this way, finds none and reports no device.
 CUresult cuGetProcAddress(const char* name, void** function, int version, cuuint64_t,
                           CUdriverProcAddressQueryResult*) {
   const bool known = !std::strcmp(name, "cuMemcpyBatchAsync") && version == 12080;
   *function =
       known && fake_driver.version >= 12080 ? reinterpret_cast<void*>(&copy_batch) : nullptr;
-  return CUDA_SUCCESS;
+  return *function ? CUDA_SUCCESS : CUDA_ERROR_NOT_FOUND;
 }
 
 }  // extern "C"

@@ -27,6 +27,15 @@ def build_driver() -> Path | None:
     return build_library("libcuda.so.1", DRIVER, f"-isystem{CUDA_INCLUDE}")
 
 
+def preloading(library: Path) -> dict[str, str]:
+    """The environment of a process in which a library comes before the machine's own.
+
+    Whichever is loaded first is the one of that name, and ``import torch`` may load the machine's.
+    """
+    before = os.environ.get("LD_PRELOAD", "").split()
+    return {**os.environ, "LD_PRELOAD": " ".join([*before, str(library)])}
+
+
 def build_library(name: str, sources: list[Path], *flags: str) -> Path:
     """Compile a library, unless it is there already."""
     preloaded = os.environ.get("LD_PRELOAD", "")
