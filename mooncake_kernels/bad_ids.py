@@ -3,7 +3,9 @@
 import weakref
 from typing import Any
 
+import numpy as np
 import torch
+from torch._subclasses.fake_tensor import unset_fake_temporarily
 
 from .errors import ChecksumError, InvalidArgument
 
@@ -25,27 +27,30 @@ class BadIds:
         device: of the cache.
         names: names of the ids in errors, (src, dst).
         num_blocks: exclusive upper bounds of the ids, (src, dst).
+
+    Attributes:
+        address: where a CUDA kernel writes; 0 for nowhere. A plain number, for compiled code
+            cannot ask a tensor for it.
     """
 
     def __init__(self, device: torch.device, names: tuple[str, str], num_blocks: tuple[int, int]):
         self._made_of = (device, names, num_blocks)
         self._words: torch.Tensor | None = None
+        self._seen: np.ndarray | None = None  # the same memory, in whatever mode torch is
+        self.address = 0
         # While a graph is being traced there is no row to lend, and no reader.
         if device.type == "cuda" and not torch.compiler.is_compiling():
-            self._words = _take_row()
-            weakref.finalize(self, _free_rows.append, self._words).atexit = False
+            row, self._seen = _take_row()
+            self._words, self.address = row, row.data_ptr()
+            weakref.finalize(self, _free_rows.append, row).atexit = False
 
     @property
     def words(self) -> torch.Tensor:
         if self._words is None:
-            with torch.inference_mode(False):  # otherwise they could not be reset outside of it
-                self._words = torch.zeros(WORDS, dtype=torch.int64, device="cpu")
+            with unset_fake_temporarily():
+                self._words = _zeros(WORDS, pinned=False)
+                self._seen = self._words.numpy()
         return self._words
-
-    @property
-    def address(self) -> int:
-        """The address a CUDA kernel writes to; 0 for none."""
-        return 0 if self._words is None else self._words.data_ptr()
 
     def error(self, side: int, index: int, block_id: int) -> InvalidArgument | ChecksumError:
         """Make the error for one id."""
@@ -72,11 +77,12 @@ class BadIds:
 
     def raise_if_any(self) -> None:
         """Raise for the reported id or checksum, if any, and clear it."""
-        if self._words is None:
+        if self._seen is None:
             return
-        side, index, block_id = self._words[:WORDS].tolist()
+        side = int(self._seen[0])  # first: a kernel writes it last
         if side > 0:
-            self._words.zero_()
+            index, block_id = self._seen[1:WORDS].tolist()
+            self._seen[:] = 0
             raise self.error(side, index, block_id)
 
     def on(self, device: torch.device) -> "BadIds":
@@ -87,14 +93,17 @@ class BadIds:
         return BadIds, self._made_of
 
 
-def _take_row() -> torch.Tensor:
-    try:
-        row = _free_rows.pop()
-    except IndexError:
-        with torch.inference_mode(False):
-            slab = torch.zeros(
-                (NUM_ROWS, ROW_WORDS), dtype=torch.int64, device="cpu", pin_memory=True
-            )
-            row, *others = slab.unbind()
-        _free_rows.extend(others)
-    return row.zero_()
+def _take_row() -> tuple[torch.Tensor, np.ndarray]:
+    with unset_fake_temporarily():  # the row outlives the mode, and a kernel is to write to it
+        try:
+            row = _free_rows.pop()
+        except IndexError:
+            # Without CUDA no kernel runs, and nothing can be pinned.
+            row, *others = _zeros(NUM_ROWS, ROW_WORDS, pinned=torch.cuda.is_available()).unbind()
+            _free_rows.extend(others)
+        return row.zero_(), row.numpy()
+
+
+def _zeros(*shape: int, pinned: bool) -> torch.Tensor:
+    with torch.inference_mode(False):  # otherwise they could not be reset outside of it
+        return torch.zeros(shape, dtype=torch.int64, device="cpu", pin_memory=pinned)

@@ -5,7 +5,7 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 import mooncake_kernels as mk
-from mooncake_kernels import _library, bad_ids
+from mooncake_kernels import _library
 from mooncake_kernels.kv.layout import HEADER
 
 from .layouts import Sizes, make_view
@@ -13,11 +13,8 @@ from .layouts import Sizes, make_view
 SIZES = Sizes()
 
 
-def on_gpu(monkeypatch):
+def on_gpu():
     """A view of tensors that have no memory; to be called in a FakeTensorMode."""
-    monkeypatch.setattr(bad_ids, "_take_row", lambda: torch.zeros(4, dtype=torch.int64))
-    monkeypatch.setattr(bad_ids.BadIds, "raise_if_any", lambda bad: None)
-    monkeypatch.setattr(bad_ids.BadIds, "address", 0)
     shape = (SIZES.kv, SIZES.block, SIZES.token, SIZES.head, SIZES.dim)
     layers = [torch.empty(shape, dtype=torch.float16, device="cuda") for _ in range(SIZES.layer)]
     return mk.KVView(layers, "kv block token head dim")
@@ -39,7 +36,7 @@ def test_pageable_memory_has_no_address_on_a_gpu():
 @pytest.mark.parametrize("to_gpu", [False, True])
 def test_a_plan_with_one_side_on_a_gpu_runs_there(monkeypatch, to_gpu, checksum):
     with FakeTensorMode():
-        device = on_gpu(monkeypatch)
+        device = on_gpu()
         host = make_view("page_first_direct", SIZES)
         sides = (host, device) if to_gpu else (device, host)
         called = []
@@ -61,7 +58,7 @@ def test_a_plan_with_one_side_on_a_gpu_runs_there(monkeypatch, to_gpu, checksum)
 def test_what_a_graph_would_read_again_is_not_taken_from_the_host(monkeypatch):
     """Of pageable memory a graph would keep the address, and read at each replay what is there."""
     with FakeTensorMode():
-        device = on_gpu(monkeypatch)
+        device = on_gpu()
         host = make_view("page_first_direct", SIZES)
         plan, sums = mk.CopyPlan(host, device), mk.CopyPlan(host, device, checksum=True)
         for name in ("copy_blocks", "transform_blocks"):
@@ -85,8 +82,7 @@ def test_what_a_graph_would_read_again_is_not_taken_from_the_host(monkeypatch):
             mk.gather_blocks(view, [0], engine=engine)
 
 
-def test_devices_that_do_not_go_together(monkeypatch):
-    monkeypatch.setattr(bad_ids, "_take_row", lambda: torch.zeros(4, dtype=torch.int64))
+def test_devices_that_do_not_go_together():
     with FakeTensorMode():
         one, other = (
             mk.KVView(torch.zeros(2, 3, 4, device=d), "block token dim")
@@ -106,7 +102,6 @@ def test_devices_that_do_not_go_together(monkeypatch):
 def test_the_gather_of_a_host_view_to_a_gpu_reports_bad_ids_there(monkeypatch):
     host = make_view("nhd_per_layer", SIZES)
     with FakeTensorMode(allow_non_fake_inputs=True):
-        monkeypatch.setattr(bad_ids, "_take_row", lambda: torch.zeros(4, dtype=torch.int64))
         monkeypatch.setattr(_library, "has_cuda", True)
         out = torch.empty(host.packed_shape(2), dtype=host.dtype, device="cuda")
         with pytest.raises(mk.InvalidArgument, match=r"view must be on cuda:0 or in pinned .*"):
