@@ -36,7 +36,12 @@ class Step:
             tail_bits=self.rows.tail_bits.to(device), tail_base=self.rows.tail_base.to(device),
         )  # fmt: skip
         names = ("q", "k_cache", "v_cache", "block_table")
-        return replace(self, rows=rows, **{name: getattr(self, name).to(device) for name in names})
+        tensors = {name: getattr(self, name).to(device) for name in names}
+        options = {
+            name: value.to(device) if isinstance(value, torch.Tensor) else value
+            for name, value in self.options.items()
+        }
+        return replace(self, rows=rows, options=options, **tensors)
 
     def expected(self) -> tuple[torch.Tensor, torch.Tensor]:
         """Return out and lse in float64, from matrices."""

@@ -5,7 +5,7 @@ import torch
 
 import mooncake_kernels as mk
 
-from .layouts import LAYOUTS, Sizes, make_view
+from .layouts import LAYOUTS, Sizes, make_view, snapshot
 from .test_two_sides_gpu import check, on_host, planes, sides
 
 SIZES = Sizes(layer=2, block=5, head=2, token=2)
@@ -65,13 +65,13 @@ def test_two_hops_of_packed_blocks(gpu):
 def test_what_is_refused(stream, gpu, engine):
     src, dst = sides("nhd_per_layer", "block_first_hnd", False, gpu)
     plan = mk.CopyPlan(src, dst)
-    before = dst.tensors[0].clone()
+    before = snapshot(dst)
     with pytest.raises(mk.InvalidArgument, match=r"src_blocks\[1\] must be .* got 5"):
         plan.run([0, 5], [1, 2], engine=engine)
     with pytest.raises(mk.InvalidArgument, match=f"must be on the CPU for engine {engine}"):
         plan.run(torch.tensor([0], device=gpu), [1], engine=engine)
     stream.synchronize()
-    assert torch.equal(dst.tensors[0], before)
+    assert torch.equal(snapshot(dst), before)
 
 
 def test_the_default_stream_and_one_device(gpu):
