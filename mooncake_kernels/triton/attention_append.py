@@ -40,7 +40,7 @@ def append_rows_kernel(
     LARGEST: tl.constexpr,  # fp8 value that the cache holds; otherwise 0
 ):
     """Program (i, head) writes one row of token i."""
-    token, head = tl.program_id(0).to(tl.int64), tl.program_id(1)
+    token, head = tl.program_id(0).to(tl.int64), tl.program_id(1).to(tl.int64)
     slot = tl.load(slots + token)
     if (slot < -1) | (slot >= num_slots):
         report_bad(bad, token, slot)

@@ -92,7 +92,7 @@ def paged_attention_kernel(
     has_tail = tl.max((tail != 0).to(tl.int32), 0) != 0
     tail_end = tl.where(has_tail, tl.minimum(base + 64, last_key), 0)
 
-    q_rows = q + query.to(tl.int64) * q_row_stride + head * q_head_stride
+    q_rows = q + query.to(tl.int64) * q_row_stride + head.to(tl.int64) * q_head_stride
     dims = tl.arange(0, MAIN)
     q_main = tl.load(q_rows[:, None] + dims[None, :],
                      mask=is_row[:, None] & (dims < K_DIM)[None, :], other=0)  # fmt: skip
