@@ -16,7 +16,7 @@ BUILD = {"setuptools": "setuptools>=77", "pybind11": "pybind11>=2.12"}
 NINJA = "ninja>=1.11"  # a program, which setup.py looks for on PATH
 TESTS = {
     "pytest": "pytest", "hypothesis": "hypothesis", "cryptography": "cryptography",
-    "triton": "triton>=3.6", "matplotlib": "matplotlib",
+    "triton": "triton>=3.6", "matplotlib": "matplotlib", "msgspec": "msgspec>=0.22",
 }  # fmt: skip
 DEMO = {
     "gguf": "gguf", "jinja2": "jinja2", "safetensors": "safetensors", "tokenizers": "tokenizers",
