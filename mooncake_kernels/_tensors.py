@@ -67,6 +67,32 @@ def have_addresses(tensors: Sequence[torch.Tensor | None]) -> bool:
     return True
 
 
+def is_captured() -> bool:
+    """Tell whether work on the current stream goes into a CUDA graph."""
+    if torch.compiler.is_compiling() or not torch.cuda.is_initialized():
+        return False
+    return torch.cuda.is_current_stream_capturing()
+
+
+def staged(what: str, tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
+    """Return a host tensor where it can be copied to a device with ``non_blocking``: pinned.
+
+    For a copy from pageable memory torch waits until the stream has come to its end. The pinned
+    memory is torch's, which does not reuse it before the copy; but a graph would read it at each
+    replay, so none may be captured.
+    """
+    if device.type == "cpu" or torch.compiler.is_compiling() or not have_addresses((tensor,)):
+        return tensor
+    if is_captured():
+        raise InvalidArgument(f"{what} must be on {device} before a CUDA graph is captured")
+    return tensor.pin_memory()
+
+
+def upload(what: str, tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
+    """Return a host tensor on a device, in the order of its current stream, without waiting."""
+    return staged(what, tensor, device).to(device, non_blocking=True)
+
+
 def versioned(tensors: list[torch.Tensor]) -> list[torch.Tensor]:
     """Return those whose writes autograd counts; compiled code handles that itself."""
     if torch.compiler.is_compiling():  # cannot trace the question

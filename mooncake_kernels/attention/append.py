@@ -4,10 +4,18 @@ from functools import lru_cache
 from typing import Literal
 
 import torch
+from torch._subclasses.fake_tensor import unset_fake_temporarily
 
 from .. import _library
 from .._arguments import as_instance, as_one_of
-from .._tensors import check_stored, count_write, have_addresses, refuse_gradients, versioned
+from .._tensors import (
+    check_stored,
+    count_write,
+    have_addresses,
+    is_captured,
+    refuse_gradients,
+    versioned,
+)
 from ..errors import InvalidArgument
 from ..reference import attention as reference
 from ..transforms import FLOATS, Rope
@@ -16,6 +24,7 @@ from .caches import AXES, ORDER, Caches
 AppendEngine = Literal["auto", "host", "triton", "reference"]
 ENGINES = ("auto", "host", "triton", "reference")
 OP = "append_kv"
+_kept_frequencies: dict[tuple[bytes, torch.device], torch.Tensor] = {}
 
 
 def append_kv(
@@ -58,7 +67,8 @@ def append_kv(
         slots: int64 ``[n]``, each ``block * block_size + token``, or -1 for a token that is not
             written. The contents of a slot that is named twice are undefined; this is not checked.
         axes: the order of the caches' axes.
-        rope: rotates the keys; None to leave them as they are.
+        rope: rotates the keys; None to leave them as they are. The first call on a GPU with these
+            frequencies waits for the copy of them there, and no graph may be capturing it.
         positions: integers ``[n]``, the position of each token; used only by ``rope``.
         k_scale: the value of 1.0 in ``k_cache``: a number, or float ``[kv_head]``; None for 1.
             Positive and finite, which is not checked of a tensor on a GPU.
@@ -234,6 +244,27 @@ def _cos_sin(rope: Rope, positions: torch.Tensor | None, k: torch.Tensor) -> tor
             f"{OP}: positions must be int32 or int64 [{k.shape[0]}] on {k.device}, got "
             f"{positions.dtype} of shape {tuple(positions.shape)} on {positions.device}"
         )
-    frequencies = rope.frequencies(k.shape[2]).to(k.device)
-    angles = positions.to(torch.float64)[:, None] * frequencies
+    angles = positions.to(torch.float64)[:, None] * _frequencies(rope, k.shape[2], positions)
     return torch.stack((angles.cos(), angles.sin()), dim=1).to(torch.float32)
+
+
+def _frequencies(rope: Rope, dim: int, positions: torch.Tensor) -> torch.Tensor:
+    """Return a rope's frequencies beside the positions; kept on a GPU, for a copy to it waits.
+
+    They are kept for good, by their values: few models are served at once, and graphs read them.
+    """
+    device = positions.device
+    is_kept = device.type != "cpu" and not torch.compiler.is_compiling()
+    if not is_kept or not have_addresses((positions,)):
+        return rope.frequencies(dim).to(device)
+    with unset_fake_temporarily():
+        frequencies = rope.frequencies(dim)
+        key = (frequencies.numpy().tobytes(), device)
+        kept = _kept_frequencies.get(key)
+        if kept is None:
+            if device.type == "cuda" and is_captured():
+                raise InvalidArgument(
+                    f"{OP}: rope must have been used on {device} before a CUDA graph is captured"
+                )
+            kept = _kept_frequencies[key] = frequencies.to(device)
+        return kept

@@ -9,7 +9,7 @@ import torch
 
 from .. import _library
 from .._arguments import as_one_of
-from .._tensors import check_plain, count_write, have_addresses
+from .._tensors import check_plain, count_write, have_addresses, is_captured
 from ..bad_ids import BadIds
 from ..errors import InvalidArgument, shown
 from ..reference import kv as reference
@@ -95,7 +95,7 @@ def execute(
                 f"engine triton must be given both sides on one device, got {src.device} and "
                 f"{dst.device}"
             )
-        triton_kv.copy_blocks(*arguments, bad.words)
+        triton_kv.copy_blocks(src.tensors, dst.tensors, plan, src_ids, dst_ids, bad.words)
         if device == "cpu":
             bad.raise_if_any()
     else:
@@ -117,7 +117,7 @@ def _execute_listed(
     _library.require_engine(engine, place.type)
     if torch.compiler.is_compiling() or not have_addresses((src.tensors[0], dst.tensors[0])):
         raise _not_compiled(engine)
-    if _is_captured():
+    if is_captured():
         raise InvalidArgument(f"engine {engine} must not be named while a CUDA graph is captured")
     gpu = gpu_index(place)
     if engine == "copy_engine":
@@ -189,19 +189,13 @@ def to_device(name: str, tensor: torch.Tensor, device: torch.device) -> torch.Te
     A graph does not keep the contents of a host tensor, but reads its memory at each replay: the
     tensor must then be the caller's own and pinned.
     """
-    is_read_again = device.type == "cuda" and not tensor.is_cuda and _is_captured()
+    is_read_again = device.type == "cuda" and not tensor.is_cuda and is_captured()
     if is_read_again and not (tensor.is_pinned() and tensor.is_contiguous()):
         raise InvalidArgument(
             f"{name} must be on {device} (or a packed tensor in pinned memory that stays) while a "
             f"CUDA graph is captured, got it on {tensor.device}"
         )
     return tensor.to(device, non_blocking=device.type == "cuda").contiguous()
-
-
-def _is_captured() -> bool:
-    if torch.compiler.is_compiling() or not torch.cuda.is_initialized():
-        return False
-    return torch.cuda.is_current_stream_capturing()
 
 
 def _are_ids(tensor: torch.Tensor, *, packed: bool = True) -> bool:

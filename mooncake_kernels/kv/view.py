@@ -28,6 +28,7 @@ class PlanTensor:
 
     Attributes:
         values: the plan, without addresses.
+        triton_planes: the planes' addresses on the device, for ``triton/kv.py``: on first use.
     """
 
     def __init__(self, values: list[int], dst_run_bytes: int | None = None):
@@ -35,6 +36,7 @@ class PlanTensor:
         src_run_bytes = values[1 + 2 * SIDE_FIELDS]
         self._dst_run_bytes = src_run_bytes if dst_run_bytes is None else dst_run_bytes
         self._resolved: tuple[tuple[int, int, int], torch.Tensor] | None = None
+        self.triton_planes: Any = None
 
     @property
     def num_planes(self) -> int:

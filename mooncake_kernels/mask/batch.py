@@ -5,6 +5,7 @@ from typing import Any
 
 import torch
 
+from .._tensors import upload
 from ..errors import InvalidArgument, shown
 
 INT32_MAX = (1 << 31) - 1
@@ -24,7 +25,9 @@ class ChunkBatch:
         positions: ``[num_q]`` the position of each query in its request, each in
             ``[0, kv_lens[b])``, for queries that are not consecutive (selected rows, as
             CacheBlend and SemShareKV recompute them); None for the last ``q_lens[b]`` positions.
-        device: where to put the tensors; None: where ``q_lens`` is, or the CPU.
+        device: where to put the tensors; None: where ``q_lens`` is, or the CPU. They are copied to
+            a GPU in the order of its current stream, without waiting for it; only arguments that
+            are on a GPU are waited for. No graph may be capturing them.
 
     Attributes:
         q_lens, kv_lens: int32 ``[num_requests]``.
@@ -47,9 +50,9 @@ class ChunkBatch:
     ) -> None:
         if device is None:  # whatever torch's default device
             device = q_lens.device if isinstance(q_lens, torch.Tensor) else "cpu"
-        self.q_lens = _as_int32("q_lens", q_lens, device)
-        self.kv_lens = _as_int32("kv_lens", kv_lens, device)
-        queries, keys = self.q_lens.tolist(), self.kv_lens.tolist()
+        # All are checked on the CPU, to which nothing has to be copied back then.
+        own_q, own_kv = _as_int32("q_lens", q_lens), _as_int32("kv_lens", kv_lens)
+        queries, keys = own_q.tolist(), own_kv.tolist()
         if len(queries) != len(keys):
             raise InvalidArgument(
                 "ChunkBatch: kv_lens must have one entry a request, as q_lens "
@@ -69,9 +72,12 @@ class ChunkBatch:
             raise InvalidArgument(
                 f"ChunkBatch: q_lens must sum to less than 2**31, got {self.num_q}"
             )
-        self.cu_q = torch.zeros(self.num_requests + 1, dtype=torch.int32, device=self.q_lens.device)
-        torch.cumsum(self.q_lens, 0, out=self.cu_q[1:])
-        self.positions = None if positions is None else self._as_positions(positions)
+        cu_q = torch.zeros(self.num_requests + 1, dtype=torch.int32, device="cpu")
+        torch.cumsum(own_q, 0, out=cu_q[1:])
+        own_positions = None if positions is None else _as_positions(positions, own_q, own_kv)
+        self.q_lens, self.kv_lens = _moved(own_q, device), _moved(own_kv, device)
+        self.cu_q = _moved(cu_q, device)
+        self.positions = None if own_positions is None else _moved(own_positions, device)
 
     @property
     def device(self) -> torch.device:
@@ -91,33 +97,40 @@ class ChunkBatch:
         rows = torch.arange(self.num_q, dtype=torch.int32, device=self.device)
         return first + rows
 
-    def _as_positions(self, positions: Any) -> torch.Tensor:
-        result = _as_int32("positions", positions, self.device)
-        if result.numel() != self.num_q:
-            raise InvalidArgument(
-                f"ChunkBatch: positions must have one entry a query ({self.num_q}), "
-                f"got {result.numel()}"
-            )
-        limits = self.kv_lens[self.request_of()]
-        outside = ((result < 0) | (result >= limits)).nonzero()
-        if outside.numel():
-            row = int(outside[0])
-            raise InvalidArgument(
-                f"ChunkBatch: positions[{row}] must be in [0, {int(limits[row])}), the keys of "
-                f"its request, got {int(result[row])}"
-            )
-        return result
-
     def __repr__(self) -> str:
         """Show the lengths."""
         return f"ChunkBatch(q_lens={self.q_lens.tolist()}, kv_lens={self.kv_lens.tolist()})"
 
 
-def _as_int32(
-    name: str, values: torch.Tensor | Sequence[int], device: torch.device | str | None
-) -> torch.Tensor:
+def _as_positions(positions: Any, q_lens: torch.Tensor, kv_lens: torch.Tensor) -> torch.Tensor:
+    result, limits = _as_int32("positions", positions), kv_lens.repeat_interleave(q_lens)
+    if result.numel() != limits.numel():
+        raise InvalidArgument(
+            f"ChunkBatch: positions must have one entry a query ({limits.numel()}), "
+            f"got {result.numel()}"
+        )
+    outside = ((result < 0) | (result >= limits)).nonzero()
+    if outside.numel():
+        row = int(outside[0])
+        raise InvalidArgument(
+            f"ChunkBatch: positions[{row}] must be in [0, {int(limits[row])}), the keys of "
+            f"its request, got {int(result[row])}"
+        )
+    return result
+
+
+def _moved(tensor: torch.Tensor, device: torch.device | str) -> torch.Tensor:
     try:
-        wide = torch.as_tensor(values, device=device)
+        return upload("ChunkBatch: lengths", tensor, torch.device(device))
+    except (TypeError, RuntimeError, AssertionError) as error:  # the last: a torch without CUDA
+        raise InvalidArgument(
+            f"ChunkBatch: device must be one of this machine, got {device!r}: {error}"
+        ) from None
+
+
+def _as_int32(name: str, values: torch.Tensor | Sequence[int]) -> torch.Tensor:
+    try:
+        wide = torch.as_tensor(values, device="cpu")
     except (TypeError, ValueError, RuntimeError) as error:
         raise InvalidArgument(
             f"ChunkBatch: {name} must be 1-d integers, got {shown(values)}: {error}"

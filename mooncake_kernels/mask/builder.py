@@ -3,6 +3,7 @@
 from typing import Any
 
 from .._engine import Engine, choose
+from .._tensors import staged
 from ..errors import InvalidArgument
 from .batch import ChunkBatch
 from .build import raise_if_unfit, run
@@ -47,7 +48,8 @@ class MaskBuilder:
     def set_lengths(self, q_lens: Any, kv_lens: Any, positions: Any = None) -> None:
         """Set the lengths of the next batch, checked like those of a ``ChunkBatch``.
 
-        They are copied to the device in the order of the current stream.
+        They are copied to the device in the order of the current stream, without waiting for it;
+        only lengths that are on a GPU are waited for.
 
         Raises:
             InvalidArgument: the batch is invalid, or too large.
@@ -69,10 +71,12 @@ class MaskBuilder:
                 "as for the first batch"
             )
         tail_lengths(each_own(self.rule, new.num_requests), new.kv_lens_list)
-        for name in ("q_lens", "kv_lens", "cu_q"):
-            getattr(own, name).copy_(getattr(new, name))
-        if own.positions is not None and new.positions is not None:
-            own.positions[: new.num_q].copy_(new.positions)
+        targets = {name: getattr(own, name) for name in ("q_lens", "kv_lens", "cu_q")}
+        if own.positions is not None:
+            targets["positions"] = own.positions[: new.num_q]
+        for name, target in targets.items():
+            source = staged(f"MaskBuilder: {name}", getattr(new, name), own.device)
+            target.copy_(source, non_blocking=True)
         own.num_q = new.num_q
         own.q_lens_list, own.kv_lens_list = new.q_lens_list, new.kv_lens_list
 

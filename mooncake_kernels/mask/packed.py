@@ -6,6 +6,7 @@ import torch
 
 from .. import _library
 from .._engine import Engine, choose
+from .._tensors import upload
 from ..reference import mask as reference
 from .batch import ChunkBatch
 from .program import check_arguments, compile_rule
@@ -85,7 +86,7 @@ def _empty(batch: ChunkBatch) -> tuple[torch.Tensor, torch.Tensor]:
     sizes = torch.tensor([0, *_sizes(batch)], dtype=torch.int64, device="cpu")
     room = -(-int(sizes.sum()) // 4) * 4
     words = torch.empty(room, dtype=torch.uint8, device=batch.device)
-    return sizes.cumsum(0).to(batch.device), words
+    return upload("mask.packed: indptr", sizes.cumsum(0), batch.device), words
 
 
 def _packed_of(masks: list[torch.Tensor], batch: ChunkBatch) -> PackedMask:

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 import torch
 
 from .._arguments import as_instance
+from .._tensors import upload
 from ..errors import InvalidArgument
 from .batch import ChunkBatch
 from .rule import MAX_HEIGHT, Both, Either, Leaf, Op, Parameter, Rule, Value
@@ -51,7 +52,7 @@ def compile_rule(rule: Rule, kv_lens: Sequence[int], device: torch.device) -> Pr
         writer.words[2 * request : 2 * request + 2] = [writer.code_of(own), tail]
     words = torch.tensor(writer.words, dtype=torch.int32, device="cpu")
     fits = all(always_fits(own) for own in {id(own): own for own in of_request}.values())
-    return Program(words.to(device), tails, fits)
+    return Program(upload("mask: a rule", words, device), tails, fits)
 
 
 def each_own(rule: Rule, num_requests: int) -> list[Rule]:

@@ -6,8 +6,10 @@ import torch
 import triton
 import triton.language as tl
 
+from .._tensors import is_captured
 from ..errors import InvalidArgument
 from ..kv.layout import HEADER, PLANE_FIELDS, SIDE_FIELDS
+from ..kv.view import PlanTensor
 from . import check_device
 
 WORDS_PER_PROGRAM = 1024
@@ -16,6 +18,8 @@ WORD_TYPES = {8: tl.int64, 4: tl.int32, 2: tl.int16, 1: tl.int8}
 
 @triton.jit
 def copy_blocks_kernel(
+    src_base,  # added to the addresses
+    dst_base,
     src_planes,  # *i64 [num_planes]: addresses
     dst_planes,  # *i64 [num_planes]
     src_ids,  # *i32 or *i64; unused without HAS_SRC
@@ -71,11 +75,11 @@ def copy_blocks_kernel(
     num_wanted = tl.where(src_is_good & dst_is_good, run_words, 0)
 
     a, b = run // extent1, run % extent1
-    src = tl.load(src_planes + plane) + a * src_stride0
+    src = src_base + tl.load(src_planes + plane) + a * src_stride0
     src += src_id // src_slots_per_block * src_block_stride
     src += src_id % src_slots_per_block * src_slot_stride
     src += piece % src_pieces_per_id * src_piece_stride
-    dst = tl.load(dst_planes + plane) + a * dst_stride0
+    dst = dst_base + tl.load(dst_planes + plane) + a * dst_stride0
     dst += dst_id // dst_slots_per_block * dst_block_stride
     dst += dst_id % dst_slots_per_block * dst_slot_stride
     dst += piece % dst_pieces_per_id * dst_piece_stride
@@ -89,29 +93,31 @@ def copy_blocks_kernel(
 def copy_blocks(
     src: Sequence[torch.Tensor],
     dst: Sequence[torch.Tensor],
-    plan: torch.Tensor,
+    plan: PlanTensor,
     src_ids: torch.Tensor | None,
     dst_ids: torch.Tensor | None,
     bad: torch.Tensor,
 ) -> None:
     """Run the plan; arguments as for ``torch.ops.mooncake_kernels.copy_blocks``.
 
-    Unlike the CUDA kernel it uploads the planes' addresses at each call.
+    Unlike the CUDA kernel it reads the planes' addresses in the device's memory. The plan keeps
+    them there: the first run, and one after a cache was moved, waits for their copy.
 
     Raises:
+        InvalidArgument: that run is being captured into a CUDA graph.
         Unavailable: the tensors are on the CPU and Triton is not in its interpreter.
     """
     device = src[0].device
     check_device(device)
-    values = plan.tolist()
+    values = plan.values.tolist()
     src_side, dst_side = values[1 : 1 + SIDE_FIELDS], values[1 + SIDE_FIELDS : 1 + 2 * SIDE_FIELDS]
     run_bytes, *axes = values[1 + 2 * SIDE_FIELDS : HEADER]
     planes = values[HEADER:]
     num_pieces = _num_pieces((src_side, src_ids), (dst_side, dst_ids))
-    src_planes = _addresses(src, planes[0::PLANE_FIELDS], planes[1::PLANE_FIELDS])
-    dst_planes = _addresses(dst, planes[2::PLANE_FIELDS], planes[3::PLANE_FIELDS])
+    src_base, src_planes = _addresses(src, planes[0::PLANE_FIELDS], planes[1::PLANE_FIELDS])
+    dst_base, dst_planes = _addresses(dst, planes[2::PLANE_FIELDS], planes[3::PLANE_FIELDS])
     word_bytes = _alignment(
-        [*src_planes, *dst_planes, run_bytes]
+        [src_base, dst_base, *src_planes, *dst_planes, run_bytes]
         + [stride for side in (src_side, dst_side) for stride in side[1::2]]
         + [stride for i, stride in enumerate(axes) if i % 3]
     )
@@ -123,8 +129,7 @@ def copy_blocks(
     tiles_per_run = triton.cdiv(run_words, num_words)
     with torch.cuda.device_of(src[0]):  # Triton launches on the current device
         copy_blocks_kernel[(num_runs * tiles_per_run,)](
-            torch.tensor(src_planes, device=device),
-            torch.tensor(dst_planes, device=device),
+            *(src_base, dst_base, *_kept_planes(plan, src_planes, dst_planes, device)),
             src_ids if src_ids is not None else dst_ids,
             dst_ids if dst_ids is not None else src_ids,
             bad,
@@ -149,9 +154,29 @@ def _num_pieces(*sides: tuple[list[int], torch.Tensor | None]) -> int:
 
 def _addresses(
     tensors: Sequence[torch.Tensor], indices: Sequence[int], offsets: Sequence[int]
-) -> list[int]:
+) -> tuple[int, tuple[int, ...]]:
+    """Return a base and the planes' addresses relative to it.
+
+    The base of a single tensor is its address: packed blocks are elsewhere at each call.
+    """
+    if len(tensors) == 1:
+        return tensors[0].data_ptr(), tuple(offsets)
     bases = [tensor.data_ptr() for tensor in tensors]
-    return [bases[index] + offset for index, offset in zip(indices, offsets, strict=True)]
+    return 0, tuple(bases[index] + offset for index, offset in zip(indices, offsets, strict=True))
+
+
+def _kept_planes(
+    plan: PlanTensor, src: tuple[int, ...], dst: tuple[int, ...], device: torch.device
+) -> tuple[torch.Tensor, torch.Tensor]:
+    key = (device, src, dst)
+    if plan.triton_planes is None or plan.triton_planes[0] != key:
+        if device.type == "cuda" and is_captured():
+            raise InvalidArgument(
+                "engine triton: a plan must have run once before a CUDA graph is captured"
+            )
+        tensors = tuple(torch.tensor(planes, device=device) for planes in (src, dst))
+        plan.triton_planes = (key, tensors)
+    return plan.triton_planes[1]
 
 
 def _alignment(numbers: Sequence[int]) -> int:

@@ -26,7 +26,7 @@ def build(arch, word_bytes, ids, has, aligned):
                  "NUM_WORDS": kv.WORDS_PER_PROGRAM}
     # Numbers that int32 holds come as such, larger strides as int64; ones are constants.
     types = {"src_planes": "*i64", "dst_planes": "*i64", "src_ids": ids, "dst_ids": ids,
-             "bad": "*i64", "src_block_stride": "i64"}
+             "bad": "*i64", "src_base": "i64", "src_block_stride": "i64"}
     constants |= dict.fromkeys(("src_pieces_per_id", "dst_slots_per_block", "extent1"), 1)
     signature = {name: types.get(name, "i32") for name in names}
     signature |= {name: "constexpr" for name in constants}
