@@ -1,6 +1,6 @@
 """Bad block ids: how a kernel reports one without the host waiting for it."""
 
-import weakref
+from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
@@ -8,20 +8,21 @@ import torch
 from torch._subclasses.fake_tensor import unset_fake_temporarily
 
 from .errors import ChecksumError, InvalidArgument
+from .lending import Lender
 
 WORDS = 3  # side (0: none, 1: src, 2: dst, -1: being written), index, id; BadId in copy_blocks.h
 SHARED = -(1 << 30) - 1  # in place of all ids of dst, if the same run reads their memory
 BAD_CHECKSUM = 3  # in place of a side; csrc/kv/transform_blocks.h
 ROW_WORDS, NUM_ROWS = 4, 256
-_free_rows: list[torch.Tensor] = []
+NUM_RESTING = 1 << 16  # 2 MiB, once as many views and plans were dropped
 
 
 class BadIds:
     """Where kernels report a bad block id of one view or plan.
 
     On CUDA that is a row of pinned host memory, which both a kernel and the host access. Rows are
-    lent, and their memory is never freed, so a kernel that is still queued when its plan is
-    dropped writes to valid memory. Elsewhere each object has its own row.
+    lent, and lent again much later, so a kernel that is still queued when its plan is dropped
+    writes to valid memory, and reports to nobody. Elsewhere each object has its own row.
 
     Args:
         device: of the cache.
@@ -40,15 +41,16 @@ class BadIds:
         self.address = 0
         # While a graph is being traced there is no row to lend, and no reader.
         if device.type == "cuda" and not torch.compiler.is_compiling():
-            row, self._seen = _take_row()
-            self._words, self.address = row, row.data_ptr()
-            weakref.finalize(self, _free_rows.append, row).atexit = False
+            with unset_fake_temporarily():
+                self._words = row = _rows.lend(self)
+                self._seen, self.address = row.numpy(), row.data_ptr()
 
     @property
     def words(self) -> torch.Tensor:
         if self._words is None:
-            with unset_fake_temporarily():
-                self._words = _zeros(WORDS, pinned=False)
+            # Out of inference mode they could not be reset otherwise.
+            with unset_fake_temporarily(), torch.inference_mode(False):
+                self._words = torch.zeros(WORDS, dtype=torch.int64, device="cpu")
                 self._seen = self._words.numpy()
         return self._words
 
@@ -93,17 +95,11 @@ class BadIds:
         return BadIds, self._made_of
 
 
-def _take_row() -> tuple[torch.Tensor, np.ndarray]:
-    with unset_fake_temporarily():  # the row outlives the mode, and a kernel is to write to it
-        try:
-            row = _free_rows.pop()
-        except IndexError:
-            # Without CUDA no kernel runs, and nothing can be pinned.
-            row, *others = _zeros(NUM_ROWS, ROW_WORDS, pinned=torch.cuda.is_available()).unbind()
-            _free_rows.extend(others)
-        return row.zero_(), row.numpy()
+def _new_rows() -> Iterable[torch.Tensor]:
+    # Without CUDA no kernel runs, and nothing can be pinned.
+    pinned = torch.cuda.is_available()
+    shape = (NUM_ROWS, ROW_WORDS)
+    return torch.zeros(shape, dtype=torch.int64, device="cpu", pin_memory=pinned).unbind()
 
 
-def _zeros(*shape: int, pinned: bool) -> torch.Tensor:
-    with torch.inference_mode(False):  # otherwise they could not be reset outside of it
-        return torch.zeros(shape, dtype=torch.int64, device="cpu", pin_memory=pinned)
+_rows = Lender(_new_rows, NUM_RESTING)

@@ -159,7 +159,8 @@ class CopyPlan:
 
         On CUDA the copy is queued on the current stream and may not have run yet. Ids on the CPU
         are moved to the device first; pass them on the device to avoid that. Do not change ids in
-        pinned memory until the stream has reached the copy.
+        pinned memory until the stream has reached the copy. A CUDA graph that captured it must not
+        outlive the plan, to which its kernels report.
 
         Args:
             src_blocks: ``[n]``, int32 or int64. Each in ``[0, src.num_blocks)``, or -1 to skip its

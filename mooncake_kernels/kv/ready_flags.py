@@ -1,19 +1,20 @@
 """Flags in host memory by which one side shows its progress to another; csrc/kv/ready_flags.h."""
 
 import time
-import weakref
 from typing import NamedTuple
 
 import torch
 
 from .. import _library
 from ..errors import InvalidArgument
+from ..lending import Lender
 
 TIMED_OUT, ABORTED = 1, 2
 _REPORT_WORDS = 4  # before the flags; WaitReport in ready_flags.h
 _READY, _GIVEN_UP = 0, 2  # what poll_flag returns
 _SLICE_S = 0.1  # between two checks for Python's signals
-_free_rows: dict[tuple[int, bool], list[torch.Tensor]] = {}
+_NUM_RESTING = 1 << 10  # of a size: 1 MiB with 124 layers, once as many streams were dropped
+_lenders: dict[tuple[int, bool], Lender] = {}
 
 
 class Report(NamedTuple):
@@ -28,8 +29,8 @@ class Report(NamedTuple):
 class Flags:
     """int64 flags, initially 0, and the report of their waiters.
 
-    Their memory is lent, and never freed: a kernel or a graph that outlives its owner reads valid
-    memory.
+    Their memory is lent, and lent again much later: a kernel or a graph that outlives its owner
+    reads valid memory, and does not set the flags of another.
 
     Args:
         count: how many.
@@ -37,15 +38,11 @@ class Flags:
     """
 
     def __init__(self, count: int, *, pinned: bool):
-        free = _free_rows.setdefault((count, pinned), [])
-        if free:
-            row = free.pop().zero_()
-        else:
-            with torch.inference_mode(False):  # otherwise they could not be written outside of it
-                row = torch.zeros(
-                    _REPORT_WORDS + count, dtype=torch.int64, device="cpu", pin_memory=pinned
-                )
-        weakref.finalize(self, free.append, row).atexit = False
+        def make() -> list[torch.Tensor]:
+            size = _REPORT_WORDS + count
+            return [torch.zeros(size, dtype=torch.int64, device="cpu", pin_memory=pinned)]
+
+        row = _lenders.setdefault((count, pinned), Lender(make, _NUM_RESTING)).lend(self)
         self._report, self.values = row[:_REPORT_WORDS], row[_REPORT_WORDS:]
         self.report_address, self._address = self._report.data_ptr(), self.values.data_ptr()
 

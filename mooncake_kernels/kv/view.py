@@ -109,7 +109,8 @@ class KVView:
         tensors: one tensor; or a list of them, one per layer; or a list of two such lists, one for
             k and one for v. All of one shape, strides, dtype and device; no size but that of
             ``block`` may be 0; they must not require grad, or have a forward tangent. They are
-            not copied, and must keep their memory while the view is in use.
+            not copied, and must keep their memory while the view is in use. No CUDA graph that
+            captured a copy of the view's blocks may outlive it.
         axes: the names of a tensor's dimensions, separated by spaces.
 
     Attributes:

@@ -7,6 +7,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 import mooncake_kernels as mk
 from mooncake_kernels import _library, bad_ids
 from mooncake_kernels.bad_ids import BadIds
+from mooncake_kernels.lending import Lender
 
 from .layouts import Sizes, make_view
 
@@ -60,7 +61,7 @@ def test_plans_with_rows_run_in_a_fake_mode(rows, checksum):
 
 
 def test_a_view_of_fake_tensors_borrows_real_rows(monkeypatch):
-    monkeypatch.setattr(bad_ids, "_free_rows", [])
+    monkeypatch.setattr(bad_ids, "_rows", Lender(bad_ids._new_rows, 1))
     monkeypatch.setattr(_library, "has_cuda", True)
     with FakeTensorMode(allow_non_fake_inputs=True):  # a plan is one
         cache = torch.empty(2, 4, 16, 1, 64, device="cuda")
@@ -74,3 +75,31 @@ def test_a_view_of_fake_tensors_borrows_real_rows(monkeypatch):
     with pytest.raises(mk.InvalidArgument, match=r"^a\[3\] must be -1 or in \[0, 1\), got 7"):
         bad.raise_if_any()
     bad.raise_if_any()
+
+
+def test_a_late_report_of_a_dropped_plan_is_not_of_the_next_ones():
+    def plan_of(name):
+        return BadIds(CUDA, (f"{name}: src_blocks", f"{name}: dst_blocks"), (8, 8))
+
+    dropped = plan_of("dropped")
+    row = dropped.words
+    address = dropped.address
+    del dropped
+    later = [plan_of(i) for i in range(300)]
+    row[:3] = torch.tensor([1, 5, 99])  # as a kernel does that was queued all the time
+    for bad in later:
+        bad.raise_if_any()
+    assert address not in {bad.address for bad in later}
+
+
+def test_rows_are_lent_again_after_others():
+    rows = Lender(lambda: torch.ones(4, 2, dtype=torch.int64).unbind(), 3)
+    addresses = []
+    for _ in range(9):
+        owner = torch.nn.Module()
+        row = rows.lend(owner)
+        addresses.append(row.data_ptr())
+        assert not row.any()
+        row.fill_(7)
+        del owner
+    assert len(set(addresses)) == 4 and addresses[4:8] == addresses[:4]

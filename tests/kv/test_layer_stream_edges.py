@@ -9,6 +9,7 @@ import pytest
 import torch
 
 import mooncake_kernels as mk
+from mooncake_kernels.kv import ready_flags
 
 
 @pytest.fixture
@@ -24,11 +25,17 @@ def test_ctrl_c_is_heard_while_waiting(stream):
     timer.join()
 
 
-def test_memory_of_a_dead_stream_is_lent_again():
+@pytest.mark.parametrize("num_resting", [0, 2])
+def test_memory_of_a_dead_stream_is_lent_again(monkeypatch, num_resting):
+    """But only after others: a kernel that is late must not signal to the next stream."""
+    monkeypatch.setattr(ready_flags, "_lenders", {})
+    monkeypatch.setattr(ready_flags, "_NUM_RESTING", num_resting)
     stream = mk.LayerStream(77)
     stream.signal_from_host(5, 9)
     address = stream.flags.data_ptr()
     del stream
+    for _ in range(num_resting):
+        assert mk.LayerStream(77).flags.data_ptr() != address
     streams = [mk.LayerStream(77) for _ in range(3)]
     assert address in [stream.flags.data_ptr() for stream in streams]
     assert not any(stream.flags.any() for stream in streams)
