@@ -18,7 +18,7 @@ from .sdpa_attention import SdpaAttention
 
 
 class Attention(Protocol):
-    """Made once per step, and used for every layer."""
+    """Made once per step, and used for every layer, in their order."""
 
     def append(
         self, k: torch.Tensor, v: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor

@@ -13,6 +13,7 @@ class Chunk(NamedTuple):
     token_ids: Sequence[int]
     start: int  # position of the first token; the keys and values before it are in the cache
     block_ids: Sequence[int]  # the request's blocks, in order, up to the chunk's end at least
+    num_lent: int = 0  # first tokens whose blocks other instances hold; block_ids follow them
 
 
 @dataclass(frozen=True)
@@ -24,7 +25,7 @@ class Batch:
     slots: torch.Tensor  # [num_tokens]: where each token's keys and values are written
     block_tables: torch.Tensor  # [num_requests, max_blocks]; a short row repeats its first block
     q_lens: tuple[int, ...]  # tokens computed now, by request
-    kv_lens: tuple[int, ...]  # tokens attended to, those included
+    kv_lens: tuple[int, ...]  # tokens attended to in this cache, those included
     block_size: int
 
     @classmethod
@@ -41,7 +42,8 @@ class Batch:
         for index, chunk in enumerate(chunks):
             _check(index, chunk, block_size)
         q_lens = tuple(len(chunk.token_ids) for chunk in chunks)
-        kv_lens = tuple(chunk.start + q for chunk, q in zip(chunks, q_lens, strict=True))
+        starts = [chunk.start - chunk.num_lent for chunk in chunks]  # in block_ids
+        kv_lens = tuple(start + q for start, q in zip(starts, q_lens, strict=True))
         tables = [
             chunk.block_ids[: -(-kv // block_size)]
             for chunk, kv in zip(chunks, kv_lens, strict=True)
@@ -51,14 +53,15 @@ class Batch:
         block_tables = torch.tensor(padded)
 
         request_index = torch.repeat_interleave(torch.tensor(q_lens))
-        positions = torch.cat(
-            [torch.arange(chunk.start, kv) for chunk, kv in zip(chunks, kv_lens, strict=True)]
+        places = torch.cat(
+            [torch.arange(start, kv) for start, kv in zip(starts, kv_lens, strict=True)]
         )
-        blocks = block_tables[request_index, positions // block_size]
+        blocks = block_tables[request_index, places // block_size]
+        num_lent = torch.tensor([chunk.num_lent for chunk in chunks])
         return cls(
             token_ids=torch.tensor([t for c in chunks for t in c.token_ids], device=device),
-            positions=positions.to(device),
-            slots=(blocks * block_size + positions % block_size).to(device),
+            positions=(places + num_lent[request_index]).to(device),
+            slots=(blocks * block_size + places % block_size).to(device),
             block_tables=block_tables.to(device),
             q_lens=q_lens,
             kv_lens=kv_lens,
@@ -79,7 +82,12 @@ def _check(index: int, chunk: Chunk, block_size: int) -> None:
         raise ValueError(f"Batch.build: chunks[{index}].token_ids must not be empty, got []")
     if chunk.start < 0:
         raise ValueError(f"Batch.build: chunks[{index}].start must be >= 0, got {chunk.start}")
-    needed = chunk.start + len(chunk.token_ids)
+    if not 0 <= chunk.num_lent <= chunk.start or chunk.num_lent % block_size:
+        raise ValueError(
+            f"Batch.build: chunks[{index}].num_lent must be whole blocks of {block_size} tokens "
+            f"before {chunk.start}, got {chunk.num_lent}"
+        )
+    needed = chunk.start - chunk.num_lent + len(chunk.token_ids)
     capacity = len(chunk.block_ids) * block_size
     if capacity < needed:
         raise ValueError(

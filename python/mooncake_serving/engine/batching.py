@@ -4,6 +4,8 @@ import itertools
 import random
 from collections.abc import Iterator, Sequence
 
+import torch
+
 from .arguments import as_positive, check_params
 from .batch import Batch
 from .block_allocator import BlockAllocator
@@ -179,7 +181,7 @@ class BatchingEngine:
         chunks = [request.next_chunk(num_tokens) for request, num_tokens in work]
         batch = Batch.build(chunks, self.cache.block_size, self.model.device)
         ends = [index for index, (request, n) in enumerate(work) if n == request.num_pending]
-        logits = self.model.forward(batch, self.cache, requests=ends)
+        logits = self._forward(work, batch, ends)
         chosen = [work[index][0] for index in ends]
         try:
             token_ids = sample(logits, [request.next_draw() for request in chosen])
@@ -188,6 +190,12 @@ class BatchingEngine:
         for request, num_tokens in work:
             request.num_computed += num_tokens
         return [self._accept(r, t) for r, t in zip(chosen, token_ids, strict=True)]
+
+    def _forward(
+        self, work: Sequence[tuple[Request, int]], batch: Batch, ends: Sequence[int]
+    ) -> torch.Tensor:
+        """Compute the logits after the last token of the requests ``ends`` of ``work``."""
+        return self.model.forward(batch, self.cache, requests=ends)
 
     def _refuse_in_stream(self, op: str) -> None:
         if self._in_stream:
@@ -215,13 +223,16 @@ class BatchingEngine:
         seed = random.getrandbits(64) if params.seed is None else params.seed
         max_tokens = 1 if prompt_only else self._clip(len(tokens), params)
         request = Request(next(self._ids), tokens, len(tokens), params, seed, max_tokens)
-        num_blocks = self.scheduler.num_blocks_for(request)
-        if num_blocks > self.cache.num_blocks:
+        self._check_fits(op, request)
+        return request
+
+    def _check_fits(self, op: str, request: Request) -> None:
+        if self.scheduler.num_blocks_for(request) > self.cache.num_blocks:
             raise ValueError(
                 f"{op}: prompt_tokens and max_tokens must fit into {self.cache.num_blocks} blocks "
-                f"of {self.cache.block_size} tokens, got {len(tokens)} + {max_tokens} tokens"
+                f"of {self.cache.block_size} tokens, got {request.num_prompt_tokens} + "
+                f"{request.max_tokens} tokens"
             )
-        return request
 
     def _clip(self, num_prompt_tokens: int, params: SamplingParams) -> int:
         return min(params.max_tokens, self.model.config.max_position - num_prompt_tokens)

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import torch
 from torch.nn import functional
 
-from .attention import attention_of
+from .attention import Attention, attention_of
 from .batch import Batch
 from .config import ModelConfig
 from .kv_cache import PagedKVCache
@@ -61,6 +61,7 @@ class Llama:
         requests: Sequence[int] | None = None,
         all_logits: bool = False,
         hooks: LayerHooks | None = None,
+        attention: Attention | None = None,
     ) -> torch.Tensor:
         """Run one step: write the batch's keys and values, return logits.
 
@@ -70,12 +71,13 @@ class Llama:
             requests: indices of the requests whose last token's logits are wanted; None: all.
             all_logits: logits of every token of the batch instead.
             hooks: called around each layer.
+            attention: of this step; None: over this cache alone.
 
         Returns:
             ``[len(requests), vocab_size]``, or ``[num_tokens, vocab_size]``; the model's dtype.
             On CUDA the work is queued on the current stream.
         """
-        attention = attention_of(batch)
+        attention = attention or attention_of(batch)
         cos_sin = rotation(batch.positions, self.weights.frequencies, self.dtype)
         x = self.weights.embedding[batch.token_ids]
         hooks = hooks or LayerHooks()

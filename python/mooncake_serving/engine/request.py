@@ -21,6 +21,7 @@ class Request:
     max_tokens: int  # params.max_tokens, limited by the model's context
     block_ids: list[int] = field(default_factory=list)  # empty: not admitted yet
     num_computed: int = 0  # tokens whose keys and values are in the cache
+    num_lent: int = 0  # the first of those, whose blocks other instances hold
 
     @property
     def num_generated(self) -> int:
@@ -40,7 +41,8 @@ class Request:
     def next_chunk(self, num_tokens: int) -> Chunk:
         """Return the next ``num_tokens`` pending tokens as a chunk."""
         stop = self.num_computed + num_tokens
-        return Chunk(self.tokens[self.num_computed : stop], self.num_computed, self.block_ids)
+        tokens = self.tokens[self.num_computed : stop]
+        return Chunk(tokens, self.num_computed, self.block_ids, self.num_lent)
 
     def next_draw(self) -> Draw:
         """Return the choice of the next token."""
