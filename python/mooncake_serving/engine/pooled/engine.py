@@ -1,0 +1,127 @@
+"""An engine that lends its free blocks, and borrows those that its requests lack."""
+
+from collections.abc import Sequence
+
+import torch
+
+import mooncake_kernels as mk
+from mooncake_kernels.closing import Closing
+
+from ...pooling import CreditorFailed, Geometry, Manager, Member, PoolOptions
+from ..arguments import as_positive, refuse
+from ..batch import Batch
+from ..batching import BatchingEngine
+from ..errors import OutOfBlocks
+from ..kv_cache import PagedKVCache
+from ..llama import Llama
+from ..request import Request, TokenOutput
+from .attention import PooledAttention
+from .blocks import SharedAllocator
+from .errors import LoansLost
+from .scheduler import PooledScheduler
+
+
+class PooledEngine(BatchingEngine, Closing):
+    """Serve requests like ``BatchingEngine``, and some that its cache cannot hold.
+
+    A request that does not fit into the free blocks is admitted if other instances lend the rest:
+    they then hold the keys and values of its first tokens (DistAttention). The caches of all
+    instances need the same dtype and shapes of blocks; their layouts and sizes may differ. Close
+    the engine: it is a context manager. It is not thread-safe, but lends on a thread of its own.
+
+    Args:
+        model: the model.
+        cache: as for ``BatchingEngine``, on the CPU.
+        transfer: by which the instances reach each other, for this engine alone; not closed here.
+        manager: knows the other instances: a ``DebtLedger``, or the way to one.
+        pool: how it lends and borrows.
+        min_own_blocks: a request that borrows has at least so many blocks here.
+        limits: ``max_batch_tokens``, ``chunk_tokens`` and ``max_requests``, as for
+            ``BatchingEngine``.
+
+    Raises:
+        ValueError: see ``BatchingEngine``; or the cache is on a GPU.
+    """
+
+    def __init__(
+        self,
+        model: Llama,
+        cache: PagedKVCache,
+        transfer: mk.TransferEngine,
+        manager: Manager,
+        *,
+        pool: PoolOptions | None = None,
+        min_own_blocks: int = 4,
+        **limits: int,
+    ) -> None:
+        super().__init__(model, cache, **limits)
+        if cache.device.type != "cpu":
+            refuse("PooledEngine", "cache", "on the CPU", cache.device)
+        min_own_blocks = as_positive("PooledEngine", "min_own_blocks", min_own_blocks)
+        limits_of = self.scheduler
+        self.allocator = blocks = SharedAllocator(cache.num_blocks)
+        geometry = Geometry.of(cache, model.config.num_heads, limits_of.max_batch_tokens)
+        self.member = Member(transfer, cache, geometry, blocks, manager, pool or PoolOptions())
+        self.scheduler: PooledScheduler = PooledScheduler(
+            blocks,
+            cache.block_size,
+            member=self.member,
+            min_own_blocks=min_own_blocks,
+            max_batch_tokens=limits_of.max_batch_tokens,
+            chunk_tokens=limits_of.chunk_tokens,
+            max_requests=limits_of.max_requests,
+        )
+
+    @property
+    def name(self) -> str:
+        """Return the instance's name in the pool."""
+        return self.member.name
+
+    def close(self) -> None:
+        """Leave the pool: end all requests, and all loans. Idempotent."""
+        for request_id in list(self._requests):
+            self.abort(request_id)
+        self.member.close()
+
+    def _check_fits(self, op: str, request: Request) -> None:
+        """Accept what the model's context holds: how much can be borrowed is not known."""
+
+    def _compute(self, work: Sequence[tuple[Request, int]]) -> list[TokenOutput]:
+        """Run one batch.
+
+        Raises:
+            OutOfBlocks: nothing runs, and the next request lacks blocks here and elsewhere; step
+                again later.
+            LoansLost: a creditor failed. The requests with blocks there have ended, and nothing
+                else has changed; step again.
+        """
+        if not work and self.scheduler.waiting and not self._ready:
+            needed = self.scheduler.num_blocks_for(self.scheduler.waiting[0])
+            raise OutOfBlocks(
+                f"step: the next of {self.num_waiting} requests needs {needed} blocks, of which "
+                f"{self.allocator.num_free} are free here; no instances lend the rest now"
+            )
+        try:
+            for request, num_tokens in work:
+                self.scheduler.make_room(request, num_tokens)
+            return super()._compute(work)
+        except CreditorFailed as error:
+            raise self._end_requests_at(error) from error
+
+    def _forward(
+        self, work: Sequence[tuple[Request, int]], batch: Batch, ends: Sequence[int]
+    ) -> torch.Tensor:
+        loans = [self.scheduler.loans_of(request) for request, _ in work]
+        attention = PooledAttention(batch, self.member.borrower, loans)
+        return self.model.forward(batch, self.cache, requests=ends, attention=attention)
+
+    def _end_requests_at(self, error: CreditorFailed) -> LoansLost:
+        """End the requests with blocks at an instance that has failed."""
+        lost = [
+            request.request_id
+            for request in self.scheduler.running
+            if any(loan.creditor == error.instance for loan in self.scheduler.loans_of(request))
+        ]
+        for request_id in lost:
+            self.abort(request_id)
+        return LoansLost(error.instance, error.cause, lost)

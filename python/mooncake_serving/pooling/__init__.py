@@ -1,0 +1,29 @@
+"""Instances that lend each other cache blocks: DistAttention (Infinite-LLM, arXiv:2401.02669).
+
+An instance whose request does not fit keeps the keys and values of its first tokens in other
+instances' caches. In every layer it sends them queries, and merges their partial attention with its
+own: kilobytes of queries move, not the cache.
+"""
+
+from .borrower import Borrowed, Borrower
+from .dist_attention import DistAttention
+from .errors import CreditorFailed
+from .geometry import Geometry
+from .ledger import DebtLedger, Heartbeat, Offer
+from .lender import Lender
+from .member import Manager, Member, PoolOptions
+
+__all__ = [
+    "Borrowed",
+    "Borrower",
+    "CreditorFailed",
+    "DebtLedger",
+    "DistAttention",
+    "Geometry",
+    "Heartbeat",
+    "Lender",
+    "Manager",
+    "Member",
+    "Offer",
+    "PoolOptions",
+]

@@ -1,0 +1,248 @@
+"""The debtor's half: reserves blocks at creditors, moves KV there, asks them for attention."""
+
+import logging
+import threading
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+
+import torch
+
+from mooncake_kernels import gather_blocks
+from mooncake_kernels.errors import TransferError
+
+from .buffers import RequestBuffer, ResultBuffer
+from .calls import Call, Calls
+from .errors import CreditorFailed
+from .geometry import Cache, Geometry
+from .ledger import Offer
+from .messages import (
+    MAX_NUMBERS,
+    Attend,
+    Attended,
+    Free,
+    Part,
+    Renew,
+    Reserve,
+    Reserved,
+    Store,
+    Stored,
+)
+from .peers import Peers
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(eq=False)
+class Borrowed:
+    """Blocks of a creditor; the first ``num_stored`` have contents."""
+
+    creditor: str
+    number: int
+    num_blocks: int
+    num_stored: int = 0
+
+
+class _Creditor:
+    """Buffers for one creditor, and what is borrowed there."""
+
+    def __init__(self, peers: Peers, geometry: Geometry, num_staged: int):
+        self.requests = RequestBuffer(peers.transfer, geometry, num_staged, is_in=False)
+        try:
+            self.results = ResultBuffer(peers.transfer, geometry, is_in=True)
+        except BaseException:
+            self.requests.close()
+            raise
+        self.requests_address = 0  # of the creditor's buffer
+        self.num_staged = num_staged
+        self.numbers: set[int] = set()
+
+    def close(self) -> None:
+        self.requests.close()
+        self.results.close()
+
+
+class Borrower:
+    """Borrow for one engine. One thread borrows; another may call ``renew`` and count.
+
+    Args:
+        cache: whose blocks move to creditors.
+        geometry: of the cache and its queries.
+        calls: sends the requests.
+        peers: the creditors.
+        num_staged: blocks that are moved at a time.
+    """
+
+    def __init__(
+        self, cache: Cache, geometry: Geometry, calls: Calls, peers: Peers, num_staged: int
+    ):
+        self._view, self._geometry = cache.view(), geometry
+        self._calls, self._peers, self._num_staged = calls, peers, num_staged
+        self._creditors: dict[str, _Creditor] = {}
+        self._borrowed: dict[int, Borrowed] = {}
+        self._lock = threading.Lock()
+
+    @property
+    def num_borrowed(self) -> int:
+        """Count the blocks that are borrowed, or being asked for."""
+        with self._lock:
+            return sum(loan.num_blocks for loan in self._borrowed.values())
+
+    def reserve(self, num_blocks: int, offers: Iterable[Offer]) -> list[Borrowed]:
+        """Reserve blocks, of each creditor in turn as many as it offers; all or nothing.
+
+        Returns:
+            The loans, in the order of their creditors; [] if the offers do not suffice.
+        """
+        loans: list[Borrowed] = []
+        missing = num_blocks
+        for offer in offers:
+            if missing == 0:
+                break
+            loan = self._reserve_at(offer.instance, min(missing, offer.num_blocks))
+            if loan is not None:
+                loans.append(loan)
+                missing -= loan.num_blocks
+        if missing:
+            self.free(loans)
+            return []
+        return loans
+
+    def store(self, loan: Borrowed, block_ids: Sequence[int]) -> int:
+        """Move blocks of the cache to the next blocks of a loan.
+
+        Returns:
+            How many were moved, from the first on: as many as are moved at a time. They may be
+            reused now.
+
+        Raises:
+            CreditorFailed: see there; everything borrowed from it is lost. So it is after any
+                other error, because what the creditor has by then is not known.
+        """
+        creditor = self._known(loan.creditor)
+        some = list(block_ids[: creditor.num_staged])
+        gather_blocks(self._view, some, out=creditor.requests.staged[: len(some)])
+        request = Store(self._calls.next_number(), loan.number, loan.num_stored, len(some))
+        data = creditor.requests.send_staged(len(some), creditor.requests_address)
+        try:
+            self._calls.wait(self._calls.start(loan.creditor, request, data), Stored)
+        except BaseException:
+            self._lose(loan.creditor)
+            raise
+        loan.num_stored += len(some)
+        return len(some)
+
+    def start_attention(
+        self, creditor: str, layer_index: int, queries: torch.Tensor, parts: Sequence[Part]
+    ) -> Call:
+        """Send queries ``[num_rows, num_heads, head_dim]`` to a creditor, without waiting.
+
+        Raises:
+            CreditorFailed: as ``store``.
+        """
+        known = self._known(creditor)
+        num_rows = queries.shape[0]
+        known.requests.queries[:num_rows] = queries
+        request = Attend(self._calls.next_number(), layer_index, parts)
+        data = known.requests.send_queries(num_rows, known.requests_address)
+        with self._losing():
+            return self._calls.start(creditor, request, data)
+
+    def finish_attention(self, call: Call, num_rows: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """Wait for the ``out`` and ``lse`` of a call, which are valid until the creditor's next.
+
+        Raises:
+            CreditorFailed: as ``store``.
+        """
+        results = self._known(call.name).results
+        with self._losing():
+            self._calls.wait(call, Attended)
+        return results.out[:num_rows], results.lse[:num_rows]
+
+    def end_calls(self, calls: Iterable[Call]) -> None:
+        """Forget calls whose answers are not wanted any more."""
+        for call in calls:
+            self._calls.end(call)
+
+    def free(self, loans: Iterable[Borrowed]) -> None:
+        """End loans, without waiting: of a creditor that does not learn of it, the lease ends."""
+        for loan in loans:
+            with self._lock:
+                if self._borrowed.pop(loan.number, None) is None:
+                    continue  # lost before
+            with suppress(TransferError):
+                self._peers.send(loan.creditor, Free(loan.number))
+        self._tidy()
+
+    def renew(self) -> None:
+        """Tell all creditors which loans are still used; does not wait."""
+        with self._lock:
+            names = {loan.creditor for loan in self._borrowed.values()}
+            numbers = {
+                name: [loan.number for loan in self._borrowed.values() if loan.creditor == name]
+                for name in names
+            }
+        for name, of_one in numbers.items():
+            for start in range(0, len(of_one), MAX_NUMBERS):
+                some = of_one[start : start + MAX_NUMBERS]
+                try:
+                    self._peers.send(name, Renew(self._calls.next_number(), some))
+                except TransferError as error:
+                    self._calls.fail(name, error.cause)
+
+    def close(self) -> None:
+        """End all loans."""
+        self.free(list(self._borrowed.values()))
+
+    def _reserve_at(self, name: str, num_blocks: int) -> Borrowed | None:
+        """Reserve at one creditor; None if it refuses, or cannot be reached."""
+        known = self._creditors.get(name)
+        if known is None:
+            known = _Creditor(self._peers, self._geometry, self._num_staged)
+            self._creditors[name] = known
+        loan = Borrowed(name, self._calls.next_number(), num_blocks)
+        with self._lock:
+            self._borrowed[loan.number] = loan
+        request = Reserve(loan.number, num_blocks, known.results.address, *self._geometry.numbers())
+        try:
+            reserved = self._calls.wait(self._calls.start(name, request), Reserved)
+        except CreditorFailed as error:
+            logger.info("no loan of %d blocks: %s", num_blocks, error)
+            self.free([loan])
+            return None
+        except BaseException:
+            self.free([loan])
+            raise
+        known.requests_address = reserved.requests_address
+        known.num_staged = min(self._num_staged, max(1, reserved.num_staged))
+        return loan
+
+    def _known(self, name: str) -> _Creditor:
+        """Return a creditor.
+
+        Raises:
+            CreditorFailed: it was lost, and its loans with it.
+        """
+        if name not in self._creditors:
+            raise CreditorFailed(name, "it has failed before")
+        return self._creditors[name]
+
+    @contextmanager
+    def _losing(self) -> Iterator[None]:
+        try:
+            yield
+        except CreditorFailed as error:
+            self._lose(error.instance)
+            raise
+
+    def _lose(self, name: str) -> None:
+        """Give up a creditor: nothing that it still sends can land here."""
+        self.free([loan for loan in list(self._borrowed.values()) if loan.creditor == name])
+        self._peers.drop(name)
+
+    def _tidy(self) -> None:
+        """Close the buffers of creditors without loans."""
+        with self._lock:
+            used = {loan.creditor for loan in self._borrowed.values()}
+        for name in [name for name in self._creditors if name not in used]:
+            self._creditors.pop(name).close()

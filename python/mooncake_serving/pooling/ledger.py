@@ -1,0 +1,132 @@
+"""Who has memory to lend, and who owes whom: the global manager's policy, on plain data.
+
+Infinite-LLM's gManager (arXiv:2401.02669): instances report by heartbeats, and one that is short of
+memory gets a few candidates, those with the most free memory. The ledger is soft state. It may be
+stale, because creditors decide for themselves, and a new one is complete after one heartbeat each.
+"""
+
+import threading
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from mooncake_kernels.errors import InvalidArgument, shown
+
+
+@dataclass(frozen=True)
+class Heartbeat:
+    """What an instance reports of itself.
+
+    Attributes:
+        instance: its name.
+        num_blocks: of its cache.
+        num_free: blocks that it would lend now.
+        lent: blocks that it has lent, by debtor.
+        num_borrowed: blocks that it has borrowed, or is about to.
+
+    Raises:
+        InvalidArgument: a negative number, or more free and lent than there are.
+    """
+
+    instance: str
+    num_blocks: int
+    num_free: int
+    lent: Mapping[str, int] = field(default_factory=dict)
+    num_borrowed: int = 0
+
+    def __post_init__(self) -> None:
+        """Check the numbers."""
+        counts = (self.num_free, self.num_borrowed, *self.lent.values())
+        if min(counts) < 0 or self.num_free + sum(self.lent.values()) > self.num_blocks:
+            raise InvalidArgument(
+                f"Heartbeat: num_free and lent must be at least 0 and together at most the "
+                f"{self.num_blocks} blocks, got {self.num_free} and {shown(dict(self.lent))}"
+            )
+
+
+class Offer(NamedTuple):
+    """A candidate, with the blocks that it would lend."""
+
+    instance: str
+    num_blocks: int
+
+
+class DebtLedger:
+    """The latest heartbeat of every instance. Thread-safe.
+
+    Args:
+        max_candidates: that a debtor gets.
+        stale_s: heartbeats that are older are not regarded.
+        clock: seconds, for tests.
+    """
+
+    def __init__(
+        self,
+        *,
+        max_candidates: int = 3,
+        stale_s: float = 5.0,
+        clock: Callable[[], float] = time.monotonic,
+    ):
+        self._max_candidates, self._stale_s, self._clock = max_candidates, stale_s, clock
+        self._beats: dict[str, tuple[float, Heartbeat]] = {}
+        self._lock = threading.Lock()
+
+    def heartbeat(self, beat: Heartbeat) -> None:
+        """Replace what is known of an instance."""
+        with self._lock:
+            self._beats[beat.instance] = (self._clock(), beat)
+
+    def forget(self, instance: str) -> None:
+        """An instance is gone, and what it has lent with it."""
+        with self._lock:
+            self._beats.pop(instance, None)
+
+    def creditors(self, debtor: str, num_blocks: int) -> list[Offer]:
+        """Return the candidates for a loan, most free memory first; [] if they have too little.
+
+        ::
+
+            for each other instance, by num_free descending, then by name:
+                stop if there are max_candidates
+                take it, unless it borrows itself, has nothing to lend, or its heartbeat is stale
+
+        Those after the ones needed are for the case that one refuses.
+
+        An instance that borrows lends to nobody, so a debt is never passed on, and there are no
+        cycles: of those in a cycle, each would have begun to borrow after the next one had.
+        """
+        if num_blocks < 1:
+            raise InvalidArgument(f"creditors: num_blocks must be at least 1, got {num_blocks}")
+        candidates = [
+            beat
+            for beat in self._fresh()
+            if beat.instance != debtor and beat.num_free and not beat.num_borrowed
+        ]
+        candidates.sort(key=lambda beat: (-beat.num_free, beat.instance))
+        chosen = candidates[: self._max_candidates]
+        if sum(beat.num_free for beat in chosen) < num_blocks:
+            return []
+        return [Offer(beat.instance, beat.num_free) for beat in chosen]
+
+    def debts(self) -> dict[tuple[str, str], int]:
+        """Return the blocks lent, by (debtor, creditor); the creditor's report counts."""
+        with self._lock:
+            beats = [beat for _, beat in self._beats.values()]
+        return {
+            (debtor, beat.instance): count
+            for beat in beats
+            for debtor, count in beat.lent.items()
+            if count
+        }
+
+    def balance(self, instance: str) -> int:
+        """Return what an instance has lent, less what it owes; the sum over all is 0."""
+        debts = self.debts().items()
+        lent = sum(count for (_, creditor), count in debts if creditor == instance)
+        return lent - sum(count for (debtor, _), count in debts if debtor == instance)
+
+    def _fresh(self) -> list[Heartbeat]:
+        with self._lock:
+            oldest = self._clock() - self._stale_s
+            return [beat for at, beat in self._beats.values() if at >= oldest]

@@ -1,0 +1,188 @@
+"""The creditor's half: lends blocks of its cache, and attends to them for their debtors."""
+
+import logging
+from collections.abc import Sequence
+from dataclasses import replace
+
+from mooncake_kernels import scatter_blocks
+from mooncake_kernels.errors import TransferError
+
+from .buffers import Descriptors, RequestBuffer, ResultBuffer
+from .errors import Refusal
+from .geometry import Cache, Geometry
+from .loans import Loans
+from .messages import (
+    Answer,
+    Attend,
+    Attended,
+    Free,
+    Part,
+    Refused,
+    Renew,
+    Request,
+    Reserve,
+    Reserved,
+    Store,
+    Stored,
+)
+from .partial import PartialAttention
+from .peers import Peers
+
+logger = logging.getLogger(__name__)
+
+
+class _Desk:
+    """Buffers for one debtor."""
+
+    def __init__(self, peers: Peers, geometry: Geometry, num_staged: int, results_address: int):
+        self.results_address = results_address
+        self.requests = RequestBuffer(peers.transfer, geometry, num_staged, is_in=True)
+        try:
+            self.results = ResultBuffer(peers.transfer, geometry, is_in=False)
+        except BaseException:
+            self.requests.close()
+            raise
+
+    def close(self) -> None:
+        self.requests.close()
+        self.results.close()
+
+
+class Lender:
+    """Answer debtors' requests, one after the other, on one thread.
+
+    The cache is not registered: what a debtor sends is in a buffer of its own until the request is
+    checked, and then only blocks of its own loans are read or written.
+
+    Args:
+        cache: whose blocks are lent.
+        geometry: what debtors must have, except for fewer rows.
+        loans: the book of what is lent.
+        peers: the debtors.
+        num_staged: blocks that a debtor can move at a time.
+    """
+
+    def __init__(
+        self, cache: Cache, geometry: Geometry, loans: Loans, peers: Peers, num_staged: int
+    ):
+        self.loans = loans
+        self._geometry, self._peers, self._num_staged = geometry, peers, num_staged
+        self._view = cache.view()
+        self._attention = PartialAttention(cache)
+        self._desks: dict[str, _Desk] = {}
+
+    def handle(self, debtor: str, request: Request, *, is_borrowing: bool) -> None:
+        """Carry out a request and send its answer; a debtor that cannot be reached is dropped."""
+        if isinstance(request, Free):
+            self.loans.free(debtor, request.number)
+            self._tidy()
+            return
+        if isinstance(request, Renew):
+            self.loans.renew(debtor, tuple(request.loans))
+            return
+        try:
+            answer, data = self._answer(debtor, request, is_borrowing)
+        except (Refusal, RuntimeError, ValueError, OSError, MemoryError) as error:
+            answer, data = Refused(request.number, str(error)), []
+        try:
+            self._peers.send(debtor, answer, data).wait()
+        except TransferError as error:
+            logger.warning("%s is gone, and its loans are freed: %s", debtor, error)
+            self.drop(debtor)
+
+    def expire(self) -> None:
+        """End loans whose debtors are silent."""
+        for debtor in self.loans.free_expired():
+            logger.warning("%s has not renewed a loan, which is freed", debtor)
+        self._tidy()
+
+    def drop(self, debtor: str) -> None:
+        """End all loans of a debtor."""
+        self.loans.free_all(debtor)
+        self._tidy()
+        self._peers.drop(debtor)
+
+    def close(self) -> None:
+        """End all loans."""
+        for debtor in list(self._desks):
+            self.drop(debtor)
+
+    def _answer(
+        self, debtor: str, request: Reserve | Store | Attend, is_borrowing: bool
+    ) -> tuple[Answer, Descriptors]:
+        if isinstance(request, Reserve):
+            if is_borrowing:
+                raise Refusal("the instance borrows itself")
+            return self._reserve(debtor, request), []
+        if isinstance(request, Store):
+            return self._store(debtor, request), []
+        return self._attend(debtor, request)
+
+    def _reserve(self, debtor: str, request: Reserve) -> Reserved:
+        *theirs, max_rows = request[3:]
+        *ours, limit = self._geometry.numbers()
+        if theirs != ours or not 1 <= max_rows <= limit:
+            raise Refusal(f"geometry must be {ours} with 1 to {limit} rows, got {request[3:]}")
+        known = self._desks.get(debtor)
+        if known is not None and known.results_address != request.results_address:
+            self.drop(debtor)  # another process of its name, or one that has given this one up
+            known = None
+        self.loans.reserve(debtor, request.number, request.num_blocks)
+        if known is None:
+            geometry = replace(self._geometry, max_rows=max_rows)
+            try:
+                known = _Desk(self._peers, geometry, self._num_staged, request.results_address)
+            except BaseException:
+                self.loans.free(debtor, request.number)
+                raise
+            self._desks[debtor] = known
+        return Reserved(request.number, known.requests.address, self._num_staged)
+
+    def _store(self, debtor: str, request: Store) -> Stored:
+        loan = self.loans.use(debtor, request.loan)
+        first, end = request.first_block, request.first_block + request.num_blocks
+        is_next = first == loan.num_stored and first < end <= len(loan.block_ids)
+        if not is_next or request.num_blocks > self._num_staged:
+            raise Refusal(
+                f"blocks must be the next of {len(loan.block_ids)} after {loan.num_stored}, at "
+                f"most {self._num_staged}, got {first} to {end}"
+            )
+        staged = self._desks[debtor].requests.staged[: request.num_blocks]
+        scatter_blocks(staged, loan.block_ids[first:end], self._view)
+        loan.num_stored = end
+        return Stored(request.number)
+
+    def _attend(self, debtor: str, request: Attend) -> tuple[Attended, Descriptors]:
+        parts = self._checked_parts(debtor, request.parts)
+        if not 0 <= request.layer_index < self._geometry.num_layers:
+            raise Refusal(f"layer_index must be a layer, got {request.layer_index}")
+        desk = self._desks[debtor]
+        num_rows = sum(q_len for q_len, _ in parts)
+        if num_rows > desk.requests.queries.shape[0]:
+            raise Refusal(f"parts must have at most the rows of max_rows, got {num_rows}")
+        queries = desk.requests.queries[:num_rows]
+        out, lse = self._attention.attend(request.layer_index, queries, parts)
+        desk.results.out[:num_rows] = out
+        desk.results.lse[:num_rows] = lse
+        return Attended(request.number), desk.results.send(num_rows, desk.results_address)
+
+    def _checked_parts(self, debtor: str, parts: Sequence[Part]) -> list[tuple[int, list[int]]]:
+        """Return how many queries each part has, and its blocks, all of that debtor."""
+        checked = []
+        for part in parts:
+            loan = self.loans.use(debtor, part.loan)
+            if part.q_len < 1 or not 1 <= part.num_blocks == loan.num_stored:
+                raise Refusal(
+                    f"parts must have queries and the {loan.num_stored} blocks stored of loan "
+                    f"{part.loan}, got {part.q_len} and {part.num_blocks}"
+                )
+            checked.append((part.q_len, loan.stored_ids))
+        if not checked:
+            raise Refusal("parts must not be empty")
+        return checked
+
+    def _tidy(self) -> None:
+        """Close the buffers of debtors without loans."""
+        debtors = self.loans.lent()
+        for debtor in [name for name in self._desks if name not in debtors]:
+            self._desks.pop(debtor).close()

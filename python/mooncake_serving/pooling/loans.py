@@ -1,0 +1,141 @@
+"""The blocks that an instance has lent: who may use which, and until when."""
+
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Protocol
+
+from .errors import Refusal
+
+
+class Blocks(Protocol):
+    """The blocks of a cache; thread-safe."""
+
+    @property
+    def num_blocks(self) -> int:
+        """Count all of them."""
+
+    @property
+    def num_free(self) -> int:
+        """Count those that can be taken now."""
+
+    def take(self, num_blocks: int) -> list[int] | None:
+        """Take free blocks, all or none."""
+
+    def give_back(self, block_ids: list[int]) -> None:
+        """Free blocks that were taken."""
+
+
+@dataclass
+class Loan:
+    """Blocks lent to one debtor; the first ``num_stored`` have contents."""
+
+    block_ids: list[int]
+    renewed_s: float
+    num_stored: int = 0
+
+    @property
+    def stored_ids(self) -> list[int]:
+        """Return the blocks with contents, in order."""
+        return self.block_ids[: self.num_stored]
+
+
+class Loans:
+    """Loans by debtor and number: a debtor reaches only blocks that it has reserved.
+
+    One thread lends; others may count.
+
+    Args:
+        blocks: where they come from.
+        max_lent_blocks: to all debtors together.
+        lease_s: a loan that is not renewed for so long ends.
+        clock: seconds, for tests.
+    """
+
+    def __init__(
+        self,
+        blocks: Blocks,
+        max_lent_blocks: int,
+        lease_s: float,
+        clock: Callable[[], float] = time.monotonic,
+    ):
+        self._blocks, self._lease_s, self._clock = blocks, lease_s, clock
+        self._max_lent = max_lent_blocks
+        self._loans: dict[tuple[str, int], Loan] = {}
+        self._lock = threading.Lock()
+
+    def lent(self) -> dict[str, int]:
+        """Count the blocks lent to each debtor."""
+        counts: dict[str, int] = {}
+        with self._lock:
+            for (debtor, _), loan in self._loans.items():
+                counts[debtor] = counts.get(debtor, 0) + len(loan.block_ids)
+        return counts
+
+    @property
+    def num_lent(self) -> int:
+        """Count the blocks that are lent."""
+        return sum(self.lent().values())
+
+    @property
+    def num_free(self) -> int:
+        """Count the blocks that could be lent now."""
+        return max(0, min(self._blocks.num_free, self._max_lent - self.num_lent))
+
+    def reserve(self, debtor: str, number: int, num_blocks: int) -> Loan:
+        """Lend blocks.
+
+        Raises:
+            Refusal: no or too many blocks, or a number that the debtor has used.
+        """
+        if (debtor, number) in self._loans:
+            raise Refusal(f"loan {number} is there already")
+        free = self.num_free
+        block_ids = self._blocks.take(num_blocks) if 1 <= num_blocks <= free else None
+        if block_ids is None:
+            raise Refusal(f"num_blocks must be in [1, {free}], got {num_blocks}")
+        loan = Loan(block_ids, self._clock())
+        with self._lock:
+            self._loans[debtor, number] = loan
+        return loan
+
+    def use(self, debtor: str, number: int) -> Loan:
+        """Return a loan, and renew it.
+
+        Raises:
+            Refusal: the debtor has none of that number.
+        """
+        loan = self._loans.get((debtor, number))
+        if loan is None:
+            raise Refusal(f"loan {number} must be one of {debtor} that has not ended")
+        loan.renewed_s = self._clock()
+        return loan
+
+    def renew(self, debtor: str, numbers: tuple[int, ...]) -> None:
+        """Renew loans; numbers that the debtor has no loan of are ignored."""
+        for number in numbers:
+            if (debtor, number) in self._loans:
+                self.use(debtor, number)
+
+    def free(self, debtor: str, number: int) -> bool:
+        """End a loan; False if there is none."""
+        with self._lock:
+            loan = self._loans.pop((debtor, number), None)
+        if loan is not None:
+            self._blocks.give_back(loan.block_ids)
+        return loan is not None
+
+    def free_all(self, debtor: str) -> None:
+        """End all loans of a debtor."""
+        for owner, number in list(self._loans):
+            if owner == debtor:
+                self.free(owner, number)
+
+    def free_expired(self) -> set[str]:
+        """End loans that were not renewed; return their debtors."""
+        oldest = self._clock() - self._lease_s
+        expired = [key for key, loan in self._loans.items() if loan.renewed_s < oldest]
+        for debtor, number in expired:
+            self.free(debtor, number)
+        return {debtor for debtor, _ in expired}

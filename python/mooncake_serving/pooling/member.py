@@ -1,0 +1,179 @@
+"""An instance's place in a pool: it lends its free blocks, and borrows others'."""
+
+import logging
+import threading
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from mooncake_kernels.closing import Closing
+from mooncake_kernels.errors import InvalidArgument
+from mooncake_kernels.transfer import TransferEngine
+
+from .borrower import Borrowed, Borrower
+from .calls import Calls
+from .geometry import Cache, Geometry
+from .ledger import Heartbeat, Offer
+from .lender import Lender
+from .loans import Blocks, Loans
+from .messages import Attended, Refused, Reserved, Stored, decode
+from .peers import Peers
+
+logger = logging.getLogger(__name__)
+
+POLL_S = 0.05  # how long closing may go unnoticed
+
+
+class Manager(Protocol):
+    """The global manager as an instance sees it: a ``DebtLedger``, or the way to one."""
+
+    def heartbeat(self, beat: Heartbeat) -> None:
+        """Report; called from the member's thread."""
+
+    def creditors(self, debtor: str, num_blocks: int) -> Sequence[Offer]:
+        """Return candidates for a loan; called from the thread that borrows."""
+
+    def forget(self, instance: str) -> None:
+        """Drop an instance that leaves."""
+
+
+@dataclass(frozen=True)
+class PoolOptions:
+    """How an instance lends and borrows.
+
+    Attributes:
+        max_lent_blocks: that it lends at a time; None: all.
+        num_staged_blocks: that are moved at a time, in buffers of that size for each peer.
+        lease_s: a loan ends that its debtor has not renewed for so long.
+        answer_s: how long an answer may take, before the instance counts as gone.
+        heartbeat_s: between reports, and between renewals; below ``lease_s``.
+
+    Raises:
+        InvalidArgument: an argument out of range; the message names it.
+    """
+
+    max_lent_blocks: int | None = None
+    num_staged_blocks: int = 16
+    lease_s: float = 30.0
+    answer_s: float = 10.0
+    heartbeat_s: float = 1.0
+
+    def __post_init__(self) -> None:
+        """Check the arguments."""
+        if self.max_lent_blocks is not None and self.max_lent_blocks < 0:
+            _refuse("max_lent_blocks", "at least 0, or None", self.max_lent_blocks)
+        if self.num_staged_blocks < 1:
+            _refuse("num_staged_blocks", "at least 1", self.num_staged_blocks)
+        if not self.answer_s > 0:
+            _refuse("answer_s", "positive", self.answer_s)
+        if not 0 < self.heartbeat_s < self.lease_s:
+            _refuse(
+                "heartbeat_s", f"positive and below lease_s, {self.lease_s:g}", self.heartbeat_s
+            )
+
+
+def _refuse(name: str, wanted: str, value: object) -> None:
+    raise InvalidArgument(f"PoolOptions: {name} must be {wanted}, got {value!r}")
+
+
+class Member(Closing):
+    """Lend and borrow for one engine, whose thread calls ``reserve`` and uses ``borrower``.
+
+    A thread receives the notifications of the transfer engine, all of which are the member's:
+    it serves debtors, hands answers over, renews loans and reports to the manager. It never waits
+    for another instance's attention, so instances cannot wait for each other in a circle.
+
+    Args:
+        transfer: carries everything; stays the caller's, and must outlive the member.
+        cache: in host memory.
+        geometry: of the cache and its queries.
+        blocks: of the cache, shared with the engine.
+        manager: knows the other instances.
+        options: see there.
+
+    Attributes:
+        name: of the instance, the transfer engine's.
+        borrower: the debtor's half.
+        lender: the creditor's half.
+    """
+
+    def __init__(
+        self,
+        transfer: TransferEngine,
+        cache: Cache,
+        geometry: Geometry,
+        blocks: Blocks,
+        manager: Manager,
+        options: PoolOptions,
+    ):
+        self.name, self._transfer = transfer.name, transfer
+        self._blocks, self._manager, self._options = blocks, manager, options
+        limit = options.max_lent_blocks
+        peers = Peers(transfer, options.answer_s)
+        self._calls = Calls(peers, options.answer_s)
+        self.borrower = Borrower(cache, geometry, self._calls, peers, options.num_staged_blocks)
+        loans = Loans(blocks, blocks.num_blocks if limit is None else limit, options.lease_s)
+        self.lender = Lender(cache, geometry, loans, peers, options.num_staged_blocks)
+        self._is_over = threading.Event()
+        self._report()
+        self._thread = threading.Thread(target=self._run, name="mk-pool", daemon=True)
+        self._thread.start()
+
+    def reserve(self, num_blocks: int) -> list[Borrowed]:
+        """Borrow blocks from the manager's candidates, all or none: [] then."""
+        return self.borrower.reserve(num_blocks, self._manager.creditors(self.name, num_blocks))
+
+    def close(self) -> None:
+        """End all loans, borrowed and lent. Idempotent."""
+        if not self._is_over.is_set():
+            self._is_over.set()
+            self._thread.join()
+            self._manager.forget(self.name)
+            self.borrower.close()
+            self.lender.close()
+
+    def _run(self) -> None:
+        due = 0.0
+        while not self._is_over.is_set():
+            try:
+                received = self._transfer.receive_notifications(POLL_S)
+            except InvalidArgument as error:  # the engine was closed
+                logger.warning("%s has left the pool: %s", self.name, error)
+                return
+            for sender, data in received:
+                try:
+                    self._take(sender, data)
+                except InvalidArgument as error:
+                    logger.warning("from %s: %s", sender, error)
+                except Exception:  # whatever is wrong with one message, the others are received
+                    logger.exception("a message from %s is dropped", sender)
+            if time.monotonic() >= due:
+                due = time.monotonic() + self._options.heartbeat_s
+                self._keep()
+
+    def _take(self, sender: str, data: bytes) -> None:
+        message = decode(data)
+        if isinstance(message, Reserved | Stored | Attended | Refused):
+            self._calls.take_answer(sender, message)
+            return
+        before = self.lender.loans.num_lent
+        self.lender.handle(sender, message, is_borrowing=self.borrower.num_borrowed > 0)
+        if self.lender.loans.num_lent != before:
+            self._report()
+
+    def _keep(self) -> None:
+        try:
+            self.lender.expire()
+            self.borrower.renew()
+            self._report()
+        except Exception:
+            logger.exception("%s cannot renew its loans or report", self.name)
+
+    def _report(self) -> None:
+        lent = self.lender.loans.lent()
+        borrowed = self.borrower.num_borrowed
+        beat = Heartbeat(
+            self.name, self._blocks.num_blocks, self.lender.loans.num_free, lent, borrowed
+        )
+        self._manager.heartbeat(beat)
