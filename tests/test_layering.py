@@ -24,11 +24,12 @@ CSRC_MAY_USE = {
     "host": HOST,
 }
 KERNELS_ONLY = {"mooncake_kernels"}
-ALL_BELOW = {"mooncake_kernels", "chunking", "conductor", "store"}
+ALL_BELOW = {"mooncake_kernels", "chunking", "conductor", "pooling", "store"}
 SERVING_MAY_USE = {
     "conductor": set(),
     "chunking": KERNELS_ONLY,
     "store": KERNELS_ONLY,
+    "pooling": KERNELS_ONLY,
     "engine": ALL_BELOW,
     "connectors": ALL_BELOW,
     "simulator": ALL_BELOW,

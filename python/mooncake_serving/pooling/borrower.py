@@ -2,6 +2,7 @@
 
 import logging
 import threading
+import time
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -10,6 +11,7 @@ import torch
 
 from mooncake_kernels import gather_blocks
 from mooncake_kernels.errors import TransferError
+from mooncake_kernels.transfer import Ticket
 
 from .buffers import RequestBuffer, ResultBuffer
 from .calls import Call, Calls
@@ -55,7 +57,9 @@ class _Creditor:
             raise
         self.requests_address = 0  # of the creditor's buffer
         self.num_staged = num_staged
-        self.numbers: set[int] = set()
+        self.lease_s = 0.0
+        self.renewed_s = 0.0  # when the last message was sent that surely renewed
+        self.renewal: tuple[float, Ticket] | None = None  # when it was sent
 
     def close(self) -> None:
         self.requests.close()
@@ -119,7 +123,7 @@ class Borrower:
             CreditorFailed: see there; everything borrowed from it is lost. So it is after any
                 other error, because what the creditor has by then is not known.
         """
-        creditor = self._known(loan.creditor)
+        creditor = self._known(loan.creditor, is_writing=True)
         some = list(block_ids[: creditor.num_staged])
         gather_blocks(self._view, some, out=creditor.requests.staged[: len(some)])
         request = Store(self._calls.next_number(), loan.number, loan.num_stored, len(some))
@@ -140,7 +144,7 @@ class Borrower:
         Raises:
             CreditorFailed: as ``store``.
         """
-        known = self._known(creditor)
+        known = self._known(creditor, is_writing=True)
         num_rows = queries.shape[0]
         known.requests.queries[:num_rows] = queries
         request = Attend(self._calls.next_number(), layer_index, parts)
@@ -183,12 +187,10 @@ class Borrower:
                 for name in names
             }
         for name, of_one in numbers.items():
-            for start in range(0, len(of_one), MAX_NUMBERS):
-                some = of_one[start : start + MAX_NUMBERS]
-                try:
-                    self._peers.send(name, Renew(self._calls.next_number(), some))
-                except TransferError as error:
-                    self._calls.fail(name, error.cause)
+            try:
+                self._renew(name, of_one)
+            except TransferError as error:
+                self._calls.fail(name, error.cause)
 
     def close(self) -> None:
         """End all loans."""
@@ -205,7 +207,8 @@ class Borrower:
             self._borrowed[loan.number] = loan
         request = Reserve(loan.number, num_blocks, known.results.address, *self._geometry.numbers())
         try:
-            reserved = self._calls.wait(self._calls.start(name, request), Reserved)
+            call = self._calls.start(name, request)
+            reserved = self._calls.wait(call, Reserved)
         except CreditorFailed as error:
             logger.info("no loan of %d blocks: %s", num_blocks, error)
             self.free([loan])
@@ -215,17 +218,45 @@ class Borrower:
             raise
         known.requests_address = reserved.requests_address
         known.num_staged = min(self._num_staged, max(1, reserved.num_staged))
+        known.lease_s, known.renewed_s = reserved.lease_ms / 1000, call.started_s
         return loan
 
-    def _known(self, name: str) -> _Creditor:
+    def _renew(self, name: str, numbers: Sequence[int]) -> None:
+        """Renew loans at one creditor, unless the last renewal is still under way.
+
+        Raises:
+            TransferError: it did not arrive.
+        """
+        known = self._creditors.get(name)
+        if known is None:
+            return  # it is being reserved, or was lost
+        if known.renewal is not None:
+            sent_s, ticket = known.renewal
+            if not ticket.done:
+                return
+            known.renewal = None
+            ticket.wait()
+            known.renewed_s = max(known.renewed_s, sent_s)
+        sent_s = time.monotonic()
+        for start in range(0, len(numbers), MAX_NUMBERS):
+            some = numbers[start : start + MAX_NUMBERS]
+            ticket = self._peers.send(name, Renew(self._calls.next_number(), some))
+            known.renewal = sent_s, ticket
+
+    def _known(self, name: str, *, is_writing: bool = False) -> _Creditor:
         """Return a creditor.
 
         Raises:
-            CreditorFailed: it was lost, and its loans with it.
+            CreditorFailed: it was lost, and its loans with it; or the lease has ended, after which
+                its buffer may be another's.
         """
-        if name not in self._creditors:
+        known = self._creditors.get(name)
+        if known is None:
             raise CreditorFailed(name, "it has failed before")
-        return self._creditors[name]
+        if is_writing and time.monotonic() > known.renewed_s + known.lease_s:
+            self._lose(name)
+            raise CreditorFailed(name, f"the lease of {known.lease_s:g} s was not renewed in time")
+        return known
 
     @contextmanager
     def _losing(self) -> Iterator[None]:
@@ -238,7 +269,6 @@ class Borrower:
     def _lose(self, name: str) -> None:
         """Give up a creditor: nothing that it still sends can land here."""
         self.free([loan for loan in list(self._borrowed.values()) if loan.creditor == name])
-        self._peers.drop(name)
 
     def _tidy(self) -> None:
         """Close the buffers of creditors without loans."""

@@ -26,7 +26,7 @@ class Call:
 
     name: str  # of the instance that was asked
     number: int
-    until_s: float
+    started_s: float
     future: Future[Answer] = field(default_factory=Future)
     ticket: Ticket | None = None
 
@@ -56,7 +56,7 @@ class Calls:
         Raises:
             CreditorFailed: it cannot be reached.
         """
-        call = Call(name, request.number, time.monotonic() + self._answer_s)
+        call = Call(name, request.number, time.monotonic())
         with self._lock:
             self._calls[call.number] = call
         try:
@@ -64,6 +64,7 @@ class Calls:
         except BaseException as error:
             self.end(call)
             if isinstance(error, TransferError):
+                self._peers.drop(name)
                 raise CreditorFailed(name, error.cause) from error
             raise
         return call
@@ -77,8 +78,9 @@ class Calls:
         try:
             if call.ticket is not None:
                 call.ticket.wait()
-            answer = call.future.result(max(0.0, call.until_s - time.monotonic()))
+            answer = call.future.result(self._seconds_left(call))
         except TransferError as error:
+            self._peers.drop(call.name)
             raise CreditorFailed(call.name, error.cause) from error
         except NoAnswer:
             raise CreditorFailed(call.name, f"no answer in {self._answer_s:g} s") from None
@@ -103,9 +105,13 @@ class Calls:
             call.future.set_result(answer)
 
     def fail(self, name: str, cause: str) -> None:
-        """Fail all calls to an instance."""
+        """Fail all calls to an instance that cannot be reached."""
+        self._peers.drop(name)
         with self._lock:
             calls = [call for call in self._calls.values() if call.name == name]
         for call in calls:
             if not call.future.done():
                 call.future.set_exception(CreditorFailed(name, cause))
+
+    def _seconds_left(self, call: Call) -> float:
+        return max(0.0, call.started_s + self._answer_s - time.monotonic())

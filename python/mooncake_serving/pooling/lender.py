@@ -1,6 +1,7 @@
 """The creditor's half: lends blocks of its cache, and attends to them for their debtors."""
 
 import logging
+import time
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -60,22 +61,31 @@ class Lender:
         loans: the book of what is lent.
         peers: the debtors.
         num_staged: blocks that a debtor can move at a time.
+        lease_s: of the loans.
     """
 
     def __init__(
-        self, cache: Cache, geometry: Geometry, loans: Loans, peers: Peers, num_staged: int
+        self,
+        cache: Cache,
+        geometry: Geometry,
+        loans: Loans,
+        peers: Peers,
+        num_staged: int,
+        lease_s: float,
     ):
         self.loans = loans
+        self._lease_s = lease_s
         self._geometry, self._peers, self._num_staged = geometry, peers, num_staged
         self._view = cache.view()
         self._attention = PartialAttention(cache)
         self._desks: dict[str, _Desk] = {}
+        self._retired: list[tuple[float, _Desk]] = []
 
     def handle(self, debtor: str, request: Request, *, is_borrowing: bool) -> None:
         """Carry out a request and send its answer; a debtor that cannot be reached is dropped."""
         if isinstance(request, Free):
             self.loans.free(debtor, request.number)
-            self._tidy()
+            self._close_unused()
             return
         if isinstance(request, Renew):
             self.loans.renew(debtor, tuple(request.loans))
@@ -94,12 +104,14 @@ class Lender:
         """End loans whose debtors are silent."""
         for debtor in self.loans.free_expired():
             logger.warning("%s has not renewed a loan, which is freed", debtor)
-        self._tidy()
+        self._retired += self._close_unused()
+        oldest = time.monotonic() - self._lease_s
+        self._retired = [(closed, desk) for closed, desk in self._retired if closed > oldest]
 
     def drop(self, debtor: str) -> None:
         """End all loans of a debtor."""
         self.loans.free_all(debtor)
-        self._tidy()
+        self._retired += self._close_unused()
         self._peers.drop(debtor)
 
     def close(self) -> None:
@@ -136,7 +148,8 @@ class Lender:
                 self.loans.free(debtor, request.number)
                 raise
             self._desks[debtor] = known
-        return Reserved(request.number, known.requests.address, self._num_staged)
+        lease_ms = int(self._lease_s * 1000)
+        return Reserved(request.number, known.requests.address, self._num_staged, lease_ms)
 
     def _store(self, debtor: str, request: Store) -> Stored:
         loan = self.loans.use(debtor, request.loan)
@@ -181,8 +194,14 @@ class Lender:
             raise Refusal("parts must not be empty")
         return checked
 
-    def _tidy(self) -> None:
-        """Close the buffers of debtors without loans."""
+    def _close_unused(self) -> list[tuple[float, _Desk]]:
+        """Close the buffers of debtors without loans, and return them with the time.
+
+        A debtor that has not ended its loans itself may still write: its memory is kept for a
+        lease, so that nobody else's buffers are at that address. By then it knows of the end.
+        """
         debtors = self.loans.lent()
-        for debtor in [name for name in self._desks if name not in debtors]:
-            self._desks.pop(debtor).close()
+        closed = [self._desks.pop(name) for name in list(self._desks) if name not in debtors]
+        for desk in closed:
+            desk.close()
+        return [(time.monotonic(), desk) for desk in closed]

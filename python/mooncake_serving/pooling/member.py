@@ -45,9 +45,9 @@ class PoolOptions:
     Attributes:
         max_lent_blocks: that it lends at a time; None: all.
         num_staged_blocks: that are moved at a time, in buffers of that size for each peer.
-        lease_s: a loan ends that its debtor has not renewed for so long.
+        lease_s: a loan ends that its debtor has not renewed for so long; below 2**32 ms.
         answer_s: how long an answer may take, before the instance counts as gone.
-        heartbeat_s: between reports, and between renewals; below ``lease_s``.
+        heartbeat_s: between reports, and between renewals; below the ``lease_s`` of any creditor.
 
     Raises:
         InvalidArgument: an argument out of range; the message names it.
@@ -67,6 +67,8 @@ class PoolOptions:
             _refuse("num_staged_blocks", "at least 1", self.num_staged_blocks)
         if not self.answer_s > 0:
             _refuse("answer_s", "positive", self.answer_s)
+        if not 0 < self.lease_s < 4e6:
+            _refuse("lease_s", "positive and below 4e6", self.lease_s)
         if not 0 < self.heartbeat_s < self.lease_s:
             _refuse(
                 "heartbeat_s", f"positive and below lease_s, {self.lease_s:g}", self.heartbeat_s
@@ -114,7 +116,9 @@ class Member(Closing):
         self._calls = Calls(peers, options.answer_s)
         self.borrower = Borrower(cache, geometry, self._calls, peers, options.num_staged_blocks)
         loans = Loans(blocks, blocks.num_blocks if limit is None else limit, options.lease_s)
-        self.lender = Lender(cache, geometry, loans, peers, options.num_staged_blocks)
+        self.lender = Lender(
+            cache, geometry, loans, peers, options.num_staged_blocks, options.lease_s
+        )
         self._is_over = threading.Event()
         self._report()
         self._thread = threading.Thread(target=self._run, name="mk-pool", daemon=True)

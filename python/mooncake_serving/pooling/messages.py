@@ -76,6 +76,7 @@ class Reserved(NamedTuple):
     number: int
     requests_address: int  # of the creditor's RequestBuffer
     num_staged: int  # blocks that it takes at a time
+    lease_ms: int  # a loan that is not renewed for so long ends
 
 
 class Stored(NamedTuple):
@@ -108,7 +109,7 @@ KINDS: dict[int, tuple[type[Message], Struct]] = {
     3: (Attend, Struct("<QI")),
     4: (Free, Struct("<Q")),
     5: (Renew, Struct("<Q")),
-    16: (Reserved, Struct("<QQI")),
+    16: (Reserved, Struct("<QQII")),
     17: (Stored, Struct("<Q")),
     18: (Attended, Struct("<Q")),
     19: (Refused, Struct("<Q")),

@@ -12,13 +12,13 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from multiprocessing.connection import Connection, wait
+from typing import Any
 
 from .decode_worker import DecodeWorker
 from .errors import RequestFailed, WorkerFailed
 from .life import Life, Step
 from .messages import (
     Abort,
-    Command,
     Failed,
     Job,
     Loading,
@@ -32,7 +32,7 @@ from .messages import (
     WorkerOptions,
 )
 from .prefill_worker import PrefillWorker
-from .worker import Worker, run_worker
+from .worker import Runnable, run_worker
 
 OnLoading = Callable[[str, int, int], None]
 # Differs from prefill's: blocks change their layout in transit.
@@ -65,7 +65,7 @@ class Process:
     The worker of one that is dropped ends: its pipe closes.
     """
 
-    def __init__(self, name: str, make: type[Worker], options: WorkerOptions):
+    def __init__(self, name: str, make: Callable[[Connection, Any], Runnable], options: Any):
         context = multiprocessing.get_context("spawn")  # torch's threads do not survive a fork
         self.name = name
         self.pipe, theirs = context.Pipe()
@@ -81,7 +81,7 @@ class Process:
         self._sender.start()
         self._finalizer = weakref.finalize(self, _end_sends, *ends)
 
-    def send(self, command: Command) -> None:
+    def send(self, command: object) -> None:
         """Queue a command, without waiting. To a dead process it is lost; its reports say so."""
         self._commands.put(pickle.dumps(command))
 

@@ -4,7 +4,7 @@ import signal
 from collections.abc import Callable
 from contextlib import AbstractContextManager, suppress
 from multiprocessing.connection import Connection
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 
@@ -99,9 +99,16 @@ class Worker:
         self.report(Loading(done, total))
 
 
-def run_worker(
-    make: Callable[[Connection, WorkerOptions], Worker], pipe: Connection, options: WorkerOptions
-) -> None:
+class Runnable(Protocol):
+    """What a worker process runs."""
+
+    transfer: mk.TransferEngine
+
+    def run(self) -> None:
+        """Serve until the launcher closes its end of the pipe."""
+
+
+def run_worker(make: Callable[[Connection, Any], Runnable], pipe: Connection, options: Any) -> None:
     """Run a worker process: make the worker and run it; report the reason of a failure."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the launcher handles Ctrl-C: it closes the pipe
     worker = None

@@ -1,0 +1,172 @@
+"""Several instances in processes of their own, and the launcher that keeps their ledger."""
+
+import itertools
+import queue
+import threading
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from multiprocessing.connection import wait
+
+from ...pooling import DebtLedger, Heartbeat
+from ..arguments import as_positive
+from ..disaggregated.cluster import OnLoading, Process
+from ..disaggregated.errors import WorkerFailed
+from ..disaggregated.messages import Abort, Failed, Job, Loading, NewToken, Ready
+from .instance import Instance
+from .messages import AskLedger, Candidates, InstanceOptions, Left, Report, Submit
+
+POLL_S = 0.1  # how long closing may go unnoticed
+
+
+class PooledCluster:
+    """Start instances that lend each other memory; ``run`` jobs on them. Close it.
+
+    Jobs are dealt to the instances in turn. If an instance dies, its jobs fail, and those with keys
+    and values there; the others go on.
+
+    Args:
+        options: of each instance.
+        num_instances: how many, at least 1.
+
+    Attributes:
+        ledger: who owes whom.
+        processes: one for each instance.
+        names: of the instances that have started, by process name.
+    """
+
+    def __init__(self, options: InstanceOptions, num_instances: int = 2):
+        num_instances = as_positive("PooledCluster", "num_instances", num_instances)
+        self.options, self.ledger = options, DebtLedger()
+        self.processes: list[Process] = []
+        self.names: dict[str, str] = {}
+        self._ids = itertools.count()  # never used again, so that late reports are recognised
+        self._home: dict[int, Process] = {}  # of unfinished requests
+        self._reports: queue.SimpleQueue[tuple[Process, Report | WorkerFailed]]
+        self._reports = queue.SimpleQueue()
+        self._dead: dict[str, WorkerFailed] = {}
+        self._is_over = threading.Event()
+        self._thread = threading.Thread(target=self._serve, name="mk-pool-launcher", daemon=True)
+        try:
+            for index in range(num_instances):
+                self.processes.append(Process(f"instance {index}", Instance, options))
+        except BaseException:
+            self.close()
+            raise
+        self._thread.start()
+
+    def wait_until_ready(self, on_loading: OnLoading | None = None) -> None:
+        """Wait until every instance has loaded its model.
+
+        Raises:
+            WorkerFailed: one could not start; the message has its reason.
+        """
+        while len(self.names) < len(self.processes):
+            process, report = self._next()
+            if isinstance(report, Ready):
+                self.names[process.name] = report.engine_name
+            elif isinstance(report, Loading) and on_loading:
+                on_loading(process.name, report.done, report.total)
+            elif isinstance(report, Failed):
+                raise WorkerFailed(f"the {process.name} process failed: {report.reason}")
+            elif isinstance(report, WorkerFailed):
+                raise report
+
+    def run(self, jobs: Sequence[Job]) -> Iterator[NewToken | Failed]:
+        """Serve jobs; yield tokens and failures as they come, ``request_id`` being a job's index.
+
+        Raises:
+            WorkerFailed: an instance could not start, all have died, nothing has come for
+                ``deadline_s`` seconds, or the cluster is closed.
+            ValueError: another run is not finished; close its generator to abort it.
+        """
+        if self._home:
+            raise ValueError(
+                "PooledCluster: run must not begin before the last run is finished or closed, "
+                f"got {len(self._home)} unfinished jobs"
+            )
+        self.wait_until_ready()
+        index_of: dict[int, int] = {}
+        try:
+            self._submit(jobs, index_of)
+            while index_of:
+                for report in self._of_requests(*self._next()):
+                    if report.request_id not in index_of:
+                        continue  # of a request that was aborted
+                    index = index_of[report.request_id]
+                    if isinstance(report, Failed) or report.finish_reason:
+                        del index_of[report.request_id], self._home[report.request_id]
+                    yield replace(report, request_id=index)
+        finally:
+            for request_id in index_of:
+                self._home.pop(request_id).send(Abort(request_id))
+
+    def close(self) -> None:
+        """End all processes. Idempotent."""
+        self._is_over.set()
+        if self._thread.is_alive():
+            self._thread.join()
+        for process in self.processes:
+            process.close()
+
+    def __enter__(self) -> "PooledCluster":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _submit(self, jobs: Sequence[Job], index_of: dict[int, int]) -> None:
+        alive = [process for process in self.processes if process.name not in self._dead]
+        if not alive:
+            raise next(iter(self._dead.values()))
+        for index, job in enumerate(jobs):
+            request_id = next(self._ids)
+            index_of[request_id] = index
+            self._home[request_id] = alive[index % len(alive)]
+            self._home[request_id].send(Submit(request_id, job))
+
+    def _next(self) -> tuple[Process, Report | WorkerFailed]:
+        if self._is_over.is_set():
+            raise WorkerFailed("the cluster is closed")
+        try:
+            return self._reports.get(timeout=self.options.deadline_s)
+        except queue.Empty:
+            seconds = self.options.deadline_s
+            raise WorkerFailed(f"no instance has reported anything for {seconds:g} s") from None
+
+    def _of_requests(
+        self, process: Process, report: Report | WorkerFailed
+    ) -> Iterator[NewToken | Failed]:
+        """Yield what a report says of requests: a death fails all requests of its process."""
+        if isinstance(report, Failed) and report.request_id is None:
+            report = WorkerFailed(f"the {process.name} process failed: {report.reason}")
+        if isinstance(report, WorkerFailed):
+            for request_id in [r for r, home in self._home.items() if home is process]:
+                yield Failed(request_id, str(report))
+        elif isinstance(report, NewToken | Failed):
+            yield report
+
+    def _serve(self) -> None:
+        """Keep the ledger, and hand on all other reports."""
+        name_of: dict[Process, str] = {}
+        alive = {process.pipe: process for process in self.processes}
+        while alive and not self._is_over.is_set():
+            for pipe in wait(list(alive), timeout=POLL_S):
+                process = alive[pipe]  # type: ignore[index]  # only pipes were waited for
+                try:
+                    report: Report = process.pipe.recv()
+                except (EOFError, OSError):
+                    del alive[process.pipe]
+                    self.ledger.forget(name_of.get(process, ""))
+                    self._dead[process.name] = process.death()
+                    self._reports.put((process, self._dead[process.name]))
+                    continue
+                if isinstance(report, Heartbeat):
+                    name_of[process] = report.instance
+                    self.ledger.heartbeat(report)
+                elif isinstance(report, AskLedger):
+                    offers = self.ledger.creditors(name_of[process], report.num_blocks)
+                    process.send(Candidates(offers))
+                elif isinstance(report, Left):
+                    self.ledger.forget(name_of[process])
+                else:
+                    self._reports.put((process, report))

@@ -1,0 +1,86 @@
+"""Messages between the launcher and its instances: plain data over a pipe."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from mooncake_kernels.errors import InvalidArgument, shown
+
+from ...pooling import Heartbeat, Offer, PoolOptions
+from ..arguments import as_positive
+from ..disaggregated.messages import BETWEEN_PROCESSES, Abort, Failed, Job, Loading, NewToken, Ready
+
+
+@dataclass(frozen=True)
+class InstanceOptions:
+    """Options of every instance.
+
+    Attributes:
+        model: a path as ``load_model`` takes it; None: the default model.
+        transports: by which the instances reach each other.
+        num_blocks, block_size: of one instance's cache; a block is ``block_size`` tokens.
+        chunk_tokens: tokens of one prompt in one step.
+        min_own_blocks: a request that borrows has at least so many at its own instance.
+        pool: how the instances lend and borrow.
+        threads: of torch, in each instance.
+        wait_s: how long requests wait for memory while nothing runs at their instance.
+        deadline_s: without any report, after which a run is given up.
+
+    Raises:
+        ValueError: an argument out of range; the message names it.
+    """
+
+    model: str | None = None
+    transports: tuple[str, ...] = ("tcp",)
+    num_blocks: int = 128
+    block_size: int = 16
+    chunk_tokens: int = 128
+    min_own_blocks: int = 4
+    pool: PoolOptions = field(default_factory=PoolOptions)
+    threads: int = 1
+    wait_s: float = 30.0
+    deadline_s: float = 60.0
+
+    def __post_init__(self) -> None:
+        """Check the arguments before a process is started."""
+        for name in ("num_blocks", "block_size", "chunk_tokens", "min_own_blocks", "threads"):
+            as_positive("InstanceOptions", name, getattr(self, name))
+        if not self.transports or not set(self.transports) <= set(BETWEEN_PROCESSES):
+            _refuse("transports", f"among {', '.join(BETWEEN_PROCESSES)}", self.transports)
+        for name in ("wait_s", "deadline_s"):
+            if not 0 < getattr(self, name) < float("inf"):
+                _refuse(name, "positive and finite", getattr(self, name))
+
+
+def _refuse(name: str, wanted: str, value: object) -> None:
+    raise InvalidArgument(f"InstanceOptions: {name} must be {wanted}, got {shown(value)}")
+
+
+@dataclass(frozen=True)
+class Submit:
+    """To an instance: serve a request."""
+
+    request_id: int
+    job: Job
+
+
+@dataclass(frozen=True)
+class Candidates:
+    """To an instance: the ledger's answer to ``AskLedger``."""
+
+    offers: Sequence[Offer]
+
+
+@dataclass(frozen=True)
+class AskLedger:
+    """From an instance: it is short of so many blocks."""
+
+    num_blocks: int
+
+
+@dataclass(frozen=True)
+class Left:
+    """From an instance: it lends nothing any more."""
+
+
+Command = Submit | Abort | Candidates
+Report = Loading | Ready | NewToken | Failed | Heartbeat | AskLedger | Left

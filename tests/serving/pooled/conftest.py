@@ -1,0 +1,52 @@
+"""Pooled engines on the tiny model, in one process."""
+
+import time
+
+import pytest
+
+import mooncake_kernels as mk
+from mooncake_serving.engine import PagedKVCache
+from mooncake_serving.engine.pooled import PooledEngine
+from mooncake_serving.pooling import DebtLedger, PoolOptions
+
+BLOCK_SIZE = 8
+
+
+def wait_until(condition, seconds=30.0):
+    """Wait for what another thread does; the deadline is generous."""
+    until = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < until, "it did not happen in time"
+        time.sleep(0.005)
+
+
+@pytest.fixture
+def ledger():
+    return DebtLedger(stale_s=60)
+
+
+@pytest.fixture
+def join(tiny, ledger):
+    """Make an engine of the pool: ``join(num_blocks, chunk_tokens=..)``."""
+    made = []
+
+    def make(
+        num_blocks, *, transports=("tcp",), axes="kv block token head dim", pool=None, **limits
+    ):
+        cache = PagedKVCache(tiny.config, num_blocks, block_size=BLOCK_SIZE, axes=axes)
+        transfer = mk.TransferEngine(transports=transports)
+        engine = PooledEngine(tiny, cache, transfer, ledger, pool=pool or PoolOptions(), **limits)
+        made.append((engine, transfer))
+        return engine
+
+    yield make
+    for engine, transfer in made:
+        engine.close()
+        transfer.close()
+        assert engine.allocator.num_free == engine.cache.num_blocks, "every block has come back"
+
+
+@pytest.fixture
+def settled(ledger):
+    """Wait until nothing is lent, as the ledger sees it."""
+    return lambda: wait_until(lambda: ledger.debts() == {})

@@ -1,0 +1,192 @@
+"""Requests that no cache holds alone: the tokens are those of one engine with a large cache."""
+
+import time
+
+import pytest
+import torch
+
+from mooncake_serving.engine import Batch, Chunk, OutOfBlocks, SamplingParams
+from mooncake_serving.engine.pooled.attention import PooledAttention
+from mooncake_serving.pooling import PoolOptions
+
+from .conftest import BLOCK_SIZE, wait_until
+
+PARAMS = SamplingParams(max_tokens=24, ignore_eos=True)
+
+
+def prompt_of(length, seed=2):
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randint(3, 250, (length,), generator=generator).tolist()
+
+
+def tokens(generations):
+    return [generation.token_ids for generation in generations]
+
+
+def run(engine):
+    """Step until all is done, waiting for blocks; tokens by request."""
+    got = {}
+    while engine.has_work:
+        try:
+            for output in engine.step():
+                got.setdefault(output.request_id, []).append(output.token_id)
+        except OutOfBlocks:
+            time.sleep(0.005)
+    return got
+
+
+@pytest.mark.parametrize("transports", [("local",), ("shm",), ("tcp",)])
+@pytest.mark.parametrize(("length", "chunk"), [(300, 32), (129, 7), (120, 200)])
+def test_a_long_prompt_gets_the_same_tokens(make_engine, join, settled, transports, length, chunk):
+    prompt = prompt_of(length)
+    want = tokens(make_engine(num_blocks=64).generate([prompt], PARAMS))
+    home = join(8, chunk_tokens=chunk, transports=transports)
+    creditor = join(60, transports=transports, axes="block layer kv head token dim")
+    assert tokens(home.generate([prompt], PARAMS)) == want
+    settled()
+    assert creditor.allocator.num_free == 60 and home.allocator.num_free == 8
+    assert tokens(home.generate([prompt], PARAMS)) == want, "and again"
+
+
+def test_sampled_tokens_are_the_same(make_engine, join):
+    params = SamplingParams(max_tokens=16, temperature=0.9, seed=4, ignore_eos=True)
+    home, _ = join(8), join(60)
+    want = make_engine(num_blocks=64).generate([prompt_of(200)], params)
+    assert tokens(home.generate([prompt_of(200)], params)) == tokens(want)
+
+
+def test_three_creditors_hold_one_prompt(make_engine, join, ledger):
+    prompt = prompt_of(320)
+    want = tokens(make_engine(num_blocks=64).generate([prompt], PARAMS))
+    home = join(6, chunk_tokens=24)
+    creditors = [join(n, pool=PoolOptions(num_staged_blocks=3)) for n in (15, 14, 13)]
+    request_id = home.add_request(prompt, PARAMS)
+    home.step()
+    assert set(ledger.debts()) == {(home.name, creditor.name) for creditor in creditors}
+    got = run(home)
+    assert [got[request_id]] == want
+
+
+def test_many_at_once_of_which_some_borrow(make_engine, join):
+    prompts = [prompt_of(n, seed=n) for n in (100, 9, 150, 33, 1, 64, 210)]
+    want = tokens(make_engine(num_blocks=200).generate(prompts, PARAMS))
+    home = join(16, chunk_tokens=40, min_own_blocks=2)
+    join(40)
+    join(30)
+    assert tokens(home.generate(prompts, PARAMS)) == want
+
+
+def test_a_creditor_serves_requests_of_its_own_meanwhile(make_engine, join):
+    prompts = [prompt_of(n, seed=n) for n in (160, 30, 70)]
+    want = tokens(make_engine(num_blocks=200).generate(prompts, PARAMS))
+    home, creditor = join(8, chunk_tokens=16), join(60, chunk_tokens=16)
+    long = home.add_request(prompts[0], PARAMS)
+    mine = [creditor.add_request(prompt, PARAMS) for prompt in prompts[1:]]
+    got, theirs = {long: []}, {request_id: [] for request_id in mine}
+    while home.has_work or creditor.has_work:
+        for engine, of_engine in ((home, got), (creditor, theirs)):
+            for output in engine.step() if engine.has_work else ():
+                of_engine[output.request_id].append(output.token_id)
+    assert [got[long], *(theirs[request_id] for request_id in mine)] == want
+
+
+def test_logits_are_those_over_one_cache(tiny, join):
+    """The same chunks by hand: all in a large cache, and with the first 12 blocks elsewhere."""
+    prompt = prompt_of(150)
+    home, creditor = join(20), join(60)
+    large = join(60)
+    [loan] = home.member.borrower.reserve(12, home.member._manager.creditors(home.name, 12)[:1])
+    assert loan.creditor in (creditor.name, large.name)
+    own, all_ids = home.allocator.allocate(20), large.allocator.allocate(19)
+    worst = 0.0
+    start = num_lent = 0
+    while start < len(prompt):
+        if start == 96:
+            while num_lent < 12 * BLOCK_SIZE:
+                first = num_lent // BLOCK_SIZE
+                moved = home.member.borrower.store(loan, own[first:12])
+                num_lent += moved * BLOCK_SIZE
+        chunk = prompt[start : start + 24]
+        want = tiny.forward(
+            Batch.build([Chunk(chunk, start, all_ids)], BLOCK_SIZE), large.cache, all_logits=True
+        )
+        batch = Batch.build(
+            [Chunk(chunk, start, own[num_lent // BLOCK_SIZE :], num_lent)], BLOCK_SIZE
+        )
+        attention = PooledAttention(batch, home.member.borrower, [[loan]])
+        got = tiny.forward(batch, home.cache, all_logits=True, attention=attention)
+        worst = max(worst, float((got - want).abs().max()))
+        start += 24
+    assert num_lent == 96 and worst < 1e-4
+    home.member.borrower.free([loan])
+    home.allocator.free(own)
+    large.allocator.free(all_ids)
+
+
+def test_a_request_that_fits_borrows_nothing(make_engine, join, ledger):
+    home, _ = join(20), join(60)
+    home.add_request(prompt_of(100), PARAMS)
+    home.step()
+    assert ledger.debts() == {} and home.num_running == 1
+
+
+def test_aborting_a_request_frees_what_it_has_borrowed(join, settled, ledger):
+    home, creditor = join(8), join(60)
+    request_id = home.add_request(prompt_of(200), PARAMS)
+    home.step()
+    assert ledger.debts() == {(home.name, creditor.name): 20}
+    assert home.abort(request_id) and not home.abort(request_id)
+    settled()
+    assert creditor.allocator.num_free == 60 and home.allocator.num_free == 8
+
+
+def test_it_waits_while_others_lack_memory_and_is_served_later(make_engine, join, ledger):
+    prompt = prompt_of(200)
+    want = tokens(make_engine(num_blocks=64).generate([prompt], PARAMS))
+    home, creditor = join(8), join(30)
+    theirs = creditor.add_request(prompt_of(100), PARAMS)
+    creditor.step()
+    request_id = home.add_request(prompt, PARAMS)
+    wait_until(lambda: ledger._beats[creditor.name][1].num_free < 20)
+    message = "the next of 1 requests needs 28 blocks, of which 8 are free here; no instances lend"
+    with pytest.raises(OutOfBlocks, match=message):
+        home.step()
+    assert home.allocator.num_free == 8 and ledger.debts() == {}
+    creditor.abort(theirs)
+    wait_until(lambda: ledger.creditors(home.name, 20))
+    assert [run(home)[request_id]] == want
+
+
+def test_a_stale_offer_is_refused_and_the_next_creditor_asked(make_engine, join, ledger):
+    prompt = prompt_of(200)
+    want = tokens(make_engine(num_blocks=64).generate([prompt], PARAMS))
+    slow = PoolOptions(heartbeat_s=20)  # reports at the start, and when it lends
+    home, full, other = join(8), join(60, pool=slow), join(59)
+    full.allocator.allocate(55)
+    assert ledger.creditors(home.name, 20)[0].instance == full.name
+    request_id = home.add_request(prompt, PARAMS)
+    home.step()
+    assert ledger.debts() == {(home.name, other.name): 20}
+    assert [run(home)[request_id]] == want
+    full.allocator.free(range(55)[::-1])
+
+
+def test_a_window_of_one_block_still_advances(make_engine, join):
+    prompt = prompt_of(100)
+    want = tokens(make_engine(num_blocks=64).generate([prompt], PARAMS))
+    home, _ = join(1, min_own_blocks=1), join(60)
+    assert tokens(home.generate([prompt], PARAMS)) == want
+
+
+def test_bad_options_are_refused(join):
+    with pytest.raises(ValueError, match="PooledEngine: min_own_blocks must be positive, got 0"):
+        join(8, min_own_blocks=0)
+    for changes in (
+        {"max_lent_blocks": -1},
+        {"num_staged_blocks": 0},
+        {"answer_s": 0},
+        {"heartbeat_s": 30.0},
+    ):
+        [name] = changes
+        with pytest.raises(ValueError, match=f"^PoolOptions: {name} must be "):
+            PoolOptions(**changes)

@@ -1,0 +1,88 @@
+"""Creditors that fail while they hold keys and values of requests."""
+
+import pytest
+
+from mooncake_serving.engine import SamplingParams
+from mooncake_serving.engine.pooled import LoansLost
+from mooncake_serving.pooling import PoolOptions
+
+from .conftest import wait_until
+from .test_pooled_engine import PARAMS, prompt_of, run, tokens
+
+LONG = SamplingParams(max_tokens=100, ignore_eos=True)
+
+
+def creditor_of(ledger, engines):
+    """The one that has lent something."""
+    [(_, name)] = ledger.debts()
+    return next(engine for engine in engines if engine.name == name)
+
+
+def test_requests_at_a_creditor_that_leaves_end_and_the_others_go_on(make_engine, join, ledger):
+    prompts = [prompt_of(200), prompt_of(30, seed=5)]
+    want = tokens(make_engine(num_blocks=64).generate(prompts[1:], PARAMS))
+    home = join(20, chunk_tokens=32)
+    creditors = [join(60), join(60)]
+    short = home.add_request(prompts[1], PARAMS)
+    home.step()
+    long = home.add_request(prompts[0], LONG)
+    got = {short: [], long: []}
+    lost = None
+    for step in range(200):
+        if step == 8:
+            creditor_of(ledger, creditors).close()
+        if not home.has_work:
+            break
+        try:
+            for output in home.step():
+                got[output.request_id].append(output.token_id)
+        except LoansLost as error:
+            assert lost is None
+            lost = error
+    assert lost is not None and lost.requests == [long]
+    assert str(lost).startswith(
+        f"step: requests [{long}] have ended, whose keys and values were at"
+    )
+    assert lost.instance in str(lost) and lost.cause
+    assert len(got[short]) == PARAMS.max_tokens - 1 and got[short] == want[0][1:]
+    assert home.allocator.num_free == 20 and home.num_running == 0
+    again = home.add_request(prompts[0], PARAMS)
+    want_long = tokens(make_engine(num_blocks=64).generate(prompts[:1], PARAMS))
+    assert [run(home)[again]] == want_long, "at the other creditor"
+
+
+def test_a_request_at_two_creditors_ends_with_either(join, ledger, settled):
+    home, first, second = join(6), join(20), join(19)
+    home.add_request(prompt_of(250), LONG)
+    for _ in range(3):
+        home.step()
+    assert len(ledger.debts()) == 2
+    second.close()
+    with pytest.raises(LoansLost, match=second.name):
+        while home.has_work:
+            home.step()
+    settled()
+    assert first.allocator.num_free == 20 and not home.has_work
+
+
+def test_generate_reports_it_and_leaves_an_idle_engine(make_engine, join, ledger):
+    home, creditor = join(8), join(60)
+    stream = home.stream([prompt_of(200), prompt_of(5)], LONG)
+    next(stream)
+    creditor.close()
+    with pytest.raises(LoansLost):
+        list(stream)
+    assert not home.has_work and home.allocator.num_free == 8
+
+
+def test_a_lease_that_ended_ends_the_request(join, ledger):
+    """The debtor's thread does not run, as in a process that was stopped for too long."""
+    lends = PoolOptions(lease_s=0.5, heartbeat_s=0.1)
+    home, creditor = join(8, pool=PoolOptions(lease_s=60, heartbeat_s=30)), join(60, pool=lends)
+    home.add_request(prompt_of(200), LONG)
+    home.step()
+    wait_until(lambda: ledger.debts() == {})
+    with pytest.raises(LoansLost, match="the lease of 0.5 s was not renewed in time"):
+        while home.has_work:
+            home.step()
+    assert creditor.allocator.num_free == 60

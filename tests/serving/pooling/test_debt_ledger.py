@@ -1,0 +1,109 @@
+"""The ledger: who is proposed, and the sums that always hold."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from mooncake_kernels import InvalidArgument
+from mooncake_serving.pooling import DebtLedger, Heartbeat, Offer
+
+NAMES = ("a", "b", "c", "d", "e")
+
+
+class Clock:
+    def __init__(self):
+        self.now = 0.0
+
+    def __call__(self):
+        return self.now
+
+
+@pytest.fixture
+def clock():
+    return Clock()
+
+
+@pytest.fixture
+def ledger(clock):
+    return DebtLedger(max_candidates=3, stale_s=5.0, clock=clock)
+
+
+def test_most_free_memory_first_and_three_at_most(ledger):
+    for name, free in zip(NAMES, (90, 10, 40, 40, 20), strict=True):
+        ledger.heartbeat(Heartbeat(name, 100, free))
+    assert ledger.creditors("a", 5) == [Offer("c", 40), Offer("d", 40), Offer("e", 20)]
+    assert ledger.creditors("a", 100) == [Offer("c", 40), Offer("d", 40), Offer("e", 20)]
+    assert ledger.creditors("a", 101) == [], "the fourth is not asked"
+    assert ledger.creditors("unknown", 1)[0] == Offer("a", 90)
+
+
+def test_one_that_borrows_is_not_proposed(ledger):
+    ledger.heartbeat(Heartbeat("a", 100, 90, num_borrowed=1))
+    ledger.heartbeat(Heartbeat("b", 100, 10, lent={"a": 1}))
+    assert ledger.creditors("c", 10) == [Offer("b", 10)]
+    ledger.heartbeat(Heartbeat("a", 100, 90))
+    assert ledger.creditors("c", 10) == [Offer("a", 90), Offer("b", 10)]
+
+
+def test_a_stale_heartbeat_is_left_out_until_the_next(ledger, clock):
+    ledger.heartbeat(Heartbeat("a", 100, 50))
+    clock.now = 5.0
+    ledger.heartbeat(Heartbeat("b", 100, 40))
+    assert [offer.instance for offer in ledger.creditors("c", 1)] == ["a", "b"]
+    clock.now = 5.1
+    assert [offer.instance for offer in ledger.creditors("c", 1)] == ["b"]
+    ledger.heartbeat(Heartbeat("a", 100, 50))
+    assert [offer.instance for offer in ledger.creditors("c", 1)] == ["a", "b"]
+
+
+def test_one_that_is_gone_takes_along_what_it_has_lent(ledger):
+    ledger.heartbeat(Heartbeat("a", 100, 50, lent={"b": 7}))
+    assert (ledger.balance("a"), ledger.balance("b")) == (7, -7)
+    ledger.forget("a")
+    ledger.forget("a")
+    assert ledger.debts() == {} and ledger.balance("b") == 0 and ledger.creditors("b", 1) == []
+
+
+@pytest.mark.parametrize(
+    "changes", [{"num_free": -1}, {"num_free": 101}, {"lent": {"b": 51}}, {"num_borrowed": -1}]
+)
+def test_an_impossible_heartbeat_is_refused(changes):
+    with pytest.raises(InvalidArgument, match="^Heartbeat: num_free and lent must be"):
+        Heartbeat(**{"instance": "a", "num_blocks": 100, "num_free": 50, **changes})
+
+
+def test_a_loan_of_no_blocks_is_refused(ledger):
+    with pytest.raises(InvalidArgument, match="^creditors: num_blocks must be at least 1, got 0"):
+        ledger.creditors("a", 0)
+
+
+@st.composite
+def beats(draw):
+    name, num_blocks = draw(st.sampled_from(NAMES)), draw(st.integers(0, 50))
+    left, lent = num_blocks, {}
+    for debtor in draw(st.sets(st.sampled_from(NAMES))) - {name}:
+        lent[debtor] = draw(st.integers(0, left))
+        left -= lent[debtor]
+    return Heartbeat(name, num_blocks, draw(st.integers(0, left)), lent, draw(st.integers(0, 3)))
+
+
+@given(st.lists(beats(), max_size=12), st.sampled_from(NAMES), st.integers(1, 80))
+def test_it_holds_of_any_heartbeats(history, debtor, num_blocks):
+    ledger = DebtLedger(clock=lambda: 0.0)
+    latest = {}
+    for beat in history:
+        ledger.heartbeat(beat)
+        latest[beat.instance] = beat
+    assert sum(map(ledger.balance, NAMES)) == 0
+    for (_, creditor), count in ledger.debts().items():
+        assert 0 < count <= latest[creditor].num_blocks
+    offers = ledger.creditors(debtor, num_blocks)
+    assert offers == sorted(offers, key=lambda o: (-o.num_blocks, o.instance)) and len(offers) <= 3
+    for offer in offers:
+        beat = latest[offer.instance]
+        assert offer.instance != debtor and not beat.num_borrowed
+        assert offer.num_blocks + sum(beat.lent.values()) <= beat.num_blocks
+    assert not offers or sum(offer.num_blocks for offer in offers) >= num_blocks
+    for name in NAMES:
+        ledger.forget(name)
+    assert ledger.debts() == {} and ledger.creditors(debtor, 1) == []

@@ -1,0 +1,201 @@
+"""The borrower: all or nothing, and creditors that fail in every way."""
+
+import threading
+from contextlib import contextmanager
+
+import pytest
+import torch
+
+import mooncake_kernels as mk
+from mooncake_serving.pooling import CreditorFailed, Heartbeat, Offer, PoolOptions
+from mooncake_serving.pooling.buffers import RequestBuffer
+from mooncake_serving.pooling.messages import (
+    Attend,
+    Attended,
+    Free,
+    Part,
+    Refused,
+    Reserve,
+    Reserved,
+    Store,
+    Stored,
+    decode,
+    encode,
+)
+
+from .conftest import wait_until
+
+SOON = PoolOptions(answer_s=1.0, heartbeat_s=0.1)
+
+
+@contextmanager
+def creditor_that(geometry, answer):
+    """An instance that answers a request as ``answer(request, address)`` says; None: not at all."""
+    is_over = threading.Event()
+    heard = []
+
+    def serve(transfer, address):
+        while not is_over.is_set():
+            for sender, data in transfer.receive_notifications(0.02):
+                request = decode(data)
+                heard.append(request)
+                reply = answer(request, address)
+                if reply is not None:
+                    notify = reply if isinstance(reply, bytes) else encode(reply)
+                    with transfer.open(sender) as peer:
+                        transfer.write(peer, [], notify=notify).wait()
+
+    with mk.TransferEngine(transports=["tcp"]) as transfer:
+        buffer = RequestBuffer(transfer, geometry, 16, is_in=True)
+        thread = threading.Thread(target=serve, args=(transfer, buffer.address))
+        thread.start()
+        try:
+            yield transfer.name, heard
+        finally:
+            is_over.set()
+            thread.join()
+
+
+def well(request, address):
+    """What a creditor answers that does nothing."""
+    if isinstance(request, Reserve):
+        return Reserved(request.number, address, 16, 30_000)
+    if isinstance(request, Store | Attend):
+        return (Stored if isinstance(request, Store) else Attended)(request.number)
+    return None
+
+
+def but(kind, reply):
+    """Well, except for one kind of request."""
+    return lambda request, address: (
+        reply(request) if isinstance(request, kind) else well(request, address)
+    )
+
+
+def test_loans_of_two_creditors_are_all_or_nothing(join, ledger):
+    home, first, second = join(), join(num_blocks=10), join(num_blocks=8)
+    offers = [Offer(first.name, 10), Offer(second.name, 8)]
+    loans = home.borrower.reserve(12, offers)
+    assert [(loan.creditor, loan.num_blocks) for loan in loans] == [
+        (first.name, 10),
+        (second.name, 2),
+    ]
+    assert home.borrower.num_borrowed == 12
+    assert home.borrower.reserve(9, [*offers, Offer("127.0.0.1:1", 5)]) == []
+    assert home.borrower.num_borrowed == 12
+    wait_until(lambda: second.blocks.num_free == 6)
+    home.borrower.free(loans)
+    home.borrower.free(loans)
+    wait_until(lambda: first.blocks.num_free == 10 and second.blocks.num_free == 8)
+    wait_until(lambda: ledger.debts() == {})
+
+
+def test_creditors_that_are_not_there_or_refuse_are_passed_over(join):
+    home, other, busy = join(options=SOON), join(), join()
+    offers = [Offer(name, 4) for name in ("127.0.0.1:1", "no name", busy.name, other.name)]
+    taken = busy.blocks.take(30)
+    [loan] = home.borrower.reserve(4, offers)
+    assert loan.creditor == other.name
+    home.borrower.free([loan])
+    busy.blocks.give_back(taken)
+
+
+@pytest.mark.parametrize("reply", [lambda r: None, lambda r: Refused(r.number, "no"), well])
+def test_a_reservation_that_fails_is_freed(join, reply):
+    home = join(options=SOON)
+    answer = but(Reserve, reply) if reply is not well else (lambda r, _: Stored(r.number))
+    with creditor_that(home.geometry, answer) as (name, heard):
+        assert home.borrower.reserve(3, [Offer(name, 3)]) == []
+        assert home.borrower.num_borrowed == 0
+        wait_until(lambda: any(isinstance(request, Free) for request in heard))
+    [reserve] = [request for request in heard if isinstance(request, Reserve)]
+    assert reserve.num_blocks == 3 and Free(reserve.number) in heard
+
+
+FAILURES = {
+    "silent": (lambda r: None, "no answer in 1 s"),
+    "refuses": (lambda r: Refused(r.number, "it was not renewed"), "it was not renewed"),
+    "another answer": (lambda r: Reserved(r.number, 0, 1, 1), "answers with Reserved"),
+    "another number": (lambda r: Attended(r.number + 1), "no answer in 1 s"),
+    "no message": (lambda r: b"abc", "no answer in 1 s"),
+}
+
+
+@pytest.mark.parametrize("what", FAILURES)
+@pytest.mark.parametrize("kind", [Store, Attend])
+def test_a_creditor_that_fails_is_named_and_its_loans_are_lost(join, kind, what):
+    home, good = join(options=SOON), join()
+    reply, cause = FAILURES[what]
+    [safe] = home.borrower.reserve(2, [Offer(good.name, 2)])
+    with creditor_that(home.geometry, but(kind, reply)) as (name, heard):
+        loans = home.borrower.reserve(2, [Offer(name, 2)]) + home.borrower.reserve(
+            1, [Offer(name, 1)]
+        )
+        with pytest.raises(CreditorFailed, match=f"^instance {name}: {cause}") as raised:
+            home.borrower.store(loans[0], [0, 1])
+            q = torch.zeros(1, 6, 16)
+            call = home.borrower.start_attention(name, 0, q, [Part(loans[0].number, 1, 2)])
+            home.borrower.finish_attention(call, 1)
+        assert (raised.value.instance, raised.value.cause[:5]) == (name, cause[:5])
+        assert home.borrower.num_borrowed == 2, "of the good one"
+        with pytest.raises(CreditorFailed, match="it has failed before"):
+            home.borrower.store(loans[1], [0])
+        wait_until(lambda: {Free(loan.number) for loan in loans} <= set(heard))
+    assert home.borrower.store(safe, [0, 1]) == 2
+    home.borrower.free([safe])
+
+
+def test_an_answer_of_another_instance_does_not_count(join):
+    """A third instance that knows the number cannot answer in the creditor's place."""
+    home = join(options=SOON)
+    with mk.TransferEngine(transports=["tcp"]) as third:
+        peer = third.open(home.name)
+
+        def silent(request):
+            third.write(peer, [], notify=encode(Stored(request.number))).wait()
+
+        with creditor_that(home.geometry, but(Store, silent)) as (name, _):
+            [loan] = home.borrower.reserve(1, [Offer(name, 1)])
+            with pytest.raises(CreditorFailed, match="no answer in 1 s"):
+                home.borrower.store(loan, [0])
+
+
+def test_an_address_that_is_not_the_creditors_is_its_failure(join):
+    home = join(options=SOON)
+
+    def lying(request, address):
+        is_reserve = isinstance(request, Reserve)
+        return Reserved(request.number, 4096, 16, 30_000) if is_reserve else well(request, address)
+
+    with creditor_that(home.geometry, lying) as (name, _):
+        [loan] = home.borrower.reserve(1, [Offer(name, 1)])
+        with pytest.raises(CreditorFailed, match=f"^instance {name}: "):
+            home.borrower.store(loan, [0])
+
+
+def test_a_creditor_that_closes_during_a_wait_fails_it(join):
+    home, creditor = join(options=PoolOptions(answer_s=20, heartbeat_s=0.1)), join()
+    [loan] = home.borrower.reserve(2, [Offer(creditor.name, 2)])
+    assert home.borrower.store(loan, [0]) == 1
+    creditor.member.close()
+    creditor.transfer.close()
+    with pytest.raises(CreditorFailed, match=f"^instance {creditor.name}: "):
+        home.borrower.store(loan, [1])
+    assert home.borrower.num_borrowed == 0
+
+
+def test_loans_that_are_renewed_stay(join):
+    """Several leases pass without any other message."""
+    options = PoolOptions(lease_s=0.5, heartbeat_s=0.05)
+    home, creditor = join(options=options), join(options=options)
+    [loan] = home.borrower.reserve(2, [Offer(creditor.name, 2)])
+    assert not threading.Event().wait(2.0)
+    assert home.borrower.store(loan, [0, 1]) == 2
+    home.borrower.free([loan])
+
+
+def test_a_ledger_that_knows_nobody_lends_nothing(join, ledger):
+    home = join()
+    assert home.member.reserve(1) == []
+    ledger.heartbeat(Heartbeat("127.0.0.1:1", 10, 10))
+    assert home.member.reserve(1) == [], "it is not there"

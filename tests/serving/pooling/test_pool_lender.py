@@ -1,0 +1,238 @@
+"""The lender: what a debtor may do, and what changes nothing."""
+
+import itertools
+
+import pytest
+import torch
+
+import mooncake_kernels as mk
+from mooncake_serving.pooling import PoolOptions
+from mooncake_serving.pooling.buffers import RequestBuffer, ResultBuffer
+from mooncake_serving.pooling.messages import (
+    Attend,
+    Attended,
+    Free,
+    Part,
+    Refused,
+    Renew,
+    Reserve,
+    Reserved,
+    Store,
+    Stored,
+    decode,
+    encode,
+)
+
+from .conftest import make_cache, wait_until
+
+
+class Debtor:
+    """Speaks the protocol by hand, and so can say anything."""
+
+    def __init__(self, creditor, num_staged=16):
+        self.transfer = mk.TransferEngine(transports=["tcp"])
+        self.peer = self.transfer.open(creditor.name)
+        self.geometry = creditor.geometry
+        self.requests = RequestBuffer(self.transfer, self.geometry, num_staged, is_in=False)
+        self.results = ResultBuffer(self.transfer, self.geometry, is_in=True)
+        self.numbers = itertools.count(1)
+        self.to = 0
+
+    def send(self, message, data=()):
+        notify = message if isinstance(message, bytes) else encode(message)
+        self.transfer.write(self.peer, data, notify=notify).wait()
+
+    def ask(self, message, data=()):
+        self.send(message, data)
+        [(_, answer)] = self.transfer.receive_notifications(30.0)
+        answer = decode(answer)
+        assert answer.number == message.number
+        return answer
+
+    def reserve(self, num_blocks, geometry=None, number=None):
+        number = next(self.numbers) if number is None else number
+        numbers = geometry or self.geometry.numbers()
+        answer = self.ask(Reserve(number, num_blocks, self.results.address, *numbers))
+        if isinstance(answer, Reserved):
+            self.to = answer.requests_address
+        return answer
+
+    def store(self, loan, first, blocks):
+        self.requests.staged[: len(blocks)] = blocks
+        data = self.requests.send_staged(len(blocks), self.to)
+        return self.ask(Store(next(self.numbers), loan, first, len(blocks)), data)
+
+    def attend(self, layer, q, *parts):
+        self.requests.queries[: len(q)] = q
+        message = Attend(next(self.numbers), layer, parts)
+        return self.ask(message, self.requests.send_queries(len(q), self.to))
+
+
+@pytest.fixture
+def creditor(join):
+    return join(options=PoolOptions(max_lent_blocks=10, num_staged_blocks=4))
+
+
+@pytest.fixture
+def debtors(creditor):
+    """Two of them, the second with a loan of two blocks that have contents."""
+    both = [Debtor(creditor), Debtor(creditor)]
+    yield both
+    for debtor in both:
+        debtor.transfer.close()
+
+
+def packed(count, seed=5):
+    source = make_cache(num_blocks=count, seed=seed)
+    return mk.gather_blocks(source.view(), list(range(count)))
+
+
+def contents(creditor):
+    return [tensor.clone() for index in range(2) for tensor in creditor.cache.layer(index)]
+
+
+def queries(num_rows):
+    return torch.randn(num_rows, 6, 16, generator=torch.Generator().manual_seed(1))
+
+
+def test_blocks_are_stored_attended_to_and_freed(creditor, debtors):
+    debtor, _ = debtors
+    assert isinstance(debtor.reserve(3), Reserved)
+    blocks = packed(3)
+    assert isinstance(debtor.store(1, 0, blocks[:2]), Stored)
+    assert isinstance(debtor.store(1, 2, blocks[2:]), Stored)
+    q = queries(5)
+    assert isinstance(debtor.attend(1, q, Part(1, 5, 3)), Attended)
+    k, v = (blocks[:, 1, i].transpose(1, 2).contiguous() for i in range(2))
+    table = torch.tensor([[0, 1, 2]], dtype=torch.int32)
+    rows = mk.mask.rows(mk.mask.full(), mk.ChunkBatch([5], [12]))
+    out, lse = mk.paged_attention(q, k, v, table, rows)
+    assert torch.equal(debtor.results.out[:5], out) and torch.equal(debtor.results.lse[:5], lse)
+    assert creditor.lender.loans.lent() == {debtor.transfer.name: 3}
+    debtor.send(Free(1))
+    wait_until(lambda: creditor.blocks.num_free == creditor.blocks.num_blocks)
+
+
+@pytest.mark.parametrize("num_blocks", [0, 11, 2**32 - 1])
+def test_no_more_is_lent_than_the_cap(creditor, debtors, num_blocks):
+    answer = debtors[0].reserve(num_blocks)
+    assert answer == Refused(1, f"num_blocks must be in [1, 10], got {num_blocks}")
+    assert isinstance(debtors[0].reserve(6), Reserved)
+    assert debtors[1].reserve(5).reason == "num_blocks must be in [1, 4], got 5"
+    assert isinstance(debtors[1].reserve(4), Reserved)
+
+
+@pytest.mark.parametrize("index", range(7))
+def test_another_geometry_is_refused(creditor, debtors, index):
+    numbers = list(creditor.geometry.numbers())
+    numbers[index] += 1
+    answer = debtors[0].reserve(1, geometry=numbers)
+    assert isinstance(answer, Refused) and answer.reason.startswith("geometry must be")
+    assert creditor.lender.loans.num_lent == 0
+
+
+def test_a_number_is_one_loan(creditor, debtors):
+    assert isinstance(debtors[0].reserve(1, number=7), Reserved)
+    assert debtors[0].reserve(1, number=7) == Refused(7, "loan 7 is there already")
+    assert isinstance(debtors[1].reserve(1, number=7), Reserved), "of another debtor, it is another"
+
+
+def hostile(theirs):
+    """Misuses by a debtor whose loan 1 has one block of two stored; ``theirs`` is another's."""
+    return {
+        "store: unknown": lambda d: d.store(99, 0, packed(1)),
+        "store: another's": lambda d: d.store(theirs, 0, packed(1)),
+        "store: over what is there": lambda d: d.store(1, 0, packed(1)),
+        "store: a gap": lambda d: d.store(1, 2, packed(1)),
+        "store: past the end": lambda d: d.store(1, 1, packed(2)),
+        "store: nothing": lambda d: d.ask(Store(50, 1, 1, 0)),
+        "store: more than staged": lambda d: d.ask(Store(50, 1, 1, 2**32 - 1)),
+        "attend: unknown": lambda d: d.attend(0, queries(1), Part(99, 1, 1)),
+        "attend: another's": lambda d: d.attend(0, queries(1), Part(theirs, 1, 2)),
+        "attend: what is not stored": lambda d: d.attend(0, queries(1), Part(1, 1, 2)),
+        "attend: no blocks": lambda d: d.attend(0, queries(1), Part(1, 1, 0)),
+        "attend: no queries": lambda d: d.attend(0, queries(1), Part(1, 0, 1)),
+        "attend: no parts": lambda d: d.attend(0, queries(1)),
+        "attend: too many queries": lambda d: d.attend(0, queries(1), Part(1, 33, 1)),
+        "attend: no such layer": lambda d: d.attend(2, queries(1), Part(1, 1, 1)),
+    }
+
+
+@pytest.mark.parametrize("what", hostile(0))
+def test_what_is_not_a_debtors_is_not_touched(creditor, debtors, what):
+    debtor, victim = debtors
+    victim.numbers = itertools.count(500)
+    assert isinstance(victim.reserve(2), Reserved)
+    assert isinstance(victim.store(500, 0, packed(2)), Stored)
+    assert isinstance(debtor.reserve(2), Reserved)
+    assert isinstance(debtor.store(1, 0, packed(1)), Stored)
+    before, lent = contents(creditor), creditor.lender.loans.lent()
+    debtor.results.out.fill_(7)
+    assert isinstance(hostile(500)[what](debtor), Refused)
+    assert all(map(torch.equal, contents(creditor), before))
+    assert creditor.lender.loans.lent() == lent and (debtor.results.out == 7).all()
+    assert isinstance(victim.attend(0, queries(1), Part(500, 1, 2)), Attended)
+    assert isinstance(debtor.store(1, 1, packed(1)), Stored), "its own loan still works"
+
+
+def test_messages_without_sense_are_dropped(creditor, debtors):
+    debtor, victim = debtors
+    assert isinstance(victim.reserve(2), Reserved)
+    for data in (
+        b"",
+        b"\x00" * 100,
+        encode(Free(1))[:-1],
+        encode(Reserved(1, 2, 3, 4)),
+        b"MKP\x01",
+    ):
+        if data:
+            debtor.send(data)
+    debtor.send(Free(1))  # the victim's number
+    debtor.send(Renew(2, [1, 2, 3]))
+    assert isinstance(debtor.reserve(1), Reserved), "it still serves"
+    assert creditor.lender.loans.lent()[victim.transfer.name] == 2
+
+
+def test_loans_that_are_not_renewed_come_back(join):
+    options = PoolOptions(lease_s=0.5, heartbeat_s=0.05)
+    creditor = join(options=options)
+    renewing, silent = Debtor(creditor), Debtor(creditor)
+    with renewing.transfer, silent.transfer:
+        assert isinstance(renewing.reserve(2), Reserved)
+        assert isinstance(silent.reserve(3), Reserved)
+
+        def only_the_silent_ones_ended():
+            renewing.send(Renew(9, [1]))
+            return creditor.lender.loans.lent() == {renewing.transfer.name: 2}
+
+        wait_until(only_the_silent_ones_ended)
+        wait_until(lambda: creditor.blocks.num_free == creditor.blocks.num_blocks)
+
+
+def test_a_debtor_that_cannot_be_answered_loses_its_loans(creditor, debtors):
+    debtor, other = debtors
+    assert isinstance(other.reserve(1), Reserved)
+    assert isinstance(debtor.reserve(2), Reserved)
+    assert isinstance(debtor.store(1, 0, packed(1)), Stored)
+    debtor.results.close()  # where the answer would go
+    debtor.send(Attend(50, 0, [Part(1, 1, 1)]), debtor.requests.send_queries(1, debtor.to))
+    wait_until(lambda: creditor.lender.loans.lent() == {other.transfer.name: 1})
+
+
+def test_a_restarted_debtor_begins_with_nothing(creditor, debtors):
+    debtor, _ = debtors
+    assert isinstance(debtor.reserve(4), Reserved)
+    debtor.results = ResultBuffer(debtor.transfer, debtor.geometry, is_in=True)
+    assert isinstance(debtor.reserve(3), Reserved)
+    assert creditor.lender.loans.lent() == {debtor.transfer.name: 3}
+
+
+def test_one_that_borrows_does_not_lend(join):
+    first, second, third = join(), join(), join()
+    [loan] = first.member.reserve(32)
+    creditor = {second.name: second, third.name: third}[loan.creditor]
+    debtor = Debtor(first)
+    with debtor.transfer:
+        assert debtor.reserve(1) == Refused(1, "the instance borrows itself")
+    assert creditor.lender.loans.num_lent == 32
+    first.borrower.free([loan])
