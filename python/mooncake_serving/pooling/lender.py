@@ -2,7 +2,7 @@
 
 import logging
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from mooncake_kernels import scatter_blocks
@@ -62,6 +62,7 @@ class Lender:
         peers: the debtors.
         num_staged: blocks that a debtor can move at a time.
         lease_s: of the loans.
+        on_change: called when more or less is lent, before a debtor learns of it.
     """
 
     def __init__(
@@ -72,9 +73,10 @@ class Lender:
         peers: Peers,
         num_staged: int,
         lease_s: float,
+        on_change: Callable[[], None],
     ):
         self.loans = loans
-        self._lease_s = lease_s
+        self._lease_s, self._on_change = lease_s, on_change
         self._geometry, self._peers, self._num_staged = geometry, peers, num_staged
         self._view = cache.view()
         self._attention = PartialAttention(cache)
@@ -84,8 +86,9 @@ class Lender:
     def handle(self, debtor: str, request: Request, *, is_borrowing: bool) -> None:
         """Carry out a request and send its answer; a debtor that cannot be reached is dropped."""
         if isinstance(request, Free):
-            self.loans.free(debtor, request.number)
-            self._close_unused()
+            if self.loans.free(debtor, request.number):
+                self._close_unused()
+                self._on_change()
             return
         if isinstance(request, Renew):
             self.loans.renew(debtor, tuple(request.loans))
@@ -102,9 +105,12 @@ class Lender:
 
     def expire(self) -> None:
         """End loans whose debtors are silent."""
-        for debtor in self.loans.free_expired():
+        expired = self.loans.free_expired()
+        for debtor in expired:
             logger.warning("%s has not renewed a loan, which is freed", debtor)
-        self._retired += self._close_unused()
+        if expired:
+            self._retired += self._close_unused()
+            self._on_change()
         oldest = time.monotonic() - self._lease_s
         self._retired = [(closed, desk) for closed, desk in self._retired if closed > oldest]
 
@@ -113,6 +119,7 @@ class Lender:
         self.loans.free_all(debtor)
         self._retired += self._close_unused()
         self._peers.drop(debtor)
+        self._on_change()
 
     def close(self) -> None:
         """End all loans."""
@@ -148,6 +155,7 @@ class Lender:
                 self.loans.free(debtor, request.number)
                 raise
             self._desks[debtor] = known
+        self._on_change()
         lease_ms = int(self._lease_s * 1000)
         return Reserved(request.number, known.requests.address, self._num_staged, lease_ms)
 

@@ -117,7 +117,7 @@ class Member(Closing):
         self.borrower = Borrower(cache, geometry, self._calls, peers, options.num_staged_blocks)
         loans = Loans(blocks, blocks.num_blocks if limit is None else limit, options.lease_s)
         self.lender = Lender(
-            cache, geometry, loans, peers, options.num_staged_blocks, options.lease_s
+            cache, geometry, loans, peers, options.num_staged_blocks, options.lease_s, self._report
         )
         self._is_over = threading.Event()
         self._report()
@@ -133,9 +133,9 @@ class Member(Closing):
         if not self._is_over.is_set():
             self._is_over.set()
             self._thread.join()
-            self._manager.forget(self.name)
             self.borrower.close()
             self.lender.close()
+            self._manager.forget(self.name)  # last: closing the lender reports
 
     def _run(self) -> None:
         due = 0.0
@@ -161,10 +161,7 @@ class Member(Closing):
         if isinstance(message, Reserved | Stored | Attended | Refused):
             self._calls.take_answer(sender, message)
             return
-        before = self.lender.loans.num_lent
         self.lender.handle(sender, message, is_borrowing=self.borrower.num_borrowed > 0)
-        if self.lender.loans.num_lent != before:
-            self._report()
 
     def _keep(self) -> None:
         try:
@@ -180,4 +177,7 @@ class Member(Closing):
         beat = Heartbeat(
             self.name, self._blocks.num_blocks, self.lender.loans.num_free, lent, borrowed
         )
-        self._manager.heartbeat(beat)
+        try:
+            self._manager.heartbeat(beat)
+        except OSError as error:
+            logger.warning("%s cannot report to its manager: %s", self.name, error)
