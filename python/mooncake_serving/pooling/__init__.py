@@ -11,7 +11,8 @@ from .errors import CreditorFailed
 from .geometry import Geometry
 from .ledger import DebtLedger, Heartbeat, Offer
 from .lender import Lender
-from .member import Manager, Member, PoolOptions
+from .member import Manager, Member
+from .options import PoolOptions
 
 __all__ = [
     "Borrowed",

@@ -2,7 +2,6 @@
 
 import logging
 import threading
-import time
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -11,20 +10,17 @@ import torch
 
 from mooncake_kernels import gather_blocks
 from mooncake_kernels.errors import TransferError
-from mooncake_kernels.transfer import Ticket
 
-from .buffers import RequestBuffer, ResultBuffer
 from .calls import Call, Calls
+from .creditor import Creditor
 from .errors import CreditorFailed
 from .geometry import Cache, Geometry
 from .ledger import Offer
 from .messages import (
-    MAX_NUMBERS,
     Attend,
     Attended,
     Free,
     Part,
-    Renew,
     Reserve,
     Reserved,
     Store,
@@ -45,27 +41,6 @@ class Borrowed:
     num_stored: int = 0
 
 
-class _Creditor:
-    """Buffers for one creditor, and what is borrowed there."""
-
-    def __init__(self, peers: Peers, geometry: Geometry, num_staged: int):
-        self.requests = RequestBuffer(peers.transfer, geometry, num_staged, is_in=False)
-        try:
-            self.results = ResultBuffer(peers.transfer, geometry, is_in=True)
-        except BaseException:
-            self.requests.close()
-            raise
-        self.requests_address = 0  # of the creditor's buffer
-        self.num_staged = num_staged
-        self.lease_s = 0.0
-        self.renewed_s = 0.0  # when the last message was sent that surely renewed
-        self.renewal: tuple[float, Ticket] | None = None  # when it was sent
-
-    def close(self) -> None:
-        self.requests.close()
-        self.results.close()
-
-
 class Borrower:
     """Borrow for one engine. One thread borrows; another may call ``renew`` and count.
 
@@ -82,7 +57,7 @@ class Borrower:
     ):
         self._view, self._geometry = cache.view(), geometry
         self._calls, self._peers, self._num_staged = calls, peers, num_staged
-        self._creditors: dict[str, _Creditor] = {}
+        self._creditors: dict[str, Creditor] = {}
         self._borrowed: dict[int, Borrowed] = {}
         self._lock = threading.Lock()
 
@@ -187,8 +162,11 @@ class Borrower:
                 for name in names
             }
         for name, of_one in numbers.items():
+            creditor = self._creditors.get(name)
+            if creditor is None:
+                continue  # it was lost
             try:
-                self._renew(name, of_one)
+                creditor.renew(self._peers, name, self._calls.next_number(), of_one)
             except TransferError as error:
                 self._calls.fail(name, error.cause)
 
@@ -200,7 +178,7 @@ class Borrower:
         """Reserve at one creditor; None if it refuses, or cannot be reached."""
         known = self._creditors.get(name)
         if known is None:
-            known = _Creditor(self._peers, self._geometry, self._num_staged)
+            known = Creditor(self._peers.transfer, self._geometry, self._num_staged)
             self._creditors[name] = known
         loan = Borrowed(name, self._calls.next_number(), num_blocks)
         with self._lock:
@@ -216,34 +194,10 @@ class Borrower:
         except BaseException:
             self.free([loan])
             raise
-        known.requests_address = reserved.requests_address
-        known.num_staged = min(self._num_staged, max(1, reserved.num_staged))
-        known.lease_s, known.renewed_s = reserved.lease_ms / 1000, call.started_s
+        known.accept(reserved, call.started_s)
         return loan
 
-    def _renew(self, name: str, numbers: Sequence[int]) -> None:
-        """Renew loans at one creditor, unless the last renewal is still under way.
-
-        Raises:
-            TransferError: it did not arrive.
-        """
-        known = self._creditors.get(name)
-        if known is None:
-            return  # it is being reserved, or was lost
-        if known.renewal is not None:
-            sent_s, ticket = known.renewal
-            if not ticket.done:
-                return
-            known.renewal = None
-            ticket.wait()
-            known.renewed_s = max(known.renewed_s, sent_s)
-        sent_s = time.monotonic()
-        for start in range(0, len(numbers), MAX_NUMBERS):
-            some = numbers[start : start + MAX_NUMBERS]
-            ticket = self._peers.send(name, Renew(self._calls.next_number(), some))
-            known.renewal = sent_s, ticket
-
-    def _known(self, name: str, *, is_writing: bool = False) -> _Creditor:
+    def _known(self, name: str, *, is_writing: bool = False) -> Creditor:
         """Return a creditor.
 
         Raises:
@@ -253,7 +207,7 @@ class Borrower:
         known = self._creditors.get(name)
         if known is None:
             raise CreditorFailed(name, "it has failed before")
-        if is_writing and time.monotonic() > known.renewed_s + known.lease_s:
+        if is_writing and not known.is_leased:
             self._lose(name)
             raise CreditorFailed(name, f"the lease of {known.lease_s:g} s was not renewed in time")
         return known

@@ -1,14 +1,14 @@
 """The creditor's half: lends blocks of its cache, and attends to them for their debtors."""
 
 import logging
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from mooncake_kernels import scatter_blocks
 from mooncake_kernels.errors import TransferError
 
-from .buffers import Descriptors, RequestBuffer, ResultBuffer
+from .buffers import Descriptors
+from .desks import Desk, Desks
 from .errors import Refusal
 from .geometry import Cache, Geometry
 from .loans import Loans
@@ -30,23 +30,6 @@ from .partial import PartialAttention
 from .peers import Peers
 
 logger = logging.getLogger(__name__)
-
-
-class _Desk:
-    """Buffers for one debtor."""
-
-    def __init__(self, peers: Peers, geometry: Geometry, num_staged: int, results_address: int):
-        self.results_address = results_address
-        self.requests = RequestBuffer(peers.transfer, geometry, num_staged, is_in=True)
-        try:
-            self.results = ResultBuffer(peers.transfer, geometry, is_in=False)
-        except BaseException:
-            self.requests.close()
-            raise
-
-    def close(self) -> None:
-        self.requests.close()
-        self.results.close()
 
 
 class Lender:
@@ -80,14 +63,13 @@ class Lender:
         self._geometry, self._peers, self._num_staged = geometry, peers, num_staged
         self._view = cache.view()
         self._attention = PartialAttention(cache)
-        self._desks: dict[str, _Desk] = {}
-        self._retired: list[tuple[float, _Desk]] = []
+        self._desks = Desks(peers.transfer, num_staged, lease_s)
 
     def handle(self, debtor: str, request: Request, *, is_borrowing: bool) -> None:
         """Carry out a request and send its answer; a debtor that cannot be reached is dropped."""
         if isinstance(request, Free):
             if self.loans.free(debtor, request.number):
-                self._close_unused()
+                self._desks.close_all_but(self.loans.lent(), is_known=True)
                 self._on_change()
             return
         if isinstance(request, Renew):
@@ -109,21 +91,20 @@ class Lender:
         for debtor in expired:
             logger.warning("%s has not renewed a loan, which is freed", debtor)
         if expired:
-            self._retired += self._close_unused()
+            self._desks.close_all_but(self.loans.lent())
             self._on_change()
-        oldest = time.monotonic() - self._lease_s
-        self._retired = [(closed, desk) for closed, desk in self._retired if closed > oldest]
+        self._desks.free_retired()
 
     def drop(self, debtor: str) -> None:
         """End all loans of a debtor."""
         self.loans.free_all(debtor)
-        self._retired += self._close_unused()
+        self._desks.close_all_but(self.loans.lent())
         self._peers.drop(debtor)
         self._on_change()
 
     def close(self) -> None:
         """End all loans."""
-        for debtor in list(self._desks):
+        for debtor in self.loans.lent():
             self.drop(debtor)
 
     def _answer(
@@ -150,11 +131,10 @@ class Lender:
         if known is None:
             geometry = replace(self._geometry, max_rows=max_rows)
             try:
-                known = _Desk(self._peers, geometry, self._num_staged, request.results_address)
+                known = self._desks.open(debtor, geometry, request.results_address)
             except BaseException:
                 self.loans.free(debtor, request.number)
                 raise
-            self._desks[debtor] = known
         self._on_change()
         lease_ms = int(self._lease_s * 1000)
         return Reserved(request.number, known.requests.address, self._num_staged, lease_ms)
@@ -168,7 +148,7 @@ class Lender:
                 f"blocks must be the next of {len(loan.block_ids)} after {loan.num_stored}, at "
                 f"most {self._num_staged}, got {first} to {end}"
             )
-        staged = self._desks[debtor].requests.staged[: request.num_blocks]
+        staged = self._desk(debtor).requests.staged[: request.num_blocks]
         scatter_blocks(staged, loan.block_ids[first:end], self._view)
         loan.num_stored = end
         return Stored(request.number)
@@ -177,7 +157,7 @@ class Lender:
         parts = self._checked_parts(debtor, request.parts)
         if not 0 <= request.layer_index < self._geometry.num_layers:
             raise Refusal(f"layer_index must be a layer, got {request.layer_index}")
-        desk = self._desks[debtor]
+        desk = self._desk(debtor)
         num_rows = sum(q_len for q_len, _ in parts)
         if num_rows > desk.requests.queries.shape[0]:
             raise Refusal(f"parts must have at most the rows of max_rows, got {num_rows}")
@@ -202,14 +182,7 @@ class Lender:
             raise Refusal("parts must not be empty")
         return checked
 
-    def _close_unused(self) -> list[tuple[float, _Desk]]:
-        """Close the buffers of debtors without loans, and return them with the time.
-
-        A debtor that has not ended its loans itself may still write: its memory is kept for a
-        lease, so that nobody else's buffers are at that address. By then it knows of the end.
-        """
-        debtors = self.loans.lent()
-        closed = [self._desks.pop(name) for name in list(self._desks) if name not in debtors]
-        for desk in closed:
-            desk.close()
-        return [(time.monotonic(), desk) for desk in closed]
+    def _desk(self, debtor: str) -> Desk:
+        desk = self._desks.get(debtor)
+        assert desk is not None, "a debtor with a loan has one"
+        return desk

@@ -6,7 +6,8 @@ from mooncake_kernels.errors import InvalidArgument, TransferError, Unavailable
 from mooncake_kernels.transfer import Peer, Ticket, TransferEngine
 
 from .buffers import Descriptors
-from .messages import Message, encode
+from .messages import Message
+from .wire import encode
 
 
 class Peers:

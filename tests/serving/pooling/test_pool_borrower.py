@@ -19,9 +19,8 @@ from mooncake_serving.pooling.messages import (
     Reserved,
     Store,
     Stored,
-    decode,
-    encode,
 )
+from mooncake_serving.pooling.wire import decode, encode
 
 from .conftest import wait_until
 

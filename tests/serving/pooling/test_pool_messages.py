@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from mooncake_kernels import InvalidArgument
 from mooncake_serving.pooling import messages
-from mooncake_serving.pooling.messages import decode, encode
+from mooncake_serving.pooling.wire import KINDS, MAGIC, decode, encode
 
 U32, U64 = st.integers(0, 2**32 - 1), st.integers(0, 2**64 - 1)
 PARTS = st.lists(st.builds(messages.Part, U64, U32, U32), max_size=5).map(tuple)
@@ -43,12 +43,12 @@ def test_no_other_length_is_accepted_unless_it_is_a_shorter_tail(message, data):
 
 @given(st.binary(max_size=100))
 def test_any_bytes_are_a_message_or_refused(data):
-    for candidate in (data, messages.MAGIC + data):
+    for candidate in (data, MAGIC + data):
         try:
             message = decode(candidate)
         except InvalidArgument:
             continue
-        assert type(message) in [kind for kind, _ in messages.KINDS.values()]
+        assert type(message) in [kind for kind, _ in KINDS.values()]
 
 
 @pytest.mark.parametrize(
