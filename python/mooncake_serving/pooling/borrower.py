@@ -2,6 +2,7 @@
 
 import logging
 import threading
+import time
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -59,6 +60,7 @@ class Borrower:
         self._calls, self._peers, self._num_staged = calls, peers, num_staged
         self._creditors: dict[str, Creditor] = {}
         self._borrowed: dict[int, Borrowed] = {}
+        self._retired: list[tuple[float, Creditor]] = []  # until when their memory is kept
         self._lock = threading.Lock()
 
     @property
@@ -221,7 +223,16 @@ class Borrower:
             raise
 
     def _lose(self, name: str) -> None:
-        """Give up a creditor: nothing that it still sends can land here."""
+        """Give up a creditor: nothing that it still sends can land here.
+
+        It may not know yet, and send results: the memory of its buffer is kept for a lease, so that
+        no other creditor's buffer is at that address. After that it refuses to.
+        """
+        lost = self._creditors.get(name)
+        if lost is not None:
+            now = time.monotonic()
+            self._retired = [(until, one) for until, one in self._retired if until > now]
+            self._retired.append((now + lost.lease_s, lost))
         self.free([loan for loan in list(self._borrowed.values()) if loan.creditor == name])
 
     def _tidy(self) -> None:

@@ -3,6 +3,7 @@
 import threading
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -104,18 +105,19 @@ class Loans:
         """Return a loan, and renew it.
 
         Raises:
-            Refusal: the debtor has none of that number.
+            Refusal: the debtor has none of that number, or its lease has ended: this instance may
+                have been stopped, and the debtor has given it up since.
         """
         loan = self._loans.get((debtor, number))
-        if loan is None:
+        if loan is None or loan.renewed_s < self._clock() - self._lease_s:
             raise Refusal(f"loan {number} must be one of {debtor} that has not ended")
         loan.renewed_s = self._clock()
         return loan
 
     def renew(self, debtor: str, numbers: tuple[int, ...]) -> None:
-        """Renew loans; numbers that the debtor has no loan of are ignored."""
+        """Renew loans; numbers of none, or of one whose lease has ended, are ignored."""
         for number in numbers:
-            if (debtor, number) in self._loans:
+            with suppress(Refusal):
                 self.use(debtor, number)
 
     def free(self, debtor: str, number: int) -> bool:

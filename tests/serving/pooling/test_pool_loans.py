@@ -36,9 +36,17 @@ class Book(RuleBasedStateMachine):
             with pytest.raises(Refusal):
                 self.loans.reserve(debtor, number, count)
 
+    def is_leased(self, debtor, number):
+        return self.now - 10 <= self.model.get((debtor, number), (0, -100))[1]
+
+    @rule(seconds=st.integers(1, 15))
+    def pass_time(self, seconds):
+        """An instance that was stopped has not ended its loans yet."""
+        self.now += seconds
+
     @rule(debtor=DEBTORS, number=NUMBERS)
     def use(self, debtor, number):
-        if (debtor, number) in self.model:
+        if self.is_leased(debtor, number):
             count, _ = self.model[debtor, number]
             assert len(self.loans.use(debtor, number).block_ids) == count
             self.model[debtor, number] = (count, self.now)
@@ -50,7 +58,7 @@ class Book(RuleBasedStateMachine):
     def renew(self, debtor, numbers):
         self.loans.renew(debtor, numbers)
         for number in numbers:
-            if (debtor, number) in self.model:
+            if self.is_leased(debtor, number):
                 self.model[debtor, number] = (self.model[debtor, number][0], self.now)
 
     @rule(debtor=DEBTORS, number=NUMBERS)
