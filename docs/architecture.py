@@ -17,8 +17,9 @@ LAYERS = [
     ]),
     ("mooncake_serving: what decides", "python/mooncake_serving", "#eef4e6", [
         ("conductor", "where a request goes: plain data in, a decision out", 1),
-        ("chunking", "what goes into a step", 1),
-        ("pooling", "instances lend each other cache blocks", 1),
+        ("chunking", "what goes into a step", 0.7),
+        ("pooling", "instances lend each other cache blocks", 0.9),
+        ("semantic", "what to reuse of a similar prompt", 0.9),
         ("store", "objects kept over DRAM and SSD, found by every node", 1),
     ]),
     ("mooncake_kernels: the Python API, a family each", "mooncake_kernels", "#e3ecf6", [

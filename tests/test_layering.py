@@ -24,10 +24,11 @@ CSRC_MAY_USE = {
     "host": HOST,
 }
 KERNELS_ONLY = {"mooncake_kernels"}
-ALL_BELOW = {"mooncake_kernels", "chunking", "conductor", "pooling", "store"}
+ALL_BELOW = {"mooncake_kernels", "chunking", "conductor", "pooling", "semantic", "store"}
 SERVING_MAY_USE = {
     "conductor": set(),
     "chunking": KERNELS_ONLY,
+    "semantic": KERNELS_ONLY,
     "store": KERNELS_ONLY,
     "pooling": KERNELS_ONLY,
     "engine": ALL_BELOW,

@@ -18,7 +18,9 @@ from .kv_cache import PagedKVCache
 from .llama import LayerHooks, Llama
 from .loader import find_model, load_model
 from .request import FinishReason, Generation, PrefillChunk, Prefilled, TokenOutput
+from .reuse import Reuse, SemanticPrefill
 from .sampling import SamplingParams
+from .semantic_cache import SemanticCache
 from .tokenizer import TextStream, Tokenizer
 
 __all__ = [
@@ -38,8 +40,11 @@ __all__ = [
     "PagedKVCache",
     "PrefillChunk",
     "Prefilled",
+    "Reuse",
     "RopeScaling",
     "SamplingParams",
+    "SemanticCache",
+    "SemanticPrefill",
     "TextStream",
     "TokenOutput",
     "Tokenizer",

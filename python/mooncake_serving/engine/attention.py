@@ -46,11 +46,17 @@ class Attention(Protocol):
 
 
 class PagedAttention:
-    """``mk.paged_attention``: the bits of a row depend only on its request."""
+    """``mk.paged_attention``: the bits of a row depend only on its request.
 
-    def __init__(self, batch: Batch) -> None:
+    Args:
+        batch: the step.
+        selected: its queries are not a request's last tokens but those at ``batch.positions``.
+    """
+
+    def __init__(self, batch: Batch, *, selected: bool = False) -> None:
         device = batch.positions.device
-        step = mk.ChunkBatch(batch.q_lens, batch.kv_lens, device=device)
+        positions = batch.positions if selected else None
+        step = mk.ChunkBatch(batch.q_lens, batch.kv_lens, positions, device=device)
         self._rows = mk.mask.rows(mk.mask.causal(), step)
         self._table = batch.block_tables.int()
         self._slots = batch.slots
@@ -64,6 +70,8 @@ class PagedAttention:
         return mk.paged_attention(q, k_cache, v_cache, self._table, self._rows)[0]
 
 
-def attention_of(batch: Batch) -> Attention:
+def attention_of(batch: Batch, *, selected: bool = False) -> Attention:
     """Return the kernels on the CPU; torch on a GPU, where the kernels have never run."""
-    return PagedAttention(batch) if batch.positions.device.type == "cpu" else SdpaAttention(batch)
+    if batch.positions.device.type == "cpu":
+        return PagedAttention(batch, selected=selected)
+    return SdpaAttention(batch)  # always by the batch's positions

@@ -3,12 +3,17 @@
 from collections import Counter
 from collections.abc import Sequence
 
-from .arguments import as_integer, as_integers, check_params
+import torch
+
+from mooncake_serving.semantic import DEFAULT, Recompute
+
+from .arguments import as_integer, as_integers, check_params, refuse
 from .batching import GREEDY, BatchingEngine
 from .llama import LayerHooks
 from .prefill import OnChunk, check_prompt, run_prefill
-from .request import Prefilled
+from .request import Prefilled, Request
 from .sampling import SamplingParams
+from .selective_prefill import run_selective_prefill
 
 
 class Engine(BatchingEngine):
@@ -51,12 +56,7 @@ class Engine(BatchingEngine):
             NotFinite: the model computed NaN or infinity.
         """
         request = self._new_request("prefill", prompt_tokens, params, prompt_only=True)
-        num_cached_tokens = as_integer("prefill", "num_cached_tokens", num_cached_tokens)
-        if not 0 <= num_cached_tokens < request.num_prompt_tokens:
-            raise ValueError(
-                "prefill: num_cached_tokens must be at least 0 and less than the prompt's "
-                f"{request.num_prompt_tokens} tokens, got {num_cached_tokens}"
-            )
+        num_cached_tokens = _check_num_cached("prefill", num_cached_tokens, request)
         if num_cached_tokens and block_ids is None:
             raise ValueError(
                 "prefill: num_cached_tokens must be 0 without block_ids, which would hold them, "
@@ -81,6 +81,47 @@ class Engine(BatchingEngine):
             if block_ids is None:
                 self.allocator.free(request.block_ids)
             raise
+
+    def prefill_selected(
+        self,
+        prompt_tokens: Sequence[int],
+        params: SamplingParams = GREEDY,
+        *,
+        block_ids: Sequence[int],
+        is_reused: torch.Tensor,
+        num_cached_tokens: int = 0,
+        recompute: Recompute = DEFAULT,
+    ) -> tuple[Prefilled, tuple[int, ...]]:
+        """Compute a prompt over keys and values that others like it left in its blocks.
+
+        Approximate: tokens that are not recomputed keep what is there. The blocks then hold a mix.
+
+        Args:
+            prompt_tokens: the prompt.
+            params: as for ``prefill``.
+            block_ids: allocated blocks for the whole prompt.
+            is_reused: bool ``[num_prompt_tokens - num_cached_tokens]``: which of the tokens after
+                the cached ones have keys and values to reuse in ``block_ids``, rotated to their
+                positions. The others are computed in every layer.
+            num_cached_tokens: how many of the first tokens have exact keys and values there.
+            recompute: which of the reused tokens are recomputed in which layer.
+
+        Returns:
+            As ``prefill``, in one chunk; and how many tokens' keys and values each layer computed.
+
+        Raises:
+            ValueError, NotFinite: see ``prefill``; or ``is_reused`` is not as above.
+        """
+        op = "prefill_selected"
+        request = self._new_request(op, prompt_tokens, params, prompt_only=True)
+        request.num_computed = _check_num_cached(op, num_cached_tokens, request)
+        wanted = (torch.bool, (request.num_pending,), self.model.device.type)
+        got = (is_reused.dtype, tuple(is_reused.shape), is_reused.device.type)
+        if got != wanted:
+            refuse(op, "is_reused", f"bool [{request.num_pending}] on {self.model.device}", got)
+        num_blocks = self.cache.num_blocks_for(request.num_prompt_tokens)
+        request.block_ids = self._held(op, block_ids, num_blocks)
+        return run_selective_prefill(self.model, self.cache, request, is_reused, recompute)
 
     def reserve(self, num_prompt_tokens: int, params: SamplingParams = GREEDY) -> list[int]:
         """Allocate all the blocks a request will ever need, to receive its keys and values.
@@ -162,3 +203,13 @@ class Engine(BatchingEngine):
                 f"{op}: block_ids must be at least {num_needed} different blocks, got {held}"
             )
         return held
+
+
+def _check_num_cached(op: str, num_cached_tokens: int, request: Request) -> int:
+    num_cached_tokens = as_integer(op, "num_cached_tokens", num_cached_tokens)
+    if not 0 <= num_cached_tokens < request.num_prompt_tokens:
+        raise ValueError(
+            f"{op}: num_cached_tokens must be at least 0 and less than the prompt's "
+            f"{request.num_prompt_tokens} tokens, got {num_cached_tokens}"
+        )
+    return num_cached_tokens

@@ -82,7 +82,7 @@ class Llama:
         x = self.weights.embedding[batch.token_ids]
         hooks = hooks or LayerHooks()
         for layer_index, layer in enumerate(self.weights.layers):
-            q, k, v = self._project(layer, x, cos_sin)
+            q, k, v = self.project(layer, x, cos_sin)
             if hooks.before_attention:
                 hooks.before_attention(layer_index)
             k_cache, v_cache = cache.layer(layer_index)
@@ -90,13 +90,12 @@ class Llama:
             if hooks.after_write:
                 hooks.after_write(layer_index)
             attended = attention.attend(q, k_cache, v_cache)
-            x = x + self._linear(attended.flatten(1), layer.attention_out)
-            x = x + self._feed_forward(layer, x)
+            x = self.complete_layer(layer, x, attended)
         if not all_logits:
             x = x[self._last_rows(batch, requests)]
-        return self._linear(self._norm(x, self.weights.norm), self.weights.head)
+        return self.to_logits(x)
 
-    def _project(
+    def project(
         self,
         layer: LayerWeights,
         x: torch.Tensor,
@@ -109,6 +108,23 @@ class Llama:
         heads = [config.num_heads, config.num_kv_heads, config.num_kv_heads]
         q, k, v = torch.split(qkv, heads, dim=1)
         return rotate(q, *cos_sin), rotate(k, *cos_sin), v
+
+    def complete_layer(
+        self, layer: LayerWeights, x: torch.Tensor, attended: torch.Tensor
+    ) -> torch.Tensor:
+        """Add what a layer's attention and feed-forward contribute to the hidden states.
+
+        Args:
+            layer: the weights.
+            x: ``[num_tokens, hidden_size]``, the layer's input.
+            attended: ``[num_tokens, num_heads, head_dim]``, of the same tokens.
+        """
+        x = x + self._linear(attended.flatten(1), layer.attention_out)
+        return x + self._feed_forward(layer, x)
+
+    def to_logits(self, x: torch.Tensor) -> torch.Tensor:
+        """Compute logits ``[num_tokens, vocab_size]`` from the last layer's hidden states."""
+        return self._linear(self._norm(x, self.weights.norm), self.weights.head)
 
     def _feed_forward(self, layer: LayerWeights, x: torch.Tensor) -> torch.Tensor:
         gate, up = self._linear(self._norm(x, layer.ffn_norm), layer.gate_up).chunk(2, dim=-1)

@@ -1,0 +1,108 @@
+"""Prompts whose keys and values are kept for similar ones; the least recently used are evicted."""
+
+import itertools
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+
+from mooncake_serving.semantic import Match, SignatureIndex, Signatures, Signer
+
+from .kept_pool import KeptPool
+from .llama import Llama
+
+
+@dataclass(frozen=True, slots=True)
+class KeptPrompt:
+    """One prompt, and where its keys and values are."""
+
+    token_ids: tuple[int, ...]
+    block_ids: tuple[int, ...]  # of the pool, in order
+    num_exact_tokens: int  # how many of its first tokens have the keys and values of a full prefill
+
+    def num_shared_tokens(self, token_ids: Sequence[int]) -> int:
+        """Count the first tokens that a prompt shares with this one, as far as these are exact."""
+        shared = 0
+        for mine, other in zip(self.token_ids[: self.num_exact_tokens], token_ids, strict=False):
+            if mine != other:
+                break
+            shared += 1
+        return shared
+
+
+class KeptPrompts:
+    """Know the kept prompts by their ids, by their tokens and by their signatures.
+
+    Args:
+        model: whose input embeddings are signed.
+        pool: the blocks.
+        signer: makes the signatures.
+        index: an empty one, of the signer's bits.
+    """
+
+    def __init__(self, model: Llama, pool: KeptPool, signer: Signer, index: SignatureIndex) -> None:
+        self.pool = pool
+        self._model, self._signer, self._index = model, signer, index
+        self._prompts: dict[int, KeptPrompt] = {}
+        self._id_of: dict[tuple[int, ...], int] = {}
+        self._ids = itertools.count()
+
+    def __len__(self) -> int:
+        """Count the prompts."""
+        return len(self._prompts)
+
+    def __contains__(self, prompt_id: int) -> bool:
+        """Tell whether a prompt is kept."""
+        return prompt_id in self._prompts
+
+    def find(self, token_ids: Sequence[int]) -> Match | None:
+        """Return the most similar prompt; None if there is none at all."""
+        return self._index.find(self._sign(token_ids)) if self._prompts else None
+
+    def use(self, prompt_id: int) -> KeptPrompt:
+        """Return a prompt, which becomes the most recently used."""
+        self._index.touch(prompt_id)
+        return self._prompts[prompt_id]
+
+    def keep(
+        self, token_ids: Sequence[int], block_ids: Sequence[int], num_exact_tokens: int
+    ) -> int:
+        """Copy a prompt's blocks, after evicting as many prompts as it needs.
+
+        A prompt that is kept already, no less exact, only becomes the most recently used.
+
+        Args:
+            token_ids: the prompt, not longer than the pool.
+            block_ids: of the engine, at least enough, in order.
+            num_exact_tokens: see ``KeptPrompt``.
+
+        Returns:
+            Its id, which no other prompt gets.
+        """
+        tokens = tuple(token_ids)
+        known = self._id_of.get(tokens)
+        if known is not None:
+            if self.use(known).num_exact_tokens >= num_exact_tokens:
+                return known
+            self.forget(known)
+        signatures = self._sign(tokens)
+        num_blocks = self.pool.num_blocks_for(len(tokens))
+        while self.pool.num_free < num_blocks and (oldest := self._index.oldest) is not None:
+            self.forget(oldest)
+        kept = tuple(self.pool.save(block_ids[:num_blocks]))
+        prompt_id = next(self._ids)
+        self._index.add(prompt_id, signatures)
+        self._prompts[prompt_id] = KeptPrompt(tokens, kept, num_exact_tokens)
+        self._id_of[tokens] = prompt_id
+        return prompt_id
+
+    def forget(self, prompt_id: int) -> None:
+        """Remove a prompt and free its blocks."""
+        prompt = self._prompts.pop(prompt_id)
+        self._index.remove(prompt_id)
+        del self._id_of[prompt.token_ids]
+        self.pool.free(prompt.block_ids)
+
+    def _sign(self, token_ids: Sequence[int]) -> Signatures:
+        embedding = self._model.weights.embedding
+        return self._signer.sign(embedding[torch.tensor(token_ids, device=embedding.device)])

@@ -1,0 +1,30 @@
+"""What a prefill from a similar prompt reports."""
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from .request import Prefilled
+
+
+@dataclass(frozen=True, slots=True)
+class Reuse:
+    """What a prefill took from a kept prompt, and what it computed."""
+
+    prompt_id: int | None  # the kept prompt; None: nothing was reused
+    similarity: float  # of the most similar kept prompt, reused or not; 0 if none was looked up
+    num_exact_tokens: int  # the first tokens that both share, whose keys and values are exact
+    num_matched_tokens: int  # of the others, those with a counterpart in the kept prompt
+    computed_by_layer: tuple[int, ...]  # tokens whose keys and values each layer computed
+
+    @property
+    def is_approximate(self) -> bool:
+        """Tell whether some keys and values are another token's or another context's."""
+        return self.computed_by_layer[-1] < self.computed_by_layer[0]
+
+
+class SemanticPrefill(NamedTuple):
+    """A prefilled prompt, how it came about, and its name if it was kept."""
+
+    prefilled: Prefilled
+    reuse: Reuse
+    prompt_id: int | None

@@ -1,0 +1,217 @@
+"""Prefill from the keys and values of a similar prompt: SemShareKV on an engine."""
+
+from collections.abc import Sequence
+from typing import Literal
+
+import torch
+
+from mooncake_serving.semantic import DEFAULT, Match, Recompute, SignatureIndex, Signer
+
+from .arguments import as_integer, as_integers, as_positive, check_params, refuse
+from .batching import GREEDY
+from .engine import Engine
+from .kept_pool import KeptPool
+from .kept_prompts import KeptPrompts
+from .prefill import check_prompt
+from .request import Prefilled
+from .reuse import Reuse, SemanticPrefill
+from .sampling import SamplingParams
+
+Keep = Literal["no", "exact", "any"]
+
+
+class SemanticCache:
+    """Keep prompts' keys and values, and prefill similar prompts from them.
+
+    The results are approximate: first tokens and what follows may differ from those of
+    ``Engine.prefill``. Hence only calls of ``prefill`` here reuse anything, and each says what.
+    Not thread-safe, as the engine. (SemShareKV, arXiv 2509.24832; docs/semantic.md.)
+
+    Args:
+        engine: whose prompts are prefilled; its blocks hold the results.
+        num_blocks: how many blocks of the engine's block size may hold kept prompts; they are
+            allocated here, on the engine's device. The least recently used prompts are evicted.
+        threshold: the least similarity with which a prompt is reused, in [0, 1].
+        min_tokens: shorter prompts are prefilled as usual. (SemShareKV reports no gain below 700.)
+        recompute: which tokens are recomputed in which layer.
+        signer: makes signatures of the model's embeddings; None: ``Signer(hidden_size)``.
+        index: an empty one, for signatures of the signer's bits; None: ``SignatureIndex(bits)``.
+
+    Raises:
+        ValueError: an argument is not as above.
+    """
+
+    def __init__(
+        self,
+        engine: Engine,
+        num_blocks: int,
+        *,
+        threshold: float = 0.8,
+        min_tokens: int = 700,
+        recompute: Recompute = DEFAULT,
+        signer: Signer | None = None,
+        index: SignatureIndex | None = None,
+    ) -> None:
+        op = "SemanticCache"
+        num_blocks = as_positive(op, "num_blocks", num_blocks)
+        if isinstance(threshold, bool) or not isinstance(threshold, (int, float)):
+            refuse(op, "threshold", "a number", threshold)
+        if not 0 <= threshold <= 1:
+            refuse(op, "threshold", "in [0, 1]", threshold)
+        if not isinstance(recompute, Recompute):
+            refuse(op, "recompute", "a Recompute", recompute)
+        if as_integer(op, "min_tokens", min_tokens) < 0:
+            refuse(op, "min_tokens", "at least 0", min_tokens)
+        self.engine, self.recompute = engine, recompute
+        self.threshold, self.min_tokens = float(threshold), min_tokens
+        model = engine.model
+        signer = signer or Signer(model.config.hidden_size, device=model.device)
+        if signer.dim != model.config.hidden_size:
+            refuse(op, "signer", f"of {model.config.hidden_size} dims", signer.dim)
+        index = SignatureIndex(signer.bits) if index is None else index
+        if len(index) or index.bits != signer.bits:
+            refuse(op, "index", f"empty and of {signer.bits} bits", f"{len(index)} of {index.bits}")
+        pool = KeptPool(model, engine.cache, num_blocks)
+        self._prompts = KeptPrompts(model, pool, signer, index)
+
+    def __len__(self) -> int:
+        """Count the kept prompts."""
+        return len(self._prompts)
+
+    def __contains__(self, prompt_id: int) -> bool:
+        """Tell whether a prompt is still kept."""
+        return prompt_id in self._prompts
+
+    @property
+    def num_free(self) -> int:
+        """Count the blocks that hold no kept prompt."""
+        return self._prompts.pool.num_free
+
+    @property
+    def num_bytes(self) -> int:
+        """Count the bytes of all blocks for kept prompts."""
+        return self._prompts.pool.num_bytes
+
+    def prefill(
+        self,
+        prompt_tokens: Sequence[int],
+        params: SamplingParams = GREEDY,
+        *,
+        keep: Keep = "no",
+    ) -> SemanticPrefill:
+        """Prefill a prompt, from a similar kept one if there is any.
+
+        Args:
+            prompt_tokens: the prompt.
+            params: as for ``Engine.prefill``.
+            keep: whether to keep this prompt for others: "exact" only if all of its keys and
+                values are those of a full prefill, "any" in any case. Approximations that are
+                built on approximations drift.
+
+        Returns:
+            What ``Engine.prefill`` returns, what was reused, and the id if the prompt was kept.
+            ``Engine.add_prefilled`` continues; the caller holds the blocks until then.
+
+        Raises:
+            ValueError, OutOfBlocks, NotFinite: see ``Engine.prefill``; no block is held. Also
+                ValueError, before anything is computed, if a prompt that is to be kept is longer
+                than all blocks for kept prompts.
+        """
+        op = "SemanticCache.prefill"
+        tokens = check_prompt(op, prompt_tokens, self.engine.model)
+        check_params(op, params)
+        if keep not in ("no", "exact", "any"):
+            refuse(op, "keep", "'no', 'exact' or 'any'", keep)
+        if keep != "no":
+            self._check_fits(op, tokens)
+        match = self._prompts.find(tokens) if len(tokens) >= self.min_tokens else None
+        if match is None or match.similarity < self.threshold:
+            done, reuse = self._prefill_whole(match, tokens, params)
+        else:
+            done, reuse = self._prefill_from(match, tokens, params)
+        try:
+            return SemanticPrefill(done, reuse, self._keep_if(keep, tokens, done, reuse))
+        except BaseException:
+            self.engine.release(done.block_ids)
+            raise
+
+    def keep(self, prompt_tokens: Sequence[int], block_ids: Sequence[int]) -> int:
+        """Keep a prompt that was computed exactly, such as by ``Engine.prefill``.
+
+        The least recently used prompts make room. A prompt that is kept already only becomes the
+        most recently used.
+
+        Args:
+            prompt_tokens: the prompt.
+            block_ids: allocated blocks of the engine that hold its keys and values, in order.
+
+        Returns:
+            Its id, which no other prompt gets.
+
+        Raises:
+            ValueError: see ``Engine.prefill``; or the prompt is longer than all blocks together.
+        """
+        op = "SemanticCache.keep"
+        tokens = check_prompt(op, prompt_tokens, self.engine.model)
+        self._check_fits(op, tokens)
+        num_blocks = self._prompts.pool.num_blocks_for(len(tokens))
+        held = as_integers(op, "block_ids", block_ids)
+        is_held = map(self.engine.allocator.is_allocated, held)
+        if not all(is_held) or len(held) < num_blocks:
+            refuse(op, "block_ids", f"at least {num_blocks} allocated blocks", held)
+        return self._prompts.keep(tokens, held, len(tokens))
+
+    def forget(self, prompt_id: int) -> None:
+        """Remove a kept prompt.
+
+        Raises:
+            ValueError: it is not kept.
+        """
+        if prompt_id not in self._prompts:
+            refuse("SemanticCache.forget", "prompt_id", "of a kept prompt", prompt_id)
+        self._prompts.forget(prompt_id)
+
+    def _prefill_whole(
+        self, match: Match | None, tokens: list[int], params: SamplingParams
+    ) -> tuple[Prefilled, Reuse]:
+        done = self.engine.prefill(tokens, params)
+        similarity = 0.0 if match is None else match.similarity
+        computed = (len(tokens),) * self.engine.model.config.num_layers
+        return done, Reuse(None, similarity, 0, 0, computed)
+
+    def _prefill_from(
+        self, match: Match, tokens: list[int], params: SamplingParams
+    ) -> tuple[Prefilled, Reuse]:
+        prompt = self._prompts.use(match.prompt_id)
+        num_exact = min(prompt.num_shared_tokens(tokens), len(tokens) - 1)
+        index = match.index.clone()
+        index[:num_exact] = torch.arange(num_exact, device=index.device)
+        is_reused = index[num_exact:] >= 0
+        block_ids = self.engine.reserve(len(tokens), SamplingParams(max_tokens=1))
+        try:
+            self._prompts.pool.rearrange(prompt.block_ids, index, block_ids)
+            done, computed = self.engine.prefill_selected(
+                tokens,
+                params,
+                block_ids=block_ids,
+                is_reused=is_reused,
+                num_cached_tokens=num_exact,
+                recompute=self.recompute,
+            )
+        except BaseException:
+            self.engine.release(block_ids)
+            raise
+        num_matched = int(is_reused.sum())
+        return done, Reuse(match.prompt_id, match.similarity, num_exact, num_matched, computed)
+
+    def _keep_if(self, keep: Keep, tokens: list[int], done: Prefilled, reuse: Reuse) -> int | None:
+        if keep == "no" or (keep == "exact" and reuse.is_approximate):
+            return None
+        num_exact = reuse.num_exact_tokens if reuse.is_approximate else len(tokens)
+        return self._prompts.keep(tokens, done.block_ids, num_exact)
+
+    def _check_fits(self, op: str, tokens: Sequence[int]) -> None:
+        pool = self._prompts.pool
+        if pool.num_blocks_for(len(tokens)) > pool.num_blocks:
+            wanted = f"of at most {pool.num_blocks} blocks, those for kept prompts"
+            refuse(op, "prompt_tokens", wanted, f"{len(tokens)} tokens")

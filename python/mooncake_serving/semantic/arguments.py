@@ -1,0 +1,43 @@
+"""Checks of numbers."""
+
+import numbers
+import operator
+from typing import Any, NoReturn
+
+from mooncake_kernels.errors import shown
+
+
+def as_count(op: str, name: str, value: Any, least: int) -> int:
+    """Return an integer of at least ``least``; a bool is refused, as a likely mistake."""
+    try:
+        if isinstance(value, bool):
+            raise TypeError
+        number = operator.index(value)
+    except TypeError:
+        refuse(op, name, "an integer", value)
+    if number < least:
+        refuse(op, name, f"at least {least}", value)
+    return number
+
+
+def as_bits(op: str, bits: Any) -> int:
+    """Return the bits of a signature: a positive multiple of 8."""
+    number = as_count(op, "bits", bits, 8)
+    if number % 8:
+        refuse(op, "bits", "a multiple of 8", bits)
+    return number
+
+
+def as_number(op: str, name: str, value: Any, least: float, most: float) -> float:
+    """Return a finite number in ``[least, most]``; a bool and NaN are refused."""
+    if isinstance(value, bool) or not isinstance(value, numbers.Real):
+        refuse(op, name, "a number", value)
+    number = float(value)
+    if not (least <= number <= most and abs(number) < float("inf")):
+        refuse(op, name, f"in [{least:g}, {most:g}]", value)
+    return number
+
+
+def refuse(op: str, name: str, wanted: str, value: Any) -> NoReturn:
+    """Raise the error that says what an argument must be."""
+    raise ValueError(f"{op}: {name} must be {wanted}, got {shown(value)}")

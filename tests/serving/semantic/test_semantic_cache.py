@@ -1,0 +1,271 @@
+"""Prompts are kept, found, reused, evicted and forgotten; what was reused is reported."""
+
+import pytest
+import torch
+
+from mooncake_serving.engine import Batch, Chunk, OutOfBlocks, SamplingParams, SemanticCache
+from mooncake_serving.semantic import Recompute, SignatureIndex, Signer
+
+PARAMS = SamplingParams(max_tokens=6, ignore_eos=True)
+
+
+@pytest.fixture
+def make(deep_engine):
+    """Build (engine, cache) for short prompts."""
+
+    def build(num_blocks=24, *, engine=None, **options):
+        engine = engine or deep_engine()
+        return engine, SemanticCache(engine, num_blocks, **({"min_tokens": 1} | options))
+
+    return build
+
+
+def kept(engine, cache, tokens):
+    """Prefill and keep a prompt, and hold no block of it."""
+    done, reuse, prompt_id = cache.prefill(tokens, keep="exact")
+    assert reuse.prompt_id is None and prompt_id is not None
+    engine.release(done.block_ids)
+    return prompt_id
+
+
+def logits_after(engine, tokens, block_ids, following):
+    """What the engine's model says after one more token, over these blocks."""
+    chunk = Chunk([following], len(tokens), block_ids)
+    return engine.model.forward(Batch.build([chunk], engine.cache.block_size), engine.cache)
+
+
+def test_the_same_prompt_is_a_cached_prefix_to_the_bit(make, draw):
+    tokens = draw(45, 1)
+    engine, cache = make()
+    prompt_id = kept(engine, cache, tokens)
+    done, reuse, _ = cache.prefill(tokens)
+    assert (reuse.prompt_id, reuse.similarity, reuse.num_exact_tokens) == (prompt_id, 1.0, 44)
+    assert reuse.computed_by_layer == (1,) * 5 and not reuse.is_approximate
+    assert (done.num_tokens, done.num_cached_tokens) == (45, 44)
+    whole = engine.prefill(tokens)
+    prefix = engine.prefill(tokens, block_ids=whole.block_ids, num_cached_tokens=44)
+    assert done.first_token == prefix.first_token
+    for layer in range(5):
+        for part in engine.cache.layer(layer):
+            got, want = (part[ids].flatten(0, 1)[:45] for ids in (done.block_ids, prefix.block_ids))
+            assert torch.equal(got, want)
+
+
+def test_a_prompt_with_a_new_beginning_reuses_what_follows(make, draw):
+    document = draw(60, 1)
+    engine, cache = make(recompute=Recompute(share=0.2, decay=0.5, floor=0), threshold=0.5)
+    prompt_id = kept(engine, cache, document)
+    tokens = draw(7, 2) + document
+    done, reuse, name = cache.prefill(tokens)
+    assert reuse.prompt_id == prompt_id and 0.5 <= reuse.similarity < 1 and name is None
+    assert reuse.num_exact_tokens == 0 and reuse.num_matched_tokens >= 60
+    counts = reuse.computed_by_layer
+    assert counts[:2] == (67, 67) and list(counts) == sorted(counts, reverse=True)
+    assert counts[2] < 30 and reuse.is_approximate
+    assert done.num_tokens == 67 and len(done.chunks) == 1
+
+
+def test_a_shared_beginning_is_exact_and_the_rest_is_not(make, draw):
+    document = draw(60, 1)
+    engine, cache = make(threshold=0.5)
+    kept(engine, cache, document)
+    tokens = document[:20] + draw(3, 2) + document[20:]
+    done, reuse, _ = cache.prefill(tokens)
+    assert reuse.num_exact_tokens == done.num_cached_tokens == 20
+    assert reuse.computed_by_layer[0] == 43
+    whole = engine.prefill(tokens)
+    for layer in range(5):
+        for part in engine.cache.layer(layer):
+            got, want = (part[ids].flatten(0, 1)[:20] for ids in (done.block_ids, whole.block_ids))
+            torch.testing.assert_close(got, want, rtol=1e-5, atol=1e-5)
+
+
+def test_recomputing_more_comes_nearer_to_the_whole(make, draw):
+    document = draw(60, 1)
+    tokens = draw(20, 2) + document[:25] + draw(2, 3) + document[25:]
+    distances = []
+    for share in (0.0, 0.5, 1.0):
+        engine, cache = make(threshold=0, recompute=Recompute(share=share, decay=1))
+        kept(engine, cache, document)
+        want = engine.prefill(tokens)
+        got, reuse, _ = cache.prefill(tokens)
+        assert reuse.is_approximate == (share < 1)
+        sides = [logits_after(engine, tokens, [*d.block_ids, 0], 5) for d in (got, want)]
+        distances.append(float((sides[0] - sides[1]).norm()))
+    assert distances[0] > distances[1] > 100 * distances[2]
+
+
+@pytest.mark.parametrize("options", [{"threshold": 1.0}, {"min_tokens": 100}])
+def test_below_the_threshold_or_short_it_is_a_plain_prefill(make, draw, options):
+    engine, cache = make(**options)
+    kept(engine, cache, draw(60, 1))
+    tokens = draw(3, 2) + draw(60, 1)
+    done, reuse, _ = cache.prefill(tokens, PARAMS)
+    assert reuse.prompt_id is None and reuse.computed_by_layer == (63,) * 5
+    assert not reuse.is_approximate and reuse.num_matched_tokens == 0
+    assert (reuse.similarity > 0.8) == ("threshold" in options)
+    assert done.first_token == engine.prefill(tokens, PARAMS).first_token
+
+
+def test_decode_goes_on_from_there(make, draw):
+    tokens = draw(45, 1)
+    engine, cache = make(threshold=0, recompute=Recompute(share=1, decay=1))
+    kept(engine, cache, draw(45, 2))
+    [want] = engine.generate([tokens], PARAMS)
+    done, reuse, _ = cache.prefill(tokens, PARAMS)
+    assert reuse.prompt_id is not None
+    engine.add_prefilled(tokens, done.first_token, done.block_ids, PARAMS)
+    got = []
+    while engine.has_work:
+        got += [output.token_id for output in engine.step()]
+    assert got == want.token_ids
+    assert engine.allocator.num_free == engine.cache.num_blocks
+
+
+def test_draws_are_repeatable_by_their_seed(make, draw):
+    params = SamplingParams(temperature=1.0, seed=11)
+    engine, cache = make(threshold=0, recompute=Recompute(share=1, decay=1))
+    kept(engine, cache, draw(45, 2))
+    firsts = {cache.prefill(draw(45, 1), params).prefilled.first_token for _ in range(3)}
+    assert firsts == {engine.prefill(draw(45, 1), params).first_token}
+
+
+def test_approximations_are_kept_only_if_asked_for(make, draw):
+    document = draw(60, 1)
+    tokens = document[:20] + draw(3, 2) + document[20:]
+    engine, cache = make(threshold=0.5)
+    kept(engine, cache, document)
+    assert cache.prefill(tokens, keep="exact").prompt_id is None and len(cache) == 1
+    prompt_id = cache.prefill(tokens, keep="any").prompt_id
+    assert prompt_id in cache and len(cache) == 2
+    _, reuse, _ = cache.prefill(tokens)
+    assert reuse.prompt_id == prompt_id
+    assert reuse.num_exact_tokens == 20, "of what was kept, only these are exact"
+    whole = engine.prefill(tokens)
+    exact_id = cache.keep(tokens, whole.block_ids)
+    assert exact_id != prompt_id and prompt_id not in cache and len(cache) == 2
+    assert cache.prefill(tokens).reuse.num_exact_tokens == 62
+
+
+def test_keeping_a_prompt_again_only_makes_it_recent(make, draw):
+    engine, cache = make(num_blocks=12)
+    first = kept(engine, cache, draw(45, 1))
+    second = kept(engine, cache, draw(45, 2))
+    assert cache.num_free == 0
+    whole = engine.prefill(draw(45, 1))
+    assert cache.keep(draw(45, 1), whole.block_ids) == first and len(cache) == 2
+    third = cache.keep(draw(45, 1)[:40], whole.block_ids)
+    assert [i in cache for i in (first, second, third)] == [True, False, True]
+
+
+def test_the_least_recently_used_are_evicted_until_there_is_room(make, draw):
+    engine, cache = make(num_blocks=12)
+    ids = [kept(engine, cache, draw(24, seed)) for seed in range(4)]
+    assert cache.num_free == 0
+    assert cache.prefill(draw(24, 0)).reuse.prompt_id == ids[0]  # which uses it
+    new = kept(engine, cache, draw(40, 9))
+    assert [i in cache for i in (*ids, new)] == [True, False, False, True, True]
+    assert cache.num_free == 1 and len(cache) == 3
+    reuse = cache.prefill(draw(24, 1)).reuse
+    assert reuse.prompt_id is None, "what was evicted is not found"
+
+
+def test_what_is_forgotten_is_not_found(make, draw):
+    engine, cache = make()
+    prompt_id = kept(engine, cache, draw(45, 1))
+    cache.forget(prompt_id)
+    assert prompt_id not in cache and len(cache) == 0 and cache.num_free == 24
+    assert cache.prefill(draw(45, 1)).reuse.prompt_id is None
+    with pytest.raises(ValueError, match="forget: prompt_id must be of a kept prompt, got 0"):
+        cache.forget(prompt_id)
+    assert kept(engine, cache, draw(45, 1)) != prompt_id, "ids are not used again"
+
+
+def test_kept_prompts_outlive_the_engines_blocks(make, draw):
+    engine, cache = make()
+    tokens = draw(45, 1)
+    prompt_id = kept(engine, cache, tokens)
+    for tensor in engine.cache.tensors:
+        tensor.fill_(float("nan"))
+    done, reuse, _ = cache.prefill(tokens)
+    assert reuse.prompt_id == prompt_id
+    assert done.first_token == engine.prefill(tokens).first_token
+
+
+@pytest.mark.parametrize("axes", ["layer kv block token head dim", "block layer kv head token dim"])
+def test_any_layout_of_the_engine_will_do(make, deep_engine, draw, axes):
+    document, tokens = draw(60, 1), draw(7, 2) + draw(60, 1)
+    firsts = []
+    for engine in (deep_engine(), deep_engine(axes=axes)):
+        engine, cache = make(engine=engine, threshold=0.5)
+        kept(engine, cache, document)
+        done, reuse, _ = cache.prefill(tokens)
+        firsts.append((done.first_token, reuse.computed_by_layer))
+    assert firsts[0] == firsts[1]
+
+
+def test_without_free_blocks_nothing_is_allocated(make, deep_engine, draw):
+    engine, cache = make(engine=deep_engine(num_blocks=8))
+    prompt_id = kept(engine, cache, draw(45, 1))
+    held = engine.allocator.allocate(4)
+    for tokens in (draw(45, 1), draw(45, 2)):  # one to reuse, one whole
+        with pytest.raises(OutOfBlocks):
+            cache.prefill(tokens, keep="exact")
+        assert engine.allocator.num_free == 4 and len(cache) == 1
+    engine.allocator.free(held)
+    assert cache.prefill(draw(45, 1)).reuse.prompt_id == prompt_id
+
+
+@pytest.mark.parametrize("place", ["rearrange", "save"])
+def test_after_an_error_nothing_is_allocated(make, draw, monkeypatch, place):
+    engine, cache = make()
+    kept(engine, cache, draw(45, 1))
+
+    def fail(*_):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(f"mooncake_serving.engine.kept_pool.KeptPool.{place}", fail)
+    tokens = draw(45, 1) if place == "rearrange" else draw(45, 2)
+    with pytest.raises(KeyboardInterrupt):
+        cache.prefill(tokens, keep="exact")
+    assert engine.allocator.num_free == engine.cache.num_blocks
+    monkeypatch.undo()
+    assert cache.prefill(draw(45, 1)).reuse.prompt_id == 0
+    assert len(cache) == 1 and cache.num_free == 24 - 6
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"num_blocks": 0}, "num_blocks must be positive, got 0"),
+        ({"threshold": 1.5}, r"threshold must be in \[0, 1\], got 1.5"),
+        ({"threshold": True}, "threshold must be a number, got True"),
+        ({"min_tokens": -1}, "min_tokens must be at least 0, got -1"),
+        ({"recompute": 0.4}, "recompute must be a Recompute, got 0.4"),
+        ({"signer": Signer(16)}, "signer must be of 64 dims, got 16"),
+        ({"index": SignatureIndex(64)}, "index must be empty and of 256 bits, got '0 of 64'"),
+    ],
+)
+def test_a_bad_argument_is_named(make, changes, message):
+    with pytest.raises(ValueError, match=f"SemanticCache: {message}"):
+        make(**changes)
+
+
+def test_bad_calls_change_nothing(make, draw):
+    engine, cache = make(num_blocks=4)
+    done = engine.prefill(draw(45, 1))
+    small = draw(20, 1)
+    for call, message in [
+        (lambda: cache.prefill([]), "prefill: prompt_tokens must not be empty"),
+        (lambda: cache.prefill(small, 3), "prefill: params must be SamplingParams, got 3"),
+        (lambda: cache.prefill(small, keep="yes"), "prefill: keep must be 'no', 'exact' or 'any'"),
+        (lambda: cache.prefill(draw(33, 1), keep="any"), "must be of at most 4 blocks"),
+        (lambda: cache.keep(draw(33, 1), done.block_ids), "keep: prompt_tokens must be of at most"),
+        (lambda: cache.keep(small, done.block_ids[:2]), "block_ids must be at least 3 allocated"),
+        (lambda: cache.keep(small, [60, 61, 0]), "block_ids must be at least 3 allocated"),
+    ]:
+        with pytest.raises(ValueError, match=message):
+            call()
+    assert len(cache) == 0 and cache.num_free == 4
+    assert engine.allocator.num_free == engine.cache.num_blocks - 6
+    assert cache.num_bytes == 4 * engine.cache.num_bytes // engine.cache.num_blocks
