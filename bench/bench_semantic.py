@@ -14,6 +14,9 @@ distribution, and of those along an answer of 93 tokens, on average; the answer'
   untouched   nothing recomputed but the first layer and the last token: a control
   wrong       as timed, from a kept text on another topic: a control
 
+Facts, of the edited version: which of ten facts the next token states as edited (rather than as in
+the kept report), and the probabilities of both, on average.
+
 Needs the model of the extra [demo].
 """
 
@@ -41,6 +44,7 @@ from mooncake_serving.semantic import Recompute, Signer
 
 NUM_BLOCKS = 400  # of 16 tokens, of the engine and for kept prompts
 QUICK_PARAGRAPHS = 2
+ALL = Recompute(share=1, decay=1)
 
 
 class Sides:
@@ -58,8 +62,8 @@ class Sides:
             "wrong": self.cache(texts.OTHER),
         }
 
-    def tokens(self, paragraphs: list[str]) -> list[int]:
-        return self.tokenizer.encode(texts.join(paragraphs[: self.num_paragraphs]))
+    def tokens(self, paragraphs: list[str], question: str = texts.QUESTION) -> list[int]:
+        return self.tokenizer.encode(texts.join(paragraphs[: self.num_paragraphs], question))
 
     def cache(self, paragraphs: list[str], **options: Any) -> SemanticCache:
         cache = SemanticCache(self.engine, 80, threshold=0, min_tokens=0, **options)
@@ -95,6 +99,19 @@ class Sides:
             / len(tokens),
         }
 
+    def facts(self, paragraphs: list[str], cache: SemanticCache) -> dict[str, float]:
+        """Return how many facts are stated as edited, and how likely both words are."""
+        pairs = []
+        for question, *words in texts.FACTS:
+            tokens = self.tokens(paragraphs, question)
+            probabilities = self.log_probabilities(
+                tokens, cache.prefill(tokens).prefilled.block_ids
+            )[0].exp()
+            pairs.append([float(probabilities[self.tokenizer.encode(w)[0]]) for w in words])
+        original, edited = (sum(column) / len(pairs) for column in zip(*pairs, strict=True))
+        as_edited = sum(new > old for old, new in pairs)
+        return {"as_edited": as_edited, "p_edited": edited, "p_original": original}
+
     def perplexity(self, log_probabilities: torch.Tensor) -> float:
         chosen = log_probabilities.gather(1, torch.tensor(self.answer)[:, None])
         return float((-chosen.mean()).exp())
@@ -108,13 +125,17 @@ def case(sides: Sides, name: str, paragraphs: list[str]) -> Case:
         for side, cache in {"ours": sides.ours, **sides.others}.items()
     }
     quality["full"] = {"perplexity": sides.perplexity(full)}
+    if name == "words edited":
+        exact = sides.cache(paragraphs, recompute=ALL)
+        for side, cache in {"full": exact, "ours": sides.ours, **sides.others}.items():
+            quality[side] |= sides.facts(paragraphs, cache)
     for side, figures in quality.items():
         words = "  ".join(f"{key} {value:.4g}" for key, value in figures.items())
         sys.stdout.write(f"  {name}: {side:9} {words}\n")
 
     def check() -> None:
         """All recomputed, it is the full prefill."""
-        whole = sides.cache(texts.REPORT, recompute=Recompute(share=1, decay=1))
+        whole = sides.cache(texts.REPORT, recompute=ALL)
         assert sides.quality(tokens, full, whole)["kl_answer"] < 1e-6, "wrong, not timed"
 
     return Case(

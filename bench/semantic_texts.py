@@ -1,7 +1,8 @@
 """Texts of bench_semantic.py, written for it: a report, versions of it, and one on another topic.
 
 Each is a list of paragraphs. ``QUESTION`` follows every version, and ``ANSWER`` is the text whose
-perplexity is measured.
+perplexity is measured. ``FACTS`` are beginnings of sentences, how the report ends them, and how it
+does with its words edited.
 """
 
 REPORT = [
@@ -181,9 +182,23 @@ ANSWER = (
 )
 
 
-def join(paragraphs: list[str]) -> str:
+FACTS = [
+    ("The pond behind the dam had an area of", " nine", " seven"),
+    ("Before the sea came back the miller could grind for", " five", " four"),
+    ("The plan to pull down the mill was opposed by Martin Oake, a", " school", " doctor"),
+    ("In 1929 a gate of the mill was torn away by a", " storm", " gale"),
+    ("The owners of the mill in 1929 were a", " brewery", " bank"),
+    ("The paddles were fixed with bolts of", " bronze", " steel"),
+    ("The new wheel was built in", " larch", " pine"),
+    ("The turbine has a power of", " eleven", " fifteen"),
+    ("The mill has ground wheat again since", " October", " November"),
+    ("The gates that the sea pushed open were of", " oak", " elm"),
+]
+
+
+def join(paragraphs: list[str], question: str = QUESTION) -> str:
     """Return a prompt: paragraphs, and the question."""
-    return "\n\n".join([*paragraphs, QUESTION])
+    return "\n\n".join([*paragraphs, question])
 
 
 def edited() -> list[str]:

@@ -1,0 +1,55 @@
+"""The code of docs/semantic.md runs, and its loops are what the functions do."""
+
+import math
+import re
+from pathlib import Path
+
+import pytest
+import torch
+
+from mooncake_serving.semantic import Recompute, rows_by_layer, with_context
+
+PAGE = (Path(__file__).parents[3] / "docs/semantic.md").read_text()
+EXAMPLE, CONTEXT, LOOP = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
+
+
+def test_the_example_runs(deep, draw, capsys):
+    report = draw(480, 1)
+    short = "SemanticCache(engine, num_blocks=256, min_tokens=0)"
+    code = EXAMPLE.replace("SemanticCache(engine, num_blocks=256)", short)
+    assert short in code
+    names = {"model": deep, "report": report, "edited_report": report[:300] + report[303:]}
+    exec(compile(code, "docs/semantic.md", "exec"), names)
+    assert names["reuse"].prompt_id == names["prompt_id"] == 0
+    assert names["reuse"].num_exact_tokens == 300
+    counts = str(names["reuse"].computed_by_layer)
+    assert capsys.readouterr().out.splitlines()[1] == counts
+    assert names["outputs"] and not names["engine"].has_work
+
+
+def test_the_context_is_that_of_the_signer():
+    embeddings = torch.randn(20, 16, generator=torch.Generator().manual_seed(0))
+    names = {"embeddings": embeddings, "num_tokens": 20, "placed": torch.zeros(20, 16)}
+    exec(CONTEXT, names)
+    torch.testing.assert_close(names["placed"], with_context(embeddings, 8, 0.6))
+
+
+@pytest.mark.parametrize("full_layers", [1, 2])
+def test_the_loop_chooses_the_same_rows(full_layers):
+    recompute = Recompute(full_layers=full_layers, share=0.5, decay=0.6, floor=0.2)
+    deviation = torch.rand(20, generator=torch.Generator().manual_seed(0))
+    is_matched = torch.tensor([True] * 12 + [False] * 3 + [True] * 5)
+    seen = []
+    names = {
+        "num_layers": 6, "rows": list(range(20)), "ceil": math.ceil,
+        "norm": abs, "fresh_k": 0, "reused_k": 0, "fresh_v": 0, "reused_v": 0,
+        "matched": [i for i in range(19) if is_matched[i]],
+        "unmatched": [12, 13, 14], "last_tokens": [19],
+        "write_keys_and_values": lambda layer, rows: None,
+        "attend_and_feed_forward": lambda layer, rows: seen.append(sorted(rows)),
+        "full_layers": full_layers, "share": 0.5, "decay": 0.6, "floor": 0.2,
+    }  # fmt: skip
+    exec(
+        LOOP.replace("key=deviation", "key=lambda i: float(given[i])"), names | {"given": deviation}
+    )
+    assert seen == [r.tolist() for r in rows_by_layer(deviation, is_matched, 6, recompute)]
