@@ -2,6 +2,7 @@
 
 from collections import Counter
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 
@@ -115,10 +116,9 @@ class Engine(BatchingEngine):
         op = "prefill_selected"
         request = self._new_request(op, prompt_tokens, params, prompt_only=True)
         request.num_computed = _check_num_cached(op, num_cached_tokens, request)
-        wanted = (torch.bool, (request.num_pending,), self.model.device.type)
-        got = (is_reused.dtype, tuple(is_reused.shape), is_reused.device.type)
-        if got != wanted:
-            refuse(op, "is_reused", f"bool [{request.num_pending}] on {self.model.device}", got)
+        _check_is_reused(op, is_reused, request.num_pending, self.model.device)
+        if not isinstance(recompute, Recompute):
+            refuse(op, "recompute", "a Recompute", recompute)
         num_blocks = self.cache.num_blocks_for(request.num_prompt_tokens)
         request.block_ids = self._held(op, block_ids, num_blocks)
         return run_selective_prefill(self.model, self.cache, request, is_reused, recompute)
@@ -203,6 +203,14 @@ class Engine(BatchingEngine):
                 f"{op}: block_ids must be at least {num_needed} different blocks, got {held}"
             )
         return held
+
+
+def _check_is_reused(op: str, is_reused: Any, num_tokens: int, device: torch.device) -> None:
+    got = is_reused
+    if isinstance(is_reused, torch.Tensor):
+        got = (is_reused.dtype, tuple(is_reused.shape), is_reused.device.type)
+    if got != (torch.bool, (num_tokens,), device.type):
+        refuse(op, "is_reused", f"bool [{num_tokens}] on {device}", got)
 
 
 def _check_num_cached(op: str, num_cached_tokens: int, request: Request) -> int:

@@ -252,6 +252,8 @@ def test_of_an_engine_it_continues_like_a_prefill(deep_engine, draw):
     [
         ({"is_reused": torch.zeros(44, dtype=torch.bool)}, r"is_reused must be bool \[45\]"),
         ({"is_reused": torch.zeros(45)}, r"is_reused must be bool \[45\]"),
+        ({"is_reused": [True] * 45}, r"is_reused must be bool \[45\]"),
+        ({"recompute": 0.4}, "recompute must be a Recompute, got 0.4"),
         ({"block_ids": [0]}, r"block_ids must be at least 6 different blocks"),
         ({"block_ids": [60, 61, 62, 63, 0, 1]}, r"block_ids\[0\] must be an allocated block"),
         ({"num_cached_tokens": 45}, "num_cached_tokens must be at least 0 and less than"),
