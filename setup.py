@@ -85,10 +85,15 @@ def check_tools() -> None:
     """pip's isolated build installs these; without isolation they must be here."""
     needed = {"setuptools>=77": int(setuptools.__version__.split(".")[0]) >= 77}
     needed["pybind11>=2.12"] = importlib.util.find_spec("pybind11") is not None
-    needed["ninja>=1.11"] = shutil.which("ninja") is not None
+    needed["ninja>=1.11"] = find_ninja() is not None
     if not all(needed.values()):
         missing = " ".join(f"'{name}'" for name, is_here in needed.items() if not is_here)
         sys.exit(f"mooncake-kernels: a build without isolation needs: pip install {missing}")
+
+
+def find_ninja() -> str | None:
+    """On PATH, or beside this Python, whose environment may not be activated."""
+    return shutil.which("ninja") or shutil.which("ninja", path=Path(sys.executable).parent)
 
 
 def escaped(path: str | Path) -> str:
@@ -198,7 +203,8 @@ class BuildExt(build_ext):
         # A make that runs this names its job server there, but has closed it for its children.
         environment = {name: value for name, value in os.environ.items() if name != "MAKEFLAGS"}
         try:
-            subprocess.run(["ninja", "-C", str(folder), *jobs], check=True, env=environment)
+            ninja = find_ninja() or "ninja"
+            subprocess.run([ninja, "-C", str(folder), *jobs], check=True, env=environment)
         except subprocess.CalledProcessError as error:
             sys.exit(f"mooncake-kernels: the compiler failed (ninja exit {error.returncode})")
 

@@ -59,7 +59,14 @@ def _secret_of_settings() -> bytes | None:
         return as_secret(settings.secret)
     if not settings.secret_file:
         return None
-    return Path(settings.secret_file).expanduser().read_bytes().rstrip(b"\r\n")
+    expected = "TransferEngine: MOONCAKE_KERNELS_SECRET_FILE must be a file with a secret, got"
+    try:
+        secret = Path(settings.secret_file).expanduser().read_bytes().rstrip(b"\r\n")
+    except OSError as error:
+        raise InvalidArgument(f"{expected} {error}") from None
+    if not secret:
+        raise InvalidArgument(f"{expected} {settings.secret_file!r}, which is empty")
+    return secret
 
 
 def as_tls(tls: Any) -> tuple[bytes, bytes, bytes, bool] | None:

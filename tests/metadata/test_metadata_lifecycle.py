@@ -3,7 +3,6 @@
 import gc
 import os
 import subprocess
-import sys
 import warnings
 
 import pytest
@@ -13,6 +12,7 @@ from mooncake_kernels.errors import InvalidArgument
 from mooncake_kernels.metadata import Entry
 from mooncake_kernels.transfer import TransferEngine
 
+from ..transfer.scripts import PYTHON
 from .support import WAIT_S, eventually, names
 
 PRELUDE = """
@@ -27,7 +27,7 @@ def names(): return [entry.name for entry in tool.entries()]
 
 
 def run_script(url: str, script: str) -> str:
-    command = [sys.executable, "-c", PRELUDE + script, url]
+    command = [*PYTHON, "-c", PRELUDE + script, url]
     run = subprocess.run(command, capture_output=True, text=True, timeout=WAIT_S)
     assert (run.returncode, run.stderr) == (0, "")
     return run.stdout

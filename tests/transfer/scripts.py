@@ -5,6 +5,9 @@ import subprocess
 import sys
 from pathlib import Path
 
+# Python 3.12 and later warn of each fork of a process with threads, as an engine's is.
+PYTHON = [sys.executable, "-W", "ignore:This process:DeprecationWarning"]
+
 PRELUDE = """
 import numpy as np, os, sys, threading
 os.environ["MOONCAKE_KERNELS_TRANSFER_LANES"] = "1"  # see one_lane
@@ -21,7 +24,7 @@ def keep_busy(count): return [a.write(peer, [row]) for _ in range(count)][-1]
 def run_script(script: str) -> None:
     """Run it after ``PRELUDE``; it must exit with 0 and print no errors."""
     run = subprocess.run(
-        [sys.executable, "-c", PRELUDE + script], capture_output=True, text=True, timeout=300
+        [*PYTHON, "-c", PRELUDE + script], capture_output=True, text=True, timeout=300
     )
     assert (run.returncode, run.stderr) == (0, "")
 
@@ -51,7 +54,7 @@ else:
 def run_forks(scripts: list[str], folder: Path) -> list[tuple[int, str]]:
     """Run each script; return their exit statuses, -n for signal n, and their error output."""
     run = subprocess.run(
-        [sys.executable, "-c", FORKING, str(folder)],
+        [*PYTHON, "-c", FORKING, str(folder)],
         input=json.dumps(scripts),
         capture_output=True,
         text=True,
