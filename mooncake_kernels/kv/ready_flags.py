@@ -1,6 +1,7 @@
 """Flags in host memory by which one side shows its progress to another; csrc/kv/ready_flags.h."""
 
 import time
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
@@ -10,6 +11,8 @@ from ..errors import InvalidArgument
 from ..lending import Lender
 
 TIMED_OUT, ABORTED = 1, 2
+_LINE_WORDS = 8  # of a cache line
+_NUM_ROWS = 16  # allocated at once
 _REPORT_WORDS = 4  # before the flags; WaitReport in ready_flags.h
 _READY, _GIVEN_UP = 0, 2  # what poll_flag returns
 _SLICE_S = 0.1  # between two checks for Python's signals
@@ -38,12 +41,16 @@ class Flags:
     """
 
     def __init__(self, count: int, *, pinned: bool):
-        def make() -> list[torch.Tensor]:
-            size = _REPORT_WORDS + count
-            return [torch.zeros(size, dtype=torch.int64, device="cpu", pin_memory=pinned)]
+        num_words = _REPORT_WORDS + count
+
+        def make() -> Sequence[torch.Tensor]:
+            # Many at once, for page-locking takes long; each in cache lines of its own.
+            shape = (_NUM_ROWS, -(-num_words // _LINE_WORDS) * _LINE_WORDS)
+            rows = torch.zeros(shape, dtype=torch.int64, device="cpu", pin_memory=pinned)
+            return rows.unbind()
 
         row = _lenders.setdefault((count, pinned), Lender(make, _NUM_RESTING)).lend(self)
-        self._report, self.values = row[:_REPORT_WORDS], row[_REPORT_WORDS:]
+        self._report, self.values = row[:_REPORT_WORDS], row[_REPORT_WORDS:num_words]
         self.report_address, self._address = self._report.data_ptr(), self.values.data_ptr()
 
     def address(self, index: int) -> int:

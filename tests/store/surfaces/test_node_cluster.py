@@ -71,6 +71,28 @@ def test_a_drain_that_is_cancelled_in_the_middle(hosts):
             cluster.cancel_drain(one.node.name)
 
 
+def test_a_drain_that_is_wanted_again_while_it_is_being_cancelled(hosts):
+    one, two = hosts.several(2, 1024 * UNIT)
+    for i in range(300):
+        one.cluster.put(i, value(i, 64))
+    is_moving, goes_on = threading.Event(), threading.Event()
+
+    def pull(original, *args, **options):
+        is_moving.set()
+        assert eventually(goes_on.is_set)
+        return original(*args, **options)
+
+    with NodeCluster(one.node) as cluster, replaced(one.node.asking, "pull", pull):
+        cluster.drain(one.node.name)
+        assert eventually(is_moving.is_set)
+        for _ in range(2):
+            cluster.cancel_drain(one.node.name)
+            cluster.drain(one.node.name)
+        goes_on.set()
+        assert eventually(lambda: cluster.draining().state == "left")
+    assert two.store.get_each(range(300)) == [value(i, 64) for i in range(300)]
+
+
 def test_a_drain_is_given_up_without_the_directory(hosts):
     directory = SomeDirectory(hosts.directory)
     one = hosts.make("one", directory=directory, ttl_s=SHORT_TTL_S)

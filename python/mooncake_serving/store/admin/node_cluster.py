@@ -33,6 +33,7 @@ class NodeCluster(Closing):
         self._thread: threading.Thread | None = None
         self._stop = threading.Event()  # of the drain that runs
         self._is_draining = self._is_cancelled = self._is_closed = False
+        self._is_wanted_again = False  # while a cancelled drain ends
         self._drained = Drained()
         self._error: str | None = None
 
@@ -52,19 +53,18 @@ class NodeCluster(Closing):
         self._node.listing.withdraw(np.array([key], np.uint64))
 
     def drain(self, name: str) -> None:
-        """Start draining the node in a thread; do nothing if it is draining or was drained."""
+        """Start draining the node in a thread; do nothing if it is draining or was drained.
+
+        A drain that was cancelled and has not ended yet is followed by another one.
+        """
         self._check_own(name)
         with self._lock:
-            if self._is_closed or self._drained.has_left or self._is_draining:
+            if self._is_closed or self._drained.has_left:
                 return
-            self._stop = threading.Event()
-            self._is_cancelled = False
-            self._drained, self._error = Drained(), None
-            self._thread = threading.Thread(
-                target=self._drain, args=(self._stop,), name="store-drain", daemon=True
-            )
-            self._thread.start()
-            self._is_draining = True
+            if self._is_draining:
+                self._is_wanted_again = self._is_cancelled
+            else:
+                self._begin()
 
     def cancel_drain(self, name: str) -> None:
         """Have the node accept objects again: at once, or when the current batch is done."""
@@ -73,7 +73,7 @@ class NodeCluster(Closing):
             if self._drained.has_left:
                 raise NotImplementedError(f"{name} has left: its process must be started again")
             self._stop.set()
-            self._is_cancelled = True
+            self._is_cancelled, self._is_wanted_again = True, False
             if not self._is_draining:
                 self._accept()
 
@@ -94,7 +94,7 @@ class NodeCluster(Closing):
         with self._lock:
             self._is_closed = True
             self._stop.set()
-        if self._thread is not None:
+        if self._thread is not None:  # no other begins now
             self._thread.join()
 
     def _state(self) -> DrainState:
@@ -108,6 +108,16 @@ class NodeCluster(Closing):
         if name != self._node.name:
             raise NotImplementedError(f"only {name} itself can do that: ask its admin server")
 
+    def _begin(self) -> None:
+        self._stop = threading.Event()
+        self._is_cancelled = self._is_wanted_again = False
+        self._drained, self._error = Drained(), None
+        self._thread = threading.Thread(
+            target=self._drain, args=(self._stop,), name="store-drain", daemon=True
+        )
+        self._thread.start()
+        self._is_draining = True
+
     def _drain(self, stop: threading.Event) -> None:
         try:
             self._note(drain(self._node, on_progress=self._note, stop=stop))
@@ -118,7 +128,10 @@ class NodeCluster(Closing):
             with self._lock:
                 self._is_draining = False
                 if self._is_cancelled and not self._drained.has_left:
-                    self._accept()
+                    if self._is_wanted_again and not self._is_closed:
+                        self._begin()
+                    else:
+                        self._accept()
 
     def _accept(self) -> None:
         self._drained, self._error = replace(self._drained, failed={}), None
