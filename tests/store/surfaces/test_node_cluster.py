@@ -40,7 +40,11 @@ def test_a_drain_that_fails_is_told_and_may_be_begun_again(error, told):
         hosts.close()
 
 
-def test_a_drain_that_is_cancelled_in_the_middle(hosts):
+@pytest.fixture
+def held(hosts):
+    """A node with 300 objects, another, its cluster, and what lets its drain go on: it has begun to
+    move the first batch.
+    """
     one, two = hosts.several(2, 1024 * UNIT)
     for i in range(300):
         one.cluster.put(i, value(i, 64))
@@ -54,42 +58,35 @@ def test_a_drain_that_is_cancelled_in_the_middle(hosts):
     with NodeCluster(one.node) as cluster, replaced(one.node.asking, "pull", pull):
         cluster.drain(one.node.name)
         assert eventually(is_moving.is_set)
+        yield one, two, cluster, goes_on
+
+
+def test_a_drain_that_is_cancelled_in_the_middle(held):
+    one, two, cluster, goes_on = held
+    cluster.cancel_drain(one.node.name)
+    progress = cluster.draining()
+    assert progress.state == "draining" and not progress.is_accepting
+    goes_on.set()
+    assert eventually(lambda: cluster.draining().is_accepting)
+    progress = cluster.draining()
+    assert (progress.state, progress.num_moved, progress.num_left) == ("idle", 128, 172)
+    assert one.cluster.put("new", value(1)) is PutResult.STORED and one.store.exists("new")
+    assert two.cluster.get_each(range(300)) == [value(i, 64) for i in range(300)]
+    cluster.drain(one.node.name)
+    assert eventually(lambda: cluster.draining().state == "left")
+    assert two.store.get("new") == value(1)
+    assert not cluster.draining().is_accepting
+    with pytest.raises(NotImplementedError, match="has left"):
         cluster.cancel_drain(one.node.name)
-        progress = cluster.draining()
-        assert progress.state == "draining" and not progress.is_accepting
-        goes_on.set()
-        assert eventually(lambda: cluster.draining().is_accepting)
-        progress = cluster.draining()
-        assert (progress.state, progress.num_moved, progress.num_left) == ("idle", 128, 172)
-        assert one.cluster.put("new", value(1)) is PutResult.STORED and one.store.exists("new")
-        assert two.cluster.get_each(range(300)) == [value(i, 64) for i in range(300)]
+
+
+def test_a_drain_that_is_wanted_again_while_it_is_being_cancelled(held):
+    one, two, cluster, goes_on = held
+    for _ in range(2):
+        cluster.cancel_drain(one.node.name)
         cluster.drain(one.node.name)
-        assert eventually(lambda: cluster.draining().state == "left")
-        assert two.store.get("new") == value(1)
-        assert not cluster.draining().is_accepting
-        with pytest.raises(NotImplementedError, match="has left"):
-            cluster.cancel_drain(one.node.name)
-
-
-def test_a_drain_that_is_wanted_again_while_it_is_being_cancelled(hosts):
-    one, two = hosts.several(2, 1024 * UNIT)
-    for i in range(300):
-        one.cluster.put(i, value(i, 64))
-    is_moving, goes_on = threading.Event(), threading.Event()
-
-    def pull(original, *args, **options):
-        is_moving.set()
-        assert eventually(goes_on.is_set)
-        return original(*args, **options)
-
-    with NodeCluster(one.node) as cluster, replaced(one.node.asking, "pull", pull):
-        cluster.drain(one.node.name)
-        assert eventually(is_moving.is_set)
-        for _ in range(2):
-            cluster.cancel_drain(one.node.name)
-            cluster.drain(one.node.name)
-        goes_on.set()
-        assert eventually(lambda: cluster.draining().state == "left")
+    goes_on.set()
+    assert eventually(lambda: cluster.draining().state == "left")
     assert two.store.get_each(range(300)) == [value(i, 64) for i in range(300)]
 
 
