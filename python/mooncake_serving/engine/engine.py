@@ -67,7 +67,7 @@ class Engine(BatchingEngine):
         if block_ids is None:
             request.block_ids = self.allocator.allocate(num_blocks)
         else:
-            request.block_ids = self._held("prefill", block_ids, num_blocks)
+            request.block_ids = self.held("prefill", block_ids, num_blocks)
         request.num_computed = num_cached_tokens
         try:
             return run_prefill(
@@ -120,7 +120,7 @@ class Engine(BatchingEngine):
         if not isinstance(recompute, Recompute):
             refuse(op, "recompute", "a Recompute", recompute)
         num_blocks = self.cache.num_blocks_for(request.num_prompt_tokens)
-        request.block_ids = self._held(op, block_ids, num_blocks)
+        request.block_ids = self.held(op, block_ids, num_blocks)
         return run_selective_prefill(self.model, self.cache, request, is_reused, recompute)
 
     def reserve(self, num_prompt_tokens: int, params: SamplingParams = GREEDY) -> list[int]:
@@ -147,7 +147,7 @@ class Engine(BatchingEngine):
         Raises:
             ValueError: a block is not the caller's to free; nothing was freed.
         """
-        self.allocator.free(self._held("release", block_ids, 0))
+        self.allocator.free(self.held("release", block_ids, 0))
 
     def add_prefilled(
         self,
@@ -179,7 +179,7 @@ class Engine(BatchingEngine):
         request = self._new_request("add_prefilled", prompt_tokens, params)
         check_prompt("add_prefilled", [first_token], self.model)
         num_prompt_blocks = self.cache.num_blocks_for(request.num_prompt_tokens)
-        held = self._held("add_prefilled", block_ids, num_prompt_blocks)
+        held = self.held("add_prefilled", block_ids, num_prompt_blocks)
         missing = max(0, self.scheduler.num_blocks_for(request) - len(held))
         request.block_ids = held + self.allocator.allocate(missing)
         request.num_computed = request.num_prompt_tokens
@@ -188,8 +188,20 @@ class Engine(BatchingEngine):
         self._ready.append(self._accept(request, first_token))
         return request.request_id
 
-    def _held(self, op: str, block_ids: Sequence[int], num_needed: int) -> list[int]:
-        """Check that blocks are allocated, and not only to requests of this engine."""
+    def held(self, op: str, block_ids: Sequence[int], num_needed: int) -> list[int]:
+        """Check that blocks are the caller's: allocated, and not only to requests of this engine.
+
+        Args:
+            op: named in errors.
+            block_ids: the blocks.
+            num_needed: how many are needed at least.
+
+        Returns:
+            The blocks, as a list.
+
+        Raises:
+            ValueError: a block is not the caller's, or named twice; or they are too few.
+        """
         held = as_integers(op, "block_ids", block_ids)
         of_requests = Counter(b for request in self.scheduler.running for b in request.block_ids)
         for index, block_id in enumerate(held):

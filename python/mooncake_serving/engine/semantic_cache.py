@@ -7,7 +7,7 @@ import torch
 
 from mooncake_serving.semantic import DEFAULT, Match, Recompute, SignatureIndex, Signer
 
-from .arguments import as_integer, as_integers, as_positive, check_params, refuse
+from .arguments import as_integer, as_positive, check_params, refuse
 from .batching import GREEDY
 from .engine import Engine
 from .kept_pool import KeptPool
@@ -143,7 +143,8 @@ class SemanticCache:
 
         Args:
             prompt_tokens: the prompt.
-            block_ids: allocated blocks of the engine that hold its keys and values, in order.
+            block_ids: allocated blocks of the engine that no request holds, such as ``prefill``
+                returns, with the prompt's keys and values, in order.
 
         Returns:
             Its id, which no other prompt gets.
@@ -155,10 +156,7 @@ class SemanticCache:
         tokens = check_prompt(op, prompt_tokens, self.engine.model)
         self._check_fits(op, tokens)
         num_blocks = self._prompts.pool.num_blocks_for(len(tokens))
-        held = as_integers(op, "block_ids", block_ids)
-        is_held = map(self.engine.allocator.is_allocated, held)
-        if not all(is_held) or len(held) < num_blocks:
-            refuse(op, "block_ids", f"at least {num_blocks} allocated blocks", held)
+        held = self.engine.held(op, block_ids, num_blocks)
         return self._prompts.keep(tokens, held, len(tokens))
 
     def forget(self, prompt_id: int) -> None:

@@ -234,6 +234,19 @@ def test_after_an_error_nothing_is_allocated(make, draw, monkeypatch, place):
     assert len(cache) == 1 and cache.num_free == 24 - 6
 
 
+def test_blocks_of_a_running_request_are_not_kept(make, deep_engine, draw):
+    engine, cache = make(engine=deep_engine(chunk_tokens=16))
+    engine.add_request(draw(60, 1), PARAMS)
+    engine.step()
+    [request] = engine.scheduler.running
+    assert request.num_computed < 60
+    with pytest.raises(
+        ValueError, match=r"keep: block_ids\[0\] must be an allocated block that no"
+    ):
+        cache.keep(draw(60, 1), request.block_ids)
+    assert len(cache) == 0 and cache.num_free == 24
+
+
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
@@ -261,8 +274,12 @@ def test_bad_calls_change_nothing(make, draw):
         (lambda: cache.prefill(small, keep="yes"), "prefill: keep must be 'no', 'exact' or 'any'"),
         (lambda: cache.prefill(draw(33, 1), keep="any"), "must be of at most 4 blocks"),
         (lambda: cache.keep(draw(33, 1), done.block_ids), "keep: prompt_tokens must be of at most"),
-        (lambda: cache.keep(small, done.block_ids[:2]), "block_ids must be at least 3 allocated"),
-        (lambda: cache.keep(small, [60, 61, 0]), "block_ids must be at least 3 allocated"),
+        (lambda: cache.keep(small, done.block_ids[:2]), "must be at least 3 different blocks"),
+        (lambda: cache.keep(small, done.block_ids[:1] * 3), "must be at least 3 different blocks"),
+        (
+            lambda: cache.keep(small, [60, 61, 0]),
+            r"keep: block_ids\[0\] must be an allocated block",
+        ),
     ]:
         with pytest.raises(ValueError, match=message):
             call()
