@@ -59,6 +59,18 @@ class KeptPrompts:
         """Return the most similar prompt; None if there is none at all."""
         return self._index.find(self._sign(token_ids)) if self._prompts else None
 
+    def longest_beginning(self, token_ids: Sequence[int]) -> tuple[int, int] | None:
+        """Return the prompt whose exact beginning is shared the longest, and how many tokens long.
+
+        Of equals, the one that was kept last; None if there is no prompt.
+        """
+        shared = {i: p.num_shared_tokens(token_ids) for i, p in reversed(self._prompts.items())}
+        return max(shared.items(), key=lambda item: item[1]) if shared else None
+
+    def num_shared_tokens(self, prompt_id: int, token_ids: Sequence[int]) -> int:
+        """Count the first tokens that a prompt shares with a kept one, as far as exact."""
+        return self._prompts[prompt_id].num_shared_tokens(token_ids)
+
     def use(self, prompt_id: int) -> KeptPrompt:
         """Return a prompt, which becomes the most recently used."""
         self._index.touch(prompt_id)

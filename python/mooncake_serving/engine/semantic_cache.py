@@ -1,6 +1,7 @@
 """Prefill from the keys and values of a similar prompt: SemShareKV on an engine."""
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Literal
 
 import torch
@@ -20,6 +21,20 @@ from .sampling import SamplingParams
 Keep = Literal["no", "exact", "any"]
 
 
+@dataclass(frozen=True)
+class _Source:
+    """A kept prompt, and what of it a new one reuses."""
+
+    prompt_id: int
+    num_exact_tokens: int  # at the beginning, each its own counterpart
+    index: torch.Tensor  # int64 [num_tokens]: each token's counterpart, or -1
+
+    @property
+    def is_reused(self) -> torch.Tensor:
+        """Tell which of the tokens after the exact ones have a counterpart."""
+        return self.index[self.num_exact_tokens :] >= 0
+
+
 class SemanticCache:
     """Keep prompts' keys and values, and prefill similar prompts from them.
 
@@ -32,7 +47,8 @@ class SemanticCache:
         num_blocks: how many blocks of the engine's block size may hold kept prompts; they are
             allocated here, on the engine's device. The least recently used prompts are evicted.
         threshold: the least similarity with which a prompt is reused, in [0, 1].
-        min_tokens: shorter prompts are prefilled as usual. (SemShareKV reports no gain below 700.)
+        min_tokens: no similar prompt is looked up for shorter ones. (SemShareKV reports no gain
+            below 700.) An exact beginning is reused whatever these two are.
         recompute: which tokens are recomputed in which layer.
         signer: makes signatures of the model's embeddings; None: ``Signer(hidden_size)``.
         index: an empty one, for signatures of the signer's bits; None: ``SignatureIndex(bits)``.
@@ -65,6 +81,7 @@ class SemanticCache:
         self.engine, self.recompute = engine, recompute
         self.threshold, self.min_tokens = float(threshold), min_tokens
         model = engine.model
+        self._num_layers = model.config.num_layers
         signer = signer or Signer(model.config.hidden_size, device=model.device)
         if signer.dim != model.config.hidden_size:
             refuse(op, "signer", f"of {model.config.hidden_size} dims", signer.dim)
@@ -99,7 +116,10 @@ class SemanticCache:
         *,
         keep: Keep = "no",
     ) -> SemanticPrefill:
-        """Prefill a prompt, from a similar kept one if there is any.
+        """Prefill a prompt, from a kept one that begins like it or is similar, if there is any.
+
+        An exact beginning is reused alone, which approximates nothing, unless the similar prompt
+        leaves fewer tokens to compute, on average over the layers. An identical prompt's always is.
 
         Args:
             prompt_tokens: the prompt.
@@ -124,11 +144,7 @@ class SemanticCache:
             refuse(op, "keep", "'no', 'exact' or 'any'", keep)
         if keep != "no":
             self._check_fits(op, tokens)
-        match = self._prompts.find(tokens) if len(tokens) >= self.min_tokens else None
-        if match is None or match.similarity < self.threshold:
-            done, reuse = self._prefill_whole(match, tokens, params)
-        else:
-            done, reuse = self._prefill_from(match, tokens, params)
+        done, reuse = self._prefill(tokens, params)
         try:
             return SemanticPrefill(done, reuse, self._keep_if(keep, tokens, done, reuse))
         except BaseException:
@@ -169,38 +185,79 @@ class SemanticCache:
             refuse("SemanticCache.forget", "prompt_id", "of a kept prompt", prompt_id)
         self._prompts.forget(prompt_id)
 
-    def _prefill_whole(
-        self, match: Match | None, tokens: list[int], params: SamplingParams
-    ) -> tuple[Prefilled, Reuse]:
-        done = self.engine.prefill(tokens, params)
+    def _prefill(self, tokens: list[int], params: SamplingParams) -> tuple[Prefilled, Reuse]:
+        match = self._prompts.find(tokens) if len(tokens) >= self.min_tokens else None
         similarity = 0.0 if match is None else match.similarity
-        computed = (len(tokens),) * self.engine.model.config.num_layers
+        sources = [self._exact_source(tokens)]  # first: of equals, the one that is exact
+        if match is not None and similarity >= self.threshold:
+            sources.append(self._similar_source(match, tokens))
+        usable = [source for source in sources if source is not None]
+        if usable:
+            best = min(usable, key=self._num_computed)
+            return self._prefill_from(best, similarity, tokens, params)
+        done = self.engine.prefill(tokens, params)
+        computed = (len(tokens),) * self._num_layers
         return done, Reuse(None, similarity, 0, 0, computed)
 
-    def _prefill_from(
-        self, match: Match, tokens: list[int], params: SamplingParams
-    ) -> tuple[Prefilled, Reuse]:
-        prompt = self._prompts.use(match.prompt_id)
-        num_exact = min(prompt.num_shared_tokens(tokens), len(tokens) - 1)
+    def _exact_source(self, tokens: list[int]) -> _Source | None:
+        """Return the longest shared beginning; None if a block, or a short prompt, is not shared.
+
+        Nearly all prompts share the first few tokens of a template: copying these costs more than
+        it saves, and would make some prompt the most recently used.
+        """
+        found = self._prompts.longest_beginning(tokens)
+        if found is None or len(tokens) == 1:
+            return None
+        prompt_id, num_shared = found
+        num_exact = min(num_shared, len(tokens) - 1)
+        if num_exact < min(self.engine.cache.block_size, len(tokens) - 1):
+            return None
+        index = torch.arange(len(tokens), device=self.engine.model.device)
+        index[num_exact:] = -1
+        return _Source(prompt_id, num_exact, index)
+
+    def _similar_source(self, match: Match, tokens: list[int]) -> _Source:
+        num_shared = self._prompts.num_shared_tokens(match.prompt_id, tokens)
+        num_exact = min(num_shared, len(tokens) - 1)
         index = match.index.clone()
         index[:num_exact] = torch.arange(num_exact, device=index.device)
-        is_reused = index[num_exact:] >= 0
+        return _Source(match.prompt_id, num_exact, index)
+
+    def _num_computed(self, source: _Source) -> float:
+        """Return how many tokens' keys and values will be computed, on average over the layers."""
+        is_reused = source.is_reused.clone()
+        is_reused[-self.recompute.last_tokens :] = False
+        num_reused = int(is_reused.sum())
+        layers = range(self._num_layers)
+        share = sum(self.recompute.share_of(layer - 1) for layer in layers) / len(layers)
+        return len(is_reused) - num_reused + share * num_reused
+
+    def _prefill_from(
+        self, source: _Source, similarity: float, tokens: list[int], params: SamplingParams
+    ) -> tuple[Prefilled, Reuse]:
+        prompt, num_exact = self._prompts.use(source.prompt_id), source.num_exact_tokens
+        num_matched = int(source.is_reused.sum())
         block_ids = self.engine.reserve(len(tokens), SamplingParams(max_tokens=1))
         try:
-            self._prompts.pool.rearrange(prompt.block_ids, index, block_ids)
-            done, computed = self.engine.prefill_selected(
-                tokens,
-                params,
-                block_ids=block_ids,
-                is_reused=is_reused,
-                num_cached_tokens=num_exact,
-                recompute=self.recompute,
-            )
+            self._prompts.pool.rearrange(prompt.block_ids, source.index, block_ids)
+            if num_matched:
+                done, computed = self.engine.prefill_selected(
+                    tokens,
+                    params,
+                    block_ids=block_ids,
+                    is_reused=source.is_reused,
+                    num_cached_tokens=num_exact,
+                    recompute=self.recompute,
+                )
+            else:
+                done = self.engine.prefill(
+                    tokens, params, block_ids=block_ids, num_cached_tokens=num_exact
+                )
+                computed = (len(tokens) - num_exact,) * self._num_layers
         except BaseException:
             self.engine.release(block_ids)
             raise
-        num_matched = int(is_reused.sum())
-        return done, Reuse(match.prompt_id, match.similarity, num_exact, num_matched, computed)
+        return done, Reuse(source.prompt_id, similarity, num_exact, num_matched, computed)
 
     def _keep_if(self, keep: Keep, tokens: list[int], done: Prefilled, reuse: Reuse) -> int | None:
         if keep == "no" or (keep == "exact" and reuse.is_approximate):

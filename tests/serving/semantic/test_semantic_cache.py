@@ -80,6 +80,71 @@ def test_a_shared_beginning_is_exact_and_the_rest_is_not(make, draw):
             torch.testing.assert_close(got, want, rtol=1e-5, atol=1e-5)
 
 
+def check_is_prefix_reuse(engine, done, reuse, tokens, num_exact):
+    """Nothing but what follows the beginning was computed, and to the bit as prefix reuse does."""
+    num_left = len(tokens) - num_exact
+    assert not reuse.is_approximate and reuse.computed_by_layer == (num_left,) * 5
+    assert (reuse.num_exact_tokens, reuse.num_matched_tokens) == (num_exact, 0)
+    assert (done.num_tokens, done.num_cached_tokens) == (len(tokens), num_exact)
+    whole = engine.prefill(tokens)
+    prefix = engine.prefill(tokens, block_ids=whole.block_ids, num_cached_tokens=num_exact)
+    assert done.first_token == prefix.first_token
+    for layer in range(5):
+        for part in engine.cache.layer(layer):
+            sides = (
+                part[ids].flatten(0, 1)[: len(tokens)] for ids in (done.block_ids, prefix.block_ids)
+            )
+            assert torch.equal(*sides)
+
+
+def test_an_identical_prompt_wins_over_one_that_contains_it(make, draw):
+    tokens = draw(60, 1)
+    engine, cache = make(num_blocks=64)
+    prompt_id = kept(engine, cache, tokens)
+    longer = draw(7, 2) + tokens
+    cache.keep(longer, engine.prefill(longer).block_ids)
+    done, reuse, _ = cache.prefill(tokens)
+    assert reuse.prompt_id == prompt_id
+    check_is_prefix_reuse(engine, done, reuse, tokens, 59)
+
+
+@pytest.mark.parametrize("min_tokens", [1, 1000])
+def test_a_prompt_that_was_extended_is_its_prefix(make, deep_engine, draw, min_tokens):
+    document, question = draw(100, 1), draw(10, 9)
+    engine, cache = make(64, engine=deep_engine(num_blocks=128), min_tokens=min_tokens)
+    prompt_id = kept(engine, cache, document)
+    moved = document[50:] + document[:50] + question
+    cache.keep(moved, engine.prefill(moved).block_ids)
+    done, reuse, _ = cache.prefill(document + question)
+    assert reuse.prompt_id == prompt_id
+    check_is_prefix_reuse(engine, done, reuse, document + question, 100)
+
+
+def test_an_exact_beginning_counts_below_the_threshold(make, draw):
+    document = draw(40, 1)
+    engine, cache = make(threshold=1.0)
+    prompt_id = kept(engine, cache, document + draw(20, 2))
+    tokens = document + draw(30, 3)
+    done, reuse, name = cache.prefill(tokens, keep="exact")
+    assert reuse.prompt_id == prompt_id and reuse.similarity < 1 and name in cache
+    check_is_prefix_reuse(engine, done, reuse, tokens, 40)
+
+
+def test_a_similar_prompt_wins_over_a_beginning_that_leaves_more(make, draw):
+    beginning, document = draw(16, 1), draw(100, 2)
+    engine, cache = make(64, threshold=0.5)
+    kept(engine, cache, beginning + draw(5, 3))
+    similar = cache.keep(document, engine.prefill(document).block_ids)
+    reuse = cache.prefill(beginning + document).reuse
+    assert (reuse.prompt_id, reuse.num_exact_tokens) == (similar, 0) and reuse.is_approximate
+
+
+def test_less_than_a_block_of_a_beginning_is_not_reused(make, draw):
+    engine, cache = make(threshold=1.0)
+    kept(engine, cache, draw(7, 1) + draw(20, 2))
+    assert cache.prefill(draw(7, 1) + draw(20, 3)).reuse.prompt_id is None
+
+
 def test_recomputing_more_comes_nearer_to_the_whole(make, draw):
     document = draw(60, 1)
     tokens = draw(20, 2) + document[:25] + draw(2, 3) + document[25:]
