@@ -81,7 +81,8 @@ class KeptPrompts:
     ) -> int:
         """Copy a prompt's blocks, after evicting as many prompts as it needs.
 
-        A prompt that is kept already, no less exact, only becomes the most recently used.
+        A prompt that is kept already, no less exact, only becomes the most recently used. A less
+        exact version of it is replaced: after the copy, unless it has to make room.
 
         Args:
             token_ids: the prompt, not longer than the pool.
@@ -93,17 +94,24 @@ class KeptPrompts:
         """
         tokens = tuple(token_ids)
         known = self._id_of.get(tokens)
-        if known is not None:
-            if self.use(known).num_exact_tokens >= num_exact_tokens:
-                return known
-            self.forget(known)
+        if known is not None and self.use(known).num_exact_tokens >= num_exact_tokens:
+            return known
         signatures = self._sign(tokens)
         num_blocks = self.pool.num_blocks_for(len(tokens))
+        if known is not None and self.pool.num_free < num_blocks:
+            self.forget(known)  # frees as many as it takes, so no other prompt is evicted
+            known = None
         while self.pool.num_free < num_blocks and (oldest := self._index.oldest) is not None:
             self.forget(oldest)
         kept = tuple(self.pool.save(block_ids[:num_blocks]))
         prompt_id = next(self._ids)
-        self._index.add(prompt_id, signatures)
+        try:
+            self._index.add(prompt_id, signatures)
+        except BaseException:
+            self.pool.free(kept)
+            raise
+        if known is not None:
+            self.forget(known)  # only now: an error above leaves it
         self._prompts[prompt_id] = KeptPrompt(tokens, kept, num_exact_tokens)
         self._id_of[tokens] = prompt_id
         return prompt_id

@@ -50,8 +50,10 @@ class SemanticCache:
         min_tokens: no similar prompt is looked up for shorter ones. (SemShareKV reports no gain
             below 700.) An exact beginning is reused whatever these two are.
         recompute: which tokens are recomputed in which layer.
-        signer: makes signatures of the model's embeddings; None: ``Signer(hidden_size)``.
-        index: an empty one, for signatures of the signer's bits; None: ``SignatureIndex(bits)``.
+        signer: makes signatures of the model's embeddings, on its device; None:
+            ``Signer(hidden_size)``.
+        index: an empty one of no other cache, for signatures of the signer's bits; None:
+            ``SignatureIndex(bits)``.
 
     Raises:
         ValueError: an argument is not as above.
@@ -69,6 +71,8 @@ class SemanticCache:
         index: SignatureIndex | None = None,
     ) -> None:
         op = "SemanticCache"
+        if not isinstance(engine, Engine):
+            refuse(op, "engine", "an Engine", engine)
         num_blocks = as_positive(op, "num_blocks", num_blocks)
         if isinstance(threshold, bool) or not isinstance(threshold, (int, float)):
             refuse(op, "threshold", "a number", threshold)
@@ -82,14 +86,24 @@ class SemanticCache:
         self.threshold, self.min_tokens = float(threshold), min_tokens
         model = engine.model
         self._num_layers = model.config.num_layers
-        signer = signer or Signer(model.config.hidden_size, device=model.device)
+        if signer is None:
+            signer = Signer(model.config.hidden_size, device=model.device)
+        if not isinstance(signer, Signer):
+            refuse(op, "signer", "a Signer", signer)
         if signer.dim != model.config.hidden_size:
             refuse(op, "signer", f"of {model.config.hidden_size} dims", signer.dim)
+        if signer.device != model.device:
+            refuse(op, "signer", f"on {model.device}", str(signer.device))
         index = SignatureIndex(signer.bits) if index is None else index
+        if not isinstance(index, SignatureIndex):
+            refuse(op, "index", "a SignatureIndex", index)
+        if index.is_taken:
+            refuse(op, "index", "of no other cache", index)
         if len(index) or index.bits != signer.bits:
             refuse(op, "index", f"empty and of {signer.bits} bits", f"{len(index)} of {index.bits}")
         pool = KeptPool(model, engine.cache, num_blocks)
         self._prompts = KeptPrompts(model, pool, signer, index)
+        index.is_taken = True
 
     def __len__(self) -> int:
         """Count the kept prompts."""

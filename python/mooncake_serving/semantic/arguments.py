@@ -1,8 +1,10 @@
-"""Checks of numbers."""
+"""Checks of numbers, and how an error shows a tensor."""
 
 import numbers
 import operator
 from typing import Any, NoReturn
+
+import torch
 
 from mooncake_kernels.errors import shown
 
@@ -36,6 +38,11 @@ def as_number(op: str, name: str, value: Any, least: float, most: float) -> floa
     if not (least <= number <= most and abs(number) < float("inf")):
         refuse(op, name, f"in [{least:g}, {most:g}]", value)
     return number
+
+
+def got(value: Any) -> Any:
+    """Describe a tensor by its dtype and shape, for an error; return anything else as it is."""
+    return f"{value.dtype} {list(value.shape)}" if isinstance(value, torch.Tensor) else value
 
 
 def refuse(op: str, name: str, wanted: str, value: Any) -> NoReturn:

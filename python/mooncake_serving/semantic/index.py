@@ -63,6 +63,7 @@ class SignatureIndex:
         self.max_token_distance = as_count(op, "max_token_distance", differing, 0)
         self._num_sampled = as_count(op, "num_sampled", num_sampled, 1)
         self._num_compared = as_count(op, "num_compared", num_compared, 1)
+        self.is_taken = False  # by a cache, which no other may share: their ids would collide
         self._kept: dict[int, Signatures] = {}  # in order of use, the oldest first
 
     def __len__(self) -> int:
@@ -153,9 +154,11 @@ class SignatureIndex:
         return float(distance.double().mean())
 
     def _check(self, op: str, signatures: Signatures) -> None:
-        shapes = [list(part.shape) for part in signatures]
-        dtypes = [part.dtype for part in signatures]
-        wanted = [len(signatures.content), self.bits // 8]
+        if not isinstance(signatures, Signatures):
+            refuse(op, "signatures", "Signatures", signatures)
+        shapes = [list(getattr(part, "shape", ())) for part in signatures]
+        dtypes = [getattr(part, "dtype", type(part)) for part in signatures]
+        wanted = [*shapes[0][:1], self.bits // 8]
         if shapes != [wanted] * 2 or dtypes != [torch.uint8] * 2:
             got = f"{dtypes} of shapes {shapes}"
             refuse(op, "signatures", f"two uint8 [num_tokens, {self.bits // 8}]", got)

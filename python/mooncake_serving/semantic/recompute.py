@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 import torch
 
-from .arguments import as_count, as_number
+from .arguments import as_count, as_number, got, refuse
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -102,7 +102,15 @@ def rows_by_layer(
 
     Returns:
         A tensor of int64 row indices for each layer, ascending, each a subset of the one before.
+
+    Raises:
+        ValueError: a tensor is not as above.
     """
+    op = "rows_by_layer"
+    if not isinstance(deviation, torch.Tensor) or deviation.dim() != 1:
+        refuse(op, "deviation", "[num_rows]", got(deviation))
+    if got(is_matched) != f"{torch.bool} {list(deviation.shape)}":
+        refuse(op, "is_matched", f"bool {list(deviation.shape)}", got(is_matched))
     always = ~is_matched
     always[len(always) - min(recompute.last_tokens, len(always)) :] = True
     others = (~always).nonzero()[:, 0]

@@ -105,6 +105,11 @@ class Signer:
         generator = torch.Generator().manual_seed(as_count("Signer", "seed", seed, 0))
         self._planes = torch.randn(self.dim, self.bits, generator=generator).to(device)
 
+    @property
+    def device(self) -> torch.device:
+        """Return the device that the embeddings must be on."""
+        return self._planes.device
+
     def sign(self, embeddings: torch.Tensor) -> Signatures:
         """Return the signatures of one prompt's tokens.
 
@@ -117,8 +122,11 @@ class Signer:
         Raises:
             ValueError: the embeddings have another shape.
         """
+        wanted = f"[num_tokens, {self.dim}]"
+        if not isinstance(embeddings, torch.Tensor):
+            refuse("sign", "embeddings", wanted, embeddings)
         if embeddings.dim() != 2 or embeddings.shape[1] != self.dim:
-            refuse("sign", "embeddings", f"[num_tokens, {self.dim}]", list(embeddings.shape))
+            refuse("sign", "embeddings", wanted, list(embeddings.shape))
         with torch.no_grad():
             wide = embeddings.float()
             placed = (

@@ -138,6 +138,9 @@ def test_bad_calls_change_nothing():
         (lambda: index.remove(5), "remove: prompt_id must be of a kept prompt, got 5"),
         (lambda: index.touch(5), "touch: prompt_id must be of a kept prompt, got 5"),
         (lambda: index.match(of([1]), 5), "match: prompt_id must be of a kept prompt, got 5"),
+        (lambda: index.find(None), "find: signatures must be Signatures, got None"),
+        (lambda: index.add(1, "x"), "add: signatures must be Signatures, got 'x'"),
+        (lambda: index.find(Signatures(1, 2)), "find: signatures must be two uint8"),
         (lambda: index.find(of([])), "find: signatures must be of at least one token"),
         (
             lambda: index.find(Signatures(*(torch.zeros(1, 4, dtype=torch.uint8),) * 2)),

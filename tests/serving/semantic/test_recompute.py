@@ -95,6 +95,21 @@ def test_rows_of_a_layer_are_among_those_of_the_one_before(
 
 
 @pytest.mark.parametrize(
+    ("deviation", "is_matched", "message"),
+    [
+        ("x", torch.ones(4, dtype=torch.bool), r"deviation must be \[num_rows\], got 'x'"),
+        (torch.ones(2, 2), torch.ones(4, dtype=torch.bool), r"deviation must be \[num_rows\], got"),
+        (torch.ones(4), torch.ones(5, dtype=torch.bool), r"is_matched must be bool \[4\], got"),
+        (torch.ones(4), torch.ones(4), r"is_matched must be bool \[4\], got"),
+        (torch.ones(4), [True] * 4, r"is_matched must be bool \[4\], got"),
+    ],
+)
+def test_rows_of_other_shapes_are_refused(deviation, is_matched, message):
+    with pytest.raises(ValueError, match=f"rows_by_layer: {message}"):
+        rows_by_layer(deviation, is_matched, 3, Recompute())
+
+
+@pytest.mark.parametrize(
     ("changes", "message"),
     [
         ({"share": 1.1}, r"share must be in \[0, 1\], got 1.1"),

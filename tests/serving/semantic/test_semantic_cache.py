@@ -312,6 +312,38 @@ def test_blocks_of_a_running_request_are_not_kept(make, deep_engine, draw):
     assert len(cache) == 0 and cache.num_free == 24
 
 
+@pytest.mark.parametrize("num_blocks", [24, 16])  # both versions fit; the old one makes room
+@pytest.mark.parametrize("place", ["kept_pool.KeptPool.save", "kept_prompts.SignatureIndex.add"])
+def test_an_error_while_keeping_frees_the_blocks(make, draw, monkeypatch, place, num_blocks):
+    document = draw(60, 1)
+    tokens = document[:20] + draw(3, 2) + document[20:]
+    engine, cache = make(num_blocks, threshold=0.5)
+    document_id = kept(engine, cache, document)
+    prompt_id = cache.prefill(tokens, keep="any").prompt_id
+    assert cache.num_free == num_blocks - 16
+
+    def fail(*_):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(f"mooncake_serving.engine.{place}", fail)
+    with pytest.raises(KeyboardInterrupt):
+        cache.keep(tokens, engine.prefill(tokens).block_ids)
+    monkeypatch.undo()
+    assert document_id in cache
+    assert (prompt_id in cache) == (num_blocks == 24), "kept until the new version is"
+    assert cache.num_free == num_blocks - 8 * len(cache)
+    cache.keep(tokens, engine.prefill(tokens).block_ids)
+    assert len(cache) == 2 and document_id in cache and prompt_id not in cache
+    assert cache.prefill(tokens).reuse.num_exact_tokens == 62
+
+
+def test_an_index_is_of_one_cache(make):
+    index = SignatureIndex(256)
+    engine, _ = make(index=index)
+    with pytest.raises(ValueError, match="SemanticCache: index must be of no other cache, got"):
+        make(engine=engine, index=index)
+
+
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
@@ -321,6 +353,10 @@ def test_blocks_of_a_running_request_are_not_kept(make, deep_engine, draw):
         ({"min_tokens": -1}, "min_tokens must be at least 0, got -1"),
         ({"recompute": 0.4}, "recompute must be a Recompute, got 0.4"),
         ({"signer": Signer(16)}, "signer must be of 64 dims, got 16"),
+        ({"engine": "x"}, "engine must be an Engine, got 'x'"),
+        ({"signer": "x"}, "signer must be a Signer, got 'x'"),
+        ({"signer": Signer(64, device="meta")}, "signer must be on cpu, got 'meta'"),
+        ({"index": "x"}, "index must be a SignatureIndex, got 'x'"),
         ({"index": SignatureIndex(64)}, "index must be empty and of 256 bits, got '0 of 64'"),
     ],
 )

@@ -84,5 +84,7 @@ def test_a_bad_argument_is_named(changes, message):
 
 
 def test_embeddings_of_another_model_are_refused():
+    with pytest.raises(ValueError, match=r"embeddings must be \[num_tokens, 32\], got 'x'"):
+        Signer(32).sign("x")
     with pytest.raises(ValueError, match=r"embeddings must be \[num_tokens, 32\], got \[4, 16\]"):
         Signer(32).sign(torch.zeros(4, 16))
