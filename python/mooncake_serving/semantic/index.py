@@ -29,7 +29,8 @@ class SignatureIndex:
     of a kept one resembles it fully. If many are kept, a sample of the new prompt's tokens ranks
     them, and all tokens compare the best few.
 
-    Which token: the one whose placed signature is nearest, unless their contents differ too much.
+    Which token: the one whose placed signature is nearest, unless that one or their contents
+    differ too much. The similarity does not count the order of the tokens; this does.
 
     From SemShareKV (arXiv 2509.24832), which takes 30 for ``max_distance`` and 0.8 for the least
     similarity. All is deterministic; among equals the most recently used prompt wins.
@@ -39,6 +40,9 @@ class SignatureIndex:
         max_distance: the mean distance at which similarity is 0; None: 30 of 256 bits.
         max_token_distance: a token has no counterpart if the two contents differ in more bits;
             None: 32 of 256.
+        max_placed_distance: a token has no counterpart if the two placed signatures differ in more
+            bits; None: 32 of 256, for the signer's order "context" (docs/semantic.md). Give
+            ``bits``, no limit, for "rotary".
         num_sampled: how many tokens rank the prompts.
         num_compared: how many prompts are compared by all tokens.
 
@@ -52,6 +56,7 @@ class SignatureIndex:
         *,
         max_distance: float | None = None,
         max_token_distance: int | None = None,
+        max_placed_distance: int | None = None,
         num_sampled: int = 64,
         num_compared: int = 4,
     ) -> None:
@@ -61,6 +66,8 @@ class SignatureIndex:
         self.max_distance = as_number(op, "max_distance", farthest, 1 / 256, bits)
         differing = bits // 8 if max_token_distance is None else max_token_distance
         self.max_token_distance = as_count(op, "max_token_distance", differing, 0)
+        misplaced = bits // 8 if max_placed_distance is None else max_placed_distance
+        self.max_placed_distance = as_count(op, "max_placed_distance", misplaced, 0)
         self._num_sampled = as_count(op, "num_sampled", num_sampled, 1)
         self._num_compared = as_count(op, "num_compared", num_compared, 1)
         self.is_taken = False  # by a cache, which no other may share: their ids would collide
@@ -138,8 +145,9 @@ class SignatureIndex:
         """
         self._check("match", signatures)
         kept = self._of("match", prompt_id)
-        index, _ = mk.hamming_match(signatures.placed, kept.placed)
+        index, misplaced = mk.hamming_match(signatures.placed, kept.placed)
         differ = differing_bits(signatures.content, kept.content[index]) > self.max_token_distance
+        differ |= misplaced > self.max_placed_distance
         mean = self._mean_distance(signatures.content, prompt_id)
         similarity = min(max(1 - mean / self.max_distance, 0.0), 1.0)
         return Match(prompt_id, similarity, index.masked_fill(differ, -1))

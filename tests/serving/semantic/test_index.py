@@ -5,7 +5,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mooncake_serving.semantic import SignatureIndex, Signatures
+from mooncake_serving.semantic import SignatureIndex, Signatures, Signer
 
 BITS = 16
 
@@ -41,6 +41,28 @@ def test_the_token_is_chosen_by_place_and_refused_by_content():
     assert index.find(new).index.tolist() == [1, 0, -1]
 
 
+def test_a_token_that_follows_others_has_no_counterpart():
+    new = of(content=[0, 0, 0], placed=[0x1111, 0x1110, 0x111E])  # 0, 1 and 4 bits from the kept
+    for most, want in [(0, [0, -1, -1]), (1, [0, 0, -1]), (4, [0, 0, 0]), (None, [0, 0, -1])]:
+        index = SignatureIndex(BITS, max_placed_distance=most)
+        index.add(0, of(content=[0], placed=[0x1111]))
+        match = index.find(new)
+        assert match.index.tolist() == want and match.similarity == 1.0
+
+
+def test_a_paragraph_that_moves_keeps_its_tokens_and_a_shuffle_does_not():
+    generator = torch.Generator().manual_seed(0)
+    text = torch.randn(200, 64, generator=generator)
+    signer, index = Signer(64), SignatureIndex(256)
+    index.add(0, signer.sign(text))
+    moved = torch.cat((text[100:], text[:100]))
+    lost = (index.find(signer.sign(moved)).index < 0).nonzero()[:, 0].tolist()
+    assert set(lost) <= {0, 1, 2, 3, 100, 101, 102, 103}, "only behind the seams"
+    shuffled = text[torch.randperm(200, generator=generator)]
+    match = index.find(signer.sign(shuffled))
+    assert match.similarity == 1.0 and int((match.index >= 0).sum()) <= 20
+
+
 def test_the_most_similar_is_found_and_of_equals_the_last_used():
     index = SignatureIndex(BITS, max_distance=8)
     assert index.find(of([1])) is None
@@ -73,7 +95,9 @@ def test_the_order_of_use():
     most=st.integers(0, BITS),
 )
 def test_a_search_is_its_loop(prompts, new, most):
-    index = SignatureIndex(BITS, max_distance=12, max_token_distance=most, num_compared=8)
+    index = SignatureIndex(
+        BITS, max_distance=12, max_token_distance=most, max_placed_distance=BITS, num_compared=8
+    )
     for prompt_id, prompt in enumerate(prompts):
         index.add(prompt_id, of(prompt))
     means = [
@@ -120,6 +144,7 @@ def test_a_sample_of_the_tokens_finds_it_among_many():
         ({"bits": 7}, "bits must be at least 8, got 7"),
         ({"max_distance": 0}, "max_distance must be in"),
         ({"max_token_distance": -1}, "max_token_distance must be at least 0, got -1"),
+        ({"max_placed_distance": -1}, "max_placed_distance must be at least 0, got -1"),
         ({"num_sampled": 0}, "num_sampled must be at least 1, got 0"),
         ({"num_compared": 0.5}, "num_compared must be an integer, got 0.5"),
     ],

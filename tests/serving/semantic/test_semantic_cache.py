@@ -58,7 +58,7 @@ def test_a_prompt_with_a_new_beginning_reuses_what_follows(make, draw):
     tokens = draw(7, 2) + document
     done, reuse, name = cache.prefill(tokens)
     assert reuse.prompt_id == prompt_id and 0.5 <= reuse.similarity < 1 and name is None
-    assert reuse.num_exact_tokens == 0 and reuse.num_matched_tokens >= 60
+    assert reuse.num_exact_tokens == 0 and reuse.num_matched_tokens >= 60 - 4  # the seam
     counts = reuse.computed_by_layer
     assert counts[:2] == (67, 67) and list(counts) == sorted(counts, reverse=True)
     assert counts[2] < 30 and reuse.is_approximate

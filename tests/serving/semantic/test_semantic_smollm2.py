@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from mooncake_serving.engine import Batch, Chunk, Engine, PagedKVCache, SemanticCache
-from mooncake_serving.semantic import Recompute, Signer
+from mooncake_serving.semantic import Recompute, SignatureIndex, Signer
 
 TEXTS = runpy.run_path(str(Path(__file__).parents[3] / "bench/semantic_texts.py"))
 REPORT, OTHER = ("\n\n".join(TEXTS[name][:2]) for name in ("REPORT", "OTHER"))
@@ -36,15 +36,24 @@ def outcomes(smollm2):
         got = along_the_answer(done.block_ids)
         return float((full.exp() * (full - got)).sum(-1).mean()), reuse
 
+    def anywhere():  # by default, a wrong prompt's tokens are left alone: they follow others
+        return SignatureIndex(256, max_placed_distance=256)
+
     full = along_the_answer(engine.prefill(new).block_ids)
     report, other = (tuple(tokenizer.encode(text)) for text in (REPORT, OTHER))
     blocks_of = {kept: engine.prefill(kept).block_ids for kept in (report, other)}
     return {
         "ours": outcome(report, {}),
-        "wrong": outcome(other, {}),
+        "wrong": outcome(other, {"index": anywhere()}),
         "untouched": outcome(report, {"recompute": Recompute(share=0)}),
         "whole": outcome(report, {"recompute": Recompute(share=1, decay=1)}),
-        "rotary": outcome(report, {"signer": Signer(model.config.hidden_size, order="rotary")}),
+        "rotary": outcome(
+            report,
+            {
+                "signer": Signer(model.config.hidden_size, order="rotary"),
+                "index": anywhere(),
+            },
+        ),
     }
 
 
