@@ -205,7 +205,7 @@ class SemanticCache:
         sources = [self._exact_source(tokens)]  # first: of equals, the one that is exact
         if match is not None and similarity >= self.threshold:
             sources.append(self._similar_source(match, tokens))
-        usable = [source for source in sources if source is not None]
+        usable = [source for source in sources if source and bool((source.index >= 0).any())]
         if usable:
             best = min(usable, key=self._num_computed)
             return self._prefill_from(best, similarity, tokens, params)

@@ -145,6 +145,16 @@ def test_less_than_a_block_of_a_beginning_is_not_reused(make, draw):
     assert cache.prefill(draw(7, 1) + draw(20, 3)).reuse.prompt_id is None
 
 
+def test_a_similar_prompt_without_counterparts_is_not_reused(make, draw):
+    index = SignatureIndex(256, max_placed_distance=0)
+    engine, cache = make(threshold=0.5, index=index)
+    document = draw(60, 1)
+    kept(engine, cache, document)
+    reuse = cache.prefill(document[::-1]).reuse
+    assert reuse.similarity == 1.0 and reuse.prompt_id is None and not reuse.is_approximate
+    assert reuse.computed_by_layer == (60,) * 5
+
+
 def test_recomputing_more_comes_nearer_to_the_whole(make, draw):
     document = draw(60, 1)
     tokens = draw(20, 2) + document[:25] + draw(2, 3) + document[25:]
@@ -175,7 +185,7 @@ def test_below_the_threshold_or_short_it_is_a_plain_prefill(make, draw, options)
 def test_decode_goes_on_from_there(make, draw):
     tokens = draw(45, 1)
     engine, cache = make(threshold=0, recompute=Recompute(share=1, decay=1))
-    kept(engine, cache, draw(45, 2))
+    kept(engine, cache, draw(5, 2) + draw(45, 1))
     [want] = engine.generate([tokens], PARAMS)
     done, reuse, _ = cache.prefill(tokens, PARAMS)
     assert reuse.prompt_id is not None
@@ -190,7 +200,7 @@ def test_decode_goes_on_from_there(make, draw):
 def test_draws_are_repeatable_by_their_seed(make, draw):
     params = SamplingParams(temperature=1.0, seed=11)
     engine, cache = make(threshold=0, recompute=Recompute(share=1, decay=1))
-    kept(engine, cache, draw(45, 2))
+    kept(engine, cache, draw(5, 2) + draw(45, 1))
     firsts = {cache.prefill(draw(45, 1), params).prefilled.first_token for _ in range(3)}
     assert firsts == {engine.prefill(draw(45, 1), params).first_token}
 
