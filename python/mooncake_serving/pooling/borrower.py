@@ -12,6 +12,7 @@ import torch
 from mooncake_kernels import gather_blocks
 from mooncake_kernels.errors import TransferError
 
+from .buffers import ResultBuffer
 from .calls import Call, Calls
 from .creditor import Creditor
 from .errors import CreditorFailed
@@ -60,7 +61,7 @@ class Borrower:
         self._calls, self._peers, self._num_staged = calls, peers, num_staged
         self._creditors: dict[str, Creditor] = {}
         self._borrowed: dict[int, Borrowed] = {}
-        self._retired: list[tuple[float, Creditor]] = []  # until when their memory is kept
+        self._retired: list[tuple[float, ResultBuffer]] = []  # until when their memory is kept
         self._lock = threading.Lock()
 
     @property
@@ -223,21 +224,21 @@ class Borrower:
             raise
 
     def _lose(self, name: str) -> None:
-        """Give up a creditor: nothing that it still sends can land here.
-
-        It may not know yet, and send results: the memory of its buffer is kept for a lease, so that
-        no other creditor's buffer is at that address. After that it refuses to.
-        """
-        lost = self._creditors.get(name)
-        if lost is not None:
-            now = time.monotonic()
-            self._retired = [(until, one) for until, one in self._retired if until > now]
-            self._retired.append((now + lost.lease_s, lost))
+        """Give up a creditor: nothing that it still sends can land here."""
         self.free([loan for loan in list(self._borrowed.values()) if loan.creditor == name])
 
     def _tidy(self) -> None:
-        """Close the buffers of creditors without loans."""
+        """Close the buffers of creditors without loans.
+
+        Such a creditor may still send results, of a call that nobody waits for any more: the memory
+        of its buffer is kept for a lease, so that no other creditor's buffer is at that address.
+        After that it refuses to.
+        """
         with self._lock:
             used = {loan.creditor for loan in self._borrowed.values()}
+        now = time.monotonic()
+        self._retired = [(until, results) for until, results in self._retired if until > now]
         for name in [name for name in self._creditors if name not in used]:
-            self._creditors.pop(name).close()
+            creditor = self._creditors.pop(name)
+            creditor.close()
+            self._retired.append((now + creditor.lease_s, creditor.results))

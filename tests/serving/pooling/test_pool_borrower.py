@@ -1,6 +1,8 @@
 """The borrower: all or nothing, and creditors that fail in every way."""
 
+import gc
 import threading
+import weakref
 from contextlib import contextmanager
 
 import pytest
@@ -142,6 +144,27 @@ def test_a_creditor_that_fails_is_named_and_its_loans_are_lost(join, kind, what)
         wait_until(lambda: {Free(loan.number) for loan in loans} <= set(heard))
     assert home.borrower.store(safe, [0, 1]) == 2
     home.borrower.free([safe])
+
+
+def test_results_of_an_abandoned_call_land_in_memory_that_nobody_else_has(join):
+    """One of two creditors fails; the other's answer is under way when its loans are freed."""
+    home = join(options=SOON)
+    failing = creditor_that(home.geometry, but(Attend, lambda r: Refused(r.number, "no")))
+    slow = creditor_that(home.geometry, but(Attend, lambda r: None))
+    q = torch.zeros(1, 6, 16)
+    with failing as (first, _), slow as (second, _):
+        loans = home.borrower.reserve(2, [Offer(first, 1), Offer(second, 1)])
+        calls = [
+            home.borrower.start_attention(loan.creditor, 0, q, [Part(loan.number, 1, 1)])
+            for loan in loans
+        ]
+        results = weakref.ref(home.borrower._creditors[second].results)
+        with pytest.raises(CreditorFailed, match=f"^instance {first}: no"):
+            home.borrower.finish_attention(calls[0], 1)
+        home.borrower.end_calls(calls)
+        home.borrower.free(loans)
+        gc.collect()
+        assert home.borrower.num_borrowed == 0 and results() is not None, "for a lease"
 
 
 def test_an_answer_of_another_instance_does_not_count(join):
