@@ -1,11 +1,13 @@
 """The creditor's half: lends blocks of its cache, and attends to them for their debtors."""
 
 import logging
+from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from mooncake_kernels import scatter_blocks
-from mooncake_kernels.errors import TransferError
+from mooncake_kernels.errors import InvalidArgument, TransferError
+from mooncake_kernels.transfer import Ticket
 
 from .buffers import Descriptors
 from .desks import Desk, Desks
@@ -27,13 +29,19 @@ from .messages import (
     Stored,
 )
 from .partial import PartialAttention
-from .peers import Peers
+from .peers import Opening, Peers
 
 logger = logging.getLogger(__name__)
 
+GRACE_S = 0.01  # for an answer to be seen as delivered
+MAX_WAITING = 1024  # requests of one debtor
+
 
 class Lender:
-    """Answer debtors' requests, one after the other, on one thread.
+    """Answer debtors' requests, one after the other, on one thread, which waits for no debtor.
+
+    At most one thing is under way to a debtor, a connection or an answer; its next requests are
+    kept meanwhile. So one that is stopped does not hold up the others.
 
     The cache is not registered: what a debtor sends is in a buffer of its own until the request is
     checked, and then only blocks of its own loans are read or written.
@@ -46,6 +54,7 @@ class Lender:
         num_staged: blocks that a debtor can move at a time.
         lease_s: of the loans.
         on_change: called when more or less is lent, before a debtor learns of it.
+        is_borrowing: tells whether the instance borrows now; it does not lend then.
     """
 
     def __init__(
@@ -57,33 +66,46 @@ class Lender:
         num_staged: int,
         lease_s: float,
         on_change: Callable[[], None],
+        is_borrowing: Callable[[], bool],
     ):
         self.loans = loans
-        self._lease_s, self._on_change = lease_s, on_change
+        self._lease_s, self._on_change, self._is_borrowing = lease_s, on_change, is_borrowing
         self._geometry, self._peers, self._num_staged = geometry, peers, num_staged
         self._view = cache.view()
         self._attention = PartialAttention(cache)
         self._desks = Desks(peers.transfer, num_staged, lease_s)
+        self._under_way: dict[str, Ticket | Opening] = {}  # to a debtor
+        self._waiting: dict[str, deque[Request]] = {}  # of a debtor, never empty
 
-    def handle(self, debtor: str, request: Request, *, is_borrowing: bool) -> None:
-        """Carry out a request and send its answer; a debtor that cannot be reached is dropped."""
-        if isinstance(request, Free):
-            if self.loans.free(debtor, request.number):
-                self._desks.close_all_but(self.loans.lent(), is_known=True)
-                self._on_change()
-            return
-        if isinstance(request, Renew):
-            self.loans.renew(debtor, tuple(request.loans))
-            return
-        try:
-            answer, data = self._answer(debtor, request, is_borrowing)
-        except (Refusal, RuntimeError, ValueError, OSError, MemoryError) as error:
-            answer, data = Refused(request.number, str(error)), []
-        try:
-            self._peers.send(debtor, answer, data).wait()
-        except TransferError as error:
-            logger.warning("%s is gone, and its loans are freed: %s", debtor, error)
-            self.drop(debtor)
+    @property
+    def has_waiting(self) -> bool:
+        """Tell whether requests wait until their debtor can be answered."""
+        return bool(self._waiting)
+
+    def handle(self, debtor: str, request: Request) -> None:
+        """Carry out a request and send its answer, without waiting for its delivery.
+
+        While the last answer to the debtor is under way, the request is kept for ``go_on``: the
+        buffer with the results is in use.
+
+        Raises:
+            InvalidArgument: too many requests of that debtor are kept.
+        """
+        requests = self._waiting.setdefault(debtor, deque())
+        if len(requests) == MAX_WAITING:
+            raise InvalidArgument(f"handle: requests must be at most {MAX_WAITING} at a time")
+        requests.append(request)
+        # One that asks again has its answer: it takes a moment until this side sees that, too.
+        self._go_on(debtor, GRACE_S if len(requests) == 1 else 0.0)
+
+    def go_on(self) -> None:
+        """Carry out what was kept, of debtors that can be answered now; drop those that are gone.
+
+        Never waits.
+        """
+        for debtor in {*self._under_way, *self._waiting}:
+            self._is_settled(debtor, 0.0)
+            self._go_on(debtor, 0.0)
 
     def expire(self) -> None:
         """End loans whose debtors are silent."""
@@ -97,9 +119,10 @@ class Lender:
 
     def drop(self, debtor: str) -> None:
         """End all loans of a debtor."""
+        self._under_way.pop(debtor, None)
+        self._peers.drop(debtor)  # first, so that nothing is being written from its desk
         self.loans.free_all(debtor)
         self._desks.close_all_but(self.loans.lent())
-        self._peers.drop(debtor)
         self._on_change()
 
     def close(self) -> None:
@@ -107,16 +130,73 @@ class Lender:
         for debtor in self.loans.lent():
             self.drop(debtor)
 
-    def _answer(
-        self, debtor: str, request: Reserve | Store | Attend, is_borrowing: bool
-    ) -> tuple[Answer, Descriptors]:
+    def _go_on(self, debtor: str, wait_s: float) -> None:
+        """Carry out a debtor's requests in order, until something is under way to it."""
+        while debtor in self._waiting and self._is_settled(debtor, wait_s):
+            requests = self._waiting.get(debtor)
+            if requests is None:
+                return  # it cannot be connected to
+            request = requests[0]
+            if isinstance(request, Reserve):
+                self._drop_earlier(debtor, request)
+            if not self._peers.is_open(debtor) and not isinstance(request, Free | Renew):
+                self._under_way[debtor] = self._peers.open_later(debtor)
+                continue
+            requests.popleft()
+            if not requests:
+                del self._waiting[debtor]
+            self._carry_out(debtor, request)
+
+    def _is_settled(self, debtor: str, wait_s: float) -> bool:
+        """Tell whether nothing is under way to a debtor; one that cannot be reached is dropped."""
+        under_way = self._under_way.get(debtor)
+        if under_way is None:
+            return True
+        try:
+            under_way.wait(wait_s)
+        except TransferError as error:
+            logger.warning("%s is gone, and its loans are freed: %s", debtor, error)
+            if isinstance(under_way, Opening):
+                self._waiting.pop(debtor, None)
+            self.drop(debtor)
+        except TimeoutError:
+            return False
+        self._under_way.pop(debtor, None)
+        return True
+
+    def _carry_out(self, debtor: str, request: Request) -> None:
+        if isinstance(request, Free):
+            if self.loans.free(debtor, request.number):
+                self._desks.close_all_but(self.loans.lent(), is_known=True)
+                self._on_change()
+            return
+        if isinstance(request, Renew):
+            self.loans.renew(debtor, tuple(request.loans))
+            return
+        try:
+            answer, data = self._answer(debtor, request)
+        except (Refusal, RuntimeError, ValueError, OSError, MemoryError) as error:
+            answer, data = Refused(request.number, str(error)), []
+        try:
+            self._under_way[debtor] = self._peers.send(debtor, answer, data, may_open=False)
+        except TransferError as error:
+            logger.warning("%s is gone, and its loans are freed: %s", debtor, error)
+            self.drop(debtor)
+
+    def _answer(self, debtor: str, request: Reserve | Store | Attend) -> tuple[Answer, Descriptors]:
         if isinstance(request, Reserve):
-            if is_borrowing:
+            if self._is_borrowing():
                 raise Refusal("the instance borrows itself")
             return self._reserve(debtor, request), []
         if isinstance(request, Store):
             return self._store(debtor, request), []
         return self._attend(debtor, request)
+
+    def _drop_earlier(self, debtor: str, request: Reserve) -> None:
+        """Drop another process of that name, or one that has given this instance up."""
+        known = self._desks.get(debtor)
+        if known is not None and known.results_address != request.results_address:
+            self.drop(debtor)
 
     def _reserve(self, debtor: str, request: Reserve) -> Reserved:
         *theirs, max_rows = request[3:]
@@ -124,9 +204,6 @@ class Lender:
         if theirs != ours or not 1 <= max_rows <= limit:
             raise Refusal(f"geometry must be {ours} with 1 to {limit} rows, got {request[3:]}")
         known = self._desks.get(debtor)
-        if known is not None and known.results_address != request.results_address:
-            self.drop(debtor)  # another process of its name, or one that has given this one up
-            known = None
         self.loans.reserve(debtor, request.number, request.num_blocks)
         if known is None:
             geometry = replace(self._geometry, max_rows=max_rows)

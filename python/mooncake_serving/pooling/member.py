@@ -24,6 +24,7 @@ from .wire import decode
 logger = logging.getLogger(__name__)
 
 POLL_S = 0.05  # how long closing may go unnoticed
+BUSY_POLL_S = 0.005  # how long a request that is kept may wait after its debtor's answer
 
 
 class Manager(Protocol):
@@ -44,7 +45,7 @@ class Member(Closing):
 
     A thread receives the notifications of the transfer engine, all of which are the member's:
     it serves debtors, hands answers over, renews loans and reports to the manager. It never waits
-    for another instance's attention, so instances cannot wait for each other in a circle.
+    for another instance, so instances cannot wait for each other in a circle.
 
     Args:
         transfer: carries everything; stays the caller's, and must outlive the member.
@@ -77,7 +78,14 @@ class Member(Closing):
         self.borrower = Borrower(cache, geometry, self._calls, peers, options.num_staged_blocks)
         loans = Loans(blocks, blocks.num_blocks if limit is None else limit, options.lease_s)
         self.lender = Lender(
-            cache, geometry, loans, peers, options.num_staged_blocks, options.lease_s, self._report
+            cache,
+            geometry,
+            loans,
+            peers,
+            options.num_staged_blocks,
+            options.lease_s,
+            on_change=self._report,
+            is_borrowing=lambda: self.borrower.num_borrowed > 0,
         )
         self._is_over = threading.Event()
         self._report()
@@ -101,7 +109,8 @@ class Member(Closing):
         due = 0.0
         while not self._is_over.is_set():
             try:
-                received = self._transfer.receive_notifications(POLL_S)
+                poll_s = BUSY_POLL_S if self.lender.has_waiting else POLL_S
+                received = self._transfer.receive_notifications(poll_s)
             except InvalidArgument as error:  # the engine was closed
                 logger.warning("%s has left the pool: %s", self.name, error)
                 return
@@ -112,6 +121,10 @@ class Member(Closing):
                     logger.warning("from %s: %s", sender, error)
                 except Exception:  # whatever is wrong with one message, the others are received
                     logger.exception("a message from %s is dropped", sender)
+            try:
+                self.lender.go_on()
+            except Exception:
+                logger.exception("%s cannot go on with what it was asked for", self.name)
             if time.monotonic() >= due:
                 due = time.monotonic() + self._options.heartbeat_s
                 self._keep()
@@ -121,7 +134,7 @@ class Member(Closing):
         if isinstance(message, Reserved | Stored | Attended | Refused):
             self._calls.take_answer(sender, message)
             return
-        self.lender.handle(sender, message, is_borrowing=self.borrower.num_borrowed > 0)
+        self.lender.handle(sender, message)
 
     def _keep(self) -> None:
         try:

@@ -1,6 +1,7 @@
 """The lender: what a debtor may do, and what changes nothing."""
 
 import itertools
+import threading
 
 import pytest
 import torch
@@ -216,6 +217,62 @@ def test_a_debtor_that_cannot_be_answered_loses_its_loans(creditor, debtors):
     debtor.results.close()  # where the answer would go
     debtor.send(Attend(50, 0, [Part(1, 1, 1)]), debtor.requests.send_queries(1, debtor.to))
     wait_until(lambda: creditor.lender.loans.lent() == {other.transfer.name: 1})
+
+
+class Undelivered:
+    """The ticket of an answer whose debtor is stopped, until it goes on."""
+
+    def __init__(self):
+        self.goes_on = threading.Event()
+
+    def wait(self, timeout_s=10.0):
+        if not self.goes_on.wait(timeout_s):
+            raise TimeoutError
+
+
+def test_a_debtor_that_takes_no_answer_holds_up_nobody_else(creditor, debtors, monkeypatch):
+    stopped, other = debtors
+    assert isinstance(stopped.reserve(2), Reserved)
+    peers, ticket = creditor.lender._peers, Undelivered()
+    send = peers.send
+
+    def send_to_none_that_is_stopped(name, message, *args, **options):
+        is_one = name == stopped.transfer.name and isinstance(message, Stored)
+        return ticket if is_one else send(name, message, *args, **options)
+
+    monkeypatch.setattr(peers, "send", send_to_none_that_is_stopped)
+    stopped.send(Store(50, 1, 0, 1), stopped.requests.send_staged(1, stopped.to))
+    wait_until(lambda: stopped.transfer.name in creditor.lender._under_way)
+    stopped.send(Attend(51, 0, [Part(1, 1, 1)]), stopped.requests.send_queries(1, stopped.to))
+    assert isinstance(other.reserve(2), Reserved)
+    assert isinstance(other.store(1, 0, packed(2)), Stored)
+    wait_until(lambda: creditor.lender.has_waiting)
+    assert stopped.transfer.receive_notifications(0.0) == []
+    ticket.goes_on.set()
+    [(_, answer)] = stopped.transfer.receive_notifications(30.0)
+    assert decode(answer) == Attended(51)
+
+
+def test_a_debtor_that_cannot_be_connected_to_holds_up_nobody_else(creditor, debtors, monkeypatch):
+    stopped, other = debtors
+    goes_on, is_asked = threading.Event(), threading.Event()
+    peers = creditor.lender._peers
+    connect = peers._open
+
+    def connect_to_none_that_is_stopped(name):
+        if name == stopped.transfer.name:
+            is_asked.set()
+            assert goes_on.wait(30.0)
+        return connect(name)
+
+    monkeypatch.setattr(peers, "_open", connect_to_none_that_is_stopped)
+    stopped.send(Reserve(1, 2, stopped.results.address, *creditor.geometry.numbers()))
+    assert is_asked.wait(30.0)
+    assert isinstance(other.reserve(2), Reserved)
+    assert creditor.lender.loans.lent() == {other.transfer.name: 2}
+    goes_on.set()
+    [(_, answer)] = stopped.transfer.receive_notifications(30.0)
+    assert isinstance(decode(answer), Reserved)
 
 
 def test_a_restarted_debtor_begins_with_nothing(creditor, debtors):
