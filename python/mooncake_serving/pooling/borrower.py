@@ -4,8 +4,10 @@ import logging
 import threading
 import time
 from collections.abc import Iterable, Iterator, Sequence
+from concurrent.futures import Future
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 
@@ -19,10 +21,14 @@ from .errors import CreditorFailed
 from .geometry import Cache, Geometry
 from .ledger import Offer
 from .messages import (
+    MAX_NUMBERS,
+    Answer,
     Attend,
     Attended,
     Free,
     Part,
+    Renew,
+    Renewed,
     Reserve,
     Reserved,
     Store,
@@ -35,12 +41,13 @@ logger = logging.getLogger(__name__)
 
 @dataclass(eq=False)
 class Borrowed:
-    """Blocks of a creditor; the first ``num_stored`` have contents."""
+    """Blocks of a creditor, once they are reserved; the first ``num_stored`` have contents."""
 
     creditor: str
     number: int
     num_blocks: int
     num_stored: int = 0
+    is_reserved: bool = False
 
 
 class Borrower:
@@ -107,10 +114,12 @@ class Borrower:
         request = Store(self._calls.next_number(), loan.number, loan.num_stored, len(some))
         data = creditor.requests.send_staged(len(some), creditor.requests_address)
         try:
-            self._calls.wait(self._calls.start(loan.creditor, request, data), Stored)
+            call = self._calls.start(loan.creditor, request, data)
+            self._calls.wait(call, Stored)
         except BaseException:
             self._lose(loan.creditor)
             raise
+        creditor.renew(call.started_s)
         loan.num_stored += len(some)
         return len(some)
 
@@ -136,10 +145,11 @@ class Borrower:
         Raises:
             CreditorFailed: as ``store``.
         """
-        results = self._known(call.name).results
+        known = self._known(call.name)
         with self._losing():
             self._calls.wait(call, Attended)
-        return results.out[:num_rows], results.lse[:num_rows]
+        known.renew(call.started_s)
+        return known.results.out[:num_rows], known.results.lse[:num_rows]
 
     def end_calls(self, calls: Iterable[Call]) -> None:
         """Forget calls whose answers are not wanted any more."""
@@ -147,39 +157,73 @@ class Borrower:
             self._calls.end(call)
 
     def free(self, loans: Iterable[Borrowed]) -> None:
-        """End loans, without waiting: of a creditor that does not learn of it, the lease ends."""
+        """End loans, without waiting: of a creditor that does not learn of it, the lease ends.
+
+        One that is not connected to is not told: it may be stopped, and connecting would wait.
+        """
         for loan in loans:
             with self._lock:
                 if self._borrowed.pop(loan.number, None) is None:
                     continue  # lost before
             with suppress(TransferError):
-                self._peers.send(loan.creditor, Free(loan.number))
+                self._peers.send(loan.creditor, Free(loan.number), may_open=False)
         self._tidy()
 
     def renew(self) -> None:
-        """Tell all creditors which loans are still used; does not wait."""
+        """Tell all creditors which loans are still used; does not wait.
+
+        One whose last answer is still to come is left out, and so is one that is not connected to.
+        """
+        numbers: dict[str, list[int]] = {}
         with self._lock:
-            names = {loan.creditor for loan in self._borrowed.values()}
-            numbers = {
-                name: [loan.number for loan in self._borrowed.values() if loan.creditor == name]
-                for name in names
-            }
+            for loan in self._borrowed.values():
+                if loan.is_reserved:
+                    numbers.setdefault(loan.creditor, []).append(loan.number)
         for name, of_one in numbers.items():
             creditor = self._creditors.get(name)
-            if creditor is None:
-                continue  # it was lost
+            if creditor is None or not self._peers.is_open(name):
+                continue
             try:
-                creditor.renew(self._peers, name, self._calls.next_number(), of_one)
-            except TransferError as error:
+                if not any(self._calls.is_under_way(call) for call in creditor.renewals):
+                    self.end_calls(creditor.renewals)
+                    creditor.renewals = self._start_renewals(name, creditor, of_one)
+            except CreditorFailed as error:
+                self.end_calls(creditor.renewals)
+                creditor.renewals = []
                 self._calls.fail(name, error.cause)
 
     def close(self) -> None:
         """End all loans."""
         self.free(list(self._borrowed.values()))
 
+    def _start_renewals(self, name: str, creditor: Creditor, loans: Sequence[int]) -> list[Call]:
+        calls = []
+        for start in range(0, len(loans), MAX_NUMBERS):
+            some = loans[start : start + MAX_NUMBERS]
+            call = self._calls.start(name, Renew(self._calls.next_number(), some), may_open=False)
+            call.future.add_done_callback(partial(self._take_renewal, creditor, call, some))
+            calls.append(call)
+        return calls
+
+    def _take_renewal(
+        self, creditor: Creditor, call: Call, asked: Sequence[int], future: Future[Answer]
+    ) -> None:
+        """Take the answer to a renewal: a loan that was not freed here must not have ended."""
+        if future.exception() is not None or not isinstance(answer := future.result(), Renewed):
+            return
+        with self._lock:
+            ended = [n for n in set(asked).difference(answer.loans) if n in self._borrowed]
+        if ended:
+            creditor.end_lease()
+        else:
+            creditor.renew(call.started_s)
+
     def _reserve_at(self, name: str, num_blocks: int) -> Borrowed | None:
         """Reserve at one creditor; None if it refuses, or cannot be reached."""
         known = self._creditors.get(name)
+        if known is not None and not known.is_leased:
+            self._lose(name)
+            known = None
         if known is None:
             known = Creditor(self._peers.transfer, self._geometry, self._num_staged)
             self._creditors[name] = known
@@ -198,6 +242,7 @@ class Borrower:
             self.free([loan])
             raise
         known.accept(reserved, call.started_s)
+        loan.is_reserved = True
         return loan
 
     def _known(self, name: str, *, is_writing: bool = False) -> Creditor:
@@ -241,4 +286,5 @@ class Borrower:
         for name in [name for name in self._creditors if name not in used]:
             creditor = self._creditors.pop(name)
             creditor.close()
+            self.end_calls(creditor.renewals)
             self._retired.append((now + creditor.lease_s, creditor.results))

@@ -50,8 +50,10 @@ class Calls:
         with self._lock:
             return next(self._numbers)
 
-    def start(self, name: str, request: Request, descriptors: Descriptors = ()) -> Call:
-        """Write data to an instance and ask it for something.
+    def start(
+        self, name: str, request: Request, descriptors: Descriptors = (), *, may_open: bool = True
+    ) -> Call:
+        """Write data to an instance and ask it for something; see ``Peers.send``.
 
         Raises:
             CreditorFailed: it cannot be reached.
@@ -60,7 +62,7 @@ class Calls:
         with self._lock:
             self._calls[call.number] = call
         try:
-            call.ticket = self._peers.send(name, request, descriptors)
+            call.ticket = self._peers.send(name, request, descriptors, may_open=may_open)
         except BaseException as error:
             self.end(call)
             if isinstance(error, TransferError):
@@ -91,6 +93,21 @@ class Calls:
         if not isinstance(answer, expected):
             raise CreditorFailed(call.name, f"answers with {type(answer).__name__}")
         return answer
+
+    def is_under_way(self, call: Call) -> bool:
+        """Tell whether an answer may still come.
+
+        Raises:
+            CreditorFailed: the request was not delivered.
+        """
+        if call.future.done() or self._seconds_left(call) == 0:
+            return False
+        try:
+            if call.ticket is not None and call.ticket.done:
+                call.ticket.wait()
+        except TransferError as error:
+            raise CreditorFailed(call.name, error.cause) from error
+        return True
 
     def end(self, call: Call) -> None:
         """Forget a call: its answer is ignored. Idempotent."""

@@ -1,21 +1,21 @@
 """One creditor as its debtor sees it: the buffers, and the lease."""
 
 import time
-from collections.abc import Sequence
 
 from mooncake_kernels.closing import Closing
-from mooncake_kernels.transfer import Ticket, TransferEngine
+from mooncake_kernels.transfer import TransferEngine
 
 from .buffers import RequestBuffer, ResultBuffer
+from .calls import Call
 from .geometry import Geometry
-from .messages import MAX_NUMBERS, Renew, Reserved
-from .peers import Peers
+from .messages import Reserved
 
 
 class Creditor(Closing):
-    """Buffers for one creditor, and until when it surely keeps what is borrowed there.
+    """Buffers for one creditor, and until when it surely keeps its own for this debtor.
 
-    A debtor whose lease may have ended must not write: the creditor's buffer may be another's.
+    A debtor whose lease may have ended must not write: the creditor's buffer may be another's. Only
+    an answer renews the lease: a request that was delivered may find that the loans have ended.
 
     Attributes:
         requests: what is sent.
@@ -33,37 +33,29 @@ class Creditor(Closing):
             self.requests.close()
             raise
         self.requests_address, self.num_staged, self.lease_s = 0, num_staged, 0.0
-        self._renewed_s = 0.0  # when the last message was sent that has surely renewed the loans
-        self._renewal: tuple[float, Ticket] | None = None  # under way: when it was sent
+        self.renewals: list[Call] = []  # the last ones
+        self._has_ended = False
+        self._renewed_s = 0.0  # when the last request was sent that has surely renewed a loan
 
     @property
     def is_leased(self) -> bool:
-        """Tell whether the creditor surely still has the loans."""
-        return time.monotonic() <= self._renewed_s + self.lease_s
+        """Tell whether the creditor surely still has a loan, and so the buffer."""
+        return not self._has_ended and time.monotonic() <= self._renewed_s + self.lease_s
 
     def accept(self, reserved: Reserved, sent_s: float) -> None:
         """Begin a loan that was asked for at ``sent_s``."""
         self.requests_address = reserved.requests_address
         self.num_staged = min(self.requests.staged.shape[0], max(1, reserved.num_staged))
-        self.lease_s, self._renewed_s = reserved.lease_ms / 1000, sent_s
+        self.lease_s = reserved.lease_ms / 1000
+        self.renew(sent_s)
 
-    def renew(self, peers: Peers, name: str, request_number: int, loans: Sequence[int]) -> None:
-        """Renew loans, without waiting, unless the last renewal is still under way.
+    def renew(self, sent_s: float) -> None:
+        """A request that was sent at ``sent_s`` was answered: it has renewed what it names."""
+        self._renewed_s = max(self._renewed_s, sent_s)
 
-        Raises:
-            TransferError: it, or the last, did not arrive.
-        """
-        if self._renewal is not None:
-            sent_s, ticket = self._renewal
-            if not ticket.done:
-                return
-            self._renewal = None
-            ticket.wait()
-            self._renewed_s = max(self._renewed_s, sent_s)
-        sent_s = time.monotonic()
-        for start in range(0, len(loans), MAX_NUMBERS):
-            renew = Renew(request_number, loans[start : start + MAX_NUMBERS])
-            self._renewal = sent_s, peers.send(name, renew)
+    def end_lease(self) -> None:
+        """The creditor has ended a loan: nothing is written to it any more."""
+        self._has_ended = True
 
     def close(self) -> None:
         """Deregister the buffers: nothing that the creditor still sends lands."""

@@ -22,6 +22,7 @@ from .messages import (
     Part,
     Refused,
     Renew,
+    Renewed,
     Request,
     Reserve,
     Reserved,
@@ -139,7 +140,7 @@ class Lender:
             request = requests[0]
             if isinstance(request, Reserve):
                 self._drop_earlier(debtor, request)
-            if not self._peers.is_open(debtor) and not isinstance(request, Free | Renew):
+            if not self._peers.is_open(debtor) and not isinstance(request, Free):
                 self._under_way[debtor] = self._peers.open_later(debtor)
                 continue
             requests.popleft()
@@ -170,9 +171,6 @@ class Lender:
                 self._desks.close_all_but(self.loans.lent(), is_known=True)
                 self._on_change()
             return
-        if isinstance(request, Renew):
-            self.loans.renew(debtor, tuple(request.loans))
-            return
         try:
             answer, data = self._answer(debtor, request)
         except (Refusal, RuntimeError, ValueError, OSError, MemoryError) as error:
@@ -183,13 +181,17 @@ class Lender:
             logger.warning("%s is gone, and its loans are freed: %s", debtor, error)
             self.drop(debtor)
 
-    def _answer(self, debtor: str, request: Reserve | Store | Attend) -> tuple[Answer, Descriptors]:
+    def _answer(
+        self, debtor: str, request: Reserve | Store | Attend | Renew
+    ) -> tuple[Answer, Descriptors]:
         if isinstance(request, Reserve):
             if self._is_borrowing():
                 raise Refusal("the instance borrows itself")
             return self._reserve(debtor, request), []
         if isinstance(request, Store):
             return self._store(debtor, request), []
+        if isinstance(request, Renew):
+            return Renewed(request.number, self.loans.renew(debtor, request.loans)), []
         return self._attend(debtor, request)
 
     def _drop_earlier(self, debtor: str, request: Reserve) -> None:

@@ -2,7 +2,7 @@
 
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Protocol
@@ -114,11 +114,14 @@ class Loans:
         loan.renewed_s = self._clock()
         return loan
 
-    def renew(self, debtor: str, numbers: tuple[int, ...]) -> None:
-        """Renew loans; numbers of none, or of one whose lease has ended, are ignored."""
+    def renew(self, debtor: str, numbers: Sequence[int]) -> list[int]:
+        """Renew loans; return those that are there, and whose lease has not ended."""
+        renewed = []
         for number in numbers:
             with suppress(Refusal):
                 self.use(debtor, number)
+                renewed.append(number)
+        return renewed
 
     def free(self, debtor: str, number: int) -> bool:
         """End a loan; False if there is none."""

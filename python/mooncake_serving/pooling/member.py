@@ -16,7 +16,7 @@ from .geometry import Cache, Geometry
 from .ledger import Heartbeat, Offer
 from .lender import Lender
 from .loans import Blocks, Loans
-from .messages import Attended, Refused, Reserved, Stored
+from .messages import Attended, Refused, Renewed, Reserved, Stored
 from .options import PoolOptions
 from .peers import Peers
 from .wire import decode
@@ -131,7 +131,7 @@ class Member(Closing):
 
     def _take(self, sender: str, data: bytes) -> None:
         message = decode(data)
-        if isinstance(message, Reserved | Stored | Attended | Refused):
+        if isinstance(message, Reserved | Stored | Attended | Renewed | Refused):
             self._calls.take_answer(sender, message)
             return
         self.lender.handle(sender, message)

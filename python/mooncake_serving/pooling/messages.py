@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 MAX_PARTS = 1024  # of an Attend
-MAX_NUMBERS = 4096  # of a Renew
+MAX_NUMBERS = 4096  # of a Renew, and of its answer
 MAX_REASON = 256  # bytes
 
 
@@ -55,7 +55,7 @@ class Free(NamedTuple):
 
 
 class Renew(NamedTuple):
-    """From a debtor: it still has these loans. No answer."""
+    """From a debtor: it still has these loans. Answer: Renewed."""
 
     number: int
     loans: Sequence[int]
@@ -82,6 +82,13 @@ class Attended(NamedTuple):
     number: int
 
 
+class Renewed(NamedTuple):
+    """To Renew: which of the loans have not ended."""
+
+    number: int
+    loans: Sequence[int]
+
+
 class Refused(NamedTuple):
     """To any request: nothing was done."""
 
@@ -90,5 +97,5 @@ class Refused(NamedTuple):
 
 
 Request = Reserve | Store | Attend | Free | Renew
-Answer = Reserved | Stored | Attended | Refused
+Answer = Reserved | Stored | Attended | Renewed | Refused
 Message = Request | Answer

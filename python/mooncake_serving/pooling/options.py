@@ -14,7 +14,8 @@ class PoolOptions:
         num_staged_blocks: that are moved at a time, in buffers of that size for each peer.
         lease_s: a loan ends that its debtor has not renewed for so long; below 2**32 ms.
         answer_s: how long an answer may take, before the instance counts as gone.
-        heartbeat_s: between reports, and between renewals; below the ``lease_s`` of any creditor.
+        heartbeat_s: between reports, and between renewals; below half of the ``lease_s`` of any
+            creditor, so that one renewal may come late.
 
     Raises:
         InvalidArgument: an argument out of range; the message names it.
@@ -36,10 +37,10 @@ class PoolOptions:
             _refuse("answer_s", "positive", self.answer_s)
         if not 0 < self.lease_s < 4e6:
             _refuse("lease_s", "positive and below 4e6", self.lease_s)
-        if not 0 < self.heartbeat_s < self.lease_s:
-            _refuse(
-                "heartbeat_s", f"positive and below lease_s, {self.lease_s:g}", self.heartbeat_s
-            )
+        half = self.lease_s / 2
+        if not 0 < self.heartbeat_s < half:
+            wanted = f"positive and below half of lease_s, {half:g}"
+            _refuse("heartbeat_s", wanted, self.heartbeat_s)
 
 
 def _refuse(name: str, wanted: str, value: object) -> None:

@@ -20,6 +20,7 @@ from .messages import (
     Part,
     Refused,
     Renew,
+    Renewed,
     Reserve,
     Reserved,
     Store,
@@ -39,6 +40,7 @@ KINDS: dict[int, tuple[type[Message], Struct]] = {
     17: (Stored, Struct("<Q")),
     18: (Attended, Struct("<Q")),
     19: (Refused, Struct("<Q")),
+    20: (Renewed, Struct("<Q")),
 }
 _KIND_OF = {message: (kind, integers) for kind, (message, integers) in KINDS.items()}
 _PART, _NUMBER = Struct("<QII"), Struct("<Q")
@@ -51,14 +53,14 @@ def encode(message: Message) -> bytes:
         InvalidArgument: too many parts or numbers.
     """
     kind, integers = _KIND_OF[type(message)]
-    if isinstance(message, Attend | Renew | Refused):
+    if isinstance(message, Attend | Renew | Renewed | Refused):
         body = integers.pack(*message[:-1]) + _encode_tail(message)
     else:
         body = integers.pack(*message)
     return MAGIC + bytes([kind]) + body
 
 
-def _encode_tail(message: Attend | Renew | Refused) -> bytes:
+def _encode_tail(message: Attend | Renew | Renewed | Refused) -> bytes:
     if isinstance(message, Refused):
         return message.reason.encode()[:MAX_REASON]
     if isinstance(message, Attend):
@@ -81,7 +83,7 @@ def decode(data: bytes) -> Message:
         raise InvalidArgument(f"decode: kind must be one of {list(KINDS)}, got {kind}")
     message, integers = KINDS[kind]
     body = data[len(MAGIC) + 1 :]
-    has_tail = message in (Attend, Renew, Refused)
+    has_tail = message in (Attend, Renew, Renewed, Refused)
     if len(body) < integers.size or (len(body) > integers.size and not has_tail):
         raise InvalidArgument(
             f"decode: {message.__name__} must have {integers.size} bytes, got {len(body)}"
@@ -97,7 +99,7 @@ def _decode_tail(message: type[Message], tail: bytes) -> tuple:
     if message is Attend:
         _check_tail("parts", tail, _PART, MAX_PARTS)
         return (tuple(Part(*part) for part in iter_unpack(_PART.format, tail)),)
-    if message is Renew:
+    if message in (Renew, Renewed):
         _check_tail("loans", tail, _NUMBER, MAX_NUMBERS)
         return (tuple(number for (number,) in iter_unpack(_NUMBER.format, tail)),)
     return ()

@@ -160,7 +160,7 @@ def test_it_waits_while_others_lack_memory_and_is_served_later(make_engine, join
 def test_a_stale_offer_is_refused_and_the_next_creditor_asked(make_engine, join, ledger):
     prompt = prompt_of(200)
     want = tokens(make_engine(num_blocks=64).generate([prompt], PARAMS))
-    slow = PoolOptions(heartbeat_s=20)  # reports at the start, and when it lends
+    slow = PoolOptions(lease_s=60, heartbeat_s=20)  # reports at the start, and when it lends
     home, full, other = join(8), join(60, pool=slow), join(59)
     full.allocator.allocate(55)
     assert ledger.creditors(home.name, 20)[0].instance == full.name
@@ -185,7 +185,7 @@ def test_bad_options_are_refused(join):
         {"max_lent_blocks": -1},
         {"num_staged_blocks": 0},
         {"answer_s": 0},
-        {"heartbeat_s": 30.0},
+        {"heartbeat_s": 15.0},
     ):
         [name] = changes
         with pytest.raises(ValueError, match=f"^PoolOptions: {name} must be "):

@@ -78,7 +78,7 @@ def test_generate_reports_it_and_leaves_an_idle_engine(make_engine, join, ledger
 def test_a_lease_that_ended_ends_the_request(join, ledger):
     """The debtor's thread does not run, as in a process that was stopped for too long."""
     lends = PoolOptions(lease_s=0.5, heartbeat_s=0.1)
-    home, creditor = join(8, pool=PoolOptions(lease_s=60, heartbeat_s=30)), join(60, pool=lends)
+    home, creditor = join(8, pool=PoolOptions(lease_s=100, heartbeat_s=30)), join(60, pool=lends)
     home.add_request(prompt_of(200), LONG)
     home.step()
     wait_until(lambda: ledger.debts() == {})

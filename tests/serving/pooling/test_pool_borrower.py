@@ -17,6 +17,8 @@ from mooncake_serving.pooling.messages import (
     Free,
     Part,
     Refused,
+    Renew,
+    Renewed,
     Reserve,
     Reserved,
     Store,
@@ -63,6 +65,8 @@ def well(request, address):
         return Reserved(request.number, address, 16, 30_000)
     if isinstance(request, Store | Attend):
         return (Stored if isinstance(request, Store) else Attended)(request.number)
+    if isinstance(request, Renew):
+        return Renewed(request.number, request.loans)
     return None
 
 
@@ -214,6 +218,97 @@ def test_loans_that_are_renewed_stay(join):
     assert not threading.Event().wait(2.0)
     assert home.borrower.store(loan, [0, 1]) == 2
     home.borrower.free([loan])
+
+
+def join_silent(join):
+    """One whose thread renews nothing by itself."""
+    home = join()
+    home.member._keep = lambda: None
+    return home
+
+
+def test_every_answer_renews_the_lease_when_it_comes(join):
+    home, creditor = join_silent(join), join()
+    [loan] = home.borrower.reserve(2, [Offer(creditor.name, 2)])
+    known = home.borrower._creditors[creditor.name]
+    reserved_s = known._renewed_s
+    home.borrower.renew()
+    wait_until(lambda: known._renewed_s > reserved_s)
+    renewed_s = known._renewed_s
+    home.borrower.store(loan, [0, 1])
+    stored_s = known._renewed_s
+    call = home.borrower.start_attention(
+        creditor.name, 0, torch.zeros(1, 6, 16), [Part(loan.number, 1, 2)]
+    )
+    home.borrower.finish_attention(call, 1)
+    assert renewed_s < stored_s < call.started_s == known._renewed_s
+    home.borrower.free([loan])
+
+
+def test_a_renewal_without_an_answer_does_not_count(join):
+    home = join_silent(join)
+    with creditor_that(home.geometry, but(Renew, lambda r: None)) as (name, heard):
+        [loan] = home.borrower.reserve(2, [Offer(name, 2)])
+        known = home.borrower._creditors[name]
+        reserved_s = known._renewed_s
+        home.borrower.renew()
+        wait_until(lambda: any(isinstance(request, Renew) for request in heard))
+        home.borrower.renew()
+        assert known._renewed_s == reserved_s
+        known.lease_s = 0.0  # it has passed
+        with pytest.raises(CreditorFailed, match="was not renewed in time"):
+            home.borrower.store(loan, [0])
+        assert not any(isinstance(request, Store) for request in heard)
+
+
+def test_a_loan_that_the_creditor_has_ended_is_noticed_before_the_next_write(join):
+    """As after a stop for longer than a lease, after which renewals are delivered again."""
+    home, creditor = join(options=SOON), join()
+    ended, other = home.borrower.reserve(2, [Offer(creditor.name, 2)]) + home.borrower.reserve(
+        3, [Offer(creditor.name, 3)]
+    )
+    known = home.borrower._creditors[creditor.name]
+    creditor.lender.loans.free(home.name, ended.number)
+    wait_until(lambda: not known.is_leased)
+    with pytest.raises(CreditorFailed, match="was not renewed in time"):
+        home.borrower.store(other, [0])
+    assert home.borrower.num_borrowed == 0
+
+
+def test_a_loan_that_was_freed_or_is_being_asked_for_is_not_missed(join):
+    """The creditor does not have them when it answers a renewal."""
+    home = join_silent(join)
+    answers = but(Renew, lambda r: Renewed(r.number, [n for n in r.loans if n == kept.number]))
+    with creditor_that(home.geometry, answers) as (name, heard):
+        [kept] = home.borrower.reserve(2, [Offer(name, 2)])
+        [freed] = home.borrower.reserve(1, [Offer(name, 1)])
+        [asked] = home.borrower.reserve(1, [Offer(name, 1)])
+        asked.is_reserved = False
+        known = home.borrower._creditors[name]
+        reserved_s = known._renewed_s
+        with home.borrower._lock:  # the answer is taken after the loan was freed
+            del home.borrower._borrowed[freed.number]
+        calls = home.borrower._start_renewals(name, known, [kept.number, freed.number])
+        wait_until(calls[0].future.done)
+        wait_until(lambda: known._renewed_s > reserved_s)
+        home.borrower.renew()
+        wait_until(lambda: sum(isinstance(request, Renew) for request in heard) == 2)
+        assert heard[-1].loans == (kept.number,) and known.is_leased
+        home.borrower.free([kept, asked])
+
+
+def test_giving_up_a_creditor_that_is_gone_does_not_connect_to_it(join, monkeypatch):
+    home, creditor = join(options=SOON), join()
+    loans = [home.borrower.reserve(1, [Offer(creditor.name, 1)])[0] for _ in range(3)]
+    peers = home.borrower._peers
+    peers.drop(creditor.name)  # as when a write fails
+
+    def connect(name):
+        raise AssertionError(f"connects to {name}")
+
+    monkeypatch.setattr(peers, "_open", connect)
+    home.borrower._lose(creditor.name)
+    assert home.borrower.num_borrowed == 0 and len(loans) == 3
 
 
 def test_a_ledger_that_knows_nobody_lends_nothing(join, ledger):

@@ -16,6 +16,7 @@ from mooncake_serving.pooling.messages import (
     Part,
     Refused,
     Renew,
+    Renewed,
     Reserve,
     Reserved,
     Store,
@@ -188,9 +189,19 @@ def test_messages_without_sense_are_dropped(creditor, debtors):
         if data:
             debtor.send(data)
     debtor.send(Free(1))  # the victim's number
-    debtor.send(Renew(2, [1, 2, 3]))
+    assert debtor.ask(Renew(2, [1, 2, 3])) == Renewed(2, ())
     assert isinstance(debtor.reserve(1), Reserved), "it still serves"
     assert creditor.lender.loans.lent()[victim.transfer.name] == 2
+
+
+def test_a_renewal_is_answered_with_the_loans_that_have_not_ended(creditor, debtors):
+    debtor, other = debtors
+    assert isinstance(debtor.reserve(2), Reserved) and isinstance(debtor.reserve(3), Reserved)
+    assert isinstance(other.reserve(1, number=7), Reserved)
+    assert debtor.ask(Renew(50, [1, 2, 7])) == Renewed(50, (1, 2))
+    debtor.send(Free(1))
+    assert debtor.ask(Renew(51, [1, 2])) == Renewed(51, (2,))
+    assert creditor.lender.loans.lent()[debtor.transfer.name] == 3
 
 
 def test_loans_that_are_not_renewed_come_back(join):

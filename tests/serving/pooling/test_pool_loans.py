@@ -56,7 +56,8 @@ class Book(RuleBasedStateMachine):
 
     @rule(debtor=DEBTORS, numbers=st.lists(NUMBERS).map(tuple))
     def renew(self, debtor, numbers):
-        self.loans.renew(debtor, numbers)
+        leased = [number for number in numbers if self.is_leased(debtor, number)]
+        assert self.loans.renew(debtor, numbers) == leased
         for number in numbers:
             if self.is_leased(debtor, number):
                 self.model[debtor, number] = (self.model[debtor, number][0], self.now)
