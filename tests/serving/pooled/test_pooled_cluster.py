@@ -2,12 +2,18 @@
 
 import os
 import signal
+from dataclasses import replace
 
 import pytest
 
 from mooncake_serving.engine import Engine, PagedKVCache, SamplingParams, load_model
-from mooncake_serving.engine.disaggregated import WorkerFailed
-from mooncake_serving.engine.pooled import Failed, InstanceOptions, Job, NewToken, PooledCluster
+from mooncake_serving.engine.pooled import (
+    InstanceOptions,
+    Job,
+    PooledCluster,
+    RequestFailed,
+    WorkerFailed,
+)
 from mooncake_serving.pooling import PoolOptions
 
 from .conftest import wait_until
@@ -25,13 +31,21 @@ def options(folder, **changes):
 
 def collect(cluster, jobs):
     """Tokens and reasons of failures, by job."""
-    answers, failures = [[] for _ in jobs], {}
-    for event in cluster.run(jobs):
-        if isinstance(event, Failed):
-            failures[event.request_id] = event.reason
-        else:
-            answers[event.request_id].append(event.token_id)
+    answers = [[] for _ in jobs]
+    tokens, failures = drain(cluster.run(jobs))
+    for token in tokens:
+        answers[token.request_id].append(token.token_id)
     return answers, failures
+
+
+def drain(run):
+    """All tokens of a run, and the reasons of its failures, by job."""
+    tokens = []
+    try:
+        tokens.extend(run)  # keeps what comes before an error
+    except RequestFailed as error:
+        return tokens, error.reasons
+    return tokens, {}
 
 
 @pytest.fixture(scope="module")
@@ -69,8 +83,32 @@ def test_what_no_instances_hold_together_fails_and_bad_prompts_do(pair, expected
     answers, failures = collect(
         pair, [too_long, Job(SHORT, PARAMS), Job([], PARAMS), Job([10**6], PARAMS)]
     )
+    assert set(failures) == {0, 2, 3} and failures[0].startswith("instance 0: step: ")
     assert "no instances lend the rest now" in failures[0] and answers[1] == expected[1]
     assert "must not be empty" in failures[2] and "must be in" in failures[3]
+
+
+def test_a_job_behind_one_that_fits_nowhere_is_answered(pair, expected):
+    jobs = [Job([5] * 500, PARAMS), Job(SHORT, PARAMS), Job(SHORT, PARAMS)]  # 0 and 2 at one
+    answers, failures = collect(pair, jobs)
+    assert list(failures) == [0] and answers[1:] == [expected[1]] * 2
+
+
+def test_heartbeats_are_signs_of_life_and_a_stopped_instance_has_none(tiny_folder, expected):
+    beats = options(tiny_folder, wait_s=6.0, pool=PoolOptions(heartbeat_s=0.2))
+    with PooledCluster(beats, 2) as cluster:
+        cluster.wait_until_ready()
+        cluster.options = replace(beats, deadline_s=3.0)  # loading takes longer
+        _, failures = collect(cluster, [Job([5] * 500, PARAMS)])
+        assert "no instances lend the rest now" in failures[0], "after a silence of 6 s"
+        home = cluster.processes[0].process.pid
+        os.kill(home, signal.SIGSTOP)
+        try:
+            with pytest.raises(WorkerFailed, match="^instance 0 has reported nothing for 3 s"):
+                collect(cluster, [Job(LONG, PARAMS)])
+        finally:
+            os.kill(home, signal.SIGCONT)
+        assert collect(cluster, [Job(LONG, PARAMS)]) == (expected[:1], {})
 
 
 def test_a_killed_creditor_fails_its_debtors_and_the_others_go_on(tiny_folder, expected):
@@ -79,19 +117,19 @@ def test_a_killed_creditor_fails_its_debtors_and_the_others_go_on(tiny_folder, e
         run = cluster.run(
             [Job(LONG, SAY_MUCH), Job([3], PARAMS), Job([4], PARAMS), Job([5], SAY_MUCH)]
         )
-        events = [next(run)]
-        while not any(isinstance(e, NewToken) and e.request_id == 0 for e in events):
-            events.append(next(run))
+        tokens = [next(run)]
+        while all(token.request_id != 0 for token in tokens):
+            tokens.append(next(run))
         [(debtor, creditor)] = cluster.ledger.debts()
         [victim] = [p for p in cluster.processes if cluster.names[p.name] == creditor]
         home = cluster.names["instance 0"]
         assert debtor == home != creditor
         os.kill(victim.process.pid, signal.SIGKILL)
-        events += list(run)
-        failures = {e.request_id: e.reason for e in events if isinstance(e, Failed)}
+        rest, failures = drain(run)
+        tokens += rest
         assert f"were at instance {creditor}" in failures[0]
         assert 3 not in failures, "of instance 0, and nothing of it was elsewhere"
-        assert len([e for e in events if isinstance(e, NewToken) and e.request_id == 3]) == 200
+        assert len([token for token in tokens if token.request_id == 3]) == 200
         assert cluster.ledger.debts() == {}
         answers, failures = collect(cluster, [Job(LONG, PARAMS), Job(SHORT, PARAMS)])
         assert (answers, failures) == (expected, {}), "the other two lend to each other"
@@ -106,8 +144,8 @@ def test_a_killed_debtor_gives_back_what_it_had(tiny_folder, expected):
         next(run)
         assert list(cluster.ledger.debts())
         os.kill(cluster.processes[0].process.pid, signal.SIGKILL)
-        [failed] = [event for event in run if isinstance(event, Failed)]
-        assert failed.reason == "the instance 0 process was killed by signal 9"
+        _, failures = drain(run)
+        assert failures == {0: "instance 0: the instance 0 process was killed by signal 9"}
         wait_until(lambda: cluster.ledger.debts() == {})
         assert collect(cluster, [Job(SHORT, PARAMS)]) == ([expected[1]], {})
     with pytest.raises(WorkerFailed, match="the cluster is closed"):
@@ -122,8 +160,8 @@ def test_a_stopped_creditor_is_given_up(tiny_folder):
         creditor = cluster.processes[1].process.pid
         os.kill(creditor, signal.SIGSTOP)
         try:
-            [failed] = [event for event in run if isinstance(event, Failed)]
-            assert cluster.names["instance 1"] in failed.reason
+            _, failures = drain(run)
+            assert cluster.names["instance 1"] in failures[0]
         finally:
             os.kill(creditor, signal.SIGCONT)
 
@@ -132,6 +170,8 @@ def test_a_model_that_is_not_there_is_reported(tmp_path):
     with PooledCluster(options(tmp_path / "none"), 1) as cluster:
         with pytest.raises(WorkerFailed, match="process failed: .*none"):
             cluster.wait_until_ready()
+        with pytest.raises(WorkerFailed, match="process failed: .*none"):
+            next(cluster.run([Job(SHORT, PARAMS)]))  # and at once
 
 
 @pytest.mark.parametrize(

@@ -2,22 +2,24 @@
 
 if __name__ == "__main__":                   # the processes import the script that starts them
     with PooledCluster(InstanceOptions(num_blocks=64), num_instances=2) as cluster:
-        for event in cluster.run([Job(prompt_tokens, SamplingParams(max_tokens=32))]):
-            ...                              # tokens and failures, as they come
+        for token in cluster.run([Job(prompt_tokens, SamplingParams(max_tokens=32))]):
+            ...                              # of any job, as they come
 """
 
-from ..disaggregated.messages import Failed, Job, NewToken
+from ..disaggregated.errors import RequestFailed, WorkerFailed
+from ..disaggregated.messages import Job, NewToken
 from .cluster import PooledCluster
 from .engine import PooledEngine
 from .errors import LoansLost
 from .messages import InstanceOptions
 
 __all__ = [
-    "Failed",
     "InstanceOptions",
     "Job",
     "LoansLost",
     "NewToken",
     "PooledCluster",
     "PooledEngine",
+    "RequestFailed",
+    "WorkerFailed",
 ]

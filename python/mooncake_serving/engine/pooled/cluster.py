@@ -3,14 +3,16 @@
 import itertools
 import queue
 import threading
-from collections.abc import Iterator, Sequence
+import time
+from collections.abc import Collection, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from multiprocessing.connection import wait
 
 from ...pooling import DebtLedger, Heartbeat
 from ..arguments import as_positive
 from ..disaggregated.cluster import OnLoading, Process
-from ..disaggregated.errors import WorkerFailed
+from ..disaggregated.errors import RequestFailed, WorkerFailed
 from ..disaggregated.messages import Abort, Failed, Job, Loading, NewToken, Ready
 from .instance import Instance
 from .messages import AskLedger, Candidates, InstanceOptions, Left, Report, Submit
@@ -36,7 +38,11 @@ class PooledCluster:
 
     def __init__(self, options: InstanceOptions, num_instances: int = 2):
         num_instances = as_positive("PooledCluster", "num_instances", num_instances)
-        self.options, self.ledger = options, DebtLedger()
+        # A few heartbeats may be late; by default there is one a second.
+        self.options, self.ledger = (
+            options,
+            DebtLedger(stale_s=max(5, 3 * options.pool.heartbeat_s)),
+        )
         self.processes: list[Process] = []
         self.names: dict[str, str] = {}
         self._ids = itertools.count()  # never used again, so that late reports are recognised
@@ -44,11 +50,14 @@ class PooledCluster:
         self._reports: queue.SimpleQueue[tuple[Process, Report | WorkerFailed]]
         self._reports = queue.SimpleQueue()
         self._dead: dict[str, WorkerFailed] = {}
+        self._start_failure: WorkerFailed | None = None
+        self._heard_s: dict[str, float] = {}  # when each process has last reported, heartbeats too
         self._is_over = threading.Event()
         self._thread = threading.Thread(target=self._serve, name="mk-pool-launcher", daemon=True)
         try:
             for index in range(num_instances):
                 self.processes.append(Process(f"instance {index}", Instance, options))
+                self._heard_s[self.processes[-1].name] = time.monotonic()
         except BaseException:
             self.close()
             raise
@@ -58,25 +67,32 @@ class PooledCluster:
         """Wait until every instance has loaded its model.
 
         Raises:
-            WorkerFailed: one could not start; the message has its reason.
+            WorkerFailed: one could not start, now or at an earlier call; the message has its
+                reason. Or one has reported nothing for ``deadline_s`` seconds, or the cluster is
+                closed.
         """
-        while len(self.names) < len(self.processes):
-            process, report = self._next()
+        if self._start_failure is not None and not self._is_over.is_set():
+            raise self._start_failure
+        while starting := [p for p in self.processes if p.name not in self.names]:
+            process, report = self._next(starting)
             if isinstance(report, Ready):
                 self.names[process.name] = report.engine_name
             elif isinstance(report, Loading) and on_loading:
                 on_loading(process.name, report.done, report.total)
             elif isinstance(report, Failed):
-                raise WorkerFailed(f"the {process.name} process failed: {report.reason}")
-            elif isinstance(report, WorkerFailed):
+                report = WorkerFailed(f"the {process.name} process failed: {report.reason}")
+            if isinstance(report, WorkerFailed):
+                self._start_failure = report
                 raise report
 
-    def run(self, jobs: Sequence[Job]) -> Iterator[NewToken | Failed]:
-        """Serve jobs; yield tokens and failures as they come, ``request_id`` being a job's index.
+    def run(self, jobs: Sequence[Job]) -> Iterator[NewToken]:
+        """Serve jobs; yield their tokens as they come, ``request_id`` being a job's index.
 
         Raises:
-            WorkerFailed: an instance could not start, all have died, nothing has come for
-                ``deadline_s`` seconds, or the cluster is closed.
+            RequestFailed: some jobs could not be served; raised when all others are finished, whose
+                tokens have been yielded.
+            WorkerFailed: an instance could not start, all have died, one with unfinished jobs has
+                reported nothing for ``deadline_s`` seconds, or the cluster is closed.
             ValueError: another run is not finished; close its generator to abort it.
         """
         if self._home:
@@ -86,19 +102,26 @@ class PooledCluster:
             )
         self.wait_until_ready()
         index_of: dict[int, int] = {}
+        failures: dict[int, str] = {}
         try:
             self._submit(jobs, index_of)
             while index_of:
-                for report in self._of_requests(*self._next()):
+                process, anything = self._next(set(self._home.values()))
+                for report in self._of_requests(process, anything):
                     if report.request_id not in index_of:
                         continue  # of a request that was aborted
                     index = index_of[report.request_id]
                     if isinstance(report, Failed) or report.finish_reason:
                         del index_of[report.request_id], self._home[report.request_id]
-                    yield replace(report, request_id=index)
+                    if isinstance(report, Failed):
+                        failures[index] = f"{process.name}: {report.reason}"
+                    else:
+                        yield replace(report, request_id=index)
         finally:
             for request_id in index_of:
                 self._home.pop(request_id).send(Abort(request_id))
+        if failures:
+            raise RequestFailed(failures)
 
     def close(self) -> None:
         """End all processes. Idempotent."""
@@ -123,15 +146,19 @@ class PooledCluster:
             index_of[request_id] = index
             self._home[request_id] = alive[index % len(alive)]
             self._home[request_id].send(Submit(request_id, job))
+            self._heard_s[self._home[request_id].name] = time.monotonic()
 
-    def _next(self) -> tuple[Process, Report | WorkerFailed]:
-        if self._is_over.is_set():
-            raise WorkerFailed("the cluster is closed")
-        try:
-            return self._reports.get(timeout=self.options.deadline_s)
-        except queue.Empty:
-            seconds = self.options.deadline_s
-            raise WorkerFailed(f"no instance has reported anything for {seconds:g} s") from None
+    def _next(self, awaited: Collection[Process]) -> tuple[Process, Report | WorkerFailed]:
+        """Wait for the next report; those that are awaited must give signs of life meanwhile."""
+        while not self._is_over.is_set():
+            with suppress(queue.Empty):
+                return self._reports.get(timeout=POLL_S)
+            oldest = time.monotonic() - self.options.deadline_s
+            for process in awaited:
+                if self._heard_s[process.name] < oldest:
+                    seconds = self.options.deadline_s
+                    raise WorkerFailed(f"{process.name} has reported nothing for {seconds:g} s")
+        raise WorkerFailed("the cluster is closed")
 
     def _of_requests(
         self, process: Process, report: Report | WorkerFailed
@@ -154,6 +181,7 @@ class PooledCluster:
                 process = alive[pipe]  # type: ignore[index]  # only pipes were waited for
                 try:
                     report: Report = process.pipe.recv()
+                    self._heard_s[process.name] = time.monotonic()
                 except (EOFError, OSError):
                     del alive[process.pipe]
                     self.ledger.forget(name_of.get(process, ""))

@@ -136,11 +136,11 @@ class Instance:
         return True
 
     def _wait(self, reason: str) -> None:
-        """Nothing runs here and nobody lends: after a while the requests fail."""
+        """Nothing runs here and nobody lends: after a while the next request fails."""
         now = time.monotonic()
         self._stuck_since = self._stuck_since or now
         if now - self._stuck_since > self._options.wait_s:
-            self._fail(list(self._request_of), reason)
+            self._fail([self._engine.scheduler.waiting[0].request_id], reason)
             self._stuck_since = None
 
     def _fail(self, engine_ids: list[int], reason: str) -> None:

@@ -22,8 +22,9 @@ class InstanceOptions:
         min_own_blocks: a request that borrows has at least so many at its own instance.
         pool: how the instances lend and borrow.
         threads: of torch, in each instance.
-        wait_s: how long requests wait for memory while nothing runs at their instance.
-        deadline_s: without any report, after which a run is given up.
+        wait_s: how long the next request waits for memory while nothing runs at its instance.
+        deadline_s: without any report of an instance with unfinished jobs, after which a run is
+            given up; heartbeats count.
 
     Raises:
         ValueError: an argument out of range; the message names it.
