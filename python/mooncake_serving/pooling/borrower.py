@@ -59,6 +59,9 @@ class Borrower:
         calls: sends the requests.
         peers: the creditors.
         num_staged: blocks that are moved at a time.
+
+    Attributes:
+        last_refusal: who refused the last ``reserve``, and why; empty if nobody did.
     """
 
     def __init__(
@@ -66,6 +69,7 @@ class Borrower:
     ):
         self._view, self._geometry = cache.view(), geometry
         self._calls, self._peers, self._num_staged = calls, peers, num_staged
+        self.last_refusal = ""
         self._creditors: dict[str, Creditor] = {}
         self._borrowed: dict[int, Borrowed] = {}
         self._retired: list[tuple[float, ResultBuffer]] = []  # until when their memory is kept
@@ -83,6 +87,7 @@ class Borrower:
         Returns:
             The loans, in the order of their creditors; [] if the offers do not suffice.
         """
+        self.last_refusal = ""
         loans: list[Borrowed] = []
         missing = num_blocks
         for offer in offers:
@@ -236,6 +241,7 @@ class Borrower:
             reserved = self._calls.wait(call, Reserved)
         except CreditorFailed as error:
             logger.info("no loan of %d blocks: %s", num_blocks, error)
+            self.last_refusal = str(error)
             self.free([loan])
             return None
         except BaseException:

@@ -34,7 +34,10 @@ class Manager(Protocol):
         """Report; called from the member's thread."""
 
     def creditors(self, debtor: str, num_blocks: int) -> Sequence[Offer]:
-        """Return candidates for a loan; called from the thread that borrows."""
+        """Return candidates for a loan; called from the thread that borrows.
+
+        An ``OSError`` counts as none.
+        """
 
     def forget(self, instance: str) -> None:
         """Drop an instance that leaves."""
@@ -59,6 +62,7 @@ class Member(Closing):
         name: of the instance, the transfer engine's.
         borrower: the debtor's half.
         lender: the creditor's half.
+        heartbeat_s: between reports.
     """
 
     def __init__(
@@ -71,7 +75,7 @@ class Member(Closing):
         options: PoolOptions,
     ):
         self.name, self._transfer = transfer.name, transfer
-        self._blocks, self._manager, self._options = blocks, manager, options
+        self._blocks, self._manager, self.heartbeat_s = blocks, manager, options.heartbeat_s
         limit = options.max_lent_blocks
         peers = Peers(transfer, options.answer_s)
         self._calls = Calls(peers, options.answer_s)
@@ -93,8 +97,16 @@ class Member(Closing):
         self._thread.start()
 
     def reserve(self, num_blocks: int) -> list[Borrowed]:
-        """Borrow blocks from the manager's candidates, all or none: [] then."""
-        return self.borrower.reserve(num_blocks, self._manager.creditors(self.name, num_blocks))
+        """Borrow blocks from the manager's candidates, all or none: [] then.
+
+        A manager that cannot be reached has none.
+        """
+        offers: Sequence[Offer] = []
+        try:
+            offers = self._manager.creditors(self.name, num_blocks)
+        except OSError as error:
+            logger.warning("%s cannot ask its manager for creditors: %s", self.name, error)
+        return self.borrower.reserve(num_blocks, offers)
 
     def close(self) -> None:
         """End all loans, borrowed and lent. Idempotent."""
@@ -126,7 +138,7 @@ class Member(Closing):
             except Exception:
                 logger.exception("%s cannot go on with what it was asked for", self.name)
             if time.monotonic() >= due:
-                due = time.monotonic() + self._options.heartbeat_s
+                due = time.monotonic() + self.heartbeat_s
                 self._keep()
 
     def _take(self, sender: str, data: bytes) -> None:

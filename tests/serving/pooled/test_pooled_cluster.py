@@ -166,6 +166,13 @@ def test_a_stopped_creditor_is_given_up(tiny_folder):
             os.kill(creditor, signal.SIGCONT)
 
 
+@pytest.mark.parametrize(("heartbeat_s", "stale_s"), [(1.0, 5.0), (10.0, 30.0)])
+def test_the_ledger_waits_for_late_heartbeats(tmp_path, heartbeat_s, stale_s):
+    slow = options(tmp_path / "none", pool=PoolOptions(heartbeat_s=heartbeat_s))
+    with PooledCluster(slow, 1) as cluster:
+        assert cluster.ledger._stale_s == stale_s
+
+
 def test_a_model_that_is_not_there_is_reported(tmp_path):
     with PooledCluster(options(tmp_path / "none"), 1) as cluster:
         with pytest.raises(WorkerFailed, match="process failed: .*none"):
@@ -181,6 +188,7 @@ def test_a_model_that_is_not_there_is_reported(tmp_path):
         ({"transports": ("local",)}, "transports"),
         ({"deadline_s": 0}, "deadline_s"),
         ({"threads": True}, "threads"),
+        ({"num_blocks": 3}, "min_own_blocks"),
     ],
 )
 def test_bad_options_are_named(changes, name):

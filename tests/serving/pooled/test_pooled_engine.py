@@ -171,6 +171,52 @@ def test_a_stale_offer_is_refused_and_the_next_creditor_asked(make_engine, join,
     full.allocator.free(range(55)[::-1])
 
 
+def test_a_refusal_is_told(join):
+    home, creditor = join(8, max_batch_tokens=64), join(60, max_batch_tokens=32, chunk_tokens=32)
+    home.add_request(prompt_of(200), PARAMS)
+    refusal = f"lend the rest now .instance {creditor.name}: geometry must be .* with 1 to 32 rows"
+    with pytest.raises(OutOfBlocks, match=refusal):
+        home.step()
+
+
+def test_it_asks_again_after_a_heartbeat_while_others_run(join, ledger):
+    quick = PoolOptions(heartbeat_s=0.05)
+    home, creditor = join(30, pool=quick), join(40, pool=quick)
+    theirs = creditor.allocator.allocate(40)
+    long = SamplingParams(max_tokens=100, ignore_eos=True)
+    home.add_request(prompt_of(9), long)
+    home.step()
+    home.add_request(prompt_of(300), PARAMS)
+    home.step()
+    assert (home.num_running, home.num_waiting) == (1, 1), "nobody lends"
+    creditor.allocator.free(theirs)
+    wait_until(lambda: ledger.creditors(home.name, 30))
+    time.sleep(0.1)  # longer than a heartbeat
+    home.step()
+    assert (home.num_running, home.num_waiting) == (2, 0)
+
+
+def test_a_manager_that_cannot_be_reached_lends_nothing_and_what_runs_goes_on(
+    make_engine, join, ledger, monkeypatch
+):
+    want = tokens(make_engine(num_blocks=64).generate([prompt_of(9)], PARAMS))
+    home, _ = join(20), join(60)
+
+    def unreachable(debtor, num_blocks):
+        raise ConnectionRefusedError("no manager")
+
+    monkeypatch.setattr(ledger, "creditors", unreachable)
+    short = home.add_request(prompt_of(9), PARAMS)
+    long = home.add_request(prompt_of(200), PARAMS)
+    got = []
+    while home.num_running or not got:
+        got += [output.token_id for output in home.step() if output.request_id == short]
+    assert [got] == want
+    with pytest.raises(OutOfBlocks):
+        home.step()
+    assert home.abort(long)
+
+
 def test_a_window_of_one_block_still_advances(make_engine, join):
     prompt = prompt_of(100)
     want = tokens(make_engine(num_blocks=64).generate([prompt], PARAMS))
@@ -181,6 +227,8 @@ def test_a_window_of_one_block_still_advances(make_engine, join):
 def test_bad_options_are_refused(join):
     with pytest.raises(ValueError, match="PooledEngine: min_own_blocks must be positive, got 0"):
         join(8, min_own_blocks=0)
+    with pytest.raises(ValueError, match="min_own_blocks must be at most the 8 blocks of the ca"):
+        join(8, min_own_blocks=9)
     for changes in (
         {"max_lent_blocks": -1},
         {"num_staged_blocks": 0},

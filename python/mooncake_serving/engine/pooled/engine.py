@@ -37,10 +37,12 @@ class PooledEngine(BatchingEngine, Closing):
         pool: how it lends and borrows.
         min_own_blocks: a request that borrows has at least so many blocks here.
         limits: ``max_batch_tokens``, ``chunk_tokens`` and ``max_requests``, as for
-            ``BatchingEngine``.
+            ``BatchingEngine``. An instance borrows only of those whose ``max_batch_tokens`` is at
+            least its own.
 
     Raises:
-        ValueError: see ``BatchingEngine``; or the cache is on a GPU.
+        ValueError: see ``BatchingEngine``; or the cache is on a GPU, or has fewer than
+            ``min_own_blocks``.
     """
 
     def __init__(
@@ -58,6 +60,9 @@ class PooledEngine(BatchingEngine, Closing):
         if cache.device.type != "cpu":
             refuse("PooledEngine", "cache", "on the CPU", cache.device)
         min_own_blocks = as_positive("PooledEngine", "min_own_blocks", min_own_blocks)
+        if min_own_blocks > cache.num_blocks:
+            wanted = f"at most the {cache.num_blocks} blocks of the cache"
+            refuse("PooledEngine", "min_own_blocks", wanted, min_own_blocks)
         limits_of = self.scheduler
         self.allocator = blocks = SharedAllocator(cache.num_blocks)
         geometry = Geometry.of(cache, model.config.num_heads, limits_of.max_batch_tokens)
@@ -97,9 +102,11 @@ class PooledEngine(BatchingEngine, Closing):
         """
         if not work and self.scheduler.waiting and not self._ready:
             needed = self.scheduler.num_blocks_for(self.scheduler.waiting[0])
+            refusal = self.member.borrower.last_refusal
             raise OutOfBlocks(
                 f"step: the next of {self.num_waiting} requests needs {needed} blocks, of which "
                 f"{self.allocator.num_free} are free here; no instances lend the rest now"
+                + (f" ({refusal})" if refusal else "")
             )
         try:
             for request, num_tokens in work:

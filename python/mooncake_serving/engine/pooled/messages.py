@@ -47,6 +47,9 @@ class InstanceOptions:
             as_positive("InstanceOptions", name, getattr(self, name))
         if not self.transports or not set(self.transports) <= set(BETWEEN_PROCESSES):
             _refuse("transports", f"among {', '.join(BETWEEN_PROCESSES)}", self.transports)
+        if self.min_own_blocks > self.num_blocks:
+            wanted = f"at most num_blocks, {self.num_blocks}"
+            _refuse("min_own_blocks", wanted, self.min_own_blocks)
         for name in ("wait_s", "deadline_s"):
             if not 0 < getattr(self, name) < float("inf"):
                 _refuse(name, "positive and finite", getattr(self, name))

@@ -1,5 +1,7 @@
 """Admission of requests that need more blocks than are free here, and where their blocks are."""
 
+import time
+
 from ...pooling import Borrowed, Member
 from ..request import Request
 from ..scheduler import Scheduler
@@ -34,6 +36,7 @@ class PooledScheduler(Scheduler):
         self._blocks, self._member, self._min_own = allocator, member, min_own_blocks
         self._loans: dict[int, list[Borrowed]] = {}  # by request
         self._refused: tuple[int, int] | None = None  # the request, and what was free here then
+        self._refused_s = 0.0
 
     def loans_of(self, request: Request) -> list[Borrowed]:
         """Return what a request has borrowed, in the order of its tokens."""
@@ -74,11 +77,13 @@ class PooledScheduler(Scheduler):
         if len(self.running) >= self.max_requests:
             return False
         free = self.allocator.num_free
-        if self.running and self._refused == (request.request_id, free):
-            return False  # nothing has changed here; asking again costs round trips
+        is_recent = time.monotonic() < self._refused_s + self._member.heartbeat_s
+        if self.running and is_recent and self._refused == (request.request_id, free):
+            return False  # nothing has changed, as far as is known; asking costs round trips
         num_blocks = self.num_blocks_for(request)
         own = self._blocks.take_up_to(num_blocks, min(num_blocks, self._min_own))
         if own is None:
+            self._member.borrower.last_refusal = ""  # nobody was asked
             return False
         try:
             is_complete = len(own) == num_blocks or self._borrow(request, num_blocks - len(own))
@@ -87,7 +92,7 @@ class PooledScheduler(Scheduler):
             raise
         if not is_complete:
             self.allocator.free(own)
-            self._refused = (request.request_id, free)
+            self._refused, self._refused_s = (request.request_id, free), time.monotonic()
             return False
         request.block_ids = own
         self.running.append(self.waiting.popleft())
