@@ -38,11 +38,8 @@ class PooledCluster:
 
     def __init__(self, options: InstanceOptions, num_instances: int = 2):
         num_instances = as_positive("PooledCluster", "num_instances", num_instances)
-        # A few heartbeats may be late; by default there is one a second.
-        self.options, self.ledger = (
-            options,
-            DebtLedger(stale_s=max(5, 3 * options.pool.heartbeat_s)),
-        )
+        self.options = options
+        self.ledger = DebtLedger(stale_s=max(5.0, 3 * options.pool.heartbeat_s))
         self.processes: list[Process] = []
         self.names: dict[str, str] = {}
         self._ids = itertools.count()  # never used again, so that late reports are recognised
