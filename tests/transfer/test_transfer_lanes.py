@@ -49,16 +49,16 @@ def test_lanes_help_each_other_with_requests_of_one_piece(lanes):
 @pytest.mark.parametrize("mapped", [False, True])
 def test_a_large_request_directly_after_a_notification(lanes, verb, mapped):
     """Whether it is allowed is known here: nothing is sent, and the answer is another's."""
-    near, far = addressed(64 * MIB), untouched(64 * MIB)
+    near, far = addressed(16 * MIB), untouched(16 * MIB)
     if mapped:
-        far = mk.shared_memory(64 * MIB).numpy()
+        far = mk.shared_memory(16 * MIB).numpy()
     source, target = lanes.regions(near, far)
     move = getattr(lanes.near, verb)
     for num_mibs in (0, 1, 2):
-        after = (num_mibs * MIB, 32 * MIB)
+        after = (num_mibs * MIB, 9 * MIB)
         tickets = [
             move(lanes.peer, [(source.address + at, target.address + at, n)][:n], notify=told)
-            for at, n, told in ((0, after[0], b"x"), (*after, None), (63 * MIB, 1, None))
+            for at, n, told in ((0, after[0], b"x"), (*after, None), (15 * MIB, 1, None))
         ]
         for ticket in tickets:
             ticket.wait()
@@ -77,13 +77,13 @@ def test_a_large_request_directly_after_a_notification(lanes, verb, mapped):
 def test_any_requests_in_a_row(lanes, seed):
     """None waits for another's answer."""
     random = np.random.default_rng(seed)
-    near, far = addressed(64 * MIB), untouched(64 * MIB)
+    near, far = addressed(16 * MIB), untouched(16 * MIB)
     source, target = lanes.regions(near, far)
-    for _ in range(40):
+    for _ in range(25):
         tickets = []
         for _ in range(random.integers(1, 6)):
-            size = int(random.choice([0, 1, 4096, 300_000, MIB, 3 * MIB, 20 * MIB]))
-            at = int(random.integers(0, 40 * MIB))
+            size = int(random.choice([0, 1, 4096, 300_000, MIB, 3 * MIB, 5 * MIB]))
+            at = int(random.integers(0, 10 * MIB))
             move = lanes.near.write if random.integers(2) else lanes.near.read
             tickets.append(
                 move(

@@ -39,8 +39,9 @@ class Desk(Closing):
 class Desks:
     """A desk for each debtor with loans.
 
-    A debtor that has not ended its loans itself may still write, until it knows: the memory of its
-    desk is kept for so long, so that nobody else's desk is at that address.
+    What a debtor has sent may come later than the end of its loans, and one that does not know of
+    the end may still write: the memory of its desk is kept for a lease, so that nobody else's desk
+    is at that address.
 
     Args:
         transfer: registers the buffers.
@@ -63,13 +64,12 @@ class Desks:
         self._desks[debtor] = desk
         return desk
 
-    def close_all_but(self, debtors: Collection[str], *, is_known: bool = False) -> None:
-        """Close the desks of others; ``is_known``: those have ended their loans themselves."""
+    def close_all_but(self, debtors: Collection[str]) -> None:
+        """Close the desks of others."""
         for name in [name for name in self._desks if name not in debtors]:
             desk = self._desks.pop(name)
             desk.close()
-            if not is_known:
-                self._retired.append((time.monotonic(), desk))
+            self._retired.append((time.monotonic(), desk))
 
     def free_retired(self) -> None:
         """Free the memory that was kept for long enough."""

@@ -168,7 +168,7 @@ class Lender:
     def _carry_out(self, debtor: str, request: Request) -> None:
         if isinstance(request, Free):
             if self.loans.free(debtor, request.number):
-                self._desks.close_all_but(self.loans.lent(), is_known=True)
+                self._desks.close_all_but(self.loans.lent())
                 self._on_change()
             return
         try:
