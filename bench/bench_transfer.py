@@ -34,7 +34,7 @@ MAX_WINDOW_CALLS = 1024
 PEERS = {
     "tcp": ("mooncake", "nixl-tcp", "stream"),
     "shm": ("mooncake", "nixl-cma", "memcpy"),
-    "shm-mapped": ("mooncake", "nixl-cma", "memcpy"),
+    "shm-mapped": ("mooncake", "nixl-cma", "memcpy-mapped"),
 }
 
 

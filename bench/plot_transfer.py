@@ -20,6 +20,7 @@ from matplotlib.ticker import FuncFormatter
 NAMES = {
     "ours": "mooncake-kernels", "mooncake": "Mooncake", "nixl-tcp": "NIXL (UCX, tcp)",
     "nixl-cma": "NIXL (UCX, shm)", "stream": "one socket stream", "memcpy": "memcpy a block",
+    "memcpy-mapped": "memcpy a block",
 }  # fmt: skip
 # Distinguished by marker and dash, not by colour: a printed page is grey.
 STYLES = {
@@ -29,6 +30,7 @@ STYLES = {
     "nixl-cma": {"color": "0.35", "marker": "^", "linestyle": "-."},
     "stream": {"color": "0.7", "marker": "", "linestyle": "-", "linewidth": 4},
     "memcpy": {"color": "0.7", "marker": "", "linestyle": "-", "linewidth": 4},
+    "memcpy-mapped": {"color": "0.7", "marker": "", "linestyle": "-", "linewidth": 4},
 }
 SETTINGS = {  # keep letters as text: half the file size
     "svg.hashsalt": "mooncake-kernels", "svg.fonttype": "none",

@@ -186,16 +186,17 @@ class Stream:
 
 
 class Memcpy:
-    """memcpy within one process: the upper bound for shared memory."""
+    """memcpy within one process, in memory of the same kind: the upper bound for shared memory."""
 
-    def __init__(self, memory: np.ndarray, _: str):
+    def __init__(self, memory: np.ndarray, kind: str):
         self.memory = memory
+        self.kind = kind
 
     def offer(self) -> Any:
         return None
 
     def attach(self, offered: Any) -> None:
-        self.other = np.ones_like(self.memory)
+        self.other = memory_of(self.kind, self.memory.nbytes)
 
     def prepare(self, job: Job) -> Any:
         here, there = self.memory.ctypes.data, self.other.ctypes.data
@@ -216,6 +217,7 @@ LIBRARIES = {
     "nixl-cma": (Nixl, "self,cma,sysv,posix,tcp"),
     "stream": (Stream, ""),
     "memcpy": (Memcpy, ""),
+    "memcpy-mapped": (Memcpy, "mapped"),  # machines have rules of their own for its huge pages
 }
 
 
@@ -223,10 +225,9 @@ def pattern(num_bytes: int, seed: int) -> np.ndarray:
     return np.random.default_rng(seed).integers(0, 256, num_bytes, np.uint8)
 
 
-def run_side(pipe: Any, library: str, num_bytes: int) -> None:
-    """The main loop of one of the processes."""
-    kind, option = LIBRARIES[library]
-    if library == "shm-mapped":
+def memory_of(kind: str, num_bytes: int) -> np.ndarray:
+    """Memory in use, of huge pages where the machine allows them; "mapped": it is shared."""
+    if kind == "mapped":
         memory = mk.shared_memory(num_bytes).numpy()
     else:
         memory = np.zeros(num_bytes, np.uint8)
@@ -234,6 +235,13 @@ def run_side(pipe: Any, library: str, num_bytes: int) -> None:
         ctypes.c_void_p(memory.ctypes.data + 4095 & ~4095), ctypes.c_size_t(num_bytes - 4096), 14
     )  # MADV_HUGEPAGE
     memory[:] = 1
+    return memory
+
+
+def run_side(pipe: Any, library: str, num_bytes: int) -> None:
+    """The main loop of one of the processes."""
+    kind, option = LIBRARIES[library]
+    memory = memory_of("mapped" if library.endswith("-mapped") else "", num_bytes)
     try:
         side = kind(memory, option)
     except (ImportError, AssertionError, mk.InvalidArgument, mk.Unavailable) as error:
@@ -325,7 +333,7 @@ class Library:
             self._ask(1 - source, "fill", 2)
             self._ask(0, "run", [job])
             here = self._ask(0, "blocks", (job.local, job.size))
-            if self.name == "memcpy":
+            if LIBRARIES[self.name][0] is Memcpy:
                 return  # its target is in the same process
             there = self._ask(1, "blocks", (job.remote, job.size))
         assert here == there, f"{self.name}: a {job.verb} is wrong: not timed"

@@ -19,6 +19,7 @@ constexpr uint64_t kPageBytes = 4096;   // a cut within one would keep a disk fr
 
 constexpr uint64_t kMaxRunHereBytes = 256ull << 10;   // takes less time than waking a thread
 constexpr uint64_t kMaxLieBytes = 2ull << 20;         // takes about 100 us
+constexpr uint64_t kMaxHelpBytes = 8ull << 20;        // a millisecond: wait() returns that late
 constexpr uint64_t kMaxBeginHereBytes = 16ull << 10;  // an idle socket has room for this,
 constexpr size_t kMaxBeginHereRanges = 256;           // and for the table
 
@@ -29,11 +30,18 @@ bool may_begin_here(const Request& request) {
          request.num_ranges() <= kMaxBeginHereRanges;
 }
 
-// Whether it may be left to a caller that waits for it: it only copies, little enough to remain
-// interruptible, and nobody else, such as a notification's receiver, waits for it.
+// Whether a caller that waits for it may carry out parts of it: they only copy, and little enough
+// to remain interruptible.
+bool may_help(const Request& request, uint64_t max_piece_bytes) {
+  return !request.after && !request.verify &&
+         std::min(request.num_bytes, max_piece_bytes) <= kMaxHelpBytes &&
+         GpuRanges(request.regions).empty();
+}
+
+// Whether such a request may be left to that caller: nobody else waits for it, such as a
+// notification's receiver.
 bool may_lie(const Request& request) {
-  const bool copies = !request.after && !request.verify && !request.notify;
-  return copies && request.num_bytes <= kMaxLieBytes && GpuRanges(request.regions).empty();
+  return !request.notify && request.num_bytes <= kMaxLieBytes;
 }
 
 }  // namespace
@@ -116,9 +124,9 @@ TicketRef Peer::submit(Request request, const Deadline& deadline) {
   const uint64_t max_bytes = max_piece_bytes(ticket->request());
   const bool is_small = may_begin_here(ticket->request());
   if (is_small && lanes_.front()->begin_here(ticket, max_bytes)) return ticket;
-  const bool lies = runs_here() && may_lie(ticket->request());
-  if (lies) ticket->leave_to_caller();
-  if (queue_.push(ticket, max_bytes, lies)) start_others();
+  const bool helps = runs_here() && may_help(ticket->request(), max_bytes);
+  if (helps) ticket->leave_to_caller();
+  if (queue_.push(ticket, max_bytes, helps && may_lie(ticket->request()))) start_others();
   return ticket;
 }
 
@@ -162,19 +170,22 @@ void Peer::wait_here(const Ticket& ticket, const Deadline& until) {
   const Runners::Hold here(runners_);
   const bool is_late = until.passed() || ticket.deadline().passed();
   if (!here || is_late) return queue_.call_lead();
+  const bool pieces = lanes_.size() > 1;  // a single lane may have to carry them in their order
   Task task;
-  if (!queue_.take_first(ticket, *here, task)) return;  // a lane has it, or will take it
-  std::optional<Outcome> outcome;
-  std::string cause;
-  try {
-    outcome = run(task.work, {ticket.deadline(), *here}, *here);
-  } catch (const std::exception& error) {
-    cause = error.what();
-  }
-  if (outcome) {
+  // Until lanes have the rest of it, or will take it.
+  while (!until.passed() && queue_.take_first(ticket, pieces, *here, task)) {
+    std::optional<Outcome> outcome;
+    std::string cause;
+    try {
+      outcome = run(task.work, {ticket.deadline(), *here}, *here);
+    } catch (const std::exception& error) {
+      cause = error.what();
+    }
+    if (!outcome) {
+      queue_.fail(task, *here, cause, cause.empty() ? Retry::kFree : Retry::kNo);
+      return;
+    }
     queue_.finish(task, *here, *outcome);
-  } else {
-    queue_.fail(task, *here, cause, cause.empty() ? Retry::kFree : Retry::kNo);
   }
 }
 

@@ -1,4 +1,6 @@
-"""Requests within a machine that are left to the waiting thread, and what if no thread waits."""
+"""Requests within a machine that the waiting thread carries out, with lanes if they are of several
+pieces; and what if no thread waits.
+"""
 
 import asyncio
 import os
@@ -17,7 +19,8 @@ from .support import WAIT_S, addressed, engine_pair, eventually, peer_process, u
 
 SIZE = 1 << 20  # more than is moved at once when it is asked for, and one piece
 ENDED = re.compile("cancelled|closed")
-SIZES = [SIZE, 2 * SIZE, (6 << 20) + 1]  # the last one of several
+SEVERAL = (6 << 20) + 1  # of several pieces
+SIZES = [SIZE, 2 * SIZE, SEVERAL]
 
 
 @pytest.fixture(params=["local", "shm"])
@@ -100,19 +103,23 @@ def test_awaited(here):
     asyncio.run(main())
 
 
-def test_a_wait_that_ends_at_once_leaves_it_under_way(here):
-    near, far, move = moved_by(here, "write")
-    for _ in range(20):
+@pytest.mark.parametrize("num_bytes", [SIZE, SEVERAL])
+@pytest.mark.parametrize("timeout_s", [0, 1e-4])
+def test_a_wait_that_ends_soon_leaves_it_under_way(here, num_bytes, timeout_s):
+    near, far, move = moved_by(here, "write", num_bytes)
+    for i in range(20):
+        far[:] = i
         ticket = move()
         try:
-            ticket.wait(0)
+            ticket.wait(timeout_s)
         except TimeoutError:
             ticket.wait(WAIT_S)
-    assert np.array_equal(near, far)
+        assert np.array_equal(near, far)
 
 
-def test_several_wait_for_one(here):
-    near, far, move = moved_by(here, "write")
+@pytest.mark.parametrize("num_bytes", [SIZE, SEVERAL])
+def test_several_wait_for_one(here, num_bytes):
+    near, far, move = moved_by(here, "write", num_bytes)
     with ThreadPoolExecutor(4) as threads:
         for _ in range(20):
             far[:] = 0xEE
@@ -137,16 +144,30 @@ def test_the_last_one_is_waited_for_first(here):
         assert np.array_equal(near, far)
 
 
-def test_a_notification_does_not_wait_for_the_caller(here):
-    near, far, move = moved_by(here, "write")
+@pytest.mark.parametrize("num_bytes", [SIZE, SEVERAL])
+def test_a_notification_does_not_wait_for_the_caller(here, num_bytes):
+    near, far, move = moved_by(here, "write", num_bytes)
     ticket = move(notify=b"there")
     assert here.far.receive_notifications(WAIT_S) == [(here.near.name, b"there")]
     assert np.array_equal(near, far)
     ticket.wait()
 
 
-def test_a_notification_behind_it_comes_after_it(here):
-    near, far, move = moved_by(here, "write")
+def test_its_own_notification_comes_after_it(here):
+    near, far, move = moved_by(here, "write", SEVERAL)
+    for i in range(20):
+        near[:] = i
+        ticket = move(notify=b"all")
+        with ThreadPoolExecutor(1) as threads:
+            wait = threads.submit(ticket.wait)
+            assert here.far.receive_notifications(WAIT_S) == [(here.near.name, b"all")]
+            assert (far == i).all()
+            wait.result(WAIT_S)
+
+
+@pytest.mark.parametrize("num_bytes", [SIZE, SEVERAL])
+def test_a_notification_behind_it_comes_after_it(here, num_bytes):
+    near, far, move = moved_by(here, "write", num_bytes)
     for i in range(20):
         near[:] = i
         first = move()
@@ -165,11 +186,12 @@ def test_a_checksum_is_verified_by_a_lane(here):
     assert np.array_equal(near, far)
 
 
+@pytest.mark.parametrize("num_bytes", [SIZE, SEVERAL])
 @pytest.mark.parametrize("waits", [False, True])
-def test_a_refusal_is_told(here, waits):
-    near, far = addressed(SIZE), untouched(SIZE)
+def test_a_refusal_is_told(here, waits, num_bytes):
+    near, far = addressed(num_bytes), untouched(num_bytes)
     source, target = here.regions(near, far)
-    ticket = here.near.write(here.peer, [(source.address, target.address + 1, SIZE)])
+    ticket = here.near.write(here.peer, [(source.address, target.address + 1, num_bytes)])
     if not waits:
         assert eventually(lambda: in_flight(here) == 0)
     with pytest.raises(TransferError, match=r"descriptors\[0\]|remote"):
@@ -184,16 +206,17 @@ def test_a_deadline_that_passed_while_it_was_left(here):
         ticket.wait()
 
 
+@pytest.mark.parametrize("num_bytes", [SIZE, SEVERAL])
 @pytest.mark.parametrize("what", ["ticket", "peer", "region", "engine"])
 @pytest.mark.parametrize("waits", [False, True])
-def test_it_ends_with_what_it_needs(here, what, waits):
+def test_it_ends_with_what_it_needs(here, what, waits, num_bytes):
     """Moved whole, or an error that says why; never neither."""
     for _ in range(10):
-        near, far = addressed(SIZE), untouched(SIZE)
+        near, far = addressed(num_bytes), untouched(num_bytes)
         with TransferEngine(transports=[here.peer.transport]) as engine:
             source, target = engine.register(near), here.far.register(far)
             peer = engine.open(here.far.name)
-            ticket = engine.write(peer, [(source.address, target.address, SIZE)])
+            ticket = engine.write(peer, [(source.address, target.address, num_bytes)])
             ends = {"ticket": ticket.cancel, "peer": peer.close, "region": source.close}
             with ThreadPoolExecutor(1) as threads:
                 wait = threads.submit(ticket.wait) if waits else None
@@ -204,14 +227,22 @@ def test_it_ends_with_what_it_needs(here, what, waits):
             target.close()
 
 
-def test_the_peer_dies_before_anybody_waits():
+def test_memory_that_the_peer_offered_since_is_reached(here):
+    for _ in range(3):
+        near, far, move = moved_by(here, "write", SEVERAL)
+        move().wait()
+        assert np.array_equal(near, far)
+
+
+@pytest.mark.parametrize("num_bytes", [SIZE, SEVERAL])
+def test_the_peer_dies_before_anybody_waits(num_bytes):
     with (
-        peer_process(SIZE, shared=True) as process,
+        peer_process(num_bytes, shared=True) as process,
         TransferEngine(transports=["shm"]) as near,
     ):
-        source = near.register(addressed(SIZE))
+        source = near.register(addressed(num_bytes))
         peer = near.open(process.name)
-        row = [(source.address, process.address, SIZE)]
+        row = [(source.address, process.address, num_bytes)]
         near.write(peer, row).wait()
         os.kill(process.process.pid, 9)
         process.process.join(WAIT_S)
@@ -219,15 +250,16 @@ def test_the_peer_dies_before_anybody_waits():
             near.write(peer, row, deadline_s=5).wait()
 
 
-def test_many_threads_wait_for_their_own(here):
+@pytest.mark.parametrize("num_bytes", [SIZE, SEVERAL])
+def test_many_threads_wait_for_their_own(here, num_bytes):
     num_threads = 8
-    near, far = addressed(num_threads * SIZE), untouched(num_threads * SIZE)
+    near, far = addressed(num_threads * num_bytes), untouched(num_threads * num_bytes)
     source, target = here.regions(near, far)
     started = threading.Barrier(num_threads)
 
     def move(i):
-        part = slice(i * SIZE, (i + 1) * SIZE)
-        row = [(source.address + i * SIZE, target.address + i * SIZE, SIZE)]
+        part = slice(i * num_bytes, (i + 1) * num_bytes)
+        row = [(source.address + part.start, target.address + part.start, num_bytes)]
         started.wait(WAIT_S)
         for k in range(10):
             far[part] = 0xEE

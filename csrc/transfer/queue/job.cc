@@ -40,7 +40,7 @@ bool Job::take(Work& work, Interrupt& carrier, Taker taker, bool may_notify) {
   if (!cause_.empty() || (taker == Taker::kBeside && !spreads_)) return false;
   work = {Work::Kind::kMove, &request_, id_, {}, false, &notify_begun_};
   if (!checked_) {
-    if (check_taken_ || !leads) return false;
+    if (check_taken_ || taker == Taker::kBeside) return false;
     if (!take_again(work)) work.kind = Work::Kind::kCheck;
     check_taken_ = true;
   } else if (has_data()) {

@@ -17,7 +17,7 @@
 namespace mk::transfer {
 
 // The leading lane takes any work; another lane takes work that spreads; a caller that waits for a
-// request takes data.
+// request takes data, and the check before it.
 enum class Taker { kLead, kBeside, kWaiter };
 
 enum class Retry { kNo, kCounted, kFree };  // counted: it uses up the work's retries

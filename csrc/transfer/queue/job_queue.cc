@@ -89,11 +89,11 @@ bool JobQueue::next(bool leads, Interrupt& carrier, bool idle, Task& task) {
   return take(leads ? Taker::kLead : Taker::kBeside, carrier, task);
 }
 
-bool JobQueue::take_first(const Ticket& ticket, Interrupt& carrier, Task& task) {
+bool JobQueue::take_first(const Ticket& ticket, bool pieces, Interrupt& carrier, Task& task) {
   const std::lock_guard lock(mutex_);
   if (closed_ || jobs_.empty()) return false;
   const JobRef& first = jobs_.front();
-  if (first->ticket().get() != &ticket || first->has_pieces()) return false;
+  if (first->ticket().get() != &ticket || (first->has_pieces() && !pieces)) return false;
   carrier.clear();
   if (!first->take(task.work, carrier, Taker::kWaiter, /*may_notify=*/false)) return false;
   task.job = first;

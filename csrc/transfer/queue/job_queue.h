@@ -7,8 +7,9 @@
 //
 // Layer: transfer. Thread-safe. Lanes take works as they have room for them, so that a fast one
 // does more of a request than a slow one. Requests of one piece begin in order, on the leading
-// lane; except that other lanes help with large ones if there are several, and a caller that waits
-// for the first one may carry it. A notification comes after the data of all earlier requests.
+// lane; except that other lanes help with large ones if there are several, and that a caller that
+// waits for the first request may carry parts of it. A notification comes after the data of all
+// earlier requests.
 #pragma once
 
 #include <condition_variable>
@@ -46,9 +47,9 @@ class JobQueue {
   bool wait_to_lead();
   void call_lead();
 
-  // For a caller that waits for a request: takes all of it, if it is of one piece, first in the
-  // queue, and not yet taken.
-  bool take_first(const Ticket& ticket, Interrupt& carrier, Task& task);
+  // For a caller that waits for a request, and has nothing in flight: takes all of it, if it is of
+  // one piece, first in the queue, and not yet taken; with `pieces`, the next one of several, too.
+  bool take_first(const Ticket& ticket, bool pieces, Interrupt& carrier, Task& task);
 
   // The next task for a lane, whose interrupt is `carrier`; `leads`: it is the leading lane;
   // `idle`: it has nothing in flight. False: none now, or closed.

@@ -161,6 +161,10 @@ std::optional<Outcome> ShmChannel::run(const Work& work, const Limit& limit, Int
   }
   const std::shared_lock lock(mutex_);
   Outcome outcome;
+  if (work.kind == Work::Kind::kCheck) {
+    if (!remote_ || !remote_->covers(request)) return std::nullopt;
+    return outcome;
+  }
   try {
     std::string why_not;
     if (!copy(work, limit, nullptr, outcome, why_not)) return std::nullopt;
