@@ -269,7 +269,7 @@ class TransferEngine:
     def submit(
         self,
         peer: TransferPeer,
-        reads: bool,
+        op: str,
         local: np.ndarray,
         remote: np.ndarray,
         sizes: np.ndarray | int,
@@ -281,7 +281,7 @@ class TransferEngine:
     def submit_plain(
         self,
         peer: TransferPeer,
-        reads: bool,
+        op: str,
         local: np.ndarray,
         remote: np.ndarray,
         size: int,
@@ -293,7 +293,7 @@ class TransferEngine:
     def submit_paged(
         self,
         peer: TransferPeer,
-        reads: bool,
+        op: str,
         local: tuple[tuple[int, ...], int, int, int],
         local_ids: np.ndarray,
         remote: tuple[tuple[int, ...], int, int, int],
@@ -306,7 +306,7 @@ class TransferEngine:
     def submit_rows(
         self,
         peer: TransferPeer,
-        reads: bool,
+        op: str,
         rows: list[tuple[int, int, int]],
         notify: bytes | None,
         deadline_s: float,

@@ -49,6 +49,15 @@ iovec part_at(uint64_t address, uint64_t num_bytes) {
   return {reinterpret_cast<void*>(address), num_bytes};
 }
 
+// At most 2**64 - 1, whatever the sum is.
+uint64_t total_of(const Places& pieces) {
+  uint64_t total = 0;
+  for (const auto& [address, size] : pieces) {
+    if (__builtin_add_overflow(total, size, &total)) return UINT64_MAX;
+  }
+  return total;
+}
+
 template <class Entry>
 std::string text_of(Ask ask, uint32_t flags, const std::vector<Entry>& entries) {
   MK_CHECK(!entries.empty() && entries.size() <= kMaxAskedKeys, "ask: keys must be 1 to ",
@@ -195,13 +204,12 @@ class ObjectsReply {
   static void add_parts(const Places& pieces, uint64_t num_bytes, std::vector<iovec>& parts) {
     if (pieces.empty() && num_bytes > 0) parts.push_back({nullptr, num_bytes});
     if (pieces.empty()) return;
-    uint64_t total = 0;
-    for (const auto& [address, size] : pieces) {
-      total += size;
-      if (size > 0) parts.push_back(part_at(address, size));
-    }
+    const uint64_t total = total_of(pieces);
     MK_CHECK(total == num_bytes, "receive: places must be of the ", num_bytes,
              " bytes that are sent, got ", total);
+    for (const auto& [address, size] : pieces) {
+      if (size > 0) parts.push_back(part_at(address, size));
+    }
   }
 
   const std::string peer_;
@@ -250,8 +258,14 @@ py::array_t<uint8_t> write_objects(Engine& engine, Peer& peer, const Keys& keys,
   MK_CHECK(objects.size() == count, "write_objects: objects must be ", count, ", got ",
            objects.size());
   std::vector<WriteEntry> entries(count);
-  std::vector<iovec> payload;
   uint64_t num_bytes = 0;
+  for (size_t i = 0; i < count; ++i) {
+    entries[i] = {keys_of(keys)[i], total_of(objects[i]), 0};
+    if (__builtin_add_overflow(num_bytes, entries[i].num_bytes, &num_bytes)) num_bytes = UINT64_MAX;
+    MK_CHECK(num_bytes <= transfer::kMaxPayloadBytes, "write_objects: objects must be at most ",
+             transfer::kMaxPayloadBytes, " bytes in all, got ", num_bytes);
+  }
+  std::vector<iovec> payload;
   {
     const GilReleased released;
     for (size_t i = 0; i < count; ++i) {
@@ -261,13 +275,9 @@ py::array_t<uint8_t> write_objects(Engine& engine, Peer& peer, const Keys& keys,
         all.push_back({reinterpret_cast<char*>(address), size});
         payload.push_back(part_at(address, size));
       }
-      const uint64_t sum = verify ? store::checksum_of(all) : 0;
-      entries[i] = {keys_of(keys)[i], store::total_bytes(all), sum};
-      num_bytes += entries[i].num_bytes;
+      if (verify) entries[i].checksum = store::checksum_of(all);
     }
   }
-  MK_CHECK(num_bytes <= transfer::kMaxPayloadBytes, "write_objects: objects must be at most ",
-           transfer::kMaxPayloadBytes, " bytes in all, got ", num_bytes);
   const Question question{"write_objects", text_of(Ask::kWrite, 0, entries), std::move(payload),
                           false};
   return statuses_of(ask_for_statuses(engine, peer, question, count, deadline_s));

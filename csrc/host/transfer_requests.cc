@@ -5,9 +5,12 @@
 #include <pybind11/numpy.h>
 #include <pybind11/stl.h>
 
+#include <algorithm>
+#include <iterator>
 #include <numeric>
 #include <optional>
 #include <string>
+#include <string_view>
 #include <tuple>
 #include <utility>
 #include <variant>
@@ -82,13 +85,33 @@ class GilOfRequest {
   std::optional<GilReleased> released_;
 };
 
-Direction direction_of(bool reads) { return reads ? Direction::kRead : Direction::kWrite; }
+// A function that callers know.
+struct Op {
+  const char* name;
+  Direction direction;
+};
 
-TicketRef submit(Engine& engine, Peer& peer, bool reads, const py::array& local,
+const Op& op_of(std::string_view name) {
+  static constexpr Op kOps[] = {{"write", Direction::kWrite},
+                                {"read", Direction::kRead},
+                                {"write_blocks", Direction::kWrite},
+                                {"read_blocks", Direction::kRead}};
+  return *std::find_if(std::begin(kOps), std::end(kOps) - 1,
+                       [&](const Op& op) { return op.name == name; });
+}
+
+Request request_of(const Op& op) {
+  Request request{};
+  request.op = op.name;
+  request.direction = op.direction;
+  return request;
+}
+
+TicketRef submit(Engine& engine, Peer& peer, std::string_view name, const py::array& local,
                  const py::array& remote, const std::variant<py::array, uint64_t>& sizes,
                  std::optional<std::string> notify, double deadline_s, const After& after,
                  bool verify) {
-  const char* const op = reads ? "read_blocks" : "write_blocks";
+  const Op& op = op_of(name);
   const Integers from = integers_of(local), to = integers_of(remote);
   std::optional<Integers> each;
   if (const auto* const array = std::get_if<py::array>(&sizes)) each = integers_of(*array);
@@ -96,12 +119,11 @@ TicketRef submit(Engine& engine, Peer& peer, bool reads, const py::array& local,
            "submit: the arrays must be of one length");
   const uint64_t* const size = std::get_if<uint64_t>(&sizes);
   const GilOfRequest gil(peer, from.count, size ? from.count * *size : UINT64_MAX);
-  Request request{};
-  request.direction = direction_of(reads);
-  request.local = non_negative(op, "local_addresses", from);
-  request.remote = non_negative(op, "remote_addresses", to);
+  Request request = request_of(op);
+  request.local = non_negative(op.name, "local_addresses", from);
+  request.remote = non_negative(op.name, "remote_addresses", to);
   if (each) {
-    request.sizes = non_negative(op, "sizes", *each);
+    request.sizes = non_negative(op.name, "sizes", *each);
     request.num_bytes = std::accumulate(request.sizes.begin(), request.sizes.end(), uint64_t{0});
   } else {
     request.sizes = {std::get<uint64_t>(sizes)};
@@ -113,14 +135,16 @@ TicketRef submit(Engine& engine, Peer& peer, bool reads, const py::array& local,
   return engine.submit(peer, std::move(request), deadline_s);
 }
 
-TicketRef submit_paged(Engine& engine, Peer& peer, bool reads, PoolFields local,
+TicketRef submit_paged(Engine& engine, Peer& peer, std::string_view name, PoolFields local,
                        const py::array& local_ids, PoolFields remote, const py::array& remote_ids,
                        std::optional<std::string> notify, double deadline_s, const After& after,
                        bool verify) {
   const Integers from = integers_of(local_ids), to = integers_of(remote_ids);
   const GilReleased released;
-  Request request = paged_request(direction_of(reads), pool_of(std::move(local)), from,
-                                  pool_of(std::move(remote)), to);
+  const Op& op = op_of(name);
+  Request request =
+      paged_request(op.direction, pool_of(std::move(local)), from, pool_of(std::move(remote)), to);
+  request.op = op.name;
   request.notify = std::move(notify);
   request.after = fence_of(after);
   request.verify = verify;
@@ -129,21 +153,20 @@ TicketRef submit_paged(Engine& engine, Peer& peer, bool reads, PoolFields local,
 
 // The common case: arrays and one size. Returns null for anything else, which then takes the
 // general path, including its errors.
-TicketRef submit_plain(Engine& engine, Peer& peer, bool reads, const py::array& local,
+TicketRef submit_plain(Engine& engine, Peer& peer, std::string_view name, const py::array& local,
                        const py::array& remote, uint64_t size, std::optional<std::string> notify,
                        double deadline_s, const After& after, bool verify) {
   if (!is_plain(local) || !is_plain(remote) || local.size() != remote.size()) return nullptr;
-  return submit(engine, peer, reads, local, remote, size, std::move(notify), deadline_s, after,
+  return submit(engine, peer, name, local, remote, size, std::move(notify), deadline_s, after,
                 verify);
 }
 
 // Rows as most callers write them: a list of tuples of three plain integers from 0 to 2**64 - 1.
 // Returns null for anything else, which then takes the general path, including its errors.
-TicketRef submit_rows(Engine& engine, Peer& peer, bool reads, const py::list& rows,
+TicketRef submit_rows(Engine& engine, Peer& peer, std::string_view name, const py::list& rows,
                       std::optional<std::string> notify, double deadline_s, const After& after,
                       bool verify) {
-  Request request{};
-  request.direction = direction_of(reads);
+  Request request = request_of(op_of(name));
   request.notify = std::move(notify);
   request.verify = verify;
   std::vector<uint64_t>* const columns[] = {&request.local, &request.remote, &request.sizes};
@@ -171,18 +194,18 @@ TicketRef submit_rows(Engine& engine, Peer& peer, bool reads, const py::list& ro
 
 void bind_requests(EngineClass& engine) {
   engine
-      .def("submit", &submit, py::arg("peer"), py::arg("reads"), py::arg("local"),
-           py::arg("remote"), py::arg("sizes"), py::arg("notify").none(true), py::arg("deadline_s"),
+      .def("submit", &submit, py::arg("peer"), py::arg("op"), py::arg("local"), py::arg("remote"),
+           py::arg("sizes"), py::arg("notify").none(true), py::arg("deadline_s"),
            py::arg("after").none(true), py::arg("verify"))
-      .def("submit_plain", &submit_plain, py::arg("peer"), py::arg("reads"),
+      .def("submit_plain", &submit_plain, py::arg("peer"), py::arg("op"),
            py::arg("local").noconvert(), py::arg("remote").noconvert(), py::arg("size"),
            py::arg("notify").none(true), py::arg("deadline_s"), py::arg("after").none(true),
            py::arg("verify"))
-      .def("submit_paged", &submit_paged, py::arg("peer"), py::arg("reads"), py::arg("local"),
+      .def("submit_paged", &submit_paged, py::arg("peer"), py::arg("op"), py::arg("local"),
            py::arg("local_ids"), py::arg("remote"), py::arg("remote_ids"),
            py::arg("notify").none(true), py::arg("deadline_s"), py::arg("after").none(true),
            py::arg("verify"))
-      .def("submit_rows", &submit_rows, py::arg("peer"), py::arg("reads"), py::arg("rows"),
+      .def("submit_rows", &submit_rows, py::arg("peer"), py::arg("op"), py::arg("rows"),
            py::arg("notify").none(true), py::arg("deadline_s"), py::arg("after").none(true),
            py::arg("verify"));
 }

@@ -109,7 +109,7 @@ void Engine::close_peer(const PeerRef& peer) {
 }
 
 TicketRef Engine::submit(Peer& peer, Request request, double deadline_s) {
-  const char* const op = request.writes() ? "write" : "read";
+  const char* const op = request.op;
   owner_.check(op, "engine");
   MK_CHECK(!request.notify || peer.transport() != Transport::kFile, op,
            ": notify must be None for a file, which has nobody to be notified, got ",
@@ -125,6 +125,7 @@ TicketRef Engine::sync(Peer& peer, double deadline_s) {
   owner_.check("sync", "engine");
   MK_CHECK(peer.transport() == Transport::kFile, "sync: peer must be a file, got ", peer.name());
   Request request{};
+  request.op = "sync";
   request.direction = Direction::kWrite;
   request.sizes = {0};
   request.notify = "";  // see FileChannel

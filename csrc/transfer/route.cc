@@ -19,9 +19,6 @@
 namespace mk::transfer {
 namespace {
 
-// How long an engine of this machine may take to accept a connection. Nothing interrupts that.
-constexpr double kReachS = 1;
-
 std::string not_chosen(const char* transport, bool allowed, const std::string& why_not) {
   return concat(transport, " was not chosen: ", allowed ? why_not : "this engine does without it");
 }
@@ -91,8 +88,7 @@ Route find_route(const PeerAddress& to, const EngineOptions& options,
   if (options.is_for_processes()) {
     std::vector<SocketAddress> here;
     std::transform(addresses.begin(), addresses.end(), std::back_inserter(here), within_machine);
-    const Deadline soon = Deadline::after(std::min(kReachS, deadline.left_s()));
-    if (ShmChannel::reaches(here, soon, why_not)) {
+    if (ShmChannel::reaches(here, why_not)) {
       const ShmChannel::Ways ways{options.shm, options.cuda_ipc};
       reasons.push_back(concat(options.shm ? "shm" : "cuda_ipc",
                                ": an engine of this user listens at ", to.address,
@@ -105,7 +101,7 @@ Route find_route(const PeerAddress& to, const EngineOptions& options,
   }
   if (!options.is_for_machines()) {
     if (deadline.passed()) throw TransferError(to.name, deadline.cause(), 0, 0, true);
-    throw TransferError(to.name, "no engine of that name on this machine");
+    throw TransferError(to.name, concat("no engine of that name on this machine: ", why_not));
   }
   reasons.push_back(not_chosen("shm", options.is_for_processes(), why_not));
 

@@ -194,7 +194,7 @@ class Ticket:
         the start of the next request of this ``Peer``.
 
         Returns:
-            Whether it was cancelled; False if it had already ended.
+            Whether it was cancelled, by this call or an earlier one; False if it had ended before.
         """
         return self._ticket.cancel()
 

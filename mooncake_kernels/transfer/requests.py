@@ -167,7 +167,7 @@ class Requests:
                 ``descriptors[p * n + i]``; or an id is not in its pool, or is the target of two.
         """
         where = local_addresses, remote_addresses, sizes
-        return self._submit_blocks("write", peer, where, deadline_s, notify, after, checksum)
+        return self._submit_blocks("write_blocks", peer, where, deadline_s, notify, after, checksum)
 
     def read_blocks(
         self,
@@ -202,7 +202,7 @@ class Requests:
                 ``descriptors[p * n + i]``; or an id is not in its pool, or is the target of two.
         """
         where = local_addresses, remote_addresses, sizes
-        return self._submit_blocks("read", peer, where, deadline_s, notify, after, checksum)
+        return self._submit_blocks("read_blocks", peer, where, deadline_s, notify, after, checksum)
 
     def _submit_rows(
         self,
@@ -216,16 +216,16 @@ class Requests:
     ) -> Ticket:
         options = self._check_call(op, peer, notify, deadline_s, after, checksum)
         if type(descriptors) is list:
-            ticket = self._engine.submit_rows(peer._peer, op == "read", descriptors, *options)
+            ticket = self._engine.submit_rows(peer._peer, op, descriptors, *options)
             if ticket is not None:
                 return Ticket(ticket, peer.transport)
         local, remote, sizes = as_rows(op, descriptors)
-        ticket = self._engine.submit(peer._peer, op == "read", local, remote, sizes, *options)
+        ticket = self._engine.submit(peer._peer, op, local, remote, sizes, *options)
         return Ticket(ticket, peer.transport)
 
     def _submit_blocks(
         self,
-        verb: str,
+        op: str,
         peer: Peer,
         where: tuple[Any, Any, Any],
         deadline_s: float | None,
@@ -233,19 +233,18 @@ class Requests:
         after: After,
         checksum: bool | None,
     ) -> Ticket:
-        op, reads = f"{verb}_blocks", verb == "read"
         options = self._check_call(op, peer, notify, deadline_s, after, checksum)
         local, remote, sizes = where
         if [type(values) for values in where] == PLAIN and 0 <= sizes < 1 << 64:
-            ticket = self._engine.submit_plain(peer._peer, reads, local, remote, sizes, *options)
+            ticket = self._engine.submit_plain(peer._peer, op, local, remote, sizes, *options)
             if ticket is not None:
                 return Ticket(ticket, peer.transport)
         if isinstance(local, Blocks) or isinstance(remote, Blocks):
             paged = as_paged(op, *where)
-            ticket = self._engine.submit_paged(peer._peer, reads, *paged, *options)
+            ticket = self._engine.submit_paged(peer._peer, op, *paged, *options)
         else:
             local, remote, sizes = as_columns(op, *where)
-            ticket = self._engine.submit(peer._peer, reads, local, remote, sizes, *options)
+            ticket = self._engine.submit(peer._peer, op, local, remote, sizes, *options)
         return Ticket(ticket, peer.transport)
 
     def _check_call(

@@ -48,6 +48,27 @@ def test_places_that_do_not_suit(kept):
     assert (memory == content(1, 100_000)).all()
 
 
+@pytest.mark.parametrize("verify", [True, False])
+@pytest.mark.parametrize("sizes", [[1 << 40], [1 << 63, 1 << 63], [(64 << 20) + 1], [1 << 26, 1]])
+def test_sizes_beyond_any_request(kept, sizes, verify):
+    """They are added up before a byte is touched."""
+    address = place(untouched(5))[0][0]
+    message = "write_objects: objects must be at most 67108864 bytes in all"
+    places = [(address, size) for size in sizes]
+    for objects in ([places], [[one] for one in places]):
+        asked = [key(i) for i in range(len(objects))]
+        with pytest.raises(InvalidArgument, match=message):
+            kept.near.write_objects(kept.peer, asked, objects, verify=verify)
+
+
+def test_places_whose_sizes_add_up_beyond_64_bits(kept):
+    with kept.ask(1) as reply:
+        address = place(untouched(5))[0][0]
+        wrapped = [[(address, (1 << 64) - 1000), (address, 101_000)]]
+        with pytest.raises(InvalidArgument, match="places must be of the 100000 bytes"):
+            reply.receive(wrapped, verify=True)
+
+
 def test_room_for_an_object_that_is_empty(here):
     here.put(1, 0)
     room = untouched(100)

@@ -249,7 +249,7 @@ def test_what_does_not_fit_together(pair, blocks):
         write(pair.peer, here, there, 64)
     with pytest.raises(InvalidArgument, match=r"^write_blocks: sizes must be .*, got None"):
         write(pair.peer, [1], [2])
-    with pytest.raises(InvalidArgument, match="write: descriptors must not be empty unless notify"):
+    with pytest.raises(InvalidArgument, match="write_blocks: descriptors must not be empty"):
         write(pair.peer, near.blocks([]), far.blocks([]))
     for ids in ([[1]], np.zeros((2, 2), int), 5):
         with pytest.raises(InvalidArgument, match=r"^blocks: ids must be \[n\] .*, got shape"):
@@ -269,7 +269,7 @@ def test_a_pool_that_the_peer_does_not_have(pair, blocks):
     address = there.planes[1] + 9 * 64
     with pytest.raises(TransferError, match=rf"descriptors\[5\] remote range {address:#x} \+ 64"):
         ticket.wait()
-    with pytest.raises(InvalidArgument, match=r"write: descriptors\[2\] local range"):
+    with pytest.raises(InvalidArgument, match=r"write_blocks: descriptors\[2\] local range"):
         beyond = mk.BlockPool([near.planes[0], near.planes[0] + 1280], 10, 64)
         pair.near.write_blocks(pair.peer, beyond.blocks([0, 1]), there.blocks([0, 1]))
     [region] = pair.far._regions

@@ -55,6 +55,59 @@ def test_shared_memory():
 
 
 @pytest.mark.parametrize("direction", ["write", "read"])
+@pytest.mark.parametrize("access", [None, "write", "read"])
+@pytest.mark.parametrize("far_is_shared", [True, False])
+def test_a_region_that_was_closed_since_it_was_told(pair, direction, access, far_is_shared):
+    """Also if the memory is offered again. A request of several pieces is refused as a whole."""
+    make = shared if far_is_shared else np.copy
+    far, other = make(untouched(SIZE)), make(untouched(4096))
+    here = addressed(SIZE + 4096)
+    source = pair.near.register(here)
+    target, gone = pair.far.register(far), pair.far.register(other)
+    move = getattr(pair.near, direction)
+    move(pair.peer, [(source.address, gone.address, 1)]).wait()
+    before = here.copy(), far.copy(), other.copy()
+    gone.close()
+    if access:
+        pair.far.register(other, access)
+    rows = [
+        (source.address, target.address, SIZE),
+        (source.address + SIZE, gone.address, 4096),
+    ]
+    ticket = move(pair.peer, rows)
+    if access == direction:
+        ticket.wait()
+        assert np.array_equal(here[:SIZE], far) and np.array_equal(here[SIZE:], other)
+        return
+    with pytest.raises(TransferError, match=r"descriptors\[1\] remote range") as caught:
+        ticket.wait()
+    assert caught.value.num_bytes_done == 0
+    assert all(map(np.array_equal, before, (here, far, other)))
+
+
+def test_a_peer_that_has_no_room_for_newcomers():
+    """It is waited for until the deadline, and is no reason to take another transport."""
+    with TransferEngine() as near, peer_process(4096) as process:
+        process.stop()
+        name = "\0mooncake_kernels/" + process.name.replace(":", "/")
+        with contextlib.ExitStack() as opened:
+            with pytest.raises(BlockingIOError):
+                while True:
+                    newcomer = opened.enter_context(socket.socket(socket.AF_UNIX))
+                    newcomer.setblocking(False)
+                    newcomer.connect(name)
+            with pytest.raises(TransferError, match="deadline of 0.25 s passed") as caught:
+                near.open(process.name, deadline_s=0.25)
+            assert caught.value.timed_out
+        later = threading.Timer(1.5, process.signal, [signal.SIGCONT])
+        later.start()
+        try:
+            assert near.open(process.name, deadline_s=WAIT_S).transport == "shm"
+        finally:
+            later.join()
+
+
+@pytest.mark.parametrize("direction", ["write", "read"])
 @pytest.mark.parametrize("size", [1, 4097, 300_001, SIZE - 7])
 @pytest.mark.parametrize("far_is_shared", [True, False])
 def test_memory_of_either_kind(pair, direction, size, far_is_shared):

@@ -87,9 +87,9 @@ def test_what_is_not_submitted_is_not_counted(tcp_pair):
     near, far = tcp_pair.regions(addressed(SIZE), untouched(SIZE))
     host_peer = tcp_pair.peer._peer
     tcp_pair.peer.close()
-    with pytest.raises(ValueError, match="peer must be open"):
+    with pytest.raises(ValueError, match="^write: peer must be open"):
         tcp_pair.near._engine.submit_rows(
-            host_peer, False, [(near.address, far.address, 8)], None, 1.0, None, False
+            host_peer, "write", [(near.address, far.address, 8)], None, 1.0, None, False
         )
     counters = peer_of(tcp_pair.near, tcp_pair.far.name)
     assert counters["num_in_flight"] == counters["num_requests"] == 0
@@ -113,6 +113,21 @@ def test_a_lost_connection_is_a_failure_a_retry_and_a_reconnect():
             lead = near.stats()["paths"][proxy.name]["tcp:0"]
             assert lead["num_retries"] == lead["num_reconnects"] == lead["num_failures"] == 1
             assert (lead["num_bytes_written"], lead["num_pieces"]) == (2 * SIZE, 2)
+
+
+def test_what_a_failed_request_has_moved_is_counted_for_its_path():
+    with TransferEngine(transports=["tcp"]) as near, TransferEngine() as far:
+        source, target = near.register(untouched(1000)), far.register(addressed(1000))
+        with Proxy(far.name) as proxy:
+            peer = near.open(proxy.name)
+            proxy.relays[0].up.hold(48)  # the read passes, its notification does not
+            row = (source.address, target.address, 1000)
+            with pytest.raises(TransferError) as caught:
+                near.read(peer, [row], notify=b"x", deadline_s=0.5).wait()
+            assert caught.value.num_bytes_done == 1000
+            assert peer_of(near, proxy.name)["num_bytes_read"] == 1000
+            lead = near.stats()["paths"][proxy.name]["tcp:0"]
+            assert (lead["num_bytes_read"], lead["num_pieces"], lead["num_retries"]) == (1000, 1, 0)
 
 
 def test_a_peer_that_is_gone():

@@ -97,6 +97,11 @@ void Job::stop(const std::string& cause) {
   for (Interrupt* carrier : carriers_) carrier->signal(cause_);
 }
 
+void Job::abandon(const std::string& cause) {
+  abandoned_ = true;
+  stop(cause);
+}
+
 bool Job::over() const {
   if (!carriers_.empty()) return false;
   return !cause_.empty() || (checked_ && cutter_.at_end() && again_.empty() && notified_);

@@ -48,11 +48,13 @@ class Job {
 
   // Ends it: nothing more is handed out, and the carriers of its works are interrupted.
   void stop(const std::string& cause);
+  // The same on behalf of its caller.
+  void abandon(const std::string& cause);
 
   bool over() const;                                   // nothing is in flight, and nothing will be
   const std::string& cause() const { return cause_; }  // why it failed; "" if it did not
-  // Whether the peer refused it before anything moved.
-  bool refused_whole() const { return refused_ && num_bytes_done_ == 0; }
+  // Whether the peer refused it before anything moved, and its caller has not given it up.
+  bool refused_whole() const { return refused_ && !abandoned_ && num_bytes_done_ == 0; }
   uint64_t num_bytes_done() const { return num_bytes_done_; }
 
  private:
@@ -78,6 +80,7 @@ class Job {
   uint64_t num_bytes_done_ = 0;
   std::string cause_;
   bool refused_ = false;
+  bool abandoned_ = false;
 };
 using JobRef = std::shared_ptr<Job>;
 

@@ -19,7 +19,7 @@ constexpr std::chrono::milliseconds kLookEvery{1};
 
 bool JobQueue::push(TicketRef ticket, uint64_t max_piece_bytes, bool may_lie) {
   const std::lock_guard lock(mutex_);
-  MK_CHECK(!closed_, "submit: peer must be open, got the closed ", peer_name_);
+  MK_CHECK(!closed_, ticket->request().op, ": peer must be open, got the closed ", peer_name_);
   jobs_.push_back(std::make_shared<Job>(std::move(ticket), ++num_pushed_, max_piece_bytes));
   if (!may_lie || jobs_.size() > 1 || jobs_.back()->has_pieces()) return wake_for(*jobs_.back());
   watch();
@@ -176,7 +176,7 @@ void JobQueue::abandon(const Ticket& ticket, const std::string& cause) {
   });
   if (found == jobs_.end()) return;
   const JobRef job = *found;
-  job->stop(cause);
+  job->abandon(cause);
   wake_lead();  // it may have been left alone
   changed(job, lock);
 }

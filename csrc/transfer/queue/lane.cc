@@ -135,10 +135,13 @@ bool Lane::wait_answered(const Deadline& until) {
 }
 
 void Lane::count(const Work& work, const Outcome& outcome) {
-  if (outcome.is_counted) return;
-  (work.request->writes() ? counters_.num_bytes_written : counters_.num_bytes_read) +=
-      outcome.num_bytes;
-  if (outcome.num_bytes > 0) counters_.num_pieces += 1;
+  if (!outcome.is_counted) count_bytes(work.request->writes(), outcome.num_bytes);
+}
+
+void Lane::count_bytes(bool written, uint64_t num_bytes) {
+  if (num_bytes == 0) return;
+  (written ? counters_.num_bytes_written : counters_.num_bytes_read) += num_bytes;
+  counters_.num_pieces += 1;
 }
 
 void Lane::count_failure(const std::exception& error) {
@@ -236,7 +239,12 @@ void Lane::lose(const std::exception& error) {
 }
 
 void Lane::fail(const Task& task, const std::string& cause, Retry retry, uint64_t num_bytes) {
-  if (queue_.fail(task, interrupt_, cause, retry, num_bytes)) counters_.num_retries += 1;
+  const bool writes = task.work.request->writes();  // the request may be gone after this
+  if (queue_.fail(task, interrupt_, cause, retry, num_bytes)) {
+    counters_.num_retries += 1;
+  } else {
+    count_bytes(writes, num_bytes);
+  }
 }
 
 }  // namespace mk::transfer

@@ -80,6 +80,7 @@ class Lane final : public Connected {
   void fail(const Task& task, const std::string& cause, Retry retry, uint64_t num_bytes = 0);
   Limit limit_of(const Task& task) const;
   bool wait_answered(const Deadline& until);
+  void count_bytes(bool written, uint64_t num_bytes);
 
   void lead();
   void run_beside();

@@ -50,7 +50,7 @@ class Ticket {
   void check() const;
 
   // Ends the request unless it is finished. When it returns, local memory is no longer touched.
-  // Returns whether this call ended it.
+  // Returns whether it was ended so, by this call or an earlier one.
   bool cancel();
 
   // Pushes the key into the queue when finished, or now if it already is.

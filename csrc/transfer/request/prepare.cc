@@ -31,7 +31,7 @@ void unify_sizes(Request& request) {
 }  // namespace
 
 void prepare(const RegionTable& own_regions, Request& request) {
-  const char* const op = request.writes() ? "write" : "read";
+  const char* const op = request.op;
   MK_CHECK(!request.local.empty() || request.notify, op,
            ": descriptors must not be empty unless notify is given");
   for (size_t i = 0; i < request.sizes.size() && !request.local.empty(); ++i) {

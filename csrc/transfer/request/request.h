@@ -32,6 +32,7 @@ struct Request {
   std::shared_ptr<GpuFence> after;       // null: it may begin at once
   std::vector<RegionRef> regions;        // those of the local ranges
   bool is_distinct = false;              // no two targets overlap, as already known
+  const char* op = "";                   // what the caller has called, for errors
 
   bool writes() const { return direction == Direction::kWrite; }
   size_t num_ranges() const { return local.size(); }

@@ -46,6 +46,11 @@ class Board {
     return *reinterpret_cast<std::atomic<uint32_t>*>(memory_.data() + kNumSlots * sizeof(Slot));
   }
 
+  // Whether it is not withdrawn, for now.
+  bool stands(const Offer& offer) const {
+    return slot(offer.slot).generation.load() == offer.generation;
+  }
+
   // The target's. offer() returns generation 0 if no slot is free.
   Offer offer();
   void withdraw(const Offer& offer);  // no new use begins
@@ -71,7 +76,7 @@ class BoardUse {
     // In this order, and in total order with withdraw() and in_use(): either the target sees the
     // user, or the user sees that the offer is withdrawn.
     slot_->num_users.fetch_add(1);
-    stands_ = slot_->generation.load() == offer.generation;
+    stands_ = board.stands(offer);
   }
   BoardUse(BoardUse&& other) noexcept : slot_(other.slot_), stands_(other.stands_) {
     other.slot_ = nullptr;

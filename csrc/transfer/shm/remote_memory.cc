@@ -48,7 +48,8 @@ bool RemoteMemory::covers(const Request& request) const {
   const Rights needed = needed_for(request);
   const Ranges ranges = request.ranges(request.remote);
   for (size_t i = 0; i < ranges.count; ++i) {
-    if (!find(ranges[i], needed)) return false;
+    const Part* const part = find(ranges[i], needed);
+    if (!part || !board_->stands(part->offer())) return false;
   }
   return true;
 }
@@ -57,7 +58,7 @@ RemoteMemory::Reach RemoteMemory::reach(const Range& range, int local_device) co
   const Part* const part = find(range, 0);
   if (!part) return {false, false, "the peer has not told where such a region is"};
   if (part->memory) return {true, local_device >= 0};
-  const BoardUse use(*board_, {part->entry.slot, part->entry.generation});
+  const BoardUse use(*board_, part->offer());
   if (!use) return {false, false, "the region is closed"};
   if (part->gpu) {
     return {false, true, part->gpu->open() ? "" : concat(kNotOpened, part->gpu->why_not())};
@@ -112,7 +113,7 @@ std::optional<RemoteMemory::Copy> RemoteMemory::prepare(const Request& request, 
     const auto& uses = copy.uses_;
     const auto in_use = [&](const auto& use) { return use.first == part; };
     if (part && std::none_of(uses.rbegin(), uses.rend(), in_use)) {
-      copy.uses_.emplace_back(part, BoardUse(*board_, {part->entry.slot, part->entry.generation}));
+      copy.uses_.emplace_back(part, BoardUse(*board_, part->offer()));
       if (!copy.uses_.back().second) part = nullptr;
     }
     const int device = here.empty() ? -1 : here.device_of(local);

@@ -30,6 +30,8 @@ namespace mk::transfer {
 class RemoteMemory {
  public:
   struct Part {
+    Offer offer() const { return {entry.slot, entry.generation}; }
+
     RegionEntry entry;
     std::shared_ptr<const SharedMemory> memory;  // null: by address
     std::shared_ptr<GpuMapping> gpu{};           // of memory of a GPU, unless it is not to be used

@@ -10,17 +10,20 @@
 namespace mk::transfer {
 namespace {
 
+constexpr char kStranger[] =
+    "who listens there within this machine is of another user or PID namespace";
 constexpr char kNoWay[] = "cuda_ipc does not reach the memory";
 constexpr std::chrono::milliseconds kAskEvery(50);  // a peer that has more regions than it may tell
 
 }  // namespace
 
-bool ShmChannel::reaches(const std::vector<SocketAddress>& addresses, const Deadline& deadline,
-                         std::string& why_not) {
+bool ShmChannel::reaches(const std::vector<SocketAddress>& addresses, std::string& why_not) {
   const Interrupt nobody;
   try {
-    if (Socket::connect(addresses, {deadline, nobody}).peer_process() != 0) return true;
-    why_not = "who listens there within this machine is of another user or PID namespace";
+    if (Socket::connect(addresses, {Deadline::after(0), nobody}).peer_process() != 0) return true;
+    why_not = kStranger;
+  } catch (const Ended&) {
+    return true;  // somebody has too many newcomers already; connect() waits, and sees who it is
   } catch (const Failure& failure) {
     why_not = concat("nobody answers there within this machine (", failure.what(), ")");
   }
@@ -29,6 +32,7 @@ bool ShmChannel::reaches(const std::vector<SocketAddress>& addresses, const Dead
 
 void ShmChannel::connect(const Limit& limit) {
   WireChannel::connect(limit);
+  if (socket_.peer_process() == 0) throw Failure(kStranger);
   learn_regions(limit);
 }
 

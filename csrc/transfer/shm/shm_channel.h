@@ -34,9 +34,9 @@ class ShmChannel : public WireChannel {
       : WireChannel(std::move(own), std::move(host), std::move(addresses), std::move(identity)),
         ways_(ways) {}
 
-  // Whether a process of the same user listens there; if not, why not.
-  static bool reaches(const std::vector<SocketAddress>& addresses, const Deadline& deadline,
-                      std::string& why_not);
+  // Whether a process of the same user listens there, as far as is known without waiting; if not,
+  // why not.
+  static bool reaches(const std::vector<SocketAddress>& addresses, std::string& why_not);
 
   Transport transport() const override { return ways_.shm ? Transport::kShm : Transport::kCudaIpc; }
   std::string path(size_t number) const override {
