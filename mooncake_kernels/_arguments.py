@@ -83,7 +83,7 @@ def as_instance(op: str, argument: str, value: Any, kind: Any, what: str) -> Any
 
 def as_seconds(op: str, argument: str, value: Any, *, minimum: float) -> float:
     try:
-        seconds = float(value) if isinstance(value, numbers.Real) else math.nan
+        seconds = float(value) if is_number(value) else math.nan
     except OverflowError:
         seconds = math.inf
     if not minimum <= seconds < math.inf:

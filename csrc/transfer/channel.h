@@ -62,7 +62,7 @@ struct Way {
 // Why a peer is not opened that was expected to be a certain instance; Python compares the text.
 constexpr char kAnotherEngine[] = "another engine answers there";
 constexpr char kRegionsNotTold[] = "this transport does not tell regions";
-constexpr char kNotAsked[] = "nobody can be asked by this transport";
+constexpr char kNotAsked[] = "this transport has no channel for questions";
 
 class Channel {
  public:

@@ -18,7 +18,7 @@ constexpr uint64_t kPiecesPerLane = 4;  // shortens the wait for a slow lane's l
 constexpr uint64_t kPageBytes = 4096;   // a cut within one would keep a disk from moving it whole
 
 constexpr uint64_t kMaxRunHereBytes = 256ull << 10;   // takes less time than waking a thread
-constexpr uint64_t kMaxLieBytes = 2ull << 20;         // takes about 100 us
+constexpr uint64_t kMaxDeferBytes = 2ull << 20;       // takes about 100 us
 constexpr uint64_t kMaxHelpBytes = 8ull << 20;        // a millisecond: wait() returns that late
 constexpr uint64_t kMaxBeginHereBytes = 16ull << 10;  // an idle socket has room for this,
 constexpr size_t kMaxBeginHereRanges = 256;           // and for the table
@@ -40,8 +40,8 @@ bool may_help(const Request& request, uint64_t max_piece_bytes) {
 
 // Whether such a request may be left to that caller: nobody else waits for it, such as a
 // notification's receiver.
-bool may_lie(const Request& request) {
-  return !request.notify && request.num_bytes <= kMaxLieBytes;
+bool may_defer(const Request& request) {
+  return !request.notify && request.num_bytes <= kMaxDeferBytes;
 }
 
 }  // namespace
@@ -126,7 +126,7 @@ TicketRef Peer::submit(Request request, const Deadline& deadline) {
   if (is_small && lanes_.front()->begin_here(ticket, max_bytes)) return ticket;
   const bool helps = runs_here() && may_help(ticket->request(), max_bytes);
   if (helps) ticket->leave_to_caller();
-  if (queue_.push(ticket, max_bytes, helps && may_lie(ticket->request()))) start_others();
+  if (queue_.push(ticket, max_bytes, helps && may_defer(ticket->request()))) start_others();
   return ticket;
 }
 

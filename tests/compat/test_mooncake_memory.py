@@ -208,7 +208,7 @@ def test_the_first_buffer_over_tcp_needs_a_secret(monkeypatch, caplog):
     monkeypatch.setitem(names._TRANSPORTS, "tcp", ("tcp",))
     with side(untouched(PAGE)) as near, side(untouched(PAGE)) as far:
         first = near.engine.get_first_buffer_address
-        refused(caplog, 0, "regions are told to who knows a secret", first, f"localhost:{far.port}")
+        refused(caplog, 0, "regions are listed only to peers", first, f"localhost:{far.port}")
     with config.override(secret="what all of us know"):
         with side(untouched(PAGE)) as near, side(untouched(PAGE)) as far:
             assert near.engine.get_first_buffer_address(f"localhost:{far.port}") == far.address

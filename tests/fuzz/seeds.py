@@ -140,7 +140,7 @@ ANSWERS = {
     "verified": ack(LOCAL_BYTES // 3 * 3) + ack(8) + struct.pack("<Q", 3) + ack(4),
     "differs": ack(LOCAL_BYTES // 3 * 3) + ack(8) + struct.pack("<Q", 1),
     "asked": ack(0) + ack(9) + b"an answer" + ack(LOCAL_BYTES // 3 * 3) + ack(4),
-    "not_asked": ack(0) + ack(0, status=1, text=b"it answers no questions"),
+    "not_asked": ack(0) + ack(0, status=1, text=b"it serves no objects"),
     "asked_too_much": ack(0) + ack((64 << 20) + 1),
     "listed_verified": ack(0) + ack(0) + ack(LOCAL_BYTES // 3 * 3) + ack(8) + struct.pack("<Q", 3),
     "malformed": ack(0, status=1) + ack(2**63) + ack(0, status=7),

@@ -34,7 +34,7 @@ def test_who_cannot_be_asked(here, tmp_path):
                     lambda peer=peer: engine.write_objects(peer, keys(1), [[]]),
                     lambda peer=peer: engine.remove_objects(peer, keys(1)),
                 ):
-                    with pytest.raises(Unavailable, match="nobody can be asked by this transport"):
+                    with pytest.raises(Unavailable, match="has no channel for questions"):
                         ask()
 
 
@@ -48,7 +48,7 @@ def test_who_serves_nothing(here):
             lambda: here.write({2: content(2, 200_000)}),
             lambda: here.remove(1),
         ):
-            with pytest.raises(Unavailable, match=f"{here.peer.name}: it answers no questions"):
+            with pytest.raises(Unavailable, match=f"{here.peer.name}: it serves no objects"):
                 ask()
         here.far.serve(here.pool, may_write=True)
         assert here.read(1, 2) == [data, ABSENT]

@@ -82,7 +82,7 @@ def test_tcp_and_why_not_shm():
         local, shm, *rest = found.reasons
         assert local == "local was not chosen: no engine of this process has that name"
         assert shm == (
-            "shm was not chosen: nobody answers there within this machine (connection refused)"
+            "shm was not chosen: no engine of this machine answers there (connection refused)"
         )
         assert rest == [f"tcp: 2 connections to {name}", "the bytes go by a TCP connection"]
 

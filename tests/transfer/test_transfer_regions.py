@@ -53,7 +53,7 @@ def test_another_process():
 
 def test_over_tcp_strangers_are_not_told(tcp_pair):
     there = tcp_pair.far.register(untouched(64))
-    with pytest.raises(TransferError, match="regions are told to who knows a secret or is of"):
+    with pytest.raises(TransferError, match="regions are listed only to peers with the"):
         tcp_pair.near.regions(tcp_pair.peer)
     here = tcp_pair.near.register(untouched(64))
     tcp_pair.near.write(tcp_pair.peer, [(here.address, there.address, 64)]).wait()
@@ -79,7 +79,7 @@ def test_the_question_on_the_wire():
                 receive_exactly(connection, ACK.size)
             )
             assert (status, answered, num_bytes) == (1, request_id, 0)
-            assert b"regions are told to" in receive_exactly(connection, refusal_bytes)
+            assert b"regions are listed only to" in receive_exactly(connection, refusal_bytes)
     with TransferEngine(secret=OURS) as engine, connect(engine.name) as connection:
         region = engine.register(untouched(100))
         begin(connection, OURS)
@@ -100,9 +100,9 @@ def test_a_malformed_question(header):
 @pytest.mark.parametrize(
     "said, cause",
     [
-        (ACK.pack(0, 0, 1, 25), "list of 25 bytes"),
-        (ACK.pack(0, 0, 1, (MAX_LISTED + 1) * ENTRY.size), "list of 1572888 bytes"),
-        (ACK.pack(0, 0, 1, 2**64 - 8), "list of 18446744073709551608 bytes"),
+        (ACK.pack(0, 0, 1, 25), "answer of 25 bytes"),
+        (ACK.pack(0, 0, 1, (MAX_LISTED + 1) * ENTRY.size), "answer of 1572888 bytes"),
+        (ACK.pack(0, 0, 1, 2**64 - 8), "answer of 18446744073709551608 bytes"),
         (ACK.pack(0, 0, 2, 0), "ack of request 2 instead of 1"),
         (ACK.pack(0, 5, 1, 0), "ack of 0 bytes"),
         (ACK.pack(7, 0, 1, 0), "ack with status 7"),

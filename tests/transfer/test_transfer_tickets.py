@@ -99,8 +99,10 @@ def test_wait_with_a_timeout_leaves_the_transfer_under_way():
         ticket = engine.write(peer, [(region.address, 1, SIZE)])
         with pytest.raises(TimeoutError, match=r"still under way after 0.01 s"):
             ticket.wait(0.01)
-        with pytest.raises(InvalidArgument, match="timeout_s must be a finite number of seconds"):
-            ticket.wait(-1)
+        for wrong in (-1, True, "1"):
+            message = "timeout_s must be a finite number of seconds"
+            with pytest.raises(InvalidArgument, match=message):
+                ticket.wait(wrong)
         assert not ticket.done
         assert ticket.cancel()
 

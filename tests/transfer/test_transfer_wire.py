@@ -329,9 +329,9 @@ def test_malformed_questions_are_refused(connection, pool, asked, payload):
 
 def test_who_serves_nothing_answers_nothing(connection):
     send_question(connection, b"anything", bytes(100_000))
-    assert refusal(connection) == "it answers no questions"
+    assert refusal(connection) == "it serves no objects"
     send_question(connection, question(READ_OBJECTS, (1, 0, 4)))
-    assert refusal(connection) == "it answers no questions"
+    assert refusal(connection) == "it serves no objects"
 
 
 def test_objects_that_may_only_be_read(target, connection, pool):

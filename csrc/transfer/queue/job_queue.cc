@@ -17,11 +17,11 @@ constexpr std::chrono::milliseconds kLookEvery{1};
 
 }  // namespace
 
-bool JobQueue::push(TicketRef ticket, uint64_t max_piece_bytes, bool may_lie) {
+bool JobQueue::push(TicketRef ticket, uint64_t max_piece_bytes, bool defer) {
   const std::lock_guard lock(mutex_);
   MK_CHECK(!closed_, ticket->request().op, ": peer must be open, got the closed ", peer_name_);
   jobs_.push_back(std::make_shared<Job>(std::move(ticket), ++num_pushed_, max_piece_bytes));
-  if (!may_lie || jobs_.size() > 1 || jobs_.back()->has_pieces()) return wake_for(*jobs_.back());
+  if (!defer || jobs_.size() > 1 || jobs_.back()->has_pieces()) return wake_for(*jobs_.back());
   watch();
   return false;
 }

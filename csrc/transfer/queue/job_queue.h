@@ -31,10 +31,10 @@ class JobQueue {
  public:
   explicit JobQueue(std::string peer_name) : peer_name_(std::move(peer_name)) {}
 
-  // Returns whether there is work for lanes other than the leading one. `may_lie`: its caller will
+  // Returns whether there is work for lanes other than the leading one. `defer`: its caller will
   // wait for it and may take it in a moment, so no lane is woken if it is of one piece and first in
   // the queue. Throws InvalidArgument once closed.
-  bool push(TicketRef ticket, uint64_t max_piece_bytes, bool may_lie);
+  bool push(TicketRef ticket, uint64_t max_piece_bytes, bool defer);
   bool idle();  // nothing is queued or in flight
 
   // For a caller that drives the leading lane, which has nothing in flight: returns its task at

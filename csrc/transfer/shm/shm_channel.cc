@@ -11,7 +11,7 @@ namespace mk::transfer {
 namespace {
 
 constexpr char kStranger[] =
-    "who listens there within this machine is of another user or PID namespace";
+    "the listener on this machine belongs to another user or PID namespace";
 constexpr char kNoWay[] = "cuda_ipc does not reach the memory";
 constexpr std::chrono::milliseconds kAskEvery(50);  // a peer that has more regions than it may tell
 
@@ -25,7 +25,7 @@ bool ShmChannel::reaches(const std::vector<SocketAddress>& addresses, std::strin
   } catch (const Ended&) {
     return true;  // somebody has too many newcomers already; connect() waits, and sees who it is
   } catch (const Failure& failure) {
-    why_not = concat("nobody answers there within this machine (", failure.what(), ")");
+    why_not = concat("no engine of this machine answers there (", failure.what(), ")");
   }
   return false;
 }
@@ -83,7 +83,7 @@ void ShmChannel::learn_regions(const Limit& limit) {
     told[entry.memory] = true;
     if (entry.offset > part.memory->num_bytes() ||
         entry.num_bytes > part.memory->num_bytes() - entry.offset) {
-      throw Failure("protocol error: a region ends behind its memory");
+      throw Failure("protocol error: a region ends beyond its memory");
     }
   }
   for (size_t i = 0; i < told.size(); ++i) {

@@ -229,7 +229,7 @@ void Session::answer_question(const BatchHeader& header, const Limit& limit) {
   std::vector<iovec> parts;
   std::optional<std::string> refusal;
   try {
-    if (!service) throw Refused("it answers no questions");
+    if (!service) throw Refused("it serves no objects");
     exchange = service->begin(question, left);
     std::vector<iovec> payload = exchange->payload();
     if (std::exchange(left, 0) > 0) take_in(payload, limit);
@@ -243,7 +243,7 @@ void Session::answer_question(const BatchHeader& header, const Limit& limit) {
   }
   if (refusal) {
     socket_.discard(left, limit);
-    return refuse(header, refusal->empty() ? "no reason is told" : *refusal, limit);
+    return refuse(header, refusal->empty() ? "no reason was given" : *refusal, limit);
   }
   uint64_t num_bytes = 0;
   for (const iovec& part : parts) num_bytes += part.iov_len;
@@ -271,7 +271,7 @@ std::vector<RegionRef> Session::check(const BatchHeader& header, Rights needed) 
 
 // An engine whose transports include rdma but not tcp listens only for control connections.
 void Session::check_offered() const {
-  if (!own_.is_tcp && !socket_.is_within_machine()) throw Refused("the peer does without tcp");
+  if (!own_.is_tcp && !socket_.is_within_machine()) throw Refused("the peer has tcp disabled");
 }
 
 std::vector<iovec>& Session::parts_of_table() {

@@ -57,8 +57,9 @@ void Session::send_gpus(const BatchHeader& header, const Limit& limit) {
 void Session::send_list(const BatchHeader& header, const Limit& limit) {
   const bool is_known = own_.credentials.secret || socket_.peer_process() != 0;
   if (!is_known) {
-    return refuse(header, "regions are told to who knows a secret or is of this machine and user",
-                  limit);
+    return refuse(
+        header, "regions are listed only to peers with the secret, or of the same machine and user",
+        limit);
   }
   std::vector<ListEntry> entries;
   for (const auto& [range, rights, device] : own_.regions.list(kMaxListed)) {

@@ -145,23 +145,11 @@ void check_region(const RegionEntry& entry, uint32_t max_memories) {
          "malformed region");
 }
 
-void check_list_ack(const Ack& ack, uint64_t request_id) {
-  if (ack.status == Status::kRefused) return check_ack(ack, request_id, 0);
-  check_ack(ack, request_id, ack.num_bytes);
-  expect(ack.num_bytes % sizeof(ListEntry) == 0 && ack.num_bytes / sizeof(ListEntry) <= kMaxListed,
-         "list of ", ack.num_bytes, " bytes");
-}
-
 void check_listed(const ListEntry& entry) {
   expect(entry.num_bytes > 0 && entry.num_bytes <= UINT64_MAX - entry.address &&
              entry.rights != 0 && (entry.rights & ~(kRemoteRead | kRemoteWrite)) == 0 &&
              entry.location <= kMaxLocation,
          "malformed region");
-}
-
-void check_answered(const Ack& ack, uint64_t request_id) {
-  check_ack(ack, request_id, ack.status == Status::kRefused ? 0 : ack.num_bytes);
-  expect(ack.num_bytes <= kMaxAnswerBytes, "answer of ", ack.num_bytes, " bytes");
 }
 
 std::string printable(std::string text) {

@@ -194,11 +194,10 @@ void check_table(const BatchHeader& header, const Range* ranges);
 void check_ack(const Ack& ack, uint64_t request_id, uint64_t num_bytes);
 void check_regions_ack(const Ack& ack, uint64_t request_id);
 void check_gpus_ack(const Ack& ack, uint64_t request_id);
+// An answer of any number of entries, or a refusal.
 void check_answer(const Ack& ack, uint64_t request_id, uint64_t entry_bytes, uint64_t max_bytes);
 void check_region(const RegionEntry& entry, uint32_t max_memories);
-void check_list_ack(const Ack& ack, uint64_t request_id);
 void check_listed(const ListEntry& entry);
-void check_answered(const Ack& ack, uint64_t request_id);
 
 // A peer's text, made safe to display.
 std::string printable(std::string text);

@@ -100,7 +100,7 @@ std::vector<RegionTable::Listed> WireChannel::list_regions(const Limit& limit) {
   socket_.send(&header, sizeof(header), limit);
   Ack ack;
   socket_.receive(&ack, sizeof(ack), limit);
-  check_list_ack(ack, kId);
+  check_answer(ack, kId, sizeof(ListEntry), kMaxListed * sizeof(ListEntry));
   if (ack.status == Status::kRefused) throw Refused(receive_refusal(ack, limit));
   std::vector<ListEntry> entries(ack.num_bytes / sizeof(ListEntry));
   socket_.receive(entries.data(), ack.num_bytes, limit);
@@ -123,7 +123,7 @@ uint64_t WireChannel::ask(const std::string& question, std::vector<iovec> payloa
   socket_.send(payload.data(), payload.size(), limit);
   Ack ack;
   socket_.receive(&ack, sizeof(ack), limit);
-  check_answered(ack, kId);
+  check_answer(ack, kId, 1, kMaxAnswerBytes);
   if (ack.status == Status::kRefused) throw Refused(receive_refusal(ack, limit));
   return ack.num_bytes;
 }

@@ -91,7 +91,7 @@ def test_an_engine_that_does_without_tcp():
     ):
         row = [(near.register(memory).address, far.register(target).address, 256)]
         for move in (near.write, near.read):
-            with pytest.raises(TransferError, match="the peer does without tcp"):
+            with pytest.raises(TransferError, match="the peer has tcp disabled"):
                 move(peer, row).wait()
             assert not target.any() and memory.any()
 
