@@ -76,11 +76,21 @@ def test_a_bad_prompt_is_refused_with_its_reason(tiny_folder):
     for prompt, message in (
         ([10**6], "prompt_tokens.0. must be in"),
         ([5] * 600, "must be shorter than .* got 600"),
-        ([], "must not be empty"),
     ):
         with Cluster(options(tiny_folder, num_staging_blocks=100)) as cluster:
             with pytest.raises(RequestFailed, match=f"request 0, decode: .*{message}"):
                 collect(cluster, [Job(prompt, GREEDY)])
+
+
+def test_what_is_no_job_is_refused_and_harms_no_worker(tiny_folder, monkeypatch):
+    with Cluster(options(tiny_folder)) as cluster:
+        with pytest.raises(ValueError, match=r"^run: jobs\[0\] must be a Job, got \[1, 2, 3\]$"):
+            collect(cluster, [[1, 2, 3]])
+        with monkeypatch.context() as patch:
+            patch.setattr(cluster_module, "as_jobs", list)
+            with pytest.raises(RequestFailed, match="request 0, decode: AttributeError: 'list'"):
+                collect(cluster, [[1, 2, 3]])
+        assert len(collect(cluster, [Job(PROMPTS[0], GREEDY)])[0]) == 12
 
 
 def test_a_prompt_that_fails_at_prefill_holds_no_room(tiny_folder, monkeypatch):

@@ -4,6 +4,7 @@ import os
 import signal
 from dataclasses import replace
 
+import numpy as np
 import pytest
 
 from mooncake_serving.engine import Engine, PagedKVCache, SamplingParams, load_model
@@ -14,6 +15,7 @@ from mooncake_serving.engine.pooled import (
     RequestFailed,
     WorkerFailed,
 )
+from mooncake_serving.engine.pooled import cluster as cluster_module
 from mooncake_serving.pooling import PoolOptions
 
 from .conftest import wait_until
@@ -81,11 +83,65 @@ def test_a_run_that_is_closed_is_aborted(pair, expected):
 def test_what_no_instances_hold_together_fails_and_bad_prompts_do(pair, expected):
     too_long = Job([5] * 500, PARAMS)
     answers, failures = collect(
-        pair, [too_long, Job(SHORT, PARAMS), Job([], PARAMS), Job([10**6], PARAMS)]
+        pair, [too_long, Job(SHORT, PARAMS), Job([5] * 600, PARAMS), Job([10**6], PARAMS)]
     )
     assert set(failures) == {0, 2, 3} and failures[0].startswith("instance 0: step: ")
     assert "no instances lend the rest now" in failures[0] and answers[1] == expected[1]
-    assert "must not be empty" in failures[2] and "must be in" in failures[3]
+    assert "must be shorter than" in failures[2] and "must be in" in failures[3]
+
+
+def test_what_is_no_job_is_refused_and_harms_no_instance(pair, expected):
+    for jobs, message in (
+        ([Job(SHORT, PARAMS), [1, 2, 3]], r"jobs\[1\] must be a Job, got \[1, 2, 3\]"),
+        (5, "jobs must be Jobs, got 5"),
+    ):
+        with pytest.raises(ValueError, match=f"^run: {message}$"):
+            list(pair.run(jobs))
+    assert collect(pair, [Job(SHORT, PARAMS)] * 2) == ([expected[1]] * 2, {})
+
+
+def test_a_request_that_breaks_at_its_instance_fails_alone(pair, expected, monkeypatch):
+    with monkeypatch.context() as patch:
+        patch.setattr(cluster_module, "as_jobs", list)
+        _, failures = collect(pair, [[1, 2, 3]])
+        assert failures[0].startswith("instance 0: AttributeError: 'list' object has no")
+    assert collect(pair, [Job(SHORT, PARAMS)] * 2) == ([expected[1]] * 2, {})
+
+
+class NotRead:
+    """Raises where it is read from a pipe."""
+
+    def __reduce__(self):
+        return int, ("x",)
+
+
+def test_an_instance_that_has_failed_gets_no_jobs_while_it_ends(tiny_folder, expected):
+    with PooledCluster(options(tiny_folder), 2) as cluster:
+        run = cluster.run([Job(SHORT, SAY_MUCH)])
+        next(run)
+        cluster.processes[0].send(NotRead())
+        _, failures = drain(run)
+        assert "the instance 0 process failed: ValueError: invalid literal" in failures[0]
+        for _ in range(3):
+            assert collect(cluster, [Job(SHORT, PARAMS)]) == ([expected[1]], {})
+
+
+@pytest.mark.parametrize(
+    "arguments, message",
+    [
+        (("abc", PARAMS), r"prompt_tokens\[0\] must be an integer, got 'a'"),
+        ((5, PARAMS), "prompt_tokens must be integers, got 5"),
+        (([], PARAMS), r"prompt_tokens must be at least one token, got \[\]"),
+        ((SHORT, {"max_tokens": 3}), "params must be SamplingParams, got {'max_tokens': 3}"),
+    ],
+)
+def test_a_wrong_job_is_refused_where_it_is_made(arguments, message):
+    with pytest.raises(ValueError, match=f"^Job: {message}$"):
+        Job(*arguments)
+
+
+def test_a_job_takes_any_integers():
+    assert Job(iter([1, 2]), PARAMS) == Job(np.array([1, 2]), PARAMS) == Job([1, 2], PARAMS)
 
 
 def test_a_job_behind_one_that_fits_nowhere_is_answered(pair, expected):

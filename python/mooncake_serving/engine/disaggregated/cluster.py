@@ -8,7 +8,7 @@ import signal
 import socket
 import threading
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from multiprocessing.connection import Connection, wait
@@ -30,6 +30,7 @@ from .messages import (
     Reserve,
     Reserved,
     WorkerOptions,
+    as_jobs,
 )
 from .prefill_worker import PrefillWorker
 from .worker import Runnable, run_worker
@@ -160,7 +161,7 @@ class Cluster:
                 elif isinstance(report, Loading) and on_loading:
                     on_loading(process.name, report.done, report.total)
 
-    def run(self, jobs: list[Job]) -> Iterator[NewToken]:
+    def run(self, jobs: Iterable[Job]) -> Iterator[NewToken]:
         """Serve jobs; yield their tokens as they come, ``request_id`` being a job's index.
 
         Raises:
@@ -168,8 +169,10 @@ class Cluster:
                 tokens have been yielded.
             WorkerFailed: a process died, neither has reported for ``deadline_s``, or the cluster
                 is closed.
-            ValueError: another run is not finished; close its generator to abort it.
+            ValueError: one of ``jobs`` is no ``Job``, and none is served; or another run is not
+                finished: close its generator to abort it.
         """
+        jobs = as_jobs(jobs)
         if self._index_of:
             raise ValueError(
                 "Cluster: run must not begin before the last run is finished or closed, "

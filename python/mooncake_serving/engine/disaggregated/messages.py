@@ -1,11 +1,12 @@
 """Messages between the launcher and its workers: plain data over a pipe."""
 
 import numbers
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from mooncake_kernels.errors import InvalidArgument
 
-from ..arguments import as_integer
+from ..arguments import as_integer, as_integers, check_params, refuse
 from ..request import FinishReason
 from ..sampling import SamplingParams
 from .life import Step
@@ -64,10 +65,34 @@ def _refuse(name: str, wanted: str, value: object) -> None:
 
 @dataclass(frozen=True)
 class Job:
-    """One prompt and how to answer it."""
+    """One prompt and how to answer it.
+
+    Raises:
+        ValueError: the prompt is empty or not of integers, or ``params`` are none; whether the
+            model has such tokens, its process tells.
+    """
 
     prompt_tokens: list[int]
     params: SamplingParams
+
+    def __post_init__(self) -> None:
+        """Check the types here, not first in the process that serves it."""
+        tokens = as_integers("Job", "prompt_tokens", self.prompt_tokens)
+        if not tokens:
+            refuse("Job", "prompt_tokens", "at least one token", self.prompt_tokens)
+        object.__setattr__(self, "prompt_tokens", tokens)
+        check_params("Job", self.params)
+
+
+def as_jobs(jobs: Iterable[Job]) -> list[Job]:
+    """Return the jobs of a run as a list; one that is wrong is refused before any is served."""
+    if not isinstance(jobs, Iterable):
+        refuse("run", "jobs", "Jobs", jobs)
+    listed = list(jobs)
+    for index, job in enumerate(listed):
+        if not isinstance(job, Job):
+            refuse("run", f"jobs[{index}]", "a Job", job)
+    return listed
 
 
 @dataclass(frozen=True)

@@ -92,11 +92,17 @@ class Worker:
         """Do what a command asks for; report its request as failed if that is not possible."""
         try:
             action(command)
-        except (ValueError, RuntimeError, OSError) as error:
-            self.report(Failed(command.request_id, str(error)))
+        except Exception as error:  # noqa: BLE001 - of one request: the worker serves the others
+            self.report(Failed(command.request_id, reason(error)))
 
     def _progress(self, done: int, total: int, name: str) -> None:
         self.report(Loading(done, total))
+
+
+def reason(error: Exception) -> str:
+    """Return why a request failed; the type is told only where the text may say nothing."""
+    is_worded = isinstance(error, ValueError | RuntimeError | OSError)
+    return str(error) if is_worded else f"{type(error).__name__}: {error}"
 
 
 class Runnable(Protocol):

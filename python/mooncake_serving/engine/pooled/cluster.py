@@ -4,7 +4,7 @@ import itertools
 import queue
 import threading
 import time
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator
 from contextlib import suppress
 from dataclasses import replace
 from multiprocessing.connection import wait
@@ -13,7 +13,7 @@ from ...pooling import DebtLedger, Heartbeat
 from ..arguments import as_positive
 from ..disaggregated.cluster import OnLoading, Process
 from ..disaggregated.errors import RequestFailed, WorkerFailed
-from ..disaggregated.messages import Abort, Failed, Job, Loading, NewToken, Ready
+from ..disaggregated.messages import Abort, Failed, Job, Loading, NewToken, Ready, as_jobs
 from .instance import Instance
 from .messages import AskLedger, Candidates, InstanceOptions, Left, Report, Submit
 
@@ -76,13 +76,11 @@ class PooledCluster:
                 self.names[process.name] = report.engine_name
             elif isinstance(report, Loading) and on_loading:
                 on_loading(process.name, report.done, report.total)
-            elif isinstance(report, Failed):
-                report = WorkerFailed(f"the {process.name} process failed: {report.reason}")
-            if isinstance(report, WorkerFailed):
+            elif isinstance(report, WorkerFailed):
                 self._start_failure = report
                 raise report
 
-    def run(self, jobs: Sequence[Job]) -> Iterator[NewToken]:
+    def run(self, jobs: Iterable[Job]) -> Iterator[NewToken]:
         """Serve jobs; yield their tokens as they come, ``request_id`` being a job's index.
 
         Raises:
@@ -90,8 +88,10 @@ class PooledCluster:
                 tokens have been yielded.
             WorkerFailed: an instance could not start, all have died, one with unfinished jobs has
                 reported nothing for ``deadline_s`` seconds, or the cluster is closed.
-            ValueError: another run is not finished; close its generator to abort it.
+            ValueError: one of ``jobs`` is no ``Job``, and none is served; or another run is not
+                finished: close its generator to abort it.
         """
+        jobs = as_jobs(jobs)
         if self._home:
             raise ValueError(
                 "PooledCluster: run must not begin before the last run is finished or closed, "
@@ -134,7 +134,7 @@ class PooledCluster:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def _submit(self, jobs: Sequence[Job], index_of: dict[int, int]) -> None:
+    def _submit(self, jobs: list[Job], index_of: dict[int, int]) -> None:
         alive = [process for process in self.processes if process.name not in self._dead]
         if not alive:
             raise next(iter(self._dead.values()))
@@ -161,8 +161,6 @@ class PooledCluster:
         self, process: Process, report: Report | WorkerFailed
     ) -> Iterator[NewToken | Failed]:
         """Yield what a report says of requests: a death fails all requests of its process."""
-        if isinstance(report, Failed) and report.request_id is None:
-            report = WorkerFailed(f"the {process.name} process failed: {report.reason}")
         if isinstance(report, WorkerFailed):
             for request_id in [r for r, home in self._home.items() if home is process]:
                 yield Failed(request_id, str(report))
@@ -182,8 +180,8 @@ class PooledCluster:
                 except (EOFError, OSError):
                     del alive[process.pipe]
                     self.ledger.forget(name_of.get(process, ""))
-                    self._dead[process.name] = process.death()
-                    self._reports.put((process, self._dead[process.name]))
+                    if process.name not in self._dead:
+                        self._died(process, process.death())
                     continue
                 if isinstance(report, Heartbeat):
                     name_of[process] = report.instance
@@ -193,5 +191,12 @@ class PooledCluster:
                     process.send(Candidates(offers))
                 elif isinstance(report, Left):
                     self.ledger.forget(name_of[process])
+                elif isinstance(report, Failed) and report.request_id is None:
+                    why = f"the {process.name} process failed: {report.reason}"
+                    self._died(process, WorkerFailed(why))  # it takes no jobs while it ends
                 else:
                     self._reports.put((process, report))
+
+    def _died(self, process: Process, error: WorkerFailed) -> None:
+        self._dead[process.name] = error
+        self._reports.put((process, error))

@@ -13,6 +13,7 @@ import mooncake_kernels as mk
 
 from ...pooling import Heartbeat, Offer
 from ..disaggregated.messages import Abort, Failed, Loading, NewToken, Ready
+from ..disaggregated.worker import reason
 from ..errors import NotFinite, OutOfBlocks
 from ..kv_cache import PagedKVCache
 from ..loader import load_model
@@ -110,8 +111,8 @@ class Instance:
         elif isinstance(command, Submit):
             try:
                 engine_id = self._engine.add_request(command.job.prompt_tokens, command.job.params)
-            except ValueError as error:
-                self._pipe.send(Failed(command.request_id, str(error)))
+            except Exception as error:  # noqa: BLE001 - of one request: the others are served
+                self._pipe.send(Failed(command.request_id, reason(error)))
             else:
                 self._request_of[engine_id] = command.request_id
 
