@@ -91,7 +91,7 @@ class BatchingEngine:
             ValueError: a prompt that is empty, too long or not of this vocabulary, or one that
                 with ``max_tokens`` does not fit into the whole cache; or a ``stream`` is open.
         """
-        self._refuse_in_stream("add_request")
+        self._check_usable("add_request")
         return self._add_request(prompt_tokens, params)
 
     def step(self) -> list[TokenOutput]:
@@ -104,7 +104,7 @@ class BatchingEngine:
             NotFinite: the model computed NaN or infinity for the requests it names; abort them
                 and step again.
         """
-        self._refuse_in_stream("step")
+        self._check_usable("step")
         return self._step()
 
     def _step(self) -> list[TokenOutput]:
@@ -139,7 +139,7 @@ class BatchingEngine:
         Until the generator ends or is closed, which aborts what is unfinished, requests can
         neither be added nor stepped otherwise. Errors are those of ``generate``.
         """
-        self._refuse_in_stream("generate")
+        self._check_usable("generate")
         if self.has_work:
             raise ValueError(
                 f"generate: the engine must be idle, got {len(self._requests)} unfinished requests"
@@ -197,7 +197,8 @@ class BatchingEngine:
         """Compute the logits after the last token of the requests ``ends`` of ``work``."""
         return self.model.forward(batch, self.cache, requests=ends)
 
-    def _refuse_in_stream(self, op: str) -> None:
+    def _check_usable(self, op: str) -> None:
+        """Refuse an operation on an engine that a stream has to itself."""
         if self._in_stream:
             raise ValueError(
                 f"{op}: the engine's stream must be finished or closed before, got one of "

@@ -175,7 +175,7 @@ class Engine(BatchingEngine):
             ValueError: see ``add_request``; the blocks stay the caller's.
             OutOfBlocks: the blocks for the further tokens are not free; the same.
         """
-        self._refuse_in_stream("add_prefilled")
+        self._check_usable("add_prefilled")
         request = self._new_request("add_prefilled", prompt_tokens, params)
         check_prompt("add_prefilled", [first_token], self.model)
         num_prompt_blocks = self.cache.num_blocks_for(request.num_prompt_tokens)

@@ -5,6 +5,7 @@ import time
 import pytest
 import torch
 
+from mooncake_kernels.errors import InvalidArgument
 from mooncake_serving.engine import Batch, Chunk, OutOfBlocks, SamplingParams
 from mooncake_serving.engine.pooled.attention import PooledAttention
 from mooncake_serving.pooling import PoolOptions
@@ -238,3 +239,18 @@ def test_bad_options_are_refused(join):
         [name] = changes
         with pytest.raises(ValueError, match=f"^PoolOptions: {name} must be "):
             PoolOptions(**changes)
+
+
+def test_a_closed_engine_serves_nothing(join):
+    home, _ = join(8), join(60)
+    home.add_request(prompt_of(10), PARAMS)
+    home.close()
+    home.close()
+    assert not home.has_work
+    for op, call in (
+        ("add_request", lambda: home.add_request([1, 2], PARAMS)),
+        ("step", home.step),
+        ("generate", lambda: home.generate([prompt_of(200)], PARAMS)),
+    ):
+        with pytest.raises(InvalidArgument, match=f"^{op}: the engine {home.name} is closed$"):
+            call()

@@ -6,6 +6,7 @@ import torch
 
 import mooncake_kernels as mk
 from mooncake_kernels.closing import Closing
+from mooncake_kernels.errors import InvalidArgument
 
 from ...pooling import CreditorFailed, Geometry, Manager, Member, PoolOptions
 from ..arguments import as_positive, refuse
@@ -63,6 +64,7 @@ class PooledEngine(BatchingEngine, Closing):
         if min_own_blocks > cache.num_blocks:
             wanted = f"at most the {cache.num_blocks} blocks of the cache"
             refuse("PooledEngine", "min_own_blocks", wanted, min_own_blocks)
+        self._is_closed = False
         limits_of = self.scheduler
         self.allocator = blocks = SharedAllocator(cache.num_blocks)
         geometry = Geometry.of(cache, model.config.num_heads, limits_of.max_batch_tokens)
@@ -83,10 +85,16 @@ class PooledEngine(BatchingEngine, Closing):
         return self.member.name
 
     def close(self) -> None:
-        """Leave the pool: end all requests, and all loans. Idempotent."""
+        """Leave the pool: end all requests, and all loans; it serves no others. Idempotent."""
+        self._is_closed = True
         for request_id in list(self._requests):
             self.abort(request_id)
         self.member.close()
+
+    def _check_usable(self, op: str) -> None:
+        if self._is_closed:
+            raise InvalidArgument(f"{op}: the engine {self.name} is closed")
+        super()._check_usable(op)
 
     def _check_fits(self, op: str, request: Request) -> None:
         """Accept what the model's context holds: how much can be borrowed is not known."""
