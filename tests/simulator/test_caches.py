@@ -93,7 +93,7 @@ def test_a_cache_of_nothing_holds_nothing():
 
 
 def test_an_unknown_policy_is_named():
-    with pytest.raises(ValueError, match=r"name must be one of lru.*belady, got 'mru'"):
+    with pytest.raises(InvalidArgument, match=r"name must be one of lru.*belady, got 'mru'"):
         make_policy("mru")
 
 

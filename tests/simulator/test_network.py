@@ -4,6 +4,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from mooncake_serving.conductor import InvalidArgument
 from mooncake_serving.simulator.events import Clock
 from mooncake_serving.simulator.network import Network, Nic
 
@@ -87,5 +88,5 @@ def test_bytes_are_conserved_and_no_nic_is_faster_than_it_is(flows):
 
 
 def test_a_nic_without_a_rate_is_named():
-    with pytest.raises(ValueError, match="bytes_per_s must be > 0, got 0"):
+    with pytest.raises(InvalidArgument, match="bytes_per_s must be > 0, got 0"):
         Nic(0)

@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from mooncake_serving.conductor import InvalidArgument
 from mooncake_serving.simulator.traces import (
     InvalidTrace,
     TraceProfile,
@@ -239,17 +240,28 @@ def test_less_load_keeps_each_request_with_the_same_chance(made_up):
 @pytest.mark.parametrize(
     "call, message",
     [
-        (lambda: scale_trace([], time=0), "scale_trace: time must be positive, got 0"),
-        (lambda: scale_trace([], load=float("inf")), "load must be positive, got inf"),
-        (
-            lambda: scale_trace([TraceRequest(0.0, 5, 1, (0,))], load=1e9),
-            "load must make at most 10,000,000 requests of 1, got 1e",
-        ),
         (lambda: trace_stats([]), "a trace must hold at least one request"),
         (lambda: TraceProfile.of([]), "a trace must hold at least one request"),
         (lambda: synth_trace(TraceProfile.load(PROFILE), 0), "num_requests must be at least 1"),
     ],
 )
-def test_a_bad_argument_is_named(call, message):
+def test_a_trace_that_is_none_is_named(call, message):
     with pytest.raises(ValueError, match=message):
+        call()
+
+
+@pytest.mark.parametrize(
+    "call, message",
+    [
+        (lambda: scale_trace([], time=0), "scale_trace: time must be positive, got 0"),
+        (lambda: scale_trace([], time="1"), "scale_trace: time must be positive, got '1'"),
+        (lambda: scale_trace([], load=float("inf")), "load must be positive, got inf"),
+        (
+            lambda: scale_trace([TraceRequest(0.0, 5, 1, (0,))], load=1e9),
+            "load must make at most 10,000,000 requests of 1, got 1e",
+        ),
+    ],
+)
+def test_a_bad_argument_is_named(call, message):
+    with pytest.raises(InvalidArgument, match=message):
         call()

@@ -3,7 +3,7 @@
 import operator
 from typing import Any, NoReturn
 
-from mooncake_kernels.errors import shown
+from mooncake_kernels.errors import InvalidArgument, shown
 
 from .sampling import SamplingParams
 
@@ -43,4 +43,4 @@ def check_params(op: str, params: Any) -> None:
 
 def refuse(op: str, name: str, wanted: str, value: Any) -> NoReturn:
     """Raise the error that says what an argument must be."""
-    raise ValueError(f"{op}: {name} must be {wanted}, got {shown(value)}")
+    raise InvalidArgument(f"{op}: {name} must be {wanted}, got {shown(value)}")

@@ -6,6 +6,8 @@ from typing import NamedTuple
 
 import torch
 
+from mooncake_kernels.errors import InvalidArgument
+
 
 class Chunk(NamedTuple):
     """The tokens of one request that one step computes; a decode is a chunk of one token."""
@@ -35,10 +37,11 @@ class Batch:
         """Flatten chunks, one a request.
 
         Raises:
-            ValueError: no chunks, a chunk without tokens, or blocks that end before its tokens.
+            InvalidArgument: no chunks, a chunk without tokens, or blocks that end before its
+                tokens.
         """
         if not chunks:
-            raise ValueError("Batch.build: chunks must not be empty, got []")
+            raise InvalidArgument("Batch.build: chunks must not be empty, got []")
         for index, chunk in enumerate(chunks):
             _check(index, chunk, block_size)
         q_lens = tuple(len(chunk.token_ids) for chunk in chunks)
@@ -79,18 +82,18 @@ class Batch:
 
 def _check(index: int, chunk: Chunk, block_size: int) -> None:
     if not chunk.token_ids:
-        raise ValueError(f"Batch.build: chunks[{index}].token_ids must not be empty, got []")
+        raise InvalidArgument(f"Batch.build: chunks[{index}].token_ids must not be empty, got []")
     if chunk.start < 0:
-        raise ValueError(f"Batch.build: chunks[{index}].start must be >= 0, got {chunk.start}")
+        raise InvalidArgument(f"Batch.build: chunks[{index}].start must be >= 0, got {chunk.start}")
     if not 0 <= chunk.num_lent <= chunk.start or chunk.num_lent % block_size:
-        raise ValueError(
+        raise InvalidArgument(
             f"Batch.build: chunks[{index}].num_lent must be whole blocks of {block_size} tokens "
             f"before {chunk.start}, got {chunk.num_lent}"
         )
     needed = chunk.start - chunk.num_lent + len(chunk.token_ids)
     capacity = len(chunk.block_ids) * block_size
     if capacity < needed:
-        raise ValueError(
+        raise InvalidArgument(
             f"Batch.build: chunks[{index}].block_ids must hold {needed} tokens, "
             f"got {len(chunk.block_ids)} blocks of {block_size}"
         )

@@ -6,6 +6,8 @@ from collections.abc import Iterator, Sequence
 
 import torch
 
+from mooncake_kernels.errors import InvalidArgument
+
 from .arguments import as_positive, check_params
 from .batch import Batch
 from .block_allocator import BlockAllocator
@@ -34,7 +36,7 @@ class BatchingEngine:
         max_requests: requests of one step.
 
     Raises:
-        ValueError: the cache does not belong to the model, or a number is not positive.
+        InvalidArgument: the cache does not belong to the model, or a number is not positive.
     """
 
     def __init__(
@@ -88,7 +90,7 @@ class BatchingEngine:
             The request's id, which is not used again.
 
         Raises:
-            ValueError: a prompt that is empty, too long or not of this vocabulary, or one that
+            InvalidArgument: a prompt that is empty, too long or not of this vocabulary, or one that
                 with ``max_tokens`` does not fit into the whole cache; or a ``stream`` is open.
         """
         self._check_usable("add_request")
@@ -98,7 +100,7 @@ class BatchingEngine:
         """Compute one batch and return its new tokens; [] while prompts are in progress.
 
         Raises:
-            ValueError: a ``stream`` is open, which would miss them.
+            InvalidArgument: a ``stream`` is open, which would miss them.
             OutOfBlocks: nothing runs, and the next request's blocks are held outside the engine
                 (``Engine.reserve``, ``Engine.prefill``); release some and step again.
             NotFinite: the model computed NaN or infinity for the requests it names; abort them
@@ -118,8 +120,8 @@ class BatchingEngine:
         """Run prompts to completion together; results are in the prompts' order.
 
         Raises:
-            ValueError: see ``add_request``; also if the engine has other work, whose tokens would
-                be lost here.
+            InvalidArgument: see ``add_request``; also if the engine has other work, whose tokens
+                would be lost here.
             OutOfBlocks, NotFinite: see ``step``; all of the prompts are aborted, and the tokens
                 that they have so far are lost.
         """
@@ -141,7 +143,7 @@ class BatchingEngine:
         """
         self._check_usable("generate")
         if self.has_work:
-            raise ValueError(
+            raise InvalidArgument(
                 f"generate: the engine must be idle, got {len(self._requests)} unfinished requests"
             )
         index_of: dict[int, int] = {}
@@ -200,7 +202,7 @@ class BatchingEngine:
     def _check_usable(self, op: str) -> None:
         """Refuse an operation on an engine that a stream has to itself."""
         if self._in_stream:
-            raise ValueError(
+            raise InvalidArgument(
                 f"{op}: the engine's stream must be finished or closed before, got one of "
                 f"{len(self._requests)} unfinished requests"
             )
@@ -229,7 +231,7 @@ class BatchingEngine:
 
     def _check_fits(self, op: str, request: Request) -> None:
         if self.scheduler.num_blocks_for(request) > self.cache.num_blocks:
-            raise ValueError(
+            raise InvalidArgument(
                 f"{op}: prompt_tokens and max_tokens must fit into {self.cache.num_blocks} blocks "
                 f"of {self.cache.block_size} tokens, got {request.num_prompt_tokens} + "
                 f"{request.max_tokens} tokens"
@@ -262,7 +264,7 @@ def _check_cache(model: Llama, cache: PagedKVCache) -> None:
     config = model.config
     want = (config.num_layers, config.num_kv_heads, config.head_dim, model.dtype, model.device)
     if got != want:
-        raise ValueError(
+        raise InvalidArgument(
             "Engine: cache must have the model's layers, KV heads, head size, dtype and device "
             f"{want}, got {got}"
         )

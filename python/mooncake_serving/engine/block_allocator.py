@@ -3,6 +3,8 @@
 from collections import Counter
 from collections.abc import Iterable
 
+from mooncake_kernels.errors import InvalidArgument
+
 from .arguments import as_integer, as_integers, as_positive
 from .errors import OutOfBlocks
 
@@ -34,7 +36,7 @@ class BlockAllocator:
         """
         num_blocks = as_integer("allocate", "num_blocks", num_blocks)
         if num_blocks < 0:
-            raise ValueError(f"allocate: num_blocks must not be negative, got {num_blocks}")
+            raise InvalidArgument(f"allocate: num_blocks must not be negative, got {num_blocks}")
         if num_blocks > len(self._free):
             raise OutOfBlocks(
                 f"allocate: num_blocks must be at most the {len(self._free)} free blocks "
@@ -49,7 +51,7 @@ class BlockAllocator:
         """Add a holder to each block; it takes one more ``free`` to free it.
 
         Raises:
-            ValueError: a block is not allocated; nothing was shared.
+            InvalidArgument: a block is not allocated; nothing was shared.
         """
         block_ids = self._check("share", block_ids)
         for block_id in block_ids:
@@ -59,13 +61,13 @@ class BlockAllocator:
         """Drop one holder of each block.
 
         Raises:
-            ValueError: a block is not allocated, or is named more often than it is held; nothing
-                was freed.
+            InvalidArgument: a block is not allocated, or is named more often than it is held;
+                nothing was freed.
         """
         block_ids = self._check("free", block_ids)
         for block_id, count in Counter(block_ids).items():
             if count > self._num_holders[block_id]:
-                raise ValueError(f"free: block {block_id} is freed more often than it is held")
+                raise InvalidArgument(f"free: block {block_id} is freed more often than it is held")
         for block_id in block_ids:
             self._num_holders[block_id] -= 1
             if not self._num_holders[block_id]:
@@ -83,7 +85,7 @@ class BlockAllocator:
         block_ids = as_integers(op, "block_ids", block_ids)
         for index, block_id in enumerate(block_ids):
             if not self.is_allocated(block_id):
-                raise ValueError(
+                raise InvalidArgument(
                     f"{op}: block_ids[{index}] must be an allocated block, got {block_id}"
                 )
         return block_ids

@@ -12,6 +12,8 @@ from jinja2.ext import Extension
 from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
+from mooncake_kernels.errors import InvalidArgument
+
 CHATML_TEMPLATE = (
     "{% for message in messages %}<|im_start|>{{ message.role }}\n{{ message.content }}<|im_end|>\n"
     "{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
@@ -36,7 +38,8 @@ def render_chat(
         eos_token: passed on.
 
     Raises:
-        ValueError: the template is malformed, fails, or refuses the messages, in its own words.
+        InvalidArgument: the template is malformed, fails, or refuses the messages, in its own
+            words.
     """
     try:
         return _compiled(template).render(
@@ -48,7 +51,7 @@ def render_chat(
             eos_token=eos_token,
         )
     except Exception as error:  # what a program can raise, and this one came with a download
-        raise ValueError(f"render_chat: {error}") from error
+        raise InvalidArgument(f"render_chat: {error}") from error
 
 
 @lru_cache(maxsize=8)

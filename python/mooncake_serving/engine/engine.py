@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 
+from mooncake_kernels.errors import InvalidArgument
 from mooncake_serving.semantic import DEFAULT, Recompute
 
 from .arguments import as_integer, as_integers, check_params, refuse
@@ -52,14 +53,14 @@ class Engine(BatchingEngine):
             The first token and the blocks, which the caller holds until ``release``.
 
         Raises:
-            ValueError: see ``add_request``; or blocks that are not allocated or too few.
+            InvalidArgument: see ``add_request``; or blocks that are not allocated or too few.
             OutOfBlocks: the prompt's blocks are not free now.
             NotFinite: the model computed NaN or infinity.
         """
         request = self._new_request("prefill", prompt_tokens, params, prompt_only=True)
         num_cached_tokens = _check_num_cached("prefill", num_cached_tokens, request)
         if num_cached_tokens and block_ids is None:
-            raise ValueError(
+            raise InvalidArgument(
                 "prefill: num_cached_tokens must be 0 without block_ids, which would hold them, "
                 f"got {num_cached_tokens}"
             )
@@ -111,7 +112,7 @@ class Engine(BatchingEngine):
             As ``prefill``, in one chunk; and how many tokens' keys and values each layer computed.
 
         Raises:
-            ValueError, NotFinite: see ``prefill``; or ``is_reused`` is not as above.
+            InvalidArgument, NotFinite: see ``prefill``; or ``is_reused`` is not as above.
         """
         op = "prefill_selected"
         request = self._new_request(op, prompt_tokens, params, prompt_only=True)
@@ -133,7 +134,7 @@ class Engine(BatchingEngine):
         check_params("reserve", params)
         context = self.model.config.max_position
         if not 1 <= num_prompt_tokens < context:
-            raise ValueError(
+            raise InvalidArgument(
                 f"reserve: num_prompt_tokens must be in [1, {context}), got {num_prompt_tokens}"
             )
         max_tokens = self._clip(num_prompt_tokens, params)
@@ -145,7 +146,7 @@ class Engine(BatchingEngine):
         """Free blocks that ``prefill`` or ``reserve`` returned.
 
         Raises:
-            ValueError: a block is not the caller's to free; nothing was freed.
+            InvalidArgument: a block is not the caller's to free; nothing was freed.
         """
         self.allocator.free(self.held("release", block_ids, 0))
 
@@ -172,7 +173,7 @@ class Engine(BatchingEngine):
             The request's id. The blocks are now the request's, and freed when it ends.
 
         Raises:
-            ValueError: see ``add_request``; the blocks stay the caller's.
+            InvalidArgument: see ``add_request``; the blocks stay the caller's.
             OutOfBlocks: the blocks for the further tokens are not free; the same.
         """
         self._check_usable("add_prefilled")
@@ -200,18 +201,18 @@ class Engine(BatchingEngine):
             The blocks, as a list.
 
         Raises:
-            ValueError: a block is not the caller's, or named twice; or they are too few.
+            InvalidArgument: a block is not the caller's, or named twice; or they are too few.
         """
         held = as_integers(op, "block_ids", block_ids)
         of_requests = Counter(b for request in self.scheduler.running for b in request.block_ids)
         for index, block_id in enumerate(held):
             if self.allocator.num_holders(block_id) <= of_requests[block_id]:
-                raise ValueError(
+                raise InvalidArgument(
                     f"{op}: block_ids[{index}] must be an allocated block that no request holds, "
                     f"got {block_id}"
                 )
         if len(held) < num_needed or len(set(held)) < len(held):
-            raise ValueError(
+            raise InvalidArgument(
                 f"{op}: block_ids must be at least {num_needed} different blocks, got {held}"
             )
         return held
@@ -228,7 +229,7 @@ def _check_is_reused(op: str, is_reused: Any, num_tokens: int, device: torch.dev
 def _check_num_cached(op: str, num_cached_tokens: int, request: Request) -> int:
     num_cached_tokens = as_integer(op, "num_cached_tokens", num_cached_tokens)
     if not 0 <= num_cached_tokens < request.num_prompt_tokens:
-        raise ValueError(
+        raise InvalidArgument(
             f"{op}: num_cached_tokens must be at least 0 and less than the prompt's "
             f"{request.num_prompt_tokens} tokens, got {num_cached_tokens}"
         )

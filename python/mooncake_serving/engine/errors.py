@@ -1,6 +1,6 @@
 """Errors of a model or its cache, grouped by who can act on them.
 
-A bad argument is a plain ``ValueError`` whose message names the argument and its value.
+A bad argument is a ``mooncake_kernels.InvalidArgument``, which is a ``ValueError``.
 """
 
 

@@ -6,6 +6,8 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from mooncake_kernels.errors import InvalidArgument
+
 from .arguments import as_positive
 from .config import ModelConfig
 
@@ -36,7 +38,7 @@ class PagedKVCache:
             memory that is shared, pinned or registered already. None: the cache allocates.
 
     Raises:
-        ValueError: an argument is not as above; the message names it.
+        InvalidArgument: an argument is not as above; the message names it.
     """
 
     def __init__(
@@ -85,12 +87,12 @@ class PagedKVCache:
 def _parse_axes(axes: str) -> Sequence[str]:
     names = axes.split()
     if sorted({*names, "layer"}) != sorted(AXES) or len(set(names)) < len(names):
-        raise ValueError(
+        raise InvalidArgument(
             "PagedKVCache: axes must name kv, block, token, head and dim once each, "
             f"and layer at most once, got {axes!r}"
         )
     if names[-1] != "dim":
-        raise ValueError(f"PagedKVCache: axes must end with dim, got {axes!r}")
+        raise InvalidArgument(f"PagedKVCache: axes must end with dim, got {axes!r}")
     return tuple(names)
 
 
@@ -108,16 +110,16 @@ def _storage(
         or buffer.dim() != 1
         or buffer.device.type != torch.device(device).type
     ):
-        raise ValueError(
+        raise InvalidArgument(
             f"PagedKVCache: buffer must be 1-d uint8 on {device}, "
             f"got {buffer.dim()}-d {buffer.dtype} on {buffer.device}"
         )
     if buffer.numel() < num_bytes:
-        raise ValueError(
+        raise InvalidArgument(
             f"PagedKVCache: buffer must have at least {num_bytes} bytes, got {buffer.numel()}"
         )
     if buffer.data_ptr() % dtype.itemsize or buffer.storage_offset() % dtype.itemsize:
-        raise ValueError(
+        raise InvalidArgument(
             f"PagedKVCache: buffer must start at a multiple of {dtype.itemsize} bytes, "
             f"got {buffer.data_ptr():#x}"
         )

@@ -45,7 +45,7 @@ def load_model(
         ModelNotFound: nothing is there; the message says what was looked for and how to get it.
         InvalidModel: the files are damaged.
         UnsupportedModel: the files ask for arithmetic that is not implemented.
-        ValueError: another dtype, or the device "meta".
+        InvalidArgument: another dtype, or the device "meta".
     """
     if dtype not in DTYPES:
         names = ", ".join(str(known).removeprefix("torch.") for known in DTYPES)

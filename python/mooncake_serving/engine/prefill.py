@@ -4,7 +4,7 @@ import operator
 import time
 from collections.abc import Callable, Sequence
 
-from mooncake_kernels.errors import shown
+from mooncake_kernels.errors import InvalidArgument, shown
 
 from .batch import Batch
 from .errors import NotFinite
@@ -64,7 +64,7 @@ def check_prompt(op: str, prompt_tokens: Sequence[int], model: Llama) -> list[in
     """Check that a prompt is not empty, leaves room for one token and names known tokens.
 
     Raises:
-        ValueError: the check fails; the message begins with ``op``.
+        InvalidArgument: the check fails; the message begins with ``op``.
     """
     try:
         listed = list(prompt_tokens)  # once: it may be an iterator
@@ -72,20 +72,20 @@ def check_prompt(op: str, prompt_tokens: Sequence[int], model: Llama) -> list[in
             raise TypeError
         tokens = [operator.index(token_id) for token_id in listed]
     except TypeError:
-        raise ValueError(
+        raise InvalidArgument(
             f"{op}: prompt_tokens must be integers, got {shown(prompt_tokens)}"
         ) from None
     config = model.config
     if not tokens:
-        raise ValueError(f"{op}: prompt_tokens must not be empty, got []")
+        raise InvalidArgument(f"{op}: prompt_tokens must not be empty, got []")
     if len(tokens) >= config.max_position:
-        raise ValueError(
+        raise InvalidArgument(
             f"{op}: prompt_tokens must be shorter than the model's context of "
             f"{config.max_position} tokens, got {len(tokens)}"
         )
     if min(tokens) < 0 or max(tokens) >= config.vocab_size:
         index, bad = next((i, t) for i, t in enumerate(tokens) if not 0 <= t < config.vocab_size)
-        raise ValueError(
+        raise InvalidArgument(
             f"{op}: prompt_tokens[{index}] must be in [0, {config.vocab_size}), got {bad}"
         )
     return tokens

@@ -8,6 +8,8 @@ from typing import NamedTuple
 
 import torch
 
+from mooncake_kernels.errors import InvalidArgument
+
 from .errors import NotFinite
 
 
@@ -25,7 +27,7 @@ class SamplingParams:
         ignore_eos: do not end at eos tokens, for benchmarks.
 
     Raises:
-        ValueError: an argument out of range; the message names it.
+        InvalidArgument: an argument out of range; the message names it.
     """
 
     temperature: float = 0.0
@@ -82,11 +84,13 @@ def sample(logits: torch.Tensor, draws: Sequence[Draw]) -> list[int]:
         draws: how to choose in each row.
 
     Raises:
-        ValueError: as many draws as rows are needed.
+        InvalidArgument: as many draws as rows are needed.
         NotFinite: rows contain NaN or an infinity above all else; nothing was chosen.
     """
     if logits.shape[0] != len(draws):
-        raise ValueError(f"sample: draws must have {logits.shape[0]} entries, got {len(draws)}")
+        raise InvalidArgument(
+            f"sample: draws must have {logits.shape[0]} entries, got {len(draws)}"
+        )
     best = logits.argmax(dim=-1)  # of a NaN, if there is one
     is_finite = logits.gather(-1, best[:, None])[:, 0].isfinite()
     token_ids, finite = torch.stack((best, is_finite.long())).tolist()  # one wait for both
@@ -120,4 +124,4 @@ def _is(kind: type, value: object) -> bool:
 
 
 def _refuse(name: str, wanted: str, value: object) -> None:
-    raise ValueError(f"SamplingParams: {name} must be {wanted}, got {value!r}")
+    raise InvalidArgument(f"SamplingParams: {name} must be {wanted}, got {value!r}")

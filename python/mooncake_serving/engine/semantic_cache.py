@@ -56,7 +56,7 @@ class SemanticCache:
             ``SignatureIndex(bits)``.
 
     Raises:
-        ValueError: an argument is not as above.
+        InvalidArgument: an argument is not as above.
     """
 
     def __init__(
@@ -147,9 +147,9 @@ class SemanticCache:
             ``Engine.add_prefilled`` continues; the caller holds the blocks until then.
 
         Raises:
-            ValueError, OutOfBlocks, NotFinite: see ``Engine.prefill``; no block is held. Also
-                ValueError, before anything is computed, if a prompt that is to be kept is longer
-                than all blocks for kept prompts.
+            InvalidArgument, OutOfBlocks, NotFinite: see ``Engine.prefill``; no block is held. Also
+                InvalidArgument, before anything is computed, if a prompt that is to be kept is
+                longer than all blocks for kept prompts.
         """
         op = "SemanticCache.prefill"
         tokens = check_prompt(op, prompt_tokens, self.engine.model)
@@ -180,7 +180,8 @@ class SemanticCache:
             Its id, which no other prompt gets.
 
         Raises:
-            ValueError: see ``Engine.prefill``; or the prompt is longer than all blocks together.
+            InvalidArgument: see ``Engine.prefill``; or the prompt is longer than all blocks
+                together.
         """
         op = "SemanticCache.keep"
         tokens = check_prompt(op, prompt_tokens, self.engine.model)
@@ -193,7 +194,7 @@ class SemanticCache:
         """Remove a kept prompt.
 
         Raises:
-            ValueError: it is not kept.
+            InvalidArgument: it is not kept.
         """
         if prompt_id not in self._prompts:
             refuse("SemanticCache.forget", "prompt_id", "of a kept prompt", prompt_id)

@@ -5,6 +5,8 @@ from collections.abc import Mapping, Sequence
 import tokenizers
 from tokenizers.decoders import DecodeStream
 
+from mooncake_kernels.errors import InvalidArgument
+
 from .chat import CHATML_TEMPLATE, render_chat
 
 Message = Mapping[str, str]  # {"role": "user", "content": "..."}
@@ -56,16 +58,16 @@ class Tokenizer:
             reply: end with the opening of an assistant's turn, so that the model answers.
 
         Raises:
-            ValueError: no messages, a message that lacks a field, or one the template refuses; or
-                the model has no template and does not know ChatML's markers.
+            InvalidArgument: no messages, a message that lacks a field, or one the template refuses;
+                or the model has no template and does not know ChatML's markers.
         """
         for index, message in enumerate(messages):
             if not {"role", "content"} <= message.keys():
-                raise ValueError(
+                raise InvalidArgument(
                     f"render_chat: messages[{index}] must have role and content, got {message!r}"
                 )
         if not messages:
-            raise ValueError("render_chat: messages must not be empty, got []")
+            raise InvalidArgument("render_chat: messages must not be empty, got []")
         return render_chat(
             self.chat_template or self._chatml(),
             messages,
@@ -85,7 +87,9 @@ class Tokenizer:
 
     def _chatml(self) -> str:
         if None in (self.tokenizer.token_to_id(x) for x in ("<|im_start|>", "<|im_end|>")):
-            raise ValueError("render_chat: the model has no chat template and no ChatML markers")
+            raise InvalidArgument(
+                "render_chat: the model has no chat template and no ChatML markers"
+            )
         return CHATML_TEMPLATE
 
 

@@ -6,7 +6,7 @@ from typing import Any, NoReturn
 
 import torch
 
-from mooncake_kernels.errors import shown
+from mooncake_kernels.errors import InvalidArgument, shown
 
 
 def as_count(op: str, name: str, value: Any, least: int) -> int:
@@ -47,4 +47,4 @@ def got(value: Any) -> Any:
 
 def refuse(op: str, name: str, wanted: str, value: Any) -> NoReturn:
     """Raise the error that says what an argument must be."""
-    raise ValueError(f"{op}: {name} must be {wanted}, got {shown(value)}")
+    raise InvalidArgument(f"{op}: {name} must be {wanted}, got {shown(value)}")

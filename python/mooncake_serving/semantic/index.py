@@ -47,7 +47,7 @@ class SignatureIndex:
         num_compared: how many prompts are compared by all tokens.
 
     Raises:
-        ValueError: an argument is not as above.
+        InvalidArgument: an argument is not as above.
     """
 
     def __init__(
@@ -94,7 +94,7 @@ class SignatureIndex:
             signatures: of at least one token.
 
         Raises:
-            ValueError: the id is taken, or the signatures have other bits than the index.
+            InvalidArgument: the id is taken, or the signatures have other bits than the index.
         """
         self._check("add", signatures)
         if prompt_id in self._kept:
@@ -105,7 +105,7 @@ class SignatureIndex:
         """Forget a prompt.
 
         Raises:
-            ValueError: it is not kept.
+            InvalidArgument: it is not kept.
         """
         self._of("remove", prompt_id)
         del self._kept[prompt_id]
@@ -114,7 +114,7 @@ class SignatureIndex:
         """Make a prompt the most recently used.
 
         Raises:
-            ValueError: it is not kept.
+            InvalidArgument: it is not kept.
         """
         self._of("touch", prompt_id)
         self._kept[prompt_id] = self._kept.pop(prompt_id)
@@ -125,7 +125,7 @@ class SignatureIndex:
         The caller compares ``similarity`` with its threshold. Nothing is touched.
 
         Raises:
-            ValueError: see ``add``.
+            InvalidArgument: see ``add``.
         """
         self._check("find", signatures)
         prompt_ids = list(reversed(self._kept))
@@ -141,7 +141,7 @@ class SignatureIndex:
         """Compare a new prompt with one that is kept.
 
         Raises:
-            ValueError: see ``add``; or the prompt is not kept.
+            InvalidArgument: see ``add``; or the prompt is not kept.
         """
         self._check("match", signatures)
         kept = self._of("match", prompt_id)

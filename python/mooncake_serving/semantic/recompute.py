@@ -34,7 +34,7 @@ class Recompute:
         last_tokens: how many tokens at the prompt's end go through all layers, at least 1.
 
     Raises:
-        ValueError: an argument is not as above.
+        InvalidArgument: an argument is not as above.
     """
 
     share: float = 0.4
@@ -104,7 +104,7 @@ def rows_by_layer(
         A tensor of int64 row indices for each layer, ascending, each a subset of the one before.
 
     Raises:
-        ValueError: a tensor is not as above.
+        InvalidArgument: a tensor is not as above.
     """
     op = "rows_by_layer"
     if not isinstance(deviation, torch.Tensor) or deviation.dim() != 1:

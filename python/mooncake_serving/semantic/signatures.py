@@ -77,7 +77,7 @@ class Signer:
         device: of the embeddings.
 
     Raises:
-        ValueError: an argument is not as above.
+        InvalidArgument: an argument is not as above.
     """
 
     def __init__(
@@ -120,7 +120,7 @@ class Signer:
             Two of ``bits`` bits for each token, on the embeddings' device.
 
         Raises:
-            ValueError: the embeddings have another shape.
+            InvalidArgument: the embeddings have another shape.
         """
         wanted = f"[num_tokens, {self.dim}]"
         if not isinstance(embeddings, torch.Tensor):

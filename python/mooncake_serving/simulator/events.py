@@ -5,6 +5,8 @@ from collections.abc import Callable
 from itertools import count
 from typing import Any
 
+from ..conductor import InvalidArgument
+
 
 class Event:
     """A future event; ``cancel()`` prevents it."""
@@ -41,7 +43,7 @@ class Clock:
     def at(self, time: float, action: Callable[..., None], *arguments: Any) -> Event:
         """Call ``action(*arguments)`` at a time, which must not be in the past."""
         if not time >= self.now:
-            raise ValueError(f"at: time must be >= {self.now}, got {time}")
+            raise InvalidArgument(f"at: time must be >= {self.now}, got {time}")
         event = Event(action, arguments)
         heapq.heappush(self._queue, (time, next(self._order), event))
         return event

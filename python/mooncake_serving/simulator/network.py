@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from math import inf
 
+from ..conductor import InvalidArgument
 from .events import Clock, Event
 
 
@@ -57,7 +58,7 @@ class Nic:
 
     def __init__(self, bytes_per_s: float):
         if not bytes_per_s > 0:
-            raise ValueError(f"Nic: bytes_per_s must be > 0, got {bytes_per_s!r}")
+            raise InvalidArgument(f"Nic: bytes_per_s must be > 0, got {bytes_per_s!r}")
         self.bytes_per_s = bytes_per_s
         self.outbound: dict[Flow, None] = {}  # an ordered set: runs are reproducible
         self.inbound: dict[Flow, None] = {}

@@ -14,6 +14,8 @@ from dataclasses import replace
 from multiprocessing.connection import Connection, wait
 from typing import Any
 
+from mooncake_kernels.errors import InvalidArgument
+
 from .decode_worker import DecodeWorker
 from .errors import RequestFailed, WorkerFailed
 from .life import Life, Step
@@ -169,12 +171,12 @@ class Cluster:
                 tokens have been yielded.
             WorkerFailed: a process died, neither has reported for ``deadline_s``, or the cluster
                 is closed.
-            ValueError: one of ``jobs`` is no ``Job``, and none is served; or another run is not
-                finished: close its generator to abort it.
+            InvalidArgument: one of ``jobs`` is no ``Job``, and none is served; or another run is
+                not finished: close its generator to abort it.
         """
         jobs = as_jobs(jobs)
         if self._index_of:
-            raise ValueError(
+            raise InvalidArgument(
                 "Cluster: run must not begin before the last run is finished or closed, "
                 f"got {len(self._index_of)} unfinished jobs"
             )

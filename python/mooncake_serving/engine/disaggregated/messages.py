@@ -31,7 +31,7 @@ class WorkerOptions:
             up.
 
     Raises:
-        ValueError: an argument out of range; the message names it.
+        InvalidArgument: an argument out of range; the message names it.
     """
 
     model: str | None = None
@@ -68,7 +68,7 @@ class Job:
     """One prompt and how to answer it.
 
     Raises:
-        ValueError: the prompt is empty or not of integers, or ``params`` are none; whether the
+        InvalidArgument: the prompt is empty or not of integers, or ``params`` are none; whether the
             model has such tokens, its process tells.
     """
 

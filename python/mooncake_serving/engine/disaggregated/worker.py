@@ -9,6 +9,7 @@ from typing import Any, Protocol
 import torch
 
 import mooncake_kernels as mk
+from mooncake_kernels.errors import InvalidArgument
 
 from ..engine import Engine
 from ..kv_cache import PagedKVCache
@@ -64,7 +65,7 @@ class Worker:
         """Count a prompt's blocks; raise if the staging pool can never hold them."""
         num_blocks = self.cache.num_blocks_for(num_tokens)
         if num_blocks > self.staging.num_blocks:
-            raise ValueError(
+            raise InvalidArgument(
                 f"prompt_tokens must fit the staging pool of {self.staging.num_blocks} blocks, "
                 f"got {num_tokens} tokens, which take {num_blocks}"
             )

@@ -9,6 +9,8 @@ from contextlib import suppress
 from dataclasses import replace
 from multiprocessing.connection import wait
 
+from mooncake_kernels.errors import InvalidArgument
+
 from ...pooling import DebtLedger, Heartbeat
 from ..arguments import as_positive
 from ..disaggregated.cluster import OnLoading, Process
@@ -88,12 +90,12 @@ class PooledCluster:
                 tokens have been yielded.
             WorkerFailed: an instance could not start, all have died, one with unfinished jobs has
                 reported nothing for ``deadline_s`` seconds, or the cluster is closed.
-            ValueError: one of ``jobs`` is no ``Job``, and none is served; or another run is not
-                finished: close its generator to abort it.
+            InvalidArgument: one of ``jobs`` is no ``Job``, and none is served; or another run is
+                not finished: close its generator to abort it.
         """
         jobs = as_jobs(jobs)
         if self._home:
-            raise ValueError(
+            raise InvalidArgument(
                 "PooledCluster: run must not begin before the last run is finished or closed, "
                 f"got {len(self._home)} unfinished jobs"
             )

@@ -42,7 +42,7 @@ class PooledEngine(BatchingEngine, Closing):
             least its own.
 
     Raises:
-        ValueError: see ``BatchingEngine``; or the cache is on a GPU, or has fewer than
+        InvalidArgument: see ``BatchingEngine``; or the cache is on a GPU, or has fewer than
             ``min_own_blocks``.
     """
 

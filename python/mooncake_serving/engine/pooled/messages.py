@@ -27,7 +27,7 @@ class InstanceOptions:
             given up; heartbeats count.
 
     Raises:
-        ValueError: an argument out of range; the message names it.
+        InvalidArgument: an argument out of range; the message names it.
     """
 
     model: str | None = None

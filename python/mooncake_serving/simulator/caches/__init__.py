@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 
+from ...conductor import InvalidArgument
 from .cache import BlockCache
 from .frequency import Belady, LengthAware, Lfu
 from .policy import Key, Policy
@@ -21,13 +22,13 @@ def make_policy(name: str, prompts: Sequence[Sequence[Key]] = ()) -> Policy:
     """Make a policy by its name; ``prompts``, the whole replay, is only for belady.
 
     Raises:
-        ValueError: there is no policy of this name.
+        InvalidArgument: there is no policy of this name.
     """
     if name == "belady":
         return Belady(prompts)
     if name not in POLICIES:
         names = ", ".join([*POLICIES, *OFFLINE])
-        raise ValueError(f"make_policy: name must be one of {names}, got {name!r}")
+        raise InvalidArgument(f"make_policy: name must be one of {names}, got {name!r}")
     return POLICIES[name]()
 
 

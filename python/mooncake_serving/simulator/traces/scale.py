@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import numpy as np
 
+from ...conductor.errors import InvalidArgument, check_positive
 from .request import TraceRequest
 
 MAX_REQUESTS = 10_000_000  # some 10 GB; a larger load is a slip of the hand, not a trace
@@ -30,13 +31,12 @@ def scale_trace(
         seed: of the random choice.
 
     Raises:
-        ValueError: a factor is not positive and finite, or makes too many requests.
+        InvalidArgument: a factor is not positive and finite, or makes too many requests.
     """
     for name, value in (("time", time), ("load", load)):
-        if not (math.isfinite(value) and value > 0):
-            raise ValueError(f"scale_trace: {name} must be positive, got {value!r}")
+        check_positive("scale_trace", name, value)
     if len(requests) * load > MAX_REQUESTS:
-        raise ValueError(
+        raise InvalidArgument(
             f"scale_trace: load must make at most {MAX_REQUESTS:,} requests of {len(requests):,}, "
             f"got {load:g}"
         )

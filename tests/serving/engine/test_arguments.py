@@ -1,0 +1,50 @@
+"""A wrong argument is an InvalidArgument, as below the engine."""
+
+import pytest
+import torch
+
+from mooncake_kernels import InvalidArgument
+from mooncake_serving.engine import Batch, PagedKVCache, SamplingParams, SemanticCache, load_model
+from mooncake_serving.engine.chat import render_chat
+from mooncake_serving.engine.pooled import Job
+from mooncake_serving.engine.sampling import sample
+from mooncake_serving.semantic import Recompute, SignatureIndex
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda engine: engine.add_request([]),
+        lambda engine: engine.generate([["a"]]),
+        lambda engine: engine.prefill([5], num_cached_tokens=3),
+        lambda engine: engine.reserve(0),
+        lambda engine: engine.release([0]),
+        lambda engine: engine.allocator.free([0]),
+        lambda engine: PagedKVCache(engine.model.config, 4, axes="dim"),
+        lambda engine: PagedKVCache(engine.model.config, 4, buffer=torch.zeros(1)),
+        lambda engine: SamplingParams(top_k=-1),
+        lambda engine: SemanticCache(engine, 0),
+        lambda engine: Batch.build([], 8, "cpu"),
+        lambda engine: Job([], SamplingParams()),
+        lambda engine: Recompute(share=2),
+        lambda engine: SignatureIndex(7),
+        lambda engine: load_model(dtype=torch.int8),
+        lambda engine: render_chat("{{", [], reply=True, bos_token="", eos_token=""),
+        lambda engine: sample(torch.zeros(1, 2), []),
+    ],
+)
+def test_a_wrong_argument_is_an_invalid_argument(call, make_engine):
+    with pytest.raises(InvalidArgument):
+        call(make_engine())
+
+
+def test_an_engine_that_a_stream_has_is_one_too(make_engine):
+    engine = make_engine()
+    stream = engine.stream([[5]])
+    next(stream)
+    with pytest.raises(InvalidArgument, match="^step: the engine's stream must be finished"):
+        engine.step()
+    stream.close()
+    engine.add_request([5])
+    with pytest.raises(InvalidArgument, match="^generate: the engine must be idle, got 1 "):
+        engine.generate([[5]])
