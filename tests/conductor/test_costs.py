@@ -12,6 +12,7 @@ from mooncake_serving.conductor import (
     LLAMA2_70B,
     LLAMA3_70B,
     LLAMA_13B,
+    Costs,
     InvalidArgument,
     LinearDecode,
     MachineSpec,
@@ -23,6 +24,7 @@ from mooncake_serving.conductor import (
     RooflinePrefill,
 )
 
+LINEAR = LinearDecode(0.02, 0, 0)
 LENGTHS = np.array([1, 100, 1000, 8000, 32_000, 131_072])
 TOKENS, PREFIX = (a.ravel() for a in np.meshgrid(LENGTHS, [0, 0.25, 0.9]))
 PREFIX = (TOKENS * PREFIX).astype(int).clip(0, TOKENS - 1)
@@ -209,6 +211,13 @@ def test_no_transfer_takes_no_time():
         (
             lambda: Roofline(LLAMA3_70B, MachineSpec(1, 1, 80e9, 1)),
             "model must fit 80 GB of memory, got 141 GB of weights",
+        ),
+        (lambda: Costs(1, 2, 3), "Costs: prefill must be a PrefillCost, got 1"),
+        (lambda: Costs(LINEAR, 2, 3), "Costs: decode must be a DecodeCost, got 2"),
+        (lambda: Costs(LINEAR, LINEAR, 3), "Costs: transfer must be a TransferCost, got 3"),
+        (
+            lambda: Costs(LINEAR, LINEAR, NicTransfer(1, 1), 4),
+            "Costs: occupancy must be a PrefillCost or None, got 4",
         ),
     ],
 )

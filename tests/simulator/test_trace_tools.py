@@ -242,7 +242,6 @@ def test_less_load_keeps_each_request_with_the_same_chance(made_up):
     [
         (lambda: trace_stats([]), "a trace must hold at least one request"),
         (lambda: TraceProfile.of([]), "a trace must hold at least one request"),
-        (lambda: synth_trace(TraceProfile.load(PROFILE), 0), "num_requests must be at least 1"),
     ],
 )
 def test_a_trace_that_is_none_is_named(call, message):
@@ -260,6 +259,14 @@ def test_a_trace_that_is_none_is_named(call, message):
             lambda: scale_trace([TraceRequest(0.0, 5, 1, (0,))], load=1e9),
             "load must make at most 10,000,000 requests of 1, got 1e",
         ),
+        (lambda: scale_trace([], seed=-1), "scale_trace: seed must be at least 0, got -1"),
+        (lambda: synth_trace(TraceProfile.load(PROFILE), 0), "num_requests must be at least 1"),
+        (
+            lambda: synth_trace(TraceProfile.load(PROFILE), 3, seed=-1),
+            "synth_trace: seed must be at least 0, got -1",
+        ),
+        (lambda: synth_trace(5, 3), "synth_trace: profile must be a TraceProfile, got 5"),
+        (lambda: read_trace(5), "read_trace: path must be a path, got 5"),
     ],
 )
 def test_a_bad_argument_is_named(call, message):

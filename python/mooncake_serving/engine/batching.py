@@ -8,7 +8,7 @@ import torch
 
 from mooncake_kernels.errors import InvalidArgument
 
-from .arguments import as_positive, check_params
+from .arguments import as_positive, check_params, refuse
 from .batch import Batch
 from .block_allocator import BlockAllocator
 from .errors import NotFinite, OutOfBlocks
@@ -259,6 +259,10 @@ class BatchingEngine:
 
 
 def _check_cache(model: Llama, cache: PagedKVCache) -> None:
+    if not isinstance(model, Llama):
+        refuse("Engine", "model", "a Llama", model)
+    if not isinstance(cache, PagedKVCache):
+        refuse("Engine", "cache", "a PagedKVCache", cache)
     k, _ = cache.layer(0)
     got = (cache.num_layers, *k.shape[2:], cache.dtype, cache.device)
     config = model.config

@@ -8,7 +8,7 @@ import torch
 
 from mooncake_kernels.errors import InvalidArgument
 
-from .arguments import as_positive
+from .arguments import as_positive, refuse
 from .config import ModelConfig
 
 if TYPE_CHECKING:
@@ -52,6 +52,8 @@ class PagedKVCache:
         device: torch.device | str = "cpu",
         buffer: torch.Tensor | None = None,
     ) -> None:
+        if not isinstance(config, ModelConfig):
+            refuse("PagedKVCache", "config", "a ModelConfig", config)
         num_blocks = as_positive("PagedKVCache", "num_blocks", num_blocks)
         block_size = as_positive("PagedKVCache", "block_size", block_size)
         names = _parse_axes(axes)

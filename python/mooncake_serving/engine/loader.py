@@ -1,6 +1,7 @@
 """Load a model by name or path."""
 
 from importlib.metadata import PackageNotFoundError, distribution
+from os import PathLike
 from pathlib import Path
 
 import torch
@@ -45,7 +46,7 @@ def load_model(
         ModelNotFound: nothing is there; the message says what was looked for and how to get it.
         InvalidModel: the files are damaged.
         UnsupportedModel: the files ask for arithmetic that is not implemented.
-        InvalidArgument: another dtype, or the device "meta".
+        InvalidArgument: what is no path, another dtype, or the device "meta".
     """
     if dtype not in DTYPES:
         names = ", ".join(str(known).removeprefix("torch.") for known in DTYPES)
@@ -65,6 +66,8 @@ def find_model(path: str | Path | None = None) -> Path:
         ModelNotFound: see ``load_model``.
     """
     if path is not None:
+        if not isinstance(path, str | PathLike):
+            refuse("load_model", "path", "a path or None", path)
         found = Path(path).expanduser()
         if found.is_dir() or found.is_file():
             return found

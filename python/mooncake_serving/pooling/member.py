@@ -4,7 +4,7 @@ import logging
 import threading
 import time
 from collections.abc import Sequence
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from mooncake_kernels.closing import Closing
 from mooncake_kernels.errors import InvalidArgument
@@ -27,6 +27,7 @@ POLL_S = 0.05  # how long closing may go unnoticed
 BUSY_POLL_S = 0.005  # how long a request that is kept may wait after its debtor's answer
 
 
+@runtime_checkable
 class Manager(Protocol):
     """The global manager as an instance sees it: a ``DebtLedger``, or the way to one."""
 

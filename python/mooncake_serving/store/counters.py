@@ -18,6 +18,7 @@ from pathlib import Path
 import numpy as np
 
 from mooncake_kernels.closing import Closing
+from mooncake_kernels.errors import InvalidArgument, shown
 
 from .observer import Observer
 
@@ -70,10 +71,13 @@ class Counters(Observer, Closing):
             this process alone.
 
     Raises:
+        InvalidArgument: the path is no text.
         OSError: the files cannot be made.
     """
 
     def __init__(self, pool_path: str):
+        if not isinstance(pool_path, str):
+            raise InvalidArgument(f"Counters: pool_path must be a str, got {shown(pool_path)}")
         self._lock = threading.Lock()
         self._file = _own_file(pool_path) if _has_name(pool_path) else None
         memory = bytearray(NUM_BYTES) if self._file is None else mmap.mmap(self._file, NUM_BYTES)

@@ -4,7 +4,14 @@ import pytest
 import torch
 
 from mooncake_kernels import InvalidArgument
-from mooncake_serving.engine import Batch, PagedKVCache, SamplingParams, SemanticCache, load_model
+from mooncake_serving.engine import (
+    Batch,
+    Engine,
+    PagedKVCache,
+    SamplingParams,
+    SemanticCache,
+    load_model,
+)
 from mooncake_serving.engine.chat import render_chat
 from mooncake_serving.engine.pooled import Job
 from mooncake_serving.engine.sampling import sample
@@ -48,3 +55,17 @@ def test_an_engine_that_a_stream_has_is_one_too(make_engine):
     engine.add_request([5])
     with pytest.raises(InvalidArgument, match="^generate: the engine must be idle, got 1 "):
         engine.generate([[5]])
+
+
+@pytest.mark.parametrize(
+    "call, message",
+    [
+        (lambda engine: Engine(engine.cache, engine.model), "Engine: model must be a Llama, got "),
+        (lambda engine: Engine(engine.model, 4), "Engine: cache must be a PagedKVCache, got 4"),
+        (lambda engine: PagedKVCache(None, 4), "PagedKVCache: config must be a ModelConfig, got "),
+        (lambda engine: load_model(5), "load_model: path must be a path or None, got 5"),
+    ],
+)
+def test_an_object_of_another_class_is_named(call, message, make_engine):
+    with pytest.raises(InvalidArgument, match=f"^{message}"):
+        call(make_engine())

@@ -5,8 +5,10 @@ import time
 import pytest
 import torch
 
+import mooncake_kernels as mk
 from mooncake_kernels.errors import InvalidArgument
-from mooncake_serving.engine import Batch, Chunk, OutOfBlocks, SamplingParams
+from mooncake_serving.engine import Batch, Chunk, OutOfBlocks, PagedKVCache, SamplingParams
+from mooncake_serving.engine.pooled import PooledEngine
 from mooncake_serving.engine.pooled.attention import PooledAttention
 from mooncake_serving.pooling import PoolOptions
 
@@ -239,6 +241,18 @@ def test_bad_options_are_refused(join):
         [name] = changes
         with pytest.raises(ValueError, match=f"^PoolOptions: {name} must be "):
             PoolOptions(**changes)
+
+
+def test_objects_of_other_classes_are_named(tiny, ledger):
+    cache = PagedKVCache(tiny.config, 8, block_size=BLOCK_SIZE)
+    with mk.TransferEngine(transports=("local",)) as transfer:
+        for arguments, pool, message in (
+            ((tiny, cache, transfer, None), None, "manager must be a Manager, .*, got None"),
+            ((tiny, cache, ledger, transfer), None, "transfer must be a TransferEngine, got <"),
+            ((tiny, cache, transfer, ledger), 5, "pool must be PoolOptions or None, got 5"),
+        ):
+            with pytest.raises(InvalidArgument, match=f"^PooledEngine: {message}"):
+                PooledEngine(*arguments, pool=pool)
 
 
 def test_a_closed_engine_serves_nothing(join):

@@ -326,6 +326,14 @@ def test_wrong_arguments(store, options, message):
         AdminServer(store, **options)
 
 
+@pytest.mark.parametrize("make", [AdminServer, make_app])
+def test_what_is_no_store_or_no_cluster(make, store):
+    with pytest.raises(InvalidArgument, match="^make_app: store must be a Store, got 5$"):
+        make(5)
+    with pytest.raises(InvalidArgument, match="cluster must be a Cluster or None, got 5$"):
+        make(store, cluster=5)
+
+
 def test_a_token_is_not_shown(store):
     with pytest.raises(InvalidArgument) as caught:
         make_app(store, token="hidden\0")

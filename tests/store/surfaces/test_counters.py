@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from mooncake_kernels.errors import InvalidArgument
 from mooncake_serving.store import Store
 from mooncake_serving.store.counters import Counters, Counts, counters_folder, read_counts
 from mooncake_serving.store.observer import ObservedPool
@@ -100,3 +101,8 @@ def test_files_that_are_just_being_made_are_passed_over(path):
 def test_a_folder_that_cannot_be_made():
     with pytest.raises(OSError, match="nowhere"):
         Counters(str(Path("/nowhere/kv")))
+
+
+def test_what_is_no_path():
+    with pytest.raises(InvalidArgument, match="^Counters: pool_path must be a str, got 5$"):
+        Counters(5)

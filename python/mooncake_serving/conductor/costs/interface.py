@@ -6,6 +6,8 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import ArrayLike
 
+from ..errors import check_has
+
 
 class PrefillCost(Protocol):
     """Predicts the seconds that one prefill takes."""
@@ -55,9 +57,19 @@ class Costs:
         transfer: of KV from instance to instance.
         occupancy: from the start of a prefill until the next one can start, which in a pipeline is
             when the first stage is free; None: when the first token is there.
+
+    Raises:
+        InvalidArgument: one of them cannot answer in ``seconds``.
     """
 
     prefill: PrefillCost
     decode: DecodeCost
     transfer: TransferCost
     occupancy: PrefillCost | None = None
+
+    def __post_init__(self) -> None:
+        """Check that all can be asked."""
+        for name in ("prefill", "decode", "transfer"):
+            check_has("Costs", name, getattr(self, name), "seconds", f"a {name.title()}Cost")
+        if self.occupancy is not None:
+            check_has("Costs", "occupancy", self.occupancy, "seconds", "a PrefillCost or None")

@@ -58,6 +58,12 @@ class PooledEngine(BatchingEngine, Closing):
         **limits: int,
     ) -> None:
         super().__init__(model, cache, **limits)
+        if not isinstance(transfer, mk.TransferEngine):
+            refuse("PooledEngine", "transfer", "a TransferEngine", transfer)
+        if not isinstance(manager, Manager):
+            refuse("PooledEngine", "manager", "a Manager, as a DebtLedger is", manager)
+        if not isinstance(pool, PoolOptions | None):
+            refuse("PooledEngine", "pool", "PoolOptions or None", pool)
         if cache.device.type != "cpu":
             refuse("PooledEngine", "cache", "on the CPU", cache.device)
         min_own_blocks = as_positive("PooledEngine", "min_own_blocks", min_own_blocks)

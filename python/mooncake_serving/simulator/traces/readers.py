@@ -1,8 +1,10 @@
 """Traces from files: Mooncake's JSON lines, Azure's and BurstGPT's CSV."""
 
 from collections.abc import Callable, Iterator
+from os import PathLike
 from pathlib import Path
 
+from ...conductor.errors import InvalidArgument, shown
 from .azure import read_azure
 from .burstgpt import read_burstgpt
 from .errors import InvalidTrace
@@ -17,6 +19,7 @@ def read_trace(path: str | Path) -> list[TraceRequest]:
         path: of Mooncake's JSON lines, or of a CSV file of Azure or BurstGPT.
 
     Raises:
+        InvalidArgument: what is no path.
         InvalidTrace: it is none of these, holds no request, or a line is wrong; named by number.
         OSError: it cannot be read.
     """
@@ -30,9 +33,12 @@ def reader_of(path: str | Path) -> Callable[[str | Path], Iterator[TraceRequest]
     """Choose the reader of a file by its first line, for example :func:`read_mooncake`.
 
     Raises:
+        InvalidArgument: what is no path.
         InvalidTrace: its format is unknown, or it is empty.
         OSError: it cannot be read.
     """
+    if not isinstance(path, str | PathLike):
+        raise InvalidArgument(f"read_trace: path must be a path, got {shown(path)}")
     with Path(path).open(encoding="utf-8-sig", errors="replace") as file:
         for number, line in enumerate(file, 1):
             if line.strip():

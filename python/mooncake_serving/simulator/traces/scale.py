@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from ...conductor.errors import InvalidArgument, check_positive
+from ...conductor.errors import InvalidArgument, check_count, check_positive
 from .request import TraceRequest
 
 MAX_REQUESTS = 10_000_000  # some 10 GB; a larger load is a slip of the hand, not a trace
@@ -28,13 +28,14 @@ def scale_trace(
         requests: in the order of time.
         time: factor of the clock, positive.
         load: factor of the number of requests, positive; of at most ``MAX_REQUESTS`` in the end.
-        seed: of the random choice.
+        seed: of the random choice, at least 0.
 
     Raises:
-        InvalidArgument: a factor is not positive and finite, or makes too many requests.
+        InvalidArgument: an argument is not as above.
     """
     for name, value in (("time", time), ("load", load)):
         check_positive("scale_trace", name, value)
+    check_count("scale_trace", "seed", seed, 0)
     if len(requests) * load > MAX_REQUESTS:
         raise InvalidArgument(
             f"scale_trace: load must make at most {MAX_REQUESTS:,} requests of {len(requests):,}, "

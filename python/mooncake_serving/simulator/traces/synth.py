@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from .errors import InvalidTrace
+from ...conductor.errors import check_count, check_instance
 from .families import NO_HUB, Family, Member
 from .profile import TraceProfile
 from .request import TraceRequest
@@ -28,13 +28,14 @@ def synth_trace(profile: TraceProfile, num_requests: int, *, seed: int = 0) -> l
     Args:
         profile: of the trace to resemble.
         num_requests: at least 1.
-        seed: the same seed makes the same trace.
+        seed: at least 0; the same seed makes the same trace.
 
     Raises:
-        InvalidTrace: ``num_requests`` is below 1.
+        InvalidArgument: an argument is not as above.
     """
-    if num_requests < 1:
-        raise InvalidTrace("synth_trace", 1, f"num_requests must be at least 1, got {num_requests}")
+    check_instance("synth_trace", "profile", profile, TraceProfile)
+    check_count("synth_trace", "num_requests", num_requests, 1)
+    check_count("synth_trace", "seed", seed, 0)
     rng = np.random.default_rng(seed)
     times = _arrivals(profile, num_requests, rng)
     families = _families(profile, num_requests, rng)

@@ -5,6 +5,8 @@ from typing import Any
 from fastapi import Depends, FastAPI
 from starlette.middleware.trustedhost import TrustedHostMiddleware
 
+from mooncake_kernels.errors import InvalidArgument, shown
+
 from ..store import Store
 from .cluster import Cluster, cluster_routes
 from .errors import add_error_handlers
@@ -27,8 +29,12 @@ def make_app(store: Store, *, cluster: Cluster | None = None, token: str | None 
             machine, so that no web page can reach it through a local user's browser.
 
     Raises:
-        InvalidArgument: the token is empty, or not printable ASCII.
+        InvalidArgument: what is no store or no cluster; the token is empty, or not printable ASCII.
     """
+    if not isinstance(store, Store):
+        raise InvalidArgument(f"make_app: store must be a Store, got {shown(store)}")
+    if not isinstance(cluster, Cluster | None):
+        raise InvalidArgument(f"make_app: cluster must be a Cluster or None, got {shown(cluster)}")
     errors: dict[int | str, dict[str, Any]] = {
         "default": {"model": ErrorAnswer, "description": "Why it was not done"}
     }

@@ -3,7 +3,7 @@
 import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Annotated, Literal, Protocol
+from typing import Annotated, Literal, Protocol, runtime_checkable
 
 from fastapi import APIRouter, HTTPException, Query, Response
 
@@ -39,6 +39,7 @@ class Draining:
     is_accepting: bool
 
 
+@runtime_checkable
 class Cluster(Protocol):
     """What the routes need from a cluster."""
 
