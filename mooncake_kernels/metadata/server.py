@@ -185,12 +185,15 @@ class MetadataServer(ThreadingHTTPServer):
 
 
 def run(host: str, port: int) -> int:
-    """Serve until SIGINT or SIGTERM; return the exit status."""
+    """Serve until SIGINT or SIGTERM; return the exit status.
+
+    Raises:
+        OSError: it cannot listen there.
+    """
     try:
         server = MetadataServer(host, port)
     except (OSError, OverflowError) as error:  # the latter: no port has such a number
-        sys.stderr.write(f"metadata: cannot listen on {host}, port {port}: {error}\n")
-        return 1
+        raise OSError(f"metadata: cannot listen on {host}, port {port}: {error}") from None
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     signal.signal(signal.SIGINT, signal.default_int_handler)
     sys.stdout.write(f"{server.url}\n")

@@ -10,7 +10,7 @@ from .demo_options import SUMMARY, add_arguments
 
 def main(arguments: list[str] | None = None) -> int:
     """Run one command; return its exit status."""
-    return run_command(lambda: run(arguments), extra="demo")
+    return run_command(lambda: run(arguments), extra="demo", errors=(RuntimeError,))
 
 
 def run(arguments: list[str] | None) -> int:

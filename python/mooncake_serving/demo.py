@@ -13,10 +13,11 @@ from typing import Any
 
 import torch
 
+from mooncake_kernels.errors import InvalidArgument
+
 from .demo_view import View
 from .engine import (
     Engine,
-    ModelNotFound,
     PagedKVCache,
     SamplingParams,
     Tokenizer,
@@ -43,12 +44,8 @@ OnLoading = Callable[[str, int, int], None]
 
 def run(options: argparse.Namespace) -> int:
     """Run the demo; return 0 if the tokens are the same, 1 with one line of error if not."""
-    try:
-        with View(quiet=options.json) as view:
-            result = _demo(options, view)
-    except (ModelNotFound, ValueError, RuntimeError, OSError) as error:
-        sys.stderr.write(f"error: {error}\n")
-        return 1
+    with View(quiet=options.json) as view:
+        result = _demo(options, view)
     if options.json:
         sys.stdout.write(json.dumps(result) + "\n")
     if not result["identical"]:
@@ -64,7 +61,7 @@ def _demo(options: argparse.Namespace, view: View) -> dict[str, Any]:
         try:
             prompt.encode()
         except UnicodeEncodeError:
-            raise ValueError(f"demo: prompt must be UTF-8 text, got {prompt!r}") from None
+            raise InvalidArgument(f"demo: --prompt must be UTF-8 text, got {prompt!r}") from None
     worker = WorkerOptions(
         model=options.model,
         device=options.device,
@@ -110,9 +107,11 @@ def _check_device(device: str) -> None:
     except RuntimeError:
         kind = "unknown"
     if kind not in ("cpu", "cuda"):
-        raise ValueError(f"demo: device must be cpu or cuda, got {device!r}")
+        raise InvalidArgument(f"demo: --device must be cpu or cuda, got {device!r}")
     if kind == "cuda" and not torch.cuda.is_available():
-        raise ValueError(f"demo: device must be cpu, for torch finds no GPU here, got {device!r}")
+        raise InvalidArgument(
+            f"demo: --device must be cpu, for torch finds no GPU here, got {device!r}"
+        )
 
 
 def _single_process(worker: WorkerOptions, on_loading: OnLoading) -> tuple[Engine, Tokenizer]:

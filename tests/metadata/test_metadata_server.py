@@ -173,8 +173,8 @@ def start(port: int) -> subprocess.Popen:
 def test_the_command_at_no_port(port):
     process = start(port)
     _, error = process.communicate(timeout=WAIT_S)
-    assert process.returncode == 1
-    assert error.startswith(f"metadata: cannot listen on 127.0.0.1, port {port}: ")
+    assert process.returncode == 2
+    assert error.startswith(f"error: metadata: cannot listen on 127.0.0.1, port {port}: ")
     assert error.count("\n") == 1
 
 
@@ -186,7 +186,7 @@ def test_the_command(number):
         assert names(url) == ["a"]
         again = start(int(url.rsplit(":", 1)[1].split("/")[0]))
         assert "metadata: cannot listen on 127.0.0.1" in again.communicate(timeout=WAIT_S)[1]
-        assert again.returncode == 1
+        assert again.returncode == 2
     process.send_signal(number)
     assert process.communicate(timeout=WAIT_S) == ("", "")
     assert process.returncode == 0

@@ -11,6 +11,9 @@ from pathlib import Path
 
 import pytest
 
+from mooncake_serving.__main__ import main
+from mooncake_serving.engine.disaggregated import WorkerFailed
+
 WAIT_S = 120  # longer than anything here takes, but the whole demo
 
 
@@ -44,22 +47,46 @@ def test_the_terminal_shows_answers_and_the_table(tiny_folder):
     ("arguments", "message"),
     [
         (["--model", "/nowhere/model.gguf"], "'/nowhere/model.gguf', which does not exist"),
-        (["--max-tokens", "0"], "max_tokens"),
-        (["--device", "tpu"], "device must be cpu or cuda, got 'tpu'"),
-        (["--device", "cpu:x"], "device must be cpu or cuda, got 'cpu:x'"),
-        (["--transport", "carrier-pigeon"], "transports must be among shm, tcp"),
-        (["--transport", "local"], "transports must be between processes: the workers are two"),
-        (["--deadline", "nan"], "deadline_s must be positive and finite, got nan"),
-        (["--chunk-tokens", "0"], "chunk_tokens must be at least 1, got 0"),
-        (["--prompt", b"\xff\xfe"], "prompt must be UTF-8 text"),
+        (["--device", "tpu"], "--device must be cpu or cuda, got 'tpu'"),
+        (["--device", "cpu:x"], "--device must be cpu or cuda, got 'cpu:x'"),
+        (["--prompt", b"\xff\xfe"], "--prompt must be UTF-8 text"),
     ],
 )
 def test_a_bad_argument_is_one_line(arguments, message, tiny_folder):
     model = [] if "--model" in arguments else ["--model", tiny_folder]
     result = demo(*model, *arguments)
-    assert result.returncode == 1
+    assert result.returncode == 2
     assert message in result.stderr
     assert result.stderr.startswith("error: ") and result.stderr.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("option", "value", "message"),
+    [
+        ("--max-tokens", "0", "must be an integer from 1 on, got '0'"),
+        ("--chunk-tokens", "1.5", "must be an integer from 1 on, got '1.5'"),
+        ("--seed", "-1", "must be an integer from 0 on, got '-1'"),
+        ("--temperature", "inf", "must be a number from 0 on, got 'inf'"),
+        ("--deadline", "nan", "must be at least 0.01, got 'nan'"),
+        ("--deadline", "0", "must be at least 0.01, got '0'"),
+        ("--transport", "udp", "invalid choice: 'udp'"),
+        ("--transport", "local", "invalid choice: 'local'"),
+    ],
+)
+def test_a_bad_option_is_named_before_anything_is_loaded(option, value, message, capsys):
+    with pytest.raises(SystemExit) as ended:
+        main(["demo", option, value])
+    assert ended.value.code == 2
+    assert f"error: argument {option}: {message}" in capsys.readouterr().err
+
+
+def test_what_fails_while_it_runs_is_not_a_difference(tiny_folder, capsys, monkeypatch):
+    def run(options):
+        raise WorkerFailed("the decode process was killed")
+
+    monkeypatch.setattr("mooncake_serving.demo.run", run)
+    assert main(["demo", "--model", str(tiny_folder)]) == 2
+    assert capsys.readouterr().err == "error: the decode process was killed\n"
 
 
 @pytest.mark.parametrize("package", ["rich", "tokenizers"])
