@@ -1,5 +1,6 @@
 """The command line: its output, and its messages for bad input."""
 
+import importlib
 import json
 import sys
 from pathlib import Path
@@ -274,12 +275,38 @@ def test_figure_9_of_a_trace_that_shares_nothing_is_an_error(tmp_path, capsys):
 
 @pytest.mark.parametrize("num_parts, total", [(0, None), (8, 8), (12_031, 12_031)])
 def test_the_bar_is_of_the_parts_that_are_told(num_parts, total):
-    view = View(quiet=True)
+    view = View()
     view.step("any", 1, num_parts)
     for _ in range(num_parts):
         view.advance()
     (task,) = view._progress.tasks
     assert task.total == total and task.completed > 0.99 * num_parts - 1
+
+
+@pytest.mark.parametrize("command", ["run", "sarathi-tiles"])
+def test_json_needs_no_package_that_draws(command, trace, monkeypatch, capsys):
+    monkeypatch.setitem(sys.modules, "rich", None)
+    for name in ("rich.console", "rich.progress", "rich.table"):
+        monkeypatch.setitem(sys.modules, name, None)
+    monkeypatch.delitem(sys.modules, "mooncake_serving.simulator.commands.view")
+    source = [] if command == "sarathi-tiles" else ["--trace", trace]
+    assert main([command, *source, "--json"]) == 0
+    assert json.loads(capsys.readouterr().out.splitlines()[0])
+    assert main([command, *source]) == 1
+    assert "rich is not installed: pip install 'mooncake-kernels[simulator]'" in (
+        capsys.readouterr().err
+    )
+
+
+def test_plots_name_the_extra(monkeypatch):
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    monkeypatch.delitem(sys.modules, "mooncake_serving.simulator.plot", raising=False)
+    monkeypatch.delattr(simulator, "plot", raising=False)
+    with pytest.raises(
+        ModuleNotFoundError, match=r"matplotlib is .*kernels\[simulator\]'$"
+    ) as told:
+        importlib.import_module("mooncake_serving.simulator.plot")
+    assert told.value.name == "matplotlib"
 
 
 def test_the_trace_tools(trace, tmp_path, capsys):

@@ -7,21 +7,31 @@ engine = Engine(model, PagedKVCache(model.config, num_blocks=256))
 prompt = tokenizer.encode("The capital of France is")
 [answer] = engine.generate([prompt], SamplingParams(max_tokens=8))
 tokenizer.decode(answer.token_ids)                        # " Paris..."
+
+It needs the packages of the extra ``serving``.
 """
 
-from .batch import Batch, Chunk
-from .block_allocator import BlockAllocator
-from .config import ModelConfig, RopeScaling
-from .engine import Engine
-from .errors import InvalidModel, ModelNotFound, NotFinite, OutOfBlocks, UnsupportedModel
-from .kv_cache import PagedKVCache
-from .llama import LayerHooks, Llama
-from .loader import find_model, load_model
-from .request import FinishReason, Generation, PrefillChunk, Prefilled, TokenOutput
-from .reuse import Reuse, SemanticPrefill
-from .sampling import SamplingParams
-from .semantic_cache import SemanticCache
-from .tokenizer import TextStream, Tokenizer
+try:
+    from .batch import Batch, Chunk
+    from .block_allocator import BlockAllocator
+    from .config import ModelConfig, RopeScaling
+    from .engine import Engine
+    from .errors import InvalidModel, ModelNotFound, NotFinite, OutOfBlocks, UnsupportedModel
+    from .kv_cache import PagedKVCache
+    from .llama import LayerHooks, Llama
+    from .loader import find_model, load_model
+    from .request import FinishReason, Generation, PrefillChunk, Prefilled, TokenOutput
+    from .reuse import Reuse, SemanticPrefill
+    from .sampling import SamplingParams
+    from .semantic_cache import SemanticCache
+    from .tokenizer import TextStream, Tokenizer
+except ModuleNotFoundError as missing:
+    if missing.name is None or missing.name.startswith("mooncake"):
+        raise
+    raise ModuleNotFoundError(
+        f"{__name__}: {missing.name} is not installed: pip install 'mooncake-kernels[serving]'",
+        name=missing.name,
+    ) from None
 
 __all__ = [
     "Batch",

@@ -3,9 +3,15 @@
 from collections.abc import Sequence
 from pathlib import Path
 
-import matplotlib
-from matplotlib import pyplot as plt
-from matplotlib.figure import Figure
+try:
+    import matplotlib
+    from matplotlib import pyplot as plt
+    from matplotlib.figure import Figure
+except ModuleNotFoundError as missing:
+    raise ModuleNotFoundError(
+        f"{__name__}: {missing.name} is not installed: pip install 'mooncake-kernels[simulator]'",
+        name=missing.name,
+    ) from None
 
 from .reproductions import Outcome, Panel, Row
 

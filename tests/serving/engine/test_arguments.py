@@ -1,4 +1,7 @@
-"""A wrong argument is an InvalidArgument, as below the engine."""
+"""A wrong argument is an InvalidArgument, and a missing package names its extra."""
+
+import subprocess
+import sys
 
 import pytest
 import torch
@@ -69,3 +72,20 @@ def test_an_engine_that_a_stream_has_is_one_too(make_engine):
 def test_an_object_of_another_class_is_named(call, message, make_engine):
     with pytest.raises(InvalidArgument, match=f"^{message}"):
         call(make_engine())
+
+
+@pytest.mark.parametrize("package", ["gguf", "jinja2", "safetensors", "tokenizers"])
+def test_a_missing_package_names_its_extra(package):
+    code = f"""
+import sys
+sys.modules[{package!r}] = None
+try:
+    import mooncake_serving.engine.pooled
+except ImportError as error:
+    print(error.name, error)
+"""
+    ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
+    name, _, message = ran.stdout.partition(" ")
+    assert name.partition(".")[0] == package, ran.stderr
+    assert message.startswith(f"mooncake_serving.engine: {package} is not installed: pip install ")
+    assert message.endswith("'mooncake-kernels[serving]'\n")

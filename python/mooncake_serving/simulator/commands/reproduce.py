@@ -9,6 +9,7 @@ from typing import Any
 from ..reproductions import NEEDS_TRACE, ON_CONVERSATION, REPRODUCTIONS, USES, Setup, as_lines
 from ..traces import TraceProfile, TraceRequest, read_trace, synth_trace
 from . import arguments
+from .quiet import make_view
 
 
 def add_commands(commands: Any) -> None:
@@ -40,14 +41,13 @@ def add_commands(commands: Any) -> None:
 
 def run(options: argparse.Namespace) -> None:
     """Reproduce, print our figures next to the published ones, and save both."""
-    from .view import View  # needs rich
-
     name = options.reproduction
+    view = make_view(quiet=options.json)
     folder = arguments.folder(options.out)
     requests, trace_name = _trace(options) if name in NEEDS_TRACE else ([], "")
     paths = {workload: getattr(options, workload) for workload in USES.get(name, ())}
     released = {workload: read_trace(path) for workload, path in paths.items() if path is not None}
-    with View(quiet=options.json) as view:
+    with view:
         setup = Setup(
             trace=requests,
             trace_name=trace_name,

@@ -31,6 +31,7 @@ from ..prefill import PrefillOptions
 from ..reproductions.clusters import VLLM
 from ..traces import read_trace, scale_trace
 from . import arguments, per_request
+from .quiet import make_view
 
 SUMMARY = "Replay a trace on prefill and decode instances under the conductor, or on coupled ones."
 PREFILL_POLICIES = {
@@ -120,18 +121,17 @@ def add_commands(commands: Any) -> None:
 
 def run(options: argparse.Namespace) -> None:
     """Simulate, print the summary, and save the result of each request."""
-    from .view import View  # needs rich
-
     for name in ("speed", "gbps"):
         if getattr(options, name) is not None and not getattr(options, name) > 0:
             raise ValueError(f"run: --{name} must be > 0, got {getattr(options, name)}")
+    view = make_view(quiet=options.json)
     folder = arguments.folder(options.out)
     slo = Slo(options.ttft, options.tbt)
     make, name = _coupled(options) if options.coupled else _disaggregated(options, slo)
     requests = read_trace(options.trace)
     if options.speed != 1:
         requests = scale_trace(requests, time=1 / options.speed)
-    with View(quiet=options.json) as view:
+    with view:
         view.step(name, 1, len(requests))
         report = make(view.advance).run(requests)
     summary = report.summary() | {"effective": report.num_effective(slo.ttft_s, slo.tbt_s)}

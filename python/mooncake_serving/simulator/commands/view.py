@@ -8,24 +8,21 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 
 from ..reproductions import Outcome
+from .quiet import Quiet
 
 
-class View:
-    """A progress bar over the parts of a simulation on stderr, and tables on stdout.
+class View(Quiet):
+    """A progress bar over the parts of a simulation on stderr, and tables on stdout."""
 
-    Args:
-        quiet: show neither.
-    """
-
-    def __init__(self, *, quiet: bool):
-        self._console = Console(quiet=quiet, highlight=False)
+    def __init__(self) -> None:
+        self._console = Console(highlight=False)
         self._steps = 0
         self._progress = Progress(
             TextColumn("{task.description:>28}"),
             BarColumn(),
             MofNCompleteColumn(),
             TimeRemainingColumn(),
-            console=Console(stderr=True, quiet=quiet),
+            console=Console(stderr=True),
             transient=True,
         )
         self._task = self._progress.add_task("", total=None)
