@@ -1,10 +1,13 @@
 """Callbacks for what a process does to a pool: for event publishers, counters, directories."""
 
+import logging
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 
 from mooncake_kernels.buffers import as_buffer
+from mooncake_kernels.errors import InvalidArgument, shown
 from mooncake_kernels.pool import (
     Evicted,
     Key,
@@ -15,13 +18,15 @@ from mooncake_kernels.pool import (
 )
 from mooncake_kernels.transfer import Served
 
+logger = logging.getLogger(__name__)
+
 
 class Observer:
     """Called after each operation of this process, in the thread that did it.
 
     No lock is held during a call, so two threads may report operations on one key in another order
-    than they were done. An observer must be fast and must not raise. Override the methods of
-    interest.
+    than they were done. An observer must be fast. What it raises is logged: the pool has done the
+    operation by then. Override the methods of interest.
     """
 
     def on_stored(self, keys: np.ndarray, num_bytes: int) -> None:
@@ -50,19 +55,35 @@ class ObservedPool(ObjectPool):
     _observers: tuple[Observer, ...] = ()
 
     def observe(self, *observers: Observer) -> None:
-        """Report to these, too, from now on."""
-        self._observers += observers
+        """Report to these, too, from now on.
+
+        Raises:
+            InvalidArgument: one is not an ``Observer``, or is told already.
+        """
+        told = list(self._observers)
+        for i, observer in enumerate(observers):
+            if not isinstance(observer, Observer):
+                raise InvalidArgument(
+                    f"observe: observers[{i}] must be an Observer, got {shown(observer)}"
+                )
+            if any(observer is other for other in told):
+                raise InvalidArgument(
+                    f"observe: observers[{i}] must not observe the pool already, got "
+                    f"{shown(observer)} again"
+                )
+            told.append(observer)
+        self._observers = tuple(told)
 
     def begin(self, key: Key, num_bytes: int, **options: Any) -> ObjectPut | PutResult:
         put = super().begin(key, num_bytes, **options)
         if isinstance(put, ObjectPut):
-            put.on_commit = lambda: self._stored(key, num_bytes)
+            put.on_commit = lambda: self._stored(_one(key), num_bytes)
         return put
 
     def put_from(self, key: Key, *buffers: Any, **options: Any) -> PutResult:
         result = super().put_from(key, *buffers, **options)
         if result is PutResult.STORED:
-            self._stored(key, sum(as_buffer(buffer).num_bytes for buffer in buffers))
+            self._stored(_one(key), sum(as_buffer(buffer).num_bytes for buffer in buffers))
         return result
 
     def remove(self, key: Key) -> bool:
@@ -99,17 +120,15 @@ class ObservedPool(ObjectPool):
     def get_into_each(self, keys: Any, buffers: Any, *, verify: bool = False) -> np.ndarray:
         sizes = super().get_into_each(keys, buffers, verify=verify)
         hits, misses = sizes[sizes >= 0], int((sizes == -1).sum())
-        for observer in self._observers:
-            observer.on_read(len(hits), misses, int(hits.sum()))
+        self._were_read(len(hits), misses, int(hits.sum()))
         return sizes
 
     def tell_served(self, served: Served) -> None:
         """Report what peers did with it without running this process's Python, see ``Served``."""
         ends = np.flatnonzero(np.diff(served.is_there)) + 1
         num_bytes = served.num_bytes_stored
-        for observer in self._observers:
-            if served.num_hits or served.num_misses:
-                observer.on_read(served.num_hits, served.num_misses, served.num_bytes)
+        if served.num_hits or served.num_misses:
+            self._were_read(served.num_hits, served.num_misses, served.num_bytes)
         for keys, is_there in zip(
             np.split(served.changed, ends), np.split(served.is_there, ends), strict=True
         ):
@@ -118,14 +137,11 @@ class ObservedPool(ObjectPool):
             if not is_there[0]:
                 self._removed(keys, evicted=False)
                 continue
-            for observer in self._observers:
-                observer.on_stored(keys, num_bytes)
+            self._stored(keys, num_bytes)
             num_bytes = 0  # reported once
 
-    def _stored(self, key: Key, num_bytes: int) -> None:
-        keys = _one(key)
-        for observer in self._observers:
-            observer.on_stored(keys, num_bytes)
+    def _stored(self, keys: np.ndarray, num_bytes: int) -> None:
+        self._tell(lambda observer: observer.on_stored(keys, num_bytes))
 
     def _evicted(self, evicted: Evicted) -> Evicted:
         if len(evicted.keys):
@@ -133,15 +149,24 @@ class ObservedPool(ObjectPool):
         return evicted
 
     def _removed(self, keys: np.ndarray, *, evicted: bool) -> None:
-        for observer in self._observers:
-            observer.on_removed(keys, evicted=evicted)
+        self._tell(lambda observer: observer.on_removed(keys, evicted=evicted))
 
     def _read(self, num_bytes: int | None) -> None:
+        if num_bytes is None:
+            self._were_read(0, 1, 0)
+        else:
+            self._were_read(1, 0, num_bytes)
+
+    def _were_read(self, num_hits: int, num_misses: int, num_bytes: int) -> None:
+        self._tell(lambda observer: observer.on_read(num_hits, num_misses, num_bytes))
+
+    def _tell(self, call: Callable[[Observer], None]) -> None:
+        """Call each observer; the caller's operation has succeeded, whatever they raise."""
         for observer in self._observers:
-            if num_bytes is None:
-                observer.on_read(0, 1, 0)
-            else:
-                observer.on_read(1, 0, num_bytes)
+            try:
+                call(observer)
+            except Exception:
+                logger.exception("an observer of %s failed", self.path)
 
 
 def _one(key: Key) -> np.ndarray:

@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 
+from mooncake_kernels.errors import InvalidArgument
 from mooncake_kernels.pool import ObjectPool, ObjectPut, PutResult, object_key
 from mooncake_serving.store import SsdTier, Store, TieredStore, largest_first
 from mooncake_serving.store.observer import ObservedPool, Observer
@@ -86,6 +87,43 @@ def test_a_damaged_object_is_told_as_removed(pool, told):
     pool.memory()[: 64 * UNIT].fill_(1)
     assert store.get_into_each([7], [np.zeros(5, np.uint8)]).tolist() == [-4]
     assert [kind for kind, *_ in told.take()] == ["stored", "read", "removed"]
+
+
+def test_what_an_observer_raises_is_logged(pool, caplog):
+    class Raises(Observer):
+        def on_stored(self, keys, num_bytes):
+            raise KeyError("of an observer")
+
+        on_removed = on_read = on_stored
+
+    recorder = Recorder()
+    pool.observe(Raises(), recorder)
+    store = Store(pool)
+    assert store.put("a", b"x") is PutResult.STORED
+    with pool.begin((1, 2), 10):
+        pass
+    assert store.get("a") == b"x" and store.remove("a") and pool.evict(1).num_bytes == UNIT
+    assert [kind for kind, *_ in recorder.take()] == [
+        "stored",
+        "stored",
+        "read",
+        "removed",
+        "evicted",
+    ]
+    assert len(caplog.records) == 5 and "of an observer" in caplog.text
+
+
+def test_only_observers_observe_and_each_of_them_once(pool):
+    recorder = Recorder()
+    pool.observe(recorder)
+    for wrong in (5, Recorder):
+        with pytest.raises(InvalidArgument, match=r"observe: observers\[1\] must be an Observer"):
+            pool.observe(Recorder(), wrong)
+    for observers in ([recorder], [other := Recorder(), other]):
+        with pytest.raises(InvalidArgument, match="must not observe the pool already"):
+            pool.observe(*observers)
+    pool.put_from((1, 2), b"x")
+    assert recorder.take() == [("stored", [[1, 2]], 1)] and other.take() == []
 
 
 def test_a_pool_without_observers_is_a_pool(path):
