@@ -67,6 +67,29 @@ def have_addresses(tensors: Sequence[torch.Tensor | None]) -> bool:
     return True
 
 
+def shared_step(
+    strides: Sequence[int], sizes: Sequence[int], axes: Sequence[str], row: int
+) -> str | None:
+    """Tell where elements share memory: each axis must step over all of those inside it.
+
+    Args:
+        strides: of the axes outside the rows, in any order.
+        sizes: of the same.
+        axes: their names.
+        row: elements of one row, which is packed.
+
+    Returns:
+        The first step that is too short, for the text of an error; None if there is none.
+    """
+    extent, inner = row, "dim"
+    steps = zip(strides, sizes, axes, strict=True)
+    for stride, size, axis in sorted(step for step in steps if step[1] > 1):
+        if stride < extent:
+            return f"stride {stride} along {axis!r}, over {extent} elements along {inner!r}"
+        extent, inner = extent + (size - 1) * stride, axis
+    return None
+
+
 def is_captured() -> bool:
     """Tell whether work on the current stream goes into a CUDA graph."""
     if torch.compiler.is_compiling() or not torch.cuda.is_initialized():

@@ -14,6 +14,7 @@ from .._tensors import (
     have_addresses,
     is_captured,
     refuse_gradients,
+    shared_step,
     versioned,
 )
 from ..errors import InvalidArgument
@@ -145,16 +146,12 @@ def _check_writable(name: str, cache: torch.Tensor) -> None:
 
 @lru_cache(maxsize=256)  # the caches are the same at every step
 def _check_steps(name: str, shape: tuple[int, ...], strides: tuple[int, ...]) -> None:
-    """Refuse a cache whose elements share memory: each axis must step over those inside it."""
-    extent, inner = shape[3], "dim"
-    steps = zip(strides[:3], shape[:3], ORDER[:3], strict=True)
-    for stride, size, axis in sorted(step for step in steps if step[1] > 1):
-        if stride < extent:
-            raise InvalidArgument(
-                f"{OP}: {name} must have memory for each of its elements, got stride {stride} "
-                f"along {axis!r}, over {extent} elements along {inner!r}"
-            )
-        extent, inner = extent + (size - 1) * stride, axis
+    """Refuse a cache whose elements share memory."""
+    shared = shared_step(strides[:3], shape[:3], ORDER[:3], shape[3])
+    if shared is not None:
+        raise InvalidArgument(
+            f"{OP}: {name} must have memory for each of its elements, got {shared}"
+        )
 
 
 def _check_apart(

@@ -255,8 +255,7 @@ def check_max_sms(op: str, max_sms: int | None) -> None:
 
 
 def check_writable(name: str, view: KVView) -> None:
-    axis = view.layout.repeated_axis()
-    if axis is not None:
+    if view.shared_step is not None:
         raise InvalidArgument(
-            f"{name} must have memory for each of its elements, got stride 0 along {axis!r}"
+            f"{name} must have memory for each of its elements, got {view.shared_step}"
         )

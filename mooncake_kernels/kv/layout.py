@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from itertools import product
 from math import gcd
 
+from .._tensors import shared_step
 from ..errors import InvalidArgument
 
 AXES = ("layer", "kv", "block", "head", "token", "dim")
@@ -64,12 +65,11 @@ class Layout:
         tensor = row[layer if len(row) > 1 else 0]
         return tensor, kv * self.strides["kv"] + layer * self.strides["layer"]
 
-    def repeated_axis(self) -> str | None:
-        """Return an axis along which one element stands for several, as ``expand`` makes them."""
-        for axis in AXES:
-            if self.sizes[axis] > 1 and self.strides[axis] == 0 and not self.is_list(axis):
-                return axis
-        return None
+    def shared_step(self) -> str | None:
+        """Tell which axis of a tensor steps into the elements of those inside it, if one does."""
+        axes = [axis for axis in AXES if axis != "dim" and not self.is_list(axis)]
+        strides = [self.strides[axis] // self.itemsize for axis in axes]
+        return shared_step(strides, [self.sizes[axis] for axis in axes], axes, self.sizes["dim"])
 
     def is_list(self, axis: str) -> bool:
         """Tell whether an axis is spread over tensors, so that its stride is meaningless."""

@@ -109,8 +109,9 @@ class KVView:
         tensors: one tensor; or a list of them, one per layer; or a list of two such lists, one for
             k and one for v. All of one shape, strides, dtype and device; no size but that of
             ``block`` may be 0; they must not require grad, or have a forward tangent. They are
-            not copied, and must keep their memory while the view is in use. No CUDA graph that
-            captured a copy of the view's blocks may outlive it.
+            not copied, and must keep their memory while the view is in use. To be written to, a
+            tensor must have memory for each of its elements, each axis stepping over all of those
+            inside it. No CUDA graph that captured a copy of the view's blocks may outlive it.
         axes: the names of a tensor's dimensions, separated by spaces.
 
     Attributes:
@@ -119,8 +120,8 @@ class KVView:
             does not exist); ``block_size`` is in tokens.
         has_tokens, has_heads: whether the axis exists.
         dtype, device: of the tensors.
-        layout, everything, versioned, gather_plan, scatter_plan, sums, span, bad_ids,
-            gpu_bad_ids, registered, base: for this package's own use.
+        layout, everything, versioned, gather_plan, scatter_plan, sums, span,
+            shared_step, bad_ids, gpu_bad_ids, registered, base: for this package's own use.
 
     Raises:
         InvalidArgument: the axes do not match the tensors, or the tensors each other.
@@ -171,6 +172,7 @@ class KVView:
         self.sums: Any = None  # how its blocks are summed: made on first use
         self.span: Any = None  # where its tensors are: likewise, and again if they move
         names = ("gather_blocks: block_ids", "scatter_blocks: block_ids")
+        self.shared_step = self.layout.shared_step()
         self.bad_ids = BadIds(self.device, names, (self.num_blocks, self.num_blocks))
         self.gpu_bad_ids: Any = None  # for a GPU that accesses it in pinned memory: on first use
 

@@ -170,6 +170,32 @@ def test_a_bad_argument_is_named(make, message):
         make()
 
 
+@pytest.mark.parametrize(
+    "strides, step",
+    [
+        ((8, 8, 1), "stride 8 along 'block', over 32 elements along 'token'"),
+        ((31, 8, 1), "stride 31 along 'block', over 32 elements along 'token'"),
+        ((8, 64, 1), None),
+        ((64, 2, 1), "stride 2 along 'token', over 8 elements along 'dim'"),
+    ],
+)
+def test_blocks_that_share_memory_are_only_read(strides, step):
+    axes, packed = "block token dim", torch.arange(256.0).view(8, 1, 1, 1, 4, 8)
+    cache = mk.KVView(torch.zeros(512).as_strided((8, 4, 8), strides), axes)
+    plain = mk.KVView(torch.arange(256.0).view(8, 4, 8), axes)
+    if step is None:
+        mk.CopyPlan(plain, cache).run(range(8), range(8))
+        assert torch.equal(mk.gather_blocks(cache, range(8)), packed)
+        return
+    with pytest.raises(mk.InvalidArgument, match=f"^CopyPlan: dst must have memory .* {step}"):
+        mk.CopyPlan(plain, cache)
+    with pytest.raises(mk.InvalidArgument, match=f"^scatter_blocks: view must have .* {step}"):
+        mk.scatter_blocks(packed, range(8), cache)
+    assert not cache.tensors[0].any()
+    mk.CopyPlan(cache, plain).run(range(8), range(8))
+    assert not plain.tensors[0].any()
+
+
 @pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has a GPU")
 def test_a_named_engine_never_falls_back():
     view, wrong = view_of(), (mk.Unavailable, mk.InvalidArgument)
