@@ -140,7 +140,7 @@ def test_what_cannot_be_evicted(small):
     assert small.put("x", value(1, 2 * UNIT)) is FULL
     pinned.close()
     assert small.put("x", value(1, 2 * UNIT)) is STORED and not small.exists(30)
-    with pytest.raises(InvalidArgument, match="num_bytes must be at most the pool's 131072, got"):
+    with pytest.raises(InvalidArgument, match="value must be at most the pool's 131072 bytes"):
         small.put("y", bytes(33 * UNIT))
 
 
@@ -212,7 +212,14 @@ def test_another_process(small):
             "key must be a name or an integer from 0 to .*, got a huge int",
         ),
         (lambda s: s.match_prefix([1.5]), r"Store: keys must be \[n\] names or integers"),
-        (lambda s: s.put("a", "text"), r"put_from: buffers\[0\] must be"),
+        (lambda s: s.put("a", "text"), "^put: value must be a torch tensor"),
+        (lambda s: s.put("a", bytes(33 * UNIT)), "^put: value must be at most the pool's 131072"),
+        (lambda s: s.put_from("a", b"", {}), r"^put_from: parts\[1\] must be a torch tensor"),
+        (
+            lambda s: s.put_from("a", bytes(17 * UNIT), bytes(16 * UNIT)),
+            "^put_from: parts must be at most the pool's 131072 bytes, got 135168",
+        ),
+        (lambda s: s.put("a", b"", retention="x"), "retention must be one of"),
         (lambda s: s.put_each([1], []), "put_each: values must be as many as keys, got 0 and 1"),
         (lambda s: s.get_into_each([1], []), "get_into_each: buffers must be as many as keys"),
     ],
@@ -263,9 +270,45 @@ def test_keys_are_names_or_hashes(store, wrong):
             store.exists_each(keys)
 
 
-@pytest.mark.parametrize("position", [None, "1", 1.5, [1]])
+@pytest.mark.parametrize(
+    "keys, values, message",
+    [
+        ([1, 2], [b"a", "text"], r"^put_each: values\[1\] must be a torch tensor"),
+        ([1, 2, 3], [b"a", b"b", np.zeros(4)[::2]], r"^put_each: values\[2\] must be packed"),
+        (
+            [1, 2, 3],
+            [b"a", bytes(65 * UNIT), b"c"],
+            r"^put_each: values\[1\] must be at most the pool's 262144 bytes, got 266240",
+        ),
+        ([1, -1], [b"a", b"b"], "^Store: keys must be"),
+    ],
+)
+def test_values_are_all_checked_before_the_first_is_stored(store, keys, values, message):
+    with pytest.raises(InvalidArgument, match=message):
+        store.put_each(keys, values)
+    assert store.stats().num_ready == 0
+
+
+@pytest.mark.parametrize(
+    "wrong, what",
+    [
+        (np.zeros(4, np.uint8)[::2], "packed"),
+        (b"read-only", "writable"),
+        (torch.zeros(4)[::2], "packed"),
+        ("text", "a torch tensor"),
+    ],
+)
+def test_a_wrong_buffer_is_called_by_its_place(store, wrong, what):
+    store.put(1, b"a")
+    first = bytearray(1)
+    with pytest.raises(InvalidArgument, match=rf"^get_into_each: buffers\[1\] must be {what}"):
+        store.get_into_each([1, 2], [first, wrong])
+    assert first == b"\0"
+
+
+@pytest.mark.parametrize("position", [None, "1", 1.5, [1], -1, True])
 def test_a_position_is_a_number(store, position):
-    with pytest.raises(InvalidArgument, match="put_each: position must be an integer, got"):
+    with pytest.raises(InvalidArgument, match="put_each: position must be an integer"):
         store.put_each([1, 2], [b"1", b"2"], position=position)
 
 

@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 
+from mooncake_kernels.buffers import as_buffer
 from mooncake_kernels.errors import ChecksumError, InvalidArgument, Unavailable
 from mooncake_kernels.pool import Key, ObjectPool, PinnedObject
 
@@ -92,11 +93,19 @@ class StoreReader:
         Returns:
             ``[n]`` int64: sizes of the objects; -1 where there is none, -2 where the buffer is too
             small, -4 where the object was verified and damaged; it was removed.
+
+        Raises:
+            InvalidArgument: an argument is wrong; nothing was copied.
         """
         check_pairs("get_into_each", "buffers", keys, buffers)
         key_array = self.keyspace.keys(keys)[::-1]
         verify = self._verifies()
-        sizes = self.pool.get_into_each(key_array, list(buffers)[::-1], verify=verify)
+        held = list(buffers)
+        try:
+            sizes = self.pool.get_into_each(key_array, held[::-1], verify=verify)
+        except InvalidArgument:  # it has counted them from the last on
+            check_buffers("get_into_each", held)
+            raise
         for first, second in key_array[sizes == DAMAGED].tolist():
             self.remove_damaged((first, second))
         return sizes[::-1]
@@ -173,6 +182,13 @@ def is_whole(pinned: PinnedObject) -> bool:
     except ChecksumError:
         return False
     return True
+
+
+def check_buffers(op: str, buffers: Sequence[Any]) -> None:
+    """Refuse what nothing can be copied to, in the pool's words."""
+    for i, buffer in enumerate(buffers):
+        if not as_buffer(buffer, argument=f"{op}: buffers[{i}]").writable:
+            raise InvalidArgument(f"{op}: buffers[{i}] must be writable, got read-only memory")
 
 
 def check_pairs(op: str, argument: str, keys: StoreKeys, others: Sequence[Any]) -> None:

@@ -6,7 +6,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from mooncake_kernels.buffers import as_buffer
+from mooncake_kernels.buffers import Buffer, as_buffer
 from mooncake_kernels.closing import Closing
 from mooncake_kernels.errors import InvalidArgument
 from mooncake_kernels.pool import (
@@ -122,7 +122,11 @@ class Store(StoreReader, Closing):
         self, key: StoreKey, value: Any, *, retention: Retention = "normal", position: int = 0
     ) -> PutResult:
         """Store a value: bytes, a packed tensor or array. See ``put_from``."""
-        return self.put_from(key, value, retention=retention, position=position)
+        words = self._admitted(key)
+        try:
+            return self.put_key(words, value, retention=retention, position=position)
+        except InvalidArgument as error:
+            raise self._named("put", {"value": value}, error) from None
 
     def put_from(
         self, key: StoreKey, *parts: Any, retention: Retention = "normal", position: int = 0
@@ -144,7 +148,12 @@ class Store(StoreReader, Closing):
         Raises:
             InvalidArgument: an argument is wrong, or the object is larger than the pool.
         """
-        return self.put_key(self._admitted(key), *parts, retention=retention, position=position)
+        words = self._admitted(key)
+        try:
+            return self.put_key(words, *parts, retention=retention, position=position)
+        except InvalidArgument as error:
+            named = {f"parts[{i}]": part for i, part in enumerate(parts)}
+            raise self._named("put_from", named, error) from None
 
     def put_key(
         self, key: Key, *parts: Any, retention: Retention = "normal", position: int = 0
@@ -194,16 +203,24 @@ class Store(StoreReader, Closing):
             keys: n consecutive ones of a prompt; for a part of one see ``order_prompt``.
             values: n of them, see ``put``.
             position: of the first, see ``put_from``.
+
+        Raises:
+            InvalidArgument: an argument is wrong, or a value is larger than the pool; nothing was
+                stored.
         """
         check_pairs("put_each", "values", keys, values)
-        if not isinstance(position, int | np.integer):
-            raise InvalidArgument(f"put_each: position must be an integer, got {position!r:.80}")
+        check_number("put_each", "position", position)
+        words = self.keyspace.keys(keys)
+        self.check_puts(keys)
+        buffers = [
+            self._as_buffer("put_each", f"values[{i}]", value) for i, value in enumerate(values)
+        ]
         results = [
-            self.put_from(key, value, position=position + i)
-            for i, (key, value) in enumerate(zip(keys, values, strict=True))
+            self.put_key((first, second), buffer, position=position + i)
+            for i, ((first, second), buffer) in enumerate(zip(words.tolist(), buffers, strict=True))
         ]
         is_new = np.array([result is PutResult.STORED for result in results], bool)
-        self.age_tail_first(self.keyspace.keys(keys)[is_new])
+        self.age_tail_first(words[is_new])
         return results
 
     def order_prompt(self, keys: StoreKeys) -> None:
@@ -306,6 +323,30 @@ class Store(StoreReader, Closing):
     def _admitted(self, key: StoreKey) -> Key:
         self.check_puts([key])
         return self.keyspace.key(key)
+
+    def _as_buffer(self, op: str, argument: str, value: Any) -> Buffer:
+        buffer = as_buffer(value, argument=f"{op}: {argument}")
+        self._check_size(op, argument, buffer.num_bytes)
+        return buffer
+
+    def _check_size(self, op: str, argument: str, num_bytes: int) -> None:
+        most = self.pool.capacity_bytes
+        if num_bytes > most:
+            raise InvalidArgument(
+                f"{op}: {argument} must be at most the pool's {most} bytes, got {num_bytes}"
+            )
+
+    def _named(self, op: str, parts: dict[str, Any], error: InvalidArgument) -> InvalidArgument:
+        """Return the error with the caller's names; the pool has called the parts buffers.
+
+        Not checked before the put: that takes a third of its time.
+        """
+        try:
+            buffers = [self._as_buffer(op, name, part) for name, part in parts.items()]
+            self._check_size(op, "parts", sum(buffer.num_bytes for buffer in buffers))
+        except InvalidArgument as named:
+            return named
+        return error
 
     def _put(
         self, key: Key, num_bytes: Callable[[], int], attempt: Callable[[], Result]

@@ -45,6 +45,21 @@ def test_what_is_on_the_disk_is_not_written_again(opened):
     assert store.tier.stats().user_bytes <= len(KEYS) * OBJECT
 
 
+def test_wrong_values_and_buffers_are_named_before_anything_moves(opened):
+    store = opened()
+    too_large = bytes(store.pool.capacity_bytes + 1)
+    for values, place in (([b"a", "text"], 1), ([b"a", b"b", too_large], 2)):
+        with pytest.raises(InvalidArgument, match=rf"^put_each: values\[{place}\] must be "):
+            store.put_each(range(len(values)), values)
+    assert not store.exists_each(range(3)).any()
+    put(store, *KEYS)
+    assert store.flush()
+    buffers = [bytearray(OBJECT) for _ in KEYS]
+    with pytest.raises(InvalidArgument, match=r"^get_into_each: buffers\[1\] must be writable"):
+        store.get_into_each(KEYS, [buffers[0], b"", *buffers[2:]])
+    assert not any(map(any, buffers))
+
+
 def test_after_a_restart_of_the_host(opened):
     store = opened()
     put(store, *KEYS)
