@@ -60,7 +60,7 @@ def as_bytes(text: str) -> int:
         size = 0
     if size < 1:
         raise argparse.ArgumentTypeError(
-            f"a size must be like 4096, 64KiB or 1.5G, got {text!r:.80}"
+            f"a size must be like 4096, 64KiB or 1.5G, in units up to TiB, got {text!r:.80}"
         )
     return size
 

@@ -32,7 +32,15 @@ POLICIES: dict[str, EvictionPolicy] = {
     "largest_first": largest_first,
 }
 
-
+DEFAULTS = {"cluster": "mooncake", "ssd_bucket": 256 << 20, "ssd_min_uses": 2}
+NEEDS = {  # options that mean nothing without another
+    "replay": "events",
+    "cluster": "directory",
+    "engine": "directory",
+    "ssd_capacity": "ssd",
+    "ssd_bucket": "ssd",
+    "ssd_min_uses": "ssd",
+}
 SSD_WATERMARK = (0.90, 0.85)  # objects that other processes evict do not reach the disk
 
 
@@ -71,9 +79,7 @@ def add_commands(commands: Any) -> None:
     parser.add_argument(
         "--directory", metavar="URL", help="take part in a cluster, as redis://10.0.0.1:6379/0"
     )
-    parser.add_argument(
-        "--cluster", default="mooncake", metavar="NAME", help="which (default: mooncake)"
-    )
+    parser.add_argument("--cluster", metavar="NAME", help="which (default: mooncake)")
     parser.add_argument(
         "--engine", metavar="HOST:PORT",
         help="where other nodes reach the pool (default: a free port of listen_host)",
@@ -86,11 +92,11 @@ def add_commands(commands: Any) -> None:
         "--ssd-capacity", type=as_bytes, metavar="SIZE", help="of FILE, as 1TiB; needed with --ssd"
     )
     parser.add_argument(
-        "--ssd-bucket", type=as_bytes, default=256 << 20, metavar="SIZE",
+        "--ssd-bucket", type=as_bytes, metavar="SIZE",
         help="in which FILE is written, more than an object has (default: 256MiB)",
     )  # fmt: skip
     parser.add_argument(
-        "--ssd-min-uses", type=as_count, default=2, metavar="N",
+        "--ssd-min-uses", type=as_count, metavar="N",
         help="1: write all that goes; 2: what was used again (default)",
     )  # fmt: skip
     parser.add_argument(
@@ -101,9 +107,7 @@ def add_commands(commands: Any) -> None:
 def run(options: argparse.Namespace) -> None:
     from ..admin import AdminServer
 
-    if options.replay is not None and options.events is None:
-        raise InvalidArgument("serve: --replay needs --events")
-    _check_ssd(options)
+    _check(options)
     with contextlib.ExitStack() as stack:
         stop = _stopped_by_signals(stack)
         removal = stack.enter_context(contextlib.ExitStack())
@@ -154,10 +158,15 @@ def _pool(options: argparse.Namespace, removal: contextlib.ExitStack) -> Observe
     return pool
 
 
-def _check_ssd(options: argparse.Namespace) -> None:
+def _check(options: argparse.Namespace) -> None:
+    """Refuse options without what they are for; then fill in the defaults."""
+    given = {name for name, value in vars(options).items() if value is not None}
+    for name, needed in NEEDS.items():
+        if name in given and needed not in given:
+            raise InvalidArgument(f"serve: --{name.replace('_', '-')} needs --{needed}")
+    for name in DEFAULTS.keys() - given:
+        setattr(options, name, DEFAULTS[name])
     if options.ssd is None:
-        if options.ssd_capacity is not None:
-            raise InvalidArgument("serve: --ssd-capacity needs --ssd")
         return
     if options.ssd_capacity is None:
         raise InvalidArgument("serve: --ssd needs --ssd-capacity")
