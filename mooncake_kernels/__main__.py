@@ -1,6 +1,7 @@
 """``python -m mooncake_kernels doctor | topo | config | calibrate | metadata | secret``."""
 
 import argparse
+import json
 import secrets
 import sys
 from pathlib import Path
@@ -14,10 +15,11 @@ from .topology import cli as topology_cli
 
 def calibrate(path: Path, *, quick: bool) -> None:
     """Measure the calibration table of this machine, line by line, and write it."""
-    from .kv.calibrate import measure, write
+    from .kv.calibrate import measure, replaced
 
-    table = measure(quick=quick, report=lambda line: sys.stdout.write(line + "\n"))
-    write(table, path)
+    with replaced(path) as file:
+        table = measure(quick=quick, report=lambda line: sys.stdout.write(line + "\n"))
+        file.write(json.dumps(table, indent=1) + "\n")
     sys.stdout.write(f"written to {path}\n")
 
 
@@ -70,7 +72,12 @@ def run(arguments: list[str] | None) -> int:
 
         return server.run(options.host or config.current().listen_host, options.port)
     if command == "calibrate":
-        default = config.current().calibration or config.Settings.calibration
+        default = config.current().calibration
+        if options.json is None and not default:
+            measuring.error(
+                '--json must be given where "auto" has no table: '
+                "MOONCAKE_KERNELS_CALIBRATION is empty"
+            )
         calibrate(options.json or Path(default).expanduser(), quick=options.quick)
         return 0
     if command == "secret":

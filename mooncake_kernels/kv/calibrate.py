@@ -1,14 +1,14 @@
 """Measure the calibration table: every available engine, by direction, size and number of runs."""
 
+import contextlib
 import datetime
-import json
 import os
 import statistics
 import subprocess
 from collections.abc import Callable, Iterator
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 import torch
 
@@ -126,12 +126,31 @@ def machine() -> dict[str, Any]:
     }
 
 
-def write(table: dict[str, Any], path: Path) -> None:
-    """Write a table atomically."""
-    path.parent.mkdir(parents=True, exist_ok=True)
+@contextlib.contextmanager
+def replaced(path: Path) -> Iterator[TextIO]:
+    """Open the file that takes the place of a path in the end, unless something fails.
+
+    It is opened before anything is measured, so that a wrong path costs no time.
+
+    Raises:
+        InvalidArgument: there is something else than a file.
+        OSError: it cannot be written.
+    """
+    if path.exists() and not path.is_file():
+        raise InvalidArgument(f"calibrate: the table must be written to a file, got {path}")
     part = path.with_name(f"{path.name}.{os.getpid()}.part")
-    part.write_text(json.dumps(table, indent=1) + "\n")
-    part.replace(path)
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        file = part.open("w")
+    except OSError as error:
+        raise OSError(error.errno, error.strerror, str(path)) from None
+    try:
+        with file:
+            yield file
+        part.replace(path)
+    except BaseException:
+        part.unlink(missing_ok=True)
+        raise
 
 
 def _driver() -> str | None:

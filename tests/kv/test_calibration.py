@@ -3,6 +3,7 @@
 import json
 import logging
 import os
+import re
 from types import SimpleNamespace
 
 import pytest
@@ -216,6 +217,43 @@ def test_a_quick_calibration_is_one_that_can_be_read(tmp_path, monkeypatch, caps
     with config.override(calibration=str(file)):
         assert calibration.current() is not None
     assert torch.get_num_threads() == 2
+
+
+def not_reached(**options):
+    raise AssertionError("it measures")
+
+
+@pytest.mark.parametrize(
+    "path, reason",
+    [
+        ("/proc/nope.json", r"error: \[Errno 2\] No such file or directory: '/proc/nope.json'\n"),
+        ("/proc", "error: calibrate: the table must be written to a file, got /proc\n"),
+        ("/dev/null", "error: calibrate: the table must be written to a file, got /dev/null\n"),
+    ],
+)
+def test_a_path_that_cannot_be_written_is_told_before_measuring(path, reason, monkeypatch, capsys):
+    monkeypatch.setattr(calibrate, "measure", not_reached)
+    assert main(["calibrate", "--json", path]) == 2
+    assert re.fullmatch(reason, capsys.readouterr().err)
+
+
+def test_a_calibration_that_fails_leaves_the_table_there_was(tmp_path, monkeypatch):
+    monkeypatch.setattr(calibrate, "measure", not_reached)
+    file = tmp_path / "table.json"
+    file.write_text("before")
+    with pytest.raises(AssertionError, match="it measures"):
+        main(["calibrate", "--json", str(file)])
+    assert file.read_text() == "before" and [*tmp_path.iterdir()] == [file]
+
+
+def test_where_auto_looks_nowhere_the_path_must_be_given(monkeypatch, capsys):
+    monkeypatch.setattr(calibrate, "measure", not_reached)
+    with config.override(calibration=""), pytest.raises(SystemExit, match="2"):
+        main(["calibrate"])
+    message = (
+        '--json must be given where "auto" has no table: MOONCAKE_KERNELS_CALIBRATION is empty'
+    )
+    assert message in capsys.readouterr().err
 
 
 def test_the_smallest_size_that_pays():
