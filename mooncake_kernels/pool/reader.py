@@ -24,7 +24,12 @@ class PoolReader(Closing):
         device: the GPU that holds the objects; None: they are in host memory.
     """
 
-    def __init__(self, native: _host.ObjectPool):
+    def __init__(self, native: _host.ObjectPool | None = None):
+        if not isinstance(native, _host.ObjectPool):
+            raise InvalidArgument(
+                "ObjectPool: make one by ObjectPool.create(capacity_bytes) or "
+                f"ObjectPool.open(path), got {shown(native)}"
+            )
         self.path = native.path
         self.capacity_bytes = native.capacity_bytes
         self.alignment = native.alignment

@@ -306,6 +306,13 @@ def test_names_that_nobody_holds():
     assert named_keys(np.array(list(Names()))).tolist() == expected
 
 
+@pytest.mark.parametrize("arguments, got", [((64 << 20,), "67108864"), ((), "None")])
+def test_a_pool_is_not_made_by_its_class(arguments, got):
+    message = rf"^ObjectPool: make one by ObjectPool.create\(capacity_bytes\) or .*, got {got}$"
+    with pytest.raises(InvalidArgument, match=message):
+        ObjectPool(*arguments)
+
+
 def test_a_closed_pool(pool):
     other = ObjectPool.open(pool.path)
     other.close()
