@@ -84,14 +84,23 @@ def require_engine(engine: str, device_type: str, op: str = "") -> None:
         )
 
 
-def triton_module(name: str) -> ModuleType:
-    """Return a module of ``triton/``; not imported at the top, because that takes a second."""
+def triton_module(op: str, name: str, device: torch.device) -> ModuleType:
+    """Return a module of ``triton/`` for tensors on a device; only now, as it takes a second."""
     try:
-        return importlib.import_module(f".triton.{name}", __package__)
+        interpreted = importlib.import_module(".triton", __package__).INTERPRETED
+        module = importlib.import_module(f".triton.{name}", __package__)
     except ModuleNotFoundError as missing:
         if missing.name != "triton":
             raise
-        raise Unavailable("engine triton: the package triton is not installed") from None
+        raise Unavailable(
+            f"{op}: engine triton: the package triton is not installed: "
+            "pip install 'mooncake-kernels[gpu]'"
+        ) from None
+    if device.type == "cpu" and not interpreted:
+        raise Unavailable(
+            f"{op}: engine triton: CPU tensors need TRITON_INTERPRET=1 set before the import"
+        )
+    return module
 
 
 def call(operator: Callable[..., Any], *arguments: Any) -> Any:

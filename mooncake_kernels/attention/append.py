@@ -111,7 +111,7 @@ def append_kv(
     if engine == "reference":
         reference.append_kv(*arguments)
     elif engine == "triton":
-        _library.triton_module("attention_append").append_kv(*arguments)
+        _library.triton_module(OP, "attention_append", k.device).append_kv(*arguments)
     else:
         _library.require_engine("host", k.device.type, OP)
         _library.call(_library.append_kv, *arguments)

@@ -77,6 +77,8 @@ def merge_attention(
         _library.log_choice(f"{OP} on {outs.device.type}", engine)
     outs, lses = outs.contiguous(), lses.contiguous()
     if engine == "triton":
-        return _library.triton_module("attention_merge").merge_attention(outs, lses, log2)
+        return _library.triton_module(OP, "attention_merge", outs.device).merge_attention(
+            outs, lses, log2
+        )
     _library.require_engine(engine, outs.device.type, OP)
     return _library.call(_library.merge_attention, outs, lses, log2)

@@ -113,7 +113,7 @@ def paged_attention(
         return out.to(q.dtype), lse.float()
     if engine == "triton":
         _check_room(block_table, caches, rows)
-        return _library.triton_module("attention").paged_attention(*arguments)
+        return _library.triton_module(OP, "attention", q.device).paged_attention(*arguments)
     _library.require_engine("host", q.device.type, OP)
     return _library.call(_library.paged_attention, *arguments)
 

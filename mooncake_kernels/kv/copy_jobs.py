@@ -10,7 +10,7 @@ from ..errors import InvalidArgument, Unavailable
 from ..transforms import Fp8, Rope
 from .choose import choose
 from .copy_parts import CopyPart, Layers, as_layers, check_layers_alike
-from .execute import BlockIds, Engine, as_ids, check_memory, execute, to_device
+from .execute import BlockIds, Engine, as_ids, check_engine, check_memory, execute, to_device
 from .execute_rows import MOVES_BYTES, add_checksums, transform
 from .row_plan import RowCall, RowPlan
 from .view import BlockPlan
@@ -114,6 +114,15 @@ class CopyJobs:
         return to_device(name, checksums, ids.device)
 
 
+def check_jobs_engine(op: str, engine: Engine, jobs: list[Job]) -> None:
+    """Raise unless a named engine runs these jobs."""
+    if engine in MOVES_BYTES and any(isinstance(plan, RowPlan) for _, plan in jobs):
+        raise Unavailable(
+            f"{op}: engine {engine}: it moves bytes; convert, rope and checksum need another"
+        )
+    check_engine(op, engine, jobs[0][0].device)
+
+
 def add_up_jobs(
     jobs: list[Job],
     src_ids: torch.Tensor,
@@ -140,10 +149,6 @@ def run_jobs(
     engine: Engine,
 ) -> None:
     """Copy; if checksums are expected, the actual ones have been computed before."""
-    if engine in MOVES_BYTES and any(isinstance(plan, RowPlan) for _, plan in jobs):
-        raise Unavailable(
-            f"engine {engine}: it moves bytes; convert, rope and checksum need another"
-        )
     for part, plan in jobs:
         sides = (part.src, part.dst)
         if isinstance(plan, RowPlan):

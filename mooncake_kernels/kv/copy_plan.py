@@ -9,7 +9,15 @@ from .._tensors import have_addresses
 from ..bad_ids import BadIds
 from ..errors import InvalidArgument
 from ..transforms import FP8, Fp8, Rope
-from .copy_jobs import CopyJobs, Job, add_up_jobs, check_checksum, check_transforms, run_jobs
+from .copy_jobs import (
+    CopyJobs,
+    Job,
+    add_up_jobs,
+    check_checksum,
+    check_jobs_engine,
+    check_transforms,
+    run_jobs,
+)
 from .copy_parts import (
     CopyPart,
     Layers,
@@ -214,6 +222,7 @@ class CopyPlan:
             return None
         check_call("CopyPlan.run", max_sms, engine)
         jobs = self._jobs.of("CopyPlan.run", layers, by_slot=False)
+        check_jobs_engine("CopyPlan.run", engine, jobs)
         if self._device.type == "cuda":
             engine = self._jobs.choose(engine, jobs, (src_blocks, dst_blocks))
         src_ids = as_ids("CopyPlan.run: src_blocks", src_blocks, self._device, engine)
@@ -287,6 +296,7 @@ class CopyPlan:
             return None
         check_call("CopyPlan.run_slots", max_sms, engine)
         jobs = self._jobs.of("CopyPlan.run_slots", layers, by_slot=True)
+        check_jobs_engine("CopyPlan.run_slots", engine, jobs)
         if self._device.type == "cuda":
             engine = self._jobs.choose(engine, jobs, (src_slots, dst_slots))
         src_ids = as_ids("CopyPlan.run_slots: src_slots", src_slots, self._device, engine)

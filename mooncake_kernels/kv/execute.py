@@ -87,7 +87,7 @@ def execute(
     elif chosen in LISTED:
         _execute_listed(chosen, src, dst, plan, src_ids, dst_ids, bad, max_sms)
     elif chosen == "triton":
-        triton_kv = _library.triton_module("kv")
+        triton_kv = _library.triton_module("copy_blocks", "kv", src.device)
         if device != "cpu" and max_sms is not None:
             raise InvalidArgument(f"engine triton: max_sms must be None, got {max_sms}")
         if src.device != dst.device:
@@ -244,6 +244,8 @@ def check_engine(op: str, engine: Engine, device: torch.device) -> None:
     """Raise unless a named engine copies on that device."""
     if engine in ("host", "cuda", "tma", *LISTED):
         _library.require_engine(engine, device.type, op)
+    elif engine == "triton" and not torch.compiler.is_compiling():
+        _library.triton_module(op, "kv", device)
 
 
 def check_max_sms(op: str, max_sms: int | None) -> None:

@@ -7,7 +7,7 @@ import torch
 from ..bad_ids import BadIds
 from ..errors import ChecksumError, InvalidArgument, shown
 from ..transforms import FP8, Fp8, Rope
-from .copy_jobs import check_checksum, check_transforms, run_jobs
+from .copy_jobs import check_checksum, check_jobs_engine, check_transforms, run_jobs
 from .copy_parts import as_views, block_size_of
 from .execute import BlockIds, Engine, as_ids, check_call, check_memory
 from .layer_stream import LayerStream
@@ -153,6 +153,7 @@ class Packer:
         if ready is not None and ready.device != self.device:
             raise InvalidArgument(f"{op}: ready must be on {self.device}, got {ready.device}")
         packed, [plan] = self._plans.of("pack", header, staging)
+        check_jobs_engine(op, engine, plan.jobs(op))
         if ready is not None:
             ready.begin_signals()
         for index, chunk in enumerate(chunks):
@@ -219,6 +220,7 @@ class Packer:
         prepared = []
         for plan in plans:
             jobs = plan.jobs(op)
+            check_jobs_engine(op, engine, jobs)
             given = positions if plan is takes else (None, None)
             names = ("staging's records", "block_ids")
             call, dst_ids = plan.prepare(op, jobs, records, ids, *given, names=names)

@@ -9,7 +9,7 @@ import triton.language as tl
 
 from ..bad_ids import BadIds
 from ..errors import InvalidArgument
-from . import INTERPRETED, check_device
+from . import INTERPRETED
 from .attention_kernel import paged_attention_kernel
 from .attention_merge import merge_attention
 
@@ -137,9 +137,7 @@ def paged_attention(
 
     Raises:
         InvalidArgument: an earlier call on the device met a block that is not in its cache.
-        Unavailable: the tensors are on the CPU and Triton is not in its interpreter.
     """
-    check_device(q.device)
     num_q, num_heads, k_dim = q.shape
     num_blocks, block_size, num_kv_heads, v_dim = v_cache.shape
     num_requests, max_blocks = block_table.shape

@@ -9,7 +9,6 @@ import triton.language as tl
 from ..bad_ids import BadIds
 from ..errors import InvalidArgument
 from ..transforms import FP8
-from . import check_device
 from .attention_tiles import report_bad
 
 _bad_slots: dict[torch.device, BadIds] = {}
@@ -92,9 +91,7 @@ def append_kv(
 
     Raises:
         InvalidArgument: an earlier call on the device met a slot that is not in its cache.
-        Unavailable: the tensors are on the CPU and Triton is not in its interpreter.
     """
-    check_device(k.device)
     if k.device.type == "cpu":
         _check_slots(slots, k_cache.shape[0] * k_cache.shape[1])
     if k.device not in _bad_slots:

@@ -233,8 +233,11 @@ def test_triton_that_is_not_installed(monkeypatch):
     monkeypatch.delitem(sys.modules, "mooncake_kernels.triton.kv", raising=False)
     monkeypatch.setitem(sys.modules, "triton", None)
     view = make_view("nhd_per_layer", Sizes())
-    with pytest.raises(mk.Unavailable, match="engine triton: the package triton is not installed"):
+    message = "engine triton: the package triton is not installed: pip install 'mooncake-kernels"
+    with pytest.raises(mk.Unavailable, match=f"^gather_blocks: {message}"):
         mk.gather_blocks(view, [0], engine="triton")
+    with pytest.raises(mk.Unavailable, match=f"^CopyPlan.run: {message}"):
+        mk.CopyPlan(view, make_view("nhd_per_layer", Sizes())).run([0], [0], engine="triton")
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="torch finds no CUDA device")

@@ -201,6 +201,18 @@ def test_a_named_engine_never_falls_back():
     view, wrong = view_of(), (mk.Unavailable, mk.InvalidArgument)
     with pytest.raises(wrong, match="^gather_blocks: engine cuda"):
         mk.gather_blocks(view, [0], engine="cuda")
+    plan, packer = mk.CopyPlan(view, view_of()), mk.Packer(view)
+    staging = torch.zeros(packer.header(1).num_bytes, dtype=torch.uint8)
+    header = packer.pack([0], staging)
+    for op, call in (
+        ("CopyPlan.run", lambda engine: plan.run([0], [0], engine=engine)),
+        ("CopyPlan.run_slots", lambda engine: plan.run_slots([0], [0], engine=engine)),
+        ("Packer.pack", lambda engine: packer.pack([0], staging, engine=engine)),
+        ("Packer.unpack", lambda engine: packer.unpack(header, staging, [1], engine=engine)),
+    ):
+        for engine in ("cuda", "tma", "copy_engine", "two_hop"):
+            with pytest.raises(wrong, match=f"^{op}: engine {engine}"):
+                call(engine)
     packed = torch.zeros(view.packed_shape(1))
     with pytest.raises(wrong, match="^scatter_blocks: engine tma"):
         mk.scatter_blocks(packed, [0], view, engine="tma")
