@@ -187,7 +187,8 @@ def test_files_in_and_out(pool, path, run, tmp_path):
     assert (status, out) == (1, "") and "there is such an object already" in error
     landing.unlink()
     status, out, error = run("get", path, "x", landing)
-    assert (status, out, error) == (1, "", "error: there is no object x\n")
+    assert (status, out, error) == (1, "", "error: there is no object 'x'\n")
+    assert run("get", path, "", landing)[2] == "error: there is no object ''\n"
     assert not landing.exists()
     assert read_counts(str(path)).num_stored == 1
 
@@ -208,7 +209,7 @@ def test_prefix_hashes_and_whole_keys(pool, path, run, monkeypatch):
         assert status == 2 and text in error
     assert run("remove", path, key, "0x5", "--namespace", "a") == (0, "", "")
     status, _, error = run("remove", path, key, "gone")
-    assert status == 1 and error == f"error: there is no object {key}, gone\n"
+    assert status == 1 and error == f"error: there is no object '{key}', 'gone'\n"
     assert pool.stats().num_ready == 0
 
 
@@ -374,6 +375,7 @@ def test_bench(path, run):
         (["bench", "--capacity", "9" * 400], "1.5G, in units up to TiB, got '999"),
         (["bench", "--sizes", "1KiB,0"], "1.5G, in units up to TiB, got '0'"),
         (["bench", "--seconds", "-1"], "must be seconds from"),
+        (["drain", "/dev/shm/kv", "n"], "drain: URL must be an http address, got /dev/shm/kv\n"),
         (["list", "x", "--limit", "-1"], "must be an integer from 1 on, got '-1'"),
         (["put", "x", "key", "--retention", "long"], "invalid choice: 'long'"),
     ],

@@ -6,6 +6,8 @@ import time
 from typing import Any
 from urllib.parse import quote
 
+from mooncake_kernels.errors import InvalidArgument
+
 from .failure import Failed
 from .options import add_command, add_token
 from .sample import request
@@ -30,6 +32,8 @@ def add_commands(commands: Any) -> None:
 
 
 def run(options: argparse.Namespace) -> None:
+    if not options.url.startswith(("http://", "https://")):
+        raise InvalidArgument(f"drain: URL must be an http address, got {options.url}")
     url = f"{options.url.rstrip('/')}/drain"
     if options.cancel:
         _cancel(url, options)

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from mooncake_kernels.errors import ChecksumError
+from mooncake_kernels.errors import ChecksumError, shown
 from mooncake_kernels.pool import PutResult
 
 from ..counters import Counters
@@ -91,7 +91,7 @@ def run_get(options: argparse.Namespace) -> None:
         key = pool_key(options.key, options.namespace)
         pinned = pool.pin(key)
         if pinned is None:
-            raise Failed(f"there is no object {options.key}")
+            raise Failed(f"there is no object {shown(options.key, 80)}")
         with pinned:
             try:
                 pinned.verify()
@@ -113,7 +113,7 @@ def run_put(options: argparse.Namespace) -> None:
         store = Store(pool, namespace=options.namespace)
         result = store.put(key, value, retention=options.retention)
     if result is not PutResult.STORED:
-        raise Failed(f"{options.key} was not stored: {REASONS[result]}")
+        raise Failed(f"{shown(options.key, 80)} was not stored: {REASONS[result]}")
 
 
 def _read(file: str, most: int) -> bytes:
@@ -132,4 +132,4 @@ def run_remove(options: argparse.Namespace) -> None:
     with counted_pool(options.path) as pool:
         missing = [text for text, key in keys.items() if not pool.remove(key)]
     if missing:
-        raise Failed(f"there is no object {', '.join(missing)}")
+        raise Failed(f"there is no object {', '.join(shown(key, 80) for key in missing)}")
