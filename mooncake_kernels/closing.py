@@ -2,16 +2,22 @@
 
 from typing import TypeVar
 
+from .errors import InvalidArgument
+
 Self = TypeVar("Self")
 
 
 class Closing:
-    """A context manager around ``close()``."""
+    """A context manager around ``close()``. One whose ``closed`` is True cannot be entered."""
 
     def close(self) -> None:
         raise NotImplementedError
 
     def __enter__(self: Self) -> Self:
+        if getattr(self, "closed", False):
+            raise InvalidArgument(
+                f"{type(self).__name__}: what is entered must be open, got a closed one"
+            )
         return self
 
     def __exit__(self, *exc: object) -> None:

@@ -147,6 +147,11 @@ class PoolReader(Closing):
         self._native = None
 
     @property
+    def closed(self) -> bool:
+        """Whether ``close`` was called."""
+        return self._native is None
+
+    @property
     def _pool(self) -> _host.ObjectPool:
         if self._native is None:
             raise InvalidArgument(

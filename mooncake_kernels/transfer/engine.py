@@ -9,7 +9,7 @@ from .. import _host
 from .._arguments import as_integer, as_seconds
 from ..buffers import as_buffer
 from ..closing import Closing
-from ..errors import InvalidArgument, TransferError, shown
+from ..errors import InvalidArgument, TransferError, Unavailable, shown
 from ..topology import Topology
 from . import log
 from .arguments import as_checksum, as_deadline
@@ -81,7 +81,8 @@ class TransferEngine(Requests, Inspection, ObjectCalls, Closing):
         InvalidArgument: an argument is wrong, named in the message; or another engine, not known
             to be gone, has that name.
         Unavailable: the host cannot be resolved, the metadata server does not answer, OpenSSL 3 is
-            missing for a secret or TLS, or ``rdma`` was named and there is no NIC.
+            missing for a secret or TLS, ``rdma`` was named and there is no NIC, or ``cuda_ipc``
+            alone and there is no driver.
         OSError: the port is taken, the host is not an address of this machine, the secret's file
             cannot be read, or ``rdma`` was named and no NIC can be opened.
     """
@@ -115,6 +116,8 @@ class TransferEngine(Requests, Inspection, ObjectCalls, Closing):
         )
         spin_us = as_integer("TransferEngine", "spin_us", spin_us, 0, 1_000_000)
         self._checksum = as_checksum("TransferEngine", checksum, default=False)
+        if set(allowed) == {"cuda_ipc"} and (missing := _host.missing_cuda_driver()):
+            raise Unavailable(f"TransferEngine: cuda_ipc alone needs a driver: {missing}")
         files = as_tls(tls)
         named = transports is not None and "rdma" in allowed
         nics = NicChoice()
@@ -145,6 +148,11 @@ class TransferEngine(Requests, Inspection, ObjectCalls, Closing):
         self._closed = True
         self._finalizer()  # no effect if another thread has called it
         self._engine.close()  # also waits for that thread
+
+    @property
+    def closed(self) -> bool:
+        """Whether ``close`` was called."""
+        return self._closed
 
     def __del__(self) -> None:
         """Warn about an engine that was not closed."""

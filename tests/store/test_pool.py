@@ -319,6 +319,9 @@ def test_a_closed_pool(pool):
     other.close()
     with pytest.raises(InvalidArgument, match="ObjectPool: pool must be open, got the closed"):
         other.contains(KEY)
+    assert other.closed and not pool.closed
+    with pytest.raises(InvalidArgument, match="^ObjectPool: what is entered must be open, got"):
+        other.__enter__()
 
 
 def test_what_is_no_pool(tmp_path, pool):

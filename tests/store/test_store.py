@@ -260,7 +260,7 @@ def test_values_are_a_list(store):
         store.put_each([1], None)
 
 
-@pytest.mark.parametrize("wrong", [1.5, 1.0, None, -1, 1 << 64, [1]])
+@pytest.mark.parametrize("wrong", [1.5, 1.0, None, -1, 1 << 64, [1], True, np.True_])
 def test_keys_are_names_or_hashes(store, wrong):
     """Also among names: a float is not the hash below it."""
     store.put(1, b"1")
@@ -268,6 +268,8 @@ def test_keys_are_names_or_hashes(store, wrong):
     for keys in ([wrong, 1], [wrong], ["name", wrong]):
         with pytest.raises(InvalidArgument, match=r"Store: keys must be \[n\] names or integers"):
             store.exists_each(keys)
+    with pytest.raises(InvalidArgument, match="Store: key must be a name or an integer from 0 to"):
+        store.get(wrong)
 
 
 @pytest.mark.parametrize(
@@ -310,6 +312,17 @@ def test_a_wrong_buffer_is_called_by_its_place(store, wrong, what):
 def test_a_position_is_a_number(store, position):
     with pytest.raises(InvalidArgument, match="put_each: position must be an integer"):
         store.put_each([1, 2], [b"1", b"2"], position=position)
+
+
+def test_a_closed_store_is_not_used(small):
+    other = Store.open(small.pool.path)
+    assert not other.closed
+    other.close()
+    assert other.closed
+    with pytest.raises(InvalidArgument, match="^Store: what is entered must be open, got a closed"):
+        other.__enter__()
+    with pytest.raises(InvalidArgument, match="^Store: pool must be open, got the closed '/proc"):
+        Store(other.pool)
 
 
 @pytest.mark.parametrize("pool", [None, "/dev/shm/kv", 1 << 20])

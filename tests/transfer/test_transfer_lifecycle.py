@@ -70,6 +70,10 @@ def test_close_is_idempotent_and_in_any_order(pair):
     for call in (lambda: pair.near.open(pair.far.name), lambda: pair.near.register(addressed(8))):
         with pytest.raises(InvalidArgument, match=r"the engine .* is closed"):
             call()
+    for closed in (pair.near, pair.peer):
+        assert closed.closed
+        with pytest.raises(InvalidArgument, match="what is entered must be open, got a closed one"):
+            closed.__enter__()
 
 
 def test_every_thread_that_closes_finds_it_closed():

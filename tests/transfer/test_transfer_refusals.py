@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 
+from mooncake_kernels import _host
 from mooncake_kernels.errors import InvalidArgument, TransferError, Unavailable
 from mooncake_kernels.transfer import TransferEngine
 
@@ -253,6 +254,13 @@ def test_bad_arguments_of_the_engine():
             InvalidArgument, match="transports must be .* local, shm, cuda_ipc, rdma, tcp and file"
         ):
             TransferEngine(transports=transports)
+
+
+def test_cuda_ipc_alone_needs_a_driver(monkeypatch):
+    monkeypatch.setattr(_host, "missing_cuda_driver", lambda: "libcuda.so.1: no such file")
+    with pytest.raises(Unavailable, match="^TransferEngine: cuda_ipc alone .*: libcuda.so.1: no"):
+        TransferEngine(transports=["cuda_ipc"])
+    TransferEngine(transports=["shm", "cuda_ipc"]).close()
 
 
 def test_a_named_transport_does_not_fall_back(engine):

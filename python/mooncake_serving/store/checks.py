@@ -25,9 +25,11 @@ def check_bool(op: str, argument: str, value: Any) -> None:
 
 
 def check_pool(op: str, pool: Any) -> None:
-    """Refuse a value that is not a pool."""
+    """Refuse a value that is not a pool, or a closed one."""
     if not isinstance(pool, ObjectPool):
         raise InvalidArgument(f"{op}: pool must be an ObjectPool, got {shown(pool, 80)}")
+    if pool.closed:
+        raise InvalidArgument(f"{op}: pool must be open, got the closed {shown(pool.path, 80)}")
 
 
 def check_number(op: str, argument: str, value: Any) -> None:

@@ -35,7 +35,7 @@ class Keyspace:
         if isinstance(key, str | bytes):
             return object_key(key, self.scope)
         try:
-            word = operator.index(key)
+            word = -1 if isinstance(key, bool) else operator.index(key)
         except TypeError:
             word = -1
         if not 0 <= word < 1 << 64:
@@ -49,7 +49,10 @@ class Keyspace:
         check_keys(keys)
         if isinstance(keys, np.ndarray):
             return self._hashes(keys)
-        are_names = {issubclass(kind, str | bytes) for kind in set(map(type, keys))}
+        kinds = set(map(type, keys))
+        if kinds & {bool, np.bool_}:  # among integers it would be one
+            raise _wrong_keys(keys)
+        are_names = {issubclass(kind, str | bytes) for kind in kinds}
         if are_names == {True}:
             return named_keys(keys, self.scope)  # type: ignore[arg-type]
         if are_names == {True, False}:
@@ -61,9 +64,13 @@ class Keyspace:
         try:
             return object_keys(keys, self.scope)
         except InvalidArgument:
-            raise InvalidArgument(
-                f"Store: keys must be [n] names or integers from 0 to 2**64 - 1, got {keys!r:.80}"
-            ) from None
+            raise _wrong_keys(keys) from None
+
+
+def _wrong_keys(keys: Any) -> InvalidArgument:
+    return InvalidArgument(
+        f"Store: keys must be [n] names or integers from 0 to 2**64 - 1, got {keys!r:.80}"
+    )
 
 
 def check_keys(keys: Any) -> None:

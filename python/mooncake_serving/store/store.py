@@ -245,6 +245,11 @@ class Store(StoreReader, Closing):
         return self.pool.retain(self.keyspace.key(key), retention)
 
     @property
+    def closed(self) -> bool:
+        """Whether the store, or only its pool, was closed."""
+        return self.pool.closed
+
+    @property
     def is_pool_all(self) -> bool:
         """Whether the store has no objects outside the pool."""
         return True
