@@ -6,6 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from mooncake_kernels.__main__ import main
+
 ROOT = Path(__file__).parent.parent
 DESIGN = (ROOT / "docs/design.md").read_text()
 [HOUSE] = re.findall(r"## 2\. The house\n\n```\n(.*?)```", DESIGN, re.DOTALL)
@@ -42,6 +44,14 @@ def test_its_folders_and_files_are_there(top, folder, line):
         if name.endswith(("/", *FILES)) and not re.search(r"[<*]", name):
             name = name.strip("/")
             assert name in NOT_THERE or is_there(top, folder, name), f"{name} of {folder.name}"
+
+
+def test_its_commands_are_those_of_the_command_line(capsys):
+    with pytest.raises(SystemExit):
+        main(["--help"])
+    [commands] = re.findall(r"{(.*?)}", capsys.readouterr().out)[:1]
+    [listed] = re.findall(r"`python -m mooncake_kernels (doctor .*?)`", HOUSE)
+    assert sorted(listed.split(" | ")) == sorted(commands.split(","))
 
 
 def test_its_names_are_those_of_files_or_functions():

@@ -9,7 +9,7 @@ from itertools import product
 from math import gcd
 
 from .._tensors import shared_step
-from ..errors import InvalidArgument
+from ..errors import InvalidArgument, shown
 
 AXES = ("layer", "kv", "block", "head", "token", "dim")
 # The operator's plan, as described in csrc/ops/copy_plan.h: whether ids are slots, SIDE_FIELDS
@@ -24,7 +24,11 @@ RESOLVED_FIELDS = 2
 
 def parse_axes(axes: str, num_dims: int) -> tuple[str, ...]:
     """Split an axes string such as ``"kv block token head dim"`` and check it."""
-    names = tuple(axes.split()) if isinstance(axes, str) else ()
+    if not isinstance(axes, str):
+        raise InvalidArgument(
+            f"KVView: axes must be names in one str, as 'block token dim', got {shown(axes, 80)}"
+        )
+    names = tuple(axes.split())
     unknown = [name for name in names if name not in AXES]
     repeated = [name for name in names if names.count(name) > 1]
     if not names or unknown or repeated:
