@@ -14,7 +14,13 @@ import threading
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+try:
+    from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+except ModuleNotFoundError as missing:
+    raise ModuleNotFoundError(
+        f"{__name__}: {missing.name} is not installed: pip install 'mooncake-kernels[store]'",
+        name=missing.name,
+    ) from None
 
 from mooncake_kernels.errors import InvalidArgument
 from mooncake_kernels.pool import PoolStats

@@ -1,6 +1,8 @@
 """Packages of the extra are imported by surfaces alone, and only once these are used."""
 
 import ast
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -28,3 +30,37 @@ def test_nothing_else_imports_them(path):
             names = {module, *(f"{module}.{alias.name}".lstrip(".") for alias in node.names)}
             if node.level:
                 assert not names & {"admin", "events", "metrics", "view"}
+
+
+@pytest.mark.parametrize(
+    "module, packages, extra",
+    [  # packages in the order of their imports: what was imported before one failed stays so
+        ("mooncake_serving.store.admin", "fastapi prometheus_client msgspec uvicorn", "store"),
+        ("mooncake_serving.store.events", "msgspec zmq", "store"),
+        ("mooncake_serving.store.metrics", "prometheus_client", "store"),
+        ("mooncake_kernels.triton", "triton", "gpu"),
+    ],
+)
+def test_a_missing_package_is_told_with_its_extra(module, packages, extra):
+    code = f"""
+import importlib, sys
+import mooncake_serving.store
+
+class Missing:
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] == package:
+            raise ModuleNotFoundError(f"No module named {{name!r}}", name=name)
+
+sys.meta_path.insert(0, Missing())
+for package in {packages!r}.split():
+    try:
+        importlib.import_module({module!r})
+    except ModuleNotFoundError as error:
+        print(error.name, error)
+"""
+    ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
+    expected = [
+        f"{name} {module}: {name} is not installed: pip install 'mooncake-kernels[{extra}]'"
+        for name in packages.split()
+    ]
+    assert ran.stdout.splitlines() == expected, ran.stderr

@@ -9,12 +9,20 @@
         for batch in batches:
             ...
 
-Needs the packages pyzmq and msgspec. docs/store_admin.md describes the content of an event.
+Needs the packages of the extra ``store``. docs/store_admin.md describes the content of an event.
 """
 
-from .messages import AllBlocksCleared, AnyEvent, BlockHash, BlockRemoved, BlockStored
-from .publisher import EventPublisher
-from .subscriber import EventBatch, Subscription, subscribe
+try:
+    from .messages import AllBlocksCleared, AnyEvent, BlockHash, BlockRemoved, BlockStored
+    from .publisher import EventPublisher
+    from .subscriber import EventBatch, Subscription, subscribe
+except ModuleNotFoundError as missing:
+    if missing.name is None or missing.name.startswith("mooncake"):
+        raise
+    raise ModuleNotFoundError(
+        f"{__name__}: {missing.name} is not installed: pip install 'mooncake-kernels[store]'",
+        name=missing.name,
+    ) from None
 
 __all__ = [
     "AllBlocksCleared",
