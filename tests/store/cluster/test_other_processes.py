@@ -54,7 +54,7 @@ def test_what_comes_and_goes_between_two_looks_is_told(hosts):
 def test_what_others_have_withdrawn_wrongly_is_told_again(hosts):
     one, two = hosts.several(2)
     one.cluster.put("a", value(1))
-    two.node.listing.withdraw(one.cluster.keyspace.keys(["a"]), one.node.pool_name)
+    hosts.directory.withdraw(one.node.pool_name, one.cluster.keyspace.keys(["a"]))
     assert not two.cluster.exists("a")
     one.node._membership._look_once(BEATS_A_COMPARISON)
     assert two.cluster.get("a") == value(1)

@@ -8,6 +8,7 @@ from .messages import (
     Answer,
     Drop,
     Dropped,
+    Missed,
     Pin,
     Pinned,
     Pull,
@@ -58,8 +59,8 @@ class PoolAnswers:
         self._listing.withdraw(keys)
         return Dropped(request.number, count)
 
-    def answer(self, sender: str, request: Request) -> Answer:
-        """Carry out another node's request."""
+    def answer(self, sender: str, request: Request) -> Answer | None:
+        """Carry out another node's request; None: it is not answered."""
         if isinstance(request, Pin):
             return self.pin(sender, request)
         if isinstance(request, Pull):
@@ -68,6 +69,9 @@ class PoolAnswers:
             return self.drop(request)
         if isinstance(request, Stat):
             return Stats(request.number, self._store.stats())
+        if isinstance(request, Missed):
+            self._listing.withdraw_gone(keys_of(request.keys))
+            return None
         raise InvalidArgument(f"answer: request must be a known one, got {request!r}")
 
 
@@ -83,8 +87,8 @@ class Answers:
         self._offers = offers
         self._pool = pool
 
-    def answer(self, sender: str, request: Request) -> Answer:
-        """Carry out another node's request.
+    def answer(self, sender: str, request: Request) -> Answer | None:
+        """Carry out another node's request; None: it is not answered.
 
         Raises:
             InvalidArgument: it needs a pool, and there is none.

@@ -126,18 +126,17 @@ class Listing:
         """
         return _where(keys, lambda part: self._directory.remove(part, self._removed_s))
 
-    def withdraw(self, keys: np.ndarray, pool_name: str | None = None) -> None:
-        """Record that this pool, or another, lacks objects; later, if the directory is away.
+    def withdraw(self, keys: np.ndarray) -> None:
+        """Record that the pool lacks objects; later, if the directory is away.
 
-        Another process may have put them back meanwhile: then they are published again.
+        They may have been put back meanwhile: then they are published again. Only a node of the
+        pool can tell, so nobody else withdraws them.
         """
-        is_own = pool_name in (None, self._pool_name)
-        if is_own:
-            self._told.note(Objects(keys, np.zeros(len(keys), np.uint64)))
+        self._told.note(Objects(keys, np.zeros(len(keys), np.uint64)))
         try:
             for part in in_parts(keys):
-                self._directory.withdraw(pool_name or self._pool_name, part)
-            if is_own and len((back := _present(keys, self._ids_of(keys))).keys):
+                self._directory.withdraw(self._pool_name, part)
+            if len((back := _present(keys, self._ids_of(keys))).keys):
                 self._tell(back.without(self._leaving_keys()))
         except Unavailable as error:
             self._tell_later(error)

@@ -124,6 +124,12 @@ class Stat(Request, frozen=True, tag=5):
     """Return the statistics of the pool."""
 
 
+class Missed(_OfKeys, frozen=True, tag=6):
+    """Objects that the sender has not found here, although the directory lists them. It is not
+    answered.
+    """
+
+
 class Pinned(_Message, frozen=True, tag=16):
     """To ``Pin``: ``FOUND`` for each key."""
 
@@ -171,7 +177,7 @@ class Refused(_Message, frozen=True, tag=21):
 
 
 Answer = Pinned | Released | Pulled | Dropped | Stats | Refused
-Message = Pin | Release | Pull | Drop | Stat | Answer
+Message = Pin | Release | Pull | Drop | Stat | Missed | Answer
 
 _encoder = msgspec.msgpack.Encoder()
 _decoder = msgspec.msgpack.Decoder(Message)

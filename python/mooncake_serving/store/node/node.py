@@ -150,7 +150,6 @@ class Node(Closing):
             by_key,
             mover,
             self._executor,
-            self.listing.withdraw,
             self.silence,
             host=self.host,
             answer_s=answer_s,

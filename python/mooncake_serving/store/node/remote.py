@@ -6,7 +6,7 @@ by address, and the node releases them.
 
 import logging
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from concurrent.futures import Executor, Future, wait
 
 import numpy as np
@@ -18,7 +18,7 @@ from .arriving import NOT_PINNED, Arriving, Outcome, open_sinks
 from .by_key import ByKey
 from .calls import Calls
 from .candidates import Candidates
-from .messages import Pin, Pinned, Release, Released, key_bytes
+from .messages import MAX_KEYS, Missed, Pin, Pinned, Release, Released, key_bytes
 from .moving import Mover
 from .peers import Peers
 from .silence import Silence
@@ -41,7 +41,6 @@ class RemoteReader:
         by_key: reads small objects.
         mover: reads all others.
         executor: runs concurrent reads.
-        withdraw: tells the directory that a pool does not have objects: ``(keys, pool)``.
         silence: holders that are not asked.
         host: of this node, whose pools are asked first.
         answer_s: how long an answer may take.
@@ -55,7 +54,6 @@ class RemoteReader:
         by_key: ByKey,
         mover: Mover,
         executor: Executor,
-        withdraw: Callable[[np.ndarray, str], object],
         silence: Silence,
         *,
         host: str,
@@ -67,7 +65,6 @@ class RemoteReader:
         self._by_key = by_key
         self._mover = mover
         self._executor = executor
-        self._withdraw = withdraw
         self._silence = silence
         self._host = host
         self._answer_s = answer_s
@@ -102,13 +99,13 @@ class RemoteReader:
         candidates = [Candidates([served[p] for p in names], self._host) for names in pools]
         outcomes = [Outcome.ABSENT] * len(keys)
         done: set[int] = set()
+        missed: dict[str, list[int]] = defaultdict(list)  # by the member that does not have them
         while groups := _groups([i for i in range(len(keys)) if i not in done], candidates):
-            missing: dict[str, list[int]] = defaultdict(list)
             for member, indices, results in self._read_groups(groups, keys, sinks, verify):
                 is_busy = set(results) <= {Outcome.BUSY, Outcome.UNREACHED}
                 for i, result in zip(indices, results, strict=True):
                     if result is Outcome.ABSENT:
-                        missing[member.pool].append(i)
+                        missed[member.name].append(i)
                         candidates[i].drop_pool()
                     elif result in (Outcome.DAMAGED, Outcome.SPOILED):
                         outcomes[i] = Outcome.DAMAGED
@@ -118,8 +115,8 @@ class RemoteReader:
                         done.add(i)
                     elif result is Outcome.UNREACHED or is_busy:
                         candidates[i].drop_member()
-            for pool, indices in missing.items():
-                self._withdraw(keys[indices], pool)
+        for name, indices in missed.items():
+            self._tell_missed(name, keys[indices])
         return outcomes
 
     def _read_groups(
@@ -231,6 +228,18 @@ class RemoteReader:
             if is_pinned:  # what was busy is requested again, and shall find room then
                 self._let_go(member, token, waits=Outcome.BUSY in results)
         return results
+
+    def _tell_missed(self, name: str, keys: np.ndarray) -> None:
+        """Tell a member what its pool does not have, so that it is withdrawn: not from here, since
+        it may have been put there meanwhile. If the message is lost, the member finds it by itself.
+        """
+        try:
+            for first in range(0, len(keys), MAX_KEYS):
+                part = key_bytes(keys[first : first + MAX_KEYS])
+                missed = self._calls.make(Missed, self._answer_s, keys=part)
+                self._calls.post(name, missed, self._answer_s)
+        except (TransferError, Unavailable) as error:
+            logger.info("%s finds by itself what it does not have: %s", name, error)
 
     def _passed_over(self, member: Member, error: TransferError | Unavailable) -> None:
         logger.info("%s is passed over: %s", member.name, error)

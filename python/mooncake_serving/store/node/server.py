@@ -109,7 +109,9 @@ class Server:
         if time.monotonic() > received + request.deadline_ms / 1000:
             return  # the sender has given it up
         try:
-            self._send(sender, self._answers.answer(sender, request))
+            answer = self._answers.answer(sender, request)
+            if answer is not None:
+                self._send(sender, answer)
         except (RuntimeError, ValueError, OSError) as error:  # ours, the pool's, the system's
             self._send(sender, Refused(request.number, reason_of(error)))
 

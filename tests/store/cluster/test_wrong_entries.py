@@ -1,0 +1,90 @@
+"""The directory lists what a pool does not have, or the other way round, and somebody notices."""
+
+import pytest
+
+from mooncake_kernels.errors import TransferError
+from mooncake_kernels.pool import PutResult
+from mooncake_serving.store import Store
+
+from ..support import eventually
+from .support import replaced, value
+
+STORED = PutResult.STORED
+
+
+@pytest.mark.parametrize("by_key", [True, False])
+def test_a_reader_does_not_hide_what_is_put_while_it_reads(hosts, by_key):
+    one, two, three = hosts.several(3, by_key=by_key)
+    one.cluster.put("a", value(1))
+    assert two.cluster.exists("a") and one.cluster.remove("a")  # and two remembers where it was
+    looked_at = []
+
+    def put_again(read, *args, **options):
+        found = read(*args, **options)
+        if not one.store.exists("a"):
+            assert one.cluster.put("a", value(2)) is STORED
+        return found
+
+    def look(withdraw_gone, keys):
+        looked_at.append(keys)
+        return withdraw_gone(keys)
+
+    with replaced(one.node.listing, "withdraw_gone", look):
+        with replaced(two.node._reader, "_read_from", put_again):
+            assert two.cluster.get("a") == value(2)
+        assert three.cluster.exists("a") and three.cluster.get("a") == value(2)
+        assert eventually(lambda: looked_at)
+    assert three.cluster.exists("a") and three.cluster.get("a") == value(2)
+    assert three.cluster.remove("a") and one.cluster.get("a") is None
+    assert three.cluster.put("a", value(3)) is STORED and one.cluster.get("a") == value(3)
+
+
+@pytest.mark.parametrize("by_key", [True, False])
+def test_what_a_reader_has_not_found_is_withdrawn_by_its_holder(hosts, by_key):
+    one, two = hosts.make("one"), hosts.make("two", by_key=by_key)
+    one.cluster.put_each(range(3), [value(i) for i in range(3)])
+    for key in range(2):
+        one.store.remove(key)  # and nobody was told
+    posted = []
+
+    def post(post, name, message, deadline_s):
+        posted.append(name)
+        return post(name, message, deadline_s)
+
+    with replaced(two.node._calls, "post", post):
+        assert two.cluster.get_each(range(3)) == [None, None, value(2)]
+    assert posted.count(one.node.name) <= 2  # of all objects; and the release of what was pinned
+    assert eventually(lambda: not two.cluster.exists_each(range(2)).any())
+    assert two.cluster.put(0, value(0)) is STORED and two.cluster.exists(2)
+
+
+def test_a_holder_that_cannot_be_told_finds_it_by_itself(hosts):
+    one, two = hosts.several(2)
+    one.cluster.put("a", value(1))
+    one.store.remove("a")
+
+    def fail(post, name, *_):
+        raise TransferError(name, "connection refused")
+
+    with replaced(two.node._calls, "post", fail):
+        assert two.cluster.get("a") is None and two.cluster.exists("a")
+    one.node.listing.tell_changes()
+    assert not two.cluster.exists("a")
+
+
+def test_what_another_process_has_put_into_the_pool_stays_listed(hosts):
+    """The node that is told of it has just seen that it is gone."""
+    one, two = hosts.several(2)
+    again = hosts.make("again", store=Store.open(one.store.pool.path))
+    one.cluster.put("a", value(1))
+    one.store.remove("a")
+
+    def put_then(withdraw, keys):
+        assert again.store.put("a", value(2)) is STORED
+        again.node.listing.publish(keys)
+        return withdraw(keys)
+
+    words = one.cluster.keyspace.keys(["a"])
+    with replaced(one.node.listing, "withdraw", put_then):
+        one.node.listing.withdraw_gone(words)
+    assert two.cluster.exists("a") and two.cluster.get("a") == value(2)
