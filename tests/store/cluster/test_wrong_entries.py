@@ -10,6 +10,7 @@ from ..support import eventually
 from .support import replaced, value
 
 STORED = PutResult.STORED
+EXISTS = PutResult.EXISTS
 
 
 @pytest.mark.parametrize("by_key", [True, False])
@@ -88,3 +89,50 @@ def test_what_another_process_has_put_into_the_pool_stays_listed(hosts):
     with replaced(one.node.listing, "withdraw", put_then):
         one.node.listing.withdraw_gone(words)
     assert two.cluster.exists("a") and two.cluster.get("a") == value(2)
+
+
+@pytest.mark.parametrize("retention", ["normal", "soft"])
+def test_what_exists_while_it_is_being_removed(hosts, retention):
+    """It is neither listed for that, nor does the claim to it stay. (An engine answers, or, for a
+    "soft" one, its node.)
+    """
+    one, two = hosts.several(2)
+    none = hosts.make("none", 0)
+    one.cluster.put("a", value(1))
+    two.node.set_draining(True)  # so none asks the other
+    none.node.members(anew=True)
+    results = []
+
+    def put_before(remove, member, keys):
+        results.append(none.cluster.put("a", value(2), retention=retention))
+        return remove(member, keys)
+
+    with replaced(two.node.asking, "remove", put_before):
+        assert two.cluster.remove("a")
+    two.node.set_draining(False)
+    assert results == [EXISTS] and not none.cluster.exists("a")
+    assert two.cluster.put("a", value(3)) is STORED and none.cluster.get("a") == value(3)
+
+
+@pytest.mark.parametrize("retention", ["normal", "soft"])
+def test_what_exists_without_being_listed_is_listed(hosts, retention):
+    """Such as what a process without a node has put."""
+    one, none = hosts.make("one"), hosts.make("none", 0)
+    two = hosts.make("two", 0)
+    one.store.put("a", value(1))
+    assert not none.cluster.exists("a")
+    assert none.cluster.put("a", value(1), retention=retention) is EXISTS
+    assert none.cluster.exists("a") and two.cluster.get("a") == value(1)
+    assert two.cluster.remove("a") and two.cluster.put("a", value(2)) is STORED
+
+
+@pytest.mark.parametrize("retention", ["normal", "soft"])
+def test_what_is_put_again_by_a_process_without_a_node_is_not_dropped(hosts, retention):
+    """A node without a pool puts it, too, before the holder has looked."""
+    one, none = hosts.make("one"), hosts.make("none", 0)
+    none.cluster.put("a", value(1))
+    assert none.cluster.remove("a") and one.store.put("a", value(2)) is STORED
+    assert none.cluster.put("a", value(2), retention=retention) is EXISTS
+    assert one.store.get("a") == value(2)
+    one.node.listing.tell_changes()
+    assert none.cluster.get("a") == value(2)

@@ -261,17 +261,20 @@ class ClusterWriter(ClusterReader):
         objects: Sequence[Sequence[Buffer]],
         kept: np.ndarray,
     ) -> Pulls:
-        """Have one node take objects, and ensure that they are published."""
+        """Have one node take objects, and ensure that they are published: those that its engine has
+        stored. What exists there and is not listed may be about to be removed: its node says, and
+        lists it.
+        """
         verify = self._verify > 0
         asking = self.node.asking
         answers: list[PutResult | str | None] = list(
             asking.put(member.name, words, objects, kept, verify=verify)
         )
-        there = [i for i, answer in enumerate(answers) if answer in THERE]
-        if not self.node.listing.publish_for(member.pool, words[there]):
-            for i in there:
+        stored = [i for i, answer in enumerate(answers) if answer is PutResult.STORED]
+        if not self.node.listing.publish_for(member.pool, words[stored]):
+            for i in stored:
                 answers[i] = f"{member.pool} has left"
-        if left := [i for i, answer in enumerate(answers) if answer is None]:
+        if left := [i for i, answer in enumerate(answers) if answer in (None, PutResult.EXISTS)]:
             taken = asking.give(
                 member.name,
                 words[left],

@@ -89,6 +89,8 @@ class Puller:
             is_new = np.array([sink.result is PutResult.STORED for sink in sinks], bool)
             self._store.age_tail_first(keys[is_new])
             self._listing.publish(keys[is_new])
+            is_old = np.array([sink.result is PutResult.EXISTS for sink in sinks], bool)
+            self._listing.publish_copies(keys[is_old])  # not as put: it may have been removed
         else:
             reasons = self._from_pool(request, keys, sinks)
             for i in keep_copies(self._store, self._listing, keys, sinks):
