@@ -23,7 +23,6 @@ from .cluster_put import ClusterPut, PutElsewhere, PutHere
 from .cluster_reader import ClusterReader
 
 RESULT_OF = {Claim.EXISTS: PutResult.EXISTS, Claim.TAKEN: PutResult.BEING_WRITTEN}
-THERE = (PutResult.STORED, PutResult.EXISTS)
 
 
 class ClusterWriter(ClusterReader):
@@ -248,7 +247,7 @@ class ClusterWriter(ClusterReader):
                     continue
                 results[i] = answer
                 unanswered.discard(i)
-                published[i] = answer in THERE
+                published[i] = answer is PutResult.STORED
                 if answer not in (PutResult.FULL, PutResult.OVER_QUOTA):
                     left.remove(i)
         if unanswered:
