@@ -327,6 +327,29 @@ def test_a_remembered_host_that_is_gone_is_not_waited_for(hosts):
     assert three.cluster.get("a") == value(1)
 
 
+def test_a_host_whose_engine_answers_is_not_silent(hosts):
+    one, none = hosts.make("one"), hosts.make("none", 0)
+    silence, name = none.node.silence, one.node.name
+    silence._lasts_s = 600.0
+    late = TransferError(name, "no answer", timed_out=True)
+
+    def noted_before(call, *args, **options):
+        silence.note(name, late)  # of another thread
+        assert name in silence
+        return call(*args, **options)
+
+    by_key = none.node._reader._by_key
+    with is_asked(one):
+        for call, use in (
+            ("put", lambda: none.cluster.put("a", value(1)) is STORED),
+            ("read", lambda: none.cluster.get("a") == value(1)),
+            ("remove", lambda: none.cluster.remove("a")),
+        ):
+            with replaced(by_key, call, noted_before):
+                assert use()
+            assert name not in silence
+
+
 def test_locations():
     now = SimpleNamespace(asked=[])
 

@@ -4,7 +4,7 @@ It does so without running Python there, so it cannot do what only the node can 
 quota, make room): then the node is asked, see ``remote.py`` and ``asking.py``.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 
@@ -44,10 +44,18 @@ class ByKey:
         engine: sends the requests.
         answer_s: how long a holder may take to answer.
         read_s: how long the data may take in addition.
+        heard: is called with the name of each holder that has answered.
     """
 
-    def __init__(self, engine: TransferEngine, answer_s: float, read_s: float):
+    def __init__(
+        self,
+        engine: TransferEngine,
+        answer_s: float,
+        read_s: float,
+        heard: Callable[[str], object],
+    ):
         self._engine = engine
+        self._heard = heard
         self._answer_s = answer_s
         self._read_s = read_s
 
@@ -87,6 +95,7 @@ class ByKey:
             )
         except Unavailable:
             return None
+        self._heard(peer.name)
         opened: list[int] = []
         is_right = np.zeros(len(keys), bool)
         with reply:
@@ -151,6 +160,7 @@ class ByKey:
                 )
             except Unavailable:
                 return results
+            self._heard(peer.name)
             for i, status in zip(batch, statuses.tolist(), strict=True):
                 results[i] = RESULTS.get(status)
         return results
@@ -173,6 +183,7 @@ class ByKey:
                 statuses = self._engine.remove_objects(peer, keys[part], deadline_s=self._answer_s)
             except Unavailable:
                 return None
+            self._heard(peer.name)
             removed[part] = statuses == ObjectStatus.DONE
         return removed
 

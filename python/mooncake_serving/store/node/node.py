@@ -142,7 +142,7 @@ class Node(Closing):
         self._calls = Calls(engine, self._peers)
         self._executor = ThreadPoolExecutor(READS_AT_ONCE, "mk-store-read")
         opened.callback(self._executor.shutdown)
-        by_key = ByKey(engine, answer_s, read_s)
+        by_key = ByKey(engine, answer_s, read_s, self.silence.heard)
         mover = Mover(engine, self.memory, Staging(self.memory, staging_slots, slot_bytes))
         self._reader = RemoteReader(
             self._calls,
