@@ -79,6 +79,17 @@ def test_what_is_dropped_is_free_again(hosts):
     assert two.cluster.put("b", value(5)) is STORED
 
 
+def test_what_is_dropped_is_free_again_without_a_further_put(hosts):
+    one, two = hosts.several(2)
+    puts = one.cluster.begin_each(["a", "b"], [UNIT] * 2)
+    assert two.cluster.put("a", value(2)) is BEING_WRITTEN
+    del puts
+    gc.collect()
+    one.node._membership._renew_once()
+    assert two.cluster.put_each(["a", "b"], [value(2)] * 2) == [STORED] * 2
+    assert one.cluster.get("a") == value(2)
+
+
 @pytest.mark.parametrize("draining", [False, True])
 def test_a_node_that_has_others_take_it(hosts, draining):
     two = hosts.make("two")

@@ -18,7 +18,8 @@ class ClusterPut:
     """An object that is being written in place. A context manager.
 
     No reader sees it before ``commit()``, which is called when a ``with`` block ends without an
-    exception. After an exception, or if the put is dropped, the object never existed.
+    exception. After an exception, or if the put is dropped, the object never existed. Others may
+    write the key of a dropped one within a third of the node's ``ttl_s``.
 
     Writing to ``view`` after that is an error that goes undetected.
 

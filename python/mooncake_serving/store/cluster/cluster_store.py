@@ -1,6 +1,5 @@
 """The store over all hosts: the calls of ``Store``, which look in the local pool first."""
 
-from collections import deque
 from typing import Any
 
 import numpy as np
@@ -71,7 +70,6 @@ class ClusterStore(ClusterWriter, Closing):
         self._claim_s = claim_s
         self._hot = hot
         self._wait_s = claim_s
-        self._dropped: deque[np.ndarray] = deque()  # keys of puts that were dropped without an end
 
     def order_prompt(self, keys: StoreKeys) -> None:
         """Have LRU evict a prompt's objects in this node's pool from tail to head, see

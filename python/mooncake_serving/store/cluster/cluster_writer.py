@@ -1,8 +1,6 @@
 """The half of ``ClusterStore`` that writes objects."""
 
-import contextlib
 import time
-from collections import deque
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
@@ -29,7 +27,6 @@ class ClusterWriter(ClusterReader):
     """Writes into this node's pool, or has others take it; each object once in all hosts."""
 
     _claim_s: float
-    _dropped: deque[np.ndarray]  # keys of puts that were dropped without an end
 
     def put(
         self, key: StoreKey, value: Any, *, retention: Retention = "normal", position: int = 0
@@ -105,7 +102,7 @@ class ClusterWriter(ClusterReader):
             check_number("begin", "num_bytes", size)
         check_retention("begin", retention)
         check_number("begin", "position", position)
-        self._settle_dropped()
+        self.node.claims.settle_dropped()
         with self.node.intake.enter() as is_in:
             if self._store is None or not is_in:
                 kept = kept_in_order(len(keys), retention, position)
@@ -181,7 +178,7 @@ class ClusterWriter(ClusterReader):
         self, keys: StoreKeys, objects: Sequence[Sequence[Any]], kept: np.ndarray
     ) -> list[PutResult]:
         """Store many objects; ``kept``: ``[n]`` of ``KEPT``."""
-        self._settle_dropped()
+        self.node.claims.settle_dropped()
         words = self._keyspace.keys(keys)
         if self._store is not None:
             self._store.check_puts(keys)
@@ -334,7 +331,7 @@ class ClusterWriter(ClusterReader):
             claimed_s,
             self,
             partial(self.node.claims.settle, word),
-            partial(self._dropped.append, word),
+            partial(self.node.claims.drop, word),
         )
 
     def _check_puts(self, puts: Sequence[ClusterPut]) -> None:
@@ -379,12 +376,6 @@ class ClusterWriter(ClusterReader):
             else:
                 results.append(PutElsewhere(key, size, row, self))
         return results
-
-    def _settle_dropped(self) -> None:
-        """End the claims of dropped puts, where no lock is held."""
-        while self._dropped:
-            with contextlib.suppress(IndexError):  # another thread has taken it
-                self.node.claims.settle(self._dropped.popleft())
 
     def _homes(self) -> list[Member]:
         """Members whose pools take objects, without this node's: those that were silent lately

@@ -1,7 +1,9 @@
 """Which objects this node may write: asks the directory, and keeps its own threads apart."""
 
+import contextlib
 import logging
 import threading
+from collections import deque
 from collections.abc import Iterable
 
 import numpy as np
@@ -31,6 +33,7 @@ class Claims:
         self._member = member
         self._listing = listing
         self._writing: set[bytes] = set()
+        self._dropped: deque[np.ndarray] = deque()
         self._lock = threading.Lock()
 
     def ask(self, keys: np.ndarray, ttl_s: float) -> np.ndarray:
@@ -77,6 +80,21 @@ class Claims:
             logger.warning("claims stay until they run out: %s", error)
         finally:
             self._forget(words_of(keys))
+
+    def drop(self, keys: np.ndarray) -> None:
+        """Have granted claims ended by the next ``settle_dropped``. It takes no lock and may be
+        called at any moment, as finalizers are.
+        """
+        self._dropped.append(keys)
+
+    def settle_dropped(self) -> None:
+        """End the claims that were dropped: by the next put, or when the node is next renewed."""
+        words: list[np.ndarray] = []
+        with contextlib.suppress(IndexError):  # also if another thread takes the last one
+            while self._dropped:
+                words.append(self._dropped.popleft())
+        if words:
+            self.settle(np.concatenate(words))
 
     def _ask(self, keys: np.ndarray, ttl_s: float) -> np.ndarray:
         claims = self._ask_directory(keys, ttl_s)
