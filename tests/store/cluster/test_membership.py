@@ -4,11 +4,15 @@ import threading
 
 import pytest
 
+from mooncake_kernels.errors import Unavailable
+from mooncake_kernels.pool import PutResult
 from mooncake_serving.store.directory import EmbeddedDirectory
 from mooncake_serving.store.node.messages import PINNED
 
 from ..support import eventually
 from .support import SHORT_TTL_S, UNIT, SomeDirectory, replaced, value
+
+STORED = PutResult.STORED
 
 
 def test_while_it_tells_of_its_objects(hosts):
@@ -100,6 +104,34 @@ def test_reads_that_nobody_ends_are_over_while_the_directory_is_away(hosts):
     assert eventually(lambda: one.node.num_readers() == 0)
     assert one.store.stats().num_doomed == 0
     directory.is_away = False
+
+
+def test_a_put_does_not_wait_for_the_renewal_of_a_membership_that_is_over(hosts):
+    one, none, two = hosts.make("one"), hosts.make("none", 0), hosts.make("two")
+    one.cluster.put("before", value(1))
+    put = one.cluster.begin("begun", UNIT)
+    for host in (one, none):
+        hosts.directory.leave(host.node.name)  # as if it had been forgotten
+    assert one.cluster.put("a", value(2)) is STORED and none.cluster.put("b", value(3)) is STORED
+    assert two.cluster.get_each(["a", "b"]) == [value(2), value(3)]
+    assert len(hosts.directory.members()) == 3
+    assert eventually(lambda: two.cluster.get("before") == value(1))
+    hosts.directory.leave(one.node.name)
+    put.claimed_s -= 60
+    assert put.commit() is STORED and two.cluster.exists("begun")
+
+
+def test_a_node_that_leaves_does_not_come_back_for_a_put(hosts):
+    one = hosts.make("one")
+
+    def leave_before(claim, *args):
+        one.node._membership.close()
+        return claim(*args)
+
+    with replaced(hosts.directory, "claim", leave_before):
+        with pytest.raises(Unavailable, match="knows no living member"):
+            one.cluster.put("a", value(1))
+    assert hosts.directory.members() == []
 
 
 class Untold(SomeDirectory):

@@ -7,12 +7,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mooncake_kernels.errors import InvalidArgument, Unavailable
+from mooncake_kernels.errors import InvalidArgument
 from mooncake_serving.store.directory import (
     MAX_KEYS,
     Claim,
     EmbeddedDirectory,
     Member,
+    NotAMember,
     Published,
 )
 
@@ -259,7 +260,7 @@ def test_the_claims_of_the_dead_are_void(world, directory, dies):
             kill(world, member)
         else:
             directory.leave(member.name)
-    with pytest.raises(Unavailable, match="knows no living member 'a'"):
+    with pytest.raises(NotAMember, match="knows no living member 'a'"):
         directory.claim("a", keys(1), LONG_S)
     join(directory, A)  # has come back, and knows nothing of its claim
     assert claims(directory, B, 1, 2) == [Claim.GRANTED] * 2

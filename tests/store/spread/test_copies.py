@@ -399,6 +399,25 @@ def test_a_directory_that_is_away(hosts):
     assert copies.replicate(["a"], 2).num_copies.tolist() == [2]
 
 
+def test_who_was_a_member_is_no_wrong_argument(hosts):
+    """The directory may have forgotten it just now."""
+    one, two = hosts.several(2)
+    none = hosts.make("none", 0)
+    one.cluster.put("a", value(1))
+    copies = Copies(one.cluster)
+    for gone in (one, two, none):
+        hosts.directory.leave(gone.node.name)
+    one.node.members(anew=True)
+    for call in (
+        lambda: copies.copy(["a"], two.node.name),
+        lambda: copies.change_replica(["a"], remove=[one.node.name]),
+    ):
+        with pytest.raises(Unavailable, match="is no member now"):
+            call()
+    with pytest.raises(InvalidArgument, match="add must be members with pools"):
+        copies.copy(["a"], none.node.name)
+
+
 def test_wrong_arguments_are_named(hosts):
     one, two = hosts.several(2)
     copies = Copies(one.cluster)

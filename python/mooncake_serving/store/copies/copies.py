@@ -170,11 +170,12 @@ class Copies:
 
         Raises:
             InvalidArgument: a name is not that of a member with a pool, or a pool is in both.
-            Unavailable: the directory does not answer.
+            Unavailable: the directory does not answer, or a named one, which was a member with a
+                pool, is none now.
         """
         members = {member.name: member for member in self._node.directory.members()}
-        added = _members_of("change_replica", "add", add, members)
-        removed = {m.pool for m in _members_of("change_replica", "remove", remove, members)}
+        added = self._members_of("add", add, members)
+        removed = {member.pool for member in self._members_of("remove", remove, members)}
         for member in added:
             if member.pool in removed:
                 raise InvalidArgument(
@@ -216,6 +217,23 @@ class Copies:
             for i, reason in copied.failed.items():
                 repaired.failed[int(words[i, 0]), int(words[i, 1])] = reason
         return repaired
+
+    def _members_of(
+        self, argument: str, names: Sequence[str], members: dict[str, Member]
+    ) -> list[Member]:
+        op = "change_replica"
+        if not isinstance(names, Iterable) or isinstance(names, str | bytes):
+            raise InvalidArgument(
+                f"{op}: {argument} must be a sequence of names, got {names!r:.80}"
+            )
+        for name in names:
+            if isinstance(name, str) and name not in members and self._node.has_served(name):
+                raise Unavailable(f"{op}: {name} is no member now")
+            if not isinstance(name, str) or name not in members or not members[name].pool:
+                raise InvalidArgument(
+                    f"{op}: {argument} must be members with pools, got {name!r:.80}"
+                )
+        return [members[name] for name in names]
 
     def _spread(
         self,
@@ -260,14 +278,3 @@ def _distinct(words: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     named = [numbers.setdefault(tuple(word), len(numbers)) for word in words.tolist()]
     which = np.array(named, np.int64)
     return np.unique(which, return_index=True)[1], which
-
-
-def _members_of(
-    op: str, argument: str, names: Sequence[str], members: dict[str, Member]
-) -> list[Member]:
-    if not isinstance(names, Iterable) or isinstance(names, str | bytes):
-        raise InvalidArgument(f"{op}: {argument} must be a sequence of names, got {names!r:.80}")
-    for name in names:
-        if not isinstance(name, str) or name not in members or not members[name].pool:
-            raise InvalidArgument(f"{op}: {argument} must be members with pools, got {name!r:.80}")
-    return [members[name] for name in names]

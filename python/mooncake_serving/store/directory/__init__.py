@@ -8,7 +8,7 @@
 docs/store_directory.md says what is guaranteed, and how the data is laid out in Redis.
 """
 
-from .base import MAX_KEYS, Claim, Directory, Holders, Member, Published
+from .base import MAX_KEYS, Claim, Directory, Holders, Member, NotAMember, Published
 from .embedded import EmbeddedDirectory
 from .redis import RedisDirectory
 
@@ -19,6 +19,7 @@ __all__ = [
     "EmbeddedDirectory",
     "Holders",
     "Member",
+    "NotAMember",
     "Published",
     "RedisDirectory",
     "connect",

@@ -13,6 +13,8 @@ from typing import Protocol, TypeVar
 
 import numpy as np
 
+from mooncake_kernels.errors import Unavailable
+
 Self = TypeVar("Self", bound="Directory")
 
 
@@ -55,6 +57,10 @@ class Published(enum.IntEnum):
     LISTED = 0
     REMOVED = 1  # not listed: it is a copy of a removed object that nobody has put since
     NOT_SERVED = 2  # not listed: no living member serves the pool; when one joins, it publishes all
+
+
+class NotAMember(Unavailable):
+    """The directory does not know a member (any more): ``Directory.renew`` tells it what to do."""
 
 
 Holders = list[tuple[str, ...]]  # for each key the names, sorted, of living pools that have it
@@ -109,7 +115,7 @@ class Directory(Protocol):
         may claim again.
 
         Raises:
-            Unavailable: also if the member is not known; ``renew`` tells it what to do.
+            NotAMember: the member is not known.
         """
 
     def publish(self, pool: str, keys: np.ndarray, *, is_copy: bool = False) -> np.ndarray:

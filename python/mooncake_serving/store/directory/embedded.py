@@ -8,11 +8,9 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from mooncake_kernels.errors import Unavailable
-
 from ..checks import check_callable
 from .arguments import KEY_BYTES, as_keys, as_member, as_name, as_range, as_ttl_s
-from .base import Claim, Directory, Holders, Member, Published
+from .base import Claim, Directory, Holders, Member, NotAMember, Published
 from .key_set import KeySet
 
 LISTED, REMOVED, NOT_SERVED = map(int, Published)  # looking up an enum's members is slow
@@ -100,7 +98,7 @@ class EmbeddedDirectory(Directory):
             now = self._clock()
             seat = self._seats.get(name)
             if seat is None or seat.until <= now:
-                raise Unavailable(f"claim: the directory knows no living member {name!r}")
+                raise NotAMember(f"claim: the directory knows no living member {name!r}")
             living = set(self._living_pools(now).values())
             answers = [self._claim(seat, key, now, ttl_s, living) for key in key_bytes]
         return np.array(answers, np.int8)

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from mooncake_kernels.errors import InvalidArgument, Unavailable
+from mooncake_kernels.errors import InvalidArgument
 from mooncake_kernels.metadata.base import milliseconds
 from mooncake_kernels.metadata.redis_client import Answer, RedisClient
 from mooncake_kernels.metadata.url import DEFAULT_PREFIX, parse_url
@@ -16,7 +16,7 @@ from mooncake_kernels.metadata.url import DEFAULT_PREFIX, parse_url
 from . import redis_answers as answers
 from . import redis_scripts as scripts
 from .arguments import KEY_BYTES, as_keys, as_member, as_name, as_range, as_ttl_s
-from .base import Directory, Holders, Member, prefix_of
+from .base import Directory, Holders, Member, NotAMember, prefix_of
 from .redis_script import Script, run_script
 
 FORMS = (
@@ -79,7 +79,7 @@ class RedisDirectory(Directory):
             lambda replies: answers.as_claims(replies, chunks),
         )
         if claims is None:
-            raise Unavailable(f"claim: the directory knows no living member {name!r}")
+            raise NotAMember(f"claim: the directory knows no living member {name!r}")
         return claims
 
     def publish(self, pool: str, keys: np.ndarray, *, is_copy: bool = False) -> np.ndarray:

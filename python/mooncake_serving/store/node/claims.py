@@ -4,13 +4,13 @@ import contextlib
 import logging
 import threading
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 import numpy as np
 
 from mooncake_kernels.errors import Unavailable
 
-from ..directory import Claim, Directory
+from ..directory import Claim, Directory, NotAMember
 from .listing import Listing, in_parts, words_of
 
 logger = logging.getLogger(__name__)
@@ -26,12 +26,16 @@ class Claims:
         directory: decides among nodes.
         member: name of this one.
         listing: of its pool, which publishes what was stored.
+        rejoin: is called if the directory does not know the member; then it is asked again.
     """
 
-    def __init__(self, directory: Directory, member: str, listing: Listing):
+    def __init__(
+        self, directory: Directory, member: str, listing: Listing, rejoin: Callable[[], object]
+    ):
         self._directory = directory
         self._member = member
         self._listing = listing
+        self._rejoin = rejoin
         self._writing: set[bytes] = set()
         self._dropped: deque[np.ndarray] = deque()
         self._lock = threading.Lock()
@@ -106,6 +110,13 @@ class Claims:
         return claims
 
     def _ask_directory(self, keys: np.ndarray, ttl_s: float) -> np.ndarray:
+        try:
+            return self._claim(keys, ttl_s)
+        except NotAMember:
+            self._rejoin()
+            return self._claim(keys, ttl_s)
+
+    def _claim(self, keys: np.ndarray, ttl_s: float) -> np.ndarray:
         claims = [self._directory.claim(self._member, part, ttl_s) for part in in_parts(keys)]
         return np.concatenate(claims) if claims else np.empty(0, np.int8)
 

@@ -53,7 +53,9 @@ class Membership:
         self._name = describe().name
         self._is_over = threading.Event()
         self._must_look = threading.Event()
+        self._joining = threading.Lock()  # so that none joins who has left
         self._members: dict[str, Member] = {}
+        self._served: set[str] = set()  # names of all members with pools so far
         self._threads: list[threading.Thread] = []
         self._directory.join(describe(), ttl_s)
         try:
@@ -78,7 +80,22 @@ class Membership:
             Unavailable: the directory does not answer.
         """
         self._members = {member.name: member for member in self._directory.members()}
+        self._served.update(name for name, member in self._members.items() if member.pool)
         return self._members
+
+    def has_served(self, name: str) -> bool:
+        """Whether a member of that name with a pool was ever reported."""
+        return name in self._served
+
+    def rejoin(self) -> None:
+        """Join again now, if the directory does not know the member: the threads would notice that
+        later. They tell what the pool has.
+
+        Raises:
+            Unavailable: the directory does not answer.
+        """
+        if self._renew_or_join():
+            self._must_look.set()
 
     def announce(self) -> None:
         """Tell the directory of a change now.
@@ -94,7 +111,8 @@ class Membership:
         """Leave. If the directory does not answer, it forgets the member by itself."""
         self.stop()
         try:
-            self._directory.leave(self._name)
+            with self._joining:
+                self._directory.leave(self._name)
         except Unavailable as error:
             logger.warning("%s did not leave: %s", self._name, error)
 
@@ -122,11 +140,12 @@ class Membership:
 
     def _renew_or_join(self) -> bool:
         """Renew, or join; return whether it had to join, so its pool must be published."""
-        if self._directory.renew(self._describe(), self._ttl_s):
-            return False
-        self._listing.is_stale = True  # also if the answer to the next call is lost
-        self._directory.join(self._describe(), self._ttl_s)
-        return True
+        with self._joining:
+            if self._is_over.is_set() or self._directory.renew(self._describe(), self._ttl_s):
+                return False
+            self._listing.is_stale = True  # also if the answer to the next call is lost
+            self._directory.join(self._describe(), self._ttl_s)
+            return True
 
     def _look(self) -> None:
         beats = _Beats(f"{self._name} cannot tell what its pool has")

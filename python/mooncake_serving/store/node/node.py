@@ -135,7 +135,7 @@ class Node(Closing):
         removed_s = max(REMOVED_S, REMOVED_TTLS * ttl_s)
         self.listing = Listing(directory, self.pool_name, store, removed_s)
         self.locations = Locations(self.listing.holders, ttl_s)
-        self.claims = Claims(directory, self.name, self.listing)
+        self.claims = Claims(directory, self.name, self.listing, lambda: self._membership.rejoin())
         self.silence = Silence(answer_s)
         self._peers = Peers(engine)
         opened.callback(self._peers.close)
@@ -210,6 +210,10 @@ class Node(Closing):
             Unavailable: the directory does not answer.
         """
         return self._membership.members().get(name) or self._membership.refresh().get(name)
+
+    def has_served(self, name: str) -> bool:
+        """Whether a member of that name with a pool was ever reported, even if it is not now."""
+        return self._membership.has_served(name)
 
     def register(self, buffer: Any) -> Region:
         """Register memory, so that objects are read into it, and written from it, without a copy.
