@@ -140,10 +140,12 @@ def test_what_is_put_again_while_the_membership_is_over_stays(hosts):
 def test_what_is_put_again_while_its_key_leaves_the_pool_stays(hosts):
     one, two = hosts.several(2)
     one.cluster.put("a", value(1))
+    two.cluster.fetch(["a"])
     words = one.cluster.keyspace.keys(["a"])
-    with one.node.listing.leaving(words):
+    with one.node.listing.leaving(words) as is_withdrawn:
+        assert is_withdrawn.all()
         one.node.listing.publish_all()
-        assert not two.cluster.remove("a")  # one has it still, and drops it in the end
+        assert two.cluster.remove("a")  # one has it still, and drops it in the end
         assert one.store.remove("a") and one.cluster.put("a", value(2)) is STORED
     assert one.store.get("a") == value(2) and two.cluster.get("a") == value(2)
     with one.node.listing.leaving(words):

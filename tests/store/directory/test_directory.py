@@ -102,6 +102,48 @@ def test_objects_are_published_and_withdrawn(directory):
     assert holders_of(directory, 2) == [[]]
 
 
+def test_a_pool_gives_up_what_another_living_one_has(world, directory):
+    join(directory, A, B)
+    directory.publish("pool 1", keys(1, 2, 3, 4))
+    directory.publish("pool 2", keys(2, 3, 5))
+    for _ in range(2):
+        given_up = directory.give_up("pool 1", keys(1, 2, 5, 6, 2))
+        assert given_up.dtype == bool and given_up.tolist() == [False, True, True, False, True]
+        assert holders_of(directory, 1, 2, 3, 5, 6) == [
+            ["pool 1"], ["pool 2"], ["pool 1", "pool 2"], ["pool 2"], []
+        ]  # fmt: skip
+    assert all_of(directory, "pool 1") == {1, 3, 4}
+    assert directory.give_up("pool 2", keys(2, 3)).tolist() == [False, True]
+    assert directory.give_up("pool 1", keys(3)).tolist() == [False]
+    assert holders_of(directory, 2, 3) == [["pool 2"], ["pool 1"]]
+    assert directory.give_up("nowhere", keys(1, 6)).tolist() == [True, False]
+    directory.publish("pool 2", keys(4))
+    kill(world, B)
+    assert directory.give_up("pool 1", keys(4)).tolist() == [False]
+    assert holders_of(directory, 4) == [["pool 1"]]
+
+
+def test_of_many_that_give_up_an_object_one_keeps_it(directory):
+    members = [Member(f"m{i}", "host", f"pool {i}") for i in range(4)]
+    join(directory, *members)
+    for member in members:
+        directory.publish(member.pool, keys(*range(20)))
+    answers: list[np.ndarray] = []
+    start = threading.Barrier(len(members))
+
+    def give_up(pool: str) -> None:
+        start.wait()
+        answers.append(directory.give_up(pool, keys(*range(20))))
+
+    threads = [threading.Thread(target=give_up, args=(member.pool,)) for member in members]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert (np.sum(answers, axis=0) == len(members) - 1).all()
+    assert {len(names) for names in holders_of(directory, *range(20))} == {1}
+
+
 def test_objects_are_removed_from_all_pools(directory):
     join(directory, A, B)
     directory.publish("pool 1", keys(1, 2, 5))
@@ -190,6 +232,7 @@ def test_no_keys_at_all(directory):
     directory.publish("pool 1", none)
     assert directory.publish("pool 1", none, is_copy=True).shape == (0,)
     directory.withdraw("pool 1", none)
+    assert directory.give_up("pool 1", none).shape == (0,)
     directory.abandon("a", none)
     assert directory.claim("a", none, 1).shape == (0,)
     assert directory.holders(none) == []
@@ -377,6 +420,8 @@ def test_as_many_keys_as_there_may_be(directory):
     assert len(holders) == MAX_KEYS and holders.index(()) == 50_000
     assert holders.count(("pool 1",)) == MAX_KEYS - 1
     assert all_of(directory, "pool 1", 10_000) == set(range(MAX_KEYS)) - {50_000}
+    directory.publish("pool 2", many[5_000:5_002])
+    assert np.flatnonzero(directory.give_up("pool 1", many)).tolist() == [5_000, 5_001]
     directory.withdraw("pool 1", many)
     assert directory.num_objects("pool 1") == 0
     with pytest.raises(InvalidArgument, match="claim: keys must be at most 65536, got 65537"):
@@ -473,6 +518,7 @@ WRONG = {
     ),
     "EmbeddedDirectory: clock must be a function, got 1": lambda d: EmbeddedDirectory(1),
     "withdraw: keys must be .n, 2. integers, got 5": lambda d: d.withdraw("p", 5),
+    "give_up: keys must be .n, 2. integers, got 5": lambda d: d.give_up("p", 5),
     "abandon: name must be": lambda d: d.abandon(7, keys(1)),
     "holders: keys must be .n, 2. integers, got 'ab'": lambda d: d.holders("ab"),
     "match_prefix: keys must be .n, 2. integers": lambda d: d.match_prefix([(1, 2, 3)]),

@@ -116,6 +116,13 @@ class DirectoryMachine(RuleBasedStateMachine):
         self.directory.withdraw(pool, keys(*told))
         self.objects.get(pool, set()).difference_update(told)
 
+    @rule(pool=POOLS, told=SOME_KEYS)
+    def give_up(self, pool, told):
+        others = set().union(*(objects for p, objects in self.objects.items() if p != pool))
+        given_up = self.directory.give_up(pool, keys(*told)).tolist()
+        assert given_up == [key in others for key in told]
+        self.objects.get(pool, set()).difference_update(others & set(told))
+
     @rule(told=SOME_KEYS)
     def remove(self, told):
         for key in told:

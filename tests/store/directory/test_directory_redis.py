@@ -117,6 +117,7 @@ def test_one_call_is_one_round_trip(url, client):
             lambda: directory.holders(some),
             lambda: directory.match_prefix(some),
             lambda: directory.withdraw("pool 1", some),
+            lambda: directory.give_up("pool 1", some),
         ):
             call()  # its script is known from now on
             before = reads()
@@ -188,7 +189,8 @@ def test_a_full_server_takes_no_more_and_gives_up_what_it_has(start):
             directory.claim("a", keys(10), LONG_S)
         with pytest.raises(Unavailable, match=full):
             directory.renew(A, LONG_S)
-        directory.withdraw("pool 1", many[5:])
+        directory.withdraw("pool 1", many[6:])
+        assert directory.give_up("pool 1", many[5:6]).all()
         directory.leave("b")
         assert directory.sweep() == ["pool 2"]
         assert directory.holders(many[4:6]) == [("pool 1", "pool 3"), ("pool 3",)]
@@ -213,6 +215,7 @@ CALLS = {
     "claim": lambda d: d.claim("a", keys(1, 2), 1),
     "publish": lambda d: d.publish("p", keys(1)),
     "withdraw": lambda d: d.withdraw("p", keys(1)),
+    "give_up": lambda d: d.give_up("p", keys(1)),
     "abandon": lambda d: d.abandon("a", keys(1)),
     "holders": lambda d: d.holders(keys(1, 2)),
     "match_prefix": lambda d: d.match_prefix(keys(1, 2)),

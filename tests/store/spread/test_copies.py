@@ -231,6 +231,44 @@ def test_who_gives_up_a_copy_sees_that_another_goes(hosts):
     assert pools_of(hosts.directory, one, "a") == pools
 
 
+@pytest.mark.parametrize("is_told", [False, True])
+def test_what_two_give_up_at_once_is_listed_all_the_while(hosts, is_told):
+    """Each of two holders, or who tells them, looks for the other's copy, which just goes."""
+    one, two, three = hosts.several(3)
+    one.cluster.put("a", value(1))
+    two.cluster.fetch(["a"])
+    words = one.cluster.keyspace.keys(["a"])
+    movers = (three, three) if is_told else (one, two)
+    first, second = (ReplicaChange(m.node, words, hosts.directory.members()) for m in movers)
+    listed, changed = [], []
+
+    def look(holders, indices):
+        listed.append(pools_of(hosts.directory, one, "a"))
+        return holders(indices)
+
+    def meanwhile(confirm, *args):
+        with replaced(second, "_holders", look):
+            changed.append(second.run([], [two.node.pool_name]))
+        return confirm(*args)
+
+    with replaced(first, "_confirm", meanwhile), replaced(first, "_holders", look):
+        changed.append(first.run([], [one.node.pool_name]))
+    assert all(listed) and len(listed) >= 4
+    assert [change.failed for change in changed] == [{0: "it is the last copy"}, {}]
+    assert hosts_with(hosts.all, "a") == ["host-1"]
+    assert pools_of(hosts.directory, one, "a") == {two.node.pool_name}
+
+
+def test_what_is_evicted_while_its_last_copy_stays_is_not_listed(hosts):
+    one, two = hosts.several(2)
+    one.cluster.put("a", value(1))
+    words = one.cluster.keyspace.keys(["a"])
+    with one.node.listing.leaving(words) as is_withdrawn:
+        assert not is_withdrawn.any() and two.cluster.exists("a")
+        one.store.remove("a")  # and nobody is told
+    assert not two.cluster.exists("a")
+
+
 def test_the_last_copy_is_never_removed(hosts):
     one, two, three = hosts.several(3)
     assert Copies(one.cluster).put("a", value(1), replicas=2).num_copies == 2

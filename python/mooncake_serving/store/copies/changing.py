@@ -12,6 +12,8 @@ from ..node.kept import kept_alike
 from .copying import HERE, NO_HOLDER, copy_to, drop_from, leaving
 from .spreading import Copied
 
+LAST_COPY = "it is the last copy"
+
 
 class ReplicaChange:
     """One change of the copies of n objects.
@@ -77,16 +79,20 @@ class ReplicaChange:
     def _remove(self, pool: str, removed: Collection[str]) -> None:
         """Remove objects from a pool, but no last copy.
 
-        Others may be giving up their copies at the same time. Each first announces that its own
-        goes, and only then looks for one that stays: so of two, at least one sees that the other
-        goes.
+        Others may be giving up their copies at the same time. Each first withdraws its own, unless
+        no other is listed, and only then looks for one that stays: so of two, at least one sees
+        that the other goes, and one is listed all the while.
         """
         indices = [i for i in self._ready() if pool in self._pools[i]]
         if not indices:
             return
-        with leaving(self._node, pool, self._keys[indices]) as has_left:
-            self._confirm(indices, removed)
-            self._check_withdrawn(indices, pool)
+        with leaving(self._node, pool, self._keys[indices]) as (is_withdrawn, has_left):
+            for i, is_going in zip(indices, is_withdrawn.tolist(), strict=True):
+                if not is_going:
+                    self._copied.failed[i] = LAST_COPY
+            withdrawn = [i for i in indices if i not in self._copied.failed]
+            self._confirm(withdrawn, removed)
+            self._check_withdrawn(withdrawn, pool)
             going = [i for i in indices if i not in self._copied.failed]
             if not going:
                 return
@@ -105,7 +111,7 @@ class ReplicaChange:
             if kept := self._staying.intersection(pools).difference(removed):
                 keepers[i] = sorted(kept)
             else:
-                self._copied.failed[i] = "it is the last copy"
+                self._copied.failed[i] = LAST_COPY
         while keepers:
             pool = next(iter(keepers.values()))[0]
             asked = [i for i, pools in keepers.items() if pools[0] == pool]

@@ -85,24 +85,28 @@ def drop_from(node: Node, pool: str, keys: np.ndarray, members: Iterable[Member]
 
 
 @contextlib.contextmanager
-def leaving(node: Node, pool: str, keys: np.ndarray) -> Iterator[np.ndarray]:
-    """Withdraw ``[n, 2]`` objects that are about to leave a pool.
+def leaving(node: Node, pool: str, keys: np.ndarray) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+    """Withdraw those of ``[n, 2]`` objects from a pool that others have, so that they may leave it.
 
     Yields:
-        ``[n]`` bool, all false, to be set for those that have left. The others are published again.
+        ``[n]`` bool, which are withdrawn; and ``[n]`` bool, all false, to be set for those that
+        have left. What was withdrawn and has not left is published again.
+
+    Raises:
+        Unavailable: the directory does not answer.
     """
     has_left = np.zeros(len(keys), bool)
     if pool == node.pool_name:  # it checks by itself what it has in the end
-        with node.listing.leaving(keys):
-            yield has_left
+        with node.listing.leaving(keys) as is_withdrawn:
+            yield is_withdrawn, has_left
         return
+    is_withdrawn = np.ones(len(keys), bool)  # as far as is known, if there is no answer
     try:
-        for part in in_parts(keys):
-            node.directory.withdraw(pool, part)
-        yield has_left
+        is_withdrawn = node.listing.give_up(pool, keys)
+        yield is_withdrawn, has_left
     finally:
         with contextlib.suppress(Unavailable):  # the pool's nodes tell it at their next look
-            for part in in_parts(keys[~has_left]):
+            for part in in_parts(keys[is_withdrawn & ~has_left]):
                 node.directory.publish(pool, part, is_copy=True)
 
 

@@ -129,6 +129,12 @@ class Directory(Protocol):
     def withdraw(self, pool: str, keys: np.ndarray) -> None:
         """Record that a pool does not have objects (any more). Idempotent."""
 
+    def give_up(self, pool: str, keys: np.ndarray) -> np.ndarray:
+        """Withdraw those objects that another living pool has: ``[n]`` bool. Idempotent.
+
+        So of several pools that give up an object at once, one remains.
+        """
+
     def remove(self, keys: np.ndarray, ttl_s: float) -> Holders:
         """Record that no pool shall have objects any more, and return which living pools may have
         them: those listed, and those of an earlier removal whose time is not over.

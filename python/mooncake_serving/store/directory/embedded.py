@@ -125,6 +125,21 @@ class EmbeddedDirectory(Directory):
                 living.keys.discard(key)
                 self._forget(living, key)
 
+    def give_up(self, pool: str, keys: np.ndarray) -> np.ndarray:
+        as_name("give_up", "pool", pool)
+        key_bytes = _as_bytes("give_up", keys)
+        with self._lock:
+            living = self._living_pools(self._clock())
+            giving = living.pop(pool, None)
+            others = set(living.values())
+            has_other = [not others.isdisjoint(self._holders.get(key, ())) for key in key_bytes]
+            if giving is not None:
+                for key, is_going in zip(key_bytes, has_other, strict=True):
+                    if is_going:
+                        giving.keys.discard(key)
+                        self._forget(giving, key)
+        return np.array(has_other, bool)
+
     def remove(self, keys: np.ndarray, ttl_s: float) -> Holders:
         key_bytes = _as_bytes("remove", keys)
         ttl_s = as_ttl_s("remove", ttl_s)

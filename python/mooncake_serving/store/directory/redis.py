@@ -94,6 +94,15 @@ class RedisDirectory(Directory):
     def withdraw(self, pool: str, keys: np.ndarray) -> None:
         self._say("withdraw", "pool", pool, keys, scripts.WITHDRAW)
 
+    def give_up(self, pool: str, keys: np.ndarray) -> np.ndarray:
+        as_name("give_up", "pool", pool)
+        chunks = _chunks("give_up", keys)
+        return self._run(
+            scripts.GIVE_UP,
+            [(pool, chunk) for chunk in chunks],
+            lambda replies: answers.as_given_up(replies, chunks),
+        )
+
     def remove(self, keys: np.ndarray, ttl_s: float) -> Holders:
         ttl_ms = milliseconds(as_ttl_s("remove", ttl_s))
         return self._where("remove", keys, scripts.REMOVE, ttl_ms)

@@ -13,6 +13,7 @@ from .base import Claim, Holders, Member, Published
 INDEX = np.dtype("<u4")
 CLAIMS = bytes(Claim)
 PUBLISHED = bytes(Published)
+GIVEN_UP = bytes((False, True))
 
 
 def as_integer(answer: Any, high: int) -> int:
@@ -48,6 +49,11 @@ def as_claims(answers: list[Any], chunks: Sequence[bytes]) -> np.ndarray | None:
 def as_published(answers: list[Any], chunks: Sequence[bytes]) -> np.ndarray:
     """``[n]`` int8 of ``Published``."""
     return _as_bytes(answers, chunks, PUBLISHED).view(np.int8)
+
+
+def as_given_up(answers: list[Any], chunks: Sequence[bytes]) -> np.ndarray:
+    """``[n]`` bool."""
+    return _as_bytes(answers, chunks, GIVEN_UP).view(bool)
 
 
 def _as_bytes(answers: list[Any], chunks: Sequence[bytes], allowed: bytes) -> np.ndarray:

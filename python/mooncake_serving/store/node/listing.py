@@ -142,26 +142,41 @@ class Listing:
             self._tell_later(error)
 
     @contextlib.contextmanager
-    def leaving(self, keys: np.ndarray) -> Iterator[None]:
+    def leaving(self, keys: np.ndarray) -> Iterator[np.ndarray]:
         """Withdraw objects that may be removed, and do not publish them meanwhile.
 
         At the end, those that the pool still has are published again.
+
+        Yields:
+            ``[n]`` bool: which other pools have, as far as the directory knows. The others stay
+            listed: they must not be removed.
+
+        Raises:
+            Unavailable: the directory is away.
         """
         with self._all:  # what a look has found is published before
             self._leaving += (keys,)
         before = np.zeros(len(keys), np.uint64)
+        is_withdrawn = np.zeros(len(keys), bool)
         try:
             before = self._ids_of(keys)
-            try:
-                for part in in_parts(keys):
-                    self._directory.withdraw(self._pool_name, part)
-            except Unavailable as error:
-                self._tell_later(error)
-            yield
+            is_withdrawn = self.give_up(self._pool_name, keys)
+            yield is_withdrawn
         finally:
             with self._all:  # no look comes in between
                 self._leaving = tuple(other for other in self._leaving if other is not keys)
                 self._tell_what_stayed(keys, before)
+                self.withdraw_gone(keys[~is_withdrawn])
+
+    def give_up(self, pool_name: str, keys: np.ndarray) -> np.ndarray:
+        """Withdraw objects from a pool, where the directory knows of another that has them: ``[n]``
+        bool.
+
+        Raises:
+            Unavailable: the directory is away.
+        """
+        parts = [self._directory.give_up(pool_name, part) for part in in_parts(keys)]
+        return np.concatenate([np.empty(0, bool), *parts])
 
     def withdraw_gone(self, keys: np.ndarray) -> np.ndarray:
         """Withdraw what the directory lists, of which the pool does not have some: ``[n]`` bool."""
