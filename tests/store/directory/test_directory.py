@@ -107,20 +107,44 @@ def test_a_pool_gives_up_what_another_living_one_has(world, directory):
     directory.publish("pool 1", keys(1, 2, 3, 4))
     directory.publish("pool 2", keys(2, 3, 5))
     for _ in range(2):
-        given_up = directory.give_up("pool 1", keys(1, 2, 5, 6, 2))
+        given_up = directory.give_up("pool 1", keys(1, 2, 5, 6, 2), LONG_S)
         assert given_up.dtype == bool and given_up.tolist() == [False, True, True, False, True]
         assert holders_of(directory, 1, 2, 3, 5, 6) == [
             ["pool 1"], ["pool 2"], ["pool 1", "pool 2"], ["pool 2"], []
         ]  # fmt: skip
     assert all_of(directory, "pool 1") == {1, 3, 4}
-    assert directory.give_up("pool 2", keys(2, 3)).tolist() == [False, True]
-    assert directory.give_up("pool 1", keys(3)).tolist() == [False]
+    assert directory.give_up("pool 2", keys(2, 3), LONG_S).tolist() == [False, True]
+    assert directory.give_up("pool 1", keys(3), LONG_S).tolist() == [False]
     assert holders_of(directory, 2, 3) == [["pool 2"], ["pool 1"]]
-    assert directory.give_up("nowhere", keys(1, 6)).tolist() == [True, False]
+    assert directory.give_up("nowhere", keys(1, 6), LONG_S).tolist() == [True, False]
     directory.publish("pool 2", keys(4))
     kill(world, B)
-    assert directory.give_up("pool 1", keys(4)).tolist() == [False]
+    assert directory.give_up("pool 1", keys(4), LONG_S).tolist() == [False]
     assert holders_of(directory, 4) == [["pool 1"]]
+
+
+def test_what_is_given_up_is_removed_from_there_as_well(world, directory):
+    """Its pool still has it."""
+    other = Member("other", "host")
+    join(directory, A, B)
+    for pool in ("pool 1", "pool 2"):
+        directory.publish(pool, keys(1, 2, 3, 4, 5))
+    assert directory.give_up("pool 1", keys(1, 2, 4), LONG_S).all()
+    directory.withdraw("pool 1", keys(2))  # it is gone
+    directory.publish("pool 1", keys(4))  # it stays
+    assert directory.give_up("pool 2", keys(4), LONG_S).all()
+    both = ["pool 1", "pool 2"]
+    for _ in range(2):
+        had = directory.remove(keys(1, 2, 3, 4), LONG_S)
+        assert names_of(had) == [both, ["pool 2"], both, both]
+    assert published(directory, "pool 1", 1, is_copy=True) == [REMOVED]
+    assert published(directory, "pool 2", 1) == [LISTED]  # as put
+    assert names_of(directory.remove(keys(1), LONG_S)) == [["pool 2"]]
+    assert directory.give_up("pool 1", keys(5), SOON_S).all()
+    for _ in range(2):  # which takes longer
+        join(directory, other)
+        kill(world, other)
+    assert names_of(directory.remove(keys(5), LONG_S)) == [["pool 2"]]
 
 
 def test_of_many_that_give_up_an_object_one_keeps_it(directory):
@@ -133,7 +157,7 @@ def test_of_many_that_give_up_an_object_one_keeps_it(directory):
 
     def give_up(pool: str) -> None:
         start.wait()
-        answers.append(directory.give_up(pool, keys(*range(20))))
+        answers.append(directory.give_up(pool, keys(*range(20)), LONG_S))
 
     threads = [threading.Thread(target=give_up, args=(member.pool,)) for member in members]
     for thread in threads:
@@ -232,7 +256,7 @@ def test_no_keys_at_all(directory):
     directory.publish("pool 1", none)
     assert directory.publish("pool 1", none, is_copy=True).shape == (0,)
     directory.withdraw("pool 1", none)
-    assert directory.give_up("pool 1", none).shape == (0,)
+    assert directory.give_up("pool 1", none, LONG_S).shape == (0,)
     directory.abandon("a", none)
     assert directory.claim("a", none, 1).shape == (0,)
     assert directory.holders(none) == []
@@ -421,7 +445,7 @@ def test_as_many_keys_as_there_may_be(directory):
     assert holders.count(("pool 1",)) == MAX_KEYS - 1
     assert all_of(directory, "pool 1", 10_000) == set(range(MAX_KEYS)) - {50_000}
     directory.publish("pool 2", many[5_000:5_002])
-    assert np.flatnonzero(directory.give_up("pool 1", many)).tolist() == [5_000, 5_001]
+    assert np.flatnonzero(directory.give_up("pool 1", many, LONG_S)).tolist() == [5_000, 5_001]
     directory.withdraw("pool 1", many)
     assert directory.num_objects("pool 1") == 0
     with pytest.raises(InvalidArgument, match="claim: keys must be at most 65536, got 65537"):
@@ -518,7 +542,8 @@ WRONG = {
     ),
     "EmbeddedDirectory: clock must be a function, got 1": lambda d: EmbeddedDirectory(1),
     "withdraw: keys must be .n, 2. integers, got 5": lambda d: d.withdraw("p", 5),
-    "give_up: keys must be .n, 2. integers, got 5": lambda d: d.give_up("p", 5),
+    "give_up: keys must be .n, 2. integers, got 5": lambda d: d.give_up("p", 5, 1),
+    "give_up: ttl_s must be": lambda d: d.give_up("p", keys(1), 0),
     "abandon: name must be": lambda d: d.abandon(7, keys(1)),
     "holders: keys must be .n, 2. integers, got 'ab'": lambda d: d.holders("ab"),
     "match_prefix: keys must be .n, 2. integers": lambda d: d.match_prefix([(1, 2, 3)]),

@@ -33,6 +33,7 @@ class DirectoryMachine(RuleBasedStateMachine):
         self.members, self.objects, self.claims = {}, {}, {}
         self.dead = set()  # pools that may be swept
         self.removed = {}  # of a key the pools that had it
+        self.leaving = {}  # of a key the pools that are giving it up
 
     def bury(self, name) -> None:
         """A member is no more; its pool is not if nobody else serves it."""
@@ -40,7 +41,7 @@ class DirectoryMachine(RuleBasedStateMachine):
         self.claims = {key: who for key, who in self.claims.items() if who != name}
         if member.pool and all(other.pool != member.pool for other in self.members.values()):
             del self.objects[member.pool]
-            for had in self.removed.values():
+            for had in (*self.removed.values(), *self.leaving.values()):
                 had.discard(member.pool)
             self.dead.add(member.pool)
 
@@ -115,18 +116,23 @@ class DirectoryMachine(RuleBasedStateMachine):
     def withdraw(self, pool, told):
         self.directory.withdraw(pool, keys(*told))
         self.objects.get(pool, set()).difference_update(told)
+        for key in told:
+            self.leaving.get(key, set()).discard(pool)
 
     @rule(pool=POOLS, told=SOME_KEYS)
     def give_up(self, pool, told):
         others = set().union(*(objects for p, objects in self.objects.items() if p != pool))
-        given_up = self.directory.give_up(pool, keys(*told)).tolist()
+        given_up = self.directory.give_up(pool, keys(*told), LONG_S).tolist()
         assert given_up == [key in others for key in told]
-        self.objects.get(pool, set()).difference_update(others & set(told))
+        for key in self.objects.get(pool, set()) & others & set(told):
+            self.objects[pool].remove(key)
+            self.leaving.setdefault(key, set()).add(pool)
 
     @rule(told=SOME_KEYS)
     def remove(self, told):
         for key in told:
             had = {pool for pool, objects in self.objects.items() if key in objects}
+            had |= self.leaving.pop(key, set())
             self.removed[key] = self.removed.get(key, set()) | had
         had = self.directory.remove(keys(*told), LONG_S)
         assert list(map(list, had)) == [sorted(self.removed[key]) for key in told]

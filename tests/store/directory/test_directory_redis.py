@@ -117,7 +117,7 @@ def test_one_call_is_one_round_trip(url, client):
             lambda: directory.holders(some),
             lambda: directory.match_prefix(some),
             lambda: directory.withdraw("pool 1", some),
-            lambda: directory.give_up("pool 1", some),
+            lambda: directory.give_up("pool 1", some, LONG_S),
         ):
             call()  # its script is known from now on
             before = reads()
@@ -190,12 +190,12 @@ def test_a_full_server_takes_no_more_and_gives_up_what_it_has(start):
         with pytest.raises(Unavailable, match=full):
             directory.renew(A, LONG_S)
         directory.withdraw("pool 1", many[6:])
-        assert directory.give_up("pool 1", many[5:6]).all()
+        assert directory.give_up("pool 1", many[5:6], LONG_S).all()
         directory.leave("b")
         assert directory.sweep() == ["pool 2"]
         assert directory.holders(many[4:6]) == [("pool 1", "pool 3"), ("pool 3",)]
         directory.leave("c")
-        assert directory.remove(many, LONG_S) == [("pool 1",)] * 5 + [()] * 5
+        assert directory.remove(many, LONG_S) == [("pool 1",)] * 6 + [()] * 4
         assert directory.sweep() == ["pool 3"]
         assert client.keys("{mooncake}:o*") == []
 
@@ -215,7 +215,7 @@ CALLS = {
     "claim": lambda d: d.claim("a", keys(1, 2), 1),
     "publish": lambda d: d.publish("p", keys(1)),
     "withdraw": lambda d: d.withdraw("p", keys(1)),
-    "give_up": lambda d: d.give_up("p", keys(1)),
+    "give_up": lambda d: d.give_up("p", keys(1), 1),
     "abandon": lambda d: d.abandon("a", keys(1)),
     "holders": lambda d: d.holders(keys(1, 2)),
     "match_prefix": lambda d: d.match_prefix(keys(1, 2)),

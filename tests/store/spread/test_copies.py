@@ -259,6 +259,25 @@ def test_what_two_give_up_at_once_is_listed_all_the_while(hosts, is_told):
     assert pools_of(hosts.directory, one, "a") == {two.node.pool_name}
 
 
+@pytest.mark.parametrize("is_told", [False, True])
+def test_what_is_removed_while_its_pool_gives_it_up_is_gone(hosts, is_told):
+    one, two, three = hosts.several(3)
+    one.cluster.put("a", value(1))
+    two.cluster.fetch(["a"])
+    words = one.cluster.keyspace.keys(["a"])
+    mover = three if is_told else one
+    change = ReplicaChange(mover.node, words, hosts.directory.members())
+
+    def removed(confirm, *args):
+        assert three.cluster.remove("a")
+        return confirm(*args)
+
+    with replaced(change, "_confirm", removed):
+        assert change.run([], [one.node.pool_name]).failed
+    assert hosts_with(hosts.all, "a") == [] and not three.cluster.exists("a")
+    assert two.cluster.put("a", value(2)) is STORED and one.cluster.get("a") == value(2)
+
+
 def test_what_is_evicted_while_its_last_copy_stays_is_not_listed(hosts):
     one, two = hosts.several(2)
     one.cluster.put("a", value(1))

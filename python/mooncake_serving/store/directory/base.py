@@ -129,15 +129,17 @@ class Directory(Protocol):
     def withdraw(self, pool: str, keys: np.ndarray) -> None:
         """Record that a pool does not have objects (any more). Idempotent."""
 
-    def give_up(self, pool: str, keys: np.ndarray) -> np.ndarray:
+    def give_up(self, pool: str, keys: np.ndarray, ttl_s: float) -> np.ndarray:
         """Withdraw those objects that another living pool has: ``[n]`` bool. Idempotent.
 
-        So of several pools that give up an object at once, one remains.
+        So of several pools that give up an object at once, one remains. The pool still has them:
+        for ``ttl_s``, or until it withdraws them, ``remove`` names it nevertheless.
         """
 
     def remove(self, keys: np.ndarray, ttl_s: float) -> Holders:
         """Record that no pool shall have objects any more, and return which living pools may have
-        them: those listed, and those of an earlier removal whose time is not over.
+        them: those listed, those giving them up, and those of an earlier removal whose time is not
+        over.
 
         For that time a copy of such an object is ``REMOVED``, until the object is put again.
         """

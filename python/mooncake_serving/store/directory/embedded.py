@@ -51,6 +51,7 @@ class EmbeddedDirectory(Directory):
         self._holders: dict[bytes, tuple[_Pool, ...]] = {}  # by their names
         self._claims: dict[bytes, tuple[_Seat, float]] = {}
         self._removed: dict[bytes, tuple[set[_Pool], float]] = {}  # which pools had it; until when
+        self._leaving: dict[bytes, tuple[set[_Pool], float]] = {}  # which give it up; until when
 
     def join(self, member: Member, ttl_s: float) -> None:
         as_member("join", member)
@@ -124,20 +125,25 @@ class EmbeddedDirectory(Directory):
             for key in key_bytes:
                 living.keys.discard(key)
                 self._forget(living, key)
+                if key in self._leaving:
+                    self._leaving[key][0].discard(living)
 
-    def give_up(self, pool: str, keys: np.ndarray) -> np.ndarray:
+    def give_up(self, pool: str, keys: np.ndarray, ttl_s: float) -> np.ndarray:
         as_name("give_up", "pool", pool)
         key_bytes = _as_bytes("give_up", keys)
+        ttl_s = as_ttl_s("give_up", ttl_s)
         with self._lock:
-            living = self._living_pools(self._clock())
+            now = self._clock()
+            living = self._living_pools(now)
             giving = living.pop(pool, None)
             others = set(living.values())
             has_other = [not others.isdisjoint(self._holders.get(key, ())) for key in key_bytes]
             if giving is not None:
                 for key, is_going in zip(key_bytes, has_other, strict=True):
-                    if is_going:
+                    if is_going and giving in self._holders[key]:
                         giving.keys.discard(key)
                         self._forget(giving, key)
+                        self._leaving[key] = self._leaving_from(key, now) | {giving}, now + ttl_s
         return np.array(has_other, bool)
 
     def remove(self, keys: np.ndarray, ttl_s: float) -> Holders:
@@ -155,6 +161,8 @@ class EmbeddedDirectory(Directory):
                     self._forget(pool, key)
                 if until > now:
                     had |= before & living
+                had |= self._leaving_from(key, now) & living
+                self._leaving.pop(key, None)
                 self._removed[key] = had, now + ttl_s
                 found.append(tuple(sorted(pool.name for pool in had)))
         return found
@@ -204,6 +212,7 @@ class EmbeddedDirectory(Directory):
                 if until > now and seat.until > now
             }
             self._removed = {key: last for key, last in self._removed.items() if last[1] > now}
+            self._leaving = {key: last for key, last in self._leaving.items() if last[1] > now}
         return sorted({pool.name for pool in dead})
 
     def close(self) -> None:
@@ -257,6 +266,10 @@ class EmbeddedDirectory(Directory):
             self._holders[key] = tuple(sorted((*holders, pool), key=lambda holder: holder.name))
         pool.keys.add(key)
         return LISTED
+
+    def _leaving_from(self, key: bytes, now: float) -> set[_Pool]:
+        pools, until = self._leaving.get(key, (set(), now))
+        return pools if until > now else set()
 
     def _forget(self, pool: _Pool, key: bytes) -> None:
         holders = tuple(holder for holder in self._holders.get(key, ()) if holder is not pool)

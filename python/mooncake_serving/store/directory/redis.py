@@ -94,12 +94,13 @@ class RedisDirectory(Directory):
     def withdraw(self, pool: str, keys: np.ndarray) -> None:
         self._say("withdraw", "pool", pool, keys, scripts.WITHDRAW)
 
-    def give_up(self, pool: str, keys: np.ndarray) -> np.ndarray:
+    def give_up(self, pool: str, keys: np.ndarray, ttl_s: float) -> np.ndarray:
         as_name("give_up", "pool", pool)
         chunks = _chunks("give_up", keys)
+        ttl_ms = milliseconds(as_ttl_s("give_up", ttl_s))
         return self._run(
             scripts.GIVE_UP,
-            [(pool, chunk) for chunk in chunks],
+            [(pool, chunk, ttl_ms) for chunk in chunks],
             lambda replies: answers.as_given_up(replies, chunks),
         )
 

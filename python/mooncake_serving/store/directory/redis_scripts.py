@@ -6,6 +6,7 @@ it follows:
     o<key>    string: numbers of the pools that have the object, each followed by a space
     c<key>    string, with a time to live: seat of the member that has a claim to it
     r<key>    string, with a time to live: numbers of the pools that had it when it was removed
+    l<key>    string, with a time to live: numbers of the pools that are giving it up
     p<pool>   set: keys of the objects of the pool with this number
     alive     sorted set: seats, by when they expire, in milliseconds of the server's clock
     served    sorted set: numbers of pools, by when the last seat of each expires
@@ -299,9 +300,12 @@ WITHDRAW = Script(
     + """
 local pool, keys = number_of(ARGV[1]), keys_in(ARGV[2])
 if not pool then return 0 end
-local objects = named('o', keys)
+local objects, marks = named('o', keys), named('l', keys)
 call_with_all(keys, 'SREM', prefix .. 'p' .. pool)
 change(objects, read(objects), function(pools) return without(pool, pools) end)
+for i, leaving in ipairs(read(marks)) do
+  if leaving then redis.call('SET', marks[i], without(pool, leaving), 'KEEPTTL') end
+end
 return 1
 """
 )
@@ -309,7 +313,7 @@ return 1
 GIVE_UP = Script(
     _KEYS
     + """
-local pool, keys = number_of(ARGV[1]), keys_in(ARGV[2])
+local pool, keys, ttl = number_of(ARGV[1]), keys_in(ARGV[2]), ARGV[3]
 local said, has_other, answers, going = read(named('o', keys)), {[false] = false}, {}, {}
 for i = 1, #keys do
   local pools = said[i]
@@ -318,12 +322,15 @@ for i = 1, #keys do
     has_other[pools] = #living > 0 and (#living > 1 or living[1] ~= pool)
   end
   answers[i] = has_other[pools] and '\\1' or '\\0'
-  if has_other[pools] then going[#going + 1] = keys[i] end
+  if has_other[pools] and pool and with(pool, pools) == pools then going[#going + 1] = keys[i] end
 end
-if pool then
-  local objects = named('o', going)
+if #going > 0 then
+  local objects, marks = named('o', going), named('l', going)
   call_with_all(going, 'SREM', prefix .. 'p' .. pool)
   change(objects, read(objects), function(pools) return without(pool, pools) end)
+  for i, leaving in ipairs(read(marks)) do
+    redis.call('SET', marks[i], with(pool, leaving or ''), 'PX', ttl)
+  end
 end
 return table.concat(answers)
 """
@@ -407,14 +414,17 @@ REMOVE = Script(
     + """
 local keys, ttl = keys_in(ARGV[1]), ARGV[2]
 local objects, marks = named('o', keys), named('r', keys)
-local said, before, had, listed = read(objects), read(marks), {}, {}
+local leaving = named('l', keys)
+local said, before, going, had, listed = read(objects), read(marks), read(leaving), {}, {}
 for i = 1, #keys do
   local pools = said[i] or ''
   for _, pool in ipairs(living_of(pools)) do
     listed[pool] = listed[pool] or {}
     table.insert(listed[pool], keys[i])
   end
-  for _, pool in ipairs(living_of(before[i] or '')) do pools = with(pool, pools) end
+  for _, pool in ipairs(living_of((before[i] or '') .. (going[i] or ''))) do
+    pools = with(pool, pools)
+  end
   had[i] = pools
 end
 find(had)
@@ -423,6 +433,7 @@ change(objects, said, function(pools)
   for _, pool in ipairs(living_of(pools)) do pools = without(pool, pools) end
   return pools
 end)
+call_with_all(leaving, 'DEL')
 call_with_all(marks, 'DEL')  -- gives something up, so that what follows is not refused
 for i = 1, #keys do redis.call('SET', marks[i], had[i], 'PX', ttl) end
 return answer()

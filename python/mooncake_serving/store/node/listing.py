@@ -169,13 +169,15 @@ class Listing:
                 self.withdraw_gone(keys[~is_withdrawn])
 
     def give_up(self, pool_name: str, keys: np.ndarray) -> np.ndarray:
-        """Withdraw objects from a pool, where the directory knows of another that has them: ``[n]``
-        bool.
+        """Withdraw objects from a pool that may still have them, where the directory knows of
+        another that has them: ``[n]`` bool. Whoever removes them meanwhile asks this one, too.
 
         Raises:
             Unavailable: the directory is away.
         """
-        parts = [self._directory.give_up(pool_name, part) for part in in_parts(keys)]
+        parts = [
+            self._directory.give_up(pool_name, part, self._removed_s) for part in in_parts(keys)
+        ]
         return np.concatenate([np.empty(0, bool), *parts])
 
     def withdraw_gone(self, keys: np.ndarray) -> np.ndarray:
