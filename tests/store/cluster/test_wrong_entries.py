@@ -1,5 +1,7 @@
 """The directory lists what a pool does not have, or the other way round, and somebody notices."""
 
+import threading
+
 import pytest
 
 from mooncake_kernels.errors import TransferError
@@ -89,6 +91,25 @@ def test_what_another_process_has_put_into_the_pool_stays_listed(hosts):
     with replaced(one.node.listing, "withdraw", put_then):
         one.node.listing.withdraw_gone(words)
     assert two.cluster.exists("a") and two.cluster.get("a") == value(2)
+
+
+def test_a_put_does_not_return_while_what_was_there_before_is_being_withdrawn(hosts):
+    one, two = hosts.several(2)
+    words = one.cluster.keyspace.keys(["a"])
+    results = []
+    putter = threading.Thread(target=lambda: results.append(one.cluster.put("a", value(1))))
+
+    def withdraw_late(withdraw, *args):
+        putter.start()
+        assert eventually(lambda: two.cluster.exists("a"))
+        putter.join(0.3)  # it does not end
+        withdraw(*args)
+        assert putter.is_alive() and not two.cluster.exists("a")
+
+    with replaced(hosts.directory, "withdraw", withdraw_late):
+        assert one.node.listing.withdraw_gone(words).all()
+    putter.join()
+    assert results == [STORED] and two.cluster.get("a") == value(1)
 
 
 @pytest.mark.parametrize("retention", ["normal", "soft"])

@@ -48,6 +48,7 @@ class Listing:
         self._pool_name = pool_name
         self._store = store
         self._all = threading.Lock()
+        self._gone = threading.Lock()  # while what is gone is being withdrawn
         self._leaving: tuple[np.ndarray, ...] = ()
         self._put_leaving: set[int] = set()  # ids of objects put under leaving keys meanwhile
         found = (NO_KEYS, np.empty(0, np.uint64)) if store is None else store.list_objects()
@@ -72,6 +73,7 @@ class Listing:
             objects = objects.at(~is_leaving)
         try:
             self._tell(objects)
+            self._wait_for_withdrawal()
         except Unavailable as error:
             self._tell_later(error)
         return ids != 0
@@ -90,6 +92,7 @@ class Listing:
         except Unavailable as error:
             self._tell_later(error)
             return may_stay
+        self._wait_for_withdrawal()
         may_stay[told] = answers != REMOVED
         self._note(Objects(keys[told], ids), answers)
         return may_stay
@@ -182,9 +185,16 @@ class Listing:
 
     def withdraw_gone(self, keys: np.ndarray) -> np.ndarray:
         """Withdraw what the directory lists, of which the pool does not have some: ``[n]`` bool."""
-        is_gone = ~self.has_keys(keys)
-        self.withdraw(keys[is_gone])
+        with self._gone:
+            is_gone = ~self.has_keys(keys)
+            self.withdraw(keys[is_gone])
         return is_gone
+
+    def _wait_for_withdrawal(self) -> None:
+        """Wait until what was seen to be gone before, and may be back, is listed again."""
+        if self._gone.locked():
+            with self._gone:
+                pass
 
     def publish_all(self) -> None:
         """Bring the directory's entries in line with the pool.
