@@ -1,9 +1,7 @@
 """The code of the pages without a test of their own runs as it is written, but for sizes, files and
 addresses; what needs a GPU, a NIC or several hosts is compiled."""
 
-import re
 import shutil
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -14,28 +12,16 @@ from mooncake_serving.store import SsdTier, Store
 from mooncake_serving.store.directory import EmbeddedDirectory, Member
 
 from .metadata.support import HttpServer
+from .pages import ROOT, blocks_of, run_block
 
-ROOT = Path(__file__).parent.parent
 PAGES = sorted(path.stem for path in (ROOT / "docs").glob("*.md"))
 UNIT = 1024
 TOKENS = np.arange(4 * 256)
 
 
-def blocks_of(page: str) -> list[str]:
-    """With empty lines before, so that an error names the line of the page."""
-    text = (ROOT / f"docs/{page}.md").read_text()
-    found = re.finditer(r"```python\n(.*?)```", text, re.DOTALL)
-    return ["\n" * text.count("\n", 0, block.start(1)) + block[1] for block in found]
-
-
 def run(page: str, index: int, names: dict, **replaced: str) -> dict:
     """Run a block; each name of `replaced` stands for the page's text of that name in PLACES."""
-    code = blocks_of(page)[index]
-    for name, by in replaced.items():
-        assert PLACES[name] in code, f"{page}: {PLACES[name]}"
-        code = code.replace(PLACES[name], by)
-    exec(compile(code, f"docs/{page}.md", "exec"), names)
-    return names
+    return run_block(page, index, names, {PLACES[name]: by for name, by in replaced.items()})
 
 
 PLACES = {
@@ -60,6 +46,18 @@ def test_the_code_of_every_page_compiles(page):
 def test_attention():
     names = run("attention", 0, {})
     assert names["out"].shape == (21, 32, 128) and torch.isfinite(names["lse"]).all()
+
+
+def test_chunking():
+    names: dict = {}
+    for index in range(len(blocks_of("chunking"))):
+        run("chunking", index, names)
+
+
+def test_mask_formats():
+    names: dict = {}
+    for index in range(len(blocks_of("mask_formats"))):
+        run("mask_formats", index, names)
 
 
 def test_masks():

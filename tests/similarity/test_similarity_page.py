@@ -1,15 +1,13 @@
 """The code of docs/similarity.md runs, and does what the page says."""
 
-import re
-from pathlib import Path
-
 import pytest
 import torch
 
 import mooncake_kernels as mk
 
-PAGE = (Path(__file__).parents[2] / "docs/similarity.md").read_text()
-EXAMPLE, SIGNATURES, MATCH = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
+from ..pages import run_block
+
+EXAMPLE, SIGNATURES, MATCH = range(3)
 
 
 def differing_bits(a, b):
@@ -18,8 +16,7 @@ def differing_bits(a, b):
 
 def test_the_example_takes_over_the_keys_and_values():
     torch.manual_seed(1)
-    names = {}
-    exec(compile(EXAMPLE, "docs/similarity.md", "exec"), names)
+    names = run_block("similarity", EXAMPLE, {})
     kept, prompt, index = names["kept"], names["prompt"], names["index"]
     is_old = torch.ones(148, dtype=torch.bool)
     is_old[80:88] = False
@@ -45,7 +42,7 @@ def test_the_loops_are_what_the_functions_do(window):
         "embeddings": embeddings, "planes": planes, "dot": torch.dot, "num_tokens": 12, "bits": 16,
         "sig": torch.zeros(12, 2, dtype=torch.uint8),
     }  # fmt: skip
-    exec(SIGNATURES, names)
+    run_block("similarity", SIGNATURES, names)
     sig = mk.simhash(embeddings, planes)
     assert torch.equal(names["sig"], sig)
     queries, references = sig[:9], sig[2:]
@@ -55,5 +52,5 @@ def test_the_loops_are_what_the_functions_do(window):
         "differing_bits": lambda i, j: differing_bits(queries[i], references[j]),
         "index": [0] * 9, "distance": [0] * 9,
     }  # fmt: skip
-    exec(MATCH, names)
+    run_block("similarity", MATCH, names)
     assert index.tolist() == names["index"] and distance.tolist() == names["distance"]

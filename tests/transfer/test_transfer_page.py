@@ -2,18 +2,16 @@
 
 import json
 import re
-from pathlib import Path
 
-ROOT = Path(__file__).parents[2]
+from ..pages import ROOT, run_block
+
 PAGE = (ROOT / "docs/transfer.md").read_text()
 
 
 def test_the_pages_code_runs():
-    first, by_key = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
-    names: dict = {}
-    exec(compile(first, "docs/transfer.md", "exec"), names)
+    names = run_block("transfer", 0, {})
     assert names["ticket"].done and (names["cache"] == names["other"]).all()
-    exec(compile(by_key, "docs/transfer.md", "exec"), {})  # it asserts what it shows
+    run_block("transfer", 1, {})  # it asserts what it shows
 
 
 HEADS = {"tcp": "tcp", "shm, into memory of any kind": "shm", "shm, mapped": "shm-mapped"}

@@ -1,25 +1,21 @@
 """The code of docs/semantic.md runs, and its loops are what the functions do."""
 
 import math
-import re
-from pathlib import Path
 
 import pytest
 import torch
 
 from mooncake_serving.semantic import Recompute, rows_by_layer, with_context
+from tests.pages import run_block
 
-PAGE = (Path(__file__).parents[3] / "docs/semantic.md").read_text()
-EXAMPLE, CONTEXT, LOOP = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
+EXAMPLE, CONTEXT, LOOP = range(3)
 
 
 def test_the_example_runs(deep, draw, capsys):
     report = draw(480, 1)
     short = "SemanticCache(engine, num_blocks=256, min_tokens=0)"
-    code = EXAMPLE.replace("SemanticCache(engine, num_blocks=256)", short)
-    assert short in code
     names = {"model": deep, "report": report, "edited_report": report[:300] + report[303:]}
-    exec(compile(code, "docs/semantic.md", "exec"), names)
+    run_block("semantic", EXAMPLE, names, {"SemanticCache(engine, num_blocks=256)": short})
     assert names["reuse"].prompt_id == names["prompt_id"] == 0
     assert names["reuse"].num_exact_tokens == 300
     counts = str(names["reuse"].computed_by_layer)
@@ -30,7 +26,7 @@ def test_the_example_runs(deep, draw, capsys):
 def test_the_context_is_that_of_the_signer():
     embeddings = torch.randn(20, 16, generator=torch.Generator().manual_seed(0))
     names = {"embeddings": embeddings, "num_tokens": 20, "placed": torch.zeros(20, 16)}
-    exec(CONTEXT, names)
+    run_block("semantic", CONTEXT, names)
     torch.testing.assert_close(names["placed"], with_context(embeddings, 8, 0.6))
 
 
@@ -47,9 +43,7 @@ def test_the_loop_chooses_the_same_rows(full_layers):
         "unmatched": [12, 13, 14], "last_tokens": [19],
         "write_keys_and_values": lambda layer, rows: None,
         "attend_and_feed_forward": lambda layer, rows: seen.append(sorted(rows)),
-        "full_layers": full_layers, "share": 0.5, "decay": 0.6, "floor": 0.2,
+        "full_layers": full_layers, "share": 0.5, "decay": 0.6, "floor": 0.2, "given": deviation,
     }  # fmt: skip
-    exec(
-        LOOP.replace("key=deviation", "key=lambda i: float(given[i])"), names | {"given": deviation}
-    )
+    run_block("semantic", LOOP, names, {"key=deviation": "key=lambda i: float(given[i])"})
     assert seen == [r.tolist() for r in rows_by_layer(deviation, is_matched, 6, recompute)]
