@@ -15,6 +15,8 @@ from .listing import Listing, in_parts, words_of
 
 logger = logging.getLogger(__name__)
 
+GRANTED, _, TAKEN, LISTED = map(int, Claim)  # looking up an enum's members is slow
+
 
 class Claims:
     """Claims of a node. Thread-safe. Keys are ``[n, 2]`` uint64.
@@ -55,11 +57,11 @@ class Claims:
                 if word not in self._writing:
                     self._writing.add(word)
                     asked.append(i)
-        claims = np.full(len(words), Claim.TAKEN, np.int8)
+        claims = np.full(len(words), TAKEN, np.int8)
         try:
             claims[asked] = self._ask(keys[asked], ttl_s)
         finally:
-            is_granted = (claims == Claim.GRANTED).tolist()
+            is_granted = (claims == GRANTED).tolist()
             self._forget(words[i] for i in asked if not is_granted[i])
         return claims
 
@@ -102,11 +104,11 @@ class Claims:
 
     def _ask(self, keys: np.ndarray, ttl_s: float) -> np.ndarray:
         claims = self._ask_directory(keys, ttl_s)
-        listed = np.flatnonzero(claims == Claim.LISTED)
+        listed = np.flatnonzero(claims == LISTED)
         if len(listed):
             went = listed[self._listing.withdraw_gone(keys[listed])]
             claims[went] = self._ask_directory(keys[went], ttl_s)
-            claims[claims == Claim.LISTED] = Claim.EXISTS  # by now it is here again
+            claims[claims == LISTED] = Claim.EXISTS  # by now it is here again
         return claims
 
     def _ask_directory(self, keys: np.ndarray, ttl_s: float) -> np.ndarray:

@@ -65,6 +65,8 @@ class Listing:
         Returns:
             ``[n]`` bool: which are there.
         """
+        if self._store is None:
+            return np.zeros(len(keys), bool)
         ids = self._ids_of(keys)
         objects = _present(keys, ids)
         if self._leaving:
