@@ -36,7 +36,7 @@ def test_a_bad_block_is_named_if_it_is_seen(engine, block):
 def test_of_several_bad_blocks_one_is_reported_whole(engine):
     if engine.engine != "triton" or engine.device == "cuda":
         pytest.skip("of programs that run one after the other, the first reports")
-    attention = _library.triton_module("attention")
+    attention = _library.triton_module("paged_attention", "attention", torch.device("cpu"))
     call = arguments()
     call["block_table"][0, 1], call["block_table"][1, 2] = 77, 88
     with pytest.raises(mk.InvalidArgument, match=r"block_table\[0, 1\] must be .*, got 77"):

@@ -192,8 +192,8 @@ def write_and_remove(name: str, first: int) -> None:
     """Until the peer has gone."""
     data = content(first, 512)
     many = keys(*range(first, first + 1024))
-    with TransferEngine(transports=["shm"]) as engine, engine.open(name) as peer:
-        with contextlib.suppress(TransferError):
+    with contextlib.suppress(TransferError), TransferEngine(transports=["shm"]) as engine:
+        with engine.open(name) as peer:
             while True:
                 engine.write_objects(peer, many, [place(data)] * len(many))
                 engine.remove_objects(peer, many)
