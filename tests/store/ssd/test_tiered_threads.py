@@ -6,6 +6,7 @@ import time
 import numpy as np
 import pytest
 
+from mooncake_kernels.errors import Unavailable
 from mooncake_kernels.pool import PutResult
 from mooncake_serving.store import Store
 from mooncake_serving.store.tiered.demotion import Demoter
@@ -157,6 +158,55 @@ def test_what_another_process_removes_while_it_is_written_is_gone(slow):
     assert Store(store.pool, namespace="model").remove(0)
     goes_on.set()
     assert store.flush() and not store.exists(0)
+
+
+def test_a_removal_that_the_disk_cannot_record_yet_is_hidden_until_it_can(
+    slow, opened, monkeypatch
+):
+    store, goes_on = slow
+    put(store, 1)
+    assert store._demoter.offer(store.keyspace.key(1))
+    key, others = store.keyspace.keys([0]), Store(store.pool, namespace="model")
+
+    def fail(key):
+        raise Unavailable("the disk could not be written")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(store.tier, "remove", fail)
+        assert others.remove(0)
+        goes_on.set()
+        assert store._demoter.flush()
+        assert store.tier.contains_each(key).all()  # where it still is
+        assert not store.exists(0) and store.match_prefix([0]) == 0 and store.get(0) is None
+        assert read(store, 0) == [-1] and key.tolist()[0] not in store.list_objects()[0].tolist()
+        assert not store.pool.contains(store.keyspace.key(1)) and read(store, 1) == [OBJECT]
+        assert store.put(0, b"other") is STORED
+        assert store._demoter.offer(store.keyspace.key(0)) and store._demoter.flush()
+        assert store.get(0) is None and store.demotion_stats().num_dropped == 1
+    assert store.flush() and not store.tier.contains_each(key).any()
+    assert store.put(0, b"new") is STORED
+    assert store._demoter.offer(store.keyspace.key(0)) and store.flush()
+    assert store.tier.contains_each(key).all() and store.get(0) == b"new"
+
+
+def test_a_removal_that_the_disk_cannot_record_yet_is_recorded_at_the_end(
+    slow, opened, monkeypatch
+):
+    store, goes_on = slow
+    real, num_failures = store.tier.remove, 0
+
+    def fail_once(key):
+        nonlocal num_failures
+        num_failures += 1
+        if num_failures == 1:
+            raise Unavailable("the disk could not be written")
+        return real(key)
+
+    monkeypatch.setattr(store.tier, "remove", fail_once)
+    assert Store(store.pool, namespace="model").remove(0)
+    goes_on.set()
+    store.close()
+    assert num_failures == 2 and not opened().exists(0)
 
 
 def test_it_is_told_what_went_from_both(opened):

@@ -10,7 +10,7 @@ import numpy as np
 from mooncake_kernels.errors import ChecksumError, Unavailable
 from mooncake_kernels.pool import Key, ObjectPool, PinnedObject, PutResult
 
-from ..ssd import SsdTier
+from .disk_side import DiskSide
 from .moves import Moves
 
 log = logging.getLogger("mooncake_serving.store.tiered")
@@ -40,11 +40,11 @@ class DemotionStats:
 
 
 class Demoter:
-    """Writes objects of a pool to a tier, then evicts them. Thread-safe.
+    """Writes objects of a pool to a disk, then evicts them. Thread-safe.
 
     Args:
         pool: where they are; they are pinned while they wait.
-        tier: where they go.
+        disk: where they go.
         puts: the keys of puts that are checking both tiers: none of these is evicted.
         queue_bytes: limit of the queue; further objects are refused. So they are where it has half
             of the pins of this process, of which its readers need some.
@@ -53,8 +53,8 @@ class Demoter:
         on_evicted: functions that are called with the evicted keys, ``[n, 2]``.
     """
 
-    def __init__(self, pool: ObjectPool, tier: SsdTier, puts: Moves, queue_bytes: int):
-        self._pool, self._tier, self._puts = pool, tier, puts
+    def __init__(self, pool: ObjectPool, disk: DiskSide, puts: Moves, queue_bytes: int):
+        self._pool, self._disk, self._puts = pool, disk, puts
         self.on_evicted: list[Callable[[np.ndarray], object]] = []
         self._queue_bytes = queue_bytes
         self._max_queued = max(1, pool.num_pins // 2)
@@ -77,7 +77,7 @@ class Demoter:
             if pinned is not None:
                 return pinned.num_bytes
             pinned = None if self._closing else self._pin(key)
-            is_small = pinned is None or pinned.num_bytes <= self._tier.max_object_bytes
+            is_small = pinned is None or pinned.num_bytes <= self._disk.max_object_bytes
             if (
                 pinned is not None
                 and is_small
@@ -173,6 +173,7 @@ class Demoter:
                 self._num_batches += 1
                 self._writing = {}
                 self._changed.notify_all()
+        self._disk.retry()
 
     def _take(self) -> dict[Key, PinnedObject]:
         """Wait for objects to be written; empty if there will be no more."""
@@ -190,10 +191,12 @@ class Demoter:
         stored = []
         try:  # the thread continues whatever happens: others wait for it
             whole = [key for key, pinned in batch.items() if self._is_whole(key, pinned)]
-            results = self._tier.put_each(whole, [batch[key].view for key in whole])
+            self._disk.retry()
+            results = self._disk.put_each(whole, [batch[key].view for key in whole])
             stored = [k for k, r in zip(whole, results, strict=True) if r is not PutResult.FULL]
             with self._puts.hold(batch):
                 evicted = self._evict(batch, stored)
+            self._disk.retry()
             for tell in tuple(self.on_evicted):
                 tell(evicted)
         except Exception:
@@ -205,14 +208,13 @@ class Demoter:
     def _evict(self, batch: dict[Key, PinnedObject], stored: list[Key]) -> np.ndarray:
         """Evict objects, but none that was put again under its key; return the evicted keys.
 
-        An object that a process without the tier removed meanwhile is removed from the tier as
+        An object that a process without the tier removed meanwhile is condemned on the disk as
         well.
         """
         there = [key for key, pinned in batch.items() if self._is_there(key, pinned)]
         for pinned in batch.values():
             pinned.close()
-        for key in set(stored).difference(there):
-            self._tier.remove(key)
+        self._disk.condemn(set(stored).difference(there))
         return self._pool.evict_keys(np.array(there, np.uint64).reshape(-1, 2)).keys
 
     def _is_there(self, key: Key, pinned: PinnedObject) -> bool:

@@ -9,9 +9,9 @@ from mooncake_kernels.pool import Evicted, Key, ObjectPool, PoolObjects, PutResu
 
 from ..eviction.policy import HARD, EvictionPolicy, pool_bytes
 from ..room import Room
-from ..ssd import SsdTier
 from .admission import UseSketch
 from .demotion import Demoter
+from .disk_side import DiskSide
 
 Result = TypeVar("Result")
 
@@ -20,15 +20,15 @@ class Demotion:
     """An eviction policy: the least recently used, by way of the disk if worth a write.
 
     Args:
-        tier: the disk.
+        disk: where they go.
         demoter: writes objects to it.
         uses: how often keys were used recently by this process, whether they were there or not; for
             objects in the pool, the pool counts the uses of all processes.
         min_uses: how many uses make an object worth a write.
     """
 
-    def __init__(self, tier: SsdTier, demoter: Demoter, uses: UseSketch, min_uses: int):
-        self._tier = tier
+    def __init__(self, disk: DiskSide, demoter: Demoter, uses: UseSketch, min_uses: int):
+        self._disk = disk
         self._demoter = demoter
         self._uses = uses
         self._min_uses = min_uses
@@ -74,7 +74,7 @@ class Demotion:
             uses: ``[n]``, as the pool counted them.
         """
         worth = np.maximum(self._uses.estimate(keys), uses) >= self._min_uses
-        worth &= ~self._tier.contains_each(keys)
+        worth &= ~self._disk.contains_each(keys)
         sizes = np.full(len(keys), -1, np.int64)
         for i in np.flatnonzero(worth).tolist():
             num_bytes = self._demoter.offer(tuple(keys[i].tolist()))
@@ -113,20 +113,20 @@ class TieredRoom(Room):
     def __init__(
         self,
         pool: ObjectPool,
-        tier: SsdTier,
+        disk: DiskSide,
         demotion: Demotion,
         demoter: Demoter,
         at_least: int,
     ):
         super().__init__(pool, demotion, at_least)
-        self._tier = tier
+        self._disk = disk
         self._demotion = demotion
         self._demoter = demoter
         demoter.on_evicted.append(self.tell)
 
     def tell(self, keys: np.ndarray) -> None:
         """Report those that are not on the disk either."""
-        super().tell(keys[~self._tier.contains_each(keys)])
+        super().tell(keys[~self._disk.contains_each(keys)])
 
     def evict_by(self, policy: EvictionPolicy, num_bytes: int) -> Evicted:
         """Evict by another policy, as that of a quota, also by way of the disk."""

@@ -28,13 +28,13 @@ from ..ssd import SsdTier
 from ..store import Store
 from .admission import UseSketch
 from .demotion import Demoter, DemotionStats
+from .disk_side import ABSENT, DiskSide
 from .moves import Moves
 from .scatter import scatter
 from .tiered_room import Demotion, TieredRoom
 
 Result = TypeVar("Result")
 
-ABSENT = -1  # of ObjectPool.get_into_each
 MAX_COUNTED = 1 << 22  # keys whose uses are told apart: 64 MiB of counts
 
 
@@ -102,15 +102,16 @@ class TieredStore(Store):
                     f"got {close_deadline_s!r}"
                 )
             self.tier = tier
+            self._disk = DiskSide(tier)
             self._pid = os.getpid()
             self._moves = Moves()
             self._queue_bytes = queue_bytes
             self._uses = UseSketch(min(pool.stats().max_objects, MAX_COUNTED))
             self._puts = Moves()
-            self._demoter = Demoter(pool, tier, self._puts, queue_bytes)
+            self._demoter = Demoter(pool, self._disk, self._puts, queue_bytes)
             undo.callback(self._demoter.close, 0)
             self._close_deadline_s = close_deadline_s
-            demotion = Demotion(tier, self._demoter, self._uses, min_uses)
+            demotion = Demotion(self._disk, self._demoter, self._uses, min_uses)
             super().__init__(pool, namespace=namespace, eviction=demotion, **options)
             undo.pop_all()
 
@@ -135,7 +136,7 @@ class TieredStore(Store):
         assert isinstance(eviction, Demotion)
         # The queue must have room for what is evicted at once.
         at_least = min(at_least, self._queue_bytes // 4)
-        return TieredRoom(self.pool, self.tier, eviction, self._demoter, at_least)
+        return TieredRoom(self.pool, self._disk, eviction, self._demoter, at_least)
 
     @property
     def is_pool_all(self) -> bool:
@@ -191,7 +192,9 @@ class TieredStore(Store):
         words = self._used(keys)
         sizes = super().get_into_each(keys, buffers)
         was_damaged = sizes == DAMAGED  # in the pool, which no longer has it
-        missing = np.flatnonzero(((sizes == ABSENT) | was_damaged) & self.tier.contains_each(words))
+        missing = np.flatnonzero(
+            ((sizes == ABSENT) | was_damaged) & self._disk.contains_each(words)
+        )
         if not len(missing):
             return sizes
         sizes = sizes.copy()
@@ -208,7 +211,7 @@ class TieredStore(Store):
 
     def has_keys(self, keys: np.ndarray) -> np.ndarray:
         # In this order: an object is on the disk before it leaves the pool.
-        return super().has_keys(keys) | self.tier.contains_each(keys)
+        return super().has_keys(keys) | self._disk.contains_each(keys)
 
     def match_keys(self, keys: np.ndarray) -> int:
         num_in_pool = super().match_keys(keys)
@@ -224,7 +227,7 @@ class TieredStore(Store):
 
     def list_objects(self) -> tuple[np.ndarray, np.ndarray]:
         # In this order, again; an object in both is listed once.
-        keys = np.unique(np.concatenate([self.pool.objects().keys, self.tier.keys()]), axis=0)
+        keys = np.unique(np.concatenate([self.pool.objects().keys, self._disk.keys()]), axis=0)
         return keys, _ids(keys)
 
     @property
@@ -245,16 +248,16 @@ class TieredStore(Store):
         with self._moves.hold([key]):  # it cannot come back meanwhile
             was_in_pool = super().remove_key(key)  # and what is not there is not queued
             self._demoter.discard([key])
-            return self.tier.remove(key) or was_in_pool
+            return self._disk.remove(key) or was_in_pool
 
     def remove_all(self) -> int:
         """Remove the objects of all namespaces, "hard" ones too; returns how many there were."""
         with self._moves.hold_all():
             in_pool = [tuple(key) for key in self.pool.objects().keys.tolist()]
-            on_disk = {tuple(key) for key in self.tier.keys().tolist()}
+            on_disk = {tuple(key) for key in self._disk.keys().tolist()}
             super().remove_all()
             self._demoter.discard(in_pool)
-            self.tier.remove_all()
+            self._disk.remove_all()
         return len(on_disk | set(in_pool))
 
     def demotion_stats(self) -> DemotionStats:
@@ -274,6 +277,7 @@ class TieredStore(Store):
         """
         if not self._demoter.flush(timeout_s):
             return False
+        self._disk.retry()
         self.tier.sync()
         return True
 
@@ -302,14 +306,14 @@ class TieredStore(Store):
             return read(key)
         except ChecksumError:
             words = _words(op, self.keyspace.key(key))
-            if not self.tier.contains_each(words)[0]:
+            if not self._disk.contains_each(words)[0]:
                 raise
             return read(key)
 
     def _is_on_disk(self, key: Key) -> bool:
         words = _words("put", key)
         self._uses.add(words)
-        return bool(self.tier.contains_each(words)[0])
+        return bool(self._disk.contains_each(words)[0])
 
     def _put(
         self, key: Key, num_bytes: Callable[[], int], attempt: Callable[[], Result]
@@ -319,7 +323,8 @@ class TieredStore(Store):
     def _unless_on_disk(self, key: Key, attempt: Callable[[], Result]) -> Result | PutResult:
         """Check the disk and put, while nothing with that key moves from the pool to the disk."""
         with self._puts.hold([key]):
-            return PutResult.EXISTS if self.tier.contains_each([key])[0] else attempt()
+            is_on_disk = self._disk.contains_each(_words("put", key))[0]
+            return PutResult.EXISTS if is_on_disk else attempt()
 
     def _promote_one(self, words: np.ndarray) -> bool:
         """Load an object from the disk; return whether to look again."""
@@ -329,18 +334,18 @@ class TieredStore(Store):
 
     def _read_past_pool(self, words: np.ndarray) -> bytearray | None:
         """Read an object from the disk for which the pool had no room; None if it is not there."""
-        num_bytes = int(self.tier.num_bytes_each(words)[0])
+        num_bytes = int(self._disk.num_bytes_each(words)[0])
         if num_bytes < 0:
             return None
         value = bytearray(num_bytes)
-        size = int(self.tier.get_into_each(words, [value])[0])
+        size = int(self._disk.get_into_each(words, [value])[0])
         if size == DAMAGED:
             raise _damaged(words)
         return value if size == num_bytes else None
 
     def _get_from_disk(self, words: np.ndarray, buffers: Sequence[Any]) -> np.ndarray:
         landings = [Landing([as_buffer(buffer)]) for buffer in buffers]
-        sizes = self.tier.get_into_each(words, [landing.buffers[0] for landing in landings])
+        sizes = self._disk.get_into_each(words, [landing.buffers[0] for landing in landings])
         for landing, size in zip(landings, sizes.tolist(), strict=True):
             landing.deliver(max(size, 0))
         return sizes
@@ -358,13 +363,13 @@ class TieredStore(Store):
         damaged = np.zeros(len(words), bool)
         puts: list[tuple[int, ObjectPut]] = []
         try:
-            for i, num_bytes in enumerate(self.tier.num_bytes_each(words).tolist()):
+            for i, num_bytes in enumerate(self._disk.num_bytes_each(words).tolist()):
                 if num_bytes >= 0:
                     put = self._begin_in_pool(tuple(words[i].tolist()), num_bytes)
                     if isinstance(put, ObjectPut):
                         puts.append((i, put))
             wanted = [i for i, _ in puts]
-            sizes = self.tier.get_into_each(words[wanted], [put.view for _, put in puts])
+            sizes = self._disk.get_into_each(words[wanted], [put.view for _, put in puts])
             damaged[wanted] = sizes == DAMAGED
             for (_, put), size in zip(puts, sizes.tolist(), strict=True):
                 if size == put.num_bytes:
