@@ -58,8 +58,11 @@ def add_commands(commands: Any) -> None:
     add_namespace(put)
 
     remove = add_command(
-        commands, "remove", run_remove, "Remove objects.", "remove /dev/shm/kv greeting"
-    )
+        commands, "remove", run_remove,
+        "Remove objects from a pool. If there is a disk behind it, they come back from there: ask "
+        "its admin server instead, by DELETE /objects/KEY.",
+        "remove /dev/shm/kv greeting",
+    )  # fmt: skip
     add_pool(remove)
     remove.add_argument("keys", nargs="+", metavar="KEY", help=KEY_HELP)
     add_namespace(remove)

@@ -190,6 +190,7 @@ class Demoter:
         """Write objects, and evict them; return the keys of those that are on the disk."""
         stored = []
         try:  # the thread continues whatever happens: others wait for it
+            self._disk.condemn(self._replaced(batch))
             whole = [key for key, pinned in batch.items() if self._is_whole(key, pinned)]
             self._disk.retry()
             results = self._disk.put_each(whole, [batch[key].view for key in whole])
@@ -205,17 +206,33 @@ class Demoter:
             pinned.close()
         return stored
 
+    def _replaced(self, batch: dict[Key, PinnedObject]) -> list[Key]:
+        """The keys under which the disk has something else, from before they were put again."""
+        keys = list(batch)
+        is_there = self._disk.num_bytes_each(np.array(keys, np.uint64).reshape(-1, 2)) >= 0
+        return [
+            keys[i]
+            for i in np.flatnonzero(is_there)
+            if not self._disk.is_same(keys[i], batch[keys[i]])
+        ]
+
     def _evict(self, batch: dict[Key, PinnedObject], stored: list[Key]) -> np.ndarray:
         """Evict objects, but none that was put again under its key; return the evicted keys.
 
         An object that a process without the tier removed meanwhile is condemned on the disk as
         well.
         """
-        there = [key for key, pinned in batch.items() if self._is_there(key, pinned)]
+        ids = self._pool.ids_of(list(batch)).tolist()  # first: they are of what is there then
+        there = {
+            key: object_id
+            for (key, pinned), object_id in zip(batch.items(), ids, strict=True)
+            if self._is_there(key, pinned)
+        }
         for pinned in batch.values():
             pinned.close()
         self._disk.condemn(set(stored).difference(there))
-        return self._pool.evict_keys(np.array(there, np.uint64).reshape(-1, 2)).keys
+        self._disk.note_same(there[key] for key in stored if key in there)  # they may stay
+        return self._pool.evict_keys(np.array(list(there), np.uint64).reshape(-1, 2)).keys
 
     def _is_there(self, key: Key, pinned: PinnedObject) -> bool:
         """Whether the pool has this very object: while pinned, no other can take its place."""

@@ -6,12 +6,13 @@ from typing import Any
 
 import numpy as np
 
-from mooncake_kernels.errors import Unavailable
-from mooncake_kernels.pool import Key, PutResult
+from mooncake_kernels.errors import TransferError, Unavailable
+from mooncake_kernels.pool import Key, PinnedObject, PutResult, checksum_of
 
 from ..ssd import SsdTier
 
 ABSENT = -1  # of SsdTier.get_into_each
+MIN_FORGOTTEN = 1024  # ids at a time
 
 
 class DiskSide:
@@ -20,6 +21,9 @@ class DiskSide:
     The calls are those of ``SsdTier``. What is condemned is hidden from them at once, and is
     removed by the next ``retry`` that the disk takes.
 
+    It also knows which objects of the pool are what the disk has under their keys. Others that it
+    has, too, may be new ones: another process removed the old one from the pool, where it could.
+
     Args:
         tier: the disk.
     """
@@ -27,6 +31,7 @@ class DiskSide:
     def __init__(self, tier: SsdTier):
         self._tier = tier
         self._condemned: set[Key] = set()
+        self._same: set[int] = set()  # ids in the pool of what the disk has; also of what is gone
         self._lock = threading.Lock()  # of the above
 
     @property
@@ -47,6 +52,40 @@ class DiskSide:
                 self.remove(key)
         except Unavailable:  # the tier has logged it
             pass
+
+    def note_same(self, ids: Iterable[int]) -> None:
+        """Record that these objects of the pool are what the disk has, if it has their keys."""
+        with self._lock:
+            self._same.update(ids)
+
+    def are_same(self, ids: np.ndarray) -> np.ndarray:
+        """For which of ``[n]`` objects of the pool this is known: ``[n]`` bool."""
+        with self._lock:
+            return np.array([object_id in self._same for object_id in ids.tolist()], bool)
+
+    def forget_gone(self, ids: np.ndarray) -> None:
+        """Forget all but these, the objects of the pool, if there are many others."""
+        with self._lock:
+            if len(self._same) > 2 * len(ids) + MIN_FORGOTTEN:
+                self._same.intersection_update(ids.tolist())
+
+    def is_same(self, key: Key, pinned: PinnedObject) -> bool:
+        """Whether the disk has this object of the pool: it is read and compared.
+
+        False where it cannot be read.
+        """
+        words = np.array([key], np.uint64)
+        if self.num_bytes_each(words)[0] != pinned.num_bytes:
+            return False
+        found = np.empty(pinned.num_bytes, np.uint8)
+        try:
+            if self.get_into_each(words, [found])[0] != pinned.num_bytes:
+                return False
+        except TransferError:
+            return False
+        if pinned.checksum is None:
+            return bool(np.array_equal(found, np.frombuffer(pinned.view, np.uint8)))
+        return checksum_of(found) == pinned.checksum  # even if it is damaged in the pool
 
     def contains_each(self, keys: np.ndarray) -> np.ndarray:
         return self._tier.contains_each(keys) & ~self._hides(keys)

@@ -49,6 +49,7 @@ class Demotion:
         self, pool: ObjectPool, num_bytes: int, num_objects: int, without: Sequence[Key]
     ) -> Evicted:
         objects = pool.objects()
+        self._disk.forget_gone(objects.ids)
         order = _coldest_first(pool, objects, without)
         ends = np.cumsum(pool_bytes(pool, objects.num_bytes[order]))
         removed, freed, begin = [np.empty((0, 2), np.uint64)], 0, 0
@@ -56,7 +57,9 @@ class Demotion:
             before = ends[begin - 1] if begin else 0
             end = max(int(np.searchsorted(ends, before + num_bytes)) + 1, begin + num_objects)
             keys = objects.keys[order[begin:end]]
-            sizes = self.queue(keys, objects.uses[order[begin:end]])
+            sizes = self.queue(
+                pool, keys, objects.ids[order[begin:end]], objects.uses[order[begin:end]]
+            )
             evicted = pool.evict_keys(keys[sizes < 0])
             removed.append(evicted.keys)
             freed += evicted.num_bytes
@@ -66,19 +69,31 @@ class Demotion:
             begin = end
         return Evicted(np.concatenate(removed), freed)
 
-    def queue(self, keys: np.ndarray, uses: np.ndarray) -> np.ndarray:
+    def queue(
+        self, pool: ObjectPool, keys: np.ndarray, ids: np.ndarray, uses: np.ndarray
+    ) -> np.ndarray:
         """Queue objects worth a write, to be evicted once written: ``[n]`` sizes, or -1.
 
+        So are those of which it is not known whether the disk has them, or what was there before
+        another process removed it from the pool and put it again. If they cannot be queued, what
+        the disk has is condemned.
+
         Args:
+            pool: where they are.
             keys: ``[n, 2]``.
+            ids: ``[n]``, in the pool.
             uses: ``[n]``, as the pool counted them.
         """
         worth = np.maximum(self._uses.estimate(keys), uses) >= self._min_uses
-        worth &= ~self._disk.contains_each(keys)
+        is_on_disk = self._disk.contains_each(keys)
+        doubtful = is_on_disk & ~self._disk.are_same(ids)
         sizes = np.full(len(keys), -1, np.int64)
-        for i in np.flatnonzero(worth).tolist():
+        for i in np.flatnonzero(worth & ~is_on_disk | doubtful).tolist():
             num_bytes = self._demoter.offer(tuple(keys[i].tolist()))
             sizes[i] = -1 if num_bytes is None else num_bytes
+        if (doubtful & (sizes < 0)).any():
+            doubtful &= (sizes < 0) & (pool.ids_of(keys) == ids)  # others are not there any more
+            self._disk.condemn((first, second) for first, second in keys[doubtful].tolist())
         return sizes
 
 
@@ -96,7 +111,9 @@ class _ByWayOfDisk:
         return getattr(self._pool, name)
 
     def evict_keys(self, keys: np.ndarray) -> Evicted:
-        sizes = self._demotion.queue(keys, _uses_of(self._pool, keys))
+        sizes = self._demotion.queue(
+            self._pool, keys, self._pool.ids_of(keys), _uses_of(self._pool, keys)
+        )
         evicted = self._pool.evict_keys(keys[sizes < 0])
         queued = keys[sizes >= 0]
         self._demoter.wait_for([tuple(key) for key in queued.tolist()])

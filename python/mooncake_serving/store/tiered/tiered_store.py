@@ -55,7 +55,7 @@ class TieredStore(Store):
     object that is verified in the pool and damaged there is read from the disk, if that has it.
 
     One process of a host has the tier. Others may have ``Store``s on the same pool: they see what
-    is in the pool, and what they evict is gone.
+    is in the pool, and what they evict is gone. What they remove is gone from the pool only.
 
     Args:
         pool: of ``Store``; ``close()`` closes it.
@@ -374,6 +374,7 @@ class TieredStore(Store):
             for (_, put), size in zip(puts, sizes.tolist(), strict=True):
                 if size == put.num_bytes:
                     put.commit()
+                    self._disk.note_same([put.id])
         finally:
             for _, put in puts:
                 put.abort()  # no effect after a commit

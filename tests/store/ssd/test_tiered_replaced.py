@@ -1,0 +1,117 @@
+"""TieredStore: objects that a process without the tier removes from the pool, and puts anew."""
+
+import pytest
+
+from mooncake_kernels.errors import TransferError, Unavailable
+from mooncake_kernels.pool import ObjectPool
+from mooncake_serving.store import SsdTier, Store, TieredStore
+
+from .support import PAGE
+from .tiered import BUCKET, IN_POOL, OBJECT, STORED, put, read, value
+
+NEW = b"new" * 1000
+
+
+@pytest.fixture(params=[1, 2])
+def promoted(opened, request):
+    """A store whose object 0 is in both tiers, and another process's store on its pool."""
+    store = opened(min_uses=request.param)
+    put(store, 0)
+    assert store._demoter.offer(store.keyspace.key(0)) and store.flush()
+    assert not store.pool.contains(store.keyspace.key(0)) and read(store, 0) == [OBJECT]
+    return store, Store(store.pool, namespace="model")
+
+
+def replace(others: Store, new: bytes = NEW) -> None:
+    assert others.remove(0) and others.put(0, new) is STORED
+
+
+def evict(store: TieredStore) -> None:
+    store.evict(IN_POOL * OBJECT)
+    assert store._demoter.flush() and not store.pool.contains(store.keyspace.key(0))
+
+
+def is_on_disk(store: TieredStore) -> bool:
+    return bool(store.tier.contains_each(store.keyspace.keys([0]))[0])
+
+
+@pytest.mark.parametrize("new", [NEW, value(1).tobytes(), b""], ids=["size", "bytes", "empty"])
+def test_old_bytes_do_not_replace_new_ones(promoted, new):
+    store, others = promoted
+    replace(others, new)
+    assert store.get(0) == new
+    evict(store)
+    assert store.get(0) == new  # by now used twice
+
+
+def test_what_a_process_without_the_tier_removes_comes_back(promoted):
+    """It cannot be told from what that process evicts, which must stay on the disk."""
+    store, others = promoted
+    assert others.remove(0) and others.put(1, value(1)) is STORED
+    assert read(store, 0) == [OBJECT]
+    others.evict(IN_POOL * OBJECT)
+    assert read(store, 0) == [OBJECT]
+    assert store.remove(0) and not store.exists(0)
+
+
+def test_what_came_from_the_disk_is_evicted_without_a_look_at_it(promoted):
+    store, _ = promoted
+    hits = store.tier.stats().num_hits
+    evict(store)
+    assert store.tier.stats().num_hits == hits and store.demotion_stats().num_written == 1
+
+
+@pytest.mark.parametrize("why", ["too large", "queue", "not recorded"])
+def test_what_cannot_be_replaced_is_gone(promoted, monkeypatch, why):
+    store, others = promoted
+
+    def fail(key):
+        raise Unavailable("the disk could not be written")
+
+    replace(others)
+    assert store.get(0) == NEW
+    with monkeypatch.context() as patch:
+        if why == "too large":
+            patch.setattr(store.tier, "max_object_bytes", 100)
+        elif why == "queue":
+            patch.setattr(store._demoter, "_queue_bytes", 100)
+        else:
+            patch.setattr(store.tier, "remove", fail)
+        evict(store)
+        assert store.get(0) is None and store.demotion_stats().num_dropped == (why != "too large")
+    assert store.flush() and not is_on_disk(store)
+
+
+def test_what_cannot_be_compared_is_replaced(promoted, monkeypatch):
+    store, others = promoted
+
+    def fail(*arguments):
+        raise TransferError("the deadline passed", "timed_out")
+
+    replace(others, value(1).tobytes())
+    assert store.get(0) == value(1).tobytes()
+    with monkeypatch.context() as patch:
+        patch.setattr(store.tier, "get_into_each", fail)
+        evict(store)
+    assert store.get(0) == value(1).tobytes()
+
+
+@pytest.mark.parametrize("is_replaced", [False, True])
+@pytest.mark.parametrize("checksum", [False, True])
+def test_after_a_restart_with_the_same_pool_both_are_compared(
+    opened, tmp_path, is_replaced, checksum
+):
+    store = opened(checksum=checksum)
+    put(store, 0)
+    assert store._demoter.offer(store.keyspace.key(0)) and store.flush()
+    assert read(store, 0) == [OBJECT]
+    pool = ObjectPool.open(store.pool.path)
+    if is_replaced:
+        replace(Store(pool, namespace="model", checksum=checksum))
+    store.close()
+    tier = SsdTier(tmp_path / "tier", 8 * BUCKET, bucket_bytes=BUCKET, slot_bytes=4 * PAGE)
+    with TieredStore(pool, tier, namespace="model", checksum=checksum) as store:
+        before = tier.stats().user_bytes
+        evict(store)
+        assert is_on_disk(store) and (tier.stats().user_bytes > before) == is_replaced
+        assert store.get(0) == (NEW if is_replaced else value(0).tobytes())
