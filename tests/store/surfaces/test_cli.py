@@ -14,9 +14,9 @@ import httpx
 import numpy as np
 import pytest
 
-from mooncake_kernels.pool import ObjectPool
+from mooncake_kernels.pool import ObjectPool, PutResult
 from mooncake_serving.store import SsdTier, Store
-from mooncake_serving.store.cli import main
+from mooncake_serving.store.cli import main, serve
 from mooncake_serving.store.counters import Counters, counters_folder, read_counts
 from mooncake_serving.store.events import AllBlocksCleared, BlockRemoved, subscribe
 from mooncake_serving.store.key_text import key_text
@@ -391,6 +391,46 @@ def test_serve_says_that_a_pool_keeps_its_capacity(path, run):
     _, _, error = run("serve", path, "--capacity", "2MiB", *bad_port)
     assert "has 1048576 bytes: --capacity 2097152 changes nothing" in error and path.exists()
     assert "warning" not in run("serve", path, "--capacity", "1MiB", *bad_port)[2]
+
+
+def test_serve_leaves_a_disk_that_another_has_made_meanwhile(path, run, tmp_path, monkeypatch):
+    disk, others = tmp_path / "disk", []
+    ssd = ["--ssd", disk, "--ssd-capacity", "2MiB", "--ssd-bucket", "512KiB"]
+
+    def late(*arguments, **options):
+        others.append(SsdTier(*arguments, **options))
+        assert others[0].put_each([(1, 1)], [b"x"]) == [PutResult.STORED]
+        return SsdTier(*arguments, **options)
+
+    monkeypatch.setattr(serve, "SsdTier", late)
+    status, _, error = run("serve", path, "--capacity", "1MiB", *ssd)
+    with others[0]:
+        assert status == 2 and "another tier has" in error and disk.exists()
+
+    def later(*arguments, **options):
+        with SsdTier(*arguments, **options) as tier:
+            assert tier.put_each([(1, 1)], [b"x"]) == [PutResult.STORED]
+        return SsdTier(*arguments, **options)
+
+    disk.unlink()
+    monkeypatch.setattr(serve, "SsdTier", later)
+    status, _, error = run("serve", path, "--capacity", "1MiB", *ssd, "--port", "70000")
+    assert status == 2 and "port must be" in error and disk.exists() and not path.exists()
+
+
+def test_serve_removes_a_disk_while_it_has_it_locked(path, run, tmp_path, monkeypatch):
+    """Once it is not, another process may have it."""
+    disk, there, close = tmp_path / "disk", [], SsdTier.close
+
+    def look_and_close(tier):
+        there.append(disk.exists())
+        close(tier)
+
+    monkeypatch.setattr(SsdTier, "close", look_and_close)
+    ssd = ["--ssd", disk, "--ssd-capacity", "2MiB", "--ssd-bucket", "512KiB"]
+    status, _, error = run("serve", path, "--capacity", "1MiB", *ssd, "--port", "70000")
+    assert status == 2 and "port must be" in error
+    assert there == [False] and not disk.exists() and not path.exists()
 
 
 def test_serve_refuses_before_it_serves(path, run, tmp_path):

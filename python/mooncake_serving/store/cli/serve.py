@@ -115,15 +115,18 @@ def run(options: argparse.Namespace) -> None:
         pool.observe(stack.enter_context(Counters(pool.path)))
         if options.events is not None:
             _publish(options, pool, stack)
-        store = stack.enter_context(_store(options, pool, removal))
+        disk_removal = contextlib.ExitStack()
+        store = stack.enter_context(_store(options, pool, disk_removal))
+        stack.enter_context(disk_removal)  # left before the store is closed: the file is locked
         cluster = None if options.directory is None else _join(options, store, stack)
         admin = stack.enter_context(
             AdminServer(
                 store, host=options.host, port=options.port, cluster=cluster, token=options.token
             )
         )
-        if not options.temporary:
-            removal.pop_all()  # it is being served: keep what was made
+        if not options.temporary:  # it is being served: keep what was made
+            removal.pop_all()
+            disk_removal.pop_all()
         sys.stdout.write(f"serving {pool.path} at {admin.url}\n")
         sys.stdout.flush()
         stop.wait()
@@ -175,19 +178,26 @@ def _check(options: argparse.Namespace) -> None:
 
 
 def _store(options: argparse.Namespace, pool: ObservedPool, removal: contextlib.ExitStack) -> Store:
-    """Make a store on the pool, with the disk behind it if any; a file made here is removed too."""
+    """Make a store on the pool, with the disk behind it if any; a file made here is removed by
+    ``removal``, or if this fails.
+    """
     if options.ssd is None:
         return Store(pool, eviction=POLICIES[options.eviction], watermark=options.watermark)
     path = Path(options.ssd)
-    if not path.exists():
-        removal.callback(path.unlink, missing_ok=True)
+    was_there = path.exists()
     tier = SsdTier(path, options.ssd_capacity, bucket_bytes=options.ssd_bucket)
-    return TieredStore(
-        pool,
-        tier,
-        min_uses=options.ssd_min_uses,
-        watermark=options.watermark or SSD_WATERMARK,
-    )
+    if not was_there and not len(tier.keys()):  # nor has another process made it meanwhile
+        removal.callback(path.unlink, missing_ok=True)
+    try:
+        return TieredStore(
+            pool,
+            tier,
+            min_uses=options.ssd_min_uses,
+            watermark=options.watermark or SSD_WATERMARK,
+        )
+    except BaseException:
+        removal.close()
+        raise
 
 
 def _join(options: argparse.Namespace, store: Store, stack: contextlib.ExitStack) -> "NodeCluster":
