@@ -442,7 +442,24 @@ def test_serve_refuses_before_it_serves(path, run, tmp_path):
         (["--port", "70000"], "port must be from 0 to 65535"),
         (["--events", "nowhere"], "endpoint must be an endpoint"),
         (["--replay", "tcp://127.0.0.1:0"], "--replay needs --events"),
-        (["--ssd", disk, "--ssd-capacity", "1MiB"], "capacity_bytes must be an integer from"),
+        (
+            ["--ssd", disk, "--ssd-capacity", "16MiB"],
+            "serve: --ssd-capacity must be at least twice --ssd-bucket, 536870912 bytes, "
+            "got 16777216",
+        ),
+        (
+            ["--ssd", disk, "--ssd-capacity", "16MiB", "--ssd-bucket", "4KiB"],
+            "serve: --ssd-bucket must be an integer from 65536 to",
+        ),
+        (
+            ["--ssd", disk, "--ssd-capacity", "16MiB", "--ssd-bucket", "100000"],
+            "serve: --ssd-bucket must be whole pages of 4096, got 100000",
+        ),
+        (
+            ["--ssd", disk, "--ssd-capacity", "9999999TiB"],
+            "serve: --ssd-capacity must be an integer from 536870912 to",
+        ),
+        (["--ssd", tmp_path, "--ssd-capacity", "1GiB"], str(tmp_path)),
         (["--ssd", disk, "--ssd-capacity", "1GiB", "--port", "70000"], "port must be from"),
     ]:
         status, out, error = run(*make, *arguments)
@@ -450,6 +467,22 @@ def test_serve_refuses_before_it_serves(path, run, tmp_path):
         assert not path.exists() and not counters_folder(str(path)).exists()
         assert not disk.exists()
     assert (signal.getsignal(signal.SIGTERM), signal.getsignal(signal.SIGINT)) == before
+
+
+def test_serve_names_the_option_that_does_not_fit_the_disk(path, run, tmp_path):
+    disk = tmp_path / "disk"
+    with SsdTier(disk, 2 << 20, bucket_bytes=512 << 10):
+        pass
+    for size, bucket, words in [
+        ("2MiB", "256KiB", "serve: --ssd-bucket must be 524288, as"),
+        ("1MiB", "512KiB", "serve: --ssd-capacity must not be less than"),
+    ]:
+        ssd = ["--ssd", disk, "--ssd-capacity", size, "--ssd-bucket", bucket]
+        status, out, error = run("serve", path, "--capacity", "1MiB", *ssd)
+        assert (status, out) == (2, "") and words in error and "SsdTier" not in error
+    (disk := tmp_path / "other").write_bytes(b"something else" * 1000)
+    status, _, error = run("serve", path, "--capacity", "1MiB", "--ssd", disk, *ssd[2:])
+    assert status == 2 and str(disk) in error and "SsdTier" not in error, error
 
 
 @pytest.mark.parametrize(

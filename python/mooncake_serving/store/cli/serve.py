@@ -41,6 +41,7 @@ NEEDS = {  # options that mean nothing without another
     "ssd_bucket": "ssd",
     "ssd_min_uses": "ssd",
 }
+SSD_OPTIONS = {"path": "--ssd", "capacity_bytes": "--ssd-capacity", "bucket_bytes": "--ssd-bucket"}
 SSD_WATERMARK = (0.90, 0.85)  # objects that other processes evict do not reach the disk
 
 
@@ -89,11 +90,13 @@ def add_commands(commands: Any) -> None:
         help="a disk behind the pool; then 0.9,0.85 is the watermark unless another is given",
     )  # fmt: skip
     parser.add_argument(
-        "--ssd-capacity", type=as_bytes, metavar="SIZE", help="of FILE, as 1TiB; needed with --ssd"
-    )
+        "--ssd-capacity", type=as_bytes, metavar="SIZE",
+        help="of FILE, as 1TiB: at least two buckets; needed with --ssd",
+    )  # fmt: skip
     parser.add_argument(
         "--ssd-bucket", type=as_bytes, metavar="SIZE",
-        help="in which FILE is written, more than an object has (default: 256MiB)",
+        help="whole pages of 4KiB, at least 64KiB, in which FILE is written, more than an object "
+        "has (default: 256MiB)",
     )  # fmt: skip
     parser.add_argument(
         "--ssd-min-uses", type=as_count, metavar="N",
@@ -175,6 +178,11 @@ def _check(options: argparse.Namespace) -> None:
         raise InvalidArgument("serve: --ssd needs --ssd-capacity")
     if options.eviction != "lru":
         raise InvalidArgument(f"serve: --eviction must be lru with --ssd, got {options.eviction}")
+    if options.ssd_capacity < 2 * options.ssd_bucket:
+        raise InvalidArgument(
+            f"serve: --ssd-capacity must be at least twice --ssd-bucket, {2 * options.ssd_bucket} "
+            f"bytes, got {options.ssd_capacity}"
+        )
 
 
 def _store(options: argparse.Namespace, pool: ObservedPool, removal: contextlib.ExitStack) -> Store:
@@ -185,7 +193,10 @@ def _store(options: argparse.Namespace, pool: ObservedPool, removal: contextlib.
         return Store(pool, eviction=POLICIES[options.eviction], watermark=options.watermark)
     path = Path(options.ssd)
     was_there = path.exists()
-    tier = SsdTier(path, options.ssd_capacity, bucket_bytes=options.ssd_bucket)
+    try:
+        tier = SsdTier(path, options.ssd_capacity, bucket_bytes=options.ssd_bucket)
+    except InvalidArgument as error:
+        raise InvalidArgument(_by_option(str(error))) from None
     if not was_there and not len(tier.keys()):  # nor has another process made it meanwhile
         removal.callback(path.unlink, missing_ok=True)
     try:
@@ -198,6 +209,13 @@ def _store(options: argparse.Namespace, pool: ObservedPool, removal: contextlib.
     except BaseException:
         removal.close()
         raise
+
+
+def _by_option(message: str) -> str:
+    """What a tier says about an argument, with the name of its option."""
+    for argument, option in SSD_OPTIONS.items():
+        message = message.replace(f"SsdTier: {argument} ", f"serve: {option} ")
+    return message
 
 
 def _join(options: argparse.Namespace, store: Store, stack: contextlib.ExitStack) -> "NodeCluster":
