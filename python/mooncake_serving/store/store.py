@@ -331,10 +331,11 @@ class Store(StoreReader, Closing):
 
     def _as_buffer(self, op: str, argument: str, value: Any) -> Buffer:
         buffer = as_buffer(value, argument=f"{op}: {argument}")
-        self._check_size(op, argument, buffer.num_bytes)
+        self.check_size(op, argument, buffer.num_bytes)
         return buffer
 
-    def _check_size(self, op: str, argument: str, num_bytes: int) -> None:
+    def check_size(self, op: str, argument: str, num_bytes: int) -> None:
+        """Refuse an object that is larger than the pool."""
         most = self.pool.capacity_bytes
         if num_bytes > most:
             raise InvalidArgument(
@@ -348,7 +349,7 @@ class Store(StoreReader, Closing):
         """
         try:
             buffers = [self._as_buffer(op, name, part) for name, part in parts.items()]
-            self._check_size(op, "parts", sum(buffer.num_bytes for buffer in buffers))
+            self.check_size(op, "parts", sum(buffer.num_bytes for buffer in buffers))
         except InvalidArgument as named:
             return named
         return error

@@ -123,11 +123,30 @@ def test_wrong_arguments_are_named(hosts, has_pool, is_there):
         one.cluster.put("a", value(1))
     buffer = bytearray(UNIT)
     for call, message in [
-        (lambda: two.cluster.put("a", None), r"buffers\[0\] must be"),
-        (lambda: two.cluster.put("a", b"x", retention="long"), "retention must be one of"),
-        (lambda: two.cluster.put("a", b"x", retention=[]), "retention must be one of"),
-        (lambda: two.cluster.put("a", b"x", position=-1), "position must be an integer in 0 to"),
-        (lambda: two.cluster.put_each(["a"], [b"x"], position=1.5), "position must be an integer"),
+        (lambda: two.cluster.put("a", None), "^put: value must be"),
+        (lambda: two.cluster.put_from("a", b"x", None), r"^put_from: parts\[1\] must be"),
+        (lambda: two.cluster.put("a", b"x", retention="long"), "^put: retention must be one of"),
+        (lambda: two.cluster.put_from("a", retention=[]), "^put_from: retention must be one of"),
+        (lambda: two.cluster.put("a", b"x", position=-1), "^put: position must be an integer in 0"),
+        (
+            lambda: two.cluster.put_each(["a"], [b"x"], position=1.5),
+            "^put_each: position must be an integer",
+        ),
+        (
+            lambda: two.cluster.put_from_each(["a"], [[b"x"]], position=1.5),
+            "^put_from_each: position must be an integer",
+        ),
+        (
+            lambda: two.cluster.put_from_each(["a"], [1]),
+            r"^put_from_each: objects\[0\] must be a sequence of parts, got 1",
+        ),
+        (lambda: two.cluster.begin("a", -1), "^begin: num_bytes must be an integer in 0 to"),
+        (
+            lambda: two.cluster.begin_each(["a", "b"], [1, -1]),
+            r"^begin_each: num_bytes\[1\] must be an integer in 0 to",
+        ),
+        (lambda: two.cluster.begin_each(["a"], [1], retention=0), "^begin_each: retention must be"),
+        (lambda: two.cluster.begin("a", 1, position=-1), "^begin: position must be an integer in"),
         (lambda: two.cluster.get_into("a", buffer, offset=-1), "offset must be an integer in 0"),
         (lambda: two.cluster.get_into("a", buffer, offset="x"), "offset must be an integer in 0"),
         (lambda: two.cluster.deregister(None), "deregister: region must be a Region, got None"),
@@ -137,6 +156,53 @@ def test_wrong_arguments_are_named(hosts, has_pool, is_there):
     assert two.cluster.get("a") == (value(1) if is_there else None)
     two.cluster.remove("a")
     assert two.cluster.put("a", value(2)) is STORED  # nobody has a claim
+
+
+@pytest.mark.parametrize("is_there", [False, True])
+@pytest.mark.parametrize("has_pool", [False, True])
+def test_a_wrong_value_of_a_batch_is_named_before_anything_is_claimed_or_stored(
+    hosts, has_pool, is_there, monkeypatch
+):
+    one, two = hosts.make("one"), hosts.make("two", 64 * UNIT if has_pool else 0)
+    if is_there:
+        one.cluster.put_each(["a", "b"], [value(1)] * 2)
+    keys, ask = ["a", "b"], two.node.claims.ask
+    monkeypatch.setattr(two.node.claims, "ask", lambda *_: pytest.fail("it claims keys"))
+    for values, place in (([b"x", None], 1), (["text", b"x"], 0)):
+        with pytest.raises(InvalidArgument, match=rf"^put_each: values\[{place}\] must be "):
+            two.cluster.put_each(keys, values)
+    with pytest.raises(InvalidArgument, match=r"^put_from_each: objects\[1\]\[2\] must be "):
+        two.cluster.put_from_each(keys, [[], [b"x", b"x", None]])
+    buffers = [bytearray(UNIT), b"read-only"]
+    with pytest.raises(InvalidArgument, match=r"^get_into_each: buffers\[1\] must be writable"):
+        two.cluster.get_into_each(keys, buffers)
+    with pytest.raises(InvalidArgument, match=r"^get_into_each: buffers\[1\] must be a torch"):
+        two.cluster.get_into_each(keys, [buffers[0], None])
+    assert not any(buffers[0])
+    if not is_there:
+        monkeypatch.setattr(two.node.claims, "ask", ask)
+        assert two.cluster.put_each(keys, [value(1)] * 2) == [STORED] * 2
+
+
+def test_what_is_larger_than_the_own_pool_is_refused_before_anything_is_claimed(hosts, monkeypatch):
+    one, two = hosts.make("one", 128 * UNIT), hosts.make("two")
+    half, large = bytes(40 * UNIT), bytes(64 * UNIT + 1)
+    with monkeypatch.context() as patch:
+        patch.setattr(two.node.claims, "ask", lambda *_: pytest.fail("it claims keys"))
+        for call, place in [
+            (lambda: two.cluster.put("a", large), "put: value"),
+            (lambda: two.cluster.put_from("a", half, half), "put_from: parts"),
+            (lambda: two.cluster.put_each(["a", "b"], [half, large]), r"put_each: values\[1\]"),
+            (
+                lambda: two.cluster.put_from_each(["a", "b"], [[half], [half, half]]),
+                r"put_from_each: objects\[1\]",
+            ),
+        ]:
+            with pytest.raises(InvalidArgument, match=rf"^{place} must be at most the pool's"):
+                call()
+    assert not two.cluster.exists_each(["a", "b"]).any()
+    two.node.set_draining(True)  # then another takes it
+    assert two.cluster.put("a", large) is STORED and one.store.exists("a")
 
 
 def test_parts_and_ranges(hosts):

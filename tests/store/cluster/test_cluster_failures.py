@@ -371,10 +371,19 @@ def test_a_claim_that_comes_to_nothing_is_given_back(hosts):
     one, two = hosts.several(2, 4 * UNIT)
     one.cluster.put("stays", value(1, 3 * UNIT), retention="hard")
     assert one.cluster.put("a", value(1, 2 * UNIT)) is FULL
-    with pytest.raises(InvalidArgument, match="num_bytes"):
+    with pytest.raises(InvalidArgument, match="value must be at most the pool's"):
         one.cluster.put("b", value(1, 5 * UNIT))
-    with pytest.raises(InvalidArgument, match="buffer"):
-        one.cluster.put_each(["c", "d", "e"], [value(1, UNIT), 17, value(2)])
+    num_puts = 0
+
+    def put_key(original, *arguments, **options):
+        nonlocal num_puts
+        num_puts += 1
+        if num_puts == 2:
+            raise TimeoutError("a stopped process holds the pool")
+        return original(*arguments, **options)
+
+    with replaced(one.store, "put_key", put_key), pytest.raises(TimeoutError, match="stopped"):
+        one.cluster.put_each(["c", "d", "e"], [value(1, UNIT), value(1), value(2)])
     assert two.cluster.get("c") == value(1)
     keys = one.store.keyspace.keys(["a", "b", "d", "e"])
     assert (hosts.directory.claim(two.node.name, keys, 1.0) == Claim.GRANTED).all()

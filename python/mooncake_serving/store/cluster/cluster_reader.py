@@ -19,7 +19,7 @@ from ..node import Node
 from ..node.arriving import Outcome
 from ..node.copied import keep_copies
 from ..node.sinks import IntoBuffers, IntoBytes, IntoPool, Sink
-from ..reader import DAMAGED, check_pairs
+from ..reader import DAMAGED, check_buffers, check_pairs
 from ..store import Store
 from .hot_keys import HotKeys
 
@@ -107,6 +107,7 @@ class ClusterReader:
             is too small, -4 where every copy is damaged.
 
         Raises:
+            InvalidArgument: an argument is wrong; nothing was read.
             Unavailable: the directory does not answer, and some objects are not here; those that
                 are here were copied.
         """
@@ -115,7 +116,9 @@ class ClusterReader:
         sizes = np.full(len(words), ABSENT, np.int64)
         missing = list(range(len(words)))
         left = words
-        if self._store is not None:
+        if self._store is None:
+            check_buffers("get_into_each", buffers)
+        else:
             sizes = self._store.get_into_each(keys, buffers)
             self.node.listing.withdraw(words[sizes == DAMAGED])
             missing = np.flatnonzero((sizes == ABSENT) | (sizes == DAMAGED)).tolist()

@@ -1,7 +1,7 @@
 """The half of ``ClusterStore`` that writes objects."""
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import Any
 
@@ -32,7 +32,7 @@ class ClusterWriter(ClusterReader):
         self, key: StoreKey, value: Any, *, retention: Retention = "normal", position: int = 0
     ) -> PutResult:
         """Store a value: bytes, a packed tensor or array. See ``put_from``."""
-        return self.put_from(key, value, retention=retention, position=position)
+        return self._put_named("put", "value", "", [key], [(value,)], retention, position)[0]
 
     def put_from(
         self, key: StoreKey, *parts: Any, retention: Retention = "normal", position: int = 0
@@ -52,7 +52,8 @@ class ClusterWriter(ClusterReader):
             Unavailable: it is not here, and the directory does not answer; or, without a pool, no
                 other node takes it.
         """
-        return self.put_from_each([key], [parts], retention=retention, position=position)[0]
+        named = "put_from", "parts", "[{}]"
+        return self._put_named(*named, [key], [parts], retention, position)[0]
 
     def begin(
         self,
@@ -82,7 +83,8 @@ class ClusterWriter(ClusterReader):
             InvalidArgument: as ``Store.begin``.
             Unavailable: the directory does not answer; or no other node with a pool is known.
         """
-        return self.begin_each([key], [num_bytes], retention=retention, position=position)[0]
+        check_number("begin", "num_bytes", num_bytes)
+        return self._begin_each("begin", [key], [num_bytes], retention, position)[0]
 
     def begin_each(
         self,
@@ -96,12 +98,22 @@ class ClusterWriter(ClusterReader):
 
         On an error nothing is reserved.
         """
-        self.node.check_process()
         check_pairs("begin_each", "num_bytes", keys, num_bytes)
-        for size in num_bytes:
-            check_number("begin", "num_bytes", size)
-        check_retention("begin", retention)
-        check_number("begin", "position", position)
+        for i, size in enumerate(num_bytes):
+            check_number("begin_each", f"num_bytes[{i}]", size)
+        return self._begin_each("begin_each", keys, num_bytes, retention, position)
+
+    def _begin_each(
+        self,
+        op: str,
+        keys: StoreKeys,
+        num_bytes: Sequence[int],
+        retention: Retention,
+        position: int,
+    ) -> list[ClusterPut | PutResult]:
+        self.node.check_process()
+        check_retention(op, retention)
+        check_number(op, "position", position)
         self.node.claims.settle_dropped()
         with self.node.intake.enter() as is_in:
             if self._store is None or not is_in:
@@ -135,7 +147,7 @@ class ClusterWriter(ClusterReader):
                 sent.end()
             results = self._put_each_kept(
                 [sent.key for sent in elsewhere],
-                [(sent.bytes,) for sent in elsewhere],
+                [(as_buffer(sent.bytes),) for sent in elsewhere],
                 np.array([sent.kept for sent in elsewhere], KEPT),
             )
             for sent, result in zip(elsewhere, results, strict=True):
@@ -148,9 +160,14 @@ class ClusterWriter(ClusterReader):
         """Store many objects, in their order; the directory is asked and told once.
 
         An error ends the call: later objects are not stored.
+
+        Raises:
+            InvalidArgument: an argument is wrong, or a value is larger than this node's pool;
+                nothing was stored.
         """
         check_pairs("put_each", "values", keys, values)
-        return self.put_from_each(keys, [(value,) for value in values], position=position)
+        objects = [(value,) for value in values]
+        return self._put_named("put_each", "values[{}]", "", keys, objects, "normal", position)
 
     def put_from_each(
         self,
@@ -169,13 +186,52 @@ class ClusterWriter(ClusterReader):
             position: of the first.
         """
         check_pairs("put_from_each", "objects", keys, objects)
+        named = "put_from_each", "objects[{}]", "[{}]"
+        return self._put_named(*named, keys, objects, retention, position)
+
+    def _put_named(
+        self,
+        op: str,
+        whole: str,
+        part: str,
+        keys: StoreKeys,
+        objects: Sequence[Sequence[Any]],
+        retention: Retention,
+        position: int,
+    ) -> list[PutResult]:
+        """Store many objects.
+
+        Args:
+            op: the call.
+            whole: its name of an object, with ``{}`` for the index.
+            part: what follows in the name of a part of it, with ``{}`` for the index.
+            keys: n of them.
+            objects: n of them.
+            retention: of all of them.
+            position: of the first.
+        """
         self.node.check_process()
-        check_retention("put", retention)
-        check_number("put", "position", position)
-        return self._put_each_kept(keys, objects, kept_in_order(len(keys), retention, position))
+        check_retention(op, retention)
+        check_number(op, "position", position)
+        buffers = [
+            self._as_buffers(op, whole.format(i), part, parts) for i, parts in enumerate(objects)
+        ]
+        return self._put_each_kept(keys, buffers, kept_in_order(len(keys), retention, position))
+
+    def _as_buffers(self, op: str, whole: str, part: str, parts: Sequence[Any]) -> list[Buffer]:
+        """The memory of an object's parts, which must fit into the pool if it is put here."""
+        if not isinstance(parts, Iterable):
+            raise InvalidArgument(f"{op}: {whole} must be a sequence of parts, got {parts!r:.80}")
+        buffers = [
+            as_buffer(memory, argument=f"{op}: {whole}{part.format(j)}")
+            for j, memory in enumerate(parts)
+        ]
+        if self._store is not None and not self.node.is_draining:
+            self._store.check_size(op, whole, sum(buffer.num_bytes for buffer in buffers))
+        return buffers
 
     def _put_each_kept(
-        self, keys: StoreKeys, objects: Sequence[Sequence[Any]], kept: np.ndarray
+        self, keys: StoreKeys, objects: Sequence[Sequence[Buffer]], kept: np.ndarray
     ) -> list[PutResult]:
         """Store many objects; ``kept``: ``[n]`` of ``KEPT``."""
         self.node.claims.settle_dropped()
@@ -185,8 +241,6 @@ class ClusterWriter(ClusterReader):
         results, granted = self._claim(words)
         published = np.zeros(len(words), bool)
         try:
-            for i in set(range(len(words))) - set(granted):
-                _as_buffers(objects[i])  # not checked anywhere else
             with self.node.intake.enter() as is_in:
                 if self._store is not None and is_in:
                     for i in granted:
@@ -219,14 +273,14 @@ class ClusterWriter(ClusterReader):
     def _give(
         self,
         words: np.ndarray,
-        objects: Sequence[Sequence[Any]],
+        objects: Sequence[Sequence[Buffer]],
         kept: np.ndarray,
         granted: list[int],
         results: list[PutResult],
         published: np.ndarray,
     ) -> None:
         """Have others take objects; if a node cannot, the next one is asked."""
-        buffers = {i: [_in_host(part) for part in _as_buffers(objects[i])] for i in granted}
+        buffers = {i: [_in_host(part) for part in objects[i]] for i in granted}
         left, unanswered, reason = list(granted), set(granted), "there is none"
         for member in self._homes():
             if not left:
@@ -389,11 +443,6 @@ class ClusterWriter(ClusterReader):
         """Members that meet a condition; if none is known, the directory is asked."""
         found = list(filter(condition, self.node.members()))
         return found or list(filter(condition, self.node.members(anew=True)))
-
-
-def _as_buffers(parts: Sequence[Any]) -> list[Buffer]:
-    """The memory of the parts; anything else is refused."""
-    return [as_buffer(part, argument=f"put: buffers[{i}]") for i, part in enumerate(parts)]
 
 
 def _in_host(buffer: Buffer) -> Buffer:

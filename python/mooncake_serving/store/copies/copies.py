@@ -112,13 +112,16 @@ class Copies:
         """
         check_integer("put_each", "replicas", replicas, 1)
         check_pairs("put_each", "values", keys, values)
+        buffers = [
+            as_buffer(value, argument=f"put_each: values[{i}]") for i, value in enumerate(values)
+        ]
         results = self._cluster.put_from_each(
-            keys, [(value,) for value in values], retention=retention
+            keys, [(buffer,) for buffer in buffers], retention=retention
         )
         stored = [i for i, result in enumerate(results) if result in HERE]
         num_copies = dict.fromkeys(stored, 1)
         if replicas > 1 and stored:
-            sizes = np.array([as_buffer(values[i]).num_bytes for i in stored], np.int64)
+            sizes = np.array([buffers[i].num_bytes for i in stored], np.int64)
             words = self._cluster.keyspace.keys(keys)[stored]
             kept = kept_in_order(len(keys), retention, 0)[stored]
             try:
