@@ -33,6 +33,7 @@ class DiskSide:
         self._condemned: set[Key] = set()
         self._same: set[int] = set()  # ids in the pool of what the disk has; also of what is gone
         self._lock = threading.Lock()  # of the above
+        self._removing = threading.Lock()  # so that none removes what was put after a removal
 
     @property
     def max_object_bytes(self) -> int:
@@ -45,13 +46,14 @@ class DiskSide:
 
     def retry(self) -> None:
         """Remove what is condemned, as far as the disk can record it now."""
-        with self._lock:
-            condemned = list(self._condemned)
-        try:
-            for key in condemned:
-                self.remove(key)
-        except Unavailable:  # the tier has logged it
-            pass
+        with self._removing:
+            with self._lock:
+                condemned = list(self._condemned)
+            try:
+                for key in condemned:
+                    self._remove(key)
+            except Unavailable:  # the tier has logged it
+                pass
 
     def note_same(self, ids: Iterable[int]) -> None:
         """Record that these objects of the pool are what the disk has, if it has their keys."""
@@ -114,6 +116,10 @@ class DiskSide:
         return results
 
     def remove(self, key: Key) -> bool:
+        with self._removing:
+            return self._remove(key)
+
+    def _remove(self, key: Key) -> bool:
         was_hidden = key in self._condemned
         was_there = self._tier.remove(key)
         with self._lock:
