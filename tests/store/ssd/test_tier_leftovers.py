@@ -7,8 +7,9 @@ from mooncake_kernels.errors import TransferError, Unavailable
 from mooncake_kernels.pool import PutResult
 from mooncake_serving.store.ssd import layout
 from mooncake_serving.store.ssd.appending import Appender
+from mooncake_serving.store.ssd.log import Log
 
-from .support import BUCKET, PAGE, keys_of, open_tier, put, read
+from .support import BUCKET, LARGE, PAGE, keys_of, open_tier, put, read
 from .test_tier_crash import Recorder, power_loss
 
 STORED, FULL = PutResult.STORED, PutResult.FULL
@@ -124,3 +125,70 @@ def test_what_was_written_behind_a_footer_that_came_back(path, monkeypatch):
     killed(path, tier)
     with open_tier(path) as tier:
         assert read(tier, *keys_of(tier)) == before | {(4, 0)}
+
+
+@pytest.fixture
+def footer_fails(monkeypatch):
+    """Let the next footer be written, and its write fail then."""
+    real = Log._write
+
+    def fail(error):
+        def write(log, offset, data):
+            real(log, offset, data)
+            if data[-PAGE:][: len(layout.FOOTER_MAGIC)].tobytes() == layout.FOOTER_MAGIC:
+                monkeypatch.setattr(Log, "_write", real)
+                raise error
+
+        monkeypatch.setattr(Log, "_write", write)
+
+    return fail
+
+
+@pytest.mark.parametrize("error", [TransferError("file", "timed out"), KeyboardInterrupt()])
+def test_what_is_written_behind_a_footer_whose_write_failed(path, footer_fails, error):
+    """It may be there: it must not hide what is stored, nor what is removed, afterwards."""
+    tier = open_tier(path, retry_s=0)
+    put(tier, (1, 0), (2, 0), (7, 0))
+    footer_fails(error)
+    try:
+        assert put(tier, (0, LARGE)) == [FULL]
+    except KeyboardInterrupt:
+        assert isinstance(error, KeyboardInterrupt)
+    assert put(tier, (3, 0)) == [STORED] and tier.remove((1, 0))
+    tier.sync()
+    assert tier.stats().num_buckets_begun == 1
+    killed(path, tier)
+    with open_tier(path) as tier:
+        assert read(tier, (2, 0), (3, 0), (7, 0)) == keys_of(tier) == {(2, 0), (3, 0), (7, 0)}
+
+
+def test_a_footer_whose_write_failed_is_written_again(path, footer_fails, monkeypatch):
+    tier = open_tier(path, retry_s=0)
+    put(tier, (1, 0), (2, 0), (7, 0))
+    footer_fails(TransferError("file", "timed out"))
+    assert put(tier, (0, LARGE)) == [FULL]
+    recorder = Recorder(monkeypatch)
+    assert put(tier, (0, LARGE)) == [STORED]
+    footer = layout.FIRST_BUCKET + BUCKET - layout.footer_bytes(3)
+    assert footer in [event[0] for event in recorder.events if event]
+    tier.close()
+
+
+def test_a_footer_that_cannot_be_removed_is_written_again(path, monkeypatch):
+    """It may be gone, or not."""
+    with open_tier(path) as tier:
+        put(tier, (1, 0))
+    tier, real = open_tier(path, retry_s=0), Log._write
+
+    def fail(log, offset, data):
+        real(log, offset, data)
+        raise TransferError("file", "timed out")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Log, "_write", fail)
+        assert put(tier, (2, 0)) == [FULL]
+    tier.close()
+    page = path.read_bytes()[layout.FIRST_BUCKET + BUCKET - PAGE :][:PAGE]
+    assert page.startswith(layout.FOOTER_MAGIC)
+    with open_tier(path) as tier:
+        assert read(tier, (1, 0)) == keys_of(tier) == {(1, 0)}

@@ -95,3 +95,19 @@ def test_many_pages(path, bad):
         for i in range(100, 200):
             assert put(tier, (i, 0)) == [PutResult.STORED]
         assert tier.stats().num_buckets_begun > begun + 4
+
+
+def test_the_entries_of_a_footer_for_a_moment(path, monkeypatch):
+    """Its records are looked at. It must not hide what is written then once it can be read."""
+    with opened(path) as tier:
+        put(tier, *KEYS)
+    with monkeypatch.context() as patch:
+        patch.setattr(recovery, "unpack_entries", lambda *_: None)  # as if it were the cable
+        tier = opened(path)
+    assert read(tier, *KEYS) == keys_of(tier) == set(KEYS)
+    assert put(tier, (1, 1)) == [PutResult.STORED] and tier.remove(KEYS[0])
+    there, image = keys_of(tier), path.read_bytes()
+    tier.close()
+    path.write_bytes(image)  # it has died
+    with opened(path) as tier:
+        assert read(tier, *there) == keys_of(tier) == there

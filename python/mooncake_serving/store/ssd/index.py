@@ -22,7 +22,9 @@ class Bucket:
             given up, by an error or a crash.
         records: what it holds, in order.
         end: where the next record goes.
-        is_sealed: whether it has a footer.
+        is_sealed: whether it is known to have a footer.
+        may_have_footer: whether it may have one, as after a write that failed: it is removed before
+            something is appended, which it would hide.
         has_gaps: whether some of its pages could not be read: it is not written to until it is
             reused, and gets no footer, so that the next start checks them again.
         num_readers: reads of it that are in flight.
@@ -36,6 +38,7 @@ class Bucket:
     records: list[Record] = field(default_factory=list)
     end: int = 0
     is_sealed: bool = False
+    may_have_footer: bool = False
     has_gaps: bool = False
     num_readers: int = 0
 
@@ -43,7 +46,7 @@ class Bucket:
         """Forget the content."""
         self.sequence, self.epoch, self.run = 0, 0, 0
         self.records, self.end = [], self.offset + PAGE
-        self.is_sealed, self.has_gaps = False, False
+        self.is_sealed, self.may_have_footer, self.has_gaps = False, False, False
 
 
 @dataclass(eq=False, slots=True)

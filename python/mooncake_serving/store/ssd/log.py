@@ -168,7 +168,7 @@ class Log:
 
     def _append(self, key: Key, data: np.ndarray, kind: int = OBJECT) -> Entry:
         assert self._newest is not None
-        if self._newest.is_sealed:
+        if self._newest.may_have_footer:
             self._unseal(self._newest)
         record = Record(self._end, key, len(data), checksum(data), kind)
         self._appender.add(pack_record(self._tier_id, self._newest.epoch, self._newest.run, record))
@@ -212,14 +212,16 @@ class Log:
             return
         content = (bucket.sequence, bucket.epoch, bucket.run)
         footer = pack_footer(self._tier_id, bucket.index, *content, bucket.records)
+        bucket.may_have_footer = True  # also if the write fails, or Ctrl-C interrupts it
         self._write(bucket.offset + self._bucket_bytes - len(footer), footer)
         bucket.is_sealed = True
 
     def _unseal(self, bucket: Bucket) -> None:
         """Remove the footer, which would hide what is appended now, and its run."""
+        bucket.is_sealed = False
         self._write(bucket.offset + self._bucket_bytes - PAGE, np.zeros(PAGE, np.uint8))
         self._disk.sync()
-        bucket.is_sealed = False
+        bucket.may_have_footer = False
 
     def _reclaim(self, *reserved: int) -> None:
         """Free the oldest bucket: move the used objects, as far as allowed, and drop the rest.

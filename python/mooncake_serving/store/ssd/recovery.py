@@ -70,6 +70,7 @@ def recover(
         if footer is not None and footer[:2] == content:
             records = _by_footer(reader, bucket, bucket_bytes, *footer[2:])
         bucket.is_sealed = records is not None
+        bucket.may_have_footer = True  # one that cannot be read now may be readable later
         if records is None:
             records = list(_by_headers(reader, tier_id, bucket, bucket_bytes))
         bucket.records = records
