@@ -13,6 +13,8 @@ from mooncake_kernels.pool import PutResult
 from mooncake_serving.store.ssd import log
 from mooncake_serving.store.ssd.appending import Appender
 from mooncake_serving.store.ssd.disk import Disk
+from mooncake_serving.store.ssd.index import Index
+from mooncake_serving.store.ssd.log import Log
 
 from .support import keys_of, open_tier, put, read, size_of
 
@@ -179,3 +181,74 @@ def test_what_was_added_is_not_written_elsewhere(tmp_path, monkeypatch, number):
         assert put(tier, (1, 0)) == [PutResult.STORED]
     with open_tier(path, SIZE) as tier:
         assert read(tier, (1, 0)) == keys_of(tier) == {(1, 0)}
+
+
+@pytest.fixture
+def before(monkeypatch):
+    """Lets Ctrl-C interrupt a call as it calls a function the nth time, or when that has ended."""
+
+    def interrupt(call, kind, name, number=1, after=False):
+        real, num_calls = getattr(kind, name), 0
+
+        def stop(*args):
+            nonlocal num_calls
+            num_calls += 1
+            if num_calls == number:
+                if after:
+                    real(*args)
+                raise KeyboardInterrupt
+            return real(*args)
+
+        with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+            patch.setattr(kind, name, stop)
+            call()
+
+    return interrupt
+
+
+def reopened(path, tier):
+    """A tier after a death of the other one."""
+    image = path.read_bytes()
+    tier.close()
+    path.write_bytes(image)
+    return open_tier(path, SIZE)
+
+
+def test_what_an_interrupted_put_appended_is_not_stored_by_the_next(tmp_path, before):
+    path = tmp_path / "tier"
+    tier = open_tier(path, SIZE)
+    put(tier, (1, 0))
+    before(lambda: put(tier, (2, 0), (3, 0)), Log, "flush")
+    assert not tier.remove((2, 0))
+    assert put(tier, (4, 0)) == [PutResult.STORED]
+    there = {(1, 0), (4, 0)}
+    assert keys_of(tier) == there and not tier.remove((3, 0))
+    with reopened(path, tier) as tier:
+        assert read(tier, *there) == keys_of(tier) == there
+
+
+def test_an_interrupted_removal_is_not_made_by_the_next_put(tmp_path, before):
+    path = tmp_path / "tier"
+    tier = open_tier(path, SIZE)
+    put(tier, (1, 0))
+    before(lambda: tier.remove((1, 0)), Log, "flush")
+    assert put(tier, (4, 0)) == [PutResult.STORED]
+    there = {(1, 0), (4, 0)}
+    assert read(tier, *there) == keys_of(tier) == there
+    with reopened(path, tier) as tier:
+        assert read(tier, *there) == keys_of(tier) == there
+
+
+@pytest.mark.parametrize("after", [False, True])
+@pytest.mark.parametrize("number", [1, 2, 3])
+def test_after_what_was_added_is_written(tmp_path, before, number, after):
+    """Then it is stored, and can be removed."""
+    path, keys = tmp_path / "tier", [(1, 0), (2, 0), (3, 0)]
+    tier = open_tier(path, SIZE)
+    before(lambda: put(tier, *keys), Index, "add", number, after)
+    assert read(tier, *keys) == keys_of(tier) == set(keys)
+    assert put(tier, (4, 0)) == [PutResult.STORED] and tier.remove(keys[number - 1])
+    there = {(4, 0), *keys} - {keys[number - 1]}
+    assert tier.stats().live_bytes == sum(map(size_of, there))
+    with reopened(path, tier) as tier:
+        assert read(tier, *there) == keys_of(tier) == there

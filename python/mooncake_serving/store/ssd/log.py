@@ -1,9 +1,7 @@
 """The buckets as one log: records are appended, and the oldest bucket is freed in time."""
 
-import contextlib
 import os
 from collections import deque
-from collections.abc import Iterator
 
 import numpy as np
 
@@ -31,6 +29,24 @@ from .stats import Counters
 MAX_GIVEN_UP = 1 << 16
 
 
+class Step:
+    """A block of calls of a log, which gives up what was appended unless the block completes.
+
+    Half a record must not be followed by another, nor what was given up be stored by a later call.
+    If Ctrl-C interrupts that as well, the next step does it first. This is no generator, which
+    would go on whenever it is collected.
+    """
+
+    def __init__(self, log: "Log"):
+        self._log = log
+
+    def __enter__(self) -> None:
+        self._log._begin_step()
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        self._log._end_step(kind is None)
+
+
 class Log:
     """Appends records to the newest bucket, for one thread at a time.
 
@@ -38,8 +54,8 @@ class Log:
     always kept free: the used objects of the oldest bucket are copied into the newest, and only
     when the copies are durable is the oldest freed.
 
-    Any call that raises ``TransferError`` can be retried: what was appended since the last
-    ``flush`` is not stored, and everything else is unchanged.
+    A step that raises ``TransferError`` can be retried: what was appended since the last ``flush``
+    is not stored, and everything else is unchanged.
     """
 
     def __init__(
@@ -64,6 +80,7 @@ class Log:
         self._end = 0  # where the next record goes
         self._is_head_known = True  # whether the disk is known to have the id of the tier
         self._is_torn = False  # whether a step was begun, and neither completed nor given up
+        self._is_written = False  # whether all that is pending is on the disk
         self._begin(tier_id)
 
     def _begin(self, tier_id: bytes) -> None:
@@ -72,7 +89,7 @@ class Log:
         self._free = deque(bucket for bucket in self._buckets if not bucket.sequence)
         newest = max(self._buckets, key=lambda bucket: bucket.sequence)
         self._newest = newest if newest.sequence else None
-        self._pending: list[Entry] = []
+        self._pending: deque[Entry] = deque()
         self._given_up: dict[Key, None] = {}  # in order
         self._begin_run()
 
@@ -87,42 +104,49 @@ class Log:
 
     def may_reappear(self, key: Key) -> bool:
         """Whether a start could find a record of this key that was given up: a failed write may
-        have written it, and nothing was written since.
+        have written it, and nothing was written since. Within a step.
         """
         return key in self._given_up
 
+    def step(self) -> "Step":
+        """A block of calls: what it has appended and not flushed is given up if it raises."""
+        return Step(self)
+
     def append(self, key: Key, data: np.ndarray, kind: int = OBJECT) -> Entry:
-        """Write a record after the last one; it becomes visible after ``flush``."""
-        with self._step():
-            if not self._is_head_known:
-                self._write_head(self._tier_id)
-            if not self._fits(len(data)):
-                self._roll(len(data))
-            return self._append(key, data, kind)
+        """Write a record after the last one; it becomes visible after ``flush``. Within a step."""
+        if not self._is_head_known:
+            self._write_head(self._tier_id)
+        if not self._fits(len(data)):
+            self._roll(len(data))
+        return self._append(key, data, kind)
 
     def flush(self) -> None:
-        """Wait for what was appended, and make it visible."""
-        with self._step():
-            self._flush()
-
-    def _flush(self) -> None:
+        """Wait for what was appended, and make it visible. Within a step."""
         self._appender.flush()
-        for entry in self._pending:
-            entry.bucket.records.append(entry.record)
-            entry.bucket.end = entry.record.end
-            entry.is_stored = True
-            if entry.record.kind == OBJECT:
-                self._index.add(entry.record.key, entry)
-            else:
-                self._index.remove(entry.record.key)
+        self._is_written = True
+        self._commit()
+
+    def _commit(self) -> None:
+        """Make visible what was written; what Ctrl-C leaves of that, the end of the step does."""
         if self._pending:  # a record of a later run, see docs/store_ssd.md
             self._given_up.clear()
-        self._pending.clear()
+        while self._pending:
+            entry = self._pending[0]
+            bucket, record = entry.bucket, entry.record
+            if bucket.records[-1:] != [record]:
+                bucket.records.append(record)
+            bucket.end = record.end
+            entry.is_stored = True
+            if record.kind == OBJECT:
+                self._index.add(record.key, entry)
+            else:
+                self._index.remove(record.key)
+            self._pending.popleft()
+        self._is_written = False
 
     def close(self) -> None:
         """Write a footer, so that the next start need not check each record."""
-        with self._step():
-            self._forget()  # what was appended by a call that Ctrl-C has ended
+        with self.step():
             if not self._is_head_known:
                 self._write_head(self._tier_id)
             if self._newest is not None and not self._newest.is_sealed:
@@ -133,8 +157,7 @@ class Log:
 
         If only the sync fails, it is done, but may not survive a loss of power.
         """
-        with self._step():
-            self._forget()  # as in close
+        with self.step():
             self._write_head(tier_id)
             self._index.clear()
             for bucket in self._buckets:
@@ -142,22 +165,14 @@ class Log:
             self._begin(tier_id)
             self._disk.sync()
 
-    @contextlib.contextmanager
-    def _step(self) -> Iterator[None]:
-        """Give up what was appended unless the block completes.
-
-        Half a record must not be followed by another. If Ctrl-C interrupts that as well, the next
-        step does it first.
-        """
+    def _begin_step(self) -> None:
         if self._is_torn:
             self._forget()
         self._is_torn = True
-        try:
-            yield
-        except BaseException:
+
+    def _end_step(self, is_complete: bool) -> None:
+        if not is_complete:
             self._forget()
-            self._is_torn = False
-            raise
         self._is_torn = False
 
     def _write_head(self, tier_id: bytes) -> None:
@@ -189,7 +204,7 @@ class Log:
         """Seal the newest bucket, and begin a free one, which has room for so many bytes of data
         in one record.
         """
-        self._flush()
+        self.flush()
         if not self._free:  # after an error, or a crash: there is little room to move anything to
             self._reclaim()
         if self._newest is not None and not self._newest.is_sealed:
@@ -256,7 +271,7 @@ class Log:
             budget -= size
             self._counters.num_moved += 1
             self._counters.moved_bytes += record.num_bytes
-        self._flush()
+        self.flush()
 
     def _write(self, offset: int, data: np.ndarray) -> None:
         """Write pages elsewhere; nothing may be pending."""
@@ -267,6 +282,8 @@ class Log:
 
     def _forget(self) -> None:
         """Give up what was appended since the last ``flush``."""
+        if self._is_written:
+            self._commit()
         for entry in self._pending:
             self._given_up.pop(entry.record.key, None)  # so that it comes last
             self._given_up[entry.record.key] = None

@@ -152,10 +152,11 @@ class SsdTier(TierReads, Closing):
             existed = self._exist(pairs)
             try:
                 if self._health.is_writable:
-                    for pair, array in zip(pairs, arrays, strict=True):
-                        if pair not in self._index and pair not in appended:
-                            appended[pair] = self._log.append(pair, array)
-                    self._log.flush()
+                    with self._log.step():
+                        for pair, array in zip(pairs, arrays, strict=True):
+                            if pair not in self._index and pair not in appended:
+                                appended[pair] = self._log.append(pair, array)
+                        self._log.flush()
             except TransferError as error:
                 self._health.failed(error)
             else:
@@ -183,12 +184,12 @@ class SsdTier(TierReads, Closing):
         (pair,) = as_pairs("remove", [key])
         with self._write_lock:
             self._check_open("remove")
-            is_there = pair in self._index
-            if not is_there and not self._log.may_reappear(pair):
-                return False
             try:
-                self._log.append(pair, np.empty(0, np.uint8), REMOVAL)
-                self._log.flush()
+                with self._log.step():
+                    is_there = pair in self._index
+                    if is_there or self._log.may_reappear(pair):
+                        self._log.append(pair, np.empty(0, np.uint8), REMOVAL)
+                        self._log.flush()
             except TransferError as error:
                 self._health.failed(error)
                 raise Unavailable(f"remove: {self.path!r} could not be written: {error}") from None
