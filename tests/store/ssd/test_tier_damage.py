@@ -182,6 +182,19 @@ def test_without_the_head_of_a_bucket_its_footer_is_looked_at(path, how):
         assert read(tier, *KEYS) == set(KEYS)
 
 
+@pytest.mark.parametrize("how", [zero, flip])
+def test_without_the_head_of_a_bucket_nothing_is_appended(path, how):
+    """For its footer is all that leads to what it holds."""
+    make(path, sealed=True)
+    damage(path, how, layout.FIRST_BUCKET, 32)
+    with opened(path) as tier:
+        assert put(tier, (1, 1)) == [PutResult.STORED]
+        image = path.read_bytes()
+    path.write_bytes(image)  # it has died
+    with opened(path) as tier:
+        assert read(tier, *KEYS, (1, 1)) == {*KEYS, (1, 1)}
+
+
 def test_a_head_that_is_damaged_is_told(path):
     make(path, sealed=True)
     damage(path, flip, 16, 16)

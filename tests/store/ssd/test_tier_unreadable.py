@@ -97,6 +97,43 @@ def test_many_pages(path, bad):
         assert tier.stats().num_buckets_begun > begun + 4
 
 
+@pytest.mark.parametrize("bucket", [0, 1, 3], ids=["an older one", "the newest", "a free one"])
+def test_the_head_of_a_bucket_without_a_footer(path, bad, bucket):
+    """Which of its records are the latest is unknown: nothing may be written, or served."""
+    with opened(path) as tier:
+        put(tier, *KEYS, *((i, 1) for i in range(8)))
+        assert tier.stats().num_buckets_begun == 2
+        there, image = keys_of(tier), bytearray(path.read_bytes())
+    footer = layout.FIRST_BUCKET + BUCKET
+    image[footer - PAGE : footer] = bytes(PAGE)  # it is damaged
+    path.write_bytes(image)
+    bad.add(layout.FIRST_BUCKET + bucket * BUCKET)
+    with pytest.raises(TransferError, match=f"the head of bucket {bucket} cannot be read"):
+        opened(path)
+    assert path.read_bytes() == image
+    bad.clear()
+    with opened(path) as tier:  # no lock is left
+        assert read(tier, *there) == keys_of(tier) == there
+
+
+def test_the_head_of_a_bucket_with_a_footer(path, bad):
+    """It is as good, as long as it is there: nothing is appended."""
+    with opened(path) as tier:
+        put(tier, *KEYS)
+    bad.add(layout.FIRST_BUCKET)
+    for i in range(2):
+        tier = opened(path)
+        assert put(tier, (i, 1)) == [PutResult.STORED]
+        there, image = keys_of(tier), path.read_bytes()
+        assert there == {*KEYS, *((j, 1) for j in range(i + 1))}
+        tier.close()
+        path.write_bytes(image)  # it has died
+    for _ in range(2):
+        with opened(path) as tier:
+            assert read(tier, *there) == keys_of(tier) == there
+        bad.clear()
+
+
 def test_the_entries_of_a_footer_for_a_moment(path, monkeypatch):
     """Its records are looked at. It must not hide what is written then once it can be read."""
     with opened(path) as tier:

@@ -21,7 +21,7 @@ class Bucket:
         run: of what is written now; a record that follows another and is of an earlier run was
             given up, by an error or a crash.
         records: what it holds, in order.
-        end: where the next record goes.
+        end: where the next record goes: the end of the bucket if none may, for its head is damaged.
         is_sealed: whether it is known to have a footer.
         may_have_footer: whether it may have one, as after a write that failed: it is removed before
             something is appended, which it would hide.

@@ -5,6 +5,8 @@ from collections.abc import Iterator
 
 import numpy as np
 
+from mooncake_kernels.errors import TransferError
+
 from .appending import Appender
 from .disk import Disk
 from .index import Bucket, Entry, Index
@@ -42,11 +44,20 @@ def begin(disk: Disk, appender: Appender, bucket_bytes: int) -> bytes:
 
 
 def recover(
-    reader: Reader, tier_id: bytes, bucket_bytes: int, buckets: list[Bucket], index: Index
+    reader: Reader,
+    path: str,
+    tier_id: bytes,
+    bucket_bytes: int,
+    buckets: list[Bucket],
+    index: Index,
 ) -> None:
     """Find the content of all buckets, and index their objects: for each key the latest.
 
     A torn record, or one whose data does not match its checksum, is skipped.
+
+    Raises:
+        TransferError: neither a head nor its footer can be read: there may be a bucket of which
+            the place among the others is unknown.
     """
     heads = [np.empty(PAGE, np.uint8) for _ in buckets]
     lasts = [np.empty(PAGE, np.uint8) for _ in buckets]
@@ -55,14 +66,19 @@ def recover(
         (bucket.offset + bucket_bytes - PAGE, last)
         for bucket, last in zip(buckets, lasts, strict=True)
     ]
-    for i in reader.read_each(places):
+    unreadable = reader.read_each(places)
+    for i in unreadable:
         places[i][1][:] = 0  # as if nothing were there
-    for bucket, head, last in zip(buckets, heads, lasts, strict=True):
+    for i, (bucket, head, last) in enumerate(zip(buckets, heads, lasts, strict=True)):
         bucket.clear()
         footer = unpack_footer(last, tier_id, bucket.index)
         content = unpack_bucket(head, tier_id, bucket.index)
+        has_head = content is not None
         if content is None and footer is not None:
-            content = footer[:2]  # the header is damaged
+            content = footer[:2]  # the head is damaged, or cannot be read
+        if content is None and i in unreadable:
+            cause = f"the head of bucket {bucket.index} cannot be read, at offset {bucket.offset}"
+            raise TransferError(path, f"{cause}, and it has no footer")
         if content is None or not content[0]:
             continue
         bucket.sequence, bucket.epoch = content
@@ -74,7 +90,7 @@ def recover(
         if records is None:
             records = list(_by_headers(reader, tier_id, bucket, bucket_bytes))
         bucket.records = records
-        if bucket.has_gaps:
+        if bucket.has_gaps or not has_head:  # without its footer it would be lost
             bucket.end = bucket.offset + bucket_bytes
         elif records:
             bucket.end = records[-1].end

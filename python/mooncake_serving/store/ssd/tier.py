@@ -64,7 +64,7 @@ class SsdTier(TierReads, Closing):
         InvalidArgument: an argument is wrong, or the file is not a tier, or has other buckets.
         Unavailable: the layout has another version, or another tier has the file open.
         OSError: the file cannot be made, or there is no space for it.
-        TransferError: it cannot be read.
+        TransferError: it cannot be read, or not the head of a bucket that has no footer either.
     """
 
     def __init__(
@@ -105,7 +105,7 @@ class SsdTier(TierReads, Closing):
         try:
             reader = Reader(self._disk, NUM_HALVES * slot_bytes, num_slots, slot_bytes)
             tier_id = self._disk.tier_id or begin(self._disk, self._appender, bucket_bytes)
-            recover(reader, tier_id, bucket_bytes, self._buckets, self._index)
+            recover(reader, self.path, tier_id, bucket_bytes, self._buckets, self._index)
         except BaseException:
             self._disk.close()
             raise
