@@ -192,3 +192,62 @@ def test_a_footer_that_cannot_be_removed_is_written_again(path, monkeypatch):
     assert page.startswith(layout.FOOTER_MAGIC)
     with open_tier(path) as tier:
         assert read(tier, (1, 0)) == keys_of(tier) == {(1, 0)}
+
+
+def without_footer(path) -> None:
+    """Damage that of the first bucket, so that a start looks at its records."""
+    with open(path, "r+b") as file:
+        file.seek(layout.FIRST_BUCKET + BUCKET - PAGE)
+        file.write(bytes(PAGE))
+
+
+@pytest.mark.parametrize("is_closed", [False, True], ids=["in one life", "after a restart"])
+def test_what_a_put_that_failed_has_left_behind_in_an_older_bucket(path, failing, is_closed):
+    tier = open_tier(path, retry_s=0)
+    put(tier, (1, 0))
+    assert failing(lambda: put(tier, (2, 0), (3, 0))) == [FULL, FULL]
+    if is_closed:
+        tier.close()
+        tier = open_tier(path)
+    assert put(tier, (0, LARGE)) == [STORED] and not tier.remove((2, 0))
+    tier.close()
+    without_footer(path)
+    with open_tier(path) as tier:
+        assert tier.stats().num_buckets_begun == 2
+        assert read(tier, (1, 0), (0, LARGE)) == keys_of(tier) == {(1, 0), (0, LARGE)}
+
+
+def test_what_a_removal_that_failed_has_left_behind_in_an_older_bucket(path, failing):
+    tier = open_tier(path, retry_s=0)
+    put(tier, (1, 0))
+    with pytest.raises(Unavailable):
+        failing(lambda: tier.remove((1, 0)))
+    assert put(tier, (0, LARGE)) == [STORED]
+    tier.close()
+    without_footer(path)
+    with open_tier(path) as tier:
+        assert read(tier, (1, 0), (0, LARGE)) == keys_of(tier) == {(1, 0), (0, LARGE)}
+
+
+def test_what_a_put_that_failed_has_left_behind_in_a_bucket_that_is_freed(
+    path, failing, monkeypatch
+):
+    """Its footer is gone, and its head is not yet overwritten."""
+    tier = open_tier(path, 3, retry_s=0)
+    put(tier, (1, 0))
+    assert failing(lambda: put(tier, (2, 0), (3, 0))) == [FULL, FULL]
+    assert put(tier, (0, LARGE)) == [STORED] and not tier.remove((2, 0))
+    images, real = [], Log._write
+
+    def write(log, offset, data):
+        if offset == layout.FIRST_BUCKET:
+            images.append(path.read_bytes())
+        real(log, offset, data)
+
+    monkeypatch.setattr(Log, "_write", write)
+    for i in range(1, 4):
+        put(tier, (i, LARGE))
+    tier.close()
+    path.write_bytes(images[0])  # it has died
+    with open_tier(path, 3) as tier:
+        assert not {(2, 0), (3, 0)} & keys_of(tier)

@@ -1,6 +1,7 @@
 """The buckets as one log: records are appended, and the oldest bucket is freed in time."""
 
 import os
+import struct
 from collections import deque
 
 import numpy as np
@@ -14,6 +15,7 @@ from .index import Bucket, Entry, Index
 from .layout import (
     OBJECT,
     PAGE,
+    REMOVAL,
     Record,
     checksum,
     footer_bytes,
@@ -86,11 +88,12 @@ class Log:
     def _begin(self, tier_id: bytes) -> None:
         """Continue at the end of the newest bucket."""
         self._tier_id = tier_id
+        self._no_key = struct.unpack("<2Q", tier_id)  # random, and so not that of an object
         self._free = deque(bucket for bucket in self._buckets if not bucket.sequence)
         newest = max(self._buckets, key=lambda bucket: bucket.sequence)
         self._newest = newest if newest.sequence else None
         self._pending: deque[Entry] = deque()
-        self._given_up: dict[Key, None] = {}  # in order
+        self._given_up: dict[Key, None] = {}  # in order; of the newest bucket
         self._begin_run()
 
     @property
@@ -222,6 +225,9 @@ class Log:
             self._reclaim(num_bytes)
 
     def _seal(self, bucket: Bucket) -> None:
+        if self._given_up:  # a start that finds no footer would find it
+            self._append(self._no_key, np.empty(0, np.uint8), REMOVAL)
+            self.flush()
         self._disk.sync()  # a footer vouches for the data
         if bucket.has_gaps:
             return
