@@ -189,12 +189,40 @@ def test_another_file_is_refused_and_left_alone(path):
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
 
 
-def test_a_file_of_zeros_becomes_a_tier(path):
+@pytest.mark.parametrize("before", [0, PAGE, layout.FIRST_BUCKET + BUCKET, 9 << 20])
+def test_a_file_that_begins_with_zeros_is_refused_and_left_alone(path, before):
+    """Wherever its data are: it is of someone else, or a tier whose head is lost."""
     path.touch()
-    os.truncate(path, BUCKET)
+    os.truncate(path, max(before, PAGE))
+    with open(path, "ab") as file:
+        file.write(b"precious")
+    image = path.read_bytes()
+    with pytest.raises(InvalidArgument, match="begins with zeros, but has data"):
+        open_tier(path, 256)
+    assert path.read_bytes() == image
+
+
+def test_a_tier_whose_head_became_zeros_is_refused(path):
     with open_tier(path) as tier:
         put(tier, (1, 0))
+    image = path.read_bytes()
+    path.write_bytes(bytes(PAGE) + image[PAGE:])
+    with pytest.raises(InvalidArgument, match="begins with zeros, but has data"):
+        open_tier(path)
+    path.write_bytes(image)
     with open_tier(path) as tier:
+        assert read(tier, (1, 0)) == keys_of(tier) == {(1, 0)}
+
+
+@pytest.mark.parametrize("num_bytes", [0, 100, 3 << 20])
+@pytest.mark.parametrize("is_written", [False, True])
+def test_a_file_of_zeros_becomes_a_tier(path, num_bytes, is_written):
+    """As one is of a process that has died while making it."""
+    path.write_bytes(bytes(num_bytes if is_written else 0))
+    os.truncate(path, num_bytes)
+    with open_tier(path, 64) as tier:
+        put(tier, (1, 0))
+    with open_tier(path, 64) as tier:
         assert keys_of(tier) == {(1, 0)}
 
 

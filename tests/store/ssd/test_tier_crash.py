@@ -27,18 +27,22 @@ class Recorder:
 
     def __init__(self, monkeypatch):
         self.events = []  # (offset, bytes), or None: a sync
-        real_write, real_sync = disk.Disk.write, disk.Disk.sync
+        real_write = disk.Disk.write
 
         def write(own, offset, start, num_bytes):
             self.events.append((offset, own.staging[start : start + num_bytes].tobytes()))
             return real_write(own, offset, start, num_bytes)
 
-        def sync(own):
-            real_sync(own)
-            self.events.append(None)
+        def synced(real):
+            def sync(own):
+                real(own)
+                self.events.append(None)
+
+            return sync
 
         monkeypatch.setattr(disk.Disk, "write", write)
-        monkeypatch.setattr(disk.Disk, "sync", sync)
+        for name in ("sync", "sync_name"):  # the latter once the head of the file is written
+            monkeypatch.setattr(disk.Disk, name, synced(getattr(disk.Disk, name)))
 
 
 @dataclass

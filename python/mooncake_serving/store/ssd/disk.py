@@ -1,6 +1,7 @@
 """The file of a tier: locked by one process, fully allocated, read and written in whole pages."""
 
 import contextlib
+import errno
 import fcntl
 import os
 import stat
@@ -12,6 +13,8 @@ from mooncake_kernels.errors import InvalidArgument, Unavailable
 from mooncake_kernels.transfer import Ticket, TransferEngine
 
 from .layout import PAGE, unpack_superblock
+
+SCAN_BYTES = 1 << 20
 
 
 class Disk:
@@ -27,7 +30,7 @@ class Disk:
 
     Attributes:
         path: of the file.
-        tier_id: of the file; None if its first page is all zeros: nothing was ever in it.
+        tier_id: of the file; None if it is new: all zeros, as of who died while making it.
         staging: ``[staging_bytes]`` uint8, registered.
 
     Raises:
@@ -100,6 +103,11 @@ class Disk:
     def _identify(self, bucket_bytes: int) -> bytes | None:
         head = os.pread(self._fd, PAGE, 0).ljust(PAGE, b"\0")
         if not any(head):
+            if not self._is_blank():
+                raise InvalidArgument(
+                    f"SsdTier: path must be a tier or a new file, got {self.path!r}, "
+                    "which begins with zeros, but has data"
+                )
             return None
         tier_id, found = unpack_superblock(np.frombuffer(head, np.uint8), self.path)
         if found != bucket_bytes:
@@ -108,6 +116,22 @@ class Disk:
                 f"got {bucket_bytes}"
             )
         return tier_id
+
+    def _is_blank(self) -> bool:
+        """Whether all that was ever written to the file is zeros."""
+        place, size = 0, os.fstat(self._fd).st_size
+        while place < size:
+            try:
+                place = os.lseek(self._fd, place, os.SEEK_DATA)
+            except OSError as error:
+                if error.errno != errno.ENXIO:
+                    raise
+                break  # there are only holes
+            part = os.pread(self._fd, SCAN_BYTES, place)
+            if part.count(0) < len(part):
+                return False
+            place += SCAN_BYTES
+        return True
 
     def _take_space(self, num_bytes: int) -> None:
         had = os.fstat(self._fd).st_size
