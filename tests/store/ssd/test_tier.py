@@ -163,6 +163,17 @@ def test_one_tier_at_a_time_has_the_file(path):
         assert keys_of(tier) == {(1, 0)}
 
 
+def test_a_tier_that_is_dropped_releases_the_file(path):
+    descriptors = set(os.listdir("/proc/self/fd"))
+    tiers = [open_tier(path)]
+    put(tiers[0], (1, 0))
+    with pytest.warns(ResourceWarning, match="unclosed SsdTier"):
+        tiers.clear()
+    assert set(os.listdir("/proc/self/fd")) <= descriptors
+    with open_tier(path) as tier:
+        assert read(tier, (1, 0)) == keys_of(tier) == {(1, 0)}
+
+
 @pytest.mark.parametrize("version", [1, 3])
 def test_another_version_is_refused(path, version):
     with open_tier(path) as tier:

@@ -5,6 +5,8 @@ import errno
 import fcntl
 import os
 import stat
+import warnings
+import weakref
 
 import numpy as np
 
@@ -59,7 +61,19 @@ class Disk:
             self.staging = shared_memory(staging_bytes).numpy()
             self._address = self.engine.register(self.staging).address
             self._peer = self.engine.open(f"file:{self.path}", deadline_s=deadline_s)
+            # Runs when this object is collected, too. A process that exits needs no help.
+            self._release = weakref.finalize(self, _release, self.engine, self._fd)
+            self._release.atexit = False
             undo.pop_all()
+
+    @property
+    def closed(self) -> bool:
+        return not self._release.alive
+
+    def __del__(self) -> None:
+        """Warn about a tier that was not closed."""
+        if "_release" in vars(self) and not self.closed:
+            warnings.warn(f"unclosed SsdTier {self.path!r}", ResourceWarning, stacklevel=2)
 
     def write(self, offset: int, start: int, num_bytes: int) -> Ticket:
         """Begin to write pages of the staging memory, from ``start`` on."""
@@ -89,8 +103,8 @@ class Disk:
             os.close(folder)
 
     def close(self) -> None:
-        self.engine.close()
-        os.close(self._fd)
+        """End what is in flight, and unlock the file. Idempotent."""
+        self._release()
 
     def _lock(self) -> None:
         if not stat.S_ISREG(os.fstat(self._fd).st_mode):
@@ -145,3 +159,10 @@ class Disk:
         except OSError as error:
             os.ftruncate(self._fd, had)
             raise OSError(error.errno, f"SsdTier: {error.strerror}", self.path) from None
+
+
+def _release(engine: TransferEngine, fd: int) -> None:
+    try:
+        engine.close()  # first: nothing may be written by one who has not the lock
+    finally:
+        os.close(fd)
