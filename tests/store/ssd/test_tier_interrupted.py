@@ -4,11 +4,12 @@ Uses stand-ins for tickets: a disk is too fast to be interrupted reliably.
 """
 
 import contextlib
+from threading import Event, Thread
 
 import numpy as np
 import pytest
 
-from mooncake_kernels.errors import TransferError
+from mooncake_kernels.errors import InvalidArgument, TransferError
 from mooncake_kernels.pool import PutResult
 from mooncake_serving.store.ssd import log
 from mooncake_serving.store.ssd.appending import Appender
@@ -252,3 +253,46 @@ def test_after_what_was_added_is_written(tmp_path, before, number, after):
     assert tier.stats().live_bytes == sum(map(size_of, there))
     with reopened(path, tier) as tier:
         assert read(tier, *there) == keys_of(tier) == there
+
+
+@pytest.mark.parametrize("kind,name", [(Index, "wait_unread"), (Log, "close"), (Disk, "sync")])
+def test_close_releases_the_file(tmp_path, before, kind, name):
+    path = tmp_path / "tier"
+    tier = open_tier(path, SIZE)
+    put(tier, (1, 0))
+    before(tier.close, kind, name)
+    with open_tier(path, SIZE) as other:
+        assert read(other, (1, 0)) == keys_of(other) == {(1, 0)}
+        tier.close()  # again, which has no effect
+        assert put(other, (2, 0)) == [PutResult.STORED]
+    with pytest.raises(InvalidArgument, match="tier must be open"):
+        put(tier, (2, 0))
+
+
+def test_close_releases_the_file_while_an_object_is_read(tmp_path, before, monkeypatch):
+    """Then that fails, and says so."""
+    path, begun, goes_on, ended = tmp_path / "tier", Event(), Event(), []
+    tier, real = open_tier(path, SIZE), Disk.read
+
+    def late(disk, moves):
+        begun.set()
+        assert goes_on.wait(60)
+        return real(disk, moves)
+
+    def get():
+        with pytest.raises(Exception, match="engine"):
+            tier.get_into_each([(7, 0)], [np.zeros(size_of((7, 0)), np.uint8)])
+        ended.append(True)
+
+    put(tier, (7, 0))
+    with monkeypatch.context() as patch:
+        patch.setattr(Disk, "read", late)
+        reader = Thread(target=get)
+        reader.start()
+        assert begun.wait(60)
+        before(tier.close, Index, "wait_unread")
+        goes_on.set()
+        reader.join()
+    assert ended
+    with open_tier(path, SIZE) as other:
+        assert read(other, (7, 0)) == {(7, 0)}

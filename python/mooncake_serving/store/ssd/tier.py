@@ -244,14 +244,17 @@ class SsdTier(TierReads, Closing):
         )
 
     def close(self) -> None:
-        """Wait for reads and writes in flight, and close the file. Idempotent."""
+        """Wait for reads and writes in flight, and close the file. Idempotent.
+
+        If Ctrl-C interrupts it, the file is closed all the same: reads in flight fail.
+        """
         with self._write_lock:
-            if self._closed:
+            if self._disk.closed:
                 return
             self._closed = True
-            for bucket in self._buckets:
-                self._index.wait_unread(bucket, None)
             try:
+                for bucket in self._buckets:
+                    self._index.wait_unread(bucket, None)
                 self._log.close()
             except TransferError as error:  # then the next start checks each record
                 self._health.failed(error)
