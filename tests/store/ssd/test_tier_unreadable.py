@@ -148,3 +148,34 @@ def test_the_entries_of_a_footer_for_a_moment(path, monkeypatch):
     path.write_bytes(image)  # it has died
     with opened(path) as tier:
         assert read(tier, *there) == keys_of(tier) == there
+
+
+@pytest.mark.parametrize("when", ["at the start", "later", "when it is moved on"])
+def test_what_is_removed_although_it_cannot_be_read(path, bad, when):
+    """It does not return once it can be read."""
+    where, key = make(path), KEYS[3]
+    place = where[key].offset + PAGE
+    bad |= {place} if when == "at the start" else set()
+    with opened(path) as tier:
+        bad.add(place)
+        if when == "later":
+            assert key not in read(tier, *KEYS)
+        elif when == "when it is moved on":
+            tier._index.find(key).is_used = True
+            with tier._log.step():
+                tier._log._move_used(tier._buckets[0])
+        assert not tier.contains_each([key])[0] and not tier.remove(key)
+        tier.sync()
+    bad.clear()
+    with opened(path) as tier:
+        assert read(tier, *KEYS) == keys_of(tier) == set(KEYS) - {key}
+
+
+def test_what_is_put_again_since_it_could_not_be_read(path, bad):
+    where, key = make(path), KEYS[3]
+    with opened(path) as tier:
+        bad.add(where[key].offset + PAGE)
+        assert key not in read(tier, *KEYS)
+        assert put(tier, key) == [PutResult.STORED] and tier.remove(key)
+        written = tier.stats().written_bytes
+        assert not tier.remove(key) and tier.stats().written_bytes == written

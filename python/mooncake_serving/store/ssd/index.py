@@ -72,6 +72,7 @@ class Index:
     def __init__(self) -> None:
         self._entries: dict[Key, Entry] = {}
         self._live_bytes = 0
+        self._dropped: set[Key] = set()
         self._lock = threading.Lock()
         self._unread = threading.Condition(self._lock)
 
@@ -118,14 +119,27 @@ class Index:
         """Add an object; it replaces an older entry of the same bytes."""
         with self._lock:
             self._forget(key)
+            self._dropped.discard(key)
             self._entries[key] = entry
             self._live_bytes += entry.record.num_bytes
 
-    def remove(self, key: Key, entry: Entry | None = None) -> bool:
-        """Remove an object, or only this entry of it; return whether it was there."""
+    def remove(self, key: Key) -> bool:
+        """Remove an object, as a record says; return whether it was there."""
         with self._lock:
-            found = self._entries.get(key)
-            return found is not None and entry in (None, found) and self._forget(key)
+            self._dropped.discard(key)
+            return self._forget(key)
+
+    def drop(self, key: Key, entry: Entry) -> bool:
+        """Remove this entry of an object, whose record stays; return whether it was there."""
+        with self._lock:
+            if self._entries.get(key) is not entry:
+                return False
+            self._dropped.add(key)
+            return self._forget(key)
+
+    def was_dropped(self, key: Key) -> bool:
+        """Whether the latest record of this key is of an object that was dropped."""
+        return key in self._dropped
 
     def remove_bucket(self, bucket: Bucket) -> int:
         """Remove all objects of a bucket; return how many there were."""
@@ -140,6 +154,7 @@ class Index:
     def clear(self) -> None:
         with self._lock:
             self._entries.clear()
+            self._dropped.clear()
             self._live_bytes = 0
 
     def _forget(self, key: Key) -> bool:

@@ -106,10 +106,16 @@ class Log:
         return len(self._free)
 
     def may_reappear(self, key: Key) -> bool:
-        """Whether a start could find a record of this key that was given up: a failed write may
-        have written it, and nothing was written since. Within a step.
+        """Whether a start could find an object of this key, which is not there. Within a step.
+
+        A failed write may have written it, and nothing was written since; or it could not be read,
+        now or at the start.
         """
-        return key in self._given_up
+        return (
+            key in self._given_up
+            or self._index.was_dropped(key)
+            or any(bucket.has_gaps for bucket in self._buckets)
+        )
 
     def step(self) -> "Step":
         """A block of calls: what it has appended and not flushed is given up if it raises."""
@@ -271,7 +277,7 @@ class Log:
             data = self._reader.read(record.offset + PAGE, record.num_bytes)
             if data is None or checksum(data) != record.checksum:
                 self._counters.damaged(record.key)
-                self._index.remove(record.key, entry)
+                self._index.drop(record.key, entry)
                 continue
             self._append(record.key, data)
             budget -= size

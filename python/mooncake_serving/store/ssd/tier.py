@@ -179,7 +179,7 @@ class SsdTier(TierReads, Closing):
 
         Raises:
             Unavailable: the disk could not be written; the object is still there, or, if its put
-                failed before, may be there after a restart.
+                failed before, or it could not be read, may be there after a restart.
         """
         (pair,) = as_pairs("remove", [key])
         with self._write_lock:

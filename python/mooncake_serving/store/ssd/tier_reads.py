@@ -101,7 +101,7 @@ class TierReads:
         return np.array([pair in self._index for pair in pairs], bool)
 
     def _drop_damaged(self, key: Key, entry: Entry) -> None:
-        if self._index.remove(key, entry):
+        if self._index.drop(key, entry):
             self._counters.damaged(key)
 
     def _check_open(self, op: str) -> None:
