@@ -17,7 +17,7 @@ from mooncake_serving.store.ssd.disk import Disk
 from mooncake_serving.store.ssd.index import Index
 from mooncake_serving.store.ssd.log import Log
 
-from .support import keys_of, open_tier, put, read, size_of
+from .support import PAGE, keys_of, open_tier, put, read, size_of
 
 SIZE = 3
 NUM_PUTS = 24  # which is more than a lap
@@ -238,6 +238,16 @@ def test_an_interrupted_removal_is_not_made_by_the_next_put(tmp_path, before):
     assert read(tier, *there) == keys_of(tier) == there
     with reopened(path, tier) as tier:
         assert read(tier, *there) == keys_of(tier) == there
+
+
+def test_what_is_added_as_a_put_is_interrupted_may_be_on_the_disk(tmp_path, before):
+    """Before it is flushed, since it is larger than what is written at once."""
+    with open_tier(tmp_path / "tier", SIZE) as tier:
+        key = (6, 0)
+        assert size_of(key) > 2 * PAGE
+        before(lambda: put(tier, key), Appender, "add", 2, True)
+        written = tier.stats().written_bytes
+        assert not tier.remove(key) and tier.stats().written_bytes > written
 
 
 @pytest.mark.parametrize("after", [False, True])

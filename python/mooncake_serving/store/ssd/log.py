@@ -195,11 +195,12 @@ class Log:
         if self._newest.may_have_footer:
             self._unseal(self._newest)
         record = Record(self._end, key, len(data), checksum(data), kind)
+        entry = Entry(self._newest, record)
+        self._pending.append(entry)  # first: once it is added, it may get to the disk
         self._appender.add(pack_record(self._tier_id, self._newest.epoch, self._newest.run, record))
         self._appender.add(data)
         self._end = record.end
-        self._pending.append(Entry(self._newest, record))
-        return self._pending[-1]
+        return entry
 
     def _fits(self, *sizes: int) -> bool:
         """Whether the newest bucket has room for records with so many bytes of data each."""
