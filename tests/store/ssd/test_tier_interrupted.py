@@ -14,7 +14,7 @@ from mooncake_kernels.pool import PutResult
 from mooncake_serving.store.ssd import log
 from mooncake_serving.store.ssd.appending import Appender
 from mooncake_serving.store.ssd.disk import Disk
-from mooncake_serving.store.ssd.index import Index
+from mooncake_serving.store.ssd.index import Bucket, Index
 from mooncake_serving.store.ssd.log import Log
 
 from .support import PAGE, keys_of, open_tier, put, read, size_of
@@ -261,6 +261,25 @@ def test_after_what_was_added_is_written(tmp_path, before, number, after):
     assert put(tier, (4, 0)) == [PutResult.STORED] and tier.remove(keys[number - 1])
     there = {(4, 0), *keys} - {keys[number - 1]}
     assert tier.stats().live_bytes == sum(map(size_of, there))
+    with reopened(path, tier) as tier:
+        assert read(tier, *there) == keys_of(tier) == there
+
+
+@pytest.mark.parametrize("after", [False, True])
+@pytest.mark.parametrize("number", [1, 2, 3])
+@pytest.mark.parametrize(
+    "kind,name", [(Bucket, "clear"), (Index, "remove_bucket"), (Log, "_begin_run")]
+)
+def test_between_two_steps_of_the_next_bucket(tmp_path, before, kind, name, number, after):
+    """No bucket is lost, and none is written that is in use."""
+    path = tmp_path / "tier"
+    tier = open_tier(path, SIZE)
+    before(lambda: [put(tier, (i, 0)) for i in range(100)], kind, name, number, after)
+    assert put(tier, *((i, 1) for i in range(40))) == [PutResult.STORED] * 40
+    buckets, free = tier._buckets, list(tier._log._free)
+    assert len(free) == 1 and free == [bucket for bucket in buckets if not bucket.sequence]
+    there = keys_of(tier)
+    assert read(tier, *there, verify=False) == there
     with reopened(path, tier) as tier:
         assert read(tier, *there) == keys_of(tier) == there
 

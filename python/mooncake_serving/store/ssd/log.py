@@ -89,12 +89,20 @@ class Log:
         """Continue at the end of the newest bucket."""
         self._tier_id = tier_id
         self._no_key = struct.unpack("<2Q", tier_id)  # random, and so not that of an object
-        self._free = deque(bucket for bucket in self._buckets if not bucket.sequence)
-        newest = max(self._buckets, key=lambda bucket: bucket.sequence)
-        self._newest = newest if newest.sequence else None
+        self._free: deque[Bucket] = deque()
+        self._find_newest()
         self._pending: deque[Entry] = deque()
         self._given_up: dict[Key, None] = {}  # in order; of the newest bucket
         self._begin_run()
+
+    def _find_newest(self) -> None:
+        """Tell the newest bucket, and those that are free, the longest so first."""
+        free = [bucket for bucket in self._free if not bucket.sequence]
+        known = {bucket.index for bucket in free}
+        free += [b for b in self._buckets if not b.sequence and b.index not in known]
+        self._free = deque(free)
+        newest = max(self._buckets, key=lambda bucket: bucket.sequence)
+        self._newest = newest if newest.sequence else None
 
     @property
     def sequence(self) -> int:
@@ -224,8 +232,10 @@ class Log:
             raise TransferError(self._disk.path, "a bucket is still being read", timed_out=True)
         epoch = int.from_bytes(os.urandom(8), "little")
         self._write(bucket.offset, pack_bucket(self._tier_id, bucket.index, sequence, epoch))
+        bucket.clear()  # in case Ctrl-C has interrupted that
+        bucket.epoch = epoch
+        bucket.sequence = sequence  # from now on it is the newest
         self._free.popleft()
-        bucket.sequence, bucket.epoch = sequence, epoch
         self._newest = bucket
         self._begin_run()
         if not self._free:
@@ -305,6 +315,7 @@ class Log:
             del self._given_up[key]
         self._pending.clear()
         self._appender.forget()
+        self._find_newest()  # Ctrl-C may have come between two steps of `_roll` or `_reclaim`
         self._begin_run()
 
     def _begin_run(self) -> None:
