@@ -284,6 +284,35 @@ def test_between_two_steps_of_the_next_bucket(tmp_path, before, kind, name, numb
         assert read(tier, *there) == keys_of(tier) == there
 
 
+@pytest.mark.parametrize(
+    "kind,name,number,after",
+    [
+        (Appender, "flush", 1, False),
+        (Appender, "flush", 1, True),
+        (Log, "_write_head", 1, True),
+        (Index, "clear", 1, False),
+        (Index, "clear", 1, True),
+        (Bucket, "clear", 1, False),
+        (Bucket, "clear", 2, True),
+        (Log, "_begin", 1, False),
+        (Log, "_begin", 1, True),
+        (Disk, "sync", 1, False),
+    ],
+)
+def test_remove_all(tmp_path, before, kind, name, number, after):
+    """All is there, or nothing, and what is put then is."""
+    path, keys = tmp_path / "tier", [(i, 0) for i in range(8)]
+    tier = open_tier(path, SIZE)
+    put(tier, *keys)
+    before_it = keys_of(tier)
+    before(tier.remove_all, kind, name, number, after)
+    assert put(tier, (1, 1)) == [PutResult.STORED]
+    there = keys_of(tier)
+    assert there in ({(1, 1)}, {(1, 1), *before_it})
+    with reopened(path, tier) as tier:
+        assert read(tier, *there) == keys_of(tier) == there
+
+
 @pytest.mark.parametrize("kind,name", [(Index, "wait_unread"), (Log, "close"), (Disk, "sync")])
 def test_close_releases_the_file(tmp_path, before, kind, name):
     path = tmp_path / "tier"

@@ -83,17 +83,18 @@ class Log:
         self._is_head_known = True  # whether the disk is known to have the id of the tier
         self._is_torn = False  # whether a step was begun, and neither completed nor given up
         self._is_written = False  # whether all that is pending is on the disk
-        self._begin(tier_id)
-
-    def _begin(self, tier_id: bytes) -> None:
-        """Continue at the end of the newest bucket."""
         self._tier_id = tier_id
-        self._no_key = struct.unpack("<2Q", tier_id)  # random, and so not that of an object
+        self._begin()
+
+    def _begin(self) -> None:
+        """Continue at the end of the newest bucket."""
+        self._no_key = struct.unpack("<2Q", self._tier_id)  # random, and so not that of an object
         self._free: deque[Bucket] = deque()
         self._find_newest()
         self._pending: deque[Entry] = deque()
         self._given_up: dict[Key, None] = {}  # in order; of the newest bucket
         self._begin_run()
+        self._content_id = self._tier_id  # of what is in the buckets
 
     def _find_newest(self) -> None:
         """Tell the newest bucket, and those that are free, the longest so first."""
@@ -176,11 +177,17 @@ class Log:
         """
         with self.step():
             self._write_head(tier_id)
-            self._index.clear()
-            for bucket in self._buckets:
-                bucket.clear()
-            self._begin(tier_id)
+            self._tier_id = tier_id  # from now on nothing is there, also if Ctrl-C comes
+            self._is_head_known = True
+            self._drop_all()
             self._disk.sync()
+
+    def _drop_all(self) -> None:
+        """Forget what has the former id of the tier."""
+        self._index.clear()
+        for bucket in self._buckets:
+            bucket.clear()
+        self._begin()
 
     def _begin_step(self) -> None:
         if self._is_torn:
@@ -196,7 +203,7 @@ class Log:
         """Write the id of the tier; a failed write may have written it, or not."""
         self._is_head_known = False
         self._write(0, pack_superblock(tier_id, self._bucket_bytes))
-        self._is_head_known = True
+        self._is_head_known = tier_id == self._tier_id
 
     def _append(self, key: Key, data: np.ndarray, kind: int = OBJECT) -> Entry:
         assert self._newest is not None
@@ -305,6 +312,8 @@ class Log:
 
     def _forget(self) -> None:
         """Give up what was appended since the last ``flush``."""
+        if self._content_id != self._tier_id:
+            self._drop_all()
         if self._is_written:
             self._commit()
         for entry in self._pending:
