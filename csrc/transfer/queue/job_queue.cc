@@ -139,10 +139,11 @@ void JobQueue::finish(const Task& task, const Interrupt& carrier, const Outcome&
 }
 
 bool JobQueue::fail(const Task& task, const Interrupt& carrier, const std::string& cause,
-                    Retry retry, uint64_t num_bytes) {
+                    Retry retry, uint64_t num_bytes, const std::function<void()>& count) {
   std::unique_lock lock(mutex_);
   task.job->fail(task.work, carrier, cause, retry, num_bytes);
   const bool again = task.job->cause().empty();
+  if (!again && count) count();
   if (again) wake_lead();  // a caller may have had it
   changed(task.job, lock);
   return again;

@@ -14,6 +14,7 @@
 
 #include <condition_variable>
 #include <deque>
+#include <functional>
 #include <memory>
 #include <mutex>
 #include <string>
@@ -57,9 +58,10 @@ class JobQueue {
   // The same for an idle lane other than the leading one, which waits. False: closed.
   bool wait_next(Interrupt& carrier, Task& task);
   void finish(const Task& task, const Interrupt& carrier, const Outcome& outcome);
-  // Returns whether it will be handed out again. `num_bytes`: see Job::fail.
+  // Returns whether it will be handed out again. `num_bytes`: see Job::fail; if it counts them,
+  // `count` is called before anyone learns that the request is over.
   bool fail(const Task& task, const Interrupt& carrier, const std::string& cause, Retry retry,
-            uint64_t num_bytes = 0);
+            uint64_t num_bytes = 0, const std::function<void()>& count = {});
 
   // Waits until there is work for a lane other than the leading one. False: closed.
   bool wait_for_pieces(Interrupt& carrier);

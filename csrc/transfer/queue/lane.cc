@@ -239,12 +239,8 @@ void Lane::lose(const std::exception& error) {
 }
 
 void Lane::fail(const Task& task, const std::string& cause, Retry retry, uint64_t num_bytes) {
-  const bool writes = task.work.request->writes();  // the request may be gone after this
-  if (queue_.fail(task, interrupt_, cause, retry, num_bytes)) {
-    counters_.num_retries += 1;
-  } else {
-    count_bytes(writes, num_bytes);
-  }
+  const auto count = [&] { count_bytes(task.work.request->writes(), num_bytes); };
+  if (queue_.fail(task, interrupt_, cause, retry, num_bytes, count)) counters_.num_retries += 1;
 }
 
 }  // namespace mk::transfer
