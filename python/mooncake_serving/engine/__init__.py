@@ -11,7 +11,9 @@ tokenizer.decode(answer.token_ids)                        # " Paris..."
 It needs the packages of the extra ``serving``.
 """
 
-try:
+from mooncake_kernels.extras import needed_from
+
+with needed_from("serving", __name__):
     from .batch import Batch, Chunk
     from .block_allocator import BlockAllocator
     from .config import ModelConfig, RopeScaling
@@ -25,13 +27,6 @@ try:
     from .sampling import SamplingParams
     from .semantic_cache import SemanticCache
     from .tokenizer import TextStream, Tokenizer
-except ModuleNotFoundError as missing:
-    if missing.name is None or missing.name.startswith("mooncake"):
-        raise
-    raise ModuleNotFoundError(
-        f"{__name__}: {missing.name} is not installed: pip install 'mooncake-kernels[serving]'",
-        name=missing.name,
-    ) from None
 
 __all__ = [
     "Batch",

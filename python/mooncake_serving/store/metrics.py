@@ -14,15 +14,8 @@ import threading
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-try:
-    from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
-except ModuleNotFoundError as missing:
-    raise ModuleNotFoundError(
-        f"{__name__}: {missing.name} is not installed: pip install 'mooncake-kernels[store]'",
-        name=missing.name,
-    ) from None
-
 from mooncake_kernels.errors import InvalidArgument
+from mooncake_kernels.extras import needed_from
 from mooncake_kernels.pool import PoolStats
 
 from .counters import Counts, read_counts
@@ -30,6 +23,9 @@ from .ssd import SsdStats
 from .store import Store
 from .tiered import TieredStore
 from .tiered.demotion import DemotionStats
+
+with needed_from("store", __name__):
+    from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
 PREFIX = "mooncake_kernels_store_"
 GAUGES = {  # the metric's name without its prefix: the field of PoolStats, and its help

@@ -12,17 +12,12 @@
 Needs the packages of the extra ``store``. docs/store_admin.md describes the content of an event.
 """
 
-try:
+from mooncake_kernels.extras import needed_from
+
+with needed_from("store", __name__):
     from .messages import AllBlocksCleared, AnyEvent, BlockHash, BlockRemoved, BlockStored
     from .publisher import EventPublisher
     from .subscriber import EventBatch, Subscription, subscribe
-except ModuleNotFoundError as missing:
-    if missing.name is None or missing.name.startswith("mooncake"):
-        raise
-    raise ModuleNotFoundError(
-        f"{__name__}: {missing.name} is not installed: pip install 'mooncake-kernels[store]'",
-        name=missing.name,
-    ) from None
 
 __all__ = [
     "AllBlocksCleared",
