@@ -96,8 +96,10 @@ const Op& op_of(std::string_view name) {
                                 {"read", Direction::kRead},
                                 {"write_blocks", Direction::kWrite},
                                 {"read_blocks", Direction::kRead}};
-  return *std::find_if(std::begin(kOps), std::end(kOps) - 1,
-                       [&](const Op& op) { return op.name == name; });
+  const auto* const found =
+      std::find_if(std::begin(kOps), std::end(kOps), [&](const Op& op) { return op.name == name; });
+  MK_CHECK(found != std::end(kOps), "submit: op must be a call of an engine, got ", name);
+  return *found;
 }
 
 Request request_of(const Op& op) {

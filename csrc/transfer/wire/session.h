@@ -73,9 +73,8 @@ class Session {
   std::vector<uint64_t> checksums_;
   // Within a machine: what the initiator copies by itself.
   std::shared_ptr<Board> board_;
-  std::optional<LifeSign> life_sign_;  // on the board
-  std::map<uint64_t, uint32_t>
-      sent_memories_;  // by SharedMemory's id: its place in the order of sending
+  std::optional<LifeSign> life_sign_;           // on the board
+  std::map<uint64_t, uint32_t> sent_memories_;  // SharedMemory's id -> place in sending order
   uint32_t num_memories_sent_ = 0;
   RdmaTarget rdma_;
   Staging staging_;  // of GPU memory

@@ -234,9 +234,8 @@ class Listing:
             present, is_staying = self._list_present()
             was_told, gone = self._compare(self._told.all(), present)
             new = present.at(is_staying & ~was_told)
-            # Others may have published it, such as a node that put it by this engine: it is not
-            # published
-            # again, since it may have been removed since.
+            # Others may have published it, such as a node that put it by this engine. Then it is
+            # not published again: it may have been removed since.
             is_listed = np.array(
                 [self._pool_name in names for names in self.holders(new.keys)], bool
             )

@@ -74,7 +74,7 @@ class Server:
                 return
             try:
                 self._look()
-            except Exception:  # of an observer; messages are received all the same
+            except Exception:  # whatever it is, messages are received all the same
                 logger.exception("%s cannot tell what was done to its pool", self._engine.name)
             for sender, data in received:
                 self._heard(sender)
