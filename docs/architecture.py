@@ -22,6 +22,9 @@ LAYERS = [
         ("semantic", "what to reuse of a similar prompt", 0.9),
         ("store", "objects kept over DRAM and SSD, found by every node", 1),
     ]),
+    ("mooncake_serving: what pooling and store share", "python/mooncake_serving", "#f2f7ea", [
+        ("rpc", "requests to other processes and answers, over the transfer engine", 1),
+    ]),
     ("mooncake_kernels: the Python API, a family each", "mooncake_kernels", "#e3ecf6", [
         ("kv", "views, copy plans, gather, scatter", 0.9),
         ("mask, attention", "who attends to whom; paged, merged", 1),

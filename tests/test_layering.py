@@ -24,13 +24,14 @@ CSRC_MAY_USE = {
     "host": HOST,
 }
 KERNELS_ONLY = {"mooncake_kernels"}
-ALL_BELOW = {"mooncake_kernels", "chunking", "conductor", "pooling", "semantic", "store"}
+ALL_BELOW = {"mooncake_kernels", "rpc", "chunking", "conductor", "pooling", "semantic", "store"}
 SERVING_MAY_USE = {
+    "rpc": KERNELS_ONLY,
     "conductor": set(),
     "chunking": KERNELS_ONLY,
     "semantic": KERNELS_ONLY,
-    "store": KERNELS_ONLY,
-    "pooling": KERNELS_ONLY,
+    "store": {"mooncake_kernels", "rpc"},
+    "pooling": {"mooncake_kernels", "rpc"},
     "engine": ALL_BELOW,
     "connectors": ALL_BELOW,
     "simulator": ALL_BELOW,

@@ -110,9 +110,9 @@ def test_a_stopped_holder_is_not_asked_by_each_read(hosts, start, by_key):
     there.do(put, "a", value(1))
     asked = []
 
-    def lease(original, name, deadline_s):
+    def lease(original, name, deadline_s, **options):
         asked.append(name)
-        return original(name, deadline_s)
+        return original(name, deadline_s, **options)
 
     with replaced(here.node._peers, "lease", lease):
         assert here.cluster.get("a") == value(1)

@@ -151,7 +151,7 @@ def test_a_node_is_closed_while_others_read_it(hosts):
     with replaced(two.node._reader._mover, "read", closed):
         assert two.cluster.get("a") is None
     assert one.store.stats().num_pins == 0
-    with pytest.raises(TransferError, match="the node was closed"):
+    with pytest.raises(TransferError, match="this side was closed"):
         one.node.asking.stat(two.node.name)
 
 

@@ -9,6 +9,7 @@ from mooncake_kernels.buffers import Buffer
 from mooncake_kernels.errors import InvalidArgument
 from mooncake_kernels.pool import PoolStats, PutResult, checksum_of
 
+from ...rpc import Peers
 from .by_key import ByKey
 from .calls import Calls
 from .kept import NORMAL
@@ -27,7 +28,6 @@ from .messages import (
     Stats,
     key_bytes,
 )
-from .peers import Peers
 from .pulls import Offers
 
 Pulls = list[PutResult | str]  # a string is the reason of a failure

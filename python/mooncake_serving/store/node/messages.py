@@ -1,17 +1,14 @@
-"""Messages between nodes: requests and answers, each one notification of the engine.
-
-A message is ``MAGIC``, whose last byte is the version, and msgpack. Decoded messages come from
-other hosts: nothing in them is longer than its bound, and every value has its type.
-"""
+"""Messages between nodes: requests and answers."""
 
 from typing import Annotated
 
 import msgspec
 import numpy as np
 
-from mooncake_kernels.errors import InvalidArgument
 from mooncake_kernels.pool import PoolStats, PutResult
 
+from ... import rpc
+from ...rpc import MAX_REASON, Number, Reason
 from .kept import HARD, KEPT
 
 MAGIC = b"MKS\x02"
@@ -19,7 +16,6 @@ MAX_MESSAGE_BYTES = 64 << 10  # of a notification
 MAX_KEYS = 1024  # of a request
 MAX_PULLED = 128  # keys of a pull, whose answer may have a reason for each
 MAX_PLACES_BYTES = 32 << 10  # of a pull
-MAX_REASON = 256
 MAX_DEADLINE_MS = 3_600_000
 KEY_BYTES = PLACE_BYTES = 16
 CHECKSUM_BYTES = 8
@@ -29,23 +25,16 @@ PINNED, ABSENT, DAMAGED, BUSY = range(4)
 FOUND = np.dtype([("status", "<u8"), ("address", "<u8"), ("num_bytes", "<u8"), ("checksum", "<u8")])
 PLACE = np.dtype([("address", "<u8"), ("num_bytes", "<u8")])
 
-Number = Annotated[int, msgspec.Meta(ge=0)]  # and below 2**64, the limit of msgpack
 Result = Annotated[int, msgspec.Meta(ge=0, le=max(result.value for result in PutResult))]
 Deadline = Annotated[int, msgspec.Meta(ge=0, le=MAX_DEADLINE_MS)]
 Keys = Annotated[bytes, msgspec.Meta(max_length=KEY_BYTES * MAX_KEYS)]
 Name = Annotated[str, msgspec.Meta(min_length=1, max_length=255)]
-Reason = Annotated[str, msgspec.Meta(max_length=MAX_REASON)]
 
 
-class _Message(msgspec.Struct, array_like=True, forbid_unknown_fields=True, frozen=True):
-    number: Number
-
-
-class Request(_Message, frozen=True):
+class Request(rpc.Message, frozen=True):
     """The common part of all requests.
 
     Attributes:
-        number: of the request, which identifies its answer.
         life: random, new for every node: a name may have belonged to another node before.
         deadline_ms: for how long the sender waits for the result.
     """
@@ -130,7 +119,7 @@ class Missed(_OfKeys, frozen=True, tag=6):
     """
 
 
-class Pinned(_Message, frozen=True, tag=16):
+class Pinned(rpc.Message, frozen=True, tag=16):
     """To ``Pin``: ``FOUND`` for each key."""
 
     found: Annotated[bytes, msgspec.Meta(max_length=FOUND.itemsize * MAX_KEYS)]
@@ -143,13 +132,13 @@ class Pinned(_Message, frozen=True, tag=16):
         return np.frombuffer(self.found, FOUND)
 
 
-class Released(_Message, frozen=True, tag=17):
+class Released(rpc.Message, frozen=True, tag=17):
     """To ``Release``: whether the pins were held until then."""
 
     held: bool
 
 
-class Pulled(_Message, frozen=True, tag=18):
+class Pulled(rpc.Message, frozen=True, tag=18):
     """To ``Pull``, for each key: the value of a ``PutResult``, or the reason of a failure."""
 
     results: Annotated[
@@ -158,49 +147,23 @@ class Pulled(_Message, frozen=True, tag=18):
     ]
 
 
-class Dropped(_Message, frozen=True, tag=19):
+class Dropped(rpc.Message, frozen=True, tag=19):
     """To ``Drop``: how many there were."""
 
     count: Number
 
 
-class Stats(_Message, frozen=True, tag=20):
+class Stats(rpc.Message, frozen=True, tag=20):
     """To ``Stat``; None: there is no pool."""
 
     pool: PoolStats | None
 
 
-class Refused(_Message, frozen=True, tag=21):
-    """To any request."""
-
-    reason: Reason
-
-
-Answer = Pinned | Released | Pulled | Dropped | Stats | Refused
+Answer = Pinned | Released | Pulled | Dropped | Stats | rpc.Refused
 Message = Pin | Release | Pull | Drop | Stat | Missed | Answer
 
-_encoder = msgspec.msgpack.Encoder()
-_decoder = msgspec.msgpack.Decoder(Message)
-
-
-def encode(message: Message) -> bytes:
-    return MAGIC + _encoder.encode(message)
-
-
-def decode(data: bytes) -> Message:
-    """Decode a message.
-
-    Raises:
-        InvalidArgument: it is not a message of this version.
-    """
-    if data[: len(MAGIC)] != MAGIC:
-        raise InvalidArgument(f"decode: message must begin with {MAGIC!r}, got {data[:8]!r}")
-    try:
-        return _decoder.decode(data[len(MAGIC) :])
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise InvalidArgument(
-            f"decode: message must be as docs/store_cluster.md says: {error}"
-        ) from None
+_codec: rpc.Codec[Message] = rpc.Codec(MAGIC, Message, "docs/store_cluster.md")
+encode, decode = _codec.encode, _codec.decode
 
 
 def key_bytes(keys: np.ndarray) -> bytes:

@@ -14,6 +14,7 @@ from mooncake_kernels.closing import Closing
 from mooncake_kernels.errors import InvalidArgument
 from mooncake_kernels.transfer import Region, TransferEngine
 
+from ...rpc import Peers
 from ..directory import Directory, Member
 from ..store import Store
 from .answers import Answers, PoolAnswers
@@ -31,7 +32,6 @@ from .membership import Membership
 from .memory import RegisteredMemory, Staging
 from .moving import Mover
 from .naming import host_name, pool_name
-from .peers import Peers
 from .pins import Pins
 from .pulls import Offers, Puller
 from .remote import RemoteReader
@@ -139,7 +139,7 @@ class Node(Closing):
         self.silence = Silence(answer_s)
         self._peers = Peers(engine)
         opened.callback(self._peers.close)
-        self._calls = Calls(engine, self._peers)
+        self._calls = Calls(self._peers)
         self._executor = ThreadPoolExecutor(READS_AT_ONCE, "mk-store-read")
         opened.callback(self._executor.shutdown)
         by_key = ByKey(engine, answer_s, read_s, self.silence.heard)

@@ -8,6 +8,7 @@ import numpy as np
 from mooncake_kernels.errors import TransferError
 from mooncake_kernels.pool import PutResult
 
+from ...rpc import Peers
 from ..directory import Member
 from ..store import Store
 from .calls import Calls
@@ -16,7 +17,6 @@ from .intake import Intake
 from .listing import Listing
 from .messages import PLACE, Pull, Pulled, Release, Released, keys_of, reason_of
 from .moving import Move, Mover
-from .peers import Peers
 from .remote import RemoteReader
 from .sinks import IntoPool, Range
 

@@ -13,6 +13,7 @@ import numpy as np
 
 from mooncake_kernels.errors import TransferError, Unavailable
 
+from ...rpc import Peers
 from ..directory import Member
 from .arriving import NOT_PINNED, Arriving, Outcome, open_sinks
 from .by_key import ByKey
@@ -20,7 +21,6 @@ from .calls import Calls
 from .candidates import Candidates
 from .messages import MAX_KEYS, Missed, Pin, Pinned, Release, Released, key_bytes
 from .moving import Mover
-from .peers import Peers
 from .silence import Silence
 from .sinks import Sink
 
@@ -238,7 +238,7 @@ class RemoteReader:
                 part = key_bytes(keys[first : first + MAX_KEYS])
                 missed = self._calls.make(Missed, self._answer_s, keys=part)
                 self._calls.post(name, missed, self._answer_s)
-        except (TransferError, Unavailable) as error:
+        except TransferError as error:
             logger.info("%s finds by itself what it does not have: %s", name, error)
 
     def _passed_over(self, member: Member, error: TransferError | Unavailable) -> None:
@@ -257,7 +257,7 @@ class RemoteReader:
                 return
             release = self._calls.make(Release, self._answer_s, token=token, is_answered=False)
             self._calls.post(member.name, release, self._answer_s)
-        except (TransferError, Unavailable) as error:
+        except TransferError as error:
             logger.info("%s lets go by itself: %s", member.name, error)
 
 

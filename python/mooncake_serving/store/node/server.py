@@ -6,12 +6,13 @@ import time
 from collections.abc import Callable
 from concurrent.futures import Executor, ThreadPoolExecutor
 
-from mooncake_kernels.errors import InvalidArgument, TransferError, Unavailable
+from mooncake_kernels.errors import TransferError
 from mooncake_kernels.transfer import TransferEngine
 
+from ...rpc import Receiver, Refused
 from .answers import Answers
 from .calls import Calls
-from .messages import Message, Pinned, Pull, Refused, Release, Request, decode, reason_of
+from .messages import Message, Pinned, Pull, Release, Request, decode, reason_of
 
 logger = logging.getLogger(__name__)
 
@@ -45,47 +46,24 @@ class Server:
         heard: Callable[[str], object],
         look: Callable[[], object],
     ):
-        self._engine = engine
         self._calls = calls
         self._answers = answers
         self._answer_s = answer_s
         self._heard = heard
-        self._look = look
-        self._is_over = threading.Event()
         self._room = threading.BoundedSemaphore(MAX_PENDING)
         self._serving = ThreadPoolExecutor(NUM_THREADS, "mk-store-serve")
         self._pulling = ThreadPoolExecutor(1, "mk-store-pull")
-        self._thread = threading.Thread(target=self._run, name="mk-store-receive", daemon=True)
-        self._thread.start()
+        self._receiver = Receiver(engine, self._take, look, lambda: POLL_S, "mk-store-receive")
 
     def close(self) -> None:
         """Stop; requests being carried out finish first, and waiting ones are not answered."""
-        self._is_over.set()
-        self._thread.join()
+        self._receiver.close()
         for executor in (self._pulling, self._serving):
             executor.shutdown(wait=True, cancel_futures=True)
 
-    def _run(self) -> None:
-        while not self._is_over.is_set():
-            try:
-                received = self._engine.receive_notifications(POLL_S)
-            except InvalidArgument as error:  # the engine was closed
-                logger.warning("%s hears no longer: %s", self._engine.name, error)
-                return
-            try:
-                self._look()
-            except Exception:  # whatever it is, messages are received all the same
-                logger.exception("%s cannot tell what was done to its pool", self._engine.name)
-            for sender, data in received:
-                self._heard(sender)
-                try:
-                    self._take(sender, decode(data))
-                except InvalidArgument as error:
-                    logger.warning("from %s: %s", sender, error)
-                except Exception:  # whatever is wrong with one message, the others are received
-                    logger.exception("a message from %s is dropped", sender)
-
-    def _take(self, sender: str, message: Message) -> None:
+    def _take(self, sender: str, data: bytes) -> None:
+        self._heard(sender)
+        message = decode(data)
         if isinstance(message, Release) and not message.is_answered:
             self._answers.answer(sender, message)
         elif isinstance(message, Pull):
@@ -118,5 +96,5 @@ class Server:
     def _send(self, name: str, message: Message) -> None:
         try:
             self._calls.tell(name, message, self._answer_s)
-        except (TransferError, Unavailable, InvalidArgument) as error:
+        except TransferError as error:
             logger.info("%s is not told: %s", name, error)

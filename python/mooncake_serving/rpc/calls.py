@@ -1,0 +1,212 @@
+"""Requests of this process to others, and their answers."""
+
+import itertools
+import secrets
+import threading
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from concurrent.futures import TimeoutError as NoAnswer
+from typing import Any, TypeVar
+
+from mooncake_kernels.errors import InvalidArgument, TransferError
+from mooncake_kernels.transfer import Peer, Ticket
+
+from .messages import Message, Refused
+from .peers import Lease, Peers
+
+A = TypeVar("A", bound=Message)
+Descriptors = Sequence[tuple[int, int, int]]
+
+
+class Call:
+    """A request under way.
+
+    Attributes:
+        name: of the engine that was asked.
+        number: of the request.
+        started_s: when it was begun, by ``time.monotonic``.
+        future: its answer.
+    """
+
+    ticket: Ticket
+
+    def __init__(self, name: str, request: Message, deadline_s: float):
+        self.name, self.number = name, request.number
+        self.what = type(request).__name__.lower()
+        self.started_s, self.deadline_s = time.monotonic(), deadline_s
+        self.future: Future[Message] = Future()
+        self.lease: Lease | None = None
+
+    @property
+    def seconds_left(self) -> float:
+        """How long the answer may still take."""
+        return max(0.0, self.started_s + self.deadline_s - time.monotonic())
+
+
+class Calls:
+    """Requests to other engines. Thread-safe.
+
+    All methods that send raise ``TransferError`` if the other side cannot be reached.
+
+    Args:
+        peers: connections to them.
+        encode: makes bytes of a message.
+    """
+
+    def __init__(self, peers: Peers, encode: Callable[[Any], bytes]):
+        self.peers = peers
+        self._encode = encode
+        # Far from the numbers of others, and of an earlier process of this name.
+        self._numbers = itertools.count(secrets.randbits(62))
+        self._calls: dict[int, Call] = {}  # that were not answered yet
+        self._lock = threading.Lock()
+        self._is_closed = False
+
+    def next_number(self) -> int:
+        """Return a number that no other request has."""
+        return next(self._numbers)
+
+    def call(self, name: str, request: Message, expected: type[A], deadline_s: float) -> A:
+        """Send a request, and wait for its answer; see ``start`` and ``wait``."""
+        return self.wait(self.start(name, request, deadline_s), expected)
+
+    def start(
+        self,
+        name: str,
+        request: Message,
+        deadline_s: float,
+        descriptors: Descriptors = (),
+        *,
+        may_open: bool = True,
+    ) -> Call:
+        """Write data to an engine, and ask it for something, without waiting for either.
+
+        Args:
+            name: of the engine.
+            request: with a number that no other has.
+            deadline_s: seconds until the answer must be here.
+            descriptors: what to write before it is asked.
+            may_open: whether it is connected to first if necessary, which may take as long.
+
+        Returns:
+            A call, to be waited for or ended.
+        """
+        call = Call(name, request, deadline_s)
+        try:
+            call.lease = self.peers.lease(name, deadline_s, may_open=may_open)
+            with self._lock:
+                if self._is_closed:
+                    raise TransferError(name, "this side was closed")
+                self._calls[call.number] = call
+            call.ticket = self._write(call.lease.peer, request, deadline_s, descriptors)
+        except BaseException as error:
+            self.end(call, error)
+            raise
+        return call
+
+    def wait(self, call: Call, expected: type[A]) -> A:
+        """Wait for the answer of a call, which is over then.
+
+        Args:
+            call: that was started.
+            expected: kind of answer.
+
+        Raises:
+            TransferError: the request was not delivered or is refused, or there is no answer in
+                time. It may have been carried out.
+        """
+        try:
+            self._wait_until_delivered(call)
+            answer = call.future.result(call.seconds_left)
+        except NoAnswer:
+            cause = f"{call.what}: no answer in {call.deadline_s:g} s"
+            raise TransferError(call.name, cause, timed_out=True) from None
+        finally:
+            self.end(call)
+        if isinstance(answer, Refused):
+            raise TransferError(call.name, f"{call.what}: {answer.reason}")
+        if not isinstance(answer, expected):
+            cause = f"{call.what}: the answer is {type(answer).__name__}"
+            raise TransferError(call.name, cause)
+        return answer
+
+    def is_under_way(self, call: Call) -> bool:
+        """Tell whether an answer may still come.
+
+        Raises:
+            TransferError: the request was not delivered.
+        """
+        if call.future.done() or call.seconds_left == 0:
+            return False
+        if call.ticket.done:
+            self._wait_until_delivered(call)
+        return True
+
+    def end(self, call: Call, error: BaseException | None = None) -> None:
+        """Forget a call: its answer is ignored. ``error``: what has ended it. Idempotent."""
+        with self._lock:
+            self._calls.pop(call.number, None)
+        if call.lease is not None:
+            call.lease.end(error)
+
+    def tell(self, name: str, message: Message, deadline_s: float) -> None:
+        """Send a message, and wait until it is in the receiver's queue.
+
+        Raises:
+            TransferError: it is not, or that is unknown.
+        """
+        with self.peers.lease(name, deadline_s) as peer:
+            self._write(peer, message, deadline_s).wait()
+
+    def post(
+        self,
+        name: str,
+        message: Message,
+        deadline_s: float,
+        descriptors: Descriptors = (),
+        *,
+        may_open: bool = True,
+    ) -> Ticket:
+        """Write data and send a message, without waiting; the arguments are those of ``start``."""
+        with self.peers.lease(name, deadline_s, may_open=may_open) as peer:
+            return self._write(peer, message, deadline_s, descriptors)
+
+    def take_answer(self, sender: str, answer: Message) -> bool:
+        """Hand an answer to its call; returns whether there was one, to that engine."""
+        with self._lock:
+            call = self._calls.get(answer.number)
+            if call is None or call.name != sender:
+                return False
+            del self._calls[answer.number]
+        call.future.set_result(answer)
+        return True
+
+    def fail(self, is_lost: Callable[[Call], bool], cause: str) -> None:
+        """Fail all calls that are waiting for an answer and meet a condition."""
+        with self._lock:
+            lost = [call for call in self._calls.values() if is_lost(call)]
+            for call in lost:
+                del self._calls[call.number]
+        for call in lost:
+            call.future.set_exception(TransferError(call.name, cause))
+
+    def close(self) -> None:
+        """Fail all calls, and all later ones. Idempotent."""
+        with self._lock:
+            self._is_closed = True
+        self.fail(lambda _: True, "this side was closed")
+
+    def _write(
+        self, peer: Peer, message: Message, deadline_s: float, descriptors: Descriptors = ()
+    ) -> Ticket:
+        notify = self._encode(message)
+        try:
+            return self.peers.engine.write(peer, descriptors, notify=notify, deadline_s=deadline_s)
+        except InvalidArgument as error:  # the peer was closed meanwhile
+            raise TransferError(peer.name, str(error)) from error
+
+    def _wait_until_delivered(self, call: Call) -> None:
+        assert call.lease is not None, "it was started"
+        with call.lease:
+            call.ticket.wait()
