@@ -6,7 +6,7 @@ arrives. How a request is carried out is its protocol's own business: on how man
 may be waited for there.
 """
 
-from .calls import Call, Calls
+from .calls import Call, Calls, Descriptors
 from .messages import MAX_REASON, Codec, Message, Number, Reason, Refused
 from .peers import Peers
 from .receiver import Receiver
@@ -16,6 +16,7 @@ __all__ = [
     "Call",
     "Calls",
     "Codec",
+    "Descriptors",
     "Message",
     "Number",
     "Peers",

@@ -1,0 +1,27 @@
+"""Two engines, the first of which asks the second."""
+
+import threading
+from types import SimpleNamespace
+
+import pytest
+
+from mooncake_kernels.transfer import TransferEngine
+from mooncake_serving.rpc import Calls, Peers
+
+from .support import CODEC, wait_until
+
+
+@pytest.fixture
+def made():
+    """``asking`` (an engine) has ``peers`` and ``calls``; ``asked`` does nothing by itself."""
+    before = set(threading.enumerate())
+    with (
+        TransferEngine(transports=["tcp"]) as asking,
+        TransferEngine(transports=["tcp"]) as asked,
+    ):
+        peers = Peers(asking)
+        calls = Calls(peers, CODEC.encode)
+        yield SimpleNamespace(asking=asking, asked=asked, peers=peers, calls=calls, name=asked.name)
+        calls.close()
+        peers.close()
+    wait_until(lambda: set(threading.enumerate()) <= before)

@@ -1,0 +1,191 @@
+"""Requests find their answers, or fail with a reason; nothing is left of either."""
+
+import threading
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+from mooncake_kernels.errors import TransferError
+from mooncake_kernels.transfer import TransferEngine
+from mooncake_serving.rpc import Calls, Peers, Receiver, Refused
+
+from .support import CODEC, WAIT_S, Add, Sum, wait_until
+
+NOWHERE = "127.0.0.1:1"
+
+
+def take_answers(calls):
+    """The thread of the side that asks."""
+
+    def take(sender, data):
+        calls.take_answer(sender, CODEC.decode(data))
+
+    return Receiver(calls.peers.engine, take, lambda: None, lambda: 0.01, "answers")
+
+
+@pytest.fixture
+def serve(made):
+    """``serve(answer)``: the second engine answers as it says; None: not at all."""
+    receivers = [take_answers(made.calls)]
+    answers = Calls(Peers(made.asked), CODEC.encode)
+
+    def start(answer):
+        def take(sender, data):
+            message = answer(CODEC.decode(data))
+            if message is not None:
+                answers.tell(sender, message, WAIT_S)
+
+        receivers.append(Receiver(made.asked, take, lambda: None, lambda: 0.01, "serves"))
+
+    yield start
+    for receiver in receivers:
+        receiver.close()
+    answers.peers.close()
+
+
+def add(request):
+    return Sum(request.number, sum(request.numbers))
+
+
+def request(calls, *numbers):
+    return Add(calls.next_number(), numbers)
+
+
+def test_each_call_has_its_answer(made, serve):
+    serve(add)
+
+    def ask(i):
+        return made.calls.call(made.name, request(made.calls, i, 1), Sum, WAIT_S).total
+
+    with ThreadPoolExecutor(8) as executor:
+        assert list(executor.map(ask, range(100))) == list(range(1, 101))
+    assert not made.calls._calls
+
+
+def test_calls_are_under_way_together(made, serve):
+    serve(add)
+    calls = [made.calls.start(made.name, request(made.calls, i), WAIT_S) for i in range(5)]
+    assert [made.calls.wait(call, Sum).total for call in calls[::-1]] == [4, 3, 2, 1, 0]
+
+
+@pytest.mark.parametrize(
+    "answer, deadline_s, cause",
+    [
+        (lambda r: None, 1.0, "add: no answer in 1 s"),
+        (lambda r: Sum(r.number + 1, 0), 1.0, "add: no answer in 1 s"),
+        (lambda r: Refused(r.number, "not today"), WAIT_S, "add: not today"),
+        (lambda r: Add(r.number, ()), WAIT_S, "add: the answer is Add"),
+    ],
+)
+def test_a_call_that_fails_says_why(made, serve, answer, deadline_s, cause):
+    serve(answer)
+    with pytest.raises(TransferError) as raised:
+        made.calls.call(made.name, request(made.calls), Sum, deadline_s)
+    assert (raised.value.peer, raised.value.cause) == (made.name, cause)
+    assert raised.value.timed_out == ("no answer" in cause)
+    assert not made.calls._calls and made.peers.is_open(made.name)
+
+
+def test_an_answer_counts_once_and_only_from_whom_was_asked(made):
+    call = made.calls.start(made.name, request(made.calls), WAIT_S)
+    assert not made.calls.take_answer("another", Sum(call.number, 1))
+    assert not made.calls.take_answer(made.name, Sum(call.number + 1, 2))
+    assert made.calls.take_answer(made.name, Sum(call.number, 3))
+    assert not made.calls.take_answer(made.name, Sum(call.number, 4))
+    assert made.calls.wait(call, Sum).total == 3
+
+
+def test_an_answer_to_a_call_that_has_ended_is_not_taken(made):
+    call = made.calls.start(made.name, request(made.calls), WAIT_S)
+    made.calls.end(call)
+    made.calls.end(call)
+    assert not made.calls.take_answer(made.name, Sum(call.number, 1))
+
+
+def test_data_arrives_before_the_request(made):
+    source, target = bytearray(b"queries"), bytearray(7)
+    with made.asking.register(source) as here, made.asked.register(target) as there:
+        ticket = made.calls.post(
+            made.name, request(made.calls), WAIT_S, [(here.address, there.address, 7)]
+        )
+        ticket.wait()
+        [(sender, data)] = made.asked.receive_notifications(WAIT_S)
+        assert target == b"queries" and sender == made.asking.name
+        assert CODEC.decode(data).numbers == ()
+
+
+def test_whether_an_answer_may_come(made):
+    call = made.calls.start(made.name, request(made.calls), WAIT_S)
+    wait_until(lambda: call.ticket.done)
+    assert made.calls.is_under_way(call)
+    made.calls.take_answer(made.name, Sum(call.number, 1))
+    assert not made.calls.is_under_way(call)
+    late = made.calls.start(made.name, request(made.calls), 0.01)
+    wait_until(lambda: not late.seconds_left)
+    assert not made.calls.is_under_way(late)
+    made.calls.end(late)
+
+
+def test_a_request_that_is_not_delivered_fails_and_its_connection_is_not_used_again(made):
+    made.calls.tell(made.name, request(made.calls), WAIT_S)
+    with made.asking.register(bytearray(8)) as here:
+        data = [(here.address, 4096, 8)]  # which is not registered over there
+        for finish in (made.calls.is_under_way, lambda call: made.calls.wait(call, Sum)):
+            call = made.calls.start(made.name, request(made.calls), WAIT_S, data)
+            wait_until(lambda call=call: call.ticket.done)
+            with pytest.raises(TransferError):
+                finish(call)
+            assert not made.peers.is_open(made.name)
+            made.calls.end(call)
+    assert not made.calls._calls and not made.peers._leases
+
+
+def test_who_cannot_be_reached_is_named(made):
+    for name in (NOWHERE, "no name"):
+        for send in (
+            lambda name: made.calls.call(name, request(made.calls), Sum, WAIT_S),
+            lambda name: made.calls.tell(name, request(made.calls), WAIT_S),
+            lambda name: made.calls.post(name, request(made.calls), WAIT_S),
+        ):
+            with pytest.raises(TransferError) as raised:
+                send(name)
+            assert raised.value.peer == name
+    assert not made.calls._calls
+
+
+def test_one_that_is_not_connected_to_is_not_if_it_may_not_be(made):
+    with pytest.raises(TransferError, match="it is not connected"):
+        made.calls.post(made.name, request(made.calls), WAIT_S, may_open=False)
+    with pytest.raises(TransferError, match="it is not connected"):
+        made.calls.start(made.name, request(made.calls), WAIT_S, may_open=False)
+    made.calls.tell(made.name, request(made.calls), WAIT_S)
+    made.calls.end(made.calls.start(made.name, request(made.calls), WAIT_S, may_open=False))
+
+
+def test_some_calls_fail_and_the_others_go_on(made, serve):
+    with TransferEngine(transports=["tcp"]) as third:
+        lost = made.calls.start(third.name, request(made.calls), WAIT_S)
+        kept = made.calls.start(made.name, request(made.calls, 1, 2), WAIT_S)
+        made.calls.fail(lambda call: call.name == third.name, "it is gone")
+        with pytest.raises(TransferError, match="it is gone"):
+            made.calls.wait(lost, Sum)
+        serve(add)
+        assert made.calls.wait(kept, Sum).total == 3
+
+
+def test_closing_fails_those_that_wait_and_all_later_ones(made):
+    waiting = made.calls.start(made.name, request(made.calls), WAIT_S)
+    closing = threading.Timer(0.05, made.calls.close)
+    closing.start()
+    with pytest.raises(TransferError, match="this side was closed"):
+        made.calls.wait(waiting, Sum)
+    closing.join()
+    with pytest.raises(TransferError, match="this side was closed"):
+        made.calls.call(made.name, request(made.calls), Sum, WAIT_S)
+    assert not made.calls._calls
+
+
+def test_numbers_are_of_one_process_only(made):
+    numbers = [made.calls.next_number() for _ in range(3)]
+    assert numbers == [numbers[0], numbers[0] + 1, numbers[0] + 2]
+    assert Calls(made.peers, CODEC.encode).next_number() not in numbers
