@@ -3,16 +3,21 @@
 An instance whose request does not fit keeps the keys and values of its first tokens in other
 instances' caches. In every layer it sends them queries, and merges their partial attention with its
 own: kilobytes of queries move, not the cache.
+
+It needs the packages of the extra ``serving``.
 """
 
-from .borrower import Borrowed, Borrower
-from .dist_attention import DistAttention
-from .errors import CreditorFailed
-from .geometry import Geometry
-from .ledger import DebtLedger, Heartbeat, Offer
-from .lender import Lender
-from .member import Manager, Member
-from .options import PoolOptions
+from mooncake_kernels.extras import needed_from
+
+with needed_from("serving", __name__):
+    from .borrower import Borrowed, Borrower
+    from .dist_attention import DistAttention
+    from .errors import CreditorFailed
+    from .geometry import Geometry
+    from .ledger import DebtLedger, Heartbeat, Offer
+    from .lender import Lender
+    from .member import Manager, Member
+    from .options import PoolOptions
 
 __all__ = [
     "Borrowed",

@@ -12,17 +12,17 @@ from functools import partial
 import torch
 
 from mooncake_kernels import gather_blocks
-from mooncake_kernels.errors import TransferError
+from mooncake_kernels.errors import InvalidArgument, TransferError
 
+from ..rpc import Call, Calls, Message
 from .buffers import ResultBuffer
-from .calls import Call, Calls
 from .creditor import Creditor
 from .errors import CreditorFailed
 from .geometry import Cache, Geometry
 from .ledger import Offer
 from .messages import (
     MAX_NUMBERS,
-    Answer,
+    MAX_PARTS,
     Attend,
     Attended,
     Free,
@@ -34,7 +34,6 @@ from .messages import (
     Store,
     Stored,
 )
-from .peers import Peers
 
 logger = logging.getLogger(__name__)
 
@@ -57,18 +56,18 @@ class Borrower:
         cache: whose blocks move to creditors.
         geometry: of the cache and its queries.
         calls: sends the requests.
-        peers: the creditors.
         num_staged: blocks that are moved at a time.
+        answer_s: how long an answer may take.
 
     Attributes:
         last_refusal: who refused the last ``reserve``, and why; empty if nobody did.
     """
 
     def __init__(
-        self, cache: Cache, geometry: Geometry, calls: Calls, peers: Peers, num_staged: int
+        self, cache: Cache, geometry: Geometry, calls: Calls, num_staged: int, answer_s: float
     ):
         self._view, self._geometry = cache.view(), geometry
-        self._calls, self._peers, self._num_staged = calls, peers, num_staged
+        self._calls, self._num_staged, self._answer_s = calls, num_staged, answer_s
         self.last_refusal = ""
         self._creditors: dict[str, Creditor] = {}
         self._borrowed: dict[int, Borrowed] = {}
@@ -118,12 +117,9 @@ class Borrower:
         gather_blocks(self._view, some, out=creditor.requests.staged[: len(some)])
         request = Store(self._calls.next_number(), loan.number, loan.num_stored, len(some))
         data = creditor.requests.send_staged(len(some), creditor.requests_address)
-        try:
-            call = self._calls.start(loan.creditor, request, data)
+        with self._losing(loan.creditor, after=BaseException):
+            call = self._calls.start(loan.creditor, request, self._answer_s, data)
             self._calls.wait(call, Stored)
-        except BaseException:
-            self._lose(loan.creditor)
-            raise
         creditor.renew(call.started_s)
         loan.num_stored += len(some)
         return len(some)
@@ -136,13 +132,17 @@ class Borrower:
         Raises:
             CreditorFailed: as ``store``.
         """
+        if len(parts) > MAX_PARTS:
+            raise InvalidArgument(
+                f"start_attention: parts must be at most {MAX_PARTS}, got {len(parts)}"
+            )
         known = self._known(creditor, is_writing=True)
         num_rows = queries.shape[0]
         known.requests.queries[:num_rows] = queries
-        request = Attend(self._calls.next_number(), layer_index, parts)
+        request = Attend(self._calls.next_number(), layer_index, tuple(parts))
         data = known.requests.send_queries(num_rows, known.requests_address)
-        with self._losing():
-            return self._calls.start(creditor, request, data)
+        with self._losing(creditor):
+            return self._calls.start(creditor, request, self._answer_s, data)
 
     def finish_attention(self, call: Call, num_rows: int) -> tuple[torch.Tensor, torch.Tensor]:
         """Wait for the ``out`` and ``lse`` of a call, which are valid until the creditor's next.
@@ -151,7 +151,7 @@ class Borrower:
             CreditorFailed: as ``store``.
         """
         known = self._known(call.name)
-        with self._losing():
+        with self._losing(call.name):
             self._calls.wait(call, Attended)
         known.renew(call.started_s)
         return known.results.out[:num_rows], known.results.lse[:num_rows]
@@ -171,7 +171,8 @@ class Borrower:
                 if self._borrowed.pop(loan.number, None) is None:
                     continue  # lost before
             with suppress(TransferError):
-                self._peers.send(loan.creditor, Free(loan.number), may_open=False)
+                message = Free(loan.number)
+                self._calls.post(loan.creditor, message, self._answer_s, may_open=False)
         self._tidy()
 
     def renew(self) -> None:
@@ -186,16 +187,16 @@ class Borrower:
                     numbers.setdefault(loan.creditor, []).append(loan.number)
         for name, of_one in numbers.items():
             creditor = self._creditors.get(name)
-            if creditor is None or not self._peers.is_open(name):
+            if creditor is None or not self._calls.peers.is_open(name):
                 continue
             try:
                 if not any(self._calls.is_under_way(call) for call in creditor.renewals):
                     self.end_calls(creditor.renewals)
                     creditor.renewals = self._start_renewals(name, creditor, of_one)
-            except CreditorFailed as error:
+            except TransferError as error:
                 self.end_calls(creditor.renewals)
                 creditor.renewals = []
-                self._calls.fail(name, error.cause)
+                self._fail_calls(name, error.cause)
 
     def close(self) -> None:
         """End all loans."""
@@ -204,14 +205,15 @@ class Borrower:
     def _start_renewals(self, name: str, creditor: Creditor, loans: Sequence[int]) -> list[Call]:
         calls = []
         for start in range(0, len(loans), MAX_NUMBERS):
-            some = loans[start : start + MAX_NUMBERS]
-            call = self._calls.start(name, Renew(self._calls.next_number(), some), may_open=False)
+            some = tuple(loans[start : start + MAX_NUMBERS])
+            request = Renew(self._calls.next_number(), some)
+            call = self._calls.start(name, request, self._answer_s, may_open=False)
             call.future.add_done_callback(partial(self._take_renewal, creditor, call, some))
             calls.append(call)
         return calls
 
     def _take_renewal(
-        self, creditor: Creditor, call: Call, asked: Sequence[int], future: Future[Answer]
+        self, creditor: Creditor, call: Call, asked: Sequence[int], future: Future[Message]
     ) -> None:
         """Take the answer to a renewal: a loan that was not freed here must not have ended."""
         if future.exception() is not None or not isinstance(answer := future.result(), Renewed):
@@ -230,18 +232,18 @@ class Borrower:
             self._lose(name)
             known = None
         if known is None:
-            known = Creditor(self._peers.transfer, self._geometry, self._num_staged)
+            known = Creditor(self._calls.peers.engine, self._geometry, self._num_staged)
             self._creditors[name] = known
         loan = Borrowed(name, self._calls.next_number(), num_blocks)
         with self._lock:
             self._borrowed[loan.number] = loan
-        request = Reserve(loan.number, num_blocks, known.results.address, *self._geometry.numbers())
+        request = Reserve(loan.number, num_blocks, known.results.address, self._geometry.numbers())
         try:
-            call = self._calls.start(name, request)
+            call = self._calls.start(name, request, self._answer_s)
             reserved = self._calls.wait(call, Reserved)
-        except CreditorFailed as error:
-            logger.info("no loan of %d blocks: %s", num_blocks, error)
-            self.last_refusal = str(error)
+        except TransferError as error:
+            self.last_refusal = str(CreditorFailed(name, error.cause))
+            logger.info("no loan of %d blocks: %s", num_blocks, self.last_refusal)
             self.free([loan])
             return None
         except BaseException:
@@ -267,12 +269,18 @@ class Borrower:
         return known
 
     @contextmanager
-    def _losing(self) -> Iterator[None]:
+    def _losing(self, name: str, after: type[BaseException] = TransferError) -> Iterator[None]:
+        """Give up a creditor after such an error."""
         try:
             yield
-        except CreditorFailed as error:
-            self._lose(error.instance)
+        except after as error:
+            self._lose(name)
+            if isinstance(error, TransferError):
+                raise CreditorFailed(name, error.cause) from error
             raise
+
+    def _fail_calls(self, name: str, cause: str) -> None:
+        self._calls.fail(lambda call: call.name == name, cause)
 
     def _lose(self, name: str) -> None:
         """Give up a creditor: nothing that it still sends can land here."""

@@ -6,17 +6,16 @@ that one address describes a buffer.
 """
 
 import math
-from collections.abc import Sequence
 
 import torch
 
 from mooncake_kernels.closing import Closing
 from mooncake_kernels.transfer import TransferEngine
 
+from ..rpc import Descriptors
 from .geometry import Geometry
 
 ALIGNMENT = 64
-Descriptors = Sequence[tuple[int, int, int]]
 
 
 class _Buffer(Closing):

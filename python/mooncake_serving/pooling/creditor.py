@@ -5,8 +5,8 @@ import time
 from mooncake_kernels.closing import Closing
 from mooncake_kernels.transfer import TransferEngine
 
+from ..rpc import Call
 from .buffers import RequestBuffer, ResultBuffer
-from .calls import Call
 from .geometry import Geometry
 from .messages import Reserved
 

@@ -6,8 +6,8 @@ import torch
 
 import mooncake_kernels as mk
 
+from ..rpc import Call
 from .borrower import Borrowed, Borrower
-from .calls import Call
 from .messages import Part
 
 AttendHere = Callable[[torch.Tensor], tuple[torch.Tensor, torch.Tensor]]

@@ -61,7 +61,7 @@ class Geometry:
             cache.num_layers, num_heads, num_kv_heads, head_dim, block_size, max_rows, cache.dtype
         )
 
-    def numbers(self) -> tuple[int, ...]:
+    def numbers(self) -> tuple[int, int, int, int, int, int, int]:
         """Return it as a message carries it."""
         sizes = (self.num_layers, self.num_heads, self.num_kv_heads, self.head_dim)
         return (*sizes, self.block_size, DTYPES.index(self.dtype), self.max_rows)

@@ -9,7 +9,7 @@ from mooncake_kernels import scatter_blocks
 from mooncake_kernels.errors import InvalidArgument, TransferError
 from mooncake_kernels.transfer import Ticket
 
-from .buffers import Descriptors
+from ..rpc import MAX_REASON, Calls, Descriptors, Refused
 from .desks import Desk, Desks
 from .errors import Refusal
 from .geometry import Cache, Geometry
@@ -20,7 +20,6 @@ from .messages import (
     Attended,
     Free,
     Part,
-    Refused,
     Renew,
     Renewed,
     Request,
@@ -29,8 +28,8 @@ from .messages import (
     Store,
     Stored,
 )
+from .opening import Opening
 from .partial import PartialAttention
-from .peers import Opening, Peers
 
 logger = logging.getLogger(__name__)
 
@@ -51,9 +50,10 @@ class Lender:
         cache: whose blocks are lent.
         geometry: what debtors must have, except for fewer rows.
         loans: the book of what is lent.
-        peers: the debtors.
+        calls: sends the answers.
         num_staged: blocks that a debtor can move at a time.
         lease_s: of the loans.
+        answer_s: how long connecting to a debtor may take, and delivering an answer.
         on_change: called when more or less is lent, before a debtor learns of it.
         is_borrowing: tells whether the instance borrows now; it does not lend then.
     """
@@ -63,18 +63,20 @@ class Lender:
         cache: Cache,
         geometry: Geometry,
         loans: Loans,
-        peers: Peers,
+        calls: Calls,
         num_staged: int,
         lease_s: float,
+        answer_s: float,
         on_change: Callable[[], None],
         is_borrowing: Callable[[], bool],
     ):
         self.loans = loans
         self._lease_s, self._on_change, self._is_borrowing = lease_s, on_change, is_borrowing
-        self._geometry, self._peers, self._num_staged = geometry, peers, num_staged
+        self._geometry, self._num_staged, self._answer_s = geometry, num_staged, answer_s
+        self._calls, self._peers = calls, calls.peers
         self._view = cache.view()
         self._attention = PartialAttention(cache)
-        self._desks = Desks(peers.transfer, num_staged, lease_s)
+        self._desks = Desks(calls.peers.engine, num_staged, lease_s)
         self._under_way: dict[str, Ticket | Opening] = {}  # to a debtor
         self._waiting: dict[str, deque[Request]] = {}  # of a debtor, never empty
 
@@ -121,7 +123,7 @@ class Lender:
     def drop(self, debtor: str) -> None:
         """End all loans of a debtor."""
         self._under_way.pop(debtor, None)
-        self._peers.drop(debtor)  # first, so that nothing is being written from its desk
+        self._peers.forget(debtor)  # first, so that nothing is being written from its desk
         self.loans.free_all(debtor)
         self._desks.close_all_but(self.loans.lent())
         self._on_change()
@@ -141,7 +143,7 @@ class Lender:
             if isinstance(request, Reserve):
                 self._drop_earlier(debtor, request)
             if not self._peers.is_open(debtor) and not isinstance(request, Free):
-                self._under_way[debtor] = self._peers.open_later(debtor)
+                self._under_way[debtor] = Opening(self._peers, debtor, self._answer_s)
                 continue
             requests.popleft()
             if not requests:
@@ -174,9 +176,11 @@ class Lender:
         try:
             answer, data = self._answer(debtor, request)
         except (Refusal, RuntimeError, ValueError, OSError, MemoryError) as error:
-            answer, data = Refused(request.number, str(error)), []
+            answer, data = Refused(request.number, str(error)[:MAX_REASON]), []
         try:
-            self._under_way[debtor] = self._peers.send(debtor, answer, data, may_open=False)
+            self._under_way[debtor] = self._calls.post(
+                debtor, answer, self._answer_s, data, may_open=False
+            )
         except TransferError as error:
             logger.warning("%s is gone, and its loans are freed: %s", debtor, error)
             self.drop(debtor)
@@ -191,7 +195,7 @@ class Lender:
         if isinstance(request, Store):
             return self._store(debtor, request), []
         if isinstance(request, Renew):
-            return Renewed(request.number, self.loans.renew(debtor, request.loans)), []
+            return Renewed(request.number, tuple(self.loans.renew(debtor, request.loans))), []
         return self._attend(debtor, request)
 
     def _drop_earlier(self, debtor: str, request: Reserve) -> None:
@@ -201,10 +205,10 @@ class Lender:
             self.drop(debtor)
 
     def _reserve(self, debtor: str, request: Reserve) -> Reserved:
-        *theirs, max_rows = request[3:]
+        *theirs, max_rows = request.geometry
         *ours, limit = self._geometry.numbers()
         if theirs != ours or not 1 <= max_rows <= limit:
-            raise Refusal(f"geometry must be {ours} with 1 to {limit} rows, got {request[3:]}")
+            raise Refusal(f"geometry must be {ours} with 1 to {limit} rows, got {request.geometry}")
         known = self._desks.get(debtor)
         self.loans.reserve(debtor, request.number, request.num_blocks)
         if known is None:

@@ -1,25 +1,21 @@
 """An instance's place in a pool: it lends its free blocks, and borrows others'."""
 
 import logging
-import threading
 import time
 from collections.abc import Sequence
 from typing import Protocol, runtime_checkable
 
 from mooncake_kernels.closing import Closing
-from mooncake_kernels.errors import InvalidArgument
 from mooncake_kernels.transfer import TransferEngine
 
+from ..rpc import Calls, Peers, Receiver
 from .borrower import Borrowed, Borrower
-from .calls import Calls
 from .geometry import Cache, Geometry
 from .ledger import Heartbeat, Offer
 from .lender import Lender
 from .loans import Blocks, Loans
-from .messages import Attended, Refused, Renewed, Reserved, Stored
+from .messages import Answer, decode, encode
 from .options import PoolOptions
-from .peers import Peers
-from .wire import decode
 
 logger = logging.getLogger(__name__)
 
@@ -75,27 +71,28 @@ class Member(Closing):
         manager: Manager,
         options: PoolOptions,
     ):
-        self.name, self._transfer = transfer.name, transfer
+        self.name = transfer.name
         self._blocks, self._manager, self.heartbeat_s = blocks, manager, options.heartbeat_s
         limit = options.max_lent_blocks
-        peers = Peers(transfer, options.answer_s)
-        self._calls = Calls(peers, options.answer_s)
-        self.borrower = Borrower(cache, geometry, self._calls, peers, options.num_staged_blocks)
+        self._calls = Calls(Peers(transfer), encode)
+        self.borrower = Borrower(
+            cache, geometry, self._calls, options.num_staged_blocks, options.answer_s
+        )
         loans = Loans(blocks, blocks.num_blocks if limit is None else limit, options.lease_s)
         self.lender = Lender(
             cache,
             geometry,
             loans,
-            peers,
+            self._calls,
             options.num_staged_blocks,
             options.lease_s,
+            options.answer_s,
             on_change=self._report,
             is_borrowing=lambda: self.borrower.num_borrowed > 0,
         )
-        self._is_over = threading.Event()
         self._report()
-        self._thread = threading.Thread(target=self._run, name="mk-pool", daemon=True)
-        self._thread.start()
+        self._due_s = 0.0  # when loans are renewed next
+        self._receiver = Receiver(transfer, self._take, self._tend, self._poll_s, "mk-pool")
 
     def reserve(self, num_blocks: int) -> list[Borrowed]:
         """Borrow blocks from the manager's candidates, all or none: [] then.
@@ -111,43 +108,29 @@ class Member(Closing):
 
     def close(self) -> None:
         """End all loans, borrowed and lent. Idempotent."""
-        if not self._is_over.is_set():
-            self._is_over.set()
-            self._thread.join()
+        if not self._receiver.closed:
+            self._receiver.close()
             self.borrower.close()
             self.lender.close()
             self._manager.forget(self.name)  # last: closing the lender reports
 
-    def _run(self) -> None:
-        due = 0.0
-        while not self._is_over.is_set():
-            try:
-                poll_s = BUSY_POLL_S if self.lender.has_waiting else POLL_S
-                received = self._transfer.receive_notifications(poll_s)
-            except InvalidArgument as error:  # the engine was closed
-                logger.warning("%s has left the pool: %s", self.name, error)
-                return
-            for sender, data in received:
-                try:
-                    self._take(sender, data)
-                except InvalidArgument as error:
-                    logger.warning("from %s: %s", sender, error)
-                except Exception:  # whatever is wrong with one message, the others are received
-                    logger.exception("a message from %s is dropped", sender)
-            try:
-                self.lender.go_on()
-            except Exception:
-                logger.exception("%s cannot go on with what it was asked for", self.name)
-            if time.monotonic() >= due:
-                due = time.monotonic() + self.heartbeat_s
-                self._keep()
-
     def _take(self, sender: str, data: bytes) -> None:
         message = decode(data)
-        if isinstance(message, Reserved | Stored | Attended | Renewed | Refused):
+        if isinstance(message, Answer):
             self._calls.take_answer(sender, message)
-            return
-        self.lender.handle(sender, message)
+        else:
+            self.lender.handle(sender, message)
+
+    def _tend(self) -> None:
+        try:
+            self.lender.go_on()
+        finally:
+            if time.monotonic() >= self._due_s:
+                self._due_s = time.monotonic() + self.heartbeat_s
+                self._keep()
+
+    def _poll_s(self) -> float:
+        return BUSY_POLL_S if self.lender.has_waiting else POLL_S
 
     def _keep(self) -> None:
         try:

@@ -1,101 +1,86 @@
-"""Messages between instances, each one notification of the transfer engine (see ``wire``)."""
+"""Messages between instances: requests of debtors, and creditors' answers."""
 
-from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Annotated, NamedTuple
 
+from msgspec import Meta
+
+from .. import rpc
+from ..rpc import Number
+
+MAGIC = b"MKP\x02"
 MAX_PARTS = 1024  # of an Attend
 MAX_NUMBERS = 4096  # of a Renew, and of its answer
-MAX_REASON = 256  # bytes
+
+U32 = Annotated[int, Meta(ge=0, le=2**32 - 1)]
+Loans = Annotated[tuple[Number, ...], Meta(max_length=MAX_NUMBERS)]
 
 
 class Part(NamedTuple):
     """Consecutive queries of one request: they attend to all that is stored of one loan."""
 
-    loan: int
-    q_len: int
-    num_blocks: int  # stored of it by now, as the debtor counts them
+    loan: Number
+    q_len: U32
+    num_blocks: U32  # stored of it by now, as the debtor counts them
 
 
-class Reserve(NamedTuple):
+class Reserve(rpc.Message, frozen=True, tag=1):
     """From a debtor: reserve blocks; the loan gets this number. Answers: Reserved, Refused."""
 
-    number: int
-    num_blocks: int
-    results_address: int  # of the debtor's ResultBuffer
-    num_layers: int  # from here on: Geometry.numbers()
-    num_heads: int
-    num_kv_heads: int
-    head_dim: int
-    block_size: int
-    dtype: int
-    max_rows: int
+    num_blocks: U32
+    results_address: Number  # of the debtor's ResultBuffer
+    geometry: tuple[U32, U32, U32, U32, U32, U32, U32]  # Geometry.numbers()
 
 
-class Store(NamedTuple):
+class Store(rpc.Message, frozen=True, tag=2):
     """From a debtor: its staged blocks are the next ones of a loan. Answer: Stored."""
 
-    number: int
-    loan: int
-    first_block: int
-    num_blocks: int
+    loan: Number
+    first_block: U32
+    num_blocks: U32
 
 
-class Attend(NamedTuple):
+class Attend(rpc.Message, frozen=True, tag=3):
     """From a debtor: attend with the queries it has written. Answer: Attended."""
 
-    number: int
-    layer_index: int
-    parts: Sequence[Part]
+    layer_index: U32
+    parts: Annotated[tuple[Part, ...], Meta(max_length=MAX_PARTS)]
 
 
-class Free(NamedTuple):
+class Free(rpc.Message, frozen=True, tag=4):
     """From a debtor: the loan of this number ends. No answer."""
 
-    number: int
 
-
-class Renew(NamedTuple):
+class Renew(rpc.Message, frozen=True, tag=5):
     """From a debtor: it still has these loans. Answer: Renewed."""
 
-    number: int
-    loans: Sequence[int]
+    loans: Loans
 
 
-class Reserved(NamedTuple):
+class Reserved(rpc.Message, frozen=True, tag=16):
     """To Reserve."""
 
-    number: int
-    requests_address: int  # of the creditor's RequestBuffer
-    num_staged: int  # blocks that it takes at a time
-    lease_ms: int  # a loan that is not renewed for so long ends
+    requests_address: Number  # of the creditor's RequestBuffer
+    num_staged: U32  # blocks that it takes at a time
+    lease_ms: U32  # a loan that is not renewed for so long ends
 
 
-class Stored(NamedTuple):
+class Stored(rpc.Message, frozen=True, tag=17):
     """To Store: the blocks are in the creditor's cache."""
 
-    number: int
 
-
-class Attended(NamedTuple):
+class Attended(rpc.Message, frozen=True, tag=18):
     """To Attend: out and lse have been written."""
 
-    number: int
 
-
-class Renewed(NamedTuple):
+class Renewed(rpc.Message, frozen=True, tag=19):
     """To Renew: which of the loans have not ended."""
 
-    number: int
-    loans: Sequence[int]
-
-
-class Refused(NamedTuple):
-    """To any request: nothing was done."""
-
-    number: int
-    reason: str
+    loans: Loans
 
 
 Request = Reserve | Store | Attend | Free | Renew
-Answer = Reserved | Stored | Attended | Renewed | Refused
+Answer = Reserved | Stored | Attended | Renewed | rpc.Refused
 Message = Request | Answer
+
+_codec: rpc.Codec[Message] = rpc.Codec(MAGIC, Message, "docs/pooling.md")
+encode, decode = _codec.encode, _codec.decode

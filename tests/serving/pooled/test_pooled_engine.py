@@ -177,7 +177,7 @@ def test_a_stale_offer_is_refused_and_the_next_creditor_asked(make_engine, join,
 def test_a_refusal_is_told(join):
     home, creditor = join(8, max_batch_tokens=64), join(60, max_batch_tokens=32, chunk_tokens=32)
     home.add_request(prompt_of(200), PARAMS)
-    refusal = f"lend the rest now .instance {creditor.name}: geometry must be .* with 1 to 32 rows"
+    refusal = f"lend the rest now .instance {creditor.name}: reserve: geometry must be .* 1 to 32 "
     with pytest.raises(OutOfBlocks, match=refusal):
         home.step()
 

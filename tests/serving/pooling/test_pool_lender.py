@@ -10,19 +10,21 @@ import mooncake_kernels as mk
 from mooncake_serving.pooling import PoolOptions
 from mooncake_serving.pooling.buffers import RequestBuffer, ResultBuffer
 from mooncake_serving.pooling.messages import (
+    MAGIC,
     Attend,
     Attended,
     Free,
     Part,
-    Refused,
     Renew,
     Renewed,
     Reserve,
     Reserved,
     Store,
     Stored,
+    decode,
+    encode,
 )
-from mooncake_serving.pooling.wire import decode, encode
+from mooncake_serving.rpc import MAX_REASON, Refused
 
 from .conftest import make_cache, wait_until
 
@@ -53,7 +55,7 @@ class Debtor:
     def reserve(self, num_blocks, geometry=None, number=None):
         number = next(self.numbers) if number is None else number
         numbers = geometry or self.geometry.numbers()
-        answer = self.ask(Reserve(number, num_blocks, self.results.address, *numbers))
+        answer = self.ask(Reserve(number, num_blocks, self.results.address, tuple(numbers)))
         if isinstance(answer, Reserved):
             self.to = answer.requests_address
         return answer
@@ -132,6 +134,14 @@ def test_another_geometry_is_refused(creditor, debtors, index):
     assert creditor.lender.loans.num_lent == 0
 
 
+def test_a_long_reason_is_cut(creditor, debtors, monkeypatch):
+    def refuse(*_):
+        raise MemoryError("é" * 1000)
+
+    monkeypatch.setattr(creditor.lender.loans, "reserve", refuse)
+    assert debtors[0].reserve(1) == Refused(1, "é" * MAX_REASON)
+
+
 def test_a_number_is_one_loan(creditor, debtors):
     assert isinstance(debtors[0].reserve(1, number=7), Reserved)
     assert debtors[0].reserve(1, number=7) == Refused(7, "loan 7 is there already")
@@ -184,12 +194,12 @@ def test_messages_without_sense_are_dropped(creditor, debtors):
         b"\x00" * 100,
         encode(Free(1))[:-1],
         encode(Reserved(1, 2, 3, 4)),
-        b"MKP\x01",
+        MAGIC,
     ):
         if data:
             debtor.send(data)
     debtor.send(Free(1))  # the victim's number
-    assert debtor.ask(Renew(2, [1, 2, 3])) == Renewed(2, ())
+    assert debtor.ask(Renew(2, (1, 2, 3))) == Renewed(2, ())
     assert isinstance(debtor.reserve(1), Reserved), "it still serves"
     assert creditor.lender.loans.lent()[victim.transfer.name] == 2
 
@@ -198,9 +208,9 @@ def test_a_renewal_is_answered_with_the_loans_that_have_not_ended(creditor, debt
     debtor, other = debtors
     assert isinstance(debtor.reserve(2), Reserved) and isinstance(debtor.reserve(3), Reserved)
     assert isinstance(other.reserve(1, number=7), Reserved)
-    assert debtor.ask(Renew(50, [1, 2, 7])) == Renewed(50, (1, 2))
+    assert debtor.ask(Renew(50, (1, 2, 7))) == Renewed(50, (1, 2))
     debtor.send(Free(1))
-    assert debtor.ask(Renew(51, [1, 2])) == Renewed(51, (2,))
+    assert debtor.ask(Renew(51, (1, 2))) == Renewed(51, (2,))
     assert creditor.lender.loans.lent()[debtor.transfer.name] == 3
 
 
@@ -213,7 +223,7 @@ def test_loans_that_are_not_renewed_come_back(join):
         assert isinstance(silent.reserve(3), Reserved)
 
         def only_the_silent_ones_ended():
-            renewing.send(Renew(9, [1]))
+            renewing.send(Renew(9, (1,)))
             return creditor.lender.loans.lent() == {renewing.transfer.name: 2}
 
         wait_until(only_the_silent_ones_ended)
@@ -226,7 +236,7 @@ def test_a_debtor_that_cannot_be_answered_loses_its_loans(creditor, debtors):
     assert isinstance(debtor.reserve(2), Reserved)
     assert isinstance(debtor.store(1, 0, packed(1)), Stored)
     debtor.results.close()  # where the answer would go
-    debtor.send(Attend(50, 0, [Part(1, 1, 1)]), debtor.requests.send_queries(1, debtor.to))
+    debtor.send(Attend(50, 0, (Part(1, 1, 1),)), debtor.requests.send_queries(1, debtor.to))
     wait_until(lambda: creditor.lender.loans.lent() == {other.transfer.name: 1})
 
 
@@ -244,17 +254,17 @@ class Undelivered:
 def test_a_debtor_that_takes_no_answer_holds_up_nobody_else(creditor, debtors, monkeypatch):
     stopped, other = debtors
     assert isinstance(stopped.reserve(2), Reserved)
-    peers, ticket = creditor.lender._peers, Undelivered()
-    send = peers.send
+    calls, ticket = creditor.lender._calls, Undelivered()
+    post = calls.post
 
     def send_to_none_that_is_stopped(name, message, *args, **options):
         is_one = name == stopped.transfer.name and isinstance(message, Stored)
-        return ticket if is_one else send(name, message, *args, **options)
+        return ticket if is_one else post(name, message, *args, **options)
 
-    monkeypatch.setattr(peers, "send", send_to_none_that_is_stopped)
+    monkeypatch.setattr(calls, "post", send_to_none_that_is_stopped)
     stopped.send(Store(50, 1, 0, 1), stopped.requests.send_staged(1, stopped.to))
     wait_until(lambda: stopped.transfer.name in creditor.lender._under_way)
-    stopped.send(Attend(51, 0, [Part(1, 1, 1)]), stopped.requests.send_queries(1, stopped.to))
+    stopped.send(Attend(51, 0, (Part(1, 1, 1),)), stopped.requests.send_queries(1, stopped.to))
     assert isinstance(other.reserve(2), Reserved)
     assert isinstance(other.store(1, 0, packed(2)), Stored)
     wait_until(lambda: creditor.lender.has_waiting)
@@ -268,16 +278,16 @@ def test_a_debtor_that_cannot_be_connected_to_holds_up_nobody_else(creditor, deb
     stopped, other = debtors
     goes_on, is_asked = threading.Event(), threading.Event()
     peers = creditor.lender._peers
-    connect = peers._open
+    lease = peers.lease
 
-    def connect_to_none_that_is_stopped(name):
+    def connect_to_none_that_is_stopped(name, *args, **options):
         if name == stopped.transfer.name:
             is_asked.set()
             assert goes_on.wait(30.0)
-        return connect(name)
+        return lease(name, *args, **options)
 
-    monkeypatch.setattr(peers, "_open", connect_to_none_that_is_stopped)
-    stopped.send(Reserve(1, 2, stopped.results.address, *creditor.geometry.numbers()))
+    monkeypatch.setattr(peers, "lease", connect_to_none_that_is_stopped)
+    stopped.send(Reserve(1, 2, stopped.results.address, creditor.geometry.numbers()))
     assert is_asked.wait(30.0)
     assert isinstance(other.reserve(2), Reserved)
     assert creditor.lender.loans.lent() == {other.transfer.name: 2}
