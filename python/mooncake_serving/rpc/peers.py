@@ -90,8 +90,8 @@ class Peers:
         """Close all, even those in use, whose transfers fail. Idempotent."""
         with self._lock:
             self._is_closed = True
-            self._peers = {}
             peers = list(self._leases)
+            self._peers, self._leases = {}, {}
         for peer in peers:
             peer.close()
 

@@ -96,6 +96,5 @@ except ImportError as error:
     ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
     name, _, message = ran.stdout.partition(" ")
     assert name.partition(".")[0] == package, ran.stderr
-    assert message.startswith(
-        f"mooncake_serving.{module}: {package} is not installed: pip install "
-    )
+    wanted = f"mooncake_serving.{module}: {package} is not installed: pip install "
+    assert message.startswith(wanted) and message.endswith("'mooncake-kernels[serving]'\n")

@@ -71,6 +71,7 @@ def test_closing_closes_also_those_in_use(made):
     peers.close()
     peers.close()
     assert forgotten.peer.closed and used.peer.closed
+    assert not peers._leases, "a peer has its descriptors until nobody refers to it"
     for lease in (forgotten, used):
         lease.end()
     with pytest.raises(TransferError, match="this side was closed"):
