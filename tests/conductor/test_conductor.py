@@ -278,6 +278,26 @@ def test_who_is_given_up_fetches_nothing_more(fetched):
     assert conductor.cluster.free_at_s[0] == pytest.approx(0.28)
 
 
+def test_a_late_word_of_a_fetch_concerns_no_other_one():
+    """Request 0 is given up while it fetches from 1, and is decided about again: from 2."""
+    conductor = make(3)
+    conductor.index.add(1, request().keys[:8])
+    conductor.cluster.free_at_s[1:3] = 9.0
+    first = conductor.decide(request(), 0.0)
+    conductor.book(first)
+    conductor.decoded(0)
+    for instance in (0, 1):
+        conductor.index.clear(instance)
+    conductor.index.add(2, request().keys[:8])
+    second = conductor.decide(request(), 0.1)
+    conductor.book(second)
+    assert (first.prefill.fetch.source, second.prefill.fetch.source) == (1, 2)
+    conductor.fetched(first)
+    assert conductor.cluster.num_sending.tolist() == [0, 0, 1, 0]
+    conductor.fetched(second)
+    assert conductor.cluster.num_sending.tolist() == [0, 0, 0, 0]
+
+
 @pytest.mark.parametrize("policy", [Random, KVCacheCentric])
 def test_the_same_requests_have_the_same_decisions(policy):
     def run(seed):

@@ -52,6 +52,27 @@ def test_a_failed_source_sends_to_nobody():
     assert conductor.cluster.num_sending[1] == 0
 
 
+@pytest.mark.parametrize("failed", range(4))
+def test_an_owner_subtracts_what_it_has_added_to_an_instance_that_failed(failed):
+    conductor = make(2, 2)
+    conductor.index.add(1, request().keys[:8])
+    conductor.cluster.free_at_s[1] = 9.0
+    conductor.book(conductor.decide(request(0), 0.0))
+    conductor.book(conductor.decide(request(1, first_key=100), 0.0))
+    conductor.prefilled(1, 1.0)
+    assert conductor.cluster.num_sending[1] == 1 and conductor.cluster.batch_size.sum() == 1
+    counters = [getattr(conductor.cluster, name) for name in state(conductor)]
+    for counter in counters:
+        counter[failed] += 3
+    conductor.failed(failed)
+    conductor.recovered(failed)
+    for request_id in list(conductor.books.open):
+        conductor.decoded(request_id)
+    for counter in counters:
+        counter[failed] -= 3
+    assert not any(any(values) for values in state(conductor).values())
+
+
 @pytest.mark.parametrize("role, instance", [("prefill", 0), ("fetch.source", 1), ("decode", 2)])
 def test_a_decision_for_an_instance_that_has_failed_since_is_not_booked(role, instance):
     conductor = make(2, 2)

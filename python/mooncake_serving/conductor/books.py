@@ -28,7 +28,7 @@ class Books:
         self.cluster, self.index, self.costs, self.in_flight = cluster, index, costs, in_flight
         self.open: dict[Hashable, Decision] = {}
         self.decoding: set[Hashable] = set()
-        self.fetching: set[Hashable] = set()
+        self.fetching: dict[Hashable, Fetch] = {}
         # Booked blocks: the instances that will compute them, as bits.
         self.uncomputed: dict[int, int] = {}
         self.queues = PrefillQueues(cluster)
@@ -66,24 +66,25 @@ class Books:
             backlog_from_s = max(float(cluster.sending_until_s[source]), now_s)
             cluster.sending_until_s[source] = backlog_from_s + self._sending_s(prefill.fetch)
             cluster.num_sending[source] += 1
-            self.fetching.add(request.request_id)
+            self.fetching[request.request_id] = prefill.fetch
         if decision.decode is not None:
             self._reserve(decision, decision.decode, +1)
             self.in_flight.put(request, decision.decode.instance, now_s + prefill.ttft_s)
 
     def fetched(self, decision: Decision) -> None:
-        """Remove a completed fetch from its source's backlog."""
+        """Remove a completed fetch from its source's backlog.
+
+        A late call about a request that was given up concerns no other fetch of the same id.
+        """
         fetch = decision.prefill.fetch if decision.prefill else None
-        if fetch is not None and decision.request.request_id in self.fetching:
-            self.fetching.remove(decision.request.request_id)
-            self.cluster.num_sending[fetch.source] -= 1
+        if fetch is not None and self.fetching.get(decision.request.request_id) is fetch:
+            self._stop_fetch(decision.request.request_id)
 
     def source_failed(self, instance: int) -> None:
         """Cancel the fetches from an instance that can no longer send."""
-        for request_id in list(self.fetching):
-            prefill = self.open[request_id].prefill
-            if prefill is not None and prefill.fetch and prefill.fetch.source == instance:
-                self.fetching.remove(request_id)
+        for request_id, fetch in list(self.fetching.items()):
+            if fetch.source == instance:
+                self._stop_fetch(request_id)
 
     def sendable(self, keys: Sequence[int], matched_blocks: np.ndarray) -> np.ndarray:
         """Return which part of a prefix each instance can send: what is computed already.
@@ -178,6 +179,9 @@ class Books:
         if prefill.fetch is not None and request_id in self.fetching:
             sending_s = self._sending_s(prefill.fetch)
             self.cluster.sending_until_s[prefill.fetch.source] -= sending_s
+
+    def _stop_fetch(self, request_id: Hashable) -> None:
+        self.cluster.num_sending[self.fetching.pop(request_id).source] -= 1
 
     def _sending_s(self, fetch: Fetch) -> float:
         """Return how long a source sends for a fetch, with all of its bandwidth."""

@@ -122,18 +122,12 @@ class Cluster:
         return np.maximum(self.sending_until_s[instances] - now_s, 0.0)
 
     def reset(self, instance: int) -> None:
-        """Clear the state of an instance that has failed, or starts over."""
-        for state in (
-            self.free_at_s,
-            self.drain_s,
-            self.sending_until_s,
-            self.num_sending,
-            self.batch_size,
-            self.kv_tokens,
-            self.reserved_requests,
-            self.reserved_tokens,
-        ):
-            state[instance] = 0
+        """Clear the times of an instance that has failed, or starts over.
+
+        Its counters reach 0 as those who have added to them subtract the same again.
+        """
+        for times in (self.free_at_s, self.drain_s, self.sending_until_s):
+            times[instance] = 0
 
 
 def _check_each(name: str, value: int | Sequence[int], count: int, low: int) -> None:

@@ -162,7 +162,10 @@ class Conductor:
         self.books.book(decision)
 
     def fetched(self, decision: Decision) -> None:
-        """Record that a decision's fetch is over; no effect without a fetch, or a second time."""
+        """Record that a decision's fetch is over.
+
+        No effect without a fetch, a second time, or if the request was given up meanwhile.
+        """
         check_instance("fetched", "decision", decision, Decision)
         self.books.fetched(decision)
 
@@ -217,7 +220,9 @@ class Conductor:
         """Record that an instance is down, and its cache lost.
 
         Its events are expected from 0 again. If it was only unreachable, and continues where it
-        was, ``index.apply`` asks for a snapshot.
+        was, ``index.apply`` asks for a snapshot. Its times in ``cluster`` are cleared, and its
+        counters lose what the conductor has added to them: the owner subtracts its own, and moves
+        generated tokens of the lost requests back to ``reserved_tokens``.
 
         Returns:
             The ids of the requests that were to be prefilled or decoded there. For the conductor
