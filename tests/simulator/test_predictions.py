@@ -1,5 +1,6 @@
 """The conductor's predictions for the simulated machine, against what then happens."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -63,9 +64,9 @@ def test_a_prefill_alone_takes_what_is_predicted(stages, chunk_tokens):
             assert occupied == pytest.approx(ends[0], rel=0.2)
 
 
-def predict_and_run(options, trace):
+def predict_and_run(options, trace, policy=None):
     """Return all jobs, and the TTFT that the conductor predicted of each."""
-    conductor = conductor_of(options)
+    conductor = conductor_of(options, policy=policy)
     book, predicted = conductor.book, {}
 
     def note(decision):
@@ -120,3 +121,32 @@ def test_a_prompt_that_fetches_is_not_behind_a_later_one():
     fetch_s = 9 * 512 * LLAMA3_70B.kv_bytes_per_token / A800_NODE.nic_bytes_per_s
     assert fetch_s < first.ttft_s < 0.2 and second.ttft_s > 20
     assert first.ttft_s == pytest.approx(first.decision.prefill.ttft_s, abs=0.05)
+
+
+@pytest.mark.parametrize("recompute", [False, True], ids=["fetched", "recomputed"])
+def test_a_fetch_waits_for_kv_that_streams_to_a_decode_instance(recompute):
+    """Instance 0 sends 100 blocks to be decoded when instance 1 needs 40 that only 0 has.
+
+    To fetch them takes 2.2 s alone, to recompute them 2.9 s, and to fetch them beside the stream
+    4.5 s.
+    """
+    machine = replace(A800_NODE, nic_bytes_per_s=3e9)
+    options = DisaggregatedOptions(num_prefill=2, num_decode=2, machine=machine)
+    trace = [
+        TraceRequest(0, 40 * 512, 1, tuple(range(40))),
+        TraceRequest(20_000, 100 * 512, 2, tuple(range(1000, 1100))),
+        TraceRequest(20_001, 40 * 512, 1, tuple(range(40))),
+    ]
+    policy = KVCacheCentric(recompute_if_cheaper=recompute)
+    jobs, predicted = predict_and_run(options, trace, policy=policy)
+    assert [job.prefill_instance for job in jobs] == [0, 0, 1]
+    assert jobs[2].fetched_tokens == (0 if recompute else 40 * 512)
+    assert jobs[2].ttft_s == pytest.approx(predicted[2], rel=0.05)
+
+
+def test_fetches_over_slow_nics_take_about_what_is_predicted():
+    """Were streams not counted, they would be late by 1.1 s in the mean."""
+    options = DisaggregatedOptions(machine=replace(A800_NODE, nic_bytes_per_s=3e9))
+    jobs, predicted = predict_and_run(options, synth_trace(PROFILE, 1000, seed=1))
+    late_s = [job.ttft_s - p for job, p in zip(jobs, predicted, strict=True) if job.fetched_tokens]
+    assert len(late_s) > 20 and np.mean(late_s) < 0.5

@@ -44,7 +44,9 @@ class Cluster:
             stages of a pipeline, where the next one does not overtake it.
         sending_until_s: ``[n]`` float64, when its NIC will have sent all requested KV, at its full
             bandwidth.
-        num_sending: ``[n]`` int64, transfers that share that bandwidth.
+        num_sending: ``[n]`` int64, transfers that share that bandwidth: the fetches, which the
+            conductor books, and the KV on its way to be decoded, which the owner adds here, and to
+            ``sending_until_s``.
         batch_size: ``[n]`` int64, requests that it decodes now.
         kv_tokens: ``[n]`` int64, tokens whose KV these hold now; it grows as they are decoded.
         reserved_requests: ``[n]`` int64, requests that it will decode once they are prefilled.

@@ -209,17 +209,34 @@ class Disaggregated:
         assert job.prefill_instance is not None
 
         def landed() -> None:
-            del self.streams[job]
+            self._end_stream(job)
             self.landed.add(job)
             self._try_decode(job)
 
+        num_bytes = job.request.input_length * self.options.model.kv_bytes_per_token
         self.streams[job] = self.network.send(
             self.nics[job.prefill_instance],
             self.nics[instance],
-            job.request.input_length * self.options.model.kv_bytes_per_token,
+            num_bytes,
             landed,
             lost=lambda: restart(self, job),
         )
+        self._count_stream(job.prefill_instance, +1, num_bytes)
+
+    def _end_stream(self, job: Job) -> None:
+        """Stop a job's stream if it is on, and free what is left of it in its source's backlog."""
+        assert job.prefill_instance is not None
+        flow = self.streams.pop(job)
+        self.network.cancel(flow)
+        self._count_stream(job.prefill_instance, -1, -flow.remaining)
+
+    def _count_stream(self, source: int, num_streams: int, num_bytes: float) -> None:
+        """Tell the conductor, which knows only of fetches, what else an instance sends."""
+        cluster = self.conductor.cluster
+        backlog_from_s = max(float(cluster.sending_until_s[source]), self.clock.now)
+        sending_s = num_bytes / self.nics[source].bytes_per_s
+        cluster.sending_until_s[source] = backlog_from_s + sending_s
+        cluster.num_sending[source] += num_streams
 
     def _prefilled(self, job: Job) -> None:
         assert job.prefill_instance is not None
@@ -245,7 +262,7 @@ class Disaggregated:
         """Drop a job's KV that is waiting at a decode instance, or on its way to one."""
         self.landed.discard(job)
         if job in self.streams:
-            self.network.cancel(self.streams.pop(job))
+            self._end_stream(job)
 
     def _finish(self, job: Job) -> None:
         job.finished_s = self.clock.now
