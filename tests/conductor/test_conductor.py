@@ -172,6 +172,62 @@ def test_who_decodes_what_it_prefills_is_refused_if_nobody_has_room():
     assert conductor.decide(request(), 0.0).accepted, "it waits there"
 
 
+ADMISSIONS = [
+    AcceptAll,
+    Baseline,
+    EarlyRejection,
+    PredictiveRejection,
+    lambda: Baseline(pre_select=True),
+]
+
+
+@pytest.mark.parametrize("policy", [LoadBalance, KVCacheCentric, RoundRobin, Random])
+@pytest.mark.parametrize("admission", ADMISSIONS)
+@pytest.mark.parametrize("decoder", ["none", "down", "too small", "full"])
+def test_who_only_prefills_is_not_chosen_if_nobody_can_decode_for_it(policy, admission, decoder):
+    """Instance 0 is idle and has the prompt, but only instance 1 can decode it."""
+    roles = [Role.PREFILL, Role.BOTH] + [Role.DECODE] * 2 * (decoder != "none")
+    capacity_tokens = {"none": 4000, "down": 4000, "too small": [9, 4000, 900, 4000], "full": 4000}
+    cluster = Cluster(roles, capacity_tokens=capacity_tokens[decoder], max_batch_size=8)
+    conductor = Conductor(
+        cluster,
+        PrefixIndex(len(roles)),
+        COSTS,
+        Slo(30, 0.1),
+        policy=policy(),
+        admission=admission(),
+    )
+    conductor.index.add(0, request().keys)
+    cluster.free_at_s[1] = 1.0
+    if decoder == "down":
+        cluster.up[2:] = False
+    elif decoder == "too small":
+        cluster.up[3] = False
+    elif decoder == "full":
+        cluster.batch_size[2:] = 8
+        for number in range(16):  # a forecast looks at what was booked
+            conductor.in_flight.put(Request(1000 + number, 1), 2 + number // 8, 0.0)
+    for number in range(3):
+        decision = conductor.decide(request(number), number)
+        waits = decoder == "full" and admission is AcceptAll
+        assert decision.accepted and (decision.prefill.instance == 1 or waits), decision
+        conductor.book(decision)
+        assert conductor.prefilled(number, number + 0.5).accepted
+
+
+@pytest.mark.parametrize("admission", ADMISSIONS[1:])
+def test_a_mixed_cluster_that_is_full_says_so(admission):
+    cluster = Cluster([Role.PREFILL, Role.BOTH], max_batch_size=8)
+    conductor = Conductor(cluster, PrefixIndex(2), COSTS, Slo(30, 0.1), admission=admission())
+    cluster.batch_size[1] = 8
+    for number in range(8):
+        conductor.in_flight.put(Request(1000 + number, 1), 1, 0.0)
+    decision = conductor.decide(request(), 0.0)
+    assert decision.prefill.instance == 1, "no other is any better"
+    if not decision.accepted:
+        assert decision.reason.why is Why.NO_DECODE_ROOM
+
+
 def test_nobody_is_there():
     conductor = make(1, 1)
     conductor.cluster.up[1] = False

@@ -97,7 +97,7 @@ class Conductor:
 
             if no instance can ever hold it: refuse
             prefill = policy(request)              # the least predicted TTFT, for algorithm 1
-            if it decodes as well, and has no room: prefill = policy(request), without those
+            if nobody has room to decode what it prefills: prefill = policy(request), without those
             if admission refuses its TTFT: refuse
             decode = the least predicted TBT       # if admission wants it at arrival
             if admission refuses its TBT: refuse
@@ -249,30 +249,44 @@ class Conductor:
         self.cluster.up[instance] = True
 
     def _prefill_candidates(self, request: Request) -> np.ndarray | Reason:
-        """List the instances from which a request can be decoded, given its size."""
+        """List the instances from which a request can be decoded, given its size.
+
+        While none is up that only decodes, those that do both go before those that only prefill.
+        """
         candidates = self.cluster.of_role(Role.PREFILL)
         if not len(candidates):
             return Reason(Why.NO_PREFILL_INSTANCE)
         most = self.cluster.most_kv_tokens(candidates)
         able = candidates[request.max_kv_tokens <= most]
         if len(able):
-            return able
+            own = able[self.cluster.role[able] == Role.BOTH]
+            return own if len(own) and not len(self._decoders()) else able
         values = {"kv_tokens": request.max_kv_tokens, "capacity_tokens": int(most.max())}
         return Reason(Why.TOO_LONG, values)
 
     def _with_room_instead(
         self, arrival: Arrival, candidates: np.ndarray, load: DecodeLoad | None
     ) -> np.ndarray:
-        """List who may prefill instead of a chosen instance that has no room to decode, too.
+        """List who may prefill instead of a chosen instance whose request finds no room to decode.
 
-        Nobody, if it has room, is not the one that decodes, or if no other has room.
+        That is room on the instance itself if it does both, otherwise on any that only decodes.
+        Nobody, if there is room, or none for any other either.
         """
-        cluster, request, instance = self.cluster, arrival.request, arrival.prefill.instance
-        if not self.admission.needs_room or cluster.role[instance] != Role.BOTH:
+        cluster, load = self.cluster, load or DecodeLoad.now(self.cluster)
+        keeps = cluster.role[candidates] == Role.BOTH
+        if not keeps.any():  # then all can do the same
             return candidates[:0]
-        room = has_room(request, cluster, candidates, load or DecodeLoad.now(cluster))
-        able = candidates[room | (cluster.role[candidates] != Role.BOTH)]
-        return candidates[:0] if instance in able else able
+
+        def room(instances: np.ndarray) -> np.ndarray:
+            needs_room = self.admission.needs_room
+            return has_room(arrival.request, cluster, instances, load, needs_room=needs_room)
+
+        able = candidates[np.where(keeps, room(candidates), room(self._decoders()).any())]
+        return candidates[:0] if arrival.prefill.instance in able else able
+
+    def _decoders(self) -> np.ndarray:
+        """List the instances that decode what others prefill."""
+        return self.cluster.of_role_only(Role.DECODE)
 
     def _choose_decode(
         self, request: Request, prefill: int, load: DecodeLoad, chosen: int | None = None
@@ -291,4 +305,4 @@ class Conductor:
             choice = among(np.array([chosen]))
             if isinstance(choice, DecodeChoice):
                 return choice
-        return among(cluster.of_role_only(Role.DECODE))
+        return among(self._decoders())

@@ -56,9 +56,7 @@ def choose_decode(
     all_batch = batch + load.reserved_requests[candidates]
     all_tokens = tokens + load.reserved_tokens[candidates]
     reserved_tbt_s = cost.seconds(all_batch, all_tokens)
-    room = request.max_kv_tokens <= cluster.capacity_tokens[candidates]
-    if needs_room:
-        room &= has_room(request, cluster, candidates, load)
+    room = has_room(request, cluster, candidates, load, needs_room=needs_room)
     if not room.any():
         return Reason(Why.NO_DECODE_ROOM, {"kv_tokens": request.num_kv_tokens})
     position = int(np.argmin(np.where(room, reserved_tbt_s, np.inf)))
@@ -74,10 +72,21 @@ def choose_decode(
 
 
 def has_room(
-    request: Request, cluster: Cluster, candidates: np.ndarray, load: DecodeLoad
+    request: Request,
+    cluster: Cluster,
+    candidates: np.ndarray,
+    load: DecodeLoad,
+    *,
+    needs_room: bool = True,
 ) -> np.ndarray:
-    """Return which candidates have room for a request beside a load, reservations included."""
+    """Return which candidates have room for a request beside a load, reservations included.
+
+    Without ``needs_room``, which of them could hold it at all.
+    """
+    holds = request.max_kv_tokens <= cluster.capacity_tokens[candidates]
+    if not needs_room:
+        return holds
     batch = load.batch_size[candidates] + load.reserved_requests[candidates] + 1
     tokens = load.kv_tokens[candidates] + load.reserved_tokens[candidates] + request.num_kv_tokens
     fits = tokens <= cluster.capacity_tokens[candidates]
-    return fits & (batch <= cluster.max_batch_size[candidates])
+    return holds & fits & (batch <= cluster.max_batch_size[candidates])
