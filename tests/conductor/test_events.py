@@ -147,6 +147,30 @@ def test_lost_events_may_be_sent_again(new):
 
 
 @INDEXES
+def test_events_that_are_given_up_twice_are_all_missed(new):
+    """Sent again are 2 to 4, which are too many once more, and then 1 to 4, but not 5 to 7."""
+    index = new(1, max_waiting_events=2)
+    came = (0, 5, 6, 7, 2, 3, 4, 1, 2, 3, 4, 8, 5, 6, 7)
+    told = [index.apply(KVEvent(0, number, stored=((number,),))) for number in came]
+    assert told == [True] * 3 + [False] * 11 + [True]
+    assert [index.holders(key) for key in range(9)] == [[0]] * 9
+
+
+@INDEXES
+@given(st.lists(st.tuples(st.integers(0, 7), st.integers(1, 3)), max_size=9), st.integers(0, 2))
+@settings(max_examples=200, deadline=None)
+def test_what_is_not_missing_is_known_once_the_gaps_are_filled(new, runs, max_waiting):
+    """Runs of events are late, lost, doubled, and sent again in any order."""
+    index = new(1, max_waiting_events=max_waiting)
+    came = [number for first, count in runs for number in range(first, first + count)]
+    told = [index.apply(KVEvent(0, number, stored=((number,),))) for number in came]
+    if all(told[-1:]):
+        for number in sorted(set(range(10)) - set(came)):
+            assert index.apply(KVEvent(0, number, stored=((number,),)))
+        assert [index.holders(key) for key in range(10)] == [[0]] * 10
+
+
+@INDEXES
 def test_who_attaches_to_a_running_instance_asks_for_a_snapshot_at_once(new):
     index = new(2)
     assert not index.apply(KVEvent(0, 500, stored=((5,),)))

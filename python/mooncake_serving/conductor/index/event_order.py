@@ -69,6 +69,6 @@ class EventOrder:
             ready.append(waiting.pop(epoch.expected))
             epoch.expected += 1
         if len(waiting) > self.max_waiting_events:
-            epoch.given_up = max(waiting)
+            epoch.given_up = max(epoch.given_up, *waiting)
             waiting.clear()
         return ready
