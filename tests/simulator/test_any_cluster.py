@@ -132,6 +132,8 @@ def test_everybody_is_served_or_refused_and_nothing_is_left(
     for name in ("batch_size", "kv_tokens", "reserved_requests", "reserved_tokens", "num_sending"):
         assert not getattr(state, name).any(), name
 
+    if rule == AcceptAll():
+        assert {job.rejected for job in report.jobs} <= {None, "TOO_LONG"}
     sent, received = (
         sum(getattr(n, f"{w}_bytes") for n in cluster.nics) for w in ("sent", "received")
     )

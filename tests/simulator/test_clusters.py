@@ -159,6 +159,25 @@ def test_what_a_failed_instance_had_is_served_by_others(failed):
     assert all(job.rejected is None for job in report.jobs)
 
 
+@pytest.mark.parametrize("failed", [(0,), (1,), (0, 1)], ids=["prefill", "decode", "both"])
+@pytest.mark.parametrize("rule", [AcceptAll(), EarlyRejection()], ids=["all", "early"])
+def test_who_comes_while_nobody_is_there_waits_if_all_are_accepted(failed, rule):
+    """The second request is being prefilled when an instance fails, and the third one arrives."""
+    failures = tuple(Failure(instance, 5.0, 10.0 + instance) for instance in failed)
+    options = DisaggregatedOptions(num_prefill=1, num_decode=1, failures=failures)
+    trace = list(unshared([TraceRequest(1e3 * at, 8192, 20, ()) for at in (0, 4.9, 6, 30)]))
+    cluster, report = serve(options, trace, admission=rule)
+    check_everybody_is_served(cluster, report, trace)
+    assert not cluster.waiting
+    if rule == AcceptAll():
+        assert [job.rejected for job in report.jobs] == [None] * 4
+        back_s = 15.0 + max(failed)
+        assert all(job.first_token_s > back_s for job in report.jobs[1:3])
+    else:
+        why = "NO_PREFILL_INSTANCE" if 0 in failed else "NO_DECODE_INSTANCE"
+        assert [job.rejected for job in report.jobs] == [None, why, why, None]
+
+
 def test_who_is_served_anew_is_judged_from_its_arrival():
     trace = [TraceRequest(0.0, 40_000, 2, ()), TraceRequest(0.1, 40_000, 2, ())]
 

@@ -14,7 +14,7 @@ from .kv_events import Publisher
 from .network import Flow, Network, Nic
 from .options import DisaggregatedOptions
 from .prefill import PrefillInstance
-from .recovery import fail, restart
+from .recovery import fail, restart, waits
 from .report import Report
 from .step_cost import StepCost
 from .store import NodeStore
@@ -76,6 +76,7 @@ class Disaggregated:
         self.streams: dict[Job, Flow] = {}
         self.landed: set[Job] = set()  # all KV is at the decode instance
         self.up_at_s: dict[int, float] = {}  # of instances that have failed
+        self.waiting: list[Job] = []  # until one of them is back
         self._mean_output = 0
         self._has_run = False
 
@@ -270,6 +271,8 @@ class Disaggregated:
         self._on_progress()
 
     def _reject(self, job: Job, decision: Decision) -> None:
+        if waits(self, job, decision.reason):
+            return
         job.rejected = decision.reason.why.name
         self.unsend(job)
         self._on_progress()

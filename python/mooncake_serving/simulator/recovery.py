@@ -2,6 +2,7 @@
 
 from typing import TYPE_CHECKING
 
+from ..conductor import AcceptAll, Reason, Why
 from .job import Job
 
 if TYPE_CHECKING:
@@ -41,10 +42,24 @@ def restart(cluster: "Disaggregated", job: Job) -> None:
         cluster.clock.after(0.0, cluster.arrive, job)
 
 
+def waits(cluster: "Disaggregated", job: Job, reason: Reason) -> bool:
+    """Keep a refused job until an instance is back, if all are accepted and it needs only that."""
+    is_down = reason.why in (Why.NO_PREFILL_INSTANCE, Why.NO_DECODE_INSTANCE)
+    if not is_down or not isinstance(cluster.conductor.admission, AcceptAll):
+        return False
+    if job.prefill_instance is not None:  # it is prefilled, and only its blocks are kept
+        _forget(cluster, job)
+    cluster.waiting.append(job)
+    return True
+
+
 def _recover(cluster: "Disaggregated", instance: int) -> None:
     """Bring an instance back, unless it has failed again meanwhile, and for longer."""
     if cluster.clock.now >= cluster.up_at_s[instance]:
         cluster.conductor.recovered(instance)
+        waiting, cluster.waiting = cluster.waiting, []
+        for job in waiting:
+            cluster.arrive(job)
 
 
 def _forget(cluster: "Disaggregated", job: Job) -> None:

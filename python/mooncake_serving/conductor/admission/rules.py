@@ -21,7 +21,11 @@ from .limits import Limits
 
 @dataclass(frozen=True, slots=True)
 class AcceptAll:
-    """Accepts all requests; one that finds no room waits where it is to be decoded."""
+    """Accepts all requests; one that finds no room waits where it is to be decoded.
+
+    A request that no instance can serve is refused under every rule: it is too long for all, or all
+    that prefill or decode are down. Then its owner decides about it again when one is back.
+    """
 
     needs_room: bool = False
 
