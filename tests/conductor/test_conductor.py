@@ -1,6 +1,9 @@
 """The life of a request, and that the books balance."""
 
 import math
+import sys
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
 import numpy as np
@@ -529,6 +532,70 @@ def test_a_bad_argument_changes_nothing(call, message):
     with pytest.raises(InvalidArgument, match=message):
         call(conductor)
     assert everything(conductor) == before
+
+
+class Fails:
+    """A cost that answers until it is told to raise."""
+
+    def __init__(self, cost):
+        self.cost, self.raises = cost, False
+
+    def seconds(self, *arguments):
+        if self.raises:
+            raise RuntimeError("no answer")
+        return self.cost.seconds(*arguments)
+
+
+@pytest.mark.parametrize("what", ["book", "prefilled"])
+def test_a_cost_that_raises_leaves_nothing_half_done(what):
+    conductor = make(2)
+    costs = replace(COSTS, transfer=Fails(COSTS.transfer), decode=Fails(COSTS.decode))
+    conductor.costs = conductor.books.costs = costs
+    conductor.index.add(1, request().keys[:8])
+    conductor.cluster.free_at_s[1] = 11.0
+    idle, decision = everything(conductor), conductor.decide(request("a"), 10.0)
+    assert decision.prefill.fetch
+    calls = {"book": lambda: conductor.book(decision)}
+    calls["prefilled"] = lambda: conductor.prefilled("a", 11.0)
+    if what == "prefilled":
+        conductor.book(decision)
+    before = everything(conductor)
+    costs.transfer.raises = costs.decode.raises = True
+    with pytest.raises(RuntimeError, match="no answer"):
+        calls[what]()
+    assert everything(conductor) == before
+    if what == "prefilled":
+        conductor.decoded("a")
+        assert state(conductor) == {n: idle[0][n] for n in state(conductor)}, "no cost is asked"
+
+
+def test_several_threads_may_decide_and_book():
+    conductor = make(2, 2, admission=AcceptAll())
+    interval, start = sys.getswitchinterval(), threading.Barrier(8)
+
+    def serve(thread):
+        start.wait(60)
+        for number in range(100):
+            request_id = (thread, number)
+            decision = conductor.decide(request(request_id, first_key=100 * number), 0.0)
+            conductor.book(decision)
+            conductor.fetched(decision)
+            with conductor.lock:
+                conductor.index.add(0, range(number, number + 50))
+                conductor.index.clear(1)
+            if number % 3:
+                conductor.prefilled(request_id, 0.1)
+            conductor.decoded(request_id)
+
+    sys.setswitchinterval(1e-5)
+    try:
+        with ThreadPoolExecutor(8) as threads:
+            list(threads.map(serve, range(8)))
+    finally:
+        sys.setswitchinterval(interval)
+    assert not any(any(values) for values in state(conductor).values())
+    assert len(conductor.in_flight) == len(conductor.books.open) == 0
+    assert not conductor.books.uncomputed
 
 
 def test_a_decision_is_booked_once_and_only_if_accepted():

@@ -2,6 +2,7 @@
 
 from collections.abc import Hashable, Sequence
 from dataclasses import replace
+from typing import NamedTuple
 
 import numpy as np
 
@@ -28,7 +29,7 @@ class Books:
         self.cluster, self.index, self.costs, self.in_flight = cluster, index, costs, in_flight
         self.open: dict[Hashable, Decision] = {}
         self.decoding: set[Hashable] = set()
-        self.fetching: dict[Hashable, Fetch] = {}
+        self.fetching: dict[Hashable, _Sending] = {}
         # Booked blocks: the instances that will compute them, as bits.
         self.uncomputed: dict[int, int] = {}
         self.queues = PrefillQueues(cluster)
@@ -54,19 +55,21 @@ class Books:
             decision.at_s,
             prefill.instance,
         )
-        self.index.add(instance, request.keys)  # first: a foreign index may raise
+        # First what is foreign, and may raise: a cost, then an index.
+        sending = self._sending(prefill.fetch) if prefill.fetch is not None else None
+        self.index.add(instance, request.keys)
         self.open[request.request_id] = decision
         bit, uncomputed = 1 << instance, self.uncomputed
         for key in _new_keys(request, prefill):
             before = uncomputed.get(key, 0)
             uncomputed[key] = before | bit if before else bit
         self.queues.put(request.request_id, prefill, now_s)
-        if prefill.fetch is not None:
-            source = prefill.fetch.source
+        if sending is not None:
+            source = sending.fetch.source
             backlog_from_s = max(float(cluster.sending_until_s[source]), now_s)
-            cluster.sending_until_s[source] = backlog_from_s + self._sending_s(prefill.fetch)
+            cluster.sending_until_s[source] = backlog_from_s + sending.seconds
             cluster.num_sending[source] += 1
-            self.fetching[request.request_id] = prefill.fetch
+            self.fetching[request.request_id] = sending
         if decision.decode is not None:
             self._reserve(decision, decision.decode, +1)
             self.in_flight.put(request, decision.decode.instance, now_s + prefill.ttft_s)
@@ -76,14 +79,14 @@ class Books:
 
         A late call about a request that was given up concerns no other fetch of the same id.
         """
-        fetch = decision.prefill.fetch if decision.prefill else None
-        if fetch is not None and self.fetching.get(decision.request.request_id) is fetch:
+        sending = self.fetching.get(decision.request.request_id)
+        if sending and decision.prefill and decision.prefill.fetch is sending.fetch:
             self._stop_fetch(decision.request.request_id)
 
     def source_failed(self, instance: int) -> None:
         """Cancel the fetches from an instance that can no longer send."""
-        for request_id, fetch in list(self.fetching.items()):
-            if fetch.source == instance:
+        for request_id, sending in list(self.fetching.items()):
+            if sending.fetch.source == instance:
                 self._stop_fetch(request_id)
 
     def sendable(self, keys: Sequence[int], matched_blocks: np.ndarray) -> np.ndarray:
@@ -176,21 +179,26 @@ class Books:
     def _give_up(self, request_id: Hashable, prefill: PrefillChoice) -> None:
         """Free the time of a prefill that will not take place, and of its fetch if that is on."""
         self.queues.give_up(request_id, prefill.instance)
-        if prefill.fetch is not None and request_id in self.fetching:
-            sending_s = self._sending_s(prefill.fetch)
-            self.cluster.sending_until_s[prefill.fetch.source] -= sending_s
+        if sending := self.fetching.get(request_id):
+            self.cluster.sending_until_s[sending.fetch.source] -= sending.seconds
 
     def _stop_fetch(self, request_id: Hashable) -> None:
-        self.cluster.num_sending[self.fetching.pop(request_id).source] -= 1
+        self.cluster.num_sending[self.fetching.pop(request_id).fetch.source] -= 1
 
-    def _sending_s(self, fetch: Fetch) -> float:
-        """Return how long a source sends for a fetch, with all of its bandwidth."""
-        return float(self.costs.transfer.seconds(fetch.num_tokens, 0.0, 0))
+    def _sending(self, fetch: Fetch) -> "_Sending":
+        return _Sending(fetch, float(self.costs.transfer.seconds(fetch.num_tokens, 0.0, 0)))
 
     def _reserve(self, decision: Decision, decode: DecodeChoice, sign: int) -> None:
         self.cluster.reserved_requests[decode.instance] += sign
         self.cluster.reserved_tokens[decode.instance] += sign * decision.request.num_kv_tokens
         self.coming_tokens[decode.instance] += sign * decision.request.num_kv_tokens
+
+
+class _Sending(NamedTuple):
+    """A fetch that is not over, and how long its source sends for it, with all of its bandwidth."""
+
+    fetch: Fetch
+    seconds: float
 
 
 def _new_keys(request: Request, prefill: PrefillChoice) -> Sequence[int]:

@@ -11,6 +11,7 @@ if decision.accepted:
 """
 
 from collections.abc import Hashable
+from threading import RLock
 from typing import Any
 
 import numpy as np
@@ -42,6 +43,12 @@ class Conductor:
 
     The same calls in the same state give the same decisions: nothing here reads a clock, and
     ``seed`` is the only source of randomness.
+
+    Several threads may call it: each call holds ``lock``. What they write themselves to ``cluster``
+    and ``index``, they write while they hold it, too::
+
+        with conductor.lock:
+            conductor.index.apply(event)
 
     Args:
         cluster: the state of all instances, which the owner keeps up to date.
@@ -88,6 +95,7 @@ class Conductor:
         self.tiers: Tiers = tiers if tiers is not None else OneTier()
         self.in_flight = InFlight()
         self.books = Books(cluster, index, costs, self.in_flight)
+        self.lock = RLock()
         self._rng = np.random.default_rng(seed)
 
     def decide(self, request: Request, now_s: float) -> Decision:
@@ -109,6 +117,10 @@ class Conductor:
         """
         check_instance("decide", "request", request, Request)
         check_finite("decide", "now_s", now_s)
+        with self.lock:
+            return self._decide(request, now_s)
+
+    def _decide(self, request: Request, now_s: float) -> Decision:
         cluster = self.cluster
         candidates = self._prefill_candidates(request)
         if isinstance(candidates, Reason):
@@ -159,7 +171,8 @@ class Conductor:
                 again); nothing is written then.
         """
         check_instance("book", "decision", decision, Decision)
-        self.books.book(decision)
+        with self.lock:
+            self.books.book(decision)
 
     def fetched(self, decision: Decision) -> None:
         """Record that a decision's fetch is over.
@@ -167,7 +180,8 @@ class Conductor:
         No effect without a fetch, a second time, or if the request was given up meanwhile.
         """
         check_instance("fetched", "decision", decision, Decision)
-        self.books.fetched(decision)
+        with self.lock:
+            self.books.fetched(decision)
 
     def prefilled(self, request_id: Hashable, now_s: float) -> Decision:
         """Record that a prefill is over, and decide whether and where the request is decoded.
@@ -181,24 +195,32 @@ class Conductor:
                 a finite number. Nothing has changed then.
         """
         check_finite("prefilled", "now_s", now_s)
+        with self.lock:
+            return self._prefilled(request_id, now_s)
+
+    def _prefilled(self, request_id: Hashable, now_s: float) -> Decision:
         decision = self.books.get("prefilled", request_id)
         if request_id in self.books.decoding or decision.prefill is None:
             what = f"prefilled: request {shown(request_id)} must not be decoded already"
             raise InvalidArgument(what)
-        self.books.fetched(decision)
-        self.books.release(request_id)
         request, prefill = decision.request, decision.prefill
         chosen = decision.decode.instance if decision.decode else None
         load = DecodeLoad.now(self.cluster).without_reserved(self.books.coming_tokens)
         decode = self._choose_decode(request, prefill.instance, load, chosen)
         if isinstance(decode, Reason):
+            later = Decision.refuse(request, now_s, decode, prefill)
+        elif reason := self.admission.refuse_later(request, self.slo, decode):
+            later = Decision.refuse(request, now_s, reason, prefill, decode)
+        else:
+            later = Decision.accept(request, now_s, prefill, decode)
+        # Only now, when nothing foreign can raise any more.
+        self.books.fetched(decision)
+        self.books.release(request_id)
+        if later.accepted and later.decode is not None:
+            self.books.begin_decode(decision, later.decode, now_s)
+        else:
             self.books.forget(request_id)
-            return Decision.refuse(request, now_s, decode, prefill)
-        if reason := self.admission.refuse_later(request, self.slo, decode):
-            self.books.forget(request_id)
-            return Decision.refuse(request, now_s, reason, prefill, decode)
-        self.books.begin_decode(decision, decode, now_s)
-        return Decision.accept(request, now_s, prefill, decode)
+        return later
 
     def decoded(self, request_id: Hashable, num_generated: int = 0) -> None:
         """Record that a request is over, finished or given up, and free what was reserved for it.
@@ -213,8 +235,9 @@ class Conductor:
                 ``cluster.kv_tokens`` as they were generated; 0 if it does not track them.
         """
         check_count("decoded", "num_generated", num_generated, 0)
-        self.books.get("decoded", request_id)
-        self.books.end(request_id, num_generated)
+        with self.lock:
+            self.books.get("decoded", request_id)
+            self.books.end(request_id, num_generated)
 
     def failed(self, instance: int) -> list[Any]:
         """Record that an instance is down, and its cache lost.
@@ -230,6 +253,10 @@ class Conductor:
             not among them: it continues without the prefix, later than predicted.
         """
         check_index("failed", "instance", instance, self.cluster.num_instances)
+        with self.lock:
+            return self._failed(instance)
+
+    def _failed(self, instance: int) -> list[Any]:
         lost: list[Any] = []
         for request_id, decision in list(self.books.open.items()):
             prefills = decision.prefill is not None and decision.prefill.instance == instance
@@ -246,7 +273,8 @@ class Conductor:
     def recovered(self, instance: int) -> None:
         """Record that an instance is up again, with the cache it has reported since it failed."""
         check_index("recovered", "instance", instance, self.cluster.num_instances)
-        self.cluster.up[instance] = True
+        with self.lock:
+            self.cluster.up[instance] = True
 
     def _prefill_candidates(self, request: Request) -> np.ndarray | Reason:
         """List the instances from which a request can be decoded, given its size.
