@@ -119,7 +119,15 @@ def chain(keys, parent=None):
 def swaps(blocks, count, heat, conductor=None, load_s=None):
     conductor = conductor or make(2)
     return choose_swaps(
-        blocks, count, 0, heat=heat, index=conductor.index, costs=COSTS, now_s=600.0, load_s=load_s
+        blocks,
+        count,
+        0,
+        heat=heat,
+        index=conductor.index,
+        cluster=conductor.cluster,
+        costs=COSTS,
+        now_s=600.0,
+        load_s=load_s,
     )
 
 
@@ -157,6 +165,32 @@ def test_what_another_holds_without_what_is_before_it_is_the_last_copy(listed, l
     conductor.index.remove(1, lost)
     (last,) = swaps(blocks, 1, heat, conductor, load_s=0.02)
     assert (last.key, last.action, last.reason.why) == (3, SwapAction.DEMOTE, Why.WORTH_KEEPING)
+
+
+def test_what_an_instance_holds_that_is_down_is_no_copy():
+    conductor = make(3)
+    for instance in (0, 1, 2):
+        conductor.index.add(instance, [1, 2])
+    heat = heated([1, 2], 1)
+    conductor.cluster.up[1] = False
+    (swap,) = swaps(chain([1, 2]), 1, heat, conductor, load_s=0.02)
+    assert (swap.action, swap.reason.values["holders"]) == (SwapAction.DROP, 1)
+    conductor.cluster.up[2] = False
+    (swap,) = swaps(chain([1, 2]), 1, heat, conductor, load_s=0.02)
+    assert (swap.action, swap.reason.why) == (SwapAction.DEMOTE, Why.WORTH_KEEPING)
+
+
+def test_what_an_instance_holds_that_is_down_is_asked_of_the_others():
+    """Block 1 is asked for 3 times a second, and may be on 2 instances."""
+    conductor = make(4)
+    for instance in range(3):
+        conductor.index.add(instance, [1])
+    heat = heated([1], 3)
+    assert advise(conductor, heat, keys=[1], rate=1.2, max_holders=2) is None
+    conductor.cluster.up[1:3] = False
+    advice = advise(conductor, heat, keys=[1], rate=1.2, max_holders=2)
+    assert (advice.keys, advice.source, advice.target) == ((1,), 0, 3)
+    assert advice.reason.values["holders"] == 1
 
 
 def test_a_gap_is_seen_as_far_as_the_blocks_tell():
@@ -207,6 +241,12 @@ def test_a_block_never_leaves_before_one_that_follows_it(tree, asked, count):
     "call, message",
     [
         (lambda: Heat(0), "Heat: half_life_s must be positive, got 0"),
+        (lambda: Heat().touch([1], math.nan), "touch: now_s must be a finite number, got nan"),
+        (lambda: Heat().touch("ab", 0.0), "touch: keys must be a tuple of integers, got 'ab'"),
+        (lambda: Heat().touch(5, 0.0), "touch: keys must be a tuple of integers, got 5"),
+        (lambda: Heat().touch([1, 2.0], 0.0), "touch: keys must be .* got 2.0 among them"),
+        (lambda: Heat().forget_below(1.0, math.nan), "forget_below: now_s must be a finite number"),
+        (lambda: Heat().forget_below(math.nan, 1.0), "forget_below: rate must be a finite number"),
         (lambda: ReplicaPolicy(0), "rate_per_holder must be positive, got 0"),
         (lambda: swaps([], -1, Heat()), "num_needed must be at least 0, got -1"),
         (lambda: swaps([], 1, Heat(), load_s=-1), "load_s must be at least 0, got -1"),

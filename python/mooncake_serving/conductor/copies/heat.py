@@ -3,7 +3,7 @@
 import math
 from collections.abc import Iterable
 
-from ..errors import check_positive
+from ..errors import check_finite, check_positive, listed
 
 
 class Heat:
@@ -24,6 +24,8 @@ class Heat:
 
     def touch(self, keys: Iterable[int], now_s: float) -> None:
         """Count one request for each block."""
+        keys = listed("touch", keys)
+        check_finite("touch", "now_s", now_s)
         for key in keys:
             self._rates[key] = (self.rate(key, now_s) + self._decay, now_s)
 
@@ -37,6 +39,8 @@ class Heat:
 
     def forget_below(self, rate: float, now_s: float) -> None:
         """Forget blocks requested less often than ``rate``: call it from time to time."""
+        check_finite("forget_below", "rate", rate)
+        check_finite("forget_below", "now_s", now_s)
         cold = [key for key in self._rates if self.rate(key, now_s) < rate]
         for key in cold:
             del self._rates[key]

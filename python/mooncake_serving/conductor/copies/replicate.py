@@ -63,8 +63,8 @@ class ReplicaPolicy:
 
         Equivalent to::
 
-            hot = the first run of blocks, each of which has 1 to max_holders - 1 holders and is
-                  asked for more than rate_per_holder * holders times a second
+            hot = the first run of blocks, each of which has 1 to max_holders - 1 holders that are
+                  up, and is asked for more than rate_per_holder * holders times a second
             source = of those that hold all up to the end of hot, the one with the least to send
             target = of the others that prefill and hold all before hot, the one with the least to
                      do; if there are none, of the others that prefill
@@ -80,7 +80,7 @@ class ReplicaPolicy:
             cost: of the copy.
             now_s: current time.
         """
-        first, end = self._hot_run(keys, heat, index, now_s)
+        first, end = self._hot_run(keys, heat, index, cluster, now_s)
         if first == end:
             return None
         matched = np.where(cluster.up, index.match(keys[:end]), 0)
@@ -108,12 +108,14 @@ class ReplicaPolicy:
         return Replicate(missing, source, target, num_tokens, seconds, Reason(Why.HOT, values))
 
     def _hot_run(
-        self, keys: Sequence[int], heat: Heat, index: Index, now_s: float
+        self, keys: Sequence[int], heat: Heat, index: Index, cluster: Cluster, now_s: float
     ) -> tuple[int, int]:
         """Return where the first run of hot blocks begins and ends; nothing if there is none."""
-        first = len(keys)
+        first, all_up = len(keys), bool(cluster.up.all())
         for number, key in enumerate(keys):
             holders = index.num_holders(key)
+            if holders and not all_up:
+                holders = int(np.count_nonzero(cluster.up[index.holders(key)]))
             hot = heat.rate(key, now_s) > self.rate_per_holder * holders
             if hot and 0 < holders < self.max_holders:
                 first = min(first, number)

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum
 
+from ..cluster import Cluster
 from ..costs import Costs
 from ..errors import InvalidArgument, check_count, shown
 from ..index import Index
@@ -51,6 +52,7 @@ def choose_swaps(
     *,
     heat: Heat,
     index: Index,
+    cluster: Cluster,
     costs: Costs,
     now_s: float,
     load_s: float | None = None,
@@ -61,7 +63,7 @@ def choose_swaps(
 
         for block in blocks:
             recompute_s = prefill(its tokens after its prefix)
-            fetch_s     = transfer(its tokens), if another instance holds it and what is before it
+            fetch_s     = transfer(its tokens), if another that is up holds it and what is before it
             value       = rate of requests for it * the least of recompute_s, fetch_s and load_s
             value       = at least that of any block that follows it, which is of no use alone
         take num_needed of the least value; of a chain the last ones first
@@ -74,6 +76,7 @@ def choose_swaps(
         instance: whose cache it is.
         heat: how often each block is requested.
         index: which other instances hold what.
+        cluster: which of them are up.
         costs: of recomputing and fetching.
         now_s: current time.
         load_s: seconds to load one block from the slower tier; None if there is none.
@@ -87,7 +90,7 @@ def choose_swaps(
     check_count("choose_swaps", "num_needed", num_needed, 0)
     if load_s is not None and not load_s >= 0:
         raise InvalidArgument(f"choose_swaps: load_s must be at least 0, got {shown(load_s)}")
-    holders = _other_holders(blocks, instance, index)
+    holders = _other_holders(blocks, instance, index, cluster)
     values: dict[int, float] = {}
     swaps: dict[int, Swap] = {}
     for block in sorted(blocks, key=lambda block: -block.prefix_tokens):
@@ -112,14 +115,14 @@ def choose_swaps(
 
 
 def _other_holders(
-    blocks: Sequence[CachedBlock], instance: int, index: Index
+    blocks: Sequence[CachedBlock], instance: int, index: Index, cluster: Cluster
 ) -> dict[int, set[int]]:
     """Return who else can use each block: a block whose chain is broken before it is of no use."""
     holders: dict[int, set[int]] = {}
 
     def others(key: int) -> set[int]:
         if key not in holders:
-            holders[key] = set(index.holders(key)) - {instance}
+            holders[key] = {i for i in index.holders(key) if i != instance and cluster.up[i]}
         return holders[key]
 
     for block in sorted(blocks, key=lambda block: block.prefix_tokens):
