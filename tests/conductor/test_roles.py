@@ -39,6 +39,15 @@ def test_memory_is_a_load_too():
     assert advise(conductor).role == Role.DECODE
 
 
+@pytest.mark.filterwarnings("error")
+def test_who_has_no_memory_to_decode_has_nothing_to_do():
+    conductor = make(2, 2, capacity_tokens=0)
+    conductor.cluster.free_at_s[:2] = 9, 10
+    assert advise(conductor).role == Role.PREFILL
+    conductor.cluster.kv_tokens[2:] = 1
+    assert advise(conductor) is None, "or more than it can hold"
+
+
 @pytest.mark.parametrize(
     "waits, batches, why",
     [

@@ -88,4 +88,5 @@ def _decode_loads(cluster: Cluster, decoders: np.ndarray, cost: DecodeCost, slo:
     batch = cluster.batch_size[decoders] + cluster.reserved_requests[decoders]
     tokens = cluster.kv_tokens[decoders] + cluster.reserved_tokens[decoders]
     tbt_s = np.where(batch > 0, cost.seconds(batch, tokens), 0.0)
-    return np.maximum(tbt_s / slo.tbt_s, tokens / cluster.capacity_tokens[decoders])
+    capacity = np.maximum(cluster.capacity_tokens[decoders], 1)  # who has none has nothing to do
+    return np.maximum(tbt_s / slo.tbt_s, tokens / capacity)
