@@ -422,7 +422,12 @@ def test_a_run_ends_with_its_last_token(options):
 def test_a_run_without_tokens_takes_no_time():
     capacity = SMALL.machine.kv_capacity_tokens(SMALL.model)
     for trace in ([], list(unshared([TraceRequest(1e3, capacity, 1, ())]))):
-        assert serve(trace=trace)[1].simulated_s == 0.0
+        report = serve(trace=trace)[1]
+        assert report.simulated_s == 0.0
+        times = {
+            name: value for name, value in report.summary().items() if name[:3] in ("ttf", "tbt")
+        }
+        assert len(times) == 8 and set(times.values()) == {None}, "nobody was served in 0 s"
 
 
 def test_what_just_fits_is_served():

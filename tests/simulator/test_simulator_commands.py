@@ -88,6 +88,23 @@ def test_a_capacity_that_is_none_is_named(text, trace, capsys):
     assert f"must be a number of tokens, or inf, got '{text}'" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("text", ["0", "-1", "1.5", "x", "\u00b2"])
+def test_a_block_of_no_tokens_is_named(text, trace, capsys):
+    with pytest.raises(SystemExit):
+        main(["hit-rate", "--trace", trace, "--capacity=1", f"--block-tokens={text}"])
+    assert f"--block-tokens: must be at least 1, got '{text}'" in capsys.readouterr().err
+
+
+def test_a_run_that_serves_nobody_has_no_latencies(tmp_path, capsys):
+    path = tmp_path / "long.jsonl"
+    path.write_text(json.dumps(GOOD | {"output_length": 10**9}) + "\n")
+    assert main(["run", "--trace", str(path), "--json"]) == 0
+    summary = json.loads(capsys.readouterr().out)
+    assert (summary["served"], summary["ttft_mean_s"], summary["tbt_p99_s"]) == (0, None, None)
+    assert main(["run", "--trace", str(path)]) == 0
+    assert "None" not in capsys.readouterr().out
+
+
 def test_an_empty_trace_and_a_missing_one_are_errors(tmp_path, capsys):
     path = tmp_path / "empty.jsonl"
     path.touch()

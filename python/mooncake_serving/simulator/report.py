@@ -72,7 +72,7 @@ class Report:
         return sum(job.prefix_tokens for job in prefilled) / tokens if tokens else 0.0
 
     def summary(self) -> dict[str, Any]:
-        """Everything above as one flat JSON object."""
+        """Everything above as one flat JSON object; latencies are None if nothing was served."""
         figures = {
             "requests": len(self.jobs),
             "served": len(self._ttft_s),
@@ -92,16 +92,16 @@ class Report:
 
 @dataclass(frozen=True)
 class Spread:
-    """Mean and quantiles of some values, in seconds."""
+    """Mean and quantiles of some values, in seconds; None of no values."""
 
-    mean_s: float
-    p50_s: float
-    p90_s: float
-    p99_s: float
+    mean_s: float | None
+    p50_s: float | None
+    p90_s: float | None
+    p99_s: float | None
 
     @classmethod
     def of(cls, values: np.ndarray) -> "Spread":
-        """Describe values; all 0 if there are none."""
+        """Describe values."""
         if not len(values):
-            return cls(0.0, 0.0, 0.0, 0.0)
+            return cls(None, None, None, None)
         return cls(float(values.mean()), *(float(q) for q in np.quantile(values, (0.5, 0.9, 0.99))))

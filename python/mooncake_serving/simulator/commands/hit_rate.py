@@ -91,6 +91,6 @@ def _capacity(text: str) -> float:
 
 
 def _block_tokens(text: str) -> int:
-    if not text.isdigit() or int(text) < 1:
+    if not (text.isascii() and text.isdigit()) or int(text) < 1:
         raise argparse.ArgumentTypeError(f"must be at least 1, got {text!r}")
     return int(text)

@@ -71,5 +71,6 @@ class View(Quiet):
         self._console.print(title, style="bold")
         table = Table(show_header=False)
         for name, value in figures.items():
-            table.add_row(name, f"{value:,.4g}" if isinstance(value, float) else str(value))
+            shown = f"{value:,.4g}" if isinstance(value, float) else str(value)
+            table.add_row(name, "-" if value is None else shown)
         self._console.print(table)
