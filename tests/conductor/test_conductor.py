@@ -390,6 +390,23 @@ def test_the_same_requests_have_the_same_decisions(policy):
         (lambda: Request(0, 512, (True,)), "keys must be a tuple of integers, got True among"),
         (lambda: Request(0, 512, {1}), r"keys must be a tuple of integers, got \{1\}"),
         (lambda: Request(0, 512, "1"), "keys must be a tuple of integers, got '1'"),
+        (lambda: AcceptAll(needs_room=1), "AcceptAll: needs_room must be True or False, got 1"),
+        (lambda: Baseline(needs_room=None), "Baseline: needs_room must be True or False, got None"),
+        (lambda: Baseline(pre_select=0), "Baseline: pre_select must be True or False, got 0"),
+        (
+            lambda: EarlyRejection(per_instance="no"),
+            "EarlyRejection: per_instance must be True or False, got 'no'",
+        ),
+        (lambda: EarlyRejection(check_again="no"), "check_again must be True or False, got 'no'"),
+        (
+            lambda: PredictiveRejection(check_again=2),
+            "PredictiveRejection: check_again must be True or False, got 2",
+        ),
+        (
+            lambda: KVCacheCentric(overlap_fetch="no"),
+            "KVCacheCentric: overlap_fetch must be True or False, got 'no'",
+        ),
+        (lambda: KVCacheCentric(recompute_if_cheaper=1), "recompute_if_cheaper must be True or"),
         (lambda: Request(0, 9, priority="x"), "Request: priority must be an integer, got 'x'"),
         (lambda: make().decide(request(), math.nan), "decide: now_s must be a finite number, got"),
         (lambda: make().decide(request(), "0"), "decide: now_s must be a finite number, got '0'"),
@@ -438,6 +455,17 @@ def test_the_same_requests_have_the_same_decisions(policy):
 def test_a_bad_argument_is_named(call, message):
     with pytest.raises(InvalidArgument, match=message):
         call()
+
+
+@pytest.mark.parametrize(
+    "keys", [[1, 2], np.array([1, 2]), np.array([1, 2], np.uint64), range(1, 3)], ids=repr
+)
+def test_keys_of_any_kind_are_the_same_request(keys):
+    given, plain = Request(0, 1024, keys), Request(0, 1024, (1, 2))
+    assert given == plain and hash(given) == hash(plain)
+    assert given.keys == (1, 2) and {type(key) for key in given.keys} == {int}
+    conductor = make()
+    assert conductor.decide(given, 0.0) == conductor.decide(plain, 0.0)
 
 
 IDS = ["chatcmpl-1", 2**64 + 5, -1, ("tenant", 7), None]

@@ -194,6 +194,13 @@ def test_a_bad_argument_is_named(call, message):
             lambda index: index.match([[]]),
             r"match: keys must be a tuple of integers, got \[\] among",
         ),
+        (lambda index: index.match("ab"), "match: keys must be a tuple of integers, got 'ab'"),
+        (
+            lambda index: index.match([1.0]),
+            "match: keys must be a tuple of integers, got 1.0 among",
+        ),
+        (lambda index: index.match([True]), "match: keys must be a tuple of .*, got True among"),
+        (lambda index: index.match({1: 2}), "match: keys must be a tuple of integers, got {1: 2}"),
         (lambda index: index.add(0, 5), "add: keys must be a tuple of integers, got 5"),
         (lambda index: index.add(0, [7, "x"]), "add: keys must be a tuple of integers, got 'x' am"),
         (lambda index: index.remove(0, 5), "remove: keys must be a tuple of integers, got 5"),

@@ -66,6 +66,12 @@ def check_index(op: str, name: str, value: int, count: int) -> None:
         raise InvalidArgument(f"{op}: {name} must be in [0, {count}), got {shown(value)}")
 
 
+def check_flag(op: str, name: str, value: bool) -> None:
+    """Raise :class:`InvalidArgument` unless ``value`` is True or False."""
+    if not isinstance(value, (bool, np.bool_)):
+        raise InvalidArgument(f"{op}: {name} must be True or False, got {shown(value)}")
+
+
 def check_sized(op: str, name: str, value: Any, what: str) -> None:
     """Raise :class:`InvalidArgument` unless ``value`` has a length."""
     if not isinstance(value, Sized):

@@ -3,6 +3,8 @@
 from collections.abc import Hashable
 from dataclasses import dataclass
 
+import numpy as np
+
 from .errors import (
     InvalidArgument,
     check_at_least,
@@ -21,9 +23,9 @@ class Request:
         request_id: chosen by the caller, for example a number or a string: anything that can be a
             key of a dict; unique among requests that are not over.
         num_tokens: tokens of the prompt.
-        keys: the prompt's chain of block keys: key i stands for all tokens up to the end of block
-            i. As many as full blocks, and one more if the caller names the last, partial block too
-            (as Mooncake's traces do).
+        keys: the prompt's chain of block keys, kept as a tuple: key i stands for all tokens up to
+            the end of block i. As many as full blocks, and one more if the caller names the last,
+            partial block too (as Mooncake's traces do).
         block_size: tokens in a block.
         num_output_tokens: expected number, to reserve memory for; the conductor does not know when
             a request will end.
@@ -56,6 +58,9 @@ class Request:
         check_at_least("Request", "waited_s", self.waited_s, 0)
         check_integer("Request", "priority", self.priority)
         check_keys("Request", "keys", self.keys)
+        if not isinstance(self.keys, tuple):  # so that equal requests are equal, and have a hash
+            keys = self.keys.tolist() if isinstance(self.keys, np.ndarray) else self.keys
+            object.__setattr__(self, "keys", tuple(keys))
         most = -(-self.num_tokens // self.block_size)
         if len(self.keys) > most:
             raise InvalidArgument(

@@ -5,14 +5,14 @@ its prefill wastes the prefill; refusing it at arrival by the current decode loa
 decode loads oscillate against each other, since a request is decoded only when its prefill is over.
 """
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 
 import numpy as np
 
 from ..cluster import Role
 from ..decision import DecodeChoice
 from ..decoding import DecodeLoad
-from ..errors import check_instance, check_positive
+from ..errors import check_flag, check_instance, check_positive
 from ..reasons import Reason, Why
 from ..request import Request, Slo
 from .interface import Arrival
@@ -28,6 +28,10 @@ class AcceptAll:
     """
 
     needs_room: bool = False
+
+    def __post_init__(self) -> None:
+        """Check ``needs_room``."""
+        check_flag("AcceptAll", "needs_room", self.needs_room)
 
     def refuse_prefill(self, arrival: Arrival) -> Reason | None:
         """Refuse nothing."""
@@ -56,8 +60,12 @@ class _WithinLimits:
     needs_room: bool = True
 
     def __post_init__(self) -> None:
-        """Check ``limits``."""
-        check_instance(type(self).__name__, "limits", self.limits, Limits)
+        """Check ``limits``, and all that is True or False."""
+        op = type(self).__name__
+        check_instance(op, "limits", self.limits, Limits)
+        for flag in fields(self):
+            if isinstance(flag.default, bool):
+                check_flag(op, flag.name, getattr(self, flag.name))
 
     def refuse_prefill(self, arrival: Arrival) -> Reason | None:
         """Check the predicted TTFT."""

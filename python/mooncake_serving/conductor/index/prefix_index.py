@@ -60,11 +60,8 @@ class PrefixIndex:
 
     def match(self, keys: Sequence[int]) -> np.ndarray:
         """Find the longest prefix that each instance holds; see :class:`~.interface.Index`."""
-        try:
-            sets, run_lengths = self._prefix_sets(keys)
-        except TypeError:  # checked only now, since a decision waits for this
-            check_keys("match", "keys", keys)
-            raise
+        check_keys("match", "keys", keys)
+        sets, run_lengths = self._prefix_sets(keys)
         if not sets:
             return np.zeros(self._num_instances, np.int64)
         num_bytes = (self._num_bits + 7) // 8

@@ -51,12 +51,8 @@ class ShardedIndex:
 
     def match(self, keys: Sequence[int]) -> np.ndarray:
         """Find the longest prefix that each instance holds; queries one shard."""
-        try:
-            shard = self.shard_of(keys)
-        except TypeError:  # checked only now, since a decision waits for this
-            check_keys("match", "keys", keys)
-            raise
-        return self.shards[shard].match(keys)
+        check_keys("match", "keys", keys)
+        return self.shards[self.shard_of(keys)].match(keys)
 
     def holders(self, key: int) -> list[int]:
         """List the instances that hold a block, ascending."""

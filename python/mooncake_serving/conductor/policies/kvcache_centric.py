@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from ..decision import PrefillChoice
-from ..errors import check_at_least
+from ..errors import check_at_least, check_flag
 from ..reasons import Reason, Why
 from .baselines import LocalCacheAware
 from .view import PrefillTimes, PrefillView, reusable_tokens
@@ -48,8 +48,10 @@ class KVCacheCentric:
     overlap_fetch: bool = False
 
     def __post_init__(self) -> None:
-        """Check the threshold."""
+        """Check the threshold and the flags."""
         check_at_least("KVCacheCentric", "balancing_threshold", self.balancing_threshold, 1)
+        for name in ("recompute_if_cheaper", "overlap_fetch"):
+            check_flag("KVCacheCentric", name, getattr(self, name))
 
     def choose(self, view: PrefillView) -> PrefillChoice:
         """Choose one of ``view.candidates``."""
