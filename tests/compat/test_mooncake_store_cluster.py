@@ -1,5 +1,7 @@
 """A store over several hosts: processes with pools of their own, and a directory in Redis."""
 
+import socket
+
 import pytest
 import torch
 
@@ -12,9 +14,10 @@ from mooncake_serving.compat.mooncake.store import (
     TRANSFER_FAIL,
     MooncakeDistributedStore,
     ReplicateConfig,
+    standing,
 )
 
-from ..metadata.support import RedisServer, eventually
+from ..metadata.support import RedisServer, eventually, free_port
 from .store_processes import processes
 from .store_support import Memory, reasons, value_of
 
@@ -326,3 +329,40 @@ def test_a_server_that_is_none(caplog):
     assert store.setup(settings | {"master_server_addr": "redis://127.0.0.1:1"}) == RPC_FAIL
     reasons(caplog, "setup: ")
     assert store.health_check() == 1
+
+
+def test_processes_of_a_host_need_no_names_of_their_own(server, monkeypatch, caplog):
+    """At a metadata server, where names are unique: each adds a free port to its host."""
+    settings = settings_of(server) | {"metadata_server": server.url}
+    one, two, three = (MooncakeDistributedStore() for _ in range(3))
+    assert one.setup(settings) == two.setup(settings) == 0
+    hosts, ports = zip(*(one.get_hostname().split(":") for one in (one, two)), strict=True)
+    assert hosts == ("127.0.0.1", "127.0.0.1") and ports[0] != ports[1]
+    socket.create_connection((hosts[0], int(ports[0])), 30).close()  # it listens there, too
+    assert one.put("a", b"1") == 0 and two.get("a") == b"1"
+    taken = iter([int(port) for port in ports])
+    reserve = standing._reserve_port
+    monkeypatch.setattr(
+        standing, "_reserve_port", lambda *args: next(taken, None) or reserve(*args)
+    )
+    assert three.setup(settings | {"local_hostname": "127.0.0.1:0"}) == 0
+    assert three.get("a") == b"1"
+    assert three.get_hostname() not in (one.get_hostname(), two.get_hostname())
+    assert one.close() == two.close() == three.close() == 0
+
+
+@pytest.mark.parametrize("host", ["no.such.host.invalid", "192.0.2.1"])
+def test_a_host_that_is_not_this_machine(server, caplog, host):
+    settings = settings_of(server) | {"metadata_server": server.url, "local_hostname": host}
+    assert MooncakeDistributedStore().setup(settings) == INVALID_PARAMS
+    reasons(caplog, f"local_hostname must be a host of this machine .* got '{host}'")
+
+
+def test_a_name_with_a_port_is_used_as_it_is(server, caplog):
+    settings = settings_of(server) | {"metadata_server": server.url}
+    name = f"127.0.0.1:{free_port()}"
+    one, two = MooncakeDistributedStore(), MooncakeDistributedStore()
+    assert one.setup(settings | {"local_hostname": name}) == 0 and one.get_hostname() == name
+    assert two.setup(settings | {"local_hostname": name}) == INVALID_PARAMS
+    reasons(caplog, "name must be free")
+    assert one.close() == 0

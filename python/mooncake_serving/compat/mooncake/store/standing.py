@@ -1,9 +1,11 @@
 """What a store is made of: the pool of this host, or the pools of many hosts and a directory."""
 
 import contextlib
+import socket
 
 from mooncake_kernels.errors import InvalidArgument
 from mooncake_kernels.pool import ObjectPool
+from mooncake_kernels.transfer import TransferEngine
 from mooncake_serving.store import Store
 
 from .. import names
@@ -17,6 +19,7 @@ _ALIGNMENT = 512  # of objects, which may be small
 _BYTES_PER_OBJECT = 8 << 10  # of a pool: at most one object for each, see ObjectPool.create
 _STAGING_SLOTS = 8
 _MIN_SLOT_BYTES = 64 << 10
+_MAX_NAMES = 8  # that are tried, one after the other
 _SCHEMES = ("redis://", "rediss://", "unix://", "redis+sentinel://")
 
 
@@ -51,27 +54,60 @@ def _open_cluster(settings: Settings) -> Objects:
     from .cluster_objects import ClusterObjects
 
     namespace = _namespace(settings)
-    transports = names.transports_of(settings.protocol)
     slot_bytes = max(settings.local_buffer_size // _STAGING_SLOTS, _MIN_SLOT_BYTES)
     with contextlib.ExitStack() as opened:
         servers = opened.enter_context(directory.connect(settings.master_server_addr))
         store = None
         if settings.global_segment_size:
             store = opened.enter_context(Store(_new_pool(settings, None), namespace=namespace))
-        engine = opened.enter_context(
-            start_engine(
-                settings.local_hostname,
-                names.listen_name(settings.local_hostname),
-                names.metadata_of(settings.metadata_server),
-                transports,
-                names.topology_of(settings.rdma_devices, transports),
-            )
-        )
+        engine = opened.enter_context(_start_engine(settings))
         node = opened.enter_context(
             Node(store, engine, servers, staging_slots=_STAGING_SLOTS, slot_bytes=slot_bytes)
         )
         cluster = ClusterStore(node, namespace=None if store else namespace)
         return ClusterObjects(cluster, servers, namespace, opened.pop_all())
+
+
+def _start_engine(settings: Settings) -> TransferEngine:
+    """Start the engine of this process.
+
+    At a metadata server it must have a name of its own: as in Mooncake, the processes of a host may
+    all give the host, and each of them adds a free port.
+    """
+    metadata = names.metadata_of(settings.metadata_server)
+    transports = names.transports_of(settings.protocol)
+    topology = names.topology_of(settings.rdma_devices, transports)
+    listen = names.listen_name(settings.local_hostname)
+    host, _, port = listen.rpartition(":")
+    if metadata == "p2p" or port != "0":
+        return start_engine(settings.local_hostname, listen, metadata, transports, topology)
+    with contextlib.ExitStack() as reserved:
+        for _ in range(_MAX_NAMES):
+            name = f"{host}:{_reserve_port(host, reserved)}"
+            try:
+                return start_engine(name, name, metadata, transports, topology)
+            except InvalidArgument as error:  # the name is in use: by a host that is called so, too
+                reason = error
+    raise reason
+
+
+def _reserve_port(host: str, reserved: contextlib.ExitStack) -> int:
+    """A port that no other process is given while ``reserved`` is open.
+
+    Its socket does not listen and lets others name the port: the engine can listen there.
+    """
+    try:
+        family, kind, *_, address = socket.getaddrinfo(
+            host.strip("[]"), 0, type=socket.SOCK_STREAM
+        )[0]
+        holding = reserved.enter_context(socket.socket(family, kind))
+        holding.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        holding.bind(address)
+    except OSError as error:
+        raise InvalidArgument(
+            f"local_hostname must be a host of this machine ({error}), got {host!r:.80}"
+        ) from None
+    return holding.getsockname()[1]
 
 
 def _namespace(settings: Settings) -> str:
