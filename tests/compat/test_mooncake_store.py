@@ -106,7 +106,9 @@ def test_what_is_not_there(store, caplog):
         (lambda s: s.put("a", np.arange(8)[::2]), "packed"),
         (lambda s: s.put("a", b"1", {}), "config must be a ReplicateConfig"),
         (lambda s: s.put("a", b"1", ReplicateConfig(replica_num=0)), "replica_num must be"),
+        (lambda s: s.put("a", b"1", ReplicateConfig(replica_num=1.0)), "replica_num must be"),
         (lambda s: s.put("a", b"1", ReplicateConfig(nof_replica_num=1)), "nof_replica_num"),
+        (lambda s: s.put("a", b"1", ReplicateConfig(with_hard_pin=None)), "with_hard_pin must be"),
         (lambda s: s.put_batch(["a"], [b"1", b"2"]), "values must be as many as keys"),
         (lambda s: s.put_batch(["a", "b"], [b"1", b""]), r"got none in \[1\]"),
         (lambda s: s.put_parts("a", b"1", 5), "value must be"),
@@ -251,7 +253,7 @@ def test_setup_by_dict():
         ({"global_segment_size": "abc"}, WRONG, "global_segment_size must be of type int"),
         ({"global_segment_size": -1}, WRONG, "must not be negative"),
         ({"enable_ssd_offload": True}, WRONG, "enable_ssd_offload must be False"),
-        ({"enable_client_http_server": "true"}, WRONG, "enable_client_http_server must be False"),
+        ({"enable_client_http_server": "on"}, WRONG, "http_server must be True or False, got 'on'"),
         ({"unknown": 1}, WRONG, "config must have names of setup, got 'unknown'"),
         ({"metadata_server": "etcd://1"}, -900, "no client of etcd"),
         ({"protocol": "cxl"}, -900, "protocol must be one of"),
@@ -269,8 +271,43 @@ def test_setup_names_what_is_missing(caplog):
     store = MooncakeDistributedStore()
     assert store.setup({"local_hostname": "127.0.0.1"}) == WRONG
     reasons(caplog, "config must have metadata_server")
-    assert store.setup("127.0.0.1") == WRONG
-    reasons(caplog, "missing")
+    with pytest.raises(TypeError, match=r"setup\(\) missing 6 required .* 'metadata_server'"):
+        store.setup("127.0.0.1")
+
+
+def test_an_unknown_name_raises_so_that_engines_can_leave_it_out():
+    """SGLang does, with each name that is part of the text."""
+    store = MooncakeDistributedStore()
+    with pool_file() as path:
+        arguments = ("127.0.0.1", "P2PHANDSHAKE", CAPACITY, 0, "tcp", "", path)
+        with pytest.raises(
+            TypeError, match=r"setup\(\) got .* keyword argument 'enable_new_thing'"
+        ):
+            store.setup(*arguments, tenant_id="t", enable_new_thing=True)
+        assert store.health_check() == 1
+        assert store.setup(*arguments, tenant_id="t") == 0
+
+
+def test_a_server_of_metrics_is_not_started(caplog):
+    """SGLang asks for it where it has metrics of its own."""
+    with pool_file() as path:
+        store = set_up(path, enable_client_http_server=True, client_http_port=9300)
+        assert "enable_client_http_server is ignored" in caplog.text
+        assert store.put("a", b"1") == 0
+
+
+def test_numbers_and_flags_of_numpy():
+    store = MooncakeDistributedStore()
+    with pool_file() as path:
+        settings = {"global_segment_size": np.int64(1 << 20), "protocol": np.str_("tcp")}
+        settings |= {"master_server_addr": path, "enable_ssd_offload": np.bool_(False)}
+        assert store.setup(config=SETTINGS | settings) == 0
+        config = ReplicateConfig(replica_num=np.int64(1), with_hard_pin=np.bool_(True))
+        config.nof_replica_num = np.uint8(0)
+        assert store.put("r", b"1", config) == 0
+        for keys in (np.array(["r", "no"]), np.array(["r", "no"], object), ("r", "no")):
+            assert store.batch_is_exist(keys) == [1, 0]
+            assert store.get_batch(keys) == [b"1", b""]
 
 
 def test_names_order_and_defaults_are_those_of_mooncake():

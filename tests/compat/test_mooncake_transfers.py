@@ -38,7 +38,17 @@ def notifies(far) -> list[TransferNotify]:
     return far.engine.get_notifies() if hasattr(far, "engine") else far.call("get_notifies")
 
 
-@pytest.mark.parametrize("form", [list, tuple, np.array, lambda column: np.array(column, "<u8")])
+FORMS = {
+    "list": list,
+    "tuple": tuple,
+    "signed": np.array,
+    "unsigned": lambda column: np.array(column, "<u8"),
+    "objects": lambda column: np.array(column, object),
+    "mixed": lambda column: [np.uint64(column[0]), *column[1:]],
+}
+
+
+@pytest.mark.parametrize("form", FORMS.values(), ids=FORMS)
 @pytest.mark.parametrize("opcode", [READ, WRITE])
 def test_blocks_in_any_order(pair, form, opcode):
     engine = pair.near.engine
@@ -131,7 +141,7 @@ def test_wrong_arguments(pair, caplog):
         refused(caplog, -1, integers, one, pair.name, wrong, far, 8)
         refused(caplog, -1, integers, one, pair.name, near, wrong, 8)
         refused(caplog, -1, "lengths must", one, pair.name, near, far, wrong)
-    for wrong in (None, 8, {8}, "8", [[8]], ["8"], [None], [8.0], np.array([[8]])):
+    for wrong in (None, 8, {8}, "8", [[8]], ["8"], [None], [8.0], np.array([[8]]), np.array(8)):
         refused(caplog, -1, "must be|must not be", many, pair.name, wrong, [far], [8])
         refused(caplog, -1, "must be|must not be", many, pair.name, [near], wrong, [8])
         refused(caplog, -1, "must be|must not be", many, pair.name, [near], [far], wrong)

@@ -1,6 +1,7 @@
 """A request from its submission to its end: the blocks, the lane it uses, the ticket."""
 
 import itertools
+import operator
 import time
 from collections.abc import Sequence
 from typing import Any
@@ -77,8 +78,10 @@ def submit(
 
 def columns_of(buffers: Any, addresses: Any, lengths: Any) -> Columns:
     """The three lists without blocks of zero bytes, which Mooncake accepts."""
-    lists = (buffers, addresses, lengths)
-    if not all(isinstance(one, Sequence | np.ndarray) for one in lists):
+    lists = [_plain(one) for one in (buffers, addresses, lengths)]
+    if not all(
+        isinstance(one, Sequence) or (isinstance(one, np.ndarray) and one.ndim) for one in lists
+    ):
         raise InvalidArgument(
             "buffers, peer_buffer_addresses and lengths must be lists of integers, got "
             f"{', '.join(type(one).__name__ for one in lists)}"
@@ -89,15 +92,30 @@ def columns_of(buffers: Any, addresses: Any, lengths: Any) -> Columns:
             "buffers, peer_buffer_addresses and lengths must be equally long, got "
             f"{', '.join(map(str, counts))}"
         )
-    try:
-        sizes = np.asarray(lengths)
-    except ValueError:  # lists in it
-        sizes = np.empty(0, object)
-    if counts[0] and (sizes.ndim != 1 or sizes.dtype.kind not in "iu"):
-        raise InvalidArgument(f"lengths must be a list of integers, got {lengths!r:.80}")
+    buffers, addresses, lengths = lists
+    sizes = _sizes_of(lengths)
     if (sizes < 1).any():
         if (sizes < 0).any():
             raise InvalidArgument(f"lengths must not be negative, got {sizes.min()}")
         buffers, addresses = ([*itertools.compress(one, sizes)] for one in (buffers, addresses))
         sizes = sizes[sizes != 0]
     return buffers, addresses, sizes
+
+
+def _plain(column: Any) -> Any:
+    """An array of objects as a list of them."""
+    is_boxed = isinstance(column, np.ndarray) and column.dtype == object
+    return column.tolist() if is_boxed else column
+
+
+def _sizes_of(lengths: Any) -> np.ndarray:
+    try:
+        sizes = np.asarray(lengths)
+        if sizes.dtype.kind not in "iu":  # numpy makes floats of Python's integers beside its own
+            kept = [operator.index(one) for one in lengths]
+            sizes = np.array(kept, np.int64 if min(kept, default=0) < 0 else np.uint64)
+    except (TypeError, ValueError, OverflowError):  # other objects, lists, huge integers
+        sizes = np.empty((0, 0))
+    if sizes.ndim != 1:
+        raise InvalidArgument(f"lengths must be a list of integers, got {lengths!r:.80}")
+    return sizes

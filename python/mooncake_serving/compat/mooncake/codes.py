@@ -6,6 +6,8 @@ import operator
 from collections.abc import Callable
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
+import numpy as np
+
 from mooncake_kernels.errors import CudaError, InvalidArgument, TransferError, Unavailable
 
 ERR_INVALID_ARGUMENT = -1  # returned by every failed initialize and transfer, as in Mooncake
@@ -52,6 +54,13 @@ def returns(failure: int) -> Callable[[Method[Self, Arguments]], Method[Self, Ar
         return call
 
     return decorate
+
+
+def as_flag(argument: str, value: Any) -> bool:
+    """True or False, including numpy's."""
+    if not isinstance(value, bool | np.bool_):
+        raise InvalidArgument(f"{argument} must be True or False, got {value!r:.80}")
+    return bool(value)
 
 
 def as_natural(argument: str, value: Any, *, minimum: int = 0) -> int:

@@ -44,8 +44,19 @@ class Lifecycle:
 
         Returns:
             0; -600 if an argument is wrong, -1 if it cannot be opened.
+
+        Raises:
+            TypeError: an argument is missing, or has a name that is not known, by which engines
+                find out what this version supports.
         """
-        return code_of("setup", lambda: self._setup(*args, **kwargs))
+        config = args[0] if len(args) == 1 else kwargs.get("config")
+        if len(args) + len(kwargs) == 1 and isinstance(config, Mapping):
+            return code_of("setup", lambda: self._setup(Settings.of(config)))
+        try:
+            settings = Settings(*args, **kwargs)
+        except TypeError as error:
+            raise TypeError(str(error).replace("Settings.__init__", "setup")) from None
+        return code_of("setup", lambda: self._setup(settings))
 
     def setup_dummy(self, mem_pool_size: int, local_buffer_size: int, server_address: str) -> int:
         """Open an existing store, without a pool of its own: see ``Settings``.
@@ -61,7 +72,9 @@ class Lifecycle:
         return code_of(
             "setup_dummy",
             lambda: self._setup(
-                "127.0.0.1", "P2PHANDSHAKE", 0, local_buffer_size, "tcp", "", server_address
+                Settings(
+                    "127.0.0.1", "P2PHANDSHAKE", 0, local_buffer_size, "tcp", "", server_address
+                )
             ),
         )
 
@@ -93,15 +106,8 @@ class Lifecycle:
                     self._finalizer()
         return 0
 
-    def _setup(self, *args: Any, **kwargs: Any) -> int:
-        if len(args) == 1 and not kwargs and isinstance(args[0], Mapping):
-            settings = Settings.of(args[0])
-        else:
-            try:
-                settings = Settings(*args, **kwargs)
-            except TypeError as error:
-                raise InvalidArgument(f"{error}") from None
-        settings.check()
+    def _setup(self, settings: Settings) -> int:
+        settings = settings.checked()
         with self._starting:
             if self._state is not None:
                 log.warning("setup: it is set up, on %s, and stays so", self._state.settings.path)

@@ -209,7 +209,7 @@ class Objects:
         """Return which names exist. Does not count as a use."""
         if not all(issubclass(kind, str) for kind in set(map(type, names))):
             raise InvalidArgument(f"key must be a string, got one that is none in {names!r:.80}")
-        return self._store.exists_each(names).tolist() if len(names) else []
+        return self._store.exists_each([*names]).tolist() if len(names) else []  # also of an array
 
     def remove(self, name: str) -> bool:
         """Remove an object; current readers keep it. Returns whether it was there."""

@@ -7,6 +7,8 @@ from typing import NamedTuple
 from mooncake_kernels.errors import InvalidArgument
 from mooncake_kernels.pool import Retention
 
+from ..codes import as_flag, as_natural
+
 
 class SoftPinAction(enum.IntEnum):
     """Effect of a put on the soft pin of its object."""
@@ -75,25 +77,18 @@ def keeping_of(config: ReplicateConfig | None) -> Keeping:
         return Keeping()
     if not isinstance(config, ReplicateConfig):
         raise InvalidArgument(f"config must be a ReplicateConfig, got {config!r:.80}")
-    if not isinstance(config.replica_num, int) or config.replica_num < 1:
-        raise InvalidArgument(
-            f"config.replica_num must be an integer from 1 on, got {config.replica_num!r:.80}"
-        )
+    num_copies = as_natural("config.replica_num", config.replica_num, minimum=1)
     for name in ("nof_replica_num", "dfs_replica_num"):
-        number = getattr(config, name)
-        if not isinstance(number, int) or number != 0:
+        if as_natural(f"config.{name}", number := getattr(config, name)):
             raise InvalidArgument(
                 f"config.{name} must be 0, for objects are in memory, got {number!r:.80}"
             )
-    if not isinstance(config.with_hard_pin, bool):
-        raise InvalidArgument(
-            f"config.with_hard_pin must be True or False, got {config.with_hard_pin!r:.80}"
-        )
+    is_hard = as_flag("config.with_hard_pin", config.with_hard_pin)
     if not isinstance(config.soft_pin_action, int):
         raise InvalidArgument(
             f"config.soft_pin_action must be a SoftPinAction, got {config.soft_pin_action!r:.80}"
         )
-    if config.with_hard_pin:
-        return Keeping("hard", config.replica_num)
+    if is_hard:
+        return Keeping("hard", num_copies)
     is_soft = config.soft_pin_action == SoftPinAction.ENABLE
-    return Keeping("soft" if is_soft else "normal", config.replica_num)
+    return Keeping("soft" if is_soft else "normal", num_copies)

@@ -1,12 +1,16 @@
 """The arguments of ``setup``."""
 
 import dataclasses
+import numbers
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from mooncake_kernels.errors import InvalidArgument
+
+from ..codes import as_flag
+from .codes import log
 
 _FLAGS = {"true": True, "1": True, "false": False, "0": False}
 _IGNORED = ("ipc_socket_path",)  # of Mooncake's dict: there is no client in another process here
@@ -30,7 +34,7 @@ class Settings:
         engine: ignored: a store has an engine of its own.
         enable_ssd_offload, ssd_offload_path: must be off: objects are in memory.
         tenant_id: whose objects are visible.
-        enable_client_http_server, client_http_port: must be off.
+        enable_client_http_server, client_http_port: ignored, with a warning: there is none.
     """
 
     local_hostname: str
@@ -78,25 +82,38 @@ class Settings:
             raise InvalidArgument(f"config must have {' and '.join(missing)}, got {[*config]}")
         return cls(**values)
 
-    def check(self) -> None:
-        """Refuse settings that have the wrong type, or are not supported.
+    def checked(self) -> "Settings":
+        """The same in Python's own types, unless it has a wrong type, or is not supported.
 
         Raises:
             InvalidArgument: names the wrong setting.
         """
-        for field in dataclasses.fields(self):
-            value = getattr(self, field.name)
-            if field.type in (int, str, bool) and type(value) is not field.type:
-                kind = field.type.__name__
-                raise InvalidArgument(f"{field.name} must be of type {kind}, got {value!r:.80}")
+        settings = dataclasses.replace(
+            self, **{f.name: _as_type(f, getattr(self, f.name)) for f in dataclasses.fields(self)}
+        )
         for name in ("global_segment_size", "local_buffer_size"):
-            if getattr(self, name) < 0:
-                raise InvalidArgument(f"{name} must not be negative, got {getattr(self, name)}")
-        for name in ("enable_ssd_offload", "enable_client_http_server"):
-            if getattr(self, name):
-                raise InvalidArgument(f"{name} must be False, for it is not here, got True")
+            if getattr(settings, name) < 0:
+                raise InvalidArgument(f"{name} must not be negative, got {getattr(settings, name)}")
+        if settings.enable_ssd_offload:
+            raise InvalidArgument("enable_ssd_offload must be False, for it is not here, got True")
+        if settings.enable_client_http_server:  # it has metrics, which nothing else depends on
+            log.warning("setup: enable_client_http_server is ignored: there is none here")
+        return settings
 
     @property
     def path(self) -> str:
         """The file of the pool of this host."""
         return self.master_server_addr or f"/dev/shm/mooncake-store-{os.getuid()}"
+
+
+def _as_type(field: dataclasses.Field, value: Any) -> Any:
+    if field.type is bool:
+        return as_flag(field.name, value)
+    if field.type is int and isinstance(value, numbers.Integral) and not isinstance(value, bool):
+        return int(value)
+    if field.type is str and isinstance(value, str):
+        return str(value)
+    if field.type in (int, str):
+        kind = "int" if field.type is int else "str"
+        raise InvalidArgument(f"{field.name} must be of type {kind}, got {value!r:.80}")
+    return value
