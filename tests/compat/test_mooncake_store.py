@@ -180,6 +180,35 @@ def test_a_buffer_stays_when_its_value_goes(store):
     assert bytes(memoryview(handle)) == b"value" and memoryview(handle).readonly
 
 
+def test_a_handle_is_shown_and_compared_as_an_object(store):
+    store.put_batch(["a", "b"], [b"value", b"value"])
+    handle, other = store.batch_get_buffer(["a", "b"])
+    shown = "<BufferHandle of 5 bytes>"
+    assert repr(handle) == str(handle) == f"{handle}" == shown
+    assert f"{handle:>30}" == shown.rjust(30)
+    assert handle == handle and handle != other and handle is not None
+    assert (handle == None) is (handle == b"value") is False  # noqa: E711
+    assert handle in [other, handle] and len({handle, other, handle}) == 2
+
+
+def test_a_handle_is_used_as_an_array(store):
+    store.put("a", b"value")
+    handle, plain = store.get_buffer("a"), np.frombuffer(b"value", np.uint8)
+    for part, expected in ((handle[:4], plain[:4]), (handle + 1, plain + 1), (handle[::2], b"vle")):
+        assert type(part) is np.ndarray and part.tolist() == list(expected)
+        assert part.size == len(expected)
+    assert handle[1] == handle[-4] == ord("a") and list(handle) == plain.tolist()
+    assert np.mean(handle) == handle.mean() == plain.mean() and np.sum(handle) == plain.sum()
+    assert handle.size == handle.size() == plain.size and type(handle.size()) is int
+    assert np.array_equal(handle, plain) and np.equal(handle, plain).all()
+    assert np.concatenate([handle, handle]).tobytes() == b"valuevalue"
+    assert torch.frombuffer(bytearray(handle), dtype=torch.uint8).tolist() == plain.tolist()
+    with pytest.raises(ValueError, match="read-only"):
+        handle[0] = 1
+    with pytest.raises(ValueError, match="read-only"):
+        handle[:2][0] = 1
+
+
 def test_removal_by_regex_searches(store):
     for key in ("rx1", "rx2", "ry", "k-abc-1"):
         store.put(key, b"1")
