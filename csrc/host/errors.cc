@@ -3,6 +3,7 @@
 #include <cstring>
 
 #include "common/check.h"
+#include "host/gil.h"
 #include "host/module.h"
 
 namespace py = pybind11;
@@ -17,20 +18,17 @@ py::object text_of(const char* what) {
       PyUnicode_DecodeUTF8(what, num_bytes, "backslashreplace"));
 }
 
-void raise(const char* type, const char* what) {
-  const py::object error = py::module_::import("mooncake_kernels.errors").attr(type);
-  PyErr_SetObject(error.ptr(), text_of(what).ptr());
-}
+void raise_text(const char* type, const char* what) { raise(type, py::make_tuple(text_of(what))); }
 
 void translate(std::exception_ptr pointer) {
   try {
     if (pointer) std::rethrow_exception(pointer);
   } catch (const InvalidArgument& e) {
-    raise("InvalidArgument", e.what());
+    raise_text("InvalidArgument", e.what());
   } catch (const Unavailable& e) {
-    raise("Unavailable", e.what());
+    raise_text("Unavailable", e.what());
   } catch (const CudaError& e) {
-    raise("CudaError", e.what());
+    raise_text("CudaError", e.what());
   } catch (const SystemError& e) {
     const py::tuple arguments = py::make_tuple(e.code().value(), text_of(e.what()));
     PyErr_SetObject(PyExc_OSError, arguments.ptr());
@@ -38,6 +36,16 @@ void translate(std::exception_ptr pointer) {
 }
 
 }  // namespace
+
+void raise(const char* type, const py::tuple& arguments) {
+  const py::object kind = py::module_::import("mooncake_kernels.errors").attr(type);
+  sleeping_at_exit([&] {
+    PyObject* const error = PyObject_CallObject(kind.ptr(), arguments.ptr());
+    if (error == nullptr) return;  // with the error of the call
+    PyErr_SetObject(kind.ptr(), error);
+    Py_DECREF(error);
+  });
+}
 
 void bind_errors(py::module_&) { py::register_exception_translator(translate); }
 

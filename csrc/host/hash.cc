@@ -5,6 +5,7 @@
 
 #include <optional>
 
+#include "host/gil.h"
 #include "host/module.h"
 
 namespace py = pybind11;
@@ -32,7 +33,7 @@ py::array_t<uint64_t> block_hashes(const Array<uint32_t>& tokens, int64_t block_
   py::array_t<uint64_t> keys(hash::num_block_hashes(params));
   uint64_t* const out = keys.mutable_data();
   {
-    const py::gil_scoped_release release;
+    const GilReleased released;
     hash::block_hashes(params, out, num_threads);
   }
   return keys;

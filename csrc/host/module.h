@@ -5,6 +5,9 @@
 
 namespace mk::host {
 
+// Sets an error of mooncake_kernels/errors.py as the one that Python sees.
+void raise(const char* type, const pybind11::tuple& arguments);
+
 void bind_errors(pybind11::module_& m);
 void bind_libraries(pybind11::module_& m);
 void bind_hash(pybind11::module_& m);

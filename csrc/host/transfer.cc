@@ -31,10 +31,8 @@ void translate(std::exception_ptr pointer) {
   try {
     if (pointer) std::rethrow_exception(pointer);
   } catch (const TransferError& e) {
-    const py::object type = py::module_::import("mooncake_kernels.errors").attr("TransferError");
-    const py::object error = type(e.peer, e.cause, e.num_bytes_done, e.num_bytes_total, e.timed_out,
-                                  e.only_notification_missing);
-    PyErr_SetObject(type.ptr(), error.ptr());
+    raise("TransferError", py::make_tuple(e.peer, e.cause, e.num_bytes_done, e.num_bytes_total,
+                                          e.timed_out, e.only_notification_missing));
   }
 }
 

@@ -103,3 +103,54 @@ def test_forked_processes_end_in_the_middle_of_transfers(tmp_path, soak):
             assert complaint.rstrip().endswith("KeyboardInterrupt"), (seed, case, complaint)
         else:
             assert complaint == "", (seed, case)
+
+
+LATE = """
+class Late:  # goes after the interpreter has begun to end, and lets other threads run meanwhile
+    def __del__(self): time.sleep(0.3)
+late = Late()
+engine = TransferEngine("127.0.0.1:0", transports=["tcp"])
+def again_and_again(call):
+    while True:
+        try: call()
+        except (InvalidArgument, TransferError): pass
+def in_threads(call, count=4):
+    for _ in range(count):
+        threading.Thread(target=again_and_again, args=(call,), daemon=True).start()
+"""
+CALLS = {  # that end at once, most of them with an error
+    "refused": "engine.open('127.0.0.1:1')",
+    "closed": "(engine.close(), engine.open('127.0.0.1:1'))",
+    "invalid": "engine.open('nonsense')",
+    "hashes": "block_hashes(tokens, 16)",
+}
+
+
+def test_daemon_threads_may_call_again_and_again_while_the_interpreter_ends(tmp_path, soak):
+    """Some of them want the GIL back while an error of C++ is on its way, or is handled."""
+    cases = list(CALLS) * (40 if soak else 4)
+    setup = "from mooncake_kernels.hashing import block_hashes\ntokens = np.ones(4096, np.uint32)\n"
+    scripts = [f"{setup}{LATE}in_threads(lambda: {CALLS[case]})\ntime.sleep(0.1)" for case in cases]
+    ends = run_forks(scripts, tmp_path)
+    assert [*zip(cases, ends, strict=True)] == [(case, (0, "")) for case in cases]
+
+
+@pytest.mark.parametrize("handled", [True, False])
+def test_a_daemon_thread_may_make_an_error_while_the_interpreter_ends(tmp_path, handled):
+    """The constructor of an error is Python code, which can give the GIL away."""
+    script = f"""
+import mooncake_kernels.errors as errors
+made = threading.Event()
+class Slow(errors.TransferError):
+    def __init__(self, *arguments):
+        made.set()
+        time.sleep(0.2)
+{LATE}
+errors.TransferError = Slow
+def fail():
+    try: raise ValueError
+    except ValueError: engine.open("127.0.0.1:1")
+in_threads(fail if {handled} else lambda: engine.open("127.0.0.1:1"), 1)
+assert made.wait(30)
+"""
+    assert run_forks([script], tmp_path) == [(0, "")]
