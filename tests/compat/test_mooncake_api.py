@@ -98,5 +98,19 @@ def test_memory_of_the_allocator_is_registered_and_freed():
     assert allocator.free(address + 1) == -1
     assert allocator.free(address) == 0
     assert allocator.free(address) == -1
-    with pytest.raises(ValueError, match="num_bytes must be"):
-        allocator.alloc(0)
+    assert allocator.free([]) == allocator.free(None) == -1
+
+
+@pytest.mark.parametrize(
+    ("size", "reason"),
+    [
+        (0, "size must be an integer from 1"),
+        (-1, "size must be an integer from 1"),
+        (None, "size must be an integer from 1"),
+        (1 << 60, "alloc: "),
+    ],
+)
+def test_an_allocation_that_fails_is_a_runtime_error(size, reason):
+    """As Mooncake's, which engines may expect."""
+    with pytest.raises(RuntimeError, match=reason):
+        mooncake.store.MooncakeHostMemAllocator().alloc(size)

@@ -231,7 +231,11 @@ def test_probes(engine, caplog):
     refused(caplog, -102, "connection refused", engine.send_probe, name)
     refused(caplog, -101, "host:port", engine.send_probe, "nonsense")
     refused(caplog, -101, "cannot resolve", engine.send_probe, "no.such.host.invalid:1")
-    refused(caplog, -101, "must be a string", engine.send_probe, 4711)
+    refused(caplog, -101, "peer_server_name must be a string", engine.send_probe, 4711)
+    refused(caplog, 0, "segment_name must be a string", engine.get_first_buffer_address, None)
+    for huge in ("h" * 100_000, "127.0.0.1:" + "1" * 100_000):
+        refused(caplog, -101, 'name must be "host:port", got', engine.send_probe, huge)
+        assert len(caplog.text) < 2000
 
 
 def test_the_local_topology(engine, caplog):
@@ -241,6 +245,9 @@ def test_the_local_topology(engine, caplog):
     none = json.loads(engine.get_local_topology("no_such_0, no_such_1"))
     assert all(lists == [[], []] for lists in none.values())
     assert "this machine has no ['no_such_0', 'no_such_1']" in caplog.text
+    for wrong in (5, 0, b"mlx5_0", ["mlx5_0"]):
+        with pytest.raises(InvalidArgument, match="device_name must be a string"):
+            engine.get_local_topology(wrong)
 
 
 def test_cuda_calls_say_that_they_are_not_here(engine):

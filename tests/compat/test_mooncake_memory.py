@@ -62,7 +62,10 @@ def test_a_batch_is_registered_wholly_or_not_at_all(engine, caplog):
     batch = engine.batch_register_memory
     refused(caplog, -7, "overlap", batch, [first, first + 8], [PAGE, PAGE])
     refused(caplog, -1, "that this process can read, .* got 0x8 ", batch, [first, 8], [PAGE, PAGE])
-    refused(caplog, -1, "capacity .* got 0", batch, [first, second], [PAGE, 0])
+    refused(caplog, -1, "capacities .* got 0", batch, [first, second], [PAGE, 0])
+    refused(caplog, -1, "buffer_addresses .* got -1", batch, [first, -1], [PAGE, PAGE])
+    refused(caplog, -1, "buffer_addresses must be memory", batch, [first, 8], [PAGE, PAGE])
+    refused(caplog, -3, "buffer_addresses must be where", engine.batch_unregister_memory, [8])
     refused(caplog, -1, "equally long, got 2 and 1", batch, [first, second], [PAGE])
     assert batch([first, second], [PAGE, PAGE]) == 0
     unregister = engine.batch_unregister_memory

@@ -277,3 +277,18 @@ def test_shards(store, caplog):
     for shard in store.batch_get_tensor_with_tp(["x", "y"], 1, 2):
         assert torch.equal(shard, tensor[1:])
     assert store.remove_by_regex("odd") == 0
+
+
+def test_what_does_not_fit_is_told_in_the_size_of_the_value(store, memory, caplog):
+    """Without the name that is stored in front of it."""
+    p = memory.address
+    assert store.put("a", bytes(30)) == 0
+    at_least = "size must be at least the value's 30 bytes, got"
+    assert store.get_into("a", p, 10) == WRONG
+    reasons(caplog, f"get_into: {at_least} 10$")
+    assert store.batch_get_into(["a"], [p], [29]) == [WRONG]
+    reasons(caplog, f"batch_get_into: {at_least} 29$")
+    assert store.batch_get_into_multi_buffers(["a"], [[p, p + 50]], [[10, 15]]) == [WRONG]
+    reasons(caplog, f"batch_get_into_multi_buffers: {at_least} 25$")
+    assert store.get_into_ranges([p], [["a"]], [[[0]]], [[[29]]], [[[2]]]) == [[[WRONG]]]
+    reasons(caplog, "must be within the value's 30 bytes, got 2 from 29$")

@@ -112,6 +112,21 @@ def test_batches_of_removals_reach_all_hosts(store, other):
     assert other.call("batch_is_exist", ["theirs", "ours"]) == [0, 0]
 
 
+def test_what_does_not_fit_is_told_in_the_size_of_the_value(store, other, caplog):
+    memory = Memory(store)
+    p, at_least = memory.address, "size must be at least the value's 30 bytes, got"
+    assert other.call("put", LONG, bytes(30)) == 0
+    assert store.get_into(LONG, p, 10) == INVALID_PARAMS
+    reasons(caplog, f"get_into: {at_least} 10$")
+    assert store.batch_get_into([LONG], [p], [29]) == [INVALID_PARAMS]
+    reasons(caplog, f"batch_get_into: {at_least} 29$")
+    assert store.batch_get_into_multi_buffers([LONG], [[p, p + 50]], [[10, 15]]) == [INVALID_PARAMS]
+    reasons(caplog, f"batch_get_into_multi_buffers: {at_least} 25$")
+    assert store.get_into_ranges([p], [[LONG]], [[[0]]], [[[29]]], [[[2]]]) == [[[INVALID_PARAMS]]]
+    reasons(caplog, "must be within the value's 30 bytes, got 2 from 29$")
+    assert store.batch_get_into([LONG, LONG], [p, p], [30, 40]) == [30, 30]
+
+
 @pytest.fixture
 def asked(store, monkeypatch):
     """The questions to the store's directory since the last ``clear``, without its thread's."""

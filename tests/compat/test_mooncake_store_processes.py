@@ -1,10 +1,13 @@
 """A store shared by several processes of a host, its use by threads, and killed processes."""
 
+import subprocess
+
 import pytest
 
 from ..metadata.support import eventually
+from ..transfer.scripts import PYTHON
 from .store_processes import processes
-from .store_support import Memory, set_up, value_of
+from .store_support import Memory, pool_file, set_up, value_of
 from .support import in_threads
 
 
@@ -79,3 +82,32 @@ def test_threads(path):
     in_threads(8, run)
     assert store.remove_all() == 1
     store.close()
+
+
+FORKED = """
+import os, sys
+from mooncake_serving.compat.mooncake.store import MooncakeDistributedStore
+arguments = ("127.0.0.1", "P2PHANDSHAKE", 1 << 20, 0, "tcp", "", sys.argv[1])
+store = MooncakeDistributedStore()
+assert store.setup(*arguments) == store.put("a", b"1") == 0
+pid = os.fork()
+if pid:
+    code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+    assert store.health_check() == 0 and store.get_batch(["a", "b"]) == [b"1", b"2"]
+    sys.exit(code)
+assert store.health_check() == 1
+assert store.is_exist("a") == store.put("c", b"3") == store.setup(*arguments) == -600
+assert store.get("a") == b"" and store.batch_is_exist(["a"]) == [-1]
+own = MooncakeDistributedStore()
+assert own.setup(*arguments) == own.put("b", b"2") == 0 and own.get("a") == b"1"
+assert own.close() == store.close() == 0
+"""
+
+
+def test_a_forked_child_makes_a_store_of_its_own():
+    with pool_file() as path:
+        command = [*PYTHON, "-c", FORKED, path]
+        ran = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    assert ran.returncode == 0, ran.stderr
+    assert "is_exist: the store is of another process: a forked child must make" in ran.stderr
+    assert "setup: the store is of another process" in ran.stderr

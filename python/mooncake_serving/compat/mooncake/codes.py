@@ -48,7 +48,7 @@ def returns(failure: int) -> Callable[[Method[Self, Arguments]], Method[Self, Ar
                 code, reason = failed.code, str(failed)
             except (InvalidArgument, Unavailable, TransferError, CudaError, OSError) as error:
                 reason = str(error)
-            log.error("%s: %s", method.__name__, reason)
+            log.error("%s: %.1000s", method.__name__, reason)  # it may quote a huge name
             return code
 
         return call

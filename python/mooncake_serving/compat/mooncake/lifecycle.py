@@ -96,10 +96,14 @@ class Lifecycle:
 
         Args:
             device_name: only these, separated by commas; None or empty: all.
+
+        Raises:
+            InvalidArgument: it is no string.
         """
         topology = mk.Topology.discover()
-        if not device_name:
+        if device_name is None or device_name == "":
             return topology.to_mooncake_json()
+        names.check_text("device_name", device_name)
         wanted = {name.strip() for name in device_name.split(",")}
         known = wanted & {nic.name for nic in topology.nics}
         if known != wanted:
@@ -123,7 +127,7 @@ class Lifecycle:
         """
         running = self._running()
         try:
-            name = names.peer_name(peer_server_name, running.metadata)
+            name = names.peer_name(peer_server_name, running.metadata, "peer_server_name")
             running.engine.open(name, deadline_s=min(_PROBE_S, running.timeout_s)).close()
         except (InvalidArgument, Unavailable) as error:
             raise Failed(ERR_DNS, str(error)) from None
@@ -140,7 +144,7 @@ class Lifecycle:
             processes of its machine and user, and others only if both have a secret.
         """
         running = self._running()
-        name = names.peer_name(segment_name, running.metadata)
+        name = names.peer_name(segment_name, running.metadata, "segment_name")
         lane = running.peers.take(name, running.timeout_s)
         failed = True  # the peer may have been restarted
         try:

@@ -31,8 +31,8 @@ class Memory:
         self._regions: dict[int, Region] = {}
         self._managed: dict[int, mmap.mmap] = {}  # the memory of those allocated here
 
-    def register(self, ranges: Iterable[Range], location: str) -> None:
-        """Register all of the ranges, or none."""
+    def register(self, ranges: Iterable[Range], location: str, *, argument: str) -> None:
+        """Register all of the ranges, or none. Errors call the addresses ``argument``."""
         if not isinstance(location, str) or not (
             location == "*" or location.startswith(("cpu:", "cuda:"))
         ):
@@ -44,7 +44,7 @@ class Memory:
         regions: list[Region] = []
         try:
             for address, num_bytes in ranges:
-                regions.append(self._register(address, num_bytes, location, mapped))
+                regions.append(self._register(address, num_bytes, location, mapped, argument))
         except BaseException as error:  # including errors of a NIC or a driver
             overlaps = self._overlaps(address, num_bytes, regions)
             for region in regions:
@@ -56,7 +56,7 @@ class Memory:
         with self._lock:
             self._regions.update({region.address: region for region in regions})
 
-    def unregister(self, addresses: list[int]) -> None:
+    def unregister(self, addresses: list[int], *, argument: str) -> None:
         """Unregister all of these, or none. Afterwards no thread of the engine touches them."""
         with self._lock:
             unknown = [
@@ -67,7 +67,7 @@ class Memory:
             if unknown or len(set(addresses)) < len(addresses):
                 raise Failed(
                     ERR_ADDRESS_NOT_REGISTERED,
-                    "buffer_addr must be where registered memory begins, and named once, "
+                    f"{argument} must be where registered memory begins, and named once, "
                     f"got {[hex(address) for address in unknown or addresses][:8]}",
                 )
             regions = [self._regions.pop(address) for address in addresses]
@@ -126,7 +126,7 @@ class Memory:
         )
 
     def _register(
-        self, address: int, num_bytes: int, location: str, mapped: MappedMemory
+        self, address: int, num_bytes: int, location: str, mapped: MappedMemory, argument: str
     ) -> Region:
         buffer: Buffer | None
         if allowed := mapped.access(address, num_bytes):
@@ -135,7 +135,7 @@ class Memory:
             buffer = gpu_memory_at(address, num_bytes)
         if buffer is None:
             raise InvalidArgument(
-                "buffer_addr must be memory that this process can read, or of one allocation on a "
+                f"{argument} must be memory that this process can read, or of one allocation on a "
                 f"GPU, got {_shown(address, num_bytes)}"
             )
         is_there = location.startswith("cpu:") if buffer.is_host else location == buffer.location

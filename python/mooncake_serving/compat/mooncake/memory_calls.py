@@ -24,7 +24,7 @@ class MemoryCalls(Lifecycle):
         Returns:
             0; -7 if it overlaps registered memory, -303 for another kind of location, else -1.
         """
-        return self._register([buffer_addr], [capacity], location)
+        return self._register(("buffer_addr", "capacity"), [buffer_addr], [capacity], location)
 
     @returns(ERR_INVALID_ARGUMENT)
     def unregister_memory(self, buffer_addr: int) -> int:
@@ -33,7 +33,9 @@ class MemoryCalls(Lifecycle):
         Returns:
             0, and from now on the engine does not touch it; -3 if no registered range begins there.
         """
-        self._running().memory.unregister([as_natural("buffer_addr", buffer_addr)])
+        self._running().memory.unregister(
+            [as_natural("buffer_addr", buffer_addr)], argument="buffer_addr"
+        )
         return 0
 
     @returns(ERR_INVALID_ARGUMENT)
@@ -41,12 +43,15 @@ class MemoryCalls(Lifecycle):
         self, buffer_addresses: Sequence[int], capacities: Sequence[int], location: str = "*"
     ) -> int:
         """Register several ranges, all or, on a failure, none; see ``register_memory``."""
-        return self._register(buffer_addresses, capacities, location)
+        arguments = ("buffer_addresses", "capacities")
+        return self._register(arguments, buffer_addresses, capacities, location)
 
     @returns(ERR_INVALID_ARGUMENT)
     def batch_unregister_memory(self, buffer_addresses: Sequence[int]) -> int:
         """Unregister several ranges, all or, if one is not registered, none."""
-        self._running().memory.unregister(_naturals("buffer_addresses", buffer_addresses))
+        self._running().memory.unregister(
+            _naturals("buffer_addresses", buffer_addresses), argument="buffer_addresses"
+        )
         return 0
 
     @returns(0)
@@ -92,15 +97,23 @@ class MemoryCalls(Lifecycle):
         num_bytes = as_natural("length", length)
         return self._running().memory.read(address, num_bytes)
 
-    def _register(self, addresses: Iterable[int], capacities: Iterable[int], location: str) -> int:
-        begins = _naturals("buffer_addr", addresses)
-        sizes = _naturals("capacity", capacities, minimum=1)
+    def _register(
+        self,
+        arguments: tuple[str, str],
+        addresses: Iterable[int],
+        capacities: Iterable[int],
+        location: str,
+    ) -> int:
+        begins = _naturals(arguments[0], addresses)
+        sizes = _naturals(arguments[1], capacities, minimum=1)
         if len(begins) != len(sizes):
             raise InvalidArgument(
                 "buffer_addresses and capacities must be equally long, got "
                 f"{len(begins)} and {len(sizes)}"
             )
-        self._running().memory.register(zip(begins, sizes, strict=True), location)
+        self._running().memory.register(
+            zip(begins, sizes, strict=True), location, argument=arguments[0]
+        )
         return 0
 
 

@@ -20,25 +20,31 @@ _TRANSPORTS = {  # the transports that a protocol allows an engine to use
 _MIN_TIMEOUT_S = 5  # Mooncake's; lower settings count as this
 
 
+def check_text(argument: str, value: str) -> None:
+    """Refuse what is no string."""
+    if not isinstance(value, str):
+        raise InvalidArgument(f"{argument} must be a string, got {value!r:.80}")
+
+
 def listen_name(local_hostname: str) -> str:
     """The engine's ``"host:port"`` for ``"host"``, ``"host:port"`` or an IPv6 address."""
-    _check_text("local_hostname", local_hostname)
+    check_text("local_hostname", local_hostname)
     if _is_ipv6(local_hostname):
         return f"[{local_hostname}]:0"
     has_port = ":" in local_hostname.rpartition("]")[2]
     return local_hostname if has_port else f"{local_hostname}:0"
 
 
-def peer_name(target_hostname: str, metadata: str = "p2p") -> str:
-    """The name of the peer's engine: with a metadata server, ``target_hostname`` itself.
+def peer_name(name: str, metadata: str, argument: str) -> str:
+    """The name of a peer's engine: with a metadata server, what the ``argument`` says.
 
     Otherwise its ``"host:port"``; an IPv6 address may come without its brackets.
     """
-    _check_text("target_hostname", target_hostname)
+    check_text(argument, name)
     if metadata != "p2p":
-        return target_hostname
-    host, _, port = target_hostname.rpartition(":")
-    return f"[{host}]:{port}" if _is_ipv6(host) else target_hostname
+        return name
+    host, _, port = name.rpartition(":")
+    return f"[{host}]:{port}" if _is_ipv6(host) else name
 
 
 def metadata_of(server: str, kind: str = "etcd", environ: Mapping[str, str] = os.environ) -> str:
@@ -47,10 +53,10 @@ def metadata_of(server: str, kind: str = "etcd", environ: Mapping[str, str] = os
     ``MC_METADATA_CLUSTER_ID`` is a part of all keys; ``MC_REDIS_USERNAME``, ``MC_REDIS_PASSWORD``
     and ``MC_REDIS_DB_INDEX`` supply what the URL does not specify.
     """
-    _check_text("metadata_server", server)
+    check_text("metadata_server", server)
     if server == _P2P:
         return "p2p"
-    _check_text("metadata_type", kind)
+    check_text("metadata_type", kind)
     url = server if "://" in server else f"{kind}://{server}"
     scheme = url.partition("://")[0]
     if scheme not in _SERVERS:
@@ -80,7 +86,7 @@ def _redis_login(url: str, environ: Mapping[str, str]) -> dict[str, str]:
 
 def transports_of(protocol: str, environ: Mapping[str, str] = os.environ) -> tuple[str, ...]:
     """The transports of a protocol. ``MC_FORCE_TCP``, whatever its value, makes it tcp."""
-    _check_text("protocol", protocol)
+    check_text("protocol", protocol)
     if "MC_FORCE_TCP" in environ and protocol != "tcp":
         log.info("MC_FORCE_TCP is set: tcp in the place of %s", protocol)
         return _TRANSPORTS["tcp"]
@@ -95,7 +101,7 @@ def transports_of(protocol: str, environ: Mapping[str, str] = os.environ) -> tup
 def topology_of(device_name: str | None, transports: tuple[str, ...]) -> mk.Topology | None:
     """This machine with only the named NICs, separated by commas; None: with all of them."""
     if device_name is not None:
-        _check_text("device_name", device_name)
+        check_text("device_name", device_name)
     wanted = {name.strip() for name in (device_name or "").split(",")} - {""}
     if not wanted:
         return None
@@ -126,8 +132,3 @@ def _is_ipv6(text: str) -> bool:
     except ValueError:
         return False
     return True
-
-
-def _check_text(argument: str, value: str) -> None:
-    if not isinstance(value, str):
-        raise InvalidArgument(f"{argument} must be a string, got {value!r:.80}")

@@ -44,7 +44,7 @@ class Transfers(Lifecycle):
         return submit(
             running.engine,
             running.peers,
-            names.peer_name(target_hostname, running.metadata),
+            names.peer_name(target_hostname, running.metadata, "target_hostname"),
             columns_of(buffers, peer_buffer_addresses, lengths),
             reads=opcode == READ,
             notify=encode(notify),

@@ -98,6 +98,11 @@ def size_of(memory: Memory) -> int:
     return memory.num_bytes if isinstance(memory, Buffer) else len(memory)
 
 
+def too_small(value_bytes: int, num_bytes: int) -> str:
+    """Why a value is not copied into memory of ``num_bytes``."""
+    return f"size must be at least the value's {value_bytes} bytes, got {num_bytes}"
+
+
 def _part(memory: Memory, offset: int, num_bytes: int) -> Memory:
     if isinstance(memory, Buffer):
         return replace(memory, address=memory.address + offset, num_bytes=num_bytes)

@@ -10,8 +10,8 @@ from mooncake_serving.store.keyspace import Keyspace
 from mooncake_serving.store.node.arriving import Outcome
 from mooncake_serving.store.node.sinks import IntoBuffers, IntoBytes, Sink
 
-from .buffers import Memory
-from .codes import CHECKSUM_MISMATCH, INVALID_PARAMS, OBJECT_NOT_FOUND, Answer, code_of
+from .buffers import Memory, too_small
+from .codes import CHECKSUM_MISMATCH, INVALID_PARAMS, OBJECT_NOT_FOUND, Answer, code_of, log
 from .naming import MIN_HEADER_BYTES, header_bytes, header_of, is_header, name_in
 from .sessions import Reading, Wanted
 
@@ -44,6 +44,12 @@ class Elsewhere:
         outcomes = self._read(names, sinks)
         codes = [_code_of(outcome) for outcome in outcomes]
         for i, header in enumerate(headers):
+            if outcomes[i] is Outcome.NOT_TAKEN:
+                room, size = (
+                    num_bytes - len(header)
+                    for num_bytes in (sinks[i].num_bytes, sinks[i].object_bytes)
+                )
+                log.error("%s: %s", op, too_small(size, room))
             if codes[i] == 0:
                 codes[i] = OBJECT_NOT_FOUND  # unless its header has this name
                 if is_header(found[i], header):

@@ -20,8 +20,8 @@ class BufferHandle(np.ndarray):
     is, which is none; its parts, and what is calculated from it, are plain arrays.
     """
 
-    __eq__ = object.__eq__  # type: ignore[assignment]
-    __ne__ = object.__ne__  # type: ignore[assignment]
+    __eq__ = object.__eq__
+    __ne__ = object.__ne__
     __hash__ = object.__hash__  # type: ignore[assignment]
 
     def ptr(self) -> int:
@@ -29,7 +29,7 @@ class BufferHandle(np.ndarray):
         return self.ctypes.data
 
     @property
-    def size(self) -> _Size:  # type: ignore[override]
+    def size(self) -> _Size:
         """Number of bytes, and a method that returns it, as Mooncake's."""
         return _Size(self.nbytes)
 

@@ -2,11 +2,15 @@
 
 import logging
 import threading
+from numbers import Integral
 from typing import ClassVar
 
 import torch
 
 from mooncake_kernels.buffers import shared_memory
+from mooncake_kernels.errors import InvalidArgument
+
+from ..codes import as_natural
 
 log = logging.getLogger(__package__)
 
@@ -24,10 +28,12 @@ class MooncakeHostMemAllocator:
         """Return the address of ``size`` zeroed bytes.
 
         Raises:
-            InvalidArgument: the size is not a positive integer.
-            OSError: there is not enough memory.
+            RuntimeError: the size is not a positive integer, or there is not enough memory.
         """
-        memory = shared_memory(size)
+        try:
+            memory = shared_memory(as_natural("size", size, minimum=1))
+        except (InvalidArgument, OSError, MemoryError) as error:
+            raise RuntimeError(f"alloc: {error}") from error
         with self._lock:
             self._allocated[memory.data_ptr()] = memory
         return memory.data_ptr()
@@ -39,7 +45,8 @@ class MooncakeHostMemAllocator:
             0; -1 for any other address.
         """
         with self._lock:
-            memory = self._allocated.pop(address, None)
+            known = isinstance(address, Integral) and address in self._allocated
+            memory = self._allocated.pop(int(address)) if known else None
         if memory is None:
             log.error("free: address must be what alloc has returned, got %.80r", address)
         return -1 if memory is None else 0

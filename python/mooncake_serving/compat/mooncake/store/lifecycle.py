@@ -1,9 +1,10 @@
 """Setting up a store, and calls about the store as a whole."""
 
+import os
 import threading
 import weakref
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from mooncake_kernels.errors import InvalidArgument
@@ -26,6 +27,7 @@ class Running:
     buffers: Buffers
     sessions: Sessions
     tasks: Tasks
+    process_id: int = field(default_factory=os.getpid)
 
 
 class Lifecycle:
@@ -79,12 +81,13 @@ class Lifecycle:
         )
 
     def health_check(self) -> int:
-        """Return 0 if the store can be used, 1 if it was not set up, or closed.
+        """Return 0 if the store can be used, 1 if it was not set up here, or closed.
 
         2 if the directory of a store of many hosts does not answer.
         """
         state = self._state
-        return 1 if state is None else state.objects.health()
+        is_ours = state is not None and state.process_id == os.getpid()
+        return state.objects.health() if is_ours else 1
 
     def get_hostname(self) -> str:
         """Return the name of this process; "" before ``setup``."""
@@ -110,7 +113,8 @@ class Lifecycle:
         settings = settings.checked()
         with self._starting:
             if self._state is not None:
-                log.warning("setup: it is set up, on %s, and stays so", self._state.settings.path)
+                path = self._running().settings.path
+                log.warning("setup: it is set up, on %s, and stays so", path)
                 return 0
             objects = open_objects(settings)
             self._finalizer = weakref.finalize(self, objects.close)
@@ -121,4 +125,8 @@ class Lifecycle:
         state = self._state
         if state is None:
             raise InvalidArgument("call setup first")
+        if state.process_id != os.getpid():  # puts fail, and a thread's lock may stay held
+            raise InvalidArgument(
+                "the store is of another process: a forked child must make its own"
+            )
         return state

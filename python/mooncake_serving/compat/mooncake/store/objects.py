@@ -12,7 +12,7 @@ from mooncake_serving.store import Store
 from mooncake_serving.store.keyspace import Keyspace
 
 from ..codes import Failed
-from .buffers import Memory, size_of
+from .buffers import Memory, size_of, too_small
 from .codes import (
     INTERNAL_ERROR,
     NO_AVAILABLE_HANDLE,
@@ -147,7 +147,12 @@ class Objects:
         """
         header = header_of(name)
         found = bytearray(len(header))
-        num_bytes = self._store.get_into(name, found, *views)
+        try:
+            num_bytes = self._store.get_into(name, found, *views)
+        except InvalidArgument:  # in terms of the object, header included
+            if (size := self.num_bytes(name)) > (room := sum(map(size_of, views))):
+                raise InvalidArgument(too_small(size, room)) from None
+            raise
         if num_bytes is None or not is_header(found, header):
             return OBJECT_NOT_FOUND
         return num_bytes - len(header)
@@ -167,8 +172,17 @@ class Objects:
         Raises:
             InvalidArgument: the part is not within the value.
         """
-        num_bytes = self._store.get_into(name, view, offset=len(header_of(name)) + offset)
-        return OBJECT_NOT_FOUND if num_bytes is None else size_of(view)
+        start, size = len(header_of(name)), size_of(view)
+        try:
+            num_bytes = self._store.get_into(name, view, offset=start + offset)
+        except InvalidArgument:
+            if 0 <= (there := self.num_bytes(name)) < offset + size:
+                raise InvalidArgument(
+                    f"src_offset and size must be within the value's {there} bytes, got {size} "
+                    f"from {offset}"
+                ) from None
+            raise
+        return OBJECT_NOT_FOUND if num_bytes is None else size
 
     def view(self, name: str) -> memoryview | None:
         """A value, which stays for as long as the view lives; None if there is none."""
