@@ -51,7 +51,7 @@ def test_batches(store, memory):
 @pytest.mark.parametrize(
     ("call", "reason"),
     [
-        (lambda s, p: s.get_tensor_into("t", p, 20), "room for"),
+        (lambda s, p: s.get_tensor_into("t", p, 20), "size must be at least the value"),
         (lambda s, p: s.get_tensor_into("bytes", p, 4096), "must be one of put_tensor"),
         (lambda s, p: s.get_tensor_into("t", 0, 4096), "must be memory of this process"),
         (lambda s, p: s.get_tensor_into(5, p, 4096), "key must be a string"),

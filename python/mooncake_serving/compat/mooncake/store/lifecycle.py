@@ -86,8 +86,9 @@ class Lifecycle:
         2 if the directory of a store of many hosts does not answer.
         """
         state = self._state
-        is_ours = state is not None and state.process_id == os.getpid()
-        return state.objects.health() if is_ours else 1
+        if state is None or state.process_id != os.getpid():
+            return 1
+        return state.objects.health()
 
     def get_hostname(self) -> str:
         """Return the name of this process; "" before ``setup``."""
