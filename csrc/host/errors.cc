@@ -39,7 +39,7 @@ void translate(std::exception_ptr pointer) {
 
 void raise(const char* type, const py::tuple& arguments) {
   const py::object kind = py::module_::import("mooncake_kernels.errors").attr(type);
-  sleeping_at_exit([&] {
+  sleeping_at_exit([&] {  // a constructor may be Python code, which gives the GIL away
     PyObject* const error = PyObject_CallObject(kind.ptr(), arguments.ptr());
     if (error == nullptr) return;  // with the error of the call
     PyErr_SetObject(kind.ptr(), error);
