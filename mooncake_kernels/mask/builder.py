@@ -1,9 +1,10 @@
 """Build the rows of one rule repeatedly, for batches of changing lengths: for CUDA graphs."""
 
+import copy
 from typing import Any
 
 from .._engine import Engine, choose
-from .._tensors import staged
+from .._tensors import is_captured, staged
 from ..errors import InvalidArgument
 from .batch import ChunkBatch
 from .build import raise_if_unfit, run
@@ -25,6 +26,10 @@ class MaskBuilder:
         for q_lens, kv_lens in steps:
             builder.set_lengths(q_lens, kv_lens)
             graph.replay()
+
+    Rows that are built while a graph is captured follow the builder, as all that is made from them
+    in the graph: after ``set_lengths`` they are valid again when the graph has been replayed. Other
+    rows have lengths of their own, and keep them.
 
     Args:
         rule: what is seen; its parameters are fixed.
@@ -81,13 +86,16 @@ class MaskBuilder:
         own.q_lens_list, own.kv_lens_list = new.q_lens_list, new.kv_lens_list
 
     def build(self) -> MaskRows:
-        """Return the rows: one launch on the current stream, without waiting.
+        """Return the rows, without waiting: one launch on the current stream.
 
+        Outside a graph that is being captured, also the copies of the lengths that the rows keep.
         There are as many as the first batch had; those beyond the current batch see nothing. A row
         that does not fit has intervals of -1; ``raise_if_unfit`` raises for it, and so do on the
         CPU those that use the rows.
         """
-        self._last = run(self.rule, self._program, self.batch, self._engine, self._max_num_q)
+        # A replay must read the lengths that set_lengths() writes; other rows must not.
+        batch = self.batch if is_captured() else _copied(self.batch)
+        self._last = run(self.rule, self._program, batch, self._engine, self._max_num_q)
         return self._last
 
     def raise_if_unfit(self) -> None:
@@ -100,3 +108,13 @@ class MaskBuilder:
         """
         if self._last is not None and not self._program.always_fits:
             raise_if_unfit(self.rule, self._last)
+
+
+def _copied(batch: ChunkBatch) -> ChunkBatch:
+    own = copy.copy(batch)
+    own.q_lens, own.kv_lens, own.cu_q = (
+        lengths.clone() for lengths in (batch.q_lens, batch.kv_lens, batch.cu_q)
+    )
+    if batch.positions is not None:
+        own.positions = batch.positions.clone()
+    return own

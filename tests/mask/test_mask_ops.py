@@ -105,6 +105,21 @@ def test_a_builder_follows_its_batch(engine, rule):
         assert not ours.work[there:].any()
 
 
+@pytest.mark.parametrize("positions", [None, [3, 1, 0, 2]])
+def test_rows_of_a_builder_keep_their_lengths(engine, positions):
+    batch = mk.ChunkBatch([2, 2], [4, 4], positions, device=engine.device)
+    builder = mk.mask.MaskBuilder(mk.mask.causal(), batch, engine=engine.engine)
+    rows = builder.build()
+    want = rows.dense(), rows.block_map(2, 2).ranges, rows.batch.query_positions().tolist()
+    builder.set_lengths([1, 2], [4, 3], positions and [3, 1, 0])
+    builder.build()
+    for ours, theirs in zip(rows.dense(), want[0], strict=True):
+        assert torch.equal(ours, theirs)
+    assert torch.equal(rows.block_map(2, 2).ranges, want[1])
+    assert rows.batch.query_positions().tolist() == want[2]
+    assert rows.batch.num_q == 4 and rows.batch.kv_lens_list == rows.batch.kv_lens.tolist()
+
+
 def test_a_builder_with_positions(engine):
     batch = mk.ChunkBatch([2, 1], [9, 9], positions=[8, 0, 4], device=engine.device)
     builder = mk.mask.MaskBuilder(mk.mask.causal(), batch, engine=engine.engine)
