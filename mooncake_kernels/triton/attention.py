@@ -9,6 +9,7 @@ import triton.language as tl
 
 from ..bad_ids import BadIds
 from ..errors import InvalidArgument
+from ..transforms import FP8
 from . import INTERPRETED
 from .attention_kernel import paged_attention_kernel
 from .attention_merge import merge_attention
@@ -111,12 +112,21 @@ def _shared_bytes(
     Keys and values are stored twice for tensor cores that read shared memory (64 rows, 16 bits),
     for the next tile; and once more where they are converted.
     """
-    q, *caches = types
-    num_copies = 2 if rows >= 64 and q.itemsize == 2 else 1
-    used = rows * (padded[0] + tile) * q.itemsize + BARRIER_BYTES
-    for dim, cache in zip(padded, caches, strict=True):
-        used += tile * dim * (num_copies * cache.itemsize + (cache != q) * q.itemsize)
+    dot = dot_type(types)
+    num_copies = 2 if rows >= 64 and dot.itemsize == 2 else 1
+    used = rows * (padded[0] + tile) * dot.itemsize + BARRIER_BYTES
+    for dim, cache in zip(padded, types[1:], strict=True):
+        used += tile * dim * (num_copies * cache.itemsize + (cache != dot) * dot.itemsize)
     return used
+
+
+def dot_type(types: tuple[torch.dtype, ...]) -> torch.dtype:
+    """Return the type in which queries, keys and values are multiplied: one that holds them all.
+
+    Neither of float16 and bfloat16 holds the other; either holds fp8.
+    """
+    floats = {each for each in types if each not in FP8}
+    return floats.pop() if len(floats) == 1 else torch.float32
 
 
 def paged_attention(
@@ -168,7 +178,7 @@ def paged_attention(
             *(*q.stride()[:2], *k_cache.stride()[:3], *v_cache.stride()[:3]),
             HAS_K_SCALES=k_scale is not None,
             HAS_V_SCALES=v_scale is not None,
-            DOT_TYPE=DOT_TYPES[q.dtype],
+            DOT_TYPE=DOT_TYPES[dot_type(types)],
             **shape.constants,
             num_warps=shape.num_warps,
             num_stages=shape.num_stages,

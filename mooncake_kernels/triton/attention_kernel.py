@@ -56,7 +56,7 @@ def paged_attention_kernel(
     REST: tl.constexpr,
     V_DIM: tl.constexpr,
     V_PADDED: tl.constexpr,
-    DOT_TYPE: tl.constexpr,  # of the operands of products: q's, if Triton supports it
+    DOT_TYPE: tl.constexpr,  # of the operands of products; holds q, keys and values
 ):
     """Program (tile, part of a group, split): see the module."""
     TILE_QUERIES: tl.constexpr = ROWS // HEADS  # noqa: N806

@@ -1,5 +1,7 @@
 """paged_attention against float64, in every engine: masks, layouts, dtypes, shapes."""
 
+import math
+
 import pytest
 import torch
 
@@ -122,6 +124,26 @@ def test_caches_of_another_dtype_than_the_queries(engine):
     rows = mk.mask.rows(mk.mask.causal(), mk.ChunkBatch([1, 6], [70, 70]))
     check(make_step(rows, dtype=torch.float32, cache_dtype=torch.bfloat16), engine)
     check(make_step(rows, dtype=torch.bfloat16, cache_dtype=torch.float32), engine)
+
+
+def test_a_cache_is_not_rounded_to_the_dtype_of_the_queries(engine):
+    """Neither to its range nor to its precision; keys that cancel make up for large values."""
+    batch = mk.ChunkBatch([1], [2], device=engine.device)
+    rows = mk.mask.rows(mk.mask.causal(), batch)
+    table = torch.zeros(1, 1, dtype=torch.int32, device=engine.device)
+    q = torch.full((1, 1, 16), 1e-3).half().to(engine.device)
+    k = torch.zeros(1, 2, 1, 16).bfloat16().to(engine.device)
+    k[0, 0], k[0, 1, :, ::2], k[0, 1, :, 1::2] = 0, 1e5, -1e5
+    v = torch.ones(1, 2, 1, 16).bfloat16().to(engine.device)
+    v[0, 1, 0, 0] = 65536.0  # out of float16's range
+    out, lse = mk.paged_attention(q, k, v, table, rows, engine=engine.engine)
+    assert out[0, 0].tolist() == [32768.0] + [1.0] * 15
+    assert lse.item() == pytest.approx(math.log(2), rel=1e-5)
+    fine = torch.full((1, 2, 1, 16), 1 + 2**-20, device=engine.device)
+    _, lse = mk.paged_attention(
+        torch.ones_like(q).bfloat16(), fine, fine, table, rows, scale=2.0**16, engine=engine.engine
+    )
+    assert lse.item() == pytest.approx(2**20 + 1, abs=1)
 
 
 def test_strided_queries(engine):

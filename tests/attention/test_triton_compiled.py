@@ -38,14 +38,16 @@ NAMES = {torch.bfloat16: "bf16", torch.float16: "fp16", torch.float32: "fp32",
          torch.float8_e4m3fn: "fp8e4nv"}
 
 def paged(arch, queries, dtype, cache_dtype, dims, group, is_aligned=True):
-    shape = attention.Shape.of(queries, group, dims, 16, (dtype, cache_dtype, cache_dtype))
+    all_types = (dtype, cache_dtype, cache_dtype)
+    shape = attention.Shape.of(queries, group, dims, 16, all_types)
+    dot_type = attention.DOT_TYPES[attention.dot_type(all_types)]
     cache, float_type = "*" + NAMES[cache_dtype], "*" + NAMES[dtype]
     types = {"q": float_type, "out": float_type, "lse": "*fp32", "k_cache": cache,
              "v_cache": cache, "tail_bits": "*i64", "k_scales": "*fp32", "v_scales": "*fp32",
              "bad": "*i64", "scale": "fp32"}
     types |= dict.fromkeys(("block_table", "intervals", "tail_base", "cu_q", "kv_lens"), "*i32")
     constants = shape.constants | {"HAS_K_SCALES": True, "HAS_V_SCALES": True,
-                                   "DOT_TYPE": attention.DOT_TYPES[dtype]}
+                                   "DOT_TYPE": dot_type}
     kernel = attention.paged_attention_kernel
     # As a launch finds them, mostly: then tiles are copied ahead, which takes more.
     aligned = [name for name in kernel.arg_names if is_aligned and name not in constants and
