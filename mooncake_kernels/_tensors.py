@@ -90,6 +90,33 @@ def shared_step(
     return None
 
 
+def rows_meet(
+    sizes: Sequence[int], steps: Sequence[int], row_bytes: tuple[int, int], distance: int
+) -> bool:
+    """Tell whether two arrays of the same sizes and steps share a byte; they may alternate.
+
+    Of each axis, only the two steps around the rest of the distance can lead from a row of one to a
+    row of the other, because none is too short (``shared_step``).
+
+    Args:
+        sizes: of the axes outside the rows, in any order.
+        steps: of the same, in bytes.
+        row_bytes: of a row of the first array, and of the second one.
+        distance: of their beginnings, in bytes.
+    """
+    distances = {distance}
+    for step, size in sorted(zip(steps, sizes, strict=True), reverse=True):
+        if size > 1:
+            distances = {
+                distance - count * step
+                for distance in distances
+                for count in (distance // step, distance // step + 1)
+                if -size < count < size
+            }
+    first, second = row_bytes
+    return any(-second < distance < first for distance in distances)
+
+
 def is_captured() -> bool:
     """Tell whether work on the current stream goes into a CUDA graph."""
     if torch.compiler.is_compiling() or not torch.cuda.is_initialized():

@@ -66,16 +66,12 @@ class BadIds:
                 f"{names[side - 1]} must not share memory with the blocks that are read, got some "
                 "that do: nothing was copied"
             )
-        return InvalidArgument(
-            f"{names[side - 1]}[{index}] must be -1 or in [0, {num_blocks[side - 1]}), "
-            f"got {block_id}"
-        )
+        return _out_of_range(names[side - 1], index, num_blocks[side - 1], block_id)
 
     def check(self, side: int, ids: torch.Tensor) -> None:
         """Raise for the first bad id in a CPU tensor."""
-        num_blocks = self._made_of[2][side - 1]
-        for index in ((ids < -1) | (ids >= num_blocks)).nonzero().flatten().tolist():
-            raise self.error(side, index, int(ids[index]))
+        _, names, num_blocks = self._made_of
+        check_ids(names[side - 1], ids, num_blocks[side - 1])
 
     def raise_if_any(self) -> None:
         """Raise for the reported id or checksum, if any, and clear it."""
@@ -93,6 +89,16 @@ class BadIds:
 
     def __reduce__(self) -> tuple[Any, ...]:  # a copy has its own words
         return BadIds, self._made_of
+
+
+def check_ids(name: str, ids: torch.Tensor, num_ids: int) -> None:
+    """Raise for the first bad id in a CPU tensor."""
+    for index in ((ids < -1) | (ids >= num_ids)).nonzero().flatten().tolist():
+        raise _out_of_range(name, index, num_ids, int(ids[index]))
+
+
+def _out_of_range(name: str, index: int, num_ids: int, given: int) -> InvalidArgument:
+    return InvalidArgument(f"{name}[{index}] must be -1 or in [0, {num_ids}), got {given}")
 
 
 def _new_rows() -> Iterable[torch.Tensor]:

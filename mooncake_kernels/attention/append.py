@@ -14,6 +14,7 @@ from .._tensors import (
     have_addresses,
     is_captured,
     refuse_gradients,
+    rows_meet,
     shared_step,
     versioned,
 )
@@ -180,11 +181,7 @@ def _check_apart(
 
 
 def _meet(k_cache: torch.Tensor, v_cache: torch.Tensor) -> bool:
-    """Tell whether caches of the same strides share an element; False if their strides differ.
-
-    Then a row of values lies between two of keys, or in a row of them. Of each axis, only the two
-    steps around the rest of the distance can lead there, as ``_check_writable`` has passed.
-    """
+    """Tell whether caches of the same strides share an element; False if their strides differ."""
     places = [(c.stride(), c.element_size(), c.shape[3]) for c in (k_cache, v_cache)]
     distance = v_cache.data_ptr() - k_cache.data_ptr()
     return _meet_at(tuple(k_cache.shape), *places, distance)
@@ -201,17 +198,8 @@ def _meet_at(
     steps = [[strides[axis] * size for axis in axes] for strides, size, _ in (k_place, v_place)]
     if steps[0] != steps[1]:
         return False
-    distances = {distance}
-    for step, axis in sorted(zip(steps[0], axes, strict=True), reverse=True):
-        most = shape[axis] - 1
-        distances = {
-            distance - count * step
-            for distance in distances
-            for count in (distance // step, distance // step + 1)
-            if -most <= count <= most
-        }
     k_bytes, v_bytes = (dim * size for _, size, dim in (k_place, v_place))
-    return any(-v_bytes < distance < k_bytes for distance in distances)
+    return rows_meet([shape[axis] for axis in axes], steps[0], (k_bytes, v_bytes), distance)
 
 
 def _range(tensor: torch.Tensor) -> tuple[int, int]:

@@ -43,8 +43,8 @@ def gather_blocks(
             which leaves its row of ``out`` unchanged. Repeats are allowed.
         out: ``[n, layer, kv, head, token, dim]``, packed, of view's dtype, not overlapping it. On
             view's device; or one of the two on a GPU and the other in pinned host memory, which
-            the GPU then writes or reads. None allocates it on view's device; rows of holes are then
-            undefined.
+            the GPU then writes or reads. None allocates it on view's device; rows of holes, and of
+            bad ids on a GPU, are then undefined.
         max_sms: as for ``CopyPlan.run``.
         engine: as for ``CopyPlan.run``.
 
@@ -53,7 +53,7 @@ def gather_blocks(
 
     Raises:
         InvalidArgument: an argument is not as above. For ids on CUDA see ``CopyPlan.run``; here the
-            next gather or scatter of this view raises.
+            next gather or scatter of this view raises, or ``view.check()``.
         Unavailable: the named engine is not available.
     """
     check_view("gather_blocks", view)
@@ -63,7 +63,7 @@ def gather_blocks(
     if device.type == "cuda":
         other = out if isinstance(out, torch.Tensor) else view
         engine = choose(engine, view, other, [view.gather_plan], [block_ids])
-    ids = as_ids("gather_blocks: block_ids", block_ids, device, engine)
+    ids = as_ids("gather_blocks: block_ids", block_ids, device, engine, num_ids=view.num_blocks)
     shape = view.packed_shape(ids.numel())
     is_given = out is not None
     if out is None:
@@ -113,7 +113,7 @@ def scatter_blocks(
     if device.type == "cuda":
         other = packed if isinstance(packed, torch.Tensor) else view
         engine = choose(engine, other, view, [view.scatter_plan], [block_ids])
-    ids = as_ids("scatter_blocks: block_ids", block_ids, device, engine)
+    ids = as_ids("scatter_blocks: block_ids", block_ids, device, engine, num_ids=view.num_blocks)
     shape = view.packed_shape(ids.numel())
     source = as_packed("scatter_blocks: packed", packed, shape, view, device)
     check_packed_apart("scatter_blocks: packed", view, packed, ids)
@@ -156,12 +156,12 @@ def checksum_blocks(
 
     Raises:
         InvalidArgument: an argument is not as above. For ids on CUDA see ``CopyPlan.run``; here the
-            next call for this view raises.
+            next call for this view raises, or ``view.check()``.
         Unavailable: the named engine is not available.
     """
     check_view("checksum_blocks", view)
     check_call("checksum_blocks", max_sms, engine)
-    ids = as_ids("checksum_blocks: block_ids", block_ids, view.device)
+    ids = as_ids("checksum_blocks: block_ids", block_ids, view.device, num_ids=view.num_blocks)
     sums = torch.zeros(ids.numel(), dtype=torch.int64, device=view.device)
     plan, bad = whole_view(view)
     add_checksums(engine, view, plan, ids, sums, bad, max_sms)

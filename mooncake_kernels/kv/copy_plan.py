@@ -166,9 +166,9 @@ class CopyPlan:
         """Copy block ``src_blocks[i]`` of src into block ``dst_blocks[i]`` of dst.
 
         On CUDA the copy is queued on the current stream and may not have run yet. Ids on the CPU
-        are moved to the device first; pass them on the device to avoid that. Do not change ids in
-        pinned memory until the stream has reached the copy. A CUDA graph that captured it must not
-        outlive the plan, to which its kernels report.
+        are checked and moved to the device first; pass them on the device to avoid that. Do not
+        change ids in pinned memory until the stream has reached the copy. A CUDA graph that
+        captured it must not outlive the plan, to which its kernels report.
 
         Args:
             src_blocks: ``[n]``, int32 or int64. Each in ``[0, src.num_blocks)``, or -1 to skip its
@@ -209,11 +209,11 @@ class CopyPlan:
         Raises:
             ChecksumError: a block of src does not match ``checksums``. On the CPU nothing has been
                 copied then; on CUDA this block is skipped, and the error is raised as for ids.
-            InvalidArgument: an id is out of range, or an argument is not as above. On the CPU
-                nothing has been copied then. On CUDA, and in Triton's interpreter, the kernel
-                checks the ids: pairs with a bad id are skipped, and the error is raised by the next
-                ``run`` that finds it there, or by ``check``. Under torch.compile it is a plain
-                ValueError.
+            InvalidArgument: an id is out of range, or an argument is not as above. Nothing has been
+                copied then, unless the ids are on a GPU, or pinned ones that a graph captures:
+                then, and in Triton's interpreter, the kernel checks them, pairs with a bad id are
+                skipped, and the error is raised by the next ``run`` that finds it there, or by
+                ``check``. Under torch.compile it is a plain ValueError.
             Unavailable: the named engine is not available.
             CudaError: CUDA refused the launch.
         """
@@ -225,8 +225,8 @@ class CopyPlan:
         check_jobs_engine("CopyPlan.run", engine, jobs)
         if self._device.type == "cuda":
             engine = self._jobs.choose(engine, jobs, (src_blocks, dst_blocks))
-        src_ids = as_ids("CopyPlan.run: src_blocks", src_blocks, self._device, engine)
-        dst_ids = as_ids("CopyPlan.run: dst_blocks", dst_blocks, self._device, engine)
+        names = ("CopyPlan.run: src_blocks", "CopyPlan.run: dst_blocks")
+        src_ids, dst_ids = self._as_ids(names, (src_blocks, dst_blocks), self._num_blocks, engine)
         call, dst_ids = self.prepare(
             *("CopyPlan.run", jobs, src_ids, dst_ids, src_positions, dst_positions, checksums)
         )
@@ -299,8 +299,8 @@ class CopyPlan:
         check_jobs_engine("CopyPlan.run_slots", engine, jobs)
         if self._device.type == "cuda":
             engine = self._jobs.choose(engine, jobs, (src_slots, dst_slots))
-        src_ids = as_ids("CopyPlan.run_slots: src_slots", src_slots, self._device, engine)
-        dst_ids = as_ids("CopyPlan.run_slots: dst_slots", dst_slots, self._device, engine)
+        names = ("CopyPlan.run_slots: src_slots", "CopyPlan.run_slots: dst_slots")
+        src_ids, dst_ids = self._as_ids(names, (src_slots, dst_slots), self._num_slots, engine)
         if src_ids.numel() != dst_ids.numel():
             raise InvalidArgument(
                 f"CopyPlan.run_slots: dst_slots must have as many ids as src_slots "
@@ -393,6 +393,19 @@ class CopyPlan:
         call = self._jobs.call(op, src_ids, dst_ids, src_positions, dst_positions, checksums)
         name = f"{op}: {names[1]}"
         return call, self._apart(name, jobs, src_ids, dst_ids, self._num_blocks[0])
+
+    def _as_ids(
+        self,
+        names: tuple[str, str],
+        ids: tuple[BlockIds, BlockIds],
+        num_ids: tuple[int, int],
+        engine: Engine,
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        src, dst = (
+            as_ids(name, given, self._device, engine, num_ids=limit)
+            for name, given, limit in zip(names, ids, num_ids, strict=True)
+        )
+        return src, dst
 
     def _apart(
         self,

@@ -10,7 +10,7 @@ import torch
 from .. import _library
 from .._arguments import as_one_of
 from .._tensors import check_plain, count_write, have_addresses, is_captured
-from ..bad_ids import BadIds
+from ..bad_ids import BadIds, check_ids
 from ..errors import InvalidArgument, shown
 from ..reference import kv as reference
 from .calibration import default_engine
@@ -143,8 +143,19 @@ def check_memory(src: KVView, dst: KVView, plan: "BlockPlan | RowPlan") -> None:
         plan.resolved(src.registered, dst.registered, gpu)
 
 
-def as_ids(name: str, ids: BlockIds, device: torch.device, engine: Engine = "auto") -> torch.Tensor:
-    """Return ids where the engine reads them: on the copy's device, or on the CPU."""
+def as_ids(
+    name: str,
+    ids: BlockIds,
+    device: torch.device,
+    engine: Engine = "auto",
+    *,
+    num_ids: int | None = None,
+) -> torch.Tensor:
+    """Return ids where the engine reads them: on the copy's device, or on the CPU.
+
+    Of those that are moved to a device, which would report them late, each must be below
+    ``num_ids``, if that is given.
+    """
     if engine in LISTED:
         if isinstance(ids, torch.Tensor) and ids.device.type != "cpu":
             raise InvalidArgument(
@@ -169,8 +180,16 @@ def as_ids(name: str, ids: BlockIds, device: torch.device, engine: Engine = "aut
             f"{name} must be 1-d int32 or int64, got {tensor.dtype} of shape "
             f"{tuple(tensor.shape)}, {tensor.layout} on {tensor.device}"
         )
+    if num_ids is not None and tensor.device.type == "cpu" and device.type != "cpu":
+        _check_before_upload(name, tensor, num_ids)
     # Work queued later waits for a copy to the device; nothing waits for one to the host.
     return to_device(name, tensor, device)
+
+
+def _check_before_upload(name: str, ids: torch.Tensor, num_ids: int) -> None:
+    """Refuse bad ids on the host; a graph that is captured reads others than these."""
+    if not torch.compiler.is_compiling() and have_addresses((ids,)) and not is_captured():
+        check_ids(name, ids, num_ids)
 
 
 def _refuse_bools(name: str, ids: BlockIds) -> None:
@@ -257,7 +276,6 @@ def check_max_sms(op: str, max_sms: int | None) -> None:
 
 
 def check_writable(name: str, view: KVView) -> None:
-    if view.shared_step is not None:
-        raise InvalidArgument(
-            f"{name} must have memory for each of its elements, got {view.shared_step}"
-        )
+    shared = view.shared_step or view.shared_tensors()
+    if shared is not None:
+        raise InvalidArgument(f"{name} must have memory for each of its elements, got {shared}")

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from itertools import product
 from math import gcd
 
-from .._tensors import shared_step
+from .._tensors import rows_meet, shared_step
 from ..errors import InvalidArgument, shown
 
 AXES = ("layer", "kv", "block", "head", "token", "dim")
@@ -71,9 +71,18 @@ class Layout:
 
     def shared_step(self) -> str | None:
         """Tell which axis of a tensor steps into the elements of those inside it, if one does."""
-        axes = [axis for axis in AXES if axis != "dim" and not self.is_list(axis)]
+        axes = self._axes_around_rows()
         strides = [self.strides[axis] // self.itemsize for axis in axes]
         return shared_step(strides, [self.sizes[axis] for axis in axes], axes, self.sizes["dim"])
+
+    def tensors_meet(self, distance: int) -> bool:
+        """Tell whether tensors so many bytes apart share elements; none may have a shared step."""
+        axes, row_bytes = self._axes_around_rows(), self.sizes["dim"] * self.itemsize
+        sizes, steps = ([lengths[axis] for axis in axes] for lengths in (self.sizes, self.strides))
+        return rows_meet(sizes, steps, (row_bytes, row_bytes), distance)
+
+    def _axes_around_rows(self) -> list[str]:
+        return [axis for axis in AXES if axis != "dim" and not self.is_list(axis)]
 
     def is_list(self, axis: str) -> bool:
         """Tell whether an axis is spread over tensors, so that its stride is meaningless."""

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 import torch
 
-from ..bad_ids import BadIds
+from ..bad_ids import check_ids
 from ..errors import ChecksumError, InvalidArgument, shown
 from ..transforms import FP8, Fp8, Rope
 from .copy_jobs import check_checksum, check_jobs_engine, check_transforms, run_jobs
@@ -258,7 +258,7 @@ class Packer:
         on_device = isinstance(block_ids, torch.Tensor) and block_ids.device.type != "cpu"
         ids = as_ids(name, block_ids, self.device if on_device else torch.device("cpu"))
         if not on_device:
-            BadIds(ids.device, (name, name), (num_blocks, num_blocks)).check(1, ids)
+            check_ids(name, ids, num_blocks)
         return as_ids(name, ids, self.device)
 
     def _checksums(

@@ -1,13 +1,15 @@
 """KVView: a paged KV cache whose axes have names. Public as ``mooncake_kernels.KVView``."""
 
 from collections.abc import Sequence
+from functools import lru_cache
+from itertools import islice
 from typing import Any
 
 import torch
 from torch._subclasses.fake_tensor import unset_fake_temporarily
 
 from .. import _library
-from .._tensors import check_device, check_plain, versioned
+from .._tensors import check_device, check_plain, have_addresses, versioned
 from ..bad_ids import BadIds
 from ..errors import InvalidArgument
 from .layout import (
@@ -111,7 +113,8 @@ class KVView:
             ``block`` may be 0; they must not require grad, or have a forward tangent. They are
             not copied, and must keep their memory while the view is in use. To be written to, a
             tensor must have memory for each of its elements, each axis stepping over all of those
-            inside it. No CUDA graph that captured a copy of the view's blocks may outlive it.
+            inside it, and share none of it with another one. No CUDA graph that captured a copy of
+            the view's blocks may outlive it.
         axes: the names of a tensor's dimensions, separated by spaces.
 
     Attributes:
@@ -173,6 +176,7 @@ class KVView:
         self.span: Any = None  # where its tensors are: likewise, and again if they move
         names = ("gather_blocks: block_ids", "scatter_blocks: block_ids")
         self.shared_step = self.layout.shared_step()
+        self._shared_tensors: str | None = None  # "" for none; asked for on the first write
         self.bad_ids = BadIds(self.device, names, (self.num_blocks, self.num_blocks))
         self.gpu_bad_ids: Any = None  # for a GPU that accesses it in pinned memory: on first use
 
@@ -189,6 +193,22 @@ class KVView:
             *(self.num_heads, self.block_size, self.head_dim),
         )
 
+    def check(self) -> None:
+        """Wait for the current stream, and raise if a gather, scatter or checksum met a bad id.
+
+        Does nothing on the CPU, where the calls themselves raise.
+
+        Raises:
+            InvalidArgument: an id of an earlier call was out of range; the message names it.
+        """
+        kept = [(self.device, self.bad_ids)]
+        kept += [(self.device, self.sums[1])] if self.sums else []
+        kept += [self.gpu_bad_ids] if self.gpu_bad_ids else []
+        for device, bad in kept:
+            if device.type == "cuda":
+                torch.cuda.current_stream(device).synchronize()
+            bad.raise_if_any()
+
     def plane(self, layer: int, kv: int) -> torch.Tensor:
         """Return one layer's k or v as a strided view ``[block, head, token, dim]``."""
         for name, value, size in (("layer", layer, self.num_layers), ("kv", kv, self.num_kv)):
@@ -203,6 +223,35 @@ class KVView:
             [self.layout.strides[name] // itemsize for name in names],
             tensor.storage_offset() + offset // itemsize,
         )
+
+    def shared_tensors(self) -> str | None:
+        """Tell which tensors share elements, if two do; for this package's own use.
+
+        Those of a list may alternate in one range of memory. The answer is kept.
+        """
+        if torch.compiler.is_compiling() or not have_addresses(self.tensors):
+            return None
+        if self._shared_tensors is None:
+            self._shared_tensors = self._find_shared_tensors()
+        return self._shared_tensors or None
+
+    def _find_shared_tensors(self) -> str:
+        if self.num_blocks == 0:
+            return ""
+        addresses = sorted((tensor.data_ptr(), i) for i, tensor in enumerate(self.tensors))
+        meet = lru_cache(None)(self.layout.tensors_meet)  # few distances are distinct
+        sizes_and_strides = zip(self.tensors[0].shape, self.tensors[0].stride(), strict=True)
+        last = sum((size - 1) * stride for size, stride in sizes_and_strides)
+        extent = (last + 1) * self.layout.itemsize
+        for k, (begin, i) in enumerate(addresses):
+            if begin == 0:  # freed: the copy says so
+                continue
+            for other, j in islice(addresses, k + 1, None):
+                if other >= begin + extent:
+                    break
+                if meet(other - begin):
+                    return f"some that tensors {min(i, j)} and {max(i, j)} share"
+        return ""
 
     def __repr__(self) -> str:
         return (

@@ -7,6 +7,8 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 import mooncake_kernels as mk
 from mooncake_kernels import _library, bad_ids
 from mooncake_kernels.bad_ids import BadIds
+from mooncake_kernels.kv import blocks, copy_plan
+from mooncake_kernels.kv.execute import as_ids
 from mooncake_kernels.lending import Lender
 
 from .layouts import Sizes, make_view
@@ -103,3 +105,49 @@ def test_rows_are_lent_again_after_others():
         row.fill_(7)
         del owner
     assert len(set(addresses)) == 4 and addresses[4:8] == addresses[:4]
+
+
+@pytest.mark.parametrize("ids", [[0, 8], torch.tensor([3, -2]), range(9)], ids=str)
+def test_ids_on_the_host_are_checked_before_they_are_moved(ids):
+    """As for a GPU: any other device will do."""
+    message = r"^op: ids\[\d\] must be -1 or in \[0, 8\), got (8|-2)$"
+    with pytest.raises(mk.InvalidArgument, match=message):
+        as_ids("op: ids", ids, torch.device("meta"), num_ids=8)
+    moved = as_ids("op: ids", [7, -1, 0], torch.device("meta"), num_ids=8)
+    assert moved.device.type == "meta" and moved.shape == (3,)
+    with FakeTensorMode():  # has no contents to check
+        as_ids("op: ids", torch.tensor([9]), torch.device("meta"), num_ids=8)
+
+
+def test_every_call_checks_ids_on_the_host(monkeypatch):
+    """Each call knows how many ids there are; the operators of the CPU would say it as well."""
+    view = make_view("nhd_per_layer", Sizes(), dtype=torch.int32)
+    plan = mk.CopyPlan(view, make_view("block_first_hnd", Sizes(), dtype=torch.int32))
+    asked = []
+    for module in (blocks, copy_plan):
+        monkeypatch.setattr(
+            module, "as_ids", lambda *given, num_ids: asked.append(num_ids) or as_ids(*given)
+        )
+    packed = mk.gather_blocks(view, [1])
+    mk.scatter_blocks(packed, [1], view)
+    mk.checksum_blocks(view, [1])
+    plan.run([1], [2])
+    plan.run_slots([1], [2])
+    num_slots = view.num_blocks * view.block_size
+    assert asked == [view.num_blocks] * 5 + [num_slots] * 2
+
+
+def test_a_view_is_asked_for_late_reports(rows):
+    view, other = sides()
+    ids = torch.tensor([1])
+    mk.checksum_blocks(view, ids)
+    view.check()
+    for bad, name in (
+        (view.bad_ids, "scatter_blocks"),
+        (view.sums[1], "checksum_blocks"),
+    ):
+        bad.words[:3] = torch.tensor([2, 5, 99])  # as a kernel does
+        with pytest.raises(mk.InvalidArgument, match=rf"^{name}: block_ids\[5\] must .* got 99"):
+            view.check()
+        view.check()
+        other.check()

@@ -158,6 +158,53 @@ def test_a_block_is_not_read_and_written_by_one_run(backend):
         assert torch.equal(snapshot(cache), before)
 
 
+AXES = "block token head dim"
+
+
+@pytest.mark.parametrize(
+    "shared, pair", [("one tensor", (0, 1)), ("one block", (1, 2)), ("half a row", (0, 1))]
+)
+def test_a_target_whose_tensors_share_memory_is_refused(backend, shared, pair):
+    big = torch.zeros(12, 4, 2, 16, dtype=torch.int16, device=backend.device)
+    tensors = {
+        "one tensor": [big] * 3,
+        "one block": [big[8:], big[:4], big[3:7]],
+        "half a row": [big.view(-1)[i : i + 1024].view(8, 4, 2, 16) for i in (0, 136)],
+    }[shared]
+    view = mk.KVView(tensors, AXES)
+    message = f"must have memory for each of its elements, got some that tensors {pair[0]} and "
+    message += f"{pair[1]} share"
+    packed = mk.gather_blocks(view, [1], engine=backend.engine)  # reading is fine
+    for _ in range(2):
+        with pytest.raises(mk.InvalidArgument, match=f"^scatter_blocks: view {message}"):
+            mk.scatter_blocks(packed, [1], view, engine=backend.engine)
+        with pytest.raises(mk.InvalidArgument, match=f"^CopyPlan: dst {message}"):
+            mk.CopyPlan(view, view)
+    both = mk.KVView([[big], [big]], AXES)  # k and v
+    with pytest.raises(mk.InvalidArgument, match=r"some that tensors 0 and 1 share"):
+        mk.CopyPlan(both, both)
+
+
+def test_tensors_of_a_target_may_alternate(backend):
+    options = {"dtype": torch.int16, "device": backend.device}
+    by_block, by_row = (
+        torch.zeros(6, 3, 2, 4, 2, 16, **options),
+        torch.zeros(6, 4, 2, 6, 16, **options),
+    )
+    views = [
+        mk.KVView([[by_block[:, i, kv] for i in range(3)] for kv in range(2)], AXES),
+        mk.KVView([[by_row[..., 2 * i + kv, :] for i in range(3)] for kv in range(2)], AXES),
+        mk.KVView([by_block[:0, 0, 0]] * 2, AXES),  # has no elements
+    ]
+    for view in views[:2]:
+        packed = torch.arange(view.block_bytes, device=backend.device).to(torch.int16)
+        packed = packed[: view.block_bytes // 2].view(view.packed_shape(1))
+        mk.scatter_blocks(packed, [4], view, engine=backend.engine)
+        assert torch.equal(mk.gather_blocks(view, [4], engine=backend.engine), packed)
+    none = torch.empty(views[2].packed_shape(0), **options)
+    mk.scatter_blocks(none, [], views[2], engine=backend.engine)
+
+
 def test_a_cache_whose_memory_was_freed_is_refused(backend):
     view = make_view("nhd_per_layer", Sizes(), device=backend.device)
     mk.gather_blocks(view, [0], engine=backend.engine)

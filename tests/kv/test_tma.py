@@ -47,7 +47,7 @@ def test_many_blocks_of_a_ring_that_goes_round_often(hopper):
 def test_a_bad_id_is_named(hopper):
     src, dst = (make_view("nhd_per_layer", SIZES[0], device=hopper, seed=s) for s in (1, 60))
     plan = mk.CopyPlan(src, dst)
-    plan.run([0, 5], [1, 2], engine="tma")
+    plan.run(*(torch.tensor(ids, device=hopper) for ids in ([0, 5], [1, 2])), engine="tma")
     with pytest.raises(mk.InvalidArgument, match=r"src_blocks\[1\] must be .* got 5"):
         plan.check()
 

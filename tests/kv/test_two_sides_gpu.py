@@ -101,9 +101,11 @@ def test_packed_blocks_on_the_other_side(gpu, to_gpu):
 def test_a_bad_id_is_named(gpu, to_gpu):
     src, dst = sides("nhd_per_layer", "kv_apart", to_gpu, gpu)
     plan = mk.CopyPlan(src, dst)
-    plan.run([0, 5], [1, 2])
+    plan.run(*(torch.tensor(ids, device=gpu) for ids in ([0, 5], [1, 2])))
     with pytest.raises(mk.InvalidArgument, match=r"src_blocks\[1\] must be .* got 5"):
         plan.check()
+    with pytest.raises(mk.InvalidArgument, match=r"src_blocks\[1\] must be .* got 5"):
+        plan.run([0, 5], [1, 2])  # checked here
 
 
 @TO_GPU
