@@ -46,6 +46,8 @@ def check_stored(name: str, tensor: torch.Tensor) -> None:
     if torch.compiler.is_compiling():  # cannot trace the rest
         return
     for wrong, what, cure in (
+        (tensor.is_nested, "be nested", "to_padded_tensor()"),
+        (tensor.is_quantized, "be quantized", "int_repr()"),
         (tensor.is_conj(), "be conjugated lazily", "resolve_conj()"),
         (tensor.is_neg(), "be negated lazily", "resolve_neg()"),
     ):

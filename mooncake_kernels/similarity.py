@@ -163,8 +163,9 @@ def _check_matrix(
     op: str, name: str, matrix: Any, shape: str, dtypes: tuple[torch.dtype, ...]
 ) -> None:
     as_instance(op, name, matrix, torch.Tensor, "a tensor")
-    if matrix.layout != torch.strided:
-        raise InvalidArgument(f"{op}: {name} must be a dense tensor, got a {matrix.layout} one")
+    if matrix.layout != torch.strided or matrix.is_nested:
+        kind = "nested" if matrix.is_nested else matrix.layout
+        raise InvalidArgument(f"{op}: {name} must be a dense tensor, got a {kind} one")
     if matrix.dim() != 2 or matrix.dtype not in dtypes:
         names = " or ".join(str(dtype).removeprefix("torch.") for dtype in dtypes)
         raise InvalidArgument(

@@ -61,6 +61,7 @@ def _in_order(op: str, name: str, cache: torch.Tensor, axes: str) -> torch.Tenso
         raise InvalidArgument(
             f"{op}: axes must be an order of {AXES!r}, 'head' may be missing, got {shown(axes)}"
         )
+    check_stored(f"{op}: {name}", cache)
     if cache.dim() != len(names):
         raise InvalidArgument(
             f"{op}: {name} must have {len(names)} axes, {axes!r}, got shape {tuple(cache.shape)}"
@@ -69,7 +70,6 @@ def _in_order(op: str, name: str, cache: torch.Tensor, axes: str) -> torch.Tenso
         raise InvalidArgument(
             f"{op}: {name} must be float32, float16, bfloat16 or fp8, got {cache.dtype}"
         )
-    check_stored(f"{op}: {name}", cache)
     check_device(op, name, cache)
     if "head" not in names:
         cache, names = cache.unsqueeze(-1), [*names, "head"]

@@ -231,6 +231,7 @@ def as_packed(
 ) -> Packed:
     if not isinstance(tensor, torch.Tensor):
         raise InvalidArgument(f"{name} must be a torch tensor, got {type(tensor).__name__}")
+    check_plain(name, tensor)
     if tensor.shape != shape:
         raise InvalidArgument(f"{name} must have shape {shape}, got {tuple(tensor.shape)}")
     if tensor.dtype != view.dtype:
@@ -240,7 +241,6 @@ def as_packed(
     is_beside = tensor.device == device  # not across the bus
     if not is_beside:
         check_packed_device(name, tensor, device)
-    check_plain(name, tensor)
     if not tensor.is_contiguous():
         raise InvalidArgument(f"{name} must be packed, got strides {tensor.stride()}")
     has_address = not torch.compiler.is_compiling() and have_addresses([tensor])

@@ -4,20 +4,24 @@ from collections.abc import Sequence
 
 import torch
 
+from .._arguments import as_integer
 from ..bad_ids import check_ids
 from ..errors import ChecksumError, InvalidArgument, shown
-from ..transforms import FP8, Fp8, Rope
+from ..transforms import ELEMENT_TYPES, FLOATS, FP8, Fp8, Rope
 from .copy_jobs import check_checksum, check_jobs_engine, check_transforms, run_jobs
 from .copy_parts import as_views, block_size_of
 from .execute import BlockIds, Engine, as_ids, check_call, check_memory
 from .layer_stream import LayerStream
-from .pack_header import PackHeader
+from .pack_header import MAX_BLOCKS, PackHeader
 from .pack_overlap import Held
 from .pack_plans import PackPlans, Side
+from .row_plan import check_rope
 from .staging import Staging, check_buffer
 from .view import KVView
 
 DEFAULT_CHUNK_BYTES = 32 << 20
+MAX_FIRST = (1 << 31) - 1  # head or layer
+MAX_CHUNK_BYTES = (1 << 62) - 1
 HOLE = -1
 
 
@@ -63,12 +67,16 @@ class Packer:
         rope: Rope | None = None,
         checksum: bool = True,
     ):
-        for name, value in (("first_head", first_head), ("first_layer", first_layer)):
-            if type(value) is not int or value < 0:
-                raise InvalidArgument(f"Packer: {name} must be an integer >= 0, got {shown(value)}")
+        first_head = as_integer("Packer", "first_head", first_head, 0, MAX_FIRST)
+        first_layer = as_integer("Packer", "first_layer", first_layer, 0, MAX_FIRST)
         held_views = as_views("views", views, op="Packer")
         if dtype is not None and (dtype not in FP8 or convert is None):
             raise InvalidArgument(f"Packer: dtype must be fp8, and convert be given, got {dtype}")
+        check_transforms(convert, rope, op="Packer")
+        if convert is not None:
+            _check_convert(held_views, convert, dtype)
+        if rope is not None:
+            check_rope("Packer", held_views[0], rope)
         held = [
             Held(
                 view, {first_layer + i: i for i in range(view.num_layers)}, first_head, slice(None)
@@ -76,7 +84,6 @@ class Packer:
             for view in held_views
         ]
         dtypes = [dtype or held_views[0].dtype, *(view.dtype for view in held_views[1:])]
-        check_transforms(convert, rope, op="Packer")
         check_checksum("Packer", checksum)
         self._set(Side(held, dtypes, convert, rope, checksum))
 
@@ -97,11 +104,8 @@ class Packer:
         It gives the required size of the staging buffer (``num_bytes``) and the ranges to send, in
         order (``chunks``).
         """
-        for name, value, least in (("num_blocks", num_blocks, 0), ("chunk_bytes", chunk_bytes, 1)):
-            if type(value) is not int or value < least:
-                raise InvalidArgument(
-                    f"Packer.header: {name} must be an integer >= {least}, got {shown(value)}"
-                )
+        num_blocks = as_integer("Packer.header", "num_blocks", num_blocks, 0, MAX_BLOCKS)
+        chunk_bytes = as_integer("Packer.header", "chunk_bytes", chunk_bytes, 1, MAX_CHUNK_BYTES)
         return self._plans.header(num_blocks, chunk_bytes)
 
     def pack(
@@ -284,6 +288,21 @@ class Packer:
         # The number of ids before each that are not holes.
         before = torch.cat((ids.new_zeros(1), (ids != HOLE).cumsum(0)))
         return before[last // dst_size + 1] > before[first // dst_size]
+
+
+def _check_convert(views: Sequence[KVView], convert: Fp8, dtype: torch.dtype | None) -> None:
+    """Refuse a conversion that none of the views, or not the first one, can have."""
+    first = views[0]
+    if not any(view.dtype in ELEMENT_TYPES for view in views):
+        raise InvalidArgument(
+            f"Packer: convert must be None for views of other dtypes than floats, got {first.dtype}"
+        )
+    if dtype is not None and first.dtype not in (*FLOATS, dtype):
+        raise InvalidArgument(
+            "Packer: dtype must be None where the first view is not float32, float16 or bfloat16, "
+            f"got {dtype} for {first.dtype}"
+        )
+    convert.table((first.num_layers, first.num_kv, first.num_heads))  # raises if it does not fit
 
 
 def without_right_ones(records: torch.Tensor, wrong: torch.Tensor) -> torch.Tensor:

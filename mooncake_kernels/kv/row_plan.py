@@ -167,10 +167,15 @@ def check_dtypes(src: KVView, dst: KVView, convert: Fp8 | None, rope: Rope | Non
                 f"or float8_e5m2, got {src.dtype} and {dst.dtype}"
             )
     if rope is not None:
-        if src.dtype not in ELEMENT_TYPES:
-            raise InvalidArgument(f"CopyPlan: rope must be given floats to turn, got {src.dtype}")
-        if not src.has_tokens:
-            raise InvalidArgument(
-                f"CopyPlan: rope must be given views with a 'token' axis, got {src.axes!r}"
-            )
-        rope.num_pairs(src.head_dim)  # raises if it does not fit
+        check_rope("CopyPlan", src, rope)
+
+
+def check_rope(op: str, view: KVView, rope: Rope) -> None:
+    """Refuse a view whose keys a rope cannot turn."""
+    if view.dtype not in ELEMENT_TYPES:
+        raise InvalidArgument(f"{op}: rope must be given floats to turn, got {view.dtype}")
+    if not view.has_tokens:
+        raise InvalidArgument(
+            f"{op}: rope must be given views with a 'token' axis, got {view.axes!r}"
+        )
+    rope.num_pairs(view.head_dim)  # raises if it does not fit

@@ -8,6 +8,8 @@ from mooncake_kernels import _library
 
 from .steps import check, make_step
 
+QUANTIZED = torch.quantize_per_tensor(torch.ones(8, 16, 2, 64), 0.1, 0, torch.quint8)
+
 
 def arguments(**changes):
     step = make_step(mk.mask.rows(mk.mask.causal(), mk.ChunkBatch([2, 1], [40, 33])))
@@ -106,6 +108,8 @@ def test_keys_past_the_block_table_that_only_the_device_knows_of(engine, num_blo
         ({"k_scale": 10**400}, "k_scale must be a positive number that float32 holds, got 1000"),
         ({"k_scale": torch.tensor([1.0, 0.0])}, "k_scale must be positive and finite, got"),
         ({"q": torch._neg_view(torch.ones(3, 4, 64))}, "q must not be negated lazily"),
+        ({"q": torch.nested.as_nested_tensor([torch.ones(4, 64)])}, "q must not be nested"),
+        ({"k_cache": QUANTIZED}, "k_cache must not be quantized"),
         ({"axes": "block token dim head dim"}, "axes must be an order of"),
         ({"k_scale": torch.ones(3)}, "k_scale must be a number, or a floating-point tensor"),
         ({"v_scale": "1"}, "v_scale must be a number"),

@@ -93,6 +93,14 @@ def test_a_bad_id_is_named(backend):
     mk.gather_blocks(view, [0], engine=backend.engine)  # and the next call is unharmed
 
 
+def quantized(shape):
+    return torch.quantize_per_tensor(torch.zeros(shape), 0.1, 0, torch.qint8)
+
+
+def nested(shape):
+    return torch.nested.as_nested_tensor([torch.zeros(shape)])
+
+
 def view_of(shape=(2, 7, 4, 2, 8), axes="kv block token head dim", **kwargs):
     return mk.KVView([torch.zeros(shape, **kwargs) for _ in range(2)], axes)
 
@@ -116,6 +124,11 @@ def view_of(shape=(2, 7, 4, 2, 8), axes="kv block token head dim", **kwargs):
          "must not be conjugated lazily"),
         (lambda: mk.KVView(torch.zeros(7, 4, 8).to_sparse(), "block token dim"),
          "must be strided, got torch.sparse"),
+        (lambda: mk.KVView(quantized((7, 4, 8)), "block token dim"),
+         r"tensor 0 must not be quantized: pass what its int_repr\(\) returns"),
+        (lambda: mk.KVView(nested((4, 8)), "block token dim"), "tensor 0 must not be nested"),
+        (lambda: mk.gather_blocks(view_of(), [1], out=nested((2, 2, 2, 4, 8))),
+         "out must not be nested"),
         (lambda: mk.KVView(None, "block token dim"), "tensors must be .*got NoneType$"),
         (lambda: mk.KVView((None,), "block token dim"), "tensors must be .*got tuple of 1 entries"),
         (lambda: mk.KVView([], "block token dim"), "tensors must be"),

@@ -70,9 +70,9 @@ def test_a_header_that_lies_is_refused(change):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"num_blocks": -1}, "num_blocks must be an integer >= 0, got -1"),
-        ({"num_blocks": 1.5}, "num_blocks must be an integer >= 0, got 1.5"),
-        ({"num_blocks": 1, "chunk_bytes": 0}, "chunk_bytes must be an integer >= 1, got 0"),
+        ({"num_blocks": -1}, "num_blocks must be an integer in 0 to .*, got -1"),
+        ({"num_blocks": 1.5}, "num_blocks must be an integer in 0 to .*, got 1.5"),
+        ({"num_blocks": 1, "chunk_bytes": 0}, "chunk_bytes must be an integer in 1 to .*, got 0"),
     ],
 )
 def test_bad_headers(arguments, message):

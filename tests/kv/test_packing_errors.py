@@ -2,6 +2,7 @@
 
 import dataclasses
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
@@ -95,9 +96,10 @@ def test_bad_calls_of_unpack(call, message):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"first_head": -(10**5000)}, "first_head must be an integer >= 0, got a huge int"),
-        ({"first_head": -1}, "first_head must be an integer >= 0, got -1"),
-        ({"first_layer": 0.5}, "first_layer must be an integer >= 0, got 0.5"),
+        ({"first_head": -(10**5000)}, "first_head must be an integer in 0 to .*, got a huge"),
+        ({"first_head": -1}, "first_head must be an integer in 0 to .*, got -1"),
+        ({"first_layer": 0.5}, "first_layer must be an integer in 0 to .*, got 0.5"),
+        ({"first_head": True}, "first_head must be an integer in 0 to .*, got True"),
         ({"dtype": torch.float8_e4m3fn}, "dtype must be fp8, and convert be given"),
         ({"dtype": torch.half, "convert": mk.Fp8()}, "dtype must be fp8, and convert be given"),
         ({"convert": 0.5}, "convert must be mk.Fp8 or None, got float"),
@@ -107,6 +109,44 @@ def test_bad_calls_of_unpack(call, message):
 def test_bad_packers(options, message):
     with pytest.raises(mk.InvalidArgument, match=f"Packer: {message}"):
         mk.Packer(make_view("nhd_per_layer", SIZES), **options)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "options", "message"),
+    [
+        (torch.int32, {"convert": mk.Fp8()}, "Packer: convert must be None for views of other"),
+        (
+            torch.float8_e5m2,
+            {"convert": mk.Fp8(), "dtype": torch.float8_e4m3fn},
+            "Packer: dtype must be None where the first view is not float32, float16 or bfloat16",
+        ),
+        (
+            torch.half,
+            {"convert": mk.Fp8(torch.ones(5, 5, 5))},
+            r"scale must broadcast to .*, \[layer, kv, head\] of the fp8",
+        ),
+        (
+            torch.int16,
+            {"rope": mk.Rope()},
+            "Packer: rope must be given floats to turn, got torch.i",
+        ),
+        (torch.half, {"rope": mk.Rope(rotary_dim=64)}, "Rope: rotary_dim must be even and, with"),
+    ],
+)
+def test_transforms_that_do_not_fit_the_views_of_a_packer(dtype, options, message):
+    with pytest.raises(mk.InvalidArgument, match=message):
+        mk.Packer(make_view("nhd_per_layer", SIZES, dtype=dtype), **options)
+
+
+def test_a_packer_takes_numpys_integers():
+    view = make_view("nhd_per_layer", SIZES)
+    packer = mk.Packer(view, first_head=np.int64(2), first_layer=np.int32(3))
+    header = packer.header(np.int64(4), chunk_bytes=np.int64(1))
+    assert header == mk.Packer(view, first_head=2, first_layer=3).header(4, chunk_bytes=1)
+    assert mk.PackHeader.from_bytes(header.to_bytes()) == header
+    assert packer.header(1 << 24).check()
+    with pytest.raises(mk.InvalidArgument, match="num_blocks must be an integer in 0 to 16777216"):
+        packer.header((1 << 24) + 1)
 
 
 def test_nothing_is_written_if_a_later_view_has_no_memory():

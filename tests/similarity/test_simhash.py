@@ -142,6 +142,11 @@ def test_the_operator_checks_too(values):
         (torch.ones(2, 3), torch.ones(4, 8), r"planes must be \[3, bits\] on cpu.*got shape"),
         (torch.ones(2, 3), torch.ones(3, 8, device="meta"), "planes must be .* on meta"),
         (torch.ones(2, 3).to_sparse(), torch.ones(3, 8), "embeddings must be a dense tensor, got"),
+        (
+            torch.nested.as_nested_tensor([torch.ones(3)]),
+            torch.ones(3, 8),
+            "embeddings must be a dense tensor, got a nested one",
+        ),
         (torch.ones(2, 3), torch.ones(3, 8).to_sparse(), "planes must be a dense tensor, got"),
         (torch.ones(2, 3), torch.ones(3, 9), "planes must have a multiple of 8 bits, got 9"),
         (torch.ones(2, 3), torch.ones(3, 0), "planes must have a multiple of 8 bits, got 0"),
