@@ -1,12 +1,16 @@
 """Tensors that are more than their bytes, for operators that read and write memory as it is."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import wraps
+from typing import ParamSpec, TypeVar
 
 import torch
 from torch.autograd import forward_ad
 
 from .errors import InvalidArgument
 
+P = ParamSpec("P")
+R = TypeVar("R")
 PLAIN = (torch.Tensor, torch.nn.Parameter)
 
 
@@ -124,6 +128,18 @@ def is_captured() -> bool:
     if torch.compiler.is_compiling() or not torch.cuda.is_initialized():
         return False
     return torch.cuda.is_current_stream_capturing()
+
+
+def not_traced(function: Callable[P, R]) -> Callable[P, R]:
+    """Decorate a function that compiled code must call as it is, between two graphs."""
+
+    @wraps(function)
+    def call(*args: P.args, **options: P.kwargs) -> R:
+        if torch.compiler.is_compiling():  # not before: disable() imports the compiler
+            return torch.compiler.disable(function)(*args, **options)
+        return function(*args, **options)
+
+    return call
 
 
 def staged(what: str, tensor: torch.Tensor, device: torch.device) -> torch.Tensor:

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 import torch
 
 from .._arguments import as_integer
+from .._tensors import not_traced
 from ..bad_ids import check_ids
 from ..errors import ChecksumError, InvalidArgument, shown
 from ..transforms import ELEMENT_TYPES, FLOATS, FP8, Fp8, Rope
@@ -108,6 +109,7 @@ class Packer:
         chunk_bytes = as_integer("Packer.header", "chunk_bytes", chunk_bytes, 1, MAX_CHUNK_BYTES)
         return self._plans.header(num_blocks, chunk_bytes)
 
+    @not_traced  # a staging buffer is written through views of several dtypes
     def pack(
         self,
         block_ids: BlockIds,
@@ -172,6 +174,7 @@ class Packer:
                 ready.signal_layer(index, staging)
         return header
 
+    @not_traced
     def unpack(
         self,
         header: PackHeader | bytes,

@@ -227,3 +227,25 @@ def test_a_copy_of_a_packer_packs_into_the_buffer_that_it_is_given():
     staging.zero_()
     copy.deepcopy(packer).pack([1, 2], staging)
     assert torch.equal(staging, wanted)
+
+
+def test_it_leaves_a_compiled_graph():
+    """Also with views of several dtypes, which are one staging buffer."""
+    views = [
+        make_view("nhd_per_layer", SIZES, dtype=torch.int16),
+        mk.KVView(torch.rand(SIZES.block, SIZES.token, 8), "block token dim"),
+    ]
+    packer = mk.Packer(views)
+    staging = torch.zeros(packer.header(2).num_bytes, dtype=torch.uint8)
+
+    @torch.compile(backend="aot_eager")
+    def step(x, src_ids, dst_ids):
+        y = x + 1
+        header = packer.pack(src_ids, staging)
+        return 2 * y, packer.unpack(header, staging, dst_ids)
+
+    y, is_taken = step(torch.zeros(2), torch.tensor([3, 1]), torch.tensor([0, 2]))
+    assert torch.equal(y, torch.full((2,), 2.0)) and is_taken
+    for view in views:
+        packed = mk.gather_blocks(view, [3, 1, 0, 2])
+        assert torch.equal(packed[:2], packed[2:])

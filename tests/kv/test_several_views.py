@@ -99,7 +99,8 @@ def per_block(num_blocks=BLOCKS, **kwargs):
 
 
 def per_token(token=TOKENS, layers=1):
-    return mk.KVView([torch.zeros(BLOCKS, token, 8)] * layers, "block token dim")
+    tensors = [torch.zeros(BLOCKS, token, 8) for _ in range(layers)]
+    return mk.KVView(tensors, "block token dim")
 
 
 @pytest.mark.parametrize(
