@@ -16,7 +16,8 @@ _NUM_ROWS = 16  # allocated at once
 _REPORT_WORDS = 4  # before the flags; WaitReport in ready_flags.h
 _READY, _GIVEN_UP = 0, 2  # what poll_flag returns
 _SLICE_S = 0.1  # between two checks for Python's signals
-_NUM_RESTING = 1 << 10  # of a size: 1 MiB with 124 layers, once as many streams were dropped
+_NUM_RESTING = 1 << 10  # of a size, once as many streams were dropped
+_RESTING_BYTES = 1 << 20  # fewer rest if they are long
 _lenders: dict[tuple[int, bool], Lender] = {}
 
 
@@ -42,14 +43,18 @@ class Flags:
 
     def __init__(self, count: int, *, pinned: bool):
         num_words = _REPORT_WORDS + count
+        # A power of two, so that few sizes of row are kept for good, however many of streams.
+        row_words = max(_LINE_WORDS, 1 << (num_words - 1).bit_length())
 
         def make() -> Sequence[torch.Tensor]:
             # Many at once, for page-locking takes long; each in cache lines of its own.
-            shape = (_NUM_ROWS, -(-num_words // _LINE_WORDS) * _LINE_WORDS)
+            shape = (_NUM_ROWS, row_words)
             rows = torch.zeros(shape, dtype=torch.int64, device="cpu", pin_memory=pinned)
             return rows.unbind()
 
-        row = _lenders.setdefault((count, pinned), Lender(make, _NUM_RESTING)).lend(self)
+        num_resting = min(_NUM_RESTING, max(_NUM_ROWS, _RESTING_BYTES // (8 * row_words)))
+        lender = Lender(make, num_resting)
+        row = _lenders.setdefault((row_words, pinned), lender).lend(self)
         self._report, self.values = row[:_REPORT_WORDS], row[_REPORT_WORDS:num_words]
         self.report_address, self._address = self._report.data_ptr(), self.values.data_ptr()
 

@@ -41,6 +41,19 @@ def test_memory_of_a_dead_stream_is_lent_again(monkeypatch, num_resting):
     assert not any(stream.flags.any() for stream in streams)
 
 
+def test_streams_of_all_lengths_share_few_sizes_of_memory(monkeypatch):
+    """An engine that makes one for each number of chunks keeps little for good."""
+    monkeypatch.setattr(ready_flags, "_lenders", {})
+    for num_layers in range(1, 600):
+        stream = mk.LayerStream(num_layers)
+        assert stream.flags.shape == (num_layers,) and not stream.flags.any()
+        stream.signal_from_host(num_layers - 1, num_layers)
+    assert len(ready_flags._lenders) == 8  # 8 words to 1,024
+    monkeypatch.setattr(ready_flags, "_lenders", {})
+    addresses = {mk.LayerStream(200_000).flags.data_ptr() for _ in range(40)}
+    assert len(addresses) <= 32
+
+
 def test_made_and_used_in_inference_mode():
     with torch.inference_mode():
         stream = mk.LayerStream(2)
