@@ -14,7 +14,8 @@ import triton.language as tl
 from .attention_tiles import NONE, attend_tile, report_bad, request_of, tiles_of
 
 
-@triton.jit
+# The numbers of a batch: they are not worth another compilation where one is 1, or divisible by 16.
+@triton.jit(do_not_specialize=["num_q", "num_requests", "num_blocks", "max_blocks", "split_keys"])
 def paged_attention_kernel(
     q,  # [num_q, heads, K_DIM]
     k_cache,  # [block, token, kv_head, dim]

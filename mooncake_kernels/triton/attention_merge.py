@@ -7,7 +7,7 @@ import triton
 import triton.language as tl
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_parts", "num_rows"])  # of a batch
 def merge_attention_kernel(
     outs,  # [num_parts, num_rows, DIM]
     lses,  # *f32 [num_parts, num_rows]

@@ -15,7 +15,8 @@ WORDS_PER_PROGRAM = 1024
 WORD_TYPES = {8: tl.int64, 4: tl.int32, 2: tl.int16, 1: tl.int8}
 
 
-@triton.jit
+# A packed side has as many ids as the call: these are not worth another compilation.
+@triton.jit(do_not_specialize=["num_src_ids", "num_dst_ids"])
 def copy_blocks_kernel(
     src_base,  # added to the addresses
     dst_base,

@@ -21,7 +21,7 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from mooncake_kernels.triton import attention, attention_append, attention_merge
+from mooncake_kernels.triton import attention, attention_append, attention_merge, kv
 
 MOST_SHARED, MOST_TENSOR_COLUMNS = 232_448, 512  # of a program, on sm_90 and sm_100
 
@@ -85,6 +85,18 @@ MORE_CASES = [
     (64, BF16, BF16, (64, 1024), 64),
     (1, FP32, FP32, (1024, 1024), 8),
 ]
+
+# An engine's next batch must not compile: whether one of its sizes is 1, or divisible by 16, is
+# not looked at, so all have one type.
+BATCH_SIZES = {
+    attention.paged_attention_kernel:
+        {"num_q", "num_requests", "num_blocks", "max_blocks", "split_keys"},
+    attention_merge.merge_attention_kernel: {"num_parts", "num_rows"},
+    kv.copy_blocks_kernel: {"num_src_ids", "num_dst_ids"},
+}
+for kernel, names in BATCH_SIZES.items():
+    unlooked = {each.name for each in kernel.params if each.do_not_specialize}
+    assert unlooked == names, (kernel, unlooked)
 
 arch = int(sys.argv[1])
 for case in CASES:
