@@ -145,7 +145,8 @@ class BlockMap:
         cu = torch.nn.functional.pad(torch.cumsum(tiles * blocks, 0), (1, 0))
         request = self.request_of()
         local = torch.arange(self.num_q_blocks, device=cu.device) - self.cu_q_blocks[request]
-        return self._list(kind, cu[request] + local * tiles[request], int(cu[-1])), cu
+        width = torch.nn.functional.pad(tiles, (0, 1))[request]  # 0 where there are no requests
+        return self._list(kind, cu[request] + local * width, int(cu[-1])), cu
 
     def bsr(self, kind: AnyKind = "any") -> tuple[torch.Tensor, torch.Tensor]:
         """Return the tiles of a kind as compressed rows, FlashInfer's block-sparse form.

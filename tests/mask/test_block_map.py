@@ -136,6 +136,21 @@ def test_lists_of_a_given_width_without_queries(engine, lengths):
     assert block_map.partial_indices.shape == block_map.full_indices.shape == (0, 4)
 
 
+def test_spare_blocks_of_a_batch_without_requests(engine):
+    """As of a graph that is replayed: every form has them, and all are empty."""
+    rows = mk.mask.rows(mk.mask.causal(), mk.ChunkBatch([], [], device=engine.device))
+    block_map = rows.block_map(4, 4, num_q_blocks=3, engine=engine.engine)
+    for kind in ("partial", "full", "any", "empty"):
+        flat, cu = block_map.varlen_indices(kind)
+        assert flat.numel() == 0 and cu.tolist() == [0]
+        assert block_map.count(kind).tolist() == [0, 0, 0]
+        indptr, indices = block_map.bsr(kind)
+        assert indptr.tolist() == [0] * 4 and indices.numel() == 0
+    blocks = block_map.to_flash_attn4()
+    assert blocks.mask_block_cnt.tolist() == [[0, 0, 0]] and blocks.mask_block_idx.numel() == 0
+    assert blocks.cu_total_m_blocks.tolist() == blocks.cu_block_idx_offsets.tolist() == [0]
+
+
 @pytest.mark.parametrize("width", [1, 2, 5])
 def test_lists_of_a_given_width(engine, width):
     """Made with the map; what has no room is left out, and nothing else is touched."""
