@@ -24,7 +24,7 @@ class Copy:
         self.plan = CopyPlan(src, dst)
         self.dst = dst.tensors[0]
         self._scattered = torch.randperm(2 * num_runs)[:num_runs]
-        self._in_order = torch.arange(num_runs)
+        self._in_order = torch.arange(num_runs, device="cpu")
         self._from_host = direction == "h2d"
 
     def run(self, engine: Engine) -> None:

@@ -56,7 +56,8 @@ def run(rule: Rule, program: Program, batch: ChunkBatch, engine: str, num_rows: 
     tail_bits = torch.empty(num_rows, dtype=torch.int64, device=device)
     tail_base = torch.empty(batch.num_requests, dtype=torch.int32, device=device)
     if engine == "reference":
-        tail_base.copy_(batch.kv_lens.cpu() - torch.tensor(program.tails, dtype=torch.int32))
+        tails = torch.tensor(program.tails, dtype=torch.int32, device="cpu")
+        tail_base.copy_(batch.kv_lens.cpu() - tails)
         first, second = reference.rows(rule, batch, tail_base)
         intervals.zero_()[: batch.num_q].copy_(first)
         tail_bits.zero_()[: batch.num_q].copy_(second)

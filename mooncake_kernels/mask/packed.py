@@ -92,5 +92,5 @@ def _empty(batch: ChunkBatch) -> tuple[torch.Tensor, torch.Tensor]:
 def _packed_of(masks: list[torch.Tensor], batch: ChunkBatch) -> PackedMask:
     indptr, words = _empty(batch)
     bytes_of = [reference.packed_bits(mask) for mask in masks]
-    result = torch.cat([torch.zeros(0, dtype=torch.uint8), *bytes_of])
+    result = torch.cat([torch.zeros(0, dtype=torch.uint8, device="cpu"), *bytes_of])
     return PackedMask(result.to(words.device), indptr)

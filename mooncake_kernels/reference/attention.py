@@ -128,7 +128,7 @@ def _turned(
 ) -> torch.Tensor:
     num_pairs = cos_sin.shape[1]
     step = 2 if interleaved else 1
-    x = torch.arange(num_pairs) * step + first
+    x = torch.arange(num_pairs, device=rows.device) * step + first
     y = x + (1 if interleaved else num_pairs)
     turned = rows.clone()
     turned[:, x] = rows[:, x] * cos_sin[0] - rows[:, y] * cos_sin[1]

@@ -68,7 +68,7 @@ def transform_blocks(
     selection, first = plan.selection, plan.first_words[1]
     src_places = _places(1, src_ids.tolist(), src, selection.by_slot, bad)
     dst_places = _places(2, dst_ids.tolist(), dst, selection.by_slot, bad)
-    one = torch.ones(())
+    one = torch.ones((), device="cpu")
     src_size, dst_size = (_tokens_per_id(cache, selection.by_slot) for cache in (src, dst))
     pairs = [
         HOLE not in (src_place[0], dst_place[0])

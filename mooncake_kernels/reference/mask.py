@@ -37,7 +37,7 @@ def _prefix_lm(position: Tensor, key: Tensor, kv_len: int, prefix: int) -> Tenso
 
 
 def _documents(position: Tensor, key: Tensor, kv_len: int, cu: tuple[int, ...]) -> Tensor:
-    begins = torch.tensor(cu)
+    begins = torch.tensor(cu, device=position.device)
     document = [torch.bucketize(where, begins, right=True) for where in (position, key)]
     return document[0] == document[1]
 
@@ -99,7 +99,7 @@ def dense(rule: Rule, batch: ChunkBatch) -> list[Tensor]:
     """Return the mask per request as bool ``[q_len, kv_len]``, on the CPU."""
     positions = batch.query_positions().cpu().to(torch.int64).split(batch.q_lens.tolist())
     return [
-        sees(rule, b, kv_len, positions[b][:, None], torch.arange(kv_len)[None])
+        sees(rule, b, kv_len, positions[b][:, None], torch.arange(kv_len, device="cpu")[None])
         for b, kv_len in enumerate(batch.kv_lens.tolist())
     ]
 
@@ -114,17 +114,18 @@ def rows(rule: Rule, batch: ChunkBatch, tail_base: Tensor) -> tuple[Tensor, Tens
         rows_of_dense(mask, base)
         for mask, base in zip(dense(rule, batch), tail_base.tolist(), strict=True)
     ]
-    intervals = [torch.zeros(0, 4, dtype=torch.int32), *(first for first, _ in pairs)]
-    tails = [torch.zeros(0, dtype=torch.int64), *(second for _, second in pairs)]
+    intervals = [torch.zeros(0, 4, dtype=torch.int32, device="cpu"), *(first for first, _ in pairs)]
+    tails = [torch.zeros(0, dtype=torch.int64, device="cpu"), *(second for _, second in pairs)]
     return torch.cat(intervals).to(batch.device), torch.cat(tails).to(batch.device)
 
 
 def rows_of_dense(mask: Tensor, tail_base: int) -> tuple[Tensor, Tensor]:
     """Return the rows of one request's mask, bool ``[q_len, kv_len]``."""
-    intervals = torch.zeros(len(mask), 4, dtype=torch.int32)
-    tails = torch.zeros(len(mask), dtype=torch.int64)
+    intervals = torch.zeros(len(mask), 4, dtype=torch.int32, device="cpu")
+    tails = torch.zeros(len(mask), dtype=torch.int64, device="cpu")
+    none = torch.zeros(1, device=mask.device)
     for row, line in enumerate(mask):
-        edges = torch.diff(line.to(torch.int8), prepend=torch.zeros(1), append=torch.zeros(1))
+        edges = torch.diff(line.to(torch.int8), prepend=none, append=none)
         runs = list(
             zip((edges > 0).nonzero().flatten(), (edges < 0).nonzero().flatten(), strict=True)
         )
@@ -144,4 +145,4 @@ def packed_bits(mask: Tensor) -> Tensor:
     """Return a request's mask as bytes, lowest bit first; see ``PackedMask``."""
     flat = mask.cpu().flatten().to(torch.uint8)
     padded = torch.nn.functional.pad(flat, (0, -len(flat) % 8)).view(-1, 8)
-    return (padded << torch.arange(8, dtype=torch.uint8)).sum(1, dtype=torch.uint8)
+    return (padded << torch.arange(8, dtype=torch.uint8, device="cpu")).sum(1, dtype=torch.uint8)

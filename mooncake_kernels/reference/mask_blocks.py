@@ -52,12 +52,12 @@ def block_map(
     """Fill the given tensors; see ``mask.block_engine.run``."""
     if cu_q_blocks is not None:
         blocks = [-(-q_len // call.block_q) for q_len in call.rows.batch.q_lens.tolist()]
-        cu_q_blocks[1:] = torch.tensor(blocks, dtype=torch.int32).cumsum(0)
+        cu_q_blocks[1:] = torch.tensor(blocks, dtype=torch.int32, device="cpu").cumsum(0)
     for block, tiles in enumerate(classes(call)):
         if ranges is not None:
-            ranges[block] = torch.tensor(range_of(tiles))
+            ranges[block] = torch.tensor(range_of(tiles), device="cpu")
         if counts is not None:
-            counts[block] = torch.tensor([tiles.count(PARTIAL), tiles.count(FULL)])
+            counts[block] = torch.tensor([tiles.count(PARTIAL), tiles.count(FULL)], device="cpu")
         for each in lists:
             chosen = [tile for tile, what in enumerate(tiles) if what in CLASSES[each.kind]]
             size, begin = len(each.indices), 0
@@ -66,4 +66,6 @@ def block_map(
             else:
                 size //= call.num_q_blocks
                 begin, chosen = block * size, chosen[:size]
-            each.indices[begin : begin + len(chosen)] = torch.tensor(chosen, dtype=torch.int32)
+            each.indices[begin : begin + len(chosen)] = torch.tensor(
+                chosen, dtype=torch.int32, device="cpu"
+            )

@@ -6,7 +6,7 @@ import torch
 def simhash(embeddings: torch.Tensor, planes: torch.Tensor) -> torch.Tensor:
     """Return the signatures; dots are summed in float64."""
     num_bytes = planes.shape[1] // 8
-    signatures = torch.zeros(len(embeddings), num_bytes, dtype=torch.uint8)
+    signatures = torch.zeros(len(embeddings), num_bytes, dtype=torch.uint8, device="cpu")
     for token, dots in enumerate((embeddings.double() @ planes.double()).tolist()):
         for bit, dot in enumerate(dots):
             if dot >= 0:
@@ -25,8 +25,8 @@ def hamming_match(
         [int.from_bytes(bytes(row), "little") for row in signatures.tolist()]
         for signatures in (query_sig, reference_sig)
     )
-    index = torch.full((len(queries),), -1, dtype=torch.int64)
-    distance = torch.full((len(queries),), -1, dtype=torch.int32)
+    index = torch.full((len(queries),), -1, dtype=torch.int64, device="cpu")
+    distance = torch.full((len(queries),), -1, dtype=torch.int32, device="cpu")
     for i, query in enumerate(queries):
         pairs = (
             ((query ^ reference).bit_count(), abs(i - j), j)
