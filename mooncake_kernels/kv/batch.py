@@ -5,6 +5,7 @@ from typing import Literal
 import torch
 
 from .. import _library
+from .._arguments import as_bool
 from ..errors import InvalidArgument, Unavailable
 from ..reference import kv as reference
 from .execute import check_max_sms
@@ -80,7 +81,8 @@ def copy_batch(
         _as_int64("dst_ptrs", dst_ptrs),
         _as_int64("sizes", sizes),
     ]
-    is_any, number = bool(is_src_access_order_any), NUMBERS[engine]
+    is_any = as_bool("copy_batch", "is_src_access_order_any", is_src_access_order_any)
+    number = NUMBERS[engine]
     ran = _library.call(_library.copy_batch, *arrays, is_any, number, int(max_sms or 0))
     if engine == "reference":
         reference.copy_batch(*arrays)

@@ -62,6 +62,8 @@ def test_bad_options():
         mk.copy_batch(GOOD, GOOD, GOOD, engine="triton")
     with pytest.raises(mk.InvalidArgument, match="max_sms must be None or an integer .* got 0"):
         mk.copy_batch(GOOD, GOOD, GOOD, max_sms=0)
+    with pytest.raises(mk.InvalidArgument, match="order_any must be True or False, got 'no'"):
+        mk.copy_batch(GOOD, GOOD, GOOD, "no")
 
 
 @pytest.mark.parametrize("name", GPU_ENGINES)
