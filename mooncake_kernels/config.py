@@ -88,7 +88,7 @@ class Settings:
         0,
         lambda text: int(text) if text == "0" else _positive_int(text),
         f"an integer in [0, {MAX_INT}]",
-        "threads of host functions outside torch (hashing); 0: one per core",
+        "threads of host functions outside torch (hashing); 0: one per CPU that it may use",
     )
     listen_host: str = _setting(
         "127.0.0.1",

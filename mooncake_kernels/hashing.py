@@ -65,7 +65,7 @@ def block_hashes(
     parent_keys = has_parent = None
     if parents is not None:
         parent_keys, has_parent = _as_parents(parents, 1 if starts is None else starts.size - 1)
-    threads = config.current().threads or os.cpu_count() or 1
+    threads = config.current().threads or len(os.sched_getaffinity(0))
     return _host.block_hashes(
         token_array, int(block_size), int(seed), threads, starts, parent_keys, has_parent
     )

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import mooncake_kernels as mk
-from mooncake_kernels import config
+from mooncake_kernels import config, hashing
 
 pytest.importorskip("xxhash", reason="the specification uses the Python xxhash package")
 from mooncake_kernels.reference import hashing as reference
@@ -35,6 +35,23 @@ def test_matches_the_reference(lengths, block_size, seed, data):
     keys = mk.block_hashes(tokens, block_size, **options)
     expected = reference.block_hashes(tokens.tolist(), block_size, **options)
     assert keys.dtype == np.uint64 and np.array_equal(keys, expected)
+
+
+def test_as_many_threads_as_the_process_has_cpus(monkeypatch):
+    """Of a container's or a worker's, not of the machine's."""
+    asked = []
+
+    def block_hashes(tokens, block_size, seed, threads, *rest):
+        asked.append(threads)
+        return np.zeros(1, dtype=np.uint64)
+
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {3, 8, 9})
+    monkeypatch.setattr(hashing._host, "block_hashes", block_hashes)
+    with config.override(threads=0):
+        mk.block_hashes([1, 2], 2)
+    with config.override(threads=5):
+        mk.block_hashes([1, 2], 2)
+    assert asked == [3, 5]
 
 
 @pytest.mark.parametrize("threads", [1, 2, 5])
