@@ -55,6 +55,13 @@ def test_vllms_layers_in_any_layout(recipe, order):
     assert all(torch.equal(cache[[0, 5]], cache[[4, 1]]) for cache in caches.values())
 
 
+def test_vllms_layers_that_share_a_cache(recipe):
+    caches = dict(enumerate(tensors((PAGES, HEADS, PAGE, 2 * DIM))))
+    view = recipe.view_of_vllm(caches | {"shares": caches[1]}, DIM)
+    assert view.num_layers == LAYERS
+    mk.scatter_blocks(mk.gather_blocks(view, [4]), [0], view)
+
+
 def test_vllms_mla(recipe):
     caches = dict(enumerate(tensors((PAGES, PAGE, 576))))
     packed = mk.gather_blocks(recipe.view_of_vllm(caches, 576), [3])
