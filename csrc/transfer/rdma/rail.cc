@@ -32,6 +32,7 @@ void Rail::connect(const rdma::Endpoint& peer, size_t peer_nic, double peer_gb_p
   peer_nic_ = peer_nic;
   bytes_per_s_ = std::max(std::min(nic_.gb_per_s, peer_gb_per_s), kLeastGbPerS) * 1e9;
   is_up_ = true;
+  cause_.clear();
   if (std::exchange(was_up_, true)) counters_.num_reconnects += 1;
 }
 

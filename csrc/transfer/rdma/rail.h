@@ -84,7 +84,7 @@ class Rail {
   // After a failure: not retried for a while, each time longer, until it has moved something.
   void pause(const std::string& cause, size_t peer_nic);
   bool may_try() const { return Clock::now() >= try_at_; }
-  const std::string& cause() const { return cause_; }
+  const std::string& cause() const { return cause_; }  // why it is down; empty: no failure
 
  private:
   void post(const rdma::Transfer& transfer);

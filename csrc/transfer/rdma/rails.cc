@@ -125,33 +125,45 @@ void Rails::reach(const Slice& slice, const RemoteRegion& remote, NicQuestions& 
 }
 
 // First the peer's NIC that the rail was made for; then, and after a failure, the following ones,
-// cyclically.
+// cyclically. All that fails of it is one failure.
 void Rails::try_all(size_t index, NicSet theirs, NicQuestions& questions, const Limit& limit) {
   Rail& rail = rails_[index];
   const size_t count = peer_nics_.size();
   const size_t first = rail.peer_nic() + (rail.cause().empty() ? 0 : 1);
-  for (size_t i = 0; i < count && !rail.is_up(); ++i) {
+  size_t tried = rail.peer_nic();
+  std::string cause;
+  for (size_t i = 0; i < count; ++i) {
     const size_t peer_nic = (first + i) % count;
-    if (contains(theirs, peer_nic)) try_one(index, peer_nic, questions, limit);
+    if (!contains(theirs, peer_nic)) continue;
+    rdma::Endpoint ours;
+    try {
+      ours = rail.open();
+    } catch (const std::exception& error) {  // of our NIC, whichever of the peer's it is to reach
+      cause = error.what();
+      break;
+    }
+    tried = peer_nic;
+    cause = try_one(index, peer_nic, ours, questions, limit);
+    if (cause.empty()) return;
   }
+  rail.close();
+  rail.pause(cause, tried);
 }
 
-void Rails::try_one(size_t index, size_t peer_nic, NicQuestions& questions, const Limit& limit) {
-  Rail& rail = rails_[index];
-  std::string cause;
+std::string Rails::try_one(size_t index, size_t peer_nic, const rdma::Endpoint& ours,
+                           NicQuestions& questions, const Limit& limit) {
   try {
-    const rdma::Endpoint theirs = questions.attach(index, peer_nic, rail.open(), limit);
+    const rdma::Endpoint theirs = questions.attach(index, peer_nic, ours, limit);
     const double gb_per_s = static_cast<double>(peer_nics_[peer_nic].mb_per_s) / 1e3;
-    return rail.connect(theirs, peer_nic, gb_per_s);
+    rails_[index].connect(theirs, peer_nic, gb_per_s);
   } catch (const Refused& refused) {
-    cause = refused.what();
+    return refused.what();
   } catch (const Failure&) {  // of the connection
     throw;
   } catch (const std::exception& error) {
-    cause = error.what();
+    return error.what();
   }
-  rail.close();
-  rail.pause(cause, peer_nic);
+  return "";
 }
 
 bool Rails::is_any_up() const {

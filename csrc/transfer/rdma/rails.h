@@ -67,7 +67,9 @@ class Rails {
   NicSet met_by(size_t nic) const;
   NicSet met_by(size_t nic, const Slice& slice, const RemoteRegion& remote) const;
   void try_all(size_t index, NicSet theirs, NicQuestions& questions, const Limit& limit);
-  void try_one(size_t index, size_t peer_nic, NicQuestions& questions, const Limit& limit);
+  // Returns why it is not up; empty: it is.
+  std::string try_one(size_t index, size_t peer_nic, const rdma::Endpoint& ours,
+                      NicQuestions& questions, const Limit& limit);
 
   const Nics& nics_;
   PeerCounters* counters_ = nullptr;
