@@ -5,6 +5,7 @@ from collections.abc import Iterable
 
 from .model import ADDRESS, LINK_LAYERS, Malformed, System
 
+MAX_PORTS = 255  # of a NIC: verbs number them from 1, in 8 bits
 MAX_DEPTH = 64  # ports above one device; PCI has 256 buses, real machines six ports
 
 
@@ -41,6 +42,8 @@ def checked(system: System) -> System:
             raise Malformed(
                 f"{nic.name}'s link_layer must be one of {LINK_LAYERS}, got {nic.link_layer!r}"
             )
+        if not 1 <= nic.port <= MAX_PORTS:
+            raise Malformed(f"{nic.name}'s port must be in 1 to {MAX_PORTS}, got {nic.port}")
         if nic.pci is not None and nic.pci not in nodes:
             raise Malformed(f"NIC {nic.name} is PCI device {nic.pci}, which is not there")
     for what, part in [(n.address, n) for n in system.pci] + [(n.name, n) for n in system.nics]:

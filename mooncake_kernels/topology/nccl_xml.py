@@ -119,7 +119,7 @@ class _Reader:
                 name=name,
                 pci=address,
                 numa=numa,
-                port=_integer(net, "port", 1),
+                port=max(_integer(net, "port", 1), 1),  # 0: a network without RDMA
                 gbit_per_s=speed / 1000 if speed > 0 else None,
                 link_layer=_link_layer(pci_class),
             )

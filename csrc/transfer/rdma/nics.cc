@@ -48,7 +48,12 @@ Nics::Nics(const std::vector<NicOptions>& options, NearNics near, bool required)
   std::exception_ptr first_error;
   for (const NicOptions& nic : options) {
     try {
-      nics_.push_back({rdma::Device::open(nic.name), nic.port, nic.gb_per_s, nic.packets});
+      const std::shared_ptr<rdma::Device> device = rdma::Device::open(nic.name);
+      const size_t num_ports = device->info().ports.size();
+      MK_CHECK(nic.port >= 1 && static_cast<size_t>(nic.port) <= num_ports,
+               "TransferEngine: topology must give ", nic.name, " a port in 1 to ", num_ports,
+               ", got ", nic.port);
+      nics_.push_back({device, nic.port, nic.gb_per_s, nic.packets});
     } catch (const std::exception& error) {
       if (!first_error) first_error = std::current_exception();
       missing_.push_back(concat(nic.name, ": ", error.what()));

@@ -1,6 +1,11 @@
 """Ports that go down and come back, and ports that are not there."""
 
+import numpy as np
 import pytest
+
+from mooncake_kernels import InvalidArgument
+from mooncake_kernels.topology import Nic, System, Topology
+from mooncake_kernels.transfer import TransferEngine
 
 from .engines import ALL, engines
 
@@ -15,3 +20,29 @@ def test_a_round_of_the_peers_nics_is_one_failure(world, down):
         failures = pair.near.stats()["paths"][pair.peer.name]["fake0"]["num_failures"]
         rounds = 2  # the second after a pause of 1 s
         assert 1 <= failures <= 3 * rounds  # of each of the three rails
+
+
+def with_ports(**ports: int) -> Topology:
+    nics = tuple(Nic(name, port=port, has_gid=True) for name, port in ports.items())
+    return Topology(System(nics=nics))
+
+
+def test_a_port_that_the_nic_lacks(world):
+    message = r"topology must give fake0 a port in 1 to 1, got 2"
+    with pytest.raises(InvalidArgument, match=message):
+        TransferEngine(transports=["rdma"], topology=with_ports(fake0=2))
+
+
+@pytest.mark.parametrize("is_near", [True, False])
+def test_a_nic_without_its_port_is_left_out(world, caplog, is_near):
+    odd, good = with_ports(fake0=2, fake1=1), with_ports(fake2=1)
+    with (
+        TransferEngine(transports=["rdma"], topology=odd if is_near else good) as near,
+        TransferEngine(transports=["rdma"], topology=good if is_near else odd) as far,
+    ):
+        assert "topology must give fake0 a port in 1 to 1, got 2" in caplog.text
+        here, there = np.ones(4096, np.uint8), np.zeros(4096, np.uint8)
+        source, target = near.register(here), far.register(there)
+        with near.open(far.name) as peer:
+            near.write(peer, [(source.address, target.address, 4096)]).wait()
+        np.testing.assert_array_equal(here, there)
