@@ -128,6 +128,7 @@ void Rail::collect(std::vector<Slice>& done) {
     bytes_per_s_ += kNewShare * (static_cast<double>(num_bytes) / seconds - bytes_per_s_);
   bytes_per_s_ = std::max(bytes_per_s_, kLeastGbPerS * 1e9);
   pause_s_ = 0;
+  was_refused_ = false;
 }
 
 void Rail::pause(const std::string& cause, size_t peer_nic) {

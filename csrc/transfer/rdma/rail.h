@@ -16,6 +16,7 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "rdma/queue_pair.h"
@@ -84,6 +85,9 @@ class Rail {
   // After a failure: not retried for a while, each time longer, until it has moved something.
   void pause(const std::string& cause, size_t peer_nic);
   bool may_try() const { return Clock::now() >= try_at_; }
+  // After a refusal instead, which other keys may mend: whether it needs no pause. The next one
+  // does, unless it has moved something until then.
+  bool forgive_refusal() { return !std::exchange(was_refused_, true); }
   const std::string& cause() const { return cause_; }  // why it is down; empty: no failure
 
  private:
@@ -102,7 +106,7 @@ class Rail {
   size_t peer_nic_;
   std::shared_ptr<rdma::CompletionQueue> queue_;
   std::shared_ptr<rdma::QueuePair> pair_;
-  bool is_up_ = false, was_up_ = false;
+  bool is_up_ = false, was_up_ = false, was_refused_ = false;
 
   std::map<uint64_t, Slice> under_way_;  // by token
   uint64_t last_token_ = 0;

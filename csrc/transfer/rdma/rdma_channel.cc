@@ -284,13 +284,14 @@ void RdmaChannel::settle(std::vector<Slice>& done) {
 
 void RdmaChannel::lose(Rail& rail, const RailDown& down, const Limit& limit) {
   std::vector<Slice> left = rail.close();
-  rail.pause(down.what(), rail.peer_nic());
+  const bool goes_on = down.is_refused && rail.forgive_refusal();  // with the keys asked for below
+  if (!goes_on) rail.pause(down.what(), rail.peer_nic());
   tell_trouble();
   questions_.detach(rails_.index_of(rail), limit);
   for (Slice& slice : left) {
     ++slice.num_tries;
     if (only_ && slice.num_tries >= kMaxTries && !rails_.is_any_up()) throw LinkDown(down.what());
-    if (only_ && slice.num_tries >= kMostTries) {
+    if (slice.num_tries >= kMostTries) {
       give_up(slice, down.what());
     } else {
       ready_.push_front(std::move(slice));
