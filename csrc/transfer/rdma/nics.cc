@@ -70,6 +70,15 @@ rdma::PortInfo active_port(const Nic& nic) {
   throw Unavailable(concat("port ", nic.port, " of ", nic.device->name(), " is ", port.state));
 }
 
+bool is_active(const Nic& nic) {
+  try {
+    active_port(nic);
+    return true;
+  } catch (const std::exception&) {
+    return false;
+  }
+}
+
 rdma::QueuePairOptions queue_pair_options(const Nic& nic) {
   rdma::QueuePairOptions options;
   options.port = nic.port;

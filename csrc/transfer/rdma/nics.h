@@ -53,6 +53,7 @@ struct Nic {
 
 // The current state of its port. Throws Unavailable unless it is active.
 rdma::PortInfo active_port(const Nic& nic);
+bool is_active(const Nic& nic);  // false, too, if it cannot be asked
 
 // For a queue pair of that NIC.
 rdma::QueuePairOptions queue_pair_options(const Nic& nic);

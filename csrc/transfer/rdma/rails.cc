@@ -58,6 +58,21 @@ void Rails::meet(std::vector<NicEntry> peer_nics, PeerCounters& counters) {
   if (rails_.empty()) throw Failure("the peer has no NIC that can be connected with ours");
 }
 
+bool Rails::has_active_ports() const {
+  for (size_t nic = 0; nic < nics_.size(); ++nic) {
+    for (const size_t peer_nic : members(met_by(nic), peer_nics_.size())) {
+      if (peer_nics_[peer_nic].is_active && is_active(nics_[nic])) return true;
+    }
+  }
+  return false;
+}
+
+void Rails::learn_ports(const std::vector<NicEntry>& peer_nics) {
+  for (size_t i = 0; i < std::min(peer_nics.size(), peer_nics_.size()); ++i) {
+    peer_nics_[i].is_active = peer_nics[i].is_active;
+  }
+}
+
 void Rails::clear() {
   rails_.clear();
   made_.clear();

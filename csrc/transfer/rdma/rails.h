@@ -29,6 +29,10 @@ class Rails {
   void meet(std::vector<NicEntry> peer_nics, PeerCounters& counters);
   void clear();  // our NICs release our memory
 
+  // Whether a port here and one there that can meet are active; of theirs, as last learned.
+  bool has_active_ports() const;
+  void learn_ports(const std::vector<NicEntry>& peer_nics);
+
   // Makes those, still down, that are best for the slice. Invalidates references to rails.
   void want(const Slice& slice, const RemoteRegion& remote);
 

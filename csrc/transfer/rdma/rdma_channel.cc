@@ -15,6 +15,8 @@ namespace mk::transfer {
 namespace {
 
 constexpr double kProbeS = 2;  // for a peer to list its NICs
+constexpr double kPortsS = 3;  // for a port to be active, at each of a work's retries
+constexpr int kLookAtPortsMs = 50;
 constexpr size_t kWindow = 4;  // works in flight
 constexpr uint64_t kMinSliceBytes = 64ull << 10;
 constexpr uint64_t kMaxSliceBytes = 1ull << 20;
@@ -28,9 +30,21 @@ size_t RdmaChannel::window() const { return kWindow; }
 void RdmaChannel::connect(const Limit& limit) {
   WireChannel::connect(limit);
   rails_.meet(questions_.nics(limit), *counters_);
+  if (only_) await_ports(limit);
   bring_up(limit);
   if (only_ && !rails_.is_any_up()) throw LinkDown(rails_.cause());
   keys_ = {};
+}
+
+// A port that goes down for a moment must not use up a request's retries.
+void RdmaChannel::await_ports(const Limit& limit) {
+  const Deadline patience = Deadline::after(kPortsS);
+  while (!rails_.has_active_ports() && !patience.passed()) {
+    pollfd interrupt{limit.interrupt.fd(), POLLIN, 0};
+    poll(&interrupt, 1, kLookAtPortsMs);
+    limit.check();
+    rails_.learn_ports(questions_.nics(limit));
+  }
 }
 
 Way RdmaChannel::way_to(const Range& range, int device) const {

@@ -61,6 +61,7 @@ class RdmaChannel : public WireChannel {
   // Of the peer's regions that are not known and that these are in.
   void learn_keys(const Request& request, const Piece& piece, const Limit& limit);
   void learn_keys(const std::vector<uint64_t>& addresses, const Limit& limit);
+  void await_ports(const Limit& limit);
   void bring_up(const Limit& limit);
   void lose(Rail& rail, const RailDown& down, const Limit& limit);
   void tell_trouble();  // after each change of the rails

@@ -1,9 +1,12 @@
 """Ports that go down and come back, and ports that are not there."""
 
+import threading
+import time
+
 import numpy as np
 import pytest
 
-from mooncake_kernels import InvalidArgument
+from mooncake_kernels import InvalidArgument, TransferError
 from mooncake_kernels.topology import Nic, System, Topology
 from mooncake_kernels.transfer import TransferEngine
 
@@ -46,3 +49,40 @@ def test_a_nic_without_its_port_is_left_out(world, caplog, is_near):
         with near.open(far.name) as peer:
             near.write(peer, [(source.address, target.address, 4096)]).wait()
         np.testing.assert_array_equal(here, there)
+
+
+@pytest.mark.parametrize("index", [0, 2])
+def test_the_only_port_is_down_for_a_moment(world, index):
+    """At either end: requests wait for it, though nothing else could move them."""
+    with engines(near=ALL[:1], far=ALL[2:3]) as pair:
+        pair.move("write", [(0, 0, 4096)])
+        world.set_port(index, state="DOWN")
+        world.fail_work("local protection error")
+        up = threading.Timer(0.5, world.set_port, [index], {"state": "ACTIVE"})
+        up.start()
+        pair.move("write", [(0, 0, 1 << 16)])
+        up.join()
+
+
+@pytest.mark.parametrize("how", ["deadline", "cancel"])
+def test_waiting_for_a_port_ends_with_the_request(world, how):
+    with engines(near=ALL[:1], far=ALL[2:3]) as pair:
+        world.set_port(0, state="DOWN")
+        world.fail_work("local protection error")
+        ticket = pair.write([(0, 0, 4096)], deadline_s=1.0 if how == "deadline" else 60.0)
+        if how == "cancel":
+            time.sleep(0.2)
+            assert ticket.cancel()
+        with pytest.raises(TransferError, match="deadline of 1 s passed|cancelled"):
+            ticket.wait()
+        world.set_port(0, state="ACTIVE")
+        pair.move("write", [(0, 0, 4096)])
+
+
+def test_a_port_that_stays_down_is_the_reason(world):
+    world.set_port(2, state="DOWN")
+    with (
+        pytest.raises(TransferError, match="port 1 of fake2 is DOWN"),
+        engines(near=ALL[:1], far=ALL[2:3]),
+    ):
+        pass
