@@ -229,7 +229,12 @@ void RdmaChannel::flush(const Limit& limit) {
   const auto is_gone = [&](uint32_t i) { return !rails_[i].is_up(); };
   flushed.erase(std::remove_if(flushed.begin(), flushed.end(), is_gone), flushed.end());
   if (flushed.empty()) return;
-  questions_.flush(flushed, limit);
+  try {
+    questions_.flush(flushed, limit);
+  } catch (const Refused& refused) {  // by one of its NICs, or a GPU
+    for (const uint32_t i : flushed) lose(rails_[i], RailDown(refused.what(), false), limit);
+    questions_.flush({}, limit);  // its GPUs alone, which must be flushed all the same
+  }
 }
 
 // Gives slices to rails, as far as they have room.

@@ -35,6 +35,22 @@ void append(std::string& bytes, const Entry& entry) {
 }  // namespace
 
 #if MK_HAVE_VERBS
+namespace {
+
+void await_immediate(rdma::CompletionQueue& queue, const Limit& limit) {
+  const auto is_immediate = [](const rdma::Completion& completion) {
+    return completion.kind == rdma::Completion::Kind::kImmediate;
+  };
+  while (true) {
+    const auto completions = queue.poll(1);
+    if (std::any_of(completions.begin(), completions.end(), is_immediate)) return;
+    limit.check();
+    queue.wait(kFlushCheckS);
+  }
+}
+
+}  // namespace
+
 std::string RdmaTarget::answer(Op op, const std::vector<char>& question, const Limit& limit) {
   switch (op) {
     case Op::kNics:
@@ -131,14 +147,10 @@ std::string RdmaTarget::flush(const std::vector<uint32_t>& rails, const Limit& l
     const auto found = rails_.find(number);
     if (found == rails_.end()) throw Refused("there is no such rail");
     rdma::CompletionQueue& queue = *found->second.queue;
-    const auto is_immediate = [](const rdma::Completion& completion) {
-      return completion.kind == rdma::Completion::Kind::kImmediate;
-    };
-    while (true) {
-      const auto completions = queue.poll(1);
-      if (std::any_of(completions.begin(), completions.end(), is_immediate)) break;
-      limit.check();
-      queue.wait(kFlushCheckS);
+    try {
+      await_immediate(queue, limit);
+    } catch (const SystemError& error) {
+      throw Refused(concat("on the peer's ", queue.device()->name(), ": ", error.what()));
     }
   }
   flush_gpus(own_.regions.all());

@@ -179,6 +179,22 @@ def test_a_peer_that_refuses_again_and_again(world, transports):
         pair.move("write", [(0, 0, 1 << 16)])
 
 
+def test_a_flush_that_fails_at_the_peer(world):
+    """What its NIC cannot confirm is in its memory once the connection is taken down."""
+    with engines(near=ALL[:1], far=ALL[2:3]) as pair:
+        pair.move("write", [(0, 0, 4096)])
+        world.fail("ibv_poll_cq", errno.EIO, device="fake2", count=1 << 20)
+        for i in range(3):
+            pair.move("write", [(4096 * i, 0, 4096)], notify=b"done")
+            assert pair.far.receive_notifications(10.0) == [(pair.near.name, b"done")]
+        paths = pair.near.stats()["paths"][pair.peer.name]
+        assert paths["fake0"]["num_failures"] == 3
+        assert paths["connection"]["num_failures"] == 0
+        assert "on the peer's fake2: ibv_poll_cq" in str(
+            pair.near.explain_path(pair.near_region, pair.peer, pair.far_region.address)
+        )
+
+
 def test_what_is_down_is_explained(world):
     """Of the connection that requests use, and of the one that is made to find out."""
     with engines(MIB, transports=["rdma", "tcp"]) as pair:
