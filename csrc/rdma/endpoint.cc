@@ -12,8 +12,9 @@ namespace {
 int rank(const GidInfo& info) {
   static constexpr uint8_t kMapped[12] = {0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0xff, 0xff};
   const bool is_ipv4 = std::equal(kMapped, kMapped + 12, info.gid.begin());
-  const bool is_link_local = info.gid[0] == 0xfe && (info.gid[1] & 0xc0) == 0x80;
-  return (info.type == "RoCE v2" ? 0 : 4) + (is_ipv4 ? 0 : is_link_local ? 2 : 1);
+  const bool is_link_local = is_ipv4 ? info.gid[12] == 169 && info.gid[13] == 254
+                                     : info.gid[0] == 0xfe && (info.gid[1] & 0xc0) == 0x80;
+  return (info.type == "RoCE v2" ? 0 : 4) + (is_link_local ? 2 : is_ipv4 ? 0 : 1);
 }
 
 }  // namespace

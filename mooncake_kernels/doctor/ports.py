@@ -31,14 +31,14 @@ class Gid:
 
     @property
     def kind(self) -> str:
-        """Return "ipv4" (a mapped address), "global", "link-local", or "none" of these."""
+        """Return "ipv4" (a mapped address), "global", "link-local" (of either), or "none"."""
         try:
             address = ipaddress.IPv6Address(self.text)
         except ValueError:
             return "none"
-        if address.ipv4_mapped:
-            return "ipv4"
-        return "link-local" if address.is_link_local else "global"
+        if (address.ipv4_mapped or address).is_link_local:
+            return "link-local"
+        return "ipv4" if address.ipv4_mapped else "global"
 
 
 @dataclass(frozen=True)

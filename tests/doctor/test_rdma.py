@@ -51,6 +51,8 @@ PORT, NET = f"{IB}/ports/1", "/sys/class/net/eth3"
          "gid", State.PROBLEM, "4 GIDs, none of them RoCE v2", "ibv_devinfo -v -d mlx5_3"),
         ({f"{PORT}/gids/2": None, f"{PORT}/gids/3": None},
          "gid", State.WARNING, "fe80:", "ip addr add ADDRESS/PREFIX dev eth3"),
+        ({f"{PORT}/gids/{i}": "0000:0000:0000:0000:0000:ffff:a9fe:0304\n" for i in range(4)},
+         "gid", State.WARNING, "169.254.3.4", "ip addr add ADDRESS/PREFIX dev eth3"),
         ({f"{PORT}/gids": None, f"{PORT}/gid_attrs": None},
          "gid", State.PROBLEM, "no GID", "ip addr add ADDRESS/PREFIX dev eth3"),
         ({f"{PORT}/link_layer": "InfiniBand\n", f"{PORT}/pkeys/0": "0x7fff\n"},

@@ -122,6 +122,8 @@ def test_a_port_as_it_is_now(world, device):
         ([(IPV6, "RoCE v2"), ("10.0.0.1", "RoCE v1"), ("10.0.0.1", "RoCE v2")], 2),
         ([(LINK_LOCAL, "RoCE v1"), ("10.0.0.1", "RoCE v1")], 1),
         ([("10.0.0.1", "RoCE v2"), ("10.0.0.2", "RoCE v2")], 0),
+        ([("169.254.3.4", "RoCE v2"), ("10.0.0.2", "RoCE v2")], 1),
+        ([("169.254.3.4", "RoCE v2"), (IPV6, "RoCE v2")], 1),
     ],
 )
 def test_the_address_that_reaches_furthest_is_chosen(world, device, gids, chosen):
