@@ -46,10 +46,27 @@ std::string explain_mapping(Span span, bool writable) {
   return "";
 }
 
+// Whether this thread may lock memory beyond its limit: CAP_IPC_LOCK, of the first user namespace.
+bool is_above_limit() {
+  constexpr int kIpcLock = 14;
+  std::ifstream map("/proc/self/uid_map");
+  uint64_t inside = 1, outside = 1, count = 0;
+  if (!(map >> inside >> outside >> count) || inside != 0 || outside != 0 || count != UINT32_MAX) {
+    return false;
+  }
+  std::ifstream status("/proc/thread-self/status");
+  for (std::string word; status >> word;) {
+    uint64_t capabilities = 0;
+    if (word == "CapEff:")
+      return status >> std::hex >> capabilities && capabilities >> kIpcLock & 1;
+  }
+  return false;
+}
+
 std::string explain_limits(const DeviceInfo& device) {
   rlimit limit{};
   getrlimit(RLIMIT_MEMLOCK, &limit);
-  if (limit.rlim_cur != RLIM_INFINITY) {
+  if (limit.rlim_cur != RLIM_INFINITY && !is_above_limit()) {
     return concat("this process may lock ", limit.rlim_cur,
                   " bytes of memory (RLIMIT_MEMLOCK): raise it with `ulimit -l unlimited`, "
                   "LimitMEMLOCK=infinity of systemd or --ulimit memlock=-1 of docker");

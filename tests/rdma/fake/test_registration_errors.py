@@ -4,6 +4,7 @@ import ctypes
 import errno
 import mmap
 import resource
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -12,6 +13,7 @@ from mooncake_kernels import rdma
 from mooncake_kernels.buffers import Buffer
 
 PAGE = mmap.PAGESIZE
+IPC_LOCK = 14
 LIBC = ctypes.CDLL(None, use_errno=True)
 
 
@@ -82,7 +84,36 @@ def memlock():
     resource.setrlimit(resource.RLIMIT_MEMLOCK, before)
 
 
-def test_the_limit_of_locked_memory(world, device, memlock):
+@pytest.fixture
+def capability():
+    """CAP_IPC_LOCK of this thread: yields how to set it."""
+    header = (ctypes.c_uint32 * 2)(0x20080522, 0)  # version 3, this thread
+    before = (ctypes.c_uint32 * 6)()  # effective, permitted, inheritable; then the higher bits
+    assert LIBC.capget(header, before) == 0
+
+    def set_to(on: bool) -> None:
+        if on and not before[1] >> IPC_LOCK & 1:
+            pytest.skip("this process may not have CAP_IPC_LOCK")
+        sets = (ctypes.c_uint32 * 6)(*before)
+        sets[0] = before[0] & ~(1 << IPC_LOCK) | on << IPC_LOCK
+        assert LIBC.capset(header, sets) == 0
+
+    yield set_to
+    assert LIBC.capset(header, before) == 0
+
+
+def test_who_is_above_the_limit_of_locked_memory(world, device, memlock, capability):
+    if Path("/proc/self/uid_map").read_text().split() != ["0", "0", str((1 << 32) - 1)]:
+        pytest.skip("this process is in a user namespace of its own, where nobody is")
+    capability(True)
+    memlock(65536)
+    world.set_option("max_pinned_bytes", 65536)
+    with pytest.raises(OSError, match="out of memory to pin, or the device holds its .* regions"):
+        device.register(bytearray(65537))
+
+
+def test_the_limit_of_locked_memory(world, device, memlock, capability):
+    capability(False)
     memlock(65536)
     world.set_option("max_pinned_bytes", 65536)
     with pytest.raises(OSError, match=r"may lock 65536 bytes of memory \(RLIMIT_MEMLOCK\): raise"):
