@@ -35,6 +35,12 @@ uint64_t message_bytes(const PortInfo& port) {
   return port.max_message_bytes == 0 ? kMost : std::min<uint64_t>(port.max_message_bytes, kMost);
 }
 
+// Of InfiniBand ports: packets to another subnet pass a router, which needs their GID.
+bool is_same_subnet(const Endpoint& a, const Endpoint& b) {
+  constexpr size_t kPrefixBytes = 8;
+  return std::equal(a.gid.begin(), a.gid.begin() + kPrefixBytes, b.gid.begin());
+}
+
 GidInfo find_gid(const std::string& device, const PortInfo& port, int index) {
   if (index < 0) return choose_gid(device, port);
   for (const GidInfo& gid : port.gids) {
@@ -153,7 +159,8 @@ void QueuePair::to_ready(const Endpoint& peer, const ConnectOptions& options) {
   attr.ah_attr.dlid = peer.lid;
   attr.ah_attr.sl = static_cast<uint8_t>(options.service_level);
   attr.ah_attr.port_num = static_cast<uint8_t>(options_.port);
-  attr.ah_attr.is_global = endpoint_.link_layer != "InfiniBand" || peer.lid == 0;
+  attr.ah_attr.is_global =
+      endpoint_.link_layer != "InfiniBand" || peer.lid == 0 || !is_same_subnet(peer, endpoint_);
   std::memcpy(attr.ah_attr.grh.dgid.raw, peer.gid.data(), peer.gid.size());
   attr.ah_attr.grh.sgid_index = static_cast<uint8_t>(gid_index_);
   attr.ah_attr.grh.hop_limit = 64;

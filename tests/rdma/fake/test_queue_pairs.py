@@ -153,6 +153,18 @@ def test_infiniband(world, lid):
         c.check_bytes()
 
 
+@pytest.mark.parametrize(("prefix", "is_global"), [("fe80:", 0), ("fec0:0:0:5:", 1)])
+def test_infiniband_to_another_subnet(world, prefix, is_global):
+    """Routers go by the GID, whatever the LIDs."""
+    for i in range(2):
+        world.set_port(i, link_layer="InfiniBand", lid=7 + i)
+        world.set_gid(0, f"{prefix if i else 'fe80:'}:{i + 1}", "IB", index=i)
+    with Connection(world) as c:
+        steps = [call for call in world.log("ibv_modify_qp") if call["state"] == 2]
+        assert [call["is_global"] for call in steps] == [is_global] * 2
+        c.near.queue.wait(c.write([(0, 0, 100)]))
+
+
 def test_no_route(world, queue, connection):
     pair = queue.queue_pair(max_sends=8)
     peer = dataclasses.replace(connection.far.pair.endpoint, gid=bytes(15) + b"\1")
