@@ -210,6 +210,8 @@ void QueuePair::connect(const Endpoint& peer, const ConnectOptions& options) {
   check("traffic_class", options.traffic_class, 255);
   check("service_level", options.service_level, 15);
   const std::lock_guard lock(mutex_);
+  MK_CHECK(state_ != State::kReset, "connect: ", what(),
+           " must be new or reset, but an attempt to connect it has failed: reset() it");
   MK_CHECK(state_ == State::kInit, "connect: ", what(), " must be new or reset, but was connected");
   MK_CHECK(peer.qp_num != last_peer_.qp_num || peer.psn != last_peer_.psn || last_peer_.mtu == 0,
            "connect: peer must be reset, too, got its endpoint of the earlier connection");

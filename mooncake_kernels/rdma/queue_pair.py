@@ -66,7 +66,7 @@ class QueuePair(Handle):
 
         Raises:
             InvalidArgument: the ends do not match, a number is out of range, or one of the ends was
-                connected before and not ``reset()`` since.
+                connected before, if only in an attempt that failed, and not ``reset()`` since.
             OSError: the device refuses, for instance because it has no route.
         """
         as_instance("connect", "peer", peer, Endpoint, "an Endpoint")
