@@ -36,13 +36,16 @@ class _LeasedRegion(Region):
     def __del__(self) -> None:
         """Close nothing: the cache keeps the registration."""
 
+    def close(self) -> None:
+        """Do nothing: the cache and other leases have the same registration."""
+
 
 class Lease(Closing):
     """Memory in use: registered at least until this is closed.
 
     Attributes:
         regions: one per device, in the cache's order. They contain the memory asked for, and
-            possibly more.
+            possibly more. Closing one does nothing: others may have leased it, too.
     """
 
     def __init__(

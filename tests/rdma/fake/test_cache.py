@@ -87,6 +87,17 @@ def test_what_is_leased_is_never_given_up(world, make_cache):
     assert stats(cache, "regions", "leased", "bytes") == (0, 0, 0)
 
 
+def test_a_leased_region_is_not_closed_under_other_leases(world, make_cache):
+    cache = make_cache()
+    with cache.lease(part(0, 200)) as lease, cache.lease(part(50, 100)) as other:
+        with other.regions[0] as region:
+            pass
+        region.close()
+        assert not region.closed and lease.regions[0].pieces
+        assert stats(cache, "regions", "misses") == (1, 1)
+    assert world.live()["region"] == 1
+
+
 def test_invalidated_ranges_are_not_found(world, make_cache):
     cache = make_cache()
     keys = {i: use(cache, 1000 * i, 1000 * i + 500).rkey for i in range(6)}
@@ -143,7 +154,7 @@ def test_a_registration_that_fails_leaves_nothing(world, make_cache):
 
 def test_a_region_that_somebody_closed_is_not_found(world, device, make_cache):
     cache = make_cache()
-    use(cache, 0, 100).close()
+    use(cache, 0, 100)._handle.close()
     with cache.lease(part(0, 100)) as lease:
         assert lease.regions[0].pieces
     device.close()
