@@ -69,7 +69,10 @@ class MachineRoot:
             num_links += 1
             if num_links > _MAX_LINKS:
                 return None
-            target = os.readlink(here)
+            try:
+                target = os.readlink(here)
+            except OSError:  # it has just vanished
+                return None
             if target.startswith("/"):
                 done = []
             todo += [part for part in reversed(target.split("/")) if part]

@@ -11,7 +11,7 @@ from .check import checked
 from .model import ADDRESS, Gpu, Malformed, PciNode, System, bus_order
 from .sysfs_nics import read_nics
 from .sysfs_numa import NumaReader
-from .sysfs_values import integer, leading_number
+from .sysfs_values import integer, leading_number, warn_of_vanished
 
 _DEVICES = "/sys/bus/pci/devices"
 _GIVEN_GPUS = "/proc/driver/nvidia/gpus"
@@ -24,16 +24,17 @@ def read_system(root: MachineRoot) -> System:
     """Read a machine.
 
     Raises:
-        Malformed: a device has disappeared, or a file has an invalid value; the message names it.
+        Malformed: the folders do not form a tree; the message names a device.
     """
     reader = _Reader(root)
     devices = filter(ADDRESS.fullmatch, root.names(_DEVICES))
-    gpus = [address for address in devices if reader.is_gpu(address)]
+    folders = {address: reader.gpu_folder(address) for address in devices}
+    gpus = [address for address, folder in folders.items() if folder]
     # A container sees every GPU in sysfs; the driver's folder shows those that it was given.
     given = set(root.names(_GIVEN_GPUS))
     gpus.sort(key=lambda address: (address not in given, bus_order(address)))
     for address in gpus:
-        reader.add_device(_resolved(root, f"{_DEVICES}/{address}", f"PCI device {address}"))
+        reader.add_device(folders[address])
     nics = read_nics(root, reader.add_device, reader.numa.of_device)
     numa = reader.numa.nodes(known={node.numa for node in reader.nodes.values()})
     return checked(
@@ -54,11 +55,15 @@ class _Reader:
         self.numa = NumaReader(root)
         self.nodes: dict[str, PciNode] = {}
 
-    def is_gpu(self, address: str) -> bool:
-        folder = _resolved(self.root, f"{_DEVICES}/{address}", f"PCI device {address}")
+    def gpu_folder(self, address: str) -> str:
+        """Return the folder of a PCI device, if it is a GPU; else ""."""
+        folder = self.root.resolve(f"{_DEVICES}/{address}")
+        if folder is None:
+            warn_of_vanished(f"{_DEVICES}/{address}")
+            return ""
         base_class = integer(self.root, f"{folder}/class", 0) >> 8
         vendor = integer(self.root, f"{folder}/vendor", _NVIDIA if base_class == 0x0302 else 0)
-        return base_class in (0x0300, 0x0302) and vendor == _NVIDIA
+        return folder if base_class in (0x0300, 0x0302) and vendor == _NVIDIA else ""
 
     def add_device(self, folder: str) -> str | None:
         """Add the PCI function above a folder of /sys/devices; return its address, None if none."""
@@ -95,13 +100,6 @@ class _Reader:
             gt_per_s=leading_number(root, f"{folder}/max_link_speed", "GT/s"),
             width=width if 0 < width <= _MAX_WIDTH else 0,
         )
-
-
-def _resolved(root: MachineRoot, name: str, what: str) -> str:
-    resolved = root.resolve(name)
-    if resolved is None:
-        raise Malformed(f"{what} has vanished: {name} leads nowhere")
-    return resolved
 
 
 def _gpu(root: MachineRoot, index: int, address: str) -> Gpu:

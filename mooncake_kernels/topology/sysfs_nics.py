@@ -3,8 +3,9 @@
 from collections.abc import Callable
 
 from .._machine_root import MachineRoot
-from .model import Malformed, Nic, natural
-from .sysfs_values import integer, leading_number
+from .check import MAX_PORTS
+from .model import Nic, natural
+from .sysfs_values import integer, leading_number, warn_of_vanished
 
 _INFINIBAND = "/sys/class/infiniband"
 _NET = "/sys/class/net"
@@ -21,7 +22,10 @@ def read_nics(
     for name in sorted(root.names(_INFINIBAND), key=natural):
         folder = root.resolve(f"{_INFINIBAND}/{name}")
         if folder is None:
-            raise Malformed(f"NIC {name} has vanished: {_INFINIBAND}/{name} leads nowhere")
+            warn_of_vanished(f"{_INFINIBAND}/{name}")
+            continue
+        if not root.path(folder).is_dir():
+            continue
         device = _device_folder(root, folder)
         pci = add_device(device) if device else None
         port = _best_port(root, folder)
@@ -58,7 +62,8 @@ def _device_folder(root: MachineRoot, folder: str) -> str | None:
 
 def _best_port(root: MachineRoot, folder: str) -> int:
     """Return the fastest port that is up, or of all ports if none is."""
-    ports = [int(name) for name in root.names(f"{folder}/ports") if name.isdigit()]
+    numbers = [int(name) for name in root.names(f"{folder}/ports") if name.isdecimal()]
+    ports = [number for number in numbers if 1 <= number <= MAX_PORTS]
 
     def rank(port: int) -> tuple[bool, float, int]:
         base = f"{folder}/ports/{port}"

@@ -7,8 +7,8 @@ belongs to the nearest one with processors. If a device reports -1, its processo
 import re
 
 from .._machine_root import MachineRoot
-from .model import Malformed, NumaNode
-from .sysfs_values import cpu_set, integer
+from .model import NumaNode
+from .sysfs_values import cpu_set, integer, warn
 
 _FOLDER = "/sys/devices/system/node"
 
@@ -30,7 +30,9 @@ class NumaReader:
         """Return the nodes with processors; the devices' ``known`` ones if that is unknown."""
         ids = self._with_cpus or sorted(known - {-1}) or [0]
         text = self._root.text
-        return tuple(NumaNode(i, text(f"{_FOLDER}/node{i}/cpulist") or "") for i in ids)
+        named = [i for i in ids if self._cpus.get(i)]
+        cpus = {i: text(f"{_FOLDER}/node{i}/cpulist") or "" for i in named}
+        return tuple(NumaNode(i, cpus.get(i, "")) for i in ids)
 
     def of_device(self, folder: str) -> int:
         """Return a device's node, one that has processors; -1 if unknown."""
@@ -42,15 +44,18 @@ class NumaReader:
         if not self._ids or node in self._with_cpus:
             return node
         if node not in self._ids:
-            raise Malformed(f"{folder}/numa_node must be one of {self._ids} or -1, got {node}")
+            warn(f"{folder}/numa_node", f"must be one of {self._ids} or -1", str(node))
+            return -1
         return self._nearest(node)
 
     def _nearest(self, node: int) -> int:
         name = f"{_FOLDER}/node{node}/distance"
+        text = self._root.text(name) or ""
         try:
-            distances = [int(word) for word in (self._root.text(name) or "").split()]
+            distances = [int(word) for word in text.split()]
         except ValueError:
-            raise Malformed(f"{name} must hold integers") from None
+            warn(name, "must hold integers", text)
+            return -1
         if len(distances) != len(self._ids):
             return -1
         return min(self._with_cpus, key=lambda i: (distances[self._ids.index(i)], i))
@@ -60,4 +65,5 @@ class NumaReader:
         try:
             return cpu_set(text)
         except ValueError:
-            raise Malformed(f"{name} must list processors, got {text[:80]!r}") from None
+            warn(name, "must list processors", text)
+            return set()

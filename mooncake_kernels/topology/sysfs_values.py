@@ -1,13 +1,29 @@
-"""Values in sysfs files: a missing one is a default, a present one must be valid."""
+"""Values in sysfs files. A missing one is unknown; so is an invalid one, which is logged.
+
+One device that reports nonsense must not hide the others.
+"""
+
+import logging
 
 from .._machine_root import MachineRoot
-from .model import Malformed
 
 _MAX = 1 << 32
 
+_log = logging.getLogger("mooncake_kernels.topology")
+
+
+def warn(name: str, must: str, text: str) -> None:
+    """Log that a file's value counts as unknown, because it is not what it must be."""
+    _log.warning("%s %s, got %r: taken as unknown", name, must, text[:80])
+
+
+def warn_of_vanished(name: str) -> None:
+    """Log that an entry leads nowhere, and is left out."""
+    _log.warning("%s leads nowhere: left out", name)
+
 
 def integer(root: MachineRoot, name: str, default: int) -> int:
-    """Return the number in a file, decimal or with 0x; the default if there is none."""
+    """Return the number in a file, decimal or with 0x; the default if that is unknown."""
     text = root.text(name)
     if not text:
         return default
@@ -15,20 +31,22 @@ def integer(root: MachineRoot, name: str, default: int) -> int:
         value = int(text, 0)
     except ValueError:
         value = _MAX
-    if not -_MAX < value < _MAX:
-        raise Malformed(f"{name} must hold an integer, got {text[:80]!r}")
-    return value
+    if -_MAX < value < _MAX:
+        return value
+    warn(name, "must hold an integer", text)
+    return default
 
 
 def leading_number(root: MachineRoot, name: str, unit: str) -> float:
-    """Return 32.0 for ``32.0 GT/s PCIe``; 0 if the file is missing, or says it is unknown."""
+    """Return 32.0 for ``32.0 GT/s PCIe``; 0 if it is unknown."""
     text = root.text(name)
     if not text or text.lower().startswith("unknown"):
         return 0.0
     try:
         return number_with_unit(text, unit)
     except ValueError:
-        raise Malformed(f"{name} must hold a number of {unit}, got {text[:80]!r}") from None
+        warn(name, f"must hold a number of {unit}", text)
+        return 0.0
 
 
 def number_with_unit(text: str, unit: str) -> float:

@@ -59,8 +59,7 @@ def choose_nics(topology: Any, *, named: bool) -> NicChoice:
     except (Unavailable, InvalidArgument, OSError) as error:
         if named:
             raise
-        # A caller that passed a topology may have counted on its NICs.
-        _log.log(logging.INFO if topology is None else logging.WARNING, "no rdma: %s", error)
+        _log.warning("no rdma: %s", error)  # though there are NICs, or the caller named some
         return NicChoice()
     _log.info("rdma goes over %s", ", ".join(name for name, *_ in chosen.nics))
     return chosen

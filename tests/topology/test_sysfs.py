@@ -192,19 +192,63 @@ def break_tree(root):
     link(root, "sys/class/infiniband/mlx5_9/device", again)
 
 
+def break_width(root):
+    write(root, f"{device(root, '0000:18:00.0')}/current_link_width", "x16")
+
+
+def break_cpus(root):
+    write(root, "sys/devices/system/node/node1/cpulist", "0-zz")
+
+
+def break_class(root):
+    write(root, f"{device(root, '0000:18:00.0')}/class", "3D")
+
+
+def break_file(root):
+    """What a driver leaves beside its devices."""
+    write(root, "sys/class/infiniband/notes", "no device")
+
+
+def break_port(root):
+    path = root / f"{device(root, '0000:1a:00.0')}/infiniband/mlx5_0/ports"
+    (path / "1").rename(path / "0")
+
+
+GPU = "0000:18:00.0"
+
+
 @pytest.mark.parametrize(
-    ("break_it", "message"),
+    ("break_it", "left_out", "warning"),
     [
-        (break_gpu, "PCI device 0000:18:00.0 has vanished"),
-        (break_nic, "NIC mlx5_2 has vanished"),
-        (break_numa, "0000:18:00.0/numa_node must hold an integer, got 'zero'"),
-        (break_node, r"0000:18:00.0/numa_node must be one of \[0, 1\] or -1, got 7"),
-        (break_rate, "ports/1/rate must hold a number of Gb/sec, got 'fast'"),
-        (break_tree, "PCI device 0000:18:00.0 is below .* and also below 0000:f9:00.0: a loop"),
+        (break_gpu, GPU, "0000:18:00.0 leads nowhere: left out"),
+        (break_nic, "mlx5_2", "/sys/class/infiniband/mlx5_2 leads nowhere: left out"),
+        (break_class, GPU, "0000:18:00.0/class must hold an integer, got '3D'"),
+        (break_numa, "", "0000:18:00.0/numa_node must hold an integer, got 'zero'"),
+        (break_node, "", "0000:18:00.0/numa_node must be one of [0, 1] or -1, got '7'"),
+        (break_rate, "", "ports/1/rate must hold a number of Gb/sec, got 'fast'"),
+        (break_width, "", "current_link_width must hold an integer, got 'x16'"),
+        (break_cpus, "", "node1/cpulist must list processors, got '0-zz'"),
+        (break_file, "", ""),
+        (break_port, "", ""),
     ],
 )
-def test_what_is_broken_is_named(root, break_it, message):
+def test_one_device_that_is_broken_hides_no_other(root, caplog, break_it, left_out, warning):
+    before = Topology.discover(root)
     break_it(root)
+    found = Topology.discover(root)
+    assert {gpu.pci for gpu in before.gpus} - {gpu.pci for gpu in found.gpus} <= {left_out}
+    assert set(names(before.nics)) - set(names(found.nics)) <= {left_out}
+    assert len(found.gpus) + len(found.nics) == (
+        len(before.gpus) + len(before.nics) - bool(left_out)
+    )
+    assert warning in caplog.text
+    assert bool(caplog.records) == bool(warning)
+    assert found.choose_nics(f"cuda:{len(found.gpus) - 1}")
+
+
+def test_folders_that_are_no_tree_are_named(root):
+    break_tree(root)
+    message = "PCI device 0000:18:00.0 is below .* and also below 0000:f9:00.0: a loop"
     with pytest.raises(InvalidArgument, match=f"discover: root must be .*{message}"):
         Topology.discover(root)
 

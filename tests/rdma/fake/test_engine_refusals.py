@@ -126,6 +126,19 @@ def test_a_topology_without_nics_is_an_error_only_where_rdma_is_named(world, cap
         TransferEngine(transports=["rdma"], topology=topology)
 
 
+def test_a_machine_that_cannot_be_read_is_warned_of(world, caplog, monkeypatch):
+    """There are NICs, which nobody would miss otherwise."""
+
+    def fails(root: str = "/") -> Topology:
+        raise InvalidArgument("discover: root must be a machine's files")
+
+    monkeypatch.setattr(Topology, "discover", fails)
+    with TransferEngine():
+        pass
+    (record,) = (entry for entry in caplog.records if entry.levelname == "WARNING")
+    assert record.message == "no rdma: discover: root must be a machine's files"
+
+
 def test_a_topology_that_is_wrong():
     with pytest.raises(InvalidArgument, match="topology must be a Topology or None, got 'fake0'"):
         TransferEngine(transports=["rdma"], topology="fake0")
