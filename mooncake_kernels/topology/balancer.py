@@ -6,7 +6,7 @@ from .. import _host
 from .._arguments import as_instance, as_integer
 from ..errors import InvalidArgument
 from .choose import Choice
-from .model import Nic, System
+from .model import Gpu, Nic, System
 
 _MAX_BYTES = 1 << 53  # per transfer, so that sums do not overflow
 
@@ -42,13 +42,13 @@ class Balancer:
             tiers.append([tier for tier in kept if tier])
         self.native = _host.NicBalancer([(speed or unknown) / 8 for speed in speeds], tiers)
 
-    def pick(self, location: str, num_bytes: int) -> Nic | None:
+    def pick(self, location: str | Gpu, num_bytes: int) -> Nic | None:
         """Return the NIC for a transfer, whose bytes count as in flight; None if none is alive.
 
         Raises:
             InvalidArgument: there is no such location.
         """
-        index = self._locations.get(location)
+        index = self._locations.get(str(location))
         if index is None:
             known = ", ".join(self._locations)
             raise InvalidArgument(f"pick: location must be one of {known}, got {location!r}")

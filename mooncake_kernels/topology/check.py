@@ -21,6 +21,9 @@ def checked(system: System) -> System:
     _unique("GPU of PCI device", (gpu.pci for gpu in system.gpus))
     if not system.numa:
         raise Malformed("it has no NUMA node")
+    for numa_node in system.numa:
+        if numa_node.id < 0:
+            raise Malformed(f"a NUMA node must have a number from 0, got {numa_node.id}")
     nodes = {node.address: node for node in system.pci}
     parents = {node.address: node.parent for node in system.pci}
     numa = {node.id for node in system.numa} | {-1}

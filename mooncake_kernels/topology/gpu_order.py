@@ -1,27 +1,29 @@
 """GPUs in the numbering of a process that sees only some of them, or in another order."""
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
-from ..errors import InvalidArgument
+from ..errors import InvalidArgument, shown
 from .json_format import Unreachable
-from .model import System, bus_order
+from .model import Gpu, System, bus_order
 
 
 def reordered(
-    system: System, unreachable: Unreachable, order: Sequence[int | str]
+    system: System, unreachable: Unreachable, order: Sequence[int | str | Gpu]
 ) -> tuple[System, Unreachable]:
     """Return the machine with GPUs in the given order, then those left out by PCI address.
 
     Raises:
         InvalidArgument: a GPU does not exist, or is named twice.
     """
+    if isinstance(order, str | bytes) or not isinstance(order, Iterable):
+        raise InvalidArgument(f"with_gpu_order: order must be a list of GPUs, got {shown(order)}")
     keys = {
         str(key): gpu for gpu in system.gpus for key in (gpu.index, gpu.pci, gpu.uuid) if key != ""
     }
     first = []
     for name in order:
-        gpu = keys.get(str(name))
+        gpu = keys.get(name.pci if isinstance(name, Gpu) else str(name))
         if gpu is None or gpu in first:
             known = ", ".join(gpu.uuid or gpu.pci for gpu in system.gpus) or "none"
             raise InvalidArgument(

@@ -201,15 +201,15 @@ class Topology:
             self._unreachable.pop(key, None)
             self._choices, self._chosen = {}, {}
 
-    def with_gpu_order(self, order: Sequence[int | str]) -> "Topology":
+    def with_gpu_order(self, order: Sequence[int | str | Gpu]) -> "Topology":
         """Return the topology as seen by a process whose cuda:i is the i-th of ``order``.
 
         Args:
-            order: indices of this topology, PCI addresses or UUIDs. GPUs that are left out come
-                after them: other processes use them, so they take part in the spread.
+            order: indices of this topology, PCI addresses, UUIDs or GPUs. Those that are left out
+                come after them: other processes use them, so they take part in the spread.
 
         Raises:
-            InvalidArgument: a GPU does not exist, or is named twice.
+            InvalidArgument: it is no list, or a GPU does not exist, or is named twice.
         """
         return Topology(*reordered(self._system, self.unreachable, order))
 

@@ -16,6 +16,13 @@ from .support import machine
 MIB = 1 << 20
 
 
+def test_a_gpu_is_its_location():
+    topology = machine("hgx-a100-8nic")
+    balancer = topology.balancer()
+    assert str(balancer.pick(topology.gpus[1], MIB)) == "mlx5_1"
+    assert balancer.in_flight(topology.nics[1]) == MIB
+
+
 def test_equals_share_by_load():
     balancer = machine("hgx-a100-8nic").balancer()
     assert [str(balancer.pick("cuda:1", MIB)) for _ in range(4)] == ["mlx5_1", "mlx5_0"] * 2

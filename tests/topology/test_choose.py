@@ -66,6 +66,19 @@ def test_the_same_in_every_process_however_it_numbers_gpus():
             topology.with_gpu_order(order)
 
 
+def test_gpus_in_the_order_of_themselves():
+    topology = machine("hgx-a100-8nic")
+    moved = topology.with_gpu_order(topology.gpus[3:5])
+    assert [gpu.pci for gpu in moved.gpus[:2]] == [gpu.pci for gpu in topology.gpus[3:5]]
+
+
+@pytest.mark.parametrize("order", [5, None, "10", b"10"])
+def test_an_order_that_is_no_list(order):
+    message = f"with_gpu_order: order must be a list of GPUs, got {order!r}"
+    with pytest.raises(InvalidArgument, match=message):
+        machine("hgx-a100-8nic").with_gpu_order(order)
+
+
 def test_nearer_is_better_than_faster_and_faster_than_named_first():
     topology = with_nics(machine("down-port"), mlx5_2={"gbit_per_s": 200.0})
     assert names(topology.choose_nics("cuda:2")) == ["mlx5_3", "mlx5_2", "mlx5_0"]

@@ -78,6 +78,7 @@ def node(**fields):
         (changed(nics=[{"name": "a"}, {"name": "a"}]), "NIC a is there 2 times"),
         (changed(nics=[{"name": "cuda:0"}]), "must have a name of its own, got 'cuda:0'"),
         (changed(nics=[{"name": "a", "link_layer": "Token Ring"}]), "link_layer must be one of"),
+        (changed(numa=[{"id": -1}]), "a NUMA node must have a number from 0, got -1"),
         (changed(nics=[{"name": "a", "port": 0}]), "a's port must be in 1 to 255, got 0"),
         (changed(gpus=[{"index": 1, "pci": "0000:31:00.0"}]), "must be cuda:0, got cuda:1"),
         (changed(gpus=[{"index": 0, "pci": "0000:99:00.0"}]), "cuda:0 is PCI device 0000:99:00.0"),
