@@ -73,7 +73,10 @@ def _missing() -> str:
 
 
 def _choice(topology: Topology | None, named: bool) -> NicChoice:
-    topology = topology or _in_cuda_order(Topology.discover())
+    if topology is None:
+        topology = _in_cuda_order(Topology.discover())
+    else:
+        _warn_of_order(topology)
     tiers = {place: topology.nic_tiers(place) for place in topology.locations}
     usable = {nic.name for kept in tiers.values() for tier in kept for nic in tier}
     nics = [nic for nic in topology.nics if nic.name in usable][:MAX_NICS]
@@ -90,7 +93,37 @@ def _choice(topology: Topology | None, named: bool) -> NicChoice:
 
 
 def _in_cuda_order(topology: Topology) -> Topology:
-    """Number its GPUs as CUDA does in this process, by CUDA_VISIBLE_DEVICES.
+    """Number its GPUs as CUDA does in this process, by CUDA_VISIBLE_DEVICES."""
+    seen = _visible(topology)
+    return topology.with_gpu_order(seen) if seen else topology
+
+
+def _warn_of_order(topology: Topology) -> None:
+    """Warn of a topology in which cuda:0 is another GPU than in this process.
+
+    Its NICs would be near to other memory than it says.
+    """
+    if not topology.gpus or not os.environ.get("CUDA_VISIBLE_DEVICES"):
+        return
+    try:
+        machine = Topology.discover()
+    except (InvalidArgument, OSError):
+        return
+    numbers = {gpu.pci: gpu.index for gpu in topology.gpus}
+    for here, index in enumerate(_visible(machine)):
+        gpu = machine.gpus[index]
+        there = numbers.get(gpu.pci, here)
+        if there != here:
+            _log.warning(
+                "CUDA_VISIBLE_DEVICES makes GPU %s cuda:%d, which the topology takes for cuda:%d: "
+                "NICs that are near to other GPUs will be used; see Topology.with_gpu_order",
+                *(gpu.uuid or gpu.pci, here, there),
+            )
+            return
+
+
+def _visible(topology: Topology) -> list[int]:
+    """Return the GPUs that CUDA_VISIBLE_DEVICES names.
 
     Like CUDA, it accepts indices and prefixes of UUIDs, up to the first that names no GPU, or one
     that was named before. Indices are those of CUDA_DEVICE_ORDER=PCI_BUS_ID. It does not ask CUDA
@@ -102,7 +135,7 @@ def _in_cuda_order(topology: Topology) -> Topology:
         if len(named) != 1 or named[0] in seen:
             break
         seen += named
-    return topology.with_gpu_order(seen) if seen else topology
+    return seen
 
 
 def _is_named(gpu: Gpu, name: str) -> bool:

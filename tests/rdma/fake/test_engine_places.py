@@ -128,6 +128,26 @@ def test_gpus_are_those_that_the_process_sees(gpu, monkeypatch, visible, nic):
         assert moved(engine, peer) == {nic: SIZE}
 
 
+@pytest.mark.parametrize(
+    ("visible", "order", "warnings"),
+    [
+        *(("1", [], 1), ("1", [1], 0), ("1,0", [1], 0), ("1,0", [0], 1)),
+        *(("0", [], 0), ("", [1], 0), ("7", [1], 0)),
+    ],
+)
+def test_a_topology_in_another_order_is_warned_of(
+    world, caplog, monkeypatch, visible, order, warnings
+):
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+    found = beside_gpus(fake0=1, fake1=0)
+    monkeypatch.setattr(Topology, "discover", lambda: found)
+    with TransferEngine(topology=found.with_gpu_order(order)):
+        pass
+    texts = [entry.message for entry in caplog.records if entry.levelname == "WARNING"]
+    assert len(texts) == warnings
+    assert all("see Topology.with_gpu_order" in text for text in texts)
+
+
 def test_near_to_any_is_by_numbers(world):
     """On a machine of one node all NICs are near to all of its memory."""
     here, there = addressed(SIZE), addressed(SIZE, 1)
