@@ -8,6 +8,7 @@ from typing import Any
 
 from .. import _host
 from .._arguments import as_instance
+from .._machine_root import MachineRoot
 from ..errors import InvalidArgument, Unavailable
 from ..topology import Gpu, Nic, Topology
 
@@ -86,7 +87,7 @@ def _choice(topology: Topology | None, named: bool) -> NicChoice:
             "`python -m mooncake_kernels topo` says why"
         )
     fastest = max(nic.gbit_per_s or 0.0 for nic in nics) or 8.0
-    speeds = [(nic.name, nic.port, (nic.gbit_per_s or fastest) / 8) for nic in nics]
+    speeds = [(_device_name(nic), nic.port, (nic.gbit_per_s or fastest) / 8) for nic in nics]
     near_nodes = _near(nics, tiers, "cpu:", [node.id for node in topology.numa_nodes])
     near_gpus = _near(nics, tiers, "cuda:", [gpu.index for gpu in topology.gpus])
     return NicChoice(speeds, near_nodes, near_gpus, named)
@@ -140,6 +141,17 @@ def _visible(topology: Topology) -> list[int]:
 
 def _is_named(gpu: Gpu, name: str) -> bool:
     return name == str(gpu.index) or (name.startswith("GPU-") and gpu.uuid.startswith(name))
+
+
+def _device_name(nic: Nic) -> str:
+    """Return the name to open it by, also of one that is known by its PCI address.
+
+    That is all that the NCCL_TOPO_FILE of a cloud says of it.
+    """
+    if nic.name != nic.pci:
+        return nic.name
+    names = MachineRoot().names(f"/sys/bus/pci/devices/{nic.pci}/infiniband")
+    return names[0] if names else nic.name
 
 
 def _near(

@@ -7,6 +7,8 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 
+from mooncake_kernels import InvalidArgument
+from mooncake_kernels._machine_root import MachineRoot
 from mooncake_kernels.topology import Gpu, Nic, NumaNode, PciNode, System, Topology
 from mooncake_kernels.transfer import Peer, TransferEngine
 
@@ -146,6 +148,22 @@ def test_a_topology_in_another_order_is_warned_of(
     texts = [entry.message for entry in caplog.records if entry.levelname == "WARNING"]
     assert len(texts) == warnings
     assert all("see Topology.with_gpu_order" in text for text in texts)
+
+
+def test_a_nic_that_is_known_by_its_pci_address(world, monkeypatch, tmp_path):
+    """As in the NCCL_TOPO_FILE of a cloud."""
+    address = "0101:00:00.0"
+    (tmp_path / f"sys/bus/pci/devices/{address}/infiniband/fake1").mkdir(parents=True)
+    monkeypatch.setattr("mooncake_kernels.transfer.nics.MachineRoot", lambda: MachineRoot(tmp_path))
+    pci = (PciNode(address, None, "pci0101:00"), PciNode("0102:00:00.0", None, "pci0102:00"))
+    nics = tuple(Nic(node.address, node.address, **FACTS) for node in pci)
+    topology = Topology(System(pci=pci, nics=nics))
+    here, there = addressed(SIZE), addressed(SIZE, 1)
+    with joined(topology, on_nodes(fake2=0), here, there) as (engine, peer, a, b):
+        engine.write(peer, [(a, b, SIZE)]).wait()
+        assert moved(engine, peer) == {"fake1": SIZE}
+    with pytest.raises(InvalidArgument, match='got "0102:00:00.0"'):
+        TransferEngine(transports=["rdma"], topology=Topology(System(pci=pci[1:], nics=nics[1:])))
 
 
 def test_near_to_any_is_by_numbers(world):
