@@ -24,7 +24,8 @@ class NumaReader:
         if not any(self._cpus.values()):  # no information: take all nodes
             self._with_cpus = self._ids
         else:
-            self._with_cpus = [i for i in self._ids if self._cpus[i]]
+            text = root.text  # one whose list makes no sense has processors all the same
+            self._with_cpus = [i for i in self._ids if text(f"{_FOLDER}/node{i}/cpulist")]
 
     def nodes(self, known: set[int]) -> tuple[NumaNode, ...]:
         """Return the nodes with processors; the devices' ``known`` ones if that is unknown."""

@@ -236,6 +236,7 @@ def test_one_device_that_is_broken_hides_no_other(root, caplog, break_it, left_o
     before = Topology.discover(root)
     break_it(root)
     found = Topology.discover(root)
+    assert [node.id for node in found.numa_nodes] == [node.id for node in before.numa_nodes]
     assert {gpu.pci for gpu in before.gpus} - {gpu.pci for gpu in found.gpus} <= {left_out}
     assert set(names(before.nics)) - set(names(found.nics)) <= {left_out}
     assert len(found.gpus) + len(found.nics) == (
