@@ -16,7 +16,14 @@ from . import (
 )
 from .attention import append_kv, merge_attention, paged_attention
 from .buffers import shared_memory
-from .errors import ChecksumError, CudaError, InvalidArgument, TransferError, Unavailable
+from .errors import (
+    ChecksumError,
+    CudaError,
+    FailureKind,
+    InvalidArgument,
+    TransferError,
+    Unavailable,
+)
 from .hashing import block_hashes
 from .kv import (
     CopyPlan,
@@ -47,6 +54,7 @@ __all__ = [
     "ChunkBatch",
     "CopyPlan",
     "CudaError",
+    "FailureKind",
     "Fp8",
     "InvalidArgument",
     "KVView",

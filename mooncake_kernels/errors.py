@@ -4,6 +4,7 @@ A message reads ``op: argument must be <what>, got <value>``, with Python's argu
 A failed system call is a plain :class:`OSError` with its errno.
 """
 
+import enum
 import reprlib
 from typing import Any
 
@@ -24,6 +25,19 @@ class CudaError(RuntimeError):
     """A CUDA call failed."""
 
 
+class FailureKind(enum.IntEnum):
+    """What a program may ask of a :class:`TransferError`, whose text is for people.
+
+    The numbers are those of ``csrc/transfer/error.h``.
+    """
+
+    OTHER = 0
+    TIMED_OUT = 1  # its deadline passed
+    CANCELLED = 2  # by its caller
+    CHECKSUM = 3  # what arrived differs from what was sent
+    GONE = 4  # nobody listens at the peer's address, or another engine does
+
+
 class TransferError(RuntimeError):
     """A transfer failed, or its deadline passed.
 
@@ -32,7 +46,8 @@ class TransferError(RuntimeError):
         cause: what went wrong, in one phrase.
         num_bytes_done: payload bytes that the other side has confirmed; more may have arrived.
         num_bytes_total: payload bytes of the whole request.
-        timed_out: whether it ended because its deadline passed.
+        kind: a :class:`FailureKind`.
+        timed_out: whether it ended because its deadline passed, which is one of the kinds.
         only_notification_missing: whether all bytes were confirmed, but not the notification.
     """
 
@@ -42,19 +57,24 @@ class TransferError(RuntimeError):
         cause: str,
         num_bytes_done: int = 0,
         num_bytes_total: int = 0,
-        timed_out: bool = False,
+        kind: FailureKind = FailureKind.OTHER,
         only_notification_missing: bool = False,
     ):
         self.peer = peer
         self.cause = cause
         self.num_bytes_done = num_bytes_done
         self.num_bytes_total = num_bytes_total
-        self.timed_out = timed_out
+        self.kind = FailureKind(kind)
         self.only_notification_missing = only_notification_missing
         confirmed = f"{num_bytes_done} of {num_bytes_total} bytes confirmed"
         missing = ", but not the notification" if only_notification_missing else ""
         told = f" ({confirmed}{missing})" if num_bytes_total else ""
         super().__init__(f"transfer with {peer}: {cause}{told}")
+
+    @property
+    def timed_out(self) -> bool:
+        """Whether it ended because its deadline passed."""
+        return self.kind is FailureKind.TIMED_OUT
 
     def __reduce__(self) -> tuple[type, tuple[Any, ...]]:
         """Keep all fields when an executor passes it to another process."""
@@ -63,7 +83,7 @@ class TransferError(RuntimeError):
             self.cause,
             self.num_bytes_done,
             self.num_bytes_total,
-            self.timed_out,
+            self.kind,
             self.only_notification_missing,
         )
 

@@ -31,8 +31,9 @@ void translate(std::exception_ptr pointer) {
   try {
     if (pointer) std::rethrow_exception(pointer);
   } catch (const TransferError& e) {
-    raise("TransferError", py::make_tuple(e.peer, e.cause, e.num_bytes_done, e.num_bytes_total,
-                                          e.timed_out, e.only_notification_missing));
+    raise("TransferError",
+          py::make_tuple(e.peer, e.cause.text, e.num_bytes_done, e.num_bytes_total,
+                         static_cast<int>(e.cause.kind), e.only_notification_missing));
   }
 }
 

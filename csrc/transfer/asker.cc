@@ -74,7 +74,7 @@ void Reply::receive(const std::vector<iovec>& parts, const Deadline& deadline) {
   try {
     line_.channel->receive_answer(all.data(), all.size(), {deadline, asker_->interrupt_});
   } catch (const std::exception& error) {
-    asker_->fail(*this, error.what(), deadline);
+    asker_->fail(*this, cause_of(error));
   }
   num_left_ -= num_bytes;
   num_received_ += num_bytes;
@@ -116,7 +116,7 @@ std::unique_ptr<Reply> Asker::ask(const Question& question, const Deadline& dead
     reply->num_left_ = 0;
     throw Unavailable(concat(question.op, ": ", peer_, ": ", refused.what()));
   } catch (const std::exception& error) {
-    fail(*reply, error.what(), deadline);
+    fail(*reply, cause_of(error));
   }
   reply->has_failed_ = false;
   return reply;
@@ -152,7 +152,7 @@ Reply::Line& Asker::take(const char* op) {
   try {
     channel = make_();
   } catch (const std::exception& error) {
-    throw TransferError(peer_, error.what());
+    throw TransferError(peer_, cause_of(error));
   }
   if (!channel) throw Unavailable(concat(op, ": ", peer_, ": ", kNotAsked));
   return *lines_.emplace_back(
@@ -168,9 +168,9 @@ void Asker::give_back(Line& line, bool is_good) {
   if (!closed_) line.let_go();
 }
 
-void Asker::fail(Reply& reply, const std::string& cause, const Deadline& deadline) const {
+void Asker::fail(Reply& reply, const Cause& cause) const {
   reply.has_failed_ = true;
-  throw TransferError(peer_, cause, reply.num_received_, 0, deadline.caused(cause));
+  throw TransferError(peer_, cause, reply.num_received_);
 }
 
 }  // namespace mk::transfer

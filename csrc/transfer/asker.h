@@ -71,7 +71,7 @@ class Asker : public std::enable_shared_from_this<Asker> {
   std::unique_ptr<Reply> ask(const Question& question, const Deadline& deadline);
 
   // Ends all questions and answers in progress, and refuses further questions.
-  void interrupt(const std::string& cause) { interrupt_.signal(cause); }
+  void interrupt(const Cause& cause) { interrupt_.signal(cause); }
   void close();  // the same, and closes idle connections; the others end with their replies
 
  private:
@@ -81,7 +81,7 @@ class Asker : public std::enable_shared_from_this<Asker> {
   Line& take(const char* op);
   uint64_t begin(Line& line, const Question& question, const Limit& limit);
   void give_back(Line& line, bool is_good);
-  [[noreturn]] void fail(Reply& reply, const std::string& cause, const Deadline& deadline) const;
+  [[noreturn]] void fail(Reply& reply, const Cause& cause) const;
 
   const std::string peer_;
   const MakeChannel make_;

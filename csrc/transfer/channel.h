@@ -46,7 +46,7 @@ struct Work {
 // The result of a work.
 struct Outcome {
   uint64_t num_bytes = 0;   // confirmed by the peer
-  std::string refusal{};    // why the peer refused it; the channel stays usable
+  Cause refusal{};          // why the peer refused it; the channel stays usable
   bool is_counted = false;  // the channel has counted the bytes itself, see count_in()
 };
 
@@ -59,8 +59,6 @@ struct Way {
   std::vector<std::string> paths{};  // as in statistics; none: the peer's
 };
 
-// Why a peer is not opened that was expected to be a certain instance; Python compares the text.
-constexpr char kAnotherEngine[] = "another engine answers there";
 constexpr char kRegionsNotTold[] = "this transport does not tell regions";
 constexpr char kNotAsked[] = "this transport has no channel for questions";
 

@@ -18,8 +18,8 @@ void ConnectionPool::enter(Connected& member, const Limit& limit) {
   if (member.is_in_pool_) return;
   for (check(limit); !has_room(); check(limit)) {
     if (limit.deadline.passed()) {
-      throw Ended(concat(limit.deadline.cause(), ": all ", max_connections_,
-                         " connections (max_connections) are in use"));
+      throw Ended(limit.deadline.cause(
+          concat(": all ", max_connections_, " connections (max_connections) are in use")));
     }
     left_.wait_for(lock, kLookEvery);
   }
@@ -48,7 +48,7 @@ void ConnectionPool::leave(Connected& member) {
   left_.notify_all();
 }
 
-void ConnectionPool::close(const std::string& cause) {
+void ConnectionPool::close(const Cause& cause) {
   const std::lock_guard lock(mutex_);
   closed_ = cause;
   left_.notify_all();

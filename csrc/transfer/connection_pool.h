@@ -11,7 +11,6 @@
 #include <condition_variable>
 #include <cstddef>
 #include <mutex>
-#include <string>
 
 #include "common/sieve.h"
 #include "transfer/limit.h"
@@ -40,7 +39,7 @@ class ConnectionPool {
   void enter(Connected& member, const Limit& limit);
   void leave(Connected& member);  // idempotent
   // No more entries: current and later calls of enter() throw Ended with the cause.
-  void close(const std::string& cause);
+  void close(const Cause& cause);
   size_t size() const;
 
  private:
@@ -51,7 +50,7 @@ class ConnectionPool {
   mutable std::mutex mutex_;
   std::condition_variable left_;
   Sieve<Connected> sieve_;
-  std::string closed_;  // why; empty while it is not
+  Cause closed_;  // why; empty while it is not
 };
 
 }  // namespace mk::transfer

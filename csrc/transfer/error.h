@@ -1,5 +1,5 @@
-// Errors of transfers. Inside the engine an error is its cause in one phrase; a Ticket adds the
-// peer and how far it got.
+// Errors of transfers. Inside the engine an error is its Cause; a Ticket adds the peer and how far
+// it got.
 //
 // Layer: transfer.
 #pragma once
@@ -7,15 +7,49 @@
 #include <cstdint>
 #include <stdexcept>
 #include <string>
+#include <utility>
 
 #include "common/check.h"
 
 namespace mk::transfer {
 
+// What may be decided by. A text may not: it is for people, and may be a peer's. The numbers are
+// those of FailureKind in mooncake_kernels/errors.py.
+enum class FailureKind {
+  kOther = 0,
+  kTimedOut = 1,   // its deadline passed
+  kCancelled = 2,  // by its caller
+  kChecksum = 3,   // ranges differ that were moved
+  kGone = 4,       // nobody listens at the peer's address, or another engine does
+};
+
+// Why something failed, in one phrase; empty: it did not.
+struct Cause {
+  Cause() = default;
+  Cause(std::string text, FailureKind kind = FailureKind::kOther)
+      : text(std::move(text)), kind(kind) {}
+  Cause(const char* text, FailureKind kind = FailureKind::kOther) : text(text), kind(kind) {}
+
+  bool empty() const { return text.empty(); }
+
+  std::string text;
+  FailureKind kind = FailureKind::kOther;
+};
+
 // The transfer ends and, over TCP, its connection with it: the stream may be mid-frame.
 struct Failure : std::runtime_error {
-  using std::runtime_error::runtime_error;
+  explicit Failure(const Cause& cause) : std::runtime_error(cause.text), kind(cause.kind) {}
+
+  Cause cause() const { return {what(), kind}; }
+
+  FailureKind kind;
 };
+
+// Of any error, also one that arose outside this layer.
+inline Cause cause_of(const std::exception& error) {
+  const auto* const failure = dynamic_cast<const Failure*>(&error);
+  return failure ? failure->cause() : Cause(error.what());
+}
 
 // The connection is gone: a retry on another one may succeed.
 struct LinkDown : Failure {
@@ -39,22 +73,19 @@ struct Refused : Failure {
 
 // Callers see this. Python: mooncake_kernels.errors.TransferError (host/transfer.cc translates).
 struct TransferError : std::runtime_error {
-  TransferError(const std::string& peer, const std::string& cause, uint64_t num_bytes_done = 0,
-                uint64_t num_bytes_total = 0, bool timed_out = false,
-                bool only_notification_missing = false)
-      : std::runtime_error(concat("transfer with ", peer, ": ", cause)),
+  TransferError(const std::string& peer, const Cause& cause, uint64_t num_bytes_done = 0,
+                uint64_t num_bytes_total = 0, bool only_notification_missing = false)
+      : std::runtime_error(concat("transfer with ", peer, ": ", cause.text)),
         peer(peer),
         cause(cause),
         num_bytes_done(num_bytes_done),
         num_bytes_total(num_bytes_total),
-        timed_out(timed_out),
         only_notification_missing(only_notification_missing) {}
 
   std::string peer;
-  std::string cause;
+  Cause cause;
   uint64_t num_bytes_done;  // confirmed by the other side
   uint64_t num_bytes_total;
-  bool timed_out;                  // its deadline passed
   bool only_notification_missing;  // all bytes are confirmed
 };
 

@@ -30,7 +30,7 @@ std::string remote_refusal(Channel& channel, const Request& request, uint64_t id
                            const Limit& limit) {
   Interrupt interrupt;
   channel.post({Work::Kind::kCheck, &request, id, {}, false}, limit, interrupt);
-  return channel.finish(limit).refusal;
+  return channel.finish(limit).refusal.text;
 }
 
 // Lets `ask` use another channel. False: there is none.
@@ -46,8 +46,7 @@ bool ask_peer(const Peer& peer, const Deadline& deadline, Ask ask) {
     channel->disconnect();
     return true;
   } catch (const std::exception& error) {  // also when there is no descriptor left
-    const std::string cause = error.what();
-    throw TransferError(peer.name(), cause, 0, 0, deadline.caused(cause));
+    throw TransferError(peer.name(), cause_of(error));
   }
 }
 

@@ -8,7 +8,6 @@
 #include <cstdint>
 
 #include "common/check.h"
-#include "transfer/error.h"
 
 namespace mk::transfer {
 namespace {
@@ -32,11 +31,13 @@ int Deadline::poll_ms() const {
   return static_cast<int>(std::clamp<int64_t>(left, 0, kLongestPollMs));
 }
 
-std::string Deadline::cause() const { return concat("deadline of ", seconds_, " s passed"); }
+Cause Deadline::cause(const std::string& waited_for) const {
+  return {concat("deadline of ", seconds_, " s passed", waited_for), FailureKind::kTimedOut};
+}
 
 Interrupt::Interrupt() : event_(MK_SYSCALL(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK), "eventfd")) {}
 
-void Interrupt::signal(const std::string& cause) {
+void Interrupt::signal(const Cause& cause) {
   const std::lock_guard lock(mutex_);
   if (signalled_) return;
   cause_ = cause;

@@ -10,9 +10,9 @@
 #include <atomic>
 #include <chrono>
 #include <mutex>
-#include <string>
 
 #include "common/fd.h"
+#include "transfer/error.h"
 
 namespace mk::transfer {
 
@@ -26,10 +26,9 @@ class Deadline {
   bool passed() const { return Clock::now() >= at_; }
   Clock::time_point at() const { return at_; }
   double left_s() const { return std::chrono::duration<double>(at_ - Clock::now()).count(); }
-  int poll_ms() const;        // what is left, for poll(2): rounded up, so that it has passed after
-  std::string cause() const;  // "deadline of 2.5 s passed"
-  // Whether an error's text says so; what was waited for may follow.
-  bool caused(const std::string& error) const { return error.rfind(cause(), 0) == 0; }
+  int poll_ms() const;  // what is left, for poll(2): rounded up, so that it has passed after
+  // "deadline of 2.5 s passed", and what was waited for.
+  Cause cause(const std::string& waited_for = "") const;
 
  private:
   Clock::time_point at_ = Clock::time_point::max();
@@ -41,7 +40,7 @@ class Interrupt {
  public:
   Interrupt();
 
-  void signal(const std::string& cause);  // the first cause counts; never blocks
+  void signal(const Cause& cause);  // the first cause counts; never blocks
   void clear();
   bool signalled() const { return signalled_; }
   void check() const;                      // throws Ended(cause) once signalled
@@ -51,7 +50,7 @@ class Interrupt {
   Fd event_;
   std::atomic<bool> signalled_{false};
   mutable std::mutex mutex_;
-  std::string cause_;
+  Cause cause_;
 };
 
 struct Limit {

@@ -110,9 +110,9 @@ void LocalChannel::post(const Work& work, const Limit& limit, Interrupt& interru
   try {
     carry_out(work, limit, interrupt, &queue_, outcome_);
   } catch (const Refused& refused) {
-    outcome_.refusal = refused.what();
+    outcome_.refusal = refused.cause();
   } catch (const GpuFailure& failure) {
-    outcome_.refusal = failure.what();
+    outcome_.refusal = failure.cause();
   }
 }
 
@@ -122,7 +122,7 @@ std::optional<Outcome> LocalChannel::run(const Work& work, const Limit& limit,
   try {
     if (!carry_out(work, limit, interrupt, nullptr, outcome)) return std::nullopt;
   } catch (const Refused& refused) {
-    outcome.refusal = refused.what();
+    outcome.refusal = refused.cause();
   }
   return outcome;
 }

@@ -94,16 +94,15 @@ void Peer::lead(const Deadline& deadline) {
 
 bool Peer::connect(const Deadline& deadline) {
   Lane& lane = *lanes_.front();
-  std::string cause;
+  Cause cause;
   try {
     lane.connect({deadline, lane.interrupt()});
   } catch (const std::exception& error) {
-    cause = error.what();
+    cause = cause_of(error);
     lane.count_failure(error);
   }
   const std::lock_guard lock(mutex_);
   connected_ = cause;
-  timed_out_ = deadline.caused(cause);
   changed_.notify_all();
   return cause.empty();
 }
@@ -113,7 +112,7 @@ bool Peer::wait_connected(const Deadline& until) {
   if (!changed_.wait_until(lock, until.at(), [this] { return connected_.has_value(); })) {
     return false;
   }
-  if (!connected_->empty()) throw TransferError(name_, *connected_, 0, 0, timed_out_);
+  if (!connected_->empty()) throw TransferError(name_, *connected_);
   return true;
 }
 
@@ -146,7 +145,7 @@ bool Peer::run_here(Ticket& ticket) {
     const bool refused = outcome && !outcome->refusal.empty() && outcome->num_bytes == 0;
     if (refused && ticket.split_request()) return false;  // see coalesce.h
   } catch (const std::exception& error) {
-    outcome = Outcome{0, error.what()};
+    outcome = Outcome{0, cause_of(error)};
   }
   if (!outcome) return false;
   ticket.finish(outcome->refusal, outcome->num_bytes);
@@ -175,11 +174,11 @@ void Peer::wait_here(const Ticket& ticket, const Deadline& until) {
   // Until lanes have the rest of it, or will take it.
   while (!until.passed() && queue_.take_first(ticket, pieces, *here, task)) {
     std::optional<Outcome> outcome;
-    std::string cause;
+    Cause cause;
     try {
       outcome = run(task.work, {ticket.deadline(), *here}, *here);
     } catch (const std::exception& error) {
-      cause = error.what();
+      cause = cause_of(error);
     }
     if (!outcome) {
       queue_.fail(task, *here, cause, cause.empty() ? Retry::kFree : Retry::kNo);
@@ -196,13 +195,13 @@ uint64_t Peer::max_piece_bytes(const Request& request) const {
   return std::clamp(share / kPageBytes * kPageBytes, kMinPieceBytes, most);
 }
 
-void Peer::interrupt(const std::string& cause) {
+void Peer::interrupt(const Cause& cause) {
   queue_.close(cause);
   for (const auto& lane : lanes_) lane->interrupt().signal(cause);  // one may be connecting
   asker_->interrupt(cause);
 }
 
-void Peer::close(const std::string& cause) {
+void Peer::close(const Cause& cause) {
   interrupt(cause);
   const std::lock_guard lock(threads_mutex_);
   closed_ = true;

@@ -68,13 +68,13 @@ class Peer : public std::enable_shared_from_this<Peer> {
   }
 
   // Ends one request, if it is still here; see Ticket::cancel.
-  void abandon(const Ticket& ticket, const std::string& cause) { queue_.abandon(ticket, cause); }
+  void abandon(const Ticket& ticket, const Cause& cause) { queue_.abandon(ticket, cause); }
 
   // Fails pending requests, and connection attempts, with that cause.
-  void interrupt(const std::string& cause);
+  void interrupt(const Cause& cause);
 
   // The same, joins the threads and disconnects. Idempotent.
-  void close(const std::string& cause);
+  void close(const Cause& cause);
 
  private:
   void lead(const Deadline& deadline);
@@ -97,8 +97,7 @@ class Peer : public std::enable_shared_from_this<Peer> {
 
   std::mutex mutex_;
   std::condition_variable changed_;
-  std::optional<std::string> connected_;  // once tried: "", or why not
-  bool timed_out_ = false;                // that is why
+  std::optional<Cause> connected_;  // once tried: empty, or why not
 
   Runners runners_;  // of what is carried out in callers' threads
 

@@ -1,8 +1,5 @@
 #include "transfer/peer_identity.h"
 
-#include "transfer/channel.h"
-#include "transfer/error.h"
-
 namespace mk::transfer {
 
 void PeerIdentity::check(uint64_t instance) {
@@ -12,7 +9,7 @@ void PeerIdentity::check(uint64_t instance) {
     // The addresses that our callers hold are not valid in the new engine.
     throw Failure("the peer was restarted; open it again");
   }
-  if (expected_ != 0 && instance != expected_) throw Failure(kAnotherEngine);
+  if (expected_ != 0 && instance != expected_) throw Failure(another_engine());
   instance_ = instance;
   links_ = table_->of(instance);
   lost_ = links_.get();

@@ -10,9 +10,13 @@
 #include <mutex>
 #include <utility>
 
+#include "transfer/error.h"
 #include "transfer/wire/lost_links.h"
 
 namespace mk::transfer {
+
+// Why a peer is not opened that was expected to be a certain instance.
+inline Cause another_engine() { return {"another engine answers there", FailureKind::kGone}; }
 
 class PeerIdentity {
  public:

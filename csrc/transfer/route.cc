@@ -44,7 +44,7 @@ Route file_route(const PeerAddress& to, const std::string& path, const EngineOpt
   try {
     file = std::make_shared<const DiskFile>(path);
   } catch (const Failure& failure) {
-    throw TransferError(to.name, failure.what());
+    throw TransferError(to.name, failure.cause());
   }
   Route route{{}, {concat("file: ", path, " of this machine")}};
   add_lanes(route, options, [&] { return std::make_unique<FileChannel>(file); });
@@ -64,7 +64,7 @@ Route find_route(const PeerAddress& to, const EngineOptions& options,
   const auto neighbour = find_in_process(where.name());
   if (options.local && neighbour && neighbour->is_local) {
     if (to.instance != 0 && neighbour->instance != to.instance) {
-      throw TransferError(to.name, kAnotherEngine);
+      throw TransferError(to.name, another_engine());
     }
     const Verdict verdict = judge(own->credentials, neighbour->credentials);
     if (verdict != Verdict::kWelcome) {
@@ -100,7 +100,7 @@ Route find_route(const PeerAddress& to, const EngineOptions& options,
     }
   }
   if (!options.is_for_machines()) {
-    if (deadline.passed()) throw TransferError(to.name, deadline.cause(), 0, 0, true);
+    if (deadline.passed()) throw TransferError(to.name, deadline.cause());
     throw TransferError(to.name, concat("no engine of that name on this machine: ", why_not));
   }
   reasons.push_back(not_chosen("shm", options.is_for_processes(), why_not));

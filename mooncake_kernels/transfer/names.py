@@ -9,14 +9,12 @@ from dataclasses import dataclass
 from typing import Any
 
 from .. import _host, config, metadata
-from ..errors import InvalidArgument, TransferError, Unavailable
+from ..errors import FailureKind, InvalidArgument, TransferError, Unavailable
 from .arguments import as_address
 from .files import is_file, open_file
 from .nics import NicChoice
 
 PROBE_S = 2.0  # for an engine to answer when another one wants its name
-# Causes, as the host code words them, that are conclusive: the engine is not at that address.
-GONE = ("connection refused", "another engine answers there")
 
 
 @dataclass(frozen=True)
@@ -119,8 +117,8 @@ class Names:
         except TransferError as error:
             if entry.instance == 0:  # p2p: the name was the address
                 raise
-            cause = f"{error.cause}, {self._doubt(entry, error.cause)}"
-            raise TransferError(name, cause, timed_out=error.timed_out) from None
+            cause = f"{error.cause}, {self._doubt(entry, error.kind)}"
+            raise TransferError(name, cause, kind=error.kind) from None
 
     def close(self) -> None:
         """Withdraw the name. Idempotent; without effect in a forked child."""
@@ -130,11 +128,11 @@ class Names:
             self._publication.close()
         self._metadata.close()
 
-    def _doubt(self, entry: metadata.Entry, cause: str) -> str:
+    def _doubt(self, entry: metadata.Entry, kind: FailureKind) -> str:
         where = f"at {entry.address}, as {self._metadata.url} says"
         if is_elsewhere(entry):
             return f"{where}: an address within {entry.host}; it should listen to other machines"
-        return f"{where}: its entry is stale" if cause in GONE else where
+        return f"{where}: its entry is stale" if kind is FailureKind.GONE else where
 
 
 def is_gone(engine: _host.TransferEngine, holder: metadata.Entry) -> bool:
@@ -148,7 +146,7 @@ def is_gone(engine: _host.TransferEngine, holder: metadata.Entry) -> bool:
     try:
         peer = engine.open(holder.name, holder.address, holder.instance, PROBE_S)
     except TransferError as error:
-        return error.cause in GONE
+        return error.kind is FailureKind.GONE
     except Unavailable:
         return False
     engine.close_peer(peer)

@@ -6,7 +6,7 @@ import threading
 import numpy as np
 import pytest
 
-from mooncake_kernels.errors import InvalidArgument, TransferError
+from mooncake_kernels.errors import FailureKind, InvalidArgument, TransferError
 from mooncake_kernels.transfer import TransferEngine
 
 from .handshake import answer, begin, receive_exactly
@@ -90,6 +90,7 @@ def test_a_byte_that_is_flipped_on_the_way(verb):
             f"checksum: remote range {there.address + 1000:#x} + 100 bytes differs from local "
             f"range {here.address + 1000:#x} + 100 bytes"
         )
+        assert failed.value.kind is FailureKind.CHECKSUM
         assert failed.value.num_bytes_done == 1000
         assert not failed.value.only_notification_missing
         near.write(peer, [], notify=b"the connection is good").wait()

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import mooncake_kernels as mk
-from mooncake_kernels.errors import InvalidArgument, TransferError
+from mooncake_kernels.errors import FailureKind, InvalidArgument, TransferError
 from mooncake_kernels.transfer import TransferEngine
 
 from .support import addressed, engine_pair, peer_process, untouched
@@ -174,7 +174,7 @@ def test_a_peer_that_does_not_answer_and_one_that_is_gone():
         other.process.join()
         with pytest.raises(TransferError, match="connection refused") as caught:
             engine.explain_path(here, peer, other.address)
-        assert not caught.value.timed_out
+        assert caught.value.kind is FailureKind.GONE
 
 
 def test_a_peer_of_this_process_that_is_closed():

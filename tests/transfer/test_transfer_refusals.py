@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from mooncake_kernels import _host
-from mooncake_kernels.errors import InvalidArgument, TransferError, Unavailable
+from mooncake_kernels.errors import FailureKind, InvalidArgument, TransferError, Unavailable
 from mooncake_kernels.transfer import TransferEngine
 
 from .support import UNTOUCHED, addressed, untouched
@@ -29,7 +29,8 @@ def rows(pair):
 
 
 def test_an_error_reaches_another_process_whole():
-    error = TransferError("10.0.0.2:4711", "deadline of 3 s passed", 5, 10, True, True)
+    cause, kind = "deadline of 3 s passed", FailureKind.TIMED_OUT
+    error = TransferError("10.0.0.2:4711", cause, 5, 10, kind, True)
     copy = pickle.loads(pickle.dumps(error))
     assert (str(copy), vars(copy)) == (str(error), vars(error))
 

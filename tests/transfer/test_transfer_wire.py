@@ -8,7 +8,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from mooncake_kernels.errors import TransferError
+from mooncake_kernels.errors import FailureKind, TransferError
 from mooncake_kernels.pool import ObjectPool, PutResult, checksum_of
 from mooncake_kernels.transfer import TransferEngine
 
@@ -358,13 +358,17 @@ def test_the_server_has_survived_all_that(target):
 
 def ask_bad_server(behave, direction: str) -> str:
     """The cause with which a request to a server fails that answers like this."""
+    return error_of_bad_server(behave, direction).cause
+
+
+def error_of_bad_server(behave, direction: str) -> TransferError:
     with raw_server(behave) as name, TransferEngine() as engine:
         region = engine.register(untouched(SIZE))
         with pytest.raises(TransferError) as caught:
             peer = engine.open(name, deadline_s=WAIT_S)
             row = (region.address, 4096, 100)
             getattr(engine, direction)(peer, [row], deadline_s=WAIT_S).wait()
-        return caught.value.cause
+        return caught.value
 
 
 def answers_with(data: bytes):
@@ -394,6 +398,19 @@ def answers_with(data: bytes):
 @pytest.mark.parametrize("direction", ["write", "read"])
 def test_answers_that_break_the_rules(direction, data, cause):
     assert ask_bad_server(answers_with(data), direction).startswith(cause)
+
+
+@pytest.mark.parametrize(
+    "text", [f"deadline of {WAIT_S:g} s passed", "checksum: ", "cancelled", "connection refused"]
+)
+@pytest.mark.parametrize("direction", ["write", "read"])
+def test_the_words_of_a_refusal_decide_nothing(direction, text):
+    """They may be those of a failure of our own."""
+    error = error_of_bad_server(
+        answers_with(ACK.pack(1, len(text), 1, 0) + text.encode()), direction
+    )
+    assert (error.cause, error.kind) == (text, FailureKind.OTHER)
+    assert not error.timed_out
 
 
 def test_a_read_that_ends_too_soon():

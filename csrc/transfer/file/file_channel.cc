@@ -68,7 +68,7 @@ void FileChannel::post(const Work& work, const Limit& limit, Interrupt&) {
   try {
     check(work);
   } catch (const Refused& refused) {
-    posted.outcome.refusal = refused.what();
+    posted.outcome.refusal = refused.cause();
     return;
   }
   if (work.kind == Work::Kind::kCheck) return;
@@ -156,7 +156,7 @@ bool FileChannel::take(Posted& work, Slot& slot, const Limit& limit) {
     prepare(slot, limit);
   } catch (const GpuFailure& failure) {
     if (slot.chunk) gpu_bounce_.give_back(slot.chunk);
-    work.outcome.refusal = failure.what();
+    work.outcome.refusal = failure.cause();
     return false;
   }
   ++work.num_under_way;
@@ -274,7 +274,7 @@ void FileChannel::scatter(Slot& slot, const Limit& limit) {
     }
     outcome.num_bytes += slot.op.num_bytes;
   } catch (const GpuFailure& failure) {
-    if (!slot.work->failed()) outcome.refusal = failure.what();
+    if (!slot.work->failed()) outcome.refusal = failure.cause();
   }
 }
 

@@ -70,17 +70,17 @@ void Job::finish(const Work& work, const Interrupt& carrier, const Outcome& outc
   if (work.with_notify || work.kind == Work::Kind::kNotify) notified_ = true;
 }
 
-void Job::fail(const Work& work, const Interrupt& carrier, const std::string& cause, Retry retry,
+void Job::fail(const Work& work, const Interrupt& carrier, const Cause& cause, Retry retry,
                uint64_t num_bytes) {
   release(carrier);
   try_again(work, cause, retry);
   if (!cause_.empty()) num_bytes_done_ += num_bytes;
 }
 
-void Job::try_again(const Work& work, const std::string& cause, Retry retry) {
+void Job::try_again(const Work& work, const Cause& cause, Retry retry) {
   if (retry == Retry::kNo) return stop(cause);
   if (notify_begun_ && !request_.may_notify_again) {  // it must not be delivered twice
-    return stop(retry == Retry::kFree ? concat(kOnItsWay, cause) : cause);
+    return stop(retry == Retry::kFree ? concat(kOnItsWay, cause.text) : cause);
   }
   Work again = work;
   if (retry == Retry::kCounted) {
@@ -92,12 +92,12 @@ void Job::try_again(const Work& work, const std::string& cause, Retry retry) {
   again_.push_back(again);
 }
 
-void Job::stop(const std::string& cause) {
+void Job::stop(const Cause& cause) {
   if (cause_.empty()) cause_ = cause;
   for (Interrupt* carrier : carriers_) carrier->signal(cause_);
 }
 
-void Job::abandon(const std::string& cause) {
+void Job::abandon(const Cause& cause) {
   abandoned_ = true;
   stop(cause);
 }

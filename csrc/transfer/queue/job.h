@@ -43,22 +43,22 @@ class Job {
   // The result of a work: exactly one of these for each that was taken.
   void finish(const Work& work, const Interrupt& carrier, const Outcome& outcome);
   // `num_bytes`: confirmed; not counted if all of it is retried.
-  void fail(const Work& work, const Interrupt& carrier, const std::string& cause, Retry retry,
+  void fail(const Work& work, const Interrupt& carrier, const Cause& cause, Retry retry,
             uint64_t num_bytes);
 
   // Ends it: nothing more is handed out, and the carriers of its works are interrupted.
-  void stop(const std::string& cause);
+  void stop(const Cause& cause);
   // The same on behalf of its caller.
-  void abandon(const std::string& cause);
+  void abandon(const Cause& cause);
 
-  bool over() const;                                   // nothing is in flight, and nothing will be
-  const std::string& cause() const { return cause_; }  // why it failed; "" if it did not
+  bool over() const;                             // nothing is in flight, and nothing will be
+  const Cause& cause() const { return cause_; }  // why it failed; "" if it did not
   // Whether the peer refused it before anything moved, and its caller has not given it up.
   bool refused_whole() const { return refused_ && !abandoned_ && num_bytes_done_ == 0; }
   uint64_t num_bytes_done() const { return num_bytes_done_; }
 
  private:
-  void try_again(const Work& work, const std::string& cause, Retry retry);
+  void try_again(const Work& work, const Cause& cause, Retry retry);
   bool has_data() const;
   bool take_again(Work& work);
   void release(const Interrupt& carrier);
@@ -75,10 +75,10 @@ class Job {
   bool notified_, notify_taken_ = false;
   bool notify_begun_ = false;  // the peer may have it; set by the carrier
   std::vector<Work> again_;
-  std::string lost_;                  // why the first of these has to be retried
+  Cause lost_;                        // why the first of these has to be retried
   std::vector<Interrupt*> carriers_;  // one entry per work in flight
   uint64_t num_bytes_done_ = 0;
-  std::string cause_;
+  Cause cause_;
   bool refused_ = false;
   bool abandoned_ = false;
 };

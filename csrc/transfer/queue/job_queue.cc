@@ -138,8 +138,8 @@ void JobQueue::finish(const Task& task, const Interrupt& carrier, const Outcome&
   changed(task.job, lock);
 }
 
-bool JobQueue::fail(const Task& task, const Interrupt& carrier, const std::string& cause,
-                    Retry retry, uint64_t num_bytes, const std::function<void()>& count) {
+bool JobQueue::fail(const Task& task, const Interrupt& carrier, const Cause& cause, Retry retry,
+                    uint64_t num_bytes, const std::function<void()>& count) {
   std::unique_lock lock(mutex_);
   task.job->fail(task.work, carrier, cause, retry, num_bytes);
   const bool again = task.job->cause().empty();
@@ -165,12 +165,12 @@ void JobQueue::changed(const JobRef& job, std::unique_lock<std::mutex>& lock) {
     return;
   }
   jobs_.erase(found);
-  const std::string cause = over->cause();  // close() may stop it again
+  const Cause cause = over->cause();  // close() may stop it again
   lock.unlock();
   over->ticket()->finish(cause, over->num_bytes_done());
 }
 
-void JobQueue::abandon(const Ticket& ticket, const std::string& cause) {
+void JobQueue::abandon(const Ticket& ticket, const Cause& cause) {
   std::unique_lock lock(mutex_);
   const auto found = std::find_if(jobs_.begin(), jobs_.end(), [&](const JobRef& job) {
     return job->ticket().get() == &ticket;
@@ -182,7 +182,7 @@ void JobQueue::abandon(const Ticket& ticket, const std::string& cause) {
   changed(job, lock);
 }
 
-void JobQueue::close(const std::string& cause) {
+void JobQueue::close(const Cause& cause) {
   std::unique_lock lock(mutex_);
   closed_ = true;
   lead_.notify_all();

@@ -60,16 +60,16 @@ class JobQueue {
   void finish(const Task& task, const Interrupt& carrier, const Outcome& outcome);
   // Returns whether it will be handed out again. `num_bytes`: see Job::fail; if it counts them,
   // `count` is called before anyone learns that the request is over.
-  bool fail(const Task& task, const Interrupt& carrier, const std::string& cause, Retry retry,
+  bool fail(const Task& task, const Interrupt& carrier, const Cause& cause, Retry retry,
             uint64_t num_bytes = 0, const std::function<void()>& count = {});
 
   // Waits until there is work for a lane other than the leading one. False: closed.
   bool wait_for_pieces(Interrupt& carrier);
   // Ends one request, if it is still here; see Ticket::cancel.
-  void abandon(const Ticket& ticket, const std::string& cause);
+  void abandon(const Ticket& ticket, const Cause& cause);
 
   // Ends all, and releases the lanes. Idempotent.
-  void close(const std::string& cause);
+  void close(const Cause& cause);
 
   // Sleeps; returns early once closed.
   void pause(double seconds);

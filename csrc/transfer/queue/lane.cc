@@ -178,7 +178,7 @@ void Lane::begin(const Task& task, bool connects) {
   try {
     posted_.emplace_back(task, own_regions_, interrupt_);
   } catch (const Refused& refused) {
-    return fail(task, refused.what(), Retry::kNo);
+    return fail(task, refused.cause(), Retry::kNo);
   }
   try {
     const Limit limit = limit_of(task);
@@ -219,7 +219,7 @@ void Lane::lose(const std::exception& error) {
   count_failure(error);
   const bool lost = dynamic_cast<const LinkDown*>(&error) != nullptr;
   const bool ended = dynamic_cast<const Ended*>(&error) != nullptr;  // a limit
-  const std::string cause = error.what();
+  const Cause cause = cause_of(error);
   for (const auto& lane : lanes_) {
     if (!ended && lane.get() != this) lane->leave_if_lost();
   }
@@ -238,7 +238,7 @@ void Lane::lose(const std::exception& error) {
   }
 }
 
-void Lane::fail(const Task& task, const std::string& cause, Retry retry, uint64_t num_bytes) {
+void Lane::fail(const Task& task, const Cause& cause, Retry retry, uint64_t num_bytes) {
   const auto count = [&] { count_bytes(task.work.request->writes(), num_bytes); };
   if (queue_.fail(task, interrupt_, cause, retry, num_bytes, count)) counters_.num_retries += 1;
 }

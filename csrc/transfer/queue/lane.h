@@ -77,7 +77,7 @@ class Lane final : public Connected {
   void wait_for_gpu(const Task& task);  // to have done what the request comes after
   void settle();
   void lose(const std::exception& error);
-  void fail(const Task& task, const std::string& cause, Retry retry, uint64_t num_bytes = 0);
+  void fail(const Task& task, const Cause& cause, Retry retry, uint64_t num_bytes = 0);
   Limit limit_of(const Task& task) const;
   bool wait_answered(const Deadline& until);
   void count_bytes(bool written, uint64_t num_bytes);

@@ -5,14 +5,8 @@
 
 #include "transfer/error.h"
 #include "transfer/peer.h"
-#include "transfer/wire/checksum.h"
 
 namespace mk::transfer {
-namespace {
-
-constexpr char kCancelled[] = "cancelled";
-
-}  // namespace
 
 Ticket::Ticket(std::weak_ptr<Peer> peer, std::string peer_name, Request request,
                const Deadline& deadline, CountersRef counters)
@@ -62,16 +56,15 @@ bool Ticket::wait_until(const Deadline& until) {
 void Ticket::check() const {
   const std::lock_guard lock(mutex_);
   if (cause_.empty()) return;
-  throw TransferError(peer_name_, cause_, num_bytes_done_, num_bytes_, deadline_.caused(cause_),
-                      only_notification_missing_);
+  throw TransferError(peer_name_, cause_, num_bytes_done_, num_bytes_, only_notification_missing_);
 }
 
 bool Ticket::cancel() {
   owner_.check("cancel", "ticket");
-  abandon(kCancelled);
+  abandon({"cancelled", FailureKind::kCancelled});
   wait_finished();
   const std::lock_guard lock(mutex_);
-  return cause_ == kCancelled;
+  return cause_.kind == FailureKind::kCancelled;
 }
 
 void Ticket::push_when_finished(std::shared_ptr<CompletionQueue> queue, uint64_t key) {
@@ -85,7 +78,7 @@ void Ticket::push_when_finished(std::shared_ptr<CompletionQueue> queue, uint64_t
   }
 }
 
-void Ticket::abandon(const std::string& cause) {
+void Ticket::abandon(const Cause& cause) {
   // If the peer is gone, it has finished its tickets.
   if (const auto peer = peer_.lock()) peer->abandon(*this, cause);
 }
@@ -97,13 +90,13 @@ void Ticket::wait_finished() {
   changed_.wait(lock, [this] { return finished_; });
 }
 
-void Ticket::finish(const std::string& cause, uint64_t num_bytes_done) {
+void Ticket::finish(const Cause& cause, uint64_t num_bytes_done) {
   const std::lock_guard lock(mutex_);
   counted_.end(num_bytes_done, !cause.empty());  // before anyone learns that it is over
   cause_ = cause;
   num_bytes_done_ = num_bytes_done;
   only_notification_missing_ = request_.notify && num_bytes_ > 0 && num_bytes_done == num_bytes_ &&
-                               !is_checksum_cause(cause);
+                               cause.kind != FailureKind::kChecksum;
   request_ = {};  // the ticket may be kept for long
   finished_ = true;
   changed_.notify_all();

@@ -61,12 +61,12 @@ class Ticket {
   void leave_to_caller() { is_with_caller_ = true; }
 
   // Ends it, once; "" means delivered.
-  void finish(const std::string& cause, uint64_t num_bytes_done);
+  void finish(const Cause& cause, uint64_t num_bytes_done);
 
  private:
   bool wait_until(const Deadline& until);
   void wait_here(const Deadline& until);
-  void abandon(const std::string& cause);
+  void abandon(const Cause& cause);
   void wait_finished();
 
   const Owner owner_;
@@ -81,7 +81,7 @@ class Ticket {
   mutable std::mutex mutex_;
   std::condition_variable changed_;
   bool finished_ = false;
-  std::string cause_;
+  Cause cause_;
   uint64_t num_bytes_done_ = 0;
   bool only_notification_missing_ = false;  // of a request that failed
   std::vector<std::pair<std::shared_ptr<CompletionQueue>, uint64_t>> completions_;

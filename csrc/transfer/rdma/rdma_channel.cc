@@ -169,7 +169,7 @@ Outcome RdmaChannel::after_slices(const Doing& doing, const Limit& limit) {
   try {
     if (!doing.work.request->writes()) flush_gpus(doing.work.request->regions);
   } catch (const Refused& refused) {
-    return {doing.num_bytes, refused.what(), true};
+    return {doing.num_bytes, refused.cause(), true};
   }
   if (doing.work.request->verify) {
     flush(limit);  // so that the peer's process sees what it compares

@@ -199,7 +199,7 @@ void ShmChannel::move(const Work& work, const Limit& limit) {
   }
   if (ways_.shm) return WireChannel::move(work, limit);
   if (why_not.empty()) WireChannel::check(work, limit), drain(limit);
-  if (current_.refusal.empty()) current_.refusal = why_not.empty() ? kNoWay : why_not;
+  if (current_.refusal.empty()) current_.refusal = why_not.empty() ? Cause(kNoWay) : why_not;
 }
 
 Way ShmChannel::way_to(const Range& range, int device) const {

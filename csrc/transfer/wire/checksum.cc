@@ -9,7 +9,6 @@
 namespace mk::transfer {
 namespace {
 
-constexpr char kChecksumCause[] = "checksum: ";
 constexpr uint64_t kStepBytes = 4ull << 20;  // between checks of the limit
 
 }  // namespace
@@ -53,15 +52,14 @@ size_t Summer::count_equal(const std::vector<Range>& ranges,
   return i;
 }
 
-bool is_checksum_cause(const std::string& cause) { return cause.rfind(kChecksumCause, 0) == 0; }
-
-std::string checksum_cause(uint64_t remote, uint64_t local, uint64_t num_bytes) {
-  return concat(kChecksumCause, "remote range ", describe({remote, num_bytes}),
-                " differs from local range ", describe({local, num_bytes}));
+Cause checksum_cause(uint64_t remote, uint64_t local, uint64_t num_bytes) {
+  return {concat("checksum: remote range ", describe({remote, num_bytes}),
+                 " differs from local range ", describe({local, num_bytes})),
+          FailureKind::kChecksum};
 }
 
-std::string checksum_cause(const Request& request, const Piece& piece, size_t index) {
-  std::string cause;
+Cause checksum_cause(const Request& request, const Piece& piece, size_t index) {
+  Cause cause;
   size_t i = 0;
   for_each_range(request, piece, [&](uint64_t local, uint64_t remote, uint64_t num_bytes) {
     if (i++ == index) cause = checksum_cause(remote, local, num_bytes);

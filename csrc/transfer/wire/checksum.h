@@ -12,7 +12,6 @@
 
 #include <cstddef>
 #include <cstdint>
-#include <string>
 #include <utility>
 #include <vector>
 
@@ -45,10 +44,8 @@ class Summer {
   uint64_t since_check_ = 0;  // bytes
 };
 
-// Whether a request failed because ranges differ.
-bool is_checksum_cause(const std::string& cause);
-// The words for ranges that differ; the index-th of a piece.
-std::string checksum_cause(uint64_t remote, uint64_t local, uint64_t num_bytes);
-std::string checksum_cause(const Request& request, const Piece& piece, size_t index);
+// The cause when ranges differ; the index-th of a piece.
+Cause checksum_cause(uint64_t remote, uint64_t local, uint64_t num_bytes);
+Cause checksum_cause(const Request& request, const Piece& piece, size_t index);
 
 }  // namespace mk::transfer

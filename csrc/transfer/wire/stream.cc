@@ -28,8 +28,8 @@ void wait_writable(int fd, const Limit& limit) {
   if (ready & POLLRDHUP && !(ready & POLLOUT)) throw LinkDown(closed_by_peer());
 }
 
-std::string connection_cause(int error_number) {
-  if (error_number == ECONNREFUSED) return "connection refused";
+Cause connection_cause(int error_number) {
+  if (error_number == ECONNREFUSED) return {"connection refused", FailureKind::kGone};
   if (error_number == ECONNRESET || error_number == EPIPE) return closed_by_peer();
   return std::generic_category().message(error_number);
 }

@@ -20,7 +20,7 @@ void advance(iovec*& parts, size_t& num_parts, size_t num_bytes);
 void wait_readable(int fd, const Limit& limit);
 void wait_writable(int fd, const Limit& limit);
 
-std::string connection_cause(int error_number);  // "connection refused", ...
+Cause connection_cause(int error_number);  // "connection refused", ...
 std::string closed_by_peer();
 
 }  // namespace mk::transfer

@@ -131,8 +131,9 @@ void TlsStream::finish(const Limit& limit, Call call) {
 void TlsStream::fail(int error, int error_number) const {
   if (error != ossl::kErrorSsl) {
     const bool is_named = error == ossl::kErrorSyscall && error_number != 0;
-    const std::string cause = is_named ? connection_cause(error_number) : closed_by_peer();
-    throw LinkDown(has_shaken_hands_ ? cause : cause + " during the TLS handshake");
+    const Cause cause = is_named ? connection_cause(error_number) : closed_by_peer();
+    if (has_shaken_hands_) throw LinkDown(cause);
+    throw LinkDown(cause.text + " during the TLS handshake");
   }
   const Crypto& crypto = Crypto::get();
   const unsigned long reason = crypto.p_ERR_get_error();

@@ -9,7 +9,7 @@ from concurrent.futures import Future
 from concurrent.futures import TimeoutError as NoAnswer
 from typing import Any, TypeVar
 
-from mooncake_kernels.errors import InvalidArgument, TransferError
+from mooncake_kernels.errors import FailureKind, InvalidArgument, TransferError
 from mooncake_kernels.transfer import Peer, Ticket
 
 from .messages import Message, Refused
@@ -121,7 +121,7 @@ class Calls:
             answer = call.future.result(call.seconds_left)
         except NoAnswer:
             cause = f"{call.what}: no answer in {call.deadline_s:g} s"
-            raise TransferError(call.name, cause, timed_out=True) from None
+            raise TransferError(call.name, cause, kind=FailureKind.TIMED_OUT) from None
         finally:
             self.end(call)
         if isinstance(answer, Refused):

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from mooncake_kernels.errors import TransferError, Unavailable
+from mooncake_kernels.errors import FailureKind, TransferError, Unavailable
 from mooncake_kernels.pool import ObjectPool, PutResult
 from mooncake_kernels.transfer import ObjectsReply, TransferEngine
 from mooncake_serving.store import ObservedPool, Observer, Quota, SsdTier, Store, TieredStore
@@ -331,7 +331,7 @@ def test_a_host_whose_engine_answers_is_not_silent(hosts):
     one, none = hosts.make("one"), hosts.make("none", 0)
     silence, name = none.node.silence, one.node.name
     silence._lasts_s = 600.0
-    late = TransferError(name, "no answer", timed_out=True)
+    late = TransferError(name, "no answer", kind=FailureKind.TIMED_OUT)
 
     def noted_before(call, *args, **options):
         silence.note(name, late)  # of another thread

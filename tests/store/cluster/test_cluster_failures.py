@@ -8,7 +8,13 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 import pytest
 
-from mooncake_kernels.errors import ChecksumError, InvalidArgument, TransferError, Unavailable
+from mooncake_kernels.errors import (
+    ChecksumError,
+    FailureKind,
+    InvalidArgument,
+    TransferError,
+    Unavailable,
+)
 from mooncake_kernels.pool import ObjectPool, PinnedObject, PutResult
 from mooncake_serving.store import SsdTier, Store, TieredStore
 from mooncake_serving.store.directory import Claim
@@ -94,7 +100,7 @@ def test_what_is_spoiled_on_its_way_is_told_of_that_object(hosts):
     def spoiled(read, peer, moves, **options):
         read(peer, moves, **options)
         if bad in [address for address, _ in moves]:
-            raise TransferError(peer.name, "checksum: a range differs")
+            raise TransferError(peer.name, "a range differs", kind=FailureKind.CHECKSUM)
 
     with replaced(two.node._reader._mover, "read", spoiled):
         assert two.cluster.fetch(range(4)) == [STORED, STORED, None, STORED]

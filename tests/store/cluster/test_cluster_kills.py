@@ -6,7 +6,7 @@ import time
 import numpy as np
 import pytest
 
-from mooncake_kernels.errors import TransferError, Unavailable
+from mooncake_kernels.errors import FailureKind, TransferError, Unavailable
 from mooncake_kernels.pool import PutResult
 from mooncake_serving.store import Store
 from mooncake_serving.store.directory import Claim, connect
@@ -138,10 +138,14 @@ def test_a_silent_node_is_the_last_to_be_given_something(hosts):
     assert [member.name for member in writer.cluster._homes()] == names
     writer.node.silence.note(names[0], TransferError(names[0], "closed"))
     assert [member.name for member in writer.cluster._homes()] == names
-    writer.node.silence.note(names[0], TransferError(names[0], "no answer", timed_out=True))
+    writer.node.silence.note(
+        names[0], TransferError(names[0], "no answer", kind=FailureKind.TIMED_OUT)
+    )
     assert [member.name for member in writer.cluster._homes()] == names[::-1]
     writer.node.silence._lasts_s = 0.0
-    writer.node.silence.note(names[0], TransferError(names[0], "no answer", timed_out=True))
+    writer.node.silence.note(
+        names[0], TransferError(names[0], "no answer", kind=FailureKind.TIMED_OUT)
+    )
     assert [member.name for member in writer.cluster._homes()] == names
 
 

@@ -9,7 +9,7 @@ import sys
 
 import pytest
 
-from mooncake_kernels.errors import TransferError, Unavailable
+from mooncake_kernels.errors import FailureKind, TransferError, Unavailable
 from mooncake_kernels.pool import PutResult
 from mooncake_serving.store.ssd.disk import Disk
 from mooncake_serving.store.ssd.log import Log
@@ -109,7 +109,7 @@ def test_after_a_remove_all_that_failed_nothing_is_lost(path, monkeypatch):
     def write_and_fail(log, tier_id):
         real_write_head(log, tier_id)
         log._is_head_known = False
-        raise TransferError(str(path), "timed out", timed_out=True)
+        raise TransferError(str(path), "timed out", kind=FailureKind.TIMED_OUT)
 
     real_write_head = Log._write_head
     for i, (kind, name, failing, removed) in enumerate(

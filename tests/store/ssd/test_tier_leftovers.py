@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from mooncake_kernels.errors import TransferError, Unavailable
+from mooncake_kernels.errors import FailureKind, TransferError, Unavailable
 from mooncake_kernels.pool import PutResult
 from mooncake_serving.store.ssd import layout
 from mooncake_serving.store.ssd.appending import Appender
@@ -34,7 +34,7 @@ def failing(monkeypatch):
 
     def flush(appender):
         real(appender)
-        raise TransferError("file", "the deadline passed", timed_out=True)
+        raise TransferError("file", "the deadline passed", kind=FailureKind.TIMED_OUT)
 
     def fail(call):
         with monkeypatch.context() as patch:

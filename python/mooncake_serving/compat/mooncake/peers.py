@@ -3,7 +3,7 @@
 import concurrent.futures
 import threading
 
-from mooncake_kernels.errors import TransferError
+from mooncake_kernels.errors import FailureKind, TransferError
 from mooncake_kernels.transfer import Peer, TransferEngine
 
 MAX_LANES = 8  # to one name; a call that finds all of them busy queues behind another
@@ -34,7 +34,7 @@ class Lane:
             self._opened.result(deadline_s)
         except concurrent.futures.TimeoutError:
             cause = f"deadline of {deadline_s:g} s passed"
-            raise TransferError(self.name, cause, timed_out=True) from None
+            raise TransferError(self.name, cause, kind=FailureKind.TIMED_OUT) from None
 
     def close(self) -> None:
         if self._opened.exception(timeout=0) is None:

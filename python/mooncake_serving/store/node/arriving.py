@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from mooncake_kernels.buffers import Buffer
-from mooncake_kernels.errors import TransferError
+from mooncake_kernels.errors import FailureKind, TransferError
 from mooncake_kernels.pool import checksum_of
 
 from ..directory import Member
@@ -63,7 +63,8 @@ class Arriving:
         at = self.sink.location
         here = [Buffer(part.address, part.num_bytes, at, True, None) for part in self.ranges]
         if checksum_of(*here) != self.checksum:
-            raise TransferError(member.name, "checksum: what has arrived is not what was stored")
+            what = "checksum: what has arrived is not what was stored"
+            raise TransferError(member.name, what, kind=FailureKind.CHECKSUM)
 
 
 def open_sinks(

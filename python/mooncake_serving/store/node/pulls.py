@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from mooncake_kernels.errors import TransferError
+from mooncake_kernels.errors import FailureKind, TransferError
 from mooncake_kernels.pool import PutResult
 
 from ...rpc import Peers
@@ -126,7 +126,8 @@ class Puller:
                     deadline_s = max(0.001, request.deadline_ms / 1000)
                     self._mover.read(peer, moves, checksum=checksum, deadline_s=deadline_s)
             if any(sink.checksum() != checksums[i] for i, sink in opened if checksums):
-                raise TransferError(request.source, "checksum: what has arrived is something else")
+                what = "checksum: what has arrived is something else"
+                raise TransferError(request.source, what, kind=FailureKind.CHECKSUM)
             is_good = self._calls.ask(
                 request.source, Release, Released, self._answer_s,
                 token=request.number, is_answered=True,

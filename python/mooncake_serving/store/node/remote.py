@@ -11,7 +11,7 @@ from concurrent.futures import Executor, Future, wait
 
 import numpy as np
 
-from mooncake_kernels.errors import TransferError, Unavailable
+from mooncake_kernels.errors import FailureKind, TransferError, Unavailable
 
 from ...rpc import Peers
 from ..directory import Member
@@ -220,7 +220,7 @@ class RemoteReader:
                     raise TransferError(member.name, "release: it took this node for dead")
         except (TransferError, Unavailable) as error:
             self._passed_over(member, error)
-            is_spoiled = isinstance(error, TransferError) and error.cause.startswith("checksum")
+            is_spoiled = isinstance(error, TransferError) and error.kind is FailureKind.CHECKSUM
             return [Outcome.SPOILED if is_spoiled else Outcome.UNREACHED] * len(keys)
         finally:
             for one in opened:

@@ -6,7 +6,7 @@ from collections import deque
 
 import numpy as np
 
-from mooncake_kernels.errors import TransferError
+from mooncake_kernels.errors import FailureKind, TransferError
 from mooncake_kernels.pool import Key
 
 from .appending import Appender
@@ -236,7 +236,8 @@ class Log:
             self._seal(self._newest)
         bucket, sequence = self._free[0], self.sequence + 1
         if not self._index.wait_unread(bucket, self._deadline_s):
-            raise TransferError(self._disk.path, "a bucket is still being read", timed_out=True)
+            what = "a bucket is still being read"
+            raise TransferError(self._disk.path, what, kind=FailureKind.TIMED_OUT)
         epoch = int.from_bytes(os.urandom(8), "little")
         self._write(bucket.offset, pack_bucket(self._tier_id, bucket.index, sequence, epoch))
         bucket.clear()  # in case Ctrl-C has interrupted that
