@@ -1,0 +1,120 @@
+#include "served/object_client.h"
+
+#include <cstddef>
+#include <cstring>
+#include <string>
+#include <utility>
+
+#include "common/check.h"
+#include "store/objects.h"
+#include "transfer/error.h"
+#include "transfer/wire/wire.h"
+
+namespace mk::served {
+namespace {
+
+using store::Key;
+using transfer::Deadline;
+using transfer::Engine;
+using transfer::kMaxPayloadBytes;
+using transfer::Peer;
+using transfer::Question;
+using transfer::Reply;
+
+template <class Entry>
+std::string text_of(Ask ask, uint32_t flags, const std::vector<Entry>& entries) {
+  MK_CHECK(!entries.empty() && entries.size() <= kMaxAskedKeys, "ask: keys must be 1 to ",
+           kMaxAskedKeys, ", got ", entries.size());
+  const AskHeader header{ask, flags, static_cast<uint32_t>(entries.size()), 0, {}};
+  std::string question(sizeof(header) + entries.size() * sizeof(Entry), '\0');
+  std::memcpy(question.data(), &header, sizeof(header));
+  std::memcpy(question.data() + sizeof(header), entries.data(), entries.size() * sizeof(Entry));
+  return question;
+}
+
+void expect(bool condition, const Peer& peer) {
+  if (!condition) {
+    throw transfer::TransferError(peer.name(), "protocol error: a malformed answer");
+  }
+}
+
+template <class T>
+std::vector<T> receive_rows(Reply& reply, size_t count, const Deadline& deadline) {
+  std::vector<T> rows(count);
+  reply.receive({{rows.data(), count * sizeof(T)}}, deadline);
+  return rows;
+}
+
+bool answers(const ReadEntry& entry, const ReadAnswer& row) {
+  if (row.status > kLastStatus) return false;
+  if (row.status != AskStatus::kDone) return row.num_bytes == 0;
+  if (entry.offset != kWhole) return row.num_bytes == entry.num_bytes;
+  return row.num_bytes == row.object_bytes && row.num_bytes <= entry.num_bytes;
+}
+
+std::vector<AskStatus> ask_for_statuses(Engine& engine, Peer& peer, const Question& question,
+                                        size_t count, double deadline_s) {
+  const Deadline deadline = Deadline::after(deadline_s);
+  const std::unique_ptr<Reply> reply = engine.ask(peer, question, deadline);
+  expect(reply->num_left() == count * sizeof(AskStatus), peer);
+  auto statuses = receive_rows<AskStatus>(*reply, count, deadline);
+  for (const AskStatus status : statuses) expect(status <= kLastStatus, peer);
+  return statuses;
+}
+
+}  // namespace
+
+std::unique_ptr<ObjectsReply> read_objects(Engine& engine, Peer& peer,
+                                           const std::vector<ReadEntry>& entries, uint32_t flags,
+                                           double deadline_s) {
+  const Question question{"read_objects", text_of(Ask::kRead, flags, entries), {}, true};
+  const Deadline deadline = Deadline::after(deadline_s);
+  std::unique_ptr<Reply> reply = engine.ask(peer, question, deadline);
+  expect(reply->num_left() >= entries.size() * sizeof(ReadAnswer), peer);
+  auto rows = receive_rows<ReadAnswer>(*reply, entries.size(), deadline);
+  uint64_t left = reply->num_left();
+  bool is_sound = true;
+  for (size_t i = 0; i < rows.size(); ++i) {
+    is_sound &= rows[i].num_bytes <= left && answers(entries[i], rows[i]);
+    left -= rows[i].num_bytes;
+  }
+  expect(is_sound && left == 0, peer);
+  return std::make_unique<ObjectsReply>(std::move(reply), std::move(rows));
+}
+
+std::vector<AskStatus> write_objects(Engine& engine, Peer& peer, const std::vector<Key>& keys,
+                                     const std::vector<Places>& objects, bool verify,
+                                     double deadline_s) {
+  const size_t count = keys.size();
+  MK_CHECK(objects.size() == count, "write_objects: objects must be ", count, ", got ",
+           objects.size());
+  std::vector<WriteEntry> entries(count);
+  uint64_t num_bytes = 0;
+  for (size_t i = 0; i < count; ++i) {
+    entries[i] = {keys[i], total_of(objects[i]), 0};
+    if (__builtin_add_overflow(num_bytes, entries[i].num_bytes, &num_bytes)) num_bytes = UINT64_MAX;
+    MK_CHECK(num_bytes <= kMaxPayloadBytes, "write_objects: objects must be at most ",
+             kMaxPayloadBytes, " bytes in all, got ", num_bytes);
+  }
+  std::vector<iovec> payload;
+  for (size_t i = 0; i < count; ++i) {
+    store::Pieces pieces;
+    for (const auto& [address, size] : objects[i]) {
+      if (size == 0) continue;
+      pieces.push_back({reinterpret_cast<char*>(address), size});
+      payload.push_back({pieces.back().data, size});
+    }
+    if (verify) entries[i].checksum = store::checksum_of(pieces);
+  }
+  const Question question{"write_objects", text_of(Ask::kWrite, 0, entries), std::move(payload),
+                          false};
+  return ask_for_statuses(engine, peer, question, count, deadline_s);
+}
+
+std::vector<AskStatus> remove_objects(Engine& engine, Peer& peer, const std::vector<Key>& keys,
+                                      double deadline_s) {
+  const Question question{"remove_objects", text_of(Ask::kRemove, 0, keys), {}, false};
+  return ask_for_statuses(engine, peer, question, keys.size(), deadline_s);
+}
+
+}  // namespace mk::served

@@ -1,0 +1,35 @@
+// The calls by which an engine reads, writes and removes objects of a peer's pool by their keys:
+// the other side of ObjectService. Each is one round trip.
+//
+//   auto reply = read_objects(engine, peer, entries, kAskSums, /*deadline_s=*/5.0);
+//   reply->rows()[0].status;   // and then its bytes: objects_reply.h
+//
+// Layer: served, above store and transfer. They take 1 to kMaxAskedKeys keys, and throw
+// TransferError; Unavailable: the peer refuses.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <vector>
+
+#include "served/object_wire.h"
+#include "served/objects_reply.h"
+#include "transfer/engine.h"
+
+namespace mk::served {
+
+// `flags`: kAskSums, kAskCompare. Returns once the peer has answered what it will send.
+std::unique_ptr<ObjectsReply> read_objects(transfer::Engine& engine, transfer::Peer& peer,
+                                           const std::vector<ReadEntry>& entries, uint32_t flags,
+                                           double deadline_s);
+
+// `verify`: the peer compares checksums, which are calculated here.
+std::vector<AskStatus> write_objects(transfer::Engine& engine, transfer::Peer& peer,
+                                     const std::vector<store::Key>& keys,
+                                     const std::vector<Places>& objects, bool verify,
+                                     double deadline_s);
+
+std::vector<AskStatus> remove_objects(transfer::Engine& engine, transfer::Peer& peer,
+                                      const std::vector<store::Key>& keys, double deadline_s);
+
+}  // namespace mk::served
