@@ -137,6 +137,16 @@ def test_the_rest_of_a_refused_request_is_refused(target, connection):
         (NOTIFY, 1, 1, 0, 1),
         (NOTIFY, 0, 1, 0, 65537),
         (NOTIFY, 0, 1, 0, BIG),
+        (7, 0, 1, 0, 1),  # about NICs
+        (8, 0, 1, 0, 0),
+        (9, 1, 1, 0, 0),
+        (10, 0, 1, 0, 9),
+        (10, 0, 1, 0, 8 * 8193),
+        (11, 0, 1, 0, 3),
+        (12, 0, 1, 0, 17),  # links
+        (12, 0, 1, 0, 16 * 4097),
+        (15, 2, 1, 0, 8),  # checksums
+        (16, 1, 1, 0, 16),
         (ASK, 1, 1, 16, 16),
         (ASK, 0, 1, 0, 0),  # without a question
         (ASK, 0, 1, 0, 16),

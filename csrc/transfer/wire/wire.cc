@@ -19,7 +19,65 @@ void expect(bool condition, const Parts&... parts) {
 }
 
 bool moves_data(Op op) { return op == Op::kWrite || op == Op::kRead; }
-bool checks(Op op) { return op == Op::kCheckWrite || op == Op::kCheckRead; }
+
+struct Bounds {
+  uint64_t least, most;
+  bool include(uint64_t number) const { return least <= number && number <= most; }
+};
+
+constexpr Bounds kNone{0, 0};
+constexpr Bounds kRanges{1, kMaxBatchRanges};
+
+// What a header may say of what follows it.
+struct Announced {
+  const char* what;  // in errors
+  Bounds ranges;
+  Bounds bytes;              // of payload
+  uint64_t entry_bytes = 1;  // of which it consists
+};
+
+Announced may_announce(const BatchHeader& header) {
+  const auto exactly = [](uint64_t num_bytes) { return Bounds{num_bytes, num_bytes}; };
+  const auto entries = [](uint64_t entry_bytes, uint64_t most) {
+    return Announced{"question", kNone, {0, most * entry_bytes}, entry_bytes};
+  };
+  switch (header.op) {
+    case Op::kWrite:
+      return {"batch", kRanges, {1, kMaxWriteBytes}};
+    case Op::kRead:
+      return {"batch", kRanges, {1, kMaxReadBytes}};
+    case Op::kCheckWrite:
+    case Op::kCheckRead:
+      return {"check", kRanges, kNone};
+    case Op::kVerifyWrite:
+    case Op::kVerifyRead:
+      return {"check", kRanges, exactly(header.num_ranges * sizeof(uint64_t))};
+    case Op::kNotify:
+      return {"notification", kNone, {0, kMaxNotificationBytes}};
+    case Op::kRegions:
+    case Op::kGpus:
+    case Op::kList:
+    case Op::kNics:
+      return {"question", kNone, kNone};
+    case Op::kAttach:
+      return {"question", kNone, exactly(sizeof(AttachRequest))};
+    case Op::kDetach:
+      return {"question", kNone, exactly(sizeof(DetachRequest))};
+    case Op::kKeys:
+      return entries(sizeof(uint64_t), kMaxBatchRanges);
+    case Op::kFlush:
+      return entries(sizeof(uint32_t), kMaxRails);
+    case Op::kFence:
+      return entries(sizeof(Link), kMaxFencedLinks);
+    case Op::kAsk: {
+      const uint64_t question_bytes = header.first_range;
+      expect(question_bytes >= 1 && question_bytes <= kMaxQuestionBytes, "question of ",
+             question_bytes, " bytes");
+      return {"question", kNone, {question_bytes, question_bytes + kMaxPayloadBytes}};
+    }
+  }
+  throw Failure(concat("protocol error: unknown op ", static_cast<uint32_t>(header.op)));
+}
 
 }  // namespace
 
@@ -53,48 +111,10 @@ void check_welcome(const Welcome& welcome) {
 }
 
 void check_header(const BatchHeader& header) {
-  if (moves_data(header.op)) {
-    expect(header.num_ranges >= 1 && header.num_ranges <= kMaxBatchRanges, "batch of ",
-           header.num_ranges, " ranges");
-    const uint64_t max_bytes = header.op == Op::kWrite ? kMaxWriteBytes : kMaxReadBytes;
-    expect(header.num_bytes >= 1 && header.num_bytes <= max_bytes, "batch of ", header.num_bytes,
-           " bytes");
-  } else if (checks(header.op)) {
-    expect(header.num_ranges >= 1 && header.num_ranges <= kMaxBatchRanges, "check of ",
-           header.num_ranges, " ranges");
-    expect(header.num_bytes == 0, "check with ", header.num_bytes, " bytes of payload");
-  } else if (verifies(header.op)) {
-    expect(header.num_ranges >= 1 && header.num_ranges <= kMaxBatchRanges &&
-               header.num_bytes == header.num_ranges * sizeof(uint64_t),
-           "malformed question");
-  } else if (header.op == Op::kRegions || header.op == Op::kList || header.op == Op::kNics ||
-             header.op == Op::kGpus) {
-    expect(header.num_ranges == 0 && header.num_bytes == 0, "malformed question");
-  } else if (header.op == Op::kKeys) {
-    const uint64_t num_addresses = header.num_bytes / sizeof(uint64_t);
-    expect(header.num_ranges == 0 && num_addresses <= kMaxBatchRanges &&
-               header.num_bytes == num_addresses * sizeof(uint64_t),
-           "malformed question");
-  } else if (header.op == Op::kAttach || header.op == Op::kDetach) {
-    const uint64_t due = header.op == Op::kAttach ? sizeof(AttachRequest) : sizeof(DetachRequest);
-    expect(header.num_ranges == 0 && header.num_bytes == due, "malformed question");
-  } else if (header.op == Op::kFlush || header.op == Op::kFence) {
-    const bool is_flush = header.op == Op::kFlush;
-    const uint64_t each = is_flush ? sizeof(uint32_t) : sizeof(Link);
-    expect(header.num_ranges == 0 && header.num_bytes % each == 0 &&
-               header.num_bytes / each <= (is_flush ? kMaxRails : kMaxFencedLinks),
-           "malformed question");
-  } else if (header.op == Op::kAsk) {
-    expect(header.num_ranges == 0 && header.first_range >= 1 &&
-               header.first_range <= kMaxQuestionBytes && header.num_bytes >= header.first_range &&
-               header.num_bytes - header.first_range <= kMaxPayloadBytes,
-           "malformed question");
-  } else {
-    expect(header.op == Op::kNotify, "unknown op ", static_cast<uint32_t>(header.op));
-    expect(header.num_ranges == 0, "notification with ", header.num_ranges, " ranges");
-    expect(header.num_bytes <= kMaxNotificationBytes, "notification of ", header.num_bytes,
-           " bytes");
-  }
+  const Announced may = may_announce(header);
+  expect(may.ranges.include(header.num_ranges), may.what, " of ", header.num_ranges, " ranges");
+  expect(may.bytes.include(header.num_bytes) && header.num_bytes % may.entry_bytes == 0, may.what,
+         " of ", header.num_bytes, " bytes");
 }
 
 void check_table(const BatchHeader& header, const Range* ranges) {
