@@ -94,8 +94,8 @@ class Channel {
   virtual bool connected() const = 0;
 
   // Begins a work. Its local regions are pinned until it is finished, and its request outlives it.
-  // Throws Failure, after which the channel must be disconnected. `interrupt` is the limit's.
-  virtual void post(const Work& work, const Limit& limit, Interrupt& interrupt) = 0;
+  // Throws Failure, after which the channel must be disconnected.
+  virtual void post(const Work& work, const Limit& limit) = 0;
 
   // Waits for the oldest posted work. Throws as post().
   virtual Outcome finish(const Limit& limit) = 0;
@@ -141,7 +141,7 @@ class Channel {
   // Whether any thread may pass short works to run() instead, in parallel with posted works.
   virtual bool runs_here() const { return false; }
   // Nothing: it was not done, and must be posted.
-  virtual std::optional<Outcome> run(const Work&, const Limit&, Interrupt&) { return {}; }
+  virtual std::optional<Outcome> run(const Work&, const Limit&) { return {}; }
 
   // What of it is down, though it is connected; any thread.
   virtual std::string trouble() const { return ""; }

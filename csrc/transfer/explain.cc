@@ -28,8 +28,7 @@ std::string local_refusal(const RegionTable& regions, const Range& range) {
 
 std::string remote_refusal(Channel& channel, const Request& request, uint64_t id,
                            const Limit& limit) {
-  Interrupt interrupt;
-  channel.post({Work::Kind::kCheck, &request, id, {}, false}, limit, interrupt);
+  channel.post({Work::Kind::kCheck, &request, id, {}, false}, limit);
   return channel.finish(limit).refusal.text;
 }
 
@@ -39,7 +38,7 @@ bool ask_peer(const Peer& peer, const Deadline& deadline, Ask ask) {
   try {
     const std::unique_ptr<Channel> channel = peer.another_channel();
     if (!channel) return false;
-    const Interrupt nobody;
+    Interrupt nobody;
     const Limit limit{deadline, nobody};
     channel->connect(limit);
     ask(*channel, limit);

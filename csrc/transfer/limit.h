@@ -55,7 +55,7 @@ class Interrupt {
 
 struct Limit {
   Deadline deadline;
-  const Interrupt& interrupt;
+  Interrupt& interrupt;  // of whoever works within the limit; what it uses may signal it
 
   void check() const;  // throws Ended
 };

@@ -105,10 +105,10 @@ std::vector<RegionTable::Listed> LocalChannel::list_regions(const Limit&) {
   return find_peer()->regions.list(kMaxListed);
 }
 
-void LocalChannel::post(const Work& work, const Limit& limit, Interrupt& interrupt) {
+void LocalChannel::post(const Work& work, const Limit& limit) {
   outcome_ = {};
   try {
-    carry_out(work, limit, interrupt, &queue_, outcome_);
+    carry_out(work, limit, &queue_, outcome_);
   } catch (const Refused& refused) {
     outcome_.refusal = refused.cause();
   } catch (const GpuFailure& failure) {
@@ -116,19 +116,18 @@ void LocalChannel::post(const Work& work, const Limit& limit, Interrupt& interru
   }
 }
 
-std::optional<Outcome> LocalChannel::run(const Work& work, const Limit& limit,
-                                         Interrupt& interrupt) {
+std::optional<Outcome> LocalChannel::run(const Work& work, const Limit& limit) {
   Outcome outcome;
   try {
-    if (!carry_out(work, limit, interrupt, nullptr, outcome)) return std::nullopt;
+    if (!carry_out(work, limit, nullptr, outcome)) return std::nullopt;
   } catch (const Refused& refused) {
     outcome.refusal = refused.cause();
   }
   return outcome;
 }
 
-bool LocalChannel::carry_out(const Work& work, const Limit& limit, Interrupt& interrupt,
-                             GpuQueue* queue, Outcome& outcome) const {
+bool LocalChannel::carry_out(const Work& work, const Limit& limit, GpuQueue* queue,
+                             Outcome& outcome) const {
   const auto peer = find_peer();
   const Request& request = *work.request;
   const bool writes = request.writes();
@@ -142,7 +141,7 @@ bool LocalChannel::carry_out(const Work& work, const Limit& limit, Interrupt& in
     check(0, request.num_ranges());
   } else if (work.piece.num_ranges > 0) {
     const auto regions = check(work.piece.first_range, work.piece.num_ranges);
-    const Pin pin = peer->regions.pin(regions, interrupt);
+    const Pin pin = peer->regions.pin(regions, limit.interrupt);
     const GpuRanges here(request.regions), there(regions);
     const bool on_gpu = !here.empty() || !there.empty();
     if (on_gpu && !queue) return false;

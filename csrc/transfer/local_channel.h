@@ -29,7 +29,7 @@ class LocalChannel : public Channel {
   void disconnect() noexcept override {}
   void close() noexcept override { queue_.close(); }
   bool connected() const override { return true; }
-  void post(const Work& work, const Limit& limit, Interrupt& interrupt) override;
+  void post(const Work& work, const Limit& limit) override;
   Outcome finish(const Limit&) override { return std::move(outcome_); }
   std::unique_ptr<Channel> another() const override {
     return std::make_unique<LocalChannel>(own_name_, find_peer());
@@ -39,13 +39,12 @@ class LocalChannel : public Channel {
   }
   std::vector<RegionTable::Listed> list_regions(const Limit&) override;
   bool runs_here() const override { return true; }
-  std::optional<Outcome> run(const Work& work, const Limit& limit, Interrupt& interrupt) override;
+  std::optional<Outcome> run(const Work& work, const Limit& limit) override;
 
  private:
   std::shared_ptr<Endpoint> find_peer() const;  // throws Failure once it is closed
   // `queue`: null if it must not be one for GPUs; then false if it is.
-  bool carry_out(const Work& work, const Limit& limit, Interrupt& interrupt, GpuQueue* queue,
-                 Outcome& out) const;
+  bool carry_out(const Work& work, const Limit& limit, GpuQueue* queue, Outcome& out) const;
 
   const std::string own_name_;
   const std::weak_ptr<Endpoint> peer_;

@@ -141,7 +141,7 @@ bool Peer::run_here(Ticket& ticket) {
   if (!cutter.at_end()) return false;
   std::optional<Outcome> outcome;
   try {
-    outcome = run(work, {ticket.deadline(), *here}, *here);
+    outcome = run(work, {ticket.deadline(), *here});
     const bool refused = outcome && !outcome->refusal.empty() && outcome->num_bytes == 0;
     if (refused && ticket.split_request()) return false;  // see coalesce.h
   } catch (const std::exception& error) {
@@ -153,10 +153,10 @@ bool Peer::run_here(Ticket& ticket) {
 }
 
 // Runs in the caller's thread. Empty: the work must be posted.
-std::optional<Outcome> Peer::run(const Work& work, const Limit& limit, Interrupt& here) {
+std::optional<Outcome> Peer::run(const Work& work, const Limit& limit) {
   Lane& lane = *lanes_.front();
-  const Pin pin = own_->regions.pin(work.request->regions, here);
-  const std::optional<Outcome> outcome = lane.channel().run(work, limit, here);
+  const Pin pin = own_->regions.pin(work.request->regions, limit.interrupt);
+  const std::optional<Outcome> outcome = lane.channel().run(work, limit);
   if (outcome) {
     lane.visited.store(true, std::memory_order_relaxed);
     lane.count(work, *outcome);
@@ -176,7 +176,7 @@ void Peer::wait_here(const Ticket& ticket, const Deadline& until) {
     std::optional<Outcome> outcome;
     Cause cause;
     try {
-      outcome = run(task.work, {ticket.deadline(), *here}, *here);
+      outcome = run(task.work, {ticket.deadline(), *here});
     } catch (const std::exception& error) {
       cause = cause_of(error);
     }

@@ -80,7 +80,7 @@ class Peer : public std::enable_shared_from_this<Peer> {
   void lead(const Deadline& deadline);
   bool connect(const Deadline& deadline);
   bool run_here(Ticket& ticket);
-  std::optional<Outcome> run(const Work& work, const Limit& limit, Interrupt& here);
+  std::optional<Outcome> run(const Work& work, const Limit& limit);
   void start_others();
   uint64_t max_piece_bytes(const Request& request) const;
 

@@ -95,14 +95,13 @@ void ask(Channel& channel, const Limit& limit) {
 }
 
 uint64_t move_all(Channel& channel, const Request& request, const Limit& limit) {
-  Interrupt interrupt;
   uint64_t num_bytes_done = 0;
   bool notify_begun = false;
   const auto run = [&](Work work) {
     work.notify_begun = &notify_begun;
     work.request = &request;
     work.request_id = 1;
-    channel.post(work, limit, interrupt);
+    channel.post(work, limit);
     const Outcome outcome = channel.finish(limit);
     num_bytes_done += outcome.num_bytes;
     if (!outcome.refusal.empty()) throw Refused(outcome.refusal);
@@ -118,7 +117,7 @@ uint64_t move_all(Channel& channel, const Request& request, const Limit& limit) 
 
 void initiate(Socket socket, std::shared_ptr<const Endpoint> own, const Request& request,
               bool is_shared, bool lists) {
-  const Interrupt interrupt;
+  Interrupt interrupt;
   const Limit limit{Deadline::after(kLongS), interrupt};
   try {
     introduce(socket, *own, {5, 1}, "peer", limit);

@@ -32,7 +32,7 @@ class MadeUpChannel : public Channel {
     ++seen_.num_left;
   }
   bool connected() const override { return connected_; }
-  void post(const Work&, const Limit&, Interrupt&) override {}
+  void post(const Work&, const Limit&) override {}
   Outcome finish(const Limit&) override { return {}; }
   uint64_t ask(const std::string&, std::vector<iovec>, const Limit&) override { return 0; }
 

@@ -60,7 +60,7 @@ std::unique_ptr<Channel> FileChannel::another() const {
   return std::make_unique<FileChannel>(file_);
 }
 
-void FileChannel::post(const Work& work, const Limit& limit, Interrupt&) {
+void FileChannel::post(const Work& work, const Limit& limit) {
   Posted& posted = posted_.emplace_back();
   posted.writes = work.request->writes();
   posted.syncs = work.kind == Work::Kind::kNotify;

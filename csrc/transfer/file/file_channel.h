@@ -35,7 +35,7 @@ class FileChannel : public Channel {
   void disconnect() noexcept override;
   void close() noexcept override;
   bool connected() const override { return io_ != nullptr; }
-  void post(const Work& work, const Limit& limit, Interrupt& interrupt) override;
+  void post(const Work& work, const Limit& limit) override;
   Outcome finish(const Limit& limit) override;
   uint64_t num_bytes_so_far() const override {
     return posted_.empty() ? 0 : posted_.front().outcome.num_bytes;

@@ -166,9 +166,7 @@ bool Lane::connect_beside() {
   return false;
 }
 
-Limit Lane::limit_of(const Task& task) const {
-  return {task.job->ticket()->deadline(), interrupt_};
-}
+Limit Lane::limit_of(const Task& task) { return {task.job->ticket()->deadline(), interrupt_}; }
 
 void Lane::begin(const Task& task, bool connects) {
   visited.store(true, std::memory_order_relaxed);
@@ -184,7 +182,7 @@ void Lane::begin(const Task& task, bool connects) {
     const Limit limit = limit_of(task);
     if (waits) wait_for_gpu(task);
     if (connects && first && !channel_->connected()) connect_held(limit);
-    channel_->post(task.work, limit, interrupt_);
+    channel_->post(task.work, limit);
   } catch (const std::exception& error) {
     lose(error);
   }

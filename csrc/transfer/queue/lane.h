@@ -78,7 +78,7 @@ class Lane final : public Connected {
   void settle();
   void lose(const std::exception& error);
   void fail(const Task& task, const Cause& cause, Retry retry, uint64_t num_bytes = 0);
-  Limit limit_of(const Task& task) const;
+  Limit limit_of(const Task& task);
   bool wait_answered(const Deadline& until);
   void count_bytes(bool written, uint64_t num_bytes);
 

@@ -76,7 +76,7 @@ std::string RdmaChannel::trouble() const {
 }
 
 bool RdmaChannel::finds_nics(const Deadline& deadline, std::string& why_not) {
-  const Interrupt nobody;
+  Interrupt nobody;
   const Limit limit{Deadline::after(std::min(deadline.left_s(), kProbeS)), nobody};
   try {
     WireChannel::connect(limit);
@@ -115,7 +115,7 @@ void RdmaChannel::learn_keys(const std::vector<uint64_t>& addresses, const Limit
   keys_.add(questions_.keys(addresses, rails_.num_peer_nics(), limit));
 }
 
-void RdmaChannel::post(const Work& work, const Limit& limit, Interrupt&) {
+void RdmaChannel::post(const Work& work, const Limit& limit) {
   fence_lost(limit);
   Doing& doing = doing_.emplace_back(Doing{work});
   if (work.request->local.empty() || work.kind == Work::Kind::kNotify) return;
@@ -202,8 +202,7 @@ Outcome RdmaChannel::ask_why_not(const Doing& doing, const Limit& limit) {
 
 Outcome RdmaChannel::over_connection(const Work& work, const Limit& limit) {
   if (work.with_notify || work.kind == Work::Kind::kNotify) flush(limit);
-  Interrupt nobody;
-  WireChannel::post(work, limit, nobody);
+  WireChannel::post(work, limit);
   return WireChannel::finish(limit);
 }
 

@@ -44,7 +44,7 @@ class RdmaChannel : public WireChannel {
   size_t window() const override;
   void connect(const Limit& limit) override;
   void disconnect() noexcept override;
-  void post(const Work& work, const Limit& limit, Interrupt& interrupt) override;
+  void post(const Work& work, const Limit& limit) override;
   Outcome finish(const Limit& limit) override;
   std::string trouble() const override;
 

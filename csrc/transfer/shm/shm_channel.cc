@@ -18,7 +18,7 @@ constexpr std::chrono::milliseconds kAskEvery(50);  // a peer that has more regi
 }  // namespace
 
 bool ShmChannel::reaches(const std::vector<SocketAddress>& addresses, std::string& why_not) {
-  const Interrupt nobody;
+  Interrupt nobody;
   try {
     if (Socket::connect(addresses, {Deadline::after(0), nobody}).peer_process() != 0) return true;
     why_not = kStranger;
@@ -158,7 +158,7 @@ void ShmChannel::count(const Work& work, uint64_t num_gpu_bytes, Outcome& outcom
   outcome.is_counted = true;
 }
 
-std::optional<Outcome> ShmChannel::run(const Work& work, const Limit& limit, Interrupt&) {
+std::optional<Outcome> ShmChannel::run(const Work& work, const Limit& limit) {
   const Request& request = *work.request;
   if (request.local.empty() || work.with_notify || request.verify || must_fence()) {
     return std::nullopt;

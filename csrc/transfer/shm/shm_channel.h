@@ -51,7 +51,7 @@ class ShmChannel : public WireChannel {
   }
   Way way_to(const Range& range, int device) const override;
   bool runs_here() const override { return true; }
-  std::optional<Outcome> run(const Work& work, const Limit& limit, Interrupt&) override;
+  std::optional<Outcome> run(const Work& work, const Limit& limit) override;
 
  protected:
   void move(const Work& work, const Limit& limit) override;

@@ -37,7 +37,7 @@ void WireChannel::close() noexcept {
   staging_.close();
 }
 
-void WireChannel::post(const Work& work, const Limit& limit, Interrupt&) {
+void WireChannel::post(const Work& work, const Limit& limit) {
   if (is_reading()) drain(limit);
   fence_lost(limit);
   const uint64_t num_sent = num_sent_;

@@ -40,7 +40,7 @@ class WireChannel : public Channel {
   void disconnect() noexcept override;
   void close() noexcept override;
   bool connected() const override { return socket_.at_rest(); }
-  void post(const Work& work, const Limit& limit, Interrupt& interrupt) override;
+  void post(const Work& work, const Limit& limit) override;
   Outcome finish(const Limit& limit) override;
   bool has_outcome() const override { return !outcomes_.empty(); }
   uint64_t num_bytes_so_far() const override { return current_.num_bytes; }
