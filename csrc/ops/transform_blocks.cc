@@ -1,6 +1,7 @@
 // torch.ops.mooncake_kernels.transform_blocks and checksum_blocks: the torch binding of
-// csrc/kv/transform_blocks.h. As in kv.cc, those for compiled code receive the tensors; the other
-// two, transform_resolved and checksum_resolved, receive a plan that contains the addresses.
+// csrc/kv/transform_blocks.h. As in copy_blocks.cc, those for compiled code receive the tensors;
+// the other two, transform_resolved and checksum_resolved, receive a plan that contains the
+// addresses.
 //
 // `plan` is that of copy_plan.h, with rows as runs and (head, token) as axes. `transform` is an
 // int64 CPU tensor of length kTransformFields, made by mooncake_kernels/kv/row_plan.py.

@@ -1,5 +1,4 @@
-// torch.ops.mooncake_kernels.pack_signs and hamming_match: the torch binding of csrc/similarity.
-#include <torch/csrc/stable/accelerator.h>
+// torch.ops.mooncake_kernels.hamming_match: the torch binding of csrc/similarity/hamming_match.h.
 #include <torch/csrc/stable/library.h>
 #include <torch/csrc/stable/ops.h>
 #include <torch/csrc/stable/tensor.h>
@@ -11,51 +10,17 @@
 #include "common/check.h"
 #include "ops/cuda_stream.h"
 #include "similarity/hamming_match.h"
-#include "similarity/pack_signs.h"
 
 namespace {
 
 using mk::similarity::HammingMatchParams;
 using mk::similarity::kMostBytes;
 using mk::similarity::kMostTokens;
-using mk::similarity::PackSignsParams;
 using torch::headeronly::ScalarType;
 using torch::stable::Tensor;
 using MaybeInt = std::optional<int64_t>;
 
-constexpr int64_t kMinThreadSignBytes = int64_t{16} << 10;  // smaller calls wake no thread
-constexpr int64_t kMinThreadPairs = int64_t{1} << 20;
-
-#ifdef MK_WITH_CUDA
-// Calls `launch` with torch's current stream on the tensor's device.
-template <class Launch>
-void on_cuda(const Tensor& where, const Launch& launch) {
-  const int32_t device = where.get_device_index();
-  const torch::stable::accelerator::DeviceGuard guard(device);
-  launch(mk::ops::current_cuda_stream(device));
-}
-#endif
-
-Tensor pack_signs(Tensor values) {
-  MK_CHECK(values.dim() == 2 && values.scalar_type() == ScalarType::Float &&
-               values.is_contiguous() && values.size(1) % 8 == 0,
-           "pack_signs: values must be packed float32 [num_tokens, bits], bits a multiple of 8");
-  const int64_t num_bytes = values.size(1) / 8;
-  Tensor packed = torch::stable::new_empty(values, {values.size(0), num_bytes}, ScalarType::Byte);
-  const PackSignsParams p{static_cast<const float*>(values.const_data_ptr()),
-                          static_cast<uint8_t*>(packed.mutable_data_ptr()),
-                          values.size(0) * num_bytes};
-#ifdef MK_WITH_CUDA
-  if (values.is_cuda()) {
-    on_cuda(values, [&](void* stream) { mk::similarity::launch_pack_signs(p, stream); });
-    return packed;
-  }
-#endif
-  torch::stable::parallel_for(
-      0, p.num_bytes, kMinThreadSignBytes,
-      [&p](int64_t begin, int64_t end) { mk::similarity::pack_signs_host(p, begin, end); });
-  return packed;
-}
+constexpr int64_t kMinThreadPairs = int64_t{1} << 20;  // smaller calls wake no thread
 
 void check_signatures(const char* name, const Tensor& signatures) {
   MK_CHECK(signatures.dim() == 2 && signatures.scalar_type() == ScalarType::Byte &&
@@ -90,7 +55,8 @@ std::tuple<Tensor, Tensor> hamming_match(Tensor queries, Tensor references, Mayb
   p.window = std::min(window.value_or(kMostTokens), kMostTokens);
 #ifdef MK_WITH_CUDA
   if (queries.is_cuda()) {
-    on_cuda(queries, [&](void* stream) { mk::similarity::launch_hamming_match(p, stream); });
+    mk::ops::on_cuda(queries,
+                     [&](void* stream) { mk::similarity::launch_hamming_match(p, stream); });
     return {index, distance};
   }
 #endif
@@ -104,20 +70,17 @@ std::tuple<Tensor, Tensor> hamming_match(Tensor queries, Tensor references, Mayb
 }  // namespace
 
 STABLE_TORCH_LIBRARY_FRAGMENT(mooncake_kernels, m) {
-  m.def("pack_signs(Tensor values) -> Tensor");
   m.def(
       "hamming_match(Tensor queries, Tensor references, int? max_distance, int? window) -> "
       "(Tensor, Tensor)");
 }
 
 STABLE_TORCH_LIBRARY_IMPL(mooncake_kernels, CPU, m) {
-  m.impl("pack_signs", TORCH_BOX(&pack_signs));
   m.impl("hamming_match", TORCH_BOX(&hamming_match));
 }
 
 #ifdef MK_WITH_CUDA
 STABLE_TORCH_LIBRARY_IMPL(mooncake_kernels, CUDA, m) {
-  m.impl("pack_signs", TORCH_BOX(&pack_signs));
   m.impl("hamming_match", TORCH_BOX(&hamming_match));
 }
 #endif
