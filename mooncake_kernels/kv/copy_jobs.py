@@ -27,11 +27,13 @@ class CopyJobs:
         checksum: whether blocks are summed.
 
     Attributes:
+        device: of the cache.
         by_row: whether elements are processed rather than only bytes moved.
     """
 
     def __init__(self, parts: Sequence[CopyPart], turns: bool, checksum: bool):
         self._parts, self._turns, self._checksum = parts, turns, checksum
+        self.device = parts[0].device
         self.by_row = turns or checksum or any(part.looks_at_elements for part in parts)
 
     def of(self, op: str, layers: Layers, *, by_slot: bool) -> list[Job]:

@@ -1,41 +1,22 @@
 """CopyPlan: copy blocks of one cache into another. Public as ``mk.CopyPlan``."""
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
-from .._tensors import have_addresses
-from ..bad_ids import BadIds
 from ..errors import InvalidArgument
 from ..transforms import FP8, Fp8, Rope
-from .copy_jobs import (
-    CopyJobs,
-    Job,
-    add_up_jobs,
-    check_checksum,
-    check_jobs_engine,
-    check_transforms,
-    run_jobs,
-)
-from .copy_parts import (
-    CopyPart,
-    Layers,
-    as_layers,
-    as_views,
-    block_size_of,
-    check_layers_alike,
-)
-from .execute import BlockIds, Engine, as_ids, check_call
-from .overlap import how_parts_meet, shared_ids, shared_runs, unless_shared
+from .copy_parts import Layers
+from .copy_runs import Given
+from .copying import Copying
+from .execute import BlockIds, Engine
+from .pack_header import PackHeader
 from .pack_overlap import Held
+from .pack_plans import Side
+from .packing import Packer
 from .quick_run import QuickRun
-from .row_plan import RowCall
 from .view import KVView
-
-if TYPE_CHECKING:
-    from .pack_header import PackHeader
-    from .packing import Packer
 
 
 class CopyPlan:
@@ -97,59 +78,23 @@ class CopyPlan:
         rope: Rope | None = None,
         checksum: bool = False,
     ):
-        check_transforms(convert, rope)
-        check_checksum("CopyPlan", checksum)
-        layers = as_layers("CopyPlan", layers)
         self.src, self.dst = src, dst
-        src_views, dst_views = as_views("src", src), as_views("dst", dst)
-        if len(src_views) != len(dst_views):
-            raise InvalidArgument(
-                f"CopyPlan: dst must have a view for each of src's {len(src_views)}, "
-                f"got {len(dst_views)}"
-            )
-        several = len(src_views) > 1
-        if several and layers is not None:
-            check_layers_alike("CopyPlan", src_views)
-            check_layers_alike("CopyPlan", dst_views)
-        pairs = zip(src_views, dst_views, strict=True)
-        self._parts = [
-            CopyPart(
-                *(*views, layers, src_heads, dst_heads, convert),
-                rope if index == 0 else None,
-                several=several,
-            )
-            for index, views in enumerate(pairs)
-        ]
-        if convert is not None and not any(part.converts for part in self._parts):
-            raise InvalidArgument(
-                "CopyPlan: convert must be None where dst has src's dtype, got Fp8 for "
-                f"{src_views[0].dtype}"
-            )
-        self._jobs = CopyJobs(self._parts, rope is not None, checksum)
+        self._copying = copying = Copying(
+            *(src, dst),
+            layers=layers,
+            src_heads=src_heads,
+            dst_heads=dst_heads,
+            convert=convert,
+            rope=rope,
+            checksum=checksum,
+        )
         self._transforms = (convert, rope, checksum)
         self._packers: tuple[Packer, Packer] | None = None
-        first_src, first_dst = src_views[0], dst_views[0]
-        self._device = self._parts[0].device
-        self._block_sizes = block_size_of(src_views), block_size_of(dst_views)
-        for view in src_views + dst_views:
-            if not view.has_tokens and self._block_sizes[0] != self._block_sizes[1]:
-                raise InvalidArgument(
-                    f"CopyPlan: dst must have src's block_size {self._block_sizes[0]} to take "
-                    f"views without a 'token' axis, got {self._block_sizes[1]}"
-                )
-        self._in_place, self._touch = how_parts_meet(self._parts)
-        plain = not (several or self._jobs.by_row or self._in_place or self._touch)
-        plain = plain and have_addresses([*first_src.tensors, *first_dst.tensors])
-        num_blocks = self._num_blocks = (first_src.num_blocks, first_dst.num_blocks)
-        names = ("CopyPlan.run: src_blocks", "CopyPlan.run: dst_blocks")
-        self.bad_blocks = BadIds(self._device, names, num_blocks)
-        src_size, dst_size = self._block_sizes
-        num_slots = self._num_slots = (num_blocks[0] * src_size, num_blocks[1] * dst_size)
-        names = ("CopyPlan.run_slots: src_slots", "CopyPlan.run_slots: dst_slots")
-        self._bad_slots = BadIds(self._device, names, num_slots)
-        part = self._parts[0]
-        self._quick = QuickRun(part, self.bad_blocks, by_slot=False) if plain else None
-        self._quick_slots = QuickRun(part, self._bad_slots, by_slot=True) if plain else None
+        part = copying.parts[0]
+        self._quick = self._quick_slots = None
+        if copying.is_plain:
+            self._quick = QuickRun(part, copying.blocks.bad, by_slot=False)
+            self._quick_slots = QuickRun(part, copying.slots.bad, by_slot=True)
 
     def run(
         self,
@@ -220,20 +165,8 @@ class CopyPlan:
         usual = _is_usual(layers, src_positions, dst_positions, checksums, max_sms)
         if usual and self._quick is not None and self._quick(src_blocks, dst_blocks, engine):
             return None
-        check_call("CopyPlan.run", max_sms, engine)
-        jobs = self._jobs.of("CopyPlan.run", layers, by_slot=False)
-        check_jobs_engine("CopyPlan.run", engine, jobs)
-        if self._device.type == "cuda":
-            engine = self._jobs.choose(engine, jobs, (src_blocks, dst_blocks))
-        names = ("CopyPlan.run: src_blocks", "CopyPlan.run: dst_blocks")
-        src_ids, dst_ids = self._as_ids(names, (src_blocks, dst_blocks), self._num_blocks, engine)
-        call, dst_ids = self.prepare(
-            *("CopyPlan.run", jobs, src_ids, dst_ids, src_positions, dst_positions, checksums)
-        )
-        if call.actual is not None:
-            add_up_jobs(jobs, src_ids, call.actual, self.bad_blocks, max_sms, engine)
-        run_jobs(jobs, src_ids, dst_ids, call, self.bad_blocks, max_sms, engine)
-        return call.sums
+        given = Given(layers, src_positions, dst_positions, checksums)
+        return self._copying.blocks.run(src_blocks, dst_blocks, given, max_sms, engine)
 
     def run_slots(
         self,
@@ -285,7 +218,7 @@ class CopyPlan:
             Unavailable: as by ``run``.
             CudaError: as by ``run``.
         """
-        for part in self._parts:
+        for part in self._copying.parts:
             if not part.src.has_tokens:
                 raise InvalidArgument(
                     f"CopyPlan.run_slots: views must have a 'token' axis, got {part.src.axes!r}"
@@ -294,30 +227,10 @@ class CopyPlan:
         quick = self._quick_slots
         if usual and quick is not None and quick(src_slots, dst_slots, engine):
             return None
-        check_call("CopyPlan.run_slots", max_sms, engine)
-        jobs = self._jobs.of("CopyPlan.run_slots", layers, by_slot=True)
-        check_jobs_engine("CopyPlan.run_slots", engine, jobs)
-        if self._device.type == "cuda":
-            engine = self._jobs.choose(engine, jobs, (src_slots, dst_slots))
-        names = ("CopyPlan.run_slots: src_slots", "CopyPlan.run_slots: dst_slots")
-        src_ids, dst_ids = self._as_ids(names, (src_slots, dst_slots), self._num_slots, engine)
-        if src_ids.numel() != dst_ids.numel():
-            raise InvalidArgument(
-                f"CopyPlan.run_slots: dst_slots must have as many ids as src_slots "
-                f"({src_ids.numel()}), got {dst_ids.numel()}"
-            )
-        call = self._jobs.call(
-            "CopyPlan.run_slots", src_ids, dst_ids, src_positions, dst_positions, checksums
-        )
-        dst_ids = self._apart(
-            *("CopyPlan.run_slots: dst_slots", jobs, src_ids, dst_ids, self._num_slots[0])
-        )
-        if call.actual is not None:
-            add_up_jobs(jobs, src_ids, call.actual, self._bad_slots, max_sms, engine)
-        run_jobs(jobs, src_ids, dst_ids, call, self._bad_slots, max_sms, engine)
-        return call.sums
+        given = Given(layers, src_positions, dst_positions, checksums)
+        return self._copying.slots.run(src_slots, dst_slots, given, max_sms, engine)
 
-    def pack(self, src_blocks: BlockIds, staging: torch.Tensor, **options: Any) -> "PackHeader":
+    def pack(self, src_blocks: BlockIds, staging: torch.Tensor, **options: Any) -> PackHeader:
         """Pack what the plan copies of src, for one write over the network: see ``Packer.pack``.
 
         Packed blocks are fp8 if either side of the plan is. ``options`` and errors are those of
@@ -328,7 +241,7 @@ class CopyPlan:
 
     def unpack(
         self,
-        header: "PackHeader | bytes",
+        header: PackHeader | bytes,
         staging: torch.Tensor,
         dst_blocks: BlockIds,
         **options: Any,
@@ -336,16 +249,12 @@ class CopyPlan:
         """Unpack the result of ``pack`` into dst: see ``Packer.unpack``."""
         return self._two_packers()[1].unpack(header, staging, dst_blocks, **options)
 
-    def _two_packers(self) -> "tuple[Packer, Packer]":
-        from .pack_plans import Side
-        from .packing import Packer  # packing imports plans
-
+    def _two_packers(self) -> tuple[Packer, Packer]:
         if self._packers is None:
             convert, rope, checksum = self._transforms
-            dtypes = [
-                part.dst.dtype if part.dst.dtype in FP8 else part.src.dtype for part in self._parts
-            ]
-            src, dst = ([part.held(side) for part in self._parts] for side in range(2))
+            parts = self._copying.parts
+            dtypes = [part.dst.dtype if part.dst.dtype in FP8 else part.src.dtype for part in parts]
+            src, dst = ([part.held(side) for part in parts] for side in range(2))
             if convert is not None:  # scales belong to the fp8 side, whichever packs or unpacks
                 pair = next(pair for pair in zip(src, dst, strict=True) if _converts(*pair))
                 fp8 = pair[1 if pair[1].view.dtype in FP8 else 0]
@@ -365,83 +274,11 @@ class CopyPlan:
         """
         for packer in self._packers or ():
             packer.check()
-        if self._device.type == "cuda":
-            torch.cuda.current_stream(self._device).synchronize()
-        self.bad_blocks.raise_if_any()
-        self._bad_slots.raise_if_any()
-
-    def jobs(self, op: str) -> list[Job]:
-        """Return the jobs of a run of blocks of all layers; for this package's own use."""
-        return self._jobs.of(op, None, by_slot=False)
-
-    def prepare(
-        self,
-        op: str,
-        jobs: list[Job],
-        src_ids: torch.Tensor,
-        dst_ids: torch.Tensor,
-        src_positions: BlockIds | None = None,
-        dst_positions: BlockIds | None = None,
-        checksums: torch.Tensor | None = None,
-        *,
-        names: tuple[str, str] = ("src_blocks", "dst_blocks"),
-    ) -> tuple[RowCall, torch.Tensor]:
-        """Return what a run of blocks adds to its jobs, checked, and dst's ids for the kernels; for
-        this package's own use.
-        """
-        _check_counts(op, names, src_ids.numel(), dst_ids.numel(), self._block_sizes)
-        call = self._jobs.call(op, src_ids, dst_ids, src_positions, dst_positions, checksums)
-        name = f"{op}: {names[1]}"
-        return call, self._apart(name, jobs, src_ids, dst_ids, self._num_blocks[0])
-
-    def _as_ids(
-        self,
-        names: tuple[str, str],
-        ids: tuple[BlockIds, BlockIds],
-        num_ids: tuple[int, int],
-        engine: Engine,
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        src, dst = (
-            as_ids(name, given, self._device, engine, num_ids=limit)
-            for name, given, limit in zip(names, ids, num_ids, strict=True)
-        )
-        return src, dst
-
-    def _apart(
-        self,
-        name: str,
-        jobs: list[Job],
-        src_ids: torch.Tensor,
-        dst_ids: torch.Tensor,
-        num_ids: int,
-    ) -> torch.Tensor:
-        """Refuse to read and write the same place; return dst's ids.
-
-        For ids on a device the host does not wait. If there is such a place, it returns bad ids:
-        the kernel then copies nothing and reports it.
-        """
-        if torch.compiler.is_compiling():
-            return dst_ids
-        kernel_ids = dst_ids
-        if self._in_place:  # one cache: block sizes are equal
-            is_shared = shared_ids(src_ids, dst_ids, num_ids)
-            if dst_ids.device.type != "cpu":
-                kernel_ids = unless_shared(kernel_ids, is_shared)
-            elif is_shared.any():
-                raise InvalidArgument(
-                    f"{name} must not be among src's, for src and dst are one cache, got "
-                    f"{dst_ids[is_shared][0]}"
-                )
-        if self._touch:
-            begins, is_shared = shared_runs(jobs, src_ids, dst_ids)
-            if dst_ids.device.type != "cpu":
-                kernel_ids = unless_shared(kernel_ids, is_shared)
-            elif is_shared.any():
-                raise InvalidArgument(
-                    f"{name} must not share memory with the blocks that are read, got "
-                    f"{int(begins[is_shared][0]):#x} in both"
-                )
-        return kernel_ids
+        copying = self._copying
+        if copying.device.type == "cuda":
+            torch.cuda.current_stream(copying.device).synchronize()
+        copying.blocks.bad.raise_if_any()
+        copying.slots.bad.raise_if_any()
 
 
 def _is_usual(
@@ -454,23 +291,6 @@ def _is_usual(
     """Tell whether a run is given nothing but ids and an engine."""
     positions = src_positions is None and dst_positions is None
     return layers is None and positions and checksums is None and max_sms is None
-
-
-def _check_counts(
-    op: str, names: tuple[str, str], num_src: int, num_dst: int, block_sizes: tuple[int, int]
-) -> None:
-    src_size, dst_size = block_sizes
-    src, dst = names
-    if src_size == dst_size and num_src != num_dst:
-        raise InvalidArgument(
-            f"{op}: {dst} must have as many ids as {src} ({num_src}), got {num_dst}"
-        )
-    num_tokens = min(num_src * src_size, num_dst * dst_size)
-    if -(-num_tokens // src_size) != num_src or -(-num_tokens // dst_size) != num_dst:
-        raise InvalidArgument(
-            f"{op}: {dst} must hold the {num_src * src_size} tokens of {src}, give or take a part "
-            f"of one block, got {num_dst} blocks of {dst_size}"
-        )
 
 
 def _converts(src: Held, dst: Held) -> bool:

@@ -49,6 +49,54 @@ def how_parts_meet(parts: Sequence[CopyPart]) -> tuple[bool, bool]:
     return in_place, overlaps
 
 
+class Apart:
+    """Refuses runs of these parts that read what they write.
+
+    Attributes:
+        is_needed: whether there may be such runs.
+    """
+
+    def __init__(self, parts: Sequence[CopyPart]):
+        self._in_place, self._touch = how_parts_meet(parts)
+        self.is_needed = self._in_place or self._touch
+
+    def check(
+        self,
+        name: str,
+        jobs: list[Job],
+        src_ids: torch.Tensor,
+        dst_ids: torch.Tensor,
+        num_ids: int,
+    ) -> torch.Tensor:
+        """Refuse to read and write the same place; return dst's ids.
+
+        For ids on a device the host does not wait. If there is such a place, it returns bad ids:
+        the kernel then copies nothing and reports it.
+        """
+        if torch.compiler.is_compiling():
+            return dst_ids
+        kernel_ids = dst_ids
+        if self._in_place:  # one cache: block sizes are equal
+            is_shared = shared_ids(src_ids, dst_ids, num_ids)
+            if dst_ids.device.type != "cpu":
+                kernel_ids = unless_shared(kernel_ids, is_shared)
+            elif is_shared.any():
+                raise InvalidArgument(
+                    f"{name} must not be among src's, for src and dst are one cache, got "
+                    f"{dst_ids[is_shared][0]}"
+                )
+        if self._touch:
+            begins, is_shared = shared_runs(jobs, src_ids, dst_ids)
+            if dst_ids.device.type != "cpu":
+                kernel_ids = unless_shared(kernel_ids, is_shared)
+            elif is_shared.any():
+                raise InvalidArgument(
+                    f"{name} must not share memory with the blocks that are read, got "
+                    f"{int(begins[is_shared][0]):#x} in both"
+                )
+        return kernel_ids
+
+
 def shared_runs(
     jobs: list[Job], src_ids: torch.Tensor, dst_ids: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:

@@ -7,7 +7,7 @@ import torch
 from ..bad_ids import BadIds
 from ..errors import InvalidArgument
 from ..transforms import Fp8, Rope
-from .copy_plan import CopyPlan
+from .copying import Copying
 from .pack_header import ALIGNMENT, PackedView, PackHeader, align
 from .pack_overlap import Held, Overlap
 from .select import choose_heads
@@ -54,7 +54,7 @@ class PackPlans:
             "pack": BadIds(self.device, of_pack, (num_blocks, 0)),
             "unpack": BadIds(self.device, of_unpack, (0, num_blocks)),
         }
-        self._known: dict[tuple, tuple[Staging, list[CopyPlan]]] = {}
+        self._known: dict[tuple, tuple[Staging, list[Copying]]] = {}
 
     def __getstate__(self) -> dict[str, object]:  # a copy has copies of the buffers, not these
         return {**self.__dict__, "_known": {}}
@@ -86,7 +86,7 @@ class PackPlans:
 
     def of(
         self, method: str, header: PackHeader, buffer: torch.Tensor
-    ) -> tuple[Staging, list[CopyPlan]]:
+    ) -> tuple[Staging, list[Copying]]:
         """Return a staging buffer's records, and the plans for "pack" or "unpack"."""
         kind = replace(header, num_blocks=0, chunk_blocks=1)
         key = (method, buffer.data_ptr(), buffer.numel(), kind)
@@ -96,8 +96,6 @@ class PackPlans:
                 self._known.pop(oldest, None)  # another thread may have removed it
             staging = Staging(f"Packer.{method}", header, buffer)
             plans = self._to(staging) if method == "pack" else self._out_of(header, staging)
-            for plan in plans:
-                plan.bad_blocks = self.bad[method]
             known = self._known[key] = (staging, plans)
         return known
 
@@ -123,7 +121,7 @@ class PackPlans:
                 f"got {sorted(sizes)}"
             )
 
-    def _to(self, staging: Staging) -> list[CopyPlan]:
+    def _to(self, staging: Staging) -> list[Copying]:
         """Return one plan for all views, which share a checksum."""
         side, first = self.side, self.side.held[0]
         all_layers = all(
@@ -135,16 +133,17 @@ class PackPlans:
             if held.view.dtype != dtype and convert is None and side.convert is not None:
                 convert = held.scales(side.convert, held.layers.values(), held.heads)
         return [
-            CopyPlan(
+            Copying(
                 *(self._views, staging.views),
                 layers=None if all_layers else pairs,
                 src_heads=first.heads,
                 convert=convert,
                 checksum=side.checksum,
+                bad=self.bad["pack"],
             )
         ]
 
-    def _out_of(self, header: PackHeader, staging: Staging) -> list[CopyPlan]:
+    def _out_of(self, header: PackHeader, staging: Staging) -> list[Copying]:
         """Return a plan for each view that has something to unpack."""
         plans = []
         for index, overlap in enumerate(self.overlaps(header)):
@@ -156,7 +155,7 @@ class PackPlans:
                 layers = (layer for _, layer in overlap.layers)
                 convert = held.scales(convert, layers, overlap.dst_heads)
             plans.append(
-                CopyPlan(
+                Copying(
                     *(packed, held.view),
                     layers=overlap.layers,
                     src_heads=overlap.src_heads,
@@ -165,6 +164,7 @@ class PackPlans:
                     rope=self.side.rope if index == 0 else None,
                     # On a device the kernel compares the checksums.
                     checksum=header.has_checksums and self.device.type != "cpu",
+                    bad=self.bad["unpack"],
                 )
             )
         return plans

@@ -11,6 +11,7 @@ from ..errors import ChecksumError, InvalidArgument, shown
 from ..transforms import ELEMENT_TYPES, FLOATS, FP8, Fp8, Rope
 from .copy_jobs import check_checksum, check_jobs_engine, check_transforms, run_jobs
 from .copy_parts import as_views, block_size_of
+from .copy_runs import Given
 from .execute import BlockIds, Engine, as_ids, check_call, check_memory
 from .layer_stream import LayerStream
 from .pack_header import MAX_BLOCKS, PackHeader
@@ -159,14 +160,14 @@ class Packer:
         if ready is not None and ready.device != self.device:
             raise InvalidArgument(f"{op}: ready must be on {self.device}, got {ready.device}")
         packed, [plan] = self._plans.of("pack", header, staging)
-        check_jobs_engine(op, engine, plan.jobs(op))
+        check_jobs_engine(op, engine, plan.blocks.jobs(op))
         if ready is not None:
             ready.begin_signals()
         for index, chunk in enumerate(chunks):
             end = chunk.first_block + chunk.num_blocks
             records = torch.arange(chunk.first_block, end, device=self.device)
             part = ids[chunk.first_block : end]
-            sums = plan.run(part, records, max_sms=max_sms, engine=engine)
+            sums = plan.blocks.run(part, records, Given(), max_sms, engine)
             if sums is not None:  # a hole's record keeps its checksum
                 before = packed.checksums(end)[chunk.first_block :]
                 before.copy_(torch.where(part == HOLE, before, sums))
@@ -221,17 +222,18 @@ class Packer:
             return False
         packed, plans = self._plans.of("unpack", header, staging)
         records = torch.arange(header.num_blocks, device=self.device)
-        positions = (src_positions, dst_positions)
+        positions = Given(src_positions=src_positions, dst_positions=dst_positions)
         # Positions for keys that are not here are ignored.
         takes = None if self._plans.side.rope is not None and overlaps[0] is None else plans[0]
         prepared = []
         for plan in plans:
-            jobs = plan.jobs(op)
+            runs = plan.blocks
+            jobs = runs.jobs(op)
             check_jobs_engine(op, engine, jobs)
-            given = positions if plan is takes else (None, None)
+            given = positions if plan is takes else Given()
             names = ("staging's records", "block_ids")
-            call, dst_ids = plan.prepare(op, jobs, records, ids, *given, names=names)
-            prepared.append((plan, jobs, dst_ids, call))
+            call, dst_ids = runs.prepare(op, names, jobs, records, ids, given)
+            prepared.append((runs, jobs, dst_ids, call))
             for part, rows_or_bytes in jobs:  # all are checked before the first write
                 check_memory(part.src, part.dst, rows_or_bytes)
         expected, actual = self._checksums(header, packed, max_sms, engine)
@@ -242,9 +244,9 @@ class Packer:
                 expected = actual = None  # no need to compare them again
             else:
                 records = without_right_ones(records, wrong)
-        for plan, jobs, dst_ids, call in prepared:
+        for runs, jobs, dst_ids, call in prepared:
             call.expected, call.actual = expected, actual
-            run_jobs(jobs, records, dst_ids, call, plan.bad_blocks, max_sms, engine)
+            run_jobs(jobs, records, dst_ids, call, runs.bad, max_sms, engine)
         return True
 
     def check(self) -> None:

@@ -33,7 +33,7 @@ def sides():
 def test_plans_with_rows_compile_into_one_graph(rows, method, checksum):
     src, dst = sides()
     plan = mk.CopyPlan(src, dst, checksum=checksum)
-    assert plan.bad_blocks.address and src.bad_ids.address
+    assert plan._copying.blocks.bad.address and src.bad_ids.address
 
     @torch.compile(fullgraph=True, backend="aot_eager")
     def step(src_ids, dst_ids):

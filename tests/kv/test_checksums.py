@@ -209,7 +209,7 @@ def test_holes_of_a_cache_without_blocks(backend):
 def test_operators_pass_opcheck():
     src, dst = make_view("nhd_per_layer", SIZES), make_view("kv_apart", SIZES, seed=9)
     plan = mk.CopyPlan(src, dst, rope=mk.Rope(), checksum=True)
-    [(_, rows)] = plan._jobs.of("test", None, by_slot=False)
+    [(_, rows)] = plan._copying.blocks.jobs("test")
     ids, sums = torch.tensor([1, 2]), torch.zeros(2, dtype=torch.int64)
     cos_sin = torch.rand(2, 2, 4)
     torch.library.opcheck(
@@ -233,7 +233,7 @@ def test_memory_of_a_converted_cache_is_checked_to_its_end():
     plan = mk.CopyPlan(src, dst, convert=mk.Fp8())
     with pytest.raises(mk.InvalidArgument, match="their memory was freed"):
         plan.run([0], [1])
-    [(_, rows)] = plan._jobs.of("test", None, by_slot=False)
+    [(_, rows)] = plan._copying.blocks.jobs("test")
     short = [torch.zeros(4 * 2 * 8 - 1, dtype=torch.bfloat16).as_strided((4, 2, 7), (16, 8, 1))]
     with pytest.raises(ValueError, match="plan must lie inside its tensors"):
         rows.plan.resolved(src.tensors, short)

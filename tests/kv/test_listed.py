@@ -32,7 +32,7 @@ def check(copy, src, dst, src_ids, dst_ids, by_slot=False, **options):
     expected = twin(dst)
     method = "run_slots" if by_slot else "run"
     getattr(mk.CopyPlan(src, expected, **options), method)(src_ids, dst_ids, engine="reference")
-    (part,) = mk.CopyPlan(src, dst, **options)._parts
+    (part,) = mk.CopyPlan(src, dst, **options)._copying.parts
     ids = [torch.tensor(i, dtype=torch.int32) for i in (src_ids, dst_ids)]
     copy(part.plan("test", None, by_slot), src, dst, *ids)
     assert torch.equal(snapshot(dst), snapshot(expected))
@@ -53,7 +53,7 @@ def test_a_bufferful_at_a_time(to_host, blocks):
     src, dst = make_view("nhd_per_layer", SIZES), make_view("page_first", SIZES, seed=9)
     copy = hops(to_host, blocks * src.block_bytes + 1)
     check(copy, src, dst, [0, 1, 2, -1, 4], [4, 3, -1, 2, 0])
-    plan = mk.CopyPlan(src, dst)._parts[0].plan("test", None, False)
+    plan = mk.CopyPlan(src, dst)._copying.parts[0].plan("test", None, False)
     for ids in ([0, 1, 2], [4, 4, 3], []):
         copy(plan, src, dst, torch.tensor(ids, dtype=torch.int64), torch.arange(len(ids)))
 
@@ -82,7 +82,7 @@ def test_some_layers_and_heads_of_any_axis_order(src_axes, dst_axes, data):
 def test_slots_are_listed_and_their_neighbours_joined():
     src, dst = make_view("nhd_per_layer", SIZES), make_view("kv_apart", SIZES, seed=9)
     check(listed, src, dst, [1, 2, 3, -1, 9], [4, 5, 6, 0, 0], by_slot=True)
-    plan = mk.CopyPlan(src, dst)._parts[0].plan("test", None, True)
+    plan = mk.CopyPlan(src, dst)._copying.parts[0].plan("test", None, True)
     ids = torch.tensor([1, 2, 3, 9]), torch.tensor([4, 5, 6, 0])
     count = execute_listed.copy_listed(plan, src, dst, *ids, execute_listed.COUNT, NO_GPU)
     assert count == 2 * 2 * 2  # layers, k and v, two rows of slots
@@ -110,7 +110,7 @@ def test_packed_blocks(copy):
 def test_a_bad_id_is_found_before_a_byte_moves(copy):
     src, dst = make_view("nhd_per_layer", SIZES), make_view("page_first", SIZES, seed=9)
     before = snapshot(dst)
-    plan = mk.CopyPlan(src, dst)._parts[0].plan("test", None, False)
+    plan = mk.CopyPlan(src, dst)._copying.parts[0].plan("test", None, False)
     with pytest.raises(mk.InvalidArgument, match=r"run: dst_blocks\[1\] must be .* 5\), got 5"):
         copy(plan, src, dst, torch.tensor([0, 1]), torch.tensor([0, 5]))
     assert torch.equal(snapshot(dst), before)
@@ -119,7 +119,7 @@ def test_a_bad_id_is_found_before_a_byte_moves(copy):
 def test_two_hops_need_a_host_side_of_large_ranges():
     view = make_view("nhd_per_layer", SIZES)
     host = make_view("block_first_hnd", SIZES, seed=9)
-    plan = mk.CopyPlan(view, host)._parts[0].plan("test", None, False)
+    plan = mk.CopyPlan(view, host)._copying.parts[0].plan("test", None, False)
     ids = torch.tensor([0, 2, 4])
     hops(True, min_copy_bytes=view.block_bytes)(plan, view, host, ids, ids)
     before = snapshot(host)
@@ -128,7 +128,7 @@ def test_two_hops_need_a_host_side_of_large_ranges():
         hops(True, min_copy_bytes=view.block_bytes + 1)(plan, view, host, ids, ids + 0)
     assert torch.equal(snapshot(host), before)
     other = make_view("block_first_hnd", Sizes(layer=2, block=3, head=2, token=4), seed=9)
-    plan = mk.CopyPlan(view, other)._parts[0].plan("test", None, False)
+    plan = mk.CopyPlan(view, other)._copying.parts[0].plan("test", None, False)
     with pytest.raises(mk.InvalidArgument, match="sides of one block_size, got 2 and 4"):
         hops(True)(plan, view, other, torch.tensor([0, 1]), torch.tensor([0]))
 
