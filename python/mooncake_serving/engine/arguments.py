@@ -1,6 +1,7 @@
 """Checks of arguments: integers, and how to sample."""
 
 import operator
+from collections.abc import Iterable
 from typing import Any, NoReturn
 
 from mooncake_kernels.errors import InvalidArgument, shown
@@ -33,6 +34,13 @@ def as_positive(op: str, name: str, value: Any) -> int:
     if number < 1:
         refuse(op, name, "positive", value)
     return number
+
+
+def as_prompts(op: str, prompts: Any) -> list[Any]:
+    """Return prompts as a list: what they contain is checked where each is added."""
+    if isinstance(prompts, str | bytes) or not isinstance(prompts, Iterable):
+        refuse(op, "prompts", "lists of token ids", prompts)
+    return list(prompts)
 
 
 def check_params(op: str, params: Any) -> None:

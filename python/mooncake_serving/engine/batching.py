@@ -2,13 +2,15 @@
 
 import itertools
 import random
+from collections import deque
 from collections.abc import Iterator, Sequence
+from typing import NamedTuple
 
 import torch
 
 from mooncake_kernels.errors import InvalidArgument
 
-from .arguments import as_positive, check_params, refuse
+from .arguments import as_positive, as_prompts, check_params, refuse
 from .batch import Batch
 from .block_allocator import BlockAllocator
 from .errors import NotFinite, OutOfBlocks
@@ -65,17 +67,18 @@ class BatchingEngine:
         )
         self._requests: dict[int, Request] = {}
         self._ids = itertools.count()
-        self._ready: list[TokenOutput] = []  # first tokens that came with prefilled requests
+        self._advances: deque[_Advance] = deque()  # what a step has computed, until it is settled
+        self._ready: list[TokenOutput] = []  # of the next step to return
         self._in_stream = False
 
     @property
     def num_waiting(self) -> int:
-        """Count the requests that have no blocks yet."""
+        """Count the requests that do not run yet: most have no blocks."""
         return len(self.scheduler.waiting)
 
     @property
     def num_running(self) -> int:
-        """Count the requests that hold blocks."""
+        """Count the requests that are being computed."""
         return len(self.scheduler.running)
 
     @property
@@ -99,6 +102,8 @@ class BatchingEngine:
     def step(self) -> list[TokenOutput]:
         """Compute one batch and return its new tokens; [] while prompts are in progress.
 
+        Ctrl-C may interrupt it: what it has computed by then, the next step returns.
+
         Raises:
             InvalidArgument: a ``stream`` is open, which would miss them.
             OutOfBlocks: nothing runs, and the next request's blocks are held outside the engine
@@ -110,8 +115,9 @@ class BatchingEngine:
         return self._step()
 
     def _step(self) -> list[TokenOutput]:
-        new = self._compute(self.scheduler.next_step())
-        outputs, self._ready = self._ready + new, []
+        self._settle()
+        self._compute(self.scheduler.next_step())
+        outputs, self._ready = self._ready, []
         return outputs
 
     def generate(
@@ -125,6 +131,7 @@ class BatchingEngine:
             OutOfBlocks, NotFinite: see ``step``; all of the prompts are aborted, and the tokens
                 that they have so far are lost.
         """
+        prompts = as_prompts("generate", prompts)
         token_ids: list[list[int]] = [[] for _ in prompts]
         reasons: list[FinishReason] = ["stop" for _ in prompts]
         for index, output in self.stream(prompts, params):
@@ -146,6 +153,7 @@ class BatchingEngine:
             raise InvalidArgument(
                 f"generate: the engine must be idle, got {len(self._requests)} unfinished requests"
             )
+        prompts = as_prompts("generate", prompts)
         index_of: dict[int, int] = {}
         self._in_stream = True
         try:
@@ -156,22 +164,24 @@ class BatchingEngine:
                     yield index_of[output.request_id], output
         finally:
             self._in_stream = False
-            for request_id in index_of:
+            for request_id in list(self._requests):  # all are of this stream
                 self.abort(request_id)
+            self._ready = []  # of those that have ended
 
     def abort(self, request_id: int) -> bool:
         """End a request now and free its blocks; False if it has ended already.
 
         A first token that ``step`` has not returned yet is dropped with it.
         """
+        self._settle()
         self._ready = [output for output in self._ready if output.request_id != request_id]
-        request = self._requests.pop(request_id, None)
+        request = self._requests.get(request_id)
         if request is None:
             return False
-        self.scheduler.finish(request)
+        self._end(request)
         return True
 
-    def _compute(self, work: Sequence[tuple[Request, int]]) -> list[TokenOutput]:
+    def _compute(self, work: Sequence[tuple[Request, int]]) -> None:
         """Run one batch; the requests advance only if nothing is raised."""
         if not work:
             if self.scheduler.waiting and not self._ready:
@@ -179,7 +189,7 @@ class BatchingEngine:
                     f"step: {self.num_waiting} requests wait for blocks that are held outside the "
                     f"engine, {self.allocator.num_free} of {self.cache.num_blocks} are free"
                 )
-            return []
+            return
         chunks = [request.next_chunk(num_tokens) for request, num_tokens in work]
         batch = Batch.build(chunks, self.cache.block_size, self.model.device)
         ends = [index for index, (request, n) in enumerate(work) if n == request.num_pending]
@@ -189,9 +199,10 @@ class BatchingEngine:
             token_ids = sample(logits, [request.next_draw() for request in chosen])
         except NotFinite as error:
             raise NotFinite("step", [chosen[i].request_id for i in error.requests]) from None
-        for request, num_tokens in work:
-            request.num_computed += num_tokens
-        return [self._accept(r, t) for r, t in zip(chosen, token_ids, strict=True)]
+        new = dict(zip(chosen, token_ids, strict=True))
+        # One assignment: Ctrl-C finds the whole step either not computed or to be settled.
+        self._advances = deque(self._advance(r, n, new.get(r)) for r, n in work)
+        self._settle()
 
     def _forward(
         self, work: Sequence[tuple[Request, int]], batch: Batch, ends: Sequence[int]
@@ -240,22 +251,50 @@ class BatchingEngine:
     def _clip(self, num_prompt_tokens: int, params: SamplingParams) -> int:
         return min(params.max_tokens, self.model.config.max_position - num_prompt_tokens)
 
-    def _accept(self, request: Request, token_id: int) -> TokenOutput:
-        """Append a token, and end the request if that was its last."""
-        index = request.num_generated
-        request.tokens.append(token_id)
-        reason = self._finish_reason(request, token_id)
-        if reason is not None:
-            del self._requests[request.request_id]
-            self.scheduler.finish(request)
-        return TokenOutput(request.request_id, token_id, index, reason)
+    def _advance(self, request: Request, num_tokens: int, token_id: int | None) -> "_Advance":
+        """Return what a request is to be after a step, which changes nothing yet."""
+        outputs = request.first_token()
+        if token_id is not None:
+            index = request.num_generated
+            reason = self._finish_reason(request, token_id, index + 1)
+            outputs.append(TokenOutput(request.request_id, token_id, index, reason))
+        return _Advance(request, request.num_computed + num_tokens, outputs)
 
-    def _finish_reason(self, request: Request, token_id: int) -> FinishReason | None:
+    def _settle(self) -> None:
+        """Advance the requests of a step; what was interrupted is done again: it alters nothing."""
+        while self._advances:
+            request, num_computed, outputs = self._advances[0]
+            request.num_computed = num_computed
+            for output in outputs:
+                index = request.num_prompt_tokens + output.token_index
+                request.tokens[index:] = [output.token_id]
+            if self._ready[-1:] != outputs[-1:]:
+                self._ready += outputs
+            if outputs and outputs[-1].finished:
+                self._end(request)
+            self._advances.popleft()
+
+    def _end(self, request: Request) -> None:
+        """Free what a request holds, and forget it last: it can be ended again until then."""
+        self.scheduler.finish(request)
+        self._requests.pop(request.request_id, None)
+
+    def _finish_reason(
+        self, request: Request, token_id: int, num_generated: int
+    ) -> FinishReason | None:
         params = request.params
         is_eos = token_id in self.model.config.eos_token_ids and not params.ignore_eos
         if is_eos or token_id in params.stop_token_ids:
             return "stop"
-        return "length" if request.num_generated == request.max_tokens else None
+        return "length" if num_generated == request.max_tokens else None
+
+
+class _Advance(NamedTuple):
+    """What one step made of one request."""
+
+    request: Request
+    num_computed: int
+    outputs: list[TokenOutput]
 
 
 def _check_cache(model: Llama, cache: PagedKVCache) -> None:

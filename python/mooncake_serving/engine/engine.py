@@ -13,7 +13,7 @@ from .arguments import as_integer, as_integers, check_params, refuse
 from .batching import GREEDY, BatchingEngine
 from .llama import LayerHooks
 from .prefill import OnChunk, check_prompt, run_prefill
-from .request import Prefilled, Request
+from .request import Prefilled, Request, TokenOutput
 from .sampling import SamplingParams
 from .selective_prefill import run_selective_prefill
 
@@ -159,7 +159,8 @@ class Engine(BatchingEngine):
     ) -> int:
         """Continue a request whose prompt was prefilled elsewhere.
 
-        ``step`` reports ``first_token`` first, so a request's tokens are complete.
+        ``step`` reports ``first_token`` first, so a request's tokens are complete: when the request
+        first runs, which may be later, while there are ``max_requests`` others.
 
         Args:
             prompt_tokens: the prompt.
@@ -178,15 +179,21 @@ class Engine(BatchingEngine):
         """
         self._check_usable("add_prefilled")
         request = self._new_request("add_prefilled", prompt_tokens, params)
-        check_prompt("add_prefilled", [first_token], self.model)
+        request.is_prefilled = True
+        [first_token] = check_prompt("add_prefilled", [first_token], self.model)
         num_prompt_blocks = self.cache.num_blocks_for(request.num_prompt_tokens)
         held = self.held("add_prefilled", block_ids, num_prompt_blocks)
         missing = max(0, self.scheduler.num_blocks_for(request) - len(held))
         request.block_ids = held + self.allocator.allocate(missing)
         request.num_computed = request.num_prompt_tokens
-        self._requests[request.request_id] = request
-        self.scheduler.running.append(request)
-        self._ready.append(self._accept(request, first_token))
+        request.tokens.append(first_token)
+        reason = self._finish_reason(request, first_token, 1)
+        if reason is not None:
+            self._ready.append(TokenOutput(request.request_id, first_token, 0, reason))
+            self.scheduler.finish(request)
+        else:
+            self._requests[request.request_id] = request
+            self.scheduler.add_prefilled(request)
         return request.request_id
 
     def held(self, op: str, block_ids: Sequence[int], num_needed: int) -> list[int]:
@@ -204,7 +211,8 @@ class Engine(BatchingEngine):
             InvalidArgument: a block is not the caller's, or named twice; or they are too few.
         """
         held = as_integers(op, "block_ids", block_ids)
-        of_requests = Counter(b for request in self.scheduler.running for b in request.block_ids)
+        requests = self._requests.values()
+        of_requests = Counter(b for request in requests for b in request.block_ids)
         for index, block_id in enumerate(held):
             if self.allocator.num_holders(block_id) <= of_requests[block_id]:
                 raise InvalidArgument(

@@ -22,6 +22,7 @@ class Request:
     block_ids: list[int] = field(default_factory=list)  # empty: not admitted yet
     num_computed: int = 0  # tokens whose keys and values are in the cache
     num_lent: int = 0  # the first of those, whose blocks other instances hold
+    is_prefilled: bool = False  # elsewhere: its first token came with it
 
     @property
     def num_generated(self) -> int:
@@ -43,6 +44,12 @@ class Request:
         stop = self.num_computed + num_tokens
         tokens = self.tokens[self.num_computed : stop]
         return Chunk(tokens, self.num_computed, self.block_ids, self.num_lent)
+
+    def first_token(self) -> "list[TokenOutput]":
+        """Return the token that came with a request, before its first step; else nothing."""
+        if not self.is_prefilled or self.num_computed > self.num_prompt_tokens:
+            return []
+        return [TokenOutput(self.request_id, self.tokens[self.num_prompt_tokens], 0)]
 
     def next_draw(self) -> Draw:
         """Return the choice of the next token."""

@@ -12,6 +12,9 @@ class Scheduler:
 
     A request is admitted when every block it can ever need is free, so a running request never runs
     out and none is preempted. The head of the queue waits for its blocks; those behind wait for it.
+    Prompts that were prefilled elsewhere come before: they have their blocks.
+
+    A step that Ctrl-C interrupts may be chosen again.
 
     Args:
         allocator: of the blocks.
@@ -40,10 +43,17 @@ class Scheduler:
         """Count the blocks that a request can ever need."""
         return -(-request.max_kv_tokens // self.block_size)
 
+    def add_prefilled(self, request: Request) -> None:
+        """Queue a request that has its blocks, behind others of its kind."""
+        self._complete_admission()
+        index = sum(1 for waiting in self.waiting if waiting.is_prefilled)
+        self.waiting.insert(index, request)
+
     def next_step(self) -> list[tuple[Request, int]]:
         """Choose requests with the tokens to compute of each, and admit those that then fit."""
+        self._complete_admission()
         decodes = [request for request in self.running if request.num_pending == 1]
-        prefills = [request for request in self.running if request.num_pending > 1]
+        prefills = [request for request in self.running if request.num_pending != 1]
         return pack_batch(
             decodes,
             prefills,
@@ -55,15 +65,27 @@ class Scheduler:
         ).chunks
 
     def finish(self, request: Request) -> None:
-        """Forget a request and free its blocks."""
-        (self.running if request in self.running else self.waiting).remove(request)
-        self.allocator.free(request.block_ids)
-        request.block_ids = []
+        """Forget a request and free its blocks; repeated, it does nothing."""
+        self._complete_admission()
+        for queue in (self.running, self.waiting):
+            if request in queue:
+                queue.remove(request)
+        self.allocator.free_all(request.block_ids)
 
     def _admit(self, request: Request) -> bool:
-        num_blocks = self.num_blocks_for(request)
-        if len(self.running) >= self.max_requests or num_blocks > self.allocator.num_free:
+        if len(self.running) >= self.max_requests:
             return False
-        request.block_ids = self.allocator.allocate(num_blocks)
-        self.running.append(self.waiting.popleft())
+        if not request.block_ids:
+            num_blocks = self.num_blocks_for(request)
+            if num_blocks > self.allocator.num_free:
+                return False
+            self.allocator.allocate(num_blocks, into=request.block_ids)
+        self.running.append(request)
+        self._complete_admission()
         return True
+
+    def _complete_admission(self) -> None:
+        """Take the request that runs last out of the queue, and complete what blocks it has."""
+        self.allocator.complete()
+        if self.waiting and self.running and self.waiting[0] is self.running[-1]:
+            self.waiting.popleft()

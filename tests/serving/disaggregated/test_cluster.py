@@ -63,6 +63,20 @@ def test_requests_wait_for_room_and_all_are_served(tiny_folder):
     assert [len(answer) for answer in answers] == [12] * 8
 
 
+def test_no_more_than_max_requests_are_decoded_at_a_time(tiny_folder):
+    """A request that has begun goes on: others begin when one ends."""
+    jobs = [Job([11, i + 3], GREEDY) for i in range(6)]
+    decoding, order = set(), []
+    with Cluster(options(tiny_folder, max_requests=2)) as cluster:
+        for token in cluster.run(jobs):
+            decoding.add(token.request_id)
+            assert len(decoding) <= 2
+            if token.finish_reason:
+                decoding.remove(token.request_id)
+                order.append(token.request_id)
+    assert sorted(order) == list(range(6))
+
+
 def test_a_prompt_that_can_never_fit_is_refused(tiny_folder):
     with Cluster(options(tiny_folder, num_staging_blocks=4)) as cluster:
         with pytest.raises(RequestFailed, match="request 0, decode: .*staging pool of 4 blocks"):

@@ -313,3 +313,13 @@ def test_nothing_in_nothing_out(make_engine):
     engine = make_engine()
     assert engine.generate([]) == []
     assert engine.step() == []
+
+
+def test_prompts_may_come_from_an_iterator(make_engine, prompts, alone):
+    engine = make_engine()
+    assert tokens_of(engine.generate(iter(prompts), PARAMS)) == alone
+    assert len(list(engine.stream(iter(prompts), PARAMS))) == 12 * len(prompts)
+    for bad in (3, "12"):
+        message = f"^generate: prompts must be lists of token ids, got {bad!r}$"
+        with pytest.raises(ValueError, match=message):
+            engine.generate(bad)

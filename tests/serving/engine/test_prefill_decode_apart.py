@@ -98,6 +98,41 @@ def test_a_first_token_may_be_the_last(make_engine, prompts):
     assert output.finish_reason is not None
 
 
+@pytest.mark.parametrize("limits", [{"max_requests": 2}, {"max_batch_tokens": 2}])
+def test_more_prefilled_requests_than_a_step_takes_wait_their_turn(make_engine, prompts, limits):
+    """None stands still between its first token and its last; first come, first served."""
+    engine = make_engine(**limits)
+    prompts = [prompt[:20] for prompt in prompts[:4]]
+    want = [answer.token_ids for answer in make_engine().generate(prompts, PARAMS)]
+    ids, steps = [], {}
+    for prompt in prompts:
+        done = engine.prefill(prompt, PARAMS)
+        ids.append(engine.add_prefilled(prompt, done.first_token, done.block_ids, PARAMS))
+    assert (engine.num_running, engine.num_waiting) == (0, 4)
+    with pytest.raises(ValueError, match="that no request holds"):
+        engine.release(done.block_ids)
+    step, got = 0, {request_id: [] for request_id in ids}
+    while engine.has_work:
+        for output in engine.step():
+            steps.setdefault(output.request_id, []).append(step)
+            got[output.request_id].append(output.token_id)
+        step += 1
+    assert list(got.values()) == want
+    for index, request_id in enumerate(ids):
+        begin = 0 if index < 2 else 11
+        assert steps[request_id] == [begin, *range(begin, begin + 11)]
+
+
+def test_prefilled_requests_come_before_prompts(make_engine, prompts):
+    """They hold their blocks, which a prompt may wait for."""
+    engine = make_engine(num_blocks=11, max_requests=1)
+    done = engine.prefill(prompts[0], PARAMS)
+    whole = engine.add_request(prompts[4], PARAMS)  # all 11 blocks
+    ids = [engine.add_prefilled(prompts[0], done.first_token, done.block_ids, PARAMS)]
+    ends = [output.request_id for output in run(engine) if output.finished]
+    assert ends == [*ids, whole]
+
+
 def test_an_aborted_request_yields_nothing(make_engine, prompts):
     engine = make_engine()
     done = engine.prefill(prompts[2])

@@ -72,6 +72,8 @@ class DecodeWorker(Worker):
         return True
 
     def _reserve(self, command: Reserve) -> bool:
+        if len(self._expected) + len(self._request_of) >= self.options.max_requests:
+            return False  # those that arrived beyond would hold memory, and not be computed
         job = command.job
         num_tokens = len(job.prompt_tokens)
         try:

@@ -25,6 +25,7 @@ class WorkerOptions:
         axes: the cache's layout; prefill and decode may differ.
         num_blocks, block_size: of the cache; a block is ``block_size`` tokens.
         num_staging_blocks: of the packed buffer that peers write to, or that is sent.
+        max_requests: that decode has room for, from the reservation to the last token.
         chunk_tokens: tokens of one prefill chunk.
         threads: of torch, in each worker.
         deadline_s: of one transfer, and of the silence of both workers after which they are given
@@ -42,12 +43,20 @@ class WorkerOptions:
     block_size: int = 16
     num_staging_blocks: int = 512
     chunk_tokens: int = 128
+    max_requests: int = 64
     threads: int = 1
     deadline_s: float = 60.0
 
     def __post_init__(self) -> None:
         """Check the arguments before a process is started."""
-        for name in ("num_blocks", "block_size", "num_staging_blocks", "chunk_tokens", "threads"):
+        for name in (
+            "num_blocks",
+            "block_size",
+            "num_staging_blocks",
+            "chunk_tokens",
+            "max_requests",
+            "threads",
+        ):
             if as_integer("WorkerOptions", name, getattr(self, name)) < 1:
                 _refuse(name, "at least 1", getattr(self, name))
         is_number = isinstance(self.deadline_s, numbers.Real)

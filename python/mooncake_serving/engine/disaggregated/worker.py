@@ -46,7 +46,13 @@ class Worker:
             dtype=self.model.dtype,
             device=options.device,
         )
-        self.engine = Engine(self.model, self.cache, chunk_tokens=options.chunk_tokens)
+        self.engine = Engine(
+            self.model,
+            self.cache,
+            max_batch_tokens=max(512, options.max_requests),  # a token of each
+            chunk_tokens=options.chunk_tokens,
+            max_requests=options.max_requests,
+        )
         self.view = self.cache.view()
         self.staging = StagingPool(self.view, options.num_staging_blocks)
         self.transfer = mk.TransferEngine(transports=options.transports)

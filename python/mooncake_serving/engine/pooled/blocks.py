@@ -14,10 +14,10 @@ class SharedAllocator(BlockAllocator):
         super().__init__(num_blocks)
         self._lock = threading.Lock()
 
-    def allocate(self, num_blocks: int) -> list[int]:
+    def allocate(self, num_blocks: int, into: list[int] | None = None) -> list[int]:
         """See ``BlockAllocator``."""
         with self._lock:
-            return super().allocate(num_blocks)
+            return super().allocate(num_blocks, into)
 
     def share(self, block_ids: Iterable[int]) -> None:
         """See ``BlockAllocator``."""
@@ -28,6 +28,16 @@ class SharedAllocator(BlockAllocator):
         """See ``BlockAllocator``."""
         with self._lock:
             super().free(block_ids)
+
+    def free_all(self, held: list[int]) -> None:
+        """See ``BlockAllocator``."""
+        with self._lock:
+            super().free_all(held)
+
+    def complete(self) -> None:
+        """See ``BlockAllocator``."""
+        with self._lock:
+            super().complete()
 
     def take(self, num_blocks: int) -> list[int] | None:
         """Take free blocks; None if there are too few."""

@@ -15,7 +15,7 @@ from ..batching import BatchingEngine
 from ..errors import OutOfBlocks
 from ..kv_cache import PagedKVCache
 from ..llama import Llama
-from ..request import Request, TokenOutput
+from ..request import Request
 from .attention import PooledAttention
 from .blocks import SharedAllocator
 from .errors import LoansLost
@@ -105,7 +105,7 @@ class PooledEngine(BatchingEngine, Closing):
     def _check_fits(self, op: str, request: Request) -> None:
         """Accept what the model's context holds: how much can be borrowed is not known."""
 
-    def _compute(self, work: Sequence[tuple[Request, int]]) -> list[TokenOutput]:
+    def _compute(self, work: Sequence[tuple[Request, int]]) -> None:
         """Run one batch.
 
         Raises:
@@ -125,7 +125,7 @@ class PooledEngine(BatchingEngine, Closing):
         try:
             for request, num_tokens in work:
                 self.scheduler.make_room(request, num_tokens)
-            return super()._compute(work)
+            super()._compute(work)
         except CreditorFailed as error:
             raise self._end_requests_at(error) from error
 

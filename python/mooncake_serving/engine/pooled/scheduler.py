@@ -95,7 +95,8 @@ class PooledScheduler(Scheduler):
             self._refused, self._refused_s = (request.request_id, free), time.monotonic()
             return False
         request.block_ids = own
-        self.running.append(self.waiting.popleft())
+        self.running.append(request)
+        self._complete_admission()
         return True
 
     def _borrow(self, request: Request, num_blocks: int) -> bool:
