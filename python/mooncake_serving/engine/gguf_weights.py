@@ -29,6 +29,7 @@ LAYER_NAMES = {
     "ffn_down": "mlp.down_proj",
 }
 ROPE_FACTORS = "rope_freqs.weight"
+SCALING_FACTOR = "llama.rope.scaling.factor"
 
 # Settings that change the arithmetic, and the values with which they have no effect.
 NEUTRAL: dict[str, tuple[Any, ...]] = {
@@ -134,11 +135,14 @@ class GgufFile:
                 raise UnsupportedModel(f"load_model: llama.{name}={value!r} is not supported")
 
     def _rope_scaling(self) -> RopeScaling | None:
-        kind = self.metadata("llama.rope.scaling.type", "none")
+        # As llama.cpp reads it: a factor alone means linear, and scale_linear is its older key.
+        factor = self.metadata(SCALING_FACTOR, self.metadata("llama.rope.scale_linear"))
+        kind = self.metadata("llama.rope.scaling.type", "linear" if factor else "none")
         if kind == "none":
             return None
         if kind == "linear":
-            return RopeScaling(kind="linear", factor=self._require("llama.rope.scaling.factor"))
+            factor = self._require(SCALING_FACTOR) if factor is None else factor
+            return RopeScaling(kind="linear", factor=factor)
         raise UnsupportedModel(
             f"load_model: llama.rope.scaling.type must be none or linear, got {kind!r}"
         )

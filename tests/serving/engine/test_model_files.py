@@ -122,10 +122,22 @@ def test_gguf_rope_factors_divide_the_frequencies(gguf_writer, state, tiny):
     assert torch.equal(model.weights.frequencies, tiny.weights.frequencies / factors)
 
 
-def test_linear_scaling_is_read_from_gguf(gguf_writer, tiny):
-    keys = {"rope.scaling.type": "linear", "rope.scaling.factor": 4.0}
+@pytest.mark.parametrize(
+    ("keys", "factor"),
+    [
+        ({"rope.scaling.type": "linear", "rope.scaling.factor": 4.0}, 4),
+        ({"rope.scaling.factor": 4.0}, 4),
+        ({"rope.scale_linear": 4.0}, 4),
+        ({"rope.scaling.type": "linear", "rope.scale_linear": 4.0}, 4),
+        ({"rope.scaling.factor": 4.0, "rope.scale_linear": 2.0}, 4),
+        ({"rope.scaling.type": "none", "rope.scaling.factor": 4.0}, 1),
+        ({"rope.scaling.factor": 0.0}, 1),
+    ],
+)
+def test_linear_scaling_is_read_from_gguf(gguf_writer, tiny, keys, factor):
+    """As llama.cpp reads it: the type may be missing."""
     model, _ = load_model(gguf_writer(keys=keys))
-    assert torch.equal(model.weights.frequencies, tiny.weights.frequencies / 4)
+    assert torch.equal(model.weights.frequencies, tiny.weights.frequencies / factor)
 
 
 # --- what is refused ------------------------------------------------------------------------------
