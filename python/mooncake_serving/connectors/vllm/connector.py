@@ -22,7 +22,7 @@ from mooncake_kernels.errors import Unavailable
 from mooncake_serving.store import Store
 
 from .caches import Caches, use
-from .namespace import namespace_of, refuse_unnamed
+from .namespace import fresh, namespace_of, refuse_unnamed
 from .settings import open_store, parse
 from .tracking import Blocks, Tracker, keys_of
 
@@ -96,8 +96,9 @@ class StoreConnector(KVConnectorBase_V1):  # type: ignore[misc]
         kind = current_platform.device_type
         self._namespace = namespace_of(vllm_config, vllm.__version__, kind, form)
         self._store: Store | None = None  # a worker opens it when it knows the namespace
+        self._opened_namespace = ""
         if role == KVConnectorRole.SCHEDULER:
-            self._store = open_store(self._settings, self._namespace)
+            self._opened(self._namespace)
         self._tracker = Tracker(saves=transfers.is_kv_producer)
         self._num_computed: dict[str, int] = {}  # blocks, of requests being looked up
         self._caches: Caches | None = None
@@ -186,6 +187,17 @@ class StoreConnector(KVConnectorBase_V1):  # type: ignore[misc]
         self._tracker.remove(request.request_id)
         return False, None
 
+    def reset_cache(self) -> bool | None:
+        """Neither load nor save any more what any engine has in the store now.
+
+        The weights may have changed, and those of other engines not: this one has a namespace of
+        its own from now on. The workers learn of it with the next step; one that is under way still
+        saves to the former one. What is left there, the store evicts.
+        """
+        self._namespace = fresh(self._namespace)
+        self._tracker.forget_all()
+        return True
+
     # --- of a worker --------------------------------------------------------------------------
 
     def register_kv_caches(self, kv_caches: dict[str, torch.Tensor]) -> None:
@@ -240,10 +252,13 @@ class StoreConnector(KVConnectorBase_V1):  # type: ignore[misc]
         """Close the pool; its objects stay for other engines."""
         if self._store is not None:
             self._store.close()
+            self._store = None
 
     def _opened(self, namespace: str) -> Store:
-        if self._store is None:
+        if self._store is None or namespace != self._opened_namespace:
+            self.shutdown()
             self._store = open_store(self._settings, namespace)
+            self._opened_namespace = namespace
         return self._store
 
     def _told(self) -> StoreMetadata:
