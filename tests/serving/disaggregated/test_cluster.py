@@ -10,6 +10,7 @@ from dataclasses import replace
 
 import pytest
 
+import mooncake_kernels as mk
 from mooncake_serving.engine import Engine, PagedKVCache, SamplingParams, load_model
 from mooncake_serving.engine.disaggregated import (
     STEPS,
@@ -20,7 +21,16 @@ from mooncake_serving.engine.disaggregated import (
     WorkerOptions,
 )
 from mooncake_serving.engine.disaggregated import cluster as cluster_module
-from mooncake_serving.engine.disaggregated.messages import Computed, Reserve
+from mooncake_serving.engine.disaggregated.decode_worker import DecodeWorker
+from mooncake_serving.engine.disaggregated.messages import (
+    Computed,
+    Failed,
+    Handover,
+    Ready,
+    Reserve,
+    Reserved,
+    Sender,
+)
 
 WAIT_S = 120.0  # longer than anything here takes
 GREEDY = SamplingParams(max_tokens=12, ignore_eos=True)
@@ -170,6 +180,117 @@ def test_runs_that_were_left_hold_no_room(tiny_folder):
                 next(tokens)
             tokens.close()
         assert [len(answer) for answer in collect(cluster, jobs)] == [12] * 8
+
+
+class Overheard:
+    """Keep what a cluster's workers report."""
+
+    def __init__(self, cluster, monkeypatch):
+        self.engine_names = {}
+        reports = cluster._reports
+
+        def recorded():
+            for process, report in reports():
+                if isinstance(report, Ready):
+                    self.engine_names[process.name] = report.engine_name
+                self.each(report)
+                yield process, report
+
+        monkeypatch.setattr(cluster, "_reports", recorded)
+
+    def each(self, report):
+        """Replaced by tests that act on a report."""
+
+
+def test_no_stranger_reaches_the_workers(tiny_folder, monkeypatch):
+    with Cluster(options(tiny_folder)) as cluster:
+        names = Overheard(cluster, monkeypatch).engine_names
+        cluster.wait_until_ready()
+        for secret in (None, "another secret of the same kind"):
+            with mk.TransferEngine(transports=["tcp"], secret=secret) as stranger:
+                for name in (names["prefill"], names["decode"]):
+                    with pytest.raises(mk.TransferError, match="secret"):
+                        stranger.write(stranger.open(name), [], notify=b"hello").wait()
+        assert len(collect(cluster, [Job(PROMPTS[0], GREEDY)])[0]) == 12
+    assert "secret" not in repr(cluster.options)
+
+
+def test_a_handover_counts_only_from_prefill(tiny_folder, monkeypatch):
+    """Even of someone who knows the secret."""
+    job = Job(PROMPTS[1], GREEDY)
+    last_key = int(mk.block_hashes(job.prompt_tokens, 8)[-1])
+    secret = "known to all, alas"
+    with (
+        Cluster(options(tiny_folder, secret=secret)) as cluster,
+        mk.TransferEngine(transports=["tcp"], secret=secret) as stranger,
+    ):
+        expected = collect(cluster, [job])
+        overheard = Overheard(cluster, monkeypatch)
+
+        def forge(report):
+            if isinstance(report, Reserved):
+                peer = stranger.open(report.target.engine_name)
+                forged = Handover(report.request_id, 7, last_key).encode()
+                stranger.write(peer, [], notify=forged).wait()
+
+        monkeypatch.setattr(overheard, "each", forge)
+        assert collect(cluster, [job] * 2) == expected * 2
+
+
+def test_what_is_no_handover_is_dropped(tiny_folder):
+    """Of prefill, too: one notification that cannot be read does not end decode."""
+    read, write = multiprocessing.Pipe()
+    worker = DecodeWorker(write, options(tiny_folder))
+    with worker.transfer, mk.TransferEngine(transports=["tcp"]) as prefill:
+        worker.handle(Sender(prefill.name))
+        peer = prefill.open(worker.transfer.name)
+        worker.handle(Reserve(1, Job([5, 6], GREEDY)))
+        worker.work()
+        bad = Handover(1, 10**6, None).encode()  # of no such token
+        for message in (b"hello", b"\xff", b"[" * 60000, b"{}", b'{"request_id": 1}', bad):
+            prefill.write(peer, [], notify=message).wait()
+        while not any(isinstance(report, Failed) for report in received(read)):
+            worker.work()
+        assert worker.engine.allocator.num_free == worker.cache.num_blocks
+        assert worker.staging.allocate(worker.staging.num_blocks) == 0
+
+
+def received(pipe):
+    while pipe.poll():
+        yield pipe.recv()
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        b"",
+        b"null",
+        b"[1, 2, 3]",
+        b'{"request_id": 1, "first_token": 2}',
+        b'{"request_id": 1, "first_token": 2, "last_key": 3, "more": 4}',
+        b'{"request_id": "1", "first_token": 2, "last_key": 3}',
+        b'{"request_id": 1, "first_token": null, "last_key": 3}',
+        b'{"request_id": 1, "first_token": 2.0, "last_key": 3}',
+        b'{"request_id": true, "first_token": 2, "last_key": 3}',
+    ],
+)
+def test_a_message_that_is_no_handover_is_refused(message):
+    with pytest.raises(ValueError, match="^Handover: "):
+        Handover.decode(message)
+
+
+def test_a_handover_is_what_was_encoded():
+    for last_key in (None, 0, 2**64 - 1):
+        handover = Handover(3, 4, last_key)
+        assert Handover.decode(handover.encode()) == handover
+
+
+def test_what_is_no_options_starts_no_process():
+    before = multiprocessing.active_children()
+    for bad in (None, {"num_blocks": 8}):
+        with pytest.raises(ValueError, match="^Cluster: options must be WorkerOptions, got"):
+            Cluster(bad)
+    assert multiprocessing.active_children() == before
 
 
 def test_a_model_that_is_not_there(tmp_path):

@@ -4,6 +4,7 @@ import itertools
 import multiprocessing
 import pickle
 import queue
+import secrets
 import signal
 import socket
 import threading
@@ -16,6 +17,7 @@ from typing import Any
 
 from mooncake_kernels.errors import InvalidArgument
 
+from ..arguments import refuse
 from .decode_worker import DecodeWorker
 from .errors import RequestFailed, WorkerFailed
 from .life import Life, Step
@@ -31,6 +33,7 @@ from .messages import (
     Report,
     Reserve,
     Reserved,
+    Sender,
     WorkerOptions,
     as_jobs,
 )
@@ -132,6 +135,9 @@ class Cluster:
     """
 
     def __init__(self, options: WorkerOptions):
+        if not isinstance(options, WorkerOptions):
+            refuse("Cluster", "options", "WorkerOptions", options)
+        options = replace(options, secret=options.secret or secrets.token_hex())
         self.options, self.life = options, Life()
         self.prefill = Process("prefill", PrefillWorker, options)
         try:
@@ -160,6 +166,8 @@ class Cluster:
             for process, report in self._reports():
                 if isinstance(report, Ready):
                     self._starting.discard(process.name)
+                    if process is self.prefill:
+                        self.decode.send(Sender(report.engine_name))
                 elif isinstance(report, Loading) and on_loading:
                     on_loading(process.name, report.done, report.total)
 

@@ -1,15 +1,29 @@
 """The decode worker: receives blocks that were prefilled elsewhere, and generates from them."""
 
-import json
+import logging
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
 
 import mooncake_kernels as mk
+from mooncake_kernels.errors import InvalidArgument
 
 from ..errors import NotFinite, OutOfBlocks
 from ..prefill import check_prompt
-from .messages import Abort, Failed, Job, NewToken, Reserve, Reserved, Target, WorkerOptions
+from .messages import (
+    Abort,
+    Failed,
+    Handover,
+    Job,
+    NewToken,
+    Reserve,
+    Reserved,
+    Sender,
+    Target,
+    WorkerOptions,
+)
 from .worker import Worker
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass
@@ -27,13 +41,17 @@ class DecodeWorker(Worker):
 
     def __init__(self, pipe: Connection, options: WorkerOptions):
         super().__init__(pipe, options, access="write")
+        self._sender: str | None = None  # whose handovers count
         self._waiting: dict[int, Reserve] = {}  # for room; by request, in order
         self._expected: dict[int, Expected] = {}
         self._request_of: dict[int, int] = {}  # the engine's id -> the launcher's
         self._context: dict[int, int] = {}  # tokens that a request's next step attends to
 
-    def handle(self, command: Reserve | Abort) -> None:
+    def handle(self, command: Sender | Reserve | Abort) -> None:
         """Queue a request for room, or end it."""
+        if isinstance(command, Sender):
+            self._sender = command.engine_name
+            return
         if isinstance(command, Abort):
             self._abort(command.request_id)
             return
@@ -49,8 +67,9 @@ class DecodeWorker(Worker):
             if not self._reserve(command):
                 break
             del self._waiting[request_id]
-        for _, message in self.transfer.receive_notifications():
-            self._arrived(json.loads(message))
+        for sender, message in self.transfer.receive_notifications():
+            if handover := self._read(sender, message):
+                self.attempt(self._arrived, handover)
         if not self.engine.has_work:
             return False
         tokens_read = sum(self._context.values())
@@ -94,26 +113,42 @@ class DecodeWorker(Worker):
         self.report(Reserved(command.request_id, target))
         return True
 
-    def _arrived(self, handover: dict) -> None:
-        request_id = handover["request_id"]
-        expected = self._expected.pop(request_id, None)
+    def _read(self, sender: str, message: bytes) -> Handover | None:
+        """Return a notification as a handover; None if it is none of prefill's."""
+        if sender != self._sender:
+            logger.warning("a notification of %s, which is not prefill, is dropped", sender)
+            return None
+        try:
+            return Handover.decode(message)
+        except InvalidArgument as error:
+            logger.warning("a notification of %s is dropped: %s", sender, error)
+            return None
+
+    def _arrived(self, handover: Handover) -> None:
+        expected = self._expected.pop(handover.request_id, None)
         if expected is None:
             return  # it was aborted between its arrival and now
+        try:
+            engine_id = self._continue(expected, handover)
+        except Exception:
+            self._drop(expected)
+            raise
+        self.staging.free(expected.first_row, expected.num_blocks)
+        self._request_of[engine_id] = handover.request_id
+        self._context[engine_id] = len(expected.job.prompt_tokens)
+
+    def _continue(self, expected: Expected, handover: Handover) -> int:
+        """Take the blocks over from the staging pool, and return the engine's id of the request."""
         prompt = expected.job.prompt_tokens
         keys = mk.block_hashes(prompt, self.options.block_size)
-        if handover["last_key"] != (int(keys[-1]) if len(keys) else None):
-            self._drop(expected)
-            self.report(Failed(request_id, "the blocks that came belong to another prompt"))
-            return
+        if handover.last_key != (int(keys[-1]) if len(keys) else None):
+            raise InvalidArgument("the blocks that came belong to another prompt")
         num_bytes = expected.num_blocks * self.view.block_bytes
         with self.timed("scattered", num_bytes):
             self.staging.scatter(expected.first_row, expected.block_ids[: expected.num_blocks])
-        self.staging.free(expected.first_row, expected.num_blocks)
-        engine_id = self.engine.add_prefilled(
-            prompt, handover["first_token"], expected.block_ids, expected.job.params
+        return self.engine.add_prefilled(
+            prompt, handover.first_token, expected.block_ids, expected.job.params
         )
-        self._request_of[engine_id] = request_id
-        self._context[engine_id] = len(prompt)
 
     def _abort(self, request_id: int) -> None:
         self._waiting.pop(request_id, None)

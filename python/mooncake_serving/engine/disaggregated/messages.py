@@ -1,8 +1,9 @@
-"""Messages between the launcher and its workers: plain data over a pipe."""
+"""Messages between the launcher and its workers: plain data over a pipe; and the handover."""
 
+import json
 import numbers
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, field
 
 from mooncake_kernels.errors import InvalidArgument
 
@@ -30,6 +31,8 @@ class WorkerOptions:
         threads: of torch, in each worker.
         deadline_s: of one transfer, and of the silence of both workers after which they are given
             up.
+        secret: of the workers' transfer engines: only who has it reaches their memory. None: each
+            ``Cluster`` draws one of its own.
 
     Raises:
         InvalidArgument: an argument out of range; the message names it.
@@ -46,6 +49,7 @@ class WorkerOptions:
     max_requests: int = 64
     threads: int = 1
     deadline_s: float = 60.0
+    secret: str | None = field(default=None, repr=False)
 
     def __post_init__(self) -> None:
         """Check the arguments before a process is started."""
@@ -122,6 +126,13 @@ class Reserve:
 
 
 @dataclass(frozen=True)
+class Sender:
+    """To decode: the transfer engine of prefill. Of no other does a handover count."""
+
+    engine_name: str
+
+
+@dataclass(frozen=True)
 class Prefill:
     """To prefill: compute a prompt and send its blocks."""
 
@@ -192,5 +203,36 @@ class Failed:
     reason: str
 
 
-Command = Reserve | Prefill | Abort
+@dataclass(frozen=True)
+class Handover:
+    """From prefill to decode, as the notification of the write: a request's blocks are there."""
+
+    request_id: int
+    first_token: int
+    last_key: int | None  # the name of the prompt's last full block; None if it has none
+
+    def encode(self) -> bytes:
+        """Return it as JSON."""
+        return json.dumps(asdict(self)).encode()
+
+    @classmethod
+    def decode(cls, message: bytes) -> "Handover":
+        """Return what ``encode`` was called on.
+
+        Raises:
+            InvalidArgument: it is something else.
+        """
+        try:
+            values = json.loads(message)
+        except (ValueError, RecursionError):
+            values = None
+        if not isinstance(values, dict) or set(values) != {*cls.__dataclass_fields__}:
+            refuse("Handover", "message", f"JSON of {list(cls.__dataclass_fields__)}", message)
+        for name, value in values.items():
+            if value is not None or name != "last_key":
+                as_integer("Handover", name, value)
+        return cls(**values)
+
+
+Command = Sender | Reserve | Prefill | Abort
 Report = Loading | Ready | Reserved | Computed | PrefillEnded | NewToken | Failed | Step

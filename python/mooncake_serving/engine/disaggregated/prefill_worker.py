@@ -1,11 +1,10 @@
 """The prefill worker: computes prompts, and writes their blocks into a decode worker's memory."""
 
-import json
 from multiprocessing.connection import Connection
 
 import mooncake_kernels as mk
 
-from .messages import Abort, Computed, Prefill, PrefillEnded, Target, WorkerOptions
+from .messages import Abort, Computed, Handover, Prefill, PrefillEnded, Target, WorkerOptions
 from .worker import Worker
 
 
@@ -48,13 +47,10 @@ class PrefillWorker(Worker):
                 keys = mk.block_hashes(job.prompt_tokens, self.options.block_size)
             with self.timed("gathered", target.num_bytes):
                 rows = self.staging.gather(prefilled.block_ids, first_row)
-            handover = {
-                "request_id": command.request_id,
-                "first_token": prefilled.first_token,
-                "last_key": int(keys[-1]) if len(keys) else None,
-            }
+            last_key = int(keys[-1]) if len(keys) else None
+            handover = Handover(command.request_id, prefilled.first_token, last_key)
             with self.timed("moved", target.num_bytes):
-                self._send(rows.data_ptr(), target, json.dumps(handover).encode())
+                self._send(rows.data_ptr(), target, handover.encode())
         finally:
             self.staging.free(first_row, num_blocks)
             self.engine.release(prefilled.block_ids)

@@ -15,7 +15,7 @@ from ..engine import Engine
 from ..kv_cache import PagedKVCache
 from ..loader import load_model
 from .life import timed
-from .messages import Command, Failed, Loading, Ready, Report, WorkerOptions
+from .messages import Command, Failed, Handover, Loading, Ready, Report, WorkerOptions
 from .staging import StagingPool
 
 
@@ -55,7 +55,7 @@ class Worker:
         )
         self.view = self.cache.view()
         self.staging = StagingPool(self.view, options.num_staging_blocks)
-        self.transfer = mk.TransferEngine(transports=options.transports)
+        self.transfer = mk.TransferEngine(transports=options.transports, secret=options.secret)
         with timed(self.report, "registered", self.staging.memory.nbytes):
             self.transfer.register(self.staging.memory, access=access)
 
@@ -95,7 +95,7 @@ class Worker:
                 self.attempt(self.handle, self.pipe.recv())
             busy = self.work()
 
-    def attempt(self, action: Callable[[Any], None], command: Command) -> None:
+    def attempt(self, action: Callable[[Any], None], command: Command | Handover) -> None:
         """Do what a command asks for; report its request as failed if that is not possible."""
         try:
             action(command)

@@ -2,6 +2,7 @@
 
 import itertools
 import queue
+import secrets
 import threading
 import time
 from collections.abc import Collection, Iterable, Iterator
@@ -12,7 +13,7 @@ from multiprocessing.connection import wait
 from mooncake_kernels.errors import InvalidArgument
 
 from ...pooling import DebtLedger, Heartbeat
-from ..arguments import as_positive
+from ..arguments import as_positive, refuse
 from ..disaggregated.cluster import OnLoading, Process
 from ..disaggregated.errors import RequestFailed, WorkerFailed
 from ..disaggregated.messages import Abort, Failed, Job, Loading, NewToken, Ready, as_jobs
@@ -40,6 +41,9 @@ class PooledCluster:
 
     def __init__(self, options: InstanceOptions, num_instances: int = 2):
         num_instances = as_positive("PooledCluster", "num_instances", num_instances)
+        if not isinstance(options, InstanceOptions):
+            refuse("PooledCluster", "options", "InstanceOptions", options)
+        options = replace(options, secret=options.secret or secrets.token_hex())
         self.options = options
         self.ledger = DebtLedger(stale_s=max(5.0, 3 * options.pool.heartbeat_s))
         self.processes: list[Process] = []

@@ -80,7 +80,7 @@ class Instance:
         cache = PagedKVCache(
             model.config, options.num_blocks, block_size=options.block_size, dtype=model.dtype
         )
-        self.transfer = mk.TransferEngine(transports=options.transports)
+        self.transfer = mk.TransferEngine(transports=options.transports, secret=options.secret)
         self._engine = PooledEngine(
             model,
             cache,

@@ -25,6 +25,8 @@ class InstanceOptions:
         wait_s: how long the next request waits for memory while nothing runs at its instance.
         deadline_s: without any report of an instance with unfinished jobs, after which a run is
             given up; heartbeats count.
+        secret: of the instances' transfer engines: only who has it reaches their memory. None: each
+            ``PooledCluster`` draws one of its own.
 
     Raises:
         InvalidArgument: an argument out of range; the message names it.
@@ -40,6 +42,7 @@ class InstanceOptions:
     threads: int = 1
     wait_s: float = 30.0
     deadline_s: float = 60.0
+    secret: str | None = field(default=None, repr=False)
 
     def __post_init__(self) -> None:
         """Check the arguments before a process is started."""
