@@ -146,5 +146,7 @@ def _stream(
     view.begin(prompts)
     for token in cluster.run(jobs):
         answers[token.request_id].append(token.token_id)
-        view.text(token.request_id, streams[token.request_id].push(token.token_id))
+        stream = streams[token.request_id]
+        rest = stream.finish if token.finish_reason else str
+        view.text(token.request_id, stream.push(token.token_id) + rest())
     return answers

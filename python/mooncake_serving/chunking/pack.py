@@ -90,8 +90,8 @@ def pack_batch(
             The batch; its ``requests`` are those taken, in the order of the rows.
 
     Raises:
-            InvalidArgument: a budget or limit is below 1, a request has no pending token, or a
-            decode has more of them than the budget.
+            InvalidArgument: a budget or limit is below 1, a request has no pending token or a
+            negative number of computed ones, or a decode has more pending than the budget.
 
     Source: Sarathi-Serve (OSDI'24), Algorithm 3; decode-maximal batches: SARATHI, section 4.3.
     """
@@ -102,6 +102,10 @@ def pack_batch(
             raise InvalidArgument(
                 f"pack_batch: {name} must be an integer of at least 1, got {shown(value)}"
             )
+    groups = {"decodes": decodes, "prefills": prefills, "waiting": waiting}
+    for name, requests in groups.items():
+        if not isinstance(requests, Iterable):
+            raise InvalidArgument(f"pack_batch: {name} must be requests, got {shown(requests)}")
     for request in decodes:
         _check_pending(request)
         if request.num_pending > budget:
@@ -125,6 +129,14 @@ def pack_batch(
 
 
 def _check_pending(request: Pending) -> None:
+    for name in ("num_computed", "num_pending"):
+        if not hasattr(request, name):
+            raise InvalidArgument(f"pack_batch: requests must have {name}, got {shown(request)}")
+    if not is_integer(request.num_computed, 0):
+        raise InvalidArgument(
+            f"pack_batch: num_computed must be at least 0, got {shown(request)} with "
+            f"{shown(request.num_computed)}"
+        )
     if not is_integer(request.num_pending, 1):
         raise InvalidArgument(
             f"pack_batch: requests must have pending tokens, got {shown(request)} with "

@@ -21,7 +21,8 @@ class ChunkProfile:
         seconds: of each.
 
     Raises:
-        InvalidArgument: sizes do not ascend from 1, or there is not a positive time for each.
+        InvalidArgument: sizes do not ascend from 1, or there is not a positive, finite time for
+            each.
     """
 
     sizes: tuple[int, ...]
@@ -36,10 +37,12 @@ class ChunkProfile:
                 f"ChunkProfile: sizes must ascend and be at least 1, got {shown(self.sizes)}"
             )
         seconds = self.seconds if isinstance(self.seconds, Sequence) else ()
-        if len(seconds) != len(sizes) or not all(is_number(s) and s > 0 for s in seconds):
+        if len(seconds) != len(sizes) or not all(
+            is_number(s) and 0 < s < float("inf") for s in seconds
+        ):
             raise InvalidArgument(
-                f"ChunkProfile: seconds must be positive, one a size ({len(sizes)}), got "
-                f"{shown(self.seconds)}"
+                f"ChunkProfile: seconds must be positive, finite and one a size ({len(sizes)}), "
+                f"got {shown(self.seconds)}"
             )
 
     def step_seconds(self, num_tokens: int) -> float:

@@ -1,8 +1,11 @@
 """Checks of arguments: integers, and how to sample."""
 
+import numbers
 import operator
 from collections.abc import Iterable
 from typing import Any, NoReturn
+
+import torch
 
 from mooncake_kernels.errors import InvalidArgument, shown
 
@@ -34,6 +37,28 @@ def as_positive(op: str, name: str, value: Any) -> int:
     if number < 1:
         refuse(op, name, "positive", value)
     return number
+
+
+def as_seconds(op: str, name: str, value: Any) -> float:
+    """Return a duration that is positive and finite."""
+    is_number = isinstance(value, numbers.Real) and not isinstance(value, bool)
+    if not is_number or not 0 < value < float("inf"):
+        refuse(op, name, "positive and finite", value)
+    return float(value)
+
+
+def as_device(op: str, device: Any) -> torch.device:
+    """Return a device, also from its name; whether this machine has it, its use tells."""
+    try:
+        return torch.device(device)
+    except (RuntimeError, TypeError):
+        refuse(op, "device", "a device of torch", device)
+
+
+def check_text(op: str, name: str, value: Any, *, optional: bool = False) -> None:
+    """Check that it is a string, or None if it is optional."""
+    if not (isinstance(value, str) or (optional and value is None)):
+        refuse(op, name, "a string or None" if optional else "a string", value)
 
 
 def as_prompts(op: str, prompts: Any) -> list[Any]:

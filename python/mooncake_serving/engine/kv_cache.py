@@ -8,12 +8,13 @@ import torch
 
 from mooncake_kernels.errors import InvalidArgument
 
-from .arguments import as_positive, refuse
+from .arguments import as_device, as_positive, check_text, refuse
 from .config import ModelConfig
 
 if TYPE_CHECKING:
     from mooncake_kernels import KVView
 
+DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 AXES = ("layer", "kv", "block", "token", "head", "dim")
 
 
@@ -32,7 +33,7 @@ class PagedKVCache:
         num_blocks: how many blocks each layer has.
         block_size: tokens in a block.
         axes: the layout.
-        dtype: of the elements.
+        dtype: of the elements: float32, bfloat16 or float16, as a model's.
         device: where the tensors go.
         buffer: 1-d uint8 on ``device``, at least ``num_bytes``; the cache is built inside it, for
             memory that is shared, pinned or registered already. None: the cache allocates.
@@ -56,6 +57,9 @@ class PagedKVCache:
             refuse("PagedKVCache", "config", "a ModelConfig", config)
         num_blocks = as_positive("PagedKVCache", "num_blocks", num_blocks)
         block_size = as_positive("PagedKVCache", "block_size", block_size)
+        if dtype not in DTYPES:
+            refuse("PagedKVCache", "dtype", "float32, bfloat16 or float16", dtype)
+        device = as_device("PagedKVCache", device)
         names = _parse_axes(axes)
         sizes = (config.num_layers, 2, num_blocks, block_size, config.num_kv_heads, config.head_dim)
         size_of = dict(zip(AXES, sizes, strict=True))
@@ -87,6 +91,7 @@ class PagedKVCache:
 
 
 def _parse_axes(axes: str) -> Sequence[str]:
+    check_text("PagedKVCache", "axes", axes)
     names = axes.split()
     if sorted({*names, "layer"}) != sorted(AXES) or len(set(names)) < len(names):
         raise InvalidArgument(
@@ -101,17 +106,15 @@ def _parse_axes(axes: str) -> Sequence[str]:
 def _storage(
     num_elements: int,
     dtype: torch.dtype,
-    device: torch.device | str,
+    device: torch.device,
     buffer: torch.Tensor | None,
 ) -> torch.Tensor:
+    if not isinstance(buffer, torch.Tensor | None):
+        refuse("PagedKVCache", "buffer", "a 1-d uint8 tensor or None", buffer)
     if buffer is None:
         return torch.zeros(num_elements, dtype=dtype, device=device)
     num_bytes = num_elements * dtype.itemsize
-    if (
-        buffer.dtype != torch.uint8
-        or buffer.dim() != 1
-        or buffer.device.type != torch.device(device).type
-    ):
+    if buffer.dtype != torch.uint8 or buffer.dim() != 1 or buffer.device.type != device.type:
         raise InvalidArgument(
             f"PagedKVCache: buffer must be 1-d uint8 on {device}, "
             f"got {buffer.dim()}-d {buffer.dtype} on {buffer.device}"

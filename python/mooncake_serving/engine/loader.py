@@ -6,7 +6,7 @@ from pathlib import Path
 
 import torch
 
-from .arguments import refuse
+from .arguments import as_device, refuse
 from .config import ModelConfig
 from .errors import ModelNotFound
 from .gguf_tokenizer import gguf_tokenizer
@@ -46,13 +46,14 @@ def load_model(
         ModelNotFound: nothing is there; the message says what was looked for and how to get it.
         InvalidModel: the files are damaged.
         UnsupportedModel: the files ask for arithmetic that is not implemented.
-        InvalidArgument: what is no path, another dtype, or the device "meta".
+        InvalidArgument: what is no path, another dtype, the device "meta", or what is no device.
     """
     if dtype not in DTYPES:
         names = ", ".join(str(known).removeprefix("torch.") for known in DTYPES)
         refuse("load_model", "dtype", f"one of {names}", dtype)
-    if torch.device(device).type == "meta":
-        refuse("load_model", "device", "one that computes", device)
+    device = as_device("load_model", device)
+    if device.type == "meta":
+        refuse("load_model", "device", "one that computes", str(device))
     source, tokenizer = _open(find_model(path))
     config: ModelConfig = source.config
     weights = build_weights(source, config, dtype=dtype, device=device, progress=progress)

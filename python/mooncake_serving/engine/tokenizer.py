@@ -1,12 +1,13 @@
 """Text to token ids and back, one string at a time or as tokens arrive; chats by their template."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 import tokenizers
 from tokenizers.decoders import DecodeStream
 
 from mooncake_kernels.errors import InvalidArgument
 
+from .arguments import as_integers, refuse
 from .chat import CHATML_TEMPLATE, render_chat
 
 Message = Mapping[str, str]  # {"role": "user", "content": "..."}
@@ -47,8 +48,16 @@ class Tokenizer:
         return list(self.tokenizer.encode(text).ids)
 
     def decode(self, token_ids: Sequence[int], *, keep_special: bool = False) -> str:
-        """Join token ids into text; control tokens are left out unless ``keep_special``."""
-        return self.tokenizer.decode(list(token_ids), skip_special_tokens=not keep_special)
+        """Join token ids into text; control tokens are left out unless ``keep_special``.
+
+        An id that the vocabulary lacks has no text: a model's embedding may have more rows.
+
+        Raises:
+            InvalidArgument: what is no token id.
+        """
+        return self.tokenizer.decode(
+            as_token_ids("decode", token_ids), skip_special_tokens=not keep_special
+        )
 
     def render_chat(self, messages: Sequence[Message], *, reply: bool = True) -> str:
         """Format messages as the model was trained to read them.
@@ -94,12 +103,45 @@ class Tokenizer:
 
 
 class TextStream:
-    """Decode tokens as they arrive, holding back a character until its last byte is there."""
+    """Decode tokens as they arrive, holding back a character until its last byte is there.
+
+    ``finish`` after the last token returns the rest: together, the texts are what ``decode``
+    returns.
+    """
 
     def __init__(self, tokenizer: Tokenizer) -> None:
-        self._tokenizer = tokenizer.tokenizer
+        self._tokenizer = tokenizer
         self._stream = DecodeStream(skip_special_tokens=True)
+        self._token_ids: list[int] = []
+        self._num_characters = 0  # returned so far
 
     def push(self, token_id: int) -> str:
-        """Take one more token and return the text that is now certain, often a word or ''."""
-        return self._stream.step(self._tokenizer, token_id) or ""
+        """Take one more token and return the text that is now certain, often a word or ''.
+
+        Raises:
+            InvalidArgument: it is no token id.
+        """
+        [token_id] = as_token_ids("push", [token_id])
+        text = self._stream.step(self._tokenizer.tokenizer, token_id) or ""
+        self._token_ids.append(token_id)
+        self._num_characters += len(text)
+        return text
+
+    def finish(self) -> str:
+        """Return the text that was held back, with U+FFFD for what is no character; often ''."""
+        text = self._tokenizer.decode(self._token_ids)[self._num_characters :]
+        self._num_characters += len(text)
+        return text
+
+
+def as_token_ids(op: str, token_ids: Iterable[int]) -> list[int]:
+    """Return token ids as a list.
+
+    Raises:
+        InvalidArgument: they are no integers of 0 to 2**32 - 1.
+    """
+    listed = as_integers(op, "token_ids", token_ids)
+    for index, token_id in enumerate(listed):
+        if not 0 <= token_id < 1 << 32:
+            refuse(op, f"token_ids[{index}]", "in [0, 2**32)", token_id)
+    return listed

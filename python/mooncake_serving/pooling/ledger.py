@@ -13,6 +13,8 @@ from typing import NamedTuple
 
 from mooncake_kernels.errors import InvalidArgument, shown
 
+from .arguments import as_count, as_seconds, is_integer, refuse
+
 
 @dataclass(frozen=True)
 class Heartbeat:
@@ -26,7 +28,7 @@ class Heartbeat:
         num_borrowed: blocks that it has borrowed, or is about to.
 
     Raises:
-        InvalidArgument: a negative number, or more free and lent than there are.
+        InvalidArgument: a negative number, more free and lent than there are, or another type.
     """
 
     instance: str
@@ -36,7 +38,16 @@ class Heartbeat:
     num_borrowed: int = 0
 
     def __post_init__(self) -> None:
-        """Check the numbers."""
+        """Check the names and numbers."""
+        if not isinstance(self.lent, Mapping):
+            refuse("Heartbeat", "lent", "blocks by debtor", self.lent)
+        for name in (self.instance, *self.lent):
+            if not isinstance(name, str):
+                refuse("Heartbeat", "instance and the debtors", "names", name)
+        as_count("Heartbeat", "num_blocks", self.num_blocks, 0)
+        for count in (self.num_free, self.num_borrowed, *self.lent.values()):
+            if not is_integer(count):
+                refuse("Heartbeat", "num_free, num_borrowed and lent", "integers", count)
         counts = (self.num_free, self.num_borrowed, *self.lent.values())
         if min(counts) < 0 or self.num_free + sum(self.lent.values()) > self.num_blocks:
             raise InvalidArgument(
@@ -59,6 +70,9 @@ class DebtLedger:
         max_candidates: that a debtor gets.
         stale_s: heartbeats that are older are not regarded.
         clock: seconds, for tests.
+
+    Raises:
+        InvalidArgument: a number is not positive, or infinite.
     """
 
     def __init__(
@@ -68,12 +82,19 @@ class DebtLedger:
         stale_s: float = 5.0,
         clock: Callable[[], float] = time.monotonic,
     ):
-        self._max_candidates, self._stale_s, self._clock = max_candidates, stale_s, clock
+        self._max_candidates = as_count("DebtLedger", "max_candidates", max_candidates, 1)
+        self._stale_s, self._clock = as_seconds("DebtLedger", "stale_s", stale_s), clock
         self._beats: dict[str, tuple[float, Heartbeat]] = {}
         self._lock = threading.Lock()
 
     def heartbeat(self, beat: Heartbeat) -> None:
-        """Replace what is known of an instance."""
+        """Replace what is known of an instance.
+
+        Raises:
+            InvalidArgument: it is no ``Heartbeat``.
+        """
+        if not isinstance(beat, Heartbeat):
+            refuse("heartbeat", "beat", "a Heartbeat", beat)
         with self._lock:
             self._beats[beat.instance] = (self._clock(), beat)
 
@@ -96,8 +117,7 @@ class DebtLedger:
         An instance that borrows lends to nobody, so a debt is never passed on, and there are no
         cycles: of those in a cycle, each would have begun to borrow after the next one had.
         """
-        if num_blocks < 1:
-            raise InvalidArgument(f"creditors: num_blocks must be at least 1, got {num_blocks}")
+        as_count("creditors", "num_blocks", num_blocks, 1)
         candidates = [
             beat
             for beat in self._fresh()

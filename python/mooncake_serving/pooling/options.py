@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from mooncake_kernels.errors import InvalidArgument
+from .arguments import as_count, as_seconds, refuse
 
 
 @dataclass(frozen=True)
@@ -29,19 +29,14 @@ class PoolOptions:
 
     def __post_init__(self) -> None:
         """Check the arguments."""
-        if self.max_lent_blocks is not None and self.max_lent_blocks < 0:
-            _refuse("max_lent_blocks", "at least 0, or None", self.max_lent_blocks)
-        if self.num_staged_blocks < 1:
-            _refuse("num_staged_blocks", "at least 1", self.num_staged_blocks)
-        if not self.answer_s > 0:
-            _refuse("answer_s", "positive", self.answer_s)
-        if not 0 < self.lease_s < 4e6:
-            _refuse("lease_s", "positive and below 4e6", self.lease_s)
+        op = "PoolOptions"
+        if self.max_lent_blocks is not None:
+            as_count(op, "max_lent_blocks", self.max_lent_blocks, 0)
+        as_count(op, "num_staged_blocks", self.num_staged_blocks, 1)
+        for name in ("answer_s", "lease_s", "heartbeat_s"):
+            as_seconds(op, name, getattr(self, name))
+        if not self.lease_s < 4e6:
+            refuse(op, "lease_s", "below 4e6", self.lease_s)
         half = self.lease_s / 2
-        if not 0 < self.heartbeat_s < half:
-            wanted = f"positive and below half of lease_s, {half:g}"
-            _refuse("heartbeat_s", wanted, self.heartbeat_s)
-
-
-def _refuse(name: str, wanted: str, value: object) -> None:
-    raise InvalidArgument(f"PoolOptions: {name} must be {wanted}, got {value!r}")
+        if not self.heartbeat_s < half:
+            refuse(op, "heartbeat_s", f"below half of lease_s, {half:g}", self.heartbeat_s)

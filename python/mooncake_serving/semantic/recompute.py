@@ -77,7 +77,17 @@ def deviations(
 
     Returns:
         float32 ``[num_tokens]``.
+
+    Raises:
+        InvalidArgument: the tensors are not of one such shape.
     """
+    op, tensors = "deviations", (fresh_k, fresh_v, reused_k, reused_v)
+    names = ("fresh_k", "fresh_v", "reused_k", "reused_v")
+    for name, tensor in zip(names, tensors, strict=True):
+        if not isinstance(tensor, torch.Tensor) or tensor.dim() != 3:
+            refuse(op, name, "[num_tokens, num_kv_heads, head_dim]", got(tensor))
+        if tensor.shape != fresh_k.shape:
+            refuse(op, name, f"{list(fresh_k.shape)}, as fresh_k", list(tensor.shape))
     delta_k, delta_v = fresh_k.float() - reused_k.float(), fresh_v.float() - reused_v.float()
     return delta_k.flatten(1).norm(dim=1) + delta_v.flatten(1).norm(dim=1)
 
@@ -104,13 +114,16 @@ def rows_by_layer(
         A tensor of int64 row indices for each layer, ascending, each a subset of the one before.
 
     Raises:
-        InvalidArgument: a tensor is not as above.
+        InvalidArgument: an argument is not as above.
     """
     op = "rows_by_layer"
     if not isinstance(deviation, torch.Tensor) or deviation.dim() != 1:
         refuse(op, "deviation", "[num_rows]", got(deviation))
     if got(is_matched) != f"{torch.bool} {list(deviation.shape)}":
         refuse(op, "is_matched", f"bool {list(deviation.shape)}", got(is_matched))
+    num_layers = as_count(op, "num_layers", num_layers, 0)
+    if not isinstance(recompute, Recompute):
+        refuse(op, "recompute", "a Recompute", recompute)
     always = ~is_matched
     always[len(always) - min(recompute.last_tokens, len(always)) :] = True
     others = (~always).nonzero()[:, 0]

@@ -73,7 +73,7 @@ class Signer:
         context_tokens: of "context".
         context_decay: of "context", in [0, 1].
         theta: of "rotary", at least 1.
-        seed: of the random planes. Signatures of equal arguments are comparable.
+        seed: of the random planes, below 2**64. Signatures of equal arguments are comparable.
         device: of the embeddings.
 
     Raises:
@@ -102,7 +102,10 @@ class Signer:
         self._context_tokens = as_count("Signer", "context_tokens", context_tokens, 0)
         self._context_decay = as_number("Signer", "context_decay", context_decay, 0, 1)
         self._theta = as_number("Signer", "theta", theta, 1, sys.float_info.max)
-        generator = torch.Generator().manual_seed(as_count("Signer", "seed", seed, 0))
+        seed = as_count("Signer", "seed", seed, 0)
+        if seed >= 1 << 64:
+            refuse("Signer", "seed", "below 2**64", seed)
+        generator = torch.Generator().manual_seed(seed)
         self._planes = torch.randn(self.dim, self.bits, generator=generator).to(device)
 
     @property

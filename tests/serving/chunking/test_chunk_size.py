@@ -159,6 +159,7 @@ def test_between_measurements_is_a_line() -> None:
         ((128,), 1.0, "seconds must be positive, .*, got 1.0"),
         ((128,), ("1",), "seconds must be positive"),
         ((128,), (math.nan,), "seconds must be positive"),
+        ((128,), (math.inf,), "seconds must be positive, finite"),
     ],
 )
 def test_bad_profiles_are_named(sizes: tuple, seconds: tuple, words: str) -> None:

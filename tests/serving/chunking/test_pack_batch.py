@@ -102,6 +102,16 @@ def test_nothing_to_do() -> None:
         (([PendingRequest(1, 5, "1")], [], 8), {}, "must have pending tokens, got .* with '1'"),
         (([], [PendingRequest(1, 5, 1.0)], 8), {}, "must have pending tokens, got .* with 1.0"),
         (([], [], -(10**5000)), {}, "budget must be an integer of at least 1, got a huge int"),
+        ((None, [], 8), {}, "decodes must be requests, got None"),
+        (([], 5, 8), {}, "prefills must be requests, got 5"),
+        (([], [], 8), {"waiting": None}, "waiting must be requests, got None"),
+        (([7], [], 8), {}, "requests must have num_computed, got 7"),
+        (
+            ([PendingRequest(1, -1, 1)], [], 8),
+            {},
+            "num_computed must be at least 0, got .* with -1",
+        ),
+        (([], [PendingRequest(1, "0", 1)], 8), {}, "num_computed must be .* with '0'"),
         (([], [prompt("y", 5, done=5)], 8), {}, "must have pending tokens, got .*'y'.* with 0"),
     ],
 )

@@ -308,6 +308,17 @@ def test_a_model_that_is_not_there(tmp_path):
         ({"deadline_s": "1"}, "deadline_s must be positive and finite, got '1'"),
         ({"deadline_s": 0}, "deadline_s must be positive and finite, got 0"),
         ({"deadline_s": float("nan")}, "deadline_s must be positive and finite, got nan"),
+        ({"deadline_s": True}, "deadline_s must be positive and finite, got True"),
+        ({"max_requests": 0}, "max_requests must be at least 1, got 0"),
+        ({"transports": "tcp"}, "transports must be among shm, tcp, got 'tcp'"),
+        ({"transports": (1,)}, r"transports must be among shm, tcp, got \(1,\)"),
+        ({"model": 5}, "model must be a path or None, got 5"),
+        ({"device": None}, "device must be a string, got None"),
+        ({"axes": 5}, "axes must be a string, got 5"),
+        (
+            {"secret": "known"},
+            "secret must be a string of 16 to 1024 characters, or None, got 'str'",
+        ),
     ],
 )
 def test_options_are_checked_before_a_process_starts(changes, message):

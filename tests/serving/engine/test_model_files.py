@@ -345,6 +345,13 @@ def test_the_meta_device_is_refused(tiny_folder):
         load_model(tiny_folder, device="meta")
 
 
+@pytest.mark.parametrize("device", ["foo", None, 1.5])
+def test_what_is_no_device_is_named(tiny_folder, device):
+    message = f"load_model: device must be a device of torch, got {device!r}"
+    with pytest.raises(ValueError, match=message):
+        load_model(tiny_folder, device=device)
+
+
 def test_a_stray_file_in_the_folder_does_not_matter(folder_writer, tiny):
     folder = folder_writer()
     save_file({"x": torch.zeros(1)}, folder / "optimizer.safetensors")

@@ -45,6 +45,29 @@ def test_a_stream_holds_back_half_characters(tokenizer):
     assert pieces == ["a", "", "", "☃", "b", ""]
 
 
+@pytest.mark.parametrize("text", ["a☃b", "☃", "", "the naïve 日"])
+def test_a_stream_that_stops_anywhere_is_what_is_decoded(tokenizer, text):
+    """An answer that ends inside a character has its beginning replaced, and loses nothing else."""
+    ids = tokenizer.encode(text)
+    for end in range(len(ids) + 1):
+        stream = tokenizer.stream()
+        pieces = [stream.push(token_id) for token_id in ids[:end]]
+        assert "".join(pieces) + stream.finish() == tokenizer.decode(ids[:end])
+        assert stream.finish() == ""
+    assert tokenizer.decode(tokenizer.encode("a☃")[:-1]) == "a\ufffd"
+
+
+@pytest.mark.parametrize("bad", [-1, 2**32, "a", 1.5, True])
+def test_what_is_no_token_id_is_refused(tokenizer, bad):
+    with pytest.raises(ValueError, match=r"^decode: token_ids\[1\] must be "):
+        tokenizer.decode([3, bad])
+    with pytest.raises(ValueError, match=r"^push: token_ids\[0\] must be "):
+        tokenizer.stream().push(bad)
+    with pytest.raises(ValueError, match="^decode: token_ids must be integers, got 5"):
+        tokenizer.decode(5)
+    assert tokenizer.decode([10**7]) == ""  # the row of an embedding that is padded
+
+
 def test_the_models_template_is_used(gguf_writer):
     _, tokenizer = load_model(gguf_writer())
     assert tokenizer.render_chat(CHAT) == "<|im_start|>user\nhi<|im_end|>\n"

@@ -245,8 +245,20 @@ def test_a_model_that_is_not_there_is_reported(tmp_path):
         ({"deadline_s": 0}, "deadline_s"),
         ({"threads": True}, "threads"),
         ({"num_blocks": 3}, "min_own_blocks"),
+        ({"transports": "tcp"}, "transports"),
+        ({"transports": None}, "transports"),
+        ({"model": 5}, "model"),
+        ({"pool": None}, "pool"),
+        ({"wait_s": True}, "wait_s"),
+        ({"deadline_s": "1"}, "deadline_s"),
+        ({"secret": "short"}, "secret"),
     ],
 )
 def test_bad_options_are_named(changes, name):
     with pytest.raises(ValueError, match=f"^InstanceOptions: {name} must be "):
         InstanceOptions(**changes)
+
+
+def test_what_is_no_options_starts_no_process():
+    with pytest.raises(ValueError, match="^PooledCluster: options must be InstanceOptions, got 5"):
+        PooledCluster(5)

@@ -237,6 +237,14 @@ def test_bad_options_are_refused(join):
         {"num_staged_blocks": 0},
         {"answer_s": 0},
         {"heartbeat_s": 15.0},
+        {"max_lent_blocks": 1.5},
+        {"max_lent_blocks": True},
+        {"num_staged_blocks": "16"},
+        {"answer_s": float("inf")},
+        {"answer_s": True},
+        {"lease_s": "30"},
+        {"lease_s": 4e6},
+        {"heartbeat_s": None},
     ):
         [name] = changes
         with pytest.raises(ValueError, match=f"^PoolOptions: {name} must be "):
@@ -253,6 +261,18 @@ def test_objects_of_other_classes_are_named(tiny, ledger):
         ):
             with pytest.raises(InvalidArgument, match=f"^PooledEngine: {message}"):
                 PooledEngine(*arguments, pool=pool)
+
+
+def test_a_transfer_engine_is_of_one_pooled_engine(tiny, ledger):
+    """Two would take each other's answers."""
+    cache = PagedKVCache(tiny.config, 8, block_size=BLOCK_SIZE)
+    with mk.TransferEngine(transports=("tcp",)) as transfer:
+        for _ in range(2):  # after the first is closed, another may have it
+            with PooledEngine(tiny, cache, transfer, ledger) as engine:
+                message = "^PooledEngine: transfer must be of no other PooledEngine, got"
+                with pytest.raises(InvalidArgument, match=message):
+                    PooledEngine(tiny, cache, transfer, ledger)
+                assert len(engine.generate([prompt_of(10)], PARAMS)) == 1
 
 
 def test_a_closed_engine_serves_nothing(join):

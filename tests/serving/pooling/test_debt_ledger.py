@@ -72,6 +72,45 @@ def test_an_impossible_heartbeat_is_refused(changes):
         Heartbeat(**{"instance": "a", "num_blocks": 100, "num_free": 50, **changes})
 
 
+@pytest.mark.parametrize(
+    "changes, message",
+    [
+        ({"instance": 5}, "instance and the debtors must be names, got 5"),
+        ({"lent": {1: 2}}, "instance and the debtors must be names, got 1"),
+        ({"lent": [1]}, r"lent must be blocks by debtor, got \[1\]"),
+        ({"lent": {"b": "1"}}, "lent must be integers, got '1'"),
+        ({"num_blocks": 1.5}, "num_blocks must be an integer, got 1.5"),
+        ({"num_free": True}, "num_free, num_borrowed and lent must be integers, got True"),
+        ({"num_borrowed": float("inf")}, "must be integers, got inf"),
+    ],
+)
+def test_a_heartbeat_of_other_types_is_refused(changes, message):
+    with pytest.raises(InvalidArgument, match=f"^Heartbeat: .*{message}"):
+        Heartbeat(**{"instance": "a", "num_blocks": 100, "num_free": 50, **changes})
+
+
+@pytest.mark.parametrize(
+    "changes, message",
+    [
+        ({"max_candidates": 0}, "max_candidates must be at least 1, got 0"),
+        ({"max_candidates": True}, "max_candidates must be an integer, got True"),
+        ({"stale_s": float("inf")}, "stale_s must be positive and finite, got inf"),
+        ({"stale_s": "5"}, "stale_s must be positive and finite, got '5'"),
+    ],
+)
+def test_a_ledger_of_other_numbers_is_refused(changes, message):
+    with pytest.raises(InvalidArgument, match=f"^DebtLedger: {message}"):
+        DebtLedger(**changes)
+
+
+def test_what_is_no_heartbeat_is_refused(ledger):
+    with pytest.raises(InvalidArgument, match="^heartbeat: beat must be a Heartbeat, got None"):
+        ledger.heartbeat(None)
+    for bad in (True, 1.5, "1"):
+        with pytest.raises(InvalidArgument, match="^creditors: num_blocks must be an integer"):
+            ledger.creditors("a", bad)
+
+
 def test_a_loan_of_no_blocks_is_refused(ledger):
     with pytest.raises(InvalidArgument, match="^creditors: num_blocks must be at least 1, got 0"):
         ledger.creditors("a", 0)

@@ -109,6 +109,29 @@ def test_rows_of_other_shapes_are_refused(deviation, is_matched, message):
         rows_by_layer(deviation, is_matched, 3, Recompute())
 
 
+def test_rows_of_other_arguments_are_refused():
+    matched = torch.ones(4, dtype=torch.bool)
+    with pytest.raises(ValueError, match="rows_by_layer: num_layers must be at least 0, got -1"):
+        rows_by_layer(torch.ones(4), matched, -1, Recompute())
+    with pytest.raises(ValueError, match="rows_by_layer: recompute must be a Recompute, got None"):
+        rows_by_layer(torch.ones(4), matched, 2, None)
+
+
+def test_deviations_of_unequal_shapes_are_refused():
+    """They would be broadcast."""
+    right = torch.ones(4, 2, 8)
+    for index, name in enumerate(("fresh_k", "fresh_v", "reused_k", "reused_v")):
+        arguments = [right] * 4
+        arguments[index] = torch.ones(4, 8)
+        message = rf"deviations: {name} must be \[num_tokens, num_kv_heads, head_dim\], got"
+        with pytest.raises(ValueError, match=message):
+            deviations(*arguments)
+    with pytest.raises(
+        ValueError, match=r"reused_k must be \[4, 2, 8\], as fresh_k, got \[1, 2, 8\]"
+    ):
+        deviations(right, right, torch.ones(1, 2, 8), right)
+
+
 @pytest.mark.parametrize(
     ("changes", "message"),
     [

@@ -76,6 +76,7 @@ def test_equal_arguments_make_comparable_signatures():
         ({"context_decay": 1.5}, r"context_decay must be in \[0, 1\], got 1.5"),
         ({"theta": float("nan")}, "theta must be in"),
         ({"seed": "a"}, "seed must be an integer, got 'a'"),
+        ({"seed": 2**70}, "seed must be below 2\\*\\*64, got 1180591620717411303424"),
     ],
 )
 def test_a_bad_argument_is_named(changes, message):

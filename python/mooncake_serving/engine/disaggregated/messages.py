@@ -1,13 +1,19 @@
 """Messages between the launcher and its workers: plain data over a pipe; and the handover."""
 
 import json
-import numbers
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field
+from os import PathLike
+from typing import Any
 
-from mooncake_kernels.errors import InvalidArgument
-
-from ..arguments import as_integer, as_integers, check_params, refuse
+from ..arguments import (
+    as_integer,
+    as_integers,
+    as_seconds,
+    check_params,
+    check_text,
+    refuse,
+)
 from ..request import FinishReason
 from ..sampling import SamplingParams
 from .life import Step
@@ -62,18 +68,27 @@ class WorkerOptions:
             "threads",
         ):
             if as_integer("WorkerOptions", name, getattr(self, name)) < 1:
-                _refuse(name, "at least 1", getattr(self, name))
-        is_number = isinstance(self.deadline_s, numbers.Real)
-        if not is_number or not 0 < self.deadline_s < float("inf"):
-            _refuse("deadline_s", "positive and finite", self.deadline_s)
-        if not set(self.transports) <= {"local", *BETWEEN_PROCESSES}:
-            _refuse("transports", f"among {', '.join(BETWEEN_PROCESSES)}", self.transports)
-        if not set(self.transports) & set(BETWEEN_PROCESSES):
-            _refuse("transports", "between processes: the workers are two", self.transports)
+                refuse("WorkerOptions", name, "at least 1", getattr(self, name))
+        as_seconds("WorkerOptions", "deadline_s", self.deadline_s)
+        check_text("WorkerOptions", "device", self.device)
+        check_text("WorkerOptions", "axes", self.axes)
+        check_reach("WorkerOptions", self.model, self.transports, self.secret)
 
 
-def _refuse(name: str, wanted: str, value: object) -> None:
-    raise InvalidArgument(f"WorkerOptions: {name} must be {wanted}, got {value!r}")
+def check_reach(op: str, model: Any, transports: Any, secret: Any) -> None:
+    """Check what the options of all processes have in common, but for the numbers."""
+    if not isinstance(model, str | PathLike | None):
+        refuse(op, "model", "a path or None", model)
+    known = {"local", *BETWEEN_PROCESSES}
+    are_names = isinstance(transports, tuple | list | set | frozenset) and known >= {
+        name if isinstance(name, str) else "" for name in transports
+    }
+    if not are_names:
+        refuse(op, "transports", f"among {', '.join(BETWEEN_PROCESSES)}", transports)
+    if not set(transports) & set(BETWEEN_PROCESSES):
+        refuse(op, "transports", "between processes: there are several", transports)
+    if secret is not None and not (isinstance(secret, str) and 16 <= len(secret) <= 1024):
+        refuse(op, "secret", "a string of 16 to 1024 characters, or None", type(secret).__name__)
 
 
 @dataclass(frozen=True)

@@ -1,5 +1,6 @@
 """An engine that lends its free blocks, and borrows those that its requests lack."""
 
+import weakref
 from collections.abc import Sequence
 
 import torch
@@ -20,6 +21,9 @@ from .attention import PooledAttention
 from .blocks import SharedAllocator
 from .errors import LoansLost
 from .scheduler import PooledScheduler
+
+# Engines whose notifications a pooled engine receives: of two, each would miss the other's.
+_TAKEN: weakref.WeakSet[mk.TransferEngine] = weakref.WeakSet()
 
 
 class PooledEngine(BatchingEngine, Closing):
@@ -43,7 +47,7 @@ class PooledEngine(BatchingEngine, Closing):
 
     Raises:
         InvalidArgument: see ``BatchingEngine``; or the cache is on a GPU, or has fewer than
-            ``min_own_blocks``.
+            ``min_own_blocks``; or another engine that is not closed uses ``transfer``.
     """
 
     def __init__(
@@ -60,6 +64,8 @@ class PooledEngine(BatchingEngine, Closing):
         super().__init__(model, cache, **limits)
         if not isinstance(transfer, mk.TransferEngine):
             refuse("PooledEngine", "transfer", "a TransferEngine", transfer)
+        if transfer in _TAKEN:
+            refuse("PooledEngine", "transfer", "of no other PooledEngine", transfer)
         if not isinstance(manager, Manager):
             refuse("PooledEngine", "manager", "a Manager, as a DebtLedger is", manager)
         if not isinstance(pool, PoolOptions | None):
@@ -75,6 +81,8 @@ class PooledEngine(BatchingEngine, Closing):
         self.allocator = blocks = SharedAllocator(cache.num_blocks)
         geometry = Geometry.of(cache, model.config.num_heads, limits_of.max_batch_tokens)
         self.member = Member(transfer, cache, geometry, blocks, manager, pool or PoolOptions())
+        self._transfer = transfer
+        _TAKEN.add(transfer)
         self.scheduler: PooledScheduler = PooledScheduler(
             blocks,
             cache.block_size,
@@ -96,6 +104,7 @@ class PooledEngine(BatchingEngine, Closing):
         for request_id in list(self._requests):
             self.abort(request_id)
         self.member.close()
+        _TAKEN.discard(self._transfer)
 
     def _check_usable(self, op: str) -> None:
         if self._is_closed:

@@ -3,11 +3,9 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from mooncake_kernels.errors import InvalidArgument, shown
-
 from ...pooling import Heartbeat, Offer, PoolOptions
-from ..arguments import as_positive
-from ..disaggregated.messages import BETWEEN_PROCESSES, Abort, Failed, Job, Loading, NewToken, Ready
+from ..arguments import as_positive, as_seconds, refuse
+from ..disaggregated.messages import Abort, Failed, Job, Loading, NewToken, Ready, check_reach
 
 
 @dataclass(frozen=True)
@@ -48,18 +46,14 @@ class InstanceOptions:
         """Check the arguments before a process is started."""
         for name in ("num_blocks", "block_size", "chunk_tokens", "min_own_blocks", "threads"):
             as_positive("InstanceOptions", name, getattr(self, name))
-        if not self.transports or not set(self.transports) <= set(BETWEEN_PROCESSES):
-            _refuse("transports", f"among {', '.join(BETWEEN_PROCESSES)}", self.transports)
+        check_reach("InstanceOptions", self.model, self.transports, self.secret)
+        if not isinstance(self.pool, PoolOptions):
+            refuse("InstanceOptions", "pool", "PoolOptions", self.pool)
         if self.min_own_blocks > self.num_blocks:
             wanted = f"at most num_blocks, {self.num_blocks}"
-            _refuse("min_own_blocks", wanted, self.min_own_blocks)
+            refuse("InstanceOptions", "min_own_blocks", wanted, self.min_own_blocks)
         for name in ("wait_s", "deadline_s"):
-            if not 0 < getattr(self, name) < float("inf"):
-                _refuse(name, "positive and finite", getattr(self, name))
-
-
-def _refuse(name: str, wanted: str, value: object) -> None:
-    raise InvalidArgument(f"InstanceOptions: {name} must be {wanted}, got {shown(value)}")
+            as_seconds("InstanceOptions", name, getattr(self, name))
 
 
 @dataclass(frozen=True)

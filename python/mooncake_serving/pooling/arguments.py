@@ -1,0 +1,34 @@
+"""Checks of numbers: a bool is refused, as a likely mistake."""
+
+import numbers
+import operator
+from typing import Any, NoReturn
+
+from mooncake_kernels.errors import InvalidArgument, shown
+
+
+def as_count(op: str, name: str, value: Any, least: int) -> int:
+    """Return an integer of at least ``least``."""
+    if not is_integer(value):
+        refuse(op, name, "an integer", value)
+    if (number := operator.index(value)) < least:
+        refuse(op, name, f"at least {least}", value)
+    return number
+
+
+def is_integer(value: Any) -> bool:
+    """Tell whether it is an integer, of Python or numpy."""
+    return isinstance(value, numbers.Integral) and not isinstance(value, bool)
+
+
+def as_seconds(op: str, name: str, value: Any) -> float:
+    """Return a duration that is positive and finite."""
+    is_number = isinstance(value, numbers.Real) and not isinstance(value, bool)
+    if not is_number or not 0 < value < float("inf"):
+        refuse(op, name, "positive and finite", value)
+    return float(value)
+
+
+def refuse(op: str, name: str, wanted: str, value: Any) -> NoReturn:
+    """Raise the error that says what an argument must be."""
+    raise InvalidArgument(f"{op}: {name} must be {wanted}, got {shown(value)}")
