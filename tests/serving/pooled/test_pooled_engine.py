@@ -232,6 +232,12 @@ def test_bad_options_are_refused(join):
         join(8, min_own_blocks=0)
     with pytest.raises(ValueError, match="min_own_blocks must be at most the 8 blocks of the ca"):
         join(8, min_own_blocks=9)
+    # Of a step, each request may be a part of the message to one creditor.
+    with pytest.raises(
+        ValueError, match="PooledEngine: max_requests must be at most 1024, got 1025"
+    ):
+        join(8, max_requests=1025)
+    join(8, max_requests=1024)
     for changes in (
         {"max_lent_blocks": -1},
         {"num_staged_blocks": 0},

@@ -15,7 +15,7 @@ from ..engine import Engine
 from ..kv_cache import PagedKVCache
 from ..loader import load_model
 from .life import timed
-from .messages import Command, Failed, Handover, Loading, Ready, Report, WorkerOptions
+from .messages import Command, Failed, Handover, Loading, Ready, Report, Sender, WorkerOptions
 from .staging import StagingPool
 
 
@@ -100,7 +100,8 @@ class Worker:
         try:
             action(command)
         except Exception as error:  # noqa: BLE001 - of one request: the worker serves the others
-            self.report(Failed(command.request_id, reason(error)))
+            request_id = None if isinstance(command, Sender) else command.request_id
+            self.report(Failed(request_id, reason(error)))
 
     def _progress(self, done: int, total: int, name: str) -> None:
         self.report(Loading(done, total))

@@ -10,6 +10,7 @@ from mooncake_kernels.closing import Closing
 from mooncake_kernels.errors import InvalidArgument
 
 from ...pooling import CreditorFailed, Geometry, Manager, Member, PoolOptions
+from ...pooling.messages import MAX_PARTS
 from ..arguments import as_positive, refuse
 from ..batch import Batch
 from ..batching import BatchingEngine
@@ -42,8 +43,8 @@ class PooledEngine(BatchingEngine, Closing):
         pool: how it lends and borrows.
         min_own_blocks: a request that borrows has at least so many blocks here.
         limits: ``max_batch_tokens``, ``chunk_tokens`` and ``max_requests``, as for
-            ``BatchingEngine``. An instance borrows only of those whose ``max_batch_tokens`` is at
-            least its own.
+            ``BatchingEngine``; ``max_requests`` at most 1024, which one message to a creditor
+            holds. An instance borrows only of those whose ``max_batch_tokens`` is at least its own.
 
     Raises:
         InvalidArgument: see ``BatchingEngine``; or the cache is on a GPU, or has fewer than
@@ -78,6 +79,8 @@ class PooledEngine(BatchingEngine, Closing):
             refuse("PooledEngine", "min_own_blocks", wanted, min_own_blocks)
         self._is_closed = False
         limits_of = self.scheduler
+        if limits_of.max_requests > MAX_PARTS:
+            refuse("PooledEngine", "max_requests", f"at most {MAX_PARTS}", limits_of.max_requests)
         self.allocator = blocks = SharedAllocator(cache.num_blocks)
         geometry = Geometry.of(cache, model.config.num_heads, limits_of.max_batch_tokens)
         self.member = Member(transfer, cache, geometry, blocks, manager, pool or PoolOptions())
