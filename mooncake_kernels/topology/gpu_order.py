@@ -1,6 +1,7 @@
 """GPUs in the numbering of a process that sees only some of them, or in another order."""
 
 import dataclasses
+import os
 from collections.abc import Iterable, Sequence
 
 from ..errors import InvalidArgument, shown
@@ -37,3 +38,23 @@ def reordered(
     moved = {str(old): str(new) for old, new in zip([*first, *rest], gpus, strict=True)}
     known_bad = {(moved.get(place, place), nic): why for (place, nic), why in unreachable.items()}
     return dataclasses.replace(system, gpus=gpus), known_bad
+
+
+def visible_gpus(gpus: Sequence[Gpu]) -> list[Gpu]:
+    """Return those that CUDA_VISIBLE_DEVICES names, in its order.
+
+    Like CUDA, it accepts indices and prefixes of UUIDs, up to the first that names no GPU, or one
+    that was named before. Indices are those of CUDA_DEVICE_ORDER=PCI_BUS_ID. It does not ask CUDA
+    itself, after which the process could not fork.
+    """
+    seen: list[Gpu] = []
+    for name in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(","):
+        named = [gpu for gpu in gpus if _is_named(gpu, name.strip())]
+        if len(named) != 1 or named[0] in seen:
+            break
+        seen += named
+    return seen
+
+
+def _is_named(gpu: Gpu, name: str) -> bool:
+    return name == str(gpu.index) or (name.startswith("GPU-") and gpu.uuid.startswith(name))

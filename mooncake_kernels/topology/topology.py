@@ -10,7 +10,7 @@ from . import explain, json_format, mooncake_json, nccl_xml, render, svg
 from .balancer import Balancer
 from .check import checked
 from .choose import Choice, choose
-from .gpu_order import reordered
+from .gpu_order import reordered, visible_gpus
 from .model import Gpu, Malformed, Nic, NumaNode, PathKind, System
 from .paths import gb_per_s_of, kind_of, places_of
 from .policy import NicPolicy
@@ -25,8 +25,9 @@ class Topology:
 
     A location is ``"cpu:<NUMA node>"`` or ``"cuda:<index>"``; a NIC is identified by its name. All
     calls also accept the ``Gpu`` or ``Nic`` itself. GPUs are numbered as by NVML or an XML's
-    ``dev``, else by PCI address: use ``with_gpu_order`` for a process with another numbering
-    (CUDA_VISIBLE_DEVICES). Thread-safe. Made by ``discover``, ``from_nccl_xml`` or ``from_json``.
+    ``dev``, else by PCI address: use ``with_visible_gpus`` in a process with another numbering
+    (CUDA_VISIBLE_DEVICES), or ``with_gpu_order``. Thread-safe. Made by ``discover``,
+    ``from_nccl_xml`` or ``from_json``.
 
     Raises:
         InvalidArgument: the parts of ``system`` are inconsistent; the message names one.
@@ -212,6 +213,16 @@ class Topology:
             InvalidArgument: it is no list, or a GPU does not exist, or is named twice.
         """
         return Topology(*reordered(self._system, self.unreachable, order))
+
+    def with_visible_gpus(self) -> "Topology":
+        """Return this machine's topology as seen by this process: its cuda:i is CUDA's.
+
+        ``with_gpu_order`` of what the variable CUDA_VISIBLE_DEVICES names: indices, in the order of
+        CUDA_DEVICE_ORDER=PCI_BUS_ID, or prefixes of UUIDs, up to the first that names no GPU or one
+        that was named before. Without the variable, and if it names none, nothing changes.
+        """
+        seen = visible_gpus(self.gpus)
+        return self.with_gpu_order(seen) if seen else self
 
     def to_json(self) -> str:
         """Return the machine, and which pairs are unreachable, for ``from_json``."""

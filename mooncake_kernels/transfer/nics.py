@@ -10,7 +10,8 @@ from .. import _host
 from .._arguments import as_instance
 from .._machine_root import MachineRoot
 from ..errors import InvalidArgument, Unavailable
-from ..topology import Gpu, Nic, Topology
+from ..topology import Nic, Topology
+from ..topology.gpu_order import visible_gpus
 
 MAX_NICS = 64
 
@@ -75,7 +76,7 @@ def _missing() -> str:
 
 def _choice(topology: Topology | None, named: bool) -> NicChoice:
     if topology is None:
-        topology = _in_cuda_order(Topology.discover())
+        topology = Topology.discover().with_visible_gpus()
     else:
         _warn_of_order(topology)
     tiers = {place: topology.nic_tiers(place) for place in topology.locations}
@@ -93,12 +94,6 @@ def _choice(topology: Topology | None, named: bool) -> NicChoice:
     return NicChoice(speeds, near_nodes, near_gpus, named)
 
 
-def _in_cuda_order(topology: Topology) -> Topology:
-    """Number its GPUs as CUDA does in this process, by CUDA_VISIBLE_DEVICES."""
-    seen = _visible(topology)
-    return topology.with_gpu_order(seen) if seen else topology
-
-
 def _warn_of_order(topology: Topology) -> None:
     """Warn of a topology in which cuda:0 is another GPU than in this process.
 
@@ -111,36 +106,15 @@ def _warn_of_order(topology: Topology) -> None:
     except (InvalidArgument, OSError):
         return
     numbers = {gpu.pci: gpu.index for gpu in topology.gpus}
-    for here, index in enumerate(_visible(machine)):
-        gpu = machine.gpus[index]
+    for here, gpu in enumerate(visible_gpus(machine.gpus)):
         there = numbers.get(gpu.pci, here)
         if there != here:
             _log.warning(
                 "CUDA_VISIBLE_DEVICES makes GPU %s cuda:%d, which the topology takes for cuda:%d: "
-                "NICs that are near to other GPUs will be used; see Topology.with_gpu_order",
+                "NICs that are near to other GPUs will be used; see Topology.with_visible_gpus",
                 *(gpu.uuid or gpu.pci, here, there),
             )
             return
-
-
-def _visible(topology: Topology) -> list[int]:
-    """Return the GPUs that CUDA_VISIBLE_DEVICES names.
-
-    Like CUDA, it accepts indices and prefixes of UUIDs, up to the first that names no GPU, or one
-    that was named before. Indices are those of CUDA_DEVICE_ORDER=PCI_BUS_ID. It does not ask CUDA
-    itself, after which the process could not fork.
-    """
-    seen: list[int] = []
-    for name in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(","):
-        named = [gpu.index for gpu in topology.gpus if _is_named(gpu, name.strip())]
-        if len(named) != 1 or named[0] in seen:
-            break
-        seen += named
-    return seen
-
-
-def _is_named(gpu: Gpu, name: str) -> bool:
-    return name == str(gpu.index) or (name.startswith("GPU-") and gpu.uuid.startswith(name))
 
 
 def _device_name(nic: Nic) -> str:

@@ -79,6 +79,18 @@ def test_an_order_that_is_no_list(order):
         machine("hgx-a100-8nic").with_gpu_order(order)
 
 
+@pytest.mark.parametrize(
+    ("visible", "seen"),
+    [("5,0", [5, 0]), ("5,5", [5]), ("5,9,0", [5]), ("", []), ("-1", [])],
+)
+def test_gpus_in_the_order_of_the_process(monkeypatch, visible, seen):
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+    topology = machine("hgx-a100-8nic")
+    assert topology.with_visible_gpus() == topology.with_gpu_order(seen)
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES")
+    assert topology.with_visible_gpus() == topology
+
+
 def test_nearer_is_better_than_faster_and_faster_than_named_first():
     topology = with_nics(machine("down-port"), mlx5_2={"gbit_per_s": 200.0})
     assert names(topology.choose_nics("cuda:2")) == ["mlx5_3", "mlx5_2", "mlx5_0"]

@@ -11,6 +11,7 @@ from mooncake_kernels import InvalidArgument
 from mooncake_kernels._machine_root import MachineRoot
 from mooncake_kernels.topology import Gpu, Nic, NumaNode, PciNode, System, Topology
 from mooncake_kernels.transfer import Peer, TransferEngine
+from mooncake_serving.compat.mooncake import names
 
 from .engines import ALL
 from .pairs import addressed
@@ -147,7 +148,14 @@ def test_a_topology_in_another_order_is_warned_of(
         pass
     texts = [entry.message for entry in caplog.records if entry.levelname == "WARNING"]
     assert len(texts) == warnings
-    assert all("see Topology.with_gpu_order" in text for text in texts)
+    assert all("see Topology.with_visible_gpus" in text for text in texts)
+
+
+def test_named_nics_are_near_to_the_gpus_that_the_process_sees(monkeypatch):
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "1")
+    monkeypatch.setattr(Topology, "discover", lambda: beside_gpus(fake0=0, fake1=1))
+    topology = names.topology_of("fake0,fake1", ("rdma",))
+    assert [nic.name for nic in topology.nic_tiers("cuda:0")[0]] == ["fake1"]
 
 
 def test_a_nic_that_is_known_by_its_pci_address(world, monkeypatch, tmp_path):

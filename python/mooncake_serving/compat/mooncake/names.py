@@ -108,7 +108,7 @@ def topology_of(device_name: str | None, transports: tuple[str, ...]) -> mk.Topo
     if "rdma" not in transports:
         log.info("tcp uses no device, not %s", device_name)
         return None
-    system = mk.Topology.discover().system
+    system = mk.Topology.discover().with_visible_gpus().system
     kept = tuple(nic for nic in system.nics if nic.name in wanted)
     if len(kept) < len(wanted):
         raise InvalidArgument(
