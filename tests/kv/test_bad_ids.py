@@ -7,7 +7,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 import mooncake_kernels as mk
 from mooncake_kernels import _library, bad_ids
 from mooncake_kernels.bad_ids import BadIds
-from mooncake_kernels.kv import blocks, copy_plan
+from mooncake_kernels.kv import blocks, copy_runs
 from mooncake_kernels.kv.execute import as_ids
 from mooncake_kernels.lending import Lender
 
@@ -124,7 +124,7 @@ def test_every_call_checks_ids_on_the_host(monkeypatch):
     view = make_view("nhd_per_layer", Sizes(), dtype=torch.int32)
     plan = mk.CopyPlan(view, make_view("block_first_hnd", Sizes(), dtype=torch.int32))
     asked = []
-    for module in (blocks, copy_plan):
+    for module in (blocks, copy_runs):
         monkeypatch.setattr(
             module, "as_ids", lambda *given, num_ids: asked.append(num_ids) or as_ids(*given)
         )

@@ -44,7 +44,7 @@ def test_a_plan_with_one_side_on_a_gpu_runs_there(monkeypatch, to_gpu, checksum)
             monkeypatch.setattr(_library, name, lambda *a, n=name: called.append((n, a)))
         monkeypatch.setattr(_library, "has_cuda", True)
         plan = mk.CopyPlan(*sides, checksum=checksum)
-        assert plan._device == torch.device("cuda:0")
+        assert plan._copying.device == torch.device("cuda:0")
         plan.run([1, 2], [3, 4])
         ((name, arguments),) = called
         assert name == ("transform_blocks" if checksum else "copy_blocks")
