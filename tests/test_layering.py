@@ -24,14 +24,16 @@ CSRC_MAY_USE = {
     "host": HOST,
 }
 KERNELS_ONLY = {"mooncake_kernels"}
-ALL_BELOW = {"mooncake_kernels", "rpc", "chunking", "conductor", "pooling", "semantic", "store"}
+BASE = {"mooncake_kernels", "arguments", "rpc"}
+ALL_BELOW = BASE | {"chunking", "conductor", "pooling", "semantic", "store"}
 SERVING_MAY_USE = {
+    "arguments": KERNELS_ONLY,
     "rpc": KERNELS_ONLY,
     "conductor": set(),
     "chunking": KERNELS_ONLY,
-    "semantic": KERNELS_ONLY,
+    "semantic": {"mooncake_kernels", "arguments"},
     "store": {"mooncake_kernels", "rpc"},
-    "pooling": {"mooncake_kernels", "rpc"},
+    "pooling": BASE,
     "engine": ALL_BELOW,
     "connectors": ALL_BELOW,
     "simulator": ALL_BELOW,

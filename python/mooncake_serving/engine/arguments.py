@@ -1,25 +1,12 @@
-"""Checks of arguments: integers, and how to sample."""
+"""Checks of arguments: lists, devices, texts, and how to sample."""
 
-import numbers
-import operator
 from collections.abc import Iterable
-from typing import Any, NoReturn
+from typing import Any
 
 import torch
 
-from mooncake_kernels.errors import InvalidArgument, shown
-
+from ..arguments import as_integer, refuse
 from .sampling import SamplingParams
-
-
-def as_integer(op: str, name: str, value: Any) -> int:
-    """Return an integer of Python, numpy or torch; a bool is refused, as a likely mistake."""
-    try:
-        if isinstance(value, bool):
-            raise TypeError
-        return operator.index(value)
-    except TypeError:
-        refuse(op, name, "an integer", value)
 
 
 def as_integers(op: str, name: str, values: Any) -> list[int]:
@@ -37,14 +24,6 @@ def as_positive(op: str, name: str, value: Any) -> int:
     if number < 1:
         refuse(op, name, "positive", value)
     return number
-
-
-def as_seconds(op: str, name: str, value: Any) -> float:
-    """Return a duration that is positive and finite."""
-    is_number = isinstance(value, numbers.Real) and not isinstance(value, bool)
-    if not is_number or not 0 < value < float("inf"):
-        refuse(op, name, "positive and finite", value)
-    return float(value)
 
 
 def as_device(op: str, device: Any) -> torch.device:
@@ -72,8 +51,3 @@ def check_params(op: str, params: Any) -> None:
     """Check that these are parameters, which have checked themselves."""
     if not isinstance(params, SamplingParams):
         refuse(op, "params", "SamplingParams", params)
-
-
-def refuse(op: str, name: str, wanted: str, value: Any) -> NoReturn:
-    """Raise the error that says what an argument must be."""
-    raise InvalidArgument(f"{op}: {name} must be {wanted}, got {shown(value)}")

@@ -10,7 +10,8 @@ import torch
 
 from mooncake_kernels.errors import InvalidArgument
 
-from .arguments import as_positive, as_prompts, check_params, refuse
+from ..arguments import refuse
+from .arguments import as_positive, as_prompts, check_params
 from .batch import Batch
 from .block_allocator import BlockAllocator
 from .errors import NotFinite, OutOfBlocks

@@ -6,7 +6,8 @@ from typing import NamedTuple
 
 from mooncake_kernels.errors import InvalidArgument
 
-from .arguments import as_integer, as_integers, as_positive
+from ..arguments import as_integer
+from .arguments import as_integers, as_positive
 from .errors import OutOfBlocks
 
 

@@ -9,7 +9,8 @@ import torch
 from mooncake_kernels.errors import InvalidArgument
 from mooncake_serving.semantic import DEFAULT, Recompute
 
-from .arguments import as_integer, as_integers, check_params, refuse
+from ..arguments import as_integer, refuse
+from .arguments import as_integers, check_params
 from .batching import GREEDY, BatchingEngine
 from .llama import LayerHooks
 from .prefill import OnChunk, check_prompt, run_prefill

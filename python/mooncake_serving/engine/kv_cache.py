@@ -8,7 +8,8 @@ import torch
 
 from mooncake_kernels.errors import InvalidArgument
 
-from .arguments import as_device, as_positive, check_text, refuse
+from ..arguments import refuse
+from .arguments import as_device, as_positive, check_text
 from .config import ModelConfig
 
 if TYPE_CHECKING:

@@ -6,7 +6,8 @@ from pathlib import Path
 
 import torch
 
-from .arguments import as_device, refuse
+from ..arguments import refuse
+from .arguments import as_device
 from .config import ModelConfig
 from .errors import ModelNotFound
 from .gguf_tokenizer import gguf_tokenizer

@@ -8,7 +8,8 @@ import torch
 
 from mooncake_serving.semantic import DEFAULT, Match, Recompute, SignatureIndex, Signer
 
-from .arguments import as_integer, as_positive, check_params, refuse
+from ..arguments import as_integer, refuse
+from .arguments import as_positive, check_params
 from .batching import GREEDY
 from .engine import Engine
 from .kept_pool import KeptPool

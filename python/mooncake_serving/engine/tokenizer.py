@@ -7,7 +7,8 @@ from tokenizers.decoders import DecodeStream
 
 from mooncake_kernels.errors import InvalidArgument
 
-from .arguments import as_integers, refuse
+from ..arguments import refuse
+from .arguments import as_integers
 from .chat import CHATML_TEMPLATE, render_chat
 
 Message = Mapping[str, str]  # {"role": "user", "content": "..."}

@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from mooncake_kernels.errors import InvalidArgument, shown
 
-from .arguments import as_count, as_seconds, is_integer, refuse
+from ..arguments import as_count, as_integer, as_seconds, refuse
 
 
 @dataclass(frozen=True)
@@ -45,9 +45,10 @@ class Heartbeat:
             if not isinstance(name, str):
                 refuse("Heartbeat", "instance and the debtors", "names", name)
         as_count("Heartbeat", "num_blocks", self.num_blocks, 0)
-        for count in (self.num_free, self.num_borrowed, *self.lent.values()):
-            if not is_integer(count):
-                refuse("Heartbeat", "num_free, num_borrowed and lent", "integers", count)
+        as_integer("Heartbeat", "num_free", self.num_free)
+        as_integer("Heartbeat", "num_borrowed", self.num_borrowed)
+        for debtor, count in self.lent.items():
+            as_integer("Heartbeat", f"lent[{shown(debtor)}]", count)
         counts = (self.num_free, self.num_borrowed, *self.lent.values())
         if min(counts) < 0 or self.num_free + sum(self.lent.values()) > self.num_blocks:
             raise InvalidArgument(

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from .arguments import as_count, as_seconds, refuse
+from ..arguments import as_count, as_seconds, refuse
 
 
 @dataclass(frozen=True)

@@ -1,25 +1,11 @@
 """Checks of numbers, and how an error shows a tensor."""
 
 import numbers
-import operator
-from typing import Any, NoReturn
+from typing import Any
 
 import torch
 
-from mooncake_kernels.errors import InvalidArgument, shown
-
-
-def as_count(op: str, name: str, value: Any, least: int) -> int:
-    """Return an integer of at least ``least``; a bool is refused, as a likely mistake."""
-    try:
-        if isinstance(value, bool):
-            raise TypeError
-        number = operator.index(value)
-    except TypeError:
-        refuse(op, name, "an integer", value)
-    if number < least:
-        refuse(op, name, f"at least {least}", value)
-    return number
+from ..arguments import as_count, refuse
 
 
 def as_bits(op: str, bits: Any) -> int:
@@ -43,8 +29,3 @@ def as_number(op: str, name: str, value: Any, least: float, most: float) -> floa
 def got(value: Any) -> Any:
     """Describe a tensor by its dtype and shape, for an error; return anything else as it is."""
     return f"{value.dtype} {list(value.shape)}" if isinstance(value, torch.Tensor) else value
-
-
-def refuse(op: str, name: str, wanted: str, value: Any) -> NoReturn:
-    """Raise the error that says what an argument must be."""
-    raise InvalidArgument(f"{op}: {name} must be {wanted}, got {shown(value)}")

@@ -7,7 +7,8 @@ import torch
 
 import mooncake_kernels as mk
 
-from .arguments import as_bits, as_count, as_number, refuse
+from ..arguments import as_count, refuse
+from .arguments import as_bits, as_number
 from .signatures import Signatures
 
 

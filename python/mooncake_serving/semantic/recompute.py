@@ -5,7 +5,8 @@ from dataclasses import dataclass
 
 import torch
 
-from .arguments import as_count, as_number, got, refuse
+from ..arguments import as_count, refuse
+from .arguments import as_number, got
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -17,7 +17,7 @@ from typing import Any
 
 from mooncake_kernels.errors import InvalidArgument
 
-from ..arguments import refuse
+from ...arguments import refuse
 from .decode_worker import DecodeWorker
 from .errors import RequestFailed, WorkerFailed
 from .life import Life, Step

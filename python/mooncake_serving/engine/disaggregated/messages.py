@@ -6,14 +6,8 @@ from dataclasses import asdict, dataclass, field
 from os import PathLike
 from typing import Any
 
-from ..arguments import (
-    as_integer,
-    as_integers,
-    as_seconds,
-    check_params,
-    check_text,
-    refuse,
-)
+from ...arguments import as_integer, as_seconds, refuse
+from ..arguments import as_integers, check_params, check_text
 from ..request import FinishReason
 from ..sampling import SamplingParams
 from .life import Step

@@ -12,8 +12,9 @@ from multiprocessing.connection import wait
 
 from mooncake_kernels.errors import InvalidArgument
 
+from ...arguments import refuse
 from ...pooling import DebtLedger, Heartbeat
-from ..arguments import as_positive, refuse
+from ..arguments import as_positive
 from ..disaggregated.cluster import OnLoading, Process
 from ..disaggregated.errors import RequestFailed, WorkerFailed
 from ..disaggregated.messages import Abort, Failed, Job, Loading, NewToken, Ready, as_jobs

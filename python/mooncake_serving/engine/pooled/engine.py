@@ -9,9 +9,10 @@ import mooncake_kernels as mk
 from mooncake_kernels.closing import Closing
 from mooncake_kernels.errors import InvalidArgument
 
+from ...arguments import refuse
 from ...pooling import CreditorFailed, Geometry, Manager, Member, PoolOptions
 from ...pooling.messages import MAX_PARTS
-from ..arguments import as_positive, refuse
+from ..arguments import as_positive
 from ..batch import Batch
 from ..batching import BatchingEngine
 from ..errors import OutOfBlocks

@@ -3,8 +3,9 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from ...arguments import as_seconds, refuse
 from ...pooling import Heartbeat, Offer, PoolOptions
-from ..arguments import as_positive, as_seconds, refuse
+from ..arguments import as_positive
 from ..disaggregated.messages import Abort, Failed, Job, Loading, NewToken, Ready, check_reach
 
 

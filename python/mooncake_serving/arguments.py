@@ -1,4 +1,4 @@
-"""Checks of numbers: a bool is refused, as a likely mistake."""
+"""Checks of numbers, for several packages: a bool is refused, as a likely mistake."""
 
 import numbers
 import operator
@@ -7,18 +7,22 @@ from typing import Any, NoReturn
 from mooncake_kernels.errors import InvalidArgument, shown
 
 
+def as_integer(op: str, name: str, value: Any) -> int:
+    """Return an integer of Python, numpy or torch."""
+    try:
+        if isinstance(value, bool):
+            raise TypeError
+        return operator.index(value)
+    except TypeError:
+        refuse(op, name, "an integer", value)
+
+
 def as_count(op: str, name: str, value: Any, least: int) -> int:
     """Return an integer of at least ``least``."""
-    if not is_integer(value):
-        refuse(op, name, "an integer", value)
-    if (number := operator.index(value)) < least:
+    number = as_integer(op, name, value)
+    if number < least:
         refuse(op, name, f"at least {least}", value)
     return number
-
-
-def is_integer(value: Any) -> bool:
-    """Tell whether it is an integer, of Python or numpy."""
-    return isinstance(value, numbers.Integral) and not isinstance(value, bool)
 
 
 def as_seconds(op: str, name: str, value: Any) -> float:
