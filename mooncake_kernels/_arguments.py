@@ -82,6 +82,8 @@ def as_instance(op: str, argument: str, value: Any, kind: Any, what: str) -> Any
 
 
 def as_seconds(op: str, argument: str, value: Any, *, minimum: float) -> float:
+    if type(value) is float and minimum <= value < math.inf:
+        return value
     try:
         seconds = float(value) if is_number(value) else math.nan
     except OverflowError:

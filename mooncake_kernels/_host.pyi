@@ -337,6 +337,15 @@ class TransferEngine:
         compare: bool,
         deadline_s: float,
     ) -> ObjectsReply: ...
+    def read_objects_into(
+        self,
+        peer: TransferPeer,
+        keys: np.ndarray,
+        places: Sequence[Sequence[tuple[int, int]]],
+        verify: bool,
+        answer_s: float,
+        deadline_s: float,
+    ) -> np.ndarray: ...
     def write_objects(
         self,
         peer: TransferPeer,

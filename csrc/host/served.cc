@@ -71,6 +71,15 @@ std::vector<Key> list_of(const Keys& keys) {
   return {keys_of(keys), keys_of(keys) + num_keys(keys)};
 }
 
+py::array_t<int64_t> read_into(Engine& engine, Peer& peer, const Keys& keys,
+                               const std::vector<Places>& places, bool verify, double answer_s,
+                               double deadline_s) {
+  const std::vector<int64_t> sizes = without_gil([&, keys = list_of(keys)] {
+    return read_objects_into(engine, peer, keys, places, verify, answer_s, deadline_s);
+  });
+  return py::array_t<int64_t>(static_cast<py::ssize_t>(sizes.size()), sizes.data());
+}
+
 py::array_t<uint8_t> statuses_of(const std::vector<AskStatus>& statuses) {
   return column<uint8_t>(statuses, [](AskStatus s) { return static_cast<uint8_t>(s); });
 }
@@ -138,6 +147,8 @@ void bind_served_objects(py::module_& m, EngineClass& engine) {
           py::arg("service"))
       .def("read_objects", &read, py::arg("peer"), py::arg("keys"), py::arg("offsets"),
            py::arg("sizes"), py::arg("sums"), py::arg("compare"), py::arg("deadline_s"))
+      .def("read_objects_into", &read_into, py::arg("peer"), py::arg("keys"), py::arg("places"),
+           py::arg("verify"), py::arg("answer_s"), py::arg("deadline_s"))
       .def("write_objects", &write, py::arg("peer"), py::arg("keys"), py::arg("objects"),
            py::arg("verify"), py::arg("deadline_s"))
       .def("remove_objects", &remove, py::arg("peer"), py::arg("keys"), py::arg("deadline_s"));

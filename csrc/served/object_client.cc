@@ -1,5 +1,6 @@
 #include "served/object_client.h"
 
+#include <algorithm>
 #include <cstddef>
 #include <cstring>
 #include <string>
@@ -52,6 +53,17 @@ bool answers(const ReadEntry& entry, const ReadAnswer& row) {
   return row.num_bytes == row.object_bytes && row.num_bytes <= entry.num_bytes;
 }
 
+// The part of some memory that this many bytes fill, from its beginning.
+Places first_bytes(const Places& places, uint64_t num_bytes) {
+  Places first;
+  for (const auto& [address, size] : places) {
+    const uint64_t part = std::min(size, num_bytes);
+    if (part > 0) first.emplace_back(address, part);
+    num_bytes -= part;
+  }
+  return first;
+}
+
 std::vector<AskStatus> ask_for_statuses(Engine& engine, Peer& peer, const Question& question,
                                         size_t count, double deadline_s) {
   const Deadline deadline = Deadline::after(deadline_s);
@@ -80,6 +92,30 @@ std::unique_ptr<ObjectsReply> read_objects(Engine& engine, Peer& peer,
   }
   expect(is_sound && left == 0, peer);
   return std::make_unique<ObjectsReply>(std::move(reply), std::move(rows));
+}
+
+std::vector<int64_t> read_objects_into(Engine& engine, Peer& peer, const std::vector<Key>& keys,
+                                       const std::vector<Places>& places, bool verify,
+                                       double answer_s, double deadline_s) {
+  const size_t count = keys.size();
+  MK_CHECK(places.size() == count, "read_objects_into: places must be ", count, ", got ",
+           places.size());
+  const Deadline deadline = Deadline::after(deadline_s);
+  std::vector<ReadEntry> entries(count);
+  for (size_t i = 0; i < count; ++i) entries[i] = {keys[i], kWhole, total_of(places[i])};
+  const auto reply = read_objects(engine, peer, entries, verify ? kAskSums : 0, answer_s);
+  const std::vector<ReadAnswer>& rows = reply->rows();
+  std::vector<Places> filled(count);
+  for (size_t i = 0; i < count; ++i) filled[i] = first_bytes(places[i], rows[i].num_bytes);
+  const auto is_right = std::make_unique<bool[]>(count);
+  reply->receive(filled, verify, deadline, is_right.get());
+  std::vector<int64_t> sizes(count, -1);
+  for (size_t i = 0; i < count; ++i) {
+    if (rows[i].status == AskStatus::kDone && is_right[i]) {
+      sizes[i] = static_cast<int64_t>(rows[i].object_bytes);
+    }
+  }
+  return sizes;
 }
 
 std::vector<AskStatus> write_objects(Engine& engine, Peer& peer, const std::vector<Key>& keys,

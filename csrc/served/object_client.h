@@ -23,6 +23,16 @@ std::unique_ptr<ObjectsReply> read_objects(transfer::Engine& engine, transfer::P
                                            const std::vector<ReadEntry>& entries, uint32_t flags,
                                            double deadline_s);
 
+// Reads whole objects into memory that has room for them, places[i] for keys[i]: for each its size,
+// or -1 where it has not arrived intact, whatever the reason. Less work than read_objects and a
+// reply that is received by a second call. `verify`: checksums are compared. `answer_s` and
+// `deadline_s`: from now, until the answer begins, and ends. On an exception the memory's contents
+// are undefined.
+std::vector<int64_t> read_objects_into(transfer::Engine& engine, transfer::Peer& peer,
+                                       const std::vector<store::Key>& keys,
+                                       const std::vector<Places>& places, bool verify,
+                                       double answer_s, double deadline_s);
+
 // `verify`: the peer compares checksums, which are calculated here.
 std::vector<AskStatus> write_objects(transfer::Engine& engine, transfer::Peer& peer,
                                      const std::vector<store::Key>& keys,

@@ -18,6 +18,7 @@ from ..keyspace import Keyspace, StoreKey, StoreKeys
 from ..node import Node
 from ..node.arriving import Outcome
 from ..node.copied import keep_copies
+from ..node.direct import NOT_READ
 from ..node.sinks import IntoBuffers, IntoBytes, IntoPool, Sink
 from ..reader import DAMAGED, check_buffers, check_pairs
 from ..store import Store
@@ -116,9 +117,7 @@ class ClusterReader:
         sizes = np.full(len(words), ABSENT, np.int64)
         missing = list(range(len(words)))
         left = words
-        if self._store is None:
-            check_buffers("get_into_each", buffers)
-        else:
+        if self._store is not None:
             sizes = self._store.get_into_each(keys, buffers)
             self.node.listing.withdraw(words[sizes == DAMAGED])
             missing = np.flatnonzero((sizes == ABSENT) | (sizes == DAMAGED)).tolist()
@@ -280,14 +279,41 @@ class ClusterReader:
         """
         if not len(words):
             return []
-        pools, is_remembered = self.node.locations.find(words)
-        outcomes = self._read_from(words, sinks, pools, is_remembered)
-        if self._hot is not None and self._store is not None and not self.node.is_draining:
-            read = [i for i, outcome in enumerate(outcomes) if outcome is Outcome.DONE]
-            num_copies = np.array([len(pools[i]) for i in read])
-            if (chosen := self._hot.read(words[read], num_copies)).any():
-                self._fetch_hot(words[read][chosen])
+        verify = self._verifies()
+        sizes = self.node.read_directly(words, sinks, verify=verify)
+        if sizes is None:
+            return self._find_and_read(words, sinks, verify=verify)
+        outcomes = [Outcome.DONE] * len(sinks)
+        left = []
+        for i, size in enumerate(sizes.tolist()):
+            if size == NOT_READ:
+                left.append(i)
+            else:
+                sinks[i].fill(size)
+        if left:
+            others = self._find_and_read(words[left], [sinks[i] for i in left], verify=verify)
+            for i, outcome in zip(left, others, strict=True):
+                outcomes[i] = outcome
+        if self._hot is not None:
+            self._count_reads(words[sizes != NOT_READ], np.ones(len(sinks) - len(left), np.int64))
         return outcomes
+
+    def _find_and_read(
+        self, words: np.ndarray, sinks: Sequence[Sink], *, verify: bool
+    ) -> list[Outcome]:
+        """``read_each``, from whatever pools have them."""
+        pools, is_remembered = self.node.locations.find(words)
+        outcomes = self._read_from(words, sinks, pools, is_remembered, verify=verify)
+        if self._hot is not None:
+            read = [i for i, outcome in enumerate(outcomes) if outcome is Outcome.DONE]
+            self._count_reads(words[read], np.array([len(pools[i]) for i in read]))
+        return outcomes
+
+    def _count_reads(self, words: np.ndarray, num_copies: np.ndarray) -> None:
+        """Copy here what is read repeatedly from elsewhere."""
+        if self._hot is not None and self._store is not None and not self.node.is_draining:
+            if (chosen := self._hot.read(words, num_copies)).any():
+                self._fetch_hot(words[chosen])
 
     def _read_from(
         self,
@@ -295,11 +321,12 @@ class ClusterReader:
         sinks: Sequence[Sink],
         pools: Holders,
         is_remembered: Sequence[bool],
+        *,
+        verify: bool,
     ) -> list[Outcome]:
         """Read objects from their remembered locations. For those that are missing or damaged
         there, ask the directory again: they may have been moved meanwhile, also to this node.
         """
-        verify = self._verifies()
         outcomes = self.node.read(words, sinks, pools, verify=verify)
         gone = [i for i, outcome in enumerate(outcomes) if pools[i] and outcome in GONE]
         if not gone:

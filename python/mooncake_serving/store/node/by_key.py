@@ -122,6 +122,45 @@ class ByKey:
                         outcomes[i] = Outcome.SPOILED
         return outcomes
 
+    def read_into(
+        self,
+        peer: Peer,
+        keys: np.ndarray,
+        places: Sequence[Sequence[tuple[int, int]]],
+        *,
+        verify: bool,
+    ) -> np.ndarray | None:
+        """Read whole objects, each into memory that has room for it.
+
+        Args:
+            peer: the holder.
+            keys: ``[n, 2]``.
+            places: for each object pieces of host memory, (address, bytes).
+            verify: compare what has arrived with its checksum.
+
+        Returns:
+            ``[n]`` int64: sizes of the objects; -1: it is to be read another way. None: all are.
+
+        Raises:
+            TransferError: the holder is gone, or does not answer in time.
+        """
+        if peer.transport != "tcp":
+            if not self.suits(peer, sum(size for parts in places for _, size in parts)):
+                return None
+        try:
+            sizes = self._engine.read_objects_into(
+                peer,
+                keys,
+                places,
+                verify=verify,
+                answer_s=self._answer_s,
+                deadline_s=self._answer_s + self._read_s,
+            )
+        except Unavailable:
+            return None
+        self._heard(peer.name)
+        return sizes
+
     def put(
         self,
         peer: Peer,

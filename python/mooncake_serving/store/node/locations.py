@@ -11,6 +11,7 @@ from ..directory import Holders
 from .listing import words_of
 
 MAX_REMEMBERED = 65_536  # objects: about 20 MB
+NOWHERE: tuple[tuple[str, ...], float] = ((), 0.0)
 
 
 class Locations:
@@ -45,7 +46,7 @@ class Locations:
         if not anew:
             with self._lock:
                 for i, word in enumerate(words_of(keys)):
-                    names, until = self._found.get(word, ((), 0.0))
+                    names, until = self._found.get(word, NOWHERE)
                     if now < until:
                         pools[i], is_remembered[i] = names, True
         if asked := [i for i, known in enumerate(is_remembered) if not known]:
@@ -54,6 +55,20 @@ class Locations:
             for i, names in zip(asked, told, strict=True):
                 pools[i] = names
         return pools, is_remembered
+
+    def only_pool(self, keys: np.ndarray) -> str | None:
+        """Return the pool that has all of some objects, if it is remembered that no other has any
+        of them.
+        """
+        now = time.monotonic()
+        pools: tuple[str, ...] = ()
+        with self._lock:
+            for word in words_of(keys):
+                names, until = self._found.get(word, NOWHERE)
+                if now >= until or len(names) != 1 or (pools and names != pools):
+                    return None
+                pools = names
+        return pools[0] if pools else None
 
     def remember(self, keys: np.ndarray, pools: Holders) -> None:
         """Remember where objects are; objects without a location are forgotten."""

@@ -55,6 +55,7 @@ class Membership:
         self._must_look = threading.Event()
         self._joining = threading.Lock()  # so that none joins who has left
         self._members: dict[str, Member] = {}
+        self._servers: dict[str, Member | None] = {}
         self._served: set[str] = set()  # names of all members with pools so far
         self._threads: list[threading.Thread] = []
         self._directory.join(describe(), ttl_s)
@@ -73,6 +74,10 @@ class Membership:
         """The living members, as last reported."""
         return self._members
 
+    def server_of(self, pool: str) -> Member | None:
+        """The only living member that serves a pool; None if there is none, or more."""
+        return self._servers.get(pool)
+
     def refresh(self) -> dict[str, Member]:
         """Ask which members live.
 
@@ -80,6 +85,10 @@ class Membership:
             Unavailable: the directory does not answer.
         """
         self._members = {member.name: member for member in self._directory.members()}
+        servers: dict[str, Member | None] = {}
+        for member in self._members.values():
+            servers[member.pool] = None if member.pool in servers else member
+        self._servers = servers
         self._served.update(name for name, member in self._members.items() if member.pool)
         return self._members
 

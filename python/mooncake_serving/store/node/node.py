@@ -23,6 +23,7 @@ from .asking import Asking
 from .by_key import ByKey
 from .calls import Calls
 from .claims import Claims
+from .direct import DirectReads
 from .engines import return_engine, take_engine
 from .intake import Intake
 from .last_stats import LastStats
@@ -155,6 +156,14 @@ class Node(Closing):
             answer_s=answer_s,
             read_s=read_s,
         )
+        self._direct = DirectReads(
+            self._peers,
+            by_key,
+            self.locations,
+            lambda pool: self._membership.server_of(pool),
+            self.silence,
+            answer_s,
+        )
         offers = Offers()
         self.asking = Asking(
             self._calls, self._peers, by_key, offers, self.memory, answer_s, read_s
@@ -256,6 +265,13 @@ class Node(Closing):
         if not {name for names in others for name in names} <= {m.pool for m in members}:
             members = self._membership.refresh().values()
         return self._reader.read(keys, sinks, others, list(members), verify=verify)
+
+    def read_directly(
+        self, keys: np.ndarray, sinks: Sequence[Sink], *, verify: bool = True
+    ) -> np.ndarray | None:
+        """Read n objects in the fastest way, if it is open to all of them: see ``DirectReads``."""
+        self.check_process()
+        return self._direct.read(keys, sinks, verify=verify)
 
     def num_readers(self) -> int:
         """How many reads of other nodes have pinned objects of this pool."""

@@ -38,11 +38,17 @@ class Sink(Protocol):
         was_compared: whether the holder has compared the object with its checksum, and need not do
             so again for a part of it.
         location: the memory of its ranges, as in ``Buffer``.
+        places: pieces of host memory, (address, bytes), for the whole object, if they can be filled
+            without ``open`` and ``commit``, with ``fill`` afterwards. Otherwise None.
     """
 
     takes_all: bool
     was_compared: bool
     location: str
+    places: list[tuple[int, int]] | None
+
+    def fill(self, num_bytes: int) -> None:
+        """Accept an object of this size, which is in its places."""
 
     def wants(self) -> tuple[int, int]:
         """Offset of the wanted part in the object, or ``WHOLE``, and its maximum size."""
@@ -80,6 +86,9 @@ class IntoBuffers:
         if offset is not None:
             check_number(op, "offset", offset)
         self._landing = Landing(given)
+        self.places = None
+        if offset is None:
+            self.places = [(buffer.address, buffer.num_bytes) for buffer in self._landing.buffers]
         self._offset = offset
         self.takes_all = offset is None
         self.was_compared = was_compared
@@ -88,6 +97,9 @@ class IntoBuffers:
 
     def wants(self) -> tuple[int, int]:
         return WHOLE if self._offset is None else self._offset, self.num_bytes
+
+    def fill(self, num_bytes: int) -> None:
+        self.object_bytes = num_bytes
 
     def fits(self) -> bool:
         """Whether the object, or the requested part of it, has the right size."""
@@ -138,6 +150,7 @@ class IntoBytes(IntoBuffers):
 
     def __init__(self) -> None:
         super().__init__("get", ())
+        self.places = None  # its size is not known
         self._array = np.empty(0, np.uint8)
 
     def wants(self) -> tuple[int, int]:
@@ -168,6 +181,7 @@ class IntoPool:
 
     takes_all = True
     was_compared = False
+    places = None
 
     def __init__(
         self,
@@ -203,6 +217,9 @@ class IntoPool:
         if self._copies is not None:
             self._copies.begin(begun.id)
         return [Range(begun.buffer.address, 0, num_bytes)] if num_bytes else []
+
+    def fill(self, num_bytes: int) -> None:
+        raise NotImplementedError("it has no places")
 
     def exists(self) -> None:
         """Take the object for the one that is there already. A copy of one that is never evicted
