@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <memory>
+#include <optional>
 #include <utility>
 #include <vector>
 
@@ -13,6 +14,7 @@
 #include "host/store_objects.h"
 #include "served/object_client.h"
 #include "served/object_service.h"
+#include "served/redis_publisher.h"
 #include "transfer/engine.h"
 #include "transfer/wire/wire.h"
 
@@ -85,15 +87,24 @@ py::array_t<uint8_t> statuses_of(const std::vector<AskStatus>& statuses) {
 }
 
 py::array_t<uint8_t> write(Engine& engine, Peer& peer, const Keys& keys,
-                           const std::vector<Places>& objects, bool verify, double deadline_s) {
+                           const std::vector<Places>& objects, bool publish, bool verify,
+                           double deadline_s) {
   return statuses_of(without_gil([&, keys = list_of(keys)] {
-    return write_objects(engine, peer, keys, objects, verify, deadline_s);
+    const uint32_t flags = publish ? kAskPublish : 0;
+    return write_objects(engine, peer, keys, objects, flags, verify, deadline_s);
   }));
 }
 
 py::array_t<uint8_t> remove(Engine& engine, Peer& peer, const Keys& keys, double deadline_s) {
   return statuses_of(without_gil(
       [&, keys = list_of(keys)] { return remove_objects(engine, peer, keys, deadline_s); }));
+}
+
+// None: it is broken.
+std::optional<py::array_t<bool>> publish(RedisPublisher& publisher, const Keys& keys) {
+  const auto listed = without_gil([&, keys = list_of(keys)] { return publisher.publish(keys); });
+  if (!listed) return std::nullopt;
+  return column<bool>(*listed, [](bool is_listed) { return is_listed; });
 }
 
 // As Served in Python.
@@ -110,6 +121,13 @@ void bind_served_objects(py::module_& m, EngineClass& engine) {
   m.attr("WHOLE_OBJECT") = kWhole;
   m.attr("MAX_ASKED_KEYS") = kMaxAskedKeys;
   m.attr("MAX_ASKED_BYTES") = transfer::kMaxPayloadBytes;
+  py::class_<RedisPublisher, std::shared_ptr<RedisPublisher>>(m, "RedisPublisher")
+      .def(py::init([](int fd, const py::bytes& head, double timeout_s) {
+             return std::make_shared<RedisPublisher>(Fd(fd), head, timeout_s);
+           }),
+           py::arg("fd"), py::arg("head"), py::arg("timeout_s"))
+      .def("publish", &publish, py::arg("keys"))
+      .def_property_readonly("reason", &RedisPublisher::reason);
   py::class_<ObjectService, std::shared_ptr<ObjectService>>(m, "ObjectService")
       .def(py::init([](std::shared_ptr<Pool> pool, bool is_all, bool may_write, bool checksums) {
              return std::make_shared<ObjectService>(
@@ -117,6 +135,7 @@ void bind_served_objects(py::module_& m, EngineClass& engine) {
            }),
            py::arg("pool"), py::arg("is_all"), py::arg("may_write"), py::arg("checksums"))
       .def("let_put", &ObjectService::let_put, py::arg("takes_puts"))
+      .def("let_publish", &ObjectService::let_publish, py::arg("publisher").none(true))
       .def("take_done", &take_done);
   py::class_<ObjectsReply>(m, "ObjectsReply")
       .def_property_readonly("statuses",
@@ -150,7 +169,7 @@ void bind_served_objects(py::module_& m, EngineClass& engine) {
       .def("read_objects_into", &read_into, py::arg("peer"), py::arg("keys"), py::arg("places"),
            py::arg("verify"), py::arg("answer_s"), py::arg("deadline_s"))
       .def("write_objects", &write, py::arg("peer"), py::arg("keys"), py::arg("objects"),
-           py::arg("verify"), py::arg("deadline_s"))
+           py::arg("publish"), py::arg("verify"), py::arg("deadline_s"))
       .def("remove_objects", &remove, py::arg("peer"), py::arg("keys"), py::arg("deadline_s"));
 }
 

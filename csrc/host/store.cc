@@ -41,10 +41,10 @@ void over(const Keys& keys, const Body& body) {
   body(keys_of(keys), num_keys(keys));
 }
 
-py::array_t<bool> contains_each(const Pool& pool, const Keys& keys) {
+py::array_t<bool> contains_each(const Pool& pool, const Keys& keys, bool or_written) {
   py::array_t<bool> result(static_cast<py::ssize_t>(num_keys(keys)));
   bool* const out = result.mutable_data();
-  over(keys, [&](const Key* all, size_t count) { pool.contains_each(all, count, out); });
+  over(keys, [&](const Key* all, size_t count) { pool.contains_each(all, count, or_written, out); });
   return result;
 }
 
@@ -154,7 +154,7 @@ void bind_store(py::module_& m) {
           "contains",
           [](const Pool& p, uint64_t hash, uint64_t scope) { return p.contains({hash, scope}); },
           py::arg("hash"), py::arg("scope"))
-      .def("contains_each", &contains_each, py::arg("keys"))
+      .def("contains_each", &contains_each, py::arg("keys"), py::arg("or_written"))
       .def("match_prefix", &match_prefix, py::arg("keys"))
       .def("ids_of", &ids_of, py::arg("keys"))
       .def("remove_exactly", &Pool::remove_exactly, py::arg("id"), ReleaseGil())

@@ -65,12 +65,12 @@ Places first_bytes(const Places& places, uint64_t num_bytes) {
 }
 
 std::vector<AskStatus> ask_for_statuses(Engine& engine, Peer& peer, const Question& question,
-                                        size_t count, double deadline_s) {
+                                        size_t count, AskStatus last, double deadline_s) {
   const Deadline deadline = Deadline::after(deadline_s);
   const std::unique_ptr<Reply> reply = engine.ask(peer, question, deadline);
   expect(reply->num_left() == count * sizeof(AskStatus), peer);
   auto statuses = receive_rows<AskStatus>(*reply, count, deadline);
-  for (const AskStatus status : statuses) expect(status <= kLastStatus, peer);
+  for (const AskStatus status : statuses) expect(status <= last, peer);
   return statuses;
 }
 
@@ -119,8 +119,8 @@ std::vector<int64_t> read_objects_into(Engine& engine, Peer& peer, const std::ve
 }
 
 std::vector<AskStatus> write_objects(Engine& engine, Peer& peer, const std::vector<Key>& keys,
-                                     const std::vector<Places>& objects, bool verify,
-                                     double deadline_s) {
+                                     const std::vector<Places>& objects, uint32_t flags,
+                                     bool verify, double deadline_s) {
   const size_t count = keys.size();
   MK_CHECK(objects.size() == count, "write_objects: objects must be ", count, ", got ",
            objects.size());
@@ -142,15 +142,16 @@ std::vector<AskStatus> write_objects(Engine& engine, Peer& peer, const std::vect
     }
     if (verify) entries[i].checksum = store::checksum_of(pieces);
   }
-  const Question question{"write_objects", text_of(Ask::kWrite, 0, entries), std::move(payload),
+  const Question question{"write_objects", text_of(Ask::kWrite, flags, entries), std::move(payload),
                           false};
-  return ask_for_statuses(engine, peer, question, count, deadline_s);
+  const AskStatus last = (flags & kAskPublish) != 0 ? AskStatus::kUnlisted : kLastStatus;
+  return ask_for_statuses(engine, peer, question, count, last, deadline_s);
 }
 
 std::vector<AskStatus> remove_objects(Engine& engine, Peer& peer, const std::vector<Key>& keys,
                                       double deadline_s) {
   const Question question{"remove_objects", text_of(Ask::kRemove, 0, keys), {}, false};
-  return ask_for_statuses(engine, peer, question, keys.size(), deadline_s);
+  return ask_for_statuses(engine, peer, question, keys.size(), kLastStatus, deadline_s);
 }
 
 }  // namespace mk::served

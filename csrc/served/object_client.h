@@ -33,11 +33,11 @@ std::vector<int64_t> read_objects_into(transfer::Engine& engine, transfer::Peer&
                                        const std::vector<Places>& places, bool verify,
                                        double answer_s, double deadline_s);
 
-// `verify`: the peer compares checksums, which are calculated here.
+// `flags`: kAskPublish. `verify`: the peer compares checksums, which are calculated here.
 std::vector<AskStatus> write_objects(transfer::Engine& engine, transfer::Peer& peer,
                                      const std::vector<store::Key>& keys,
-                                     const std::vector<Places>& objects, bool verify,
-                                     double deadline_s);
+                                     const std::vector<Places>& objects, uint32_t flags,
+                                     bool verify, double deadline_s);
 
 std::vector<AskStatus> remove_objects(transfer::Engine& engine, transfer::Peer& peer,
                                       const std::vector<store::Key>& keys, double deadline_s);

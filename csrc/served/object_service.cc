@@ -135,8 +135,11 @@ class ObjectService::Reading final : public Exchange {
 
 class ObjectService::Storing final : public Exchange {
  public:
-  Storing(ObjectService& service, std::vector<WriteEntry> entries)
-      : service_(service), pool_(service.pool_), entries_(std::move(entries)) {
+  Storing(ObjectService& service, std::vector<WriteEntry> entries, bool publishes)
+      : service_(service),
+        pool_(service.pool_),
+        entries_(std::move(entries)),
+        publishes_(publishes) {
     try {
       for (const WriteEntry& entry : entries_) begin(entry);
       service_.check_takes_puts();  // whoever disables puts then sees what is being written
@@ -157,8 +160,13 @@ class ObjectService::Storing final : public Exchange {
   }
 
   std::vector<iovec> answer() override {
+    sums_.resize(entries_.size());
+    for (size_t i = 0; i < entries_.size(); ++i) {
+      if (writings_[i]) check(i);
+    }
+    if (publishes_) publish();
     for (size_t i = entries_.size(); i-- > 0;) {
-      if (writings_[i]) commit(i);
+      if (statuses_[i] == AskStatus::kDone) commit(i);
     }
     const std::lock_guard lock(service_.mutex_);
     for (size_t i = 0; i < entries_.size(); ++i) {
@@ -191,20 +199,36 @@ class ObjectService::Storing final : public Exchange {
     }
   }
 
-  void commit(size_t i) {
+  // Finds out whether an object has arrived intact. What is not kDone is aborted at the end.
+  void check(size_t i) {
     const Writing& writing = *writings_[i];
     const WriteEntry& entry = entries_[i];
-    uint64_t sum = 0;
     if (service_.options_.checksums || entry.checksum != 0) {
-      sum = checksum_of(writing.data, writing.num_bytes);
+      sums_[i] = checksum_of(writing.data, writing.num_bytes);
     }
-    if (entry.checksum != 0 && sum != entry.checksum) {
-      statuses_[i] = AskStatus::kDamaged;  // aborted at the end
-      return;
+    const bool is_damaged = entry.checksum != 0 && sums_[i] != entry.checksum;
+    statuses_[i] = is_damaged ? AskStatus::kDamaged : AskStatus::kDone;
+  }
+
+  // Before they are committed: so none is visible that the directory refuses, and what the pool
+  // evicts is withdrawn after it was listed.
+  void publish() {
+    std::vector<Key> keys;
+    for (size_t i = 0; i < entries_.size(); ++i) {
+      if (statuses_[i] == AskStatus::kDone) keys.push_back(entries_[i].key);
     }
-    pool_->commit(writing, service_.options_.checksums ? sum : 0, Retention::kNormal);
+    if (keys.empty()) return;
+    const std::shared_ptr<RedisPublisher> publisher = service_.publisher();
+    const auto listed = publisher ? publisher->publish(keys) : std::nullopt;
+    size_t at = 0;
+    for (AskStatus& status : statuses_) {
+      if (status == AskStatus::kDone && !(listed && (*listed)[at++])) status = AskStatus::kUnlisted;
+    }
+  }
+
+  void commit(size_t i) {
+    pool_->commit(*writings_[i], service_.options_.checksums ? sums_[i] : 0, Retention::kNormal);
     writings_[i].reset();
-    statuses_[i] = AskStatus::kDone;
   }
 
   void abort() noexcept {
@@ -219,6 +243,8 @@ class ObjectService::Storing final : public Exchange {
   ObjectService& service_;
   const std::shared_ptr<Pool> pool_;
   const std::vector<WriteEntry> entries_;
+  const bool publishes_;
+  std::vector<uint64_t> sums_;  // 0: none
   std::vector<std::optional<Writing>> writings_;
   std::vector<AskStatus> statuses_;
 };
@@ -252,16 +278,17 @@ std::unique_ptr<Exchange> ObjectService::begin(const std::string& question,
   std::memcpy(&header, question.data(), sizeof(header));
   expect(header.num_keys >= 1 && header.num_keys <= kMaxAskedKeys, header.num_keys, " keys");
   const bool reads = header.ask == Ask::kRead;
-  expect(header.zero == 0 && (header.flags & ~(reads ? kAskSums | kAskCompare : 0u)) == 0, "flags ",
-         header.flags);
-  if (header.ask != Ask::kWrite) expect(payload_bytes == 0, payload_bytes, " bytes of payload");
+  const bool writes = header.ask == Ask::kWrite;
+  const uint32_t known = reads ? kAskSums | kAskCompare : writes ? kAskPublish : 0;
+  expect(header.zero == 0 && (header.flags & ~known) == 0, "flags ", header.flags);
+  if (!writes) expect(payload_bytes == 0, payload_bytes, " bytes of payload");
   if (reads) {
     return std::make_unique<Reading>(*this, header.flags, entries_of<ReadEntry>(header, question));
   }
-  expect(header.ask == Ask::kWrite || header.ask == Ask::kRemove, "kind ",
+  expect(writes || header.ask == Ask::kRemove, "kind ",
          static_cast<uint32_t>(header.ask));
   if (!options_.may_write) throw Refused("its objects may only be read");
-  if (header.ask == Ask::kRemove) {
+  if (!writes) {
     return std::make_unique<Removing>(*this, entries_of<Key>(header, question));
   }
   check_takes_puts();
@@ -272,7 +299,12 @@ std::unique_ptr<Exchange> ObjectService::begin(const std::string& question,
     left -= entry.num_bytes;
   }
   expect(left == 0, "the objects fall ", left, " bytes short");
-  return std::make_unique<Storing>(*this, std::move(entries));
+  return std::make_unique<Storing>(*this, std::move(entries), (header.flags & kAskPublish) != 0);
+}
+
+std::shared_ptr<RedisPublisher> ObjectService::publisher() {
+  const std::lock_guard lock(mutex_);
+  return publisher_;
 }
 
 void ObjectService::check_takes_puts() const {

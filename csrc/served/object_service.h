@@ -16,6 +16,7 @@
 #include <vector>
 
 #include "served/object_wire.h"
+#include "served/redis_publisher.h"
 #include "store/pool.h"
 #include "transfer/service.h"
 
@@ -46,6 +47,12 @@ class ObjectService final : public transfer::Service {
   // are already being written to the pool.
   void let_put(bool takes_puts) { takes_puts_ = takes_puts; }
 
+  // Lists what peers put if they ask for that. Null: nothing can be listed.
+  void let_publish(std::shared_ptr<RedisPublisher> publisher) {
+    const std::lock_guard lock(mutex_);
+    publisher_.swap(publisher);
+  }
+
   std::unique_ptr<transfer::Exchange> begin(const std::string& question,
                                             uint64_t payload_bytes) override;
   Done take_done();
@@ -55,6 +62,7 @@ class ObjectService final : public transfer::Service {
   class Storing;
   class Removing;
 
+  std::shared_ptr<RedisPublisher> publisher();
   void check_takes_puts() const;
   void note_read(const store::Key& key);
   void note(const store::Key& key, bool is_there);
@@ -64,6 +72,7 @@ class ObjectService final : public transfer::Service {
   std::atomic<bool> takes_puts_{true};
   std::mutex mutex_;
   Done done_{};
+  std::shared_ptr<RedisPublisher> publisher_;
 };
 
 }  // namespace mk::served

@@ -22,6 +22,7 @@ enum class Ask : uint32_t { kRead = 1, kWrite = 2, kRemove = 3 };
 
 constexpr uint32_t kAskSums = 1;     // read: checksums of what is sent, even where none is stored
 constexpr uint32_t kAskCompare = 2;  // read: what differs from its stored checksum is not sent
+constexpr uint32_t kAskPublish = 4;  // write: only what can be listed in the directory is stored
 
 enum class AskStatus : uint32_t {
   kAbsent = 0,        // or still being written
@@ -34,9 +35,10 @@ enum class AskStatus : uint32_t {
   kBeingWritten = 7,  // likewise
   kFull = 8,          // likewise
   kElsewhere = 9,     // not in the pool, but its owner may have it elsewhere
+  kUnlisted = 10,     // for kAskPublish only: nothing was stored, since it could not be listed
 };
 
-constexpr AskStatus kLastStatus = AskStatus::kElsewhere;
+constexpr AskStatus kLastStatus = AskStatus::kElsewhere;  // of other questions
 
 struct AskHeader {
   Ask ask;

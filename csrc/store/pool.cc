@@ -102,9 +102,9 @@ void Pool::page_lock(int device) {
   is_page_locked_ = true;
 }
 
-void Pool::contains_each(const Key* keys, size_t count, bool* out) const {
+void Pool::contains_each(const Key* keys, size_t count, bool or_written, bool* out) const {
   index_.find_each(keys, count, [&](size_t i, const Found& found) {
-    out[i] = found.is_ready();
+    out[i] = or_written ? found.entry != kNone : found.is_ready();
     return true;
   });
 }

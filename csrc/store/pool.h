@@ -122,7 +122,8 @@ class Pool {
   bool is_page_locked() const { return is_page_locked_; }
 
   bool contains(const Key& key) const { return index_.find(key).is_ready(); }
-  void contains_each(const Key* keys, size_t count, bool* out) const;
+  // `or_written`: those being written count, too.
+  void contains_each(const Key* keys, size_t count, bool or_written, bool* out) const;
   size_t match_prefix(const Key* keys, size_t count) const;  // length of the prefix that is present
   void ids_of(const Key* keys, size_t count, ObjectId* out) const;  // 0: not present
 

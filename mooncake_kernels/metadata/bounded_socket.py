@@ -3,6 +3,7 @@
 import io
 import select
 import socket
+import ssl
 import time
 from collections.abc import Callable
 from typing import Any
@@ -61,6 +62,12 @@ class BoundedSocket(io.RawIOBase):
 
     def fileno(self) -> int:
         return self._socket.fileno()
+
+    def detach(self) -> int | None:
+        """Give up the connection, and return its descriptor; None: it is encrypted, and is kept."""
+        if isinstance(self._socket, ssl.SSLSocket):
+            return None
+        return self._socket.detach()
 
     def shutdown(self, how: int) -> None:
         self._socket.shutdown(how)

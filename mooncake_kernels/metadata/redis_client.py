@@ -1,12 +1,13 @@
 """A client of Redis, or a compatible server, by redis-py: bounded, with this package's errors."""
 
+import os
 from collections.abc import Callable
 from typing import Any, TypeVar
 from urllib.parse import urlencode
 
 from . import bounded_socket
 from .bounded_socket import BoundedSocket
-from .redis_connections import RedisConnections, Run
+from .redis_connections import Command, RedisConnections, Run
 from .url import MetadataUrl
 
 # Whatever redis-py raises for a nonsensical answer.
@@ -61,6 +62,24 @@ class RedisClient:
             return question(self._connections.run)
         except self._errors as error:
             raise self._url.error(str(error) or type(error).__name__) from None
+
+    def detach(self, *commands: Command) -> tuple[int, list[Any]] | None:
+        """Make a connection that the caller closes: see ``RedisConnections.detach``.
+
+        Raises:
+            Unavailable: the server cannot be reached, or refuses a command.
+        """
+        try:
+            made = self._connections.detach(*commands)
+            if made is not None:
+                try:
+                    accepted(made[1])
+                except BaseException:
+                    os.close(made[0])
+                    raise
+        except self._errors as error:
+            raise self._url.error(str(error) or type(error).__name__) from None
+        return made
 
     def close(self) -> None:
         """Disconnect. Idempotent."""

@@ -49,6 +49,20 @@ class RedisConnections:
         self._idle.append(conversation)
         return replies
 
+    def detach(self, *commands: Command) -> tuple[int, list[Any]] | None:
+        """Make a connection, run commands on it as ``run`` does, and give it away.
+
+        Returns:
+            Its descriptor, and the replies. None: it would be encrypted.
+        """
+        conversation = _Conversation(self._pool.get_connection())
+        try:
+            replies = conversation.run(b"".join(map(pack, commands)), len(commands))
+            fd = conversation.detach()
+        finally:
+            self._drop(conversation)
+        return None if fd is None else (fd, replies)
+
     def close(self) -> None:
         """Disconnect all, even those in use. Idempotent."""
         self._pool.disconnect()
@@ -88,6 +102,9 @@ class _Conversation:
     def run(self, packed: bytes, count: int) -> list[Any]:
         self._socket.sendall(packed)
         return self._replies.read(count)
+
+    def detach(self) -> int | None:
+        return self._socket.detach()
 
     def is_quiet(self) -> bool:
         """Whether there is no unsolicited input, nor the end of the connection."""

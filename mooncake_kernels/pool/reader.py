@@ -41,9 +41,12 @@ class PoolReader(Closing):
         """Tell whether an object can be read. Does not count as a use."""
         return self._pool.contains(*as_key("contains", key))
 
-    def contains_each(self, keys: Any) -> np.ndarray:
-        """Tell which of ``[n, 2]`` keys are present: ``[n]`` bool."""
-        return self._pool.contains_each(as_keys("contains_each", keys))
+    def contains_each(self, keys: Any, *, or_written: bool = False) -> np.ndarray:
+        """Tell which of ``[n, 2]`` keys are present: ``[n]`` bool. ``or_written``: or are being
+        written, by any process.
+        """
+        as_bool("contains_each", "or_written", or_written)
+        return self._pool.contains_each(as_keys("contains_each", keys), or_written)
 
     def ids_of(self, keys: Any) -> np.ndarray:
         """Return the ids of the objects under ``[n, 2]`` keys: ``[n]`` uint64, see

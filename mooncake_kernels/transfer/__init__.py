@@ -46,6 +46,7 @@ from .objects import (
     WHOLE,
     ObjectsReply,
     ObjectStatus,
+    RedisPublisher,
     Served,
     ServedPool,
 )
@@ -65,6 +66,7 @@ __all__ = [
     "ObjectStatus",
     "ObjectsReply",
     "Peer",
+    "RedisPublisher",
     "Region",
     "RemoteRegion",
     "Served",

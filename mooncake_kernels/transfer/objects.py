@@ -7,7 +7,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from .. import _host
-from .._arguments import as_bool, as_integers
+from .._arguments import as_bool, as_integers, as_seconds
+from .._host import RedisPublisher as RedisPublisher
 from ..closing import Closing
 from ..errors import InvalidArgument, shown
 from ..pool import ObjectPool
@@ -35,6 +36,7 @@ class ObjectStatus(enum.IntEnum):
     BEING_WRITTEN = 7
     FULL = 8
     ELSEWHERE = 9  # not in the pool, but its owner may have it elsewhere
+    UNLISTED = 10  # not stored: another pool has it or gets it, or there is no directory
 
 
 class Served(NamedTuple):
@@ -93,6 +95,18 @@ class ServedPool(Closing):
         """
         _check_bool("let_put", takes_puts=takes_puts)
         self._service.let_put(takes_puts)
+
+    def let_publish(self, publisher: RedisPublisher | None) -> None:
+        """Have objects listed in a directory before they are stored, if peers ask for that.
+
+        Args:
+            publisher: lists them; None: nothing can be listed.
+        """
+        if not isinstance(publisher, RedisPublisher | None):
+            raise InvalidArgument(
+                f"let_publish: publisher must be a RedisPublisher or None, got {shown(publisher)}"
+            )
+        self._service.let_publish(publisher)
 
 
 class ObjectsReply(Closing):
@@ -276,10 +290,11 @@ class ObjectCalls:
         words = _as_asked("read_objects_into", keys)
         as_bool("read_objects_into", "verify", verify)
         deadline_s = as_deadline("read_objects_into", deadline_s)
-        answer_s = deadline_s if answer_s is None else as_deadline("read_objects_into", answer_s)
+        if answer_s is not None:
+            as_seconds("read_objects_into", "answer_s", answer_s, minimum=1e-6)
         try:
             return self._engine.read_objects_into(
-                peer._peer, words, places, verify, answer_s, deadline_s
+                peer._peer, words, places, verify, answer_s or deadline_s, deadline_s
             )
         except TypeError:
             raise _wrong_places("read_objects_into", "places", len(words), places) from None
@@ -290,6 +305,7 @@ class ObjectCalls:
         keys: Any,
         objects: Sequence[Sequence[Place]],
         *,
+        publish: bool = False,
         verify: bool = True,
         deadline_s: float | None = None,
     ) -> np.ndarray:
@@ -301,12 +317,15 @@ class ObjectCalls:
             peer: see ``read_objects``.
             keys: see there.
             objects: n of them: pieces of local host memory, concatenated; 64 MiB in all.
+            publish: have the peer list them in its directory first, see ``ServedPool.let_publish``;
+                those that it cannot list are ``UNLISTED``, and not stored.
             verify: have the peer compare what arrives with checksums computed here.
             deadline_s: seconds for all of it; None: the setting ``deadline_s``.
 
         Returns:
             ``[n]`` uint8 of ``ObjectStatus``: ``DONE``, ``EXISTS``, ``BEING_WRITTEN``, ``FULL``
-            (the peer evicts nothing for it), ``DAMAGED`` on the way, or ``TOO_LARGE`` for the pool.
+            (the peer evicts nothing for it), ``DAMAGED`` on the way, ``TOO_LARGE`` for the pool, or
+            ``UNLISTED``.
 
         Raises:
             InvalidArgument, Unavailable: as ``read_objects``; also where the pool is read-only.
@@ -314,10 +333,12 @@ class ObjectCalls:
         """
         self._check_peer("write_objects", peer)
         words = _as_asked("write_objects", keys)
-        _check_bool("write_objects", verify=verify)
+        _check_bool("write_objects", publish=publish, verify=verify)
         deadline_s = as_deadline("write_objects", deadline_s)
         try:
-            return self._engine.write_objects(peer._peer, words, objects, verify, deadline_s)
+            return self._engine.write_objects(
+                peer._peer, words, objects, publish, verify, deadline_s
+            )
         except TypeError:
             raise _wrong_places("write_objects", "objects", len(words), objects) from None
 

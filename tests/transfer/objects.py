@@ -24,9 +24,8 @@ from .handshake import begin, receive_exactly
 from .proxy import Proxy
 from .support import ACK, HEADER, WAIT_S, addressed, connect, eventually, untouched
 
-ABSENT, DONE, DAMAGED, BUSY, DOES_NOT_FIT, TOO_LARGE, EXISTS, BEING_WRITTEN, FULL, ELSEWHERE = (
-    ObjectStatus
-)
+ABSENT, DONE, DAMAGED, BUSY, DOES_NOT_FIT, TOO_LARGE, EXISTS, BEING_WRITTEN, FULL, *_ = ObjectStatus
+ELSEWHERE, UNLISTED = ObjectStatus.ELSEWHERE, ObjectStatus.UNLISTED
 MOST = 64 << 20  # that one answer brings, or one question
 LARGE = 32 << 20  # more than sockets hold
 

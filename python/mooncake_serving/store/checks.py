@@ -10,6 +10,7 @@ from mooncake_kernels.errors import InvalidArgument, shown
 from mooncake_kernels.pool import ObjectPool, Retention
 
 MAX_NUMBER = 2**64 - 1
+RETENTIONS = get_args(Retention)
 
 
 def check_share(op: str, argument: str, value: Any) -> None:
@@ -43,9 +44,9 @@ def check_number(op: str, argument: str, value: Any) -> None:
 
 def check_retention(op: str, value: Any) -> None:
     """Refuse what a pool would not accept as a retention, in the pool's words."""
-    if not isinstance(value, str) or value not in get_args(Retention):
+    if not isinstance(value, str) or value not in RETENTIONS:
         raise InvalidArgument(
-            f"{op}: retention must be one of {get_args(Retention)}, got {shown(value, 80)}"
+            f"{op}: retention must be one of {RETENTIONS}, got {shown(value, 80)}"
         )
 
 

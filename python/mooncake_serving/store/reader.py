@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from mooncake_kernels.buffers import as_buffer
+from mooncake_kernels.buffers import Buffer, as_buffer
 from mooncake_kernels.errors import ChecksumError, InvalidArgument, Unavailable
 from mooncake_kernels.pool import Key, ObjectPool, PinnedObject
 
@@ -104,7 +104,7 @@ class StoreReader:
         try:
             sizes = self.pool.get_into_each(key_array, held[::-1], verify=verify)
         except InvalidArgument:  # it has counted them from the last on
-            check_buffers("get_into_each", held)
+            as_writable("get_into_each", held)
             raise
         for first, second in key_array[sizes == DAMAGED].tolist():
             self.remove_damaged((first, second))
@@ -132,8 +132,8 @@ class StoreReader:
 
     # The same with keys of the pool, ``[n, 2]`` uint64, of any namespace.
 
-    def has_keys(self, keys: np.ndarray) -> np.ndarray:
-        return self.pool.contains_each(keys)
+    def has_keys(self, keys: np.ndarray, *, or_written: bool = False) -> np.ndarray:
+        return self.pool.contains_each(keys, or_written=or_written)
 
     def match_keys(self, keys: np.ndarray) -> int:
         return self.pool.match_prefix(keys)
@@ -184,11 +184,15 @@ def is_whole(pinned: PinnedObject) -> bool:
     return True
 
 
-def check_buffers(op: str, buffers: Sequence[Any]) -> None:
-    """Refuse what nothing can be copied to, in the pool's words."""
+def as_writable(op: str, buffers: Sequence[Any]) -> list[Buffer]:
+    """Describe memory; refuse what nothing can be copied to, in the pool's words."""
+    described = []
     for i, buffer in enumerate(buffers):
-        if not as_buffer(buffer, argument=f"{op}: buffers[{i}]").writable:
+        memory = as_buffer(buffer, argument=f"{op}: buffers[{i}]")
+        if not memory.writable:
             raise InvalidArgument(f"{op}: buffers[{i}] must be writable, got read-only memory")
+        described.append(memory)
+    return described
 
 
 def check_pairs(op: str, argument: str, keys: StoreKeys, others: Sequence[Any]) -> None:

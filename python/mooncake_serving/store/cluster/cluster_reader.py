@@ -20,7 +20,7 @@ from ..node.arriving import Outcome
 from ..node.copied import keep_copies
 from ..node.direct import NOT_READ
 from ..node.sinks import IntoBuffers, IntoBytes, IntoPool, Sink
-from ..reader import DAMAGED, check_buffers, check_pairs
+from ..reader import DAMAGED, as_writable, check_pairs
 from ..store import Store
 from .hot_keys import HotKeys
 
@@ -117,7 +117,9 @@ class ClusterReader:
         sizes = np.full(len(words), ABSENT, np.int64)
         missing = list(range(len(words)))
         left = words
-        if self._store is not None:
+        if self._store is None:
+            buffers = as_writable("get_into_each", buffers)
+        else:
             sizes = self._store.get_into_each(keys, buffers)
             self.node.listing.withdraw(words[sizes == DAMAGED])
             missing = np.flatnonzero((sizes == ABSENT) | (sizes == DAMAGED)).tolist()
@@ -311,9 +313,10 @@ class ClusterReader:
 
     def _count_reads(self, words: np.ndarray, num_copies: np.ndarray) -> None:
         """Copy here what is read repeatedly from elsewhere."""
-        if self._hot is not None and self._store is not None and not self.node.is_draining:
-            if (chosen := self._hot.read(words, num_copies)).any():
-                self._fetch_hot(words[chosen])
+        if self._hot is None or self._store is None or self.node.is_draining:
+            return
+        if (chosen := self._hot.read(words, num_copies)).any():
+            self._fetch_hot(words[chosen])
 
     def _read_from(
         self,
@@ -389,7 +392,8 @@ class ClusterReader:
         copies = self.node.listing.copies
         sinks = [IntoPool(store, tuple(word), copies) for word in words[missing].tolist()]
         pools, is_remembered = self.node.locations.find(words[missing], anew=True)
-        read = self._read_from(words[missing], sinks, pools, is_remembered)
+        verify = self._verifies()
+        read = self._read_from(words[missing], sinks, pools, is_remembered, verify=verify)
         for gone in keep_copies(store, self.node.listing, words[missing], sinks):
             read[gone] = Outcome.ABSENT
         for i, sink, outcome in zip(missing, sinks, read, strict=True):

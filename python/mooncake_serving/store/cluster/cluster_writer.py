@@ -15,11 +15,12 @@ from ..checks import check_number, check_retention
 from ..directory import Claim, Member
 from ..keyspace import StoreKey, StoreKeys
 from ..node.asking import Pulls
-from ..node.kept import KEPT, kept_in_order, put_options
+from ..node.kept import KEPT, NORMAL, kept_in_order, put_options
 from ..reader import check_pairs
 from .cluster_put import ClusterPut, PutElsewhere, PutHere
 from .cluster_reader import ClusterReader
 
+TO_ASK = (None, PutResult.EXISTS, PutResult.BEING_WRITTEN)  # the node, after its engine
 RESULT_OF = {Claim.EXISTS: PutResult.EXISTS, Claim.TAKEN: PutResult.BEING_WRITTEN}
 
 
@@ -238,6 +239,30 @@ class ClusterWriter(ClusterReader):
         words = self._keyspace.keys(keys)
         if self._store is not None:
             self._store.check_puts(keys)
+        elif (kept["retention"] == NORMAL).all():
+            direct = self.node.put_directly(words, objects, verify=self._verify > 0)
+            if direct is not None:
+                return self._put_rest(words, objects, kept, direct)
+        return self._put_claimed(words, objects, kept)
+
+    def _put_rest(
+        self,
+        words: np.ndarray,
+        objects: Sequence[Sequence[Buffer]],
+        kept: np.ndarray,
+        results: list[PutResult | None],
+    ) -> list[PutResult]:
+        """Store what was not put directly, for whatever reason."""
+        if left := [i for i, result in enumerate(results) if result is None]:
+            rest = self._put_claimed(words[left], [objects[i] for i in left], kept[left])
+            for i, result in zip(left, rest, strict=True):
+                results[i] = result
+        return [result for result in results if result is not None]
+
+    def _put_claimed(
+        self, words: np.ndarray, objects: Sequence[Sequence[Buffer]], kept: np.ndarray
+    ) -> list[PutResult]:
+        """Store many objects, here or elsewhere, after they have been claimed."""
         results, granted = self._claim(words)
         published = np.zeros(len(words), bool)
         try:
@@ -313,7 +338,7 @@ class ClusterWriter(ClusterReader):
     ) -> Pulls:
         """Have one node take objects, and ensure that they are published: those that its engine has
         stored. What exists there and is not listed may be about to be removed: its node says, and
-        lists it.
+        lists it. What is being written there may be a direct put, which the claim ends: once more.
         """
         verify = self._verify > 0
         asking = self.node.asking
@@ -324,7 +349,7 @@ class ClusterWriter(ClusterReader):
         if not self.node.listing.publish_for(member.pool, words[stored]):
             for i in stored:
                 answers[i] = f"{member.pool} has left"
-        if left := [i for i, answer in enumerate(answers) if answer in (None, PutResult.EXISTS)]:
+        if left := [i for i, answer in enumerate(answers) if answer in TO_ASK]:
             taken = asking.give(
                 member.name,
                 words[left],
@@ -435,9 +460,8 @@ class ClusterWriter(ClusterReader):
         """Members whose pools take objects, without this node's: those that were silent lately
         last, and of the others the emptiest pool first.
         """
-        homes = self._known(lambda m: m.pool not in ("", self.node.pool_name) and not m.is_draining)
-        silence = self.node.silence
-        return sorted(homes, key=lambda member: (member.name in silence, -member.free_bytes))
+        homes = self.node.homes() or self.node.homes(anew=True)
+        return sorted(homes, key=lambda member: member.name in self.node.silence)
 
     def _known(self, condition: Callable[[Member], bool]) -> list[Member]:
         """Members that meet a condition; if none is known, the directory is asked."""

@@ -62,8 +62,11 @@ def as_member(op: str, value: Any) -> Member:
                 f"{op}: member.{field} must be an integer from 0 to 2**63 - 1, "
                 f"got {getattr(value, field)!r}"
             )
-    if not isinstance(value.is_draining, bool):
-        raise InvalidArgument(f"{op}: member.is_draining must be a bool, got {value.is_draining!r}")
+    for field in ("is_draining", "publishes"):
+        if not isinstance(getattr(value, field), bool):
+            raise InvalidArgument(
+                f"{op}: member.{field} must be a bool, got {getattr(value, field)!r}"
+            )
     return value
 
 

@@ -14,6 +14,7 @@ from typing import Protocol, TypeVar
 import numpy as np
 
 from mooncake_kernels.errors import Unavailable
+from mooncake_kernels.transfer import RedisPublisher
 
 Self = TypeVar("Self", bound="Directory")
 
@@ -29,6 +30,7 @@ class Member:
         capacity_bytes: of that pool.
         free_bytes: of that pool, as last reported.
         is_draining: whether it accepts no new objects.
+        publishes: whether its engine lists what others put into the pool, if they ask for that.
     """
 
     name: str
@@ -37,6 +39,7 @@ class Member:
     capacity_bytes: int = 0
     free_bytes: int = 0
     is_draining: bool = False
+    publishes: bool = False
 
     def with_free(self, free_bytes: int) -> "Member":
         return replace(self, free_bytes=free_bytes)
@@ -124,6 +127,14 @@ class Directory(Protocol):
 
         The objects were put, unless ``is_copy``: then they came from other pools, or were there
         before, and objects removed meanwhile must not come back.
+        """
+
+    def publisher(self, pool: str) -> RedisPublisher | None:
+        """Return what a pool's engine publishes with by itself: objects that others put there, and
+        that no other living pool has and no living member is writing. The caller owns it.
+
+        Returns:
+            None: this directory, or the way to it, has no such thing.
         """
 
     def withdraw(self, pool: str, keys: np.ndarray) -> None:

@@ -8,6 +8,8 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from mooncake_kernels.transfer import RedisPublisher
+
 from ..checks import check_callable
 from .arguments import KEY_BYTES, as_keys, as_member, as_name, as_range, as_ttl_s
 from .base import Claim, Directory, Holders, Member, NotAMember, Published
@@ -114,6 +116,10 @@ class EmbeddedDirectory(Directory):
                 return np.full(len(key_bytes), NOT_SERVED, np.int8)
             answers = [self._publish(living, key, now, is_copy=is_copy) for key in key_bytes]
         return np.array(answers, np.int8)
+
+    def publisher(self, pool: str) -> RedisPublisher | None:
+        as_name("publisher", "pool", pool)
+        return None
 
     def withdraw(self, pool: str, keys: np.ndarray) -> None:
         as_name("withdraw", "pool", pool)

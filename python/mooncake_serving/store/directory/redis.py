@@ -9,15 +9,18 @@ from typing import Any
 import numpy as np
 
 from mooncake_kernels.errors import InvalidArgument
+from mooncake_kernels.metadata import bounded_socket
 from mooncake_kernels.metadata.base import milliseconds
 from mooncake_kernels.metadata.redis_client import Answer, RedisClient
+from mooncake_kernels.metadata.redis_connections import pack_words
 from mooncake_kernels.metadata.url import DEFAULT_PREFIX, parse_url
+from mooncake_kernels.transfer import RedisPublisher
 
 from . import redis_answers as answers
 from . import redis_scripts as scripts
 from .arguments import KEY_BYTES, as_keys, as_member, as_name, as_range, as_ttl_s
 from .base import Directory, Holders, Member, NotAMember, prefix_of
-from .redis_script import Script, run_script
+from .redis_script import Script, command_head, run_script
 
 FORMS = (
     '"redis://host:port/db", "rediss://host:port/db", "unix:///path?db=db" '
@@ -90,6 +93,15 @@ class RedisDirectory(Directory):
             [(pool, chunk) for chunk in chunks],
             lambda replies: answers.as_published(replies, chunks),
         )
+
+    def publisher(self, pool: str) -> RedisPublisher | None:
+        """None if the connection is encrypted; see ``Directory.publisher``."""
+        as_name("publisher", "pool", pool)
+        made = self._client.detach(("SCRIPT", "LOAD", scripts.PUBLISH_NEW.source))
+        if made is None:
+            return None
+        head = command_head(scripts.PUBLISH_NEW, self._prefix, 2) + pack_words((pool,))
+        return RedisPublisher(made[0], head, bounded_socket.TIMEOUT_S)
 
     def withdraw(self, pool: str, keys: np.ndarray) -> None:
         self._say("withdraw", "pool", pool, keys, scripts.WITHDRAW)

@@ -34,7 +34,8 @@ def as_members(answers: list[Any]) -> list[Member]:
     members = []
     for entry in entries:
         document = json.loads(entry)
-        values = {field.name: document[field.name] for field in fields(Member)}
+        names = {field.name for field in fields(Member)}
+        values = {name: value for name, value in document.items() if name in names}
         members.append(as_member("members", Member(**values)))
     return sorted(members, key=lambda member: member.name)
 

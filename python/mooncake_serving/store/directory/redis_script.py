@@ -26,7 +26,7 @@ def run_script(run: Run, script: Script, prefix: str, calls: list[tuple]) -> lis
     If the server does not know the script, as after a restart, it is loaded and the calls are
     retried: any script may be run twice.
     """
-    commands = [_head(script.sha, prefix, len(call)) + pack_words(call) for call in calls]
+    commands = [command_head(script, prefix, len(call)) + pack_words(call) for call in calls]
     try:
         return accepted(run(*commands))
     except Exception as error:
@@ -38,7 +38,7 @@ def run_script(run: Run, script: Script, prefix: str, calls: list[tuple]) -> lis
 
 
 @lru_cache
-def _head(sha: str, prefix: str, num_arguments: int) -> bytes:
-    """The common prefix of all commands that run a script."""
-    words = ("EVALSHA", sha, 1, prefix)
+def command_head(script: Script, prefix: str, num_arguments: int) -> bytes:
+    """The beginning of a command that runs a script, up to its arguments."""
+    words = ("EVALSHA", script.sha, 1, prefix)
     return b"*%d\r\n%b" % (len(words) + num_arguments, pack_words(words))

@@ -295,6 +295,43 @@ PUBLISH = Script(_KEYS + "local is_copy = false" + _PUBLISH)
 
 PUBLISH_COPIES = Script(_KEYS + "local is_copy = true" + _PUBLISH)
 
+# Publish objects that are being put into a pool, if nobody else has them or writes them. One byte
+# per key: 0 if it is published. Claims of the pool's own members do not count: the pool itself lets
+# only one of them write.
+PUBLISH_NEW = Script(
+    _KEYS
+    + """
+local pool, keys = number_of(ARGV[1]), keys_in(ARGV[2])
+if not pool then return string.rep('\\1', #keys) end
+local objects, claims, marks = named('o', keys), named('c', keys), named('r', keys)
+local said, claimants, removed = read(objects), read(claims), read(marks)
+local held, writes = {[false] = false}, {[false] = false}
+local answers, listed, changed, before, ended = {}, {}, {}, {}, {}
+for i = 1, #keys do
+  local pools, claimant = said[i], claimants[i]
+  if held[pools] == nil then
+    local living = living_of(pools)
+    held[pools] = #living > 1 or #living == 1 and living[1] ~= pool
+  end
+  if writes[claimant] == nil then
+    writes[claimant] = select(2, parts(claimant)) ~= pool and lives('alive', claimant)
+  end
+  if held[pools] or writes[claimant] then
+    answers[i] = '\\1'
+  else
+    answers[i] = '\\0'
+    listed[#listed + 1], changed[#changed + 1], before[#before + 1] = keys[i], objects[i], pools
+    if claimant then ended[#ended + 1] = claims[i] end
+    if removed[i] then ended[#ended + 1] = marks[i] end
+  end
+end
+change(changed, before, function(pools) return with(pool, pools) end)
+call_with_all(listed, 'SADD', prefix .. 'p' .. pool)
+call_with_all(ended, 'DEL')
+return table.concat(answers)
+"""
+)
+
 WITHDRAW = Script(
     _KEYS
     + """

@@ -34,6 +34,10 @@ RESULTS = {
     ObjectStatus.EXISTS: PutResult.EXISTS,
     ObjectStatus.BEING_WRITTEN: PutResult.BEING_WRITTEN,
 }
+NEW = {
+    ObjectStatus.DONE: PutResult.STORED,
+    ObjectStatus.BEING_WRITTEN: PutResult.BEING_WRITTEN,
+}
 NEAR_BYTES = 256 << 10  # up to here it is faster than memory that is mapped, or a NIC
 
 
@@ -144,9 +148,8 @@ class ByKey:
         Raises:
             TransferError: the holder is gone, or does not answer in time.
         """
-        if peer.transport != "tcp":
-            if not self.suits(peer, sum(size for parts in places for _, size in parts)):
-                return None
+        if not self.suits(peer, sum(size for parts in places for _, size in parts)):
+            return None
         try:
             sizes = self._engine.read_objects_into(
                 peer,
@@ -203,6 +206,45 @@ class ByKey:
             for i, status in zip(batch, statuses.tolist(), strict=True):
                 results[i] = RESULTS.get(status)
         return results
+
+    def put_new(
+        self,
+        peer: Peer,
+        keys: np.ndarray,
+        places: Sequence[Sequence[tuple[int, int]]],
+        *,
+        verify: bool,
+    ) -> list[PutResult | None] | None:
+        """Have a holder list objects in the directory and store them, if nobody has or writes them.
+
+        Args:
+            peer: the holder.
+            keys: ``[n, 2]``.
+            places: for each object its memory, (address, bytes).
+            verify: compare what has arrived with what is here.
+
+        Returns:
+            For each ``STORED``; ``BEING_WRITTEN`` into this pool by somebody else; None: it did
+            not. None instead of a list: it does not do that.
+
+        Raises:
+            TransferError: the holder is gone, or does not answer in time; some may be stored.
+        """
+        if not self.suits(peer, sum(size for parts in places for _, size in parts)):
+            return None
+        try:
+            statuses = self._engine.write_objects(
+                peer,
+                keys,
+                places,
+                publish=True,
+                verify=verify,
+                deadline_s=self._answer_s + self._read_s,
+            )
+        except Unavailable:
+            return None
+        self._heard(peer.name)
+        return [NEW.get(status) for status in statuses.tolist()]
 
     def remove(self, peer: Peer, keys: np.ndarray) -> np.ndarray | None:
         """Remove objects from the pool of a holder.

@@ -108,7 +108,9 @@ class Claims:
         if len(listed):
             went = listed[self._listing.withdraw_gone(keys[listed])]
             claims[went] = self._ask_directory(keys[went], ttl_s)
-            claims[claims == LISTED] = Claim.EXISTS  # by now it is here again
+            is_left = claims == LISTED  # by now it is here again, or is being written
+            is_here = self._listing.has_keys(keys[is_left])
+            claims[is_left] = np.where(is_here, Claim.EXISTS, Claim.TAKEN)
         return claims
 
     def _ask_directory(self, keys: np.ndarray, ttl_s: float) -> np.ndarray:

@@ -1,38 +1,43 @@
-"""Reads whole objects that one other node has, straight into memory.
+"""Reads and puts whole objects in one round trip to one other node.
 
-This is the usual case, and small objects arrive sooner than Python gets through ``remote.py``,
-which serves all cases: so it has a way of its own, with as few steps as possible.
+This is the usual case, and small objects arrive sooner than Python gets through the modules that
+serve all cases. So it has a way of its own, with as few steps as possible; whatever is unusual is
+left to them.
 """
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 
+from mooncake_kernels.buffers import Buffer
 from mooncake_kernels.errors import TransferError, Unavailable
+from mooncake_kernels.pool import PutResult
 from mooncake_kernels.transfer import MAX_ASKED_KEYS
 
 from ...rpc import Peers
 from ..directory import Member
 from .by_key import ByKey
 from .locations import Locations
+from .membership import Membership
 from .silence import Silence
 from .sinks import Sink
 
 logger = logging.getLogger(__name__)
 
 NOT_READ = -1
+MAX_PUT_BYTES = 4 << 20  # above, asking whether they exist costs little beside sending them
 
 
-class DirectReads:
-    """Reads by key from the only holder. Thread-safe.
+class Direct:
+    """Reads by key from the only holder, and puts into the emptiest pool. Thread-safe.
 
     Args:
-        peers: connections to the holders.
-        by_key: reads from them.
+        peers: connections to the nodes.
+        by_key: reads and puts.
         locations: where objects are.
-        server_of: the only member that serves the pool of a name; None if there is none, or more.
-        silence: holders that are not asked.
+        membership: who is there.
+        silence: nodes that are not asked.
         answer_s: how long connecting may take.
     """
 
@@ -41,14 +46,14 @@ class DirectReads:
         peers: Peers,
         by_key: ByKey,
         locations: Locations,
-        server_of: Callable[[str], Member | None],
+        membership: Membership,
         silence: Silence,
         answer_s: float,
     ):
         self._peers = peers
         self._by_key = by_key
         self._locations = locations
-        self._server_of = server_of
+        self._membership = membership
         self._silence = silence
         self._answer_s = answer_s
 
@@ -64,17 +69,61 @@ class DirectReads:
             ``[n]`` int64: sizes of the objects that are in their sinks' places; -1: it is to be
             read another way. None: all are.
         """
-        places = [sink.places for sink in sinks]
-        if None in places or not 0 < len(places) <= MAX_ASKED_KEYS:
+        places = [sink.places for sink in sinks if sink.places is not None]
+        if len(places) < len(sinks) or not 0 < len(places) <= MAX_ASKED_KEYS:
             return None
         pool = self._locations.only_pool(keys)
-        member = None if pool is None else self._server_of(pool)
+        member = None if pool is None else self._membership.server_of(pool)
         if member is None or member.name in self._silence:
             return None
         try:
             with self._peers.lease(member.name, self._answer_s) as peer:
                 return self._by_key.read_into(peer, keys, places, verify=verify)
         except (TransferError, Unavailable) as error:
-            logger.info("%s is passed over: %s", member.name, error)
-            self._silence.note(member.name, error)
+            self._pass_over(member, error)
             return None
+
+    def put(
+        self, keys: np.ndarray, objects: Sequence[Sequence[Buffer]], *, verify: bool
+    ) -> list[PutResult | None] | None:
+        """Put n objects into the emptiest pool, if its node's engine also publishes them, and none
+        of them is known to be somewhere. It stores what nobody has, or is writing.
+
+        Nobody is asked beforehand, so it is for few bytes: they may be sent in vain.
+
+        Args:
+            keys: ``[n, 2]``.
+            objects: the parts of each, in order.
+            verify: whether what has arrived is compared with what is here.
+
+        Returns:
+            For each ``STORED``; ``BEING_WRITTEN`` by somebody else; None: it is to be put another
+            way, which also finds out why. None instead of a list: all are.
+        """
+        homes = self._membership.homes()
+        if not homes or not homes[0].publishes or not 0 < len(keys) <= MAX_ASKED_KEYS:
+            return None
+        member = homes[0]
+        places, num_bytes = [], 0
+        for parts in objects:
+            place = []
+            for part in parts:
+                if not part.is_host:
+                    return None
+                num_bytes += part.num_bytes
+                place.append((part.address, part.num_bytes))
+            places.append(place)
+        if num_bytes > MAX_PUT_BYTES or member.name in self._silence:
+            return None
+        if self._locations.knows_any(keys):
+            return None
+        try:
+            with self._peers.lease(member.name, self._answer_s) as peer:
+                return self._by_key.put_new(peer, keys, places, verify=verify)
+        except TransferError as error:
+            self._pass_over(member, error)
+            return None
+
+    def _pass_over(self, member: Member, error: TransferError | Unavailable) -> None:
+        logger.info("%s is passed over: %s", member.name, error)
+        self._silence.note(member.name, error)

@@ -188,9 +188,19 @@ class Listing:
     def withdraw_gone(self, keys: np.ndarray) -> np.ndarray:
         """Withdraw what the directory lists, of which the pool does not have some: ``[n]`` bool."""
         with self._gone:
-            is_gone = ~self.has_keys(keys)
+            is_gone = self._are_gone(keys)
             self.withdraw(keys[is_gone])
         return is_gone
+
+    def _are_gone(self, keys: np.ndarray) -> np.ndarray:
+        """Return which objects the pool does not have, nor gets: ``[n]`` bool.
+
+        What others put by its engine is published just before it is stored. So what is being
+        written may rightly be listed.
+        """
+        if self._store is None:
+            return np.ones(len(keys), bool)
+        return ~self._store.has_keys(keys, or_written=True)
 
     def _wait_for_withdrawal(self) -> None:
         """Wait until what was seen to be gone before, and may be back, is listed again."""
@@ -286,7 +296,7 @@ class Listing:
 
     def _tell_difference(self, gone: np.ndarray, new: Objects, is_old: np.ndarray) -> None:
         """Withdraw what has gone, unless it is back by now; publish what is new."""
-        if len(gone) and not (is_gone := ~self.has_keys(gone)).all():
+        if len(gone) and not (is_gone := self._are_gone(gone)).all():
             back = gone[~is_gone]
             self._told.note(Objects(back, np.zeros(len(back), np.uint64)))
             gone = gone[is_gone]
@@ -350,8 +360,8 @@ class Listing:
         listed = objects.at(answers == LISTED) if answers.any() else objects
         self._told.note(listed)
         self.copies.end(listed.ids)
-        if len(listed.keys) and not (is_here := self.has_keys(listed.keys)).all():
-            self.withdraw(listed.keys[~is_here])
+        if len(listed.keys) and (is_gone := self._are_gone(listed.keys)).any():
+            self.withdraw(listed.keys[is_gone])
 
     def _drop(self, objects: Objects) -> None:
         """Remove objects that were removed everywhere else."""

@@ -70,6 +70,12 @@ class Locations:
                 pools = names
         return pools[0] if pools else None
 
+    def knows_any(self, keys: np.ndarray) -> bool:
+        """Whether it is remembered of any object that a pool has it."""
+        now = time.monotonic()
+        with self._lock:
+            return any(now < self._found.get(word, NOWHERE)[1] for word in words_of(keys))
+
     def remember(self, keys: np.ndarray, pools: Holders) -> None:
         """Remember where objects are; objects without a location are forgotten."""
         until = time.monotonic() + self._valid_s

@@ -50,12 +50,14 @@ class Membership:
         self._ttl_s = ttl_s
         self._on_members = on_members
         self._on_beat = on_beat
-        self._name = describe().name
+        entry = describe()
+        self._name, self._pool = entry.name, entry.pool
         self._is_over = threading.Event()
         self._must_look = threading.Event()
         self._joining = threading.Lock()  # so that none joins who has left
         self._members: dict[str, Member] = {}
         self._servers: dict[str, Member | None] = {}
+        self._homes: tuple[Member, ...] = ()
         self._served: set[str] = set()  # names of all members with pools so far
         self._threads: list[threading.Thread] = []
         self._directory.join(describe(), ttl_s)
@@ -78,6 +80,10 @@ class Membership:
         """The only living member that serves a pool; None if there is none, or more."""
         return self._servers.get(pool)
 
+    def homes(self) -> tuple[Member, ...]:
+        """The living members whose pools take objects, without this node's: the emptiest first."""
+        return self._homes
+
     def refresh(self) -> dict[str, Member]:
         """Ask which members live.
 
@@ -89,6 +95,12 @@ class Membership:
         for member in self._members.values():
             servers[member.pool] = None if member.pool in servers else member
         self._servers = servers
+        homes = (
+            member
+            for member in self._members.values()
+            if member.pool not in ("", self._pool) and not member.is_draining
+        )
+        self._homes = tuple(sorted(homes, key=lambda member: -member.free_bytes))
         self._served.update(name for name, member in self._members.items() if member.pool)
         return self._members
 

@@ -10,8 +10,10 @@ from typing import Any
 
 import numpy as np
 
+from mooncake_kernels.buffers import Buffer
 from mooncake_kernels.closing import Closing
 from mooncake_kernels.errors import InvalidArgument
+from mooncake_kernels.pool import PutResult
 from mooncake_kernels.transfer import Region, TransferEngine
 
 from ...rpc import Peers
@@ -23,7 +25,7 @@ from .asking import Asking
 from .by_key import ByKey
 from .calls import Calls
 from .claims import Claims
-from .direct import DirectReads
+from .direct import Direct
 from .engines import return_engine, take_engine
 from .intake import Intake
 from .last_stats import LastStats
@@ -156,14 +158,6 @@ class Node(Closing):
             answer_s=answer_s,
             read_s=read_s,
         )
-        self._direct = DirectReads(
-            self._peers,
-            by_key,
-            self.locations,
-            lambda pool: self._membership.server_of(pool),
-            self.silence,
-            answer_s,
-        )
         offers = Offers()
         self.asking = Asking(
             self._calls, self._peers, by_key, offers, self.memory, answer_s, read_s
@@ -185,6 +179,9 @@ class Node(Closing):
         self._membership = Membership(
             directory, self.listing, self._describe, ttl_s, self._on_members, self._on_beat
         )
+        self._direct = Direct(
+            self._peers, by_key, self.locations, self._membership, self.silence, answer_s
+        )
 
     def members(self, *, anew: bool = False) -> list[Member]:
         """Return the members by name, as last reported; ``anew``: ask the directory now.
@@ -194,6 +191,17 @@ class Node(Closing):
         """
         members = self._membership.refresh() if anew else self._membership.members()
         return [member for _, member in sorted(members.items())]
+
+    def homes(self, *, anew: bool = False) -> tuple[Member, ...]:
+        """Return the members whose pools take objects, without this node's: the emptiest first, as
+        last reported; ``anew``: ask the directory now.
+
+        Raises:
+            Unavailable: it is asked, and does not answer.
+        """
+        if anew:
+            self._membership.refresh()
+        return self._membership.homes()
 
     def set_draining(self, is_draining: bool) -> None:
         """Set whether the node accepts no new objects, and puts its own into other pools.
@@ -269,9 +277,16 @@ class Node(Closing):
     def read_directly(
         self, keys: np.ndarray, sinks: Sequence[Sink], *, verify: bool = True
     ) -> np.ndarray | None:
-        """Read n objects in the fastest way, if it is open to all of them: see ``DirectReads``."""
+        """Read n objects in the fastest way, if it is open to them: see ``Direct.read``."""
         self.check_process()
         return self._direct.read(keys, sinks, verify=verify)
+
+    def put_directly(
+        self, keys: np.ndarray, objects: Sequence[Sequence[Buffer]], *, verify: bool = True
+    ) -> list[PutResult | None] | None:
+        """Put n objects in the fastest way, if it is open to them: see ``Direct.put``."""
+        self.check_process()
+        return self._direct.put(keys, objects, verify=verify)
 
     def num_readers(self) -> int:
         """How many reads of other nodes have pinned objects of this pool."""
@@ -307,7 +322,9 @@ class Node(Closing):
         self._pins = Pins(store, self._drop_damaged)
         opened.callback(self._pins.close)
         if store.pool.device is None:
-            self._serving = Serving(self._engine, store)
+            self._serving = Serving(
+                self._engine, store, lambda: self.directory.publisher(self.pool_name)
+            )
             opened.callback(self._serving.close)
         puller = Puller(
             store,
@@ -337,6 +354,7 @@ class Node(Closing):
             stats.capacity_bytes,
             stats.free_bytes,
             self.is_draining,
+            publishes=self._serving is not None and self._serving.publishes,
         )
 
     def _on_members(self, members: dict[str, Member]) -> None:
@@ -349,6 +367,8 @@ class Node(Closing):
     def _on_beat(self) -> None:
         if self._pins is not None:
             self._pins.release_late()
+        if self._serving is not None and self._serving.renew_publisher():
+            self.listing.is_stale = True
 
     def _drop_damaged(self, keys: np.ndarray) -> None:
         if self.store is not None:

@@ -1,9 +1,15 @@
 """A pool that a node's engine serves by itself, and the reports of what others did with it."""
 
-from mooncake_kernels.transfer import TransferEngine
+import logging
+from collections.abc import Callable
+
+from mooncake_kernels.errors import Unavailable
+from mooncake_kernels.transfer import RedisPublisher, TransferEngine
 
 from ..observer import ObservedPool
 from ..store import Store
+
+logger = logging.getLogger(__name__)
 
 
 class Serving:
@@ -11,18 +17,47 @@ class Serving:
 
     Args:
         engine: serves it.
-        store: of the pool. The node that puts or removes also tells the directory; if it dies
-            before that, the next look at the pool does.
+        store: of the pool. The node that puts or removes also tells the directory, unless the
+            engine lists what is put; if it dies before that, the next look at the pool does.
+        publisher: makes the engine's connection to the directory, or None.
     """
 
-    def __init__(self, engine: TransferEngine, store: Store):
+    def __init__(
+        self, engine: TransferEngine, store: Store, publisher: Callable[[], RedisPublisher | None]
+    ):
         self._store = store
+        self._make_publisher = publisher
+        self._publisher: RedisPublisher | None = None
+        self._may_write = store.is_pool_all and not store.has_quota
         self._served = engine.serve(
             store.pool,
             is_all=store.is_pool_all,
-            may_write=store.is_pool_all and not store.has_quota,
+            may_write=self._may_write,
             checksum=store.keeps_checksums,
         )
+        self.renew_publisher()
+
+    @property
+    def publishes(self) -> bool:
+        """Whether the engine lists what others put, if they ask for that."""
+        return self._publisher is not None and not self._publisher.reason
+
+    def renew_publisher(self) -> bool:
+        """Make a publisher, unless there is one that works. Return whether one had failed: what it
+        should have listed may be listed, and is not in the pool. For one thread at a time.
+        """
+        if self._served is None or not self._may_write or self.publishes:
+            return False
+        failed, self._publisher = self._publisher, None
+        if failed is not None:
+            logger.info("the engine's connection to the directory has ended: %s", failed.reason)
+            self._served.let_publish(None)
+        try:
+            self._publisher = self._make_publisher()
+        except Unavailable as error:
+            logger.info("the engine cannot list what others put: %s", error)
+        self._served.let_publish(self._publisher)
+        return failed is not None
 
     def let_put(self, is_open: bool) -> None:
         """Set whether the engine accepts objects; if not, the node is asked, which also refuses."""

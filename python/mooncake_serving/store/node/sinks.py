@@ -6,13 +6,14 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from mooncake_kernels.buffers import Buffer, as_buffer
+from mooncake_kernels.buffers import as_buffer
 from mooncake_kernels.errors import InvalidArgument
 from mooncake_kernels.pool import Key, ObjectPut, PutResult, checksum_of
 from mooncake_kernels.transfer import WHOLE
 
 from ..checks import check_number
 from ..landing import Landing
+from ..reader import as_writable
 from ..store import Store
 from .copy_marks import CopyMarks
 from .kept import HARD, KEPT, put_options
@@ -82,11 +83,11 @@ class IntoBuffers:
         *,
         was_compared: bool = False,
     ):
-        given = [_as_writable(op, i, buffer) for i, buffer in enumerate(buffers)]
+        given = as_writable(op, buffers)
         if offset is not None:
             check_number(op, "offset", offset)
         self._landing = Landing(given)
-        self.places = None
+        self.places: list[tuple[int, int]] | None = None
         if offset is None:
             self.places = [(buffer.address, buffer.num_bytes) for buffer in self._landing.buffers]
         self._offset = offset
@@ -181,7 +182,7 @@ class IntoPool:
 
     takes_all = True
     was_compared = False
-    places = None
+    places: list[tuple[int, int]] | None = None
 
     def __init__(
         self,
@@ -261,10 +262,3 @@ class IntoPool:
     def _unmark(self, object_id: int) -> None:
         if self._copies is not None:
             self._copies.end(np.array([object_id], np.uint64))
-
-
-def _as_writable(op: str, i: int, buffer: Any) -> Buffer:
-    memory = as_buffer(buffer, argument=f"{op}: buffers[{i}]")
-    if not memory.writable:
-        raise InvalidArgument(f"{op}: buffers[{i}] must be writable, got read-only memory")
-    return memory

@@ -209,9 +209,9 @@ class TieredStore(Store):
     def exists(self, key: StoreKey) -> bool:
         return bool(self.exists_each([key])[0])
 
-    def has_keys(self, keys: np.ndarray) -> np.ndarray:
+    def has_keys(self, keys: np.ndarray, *, or_written: bool = False) -> np.ndarray:
         # In this order: an object is on the disk before it leaves the pool.
-        return super().has_keys(keys) | self._disk.contains_each(keys)
+        return super().has_keys(keys, or_written=or_written) | self._disk.contains_each(keys)
 
     def match_keys(self, keys: np.ndarray) -> int:
         num_in_pool = super().match_keys(keys)

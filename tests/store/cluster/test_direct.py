@@ -1,0 +1,291 @@
+"""Objects that take the shortest way: one round trip to one node, without Python there."""
+
+import contextlib
+import itertools
+import threading
+
+import numpy as np
+import pytest
+
+from mooncake_kernels.errors import Unavailable
+from mooncake_kernels.pool import PutResult
+from mooncake_serving.store import HotKeys, Quota, Store
+from mooncake_serving.store.directory import Claim, connect
+from mooncake_serving.store.node import direct
+
+from ...metadata.support import RedisServer
+from ..directory.conftest import patient  # noqa: F401
+from ..support import eventually
+from .support import SHORT_TTL_S, UNIT, Hosts, damage, replaced, value
+
+STORED = PutResult.STORED
+EXISTS = PutResult.EXISTS
+BEING_WRITTEN = PutResult.BEING_WRITTEN
+
+
+def fails(owner, name: str) -> contextlib.AbstractContextManager:
+    """Whoever calls this method meanwhile fails."""
+
+    def refuse(*_, **__):
+        raise AssertionError(f"{name} was called")
+
+    return replaced(owner, name, refuse)
+
+
+def is_read_directly(host) -> contextlib.AbstractContextManager:
+    return fails(host.node._reader, "read")
+
+
+class TestReads:
+    """Of objects whose location is remembered."""
+
+    @pytest.fixture
+    def pair(self, hosts):
+        one, none = hosts.make("one"), hosts.make("none", 0)
+        one.cluster.put_each(range(4), [value(i, 1000 * i) for i in range(4)])
+        assert none.cluster.match_prefix(range(4)) == 4
+        return one, none
+
+    def test_they_come_from_the_only_holder(self, pair):
+        one, none = pair
+        arrays = [np.zeros(4000, np.uint8) for _ in range(4)]
+        with is_read_directly(none):
+            sizes = none.cluster.get_into_each(range(4), arrays)
+            assert none.cluster.get_into(3, arrays[0][:1000], arrays[0][1000:]) == 3000
+        assert sizes.tolist() == [0, 1000, 2000, 3000]
+        for i in range(1, 4):
+            assert bytes(arrays[i][: 1000 * i]) == value(i, 1000 * i)
+            assert not arrays[i][1000 * i :].any()
+        assert bytes(arrays[0][:3000]) == value(3, 3000)
+        assert eventually(lambda: one.store.stats().num_pins == 0)
+
+    def test_the_rest_is_read_another_way(self, pair):
+        one, none = pair
+        damage(one.store, 1)
+        one.store.remove(2)
+        arrays = [np.zeros(2999, np.uint8) for _ in range(4)]
+        sizes = none.cluster.get_into_each(range(4), arrays)
+        assert sizes.tolist() == [0, -4, -1, -2]
+        assert not one.store.exists(1), "the damaged copy was dropped"
+        assert none.cluster.get_into_each([0], [arrays[0]]).tolist() == [0]
+
+    def test_an_object_that_has_moved_is_found(self, hosts, pair):
+        one, none = pair
+        two = hosts.make("two")
+        two.cluster.fetch([3])
+        one.cluster.node.listing.withdraw(one.cluster.keyspace.keys([3]))
+        one.store.remove(3)
+        array = np.zeros(3000, np.uint8)
+        assert none.cluster.get_into(3, array) == 3000
+        assert bytes(array) == value(3, 3000)
+
+    def test_a_holder_that_is_gone_is_passed_over(self, hosts, pair):
+        one, none = pair
+        two = hosts.make("two")
+        two.cluster.fetch(range(4))
+        one.engine.close()
+        array = np.zeros(3000, np.uint8)
+        assert none.cluster.get_into(3, array) == 3000
+        assert bytes(array) == value(3, 3000)
+
+    def test_hot_objects_are_counted(self, hosts):
+        one = hosts.make("one")
+        two = hosts.make("two", options={"hot": HotKeys(2)})
+        one.cluster.put("a", value(1))
+        array = np.zeros(UNIT, np.uint8)
+        two.cluster.exists("a")
+        for _ in range(4):
+            assert two.cluster.get_into("a", array) == UNIT
+        assert two.store.exists("a")
+
+    def test_a_store_that_was_closed(self, pair):
+        _, none = pair
+        none.cluster.close()
+        with pytest.raises(ValueError, match="node must be open"):
+            none.cluster.get_into(1, np.zeros(1000, np.uint8))
+
+
+class TestPuts:
+    """Of a node without a pool, with a directory in Redis."""
+
+    @pytest.fixture
+    def redis(self, tmp_path):
+        server = RedisServer(tmp_path)
+        yield server
+        server.stop()
+
+    @pytest.fixture
+    def hosts(self, redis):
+        with connect(redis.url) as servers:
+            made = Hosts(servers)
+            yield made
+            made.close()
+
+    @pytest.fixture
+    def pair(self, hosts):
+        return hosts.make("one"), hosts.make("none", 0)
+
+    def test_nobody_is_asked_but_the_engine(self, pair):
+        one, none = pair
+        assert none.node.homes()[0].publishes
+        with fails(none.node.claims, "ask"), fails(one.node._server._answers, "answer"):
+            values = [value(i, 100 * i) for i in range(5)]
+            assert none.cluster.put_each(range(5), values) == [STORED] * 5
+            assert none.cluster.put_from("a", b"two", value(7)) is STORED
+        assert one.store.get_each(range(5)) == values and one.store.get("a") == b"two" + value(7)
+        assert none.cluster.match_prefix(range(6)) == 5
+        assert none.cluster.get("a") == b"two" + value(7)
+        none.cluster.remove("a")
+        assert not one.store.exists("a") and not none.cluster.exists("a")
+        assert none.cluster.put("a", value(8)) is STORED and one.store.get("a") == value(8)
+
+    def test_what_exists_stays(self, hosts, pair):
+        one, none = pair
+        far = hosts.make("far", 8 * UNIT)
+        far.cluster.put("there", value(1))
+        one.cluster.put("here", value(2))
+        results = none.cluster.put_each(["there", "new", "here", "new"], [value(9)] * 4)
+        assert results == [EXISTS, STORED, EXISTS, BEING_WRITTEN]
+        assert not one.store.exists("there") and one.store.get("here") == value(2)
+        assert one.store.stats().num_writing == 0
+        with fails(none.node.asking, "put"):
+            assert none.cluster.put("there", value(9)) is EXISTS
+
+    def test_what_others_write_is_left_to_them(self, hosts, pair):
+        one, none = pair
+        two = hosts.make("two", 8 * UNIT)
+        words = two.cluster.keyspace.keys(["a"])
+        claims = two.node.directory.claim(two.node.name, words, 100.0)
+        assert claims.tolist() == [Claim.GRANTED]
+        assert none.cluster.put("a", value(1)) is BEING_WRITTEN
+        assert not one.store.exists("a") and one.store.stats().num_writing == 0
+        two.node.directory.abandon(two.node.name, words)
+        assert none.cluster.put("a", value(1)) is STORED
+        with one.cluster.begin("b", UNIT):
+            assert none.cluster.put("b", value(1)) is BEING_WRITTEN
+
+    def test_a_full_pool_makes_room(self, hosts):
+        one, none = hosts.make("one", 8 * UNIT), hosts.make("none", 0)
+        for i in range(20):
+            assert none.cluster.put(i, value(i)) is STORED
+        assert none.cluster.get(19) == value(19)
+        found = none.cluster.exists_each(range(20))
+        assert found.tolist() == [one.store.exists(i) for i in range(20)] and found.sum() <= 8
+
+    @pytest.mark.parametrize("retention", ["soft", "hard"])
+    def test_a_retention_is_kept(self, pair, retention):
+        one, none = pair
+        assert none.cluster.put("a", value(1), retention=retention) is STORED
+        assert one.store.pool.objects().retention.tolist() != [0]
+
+    def test_large_objects_are_claimed_first(self, hosts, monkeypatch):
+        monkeypatch.setattr(direct, "MAX_PUT_BYTES", UNIT)
+        one, none = hosts.make("one"), hosts.make("none", 0)
+        asked = []
+        ask = none.node.claims.ask
+        with replaced(none.node.claims, "ask", lambda _, *args: asked.append(args) or ask(*args)):
+            assert none.cluster.put("a", value(1, UNIT)) is STORED and not asked
+            assert none.cluster.put("b", value(1, UNIT + 1)) is STORED and len(asked) == 1
+        assert one.store.exists("b")
+
+    def test_a_draining_node_takes_nothing(self, hosts, pair):
+        one, none = pair
+        two = hosts.make("two", 8 * UNIT)
+        none.node.members(anew=True)
+        one.node.set_draining(True)
+        assert none.node.homes()[0].name == one.node.name, "it does not know yet"
+        assert none.cluster.put("a", value(1)) is STORED
+        assert two.store.exists("a") and not one.store.exists("a")
+
+    def test_a_pool_with_quotas_is_put_into_by_its_node(self, hosts):
+        one = hosts.make("one", store=Store.create(64 * UNIT, quota=Quota(4 * UNIT)))
+        none = hosts.make("none", 0)
+        assert not none.node.homes()[0].publishes
+        for i in range(10):
+            assert none.cluster.put(i, value(i)) is STORED
+        assert one.store.stats().num_ready <= 4
+
+    def test_redis_comes_back(self, hosts, redis):
+        one = hosts.make("one", ttl_s=SHORT_TTL_S)
+        none = hosts.make("none", 0, ttl_s=SHORT_TTL_S)
+        assert none.cluster.put("a", value(1)) is STORED
+        redis.stop()
+        with pytest.raises(Unavailable, match="redis"):
+            none.cluster.put("b", value(2))
+        assert not one.store.exists("b") and not one.node._serving.publishes
+        redis.start()
+        assert eventually(lambda: one.node._serving.publishes)
+        asked = []
+        ask = none.node.claims.ask
+        keys = itertools.count()
+
+        def is_put_directly() -> bool:
+            asked.clear()
+            assert none.cluster.put(next(keys), value(3)) is STORED
+            return not asked
+
+        with replaced(none.node.claims, "ask", lambda _, *args: asked.append(args) or ask(*args)):
+            assert eventually(is_put_directly)
+        assert eventually(lambda: none.cluster.exists_each(["a", 0]).all())
+
+    def test_only_one_of_many_writers_wins(self, hosts):
+        """Wherever they put it, and whichever way."""
+        holders = [hosts.make(f"holder {i}") for i in range(2)]
+        writers = [hosts.make(f"writer {i}", 0) for i in range(3)]
+        results: list[list[PutResult]] = [[] for _ in range(4)]
+        start = threading.Barrier(4)
+
+        def put(which: int, cluster) -> None:
+            for i in range(40):
+                start.wait(60)
+                results[which].append(cluster.put(i, value(which, 500)))
+
+        clusters = [*(writer.cluster for writer in writers), holders[1].cluster]
+        # Two of the writers put into one pool, the third into the other.
+        homes = [holders[i % 2].node.name for i in range(3)]
+        for writer, home in zip(writers, homes, strict=True):
+            members = writer.node._membership
+            members._homes = tuple(sorted(members._homes, key=lambda m, h=home: m.name != h))
+        threads = [
+            threading.Thread(target=put, args=(i, cluster)) for i, cluster in enumerate(clusters)
+        ]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        for i in range(40):
+            won = [which for which in range(4) if results[which][i] is STORED]
+            assert len(won) == 1, [result[i] for result in results]
+            copies = [h.store.get(i) for h in holders if h.store.exists(i)]
+            assert copies == [value(won[0], 500)]
+            assert writers[0].cluster.get(i) == copies[0]
+
+    def test_what_is_being_put_stays_listed(self, pair):
+        """Though the pool does not have it yet, whatever its node looks for."""
+        one, none = pair
+        words = one.cluster.keyspace.keys(["a"])
+        put = one.store.begin("a", UNIT)
+        assert one.node._serving._publisher.publish(words).all()
+        assert one.node.listing.withdraw_gone(words).tolist() == [False]
+        one.node.listing.publish_all()
+        assert one.cluster.put("a", value(2)) is BEING_WRITTEN
+        assert none.cluster.exists("a") and none.cluster.get("a") is None
+        put.view[:] = value(1)
+        put.commit()
+        assert none.cluster.get("a") == value(1) == one.store.get("a")
+
+    def test_what_was_listed_in_vain_is_withdrawn(self, hosts):
+        """The answer is lost, so the object is not stored."""
+        one = hosts.make("one", ttl_s=SHORT_TTL_S)
+        none = hosts.make("none", 0, ttl_s=SHORT_TTL_S)
+        publisher = one.node._serving._publisher
+        assert publisher.publish(one.cluster.keyspace.keys(["lost"])).all()
+        one.node._serving._publisher = Broken()
+        assert eventually(lambda: not none.cluster.exists("lost"))
+        assert one.node._serving.publishes
+
+
+class Broken:
+    """A publisher whose connection has ended."""
+
+    reason = "the server has closed the connection"
