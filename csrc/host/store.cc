@@ -44,7 +44,8 @@ void over(const Keys& keys, const Body& body) {
 py::array_t<bool> contains_each(const Pool& pool, const Keys& keys, bool or_written) {
   py::array_t<bool> result(static_cast<py::ssize_t>(num_keys(keys)));
   bool* const out = result.mutable_data();
-  over(keys, [&](const Key* all, size_t count) { pool.contains_each(all, count, or_written, out); });
+  over(keys,
+       [&](const Key* all, size_t count) { pool.contains_each(all, count, or_written, out); });
   return result;
 }
 

@@ -285,8 +285,7 @@ std::unique_ptr<Exchange> ObjectService::begin(const std::string& question,
   if (reads) {
     return std::make_unique<Reading>(*this, header.flags, entries_of<ReadEntry>(header, question));
   }
-  expect(writes || header.ask == Ask::kRemove, "kind ",
-         static_cast<uint32_t>(header.ask));
+  expect(writes || header.ask == Ask::kRemove, "kind ", static_cast<uint32_t>(header.ask));
   if (!options_.may_write) throw Refused("its objects may only be read");
   if (!writes) {
     return std::make_unique<Removing>(*this, entries_of<Key>(header, question));
