@@ -1,5 +1,6 @@
 """The admin server over real sockets: every route, what it refuses, and authorization."""
 
+import asyncio
 import threading
 
 import httpx
@@ -8,7 +9,7 @@ import pytest
 
 from mooncake_kernels.errors import InvalidArgument, Unavailable
 from mooncake_serving.store import SsdTier, Store, TieredStore
-from mooncake_serving.store.admin import AdminServer, Draining, make_app
+from mooncake_serving.store.admin import AdminServer, Draining, NodeCluster, make_app
 from mooncake_serving.store.directory import Member
 from mooncake_serving.store.key_text import key_text
 
@@ -249,8 +250,15 @@ def test_drain(of_cluster, cluster):
     cluster.error = Unavailable("the directory does not answer")
     refused(of_cluster.post("/drain", json={"node": "far:2"}), 503, None, "does not answer")
     assert cluster.drained == ["far:2"]
+    for drain in (
+        lambda: of_cluster.post("/drain", json={"node": "near:1"}),
+        lambda: of_cluster.delete("/drain?node=near:1"),
+    ):
+        assert drain().status_code == 202, "itself it knows without the directory"
+    cluster.error = None
     refused(of_cluster.delete("/drain"), 400, "node")
     refused(of_cluster.delete("/drain?node=reader"), 501, None, "reader has left")
+    refused(of_cluster.delete("/drain?node=nobody"), 404, None, "nobody")
     assert of_cluster.delete("/drain?node=far:2").status_code == 202
     assert cluster.drained == []
 
@@ -290,6 +298,27 @@ def test_a_token(store):
         strange = [(b"Authorization", "Bearer s3crét".encode())]
         answer = httpx.get(f"{server.url}/health", headers=strange, timeout=WAIT_S)
         assert answer.status_code == 401
+        described = httpx.get(f"{server.url}/openapi.json", timeout=WAIT_S).json()
+        assert described["paths"]["/evict"]["post"]["security"] == [{"HTTPBearer": []}]
+        assert httpx.get(f"{server.url}/docs", timeout=WAIT_S).status_code == 200
+
+
+def test_without_the_token_no_body_is_read(store):
+    """Whoever may not ask can neither fill the memory nor learn what is there."""
+    app = make_app(store, token="s3cret")
+    sent: list[dict] = []
+
+    async def receive():
+        raise AssertionError("the body was asked for")
+
+    async def send(message):
+        sent.append(message)
+
+    for path in ("/evict", "/nothing"):
+        headers = [(b"content-type", b"application/json"), (b"content-length", b"1000000000")]
+        scope = {"type": "http", "method": "POST", "path": path, "headers": headers}
+        asyncio.run(app({**scope, "query_string": b"", "http_version": "1.1"}, receive, send))
+        assert sent[-2]["status"] == 401 and b"Bearer" in sent[-1]["body"]
 
 
 def test_without_a_token_it_answers_to_this_machines_names_alone(client):
@@ -298,7 +327,16 @@ def test_without_a_token_it_answers_to_this_machines_names_alone(client):
     for name in ("127.0.0.1", "localhost", f"localhost:{port}", f"[::1]:{port}"):
         assert client.get("/health", headers={"Host": name}).status_code == 200
     for name in ("example.com", f"rebound.example.com:{port}", "127.0.0.1.example.com"):
-        assert client.get("/health", headers={"Host": name}).status_code == 400
+        refused(client.get("/health", headers={"Host": name}), 400, "Host", "localhost", name)
+
+
+@pytest.mark.parametrize("host", ["127.0.0.2", "::1", "0:0:0:0:0:0:0:1", "LOCALHOST"])
+def test_it_answers_at_its_own_address(store, host):
+    with AdminServer(store, host=host) as server:
+        assert httpx.get(f"{server.url}/health", timeout=WAIT_S).status_code == 200
+        headers = {"Host": server.url.removeprefix("http://")}
+        answer = httpx.get(f"{server.url}/health", headers=headers, timeout=WAIT_S)
+        assert answer.status_code == 200
 
 
 @pytest.mark.parametrize("host", ["0.0.0.0", "::"])
@@ -316,6 +354,7 @@ def test_who_can_be_reached_needs_a_token(store, host):
         ({"port": -1}, "port must be from 0 to 65535, got -1"),
         ({"port": 65_536}, "port must be from 0 to 65535, got 65536"),
         ({"port": "80"}, "port must be from 0 to 65535, got '80'"),
+        ({"port": True}, "port must be from 0 to 65535, got True"),
         ({"host": 7}, "host must be an address, got 7"),
         ({"token": 7}, "token must be printable ASCII"),
         ({"host": "no host of this name"}, "host must be an address, got 'no host of this name'"),
@@ -332,6 +371,10 @@ def test_what_is_no_store_or_no_cluster(make, store):
         make(5)
     with pytest.raises(InvalidArgument, match="cluster must be a Cluster or None, got 5$"):
         make(store, cluster=5)
+    with pytest.raises(InvalidArgument, match="^NodeCluster: node must be a Node, got 5$"):
+        NodeCluster(5)
+    with pytest.raises(InvalidArgument, match="^make_app: host must be a str, got 5$"):
+        make_app(store, host=5)
 
 
 def test_a_token_is_not_shown(store):

@@ -3,7 +3,7 @@
 from typing import Any
 
 from fastapi import Depends, FastAPI
-from starlette.middleware.trustedhost import TrustedHostMiddleware
+from fastapi.security import HTTPBearer
 
 from mooncake_kernels.errors import InvalidArgument, shown
 
@@ -13,12 +13,18 @@ from .errors import add_error_handlers
 from .models import ErrorAnswer
 from .objects import object_routes
 from .pools import pool_routes
-from .security import LOCAL_NAMES, TokenCheck
+from .security import LOCAL_NAMES, HostCheck, TokenCheck, check_token, in_url
 
 DESCRIPTION = "Look at a store of KV objects, and after it. Keys are those of the pool."
 
 
-def make_app(store: Store, *, cluster: Cluster | None = None, token: str | None = None) -> FastAPI:
+def make_app(
+    store: Store,
+    *,
+    cluster: Cluster | None = None,
+    token: str | None = None,
+    host: str = "localhost",
+) -> FastAPI:
     """Make the admin app of a store, to be served by any ASGI server.
 
     Args:
@@ -27,14 +33,20 @@ def make_app(store: Store, *, cluster: Cluster | None = None, token: str | None 
         token: required of callers ("Authorization: Bearer ..."). None: anyone who can connect may
             use the app, so listen on loopback only; the app then answers only to names of this
             machine, so that no web page can reach it through a local user's browser.
+        host: another of these names, besides localhost, 127.0.0.1 and [::1].
 
     Raises:
-        InvalidArgument: what is no store or no cluster; the token is empty, or not printable ASCII.
+        InvalidArgument: what is no store or no cluster; the token is empty, or not printable ASCII;
+            the host is no text.
     """
     if not isinstance(store, Store):
         raise InvalidArgument(f"make_app: store must be a Store, got {shown(store)}")
     if not isinstance(cluster, Cluster | None):
         raise InvalidArgument(f"make_app: cluster must be a Cluster or None, got {shown(cluster)}")
+    if token is not None:
+        check_token(token)
+    if not isinstance(host, str):
+        raise InvalidArgument(f"make_app: host must be a str, got {shown(host)}")
     errors: dict[int | str, dict[str, Any]] = {
         "default": {"model": ErrorAnswer, "description": "Why it was not done"}
     }
@@ -43,10 +55,15 @@ def make_app(store: Store, *, cluster: Cluster | None = None, token: str | None 
         version="1",
         description=DESCRIPTION,
         responses=errors,
-        dependencies=[] if token is None else [Depends(TokenCheck(token))],
+        dependencies=[] if token is None else [Depends(HTTPBearer(auto_error=False))],  # to say so
     )
     if token is None:
-        app.add_middleware(TrustedHostMiddleware, allowed_hosts=LOCAL_NAMES, www_redirect=False)
+        app.add_middleware(
+            HostCheck, names=list(dict.fromkeys([*LOCAL_NAMES, in_url(host.lower())]))
+        )
+    else:
+        pages = (app.openapi_url, app.docs_url, app.redoc_url, app.swagger_ui_oauth2_redirect_url)
+        app.add_middleware(TokenCheck, token=token, open_paths=[page for page in pages if page])
     add_error_handlers(app)
     app.include_router(pool_routes(store, cluster))
     app.include_router(object_routes(store, cluster))

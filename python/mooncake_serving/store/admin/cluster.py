@@ -95,9 +95,7 @@ def cluster_routes(cluster: Cluster | None) -> APIRouter:
     @routes.post("/drain", status_code=202, summary="Move what a member has elsewhere")
     def drain(request: DrainRequest) -> Response:
         known = _known(cluster)
-        names = [member.name for member in known.members()]
-        if request.node not in (known.own_name(), *names):
-            raise HTTPException(404, f"there is no member {request.node}")
+        _check_member(known, request.node)
         try:
             known.drain(request.node)
         except NotImplementedError as reason:
@@ -106,8 +104,10 @@ def cluster_routes(cluster: Cluster | None) -> APIRouter:
 
     @routes.delete("/drain", status_code=202, summary="Let a member stay, with what it still has")
     def cancel_drain(node: Annotated[str, Query(min_length=1)]) -> Response:
+        known = _known(cluster)
+        _check_member(known, node)
         try:
-            _known(cluster).cancel_drain(node)
+            known.cancel_drain(node)
         except NotImplementedError as reason:
             raise NotHere(str(reason)) from None
         return Response(status_code=202)
@@ -139,6 +139,13 @@ def pools_elsewhere(cluster: Cluster) -> list[PoolEntry]:
         )
         for name, member in sorted(by_name.items())
     ]
+
+
+def _check_member(cluster: Cluster, name: str) -> None:
+    if name == cluster.own_name():  # without asking the directory, which may not answer
+        return
+    if name not in [member.name for member in cluster.members()]:
+        raise HTTPException(404, f"there is no member {name}")
 
 
 def _known(cluster: Cluster | None) -> Cluster:

@@ -8,7 +8,7 @@ from dataclasses import replace
 import numpy as np
 
 from mooncake_kernels.closing import Closing
-from mooncake_kernels.errors import Unavailable
+from mooncake_kernels.errors import InvalidArgument, Unavailable, shown
 from mooncake_kernels.pool import Key
 
 from ..copies.draining import Drained, drain
@@ -25,9 +25,14 @@ class NodeCluster(Closing):
     Args:
         node: whose pool is that of the app's store; the caller owns it and closes it after this
             object. A node that was drained closes itself.
+
+    Raises:
+        InvalidArgument: it is no node.
     """
 
     def __init__(self, node: Node):
+        if not isinstance(node, Node):
+            raise InvalidArgument(f"NodeCluster: node must be a Node, got {shown(node)}")
         self._node = node
         self._lock = threading.Lock()
         self._thread: threading.Thread | None = None

@@ -11,7 +11,7 @@ from mooncake_kernels.errors import InvalidArgument
 from ..store import Store
 from .app import make_app
 from .cluster import Cluster
-from .security import is_loopback, resolve
+from .security import in_url, is_loopback, resolve
 
 CLOSE_S = 5
 
@@ -43,7 +43,7 @@ class AdminServer(Closing):
         cluster: Cluster | None = None,
         token: str | None = None,
     ):
-        if not isinstance(port, int) or not 0 <= port <= 65_535:
+        if not isinstance(port, int) or isinstance(port, bool) or not 0 <= port <= 65_535:
             raise InvalidArgument(f"AdminServer: port must be from 0 to 65535, got {port!r}")
         if not isinstance(host, str):
             raise InvalidArgument(f"AdminServer: host must be an address, got {host!r}")
@@ -52,10 +52,10 @@ class AdminServer(Closing):
             raise InvalidArgument(
                 f"AdminServer: token must be given where others reach the host, got none and {host}"
             )
-        app = make_app(store, cluster=cluster, token=token)
+        app = make_app(store, cluster=cluster, token=token, host=host)
         self._socket = socket.create_server(address, family=family)
         port = self._socket.getsockname()[1]
-        self.url = f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+        self.url = f"http://{in_url(host)}:{port}"
         config = uvicorn.Config(
             app, log_config=None, access_log=False, timeout_graceful_shutdown=CLOSE_S
         )
