@@ -7,12 +7,16 @@ import os
 import pty
 import select
 import signal
+import socket
 import subprocess
 import sys
+import threading
 
 import httpx
+import msgspec
 import numpy as np
 import pytest
+import zmq
 
 from mooncake_kernels.pool import ObjectPool, PutResult
 from mooncake_serving.store import SsdTier, Store
@@ -108,6 +112,30 @@ def test_a_router_is_told_what_the_pool_already_has(path):
                 assert late.receive(WAIT_S).is_after_gap
     cleared, stored = told
     assert cleared == AllBlocksCleared() and sorted(stored.block_hashes) == whole
+
+
+@pytest.mark.parametrize("form", ["map", "array"])
+def test_events_of_a_namespace_under_a_topic(path, form):
+    """As a router wants them that hears many publishers."""
+    with ObjectPool.create(1 << 20, path) as pool:
+        Store(pool, namespace="a").put(7, b"x")
+        Store(pool, namespace="b").put(8, b"of somebody else")
+        options = ["--events", "tcp://127.0.0.1:0", "--replay", "tcp://127.0.0.1:0"]
+        options += ["--events-topic", "kv@a", "--events-namespace", "a", "--events-form", form]
+        with serving(path, "--port", 0, *options) as (_, lines):
+            events, replay = lines[0].split()[2:]
+            with subscribe(events, topic="kv@", replay_endpoint=replay) as heard:
+                told = []
+                while len(told) < 2:
+                    told += heard.receive(WAIT_S).events
+            with zmq.Context.instance().socket(zmq.DEALER) as asking:
+                asking.connect(replay)
+                asking.send_multipart((b"", bytes(8)))
+                assert asking.poll(WAIT_S * 1000)
+                frames = asking.recv_multipart()
+    assert told[0] == AllBlocksCleared() and told[1].block_hashes == [7]
+    assert frames[1:-2] == ([b"kv@a"] if form == "map" else [])
+    assert isinstance(msgspec.msgpack.decode(frames[-1])[1][0], dict if form == "map" else list)
 
 
 def test_a_killed_server_leaves_the_pool(path):
@@ -325,6 +353,99 @@ def test_stat_and_top_of_a_server(pool, path, run, tmp_path):
     assert status == 2 and "does not answer" in error
 
 
+def test_the_address_of_a_server_may_end_with_a_slash(pool, run):
+    from mooncake_serving.store.admin import AdminServer
+
+    with AdminServer(Store(pool)) as server:
+        assert run("stat", f"{server.url}/", "--json")[0] == 0
+
+
+@pytest.mark.parametrize(
+    ("answer", "words"),
+    [
+        (b"SSH-2.0-OpenSSH_9.6\r\n", "does not answer as a web server does: BadStatusLine"),
+        (b"HTTP/1.0 200 OK\r\nContent-Length: 9\r\n\r\nhalf", "web server does: IncompleteRead"),
+        (b"", "RemoteDisconnected"),
+        (b"HTTP/1.0 200 OK\r\n\r\n<p>hello\n", "is no admin server of a store"),
+        (b"HTTP/1.0 200 OK\r\n\r\n\xff\xfe\n", "is no admin server of a store"),
+        (b"HTTP/1.0 200 OK\r\n\r\n[1]", "is no admin server of a store"),
+        (b'HTTP/1.0 200 OK\r\n\r\n{"state": "left"}', "is no admin server of a store"),
+    ],
+)
+def test_what_is_no_admin_server(run, answer, words):
+    """A port was mistyped: one line says so, and names the address."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        is_closed = threading.Event()
+
+        def serve():
+            while not is_closed.is_set():
+                connection, _ = listener.accept()
+                with connection, contextlib.suppress(OSError):  # the last one says nothing
+                    connection.recv(65536)
+                    connection.sendall(answer)
+                    connection.shutdown(socket.SHUT_WR)
+                    while connection.recv(65536):  # a close would reset what is not read yet
+                        pass
+
+        url = f"http://127.0.0.1:{listener.getsockname()[1]}"
+        thread = threading.Thread(target=serve)
+        thread.start()
+        try:
+            for arguments in (
+                ["stat", url],
+                ["drain", url, "n", "--wait"],
+                ["drain", url, "n", "--cancel"],
+            ):
+                status, out, error = run(*arguments)
+                assert (status, out) == (2, "") and words in error and url in error
+                assert error.count("\n") == 1
+        finally:
+            is_closed.set()
+            socket.create_connection(listener.getsockname()).close()
+            thread.join()
+
+
+def test_a_drain_that_was_cancelled_is_told_as_that(pool, run):
+    from mooncake_serving.store.admin import AdminServer, Draining
+
+    class Cluster:
+        """Of one node, which somebody has told to stay."""
+
+        def own_name(self):
+            return "n"
+
+        def draining(self):
+            return Draining("idle", 5, 3, 0, None, True)
+
+        members = own_pool = withdraw = drain = cancel_drain = lambda self, *_: None
+
+    with AdminServer(Store(pool), cluster=Cluster()) as server:
+        status, out, error = run("drain", server.url, "n", "--wait")
+    assert (status, out) == (1, "")
+    assert error == "error: n was not drained: it was told to stay meanwhile\n"
+
+
+def test_bench_evicts_nothing_of_others(path, run):
+    sizes = ["--sizes", "4KiB", "--seconds", "0.01", "--ops", "put"]
+    with ObjectPool.create(64 << 12, path, num_objects=64) as pool:
+        for key in range(62):
+            pool.put_from((key, 1), b"stays")
+        assert run("bench", path, *sizes)[0] == 0
+        assert pool.put_from((62, 1), b"stays") is PutResult.STORED
+        status, _, error = run("bench", path, *sizes)
+        assert status == 1 and "free of the pool, 4096 bytes and 1 objects" in error
+        assert pool.stats().num_ready == 63
+        for key in range(1, 63, 2):
+            pool.remove((key, 1))
+        assert run("bench", path, *sizes)[0] == 0
+        status, _, error = run("bench", path, "--sizes", "8KiB")
+        assert status == 1 and "no room for another 8192 bytes in one part" in error
+        assert pool.stats().num_ready == 32
+    path.unlink()
+    with ObjectPool.create(1 << 20, path, num_objects=16) as pool:
+        assert run("bench", path, *sizes)[0] == 0, "fewer objects than have room"
+
+
 def test_bench(path, run):
     sizes = ["--sizes", "4KiB,64KiB", "--seconds", "0.01"]
     rows = json.loads(run("bench", "--capacity", "1MiB", *sizes, "--json")[1])
@@ -352,7 +473,10 @@ def test_bench(path, run):
         (["stat", "http://127.0.0.1:1"], "does not answer"),
         (["stat", "http://"], "http"),
         (["stat", "x", "--token-file", "/nowhere"], "cannot read /nowhere"),
-        (["stat", "x", "--token-file", "/dev/null"], "must be a token"),
+        (["stat", "x", "--token-file", "/dev/null"], "must be a token of printable ASCII, got no"),
+        (["stat", "x", "--token-file", "/bin/sh"], "/bin/sh"),
+        (["stat", "http://127.0.0.1:port"], "nonnumeric port: 'port'"),
+        (["stat", "http://a b"], "URL must be an http address, got http://a b"),
         (["top", "x", "--interval", "soon"], "must be seconds from 0.01 to 3600, got 'soon'"),
         (["serve", "/dev/shm/no-such-pool"], "--capacity must be given"),
         (["serve", "/dev/shm/no-such-pool", "--capacity", "much"], "like 4096, 64KiB or 1.5G"),
@@ -362,6 +486,9 @@ def test_bench(path, run):
         (["serve", "x", "--ssd-bucket", "1MiB"], "--ssd-bucket needs --ssd"),
         (["serve", "x", "--ssd-min-uses", "2"], "--ssd-min-uses needs --ssd"),
         (["serve", "x", "--cluster", "mooncake"], "--cluster needs --directory"),
+        (["serve", "x", "--events-topic", "t"], "--events-topic needs --events"),
+        (["serve", "x", "--events-namespace", "a"], "--events-namespace needs --events"),
+        (["serve", "x", "--events-form", "map"], "--events-form needs --events"),
         (["serve", "x", "--engine", "127.0.0.1:0"], "--engine needs --directory"),
         (["serve", "x", "--capacity", "1PiB"], "in units up to TiB, got '1PiB'"),
         (

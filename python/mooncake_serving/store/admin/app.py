@@ -55,7 +55,7 @@ def make_app(
         version="1",
         description=DESCRIPTION,
         responses=errors,
-        dependencies=[] if token is None else [Depends(HTTPBearer(auto_error=False))],  # to say so
+        dependencies=[] if token is None else [Depends(HTTPBearer(auto_error=False))],  # for /docs
     )
     if token is None:
         app.add_middleware(

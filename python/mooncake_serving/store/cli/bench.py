@@ -9,8 +9,9 @@ from typing import Any
 
 import numpy as np
 
-from mooncake_kernels.pool import ObjectPool, PutResult
+from mooncake_kernels.pool import Evicted, ObjectPool, PutResult
 
+from ..eviction.policy import pool_bytes
 from ..store import Store
 from .failure import Failed
 from .options import add_command, as_bytes, as_seconds
@@ -26,7 +27,10 @@ def add_commands(commands: Any) -> None:
         commands, "bench", run, "Measure a pool of this host from this process.",
         "bench --sizes 64KiB,1MiB --ops put,get_into",
     )  # fmt: skip
-    parser.add_argument("path", nargs="?", metavar="PATH", help="of the pool (default: a new one)")
+    parser.add_argument(
+        "path", nargs="?", metavar="PATH",
+        help="of the pool, of which what is free is used (default: a new one)",
+    )  # fmt: skip
     parser.add_argument(
         "--capacity", type=as_bytes, default=256 << 20, metavar="SIZE",
         help="of the new pool (default: 256MiB)",
@@ -52,7 +56,7 @@ def run(options: argparse.Namespace) -> None:
         else ObjectPool.open(options.path)
     )
     rows = []
-    with Store(pool, namespace=NAMESPACE) as store:
+    with Store(pool, namespace=NAMESPACE, eviction=_evict_nothing) as store:
         for num_bytes in options.sizes:
             rows += measure(store, num_bytes, options.ops, options.seconds)
     if options.json:
@@ -80,19 +84,25 @@ def measure(
         view, which copies nothing), ``ops_per_s``. A put removes the previous object first.
 
     Raises:
-        Failed: the objects do not fit into half of the pool, or a read returns other bytes than
-            were stored.
+        Failed: two of the objects do not fit into what is free of the pool, or a read returns other
+            bytes than were stored.
     """
-    count = min(MAX_OBJECTS, store.pool.capacity_bytes // 2 // num_bytes)
+    stats = store.stats()
+    num_free = stats.max_objects - stats.num_ready - stats.num_writing - stats.num_doomed
+    room = int(pool_bytes(store.pool, np.array([num_bytes]))[0])
+    count = min(MAX_OBJECTS, num_free // 2, stats.free_bytes // room // 2)
     if count == 0:
-        raise Failed(f"objects of {num_bytes} bytes do not fit twice into the pool")
+        raise Failed(
+            f"two objects of {num_bytes} bytes do not fit into what is free of the pool, "
+            f"{stats.free_bytes} bytes and {num_free} objects"
+        )
     value = np.random.default_rng(0).integers(0, 256, num_bytes, np.uint8)
     landing = np.empty_like(value)
 
     def put(key: int) -> None:
         store.remove(key)
         if store.put(key, value) is not PutResult.STORED:
-            raise Failed("the pool is full of what cannot be evicted")
+            raise Failed(f"the pool has no room for another {num_bytes} bytes in one part")
 
     def view(key: int) -> None:
         if (pinned := store.view(key)) is not None:
@@ -121,6 +131,11 @@ def measure(
         }
         for name, rate in rates.items()
     ]
+
+
+def _evict_nothing(pool: ObjectPool, num_bytes: int) -> Evicted:
+    """What others have put stays."""
+    return Evicted(np.empty((0, 2), np.uint64), 0)
 
 
 def _check(store: Store, count: int, value: np.ndarray, landing: np.ndarray) -> None:

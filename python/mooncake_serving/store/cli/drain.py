@@ -10,7 +10,7 @@ from mooncake_kernels.errors import InvalidArgument
 
 from .failure import Failed
 from .options import add_command, add_token
-from .sample import request
+from .sample import no_admin_server, request
 
 POLL_S = 0.2
 
@@ -40,9 +40,11 @@ def run(options: argparse.Namespace) -> None:
         return
     request(url, options.token, json.dumps({"node": options.node}).encode())
     while options.wait:
-        progress = json.loads(request(url, options.token))
+        progress = _progress(url, options)
         if progress["state"] == "left":
             return
+        if progress["state"] == "idle":
+            raise Failed(f"{options.node} was not drained: it was told to stay meanwhile")
         if progress["state"] != "draining":
             reason = progress["error"] or f"{progress['num_failed']} objects could not be moved"
             raise Failed(
@@ -55,7 +57,16 @@ def run(options: argparse.Namespace) -> None:
 def _cancel(url: str, options: argparse.Namespace) -> None:
     """Wait until the node takes objects again: it finishes its current batch before."""
     request(f"{url}?node={quote(options.node, safe='')}", options.token, method="DELETE")
-    while not (progress := json.loads(request(url, options.token)))["is_accepting"]:
+    while not (progress := _progress(url, options))["is_accepting"]:
         if progress["state"] == "left":
             raise Failed(f"{options.node} has left")
         time.sleep(POLL_S)
+
+
+def _progress(url: str, options: argparse.Namespace) -> dict[str, Any]:
+    """What ``GET /drain`` answers."""
+    try:
+        told = json.loads(request(url, options.token))
+        return {name: told[name] for name in ("state", "error", "num_failed", "is_accepting")}
+    except (json.JSONDecodeError, UnicodeDecodeError, LookupError, TypeError):
+        raise no_admin_server(options.url, "it does not tell how far it has drained") from None

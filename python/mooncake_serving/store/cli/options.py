@@ -107,6 +107,9 @@ def _token(path: str) -> str:
         token = Path(path).read_text().partition("\n")[0].strip()
     except (OSError, UnicodeDecodeError) as error:
         raise argparse.ArgumentTypeError(f"cannot read {path}: {error}") from None
-    if not token:
-        raise argparse.ArgumentTypeError(f"the first line of {path} must be a token, got nothing")
+    if not (token and token.isascii() and token.isprintable()):
+        got = "something else" if token else "nothing"
+        raise argparse.ArgumentTypeError(
+            f"the first line of {path} must be a token of printable ASCII, got {got}"
+        )
     return token

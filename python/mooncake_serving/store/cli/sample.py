@@ -1,5 +1,6 @@
 """What a pool reports, read on this host or from its admin server."""
 
+import http.client
 import time
 import urllib.error
 import urllib.request
@@ -50,7 +51,7 @@ class Source:
     """
 
     def __init__(self, where: str, token: str | None):
-        self._url = where if where.startswith(("http://", "https://")) else None
+        self._url = where.rstrip("/") if where.startswith(("http://", "https://")) else None
         self._token = token
         self._pool = ObjectPool.open(where) if self._url is None else None
 
@@ -70,22 +71,27 @@ class Source:
 
         from ..metrics import COUNTERS, GAUGES, PREFIX
 
-        text = request(f"{self._url}/metrics", self._token).decode()
+        text = request(f"{self._url}/metrics", self._token)
         values: dict[str, float] = {}
         pool = ""
-        for family in text_string_to_metric_families(text):
-            for one in family.samples:
-                values[one.name.removeprefix(PREFIX)] = one.value
-                pool = one.labels.get("pool", pool)
         try:
+            for family in text_string_to_metric_families(text.decode()):
+                for one in family.samples:
+                    values[one.name.removeprefix(PREFIX)] = one.value
+                    pool = one.labels.get("pool", pool)
             gauges = {name: values[name] for name in GAUGES}
             counts = {field: int(values[f"{name}_total"]) for name, (field, _) in COUNTERS.items()}
         except KeyError as missing:
-            raise OSError(
-                f"{self._url} is no admin server of a store: it has no {missing}"
-            ) from None
+            raise no_admin_server(self._url, f"it has no {missing}") from None
+        except ValueError as error:
+            raise no_admin_server(self._url, f"what it answers are no metrics ({error})") from None
         ssd = {name: value for name, value in values.items() if name.startswith("ssd_")}
         return Sample(pool, time.monotonic(), gauges, Counts(**counts), ssd)
+
+
+def no_admin_server(url: str | None, reason: str) -> OSError:
+    """The error that something else listens at a URL."""
+    return OSError(f"{url} is no admin server of a store: {reason}")
 
 
 def request(
@@ -110,7 +116,9 @@ def request(
         raise OSError(f"{url} answers {error.code}: {text}") from None
     except urllib.error.URLError as error:
         raise OSError(f"{url} does not answer: {error.reason}") from None
-    except ValueError as error:
+    except (ValueError, http.client.InvalidURL) as error:
         raise InvalidArgument(
             f"mooncake-store: URL must be an http address, got {url} ({error})"
         ) from None
+    except (OSError, http.client.HTTPException) as error:  # while it answers
+        raise OSError(f"{url} does not answer as a web server does: {error!r}") from None

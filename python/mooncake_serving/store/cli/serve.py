@@ -32,9 +32,18 @@ POLICIES: dict[str, EvictionPolicy] = {
     "largest_first": largest_first,
 }
 
-DEFAULTS = {"cluster": "mooncake", "ssd_bucket": 256 << 20, "ssd_min_uses": 2}
+DEFAULTS = {
+    "cluster": "mooncake",
+    "events_topic": "",
+    "events_form": "map",
+    "ssd_bucket": 256 << 20,
+    "ssd_min_uses": 2,
+}
 NEEDS = {  # options that mean nothing without another
     "replay": "events",
+    "events_topic": "events",
+    "events_namespace": "events",
+    "events_form": "events",
     "cluster": "directory",
     "engine": "directory",
     "ssd_capacity": "ssd",
@@ -77,6 +86,19 @@ def add_commands(commands: Any) -> None:
         help="publish what this process removes, as tcp://127.0.0.1:5557",
     )
     parser.add_argument("--replay", metavar="ENDPOINT", help="for events that were missed")
+    parser.add_argument(
+        "--events-topic",
+        metavar="NAME",
+        help="by which subscribers choose (default: the empty one)",
+    )
+    parser.add_argument(
+        "--events-namespace", metavar="NAME",
+        help="whose prefix hashes are published, as integers (default: whole keys of all)",
+    )  # fmt: skip
+    parser.add_argument(
+        "--events-form", choices=["map", "array"],
+        help="map: of today's vLLM (default); array: of earlier vLLM and SGLang",
+    )  # fmt: skip
     parser.add_argument(
         "--directory", metavar="URL", help="take part in a cluster, as redis://10.0.0.1:6379/0"
     )
@@ -232,7 +254,13 @@ def _join(options: argparse.Namespace, store: Store, stack: contextlib.ExitStack
 def _publish(options: argparse.Namespace, pool: ObservedPool, stack: contextlib.ExitStack) -> None:
     from ..events import EventPublisher
 
-    publisher = EventPublisher(options.events, replay_endpoint=options.replay)
+    publisher = EventPublisher(
+        options.events,
+        topic=options.events_topic,
+        replay_endpoint=options.replay,
+        namespace=options.events_namespace,
+        form=options.events_form,
+    )
     pool.observe(stack.enter_context(publisher))
     publisher.publish_snapshot(pool.objects().keys)
     sys.stdout.write(f"events at {publisher.endpoint} {publisher.replay_endpoint}".rstrip() + "\n")
