@@ -56,11 +56,13 @@ def check_callable(op: str, argument: str, value: Any) -> None:
         raise InvalidArgument(f"{op}: {argument} must be a function, got {shown(value, 80)}")
 
 
-def check_integer(op: str, argument: str, value: Any, least: int) -> None:
-    """Refuse a value that is not an integer, or too small."""
-    if not isinstance(value, int) or isinstance(value, bool) or value < least:
+def check_integer(op: str, argument: str, value: Any, least: int, most: int | None = None) -> None:
+    """Refuse a value that is not an integer, too small or, if ``most`` is given, too large."""
+    is_integer = isinstance(value, int) and not isinstance(value, bool)
+    if not is_integer or value < least or (most is not None and value > most):
+        bounds = f"from {least} on" if most is None else f"from {least} to {most}"
         raise InvalidArgument(
-            f"{op}: {argument} must be an integer from {least} on, got {shown(value, 80)}"
+            f"{op}: {argument} must be an integer {bounds}, got {shown(value, 80)}"
         )
 
 

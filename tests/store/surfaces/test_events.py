@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import socket
 import subprocess
 import sys
 import threading
@@ -138,6 +139,30 @@ def test_a_snapshot_is_all_and_nothing_else(publisher):
         (AllBlocksCleared, []),
         (BlockStored, list(range(10_000))),
     ]
+
+
+def test_nothing_comes_into_a_snapshot(publisher, monkeypatch):
+    """What happens while it is published comes after it, or before."""
+    taken = []
+    monkeypatch.setattr(publisher._queue, "put", lambda *changes: taken.append(len(changes)))
+    publisher.publish_snapshot(keys(*range(10_000)))
+    assert taken == [4]
+
+
+def test_keys_that_are_none(publisher):
+    for wrong in (None, "x", [1, 2, 3], [[1, 2, 3]], [[-1, 2]], [[1.5, 2]]):
+        with pytest.raises(InvalidArgument, match="^publish_snapshot: keys must be"):
+            publisher.publish_snapshot(wrong)
+    publisher.publish_snapshot([])
+
+
+@pytest.mark.skipif(not socket.has_ipv6, reason="without IPv6")
+def test_addresses_of_ipv6():
+    with EventPublisher("tcp://[::1]:0", replay_endpoint="tcp://[::1]:0", namespace="a") as made:
+        assert made.endpoint.startswith("tcp://[::1]:")
+        with listening(made) as heard:
+            made.on_stored(keys(1), 1)
+            assert hear(heard, 1) == [(BlockStored, [1])]
 
 
 def test_frames_and_fields_are_vllms():
@@ -408,6 +433,8 @@ def test_the_queue():
     assert queue.take(2) == [0, 1] and queue.num_dropped == 3
     queue.put(5)
     assert queue.take(9) == [None, 5] and queue.take(9) == []
+    queue.put(6, 7, 8)
+    assert queue.take(9) == [6, 7, None] and queue.num_dropped == 4
     assert queue.close() and not queue.close()
     queue.put(6)
     assert queue.take(9) == []
@@ -420,13 +447,25 @@ def test_the_queue():
         ({"endpoint": "nowhere"}, "endpoint must be an endpoint like"),
         ({"endpoint": 5}, "endpoint must be a str, got 5"),
         ({"replay_endpoint": "x://y"}, "replay_endpoint must be an endpoint like"),
-        ({"buffer_steps": 0}, "buffer_steps must be an integer from 1 on, got 0"),
-        ({"hwm": 1.5}, "hwm must be an integer from 1 on, got 1.5"),
+        ({"endpoint": "tcp://127.0.0.1:70000"}, "endpoint must have a port from 0 to 65535, got"),
+        ({"buffer_steps": 0}, "buffer_steps must be an integer from 1 to 2147383646, got 0"),
+        ({"buffer_steps": 2**31}, "buffer_steps must be an integer from 1 to 2147383646, got 2147"),
+        ({"hwm": 1.5}, "hwm must be an integer from 1 to 2147483647, got 1.5"),
+        ({"hwm": 2**31}, "hwm must be an integer from 1 to 2147483647, got 2147483648"),
         ({"form": "json"}, 'form must be "map" or "array", got \'json\''),
         ({"namespace": 5.0}, "got"),
         ({"topic": 5}, "topic must be a str, got 5"),
-        ({"data_parallel_rank": "0"}, "data_parallel_rank must be an integer from 0 on, got '0'"),
-        ({"block_size": -1}, "block_size must be an integer from 0 on, got -1"),
+        ({"topic": "\ud800"}, "topic must be a str, got '.ud800'"),
+        ({"data_parallel_rank": "0"}, "data_parallel_rank must be an integer from 0 to 184467"),
+        ({"data_parallel_rank": 2**64}, "data_parallel_rank must be an integer from 0 to 184467"),
+        (
+            {"block_size": -1},
+            "block_size must be an integer from 0 to 18446744073709551615, got -1",
+        ),
+        (
+            {"block_size": 2**64},
+            "block_size must be an integer from 0 to 18446744073709551615, got",
+        ),
     ],
 )
 def test_wrong_arguments(options, message):

@@ -235,7 +235,21 @@ def test_wrong_arguments(publisher):
         subscribe("nowhere")
     with pytest.raises(InvalidArgument, match="subscribe: endpoint must be a str, got 7"):
         subscribe(7)
-    with pytest.raises(InvalidArgument, match="subscribe: hwm must be an integer from 1 on"):
-        subscribe(publisher.endpoint, hwm=0)
+    for wrong in (0, 2**31):
+        with pytest.raises(InvalidArgument, match="hwm must be an integer from 1 to 2147483647"):
+            subscribe(publisher.endpoint, hwm=wrong)
+    for wrong in (7, b"kv", "\ud800"):
+        with pytest.raises(InvalidArgument, match="subscribe: topic must be a str, got"):
+            subscribe(publisher.endpoint, topic=wrong)
+    with pytest.raises(InvalidArgument, match="endpoint must have a port from 0 to 65535, got"):
+        subscribe("tcp://127.0.0.1:70000")
+    with subscribe(publisher.endpoint) as heard:
+        for wrong in ("1", float("nan")):
+            with pytest.raises(InvalidArgument, match="receive: timeout_s must be seconds or None"):
+                heard.receive(wrong)
+        assert heard.receive(-1) is None
+    for use in (lambda: heard.receive(0), lambda: next(iter(heard)), heard.__enter__):
+        with pytest.raises(InvalidArgument, match="must be open, got a closed one"):
+            use()
     with pytest.raises(InvalidArgument, match="subscribe: replay_endpoint must be an endpoint"):
         subscribe(publisher.endpoint, replay_endpoint="nowhere")

@@ -92,6 +92,13 @@ def test_longer_events_and_batches_are_read():
     )
 
 
+def test_an_array_may_have_something_else_after_the_medium():
+    """SGLang's arrays have no name of a LoRA."""
+    fields = [[1], None, [5, 6], 2, None, "GPU"]
+    batch = [1.0, [["BlockStored", *fields, {"cache_salt": "tenant"}]], None]
+    assert decode(msgspec.msgpack.encode(batch))[1] == [BlockStored(*fields)]
+
+
 HASHES = st.lists(st.integers(0, 2**64 - 1) | st.binary(max_size=32), max_size=5)
 ANY_EVENT = (
     st.builds(BlockStored, HASHES, st.none(), st.just([]), st.integers(0, 512), st.none())

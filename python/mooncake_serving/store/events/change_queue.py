@@ -29,18 +29,22 @@ class ChangeQueue(Generic[Change]):
         self.is_closed = False
         self.num_dropped = 0
 
-    def put(self, change: Change) -> None:
-        """Append a change; drop it if there is no room, and ignore it after ``close``."""
+    def put(self, *changes: Change) -> None:
+        """Append changes, with no other between them; drop what there is no room for, and ignore
+        them after ``close``.
+        """
         with self._lock:
             if self.is_closed:
                 return
-            if len(self._changes) < self._capacity:
-                self._changes.append(change)
-            else:
-                self.num_dropped += 1
-                if self._changes[-1] is not None:
-                    self._changes.append(None)
-            if len(self._changes) == 1:
+            was_empty = not self._changes
+            for change in changes:
+                if len(self._changes) < self._capacity:
+                    self._changes.append(change)
+                else:
+                    self.num_dropped += 1
+                    if self._changes[-1] is not None:
+                        self._changes.append(None)
+            if was_empty:
                 os.eventfd_write(self.wake_fd, 1)
 
     def take(self, max_changes: int) -> list[Change | None]:

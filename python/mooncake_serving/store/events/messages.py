@@ -97,4 +97,6 @@ def _as_event(item: Any) -> AnyEvent:
         if kind is None:
             raise ValueError(f"there is no event {item[0]!r:.80}")
         item = {"type": item[0], **dict(zip(kind.__struct_fields__, item[1:], strict=False))}
+        if not isinstance(item.get("lora_name"), str | None):
+            del item["lora_name"]  # SGLang has a map of something else in its place
     return msgspec.convert(item, AnyEvent)

@@ -10,9 +10,9 @@ import zmq
 
 from mooncake_kernels.closing import Closing
 from mooncake_kernels.errors import InvalidArgument
-from mooncake_kernels.pool import object_keys
+from mooncake_kernels.pool import as_keys, object_keys
 
-from ..checks import check_integer
+from ..checks import MAX_NUMBER, check_integer
 from ..observer import Observer
 from .change_queue import ChangeQueue
 from .messages import (
@@ -26,7 +26,7 @@ from .messages import (
     encode,
 )
 from .replay import MAX_EMPTY, NUMBER_BYTES, KeptBatches, answer_replay
-from .sockets import endpoint_of, listening
+from .sockets import MAX_HWM, as_topic, endpoint_of, listening
 
 MAX_QUEUED = 100_000  # changes queued for the thread
 MAX_BATCH = 4096  # changes in one batch
@@ -84,16 +84,15 @@ class EventPublisher(Observer, Closing):
         form: Form = "map",
     ):
         op = "EventPublisher"
-        check_integer(op, "buffer_steps", buffer_steps, 1)
-        check_integer(op, "hwm", hwm, 1)
-        check_integer(op, "block_size", block_size, 0)
+        # Everything kept fits in one answer; what does not is dropped, not waited for.
+        check_integer(op, "buffer_steps", buffer_steps, 1, MAX_HWM - MAX_EMPTY - 1)
+        check_integer(op, "hwm", hwm, 1, MAX_HWM)
+        check_integer(op, "block_size", block_size, 0, MAX_NUMBER)
         if data_parallel_rank is not None:
-            check_integer(op, "data_parallel_rank", data_parallel_rank, 0)
-        if not isinstance(topic, str):
-            raise InvalidArgument(f"EventPublisher: topic must be a str, got {topic!r}")
+            check_integer(op, "data_parallel_rank", data_parallel_rank, 0, MAX_NUMBER)
+        self._topic = as_topic(op, topic)
         if form not in ("map", "array"):
             raise InvalidArgument(f'EventPublisher: form must be "map" or "array", got {form!r}')
-        self._topic = topic.encode()
         self._scope = None if namespace is None else object_keys([0], namespace)[0, 1]
         self._block_size = block_size
         self._rank = data_parallel_rank
@@ -106,7 +105,6 @@ class EventPublisher(Observer, Closing):
         self.replay_endpoint = ""
         if replay_endpoint is not None:
             try:
-                # Everything kept fits in one answer; what does not is dropped, not waited for.
                 most = buffer_steps + MAX_EMPTY + 1
                 self._replay = listening(zmq.ROUTER, op, "replay_endpoint", replay_endpoint, most)
             except BaseException:
@@ -136,11 +134,14 @@ class EventPublisher(Observer, Closing):
 
         Args:
             keys: ``[n, 2]``, such as ``pool.objects().keys``.
+
+        Raises:
+            InvalidArgument: they are no such integers.
         """
-        hashes = self._hashes(np.asarray(keys, np.uint64).reshape(-1, 2))
-        self._queue.put((AllBlocksCleared, []))
-        for start in range(0, len(hashes), MAX_EVENT_BLOCKS):
-            self._enqueue(BlockStored, hashes[start : start + MAX_EVENT_BLOCKS])
+        hashes = self._hashes(as_keys("publish_snapshot", keys))
+        starts = range(0, len(hashes), MAX_EVENT_BLOCKS)
+        parts = [(BlockStored, hashes[start : start + MAX_EVENT_BLOCKS]) for start in starts]
+        self._queue.put((AllBlocksCleared, []), *parts)
 
     def close(self) -> None:
         """Send what is queued, then stop. Idempotent."""

@@ -1,12 +1,15 @@
 """ZeroMQ sockets, with errors that name the argument."""
 
 import errno
+import re
 from typing import Any
 
 import zmq
 
 from mooncake_kernels.errors import InvalidArgument
 
+MAX_HWM = 2**31 - 1  # an int of C
+MAX_PORT = 65_535  # ZeroMQ takes others modulo 65,536
 NOT_AN_ENDPOINT = (errno.EINVAL, errno.EPROTONOSUPPORT, errno.ENODEV, errno.ENOENT)
 
 
@@ -29,6 +32,18 @@ def connected(kind: int, op: str, argument: str, endpoint: Any, hwm: int) -> zmq
     return _opened(kind, op, argument, endpoint, hwm, zmq.Socket.connect)
 
 
+def as_topic(op: str, topic: Any) -> bytes:
+    """Encode a topic.
+
+    Raises:
+        InvalidArgument: it is no text.
+    """
+    try:
+        return topic.encode()
+    except (AttributeError, UnicodeEncodeError):
+        raise InvalidArgument(f"{op}: topic must be a str, got {topic!r:.80}") from None
+
+
 def endpoint_of(socket: zmq.Socket[bytes]) -> str:
     """Return where a socket listens, with its port."""
     return socket.getsockopt_string(zmq.LAST_ENDPOINT)
@@ -39,9 +54,15 @@ def _opened(
 ) -> zmq.Socket[bytes]:
     if not isinstance(endpoint, str):
         raise InvalidArgument(f"{op}: {argument} must be a str, got {endpoint!r}")
+    port = re.search(r":([0-9]+)$", endpoint) if endpoint.startswith("tcp://") else None
+    if port is not None and int(port[1][:9]) > MAX_PORT:
+        raise InvalidArgument(
+            f"{op}: {argument} must have a port from 0 to {MAX_PORT}, got {endpoint!r:.80}"
+        )
     socket: zmq.Socket[bytes] = zmq.Context.instance().socket(kind)
     socket.set_hwm(hwm)
     socket.linger = 0
+    socket.ipv6 = endpoint.startswith("tcp://[")
     try:
         open_at(socket, endpoint)
     except zmq.ZMQError as error:

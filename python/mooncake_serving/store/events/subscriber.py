@@ -5,16 +5,17 @@ import time
 from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass
+from numbers import Real
 
 import zmq
 
 from mooncake_kernels.closing import Closing
-from mooncake_kernels.errors import InvalidArgument
+from mooncake_kernels.errors import InvalidArgument, shown
 
 from ..checks import check_integer
 from .messages import AllBlocksCleared, AnyEvent, decode
 from .replay import NUMBER_BYTES, Numbered, request_replay
-from .sockets import connected
+from .sockets import MAX_HWM, as_topic, connected
 
 logger = logging.getLogger(__name__)
 
@@ -51,13 +52,12 @@ class Subscription(Closing):
     """
 
     def __init__(self, endpoint: str, topic: str, replay_endpoint: str | None, hwm: int):
-        check_integer("subscribe", "hwm", hwm, 1)
-        if not isinstance(topic, str):
-            raise InvalidArgument(f"subscribe: topic must be a str, got {topic!r}")
+        check_integer("subscribe", "hwm", hwm, 1, MAX_HWM)
+        prefix = as_topic("subscribe", topic)
         if replay_endpoint is not None:
             connected(zmq.DEALER, "subscribe", "replay_endpoint", replay_endpoint, hwm).close()
         self._socket = connected(zmq.SUB, "subscribe", "endpoint", endpoint, hwm)
-        self._socket.subscribe(topic)
+        self._socket.subscribe(prefix)
         self._replay_endpoint = replay_endpoint
         self._hwm = hwm
         self._expected: int | None = None
@@ -72,7 +72,16 @@ class Subscription(Closing):
 
         Returns:
             The batch; None if there was none in time.
+
+        Raises:
+            InvalidArgument: the time is no number, or the subscription was closed.
         """
+        if self.closed:
+            raise InvalidArgument("receive: the subscription must be open, got a closed one")
+        if timeout_s is not None and not (isinstance(timeout_s, Real) and timeout_s == timeout_s):
+            raise InvalidArgument(
+                f"receive: timeout_s must be seconds or None, got {shown(timeout_s, 80)}"
+            )
         until = None if timeout_s is None else time.monotonic() + timeout_s
         while True:
             while self._arrived:
@@ -84,6 +93,10 @@ class Subscription(Closing):
                 self._take_message()
             elif until is not None and time.monotonic() >= until:
                 return None
+
+    @property
+    def closed(self) -> bool:
+        return self._socket.closed
 
     def close(self) -> None:
         """Disconnect. Idempotent."""
