@@ -14,7 +14,7 @@ import threading
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from mooncake_kernels.errors import InvalidArgument
+from mooncake_kernels.errors import InvalidArgument, shown
 from mooncake_kernels.extras import needed_from
 from mooncake_kernels.pool import PoolStats
 
@@ -78,13 +78,13 @@ REPAIRS = "Times that a process died in the middle of a change."
 
 
 class StoreCollector:
-    """A collector of Prometheus. Thread-safe. A closed store is left out.
+    """A collector of Prometheus. Thread-safe. A closed store is left out, and forgotten.
 
     Args:
         stores: whose pools are reported; the label ``pool`` is their path. ``add`` adds more later.
 
     Raises:
-        InvalidArgument: two stores have the same pool.
+        InvalidArgument: one is no store, or two open ones have the same pool; then none is added.
     """
 
     def __init__(self, *stores: Store):
@@ -95,12 +95,18 @@ class StoreCollector:
     def add(self, *stores: Store) -> None:
         """Report the pools of these stores, too."""
         with self._lock:
-            for store in stores:
-                if self._stores.setdefault(store.pool.path, store) is not store:
+            known = self._open_stores()
+            for i, store in enumerate(stores):
+                if not isinstance(store, Store):
+                    raise InvalidArgument(
+                        f"StoreCollector: stores[{i}] must be a Store, got {shown(store)}"
+                    )
+                if known.setdefault(store.pool.path, store) is not store:
                     raise InvalidArgument(
                         "StoreCollector: stores must have pools of their own, got two of "
                         f"{store.pool.path}"
                     )
+            self._stores = known
 
     def collect(self) -> Iterator[Metric]:
         """Return the current metrics; Prometheus calls it."""
@@ -109,8 +115,8 @@ class StoreCollector:
         disks: dict[str, SsdStats] = {}
         demotions: dict[str, DemotionStats] = {}
         with self._lock:
-            stores = list(self._stores.items())
-        for path, store in stores:
+            self._stores = stores = self._open_stores()
+        for path, store in stores.items():
             try:
                 stats = store.stats()
                 if isinstance(store, TieredStore):
@@ -130,6 +136,9 @@ class StoreCollector:
         for path, stats in pools.items():
             repairs.add_metric([path], stats.num_repairs)
         yield repairs
+
+    def _open_stores(self) -> dict[str, Store]:
+        return {path: store for path, store in self._stores.items() if not store.closed}
 
 
 def _families(

@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from mooncake_kernels.errors import InvalidArgument
+from mooncake_kernels.pool import ObjectPool
 from mooncake_serving.store import SsdTier, Store, TieredStore
 from mooncake_serving.store.counters import Counters
 
@@ -114,6 +115,23 @@ def test_several_stores_and_closed_ones(pool):
         collector.add(Store(pool))
     other.close()
     assert {path for _, path in scrape(collector)} == {pool.path}
+    with (
+        Store.create(4096) as third,
+        pytest.raises(InvalidArgument, match=r"stores\[1\] must be a"),
+    ):
+        collector.add(third, 5)
+    assert {path for _, path in scrape(collector)} == {pool.path}, "all or none"
+
+
+def test_a_pool_that_is_opened_again_is_told_again(path):
+    collector = metrics.StoreCollector()
+    for _ in range(3):
+        with ObjectPool.create(4096, path) as made:
+            collector.add(Store(made))
+            assert {path for _, path in scrape(collector)} == {str(path)}
+        path.unlink()
+        assert not scrape(collector)
+    assert not collector._stores, "nor does it keep what was closed"
 
 
 def test_the_page_lists_all_metrics(tiered):
