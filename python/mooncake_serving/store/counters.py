@@ -64,7 +64,8 @@ NUM_BYTES = 8 * len(NAMES)
 
 
 class Counters(Observer, Closing):
-    """Counts what this process does, visible to all processes. A context manager.
+    """Counts what this process does, visible to all processes. A context manager. A forked child
+    counts in a file of its own.
 
     Args:
         pool_path: of the pool. A pool without a name has no place for the files, and is counted in
@@ -78,10 +79,11 @@ class Counters(Observer, Closing):
     def __init__(self, pool_path: str):
         if not isinstance(pool_path, str):
             raise InvalidArgument(f"Counters: pool_path must be a str, got {shown(pool_path)}")
+        self._path = pool_path
         self._lock = threading.Lock()
-        self._file = _own_file(pool_path) if _has_name(pool_path) else None
-        memory = bytearray(NUM_BYTES) if self._file is None else mmap.mmap(self._file, NUM_BYTES)
-        self._row = memoryview(memory).cast("Q")
+        self._file: int | None = None
+        self._row: memoryview[int]
+        self._begin()
 
     def on_stored(self, keys: np.ndarray, num_bytes: int) -> None:
         self._add((STORED, len(keys)), (STORED_BYTES, num_bytes))
@@ -95,6 +97,7 @@ class Counters(Observer, Closing):
     def own(self) -> Counts:
         """Return the counts of this process's file, or memory."""
         with self._lock:
+            self._check_process()
             return Counts(*self._row.tolist())
 
     def close(self) -> None:
@@ -107,8 +110,21 @@ class Counters(Observer, Closing):
 
     def _add(self, *amounts: tuple[int, int]) -> None:
         with self._lock:
+            self._check_process()
             for index, amount in amounts:
                 self._row[index] += amount
+
+    def _check_process(self) -> None:
+        """In a forked child, leave the file to the parent: two would lose each other's counts."""
+        if os.getpid() != self._pid and self._file is not None:
+            os.close(self._file)  # the parent's lock stays
+            self._begin()
+
+    def _begin(self) -> None:
+        self._pid = os.getpid()
+        self._file = _own_file(self._path) if _has_name(self._path) else None
+        memory = bytearray(NUM_BYTES) if self._file is None else mmap.mmap(self._file, NUM_BYTES)
+        self._row = memoryview(memory).cast("Q")
 
 
 def read_counts(pool_path: str) -> Counts:

@@ -12,7 +12,7 @@ from mooncake_serving.store import Store
 from mooncake_serving.store.counters import Counters, Counts, counters_folder, read_counts
 from mooncake_serving.store.observer import ObservedPool
 
-from ..support import child, kill
+from ..support import child, ended_well, kill
 
 KEYS = np.array([[1, 2], [3, 4]], np.uint64)
 
@@ -83,6 +83,24 @@ def test_a_killed_process_has_counted(path):
             assert heir.own() == Counts(num_hits=4, num_misses=1, read_bytes=31)
     os.close(ready)
     os.close(tell)
+
+
+def test_a_forked_child_counts_in_a_file_of_its_own(path):
+    with Counters(str(path)) as counters:
+        counters.on_read(1, 0, 1)
+
+        def life():
+            for _ in range(100):
+                counters.on_read(1, 0, 1)
+            assert counters.own().num_hits == 100
+            counters.close()
+
+        with child(life) as pid:
+            assert ended_well(pid)
+        assert files(path) == ["0", "1"] and counters.own().num_hits == 1
+        with Counters(str(path)) as other:
+            assert other.own().num_hits == 100, "the parent still has its own"
+        assert read_counts(str(path)).num_hits == 101
 
 
 def test_a_pool_without_a_name_is_counted_in_its_process():
