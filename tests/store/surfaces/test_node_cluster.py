@@ -14,7 +14,8 @@ from ..support import eventually
 
 
 @pytest.mark.parametrize(
-    "error, told", [(OSError(5, "disk"), "disk"), (TimeoutError(), "TimeoutError")]
+    "error, told",
+    [(OSError(5, "disk"), "disk"), (TimeoutError(), "TimeoutError"), (KeyError("x"), "x")],
 )
 def test_a_drain_that_fails_is_told_and_may_be_begun_again(error, told):
     hosts = Hosts(EmbeddedDirectory())

@@ -126,8 +126,8 @@ class NodeCluster(Closing):
     def _drain(self, stop: threading.Event) -> None:
         try:
             self._note(drain(self._node, on_progress=self._note, stop=stop))
-        except (RuntimeError, ValueError, OSError) as error:  # of ours, the pool or the system
-            logger.warning("%s was not drained: %s", self._node.name, error)
+        except Exception as error:  # whatever it is, whoever asks is told
+            logger.warning("%s was not drained", self._node.name, exc_info=True)
             self._error = str(error) or type(error).__name__
         finally:
             with self._lock:
