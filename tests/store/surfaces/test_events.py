@@ -373,6 +373,29 @@ def test_silence_is_told(monkeypatch):
     assert first.events == second.events == [] and second.sequence == first.sequence + 1
 
 
+def test_silence_is_told_while_replays_are_asked_for(monkeypatch):
+    monkeypatch.setattr(publisher_module, "HEARTBEAT_S", 0.2)
+    with (
+        EventPublisher(TCP, replay_endpoint=TCP) as publisher,
+        subscribe(publisher.endpoint) as heard,
+        zmq.Context.instance().socket(zmq.DEALER) as asking,
+    ):
+        asking.connect(publisher.replay_endpoint)
+
+        def is_heard():
+            asking.send_multipart((b"", b"\xff" * 8))
+            return heard.receive(0.01) is not None
+
+        assert eventually(is_heard)
+
+
+def test_nothing_is_kept_for_no_replays():
+    with EventPublisher(TCP, namespace="a") as publisher, listening(publisher) as heard:
+        publisher.on_stored(keys(1), 1)
+        assert hear(heard, 1) == [(BlockStored, [1])]
+        assert publisher._kept is None
+
+
 def test_closing_sends_what_is_queued(publisher):
     with listening(publisher) as heard:
         publisher.on_stored(keys(*range(1, 4)), 1)

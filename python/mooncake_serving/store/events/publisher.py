@@ -1,6 +1,7 @@
 """Publishes to all subscribers which objects came and went, without ever waiting for them."""
 
 import itertools
+import math
 import threading
 import time
 from typing import Any
@@ -46,7 +47,7 @@ class EventPublisher(Observer, Closing):
     latest with the empty batch that is sent after every second without changes.
 
     Numbers start at the microseconds since 1970, so that subscribers also see a gap when a
-    publisher is restarted.
+    publisher is restarted. A forked child publishes nothing: it needs a publisher of its own.
 
     Args:
         endpoint: where to listen, as ZeroMQ writes it; "tcp://127.0.0.1:0" picks a free port.
@@ -98,7 +99,7 @@ class EventPublisher(Observer, Closing):
         self._rank = data_parallel_rank
         self._form: Form = form
         self._next = time.time_ns() // 1000
-        self._kept = KeptBatches(buffer_steps)
+        self._kept: KeptBatches | None = None
         self._publish = listening(zmq.PUB, op, "endpoint", endpoint, hwm)
         self.endpoint = endpoint_of(self._publish)
         self._replay: zmq.Socket[bytes] | None = None
@@ -111,7 +112,9 @@ class EventPublisher(Observer, Closing):
                 self._publish.close()
                 raise
             self.replay_endpoint = endpoint_of(self._replay)
+            self._kept = KeptBatches(buffer_steps)
         self._queue: ChangeQueue[Change] = ChangeQueue(MAX_QUEUED)
+        self._silent_at = time.monotonic() + HEARTBEAT_S
         self._thread = threading.Thread(target=self._run, name="kv-events", daemon=True)
         self._thread.start()
 
@@ -165,17 +168,18 @@ class EventPublisher(Observer, Closing):
             poller.register(self._replay, zmq.POLLIN)
         is_closed = False
         while not is_closed:
-            ready = dict(poller.poll(int(HEARTBEAT_S * 1000)))
-            if not ready:
-                self._send([])
+            left_s = max(0, self._silent_at - time.monotonic())
+            ready = dict(poller.poll(math.ceil(left_s * 1000)))
             if self._queue.wake_fd in ready:
                 self._queue.clear_wake()
                 is_closed = self._queue.is_closed
                 while changes := self._queue.take(MAX_BATCH):
                     self._send_changes(changes)
-            if self._replay is not None and self._replay in ready:
+            if self._kept is not None and self._replay is not None and self._replay in ready:
                 topic = self._topic if self._form == "map" else None
                 answer_replay(self._replay, topic, self._kept)
+            if not is_closed and time.monotonic() >= self._silent_at:
+                self._send([])
         self._publish.close(linger=int(CLOSE_S * 1000))
         if self._replay is not None:
             self._replay.close()
@@ -198,8 +202,10 @@ class EventPublisher(Observer, Closing):
         payload = encode(events, self._rank, self._form)
         number = self._next.to_bytes(NUMBER_BYTES, "big")
         self._publish.send_multipart((self._topic, number, payload))
-        self._kept.add(self._next, payload, is_empty=not events)
+        if self._kept is not None:
+            self._kept.add(self._next, payload, is_empty=not events)
         self._next += 1
+        self._silent_at = time.monotonic() + HEARTBEAT_S
 
     def _event(self, kind: type[AnyEvent], hashes: list[BlockHash]) -> AnyEvent:
         if kind is BlockStored:
