@@ -476,7 +476,7 @@ def test_the_queue():
         ({"hwm": 1.5}, "hwm must be an integer from 1 to 2147483647, got 1.5"),
         ({"hwm": 2**31}, "hwm must be an integer from 1 to 2147483647, got 2147483648"),
         ({"form": "json"}, 'form must be "map" or "array", got \'json\''),
-        ({"namespace": 5.0}, "got"),
+        ({"namespace": 5.0}, "EventPublisher: namespace must be a str or None, got 5.0"),
         ({"topic": 5}, "topic must be a str, got 5"),
         ({"topic": "\ud800"}, "topic must be a str, got '.ud800'"),
         ({"data_parallel_rank": "0"}, "data_parallel_rank must be an integer from 0 to 184467"),

@@ -1,6 +1,8 @@
 """Subscriptions to publishers of any kind: missed batches, and nonsense."""
 
 import contextlib
+import select
+import socket
 import threading
 
 import pytest
@@ -9,6 +11,7 @@ import zmq
 from mooncake_kernels.errors import InvalidArgument
 from mooncake_serving.store.events import AllBlocksCleared, BlockRemoved, subscribe
 from mooncake_serving.store.events import replay as replay_module
+from mooncake_serving.store.events import subscriber as subscriber_module
 from mooncake_serving.store.events.messages import encode
 
 from ..support import WAIT_S, eventually
@@ -212,6 +215,67 @@ def test_nonsense_is_counted_and_shows_as_a_gap(publisher):
         publisher.send(1, b"\xc1")
         publisher.send(2)
         assert numbers(heard, 1) == [(2, True)] and heard.num_malformed == 3
+
+
+class Cable:
+    """Carries connections to a port, until they are cut: then none ends, and nothing arrives."""
+
+    def __init__(self, port: int):
+        self._port = port
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self.endpoint = f"tcp://127.0.0.1:{self._listener.getsockname()[1]}"
+        self._other_end: dict[socket.socket, socket.socket] = {}
+        self.num_connections = 0
+        self.is_cut = threading.Event()
+        self._is_closed = threading.Event()
+        self._thread = threading.Thread(target=self._carry)
+        self._thread.start()
+
+    def close(self) -> None:
+        self._is_closed.set()
+        self._thread.join()
+
+    def _carry(self) -> None:
+        with contextlib.ExitStack() as stack:
+            stack.enter_context(self._listener)
+            while not self._is_closed.is_set():
+                if self.is_cut.is_set():
+                    self._other_end.clear()
+                    self.is_cut.clear()
+                ready, _, _ = select.select([self._listener, *self._other_end], [], [], 0.01)
+                for one in ready:
+                    if one is self._listener:
+                        near = stack.enter_context(self._listener.accept()[0])
+                        far = stack.enter_context(
+                            socket.create_connection(("127.0.0.1", self._port))
+                        )
+                        self._other_end |= {near: far, far: near}
+                        self.num_connections += 1
+                    elif data := one.recv(65536):
+                        self._other_end[one].sendall(data)
+                    else:
+                        self._other_end.pop(self._other_end.pop(one))
+
+
+def test_a_publisher_whose_host_has_vanished_is_connected_to_anew(publisher, monkeypatch):
+    """A subscriber says nothing by itself, and so would never learn that nobody is there."""
+    monkeypatch.setattr(subscriber_module, "PING_S", 0.1)
+    monkeypatch.setattr(subscriber_module, "GONE_S", 0.5)
+    cable = Cable(int(publisher.endpoint.rpartition(":")[2]))
+    try:
+        with subscribe(cable.endpoint) as heard:
+
+            def is_heard():
+                publisher.send(0)
+                return heard.receive(0.02)
+
+            assert eventually(is_heard)
+            before = cable.num_connections
+            cable.is_cut.set()
+            assert eventually(lambda: not cable.is_cut.is_set() and not is_heard())
+            assert eventually(is_heard) and cable.num_connections > before
+    finally:
+        cable.close()
 
 
 def test_iteration_and_topics(publisher):

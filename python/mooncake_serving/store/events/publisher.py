@@ -94,6 +94,10 @@ class EventPublisher(Observer, Closing):
         self._topic = as_topic(op, topic)
         if form not in ("map", "array"):
             raise InvalidArgument(f'EventPublisher: form must be "map" or "array", got {form!r}')
+        if not isinstance(namespace, str | None):
+            raise InvalidArgument(
+                f"EventPublisher: namespace must be a str or None, got {namespace!r:.80}"
+            )
         self._scope = None if namespace is None else object_keys([0], namespace)[0, 1]
         self._block_size = block_size
         self._rank = data_parallel_rank

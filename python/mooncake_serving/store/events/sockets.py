@@ -23,13 +23,30 @@ def listening(kind: int, op: str, argument: str, endpoint: Any, hwm: int) -> zmq
     return _opened(kind, op, argument, endpoint, hwm, zmq.Socket.bind)
 
 
-def connected(kind: int, op: str, argument: str, endpoint: Any, hwm: int) -> zmq.Socket[bytes]:
+def connected(
+    kind: int,
+    op: str,
+    argument: str,
+    endpoint: Any,
+    hwm: int,
+    *,
+    ping_s: float = 0,
+    gone_s: float = 0,
+) -> zmq.Socket[bytes]:
     """Make a socket that connects, and reconnects as often as needed.
+
+    Every ``ping_s`` seconds, unless that is 0, the other side is asked for a sign of life; after
+    ``gone_s`` without any the socket connects anew.
 
     Raises:
         InvalidArgument: it is not a ZeroMQ endpoint.
     """
-    return _opened(kind, op, argument, endpoint, hwm, zmq.Socket.connect)
+
+    def connect(socket: zmq.Socket[bytes], endpoint: str) -> None:
+        socket.heartbeat_ivl, socket.heartbeat_timeout = int(ping_s * 1000), int(gone_s * 1000)
+        socket.connect(endpoint)
+
+    return _opened(kind, op, argument, endpoint, hwm, connect)
 
 
 def as_topic(op: str, topic: Any) -> bytes:

@@ -20,6 +20,8 @@ from .sockets import MAX_HWM, as_topic, connected
 logger = logging.getLogger(__name__)
 
 POLL_S = 0.5
+PING_S = 5.0  # of ZeroMQ
+GONE_S = 15.0  # without a word from the publisher's host, after which it is connected to anew
 
 
 @dataclass(frozen=True)
@@ -56,7 +58,9 @@ class Subscription(Closing):
         prefix = as_topic("subscribe", topic)
         if replay_endpoint is not None:
             connected(zmq.DEALER, "subscribe", "replay_endpoint", replay_endpoint, hwm).close()
-        self._socket = connected(zmq.SUB, "subscribe", "endpoint", endpoint, hwm)
+        self._socket = connected(
+            zmq.SUB, "subscribe", "endpoint", endpoint, hwm, ping_s=PING_S, gone_s=GONE_S
+        )
         self._socket.subscribe(prefix)
         self._replay_endpoint = replay_endpoint
         self._hwm = hwm
@@ -68,7 +72,8 @@ class Subscription(Closing):
         """Wait for the next batch.
 
         Args:
-            timeout_s: seconds; None: wait forever.
+            timeout_s: seconds; None: wait forever. If batches were missed it may take longer:
+                until the publisher has sent them again, or nothing for 2 seconds.
 
         Returns:
             The batch; None if there was none in time.
@@ -157,7 +162,8 @@ def subscribe(
     batch on that it still has, which is a snapshot where a pool is served.
 
     Args:
-        endpoint: where it listens. It may start later, go away, and come back.
+        endpoint: where it listens. It may start later, go away, and come back, also without having
+            said so: a host that says nothing is connected to anew after 20 seconds.
         topic: prefix of the topics to receive.
         replay_endpoint: where it listens for requests for missed batches; without it every gap is
             permanent.
