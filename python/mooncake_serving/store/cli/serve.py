@@ -83,7 +83,7 @@ def add_commands(commands: Any) -> None:
     parser.add_argument(
         "--events",
         metavar="ENDPOINT",
-        help="publish what this process removes, as tcp://127.0.0.1:5557",
+        help="publish what this process removes and other nodes put, as tcp://127.0.0.1:5557",
     )
     parser.add_argument("--replay", metavar="ENDPOINT", help="for events that were missed")
     parser.add_argument(
