@@ -113,6 +113,7 @@ BATCHES = {
     )
     + ask(objects(READ_OBJECTS, [(9, WHOLE, 64)])),
     "write_objects_large": ask(objects(WRITE_OBJECTS, [(9, 9000, 0), (10, 5000, 0)]), bytes(14000)),
+    "write_objects_listed": ask(objects(WRITE_OBJECTS, [(12, 5, 0)], flags=4), b"hello"),
     "write_objects_short": ask(objects(WRITE_OBJECTS, [(9, 30, 0), (10, 4, 0)]), bytes(20)),
     "remove_objects": ask(objects(REMOVE_OBJECTS, [(1,), (77,), (1,), (4,)])),
     "ask_what": ask(b"?") + ask(objects(4, [(1,)])) + ask(objects(READ_OBJECTS, [])),
