@@ -140,6 +140,9 @@ class Channel {
 
   // Whether any thread may pass short works to run() instead, in parallel with posted works.
   virtual bool runs_here() const { return false; }
+  // Whether run() copies by plain loads and stores, which one thread does as fast as two as long as
+  // the bytes are in a cache, and wakes nobody.
+  virtual bool maps_memory() const { return false; }
   // Nothing: it was not done, and must be posted.
   virtual std::optional<Outcome> run(const Work&, const Limit&) { return {}; }
 

@@ -39,6 +39,7 @@ class LocalChannel : public Channel {
   }
   std::vector<RegionTable::Listed> list_regions(const Limit&) override;
   bool runs_here() const override { return true; }
+  bool maps_memory() const override { return true; }
   std::optional<Outcome> run(const Work& work, const Limit& limit) override;
 
  private:

@@ -13,12 +13,13 @@ namespace {
 
 // Below this, one connection is as fast as two, and a second one would have to be woken up.
 constexpr uint64_t kSplitBytes = 2ull << 20;
+constexpr uint64_t kSplitMappedBytes = 8ull << 20;  // it may all be in the cache
 constexpr uint64_t kMinPieceBytes = 1ull << 20;
 constexpr uint64_t kPiecesPerLane = 4;  // shortens the wait for a slow lane's last piece
 constexpr uint64_t kPageBytes = 4096;   // a cut within one would keep a disk from moving it whole
 
 constexpr uint64_t kMaxRunHereBytes = 256ull << 10;   // takes less time than waking a thread
-constexpr uint64_t kMaxDeferBytes = 2ull << 20;       // takes about 100 us
+constexpr uint64_t kMaxMapHereBytes = 1ull << 20;     // likewise, if it is mapped
 constexpr uint64_t kMaxHelpBytes = 8ull << 20;        // a millisecond: wait() returns that late
 constexpr uint64_t kMaxBeginHereBytes = 16ull << 10;  // an idle socket has room for this,
 constexpr size_t kMaxBeginHereRanges = 256;           // and for the table
@@ -38,10 +39,9 @@ bool may_help(const Request& request, uint64_t max_piece_bytes) {
          GpuRanges(request.regions).empty();
 }
 
-// Whether such a request may be left to that caller: nobody else waits for it, such as a
-// notification's receiver.
-bool may_defer(const Request& request) {
-  return !request.notify && request.num_bytes <= kMaxDeferBytes;
+// From here on several lanes share a request.
+uint64_t split_bytes(const Channel& channel) {
+  return channel.maps_memory() ? kSplitMappedBytes : kSplitBytes;
 }
 
 }  // namespace
@@ -125,14 +125,18 @@ TicketRef Peer::submit(Request request, const Deadline& deadline) {
   if (is_small && lanes_.front()->begin_here(ticket, max_bytes)) return ticket;
   const bool helps = runs_here() && may_help(ticket->request(), max_bytes);
   if (helps) ticket->leave_to_caller();
-  if (queue_.push(ticket, max_bytes, helps && may_defer(ticket->request()))) start_others();
+  // It may be left to that caller unless somebody else waits for it, a notification's receiver.
+  const bool may_defer = helps && !ticket->request().notify &&
+                         ticket->request().num_bytes <= split_bytes(lanes_.front()->channel());
+  if (queue_.push(ticket, max_bytes, may_defer)) start_others();
   return ticket;
 }
 
 bool Peer::run_here(Ticket& ticket) {
   const Channel& channel = lanes_.front()->channel();
   const Request& request = ticket.request();
-  if (!channel.runs_here() || request.num_bytes > kMaxRunHereBytes || request.after) return false;
+  const uint64_t max_bytes = channel.maps_memory() ? kMaxMapHereBytes : kMaxRunHereBytes;
+  if (!channel.runs_here() || request.num_bytes > max_bytes || request.after) return false;
   const Runners::Hold here(runners_);
   if (!here || !queue_.idle()) return false;
   Work work{Work::Kind::kMove, &request, 0, {}, request.notify.has_value()};
@@ -189,8 +193,9 @@ void Peer::wait_here(const Ticket& ticket, const Deadline& until) {
 }
 
 uint64_t Peer::max_piece_bytes(const Request& request) const {
-  const uint64_t most = lanes_.front()->channel().max_piece_bytes();
-  if (lanes_.size() == 1 || request.num_bytes <= kSplitBytes) return most;
+  const Channel& channel = lanes_.front()->channel();
+  const uint64_t most = channel.max_piece_bytes();
+  if (lanes_.size() == 1 || request.num_bytes <= split_bytes(channel)) return most;
   const uint64_t share = request.num_bytes / (kPiecesPerLane * lanes_.size());
   return std::clamp(share / kPageBytes * kPageBytes, kMinPieceBytes, most);
 }

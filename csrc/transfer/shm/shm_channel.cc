@@ -90,6 +90,7 @@ void ShmChannel::learn_regions(const Limit& limit) {
     if (!told[i]) memories_[i].reset();  // the peer has removed it and relies on that
   }
   learn_gpus(parts, limit);
+  maps_all_ = std::all_of(parts.begin(), parts.end(), [](const auto& part) { return part.memory; });
   auto remote = std::make_shared<RemoteMemory>(board_, std::move(parts),
                                                by_address_ ? socket_.peer_process() : 0);
   const std::unique_lock lock(mutex_);

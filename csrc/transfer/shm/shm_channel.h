@@ -6,6 +6,7 @@
 // peer's death: it counts only if the connection still stands when it is done.
 #pragma once
 
+#include <atomic>
 #include <chrono>
 #include <memory>
 #include <mutex>
@@ -51,6 +52,7 @@ class ShmChannel : public WireChannel {
   }
   Way way_to(const Range& range, int device) const override;
   bool runs_here() const override { return true; }
+  bool maps_memory() const override { return maps_all_; }
   std::optional<Outcome> run(const Work& work, const Limit& limit) override;
 
  protected:
@@ -71,6 +73,7 @@ class ShmChannel : public WireChannel {
   // Held while copying: what the copy uses is not given back to the peer meanwhile.
   std::shared_mutex mutex_;
   std::shared_ptr<const RemoteMemory> remote_;  // null while not connected
+  std::atomic<bool> maps_all_{false};           // that is known of the peer
   bool by_address_ = true;                      // until the machine turns out not to permit it
 
   // The leading thread's.
