@@ -90,7 +90,25 @@ def test_results_of_uncommitted_code_are_not_kept(tree, tmp_path):
     assert tree.commit() == clean and tree.why_not_kept(tree.KEPT / "b.json") is None
     (tmp_path / "code").write_text("2")
     assert tree.commit() == f"{clean}-dirty" and "uncommitted" in tree.why_not_kept(tree.KEPT / "b")
-    assert tree.why_not_kept(tmp_path / "build/b.json") is None
+    assert tree.why_not_kept(tmp_path / "b.json") is None
+
+
+def test_results_without_git_are_of_no_commit(bench, monkeypatch, tmp_path):
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert bench("machine").commit() == "none"
+
+
+def test_machines_that_a_hypervisor_calls_the_same_are_told_apart(bench, monkeypatch):
+    machine = bench("machine")
+    one = "processor : 0\ncpu family : {}\nmodel : 1\nmodel name : AMD EPYC\nflags : fpu avx2{}\n\n"
+    for family, more, expected in (
+        (25, "", "AMD EPYC (cpu family 25, model 1, AVX2)"),
+        (26, " avx512f", "AMD EPYC (cpu family 26, model 1, AVX-512)"),
+    ):
+        monkeypatch.setattr(machine.Path, "read_text", lambda _, f=family, m=more: one.format(f, m))
+        assert machine.cpu_name() == expected
+    monkeypatch.setattr(machine.Path, "read_text", lambda _: "processor : 0\n")  # as on Arm
+    assert machine.cpu_name() == machine.platform.machine()
 
 
 def test_the_option_json_says_so(tree, bench, tmp_path, monkeypatch, capsys):
@@ -99,6 +117,26 @@ def test_the_option_json_says_so(tree, bench, tmp_path, monkeypatch, capsys):
     with pytest.raises(SystemExit):
         bench("harness").arguments(None)
     assert "--json: results are kept in" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("option", "told"),
+    [("--repeat=0", "must be at least 1, got 0"), ("--threads=0", "must be at least 1, got 0"),
+     ("--threads=x", "invalid int value: 'x'"), ("--seconds=nan", "must be at least 0, got nan"),
+     ("--device=cuda:1", "invalid choice: 'cuda:1'"), ("--device=cuda", "finds no GPU, got cuda"),
+     ("--json=none/b.json", "a folder that exists, got none/b.json"), ("--json=.", "got .")],
+)  # fmt: skip
+def test_wrong_options_are_refused_before_anything_is_measured(
+    bench, monkeypatch, capsys, tmp_path, option, told
+):
+    harness = bench("harness")
+    monkeypatch.setattr(harness.torch.cuda, "is_available", lambda: False)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "argv", ["bench_x.py", option])
+    with pytest.raises(SystemExit):
+        harness.arguments(None)
+    error = capsys.readouterr().err.splitlines()[-1]
+    assert option.partition("=")[0] in error and told in error
 
 
 def test_a_bench_may_lack_options_that_others_have(bench, monkeypatch, capsys):
