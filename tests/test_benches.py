@@ -1,8 +1,10 @@
 """The benches themselves: what they are built from, which options they have, where results go."""
 
 import importlib
+import json
 import os
 import re
+import subprocess
 import sys
 from pathlib import Path
 
@@ -42,6 +44,48 @@ def test_transfers_of_several_sizes_are_one_run(bench, monkeypatch):
     transfer = bench("bench_transfer")
     options = bench("harness").arguments(None, transfer.add_options)
     assert transfer.chosen(options) == [(4096, 8), (4096, 64), (16384, 8), (16384, 64)]
+
+
+@pytest.mark.parametrize("words", ["--operation wirte", "--without mooncak", "--block-size 0"])
+def test_transfers_that_there_are_not_are_refused(bench, monkeypatch, capsys, words):
+    option, value = words.split()
+    monkeypatch.setattr(sys, "argv", ["bench_transfer.py", option, value])
+    with pytest.raises(SystemExit):
+        bench("harness").arguments(None, bench("bench_transfer").add_options)
+    error = capsys.readouterr().err.splitlines()[-1]
+    assert option in error and value in error
+
+
+@pytest.fixture
+def transfer(tmp_path):
+    """Run bench_transfer.py over shm, and return its results."""
+    (tmp_path / "mooncake").mkdir()  # a wheel that does not work here
+    (tmp_path / "mooncake/engine.py").write_text("raise RuntimeError('no such driver')")
+
+    def run(words):
+        results, paths = tmp_path / "results.json", [str(tmp_path), *sys.path]
+        command = [sys.executable, ROOT / "bench/bench_transfer.py", "--json", results]
+        environment = os.environ | {"PYTHONPATH": os.pathsep.join(paths)}
+        options = ["--quick", "--repeat", "1", "--transports", "shm", "--operation", "write"]
+        subprocess.run([*command, *options, *words.split()], env=environment, check=True)
+        return json.loads(results.read_text())
+
+    return run
+
+
+def test_a_row_of_transfers_is_of_as_many_bytes_as_it_says(transfer):
+    sizes = f"512 2048 {200 << 20}"
+    results = transfer(f"--without mooncake nixl-cma --batch-size 4 --block-size {sizes}")
+    cases = ["shm write, 4 x 512 bytes", "shm write, 4 x 2 KiB"]
+    assert [row["case"] for row in results["rows"]] == cases
+    [left] = results["left_out"]
+    assert left["case"] == "shm write, 4 x 204800 KiB" and "268435456 bytes" in left["why"]
+
+
+def test_a_library_that_dies_is_left_out(transfer):
+    results = transfer("--without nixl-cma --batch-size 4 --block-size 4096")
+    assert [row["case"] for row in results["rows"]] == ["shm write, 4 x 4 KiB"]
+    assert {"case": "mooncake", "why": "a process of mooncake has ended"} in results["left_out"]
 
 
 @pytest.mark.parametrize("words", [["--json", "/a/b.json"], ["--json=/a/b.json"]])
