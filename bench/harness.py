@@ -7,6 +7,7 @@ far off.
 """
 
 import argparse
+import math
 import statistics
 import time
 from collections.abc import Callable
@@ -64,17 +65,25 @@ class LeftOut:
     why: str
 
 
-def at_least(least: float, kind: type = int) -> Callable[[str], Any]:
-    """Return a type for an option: a number of a kind, not less than the least one."""
+def at_least(least: float, kind: type = int, most: float = math.inf) -> Callable[[str], Any]:
+    """Return a type for an option: a number of a kind, within bounds."""
 
     def number(text: str) -> Any:
         value = kind(text)
-        if not value >= least:
-            raise argparse.ArgumentTypeError(f"must be at least {least}, got {text}")
+        if not least <= value <= most:
+            bounds = f"at least {least}" if most == math.inf else f"{least} to {most}"
+            raise argparse.ArgumentTypeError(f"must be {bounds}, got {text}")
         return value
 
     number.__name__ = kind.__name__  # argparse says "invalid int value"
     return number
+
+
+def folder(text: str) -> Path:
+    """Return a folder that exists: a type for an option."""
+    if not Path(text).is_dir():
+        raise argparse.ArgumentTypeError(f"must be a folder that exists, got {text}")
+    return Path(text)
 
 
 def arguments(

@@ -1,5 +1,6 @@
 """The benches themselves: what they are built from, which options they have, where results go."""
 
+import argparse
 import importlib
 import json
 import os
@@ -181,6 +182,38 @@ def test_wrong_options_are_refused_before_anything_is_measured(
         harness.arguments(None)
     error = capsys.readouterr().err.splitlines()[-1]
     assert option.partition("=")[0] in error and told in error
+
+
+@pytest.mark.parametrize(
+    ("name", "words", "told"),
+    [("bench_latency", "--sizes 1048577", "must be 1 to 1048576, got 1048577"),
+     ("bench_latency", "--requests 0", "must be at least 1, got 0"),
+     ("bench_file", "--folder none", "must be a folder that exists, got none"),
+     ("bench_store_ssd", "--mib 15", "must be at least 16, got 15"),
+     ("bench_kv_shapes", "--runs 0", "must be at least 1, got 0"),
+     ("bench_kv_shapes", "--max-sms -1", "must be at least 0, got -1"),
+     ("bench_kv_shapes", "--max-gib 0", "must be at least 0.001, got 0")],
+)  # fmt: skip
+def test_so_are_those_of_one_bench(bench, monkeypatch, capsys, name, words, told):
+    monkeypatch.setattr(sys, "argv", [name, *words.split()])
+    with pytest.raises(SystemExit):
+        bench("harness").arguments(None, bench(name).add_options)
+    assert f"argument {words.split()[0]}: {told}" in capsys.readouterr().err
+
+
+def test_directions_are_those_of_the_device(bench):
+    directions, options = bench("kv_options").directions, argparse.Namespace(device="cpu")
+    for options.direction in (None, ["H2H"]):
+        assert directions(options) == ["H2H"]
+    options.direction = ["H2H", "D2H"]
+    with pytest.raises(SystemExit, match="must be of H2H on cpu, got D2H"):
+        directions(options)
+
+
+def test_a_missing_perftest_is_named(bench, monkeypatch, tmp_path):
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(SystemExit, match="ib_write_bw is not installed: apt-get install perftest"):
+        bench("perftest").gb_per_s("write", ["a", "b"], 4096, 1)
 
 
 def test_a_bench_may_lack_options_that_others_have(bench, monkeypatch, capsys):
