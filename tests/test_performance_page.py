@@ -41,6 +41,15 @@ def test_copies():
         assert all(map(agree, cells, values)), (name, values)
 
 
+def test_copies_on_a_zen_5():
+    rows = results("copy_blocks_zen5", "copy_plan_zen5")
+    for name, cells in table("Zen 5 |").items():
+        row = rows[name]
+        words = row.get("x_torch_words", 0.0)
+        values = row["gb_per_s"], row["x_torch"], words, row["x_memcpy"]
+        assert all(map(agree, cells, values)), (name, values)
+
+
 SHAPES = {
     "Llama 8B": "llama-8b", "Llama 70B, TP4": "llama-70b-tp4", "Llama 70B, TP8": "llama-70b-tp8",
     "packed k and v": "packed-kv", "MLA, bfloat16": "mla-bf16", "MLA, fp8": "mla-fp8",
