@@ -81,7 +81,7 @@ fuzz:
 
 bench: QUICK :=
 bench-quick: QUICK := --quick
-bench bench-quick: build $(VENV)/.bench
+bench bench-quick: build $(VENV)/.bench $(VENV)/.demo
 	mkdir -p $(RESULTS)
 	cd bench && for name in $(BENCHES); do \
 	  $(BIN)/python bench_$$name.py $(QUICK) --json $(abspath $(RESULTS))/$$name.json || exit 1; done

@@ -1,8 +1,9 @@
 """block_hashes against the chains that engines compute in Python.
 
 sha256+pickle is vLLM's default form: sha256 of the pickled (parent, tokens) of each block. xxhash
-is the same chain as ours, block by block, through the Python package. All run on one thread, from
-a list of Python ints as engines hold them; ours also from an array.
+is the same chain as ours, block by block, through the Python package. All run on one thread.
+sha256+pickle goes over a list of Python ints, as engines hold them, and xxhash over an array, which
+is less work for it; ours over either.
 """
 
 import hashlib

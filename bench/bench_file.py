@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from harness import arguments, spread
+from harness import arguments, at_least, folder, spread
 from table import heading, save
 
 import mooncake_kernels as mk
@@ -32,8 +32,10 @@ TARGET = 0.9
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--folder", type=Path, default=Path("."), help="on the disk in question")
-    parser.add_argument("--mib", type=int, default=1024, help="of the file, moved by every call")
+    parser.add_argument("--folder", type=folder, default=Path("."), help="on the disk in question")
+    parser.add_argument(
+        "--mib", type=at_least(1), default=1024, help="of the file, moved by every call"
+    )
 
 
 def huge_pages(num_bytes: int) -> np.ndarray:
@@ -132,8 +134,8 @@ def main() -> None:
     else:
         left_out.append({"case": "fio", "why": "it is not installed"})
         sys.stdout.write("fio left out: it is not installed\n")
-    with tempfile.TemporaryDirectory(dir=options.folder) as folder:
-        moves = Moves(Path(folder).resolve() / "pool", options.mib << 20)
+    with tempfile.TemporaryDirectory(dir=options.folder) as own:
+        moves = Moves(Path(own).resolve() / "pool", options.mib << 20)
         for order, size in CASES:
             for verb in ("read", "write"):
                 case = f"{verb}, {order}, {size >> 10} KiB"

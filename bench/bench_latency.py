@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from harness import arguments
+from harness import arguments, at_least
 from table import heading, save
 
 import mooncake_kernels as mk
@@ -35,8 +35,9 @@ ANSWER_BYTES = 24
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--transports", nargs="+", default=list(TRANSPORTS), choices=TRANSPORTS)
-    parser.add_argument("--sizes", nargs="+", type=int, default=[4096])
-    parser.add_argument("--requests", type=int, default=2000, help="a round")
+    size = at_least(1, most=REGION_BYTES)
+    parser.add_argument("--sizes", nargs="+", type=size, default=[4096], help="bytes of a request")
+    parser.add_argument("--requests", type=at_least(1), default=2000, help="a round")
     parser.add_argument("--spin-us", type=int, default=0)
 
 
@@ -157,7 +158,7 @@ def measure(program: Path | None, options: argparse.Namespace, transport: str, s
 def main() -> None:
     options = arguments(__doc__, add_options, without=("device", "seconds"))
     if options.quick:
-        options.requests = 200
+        options.requests = min(options.requests, 200)
     head, rows = heading("latency", options), []
     with tempfile.TemporaryDirectory() as folder:
         program = None if options.quick else build(Path(folder))

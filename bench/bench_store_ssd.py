@@ -16,7 +16,7 @@ from functools import partial
 from pathlib import Path
 
 import numpy as np
-from harness import Case, arguments
+from harness import Case, arguments, at_least, folder
 from table import report
 from turns import Turns
 
@@ -32,8 +32,9 @@ BUCKET = 256 * MIB
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--folder", type=Path, default=Path("."), help="on the disk in question")
-    parser.add_argument("--mib", type=int, default=256, help="of objects that are read, in turn")
+    parser.add_argument("--folder", type=folder, default=Path("."), help="on the disk in question")
+    objects = "of objects that are read, in turn; a multiple of 16"
+    parser.add_argument("--mib", type=at_least(16), default=256, help=objects)
 
 
 class Plain:
@@ -172,7 +173,8 @@ def restarts(folder: Path, num_objects: int) -> Iterator[Case]:
 
 
 def cases(folder: Path, options: argparse.Namespace) -> Iterator[Case]:
-    total = (32 if options.quick else options.mib) * MIB
+    largest = max(SIZES.values())
+    total = (min(options.mib, 32) if options.quick else options.mib) * MIB // largest * largest
     for name, size in SIZES.items():
         yield from moves(folder, name, size, total, options.repeat + 3)
     yield from restarts(folder, 1000 if options.quick else NUM_OBJECTS)
@@ -180,5 +182,5 @@ def cases(folder: Path, options: argparse.Namespace) -> Iterator[Case]:
 
 if __name__ == "__main__":
     options = arguments(__doc__, add_options, without=("device",))
-    with tempfile.TemporaryDirectory(dir=options.folder) as folder:
-        report("store_ssd", cases(Path(folder).resolve(), options), options)
+    with tempfile.TemporaryDirectory(dir=options.folder) as own:
+        report("store_ssd", cases(Path(own).resolve(), options), options)

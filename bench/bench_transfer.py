@@ -1,8 +1,9 @@
 """The transfer engine, Mooncake's, NIXL, a raw socket stream and memcpy, in turn.
 
 Every library has an initiator and a target in separate processes on this machine. A batch is
-one call: blocks of one size from random places to random places, or, as one block, `contiguous`.
-GB/s counts the bytes moved, once. Mooncake and NIXL are left out where they are not installed
+one call: blocks of one size from random places to random places. `memcpy` and `stream` move as many
+bytes in one piece. GB/s counts the bytes moved, once. Each thread has a part of the 256 MiB of
+either side to itself. Mooncake and NIXL are left out where they are not installed
 (`pip install --no-deps mooncake-transfer-engine-non-cuda nixl nixl-cu12`, in an environment of
 their own or this one).
 """
@@ -15,9 +16,9 @@ from contextlib import ExitStack
 from typing import Any
 
 import numpy as np
-from harness import arguments, spread
+from harness import arguments, at_least, spread
 from table import heading, save
-from transfer_sides import Job, Library, Missing
+from transfer_sides import Ended, Job, Library, Missing
 
 REGION_BYTES = 256 << 20
 CASES = [  # block size, blocks a batch
@@ -40,10 +41,13 @@ PEERS = {
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--transports", nargs="+", default=list(PEERS), choices=list(PEERS))
-    parser.add_argument("--operation", nargs="+", default=["write", "read"])
-    parser.add_argument("--block-size", nargs="+", type=int, help="bytes; then only these")
-    parser.add_argument("--batch-size", nargs="+", type=int, default=[1024], help="of these sizes")
-    parser.add_argument("--without", nargs="*", default=[], help="libraries to leave out")
+    verbs, peers = ["write", "read"], sorted({peer for names in PEERS.values() for peer in names})
+    parser.add_argument("--operation", nargs="+", default=verbs, choices=verbs)
+    parser.add_argument("--block-size", nargs="+", type=at_least(1), help="bytes; then only these")
+    parser.add_argument(
+        "--batch-size", nargs="+", type=at_least(1), default=[1024], help="of these sizes"
+    )
+    parser.add_argument("--without", nargs="*", default=[], choices=peers, help="to leave out")
 
 
 def chosen(options: argparse.Namespace) -> list[tuple[int, int]]:
@@ -51,6 +55,12 @@ def chosen(options: argparse.Namespace) -> list[tuple[int, int]]:
     if options.block_size:
         return list(itertools.product(options.block_size, options.batch_size))
     return QUICK if options.quick else CASES
+
+
+def name_of(ours: str, verb: str, size: int, batch: int) -> str:
+    """Return the name of a row, which plot_transfer.py reads."""
+    unit = f"{size >> 10} KiB" if size % 1024 == 0 else f"{size} bytes"
+    return f"{ours} {verb}, {batch} x {unit}"
 
 
 def jobs(verb: str, size: int, batch: int, threads: int) -> list[Job]:
@@ -108,7 +118,9 @@ def start(
             continue
         try:
             libraries[name] = stack.enter_context(Library(name, REGION_BYTES))
-        except Missing as why:
+        except (Missing, Ended) as why:
+            if name == ours and isinstance(why, Ended):
+                raise
             left_out.append({"case": name, "why": str(why)})
             sys.stdout.write(f"{name} left out: {why}\n")
     return libraries, left_out
@@ -124,8 +136,14 @@ def main() -> None:
             if ours not in libraries:
                 continue
             for verb, (size, batch) in itertools.product(options.operation, chosen(options)):
+                case = name_of(ours, verb, size, batch)
+                room = REGION_BYTES // options.threads
+                if batch > room // size:
+                    why = f"a thread has {room} bytes"
+                    left_out.append({"case": case, "why": why})
+                    sys.stdout.write(f"{case} left out: {why}\n")
+                    continue
                 work = jobs(verb, size, batch, options.threads)
-                case = f"{ours} {verb}, {batch} x {size >> 10} KiB"
                 rows.append({"case": case, **measure(ours, libraries, work, options)})
                 say(rows[-1], ours)
                 save(head, rows, options, left_out)

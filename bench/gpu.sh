@@ -9,6 +9,9 @@
 set -uo pipefail
 only_targets=
 if [ "${1:-}" = --targets ]; then only_targets=yes && shift; fi
+if [[ ${1:-} = -* || ${2:-} = -* || $# -gt 2 ]]; then
+  echo 'usage: bench/gpu.sh [--targets] [wheel] [folder for results]' >&2 && exit 2
+fi
 # Paths are relative to where this is called, not to the repository.
 wheel=${1:+$(realpath -sm "$1")} results=${2:+$(realpath -sm "$2")}
 WHEELS=${WHEELS:+$(realpath -sm "$WHEELS")}

@@ -31,6 +31,17 @@ def missing(modules: dict[str, str]) -> list[str]:
     return [package for name, package in modules.items() if importlib.util.find_spec(name) is None]
 
 
+def why_no_gpu() -> str | None:
+    """Return why torch cannot use a GPU; None if it can."""
+    import torch
+
+    if torch.cuda.is_available():
+        return None
+    if torch.version.cuda is None:
+        return f"torch {torch.__version__} is not built for CUDA"
+    return f"torch {torch.__version__} finds no GPU"
+
+
 def main() -> int:
     everything = "--targets" not in sys.argv
     packages = missing(ALWAYS)
@@ -45,7 +56,10 @@ def main() -> int:
         if skipped := missing(OPTIONAL):
             sys.stdout.write(f"gpu.sh: something is skipped without {' '.join(skipped)}\n")
     if not packages + alone + programs:
-        return 0
+        why = why_no_gpu()
+        if why is not None:
+            sys.stderr.write(f"gpu.sh: {why}\n")
+        return int(why is not None)
     download = "  pip download -d wheels --only-binary :all:"
     download += f" --python-version {sys.version_info.major}.{sys.version_info.minor}"
     lines = [f"gpu.sh: missing: {', '.join(packages + alone + programs)}"]

@@ -7,6 +7,7 @@ far off.
 """
 
 import argparse
+import math
 import statistics
 import time
 from collections.abc import Callable
@@ -64,6 +65,27 @@ class LeftOut:
     why: str
 
 
+def at_least(least: float, kind: type = int, most: float = math.inf) -> Callable[[str], Any]:
+    """Return a type for an option: a number of a kind, within bounds."""
+
+    def number(text: str) -> Any:
+        value = kind(text)
+        if not least <= value <= most:
+            bounds = f"at least {least}" if most == math.inf else f"{least} to {most}"
+            raise argparse.ArgumentTypeError(f"must be {bounds}, got {text}")
+        return value
+
+    number.__name__ = kind.__name__  # argparse says "invalid int value"
+    return number
+
+
+def folder(text: str) -> Path:
+    """Return a folder that exists: a type for an option."""
+    if not Path(text).is_dir():
+        raise argparse.ArgumentTypeError(f"must be a folder that exists, got {text}")
+    return Path(text)
+
+
 def arguments(
     doc: str | None,
     add: Callable[[argparse.ArgumentParser], None] = lambda parser: None,
@@ -81,17 +103,22 @@ def arguments(
     if "device" in without:
         parser.set_defaults(device="cpu")
     else:
-        parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
+        default = "cuda" if torch.cuda.is_available() else "cpu"
+        parser.add_argument("--device", choices=("cpu", "cuda"), default=default)
     if "seconds" not in without:
-        parser.add_argument("--seconds", type=float, default=20, help="a case; then fewer rounds")
-    parser.add_argument("--threads", type=int, default=1, help="for ours and for the baselines")
-    parser.add_argument("--repeat", type=int, default=21, help="timed rounds a case")
+        few = "a case; then fewer rounds"
+        parser.add_argument("--seconds", type=at_least(0, float), default=20, help=few)
+    both = "for ours and for the baselines"
+    parser.add_argument("--threads", type=at_least(1), default=1, help=both)
+    parser.add_argument("--repeat", type=at_least(1), default=21, help="timed rounds a case")
     parser.add_argument("--quick", action="store_true", help="small sizes and few rounds, for CI")
     parser.add_argument("--json", type=Path, help="also write the results to this file")
     add(parser)
     options = parser.parse_args()
     if options.json and (why := machine.why_not_kept(options.json)):
         parser.error(f"--json: {why}")
+    if options.device == "cuda" and not torch.cuda.is_available():
+        parser.error("--device: torch finds no GPU, got cuda")
     if options.quick:
         options.repeat = min(options.repeat, 5)
     torch.set_num_threads(options.threads)

@@ -1,7 +1,9 @@
 """The options of benches that move caches: which directions, engines, shapes, and how much."""
 
 import argparse
+import sys
 
+from harness import at_least
 from kv_directions import DIRECTIONS, Memory
 from kv_shapes import NUM_RUNS, PATTERNS, SHAPES, Job
 
@@ -15,18 +17,22 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--direction", nargs="+", choices=list(DIRECTIONS), help="default: all")
     parser.add_argument("--engine", nargs="+", choices=ENGINES, default=["auto"])
     parser.add_argument(
-        "--max-sms", nargs="+", type=int, default=[0], help="a case for each; 0: all"
+        "--max-sms", nargs="+", type=at_least(0), default=[0], help="a case for each; 0: all"
     )
-    parser.add_argument("--max-gib", type=float, help="of the caches of a direction; default 2, 16")
+    gib = at_least(0.001, float)
+    parser.add_argument("--max-gib", type=gib, help="of the caches of a direction; default 2, 16")
     parser.add_argument("--shape", nargs="+", choices=names, default=names)
-    parser.add_argument("--runs", nargs="+", type=int, default=NUM_RUNS)
+    parser.add_argument("--runs", nargs="+", type=at_least(1), default=NUM_RUNS)
     parser.add_argument("--pattern", nargs="+", choices=PATTERNS, default=PATTERNS)
 
 
 def directions(options: argparse.Namespace) -> list[str]:
-    """Return those asked for, or those that this device has."""
-    on_gpu = options.device == "cuda"
-    return options.direction or [name for name in DIRECTIONS if (name != "H2H") == on_gpu]
+    """Return those asked for, or all, of those that this device has."""
+    here = [name for name in DIRECTIONS if (name != "H2H") == (options.device == "cuda")]
+    for name in options.direction or []:
+        if name not in here:
+            sys.exit(f"--direction must be of {' '.join(here)} on {options.device}, got {name}")
+    return options.direction or here
 
 
 def memory(options: argparse.Namespace) -> Memory:

@@ -4,6 +4,7 @@ import os
 import platform
 import re
 import shlex
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -38,11 +39,16 @@ def commit() -> str:
 
 
 def git(*words: str) -> str:
+    """Return what git says; nothing where there is none, as in many a container with a GPU."""
+    if shutil.which("git") is None:
+        return ""
     return subprocess.run(["git", *words], capture_output=True, text=True, cwd=ROOT).stdout.strip()
 
 
 def why_not_kept(file: Path) -> str | None:
-    """Return why results may not be written there: nobody could find out what they are of."""
+    """Return why results cannot be written there, or may not: none could tell what they are of."""
+    if file.is_dir() or not file.parent.is_dir():
+        return f"must be a file in a folder that exists, got {file}"
     if KEPT in file.resolve().parents and commit().endswith("-dirty"):
         return f"results are kept in {KEPT} only if the tree has no uncommitted changes, got {file}"
     return None
@@ -55,8 +61,15 @@ def command() -> str:
 
 
 def cpu_name() -> str:
-    """Return the processor's name, as Linux reports it."""
-    for line in Path("/proc/cpuinfo").read_text().splitlines():
-        if line.startswith("model name"):
-            return line.partition(":")[2].strip()
-    return platform.machine()
+    """Return the processor's name, and what tells it from others that a hypervisor calls the same.
+
+    A virtual Zen 3 and a Zen 5 may both be an "AMD EPYC".
+    """
+    lines = Path("/proc/cpuinfo").read_text().split("\n\n")[0].splitlines()
+    told = {key.strip(): value.strip() for key, _, value in (line.partition(":") for line in lines)}
+    if "model name" not in told:
+        return platform.machine()
+    kind = [f"{key} {told[key]}" for key in ("cpu family", "model") if key in told]
+    flags = told.get("flags", "").split()
+    kind += ["AVX-512"] if "avx512f" in flags else ["AVX2"] if "avx2" in flags else []
+    return f"{told['model name']} ({', '.join(kind)})"

@@ -2,8 +2,10 @@
 
 import argparse
 import re
+import shutil
 import socket
 import subprocess
+import sys
 import time
 from collections.abc import Callable
 
@@ -19,6 +21,8 @@ def free_port() -> int:
 
 def run(program: str, names: list[str], *words: str) -> str:
     """Run both ends of one of its programs, and return the client's output."""
+    if shutil.which(program) is None:
+        sys.exit(f"{program} is not installed: apt-get install perftest")
     common = [program, "-x", str(GID_INDEX), "-F", "-p", str(free_port()), *words]
     server = subprocess.Popen(
         [*common, "-d", names[1]], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL

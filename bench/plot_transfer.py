@@ -19,8 +19,8 @@ from matplotlib.ticker import FuncFormatter
 
 NAMES = {
     "ours": "mooncake-kernels", "mooncake": "Mooncake", "nixl-tcp": "NIXL (UCX, tcp)",
-    "nixl-cma": "NIXL (UCX, shm)", "stream": "one socket stream", "memcpy": "memcpy a block",
-    "memcpy-mapped": "memcpy a block",
+    "nixl-cma": "NIXL (UCX, shm)", "stream": "one socket stream", "memcpy": "one memcpy",
+    "memcpy-mapped": "one memcpy",
 }  # fmt: skip
 # Distinguished by marker and dash, not by colour: a printed page is grey.
 STYLES = {
@@ -49,6 +49,8 @@ def split(case: str) -> tuple[str, str, str]:
 def label(moved: str) -> str:
     """``64 x 1024 KiB`` as 64 x 1 MiB."""
     count, _, size = moved.partition(" x ")
+    if not size.endswith(" KiB"):
+        return moved
     kib = int(size.removesuffix(" KiB"))
     return f"{count} x {kib >> 10} MiB" if kib >= 1024 else moved
 

@@ -289,6 +289,10 @@ class Missing(Exception):
     """The library is not installed, or does not work here."""
 
 
+class Ended(Exception):
+    """A process of the library has ended; what it said is on the screen."""
+
+
 class Library:
     """A library's two processes, which run only while they have a job."""
 
@@ -303,13 +307,16 @@ class Library:
             theirs.close()
             self._pipes.append(ours)
             self._processes.append(process)
-        for pipe in self._pipes:
-            state, why = self._receive(pipe)
-            if state == "missing":
-                self.close()
-                raise Missing(why)
-        with self._running():
-            self._ask(0, "attach", self._ask(1, "offer"))
+        try:
+            for pipe in self._pipes:
+                state, why = self._receive(pipe)
+                if state == "missing":
+                    raise Missing(why)
+            with self._running():
+                self._ask(0, "attach", self._ask(1, "offer"))
+        except BaseException:
+            self.close()
+            raise
 
     def __enter__(self) -> "Library":
         return self
@@ -360,4 +367,7 @@ class Library:
     def _receive(self, pipe: Any) -> Any:
         if not pipe.poll(WAIT_S):
             raise TimeoutError(f"{self.name} does not answer")
-        return pipe.recv()
+        try:
+            return pipe.recv()
+        except EOFError:
+            raise Ended(f"a process of {self.name} has ended") from None

@@ -1,8 +1,11 @@
 """The benches themselves: what they are built from, which options they have, where results go."""
 
+import argparse
 import importlib
+import json
 import os
 import re
+import subprocess
 import sys
 from pathlib import Path
 
@@ -42,6 +45,48 @@ def test_transfers_of_several_sizes_are_one_run(bench, monkeypatch):
     transfer = bench("bench_transfer")
     options = bench("harness").arguments(None, transfer.add_options)
     assert transfer.chosen(options) == [(4096, 8), (4096, 64), (16384, 8), (16384, 64)]
+
+
+@pytest.mark.parametrize("words", ["--operation wirte", "--without mooncak", "--block-size 0"])
+def test_transfers_that_there_are_not_are_refused(bench, monkeypatch, capsys, words):
+    option, value = words.split()
+    monkeypatch.setattr(sys, "argv", ["bench_transfer.py", option, value])
+    with pytest.raises(SystemExit):
+        bench("harness").arguments(None, bench("bench_transfer").add_options)
+    error = capsys.readouterr().err.splitlines()[-1]
+    assert option in error and value in error
+
+
+@pytest.fixture
+def transfer(tmp_path):
+    """Run bench_transfer.py over shm, and return its results."""
+    (tmp_path / "mooncake").mkdir()  # a wheel that does not work here
+    (tmp_path / "mooncake/engine.py").write_text("raise RuntimeError('no such driver')")
+
+    def run(words):
+        results, paths = tmp_path / "results.json", [str(tmp_path), *sys.path]
+        command = [sys.executable, ROOT / "bench/bench_transfer.py", "--json", results]
+        environment = os.environ | {"PYTHONPATH": os.pathsep.join(paths)}
+        options = ["--quick", "--repeat", "1", "--transports", "shm", "--operation", "write"]
+        subprocess.run([*command, *options, *words.split()], env=environment, check=True)
+        return json.loads(results.read_text())
+
+    return run
+
+
+def test_a_row_of_transfers_is_of_as_many_bytes_as_it_says(transfer):
+    sizes = f"512 2048 {200 << 20}"
+    results = transfer(f"--without mooncake nixl-cma --batch-size 4 --block-size {sizes}")
+    cases = ["shm write, 4 x 512 bytes", "shm write, 4 x 2 KiB"]
+    assert [row["case"] for row in results["rows"]] == cases
+    [left] = results["left_out"]
+    assert left["case"] == "shm write, 4 x 204800 KiB" and "268435456 bytes" in left["why"]
+
+
+def test_a_library_that_dies_is_left_out(transfer):
+    results = transfer("--without nixl-cma --batch-size 4 --block-size 4096")
+    assert [row["case"] for row in results["rows"]] == ["shm write, 4 x 4 KiB"]
+    assert {"case": "mooncake", "why": "a process of mooncake has ended"} in results["left_out"]
 
 
 @pytest.mark.parametrize("words", [["--json", "/a/b.json"], ["--json=/a/b.json"]])
@@ -90,7 +135,25 @@ def test_results_of_uncommitted_code_are_not_kept(tree, tmp_path):
     assert tree.commit() == clean and tree.why_not_kept(tree.KEPT / "b.json") is None
     (tmp_path / "code").write_text("2")
     assert tree.commit() == f"{clean}-dirty" and "uncommitted" in tree.why_not_kept(tree.KEPT / "b")
-    assert tree.why_not_kept(tmp_path / "build/b.json") is None
+    assert tree.why_not_kept(tmp_path / "b.json") is None
+
+
+def test_results_without_git_are_of_no_commit(bench, monkeypatch, tmp_path):
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert bench("machine").commit() == "none"
+
+
+def test_machines_that_a_hypervisor_calls_the_same_are_told_apart(bench, monkeypatch):
+    machine = bench("machine")
+    one = "processor : 0\ncpu family : {}\nmodel : 1\nmodel name : AMD EPYC\nflags : fpu avx2{}\n\n"
+    for family, more, expected in (
+        (25, "", "AMD EPYC (cpu family 25, model 1, AVX2)"),
+        (26, " avx512f", "AMD EPYC (cpu family 26, model 1, AVX-512)"),
+    ):
+        monkeypatch.setattr(machine.Path, "read_text", lambda _, f=family, m=more: one.format(f, m))
+        assert machine.cpu_name() == expected
+    monkeypatch.setattr(machine.Path, "read_text", lambda _: "processor : 0\n")  # as on Arm
+    assert machine.cpu_name() == machine.platform.machine()
 
 
 def test_the_option_json_says_so(tree, bench, tmp_path, monkeypatch, capsys):
@@ -99,6 +162,58 @@ def test_the_option_json_says_so(tree, bench, tmp_path, monkeypatch, capsys):
     with pytest.raises(SystemExit):
         bench("harness").arguments(None)
     assert "--json: results are kept in" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("option", "told"),
+    [("--repeat=0", "must be at least 1, got 0"), ("--threads=0", "must be at least 1, got 0"),
+     ("--threads=x", "invalid int value: 'x'"), ("--seconds=nan", "must be at least 0, got nan"),
+     ("--device=cuda:1", "invalid choice: 'cuda:1'"), ("--device=cuda", "finds no GPU, got cuda"),
+     ("--json=none/b.json", "a folder that exists, got none/b.json"), ("--json=.", "got .")],
+)  # fmt: skip
+def test_wrong_options_are_refused_before_anything_is_measured(
+    bench, monkeypatch, capsys, tmp_path, option, told
+):
+    harness = bench("harness")
+    monkeypatch.setattr(harness.torch.cuda, "is_available", lambda: False)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "argv", ["bench_x.py", option])
+    with pytest.raises(SystemExit):
+        harness.arguments(None)
+    error = capsys.readouterr().err.splitlines()[-1]
+    assert option.partition("=")[0] in error and told in error
+
+
+@pytest.mark.parametrize(
+    ("name", "words", "told"),
+    [("bench_latency", "--sizes 1048577", "must be 1 to 1048576, got 1048577"),
+     ("bench_latency", "--requests 0", "must be at least 1, got 0"),
+     ("bench_file", "--folder none", "must be a folder that exists, got none"),
+     ("bench_store_ssd", "--mib 15", "must be at least 16, got 15"),
+     ("bench_kv_shapes", "--runs 0", "must be at least 1, got 0"),
+     ("bench_kv_shapes", "--max-sms -1", "must be at least 0, got -1"),
+     ("bench_kv_shapes", "--max-gib 0", "must be at least 0.001, got 0")],
+)  # fmt: skip
+def test_so_are_those_of_one_bench(bench, monkeypatch, capsys, name, words, told):
+    monkeypatch.setattr(sys, "argv", [name, *words.split()])
+    with pytest.raises(SystemExit):
+        bench("harness").arguments(None, bench(name).add_options)
+    assert f"argument {words.split()[0]}: {told}" in capsys.readouterr().err
+
+
+def test_directions_are_those_of_the_device(bench):
+    directions, options = bench("kv_options").directions, argparse.Namespace(device="cpu")
+    for options.direction in (None, ["H2H"]):
+        assert directions(options) == ["H2H"]
+    options.direction = ["H2H", "D2H"]
+    with pytest.raises(SystemExit, match="must be of H2H on cpu, got D2H"):
+        directions(options)
+
+
+def test_a_missing_perftest_is_named(bench, monkeypatch, tmp_path):
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(SystemExit, match="ib_write_bw is not installed: apt-get install perftest"):
+        bench("perftest").gb_per_s("write", ["a", "b"], 4096, 1)
 
 
 def test_a_bench_may_lack_options_that_others_have(bench, monkeypatch, capsys):

@@ -1,4 +1,4 @@
-"""`bench/gpu.sh --targets`: what it would measure on a GPU, how long it may take, its verdicts."""
+"""`bench/gpu.sh`: what it would run on a GPU; how long its targets may take, and its verdicts."""
 
 import json
 import os
@@ -13,7 +13,7 @@ BENCH = Path(__file__).parent.parent / "bench"
 LIMIT_S = 600  # as the head of gpu.sh says
 
 
-def run_script(tmp_path, *, fails="no-such-word", **variables):
+def run_script(tmp_path, *words, fails="no-such-word", **variables):
     """Run the script with a python3 that only writes down what it is given, or fails at a word."""
     fake = tmp_path / "bin" / "python3"
     fake.parent.mkdir(exist_ok=True)
@@ -24,10 +24,12 @@ def run_script(tmp_path, *, fails="no-such-word", **variables):
     )
     timeout = fake.with_name("timeout")  # -k 5 <seconds> <command>
     timeout.write_text(f'#!/bin/sh\nprintf "%s " "$3" >>{tmp_path}/calls\nshift 3\nexec "$@"\n')
-    for program in (fake, timeout):
+    sanitizer = fake.with_name("compute-sanitizer")  # --tool <name> --error-exitcode 9 <command>
+    sanitizer.write_text('#!/bin/sh\nshift 4\nexec "$@"\n')
+    for program in (fake, timeout, sanitizer):
         program.chmod(0o755)
     environment = os.environ | {"PATH": f"{fake.parent}:{os.environ['PATH']}"} | variables
-    command = ["bash", BENCH / "gpu.sh", "--targets", "a.whl", "results"]
+    command = ["bash", BENCH / "gpu.sh", *(words or ["--targets", "a.whl", "results"])]
     (tmp_path / "calls").write_text("")
     status = subprocess.run(command, cwd=tmp_path, env=environment).returncode
     return status, (tmp_path / "calls").read_text().splitlines()
@@ -83,6 +85,24 @@ def test_a_build_needs_the_program_ninja():
     assert result.returncode == 1 and "'ninja>=1.11'" in result.stderr
 
 
+@pytest.mark.parametrize("words", [["--help"], ["a.whl", "--targets"], ["a.whl", "b", "c"]])
+def test_what_it_does_not_know_is_refused(tmp_path, capfd, words):
+    assert run_script(tmp_path, *words) == (2, [])
+    assert "usage: bench/gpu.sh [--targets]" in capfd.readouterr().err
+
+
+def test_a_torch_without_a_gpu_is_told_of(tmp_path):
+    (tmp_path / "torch.py").write_text(
+        "__version__ = '2.13.0+cpu'\nclass cuda:\n is_available = lambda: False\n"
+        "class version:\n cuda = None\n"
+    )
+    command = [sys.executable, BENCH / "gpu_needs.py", "--targets"]
+    environment = os.environ | {"PYTHONPATH": str(tmp_path)}
+    result = subprocess.run(command, env=environment, capture_output=True, text=True)
+    assert result.returncode == 1
+    assert result.stderr == "gpu.sh: torch 2.13.0+cpu is not built for CUDA\n"
+
+
 def test_it_ends_within_one_call(calls):
     limits = [int(call.split()[0]) for call in calls if call[0].isdigit()]
     assert len(limits) == 5 and sum(limits) <= 0.9 * LIMIT_S
@@ -90,10 +110,23 @@ def test_it_ends_within_one_call(calls):
 
 
 def test_the_benches_have_the_options_that_it_gives_them(calls):
-    for call in calls:
-        if not call[0].isdigit():
-            continue
-        _, bench, *options = call.split()
+    they_have_their_options([call.split()[1:] for call in calls if call[0].isdigit()])
+
+
+def test_without_targets_it_runs_what_there_is(tmp_path):
+    status, lines = run_script(tmp_path, "a.whl", "results")
+    assert status == 0
+    words = [line.split() for line in lines]
+    they_have_their_options([call for call in words if call[0].startswith("bench_")])
+    tests = {word for call in words for word in call if "/tests/" in word}
+    assert len(tests) >= 7 and all(Path(name).exists() for name in tests)
+    modules = {call[1] for call in words if call[0] == "-m"}
+    assert modules == {"pip", "pytest", "mooncake_kernels", "mooncake_serving"}
+
+
+def they_have_their_options(calls):
+    assert len(calls) >= 5
+    for bench, *options in calls:
         command = [sys.executable, BENCH / bench, *options, "--help"]  # looks at the others first
         result = subprocess.run(command, capture_output=True, text=True)
         assert result.returncode == 0, result.stderr

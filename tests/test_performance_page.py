@@ -1,0 +1,86 @@
+"""The tables of docs/performance.md have the figures of bench/results."""
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+PAGE = (ROOT / "docs/performance.md").read_text()
+
+
+def table(head):
+    """The rows of the table whose head begins so: cells, by that of the first column."""
+    [rows] = re.findall(rf"^\| {re.escape(head)}.*\n\|[-|]+\n((?:\|.*\n)+)", PAGE, re.MULTILINE)
+    lines = [[cell.strip() for cell in line.strip("|").split("|")] for line in rows.splitlines()]
+    return {name: cells for name, *cells in lines}
+
+
+def results(*names):
+    """The rows of results, by case."""
+    files = [json.loads((ROOT / f"bench/results/{name}.json").read_text()) for name in names]
+    return {row["case"]: row for file in files for row in file["rows"]}
+
+
+def agree(cell, value):
+    """Whether a cell, to its last digit, is the value; an empty one says nothing."""
+    if not cell:
+        return True
+    number = re.match(r"[\d.]+", cell)[0]
+    digits = len(number.partition(".")[2])
+    return abs(float(number) - value) <= 0.501 * 10**-digits
+
+
+def test_copies():
+    rows, found = results("copy_blocks", "copy_plan"), table("| median | GB/s | against torch |")
+    assert len(found) == 16
+    for name, cells in found.items():
+        row = rows[name]
+        values = row["us"] / 1e3, row["gb_per_s"], row["x_torch"], row["x_memcpy"]
+        assert all(map(agree, cells, values)), (name, values)
+
+
+def test_copies_on_a_zen_5():
+    rows = results("copy_blocks_zen5", "copy_plan_zen5")
+    for name, cells in table("Zen 5 |").items():
+        row = rows[name]
+        words = row.get("x_torch_words", 0.0)
+        values = row["gb_per_s"], row["x_torch"], words, row["x_memcpy"]
+        assert all(map(agree, cells, values)), (name, values)
+
+
+SHAPES = {
+    "Llama 8B": "llama-8b", "Llama 70B, TP4": "llama-70b-tp4", "Llama 70B, TP8": "llama-70b-tp8",
+    "packed k and v": "packed-kv", "MLA, bfloat16": "mla-bf16", "MLA, fp8": "mla-fp8",
+    "MLA rows, bfloat16": "mla-bf16-rows", "MLA rows, fp8": "mla-fp8-rows",
+    "hybrid pages": "hybrid-page",
+}  # fmt: skip
+
+
+def test_engines_shapes():
+    rows, found = results("kv_shapes"), table("runs of | GB/s |")
+    assert len(found) == 10
+    for name, cells in found.items():
+        shape, _, runs = name.partition(": ")
+        random, near = (
+            rows[f"H2H {SHAPES[shape]}: {runs}, {ids}"] for ids in ("random", "rows of 16")
+        )
+        keys = ("gb_per_s", "percent_of_ceiling", "x_torch", "x_memcpy")
+        values = [*(random[key] for key in keys), near["x_memcpy"]]
+        assert all(map(agree, cells, values)), (name, values)
+
+
+@pytest.mark.parametrize(
+    ("name", "head", "columns"),
+    [("kv_transforms", "on the way", ("gb_per_s", "x_torch", "x_plain")),
+     ("block_hashes", "| median | against sha", ("us", "x_sha256+pickle", "x_xxhash"))],
+)  # fmt: skip
+def test_rows_named_by_their_case(name, head, columns):
+    rows, found = results(name), table(head)
+    assert len(found) == len(rows)
+    for case, cells in found.items():
+        parts = re.fullmatch(r"names of (\d+ tokens) in an? (\w+)(, .*)", case)
+        row = rows[f"{parts[1]} ({parts[2]}){parts[3]}" if parts else case]
+        values = [row.get(column, 0.0) for column in columns]
+        assert all(map(agree, cells, values)), (case, values)
