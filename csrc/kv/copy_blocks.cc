@@ -13,20 +13,21 @@ constexpr int64_t kTilePieces = 1024;  // located once for all planes
 
 // A piece's location in every plane.
 struct Place {
-  bool is_hole;
+  int64_t piece;
   int64_t src_offset;
   int64_t dst_offset;
 };
 
-Place place_of(const CopyBlocksParams& params, int64_t piece) {
+// False: it is a hole.
+bool find(const CopyBlocksParams& params, int64_t piece, Place& place) {
   const int64_t src_id = params.src.id(piece), dst_id = params.dst.id(piece);
-  if (src_id == kHole || dst_id == kHole) return {true, 0, 0};
-  return {false, params.src.offset(piece, src_id), params.dst.offset(piece, dst_id)};
+  if (src_id == kHole || dst_id == kHole) return false;
+  place = {piece, params.src.offset(piece, src_id), params.dst.offset(piece, dst_id)};
+  return true;
 }
 
 void add_runs(const CopyBlocksParams& params, const Plane& plane, const Place& place,
               RunCopier& copier) {
-  if (place.is_hole) return;
   for (int64_t a = 0; a < params.axes[0].extent; ++a) {
     for (int64_t b = 0; b < params.axes[1].extent; ++b) {
       copier.add(params.run(plane, place.src_offset, place.dst_offset, a, b));
@@ -48,10 +49,13 @@ void copy_by_piece(const CopyBlocksParams& params, int64_t begin, int64_t end, R
   while (begin < end) {
     const int64_t piece = begin / params.num_planes, first = piece * params.num_planes;
     const int64_t piece_end = std::min(end, first + params.num_planes);
-    const Place place = place_of(params, piece);
-    for (; begin < piece_end; ++begin) {
-      add_runs(params, params.planes[begin - first], place, copier);
+    Place place;
+    if (find(params, piece, place)) {
+      for (int64_t i = begin; i < piece_end; ++i) {
+        add_runs(params, params.planes[i - first], place, copier);
+      }
     }
+    begin = piece_end;
   }
 }
 
@@ -61,14 +65,17 @@ void copy_by_plane(const CopyBlocksParams& params, int64_t begin, int64_t end, R
   Place places[kTilePieces];
   for (int64_t tile = 0; tile < num_pieces; tile += kTilePieces) {
     const int64_t tile_end = std::min(tile + kTilePieces, num_pieces);
+    int64_t num_places = 0;
     for (int64_t piece = tile; piece < tile_end; ++piece) {
-      places[piece - tile] = place_of(params, piece);
+      num_places += find(params, piece, places[num_places]);
     }
+    if (num_places == 0) continue;
     for (int64_t plane = begin / num_pieces; plane * num_pieces < end; ++plane) {
       const int64_t first = std::max(tile, begin - plane * num_pieces);
       const int64_t last = std::min(tile_end, end - plane * num_pieces);
-      for (int64_t piece = first; piece < last; ++piece) {
-        add_runs(params, params.planes[plane], places[piece - tile], copier);
+      for (const Place* place = places; place < places + num_places; ++place) {
+        if (place->piece < first || place->piece >= last) continue;
+        add_runs(params, params.planes[plane], *place, copier);
       }
     }
   }
