@@ -26,17 +26,27 @@ class Call:
         name: of the engine that was asked.
         number: of the request.
         started_s: when it was begun, by ``time.monotonic``.
+        ticket: of the request's delivery; None until it is sent.
         future: its answer.
     """
-
-    ticket: Ticket
 
     def __init__(self, name: str, request: Message, deadline_s: float):
         self.name, self.number = name, request.number
         self.what = type(request).__name__.lower()
         self.started_s, self.deadline_s = time.monotonic(), deadline_s
+        self.ticket: Ticket | None = None
         self.future: Future[Message] = Future()
         self.lease: Lease | None = None
+
+    @property
+    def failure(self) -> BaseException | None:
+        """Why there will be no answer; None if there may be, or is."""
+        return self.future.exception() if self.future.done() else None
+
+    def stop_delivery(self) -> None:
+        """If the call has failed, let nobody wait until its request is delivered."""
+        if self.failure is not None and self.ticket is not None:
+            self.ticket.cancel()
 
     @property
     def seconds_left(self) -> float:
@@ -100,6 +110,7 @@ class Calls:
                     raise TransferError(name, "this side was closed")
                 self._calls[call.number] = call
             call.ticket = self._write(call.lease.peer, request, deadline_s, descriptors)
+            call.stop_delivery()  # it may have failed meanwhile
         except BaseException as error:
             self.end(call, error)
             raise
@@ -139,7 +150,7 @@ class Calls:
         """
         if call.future.done() or call.seconds_left == 0:
             return False
-        if call.ticket.done:
+        if call.ticket is not None and call.ticket.done:
             self._wait_until_delivered(call)
         return True
 
@@ -183,13 +194,14 @@ class Calls:
         return True
 
     def fail(self, is_lost: Callable[[Call], bool], cause: str) -> None:
-        """Fail all calls that are waiting for an answer and meet a condition."""
+        """Fail all calls that have no answer yet and meet a condition, even undelivered ones."""
         with self._lock:
             lost = [call for call in self._calls.values() if is_lost(call)]
             for call in lost:
                 del self._calls[call.number]
         for call in lost:
             call.future.set_exception(TransferError(call.name, cause))
+            call.stop_delivery()
 
     def close(self) -> None:
         """Fail all calls, and all later ones. Idempotent."""
@@ -207,6 +219,9 @@ class Calls:
             raise TransferError(peer.name, str(error)) from error
 
     def _wait_until_delivered(self, call: Call) -> None:
-        assert call.lease is not None, "it was started"
+        assert call.lease is not None and call.ticket is not None, "it was started"
         with call.lease:
-            call.ticket.wait()
+            try:
+                call.ticket.wait()
+            except TransferError as error:
+                raise call.failure or error from None

@@ -1,5 +1,9 @@
 """Requests find their answers, or fail with a reason; nothing is left of either."""
 
+import os
+import signal
+import subprocess
+import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
 
@@ -12,6 +16,13 @@ from mooncake_serving.rpc import Calls, Peers, Receiver, Refused
 from .support import CODEC, WAIT_S, Add, Sum, wait_until
 
 NOWHERE = "127.0.0.1:1"
+ENGINE = """
+import mooncake_kernels as mk
+
+with mk.TransferEngine(transports=["tcp"]) as engine:
+    print(engine.name, flush=True)
+    input()
+"""
 
 
 def take_answers(calls):
@@ -171,6 +182,27 @@ def test_some_calls_fail_and_the_others_go_on(made, serve):
             made.calls.wait(lost, Sum)
         serve(add)
         assert made.calls.wait(kept, Sum).total == 3
+
+
+@pytest.mark.parametrize("is_closed", [False, True])
+def test_calls_that_are_not_delivered_fail_too(made, is_closed):
+    command = [sys.executable, "-c", ENGINE]
+    with subprocess.Popen(command, stdin=-1, stdout=-1, text=True) as process:
+        try:
+            name = process.stdout.readline().strip()
+            made.calls.tell(name, request(made.calls), WAIT_S)
+            os.kill(process.pid, signal.SIGSTOP)
+            os.waitpid(process.pid, os.WUNTRACED)  # until all its threads have stopped
+            call = made.calls.start(name, request(made.calls), WAIT_S)
+            end = made.calls.close if is_closed else lambda: made.calls.fail(bool, "it is gone")
+            ending = threading.Timer(0.05, end)
+            ending.start()
+            with pytest.raises(TransferError, match="this side was closed|it is gone"):
+                made.calls.wait(call, Sum)
+            ending.join()
+        finally:
+            process.kill()
+    assert not made.peers.is_open(name)
 
 
 def test_closing_fails_those_that_wait_and_all_later_ones(made):
