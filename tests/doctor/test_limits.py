@@ -44,7 +44,13 @@ THP = "/sys/kernel/mm/transparent_hugepage"
         ({"/proc/self/mounts": "/dev/sda1 / ext4 rw 0 0\n"}, "shm", State.WARNING, "nothing",
          "mount -t tmpfs"),
         ({"/sys/fs/cgroup/user.slice/pids.max": "512\n"}, "pids", State.WARNING,
-         "512 in /user.slice", "TasksMax=infinity"),
+         "512 in /user.slice", "systemctl set-property user.slice TasksMax=infinity"),
+        ({"/proc/self/cgroup": "0::/user.slice/user-1000.slice/session-2.scope\n",
+          "/sys/fs/cgroup/user.slice/user-1000.slice/session-2.scope/pids.max": "max\n",
+          "/sys/fs/cgroup/user.slice/user-1000.slice/pids.max": "512\n"}, "pids", State.WARNING,
+         "512 in /user.slice/user-1000.slice", "set-property user-1000.slice TasksMax=infinity"),
+        ({"/proc/self/cgroup": "0::/a/b\n", "/.dockerenv": "", "/sys/fs/cgroup/pids.max": "9\n"},
+         "pids", State.WARNING, "9 in /, should", "docker run --pids-limit -1"),
         ({"/proc/self/cgroup": "4:pids:/docker/1f\n", "/.dockerenv": "",
           "/sys/fs/cgroup/pids/docker/1f/pids.max": "100\n"}, "pids", State.WARNING,
          "100 in /docker/1f", "docker run --pids-limit -1"),
@@ -74,6 +80,13 @@ def test_what_is_enough(machine, changes, check, detail):
     machine.files |= changes
     (finding,) = machine.findings(check)
     assert finding.state is State.OK and detail in finding.detail
+
+
+def test_a_limit_that_cannot_be_read_is_not_known(machine):
+    machine.remove("/proc/self")
+    found = {finding.check: finding.state for finding in machine.findings("limits")}
+    unread = {"memlock", "nofile", "address_space", "shm", "pids"}
+    assert {check for check, state in found.items() if state is State.UNKNOWN} == unread
 
 
 def test_a_capability_of_a_user_namespace_does_not_count(machine):

@@ -129,17 +129,27 @@ def _shm(root: MachineRoot) -> Finding:
 
 
 def _pids(root: MachineRoot) -> Finding:
-    for line in (root.text("/proc/self/cgroup") or "").splitlines():
+    groups = root.text("/proc/self/cgroup")
+    if groups is None:
+        return TOPIC.unknown("pids", "cgroup", "/proc/self/cgroup cannot be read")
+    for line in groups.splitlines():
         _, _, rest = line.partition(":")
         controllers, _, path = rest.partition(":")
         if controllers not in ("", "pids"):
             continue
-        folder = f"/sys/fs/cgroup/{controllers}{path}"
-        limit = root.integer(f"{folder}/pids.max")
-        if limit is not None and limit < _MIN_PIDS:
-            fix = "docker run --pids-limit -1"
-            if not process.in_container(root):
-                fix = "systemctl set-property UNIT TasksMax=infinity"
-            detail = f"{limit} in {path}, should be {_MIN_PIDS} or more"
-            return TOPIC.warning("pids", "cgroup", detail, fix)
+        while True:  # a limit holds for all groups below
+            limit = root.integer(f"/sys/fs/cgroup/{controllers}{path}/pids.max")
+            if limit is not None and limit < _MIN_PIDS:
+                return _few_pids(root, path, limit)
+            if not path.strip("/"):
+                break
+            path = path.rpartition("/")[0]
     return TOPIC.ok("pids", "cgroup", f"no limit below {_MIN_PIDS}")
+
+
+def _few_pids(root: MachineRoot, path: str, limit: int) -> Finding:
+    fix = "docker run --pids-limit -1"
+    if not process.in_container(root):
+        fix = f"systemctl set-property {path.rpartition('/')[2] or 'UNIT'} TasksMax=infinity"
+    detail = f"{limit} in {path or '/'}, should be {_MIN_PIDS} or more"
+    return TOPIC.warning("pids", "cgroup", detail, fix)
