@@ -9,7 +9,10 @@ from .._machine_root import MachineRoot
 from ..errors import Unavailable
 from .here import Here, Library
 
-OPTIONAL_PACKAGES = ("triton", "nvidia-ml-py", "gguf", "tokenizers", "safetensors")
+OPTIONAL_PACKAGES = (  # what the extras for users bring
+    "fastapi", "gguf", "jinja2", "matplotlib", "msgspec", "nvidia-ml-py", "prometheus-client",
+    "pyzmq", "redis", "rich", "safetensors", "tokenizers", "triton", "uvicorn",
+)  # fmt: skip
 INFINIBAND = "/dev/infiniband"
 
 

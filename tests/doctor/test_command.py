@@ -10,6 +10,7 @@ import pytest
 from mooncake_kernels.__main__ import main
 from mooncake_kernels.doctor import Finding, State
 from mooncake_kernels.doctor.examine import CHECKS_OF
+from mooncake_kernels.doctor.look import OPTIONAL_PACKAGES
 from mooncake_kernels.doctor.report import summary, table
 
 KEYS = ["group", "check", "subject", "state", "detail", "fix", "why"]
@@ -115,6 +116,18 @@ def test_every_check_is_documented():
     for checks in CHECKS_OF.values():
         for check in checks:
             assert f"| `{check}` |" in text
+
+
+def test_every_optional_package_is_looked_for():
+    tomllib = pytest.importorskip("tomllib", reason="it is of Python 3.11")
+    project = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text())["project"]
+    wanted = {
+        requirement.partition(">=")[0]
+        for extra, requirements in project["optional-dependencies"].items()
+        for requirement in requirements
+        if extra not in ("test", "bench") and not requirement.startswith("mooncake-kernels")
+    }
+    assert wanted == set(OPTIONAL_PACKAGES)
 
 
 def test_rows_are_joined_only_if_one_fix_is_for_all():
