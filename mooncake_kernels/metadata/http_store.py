@@ -36,14 +36,15 @@ class HttpStore:
         status, value = self._request("GET", {"key": key})
         if status == NOT_FOUND:
             return None
-        self._expect(status == OK, status)
+        self._expect(status == OK, status, value)
         return value
 
     def keys(self, prefix: str) -> list[str]:
         status, value = self._request("GET", {"prefix": prefix})
         if status in (BAD_REQUEST, NOT_FOUND):
-            raise self._url.error("it has no list of its keys, as Mooncake's own servers")
-        self._expect(status == OK, status)
+            told = _told(status, value)
+            raise self._url.error(f"it has no list of its keys, as Mooncake's own servers: {told}")
+        self._expect(status == OK, status, value)
         try:
             keys = json.loads(value)
         except (ValueError, RecursionError):
@@ -54,12 +55,10 @@ class HttpStore:
 
     def create(self, key: str, value: bytes, ttl_s: float) -> bool:
         status = self._put(key, value, ttl_s, {"If-None-Match": "*"})
-        self._expect(status in (OK, CREATED, BAD_REQUEST, CHANGED), status)
         return status in (OK, CREATED)
 
     def replace(self, key: str, expected: bytes, value: bytes, ttl_s: float) -> bool:
         status = self._put(key, value, ttl_s, {"If-Match": etag(expected)})
-        self._expect(status in (OK, CREATED, BAD_REQUEST, CHANGED), status)
         if status != BAD_REQUEST:
             return status != CHANGED
         held = self.get(key)  # a server that never overwrites
@@ -71,15 +70,18 @@ class HttpStore:
     def remove(self, key: str, expected: bytes) -> None:
         if self.get(key) != expected:  # a server without conditions would not check
             return
-        status, _ = self._request("DELETE", {"key": key}, headers={"If-Match": etag(expected)})
-        self._expect(status in (OK, NOT_FOUND, CHANGED), status)
+        condition = {"If-Match": etag(expected)}
+        status, why = self._request("DELETE", {"key": key}, headers=condition)
+        self._expect(status in (OK, NOT_FOUND, CHANGED), status, why)
 
     def close(self) -> None:
         pass
 
     def _put(self, key: str, value: bytes, ttl_s: float, condition: dict[str, str]) -> int:
         query = {"key": key, "ttl_ms": str(milliseconds(ttl_s))}
-        return self._request("PUT", query, value, condition)[0]
+        status, why = self._request("PUT", query, value, condition)
+        self._expect(status in (OK, CREATED, BAD_REQUEST, CHANGED), status, why)
+        return status
 
     def _request(
         self,
@@ -98,6 +100,8 @@ class HttpStore:
                 response = http.client.HTTPResponse(bounded, method=method)
                 response.begin()
                 body = response.read(MAX_VALUE_BYTES + 1)
+                if len(body) <= MAX_VALUE_BYTES and response.length:
+                    raise http.client.IncompleteRead(body, response.length)
         except (OSError, http.client.HTTPException, ValueError) as error:
             raise self._url.error(str(error) or type(error).__name__) from None
         if len(body) > MAX_VALUE_BYTES:
@@ -109,9 +113,19 @@ class HttpStore:
         timeout_s = bounded_socket.TIMEOUT_S
         if self._url.parts.scheme == "http":
             return http.client.HTTPConnection(host, port, timeout=timeout_s)
-        context = ssl.create_default_context(cafile=self._url.options.get("ssl_ca_certs"))
+        authority = self._url.options.get("ssl_ca_certs")
+        try:
+            context = ssl.create_default_context(cafile=authority)
+        except OSError as error:  # which does not name the file
+            raise self._url.error(f"ssl_ca_certs={authority}: {error}") from None
         return http.client.HTTPSConnection(host, port, timeout=timeout_s, context=context)
 
-    def _expect(self, condition: bool, status: int) -> None:
+    def _expect(self, condition: bool, status: int, why: bytes) -> None:
         if not condition:
-            raise self._url.error(f"HTTP status {status}")
+            raise self._url.error(_told(status, why))
+
+
+def _told(status: int, why: bytes) -> str:
+    """What a server has told with an error."""
+    words = why.decode("ascii", "replace").strip()
+    return f"HTTP status {status}{f': {words}' if words else ''}"

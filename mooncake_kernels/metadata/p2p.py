@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from typing import Any
 
-from ..errors import InvalidArgument, Unavailable
+from ..errors import InvalidArgument, Unavailable, shown
 from .base import Metadata
 from .entry import Entry
 
@@ -16,12 +16,12 @@ class P2P(Metadata):
     def check_name(self, op: str, name: Any) -> str:
         """Return the name; raise ``InvalidArgument`` unless it is text: the rest shows later."""
         if not isinstance(name, str) or not name.isascii() or not name.isprintable():
-            raise InvalidArgument(f'{op}: name must be "host:port", got {name!r}')
+            raise InvalidArgument(f'{op}: name must be "host:port", got {shown(name)}')
         return name
 
     def lookup(self, name: str) -> Entry | None:
         """Return an entry with that address. Whether an engine is there shows when it is opened."""
-        return Entry(name, name)
+        return Entry(self.check_name("lookup", name), name)
 
     def entries(self) -> list[Entry]:
         """Raise ``Unavailable``: there is no list."""

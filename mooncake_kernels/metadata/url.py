@@ -109,7 +109,7 @@ def parse_url(
     if parts.scheme != "unix" and (not host or port == 0):
         raise refuse("a URL without a host, or with port 0")
     # An unquoted "/", "?" or "#" in a password would end up in these.
-    if parts.fragment or "@" in parts.path or not value.isprintable() or not value.isascii():
+    if parts.fragment or "@" in parts.path or not re.fullmatch("[!-~]*", value):
         raise refuse("a URL with characters that must be quoted (%XX)")
     if sentinels and not re.fullmatch(r"/[A-Za-z0-9._-]+", parts.path):
         raise refuse("sentinels without the name of a service")
@@ -117,6 +117,8 @@ def parse_url(
     database = parts.path[1:] if parts.scheme in ("redis", "rediss") else ""
     if not re.fullmatch(r"[0-9]{0,9}", database + options.get("db", "")):
         raise refuse("a database that is no number")
+    if database and options.get("db"):
+        raise refuse("two databases")
     prefix = options.pop("prefix", DEFAULT_PREFIX)
     if not re.fullmatch(r"[!-~]{0,200}", prefix):
         raise refuse("a prefix that is not printable ASCII without spaces")

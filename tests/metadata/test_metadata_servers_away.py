@@ -139,3 +139,15 @@ def test_a_server_that_freezes_under_an_engine(server, log):
     assert keepers() == []
     server.thaw()
     eventually(lambda: names(server.url) == [], "the entry stays")
+
+
+@pytest.mark.parametrize("body", [b"{}", b"[]"])
+def test_an_http_answer_that_ends_too_early_is_none(body):
+    def behave(connection):
+        connection.recv(1 << 16)
+        connection.sendall(b"HTTP/1.1 200 OK\r\nContent-Length: 99\r\n\r\n" + body)
+
+    with raw_server(behave) as port, metadata.connect(urls_at(port)[1]) as directory:
+        for ask in (lambda: directory.lookup("a"), directory.entries):
+            with pytest.raises(Unavailable, match="2 bytes read, 97 more expected"):
+                ask()

@@ -54,6 +54,7 @@ def test_urls(url, shown, prefix):
         "redis://h?prefix=a b", "redis://h?prefix=%00", "redis://h?prefix=%C3%A9", "redis://[::1",
         f"unix://h/x{SECRET}", f"unix:{SECRET}", f"http://h/metadata?token={SECRET}",
         f"http://h/x@{SECRET}", f"http://h/\n{SECRET}", f"http://h/é{SECRET}", "ftp://h/x",
+        "http://h/a b", "http://a b/metadata", "redis://h/1?db=2",
         None, 5, b"redis://h", np.zeros(2),
     ],
 )  # fmt: skip
@@ -66,6 +67,22 @@ def test_urls_that_are_none(url):
             call()
         assert "s3cr3t" not in str(caught.value)
         assert caught.value.__cause__ is None
+
+
+def test_a_file_of_certificates_that_is_none(tmp_path):
+    for file in (tmp_path / "missing", tmp_path):
+        with metadata.connect(f"https://127.0.0.1:1/m?ssl_ca_certs={file}") as directory:
+            with pytest.raises(Unavailable, match=f"https://127.0.0.1:1/m: ssl_ca_certs={file}: "):
+                directory.lookup("a")
+
+
+@pytest.mark.parametrize("name", [None, 5, b"h:1", "é" * 10_000, "h:1\n"])
+def test_names_without_a_server(name):
+    with metadata.connect("p2p") as directory:
+        assert directory.lookup("h:1").address == "h:1"
+        with pytest.raises(InvalidArgument, match='^lookup: name must be "host:port", got ') as got:
+            directory.lookup(name)
+        assert len(str(got.value)) < 200
 
 
 def unknown_command(connection):
