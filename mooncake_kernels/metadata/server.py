@@ -5,7 +5,6 @@ to Mooncake's own servers, it supports a time to live (``&ttl_ms=``), conditions
 ``If-None-Match: *``) and a list (GET of ``?prefix=``). There is no login and no TLS.
 """
 
-import contextlib
 import json
 import logging
 import math
@@ -21,13 +20,14 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 from urllib.parse import parse_qsl
 
+from . import bounded_socket
 from .bounded_socket import BoundedSocket
 from .untrusted import MAX_VALUE_BYTES, printable
 from .values import Full, Values, etag
 
 PATH = "/metadata"
 MAX_KEY_CHARS = 1024
-MAX_REQUESTS = 64  # at a time; further connections are closed
+MAX_REQUESTS = 64  # at a time; further ones wait, and are closed after bounded_socket.TIMEOUT_S
 
 _log = logging.getLogger(__name__)
 
@@ -151,7 +151,7 @@ def _ttl_s(query: dict[str, str]) -> float:
 class MetadataServer(ThreadingHTTPServer):
     """Serves until ``shutdown()``; see ``socketserver``."""
 
-    request_queue_size = 128
+    request_queue_size = 1024
 
     def __init__(self, host: str, port: int):
         self.address_family = socket.AF_INET6 if ":" in host else socket.AF_INET
@@ -165,7 +165,7 @@ class MetadataServer(ThreadingHTTPServer):
         socketserver.TCPServer.server_bind(self)  # http.server would resolve our name by DNS
 
     def process_request(self, request: Any, client_address: Any) -> None:
-        if not self._slots.acquire(blocking=False):
+        if not self._slots.acquire(timeout=bounded_socket.TIMEOUT_S):
             self.shutdown_request(request)
             return
         try:
@@ -194,10 +194,16 @@ def run(host: str, port: int) -> int:
         server = MetadataServer(host, port)
     except (OSError, OverflowError) as error:  # the latter: no port has such a number
         raise OSError(f"metadata: cannot listen on {host}, port {port}: {error}") from None
-    signal.signal(signal.SIGTERM, signal.default_int_handler)
-    signal.signal(signal.SIGINT, signal.default_int_handler)
-    sys.stdout.write(f"{server.url}\n")
-    sys.stdout.flush()
-    with server, contextlib.suppress(KeyboardInterrupt):
-        server.serve_forever()
+    # A handler could raise anywhere in the loop, even where that is taken for a request's error.
+    signals = {signal.SIGINT, signal.SIGTERM}
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, signals)
+    try:
+        with server:
+            sys.stdout.write(f"{server.url}\n")
+            sys.stdout.flush()
+            threading.Thread(target=server.serve_forever, daemon=True).start()
+            signal.sigwait(signals)
+            server.shutdown()
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
     return 0

@@ -8,6 +8,7 @@ import socket
 import subprocess
 import sys
 import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
@@ -164,6 +165,17 @@ def test_many_at_once(running):
     assert running._server.values._num_bytes == 0
 
 
+def test_why_a_request_is_refused_is_told(running, monkeypatch):
+    monkeypatch.setattr(values, "MAX_KEYS", 0)
+    with metadata.connect(running.url.removesuffix("/metadata")) as directory:
+        with pytest.raises(Unavailable, match="HTTP status 404: no such path, but /metadata"):
+            TransferEngine("a", metadata=directory.url)
+        with pytest.raises(Unavailable, match="no list of its keys.* 404: no such path, but /meta"):
+            directory.entries()
+    with pytest.raises(Unavailable, match="HTTP status 507: no room"):
+        TransferEngine("a", metadata=running.url)
+
+
 def start(port: int) -> subprocess.Popen:
     command = [sys.executable, "-m", "mooncake_kernels", "metadata", "--port", str(port)]
     return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
@@ -190,6 +202,47 @@ def test_the_command(number):
     process.send_signal(number)
     assert process.communicate(timeout=WAIT_S) == ("", "")
     assert process.returncode == 0
+
+
+SIGNAL_IN_THE_LOOP = """
+import os, signal, socketserver, sys, threading, time
+from mooncake_kernels.__main__ import main
+
+take = socketserver.ThreadingMixIn.process_request
+
+def take_and_be_ended(self, *request):
+    before = threading.active_count()
+    take(self, *request)
+    while threading.active_count() > before:  # until its answer is sent
+        time.sleep(0.001)
+    os.kill(os.getpid(), signal.SIGTERM)
+    time.sleep(0)
+
+socketserver.ThreadingMixIn.process_request = take_and_be_ended
+sys.exit(main(["metadata", "--port", "0"]))
+"""
+
+
+def test_a_signal_while_a_request_is_taken():
+    command = [sys.executable, "-c", SIGNAL_IN_THE_LOOP]
+    with subprocess.Popen(command, stdout=-1, stderr=-1, text=True) as process:
+        try:
+            assert names(process.stdout.readline().strip()) == []
+            assert process.communicate(timeout=WAIT_S) == ("", "")
+            assert process.returncode == 0
+        finally:
+            process.kill()
+
+
+def test_more_at_once_than_there_are_places(monkeypatch):
+    monkeypatch.setattr(server, "MAX_REQUESTS", 2)
+    monkeypatch.setattr(bounded_socket, "TIMEOUT_S", WAIT_S)
+    with contextlib.closing(HttpServer()) as few, ThreadPoolExecutor(32) as clients:
+
+        def put(i):
+            return ask(few.port, "PUT", f"key={i}", b"x")[0]
+
+        assert set(clients.map(put, range(200))) == {200}
 
 
 def test_the_command_killed_and_started_again():
