@@ -1,6 +1,7 @@
 """How a command ends: its exit status, and one line for what went wrong."""
 
 import os
+import select
 import sys
 from collections.abc import Callable
 
@@ -28,9 +29,6 @@ def run_command(
         sys.stdout.flush()
     except KeyboardInterrupt:
         return 130  # as a shell reports SIGINT
-    except BrokenPipeError:  # the reader is gone: keep the interpreter's final flush silent
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 1
     except ModuleNotFoundError as missing:
         if missing.name is None or missing.name.startswith("mooncake"):
             raise
@@ -39,6 +37,17 @@ def run_command(
         sys.stderr.write(f"error: {package} is not installed: pip install {wanted}\n")
         return 1
     except expected as error:
+        if isinstance(error, BrokenPipeError) and _reader_is_gone():
+            # The interpreter's final flush shall be silent.
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            return 1
         sys.stderr.write(f"error: {error}\n")
         return 2
     return status or 0
+
+
+def _reader_is_gone() -> bool:
+    """Whether nobody reads the output: another pipe or socket may be the one that broke."""
+    output = select.poll()
+    output.register(sys.stdout.fileno(), 0)
+    return bool(output.poll(0))

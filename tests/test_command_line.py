@@ -30,6 +30,12 @@ def test_an_error_of_the_user_is_one_line(error, capsys):
     assert capsys.readouterr().err == "error: it is wrong\n"
 
 
+def test_another_broken_pipe_than_the_output_is_told(capfd):
+    assert run_command(raising(BrokenPipeError("to the server"))) == 2
+    sys.stdout.write("what follows is still written\n")
+    assert capfd.readouterr() == ("what follows is still written\n", "error: to the server\n")
+
+
 def test_other_errors_are_named_or_keep_their_traceback(capsys):
     assert run_command(raising(RuntimeError("it is wrong")), errors=(RuntimeError,)) == 2
     assert capsys.readouterr().err == "error: it is wrong\n"
