@@ -104,11 +104,13 @@ class Calls:
         """
         call = Call(name, request, deadline_s)
         try:
-            call.lease = self.peers.lease(name, deadline_s, may_open=may_open)
             with self._lock:
                 if self._is_closed:
                     raise TransferError(name, "this side was closed")
                 self._calls[call.number] = call
+            call.lease = self.peers.lease(name, deadline_s, may_open=may_open)
+            if call.failure is not None:  # while the peer was connected to
+                raise call.failure
             call.ticket = self._write(call.lease.peer, request, deadline_s, descriptors)
             call.stop_delivery()  # it may have failed meanwhile
         except BaseException as error:

@@ -50,6 +50,8 @@ class Peers:
             TransferError: it cannot be reached, or may not be connected to.
         """
         with self._lock:
+            if self._is_closed:
+                raise TransferError(name, "this side was closed")
             if (peer := self._peers.get(name)) is not None:
                 return self._begin(peer)
         if not may_open:

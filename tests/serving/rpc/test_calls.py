@@ -212,9 +212,24 @@ def test_closing_fails_those_that_wait_and_all_later_ones(made):
     with pytest.raises(TransferError, match="this side was closed"):
         made.calls.wait(waiting, Sum)
     closing.join()
-    with pytest.raises(TransferError, match="this side was closed"):
-        made.calls.call(made.name, request(made.calls), Sum, WAIT_S)
+    for name in (made.name, NOWHERE):
+        with pytest.raises(TransferError, match="this side was closed"):
+            made.calls.call(name, request(made.calls), Sum, WAIT_S)
     assert not made.calls._calls
+
+
+def test_a_call_that_fails_while_its_peer_is_connected_to_is_not_sent(made, monkeypatch):
+    open_peer = made.asking.open
+
+    def open_and_fail(name, **options):
+        made.calls.fail(bool, "it is gone")
+        return open_peer(name, **options)
+
+    monkeypatch.setattr(made.asking, "open", open_and_fail)
+    with pytest.raises(TransferError, match="it is gone"):
+        made.calls.start(made.name, request(made.calls), WAIT_S)
+    assert made.asked.receive_notifications(0) == []
+    assert not made.calls._calls and not made.peers._leases
 
 
 def test_numbers_are_of_one_process_only(made):
