@@ -10,8 +10,8 @@ from .entry import Entry
 class Store(Protocol):
     """Keys and values on a server; a key may expire.
 
-    Thread-safe. No call takes longer than a few times ``bounded_socket.TIMEOUT_S``. Each raises
-    ``Unavailable`` if the server cannot be reached, or gives an invalid answer.
+    Thread-safe. No call but ``keys`` takes longer than a few times ``bounded_socket.TIMEOUT_S``.
+    Each raises ``Unavailable`` if the server cannot be reached, or gives an invalid answer.
     """
 
     def get(self, key: str) -> bytes | None:

@@ -97,7 +97,10 @@ class Handler(BaseHTTPRequestHandler):
 
     def _put(self, query: dict[str, str]) -> bytes:
         key, ttl_s, value = _key(query), _ttl_s(query), self._body()
-        match, absent = self.headers.get("If-Match"), self.headers.get("If-None-Match") == "*"
+        match, none_match = self.headers.get("If-Match"), self.headers.get("If-None-Match")
+        if none_match not in (None, "*"):
+            raise Refused(HTTPStatus.BAD_REQUEST, "If-None-Match must be *")
+        absent = none_match is not None
         # Like Mooncake's servers: the holder keeps its name, and may claim it again.
         claims = match is None and not absent and "rpc_meta" in key
         put = self.server.values.put

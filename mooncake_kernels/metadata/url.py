@@ -1,4 +1,4 @@
-"""URLs of metadata servers. Any part but host and port may be secret: never shown."""
+"""URLs of metadata servers. Passwords and other secrets in them are never shown."""
 
 import re
 from base64 import b64encode
@@ -52,7 +52,8 @@ class MetadataUrl:
 
     def error(self, words: str) -> Unavailable:
         """Make an error about the server, without secrets, which it may have quoted."""
-        for secret in (self.login[1], basic(*self.login)):
+        user, password = self.login
+        for secret in (password or user, basic(user, password)):  # a user alone may be a token
             words = words.replace(secret, "***") if secret else words
         return Unavailable(f"metadata server {self}: {printable(words)}")
 

@@ -21,7 +21,7 @@ class Full(Exception):
 class Values:
     """A dictionary whose entries expire. Thread-safe.
 
-    A condition is HTTP's: ``*`` of If-None-Match, or the etag of the expected value.
+    A condition is HTTP's: If-None-Match's ``*``; If-Match's ``*``, or etag of the expected value.
     """
 
     def __init__(self) -> None:
@@ -85,4 +85,4 @@ def etag(value: bytes) -> str:
 
 
 def _matches(held: bytes | None, match: str | None) -> bool:
-    return match is None or (held is not None and etag(held) == match)
+    return match is None or (held is not None and match in ("*", etag(held)))

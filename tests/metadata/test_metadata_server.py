@@ -70,7 +70,13 @@ def test_conditions(running):
     assert ask(port, "PUT", "key=a", b"three", If_Match=one)[0] == 412
     assert ask(port, "DELETE", "key=a", If_Match=one)[0] == 412
     assert ask(port, "GET", "key=a")[1] == b"two"
+    assert ask(port, "PUT", "key=a", b"three", If_None_Match=one)[0] == 400
+    assert ask(port, "GET", "key=a")[1] == b"two"
     assert ask(port, "DELETE", "key=a", If_Match=values.etag(b"two"))[0] == 200
+    assert ask(port, "PUT", "key=a", b"one", If_Match="*")[0] == 412
+    assert ask(port, "PUT", "key=a", b"one")[0] == 200
+    assert ask(port, "PUT", "key=a", b"two", If_Match="*")[0] == 200
+    assert ask(port, "DELETE", "key=a", If_Match="*")[0] == 200
     assert ask(port, "DELETE", "key=a", If_Match=one)[0] == 404
 
 

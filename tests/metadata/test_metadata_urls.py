@@ -121,6 +121,12 @@ def test_secrets_are_in_no_message(scheme, behave, caplog):
         assert UNQUOTED not in text and SECRET not in text
 
 
+@pytest.mark.parametrize("login", [f"{SECRET}@", f":{SECRET}@", f"user:{SECRET}@"])
+def test_secrets_that_a_server_quotes_are_not_shown(login):
+    parsed = parse_url("connect", "url", f"https://{login}h/metadata")
+    assert str(parsed.error(f"no such user: user {UNQUOTED}")).endswith("no such user: user ***")
+
+
 def test_redis_py_is_not_installed(monkeypatch):
     monkeypatch.setitem(sys.modules, "redis", None)
     with pytest.raises(Unavailable, match=r"redis://h: .*pip install 'mooncake-kernels\[metadata"):
