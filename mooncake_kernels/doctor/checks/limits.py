@@ -88,11 +88,15 @@ def _address_space(root: MachineRoot, gpus: Collection[str]) -> Finding:
     limit = process.limit(root, "Max address space")
     if limit is None:
         return TOPIC.unknown("address_space", _THIS, "/proc/self/limits does not tell it")
-    if limit[0] == math.inf:
+    soft, hard = limit
+    if soft == math.inf:
         return TOPIC.ok("address_space", _THIS, "unlimited")
+    fix = "ulimit -v unlimited"
+    if hard < math.inf:
+        fix = _raise_hard(root, "as", "unlimited", "LimitAS=infinity")
     state = State.PROBLEM if gpus else State.WARNING
-    detail = f"{human(limit[0])}, must be unlimited"
-    return TOPIC.found("address_space", _THIS, state, detail, "ulimit -v unlimited")
+    detail = f"{human(soft)} (hard limit {human(hard)}), must be unlimited"
+    return TOPIC.found("address_space", _THIS, state, detail, fix)
 
 
 def _max_map_count(root: MachineRoot) -> Finding:
