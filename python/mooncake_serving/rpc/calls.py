@@ -181,7 +181,10 @@ class Calls:
         *,
         may_open: bool = True,
     ) -> Ticket:
-        """Write data and send a message, without waiting; the arguments are those of ``start``."""
+        """Write data and send a message, without waiting; the arguments are those of ``start``.
+
+        Its ticket alone tells of a failure: that peer is used further, until something else fails.
+        """
         with self.peers.lease(name, deadline_s, may_open=may_open) as peer:
             return self._write(peer, message, deadline_s, descriptors)
 
