@@ -37,7 +37,9 @@ class RedisStore:
         value = self._ask("GETRANGE", key, 0, MAX_VALUE_BYTES)
         if not isinstance(value, bytes):
             raise self._url.error("no value")
-        return value or None
+        if not value and not self._ask("EXISTS", key):  # an empty one reads like none
+            return None
+        return value
 
     def keys(self, prefix: str) -> list[str]:
         pattern = "".join(f"\\{c}" if c in "*?[]\\" else c for c in prefix) + "*"

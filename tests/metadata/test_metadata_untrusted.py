@@ -22,7 +22,7 @@ from .support import put, raw_server, urls_at
 GOOD = json.loads(encode(Entry("a", "10.0.0.1:80", instance=5, version="0.1.0", host="n", pid=7)))
 MALFORMED = [
     b"x", b"\xff\xfe", b"[]", b"5", b"null", b"{}", b'"text"', b"[" * 100_000, b'{"a":' * 50_000,
-    b"1" * 5000,
+    b"1" * 5000, b"",
     *(json.dumps({**GOOD, **change}).encode() for change in (
         {"ip_or_host_name": None}, {"ip_or_host_name": ""}, {"ip_or_host_name": "a b"},
         {"ip_or_host_name": "x" * 241}, {"ip_or_host_name": "a%b"}, {"ip_or_host_name": "a\n"},
