@@ -23,6 +23,8 @@ def run_command(
         the exit status: 130 after Ctrl-C; 1 if the reader of the output is gone or a package is
         missing; 2 after an error that was printed.
     """
+    if sys.stdout is None:  # closed, as by some who start services: what is written is lost
+        sys.stdout = open(os.devnull, "w")  # noqa: SIM115 - for as long as the process lives
     expected: tuple[type[Exception], ...] = (ValueError, OSError, *errors)
     try:
         status = run()

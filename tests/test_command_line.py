@@ -73,6 +73,14 @@ def test_a_reader_that_is_gone_leaves_no_traceback(command):
     assert (process.wait(DEADLINE_S), errors) == (1, "")
 
 
+def test_an_output_that_is_closed_takes_what_is_written():
+    command = 'exec "$0" -m mooncake_kernels secret >&-'
+    ran = subprocess.run(
+        ["sh", "-c", command, sys.executable], stderr=subprocess.PIPE, timeout=DEADLINE_S
+    )
+    assert (ran.returncode, ran.stderr) == (0, b"")
+
+
 def test_a_topology_whose_reader_is_gone(monkeypatch):
     def write(text):
         raise BrokenPipeError
