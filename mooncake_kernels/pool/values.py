@@ -212,6 +212,8 @@ def as_key(op: str, key: Any) -> Key:
 
 def as_keys(op: str, keys: Any) -> np.ndarray:
     """``[n, 2]`` uint64, packed; such an array is not copied."""
+    if type(keys) is np.ndarray and keys.dtype == np.uint64 and keys.shape[1:] == (2,):
+        return np.ascontiguousarray(keys)
     if isinstance(keys, Sequence) and not len(keys):
         return np.empty((0, 2), np.uint64)
     array = as_integers(op, "keys", keys, "[n, 2]")

@@ -12,6 +12,7 @@ from mooncake_kernels.pool import Key, named_keys, object_key, object_keys
 StoreKey = str | bytes | int | np.integer
 StoreKeys = Sequence[StoreKey] | np.ndarray
 
+NAMES = {str}
 SPREAD = np.uint64(0x9E3779B97F4A7C15)
 
 
@@ -50,6 +51,8 @@ class Keyspace:
         if isinstance(keys, np.ndarray):
             return self._hashes(keys)
         kinds = set(map(type, keys))
+        if kinds == NAMES:  # usually
+            return named_keys(keys, self.scope)  # type: ignore[arg-type]
         if kinds & {bool, np.bool_}:  # among integers it would be one
             raise _wrong_keys(keys)
         are_names = {issubclass(kind, str | bytes) for kind in kinds}

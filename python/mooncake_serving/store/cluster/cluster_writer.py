@@ -146,10 +146,12 @@ class ClusterWriter(ClusterReader):
         if elsewhere := [put for put in puts if isinstance(put, PutElsewhere)]:
             for sent in elsewhere:
                 sent.end()
-            results = self._put_each_kept(
+            kept = np.array([sent.kept for sent in elsewhere], KEPT)
+            results = self._put_each(
                 [sent.key for sent in elsewhere],
                 [(as_buffer(sent.bytes),) for sent in elsewhere],
-                np.array([sent.kept for sent in elsewhere], KEPT),
+                lambda: kept,
+                bool((kept["retention"] == NORMAL).all()),
             )
             for sent, result in zip(elsewhere, results, strict=True):
                 sent.end(result)
@@ -217,44 +219,49 @@ class ClusterWriter(ClusterReader):
         buffers = [
             self._as_buffers(op, whole.format(i), part, parts) for i, parts in enumerate(objects)
         ]
-        return self._put_each_kept(keys, buffers, kept_in_order(len(keys), retention, position))
+        is_normal = retention == "normal"
+        return self._put_each(
+            keys, buffers, lambda: kept_in_order(len(keys), retention, position), is_normal
+        )
 
     def _as_buffers(self, op: str, whole: str, part: str, parts: Sequence[Any]) -> list[Buffer]:
         """The memory of an object's parts, which must fit into the pool if it is put here."""
         if not isinstance(parts, Iterable):
             raise InvalidArgument(f"{op}: {whole} must be a sequence of parts, got {parts!r:.80}")
+        begin = f"{op}: {whole}"
         buffers = [
-            as_buffer(memory, argument=f"{op}: {whole}{part.format(j)}")
-            for j, memory in enumerate(parts)
+            as_buffer(memory, argument=begin + part.format(j)) for j, memory in enumerate(parts)
         ]
         if self._store is not None and not self.node.is_draining:
             self._store.check_size(op, whole, sum(buffer.num_bytes for buffer in buffers))
         return buffers
 
-    def _put_each_kept(
-        self, keys: StoreKeys, objects: Sequence[Sequence[Buffer]], kept: np.ndarray
+    def _put_each(
+        self,
+        keys: StoreKeys,
+        objects: Sequence[Sequence[Buffer]],
+        make_kept: Callable[[], np.ndarray],
+        is_normal: bool,
     ) -> list[PutResult]:
-        """Store many objects; ``kept``: ``[n]`` of ``KEPT``."""
+        """Store many objects: directly, or after they have been claimed.
+
+        Args:
+            keys: n of them.
+            objects: n of them.
+            make_kept: returns ``[n]`` of ``KEPT``: how they are kept.
+            is_normal: whether all have the retention "normal".
+        """
         self.node.claims.settle_dropped()
         words = self._keyspace.keys(keys)
+        results: list[PutResult | None] = [None] * len(words)
         if self._store is not None:
             self._store.check_puts(keys)
-        elif (kept["retention"] == NORMAL).all():
-            direct = self.node.put_directly(words, objects, verify=self._verify > 0)
-            if direct is not None:
-                return self._put_rest(words, objects, kept, direct)
-        return self._put_claimed(words, objects, kept)
-
-    def _put_rest(
-        self,
-        words: np.ndarray,
-        objects: Sequence[Sequence[Buffer]],
-        kept: np.ndarray,
-        results: list[PutResult | None],
-    ) -> list[PutResult]:
-        """Store what was not put directly, for whatever reason."""
+        elif is_normal:
+            verify = self._verify > 0
+            results = self.node.put_directly(words, objects, verify=verify) or results
         if left := [i for i, result in enumerate(results) if result is None]:
-            rest = self._put_claimed(words[left], [objects[i] for i in left], kept[left])
+            kept = make_kept()[left]
+            rest = self._put_claimed(words[left], [objects[i] for i in left], kept)
             for i, result in zip(left, rest, strict=True):
                 results[i] = result
         return [result for result in results if result is not None]

@@ -298,11 +298,41 @@ PUBLISH_COPIES = Script(_KEYS + "local is_copy = true" + _PUBLISH)
 # Publish objects that are being put into a pool, if nobody else has them or writes them. One byte
 # per key: 0 if it is published. Claims of the pool's own members do not count: the pool itself lets
 # only one of them write.
+#
+# A writer waits for this. So what is usual, that nothing is known of the objects, comes first,
+# before functions are made that take longer than all of it.
 PUBLISH_NEW = Script(
-    _KEYS
+    """
+local prefix, packed = KEYS[1], ARGV[2]
+local count = #packed / 16
+local time = redis.call('TIME')
+local pool = redis.call('HGET', prefix .. 'names', ARGV[1])
+local till = pool and redis.call('ZSCORE', prefix .. 'served', pool)
+if not till or tonumber(till) <= time[1] * 1000 + math.floor(time[2] / 1000) then
+  return string.rep('\\1', count)
+end
+local keys, names = {}, {}
+for i = 1, count do
+  local key = string.sub(packed, 16 * i - 15, 16 * i)
+  keys[i] = key
+  names[i] = prefix .. 'o' .. key
+  names[count + i] = prefix .. 'c' .. key
+  names[2 * count + i] = prefix .. 'r' .. key
+end
+local is_known = false
+for _, value in ipairs(redis.call('MGET', unpack(names))) do is_known = is_known or value end
+if not is_known then
+  local values = {}
+  for i = 1, count do
+    values[2 * i - 1], values[2 * i] = names[i], pool .. ' '
+  end
+  redis.call('MSET', unpack(values))
+  redis.call('SADD', prefix .. 'p' .. pool, unpack(keys))
+  return string.rep('\\0', count)
+end
+"""
+    + _KEYS
     + """
-local pool, keys = number_of(ARGV[1]), keys_in(ARGV[2])
-if not pool then return string.rep('\\1', #keys) end
 local objects, claims, marks = named('o', keys), named('c', keys), named('r', keys)
 local said, claimants, removed = read(objects), read(claims), read(marks)
 local held, writes = {[false] = false}, {[false] = false}

@@ -428,4 +428,6 @@ def in_parts(keys: np.ndarray) -> Iterator[np.ndarray]:
 
 def words_of(keys: np.ndarray) -> list[bytes]:
     """Keys as elements of a set."""
+    if len(keys) == 1:
+        return [keys.tobytes()]
     return np.ascontiguousarray(keys, np.uint64).view("V16").reshape(-1).tolist()
