@@ -1,10 +1,12 @@
 """A client of Redis, or a compatible server, by redis-py: bounded, with this package's errors."""
 
 import os
+import ssl
 from collections.abc import Callable
 from typing import Any, TypeVar
 from urllib.parse import urlencode
 
+from ..errors import Unavailable
 from . import bounded_socket
 from .bounded_socket import BoundedSocket
 from .redis_connections import Command, RedisConnections, Run
@@ -12,6 +14,8 @@ from .url import MetadataUrl
 
 # Whatever redis-py raises for a nonsensical answer.
 NONSENSE = (OSError, ValueError, TypeError, LookupError, AttributeError, RecursionError)
+
+FILES = ("ssl_ca_certs", "ssl_certfile", "ssl_keyfile")  # options of a URL
 
 Answer = TypeVar("Answer")
 
@@ -61,7 +65,7 @@ class RedisClient:
         try:
             return question(self._connections.run)
         except self._errors as error:
-            raise self._url.error(str(error) or type(error).__name__) from None
+            raise self._unavailable(error) from None
 
     def detach(self, *commands: Command) -> tuple[int, list[Any]] | None:
         """Make a connection that the caller closes: see ``RedisConnections.detach``.
@@ -78,7 +82,7 @@ class RedisClient:
                     os.close(made[0])
                     raise
         except self._errors as error:
-            raise self._url.error(str(error) or type(error).__name__) from None
+            raise self._unavailable(error) from None
         return made
 
     def close(self) -> None:
@@ -86,6 +90,24 @@ class RedisClient:
         self._connections.close()
         if self._url.sentinels:
             self._pool.sentinel_manager.close()
+
+    def _unavailable(self, error: Exception) -> Unavailable:
+        """The error to raise. redis-py blames the connection for files that it cannot use."""
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+        authority, certificate, key = map(self._url.options.get, FILES)
+        try:
+            if authority:
+                context.load_verify_locations(authority)
+        except OSError as wrong:
+            return self._url.error(f"ssl_ca_certs={authority}: {wrong}")
+        try:
+            if certificate:
+                context.load_cert_chain(
+                    certificate, key, password=lambda: ""
+                )  # no question to the user
+        except OSError as wrong:
+            return self._url.error(f"ssl_certfile={certificate}, ssl_keyfile={key}: {wrong}")
+        return self._url.error(str(error) or type(error).__name__)
 
 
 def accepted(replies: list[Any]) -> list[Any]:

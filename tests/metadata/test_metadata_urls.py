@@ -76,6 +76,17 @@ def test_a_file_of_certificates_that_is_none(tmp_path):
                 directory.lookup("a")
 
 
+@pytest.mark.parametrize("option", ["ssl_ca_certs", "ssl_certfile"])
+@pytest.mark.parametrize("content", [None, "no certificate"])
+def test_a_file_for_redis_that_is_none(tmp_path, option, content):
+    file = tmp_path / "file.pem"
+    if content is not None:
+        file.write_text(content)
+    with metadata.connect(f"rediss://127.0.0.1:1/0?{option}={file}") as directory:
+        with pytest.raises(Unavailable, match=f"rediss://127.0.0.1:1/0: {option}={file}"):
+            directory.lookup("a")
+
+
 @pytest.mark.parametrize("name", [None, 5, b"h:1", "é" * 10_000, "h:1\n"])
 def test_names_without_a_server(name):
     with metadata.connect("p2p") as directory:
