@@ -267,6 +267,7 @@ class TestPuts:
         put = one.store.begin("a", UNIT)
         assert one.node._serving._publisher.publish(words).all()
         assert one.node.listing.withdraw_gone(words).tolist() == [False]
+        one.node.listing.withdraw(words)  # of the one that was there before
         one.node.listing.publish_all()
         assert one.cluster.put("a", value(2)) is BEING_WRITTEN
         assert none.cluster.exists("a") and none.cluster.get("a") is None

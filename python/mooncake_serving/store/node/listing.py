@@ -134,15 +134,23 @@ class Listing:
     def withdraw(self, keys: np.ndarray) -> None:
         """Record that the pool lacks objects; later, if the directory is away.
 
-        They may have been put back meanwhile: then they are published again. Only a node of the
-        pool can tell, so nobody else withdraws them.
+        They may have been put back meanwhile: then they are published again, even if they are only
+        being written: the engine may have published them just before. Only a node of the pool can
+        tell, so nobody else withdraws them.
         """
         self._told.note(Objects(keys, np.zeros(len(keys), np.uint64)))
         try:
             for part in in_parts(keys):
                 self._directory.withdraw(self._pool_name, part)
-            if len((back := _present(keys, self._ids_of(keys))).keys):
-                self._tell(back.without(self._leaving_keys()))
+            is_coming = ~self._are_gone(keys)
+            if not is_coming.any():
+                return
+            keys = keys[is_coming]
+            ids = self._ids_of(keys)
+            self._tell(_present(keys, ids).without(self._leaving_keys()))
+            written = Objects(keys, ids).at(ids == 0).without(self._leaving_keys())
+            if len(written.keys):
+                self._publish(written.keys, is_copy=False)
         except Unavailable as error:
             self._tell_later(error)
 
