@@ -1,5 +1,7 @@
 """Specific to Redis: URLs, passwords, clusters, forgotten scripts, what remains in it."""
 
+from urllib.parse import quote
+
 import numpy as np
 import pytest
 import redis
@@ -75,7 +77,7 @@ def test_a_password_is_used_and_not_told(start):
     server = start("--requirepass", SECRET)
     for url in (
         f"redis://:{SECRET}@127.0.0.1:{server.port}",
-        f"unix://{server.folder}/redis.sock?password={SECRET}",
+        f"unix://{quote(str(server.folder))}/redis.sock?password={SECRET}",
     ):
         with connect(url) as directory:
             directory.join(A, LONG_S)
