@@ -112,7 +112,8 @@ py::tuple take_done(ObjectService& service) {
   const ObjectService::Done done = service.take_done();
   const auto is_there = column<bool>(done.is_there, [](bool there) { return there; });
   return py::make_tuple(done.num_hits, done.num_misses, done.num_bytes, done.num_bytes_stored,
-                        array_of(done.read), array_of(done.changed), is_there, done.is_cut);
+                        array_of(done.read), array_of(done.changed), is_there, done.is_cut,
+                        done.is_listed_in_vain);
 }
 
 }  // namespace
@@ -122,12 +123,12 @@ void bind_served_objects(py::module_& m, EngineClass& engine) {
   m.attr("MAX_ASKED_KEYS") = kMaxAskedKeys;
   m.attr("MAX_ASKED_BYTES") = transfer::kMaxPayloadBytes;
   py::class_<RedisPublisher, std::shared_ptr<RedisPublisher>>(m, "RedisPublisher")
-      .def(py::init([](int fd, const py::bytes& head, double timeout_s) {
-             return std::make_shared<RedisPublisher>(Fd(fd), head, timeout_s);
+      .def(py::init([](int fd, const py::bytes& head, double timeout_s, int64_t clock_ms) {
+             return std::make_shared<RedisPublisher>(Fd(fd), head, timeout_s, clock_ms);
            }),
-           py::arg("fd"), py::arg("head"), py::arg("timeout_s"))
+           py::arg("fd"), py::arg("head"), py::arg("timeout_s"), py::arg("clock_ms"))
       .def("publish", &publish, py::arg("keys"))
-      .def_property_readonly("reason", &RedisPublisher::reason);
+      .def_property_readonly("reason", py::cpp_function(&RedisPublisher::reason, ReleaseGil()));
   py::class_<ObjectService, std::shared_ptr<ObjectService>>(m, "ObjectService")
       .def(py::init([](std::shared_ptr<Pool> pool, bool is_all, bool may_write, bool checksums) {
              return std::make_shared<ObjectService>(

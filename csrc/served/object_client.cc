@@ -103,7 +103,8 @@ std::vector<int64_t> read_objects_into(Engine& engine, Peer& peer, const std::ve
   const Deadline deadline = Deadline::after(deadline_s);
   std::vector<ReadEntry> entries(count);
   for (size_t i = 0; i < count; ++i) entries[i] = {keys[i], kWhole, total_of(places[i])};
-  const auto reply = read_objects(engine, peer, entries, verify ? kAskSums : 0, answer_s);
+  const uint32_t flags = verify ? kAskSums : 0;
+  const auto reply = read_objects(engine, peer, entries, flags, std::min(answer_s, deadline_s));
   const std::vector<ReadAnswer>& rows = reply->rows();
   std::vector<Places> filled(count);
   for (size_t i = 0; i < count; ++i) filled[i] = first_bytes(places[i], rows[i].num_bytes);
@@ -144,7 +145,7 @@ std::vector<AskStatus> write_objects(Engine& engine, Peer& peer, const std::vect
   }
   const Question question{"write_objects", text_of(Ask::kWrite, flags, entries), std::move(payload),
                           false};
-  const AskStatus last = (flags & kAskPublish) != 0 ? AskStatus::kUnlisted : kLastStatus;
+  const AskStatus last = (flags & kAskPublish) != 0 ? AskStatus::kUnsure : kLastStatus;
   return ask_for_statuses(engine, peer, question, count, last, deadline_s);
 }
 

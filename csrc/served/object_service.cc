@@ -165,15 +165,16 @@ class ObjectService::Storing final : public Exchange {
       if (writings_[i]) check(i);
     }
     if (publishes_) publish();
-    for (size_t i = entries_.size(); i-- > 0;) {
-      if (statuses_[i] == AskStatus::kDone) commit(i);
+    try {
+      for (size_t i = entries_.size(); i-- > 0;) {
+        if (statuses_[i] == AskStatus::kDone) commit(i);
+      }
+    } catch (...) {
+      if (publishes_) service_.note_listed_in_vain();
+      note_stored();
+      throw;
     }
-    const std::lock_guard lock(service_.mutex_);
-    for (size_t i = 0; i < entries_.size(); ++i) {
-      if (statuses_[i] != AskStatus::kDone) continue;
-      service_.note(entries_[i].key, true);
-      service_.done_.num_bytes_stored += entries_[i].num_bytes;
-    }
+    note_stored();
     return {part_of(statuses_)};
   }
 
@@ -219,16 +220,31 @@ class ObjectService::Storing final : public Exchange {
     }
     if (keys.empty()) return;
     const std::shared_ptr<RedisPublisher> publisher = service_.publisher();
-    const auto listed = publisher ? publisher->publish(keys) : std::nullopt;
+    const auto listed = publisher ? publisher->publish(keys) : std::vector<bool>(keys.size());
+    if (!listed) service_.note_listed_in_vain();
     size_t at = 0;
     for (AskStatus& status : statuses_) {
-      if (status == AskStatus::kDone && !(listed && (*listed)[at++])) status = AskStatus::kUnlisted;
+      if (status != AskStatus::kDone) continue;
+      if (!listed) {
+        status = AskStatus::kUnsure;
+      } else if (!(*listed)[at++]) {
+        status = AskStatus::kUnlisted;
+      }
     }
   }
 
   void commit(size_t i) {
     pool_->commit(*writings_[i], service_.options_.checksums ? sums_[i] : 0, Retention::kNormal);
     writings_[i].reset();
+  }
+
+  void note_stored() {
+    const std::lock_guard lock(service_.mutex_);
+    for (size_t i = 0; i < entries_.size(); ++i) {
+      if (statuses_[i] != AskStatus::kDone || writings_[i]) continue;
+      service_.note(entries_[i].key, true);
+      service_.done_.num_bytes_stored += entries_[i].num_bytes;
+    }
   }
 
   void abort() noexcept {
@@ -299,6 +315,11 @@ std::unique_ptr<Exchange> ObjectService::begin(const std::string& question,
   }
   expect(left == 0, "the objects fall ", left, " bytes short");
   return std::make_unique<Storing>(*this, std::move(entries), (header.flags & kAskPublish) != 0);
+}
+
+void ObjectService::note_listed_in_vain() {
+  const std::lock_guard lock(mutex_);
+  done_.is_listed_in_vain = true;
 }
 
 std::shared_ptr<RedisPublisher> ObjectService::publisher() {

@@ -31,7 +31,8 @@ class ObjectService final : public transfer::Service {
     uint64_t num_bytes_stored;
     std::vector<store::Key> changed;  // in order
     std::vector<bool> is_there;
-    bool is_cut;  // more was changed, but nobody has queried for too long
+    bool is_cut;             // more was changed, but nobody has queried for too long
+    bool is_listed_in_vain;  // the directory may list for this pool what was not stored
   };
 
   struct Options {
@@ -63,6 +64,7 @@ class ObjectService final : public transfer::Service {
   class Removing;
 
   std::shared_ptr<RedisPublisher> publisher();
+  void note_listed_in_vain();
   void check_takes_puts() const;
   void note_read(const store::Key& key);
   void note(const store::Key& key, bool is_there);

@@ -35,7 +35,9 @@ enum class AskStatus : uint32_t {
   kBeingWritten = 7,  // likewise
   kFull = 8,          // likewise
   kElsewhere = 9,     // not in the pool, but its owner may have it elsewhere
-  kUnlisted = 10,     // for kAskPublish only: nothing was stored, since it could not be listed
+  // For kAskPublish only. Nothing was stored, since
+  kUnlisted = 10,  // it could not be listed
+  kUnsure = 11,    // it is not known whether it is listed
 };
 
 constexpr AskStatus kLastStatus = AskStatus::kElsewhere;  // of other questions

@@ -5,23 +5,28 @@
 
 #include <algorithm>
 #include <cerrno>
-#include <chrono>
 #include <exception>
 #include <stdexcept>
+#include <utility>
 
 #include "common/check.h"
+#include "served/object_wire.h"
 
 namespace mk::served {
 namespace {
 
-using Clock = std::chrono::steady_clock;
+using Time = std::chrono::steady_clock::time_point;
+using std::chrono::milliseconds;
 
 constexpr size_t kMaxErrorBytes = 512;  // of the server's text
+constexpr double kMaxTimeoutS = 3600;
+constexpr char kListed = 0, kRefused = 1;
 
-void wait_for(int fd, short events, Clock::time_point until) {
+void wait_for(int fd, short events, Time until) {
   pollfd entry{fd, events, 0};
   for (;;) {
-    const auto left = std::chrono::ceil<std::chrono::milliseconds>(until - Clock::now()).count();
+    const auto now = std::chrono::steady_clock::now();
+    const auto left = std::chrono::ceil<milliseconds>(until - now).count();
     if (left <= 0) throw std::runtime_error("it does not answer in time");
     const int found = poll(&entry, 1, static_cast<int>(left));
     if (found > 0) return;
@@ -32,7 +37,7 @@ void wait_for(int fd, short events, Clock::time_point until) {
 // Whether a call shall be repeated, once the connection is ready.
 bool is_to_wait() { return errno == EAGAIN || errno == EWOULDBLOCK || errno == EINTR; }
 
-void send_all(int fd, const std::string& data, Clock::time_point until) {
+void send_all(int fd, const std::string& data, Time until) {
   for (size_t sent = 0; sent < data.size();) {
     const ssize_t count =
         send(fd, data.data() + sent, data.size() - sent, MSG_NOSIGNAL | MSG_DONTWAIT);
@@ -46,29 +51,80 @@ void send_all(int fd, const std::string& data, Clock::time_point until) {
   }
 }
 
+void append_word(std::string& command, const char* data, size_t num_bytes) {
+  command += concat("$", num_bytes, "\r\n");
+  command.append(data, num_bytes).append("\r\n");
+}
+
 }  // namespace
 
+RedisPublisher::RedisPublisher(Fd connection, std::string head, double timeout_s, int64_t clock_ms)
+    : connection_(std::move(connection)),
+      head_(std::move(head)),
+      timeout_(milliseconds(
+          timeout_s > 0 && timeout_s <= kMaxTimeoutS ? static_cast<int64_t>(timeout_s * 1000) : 0)),
+      clock_ms_(clock_ms) {
+  MK_CHECK(timeout_ > timeout_.zero(), "RedisPublisher: timeout_s must be above 0, up to ",
+           kMaxTimeoutS, ", got ", timeout_s);
+}
+
 std::optional<std::vector<bool>> RedisPublisher::publish(const std::vector<store::Key>& keys) {
-  const size_t num_bytes = keys.size() * sizeof(store::Key);
-  std::string command = concat(head_, "$", num_bytes, "\r\n");
-  command.append(reinterpret_cast<const char*>(keys.data()), num_bytes).append("\r\n");
-  const std::lock_guard lock(mutex_);
-  if (!reason_.empty()) return std::nullopt;
-  try {
-    const std::string answer = ask(command, keys.size());
-    std::vector<bool> listed(keys.size());
-    for (size_t i = 0; i < keys.size(); ++i) listed[i] = answer[i] == '\0';
-    return listed;
-  } catch (const std::exception& error) {
-    fail(error.what());
-    return std::nullopt;
+  MK_CHECK(keys.size() <= kMaxAskedKeys, "publish: keys must be at most ", kMaxAskedKeys, ", got ",
+           keys.size());
+  if (keys.empty()) return std::vector<bool>{};
+  Call call{keys};
+  std::unique_lock lock(mutex_);
+  waiting_.push_back(&call);
+  changed_.wait(lock, [&] { return call.is_over || !is_asking_; });
+  while (!call.is_over) {  // this thread asks for all that wait, until it has its own answer
+    const std::vector<Call*> calls = take_calls();
+    std::vector<store::Key> all;
+    for (const Call* each : calls) all.insert(all.end(), each->keys.begin(), each->keys.end());
+    std::vector<bool> listed;
+    std::string why;
+    if (reason_.empty()) {
+      is_asking_ = true;
+      lock.unlock();
+      try {
+        listed = ask(all);
+      } catch (const std::exception& error) {
+        why = error.what();
+      }
+      lock.lock();
+      is_asking_ = false;
+      if (!why.empty()) fail(why.c_str());
+    }
+    auto first = listed.begin();
+    for (Call* each : calls) {
+      const auto end = first + static_cast<ptrdiff_t>(listed.empty() ? 0 : each->keys.size());
+      if (reason_.empty()) each->listed.emplace(first, end);
+      first = end;
+      each->is_over = true;
+    }
+    changed_.notify_all();
   }
+  return std::move(call.listed);
+}
+
+// The first of those that wait, as many as fit into a question.
+std::vector<RedisPublisher::Call*> RedisPublisher::take_calls() {
+  std::vector<Call*> calls;
+  size_t num_keys = 0;
+  while (!waiting_.empty()) {
+    num_keys += waiting_.front()->keys.size();
+    if (num_keys > kMaxAskedKeys) break;
+    calls.push_back(waiting_.front());
+    waiting_.pop_front();
+  }
+  return calls;
 }
 
 std::string RedisPublisher::reason() {
   const std::lock_guard lock(mutex_);
   pollfd entry{connection_.get(), POLLIN, 0};
-  if (reason_.empty() && poll(&entry, 1, 0) > 0) fail("the server has closed the connection");
+  if (reason_.empty() && !is_asking_ && poll(&entry, 1, 0) > 0) {
+    fail("the server has closed the connection");
+  }
   return reason_;
 }
 
@@ -77,14 +133,19 @@ void RedisPublisher::fail(const char* why) {
   shutdown(connection_.get(), SHUT_RDWR);
 }
 
-// The string of so many bytes that the server answers; anything else is an exception.
-std::string RedisPublisher::ask(const std::string& command, size_t num_bytes) {
-  const auto until = Clock::now() + std::chrono::duration_cast<Clock::duration>(
-                                        std::chrono::duration<double>(timeout_s_));
+std::vector<bool> RedisPublisher::ask(const std::vector<store::Key>& keys) const {
+  const Time now = Clock::now(), until = now + timeout_;
+  const auto since =
+      std::chrono::duration_cast<milliseconds>(now.time_since_epoch() + timeout_ * 3 / 4);
+  std::string command = head_;
+  const std::string valid_until = std::to_string(clock_ms_ + since.count());
+  append_word(command, valid_until.data(), valid_until.size());
+  append_word(command, reinterpret_cast<const char*>(keys.data()), keys.size() * sizeof(keys[0]));
   const int fd = connection_.get();
   send_all(fd, command, until);
-  const std::string begin = concat("$", num_bytes, "\r\n");
-  const size_t expected = begin.size() + num_bytes + 2;
+
+  const std::string begin = concat("$", keys.size(), "\r\n");
+  const size_t expected = begin.size() + keys.size() + 2;
   std::string answer;
   const auto is_as_expected = [&] {
     const size_t known = std::min(answer.size(), begin.size());
@@ -102,10 +163,17 @@ std::string RedisPublisher::ask(const std::string& command, size_t num_bytes) {
       throw SystemError(errno, "recv");
     }
   }
-  if (answer.size() != expected || !is_as_expected()) {
+  std::vector<bool> listed;
+  bool is_known = answer.size() == expected && is_as_expected();
+  for (size_t i = 0; is_known && i < keys.size(); ++i) {
+    const char byte = answer[begin.size() + i];
+    is_known = byte == kListed || byte == kRefused;
+    listed.push_back(byte == kListed);
+  }
+  if (!is_known) {
     throw std::runtime_error(concat("unexpected answer: ", answer.substr(0, kMaxErrorBytes)));
   }
-  return answer.substr(begin.size(), num_bytes);
+  return listed;
 }
 
 }  // namespace mk::served

@@ -37,6 +37,7 @@ class ObjectStatus(enum.IntEnum):
     FULL = 8
     ELSEWHERE = 9  # not in the pool, but its owner may have it elsewhere
     UNLISTED = 10  # not stored: another pool has it or gets it, or there is no directory
+    UNSURE = 11  # not stored, and perhaps listed: the directory has not answered
 
 
 class Served(NamedTuple):
@@ -51,6 +52,7 @@ class Served(NamedTuple):
         changed: ``[n, 2]`` keys of what they have put and removed, in that order.
         is_there: ``[n]`` bool: True for a put.
         is_cut: more was changed than is listed.
+        is_listed_in_vain: the directory may list for this pool what was not stored.
     """
 
     num_hits: int
@@ -61,6 +63,7 @@ class Served(NamedTuple):
     changed: np.ndarray
     is_there: np.ndarray
     is_cut: bool
+    is_listed_in_vain: bool
 
 
 class ServedPool(Closing):
@@ -318,14 +321,14 @@ class ObjectCalls:
             keys: see there.
             objects: n of them: pieces of local host memory, concatenated; 64 MiB in all.
             publish: have the peer list them in its directory first, see ``ServedPool.let_publish``;
-                those that it cannot list are ``UNLISTED``, and not stored.
+                those that it cannot list are ``UNLISTED`` or ``UNSURE``, and not stored.
             verify: have the peer compare what arrives with checksums computed here.
             deadline_s: seconds for all of it; None: the setting ``deadline_s``.
 
         Returns:
             ``[n]`` uint8 of ``ObjectStatus``: ``DONE``, ``EXISTS``, ``BEING_WRITTEN``, ``FULL``
             (the peer evicts nothing for it), ``DAMAGED`` on the way, ``TOO_LARGE`` for the pool, or
-            ``UNLISTED``.
+            ``UNLISTED``, ``UNSURE``.
 
         Raises:
             InvalidArgument, Unavailable: as ``read_objects``; also where the pool is read-only.

@@ -25,7 +25,7 @@ from .proxy import Proxy
 from .support import ACK, HEADER, WAIT_S, addressed, connect, eventually, untouched
 
 ABSENT, DONE, DAMAGED, BUSY, DOES_NOT_FIT, TOO_LARGE, EXISTS, BEING_WRITTEN, FULL, *_ = ObjectStatus
-ELSEWHERE, UNLISTED = ObjectStatus.ELSEWHERE, ObjectStatus.UNLISTED
+ELSEWHERE, UNLISTED, UNSURE = tuple(ObjectStatus)[-3:]
 MOST = 64 << 20  # that one answer brings, or one question
 LARGE = 32 << 20  # more than sockets hold
 

@@ -12,14 +12,25 @@ import pytest
 from mooncake_kernels.errors import InvalidArgument
 from mooncake_kernels.transfer import RedisPublisher
 
-from .objects import DONE, UNLISTED, content, keys, serving
+from .objects import DONE, UNLISTED, UNSURE, content, keys, serving
 from .support import eventually
 
-HEAD = b"*2\r\n$3\r\nRUN\r\n"
+HEAD = b"*3\r\n$3\r\nRUN\r\n"
+CLOCK_MS = 10**12
 
 
 def keys_of(*numbers: int) -> np.ndarray:
-    return np.array(keys(*numbers), np.uint64)
+    return np.array(keys(*numbers), np.uint64).reshape(-1, 2)
+
+
+def asked_keys(command: bytes) -> np.ndarray:
+    """The keys of a command, which must be of the right form."""
+    assert command.startswith(HEAD + b"$")
+    size, until, begin, packed = command[len(HEAD) :].split(b"\r\n", 3)
+    now_ms = CLOCK_MS + time.monotonic() * 1000
+    assert int(size[1:]) == len(until) and now_ms < int(until) < now_ms + 60_000
+    assert packed[-2:] == b"\r\n" and int(begin[1:]) == len(packed) - 2
+    return np.frombuffer(packed[:-2], np.uint64).reshape(-1, 2)
 
 
 @contextlib.contextmanager
@@ -42,13 +53,14 @@ def publishing(answer, timeout_s: float = 20.0):
     thread = threading.Thread(target=serve)
     thread.start()
     try:
-        yield RedisPublisher(os.dup(ours.fileno()), HEAD, timeout_s), asked
+        yield RedisPublisher(os.dup(ours.fileno()), HEAD, timeout_s, CLOCK_MS), asked
     finally:
         for end in (ours, theirs):
             with contextlib.suppress(OSError):
                 end.shutdown(socket.SHUT_RDWR)
-            end.close()
         thread.join()
+        ours.close()
+        theirs.close()
 
 
 @pytest.mark.parametrize("split", [1, 2, 5, 100])
@@ -59,9 +71,8 @@ def test_what_is_asked_and_answered(split):
         for _ in range(2):
             listed = publisher.publish(keys_of(1, 2, 3))
             assert listed.tolist() == [True, False, True]
-        assert publisher.reason == ""
-    packed = keys_of(1, 2, 3).tobytes()
-    assert asked == [HEAD + b"$48\r\n" + packed + b"\r\n"] * 2
+        assert publisher.publish(keys_of()).tolist() == [] and publisher.reason == ""
+    assert [asked_keys(command).tolist() for command in asked] == [keys_of(1, 2, 3).tolist()] * 2
 
 
 @pytest.mark.parametrize(
@@ -73,6 +84,7 @@ def test_what_is_asked_and_answered(split):
         ([b"$3\r\n\0\0\0\r\n+more"], "unexpected answer: "),
         ([b":5\r\n"], "unexpected answer: :5"),
         ([b"$-1\r\n"], "unexpected answer: "),
+        ([b"$3\r\n\2\2\2\r\n"], "unexpected answer: "),
         ([], "the server has closed the connection"),
         ([b"$3\r\n\0"], "it does not answer in time"),
     ],
@@ -84,27 +96,76 @@ def test_an_unexpected_answer_ends_it(parts, reason):
         assert publisher.publish(keys_of(1, 2, 3)) is None and len(asked) == 1
 
 
-def test_one_connection_serves_many_threads():
-    """Each gets the answer to its own question."""
+def even(command: bytes) -> list[bytes]:
+    """The answer of a server that lists even keys."""
+    answers = bytes(asked_keys(command)[:, 0].astype(np.uint8) % 2)
+    return [b"$%d\r\n%b\r\n" % (len(answers), answers)]
+
+
+def test_threads_that_ask_at_a_time_share_a_question():
+    """Each gets the answer to its own keys."""
+    go_on, wrong = threading.Event(), []
 
     def answer(command: bytes) -> list[bytes]:
-        number = int.from_bytes(command.split(b"\r\n", 4)[4][:8], "little")
-        return [b"$1\r\n%c\r\n" % (number % 2)]
+        go_on.wait(60)
+        return even(command)
 
-    wrong = []
+    def ask(publisher: RedisPublisher, first: int) -> None:
+        for i in range(20):
+            numbers = range(first + i, first + i + first % 5 + 1)
+            listed = publisher.publish(keys_of(*numbers)).tolist()
+            if listed != [number % 2 == 0 for number in numbers]:
+                wrong.append((numbers, listed))
 
-    def ask(publisher: RedisPublisher, number: int) -> None:
-        for _ in range(20):
-            if publisher.publish(keys_of(number)).tolist() != [number % 2 == 0]:
-                wrong.append(number)
-
-    with publishing(answer) as (publisher, _):
-        threads = [threading.Thread(target=ask, args=(publisher, i)) for i in range(4)]
-        for thread in threads:
+    with publishing(answer) as (publisher, asked):
+        threads = [threading.Thread(target=ask, args=(publisher, i)) for i in range(8)]
+        threads[0].start()
+        assert eventually(lambda: len(asked) == 1)
+        for thread in threads[1:]:
             thread.start()
+        time.sleep(0.2)  # the others wait by then, at least some of them
+        assert publisher.reason == "", "it does not wait for the answer"
+        go_on.set()
         for thread in threads:
             thread.join()
-    assert wrong == []
+        assert wrong == [] and len(asked) < 8 * 20
+
+
+def test_all_that_share_a_question_share_its_failure():
+    go_on = threading.Event()
+    results = []
+
+    def answer(command: bytes) -> list[bytes]:
+        go_on.wait(60)
+        return [b"-ERR\r\n"]
+
+    with publishing(answer) as (publisher, asked):
+        threads = [
+            threading.Thread(target=lambda i=i: results.append(publisher.publish(keys_of(i))))
+            for i in range(4)
+        ]
+        for thread in threads:
+            thread.start()
+        assert eventually(lambda: len(asked) == 1)
+        go_on.set()
+        for thread in threads:
+            thread.join()
+        assert results == [None] * 4 and len(asked) == 1
+
+
+def test_a_question_is_not_larger_than_the_limit():
+    with publishing(even) as (publisher, _):
+        assert publisher.publish(keys_of(*range(1024))).tolist() == [True, False] * 512
+        with pytest.raises(InvalidArgument, match="publish: keys must be at most 1024, got 1025"):
+            publisher.publish(keys_of(*range(1025)))
+        assert publisher.reason == ""
+
+
+@pytest.mark.parametrize("timeout_s", [0, -1, float("nan"), float("inf"), 1e300])
+def test_a_timeout_that_is_none(timeout_s):
+    ours, theirs = socket.socketpair()
+    with ours, theirs, pytest.raises(InvalidArgument, match="timeout_s must be above 0"):
+        RedisPublisher(os.dup(ours.fileno()), HEAD, timeout_s, 0)
 
 
 def test_an_engine_stores_what_it_can_list():
@@ -116,8 +177,10 @@ def test_an_engine_stores_what_it_can_list():
             assert here.write(objects, publish=True) == [UNLISTED, DONE, DONE, UNLISTED]
             assert [here.stored(i) is None for i in range(4)] == [True, False, False, True]
             assert here.stored(2) == objects[2].tobytes()
-        assert here.write({9: content(9, 5)}, publish=True) == [UNLISTED]  # it has gone
+        assert not here.served.take().is_listed_in_vain
+        assert here.write({9: content(9, 5)}, publish=True) == [UNSURE]  # it has gone
         assert publisher.reason
+        assert here.served.take().is_listed_in_vain and not here.served.take().is_listed_in_vain
         here.served.let_publish(None)
         assert here.write({9: content(9, 5)}, publish=True) == [UNLISTED]
         assert here.write({9: content(9, 5)}) == [DONE]

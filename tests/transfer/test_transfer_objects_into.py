@@ -12,6 +12,7 @@ from .objects import (
     keys,
     place,
     serving,
+    through,
 )
 from .support import UNTOUCHED, eventually, untouched
 
@@ -99,3 +100,16 @@ def test_a_peer_that_serves_nothing_or_is_gone(here):
     here.far.close()
     with pytest.raises(TransferError):
         read_into(here, [1], [memory], deadline_s=5)
+
+
+def test_the_deadline_is_of_the_answer_too(here):
+    here.put(1, 100)
+    with through(here) as (here, proxy):
+        with here.ask(99):
+            pass
+        proxy.relays[1].down.hold(0)
+        with pytest.raises(TransferError) as late:
+            read_into(here, [1], [untouched(100)], answer_s=600.0, deadline_s=0.3)
+        assert late.value.timed_out
+        proxy.relays[1].down.release()
+        assert eventually(here.is_at_rest)

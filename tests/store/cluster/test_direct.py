@@ -1,15 +1,21 @@
 """Objects that take the shortest way: one round trip to one node, without Python there."""
 
 import contextlib
+import gc
 import itertools
+import os
+import socket
 import threading
 
 import numpy as np
 import pytest
+from redis import Redis
 
 from mooncake_kernels.errors import Unavailable
 from mooncake_kernels.pool import PutResult
+from mooncake_kernels.transfer import RedisPublisher
 from mooncake_serving.store import HotKeys, Quota, Store
+from mooncake_serving.store.cluster import cluster_writer
 from mooncake_serving.store.directory import Claim, connect
 from mooncake_serving.store.node import direct
 
@@ -176,7 +182,8 @@ class TestPuts:
     def test_a_retention_is_kept(self, pair, retention):
         one, none = pair
         assert none.cluster.put("a", value(1), retention=retention) is STORED
-        assert one.store.pool.objects().retention.tolist() != [0]
+        kept = one.store.pool.objects().retention.tolist()
+        assert kept == [["normal", "soft", "hard"].index(retention)]
 
     def test_large_objects_are_claimed_first(self, hosts, monkeypatch):
         monkeypatch.setattr(direct, "MAX_PUT_BYTES", UNIT)
@@ -275,18 +282,128 @@ class TestPuts:
         put.commit()
         assert none.cluster.get("a") == value(1) == one.store.get("a")
 
-    def test_what_was_listed_in_vain_is_withdrawn(self, hosts):
-        """The answer is lost, so the object is not stored."""
+    def test_a_claim_ends_a_direct_put(self, hosts, pair):
+        """Of two nodes of a pool one is draining: what it puts goes elsewhere."""
+        one, none = pair
+        twin = hosts.make("one", store=Store.open(one.store.pool.path))
+        other = hosts.make("other")
+        assert twin.node.pool_name == one.node.pool_name
+        twin.node.set_draining(True)
+        none.node.members(anew=True)
+        given, put = [], twin.cluster._give
+
+        def give(_, *args):
+            given.append(none.cluster.put("a", value(1)))
+            return put(*args)
+
+        with replaced(twin.cluster, "_give", give):
+            assert twin.cluster.put("a", value(2)) is STORED
+        assert given == [BEING_WRITTEN]
+        assert other.store.get("a") == value(2) and not one.store.exists("a")
+
+    def test_a_claimant_waits_for_the_direct_put_that_it_ends(self, hosts, pair, monkeypatch):
+        """Both would lose otherwise."""
+        one, none = pair
+        put = one.store.begin("a", UNIT)  # as an engine does
+        timer = threading.Timer(0.02, put.abort)
+        monkeypatch.setattr(cluster_writer, "DIRECT_S", 60.0)
+        timer.start()
+        assert one.cluster.put("a", value(1)) is STORED
+        put = one.store.begin("b", 10)
+        timer = threading.Timer(0.02, put.abort)
+        timer.start()
+        with one.cluster.begin("b", 10) as begun:
+            begun.view[:] = b"0123456789"
+        assert one.store.get("b") == b"0123456789"
+        put = one.store.begin("c", UNIT)
+        timer = threading.Timer(0.02, put.abort)
+        monkeypatch.setattr(none.node, "put_directly", lambda *_, **__: None)
+        timer.start()
+        assert none.cluster.put("c", value(3)) is STORED
+
+    def test_an_answer_that_is_lost(self, pair):
+        """The engine cannot know whether the object is listed, so it does not store it."""
+        one, none = pair
+        ours, theirs = socket.socketpair()
+
+        def list_and_leave() -> None:
+            packed = theirs.recv(1 << 16).split(b"\r\n", 3)[-1][:-2]
+            keys = np.frombuffer(packed, np.uint64).reshape(-1, 2)
+            one.node.directory.publish(one.node.pool_name, keys)
+            theirs.shutdown(socket.SHUT_RDWR)
+
+        thread = threading.Thread(target=list_and_leave)
+        thread.start()
+        fake = RedisPublisher(os.dup(ours.fileno()), b"", 60.0, 0)
+        one.node._serving._served.let_publish(fake)
+        assert none.cluster.put("a", value(1)) is STORED
+        thread.join()
+        ours.close()
+        theirs.close()
+        assert fake.reason and one.store.get("a") == value(1) == none.cluster.get("a")
+
+    def test_what_was_listed_in_vain_is_withdrawn(self, hosts, monkeypatch):
         one = hosts.make("one", ttl_s=SHORT_TTL_S)
         none = hosts.make("none", 0, ttl_s=SHORT_TTL_S)
-        publisher = one.node._serving._publisher
-        assert publisher.publish(one.cluster.keyspace.keys(["lost"])).all()
-        one.node._serving._publisher = Broken()
+        assert one.node._serving._publisher.publish(one.cluster.keyspace.keys(["lost"])).all()
+        served = one.node._serving._served
+        take = served.take
+        told = threading.Event()
+
+        def take_once():
+            done = take()
+            if not told.is_set():
+                told.set()
+                done = done._replace(is_listed_in_vain=True)
+            return done
+
+        monkeypatch.setattr(served, "take", take_once)
         assert eventually(lambda: not none.cluster.exists("lost"))
-        assert one.node._serving.publishes
 
+    def test_what_is_written_in_vain_is_looked_at_again(self, pair):
+        """An object that went without a word, and was being put again when its node looked."""
+        one, none = pair
+        one.cluster.put("a", value(1))
+        one.store.pool.remove(tuple(one.cluster.keyspace.keys(["a"])[0].tolist()))
+        put = one.store.begin("a", UNIT)
+        one.node.listing.tell_changes()
+        assert none.cluster.exists("a")
+        put.abort()
+        one.node.listing.tell_changes()
+        assert not none.cluster.exists("a")
 
-class Broken:
-    """A publisher whose connection has ended."""
+    def test_a_node_that_joins_again_has_another_publisher(self, hosts, redis):
+        """The directory may be another server by now."""
+        one = hosts.make("one", ttl_s=SHORT_TTL_S)
+        before = one.node._serving._publisher
+        with Redis(port=redis.port) as client:
+            client.flushall()
+        assert eventually(lambda: one.node._serving._publisher is not before)
+        assert before.reason == "", "it was replaced though it works"
 
-    reason = "the server has closed the connection"
+    def test_an_idle_connection_that_ends_costs_nothing(self, hosts, redis):
+        one = hosts.make("one", ttl_s=SHORT_TTL_S)
+        before = one.node._serving._publisher
+        with Redis(port=redis.port) as client:
+            client.execute_command("CLIENT", "KILL", "TYPE", "normal", "SKIPME", "yes")
+            with fails(one.node.listing, "publish_all"):
+                assert eventually(lambda: one.node._serving._publisher is not before)
+        assert before.reason and one.node._serving.publishes
+
+    def test_a_closed_node_leaves_no_connection(self, hosts, redis):
+        with Redis(port=redis.port) as client:
+            host = hosts.make("one")
+            gc.disable()  # nothing is left to it
+            try:
+                host.close()
+                assert host.node._serving._publisher is None
+                hosts.all.remove(host)
+                names = {entry["cmd"] for entry in client.client_list()}
+                assert eventually(
+                    lambda: (
+                        "script|load" not in {e["cmd"] for e in client.client_list()}
+                        and "time" not in {e["cmd"] for e in client.client_list()}
+                    )
+                ), names
+            finally:
+                gc.enable()

@@ -3,7 +3,7 @@
 import time
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -15,12 +15,19 @@ from ..checks import check_number, check_retention
 from ..directory import Claim, Member
 from ..keyspace import StoreKey, StoreKeys
 from ..node.asking import Pulls
+from ..node.by_key import UNSURE, NewResult
 from ..node.kept import KEPT, NORMAL, kept_in_order, put_options
+from ..node.sinks import IntoBuffers
 from ..reader import check_pairs
 from .cluster_put import ClusterPut, PutElsewhere, PutHere
-from .cluster_reader import ClusterReader
+from .cluster_reader import GONE, ClusterReader
 
-TO_ASK = (None, PutResult.EXISTS, PutResult.BEING_WRITTEN)  # the node, after its engine
+Result = TypeVar("Result")
+
+DIRECT_S = 0.1  # for which a claimant waits for a direct put that its claim ends
+UNSURE_S = 5.0  # for which a put waits until what is listed in vain is withdrawn
+PAUSE_S = 0.001
+BEING_WRITTEN = PutResult.BEING_WRITTEN
 RESULT_OF = {Claim.EXISTS: PutResult.EXISTS, Claim.TAKEN: PutResult.BEING_WRITTEN}
 
 
@@ -253,18 +260,43 @@ class ClusterWriter(ClusterReader):
         """
         self.node.claims.settle_dropped()
         words = self._keyspace.keys(keys)
-        results: list[PutResult | None] = [None] * len(words)
+        direct: list[NewResult] | None = None
         if self._store is not None:
             self._store.check_puts(keys)
         elif is_normal:
-            verify = self._verify > 0
-            results = self.node.put_directly(words, objects, verify=verify) or results
-        if left := [i for i, result in enumerate(results) if result is None]:
+            direct = self.node.put_directly(words, objects, verify=self._verify > 0)
+        if direct is None:
+            return self._put_claimed(words, objects, make_kept())
+        results = [PutResult.EXISTS if isinstance(r, str | None) else r for r in direct]
+        left = [i for i, result in enumerate(direct) if isinstance(result, str | None)]
+        until = time.monotonic() + UNSURE_S
+        while left:
             kept = make_kept()[left]
             rest = self._put_claimed(words[left], [objects[i] for i in left], kept)
             for i, result in zip(left, rest, strict=True):
                 results[i] = result
-        return [result for result in results if result is not None]
+            left = self._find_unsure(words, direct, results)
+            if left and time.monotonic() > until:
+                raise Unavailable("put: the directory lists an object that cannot be found")
+        return results
+
+    def _find_unsure(
+        self, words: np.ndarray, direct: Sequence[NewResult], results: Sequence[PutResult]
+    ) -> list[int]:
+        """Which objects are said to exist only because an engine listed them in vain. Whoever was
+        asked for such an object withdraws it.
+        """
+        unsure = [
+            i
+            for i, result in enumerate(results)
+            if direct[i] == UNSURE and result is PutResult.EXISTS
+        ]
+        if not unsure:
+            return []
+        self.node.locations.forget(words[unsure])
+        nothing = [IntoBuffers("put", [], 0) for _ in unsure]
+        outcomes = self.read_each(words[unsure], nothing)
+        return [i for i, outcome in zip(unsure, outcomes, strict=True) if outcome in GONE]
 
     def _put_claimed(
         self, words: np.ndarray, objects: Sequence[Sequence[Buffer]], kept: np.ndarray
@@ -277,7 +309,10 @@ class ClusterWriter(ClusterReader):
                 if self._store is not None and is_in:
                     for i in granted:
                         word = int(words[i, 0]), int(words[i, 1])
-                        results[i] = self._store.put_key(word, *objects[i], **put_options(kept[i]))
+                        put = partial(
+                            self._store.put_key, word, *objects[i], **put_options(kept[i])
+                        )
+                        results[i] = under_claim(put)
                     new = [i for i in granted if results[i] is PutResult.STORED]
                     self._store.age_tail_first(words[new])
             if self._store is None or not is_in:
@@ -345,18 +380,27 @@ class ClusterWriter(ClusterReader):
     ) -> Pulls:
         """Have one node take objects, and ensure that they are published: those that its engine has
         stored. What exists there and is not listed may be about to be removed: its node says, and
-        lists it. What is being written there may be a direct put, which the claim ends: once more.
+        lists it.
         """
         verify = self._verify > 0
         asking = self.node.asking
         answers: list[PutResult | str | None] = list(
             asking.put(member.name, words, objects, kept, verify=verify)
         )
+        until = time.monotonic() + DIRECT_S
+        while again := [i for i, answer in enumerate(answers) if answer is BEING_WRITTEN]:
+            if time.monotonic() > until:
+                break
+            time.sleep(PAUSE_S)
+            sent = [objects[i] for i in again]
+            results = asking.put(member.name, words[again], sent, kept[again], verify=verify)
+            for i, result in zip(again, results, strict=True):
+                answers[i] = result
         stored = [i for i, answer in enumerate(answers) if answer is PutResult.STORED]
         if not self.node.listing.publish_for(member.pool, words[stored]):
             for i in stored:
                 answers[i] = f"{member.pool} has left"
-        if left := [i for i, answer in enumerate(answers) if answer in TO_ASK]:
+        if left := [i for i, answer in enumerate(answers) if answer in (None, PutResult.EXISTS)]:
             taken = asking.give(
                 member.name,
                 words[left],
@@ -406,9 +450,8 @@ class ClusterWriter(ClusterReader):
         """Reserve space in this node's pool, under a granted claim."""
         assert self._store is not None
         first, second = word[0].tolist()
-        begun = self._store.begin_key(
-            (first, second), num_bytes, retention=retention, position=position
-        )
+        begin = partial(self._store.begin_key, (first, second), num_bytes)
+        begun = under_claim(partial(begin, retention=retention, position=position))
         if isinstance(begun, PutResult):
             return begun
         return PutHere(
@@ -474,6 +517,16 @@ class ClusterWriter(ClusterReader):
         """Members that meet a condition; if none is known, the directory is asked."""
         found = list(filter(condition, self.node.members()))
         return found or list(filter(condition, self.node.members(anew=True)))
+
+
+def under_claim(put: Callable[[], Result]) -> Result:
+    """Return what a put does under a granted claim. A direct put of the same object that began
+    before is refused because of the claim: its end is waited for.
+    """
+    until = time.monotonic() + DIRECT_S
+    while (result := put()) is BEING_WRITTEN and time.monotonic() < until:
+        time.sleep(PAUSE_S)
+    return result
 
 
 def _in_host(buffer: Buffer) -> Buffer:

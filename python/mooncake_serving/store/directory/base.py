@@ -130,8 +130,8 @@ class Directory(Protocol):
         """
 
     def publisher(self, pool: str) -> RedisPublisher | None:
-        """Return what a pool's engine publishes with by itself: objects that others put there, and
-        that no other living pool has and no living member is writing. The caller owns it.
+        """Return what a pool's engine publishes with by itself: objects that others put there, if
+        no other living pool has them, and no living member claims them. The caller owns it.
 
         Returns:
             None: this directory, or the way to it, has no such thing.

@@ -2,6 +2,7 @@
 
 import json
 import re
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from typing import Any
@@ -97,11 +98,14 @@ class RedisDirectory(Directory):
     def publisher(self, pool: str) -> RedisPublisher | None:
         """None if the connection is encrypted; see ``Directory.publisher``."""
         as_name("publisher", "pool", pool)
-        made = self._client.detach(("SCRIPT", "LOAD", scripts.PUBLISH_NEW.source))
+        script = scripts.PUBLISH_NEW
+        made = self._client.detach(("SCRIPT", "LOAD", script.source), ("TIME",))
         if made is None:
             return None
-        head = command_head(scripts.PUBLISH_NEW, self._prefix, 2) + pack_words((pool,))
-        return RedisPublisher(made[0], head, bounded_socket.TIMEOUT_S)
+        fd, (_, (seconds, microseconds)) = made
+        clock_ms = int(seconds) * 1000 + int(microseconds) // 1000 - int(time.monotonic() * 1000)
+        head = command_head(script, self._prefix, 3) + pack_words((pool,))
+        return RedisPublisher(fd, head, bounded_socket.TIMEOUT_S, clock_ms)
 
     def withdraw(self, pool: str, keys: np.ndarray) -> None:
         self._say("withdraw", "pool", pool, keys, scripts.WITHDRAW)

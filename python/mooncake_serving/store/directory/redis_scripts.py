@@ -295,22 +295,22 @@ PUBLISH = Script(_KEYS + "local is_copy = false" + _PUBLISH)
 
 PUBLISH_COPIES = Script(_KEYS + "local is_copy = true" + _PUBLISH)
 
-# Publish objects that are being put into a pool, if nobody else has them or writes them. One byte
-# per key: 0 if it is published. Claims of the pool's own members do not count: the pool itself lets
-# only one of them write.
+# Publish objects that are being put into a pool, if no other pool has them and nobody else writes
+# them. One byte per key: 0 if it is published, 1 if not; 2 if the command is too late, and nothing
+# is published: whoever has sent it has given up.
 #
 # A writer waits for this. So what is usual, that nothing is known of the objects, comes first,
 # before functions are made that take longer than all of it.
 PUBLISH_NEW = Script(
     """
-local prefix, packed = KEYS[1], ARGV[2]
+local prefix, packed = KEYS[1], ARGV[3]
 local count = #packed / 16
 local time = redis.call('TIME')
+local now = time[1] * 1000 + math.floor(time[2] / 1000)
+if now > tonumber(ARGV[2]) then return string.rep('\\2', count) end
 local pool = redis.call('HGET', prefix .. 'names', ARGV[1])
 local till = pool and redis.call('ZSCORE', prefix .. 'served', pool)
-if not till or tonumber(till) <= time[1] * 1000 + math.floor(time[2] / 1000) then
-  return string.rep('\\1', count)
-end
+if not till or tonumber(till) <= now then return string.rep('\\1', count) end
 local keys, names = {}, {}
 for i = 1, count do
   local key = string.sub(packed, 16 * i - 15, 16 * i)
@@ -343,9 +343,7 @@ for i = 1, #keys do
     local living = living_of(pools)
     held[pools] = #living > 1 or #living == 1 and living[1] ~= pool
   end
-  if writes[claimant] == nil then
-    writes[claimant] = select(2, parts(claimant)) ~= pool and lives('alive', claimant)
-  end
+  if writes[claimant] == nil then writes[claimant] = lives('alive', claimant) end
   if held[pools] or writes[claimant] then
     answers[i] = '\\1'
   else

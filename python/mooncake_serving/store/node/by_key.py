@@ -5,6 +5,7 @@ quota, make room): then the node is asked, see ``remote.py`` and ``asking.py``.
 """
 
 from collections.abc import Callable, Iterator, Sequence
+from typing import Literal
 
 import numpy as np
 
@@ -22,6 +23,8 @@ from mooncake_kernels.transfer import (
 from .arriving import Outcome
 from .sinks import Sink
 
+NewResult = PutResult | Literal["unsure"] | None
+
 OUTCOMES = {
     ObjectStatus.ABSENT: Outcome.ABSENT,
     ObjectStatus.DONE: Outcome.DONE,  # unless the read fails
@@ -34,9 +37,11 @@ RESULTS = {
     ObjectStatus.EXISTS: PutResult.EXISTS,
     ObjectStatus.BEING_WRITTEN: PutResult.BEING_WRITTEN,
 }
-NEW = {
+UNSURE: Literal["unsure"] = "unsure"
+NEW: dict[int, NewResult] = {
     ObjectStatus.DONE: PutResult.STORED,
     ObjectStatus.BEING_WRITTEN: PutResult.BEING_WRITTEN,
+    ObjectStatus.UNSURE: UNSURE,
 }
 NEAR_BYTES = 256 << 10  # up to here it is faster than memory that is mapped, or a NIC
 
@@ -214,7 +219,7 @@ class ByKey:
         places: Sequence[Sequence[tuple[int, int]]],
         *,
         verify: bool,
-    ) -> list[PutResult | None] | None:
+    ) -> list[NewResult] | None:
         """Have a holder list objects in the directory and store them, if nobody has or writes them.
 
         Args:
@@ -225,7 +230,8 @@ class ByKey:
 
         Returns:
             For each ``STORED``; ``BEING_WRITTEN`` into this pool by somebody else; None: it did
-            not. None instead of a list: it does not do that.
+            not; ``UNSURE``: nor that, but it may have listed it. None instead of a list: it does
+            not do that.
 
         Raises:
             TransferError: the holder is gone, or does not answer in time; some may be stored.

@@ -12,12 +12,11 @@ import numpy as np
 
 from mooncake_kernels.buffers import Buffer
 from mooncake_kernels.errors import TransferError, Unavailable
-from mooncake_kernels.pool import PutResult
 from mooncake_kernels.transfer import MAX_ASKED_KEYS
 
 from ...rpc import Peers
 from ..directory import Member
-from .by_key import ByKey
+from .by_key import ByKey, NewResult
 from .locations import Locations
 from .membership import Membership
 from .silence import Silence
@@ -85,9 +84,9 @@ class Direct:
 
     def put(
         self, keys: np.ndarray, objects: Sequence[Sequence[Buffer]], *, verify: bool
-    ) -> list[PutResult | None] | None:
+    ) -> list[NewResult] | None:
         """Put n objects into the emptiest pool, if its node's engine also publishes them, and none
-        of them is known to be somewhere. It stores what nobody has, or is writing.
+        of them is known to be somewhere. Objects that somebody has, or is writing, are not stored.
 
         Nobody is asked beforehand, so it is for few bytes: they may be sent in vain.
 
@@ -98,7 +97,8 @@ class Direct:
 
         Returns:
             For each ``STORED``; ``BEING_WRITTEN`` by somebody else; None: it is to be put another
-            way, which also finds out why. None instead of a list: all are.
+            way, which also finds out why; ``UNSURE``: likewise, but it may be listed without being
+            anywhere. None instead of a list: all are to be put another way.
         """
         homes = self._membership.homes()
         if not homes or not homes[0].publishes or not 0 < len(keys) <= MAX_ASKED_KEYS:
@@ -113,7 +113,7 @@ class Direct:
                 num_bytes += part.num_bytes
                 place.append((part.address, part.num_bytes))
             places.append(place)
-        if num_bytes > MAX_PUT_BYTES or member.name in self._silence:
+        if num_bytes > min(MAX_PUT_BYTES, member.free_bytes) or member.name in self._silence:
             return None
         if self._locations.knows_any(keys):
             return None

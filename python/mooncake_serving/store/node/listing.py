@@ -305,7 +305,7 @@ class Listing:
     def _tell_difference(self, gone: np.ndarray, new: Objects, is_old: np.ndarray) -> None:
         """Withdraw what has gone, unless it is back by now; publish what is new."""
         if len(gone) and not (is_gone := self._are_gone(gone)).all():
-            back = gone[~is_gone]
+            back = gone[self.has_keys(gone)]  # what is only being written is looked at again
             self._told.note(Objects(back, np.zeros(len(back), np.uint64)))
             gone = gone[is_gone]
         if len(gone):

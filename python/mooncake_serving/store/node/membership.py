@@ -30,6 +30,7 @@ class Membership:
         ttl_s: after how many seconds without a sign of life it is considered dead.
         on_members: is called with the living members, by name, several times in ``ttl_s``.
         on_beat: is called as often, also while the directory does not answer.
+        on_rejoin: is called after the directory has forgotten the member, or was replaced.
 
     Raises:
         Unavailable: the directory does not answer.
@@ -43,6 +44,7 @@ class Membership:
         ttl_s: float,
         on_members: Callable[[dict[str, Member]], object],
         on_beat: Callable[[], object],
+        on_rejoin: Callable[[], object],
     ):
         self._directory = directory
         self._listing = listing
@@ -50,6 +52,7 @@ class Membership:
         self._ttl_s = ttl_s
         self._on_members = on_members
         self._on_beat = on_beat
+        self._on_rejoin = on_rejoin
         entry = describe()
         self._name, self._pool = entry.name, entry.pool
         self._is_over = threading.Event()
@@ -60,7 +63,7 @@ class Membership:
         self._homes: tuple[Member, ...] = ()
         self._served: set[str] = set()  # names of all members with pools so far
         self._threads: list[threading.Thread] = []
-        self._directory.join(describe(), ttl_s)
+        self._directory.join(entry, ttl_s)
         try:
             for run, name in ((self._renew, "mk-store-member"), (self._look, "mk-store-look")):
                 thread = threading.Thread(target=run, name=name, daemon=True)
@@ -77,7 +80,7 @@ class Membership:
         return self._members
 
     def server_of(self, pool: str) -> Member | None:
-        """The only living member that serves a pool; None if there is none, or more."""
+        """The only living member that serves another pool; None if there is none, or more."""
         return self._servers.get(pool)
 
     def homes(self) -> tuple[Member, ...]:
@@ -91,7 +94,7 @@ class Membership:
             Unavailable: the directory does not answer.
         """
         self._members = {member.name: member for member in self._directory.members()}
-        servers: dict[str, Member | None] = {}
+        servers: dict[str, Member | None] = {self._pool: None}
         for member in self._members.values():
             servers[member.pool] = None if member.pool in servers else member
         self._servers = servers
@@ -166,6 +169,7 @@ class Membership:
                 return False
             self._listing.is_stale = True  # also if the answer to the next call is lost
             self._directory.join(self._describe(), self._ttl_s)
+            self._on_rejoin()
             return True
 
     def _look(self) -> None:

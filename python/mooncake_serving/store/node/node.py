@@ -13,7 +13,6 @@ import numpy as np
 from mooncake_kernels.buffers import Buffer
 from mooncake_kernels.closing import Closing
 from mooncake_kernels.errors import InvalidArgument
-from mooncake_kernels.pool import PutResult
 from mooncake_kernels.transfer import Region, TransferEngine
 
 from ...rpc import Peers
@@ -22,7 +21,7 @@ from ..store import Store
 from .answers import Answers, PoolAnswers
 from .arriving import Outcome
 from .asking import Asking
-from .by_key import ByKey
+from .by_key import ByKey, NewResult
 from .calls import Calls
 from .claims import Claims
 from .direct import Direct
@@ -177,7 +176,13 @@ class Node(Closing):
         opened.callback(self._server.close)
         opened.callback(self._calls.close)
         self._membership = Membership(
-            directory, self.listing, self._describe, ttl_s, self._on_members, self._on_beat
+            directory,
+            self.listing,
+            self._describe,
+            ttl_s,
+            self._on_members,
+            self._on_beat,
+            self._on_rejoin,
         )
         self._direct = Direct(
             self._peers, by_key, self.locations, self._membership, self.silence, answer_s
@@ -283,7 +288,7 @@ class Node(Closing):
 
     def put_directly(
         self, keys: np.ndarray, objects: Sequence[Sequence[Buffer]], *, verify: bool = True
-    ) -> list[PutResult | None] | None:
+    ) -> list[NewResult] | None:
         """Put n objects in the fastest way, if it is open to them: see ``Direct.put``."""
         self.check_process()
         return self._direct.put(keys, objects, verify=verify)
@@ -340,8 +345,8 @@ class Node(Closing):
         return PoolAnswers(store, self.listing, self._pins, puller)
 
     def _look(self) -> None:
-        if self._serving is not None:
-            self._serving.look()
+        if self._serving is not None and self._serving.look():
+            self.listing.is_stale = True
 
     def _describe(self) -> Member:
         if self._stats is None:
@@ -367,8 +372,12 @@ class Node(Closing):
     def _on_beat(self) -> None:
         if self._pins is not None:
             self._pins.release_late()
-        if self._serving is not None and self._serving.renew_publisher():
-            self.listing.is_stale = True
+        if self._serving is not None:
+            self._serving.renew_publisher()
+
+    def _on_rejoin(self) -> None:
+        if self._serving is not None:
+            self._serving.renew_publisher(anew=True)
 
     def _drop_damaged(self, keys: np.ndarray) -> None:
         if self.store is not None:

@@ -1,6 +1,7 @@
 """A pool that a node's engine serves by itself, and the reports of what others did with it."""
 
 import logging
+import threading
 from collections.abc import Callable
 
 from mooncake_kernels.errors import Unavailable
@@ -28,6 +29,7 @@ class Serving:
         self._store = store
         self._make_publisher = publisher
         self._publisher: RedisPublisher | None = None
+        self._renewing = threading.Lock()
         self._may_write = store.is_pool_all and not store.has_quota
         self._served = engine.serve(
             store.pool,
@@ -40,43 +42,52 @@ class Serving:
     @property
     def publishes(self) -> bool:
         """Whether the engine lists what others put, if they ask for that."""
-        return self._publisher is not None and not self._publisher.reason
+        publisher = self._publisher
+        return publisher is not None and not publisher.reason
 
-    def renew_publisher(self) -> bool:
-        """Make a publisher, unless there is one that works. Return whether one had failed: what it
-        should have listed may be listed, and is not in the pool. For one thread at a time.
+    def renew_publisher(self, *, anew: bool = False) -> None:
+        """Make a publisher, unless there is one that works; ``anew``: even then, since the
+        directory may be another server by now.
         """
-        if self._served is None or not self._may_write or self.publishes:
-            return False
-        failed, self._publisher = self._publisher, None
-        if failed is not None:
-            logger.info("the engine's connection to the directory has ended: %s", failed.reason)
-            self._served.let_publish(None)
-        try:
-            self._publisher = self._make_publisher()
-        except Unavailable as error:
-            logger.info("the engine cannot list what others put: %s", error)
-        self._served.let_publish(self._publisher)
-        return failed is not None
+        if not self._may_write:
+            return
+        with self._renewing:
+            served, old = self._served, self._publisher
+            if served is None or (self.publishes and not anew):
+                return
+            if old is not None and old.reason:
+                logger.info("the engine's connection to the directory has ended: %s", old.reason)
+            try:
+                self._publisher = self._make_publisher()
+            except Unavailable as error:
+                logger.info("the engine cannot list what others put: %s", error)
+                self._publisher = None
+            served.let_publish(self._publisher)
 
     def let_put(self, is_open: bool) -> None:
         """Set whether the engine accepts objects; if not, the node is asked, which also refuses."""
         if self._served is not None:
             self._served.let_put(is_open)
 
-    def look(self) -> None:
-        """Tell the store and the pool's observers what others did. For one thread at a time."""
+    def look(self) -> bool:
+        """Tell the store and the pool's observers what others did. Return whether the directory may
+        list what was not stored. For one thread at a time.
+        """
         if self._served is None:
-            return
+            return False
         served = self._served.take()
         if len(served.read):
             self._store.note_read(served.read)
         if isinstance(self._store.pool, ObservedPool):
             self._store.pool.tell_served(served)
+        return served.is_listed_in_vain
 
     def close(self) -> None:
         """Stop serving; current readers finish."""
         if self._served is not None:
             self._served.close()
         self.look()
-        self._served = None  # it holds the pool
+        with self._renewing:
+            if self._served is not None:
+                self._served.let_publish(None)
+            self._served = self._publisher = None  # they hold the pool, and a connection
