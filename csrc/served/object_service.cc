@@ -139,7 +139,8 @@ class ObjectService::Storing final : public Exchange {
       : service_(service),
         pool_(service.pool_),
         entries_(std::move(entries)),
-        publishes_(publishes) {
+        publishes_(publishes),
+        sums_(entries_.size()) {
     try {
       for (const WriteEntry& entry : entries_) begin(entry);
       service_.check_takes_puts();  // whoever disables puts then sees what is being written
@@ -159,8 +160,16 @@ class ObjectService::Storing final : public Exchange {
     return parts;
   }
 
+  void arrived(const iovec& part) override {
+    if (left_ == 0) begin_sum();
+    if (is_summed_) sum_.add(part.iov_base, part.iov_len);
+    left_ -= part.iov_len;
+    if (left_ > 0) return;
+    if (is_summed_) sums_[at_] = sum_.value();
+    at_ += 1;
+  }
+
   std::vector<iovec> answer() override {
-    sums_.resize(entries_.size());
     for (size_t i = 0; i < entries_.size(); ++i) {
       if (writings_[i]) check(i);
     }
@@ -200,13 +209,20 @@ class ObjectService::Storing final : public Exchange {
     }
   }
 
+  // Goes on to the next object that has bytes.
+  void begin_sum() {
+    while (entries_[at_].num_bytes == 0) at_ += 1;
+    left_ = entries_[at_].num_bytes;
+    is_summed_ = writings_[at_] && has_sum(at_);
+    if (is_summed_) sum_.begin();
+  }
+
+  bool has_sum(size_t i) const { return service_.options_.checksums || entries_[i].checksum != 0; }
+
   // Finds out whether an object has arrived intact. What is not kDone is aborted at the end.
   void check(size_t i) {
-    const Writing& writing = *writings_[i];
     const WriteEntry& entry = entries_[i];
-    if (service_.options_.checksums || entry.checksum != 0) {
-      sums_[i] = checksum_of(writing.data, writing.num_bytes);
-    }
+    if (entry.num_bytes == 0 && has_sum(i)) sums_[i] = checksum_of(nullptr, 0);
     const bool is_damaged = entry.checksum != 0 && sums_[i] != entry.checksum;
     statuses_[i] = is_damaged ? AskStatus::kDamaged : AskStatus::kDone;
   }
@@ -261,6 +277,10 @@ class ObjectService::Storing final : public Exchange {
   const std::vector<WriteEntry> entries_;
   const bool publishes_;
   std::vector<uint64_t> sums_;  // 0: none
+  size_t at_ = 0;               // the object that is arriving
+  uint64_t left_ = 0;           // of it
+  bool is_summed_ = false;
+  Checksum sum_;
   std::vector<std::optional<Writing>> writings_;
   std::vector<AskStatus> statuses_;
 };

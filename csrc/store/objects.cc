@@ -7,6 +7,7 @@
 
 #include "common/copy_bytes.h"
 #include "common/stream_copy.h"
+#include "store/xxh3.h"
 
 #define XXH_INLINE_ALL
 #include "xxhash/xxhash.h"
@@ -93,7 +94,7 @@ uint64_t total_bytes(const Pieces& pieces) {
 }
 
 uint64_t checksum_of(const char* data, uint64_t num_bytes) {
-  return as_checksum(XXH3_64bits(data, num_bytes));
+  return as_checksum(Xxh3::get().hash(data, num_bytes));
 }
 
 struct Checksum::State {
@@ -109,7 +110,7 @@ Checksum::~Checksum() = default;
 void Checksum::begin() { XXH3_64bits_reset(&state_->hash); }
 
 void Checksum::add(const void* data, uint64_t num_bytes) {
-  XXH3_64bits_update(&state_->hash, data, num_bytes);
+  Xxh3::get().update(&state_->hash, data, num_bytes);
 }
 
 uint64_t Checksum::value() const { return as_checksum(XXH3_64bits_digest(&state_->hash)); }

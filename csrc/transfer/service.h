@@ -27,6 +27,10 @@ class Exchange {
   // Where the payload goes, to the last byte; parts without an address are discarded.
   virtual std::vector<iovec> payload() { return {}; }
 
+  // The next part of the payload is at its place. It is in the cache now; a discarded one has no
+  // address.
+  virtual void arrived(const iovec& part) { (void)part; }
+
   // The answer, once all of the payload is there; must not change while this lives. At most
   // kMaxAnswerBytes.
   virtual std::vector<iovec> answer() = 0;

@@ -231,8 +231,7 @@ void Session::answer_question(const BatchHeader& header, const Limit& limit) {
   try {
     if (!service) throw Refused("it serves no objects");
     exchange = service->begin(question, left);
-    std::vector<iovec> payload = exchange->payload();
-    if (std::exchange(left, 0) > 0) take_in(payload, limit);
+    if (std::exchange(left, 0) > 0) take_in(*exchange, limit);
     parts = exchange->answer();
   } catch (const Refused& refused) {
     refusal = refused.what();
@@ -252,13 +251,22 @@ void Session::answer_question(const BatchHeader& header, const Limit& limit) {
   socket_.send(parts.data(), parts.size(), limit);
 }
 
-void Session::take_in(std::vector<iovec>& payload, const Limit& limit) {
-  const auto is_wanted = [](const iovec& part) { return part.iov_base != nullptr; };
-  for (auto first = payload.begin(); first != payload.end();) {
-    const auto end = std::find_if_not(first, payload.end(), is_wanted);
-    if (first != end) socket_.receive(&*first, static_cast<size_t>(end - first), limit);
-    first = end;
-    if (first != payload.end()) socket_.discard((first++)->iov_len, limit);
+// A step at a time: the exchange looks at each while the next one arrives.
+void Session::take_in(Exchange& exchange, const Limit& limit) {
+  constexpr uint64_t kStepBytes = 256 << 10;
+  for (iovec part : exchange.payload()) {
+    while (part.iov_len > 0) {
+      iovec step{part.iov_base, std::min<uint64_t>(part.iov_len, kStepBytes)};
+      part.iov_len -= step.iov_len;
+      if (part.iov_base) {
+        part.iov_base = static_cast<char*>(part.iov_base) + step.iov_len;
+        iovec receiving = step;
+        socket_.receive(&receiving, 1, limit);
+      } else {
+        socket_.discard(step.iov_len, limit);
+      }
+      exchange.arrived(step);
+    }
   }
 }
 

@@ -51,7 +51,7 @@ class Session {
   void answer_about_nics(const BatchHeader& header, const Limit& limit);
   void send_list(const BatchHeader& header, const Limit& limit);
   void answer_question(const BatchHeader& header, const Limit& limit);
-  void take_in(std::vector<iovec>& payload, const Limit& limit);
+  void take_in(Exchange& exchange, const Limit& limit);
 
   // The regions of the batch in table_; throws Refused.
   std::vector<RegionRef> check(const BatchHeader& header, Rights needed) const;

@@ -1,0 +1,36 @@
+// XXH3 compiled for AVX2: 1.7 times as fast as with SSE2 (Zen 5).
+#include "store/xxh3.h"
+
+#if defined(__x86_64__)
+#include <immintrin.h>
+
+#pragma GCC push_options
+#pragma GCC target("avx2")
+#define XXH_INLINE_ALL
+#define XXH_VECTOR 2  // XXH_AVX2
+#include "xxhash/xxhash.h"
+
+namespace mk::store {
+namespace {
+
+uint64_t hash(const void* data, size_t num_bytes) { return XXH3_64bits(data, num_bytes); }
+
+void update(void* state, const void* data, size_t num_bytes) {
+  XXH3_64bits_update(static_cast<XXH3_state_t*>(state), data, num_bytes);
+}
+
+constexpr Xxh3 kFunctions{hash, update};
+
+}  // namespace
+
+const Xxh3* Xxh3::avx2() { return &kFunctions; }
+
+}  // namespace mk::store
+#pragma GCC pop_options
+#else
+namespace mk::store {
+
+const Xxh3* Xxh3::avx2() { return nullptr; }
+
+}  // namespace mk::store
+#endif
