@@ -336,7 +336,8 @@ class ObjectCalls:
         """
         self._check_peer("write_objects", peer)
         words = _as_asked("write_objects", keys)
-        _check_bool("write_objects", publish=publish, verify=verify)
+        as_bool("write_objects", "publish", publish)
+        as_bool("write_objects", "verify", verify)
         deadline_s = as_deadline("write_objects", deadline_s)
         try:
             return self._engine.write_objects(

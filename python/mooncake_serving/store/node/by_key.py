@@ -217,6 +217,7 @@ class ByKey:
         peer: Peer,
         keys: np.ndarray,
         places: Sequence[Sequence[tuple[int, int]]],
+        num_bytes: int,
         *,
         verify: bool,
     ) -> list[NewResult] | None:
@@ -226,6 +227,7 @@ class ByKey:
             peer: the holder.
             keys: ``[n, 2]``.
             places: for each object its memory, (address, bytes).
+            num_bytes: of all of them.
             verify: compare what has arrived with what is here.
 
         Returns:
@@ -236,7 +238,7 @@ class ByKey:
         Raises:
             TransferError: the holder is gone, or does not answer in time; some may be stored.
         """
-        if not self.suits(peer, sum(size for parts in places for _, size in parts)):
+        if not self.suits(peer, num_bytes):
             return None
         try:
             statuses = self._engine.write_objects(

@@ -95,6 +95,8 @@ class Claims:
 
     def settle_dropped(self) -> None:
         """End the claims that were dropped: by the next put, or when the node is next renewed."""
+        if not self._dropped:  # usually
+            return
         words: list[np.ndarray] = []
         with contextlib.suppress(IndexError):  # also if another thread takes the last one
             while self._dropped:

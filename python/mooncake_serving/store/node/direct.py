@@ -119,7 +119,7 @@ class Direct:
             return None
         try:
             with self._peers.lease(member.name, self._answer_s) as peer:
-                return self._by_key.put_new(peer, keys, places, verify=verify)
+                return self._by_key.put_new(peer, keys, places, num_bytes, verify=verify)
         except TransferError as error:
             self._pass_over(member, error)
             return None
