@@ -67,23 +67,28 @@ class RedisClient:
         except self._errors as error:
             raise self._unavailable(error) from None
 
-    def detach(self, *commands: Command) -> tuple[int, list[Any]] | None:
-        """Make a connection that the caller closes: see ``RedisConnections.detach``.
+    def detach(
+        self, parse: Callable[[list[Any]], Answer], *commands: Command
+    ) -> tuple[int, Answer] | None:
+        """Make a connection that the caller closes, see ``RedisConnections.detach``: return its
+        descriptor, and what a function makes of the commands' replies.
 
         Raises:
-            Unavailable: the server cannot be reached, or refuses a command.
+            Unavailable: the server cannot be reached, refuses a command, or the function rejects
+                its answer.
         """
         try:
             made = self._connections.detach(*commands)
-            if made is not None:
-                try:
-                    accepted(made[1])
-                except BaseException:
-                    os.close(made[0])
-                    raise
+            if made is None:
+                return None
+            fd, replies = made
+            try:
+                return fd, parse(accepted(replies))
+            except BaseException:
+                os.close(fd)
+                raise
         except self._errors as error:
             raise self._unavailable(error) from None
-        return made
 
     def close(self) -> None:
         """Disconnect. Idempotent."""

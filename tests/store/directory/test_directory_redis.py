@@ -216,6 +216,7 @@ CALLS = {
     "members": lambda d: d.members(),
     "claim": lambda d: d.claim("a", keys(1, 2), 1),
     "publish": lambda d: d.publish("p", keys(1)),
+    "publisher": lambda d: d.publisher("p"),
     "withdraw": lambda d: d.withdraw("p", keys(1)),
     "give_up": lambda d: d.give_up("p", keys(1), 1),
     "abandon": lambda d: d.abandon("a", keys(1)),

@@ -278,6 +278,8 @@ class ClusterWriter(ClusterReader):
             left = self._find_unsure(words, direct, results)
             if left and time.monotonic() > until:
                 raise Unavailable("put: the directory lists an object that cannot be found")
+            if left:
+                time.sleep(PAUSE_S)
         return results
 
     def _find_unsure(

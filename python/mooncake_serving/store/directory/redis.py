@@ -99,12 +99,13 @@ class RedisDirectory(Directory):
         """None if the connection is encrypted; see ``Directory.publisher``."""
         as_name("publisher", "pool", pool)
         script = scripts.PUBLISH_NEW
-        made = self._client.detach(("SCRIPT", "LOAD", script.source), ("TIME",))
+        commands = ("SCRIPT", "LOAD", script.source), ("TIME",)
+        made = self._client.detach(lambda replies: answers.as_time_ms(replies[1]), *commands)
         if made is None:
             return None
-        fd, (_, (seconds, microseconds)) = made
-        clock_ms = int(seconds) * 1000 + int(microseconds) // 1000 - int(time.monotonic() * 1000)
+        fd, now_ms = made
         head = command_head(script, self._prefix, 3) + pack_words((pool,))
+        clock_ms = now_ms - int(time.monotonic() * 1000)
         return RedisPublisher(fd, head, bounded_socket.TIMEOUT_S, clock_ms)
 
     def withdraw(self, pool: str, keys: np.ndarray) -> None:

@@ -28,6 +28,12 @@ def as_done(answers: list[Any]) -> bool:
     return [as_integer(answer, 1) for answer in answers][-1] == 1
 
 
+def as_time_ms(answer: Any) -> int:
+    """The server's clock, of two strings: seconds, and microseconds beyond them."""
+    seconds, microseconds = map(int, answer)
+    return seconds * 1000 + microseconds // 1000
+
+
 def as_members(answers: list[Any]) -> list[Member]:
     """Members by name, from the entries that they wrote."""
     (entries,) = answers
