@@ -135,11 +135,11 @@ void RedisPublisher::fail(const char* why) {
 
 std::vector<bool> RedisPublisher::ask(const std::vector<store::Key>& keys) const {
   const Time now = Clock::now(), until = now + timeout_;
-  const auto since =
+  const auto valid_until =
       std::chrono::duration_cast<milliseconds>(now.time_since_epoch() + timeout_ * 3 / 4);
   std::string command = head_;
-  const std::string valid_until = std::to_string(clock_ms_ + since.count());
-  append_word(command, valid_until.data(), valid_until.size());
+  const std::string server_ms = std::to_string(clock_ms_ + valid_until.count());
+  append_word(command, server_ms.data(), server_ms.size());
   append_word(command, reinterpret_cast<const char*>(keys.data()), keys.size() * sizeof(keys[0]));
   const int fd = connection_.get();
   send_all(fd, command, until);

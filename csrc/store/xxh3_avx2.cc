@@ -16,15 +16,7 @@
 
 namespace mk::store {
 namespace {
-
-uint64_t hash(const void* data, size_t num_bytes) { return XXH3_64bits(data, num_bytes); }
-
-void update(void* state, const void* data, size_t num_bytes) {
-  XXH3_64bits_update(static_cast<XXH3_state_t*>(state), data, num_bytes);
-}
-
-constexpr Xxh3 kFunctions{hash, update};
-
+#include "store/xxh3_functions.h"
 }  // namespace
 
 const Xxh3* Xxh3::avx2() { return &kFunctions; }

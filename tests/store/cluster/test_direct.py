@@ -15,7 +15,7 @@ from mooncake_kernels.errors import Unavailable
 from mooncake_kernels.pool import PutResult
 from mooncake_kernels.transfer import RedisPublisher
 from mooncake_serving.store import HotKeys, Quota, Store
-from mooncake_serving.store.cluster import cluster_writer
+from mooncake_serving.store.cluster import cluster_giver, cluster_writer
 from mooncake_serving.store.directory import Claim, connect
 from mooncake_serving.store.node import direct
 
@@ -307,7 +307,8 @@ class TestPuts:
         one, none = pair
         put = one.store.begin("a", UNIT)  # as an engine does
         timer = threading.Timer(0.02, put.abort)
-        monkeypatch.setattr(cluster_writer, "DIRECT_S", 60.0)
+        for module in (cluster_writer, cluster_giver):
+            monkeypatch.setattr(module, "DIRECT_S", 60.0)
         timer.start()
         assert one.cluster.put("a", value(1)) is STORED
         put = one.store.begin("b", 10)
@@ -342,6 +343,15 @@ class TestPuts:
         ours.close()
         theirs.close()
         assert fake.reason and one.store.get("a") == value(1) == none.cluster.get("a")
+
+    def test_what_is_written_while_it_is_removed_is_not_listed_again(self, pair):
+        """By the node, which cannot know whether it is a copy of what was removed."""
+        one, none = pair
+        words = one.cluster.keyspace.keys(["a"])
+        with one.store.begin("a", UNIT):
+            one.node.directory.remove(words, 100.0)
+            one.node.listing.withdraw(words)
+            assert not none.cluster.exists("a")
 
     def test_what_was_listed_in_vain_is_withdrawn(self, hosts, monkeypatch):
         one = hosts.make("one", ttl_s=SHORT_TTL_S)

@@ -291,7 +291,8 @@ class ClusterReader:
             if size == NOT_READ:
                 left.append(i)
             else:
-                sinks[i].fill(size)
+                sinks[i].open(size)
+                sinks[i].commit()
         if left:
             others = self._find_and_read(words[left], [sinks[i] for i in left], verify=verify)
             for i, outcome in zip(left, others, strict=True):

@@ -187,7 +187,9 @@ class ClusterStore(ClusterWriter, Closing):
         """
         removed = np.zeros(len(words), bool)
         failures: list[TransferError] = []
-        members = self._known(lambda member: member.pool == pool)
+        members = [member for member in self.node.members() if member.pool == pool]
+        if not members:
+            members = [member for member in self.node.members(anew=True) if member.pool == pool]
         for member in members:
             try:
                 removed |= self.node.asking.remove(member.name, words)

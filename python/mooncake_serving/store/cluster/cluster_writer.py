@@ -7,31 +7,28 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from mooncake_kernels.buffers import Buffer, as_buffer, copy_to_host
-from mooncake_kernels.errors import InvalidArgument, TransferError, Unavailable
+from mooncake_kernels.buffers import Buffer, as_buffer
+from mooncake_kernels.errors import InvalidArgument, Unavailable
 from mooncake_kernels.pool import PutResult, Retention
 
 from ..checks import check_number, check_retention
-from ..directory import Claim, Member
+from ..directory import Claim
 from ..keyspace import StoreKey, StoreKeys
-from ..node.asking import Pulls
 from ..node.by_key import UNSURE, NewResult
 from ..node.kept import KEPT, NORMAL, kept_in_order, put_options
 from ..node.sinks import IntoBuffers
 from ..reader import check_pairs
+from .cluster_giver import BEING_WRITTEN, DIRECT_S, PAUSE_S, ClusterGiver
 from .cluster_put import ClusterPut, PutElsewhere, PutHere
-from .cluster_reader import GONE, ClusterReader
+from .cluster_reader import GONE
 
 Result = TypeVar("Result")
 
-DIRECT_S = 0.1  # for which a claimant waits for a direct put that its claim ends
 UNSURE_S = 5.0  # for which a put waits until what is listed in vain is withdrawn
-PAUSE_S = 0.001
-BEING_WRITTEN = PutResult.BEING_WRITTEN
 RESULT_OF = {Claim.EXISTS: PutResult.EXISTS, Claim.TAKEN: PutResult.BEING_WRITTEN}
 
 
-class ClusterWriter(ClusterReader):
+class ClusterWriter(ClusterGiver):
     """Writes into this node's pool, or has others take it; each object once in all hosts."""
 
     _claim_s: float
@@ -339,82 +336,6 @@ class ClusterWriter(ClusterReader):
             results[i] = RESULT_OF.get(claim, PutResult.FULL)
         return results, missing[claims == Claim.GRANTED].tolist()
 
-    def _give(
-        self,
-        words: np.ndarray,
-        objects: Sequence[Sequence[Buffer]],
-        kept: np.ndarray,
-        granted: list[int],
-        results: list[PutResult],
-        published: np.ndarray,
-    ) -> None:
-        """Have others take objects; if a node cannot, the next one is asked."""
-        buffers = {i: [_in_host(part) for part in objects[i]] for i in granted}
-        left, unanswered, reason = list(granted), set(granted), "there is none"
-        for member in self._homes():
-            if not left:
-                break
-            try:
-                sent = [buffers[i] for i in left]
-                answers = self._give_to(member, words[left], sent, kept[left])
-            except TransferError as error:
-                self.node.silence.note(member.name, error)
-                reason = str(error)
-                continue
-            for i, answer in zip(list(left), answers, strict=True):
-                if isinstance(answer, str):
-                    reason = answer
-                    continue
-                results[i] = answer
-                unanswered.discard(i)
-                published[i] = answer is PutResult.STORED
-                if answer not in (PutResult.FULL, PutResult.OVER_QUOTA):
-                    left.remove(i)
-        if unanswered:
-            raise Unavailable(f"put: no node with a pool takes it: {reason}")
-
-    def _give_to(
-        self,
-        member: Member,
-        words: np.ndarray,
-        objects: Sequence[Sequence[Buffer]],
-        kept: np.ndarray,
-    ) -> Pulls:
-        """Have one node take objects, and ensure that they are published: those that its engine has
-        stored. What exists there and is not listed may be about to be removed: its node says, and
-        lists it.
-        """
-        verify = self._verify > 0
-        asking = self.node.asking
-        answers: list[PutResult | str | None] = list(
-            asking.put(member.name, words, objects, kept, verify=verify)
-        )
-        until = time.monotonic() + DIRECT_S
-        while again := [i for i, answer in enumerate(answers) if answer is BEING_WRITTEN]:
-            if time.monotonic() > until:
-                break
-            time.sleep(PAUSE_S)
-            sent = [objects[i] for i in again]
-            results = asking.put(member.name, words[again], sent, kept[again], verify=verify)
-            for i, result in zip(again, results, strict=True):
-                answers[i] = result
-        stored = [i for i, answer in enumerate(answers) if answer is PutResult.STORED]
-        if not self.node.listing.publish_for(member.pool, words[stored]):
-            for i in stored:
-                answers[i] = f"{member.pool} has left"
-        if left := [i for i, answer in enumerate(answers) if answer in (None, PutResult.EXISTS)]:
-            taken = asking.give(
-                member.name,
-                words[left],
-                [objects[i] for i in left],
-                kept[left],
-                self.node.name,
-                verify=verify,
-            )
-            for i, answer in zip(left, taken, strict=True):
-                answers[i] = answer
-        return [answer for answer in answers if answer is not None]
-
     def _begin_each_here(
         self, words: np.ndarray, num_bytes: Sequence[int], *, retention: Retention, position: int
     ) -> list[ClusterPut | PutResult]:
@@ -508,18 +429,6 @@ class ClusterWriter(ClusterReader):
                 results.append(PutElsewhere(key, size, row, self))
         return results
 
-    def _homes(self) -> list[Member]:
-        """Members whose pools take objects, without this node's: those that were silent lately
-        last, and of the others the emptiest pool first.
-        """
-        homes = self.node.homes() or self.node.homes(anew=True)
-        return sorted(homes, key=lambda member: member.name in self.node.silence)
-
-    def _known(self, condition: Callable[[Member], bool]) -> list[Member]:
-        """Members that meet a condition; if none is known, the directory is asked."""
-        found = list(filter(condition, self.node.members()))
-        return found or list(filter(condition, self.node.members(anew=True)))
-
 
 def under_claim(put: Callable[[], Result]) -> Result:
     """Return what a put does under a granted claim. A direct put of the same object that began
@@ -529,8 +438,3 @@ def under_claim(put: Callable[[], Result]) -> Result:
     while (result := put()) is BEING_WRITTEN and time.monotonic() < until:
         time.sleep(PAUSE_S)
     return result
-
-
-def _in_host(buffer: Buffer) -> Buffer:
-    """Memory that can be sent: a copy of what is on a GPU."""
-    return buffer if buffer.is_host else as_buffer(copy_to_host([buffer]))

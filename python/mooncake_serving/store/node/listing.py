@@ -149,8 +149,8 @@ class Listing:
             ids = self._ids_of(keys)
             self._tell(_present(keys, ids).without(self._leaving_keys()))
             written = Objects(keys, ids).at(ids == 0).without(self._leaving_keys())
-            if len(written.keys):
-                self._publish(written.keys, is_copy=False)
+            if len(written.keys):  # as copies, which some may be: a removal stays in force
+                self._publish(written.keys, is_copy=True)
         except Unavailable as error:
             self._tell_later(error)
 

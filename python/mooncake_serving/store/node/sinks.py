@@ -39,17 +39,14 @@ class Sink(Protocol):
         was_compared: whether the holder has compared the object with its checksum, and need not do
             so again for a part of it.
         location: the memory of its ranges, as in ``Buffer``.
-        places: pieces of host memory, (address, bytes), for the whole object, if they can be filled
-            without ``open`` and ``commit``, with ``fill`` afterwards. Otherwise None.
+        places: pieces of host memory, (address, bytes), for the whole object, if they may be filled
+            before ``open`` and ``commit``. Otherwise None.
     """
 
     takes_all: bool
     was_compared: bool
     location: str
     places: list[tuple[int, int]] | None
-
-    def fill(self, num_bytes: int) -> None:
-        """Accept an object of this size, which is in its places."""
 
     def wants(self) -> tuple[int, int]:
         """Offset of the wanted part in the object, or ``WHOLE``, and its maximum size."""
@@ -98,9 +95,6 @@ class IntoBuffers:
 
     def wants(self) -> tuple[int, int]:
         return WHOLE if self._offset is None else self._offset, self.num_bytes
-
-    def fill(self, num_bytes: int) -> None:
-        self.object_bytes = num_bytes
 
     def fits(self) -> bool:
         """Whether the object, or the requested part of it, has the right size."""
@@ -218,9 +212,6 @@ class IntoPool:
         if self._copies is not None:
             self._copies.begin(begun.id)
         return [Range(begun.buffer.address, 0, num_bytes)] if num_bytes else []
-
-    def fill(self, num_bytes: int) -> None:
-        raise NotImplementedError("it has no places")
 
     def exists(self) -> None:
         """Take the object for the one that is there already. A copy of one that is never evicted
