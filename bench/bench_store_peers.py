@@ -5,8 +5,9 @@ batched call where there are several. Each call moves values that the last one h
 of them have been read once before. "in process": the client's own process has put them. "other
 process": another process of this host has, and Mooncake's are in its segment. "tcp": between two
 processes, with no transport but tcp, and for ours a directory in Redis; the client has no pool of
-its own. Redis runs behind a unix socket. GB/s counts the bytes moved, once. Peers that are not
-installed are left out (`pip install --no-deps mooncake-transfer-engine-non-cuda`; lmcache_side.py).
+its own. Redis runs behind a unix socket, LMCache's server behind tcp. GB/s counts the bytes moved,
+once. Peers that are not installed are left out (`pip install --no-deps
+mooncake-transfer-engine-non-cuda`; lmcache_side.py).
 """
 
 import contextlib
@@ -18,7 +19,7 @@ from typing import Any
 import numpy as np
 import store_sides as sides
 from harness import Case, LeftOut, arguments
-from lmcache_side import LMCache
+from lmcache_side import LMCache, LMCacheServer, lmcache_server
 from store_sides import SIZES, SMALL_KEYS, TOTAL, Memory, Missing, key_of
 from table import report
 from turns import Turns
@@ -28,6 +29,7 @@ from mooncake_kernels.errors import Unavailable
 MOVES = [("64 KiB", 1), ("64 KiB", 16), ("1 MiB", 1), ("16 MiB", 1)]  # value size, values a call
 PIECE = 16 << 10
 NUM_PIECES = 64
+SERVER_MEMORY = 64 << 20  # of LMCache's client, for values on their way
 
 
 class Memcpy:
@@ -95,6 +97,7 @@ def moving(
     size = SIZES[name]
     expected = sides.values()
     stores = {kind: client for kind, client in clients.items() if kind not in ("memcpy", "stream")}
+    removing = {kind: client for kind, client in stores.items() if getattr(client, "removes", True)}
 
     def case(verb: str, undo: str, check: Callable[[], None], clients: dict[str, Any]) -> Case:
         opened = {kind: Side(client, size, each) for kind, client in clients.items()}
@@ -128,7 +131,7 @@ def moving(
 
     yield case("get", "", check_gets, clients)
     yield case("put", "remove_again", check_puts, clients)
-    yield case("remove", "put_back", put_all, stores)
+    yield case("remove", "put_back", put_all, removing)
     for client in stores.values():
         client.remove([f"put/{size}/{i}" for i in range(TOTAL // size)])
 
@@ -215,9 +218,15 @@ def other_process(peers: Peers, memory: Memory, path: str) -> None:
         sides.fill(client, memory)
         return client
 
+    def lmcache() -> Any:
+        client = LMCacheServer(SERVER_MEMORY, memory, enter(lmcache_server()))
+        sides.fill(client, memory)
+        return client
+
     peers.add("ours", ours)
     peers.add("mooncake", mooncake)
     peers.add("redis", redis)
+    peers.add("lmcache server", lmcache)
     peers.add("memcpy", lambda: Memcpy(memory))
 
 
