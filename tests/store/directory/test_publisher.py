@@ -69,6 +69,10 @@ def test_a_removal_ends_with_the_next_put(world):
     assert holders_of(directory, 1) == [[A.pool]]
     directory.publish(B.pool, keys(1), is_copy=True)
     assert holders_of(directory, 1) == [[A.pool, B.pool]], "the copy is of the new object"
+    directory.remove(keys(2), LONG_S)
+    assert publisher.publish(keys(1, 2)).tolist() == [False, True], "also among known ones"
+    directory.publish(B.pool, keys(2), is_copy=True)
+    assert holders_of(directory, 2) == [[A.pool, B.pool]]
 
 
 def test_nothing_is_listed_for_a_pool_without_members(world):

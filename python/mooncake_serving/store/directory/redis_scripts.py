@@ -299,7 +299,7 @@ PUBLISH_COPIES = Script(_KEYS + "local is_copy = true" + _PUBLISH)
 # them. One byte per key: 0 if it is published, 1 if not; 2 if the command is too late, and nothing
 # is published: whoever has sent it has given up.
 #
-# A writer waits for this. So what is usual, that nothing is known of the objects, comes first,
+# A writer waits for this. So what is usual, that nobody has or claims any of them, comes first,
 # before functions are made that take longer than all of it.
 PUBLISH_NEW = Script(
     """
@@ -319,26 +319,26 @@ for i = 1, count do
   names[count + i] = prefix .. 'c' .. key
   names[2 * count + i] = prefix .. 'r' .. key
 end
-local is_known = false
-for _, value in ipairs(redis.call('MGET', unpack(names))) do is_known = is_known or value end
+local said, is_known, marks = redis.call('MGET', unpack(names)), false, {}
+for i = 1, 2 * count do is_known = is_known or said[i] end
 if not is_known then
   local values = {}
   for i = 1, count do
     values[2 * i - 1], values[2 * i] = names[i], pool .. ' '
+    if said[2 * count + i] then marks[#marks + 1] = names[2 * count + i] end
   end
   redis.call('MSET', unpack(values))
   redis.call('SADD', prefix .. 'p' .. pool, unpack(keys))
+  if #marks > 0 then redis.call('DEL', unpack(marks)) end
   return string.rep('\\0', count)
 end
 """
     + _KEYS
     + """
-local objects, claims, marks = named('o', keys), named('c', keys), named('r', keys)
-local said, claimants, removed = read(objects), read(claims), read(marks)
 local held, writes = {[false] = false}, {[false] = false}
 local answers, listed, changed, before, ended = {}, {}, {}, {}, {}
-for i = 1, #keys do
-  local pools, claimant = said[i], claimants[i]
+for i = 1, count do
+  local pools, claimant, removed = said[i], said[count + i], said[2 * count + i]
   if held[pools] == nil then
     local living = living_of(pools)
     held[pools] = #living > 1 or #living == 1 and living[1] ~= pool
@@ -348,9 +348,9 @@ for i = 1, #keys do
     answers[i] = '\\1'
   else
     answers[i] = '\\0'
-    listed[#listed + 1], changed[#changed + 1], before[#before + 1] = keys[i], objects[i], pools
-    if claimant then ended[#ended + 1] = claims[i] end
-    if removed[i] then ended[#ended + 1] = marks[i] end
+    listed[#listed + 1], changed[#changed + 1], before[#before + 1] = keys[i], names[i], pools
+    if claimant then ended[#ended + 1] = names[count + i] end
+    if removed then ended[#ended + 1] = names[2 * count + i] end
   end
 end
 change(changed, before, function(pools) return with(pool, pools) end)
