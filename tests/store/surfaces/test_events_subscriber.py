@@ -5,6 +5,7 @@ import select
 import socket
 import threading
 
+import msgspec
 import pytest
 import zmq
 
@@ -215,6 +216,16 @@ def test_nonsense_is_counted_and_shows_as_a_gap(publisher):
         publisher.send(1, b"\xc1")
         publisher.send(2)
         assert numbers(heard, 1) == [(2, True)] and heard.num_malformed == 3
+
+
+def test_unknown_events_are_counted_and_the_first_is_logged(publisher, caplog):
+    with listening(publisher) as heard:
+        later = [["BlockMoved", [1]], ["TierAdded"], ["BlockRemoved", [1]]]
+        publisher.send(1, msgspec.msgpack.encode([1.0, later, None]))
+        publisher.send(2, msgspec.msgpack.encode([1.0, later[:1], None]))
+        assert [heard.receive(WAIT_S).events for _ in range(2)] == [[BlockRemoved([1])], []]
+        assert heard.num_unknown == 3 and heard.num_malformed == 0
+    assert caplog.text.count("unknown type") == 1 and "BlockMoved" in caplog.text
 
 
 class Cable:

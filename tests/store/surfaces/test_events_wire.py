@@ -67,16 +67,16 @@ def test_what_vllm_writes_is_read():
         BlockRemoved([1], None),
         AllBlocksCleared(),
     ]
-    assert decode(msgspec.msgpack.encode(VllmBatch(1.5, theirs, 2))) == (1.5, ours, 2)
+    assert decode(msgspec.msgpack.encode(VllmBatch(1.5, theirs, 2))) == (1.5, ours, 2, [])
     old = [OldBlockStored([1], 0, [5], 1, None), OldBlockRemoved([1]), OldAllBlocksCleared()]
     events = [BlockStored([1], 0, [5], 1, None), BlockRemoved([1]), AllBlocksCleared()]
-    assert decode(msgspec.msgpack.encode(OldBatch(2.0, old))) == (2.0, events, None)
+    assert decode(msgspec.msgpack.encode(OldBatch(2.0, old))) == (2.0, events, None, [])
 
 
 def test_a_batch_may_be_a_map():
     event = {"type": "BlockRemoved", "block_hashes": [7], "medium": "CPU"}
     batch = {"ts": 1.5, "events": [event], "data_parallel_rank": 3}
-    assert decode(msgspec.msgpack.encode(batch)) == (1.5, [BlockRemoved([7], "CPU")], 3)
+    assert decode(msgspec.msgpack.encode(batch)) == (1.5, [BlockRemoved([7], "CPU")], 3, [])
     del batch["data_parallel_rank"]
     assert decode(msgspec.msgpack.encode(batch))[2] is None
     with pytest.raises(InvalidArgument, match="must be a batch of KV events"):
@@ -89,7 +89,17 @@ def test_longer_events_and_batches_are_read():
         1.0,
         [BlockRemoved([1], "CPU")],
         0,
+        [],
     )
+
+
+def test_unknown_events_are_left_out():
+    known = {"type": "BlockRemoved", "block_hashes": [7], "medium": "CPU"}
+    later = {"type": "BlockMoved", "block_hashes": [1], "to": {"medium": "STORAGE"}}
+    batch = [1.0, [later, known, ["TierAdded"], ["BlockRemoved", [1], "CPU"]], 0]
+    events = [BlockRemoved([7], "CPU"), BlockRemoved([1], "CPU")]
+    unknown = ["BlockMoved", "TierAdded"]
+    assert decode(msgspec.msgpack.encode(batch)) == (1.0, events, 0, unknown)
 
 
 def test_an_array_may_have_something_else_after_the_medium():
@@ -110,7 +120,7 @@ ANY_EVENT = (
 @given(st.lists(ANY_EVENT, max_size=5), st.none() | st.integers(0, 9), st.booleans())
 @settings(deadline=None)
 def test_both_forms_come_back(events, rank, as_maps):
-    assert decode(encode(events, rank, "map" if as_maps else "array"))[1:] == (events, rank)
+    assert decode(encode(events, rank, "map" if as_maps else "array"))[1:] == (events, rank, [])
 
 
 @pytest.mark.parametrize(
@@ -123,12 +133,14 @@ def test_both_forms_come_back(events, rank, as_maps):
         [1.0, 5],
         [1.0, [5]],
         [1.0, [[]]],
-        [1.0, [["BlockMoved", [1]]]],
+        [1.0, ["BlockRemoved"]],
+        [1.0, [["BlockMoved"], [[1]]]],
         [1.0, [[["BlockStored"], [1]]]],
         [1.0, [["BlockStored", [1]]]],
         [1.0, [{"type": "BlockStored", "block_hashes": [1]}]],
         [1.0, [{"type": "BlockRemoved", "block_hashes": [1.5]}]],
         [1.0, [{"block_hashes": [1]}]],
+        [1.0, [{"type": ["BlockRemoved"]}]],
         [1.0, [], "zero"],
     ],
 )

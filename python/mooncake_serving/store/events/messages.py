@@ -2,7 +2,7 @@
 
 A batch is an array ``[ts, events, data_parallel_rank]``, or a map of these. An event is a map with
 a field ``type`` (vLLM since 2026) or an array that begins with its type (vLLM before, SGLang).
-Unknown fields are ignored, so that newer publishers are understood.
+Unknown fields are ignored, and unknown events left out, so that newer publishers are understood.
 """
 
 import time
@@ -67,8 +67,9 @@ def encode(events: Sequence[AnyEvent], data_parallel_rank: int | None, form: For
     return msgspec.msgpack.encode([time.time(), items, data_parallel_rank])
 
 
-def decode(payload: bytes) -> tuple[float, list[AnyEvent], int | None]:
-    """Decode a batch in either form: ``(ts, events, data_parallel_rank)``.
+def decode(payload: bytes) -> tuple[float, list[AnyEvent], int | None, list[str]]:
+    """Decode a batch in either form: ``(ts, events, data_parallel_rank, unknown)``, of which the
+    last are the types of events that are none of ours, and are left out.
 
     Raises:
         InvalidArgument: it is not a batch.
@@ -78,10 +79,12 @@ def decode(payload: bytes) -> tuple[float, list[AnyEvent], int | None]:
         if isinstance(batch, dict):
             batch = [batch.get(field) for field in BATCH_FIELDS]
         ts, items, rank = (*batch, None)[:3]
+        typed = [(_type_of(item), item) for item in msgspec.convert(items, list[list | dict])]
         return (
             msgspec.convert(ts, float),
-            [_as_event(item) for item in msgspec.convert(items, list)],
+            [_as_event(kind, item) for kind, item in typed if kind in TYPES],
             msgspec.convert(rank, int | None),
+            [kind for kind, _ in typed if kind not in TYPES],
         )
     except (msgspec.MsgspecError, ValueError, RecursionError) as error:
         raise InvalidArgument(f"decode: payload must be a batch of KV events: {error}") from None
@@ -91,12 +94,17 @@ def _as_array(event: AnyEvent) -> list[Any]:
     return [type(event).__name__, *msgspec.structs.astuple(event)]
 
 
-def _as_event(item: Any) -> AnyEvent:
-    if isinstance(item, list) and item:
-        kind = TYPES.get(item[0]) if isinstance(item[0], str) else None
-        if kind is None:
-            raise ValueError(f"there is no event {item[0]!r:.80}")
-        item = {"type": item[0], **dict(zip(kind.__struct_fields__, item[1:], strict=False))}
+def _type_of(item: Any) -> str:
+    kind = item.get("type") if isinstance(item, dict) else item[0] if item else None
+    if not isinstance(kind, str):
+        raise ValueError(f"there is no event {item!r:.80}")
+    return kind
+
+
+def _as_event(kind: str, item: Any) -> AnyEvent:
+    if isinstance(item, list):
+        fields = TYPES[kind].__struct_fields__
+        item = {"type": kind, **dict(zip(fields, item[1:], strict=False))}
         if not isinstance(item.get("lora_name"), str | None):
             del item["lora_name"]  # SGLang has a map of something else in its place
     return msgspec.convert(item, AnyEvent)

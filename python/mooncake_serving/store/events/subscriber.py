@@ -51,6 +51,8 @@ class Subscription(Closing):
 
     Attributes:
         num_malformed: messages that were not batches, and were skipped; the first is logged.
+        num_unknown: events of types that are not known here, and were left out of their batches;
+            the first is logged.
     """
 
     def __init__(self, endpoint: str, topic: str, replay_endpoint: str | None, hwm: int):
@@ -67,6 +69,7 @@ class Subscription(Closing):
         self._expected: int | None = None
         self._arrived: deque[Numbered] = deque()
         self.num_malformed = 0
+        self.num_unknown = 0
 
     def receive(self, timeout_s: float | None = None) -> EventBatch | None:
         """Wait for the next batch.
@@ -137,10 +140,13 @@ class Subscription(Closing):
 
     def _accept(self, number: int, payload: bytes) -> EventBatch | None:
         try:
-            timestamp, events, rank = decode(payload)
+            timestamp, events, rank, unknown = decode(payload)
         except InvalidArgument as error:  # its number is missing from now on, as the next one shows
             self._skip(str(error))
             return None
+        if unknown and self.num_unknown == 0:
+            logger.warning("a KV event is of an unknown type, and is left out: %.80s", unknown[0])
+        self.num_unknown += len(unknown)
         if self._expected is None:
             is_after_gap = number > 0 and AllBlocksCleared not in map(type, events)
         else:
