@@ -115,11 +115,11 @@ py::tuple evict_keys(Pool& pool, const Keys& keys) {
   return as_tuple(evicted);
 }
 
-py::dict stats(Pool& pool) {
+py::dict stats(Pool& pool, double timeout_s) {
   PoolStats s;
   {
     const GilReleased released;
-    s = pool.stats();
+    s = pool.stats(std::chrono::milliseconds(static_cast<int64_t>(timeout_s * 1000)));
   }
   using namespace py::literals;
   return py::dict(
@@ -174,7 +174,7 @@ void bind_store(py::module_& m) {
       .def("reap", &Pool::reap, ReleaseGil())
       .def("page_lock", &Pool::page_lock, py::arg("device"), ReleaseGil())
       .def("scan", &scan)
-      .def("stats", &stats);
+      .def("stats", &stats, py::arg("timeout_s"));
   bind_objects(m, pool);
 }
 

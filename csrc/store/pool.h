@@ -154,7 +154,7 @@ class Pool {
   // Reclaims what dead processes were holding; returns how many there were.
   uint32_t reap();
   std::vector<ObjectInfo> scan();  // all ready objects
-  PoolStats stats();
+  PoolStats stats(std::chrono::milliseconds limit = RobustMutex::kLimit);
 
  private:
   class Lock;

@@ -146,9 +146,9 @@ std::vector<ObjectInfo> Pool::scan() {
   return objects;
 }
 
-PoolStats Pool::stats() {
+PoolStats Pool::stats(std::chrono::milliseconds limit) {
   owner_.check("stats", "pool");
-  const Lock lock(*this);
+  const Lock lock(*this, limit);
   ledger_.sweep();
   const Header& header = *view_.header;
   const Allocator& allocator = ledger_.allocator();

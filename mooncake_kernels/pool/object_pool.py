@@ -7,7 +7,7 @@ from typing import Any, Literal, TypeVar
 import torch
 
 from .. import _host
-from .._arguments import as_bool, as_integer, as_one_of
+from .._arguments import as_bool, as_integer, as_one_of, as_seconds
 from ..buffers import Buffer
 from .file_system import file_system_of
 from .handles import (
@@ -35,6 +35,7 @@ from .values import (
 logger = logging.getLogger("mooncake_kernels")
 
 IN_MEMORY = ("tmpfs", "ramfs", "hugetlbfs", "devtmpfs")
+LIMIT_S = 10.0  # of waiting for the pool's mutex
 MAX_OBJECTS = 1 << 30
 MAX_DEVICE = (1 << 31) - 1
 Self = TypeVar("Self", bound="ObjectPool")
@@ -274,8 +275,17 @@ class ObjectPool(PoolReader):
         """List all objects, for policies that choose victims themselves."""
         return PoolObjects(*self._pool.scan())
 
-    def stats(self) -> PoolStats:
-        return PoolStats(**self._pool.stats())
+    def stats(self, timeout_s: float = LIMIT_S) -> PoolStats:
+        """Describe the pool.
+
+        Args:
+            timeout_s: how long to wait for a process that changes the pool, at most 10 s.
+
+        Raises:
+            TimeoutError: the process still has the pool: it was stopped.
+        """
+        timeout_s = as_seconds("stats", "timeout_s", timeout_s, minimum=0.0)
+        return PoolStats(**self._pool.stats(min(timeout_s, LIMIT_S)))
 
     def reap(self) -> int:
         """Reclaim what dead processes were reading and writing; returns how many.

@@ -5,6 +5,7 @@
 
 #include <string>
 
+#include "common/check.h"
 #include "pool_checks.h"
 #include "store/memory.h"
 #include "store/robust_mutex.h"
@@ -40,6 +41,17 @@ Writing begin(Pool* pool) {
   Writing writing{};
   EXPECT(pool->begin(kKey, 100, &writing) == Begun::kOpen);
   return writing;
+}
+
+void statistics_do_not_wait_longer_than_they_are_told(Pool* pool) {
+  const pid_t child = hold(pool->path());
+  try {
+    pool->stats(std::chrono::milliseconds(10));
+    EXPECT(!"the pool is held");
+  } catch (const mk::SystemError&) {
+  }
+  go_on(child);
+  EXPECT(pool->stats(std::chrono::milliseconds(0)).num_ready == 0);
 }
 
 void what_is_given_up_meanwhile_ends_with_the_next_change(Pool* pool) {
@@ -83,6 +95,7 @@ void what_cannot_be_ended_at_all_ends_with_the_process(Pool* pool) {
 
 int main() {
   const auto pool = Pool::create("", Geometry::of(16 * 64, 64, 8, 3, 4));
+  statistics_do_not_wait_longer_than_they_are_told(pool.get());
   what_is_given_up_meanwhile_ends_with_the_next_change(pool.get());
   what_cannot_be_ended_at_all_ends_with_the_process(pool.get());
   return failures() != 0;

@@ -10,6 +10,7 @@ There is no background work: the pool is read when Prometheus scrapes. docs/stor
 names of all metrics.
 """
 
+import contextlib
 import threading
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -74,6 +75,8 @@ DEMOTION_COUNTERS = {
     "ssd_demoted": ("num_written", "Objects that were written to the disk and evicted then."),
     "ssd_not_demoted": ("num_dropped", "Objects that should have been written, and were not."),
 }
+ANSWER_S = 1.0  # of a pool; a scrape of Prometheus has 10 s
+UP = "1; 0 while a process that was stopped during a change holds the pool."
 REPAIRS = "Times that a process died in the middle of a change."
 
 
@@ -111,20 +114,26 @@ class StoreCollector:
     def collect(self) -> Iterator[Metric]:
         """Return the current metrics; Prometheus calls it."""
         pools: dict[str, PoolStats] = {}
+        up: dict[str, bool] = {}
         counts: dict[str, Counts] = {}
         disks: dict[str, SsdStats] = {}
         demotions: dict[str, DemotionStats] = {}
         with self._lock:
             self._stores = stores = self._open_stores()
         for path, store in stores.items():
+            stats = None
             try:
-                stats = store.stats()
+                with contextlib.suppress(TimeoutError):
+                    stats = store.pool.stats(ANSWER_S)
                 if isinstance(store, TieredStore):
                     disks[path] = store.tier.stats()
                     demotions[path] = store.demotion_stats()
             except InvalidArgument:  # it was closed
                 continue
-            pools[path], counts[path] = stats, read_counts(path)
+            if stats is not None:
+                pools[path] = stats
+            up[path], counts[path] = path in pools, read_counts(path)
+        yield _family(GaugeMetricFamily, "up", UP, up)
         yield from _families(GaugeMetricFamily, GAUGES, pools)
         yield from _families(CounterMetricFamily, COUNTERS, counts)
         if disks:
@@ -132,10 +141,8 @@ class StoreCollector:
             yield from _families(CounterMetricFamily, SSD_COUNTERS, disks)
             yield from _families(GaugeMetricFamily, DEMOTION_GAUGES, demotions)
             yield from _families(CounterMetricFamily, DEMOTION_COUNTERS, demotions)
-        repairs = CounterMetricFamily(PREFIX + "repairs", REPAIRS, labels=["pool"])
-        for path, stats in pools.items():
-            repairs.add_metric([path], stats.num_repairs)
-        yield repairs
+        repairs = {path: stats.num_repairs for path, stats in pools.items()}
+        yield _family(CounterMetricFamily, "repairs", REPAIRS, repairs)
 
     def _open_stores(self) -> dict[str, Store]:
         return {path: store for path, store in self._stores.items() if not store.closed}
@@ -148,7 +155,18 @@ def _families(
 ) -> Iterator[Metric]:
     """A metric family for each field of the stores' values, by pool."""
     for name, (field, text) in fields.items():
-        family = kind(PREFIX + name, text, labels=["pool"])
-        for path, told in values.items():
-            family.add_metric([path], getattr(told, field))
-        yield family
+        yield _family(
+            kind, name, text, {path: getattr(told, field) for path, told in values.items()}
+        )
+
+
+def _family(
+    kind: type[GaugeMetricFamily] | type[CounterMetricFamily],
+    name: str,
+    text: str,
+    values: Mapping[str, float],
+) -> Metric:
+    family = kind(PREFIX + name, text, labels=["pool"])
+    for path, value in values.items():
+        family.add_metric([path], value)
+    return family

@@ -47,6 +47,7 @@ def test_what_is_told(pool):
             values = scrape(metrics.StoreCollector(store))
     told = {name: value for (name, path), value in values.items() if path == pool.path}
     assert told == {
+        "up": 1,
         "capacity_bytes": 64 * 4096,
         "free_bytes": 63 * 4096,
         "largest_free_bytes": pool.stats().largest_free_bytes,
@@ -103,6 +104,24 @@ def test_a_disk_is_told_of(pool, tiered):
     }
     tiered.close()
     assert not scrape(collector)
+
+
+def test_a_pool_that_a_stopped_process_holds(pool, tiered, monkeypatch):
+    def stats(timeout_s):
+        assert timeout_s < 10, "Prometheus does not wait longer"
+        raise TimeoutError("a stopped process holds the pool")
+
+    with Store.create(4096) as other:
+        collector = metrics.StoreCollector(tiered, other)
+        before = scrape(collector)
+        monkeypatch.setattr(pool, "stats", stats)
+        values = scrape(collector)
+    assert values["up", pool.path] == 0 and values["up", other.pool.path] == 1
+    told = {name for name, path in before if path == other.pool.path}
+    assert told == {name for name, path in values if path == other.pool.path}
+    assert ("objects", pool.path) not in values
+    for without_the_pool in ("hits_total", "ssd_objects", "ssd_queued"):
+        assert (without_the_pool, pool.path) in values
 
 
 def test_several_stores_and_closed_ones(pool):
