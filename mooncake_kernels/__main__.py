@@ -43,7 +43,7 @@ def run(arguments: list[str] | None) -> int:
     commands = parser.add_subparsers(dest="command", required=True)
     doctor = commands.add_parser("doctor", help="say what is wrong here, and what fixes it")
     doctor.add_argument("--json", action="store_true", help="print objects rather than a table")
-    doctor.add_argument("--root", type=Path, help="a captured machine's files, instead of this")
+    doctor.add_argument("--root", help="a captured machine's files, instead of this")
     doctor.add_argument("--only", help="groups or checks, with commas between")
     commands.add_parser("config", help="list the environment variables, as a Markdown table")
     measuring = commands.add_parser("calibrate", help='measure by what engine "auto" chooses')

@@ -1,8 +1,8 @@
 """``python -m mooncake_kernels doctor``: its options and exit status."""
 
 import argparse
+import os
 import sys
-from pathlib import Path
 
 from .._machine_root import MachineRoot
 from .examine import CHECKS_OF, examine
@@ -12,7 +12,7 @@ from .look import look
 from .report import as_json, table
 
 
-def run(root: Path | None, only: str | None, *, as_objects: bool) -> int:
+def run(root: str | None, only: str | None, *, as_objects: bool) -> int:
     """Examine a machine and print the findings.
 
     Args:
@@ -27,8 +27,8 @@ def run(root: Path | None, only: str | None, *, as_objects: bool) -> int:
         argparse.ArgumentTypeError: a wrong option; the message names it and the value.
     """
     names = _names(only)
-    if root is not None and not root.is_dir():
-        raise argparse.ArgumentTypeError(f"--root must be a folder, got {root}")
+    if root is not None and not os.path.isdir(root):  # Path("") would be the current folder
+        raise argparse.ArgumentTypeError(f"--root must be a folder, got {root!r}")
     machine = MachineRoot() if root is None else MachineRoot(root)
     findings = examine(machine, look() if root is None else Here(), names)
     sys.stdout.write(as_json(findings) + "\n" if as_objects else table(findings))

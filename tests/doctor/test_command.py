@@ -71,7 +71,8 @@ def test_an_empty_root(tmp_path, capsys):
 @pytest.mark.parametrize(
     "arguments, message",
     [
-        (["--root", "/nowhere/at/all"], "--root must be a folder, got /nowhere/at/all"),
+        (["--root", "/nowhere/at/all"], "--root must be a folder, got '/nowhere/at/all'"),
+        (["--root", ""], "--root must be a folder, got ''"),
         (["--only", "memlock,memlok"], "got 'memlok'"),
         (["--only", ""], "got ''"),
         (["--color"], "--color"),
