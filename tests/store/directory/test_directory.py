@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mooncake_kernels.errors import InvalidArgument
+from mooncake_kernels.errors import InvalidArgument, Unavailable
 from mooncake_serving.store.directory import (
     MAX_KEYS,
     Claim,
@@ -15,6 +15,7 @@ from mooncake_serving.store.directory import (
     Member,
     NotAMember,
     Published,
+    RedisDirectory,
 )
 
 from .support import (
@@ -562,6 +563,15 @@ def test_wrong_arguments(directory, message):
     with pytest.raises(InvalidArgument, match=f"^{message}"):
         WRONG[message](directory)
     assert directory.members() == [A]
+
+
+def test_a_closed_directory_in_redis_does_not_connect_again(server):
+    directory = RedisDirectory(f"unix://{server.folder}/redis.sock", "test-closed")
+    directory.join(A, LONG_S)
+    directory.close()
+    for call in (directory.members, lambda: directory.publisher(A.pool)):
+        with pytest.raises(Unavailable, match="the directory must be open, got a closed one"):
+            call()
 
 
 def test_closing_twice(directory):

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from mooncake_kernels.errors import InvalidArgument
+from mooncake_kernels.errors import InvalidArgument, Unavailable
 from mooncake_kernels.metadata import bounded_socket
 from mooncake_kernels.metadata.base import milliseconds
 from mooncake_kernels.metadata.redis_client import Answer, RedisClient
@@ -60,6 +60,7 @@ class RedisDirectory(Directory):
             )
         self._prefix = f"{{{cluster}}}:"
         self._client = RedisClient(parsed)
+        self._is_closed = False
 
     def join(self, member: Member, ttl_s: float) -> None:
         self._run(scripts.JOIN, [_entry("join", member, ttl_s)], answers.as_done)
@@ -100,6 +101,7 @@ class RedisDirectory(Directory):
         as_name("publisher", "pool", pool)
         script = scripts.PUBLISH_NEW
         commands = ("SCRIPT", "LOAD", script.source), ("TIME",)
+        self._check_open()
         made = self._client.detach(lambda replies: answers.as_time_ms(replies[1]), *commands)
         if made is None:
             return None
@@ -158,7 +160,13 @@ class RedisDirectory(Directory):
         return sorted(swept)
 
     def close(self) -> None:
+        """Disconnect; later calls raise ``Unavailable``. Idempotent."""
+        self._is_closed = True
         self._client.close()
+
+    def _check_open(self) -> None:
+        if self._is_closed:  # redis-py would connect again
+            raise Unavailable("RedisDirectory: the directory must be open, got a closed one")
 
     def _say(self, op: str, argument: str, who: str, keys: np.ndarray, script: Script) -> None:
         as_name(op, argument, who)
@@ -173,6 +181,7 @@ class RedisDirectory(Directory):
         self, script: Script, calls: list[tuple], parse: Callable[[list[Any]], Answer]
     ) -> Answer:
         """Run a script once for each call's arguments, in one round trip."""
+        self._check_open()
         return self._client.ask(lambda run: parse(run_script(run, script, self._prefix, calls)))
 
 
