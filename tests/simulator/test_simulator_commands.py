@@ -2,7 +2,9 @@
 
 import importlib
 import json
+import os
 import sys
+import threading
 from pathlib import Path
 
 import numpy as np
@@ -57,6 +59,23 @@ def test_hit_rate_without_json_is_a_table(trace, capsys):
     header, line = capsys.readouterr().out.splitlines()
     assert header.split() == ["capacity", "hit", "rate", "of", "input"]
     assert line.split()[0] == "inf"
+
+
+def test_a_pipe_to_write_that_nobody_reads_is_told(tmp_path, capfd):
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    reader = threading.Thread(target=lambda: pipe.open().close())
+    reader.start()
+    synth = ["trace", "synth", "--profile", str(PROFILE), "--requests", "2000"]
+    assert main([*synth, str(pipe)]) == 2
+    reader.join()
+    assert capfd.readouterr().err == "error: [Errno 32] Broken pipe\n"
+
+
+def test_without_an_output(trace, monkeypatch):
+    monkeypatch.setattr(sys, "stdout", None)
+    assert main(["trace", "stats", trace]) == 0
+    sys.stdout.close()
 
 
 GOOD = {"timestamp": 5, "input_length": 600, "output_length": 3, "hash_ids": [1, 2]}
