@@ -89,17 +89,18 @@ class Borrower:
         self.last_refusal = ""
         loans: list[Borrowed] = []
         missing = num_blocks
-        for offer in offers:
-            if missing == 0:
-                break
-            loan = self._reserve_at(offer.instance, min(missing, offer.num_blocks))
-            if loan is not None:
-                loans.append(loan)
-                missing -= loan.num_blocks
-        if missing:
-            self.free(loans)
-            return []
-        return loans
+        try:
+            for offer in offers:
+                if missing == 0:
+                    break
+                loan = self._reserve_at(offer.instance, min(missing, offer.num_blocks))
+                if loan is not None:
+                    loans.append(loan)
+                    missing -= loan.num_blocks
+        finally:
+            if missing:  # also after an error, or Ctrl-C: they would be renewed for good
+                self.free(loans)
+        return [] if missing else loans
 
     def store(self, loan: Borrowed, block_ids: Sequence[int]) -> int:
         """Move blocks of the cache to the next blocks of a loan.

@@ -97,6 +97,22 @@ def test_loans_of_two_creditors_are_all_or_nothing(join, ledger):
     wait_until(lambda: ledger.debts() == {})
 
 
+def test_an_interrupted_reservation_keeps_no_loan(join, monkeypatch):
+    home, first, second = join(), join(num_blocks=10), join(num_blocks=10)
+    wait = home.borrower._calls.wait
+
+    def interrupted(call, kind):
+        if call.name == second.name:
+            raise KeyboardInterrupt
+        return wait(call, kind)
+
+    monkeypatch.setattr(home.borrower._calls, "wait", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        home.borrower.reserve(12, [Offer(first.name, 8), Offer(second.name, 8)])
+    assert home.borrower.num_borrowed == 0
+    wait_until(lambda: first.blocks.num_free == second.blocks.num_free == 10)
+
+
 def test_creditors_that_are_not_there_or_refuse_are_passed_over(join):
     home, other, busy = join(options=SOON), join(), join()
     offers = [Offer(name, 4) for name in ("127.0.0.1:1", "no name", busy.name, other.name)]

@@ -66,7 +66,8 @@ class PooledScheduler(Scheduler):
     def finish(self, request: Request) -> None:
         """Forget a request, and free its blocks here and elsewhere."""
         super().finish(request)
-        self._member.borrower.free(self._loans.pop(request.request_id, []))
+        self._member.borrower.free(self.loans_of(request))
+        self._loans.pop(request.request_id, None)  # last: until then all of them can be freed again
 
     def _room(self, request: Request) -> int:
         """Count the tokens that fit if all full blocks move."""
