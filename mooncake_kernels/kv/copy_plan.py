@@ -46,7 +46,8 @@ class CopyPlan:
             on a GPU and the other in pinned host memory (``pin_memory()``, or registered with
             CUDA), which the GPU then reads or writes. It may share memory with ``src``; then no
             run may read what it writes. This is checked (for ids on a GPU, on the GPU) and refused
-            like a bad id. Compiled code does not check it.
+            like a bad id. Compiled code does not check it. The contents of memory that two views of
+            dst share are undefined; this is not checked.
         layers: which layers to copy: a slice or a list of numbers, the same on both sides, or of
             pairs (layer of src, layer of dst), as between pipeline stages. None for all; both sides
             must then have equally many. With several views, those of one side must have equally

@@ -15,6 +15,8 @@ class KVEvent:
     ends the wait for them. The first event of a later epoch means that the instance has restarted,
     with an empty cache; events of earlier epochs are ignored.
 
+    Keys may also be in lists or arrays; with tuples, as declared, it can be compared and hashed.
+
     Attributes:
         instance: whose cache it is.
         sequence: its number among the instance's events since its start.

@@ -66,7 +66,10 @@ class AdminServer(Closing):
         self._thread.start()
 
     def close(self) -> None:
-        """Answer the requests in flight, then stop. Idempotent."""
+        """Answer the requests in flight, then stop. Idempotent.
+
+        It waits for the rest of a request that has not arrived whole, for at most 5 s.
+        """
         self._server.should_exit = True
         self._thread.join()
         self._socket.close()
