@@ -360,6 +360,18 @@ def test_the_address_of_a_server_may_end_with_a_slash(pool, run):
         assert run("stat", f"{server.url}/", "--json")[0] == 0
 
 
+def test_a_server_whose_pool_a_stopped_process_holds(run, pool, monkeypatch):
+    from mooncake_serving.store.admin import AdminServer
+
+    def stats(timeout_s):
+        raise TimeoutError("a stopped process holds the pool")
+
+    with AdminServer(Store(pool)) as server:
+        monkeypatch.setattr(pool, "stats", stats)
+        status, _, error = run("stat", server.url)
+    assert status == 2 and error.endswith("answers that a stopped process holds its pool\n")
+
+
 @pytest.mark.parametrize(
     ("answer", "words"),
     [

@@ -47,7 +47,7 @@ class Source:
 
     Raises:
         OSError, Unavailable, InvalidArgument: as ``ObjectPool.open``; or the server does not
-            answer.
+            answer, or its pool.
     """
 
     def __init__(self, where: str, token: str | None):
@@ -79,6 +79,8 @@ class Source:
                 for one in family.samples:
                     values[one.name.removeprefix(PREFIX)] = one.value
                     pool = one.labels.get("pool", pool)
+            if values.get("up") == 0:
+                raise TimeoutError(f"{self._url} answers that a stopped process holds its pool")
             gauges = {name: values[name] for name in GAUGES}
             counts = {field: int(values[f"{name}_total"]) for name, (field, _) in COUNTERS.items()}
         except KeyError as missing:
