@@ -112,10 +112,32 @@ def copy_to_host(buffers: Sequence[Any]) -> np.ndarray:
         InvalidArgument: a buffer is not as above.
         Unavailable, CudaError: from the driver.
     """
-    places = [place_of(as_buffer(buffer, argument="buffers")) for buffer in buffers]
-    copy = np.empty(sum(num_bytes for _, num_bytes, _, _ in places), np.uint8)
-    _host.gather(places, copy)
+    described = [as_buffer(buffer, argument="buffers") for buffer in buffers]
+    copy = np.empty(sum(buffer.num_bytes for buffer in described), np.uint8)
+    copy_into(copy, described)
     return copy
+
+
+def copy_into(target: Any, buffers: Sequence[Any]) -> None:
+    """Copy buffers, concatenated, to the start of host memory, as ``copy_to_host`` does.
+
+    Args:
+        target: packed, writable host memory with room for all.
+        buffers: as for ``as_buffer``, each in any memory.
+
+    Raises:
+        InvalidArgument: an argument is not as above.
+        Unavailable, CudaError: from the driver.
+    """
+    held = as_buffer(target, argument="target")
+    places = [place_of(as_buffer(buffer, argument="buffers")) for buffer in buffers]
+    total = sum(num_bytes for _, num_bytes, _, _ in places)
+    if not held.is_host or not held.writable or held.num_bytes < total:
+        raise InvalidArgument(
+            f"copy_into: target must be {total} writable bytes in host memory, got "
+            f"{held.num_bytes}{'' if held.writable else ' read-only'} bytes on {held.location}"
+        )
+    _host.gather(places, place_of(held))
 
 
 def copy_from_host(source: Any, buffers: Sequence[Any]) -> None:

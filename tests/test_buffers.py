@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from mooncake_kernels import InvalidArgument
-from mooncake_kernels.buffers import as_buffer
+from mooncake_kernels.buffers import as_buffer, copy_into
 
 
 def test_a_tensor():
@@ -92,3 +92,12 @@ def test_the_cuda_array_interface():
 def test_what_is_refused(memory, message):
     with pytest.raises(InvalidArgument, match=message):
         as_buffer(memory)
+
+
+def test_buffers_are_copied_into_memory_of_the_caller():
+    target = bytearray(8)
+    copy_into(target, [b"ab", torch.arange(3, dtype=torch.uint8), np.zeros(0)])
+    assert target == b"ab\0\1\2\0\0\0"
+    for wrong, got in [(bytearray(1), "1 bytes on cpu:0"), (bytes(9), "9 read-only bytes on")]:
+        with pytest.raises(InvalidArgument, match=f"target must be 2 writable bytes .* got {got}"):
+            copy_into(wrong, [b"ab"])

@@ -18,6 +18,7 @@ from ..node.by_key import UNSURE, NewResult
 from ..node.kept import KEPT, NORMAL, kept_in_order, put_options
 from ..node.sinks import IntoBuffers
 from ..reader import check_pairs
+from ..store import Store
 from .cluster_giver import BEING_WRITTEN, DIRECT_S, PAUSE_S, ClusterGiver
 from .cluster_put import ClusterPut, PutElsewhere, PutHere
 from .cluster_reader import GONE
@@ -260,6 +261,7 @@ class ClusterWriter(ClusterGiver):
         direct: list[NewResult] | None = None
         if self._store is not None:
             self._store.check_puts(keys)
+            direct = self._put_listed(self._store, words, objects, make_kept)
         elif is_normal:
             direct = self.node.put_directly(words, objects, verify=self._verify > 0)
         if direct is None:
@@ -277,6 +279,21 @@ class ClusterWriter(ClusterGiver):
                 raise Unavailable("put: the directory lists an object that cannot be found")
             if left:
                 time.sleep(PAUSE_S)
+        return results
+
+    def _put_listed(
+        self,
+        store: Store,
+        words: np.ndarray,
+        objects: Sequence[Sequence[Buffer]],
+        make_kept: Callable[[], np.ndarray],
+    ) -> list[NewResult] | None:
+        """Put many objects into this node's pool in one round trip, see ``Node.put_listed``."""
+        with self.node.intake.enter() as is_in:
+            results = self.node.put_listed(words, objects, make_kept) if is_in else None
+        if results is not None:
+            new = [i for i, result in enumerate(results) if result is PutResult.STORED]
+            store.age_tail_first(words[new])
         return results
 
     def _find_unsure(

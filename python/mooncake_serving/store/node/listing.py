@@ -75,7 +75,7 @@ class Listing:
             objects = objects.at(~is_leaving)
         try:
             self._tell(objects)
-            self._wait_for_withdrawal()
+            self.wait_for_withdrawal()
         except Unavailable as error:
             self._tell_later(error)
         return ids != 0
@@ -94,7 +94,7 @@ class Listing:
         except Unavailable as error:
             self._tell_later(error)
             return may_stay
-        self._wait_for_withdrawal()
+        self.wait_for_withdrawal()
         may_stay[told] = answers != REMOVED
         self._note(Objects(keys[told], ids), answers)
         return may_stay
@@ -210,7 +210,7 @@ class Listing:
             return np.ones(len(keys), bool)
         return ~self._store.has_keys(keys, or_written=True)
 
-    def _wait_for_withdrawal(self) -> None:
+    def wait_for_withdrawal(self) -> None:
         """Wait until what was seen to be gone before, and may be back, is listed again."""
         if self._gone.locked():
             with self._gone:

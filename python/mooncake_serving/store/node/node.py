@@ -2,7 +2,7 @@
 
 import os
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from types import UnionType
@@ -13,7 +13,7 @@ import numpy as np
 from mooncake_kernels.buffers import Buffer
 from mooncake_kernels.closing import Closing
 from mooncake_kernels.errors import InvalidArgument
-from mooncake_kernels.transfer import Region, TransferEngine
+from mooncake_kernels.transfer import MAX_ASKED_KEYS, Region, TransferEngine
 
 from ...rpc import Peers
 from ..directory import Directory, Member
@@ -24,10 +24,11 @@ from .asking import Asking
 from .by_key import ByKey, NewResult
 from .calls import Calls
 from .claims import Claims
-from .direct import Direct
+from .direct import MAX_PUT_BYTES, Direct
 from .engines import return_engine, take_engine
 from .intake import Intake
 from .last_stats import LastStats
+from .listed_puts import put_listed
 from .listing import Listing
 from .locations import Locations
 from .membership import Membership
@@ -292,6 +293,24 @@ class Node(Closing):
         """Put n objects in the fastest way, if it is open to them: see ``Direct.put``."""
         self.check_process()
         return self._direct.put(keys, objects, verify=verify)
+
+    def put_listed(
+        self,
+        keys: np.ndarray,
+        objects: Sequence[Sequence[Buffer]],
+        make_kept: Callable[[], np.ndarray],
+    ) -> list[NewResult] | None:
+        """Put n objects into the own pool in one round trip, see there; None: that cannot be done,
+        or is probably in vain.
+        """
+        publisher = None if self._serving is None else self._serving.publisher
+        if publisher is None or not 0 < len(keys) <= MAX_ASKED_KEYS:
+            return None
+        num_bytes = sum(part.num_bytes for parts in objects for part in parts)
+        if num_bytes > MAX_PUT_BYTES or self.locations.knows_any(keys):
+            return None
+        assert self.store is not None
+        return put_listed(self.store, publisher, self.listing, keys, objects, make_kept())
 
     def num_readers(self) -> int:
         """How many reads of other nodes have pinned objects of this pool."""

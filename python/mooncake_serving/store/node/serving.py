@@ -42,8 +42,13 @@ class Serving:
     @property
     def publishes(self) -> bool:
         """Whether the engine lists what others put, if they ask for that."""
+        return self.publisher is not None
+
+    @property
+    def publisher(self) -> RedisPublisher | None:
+        """What the engine lists objects with; None if it cannot."""
         publisher = self._publisher
-        return publisher is not None and not publisher.reason
+        return None if publisher is None or publisher.reason else publisher
 
     def renew_publisher(self, *, anew: bool = False) -> None:
         """Make a publisher, unless there is one that works; ``anew``: even then, since the

@@ -1,0 +1,93 @@
+"""Puts objects into the own pool in one round trip to the directory.
+
+They are copied first. Then the directory lists those that nobody else has or writes, and these
+become visible. So what somebody has is copied in vain: it is for few bytes, and for objects that
+are probably new. The rest is left to puts under claims.
+"""
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from mooncake_kernels.buffers import Buffer, copy_into
+from mooncake_kernels.pool import ObjectPut, PutResult
+from mooncake_kernels.transfer import RedisPublisher
+
+from ..store import Store
+from .by_key import UNSURE, NewResult
+from .kept import put_options
+from .listing import Listing
+
+
+def put_listed(
+    store: Store,
+    publisher: RedisPublisher,
+    listing: Listing,
+    keys: np.ndarray,
+    objects: Sequence[Sequence[Buffer]],
+    kept: np.ndarray,
+) -> list[NewResult]:
+    """Put n objects that the directory then lists.
+
+    Args:
+        store: whose pool, in host memory, takes them.
+        publisher: of the pool.
+        listing: of the pool.
+        keys: ``[n, 2]``.
+        objects: the parts of each, in order.
+        kept: ``[n]`` of ``KEPT``.
+
+    Returns:
+        For each ``STORED``; ``EXISTS`` here; None: it is to be put another way; ``UNSURE``:
+        likewise, and it may be listed.
+
+    Raises:
+        Whatever a put does; objects before the one that failed may be stored.
+    """
+    results: list[NewResult] = [
+        PutResult.EXISTS if is_here else None for is_here in store.has_keys(keys).tolist()
+    ]
+    puts: dict[int, ObjectPut] = {}
+    try:
+        for i, (first, second) in enumerate(keys.tolist()):
+            if results[i] is not None:
+                continue
+            num_bytes = sum(part.num_bytes for part in objects[i])
+            begun = store.begin_key((first, second), num_bytes, **put_options(kept[i]))
+            if isinstance(begun, ObjectPut):
+                puts[i] = begun
+                copy_into(begun.buffer, objects[i])
+            elif begun is PutResult.EXISTS:
+                results[i] = begun
+        if puts:
+            _list_and_commit(publisher, listing, keys, puts, results)
+    finally:
+        for put in puts.values():
+            put.abort()
+    return results
+
+
+def _list_and_commit(
+    publisher: RedisPublisher,
+    listing: Listing,
+    keys: np.ndarray,
+    puts: dict[int, ObjectPut],
+    results: list[NewResult],
+) -> None:
+    asked = list(puts)
+    try:
+        listed = publisher.publish(keys[asked])
+        if listed is None:
+            listing.is_stale = True
+            for i in asked:
+                results[i] = UNSURE
+            return
+        for i, is_listed in zip(asked, listed.tolist(), strict=True):
+            if is_listed:
+                puts[i].commit()
+                results[i] = PutResult.STORED
+    except BaseException:
+        listing.is_stale = True  # what it lists may not be there
+        raise
+    # Not recorded as told: if it was removed before it was stored, the next look lists it again.
+    listing.wait_for_withdrawal()

@@ -1,0 +1,248 @@
+"""Puts into the own pool that take one round trip to Redis: copied, listed, then visible."""
+
+import threading
+
+import numpy as np
+import pytest
+
+from mooncake_kernels.pool import PutResult
+from mooncake_serving.store import ObservedPool, Observer, Quota, Store
+from mooncake_serving.store.directory import Claim, connect
+from mooncake_serving.store.node import node as node_module
+
+from ...metadata.support import RedisServer
+from ..directory.conftest import patient  # noqa: F401
+from ..support import eventually
+from .support import UNIT, Hosts, kept_by, replaced, value
+
+STORED = PutResult.STORED
+EXISTS = PutResult.EXISTS
+BEING_WRITTEN = PutResult.BEING_WRITTEN
+
+
+@pytest.fixture(name="hosts")
+def hosts_with_redis(tmp_path):
+    server = RedisServer(tmp_path)
+    with connect(server.url) as servers:
+        made = Hosts(servers)
+        yield made
+        made.close()
+    server.stop()
+
+
+@pytest.fixture
+def pair(hosts):
+    return hosts.several(2)
+
+
+class Asked:
+    """Counts the claims that a host asks for."""
+
+    def __init__(self, host):
+        self.num_keys = 0
+        self._replaced = replaced(host.node.claims, "ask", self._ask)
+
+    def _ask(self, ask, keys, ttl_s):
+        self.num_keys += len(keys)
+        return ask(keys, ttl_s)
+
+    def __enter__(self):
+        self._replaced.__enter__()
+        return self
+
+    def __exit__(self, *error):
+        self._replaced.__exit__(*error)
+
+
+def test_nothing_is_claimed(pair):
+    one, two = pair
+    values = [value(i, 100 * i) for i in range(5)]
+    with Asked(one) as asked:
+        assert one.cluster.put_each(range(5), values) == [STORED] * 5
+        assert one.cluster.put_from("a", b"two", value(7)) is STORED
+        assert one.cluster.put("a", value(8)) is EXISTS
+        assert asked.num_keys == 0
+    assert one.store.get_each(range(5)) == values
+    assert two.cluster.match_prefix(range(6)) == 5
+    assert two.cluster.get("a") == b"two" + value(7)
+    assert two.cluster.remove("a")
+    assert one.cluster.put("a", value(8)) is STORED and two.cluster.get("a") == value(8)
+
+
+def test_a_look_at_the_pool_publishes_it_only_if_it_is_not_listed(pair, monkeypatch):
+    """As what was removed after it was listed, and before it was stored: the put is the later."""
+    one, two = pair
+    one.cluster.put_each(range(5), [value(i) for i in range(5)])
+    begin = one.store.begin_key
+
+    def begin_what_is_removed(key, num_bytes, **options):
+        put = begin(key, num_bytes, **options)
+        commit = put.commit
+        monkeypatch.setattr(put, "commit", lambda: two.cluster.remove(9) or commit())
+        return put
+
+    monkeypatch.setattr(one.store, "begin_key", begin_what_is_removed)
+    assert one.cluster.put(9, value(9)) is STORED
+    assert not two.cluster.exists(9)
+    told = []
+    publish = one.node.directory.publish
+    monkeypatch.setattr(
+        one.node.directory,
+        "publish",
+        lambda *args, **how: told.append(args) or publish(*args, **how),
+    )
+    one.node.listing.tell_changes()
+    assert [keys[:, 0].tolist() for _, keys in told if len(keys)] == [[9]]
+    one.node.listing.publish_all()
+    assert two.cluster.get(9) == value(9)
+
+
+def test_what_others_have_or_write_is_theirs(pair):
+    one, two = pair
+    two.cluster.put("there", value(1))
+    words = two.cluster.keyspace.keys(["claimed"])
+    claims = two.node.directory.claim(two.node.name, words, 100.0)
+    assert claims.tolist() == [Claim.GRANTED]
+    keys = ["there", "new", "claimed", "new"]
+    assert one.cluster.put_each(keys, [value(9)] * 4) == [EXISTS, STORED, BEING_WRITTEN, EXISTS]
+    assert one.store.exists_each(keys).tolist() == [False, True, False, True]
+    assert one.store.stats().num_writing == 0
+    two.node.directory.abandon(two.node.name, words)
+    assert one.cluster.put("claimed", value(9)) is STORED
+
+
+def test_what_is_known_to_be_elsewhere_is_not_copied(pair):
+    one, two = pair
+    two.cluster.put("there", value(1))
+    assert one.cluster.exists("there")
+    with replaced(one.store, "begin_key", lambda *_, **__: pytest.fail("it was begun")):
+        assert one.cluster.put("there", value(9)) is EXISTS
+
+
+def test_large_objects_are_claimed_first(pair, monkeypatch):
+    monkeypatch.setattr(node_module, "MAX_PUT_BYTES", UNIT)
+    one, _ = pair
+    with Asked(one) as asked:
+        assert one.cluster.put("a", value(1, UNIT)) is STORED and asked.num_keys == 0
+        assert one.cluster.put("b", value(1, UNIT + 1)) is STORED and asked.num_keys == 1
+
+
+def test_how_long_objects_are_kept(pair):
+    one, _ = pair
+    one.cluster.put_from_each(
+        range(3), [(value(i),) for i in range(3)], retention="soft", position=5
+    )
+    assert kept_by(one.store, range(3)) == [(1, 5), (1, 6), (1, 7)]
+
+
+def test_a_full_pool_makes_room(hosts):
+    one, none = hosts.make("one", 8 * UNIT), hosts.make("none", 0)
+    for i in range(20):
+        assert one.cluster.put(i, value(i)) is STORED
+    assert one.cluster.put_each(range(30, 42), [value(i) for i in range(30, 42)]) == [STORED] * 12
+    everything = [*range(20), *range(30, 42)]
+    found = none.cluster.exists_each(everything)
+    assert found.tolist() == one.store.exists_each(everything).tolist() and found.sum() == 8
+
+
+def test_a_pool_with_quotas_claims(hosts):
+    one = hosts.make("one", store=Store.create(64 * UNIT, quota=Quota(4 * UNIT)))
+    with Asked(one) as asked:
+        assert one.cluster.put(1, value(1)) is STORED and asked.num_keys == 1
+
+
+def test_a_draining_node_gives_it_to_others(pair):
+    one, two = pair
+    one.node.set_draining(True)
+    assert one.cluster.put("a", value(1)) is STORED
+    assert two.store.exists("a") and not one.store.exists("a")
+
+
+def test_observers_are_told_at_once(hosts):
+    class Noted(Observer):
+        def on_stored(self, keys, num_bytes):
+            stored.append((len(keys), num_bytes))
+
+    stored: list[tuple[int, int]] = []
+    pool = ObservedPool.create(64 * UNIT)
+    pool.observe(Noted())
+    one = hosts.make("one", store=Store(pool))
+    one.cluster.put("a", value(1, 77))
+    assert stored == [(1, 77)]
+
+
+def test_a_publisher_that_breaks(pair):
+    """It is not known whether it has listed the objects: they are claimed, and what it has listed
+    in vain is withdrawn.
+    """
+    one, two = pair
+    publisher = one.node._serving._publisher
+
+    class Broken:
+        reason = ""
+
+        def publish(self, keys):
+            assert publisher.publish(keys).all()
+
+    one.node._serving._publisher = Broken()
+    with Asked(one) as asked:
+        assert one.cluster.put("a", value(1)) is STORED and asked.num_keys == 1
+    assert one.node.listing.is_stale and two.cluster.get("a") == value(1)
+
+
+def test_a_put_that_fails_after_the_listing(pair, monkeypatch):
+    one, two = pair
+    begin = one.store.begin_key
+
+    def begin_what_fails(key, num_bytes, **options):
+        put = begin(key, num_bytes, **options)
+        monkeypatch.setattr(put, "commit", lambda: (_ for _ in ()).throw(TimeoutError("stopped")))
+        return put
+
+    monkeypatch.setattr(one.store, "begin_key", begin_what_fails)
+    with pytest.raises(TimeoutError, match="stopped"):
+        one.cluster.put("a", value(1))
+    assert one.store.stats().num_writing == 0 and one.node.listing.is_stale
+    one.node.listing.publish_all()
+    assert not two.cluster.exists("a")
+
+
+def test_threads_of_all_hosts_that_put_the_same(hosts):
+    """One of them wins, by whichever way: listed, directly, or under a claim."""
+    one, two, none = hosts.make("one"), hosts.make("two"), hosts.make("none", 0)
+    start = threading.Barrier(6)
+    results: list[list[PutResult]] = [[] for _ in range(6)]
+
+    def claim_and_write(cluster, key, data) -> PutResult:
+        begun = cluster.begin(key, len(data))
+        if isinstance(begun, PutResult):
+            return begun
+        begun.view[:] = data
+        return begun.commit()
+
+    ways = [
+        one.cluster.put,
+        one.cluster.put,
+        two.cluster.put,
+        none.cluster.put,
+        lambda key, data: claim_and_write(one.cluster, key, data),
+        lambda key, data: claim_and_write(two.cluster, key, data),
+    ]
+
+    def run(which: int) -> None:
+        for i in range(40):
+            start.wait(60)
+            results[which].append(ways[which](i, value(which, 500)))
+
+    threads = [threading.Thread(target=run, args=(which,)) for which in range(6)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    for i in range(40):
+        won = [which for which in range(6) if results[which][i] is STORED]
+        assert len(won) == 1, [result[i] for result in results]
+        copies = [host.store.get(i) for host in (one, two) if host.store.exists(i)]
+        assert copies == [value(won[0], 500)]
+        assert eventually(lambda i=i, copies=copies: none.cluster.get(i) == copies[0])
+    assert not np.any([host.store.stats().num_writing for host in (one, two)])
