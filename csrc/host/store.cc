@@ -21,6 +21,7 @@ namespace mk::host {
 namespace {
 
 using namespace mk::store;
+using Ids = py::array_t<uint64_t, py::array::c_style>;
 
 constexpr size_t kFewKeys =
     512;  // about 50 us: for less, releasing the GIL costs more than it gains
@@ -88,6 +89,14 @@ py::tuple scan(Pool& pool) {
                         column<uint64_t>(objects, [](auto& object) { return object.id; }));
 }
 
+// Keys, None if there were too many; the number of the next removal.
+py::tuple removals_from(Pool& pool, uint64_t begin) {
+  std::vector<Key> keys;
+  uint64_t end;
+  const bool are_known = pool.removals().read(begin, &keys, &end);
+  return py::make_tuple(are_known ? py::object(array_of(keys)) : py::none(), end);
+}
+
 void order_uses(Pool& pool, const Keys& keys) {
   const GilReleased released;
   pool.order_uses(keys_of(keys), num_keys(keys));
@@ -106,11 +115,11 @@ py::tuple evict(Pool& pool, uint64_t num_bytes, bool sieve) {
   return as_tuple(evicted);
 }
 
-py::tuple evict_keys(Pool& pool, const Keys& keys) {
+py::tuple evict_keys(Pool& pool, const Keys& keys, const std::optional<Ids>& ids) {
   Evicted evicted;
   {
     const GilReleased released;
-    evicted = pool.evict_keys(keys_of(keys), num_keys(keys));
+    evicted = pool.evict_keys(keys_of(keys), num_keys(keys), ids ? ids->data() : nullptr);
   }
   return as_tuple(evicted);
 }
@@ -158,10 +167,21 @@ void bind_store(py::module_& m) {
       .def("contains_each", &contains_each, py::arg("keys"), py::arg("or_written"))
       .def("match_prefix", &match_prefix, py::arg("keys"))
       .def("ids_of", &ids_of, py::arg("keys"))
+      .def("keep_removals", &Pool::keep_removals, ReleaseGil())
+      .def("note_all_removed", &Pool::note_all_removed, ReleaseGil())
+      .def_property_readonly("first_removal", [](Pool& p) { return p.removals().first(); })
+      .def_property_readonly("removals_end", [](Pool& p) { return p.removals().end(); })
+      .def("removals_from", &removals_from, py::arg("begin"))
+      .def(
+          "forget_removals", [](Pool& p, uint64_t end) { p.removals().forget(end); },
+          py::arg("end"))
       .def("remove_exactly", &Pool::remove_exactly, py::arg("id"), ReleaseGil())
       .def(
-          "remove", [](Pool& p, uint64_t hash, uint64_t scope) { return p.remove({hash, scope}); },
-          py::arg("hash"), py::arg("scope"), ReleaseGil())
+          "remove",
+          [](Pool& p, uint64_t hash, uint64_t scope, bool is_noted) {
+            return p.remove({hash, scope}, is_noted);
+          },
+          py::arg("hash"), py::arg("scope"), py::arg("is_noted"), ReleaseGil())
       .def(
           "retain",
           [](Pool& p, uint64_t hash, uint64_t scope, int retention) {
@@ -170,7 +190,7 @@ void bind_store(py::module_& m) {
           py::arg("hash"), py::arg("scope"), py::arg("retention"), ReleaseGil())
       .def("order_uses", &order_uses, py::arg("keys"))
       .def("evict", &evict, py::arg("num_bytes"), py::arg("sieve"))
-      .def("evict_keys", &evict_keys, py::arg("keys"))
+      .def("evict_keys", &evict_keys, py::arg("keys"), py::arg("ids").none(true))
       .def("reap", &Pool::reap, ReleaseGil())
       .def("page_lock", &Pool::page_lock, py::arg("device"), ReleaseGil())
       .def("scan", &scan)

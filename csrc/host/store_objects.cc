@@ -53,13 +53,22 @@ class ObjectPut {
   int device() const { return pool_->device(); }
 
   // `stream`: the stream in which the bytes were written, on the GPU that has them.
-  void commit(bool checksum, int retention, uint16_t position, uint64_t stream) {
+  // Returns whether the object is there, see Pool::commit_unless_removed.
+  bool commit(bool checksum, int retention, uint16_t position, uint64_t stream,
+              bool unless_removed) {
     MK_CHECK(is_open_, "commit: put must be open, got one that was committed or aborted");
     if (device() >= 0) wait_for_stream(device(), stream);
     const uint64_t sum =
         checksum ? checksum_of({pool_->piece(writing_.data, writing_.num_bytes)}) : 0;
-    pool_->commit(writing_, sum, static_cast<Retention>(retention), position);
+    const auto kept = static_cast<Retention>(retention);
+    bool is_there = true;
+    if (unless_removed) {
+      is_there = pool_->commit_unless_removed(writing_, sum, kept, position);
+    } else {
+      pool_->commit(writing_, sum, kept, position);
+    }
     is_open_ = false;
+    return is_there;
   }
 
   void abort() {
@@ -242,7 +251,7 @@ void bind_objects(py::module_& m, py::class_<Pool, std::shared_ptr<Pool>>& pool)
                              [](const ObjectPut& p) { return address_of(p.writing().data); })
       .def_property_readonly("device", &ObjectPut::device)
       .def("commit", &ObjectPut::commit, py::arg("checksum"), py::arg("retention"),
-           py::arg("position"), py::arg("stream"), ReleaseGil())
+           py::arg("position"), py::arg("stream"), py::arg("unless_removed"), ReleaseGil())
       .def("abort", &ObjectPut::abort, ReleaseGil())
       .def_buffer([](const ObjectPut& p) {
         return bytes_at(p.writing().data, p.writing().num_bytes, p.device());

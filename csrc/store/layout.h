@@ -16,7 +16,7 @@
 namespace mk::store {
 
 constexpr uint64_t kMagic = 0x314c4f4f504b4d;  // "MKPOOL1"
-constexpr uint32_t kLayoutVersion = 4;
+constexpr uint32_t kLayoutVersion = 5;
 
 // The name of an object: its content (a prefix hash) and its scope (tenant, model, layout, rank).
 struct Key {
@@ -87,6 +87,13 @@ struct Link {
   uint32_t older;
 };
 
+// The key of an object that was removed, see Removals.
+struct Removal {
+  std::atomic<uint64_t> hash;
+  std::atomic<uint64_t> scope;
+};
+constexpr uint32_t kNumRemovals = 1 << 14;
+
 struct Geometry {
   uint64_t capacity_bytes;  // of objects
   uint32_t alignment;
@@ -112,7 +119,10 @@ struct Header {
   Geometry geometry;
   uint64_t pid_namespace;
   uint64_t boot;
-  uint64_t num_rebuilds;  // including the one that made the pool
+  uint64_t num_rebuilds;                  // including the one that made the pool
+  std::atomic<uint32_t> keeps_removals;   // whether some process wants to know of them
+  std::atomic<uint64_t> first_removal;    // that this process has not dealt with yet
+  std::atomic<uint64_t> end_of_removals;  // the number of the next one
   alignas(64) std::atomic<uint64_t> clock;
   alignas(64) RobustMutex mutex;
   // The rest belongs to the holder of the mutex, and is rebuilt from the entries if the holder
@@ -148,6 +158,7 @@ struct View {
   HeapItem* heap;
   uint32_t* heap_positions;
   Span* spans;
+  Removal* removals;
   char* data;
   uint64_t end;  // the total size, in bytes
 };

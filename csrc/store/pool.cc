@@ -13,7 +13,8 @@ Pool::Pool(std::unique_ptr<PoolMemory> memory, std::unique_ptr<DeviceMemory> gpu
       gpu_(std::move(gpu)),
       view_(memory_->data(), geometry, gpu_ ? reinterpret_cast<char*>(gpu_->address()) : nullptr),
       index_(view_),
-      ledger_(view_) {}
+      ledger_(view_),
+      removals_(view_) {}
 
 std::shared_ptr<Pool> Pool::create(const std::string& path, const Geometry& geometry) {
   std::unique_ptr<DeviceMemory> gpu;

@@ -33,6 +33,7 @@
 #include "store/layout.h"
 #include "store/ledger.h"
 #include "store/memory.h"
+#include "store/removals.h"
 #include "store/rows.h"
 
 namespace mk::store {
@@ -58,6 +59,7 @@ struct Writing {
   uint64_t generation;
   char* data;
   uint64_t num_bytes;
+  uint64_t removals_end;  // when it began, see Removals
   ObjectId id() const { return id_of(entry, generation); }
 };
 
@@ -131,6 +133,10 @@ class Pool {
   Begun begin(const Key& key, uint64_t num_bytes, Writing* writing);
   void commit(const Writing& writing, uint64_t checksum, Retention retention,
               uint16_t position = 0);
+  // For a copy of what exists elsewhere: aborts, and returns false, if its key was removed since
+  // begin(), by whichever process; requires keep_removals().
+  bool commit_unless_removed(const Writing& writing, uint64_t checksum, Retention retention,
+                             uint16_t position = 0);
   void abort(const Writing& writing);
   // abort() for a caller that cannot retry: waits 100 ms at most; if a stopped process holds the
   // pool, the next change that this process makes completes it. No effect in a forked child.
@@ -140,8 +146,10 @@ class Pool {
   std::optional<Pin> pin(const Key& key, bool is_use = true);
   void unpin(const Pin& pin);
 
-  bool remove(const Key& key);       // returns whether it was present
-  bool remove_exactly(ObjectId id);  // the same, unless the key now has another object
+  // Returns whether it was present. Noted, also if it was not, for who keeps removals; unless that
+  // is the caller itself.
+  bool remove(const Key& key, bool is_noted = true);
+  bool remove_exactly(ObjectId id);  // unless the key now has another object; not noted
   bool retain(const Key& key, Retention retention);
   // Exchanges the objects' times of last use, so that the first becomes the oldest of them.
   void order_uses(const Key* keys, size_t count);
@@ -149,7 +157,14 @@ class Pool {
   // Frees at least `num_bytes` if possible; never evicts what is retained kHard or pinned by a
   // reader.
   Evicted evict(uint64_t num_bytes, Policy policy);
-  Evicted evict_keys(const Key* keys, size_t count);
+  // `ids`: of the objects; others that the keys have by now stay. Null: whatever the keys have.
+  Evicted evict_keys(const Key* keys, size_t count, const ObjectId* ids = nullptr);
+
+  // What remove() notes from now on; see Removals.
+  void keep_removals();
+  void note_all_removed();
+  Removals& removals() { return removals_; }
+  const Removals& removals() const { return removals_; }
 
   // Reclaims what dead processes were holding; returns how many there were.
   uint32_t reap();
@@ -171,6 +186,7 @@ class Pool {
   const View view_;
   const Index index_;
   Ledger ledger_;
+  Removals removals_;
   const Owner owner_;
   std::unique_ptr<OwnSlots> slots_;
   uint32_t row_ = kNone;

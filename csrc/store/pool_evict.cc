@@ -46,7 +46,7 @@ Evicted Pool::evict(uint64_t num_bytes, Policy policy) {
   return evicted;
 }
 
-Evicted Pool::evict_keys(const Key* keys, size_t count) {
+Evicted Pool::evict_keys(const Key* keys, size_t count, const ObjectId* ids) {
   owner_.check("evict", "pool");
   const Lock lock(*this);
   Evicted evicted;
@@ -54,6 +54,7 @@ Evicted Pool::evict_keys(const Key* keys, size_t count) {
   for (size_t i = 0; i < count; ++i) {
     const Found found = index_.find(keys[i]);
     if (!found.is_ready() || is_pinned(view_, pinned, found.entry)) continue;
+    if (ids && ids[i] != id_of(found.entry, generation_of(found.word))) continue;
     if (view_.entries[found.entry].retention == Retention::kHard) continue;
     evicted.keys.push_back(keys[i]);
     ledger_.doom(found.entry);

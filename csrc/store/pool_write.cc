@@ -21,7 +21,8 @@ Begun Pool::begin(const Key& key, uint64_t num_bytes, Writing* writing) {
   if (at == kNone && ledger_.sweep() > 0) at = ledger_.add(key, num_bytes, row_);
   if (at == kNone) return Begun::kFull;
   const Entry& entry = view_.entries[at];
-  *writing = {at, generation_of(entry.word.load()), view_.data_of(entry), num_bytes};
+  *writing = {at, generation_of(entry.word.load()), view_.data_of(entry), num_bytes,
+              removals_.end()};
   return Begun::kOpen;
 }
 
@@ -38,6 +39,19 @@ void Pool::commit(const Writing& writing, uint64_t checksum, Retention retention
   const Lock lock(*this);
   checked("commit", writing);
   ledger_.publish(writing.entry, checksum, retention, position);
+}
+
+bool Pool::commit_unless_removed(const Writing& writing, uint64_t checksum, Retention retention,
+                                 uint16_t position) {
+  const Lock lock(*this);
+  const Entry& entry = checked("commit", writing);
+  if (removals_.include({entry.hash.load(), entry.scope.load()}, writing.removals_end)) {
+    ledger_.doom(writing.entry);
+    ledger_.sweep();
+    return false;
+  }
+  ledger_.publish(writing.entry, checksum, retention, position);
+  return true;
 }
 
 void Pool::abort(const Writing& writing) {
@@ -74,9 +88,10 @@ void Pool::end_given_up() {
   ledger_.sweep();
 }
 
-bool Pool::remove(const Key& key) {
+bool Pool::remove(const Key& key, bool is_noted) {
   owner_.check("remove", "pool");
   const Lock lock(*this);
+  if (is_noted) removals_.note(key);
   const Found found = index_.find(key);
   if (!found.is_ready()) return false;
   ledger_.doom(found.entry);
@@ -93,6 +108,18 @@ bool Pool::remove_exactly(ObjectId id) {
   ledger_.doom(at);
   ledger_.sweep();
   return true;
+}
+
+void Pool::keep_removals() {
+  owner_.check("keep_removals", "pool");
+  const Lock lock(*this);
+  removals_.keep();
+}
+
+void Pool::note_all_removed() {
+  owner_.check("remove", "pool");
+  const Lock lock(*this);
+  removals_.note_all();
 }
 
 bool Pool::retain(const Key& key, Retention retention) {

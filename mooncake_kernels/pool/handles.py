@@ -250,13 +250,25 @@ class ObjectPut(_Bytes):
             TimeoutError: a stopped process holds the pool.
             CudaError: from the driver, on a GPU; the put is still open.
         """
+        self._commit(unless_removed=False)
+
+    def commit_unless_removed(self) -> bool:
+        """Do the same with a copy of what exists elsewhere; but abort, and return False, if its key
+        was removed since the put began, by any process. Requires ``keep_removals``.
+        """
+        return self._commit(unless_removed=True)
+
+    def _commit(self, *, unless_removed: bool) -> bool:
         if self._put is None:
             raise InvalidArgument("commit: put must be open, got one that was committed or aborted")
         stream = 0 if self.device is None else place_of(self.buffer)[3]
-        self._put.commit(self._checksum, self._retention, self._position, stream)
+        is_there = self._put.commit(
+            self._checksum, self._retention, self._position, stream, unless_removed
+        )
         self._end()
-        if self.on_commit is not None:
+        if is_there and self.on_commit is not None:
             self.on_commit()
+        return is_there
 
     def abort(self) -> None:
         """Free the space, as if there had been no put. Idempotent; no effect after a commit."""

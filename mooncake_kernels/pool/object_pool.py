@@ -4,11 +4,13 @@ import logging
 import os
 from typing import Any, Literal, TypeVar
 
+import numpy as np
 import torch
 
 from .. import _host
-from .._arguments import as_bool, as_integer, as_one_of, as_seconds
+from .._arguments import as_bool, as_integer, as_integers, as_one_of, as_seconds
 from ..buffers import Buffer
+from ..errors import InvalidArgument
 from .file_system import file_system_of
 from .handles import (
     ObjectPut,
@@ -214,12 +216,18 @@ class ObjectPool(PoolReader):
             )
         )
 
-    def remove(self, key: Key) -> bool:
-        """Remove an object; its readers keep it. Returns whether it was there."""
-        return self._pool.remove(*as_key("remove", key))
+    def remove(self, key: Key, *, noted: bool = True) -> bool:
+        """Remove an object; its readers keep it. Returns whether it was there.
+
+        Args:
+            key: of the object.
+            noted: tell who keeps removals, also if it was not there, see ``keep_removals``.
+        """
+        as_bool("remove", "noted", noted)
+        return self._pool.remove(*as_key("remove", key), noted)
 
     def remove_exactly(self, key: Key, object_id: int) -> bool:
-        """Remove an object, unless its key has another object by now.
+        """Remove an object, unless its key has another object by now. It is not noted.
 
         Args:
             key: of the object.
@@ -233,6 +241,38 @@ class ObjectPool(PoolReader):
     def retain(self, key: Key, retention: Retention) -> bool:
         """Set how long an object stays, see ``begin``. Returns whether it was there."""
         return self._pool.retain(*as_key("retain", key), as_retention("retain", retention))
+
+    def keep_removals(self) -> int:
+        """Have the pool keep the keys that its processes ``remove``, from now on.
+
+        For a process that has objects elsewhere, too, as on a disk, and must not give out what
+        others have removed. Removals are numbered; the pool keeps the last 16,383. What a process
+        has not dealt with by its death, the next one is told.
+
+        Returns:
+            The number of the first removal that nobody has dealt with.
+        """
+        self._pool.keep_removals()
+        return self._pool.first_removal
+
+    @property
+    def removals_end(self) -> int:
+        """The number of the next removal."""
+        return self._pool.removals_end
+
+    def removals_from(self, number: int) -> tuple[np.ndarray | None, int]:
+        """Return the keys, ``[n, 2]``, that were removed from this number on, and the number of the
+        next removal. None: some are not kept any more, or all objects were removed.
+        """
+        return self._pool.removals_from(as_integer("removals_from", "number", number, 0, END - 1))
+
+    def forget_removals(self, end: int) -> None:
+        """Record that the removals before this number have been dealt with."""
+        self._pool.forget_removals(as_integer("forget_removals", "end", end, 0, END - 1))
+
+    def note_all_removed(self) -> None:
+        """Note that all objects were removed."""
+        self._pool.note_all_removed()
 
     def order_uses(self, keys: Any) -> None:
         """Swap the last-use times of ``[n, 2]`` objects so that the first of these keys is the
@@ -267,9 +307,21 @@ class ObjectPool(PoolReader):
         sieve = as_one_of("evict", "policy", policy, ("lru", "sieve")) == "sieve"
         return Evicted(*self._pool.evict(size, sieve))
 
-    def evict_keys(self, keys: Any) -> Evicted:
-        """Remove those of ``[n, 2]`` objects that have no reader and are not "hard"."""
-        return Evicted(*self._pool.evict_keys(as_keys("evict_keys", keys)))
+    def evict_keys(self, keys: Any, ids: np.ndarray | None = None) -> Evicted:
+        """Remove those of ``[n, 2]`` objects that have no reader and are not "hard".
+
+        Args:
+            keys: of the objects.
+            ids: ``[n]`` uint64: what is under a key stays if it has another id. None: it goes.
+        """
+        words = as_keys("evict_keys", keys)
+        if ids is not None:
+            ids = np.ascontiguousarray(as_integers("evict_keys", "ids", ids, "[n]"))
+            if ids.shape != (len(words),):
+                raise InvalidArgument(
+                    f"evict_keys: ids must be [{len(words)}], got shape {ids.shape}"
+                )
+        return Evicted(*self._pool.evict_keys(words, ids))
 
     def objects(self) -> PoolObjects:
         """List all objects, for policies that choose victims themselves."""

@@ -5,6 +5,7 @@ from collections import OrderedDict
 import numpy as np
 import pytest
 
+from mooncake_kernels.errors import InvalidArgument
 from mooncake_kernels.pool import ObjectPool, PutResult
 
 from .support import check, put
@@ -136,6 +137,21 @@ def test_a_policy_in_python(pool):
     assert objects.retention[order[0]] == 1 and (np.diff(objects.recency[order[5:]]) > 0).all()
     evicted = pool.evict_keys(objects.keys[order][:2])
     assert evicted.keys[:, 0].tolist() == [3, 5] and evicted.num_bytes == 4 * 4096
+
+
+def test_an_object_put_again_is_not_evicted_by_the_old_id(pool):
+    for i in range(3):
+        put(pool, (i, 0), 1)
+    objects = pool.objects()
+    pool.remove((1, 0))
+    put(pool, (1, 0), 1)
+    evicted = pool.evict_keys(objects.keys, objects.ids)
+    assert sorted(evicted.keys[:, 0].tolist()) == [0, 2] and pool.contains((1, 0))
+    assert not len(pool.evict_keys([(1, 0)], [0]).keys)
+    with pytest.raises(InvalidArgument, match=r"evict_keys: ids must be \[1\], got shape \(3,\)"):
+        pool.evict_keys([(1, 0)], objects.ids)
+    with pytest.raises(InvalidArgument, match=r"evict_keys: ids must be \[n\] integers"):
+        pool.evict_keys([(1, 0)], ["a"])
 
 
 def test_lookups_are_no_uses(pool):

@@ -80,7 +80,17 @@ std::shared_ptr<Pool> fresh() {
   geometry.num_buckets = 1;  // one chain, which any entry can break
   auto pool = Pool::create("", geometry);
   for (const Key& key : {kOld[2], kOld[0], kOld[1], kOld[3]}) put(pool.get(), key, 60);
+  pool->keep_removals();
   return pool;
+}
+
+// Whether the removal was noted, and nothing else.
+bool is_noted(const Pool& pool, const Key& key) {
+  std::vector<Key> removed;
+  uint64_t end = 0;
+  EXPECT(pool.removals().read(0, &removed, &end) && removed.size() == end);
+  for (const Key& other : removed) EXPECT(other.hash == key.hash && other.scope == key.scope);
+  return !removed.empty();
 }
 
 bool die_after(long steps, long* made) {
@@ -89,6 +99,7 @@ bool die_after(long steps, long* made) {
   const bool was_repaired = pool->stats().num_repairs > 0;
   const std::vector<Key> keys = check_pool(pool.get());
   EXPECT(pool->contains(kOld[0]));  // nothing was done to it, but that it is kept
+  EXPECT(pool->contains(kOld[3]) || is_noted(*pool, kOld[3]));
   EXPECT(keys.size() >= 2 && keys.size() <= 6);
   put(pool.get(), {77, 1}, 5);  // uses what was freed
   EXPECT(check_pool(pool.get()).size() == keys.size() + 1);

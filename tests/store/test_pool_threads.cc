@@ -47,6 +47,29 @@ void change(Pool* pool, uint64_t seed) {
   }
 }
 
+// Reads all removals while they are noted, as far as the pool still has them.
+void follow(Pool* pool, const std::atomic<bool>* done) {
+  Removals& removals = pool->removals();
+  uint64_t begin = removals.first(), num_read = 0, num_missed = 0;
+  while (!*done || removals.end() != begin) {
+    std::vector<Key> keys;
+    uint64_t end = 0;
+    if (removals.read(begin, &keys, &end)) {
+      EXPECT(keys.size() == end - begin);
+      for (const Key& key : keys) {
+        EXPECT(key.hash >= kKept && key.hash < kAll && key.scope == 5);
+      }
+      num_read += keys.size();
+    } else {
+      EXPECT(removals.end() - begin >= kNumRemovals);
+      num_missed += end - begin;
+    }
+    begin = end;
+    removals.forget(end);
+  }
+  EXPECT(num_read + num_missed == begin && num_read > 0 && removals.first() == begin);
+}
+
 }  // namespace
 
 int main() {
@@ -60,7 +83,9 @@ int main() {
 #endif
   for (uint64_t i = 0; i < kKept; ++i) put(pool.get(), {i, 5}, 40 + i, Retention::kHard);
   std::atomic<bool> done = false;
+  pool->keep_removals();
   std::vector<std::thread> readers, writers;
+  readers.emplace_back(follow, other.get(), &done);
   for (uint64_t i = 0; i < 2; ++i) {
     readers.emplace_back(read_all, i ? other.get() : pool.get(), i, &done);
     writers.emplace_back(change, i ? pool.get() : other.get(), 100 + i);

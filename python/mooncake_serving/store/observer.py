@@ -86,8 +86,8 @@ class ObservedPool(ObjectPool):
             self._stored(_one(key), sum(as_buffer(buffer).num_bytes for buffer in buffers))
         return result
 
-    def remove(self, key: Key) -> bool:
-        found = super().remove(key)
+    def remove(self, key: Key, *, noted: bool = True) -> bool:
+        found = super().remove(key, noted=noted)
         if found:
             self._removed(_one(key), evicted=False)
         return found
@@ -101,8 +101,8 @@ class ObservedPool(ObjectPool):
     def evict(self, num_bytes: int, policy: Any = "lru") -> Evicted:
         return self._evicted(super().evict(num_bytes, policy))
 
-    def evict_keys(self, keys: Any) -> Evicted:
-        return self._evicted(super().evict_keys(keys))
+    def evict_keys(self, keys: Any, ids: np.ndarray | None = None) -> Evicted:
+        return self._evicted(super().evict_keys(keys, ids))
 
     def pin(self, key: Key, *, touch: bool = True) -> PinnedObject | None:
         pinned = super().pin(key, touch=touch)
