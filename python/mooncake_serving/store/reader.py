@@ -122,7 +122,11 @@ class StoreReader:
         return self.match_keys(self.keyspace.keys(keys))
 
     def remove(self, key: StoreKey) -> bool:
-        """Remove an object; current readers keep it. Returns whether it was there."""
+        """Remove an object; current readers keep it. Returns whether it was there.
+
+        If another process has a disk behind the pool, a ``TieredStore``, it removes the object from
+        there; whether it was only there is not known here.
+        """
         return self.remove_key(self.keyspace.key(key))
 
     def remove_each(self, keys: StoreKeys) -> np.ndarray:
@@ -141,6 +145,10 @@ class StoreReader:
     def remove_key(self, key: Key) -> bool:
         return self.pool.remove(key)
 
+    def remove_exactly(self, key: Key, object_id: int) -> bool:
+        """Remove an object, unless its key has one of another id by now, see ``ids_of``."""
+        return self.pool.remove_exactly(key, object_id)
+
     def remove_damaged(self, key: Key) -> None:
         """Remove an object that was damaged when it was read.
 
@@ -158,18 +166,15 @@ class StoreReader:
             self.pool.remove_exactly(key, object_id)
 
     def ids_of(self, keys: np.ndarray) -> np.ndarray:
-        """``[n]`` uint64: an id of each object, 0 where there is none."""
+        """``[n]`` uint64: an id of each object, 0 where there is none. An object that is put again
+        under a key gets another one.
+        """
         return self.pool.ids_of(keys)
 
     def list_objects(self) -> tuple[np.ndarray, np.ndarray]:
         """Keys and ids of all objects, of all namespaces."""
         objects = self.pool.objects()
         return objects.keys, objects.ids
-
-    @property
-    def tells_apart(self) -> bool:
-        """Whether an object that is put again under a key gets another id."""
-        return True
 
     def _verifies(self) -> bool:
         return self._verify > 0 and random.random() < self._verify

@@ -302,7 +302,9 @@ class Store(StoreReader, Closing):
 
     def remove_all(self) -> int:
         """Remove the objects of all namespaces, "hard" ones too; returns how many there were."""
-        return sum(self.pool.remove(tuple(key)) for key in self.pool.objects().keys.tolist())
+        num_removed = sum(self.pool.remove(tuple(k)) for k in self.pool.objects().keys.tolist())
+        self.pool.note_all_removed()  # for who has a disk behind the pool
+        return num_removed
 
     def stats(self) -> PoolStats:
         return self.pool.stats()

@@ -5,7 +5,7 @@ import threading
 import numpy as np
 import pytest
 
-from mooncake_kernels.pool import PutResult
+from mooncake_kernels.pool import ObjectPool, PutResult
 from mooncake_serving.store.tiered.disk_side import DiskSide
 
 from .support import open_tier
@@ -15,9 +15,9 @@ KEY = (1, 0)
 
 @pytest.mark.parametrize("call", ["remove", "retry"])
 def test_what_is_put_after_a_removal_is_not_removed_by_another_thread(tmp_path, monkeypatch, call):
-    with open_tier(tmp_path / "tier") as tier:
-        disk, begun, goes_on = DiskSide(tier), threading.Event(), threading.Event()
-        assert disk.put_each([KEY], [b"old"]) == [PutResult.STORED]
+    with open_tier(tmp_path / "tier") as tier, ObjectPool.create(1 << 20) as pool:
+        disk, begun, goes_on = DiskSide(tier, pool), threading.Event(), threading.Event()
+        assert disk.put_each([KEY], [b"old"], lambda _: 1) == [PutResult.STORED]
         disk.condemn([KEY])
         real = tier.remove
 
@@ -36,7 +36,7 @@ def test_what_is_put_after_a_removal_is_not_removed_by_another_thread(tmp_path, 
 
         def replace():
             disk.retry()
-            assert disk.put_each([KEY], [b"new"]) == [PutResult.STORED]
+            assert disk.put_each([KEY], [b"new"], lambda _: 2) == [PutResult.STORED]
 
         second = threading.Thread(target=replace)
         second.start()

@@ -28,8 +28,7 @@ class Listing:
 
     Objects that were put are published as such. For all others the directory may answer that they
     were removed meanwhile: for copies, and for objects that were published before and that it no
-    longer has. Then that very object is dropped here, but not one put under its key since. (A store
-    that does not tell objects apart drops nothing, and treats all as put.)
+    longer has. Then that very object is dropped here, but not one put under its key since.
 
     Args:
         directory: to be updated and queried.
@@ -334,8 +333,6 @@ class Listing:
         """Publish objects: ``[n]`` bool says which were not put just now. None: the copies."""
         if is_old is None:
             is_old = self.copies.are_in(objects.ids)
-        if self._store is not None and not self._store.tells_apart:
-            is_old = np.zeros(len(is_old), bool)
         if is_old.any():
             self._tell_as(objects.at(is_old), is_copy=True)
             objects = objects.at(~is_old)
@@ -378,8 +375,8 @@ class Listing:
         ):
             assert self._store is not None
             try:
-                self._store.pool.remove_exactly((first, second), object_id)
-            except OSError as error:  # a stopped process holds the pool; the next look does it
+                self._store.remove_exactly((first, second), object_id)
+            except (Unavailable, OSError) as error:  # a disk's, or a stopped process holds the pool
                 logger.warning("what was removed is still here: %s", error)
                 self.is_stale = True
             else:

@@ -241,7 +241,7 @@ class IntoPool:
         """Remove what was committed, if it is still there; then there is no result."""
         self.result = None
         if self._stored_id:
-            self._store.pool.remove_exactly(self._key, self._stored_id)
+            self._store.remove_exactly(self._key, self._stored_id)
             self._unmark(self._stored_id)
 
     def abort(self) -> None:

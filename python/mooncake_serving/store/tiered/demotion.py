@@ -17,6 +17,7 @@ log = logging.getLogger("mooncake_serving.store.tiered")
 
 BATCH_BYTES = 16 << 20
 BATCH_OBJECTS = 256
+LOOK_S = 1.0  # for what other processes have removed
 
 
 @dataclass(frozen=True)
@@ -29,7 +30,8 @@ class DemotionStats:
         num_written: objects that were written, and then evicted.
         written_bytes: size of these.
         num_dropped: objects that should have been written, and were not: the queue was full, the
-            disk could not be written, the object was damaged, or the store was closed.
+            disk could not be written, the object was damaged, or removed meanwhile by another
+            process, or the store was closed.
     """
 
     num_queued: int
@@ -162,7 +164,10 @@ class Demoter:
         return len(keys)
 
     def _run(self) -> None:
-        while batch := self._take():
+        while (batch := self._take()) or not self._closing:
+            if not batch:
+                self._look()
+                continue
             num_bytes = sum(pinned.num_bytes for pinned in batch.values())
             stored = self._write(batch)
             with self._changed:
@@ -175,10 +180,17 @@ class Demoter:
                 self._changed.notify_all()
         self._disk.retry()
 
+    def _look(self) -> None:
+        """Have the disk record what other processes have removed."""
+        try:
+            self._disk.retry_new()
+        except Exception:
+            log.exception("what other processes have removed could not be recorded")
+
     def _take(self) -> dict[Key, PinnedObject]:
-        """Wait for objects to be written; empty if there will be no more."""
+        """Wait for objects to be written; none if there are none for a while."""
         with self._changed:
-            self._changed.wait_for(lambda: self._queue or self._closing)
+            self._changed.wait_for(lambda: self._queue or self._closing, LOOK_S)
             num_bytes = 0
             while self._queue and num_bytes < BATCH_BYTES and len(self._writing) < BATCH_OBJECTS:
                 key = next(iter(self._queue))
@@ -193,7 +205,9 @@ class Demoter:
             self._disk.condemn(self._replaced(batch))
             whole = [key for key, pinned in batch.items() if self._is_whole(key, pinned)]
             self._disk.retry()
-            results = self._disk.put_each(whole, [batch[key].view for key in whole])
+            results = self._disk.put_each(
+                whole, [batch[key].view for key in whole], lambda k: self._id_of(k, batch[k])
+            )
             stored = [k for k, r in zip(whole, results, strict=True) if r is not PutResult.FULL]
             with self._puts.hold(batch):
                 evicted = self._evict(batch, stored)
@@ -222,25 +236,24 @@ class Demoter:
         An object that a process without the tier removed meanwhile is condemned on the disk as
         well.
         """
-        ids = self._pool.ids_of(list(batch)).tolist()  # first: they are of what is there then
-        there = {
-            key: object_id
-            for (key, pinned), object_id in zip(batch.items(), ids, strict=True)
-            if self._is_there(key, pinned)
-        }
+        ids = {key: self._id_of(key, pinned) for key, pinned in batch.items()}
+        there = {key: object_id for key, object_id in ids.items() if object_id}
         for pinned in batch.values():
             pinned.close()
         self._disk.condemn(set(stored).difference(there))
-        self._disk.note_same(there[key] for key in stored if key in there)  # they may stay
-        return self._pool.evict_keys(np.array(list(there), np.uint64).reshape(-1, 2)).keys
+        keys = np.array(list(there), np.uint64).reshape(-1, 2)
+        return self._pool.evict_keys(keys, np.array(list(there.values()), np.uint64)).keys
 
-    def _is_there(self, key: Key, pinned: PinnedObject) -> bool:
-        """Whether the pool has this very object: while pinned, no other can take its place."""
+    def _id_of(self, key: Key, pinned: PinnedObject) -> int:
+        """The id of this very object, 0 if the pool does not have it any more: while it is pinned,
+        no other can take its place.
+        """
+        [object_id] = self._pool.ids_of([key]).tolist()  # first: of what is there until then
         found = self._pin(key)
         if found is None:
-            return False
+            return 0
         with found:
-            return found.buffer.address == pinned.buffer.address
+            return object_id if found.buffer.address == pinned.buffer.address else 0
 
     @staticmethod
     def _is_whole(key: Key, pinned: PinnedObject) -> bool:

@@ -57,10 +57,9 @@ class Demotion:
             before = ends[begin - 1] if begin else 0
             end = max(int(np.searchsorted(ends, before + num_bytes)) + 1, begin + num_objects)
             keys = objects.keys[order[begin:end]]
-            sizes = self.queue(
-                pool, keys, objects.ids[order[begin:end]], objects.uses[order[begin:end]]
-            )
-            evicted = pool.evict_keys(keys[sizes < 0])
+            ids = objects.ids[order[begin:end]]
+            sizes = self.queue(pool, keys, ids, objects.uses[order[begin:end]])
+            evicted = pool.evict_keys(keys[sizes < 0], ids[sizes < 0])
             removed.append(evicted.keys)
             freed += evicted.num_bytes
             queued = sizes[sizes >= 0]
@@ -75,7 +74,7 @@ class Demotion:
         """Queue objects worth a write, to be evicted once written: ``[n]`` sizes, or -1.
 
         So are those of which it is not known whether the disk has them, or what was there before
-        another process removed it from the pool and put it again. If they cannot be queued, what
+        another process evicted it from the pool and put another. If they cannot be queued, what
         the disk has is condemned.
 
         Args:
@@ -111,10 +110,9 @@ class _ByWayOfDisk:
         return getattr(self._pool, name)
 
     def evict_keys(self, keys: np.ndarray) -> Evicted:
-        sizes = self._demotion.queue(
-            self._pool, keys, self._pool.ids_of(keys), _uses_of(self._pool, keys)
-        )
-        evicted = self._pool.evict_keys(keys[sizes < 0])
+        ids = self._pool.ids_of(keys)
+        sizes = self._demotion.queue(self._pool, keys, ids, _uses_of(self._pool, keys))
+        evicted = self._pool.evict_keys(keys[sizes < 0], ids[sizes < 0])
         queued = keys[sizes >= 0]
         self._demoter.wait_for([tuple(key) for key in queued.tolist()])
         is_gone = ~self._pool.contains_each(queued)

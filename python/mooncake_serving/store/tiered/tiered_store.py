@@ -20,7 +20,7 @@ from mooncake_kernels.pool import (
 
 from ..checks import check_pool
 from ..eviction import EvictionPolicy
-from ..keyspace import StoreKey, StoreKeys, fingerprints
+from ..keyspace import StoreKey, StoreKeys
 from ..landing import Landing
 from ..reader import DAMAGED
 from ..room import Room
@@ -55,7 +55,7 @@ class TieredStore(Store):
     object that is verified in the pool and damaged there is read from the disk, if that has it.
 
     One process of a host has the tier. Others may have ``Store``s on the same pool: they see what
-    is in the pool, and what they evict is gone. What they remove is gone from the pool only.
+    is in the pool, and what they evict is gone. What they remove is gone from the disk as well.
 
     Args:
         pool: of ``Store``; ``close()`` closes it.
@@ -102,7 +102,7 @@ class TieredStore(Store):
                     f"got {close_deadline_s!r}"
                 )
             self.tier = tier
-            self._disk = DiskSide(tier)
+            self._disk = DiskSide(tier, pool)
             self._pid = os.getpid()
             self._moves = Moves()
             self._queue_bytes = queue_bytes
@@ -220,19 +220,15 @@ class TieredStore(Store):
         missing = np.flatnonzero(~self.has_keys(keys[num_in_pool:]))
         return num_in_pool + int(missing[0]) if len(missing) else len(keys)
 
-    # An object that moves to the disk and back is the same, so its key alone identifies it.
-
     def ids_of(self, keys: np.ndarray) -> np.ndarray:
-        return np.where(self.has_keys(keys), _ids(keys), np.uint64(0))
+        # In this order, again. An object that moves to the disk and back keeps its id.
+        return self._disk.ids_of(keys, self.pool.ids_of(keys))
 
     def list_objects(self) -> tuple[np.ndarray, np.ndarray]:
-        # In this order, again; an object in both is listed once.
+        # The same; an object in both is listed once.
         keys = np.unique(np.concatenate([self.pool.objects().keys, self._disk.keys()]), axis=0)
-        return keys, _ids(keys)
-
-    @property
-    def tells_apart(self) -> bool:
-        return False
+        ids = self.ids_of(keys)
+        return keys[ids != 0], ids[ids != 0]
 
     def remove(self, key: StoreKey) -> bool:
         """Remove an object from both tiers; current readers keep it. Returns whether it was there.
@@ -246,16 +242,26 @@ class TieredStore(Store):
     def remove_key(self, key: Key) -> bool:
         _words("remove", key)
         with self._moves.hold([key]):  # it cannot come back meanwhile
-            was_in_pool = super().remove_key(key)  # and what is not there is not queued
+            was_in_pool = self.pool.remove(key, noted=False)  # what is not there is not queued
             self._demoter.discard([key])
             return self._disk.remove(key) or was_in_pool
+
+    def remove_exactly(self, key: Key, object_id: int) -> bool:
+        words = _words("remove_exactly", key)
+        with self._moves.hold([key]):
+            in_pool = self.pool.ids_of(words)
+            is_it = in_pool[0] and self._disk.ids_of(words, in_pool)[0] == object_id
+            was_in_pool = bool(is_it) and self.pool.remove_exactly(key, int(in_pool[0]))
+            self._demoter.discard([key])
+            return self._disk.remove_exactly(key, object_id) or was_in_pool
 
     def remove_all(self) -> int:
         """Remove the objects of all namespaces, "hard" ones too; returns how many there were."""
         with self._moves.hold_all():
             in_pool = [tuple(key) for key in self.pool.objects().keys.tolist()]
             on_disk = {tuple(key) for key in self._disk.keys().tolist()}
-            super().remove_all()
+            for key in in_pool:
+                self.pool.remove(key, noted=False)
             self._demoter.discard(in_pool)
             self._disk.remove_all()
         return len(on_disk | set(in_pool))
@@ -362,19 +368,20 @@ class TieredStore(Store):
     def _promote_held(self, words: np.ndarray) -> np.ndarray:
         damaged = np.zeros(len(words), bool)
         puts: list[tuple[int, ObjectPut]] = []
+        keys = [(first, second) for first, second in words.tolist()]
         try:
             for i, num_bytes in enumerate(self._disk.num_bytes_each(words).tolist()):
                 if num_bytes >= 0:
-                    put = self._begin_in_pool(tuple(words[i].tolist()), num_bytes)
+                    put = self._begin_in_pool(keys[i], num_bytes)
                     if isinstance(put, ObjectPut):
                         puts.append((i, put))
             wanted = [i for i, _ in puts]
             sizes = self._disk.get_into_each(words[wanted], [put.view for _, put in puts])
             damaged[wanted] = sizes == DAMAGED
-            for (_, put), size in zip(puts, sizes.tolist(), strict=True):
+            for (i, put), size in zip(puts, sizes.tolist(), strict=True):
                 if size == put.num_bytes:
-                    put.commit()
-                    self._disk.note_same([put.id])
+                    self._disk.note_promoted(keys[i], put.id)
+                    put.commit_unless_removed()
         finally:
             for _, put in puts:
                 put.abort()  # no effect after a commit
@@ -396,11 +403,6 @@ def _closed_on_failure(tier: Any) -> Iterator[None]:
         if isinstance(tier, SsdTier):
             tier.close()
         raise
-
-
-def _ids(keys: np.ndarray) -> np.ndarray:
-    ids = fingerprints(keys)
-    return np.where(ids == 0, np.uint64(1), ids)
 
 
 def _words(op: str, key: Key) -> np.ndarray:

@@ -1,0 +1,123 @@
+"""Removed objects stay removed where the only copy left is on a disk."""
+
+import pytest
+
+from mooncake_kernels.errors import Unavailable
+from mooncake_kernels.pool import ObjectPool, PutResult
+from mooncake_serving.store import SsdTier, Store, TieredStore
+
+from ..spread.support import hosts_with
+from .support import UNIT, replaced, value
+from .test_removal import look_at_everything
+
+STORED = PutResult.STORED
+
+
+def to_disk(store: TieredStore, key: str) -> None:
+    words = store.keyspace.keys([key])
+    store.evict(store.pool.capacity_bytes)
+    assert store.flush() and store.tier.contains_each(words).all()
+    assert not store.pool.contains_each(words).any()
+
+
+@pytest.fixture(params=["disk", "pool", "both"])
+def holding(hosts, tmp_path, request):
+    """A host with a disk, which has object "a" there, in its pool, or both; and another host."""
+    tier = SsdTier(tmp_path / "tier", 4 << 20, bucket_bytes=1 << 20)
+    store = TieredStore(ObjectPool.create(64 * UNIT), tier, min_uses=1)
+    one, two = hosts.make("one", store=store), hosts.make("two")
+    assert one.cluster.put("a", value(1)) is STORED
+    if request.param != "pool":
+        to_disk(store, "a")
+    if request.param == "both":
+        assert store.get("a") == value(1)
+    look_at_everything(hosts)
+    return one, two
+
+
+def is_nowhere(hosts, one) -> bool:
+    look_at_everything(hosts)
+    assert hosts_with(hosts.all, "a") == [] and not one.store.exists("a")
+    assert one.store.flush()  # also of what it has learnt and not recorded yet
+    assert not one.store.tier.contains_each(one.store.keyspace.keys(["a"])).any()
+    return not any(host.cluster.exists("a") for host in hosts.all)
+
+
+def test_the_remover_dies_before_the_holder_has_dropped_it(hosts, holding):
+    one, two = holding
+    with replaced(two.node.asking, "remove", lambda *_: 1 / 0):
+        with pytest.raises(ZeroDivisionError):
+            two.cluster.remove("a")
+    one.node.listing.tell_changes()
+    assert not two.cluster.exists("a") and is_nowhere(hosts, one)
+
+
+def test_what_is_removed_while_the_membership_of_its_holder_is_over(hosts, holding):
+    one, two = holding
+    hosts.directory.leave(one.node.name)
+    assert not two.cluster.remove("a")  # of whom nobody knows just now
+    one.node._membership._renew_once()
+    assert is_nowhere(hosts, one)
+
+
+def test_what_moves_between_a_removal_and_the_look(hosts, holding):
+    one, two = holding
+    with replaced(two.node.asking, "remove", lambda *_: 1 / 0):
+        with pytest.raises(ZeroDivisionError):
+            two.cluster.remove("a")
+    assert one.store.get("a") == value(1)
+    to_disk(one.store, "a")
+    assert is_nowhere(hosts, one)
+
+
+def test_what_a_node_finds_on_its_disk_when_it_comes_back(hosts, holding):
+    one, two = holding
+    one.cluster.close()
+    assert not two.cluster.remove("a")  # of which nobody knows just now
+    again = hosts.make("again", store=one.store)
+    two.node.members(anew=True)
+    assert is_nowhere(hosts, again)
+
+
+@pytest.mark.parametrize("is_on_disk", [False, True])
+def test_what_is_put_again_stays(hosts, holding, is_on_disk):
+    one, two = holding
+    with replaced(two.node.asking, "remove", lambda *_: 1 / 0):
+        with pytest.raises(ZeroDivisionError):
+            two.cluster.remove("a")
+    assert one.store.remove("a")  # without telling anybody
+    assert one.store.put("a", value(2)) is STORED
+    if is_on_disk:
+        to_disk(one.store, "a")
+    one.node.listing.tell_changes()
+    look_at_everything(hosts)
+    assert one.store.get("a") == value(2) and two.cluster.get("a") == value(2)
+    assert two.cluster.remove("a") and is_nowhere(hosts, one)
+
+
+def test_a_copy_that_has_moved_to_the_disk_is_one(hosts, tmp_path):
+    tier = SsdTier(tmp_path / "tier", 4 << 20, bucket_bytes=1 << 20)
+    store = TieredStore(ObjectPool.create(64 * UNIT), tier, min_uses=1)
+    one, two = hosts.make("one", store=store), hosts.make("two")
+    two.cluster.put("a", value(1))
+    with replaced(hosts.directory, "publish", _not_from(one.node.pool_name)):
+        assert one.cluster.fetch(["a"]) == [STORED]
+    to_disk(store, "a")
+    assert two.cluster.remove("a")
+    assert is_nowhere(hosts, one)
+
+
+def _not_from(pool_name: str):
+    def publish(real, name, *args, **options):
+        if name == pool_name:
+            raise Unavailable("the directory is away")
+        return real(name, *args, **options)
+
+    return publish
+
+
+def test_another_process_of_the_host_removes_it(hosts, holding):
+    one, two = holding
+    with Store.open(one.store.pool.path) as other:
+        other.remove("a")
+    assert is_nowhere(hosts, one) and not two.cluster.exists("a")

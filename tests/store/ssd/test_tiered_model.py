@@ -1,0 +1,148 @@
+"""A store with a disk, and another process's store on its pool, against a dict, in any order."""
+
+import tempfile
+from pathlib import Path
+
+import numpy as np
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
+
+from mooncake_kernels.pool import ObjectPool
+from mooncake_serving.store import SsdTier, Store, TieredStore
+
+from .support import PAGE
+from .tiered import BUCKET, EXISTS, IN_POOL, OBJECT, STORED
+
+NUM_KEYS = 12  # more than the pool has room for
+KEYS = st.integers(0, NUM_KEYS - 1)
+
+
+class TieredMachine(RuleBasedStateMachine):
+    """`objects` are those that were put, and not removed since: a number each, which it contains.
+
+    `may_be_gone` are those that the other process has evicted, perhaps before the disk had them.
+    All others must be there, and none but the last put. Everything that leaves the pool otherwise
+    goes to the disk, which never has to drop anything.
+    """
+
+    def __init__(self):
+        super().__init__()
+        self.folder = tempfile.TemporaryDirectory()
+        self.pool = ObjectPool.create(IN_POOL * OBJECT)
+        self.others = Store(ObjectPool.open(self.pool.path), namespace="model", evict_ratio=0)
+        self.objects, self.may_be_gone, self.num_puts = {}, set(), 0
+        self.open()
+
+    @property
+    def path(self) -> Path:
+        return Path(self.folder.name) / "tier"
+
+    def open(self) -> None:
+        tier = SsdTier(self.path, 16 * BUCKET, bucket_bytes=BUCKET, slot_bytes=4 * PAGE)
+        pool = ObjectPool.open(self.pool.path)
+        self.store = TieredStore(pool, tier, namespace="model", min_uses=1, evict_ratio=0)
+        self.store._demoter.flush()
+
+    def settle(self, key: int) -> None:
+        """Find out whether an object that may be gone is."""
+        if key in self.may_be_gone and not self.store.exists(key):
+            del self.objects[key]
+        self.may_be_gone.discard(key)
+
+    def bytes_of(self, number: int) -> bytes:
+        return number.to_bytes(8, "little") * (OBJECT // 8)
+
+    @rule(key=KEYS)
+    def put(self, key):
+        self.settle(key)
+        self.num_puts += 1
+        result = self.store.put(key, self.bytes_of(self.num_puts))
+        if key in self.objects:
+            assert result is EXISTS
+        else:
+            assert result is STORED
+            self.objects[key] = self.num_puts
+
+    @rule(key=KEYS)
+    def put_by_other(self, key):
+        """What the disk has, it does not see: so it puts the same."""
+        self.settle(key)
+        number = self.objects.get(key, self.num_puts + 1)
+        stats = self.pool.stats()
+        if stats.free_bytes >= OBJECT:
+            self.num_puts += 1
+            assert self.others.put(key, self.bytes_of(number)) in (STORED, EXISTS)
+            self.objects[key] = number
+
+    @rule(key=KEYS)
+    def read(self, key):
+        found = self.store.get(key)
+        if found is None:
+            assert key not in self.objects or key in self.may_be_gone
+            self.objects.pop(key, None)
+        else:
+            assert found == self.bytes_of(self.objects[key])
+        self.may_be_gone.discard(key)
+
+    @rule(key=KEYS)
+    def remove(self, key):
+        self.settle(key)
+        assert self.store.remove(key) == (key in self.objects)
+        self.objects.pop(key, None)
+
+    @rule(key=KEYS)
+    def remove_by_other(self, key):
+        is_in_pool = self.pool.contains(self.others.keyspace.key(key))
+        assert self.others.remove(key) == is_in_pool
+        self.objects.pop(key, None)
+        self.may_be_gone.discard(key)
+
+    @rule(is_other=st.booleans())
+    def remove_all(self, is_other):
+        (self.others if is_other else self.store).remove_all()
+        self.objects.clear()
+        self.may_be_gone.clear()
+
+    @rule(num_objects=st.integers(1, IN_POOL))
+    def evict(self, num_objects):
+        self.store.evict(num_objects * OBJECT)
+
+    @rule(num_objects=st.integers(1, IN_POOL))
+    def evict_by_other(self, num_objects):
+        gone = {tuple(key) for key in self.others.evict(num_objects * OBJECT).keys.tolist()}
+        names = {self.others.keyspace.key(key): key for key in range(NUM_KEYS)}
+        self.may_be_gone |= {names[key] for key in gone} & self.objects.keys()
+
+    @rule()
+    def flush(self):
+        assert self.store.flush()
+
+    @rule(closes=st.booleans())
+    def restart(self, closes):
+        """After a death the pool and the disk are as they were."""
+        if closes:
+            self.store.close()
+        else:
+            self.store._demoter.close(0)
+            image = self.path.read_bytes()
+            self.store.close()
+            self.path.write_bytes(image)
+        self.open()
+
+    @invariant()
+    def agrees(self):
+        found = self.store.exists_each(range(NUM_KEYS))
+        there = set(np.flatnonzero(found).tolist())
+        assert there <= self.objects.keys()
+        assert self.objects.keys() - there <= self.may_be_gone
+
+    def teardown(self):
+        self.store.close()
+        self.others.close()
+        self.pool.close()
+        self.folder.cleanup()
+
+
+TieredMachine.TestCase.settings = settings(max_examples=25, stateful_step_count=40, deadline=None)
+TestTieredModel = TieredMachine.TestCase

@@ -1,0 +1,386 @@
+"""TieredStore: objects that a process without the tier removes, whenever somebody dies."""
+
+import threading
+import time
+
+import numpy as np
+import pytest
+
+from mooncake_kernels.errors import Unavailable
+from mooncake_kernels.pool import ObjectPool
+from mooncake_serving.store import SsdTier, Store, TieredStore
+from mooncake_serving.store.tiered import demotion
+
+from ..support import child, ended_well, eventually, kill
+from .support import PAGE
+from .tiered import BUCKET, IN_POOL, OBJECT, STORED, flip_in_pool, put, read, value
+
+NEW = b"new" * 1000
+NUM_KEPT = 1 << 14  # removals, in csrc/store/layout.h
+
+
+def others_of(store: TieredStore) -> Store:
+    """Another process's store on its pool."""
+    return Store(ObjectPool.open(store.pool.path), namespace="model")
+
+
+def to_disk(store: TieredStore, *keys: int) -> None:
+    for key in keys:
+        assert store._demoter.offer(store.keyspace.key(key))
+    assert store.flush() and is_on_disk(store, *keys)
+    assert not store.pool.contains_each(store.keyspace.keys(keys)).any()
+
+
+def is_on_disk(store: TieredStore, *keys: int) -> bool:
+    return bool(store.tier.contains_each(store.keyspace.keys(keys)).all())
+
+
+def is_nowhere(store: TieredStore, key: int) -> bool:
+    """By every call that could find it."""
+    words = store.keyspace.keys([key])
+    assert store.get(key) is None and store.view(key) is None and read(store, key) == [-1]
+    assert store.match_prefix([key]) == 0 and store.ids_of(words).tolist() == [0]
+    assert words.tolist()[0] not in store.list_objects()[0].tolist()
+    return not store.exists(key) and not store.pool.contains_each(words).any()
+
+
+@pytest.fixture(params=["pool and disk", "disk", "pool", "queue"])
+def holding(opened, request, monkeypatch):
+    """A store that has object 0 there, and another process's store on its pool."""
+    store = opened()
+    put(store, 0)
+    if "disk" in request.param:
+        to_disk(store, 0)
+    if request.param == "pool and disk":
+        assert read(store, 0) == [OBJECT]
+    if request.param == "queue":
+        real = store._demoter._write
+        with monkeypatch.context() as patch:
+            patch.setattr(store._demoter, "_is_whole", lambda *_: time.sleep(0.2) or True)
+            assert store._demoter.offer(store.keyspace.key(0))
+        assert real == store._demoter._write
+    with others_of(store) as others:
+        yield store, others
+
+
+def test_what_another_process_removes_is_gone(holding):
+    store, others = holding
+    others.remove(0)
+    assert is_nowhere(store, 0)
+    assert store.flush() and is_nowhere(store, 0) and not is_on_disk(store, 0)
+    assert not store.remove(0)
+
+
+def test_what_is_put_after_that_stays(holding):
+    store, others = holding
+    others.remove(0)
+    assert others.put(0, NEW) is STORED
+    assert store.get(0) == NEW
+    store.flush()
+    if store.pool.contains(store.keyspace.key(0)):
+        to_disk(store, 0)
+    assert store.get(0) == NEW and store.tier.stats().num_objects == 1
+    assert others.remove(0) and is_nowhere(store, 0)
+    assert store.put(0, value(0)) is STORED and read(store, 0) == [OBJECT]
+
+
+@pytest.mark.parametrize("call", ["remove", "remove_all"])
+def test_what_another_process_has_removed_is_not_there_to_be_removed(opened, call):
+    store = opened()
+    put(store, 0, 1)
+    to_disk(store, 0, 1)
+    with others_of(store) as others:
+        for key in (0, 1) if call == "remove" else ():
+            others.remove(key)
+        if call == "remove_all":
+            others.remove_all()
+    assert not store.remove(0) and store.remove_all() == 0
+    assert store.tier.stats().num_objects == 0
+
+
+def test_a_process_that_is_none_of_ours(opened):
+    store = opened()
+    put(store, 0, 1)
+    to_disk(store, 0, 1)
+    assert read(store, 0) == [OBJECT]
+
+    def life():
+        with others_of(store) as others:
+            assert others.remove_each([0, 1]).tolist() == [True, False]
+
+    with child(life) as pid:
+        assert ended_well(pid)
+    assert is_nowhere(store, 0) and is_nowhere(store, 1)
+
+
+def test_all_that_another_process_removes_is_gone(opened):
+    store = opened()
+    put(store, 0, 1)
+    to_disk(store, 0, 1)
+    put(store, 2)
+    with others_of(store) as others:
+        assert others.remove_all() == 1
+        assert others.put(3, value(3)) is STORED
+    assert all(is_nowhere(store, key) for key in range(3)) and read(store, 3) == [OBJECT]
+    to_disk(store, 3)
+    assert read(store, 3) == [OBJECT] and store.tier.stats().num_objects == 1
+
+
+def test_more_removals_than_the_pool_keeps(opened, monkeypatch):
+    """Then nothing on the disk may be given out, and nothing is lost from the pool."""
+    monkeypatch.setattr(demotion, "LOOK_S", 3600.0)
+    store = opened()
+    put(store, 0, 1)
+    to_disk(store, 0, 1)
+    put(store, 2)
+    with others_of(store) as others:
+        for key in range(3, NUM_KEPT + 2):
+            others.remove(key)
+        assert store.exists(0)
+        others.remove(1)
+        assert is_nowhere(store, 1) and store.exists(0)
+        for key in range(3, NUM_KEPT + 3):
+            others.remove(key)
+    assert is_nowhere(store, 0) and read(store, 2) == [OBJECT]
+    assert store.put(0, NEW) is STORED
+    to_disk(store, 0)
+    assert store.get(0) == NEW and store.tier.stats().num_objects == 1
+
+
+def test_what_is_removed_while_it_is_brought_up_does_not_come_back(opened, monkeypatch):
+    store = opened()
+    put(store, 0)
+    to_disk(store, 0)
+    real = store.tier.get_into_each
+    with others_of(store) as others:
+
+        def then_removed(*args, **options):
+            sizes = real(*args, **options)
+            assert not others.remove(0)  # it is being written
+            return sizes
+
+        with monkeypatch.context() as patch:
+            patch.setattr(store.tier, "get_into_each", then_removed)
+            store.get(0)
+        assert is_nowhere(store, 0) and store.pool.stats().num_writing == 0
+        assert others.put(0, NEW) is STORED and store.get(0) == NEW
+
+
+@pytest.mark.parametrize("when", ["before", "after"])
+def test_what_is_removed_while_it_is_written_is_not_seen(opened, monkeypatch, when):
+    store = opened()
+    put(store, 0)
+    key, real, seen = store.keyspace.key(0), store.tier.put_each, []
+    retry = threading.Thread(target=store._disk.retry)
+    with others_of(store) as others:
+
+        def with_removal(keys, values):
+            if when == "before":
+                assert others.remove(0)
+                retry.start()
+                retry.join(0.2)  # if it does not wait for what is being written
+            results = real(keys, values)
+            if when == "after":
+                assert others.remove(0)
+                retry.start()
+            seen.append(store.exists(0) or store.get(0) is not None)
+            return results
+
+        with monkeypatch.context() as patch:
+            patch.setattr(store.tier, "put_each", with_removal)
+            assert store._demoter.offer(key) and store.flush()
+        retry.join(60)
+        assert seen == [False]
+        assert is_nowhere(store, 0) and not is_on_disk(store, 0)
+
+
+def test_what_is_removed_while_it_waits_to_be_written_is_not(opened, monkeypatch):
+    """Also if the removal was recorded by then: nothing is left of it that would hide it."""
+    store = opened()
+    put(store, 0)
+    with others_of(store) as others:
+
+        def then_removed(key, pinned):
+            assert others.remove(0)
+            store._disk.retry()
+            return True
+
+        def see(keys, values):
+            seen.extend(keys)
+            return real(keys, values)
+
+        real, seen = store.tier.put_each, []
+        with monkeypatch.context() as patch:
+            patch.setattr(store._demoter, "_is_whole", then_removed)
+            patch.setattr(store.tier, "put_each", see)
+            assert store._demoter.offer(store.keyspace.key(0)) and store.flush()
+        assert seen == [] and is_nowhere(store, 0)
+
+
+@pytest.mark.parametrize("how", ["written", "on the disk"])
+def test_what_is_put_again_just_before_the_old_one_is_evicted_stays(opened, monkeypatch, how):
+    store = opened()
+    put(store, 0)
+    if how == "on the disk":
+        to_disk(store, 0)
+        assert read(store, 0) == [OBJECT]
+    real = store.pool.evict_keys
+    with others_of(store) as others:
+
+        def evict_keys(*args):
+            assert others.remove(0) and others.put(0, NEW) is STORED
+            return real(*args)
+
+        with monkeypatch.context() as patch:
+            patch.setattr(store.pool, "evict_keys", evict_keys)
+            store.evict(OBJECT)
+            assert store.flush()
+    assert store.get(0) == NEW
+    to_disk(store, 0)
+    assert store.get(0) == NEW
+
+
+def test_the_disk_learns_of_it_without_a_call(opened, monkeypatch):
+    monkeypatch.setattr(demotion, "LOOK_S", 0.01)
+    store = opened()
+    put(store, 0)
+    to_disk(store, 0)
+    with others_of(store) as others:
+        others.remove(0)
+    assert eventually(lambda: not is_on_disk(store, 0))
+
+
+def test_a_damaged_object_that_another_process_drops_stays_on_the_disk(opened):
+    store = opened()
+    put(store, 0)
+    to_disk(store, 0)
+    assert read(store, 0) == [OBJECT]
+    flip_in_pool(store, 0)
+    with others_of(store) as others:
+        others.remove_damaged(others.keyspace.key(0))
+        assert not others.exists(0)
+    assert read(store, 0) == [OBJECT]
+
+
+def test_an_id_stays_with_its_object(opened):
+    store = opened()
+    put(store, 0, 1)
+    words = store.keyspace.keys([0, 1])
+    ids = store.ids_of(words).tolist()
+    assert len({0, *ids}) == 3
+    to_disk(store, 0, 1)
+    assert store.ids_of(words).tolist() == ids
+    assert read(store, 0) == [OBJECT] and store.ids_of(words).tolist() == ids
+    store.evict(IN_POOL * OBJECT)
+    assert store.ids_of(words).tolist() == ids
+    assert sorted(store.list_objects()[1].tolist()) == sorted(ids)
+    store.remove(0)
+    put(store, 0)
+    new = int(store.ids_of(words)[0])
+    assert new not in (0, *ids)
+    assert not store.remove_exactly(tuple(words[0].tolist()), ids[0]) and read(store, 0) == [OBJECT]
+    to_disk(store, 0)
+    assert not store.remove_exactly(tuple(words[0].tolist()), ids[0]) and read(store, 0) == [OBJECT]
+    assert store.remove_exactly(tuple(words[0].tolist()), new) and is_nowhere(store, 0)
+    assert store.remove_exactly(tuple(words[1].tolist()), ids[1]) and is_nowhere(store, 1)
+
+
+# The process with the tier dies, and another one opens the pool and the tier.
+
+
+def open_tier(tmp_path) -> SsdTier:
+    return SsdTier(
+        tmp_path / "tier", 8 * BUCKET, bucket_bytes=BUCKET, slot_bytes=4 * PAGE, retry_s=0
+    )
+
+
+@pytest.fixture
+def pool():
+    with ObjectPool.create(IN_POOL * OBJECT) as pool:
+        yield pool
+
+
+def reopened(tmp_path, pool) -> TieredStore:
+    return TieredStore(
+        ObjectPool.open(pool.path), open_tier(tmp_path), namespace="model", min_uses=1
+    )
+
+
+def killed_after(tmp_path, pool, life) -> None:
+    """A process that has a store, and is killed when this is done with it."""
+
+    def with_store():
+        store = reopened(tmp_path, pool)
+        life(store)
+        (tmp_path / "done").touch()
+        time.sleep(600)
+
+    with child(with_store) as pid:
+        assert eventually((tmp_path / "done").exists)
+        kill(pid)
+    (tmp_path / "done").unlink()
+
+
+def fill(store: TieredStore) -> None:
+    put(store, 0, 1)
+    to_disk(store, 0, 1)
+    assert read(store, 0) == [OBJECT]
+
+
+@pytest.mark.parametrize("what", ["one", "all"])
+def test_what_is_removed_while_the_process_with_the_tier_is_dead(tmp_path, pool, what):
+    killed_after(tmp_path, pool, fill)
+    others = Store(pool, namespace="model")
+    assert others.remove(0) if what == "one" else others.remove_all() == 1
+    with reopened(tmp_path, pool) as store:
+        assert is_nowhere(store, 0) and read(store, 1) == [OBJECT if what == "one" else -1]
+
+
+def test_it_dies_before_the_disk_has_recorded_what_it_has_learnt(tmp_path, pool):
+    def life(store):
+        def fail(key):
+            raise Unavailable("the disk could not be written")
+
+        fill(store)
+        store.tier.remove = fail
+        others = others_of(store)
+        assert others.remove(0)
+        assert not store.exists(0) and store.exists(1)
+        assert store.flush() and is_on_disk(store, 0)
+
+    killed_after(tmp_path, pool, life)
+    with reopened(tmp_path, pool) as store:
+        assert is_nowhere(store, 0) and read(store, 1) == [OBJECT]
+
+
+def test_what_was_put_since_survives_a_death(tmp_path, pool):
+    def life(store):
+        fill(store)
+        others = others_of(store)
+        assert others.remove(0) and others.put(0, NEW) is STORED
+        assert others.remove_all() == 1 and others.put(1, NEW) is STORED
+        to_disk(store, 1)
+
+    killed_after(tmp_path, pool, life)
+    with reopened(tmp_path, pool) as store:
+        assert is_nowhere(store, 0) and store.get(1) == NEW
+
+
+def test_the_remover_dies(tmp_path, pool):
+    """At any moment: then the object is there as a whole, in one tier or both, or nowhere."""
+    with reopened(tmp_path, pool) as store:
+        fill(store)
+
+        def life():
+            with others_of(store) as others:
+                for key in range(1 << 20):
+                    others.remove(key % 5)
+
+        for delay_s in np.linspace(0.01, 0.05, 5):
+            with child(life) as pid:
+                time.sleep(delay_s)
+                kill(pid)
+            assert store.exists(0) == (store.get(0) is not None)
+            store.flush()
+            put(store, *range(5))
+            assert read(store, *range(5)) == [OBJECT] * 5
