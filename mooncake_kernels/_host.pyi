@@ -1,6 +1,6 @@
 """Types of the pybind11 module that csrc/host binds. Addresses are plain integers."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -290,19 +290,7 @@ class TransferEngine:
         deadline_s: float,
         after: tuple[bool, int, int] | None,
         verify: bool,
-    ) -> TransferTicket: ...
-    def submit_plain(
-        self,
-        peer: TransferPeer,
-        op: str,
-        local: np.ndarray,
-        remote: np.ndarray,
-        size: int,
-        notify: bytes | None,
-        deadline_s: float,
-        after: tuple[bool, int, int] | None,
-        verify: bool,
-    ) -> TransferTicket | None: ...
+    ) -> TransferTicket | int: ...
     def submit_paged(
         self,
         peer: TransferPeer,
@@ -315,17 +303,10 @@ class TransferEngine:
         deadline_s: float,
         after: tuple[bool, int, int] | None,
         verify: bool,
-    ) -> TransferTicket: ...
-    def submit_rows(
-        self,
-        peer: TransferPeer,
-        op: str,
-        rows: list[tuple[int, int, int]],
-        notify: bytes | None,
-        deadline_s: float,
-        after: tuple[bool, int, int] | None,
-        verify: bool,
-    ) -> TransferTicket | None: ...
+    ) -> TransferTicket | int: ...
+    def plain_requests(
+        self, peer: TransferPeer
+    ) -> Callable[[str, Any, bytes | None, float, bool], TransferTicket | int | None]: ...
     def sync(self, peer: TransferPeer, deadline_s: float) -> TransferTicket: ...
     def take_notifications(self, timeout_s: float) -> list[tuple[str, bytes]]: ...
     def stats(

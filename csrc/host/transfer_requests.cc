@@ -6,7 +6,10 @@
 #include <pybind11/stl.h>
 
 #include <algorithm>
+#include <cmath>
+#include <exception>
 #include <iterator>
+#include <memory>
 #include <numeric>
 #include <optional>
 #include <string>
@@ -41,27 +44,30 @@ std::shared_ptr<GpuFence> fence_of(const After& after) {
                    : GpuFence::behind_event(handle, device);
 }
 
-// Whether it is one-dimensional and packed, of a type that can be read directly.
-bool is_plain(const py::array& array) {
+// The contents of a one-dimensional, packed array of a type that can be read directly; nothing for
+// any other.
+std::optional<Integers> plain_integers(const py::array& array) {
   constexpr char kForeign = __BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__ ? '>' : '<';
-  if (array.dtype().byteorder() == kForeign) return false;
-  const char kind = array.dtype().kind();
-  const py::ssize_t item_bytes = array.itemsize();
   constexpr int kPacked =
       py::detail::npy_api::NPY_ARRAY_C_CONTIGUOUS_ | py::detail::npy_api::NPY_ARRAY_ALIGNED_;
-  return array.ndim() == 1 && (array.flags() & kPacked) == kPacked &&
-         ((kind == 'i' && item_bytes == 4) || ((kind == 'i' || kind == 'u') && item_bytes == 8));
+  if (array.ndim() != 1 || (array.flags() & kPacked) != kPacked) return {};
+  const py::dtype type = array.dtype();
+  if (type.byteorder() == kForeign) return {};
+  const char kind = type.kind();
+  const py::ssize_t item_bytes = type.itemsize();
+  const auto count = static_cast<size_t>(array.shape(0));
+  if (kind == 'i' && item_bytes == 4) return Integers{array.data(), Integers::Type::kInt32, count};
+  if (item_bytes != 8) return {};
+  if (kind == 'i') return Integers{array.data(), Integers::Type::kInt64, count};
+  if (kind == 'u') return Integers{array.data(), Integers::Type::kUint64, count};
+  return {};
 }
 
 // Python has already converted it.
 Integers integers_of(const py::array& array) {
-  MK_CHECK(is_plain(array), "submit: an array must be packed, of int32, int64 or uint64");
-  const char kind = array.dtype().kind();
-  const py::ssize_t item_bytes = array.itemsize();
-  const auto type = kind == 'u'       ? Integers::Type::kUint64
-                    : item_bytes == 8 ? Integers::Type::kInt64
-                                      : Integers::Type::kInt32;
-  return {array.data(), type, static_cast<size_t>(array.size())};
+  const std::optional<Integers> integers = plain_integers(array);
+  MK_CHECK(integers, "submit: an array must be packed, of int32, int64 or uint64");
+  return *integers;
 }
 
 BlockPool pool_of(PoolFields fields) {
@@ -109,7 +115,17 @@ Request request_of(const Op& op) {
   return request;
 }
 
-TicketRef submit(Engine& engine, Peer& peer, std::string_view name, const py::array& local,
+// What Python gets: a ticket; or a number of bytes, which have been delivered.
+using Submitted = std::variant<TicketRef, uint64_t>;
+
+Submitted submit_to(Engine& engine, Peer& peer, Request request, double deadline_s) {
+  const uint64_t num_bytes = request.num_bytes;
+  TicketRef ticket = engine.submit(peer, std::move(request), deadline_s);
+  if (ticket) return ticket;
+  return num_bytes;
+}
+
+Submitted submit(Engine& engine, Peer& peer, std::string_view name, const py::array& local,
                  const py::array& remote, const std::variant<py::array, uint64_t>& sizes,
                  std::optional<std::string> notify, double deadline_s, const After& after,
                  bool verify) {
@@ -134,10 +150,10 @@ TicketRef submit(Engine& engine, Peer& peer, std::string_view name, const py::ar
   request.notify = std::move(notify);
   request.after = fence_of(after);
   request.verify = verify;
-  return engine.submit(peer, std::move(request), deadline_s);
+  return submit_to(engine, peer, std::move(request), deadline_s);
 }
 
-TicketRef submit_paged(Engine& engine, Peer& peer, std::string_view name, PoolFields local,
+Submitted submit_paged(Engine& engine, Peer& peer, std::string_view name, PoolFields local,
                        const py::array& local_ids, PoolFields remote, const py::array& remote_ids,
                        std::optional<std::string> notify, double deadline_s, const After& after,
                        bool verify) {
@@ -150,46 +166,110 @@ TicketRef submit_paged(Engine& engine, Peer& peer, std::string_view name, PoolFi
   request.notify = std::move(notify);
   request.after = fence_of(after);
   request.verify = verify;
-  return engine.submit(peer, std::move(request), deadline_s);
+  return submit_to(engine, peer, std::move(request), deadline_s);
 }
 
-// The common case: arrays and one size. Returns null for anything else, which then takes the
-// general path, including its errors.
-TicketRef submit_plain(Engine& engine, Peer& peer, std::string_view name, const py::array& local,
-                       const py::array& remote, uint64_t size, std::optional<std::string> notify,
-                       double deadline_s, const After& after, bool verify) {
-  if (!is_plain(local) || !is_plain(remote) || local.size() != remote.size()) return nullptr;
-  return submit(engine, peer, name, local, remote, size, std::move(notify), deadline_s, after,
-                verify);
+std::optional<uint64_t> unsigned_of(PyObject* object) {
+  if (!PyLong_CheckExact(object)) return {};
+  const uint64_t value = PyLong_AsUnsignedLongLong(object);
+  if (value != UINT64_MAX || !PyErr_Occurred()) return value;
+  PyErr_Clear();
+  return {};
 }
 
-// Rows as most callers write them: a list of tuples of three plain integers from 0 to 2**64 - 1.
-// Returns null for anything else, which then takes the general path, including its errors.
-TicketRef submit_rows(Engine& engine, Peer& peer, std::string_view name, const py::list& rows,
-                      std::optional<std::string> notify, double deadline_s, const After& after,
-                      bool verify) {
-  Request request = request_of(op_of(name));
-  request.notify = std::move(notify);
-  request.verify = verify;
-  std::vector<uint64_t>* const columns[] = {&request.local, &request.remote, &request.sizes};
-  for (auto* column : columns) column->reserve(rows.size());
-  for (const py::handle row : rows) {
-    if (!PyTuple_CheckExact(row.ptr()) || PyTuple_GET_SIZE(row.ptr()) != 3) return nullptr;
-    for (int k = 0; k < 3; ++k) {
-      PyObject* const item = PyTuple_GET_ITEM(row.ptr(), k);
-      if (!PyLong_CheckExact(item)) return nullptr;
-      const uint64_t value = PyLong_AsUnsignedLongLong(item);
-      if (value == UINT64_MAX && PyErr_Occurred()) {
-        PyErr_Clear();
-        return nullptr;
-      }
-      columns[k]->push_back(value);
-    }
-    request.num_bytes += request.sizes.back();
+// The requests to one peer as most callers write them. Their arguments are read by Python's C
+// functions: pybind11's conversions take as long as moving some KiB.
+class PlainRequests {
+ public:
+  PlainRequests(std::shared_ptr<Engine> engine, PeerRef peer)
+      : engine_(std::move(engine)), peer_(std::move(peer)) {}
+
+  // As Python calls it: (op, descriptors, notify, deadline_s, verify), where descriptors are a list
+  // of tuples of three integers from 0 to 2**64 - 1, or (array, array, integer). Returns None, and
+  // has done nothing, for anything else, or anything wrong: it then takes the general path,
+  // including its errors.
+  static PyObject* call(PyObject* self, PyObject* const* arguments, Py_ssize_t count) noexcept try {
+    if (count != 5) Py_RETURN_NONE;
+    const auto& requests = *static_cast<PlainRequests*>(PyCapsule_GetPointer(self, nullptr));
+    const std::optional<Submitted> submitted = requests.submit(arguments);
+    return submitted ? py::cast(*submitted).release().ptr() : py::none().release().ptr();
+  } catch (const std::exception&) {
+    Py_RETURN_NONE;
   }
-  const GilOfRequest gil(peer, request.num_ranges(), request.num_bytes);
-  request.after = fence_of(after);
-  return engine.submit(peer, std::move(request), deadline_s);
+
+ private:
+  std::optional<Submitted> submit(PyObject* const* arguments) const {
+    PyObject* const descriptors = arguments[1];
+    PyObject* const notify = arguments[2];
+    const double deadline_s =
+        PyFloat_CheckExact(arguments[3]) ? PyFloat_AS_DOUBLE(arguments[3]) : 0;
+    const bool verify = arguments[4] == Py_True;
+    if (!(deadline_s >= kMinDeadlineS && std::isfinite(deadline_s))) return {};
+    if (!verify && arguments[4] != Py_False) return {};
+    Request request = request_of(op_of(py::handle(arguments[0]).cast<std::string_view>()));
+    request.verify = verify;
+    if (PyBytes_CheckExact(notify)) {
+      request.notify.emplace(PyBytes_AS_STRING(notify), PyBytes_GET_SIZE(notify));
+    } else if (notify != Py_None) {
+      return {};
+    }
+    return PyList_CheckExact(descriptors) ? submit_rows(descriptors, request, deadline_s)
+                                          : submit_columns(descriptors, request, deadline_s);
+  }
+
+  std::optional<Submitted> submit_rows(PyObject* rows, Request& request, double deadline_s) const {
+    std::vector<uint64_t>* const columns[] = {&request.local, &request.remote, &request.sizes};
+    const Py_ssize_t count = PyList_GET_SIZE(rows);
+    for (auto* column : columns) column->reserve(count);
+    for (Py_ssize_t i = 0; i < count; ++i) {
+      PyObject* const row = PyList_GET_ITEM(rows, i);
+      if (!PyTuple_CheckExact(row) || PyTuple_GET_SIZE(row) != 3) return {};
+      for (int k = 0; k < 3; ++k) {
+        const std::optional<uint64_t> value = unsigned_of(PyTuple_GET_ITEM(row, k));
+        if (!value) return {};
+        columns[k]->push_back(*value);
+      }
+      request.num_bytes += request.sizes.back();
+    }
+    const GilOfRequest gil(*peer_, request.num_ranges(), request.num_bytes);
+    return submit_to(*engine_, *peer_, std::move(request), deadline_s);
+  }
+
+  std::optional<Submitted> submit_columns(PyObject* columns, Request& request,
+                                          double deadline_s) const {
+    if (!PyTuple_CheckExact(columns) || PyTuple_GET_SIZE(columns) != 3) return {};
+    const py::handle local = PyTuple_GET_ITEM(columns, 0), remote = PyTuple_GET_ITEM(columns, 1);
+    const std::optional<uint64_t> size = unsigned_of(PyTuple_GET_ITEM(columns, 2));
+    if (!size || !is_array(local) || !is_array(remote)) return {};
+    const auto from = plain_integers(py::reinterpret_borrow<py::array>(local));
+    const auto to = plain_integers(py::reinterpret_borrow<py::array>(remote));
+    if (!from || !to || from->count != to->count) return {};
+    const GilOfRequest gil(*peer_, from->count, from->count * *size);
+    request.local = non_negative(request.op, "local_addresses", *from);
+    request.remote = non_negative(request.op, "remote_addresses", *to);
+    request.sizes = {*size};
+    request.num_bytes = *size * request.num_ranges();
+    return submit_to(*engine_, *peer_, std::move(request), deadline_s);
+  }
+
+  // Not a subclass, which could be anything.
+  static bool is_array(py::handle object) {
+    return Py_TYPE(object.ptr()) == py::detail::npy_api::get().PyArray_Type_;
+  }
+
+  static constexpr double kMinDeadlineS = 1e-6;
+
+  const std::shared_ptr<Engine> engine_;
+  const PeerRef peer_;
+};
+
+py::object plain_requests(std::shared_ptr<Engine> engine, PeerRef peer) {
+  static PyMethodDef method{
+      "submit", reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(&PlainRequests::call)),
+      METH_FASTCALL, nullptr};
+  const py::capsule self(new PlainRequests(std::move(engine), std::move(peer)),
+                         [](void* requests) { delete static_cast<PlainRequests*>(requests); });
+  return py::reinterpret_steal<py::object>(PyCFunction_New(&method, self.ptr()));
 }
 
 }  // namespace
@@ -199,17 +279,11 @@ void bind_requests(EngineClass& engine) {
       .def("submit", &submit, py::arg("peer"), py::arg("op"), py::arg("local"), py::arg("remote"),
            py::arg("sizes"), py::arg("notify").none(true), py::arg("deadline_s"),
            py::arg("after").none(true), py::arg("verify"))
-      .def("submit_plain", &submit_plain, py::arg("peer"), py::arg("op"),
-           py::arg("local").noconvert(), py::arg("remote").noconvert(), py::arg("size"),
-           py::arg("notify").none(true), py::arg("deadline_s"), py::arg("after").none(true),
-           py::arg("verify"))
       .def("submit_paged", &submit_paged, py::arg("peer"), py::arg("op"), py::arg("local"),
            py::arg("local_ids"), py::arg("remote"), py::arg("remote_ids"),
            py::arg("notify").none(true), py::arg("deadline_s"), py::arg("after").none(true),
            py::arg("verify"))
-      .def("submit_rows", &submit_rows, py::arg("peer"), py::arg("op"), py::arg("rows"),
-           py::arg("notify").none(true), py::arg("deadline_s"), py::arg("after").none(true),
-           py::arg("verify"));
+      .def("plain_requests", &plain_requests, py::arg("peer"));
 }
 
 }  // namespace mk::host

@@ -82,7 +82,7 @@ using CountersRef = std::shared_ptr<PeerCounters>;
 class Counted {
  public:
   Counted(CountersRef counters, Direction direction, uint64_t num_bytes);
-  Counted(const Counted&) = delete;
+  Counted(Counted&&) = default;
   ~Counted() { leave(); }
 
   void end(uint64_t num_bytes_done, bool failed);  // once

@@ -7,7 +7,7 @@
 //   RegionRef region = engine.add_region({address, num_bytes}, kRemoteWrite, /*device=*/-1);
 //   PeerRef peer = engine.open({"decode-1", "10.0.0.2:4711", instance}, 30.0);
 //   peer->wait_connected(Deadline::after(30.0));
-//   TicketRef ticket = engine.submit(*peer, std::move(request), 30.0);
+//   TicketRef ticket = engine.submit(*peer, std::move(request), 30.0);   // or null, see there
 //
 // Layer: transfer. Thread-safe. Python face: mooncake_kernels/transfer.
 #pragma once
@@ -51,7 +51,7 @@ class Engine {
   PeerRef open(const PeerAddress& to, double deadline_s);
   void close_peer(const PeerRef& peer);
 
-  // See prepare.h. Throws InvalidArgument, also for a closed peer.
+  // See prepare.h. Null: it is delivered already. Throws InvalidArgument, also for a closed peer.
   TicketRef submit(Peer& peer, Request request, double deadline_s);
 
   // Makes all earlier submitted writes to a file survive a loss of power.

@@ -46,6 +46,7 @@ void Interrupt::signal(const Cause& cause) {
 }
 
 void Interrupt::clear() {
+  if (!signalled_) return;
   const std::lock_guard lock(mutex_);
   if (!signalled_) return;
   eventfd_t count;

@@ -117,9 +117,18 @@ bool Peer::wait_connected(const Deadline& until) {
 }
 
 TicketRef Peer::submit(Request request, const Deadline& deadline) {
-  auto ticket =
-      std::make_shared<Ticket>(weak_from_this(), name_, std::move(request), deadline, counters_);
-  if (run_here(*ticket)) return ticket;
+  Counted counted(counters_, request.direction, request.num_bytes);
+  const std::optional<Outcome> outcome = run_here(request, deadline);
+  if (outcome && outcome->refusal.empty()) {
+    counted.end(outcome->num_bytes, /*failed=*/false);
+    return nullptr;
+  }
+  auto ticket = std::make_shared<Ticket>(weak_from_this(), name_, std::move(request), deadline,
+                                         std::move(counted));
+  if (outcome) {
+    ticket->finish(outcome->refusal, outcome->num_bytes);
+    return ticket;
+  }
   const uint64_t max_bytes = max_piece_bytes(ticket->request());
   const bool is_small = may_begin_here(ticket->request());
   if (is_small && lanes_.front()->begin_here(ticket, max_bytes)) return ticket;
@@ -132,28 +141,25 @@ TicketRef Peer::submit(Request request, const Deadline& deadline) {
   return ticket;
 }
 
-bool Peer::run_here(Ticket& ticket) {
+// Carries it out in the caller's thread. Empty: it was not, and must be queued.
+std::optional<Outcome> Peer::run_here(Request& request, const Deadline& deadline) {
   const Channel& channel = lanes_.front()->channel();
-  const Request& request = ticket.request();
   const uint64_t max_bytes = channel.maps_memory() ? kMaxMapHereBytes : kMaxRunHereBytes;
-  if (!channel.runs_here() || request.num_bytes > max_bytes || request.after) return false;
+  if (!channel.runs_here() || request.num_bytes > max_bytes || request.after) return {};
   const Runners::Hold here(runners_);
-  if (!here || !queue_.idle()) return false;
+  if (!here || !queue_.idle()) return {};
   Work work{Work::Kind::kMove, &request, 0, {}, request.notify.has_value()};
   Cutter cutter(request, channel.max_piece_bytes());
   cutter.next(work.piece);
-  if (!cutter.at_end()) return false;
-  std::optional<Outcome> outcome;
+  if (!cutter.at_end()) return {};
   try {
-    outcome = run(work, {ticket.deadline(), *here});
+    const std::optional<Outcome> outcome = run(work, {deadline, *here});
     const bool refused = outcome && !outcome->refusal.empty() && outcome->num_bytes == 0;
-    if (refused && ticket.split_request()) return false;  // see coalesce.h
+    if (refused && split(request)) return {};  // see coalesce.h
+    return outcome;
   } catch (const std::exception& error) {
-    outcome = Outcome{0, cause_of(error)};
+    return Outcome{0, cause_of(error)};
   }
-  if (!outcome) return false;
-  ticket.finish(outcome->refusal, outcome->num_bytes);
-  return true;
 }
 
 // Runs in the caller's thread. Empty: the work must be posted.

@@ -3,7 +3,7 @@
 //   auto peer = std::make_shared<Peer>(name, std::move(route), own_endpoint, pool, stats);
 //   peer->start(Deadline::after(5.0));             // connects
 //   peer->wait_connected(Deadline::after(0.1));    // true once it has
-//   TicketRef ticket = peer->submit(std::move(request), Deadline::after(30.0));
+//   TicketRef ticket = peer->submit(std::move(request), Deadline::after(30.0));   // or null
 //
 // Layer: transfer.
 #pragma once
@@ -55,7 +55,8 @@ class Peer : public std::enable_shared_from_this<Peer> {
   // Whether submit() carries out short requests at once, in the calling thread.
   bool runs_here() const { return lanes_.front()->channel().runs_here(); }
 
-  // Throws InvalidArgument once closed.
+  // Null: it was carried out at once, in the calling thread, and is delivered. Throws
+  // InvalidArgument once closed.
   TicketRef submit(Request request, const Deadline& deadline);
 
   // For a caller that waits for a ticket: continues what it has begun, or takes what was left to
@@ -79,7 +80,7 @@ class Peer : public std::enable_shared_from_this<Peer> {
  private:
   void lead(const Deadline& deadline);
   bool connect(const Deadline& deadline);
-  bool run_here(Ticket& ticket);
+  std::optional<Outcome> run_here(Request& request, const Deadline& deadline);
   std::optional<Outcome> run(const Work& work, const Limit& limit);
   void start_others();
   uint64_t max_piece_bytes(const Request& request) const;

@@ -108,6 +108,7 @@ class Peer(Closing):
         self.closed = False
         self._engine = engine
         self._peer = peer
+        self._submit_plain = engine.plain_requests(peer)
 
     def __repr__(self) -> str:
         return f"Peer({self.name} by {self.transport}{', closed' if self.closed else ''})"
@@ -149,8 +150,10 @@ class Ticket:
     Dropping a ticket does not cancel its transfer.
     """
 
-    def __init__(self, ticket: _host.TransferTicket, transport: str = ""):
-        self._ticket = ticket
+    __slots__ = ("__weakref__", "_ticket", "_transport")
+
+    def __init__(self, submitted: _host.TransferTicket | int, transport: str = ""):
+        self._ticket = submitted  # an integer: so many bytes, which are delivered
         self._transport = transport  # for the log
 
     def __repr__(self) -> str:
@@ -159,12 +162,12 @@ class Ticket:
     @property
     def num_bytes(self) -> int:
         """Payload bytes of the whole request."""
-        return self._ticket.num_bytes
+        return self._ticket if isinstance(self._ticket, int) else self._ticket.num_bytes
 
     @property
     def done(self) -> bool:
         """Whether it has ended: delivered, failed, cancelled or past its deadline. Never blocks."""
-        return self._ticket.finished()
+        return isinstance(self._ticket, int) or self._ticket.finished()
 
     def wait(self, timeout_s: float | None = None) -> None:
         """Wait until all of it is delivered: a write is visible at the peer, a read is here.
@@ -179,6 +182,8 @@ class Ticket:
         """
         if timeout_s is not None:
             timeout_s = as_seconds("wait", "timeout_s", timeout_s, minimum=0.0)
+        if isinstance(self._ticket, int):
+            return
         try:
             finished = self._ticket.wait(timeout_s)
         except TransferError as error:
@@ -196,7 +201,7 @@ class Ticket:
         Returns:
             Whether it was cancelled, by this call or an earlier one; False if it had ended before.
         """
-        return self._ticket.cancel()
+        return not isinstance(self._ticket, int) and self._ticket.cancel()
 
     def __await__(self) -> Generator[Any, None, None]:
         """Wait in asyncio, like ``wait()``. Cancelling the wait cancels the transfer.
@@ -206,6 +211,8 @@ class Ticket:
         return self._completion().__await__()
 
     async def _completion(self) -> None:
+        if isinstance(self._ticket, int):
+            return await asyncio.sleep(0)  # a loop over short transfers lets other tasks run
         try:
             with completion(self._ticket) as finished:
                 await asyncio.wait([finished], timeout=max(0.0, self._ticket.remaining_s))

@@ -2,8 +2,6 @@
 
 from typing import Any
 
-import numpy as np
-
 from .. import _host, config
 from ..errors import InvalidArgument
 from .arguments import (
@@ -17,8 +15,6 @@ from .arguments import (
 from .handles import Peer, Ticket
 from .pools import Blocks, as_paged
 from .streams import After, Fence, as_fence
-
-PLAIN = [np.ndarray, np.ndarray, int]  # addresses and a size that the host code checks itself
 
 
 class Requests:
@@ -214,14 +210,14 @@ class Requests:
         after: After,
         checksum: bool | None,
     ) -> Ticket:
-        options = self._check_call(op, peer, notify, deadline_s, after, checksum)
         if type(descriptors) is list:
-            ticket = self._engine.submit_rows(peer._peer, op, descriptors, *options)
+            ticket = self._submit_plain(op, peer, descriptors, deadline_s, notify, after, checksum)
             if ticket is not None:
-                return Ticket(ticket, peer.transport)
+                return ticket
+        options = self._check_call(op, peer, notify, deadline_s, after, checksum)
         local, remote, sizes = as_rows(op, descriptors)
-        ticket = self._engine.submit(peer._peer, op, local, remote, sizes, *options)
-        return Ticket(ticket, peer.transport)
+        submitted = self._engine.submit(peer._peer, op, local, remote, sizes, *options)
+        return Ticket(submitted, peer.transport)
 
     def _submit_blocks(
         self,
@@ -233,19 +229,39 @@ class Requests:
         after: After,
         checksum: bool | None,
     ) -> Ticket:
+        ticket = self._submit_plain(op, peer, where, deadline_s, notify, after, checksum)
+        if ticket is not None:
+            return ticket
         options = self._check_call(op, peer, notify, deadline_s, after, checksum)
-        local, remote, sizes = where
-        if [type(values) for values in where] == PLAIN and 0 <= sizes < 1 << 64:
-            ticket = self._engine.submit_plain(peer._peer, op, local, remote, sizes, *options)
-            if ticket is not None:
-                return Ticket(ticket, peer.transport)
-        if isinstance(local, Blocks) or isinstance(remote, Blocks):
+        if isinstance(where[0], Blocks) or isinstance(where[1], Blocks):
             paged = as_paged(op, *where)
-            ticket = self._engine.submit_paged(peer._peer, op, *paged, *options)
+            submitted = self._engine.submit_paged(peer._peer, op, *paged, *options)
         else:
             local, remote, sizes = as_columns(op, *where)
-            ticket = self._engine.submit(peer._peer, op, local, remote, sizes, *options)
-        return Ticket(ticket, peer.transport)
+            submitted = self._engine.submit(peer._peer, op, local, remote, sizes, *options)
+        return Ticket(submitted, peer.transport)
+
+    def _submit_plain(
+        self,
+        op: str,
+        peer: Peer,
+        descriptors: Any,
+        deadline_s: float | None,
+        notify: bytes | None,
+        after: After,
+        checksum: bool | None,
+    ) -> Ticket | None:
+        # The common case, in few steps: they take as long as moving some KiB. The host code looks
+        # at the other arguments. None: something is uncommon, or wrong, and nothing was done.
+        is_ours = type(peer) is Peer and peer._engine is self._engine
+        if not is_ours or peer.closed or self._closed or after is not None:
+            return None
+        if deadline_s is None:
+            deadline_s = config.current().deadline_s
+        if checksum is None:
+            checksum = self._checksum
+        submitted = peer._submit_plain(op, descriptors, notify, deadline_s, checksum)
+        return None if submitted is None else Ticket(submitted, peer.transport)
 
     def _check_call(
         self,
@@ -256,17 +272,12 @@ class Requests:
         after: After,
         checksum: bool | None,
     ) -> tuple[bytes | None, float, Fence, bool]:
-        # One function for the common case: a few Python calls take as long as moving 4 KiB.
-        is_ours = type(peer) is Peer and peer._engine is self._engine
-        if not is_ours or peer.closed or self._closed:
-            self._check_peer(op, peer)
-        if notify is None and deadline_s is None and after is None and checksum is None:
-            return None, config.current().deadline_s, None, self._checksum
+        self._check_peer(op, peer)
         if notify is not None:
             if not isinstance(notify, (bytes, bytearray, memoryview)):
                 raise InvalidArgument(f"{op}: notify must be bytes, got {type(notify).__name__}")
             notify = bytes(notify)
-        verify = self._checksum if checksum is None else as_checksum(op, checksum, default=False)
+        verify = as_checksum(op, checksum, default=self._checksum)
         return notify, as_deadline(op, deadline_s), as_fence(op, after), verify
 
     def _check_peer(self, op: str, peer: Peer) -> None:

@@ -2,6 +2,7 @@
 
 import math
 
+import numpy as np
 import pytest
 
 from mooncake_kernels.errors import TransferError
@@ -87,10 +88,9 @@ def test_what_is_not_submitted_is_not_counted(tcp_pair):
     near, far = tcp_pair.regions(addressed(SIZE), untouched(SIZE))
     host_peer = tcp_pair.peer._peer
     tcp_pair.peer.close()
+    columns = np.array([[near.address], [far.address], [8]])
     with pytest.raises(ValueError, match="^write: peer must be open"):
-        tcp_pair.near._engine.submit_rows(
-            host_peer, "write", [(near.address, far.address, 8)], None, 1.0, None, False
-        )
+        tcp_pair.near._engine.submit(host_peer, "write", *columns, None, 1.0, None, False)
     counters = peer_of(tcp_pair.near, tcp_pair.far.name)
     assert counters["num_in_flight"] == counters["num_requests"] == 0
 

@@ -220,6 +220,34 @@ def test_await(one_lane, pair):
     asyncio.run(main())
 
 
+@pytest.mark.parametrize("transport", ["local", "shm"])
+def test_what_is_delivered_when_the_call_returns(transport):
+    """It has no state in the host code, and its ticket is like any other."""
+    with engine_pair(transport) as pair:
+        near, far = pair.regions(addressed(8), untouched(8))
+        row = [(near.address, far.address, 8)]
+        pair.near.write(pair.peer, row).wait()  # the peer's regions are known from now on
+        others = []
+
+        async def wait(ticket):
+            asyncio.get_running_loop().call_soon(others.append, None)
+            await ticket
+
+        for verb in ("write", "read"):
+            far._buffer.owner[:] = 0 if verb == "write" else near._buffer.owner
+            ticket = getattr(pair.near, verb)(pair.peer, row)
+            assert (far._buffer.owner == near._buffer.owner).all()
+            assert (repr(ticket), ticket.num_bytes) == ("Ticket(8 bytes, over)", 8)
+            assert ticket.done and not ticket.cancel()
+            ticket.wait(0)
+            with pytest.raises(InvalidArgument, match="timeout_s"):
+                ticket.wait(-1)
+            asyncio.run(wait(ticket))
+        assert len(others) == 2, "an await of it did not let others run"
+        counters = pair.near.stats()["peers"][pair.far.name]
+        assert (counters["num_bytes_written"], counters["num_bytes_read"]) == (16, 8)
+
+
 def test_awaiting_many_takes_one_descriptor():
     def num_descriptors():
         return len(os.listdir("/proc/self/fd"))

@@ -9,13 +9,13 @@
 namespace mk::transfer {
 
 Ticket::Ticket(std::weak_ptr<Peer> peer, std::string peer_name, Request request,
-               const Deadline& deadline, CountersRef counters)
+               const Deadline& deadline, Counted counted)
     : peer_(std::move(peer)),
       peer_name_(std::move(peer_name)),
       num_bytes_(request.num_bytes),
       deadline_(deadline),
       request_(std::move(request)),
-      counted_(std::move(counters), request_.direction, num_bytes_) {}
+      counted_(std::move(counted)) {}
 
 bool Ticket::finished() {
   owner_.check("done", "ticket");

@@ -1,7 +1,8 @@
 // Ticket: a request in flight, and how it ended.
 //
-//   TicketRef ticket = peer->submit(std::move(request), Deadline::after(30.0));
-//   if (ticket->wait(Deadline::after(1.0))) ticket->check();   // throws TransferError
+//   TicketRef ticket = peer->submit(std::move(request), Deadline::after(30.0));   // null:
+//   delivered if (ticket && ticket->wait(Deadline::after(1.0))) ticket->check();   // throws
+//   TransferError
 //
 // Layer: transfer. Thread-safe. Dropping a ticket does not cancel it. In a forked child, which has
 // no worker, calls that would read or change the request throw InvalidArgument.
@@ -30,7 +31,7 @@ class Peer;
 class Ticket {
  public:
   Ticket(std::weak_ptr<Peer> peer, std::string peer_name, Request request, const Deadline& deadline,
-         CountersRef counters);
+         Counted counted);
 
   const Request& request() const { return request_; }  // until it is finished
   bool split_request() { return split(request_); }     // while no part of it is being carried out
