@@ -21,13 +21,15 @@ constexpr uint64_t kPageBytes = 4096;   // a cut within one would keep a disk fr
 constexpr uint64_t kMaxRunHereBytes = 256ull << 10;   // takes less time than waking a thread
 constexpr uint64_t kMaxMapHereBytes = 1ull << 20;     // likewise, if it is mapped
 constexpr uint64_t kMaxHelpBytes = 8ull << 20;        // a millisecond: wait() returns that late
-constexpr uint64_t kMaxBeginHereBytes = 16ull << 10;  // an idle socket has room for this,
-constexpr size_t kMaxBeginHereRanges = 256;           // and for the table
+constexpr uint64_t kMaxSendHereBytes = 512ull << 10;  // sent sooner than two threads are woken
+constexpr uint64_t kMaxAskHereBytes = 128ull << 10;   // a lane receives while more arrives
+constexpr size_t kMaxBeginHereRanges = 256;
 
-// Whether its caller may send it without blocking.
+// Whether its caller may send it, if the channel has room for it.
 bool may_begin_here(const Request& request) {
   const uint64_t num_notify_bytes = request.notify ? request.notify->size() : 0;
-  return request.num_bytes + num_notify_bytes <= kMaxBeginHereBytes &&
+  const uint64_t most = request.writes() ? kMaxSendHereBytes : kMaxAskHereBytes;
+  return request.num_bytes + num_notify_bytes <= most &&
          request.num_ranges() <= kMaxBeginHereRanges;
 }
 

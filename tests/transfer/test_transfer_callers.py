@@ -1,7 +1,9 @@
 """Small tcp requests, which their callers' threads carry out, whether they wait or not."""
 
 import asyncio
+import contextlib
 import os
+import socket
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -19,6 +21,7 @@ from .support import (
     RANGE,
     READ,
     WAIT_S,
+    WRITE,
     addressed,
     engine_pair,
     eventually,
@@ -37,8 +40,18 @@ def stalled():
         yield near, near.register(addressed(SIZE)), near.open(name)
 
 
+def connections_to(name):
+    """This process's sockets that are connected there, as duplicates."""
+    port = int(name.rpartition(":")[2])
+    for number in map(int, os.listdir("/proc/self/fd")):
+        with contextlib.suppress(OSError):
+            found = socket.fromfd(number, socket.AF_INET, socket.SOCK_STREAM)
+            if found.getpeername()[1] == port:
+                yield found
+
+
 @pytest.mark.parametrize("spin_us", [0, 200])
-@pytest.mark.parametrize("size", [1, 4096, 16 << 10, (16 << 10) + 1])
+@pytest.mark.parametrize("size", [1, 4096, 128 << 10, 512 << 10, (512 << 10) + 1])
 def test_one_after_the_other(spin_us, size):
     with (
         TransferEngine(transports=["tcp"], spin_us=spin_us) as near,
@@ -185,6 +198,18 @@ def test_more_than_a_connection_takes_does_not_hold_up_its_caller():
         assert ticket.cancel()
 
 
+def test_no_more_than_a_connection_has_room_for_is_sent_by_its_caller():
+    """It returns, though the peer reads nothing and the kernel keeps no more of it."""
+    size = 256 << 10
+    with raw_server(stall, narrow=True) as name, TransferEngine(transports=["tcp"]) as near:
+        here, peer = near.register(addressed(size)), near.open(name)
+        for connection in connections_to(name):
+            connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 16 << 10)
+        ticket = near.write(peer, [(here.address, 1 << 20, size)], deadline_s=1.0)
+        assert not ticket.done
+        assert ticket.cancel()
+
+
 def test_another_request_while_somebody_waits(stalled):
     """Whoever waits lets the lane go: the next one is sent at once."""
     near, here, peer = stalled
@@ -223,6 +248,38 @@ def test_an_answer_in_parts():
         go_on.set()
         ticket.wait()
         assert (here._buffer.owner == ord("a")).all()
+
+
+def test_requests_after_an_answer_in_parts():
+    """Its waiter is woken once, when all is there; whoever waits next, at the first byte."""
+    size, first_bytes = 64 << 10, 8 << 10
+
+    def behave(connection):
+        answer(connection)
+        for op in (READ, WRITE, WRITE):
+            asked, num_ranges, request, _, num_bytes = HEADER.unpack(
+                receive_exactly(connection, HEADER.size)
+            )
+            assert asked == op
+            num_zeros = -(2 + num_ranges) % 4 if op == WRITE else 0
+            receive_exactly(connection, (num_ranges + num_zeros) * RANGE.size)
+            ack = ACK.pack(0, 0, request, num_bytes)
+            if op == READ:
+                connection.sendall(ack + b"a" * first_bytes)
+                time.sleep(0.02)
+                connection.sendall(b"a" * (num_bytes - first_bytes))
+            else:
+                receive_exactly(connection, num_bytes)
+                connection.sendall(ack)
+        receive_exactly(connection, 1)
+
+    with raw_server(behave) as name, TransferEngine(transports=["tcp"]) as near:
+        here = near.register(untouched(1 << 20))
+        peer = near.open(name)
+        near.read(peer, [(here.address, 1 << 20, size)]).wait()
+        assert (here._buffer.owner[:size] == ord("a")).all()
+        for num_bytes in (size, 1 << 20):  # by its caller, and by the lane's thread
+            near.write(peer, [(here.address, 1 << 20, num_bytes)], deadline_s=WAIT_S).wait(1)
 
 
 def test_a_connection_that_ends_under_it_is_made_anew():

@@ -121,6 +121,13 @@ void Lane::wait_here(const Ticket& ticket, const Deadline& until) {
 
 // Whether settle() will not block.
 bool Lane::wait_answered(const Deadline& until) {
+  bool for_all = false;  // whether the channel wakes it only for the whole answer
+  const bool answered = wait_answered(until, for_all);
+  if (for_all) channel_->wait_for_any();
+  return answered;
+}
+
+bool Lane::wait_answered(const Deadline& until, bool& for_all) {
   const auto spin_until = std::min(Deadline::Clock::now() + channel_->spin(), until.at());
   pollfd polled[] = {{channel_->answer_fd(), POLLIN, 0},
                      {interrupt_.fd(), POLLIN, 0},
@@ -128,7 +135,14 @@ bool Lane::wait_answered(const Deadline& until) {
   while (true) {
     const bool spins = Deadline::Clock::now() < spin_until;
     const int num_ready = poll(polled, 3, spins ? 0 : until.poll_ms());
-    if (num_ready > 0) return polled[1].revents || (!polled[2].revents && channel_->answered());
+    if (num_ready > 0) {
+      if (polled[1].revents) return true;
+      if (polled[2].revents) return false;
+      if (channel_->answered()) return true;
+      if (for_all) return false;  // it has ended, or there is no room for more
+      for_all = channel_->wait_for_all();
+      if (!for_all) return false;
+    }
     if (num_ready < 0 && errno != EINTR) return false;
     if (!spins && until.passed()) return false;
   }

@@ -80,6 +80,7 @@ class Lane final : public Connected {
   void fail(const Task& task, const Cause& cause, Retry retry, uint64_t num_bytes = 0);
   Limit limit_of(const Task& task);
   bool wait_answered(const Deadline& until);
+  bool wait_answered(const Deadline& until, bool& for_all);
   void count_bytes(bool written, uint64_t num_bytes);
 
   void lead();

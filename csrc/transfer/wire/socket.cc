@@ -297,6 +297,17 @@ uint64_t Socket::num_bytes_here() const {
   return ioctl(fd_.get(), FIONREAD, &num_bytes) == 0 ? num_bytes : 0;
 }
 
+uint64_t Socket::num_bytes_room() const {
+  int num_bytes = 0;  // of which the kernel needs up to half for itself
+  socklen_t size = sizeof(num_bytes);
+  return getsockopt(fd_.get(), SOL_SOCKET, SO_SNDBUF, &num_bytes, &size) == 0 ? num_bytes / 2 : 0;
+}
+
+void Socket::wake_from(uint64_t num_bytes) {
+  const int least = static_cast<int>(std::min<uint64_t>(num_bytes, INT_MAX));
+  setsockopt(fd_.get(), SOL_SOCKET, SO_RCVLOWAT, &least, sizeof(least));
+}
+
 bool Socket::is_silent() const {
   char byte;
   return recv(fd_.get(), &byte, 1, MSG_PEEK | MSG_DONTWAIT) < 0 && errno == EAGAIN;

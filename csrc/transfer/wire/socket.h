@@ -80,6 +80,8 @@ class Socket {
   // Whether the other end is closed, even if unread input remains.
   bool peer_has_left() const;
   uint64_t num_bytes_here() const;      // received by the kernel, but not by a call
+  uint64_t num_bytes_room() const;      // what a send surely takes at once, with nothing unsent
+  void wake_from(uint64_t num_bytes);   // for poll(2): readable with fewer only if no more fit
   int fd() const { return fd_.get(); }  // for poll(2)
   void close() noexcept;
 

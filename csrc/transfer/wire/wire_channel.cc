@@ -11,7 +11,8 @@
 namespace mk::transfer {
 namespace {
 
-constexpr size_t kMaxFrames = 2;  // in flight at once
+constexpr size_t kMaxFrames = 2;                 // in flight at once
+constexpr uint64_t kMinRoomBytes = 20ull << 10;  // an idle socket has it without being asked
 
 }  // namespace
 
@@ -73,19 +74,32 @@ Outcome WireChannel::finish(const Limit& limit) {
 }
 
 // Not if the answer comes in steps, nor for what a subclass does differently. TLS does not tell how
-// much has arrived, and GPU work is waited for elsewhere.
+// much has arrived, and GPU work is waited for elsewhere. All that was sent before has been
+// received.
 bool WireChannel::answers_callers(const Request& request) const {
   const bool in_turns = request.verify || (!request.writes() && request.notify);
   if (request.after || !GpuRanges(request.regions).empty()) return false;
-  return transport() == Transport::kTcp && !in_turns && !must_fence() && !socket_.is_tls();
+  if (transport() != Transport::kTcp || in_turns || must_fence() || socket_.is_tls()) return false;
+  uint64_t num_bytes = request.num_ranges() * sizeof(Range);
+  if (request.writes()) num_bytes += request.num_bytes;
+  if (request.notify) num_bytes += request.notify->size();
+  return num_bytes <= kMinRoomBytes || num_bytes <= socket_.num_bytes_room();
 }
 
-bool WireChannel::answered() const {
+bool WireChannel::answered() const { return socket_.num_bytes_here() >= num_bytes_due(); }
+
+bool WireChannel::wait_for_all() {
+  if (socket_.num_bytes_here() <= sizeof(Ack) + kMaxRefusalBytes) return false;
+  socket_.wake_from(num_bytes_due());
+  return true;
+}
+
+uint64_t WireChannel::num_bytes_due() const {
   uint64_t due = 0;
   for (const Frame& frame : frames_) {
     due += sizeof(Ack) + (frame.op == Op::kRead ? frame.num_bytes : 0);
   }
-  return socket_.num_bytes_here() >= due;
+  return due;
 }
 
 Way WireChannel::way_to(const Range&, int) const {

@@ -51,6 +51,8 @@ class WireChannel : public Channel {
   bool answers_callers(const Request& request) const override;
   int answer_fd() const override { return socket_.fd(); }
   bool answered() const override;
+  bool wait_for_all() override;
+  void wait_for_any() override { socket_.wake_from(1); }
   std::chrono::microseconds spin() const override { return own_->spin; }
   bool is_pooled() const override { return true; }
   Way way_to(const Range&, int device) const override;
@@ -94,6 +96,7 @@ class WireChannel : public Channel {
     uint64_t num_bytes;
     bool last_of_work;
   };
+  uint64_t num_bytes_due() const;  // unless something is refused
   bool is_reading() const { return !frames_.empty() && frames_.back().op == Op::kRead; }
 
   void notify(const Work& work, const Limit& limit);
