@@ -63,6 +63,14 @@ size_t match_prefix(const Pool& pool, const Keys& keys) {
   return matched;
 }
 
+py::array_t<bool> remove_each(Pool& pool, const Keys& keys) {
+  py::array_t<bool> was_present(static_cast<py::ssize_t>(num_keys(keys)));
+  bool* const out = was_present.mutable_data();
+  const GilReleased released;
+  pool.remove_each(keys_of(keys), num_keys(keys), out);
+  return was_present;
+}
+
 template <class T, class Field>
 py::array_t<T> column(const std::vector<ObjectInfo>& objects, Field field) {
   py::array_t<T> result(static_cast<py::ssize_t>(objects.size()));
@@ -182,6 +190,7 @@ void bind_store(py::module_& m) {
             return p.remove({hash, scope}, is_noted);
           },
           py::arg("hash"), py::arg("scope"), py::arg("is_noted"), ReleaseGil())
+      .def("remove_each", &remove_each, py::arg("keys"))
       .def(
           "retain",
           [](Pool& p, uint64_t hash, uint64_t scope, int retention) {

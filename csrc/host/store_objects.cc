@@ -162,23 +162,97 @@ std::pair<int, uint64_t> read(Pool& pool, uint64_t hash, uint64_t scope,
   return {static_cast<int>(got), object_bytes};
 }
 
-// One buffer per key: returns each outcome, and the sizes of the objects read.
-py::tuple read_each(Pool& pool, const Keys& keys, const py::sequence& buffers, bool verify) {
+// Calls `read(i, &num_bytes)` for each object: returns these numbers, or a negative `Got`.
+template <class Read>
+py::array_t<int64_t> read_all(size_t count, const Read& read) {
+  py::array_t<int64_t> sizes(static_cast<py::ssize_t>(count));
+  int64_t* const out = sizes.mutable_data();
+  const GilReleased released;
+  for (size_t i = 0; i < count; ++i) {
+    uint64_t num_bytes = 0;
+    const Got got = read(i, &num_bytes);
+    out[i] = got == Got::kDone ? static_cast<int64_t>(num_bytes) : -static_cast<int64_t>(got);
+  }
+  return sizes;
+}
+
+// One buffer per key.
+py::array_t<int64_t> read_each(Pool& pool, const Keys& keys, const py::sequence& buffers,
+                               bool verify) {
   const Buffers held(buffers, /*writable=*/true);
-  const size_t count = held.pieces.size();
-  py::array_t<uint8_t> outcomes(static_cast<py::ssize_t>(count));
-  py::array_t<uint64_t> object_bytes(static_cast<py::ssize_t>(count));
-  uint8_t* const outcome = outcomes.mutable_data();
-  uint64_t* const bytes = object_bytes.mutable_data();
-  {
-    const GilReleased released;
-    for (size_t i = 0; i < count; ++i) {
-      bytes[i] = 0;
-      outcome[i] = static_cast<uint8_t>(
-          get_into(&pool, keys_of(keys)[i], std::nullopt, {held.pieces[i]}, verify, &bytes[i]));
+  return read_all(held.pieces.size(), [&](size_t i, uint64_t* num_bytes) {
+    return get_into(&pool, keys_of(keys)[i], std::nullopt, {held.pieces[i]}, verify, num_bytes);
+  });
+}
+
+using Table = py::array_t<uint64_t, py::array::c_style>;  // [n, w]
+
+// n objects in host memory: a head of each, and up to w places of what follows it.
+class Headed {
+ public:
+  Headed(const Keys& keys, const py::sequence& heads, const Table& addresses, const Table& sizes)
+      : heads_(heads, /*writable=*/false),
+        width_(sizes.ndim() == 2 ? static_cast<size_t>(sizes.shape(1)) : 0),
+        addresses_(addresses.data()),
+        sizes_(sizes.data()) {
+    const auto count = static_cast<py::ssize_t>(num_keys(keys) * width_);
+    MK_CHECK(heads_.pieces.size() == num_keys(keys) && addresses.size() == count &&
+                 sizes.size() == count,
+             "objects: heads, addresses and sizes must be as many as keys");
+  }
+
+  std::string_view head(size_t i) const {
+    return {heads_.pieces[i].data, heads_.pieces[i].num_bytes};
+  }
+
+  void add_places(size_t i, Pieces* pieces) const {
+    for (size_t at = i * width_; at < (i + 1) * width_; ++at) {
+      pieces->push_back({reinterpret_cast<char*>(addresses_[at]), sizes_[at]});
     }
   }
-  return py::make_tuple(outcomes, object_bytes);
+
+ private:
+  const Buffers heads_;
+  const size_t width_;
+  const uint64_t* const addresses_;
+  const uint64_t* const sizes_;
+};
+
+py::array_t<int64_t> read_headed(Pool& pool, const Keys& keys, const py::sequence& heads,
+                                 std::pair<uint64_t, uint64_t> free, const Table& addresses,
+                                 const Table& sizes, bool verify) {
+  const Headed objects(keys, heads, addresses, sizes);
+  Pieces pieces;
+  return read_all(num_keys(keys), [&](size_t i, uint64_t* num_bytes) {
+    pieces.clear();
+    objects.add_places(i, &pieces);
+    const Head head{objects.head(i), free.first, free.second};
+    return get_headed(&pool, keys_of(keys)[i], head, pieces, verify, num_bytes);
+  });
+}
+
+// Returns a `Begun` for each object, up to the first for which there is no room, or that cannot be
+// put, which throws if it is the very first.
+std::vector<int> write_headed(Pool& pool, const Keys& keys, const py::sequence& heads,
+                              const Table& addresses, const Table& sizes, bool checksum,
+                              int retention) {
+  const Headed objects(keys, heads, addresses, sizes);
+  const PutOptions options{checksum, static_cast<Retention>(retention)};
+  std::vector<int> results;
+  const GilReleased released;
+  for (size_t i = 0; i < num_keys(keys); ++i) {
+    const std::string_view head = objects.head(i);
+    Pieces pieces{{const_cast<char*>(head.data()), head.size()}};
+    objects.add_places(i, &pieces);
+    try {
+      results.push_back(static_cast<int>(put_from(&pool, keys_of(keys)[i], pieces, options)));
+    } catch (...) {
+      if (i == 0) throw;
+      break;
+    }
+    if (results.back() == static_cast<int>(Begun::kFull)) break;
+  }
+  return results;
 }
 
 uint64_t checksum(const py::sequence& buffers) {
@@ -262,7 +336,11 @@ void bind_objects(py::module_& m, py::class_<Pool, std::shared_ptr<Pool>>& pool)
            py::arg("checksum"), py::arg("retention"), py::arg("position"))
       .def("read", &read, py::arg("hash"), py::arg("scope"), py::arg("offset").none(true),
            py::arg("buffers"), py::arg("verify"))
-      .def("read_each", &read_each, py::arg("keys"), py::arg("buffers"), py::arg("verify"));
+      .def("read_each", &read_each, py::arg("keys"), py::arg("buffers"), py::arg("verify"))
+      .def("read_headed", &read_headed, py::arg("keys"), py::arg("heads"), py::arg("free"),
+           py::arg("addresses"), py::arg("sizes"), py::arg("verify"))
+      .def("write_headed", &write_headed, py::arg("keys"), py::arg("heads"), py::arg("addresses"),
+           py::arg("sizes"), py::arg("checksum"), py::arg("retention"));
   m.def("checksum", &checksum, "XXH3-64 of what buffers hold, as objects keep it.",
         py::arg("buffers"));
   m.def("gather", &gather_into, "Copies buffers, one behind the other, into host memory.",

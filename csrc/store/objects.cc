@@ -71,18 +71,36 @@ uint64_t copy_and_hash(char* dst, const Pieces& pieces) {
   return checksum.value();
 }
 
-Got copy_from(const Pool& pool, const Pin& pin, std::optional<uint64_t> offset,
-              const Pieces& pieces, bool verify) {
-  const uint64_t wanted = total_bytes(pieces);
-  const uint64_t begin = offset.value_or(0);
-  if (!offset && wanted < pin.num_bytes) return Got::kTooSmall;
-  if (offset && (begin > pin.num_bytes || wanted > pin.num_bytes - begin)) return Got::kOutOfRange;
+bool begins_with(const Pin& pin, const Head& head) {
+  if (pin.num_bytes < head.bytes.size()) return false;
+  const std::string_view found(pin.data, head.bytes.size());
+  return found.substr(0, head.free_begin) == head.bytes.substr(0, head.free_begin) &&
+         found.substr(head.free_end) == head.bytes.substr(head.free_end);
+}
+
+// The whole pinned object, or the part of it from `begin` on, into pieces that have room for it.
+Got copy_from(const Pool& pool, const Pin& pin, uint64_t begin, const Pieces& pieces, bool verify) {
   const bool is_checked = verify && pin.checksum != 0;
   if (is_checked && checksum_of({pool.piece(pin.data, pin.num_bytes)}) != pin.checksum) {
     return Got::kDamaged;
   }
   scatter(pool.piece(pin.data + begin, pin.num_bytes - begin), pieces, pool.is_page_locked());
   return Got::kDone;
+}
+
+// What `read` makes of an object while it is pinned.
+template <class Read>
+Got with_pin(Pool* pool, const Key& key, const Read& read) {
+  const std::optional<Pin> pin = pool->pin(key);
+  if (!pin) return Got::kAbsent;
+  try {
+    const Got got = read(*pin);
+    pool->unpin(*pin);
+    return got;
+  } catch (...) {
+    pool->unpin(*pin);
+    throw;
+  }
 }
 
 }  // namespace
@@ -186,17 +204,25 @@ Begun put_from(Pool* pool, const Key& key, const Pieces& pieces, const PutOption
 
 Got get_into(Pool* pool, const Key& key, std::optional<uint64_t> offset, const Pieces& pieces,
              bool verify, uint64_t* object_bytes) {
-  const std::optional<Pin> pin = pool->pin(key);
-  if (!pin) return Got::kAbsent;
-  *object_bytes = pin->num_bytes;
-  try {
-    const Got got = copy_from(*pool, *pin, offset, pieces, verify);
-    pool->unpin(*pin);
-    return got;
-  } catch (...) {
-    pool->unpin(*pin);
-    throw;
-  }
+  return with_pin(pool, key, [&](const Pin& pin) {
+    *object_bytes = pin.num_bytes;
+    const uint64_t wanted = total_bytes(pieces);
+    const uint64_t begin = offset.value_or(0);
+    if (!offset && wanted < pin.num_bytes) return Got::kTooSmall;
+    if (offset && (begin > pin.num_bytes || wanted > pin.num_bytes - begin))
+      return Got::kOutOfRange;
+    return copy_from(*pool, pin, begin, pieces, verify);
+  });
+}
+
+Got get_headed(Pool* pool, const Key& key, const Head& head, const Pieces& pieces, bool verify,
+               uint64_t* num_bytes) {
+  return with_pin(pool, key, [&](const Pin& pin) {
+    if (!begins_with(pin, head)) return Got::kOther;
+    *num_bytes = pin.num_bytes - head.bytes.size();
+    if (total_bytes(pieces) < *num_bytes) return Got::kTooSmall;
+    return copy_from(*pool, pin, head.bytes.size(), pieces, verify);
+  });
 }
 
 }  // namespace mk::store

@@ -9,6 +9,7 @@
 #include <cstdint>
 #include <memory>
 #include <optional>
+#include <string_view>
 #include <vector>
 
 #include "store/pool.h"
@@ -61,11 +62,22 @@ enum class Got {
   kTooSmall,    // the pieces are, for the object
   kOutOfRange,  // the requested part is, in the object
   kDamaged,     // the checksum differs: nothing was copied
+  kOther,       // it does not begin with the required head: nothing was copied
 };
 // Fills the pieces in order, from `offset` on; without an offset they receive the whole object and
 // may be larger. `object_bytes` is the object's size, if it exists. An object without a checksum is
 // not verified. Throws as scatter().
 Got get_into(Pool* pool, const Key& key, std::optional<uint64_t> offset, const Pieces& pieces,
              bool verify, uint64_t* object_bytes);
+
+// What an object must begin with, but for the bytes [free_begin, free_end) of it.
+struct Head {
+  std::string_view bytes;
+  uint64_t free_begin = 0;
+  uint64_t free_end = 0;
+};
+// The same for all that follows the head; `num_bytes` is the size of that. Of a pool on the host.
+Got get_headed(Pool* pool, const Key& key, const Head& head, const Pieces& pieces, bool verify,
+               uint64_t* num_bytes);
 
 }  // namespace mk::store

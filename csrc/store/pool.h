@@ -149,6 +149,7 @@ class Pool {
   // Returns whether it was present. Noted, also if it was not, for who keeps removals; unless that
   // is the caller itself.
   bool remove(const Key& key, bool is_noted = true);
+  void remove_each(const Key* keys, size_t count, bool* out, bool is_noted = true);  // all at once
   bool remove_exactly(ObjectId id);  // unless the key now has another object; not noted
   bool retain(const Key& key, Retention retention);
   // Exchanges the objects' times of last use, so that the first becomes the oldest of them.

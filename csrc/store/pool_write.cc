@@ -89,14 +89,21 @@ void Pool::end_given_up() {
 }
 
 bool Pool::remove(const Key& key, bool is_noted) {
+  bool was_present = false;
+  remove_each(&key, 1, &was_present, is_noted);
+  return was_present;
+}
+
+void Pool::remove_each(const Key* keys, size_t count, bool* out, bool is_noted) {
   owner_.check("remove", "pool");
   const Lock lock(*this);
-  if (is_noted) removals_.note(key);
-  const Found found = index_.find(key);
-  if (!found.is_ready()) return false;
-  ledger_.doom(found.entry);
+  for (size_t i = 0; i < count; ++i) {
+    if (is_noted) removals_.note(keys[i]);
+    const Found found = index_.find(keys[i]);
+    out[i] = found.is_ready();
+    if (out[i]) ledger_.doom(found.entry);
+  }
   ledger_.sweep();
-  return true;
 }
 
 bool Pool::remove_exactly(ObjectId id) {

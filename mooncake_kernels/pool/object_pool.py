@@ -2,6 +2,7 @@
 
 import logging
 import os
+from collections.abc import Sequence
 from typing import Any, Literal, TypeVar
 
 import numpy as np
@@ -21,7 +22,7 @@ from .handles import (
     tensor_of,
 )
 from .reader import PoolReader
-from .reads import with_buffers
+from .reads import as_headed, with_buffers
 from .values import (
     END,
     Evicted,
@@ -40,6 +41,7 @@ IN_MEMORY = ("tmpfs", "ramfs", "hugetlbfs", "devtmpfs")
 LIMIT_S = 10.0  # of waiting for the pool's mutex
 MAX_OBJECTS = 1 << 30
 MAX_DEVICE = (1 << 31) - 1
+RESULTS = tuple(PutResult)  # by their values
 Self = TypeVar("Self", bound="ObjectPool")
 
 
@@ -216,6 +218,44 @@ class ObjectPool(PoolReader):
             )
         )
 
+    def put_headed(
+        self,
+        keys: Any,
+        heads: Sequence[bytes],
+        addresses: Any,
+        sizes: Any,
+        *,
+        checksum: bool = True,
+        retention: Retention = "normal",
+    ) -> list[PutResult]:
+        """Store many objects, each a head and host memory given by address, in one call; in their
+        order.
+
+        Args:
+            keys: ``[n, 2]``.
+            heads: n of them, what each object begins with.
+            addresses: ``[n, w]``: up to w places of what follows. That they are valid is not
+                checked.
+            sizes: ``[n, w]``: their bytes, 0 for none.
+            checksum: as in ``put_from``.
+            retention: as in ``begin``.
+
+        Returns:
+            For each object what ``put_from`` returns, up to the first that is ``FULL``, or cannot
+            be put: to put the rest then says why.
+
+        Raises:
+            InvalidArgument: an argument is wrong, or the first object is larger than the pool.
+            TimeoutError: a stopped process holds the pool.
+        """
+        op = "put_headed"
+        words, kind = as_keys(op, keys), as_retention(op, retention)
+        as_bool(op, "checksum", checksum)
+        placed = as_headed(op, len(words), heads, addresses, sizes)
+        return [
+            RESULTS[result] for result in self._pool.write_headed(words, *placed, checksum, kind)
+        ]
+
     def remove(self, key: Key, *, noted: bool = True) -> bool:
         """Remove an object; its readers keep it. Returns whether it was there.
 
@@ -225,6 +265,10 @@ class ObjectPool(PoolReader):
         """
         as_bool("remove", "noted", noted)
         return self._pool.remove(*as_key("remove", key), noted)
+
+    def remove_each(self, keys: Any) -> np.ndarray:
+        """Remove ``[n, 2]`` objects at once, see ``remove``: ``[n]`` bool, which were there."""
+        return self._pool.remove_each(as_keys("remove_each", keys))
 
     def remove_exactly(self, key: Key, object_id: int) -> bool:
         """Remove an object, unless its key has another object by now. It is not noted.

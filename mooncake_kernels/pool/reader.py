@@ -1,5 +1,6 @@
 """The half of ``ObjectPool`` that finds and reads objects, without locks."""
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -9,7 +10,7 @@ from .._arguments import as_bool
 from ..closing import Closing
 from ..errors import InvalidArgument, shown
 from .handles import PinnedObject
-from .reads import DONE, as_offset, check_read, with_buffers
+from .reads import as_headed, as_offset, check_read, with_buffers
 from .values import Key, as_key, as_keys
 
 
@@ -140,10 +141,52 @@ class PoolReader(Closing):
                 f"get_into_each: buffers must be as many as keys, got {num_buffers} and "
                 f"{len(words)}"
             )
-        outcomes, object_bytes = with_buffers(
+        return with_buffers(
             "get_into_each", buffers, True, lambda held: read_each(words, held, verify)
         )
-        return np.where(outcomes == DONE, object_bytes.astype(np.int64), -outcomes.astype(np.int64))
+
+    def get_headed(
+        self,
+        keys: Any,
+        heads: Sequence[bytes],
+        addresses: Any,
+        sizes: Any,
+        *,
+        free: tuple[int, int] = (0, 0),
+        verify: bool = False,
+    ) -> np.ndarray:
+        """Copy what follows the heads of many objects into host memory given by address, in one
+        call. Of a pool in host memory.
+
+        Args:
+            keys: ``[n, 2]``.
+            heads: n of them, what each object must begin with.
+            addresses: ``[n, w]``: up to w places for each object, which are filled in order and may
+                be larger. That they are valid is not checked.
+            sizes: ``[n, w]``: their bytes, 0 for none.
+            free: where heads may differ, from and to.
+            verify: as in ``get_into_each``.
+
+        Returns:
+            ``[n]`` int64: how many bytes follow; -1, -2, -4: as ``get_into_each``; -5: the object
+            begins differently, and nothing was copied.
+
+        Raises:
+            InvalidArgument: an argument is wrong; nothing was copied.
+            Unavailable: this process already reads ``num_pins`` objects.
+        """
+        op, native = "get_headed", self._pool
+        words = as_keys(op, keys)
+        as_bool(op, "verify", verify)
+        placed = as_headed(op, len(words), heads, addresses, sizes)
+        if self.device is not None:
+            raise InvalidArgument(
+                f"{op}: pool must be in host memory, got one on GPU {self.device}"
+            )
+        begin, end = free
+        if not 0 <= begin <= end <= min(map(len, heads), default=end):
+            raise InvalidArgument(f"{op}: free must be a range within each head, got {free}")
+        return native.read_headed(words, placed[0], free, *placed[1:], verify)
 
     def close(self) -> None:
         """Stop using the pool; open pins and puts remain valid until they end. Idempotent."""

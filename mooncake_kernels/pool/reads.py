@@ -6,7 +6,7 @@ from typing import Any, TypeVar
 import numpy as np
 
 from .. import _host
-from .._arguments import as_integer
+from .._arguments import as_integer, as_integers
 from ..buffers import Buffer, as_buffer, place_of
 from ..errors import ChecksumError, InvalidArgument, shown
 from .values import END, Key
@@ -61,6 +61,23 @@ def checksum_of(*buffers: Any) -> int:
         InvalidArgument: a buffer is not as above.
     """
     return with_buffers("checksum_of", buffers, False, _host.checksum)
+
+
+def as_headed(
+    op: str, num_objects: int, heads: Any, addresses: Any, sizes: Any
+) -> tuple[list[bytes], np.ndarray, np.ndarray]:
+    """The heads of objects, and two tables ``[n, w]`` of the places of what follows them."""
+    listed = list(heads)
+    if len(listed) != num_objects or not set(map(type, listed)) <= {bytes}:
+        raise InvalidArgument(f"{op}: heads must be bytes for each key, got {shown(heads)}")
+    starts = as_integers(op, "addresses", addresses, "[n, w]")
+    counts = as_integers(op, "sizes", sizes, "[n, w]")
+    if starts.shape != counts.shape or starts.ndim != 2 or len(starts) != num_objects:
+        raise InvalidArgument(
+            f"{op}: addresses and sizes must be [n, w] for {num_objects} keys, got shapes "
+            f"{starts.shape} and {counts.shape}"
+        )
+    return listed, starts, counts
 
 
 def as_offset(offset: Any) -> int | None:

@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -147,6 +148,72 @@ def test_many_in_one_call(pool):
             np.testing.assert_array_equal(buffer[:size], content(tuple(key), size))
 
 
+def table(*rows) -> tuple[np.ndarray, np.ndarray]:
+    """Addresses and sizes of arrays, a row for each object."""
+    places = np.array([[(a.ctypes.data, a.nbytes) for a in row] for row in rows], np.uint64)
+    return places[..., 0], places[..., 1]
+
+
+def test_heads_and_what_follows_them(pool):
+    keys, parts = object_keys(range(4), 1), [content((i, 1), 100 + i) for i in range(4)]
+    heads, none = [b"head", b"", b"a longer head", b"HEAD"], np.empty(0, np.uint8)
+    places = table(*[(part[:50], none, part[50:]) for part in parts])
+    assert pool.put_headed(keys, heads, *places) == [PutResult.STORED] * 4
+    assert pool.put_headed(keys[::-1], heads, *places) == [PutResult.EXISTS] * 4
+    for key, head, part in zip(keys.tolist(), heads, parts, strict=True):
+        with pool.pin(tuple(key)) as pinned:
+            assert pinned.to_bytes() == head + part.tobytes()
+            pinned.verify()
+    outs = [(np.zeros(30, np.uint8), np.zeros(200, np.uint8)) for _ in range(5)]
+    sizes = pool.get_headed(object_keys(range(5), 1), [*heads, b"x"], *table(*outs), verify=True)
+    assert sizes.tolist() == [100, 101, 102, 103, -1]
+    for out, part in zip(outs, parts, strict=False):
+        np.testing.assert_array_equal(np.concatenate(out)[: len(part)], part)
+    assert pool.remove_each(object_keys([3, 9, 0], 1)).tolist() == [True, False, True]
+    assert pool.contains_each(keys).tolist() == [False, True, True, False]
+    empty = np.empty((0, 1), np.uint64)
+    assert pool.put_headed([], [], empty, empty) == []
+    assert pool.get_headed([], [], empty, empty).tolist() == pool.remove_each([]).tolist() == []
+
+
+def test_heads_are_compared(pool):
+    pool.put_from((1, 1), b"MAGIC..name", b"value")
+    out = np.zeros(5, np.uint8)
+    read = partial(pool.get_headed, [(1, 1)])
+    for head, free, size in (
+        (b"MAGIC..name", (0, 0), 5),
+        (b"MAGIC01name", (5, 7), 5),
+        (b"MAGIC01name", (5, 6), -5),
+        (b"MAGIC01nama", (5, 7), -5),
+        (b"magic01name", (5, 7), -5),
+        (b"MAGIC", (5, 5), -2),
+        (b"MAGIC..namevalue!", (0, 0), -5),
+        (b"MAGIC..namevalue", (0, 16), 0),
+    ):
+        out[:] = 0
+        assert read([head], *table((out,)), free=free).tolist() == [size]
+        assert out.tobytes() == (b"value" if size == 5 else bytes(5))
+    pool.memory()[12] = 0
+    assert read([b"MAGIC"], *table((np.zeros(11, np.uint8),)), verify=True).tolist() == [-4]
+    for free in ((-1, 2), (3, 2), (0, 6)):
+        with pytest.raises(InvalidArgument, match="free must be a range within each head"):
+            read([b"MAGIC"], *table((out,)), free=free)
+
+
+def test_many_puts_end_with_the_first_without_room(pool):
+    keys, part = object_keys(range(6), 1), np.zeros(15 * 4096 - 4, np.uint8)
+    places = table(*[(part,)] * 6)
+    results = pool.put_headed(keys, [b"head"] * 6, *places, retention="hard")
+    assert results == [PutResult.STORED] * 4 + [PutResult.FULL]
+    assert pool.objects().retention.tolist() == [2] * 4
+    too_large = np.full((1, 1), 64 * 4096 + 1, np.uint64)
+    sizes = np.concatenate([places[1][:1], too_large])
+    other = object_keys([0, 9], 1)
+    assert pool.put_headed(other, [b""] * 2, places[0][:2], sizes) == [PutResult.EXISTS]
+    with pytest.raises(InvalidArgument, match="must be at most the pool's"):
+        pool.put_headed(other[1:], [b"x"], places[0][:1], too_large)
+
+
 def test_a_pin_lasts_as_long_as_a_view_of_it(pool):
     put(pool, KEY, 4096)
     pinned = pool.pin(KEY)
@@ -219,6 +286,12 @@ def test_keys():
         (lambda p: p.contains(7), "contains: key must be two integers"),
         (lambda p: p.pin((1, 2, 3)), "pin: key must be two integers"),
         (lambda p: p.remove((1, 1 << 64)), "remove: key must be two integers"),
+        (lambda p: p.remove_each([1]), r"keys must be \[n, 2\] integers"),
+        (lambda p: p.get_headed([KEY], [], [[0]], [[0]]), "heads must be bytes for each key"),
+        (lambda p: p.put_headed([KEY], ["x"], [[0]], [[0]]), "heads must be bytes for each key"),
+        (lambda p: p.get_headed([KEY], [b""], [0], [0]), r"sizes must be \[n, w\] for 1 keys"),
+        (lambda p: p.put_headed([KEY], [b""], [[0]], [[0, 0]]), r"must be \[n, w\] for 1 keys"),
+        (lambda p: p.put_headed([KEY], [b""], [[-1]], [[0]]), "addresses must be"),
         (lambda p: p.match_prefix(np.zeros(3, np.uint64)), r"keys must be \[n, 2\] integers"),
         (lambda p: p.contains_each([[1.5, 2.0]]), r"keys must be \[n, 2\] integers"),
         (lambda p: p.begin(KEY, -1), "begin: num_bytes must be an integer"),
