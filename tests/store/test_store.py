@@ -11,7 +11,18 @@ import torch
 import mooncake_kernels as mk
 from mooncake_kernels.errors import ChecksumError, InvalidArgument
 from mooncake_kernels.pool import ObjectPool, PinnedObject, PutResult
-from mooncake_serving.store import LengthAware, Store, largest_first, length_aware, lfu, lru, sieve
+from mooncake_serving.store import (
+    LengthAware,
+    Quota,
+    SsdTier,
+    Store,
+    TieredStore,
+    largest_first,
+    length_aware,
+    lfu,
+    lru,
+    sieve,
+)
 
 UNIT = 4096
 STORED, EXISTS, FULL = PutResult.STORED, PutResult.EXISTS, PutResult.FULL
@@ -85,6 +96,57 @@ def test_room_ahead_of_need(small):
     small.put_each(range(10), [value(i) for i in range(10)])
     assert small.evict(3 * UNIT).num_bytes == 3 * UNIT
     assert small.exists_each(range(10)).tolist() == [True] * 7 + [False] * 3
+
+
+def headed(*values: np.ndarray) -> tuple[list[bytes], np.ndarray, np.ndarray]:
+    """Heads, addresses and sizes, as ``put_headed`` takes them."""
+    addresses = np.array([[value.ctypes.data] for value in values], np.uint64)
+    return [b"head"] * len(values), addresses, np.array([[v.nbytes] for v in values], np.uint64)
+
+
+def test_many_with_heads_evict_as_those_by_themselves():
+    told: list = []
+    for at_once in (True, False):
+        with Store.create(32 * UNIT, evict_ratio=0.0) as store:
+            store.on_evicted.append(told.append)
+            values = [np.full((i % 5 + 1) * UNIT - 4, i, np.uint8) for i in range(40)]
+            keys = store.keyspace.keys(range(100, 140))
+            store.put_each(range(30), [value(i) for i in range(30)])
+            if at_once:
+                results = store.put_headed(keys, *headed(*values), retention="soft")
+            else:
+                results = [
+                    store.put_key(tuple(key), b"head", one, retention="soft")
+                    for key, one in zip(keys.tolist(), values, strict=True)
+                ]
+            told += [results, store.exists_each(range(140)).tolist()]
+            told.append(sorted(store.pool.objects().retention.tolist()))
+            assert store.get(139) == b"head" + values[39].tobytes()
+    told = [np.array(one).tolist() for one in told]
+    assert told[: len(told) // 2] == told[len(told) // 2 :] and len(told) > 20
+
+
+def test_many_with_heads_count_for_quotas_watermarks_and_tiers(pool_path, tmp_path):
+    values = [np.full(UNIT, i, np.uint8) for i in range(4)]
+    with Store.create(32 * UNIT, pool_path, quota=Quota(num_objects=2)) as store:
+        words = store.keyspace.keys(range(4))
+        assert store.put_headed(words, *headed(*values)) == [STORED] * 4
+        assert store.exists_each(range(4)).tolist() == [False, False, True, True]
+        assert store.usage().num_objects == 2
+    with Store.open(pool_path, namespace="other", watermark=(0.9, 0.5)) as store:
+        words = store.keyspace.keys(range(4))
+        before = [room.added for room in (store._watermark._bytes, store._watermark._objects)]
+        assert store.put_headed(words, *headed(*values)) == [STORED] * 4
+        after = [room.added for room in (store._watermark._bytes, store._watermark._objects)]
+        assert np.subtract(after, before).tolist() == [4 * (UNIT + 4), 4]
+    tier = SsdTier(tmp_path / "tier", 2 << 20, bucket_bytes=1 << 20)
+    with TieredStore.create(32 * UNIT, tier=tier, min_uses=1) as store:
+        words = store.keyspace.keys(range(4))
+        store.put(1, b"on disk")
+        store.evict(1)
+        assert store.flush()
+        assert store.put_headed(words, *headed(*values)) == [STORED, EXISTS, STORED, STORED]
+        assert store.remove_each(range(5)).tolist() == [True] * 4 + [False]
 
 
 def test_namespaces_do_not_see_each_other(small):

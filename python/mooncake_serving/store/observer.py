@@ -1,7 +1,7 @@
 """Callbacks for what a process does to a pool: for event publishers, counters, directories."""
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -15,6 +15,7 @@ from mooncake_kernels.pool import (
     ObjectPut,
     PinnedObject,
     PutResult,
+    as_keys,
 )
 from mooncake_kernels.transfer import Served
 
@@ -86,10 +87,26 @@ class ObservedPool(ObjectPool):
             self._stored(_one(key), sum(as_buffer(buffer).num_bytes for buffer in buffers))
         return result
 
+    def put_headed(
+        self, keys: Any, heads: Sequence[bytes], addresses: Any, sizes: Any, **options: Any
+    ) -> list[PutResult]:
+        results = super().put_headed(keys, heads, addresses, sizes, **options)
+        stored = [i for i, result in enumerate(results) if result is PutResult.STORED]
+        if stored:
+            num_bytes = sum(len(heads[i]) + int(np.sum(sizes[i])) for i in stored)
+            self._stored(as_keys("put_headed", keys)[stored], num_bytes)
+        return results
+
     def remove(self, key: Key, *, noted: bool = True) -> bool:
         found = super().remove(key, noted=noted)
         if found:
             self._removed(_one(key), evicted=False)
+        return found
+
+    def remove_each(self, keys: Any) -> np.ndarray:
+        found = super().remove_each(keys)
+        if found.any():
+            self._removed(as_keys("remove_each", keys)[found], evicted=False)
         return found
 
     def remove_exactly(self, key: Key, object_id: int) -> bool:
@@ -122,6 +139,15 @@ class ObservedPool(ObjectPool):
         hits, misses = sizes[sizes >= 0], int((sizes == -1).sum())
         self._were_read(len(hits), misses, int(hits.sum()))
         return sizes
+
+    def get_headed(
+        self, keys: Any, heads: Sequence[bytes], addresses: Any, sizes: Any, **options: Any
+    ) -> np.ndarray:
+        found = super().get_headed(keys, heads, addresses, sizes, **options)
+        hits, misses = np.flatnonzero(found >= 0).tolist(), int((found == -1).sum())
+        num_bytes = int(found[hits].sum()) + sum(len(heads[i]) for i in hits)
+        self._were_read(len(hits), misses, num_bytes)
+        return found
 
     def tell_served(self, served: Served) -> None:
         """Report what peers did with it without running this process's Python, see ``Served``."""

@@ -12,7 +12,7 @@ from mooncake_kernels.pool import Key, ObjectPool, PinnedObject
 
 from .keyspace import Keyspace, StoreKey, StoreKeys, check_keys
 
-DAMAGED = -4  # of ObjectPool.get_into_each
+ABSENT, DAMAGED = -1, -4  # of ObjectPool.get_into_each
 
 
 class StoreReader:
@@ -131,8 +131,7 @@ class StoreReader:
 
     def remove_each(self, keys: StoreKeys) -> np.ndarray:
         """Remove n objects, see ``remove``: ``[n]`` bool, which were there."""
-        words = self.keyspace.keys(keys).tolist()
-        return np.array([self.remove_key((first, second)) for first, second in words], bool)
+        return self.remove_keys(self.keyspace.keys(keys))
 
     # The same with keys of the pool, ``[n, 2]`` uint64, of any namespace.
 
@@ -142,8 +141,32 @@ class StoreReader:
     def match_keys(self, keys: np.ndarray) -> int:
         return self.pool.match_prefix(keys)
 
+    def get_headed(
+        self,
+        keys: np.ndarray,
+        heads: Sequence[bytes],
+        addresses: np.ndarray,
+        sizes: np.ndarray,
+        *,
+        free: tuple[int, int],
+    ) -> np.ndarray:
+        """Copy what follows the heads of objects in the pool, see ``ObjectPool.get_headed``, in the
+        order of ``get_into_each``. Damaged ones stay: the calls that raise an error remove them.
+        """
+        return self.pool.get_headed(
+            keys[::-1],
+            heads[::-1],
+            addresses[::-1],
+            sizes[::-1],
+            free=free,
+            verify=self._verifies(),
+        )[::-1]
+
     def remove_key(self, key: Key) -> bool:
         return self.pool.remove(key)
+
+    def remove_keys(self, keys: np.ndarray) -> np.ndarray:
+        return self.pool.remove_each(keys)
 
     def remove_exactly(self, key: Key, object_id: int) -> bool:
         """Remove an object, unless its key has one of another id by now, see ``ids_of``."""

@@ -167,6 +167,44 @@ class Store(StoreReader, Closing):
             ),
         )
 
+    def put_headed(
+        self,
+        keys: np.ndarray,
+        heads: Sequence[bytes],
+        addresses: np.ndarray,
+        sizes: np.ndarray,
+        *,
+        retention: Retention = "normal",
+    ) -> list[PutResult]:
+        """Store ``[n, 2]`` objects, each a head and host memory, see ``ObjectPool.put_headed``: in
+        one call, except for those that need more than room that is there.
+        """
+        at_once = self.is_pool_all and not self.has_quota
+        results: list[PutResult] = []
+        while (i := len(results)) < len(keys):
+            if at_once:
+                new = self.pool.put_headed(
+                    keys[i:],
+                    heads[i:],
+                    addresses[i:],
+                    sizes[i:],
+                    checksum=self._checksum,
+                    retention=retention,
+                )
+                for k, result in enumerate(new, i):
+                    if self._watermark is not None and result is PutResult.STORED:
+                        self._watermark.added(len(heads[k]) + int(sizes[k].sum()))
+                results += new
+                if new[-1] is not PutResult.FULL:
+                    continue
+                results.pop()
+                i = len(results)
+            first, second = keys[i].tolist()
+            places = zip(addresses[i].tolist(), sizes[i].tolist(), strict=True)
+            parts = [Buffer(*place, "cpu:0", False, None) for place in places]
+            results.append(self.put_key((first, second), heads[i], *parts, retention=retention))
+        return results
+
     def begin(
         self,
         key: StoreKey,

@@ -38,6 +38,21 @@ def test_puts_and_reads(pool, told):
     assert told.take() == [("removed", [key])]
 
 
+def test_what_is_put_and_read_with_heads(pool, told):
+    value = np.ones(10, np.uint8)
+    places = np.full((3, 1), value.ctypes.data, np.uint64), np.full((3, 1), 10, np.uint64)
+    keys, heads = np.array([[1, 1], [2, 1], [1, 1]], np.uint64), [b"a", b"bb", b"ccc"]
+    assert pool.put_headed(keys, heads, *places).count(PutResult.STORED) == 2
+    assert told.take() == [("stored", [[1, 1], [2, 1]], 23)]
+    keys[2] = 3
+    assert pool.get_headed(keys, heads, *places).tolist() == [10, 10, -1]
+    assert told.take() == [("read", 2, 1, 23)]
+    assert pool.remove_each(keys).tolist() == [True, True, False]
+    assert told.take() == [("removed", [[1, 1], [2, 1]])]
+    assert not pool.put_headed(keys[:0], [], places[0][:0], places[1][:0])
+    assert not pool.remove_each(keys).any() and told.take() == []
+
+
 def test_what_is_no_use_is_not_told_as_read(pool, told, tmp_path):
     assert pool.put_from((1, 1), b"x") is PutResult.STORED
     pool.pin((1, 1), touch=False).close()

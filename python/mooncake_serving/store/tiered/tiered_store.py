@@ -246,6 +246,9 @@ class TieredStore(Store):
             self._demoter.discard([key])
             return self._disk.remove(key) or was_in_pool
 
+    def remove_keys(self, keys: np.ndarray) -> np.ndarray:
+        return np.array([self.remove_key((first, second)) for first, second in keys.tolist()], bool)
+
     def remove_exactly(self, key: Key, object_id: int) -> bool:
         words = _words("remove_exactly", key)
         with self._moves.hold([key]):
