@@ -7,8 +7,16 @@ from mooncake_kernels.errors import InvalidArgument
 
 from ..codes import as_natural
 from .batch_calls import BatchCalls, Value
-from .buffers import Memory
-from .codes import INVALID_PARAMS, check_list, code_of, returns_code, returns_instead
+from .buffers import Memory, Places
+from .codes import (
+    FAILURES,
+    INVALID_PARAMS,
+    check_list,
+    code_of,
+    returns_code,
+    returns_instead,
+)
+from .objects import Objects
 from .replicate_config import ReplicateConfig, keeping_of
 
 Numbers = Sequence[int]
@@ -49,7 +57,7 @@ class BufferCalls(BatchCalls):
         self, key: str, buffer_ptr: int, size: int, config: ReplicateConfig | None = None
     ) -> int:
         """Store a value from memory: 0, -200 or -600. Zero bytes store no value: 0."""
-        return self._put(key, [buffer_ptr], [size], config) if as_natural("size", size) else 0
+        return self._put(key, [(buffer_ptr, size)], config) if as_natural("size", size) else 0
 
     @returns_code
     def put_from_with_metadata(
@@ -62,14 +70,15 @@ class BufferCalls(BatchCalls):
         config: ReplicateConfig | None = None,
     ) -> int:
         """Store a value of two parts from memory, the metadata first: 0, -200 or -600."""
-        return self._put(key, [metadata_buffer_ptr, buffer_ptr], [metadata_size, size], config)
+        parts = [(metadata_buffer_ptr, metadata_size), (buffer_ptr, size)]
+        return self._put(key, parts, config)
 
     @returns_code
     def upsert_from(
         self, key: str, buffer_ptr: int, size: int, config: ReplicateConfig | None = None
     ) -> int:
         """``put_from`` that replaces an existing value, see ``upsert``."""
-        return self._put(key, [buffer_ptr], [size], config, replace=True)
+        return self._put(key, [(buffer_ptr, size)], config, replace=True)
 
     @returns_instead([INVALID_PARAMS])
     def batch_put_from(
@@ -80,7 +89,8 @@ class BufferCalls(BatchCalls):
         config: ReplicateConfig | None = None,
     ) -> list[int]:
         """Store values from memory: 0, -200 or -600 each."""
-        return self._put_each(
+        codes = self._put_at_once("batch_put_from", keys, buffer_ptrs, sizes, 1, config)
+        return codes or self._put_each(
             "batch_put_from",
             keys,
             (buffer_ptrs, sizes),
@@ -115,7 +125,10 @@ class BufferCalls(BatchCalls):
         config: ReplicateConfig | None = None,
     ) -> list[int]:
         """Store values, each from many ranges of memory: 0, -200 or -600 each."""
-        return self._put_each(
+        codes = self._put_at_once(
+            "batch_put_from_multi_buffers", keys, all_buffer_ptrs, all_sizes, 2, config
+        )
+        return codes or self._put_each(
             "batch_put_from_multi_buffers",
             keys,
             (all_buffer_ptrs, all_sizes),
@@ -138,7 +151,8 @@ class BufferCalls(BatchCalls):
         self, keys: Sequence[str], buffer_ptrs: Numbers, sizes: Numbers
     ) -> list[int]:
         """Copy values into memory, each as ``get_into`` does."""
-        return self._get_each(
+        codes = self._get_at_once("batch_get_into", keys, buffer_ptrs, sizes, 1)
+        return codes or self._get_each(
             "batch_get_into",
             keys,
             (buffer_ptrs, sizes),
@@ -158,7 +172,10 @@ class BufferCalls(BatchCalls):
         Returns:
             As ``get_into``. ``prefer_alloc_in_same_node`` is ignored.
         """
-        return self._get_each(
+        codes = self._get_at_once(
+            "batch_get_into_multi_buffers", keys, all_buffer_ptrs, all_sizes, 2
+        )
+        return codes or self._get_each(
             "batch_get_into_multi_buffers",
             keys,
             (all_buffer_ptrs, all_sizes),
@@ -168,17 +185,57 @@ class BufferCalls(BatchCalls):
     def _put(
         self,
         key: str,
-        pointers: Numbers,
-        sizes: Numbers,
+        parts: Sequence[tuple[int, int]],
         config: ReplicateConfig | None,
         *,
         replace: bool = False,
     ) -> int:
+        """Store a value from ranges of memory, (address, bytes) each."""
         running = self._running()
-        views = self._views(pointers, sizes, writes=False)
+        views = [running.buffers.view(*part, writes=False) for part in parts]
         put = running.objects.replace if replace else running.objects.put
         put(key, views, keeping_of(config))
         return 0
+
+    def _put_at_once(
+        self,
+        op: str,
+        keys: Sequence[str],
+        pointers: Sequence,
+        sizes: Sequence,
+        depth: int,
+        config: ReplicateConfig | None,
+    ) -> list[int] | None:
+        """``_put_each`` in one call of the pool, if everything is as usual; otherwise None."""
+        try:
+            objects, places = self._places(keys, pointers, sizes, depth, writes=False)
+            return places and objects.put_at_once(op, keys, places, keeping_of(config))
+        except FAILURES:  # what is stored by now is there already when it is put by itself
+            return None
+
+    def _get_at_once(
+        self, op: str, keys: Sequence[str], pointers: Sequence, sizes: Sequence, depth: int
+    ) -> list[int] | None:
+        """``_get_each`` in one call of the pool, if everything is as usual; otherwise None."""
+        try:
+            objects, places = self._places(keys, pointers, sizes, depth, writes=True)
+            return places and objects.get_at_once(op, keys, places)
+        except FAILURES:
+            return None
+
+    def _places(
+        self, keys: Sequence[str], pointers: Sequence, sizes: Sequence, depth: int, *, writes: bool
+    ) -> tuple[Objects, Places | None]:
+        """The objects, and the memory of each key; None: something about these is unusual, or it is
+        a single range, which is faster by itself.
+        """
+        running = self._running()
+        are_names = isinstance(keys, list | tuple) and set(map(type, keys)) == {str}
+        if not are_names or (len(keys) == 1 and depth == 1):
+            return running.objects, None
+        places = running.buffers.places(pointers, sizes, depth, writes=writes)
+        is_right = places is not None and len(places.sizes) == len(keys)
+        return running.objects, places if is_right else None
 
     def _put_each(
         self,

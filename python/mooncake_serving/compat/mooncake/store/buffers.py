@@ -3,8 +3,11 @@
 import bisect
 import ctypes
 import threading
+from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, NamedTuple
+
+import numpy as np
 
 from mooncake_kernels.buffers import Buffer, gpu_memory_at
 from mooncake_kernels.errors import InvalidArgument
@@ -13,6 +16,20 @@ from ..codes import as_natural
 from ..mapped import MappedMemory
 
 Memory = memoryview | Buffer  # of the host; of a GPU
+
+_LISTS = (list, tuple, np.ndarray)
+
+
+class Places(NamedTuple):
+    """Registered host memory of many values, in pieces: ``[n, w]`` uint64 each."""
+
+    addresses: np.ndarray
+    sizes: np.ndarray
+
+    def views(self, i: int) -> list[Memory]:
+        """The pieces of one value, to be written."""
+        pieces = zip(self.addresses[i].tolist(), self.sizes[i].tolist(), strict=True)
+        return [Buffer(*piece, "cpu:0", True, None) for piece in pieces]
 
 
 class Buffers:
@@ -29,6 +46,8 @@ class Buffers:
         # changed, so
         # that readers take no lock.
         self._registered: tuple[tuple[int, ...], tuple[tuple[Memory, bool], ...]] = (), ()
+        # Of the same: start addresses, and how many bytes of each are host memory to read or write.
+        self._tables = _tables(*self._registered)
 
     def register(self, address: Any, num_bytes: Any) -> Memory:
         """Remember a range, which must not overlap any other.
@@ -52,6 +71,7 @@ class Buffers:
                 (*begins[:place], begin, *begins[place:]),
                 (*ranges[:place], (memory, writable), *ranges[place:]),
             )
+            self._tables = _tables(*self._registered)
         return memory
 
     def unregister(self, address: Any) -> None:
@@ -72,6 +92,7 @@ class Buffers:
                 begins[:place] + begins[place + 1 :],
                 ranges[:place] + ranges[place + 1 :],
             )
+            self._tables = _tables(*self._registered)
 
     def view(self, address: Any, num_bytes: Any, *, writes: bool) -> Memory:
         """The bytes of a range.
@@ -91,6 +112,23 @@ class Buffers:
         if writes and not writable:
             raise InvalidArgument(f"buffer_ptr must be writable, got {_shown(begin, size)}")
         return memory
+
+    def places(self, pointers: Any, sizes: Any, depth: int, *, writes: bool) -> Places | None:
+        """Addresses and sizes of many values: two lists, or two lists of lists (a depth of 2).
+
+        Returns:
+            None unless all are plain integers and each is within registered memory of the host, as
+            usual; ``view`` says what it is otherwise.
+        """
+        addresses, counts = _table(pointers, depth), _table(sizes, depth)
+        if addresses is None or counts is None or addresses.shape != counts.shape:
+            return None
+        begins, *rooms = self._tables
+        at = begins.searchsorted(addresses, "right") - 1
+        offsets, room = addresses - begins[at], rooms[writes][at]
+        if not ((offsets < room) & (counts - 1 < room - offsets)).all():
+            return None
+        return Places(addresses, counts)
 
 
 def size_of(memory: Memory) -> int:
@@ -123,3 +161,30 @@ def _mapped(address: int, num_bytes: int) -> tuple[Memory, bool]:
 
 def _shown(address: int, num_bytes: int) -> str:
     return f"{address:#x} + {num_bytes} bytes"
+
+
+def _tables(
+    begins: Sequence[int], ranges: Sequence[tuple[Memory, bool]]
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Start addresses, from 0 on, and for each how many bytes can be read, and written."""
+    rooms = [0, *(len(one) if isinstance(one, memoryview) else 0 for one, _ in ranges)]
+    writable = [False, *(writable for _, writable in ranges)]
+    readable = np.array(rooms, np.uint64)
+    return np.array([0, *begins], np.uint64), readable, readable * np.array(writable)
+
+
+def _table(values: Any, depth: int) -> np.ndarray | None:
+    """``[n, w]`` uint64 of n integers, or with a depth of 2 of n lists of as many; None if it is
+    anything else. What is negative is above 2**63.
+    """
+    if not isinstance(values, _LISTS) or (
+        depth > 1 and not all(isinstance(one, _LISTS) for one in values)
+    ):
+        return None
+    try:
+        array = np.asarray(values)
+    except (TypeError, ValueError, RuntimeError):  # lists of different lengths, for example
+        return None
+    if array.dtype.kind not in "iu" or array.ndim != depth or array.size == 0:
+        return None
+    return array.astype(np.uint64).reshape(len(array), -1)

@@ -16,7 +16,7 @@ from mooncake_serving.store.copies.copying import drop_from
 from mooncake_serving.store.directory import Directory
 
 from ..codes import Failed
-from .buffers import Memory
+from .buffers import Memory, Places
 from .codes import FAILURES, OBJECT_NOT_FOUND, Answer, code_of, fill, log
 from .elsewhere import Elsewhere
 from .naming import encoded, header_of
@@ -87,10 +87,27 @@ class ClusterObjects(Objects):
             codes = [code_of(op, partial(_absent, name)) for name in names]
         else:
             codes = self._here.get_into_each(op, names, views)
-        missing = [i for i, code in enumerate(codes) if code == OBJECT_NOT_FOUND]
-        wanted = [names[i] for i in missing], [views[i] for i in missing]
-        fill(op, codes, missing, lambda: self._elsewhere.get_into_each(op, *wanted))
+        self._get_missing(op, codes, names, views.__getitem__)
         return codes
+
+    def get_at_once(self, op: str, names: Sequence[str], places: Places) -> list[int] | None:
+        """Copy local values in one call of the pool; remote ones as ``get_into_each``."""
+        codes = None if self._here is None else self._here.get_at_once(op, names, places)
+        if codes is not None:
+            self._get_missing(op, codes, names, places.views)
+        return codes
+
+    def _get_missing(
+        self,
+        op: str,
+        codes: list[int],
+        names: Sequence[str],
+        views_of: Callable[[int], Views],
+    ) -> None:
+        """Copy the values that are not here, and note their codes."""
+        missing = [i for i, code in enumerate(codes) if code == OBJECT_NOT_FOUND]
+        wanted = [names[i] for i in missing], [views_of(i) for i in missing]
+        fill(op, codes, missing, lambda: self._elsewhere.get_into_each(op, *wanted))
 
     def get_each(
         self, op: str, names: Sequence[str], make: Callable[[memoryview], Answer]

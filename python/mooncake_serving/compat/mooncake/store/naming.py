@@ -8,14 +8,17 @@ hash, objects that are put by name begin with a header of whole cache lines::
 With the number a reader that reads a value in parts detects that the value was replaced.
 """
 
+import functools
 import os
 import struct
+from collections.abc import Sequence
 
 from mooncake_kernels.errors import InvalidArgument
 
 _START = struct.Struct("<8s8sI")
 _MAGIC = b"MKNAMED2"
-_NUMBER = slice(8, 16)
+NUMBER = 8, 16  # where it is
+_NO_NUMBER = bytes(8)
 _LINE = 64
 MAX_NAME_BYTES = 1 << 16
 MIN_HEADER_BYTES = _LINE
@@ -27,19 +30,24 @@ def new_header(name: str) -> bytes:
     Raises:
         InvalidArgument: as ``header_of``.
     """
-    header = bytearray(header_of(name))
-    header[_NUMBER] = os.urandom(8)
-    return bytes(header)
+    return header_of(name, os.urandom(len(_NO_NUMBER)))
+
+
+def new_headers(names: Sequence[str]) -> list[bytes]:
+    """``new_header`` of each."""
+    size = len(_NO_NUMBER)
+    numbers = os.urandom(size * len(names))
+    return [header_of(name, numbers[i * size : (i + 1) * size]) for i, name in enumerate(names)]
 
 
 def is_header(found: bytes | bytearray | memoryview, header: bytes) -> bool:
     """Whether an object begins with such a header, whatever its number."""
-    end, size = _NUMBER.stop, len(header)
-    return found[: len(_MAGIC)] == _MAGIC and found[end:size] == header[end:]
+    begin, end = NUMBER
+    return found[:begin] == _MAGIC and found[end : len(header)] == header[end:]
 
 
-def header_of(name: str) -> bytes:
-    """Make the header of an object of this name, with 0 in place of the number.
+def header_of(name: str, number: bytes = _NO_NUMBER) -> bytes:
+    """Make the header of an object of this name, with this number, or 0.
 
     Raises:
         InvalidArgument: it is not a text of 1 to 65536 bytes.
@@ -47,7 +55,7 @@ def header_of(name: str) -> bytes:
     text = encoded(name)
     if not 0 < len(text) <= MAX_NAME_BYTES:
         raise InvalidArgument(f"key must have 1 to {MAX_NAME_BYTES} bytes, got {len(text)}")
-    return (_START.pack(_MAGIC, bytes(8), len(text)) + text).ljust(_whole(len(text)), b"\0")
+    return _form(_whole(len(text))).pack(_MAGIC, number, len(text), text)
 
 
 def encoded(name: str) -> bytes:
@@ -76,3 +84,9 @@ def name_in(view: memoryview) -> str | None:
 
 def _whole(name_bytes: int) -> int:
     return -(-(_START.size + name_bytes) // _LINE) * _LINE
+
+
+@functools.cache
+def _form(num_bytes: int) -> struct.Struct:
+    """A header of this size."""
+    return struct.Struct(f"{_START.format}{num_bytes - _START.size}s")

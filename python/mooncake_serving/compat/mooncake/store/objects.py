@@ -1,5 +1,6 @@
 """Named objects, in a store."""
 
+import contextlib
 import time
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
@@ -10,10 +11,12 @@ from mooncake_kernels.errors import InvalidArgument
 from mooncake_kernels.pool import ObjectPool, ObjectPut, PutResult
 from mooncake_serving.store import Store
 from mooncake_serving.store.keyspace import Keyspace
+from mooncake_serving.store.reader import ABSENT
 
 from ..codes import Failed
-from .buffers import Memory, size_of, too_small
+from .buffers import Memory, Places, size_of, too_small
 from .codes import (
+    FAILURES,
     INTERNAL_ERROR,
     NO_AVAILABLE_HANDLE,
     OBJECT_ALREADY_EXISTS,
@@ -22,7 +25,7 @@ from .codes import (
     code_of,
     log,
 )
-from .naming import encoded, header_of, is_header, name_in, new_header
+from .naming import NUMBER, encoded, header_of, is_header, name_in, new_header, new_headers
 from .replicas import ReplicaDescriptor, replica
 from .replicate_config import Keeping
 from .sessions import Reading, Wanted, Writing
@@ -86,6 +89,32 @@ class Objects:
             return 0
 
         return [code_of(op, partial(put_one, i)) for i in range(len(names))]
+
+    def put_at_once(
+        self, op: str, names: Sequence[str], places: Places, keeping: Keeping
+    ) -> list[int] | None:
+        """``put_each`` of values in registered host memory, in one call of the pool.
+
+        Returns:
+            None if the store has more than a pool, or a value cannot fit into it: none was stored.
+
+        Raises:
+            InvalidArgument, Unavailable, OSError: some may be stored.
+        """
+        store = self._plain_store()
+        if store is None:
+            return None
+        headers = new_headers(names)
+        longest, largest = max(map(len, headers)), int(places.sizes.sum(1).max())
+        if longest + largest > store.pool.capacity_bytes:
+            return None
+        results = store.put_headed(
+            self._keyspace.keys(names), headers, *places, retention=keeping.retention
+        )
+        return [
+            code_of(op, partial(self._check_room, name, result)) if result is PutResult.FULL else 0
+            for name, result in zip(names, results, strict=True)
+        ]
 
     def begin_each(
         self, op: str, names: Sequence[str], sizes: Sequence[int], keeping: Keeping
@@ -166,6 +195,28 @@ class Objects:
         pairs = list(zip(names, views, strict=True))
         return [code_of(op, partial(self.get_into, *pair)) for pair in reversed(pairs)][::-1]
 
+    def get_at_once(self, op: str, names: Sequence[str], places: Places) -> list[int] | None:
+        """``get_into_each`` with registered host memory, in one call of the pool.
+
+        Returns:
+            None if the store has more than a pool.
+
+        Raises:
+            InvalidArgument, Unavailable: some may have been copied.
+        """
+        store = self._plain_store()
+        if store is None:
+            return None
+        headers = [header_of(name) for name in names]
+        sizes = store.get_headed(self._keyspace.keys(names), headers, *places, free=NUMBER).tolist()
+        codes = [size if size >= 0 else OBJECT_NOT_FOUND for size in sizes]
+        unusual = [i for i, size in enumerate(sizes) if size < ABSENT]  # nothing was copied
+        views = [places.views(i) for i in unusual]
+        again = self.get_into_each(op, [names[i] for i in unusual], views)
+        for i, code in zip(unusual, again, strict=True):
+            codes[i] = code
+        return codes
+
     def get_range(self, name: str, offset: int, view: Memory) -> int:
         """Fill a buffer from a part of a value; returns its size, -704 if there is no value.
 
@@ -232,6 +283,11 @@ class Objects:
 
     def remove_each(self, op: str, names: Sequence[str]) -> list[int]:
         """Remove objects: for each 0, -704 if there was none, or a code."""
+        store = self._plain_store()
+        if store is not None and len(names) > 1 and set(map(type, names)) == {str}:
+            with contextlib.suppress(*FAILURES):  # then none was removed
+                removed = store.remove_each(names)
+                return [0 if was_there else OBJECT_NOT_FOUND for was_there in removed.tolist()]
         return [code_of(op, partial(self._remove, name)) for name in names]
 
     def names(self) -> Iterator[str]:
@@ -299,6 +355,13 @@ class Objects:
 
     def close(self) -> None:
         self._store.close()
+
+    def _plain_store(self) -> Store | None:
+        """The store, if it is a pool that takes all puts for which it has room."""
+        store = self._store
+        if isinstance(store, Store) and store.is_pool_all and not store.has_quota:
+            return store
+        return None
 
     def _remove(self, name: str) -> int:
         return 0 if self.remove(name) else OBJECT_NOT_FOUND

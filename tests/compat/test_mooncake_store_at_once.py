@@ -1,0 +1,301 @@
+"""Batches of ``MooncakeDistributedStore`` in one call of the pool: the same as one by one."""
+
+import contextlib
+import fractions
+import mmap
+import re
+
+import numpy as np
+import pytest
+import torch
+
+from mooncake_kernels.pool import ObjectPool
+from mooncake_serving.compat.mooncake.store import (
+    INVALID_PARAMS,
+    OBJECT_NOT_FOUND,
+    ReplicateConfig,
+    buffer_calls,
+)
+from mooncake_serving.compat.mooncake.store.naming import header_of
+from mooncake_serving.compat.mooncake.store.objects import Objects
+from mooncake_serving.store import Store
+
+from .store_support import Memory, pool_file, set_up
+
+KIB = 1024
+CAPACITY = 256 * KIB
+FAR = 512 * KIB  # where values are copied to
+NAMESPACE = "mooncake/default"
+LONG = "long" * 100
+
+
+@pytest.fixture
+def calls(monkeypatch):
+    """The calls of a pool that move or remove objects, as they are made."""
+    made = []
+
+    def noted(name):
+        original = getattr(ObjectPool, name)
+
+        def call(*args, **kwargs):
+            made.append(name)
+            return original(*args, **kwargs)
+
+        monkeypatch.setattr(ObjectPool, name, call)
+
+    for name in ("get_headed", "put_headed", "get_into", "put_from", "remove", "remove_each"):
+        noted(name)
+    return made
+
+
+def test_one_call_for_a_batch(store, memory, calls):
+    keys, p = [*"abc", LONG], memory.address
+    places, sizes = [p, p + 100, p + 200, p + 300], [100, 90, 80, 70]
+    assert store.batch_put_from(keys, places, sizes) == [0] * 4
+    assert store.batch_put_from(tuple(keys), np.array(places), np.array(sizes)) == [0] * 4
+    targets = [p + FAR + i * KIB for i in range(4)]
+    assert store.batch_get_into(keys, targets, [KIB] * 4) == sizes
+    assert store.batch_get_into(["a", "no"], targets[:2], [100] * 2) == [100, OBJECT_NOT_FOUND]
+    many, parts = [[p, p + 500], [p + 50, p + 900]], [[10, 20], [30, 40]]
+    assert store.batch_put_from_multi_buffers(["m", "n"], many, parts) == [0, 0]
+    into = [[p + FAR + 8000, p + FAR + 8100], [p + FAR + 8200, p + FAR + 8300]]
+    assert store.batch_get_into_multi_buffers(["m", "n"], into, parts) == [30, 70]
+    assert store.batch_remove(["a", "no", LONG]) == [0, OBJECT_NOT_FOUND, 0]
+    assert calls == [
+        "put_headed", "put_headed", "get_headed", "get_headed", "put_headed", "get_headed",
+        "remove_each",
+    ]  # fmt: skip
+    for i, size in enumerate(sizes):
+        assert memory.at(FAR + i * KIB, size) == memory.at(i * 100, size)
+    assert memory.at(FAR + 8000, 10) + memory.at(FAR + 8100, 20) == store.get("m")
+    assert store.get("n") == memory.at(50, 30) + memory.at(900, 40)
+
+
+def test_only_what_is_unusual_is_read_by_itself(store, memory, calls, caplog):
+    keys, p = [*"abc"], memory.address
+    assert store.batch_put_from(keys, [p, p + 100, p + 200], [100] * 3) == [0] * 3
+    calls.clear()
+    targets = [p + FAR + i * KIB for i in range(4)]
+    codes = store.batch_get_into(["a", "b", "no", "c"], targets, [100, 99, 100, 100])
+    assert codes == [100, INVALID_PARAMS, OBJECT_NOT_FOUND, 100]
+    assert calls == ["get_headed", "get_into"]
+    assert [record.getMessage() for record in caplog.records] == [
+        "batch_get_into: size must be at least the value's 100 bytes, got 99"
+    ]
+
+
+def test_the_last_is_read_first(store, memory):
+    keys = [f"k{i}" for i in range(8)]
+    places = [memory.address] * 8
+    assert store.batch_put_from(keys, places, [10] * 8) == [0] * 8
+    assert store.batch_get_into(keys, places, [10] * 8) == [10] * 8
+    pool = store._running().objects._pool
+    objects = pool.objects()
+    order = dict(zip(map(tuple, objects.keys.tolist()), objects.recency.tolist(), strict=True))
+    used = [order[store._running().objects._keyspace.key(key)] for key in keys]
+    assert used == sorted(used, reverse=True)
+
+
+def test_another_value_of_the_same_hash_is_not_returned(store, memory):
+    objects = store._running().objects
+    others = [header_of("other"), header_of("a")[:-1] + b"x", header_of("b")[:20], b"raw"]
+    for name, start in zip("abcd", others, strict=True):
+        assert objects._store.put_from(name, start + bytes(100 * (name != "c")))
+    assert store.put("e", b"e" * 100) == 0
+    before = memory.at(FAR, 5 * KIB)
+    targets = [memory.address + FAR + i * KIB for i in range(5)]
+    codes = store.batch_get_into([*"abcde"], targets, [KIB] * 5)
+    assert codes == [OBJECT_NOT_FOUND] * 4 + [100]
+    assert memory.at(FAR + 4 * KIB, 100) == b"e" * 100
+    assert memory.at(FAR + 4 * KIB + 100, KIB - 100) == before[-(KIB - 100) :]
+
+
+class Odd:
+    """An integer by ``__index__`` only."""
+
+    def __init__(self, value):
+        self.value = value
+
+    def __index__(self):
+        return self.value
+
+
+def odd_batches(p: int, read_only: int, other: int):
+    """Keys, addresses and sizes, some of which are wrong, or unusual."""
+    keys, places, sizes = [*"abc"], [p, p + KIB, p + 2 * KIB], [100, 200, 300]
+    yield keys, places, sizes
+    for wrong in (0, -1, 4096, 1 << 45, 1 << 63, 1 << 64, 1 << 70, 1.5, float(p), "1", None, [p],
+                  Odd(p), True, np.uint64(p), np.int64(p), np.array(p), torch.tensor(p),
+                  b"12345678", fractions.Fraction(p), p + (1 << 20) - 150, p + (1 << 20), p - 1,
+                  read_only, read_only + 4000, other, np.float32(1), np.bool_(True)):  # fmt: skip
+        yield keys, [p, wrong, p + KIB], sizes
+    for wrong in (0, -1, 1 << 20, 1 << 63, (1 << 64) - 1, 1 << 64, 2.0, "9", None, Odd(50), True,
+                  np.uint8(7), torch.tensor(7), CAPACITY - 64, CAPACITY - 63):  # fmt: skip
+        yield keys, [p, p, p], [100, wrong, 300]
+    for name in ("", "a", "x" * 44, "x" * 45, "x" * 65536, "x" * 65537, "\ud800", b"a", 5, None,
+                 "é", np.str_("n")):  # fmt: skip
+        yield ["a", name, "c"], places, sizes
+    for wrong in (None, 5, "abc", b"abc", [], [p], [p] * 4, range(p, p + 3), iter([p] * 3), {p: 1},
+                  torch.tensor(places), np.array(places, np.uint64), np.array(places, float),
+                  np.array(places, object), np.array(p), np.array([places]), tuple(places),
+                  [places]):  # fmt: skip
+        yield keys, wrong, sizes
+        yield keys, places, wrong
+    for wrong in ("abc", b"abc", None, 5, {"a": 1}, np.array(keys), tuple(keys), iter(keys), []):
+        yield wrong, places, sizes
+    yield [], [], []
+
+
+def odd_pieces(p: int, read_only: int, other: int):
+    """The same, of two pieces each; and lists of other lengths."""
+    for keys, places, sizes in odd_batches(p, read_only, other):
+        if isinstance(places, list) and isinstance(sizes, list):
+            yield keys, [[p, one] for one in places], [[9, one] for one in sizes]
+    keys = [*"ab"]
+    for places, sizes in (
+        ([[p], [p, p]], [[5], [5, 5]]),
+        ([[p, p], [p]], [[5, 5], [5, 5]]),
+        ([[], []], [[], []]),
+        ([[p], []], [[5], []]),
+        ([p, p], [5, 5]),
+        ([(p, p)] * 2, [(5, 0)] * 2),
+        (np.array([[p, p]] * 2), np.array([[5, 6]] * 2)),
+        ([np.array([p, p])] * 2, [np.array([5, 6])] * 2),
+        ([torch.tensor([p, p])] * 2, [[5, 6]] * 2),
+        ([range(p, p + 2)] * 2, [[5, 6]] * 2),
+        ([[[p]], [[p]]], [[[5]], [[5]]]),
+        (["ab", "cd"], [[5, 5]] * 2),
+        ([b"ab", b"cd"], [[5, 5]] * 2),
+    ):
+        yield keys, places, sizes
+
+
+@contextlib.contextmanager
+def odd_store(memory, pages):
+    """A store of three values, with its memory, and read-only memory."""
+    with pool_file() as path, contextlib.closing(set_up(path, CAPACITY)) as store:
+        assert store.register_buffer(memory.ctypes.data, memory.nbytes) == 0
+        assert store.register_buffer(pages.ctypes.data, pages.nbytes) == 0
+        for name in ("b", "x" * 45):
+            assert store.put(name, name.encode() * 100) == 0
+        yield store
+
+
+def contents(store):
+    return {name: store.get(name) for name in store._running().objects.names()}
+
+
+@pytest.mark.parametrize(
+    ("call", "batches"),
+    [
+        ("batch_put_from", odd_batches),
+        ("batch_get_into", odd_batches),
+        ("batch_put_from_multi_buffers", odd_pieces),
+        ("batch_get_into_multi_buffers", odd_pieces),
+    ],
+)
+def test_odd_arguments_have_the_codes_and_reasons_that_they_have_one_by_one(
+    call, batches, monkeypatch, caplog
+):
+    original = np.random.default_rng(1).integers(0, 256, 3 << 20, np.uint8)
+    whole = original.copy()  # what is written next to registered memory is here, too
+    memory, other = whole[1 << 20 : 2 << 20], whole[100:]
+    pages = np.frombuffer(mmap.mmap(-1, 12 * KIB, prot=mmap.PROT_READ), np.uint8)[
+        4 * KIB : -4 * KIB
+    ]
+    addresses = memory.ctypes.data, pages.ctypes.data, other.ctypes.data
+    found = []
+    for one_by_one in (False, True):
+        with monkeypatch.context() as patched:
+            if one_by_one:
+                for name in ("_put_at_once", "_get_at_once"):
+                    patched.setattr(buffer_calls.BufferCalls, name, lambda *_: None)
+            found.append([])
+            for arguments in batches(*addresses):
+                with odd_store(memory, pages) as store:
+                    caplog.clear()
+                    try:
+                        codes = getattr(store, call)(*arguments)
+                    except TypeError as error:  # an iterator has no length
+                        codes = str(error)
+                    reasons = [
+                        re.sub("object at 0x[0-9a-f]*", "", record.getMessage())
+                        for record in caplog.records
+                    ]
+                    found[-1].append((codes, reasons, contents(store), hash(whole.tobytes())))
+            whole[:] = original
+    for i, (at_once, alone) in enumerate(zip(*found, strict=True)):
+        assert at_once == alone, i
+
+
+def test_odd_names_are_removed_as_one_by_one(store, monkeypatch, caplog):
+    found = []
+    for plain in (Objects._plain_store, lambda _: None):
+        monkeypatch.setattr(Objects, "_plain_store", plain)
+        caplog.clear()
+        for names in (
+            [*"abab"],
+            ["a", "\ud800", "b"],
+            ["a", b"b", "b"],
+            ["a", 5, None],
+            ("a", "no"),
+            np.array(["a", "b"]),
+            ["", "a"],
+            [],
+            ["x" * 70000, "b"],
+        ):
+            assert store.put("a", b"1") == store.put("b", b"2") == 0
+            found.append((store.batch_remove(names), store.batch_is_exist(["a", "b"])))
+        found.append([record.getMessage() for record in caplog.records])
+    assert found[: len(found) // 2] == found[len(found) // 2 :]
+
+
+def test_a_batch_makes_room_as_it_goes():
+    with pool_file() as path, contextlib.closing(set_up(path, CAPACITY)) as store:
+        memory = Memory(store)
+        keys = [f"k{i}" for i in range(12)]
+        places, sizes = [memory.address + i * KIB for i in range(12)], [40 * KIB] * 12
+        assert store.batch_put_from(keys, places, sizes) == [0] * 12
+        assert store.batch_is_exist(keys) == [0] * 6 + [1] * 6
+        for i in range(6, 12):
+            assert store.get(keys[i]) == memory.at(i * KIB, 40 * KIB)
+
+
+def test_a_batch_for_which_there_is_no_room(caplog):
+    with pool_file() as path, contextlib.closing(set_up(path, CAPACITY)) as store:
+        memory = Memory(store)
+        keys, places = [f"k{i}" for i in range(4)], [memory.address] * 4
+        sizes = [100 * KIB, 100 * KIB, 100 * KIB, 10 * KIB]
+        config = ReplicateConfig(with_hard_pin=True)
+        assert store.batch_put_from(keys, places, sizes, config) == [0, 0, -200, 0]
+        assert [record.getMessage() for record in caplog.records] == [
+            "batch_put_from: there is no room for 'k2': all must stay that is"
+        ]
+        assert store.batch_put_from(keys, places, sizes, "no config") == [INVALID_PARAMS] * 4
+        assert store.batch_is_exist(keys) == [1, 1, 0, 1]
+
+
+def test_what_is_stored_when_a_batch_fails_is_not_put_again(store, memory, monkeypatch):
+    put_headed = Store.put_headed
+
+    def fails_later(self, keys, heads, addresses, sizes, **options):
+        put_headed(self, keys[:1], heads[:1], addresses[:1], sizes[:1], **options)
+        raise TimeoutError
+
+    monkeypatch.setattr(Store, "put_headed", fails_later)
+    p = memory.address
+    assert store.batch_put_from(["a", "b"], [p, p + 8], [8, 8]) == [0, 0]
+    assert store.get("a") == memory.at(0, 8) and store.get("b") == memory.at(8, 8)
+
+
+def test_memory_of_many_ranges(store):
+    memories = [Memory(store, 64 * KIB) for _ in range(5)]
+    keys = [f"k{i}" for i in range(5)]
+    places = [memory.address + i for i, memory in enumerate(memories)]
+    assert store.batch_put_from(keys, places, [KIB] * 5) == [0] * 5
+    targets = [memory.address + 32 * KIB for memory in reversed(memories)]
+    assert store.batch_get_into(keys, targets, [KIB] * 5) == [KIB] * 5
+    for i in range(5):
+        assert memories[4 - i].at(32 * KIB, KIB) == memories[i].at(i, KIB)
+    assert store.unregister_buffer(memories[2].address) == 0  # then it is looked up
+    assert store.batch_get_into(keys, targets, [KIB] * 5) == [KIB] * 5
