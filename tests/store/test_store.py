@@ -147,6 +147,12 @@ def test_many_with_heads_count_for_quotas_watermarks_and_tiers(pool_path, tmp_pa
         assert store.flush()
         assert store.put_headed(words, *headed(*values)) == [STORED, EXISTS, STORED, STORED]
         assert store.remove_each(range(5)).tolist() == [True] * 4 + [False]
+        store.put(7, b"on disk")
+        store.evict(32 * UNIT)
+        assert store.flush() and store.exists(7)
+        with Store.open(store.pool.path) as without_disk:
+            assert without_disk.remove_each([7, 8]).tolist() == [False, False]
+            assert store.get(7) is None
 
 
 def test_namespaces_do_not_see_each_other(small):
