@@ -230,6 +230,15 @@ class Store(StoreReader, Closing):
             ),
         )
 
+    def begin_unless_full(
+        self, key: Key, num_bytes: int, *, retention: Retention = "normal", position: int = 0
+    ) -> ObjectPut | PutResult:
+        """Do the same without evicting anything, and without regard to a quota or a disk."""
+        begun = self.pool.begin(
+            key, num_bytes, checksum=self._checksum, retention=retention, position=position
+        )
+        return self._counted(begun, lambda: num_bytes)
+
     def put_each(
         self, keys: StoreKeys, values: Sequence[Any], *, position: int = 0
     ) -> list[PutResult]:
@@ -403,7 +412,10 @@ class Store(StoreReader, Closing):
 
     def _with_room(self, num_bytes: Callable[[], int], attempt: Callable[[], Result]) -> Result:
         """Try until it is not ``FULL``, evicting twice as much each time, up to everything."""
-        result = self._room.make(num_bytes, attempt)
+        return self._counted(self._room.make(num_bytes, attempt), num_bytes)
+
+    def _counted(self, result: Result, num_bytes: Callable[[], int]) -> Result:
+        """Tell the watermark of a put that has room."""
         is_stored = result is PutResult.STORED or isinstance(result, ObjectPut)
         if self._watermark is not None and is_stored:
             self._watermark.added(num_bytes())

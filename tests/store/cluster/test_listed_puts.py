@@ -73,7 +73,7 @@ def test_a_look_at_the_pool_publishes_it_only_if_it_is_not_listed(pair, monkeypa
     """As what was removed after it was listed, and before it was stored: the put is the later."""
     one, two = pair
     one.cluster.put_each(range(5), [value(i) for i in range(5)])
-    begin = one.store.begin_key
+    begin = one.store.begin_unless_full
 
     def begin_what_is_removed(key, num_bytes, **options):
         put = begin(key, num_bytes, **options)
@@ -81,7 +81,7 @@ def test_a_look_at_the_pool_publishes_it_only_if_it_is_not_listed(pair, monkeypa
         monkeypatch.setattr(put, "commit", lambda: two.cluster.remove(9) or commit())
         return put
 
-    monkeypatch.setattr(one.store, "begin_key", begin_what_is_removed)
+    monkeypatch.setattr(one.store, "begin_unless_full", begin_what_is_removed)
     assert one.cluster.put(9, value(9)) is STORED
     assert not two.cluster.exists(9)
     told = []
@@ -115,7 +115,7 @@ def test_what_is_known_to_be_elsewhere_is_not_copied(pair):
     one, two = pair
     two.cluster.put("there", value(1))
     assert one.cluster.exists("there")
-    with replaced(one.store, "begin_key", lambda *_, **__: pytest.fail("it was begun")):
+    with replaced(one.store, "begin_unless_full", lambda *_, **__: pytest.fail("it was begun")):
         assert one.cluster.put("there", value(9)) is EXISTS
 
 
@@ -143,6 +143,39 @@ def test_a_full_pool_makes_room(hosts):
     everything = [*range(20), *range(30, 42)]
     found = none.cluster.exists_each(everything)
     assert found.tolist() == one.store.exists_each(everything).tolist() and found.sum() == 8
+
+
+def test_nothing_is_evicted_for_what_others_have(hosts):
+    one, two = hosts.make("one", 8 * UNIT), hosts.make("two")
+    one.cluster.put_each(range(6), [value(i) for i in range(6)])
+    two.cluster.put_each(range(10, 14), [value(i) for i in range(4)])
+    assert one.cluster.put_each(range(10, 14), [value(i) for i in range(4)]) == [EXISTS] * 4
+    assert one.store.exists_each(range(6)).all() and one.store.stats().num_writing == 0
+
+
+def test_the_tail_of_a_batch_is_evicted_first(pair):
+    """Also if some of it was stored under claims."""
+    one, two = pair
+    words = two.cluster.keyspace.keys([2])
+    two.node.directory.claim(two.node.name, words, 100.0)
+
+    def ask_later(ask, keys, ttl_s):
+        two.node.directory.abandon(two.node.name, words)
+        return ask(keys, ttl_s)
+
+    with replaced(one.node.claims, "ask", ask_later):
+        assert one.cluster.put_each(range(5), [value(i) for i in range(5)]) == [STORED] * 5
+    for num_left in (4, 3, 2, 1):
+        one.store.evict(1)
+        assert one.store.match_prefix(range(5)) == num_left == one.store.stats().num_ready
+
+
+def test_a_watermark_counts_them(hosts, monkeypatch):
+    one = hosts.make("one", store=Store.create(64 * UNIT, watermark=(0.9, 0.8)))
+    added = []
+    monkeypatch.setattr(one.store._watermark, "added", added.append)
+    one.cluster.put_each(range(3), [value(i, 100 + i) for i in range(3)])
+    assert added == [100, 101, 102]
 
 
 def test_a_pool_with_quotas_claims(hosts):
@@ -192,14 +225,14 @@ def test_a_publisher_that_breaks(pair):
 
 def test_a_put_that_fails_after_the_listing(pair, monkeypatch):
     one, two = pair
-    begin = one.store.begin_key
+    begin = one.store.begin_unless_full
 
     def begin_what_fails(key, num_bytes, **options):
         put = begin(key, num_bytes, **options)
         monkeypatch.setattr(put, "commit", lambda: (_ for _ in ()).throw(TimeoutError("stopped")))
         return put
 
-    monkeypatch.setattr(one.store, "begin_key", begin_what_fails)
+    monkeypatch.setattr(one.store, "begin_unless_full", begin_what_fails)
     with pytest.raises(TimeoutError, match="stopped"):
         one.cluster.put("a", value(1))
     assert one.store.stats().num_writing == 0 and one.node.listing.is_stale

@@ -51,7 +51,7 @@ class ClusterWriter(ClusterGiver):
 
         Returns:
             As ``Store.put_from``, of all hosts. ``STORED`` also if the directory went away after it
-            was asked: then it is told later.
+            has granted a claim: then it is told later.
 
         Raises:
             InvalidArgument: as ``Store.put_from``.
@@ -268,6 +268,7 @@ class ClusterWriter(ClusterGiver):
             return self._put_claimed(words, objects, make_kept())
         results = [PutResult.EXISTS if isinstance(r, str | None) else r for r in direct]
         left = [i for i, result in enumerate(direct) if isinstance(result, str | None)]
+        is_mixed = 0 < len(left) < len(words)
         until = time.monotonic() + UNSURE_S
         while left:
             kept = make_kept()[left]
@@ -279,6 +280,8 @@ class ClusterWriter(ClusterGiver):
                 raise Unavailable("put: the directory lists an object that cannot be found")
             if left:
                 time.sleep(PAUSE_S)
+        if self._store is not None and is_mixed:  # each way has ordered only its own
+            self._store.age_tail_first(words[_which(results, PutResult.STORED)])
         return results
 
     def _put_listed(
@@ -292,8 +295,7 @@ class ClusterWriter(ClusterGiver):
         with self.node.intake.enter() as is_in:
             results = self.node.put_listed(words, objects, make_kept) if is_in else None
         if results is not None:
-            new = [i for i, result in enumerate(results) if result is PutResult.STORED]
-            store.age_tail_first(words[new])
+            store.age_tail_first(words[_which(results, PutResult.STORED)])
         return results
 
     def _find_unsure(
@@ -335,7 +337,7 @@ class ClusterWriter(ClusterGiver):
                 self._give(words, objects, kept, granted, results, published)
         finally:
             self.node.claims.settle(words[granted], published[granted])
-        taken = [i for i, result in enumerate(results) if result is PutResult.BEING_WRITTEN]
+        taken = _which(results, PutResult.BEING_WRITTEN)
         if taken:
             for i, is_here in zip(taken, self._are_here(words[taken]), strict=True):
                 if is_here:  # by now, as where a key is named twice
@@ -445,6 +447,10 @@ class ClusterWriter(ClusterGiver):
             else:
                 results.append(PutElsewhere(key, size, row, self))
         return results
+
+
+def _which(results: Sequence[NewResult], wanted: PutResult) -> list[int]:
+    return [i for i, result in enumerate(results) if result is wanted]
 
 
 def under_claim(put: Callable[[], Result]) -> Result:

@@ -2,7 +2,7 @@
 
 They are copied first. Then the directory lists those that nobody else has or writes, and these
 become visible. So what somebody has is copied in vain: it is for few bytes, and for objects that
-are probably new. The rest is left to puts under claims.
+are probably new. Nothing is evicted in vain. The rest is left to puts under claims.
 """
 
 from collections.abc import Sequence
@@ -26,7 +26,7 @@ def put_listed(
     keys: np.ndarray,
     objects: Sequence[Sequence[Buffer]],
     kept: np.ndarray,
-) -> list[NewResult]:
+) -> list[NewResult] | None:
     """Put n objects that the directory then lists.
 
     Args:
@@ -39,10 +39,10 @@ def put_listed(
 
     Returns:
         For each ``STORED``; ``EXISTS`` here; None: it is to be put another way; ``UNSURE``:
-        likewise, and it may be listed.
+        likewise, and it may be listed. None instead of a list: all are, since there is no room.
 
     Raises:
-        Whatever a put does; objects before the one that failed may be stored.
+        Whatever a put does; some may be stored.
     """
     results: list[NewResult] = [
         PutResult.EXISTS if is_here else None for is_here in store.has_keys(keys).tolist()
@@ -53,12 +53,15 @@ def put_listed(
             if results[i] is not None:
                 continue
             num_bytes = sum(part.num_bytes for part in objects[i])
-            begun = store.begin_key((first, second), num_bytes, **put_options(kept[i]))
+            begun = store.begin_unless_full((first, second), num_bytes, **put_options(kept[i]))
             if isinstance(begun, ObjectPut):
                 puts[i] = begun
-                copy_into(begun.buffer, objects[i])
+            elif begun is PutResult.FULL:
+                return None
             elif begun is PutResult.EXISTS:
                 results[i] = begun
+        for i, put in puts.items():
+            copy_into(put.buffer, objects[i])
         if puts:
             _list_and_commit(publisher, listing, keys, puts, results)
     finally:
