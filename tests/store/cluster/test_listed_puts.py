@@ -69,10 +69,8 @@ def test_nothing_is_claimed(pair):
     assert one.cluster.put("a", value(8)) is STORED and two.cluster.get("a") == value(8)
 
 
-def test_a_look_at_the_pool_publishes_it_only_if_it_is_not_listed(pair, monkeypatch):
-    """As what was removed after it was listed, and before it was stored: the put is the later."""
+def test_what_is_removed_between_its_listing_and_its_storing_counts_as_removed(pair, monkeypatch):
     one, two = pair
-    one.cluster.put_each(range(5), [value(i) for i in range(5)])
     begin = one.store.begin_unless_full
 
     def begin_what_is_removed(key, num_bytes, **options):
@@ -81,20 +79,33 @@ def test_a_look_at_the_pool_publishes_it_only_if_it_is_not_listed(pair, monkeypa
         monkeypatch.setattr(put, "commit", lambda: two.cluster.remove(9) or commit())
         return put
 
-    monkeypatch.setattr(one.store, "begin_unless_full", begin_what_is_removed)
-    assert one.cluster.put(9, value(9)) is STORED
-    assert not two.cluster.exists(9)
-    told = []
-    publish = one.node.directory.publish
-    monkeypatch.setattr(
-        one.node.directory,
-        "publish",
-        lambda *args, **how: told.append(args) or publish(*args, **how),
-    )
+    with monkeypatch.context() as patch:
+        patch.setattr(one.store, "begin_unless_full", begin_what_is_removed)
+        assert one.cluster.put(9, value(9)) is STORED
+    assert not two.cluster.exists(9) and one.store.exists(9)
     one.node.listing.tell_changes()
-    assert [keys[:, 0].tolist() for _, keys in told if len(keys)] == [[9]]
     one.node.listing.publish_all()
-    assert two.cluster.get(9) == value(9)
+    assert not two.cluster.exists(9) and not one.store.exists(9)
+    assert one.cluster.put(9, value(8)) is STORED and two.cluster.get(9) == value(8)
+
+
+def test_a_removal_that_does_not_reach_the_pool(pair):
+    """As when the remover dies: the object is found nowhere else again."""
+    one, two = pair
+    one.cluster.put("a", value(1))
+    two.node.listing.remove(two.cluster.keyspace.keys(["a"]))
+    one.node.listing.tell_changes()
+    assert not two.cluster.exists("a")
+    one.node.listing.publish_all()
+    assert not two.cluster.exists("a") and not one.store.exists("a")
+
+
+def test_a_look_withdraws_what_a_process_without_a_node_has_evicted(pair):
+    one, two = pair
+    one.cluster.put("a", value(1))
+    one.store.pool.evict(UNIT)
+    one.node.listing.tell_changes()
+    assert not two.cluster.exists("a")
 
 
 def test_what_others_have_or_write_is_theirs(pair):

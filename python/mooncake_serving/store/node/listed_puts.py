@@ -92,5 +92,5 @@ def _list_and_commit(
     except BaseException:
         listing.is_stale = True  # what it lists may not be there
         raise
-    # Not recorded as told: if it was removed before it was stored, the next look lists it again.
-    listing.wait_for_withdrawal()
+    stored = [i for i in asked if results[i] is PutResult.STORED]
+    listing.note_listed(keys[stored], np.array([puts[i].id for i in stored], np.uint64))

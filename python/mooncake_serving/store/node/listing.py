@@ -74,10 +74,18 @@ class Listing:
             objects = objects.at(~is_leaving)
         try:
             self._tell(objects)
-            self.wait_for_withdrawal()
+            self._wait_for_withdrawal()
         except Unavailable as error:
             self._tell_later(error)
         return ids != 0
+
+    def note_listed(self, keys: np.ndarray, ids: np.ndarray) -> None:
+        """Record that ``[n]`` objects, which the directory has listed, are stored by now.
+
+        What was removed in between counts as removed: ``publish_all`` drops it.
+        """
+        self._wait_for_withdrawal()
+        self._told.note(Objects(keys, ids))
 
     def publish_copies(self, keys: np.ndarray) -> np.ndarray:
         """Publish copies of objects in the pool: ``[n]`` bool, which may stay.
@@ -93,7 +101,7 @@ class Listing:
         except Unavailable as error:
             self._tell_later(error)
             return may_stay
-        self.wait_for_withdrawal()
+        self._wait_for_withdrawal()
         may_stay[told] = answers != REMOVED
         self._note(Objects(keys[told], ids), answers)
         return may_stay
@@ -209,7 +217,7 @@ class Listing:
             return np.ones(len(keys), bool)
         return ~self._store.has_keys(keys, or_written=True)
 
-    def wait_for_withdrawal(self) -> None:
+    def _wait_for_withdrawal(self) -> None:
         """Wait until what was seen to be gone before, and may be back, is listed again."""
         if self._gone.locked():
             with self._gone:
