@@ -62,15 +62,16 @@ void Pool::abort(const Writing& writing) {
 }
 
 void Pool::give_up(const std::vector<Writing>& writings) noexcept {
-  constexpr std::chrono::milliseconds kLimit{100};  // plenty, unless a process is stopped
+  std::chrono::milliseconds limit{100};  // plenty, unless a process is stopped
   if (writings.empty() || owner_.forked()) return;
   {
     const std::lock_guard lock(giving_up_);
+    if (has_given_up_) limit = limit.zero();  // whoever gave up those has waited, or still does
     given_up_.insert(given_up_.end(), writings.begin(), writings.end());
     has_given_up_ = true;
   }
   try {
-    const Lock lock(*this, kLimit);
+    const Lock lock(*this, limit);
   } catch (const std::exception&) {
     // The next holder of the mutex in this process completes it, or else the death of the process.
   }

@@ -64,6 +64,16 @@ void what_is_given_up_meanwhile_ends_with_the_next_change(Pool* pool) {
   check_pool(pool);
 }
 
+void what_else_is_given_up_meanwhile_does_not_wait(Pool* pool) {
+  const Writing writing = begin(pool);
+  const pid_t child = hold(pool->path());
+  for (int i = 0; i < 100000; ++i) pool->give_up({writing});  // hours, if each waited
+  go_on(child);
+  EXPECT(put(pool, kKey, 100) == Begun::kOpen);
+  EXPECT(pool->remove(kKey));
+  check_pool(pool);
+}
+
 // Closes the pool meanwhile, and lives on.
 pid_t give_up_and_close(const std::string& path) {
   const pid_t child = fork();
@@ -97,6 +107,7 @@ int main() {
   const auto pool = Pool::create("", Geometry::of(16 * 64, 64, 8, 3, 4));
   statistics_do_not_wait_longer_than_they_are_told(pool.get());
   what_is_given_up_meanwhile_ends_with_the_next_change(pool.get());
+  what_else_is_given_up_meanwhile_does_not_wait(pool.get());
   what_cannot_be_ended_at_all_ends_with_the_process(pool.get());
   return failures() != 0;
 }
