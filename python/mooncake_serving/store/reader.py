@@ -110,6 +110,14 @@ class StoreReader:
             self.remove_damaged((first, second))
         return sizes[::-1]
 
+    def num_bytes(self, key: StoreKey) -> int | None:
+        """Size of an object, which is not compared with its checksum; None if there is none."""
+        pinned = self.pool.pin(self.keyspace.key(key))
+        if pinned is None:
+            return None
+        with pinned:
+            return pinned.num_bytes
+
     def exists(self, key: StoreKey) -> bool:
         return self.pool.contains(self.keyspace.key(key))
 
@@ -140,6 +148,17 @@ class StoreReader:
 
     def match_keys(self, keys: np.ndarray) -> int:
         return self.pool.match_prefix(keys)
+
+    def read_starts(self, keys: np.ndarray, num_bytes: int) -> list[bytes]:
+        """The first bytes of objects, none where there is none. Does not count as a use; they are
+        not compared with a checksum.
+        """
+        starts = [b""] * len(keys)
+        for i, (first, second) in enumerate(keys.tolist()):
+            if (pinned := self.pool.pin((first, second), touch=False)) is not None:
+                with pinned:
+                    starts[i] = bytes(pinned.view[:num_bytes])
+        return starts
 
     def get_headed(
         self,

@@ -67,6 +67,33 @@ def test_codes(path):
         assert (tier.stats().num_hits, tier.stats().num_misses) == (1, 1)
 
 
+def test_many_are_removed_at_once(path):
+    """More removals than fit into a bucket, which begins others, and frees the oldest."""
+    wanted = [(i, 1) for i in range(300)]
+    with open_tier(path) as tier:
+        put(tier, *wanted[::2])
+        there = [pair in keys_of(tier) for pair in wanted]
+        assert any(there)
+        assert tier.remove_each([*wanted, wanted[-2]]).tolist() == [*there, False]
+        assert keys_of(tier) == set() and tier.remove_each([]).tolist() == []
+        assert put(tier, wanted[0]) == [STORED]
+        assert tier.remove_each(wanted[:2]).tolist() == [True, False]
+    with open_tier(path) as tier:
+        assert keys_of(tier) == set()
+
+
+def test_a_look_at_the_start_of_an_object_is_no_use(path):
+    with open_tier(path) as tier:
+        put(tier, *KEYS)
+        wanted = [KEYS[1], (9, 9), KEYS[2]]
+        parts = [value(KEYS[1]).tobytes()[:50], b"", value(KEYS[2]).tobytes()[:50]]
+        assert tier.read_starts(wanted, 50) == parts
+        assert tier.read_starts(KEYS[1:2], 1 << 20) == [value(KEYS[1]).tobytes()]
+        assert not tier._index.find(KEYS[1]).is_used
+        read(tier, KEYS[1])
+        assert tier._index.find(KEYS[1]).is_used
+
+
 @pytest.mark.parametrize("kill", [False, True])
 def test_what_is_removed_stays_so(path, kill):
     with open_tier(path) as tier:

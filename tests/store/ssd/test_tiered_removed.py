@@ -44,6 +44,16 @@ def is_nowhere(store: TieredStore, key: int) -> bool:
     return not store.exists(key) and not store.pool.contains_each(words).any()
 
 
+def test_many_are_removed_from_both_at_once(opened):
+    store = opened()
+    put(store, 0, 1, 2)
+    to_disk(store, 0, 1)
+    assert read(store, 1) == [OBJECT]  # both have it
+    assert store.remove_each([0, 9, 1, 2, 0]).tolist() == [True, False, True, True, False]
+    assert all(is_nowhere(store, key) for key in range(3))
+    assert not len(store.tier.keys())
+
+
 @pytest.fixture(params=["pool and disk", "disk", "pool", "queue"])
 def holding(opened, request, monkeypatch):
     """A store that has object 0 there, and another process's store on its pool."""

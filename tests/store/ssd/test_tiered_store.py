@@ -6,7 +6,7 @@ import threading
 import numpy as np
 import pytest
 
-from mooncake_kernels.errors import InvalidArgument
+from mooncake_kernels.errors import InvalidArgument, Unavailable
 from mooncake_kernels.pool import ObjectPool, ObjectPut
 from mooncake_serving.store import Quota, SsdTier, Store, TieredStore, Watermark
 
@@ -401,6 +401,37 @@ def test_a_pool_that_cannot_be_made_or_opened_leaves_the_tier_closed(tmp_path):
             call(tier)
         with SsdTier(tmp_path / "tier", 8 * BUCKET, bucket_bytes=BUCKET):
             pass  # nobody has the file open
+
+
+def test_a_pool_has_one_tiered_store_at_a_time(tmp_path):
+    path = tmp_path / "pool"
+    ObjectPool.create(IN_POOL * OBJECT, path).close()
+    with contextlib.ExitStack() as stores:
+
+        def open_store(name: str) -> Store:
+            tier = SsdTier(tmp_path / name, 4 * BUCKET, bucket_bytes=BUCKET)
+            return stores.enter_context(TieredStore.open(path, tier=tier))
+
+        first = open_store("first")
+        with pytest.raises(Unavailable, match="another one has a disk behind the pool"):
+            open_store("second")
+        with Store.open(path, watermark=(0.9, 0.8)) as other:  # locks the file in its own way
+            assert other.put("a", b"1") == STORED and first.get("a") == b"1"
+        with pytest.raises(Unavailable):  # closing the file elsewhere does not end it
+            open_store("second")
+        first.close()
+        assert open_store("second").get("a") == b"1"
+
+
+def test_sizes_and_starts_of_both_tiers(opened):
+    store = opened()
+    put(store, 0, 1)
+    keys = store.keyspace.keys([0, 1, 2])
+    assert store._demoter.offer(store.keyspace.key(0)) and store.flush()
+    assert [store.num_bytes(key) for key in (0, 1, 2)] == [OBJECT, OBJECT, None]
+    starts = [value(0).tobytes()[:10], value(1).tobytes()[:10], b""]
+    assert store.read_starts(keys, 10) == starts
+    assert store.pool.contains_each(keys).tolist() == [False, True, False]  # nothing was read
 
 
 def test_a_store_without_a_tier():

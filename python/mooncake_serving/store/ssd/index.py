@@ -94,13 +94,13 @@ class Index:
         with self._lock:
             return list(self._entries)
 
-    def pin_each(self, keys: Sequence[Key]) -> list[Entry | None]:
-        """Find objects, and pin their bytes until they are unpinned; counts as a use."""
+    def pin_each(self, keys: Sequence[Key], *, is_use: bool = True) -> list[Entry | None]:
+        """Find objects, and pin their bytes until they are unpinned."""
         with self._lock:
             entries = [self._entries.get(key) for key in keys]
             for entry in entries:
                 if entry is not None:
-                    entry.is_used = True
+                    entry.is_used |= is_use
                     entry.bucket.num_readers += 1
         return entries
 

@@ -181,19 +181,35 @@ class SsdTier(TierReads, Closing):
             Unavailable: the disk could not be written; the object is still there, or, if its put
                 failed before, or it could not be read, may be there after a restart.
         """
-        (pair,) = as_pairs("remove", [key])
+        return bool(self._remove_each("remove", [key])[0])
+
+    def remove_each(self, keys: Any) -> np.ndarray:
+        """Remove the objects of ``[n, 2]`` keys, see ``remove``: ``[n]`` bool, which were there.
+
+        Raises:
+            Unavailable: as in ``remove``; some may be removed.
+        """
+        return self._remove_each("remove_each", keys)
+
+    def _remove_each(self, op: str, keys: Any) -> np.ndarray:
+        pairs = as_pairs(op, keys)
+        removed: set[Key] = set()
         with self._write_lock:
-            self._check_open("remove")
+            self._check_open(op)
+            were_there = self._exist(pairs)
             try:
                 with self._log.step():
-                    is_there = pair in self._index
-                    if is_there or self._log.may_reappear(pair):
-                        self._log.append(pair, np.empty(0, np.uint8), REMOVAL)
+                    for i, pair in enumerate(pairs):
+                        were_there[i] &= pair not in removed
+                        if were_there[i] or self._log.may_reappear(pair):
+                            self._log.append(pair, np.empty(0, np.uint8), REMOVAL)
+                            removed.add(pair)
+                    if removed:
                         self._log.flush()
             except TransferError as error:
                 self._health.failed(error)
-                raise Unavailable(f"remove: {self.path!r} could not be written: {error}") from None
-        return is_there
+                raise Unavailable(f"{op}: {self.path!r} could not be written: {error}") from None
+        return were_there
 
     def remove_all(self) -> int:
         """Remove all objects; returns how many there were.

@@ -75,6 +75,30 @@ class TierReads:
         self._counters.num_misses += int((sizes == ABSENT).sum())
         return sizes
 
+    def read_starts(self, keys: Any, num_bytes: int) -> list[bytes]:
+        """The first bytes of the objects of ``[n, 2]`` keys, none where there is none, or it cannot
+        be read. Does not count as a use; they are not compared with a checksum.
+
+        Raises:
+            TransferError: the deadline passed.
+        """
+        pairs = as_pairs("read_starts", keys)
+        self._check_open("read_starts")
+        entries = self._index.pin_each(pairs, is_use=False)
+        try:
+            sizes = [0 if e is None else min(e.record.num_bytes, num_bytes) for e in entries]
+            starts = [np.empty(size, np.uint8) for size in sizes]
+            found = [i for i, entry in enumerate(entries) if entry is not None]
+            ranges = [
+                (entry.record.offset + PAGE, starts[i])
+                for i, entry in enumerate(entries)
+                if entry is not None
+            ]
+            failed = {found[j] for j in self._reader.read_each(ranges)}
+        finally:
+            self._index.unpin_each([entry for entry in entries if entry is not None])
+        return [b"" if i in failed else start.tobytes() for i, start in enumerate(starts)]
+
     def num_bytes_each(self, keys: Any) -> np.ndarray:
         """Sizes of the objects of ``[n, 2]`` keys, ``[n]`` int64; -1 where there is none."""
         self._check_open("num_bytes_each")

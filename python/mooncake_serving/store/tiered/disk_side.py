@@ -142,6 +142,15 @@ class DiskSide:
         sizes[seen] = self._tier.get_into_each(keys[seen], [buffers[i] for i in seen.tolist()])
         return sizes
 
+    def read_starts(self, keys: np.ndarray, num_bytes: int) -> list[bytes]:
+        starts = [b""] * len(keys)
+        seen = np.flatnonzero(~self._hides(keys))
+        for i, start in zip(
+            seen.tolist(), self._tier.read_starts(keys[seen], num_bytes), strict=True
+        ):
+            starts[i] = start
+        return starts
+
     def keys(self) -> np.ndarray:
         keys = self._tier.keys()
         return keys[~self._hides(keys)]
@@ -169,6 +178,15 @@ class DiskSide:
     def remove(self, key: Key) -> bool:
         with self._removing:
             return self._remove(key)
+
+    def remove_each(self, keys: Sequence[Key]) -> np.ndarray:
+        """Remove objects, in one write if there is room: ``[n]`` bool, which were there."""
+        with self._removing:
+            were_hidden = self._hides(np.array(keys, np.uint64).reshape(-1, 2))
+            were_there = self._tier.remove_each(keys)
+            with self._lock:
+                self._condemned.difference_update(keys)
+            return were_there & ~were_hidden
 
     def remove_exactly(self, key: Key, object_id: int) -> bool:
         """Remove an object, unless its key has one of another id by now."""

@@ -30,6 +30,7 @@ from .admission import UseSketch
 from .demotion import Demoter, DemotionStats
 from .disk_side import ABSENT, DiskSide
 from .moves import Moves
+from .pool_lock import PoolLock
 from .scatter import scatter
 from .tiered_room import Demotion, TieredRoom
 
@@ -54,7 +55,7 @@ class TieredStore(Store):
     the read bypasses the pool, and ``view`` reports that the object is not there just now. An
     object that is verified in the pool and damaged there is read from the disk, if that has it.
 
-    One process of a host has the tier. Others may have ``Store``s on the same pool: they see what
+    One store of a pool has a tier. Others may have ``Store``s on the same pool: they see what
     is in the pool, and what they evict is gone. What they remove is gone from the disk as well.
 
     Args:
@@ -69,6 +70,7 @@ class TieredStore(Store):
 
     Raises:
         InvalidArgument: an argument is wrong.
+        Unavailable: another tiered store, of this process or another, is on the pool.
     """
 
     def __init__(
@@ -102,6 +104,8 @@ class TieredStore(Store):
                     f"got {close_deadline_s!r}"
                 )
             self.tier = tier
+            self._lock = PoolLock(pool)
+            undo.callback(self._lock.close)
             self._disk = DiskSide(tier, pool)
             self._pid = os.getpid()
             self._moves = Moves()
@@ -206,6 +210,21 @@ class TieredStore(Store):
         sizes[was_damaged & (sizes == ABSENT)] = DAMAGED
         return sizes
 
+    def num_bytes(self, key: StoreKey) -> int | None:
+        # In this order: an object is on the disk before it leaves the pool.
+        if (in_pool := super().num_bytes(key)) is not None:
+            return in_pool
+        on_disk = int(self._disk.num_bytes_each(self.keyspace.keys([key]))[0])
+        return None if on_disk == ABSENT else on_disk
+
+    def read_starts(self, keys: np.ndarray, num_bytes: int) -> list[bytes]:
+        starts = super().read_starts(keys, num_bytes)  # first, as above
+        missing = [i for i, start in enumerate(starts) if not start]
+        on_disk = self._disk.read_starts(keys[missing], num_bytes)
+        for i, start in zip(missing, on_disk, strict=True):
+            starts[i] = start
+        return starts
+
     def exists(self, key: StoreKey) -> bool:
         return bool(self.exists_each([key])[0])
 
@@ -247,7 +266,11 @@ class TieredStore(Store):
             return self._disk.remove(key) or was_in_pool
 
     def remove_keys(self, keys: np.ndarray) -> np.ndarray:
-        return np.array([self.remove_key((first, second)) for first, second in keys.tolist()], bool)
+        pairs = [(first, second) for first, second in keys.tolist()]
+        with self._moves.hold(pairs):  # as above
+            were_in_pool = np.array([self.pool.remove(key, noted=False) for key in pairs], bool)
+            self._demoter.discard(pairs)
+            return self._disk.remove_each(pairs) | were_in_pool
 
     def remove_exactly(self, key: Key, object_id: int) -> bool:
         words = _words("remove_exactly", key)
@@ -301,6 +324,7 @@ class TieredStore(Store):
             self._watermark.close()
         self._demoter.close(self._close_deadline_s)
         self.tier.close()
+        self._lock.close()
         super().close()
 
     def _used(self, keys: StoreKeys) -> np.ndarray:
