@@ -13,8 +13,9 @@ from mooncake_serving.compat.mooncake.store import MooncakeDistributedStore
 from .support import WAIT_S
 
 
-def serve(pipe, settings: dict, num_bytes: int) -> None:
+def serve(pipe, settings: dict, num_bytes: int, environment: dict[str, str]) -> None:
     """Set up a store and memory, and make the requested calls."""
+    os.environ.update(environment)
     store = MooncakeDistributedStore()
     memory = np.zeros(num_bytes, np.uint8)
     pipe.send((store.setup(settings), memory.ctypes.data))
@@ -33,12 +34,14 @@ def serve(pipe, settings: dict, num_bytes: int) -> None:
 class Process:
     """Its calls are those of the store; ``write`` and ``read`` access its memory."""
 
-    def __init__(self, settings: dict, num_bytes: int = 1 << 20):
+    def __init__(
+        self, settings: dict, environment: dict[str, str] | None = None, num_bytes: int = 1 << 20
+    ):
         context = multiprocessing.get_context("forkserver")
         context.set_forkserver_preload([__name__])
         self._pipe, theirs = context.Pipe()
         self.process = context.Process(
-            target=serve, args=(theirs, settings, num_bytes), daemon=True
+            target=serve, args=(theirs, settings, num_bytes, environment or {}), daemon=True
         )
         self.process.start()
         theirs.close()
@@ -64,11 +67,11 @@ class Process:
 
 
 @contextlib.contextmanager
-def processes(*all_settings: dict):
+def processes(*all_settings: dict, environment: dict[str, str] | None = None):
     started: list[Process] = []
     try:
         for settings in all_settings:
-            started.append(Process(settings))
+            started.append(Process(settings, environment))
         yield started
     finally:
         for process in started:

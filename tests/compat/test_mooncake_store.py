@@ -281,7 +281,7 @@ def test_setup_by_dict():
         ({"local_hostname": 5}, WRONG, "local_hostname must be of type str, got 5"),
         ({"global_segment_size": "abc"}, WRONG, "global_segment_size must be of type int"),
         ({"global_segment_size": -1}, WRONG, "must not be negative"),
-        ({"enable_ssd_offload": True}, WRONG, "enable_ssd_offload must be False"),
+        ({"enable_ssd_offload": "on"}, WRONG, "enable_ssd_offload must be True or False, got 'on'"),
         ({"enable_client_http_server": "on"}, WRONG, "http_server must be True or False, got 'on'"),
         ({"unknown": 1}, WRONG, "config must have names of setup, got 'unknown'"),
         ({"metadata_server": "etcd://1"}, -900, "no client of etcd"),

@@ -89,7 +89,7 @@ def test_the_last_is_read_first(store, memory):
     places = [memory.address] * 8
     assert store.batch_put_from(keys, places, [10] * 8) == [0] * 8
     assert store.batch_get_into(keys, places, [10] * 8) == [10] * 8
-    pool = store._running().objects._pool
+    pool = store._running().objects._own.pool
     objects = pool.objects()
     order = dict(zip(map(tuple, objects.keys.tolist()), objects.recency.tolist(), strict=True))
     used = [order[store._running().objects._keyspace.key(key)] for key in keys]

@@ -79,7 +79,7 @@ def test_a_size_is_told_without_a_look_at_the_value(server, store):
     assert other.setup(settings_of(server)) == 0
     value = value_of(0, 5000)
     assert other.put("there", value) == 0
-    memory = other._running().objects._pool.memory().numpy()
+    memory = other._running().objects._own.pool.memory().numpy()
     memory[memory.tobytes().index(value[:64])] ^= 1
     assert store.get_size("there") == other.get_size("there") == 5000
     assert store.get_size("nowhere") == other.get_size("nowhere") == OBJECT_NOT_FOUND

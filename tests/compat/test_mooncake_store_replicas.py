@@ -32,7 +32,7 @@ def test_a_value_of_one_host(store):
     assert one.status is ReplicaStatus.COMPLETE and one.status == 3
     assert one.is_memory_replica() and not one.is_disk_replica()
     assert not one.is_local_disk_replica()
-    with pytest.raises(RuntimeError, match="must be on a disk"):
+    with pytest.raises(RuntimeError, match="must be in a shared file"):
         one.get_disk_descriptor()
     memory = memory_of(one)
     assert memory.size == 1000 and memory.transport_endpoint == store.get_hostname()

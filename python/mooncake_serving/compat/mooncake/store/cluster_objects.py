@@ -42,12 +42,12 @@ class ClusterObjects(Objects):
         self, cluster: ClusterStore, directory: Directory, namespace: str, closing: ExitStack
     ):
         own = cluster.node.store
-        super().__init__(cluster, None if own is None else own.pool, namespace)
+        super().__init__(cluster, own, namespace)
         self._cluster = cluster
         self._copies = Copies(cluster)
         self._directory = directory
         self._elsewhere = Elsewhere(cluster, self._keyspace)
-        self._here = None if own is None else Objects(own, own.pool, namespace)
+        self._here = None if own is None else Objects(own, own, namespace)
         self._closing = closing
         self._lock = threading.Lock()
         self._regions: dict[int, Region] = {}

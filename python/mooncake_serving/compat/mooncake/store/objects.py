@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from mooncake_kernels.buffers import as_buffer
 from mooncake_kernels.errors import InvalidArgument
-from mooncake_kernels.pool import ObjectPool, ObjectPut, PutResult
+from mooncake_kernels.pool import ObjectPut, PutResult
 from mooncake_serving.store import Store
 from mooncake_serving.store.keyspace import Keyspace
 from mooncake_serving.store.reader import ABSENT
@@ -25,8 +25,17 @@ from .codes import (
     code_of,
     log,
 )
-from .naming import NUMBER, encoded, header_of, is_header, name_in, new_header, new_headers
-from .replicas import ReplicaDescriptor, replica
+from .naming import (
+    NUMBER,
+    encoded,
+    header_bytes,
+    header_of,
+    is_header,
+    name_in,
+    new_header,
+    new_headers,
+)
+from .replicas import ReplicaDescriptor, disk_replica, replica
 from .replicate_config import Keeping
 from .sessions import Reading, Wanted, Writing
 
@@ -39,6 +48,8 @@ if TYPE_CHECKING:  # it needs an extra, which a pool of one host does not need
 
 _REPLACE_S = 10.0  # to replace an object that others are writing too
 _PAUSE_S = 1e-3
+_LISTED_AT_ONCE = 1024
+_START_BYTES = 1 << 10  # of an object, with most headers
 
 Views = Sequence[Memory]
 
@@ -48,11 +59,16 @@ class Objects:
 
     An object is its header and its value, as two parts that are written and read in one call.
     Errors call names ``key``, as callers do.
+
+    Args:
+        store: of the objects.
+        own: the same, or the part of it that is in this process; None: nothing is.
+        namespace: of the objects.
     """
 
-    def __init__(self, store: "AnyStore", pool: ObjectPool | None, namespace: str):
+    def __init__(self, store: "AnyStore", own: Store | None, namespace: str):
         self._store = store
-        self._pool = pool
+        self._own = own
         self._keyspace = Keyspace(namespace)
 
     def put(self, name: str, parts: Sequence[Any], keeping: Keeping) -> None:
@@ -264,11 +280,8 @@ class Objects:
     def num_bytes(self, name: str) -> int:
         """The size of a value, which is not compared with its checksum; -704 if there is none."""
         header = header_of(name)
-        pinned = None if self._pool is None else self._pool.pin(self._keyspace.key(name))
-        if pinned is None:
-            return OBJECT_NOT_FOUND
-        with pinned:
-            return pinned.num_bytes - len(header)
+        num_bytes = None if self._own is None else self._own.num_bytes(name)
+        return OBJECT_NOT_FOUND if num_bytes is None else num_bytes - len(header)
 
     def exist(self, names: Sequence[str]) -> list[bool]:
         """Return which names exist. Does not count as a use."""
@@ -283,9 +296,9 @@ class Objects:
 
     def remove_each(self, op: str, names: Sequence[str]) -> list[int]:
         """Remove objects: for each 0, -704 if there was none, or a code."""
-        store = self._plain_store()
-        if store is not None and len(names) > 1 and set(map(type, names)) == {str}:
-            with contextlib.suppress(*FAILURES):  # then none was removed
+        store = self._store
+        if isinstance(store, Store) and len(names) > 1 and set(map(type, names)) == {str}:
+            with contextlib.suppress(*FAILURES):  # then none was removed, unless a disk failed
                 removed = store.remove_each(names)
                 return [0 if was_there else OBJECT_NOT_FOUND for was_there in removed.tolist()]
         return [code_of(op, partial(self._remove, name)) for name in names]
@@ -294,26 +307,34 @@ class Objects:
         """All existing names, in no particular order. Reads each object's header, which does not
         count as a use.
         """
-        if self._pool is None:
+        own = self._own
+        if own is None:
             return
-        for key in map(tuple, self._pool.objects().keys.tolist()):
-            pinned = self._pool.pin(key, touch=False)
-            if pinned is None:
-                continue
-            with pinned:
-                name = name_in(pinned.view)
-            if name is not None and self._keyspace.key(name) == key:
-                yield name
+        keys, _ = own.list_objects()
+        for i in range(0, len(keys), _LISTED_AT_ONCE):
+            some = keys[i : i + _LISTED_AT_ONCE]
+            for key, start in zip(some, own.read_starts(some, _START_BYTES), strict=True):
+                if (size := header_bytes(start)) > len(start):
+                    [start] = own.read_starts(key[None], size)
+                name = name_in(memoryview(start))
+                if name is not None and self._keyspace.key(name) == tuple(key.tolist()):
+                    yield name
 
     def replicas(
         self, op: str, names: Sequence[str], hostname: str
     ) -> list[list[ReplicaDescriptor]]:
         """For each value, which processes have a copy; ``hostname``: of this process."""
+        own = self._own
+        assert own is not None
         found: list[list[ReplicaDescriptor]] = [[] for _ in names]
 
         def describe(i: int) -> int:  # one at a time: a pool has a limited number of pins
-            if (one := self._open(names[i])) is not None:
-                found[i] = [replica(one.num_bytes, one.address, hostname)]
+            header_of(names[i])  # refuses invalid names
+            if own.pool.contains(self._keyspace.key(names[i])):
+                if (one := self._open(names[i])) is not None:
+                    found[i] = [replica(one.num_bytes, one.address, hostname)]
+            elif (size := self.num_bytes(names[i])) >= 0:
+                found[i] = [disk_replica(size)]
             return 0
 
         for i in range(len(names)):
@@ -370,6 +391,10 @@ class Objects:
         """A value in this node's pool, pinned there; None if there is none."""
         header = header_of(name)
         pinned = self._store.view(name)
+        if pinned is None and self._is_on_disk(name):
+            raise Failed(
+                NO_AVAILABLE_HANDLE, f"there is no room for {name!r:.80}, which is on the SSD"
+            )
         if pinned is None or not is_header(pinned.view, header):
             return None
         identity = bytes(pinned.view[: len(header)])
@@ -377,7 +402,17 @@ class Objects:
 
     def _find(self, name: str) -> memoryview | None:
         pinned = self._store.view(name)
-        return None if pinned is None else pinned.view  # the pin ends with the view
+        if pinned is not None:
+            return pinned.view  # the pin ends with the view
+        if not self._is_on_disk(name):
+            return None
+        value = self._store.get(name)  # there is no room for it in the pool
+        return None if value is None else memoryview(value)
+
+    def _is_on_disk(self, name: str) -> bool:
+        """Whether a value that was not in the pool is on a disk behind it."""
+        own = self._own
+        return own is not None and not own.is_pool_all and own.exists(name)
 
     def _object(self, name: str, parts: Sequence[Any]) -> list[Any]:
         """The parts of an object: the header, and those of its value."""
@@ -388,10 +423,11 @@ class Objects:
         header = new_header(name)
         if num_bytes == 0:
             raise InvalidArgument("value must have at least 1 byte, got none")
-        if self._pool is not None and len(header) + num_bytes > self._pool.capacity_bytes:
+        room = None if self._own is None else self._own.pool.capacity_bytes
+        if room is not None and len(header) + num_bytes > room:
             raise Failed(
                 NO_AVAILABLE_HANDLE,
-                f"value and key must fit into the pool's {self._pool.capacity_bytes} bytes, "
+                f"value and key must fit into the pool's {room} bytes, "
                 f"got {len(header) + num_bytes}",
             )
         return header

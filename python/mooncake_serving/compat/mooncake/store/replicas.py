@@ -39,33 +39,44 @@ class MemoryDescriptor:
 
 @dataclass(frozen=True)
 class ReplicaDescriptor:
-    """A copy of a value. All of them are in memory."""
+    """A copy of a value, in memory or on the SSD of its process."""
 
-    _memory: MemoryDescriptor
+    _size: int
+    _memory: MemoryDescriptor | None
     status: ReplicaStatus = ReplicaStatus.COMPLETE
 
     def is_memory_replica(self) -> bool:
-        return True
+        return self._memory is not None
 
     def is_disk_replica(self) -> bool:
         return False
 
     def is_local_disk_replica(self) -> bool:
-        return False
+        return self._memory is None
 
     def get_memory_descriptor(self) -> MemoryDescriptor:
+        """Raise a ``RuntimeError``, as Mooncake does, for a copy on an SSD."""
+        if self._memory is None:
+            raise RuntimeError(
+                "get_memory_descriptor: the replica must be in memory, got one on an SSD"
+            )
         return self._memory
 
     def get_disk_descriptor(self) -> None:
-        """Raise a ``RuntimeError``, as Mooncake does for a copy in memory."""
-        raise RuntimeError("get_disk_descriptor: the replica must be on a disk, got one in memory")
+        """Raise a ``RuntimeError``: Mooncake has it for files that are shared, which none is."""
+        raise RuntimeError("get_disk_descriptor: the replica must be in a shared file, got another")
 
 
 def replica(size: int, address: int, endpoint: str) -> ReplicaDescriptor:
-    """Make the descriptor of a value's copy."""
-    return ReplicaDescriptor(MemoryDescriptor(Descriptor(size, address, endpoint)))
+    """Make the descriptor of a value's copy in memory."""
+    return ReplicaDescriptor(size, MemoryDescriptor(Descriptor(size, address, endpoint)))
+
+
+def disk_replica(size: int) -> ReplicaDescriptor:
+    """Make the descriptor of a value's copy on the SSD of its process."""
+    return ReplicaDescriptor(size, None)
 
 
 def size_of_value(known: ReplicaDescriptor) -> int:
     """Size of the value in bytes."""
-    return known.get_memory_descriptor().buffer_descriptor.size
+    return known._size

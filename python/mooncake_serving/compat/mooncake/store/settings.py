@@ -32,7 +32,8 @@ class Settings:
         master_server_addr: the file of the pool that the processes of this host share, "" for the
             one of this user; or the URL of a directory, ``redis://...``: the store of many hosts.
         engine: ignored: a store has an engine of its own.
-        enable_ssd_offload, ssd_offload_path: must be off: objects are in memory.
+        enable_ssd_offload: whether what the pool evicts goes to a disk, see ``ssd_offload``.
+        ssd_offload_path: the folder for that; "": what the environment says. Ignored without.
         tenant_id: whose objects are visible.
         enable_client_http_server, client_http_port: ignored, with a warning: there is none.
     """
@@ -94,8 +95,6 @@ class Settings:
         for name in ("global_segment_size", "local_buffer_size"):
             if getattr(settings, name) < 0:
                 raise InvalidArgument(f"{name} must not be negative, got {getattr(settings, name)}")
-        if settings.enable_ssd_offload:
-            raise InvalidArgument("enable_ssd_offload must be False, for it is not here, got True")
         if settings.enable_client_http_server:  # it has metrics, which nothing else depends on
             log.warning("setup: enable_client_http_server is ignored: there is none here")
         return settings

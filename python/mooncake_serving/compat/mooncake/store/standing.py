@@ -2,6 +2,9 @@
 
 import contextlib
 import socket
+from collections.abc import Callable
+from functools import partial
+from typing import Any
 
 from mooncake_kernels.errors import InvalidArgument
 from mooncake_kernels.pool import ObjectPool
@@ -14,6 +17,7 @@ from ..lifecycle import start_engine
 from .codes import INTERNAL_ERROR, log
 from .objects import Objects
 from .settings import Settings
+from .ssd_offload import offloading_store
 
 _ALIGNMENT = 512  # of objects, which may be small
 _BYTES_PER_OBJECT = 8 << 10  # of a pool: at most one object for each, see ObjectPool.create
@@ -41,9 +45,10 @@ def open_objects(settings: Settings) -> Objects:
             f"(redis://host:port), for nothing here speaks to a mooncake_master, got "
             f"{settings.path!r:.80}",
         )
-    pool, namespace = _open_pool(settings), _namespace(settings)
-    store = Store(pool, namespace=namespace, checksum=False)  # nothing here would compare it
-    return Objects(store, pool, namespace)
+    namespace = _namespace(settings)
+    # A checksum in the pool is one that nothing here would compare.
+    store = _store(settings, partial(_open_pool, settings), namespace=namespace, checksum=False)
+    return Objects(store, store, namespace)
 
 
 def _open_cluster(settings: Settings) -> Objects:
@@ -59,7 +64,13 @@ def _open_cluster(settings: Settings) -> Objects:
         servers = opened.enter_context(directory.connect(settings.master_server_addr))
         store = None
         if settings.global_segment_size:
-            store = opened.enter_context(Store(_new_pool(settings, None), namespace=namespace))
+            pool = partial(_new_pool, settings, None)
+            store = opened.enter_context(_store(settings, pool, namespace=namespace))
+        elif settings.enable_ssd_offload:
+            raise InvalidArgument(
+                "global_segment_size must be above 0 with enable_ssd_offload, which needs a pool "
+                "of this process, got 0"
+            )
         engine = opened.enter_context(_start_engine(settings))
         node = opened.enter_context(
             Node(store, engine, servers, staging_slots=_STAGING_SLOTS, slot_bytes=slot_bytes)
@@ -108,6 +119,13 @@ def _reserve_port(host: str, reserved: contextlib.ExitStack) -> int:
             f"local_hostname must be a host of this machine ({error}), got {host!r:.80}"
         ) from None
     return holding.getsockname()[1]
+
+
+def _store(settings: Settings, pool: Callable[[], ObjectPool], **options: Any) -> Store:
+    """Make the store on a pool, with a disk behind it if there shall be one."""
+    if settings.enable_ssd_offload:
+        return offloading_store(settings.ssd_offload_path, pool, **options)
+    return Store(pool(), **options)
 
 
 def _namespace(settings: Settings) -> str:
