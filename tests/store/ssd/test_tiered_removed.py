@@ -54,6 +54,16 @@ def test_many_are_removed_from_both_at_once(opened):
     assert not len(store.tier.keys())
 
 
+def test_what_is_removed_twice_at_once_may_be_queued(opened, monkeypatch):
+    store = opened()
+    put(store, 0, 1)
+    monkeypatch.setattr(store._demoter, "_is_whole", lambda *_: time.sleep(0.2) or True)
+    for key in (0, 1):  # the first is being written
+        assert store._demoter.offer(store.keyspace.key(key))
+    assert store.remove_each([1, 0, 1]).tolist() == [True, True, False]
+    assert is_nowhere(store, 0) and is_nowhere(store, 1)
+
+
 @pytest.fixture(params=["pool and disk", "disk", "pool", "queue"])
 def holding(opened, request, monkeypatch):
     """A store that has object 0 there, and another process's store on its pool."""

@@ -119,7 +119,7 @@ class Demoter:
     def discard(self, keys: Sequence[Key]) -> None:
         """Remove objects from the queue; wait for those that are being written."""
         with self._changed:
-            self._give_up([key for key in keys if key in self._queue])
+            self._give_up([key for key in dict.fromkeys(keys) if key in self._queue])
             self._changed.wait_for(lambda: not any(key in self._writing for key in keys))
 
     def flush(self, timeout_s: float | None = None) -> bool:
