@@ -1,8 +1,8 @@
 // Ticket: a request in flight, and how it ended.
 //
-//   TicketRef ticket = peer->submit(std::move(request), Deadline::after(30.0));   // null:
-//   delivered if (ticket && ticket->wait(Deadline::after(1.0))) ticket->check();   // throws
-//   TransferError
+//   TicketRef ticket = peer->submit(std::move(request), Deadline::after(30.0));
+//   if (!ticket) return;                                       // it is delivered
+//   if (ticket->wait(Deadline::after(1.0))) ticket->check();   // throws TransferError
 //
 // Layer: transfer. Thread-safe. Dropping a ticket does not cancel it. In a forked child, which has
 // no worker, calls that would read or change the request throw InvalidArgument.
