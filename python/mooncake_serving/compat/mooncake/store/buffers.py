@@ -43,8 +43,7 @@ class Buffers:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         # Start addresses of ranges; their memory, and whether it is writable. Replaced and never
-        # changed, so
-        # that readers take no lock.
+        # changed, so that readers take no lock.
         self._registered: tuple[tuple[int, ...], tuple[tuple[Memory, bool], ...]] = (), ()
         # Of the same: start addresses, and how many bytes of each are host memory to read or write.
         self._tables = _tables(*self._registered)
