@@ -300,7 +300,7 @@ class Node(Closing):
         objects: Sequence[Sequence[Buffer]],
         make_kept: Callable[[], np.ndarray],
     ) -> list[NewResult] | None:
-        """Put n objects into the own pool in one round trip, see there; None: that cannot be done,
+        """Put n objects into the own pool, see ``listed_puts``; None: that cannot be done here now,
         or is probably in vain.
         """
         publisher = None if self._serving is None else self._serving.publisher
