@@ -117,7 +117,8 @@ def _refusal(text: str) -> Exception:
     from redis._parsers import _RESP2Parser
 
     error = _RESP2Parser.parse_error(text)
-    if isinstance(error, ConnectionError | ReadOnlyError):
+    in_a_script = " -READONLY " in text  # as Redis 6 says it
+    if in_a_script or isinstance(error, ConnectionError | ReadOnlyError):
         raise error
     return error
 

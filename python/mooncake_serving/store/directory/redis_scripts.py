@@ -63,8 +63,8 @@ _SEATS = (
     + """
 -- A restart changes the one for sure, a failover the other.
 local function server()
-  local info = redis.call('INFO', 'server', 'replication')
-  return string.match(info, 'run_id:(%w+)') .. string.match(info, 'master_replid:(%w+)')
+  local about, role = redis.call('INFO', 'server'), redis.call('INFO', 'replication')
+  return string.match(about, 'run_id:(%w+)') .. string.match(role, 'master_replid:(%w+)')
 end
 
 -- A seat of a pool runs out then, or is gone: until when is the pool served?
