@@ -153,8 +153,8 @@ class Settings:
     )
     require: tuple[str, ...] = _setting(
         (),
-        _set_of("cuda", "triton", "model", "rdma", "redis"),
-        "a comma-separated list of cuda, triton, model, rdma, redis",
+        _set_of("cuda", "triton", "model", "rdma", "redis", "valkey"),
+        "a comma-separated list of cuda, triton, model, rdma, redis, valkey",
         "tests: what must be there, so that a skip becomes a failure",
     )
 

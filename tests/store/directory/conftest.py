@@ -4,22 +4,35 @@ import pytest
 
 from mooncake_kernels.metadata import bounded_socket
 
-from ...metadata.support import RedisServer
+from ...metadata.support import PROGRAMS, RedisServer
 from .support import EmbeddedWorld, RedisWorld
 
 CLUSTERS = map("test-{}".format, itertools.count())
 
 
 @pytest.fixture(scope="session")
-def server(tmp_path_factory):
-    """A permanent server; every test has its own cluster."""
-    server = RedisServer(tmp_path_factory.mktemp("redis"))
-    yield server
-    server.stop()
+def permanent(tmp_path_factory):
+    """A server of each kind, started on first use; every test has its own cluster."""
+    servers = {}
+
+    def start(kind):
+        if kind not in servers:
+            folder = tmp_path_factory.mktemp(kind)
+            servers[kind] = RedisServer(folder, program=PROGRAMS[kind]())
+        return servers[kind]
+
+    yield start
+    for server in servers.values():
+        server.stop()
 
 
-@pytest.fixture(params=["embedded", "redis"])
-def make_world(request):
+@pytest.fixture(params=PROGRAMS)
+def server(request, permanent):
+    return permanent(request.param)
+
+
+@pytest.fixture(params=["embedded", *PROGRAMS])
+def make_world(request, permanent):
     """Makes empty directories of each kind in turn."""
     worlds = []
 
@@ -27,7 +40,7 @@ def make_world(request):
         if request.param == "embedded":
             worlds.append(EmbeddedWorld())
         else:
-            server = request.getfixturevalue("server")
+            server = permanent(request.param)
             worlds.append(RedisWorld(f"unix://{server.folder}/redis.sock", next(CLUSTERS)))
         return worlds[-1]
 
@@ -46,15 +59,16 @@ def directory(world):
     return world.directory
 
 
-@pytest.fixture
-def start(tmp_path):
+@pytest.fixture(params=PROGRAMS)
+def start(request, tmp_path):
     """Starts servers that a test may stop, each in its own folder."""
-    servers = []
+    servers, program = [], PROGRAMS[request.param]()
 
     def start_one(*options):
         folder = tmp_path / f"redis {len(servers)}"
         folder.mkdir()
-        servers.append(RedisServer(folder, "--repl-diskless-sync-delay", "0", *options))
+        options = ("--repl-diskless-sync-delay", "0", *options)
+        servers.append(RedisServer(folder, *options, program=program))
         return servers[-1]
 
     yield start_one

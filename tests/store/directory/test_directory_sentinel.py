@@ -44,7 +44,9 @@ def sentinel(tmp_path, servers):
     path.write_text(
         CONFIGURATION.format(port=port, folder=tmp_path, master=servers[0].port, password=PASSWORD)
     )
-    process = subprocess.Popen(["redis-server", str(path), "--sentinel"], stdout=subprocess.DEVNULL)
+    process = subprocess.Popen(
+        [servers[0].program, str(path), "--sentinel"], stdout=subprocess.DEVNULL
+    )
     client = redis.Redis(port=port)
 
     def knows_the_replica() -> bool:
