@@ -33,7 +33,7 @@ MAX_OBJECTS = 1 << 48  # of one pool
 
 
 class RedisDirectory(Directory):
-    """A ``Directory`` in Redis 7, or a server that can run its scripts. It connects on first use.
+    """A ``Directory`` in Redis 6.2 or later, or in Valkey. It connects on first use.
 
     Atomic for 4096 keys at a time. The server must not evict: ``maxmemory-policy noeviction``.
 
