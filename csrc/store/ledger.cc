@@ -40,7 +40,7 @@ void Ledger::publish(uint32_t at, uint64_t checksum, Retention retention, uint16
   entry.word.store(word_of(generation_of(entry.word.load()), State::kReady));
   // Only now: until here it is the row, by which a death would be noticed. If the death comes in
   // between, the row's number is taken for a use count.
-  entry.row_or_uses.store(1, std::memory_order_relaxed);
+  entry.row_or_uses.store(1, std::memory_order_release);
   enter_orders(at);
   --header_.num_writing;
   ++header_.num_ready;

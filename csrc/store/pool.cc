@@ -105,9 +105,16 @@ void Pool::page_lock(int device) {
 
 void Pool::contains_each(const Key* keys, size_t count, bool or_written, bool* out) const {
   index_.find_each(keys, count, [&](size_t i, const Found& found) {
-    out[i] = or_written ? found.entry != kNone : found.is_ready();
+    out[i] = found.is_ready() || (or_written && found.entry != kNone && is_coming(found));
     return true;
   });
+}
+
+bool Pool::is_coming(const Found& found) const {
+  const Entry& entry = view_.entries[found.entry];
+  const uint16_t row = entry.row_or_uses.load();
+  if (entry.word.load() != found.word) return true;  // else it is the row
+  return is_alive(view_.rows[row]);
 }
 
 void Pool::ids_of(const Key* keys, size_t count, ObjectId* out) const {

@@ -124,7 +124,7 @@ class Pool {
   bool is_page_locked() const { return is_page_locked_; }
 
   bool contains(const Key& key) const { return index_.find(key).is_ready(); }
-  // `or_written`: those being written count, too.
+  // `or_written`: those that a living process is writing count, too.
   void contains_each(const Key* keys, size_t count, bool or_written, bool* out) const;
   size_t match_prefix(const Key* keys, size_t count) const;  // length of the prefix that is present
   void ids_of(const Key* keys, size_t count, ObjectId* out) const;  // 0: not present
@@ -179,6 +179,7 @@ class Pool {
        const Geometry& geometry);
   void claim();
   void touch(Entry& entry);
+  bool is_coming(const Found& found) const;  // of what is being written: its writer lives
   Entry& checked(const char* op, const Writing& writing) const;
   void end_given_up();  // requires the mutex
 

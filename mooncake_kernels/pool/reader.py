@@ -44,7 +44,7 @@ class PoolReader(Closing):
 
     def contains_each(self, keys: Any, *, or_written: bool = False) -> np.ndarray:
         """Tell which of ``[n, 2]`` keys are present: ``[n]`` bool. ``or_written``: or are being
-        written, by any process.
+        written, by any living process.
         """
         as_bool("contains_each", "or_written", or_written)
         return self._pool.contains_each(as_keys("contains_each", keys), or_written)

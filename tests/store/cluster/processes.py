@@ -11,8 +11,9 @@ from pathlib import Path
 from typing import Any
 
 from mooncake_serving.store import Store, directory
+from mooncake_serving.store.node import listed_puts
 
-from .support import UNIT, Host, make_host
+from .support import UNIT, Host, make_host, replaced
 
 START_S = 60  # for a process that imports torch on a busy machine
 ANSWER_S = 60
@@ -116,6 +117,17 @@ def pool_file(name: str) -> Iterator[Path]:
 
 def put(host: Host, key, value: bytes):
     return host.cluster.put(key, value)
+
+
+def put_until_listed(host: Host, key, value: bytes) -> None:
+    """Put it, but store nothing."""
+    with replaced(listed_puts, "_list_and_commit", list_and_wait):
+        host.cluster.put(key, value)
+
+
+def list_and_wait(_, publisher, listing, keys, puts, results) -> None:
+    assert publisher.publish(keys[list(puts)]).all()
+    time.sleep(ANSWER_S)
 
 
 def get(host: Host, key) -> bytes | None:
