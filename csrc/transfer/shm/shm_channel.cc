@@ -54,13 +54,7 @@ void ShmChannel::close() noexcept {
 
 void ShmChannel::learn_regions(const Limit& limit) {
   drain(limit);
-  const BatchHeader header{Op::kRegions, 0, ++num_questions_, 0, 0};
-  socket_.send(&header, sizeof(header), limit);
-  Ack ack;
-  socket_.receive(&ack, sizeof(ack), limit);
-  check_regions_ack(ack, num_questions_);
-  std::vector<RegionEntry> entries(ack.num_bytes / sizeof(RegionEntry));
-  socket_.receive(entries.data(), ack.num_bytes, limit);
+  const auto entries = ask_for<RegionEntry>(Op::kRegions, Board::kNumSlots, limit);
   if (!board_) {
     auto board = std::make_shared<Board>(socket_.receive_fd(limit));
     if (!board->is_whole()) throw Failure("protocol error: the board is too small");
@@ -107,13 +101,7 @@ void ShmChannel::learn_gpus(std::vector<RemoteMemory::Part>& parts, const Limit&
   const auto on_gpu = [](const RemoteMemory::Part& part) { return part.entry.location != 0; };
   std::vector<GpuEntry> entries;
   if (ways_.cuda_ipc && std::any_of(parts.begin(), parts.end(), on_gpu)) {
-    const BatchHeader header{Op::kGpus, 0, ++num_questions_, 0, 0};
-    socket_.send(&header, sizeof(header), limit);
-    Ack ack;
-    socket_.receive(&ack, sizeof(ack), limit);
-    check_gpus_ack(ack, num_questions_);
-    entries.resize(ack.num_bytes / sizeof(GpuEntry));
-    socket_.receive(entries.data(), ack.num_bytes, limit);
+    entries = ask_for<GpuEntry>(Op::kGpus, Board::kNumSlots, limit);
   }
   std::vector<std::shared_ptr<GpuMapping>> gpus;
   for (const GpuEntry& entry : entries) {

@@ -77,7 +77,6 @@ class ShmChannel : public WireChannel {
   bool by_address_ = true;                      // until the machine turns out not to permit it
 
   // The leading thread's.
-  uint64_t num_questions_ = 0;
   size_t num_told_ = 0;  // regions, in the last answer
   std::chrono::steady_clock::time_point told_;
   std::shared_ptr<const Board> board_;

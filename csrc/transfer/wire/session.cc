@@ -172,9 +172,7 @@ void Session::verify(const BatchHeader& header, const Limit& limit) {
   } catch (const GpuFailure& failure) {
     return refuse(header, concat("at the peer: ", failure.what()), limit);
   }
-  Ack ack{Status::kDone, 0, header.request_id, sizeof(num_equal)};
-  iovec parts[] = {{&ack, sizeof(ack)}, {&num_equal, sizeof(num_equal)}};
-  socket_.send(parts, 2, limit);
+  answer(header, &num_equal, sizeof(num_equal), limit);
 }
 
 void Session::receive_notification(const BatchHeader& header, const Limit& limit) {
@@ -206,15 +204,13 @@ void Session::end_links(const BatchHeader& header, const Limit& limit) {
 void Session::answer_about_nics(const BatchHeader& header, const Limit& limit) {
   std::vector<char> question(header.num_bytes);
   socket_.receive(question.data(), question.size(), limit);
-  std::string answer;
+  std::string found;
   try {
-    answer = rdma_.answer(header.op, question, limit);
+    found = rdma_.answer(header.op, question, limit);
   } catch (const Refused& refused) {
     return refuse(header, refused.what(), limit);
   }
-  Ack ack{Status::kDone, 0, header.request_id, answer.size()};
-  iovec parts[] = {{&ack, sizeof(ack)}, {answer.data(), answer.size()}};
-  socket_.send(parts, answer.empty() ? 1 : 2, limit);
+  answer(header, found.data(), found.size(), limit);
 }
 
 void Session::answer_question(const BatchHeader& header, const Limit& limit) {
@@ -291,6 +287,13 @@ std::vector<iovec>& Session::parts_of_table() {
 void Session::acknowledge(const BatchHeader& header, const Limit& limit) {
   const Ack ack{Status::kDone, 0, header.request_id, header.num_bytes};
   socket_.send(&ack, sizeof(ack), limit);
+}
+
+void Session::answer(const BatchHeader& header, const void* data, uint64_t num_bytes,
+                     const Limit& limit) {
+  Ack ack{Status::kDone, 0, header.request_id, num_bytes};
+  iovec parts[] = {{&ack, sizeof(ack)}, {const_cast<void*>(data), num_bytes}};
+  socket_.send(parts, num_bytes > 0 ? 2 : 1, limit);
 }
 
 void Session::refuse(const BatchHeader& header, const std::string& why, const Limit& limit) {

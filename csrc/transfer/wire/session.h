@@ -58,6 +58,7 @@ class Session {
   void check_offered() const;  // that data may go over this connection; throws Refused
   std::vector<iovec>& parts_of_table();
   void acknowledge(const BatchHeader& header, const Limit& limit);
+  void answer(const BatchHeader& header, const void* data, uint64_t num_bytes, const Limit& limit);
   void refuse(const BatchHeader& header, const std::string& why, const Limit& limit);
 
   Endpoint& own_;

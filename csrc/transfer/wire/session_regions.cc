@@ -35,9 +35,7 @@ void Session::send_regions(const BatchHeader& header, const Limit& limit) {
     entry.offset = part->offset;
   }
   sent_memories_ = std::move(told);  // the initiator has released the others, too
-  Ack ack{Status::kDone, 0, header.request_id, entries.size() * sizeof(RegionEntry)};
-  iovec parts[] = {{&ack, sizeof(ack)}, {entries.data(), ack.num_bytes}};
-  socket_.send(parts, 2, limit);
+  answer(header, entries.data(), entries.size() * sizeof(RegionEntry), limit);
   if (first) socket_.send_fd(board_->fd(), limit);
   for (const Fd& memory : memories) socket_.send_fd(memory, limit);
 }
@@ -49,9 +47,7 @@ void Session::send_gpus(const BatchHeader& header, const Limit& limit) {
     if (region->device < 0 || !(region->rights & ~kLocalWrite)) continue;
     if (entries.size() < Board::kNumSlots) entries.push_back(export_region(*region));
   }
-  Ack ack{Status::kDone, 0, header.request_id, entries.size() * sizeof(GpuEntry)};
-  iovec parts[] = {{&ack, sizeof(ack)}, {entries.data(), ack.num_bytes}};
-  socket_.send(parts, entries.empty() ? 1 : 2, limit);
+  answer(header, entries.data(), entries.size() * sizeof(GpuEntry), limit);
 }
 
 void Session::send_list(const BatchHeader& header, const Limit& limit) {
@@ -65,9 +61,7 @@ void Session::send_list(const BatchHeader& header, const Limit& limit) {
   for (const auto& [range, rights, device] : own_.regions.list(kMaxListed)) {
     entries.push_back({range.address, range.num_bytes, rights, location_of(device)});
   }
-  Ack ack{Status::kDone, 0, header.request_id, entries.size() * sizeof(ListEntry)};
-  iovec parts[] = {{&ack, sizeof(ack)}, {entries.data(), ack.num_bytes}};
-  socket_.send(parts, entries.empty() ? 1 : 2, limit);
+  answer(header, entries.data(), entries.size() * sizeof(ListEntry), limit);
 }
 
 }  // namespace mk::transfer

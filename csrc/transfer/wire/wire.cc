@@ -141,16 +141,6 @@ void check_ack(const Ack& ack, uint64_t request_id, uint64_t num_bytes) {
          " bytes instead of ", num_bytes);
 }
 
-void check_regions_ack(const Ack& ack, uint64_t request_id) {
-  expect(ack.status == Status::kDone, "no answer about regions");
-  check_answer(ack, request_id, sizeof(RegionEntry), Board::kNumSlots * sizeof(RegionEntry));
-}
-
-void check_gpus_ack(const Ack& ack, uint64_t request_id) {
-  expect(ack.status == Status::kDone, "no answer about memory of GPUs");
-  check_answer(ack, request_id, sizeof(GpuEntry), Board::kNumSlots * sizeof(GpuEntry));
-}
-
 void check_answer(const Ack& ack, uint64_t request_id, uint64_t entry_bytes, uint64_t max_bytes) {
   check_ack(ack, request_id, ack.num_bytes);
   expect(ack.num_bytes % entry_bytes == 0 && ack.num_bytes <= max_bytes, "answer of ",

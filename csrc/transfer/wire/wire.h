@@ -192,8 +192,6 @@ void check_welcome(const Welcome& welcome);
 void check_header(const BatchHeader& header);
 void check_table(const BatchHeader& header, const Range* ranges);
 void check_ack(const Ack& ack, uint64_t request_id, uint64_t num_bytes);
-void check_regions_ack(const Ack& ack, uint64_t request_id);
-void check_gpus_ack(const Ack& ack, uint64_t request_id);
 // An answer of any number of entries, or a refusal.
 void check_answer(const Ack& ack, uint64_t request_id, uint64_t entry_bytes, uint64_t max_bytes);
 void check_region(const RegionEntry& entry, uint32_t max_memories);

@@ -109,17 +109,8 @@ Way WireChannel::way_to(const Range&, int) const {
 }
 
 std::vector<RegionTable::Listed> WireChannel::list_regions(const Limit& limit) {
-  constexpr uint64_t kId = 1;
-  const BatchHeader header{Op::kList, 0, kId, 0, 0};
-  socket_.send(&header, sizeof(header), limit);
-  Ack ack;
-  socket_.receive(&ack, sizeof(ack), limit);
-  check_answer(ack, kId, sizeof(ListEntry), kMaxListed * sizeof(ListEntry));
-  if (ack.status == Status::kRefused) throw Refused(receive_refusal(ack, limit));
-  std::vector<ListEntry> entries(ack.num_bytes / sizeof(ListEntry));
-  socket_.receive(entries.data(), ack.num_bytes, limit);
   std::vector<RegionTable::Listed> listed;
-  for (const ListEntry& entry : entries) {
+  for (const ListEntry& entry : ask_for<ListEntry>(Op::kList, kMaxListed, limit)) {
     check_listed(entry);
     listed.push_back({{entry.address, entry.num_bytes}, entry.rights, device_at(entry.location)});
   }
@@ -128,16 +119,19 @@ std::vector<RegionTable::Listed> WireChannel::list_regions(const Limit& limit) {
 
 uint64_t WireChannel::ask(const std::string& question, std::vector<iovec> payload,
                           const Limit& limit) {
-  constexpr uint64_t kId = 1;
   uint64_t num_bytes = question.size();
   for (const iovec& part : payload) num_bytes += part.iov_len;
-  BatchHeader header{Op::kAsk, 0, kId, question.size(), num_bytes};
+  BatchHeader header{Op::kAsk, 0, kQuestionId, question.size(), num_bytes};
   payload.insert(payload.begin(), {{&header, sizeof(header)},
                                    {const_cast<char*>(question.data()), question.size()}});
   socket_.send(payload.data(), payload.size(), limit);
+  return answer_bytes(1, kMaxAnswerBytes, limit);
+}
+
+uint64_t WireChannel::answer_bytes(uint64_t entry_bytes, uint64_t max_bytes, const Limit& limit) {
   Ack ack;
   socket_.receive(&ack, sizeof(ack), limit);
-  check_answer(ack, kId, 1, kMaxAnswerBytes);
+  check_answer(ack, kQuestionId, entry_bytes, max_bytes);
   if (ack.status == Status::kRefused) throw Refused(receive_refusal(ack, limit));
   return ack.num_bytes;
 }

@@ -80,6 +80,17 @@ class WireChannel : public Channel {
   void verify(const Work& work, const Limit& limit);
   bool must_fence() const { return identity_->has_lost(); }
 
+  // Asks a question that is no more than its op. Nothing may be in flight.
+  template <class Entry>
+  std::vector<Entry> ask_for(Op op, size_t most, const Limit& limit) {
+    const BatchHeader header{op, 0, kQuestionId, 0, 0};
+    socket_.send(&header, sizeof(header), limit);
+    std::vector<Entry> entries(answer_bytes(sizeof(Entry), most * sizeof(Entry), limit) /
+                               sizeof(Entry));
+    socket_.receive(entries.data(), entries.size() * sizeof(Entry), limit);
+    return entries;
+  }
+
   const std::shared_ptr<const Endpoint> own_;
   const std::string host_;
   const std::vector<SocketAddress> addresses_;
@@ -96,6 +107,8 @@ class WireChannel : public Channel {
     uint64_t num_bytes;
     bool last_of_work;
   };
+  static constexpr uint64_t kQuestionId = 1;  // they are apart from requests
+
   uint64_t num_bytes_due() const;  // unless something is refused
   bool is_reading() const { return !frames_.empty() && frames_.back().op == Op::kRead; }
 
@@ -103,6 +116,7 @@ class WireChannel : public Channel {
   void send(const Work& work, Op op, uint64_t first_range, const Range* ranges, size_t num_ranges,
             const std::vector<iovec>& payload, uint64_t num_bytes, const Limit& limit);
   void receive_ack(const Limit& limit);
+  uint64_t answer_bytes(uint64_t entry_bytes, uint64_t max_bytes, const Limit& limit);
   std::string receive_refusal(const Ack& ack, const Limit& limit);
 
   Link link_{random_value<uint64_t>(), 0};
