@@ -18,7 +18,7 @@ pybind11::tuple explain_path(const transfer::Engine& engine, const transfer::Pee
                              uint64_t local, uint64_t remote, uint64_t num_bytes,
                              double deadline_s);
 
-// Rows of (address, num_bytes, readable, writable).
+// Rows of (address, num_bytes, readable, writable, device).
 pybind11::list list_regions(const transfer::Engine& engine, const transfer::Peer& peer,
                             double deadline_s);
 

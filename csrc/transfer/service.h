@@ -1,8 +1,8 @@
 // Service: an engine's answers to questions of its peers that are not about its regions. Its owner
 // defines their subject; served/object_service.h serves objects of a pool.
 //
-//   engine.serve(service);                                         // null: no answers any more
-//   auto reply = peer->ask(question, deadline);           // the other side, see asker.h
+//   engine.serve(service);                        // null: no answers any more
+//   auto reply = peer->ask(question, deadline);   // the other side, see asker.h
 //
 // Layer: transfer. Called by the threads of sessions, several at a time.
 #pragma once

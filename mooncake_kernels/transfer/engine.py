@@ -67,7 +67,8 @@ class TransferEngine(Requests, Inspection, ObjectCalls, Closing):
             it closes an idle one (chosen by SIEVE), which is reconnected at the next request to its
             peer. While all are in use, a request that needs one waits, within its deadline. A peer
             serves at most 1024 connections, half of them from one host, and refuses more. Every
-            open ``Peer`` has a thread and five file descriptors besides, connected or not.
+            open ``Peer`` has a thread and five file descriptors besides, connected or not, and
+            within the machine a few more if several threads use it at once.
         checksum: the default of ``checksum`` for calls that do not pass it.
         spin_us: how long a thread that waits for a peer's next message polls before it sleeps, in
             microseconds, 0 to 1,000,000. Shortens round trips over ``tcp``, on either side, at the

@@ -1,7 +1,7 @@
 // GpuRanges: which of an engine's regions are GPU memory.
 //
 //   const GpuRanges gpus(request.regions);
-//   const GpuRanges::Stretch there = gpus.at(address);   // there.device is -1 for host memory
+//   const GpuRanges::Stretch there = gpus.at(address, num_bytes);   // .device: -1 for host memory
 //
 // Layer: transfer.
 #pragma once

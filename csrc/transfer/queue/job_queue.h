@@ -1,6 +1,6 @@
 // JobQueue: the requests to one peer, in order, and which lanes carry out which parts of them.
 //
-//   queue.push(job);                                     // a caller
+//   queue.push(ticket, max_piece_bytes, defer);          // a caller
 //   while (queue.wait_to_lead()) {                       // the leading lane
 //     while (queue.next(true, carrier, idle, task)) ...  // takes, then finish() or fail()
 //   }
