@@ -57,6 +57,47 @@ def test_the_other_side_learns_of_a_close_though_a_forked_child_lives(closes):
     """)
 
 
+@pytest.mark.parametrize("op", ["write", "read"])
+def test_a_killed_peer_is_missed_though_its_forked_child_lives(op):
+    """Its connection still stands, and so does its memory that is mapped here."""
+    run_script(f"""
+import signal
+from mooncake_kernels import shared_memory
+from mooncake_kernels.errors import TransferError
+(answer, told), (order, go) = os.pipe(), os.pipe()
+pid = os.fork()
+if not pid:
+    signal.alarm(50)
+    with TransferEngine() as engine:
+        region = engine.register(shared_memory(4096))
+        os.write(told, f"{{engine.name}} {{region.address}}".encode())
+        os.read(order, 1)  # the child shall have a copy of the connection
+        child = os.fork()
+        signal.alarm(50)
+        if child:
+            os.write(told, str(child).encode())
+        signal.pause()
+name, address = os.read(answer, 100).decode().split()
+with TransferEngine(transports=["shm"]) as here:
+    row = (here.register(memory[:4096]).address, int(address), 4096)
+    with here.open(name) as other:
+        here.{op}(other, [row]).wait()
+        os.write(go, b"!")
+        child = int(os.read(answer, 100))
+        os.kill(pid, signal.SIGKILL)
+        os.waitpid(pid, 0)
+        try:
+            here.{op}(other, [row], deadline_s=0.5).wait()
+        except TransferError as error:
+            assert error.timed_out and error.num_bytes_done == 0, error
+        else:
+            raise AssertionError("it is dead")
+        finally:
+            os.kill(child, signal.SIGKILL)
+a.close(), b.close()
+""")
+
+
 def test_a_forked_child_is_told_that_it_cannot_use_the_engine():
     run_script("""
 import asyncio, signal

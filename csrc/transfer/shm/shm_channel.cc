@@ -58,6 +58,7 @@ void ShmChannel::learn_regions(const Limit& limit) {
   if (!board_) {
     auto board = std::make_shared<Board>(socket_.receive_fd(limit));
     if (!board->is_whole()) throw Failure("protocol error: the board is too small");
+    shows_life_ = LifeSign::is_raised(board->life_sign());
     board_ = std::move(board);
   }
   num_told_ = entries.size();
@@ -125,8 +126,11 @@ bool ShmChannel::copy(const Work& work, const Limit& limit, GpuQueue* queue, Out
   if (!remote_) return false;
   auto copy = remote_->prepare(*work.request, work.piece, {ways_.shm, queue}, why_not);
   if (!copy) return false;
-  const auto check_peer = [&] {  // the first costs nothing, the second a system call
-    if (!remote_->peer_lives() && !socket_.at_rest()) throw LinkDown("connection closed by peer");
+  // The sign costs nothing, and is right even if the peer was killed and a child that it has forked
+  // keeps the connection open. Asking the connection costs a system call.
+  const auto check_peer = [&] {
+    if (remote_->peer_lives() || (!shows_life_ && socket_.at_rest())) return;
+    throw LinkDown("connection closed by peer");
   };
   check_peer();  // else its process id may have been reused
   uint64_t num_bytes = 0;

@@ -74,6 +74,7 @@ class ShmChannel : public WireChannel {
   std::shared_mutex mutex_;
   std::shared_ptr<const RemoteMemory> remote_;  // null while not connected
   std::atomic<bool> maps_all_{false};           // that is known of the peer
+  bool shows_life_ = false;                     // its kernel has life signs; set before remote_
   bool by_address_ = true;                      // until the machine turns out not to permit it
 
   // The leading thread's.
