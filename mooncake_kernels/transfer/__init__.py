@@ -36,7 +36,7 @@ After ``fork()`` the child must create its own engine. The only call it may make
 parent's sockets. If the parent closes its engine, the peers are disconnected all the same (only the
 name of an engine without ``tcp`` stays taken). If the parent is killed, its peers see their
 connections end, and its port becomes free, only once the child is gone too; until then requests to
-it fail at their deadlines.
+it fail at their deadlines, but NICs serve its memory.
 """
 
 from .engine import TransferEngine

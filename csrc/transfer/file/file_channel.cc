@@ -123,8 +123,8 @@ void FileChannel::check(const Work& work) const {
   for (size_t i = begin; i < end; ++i) {
     const uint64_t offset = request.remote[i], num_bytes = request.size_of(i);
     if (num_bytes <= file_bytes && offset <= file_bytes - num_bytes) continue;
-    throw Refused(concat("descriptors[", i, "] remote range 0x", std::hex, offset, std::dec, " + ",
-                         num_bytes, " bytes is not inside the file of ", file_bytes, " bytes"));
+    throw Refused(concat("descriptors[", i, "] remote range ", describe({offset, num_bytes}),
+                         " is not inside the file of ", file_bytes, " bytes"));
   }
 }
 
