@@ -17,7 +17,7 @@ constexpr Range kFirst{4096, 64}, kSecond{8192, 64};
 
 void each_waits_for_that_region_alone() {
   RegionTable table;
-  const auto board = std::make_shared<Board>();
+  const auto board = std::make_shared<Board>(getpid());
   for (int round = 0; round < 200; ++round) {
     const RegionRef region = table.add({kFirst, kRemoteWrite});
     auto use = std::make_unique<BoardUse>(*board, table.offer(board).front().offer);
@@ -46,7 +46,7 @@ void each_waits_for_that_region_alone() {
 // So that a peer that was stopped in a copy of many regions holds close() up only once.
 void close_withdraws_all_before_it_waits_for_any() {
   RegionTable table;
-  const auto board = std::make_shared<Board>();
+  const auto board = std::make_shared<Board>(getpid());
   table.add({kFirst, kRemoteWrite});
   table.add({kSecond, kRemoteWrite});
   const auto offered = table.offer(board);

@@ -98,6 +98,37 @@ a.close(), b.close()
 """)
 
 
+def test_memory_that_a_killed_peer_was_copying_is_given_back_though_its_forked_child_lives():
+    run_script("""
+import signal
+from mooncake_kernels import shared_memory
+answer, told = os.pipe()
+with TransferEngine() as here:
+    region = here.register(shared_memory(64 << 20))
+    pid = os.fork()
+    if not pid:
+        signal.alarm(50)
+        with TransferEngine(transports=["shm"]) as engine:
+            own = engine.register(np.zeros(64 << 20, np.uint8))
+            other = engine.open(here.name)
+            tickets = [engine.write(other, [(own.address, region.address, 64 << 20)])
+                       for _ in range(1000)]
+            child = os.fork()
+            signal.alarm(50)
+            if child:
+                os.write(told, str(child).encode())
+            signal.pause()
+    child = int(os.read(answer, 100))
+    os.kill(pid, signal.SIGKILL)
+    os.waitpid(pid, 0)
+    try:
+        region.close()
+    finally:
+        os.kill(child, signal.SIGKILL)
+a.close(), b.close()
+""")
+
+
 def test_a_forked_child_is_told_that_it_cannot_use_the_engine():
     run_script("""
 import asyncio, signal

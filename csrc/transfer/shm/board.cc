@@ -1,5 +1,9 @@
 #include "transfer/shm/board.h"
 
+#include <signal.h>
+
+#include <cerrno>
+
 namespace mk::transfer {
 
 static_assert(std::atomic<uint64_t>::is_always_lock_free, "processes share them");
@@ -22,7 +26,8 @@ Offer Board::offer() {
 void Board::withdraw(const Offer& offer) { slot(offer.slot).generation.store(0); }
 
 bool Board::in_use(const Offer& offer) const {
-  return !ended_ && slot(offer.slot).num_users.load() != 0;
+  if (ended_ || slot(offer.slot).num_users.load() == 0) return false;
+  return kill(initiator_, 0) == 0 || errno != ESRCH;
 }
 
 void Board::release(const Offer& offer) {

@@ -7,10 +7,13 @@
 //   board.withdraw(offer);
 //   while (board.in_use(offer)) wait();
 //
-// Layer: transfer. If an initiator is killed, its connection ends, and the board is then ignored.
+// Layer: transfer. If an initiator is killed, the board is ignored: once its connection ends, or no
+// process has its id any more, for a child that it has forked may keep the connection open.
 // The slots are as trustworthy as the process at the other end, which runs as the same user and
 // could access the memory anyway.
 #pragma once
+
+#include <sys/types.h>
 
 #include <atomic>
 #include <cstdint>
@@ -36,7 +39,8 @@ class Board {
     std::atomic<uint64_t> num_users;
   };
 
-  Board() : memory_(kNumBytes) {}                // the target's; all slots are 0
+  // The target's, for that initiator; all slots are 0.
+  explicit Board(pid_t initiator) : memory_(kNumBytes), initiator_(initiator) {}
   explicit Board(const Fd& fd) : memory_(fd) {}  // the initiator's
   bool is_whole() const { return memory_.num_bytes() >= kNumBytes; }
   const Fd& fd() const { return memory_.fd(); }
@@ -62,6 +66,7 @@ class Board {
   static constexpr uint64_t kNumBytes = kNumSlots * sizeof(Slot) + sizeof(uint64_t);
 
   const SharedMemory memory_;
+  const pid_t initiator_ = 0;
   std::atomic<bool> ended_{false};
   std::mutex mutex_;
   std::vector<uint32_t> free_;

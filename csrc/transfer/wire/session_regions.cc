@@ -8,10 +8,11 @@
 namespace mk::transfer {
 
 void Session::send_regions(const BatchHeader& header, const Limit& limit) {
-  if (socket_.peer_process() == 0) throw Failure("regions are not told to another machine or user");
+  const pid_t initiator = socket_.peer_process();
+  if (initiator == 0) throw Failure("regions are not told to another machine or user");
   const bool first = !board_;
   if (first) {
-    board_ = std::make_shared<Board>();
+    board_ = std::make_shared<Board>(initiator);
     life_sign_.emplace(board_->life_sign());
   }
   std::vector<RegionEntry> entries;
