@@ -3,7 +3,7 @@
 // Layer: transfer. A connection within the machine lists the peer's regions, shows that it lives,
 // and carries what cannot be accessed: checks that fail, notifications, and data of regions that
 // this process can neither map nor address. A copy into mapped memory would succeed after the
-// peer's death: it counts only if the connection still stands when it is done.
+// peer's death: it counts only if the peer still lives when it is done.
 #pragma once
 
 #include <atomic>
