@@ -36,6 +36,11 @@ void ShmChannel::connect(const Limit& limit) {
   learn_regions(limit);
 }
 
+// A child that a killed peer has forked may keep the connection open.
+bool ShmChannel::connected() const {
+  return WireChannel::connected() && remote_ && (!shows_life_ || remote_->peer_lives());
+}
+
 void ShmChannel::disconnect() noexcept {
   {
     const std::unique_lock lock(mutex_);
@@ -126,11 +131,8 @@ bool ShmChannel::copy(const Work& work, const Limit& limit, GpuQueue* queue, Out
   if (!remote_) return false;
   auto copy = remote_->prepare(*work.request, work.piece, {ways_.shm, queue}, why_not);
   if (!copy) return false;
-  // The sign costs nothing, and is right even if the peer was killed and a child that it has forked
-  // keeps the connection open. Asking the connection costs a system call.
-  const auto check_peer = [&] {
-    if (remote_->peer_lives() || (!shows_life_ && socket_.at_rest())) return;
-    throw LinkDown("connection closed by peer");
+  const auto check_peer = [&] {  // the first costs nothing, the second a system call
+    if (!remote_->peer_lives() && !connected()) throw LinkDown("connection closed by peer");
   };
   check_peer();  // else its process id may have been reused
   uint64_t num_bytes = 0;

@@ -47,6 +47,7 @@ class ShmChannel : public WireChannel {
   void connect(const Limit& limit) override;
   void disconnect() noexcept override;
   void close() noexcept override;
+  bool connected() const override;
   std::unique_ptr<Channel> another() const override {
     return std::make_unique<ShmChannel>(own_, host_, addresses_, identity_, ways_);
   }
