@@ -106,11 +106,10 @@ std::unique_ptr<Reply> Asker::ask(const Question& question, const Deadline& dead
     interrupt_.check();
     const bool was_connected = line.channel->connected();
     try {
-      reply->num_left_ = begin(line, question, limit);
+      reply->num_left_ = begin(line, was_connected, question, limit);
     } catch (const LinkDown&) {
-      if (!was_connected || !question.may_repeat) throw;
-      line.channel->disconnect();  // it had closed unnoticed
-      reply->num_left_ = begin(line, question, limit);
+      if (!was_connected || !question.may_repeat) throw;  // else it had closed unnoticed
+      reply->num_left_ = begin(line, false, question, limit);
     }
   } catch (const Refused& refused) {
     reply->num_left_ = 0;
@@ -122,8 +121,8 @@ std::unique_ptr<Reply> Asker::ask(const Question& question, const Deadline& dead
   return reply;
 }
 
-uint64_t Asker::begin(Line& line, const Question& question, const Limit& limit) {
-  if (!line.channel->connected()) {
+uint64_t Asker::begin(Line& line, bool is_connected, const Question& question, const Limit& limit) {
+  if (!is_connected) {
     line.channel->disconnect();
     pool_->enter(line, limit);
     line.channel->connect(limit);

@@ -79,7 +79,7 @@ class Asker : public std::enable_shared_from_this<Asker> {
   using Line = Reply::Line;
 
   Line& take(const char* op);
-  uint64_t begin(Line& line, const Question& question, const Limit& limit);
+  uint64_t begin(Line& line, bool is_connected, const Question& question, const Limit& limit);
   void give_back(Line& line, bool is_good);
   [[noreturn]] void fail(Reply& reply, const Cause& cause) const;
 
