@@ -481,16 +481,20 @@ local keys, ttl = keys_in(ARGV[1]), ARGV[2]
 local objects, marks = named('o', keys), named('r', keys)
 local leaving = named('l', keys)
 local said, before, going, had, listed = read(objects), read(marks), read(leaving), {}, {}
+local living = {[false] = {}}  -- of what is said
 for i = 1, #keys do
-  local pools = said[i] or ''
-  for _, pool in ipairs(living_of(pools)) do
+  local pools = said[i]
+  living[pools] = living[pools] or living_of(pools)
+  for _, pool in ipairs(living[pools]) do
     listed[pool] = listed[pool] or {}
     table.insert(listed[pool], keys[i])
   end
-  for _, pool in ipairs(living_of((before[i] or '') .. (going[i] or ''))) do
-    pools = with(pool, pools)
+  had[i] = pools or ''
+  if before[i] or going[i] then
+    for _, pool in ipairs(living_of((before[i] or '') .. (going[i] or ''))) do
+      had[i] = with(pool, had[i])
+    end
   end
-  had[i] = pools
 end
 find(had)
 for pool, some in pairs(listed) do call_with_all(some, 'SREM', prefix .. 'p' .. pool) end
