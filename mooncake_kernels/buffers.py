@@ -72,7 +72,7 @@ def as_buffer(memory: Any, *, argument: str = "buffer") -> Buffer:
         raise InvalidArgument(f"{argument} must hold no Python objects, got format {view.format!r}")
     if not view.c_contiguous:
         raise InvalidArgument(f"{argument} must be packed, got strides {view.strides}")
-    array = np.frombuffer(view, dtype=np.uint8) if view.nbytes else np.empty(0, np.uint8)
+    array = np.frombuffer(view, np.uint8) if view.nbytes else np.empty(0, np.uint8)
     # The owner is the array, which holds the export: so a bytearray cannot be resized meanwhile.
     return Buffer(_host.address_of_bytes(array), view.nbytes, "cpu:0", not view.readonly, array)
 

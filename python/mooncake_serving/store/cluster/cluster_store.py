@@ -109,7 +109,7 @@ class ClusterStore(ClusterWriter, Closing):
             raise
         removed = self._remove_here(words, unreached)
         for pool in sorted({name for names in pools for name in names} - {self.node.pool_name}):
-            held = np.flatnonzero([pool in names for names in pools])
+            held = [i for i, names in enumerate(pools) if pool in names]
             try:
                 removed[held] |= self._remove_from(pool, words[held])
             except (TransferError, Unavailable) as error:

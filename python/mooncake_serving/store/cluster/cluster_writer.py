@@ -266,8 +266,8 @@ class ClusterWriter(ClusterGiver):
             direct = self.node.put_directly(words, objects, verify=self._verify > 0)
         if direct is None:
             return self._put_claimed(words, objects, make_kept())
-        results = [PutResult.EXISTS if isinstance(r, str | None) else r for r in direct]
-        left = [i for i, result in enumerate(direct) if isinstance(result, str | None)]
+        results = [r if isinstance(r, PutResult) else PutResult.EXISTS for r in direct]
+        left = [i for i, result in enumerate(direct) if not isinstance(result, PutResult)]
         is_mixed = 0 < len(left) < len(words)
         until = time.monotonic() + UNSURE_S
         while left:

@@ -38,6 +38,7 @@ RESULTS = {
     ObjectStatus.BEING_WRITTEN: PutResult.BEING_WRITTEN,
 }
 UNSURE: Literal["unsure"] = "unsure"
+DONE = int(ObjectStatus.DONE)  # an array is slow to compare with an enum's member
 NEW: dict[int, NewResult] = {
     ObjectStatus.DONE: PutResult.STORED,
     ObjectStatus.BEING_WRITTEN: PutResult.BEING_WRITTEN,
@@ -273,7 +274,7 @@ class ByKey:
             except Unavailable:
                 return None
             self._heard(peer.name)
-            removed[part] = statuses == ObjectStatus.DONE
+            removed[part] = statuses == DONE
         return removed
 
 

@@ -1,8 +1,7 @@
 """Destinations of an object that is read from another node."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
@@ -22,8 +21,7 @@ ANY_SIZE = (1 << 64) - 1
 NORMALLY: np.void = np.zeros(1, KEPT)[0]
 
 
-@dataclass(frozen=True)
-class Range:
+class Range(NamedTuple):
     """A part of an object, and its destination in local memory."""
 
     address: int
