@@ -12,6 +12,7 @@
 #include "common/check.h"
 #include "common/stream_copy.h"
 #include "host/gil.h"
+#include "store/checksum.h"
 #include "store/objects.h"
 
 namespace py = pybind11;

@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "common/check.h"
+#include "store/checksum.h"
 #include "store/objects.h"
 #include "transfer/error.h"
 #include "transfer/wire/wire.h"

@@ -6,6 +6,7 @@
 #include <set>
 #include <utility>
 
+#include "store/checksum.h"
 #include "store/objects.h"
 #include "transfer/error.h"
 #include "transfer/wire/wire.h"

@@ -4,7 +4,7 @@
 #include <cstddef>
 
 #include "common/check.h"
-#include "store/objects.h"
+#include "store/checksum.h"
 
 namespace mk::served {
 namespace {

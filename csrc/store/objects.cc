@@ -7,18 +7,13 @@
 
 #include "common/copy_bytes.h"
 #include "common/stream_copy.h"
-#include "store/xxh3.h"
+#include "store/checksum.h"
 
 #define XXH_INLINE_ALL
 #include "xxhash/xxhash.h"
 
 namespace mk::store {
 namespace {
-
-// Bytes copied and then hashed while they are still in the L2 cache.
-constexpr uint64_t kChunk = 128 << 10;
-
-uint64_t as_checksum(uint64_t hash) { return hash == 0 ? 1 : hash; }
 
 bool is_on_gpu(const Piece& piece) { return piece.device >= 0; }
 
@@ -57,18 +52,35 @@ class Copies {
   std::map<std::pair<int, uint64_t>, std::vector<StreamCopy>> by_stream_;
 };
 
-uint64_t copy_and_hash(char* dst, const Pieces& pieces) {
-  Checksum checksum;
+uint64_t copy_and_hash(char* dst, uint64_t num_bytes, const Pieces& pieces) {
+  HashedCopy copy(dst, num_bytes, HashedCopy::Way::kIn);
   for (const Piece& piece : pieces) {
-    for (uint64_t done = 0; done < piece.num_bytes; done += kChunk) {
-      const uint64_t size = std::min(kChunk, piece.num_bytes - done);
-      copy_bytes(dst, piece.data + done, size);
-      // Of what was written: even if the source changes meanwhile, the object matches its checksum.
-      checksum.add(dst, size);
-      dst += size;
-    }
+    copy.add(dst, piece.data, piece.num_bytes);
+    dst += piece.num_bytes;
   }
-  return checksum.value();
+  return copy.value();
+}
+
+// Copies the object from `begin` on; both are on the host. If it is damaged: false, and the pieces
+// have zeros where they had it.
+bool copy_and_verify(const Pin& pin, uint64_t begin, const Pieces& pieces) {
+  HashedCopy copy(pin.data, pin.num_bytes, HashedCopy::Way::kOut);
+  copy.skip(begin);
+  uint64_t at = begin;
+  for (const Piece& piece : pieces) {
+    const uint64_t size = std::min(piece.num_bytes, pin.num_bytes - at);
+    copy.add(piece.data, pin.data + at, size);
+    at += size;
+  }
+  copy.skip(pin.num_bytes - at);
+  if (copy.value() == pin.checksum) return true;
+  at = begin;
+  for (const Piece& piece : pieces) {
+    const uint64_t size = std::min(piece.num_bytes, pin.num_bytes - at);
+    if (size > 0) std::memset(piece.data, 0, size);
+    at += size;
+  }
+  return false;
 }
 
 bool begins_with(const Pin& pin, const Head& head) {
@@ -81,6 +93,9 @@ bool begins_with(const Pin& pin, const Head& head) {
 // The whole pinned object, or the part of it from `begin` on, into pieces that have room for it.
 Got copy_from(const Pool& pool, const Pin& pin, uint64_t begin, const Pieces& pieces, bool verify) {
   const bool is_checked = verify && pin.checksum != 0;
+  if (is_checked && pool.device() < 0 && are_in_host(pieces)) {
+    return copy_and_verify(pin, begin, pieces) ? Got::kDone : Got::kDamaged;
+  }
   if (is_checked && checksum_of({pool.piece(pin.data, pin.num_bytes)}) != pin.checksum) {
     return Got::kDamaged;
   }
@@ -110,28 +125,6 @@ uint64_t total_bytes(const Pieces& pieces) {
   for (const Piece& piece : pieces) total += piece.num_bytes;
   return total;
 }
-
-uint64_t checksum_of(const char* data, uint64_t num_bytes) {
-  return as_checksum(Xxh3::get().hash(data, num_bytes));
-}
-
-struct Checksum::State {
-  XXH3_state_t hash;
-};
-
-Checksum::Checksum() : state_(new State) {
-  XXH3_INITSTATE(&state_->hash);
-  begin();
-}
-Checksum::~Checksum() = default;
-
-void Checksum::begin() { XXH3_64bits_reset(&state_->hash); }
-
-void Checksum::add(const void* data, uint64_t num_bytes) {
-  Xxh3::get().update(&state_->hash, data, num_bytes);
-}
-
-uint64_t Checksum::value() const { return as_checksum(XXH3_64bits_digest(&state_->hash)); }
 
 Key hash_of_name(const char* name, uint64_t num_bytes) {
   const XXH128_hash_t hash = XXH3_128bits(name, num_bytes);
@@ -180,7 +173,7 @@ Begun put_from(Pool* pool, const Key& key, const Pieces& pieces, const PutOption
   const Piece target = pool->piece(writing.data, num_bytes);
   uint64_t checksum = 0;
   if (options.checksum && are_in_host(pieces) && !is_on_gpu(target)) {
-    checksum = copy_and_hash(writing.data, pieces);
+    checksum = copy_and_hash(writing.data, num_bytes, pieces);
   } else {
     try {
       gather(pieces, target, pool->is_page_locked());

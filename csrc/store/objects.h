@@ -3,7 +3,7 @@
 //   put_from(pool.get(), key, {{k.data(), k.size()}, {v.data(), v.size()}}, options);
 //   get_into(pool.get(), key, std::nullopt, {{buffer, sizeof(buffer)}}, /*verify=*/true, &size);
 //
-// A checksum is XXH3-64 of all bytes of the object, with 0 replaced by 1. Layer: store.
+// Layer: store.
 #pragma once
 
 #include <cstdint>
@@ -19,23 +19,6 @@ namespace mk::store {
 using Pieces = std::vector<Piece>;
 
 uint64_t total_bytes(const Pieces& pieces);
-uint64_t checksum_of(const char* data, uint64_t num_bytes);
-
-// The same, computed incrementally.
-class Checksum {
- public:
-  Checksum();
-  Checksum(const Checksum&) = delete;
-  ~Checksum();
-
-  void begin();  // restarts
-  void add(const void* data, uint64_t num_bytes);
-  uint64_t value() const;
-
- private:
-  struct State;
-  const std::unique_ptr<State> state_;
-};
 // Copy between one piece and consecutive others, up to the smaller of the two sizes. Copies that
 // touch a GPU go into the stream of the other piece or, if that is on the host, of the one.
 // `page_locked`: the one piece is page-locked, if it is on the host. Throw Unavailable and
@@ -61,7 +44,7 @@ enum class Got {
   kAbsent,
   kTooSmall,    // the pieces are, for the object
   kOutOfRange,  // the requested part is, in the object
-  kDamaged,     // the checksum differs: nothing was copied
+  kDamaged,     // the checksum differs: nothing of it is in the pieces
   kOther,       // it does not begin with the required head: nothing was copied
 };
 // Fills the pieces in order, from `offset` on; without an offset they receive the whole object and

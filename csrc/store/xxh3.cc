@@ -1,5 +1,7 @@
 #include "store/xxh3.h"
 
+#include <cstring>
+
 #define XXH_INLINE_ALL
 #include "xxhash/xxhash.h"
 
@@ -11,10 +13,12 @@ const Xxh3* best() {
 #if defined(__x86_64__)
   if (__builtin_cpu_supports("avx2")) return Xxh3::avx2();
 #endif
-  return &kFunctions;
+  return &Xxh3::plain();
 }
 
 }  // namespace
+
+const Xxh3& Xxh3::plain() { return kFunctions; }
 
 const Xxh3& Xxh3::get() {
   static const Xxh3* const functions = best();

@@ -95,14 +95,15 @@ class PoolReader(Closing):
                 be larger. The copy to a GPU runs after the work queued in its library's current
                 stream, and is done when this returns.
             offset: where in the object to begin; then all buffers are filled.
-            verify: first compare the whole object with the checksum it was stored with, if any.
+            verify: compare the whole object with the checksum it was stored with, if any.
 
         Returns:
             Size of the object; None if there is none.
 
         Raises:
             InvalidArgument: the buffers are too small, or the range is not inside the object.
-            ChecksumError: the object is damaged; nothing was copied.
+            ChecksumError: the object is damaged. Nothing of it is in the buffers: those in host
+                memory have zeros instead.
             Unavailable, CudaError: from the driver, if a buffer is on a GPU.
         """
         words, start, read = as_key("get_into", key), as_offset(offset), self._pool.read
@@ -119,7 +120,7 @@ class PoolReader(Closing):
             keys: ``[n, 2]``.
             buffers: n pieces of packed, writable memory, see ``get_into``, each at least as large
                 as its object.
-            verify: as in ``get_into``; damaged objects are not copied.
+            verify: as in ``get_into``, as is what buffers of damaged objects hold.
 
         Returns:
             ``[n]`` int64: sizes of the objects; -1 where there is none, -2 where the buffer is too

@@ -8,7 +8,11 @@ import pytest
 import torch
 
 from mooncake_kernels.pool import ObjectPool
-from mooncake_serving.compat.mooncake.store import INVALID_PARAMS, OBJECT_NOT_FOUND
+from mooncake_serving.compat.mooncake.store import (
+    CHECKSUM_MISMATCH,
+    INVALID_PARAMS,
+    OBJECT_NOT_FOUND,
+)
 
 from .store_support import pool_file, reasons, set_up
 
@@ -32,6 +36,23 @@ def test_sizes_of_destinations(store, memory):
     assert store.get_into("f", memory.address + 100_000, 999) == WRONG
     assert store.get_into("f", memory.address, 0) == WRONG
     assert store.get_into("no", memory.address, 10) == ABSENT
+
+
+def test_a_damaged_value(store, memory, caplog):
+    """In the pool of the host: it is removed, and nothing of it is read."""
+    calls = [
+        lambda: store.get_into("f", memory.address, 5000),
+        lambda: store.batch_get_into(["f", "no"], [memory.address] * 2, [5000, 9])[0],
+    ]
+    for call in calls:
+        memory.bytes[:5000] = np.arange(5000) % 251
+        assert store.put_from("f", memory.address, 5000) == 0
+        pool = store._running().objects._store.pool.memory().numpy()
+        pool[pool.tobytes().index(memory.at(0, 2000)) + 4000] ^= 1
+        caplog.clear()
+        assert call() == CHECKSUM_MISMATCH and store.is_exist("f") == 0
+        reasons(caplog, "not what its checksum says")
+        assert not memory.bytes[:5000].any()
 
 
 def test_a_value_of_no_bytes(store, memory):

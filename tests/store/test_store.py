@@ -256,6 +256,23 @@ def test_what_is_damaged_is_removed(small):
     assert not small.exists("a") and small.stats().num_pins == 0
 
 
+@pytest.mark.parametrize("damaged_at", [0, 70, 1999])
+@pytest.mark.parametrize("offset", [None, 0, 64, 100])
+def test_nothing_of_what_is_damaged_is_read(small, damaged_at, offset):
+    """Wherever it is damaged, in what is read or not; memory beyond stays as it is."""
+    small.put("a", value(1, 2000))
+    with small.view("a") as seen:
+        seen.tensor().numpy()[damaged_at] ^= 1
+        target = np.full(3000, 7, np.uint8)
+        sizes = [65, 0, 1000, 200] if offset is not None else [65, 0, 1000, 1500]
+        with pytest.raises(ChecksumError):
+            small.get_into(
+                "a", *np.split(target[: sum(sizes)], np.cumsum(sizes)[:-1]), offset=offset
+            )
+    read = min(sum(sizes), 2000)
+    assert not target[:read].any() and (target[read:] == 7).all()
+
+
 def test_another_process(small):
     small.put("theirs", b"12345")
     pid = os.fork()

@@ -66,7 +66,7 @@ class StoreReader:
         A part that is verified costs a look at the whole object: for many of one, see ``view``.
 
         Raises:
-            ChecksumError: as in ``get``; nothing was copied.
+            ChecksumError: as in ``get``; the buffers have zeros, see ``ObjectPool.get_into``.
         """
         words = self.keyspace.key(key)
         try:

@@ -48,8 +48,8 @@ class Store(StoreReader, Closing):
         quota: limit of the namespace in the pool, see ``Quota``; its keys are then prefix hashes
             only, since a name hides which namespace it belongs to.
         checksum: keep an XXH3-64 of each object, computed while it is copied.
-        verify: the share of reads that compare it first: 0 to 1; 0 avoids a second pass over the
-            bytes.
+        verify: the share of reads that compare it, 0 to 1. That costs little where the object is
+            copied, and a pass over its bytes where it is not: ``view``, parts of it, GPUs.
 
     Raises:
         InvalidArgument: a number is not between 0 and 1, or an argument of another type.

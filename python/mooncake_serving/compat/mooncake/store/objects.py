@@ -226,7 +226,7 @@ class Objects:
         headers = [header_of(name) for name in names]
         sizes = store.get_headed(self._keyspace.keys(names), headers, *places, free=NUMBER).tolist()
         codes = [size if size >= 0 else OBJECT_NOT_FOUND for size in sizes]
-        unusual = [i for i, size in enumerate(sizes) if size < ABSENT]  # nothing was copied
+        unusual = [i for i, size in enumerate(sizes) if size < ABSENT]  # nothing of it is there
         views = [places.views(i) for i in unusual]
         again = self.get_into_each(op, [names[i] for i in unusual], views)
         for i, code in zip(unusual, again, strict=True):

@@ -46,8 +46,7 @@ def open_objects(settings: Settings) -> Objects:
             f"{settings.path!r:.80}",
         )
     namespace = _namespace(settings)
-    # A checksum in the pool is one that nothing here would compare.
-    store = _store(settings, partial(_open_pool, settings), namespace=namespace, checksum=False)
+    store = _store(settings, partial(_open_pool, settings), namespace=namespace)
     return Objects(store, store, namespace)
 
 
