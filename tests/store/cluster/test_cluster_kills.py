@@ -1,6 +1,7 @@
 """Hosts in separate processes, with Redis: each is killed during an operation."""
 
 import random
+import threading
 import time
 
 import numpy as np
@@ -55,13 +56,18 @@ def start(redis):
         process.close()
 
 
+PUTTING = threading.Lock()
+
+
 def pin(host, name: str, keys: bytes) -> None:
     """Pin objects at a node, and read nothing."""
     host.node._calls.ask(name, Pin, Pinned, 5.0, valid_s=600, keys=keys, verify=False)
 
 
 def claim(host, keys: np.ndarray) -> list[int]:
-    return host.node.claims.ask(keys, 600.0).tolist()
+    """As a put that does not end."""
+    PUTTING.acquire(blocking=False)
+    return host.node.claims.ask(keys, 600.0, PUTTING).tolist()
 
 
 def put_all(host, writer: int) -> list[PutResult]:

@@ -1,14 +1,23 @@
-"""Ctrl-C during a wait: once it is raised, nothing writes to memory that is given back."""
+"""Ctrl-C during a wait: once it is raised, nothing writes to memory that is given back. Ctrl-C at
+any bytecode of a put: no drain waits for it, and others may write its keys.
+"""
 
 import time
 from concurrent.futures import wait
+from pathlib import Path
 
 import pytest
 
+import mooncake_serving.store
+from mooncake_kernels.pool import PutResult
+from mooncake_serving.store import drain
 from mooncake_serving.store.node import remote
 
+from ...interrupts import CtrlC
 from ..support import eventually
 from .support import replaced, value
+
+FOLDER = str(Path(mooncake_serving.store.__file__).parent)
 
 
 class Interrupted(BaseException):
@@ -77,3 +86,43 @@ def test_all_holders_are_done_before_memory_is_given_back(hosts, monkeypatch):
         with pytest.raises(Interrupted):
             three.cluster.get_each(["a", "b"])
     assert num_reading == []
+
+
+def put_each(cluster, keys):
+    return cluster.put_each(keys, [value(1), value(2)])
+
+
+def begin_each(cluster, keys):
+    puts = cluster.begin_each(keys, [1, 2])
+    return [put if isinstance(put, PutResult) else put.commit() for put in puts]
+
+
+@pytest.mark.parametrize(
+    ("write", "has_pool"), [(put_each, True), (put_each, False), (begin_each, True)]
+)
+def test_every_bytecode_of_a_put_may_be_interrupted(hosts, write, has_pool):
+    one, two = hosts.several(2)
+    writer = one if has_pool else hosts.make("writer", 0)
+    if not has_pool:
+        writer.node.members(anew=True)
+        two.node.set_draining(True)
+        writer.node.members(anew=True)
+    claims = writer.node.claims
+    count, is_left = 0, True
+    while is_left:
+        count += 1
+        keys = [f"{count} a", f"{count} b"]
+        try:
+            with CtrlC(FOLDER, count) as ctrl_c:
+                write(writer.cluster, keys)
+        except KeyboardInterrupt:  # whose traceback keeps what has been begun
+            assert not writer.node.intake.is_used, count
+        is_left = ctrl_c.has_come
+        again = write(writer.cluster, keys)
+        assert set(again) <= {PutResult.STORED, PutResult.EXISTS}, (count, again)
+        claims.settle_left()
+        assert not claims._writing and not hosts.directory._claims, count
+        assert writer.cluster.remove_each(keys).all()
+    assert count > 100
+    two.node.set_draining(False)
+    assert drain(one.node).has_left

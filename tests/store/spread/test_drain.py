@@ -11,6 +11,7 @@ import pytest
 from mooncake_kernels.errors import InvalidArgument, Unavailable
 from mooncake_kernels.pool import ObjectPool, PutResult
 from mooncake_serving.store import SsdTier, Store, TieredStore
+from mooncake_serving.store.copies import draining
 from mooncake_serving.store.copies.copies import Copies
 from mooncake_serving.store.copies.draining import drain
 from mooncake_serving.store.copies.placement import Placement
@@ -121,17 +122,19 @@ def test_stopped_and_taken_up_again(hosts):
     assert two.store.get_each(range(300)) == [value(i, 64) for i in range(300)]
 
 
-def test_stopped_while_another_process_writes(hosts):
+def test_stopped_while_another_process_writes(hosts, monkeypatch, caplog):
+    monkeypatch.setattr(draining, "SAY_S", 0.0)
     one, two = hosts.several(2)
     one.cluster.put("a", value(1))
     stop = threading.Event()
     begun = one.store.pool.begin((1, 2), 64)  # which the node knows nothing of
     with ThreadPoolExecutor(1) as executor:
-        draining = executor.submit(drain, one.node, stop=stop)
+        drained_later = executor.submit(drain, one.node, stop=stop)
         try:
             assert eventually(lambda: two.store.exists("a"))
+            assert eventually(lambda: "waits for 1 puts into its pool" in caplog.text)
             stop.set()
-            drained = draining.result(WAIT_S)
+            drained = drained_later.result(WAIT_S)
         finally:
             begun.abort()
     assert (drained.num_moved, drained.has_left) == (1, False)

@@ -1,6 +1,5 @@
 """An object that is being written to a cluster: what ``ClusterStore.begin`` returns."""
 
-import weakref
 from collections.abc import Callable, Sequence
 from types import TracebackType
 from typing import Protocol
@@ -12,6 +11,7 @@ from mooncake_kernels.errors import InvalidArgument
 from mooncake_kernels.pool import ObjectPut, PutResult
 
 from ..keyspace import StoreKey
+from ..node.holds import Hold
 
 
 class ClusterPut:
@@ -116,7 +116,7 @@ class PutHere(ClusterPut):
         claimed_s: when the claim was requested, of ``time.monotonic``.
         owner: the store.
         settle: ends the claim if the object is not stored.
-        dropped: called if the put is dropped without an end, at any moment and with locks held.
+        hold: of the claim, which is ended later if the put is dropped.
     """
 
     def __init__(
@@ -126,15 +126,14 @@ class PutHere(ClusterPut):
         claimed_s: float,
         owner: Owner,
         settle: Callable[[], None],
-        dropped: Callable[[], None],
+        hold: Hold,
     ):
         super().__init__(put.num_bytes, owner)
         self.word = word
         self.claimed_s = claimed_s
         self._put = put
         self._settle = settle
-        self._dropped = weakref.finalize(self, dropped)
-        self._dropped.atexit = False
+        self._hold = hold
 
     @property
     def buffer(self) -> Buffer:
@@ -149,13 +148,11 @@ class PutHere(ClusterPut):
         self.check_open("commit")
         self._put.commit()
         self.end(PutResult.STORED)
-        self._dropped.detach()
 
     def give_up(self, result: PutResult | None = None) -> None:
         """Abort it in the pool; the caller must then end its claim."""
         self._put.abort()
         self.end(result)
-        self._dropped.detach()
 
     def _abort(self) -> None:
         self.give_up()

@@ -15,6 +15,7 @@ from ..checks import check_number, check_retention
 from ..directory import Claim
 from ..keyspace import StoreKey, StoreKeys
 from ..node.by_key import UNSURE, NewResult
+from ..node.holds import Hold
 from ..node.kept import KEPT, NORMAL, kept_in_order, put_options
 from ..node.sinks import IntoBuffers
 from ..reader import check_pairs
@@ -121,13 +122,13 @@ class ClusterWriter(ClusterGiver):
         check_retention(op, retention)
         check_number(op, "position", position)
         self.node.claims.settle_dropped()
-        with self.node.intake.enter() as is_in:
-            if self._store is None or not is_in:
-                kept = kept_in_order(len(keys), retention, position)
-                return self._begin_elsewhere(keys, num_bytes, kept)
-            self._store.check_puts(keys)
-            words = self._keyspace.keys(keys)
-            return self._begin_each_here(words, num_bytes, retention=retention, position=position)
+        with self.node.intake.enter(), (hold := Hold()):
+            if self._store is not None and self.node.intake.is_open:
+                self._store.check_puts(keys)
+                words = self._keyspace.keys(keys)
+                return self._begin_each_here(hold, words, num_bytes, retention, position)
+        kept = kept_in_order(len(keys), retention, position)
+        return self._begin_elsewhere(keys, num_bytes, kept)
 
     def commit_each(self, puts: Sequence[ClusterPut]) -> list[PutResult]:
         """Commit the puts that ``begin_each`` returned, see ``ClusterPut.commit``; the directory is
@@ -292,8 +293,10 @@ class ClusterWriter(ClusterGiver):
         make_kept: Callable[[], np.ndarray],
     ) -> list[NewResult] | None:
         """Put many objects into this node's pool in one round trip, see ``Node.put_listed``."""
-        with self.node.intake.enter() as is_in:
-            results = self.node.put_listed(words, objects, make_kept) if is_in else None
+        results = None
+        with self.node.intake.enter():
+            if self.node.intake.is_open:
+                results = self.node.put_listed(words, objects, make_kept)
         if results is not None:
             store.age_tail_first(words[_which(results, PutResult.STORED)])
         return results
@@ -320,10 +323,24 @@ class ClusterWriter(ClusterGiver):
         self, words: np.ndarray, objects: Sequence[Sequence[Buffer]], kept: np.ndarray
     ) -> list[PutResult]:
         """Store many objects, here or elsewhere, after they have been claimed."""
-        results, granted = self._claim(words)
+        with (hold := Hold()):
+            results = self._put_under(hold, words, objects, kept)
+        taken = _which(results, PutResult.BEING_WRITTEN)
+        if taken:
+            for i, is_here in zip(taken, self._are_here(words[taken]), strict=True):
+                if is_here:  # by now, as where a key is named twice
+                    results[i] = PutResult.EXISTS
+        return results
+
+    def _put_under(
+        self, hold: Hold, words: np.ndarray, objects: Sequence[Sequence[Buffer]], kept: np.ndarray
+    ) -> list[PutResult]:
+        """Claim objects, store those that are granted, and settle their claims."""
+        results, granted = self._claim(words, hold)
         published = np.zeros(len(words), bool)
         try:
-            with self.node.intake.enter() as is_in:
+            with self.node.intake.enter():
+                is_in = self.node.intake.is_open
                 if self._store is not None and is_in:
                     for i in granted:
                         word = int(words[i, 0]), int(words[i, 1])
@@ -337,30 +354,30 @@ class ClusterWriter(ClusterGiver):
                 self._give(words, objects, kept, granted, results, published)
         finally:
             self.node.claims.settle(words[granted], published[granted])
-        taken = _which(results, PutResult.BEING_WRITTEN)
-        if taken:
-            for i, is_here in zip(taken, self._are_here(words[taken]), strict=True):
-                if is_here:  # by now, as where a key is named twice
-                    results[i] = PutResult.EXISTS
         return results
 
-    def _claim(self, words: np.ndarray) -> tuple[list[PutResult], list[int]]:
+    def _claim(self, words: np.ndarray, hold: Hold) -> tuple[list[PutResult], list[int]]:
         """Claim the keys that are not here. Return the result of each key, and which were granted:
         these must be settled, and are ``FULL`` until there is more to say about them.
         """
         results = [PutResult.EXISTS] * len(words)
         missing = np.flatnonzero(~self._are_here(words))
-        claims = self.node.claims.ask(words[missing], self._claim_s)
+        claims = self.node.claims.ask(words[missing], self._claim_s, hold)
         for i, claim in zip(missing.tolist(), claims.tolist(), strict=True):
             results[i] = RESULT_OF.get(claim, PutResult.FULL)
         return results, missing[claims == Claim.GRANTED].tolist()
 
     def _begin_each_here(
-        self, words: np.ndarray, num_bytes: Sequence[int], *, retention: Retention, position: int
+        self,
+        hold: Hold,
+        words: np.ndarray,
+        num_bytes: Sequence[int],
+        retention: Retention,
+        position: int,
     ) -> list[ClusterPut | PutResult]:
         """Reserve space for many objects in this node's pool."""
         claimed_s = time.monotonic()
-        claimed, granted = self._claim(words)
+        claimed, granted = self._claim(words, hold)
         results: list[ClusterPut | PutResult] = [*claimed]
         try:
             for i in granted:
@@ -402,7 +419,7 @@ class ClusterWriter(ClusterGiver):
             claimed_s,
             self,
             partial(self.node.claims.settle, word),
-            partial(self.node.claims.drop, word),
+            self.node.claims.keep(word),
         )
 
     def _check_puts(self, puts: Sequence[ClusterPut]) -> None:

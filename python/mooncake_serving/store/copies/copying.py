@@ -122,8 +122,8 @@ def _copy_here(
 ) -> list[PutResult | str]:
     if node.store is None:
         return [f"{node.name} has no pool"] * len(keys)
-    with node.intake.enter() as is_in:
-        if not is_in:
+    with node.intake.enter():
+        if not node.intake.is_open:
             return ["it is draining"] * len(keys)
         sinks = [
             IntoPool(node.store, tuple(key), node.listing.copies, row)

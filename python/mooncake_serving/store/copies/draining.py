@@ -1,6 +1,9 @@
 """Draining: a node leaves, and its objects stay in the cluster."""
 
+import logging
+import math
 import threading
+import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
@@ -18,6 +21,9 @@ from .placement import Placement, check_placement
 from .spreading import ANYWHERE, BATCH_KEYS, Room, Spreader
 
 PAUSE_S = 0.01  # while others of this host finish their writes
+SAY_S = 5.0  # after which that is logged
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass
@@ -123,12 +129,17 @@ class _Mover:
         """Look for objects, also waiting for writes unless it is stopped; return whether some
         are to be moved.
         """
+        say_at = time.monotonic() + SAY_S
         while True:
-            is_written_to = self._node.intake.is_used or self._store.stats().num_writing > 0
+            num_writing = self._store.stats().num_writing
+            is_written_to = self._node.intake.is_used or num_writing > 0
             objects = self._store.pool.objects()
             if len(objects.keys) or not is_written_to:
                 break
             self._store.pool.reap()
+            if time.monotonic() > say_at:
+                say_at = math.inf
+                logger.warning("%s waits for %d puts into its pool", self._node.name, num_writing)
             if self._stop.wait(PAUSE_S):
                 break
         has_moved = self._drained.num_moved > self._num_before

@@ -1,9 +1,8 @@
 """Which objects this node may write: asks the directory, and keeps its own threads apart."""
 
-import contextlib
 import logging
 import threading
-from collections import deque
+import weakref
 from collections.abc import Callable, Iterable
 
 import numpy as np
@@ -11,6 +10,7 @@ import numpy as np
 from mooncake_kernels.errors import Unavailable
 
 from ..directory import Claim, Directory, NotAMember
+from .holds import Hold, is_held
 from .listing import Listing, in_parts, words_of
 
 logger = logging.getLogger(__name__)
@@ -22,7 +22,8 @@ class Claims:
     """Claims of a node. Thread-safe. Keys are ``[n, 2]`` uint64.
 
     To the directory all threads of a node are one member, which may claim again what it has. So
-    what one of them is writing is refused to the others here.
+    what one of them is writing is refused to the others here, for as long as its hold is locked. A
+    claim whose hold is over without ``settle``, after Ctrl-C for example, is ended later.
 
     Args:
         directory: decides among nodes.
@@ -38,32 +39,44 @@ class Claims:
         self._member = member
         self._listing = listing
         self._rejoin = rejoin
-        self._writing: set[bytes] = set()
-        self._dropped: deque[np.ndarray] = deque()
+        self._writing: dict[bytes, weakref.ref[Hold]] = {}
+        self._dropped: list[weakref.ref[Hold]] = []
         self._lock = threading.Lock()
 
-    def ask(self, keys: np.ndarray, ttl_s: float) -> np.ndarray:
+    def ask(self, keys: np.ndarray, ttl_s: float, hold: Hold) -> np.ndarray:
         """Ask to write objects that are not in the pool: ``[n]`` of ``Claim``.
 
         Granted claims must be settled. A key that is named twice is granted once.
+
+        Args:
+            keys: ``[n, 2]``.
+            ttl_s: for which the directory grants them.
+            hold: locked until they are settled, or kept.
 
         Raises:
             Unavailable: the directory is away; nothing is claimed for longer than ``ttl_s``.
         """
         words = words_of(keys)
         asked = []
+        mine = weakref.ref(hold, self._dropped.append)
         with self._lock:
             for i, word in enumerate(words):
-                if word not in self._writing:
-                    self._writing.add(word)
+                writer = self._writing.get(word)
+                if writer is None or not is_held(writer):
+                    self._writing[word] = mine
                     asked.append(i)
         claims = np.full(len(words), TAKEN, np.int8)
-        try:
-            claims[asked] = self._ask(keys[asked], ttl_s)
-        finally:
-            is_granted = (claims == GRANTED).tolist()
-            self._forget(words[i] for i in asked if not is_granted[i])
+        claims[asked] = self._ask(keys[asked], ttl_s)
+        is_granted = (claims == GRANTED).tolist()
+        self._forget(words[i] for i in asked if not is_granted[i])
         return claims
+
+    def keep(self, key: np.ndarray) -> Hold:
+        """Keep a granted claim, ``[1, 2]``, until it is settled, or what is returned is dropped."""
+        hold = Hold()
+        hold.acquire()
+        self._writing[words_of(key)[0]] = weakref.ref(hold, self._dropped.append)
+        return hold
 
     def renew(self, keys: np.ndarray, ttl_s: float) -> np.ndarray:
         """Renew granted claims that may have run out: ``[n]`` of ``Claim``.
@@ -84,25 +97,22 @@ class Claims:
                 self._directory.abandon(self._member, part)
         except Unavailable as error:
             logger.warning("claims stay until they run out: %s", error)
-        finally:
-            self._forget(words_of(keys))
-
-    def drop(self, keys: np.ndarray) -> None:
-        """Have granted claims ended by the next ``settle_dropped``. It takes no lock and may be
-        called at any moment, as finalizers are.
-        """
-        self._dropped.append(keys)
+        self._forget(words_of(keys))
 
     def settle_dropped(self) -> None:
-        """End the claims that were dropped: by the next put, or when the node is next renewed."""
-        if not self._dropped:  # usually
-            return
-        words: list[np.ndarray] = []
-        with contextlib.suppress(IndexError):  # also if another thread takes the last one
-            while self._dropped:
-                words.append(self._dropped.popleft())
-        if words:
-            self.settle(np.concatenate(words))
+        """The same as ``settle_left``, where it has something to do after a put was dropped."""
+        if self._dropped:  # seldom
+            self._dropped.clear()
+            self.settle_left()
+
+    def settle_left(self) -> None:
+        """End the claims that were not settled: their puts were dropped, or interrupted."""
+        with (hold := Hold()):
+            with self._lock:
+                left = [word for word, writer in self._writing.items() if not is_held(writer)]
+                self._writing.update(dict.fromkeys(left, weakref.ref(hold)))
+            if left:
+                self.settle(np.frombuffer(b"".join(left), np.uint64).reshape(-1, 2))
 
     def _ask(self, keys: np.ndarray, ttl_s: float) -> np.ndarray:
         claims = self._ask_directory(keys, ttl_s)
@@ -128,4 +138,5 @@ class Claims:
 
     def _forget(self, words: Iterable[bytes]) -> None:
         with self._lock:
-            self._writing.difference_update(words)
+            for word in words:
+                self._writing.pop(word, None)

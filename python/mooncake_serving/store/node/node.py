@@ -386,7 +386,7 @@ class Node(Closing):
         self._peers.keep(members)
         if self._pins is not None:
             self._pins.release_gone(members, self._ttl_s)
-        self.claims.settle_dropped()
+        self.claims.settle_left()
 
     def _on_beat(self) -> None:
         if self._pins is not None:

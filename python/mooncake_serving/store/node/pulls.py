@@ -73,8 +73,8 @@ class Puller:
     def pull(self, request: Pull) -> Pulled:
         """Carry out the request; failures are reported per key."""
         keys = keys_of(request.keys)
-        with self._intake.enter() as is_in:
-            if not is_in:  # even for objects that are here, since they will leave
+        with self._intake.enter():
+            if not self._intake.is_open:  # even for objects that are here, since they will leave
                 return Pulled(request.number, ["it is draining"] * len(keys))
             return Pulled(request.number, self._pull(request, keys))
 

@@ -1,0 +1,47 @@
+"""Ctrl-C at any bytecode: the signal is raised there, and Python handles it where it would."""
+
+import _thread
+import signal
+import sys
+from collections.abc import Callable
+from types import FrameType
+
+
+class _Signal(int):
+    pending = property(_thread.interrupt_main)  # not a call, after which it would be handled here
+
+
+SIGINT = _Signal(signal.SIGINT)
+
+
+class CtrlC:
+    """While its ``with`` block runs, Ctrl-C comes before the ``count``-th bytecode of the files
+    under ``folder``.
+
+    Attributes:
+        has_come: whether there were as many.
+    """
+
+    def __init__(self, folder: str, count: int):
+        self.has_come = False
+        self._folder = folder
+        self._left = count
+
+    def __enter__(self) -> "CtrlC":
+        sys.settrace(self._trace)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        sys.settrace(None)
+
+    def _trace(self, frame: FrameType, event: str, _: object) -> Callable | None:
+        if not frame.f_code.co_filename.startswith(self._folder):
+            return None
+        frame.f_trace_opcodes = True
+        if event == "opcode":
+            self._left -= 1
+            if self._left == 0:
+                sys.settrace(None)
+                self.has_come = True
+                SIGINT.pending  # noqa: B018
+        return self._trace
