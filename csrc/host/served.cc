@@ -128,7 +128,8 @@ void bind_served_objects(py::module_& m, EngineClass& engine) {
            }),
            py::arg("fd"), py::arg("head"), py::arg("timeout_s"), py::arg("clock_ms"))
       .def("publish", &publish, py::arg("keys"))
-      .def_property_readonly("reason", py::cpp_function(&RedisPublisher::reason, ReleaseGil()));
+      .def_property_readonly("reason", py::cpp_function(&RedisPublisher::reason, ReleaseGil()))
+      .def_property_readonly("is_late", py::cpp_function(&RedisPublisher::is_late, ReleaseGil()));
   py::class_<ObjectService, std::shared_ptr<ObjectService>>(m, "ObjectService")
       .def(py::init([](std::shared_ptr<Pool> pool, bool is_all, bool may_write, bool checksums) {
              return std::make_shared<ObjectService>(

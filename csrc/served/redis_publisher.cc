@@ -22,12 +22,16 @@ constexpr size_t kMaxErrorBytes = 512;  // of the server's text
 constexpr double kMaxTimeoutS = 3600;
 constexpr char kListed = 0, kRefused = 1;
 
+struct Late : std::runtime_error {
+  Late() : std::runtime_error("it does not answer in time") {}
+};
+
 void wait_for(int fd, short events, Time until) {
   pollfd entry{fd, events, 0};
   for (;;) {
     const auto now = std::chrono::steady_clock::now();
     const auto left = std::chrono::ceil<milliseconds>(until - now).count();
-    if (left <= 0) throw std::runtime_error("it does not answer in time");
+    if (left <= 0) throw Late();
     const int found = poll(&entry, 1, static_cast<int>(left));
     if (found > 0) return;
     if (found < 0 && errno != EINTR) throw SystemError(errno, "poll");
@@ -82,6 +86,7 @@ std::optional<std::vector<bool>> RedisPublisher::publish(const std::vector<store
     for (const Call* each : calls) all.insert(all.end(), each->keys.begin(), each->keys.end());
     std::vector<bool> listed;
     std::string why;
+    bool is_late = false;
     if (reason_.empty()) {
       is_asking_ = true;
       lock.unlock();
@@ -89,10 +94,11 @@ std::optional<std::vector<bool>> RedisPublisher::publish(const std::vector<store
         listed = ask(all);
       } catch (const std::exception& error) {
         why = error.what();
+        is_late = dynamic_cast<const Late*>(&error) != nullptr;
       }
       lock.lock();
       is_asking_ = false;
-      if (!why.empty()) fail(why.c_str());
+      if (!why.empty()) fail(why.c_str(), is_late);
     }
     auto first = listed.begin();
     for (Call* each : calls) {
@@ -128,8 +134,14 @@ std::string RedisPublisher::reason() {
   return reason_;
 }
 
-void RedisPublisher::fail(const char* why) {
+bool RedisPublisher::is_late() const {
+  const std::lock_guard lock(mutex_);
+  return is_late_;
+}
+
+void RedisPublisher::fail(const char* why, bool is_late) {
   reason_ = why;
+  is_late_ = is_late;
   shutdown(connection_.get(), SHUT_RDWR);
 }
 

@@ -40,6 +40,9 @@ class RedisPublisher {
   // not wait for an answer.
   std::string reason();
 
+  // Whether it is broken because the server did not answer in time.
+  bool is_late() const;
+
  private:
   using Clock = std::chrono::steady_clock;
   struct Call {
@@ -50,18 +53,19 @@ class RedisPublisher {
 
   std::vector<Call*> take_calls();
   std::vector<bool> ask(const std::vector<store::Key>& keys) const;
-  void fail(const char* why);
+  void fail(const char* why, bool is_late = false);
 
   const Fd connection_;
   const std::string head_;
   const Clock::duration timeout_;
   const int64_t clock_ms_;
 
-  std::mutex mutex_;
+  mutable std::mutex mutex_;
   std::condition_variable changed_;
   std::deque<Call*> waiting_;
   bool is_asking_ = false;
   std::string reason_;
+  bool is_late_ = false;
 };
 
 }  // namespace mk::served

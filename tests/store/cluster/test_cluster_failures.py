@@ -415,6 +415,7 @@ def test_without_the_directory_the_own_host_works(hosts, away):
     ):
         with pytest.raises(Unavailable, match="the directory is away"):
             call()
+    assert not one.node.claims._writing, "the next put has claims to end"
     with pytest.raises(Unavailable):
         hosts.make("three", directory=away)
     # What is evicted and put by others meanwhile is told once it is back.

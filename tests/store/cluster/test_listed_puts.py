@@ -5,6 +5,8 @@ import threading
 import numpy as np
 import pytest
 
+from mooncake_kernels.errors import Unavailable
+from mooncake_kernels.metadata import bounded_socket
 from mooncake_kernels.pool import PutResult
 from mooncake_serving.store import ObservedPool, Observer, Quota, Store
 from mooncake_serving.store.directory import Claim, connect
@@ -20,14 +22,19 @@ EXISTS = PutResult.EXISTS
 BEING_WRITTEN = PutResult.BEING_WRITTEN
 
 
-@pytest.fixture(name="hosts")
-def hosts_with_redis(tmp_path):
+@pytest.fixture
+def server(tmp_path):
     server = RedisServer(tmp_path)
+    yield server
+    server.stop()
+
+
+@pytest.fixture(name="hosts")
+def hosts_with_redis(server):
     with connect(server.url) as servers:
         made = Hosts(servers)
         yield made
         made.close()
-    server.stop()
 
 
 @pytest.fixture
@@ -42,9 +49,9 @@ class Asked:
         self.num_keys = 0
         self._replaced = replaced(host.node.claims, "ask", self._ask)
 
-    def _ask(self, ask, keys, ttl_s):
+    def _ask(self, ask, keys, *args):
         self.num_keys += len(keys)
-        return ask(keys, ttl_s)
+        return ask(keys, *args)
 
     def __enter__(self):
         self._replaced.__enter__()
@@ -170,9 +177,9 @@ def test_the_tail_of_a_batch_is_evicted_first(pair):
     words = two.cluster.keyspace.keys([2])
     two.node.directory.claim(two.node.name, words, 100.0)
 
-    def ask_later(ask, keys, ttl_s):
+    def ask_later(ask, *args):
         two.node.directory.abandon(two.node.name, words)
-        return ask(keys, ttl_s)
+        return ask(*args)
 
     with replaced(one.node.claims, "ask", ask_later):
         assert one.cluster.put_each(range(5), [value(i) for i in range(5)]) == [STORED] * 5
@@ -224,6 +231,7 @@ def test_a_publisher_that_breaks(pair):
 
     class Broken:
         reason = ""
+        is_late = False
 
         def publish(self, keys):
             assert publisher.publish(keys).all()
@@ -232,6 +240,21 @@ def test_a_publisher_that_breaks(pair):
     with Asked(one) as asked:
         assert one.cluster.put("a", value(1)) is STORED and asked.num_keys == 1
     assert one.node.listing.is_stale and two.cluster.get("a") == value(1)
+
+
+def test_a_server_that_does_not_answer_is_waited_for_once(server, hosts, monkeypatch):
+    monkeypatch.setattr(bounded_socket, "TIMEOUT_S", 0.4)
+    one = hosts.make("one")
+    monkeypatch.setattr(bounded_socket, "TIMEOUT_S", 60)
+    with Asked(one) as asked:
+        server.freeze()
+        try:
+            with pytest.raises(Unavailable, match="put: the directory does not answer in time"):
+                one.cluster.put("a", value(1))
+        finally:
+            server.thaw()
+        assert asked.num_keys == 0
+    assert one.cluster.put("a", value(1)) is STORED and one.cluster.get("a") == value(1)
 
 
 def test_a_put_that_fails_after_the_listing(pair, monkeypatch):

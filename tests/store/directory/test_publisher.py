@@ -91,7 +91,7 @@ def test_a_server_that_is_gone_and_comes_back(start):
         publisher = directory.publisher(A.pool)
         assert publisher.publish(keys(1)).all()
         server.stop()
-        assert publisher.publish(keys(2)) is None and publisher.reason
+        assert publisher.publish(keys(2)) is None and publisher.reason and not publisher.is_late
         with pytest.raises(Unavailable):
             directory.publisher(A.pool)
         server.start()
@@ -130,7 +130,7 @@ def test_a_late_command_has_no_effect(start, impatient):
         publisher = directory.publisher(A.pool)
         server.freeze()
         try:
-            assert publisher.publish(keys(1)) is None
+            assert publisher.publish(keys(1)) is None and publisher.is_late
         finally:
             server.thaw()
         eventually(lambda: directory.members() == [A], "it does not answer any more")

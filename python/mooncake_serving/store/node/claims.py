@@ -66,7 +66,11 @@ class Claims:
                     self._writing[word] = mine
                     asked.append(i)
         claims = np.full(len(words), TAKEN, np.int8)
-        claims[asked] = self._ask(keys[asked], ttl_s)
+        try:
+            claims[asked] = self._ask(keys[asked], ttl_s)
+        except Unavailable:  # no need to end them, while the directory is away
+            self._forget(words[i] for i in asked)
+            raise
         is_granted = (claims == GRANTED).tolist()
         self._forget(words[i] for i in asked if not is_granted[i])
         return claims

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from mooncake_kernels.buffers import Buffer, copy_into
+from mooncake_kernels.errors import Unavailable
 from mooncake_kernels.pool import ObjectPut, PutResult
 from mooncake_kernels.transfer import RedisPublisher
 
@@ -42,6 +43,7 @@ def put_listed(
         likewise, and it may be listed. None instead of a list: all are, since there is no room.
 
     Raises:
+        Unavailable: the directory does not answer; objects may be listed, and are not stored.
         Whatever a put does; some may be stored.
     """
     results: list[NewResult] = [
@@ -82,6 +84,8 @@ def _list_and_commit(
         listed = publisher.publish(keys[asked])
         if listed is None:
             listing.is_stale = True
+            if publisher.is_late:  # so would be the answer to a claim
+                raise Unavailable("put: the directory does not answer in time")
             for i in asked:
                 results[i] = UNSURE
             return
