@@ -289,14 +289,14 @@ def test_another_process(small):
     [
         (lambda s: Store(s.pool, verify=2), "Store: verify must be from 0 to 1, got 2"),
         (lambda s: Store(s.pool, namespace=3), "Store: namespace must be a str"),
-        (lambda s: s.get(1.5), "Store: key must be a name or an integer from 0 to"),
+        (lambda s: s.get(1.5), "get: key must be a name or an integer from 0 to"),
         (lambda s: s.get(-1), r"key must be a name or an integer from 0 to .*, got -1"),
         (lambda s: s.get(None), "key must be a name or an integer from 0 to"),
         (
             lambda s: s.get(10**5000),
             "key must be a name or an integer from 0 to .*, got a huge int",
         ),
-        (lambda s: s.match_prefix([1.5]), r"Store: keys must be \[n\] names or integers"),
+        (lambda s: s.match_prefix([1.5]), r"match_prefix: keys must be \[n\] names or integers"),
         (lambda s: s.put("a", "text"), "^put: value must be a torch tensor"),
         (lambda s: s.put("a", bytes(33 * UNIT)), "^put: value must be at most the pool's 131072"),
         (lambda s: s.put_from("a", b"", {}), r"^put_from: parts\[1\] must be a torch tensor"),
@@ -304,7 +304,7 @@ def test_another_process(small):
             lambda s: s.put_from("a", bytes(17 * UNIT), bytes(16 * UNIT)),
             "^put_from: parts must be at most the pool's 131072 bytes, got 135168",
         ),
-        (lambda s: s.put("a", b"", retention="x"), "retention must be one of"),
+        (lambda s: s.put("a", b"", retention="x"), "^put: retention must be one of"),
         (lambda s: s.put_each([1], []), "put_each: values must be as many as keys, got 0 and 1"),
         (lambda s: s.get_into_each([1], []), "get_into_each: buffers must be as many as keys"),
     ],
@@ -351,9 +351,9 @@ def test_keys_are_names_or_hashes(store, wrong):
     store.put(1, b"1")
     assert store.exists_each(["name", 1, np.int64(1)]).tolist() == [False, True, True]
     for keys in ([wrong, 1], [wrong], ["name", wrong]):
-        with pytest.raises(InvalidArgument, match=r"Store: keys must be \[n\] names or integers"):
+        with pytest.raises(InvalidArgument, match=r"exists_each: keys must be \[n\] names or int"):
             store.exists_each(keys)
-    with pytest.raises(InvalidArgument, match="Store: key must be a name or an integer from 0 to"):
+    with pytest.raises(InvalidArgument, match="get: key must be a name or an integer from 0 to"):
         store.get(wrong)
 
 
@@ -367,7 +367,7 @@ def test_keys_are_names_or_hashes(store, wrong):
             [b"a", bytes(65 * UNIT), b"c"],
             r"^put_each: values\[1\] must be at most the pool's 262144 bytes, got 266240",
         ),
-        ([1, -1], [b"a", b"b"], "^Store: keys must be"),
+        ([1, -1], [b"a", b"b"], "^put_each: keys must be"),
     ],
 )
 def test_values_are_all_checked_before_the_first_is_stored(store, keys, values, message):

@@ -31,55 +31,61 @@ class Keyspace:
             raise InvalidArgument(f"Store: namespace must be a str, got {namespace!r}")
         self.scope = int(object_keys([0], namespace)[0, 1])
 
-    def key(self, key: StoreKey) -> Key:
-        """``(hash, scope)`` of one key."""
+    def key(self, key: StoreKey, op: str = "Store") -> Key:
+        """``(hash, scope)`` of one key; errors name the call ``op``."""
         if isinstance(key, str | bytes):
-            return object_key(key, self.scope)
+            try:
+                return object_key(key, self.scope)
+            except InvalidArgument:
+                raise _wrong_key(op, key) from None
         try:
             word = -1 if isinstance(key, bool) else operator.index(key)
         except TypeError:
             word = -1
         if not 0 <= word < 1 << 64:
-            raise InvalidArgument(
-                f"Store: key must be a name or an integer from 0 to 2**64 - 1, got {shown(key)}"
-            )
+            raise _wrong_key(op, key)
         return word, self.scope
 
-    def keys(self, keys: StoreKeys) -> np.ndarray:
+    def row(self, key: StoreKey, op: str = "Store") -> np.ndarray:
+        """``[1, 2]`` uint64 of one key."""
+        return np.array([self.key(key, op)], np.uint64)
+
+    def keys(self, keys: StoreKeys, op: str = "Store") -> np.ndarray:
         """``[n, 2]`` uint64 of many keys."""
-        check_keys(keys)
+        check_keys(op, keys)
+        try:
+            return self._keys(keys)
+        except InvalidArgument:
+            raise InvalidArgument(
+                f"{op}: keys must be [n] names or integers from 0 to 2**64 - 1, got {keys!r:.80}"
+            ) from None
+
+    def _keys(self, keys: StoreKeys) -> np.ndarray:
         if isinstance(keys, np.ndarray):
-            return self._hashes(keys)
+            return object_keys(keys, self.scope)
         kinds = set(map(type, keys))
         if kinds == NAMES:  # usually
             return named_keys(keys, self.scope)  # type: ignore[arg-type]
         if kinds & {bool, np.bool_}:  # among integers it would be one
-            raise _wrong_keys(keys)
+            raise InvalidArgument("keys must not be bools")
         are_names = {issubclass(kind, str | bytes) for kind in kinds}
         if are_names == {True}:
             return named_keys(keys, self.scope)  # type: ignore[arg-type]
         if are_names == {True, False}:
-            self._hashes([key for key in keys if not isinstance(key, str | bytes)])
             return np.array([self.key(key) for key in keys], np.uint64).reshape(-1, 2)
-        return self._hashes(keys)
-
-    def _hashes(self, keys: Any) -> np.ndarray:
-        try:
-            return object_keys(keys, self.scope)
-        except InvalidArgument:
-            raise _wrong_keys(keys) from None
+        return object_keys(keys, self.scope)
 
 
-def _wrong_keys(keys: Any) -> InvalidArgument:
-    return InvalidArgument(
-        f"Store: keys must be [n] names or integers from 0 to 2**64 - 1, got {keys!r:.80}"
-    )
+def _wrong_key(op: str, key: Any) -> InvalidArgument:
+    is_name = isinstance(key, str)
+    what = "text that UTF-8 can hold" if is_name else "a name or an integer from 0 to 2**64 - 1"
+    return InvalidArgument(f"{op}: key must be {what}, got {shown(key)}")
 
 
-def check_keys(keys: Any) -> None:
+def check_keys(op: str, keys: Any) -> None:
     """Refuse a single key, or anything else that is not many keys."""
     if isinstance(keys, str | bytes) or not hasattr(keys, "__len__"):
-        raise InvalidArgument(f"Store: keys must be a list or an array of keys, got {keys!r:.80}")
+        raise InvalidArgument(f"{op}: keys must be a list or an array of keys, got {keys!r:.80}")
 
 
 def are_in(keys: np.ndarray, others: np.ndarray) -> np.ndarray:

@@ -34,7 +34,7 @@ class StoreReader:
         Raises:
             ChecksumError: it was verified and is damaged; it was removed.
         """
-        pinned = self.view(key)
+        pinned = self._view("get", key)
         if pinned is None:
             return None
         with pinned:
@@ -46,13 +46,17 @@ class StoreReader:
         Raises:
             ChecksumError: as in ``get``.
         """
-        pinned = self.pin_key(self.keyspace.key(key))
+        return self._view("view", key)
+
+    def _view(self, op: str, key: StoreKey) -> PinnedObject | None:
+        words = self.keyspace.key(key, op)
+        pinned = self.pin_key(words)
         if pinned is not None and self._verifies():
             try:
                 pinned.verify()
             except ChecksumError:
                 pinned.close()
-                self.remove_damaged(self.keyspace.key(key))
+                self.remove_damaged(words)
                 raise
         return pinned
 
@@ -68,7 +72,7 @@ class StoreReader:
         Raises:
             ChecksumError: as in ``get``; the buffers have zeros, see ``ObjectPool.get_into``.
         """
-        words = self.keyspace.key(key)
+        words = self.keyspace.key(key, "get_into")
         try:
             return self.pool.get_into(words, *buffers, offset=offset, verify=self._verifies())
         except ChecksumError:
@@ -77,7 +81,7 @@ class StoreReader:
 
     def get_each(self, keys: StoreKeys) -> list[bytes | None]:
         """Return copies of many objects, see ``get_into_each``."""
-        check_keys(keys)
+        self.keyspace.keys(keys, "get_each")
         return [self.get(key) for key in reversed(list(keys))][::-1]
 
     def get_into_each(self, keys: StoreKeys, buffers: Sequence[Any]) -> np.ndarray:
@@ -98,7 +102,7 @@ class StoreReader:
             InvalidArgument: an argument is wrong; nothing was copied.
         """
         check_pairs("get_into_each", "buffers", keys, buffers)
-        key_array = self.keyspace.keys(keys)[::-1]
+        key_array = self.keyspace.keys(keys, "get_into_each")[::-1]
         verify = self._verifies()
         held = list(buffers)
         try:
@@ -112,22 +116,22 @@ class StoreReader:
 
     def num_bytes(self, key: StoreKey) -> int | None:
         """Size of an object, which is not compared with its checksum; None if there is none."""
-        pinned = self.pool.pin(self.keyspace.key(key))
+        pinned = self.pool.pin(self.keyspace.key(key, "num_bytes"))
         if pinned is None:
             return None
         with pinned:
             return pinned.num_bytes
 
     def exists(self, key: StoreKey) -> bool:
-        return self.pool.contains(self.keyspace.key(key))
+        return self.pool.contains(self.keyspace.key(key, "exists"))
 
     def exists_each(self, keys: StoreKeys) -> np.ndarray:
         """Return which of n keys are there: ``[n]`` bool."""
-        return self.has_keys(self.keyspace.keys(keys))
+        return self.has_keys(self.keyspace.keys(keys, "exists_each"))
 
     def match_prefix(self, keys: StoreKeys) -> int:
         """Count the leading keys that are there, up to the first that is not; one call, no lock."""
-        return self.match_keys(self.keyspace.keys(keys))
+        return self.match_keys(self.keyspace.keys(keys, "match_prefix"))
 
     def remove(self, key: StoreKey) -> bool:
         """Remove an object; current readers keep it. Returns whether it was there.
@@ -135,11 +139,11 @@ class StoreReader:
         If another process has a disk behind the pool, a ``TieredStore``, it removes the object from
         there; whether it was only there is not known here.
         """
-        return self.remove_key(self.keyspace.key(key))
+        return self.remove_key(self.keyspace.key(key, "remove"))
 
     def remove_each(self, keys: StoreKeys) -> np.ndarray:
         """Remove n objects, see ``remove``: ``[n]`` bool, which were there."""
-        return self.remove_keys(self.keyspace.keys(keys))
+        return self.remove_keys(self.keyspace.keys(keys, "remove_each"))
 
     # The same with keys of the pool, ``[n, 2]`` uint64, of any namespace.
 
@@ -244,7 +248,7 @@ def as_writable(op: str, buffers: Sequence[Any]) -> list[Buffer]:
 
 def check_pairs(op: str, argument: str, keys: StoreKeys, others: Sequence[Any]) -> None:
     """Refuse keys and their values if their numbers differ."""
-    check_keys(keys)
+    check_keys(op, keys)
     if not isinstance(others, Sized):
         raise InvalidArgument(f"{op}: {argument} must be as many as keys, got {others!r:.80}")
     if len(keys) != len(others):

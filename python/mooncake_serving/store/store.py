@@ -122,7 +122,7 @@ class Store(StoreReader, Closing):
         self, key: StoreKey, value: Any, *, retention: Retention = "normal", position: int = 0
     ) -> PutResult:
         """Store a value: bytes, a packed tensor or array. See ``put_from``."""
-        words = self._admitted(key)
+        words = self._admitted("put", key)
         try:
             return self.put_key(words, value, retention=retention, position=position)
         except InvalidArgument as error:
@@ -148,7 +148,7 @@ class Store(StoreReader, Closing):
         Raises:
             InvalidArgument: an argument is wrong, or the object is larger than the pool.
         """
-        words = self._admitted(key)
+        words = self._admitted("put_from", key)
         try:
             return self.put_key(words, *parts, retention=retention, position=position)
         except InvalidArgument as error:
@@ -215,7 +215,7 @@ class Store(StoreReader, Closing):
     ) -> ObjectPut | PutResult:
         """Reserve space for an object that is written in place, see ``ObjectPool.begin``."""
         return self.begin_key(
-            self._admitted(key), num_bytes, retention=retention, position=position
+            self._admitted("begin", key), num_bytes, retention=retention, position=position
         )
 
     def begin_key(
@@ -257,8 +257,8 @@ class Store(StoreReader, Closing):
         """
         check_pairs("put_each", "values", keys, values)
         check_number("put_each", "position", position)
-        words = self.keyspace.keys(keys)
-        self.check_puts(keys)
+        words = self.keyspace.keys(keys, "put_each")
+        self.check_puts("put_each", keys)
         buffers = [
             self._as_buffer("put_each", f"values[{i}]", value) for i, value in enumerate(values)
         ]
@@ -280,7 +280,7 @@ class Store(StoreReader, Closing):
         Args:
             keys: of the prompt, from its head on; those that are not there are skipped.
         """
-        self.age_tail_first(self.keyspace.keys(keys))
+        self.age_tail_first(self.keyspace.keys(keys, "order_prompt"))
 
     def age_tail_first(self, keys: np.ndarray) -> None:
         """Have LRU evict ``[n, 2]`` objects of a prompt, in its order, from tail to head."""
@@ -289,7 +289,7 @@ class Store(StoreReader, Closing):
 
     def retain(self, key: StoreKey, retention: Retention) -> bool:
         """Set how long an object shall stay, see ``put_from``. Returns whether it was there."""
-        return self.pool.retain(self.keyspace.key(key), retention)
+        return self.pool.retain(self.keyspace.key(key, "retain"), retention)
 
     @property
     def closed(self) -> bool:
@@ -366,17 +366,17 @@ class Store(StoreReader, Closing):
             self._watermark.close()
         self.pool.close()
 
-    def check_puts(self, keys: StoreKeys) -> None:
+    def check_puts(self, op: str, keys: StoreKeys) -> None:
         """Refuse names if there is a quota: they hide which namespace they belong to."""
         for key in () if self._quota is None else keys:
             if isinstance(key, str | bytes):
                 raise InvalidArgument(
-                    f"put: key must be an integer in a namespace with a quota, got {key!r}"
+                    f"{op}: key must be an integer in a namespace with a quota, got {key!r}"
                 )
 
-    def _admitted(self, key: StoreKey) -> Key:
-        self.check_puts([key])
-        return self.keyspace.key(key)
+    def _admitted(self, op: str, key: StoreKey) -> Key:
+        self.check_puts(op, [key])
+        return self.keyspace.key(key, op)
 
     def _as_buffer(self, op: str, argument: str, value: Any) -> Buffer:
         buffer = as_buffer(value, argument=f"{op}: {argument}")
@@ -401,7 +401,7 @@ class Store(StoreReader, Closing):
             self.check_size(op, "parts", sum(buffer.num_bytes for buffer in buffers))
         except InvalidArgument as named:
             return named
-        return error
+        return InvalidArgument(f"{op}: " + str(error).removeprefix("put_from: "))
 
     def _put(
         self, key: Key, num_bytes: Callable[[], int], attempt: Callable[[], Result]

@@ -75,8 +75,11 @@ def test_what_is_being_written_counts(store):
 
 
 def test_names_are_refused(store):
-    for call in (lambda: store.put("a name", b"1"), lambda: store.begin(b"a name", 1)):
-        with pytest.raises(InvalidArgument, match="put: key must be an integer in a namespace"):
+    for op, call in (
+        ("put", lambda: store.put("a name", b"1")),
+        ("begin", lambda: store.begin(b"a name", 1)),
+    ):
+        with pytest.raises(InvalidArgument, match=f"{op}: key must be an integer in a namespace"):
             call()
 
 

@@ -82,7 +82,7 @@ class ClusterReader:
 
     def get_each(self, keys: StoreKeys) -> list[bytes | None]:
         """Return copies of many objects, see ``get``; those of one holder are read at once."""
-        words = self._keyspace.keys(keys)
+        words = self._keyspace.keys(keys, "get_each")
         here = [self._get_here(key) for key in reversed(list(keys))][::-1]  # as Store.get_each
         found = [value for value, _ in here]
         missing = [i for i, value in enumerate(found) if value is None]
@@ -113,7 +113,7 @@ class ClusterReader:
                 are here were copied.
         """
         check_pairs("get_into_each", "buffers", keys, buffers)
-        words = self._keyspace.keys(keys)
+        words = self._keyspace.keys(keys, "get_into_each")
         sizes = np.full(len(words), ABSENT, np.int64)
         missing = list(range(len(words)))
         left = words
@@ -150,7 +150,7 @@ class ClusterReader:
         """
         store = self._own_pool("view")
         until = time.monotonic() + self._wait_s
-        words = self._keyspace.keys([key])
+        words = self._keyspace.row(key, "view")
         was_only_on_disk = False
         while True:
             is_damaged = False
@@ -190,10 +190,11 @@ class ClusterReader:
             Unavailable: the directory does not answer, and some objects are not here.
         """
         self._own_pool("fetch")
-        return self._fetch(self._keyspace.keys(keys))[0]
+        return self._fetch(self._keyspace.keys(keys, "fetch"))[0]
 
     def exists(self, key: StoreKey) -> bool:
         """Tell whether any pool has an object, as far as the directory knows."""
+        self._keyspace.key(key, "exists")
         return bool(self.exists_each([key])[0])
 
     def exists_each(self, keys: StoreKeys) -> np.ndarray:
@@ -202,7 +203,7 @@ class ClusterReader:
         Raises:
             Unavailable: the directory does not answer, and some objects are not here.
         """
-        words = self._keyspace.keys(keys)
+        words = self._keyspace.keys(keys, "exists_each")
         found = self._are_here(words)
         if not found.all():
             pools, _ = self.node.locations.find(words[~found], anew=True)
@@ -218,7 +219,7 @@ class ClusterReader:
         Raises:
             Unavailable: the directory does not answer, and some objects are not here.
         """
-        words = self._keyspace.keys(keys)
+        words = self._keyspace.keys(keys, "match_prefix")
         count = 0
         while count < len(words):
             here = 0 if self._store is None else self._store.match_keys(words[count:])
@@ -256,11 +257,11 @@ class ClusterReader:
 
     def _withdraw(self, key: StoreKey) -> None:
         """Tell the directory that the local object is gone because it was damaged."""
-        self.node.listing.withdraw(self._keyspace.keys([key]))
+        self.node.listing.withdraw(self._keyspace.row(key))
 
     def _read(self, op: str, key: StoreKey, sink: Sink, is_damaged: bool) -> bool:
         """Read one object; return whether there was one, even if its sink refused it."""
-        words = self._keyspace.keys([key])
+        words = self._keyspace.row(key, op)
         [outcome] = self.read_each(words, [sink])
         if outcome is Outcome.DAMAGED or (is_damaged and outcome is Outcome.ABSENT):
             raise _damaged(op, words[0])

@@ -76,7 +76,7 @@ class ClusterStore(ClusterWriter, Closing):
         ``Store.order_prompt``.
         """
         self.node.check_process()
-        words = self._keyspace.keys(keys)
+        words = self._keyspace.keys(keys, "order_prompt")
         if self._store is not None:
             self._store.age_tail_first(words)
 
@@ -87,6 +87,7 @@ class ClusterStore(ClusterWriter, Closing):
             Unavailable: the directory, or a node that has it, does not answer; the object was
                 removed from all other pools.
         """
+        self._keyspace.key(key, "remove")
         return bool(self.remove_each([key])[0])
 
     def remove_each(self, keys: StoreKeys) -> np.ndarray:
@@ -100,7 +101,7 @@ class ClusterStore(ClusterWriter, Closing):
                 removed from all other pools.
         """
         self.node.check_process()
-        words = self._keyspace.keys(keys)
+        words = self._keyspace.keys(keys, "remove_each")
         unreached: list[str] = []
         try:
             pools = self.node.listing.remove(words)

@@ -39,6 +39,7 @@ class ClusterWriter(ClusterGiver):
         self, key: StoreKey, value: Any, *, retention: Retention = "normal", position: int = 0
     ) -> PutResult:
         """Store a value: bytes, a packed tensor or array. See ``put_from``."""
+        self._keyspace.key(key, "put")
         return self._put_named("put", "value", "", [key], [(value,)], retention, position)[0]
 
     def put_from(
@@ -59,6 +60,7 @@ class ClusterWriter(ClusterGiver):
             Unavailable: it is not here, and the directory does not answer; or, without a pool, no
                 other node takes it.
         """
+        self._keyspace.key(key, "put_from")
         named = "put_from", "parts", "[{}]"
         return self._put_named(*named, [key], [parts], retention, position)[0]
 
@@ -90,6 +92,7 @@ class ClusterWriter(ClusterGiver):
             InvalidArgument: as ``Store.begin``.
             Unavailable: the directory does not answer; or no other node with a pool is known.
         """
+        self._keyspace.key(key, "begin")
         check_number("begin", "num_bytes", num_bytes)
         return self._begin_each("begin", [key], [num_bytes], retention, position)[0]
 
@@ -124,8 +127,8 @@ class ClusterWriter(ClusterGiver):
         self.node.claims.settle_dropped()
         with self.node.intake.enter(), (hold := Hold()):
             if self._store is not None and self.node.intake.is_open:
-                self._store.check_puts(keys)
-                words = self._keyspace.keys(keys)
+                self._store.check_puts(op, keys)
+                words = self._keyspace.keys(keys, op)
                 return self._begin_each_here(hold, words, num_bytes, retention, position)
         kept = kept_in_order(len(keys), retention, position)
         return self._begin_elsewhere(keys, num_bytes, kept)
@@ -154,6 +157,7 @@ class ClusterWriter(ClusterGiver):
                 sent.end()
             kept = np.array([sent.kept for sent in elsewhere], KEPT)
             results = self._put_each(
+                "commit_each",
                 [sent.key for sent in elsewhere],
                 [(as_buffer(sent.bytes),) for sent in elsewhere],
                 lambda: kept,
@@ -227,7 +231,7 @@ class ClusterWriter(ClusterGiver):
         ]
         is_normal = retention == "normal"
         return self._put_each(
-            keys, buffers, lambda: kept_in_order(len(keys), retention, position), is_normal
+            op, keys, buffers, lambda: kept_in_order(len(keys), retention, position), is_normal
         )
 
     def _as_buffers(self, op: str, whole: str, part: str, parts: Sequence[Any]) -> list[Buffer]:
@@ -244,6 +248,7 @@ class ClusterWriter(ClusterGiver):
 
     def _put_each(
         self,
+        op: str,
         keys: StoreKeys,
         objects: Sequence[Sequence[Buffer]],
         make_kept: Callable[[], np.ndarray],
@@ -252,16 +257,17 @@ class ClusterWriter(ClusterGiver):
         """Store many objects: directly, or after they have been claimed.
 
         Args:
+            op: the call.
             keys: n of them.
             objects: n of them.
             make_kept: returns ``[n]`` of ``KEPT``: how they are kept.
             is_normal: whether all have the retention "normal".
         """
         self.node.claims.settle_dropped()
-        words = self._keyspace.keys(keys)
+        words = self._keyspace.keys(keys, op)
         direct: list[NewResult] | None = None
         if self._store is not None:
-            self._store.check_puts(keys)
+            self._store.check_puts(op, keys)
             direct = self._put_listed(self._store, words, objects, make_kept)
         elif is_normal:
             direct = self.node.put_directly(words, objects, verify=self._verify > 0)
@@ -424,12 +430,14 @@ class ClusterWriter(ClusterGiver):
 
     def _check_puts(self, puts: Sequence[ClusterPut]) -> None:
         """Refuse puts that are not this store's, or not open any more."""
+        if isinstance(puts, str | bytes) or not isinstance(puts, Sequence):
+            raise InvalidArgument(f"commit_each: puts must be a sequence, got {puts!r:.80}")
         if len(set(map(id, puts))) < len(puts):
-            raise InvalidArgument("commit: puts must be different ones, got one of them twice")
+            raise InvalidArgument("commit_each: puts must be different ones, got one of them twice")
         for put in puts:
             if not isinstance(put, ClusterPut) or put.owner is not self:
                 raise InvalidArgument(
-                    f"commit: puts must be what this store has begun, got {put!r:.80}"
+                    f"commit_each: puts must be what this store has begun, got {put!r:.80}"
                 )
             put.check_open("commit")
 

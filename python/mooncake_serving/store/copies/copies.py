@@ -122,7 +122,7 @@ class Copies:
         num_copies = dict.fromkeys(stored, 1)
         if replicas > 1 and stored:
             sizes = np.array([buffers[i].num_bytes for i in stored], np.int64)
-            words = self._cluster.keyspace.keys(keys)[stored]
+            words = self._cluster.keyspace.keys(keys, "put_each")[stored]
             kept = kept_in_order(len(keys), retention, 0)[stored]
             try:
                 copied = self._spread(words, replicas, sizes, kept)
@@ -148,7 +148,7 @@ class Copies:
         """
         check_integer("replicate", "num_copies", num_copies, 1)
         check_retention("replicate", retention)
-        words = self._cluster.keyspace.keys(keys)
+        words = self._cluster.keyspace.keys(keys, "replicate")
         kept = kept_alike(len(words), retention)
         return self._spread(words, num_copies, np.zeros(len(words), np.int64), kept)
 
@@ -184,7 +184,7 @@ class Copies:
                 raise InvalidArgument(
                     f"change_replica: add must be of other pools than remove, got {member.name}"
                 )
-        words = self._cluster.keyspace.keys(keys)
+        words = self._cluster.keyspace.keys(keys, "change_replica")
         store = self._node.store
         first, which = _distinct(words)
         words = words[first]

@@ -4,6 +4,7 @@ import contextlib
 import operator
 import os
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from typing import Any, TypeVar
 
 import numpy as np
@@ -159,8 +160,8 @@ class TieredStore(Store):
             return PutResult.EXISTS
         return super().begin_key(key, num_bytes, **options)
 
-    def view(self, key: StoreKey) -> PinnedObject | None:
-        return self._or_from_disk("view", key, super().view)
+    def _view(self, op: str, key: StoreKey) -> PinnedObject | None:
+        return self._or_from_disk(op, key, partial(super()._view, op))
 
     def pin_key(self, key: Key) -> PinnedObject | None:
         words = _words("pin", key)
@@ -174,7 +175,7 @@ class TieredStore(Store):
         value = super().get(key)
         if value is not None:
             return value
-        past_pool = self._read_past_pool(self.keyspace.keys([key]))
+        past_pool = self._read_past_pool(self.keyspace.row(key, "get"))
         return None if past_pool is None else bytes(past_pool)
 
     def get_into(self, key: StoreKey, *buffers: Any, offset: int | None = None) -> int | None:
@@ -183,7 +184,8 @@ class TieredStore(Store):
         )
 
     def _get_into(self, key: StoreKey, buffers: Sequence[Any], offset: int | None) -> int | None:
-        words = self._used([key])
+        words = self.keyspace.row(key, "get_into")
+        self._uses.add(words)
         size = super().get_into(key, *buffers, offset=offset)
         while size is None and self._promote_one(words):
             size = super().get_into(key, *buffers, offset=offset)
@@ -193,7 +195,8 @@ class TieredStore(Store):
         return size
 
     def get_into_each(self, keys: StoreKeys, buffers: Sequence[Any]) -> np.ndarray:
-        words = self._used(keys)
+        words = self.keyspace.keys(keys, "get_into_each")
+        self._uses.add(words)
         sizes = super().get_into_each(keys, buffers)
         was_damaged = sizes == DAMAGED  # in the pool, which no longer has it
         missing = np.flatnonzero(
@@ -214,7 +217,7 @@ class TieredStore(Store):
         # In this order: an object is on the disk before it leaves the pool.
         if (in_pool := super().num_bytes(key)) is not None:
             return in_pool
-        on_disk = int(self._disk.num_bytes_each(self.keyspace.keys([key]))[0])
+        on_disk = int(self._disk.num_bytes_each(self.keyspace.row(key, "num_bytes"))[0])
         return None if on_disk == ABSENT else on_disk
 
     def read_starts(self, keys: np.ndarray, num_bytes: int) -> list[bytes]:
@@ -226,7 +229,7 @@ class TieredStore(Store):
         return starts
 
     def exists(self, key: StoreKey) -> bool:
-        return bool(self.exists_each([key])[0])
+        return bool(self.has_keys(self.keyspace.row(key, "exists"))[0])
 
     def has_keys(self, keys: np.ndarray, *, or_written: bool = False) -> np.ndarray:
         # In this order: an object is on the disk before it leaves the pool.
@@ -327,18 +330,12 @@ class TieredStore(Store):
         self._lock.close()
         super().close()
 
-    def _used(self, keys: StoreKeys) -> np.ndarray:
-        """The words of keys, ``[n, 2]``; counts a use of each."""
-        words = self.keyspace.keys(keys)
-        self._uses.add(words)
-        return words
-
     def _or_from_disk(self, op: str, key: StoreKey, read: Callable[[StoreKey], Result]) -> Result:
         """Read; if the object was damaged in the pool, and is gone there, read it from the disk."""
         try:
             return read(key)
         except ChecksumError:
-            words = _words(op, self.keyspace.key(key))
+            words = _words(op, self.keyspace.key(key, op))
             if not self._disk.contains_each(words)[0]:
                 raise
             return read(key)

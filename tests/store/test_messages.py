@@ -1,0 +1,89 @@
+"""A wrong argument's message names the call, the argument, what it must be and what it was."""
+
+import inspect
+import re
+
+import numpy as np
+import pytest
+
+from mooncake_kernels.errors import InvalidArgument
+from mooncake_kernels.pool import ObjectPool
+from mooncake_serving.store import ClusterStore, SsdTier, Store, TieredStore
+from mooncake_serving.store.directory import EmbeddedDirectory
+
+from .cluster.support import UNIT, Hosts
+
+GOOD = {
+    "key": "a",
+    "keys": ["a"],
+    "value": b"value",
+    "values": [b"value"],
+    "parts": b"value",
+    "objects": [[b"value"]],
+    "buffers": np.zeros(8, np.uint8),
+    "num_bytes": 8,
+    "retention": "normal",
+}
+WRONG = {
+    "key": [None, 1.5, True, -1, "\ud800"],
+    "keys": [None, "a", [None], [1.5], [True], [-1], ["\ud800"], np.zeros((1, 3))],
+    "value": [None, "text"],
+    "values": [None, [None]],
+    "parts": [None, "text"],
+    "objects": [None, [None], [[None]]],
+    "buffers": [None, b"read only"],
+    "num_bytes": [None, -1, 1.5],
+    "retention": [None, "x"],
+    "position": [None, -1, 1.5],
+    "offset": [-1, 1.5],
+    "puts": [None, 5, "puts", [None]],
+}
+OF_EACH = {
+    "begin_each": {"num_bytes": [8]},
+    "get_into_each": {"buffers": [np.zeros(8, np.uint8)]},
+}
+# For this project's own layers.
+INNER = (
+    r".*_keys?|.*_headed|age_tail_first|begin_unless_full|check_puts|note_read|read_each|read_starts"
+    r"|remove_damaged|remove_exactly"
+)
+
+
+def cases():
+    for owner in (Store, TieredStore, ClusterStore):
+        for name, call in inspect.getmembers(owner, inspect.isfunction):
+            parameters = inspect.signature(call).parameters.keys()
+            is_inner = name.startswith("_") or re.fullmatch(INNER, name)
+            if not is_inner and {"key", "keys", "puts"} & parameters:
+                for parameter in sorted(parameters & WRONG.keys()):
+                    yield owner, name, parameter
+
+
+@pytest.fixture(scope="module")
+def stores(tmp_path_factory):
+    path = tmp_path_factory.mktemp("disk") / "disk"
+    tier = SsdTier(path, 1 << 24, bucket_bytes=1 << 20)
+    hosts = Hosts(EmbeddedDirectory())
+    with Store.create(UNIT) as store, TieredStore(ObjectPool.create(UNIT), tier) as tiered:
+        yield {Store: store, TieredStore: tiered, ClusterStore: hosts.make("one").cluster}
+    hosts.close()
+
+
+@pytest.mark.parametrize(("owner", "name", "parameter"), cases())
+def test_it_names_the_call_the_argument_and_the_value(stores, owner, name, parameter):
+    call = getattr(stores[owner], name)
+    for wrong in WRONG[parameter]:
+        if name == "get_into_each" and parameter == "buffers" and wrong is not None:
+            wrong = [wrong]
+        options = GOOD | OF_EACH.get(name, {}) | {parameter: wrong}
+        positional, named = [], {}
+        for each in inspect.signature(call).parameters.values():
+            if each.name in options:
+                if each.kind is each.KEYWORD_ONLY or named:
+                    named[each.name] = options[each.name]
+                else:
+                    positional.append(options[each.name])
+        with pytest.raises(InvalidArgument) as raised:
+            call(*positional, **named)
+        message = str(raised.value)
+        assert re.match(rf"{name}: {parameter}\b.* must .*, got ", message), message
