@@ -1,6 +1,7 @@
 """The admin server over real sockets: every route, what it refuses, and authorization."""
 
 import asyncio
+import socket
 import threading
 
 import httpx
@@ -10,6 +11,7 @@ import pytest
 from mooncake_kernels.errors import InvalidArgument, Unavailable
 from mooncake_serving.store import SsdTier, Store, TieredStore
 from mooncake_serving.store.admin import AdminServer, Draining, NodeCluster, make_app
+from mooncake_serving.store.admin import server as server_module
 from mooncake_serving.store.directory import Member
 from mooncake_serving.store.key_text import key_text
 
@@ -395,6 +397,24 @@ def test_it_ends(store):
         httpx.get(f"{server.url}/health", timeout=WAIT_S)
     assert not [one for one in threading.enumerate() if one.name == "store-admin"]
     AdminServer(store, host="localhost", port=port).close()
+
+
+@pytest.mark.parametrize("header", ["Content-Length: 20", "Transfer-Encoding: chunked"])
+def test_it_ends_while_a_body_is_awaited(store, monkeypatch, header):
+    monkeypatch.setattr(server_module, "CLOSE_S", 10 * WAIT_S)
+    server = AdminServer(store)
+    head = f"POST /evict HTTP/1.1\r\nHost: localhost\r\n{header}\r\n\r\n"
+    half = "1\r\n{\r\n" if "chunked" in header else "{"
+    address = ("127.0.0.1", int(server.url.rpartition(":")[2]))
+    with socket.create_connection(address, WAIT_S) as connection:
+        connection.sendall((head + half).encode())
+        assert httpx.get(f"{server.url}/health", timeout=WAIT_S).status_code == 200
+        closing = threading.Thread(target=server.close)
+        closing.start()
+        closing.join(WAIT_S)
+        assert not closing.is_alive()
+        answer = connection.recv(4096)
+    assert answer.startswith(b"HTTP/1.1 503") and b"stops before the body is there" in answer
 
 
 def test_many_ask_while_objects_come_and_go(client, store):

@@ -1,9 +1,13 @@
 """The admin app behind a socket, in a thread of its own."""
 
+import asyncio
 import socket
 import threading
+from collections.abc import Callable
 
 import uvicorn
+from starlette.exceptions import HTTPException
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from mooncake_kernels.closing import Closing
 from mooncake_kernels.errors import InvalidArgument
@@ -13,7 +17,8 @@ from .app import make_app
 from .cluster import Cluster
 from .security import in_url, is_loopback, resolve
 
-CLOSE_S = 5
+CLOSE_S = 5  # for requests in flight
+POLL_S = 0.1  # while the rest of a body is waited for
 
 
 class AdminServer(Closing):
@@ -57,7 +62,10 @@ class AdminServer(Closing):
         port = self._socket.getsockname()[1]
         self.url = f"http://{in_url(host)}:{port}"
         config = uvicorn.Config(
-            app, log_config=None, access_log=False, timeout_graceful_shutdown=CLOSE_S
+            BodyWait(app, lambda: self._server.should_exit),
+            log_config=None,
+            access_log=False,
+            timeout_graceful_shutdown=CLOSE_S,
         )
         self._server = uvicorn.Server(config)
         self._thread = threading.Thread(
@@ -66,10 +74,42 @@ class AdminServer(Closing):
         self._thread.start()
 
     def close(self) -> None:
-        """Answer the requests in flight, then stop. Idempotent.
+        """Answer the requests in flight, for at most 5 s, then stop. Idempotent.
 
-        It waits for the rest of a request that has not arrived whole, for at most 5 s.
+        Requests that have not arrived whole are refused.
         """
         self._server.should_exit = True
         self._thread.join()
         self._socket.close()
+
+
+class BodyWait:
+    """Middleware that waits for the rest of a request's body only as long as the server stays.
+
+    Args:
+        app: for whom.
+        is_closing: whether the server is to stop.
+    """
+
+    def __init__(self, app: ASGIApp, is_closing: Callable[[], bool]):
+        self._app = app
+        self._is_closing = is_closing
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        is_whole = scope["type"] != "http"
+
+        async def receive_while_open() -> Message:
+            nonlocal is_whole
+            if is_whole:
+                return await receive()
+            message = asyncio.ensure_future(receive())
+            try:
+                while not (await asyncio.wait([message], timeout=POLL_S))[0]:
+                    if self._is_closing():
+                        raise HTTPException(503, "the server stops before the body is there")
+            finally:
+                message.cancel()
+            is_whole = not message.result().get("more_body")
+            return message.result()
+
+        await self._app(scope, receive_while_open, send)
