@@ -113,7 +113,7 @@ def test_what_is_not_there(store, caplog):
         (lambda s: s.put_batch(["a", "b"], [b"1", b""]), r"got none in \[1\]"),
         (lambda s: s.put_parts("a", b"1", 5), "value must be"),
         (lambda s: s.remove_by_regex("("), "regex_pattern must be"),
-        (lambda s: s.is_exist(b"a"), "key must be a string"),
+        (lambda s: s.is_exist(b"\xff"), "key must be a string"),
         (lambda s: s.get_size(""), "key must have"),
         (lambda s: s.put_from("a", 1, np.zeros(2)), r"size must be an integer from 0 to"),
         (lambda s: s.put_from("a", 1, None), r"size must be an integer from 0 to"),

@@ -158,7 +158,7 @@ def test_keys_that_are_none(store, memory, caplog):
         assert store.batch_put_session_start(keys, [10]) == [WRONG]
         assert store.batch_get_session_start(keys) == [WRONG]
         reasons(caplog, "keys must be a list")
-    for key in (5, [1], None, b"a"):
+    for key in (5, [1], None, b"\xff"):
         assert store.batch_put_session_start([key], [10]) == [WRONG]
         reasons(caplog, "key must be a string")
         assert store.batch_put_from_multi_buffer_ranges([key], [[p]], [[1]], [[0]]) == [WRONG]

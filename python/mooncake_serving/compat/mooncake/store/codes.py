@@ -2,6 +2,7 @@
 
 import copy
 import functools
+import inspect
 import logging
 from collections.abc import Callable, Sequence
 from typing import Any, Concatenate, ParamSpec, TypeVar
@@ -17,6 +18,7 @@ from mooncake_kernels.errors import (
 )
 
 from ..codes import Failed
+from .naming import as_text
 
 INTERNAL_ERROR = -1
 NO_AVAILABLE_HANDLE = -200  # there is no room
@@ -36,6 +38,8 @@ Answer = TypeVar("Answer")
 Otherwise = TypeVar("Otherwise")
 Method = Callable[Concatenate[Self, Arguments], Answer]
 
+KEYS = {"key", "keys", "base_keys", "all_keys"}  # parameters
+
 _CODES: dict[type[Exception], int] = {
     InvalidArgument: INVALID_PARAMS,
     ChecksumError: CHECKSUM_MISMATCH,
@@ -48,8 +52,28 @@ _CODES: dict[type[Exception], int] = {
 FAILURES: tuple[type[Exception], ...] = (*_CODES, Failed)
 
 
+def takes_bytes(method: Method[Self, Arguments, Answer]) -> Method[Self, Arguments, Answer]:
+    """Wrap a method into one that takes keys as bytes, too."""
+    parameters = [*inspect.signature(method).parameters][1:]
+    if not (found := KEYS.intersection(parameters)):
+        return method
+    [name] = found
+    at = parameters.index(name)
+
+    @functools.wraps(method)
+    def call(self: Self, /, *args: Any, **kwargs: Any) -> Answer:
+        if len(args) > at and type(args[at]) is not str:
+            args = (*args[:at], as_text(args[at]), *args[at + 1 :])
+        elif name in kwargs:
+            kwargs[name] = as_text(kwargs[name])
+        return method(self, *args, **kwargs)
+
+    return call
+
+
 def returns_code(method: Method[Self, Arguments, int]) -> Method[Self, Arguments, int]:
     """Wrap a raising method into one that logs the reason and returns its code."""
+    method = takes_bytes(method)
 
     @functools.wraps(method)
     def call(self: Self, /, *args: Arguments.args, **kwargs: Arguments.kwargs) -> int:
@@ -66,6 +90,8 @@ def returns_instead(
     def decorate(
         method: Method[Self, Arguments, Answer],
     ) -> Method[Self, Arguments, Answer | Otherwise]:
+        method = takes_bytes(method)
+
         @functools.wraps(method)
         def call(
             self: Self, /, *args: Arguments.args, **kwargs: Arguments.kwargs

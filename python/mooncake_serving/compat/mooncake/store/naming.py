@@ -8,10 +8,14 @@ hash, objects that are put by name begin with a header of whole cache lines::
 With the number a reader that reads a value in parts detects that the value was replaced.
 """
 
+import contextlib
 import functools
 import os
 import struct
 from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
 
 from mooncake_kernels.errors import InvalidArgument
 
@@ -56,6 +60,21 @@ def header_of(name: str, number: bytes = _NO_NUMBER) -> bytes:
     if not 0 < len(text) <= MAX_NAME_BYTES:
         raise InvalidArgument(f"key must have 1 to {MAX_NAME_BYTES} bytes, got {len(text)}")
     return _form(_whole(len(text))).pack(_MAGIC, number, len(text), text)
+
+
+def as_text(keys: Any, depth: int = 2) -> Any:
+    """A key, or lists of keys, with text instead of its UTF-8, which Mooncake takes for the same.
+
+    Bytes that are no UTF-8, and whatever is no key, stay as they are.
+    """
+    if isinstance(keys, bytes | bytearray):
+        with contextlib.suppress(UnicodeDecodeError):
+            return keys.decode()
+    elif depth and isinstance(keys, list | tuple) and set(map(type, keys)) != {str}:
+        return [as_text(key, depth - 1) for key in keys]
+    elif isinstance(keys, np.ndarray) and keys.ndim == 1 and keys.dtype.kind in "SO":
+        return [as_text(key, 0) for key in keys]
+    return keys
 
 
 def encoded(name: str) -> bytes:

@@ -8,6 +8,7 @@ from .codes import (
     check_list,
     code_of,
     returns_instead,
+    takes_bytes,
 )
 from .lifecycle import Lifecycle
 from .replicas import ReplicaDescriptor
@@ -44,6 +45,7 @@ class ReplicaCalls(Lifecycle):
         hostname = running.settings.local_hostname
         return running.objects.clear("batch_replica_clear", keys, segment_name, hostname)
 
+    @takes_bytes
     def create_copy_task(self, key: str, targets: Sequence[str]) -> tuple[TaskId, int]:
         """Copy a value into segments, in the background.
 
@@ -52,6 +54,7 @@ class ReplicaCalls(Lifecycle):
         """
         return self._task(TaskType.REPLICA_COPY, "create_copy_task", key, targets, ())
 
+    @takes_bytes
     def create_move_task(self, key: str, source: str, target: str) -> tuple[TaskId, int]:
         """Copy a value into one segment, and then remove it from another.
 
