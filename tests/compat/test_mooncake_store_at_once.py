@@ -14,7 +14,6 @@ from mooncake_serving.compat.mooncake.store import (
     INVALID_PARAMS,
     OBJECT_NOT_FOUND,
     ReplicateConfig,
-    buffer_calls,
 )
 from mooncake_serving.compat.mooncake.store.naming import header_of
 from mooncake_serving.compat.mooncake.store.objects import Objects
@@ -69,6 +68,36 @@ def test_one_call_for_a_batch(store, memory, calls):
         assert memory.at(FAR + i * KIB, size) == memory.at(i * 100, size)
     assert memory.at(FAR + 8000, 10) + memory.at(FAR + 8100, 20) == store.get("m")
     assert store.get("n") == memory.at(50, 30) + memory.at(900, 40)
+
+
+def test_one_call_for_a_batch_of_values(store, memory, calls):
+    keys, values = [*"abc"], [b"1" * 100, np.arange(9), torch.arange(7)]
+    assert store.put_batch(keys, values) == 0
+    assert store.put_batch(keys, [b"other"] * 3) == 0
+    assert store.get_batch(keys) == [bytes(memoryview(value)) for value in values[:2]] + [
+        values[2].numpy().tobytes()
+    ]
+    assert calls == ["put_headed", "put_headed"]
+    assert store.upsert_batch([*"cd", LONG], [b"3", b"44", b"555"]) == 0
+    assert store.get_batch([*"cd", LONG]) == [b"3", b"44", b"555"]
+    p = memory.address
+    assert store.batch_upsert_from([*"ac"], [p, p + 100], [10, 20]) == [0, 0]
+    assert store.get_batch([*"ac"]) == [memory.at(0, 10), memory.at(100, 20)]
+    assert calls[2:] == ["remove_each", "put_headed"] * 2
+
+
+def test_a_value_that_others_put_while_it_is_replaced(store, monkeypatch):
+    remove_each = ObjectPool.remove_each
+
+    def remove_slowly(pool, keys):
+        removed = remove_each(pool, keys)
+        monkeypatch.setattr(ObjectPool, "remove_each", remove_each)
+        assert store.put("b", b"theirs") == 0
+        return removed
+
+    monkeypatch.setattr(ObjectPool, "remove_each", remove_slowly)
+    assert store.upsert_batch([*"abc"], [b"1", b"2", b"3"]) == 0
+    assert store.get_batch([*"abc"]) == [b"1", b"2", b"3"]
 
 
 def test_only_what_is_unusual_is_read_by_itself(store, memory, calls, caplog):
@@ -170,6 +199,27 @@ def odd_pieces(p: int, read_only: int, other: int):
         yield keys, places, sizes
 
 
+def odd_values(*_):
+    """Keys and values, some of which are wrong, or unusual."""
+    keys, values = [*"abc"], [b"1" * 100, b"2" * 200, b"3" * 300]
+    yield keys, values
+    memory = np.arange(100.0)
+    for wrong in (b"", None, 5, "text", bytearray(b"xy"), memoryview(b"xyz"), memory, memory[::2],
+                  memory[:0], torch.arange(9), torch.arange(9)[::2], [b"x"], np.str_("n"),
+                  bytes(CAPACITY - 64), bytes(CAPACITY - 63), bytes(2 * CAPACITY)):  # fmt: skip
+        yield keys, [b"1" * 100, wrong, b"3" * 300]
+    for name in ("", "a", "b", "x" * 45, "x" * 65537, "\ud800", b"a", b"\xff", 5, None, "é"):
+        yield ["a", name, "c"], values
+    for wrong in (None, 5, "abc", b"abc", [], values[:2], tuple(values), iter(values), {b"1": 1},
+                  np.array(values), np.ones((3, 5)), torch.ones(3, 5)):  # fmt: skip
+        yield keys, wrong
+    for wrong in ("abc", None, np.array(keys), tuple(keys), iter(keys), []):
+        yield wrong, values
+    yield [], []
+    yield [*"abab"], [b"1", b"2", b"33", b"44"]
+    yield [*"abcd"], [bytes(CAPACITY // 3)] * 4  # which evict each other
+
+
 @contextlib.contextmanager
 def odd_store(memory, pages):
     """A store of three values, with its memory, and read-only memory."""
@@ -189,9 +239,12 @@ def contents(store):
     ("call", "batches"),
     [
         ("batch_put_from", odd_batches),
+        ("batch_upsert_from", odd_batches),
         ("batch_get_into", odd_batches),
         ("batch_put_from_multi_buffers", odd_pieces),
         ("batch_get_into_multi_buffers", odd_pieces),
+        ("put_batch", odd_values),
+        ("upsert_batch", odd_values),
     ],
 )
 def test_odd_arguments_have_the_codes_and_reasons_that_they_have_one_by_one(
@@ -208,8 +261,8 @@ def test_odd_arguments_have_the_codes_and_reasons_that_they_have_one_by_one(
     for one_by_one in (False, True):
         with monkeypatch.context() as patched:
             if one_by_one:
-                for name in ("_put_at_once", "_get_at_once"):
-                    patched.setattr(buffer_calls.BufferCalls, name, lambda *_: None)
+                for name in ("put_at_once", "get_at_once"):
+                    patched.setattr(Objects, name, lambda *_, **__: None)
             found.append([])
             for arguments in batches(*addresses):
                 with odd_store(memory, pages) as store:

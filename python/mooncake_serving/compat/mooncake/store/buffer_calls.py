@@ -107,7 +107,10 @@ class BufferCalls(BatchCalls):
         config: ReplicateConfig | None = None,
     ) -> list[int]:
         """``batch_put_from`` that replaces existing values, see ``upsert``."""
-        return self._put_each(
+        codes = self._put_at_once(
+            "batch_upsert_from", keys, buffer_ptrs, sizes, 1, config, replace=True
+        )
+        return codes or self._put_each(
             "batch_upsert_from",
             keys,
             (buffer_ptrs, sizes),
@@ -205,11 +208,14 @@ class BufferCalls(BatchCalls):
         sizes: Sequence,
         depth: int,
         config: ReplicateConfig | None,
+        *,
+        replace: bool = False,
     ) -> list[int] | None:
         """``_put_each`` in one call of the pool, if everything is as usual; otherwise None."""
         try:
             objects, places = self._places(keys, pointers, sizes, depth, writes=False)
-            return places and objects.put_at_once(op, keys, places, keeping_of(config))
+            keeping = keeping_of(config)
+            return places and objects.put_at_once(op, keys, places, keeping, replace=replace)
         except FAILURES:  # what is stored by now is there already when it is put by itself
             return None
 

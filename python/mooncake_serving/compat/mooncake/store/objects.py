@@ -6,6 +6,8 @@ from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from mooncake_kernels.buffers import as_buffer
 from mooncake_kernels.errors import InvalidArgument
 from mooncake_kernels.pool import ObjectPut, PutResult
@@ -104,18 +106,31 @@ class Objects:
             put(names[i], values[i], keeping)
             return 0
 
+        if len(names) > 1 and set(map(type, names)) == {str}:
+            with contextlib.suppress(*FAILURES):  # then each is put by itself, which says why
+                places = _places(values)
+                codes = places and self.put_at_once(op, names, places, keeping, replace=replace)
+                if codes:
+                    return codes
         return [code_of(op, partial(put_one, i)) for i in range(len(names))]
 
     def put_at_once(
-        self, op: str, names: Sequence[str], places: Places, keeping: Keeping
+        self,
+        op: str,
+        names: Sequence[str],
+        places: Places,
+        keeping: Keeping,
+        *,
+        replace: bool = False,
     ) -> list[int] | None:
-        """``put_each`` of values in registered host memory, in one call of the pool.
+        """``put_each`` of values in host memory, in one call of the pool; another before it removes
+        those to be replaced.
 
         Returns:
             None if the store has more than a pool, or a value cannot fit into it: none was stored.
 
         Raises:
-            InvalidArgument, Unavailable, OSError: some may be stored.
+            InvalidArgument, Unavailable, OSError: some may be stored, or removed.
         """
         store = self._plain_store()
         if store is None:
@@ -124,12 +139,20 @@ class Objects:
         longest, largest = max(map(len, headers)), int(places.sizes.sum(1).max())
         if longest + largest > store.pool.capacity_bytes:
             return None
-        results = store.put_headed(
-            self._keyspace.keys(names), headers, *places, retention=keeping.retention
-        )
+        keys = self._keyspace.keys(names)
+        if replace:
+            store.remove_keys(keys)
+        results = store.put_headed(keys, headers, *places, retention=keeping.retention)
+
+        def finish(i: int) -> int:
+            if results[i] is not PutResult.FULL:  # others have put it again
+                self.replace(names[i], places.views(i), keeping)
+            return self._check_room(names[i], results[i])
+
+        done = {PutResult.STORED} if replace else set(PutResult) - {PutResult.FULL}
         return [
-            code_of(op, partial(self._check_room, name, result)) if result is PutResult.FULL else 0
-            for name, result in zip(names, results, strict=True)
+            0 if result in done else code_of(op, partial(finish, i))
+            for i, result in enumerate(results)
         ]
 
     def begin_each(
@@ -475,6 +498,25 @@ def check_segment(segment: Any) -> None:
     """Refuse a value that does not name a segment."""
     if not isinstance(segment, str):
         raise InvalidArgument(f"segment_name must be a string, got {segment!r:.80}")
+
+
+def _places(values: Sequence[Sequence[Any]]) -> Places | None:
+    """Where the parts of values are; None unless all are host memory, and no value is empty.
+
+    Raises:
+        InvalidArgument: something is not packed memory.
+    """
+    buffers = [[as_buffer(part) for part in value] for value in values]
+    if not all(part.is_host for parts in buffers for part in parts):
+        return None
+    width = max(map(len, buffers))
+    rows = [
+        [(part.address, part.num_bytes) for part in parts] + [(0, 0)] * (width - len(parts))
+        for parts in buffers
+    ]
+    table = np.array(rows, np.uint64).reshape(len(rows), width, 2)
+    places = Places(table[..., 0].copy(), table[..., 1].copy())
+    return places if places.sizes.any(1).all() else None
 
 
 def _num_bytes(part: Any) -> int:
