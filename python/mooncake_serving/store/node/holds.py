@@ -25,7 +25,8 @@ class Holds:
 
     def any(self) -> bool:
         """Whether any such block is running."""
-        return any(map(is_held, tuple(self._holds)))
+        # Unlike tuple() and the like, copy() cannot be interrupted by the collection of a hold.
+        return any(map(is_held, self._holds.copy()))
 
 
 def is_held(hold: "weakref.ref[Hold]") -> bool:
