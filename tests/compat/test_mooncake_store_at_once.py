@@ -100,6 +100,23 @@ def test_a_value_that_others_put_while_it_is_replaced(store, monkeypatch):
     assert store.get_batch([*"abc"]) == [b"1", b"2", b"3"]
 
 
+def test_memory_of_values_stays_while_they_are_put(store, memory, monkeypatch):
+    values = [bytearray(b"a" * 100), bytearray(b"b" * 100)]
+    refused = []
+    put_headed = Store.put_headed
+
+    def resize(*args, **kwargs):  # another thread might
+        with pytest.raises(BufferError):
+            values[0].clear()
+        refused.append(True)
+        return put_headed(*args, **kwargs)
+
+    monkeypatch.setattr(Store, "put_headed", resize)
+    assert store.put_batch([*"ab"], values) == 0
+    assert store.upsert_batch([*"ab"], values) == 0
+    assert refused == [True] * 2
+
+
 def test_only_what_is_unusual_is_read_by_itself(store, memory, calls, caplog):
     keys, p = [*"abc"], memory.address
     assert store.batch_put_from(keys, [p, p + 100, p + 200], [100] * 3) == [0] * 3

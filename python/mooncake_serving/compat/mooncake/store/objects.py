@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from mooncake_kernels.buffers import as_buffer
+from mooncake_kernels.buffers import Buffer, as_buffer
 from mooncake_kernels.errors import InvalidArgument
 from mooncake_kernels.pool import ObjectPut, PutResult
 from mooncake_serving.store import Store
@@ -108,7 +108,8 @@ class Objects:
 
         if len(names) > 1 and set(map(type, names)) == {str}:
             with contextlib.suppress(*FAILURES):  # then each is put by itself, which says why
-                places = _places(values)
+                buffers = [[as_buffer(part) for part in value] for value in values]
+                places = _places(buffers)  # which the buffers keep alive
                 codes = places and self.put_at_once(op, names, places, keeping, replace=replace)
                 if codes:
                     return codes
@@ -500,13 +501,8 @@ def check_segment(segment: Any) -> None:
         raise InvalidArgument(f"segment_name must be a string, got {segment!r:.80}")
 
 
-def _places(values: Sequence[Sequence[Any]]) -> Places | None:
-    """Where the parts of values are; None unless all are host memory, and no value is empty.
-
-    Raises:
-        InvalidArgument: something is not packed memory.
-    """
-    buffers = [[as_buffer(part) for part in value] for value in values]
+def _places(buffers: Sequence[Sequence[Buffer]]) -> Places | None:
+    """Where the parts of values are; None unless all are host memory, and no value is empty."""
     if not all(part.is_host for parts in buffers for part in parts):
         return None
     width = max(map(len, buffers))
