@@ -184,6 +184,27 @@ def test_ranges(store, memory):
     assert memory.at(far + 10_005, 1000) == memory.at(0, 1000)
 
 
+def test_many_ranges_of_a_value_are_compared_with_its_checksum_once(store, memory, monkeypatch):
+    looks = []
+    for name in ("get_into", "pin"):
+        original = getattr(ObjectPool, name)
+
+        def noted(*args, _name=name, _original=original, **kwargs):
+            looks.append(_name)
+            return _original(*args, **kwargs)
+
+        monkeypatch.setattr(ObjectPool, name, noted)
+    p, places = memory.address, list(range(0, 5000, 100))
+    assert store.put_from("f", p, 5000) == 0
+    to, sizes = [place + 20_000 for place in places], [100] * 50
+    assert store.get_into_ranges([p], [["f"]], [[to]], [[places]], [[sizes]]) == [[sizes]]
+    assert memory.at(20_000, 5000) == memory.at(0, 5000) and looks == ["pin"]
+    pool = store._running().objects._store.pool.memory().numpy()
+    pool[pool.tobytes().index(memory.at(0, 2000)) + 4000] ^= 1
+    found = store.get_into_ranges([p], [["f"]], [[to]], [[places]], [[sizes]])
+    assert found == [[[CHECKSUM_MISMATCH] * 50]] and store.is_exist("f") == 0
+
+
 @pytest.mark.parametrize(
     ("lists", "expected"),
     [

@@ -275,6 +275,19 @@ class Objects:
             raise
         return OBJECT_NOT_FOUND if num_bytes is None else size
 
+    def ranges_of(self, name: str) -> Callable[[int, Memory], int]:
+        """Return ``get_range`` of a value for many parts of it; one in this node's pool is compared
+        with its checksum once, here.
+
+        Raises:
+            InvalidArgument: it is not a name.
+            ChecksumError: the value was verified and is damaged.
+        """
+        with contextlib.suppress(Failed):  # it is on the SSD, from which each part is read
+            if (reading := self._open(name)) is not None:
+                return lambda offset, view: Wanted(reading, [offset], [view]).read()
+        return partial(self.get_range, name)
+
     def view(self, name: str) -> memoryview | None:
         """A value, which stays for as long as the view lives; None if there is none."""
         header = header_of(name)
@@ -414,7 +427,7 @@ class Objects:
     def _open(self, name: str) -> Reading | None:
         """A value in this node's pool, pinned there; None if there is none."""
         header = header_of(name)
-        pinned = self._store.view(name)
+        pinned = None if self._own is None else self._own.view(name)
         if pinned is None and self._is_on_disk(name):
             raise Failed(
                 NO_AVAILABLE_HANDLE, f"there is no room for {name!r:.80}, which is on the SSD"

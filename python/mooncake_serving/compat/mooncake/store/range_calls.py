@@ -1,13 +1,16 @@
 """``get_into_ranges``: parts of values, for example single layers."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 
 from mooncake_kernels.errors import InvalidArgument
 
 from ..codes import as_natural
-from .codes import INVALID_PARAMS, check_list, code_of, log, returns_instead
+from .buffers import Memory
+from .codes import INVALID_PARAMS, check_list, code_of, fill, log, returns_instead
 from .lifecycle import Lifecycle
+
+_OP = "get_into_ranges"
 
 Ranges = Sequence[Sequence[int]]  # for each key, its ranges
 
@@ -45,7 +48,7 @@ class RangeCalls(Lifecycle):
             if any(len(column) != len(buffer_ptrs) for column in (all_keys, *columns)):
                 raise InvalidArgument("the lists must be as long as buffer_ptrs, got others")
         except InvalidArgument as error:
-            log.error("get_into_ranges: %s", error)
+            log.error("%s: %s", _OP, error)
             return [[[INVALID_PARAMS]] for _ in buffer_ptrs]
         return [
             self._into_buffer(*one) for one in zip(buffer_ptrs, all_keys, *columns, strict=True)
@@ -64,22 +67,35 @@ class RangeCalls(Lifecycle):
         def num_ranges(k: int) -> int:  # of the longest list
             return max([len(column[k]) for column in columns if k < len(column)], default=1)
 
-        def one(k: int, r: int) -> int:
+        def one(get_range: Callable[[int, Memory], int], k: int, r: int) -> int:
             if not all(
                 len(column) == len(keys) and len(column[k]) == num_ranges(k) for column in columns
             ):
                 raise InvalidArgument("offsets and sizes must be lists of one shape, got others")
-            return self._copy(keys[k], pointer, dst_offsets[k][r], src_offsets[k][r], sizes[k][r])
+            return self._copy(get_range, pointer, dst_offsets[k][r], src_offsets[k][r], sizes[k][r])
 
-        return [
-            [code_of("get_into_ranges", partial(one, k, r)) for r in range(num_ranges(k))]
-            for k in range(len(keys))
-        ]
+        def each(k: int) -> list[int]:
+            objects, count = self._running().objects, num_ranges(k)
+            # A single range is compared with the checksum while it is copied.
+            many = count > 1
+            get_range = objects.ranges_of(keys[k]) if many else partial(objects.get_range, keys[k])
+            return [code_of(_OP, partial(one, get_range, k, r)) for r in range(count)]
 
-    def _copy(self, key: str, pointer: int, dst_offset: int, src_offset: int, size: int) -> int:
-        running = self._running()
+        codes = [[0] * num_ranges(k) for k in range(len(keys))]
+        for k, some in enumerate(codes):
+            fill(_OP, some, range(len(some)), partial(each, k))
+        return codes
+
+    def _copy(
+        self,
+        get_range: Callable[[int, Memory], int],
+        pointer: int,
+        dst_offset: int,
+        src_offset: int,
+        size: int,
+    ) -> int:
         if as_natural("size", size) == 0:
             return 0
         begin = as_natural("buffer_ptr", pointer) + as_natural("dst_offset", dst_offset)
-        view = running.buffers.view(begin, size, writes=True)
-        return running.objects.get_range(key, as_natural("src_offset", src_offset), view)
+        view = self._running().buffers.view(begin, size, writes=True)
+        return get_range(as_natural("src_offset", src_offset), view)
