@@ -5,6 +5,7 @@ import ctypes
 import numpy as np
 import pytest
 
+from mooncake_kernels.pool import PinnedObject
 from mooncake_serving.compat.mooncake.store import (
     INVALID_PARAMS,
     OBJECT_NOT_FOUND,
@@ -40,6 +41,12 @@ def test_a_value_of_one_host(store):
     assert store.get_replica_desc("none") == []
     assert store.batch_get_replica_desc(["a", "none", "a"]) == {"a": [one]}
     assert store.batch_get_replica_desc([]) == {}
+
+
+def test_a_value_is_found_without_a_look_at_its_bytes(store, monkeypatch):
+    monkeypatch.setattr(PinnedObject, "verify", lambda _: pytest.fail("compared"))
+    assert store.put("a", b"1" * 1000) == 0
+    assert memory_of(store.get_replica_desc("a")[0]).size == store.get_size("a") == 1000
 
 
 def test_a_segment_is_cleared(store):

@@ -10,7 +10,7 @@ import numpy as np
 
 from mooncake_kernels.buffers import Buffer, as_buffer
 from mooncake_kernels.errors import InvalidArgument
-from mooncake_kernels.pool import ObjectPut, PutResult
+from mooncake_kernels.pool import ObjectPut, PinnedObject, PutResult
 from mooncake_serving.store import Store
 from mooncake_serving.store.keyspace import Keyspace
 from mooncake_serving.store.reader import ABSENT
@@ -360,15 +360,18 @@ class Objects:
     def replicas(
         self, op: str, names: Sequence[str], hostname: str
     ) -> list[list[ReplicaDescriptor]]:
-        """For each value, which processes have a copy; ``hostname``: of this process."""
+        """For each value, which processes have a copy; ``hostname``: of this process. It is not
+        compared with its checksum.
+        """
         own = self._own
         assert own is not None
         found: list[list[ReplicaDescriptor]] = [[] for _ in names]
 
         def describe(i: int) -> int:  # one at a time: a pool has a limited number of pins
-            header_of(names[i])  # refuses invalid names
-            if own.pool.contains(self._keyspace.key(names[i])):
-                if (one := self._open(names[i])) is not None:
+            header = header_of(names[i])  # refuses invalid names
+            pinned = own.pool.pin(self._keyspace.key(names[i]))
+            if pinned is not None:
+                if (one := _reading(names[i], header, pinned)) is not None:
                     found[i] = [replica(one.num_bytes, one.address, hostname)]
             elif (size := self.num_bytes(names[i])) >= 0:
                 found[i] = [disk_replica(size)]
@@ -432,10 +435,7 @@ class Objects:
             raise Failed(
                 NO_AVAILABLE_HANDLE, f"there is no room for {name!r:.80}, which is on the SSD"
             )
-        if pinned is None or not is_header(pinned.view, header):
-            return None
-        identity = bytes(pinned.view[: len(header)])
-        return Reading(name, pinned.num_bytes - len(header), identity, pinned)
+        return None if pinned is None else _reading(name, header, pinned)
 
     def _find(self, name: str) -> memoryview | None:
         pinned = self._store.view(name)
@@ -512,6 +512,14 @@ def check_segment(segment: Any) -> None:
     """Refuse a value that does not name a segment."""
     if not isinstance(segment, str):
         raise InvalidArgument(f"segment_name must be a string, got {segment!r:.80}")
+
+
+def _reading(name: str, header: bytes, pinned: PinnedObject) -> Reading | None:
+    """The value in an object; None if the object is another's."""
+    if not is_header(pinned.view, header):
+        return None
+    identity = bytes(pinned.view[: len(header)])
+    return Reading(name, pinned.num_bytes - len(header), identity, pinned)
 
 
 def _places(buffers: Sequence[Sequence[Buffer]]) -> Places | None:
