@@ -102,8 +102,8 @@ class PoolReader(Closing):
 
         Raises:
             InvalidArgument: the buffers are too small, or the range is not inside the object.
-            ChecksumError: the object is damaged. Nothing of it is in the buffers: those in host
-                memory have zeros instead.
+            ChecksumError: the object is damaged. Nothing of it is in the buffers, which have zeros
+                instead if they and the pool are all in host memory.
             Unavailable, CudaError: from the driver, if a buffer is on a GPU.
         """
         words, start, read = as_key("get_into", key), as_offset(offset), self._pool.read

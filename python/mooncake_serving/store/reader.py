@@ -70,7 +70,7 @@ class StoreReader:
         A part that is verified costs a look at the whole object: for many of one, see ``view``.
 
         Raises:
-            ChecksumError: as in ``get``; the buffers have zeros, see ``ObjectPool.get_into``.
+            ChecksumError: as in ``get``; for what buffers hold then see ``ObjectPool.get_into``.
         """
         words = self.keyspace.key(key, "get_into")
         try:
