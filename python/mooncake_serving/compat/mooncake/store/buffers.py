@@ -21,7 +21,7 @@ _LISTS = (list, tuple, np.ndarray)
 
 
 class Places(NamedTuple):
-    """Registered host memory of many values, in pieces: ``[n, w]`` uint64 each."""
+    """Host memory of many values, in pieces: ``[n, w]`` uint64 each."""
 
     addresses: np.ndarray
     sizes: np.ndarray
