@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "expect.h"
+#include "store/checksum.h"
 #include "store/objects.h"
 
 namespace mk::store {
