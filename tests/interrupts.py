@@ -28,6 +28,7 @@ class CtrlC:
         self._left = count
 
     def __enter__(self) -> "CtrlC":
+        sys._getframe().f_trace_opcodes = True  # Python 3.12 looks for one only here
         sys.settrace(self._trace)
         return self
 

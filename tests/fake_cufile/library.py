@@ -19,6 +19,8 @@ class FakeCuFile:
         self.library = ctypes.CDLL(str(path), ctypes.RTLD_GLOBAL)
         for name in ("reads", "writes", "handles"):
             getattr(self.library, f"fake_cufile_{name}").restype = ctypes.c_int64
+        # False if torch has loaded NVIDIA's: one with CUDA does.
+        self.is_found = hasattr(ctypes.CDLL("libcufile.so.0"), "fake_cufile_reads")
 
     def set(self, way: int, most_bytes: int = 1 << 60) -> None:
         """How a disk reaches a GPU, 0: not at all; and what a call moves at most."""
