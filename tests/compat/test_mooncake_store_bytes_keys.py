@@ -70,7 +70,7 @@ def seen(answer):
     return answer if plain else type(answer).__name__
 
 
-@pytest.mark.parametrize("name, parameters", calls())
+@pytest.mark.parametrize("name, parameters", list(calls()))
 def test_every_call_takes_them(name, parameters, caplog):
     [parameter] = KEYS.intersection(parameters)
     found = []

@@ -69,7 +69,7 @@ def stores(tmp_path_factory):
     hosts.close()
 
 
-@pytest.mark.parametrize(("owner", "name", "parameter"), cases())
+@pytest.mark.parametrize(("owner", "name", "parameter"), list(cases()))
 def test_it_names_the_call_the_argument_and_the_value(stores, owner, name, parameter):
     call = getattr(stores[owner], name)
     for wrong in WRONG[parameter]:
