@@ -20,7 +20,7 @@ uint64_t as_checksum(uint64_t hash) { return hash == 0 ? 1 : hash; }
 // Short inputs are hashed in another way, without stripes.
 bool has_stripes(uint64_t num_bytes) { return num_bytes > XXH3_MIDSIZE_MAX; }
 
-// Objects that are copied in are put into shared memory, where usual stores are as fast.
+// Only of objects that are copied out: into a pool, stores past the cache were no faster.
 bool is_streamed(uint64_t num_bytes) {
   return num_bytes >= static_cast<uint64_t>(stream_from_bytes()) && Xxh3::get().add_streamed;
 }

@@ -32,8 +32,9 @@ class Checksum {
 };
 
 // The same, computed while the object is copied between consecutive host memory and any number of
-// places, which takes as long as the copy alone: memory is read once. Whatever others write to the
-// other side of the copy meanwhile, the checksum is that of the object.
+// places: memory is read once, so a copy from outside the cache takes hardly longer than without.
+// Whatever others write to the other side of the copy meanwhile, the checksum is that of the
+// object.
 class HashedCopy {
  public:
   enum class Way { kIn, kOut };  // of the object, which nobody else writes to

@@ -7,7 +7,6 @@
 #pragma once
 
 #include <cstdint>
-#include <memory>
 #include <optional>
 #include <string_view>
 #include <vector>
@@ -19,6 +18,7 @@ namespace mk::store {
 using Pieces = std::vector<Piece>;
 
 uint64_t total_bytes(const Pieces& pieces);
+
 // Copy between one piece and consecutive others, up to the smaller of the two sizes. Copies that
 // touch a GPU go into the stream of the other piece or, if that is on the host, of the one.
 // `page_locked`: the one piece is page-locked, if it is on the host. Throw Unavailable and

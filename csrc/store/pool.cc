@@ -113,7 +113,7 @@ void Pool::contains_each(const Key* keys, size_t count, bool or_written, bool* o
 bool Pool::is_coming(const Found& found) const {
   const Entry& entry = view_.entries[found.entry];
   const uint16_t row = entry.row_or_uses.load();
-  if (entry.word.load() != found.word) return true;  // else it is the row
+  if (entry.word.load() != found.word) return true;  // stored or ended meanwhile: that is no row
   return is_alive(view_.rows[row]);
 }
 
