@@ -363,7 +363,10 @@ def test_names_order_and_defaults_are_those_of_mooncake():
         "keys", "all_buffer_ptrs", "all_sizes", "all_dst_offsets",
     ]  # fmt: skip
     assert parameters(calls.batch_replica_clear) == ["keys", "segment_name="]
-    assert not hasattr(calls, "mount_segment")
+    assert parameters(calls.mount_segment) == [
+        "path", "size", "offset=0", "protocol=tcp", "location=",
+    ]  # fmt: skip
+    assert not hasattr(calls, "init_all")
 
 
 WITHOUT = """

@@ -13,6 +13,7 @@ import re
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -20,7 +21,7 @@ import pytest
 from mooncake_serving.compat.mooncake.store import MooncakeDistributedStore
 
 from ..conftest import skip
-from ..metadata.support import free_port
+from ..metadata.support import RedisServer, free_port
 from .store_support import pool_file
 
 # What both are asked, in this order: a call, and what its answer is made comparable by.
@@ -305,6 +306,72 @@ ask("get", "a")
 print("ANSWERS" + json.dumps(answers))
 """
 
+# The same about segments, for which a store of ours needs a directory.
+SEGMENTS = r"""
+import json, sys, time
+
+module, address, file = sys.argv[1:]
+store = __import__(module, fromlist=["MooncakeDistributedStore"]).MooncakeDistributedStore()
+answers = []
+MIB = 1 << 20
+
+def ask(name, *args, **kwargs):
+    answer = getattr(store, name)(*args, **kwargs)
+    if isinstance(answer, dict):
+        ids = answer["segment_ids"]
+        kinds = [type(ids).__name__, *[type(one).__name__ for one in ids], len(set(ids))]
+        answers.append([name, sorted(answer), answer["ret"], kinds, answer.get("allocated_size")])
+        return ids
+    answers.append([name, answer.hex() if isinstance(answer, bytes) else answer])
+
+answers.append(["setup", "", store.setup(
+    "127.0.0.1", "P2PHANDSHAKE", 0, 16 * MIB, "tcp", "", address)])
+for size in (0, 1, 16 * MIB, 16 * MIB + 1, 100 * MIB):
+    ids = ask("allocate_and_mount_segment", size)
+    ask("unmount_segment", ids)
+    ask("unmount_and_free_segment", ids)
+    ask("unmount_and_free_segment", ids)
+for path, size, offset in (
+    (file + "-none", MIB, 0), (file, 32 * MIB, 0), (file, 0, 0), (file + "-none", 0, 0),
+    (file, MIB, 5), (file, 16 * MIB, 4096), (file, 1000, 0), ("/dev/shm", MIB, 0),
+    ("/dev/null", 4096, 0), (file, MIB, 2**64 - 4096), (file, 8 * MIB, 0),
+):
+    ids = ask("mount_segment", path, size, offset)
+    ask("unmount_and_free_segment", ids)
+    ask("unmount_segment", ids)
+    ask("unmount_segment", ids)
+for name in ("unmount_segment", "unmount_and_free_segment"):
+    for ids in ([], ["none"], ["1-2"], [""], ["none", "1-2"]):
+        ask(name, ids)
+    ask(name, [], 5)
+first = ask("allocate_and_mount_segment", 16 * MIB, "tcp", "cpu:0")
+second = ask("mount_segment", path=file, size=16 * MIB, protocol="tcp", location="")
+ask("put", "a", b"value")
+ask("unmount_and_free_segment", segment_ids=["none", *first])
+ask("unmount_segment", second, grace_period_seconds=0)
+ask("is_exist", "a")
+ask("get", "a")
+ids = ask("allocate_and_mount_segment", 16 * MIB, protocol="any", location="any")
+ask("put", "a", b"value")
+ask("unmount_and_free_segment", ids, 5)
+ask("unmount_and_free_segment", ids)
+ask("unmount_and_free_segment", ids, 5)
+ask("is_exist", "a")
+ask("get", "a")
+until = time.monotonic() + 60
+while store.is_exist("a") and time.monotonic() < until:
+    time.sleep(0.1)
+ask("get", "a")
+while store.unmount_and_free_segment(ids) == -600 and time.monotonic() < until:
+    time.sleep(0.1)
+ask("unmount_and_free_segment", ids)
+ask("allocate_and_mount_segment", 16 * MIB)
+ask("unmount_local_disk_segment")
+ask("unmount_local_disk_segment", 1)
+ask("close")
+print("ANSWERS" + json.dumps(answers))
+"""
+
 
 @pytest.fixture
 def site() -> Path:
@@ -326,11 +393,13 @@ def master(site):
     process.wait()
 
 
-def answers_of(module: str, address: str, *folders: Path) -> list:
+def answers_of(
+    module: str, address: str, *folders: Path, script: str = SCRIPT, arguments: Sequence[str] = ()
+) -> list:
     """What a store says to all of the script, in a process of its own."""
     path = os.pathsep.join([*map(str, folders), *sys.path])
     ran = subprocess.run(
-        [sys.executable, "-c", SCRIPT, module, address],
+        [sys.executable, "-c", script, module, address, *arguments],
         env=os.environ | {"PYTHONPATH": path, "MC_LOG_LEVEL": "ERROR"},
         capture_output=True,
         text=True,
@@ -355,7 +424,7 @@ print(json.dumps(found))
 
 # What is not here, and docs/mooncake_compat.md says so.
 ABSENT = re.compile(
-    "alloc_from_mem_pool|init_all|get_offload_rpc_read_count|.*safetensor|.*_cuda|.*segment"
+    "alloc_from_mem_pool|init_all|get_offload_rpc_read_count|.*safetensor|.*_cuda"
     "|.*_with_parallelism.*"
 )
 
@@ -383,10 +452,31 @@ def test_calls_have_the_names_and_arguments_of_mooncake(site):
 def test_both_answer_alike(site, master):
     with pool_file() as path:
         ours = answers_of("mooncake_serving.compat.mooncake.store", path)
+    theirs = answers_of_mooncake(master, site)
+    assert len(ours) > 100
+    assert ours == theirs
+
+
+def test_both_answer_alike_about_segments(site, master, tmp_path):
+    pytest.importorskip("redis")
+    with pool_file() as file:
+
+        def asked() -> dict:
+            Path(file).write_bytes(bytes(16 << 20))
+            return {"script": SEGMENTS, "arguments": [file]}
+
+        server = RedisServer(tmp_path)
+        ours = answers_of("mooncake_serving.compat.mooncake.store", server.url, **asked())
+        server.stop()
+        theirs = answers_of_mooncake(master, site, **asked())
+    assert len(ours) > 60
+    assert ours == theirs
+
+
+def answers_of_mooncake(master: str, site: Path, **asked) -> list:
     for _ in range(50):  # the master may not listen yet; its client then fails at once
-        theirs = answers_of("mooncake.store", master, site)
+        theirs = answers_of("mooncake.store", master, site, **asked)
         if ["setup", "", 0] in theirs:
             break
         time.sleep(0.1)
-    assert len(ours) > 100
-    assert ours == theirs
+    return theirs

@@ -23,6 +23,7 @@ from .naming import encoded, header_of
 from .objects import Objects, Views, check_segment
 from .replicas import ReplicaDescriptor, replica, size_of_value
 from .replicate_config import Keeping
+from .segments import Segments
 from .sessions import Reading, Wanted, Writing
 
 THERE = (PutResult.STORED, PutResult.EXISTS)
@@ -34,18 +35,25 @@ class ClusterObjects(Objects):
     Args:
         cluster: the store of all hosts.
         directory: of its node.
+        segments: what this process has mounted.
         namespace: of the objects.
         closing: closes all of it.
     """
 
     def __init__(
-        self, cluster: ClusterStore, directory: Directory, namespace: str, closing: ExitStack
+        self,
+        cluster: ClusterStore,
+        directory: Directory,
+        segments: Segments,
+        namespace: str,
+        closing: ExitStack,
     ):
         own = cluster.node.store
         super().__init__(cluster, own, namespace)
         self._cluster = cluster
         self._copies = Copies(cluster)
         self._directory = directory
+        self._segments = segments
         self._elsewhere = Elsewhere(cluster, self._keyspace)
         self._here = None if own is None else Objects(own, own, namespace)
         self._closing = closing
@@ -292,6 +300,9 @@ class ClusterObjects(Objects):
             return failed.get(0, "")
 
         return run
+
+    def segments(self) -> Segments:
+        return self._segments
 
     def register(self, memory: Memory) -> None:
         if isinstance(memory, Buffer):  # of a GPU: by way of the host

@@ -3,13 +3,20 @@
 from .key_calls import KeyCalls
 from .range_calls import RangeCalls
 from .replica_calls import ReplicaCalls
+from .segment_calls import SegmentCalls
 from .session_calls import SessionCalls
 from .tensor_memory_calls import TensorMemoryCalls
 from .value_calls import ValueCalls
 
 
 class MooncakeDistributedStore(
-    ValueCalls, SessionCalls, RangeCalls, KeyCalls, ReplicaCalls, TensorMemoryCalls
+    ValueCalls,
+    SessionCalls,
+    RangeCalls,
+    KeyCalls,
+    ReplicaCalls,
+    SegmentCalls,
+    TensorMemoryCalls,
 ):
     """Mooncake's ``MooncakeDistributedStore``: values by name, shared by processes.
 

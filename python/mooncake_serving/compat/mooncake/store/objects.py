@@ -45,6 +45,8 @@ if TYPE_CHECKING:  # it needs an extra, which a pool of one host does not need
     from mooncake_serving.store import ClusterStore
     from mooncake_serving.store.cluster import ClusterPut
 
+    from .segments import Segments
+
     AnyStore = Store | ClusterStore
     AnyPut = ObjectPut | ClusterPut
 
@@ -399,6 +401,17 @@ class Objects:
             Failed: there is no such value.
         """
         raise InvalidArgument("targets must be other hosts, and a pool of one host has none")
+
+    def segments(self) -> "Segments":
+        """What this process has mounted beside its pool.
+
+        Raises:
+            InvalidArgument: it can mount nothing.
+        """
+        raise InvalidArgument(
+            "master_server_addr must be the URL of a directory for segments that come and go: a "
+            "pool of one host keeps its size"
+        )
 
     def register(self, memory: Memory) -> None:
         """Allow values to be moved to and from this memory, which stays until ``deregister``."""

@@ -4,7 +4,7 @@ import contextlib
 import socket
 from collections.abc import Callable
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from mooncake_kernels.errors import InvalidArgument
 from mooncake_kernels.pool import ObjectPool
@@ -18,6 +18,10 @@ from .codes import INTERNAL_ERROR, log
 from .objects import Objects
 from .settings import Settings
 from .ssd_offload import offloading_store
+
+if TYPE_CHECKING:  # these need an extra, which a pool of one host does without
+    from mooncake_serving.store import Node
+    from mooncake_serving.store.directory import Directory
 
 _ALIGNMENT = 512  # of objects, which may be small
 _BYTES_PER_OBJECT = 8 << 10  # of a pool: at most one object for each, see ObjectPool.create
@@ -45,7 +49,7 @@ def open_objects(settings: Settings) -> Objects:
             f"(redis://host:port), for nothing here speaks to a mooncake_master, got "
             f"{settings.path!r:.80}",
         )
-    namespace = _namespace(settings)
+    namespace = namespace_of(settings)
     store = _store(settings, partial(_open_pool, settings), namespace=namespace)
     return Objects(store, store, namespace)
 
@@ -53,29 +57,41 @@ def open_objects(settings: Settings) -> Objects:
 def _open_cluster(settings: Settings) -> Objects:
     """Join with a pool of this process alone, as Mooncake's clients do."""
     # These need an extra, which a pool of one host does without.
-    from mooncake_serving.store import ClusterStore, Node, directory
+    from mooncake_serving.store import ClusterStore, directory
 
     from .cluster_objects import ClusterObjects
+    from .segments import Segments
 
-    namespace = _namespace(settings)
-    slot_bytes = max(settings.local_buffer_size // _STAGING_SLOTS, _MIN_SLOT_BYTES)
+    namespace = namespace_of(settings)
     with contextlib.ExitStack() as opened:
         servers = opened.enter_context(directory.connect(settings.master_server_addr))
         store = None
         if settings.global_segment_size:
-            pool = partial(_new_pool, settings, None)
+            pool = partial(new_pool, settings.global_segment_size, None)
             store = opened.enter_context(_store(settings, pool, namespace=namespace))
         elif settings.enable_ssd_offload:
             raise InvalidArgument(
                 "global_segment_size must be above 0 with enable_ssd_offload, which needs a pool "
                 "of this process, got 0"
             )
-        engine = opened.enter_context(_start_engine(settings))
-        node = opened.enter_context(
-            Node(store, engine, servers, staging_slots=_STAGING_SLOTS, slot_bytes=slot_bytes)
-        )
+        node = join(settings, store, servers, opened)
+        segments = Segments(settings, servers, node)
+        opened.callback(segments.close)
         cluster = ClusterStore(node, namespace=None if store else namespace)
-        return ClusterObjects(cluster, servers, namespace, opened.pop_all())
+        return ClusterObjects(cluster, servers, segments, namespace, opened.pop_all())
+
+
+def join(
+    settings: Settings, store: Store | None, servers: "Directory", opened: contextlib.ExitStack
+) -> "Node":
+    """Start an engine and a node for a pool, which ``opened`` closes."""
+    from mooncake_serving.store import Node
+
+    slot_bytes = max(settings.local_buffer_size // _STAGING_SLOTS, _MIN_SLOT_BYTES)
+    engine = opened.enter_context(_start_engine(settings))
+    return opened.enter_context(
+        Node(store, engine, servers, staging_slots=_STAGING_SLOTS, slot_bytes=slot_bytes)
+    )
 
 
 def _start_engine(settings: Settings) -> TransferEngine:
@@ -127,7 +143,8 @@ def _store(settings: Settings, pool: Callable[[], ObjectPool], **options: Any) -
     return Store(pool(), **options)
 
 
-def _namespace(settings: Settings) -> str:
+def namespace_of(settings: Settings) -> str:
+    """The namespace of all values of a tenant."""
     return f"mooncake/{settings.tenant_id}"
 
 
@@ -141,16 +158,17 @@ def _open_pool(settings: Settings) -> ObjectPool:
             f"{settings.path} yet, got 0"
         )
     with contextlib.suppress(FileExistsError):  # another process has made it meanwhile
-        return _new_pool(settings, settings.path)
+        return new_pool(settings.global_segment_size, settings.path)
     return _existing_pool(settings)
 
 
-def _new_pool(settings: Settings, path: str | None) -> ObjectPool:
+def new_pool(num_bytes: int, path: str | None) -> ObjectPool:
+    """Make a pool for so many bytes of objects."""
     return ObjectPool.create(
-        settings.global_segment_size,
+        num_bytes,
         path,
         alignment=_ALIGNMENT,
-        num_objects=max(1024, settings.global_segment_size // _BYTES_PER_OBJECT),
+        num_objects=max(1024, num_bytes // _BYTES_PER_OBJECT),
     )
 
 
