@@ -140,16 +140,20 @@ bool wait_ticket(Ticket& ticket, std::optional<double> timeout_s) {
   return finished;
 }
 
+py::list list_of(const std::vector<Notification>& notifications) {
+  py::list list;
+  for (const Notification& item : notifications)
+    list.append(py::make_tuple(item.peer, py::bytes(item.bytes)));
+  return list;
+}
+
 py::list take_notifications(Engine& engine, double timeout_s) {
   std::vector<Notification> taken;
   wait_in_slices(timeout_s, [&](const Deadline& until) {
     taken = engine.take_notifications(until);
     return !taken.empty();
   });
-  py::list list;
-  for (const Notification& item : taken)
-    list.append(py::make_tuple(item.peer, py::bytes(item.bytes)));
-  return list;
+  return list_of(taken);
 }
 
 }  // namespace
@@ -232,6 +236,8 @@ void bind_transfer(py::module_& m) {
       .def("close_peer", &Engine::close_peer, py::arg("peer"), ReleaseGil())
       .def("sync", &Engine::sync, py::arg("peer"), py::arg("deadline_s"), ReleaseGil())
       .def("take_notifications", &take_notifications, py::arg("timeout_s"))
+      .def("refuse_notifications",
+           [](Engine& engine) { return list_of(engine.refuse_notifications()); })
       .def("stats", &stats)
       .def("list_regions", &list_regions, py::arg("peer"), py::arg("deadline_s"))
       .def("explain_path", &explain_path, py::arg("peer"), py::arg("local"), py::arg("remote"),

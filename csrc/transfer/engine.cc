@@ -164,6 +164,11 @@ std::vector<Notification> Engine::take_notifications(const Deadline& deadline) {
   return own_->notifications.take(deadline);
 }
 
+std::vector<Notification> Engine::refuse_notifications() {
+  owner_.check("refuse_notifications", "engine");
+  return own_->notifications.refuse();
+}
+
 std::vector<Stats::Row> Engine::stats() const {
   owner_.check("stats", "engine");
   return stats_->table();

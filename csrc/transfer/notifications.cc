@@ -19,6 +19,7 @@ uint64_t cost(const Notification& notification) {
 
 void NotificationQueue::push(const std::string& peer, std::string bytes) {
   const std::lock_guard lock(mutex_);
+  if (refuses_) throw Refused("the peer receives no notifications any more");
   Notification notification{peer, std::move(bytes)};
   if (num_bytes_ + cost(notification) > kMaxQueuedBytes) {
     throw Refused("the peer's notification queue is full");
@@ -30,8 +31,17 @@ void NotificationQueue::push(const std::string& peer, std::string bytes) {
 
 std::vector<Notification> NotificationQueue::take(const Deadline& deadline) {
   std::unique_lock lock(mutex_);
+  refuses_ = false;
   arrived_.wait_until(lock, deadline.at(), [this] { return closed_ || !queue_.empty(); });
   MK_CHECK(!closed_, "receive_notifications: the engine is closed");
+  num_bytes_ = 0;
+  return std::exchange(queue_, {});
+}
+
+std::vector<Notification> NotificationQueue::refuse() {
+  const std::lock_guard lock(mutex_);
+  MK_CHECK(!closed_, "refuse_notifications: the engine is closed");
+  refuses_ = true;
   num_bytes_ = 0;
   return std::exchange(queue_, {});
 }

@@ -20,11 +20,14 @@ struct Notification {
 
 class NotificationQueue {
  public:
-  void push(const std::string& peer, std::string bytes);  // throws Refused when full
+  void push(const std::string& peer, std::string bytes);  // throws Refused, also when full
 
   // All there are; waits for at least one until the deadline. Throws InvalidArgument once closed,
   // even during the wait.
   std::vector<Notification> take(const Deadline& deadline);
+
+  // All there are; later ones are refused until the next take. Throws InvalidArgument once closed.
+  std::vector<Notification> refuse();
 
   void close();
 
@@ -33,6 +36,7 @@ class NotificationQueue {
   std::condition_variable arrived_;
   std::vector<Notification> queue_;
   uint64_t num_bytes_ = 0;
+  bool refuses_ = false;
   bool closed_ = false;
 };
 

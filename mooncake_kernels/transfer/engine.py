@@ -259,6 +259,21 @@ class TransferEngine(Requests, Inspection, ObjectCalls, Closing):
         timeout_s = as_seconds("receive_notifications", "timeout_s", timeout_s, minimum=0.0)
         return self._engine.take_notifications(timeout_s)
 
+    def refuse_notifications(self) -> list[tuple[str, bytes]]:
+        """Return the notifications that have not been received, and refuse all that come until the
+        next ``receive_notifications``: their senders' requests fail at once.
+
+        For a receiver that stops while the engine stays open.
+
+        Returns:
+            See ``receive_notifications``.
+
+        Raises:
+            InvalidArgument: the engine is closed.
+        """
+        self._check_open("refuse_notifications")
+        return self._engine.refuse_notifications()
+
 
 def _close(names: Names, engine: _host.TransferEngine, regions: set[Region]) -> None:
     try:

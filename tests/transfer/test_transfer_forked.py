@@ -144,6 +144,7 @@ uses = {
     "open": lambda: a.open(b.name),
     "register": lambda: a.register(bytearray(8)),
     "receive_notifications": lambda: a.receive_notifications(50),
+    "refuse_notifications": lambda: a.refuse_notifications(),
     "stats": lambda: a.stats(),
 }
 ticket = keep_busy(1000)  # all within the deadline of the last, also on a slow machine

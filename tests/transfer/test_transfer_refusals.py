@@ -82,6 +82,22 @@ def test_a_notification_behind_a_refused_request_arrives(pair, rows):
         assert pair.far.receive_notifications(1) == [(pair.near.name, b"good %d" % round_)]
 
 
+def test_notifications_that_nobody_receives_any_more(pair, rows):
+    _, _, row = rows
+    pair.near.write(pair.peer, [], notify=b"in time").wait()
+    assert pair.far.refuse_notifications() == [(pair.near.name, b"in time")]
+    late = pair.near.write(pair.peer, [row(0, 0, 8)], notify=b"late")
+    with pytest.raises(TransferError, match="receives no notifications any more") as caught:
+        late.wait()
+    assert caught.value.only_notification_missing
+    assert pair.far.receive_notifications() == [], "from now on there is somebody again"
+    pair.near.write(pair.peer, [], notify=b"again").wait()
+    assert pair.far.receive_notifications(20.0) == [(pair.near.name, b"again")]
+    pair.far.close()
+    with pytest.raises(InvalidArgument, match="refuse_notifications: the engine .* is closed"):
+        pair.far.refuse_notifications()
+
+
 def test_the_gap_between_two_regions(pair):
     memory = untouched(3 * SIZE)
     near = pair.near.register(addressed(3 * SIZE))
