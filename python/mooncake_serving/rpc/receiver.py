@@ -43,25 +43,28 @@ class Receiver:
         return self._is_over.is_set()
 
     def close(self) -> None:
-        """Stop; what has arrived by then is lost. Idempotent."""
+        """Stop: what has arrived by then is taken, and what comes later refused. Idempotent."""
         self._is_over.set()
         self._thread.join()
 
     def _run(self) -> None:
-        while not self._is_over.is_set():
-            try:
+        try:
+            while not self._is_over.is_set():
                 received = self._engine.receive_notifications(self._poll_s())
-            except InvalidArgument as error:  # the engine was closed
-                logger.warning("%s hears no longer: %s", self._engine.name, error)
-                return
-            try:
-                self._tend()
-            except Exception:
-                logger.exception("%s fails between two messages", self._engine.name)
-            for sender, data in received:
                 try:
-                    self._take(sender, data)
-                except InvalidArgument as error:
-                    logger.warning("from %s: %s", sender, error)
+                    self._tend()
                 except Exception:
-                    logger.exception("a message from %s is dropped", sender)
+                    logger.exception("%s fails between two messages", self._engine.name)
+                self._take_each(received)
+            self._take_each(self._engine.refuse_notifications())
+        except InvalidArgument as error:  # the engine was closed
+            logger.warning("%s hears no longer: %s", self._engine.name, error)
+
+    def _take_each(self, received: list[tuple[str, bytes]]) -> None:
+        for sender, data in received:
+            try:
+                self._take(sender, data)
+            except InvalidArgument as error:
+                logger.warning("from %s: %s", sender, error)
+            except Exception:
+                logger.exception("a message from %s is dropped", sender)

@@ -1,10 +1,11 @@
 """Everything that arrives is taken, whatever happens meanwhile."""
 
 import logging
+import threading
 
 import pytest
 
-from mooncake_kernels.errors import InvalidArgument
+from mooncake_kernels.errors import InvalidArgument, TransferError
 from mooncake_kernels.transfer import TransferEngine
 from mooncake_serving.rpc import Receiver
 
@@ -51,6 +52,28 @@ def test_tending_goes_on_without_messages_and_after_a_fault(made, send, caplog):
     wait_until(lambda: taken)
     receiver.close()
     assert "ZeroDivisionError" in caplog.text
+
+
+def test_what_has_arrived_at_its_end_is_taken_and_the_rest_refused(made, send):
+    taken = []
+    is_tending, go_on = threading.Event(), threading.Event()
+
+    def tend():
+        is_tending.set()
+        go_on.wait(30)
+
+    receiver = Receiver(made.asked, lambda _, data: taken.append(data), tend, lambda: 0.01, "end")
+    assert is_tending.wait(30)
+    send(b"in time")
+    closing = threading.Thread(target=receiver.close)
+    closing.start()
+    wait_until(lambda: receiver.closed)
+    go_on.set()
+    closing.join()
+    assert taken == [b"in time"]
+    with pytest.raises(TransferError, match="the peer receives no notifications any more"):
+        send(b"late")
+    assert taken == [b"in time"] and made.asked.receive_notifications() == []
 
 
 def test_it_ends_with_the_engine(caplog):

@@ -3,6 +3,7 @@
 import os
 import sys
 import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
@@ -13,6 +14,7 @@ from mooncake_kernels.pool import PutResult
 from mooncake_kernels.transfer import TransferEngine
 from mooncake_serving.store import ClusterStore, Node, Store
 from mooncake_serving.store.directory import EmbeddedDirectory
+from mooncake_serving.store.node.server import MAX_PENDING, NUM_THREADS
 
 from ...transfer.resources import held, settled
 from ..support import child, ended_well, eventually
@@ -153,6 +155,60 @@ def test_a_node_is_closed_while_others_read_it(hosts):
     assert one.store.stats().num_pins == 0
     with pytest.raises(TransferError, match="this side was closed"):
         one.node.asking.stat(two.node.name)
+
+
+@pytest.mark.parametrize("by_key", [True, False])
+def test_nobody_waits_for_a_node_that_is_closed(hosts, by_key):
+    """Its engine stays open. Who still takes it for a member is refused, and asks the next."""
+    one, two = hosts.make("one", by_key=by_key), hosts.make("two", 32 * UNIT, by_key=by_key)
+    none = hosts.make("none", 0, by_key=by_key)
+    assert none.node.homes()[0].name == one.node.name
+    one.cluster.put("a", value(1))
+    assert none.cluster.exists("a")  # and it remembers where
+    two.cluster.fetch(["a"])
+    one.node.close()
+    failures = []
+    with replaced(none.node.silence, "note", lambda note, *args: failures.append(args)):
+        assert none.cluster.get("a") == value(1)
+        assert none.cluster.put("b", value(2)) is STORED
+        assert none.cluster.put("c", value(3), retention="hard") is STORED
+    assert two.store.exists("b") and two.store.exists("c")
+    assert [name for name, _ in failures] == [one.node.name] * 3
+    assert {error.cause for _, error in failures} == {"the peer receives no notifications any more"}
+
+
+def test_what_waits_for_a_node_that_is_being_closed_is_refused(hosts):
+    one, two = hosts.several(2, answer_s=30)
+    server = one.node._server
+    working, go_on = threading.Semaphore(0), threading.Event()
+
+    def slow(answer, *args):
+        working.release()
+        assert go_on.wait(60)
+        return answer(*args)
+
+    def ask() -> str:
+        try:
+            return f"{two.node.asking.stat(one.node.name).num_ready} objects"
+        except TransferError as error:
+            return error.cause
+
+    with (
+        replaced(server._answers, "answer", slow),
+        ThreadPoolExecutor(NUM_THREADS + 5) as executor,
+    ):
+        carried_out = [executor.submit(ask) for _ in range(NUM_THREADS)]
+        assert all(working.acquire(timeout=20) for _ in carried_out)
+        waiting = [executor.submit(ask) for _ in range(3)]
+        taken = len(carried_out + waiting)
+        assert eventually(lambda: server._room._value == MAX_PENDING - taken)
+        closing = executor.submit(one.node.close)
+        assert eventually(lambda: not server._receiver._thread.is_alive())
+        assert ask() == "the peer receives no notifications any more"
+        go_on.set()
+        closing.result()
+    assert [future.result() for future in carried_out] == ["0 objects"] * NUM_THREADS
+    assert [future.result() for future in waiting] == ["stat: the node is closed"] * 3
 
 
 def test_a_forked_child_has_no_node(hosts):

@@ -1,6 +1,7 @@
 """The threads that receive other nodes' requests and answers."""
 
 import logging
+import math
 import threading
 import time
 from collections.abc import Callable
@@ -12,7 +13,7 @@ from mooncake_kernels.transfer import TransferEngine
 from ...rpc import Receiver, Refused
 from .answers import Answers
 from .calls import Calls
-from .messages import Message, Pinned, Pull, Release, Request, decode, reason_of
+from .messages import Answer, Message, Pinned, Pull, Release, Request, decode, reason_of
 
 logger = logging.getLogger(__name__)
 
@@ -50,16 +51,18 @@ class Server:
         self._answers = answers
         self._answer_s = answer_s
         self._heard = heard
+        self._ends_s = math.inf  # when closing is to be over, of ``time.monotonic``
         self._room = threading.BoundedSemaphore(MAX_PENDING)
         self._serving = ThreadPoolExecutor(NUM_THREADS, "mk-store-serve")
         self._pulling = ThreadPoolExecutor(1, "mk-store-pull")
         self._receiver = Receiver(engine, self._take, look, lambda: POLL_S, "mk-store-receive")
 
     def close(self) -> None:
-        """Stop; requests being carried out finish first, and waiting ones are not answered."""
+        """Stop; requests being carried out finish first, and waiting and later ones are refused."""
+        self._ends_s = time.monotonic() + self._answer_s
         self._receiver.close()
         for executor in (self._pulling, self._serving):
-            executor.shutdown(wait=True, cancel_futures=True)
+            executor.shutdown()
 
     def _take(self, sender: str, data: bytes) -> None:
         self._heard(sender)
@@ -84,10 +87,13 @@ class Server:
             logger.warning("a request of %s is not answered: too many wait", args[0])
 
     def _serve(self, sender: str, request: Request, received: float) -> None:
-        if time.monotonic() > received + request.deadline_ms / 1000:
-            return  # the sender has given it up
+        now = time.monotonic()
+        if now > received + request.deadline_ms / 1000 or now > self._ends_s:
+            return  # the sender has given it up, or it takes too long to refuse them all
         try:
-            answer = self._answers.answer(sender, request)
+            answer: Answer | None = Refused(request.number, "the node is closed")
+            if self._ends_s == math.inf:
+                answer = self._answers.answer(sender, request)
             if answer is not None:
                 self._send(sender, answer)
         except (RuntimeError, ValueError, OSError) as error:  # ours, the pool's, the system's
