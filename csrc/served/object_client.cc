@@ -146,7 +146,7 @@ std::vector<AskStatus> write_objects(Engine& engine, Peer& peer, const std::vect
   }
   const Question question{"write_objects", text_of(Ask::kWrite, flags, entries), std::move(payload),
                           false};
-  const AskStatus last = (flags & kAskPublish) != 0 ? AskStatus::kUnsure : kLastStatus;
+  const AskStatus last = (flags & kAskPublish) != 0 ? AskStatus::kLate : kLastStatus;
   return ask_for_statuses(engine, peer, question, count, last, deadline_s);
 }
 

@@ -237,13 +237,15 @@ class ObjectService::Storing final : public Exchange {
     }
     if (keys.empty()) return;
     const std::shared_ptr<RedisPublisher> publisher = service_.publisher();
+    const bool was_late = publisher && publisher->is_late();  // then it does not ask any more
     const auto listed = publisher ? publisher->publish(keys) : std::vector<bool>(keys.size());
     if (!listed) service_.note_listed_in_vain();
+    const bool is_late = !listed && !was_late && publisher->is_late();
     size_t at = 0;
     for (AskStatus& status : statuses_) {
       if (status != AskStatus::kDone) continue;
       if (!listed) {
-        status = AskStatus::kUnsure;
+        status = is_late ? AskStatus::kLate : AskStatus::kUnsure;
       } else if (!(*listed)[at++]) {
         status = AskStatus::kUnlisted;
       }

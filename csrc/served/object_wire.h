@@ -38,6 +38,7 @@ enum class AskStatus : uint32_t {
   // For kAskPublish only. Nothing was stored, since
   kUnlisted = 10,  // it could not be listed
   kUnsure = 11,    // it is not known whether it is listed
+  kLate = 12,      // likewise, because the directory has not answered in time
 };
 
 constexpr AskStatus kLastStatus = AskStatus::kElsewhere;  // of other questions

@@ -38,6 +38,7 @@ class ObjectStatus(enum.IntEnum):
     ELSEWHERE = 9  # not in the pool, but its owner may have it elsewhere
     UNLISTED = 10  # not stored: another pool has it or gets it, or there is no directory
     UNSURE = 11  # not stored, and perhaps listed: the directory has not answered
+    LATE = 12  # likewise: it has not answered in time
 
 
 class Served(NamedTuple):
@@ -321,14 +322,14 @@ class ObjectCalls:
             keys: see there.
             objects: n of them: pieces of local host memory, concatenated; 64 MiB in all.
             publish: have the peer list them in its directory first, see ``ServedPool.let_publish``;
-                those that it cannot list are ``UNLISTED`` or ``UNSURE``, and not stored.
+                those that it cannot list are ``UNLISTED``, ``UNSURE`` or ``LATE``, and not stored.
             verify: have the peer compare what arrives with checksums computed here.
             deadline_s: seconds for all of it; None: the setting ``deadline_s``.
 
         Returns:
             ``[n]`` uint8 of ``ObjectStatus``: ``DONE``, ``EXISTS``, ``BEING_WRITTEN``, ``FULL``
             (the peer evicts nothing for it), ``DAMAGED`` on the way, ``TOO_LARGE`` for the pool, or
-            ``UNLISTED``, ``UNSURE``.
+            ``UNLISTED``, ``UNSURE``, ``LATE``.
 
         Raises:
             InvalidArgument, Unavailable: as ``read_objects``; also where the pool is read-only.

@@ -25,7 +25,7 @@ from .proxy import Proxy
 from .support import ACK, HEADER, WAIT_S, addressed, connect, eventually, untouched
 
 ABSENT, DONE, DAMAGED, BUSY, DOES_NOT_FIT, TOO_LARGE, EXISTS, BEING_WRITTEN, FULL, *_ = ObjectStatus
-ELSEWHERE, UNLISTED, UNSURE = tuple(ObjectStatus)[-3:]
+ELSEWHERE, UNLISTED, UNSURE, LATE = tuple(ObjectStatus)[-4:]
 MOST = 64 << 20  # that one answer brings, or one question
 LARGE = 32 << 20  # more than sockets hold
 

@@ -12,7 +12,7 @@ import pytest
 from mooncake_kernels.errors import InvalidArgument
 from mooncake_kernels.transfer import RedisPublisher
 
-from .objects import DONE, UNLISTED, UNSURE, content, keys, serving
+from .objects import DONE, LATE, UNLISTED, UNSURE, content, keys, serving
 from .support import eventually
 
 HEAD = b"*3\r\n$3\r\nRUN\r\n"
@@ -187,6 +187,15 @@ def test_an_engine_stores_what_it_can_list():
         assert eventually(here.is_at_rest)
         with pytest.raises(InvalidArgument, match="let_publish: publisher must be a RedisPubl"):
             here.served.let_publish("redis://")
+
+
+def test_a_writer_is_told_whether_its_own_put_has_waited_in_vain():
+    with serving() as here, publishing(lambda _: [b""], timeout_s=0.1) as (publisher, asked):
+        here.served.let_publish(publisher)
+        assert here.write({1: content(1, 50), 2: content(2, 50)}, publish=True) == [LATE] * 2
+        assert here.served.take().is_listed_in_vain
+        assert here.write({1: content(1, 50)}, publish=True) == [UNSURE]  # at once
+        assert len(asked) == 1 and here.stored(1) is None
 
 
 def test_what_is_stored_already_is_not_listed_again():

@@ -12,6 +12,7 @@ import pytest
 from redis import Redis
 
 from mooncake_kernels.errors import Unavailable
+from mooncake_kernels.metadata import bounded_socket
 from mooncake_kernels.pool import PutResult
 from mooncake_kernels.transfer import RedisPublisher
 from mooncake_serving.store import HotKeys, Quota, Store
@@ -240,6 +241,20 @@ class TestPuts:
         with replaced(none.node.claims, "ask", lambda _, *args: asked.append(args) or ask(*args)):
             assert eventually(is_put_directly)
         assert eventually(lambda: none.cluster.exists_each(["a", *stored]).all())
+
+    def test_redis_does_not_answer_and_is_waited_for_once(self, hosts, redis, monkeypatch):
+        monkeypatch.setattr(bounded_socket, "TIMEOUT_S", 0.4)  # of the engine
+        one = hosts.make("one")
+        monkeypatch.setattr(bounded_socket, "TIMEOUT_S", 60)
+        none = hosts.make("none", 0)
+        redis.freeze()
+        try:
+            with fails(none.node.claims, "ask"):
+                with pytest.raises(Unavailable, match="put: the directory does not answer in time"):
+                    none.cluster.put("a", value(1))
+        finally:
+            redis.thaw()
+        assert none.cluster.put("a", value(1)) is STORED and one.store.get("a") == value(1)
 
     def test_only_one_of_many_writers_wins(self, hosts):
         """Wherever they put it, and whichever way."""

@@ -39,6 +39,7 @@ RESULTS = {
 }
 UNSURE: Literal["unsure"] = "unsure"
 DONE = int(ObjectStatus.DONE)  # an array is slow to compare with an enum's member
+LATE = int(ObjectStatus.LATE)
 NEW: dict[int, NewResult] = {
     ObjectStatus.DONE: PutResult.STORED,
     ObjectStatus.BEING_WRITTEN: PutResult.BEING_WRITTEN,
@@ -238,6 +239,7 @@ class ByKey:
 
         Raises:
             TransferError: the holder is gone, or does not answer in time; some may be stored.
+            Unavailable: the directory has not answered the holder in time.
         """
         if not self.suits(peer, num_bytes):
             return None
@@ -253,7 +255,10 @@ class ByKey:
         except Unavailable:
             return None
         self._heard(peer.name)
-        return [NEW.get(status) for status in statuses.tolist()]
+        found = statuses.tolist()
+        if LATE in found:  # so would be the answer to a claim
+            raise Unavailable("put: the directory does not answer in time")
+        return [NEW.get(status) for status in found]
 
     def remove(self, peer: Peer, keys: np.ndarray) -> np.ndarray | None:
         """Remove objects from the pool of a holder.
