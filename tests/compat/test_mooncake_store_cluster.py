@@ -1,6 +1,7 @@
 """A store over several hosts: processes with pools of their own, and a directory in Redis."""
 
 import socket
+from functools import partial
 
 import pytest
 import torch
@@ -13,7 +14,10 @@ from mooncake_serving.compat.mooncake.store import (
     RPC_FAIL,
     TRANSFER_FAIL,
     MooncakeDistributedStore,
+    ParallelAxis,
+    ReadTarget,
     ReplicateConfig,
+    TensorParallelism,
     standing,
 )
 
@@ -25,6 +29,7 @@ pytest.importorskip("redis")
 pytest.importorskip("msgspec")
 
 CAPACITY = 32 << 20
+PUT_SHARD = "put_tensor_with_parallelism"
 LONG = "n" * 500  # a name that does not fit into the first line of an object
 
 
@@ -33,6 +38,10 @@ def server(tmp_path):
     server = RedisServer(tmp_path)
     yield server
     server.stop()
+
+
+def tp(rank: int, size: int, split_dim: int = 0) -> TensorParallelism:
+    return TensorParallelism([ParallelAxis("tp", rank, size, split_dim)])
 
 
 def settings_of(server: RedisServer, capacity: int = CAPACITY) -> dict:
@@ -71,6 +80,22 @@ def test_values_of_others_are_read(store, other):
             assert memory.at(0, num_bytes) == value
     assert store.put("k0", b"again") == 0 and store.get("k0") == value_of(0, 1)
     assert other.call("get_batch", ["k0", "k9"]) == [value_of(0, 1), b""]
+
+
+def test_a_tensor_whose_shards_are_here_and_there(store, other):
+    memory = Memory(store)
+    tensor = torch.arange(8 * 6.0).reshape(8, 6)
+    for rank, shard in enumerate(tensor.chunk(4)):
+        put = store.put_tensor_with_parallelism if rank % 2 else partial(other.call, PUT_SHARD)
+        assert put("k", shard, tp(rank, 4)) == 0
+    for size, split_dim in ((1, 0), (2, 0), (8, 0), (3, 1)):
+        for rank, shard in enumerate(tensor.chunk(size, split_dim)):
+            target = ReadTarget("shard", tp(rank, size, split_dim))
+            assert torch.equal(store.get_tensor_with_parallelism("k", target), shard)
+            assert torch.equal(other.call("get_tensor_with_parallelism", "k", target), shard)
+            room = 128 + shard.nbytes
+            get_into = store.get_tensor_with_parallelism_into
+            assert torch.equal(get_into("k", memory.address, room, target), shard)
 
 
 def test_a_size_is_told_without_a_look_at_the_value(server, store):

@@ -28,6 +28,7 @@ from .codes import (
 from .distributed_store import MooncakeDistributedStore
 from .handle import BufferHandle
 from .host_memory import MooncakeHostMemAllocator
+from .parallelism import ParallelAxis, ReadTarget, TensorParallelism
 from .replicas import Descriptor, MemoryDescriptor, ReplicaDescriptor, ReplicaStatus
 from .replicate_config import ObjectDataType, ReplicateConfig, SoftPinAction
 from .tasks import QueryTaskResponse, TaskStatus, TaskType
@@ -86,11 +87,14 @@ __all__ = [
     "MooncakeDistributedStore",
     "MooncakeHostMemAllocator",
     "ObjectDataType",
+    "ParallelAxis",
     "QueryTaskResponse",
+    "ReadTarget",
     "ReplicaDescriptor",
     "ReplicaStatus",
     "ReplicateConfig",
     "SoftPinAction",
     "TaskStatus",
     "TaskType",
+    "TensorParallelism",
 ]

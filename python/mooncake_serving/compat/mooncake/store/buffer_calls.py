@@ -306,13 +306,18 @@ class BufferCalls(BatchCalls):
         check_list("keys", keys)
 
         def one(i: int) -> int:
-            for column in columns:
-                check_list("what belongs to keys", column)
-            if any(len(column) != len(keys) for column in columns):
-                raise InvalidArgument(
-                    f"the other lists must be as long as keys, got "
-                    f"{', '.join(str(len(column)) for column in columns)} and {len(keys)}"
-                )
+            check_columns(keys, columns)
             return call(i)
 
         return [code_of(op, partial(one, i)) for i in range(len(keys))]
+
+
+def check_columns(keys: Sequence[str], columns: Sequence[Sequence]) -> None:
+    """Refuse what is not a list as long as that of the keys."""
+    for column in columns:
+        check_list("what belongs to keys", column)
+    if any(len(column) != len(keys) for column in columns):
+        raise InvalidArgument(
+            f"the other lists must be as long as keys, got "
+            f"{', '.join(str(len(column)) for column in columns)} and {len(keys)}"
+        )

@@ -5,7 +5,7 @@ from .range_calls import RangeCalls
 from .replica_calls import ReplicaCalls
 from .segment_calls import SegmentCalls
 from .session_calls import SessionCalls
-from .tensor_memory_calls import TensorMemoryCalls
+from .tensor_parallel_calls import TensorParallelCalls
 from .value_calls import ValueCalls
 
 
@@ -16,7 +16,7 @@ class MooncakeDistributedStore(
     KeyCalls,
     ReplicaCalls,
     SegmentCalls,
-    TensorMemoryCalls,
+    TensorParallelCalls,
 ):
     """Mooncake's ``MooncakeDistributedStore``: values by name, shared by processes.
 

@@ -10,7 +10,7 @@ from mooncake_kernels.errors import InvalidArgument
 from .batch_calls import BatchCalls, Value
 from .codes import INVALID_PARAMS, check_list, code_of, log, returns_code, returns_instead
 from .replicate_config import ReplicateConfig, keeping_of
-from .tensor_header import decode, encode
+from .tensor_header import Shard, decode, encode
 
 Tensors = Sequence[torch.Tensor]
 
@@ -125,9 +125,9 @@ class TensorCalls(BatchCalls):
         return self._put_values(op, codes, values, config, replace=replace)
 
 
-def value_of(key: str, tensor: torch.Tensor) -> Value:
-    """The value of a tensor."""
-    header = encode(tensor)
+def value_of(key: str, tensor: torch.Tensor, shard: Shard | None = None) -> Value:
+    """The value of a tensor; ``shard``: which part of another it is."""
+    header = encode(tensor, shard)
     return Value(key, [header, tensor.detach().resolve_conj().resolve_neg().contiguous()])
 
 

@@ -12,7 +12,7 @@ from .codes import INVALID_PARAMS, returns_code, returns_instead
 from .naming import encoded
 from .replicate_config import ReplicateConfig
 from .tensor_calls import TensorCalls, Tensors, copied, value_of
-from .tensor_header import encode
+from .tensor_header import MAX_RANKS, Shard, encode
 
 
 class TensorShardCalls(TensorCalls):
@@ -124,9 +124,15 @@ def shards_of(key: str, tensor: torch.Tensor, tp_size: int, split_dim: int) -> l
     """
     if as_natural("tp_size", tp_size, minimum=1) == 1:
         return [value_of(key, tensor)]
+    encoded(key)  # refuses invalid names
+    return values_of_shards(key, tensor, tp_size, split_dim)
+
+
+def values_of_shards(name: str, tensor: torch.Tensor, tp_size: int, split_dim: int) -> list[Value]:
+    """The same, also with a single rank."""
     return [
-        value_of(shard_key(key, rank, tp_size), shard)
-        for rank, shard in enumerate(_shards(tensor, tp_size, split_dim))
+        value_of(name_of_shard(name, rank), shard, Shard(rank, tp_size, split_dim))
+        for rank, shard in enumerate(cut(tensor, tp_size, split_dim))
     ]
 
 
@@ -141,10 +147,20 @@ def shard_key(key: str, tp_rank: int, tp_size: int) -> str:
         return key
     if (rank := as_natural("tp_rank", tp_rank)) >= tp_size:
         raise InvalidArgument(f"tp_rank must be below tp_size {tp_size}, got {tp_rank}")
-    return f"{key}_tp_{rank}"
+    return name_of_shard(key, rank)
 
 
-def _shards(tensor: torch.Tensor, tp_size: int, split_dim: int) -> Tensors:
+def name_of_shard(name: str, rank: int) -> str:
+    """The name of a shard of a tensor of this name."""
+    return f"{name}_tp_{rank}"
+
+
+def cut(tensor: torch.Tensor, tp_size: int, split_dim: int) -> Tensors:
+    """The shards of a tensor.
+
+    Raises:
+        InvalidArgument: it cannot be cut in this way.
+    """
     encode(tensor)  # refuses values that are not tensors
     if type(split_dim) is not int or not 0 <= split_dim < tensor.dim():
         raise InvalidArgument(
@@ -154,4 +170,6 @@ def _shards(tensor: torch.Tensor, tp_size: int, split_dim: int) -> Tensors:
         raise InvalidArgument(
             f"tp_size must divide axis {split_dim} of {tuple(tensor.shape)}, got {tp_size}"
         )
+    if tp_size > MAX_RANKS:
+        raise InvalidArgument(f"tp_size must be at most {MAX_RANKS}, got {tp_size}")
     return tensor.chunk(tp_size, split_dim)
