@@ -80,6 +80,6 @@ def test_the_codes_of_the_page():
         assert getattr(mooncake, name) == int(code)
     assert len(re.findall(r"(-\d+) `(ERR_\w+)`", PAGE)) == 6
     codes = re.findall(r"(-\d+) `([A-Z]+_[A-Z_]+)` \|", PAGE[PAGE.index("## The store") :])
-    assert len(codes) == 9
+    assert len(codes) == 10
     for code, name in codes:
         assert getattr(mooncake.store, name) == int(code)

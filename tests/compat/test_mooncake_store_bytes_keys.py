@@ -30,6 +30,7 @@ OTHERS = {
     "targets": ["elsewhere"],
     "source": "elsewhere",
     "target": "elsewhere",
+    "file_name": "/nowhere/file",
 }
 
 

@@ -16,6 +16,7 @@ calls and every difference.
 
 from .codes import (
     CHECKSUM_MISMATCH,
+    FILE_NOT_FOUND,
     INTERNAL_ERROR,
     INVALID_PARAMS,
     NO_AVAILABLE_HANDLE,
@@ -56,6 +57,7 @@ __all__ = [
     "CHECKSUM_MISMATCH",
     "COMPLETE",
     "FAILED",
+    "FILE_NOT_FOUND",
     "GENERAL",
     "GRADIENT",
     "INITIALIZED",

@@ -27,8 +27,9 @@ OBJECT_NOT_FOUND = -704
 OBJECT_ALREADY_EXISTS = -705  # to a session only: putting an existing value returns 0
 TRANSFER_FAIL = -800
 CHECKSUM_MISMATCH = -801
-TASK_NOT_FOUND = -1400
 RPC_FAIL = -900  # the directory does not answer
+FILE_NOT_FOUND = -1100  # from a save: there is no such tensor
+TASK_NOT_FOUND = -1400
 
 log = logging.getLogger(__package__)
 
