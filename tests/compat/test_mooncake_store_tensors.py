@@ -2,11 +2,13 @@
 
 import struct
 
+import numpy as np
 import pytest
 import torch
 
 from mooncake_serving.compat.mooncake.store import (
     INVALID_PARAMS,
+    OBJECT_NOT_FOUND,
     MooncakeDistributedStore,
     ReplicateConfig,
 )
@@ -146,6 +148,48 @@ def test_with_a_config(store):
     assert torch.equal(store.get_tensor("a"), OTHER) and torch.equal(store.get_tensor("b"), OTHER)
     assert store.batch_upsert_tensor(["c", "g"], [TENSOR, OTHER]) == [0, 0]
     assert torch.equal(store.get_tensor("c"), TENSOR) and torch.equal(store.get_tensor("g"), OTHER)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.complex64, torch.bool])
+def test_into_a_tensor(store, dtype):
+    """On a GPU: tests/store/gpu."""
+    tensor = TENSOR.to(dtype)
+    assert store.put_tensor("t", tensor) == 0
+    into = torch.zeros(6, 6, dtype=dtype)
+    assert store.get_tensor_into_cuda("t", into[1:5]) == tensor.nbytes
+    assert torch.equal(into[1:5], tensor)
+    assert not into[0].any() and not into[5].any()
+    assert store.put_tensor("e", torch.empty(0, 3)) == 0
+    empty, again = torch.empty(0, 3), torch.zeros(4, 6, dtype=dtype)
+    batch = ["e", "none", "t", "t"], [empty, into, again, into]
+    assert store.batch_get_tensor_into_cuda(*batch) == [0, OBJECT_NOT_FOUND, tensor.nbytes, WRONG]
+    assert torch.equal(again, tensor)
+    assert store.batch_get_tensor_into_cuda([], []) == []
+    assert store.batch_get_tensor_into_cuda(["t", "t"], [again]) == [WRONG, WRONG]
+
+
+@pytest.mark.parametrize(
+    ("into", "reason"),
+    [
+        (torch.zeros(6, 4), r"tensor must be \[4, 6\] of torch.float32, got \[6, 4\]"),
+        (torch.zeros(24), "got .24. of torch.float32"),
+        (torch.zeros(4, 6).int(), "got .4, 6. of torch.int32"),
+        (torch.zeros(4, 12)[:, ::2], "must be packed"),
+        (np.zeros((4, 6), np.float32), "got .4, 6. of float32"),
+        (bytes(96), "tensor must be writable"),
+        (bytearray(96), "of None"),
+        (5, "must be a torch tensor"),
+        (torch.zeros(4, 6, device="meta"), "must be on cpu or cuda"),
+    ],
+)
+def test_into_what_is_no_such_tensor(store, caplog, into, reason):
+    assert store.put_tensor("t", TENSOR) == 0 and store.put("bytes", b"abc") == 0
+    assert store.put("long", bytes(500)) == 0
+    assert store.get_tensor_into_cuda("t", into) == WRONG
+    reasons(caplog, reason)
+    for key in ("bytes", "long", 5):
+        assert store.get_tensor_into_cuda(key, torch.zeros(4, 6)) == WRONG
+        reasons(caplog, "within the value's 3 bytes|must be one of put_tensor|key must be a string")
 
 
 def test_a_value_with_metadata(store, memory, caplog):

@@ -4,10 +4,13 @@ import os
 
 import numpy as np
 import pytest
+import torch
 
 from mooncake_serving.compat.mooncake import MooncakeDistributedStore
 
 from ...fake_cuda.driver import ILLEGAL_ADDRESS
+from ...fake_cuda.gpus import IS_FAKE
+from ...transfer.support import UNTOUCHED
 from ..support import content
 from .conftest import UNIT
 
@@ -52,6 +55,45 @@ def test_values_from_and_to_gpus(store, gpus, registers):
     if registers:
         for memory in (source, target):
             assert store.unregister_buffer(memory.address) == 0
+
+
+class Tensor:
+    """Memory of the fake GPU as torch would show it."""
+
+    def __init__(self, memory, dtype, shape):
+        self.dtype, self.shape = dtype, shape
+        self.__cuda_array_interface__ = memory.buffer.__cuda_array_interface__
+
+
+def tensor_in(memory, dtype, *shape):
+    return Tensor(memory, dtype, shape) if IS_FAKE else memory.buffer.view(dtype).reshape(shape)
+
+
+def test_tensors_into_tensors_on_gpus(store, gpus):
+    memory = gpus.allocate(2 * UNIT)
+    target = memory.part(UNIT // 2, UNIT // 2 + 1000)
+    tensor = torch.from_numpy(content((1, 1), 1000)).view(torch.float16).reshape(5, 100)
+    assert store.put_tensor("a", tensor) == 0
+    assert store.get_tensor_into_cuda("a", tensor_in(target, torch.float16, 5, 100)) == 1000
+    np.testing.assert_array_equal(target.get(), content((1, 1), 1000))
+    for begin, end in ((0, UNIT // 2), (UNIT // 2 + 1000, 2 * UNIT)):
+        assert (memory.part(begin, end).get() == UNTOUCHED).all()
+    other = memory.part(UNIT, UNIT + 1000)
+    wrong = tensor_in(other, torch.bfloat16, 5, 100), tensor_in(other, torch.float16, 100, 5)
+    right = tensor_in(other, torch.float16, 5, 100)
+    keys = ["a", "a", "none", "a"]
+    found = store.batch_get_tensor_into_cuda(keys, [*wrong, right, right])
+    assert found == [WRONG, WRONG, ABSENT, 1000]
+    np.testing.assert_array_equal(other.get(), content((1, 1), 1000))
+
+
+def test_a_driver_that_fails_to_copy_a_tensor(store, gpus, driver):
+    memory = gpus.allocate(UNIT)
+    assert store.put_tensor("a", torch.zeros(UNIT, dtype=torch.uint8)) == 0
+    driver.fail("cuMemcpyAsync", ILLEGAL_ADDRESS)
+    assert store.get_tensor_into_cuda("a", tensor_in(memory, torch.uint8, UNIT)) == FAILED
+    assert store.get_tensor_into_cuda("a", tensor_in(memory, torch.uint8, UNIT)) == UNIT
+    assert not memory.get().any()
 
 
 def test_what_is_not_all_of_one_allocation(store, gpus):

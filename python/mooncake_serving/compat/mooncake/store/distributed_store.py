@@ -5,6 +5,7 @@ from .range_calls import RangeCalls
 from .replica_calls import ReplicaCalls
 from .segment_calls import SegmentCalls
 from .session_calls import SessionCalls
+from .tensor_device_calls import TensorDeviceCalls
 from .tensor_file_calls import TensorFileCalls
 from .tensor_parallel_calls import TensorParallelCalls
 from .value_calls import ValueCalls
@@ -19,6 +20,7 @@ class MooncakeDistributedStore(
     SegmentCalls,
     TensorParallelCalls,
     TensorFileCalls,
+    TensorDeviceCalls,
 ):
     """Mooncake's ``MooncakeDistributedStore``: values by name, shared by processes.
 
