@@ -59,12 +59,12 @@ def has_io_uring() -> bool:
     return ring >= 0
 
 
-def open_files() -> list[str]:
-    """The targets of this process's descriptors."""
+def open_files(process: int | str = "self") -> list[str]:
+    """The targets of a process's descriptors."""
     links = []
-    for fd in os.listdir("/proc/self/fd"):
+    for fd in os.listdir(f"/proc/{process}/fd"):
         with contextlib.suppress(FileNotFoundError):
-            links.append(os.readlink(f"/proc/self/fd/{fd}"))
+            links.append(os.readlink(f"/proc/{process}/fd/{fd}"))
     return links
 
 

@@ -10,6 +10,8 @@ HERE = Path(__file__).parent
 GATE = ["wire/admission", "wire/links", "limit", "verdict"]
 ASKER = ["asker", "connection_pool", "counters", "limit"]
 REGIONS = ["shm/board", "limit", "region_table"]
+SOCKET = ["limit", "uring", "verdict"]
+SOCKET += [f"wire/{name}" for name in ("address", "socket", "stream", "tls", "zero_copy")]
 REQUEST = [f"request/{name}" for name in ("block_pool", "coalesce", "integers", "overlap")]
 
 
@@ -47,6 +49,14 @@ def test_region_table(tmp_path):
     sources = [f"transfer/{name}.cc" for name in REGIONS] + ["common/shared_memory.cc"]
     result = run(build(HERE / "test_region_table.cc", sources, tmp_path, "-pthread"))
     assert result.returncode == 0, result.stderr
+
+
+def test_zero_copy(tmp_path):
+    sources = [f"transfer/{name}.cc" for name in SOCKET]
+    result = run(build(HERE / "test_zero_copy.cc", sources, tmp_path, "-pthread", "-ldl"))
+    assert result.returncode == 0, result.stderr
+    if reason := result.stdout.strip():
+        pytest.skip(reason)
 
 
 def test_file_op(tmp_path):

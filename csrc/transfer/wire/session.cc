@@ -151,8 +151,12 @@ void Session::send_read(const BatchHeader& header, const Limit& limit) {
     Ack ack{Status::kDone, 0, header.request_id, header.num_bytes};
     std::vector<iovec>& parts = parts_of_table();
     parts.insert(parts.begin(), {&ack, sizeof(ack)});
-    const auto send = [&](iovec* host, size_t n) { socket_.send(host, n, limit); };
-    staging_.gather(parts, GpuRanges(regions), limit, send);
+    const GpuRanges gpus(regions);
+    const auto send = [&](iovec* host, size_t n) {  // staging memory is filled again
+      gpus.empty() ? socket_.send_lent(host, n, 1, limit) : socket_.send(host, n, limit);
+    };
+    staging_.gather(parts, gpus, limit, send);
+    socket_.settle(socket_.num_lent(), limit);
   } catch (const Refused& refused) {
     refuse(header, refused.what(), limit);
   }
@@ -244,7 +248,8 @@ void Session::answer_question(const BatchHeader& header, const Limit& limit) {
   for (const iovec& part : parts) num_bytes += part.iov_len;
   Ack ack{Status::kDone, 0, header.request_id, num_bytes};
   parts.insert(parts.begin(), {&ack, sizeof(ack)});
-  socket_.send(parts.data(), parts.size(), limit);
+  socket_.send_lent(parts.data(), parts.size(), 1, limit);
+  socket_.settle(socket_.num_lent(), limit);
 }
 
 // A step at a time: the exchange looks at each while the next one arrives.

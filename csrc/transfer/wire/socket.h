@@ -6,6 +6,9 @@
 //   socket.send(parts.data(), parts.size(), limit);       // gathers
 //   socket.receive(parts.data(), parts.size(), limit);    // scatters
 //
+//   socket.send_lent(parts.data(), parts.size(), 1, limit);   // all but the first may be lent
+//   socket.settle(socket.num_lent(), limit);                  // now their memory may change
+//
 // Layer: transfer. Errors are LinkDown ("connection refused", "connection closed by peer", ...)
 // and, at the limit, Ended.
 #pragma once
@@ -23,6 +26,7 @@
 #include "transfer/limit.h"
 #include "transfer/wire/address.h"
 #include "transfer/wire/tls.h"
+#include "transfer/wire/zero_copy.h"
 
 namespace mk::transfer {
 
@@ -52,6 +56,16 @@ class Socket {
 
   void send(const void* data, size_t num_bytes, const Limit& limit);
   void receive(void* data, size_t num_bytes, const Limit& limit);
+
+  // As send(), but the kernel may keep the memory of the parts from `first_lent` on, rather than
+  // copy it, if there is much of it and it leaves for another machine: it must not change until it
+  // is settled, up to num_lent() after the send. Throws Ended as well. Whichever of these throws,
+  // and close(): what has not left by then never does, and the memory may change.
+  void send_lent(iovec* parts, size_t num_parts, size_t first_lent, const Limit& limit);
+  uint64_t num_lent() const { return zero_copy_ ? zero_copy_->num_sent() : 0; }
+  void settle(uint64_t num_lent, const Limit& limit);
+  bool lends(uint64_t num_bytes, size_t num_parts) const;  // whether it would lend such parts
+
   // Receives at least one byte, and at most `num_bytes`.
   size_t receive_some(void* data, size_t num_bytes, const Limit& limit);
   void discard(uint64_t num_bytes, const Limit& limit);
@@ -89,9 +103,13 @@ class Socket {
   bool is_silent() const;  // nothing has come, not even its end
   void wait_for_bytes(const Limit& limit) const;
   void receive_raw(iovec* parts, size_t num_parts, int flags, const Limit& limit);
+  void send_raw(iovec* parts, size_t num_parts, int flags, const Limit& limit);
+  void take_back() noexcept;
 
   Fd fd_;
   std::unique_ptr<TlsStream> tls_;
+  bool may_lend_ = false;                // to another machine, in plain
+  std::unique_ptr<ZeroCopy> zero_copy_;  // while something is lent, or could be
   std::chrono::microseconds spin_{0};
 };
 

@@ -80,6 +80,8 @@ bool WireChannel::answers_callers(const Request& request) const {
   const bool in_turns = request.verify || (!request.writes() && request.notify);
   if (request.after || !GpuRanges(request.regions).empty()) return false;
   if (transport() != Transport::kTcp || in_turns || must_fence() || socket_.is_tls()) return false;
+  // What is lent disturbs the thread that has sent it (zero_copy.h), which is not ours.
+  if (request.writes() && socket_.lends(request.num_bytes, request.num_ranges())) return false;
   uint64_t num_bytes = request.num_ranges() * sizeof(Range);
   if (request.writes()) num_bytes += request.num_bytes;
   if (request.notify) num_bytes += request.notify->size();
@@ -124,7 +126,7 @@ uint64_t WireChannel::ask(const std::string& question, std::vector<iovec> payloa
   BatchHeader header{Op::kAsk, 0, kQuestionId, question.size(), num_bytes};
   payload.insert(payload.begin(), {{&header, sizeof(header)},
                                    {const_cast<char*>(question.data()), question.size()}});
-  socket_.send(payload.data(), payload.size(), limit);
+  socket_.send_lent(payload.data(), payload.size(), 2, limit);
   return answer_bytes(1, kMaxAnswerBytes, limit);
 }
 
@@ -132,6 +134,7 @@ uint64_t WireChannel::answer_bytes(uint64_t entry_bytes, uint64_t max_bytes, con
   Ack ack;
   socket_.receive(&ack, sizeof(ack), limit);
   check_answer(ack, kQuestionId, entry_bytes, max_bytes);
+  socket_.settle(socket_.num_lent(), limit);
   if (ack.status == Status::kRefused) throw Refused(receive_refusal(ack, limit));
   return ack.num_bytes;
 }
@@ -220,13 +223,17 @@ void WireChannel::send(const Work& work, Op op, uint64_t first_range, const Rang
   if (const uint32_t count = num_zero_ranges(header)) {
     parts_.push_back({zeros, count * sizeof(Range)});
   }
+  const size_t first_of_payload = parts_.size();
   parts_.insert(parts_.end(), payload.begin(), payload.end());
   is_writing_ |= op == Op::kWrite;
   if (op == Op::kNotify) *work.notify_begun = true;
   const GpuRanges gpus = op == Op::kWrite ? GpuRanges(work.request->regions) : GpuRanges();
-  staging_.gather(parts_, gpus, limit,
-                  [&](iovec* host, size_t n) { socket_.send(host, n, limit); });
-  frames_.push_back({op, work.request_id, verifies(op) ? sizeof(NumEqual) : num_bytes, false});
+  const bool may_lend = op == Op::kWrite && gpus.empty();  // staging memory is filled again
+  staging_.gather(parts_, gpus, limit, [&](iovec* host, size_t n) {
+    may_lend ? socket_.send_lent(host, n, first_of_payload, limit) : socket_.send(host, n, limit);
+  });
+  frames_.push_back({op, work.request_id, verifies(op) ? sizeof(NumEqual) : num_bytes, false,
+                     socket_.num_lent()});
   ++num_sent_;
 }
 
@@ -235,6 +242,7 @@ void WireChannel::receive_ack(const Limit& limit) {
   Ack ack;
   socket_.receive(&ack, sizeof(ack), limit);
   check_ack(ack, frame.request_id, frame.num_bytes);
+  socket_.settle(frame.num_lent, limit);
   frames_.pop_front();
   if (ack.status == Status::kRefused) {
     std::string refusal = receive_refusal(ack, limit);

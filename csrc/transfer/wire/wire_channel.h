@@ -106,6 +106,7 @@ class WireChannel : public Channel {
     uint64_t request_id;
     uint64_t num_bytes;
     bool last_of_work;
+    uint64_t num_lent = 0;  // to the kernel, when it was sent
   };
   static constexpr uint64_t kQuestionId = 1;  // they are apart from requests
 
