@@ -191,6 +191,7 @@ void Socket::send_raw(iovec* parts, size_t num_parts, int flags, const Limit& li
 }
 
 void Socket::send_lent(iovec* parts, size_t num_parts, size_t first_lent, const Limit& limit) {
+  if (!may_lend_) return send(parts, num_parts, limit);
   iovec* const lent = parts + first_lent;
   const size_t num_lent_parts = num_parts - first_lent;
   uint64_t num_bytes = 0;
