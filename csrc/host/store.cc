@@ -147,6 +147,15 @@ py::dict stats(Pool& pool, double timeout_s) {
       "num_processes"_a = s.num_processes, "num_repairs"_a = s.num_repairs);
 }
 
+py::dict counts(const Pool& pool) {
+  const PoolCounts c = pool.counts();
+  using namespace py::literals;
+  return py::dict("num_hits"_a = c.num_hits, "num_misses"_a = c.num_misses,
+                  "num_stored"_a = c.num_stored, "num_removed"_a = c.num_removed,
+                  "num_evicted"_a = c.num_evicted, "read_bytes"_a = c.read_bytes,
+                  "stored_bytes"_a = c.stored_bytes);
+}
+
 }  // namespace
 
 void bind_store(py::module_& m) {
@@ -203,7 +212,8 @@ void bind_store(py::module_& m) {
       .def("reap", &Pool::reap, ReleaseGil())
       .def("page_lock", &Pool::page_lock, py::arg("device"), ReleaseGil())
       .def("scan", &scan)
-      .def("stats", &stats, py::arg("timeout_s"));
+      .def("stats", &stats, py::arg("timeout_s"))
+      .def("counts", &counts);
   bind_objects(m, pool);
 }
 

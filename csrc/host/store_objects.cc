@@ -132,6 +132,7 @@ class Buffers {
 
 std::unique_ptr<ObjectPin> pin(const PoolRef& pool, uint64_t hash, uint64_t scope, bool touch) {
   const std::optional<Pin> pin = pool->pin({hash, scope}, touch);
+  if (touch) pool->count(pin ? ReadCounts{1, 0, pin->num_bytes} : ReadCounts{0, 1, 0});
   return pin ? std::make_unique<ObjectPin>(pool, *pin) : nullptr;
 }
 
@@ -159,21 +160,26 @@ std::pair<int, uint64_t> read(Pool& pool, uint64_t hash, uint64_t scope,
   const Buffers held(buffers, /*writable=*/true);
   const GilReleased released;
   uint64_t object_bytes = 0;
-  const Got got = get_into(&pool, {hash, scope}, offset, held.pieces, verify, &object_bytes);
+  ReadCounts counts;
+  const Got got =
+      get_into(&pool, {hash, scope}, offset, held.pieces, verify, &object_bytes, &counts);
+  pool.count(counts);
   return {static_cast<int>(got), object_bytes};
 }
 
-// Calls `read(i, &num_bytes)` for each object: returns these numbers, or a negative `Got`.
+// Calls `read(i, &num_bytes, &counts)` for each object: returns these numbers, or a negative `Got`.
 template <class Read>
-py::array_t<int64_t> read_all(size_t count, const Read& read) {
+py::array_t<int64_t> read_all(Pool& pool, size_t count, const Read& read) {
   py::array_t<int64_t> sizes(static_cast<py::ssize_t>(count));
   int64_t* const out = sizes.mutable_data();
   const GilReleased released;
+  ReadCounts counts;
   for (size_t i = 0; i < count; ++i) {
     uint64_t num_bytes = 0;
-    const Got got = read(i, &num_bytes);
+    const Got got = read(i, &num_bytes, &counts);
     out[i] = got == Got::kDone ? static_cast<int64_t>(num_bytes) : -static_cast<int64_t>(got);
   }
+  pool.count(counts);
   return sizes;
 }
 
@@ -181,9 +187,11 @@ py::array_t<int64_t> read_all(size_t count, const Read& read) {
 py::array_t<int64_t> read_each(Pool& pool, const Keys& keys, const py::sequence& buffers,
                                bool verify) {
   const Buffers held(buffers, /*writable=*/true);
-  return read_all(held.pieces.size(), [&](size_t i, uint64_t* num_bytes) {
-    return get_into(&pool, keys_of(keys)[i], std::nullopt, {held.pieces[i]}, verify, num_bytes);
-  });
+  const auto read = [&](size_t i, uint64_t* num_bytes, ReadCounts* counts) {
+    return get_into(&pool, keys_of(keys)[i], std::nullopt, {held.pieces[i]}, verify, num_bytes,
+                    counts);
+  };
+  return read_all(pool, held.pieces.size(), read);
 }
 
 using Table = py::array_t<uint64_t, py::array::c_style>;  // [n, w]
@@ -224,12 +232,13 @@ py::array_t<int64_t> read_headed(Pool& pool, const Keys& keys, const py::sequenc
                                  const Table& sizes, bool verify) {
   const Headed objects(keys, heads, addresses, sizes);
   Pieces pieces;
-  return read_all(num_keys(keys), [&](size_t i, uint64_t* num_bytes) {
+  const auto read = [&](size_t i, uint64_t* num_bytes, ReadCounts* counts) {
     pieces.clear();
     objects.add_places(i, &pieces);
     const Head head{objects.head(i), free.first, free.second};
-    return get_headed(&pool, keys_of(keys)[i], head, pieces, verify, num_bytes);
-  });
+    return get_headed(&pool, keys_of(keys)[i], head, pieces, verify, num_bytes, counts);
+  };
+  return read_all(pool, num_keys(keys), read);
 }
 
 // Returns a `Begun` for each object, up to the first for which there is no room, or that cannot be

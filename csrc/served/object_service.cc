@@ -54,28 +54,35 @@ class ObjectService::Reading final : public Exchange {
   }
 
   std::vector<iovec> answer() override {
-    uint64_t left = kMaxPayloadBytes, num_bytes = 0;
+    uint64_t left = kMaxPayloadBytes;
+    ReadCounts counts;
     answers_.resize(entries_.size());
     std::vector<iovec> parts;
     for (size_t i = entries_.size(); i-- > 0;) {
       ReadAnswer& row = answers_[i];
       const char* const data = look_up(entries_[i], left, row);
       left -= row.num_bytes;
-      num_bytes += row.num_bytes;
+      counts.num_hits += row.status == AskStatus::kDone;
+      counts.num_misses += row.status == AskStatus::kAbsent;
+      counts.num_bytes += row.num_bytes;
       if (row.num_bytes > 0) parts.push_back({const_cast<char*>(data), row.num_bytes});
     }
     parts.push_back(part_of(answers_));
     std::reverse(parts.begin(), parts.end());
-    const std::lock_guard lock(service_.mutex_);
-    for (size_t i = 0; i < entries_.size(); ++i) {
-      service_.done_.num_misses += answers_[i].status == AskStatus::kAbsent;
-      if (answers_[i].status == AskStatus::kDone) service_.note_read(entries_[i].key);
-    }
-    service_.done_.num_bytes += num_bytes;
+    pool_->count(counts);
+    if (!service_.options_.is_all) note_read();
     return parts;
   }
 
  private:
+  void note_read() {
+    const std::lock_guard lock(service_.mutex_);
+    std::vector<Key>& read = service_.done_.read;
+    for (size_t i = 0; i < entries_.size() && read.size() < kMaxNoted; ++i) {
+      if (answers_[i].status == AskStatus::kDone) read.push_back(entries_[i].key);
+    }
+  }
+
   // Finds what to send of an object, which is then pinned.
   const char* look_up(const ReadEntry& entry, uint64_t left, ReadAnswer& row) {
     if (left == 0 && !pins_.empty()) return row.status = AskStatus::kBusy, nullptr;
@@ -352,11 +359,6 @@ std::shared_ptr<RedisPublisher> ObjectService::publisher() {
 
 void ObjectService::check_takes_puts() const {
   if (!takes_puts_) throw Refused("it takes no objects at the moment");
-}
-
-void ObjectService::note_read(const Key& key) {
-  done_.num_hits += 1;
-  if (!options_.is_all && done_.read.size() < kMaxNoted) done_.read.push_back(key);
 }
 
 void ObjectService::note(const Key& key, bool is_there) {

@@ -24,10 +24,9 @@ namespace mk::served {
 
 class ObjectService final : public transfer::Service {
  public:
-  // What peers have done since the last query, for bookkeeping in Python.
+  // What peers have done since the last query, for bookkeeping in Python. The pool counts it.
   struct Done {
-    uint64_t num_hits, num_misses, num_bytes;  // of reads
-    std::vector<store::Key> read;              // for counting uses; empty if the pool is all
+    std::vector<store::Key> read;  // for counting uses; empty if the pool is all
     uint64_t num_bytes_stored;
     std::vector<store::Key> changed;  // in order
     std::vector<bool> is_there;
@@ -66,7 +65,6 @@ class ObjectService final : public transfer::Service {
   std::shared_ptr<RedisPublisher> publisher();
   void note_listed_in_vain();
   void check_takes_puts() const;
-  void note_read(const store::Key& key);
   void note(const store::Key& key, bool is_there);
 
   const std::shared_ptr<store::Pool> pool_;

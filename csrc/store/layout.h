@@ -16,7 +16,7 @@
 namespace mk::store {
 
 constexpr uint64_t kMagic = 0x314c4f4f504b4d;  // "MKPOOL1"
-constexpr uint32_t kLayoutVersion = 5;
+constexpr uint32_t kLayoutVersion = 6;
 
 // The name of an object: its content (a prefix hash) and its scope (tenant, model, layout, rank).
 struct Key {
@@ -69,7 +69,11 @@ struct alignas(64) Row {
   std::atomic<uint64_t> pid;  // 0: the row is unused
   std::atomic<uint64_t> start_time;
   std::atomic<uint32_t> num_slots;  // no slot from here on has been used
+  // Of its reads, and those of the row's earlier owners. Only its threads add to it: processes that
+  // read do not wait for each other's cache line.
+  std::atomic<uint64_t> num_hits, num_misses, read_bytes;
 };
+static_assert(sizeof(Row) == 64);
 using Slot = std::atomic<uint64_t>;
 
 inline uint64_t slot_of(uint32_t entry, uint64_t generation) {
@@ -125,6 +129,8 @@ struct Header {
   std::atomic<uint64_t> end_of_removals;  // the number of the next one
   alignas(64) std::atomic<uint64_t> clock;
   alignas(64) RobustMutex mutex;
+  // Sums since the pool was made: the holder of the mutex adds to them, and nothing sets them back.
+  std::atomic<uint64_t> num_stored, stored_bytes, num_removed, num_evicted;
   // The rest belongs to the holder of the mutex, and is rebuilt from the entries if the holder
   // dies.
   uint32_t free_entries;  // heads of lists

@@ -44,6 +44,8 @@ void Ledger::publish(uint32_t at, uint64_t checksum, Retention retention, uint16
   enter_orders(at);
   --header_.num_writing;
   ++header_.num_ready;
+  header_.num_stored.fetch_add(1, std::memory_order_relaxed);
+  header_.stored_bytes.fetch_add(entry.num_bytes, std::memory_order_relaxed);
 }
 
 void Ledger::retain(uint32_t at, Retention retention) {

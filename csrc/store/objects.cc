@@ -91,23 +91,31 @@ bool begins_with(const Pin& pin, const Head& head) {
 }
 
 // The whole pinned object, or the part of it from `begin` on, into pieces that have room for it.
-Got copy_from(const Pool& pool, const Pin& pin, uint64_t begin, const Pieces& pieces, bool verify) {
+Got copy_from(const Pool& pool, const Pin& pin, uint64_t begin, const Pieces& pieces, bool verify,
+              ReadCounts* counts) {
   const bool is_checked = verify && pin.checksum != 0;
+  const uint64_t left = pin.num_bytes - begin;
   if (is_checked && pool.device() < 0 && are_in_host(pieces)) {
-    return copy_and_verify(pin, begin, pieces) ? Got::kDone : Got::kDamaged;
+    if (!copy_and_verify(pin, begin, pieces)) return Got::kDamaged;
+  } else {
+    if (is_checked && checksum_of({pool.piece(pin.data, pin.num_bytes)}) != pin.checksum) {
+      return Got::kDamaged;
+    }
+    scatter(pool.piece(pin.data + begin, left), pieces, pool.is_page_locked());
   }
-  if (is_checked && checksum_of({pool.piece(pin.data, pin.num_bytes)}) != pin.checksum) {
-    return Got::kDamaged;
-  }
-  scatter(pool.piece(pin.data + begin, pin.num_bytes - begin), pieces, pool.is_page_locked());
+  counts->num_hits += 1;
+  counts->num_bytes += std::min(left, total_bytes(pieces));
   return Got::kDone;
 }
 
 // What `read` makes of an object while it is pinned.
 template <class Read>
-Got with_pin(Pool* pool, const Key& key, const Read& read) {
+Got with_pin(Pool* pool, const Key& key, ReadCounts* counts, const Read& read) {
   const std::optional<Pin> pin = pool->pin(key);
-  if (!pin) return Got::kAbsent;
+  if (!pin) {
+    counts->num_misses += 1;
+    return Got::kAbsent;
+  }
   try {
     const Got got = read(*pin);
     pool->unpin(*pin);
@@ -196,25 +204,25 @@ Begun put_from(Pool* pool, const Key& key, const Pieces& pieces, const PutOption
 }
 
 Got get_into(Pool* pool, const Key& key, std::optional<uint64_t> offset, const Pieces& pieces,
-             bool verify, uint64_t* object_bytes) {
-  return with_pin(pool, key, [&](const Pin& pin) {
+             bool verify, uint64_t* object_bytes, ReadCounts* counts) {
+  return with_pin(pool, key, counts, [&](const Pin& pin) {
     *object_bytes = pin.num_bytes;
     const uint64_t wanted = total_bytes(pieces);
     const uint64_t begin = offset.value_or(0);
     if (!offset && wanted < pin.num_bytes) return Got::kTooSmall;
     if (offset && (begin > pin.num_bytes || wanted > pin.num_bytes - begin))
       return Got::kOutOfRange;
-    return copy_from(*pool, pin, begin, pieces, verify);
+    return copy_from(*pool, pin, begin, pieces, verify, counts);
   });
 }
 
 Got get_headed(Pool* pool, const Key& key, const Head& head, const Pieces& pieces, bool verify,
-               uint64_t* num_bytes) {
-  return with_pin(pool, key, [&](const Pin& pin) {
+               uint64_t* num_bytes, ReadCounts* counts) {
+  return with_pin(pool, key, counts, [&](const Pin& pin) {
     if (!begins_with(pin, head)) return Got::kOther;
     *num_bytes = pin.num_bytes - head.bytes.size();
     if (total_bytes(pieces) < *num_bytes) return Got::kTooSmall;
-    return copy_from(*pool, pin, head.bytes.size(), pieces, verify);
+    return copy_from(*pool, pin, head.bytes.size(), pieces, verify, counts);
   });
 }
 

@@ -1,7 +1,9 @@
 // Copies whole objects, from any memory into a pool or out of it, in one call.
 //
 //   put_from(pool.get(), key, {{k.data(), k.size()}, {v.data(), v.size()}}, options);
-//   get_into(pool.get(), key, std::nullopt, {{buffer, sizeof(buffer)}}, /*verify=*/true, &size);
+//   get_into(pool.get(), key, std::nullopt, {{buffer, sizeof(buffer)}}, /*verify=*/true, &size,
+//            &counts);
+//   pool->count(counts);
 //
 // Layer: store.
 #pragma once
@@ -47,11 +49,12 @@ enum class Got {
   kDamaged,     // the checksum differs: nothing of it is in the pieces
   kOther,       // it does not begin with the required head: nothing was copied
 };
+// The reads below add to `counts`, for Pool::count, if they are kDone or kAbsent.
 // Fills the pieces in order, from `offset` on; without an offset they receive the whole object and
 // may be larger. `object_bytes` is the object's size, if it exists. An object without a checksum is
 // not verified. Throws as scatter().
 Got get_into(Pool* pool, const Key& key, std::optional<uint64_t> offset, const Pieces& pieces,
-             bool verify, uint64_t* object_bytes);
+             bool verify, uint64_t* object_bytes, ReadCounts* counts);
 
 // What an object must begin with, but for the bytes [free_begin, free_end) of it.
 struct Head {
@@ -61,6 +64,6 @@ struct Head {
 };
 // The same for all that follows the head; `num_bytes` is the size of that. Of a pool on the host.
 Got get_headed(Pool* pool, const Key& key, const Head& head, const Pieces& pieces, bool verify,
-               uint64_t* num_bytes);
+               uint64_t* num_bytes, ReadCounts* counts);
 
 }  // namespace mk::store

@@ -171,4 +171,30 @@ void Pool::unpin(const Pin& pin) {
   if (!owner_.forked()) slots_->give_back(pin.slot);
 }
 
+void Pool::count(const ReadCounts& reads) {
+  owner_.check("read", "pool");
+  Row& row = view_.rows[row_];
+  if (reads.num_hits > 0) {
+    row.num_hits.fetch_add(reads.num_hits, std::memory_order_relaxed);
+    row.read_bytes.fetch_add(reads.num_bytes, std::memory_order_relaxed);
+  }
+  if (reads.num_misses > 0) row.num_misses.fetch_add(reads.num_misses, std::memory_order_relaxed);
+}
+
+PoolCounts Pool::counts() const {
+  PoolCounts counts{};
+  for (uint32_t i = 0; i < geometry().num_rows; ++i) {
+    const Row& row = view_.rows[i];
+    counts.num_hits += row.num_hits.load(std::memory_order_relaxed);
+    counts.num_misses += row.num_misses.load(std::memory_order_relaxed);
+    counts.read_bytes += row.read_bytes.load(std::memory_order_relaxed);
+  }
+  const Header& header = *view_.header;
+  counts.num_stored = header.num_stored.load(std::memory_order_relaxed);
+  counts.stored_bytes = header.stored_bytes.load(std::memory_order_relaxed);
+  counts.num_removed = header.num_removed.load(std::memory_order_relaxed);
+  counts.num_evicted = header.num_evicted.load(std::memory_order_relaxed);
+  return counts;
+}
+
 }  // namespace mk::store

@@ -99,6 +99,16 @@ struct PoolStats {
   uint64_t num_repairs;  // how often a process died while it changed the pool
 };
 
+// What came of reads.
+struct ReadCounts {
+  uint64_t num_hits = 0, num_misses = 0, num_bytes = 0;
+};
+
+// Sums since the pool was made, of all its processes, dead or alive.
+struct PoolCounts {
+  uint64_t num_hits, num_misses, num_stored, num_removed, num_evicted, read_bytes, stored_bytes;
+};
+
 class Pool {
  public:
   // An empty path: nameless memory, the only kind for a pool on a GPU. Throws SystemError;
@@ -171,6 +181,10 @@ class Pool {
   uint32_t reap();
   std::vector<ObjectInfo> scan();  // all ready objects
   PoolStats stats(std::chrono::milliseconds limit = RobustMutex::kLimit);
+
+  // Adds to the counts what pins were for, once for many: pin() does not know what comes of it.
+  void count(const ReadCounts& reads);
+  PoolCounts counts() const;  // takes no lock
 
  private:
   class Lock;

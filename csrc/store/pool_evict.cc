@@ -43,6 +43,7 @@ Evicted Pool::evict(uint64_t num_bytes, Policy policy) {
     }
     evicted.num_bytes += ledger_.sweep();
   } while (evicted.num_bytes < num_bytes && ledger_.reap() > 0);
+  view_.header->num_evicted.fetch_add(evicted.keys.size(), std::memory_order_relaxed);
   return evicted;
 }
 
@@ -60,6 +61,7 @@ Evicted Pool::evict_keys(const Key* keys, size_t count, const ObjectId* ids) {
     ledger_.doom(found.entry);
   }
   evicted.num_bytes = ledger_.sweep();
+  view_.header->num_evicted.fetch_add(evicted.keys.size(), std::memory_order_relaxed);
   return evicted;
 }
 

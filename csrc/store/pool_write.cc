@@ -105,6 +105,8 @@ void Pool::remove_each(const Key* keys, size_t count, bool* out, bool is_noted) 
     if (out[i]) ledger_.doom(found.entry);
   }
   ledger_.sweep();
+  const auto num_removed = static_cast<uint64_t>(std::count(out, out + count, true));
+  view_.header->num_removed.fetch_add(num_removed, std::memory_order_relaxed);
 }
 
 bool Pool::remove_exactly(ObjectId id) {
@@ -115,6 +117,7 @@ bool Pool::remove_exactly(ObjectId id) {
   if (view_.entries[at].word.load() != word_of((id - 1) >> 32, State::kReady)) return false;
   ledger_.doom(at);
   ledger_.sweep();
+  view_.header->num_removed.fetch_add(1, std::memory_order_relaxed);
   return true;
 }
 

@@ -11,6 +11,7 @@ from .reads import checksum_of
 from .values import (
     Evicted,
     Key,
+    PoolCounts,
     PoolObjects,
     PoolStats,
     PutResult,
@@ -26,6 +27,7 @@ __all__ = [
     "ObjectPool",
     "ObjectPut",
     "PinnedObject",
+    "PoolCounts",
     "PoolObjects",
     "PoolStats",
     "PutResult",

@@ -27,6 +27,7 @@ from .values import (
     END,
     Evicted,
     Key,
+    PoolCounts,
     PoolObjects,
     PoolStats,
     PutResult,
@@ -382,6 +383,15 @@ class ObjectPool(PoolReader):
         """
         timeout_s = as_seconds("stats", "timeout_s", timeout_s, minimum=0.0)
         return PoolStats(**self._pool.stats(min(timeout_s, LIMIT_S)))
+
+    def counts(self) -> PoolCounts:
+        """Return what all processes have done with the pool since it was made. Takes no lock.
+
+        A read is counted once its bytes are there, and so are a pin and a pin that finds nothing,
+        unless they do not count as a use; ``contains``, ``match_prefix`` and the like are not. The
+        call during which a process is killed may be missing.
+        """
+        return PoolCounts(**self._pool.counts())
 
     def reap(self) -> int:
         """Reclaim what dead processes were reading and writing; returns how many.

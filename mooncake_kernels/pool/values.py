@@ -4,7 +4,7 @@ import enum
 import operator
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any
 
 import numpy as np
@@ -101,6 +101,42 @@ class PoolStats:
     def fragmentation(self) -> float:
         """1 - largest / free: from 0 (the free bytes are one span) to almost 1."""
         return 1 - self.largest_free_bytes / self.free_bytes if self.free_bytes else 0.0
+
+
+@dataclass(frozen=True)
+class PoolCounts:
+    """Sums since the pool was made, of all its processes, dead or alive.
+
+    Attributes:
+        num_hits: objects that were read or pinned.
+        num_misses: reads of objects that were not there.
+        num_stored: objects that were stored.
+        num_removed: objects that were removed on request, or because they were damaged.
+        num_evicted: objects that were evicted to make room.
+        read_bytes: bytes that were read: of a part its own, of a pinned object all.
+        stored_bytes: size of the objects that were stored.
+    """
+
+    num_hits: int = 0
+    num_misses: int = 0
+    num_stored: int = 0
+    num_removed: int = 0
+    num_evicted: int = 0
+    read_bytes: int = 0
+    stored_bytes: int = 0
+
+    @property
+    def num_reads(self) -> int:
+        return self.num_hits + self.num_misses
+
+    @property
+    def hit_rate(self) -> float | None:
+        """Hits over reads; None before the first read."""
+        return self.num_hits / self.num_reads if self.num_reads else None
+
+    def __sub__(self, earlier: "PoolCounts") -> "PoolCounts":
+        names = [field.name for field in fields(PoolCounts)]
+        return PoolCounts(*(getattr(self, name) - getattr(earlier, name) for name in names))
 
 
 def object_key(name: str | bytes, scope: int | str = 0) -> Key:

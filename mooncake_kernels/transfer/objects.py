@@ -42,25 +42,19 @@ class ObjectStatus(enum.IntEnum):
 
 
 class Served(NamedTuple):
-    """What peers have done with a served pool since the last call.
+    """What peers have done with a served pool since the last call. ``ObjectPool.counts`` counts it.
 
     Attributes:
-        num_hits: objects they have read.
-        num_misses: objects they asked for that were not there.
-        num_bytes: bytes they have read.
-        num_bytes_stored: bytes they have put.
         read: ``[n, 2]`` keys of the first of what they have read; empty if the pool ``is_all``.
+        num_bytes_stored: bytes they have put.
         changed: ``[n, 2]`` keys of what they have put and removed, in that order.
         is_there: ``[n]`` bool: True for a put.
         is_cut: more was changed than is listed.
         is_listed_in_vain: the directory may list for this pool what was not stored.
     """
 
-    num_hits: int
-    num_misses: int
-    num_bytes: int
-    num_bytes_stored: int
     read: np.ndarray
+    num_bytes_stored: int
     changed: np.ndarray
     is_there: np.ndarray
     is_cut: bool

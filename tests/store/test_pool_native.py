@@ -41,6 +41,11 @@ def test_threads(tmp_path, sanitizers, soak):
     assert result.returncode == 0, result.stderr[:4000]
 
 
+def test_counts(tmp_path):
+    result = run(build(HERE / "test_pool_counts.cc", SOURCES, tmp_path, INCLUDE))
+    assert result.returncode == 0, result.stderr[:2000]
+
+
 def test_the_mutex(tmp_path, soak):
     program = build(HERE / "test_robust_mutex.cc", ["store/robust_mutex.cc"], tmp_path)
     for arguments in [(), ("stopped",)] if soak else [()]:  # which takes the limit, 10 s

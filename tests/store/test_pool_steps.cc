@@ -101,6 +101,12 @@ bool die_after(long steps, long* made) {
   EXPECT(pool->contains(kOld[0]));  // nothing was done to it, but that it is kept
   EXPECT(pool->contains(kOld[3]) || is_noted(*pool, kOld[3]));
   EXPECT(keys.size() >= 2 && keys.size() <= 6);
+  // The call in which it died may be missing.
+  const PoolCounts counts = pool->counts();
+  const auto counted = static_cast<int64_t>(counts.num_stored) -
+                       static_cast<int64_t>(counts.num_removed + counts.num_evicted);
+  EXPECT(std::abs(counted - static_cast<int64_t>(keys.size())) <= 1);
+  EXPECT(counts.num_stored >= 4 && counts.num_stored <= 6);
   put(pool.get(), {77, 1}, 5);  // uses what was freed
   EXPECT(check_pool(pool.get()).size() == keys.size() + 1);
   pool->retain(kOld[0], Retention::kNormal);

@@ -96,7 +96,7 @@ class Serving:
             return pin and bytes(stack.enter_context(pin).view)
 
     def damage(self, number: int, at: int = 0) -> None:
-        with self.pool.pin(key(number)) as pin:
+        with self.pool.pin(key(number), touch=False) as pin:
             start = pin.tensor().data_ptr() - self.pool.memory().data_ptr()
             self.pool.memory()[start + at] ^= 1
 

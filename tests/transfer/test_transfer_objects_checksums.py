@@ -40,7 +40,7 @@ def test_what_is_damaged(here, sums):
     ranges = {"offsets": [0], "sizes": [100]}
     assert here.read(2, sums=sums, compare=True, **ranges) == [DAMAGED]
     assert here.read(2, sums=sums, **ranges) == [bad[:100].tobytes()]
-    assert here.served.take().num_hits == 7
+    assert here.pool.counts().num_hits == 7
 
 
 def test_damage_that_nobody_can_see(here):

@@ -100,7 +100,7 @@ def test_what_is_not_there(here):
     with here.ask(0, 3) as reply:
         assert reply.object_bytes.tolist() == [0, 0]
     put.abort()
-    assert here.served.take().num_misses == 5
+    assert here.pool.counts().num_misses == 5
 
 
 def test_what_may_be_elsewhere():

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 from mooncake_kernels.errors import TransferError, Unavailable
+from mooncake_kernels.pool import PoolCounts
 from mooncake_kernels.transfer import WHOLE
 
 from .objects import (
@@ -66,14 +67,15 @@ def test_what_is_told_of_peers(here):
     assert here.write({4: content(4, 30), 5: content(5, 7), 1: content(1, 9)})[:2] == [DONE, DONE]
     assert here.remove(2, 9, 4) == [DONE, ABSENT, DONE]
     assert here.write({2: content(2, 3)}) == [DONE]
+    assert here.pool.counts() == PoolCounts(3, 1, 5, 2, 0, 2020, 1090)
     taken = here.served.take()
-    assert taken[:4] == (3, 1, 2020, 40)
+    assert len(taken.read) == 0 and taken.num_bytes_stored == 40
     assert taken.changed.dtype == np.uint64
     assert taken.changed.tolist() == [list(key(number)) for number in (4, 5, 2, 4, 2)]
     assert taken.is_there.tolist() == [True, True, False, False, True]
     assert not taken.is_cut
-    assert here.served.take()[:4] == (0, 0, 0, 0)
-    assert here.served.take().changed.shape == (0, 2)
+    taken = here.served.take()
+    assert taken.num_bytes_stored == 0 and taken.changed.shape == (0, 2)
 
 
 def test_more_changes_than_are_told():

@@ -17,9 +17,8 @@ from typing import Any
 
 from mooncake_kernels.errors import InvalidArgument, shown
 from mooncake_kernels.extras import needed_from
-from mooncake_kernels.pool import PoolStats
+from mooncake_kernels.pool import PoolCounts, PoolStats
 
-from .counters import Counts, read_counts
 from .ssd import SsdStats
 from .store import Store
 from .tiered import TieredStore
@@ -43,13 +42,13 @@ GAUGES = {  # the metric's name without its prefix: the field of PoolStats, and 
     "pins": ("num_pins", "Objects that are being read, each as often as it is."),
     "processes": ("num_processes", "Processes that have the pool open."),
 }
-COUNTERS = {  # the same for Counts
+COUNTERS = {  # the same for PoolCounts
     "hits": ("num_hits", "Objects that were read."),
     "misses": ("num_misses", "Objects that were to be read and were not there."),
     "stored": ("num_stored", "Objects that were stored."),
     "removed": ("num_removed", "Objects that were removed on demand, or as damaged."),
     "evicted": ("num_evicted", "Objects that were evicted to make room."),
-    "read_bytes": ("read_bytes", "Bytes of the objects that were read."),
+    "read_bytes": ("read_bytes", "Bytes that were read: of a pinned object all."),
     "stored_bytes": ("stored_bytes", "Bytes of the objects that were stored."),
 }
 SSD_GAUGES = {  # the same for SsdStats, of stores with a disk
@@ -115,7 +114,7 @@ class StoreCollector:
         """Return the current metrics; Prometheus calls it."""
         pools: dict[str, PoolStats] = {}
         up: dict[str, bool] = {}
-        counts: dict[str, Counts] = {}
+        counts: dict[str, PoolCounts] = {}
         disks: dict[str, SsdStats] = {}
         demotions: dict[str, DemotionStats] = {}
         with self._lock:
@@ -123,6 +122,7 @@ class StoreCollector:
         for path, store in stores.items():
             stats = None
             try:
+                counted = store.pool.counts()
                 with contextlib.suppress(TimeoutError):
                     stats = store.pool.stats(ANSWER_S)
                 if isinstance(store, TieredStore):
@@ -132,7 +132,7 @@ class StoreCollector:
                 continue
             if stats is not None:
                 pools[path] = stats
-            up[path], counts[path] = path in pools, read_counts(path)
+            up[path], counts[path] = path in pools, counted
         yield _family(GaugeMetricFamily, "up", UP, up)
         yield from _families(GaugeMetricFamily, GAUGES, pools)
         yield from _families(CounterMetricFamily, COUNTERS, counts)

@@ -1,4 +1,4 @@
-"""Callbacks for what a process does to a pool: for event publishers, counters, directories."""
+"""Callbacks for the changes that a process makes to a pool: for event publishers, directories."""
 
 import logging
 from collections.abc import Callable, Sequence
@@ -13,7 +13,6 @@ from mooncake_kernels.pool import (
     Key,
     ObjectPool,
     ObjectPut,
-    PinnedObject,
     PutResult,
     as_keys,
 )
@@ -23,7 +22,7 @@ logger = logging.getLogger(__name__)
 
 
 class Observer:
-    """Called after each operation of this process, in the thread that did it.
+    """Called after each change by this process, in the thread that did it.
 
     No lock is held during a call, so two threads may report operations on one key in another order
     than they were done. An observer must be fast. What it raises is logged: the pool has done the
@@ -36,14 +35,9 @@ class Observer:
     def on_removed(self, keys: np.ndarray, *, evicted: bool) -> None:
         """``[n, 2]`` objects cannot be found any more: evicted to make room, or removed."""
 
-    def on_read(self, num_hits: int, num_misses: int, num_bytes: int) -> None:
-        """This many objects were read, of so many bytes in total; so many were not there. A pin
-        that does not count as a use is not reported.
-        """
-
 
 class ObservedPool(ObjectPool):
-    """A pool that reports what this process does with it; a ``Store`` takes it like any other.
+    """A pool that reports how this process changes it; a ``Store`` takes it like any other.
 
     It covers every user of this object: a store, its eviction, a node that serves others. What
     other processes do to the same memory they report themselves::
@@ -121,40 +115,10 @@ class ObservedPool(ObjectPool):
     def evict_keys(self, keys: Any, ids: np.ndarray | None = None) -> Evicted:
         return self._evicted(super().evict_keys(keys, ids))
 
-    def pin(self, key: Key, *, touch: bool = True) -> PinnedObject | None:
-        pinned = super().pin(key, touch=touch)
-        if touch:
-            self._read(None if pinned is None else pinned.num_bytes)
-        return pinned
-
-    def get_into(
-        self, key: Key, *buffers: Any, offset: int | None = None, verify: bool = False
-    ) -> int | None:
-        num_bytes = super().get_into(key, *buffers, offset=offset, verify=verify)
-        self._read(num_bytes)
-        return num_bytes
-
-    def get_into_each(self, keys: Any, buffers: Any, *, verify: bool = False) -> np.ndarray:
-        sizes = super().get_into_each(keys, buffers, verify=verify)
-        hits, misses = sizes[sizes >= 0], int((sizes == -1).sum())
-        self._were_read(len(hits), misses, int(hits.sum()))
-        return sizes
-
-    def get_headed(
-        self, keys: Any, heads: Sequence[bytes], addresses: Any, sizes: Any, **options: Any
-    ) -> np.ndarray:
-        found = super().get_headed(keys, heads, addresses, sizes, **options)
-        hits, misses = np.flatnonzero(found >= 0).tolist(), int((found == -1).sum())
-        num_bytes = int(found[hits].sum()) + sum(len(heads[i]) for i in hits)
-        self._were_read(len(hits), misses, num_bytes)
-        return found
-
     def tell_served(self, served: Served) -> None:
         """Report what peers did with it without running this process's Python, see ``Served``."""
         ends = np.flatnonzero(np.diff(served.is_there)) + 1
         num_bytes = served.num_bytes_stored
-        if served.num_hits or served.num_misses:
-            self._were_read(served.num_hits, served.num_misses, served.num_bytes)
         for keys, is_there in zip(
             np.split(served.changed, ends), np.split(served.is_there, ends), strict=True
         ):
@@ -176,15 +140,6 @@ class ObservedPool(ObjectPool):
 
     def _removed(self, keys: np.ndarray, *, evicted: bool) -> None:
         self._tell(lambda observer: observer.on_removed(keys, evicted=evicted))
-
-    def _read(self, num_bytes: int | None) -> None:
-        if num_bytes is None:
-            self._were_read(0, 1, 0)
-        else:
-            self._were_read(1, 0, num_bytes)
-
-    def _were_read(self, num_hits: int, num_misses: int, num_bytes: int) -> None:
-        self._tell(lambda observer: observer.on_read(num_hits, num_misses, num_bytes))
 
     def _tell(self, call: Callable[[Observer], None]) -> None:
         """Call each observer; the caller's operation has succeeded, whatever they raise."""

@@ -1,7 +1,6 @@
 """Pools that are observed."""
 
 import os
-import shutil
 from pathlib import Path
 
 import pytest
@@ -21,7 +20,6 @@ def path(tmp_path_factory):
     path = Path("/dev/shm") / f"mk-test-{os.getpid()}-{tmp_path_factory.mktemp('pool').name}"
     yield path
     path.unlink(missing_ok=True)
-    shutil.rmtree(f"{path}.counters", ignore_errors=True)
 
 
 @pytest.fixture

@@ -26,9 +26,6 @@ class Recorder(Observer):
     def on_removed(self, keys, *, evicted):
         self.happened.append(("evicted" if evicted else "removed", sorted(keys.tolist())))
 
-    def on_read(self, num_hits, num_misses, num_bytes):
-        self.happened.append(("read", num_hits, num_misses, num_bytes))
-
     def take(self) -> list[tuple]:
         taken, self.happened = self.happened, []
         return taken

@@ -19,13 +19,13 @@ import pytest
 import zmq
 
 from mooncake_kernels.pool import ObjectPool, PutResult
+from mooncake_serving.compat.mooncake import MooncakeDistributedStore
 from mooncake_serving.store import SsdTier, Store
 from mooncake_serving.store.cli import main, serve
-from mooncake_serving.store.counters import Counters, counters_folder, read_counts
 from mooncake_serving.store.events import AllBlocksCleared, BlockRemoved, subscribe
 from mooncake_serving.store.key_text import key_text
 
-from ..support import WAIT_S, ended_well, eventually, kill
+from ..support import WAIT_S, child, ended_well, eventually, kill
 from .support import forked, said_by, serving, url_of
 
 
@@ -63,7 +63,7 @@ def test_serve_and_what_it_serves(path, tmp_path, run, monkeypatch):
             assert process.wait(WAIT_S) == 0
         finally:
             process.kill()
-    assert not path.exists() and not counters_folder(str(path)).exists()
+    assert not path.exists()
 
 
 def check_server(url: str, events: str, path) -> None:
@@ -157,11 +157,32 @@ def test_a_watermark_evicts_ahead_of_need(path):
             for key in range(48):
                 pool.put_from((key, 0), bytes(4096))
             assert eventually(lambda: pool.stats().num_ready <= 32)
-            assert eventually(
-                lambda: read_counts(str(path)).num_evicted == 48 - pool.stats().num_ready
-            )
+            assert pool.counts().num_evicted == 48 - pool.stats().num_ready
         os.kill(pid, signal.SIGTERM)
         assert ended_well(pid)
+
+
+def test_what_all_processes_do_is_counted(path, run):
+    with serving(path, "--capacity", "1MiB", "--port", 0) as (_, lines):
+
+        def life():
+            store = MooncakeDistributedStore()
+            assert store.setup("127.0.0.1", "P2PHANDSHAKE", 0, 1 << 20, "tcp", "", str(path)) == 0
+            assert [store.put(f"{i}", bytes(1000)) for i in range(5)] == [0] * 5
+            assert store.get("1") == bytes(1000) and store.get("none") == b""
+            assert store.remove("2") == 0
+            os.kill(os.getpid(), signal.SIGKILL)
+
+        with child(life) as other:
+            assert os.WTERMSIG(os.waitpid(other, 0)[1]) == signal.SIGKILL
+        with Store.open(path, namespace="n") as store:
+            store.put(5, b"abc")
+            assert store.get_each([5, 6]) == [b"abc", None]
+        told = json.loads(run("stat", url_of(lines), "--json")[1])
+        names = ["hits", "misses", "stored", "removed", "evicted"]
+        assert [told[f"num_{name}"] for name in names] == [2, 2, 6, 1, 0]
+        assert told["hit_rate"] == 0.5 and told["stored_bytes"] >= 5003
+        assert told["read_bytes"] >= 1003
 
 
 def test_a_disk_behind_the_pool(path, tmp_path, run):
@@ -218,7 +239,7 @@ def test_files_in_and_out(pool, path, run, tmp_path):
     assert (status, out, error) == (1, "", "error: there is no object 'x'\n")
     assert run("get", path, "", landing)[2] == "error: there is no object ''\n"
     assert not landing.exists()
-    assert read_counts(str(path)).num_stored == 1
+    assert pool.counts().num_stored == 1
 
 
 def test_prefix_hashes_and_whole_keys(pool, path, run, monkeypatch):
@@ -282,44 +303,40 @@ def test_put_reads_no_more_than_the_pool_can_hold(pool, path, run):
 
 
 def test_stat_and_top(pool, path, run):
-    with Counters(pool.path) as counters:
-        pool.observe(counters)
-        store = Store(pool)
-        store.put("a", bytes(2 * 4096))
-        store.get("a"), store.get("b")
-        status, out, _ = run("stat", path, "--json")
-        told = json.loads(out)
-        assert status == 0 and told["hit_rate"] == 0.5 and told["num_stored"] == 1
-        assert (told["pool"], told["free_bytes"]) == (str(path), 62 * 4096)
-        assert '"free_bytes": 253952,' in out  # as an integer
-        status, out, _ = run("stat", path)
-        assert status == 0 and "8 KiB of 256 KiB, 3.1%" in out and "50.0%" in out
-        status, _, error = run("top", path)
-        assert status == 2 and "must be a terminal" in error
-        status, out, _ = run("top", path, "--once", "--interval", "0.01")
-        assert status == 0 and "hit rate now" in out and "nothing was read" in out
+    store = Store(pool)
+    store.put("a", bytes(2 * 4096))
+    store.get("a"), store.get("b")
+    status, out, _ = run("stat", path, "--json")
+    told = json.loads(out)
+    assert status == 0 and told["hit_rate"] == 0.5 and told["num_stored"] == 1
+    assert (told["pool"], told["free_bytes"]) == (str(path), 62 * 4096)
+    assert '"free_bytes": 253952,' in out  # as an integer
+    status, out, _ = run("stat", path)
+    assert status == 0 and "8 KiB of 256 KiB, 3.1%" in out and "50.0%" in out
+    status, _, error = run("top", path)
+    assert status == 2 and "must be a terminal" in error
+    status, out, _ = run("top", path, "--once", "--interval", "0.01")
+    assert status == 0 and "hit rate now" in out and "nothing was read" in out
 
 
 def test_top_is_live(pool, path, monkeypatch):
     """In a terminal: it shows what happens, and ends with SIGINT."""
     monkeypatch.setenv("TERM", "xterm")
     terminal, its_side = pty.openpty()
-    with Counters(pool.path) as counters:
-        pool.observe(counters)
-        pid = forked(its_side, "top", path, "--interval", "0.05")
-        os.close(its_side)
-        try:
-            assert shows(terminal, b"nothing was read")
-            pool.get_into((1, 1), np.zeros(1, np.uint8))
-            assert shows(terminal, b"0.0%")
-            os.kill(pid, signal.SIGINT)
-            with contextlib.suppress(OSError):  # EIO: it has ended
-                while os.read(terminal, 65536):
-                    pass
-            assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 130
-        finally:
-            kill(pid)
-            os.close(terminal)
+    pid = forked(its_side, "top", path, "--interval", "0.05")
+    os.close(its_side)
+    try:
+        assert shows(terminal, b"nothing was read")
+        pool.get_into((1, 1), np.zeros(1, np.uint8))
+        assert shows(terminal, b"0.0%")
+        os.kill(pid, signal.SIGINT)
+        with contextlib.suppress(OSError):  # EIO: it has ended
+            while os.read(terminal, 65536):
+                pass
+        assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 130
+    finally:
+        kill(pid)
+        os.close(terminal)
 
 
 def shows(terminal: int, words: bytes) -> bool:
@@ -603,7 +620,7 @@ def test_serve_refuses_before_it_serves(path, run, tmp_path):
     ]:
         status, out, error = run(*make, *arguments)
         assert (status, out) == (2, "") and words in error
-        assert not path.exists() and not counters_folder(str(path)).exists()
+        assert not path.exists()
         assert not disk.exists()
     assert (signal.getsignal(signal.SIGTERM), signal.getsignal(signal.SIGINT)) == before
 

@@ -20,43 +20,33 @@ def told(pool):
     return recorder
 
 
-def test_puts_and_reads(pool, told):
+def test_puts_and_removals(pool, told):
     store = Store(pool, namespace="a")
     key = list(object_key("x", "a"))
     assert store.put_from("x", b"12", np.zeros(3)) is PutResult.STORED
     assert store.put("x", b"34") is PutResult.EXISTS
     assert told.take() == [("stored", [key], 26)]
     assert len(store.get("x")) == 26 and store.get("y") is None
-    assert store.get_into("x", np.zeros(4, np.uint8), offset=3) == 26
-    assert store.get_into("y", np.zeros(4, np.uint8)) is None
-    buffers = [np.zeros(30, np.uint8) for _ in range(3)]
-    assert store.get_into_each(["x", "y", "x"], buffers).tolist() == [26, -1, 26]
-    reads = [("read", 1, 0, 26), ("read", 0, 1, 0), ("read", 1, 0, 26), ("read", 0, 1, 0)]
-    assert told.take() == [*reads, ("read", 2, 1, 52)]
     assert store.exists("x") and store.match_prefix([1, 2]) == 0 and told.take() == []
     assert store.remove("x") and not store.remove("x")
     assert told.take() == [("removed", [key])]
 
 
-def test_what_is_put_and_read_with_heads(pool, told):
+def test_what_is_put_with_heads(pool, told):
     value = np.ones(10, np.uint8)
     places = np.full((3, 1), value.ctypes.data, np.uint64), np.full((3, 1), 10, np.uint64)
     keys, heads = np.array([[1, 1], [2, 1], [1, 1]], np.uint64), [b"a", b"bb", b"ccc"]
     assert pool.put_headed(keys, heads, *places).count(PutResult.STORED) == 2
     assert told.take() == [("stored", [[1, 1], [2, 1]], 23)]
     keys[2] = 3
-    assert pool.get_headed(keys, heads, *places).tolist() == [10, 10, -1]
-    assert told.take() == [("read", 2, 1, 23)]
     assert pool.remove_each(keys).tolist() == [True, True, False]
     assert told.take() == [("removed", [[1, 1], [2, 1]])]
     assert not pool.put_headed(keys[:0], [], places[0][:0], places[1][:0])
     assert not pool.remove_each(keys).any() and told.take() == []
 
 
-def test_what_is_no_use_is_not_told_as_read(pool, told, tmp_path):
+def test_what_goes_to_a_disk_is_told_as_evicted(pool, told, tmp_path):
     assert pool.put_from((1, 1), b"x") is PutResult.STORED
-    pool.pin((1, 1), touch=False).close()
-    assert pool.pin((2, 2), touch=False) is None
     assert told.take() == [("stored", [[1, 1]], 1)]
     tier = SsdTier(tmp_path / "tier", 2 << 20, bucket_bytes=1 << 20)
     with TieredStore(pool, tier, min_uses=1) as store:
@@ -101,7 +91,7 @@ def test_a_damaged_object_is_told_as_removed(pool, told):
     store.put(7, b"whole")
     pool.memory()[: 64 * UNIT].fill_(1)
     assert store.get_into_each([7], [np.zeros(5, np.uint8)]).tolist() == [-4]
-    assert [kind for kind, *_ in told.take()] == ["stored", "read", "removed"]
+    assert [kind for kind, *_ in told.take()] == ["stored", "removed"]
 
 
 def test_what_an_observer_raises_is_logged(pool, caplog):
@@ -109,7 +99,7 @@ def test_what_an_observer_raises_is_logged(pool, caplog):
         def on_stored(self, keys, num_bytes):
             raise KeyError("of an observer")
 
-        on_removed = on_read = on_stored
+        on_removed = on_stored
 
     recorder = Recorder()
     pool.observe(Raises(), recorder)
@@ -118,14 +108,9 @@ def test_what_an_observer_raises_is_logged(pool, caplog):
     with pool.begin((1, 2), 10):
         pass
     assert store.get("a") == b"x" and store.remove("a") and pool.evict(1).num_bytes == UNIT
-    assert [kind for kind, *_ in recorder.take()] == [
-        "stored",
-        "stored",
-        "read",
-        "removed",
-        "evicted",
-    ]
-    assert len(caplog.records) == 5 and "of an observer" in caplog.text
+    kinds = [kind for kind, *_ in recorder.take()]
+    assert kinds == ["stored", "stored", "removed", "evicted"]
+    assert len(caplog.records) == 4 and "of an observer" in caplog.text
 
 
 def test_only_observers_observe_and_each_of_them_once(pool):

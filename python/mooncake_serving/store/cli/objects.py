@@ -4,17 +4,14 @@ import argparse
 import contextlib
 import json
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from mooncake_kernels.errors import ChecksumError, shown
-from mooncake_kernels.pool import PutResult
+from mooncake_kernels.pool import ObjectPool, PutResult
 
-from ..counters import Counters
 from ..key_text import key_text
 from ..object_list import list_objects
-from ..observer import ObservedPool
 from ..store import Store
 from .failure import Failed
 from .options import KEY_HELP, add_command, add_namespace, add_pool, as_count, pool_key, store_key
@@ -68,16 +65,8 @@ def add_commands(commands: Any) -> None:
     add_namespace(remove)
 
 
-@contextlib.contextmanager
-def counted_pool(path: str) -> Iterator[ObservedPool]:
-    """Open a pool, and count its operations."""
-    with ObservedPool.open(path) as pool, Counters(pool.path) as counters:
-        pool.observe(counters)
-        yield pool
-
-
 def run_list(options: argparse.Namespace) -> None:
-    with ObservedPool.open(options.path) as pool:
+    with ObjectPool.open(options.path) as pool:
         page = list_objects(pool, prefix=options.prefix, limit=options.limit)
     for found in page.objects:
         key = key_text(found.key)
@@ -90,7 +79,7 @@ def run_list(options: argparse.Namespace) -> None:
 
 
 def run_get(options: argparse.Namespace) -> None:
-    with counted_pool(options.path) as pool:
+    with ObjectPool.open(options.path) as pool:
         key = pool_key(options.key, options.namespace)
         pinned = pool.pin(key)
         if pinned is None:
@@ -111,7 +100,7 @@ def run_get(options: argparse.Namespace) -> None:
 
 def run_put(options: argparse.Namespace) -> None:
     key = store_key(options.key)
-    with counted_pool(options.path) as pool:
+    with ObjectPool.open(options.path) as pool:
         value = _read(options.file, pool.stats().capacity_bytes + 1)  # one too many is refused
         store = Store(pool, namespace=options.namespace)
         result = store.put(key, value, retention=options.retention)
@@ -132,7 +121,7 @@ def _read(file: str, most: int) -> bytes:
 
 def run_remove(options: argparse.Namespace) -> None:
     keys = {text: pool_key(text, options.namespace) for text in options.keys}
-    with counted_pool(options.path) as pool:
+    with ObjectPool.open(options.path) as pool:
         missing = [text for text, key in keys.items() if not pool.remove(key)]
     if missing:
         raise Failed(f"there is no object {', '.join(shown(key, 80) for key in missing)}")

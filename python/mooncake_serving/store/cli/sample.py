@@ -8,9 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from mooncake_kernels.errors import InvalidArgument
-from mooncake_kernels.pool import ObjectPool
-
-from ..counters import Counts, read_counts
+from mooncake_kernels.pool import ObjectPool, PoolCounts
 
 TIMEOUT_S = 10
 
@@ -30,7 +28,7 @@ class Sample:
     pool: str
     time_s: float
     gauges: Mapping[str, float]
-    counts: Counts
+    counts: PoolCounts
     ssd: Mapping[str, float] = field(default_factory=dict)
 
     @property
@@ -63,8 +61,7 @@ class Source:
             return self._ask()
         stats = self._pool.stats()
         gauges = {name: float(getattr(stats, field)) for name, (field, _) in GAUGES.items()}
-        counts = read_counts(self._pool.path)
-        return Sample(self._pool.path, time.monotonic(), gauges, counts)
+        return Sample(self._pool.path, time.monotonic(), gauges, self._pool.counts())
 
     def _ask(self) -> Sample:
         from prometheus_client.parser import text_string_to_metric_families
@@ -88,7 +85,7 @@ class Source:
         except ValueError as error:
             raise no_admin_server(self._url, f"what it answers are no metrics ({error})") from None
         ssd = {name: value for name, value in values.items() if name.startswith("ssd_")}
-        return Sample(pool, time.monotonic(), gauges, Counts(**counts), ssd)
+        return Sample(pool, time.monotonic(), gauges, PoolCounts(**counts), ssd)
 
 
 def no_admin_server(url: str | None, reason: str) -> OSError:

@@ -2,7 +2,6 @@
 
 import argparse
 import contextlib
-import shutil
 import signal
 import sys
 import threading
@@ -13,7 +12,6 @@ from mooncake_kernels.errors import InvalidArgument
 from mooncake_kernels.transfer import TransferEngine
 
 from .. import directory
-from ..counters import Counters, counters_folder
 from ..eviction import EvictionPolicy, largest_first, length_aware, lfu, lru, sieve
 from ..observer import ObservedPool
 from ..ssd import SsdTier
@@ -137,7 +135,6 @@ def run(options: argparse.Namespace) -> None:
         stop = _stopped_by_signals(stack)
         removal = stack.enter_context(contextlib.ExitStack())
         pool = stack.enter_context(_pool(options, removal))
-        pool.observe(stack.enter_context(Counters(pool.path)))
         if options.events is not None:
             _publish(options, pool, stack)
         disk_removal = contextlib.ExitStack()
@@ -181,7 +178,6 @@ def _pool(options: argparse.Namespace, removal: contextlib.ExitStack) -> Observe
             f"serve: --capacity must be given to make a pool, got none, and no {path}"
         )
     pool = ObservedPool.create(options.capacity, path)
-    removal.callback(shutil.rmtree, counters_folder(pool.path), ignore_errors=True)
     removal.callback(path.unlink, missing_ok=True)
     return pool
 

@@ -1,0 +1,169 @@
+// What a pool counts: of all processes, also of those that are killed.
+#include <signal.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include <atomic>
+#include <functional>
+#include <thread>
+
+#include "pool_checks.h"
+
+namespace {
+
+using namespace mk::store;
+
+constexpr Key kHere{1, 1}, kAbsent{2, 1};
+constexpr uint64_t kBytes = 100;
+
+bool operator==(const PoolCounts& a, const PoolCounts& b) {
+  return a.num_hits == b.num_hits && a.num_misses == b.num_misses && a.num_stored == b.num_stored &&
+         a.num_removed == b.num_removed && a.num_evicted == b.num_evicted &&
+         a.read_bytes == b.read_bytes && a.stored_bytes == b.stored_bytes;
+}
+
+Got read(Pool* pool, const Key& key, uint64_t room = kBytes, std::optional<uint64_t> offset = {}) {
+  std::vector<char> buffer(room);
+  uint64_t object_bytes = 0;
+  ReadCounts counts;
+  const Got got =
+      get_into(pool, key, offset, {{buffer.data(), room}}, true, &object_bytes, &counts);
+  pool->count(counts);
+  return got;
+}
+
+void reads() {
+  const auto pool = Pool::create("", Geometry::of(16 * 128, 128, 8, 3, 4));
+  Pool* const p = pool.get();
+  EXPECT(p->counts() == PoolCounts{});
+  put(p, kHere, kBytes);
+  EXPECT(put(p, kHere, kBytes) == Begun::kExists);
+  EXPECT((p->counts() == PoolCounts{0, 0, 1, 0, 0, 0, kBytes}));
+  EXPECT(read(p, kHere) == Got::kDone && read(p, kHere, 2 * kBytes) == Got::kDone);
+  EXPECT(read(p, kHere, 30, 10) == Got::kDone && read(p, kAbsent) == Got::kAbsent);
+  const PoolCounts after{3, 1, 1, 0, 0, 2 * kBytes + 30, kBytes};
+  EXPECT(p->counts() == after);
+  EXPECT(read(p, kHere, 5) == Got::kTooSmall && read(p, kHere, 5, 99) == Got::kOutOfRange);
+  bool found = false;
+  ObjectId id = 0;
+  p->contains_each(&kAbsent, 1, true, &found);
+  p->ids_of(&kHere, 1, &id);
+  EXPECT(p->contains(kHere) && p->match_prefix(&kHere, 1) == 1 && id != 0);
+  const auto pin = p->pin(kHere);
+  p->data()[0] ^= 1;
+  EXPECT(read(p, kHere) == Got::kDamaged);
+  p->unpin(*pin);
+  EXPECT(p->counts() == after);
+}
+
+void changes() {
+  const auto pool = Pool::create("", Geometry::of(16 * 128, 128, 8, 3, 4));
+  Pool* const p = pool.get();
+  p->keep_removals();
+  Writing writing;
+  p->begin({8, 1}, kBytes, &writing);
+  p->abort(writing);
+  p->begin({8, 1}, kBytes, &writing);
+  EXPECT(!p->remove({8, 1}) && !p->commit_unless_removed(writing, 0, Retention::kNormal));
+  EXPECT(p->counts() == PoolCounts{});
+  for (uint64_t i = 0; i < 6; ++i) put(p, {i, 1}, kBytes);
+  const Key some[] = {{0, 1}, {7, 1}, {1, 1}};
+  bool were_there[3];
+  p->remove_each(some, 3, were_there);
+  ObjectId id = 0;
+  p->ids_of(&kAbsent, 1, &id);
+  EXPECT(p->remove_exactly(id) && !p->remove_exactly(id));
+  EXPECT((p->counts() == PoolCounts{0, 0, 6, 3, 0, 0, 6 * kBytes}));
+  const Key evicted{3, 1};
+  p->evict_keys(&evicted, 1);
+  p->evict_keys(&evicted, 1);
+  p->evict(128, Policy::kSieve);
+  p->evict(UINT64_MAX, Policy::kLru);
+  EXPECT((p->counts() == PoolCounts{0, 0, 6, 3, 3, 0, 6 * kBytes}));
+}
+
+pid_t started(const std::string& path, const std::function<void(Pool*)>& life) {
+  const pid_t child = fork();
+  if (child != 0) return child;
+  {
+    const auto pool = Pool::open(path);
+    life(pool.get());
+  }
+  _exit(0);
+}
+
+void several_processes() {
+  constexpr uint64_t kProcesses = 3, kThreads = 2, kRounds = 2000;
+  const auto pool = Pool::create("", Geometry::of(16 * 128, 128, 8, kProcesses + 1, 8));
+  put(pool.get(), kHere, kBytes);
+  for (int turn = 0; turn < 2; ++turn) {  // of which the second one goes on in the rows
+    std::vector<pid_t> children;
+    for (uint64_t i = 0; i < kProcesses; ++i) {
+      children.push_back(started(pool->path(), [i](Pool* own) {
+        std::vector<std::thread> threads;
+        for (uint64_t t = 0; t < kThreads; ++t) {
+          threads.emplace_back([own, key = Key{100 + i * kThreads + t, 1}] {
+            for (uint64_t round = 0; round < kRounds; ++round) {
+              read(own, kHere);
+              read(own, kAbsent);
+              put(own, key, 10);
+              own->remove(key);
+            }
+          });
+        }
+        for (std::thread& thread : threads) thread.join();
+      }));
+    }
+    for (const pid_t child : children) {
+      int status = 0;
+      waitpid(child, &status, 0);
+      EXPECT(status == 0);
+    }
+  }
+  constexpr uint64_t kAll = 2 * kProcesses * kThreads * kRounds;
+  const PoolCounts all{kAll, kAll, 1 + kAll, kAll, 0, kAll * kBytes, kBytes + 10 * kAll};
+  EXPECT(pool->counts() == all);
+}
+
+// What a killed process has done is counted, but for the call in which it was killed.
+void killed_processes() {
+  const auto pool = Pool::create("", Geometry::of(16 * 128, 128, 8, 2, 4));
+  put(pool.get(), kHere, kBytes);
+  void* const shared =
+      mmap(nullptr, 4096, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+  auto* const num_done = static_cast<std::atomic<uint64_t>*>(shared);
+  uint64_t least = 0, cleaned = 0;
+  for (uint64_t death = 1; death <= 20; ++death) {
+    *num_done = 0;
+    const pid_t child = started(pool->path(), [&](Pool* own) {
+      for (;; *num_done += 1) {
+        read(own, kHere);
+        put(own, {50, 1}, 10);
+        own->remove({50, 1});
+      }
+    });
+    while (*num_done < death) usleep(100);
+    kill(child, SIGKILL);
+    waitpid(child, nullptr, 0);
+    pool->reap();
+    cleaned += pool->remove({50, 1});
+    least += *num_done;
+    const uint64_t most = least + death;  // a call of each
+    const PoolCounts counts = pool->counts();
+    EXPECT(counts.num_hits >= least && counts.num_hits <= most);
+    EXPECT(counts.read_bytes >= kBytes * least && counts.read_bytes <= kBytes * most);
+    EXPECT(counts.num_stored >= 1 + least && counts.num_stored <= 1 + most);
+    EXPECT(counts.num_removed >= least + cleaned && counts.num_removed <= most + cleaned);
+  }
+  munmap(shared, 4096);
+}
+
+}  // namespace
+
+int main() {
+  reads();
+  changes();
+  several_processes();
+  killed_processes();
+  return failures() != 0;
+}
