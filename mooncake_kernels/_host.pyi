@@ -368,6 +368,24 @@ class TransferEngine:
         verify: bool,
         deadline_s: float,
     ) -> np.ndarray: ...
+    def read_plain(
+        self,
+        peer: TransferPeer,
+        keys: Any,
+        places: Any,
+        verify: Any,
+        answer_s: Any,
+        deadline_s: Any,
+    ) -> np.ndarray | None: ...
+    def write_plain(
+        self,
+        peer: TransferPeer,
+        keys: Any,
+        objects: Any,
+        publish: Any,
+        verify: Any,
+        deadline_s: Any,
+    ) -> np.ndarray | None: ...
     def remove_objects(
         self, peer: TransferPeer, keys: np.ndarray, deadline_s: float
     ) -> np.ndarray: ...

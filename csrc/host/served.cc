@@ -11,6 +11,7 @@
 
 #include "common/check.h"
 #include "host/gil.h"
+#include "host/plain.h"
 #include "host/store_objects.h"
 #include "served/object_client.h"
 #include "served/object_service.h"
@@ -100,6 +101,67 @@ py::array_t<uint8_t> remove(Engine& engine, Peer& peer, const Keys& keys, double
       [&, keys = list_of(keys)] { return remove_objects(engine, peer, keys, deadline_s); }));
 }
 
+// See host/plain.h.
+std::optional<Keys> plain_keys(py::handle object) {
+  if (!py::isinstance<Keys>(object)) return {};
+  auto keys = py::reinterpret_borrow<Keys>(object);
+  if (keys.ndim() != 2 || keys.shape(1) != 2) return {};
+  if (num_keys(keys) < 1 || num_keys(keys) > kMaxAskedKeys) return {};
+  return keys;
+}
+
+std::optional<Places> plain_places(PyObject* pieces) {
+  if (!PyList_CheckExact(pieces)) return {};
+  Places places;
+  for (Py_ssize_t i = 0; i < PyList_GET_SIZE(pieces); ++i) {
+    PyObject* const piece = PyList_GET_ITEM(pieces, i);
+    if (!PyTuple_CheckExact(piece) || PyTuple_GET_SIZE(piece) != 2) return {};
+    const std::optional<uint64_t> address = plain_unsigned(PyTuple_GET_ITEM(piece, 0));
+    const std::optional<uint64_t> num_bytes = plain_unsigned(PyTuple_GET_ITEM(piece, 1));
+    if (!address || !num_bytes) return {};
+    places.emplace_back(*address, *num_bytes);
+  }
+  return places;
+}
+
+std::optional<std::vector<Places>> plain_places_each(py::handle objects, size_t count) {
+  if (!PyList_CheckExact(objects.ptr()) ||
+      static_cast<size_t>(PyList_GET_SIZE(objects.ptr())) != count) {
+    return {};
+  }
+  std::vector<Places> each;
+  for (size_t i = 0; i < count; ++i) {
+    auto places = plain_places(PyList_GET_ITEM(objects.ptr(), static_cast<Py_ssize_t>(i)));
+    if (!places) return {};
+    each.push_back(std::move(*places));
+  }
+  return each;
+}
+
+// As read_into, of plain arguments. None, and nothing was done, for any others.
+std::optional<py::array_t<int64_t>> read_plain(Engine& engine, Peer& peer, py::handle keys,
+                                               py::handle places, py::handle verify,
+                                               py::handle answer_s, py::handle deadline_s) {
+  const auto asked = plain_keys(keys);
+  const auto where = asked ? plain_places_each(places, num_keys(*asked)) : std::nullopt;
+  const auto verifies = plain_bool(verify);
+  const auto answer = plain_deadline(answer_s), deadline = plain_deadline(deadline_s);
+  if (!where || !verifies || !answer || !deadline) return {};
+  return read_into(engine, peer, *asked, *where, *verifies, *answer, *deadline);
+}
+
+// Likewise, as write.
+std::optional<py::array_t<uint8_t>> write_plain(Engine& engine, Peer& peer, py::handle keys,
+                                                py::handle objects, py::handle publish,
+                                                py::handle verify, py::handle deadline_s) {
+  const auto asked = plain_keys(keys);
+  const auto where = asked ? plain_places_each(objects, num_keys(*asked)) : std::nullopt;
+  const auto publishes = plain_bool(publish), verifies = plain_bool(verify);
+  const auto deadline = plain_deadline(deadline_s);
+  if (!where || !publishes || !verifies || !deadline) return {};
+  return write(engine, peer, *asked, *where, *publishes, *verifies, *deadline);
+}
+
 // None: it is broken.
 std::optional<py::array_t<bool>> publish(RedisPublisher& publisher, const Keys& keys) {
   const auto listed = without_gil([&, keys = list_of(keys)] { return publisher.publish(keys); });
@@ -170,6 +232,10 @@ void bind_served_objects(py::module_& m, EngineClass& engine) {
       .def("read_objects_into", &read_into, py::arg("peer"), py::arg("keys"), py::arg("places"),
            py::arg("verify"), py::arg("answer_s"), py::arg("deadline_s"))
       .def("write_objects", &write, py::arg("peer"), py::arg("keys"), py::arg("objects"),
+           py::arg("publish"), py::arg("verify"), py::arg("deadline_s"))
+      .def("read_plain", &read_plain, py::arg("peer"), py::arg("keys"), py::arg("places"),
+           py::arg("verify"), py::arg("answer_s"), py::arg("deadline_s"))
+      .def("write_plain", &write_plain, py::arg("peer"), py::arg("keys"), py::arg("objects"),
            py::arg("publish"), py::arg("verify"), py::arg("deadline_s"))
       .def("remove_objects", &remove, py::arg("peer"), py::arg("keys"), py::arg("deadline_s"));
 }

@@ -6,7 +6,6 @@
 #include <pybind11/stl.h>
 
 #include <algorithm>
-#include <cmath>
 #include <exception>
 #include <iterator>
 #include <memory>
@@ -21,6 +20,7 @@
 
 #include "common/check.h"
 #include "host/gil.h"
+#include "host/plain.h"
 #include "transfer/gpu/gpu_fence.h"
 #include "transfer/request/block_pool.h"
 
@@ -169,16 +169,7 @@ Submitted submit_paged(Engine& engine, Peer& peer, std::string_view name, PoolFi
   return submit_to(engine, peer, std::move(request), deadline_s);
 }
 
-std::optional<uint64_t> unsigned_of(PyObject* object) {
-  if (!PyLong_CheckExact(object)) return {};
-  const uint64_t value = PyLong_AsUnsignedLongLong(object);
-  if (value != UINT64_MAX || !PyErr_Occurred()) return value;
-  PyErr_Clear();
-  return {};
-}
-
-// The requests to one peer as most callers write them. Their arguments are read by Python's C
-// functions: pybind11's conversions take as long as moving some KiB.
+// The requests to one peer as most callers write them, see host/plain.h.
 class PlainRequests {
  public:
   PlainRequests(std::shared_ptr<Engine> engine, PeerRef peer)
@@ -201,20 +192,18 @@ class PlainRequests {
   std::optional<Submitted> submit(PyObject* const* arguments) const {
     PyObject* const descriptors = arguments[1];
     PyObject* const notify = arguments[2];
-    const double deadline_s =
-        PyFloat_CheckExact(arguments[3]) ? PyFloat_AS_DOUBLE(arguments[3]) : 0;
-    const bool verify = arguments[4] == Py_True;
-    if (!(deadline_s >= kMinDeadlineS && std::isfinite(deadline_s))) return {};
-    if (!verify && arguments[4] != Py_False) return {};
+    const std::optional<double> deadline_s = plain_deadline(arguments[3]);
+    const std::optional<bool> verify = plain_bool(arguments[4]);
+    if (!deadline_s || !verify) return {};
     Request request = request_of(op_of(py::handle(arguments[0]).cast<std::string_view>()));
-    request.verify = verify;
+    request.verify = *verify;
     if (PyBytes_CheckExact(notify)) {
       request.notify.emplace(PyBytes_AS_STRING(notify), PyBytes_GET_SIZE(notify));
     } else if (notify != Py_None) {
       return {};
     }
-    return PyList_CheckExact(descriptors) ? submit_rows(descriptors, request, deadline_s)
-                                          : submit_columns(descriptors, request, deadline_s);
+    return PyList_CheckExact(descriptors) ? submit_rows(descriptors, request, *deadline_s)
+                                          : submit_columns(descriptors, request, *deadline_s);
   }
 
   std::optional<Submitted> submit_rows(PyObject* rows, Request& request, double deadline_s) const {
@@ -225,7 +214,7 @@ class PlainRequests {
       PyObject* const row = PyList_GET_ITEM(rows, i);
       if (!PyTuple_CheckExact(row) || PyTuple_GET_SIZE(row) != 3) return {};
       for (int k = 0; k < 3; ++k) {
-        const std::optional<uint64_t> value = unsigned_of(PyTuple_GET_ITEM(row, k));
+        const std::optional<uint64_t> value = plain_unsigned(PyTuple_GET_ITEM(row, k));
         if (!value) return {};
         columns[k]->push_back(*value);
       }
@@ -238,11 +227,11 @@ class PlainRequests {
   std::optional<Submitted> submit_columns(PyObject* columns, Request& request,
                                           double deadline_s) const {
     if (!PyTuple_CheckExact(columns) || PyTuple_GET_SIZE(columns) != 3) return {};
-    const py::handle local = PyTuple_GET_ITEM(columns, 0), remote = PyTuple_GET_ITEM(columns, 1);
-    const std::optional<uint64_t> size = unsigned_of(PyTuple_GET_ITEM(columns, 2));
-    if (!size || !is_array(local) || !is_array(remote)) return {};
-    const auto from = plain_integers(py::reinterpret_borrow<py::array>(local));
-    const auto to = plain_integers(py::reinterpret_borrow<py::array>(remote));
+    const auto local = plain_array(PyTuple_GET_ITEM(columns, 0));
+    const auto remote = plain_array(PyTuple_GET_ITEM(columns, 1));
+    const std::optional<uint64_t> size = plain_unsigned(PyTuple_GET_ITEM(columns, 2));
+    if (!size || !local || !remote) return {};
+    const auto from = plain_integers(*local), to = plain_integers(*remote);
     if (!from || !to || from->count != to->count) return {};
     const GilOfRequest gil(*peer_, from->count, from->count * *size);
     request.local = non_negative(request.op, "local_addresses", *from);
@@ -251,13 +240,6 @@ class PlainRequests {
     request.num_bytes = *size * request.num_ranges();
     return submit_to(*engine_, *peer_, std::move(request), deadline_s);
   }
-
-  // Not a subclass, which could be anything.
-  static bool is_array(py::handle object) {
-    return Py_TYPE(object.ptr()) == py::detail::npy_api::get().PyArray_Type_;
-  }
-
-  static constexpr double kMinDeadlineS = 1e-6;
 
   const std::shared_ptr<Engine> engine_;
   const PeerRef peer_;

@@ -284,6 +284,11 @@ class ObjectCalls:
             InvalidArgument, TransferError, Unavailable: as ``read_objects``; the contents of the
                 memory are then undefined.
         """
+        if self._is_ours(peer):  # the common case, in few steps, as in ``Requests``
+            begin_s = deadline_s if answer_s is None else answer_s
+            sizes = self._engine.read_plain(peer._peer, keys, places, verify, begin_s, deadline_s)
+            if sizes is not None:
+                return sizes
         self._check_peer("read_objects_into", peer)
         words = _as_asked("read_objects_into", keys)
         as_bool("read_objects_into", "verify", verify)
@@ -329,6 +334,12 @@ class ObjectCalls:
             InvalidArgument, Unavailable: as ``read_objects``; also where the pool is read-only.
             TransferError: as ``read_objects``; some objects may have been stored.
         """
+        if self._is_ours(peer):
+            statuses = self._engine.write_plain(
+                peer._peer, keys, objects, publish, verify, deadline_s
+            )
+            if statuses is not None:
+                return statuses
         self._check_peer("write_objects", peer)
         words = _as_asked("write_objects", keys)
         as_bool("write_objects", "publish", publish)
@@ -356,6 +367,9 @@ class ObjectCalls:
         words = _as_asked("remove_objects", keys)
         deadline_s = as_deadline("remove_objects", deadline_s)
         return self._engine.remove_objects(peer._peer, words, deadline_s)
+
+    def _is_ours(self, peer: Peer) -> bool:
+        raise NotImplementedError
 
     def _check_peer(self, op: str, peer: Peer) -> None:
         raise NotImplementedError

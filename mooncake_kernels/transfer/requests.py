@@ -254,8 +254,7 @@ class Requests:
     ) -> Ticket | None:
         # The common case, in few steps: they take as long as moving some KiB. The host code looks
         # at the other arguments. None: something is uncommon, or wrong, and nothing was done.
-        is_ours = type(peer) is Peer and peer._engine is self._engine
-        if not is_ours or peer.closed or self._closed or after is not None:
+        if after is not None or not self._is_ours(peer):
             return None
         if deadline_s is None:
             deadline_s = config.current().deadline_s
@@ -280,6 +279,11 @@ class Requests:
             notify = bytes(notify)
         verify = as_checksum(op, checksum, default=self._checksum)
         return notify, as_deadline(op, deadline_s), as_fence(op, after), verify
+
+    def _is_ours(self, peer: Peer) -> bool:
+        """Whether it is an open peer of this engine, which is open, too."""
+        is_ours = type(peer) is Peer and peer._engine is self._engine
+        return is_ours and not peer.closed and not self._closed
 
     def _check_peer(self, op: str, peer: Peer) -> None:
         self._check_open(op)

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 from mooncake_kernels.errors import InvalidArgument, TransferError, Unavailable
+from mooncake_kernels.transfer import ObjectStatus
 
 from .objects import (
     content,
@@ -67,6 +68,33 @@ def test_more_than_one_answer_holds():
         arrays = [untouched(40 << 20) for _ in range(2)]
         sizes = read_into(here, [1, 2], arrays)
         assert sorted(sizes) == [-1, 40 << 20]  # the other one is to be asked for again
+
+
+def test_arguments_in_other_forms(here):
+    data = here.put(1, 100)
+    here.put(2, 50)
+    first, other = untouched(100), untouched(50)
+    [(address, size)] = place(first)
+    for words, places, options in (
+        ([key(1), key(2)], ([(address, size)], place(other)), {}),
+        (np.array([key(1), key(2)], ">u8"), [((address, size),), place(other)], {}),
+        (keys(1, 0, 2)[::2], [[[np.uint64(address), size]], place(other)], {"answer_s": 5}),
+        (keys(1, 2), [[(address, size)], place(other)], {"deadline_s": np.float32(5)}),
+    ):
+        other[:] = UNTOUCHED
+        sizes = here.near.read_objects_into(here.peer, words, places, **options)
+        assert sizes.dtype == np.int64 and sizes.tolist() == [100, 50]
+        assert (other == content(2, 50)).all()
+    for words, places, options in (
+        ([key(3)], ([(address, size)],), {}),
+        (keys(4), [((address, size),)], {"deadline_s": 5}),
+        (keys(5), [[(address, size)]], {}),
+    ):
+        written = here.near.write_objects(here.peer, words, places, **options)
+        assert written.dtype == np.uint8 and written.tolist() == [ObjectStatus.DONE]
+    read = [untouched(100) for _ in range(3)]
+    assert read_into(here, [3, 4, 5], read) == [100] * 3
+    assert all((array == data).all() for array in read)
 
 
 def test_wrong_arguments(here):
