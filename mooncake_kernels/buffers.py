@@ -16,7 +16,7 @@ from ._arguments import as_integer
 from .errors import InvalidArgument
 
 
-@dataclass(frozen=True)
+@dataclass(slots=True, eq=False)  # not frozen: four times as fast to make
 class Buffer:
     """A range of memory and what keeps it alive.
 

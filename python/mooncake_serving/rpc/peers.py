@@ -14,6 +14,8 @@ class Lease:
     restarted under the same name.
     """
 
+    __slots__ = ("_peers", "peer")
+
     def __init__(self, peers: "Peers", peer: Peer):
         self._peers, self.peer = peers, peer
 
@@ -21,7 +23,7 @@ class Lease:
         return self.peer
 
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
-        self.end(error)
+        self._peers._end(self, has_failed=isinstance(error, TransferError))
 
     def end(self, error: BaseException | None = None) -> None:
         """End the use; ``error``: what has ended it. Thread-safe, idempotent."""
@@ -78,8 +80,10 @@ class Peers:
         """Close a peer once no lease uses it."""
         with self._lock:
             peer = self._peers.pop(name, None)
-        if peer is not None:
-            self._close_if_unused(peer)
+            if peer is None or self._leases.get(peer):
+                return
+            self._leases.pop(peer, None)
+        peer.close()
 
     def keep(self, names: Container[str]) -> None:
         """Forget all others."""
@@ -107,12 +111,10 @@ class Peers:
         with self._lock:
             if has_failed and self._peers.get(peer.name) is peer:
                 del self._peers[peer.name]
-            self._leases.get(peer, set()).discard(lease)
-        self._close_if_unused(peer)
-
-    def _close_if_unused(self, peer: Peer) -> None:
-        with self._lock:
-            if self._peers.get(peer.name) is peer or self._leases.get(peer):
+            leases = self._leases.get(peer)
+            if leases is not None:
+                leases.discard(lease)
+            if leases or self._peers.get(peer.name) is peer:
                 return
             self._leases.pop(peer, None)
         peer.close()

@@ -48,6 +48,11 @@ class Keyspace:
 
     def row(self, key: StoreKey, op: str = "Store") -> np.ndarray:
         """``[1, 2]`` uint64 of one key."""
+        if isinstance(key, str | bytes):
+            try:
+                return named_keys((key,), self.scope)
+            except InvalidArgument:
+                raise _wrong_key(op, key) from None
         return np.array([self.key(key, op)], np.uint64)
 
     def keys(self, keys: StoreKeys, op: str = "Store") -> np.ndarray:

@@ -16,12 +16,11 @@ class Landing:
 
     def __init__(self, given: Sequence[Buffer]):
         self._given = given
-        self._is_here = all(buffer.is_host for buffer in given)
-        self.buffers = (
-            given
-            if self._is_here
-            else [b if b.is_host else as_buffer(np.empty(b.num_bytes, np.uint8)) for b in given]
-        )
+        self.buffers = given
+        for buffer in given:
+            if not buffer.is_host:
+                self.buffers = [_on_host(other) for other in given]
+                break
 
     def deliver(self, num_bytes: int) -> None:
         """Copy this many bytes, from the first buffer on, to their destination.
@@ -29,10 +28,14 @@ class Landing:
         Raises:
             Unavailable, CudaError: of the driver.
         """
-        if self._is_here:
+        if self.buffers is self._given:
             return
         for given, landed in zip(self._given, self.buffers, strict=True):
             size = min(landed.num_bytes, num_bytes)
             if landed is not given:
                 copy_from_host(landed.owner[:size], [given])
             num_bytes -= size
+
+
+def _on_host(buffer: Buffer) -> Buffer:
+    return buffer if buffer.is_host else as_buffer(np.empty(buffer.num_bytes, np.uint8))

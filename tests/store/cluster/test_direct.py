@@ -5,6 +5,7 @@ import gc
 import itertools
 import os
 import socket
+import sys
 import threading
 
 import numpy as np
@@ -43,6 +44,22 @@ def is_read_directly(host) -> contextlib.AbstractContextManager:
     return fails(host.node._reader, "read")
 
 
+def num_calls(function) -> int:
+    """How many Python functions it calls."""
+    count = 0
+
+    def note(_frame, event, _argument):
+        nonlocal count
+        count += event == "call"
+
+    sys.setprofile(note)
+    try:
+        function()
+    finally:
+        sys.setprofile(None)
+    return count
+
+
 class TestReads:
     """Of objects whose location is remembered."""
 
@@ -65,6 +82,11 @@ class TestReads:
             assert not arrays[i][1000 * i :].any()
         assert bytes(arrays[0][:3000]) == value(3, 3000)
         assert eventually(lambda: one.store.stats().num_pins == 0)
+
+    def test_one_object_takes_few_steps(self, pair):
+        none, array = pair[1], np.zeros(3000, np.uint8)
+        assert none.cluster.get_into(3, array) == 3000  # what is made once
+        assert num_calls(lambda: none.cluster.get_into(3, array)) <= 50
 
     def test_the_rest_is_read_another_way(self, pair):
         one, none = pair
@@ -171,6 +193,11 @@ class TestPuts:
         assert none.cluster.put("a", value(1)) is STORED
         with one.cluster.begin("b", UNIT):
             assert none.cluster.put("b", value(1)) is BEING_WRITTEN
+
+    def test_one_object_takes_few_steps(self, pair):
+        none, data = pair[1], value(1)
+        assert none.cluster.put("a", data) is STORED  # what is made once
+        assert num_calls(lambda: none.cluster.put("b", data)) <= 50
 
     def test_a_full_pool_makes_room(self, hosts):
         one, none = hosts.make("one", 8 * UNIT), hosts.make("none", 0)

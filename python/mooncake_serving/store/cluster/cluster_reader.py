@@ -35,6 +35,7 @@ class ClusterReader:
     """Looks for objects in this node's pool first, then in all others."""
 
     node: Node
+    _store: Store | None  # the node's
     _keyspace: Keyspace
     _hot: HotKeys | None
     _verify: float
@@ -233,10 +234,6 @@ class ClusterReader:
             count += len(pools)
         return count
 
-    @property
-    def _store(self) -> Store | None:
-        return self.node.store
-
     def _own_pool(self, op: str) -> Store:
         if self._store is None:
             raise InvalidArgument(f"{op}: node must have a pool, got {self.node.name} without")
@@ -292,8 +289,7 @@ class ClusterReader:
             if size == NOT_READ:
                 left.append(i)
             else:
-                sinks[i].open(size)
-                sinks[i].commit()
+                sinks[i].fill(size)
         if left:
             others = self._find_and_read(words[left], [sinks[i] for i in left], verify=verify)
             for i, outcome in zip(left, others, strict=True):

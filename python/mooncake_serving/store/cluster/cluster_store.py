@@ -65,6 +65,7 @@ class ClusterStore(ClusterWriter, Closing):
                 f"ClusterStore: namespace must be None beside a store's own, got {namespace!r}"
             )
         self.node = node
+        self._store = node.store
         self._keyspace = node.store.keyspace if node.store else Keyspace(namespace or "")
         self._verify = verify
         self._claim_s = claim_s

@@ -39,8 +39,9 @@ class ClusterWriter(ClusterGiver):
         self, key: StoreKey, value: Any, *, retention: Retention = "normal", position: int = 0
     ) -> PutResult:
         """Store a value: bytes, a packed tensor or array. See ``put_from``."""
-        self._keyspace.key(key, "put")
-        return self._put_named("put", "value", "", [key], [(value,)], retention, position)[0]
+        words = self._keyspace.row(key, "put")
+        named = "put", "value", ""
+        return self._put_named(*named, [key], words, [(value,)], retention, position)[0]
 
     def put_from(
         self, key: StoreKey, *parts: Any, retention: Retention = "normal", position: int = 0
@@ -60,9 +61,9 @@ class ClusterWriter(ClusterGiver):
             Unavailable: it is not here, and the directory does not answer; or, without a pool, no
                 other node takes it.
         """
-        self._keyspace.key(key, "put_from")
+        words = self._keyspace.row(key, "put_from")
         named = "put_from", "parts", "[{}]"
-        return self._put_named(*named, [key], [parts], retention, position)[0]
+        return self._put_named(*named, [key], words, [parts], retention, position)[0]
 
     def begin(
         self,
@@ -155,10 +156,12 @@ class ClusterWriter(ClusterGiver):
         if elsewhere := [put for put in puts if isinstance(put, PutElsewhere)]:
             for sent in elsewhere:
                 sent.end()
+            keys = [sent.key for sent in elsewhere]
             kept = np.array([sent.kept for sent in elsewhere], KEPT)
             results = self._put_each(
                 "commit_each",
-                [sent.key for sent in elsewhere],
+                keys,
+                self._keyspace.keys(keys, "commit_each"),
                 [(as_buffer(sent.bytes),) for sent in elsewhere],
                 lambda: kept,
                 bool((kept["retention"] == NORMAL).all()),
@@ -179,8 +182,10 @@ class ClusterWriter(ClusterGiver):
                 nothing was stored.
         """
         check_pairs("put_each", "values", keys, values)
+        words = self._keyspace.keys(keys, "put_each")
         objects = [(value,) for value in values]
-        return self._put_named("put_each", "values[{}]", "", keys, objects, "normal", position)
+        named = "put_each", "values[{}]", ""
+        return self._put_named(*named, keys, words, objects, "normal", position)
 
     def put_from_each(
         self,
@@ -199,8 +204,14 @@ class ClusterWriter(ClusterGiver):
             position: of the first.
         """
         check_pairs("put_from_each", "objects", keys, objects)
+        for i, parts in enumerate(objects):
+            if not isinstance(parts, Iterable):
+                raise InvalidArgument(
+                    f"put_from_each: objects[{i}] must be a sequence of parts, got {parts!r:.80}"
+                )
+        words = self._keyspace.keys(keys, "put_from_each")
         named = "put_from_each", "objects[{}]", "[{}]"
-        return self._put_named(*named, keys, objects, retention, position)
+        return self._put_named(*named, keys, words, objects, retention, position)
 
     def _put_named(
         self,
@@ -208,6 +219,7 @@ class ClusterWriter(ClusterGiver):
         whole: str,
         part: str,
         keys: StoreKeys,
+        words: np.ndarray,
         objects: Sequence[Sequence[Any]],
         retention: Retention,
         position: int,
@@ -219,6 +231,7 @@ class ClusterWriter(ClusterGiver):
             whole: its name of an object, with ``{}`` for the index.
             part: what follows in the name of a part of it, with ``{}`` for the index.
             keys: n of them.
+            words: ``[n, 2]``: the same in the pool.
             objects: n of them.
             retention: of all of them.
             position: of the first.
@@ -231,13 +244,16 @@ class ClusterWriter(ClusterGiver):
         ]
         is_normal = retention == "normal"
         return self._put_each(
-            op, keys, buffers, lambda: kept_in_order(len(keys), retention, position), is_normal
+            op,
+            keys,
+            words,
+            buffers,
+            lambda: kept_in_order(len(keys), retention, position),
+            is_normal,
         )
 
     def _as_buffers(self, op: str, whole: str, part: str, parts: Sequence[Any]) -> list[Buffer]:
         """The memory of an object's parts, which must fit into the pool if it is put here."""
-        if not isinstance(parts, Iterable):
-            raise InvalidArgument(f"{op}: {whole} must be a sequence of parts, got {parts!r:.80}")
         begin = f"{op}: {whole}"
         buffers = [
             as_buffer(memory, argument=begin + part.format(j)) for j, memory in enumerate(parts)
@@ -250,6 +266,7 @@ class ClusterWriter(ClusterGiver):
         self,
         op: str,
         keys: StoreKeys,
+        words: np.ndarray,
         objects: Sequence[Sequence[Buffer]],
         make_kept: Callable[[], np.ndarray],
         is_normal: bool,
@@ -259,23 +276,25 @@ class ClusterWriter(ClusterGiver):
         Args:
             op: the call.
             keys: n of them.
+            words: ``[n, 2]``: the same in the pool.
             objects: n of them.
             make_kept: returns ``[n]`` of ``KEPT``: how they are kept.
             is_normal: whether all have the retention "normal".
         """
         self.node.claims.settle_dropped()
-        words = self._keyspace.keys(keys, op)
         direct: list[NewResult] | None = None
-        if self._store is not None:
-            self._store.check_puts(op, keys)
-            direct = self._put_listed(self._store, words, objects, make_kept)
+        if (store := self._store) is not None:
+            store.check_puts(op, keys)
+            direct = self._put_listed(store, words, objects, make_kept)
         elif is_normal:
             direct = self.node.put_directly(words, objects, verify=self._verify > 0)
         if direct is None:
             return self._put_claimed(words, objects, make_kept())
         results = [r if isinstance(r, PutResult) else PutResult.EXISTS for r in direct]
         left = [i for i, result in enumerate(direct) if not isinstance(result, PutResult)]
-        is_mixed = 0 < len(left) < len(words)
+        if not left:
+            return results
+        is_mixed = len(left) < len(words)
         until = time.monotonic() + UNSURE_S
         while left:
             kept = make_kept()[left]
@@ -287,8 +306,8 @@ class ClusterWriter(ClusterGiver):
                 raise Unavailable("put: the directory lists an object that cannot be found")
             if left:
                 time.sleep(PAUSE_S)
-        if self._store is not None and is_mixed:  # each way has ordered only its own
-            self._store.age_tail_first(words[_which(results, PutResult.STORED)])
+        if store is not None and is_mixed:  # each way has ordered only its own
+            store.age_tail_first(words[_which(results, PutResult.STORED)])
         return results
 
     def _put_listed(

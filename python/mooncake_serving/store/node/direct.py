@@ -69,7 +69,7 @@ class Direct:
             read another way. None: all are.
         """
         places = [sink.places for sink in sinks if sink.places is not None]
-        if len(places) < len(sinks) or not 0 < len(places) <= MAX_ASKED_KEYS:
+        if not len(places) == len(sinks) <= MAX_ASKED_KEYS:
             return None
         pool = self._locations.only_pool(keys)
         member = None if pool is None else self._membership.server_of(pool)

@@ -74,7 +74,10 @@ class Locations:
         """Whether it is remembered of any object that a pool has it."""
         now = time.monotonic()
         with self._lock:
-            return any(now < self._found.get(word, NOWHERE)[1] for word in words_of(keys))
+            for word in words_of(keys):
+                if now < self._found.get(word, NOWHERE)[1]:
+                    return True
+        return False
 
     def remember(self, keys: np.ndarray, pools: Holders) -> None:
         """Remember where objects are; objects without a location are forgotten."""

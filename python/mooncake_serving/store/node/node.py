@@ -291,7 +291,6 @@ class Node(Closing):
         self, keys: np.ndarray, objects: Sequence[Sequence[Buffer]], *, verify: bool = True
     ) -> list[NewResult] | None:
         """Put n objects in the fastest way, if it is open to them: see ``Direct.put``."""
-        self.check_process()
         return self._direct.put(keys, objects, verify=verify)
 
     def put_listed(

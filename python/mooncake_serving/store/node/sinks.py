@@ -37,8 +37,8 @@ class Sink(Protocol):
         was_compared: whether the holder has compared the object with its checksum, and need not do
             so again for a part of it.
         location: the memory of its ranges, as in ``Buffer``.
-        places: pieces of host memory, (address, bytes), for the whole object, if they may be filled
-            before ``open`` and ``commit``. Otherwise None.
+        places: pieces of host memory, (address, bytes), for the whole object, if ``fill`` may be
+            called instead of ``open`` and ``commit``. Otherwise None.
     """
 
     takes_all: bool
@@ -48,6 +48,11 @@ class Sink(Protocol):
 
     def wants(self) -> tuple[int, int]:
         """Offset of the wanted part in the object, or ``WHOLE``, and its maximum size."""
+
+    def fill(self, num_bytes: int) -> None:
+        """Accept an object of this size, which is in ``places``."""
+        self.open(num_bytes)
+        self.commit()
 
     def open(self, num_bytes: int) -> Sequence[Range] | None:
         """Return where the bytes of an object of this size go; None: it is refused."""
@@ -82,14 +87,16 @@ class IntoBuffers:
         if offset is not None:
             check_number(op, "offset", offset)
         self._landing = Landing(given)
-        self.places: list[tuple[int, int]] | None = None
-        if offset is None:
-            self.places = [(buffer.address, buffer.num_bytes) for buffer in self._landing.buffers]
         self._offset = offset
         self.takes_all = offset is None
         self.was_compared = was_compared
-        self.num_bytes = sum(buffer.num_bytes for buffer in given)
         self.object_bytes = 0
+        self.num_bytes = 0
+        places = []
+        for buffer in self._landing.buffers:
+            places.append((buffer.address, buffer.num_bytes))
+            self.num_bytes += buffer.num_bytes
+        self.places = places if offset is None else None
 
     def wants(self) -> tuple[int, int]:
         return WHOLE if self._offset is None else self._offset, self.num_bytes
@@ -110,6 +117,9 @@ class IntoBuffers:
                 f"{self.num_bytes} from {self._offset}"
             )
             raise InvalidArgument(f"{op}: buffers {need}")
+
+    def fill(self, num_bytes: int) -> None:
+        self.object_bytes = num_bytes
 
     def open(self, num_bytes: int) -> list[Range] | None:
         self.object_bytes = num_bytes
@@ -159,7 +169,7 @@ class IntoBytes(IntoBuffers):
         return self._array.tobytes()
 
 
-class IntoPool:
+class IntoPool(Sink):
     """This node's pool: room is made there as for any put.
 
     Args:
