@@ -15,6 +15,8 @@ from . import _host
 from ._arguments import as_integer
 from .errors import InvalidArgument
 
+HOST_TYPES = frozenset({memoryview, bytes, bytearray, np.ndarray})  # but not their subclasses
+
 
 @dataclass(slots=True, eq=False)  # not frozen: four times as fast to make
 class Buffer:
@@ -55,12 +57,13 @@ def as_buffer(memory: Any, *, argument: str = "buffer") -> Buffer:
         InvalidArgument: the object has no memory of its own, is not packed, or its bytes are not
             its values: Python objects, sparse tensors, lazy conjugates and negatives.
     """
-    if isinstance(memory, Buffer):
-        return memory
-    if isinstance(memory, torch.Tensor):
-        return _from_tensor(memory, argument)
-    if hasattr(memory, "__cuda_array_interface__"):
-        return _from_cuda_array(memory, argument)
+    if type(memory) not in HOST_TYPES:
+        if isinstance(memory, Buffer):
+            return memory
+        if isinstance(memory, torch.Tensor):
+            return _from_tensor(memory, argument)
+        if hasattr(memory, "__cuda_array_interface__"):
+            return _from_cuda_array(memory, argument)
     try:
         view = memoryview(memory)
     except (TypeError, ValueError) as error:  # numpy's ValueError: dates have no buffer

@@ -76,6 +76,11 @@ class TestReads:
         with is_read_directly(none):
             sizes = none.cluster.get_into_each(range(4), arrays)
             assert none.cluster.get_into(3, arrays[0][:1000], arrays[0][1000:]) == 3000
+            assert none.cluster.get(2) == value(2, 2000)
+            assert none.cluster.get_each(range(4)) == [value(i, 1000 * i) for i in range(4)]
+            assert none.cluster.get_into(3, arrays[1][:500], offset=100) == 3000
+        assert bytes(arrays[1][:500]) == value(3, 3000)[100:600]
+        arrays[1][:1000] = np.frombuffer(value(1, 1000), np.uint8)
         assert sizes.tolist() == [0, 1000, 2000, 3000]
         for i in range(1, 4):
             assert bytes(arrays[i][: 1000 * i]) == value(i, 1000 * i)
@@ -93,6 +98,7 @@ class TestReads:
         damage(one.store, 1)
         one.store.remove(2)
         arrays = [np.zeros(2999, np.uint8) for _ in range(4)]
+        assert none.cluster.get(2) is None
         sizes = none.cluster.get_into_each(range(4), arrays)
         assert sizes.tolist() == [0, -4, -1, -2]
         assert not one.store.exists(1), "the damaged copy was dropped"

@@ -18,7 +18,6 @@ from ..keyspace import Keyspace, StoreKey, StoreKeys
 from ..node import Node
 from ..node.arriving import Outcome
 from ..node.copied import keep_copies
-from ..node.direct import NOT_READ
 from ..node.sinks import IntoBuffers, IntoBytes, IntoPool, Sink
 from ..reader import DAMAGED, as_writable, check_pairs
 from ..store import Store
@@ -52,7 +51,8 @@ class ClusterReader:
         if value is not None:
             return value
         sink = IntoBytes()
-        return sink.value() if self._read("get", key, sink, is_damaged) else None
+        outcome = self._read("get", key, sink, is_damaged)
+        return None if outcome is Outcome.ABSENT else sink.value()
 
     def get_into(self, key: StoreKey, *buffers: Any, offset: int | None = None) -> int | None:
         """Copy an object, or the part of it from ``offset`` on, see ``ObjectPool.get_into``.
@@ -75,9 +75,11 @@ class ClusterReader:
                 is_damaged = True
                 self._withdraw(key)
         sink = IntoBuffers("get_into", buffers, offset)
-        if not self._read("get_into", key, sink, is_damaged):
+        outcome = self._read("get_into", key, sink, is_damaged)
+        if outcome is Outcome.ABSENT:
             return None
-        sink.check("get_into")
+        if outcome is Outcome.NOT_TAKEN:
+            sink.check("get_into")
         sink.deliver()
         return sink.object_bytes
 
@@ -256,13 +258,13 @@ class ClusterReader:
         """Tell the directory that the local object is gone because it was damaged."""
         self.node.listing.withdraw(self._keyspace.row(key))
 
-    def _read(self, op: str, key: StoreKey, sink: Sink, is_damaged: bool) -> bool:
-        """Read one object; return whether there was one, even if its sink refused it."""
+    def _read(self, op: str, key: StoreKey, sink: Sink, is_damaged: bool) -> Outcome:
+        """Read one object: ``DONE``, ``NOT_TAKEN`` by its sink, ``ABSENT``."""
         words = self._keyspace.row(key, op)
         [outcome] = self.read_each(words, [sink])
         if outcome is Outcome.DAMAGED or (is_damaged and outcome is Outcome.ABSENT):
             raise _damaged(op, words[0])
-        return outcome is not Outcome.ABSENT
+        return outcome
 
     def read_each(self, words: np.ndarray, sinks: Sequence[Sink]) -> list[Outcome]:
         """Read objects of other pools; those that are read repeatedly are copied here.
@@ -280,22 +282,17 @@ class ClusterReader:
         if not len(words):
             return []
         verify = self._verifies()
-        sizes = self.node.read_directly(words, sinks, verify=verify)
-        if sizes is None:
+        are_read = self.node.read_directly(words, sinks, verify=verify)
+        if are_read is None:
             return self._find_and_read(words, sinks, verify=verify)
         outcomes = [Outcome.DONE] * len(sinks)
-        left = []
-        for i, size in enumerate(sizes.tolist()):
-            if size == NOT_READ:
-                left.append(i)
-            else:
-                sinks[i].fill(size)
-        if left:
+        if not all(are_read):
+            left = [i for i, is_read in enumerate(are_read) if not is_read]
             others = self._find_and_read(words[left], [sinks[i] for i in left], verify=verify)
             for i, outcome in zip(left, others, strict=True):
                 outcomes[i] = outcome
         if self._hot is not None:
-            self._count_reads(words[sizes != NOT_READ], np.ones(len(sinks) - len(left), np.int64))
+            self._count_reads(words[are_read], np.ones(sum(are_read), np.int64))
         return outcomes
 
     def _find_and_read(

@@ -82,7 +82,7 @@ class ByKey:
         Args:
             peer: the holder.
             keys: ``[n, 2]``.
-            sinks: n destinations, in host memory.
+            sinks: n destinations.
             verify: compare everything that arrives with its checksum.
 
         Returns:
@@ -92,6 +92,9 @@ class ByKey:
             TransferError: the holder is gone, or does not answer in time; no sink has received
                 anything.
         """
+        in_host = all(sink.location.startswith("cpu") for sink in sinks)
+        if not in_host or not self.suits(peer, sum(sink.wants()[1] for sink in sinks)):
+            return None
         compare = verify and not all(sink.takes_all or sink.was_compared for sink in sinks)
         wanted = np.array([sink.wants() for sink in sinks], np.uint64)
         try:
@@ -155,10 +158,12 @@ class ByKey:
         Raises:
             TransferError: the holder is gone, or does not answer in time.
         """
-        if peer.transport != "tcp":
-            num_bytes = sum(size for parts in places for _, size in parts)
-            if not self.suits(peer, num_bytes):
-                return None
+        num_bytes = 0
+        for parts in places:
+            for _, size in parts:
+                num_bytes += size
+        if not self.suits(peer, num_bytes):
+            return None
         try:
             sizes = self._engine.read_objects_into(
                 peer,
@@ -243,7 +248,7 @@ class ByKey:
             TransferError: the holder is gone, or does not answer in time; some may be stored.
             Unavailable: the directory has not answered the holder in time.
         """
-        if peer.transport != "tcp" and not self.suits(peer, num_bytes):
+        if not self.suits(peer, num_bytes):
             return None
         try:
             statuses = self._engine.write_objects(

@@ -1,4 +1,4 @@
-"""Reads and puts whole objects in one round trip to one other node.
+"""Reads and puts objects in one round trip to one other node.
 
 This is the usual case, and small objects arrive sooner than Python gets through the modules that
 serve all cases. So it has a way of its own, with as few steps as possible; whatever is unusual is
@@ -12,10 +12,11 @@ import numpy as np
 
 from mooncake_kernels.buffers import Buffer
 from mooncake_kernels.errors import TransferError, Unavailable
-from mooncake_kernels.transfer import MAX_ASKED_KEYS
+from mooncake_kernels.transfer import MAX_ASKED_KEYS, Peer
 
 from ...rpc import Peers
 from ..directory import Member
+from .arriving import Outcome
 from .by_key import ByKey, NewResult
 from .locations import Locations
 from .membership import Membership
@@ -56,7 +57,7 @@ class Direct:
         self._silence = silence
         self._answer_s = answer_s
 
-    def read(self, keys: np.ndarray, sinks: Sequence[Sink], *, verify: bool) -> np.ndarray | None:
+    def read(self, keys: np.ndarray, sinks: Sequence[Sink], *, verify: bool) -> list[bool] | None:
         """Read n objects, if it is remembered that the same node has all of them, and no other.
 
         Args:
@@ -65,11 +66,10 @@ class Direct:
             verify: whether what has arrived is compared with its checksum.
 
         Returns:
-            ``[n]`` int64: sizes of the objects that are in their sinks' places; -1: it is to be
-            read another way. None: all are.
+            For each whether it is in its sink; the others are to be read another way. None instead
+            of a list: all are.
         """
-        places = [sink.places for sink in sinks if sink.places is not None]
-        if not len(places) == len(sinks) <= MAX_ASKED_KEYS:
+        if len(sinks) > MAX_ASKED_KEYS:
             return None
         pool = self._locations.only_pool(keys)
         member = None if pool is None else self._membership.server_of(pool)
@@ -77,10 +77,27 @@ class Direct:
             return None
         try:
             with self._peers.lease(member.name, self._answer_s) as peer:
-                return self._by_key.read_into(peer, keys, places, verify=verify)
+                return self._read_from(peer, keys, sinks, verify)
         except (TransferError, Unavailable) as error:
             self._pass_over(member, error)
             return None
+
+    def _read_from(
+        self, peer: Peer, keys: np.ndarray, sinks: Sequence[Sink], verify: bool
+    ) -> list[bool] | None:
+        places = [sink.places for sink in sinks if sink.places is not None]
+        if len(places) < len(sinks):  # of some the size is not known, or only a part is wanted
+            outcomes = self._by_key.read(peer, keys, sinks, verify=verify)
+            return None if outcomes is None else [outcome is Outcome.DONE for outcome in outcomes]
+        sizes = self._by_key.read_into(peer, keys, places, verify=verify)
+        if sizes is None:
+            return None
+        are_read = []
+        for sink, size in zip(sinks, sizes.tolist(), strict=True):
+            are_read.append(size != NOT_READ)
+            if size != NOT_READ:
+                sink.fill(size)
+        return are_read
 
     def put(
         self, keys: np.ndarray, objects: Sequence[Sequence[Buffer]], *, verify: bool

@@ -282,7 +282,7 @@ class Node(Closing):
 
     def read_directly(
         self, keys: np.ndarray, sinks: Sequence[Sink], *, verify: bool = True
-    ) -> np.ndarray | None:
+    ) -> list[bool] | None:
         """Read n objects in the fastest way, if it is open to them: see ``Direct.read``."""
         self.check_process()
         return self._direct.read(keys, sinks, verify=verify)

@@ -160,9 +160,7 @@ class RemoteReader:
         found: list[Outcome | None] | None = None
         try:
             with self._peers.lease(member.name, self._answer_s) as peer:
-                in_host = all(sink.location.startswith("cpu") for sink in sinks)
-                if in_host and self._by_key.suits(peer, sum(sink.wants()[1] for sink in sinks)):
-                    found = self._by_key.read(peer, keys, sinks, verify=verify)
+                found = self._by_key.read(peer, keys, sinks, verify=verify)
         except (TransferError, Unavailable) as error:
             self._passed_over(member, error)
             return [Outcome.UNREACHED] * len(keys)
