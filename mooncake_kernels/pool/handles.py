@@ -22,11 +22,15 @@ RETENTIONS: tuple[Retention, ...] = ("normal", "soft", "hard")  # numbered as in
 
 def as_retention(op: str, retention: Any) -> int:
     """The host code's number for it."""
+    if type(retention) is str and retention in RETENTIONS:
+        return RETENTIONS.index(retention)
     return RETENTIONS.index(as_one_of(op, "retention", retention, RETENTIONS))
 
 
 def as_position(op: str, position: Any) -> int:
     """The host code's 16-bit form of it."""
+    if type(position) is int and 0 <= position <= MAX_POSITION:
+        return position
     return min(as_integer(op, "position", position, 0, END - 1), MAX_POSITION)
 
 

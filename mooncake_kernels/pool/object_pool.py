@@ -3,6 +3,7 @@
 import logging
 import os
 from collections.abc import Sequence
+from functools import partial
 from typing import Any, Literal, TypeVar
 
 import numpy as np
@@ -182,7 +183,7 @@ class ObjectPool(PoolReader):
         size = as_integer("begin", "num_bytes", num_bytes, 0, END - 1)
         as_bool("begin", "checksum", checksum)
         result, put = self._pool.begin(*words, size)
-        return PutResult(result) if put is None else ObjectPut(put, checksum, kind, place)
+        return RESULTS[result] if put is None else ObjectPut(put, checksum, kind, place)
 
     def put_from(
         self,
@@ -211,13 +212,11 @@ class ObjectPool(PoolReader):
         """
         words = as_key("put_from", key)
         kind, place = as_retention("put_from", retention), as_position("put_from", position)
-        as_bool("put_from", "checksum", checksum)
-        write = self._pool.write
-        return PutResult(
-            with_buffers(
-                "put_from", buffers, False, lambda held: write(*words, held, checksum, kind, place)
-            )
-        )
+        if type(checksum) is not bool:
+            as_bool("put_from", "checksum", checksum)
+        native = self._native or self._pool
+        write = partial(native.write, *words)
+        return RESULTS[with_buffers("put_from", buffers, False, write, checksum, kind, place)]
 
     def put_headed(
         self,

@@ -1,6 +1,7 @@
 """The half of ``ObjectPool`` that finds and reads objects, without locks."""
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -10,7 +11,7 @@ from .._arguments import as_bool
 from ..closing import Closing
 from ..errors import InvalidArgument, shown
 from .handles import PinnedObject
-from .reads import as_headed, as_offset, check_read, with_buffers
+from .reads import ABSENT, DONE, as_headed, as_offset, failed_read, with_buffers
 from .values import Key, as_key, as_keys
 
 
@@ -106,12 +107,18 @@ class PoolReader(Closing):
                 instead if they and the pool are all in host memory.
             Unavailable, CudaError: from the driver, if a buffer is on a GPU.
         """
-        words, start, read = as_key("get_into", key), as_offset(offset), self._pool.read
-        as_bool("get_into", "verify", verify)
+        words, native = as_key("get_into", key), self._native or self._pool
+        start = None if offset is None else as_offset(offset)
+        if type(verify) is not bool:
+            as_bool("get_into", "verify", verify)
         outcome, object_bytes = with_buffers(
-            "get_into", buffers, True, lambda held: read(*words, start, held, verify)
+            "get_into", buffers, True, partial(native.read, *words, start), verify
         )
-        return check_read(outcome, object_bytes, key, offset, buffers)
+        if outcome == DONE:
+            return object_bytes
+        if outcome == ABSENT:
+            return None
+        raise failed_read(outcome, object_bytes, key, offset, buffers)
 
     def get_into_each(self, keys: Any, buffers: Any, *, verify: bool = False) -> np.ndarray:
         """Copy many whole objects, each into its own buffer, in one call.
@@ -142,9 +149,7 @@ class PoolReader(Closing):
                 f"get_into_each: buffers must be as many as keys, got {num_buffers} and "
                 f"{len(words)}"
             )
-        return with_buffers(
-            "get_into_each", buffers, True, lambda held: read_each(words, held, verify)
-        )
+        return with_buffers("get_into_each", buffers, True, partial(read_each, words), verify)
 
     def get_headed(
         self,
@@ -200,6 +205,7 @@ class PoolReader(Closing):
 
     @property
     def _pool(self) -> _host.ObjectPool:
+        """The native pool. ``_native or _pool`` is the same, and faster."""
         if self._native is None:
             raise InvalidArgument(
                 f"ObjectPool: pool must be open, got the closed {shown(self.path)}"

@@ -17,26 +17,31 @@ Result = TypeVar("Result")
 
 
 def with_buffers(
-    op: str, buffers: Iterable[Any], writable: bool, call: Callable[[list[Any]], Result]
+    op: str, buffers: Iterable[Any], writable: bool, call: Callable[..., Result], *options: Any
 ) -> Result:
-    """Call with the buffers as the host code takes them; raise for one that is wrong."""
+    """Call with the buffers as the host code takes them, and options; raise for one that is
+    wrong.
+    """
     listed = list(buffers)
     try:
         if all(map(_is_taken, listed)):
-            return call(listed)
+            return call(listed, *options)
     except (BufferError, ValueError) as error:
         if isinstance(error, InvalidArgument):  # not about a buffer
             raise
     owners = [_as_buffer(op, i, buffer, writable) for i, buffer in enumerate(listed)]
-    return call([place_of(owner) for owner in owners])
+    return call([place_of(owner) for owner in owners], *options)
 
 
 def _is_taken(buffer: Any) -> bool:
     """Whether the host code takes it directly; for others it gets address and size."""
+    kind = type(buffer)
+    if kind is memoryview:
+        return "O" not in buffer.format
+    if kind is bytes or kind is bytearray:
+        return True
     if isinstance(buffer, np.ndarray):
         return not buffer.dtype.hasobject
-    if isinstance(buffer, memoryview):
-        return "O" not in buffer.format
     return isinstance(buffer, bytes | bytearray)
 
 
@@ -80,26 +85,22 @@ def as_headed(
     return listed, starts, counts
 
 
-def as_offset(offset: Any) -> int | None:
-    return None if offset is None else as_integer("get_into", "offset", offset, 0, END - 1)
+def as_offset(offset: Any) -> int:
+    return as_integer("get_into", "offset", offset, 0, END - 1)
 
 
-def check_read(
+def failed_read(
     outcome: int, object_bytes: int, key: Key, offset: int | None, buffers: Iterable[Any]
-) -> int | None:
-    """Return the object's size, or None if there is none, or raise the error."""
-    if outcome == DONE:
-        return object_bytes
-    if outcome == ABSENT:
-        return None
+) -> InvalidArgument | ChecksumError:
+    """The error of a read that is neither ``DONE`` nor finds it ``ABSENT``."""
     wanted = sum(as_buffer(buffer).num_bytes for buffer in buffers)
     if outcome == TOO_SMALL:
-        raise InvalidArgument(
+        return InvalidArgument(
             f"get_into: buffers must have room for {object_bytes} bytes, got {wanted}"
         )
     if outcome == OUT_OF_RANGE:
-        raise InvalidArgument(
+        return InvalidArgument(
             f"get_into: offset and buffers must be within the object's {object_bytes} bytes, got "
             f"{wanted} from {offset}"
         )
-    raise ChecksumError(f"get_into: object {shown(key)} is not what its checksum says")
+    return ChecksumError(f"get_into: object {shown(key)} is not what its checksum says")

@@ -152,10 +152,14 @@ def object_key(name: str | bytes, scope: int | str = 0) -> Key:
     Raises:
         InvalidArgument: an argument is of another type, or out of range.
     """
-    if not isinstance(name, str | bytes):
+    if not (type(name) is str or isinstance(name, str | bytes)):
         raise InvalidArgument(f"object_key: name must be a str or bytes, got {shown(name)}")
-    text = as_utf8("object_key", "name", name) if isinstance(name, str) else name
-    low, high = _host.hash_name(text)
+    try:
+        low, high = _host.hash_name(name)
+    except TypeError:
+        raise InvalidArgument(
+            f"object_key: name must be text that UTF-8 can hold, got {shown(name)}"
+        ) from None
     return low, high ^ as_scope("object_key", scope)
 
 

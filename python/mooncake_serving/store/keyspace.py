@@ -33,7 +33,7 @@ class Keyspace:
 
     def key(self, key: StoreKey, op: str = "Store") -> Key:
         """``(hash, scope)`` of one key; errors name the call ``op``."""
-        if isinstance(key, str | bytes):
+        if type(key) is str or isinstance(key, str | bytes):
             try:
                 return object_key(key, self.scope)
             except InvalidArgument:

@@ -223,7 +223,7 @@ class StoreReader:
         return objects.keys, objects.ids
 
     def _verifies(self) -> bool:
-        return self._verify > 0 and random.random() < self._verify
+        return self._verify == 1 or (self._verify > 0 and random.random() < self._verify)
 
 
 def is_whole(pinned: PinnedObject) -> bool:

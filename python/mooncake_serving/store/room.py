@@ -53,10 +53,14 @@ class Room:
             for tell in tuple(self.on_evicted):
                 tell(keys)
 
-    def make(self, num_bytes: Callable[[], int], attempt: Callable[[], Result]) -> Result:
-        """Try until it is not ``FULL``, evicting twice as much each time, up to everything."""
-        result = attempt()
-        if result is not PutResult.FULL or not self._can_have(num_bytes()):
+    def make(
+        self, num_bytes: Callable[[], int], attempt: Callable[[], Result]
+    ) -> Result | PutResult:
+        """Repeat what was ``FULL`` until it is not, evicting twice as much each time, up to
+        everything.
+        """
+        result: Result | PutResult = PutResult.FULL
+        if not self._can_have(num_bytes()):
             return result
         wanted = max(num_bytes(), self._at_least, 1)
         while result is PutResult.FULL and wanted < 2 * self._pool.capacity_bytes:

@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, TypeVar
 
 import numpy as np
@@ -159,13 +160,15 @@ class Store(StoreReader, Closing):
         self, key: Key, *parts: Any, retention: Retention = "normal", position: int = 0
     ) -> PutResult:
         """Do the same with a key of the pool, of any namespace."""
-        return self._put(
+        attempt = partial(
+            self.pool.put_from,
             key,
-            lambda: sum(as_buffer(part).num_bytes for part in parts),
-            lambda: self.pool.put_from(
-                key, *parts, checksum=self._checksum, retention=retention, position=position
-            ),
+            *parts,
+            checksum=self._checksum,
+            retention=retention,
+            position=position,
         )
+        return self._put(key, partial(_total_bytes, parts), attempt)
 
     def put_headed(
         self,
@@ -375,7 +378,8 @@ class Store(StoreReader, Closing):
                 )
 
     def _admitted(self, op: str, key: StoreKey) -> Key:
-        self.check_puts(op, [key])
+        if self._quota is not None:
+            self.check_puts(op, [key])
         return self.keyspace.key(key, op)
 
     def _as_buffer(self, op: str, argument: str, value: Any) -> Buffer:
@@ -410,9 +414,14 @@ class Store(StoreReader, Closing):
             return self._with_room(num_bytes, attempt)
         return self._quota.admit(key, num_bytes(), lambda: self._with_room(num_bytes, attempt))
 
-    def _with_room(self, num_bytes: Callable[[], int], attempt: Callable[[], Result]) -> Result:
-        """Try until it is not ``FULL``, evicting twice as much each time, up to everything."""
-        return self._counted(self._room.make(num_bytes, attempt), num_bytes)
+    def _with_room(
+        self, num_bytes: Callable[[], int], attempt: Callable[[], Result]
+    ) -> Result | PutResult:
+        """Try, and where it is ``FULL`` make room, see ``Room.make``."""
+        result: Result | PutResult = attempt()
+        if result is PutResult.FULL:
+            result = self._room.make(num_bytes, attempt)
+        return result if self._watermark is None else self._counted(result, num_bytes)
 
     def _counted(self, result: Result, num_bytes: Callable[[], int]) -> Result:
         """Tell the watermark of a put that has room."""
@@ -420,6 +429,10 @@ class Store(StoreReader, Closing):
         if self._watermark is not None and is_stored:
             self._watermark.added(num_bytes())
         return result
+
+
+def _total_bytes(parts: Sequence[Any]) -> int:
+    return sum(as_buffer(part).num_bytes for part in parts)
 
 
 def _check_eviction(policy: EvictionPolicy) -> None:

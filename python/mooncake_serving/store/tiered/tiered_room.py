@@ -154,10 +154,12 @@ class TieredRoom(Room):
             num_bytes,
         )
 
-    def make(self, num_bytes: Callable[[], int], attempt: Callable[[], Result]) -> Result:
-        """Try until it is not ``FULL``, while something can be evicted, or is being written."""
-        result = attempt()
-        if result is not PutResult.FULL or not self._can_have(num_bytes()):
+    def make(
+        self, num_bytes: Callable[[], int], attempt: Callable[[], Result]
+    ) -> Result | PutResult:
+        """Repeat it while it is ``FULL`` and something can be evicted, or is being written."""
+        result: Result | PutResult = PutResult.FULL
+        if not self._can_have(num_bytes()):
             return result
         capacity_bytes = self._pool.capacity_bytes
         wanted = min(max(num_bytes(), self._at_least, 1), capacity_bytes)
