@@ -2,6 +2,7 @@
 
 import contextlib
 import mmap
+import sys
 
 import numpy as np
 import pytest
@@ -86,6 +87,26 @@ def test_memory_that_is_not_registered_is_looked_up(store, memory, caplog):
         assert store.get_into("f", address, 1000) == store.put_from("h", address, 8) == WRONG
         reasons(caplog, "must be memory of this process that it can read, or of a GPU")
     assert store.is_exist("h") == 0
+
+
+@pytest.mark.parametrize("call, most", [("put_from", 55), ("get_into", 40)])
+def test_one_value_takes_few_calls_of_python(store, memory, call, most):
+    """Each takes most of a microsecond where the caches are cold, as after a large copy."""
+    count = 0
+
+    def note(_, event, __):
+        nonlocal count
+        count += event in ("call", "c_call")
+
+    move = getattr(store, call)
+    assert store.put_from("get_into", memory.address, KIB) == 0
+    sys.setprofile(note)
+    try:
+        code = move(call, memory.address, KIB)
+    finally:
+        sys.setprofile(None)
+    assert code == {"put_from": 0, "get_into": KIB}[call]
+    assert count <= most
 
 
 def test_read_only_memory_is_only_read(store):

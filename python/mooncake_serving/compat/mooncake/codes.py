@@ -65,6 +65,8 @@ def as_flag(argument: str, value: Any) -> bool:
 
 def as_natural(argument: str, value: Any, *, minimum: int = 0) -> int:
     """An integer that fits into 64 bits, including numpy's."""
+    if type(value) is int and minimum <= value < 2**64:
+        return value
     try:
         number = operator.index(value)
     except TypeError:

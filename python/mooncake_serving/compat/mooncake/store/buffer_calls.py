@@ -57,7 +57,12 @@ class BufferCalls(BatchCalls):
         self, key: str, buffer_ptr: int, size: int, config: ReplicateConfig | None = None
     ) -> int:
         """Store a value from memory: 0, -200 or -600. Zero bytes store no value: 0."""
-        return self._put(key, [(buffer_ptr, size)], config) if as_natural("size", size) else 0
+        if as_natural("size", size) == 0:
+            return 0
+        running = self._running()
+        view = running.buffers.view(buffer_ptr, size, writes=False)
+        running.objects.put(key, [view], keeping_of(config))
+        return 0
 
     @returns_code
     def put_from_with_metadata(
@@ -71,14 +76,20 @@ class BufferCalls(BatchCalls):
     ) -> int:
         """Store a value of two parts from memory, the metadata first: 0, -200 or -600."""
         parts = [(metadata_buffer_ptr, metadata_size), (buffer_ptr, size)]
-        return self._put(key, parts, config)
+        running = self._running()
+        views = [running.buffers.view(*part, writes=False) for part in parts]
+        running.objects.put(key, views, keeping_of(config))
+        return 0
 
     @returns_code
     def upsert_from(
         self, key: str, buffer_ptr: int, size: int, config: ReplicateConfig | None = None
     ) -> int:
         """``put_from`` that replaces an existing value, see ``upsert``."""
-        return self._put(key, [(buffer_ptr, size)], config, replace=True)
+        running = self._running()
+        view = running.buffers.view(buffer_ptr, size, writes=False)
+        running.objects.replace(key, [view], keeping_of(config))
+        return 0
 
     @returns_instead([INVALID_PARAMS])
     def batch_put_from(
@@ -184,21 +195,6 @@ class BufferCalls(BatchCalls):
             (all_buffer_ptrs, all_sizes),
             lambda i: self._views(all_buffer_ptrs[i], all_sizes[i], writes=True),
         )
-
-    def _put(
-        self,
-        key: str,
-        parts: Sequence[tuple[int, int]],
-        config: ReplicateConfig | None,
-        *,
-        replace: bool = False,
-    ) -> int:
-        """Store a value from ranges of memory, (address, bytes) each."""
-        running = self._running()
-        views = [running.buffers.view(*part, writes=False) for part in parts]
-        put = running.objects.replace if replace else running.objects.put
-        put(key, views, keeping_of(config))
-        return 0
 
     def _put_at_once(
         self,

@@ -42,9 +42,9 @@ class Buffers:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        # Start addresses of ranges; their memory, and whether it is writable. Replaced and never
-        # changed, so that readers take no lock.
-        self._registered: tuple[tuple[int, ...], tuple[tuple[Memory, bool], ...]] = (), ()
+        # Start addresses of ranges; their memory, its size, and whether it is writable. Replaced
+        # and never changed, so that readers take no lock.
+        self._registered: tuple[tuple[int, ...], tuple[tuple[Memory, int, bool], ...]] = (), ()
         # Of the same: start addresses, and how many bytes of each are host memory to read or write.
         self._tables = _tables(*self._registered)
 
@@ -60,7 +60,7 @@ class Buffers:
         with self._lock:
             begins, ranges = self._registered
             place = bisect.bisect(begins, begin)
-            if (place > 0 and begins[place - 1] + size_of(ranges[place - 1][0]) > begin) or (
+            if (place > 0 and begins[place - 1] + ranges[place - 1][1] > begin) or (
                 place < len(begins) and begin + size > begins[place]
             ):
                 raise InvalidArgument(
@@ -68,7 +68,7 @@ class Buffers:
                 )
             self._registered = (
                 (*begins[:place], begin, *begins[place:]),
-                (*ranges[:place], (memory, writable), *ranges[place:]),
+                (*ranges[:place], (memory, size, writable), *ranges[place:]),
             )
             self._tables = _tables(*self._registered)
         return memory
@@ -99,14 +99,18 @@ class Buffers:
         Raises:
             InvalidArgument: it is not memory of this process with the required access.
         """
-        begin, size = as_natural("buffer_ptr", address), as_natural("size", num_bytes)
+        begin = address if type(address) is int else as_natural("buffer_ptr", address)
+        size = num_bytes if type(num_bytes) is int else as_natural("size", num_bytes)
         begins, ranges = self._registered
         place = bisect.bisect(begins, begin) - 1
-        if place >= 0:
-            memory, writable = ranges[place]
+        if place >= 0 and size >= 0:
+            memory, room, writable = ranges[place]
             offset = begin - begins[place]
-            if offset + size <= size_of(memory) and (writable or not writes):
-                return _part(memory, offset, size)
+            if offset + size <= room and (writable or not writes):
+                if type(memory) is memoryview:
+                    return memory[offset : offset + size]
+                return replace(memory, address=begin, num_bytes=size)
+        begin, size = as_natural("buffer_ptr", begin), as_natural("size", size)
         memory, writable = _mapped(begin, size)
         if writes and not writable:
             raise InvalidArgument(f"buffer_ptr must be writable, got {_shown(begin, size)}")
@@ -140,12 +144,6 @@ def too_small(value_bytes: int, num_bytes: int) -> str:
     return f"size must be at least the value's {value_bytes} bytes, got {num_bytes}"
 
 
-def _part(memory: Memory, offset: int, num_bytes: int) -> Memory:
-    if isinstance(memory, Buffer):
-        return replace(memory, address=memory.address + offset, num_bytes=num_bytes)
-    return memory[offset : offset + num_bytes]
-
-
 def _mapped(address: int, num_bytes: int) -> tuple[Memory, bool]:
     if allowed := MappedMemory().access(address, num_bytes) if address else "":
         view = memoryview((ctypes.c_ubyte * num_bytes).from_address(address)).cast("B")
@@ -163,11 +161,11 @@ def _shown(address: int, num_bytes: int) -> str:
 
 
 def _tables(
-    begins: Sequence[int], ranges: Sequence[tuple[Memory, bool]]
+    begins: Sequence[int], ranges: Sequence[tuple[Memory, int, bool]]
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Start addresses, from 0 on, and for each how many bytes can be read, and written."""
-    rooms = [0, *(len(one) if isinstance(one, memoryview) else 0 for one, _ in ranges)]
-    writable = [False, *(writable for _, writable in ranges)]
+    rooms = [0, *(size if isinstance(one, memoryview) else 0 for one, size, _ in ranges)]
+    writable = [False, *(writable for *_, writable in ranges)]
     readable = np.array(rooms, np.uint64)
     return np.array([0, *begins], np.uint64), readable, readable * np.array(writable)
 

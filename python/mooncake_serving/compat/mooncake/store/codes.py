@@ -4,6 +4,7 @@ import copy
 import functools
 import inspect
 import logging
+import sys
 from collections.abc import Callable, Sequence
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
@@ -53,34 +54,42 @@ _CODES: dict[type[Exception], int] = {
 FAILURES: tuple[type[Exception], ...] = (*_CODES, Failed)
 
 
-def takes_bytes(method: Method[Self, Arguments, Answer]) -> Method[Self, Arguments, Answer]:
-    """Wrap a method into one that takes keys as bytes, too."""
+def takes_bytes(
+    method: Method[Self, Arguments, Answer],
+    failed: Callable[[str, Exception], Otherwise] | None = None,
+) -> Method[Self, Arguments, Answer | Otherwise]:
+    """Wrap a method into one that takes keys as bytes, too.
+
+    Args:
+        method: of a store.
+        failed: what is returned if it fails, of its name and the reason; None: that is raised.
+    """
+    op = method.__name__
     parameters = [*inspect.signature(method).parameters][1:]
-    if not (found := KEYS.intersection(parameters)):
-        return method
-    [name] = found
-    at = parameters.index(name)
+    name, at = "", sys.maxsize  # of the keys, if it has any
+    if found := KEYS.intersection(parameters):
+        [name] = found
+        at = parameters.index(name)
 
     @functools.wraps(method)
-    def call(self: Self, /, *args: Any, **kwargs: Any) -> Answer:
-        if len(args) > at and type(args[at]) is not str:
-            args = (*args[:at], as_text(args[at]), *args[at + 1 :])
-        elif name in kwargs:
-            kwargs[name] = as_text(kwargs[name])
-        return method(self, *args, **kwargs)
+    def call(self: Self, /, *args: Any, **kwargs: Any) -> Answer | Otherwise:
+        try:
+            if len(args) > at and type(args[at]) is not str:
+                args = (*args[:at], as_text(args[at]), *args[at + 1 :])
+            elif name in kwargs:
+                kwargs[name] = as_text(kwargs[name])
+            return method(self, *args, **kwargs)
+        except FAILURES as error:
+            if failed is None:
+                raise
+            return failed(op, error)
 
     return call
 
 
 def returns_code(method: Method[Self, Arguments, int]) -> Method[Self, Arguments, int]:
     """Wrap a raising method into one that logs the reason and returns its code."""
-    method = takes_bytes(method)
-
-    @functools.wraps(method)
-    def call(self: Self, /, *args: Arguments.args, **kwargs: Arguments.kwargs) -> int:
-        return code_of(method.__name__, lambda: method(self, *args, **kwargs))
-
-    return call
+    return takes_bytes(method, _logged_code)
 
 
 def returns_instead(
@@ -91,20 +100,11 @@ def returns_instead(
     def decorate(
         method: Method[Self, Arguments, Answer],
     ) -> Method[Self, Arguments, Answer | Otherwise]:
-        method = takes_bytes(method)
+        return takes_bytes(method, instead)
 
-        @functools.wraps(method)
-        def call(
-            self: Self, /, *args: Arguments.args, **kwargs: Arguments.kwargs
-        ) -> Answer | Otherwise:
-            # A list that is returned belongs to the caller.
-            return or_else(
-                method.__name__,
-                lambda: method(self, *args, **kwargs),
-                lambda: copy.deepcopy(otherwise),
-            )
-
-        return call
+    def instead(op: str, error: Exception) -> Otherwise:
+        _log(op, error)
+        return copy.deepcopy(otherwise)  # a list that is returned belongs to the caller
 
     return decorate
 
@@ -116,7 +116,7 @@ def or_else(
     try:
         return call()
     except FAILURES as error:
-        log.error("%s: %s", op, str(error))  # not the error, whose frames keep objects alive
+        _log(op, error)
         return otherwise()
 
 
@@ -125,10 +125,7 @@ def code_of(op: str, call: Callable[[], int]) -> int:
     try:
         return call()
     except FAILURES as error:
-        log.error("%s: %s", op, str(error))  # not the error, whose frames keep objects alive
-        if isinstance(error, Failed):
-            return error.code
-        return next(code for kind, code in _CODES.items() if isinstance(error, kind))
+        return _logged_code(op, error)
 
 
 def fill(
@@ -157,6 +154,18 @@ def check_list(argument: str, value: Any, depth: int = 1) -> None:
     if depth > 1:
         for one in value:
             check_list(f"each of {argument}", one, depth - 1)
+
+
+def _logged_code(op: str, error: Exception) -> int:
+    """Log a failure, and return its code."""
+    _log(op, error)
+    if isinstance(error, Failed):
+        return error.code
+    return next(code for kind, code in _CODES.items() if isinstance(error, kind))
+
+
+def _log(op: str, error: Exception) -> None:
+    log.error("%s: %s", op, str(error))  # not the error, whose frames keep objects alive
 
 
 def _is_no_sequence(value: Any) -> bool:

@@ -9,7 +9,6 @@ With the number a reader that reads a value in parts detects that the value was 
 """
 
 import contextlib
-import functools
 import os
 import struct
 from collections.abc import Sequence
@@ -22,7 +21,8 @@ from mooncake_kernels.errors import InvalidArgument
 _START = struct.Struct("<8s8sI")
 _MAGIC = b"MKNAMED2"
 NUMBER = 8, 16  # where it is
-_NO_NUMBER = bytes(8)
+_NUMBER_BYTES = 8
+_NO_NUMBER = bytes(_NUMBER_BYTES)
 _LINE = 64
 MAX_NAME_BYTES = 1 << 16
 MIN_HEADER_BYTES = _LINE
@@ -34,12 +34,12 @@ def new_header(name: str) -> bytes:
     Raises:
         InvalidArgument: as ``header_of``.
     """
-    return header_of(name, os.urandom(len(_NO_NUMBER)))
+    return header_of(name, os.urandom(_NUMBER_BYTES))
 
 
 def new_headers(names: Sequence[str]) -> list[bytes]:
     """``new_header`` of each."""
-    size = len(_NO_NUMBER)
+    size = _NUMBER_BYTES
     numbers = os.urandom(size * len(names))
     return [header_of(name, numbers[i * size : (i + 1) * size]) for i, name in enumerate(names)]
 
@@ -59,7 +59,8 @@ def header_of(name: str, number: bytes = _NO_NUMBER) -> bytes:
     text = encoded(name)
     if not 0 < len(text) <= MAX_NAME_BYTES:
         raise InvalidArgument(f"key must have 1 to {MAX_NAME_BYTES} bytes, got {len(text)}")
-    return _form(_whole(len(text))).pack(_MAGIC, number, len(text), text)
+    start = _MAGIC + number + len(text).to_bytes(4, "little") + text
+    return start.ljust(-(-len(start) // _LINE) * _LINE, b"\0")
 
 
 def as_text(keys: Any, depth: int = 2) -> Any:
@@ -103,9 +104,3 @@ def name_in(view: memoryview) -> str | None:
 
 def _whole(name_bytes: int) -> int:
     return -(-(_START.size + name_bytes) // _LINE) * _LINE
-
-
-@functools.cache
-def _form(num_bytes: int) -> struct.Struct:
-    """A header of this size."""
-    return struct.Struct(f"{_START.format}{num_bytes - _START.size}s")

@@ -509,7 +509,8 @@ class Objects:
     def _put(self, name: str, parts: Sequence[Any], keeping: Keeping) -> PutResult:
         """``put`` with the parts of an object."""
         result = self._store.put_from(name, *parts, retention=keeping.retention)
-        self._check_room(name, result)
+        if result is PutResult.FULL:
+            self._check_room(name, result)
         return result
 
     def _check_room(self, name: str, result: PutResult) -> int:

@@ -67,6 +67,9 @@ class Keeping(NamedTuple):
     num_copies: int = 1
 
 
+_USUAL = Keeping()
+
+
 def keeping_of(config: ReplicateConfig | None) -> Keeping:
     """How an object with this configuration is kept.
 
@@ -74,7 +77,7 @@ def keeping_of(config: ReplicateConfig | None) -> Keeping:
         InvalidArgument: it is not a configuration, or asks for something unsupported.
     """
     if config is None:
-        return Keeping()
+        return _USUAL
     if not isinstance(config, ReplicateConfig):
         raise InvalidArgument(f"config must be a ReplicateConfig, got {config!r:.80}")
     num_copies = as_natural("config.replica_num", config.replica_num, minimum=1)
