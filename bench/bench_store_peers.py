@@ -3,11 +3,13 @@
 Values of one size, 16 MiB of them, are copied into registered memory and put from there, with the
 batched call where there are several. Each call moves values that the last one has not touched; all
 of them have been read once before. "in process": the client's own process has put them. "other
-process": another process of this host has, and Mooncake's are in its segment. "tcp": between two
+process": another process of this host has, and Mooncake's are in its segment; ours is the API that
+it has in common with Mooncake, and in the rows "Store" this project's own. "tcp": between two
 processes, with no transport but tcp, and for ours a directory in Redis; the client has no pool of
-its own. Redis runs behind a unix socket, LMCache's server behind tcp. GB/s counts the bytes moved,
-once. Peers that are not installed are left out (`pip install --no-deps
-mooncake-transfer-engine-non-cuda`; lmcache_side.py).
+its own. "checked": ours that compares what it has read with its checksum. Redis runs behind a unix
+socket, in the rows "tcp" behind tcp, LMCache's server behind tcp. GB/s counts the bytes moved,
+once; small values are moved 512 at a time. Peers that are not installed are left out (`pip install
+--no-deps mooncake-transfer-engine-non-cuda`; lmcache_side.py).
 """
 
 import contextlib
@@ -20,7 +22,7 @@ import numpy as np
 import store_sides as sides
 from harness import Case, LeftOut, arguments
 from lmcache_side import LMCache, LMCacheServer, lmcache_server
-from store_sides import SIZES, SMALL_KEYS, TOTAL, Memory, Missing, key_of
+from store_sides import SIZES, SMALL, SMALL_KEYS, TOTAL, Memory, Missing, key_of
 from table import report
 from turns import Turns
 
@@ -96,7 +98,8 @@ def moving(
 ) -> Iterator[Case]:
     size = SIZES[name]
     expected = sides.values()
-    stores = {kind: client for kind, client in clients.items() if kind not in ("memcpy", "stream")}
+    putting = {kind: client for kind, client in clients.items() if kind != "checked"}
+    stores = {kind: client for kind, client in putting.items() if kind not in ("memcpy", "stream")}
     removing = {kind: client for kind, client in stores.items() if getattr(client, "removes", True)}
 
     def case(verb: str, undo: str, check: Callable[[], None], clients: dict[str, Any]) -> Case:
@@ -130,7 +133,7 @@ def moving(
                 client.put([f"put/{size}/{i}" for i in part], [i * size for i in part], size)
 
     yield case("get", "", check_gets, clients)
-    yield case("put", "remove_again", check_puts, clients)
+    yield case("put", "remove_again", check_puts, putting)
     yield case("remove", "put_back", put_all, removing)
     for client in stores.values():
         client.remove([f"put/{size}/{i}" for i in range(TOTAL // size)])
@@ -154,6 +157,44 @@ def pieces(clients: dict[str, Any], memory: Memory) -> Iterator[Case]:
 
     timed = {kind: partial(get, client, Turns(TOTAL // size)) for kind, client in clients.items()}
     yield Case("other process, 64 buffers of 16 KiB", timed.pop("ours"), timed, check, size)
+
+
+def small_values(title: str, clients: dict[str, Any], memory: Memory) -> Iterator[Case]:
+    """Many small values a call: how many operations a second each store does."""
+    clients = {kind: side for kind, side in clients.items() if getattr(side, "moves_small", True)}
+    count = len(SMALL_KEYS)
+    offsets = [i * SMALL for i in range(count)]
+    new = [f"put/{key}" for key in SMALL_KEYS]
+    stores = {kind: client for kind, client in clients.items() if getattr(client, "removes", True)}
+
+    def check() -> None:
+        for client in stores.values():
+            memory.bytes[:] = sides.values()
+            client.put(["check"], offsets[-1:], SMALL)
+            memory.bytes[:] = 0
+            client.get(["check"], [0], SMALL)
+            assert np.array_equal(memory.bytes[:SMALL], sides.values()[offsets[-1] :][:SMALL])
+            client.remove(["check"])
+
+    def put_all() -> None:
+        check()
+        for client in stores.values():
+            client.put(new, offsets, SMALL)
+
+    def case(name: str, clients: dict[str, Any], check: Callable[[], None], **calls: Any) -> Case:
+        by_verb = {
+            verb: {kind: partial(getattr(client, verb), *given) for kind, client in clients.items()}
+            for verb, given in calls.items()
+        }
+        timed, undo = [*by_verb.values(), {}][:2]
+        return Case(f"{title}, {name}", timed.pop("ours"), timed, check, undo=undo)
+
+    put, moved = (new, offsets, SMALL), f"{count} x {SMALL} B"
+    yield case(f"get_into: {moved}", clients, check, get=(SMALL_KEYS, offsets, SMALL))
+    yield case(f"put_from: {moved}", stores, check, put=put, remove=(new,))
+    yield case(f"remove: {moved}", stores, put_all, remove=(new,), put=put)
+    for client in stores.values():
+        client.remove(new)
 
 
 def small_keys(clients: dict[str, Any]) -> Iterator[Case]:
@@ -185,67 +226,76 @@ class Peers:
         self.clients[name] = client
 
 
-def in_process(peers: Peers, memory: Memory, path: str) -> None:
-    def filled(client: Any) -> Any:
-        sides.fill(client, memory)
+class Makers:
+    """What makes the clients of one part, and the servers and holders that they need."""
+
+    def __init__(self, enter: Callable[[Any], Any], memory: Memory, path: str):
+        self.enter = enter
+        self.memory = memory
+        self.path = path
+
+    def filled(self, client: Any) -> Any:
+        sides.fill(client, self.memory)
         return client
 
-    enter = peers.opened.enter_context
-    peers.add("ours", lambda: filled(sides.set_up_ours(path, memory)))
+    def ours(self) -> Any:
+        self.enter(sides.holder(sides.hold, sides.holder_of_ours(self.path)))
+        return sides.set_up_ours(self.path, self.memory)
+
+    def native(self) -> Any:
+        self.enter(sides.holder(sides.hold, sides.native_holder(self.path)))
+        return sides.set_up_native(self.path, self.memory)
+
+    def mooncake(self) -> Any:
+        master = self.enter(sides.mooncake_master())
+        self.enter(sides.holder(sides.hold, sides.holder_of_mooncake(master)))
+        return sides.set_up_mooncake(master, 0, self.memory)
+
+    def redis(self, is_tcp: bool = False) -> Any:
+        by_tcp, by_socket = self.enter(sides.redis_server())
+        return self.filled(sides.Redis(by_tcp if is_tcp else by_socket, self.memory))
+
+    def lmcache_server(self) -> Any:
+        port = self.enter(lmcache_server())
+        return self.filled(LMCacheServer(SERVER_MEMORY, self.memory, port))
+
+
+def in_process(peers: Peers, make: Makers) -> None:
+    def mooncake() -> Any:
+        return sides.set_up_mooncake(make.enter(sides.mooncake_master()), 256 << 20, make.memory)
+
+    peers.add("ours", lambda: make.filled(sides.set_up_ours(make.path, make.memory)))
+    peers.add("mooncake", lambda: make.filled(mooncake()))
+    peers.add("lmcache", lambda: make.filled(LMCache(256 << 20, make.memory)))
+    peers.add("memcpy", lambda: Memcpy(make.memory))
+
+
+def other_process(peers: Peers, make: Makers) -> None:
+    peers.add("ours", make.ours)
+    peers.add("mooncake", make.mooncake)
+    peers.add("redis", make.redis)
+    peers.add("lmcache server", make.lmcache_server)
+    peers.add("memcpy", lambda: Memcpy(make.memory))
+
+
+def by_store(peers: Peers, make: Makers) -> None:
+    peers.add("ours", make.native)
+    peers.add("mooncake", make.mooncake)
+    peers.add("redis", make.redis)
+    peers.add("memcpy", lambda: Memcpy(make.memory))
+
+
+def over_tcp(peers: Peers, make: Makers) -> None:
+    url, _ = make.enter(sides.redis_server())
+    make.enter(sides.holder(sides.hold, sides.holder_of_cluster(url)))
+    peers.add("ours", lambda: sides.Cluster(url, make.memory))
+    peers.add("checked", lambda: sides.Cluster(url, make.memory, verify=1.0))
+    peers.add("mooncake", make.mooncake)
+    peers.add("redis", lambda: make.redis(is_tcp=True))
+    peers.add("lmcache server", make.lmcache_server)
     peers.add(
-        "mooncake",
-        lambda: filled(sides.set_up_mooncake(enter(sides.mooncake_master()), 256 << 20, memory)),
+        "stream", lambda: sides.Stream(make.enter(sides.holder(sides.serve_stream)), make.memory)
     )
-    peers.add("lmcache", lambda: filled(LMCache(256 << 20, memory)))
-    peers.add("memcpy", lambda: Memcpy(memory))
-
-
-def other_process(peers: Peers, memory: Memory, path: str) -> None:
-    enter = peers.opened.enter_context
-
-    def ours() -> Any:
-        enter(sides.holder(sides.hold, sides.holder_of_ours(path)))
-        return sides.set_up_ours(path, memory)
-
-    def mooncake() -> Any:
-        master = enter(sides.mooncake_master())
-        enter(sides.holder(sides.hold, sides.holder_of_mooncake(master)))
-        return sides.set_up_mooncake(master, 0, memory)
-
-    def redis() -> Any:
-        _, socket_path = enter(sides.redis_server())
-        client = sides.Redis(socket_path, memory)
-        sides.fill(client, memory)
-        return client
-
-    def lmcache() -> Any:
-        client = LMCacheServer(SERVER_MEMORY, memory, enter(lmcache_server()))
-        sides.fill(client, memory)
-        return client
-
-    peers.add("ours", ours)
-    peers.add("mooncake", mooncake)
-    peers.add("redis", redis)
-    peers.add("lmcache server", lmcache)
-    peers.add("memcpy", lambda: Memcpy(memory))
-
-
-def over_tcp(peers: Peers, memory: Memory, path: str) -> None:
-    enter = peers.opened.enter_context
-
-    def ours() -> Any:
-        url, _ = enter(sides.redis_server())
-        enter(sides.holder(sides.hold, sides.holder_of_cluster(url)))
-        return sides.Cluster(url, memory)
-
-    def mooncake() -> Any:
-        master = enter(sides.mooncake_master())
-        enter(sides.holder(sides.hold, sides.holder_of_mooncake(master)))
-        return sides.set_up_mooncake(master, 0, memory)
-
-    peers.add("ours", ours)
-    peers.add("mooncake", mooncake)
-    peers.add("stream", lambda: sides.Stream(enter(sides.holder(sides.serve_stream)), memory))
 
 
 def cases(quick: bool) -> Iterator[Case | LeftOut]:
@@ -254,19 +304,23 @@ def cases(quick: bool) -> Iterator[Case | LeftOut]:
     for title, prepare in (
         ("in process", in_process),
         ("other process", other_process),
+        ("Store, other process", by_store),
         ("tcp", over_tcp),
     ):
-        memory, path = Memory(), f"/dev/shm/mk-bench-{os.getpid()}-{title.replace(' ', '-')}"
+        memory = Memory()
+        path = f"/dev/shm/mk-bench-{os.getpid()}-{title.replace(', ', '-').replace(' ', '-')}"
         with contextlib.ExitStack() as opened:
             opened.callback(lambda path=path: os.path.exists(path) and os.remove(path))
             peers = Peers(opened, left_out)
-            prepare(peers, memory, path)
+            prepare(peers, Makers(opened.enter_context, memory, path))
             if "ours" not in peers.clients:
                 continue
             for name, each in sizes:
                 yield from moving(title, peers.clients, memory, name, each)
+            for other in ("memcpy", "stream", "checked"):
+                peers.clients.pop(other, None)
+            yield from small_values(title, peers.clients, memory)
             if title == "other process":
-                peers.clients.pop("memcpy")
                 yield from pieces(peers.clients, memory)
                 yield from small_keys(peers.clients)
     for name, why in left_out.items():

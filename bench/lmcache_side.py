@@ -64,10 +64,12 @@ class LMCacheServer(LMCache):
     """Its server in another process, by its own connector, which uses tcp.
 
     A put is not answered, so one is over when the server, which works in order, says that it has
-    the last value. It cannot remove values: they are put again over those that are there.
+    the last value. It cannot remove values: they are put again over those that are there. It sends
+    a small value in two parts, of which the second waits 40 ms for the kernel: those are left out.
     """
 
     removes = False
+    moves_small = False
 
     def __init__(self, capacity: int, memory: Memory, port: int):
         super().__init__(capacity, memory)

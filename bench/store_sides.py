@@ -7,6 +7,7 @@ of the same memory.
 
 import contextlib
 import multiprocessing
+import os
 import shutil
 import socket
 import struct
@@ -28,6 +29,7 @@ WAIT_S = 60.0
 TOTAL = 16 << 20  # of each size
 SIZES = {"64 KiB": 64 << 10, "1 MiB": 1 << 20, "16 MiB": 16 << 20}
 SEGMENT = 256 << 20
+SMALL = 64
 SMALL_KEYS = [f"small/{i}" for i in range(512)]
 
 
@@ -90,15 +92,53 @@ class ByAddress:
         self.store.close()
 
 
-class Cluster:
-    """Ours over tcp alone."""
+class Native:
+    """Ours by its own API: a pool of this host."""
 
-    def __init__(self, url: str, memory: Memory, capacity: int = 0):
+    def __init__(self, store: Store, memory: Memory):
+        self.store = store
+        self.view = memory.view
+
+    def get(self, keys: list[str], offsets: Sequence[int], size: int) -> None:
+        views = [self.view[offset : offset + size] for offset in offsets]
+        if len(keys) == 1:
+            assert self.store.get_into(keys[0], views[0]) == size
+            return
+        assert (self.store.get_into_each(keys, views) == size).all()
+
+    def put(self, keys: list[str], offsets: Sequence[int], size: int) -> None:
+        views = [self.view[offset : offset + size] for offset in offsets]
+        if len(keys) == 1:
+            assert self.store.put_from(keys[0], views[0]) is mk.PutResult.STORED
+            return
+        assert set(self.store.put_each(keys, views)) == {mk.PutResult.STORED}
+
+    def get_pieces(self, key: str, offsets: Sequence[int], size: int) -> None:
+        views = [self.view[offset : offset + size] for offset in offsets]
+        assert self.store.get_into(key, *views) == size * len(offsets)
+
+    def remove(self, keys: list[str]) -> None:
+        assert self.store.remove_each(keys).all()
+
+    def exists(self, keys: list[str]) -> bool:
+        return bool(self.store.exists_each(keys).all())
+
+    def close(self) -> None:
+        self.store.close()
+
+
+class Cluster:
+    """Ours over tcp alone. Mooncake does not compare what it has read, so neither does this by
+    default, although a `ClusterStore` does.
+    """
+
+    def __init__(self, url: str, memory: Memory, capacity: int = 0, verify: float = 0.0):
         self.directory = directory.connect(url)
         self.engine = mk.TransferEngine(transports=["tcp"])
-        store = Store.create(capacity, namespace="bench", verify=0.0) if capacity else None
+        store = Store.create(capacity, namespace="bench") if capacity else None
         self.node = Node(store, self.engine, self.directory)
-        self.cluster = ClusterStore(self.node, namespace=None if store else "bench", verify=0.0)
+        namespace = None if store else "bench"
+        self.cluster = ClusterStore(self.node, namespace=namespace, verify=verify)
         self.region = self.cluster.register(memory.bytes)
         self.view = memory.view
 
@@ -126,12 +166,12 @@ class Cluster:
 
 
 class Redis:
-    """A plain value store, over a unix socket."""
+    """A plain value store, over a unix socket or tcp."""
 
-    def __init__(self, path: str, memory: Memory):
+    def __init__(self, url: str, memory: Memory):
         import redis
 
-        self.client = redis.Redis(unix_socket_path=path)
+        self.client = redis.Redis.from_url(url)
         self.view = memory.view
 
     def get(self, keys: list[str], offsets: Sequence[int], size: int) -> None:
@@ -214,6 +254,11 @@ def set_up_ours(path: str, memory: Memory) -> ByAddress:
     return ByAddress(store, memory)
 
 
+def set_up_native(path: str, memory: Memory) -> Native:
+    make = Store.open if os.path.exists(path) else partial(Store.create, SEGMENT)
+    return Native(make(path), memory)
+
+
 def set_up_mooncake(master: str, segment: int, memory: Memory) -> ByAddress:
     from mooncake.store import MooncakeDistributedStore as Peer
 
@@ -229,7 +274,7 @@ def fill(client: Any, memory: Memory) -> None:
     for size in SIZES.values():
         for i in range(TOTAL // size):
             client.put([key_of(size, i)], [i * size], size)
-    client.put(SMALL_KEYS, [0] * len(SMALL_KEYS), 64)
+    client.put(SMALL_KEYS, [0] * len(SMALL_KEYS), SMALL)
 
 
 def hold(pipe: Any, make: Any) -> None:
@@ -306,19 +351,23 @@ def mooncake_master() -> Iterator[str]:
 
 @contextlib.contextmanager
 def redis_server() -> Iterator[tuple[str, str]]:
-    """redis-server, in memory only; yields its URL and its unix socket."""
+    """redis-server, in memory only; yields its URLs: by tcp, and by a unix socket."""
     if shutil.which("redis-server") is None:
         raise Missing("there is no redis-server")
     with tempfile.TemporaryDirectory() as folder:
         port, path = free_port(), f"{folder}/redis.sock"
         command = ["redis-server", "--bind", "127.0.0.1", "--port", str(port), "--save", ""]
         with running([*command, "--dir", folder, "--unixsocket", path], port):
-            yield f"redis://127.0.0.1:{port}/0", path
+            yield f"redis://127.0.0.1:{port}/0", f"unix://{path}"
 
 
 # The makers of holders, for `hold`: functions that can be passed to another process.
 def holder_of_ours(path: str) -> Any:
     return partial(set_up_ours, path)
+
+
+def native_holder(path: str) -> Any:
+    return partial(set_up_native, path)
 
 
 def holder_of_mooncake(master: str) -> Any:
