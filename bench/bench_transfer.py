@@ -1,11 +1,11 @@
 """The transfer engine, Mooncake's, NIXL, a raw socket stream and memcpy, in turn.
 
-Every library has an initiator and a target in separate processes on this machine. A batch is
-one call: blocks of one size from random places to random places. `memcpy` and `stream` move as many
-bytes in one piece. GB/s counts the bytes moved, once. Each thread has a part of the 256 MiB of
-either side to itself. Mooncake and NIXL are left out where they are not installed
-(`pip install --no-deps mooncake-transfer-engine-non-cuda nixl nixl-cu12`, in an environment of
-their own or this one).
+Every library has an initiator and a target in separate processes on this machine. A batch is one
+call: blocks of one size from random places to random places. `memcpy`, `streamed` (past the cache)
+and `stream` move as many bytes in one piece; `tcp-1` is ours by one connection. GB/s counts the
+bytes moved, once. Each thread has a part of the 256 MiB of either side to itself. Mooncake and NIXL
+are left out where they are not installed (`pip install --no-deps mooncake-transfer-engine-non-cuda
+nixl nixl-cu12`, in an environment of their own or this one).
 """
 
 import argparse
@@ -33,9 +33,9 @@ QUICK = [(4 << 10, 128), (16 << 10, 1024), (1 << 20, 16)]
 MIN_WINDOW_BYTES = 128 << 20  # timed at once, so that a window lasts some milliseconds
 MAX_WINDOW_CALLS = 1024
 PEERS = {
-    "tcp": ("mooncake", "nixl-tcp", "stream"),
-    "shm": ("mooncake", "nixl-cma", "memcpy"),
-    "shm-mapped": ("mooncake", "nixl-cma", "memcpy-mapped"),
+    "tcp": ("mooncake", "nixl-tcp", "stream", "tcp-1"),
+    "shm": ("mooncake", "nixl-cma", "memcpy", "streamed"),
+    "shm-mapped": ("mooncake", "nixl-cma", "memcpy-mapped", "streamed-mapped"),
 }
 
 

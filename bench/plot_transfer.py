@@ -61,6 +61,7 @@ def draw(axes: Axes, rows: list[Row], verb: str) -> None:
         "ours",
         *(key[len("x_") :] for key in rows[0] if key[:2] == "x_" and key[-9:] != "quartiles"),
     ]
+    sides = [side for side in sides if side in STYLES]
     for side in sorted(sides, key=list(STYLES).index, reverse=True):
         column = "gb_per_s" if side == "ours" else f"gb_per_s_{side}"
         axes.plot(labels, [row[column] for row in rows], label=NAMES[side], markersize=4.5,

@@ -20,6 +20,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
+import torch
 
 import mooncake_kernels as mk
 
@@ -39,9 +40,12 @@ class Job:
 
 
 class Engine:
-    """This project's, over one transport."""
+    """This project's, over one transport; "tcp-1": by one connection instead of two."""
 
     def __init__(self, memory: np.ndarray, transport: str):
+        if transport == "tcp-1":
+            transport = "tcp"
+            os.environ["MOONCAKE_KERNELS_TRANSFER_LANES"] = "1"
         self.engine = mk.TransferEngine(transports=[transport])
         self.region = self.engine.register(memory)
 
@@ -208,8 +212,24 @@ class Memcpy:
         ctypes.memmove(*prepared)
 
 
+class Streamed(Memcpy):
+    """The same by a copy that writes past the cache if it is large: `mk.copy_batch`, one thread."""
+
+    def attach(self, offered: Any) -> None:
+        super().attach(offered)
+        torch.set_num_threads(1)
+
+    def prepare(self, job: Job) -> Any:
+        target, source, num_bytes = super().prepare(job)
+        return [torch.tensor([number.value]) for number in (source, target, num_bytes)]
+
+    def move(self, prepared: Any) -> None:
+        mk.copy_batch(*prepared, engine="host")
+
+
 LIBRARIES = {
     "tcp": (Engine, "tcp"),
+    "tcp-1": (Engine, "tcp-1"),
     "shm": (Engine, "shm"),
     "shm-mapped": (Engine, "shm"),  # into and out of mk.shared_memory()
     "mooncake": (Mooncake, "tcp"),
@@ -218,6 +238,8 @@ LIBRARIES = {
     "stream": (Stream, ""),
     "memcpy": (Memcpy, ""),
     "memcpy-mapped": (Memcpy, "mapped"),  # machines have rules of their own for its huge pages
+    "streamed": (Streamed, ""),
+    "streamed-mapped": (Streamed, "mapped"),
 }
 
 
@@ -331,7 +353,7 @@ class Library:
 
     def check(self, job: Job) -> None:
         """Raise unless the blocks arrive."""
-        if LIBRARIES[self.name][0] in (Stream, Memcpy):
+        if LIBRARIES[self.name][0] in (Stream, Memcpy, Streamed):
             places = np.arange(len(job.local)) * job.size  # as many bytes, from the start
             job = replace(job, local=places, remote=places)
         source = 0 if job.verb == "write" else 1
@@ -340,7 +362,7 @@ class Library:
             self._ask(1 - source, "fill", 2)
             self._ask(0, "run", [job])
             here = self._ask(0, "blocks", (job.local, job.size))
-            if LIBRARIES[self.name][0] is Memcpy:
+            if LIBRARIES[self.name][0] in (Memcpy, Streamed):
                 return  # its target is in the same process
             there = self._ask(1, "blocks", (job.remote, job.size))
         assert here == there, f"{self.name}: a {job.verb} is wrong: not timed"
