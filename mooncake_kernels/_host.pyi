@@ -218,6 +218,10 @@ class ObjectPool:
         retention: int,
     ) -> list[int]: ...
 
+class PoolWatch:
+    def __init__(self, pool: ObjectPool) -> None: ...
+    def look(self) -> tuple[np.ndarray, np.ndarray]: ...
+
 class ObjectPin:
     num_bytes: int
     address: int

@@ -14,6 +14,7 @@
 #include "host/gil.h"
 #include "host/module.h"
 #include "host/store_objects.h"
+#include "store/watch.h"
 
 namespace py = pybind11;
 
@@ -156,6 +157,16 @@ py::dict counts(const Pool& pool) {
                   "stored_bytes"_a = c.stored_bytes);
 }
 
+// Keys that were removed, and then keys that were stored.
+py::tuple look(Watch& watch) {
+  Watch::Found found;
+  {
+    const GilReleased released;
+    found = watch.look();
+  }
+  return py::make_tuple(array_of(found.removed), array_of(found.stored));
+}
+
 }  // namespace
 
 void bind_store(py::module_& m) {
@@ -214,6 +225,9 @@ void bind_store(py::module_& m) {
       .def("scan", &scan)
       .def("stats", &stats, py::arg("timeout_s"))
       .def("counts", &counts);
+  py::class_<Watch>(m, "PoolWatch")
+      .def(py::init<std::shared_ptr<Pool>>(), py::arg("pool"))
+      .def("look", &look);
   bind_objects(m, pool);
 }
 

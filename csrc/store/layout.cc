@@ -63,6 +63,7 @@ View::View(char* base, const Geometry& g, char* gpu_data) : data(gpu_data) {
   place(heap_positions, g.num_entries);
   place(spans, g.num_spans());
   place(removals, kNumRemovals);
+  place(changes, kNumChanges);
   if (g.device < 0) {
     offset = round_up(offset, std::max<uint64_t>(g.alignment, kHugePage));
     place(data, g.capacity_bytes);

@@ -98,6 +98,8 @@ struct Removal {
 };
 constexpr uint32_t kNumRemovals = 1 << 14;
 
+constexpr uint32_t kNumChanges = 1 << 16;  // see Changes
+
 struct Geometry {
   uint64_t capacity_bytes;  // of objects
   uint32_t alignment;
@@ -127,6 +129,7 @@ struct Header {
   std::atomic<uint32_t> keeps_removals;   // whether some process wants to know of them
   std::atomic<uint64_t> first_removal;    // that this process has not dealt with yet
   std::atomic<uint64_t> end_of_removals;  // the number of the next one
+  std::atomic<uint64_t> end_of_changes;   // the same, see Changes
   alignas(64) std::atomic<uint64_t> clock;
   alignas(64) RobustMutex mutex;
   // Sums since the pool was made: the holder of the mutex adds to them, and nothing sets them back.
@@ -165,6 +168,7 @@ struct View {
   uint32_t* heap_positions;
   Span* spans;
   Removal* removals;
+  uint32_t* changes;
   char* data;
   uint64_t end;  // the total size, in bytes
 };

@@ -33,6 +33,7 @@ uint32_t Ledger::add(const Key& key, uint64_t num_bytes, uint32_t row) {
 
 void Ledger::publish(uint32_t at, uint64_t checksum, Retention retention, uint16_t position) {
   Entry& entry = view_.entries[at];
+  changes_.note(at);
   entry.position = position;
   entry.checksum = checksum;
   entry.retention = retention;
@@ -106,6 +107,7 @@ void Ledger::doom(uint32_t at) {
   Entry& entry = view_.entries[at];
   const uint64_t word = entry.word.load();
   if (state_of(word) == State::kReady) {
+    changes_.note(at);
     leave_orders(at);
     --header_.num_ready;
   } else {

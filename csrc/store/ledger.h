@@ -12,6 +12,7 @@
 
 #include <vector>
 
+#include "store/changes.h"
 #include "store/index.h"
 #include "store/layout.h"
 #include "store/lru_heap.h"
@@ -26,6 +27,7 @@ class Ledger {
       : view_(view),
         header_(*view.header),
         index_(view),
+        changes_(view),
         allocator_(&view.header->allocator, view.spans, view.header->geometry.num_spans()),
         heap_(view),
         queue_(view) {}
@@ -61,6 +63,7 @@ class Ledger {
   const View& view_;
   Header& header_;
   Index index_;
+  Changes changes_;
   Allocator allocator_;
   LruHeap heap_;
   SieveQueue queue_;

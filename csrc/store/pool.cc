@@ -14,7 +14,8 @@ Pool::Pool(std::unique_ptr<PoolMemory> memory, std::unique_ptr<DeviceMemory> gpu
       view_(memory_->data(), geometry, gpu_ ? reinterpret_cast<char*>(gpu_->address()) : nullptr),
       index_(view_),
       ledger_(view_),
-      removals_(view_) {}
+      removals_(view_),
+      changes_(view_) {}
 
 std::shared_ptr<Pool> Pool::create(const std::string& path, const Geometry& geometry) {
   std::unique_ptr<DeviceMemory> gpu;
@@ -31,6 +32,7 @@ std::shared_ptr<Pool> Pool::create(const std::string& path, const Geometry& geom
     header.pid_namespace = pid_namespace();
     header.boot = boot();
     header.mutex.init();
+    header.end_of_changes.store(kNumChanges + 1);  // so that none has all of them from 0 on
     for (uint32_t i = 0; i < geometry.num_buckets; ++i) view.buckets[i].head.store(kNone);
     Ledger(view).rebuild();  // without objects
     header.magic.store(kMagic);

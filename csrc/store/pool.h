@@ -29,6 +29,7 @@
 #include "common/device_memory.h"
 #include "common/owner.h"
 #include "common/page_lock.h"
+#include "store/changes.h"
 #include "store/index.h"
 #include "store/layout.h"
 #include "store/ledger.h"
@@ -187,6 +188,7 @@ class Pool {
   PoolCounts counts() const;  // takes no lock
 
  private:
+  friend class Watch;
   class Lock;
 
   Pool(std::unique_ptr<PoolMemory> memory, std::unique_ptr<DeviceMemory> gpu,
@@ -203,6 +205,7 @@ class Pool {
   const Index index_;
   Ledger ledger_;
   Removals removals_;
+  const Changes changes_;
   const Owner owner_;
   std::unique_ptr<OwnSlots> slots_;
   uint32_t row_ = kNone;

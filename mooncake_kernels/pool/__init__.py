@@ -20,6 +20,7 @@ from .values import (
     object_key,
     object_keys,
 )
+from .watch import PoolChanges, PoolWatch
 
 __all__ = [
     "Evicted",
@@ -27,9 +28,11 @@ __all__ = [
     "ObjectPool",
     "ObjectPut",
     "PinnedObject",
+    "PoolChanges",
     "PoolCounts",
     "PoolObjects",
     "PoolStats",
+    "PoolWatch",
     "PutResult",
     "Retention",
     "as_keys",

@@ -36,6 +36,7 @@ from .values import (
     as_keys,
     as_path,
 )
+from .watch import PoolWatch
 
 logger = logging.getLogger("mooncake_kernels")
 
@@ -370,6 +371,10 @@ class ObjectPool(PoolReader):
     def objects(self) -> PoolObjects:
         """List all objects, for policies that choose victims themselves."""
         return PoolObjects(*self._pool.scan())
+
+    def watch(self) -> PoolWatch:
+        """Watch which objects come and go, whichever process stores and removes them."""
+        return PoolWatch(self, self._pool)
 
     def stats(self, timeout_s: float = LIMIT_S) -> PoolStats:
         """Describe the pool.

@@ -6,11 +6,14 @@
 #include <algorithm>
 #include <memory>
 #include <random>
+#include <set>
+#include <utility>
 #include <vector>
 
 #include "expect.h"
 #include "store/checksum.h"
 #include "store/objects.h"
+#include "store/watch.h"
 
 namespace mk::store {
 
@@ -34,6 +37,15 @@ inline Begun put(Pool* pool, const Key& key, uint64_t num_bytes,
   std::vector<char> bytes(num_bytes);
   fill(bytes.data(), num_bytes, key);
   return put_from(pool, key, {{bytes.data(), num_bytes}}, {true, retention});
+}
+
+using KeySet = std::set<std::pair<uint64_t, uint64_t>>;
+
+// Follows a pool by another look at it: nothing comes twice, or goes without having come.
+inline void follow(Watch* watch, KeySet* keys) {
+  const Watch::Found found = watch->look();
+  for (const Key& key : found.removed) EXPECT(keys->erase({key.hash, key.scope}) == 1);
+  for (const Key& key : found.stored) EXPECT(keys->insert({key.hash, key.scope}).second);
 }
 
 // All that is ready can be read and is what it should be, and no space is lost. Returns the keys.

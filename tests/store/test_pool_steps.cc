@@ -95,12 +95,18 @@ bool is_noted(const Pool& pool, const Key& key) {
 
 bool die_after(long steps, long* made) {
   const auto pool = fresh();
+  Watch watch(pool);
+  KeySet seen;
+  follow(&watch, &seen);
   *made = step(start(pool->path()), steps);
+  follow(&watch, &seen);
   const bool was_repaired = pool->stats().num_repairs > 0;
   const std::vector<Key> keys = check_pool(pool.get());
   EXPECT(pool->contains(kOld[0]));  // nothing was done to it, but that it is kept
   EXPECT(pool->contains(kOld[3]) || is_noted(*pool, kOld[3]));
   EXPECT(keys.size() >= 2 && keys.size() <= 6);
+  EXPECT(seen.size() == keys.size());
+  for (const Key& key : keys) EXPECT(seen.count({key.hash, key.scope}) == 1);
   // The call in which it died may be missing.
   const PoolCounts counts = pool->counts();
   const auto counted = static_cast<int64_t>(counts.num_stored) -

@@ -47,8 +47,21 @@ void change(Pool* pool, uint64_t seed) {
   }
 }
 
+// Looks again and again at what comes and goes, and in the end at what is there.
+void watch(const std::shared_ptr<Pool>& pool, const std::atomic<bool>* done) {
+  Watch watch(pool);
+  KeySet keys;
+  while (!*done) follow(&watch, &keys);
+  follow(&watch, &keys);
+  const std::vector<ObjectInfo> objects = pool->scan();
+  EXPECT(keys.size() == objects.size());
+  for (const ObjectInfo& object : objects) {
+    EXPECT(keys.count({object.key.hash, object.key.scope}) == 1);
+  }
+}
+
 // Reads all removals while they are noted, as far as the pool still has them.
-void follow(Pool* pool, const std::atomic<bool>* done) {
+void read_removals(Pool* pool, const std::atomic<bool>* done) {
   Removals& removals = pool->removals();
   uint64_t begin = removals.first(), num_read = 0, num_missed = 0;
   while (!*done || removals.end() != begin) {
@@ -85,7 +98,8 @@ int main() {
   std::atomic<bool> done = false;
   pool->keep_removals();
   std::vector<std::thread> readers, writers;
-  readers.emplace_back(follow, other.get(), &done);
+  readers.emplace_back(read_removals, other.get(), &done);
+  readers.emplace_back(watch, other, &done);
   for (uint64_t i = 0; i < 2; ++i) {
     readers.emplace_back(read_all, i ? other.get() : pool.get(), i, &done);
     writers.emplace_back(change, i ? pool.get() : other.get(), 100 + i);
