@@ -39,6 +39,28 @@ def test_what_is_put_is_read_also_after_a_restart(path):
         assert read(tier, *KEYS, (100, 0)) == {*KEYS, (100, 0)}
 
 
+def test_what_comes_and_goes_is_seen_by_who_watches(path):
+    def keys(changes):
+        return changes.removed.tolist(), changes.stored.tolist()
+
+    with open_tier(path) as tier:
+        put(tier, (1, 0))
+        with tier.watch() as watch:
+            put(tier, (2, 0))
+            assert keys(watch.look()) == ([], [[1, 0], [2, 0]])
+            with tier.watch() as another:
+                tier.remove((1, 0))
+                put(tier, (3, 0))
+                tier.remove((3, 0))
+                tier.remove((2, 0))
+                put(tier, (2, 0))  # as before
+                assert keys(watch.look()) == ([[1, 0]], [])
+                assert keys(another.look()) == ([], [[2, 0]])
+            tier.remove_all()
+            assert keys(watch.look()) == ([[2, 0]], []) and keys(watch.look()) == ([], [])
+        watch.close()
+
+
 def test_objects_larger_than_a_slot_and_any_kind_of_memory(path):
     size = 3 * PAGE + 5
     kinds = [bytes, bytearray, memoryview, np.array, torch.from_numpy]

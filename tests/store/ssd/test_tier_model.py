@@ -28,6 +28,7 @@ class TierMachine(RuleBasedStateMachine):
         self.path = Path(self.folder.name) / "tier"
         self.tier = open_tier(self.path, SIZE)
         self.stored, self.num_dropped = set(), 0
+        self.watch, self.watched = self.tier.watch(), set()
 
     @rule(keys=st.lists(KEYS, max_size=5, unique=True))  # which fit three buckets
     def put(self, keys):
@@ -73,6 +74,16 @@ class TierMachine(RuleBasedStateMachine):
         if not closes:
             self.path.write_bytes(image)
         self.tier, self.num_dropped = open_tier(self.path, SIZE), 0
+        self.watch, self.watched = self.tier.watch(), set()
+
+    @rule()
+    def look(self):
+        """What has changed since the last look leads from what was there to what is there."""
+        changes = self.watch.look()
+        removed, stored = (set(map(tuple, keys.tolist())) for keys in vars(changes).values())
+        assert removed <= self.watched and not stored & self.watched
+        self.watched = self.watched - removed | stored
+        assert self.watched == self.stored
 
     @invariant()
     def agrees(self):

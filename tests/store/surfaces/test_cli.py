@@ -518,6 +518,8 @@ def test_bench(path, run):
         (["serve", "x", "--events-topic", "t"], "--events-topic needs --events"),
         (["serve", "x", "--events-namespace", "a"], "--events-namespace needs --events"),
         (["serve", "x", "--events-form", "map"], "--events-form needs --events"),
+        (["serve", "x", "--events-interval", "1"], "--events-interval needs --events"),
+        (["serve", "x", "--events", "y", "--events-interval", "0"], "seconds from 0.01 to 3600"),
         (["serve", "x", "--engine", "127.0.0.1:0"], "--engine needs --directory"),
         (["serve", "x", "--capacity", "1PiB"], "in units up to TiB, got '1PiB'"),
         (

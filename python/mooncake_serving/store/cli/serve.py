@@ -9,15 +9,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from mooncake_kernels.errors import InvalidArgument
+from mooncake_kernels.pool import ObjectPool
 from mooncake_kernels.transfer import TransferEngine
 
 from .. import directory
 from ..eviction import EvictionPolicy, largest_first, length_aware, lfu, lru, sieve
-from ..observer import ObservedPool
 from ..ssd import SsdTier
 from ..store import Store
 from ..tiered import TieredStore
-from .options import add_command, add_pool, add_token, as_bytes, as_count
+from .options import add_command, add_pool, add_token, as_bytes, as_count, as_seconds
 
 if TYPE_CHECKING:
     from ..admin import NodeCluster
@@ -34,6 +34,7 @@ DEFAULTS = {
     "cluster": "mooncake",
     "events_topic": "",
     "events_form": "map",
+    "events_interval": 0.1,
     "ssd_bucket": 256 << 20,
     "ssd_min_uses": 2,
 }
@@ -42,6 +43,7 @@ NEEDS = {  # options that mean nothing without another
     "events_topic": "events",
     "events_namespace": "events",
     "events_form": "events",
+    "events_interval": "events",
     "cluster": "directory",
     "engine": "directory",
     "ssd_capacity": "ssd",
@@ -81,7 +83,7 @@ def add_commands(commands: Any) -> None:
     parser.add_argument(
         "--events",
         metavar="ENDPOINT",
-        help="publish what this process removes and other nodes put, as tcp://127.0.0.1:5557",
+        help="publish what comes to the pool and goes, as tcp://127.0.0.1:5557",
     )
     parser.add_argument("--replay", metavar="ENDPOINT", help="for events that were missed")
     parser.add_argument(
@@ -96,6 +98,10 @@ def add_commands(commands: Any) -> None:
     parser.add_argument(
         "--events-form", choices=["map", "array"],
         help="map: of today's vLLM (default); array: of earlier vLLM and SGLang",
+    )  # fmt: skip
+    parser.add_argument(
+        "--events-interval", type=as_seconds, metavar="SECONDS",
+        help="how often to look for what has changed: so late are events at most (default: 0.1)",
     )  # fmt: skip
     parser.add_argument(
         "--directory", metavar="URL", help="take part in a cluster, as redis://10.0.0.1:6379/0"
@@ -135,11 +141,11 @@ def run(options: argparse.Namespace) -> None:
         stop = _stopped_by_signals(stack)
         removal = stack.enter_context(contextlib.ExitStack())
         pool = stack.enter_context(_pool(options, removal))
-        if options.events is not None:
-            _publish(options, pool, stack)
         disk_removal = contextlib.ExitStack()
         store = stack.enter_context(_store(options, pool, disk_removal))
         stack.enter_context(disk_removal)  # left before the store is closed: the file is locked
+        if options.events is not None:
+            _publish(options, store, stack)
         cluster = None if options.directory is None else _join(options, store, stack)
         admin = stack.enter_context(
             AdminServer(
@@ -162,11 +168,11 @@ def _stopped_by_signals(stack: contextlib.ExitStack) -> threading.Event:
     return stop
 
 
-def _pool(options: argparse.Namespace, removal: contextlib.ExitStack) -> ObservedPool:
+def _pool(options: argparse.Namespace, removal: contextlib.ExitStack) -> ObjectPool:
     """Open the pool or make it; a pool made here is removed by ``removal``."""
     path = Path(options.path)
     if path.exists():
-        pool = ObservedPool.open(path)
+        pool = ObjectPool.open(path)
         if options.capacity and abs(options.capacity - pool.capacity_bytes) >= pool.alignment:
             sys.stderr.write(
                 f"warning: {path} is there and has {pool.capacity_bytes} bytes: "
@@ -177,7 +183,7 @@ def _pool(options: argparse.Namespace, removal: contextlib.ExitStack) -> Observe
         raise InvalidArgument(
             f"serve: --capacity must be given to make a pool, got none, and no {path}"
         )
-    pool = ObservedPool.create(options.capacity, path)
+    pool = ObjectPool.create(options.capacity, path)
     removal.callback(path.unlink, missing_ok=True)
     return pool
 
@@ -203,7 +209,7 @@ def _check(options: argparse.Namespace) -> None:
         )
 
 
-def _store(options: argparse.Namespace, pool: ObservedPool, removal: contextlib.ExitStack) -> Store:
+def _store(options: argparse.Namespace, pool: ObjectPool, removal: contextlib.ExitStack) -> Store:
     """Make a store on the pool, with the disk behind it if any; a file made here is removed by
     ``removal``, or if this fails.
     """
@@ -247,8 +253,8 @@ def _join(options: argparse.Namespace, store: Store, stack: contextlib.ExitStack
     return stack.enter_context(NodeCluster(node))
 
 
-def _publish(options: argparse.Namespace, pool: ObservedPool, stack: contextlib.ExitStack) -> None:
-    from ..events import EventPublisher
+def _publish(options: argparse.Namespace, store: Store, stack: contextlib.ExitStack) -> None:
+    from ..events import EventPublisher, StoreEvents
 
     publisher = EventPublisher(
         options.events,
@@ -257,8 +263,8 @@ def _publish(options: argparse.Namespace, pool: ObservedPool, stack: contextlib.
         namespace=options.events_namespace,
         form=options.events_form,
     )
-    pool.observe(stack.enter_context(publisher))
-    publisher.publish_snapshot(pool.objects().keys)
+    stack.enter_context(publisher)
+    stack.enter_context(StoreEvents(store, publisher, interval_s=options.events_interval))
     sys.stdout.write(f"events at {publisher.endpoint} {publisher.replay_endpoint}".rstrip() + "\n")
 
 

@@ -2,8 +2,8 @@
 
 ::
 
-    pool = ObservedPool.open("/dev/shm/kv")
-    pool.observe(EventPublisher("tcp://127.0.0.1:5557", replay_endpoint="tcp://127.0.0.1:5558"))
+    publisher = EventPublisher("tcp://127.0.0.1:5557", replay_endpoint="tcp://127.0.0.1:5558")
+    events = StoreEvents(Store.open("/dev/shm/kv"), publisher)
 
     with subscribe("tcp://127.0.0.1:5557", replay_endpoint="tcp://127.0.0.1:5558") as batches:
         for batch in batches:
@@ -17,6 +17,7 @@ from mooncake_kernels.extras import needed_from
 with needed_from("store", __name__):
     from .messages import AllBlocksCleared, AnyEvent, BlockHash, BlockRemoved, BlockStored
     from .publisher import EventPublisher
+    from .store_events import StoreEvents
     from .subscriber import EventBatch, Subscription, subscribe
 
 __all__ = [
@@ -27,6 +28,7 @@ __all__ = [
     "BlockStored",
     "EventBatch",
     "EventPublisher",
+    "StoreEvents",
     "Subscription",
     "subscribe",
 ]

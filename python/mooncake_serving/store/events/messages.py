@@ -15,7 +15,7 @@ from mooncake_kernels.errors import InvalidArgument
 
 Form = Literal["map", "array"]
 BlockHash = int | bytes
-MEDIUM = "CPU"  # vLLM's word for host memory
+MEDIUM, DISK = "CPU", "STORAGE"  # vLLM's words for host memory, and what is behind it
 
 
 class Event(msgspec.Struct, frozen=True, tag=True):

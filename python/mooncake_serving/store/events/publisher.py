@@ -4,7 +4,7 @@ import itertools
 import math
 import threading
 import time
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import zmq
@@ -31,15 +31,28 @@ from .sockets import MAX_HWM, as_topic, endpoint_of, listening
 
 MAX_QUEUED = 100_000  # changes queued for the thread
 MAX_BATCH = 4096  # changes in one batch
-MAX_EVENT_BLOCKS = 4096  # of a snapshot
+MAX_EVENT_BLOCKS = 4096  # of a change
 HEARTBEAT_S = 1.0  # of silence, after which an empty batch says that there is nothing
 CLOSE_S = 2.0
 
-Change = tuple[type[AnyEvent], list[BlockHash]]
+
+class Change(NamedTuple):
+    """What happened to some blocks.
+
+    Attributes:
+        kind: of the event.
+        medium: where they are, or were.
+        hashes: of the blocks.
+    """
+
+    kind: type[AnyEvent]
+    medium: str
+    hashes: list[BlockHash]
 
 
 class EventPublisher(Observer, Closing):
-    """Publishes what this process stores in a pool and removes from it. A context manager.
+    """Publishes what it is told: by ``StoreEvents``, which finds what happens to a pool, or as an
+    observer of what this process does with one. A context manager.
 
     A put only appends to a queue. A thread numbers the queued changes, sends them, and keeps them
     for replay. If a subscriber is slow, ZeroMQ drops what it has no room for; if the thread is too
@@ -128,10 +141,27 @@ class EventPublisher(Observer, Closing):
         return self._queue.num_dropped
 
     def on_stored(self, keys: np.ndarray, num_bytes: int) -> None:
-        self._enqueue(BlockStored, self._hashes(keys))
+        self.publish((BlockStored, keys, MEDIUM))
 
     def on_removed(self, keys: np.ndarray, *, evicted: bool) -> None:
-        self._enqueue(BlockRemoved, self._hashes(keys))
+        self.publish((BlockRemoved, keys, MEDIUM))
+
+    def publish(
+        self, *changes: tuple[type[AnyEvent], np.ndarray, str], is_snapshot: bool = False
+    ) -> None:
+        """Publish changes in their order, with no others between them.
+
+        Args:
+            *changes: ``BlockStored`` or ``BlockRemoved``, keys ``[n, 2]``, and the medium.
+            is_snapshot: whether nothing else is there.
+        """
+        queued = [Change(AllBlocksCleared, MEDIUM, [])] if is_snapshot else []
+        for kind, keys, medium in changes:
+            hashes = self._hashes(keys)
+            for start in range(0, len(hashes), MAX_EVENT_BLOCKS):
+                queued.append(Change(kind, medium, hashes[start : start + MAX_EVENT_BLOCKS]))
+        if queued:
+            self._queue.put(*queued)
 
     def publish_snapshot(self, keys: Any) -> None:
         """Publish that exactly these objects are there: how a router starts, and starts over.
@@ -145,10 +175,8 @@ class EventPublisher(Observer, Closing):
         Raises:
             InvalidArgument: they are no such integers.
         """
-        hashes = self._hashes(as_keys("publish_snapshot", keys))
-        starts = range(0, len(hashes), MAX_EVENT_BLOCKS)
-        parts = [(BlockStored, hashes[start : start + MAX_EVENT_BLOCKS]) for start in starts]
-        self._queue.put((AllBlocksCleared, []), *parts)
+        words = as_keys("publish_snapshot", keys)
+        self.publish((BlockStored, words, MEDIUM), is_snapshot=True)
 
     def close(self) -> None:
         """Send what is queued, then stop. Idempotent."""
@@ -160,10 +188,6 @@ class EventPublisher(Observer, Closing):
             words = keys.astype(">u8").tobytes()
             return [words[start : start + 16] for start in range(0, len(words), 16)]
         return keys[keys[:, 1] == self._scope, 0].tolist()
-
-    def _enqueue(self, kind: type[AnyEvent], hashes: list[BlockHash]) -> None:
-        if hashes:
-            self._queue.put((kind, hashes))
 
     def _run(self) -> None:
         poller = zmq.Poller()
@@ -192,14 +216,14 @@ class EventPublisher(Observer, Closing):
     def _send_changes(self, changes: list[Change | None]) -> None:
         """Send a batch; adjacent changes of a kind form one event, and a gap skips a number."""
         events: list[AnyEvent] = []
-        for kind, group in itertools.groupby(changes, _kind):
-            if kind is None:
+        for place, group in itertools.groupby(changes, _place):
+            if place is None:
                 self._send(events)
                 self._next += 1
                 events = []
             else:
-                hashes = [one for change in group if change is not None for one in change[1]]
-                events.append(self._event(kind, hashes))
+                hashes = [one for change in group if change is not None for one in change.hashes]
+                events.append(self._event(*place, hashes))
         self._send(events)  # even an empty one: it shows the gap before it
 
     def _send(self, events: list[AnyEvent]) -> None:
@@ -211,13 +235,13 @@ class EventPublisher(Observer, Closing):
         self._next += 1
         self._silent_at = time.monotonic() + HEARTBEAT_S
 
-    def _event(self, kind: type[AnyEvent], hashes: list[BlockHash]) -> AnyEvent:
+    def _event(self, kind: type[AnyEvent], medium: str, hashes: list[BlockHash]) -> AnyEvent:
         if kind is BlockStored:
-            return BlockStored(hashes, None, [], self._block_size, None, MEDIUM)
+            return BlockStored(hashes, None, [], self._block_size, None, medium)
         if kind is BlockRemoved:
-            return BlockRemoved(hashes, MEDIUM)
+            return BlockRemoved(hashes, medium)
         return AllBlocksCleared()
 
 
-def _kind(change: Change | None) -> type[AnyEvent] | None:
-    return None if change is None else change[0]
+def _place(change: Change | None) -> tuple[type[AnyEvent], str] | None:
+    return None if change is None else (change.kind, change.medium)

@@ -73,6 +73,7 @@ class Index:
         self._entries: dict[Key, Entry] = {}
         self._live_bytes = 0
         self._dropped: set[Key] = set()
+        self._watches: list[dict[Key, bool]] = []  # changed keys: was an object there before?
         self._lock = threading.Lock()
         self._unread = threading.Condition(self._lock)
 
@@ -120,6 +121,7 @@ class Index:
         with self._lock:
             self._forget(key)
             self._dropped.discard(key)
+            self._note(key, was_there=False)  # no effect if one was forgotten just now
             self._entries[key] = entry
             self._live_bytes += entry.record.num_bytes
 
@@ -153,12 +155,39 @@ class Index:
 
     def clear(self) -> None:
         with self._lock:
+            for key in self._entries if self._watches else ():
+                self._note(key, was_there=True)
             self._entries.clear()
             self._dropped.clear()
             self._live_bytes = 0
 
+    def watch(self) -> dict[Key, bool]:
+        """Begin to collect changed keys, for ``take_changes``: first all that are there."""
+        with self._lock:
+            changed = dict.fromkeys(self._entries, False)
+            self._watches.append(changed)
+        return changed
+
+    def take_changes(self, changed: dict[Key, bool]) -> tuple[list[Key], list[Key]]:
+        """Return what was collected since the last call: the keys of objects that went and came."""
+        with self._lock:
+            removed = [key for key, was in changed.items() if was and key not in self._entries]
+            stored = [key for key, was in changed.items() if not was and key in self._entries]
+            changed.clear()
+        return removed, stored
+
+    def unwatch(self, changed: dict[Key, bool]) -> None:
+        """End what ``watch`` began."""
+        with self._lock:
+            self._watches = [other for other in self._watches if other is not changed]
+
+    def _note(self, key: Key, *, was_there: bool) -> None:
+        for changed in self._watches:
+            changed.setdefault(key, was_there)
+
     def _forget(self, key: Key) -> bool:
         entry = self._entries.pop(key, None)
         if entry is not None:
+            self._note(key, was_there=True)
             self._live_bytes -= entry.record.num_bytes
         return entry is not None

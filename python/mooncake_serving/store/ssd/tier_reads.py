@@ -13,6 +13,7 @@ from .index import Entry, Index
 from .layout import PAGE, checksum
 from .reading import Reader
 from .stats import Counters
+from .watch import TierWatch
 
 ABSENT, TOO_SMALL, DAMAGED = -1, -2, -4  # as ObjectPool.get_into_each has them
 
@@ -120,6 +121,11 @@ class TierReads:
         """Keys of all objects, ``[n, 2]`` uint64, in no particular order."""
         self._check_open("keys")
         return np.array(self._index.keys(), np.uint64).reshape(-1, 2)
+
+    def watch(self) -> TierWatch:
+        """Watch which objects come and go."""
+        self._check_open("watch")
+        return TierWatch(self._index)
 
     def _exist(self, pairs: list[Key]) -> np.ndarray:
         return np.array([pair in self._index for pair in pairs], bool)
