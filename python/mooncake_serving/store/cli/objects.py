@@ -56,8 +56,8 @@ def add_commands(commands: Any) -> None:
 
     remove = add_command(
         commands, "remove", run_remove,
-        "Remove objects from a pool. If there is a disk behind it, they come back from there: ask "
-        "its admin server instead, by DELETE /objects/KEY.",
+        "Remove objects from a pool, and from a disk behind it; what only the disk had counts as "
+        "absent, and is removed all the same.",
         "remove /dev/shm/kv greeting",
     )  # fmt: skip
     add_pool(remove)
