@@ -304,6 +304,29 @@ class Store(StoreReader, Closing):
         """Whether the store has no objects outside the pool."""
         return True
 
+    def on_disk(self) -> tuple[np.ndarray, np.ndarray]:
+        """Keys and sizes of the objects that are on a disk behind the pool, of all namespaces, the
+        most recently used first as far as the disk knows.
+        """
+        return np.empty((0, 2), np.uint64), np.empty(0, np.int64)
+
+    def bring_up(self, keys: np.ndarray) -> np.ndarray:
+        """Load ``[n, 2]`` objects from the disk behind the pool, as far as there is room for them:
+        nothing is evicted. Returns ``[n]`` bool, which are in the pool.
+        """
+        return self.pool.contains_each(keys)
+
+    def hide_keys(self, keys: np.ndarray) -> None:
+        """Remove ``[n, 2]`` objects that other pools have. Nothing of that is written to a disk
+        behind the pool, where it would push out what is to be moved next: see ``record_hidden``.
+        """
+        self.remove_keys(keys)
+
+    def record_hidden(self) -> None:
+        """Have the disk record what was hidden, if it can; so do the next write to it, and
+        ``close``. Until then a start finds it there.
+        """
+
     def note_read(self, keys: np.ndarray) -> None:
         """Record that others have read ``[n, 2]`` objects in the pool, bypassing this store."""
 

@@ -8,8 +8,8 @@ from dataclasses import replace
 import pytest
 
 from mooncake_kernels.errors import InvalidArgument, Unavailable
-from mooncake_kernels.pool import ObjectPool, PutResult
-from mooncake_serving.store import SsdTier, Store, TieredStore
+from mooncake_kernels.pool import PutResult
+from mooncake_serving.store import Store
 from mooncake_serving.store.copies import draining
 from mooncake_serving.store.copies.copies import Copies
 from mooncake_serving.store.copies.draining import drain
@@ -251,26 +251,6 @@ def test_a_directory_that_is_away(hosts):
 def test_a_node_without_a_pool_has_nothing_to_drain(hosts):
     with pytest.raises(InvalidArgument, match="node must have a pool"):
         drain(hosts.make("none", 0).node)
-
-
-def test_a_disk_loses_what_was_moved_and_keeps_the_rest(hosts, tmp_path):
-    tier = SsdTier(tmp_path / "tier", 64 << 20, bucket_bytes=4 << 20)
-    store = TieredStore(ObjectPool.create(16 * UNIT), tier, min_uses=1, evict_ratio=0.25)
-    one = hosts.make("one", store=store)
-    two = hosts.make("two", 256 * UNIT)
-    for i in range(1, 49):
-        assert one.cluster.put(i, value(i)) is STORED
-    assert store.flush(60)
-    first = store.keyspace.keys([1])
-    assert store.get(1) == value(1)  # it is in memory, and still on the disk
-    assert store.flush(60)  # what may have gone for it
-    assert tier.contains_each(first).all() and store.pool.contains_each(first).all()
-    on_disk = {tuple(key) for key in tier.keys().tolist()}
-    in_pool = {tuple(key) for key in store.pool.objects().keys.tolist()}
-    drained = drain(one.node)
-    assert drained.has_left and drained.num_moved == len(in_pool)
-    assert {tuple(key) for key in tier.keys().tolist()} == on_disk - in_pool
-    assert {tuple(key) for key in two.store.list_objects()[0].tolist()} == in_pool
 
 
 def test_two_that_drain_at_once_lose_nothing(hosts):

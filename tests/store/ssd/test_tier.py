@@ -24,6 +24,19 @@ def path(tmp_path):
     return tmp_path / "tier"
 
 
+def test_keys_by_use(path):
+    with open_tier(path) as tier:
+        assert put(tier, *KEYS) == [STORED] * len(KEYS)
+        assert read(tier, KEYS[5], KEYS[2], (100, 0)) == {KEYS[5], KEYS[2]}
+        assert tier.remove(KEYS[3]) and tier.remove(KEYS[20])
+        assert put(tier, KEYS[3]) == [STORED]
+        last_first = [KEYS[3], *(key for key in KEYS[::-1] if key not in (KEYS[3], KEYS[20]))]
+        rest = [key for key in last_first if key not in (KEYS[5], KEYS[2])]
+        assert list(map(tuple, tier.keys_by_use().tolist())) == [KEYS[5], KEYS[2], *rest]
+    with open_tier(path) as tier:  # nothing was read since this start
+        assert list(map(tuple, tier.keys_by_use().tolist())) == last_first
+
+
 def test_what_is_put_is_read_also_after_a_restart(path):
     with open_tier(path) as tier:
         assert put(tier, *KEYS) == [STORED] * len(KEYS)
@@ -342,6 +355,7 @@ def test_wrong_arguments(path):
         lambda: tier.contains_each([(1, 0)]),
         lambda: tier.num_bytes_each([(1, 0)]),
         lambda: tier.match_prefix([(1, 0)]),
+        lambda: tier.keys_by_use(),
         tier.keys,
         tier.stats,
         tier.sync,

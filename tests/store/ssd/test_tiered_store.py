@@ -446,3 +446,36 @@ def test_a_forked_child_does_not_close_it(opened):
         assert ended_well(pid)
     assert store.flush()
     assert store.exists_each(KEYS).all() and read(store, *KEYS) == [OBJECT] * len(KEYS)
+
+
+def test_what_is_hidden_is_gone_and_is_recorded_at_once_or_with_the_next_write(opened):
+    store = opened()
+    put(store, *KEYS)
+    assert store.flush()
+    on_disk, num_bytes = store.on_disk()
+    assert set(num_bytes.tolist()) == {OBJECT} and len(on_disk) >= len(KEYS) - IN_POOL
+    words, num_written = store.keyspace.keys(KEYS), store.tier.stats().written_bytes
+    store.hide_keys(words[:-1])
+    assert not store.exists_each(KEYS[:-1]).any() and store.exists(KEYS[-1])
+    assert store.tier.stats().num_objects and store.tier.stats().written_bytes == num_written
+    store.evict(store.pool.capacity_bytes)
+    assert store.flush() and store.tier.stats().num_objects == 1  # what was written
+    assert put(store, KEYS[0]) == [STORED] and store.exists(KEYS[0])
+    store.hide_keys(words)
+    store.record_hidden()
+    assert store.tier.stats().num_objects == 0 and not store.exists_each(KEYS).any()
+    assert put(store, *KEYS) == [STORED] * len(KEYS)
+
+
+def test_what_is_brought_up_evicts_nothing(opened):
+    store = opened()
+    put(store, *KEYS)
+    assert store.flush()
+    words = store.keyspace.keys(KEYS)
+    in_pool = store.pool.contains_each(words)
+    assert in_pool.sum() == IN_POOL
+    assert store.bring_up(words).tolist() == in_pool.tolist()
+    for key in np.flatnonzero(in_pool)[:3].tolist():
+        assert store.remove(key)
+    is_up = store.bring_up(words[:-1][~in_pool[:-1]])
+    assert is_up.sum() == 3 and store.pool.contains_each(words).sum() == IN_POOL

@@ -26,6 +26,7 @@ class MadeUpCluster:
 
     def __init__(self):
         self.drained: list[str] = []
+        self.leaves_disk: list[bool] = []
         self.withdrawn: list[tuple[int, int]] = []
         self.error: Exception | None = None
 
@@ -48,10 +49,11 @@ class MadeUpCluster:
     def withdraw(self, key):
         self.withdrawn.append(key)
 
-    def drain(self, name):
+    def drain(self, name, *, leave_disk=False):
         if name == "reader":
             raise NotImplementedError("reader has no pool")
         self.drained.append(name)
+        self.leaves_disk.append(leave_disk)
 
     def cancel_drain(self, name):
         if name == "reader":
@@ -59,7 +61,7 @@ class MadeUpCluster:
         self.drained.remove(name)
 
     def draining(self):
-        return Draining("failed", 5, 3, 1, "a reason", False)
+        return Draining("failed", 5, 3, 1, "a reason", False, 2, 4)
 
 
 @pytest.fixture
@@ -247,7 +249,7 @@ def test_drain(of_cluster, cluster):
     refused(of_cluster.post("/drain", json={"node": ""}), 400, "node")
     refused(of_cluster.post("/drain", json={"node": "reader"}), 501, None, "reader has no pool")
     progress = {"state": "failed", "num_moved": 5, "num_left": 3, "num_failed": 1}
-    told = {"error": "a reason", "is_accepting": False}
+    told = {"error": "a reason", "is_accepting": False, "num_on_disk": 2, "num_gone": 4}
     assert of_cluster.get("/drain").json() == {**progress, **told}
     cluster.error = Unavailable("the directory does not answer")
     refused(of_cluster.post("/drain", json={"node": "far:2"}), 503, None, "does not answer")
@@ -261,6 +263,11 @@ def test_drain(of_cluster, cluster):
     refused(of_cluster.delete("/drain"), 400, "node")
     refused(of_cluster.delete("/drain?node=reader"), 501, None, "reader has left")
     refused(of_cluster.delete("/drain?node=nobody"), 404, None, "nobody")
+    assert of_cluster.delete("/drain?node=far:2").status_code == 202
+    wish = {"node": "far:2", "leave_disk": True}
+    assert of_cluster.post("/drain", json=wish).status_code == 202
+    assert cluster.leaves_disk == [False, False, True]
+    refused(of_cluster.post("/drain", json={**wish, "leave_disk": 1}), 400, "leave_disk")
     assert of_cluster.delete("/drain?node=far:2").status_code == 202
     assert cluster.drained == []
 

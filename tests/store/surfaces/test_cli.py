@@ -446,7 +446,7 @@ def test_a_drain_that_was_cancelled_is_told_as_that(pool, run):
         def draining(self):
             return Draining("idle", 5, 3, 0, None, True)
 
-        members = own_pool = withdraw = drain = cancel_drain = lambda self, *_: None
+        members = own_pool = withdraw = drain = cancel_drain = lambda self, *_, **__: None
 
     with AdminServer(Store(pool), cluster=Cluster()) as server:
         status, out, error = run("drain", server.url, "n", "--wait")
@@ -534,6 +534,7 @@ def test_bench(path, run):
         (["bench", "--sizes", "1KiB,0"], "1.5G, in units up to TiB, got '0'"),
         (["bench", "--seconds", "-1"], "must be seconds from"),
         (["drain", "/dev/shm/kv", "n"], "drain: URL must be an http address, got /dev/shm/kv\n"),
+        (["drain", "http://x", "n", "--cancel", "--leave-disk"], "must not be given with --cancel"),
         (["list", "x", "--limit", "-1"], "must be an integer from 1 on, got '-1'"),
         (["put", "x", "key", "--retention", "long"], "invalid choice: 'long'"),
     ],

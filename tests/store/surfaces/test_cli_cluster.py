@@ -1,5 +1,6 @@
 """``serve`` as a node of a cluster with Redis, and a node without a pool in this process."""
 
+import contextlib
 import os
 import signal
 
@@ -14,7 +15,7 @@ from mooncake_serving.store.cli import main
 
 from ...metadata.support import RedisServer
 from ..directory.conftest import patient  # noqa: F401
-from ..support import WAIT_S, ended_well, eventually
+from ..support import WAIT_S, ended_well, eventually, kill
 from .support import serving, url_of
 
 VALUE = np.random.default_rng(0).bytes(10_000)
@@ -90,7 +91,7 @@ def test_drain(served, cluster, servers, path, capsys):
         assert main(["drain", url, name, "--wait"]) == 0
         progress = {"state": "left", "num_moved": 20, "num_left": 0, "num_failed": 0}
         assert client.get("/drain").json() == {
-            **progress, "error": None, "is_accepting": False,
+            **progress, "num_on_disk": 0, "num_gone": 0, "error": None, "is_accepting": False,
         }  # fmt: skip
         assert sorted(one.name for one in servers.members()) == sorted(
             [cluster.node.name, node.name]
@@ -136,6 +137,88 @@ def test_a_drain_that_failed_is_given_up(served, cluster, servers, capsys):
     cluster.node.members(anew=True)
     assert cluster.put("y", VALUE) is PutResult.STORED
     assert len(client.get("/objects").json()["objects"]) == 2
+
+
+@pytest.fixture
+def serve_with_disk(redis, path, tmp_path):
+    """Serves a node with a disk behind its pool: its id, its name, and a client of its routes."""
+    disk = ["--ssd", tmp_path / "disk", "--ssd-capacity", "16MiB", "--ssd-bucket", "1MiB"]
+    options = ["--ssd-min-uses", 1, *disk, "--directory", redis.url, "--cluster", path.name]
+
+    @contextlib.contextmanager
+    def serve():
+        with serving(path, "--capacity", "1MiB", "--port", 0, *options) as (pid, lines):
+            with httpx.Client(base_url=url_of(lines), timeout=WAIT_S) as client:
+                yield pid, lines[0].split()[1], client
+
+    return serve
+
+
+VALUES = {f"x{i}": np.random.default_rng(i).bytes(10_000) for i in range(500)}
+
+
+def fill(cluster) -> None:
+    """Put more than the pool has room for."""
+    cluster.node.members(anew=True)
+    for key, value in VALUES.items():
+        assert cluster.put(key, value) is PutResult.STORED
+    assert cluster.get_each(list(VALUES)) == list(VALUES.values())
+
+
+def test_a_node_with_a_disk_takes_it_along_or_says_what_it_leaves(serve_with_disk, servers, capsys):
+    with (
+        serve_with_disk() as (_, name, client),
+        TransferEngine() as engine,
+        Node(None, engine, servers) as node,
+    ):
+        cluster, url = ClusterStore(node), str(client.base_url)
+        fill(cluster)
+        with (
+            Store.create(2 << 20) as small,
+            TransferEngine() as other,
+            Node(small, other, servers) as too_small,
+        ):
+            assert main(["drain", url, name, "--wait"]) == 1
+            progress = client.get("/drain").json()
+            assert progress["state"] == "failed" and progress["num_on_disk"] > 100
+            told = capsys.readouterr().err
+            assert f"only its disk has {progress['num_on_disk']} (see --leave-disk)" in told
+            assert cluster.get_each(list(VALUES)) == list(VALUES.values())
+            assert main(["drain", url, name, "--wait", "--leave-disk"]) == 0
+            left = client.get("/drain").json()
+            assert left["state"] == "left" and left["num_left"] == 0 < left["num_on_disk"]
+            assert f"left on the disk: {left['num_on_disk']} objects" in capsys.readouterr().out
+            found = cluster.get_each(list(VALUES))
+            # What was read just now was in memory, and has pushed out others where it went.
+            assert found.count(None) >= left["num_on_disk"]
+            assert too_small.name in [one.name for one in servers.members()]
+
+
+def test_a_node_that_is_killed_while_it_takes_its_disk_along(serve_with_disk, servers):
+    """What was acknowledged is where it went, or still on the disk."""
+    with (
+        Store.create(16 << 20) as store,
+        TransferEngine() as engine,
+        TransferEngine() as another,
+        Node(None, another, servers) as reader,
+    ):
+        cluster = ClusterStore(reader)
+        with serve_with_disk() as (pid, name, client):
+            fill(cluster)
+            with Node(store, engine, servers) as node:
+                assert client.post("/drain", json={"node": name}).status_code == 202
+                # The pool has room for a fifth of them.
+                assert eventually(lambda: client.get("/drain").json()["num_moved"] > 150)
+                kill(pid)
+                num_there = store.stats().num_ready
+                assert num_there > 150
+                with serve_with_disk() as (_, again, client):
+                    reader.members(anew=True)
+                    found = cluster.get_each(list(VALUES))
+                    assert found == list(VALUES.values())
+                    assert main(["drain", str(client.base_url), again, "--wait"]) == 0
+                assert store.get_each(list(VALUES)) == list(VALUES.values())
+                assert node.name in [one.name for one in servers.members()]
 
 
 def test_it_leaves(served, servers):

@@ -5,7 +5,8 @@ import threading
 import numpy as np
 import pytest
 
-from mooncake_kernels.pool import PutResult
+from mooncake_kernels.pool import ObjectPool, PutResult
+from mooncake_serving.store import SsdTier, TieredStore
 from mooncake_serving.store.admin import NodeCluster
 from mooncake_serving.store.directory import EmbeddedDirectory
 
@@ -23,11 +24,11 @@ def test_a_drain_that_fails_is_told_and_may_be_begun_again(error, told):
         one, two = hosts.several(2)
         one.cluster.put("a", value(1))
 
-        def fails(original, key):
+        def fails(original, keys):
             raise error
 
         with NodeCluster(one.node) as cluster:
-            with replaced(one.store, "remove_key", fails):
+            with replaced(one.store, "hide_keys", fails):
                 cluster.drain(one.node.name)
                 assert eventually(lambda: cluster.draining().state == "failed")
             assert told in cluster.draining().error
@@ -89,6 +90,37 @@ def test_a_drain_that_is_wanted_again_while_it_is_being_cancelled(held):
     goes_on.set()
     assert eventually(lambda: cluster.draining().state == "left")
     assert two.store.get_each(range(300)) == [value(i, 64) for i in range(300)]
+
+
+@pytest.mark.parametrize("is_cancelled", [False, True])
+def test_a_drain_that_shall_leave_the_disk_after_all(hosts, tmp_path, is_cancelled):
+    """The one that runs ends after its current batch, and another one follows."""
+    tier = SsdTier(tmp_path / "tier", 64 << 20, bucket_bytes=4 << 20)
+    store = TieredStore(ObjectPool.create(16 * UNIT), tier, min_uses=1)
+    one, two = hosts.make("one", store=store), hosts.make("two", 256 * UNIT)
+    for i in range(64):
+        one.cluster.put(i, value(i))
+    assert store.flush(60)
+    is_up, goes_on = threading.Event(), threading.Event()
+
+    def bring_up(original, keys):
+        is_up.set()
+        assert eventually(goes_on.is_set)
+        return original(keys)
+
+    with NodeCluster(one.node) as cluster, replaced(store, "bring_up", bring_up):
+        cluster.drain(one.node.name)
+        assert eventually(is_up.is_set)
+        cluster.drain(one.node.name)  # is the same
+        assert not cluster._stop.is_set()
+        cluster.drain(one.node.name, leave_disk=True)
+        if is_cancelled:
+            cluster.cancel_drain(one.node.name)
+        goes_on.set()
+        assert eventually(lambda: cluster.draining().state == ("idle" if is_cancelled else "left"))
+        progress = cluster.draining()
+    assert 0 < progress.num_on_disk == len(store.on_disk()[0]) and progress.num_left == 0
+    assert sum(map(two.store.exists, range(64))) == 64 - progress.num_on_disk
 
 
 def test_a_drain_is_given_up_without_the_directory(hosts):

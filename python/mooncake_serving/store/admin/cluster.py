@@ -29,6 +29,8 @@ class Draining:
         num_failed: objects that could not be moved.
         error: the error that ended the drain.
         is_accepting: whether the node takes new objects; not after a drain that failed.
+        num_on_disk: other objects, which only the disk behind the pool has.
+        num_gone: objects that went meanwhile without being moved.
     """
 
     state: DrainState
@@ -37,6 +39,8 @@ class Draining:
     num_failed: int
     error: str | None
     is_accepting: bool
+    num_on_disk: int = 0
+    num_gone: int = 0
 
 
 @runtime_checkable
@@ -55,8 +59,9 @@ class Cluster(Protocol):
     def withdraw(self, key: Key) -> None:
         """Tell the cluster that this store's pool no longer has an object."""
 
-    def drain(self, name: str) -> None:
+    def drain(self, name: str, *, leave_disk: bool = False) -> None:
         """Start moving a member's objects elsewhere; from now on it accepts no new objects.
+        ``leave_disk``: what only the disk behind its pool has stays there.
 
         Raises:
             NotImplementedError: it is not possible; the message says why.
@@ -97,7 +102,7 @@ def cluster_routes(cluster: Cluster | None) -> APIRouter:
         known = _known(cluster)
         _check_member(known, request.node)
         try:
-            known.drain(request.node)
+            known.drain(request.node, leave_disk=request.leave_disk)
         except NotImplementedError as reason:
             raise NotHere(str(reason)) from None
         return Response(status_code=202)

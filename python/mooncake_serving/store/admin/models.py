@@ -88,7 +88,11 @@ class Evictions(BaseModel):
 class DrainProgress(BaseModel):
     state: Literal["idle", "draining", "left", "failed"]
     num_moved: int = Field(description="objects that other pools have now, and this one has not")
-    num_left: int = Field(description="objects that are still here, as of the last batch")
+    num_gone: int = Field(
+        description="objects that went otherwise: removed, evicted, damaged, given up by the disk"
+    )
+    num_left: int = Field(description="objects that are still in memory, as of the last batch")
+    num_on_disk: int = Field(description="others that are still on the disk behind it")
     num_failed: int = Field(description="objects that could not be moved")
     error: str | None = Field(description="what ended it")
     is_accepting: bool = Field(description="whether this node takes new objects")
@@ -98,3 +102,7 @@ class DrainRequest(BaseModel):
     model_config = ConfigDict(extra="forbid")
 
     node: Annotated[str, Field(min_length=1, description="name of a member")]
+    leave_disk: Annotated[
+        bool,
+        Field(strict=True, description="leave what only its disk has: it comes back with it"),
+    ] = False

@@ -39,6 +39,7 @@ class NodeCluster(Closing):
         self._stop = threading.Event()  # of the drain that runs
         self._is_draining = self._is_cancelled = self._is_closed = False
         self._is_wanted_again = False  # while a cancelled drain ends
+        self._leave_disk = False  # of the drain that runs, or is wanted
         self._drained = Drained()
         self._error: str | None = None
 
@@ -57,15 +58,20 @@ class NodeCluster(Closing):
     def withdraw(self, key: Key) -> None:
         self._node.listing.withdraw(np.array([key], np.uint64))
 
-    def drain(self, name: str) -> None:
+    def drain(self, name: str, *, leave_disk: bool = False) -> None:
         """Start draining the node in a thread; do nothing if it is draining or was drained.
 
-        A drain that was cancelled and has not ended yet is followed by another one.
+        A drain that was cancelled and has not ended yet is followed by another one. So is one that
+        treats the disk otherwise, which ends after its current batch.
         """
         self._check_own(name)
         with self._lock:
             if self._is_closed or self._drained.has_left:
                 return
+            if self._is_draining and leave_disk != self._leave_disk:
+                self._stop.set()
+                self._is_cancelled = True
+            self._leave_disk = leave_disk
             if self._is_draining:
                 self._is_wanted_again = self._is_cancelled
             else:
@@ -92,6 +98,8 @@ class NodeCluster(Closing):
                 len(drained.failed),
                 self._error,
                 not self._drained.has_left and not self._node.is_draining,
+                drained.num_on_disk,
+                drained.num_gone,
             )
 
     def close(self) -> None:
@@ -118,14 +126,18 @@ class NodeCluster(Closing):
         self._is_cancelled = self._is_wanted_again = False
         self._drained, self._error = Drained(), None
         self._thread = threading.Thread(
-            target=self._drain, args=(self._stop,), name="store-drain", daemon=True
+            target=self._drain,
+            args=(self._leave_disk, self._stop),
+            name="store-drain",
+            daemon=True,
         )
         self._thread.start()
         self._is_draining = True
 
-    def _drain(self, stop: threading.Event) -> None:
+    def _drain(self, leave_disk: bool, stop: threading.Event) -> None:
         try:
-            self._note(drain(self._node, on_progress=self._note, stop=stop))
+            drained = drain(self._node, leave_disk=leave_disk, on_progress=self._note, stop=stop)
+            self._note(drained)
         except Exception as error:  # whatever it is, whoever asks is told
             logger.warning("%s was not drained", self._node.name, exc_info=True)
             self._error = str(error) or type(error).__name__

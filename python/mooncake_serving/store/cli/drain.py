@@ -2,6 +2,7 @@
 
 import argparse
 import json
+import sys
 import time
 from typing import Any
 from urllib.parse import quote
@@ -18,7 +19,10 @@ POLL_S = 0.2
 def add_commands(commands: Any) -> None:
     """Declare the command."""
     parser = add_command(
-        commands, "drain", run, "Move elsewhere what a node of a cluster has; then it leaves.",
+        commands, "drain", run,
+        "Move elsewhere what a node of a cluster has, in memory and on a disk; then it leaves. "
+        "What only the disk has goes where there is free room. If something could not be moved, "
+        "the node stays.",
         "drain http://127.0.0.1:9410 10.0.0.2:4711 --wait",
     )  # fmt: skip
     parser.add_argument("url", metavar="URL", help="of the node's admin server")
@@ -28,6 +32,10 @@ def add_commands(commands: Any) -> None:
     how.add_argument(
         "--cancel", action="store_true", help="stop, or give up: it stays, and takes objects again"
     )
+    parser.add_argument(
+        "--leave-disk", action="store_true",
+        help="do not move what only the disk has: for a node that comes back with it",
+    )  # fmt: skip
     add_token(parser)
 
 
@@ -36,17 +44,24 @@ def run(options: argparse.Namespace) -> None:
         raise InvalidArgument(f"drain: URL must be an http address, got {options.url}")
     url = f"{options.url.rstrip('/')}/drain"
     if options.cancel:
+        if options.leave_disk:
+            raise InvalidArgument("drain: --leave-disk must not be given with --cancel")
         _cancel(url, options)
         return
-    request(url, options.token, json.dumps({"node": options.node}).encode())
+    wanted = {"node": options.node, "leave_disk": options.leave_disk}
+    request(url, options.token, json.dumps(wanted).encode())
     while options.wait:
         progress = _progress(url, options)
         if progress["state"] == "left":
+            if progress["num_on_disk"]:
+                sys.stdout.write(f"left on the disk: {progress['num_on_disk']} objects\n")
             return
         if progress["state"] == "idle":
             raise Failed(f"{options.node} was not drained: it was told to stay meanwhile")
         if progress["state"] != "draining":
             reason = progress["error"] or f"{progress['num_failed']} objects could not be moved"
+            if progress["num_on_disk"] and not options.leave_disk:
+                reason += f"; only its disk has {progress['num_on_disk']} (see --leave-disk)"
             raise Failed(
                 f"{options.node} was not drained: {reason}; it takes no new objects until "
                 "it is told to drain --cancel"
@@ -67,6 +82,7 @@ def _progress(url: str, options: argparse.Namespace) -> dict[str, Any]:
     """What ``GET /drain`` answers."""
     try:
         told = json.loads(request(url, options.token))
-        return {name: told[name] for name in ("state", "error", "num_failed", "is_accepting")}
+        names = ("state", "error", "num_failed", "num_on_disk", "is_accepting")
+        return {name: told[name] for name in names}
     except (json.JSONDecodeError, UnicodeDecodeError, LookupError, TypeError):
         raise no_admin_server(options.url, "it does not tell how far it has drained") from None

@@ -23,6 +23,7 @@ class ReplicaChange:
         keys: ``[n, 2]`` uint64.
         members: the live members.
         kept: ``[n]`` of ``KEPT``: how pools keep the copies; None: as after any put.
+        hide: whether what leaves the node's own pool is hidden, see ``Store.hide_keys``.
     """
 
     def __init__(
@@ -31,8 +32,11 @@ class ReplicaChange:
         keys: np.ndarray,
         members: Sequence[Member],
         kept: np.ndarray | None = None,
+        *,
+        hide: bool = False,
     ):
         self._node = node
+        self._hide = hide
         self._keys = keys
         self._kept = kept_alike(len(keys)) if kept is None else kept
         self._members = members
@@ -96,7 +100,9 @@ class ReplicaChange:
             going = [i for i in indices if i not in self._copied.failed]
             if not going:
                 return
-            if reason := drop_from(self._node, pool, self._keys[going], self._members):
+            if reason := drop_from(
+                self._node, pool, self._keys[going], self._members, hide=self._hide
+            ):
                 self._copied.failed.update(dict.fromkeys(going, reason))
                 return
             has_left[np.isin(indices, going)] = True

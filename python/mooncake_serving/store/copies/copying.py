@@ -66,10 +66,17 @@ def copy_to(
     return results
 
 
-def drop_from(node: Node, pool: str, keys: np.ndarray, members: Iterable[Member]) -> str:
-    """Have a node that serves a pool remove objects from it: "", or why none has."""
+def drop_from(
+    node: Node, pool: str, keys: np.ndarray, members: Iterable[Member], *, hide: bool = False
+) -> str:
+    """Have a node that serves a pool remove objects from it: "", or why none has.
+
+    ``hide``: in the own pool, by ``Store.hide_keys``.
+    """
     if pool == node.pool_name and node.store is not None:
-        for first, second in keys.tolist():
+        if hide:
+            node.store.hide_keys(keys)
+        for first, second in [] if hide else keys.tolist():
             node.store.remove_key((first, second))
         node.listing.withdraw(keys)
         return ""

@@ -1,7 +1,7 @@
 """Make copies of objects until there are enough: each on the next node that can take it."""
 
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -71,6 +71,8 @@ class Spreader:
         keys: ``[n, 2]`` uint64.
         num_bytes: ``[n]`` sizes; 0 where unknown: full pools are then asked, too.
         kept: ``[n]`` of ``KEPT``: how pools keep the copies.
+        bring_up: loads ``[n, 2]`` objects into the node's own pool, to be copied from there, once
+            it is known where to: ``[n]`` bool, which are there. None: they need not be.
     """
 
     node: Node
@@ -80,6 +82,7 @@ class Spreader:
     keys: np.ndarray
     num_bytes: np.ndarray
     kept: np.ndarray
+    bring_up: Callable[[np.ndarray], np.ndarray] | None = None
 
     def run(self) -> Copied:
         """Make the copies.
@@ -139,7 +142,7 @@ class Spreader:
         if not choices and len(indices) > 1:  # no pool has room for all of them
             for i in indices:
                 self._spread([i], pools, members, copied)
-        lacking = list(indices)
+        lacking = self._brought_up(indices, copied) if choices else []
         for target in (choice.member for choice in choices):
             holders = [pools] * len(lacking)
             results = copy_to(
@@ -157,6 +160,16 @@ class Spreader:
                     del copied.failed[i]
             if not lacking:
                 return
+
+    def _brought_up(self, indices: Sequence[int], copied: Copied) -> list[int]:
+        """Those that can be copied."""
+        if self.bring_up is None:
+            return list(indices)
+        is_up = self.bring_up(self.keys[indices]).tolist()
+        for i, up in zip(indices, is_up, strict=True):
+            if not up:
+                copied.failed[i] = "it could not be brought up from the disk"
+        return [i for i, up in zip(indices, is_up, strict=True) if up]
 
 
 def _words(result: PutResult | str) -> str:

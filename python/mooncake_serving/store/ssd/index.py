@@ -95,6 +95,14 @@ class Index:
         with self._lock:
             return list(self._entries)
 
+    def keys_by_use(self) -> list[Key]:
+        """What was read since it was written, then the rest; of each the last written first."""
+        with self._lock:
+            entries = list(self._entries.items())[::-1]  # they were added as they were written
+        return [key for key, entry in entries if entry.is_used] + [
+            key for key, entry in entries if not entry.is_used
+        ]
+
     def pin_each(self, keys: Sequence[Key], *, is_use: bool = True) -> list[Entry | None]:
         """Find objects, and pin their bytes until they are unpinned."""
         with self._lock:

@@ -122,6 +122,13 @@ class TierReads:
         self._check_open("keys")
         return np.array(self._index.keys(), np.uint64).reshape(-1, 2)
 
+    def keys_by_use(self) -> np.ndarray:
+        """The same, the most recently used first, as far as the tier knows: objects read since they
+        were written, as of this start, before the others; of each the last written first.
+        """
+        self._check_open("keys_by_use")
+        return np.array(self._index.keys_by_use(), np.uint64).reshape(-1, 2)
+
     def watch(self) -> TierWatch:
         """Watch which objects come and go."""
         self._check_open("watch")

@@ -71,6 +71,14 @@ class DiskSide:
             if not self._pool.closed:
                 self._pool.forget_removals(learnt)
 
+    def retry_at_once(self) -> None:
+        """Do so, in a single write if the disk has nothing else."""
+        with self._removing:  # so that nothing is written in between
+            if not len(self.keys()):
+                with self._lock:
+                    self._all_condemned = True
+        self.retry()
+
     def retry_new(self) -> None:
         """Do so if something was removed elsewhere since the last time."""
         if not self._pool.closed and self._pool.removals_end != self._tried:
@@ -153,6 +161,10 @@ class DiskSide:
 
     def keys(self) -> np.ndarray:
         keys = self._tier.keys()
+        return keys[~self._hides(keys)]
+
+    def keys_by_use(self) -> np.ndarray:
+        keys = self._tier.keys_by_use()
         return keys[~self._hides(keys)]
 
     def put_each(

@@ -147,6 +147,29 @@ class TieredStore(Store):
     def is_pool_all(self) -> bool:
         return False
 
+    def on_disk(self) -> tuple[np.ndarray, np.ndarray]:
+        keys = self._disk.keys_by_use()
+        num_bytes = self._disk.num_bytes_each(keys)
+        is_there = num_bytes != ABSENT
+        return keys[is_there], num_bytes[is_there]
+
+    def bring_up(self, keys: np.ndarray) -> np.ndarray:
+        with self._moves.hold(tuple(key) for key in keys.tolist()):
+            self._promote_held(keys, self.begin_unless_full)
+        return self.pool.contains_each(keys)
+
+    def hide_keys(self, keys: np.ndarray) -> None:
+        pairs = [(first, second) for first, second in keys.tolist()]
+        with self._moves.hold(pairs):  # they cannot come back meanwhile
+            for key in pairs:
+                self.pool.remove(key, noted=False)
+            self._demoter.discard(pairs)
+            is_on_disk = self._disk.contains_each(keys).tolist()
+            self._disk.condemn(key for key, there in zip(pairs, is_on_disk, strict=True) if there)
+
+    def record_hidden(self) -> None:
+        self._disk.retry_at_once()
+
     def note_read(self, keys: np.ndarray) -> None:
         self._uses.add(keys)
 
@@ -387,16 +410,18 @@ class TieredStore(Store):
             ``[n]`` bool: which are damaged, and are no longer on the disk.
         """
         with self._moves.hold(tuple(key) for key in words.tolist()):
-            return self._promote_held(words)
+            return self._promote_held(words, self._begin_in_pool)
 
-    def _promote_held(self, words: np.ndarray) -> np.ndarray:
+    def _promote_held(
+        self, words: np.ndarray, begin: Callable[[Key, int], ObjectPut | PutResult]
+    ) -> np.ndarray:
         damaged = np.zeros(len(words), bool)
         puts: list[tuple[int, ObjectPut]] = []
         keys = [(first, second) for first, second in words.tolist()]
         try:
             for i, num_bytes in enumerate(self._disk.num_bytes_each(words).tolist()):
                 if num_bytes >= 0:
-                    put = self._begin_in_pool(keys[i], num_bytes)
+                    put = begin(keys[i], num_bytes)
                     if isinstance(put, ObjectPut):
                         puts.append((i, put))
             wanted = [i for i, _ in puts]
