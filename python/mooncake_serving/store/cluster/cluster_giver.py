@@ -11,6 +11,7 @@ from mooncake_kernels.pool import PutResult
 
 from ..directory import Member
 from ..node.asking import Pulls
+from ..preferences import preference
 from .cluster_reader import ClusterReader
 
 DIRECT_S = 0.1  # for which a claimant waits for a direct put that its claim ends
@@ -30,10 +31,32 @@ class ClusterGiver(ClusterReader):
         results: list[PutResult],
         published: np.ndarray,
     ) -> None:
-        """Have others take objects; if a node cannot, the next one is asked."""
+        """Have others take objects, whichever can."""
+        homes = self._homes()
+        _, unanswered, reason = self._offer(
+            homes, words, objects, kept, granted, results, published
+        )
+        if unanswered:
+            raise Unavailable(f"put: no node with a pool takes it: {reason}")
+
+    def _offer(
+        self,
+        homes: Sequence[Member],
+        words: np.ndarray,
+        objects: Sequence[Sequence[Buffer]],
+        kept: np.ndarray,
+        granted: list[int],
+        results: list[PutResult],
+        published: np.ndarray,
+    ) -> tuple[list[int], set[int], str]:
+        """Have others take objects; if a node cannot, the next one is asked.
+
+        Returns:
+            Which objects none of them has taken; for which of these none has answered; and why.
+        """
         buffers = {i: [_in_host(part) for part in objects[i]] for i in granted}
         left, unanswered, reason = list(granted), set(granted), "there is none"
-        for member in self._homes():
+        for member in homes:
             if not left:
                 break
             try:
@@ -52,8 +75,7 @@ class ClusterGiver(ClusterReader):
                 published[i] = answer is PutResult.STORED
                 if answer not in (PutResult.FULL, PutResult.OVER_QUOTA):
                     left.remove(i)
-        if unanswered:
-            raise Unavailable(f"put: no node with a pool takes it: {reason}")
+        return left, unanswered, reason
 
     def _give_to(
         self,
@@ -103,6 +125,25 @@ class ClusterGiver(ClusterReader):
         """
         homes = self.node.homes() or self.node.homes(anew=True)
         return sorted(homes, key=lambda member: member.name in self.node.silence)
+
+    def _preferred_homes(self, preferred: Sequence[str]) -> list[Member]:
+        """Members whose pools are asked before the usual place takes an object: those that are
+        preferred, and more than this node, the best first. Not those that were silent lately.
+        """
+        if not preferred:
+            return []
+        bound = len(preferred)
+        if self._store is not None and not self.node.is_draining:
+            for member in self.node.members():
+                if member.pool == self.node.pool_name:
+                    bound = min(bound, preference(member, preferred))
+        ranks = [(preference(member, preferred), member) for member in self.node.homes()]
+        wanted = [
+            (rank, member)
+            for rank, member in ranks
+            if rank < bound and member.name not in self.node.silence
+        ]
+        return [member for _, member in sorted(wanted, key=lambda one: one[0])]
 
 
 def _in_host(buffer: Buffer) -> Buffer:

@@ -166,13 +166,22 @@ class PutElsewhere(ClusterPut):
         key: of the object.
         num_bytes: its size.
         kept: a row of ``KEPT``: how it is kept.
+        preferred: who is asked first.
         owner: the store.
     """
 
-    def __init__(self, key: StoreKey, num_bytes: int, kept: np.void, owner: Owner):
+    def __init__(
+        self,
+        key: StoreKey,
+        num_bytes: int,
+        kept: np.void,
+        preferred: Sequence[str],
+        owner: Owner,
+    ):
         super().__init__(num_bytes, owner)
         self.key = key
         self.kept = kept
+        self.preferred = tuple(preferred)
         self.bytes = np.zeros(num_bytes, np.uint8)
 
     @property

@@ -12,12 +12,13 @@ from mooncake_kernels.errors import InvalidArgument, Unavailable
 from mooncake_kernels.pool import PutResult, Retention
 
 from ..checks import check_number, check_retention
-from ..directory import Claim
+from ..directory import Claim, Member
 from ..keyspace import StoreKey, StoreKeys
 from ..node.by_key import UNSURE, NewResult
 from ..node.holds import Hold
 from ..node.kept import KEPT, NORMAL, kept_in_order, put_options
 from ..node.sinks import IntoBuffers
+from ..preferences import check_preferred
 from ..reader import check_pairs
 from ..store import Store
 from .cluster_giver import BEING_WRITTEN, DIRECT_S, PAUSE_S, ClusterGiver
@@ -36,21 +37,42 @@ class ClusterWriter(ClusterGiver):
     _claim_s: float
 
     def put(
-        self, key: StoreKey, value: Any, *, retention: Retention = "normal", position: int = 0
+        self,
+        key: StoreKey,
+        value: Any,
+        *,
+        retention: Retention = "normal",
+        position: int = 0,
+        preferred: Sequence[str] = (),
     ) -> PutResult:
         """Store a value: bytes, a packed tensor or array. See ``put_from``."""
         words = self._keyspace.row(key, "put")
         named = "put", "value", ""
-        return self._put_named(*named, [key], words, [(value,)], retention, position)[0]
+        return self._put_named(*named, [key], words, [(value,)], retention, position, preferred)[0]
 
     def put_from(
-        self, key: StoreKey, *parts: Any, retention: Retention = "normal", position: int = 0
+        self,
+        key: StoreKey,
+        *parts: Any,
+        retention: Retention = "normal",
+        position: int = 0,
+        preferred: Sequence[str] = (),
     ) -> PutResult:
         """Store an object of one or many parts; its bytes are the parts in order.
 
         It is put into this node's pool. A node that has none, or is draining, has another node take
         it out of its memory, which is registered meanwhile. If the other node's engine takes it by
         itself, ``position`` is 0 there; with a ``retention`` it does not.
+
+        Args:
+            key: of the object.
+            parts: of it, in order.
+            retention: see ``Store.put_from``.
+            position: likewise.
+            preferred: names of members, or hosts, the best first, as in ``Placement``: those before
+                this node take it first, into pools that evict for it as for any put. What none of
+                them takes, because it is full, draining, silent or unknown, goes where it would
+                without them. It is ignored for an object that exists.
 
         Returns:
             As ``Store.put_from``, of all hosts. ``STORED`` also if the directory went away after it
@@ -63,7 +85,7 @@ class ClusterWriter(ClusterGiver):
         """
         words = self._keyspace.row(key, "put_from")
         named = "put_from", "parts", "[{}]"
-        return self._put_named(*named, [key], words, [parts], retention, position)[0]
+        return self._put_named(*named, [key], words, [parts], retention, position, preferred)[0]
 
     def begin(
         self,
@@ -72,6 +94,7 @@ class ClusterWriter(ClusterGiver):
         *,
         retention: Retention = "normal",
         position: int = 0,
+        preferred: Sequence[str] = (),
     ) -> ClusterPut | PutResult:
         """Reserve space for an object that is written in place, layer by layer for example::
 
@@ -83,8 +106,9 @@ class ClusterWriter(ClusterGiver):
 
         The space is in this node's pool, and this node has the exclusive right to write the key for
         ``claim_s``; a put that takes longer may lose to another node, which the commit detects. On
-        a node that has no pool, or is draining, the object is written in memory of the process, and
-        another node is asked to take it at the commit.
+        a node that has no pool, or is draining, or if another is preferred (see ``put_from``), the
+        object is written in memory of the process, and another node is asked to take it at the
+        commit.
 
         Returns:
             A put to be committed; or a result as of ``put_from`` that says why there is none.
@@ -95,7 +119,7 @@ class ClusterWriter(ClusterGiver):
         """
         self._keyspace.key(key, "begin")
         check_number("begin", "num_bytes", num_bytes)
-        return self._begin_each("begin", [key], [num_bytes], retention, position)[0]
+        return self._begin_each("begin", [key], [num_bytes], retention, position, preferred)[0]
 
     def begin_each(
         self,
@@ -104,6 +128,7 @@ class ClusterWriter(ClusterGiver):
         *,
         retention: Retention = "normal",
         position: int = 0,
+        preferred: Sequence[str] = (),
     ) -> list[ClusterPut | PutResult]:
         """Reserve space for many objects, see ``begin``; the directory is asked once.
 
@@ -112,7 +137,7 @@ class ClusterWriter(ClusterGiver):
         check_pairs("begin_each", "num_bytes", keys, num_bytes)
         for i, size in enumerate(num_bytes):
             check_number("begin_each", f"num_bytes[{i}]", size)
-        return self._begin_each("begin_each", keys, num_bytes, retention, position)
+        return self._begin_each("begin_each", keys, num_bytes, retention, position, preferred)
 
     def _begin_each(
         self,
@@ -121,18 +146,25 @@ class ClusterWriter(ClusterGiver):
         num_bytes: Sequence[int],
         retention: Retention,
         position: int,
+        preferred: Sequence[str],
     ) -> list[ClusterPut | PutResult]:
         self.node.check_process()
         check_retention(op, retention)
         check_number(op, "position", position)
+        if preferred != ():
+            check_preferred(op, preferred)
         self.node.claims.settle_dropped()
+        is_here = self._store is not None and not self._preferred_homes(preferred)
         with self.node.intake.enter(), (hold := Hold()):
             if self._store is not None and self.node.intake.is_open:
                 self._store.check_puts(op, keys)
-                words = self._keyspace.keys(keys, op)
-                return self._begin_each_here(hold, words, num_bytes, retention, position)
+                if is_here:
+                    words = self._keyspace.keys(keys, op)
+                    return self._begin_each_here(hold, words, num_bytes, retention, position)
+                for size in num_bytes:  # the pool must be able to take what others do not
+                    self._store.check_size(op, "num_bytes", size)
         kept = kept_in_order(len(keys), retention, position)
-        return self._begin_elsewhere(keys, num_bytes, kept)
+        return self._begin_elsewhere(keys, num_bytes, kept, preferred)
 
     def commit_each(self, puts: Sequence[ClusterPut]) -> list[PutResult]:
         """Commit the puts that ``begin_each`` returned, see ``ClusterPut.commit``; the directory is
@@ -156,22 +188,33 @@ class ClusterWriter(ClusterGiver):
         if elsewhere := [put for put in puts if isinstance(put, PutElsewhere)]:
             for sent in elsewhere:
                 sent.end()
-            keys = [sent.key for sent in elsewhere]
-            kept = np.array([sent.kept for sent in elsewhere], KEPT)
-            results = self._put_each(
-                "commit_each",
-                keys,
-                self._keyspace.keys(keys, "commit_each"),
-                [(as_buffer(sent.bytes),) for sent in elsewhere],
-                lambda: kept,
-                bool((kept["retention"] == NORMAL).all()),
-            )
-            for sent, result in zip(elsewhere, results, strict=True):
-                sent.end(result)
+            for preferred in dict.fromkeys(sent.preferred for sent in elsewhere):
+                self._send([sent for sent in elsewhere if sent.preferred == preferred], preferred)
         return [put.result for put in puts if put.result is not None]
 
+    def _send(self, puts: Sequence[PutElsewhere], preferred: Sequence[str]) -> None:
+        """Put what was written in memory of this process."""
+        keys = [put.key for put in puts]
+        kept = np.array([put.kept for put in puts], KEPT)
+        results = self._put_each(
+            "commit_each",
+            keys,
+            self._keyspace.keys(keys, "commit_each"),
+            [(as_buffer(put.bytes),) for put in puts],
+            lambda: kept,
+            bool((kept["retention"] == NORMAL).all()),
+            preferred,
+        )
+        for put, result in zip(puts, results, strict=True):
+            put.end(result)
+
     def put_each(
-        self, keys: StoreKeys, values: Sequence[Any], *, position: int = 0
+        self,
+        keys: StoreKeys,
+        values: Sequence[Any],
+        *,
+        position: int = 0,
+        preferred: Sequence[str] = (),
     ) -> list[PutResult]:
         """Store many objects, in their order; the directory is asked and told once.
 
@@ -185,7 +228,7 @@ class ClusterWriter(ClusterGiver):
         words = self._keyspace.keys(keys, "put_each")
         objects = [(value,) for value in values]
         named = "put_each", "values[{}]", ""
-        return self._put_named(*named, keys, words, objects, "normal", position)
+        return self._put_named(*named, keys, words, objects, "normal", position, preferred)
 
     def put_from_each(
         self,
@@ -194,6 +237,7 @@ class ClusterWriter(ClusterGiver):
         *,
         retention: Retention = "normal",
         position: int = 0,
+        preferred: Sequence[str] = (),
     ) -> list[PutResult]:
         """``put_each`` of objects of many parts, see ``put_from``.
 
@@ -202,6 +246,7 @@ class ClusterWriter(ClusterGiver):
             objects: n, each a sequence of its parts.
             retention: of all of them.
             position: of the first.
+            preferred: who takes them, see ``put_from``.
         """
         check_pairs("put_from_each", "objects", keys, objects)
         for i, parts in enumerate(objects):
@@ -211,7 +256,7 @@ class ClusterWriter(ClusterGiver):
                 )
         words = self._keyspace.keys(keys, "put_from_each")
         named = "put_from_each", "objects[{}]", "[{}]"
-        return self._put_named(*named, keys, words, objects, retention, position)
+        return self._put_named(*named, keys, words, objects, retention, position, preferred)
 
     def _put_named(
         self,
@@ -223,6 +268,7 @@ class ClusterWriter(ClusterGiver):
         objects: Sequence[Sequence[Any]],
         retention: Retention,
         position: int,
+        preferred: Sequence[str],
     ) -> list[PutResult]:
         """Store many objects.
 
@@ -235,10 +281,13 @@ class ClusterWriter(ClusterGiver):
             objects: n of them.
             retention: of all of them.
             position: of the first.
+            preferred: who takes them.
         """
         self.node.check_process()
         check_retention(op, retention)
         check_number(op, "position", position)
+        if preferred != ():
+            check_preferred(op, preferred)
         buffers = [
             self._as_buffers(op, whole.format(i), part, parts) for i, parts in enumerate(objects)
         ]
@@ -250,6 +299,7 @@ class ClusterWriter(ClusterGiver):
             buffers,
             lambda: kept_in_order(len(keys), retention, position),
             is_normal,
+            preferred,
         )
 
     def _as_buffers(self, op: str, whole: str, part: str, parts: Sequence[Any]) -> list[Buffer]:
@@ -270,6 +320,7 @@ class ClusterWriter(ClusterGiver):
         objects: Sequence[Sequence[Buffer]],
         make_kept: Callable[[], np.ndarray],
         is_normal: bool,
+        preferred: Sequence[str],
     ) -> list[PutResult]:
         """Store many objects: directly, or after they have been claimed.
 
@@ -280,16 +331,20 @@ class ClusterWriter(ClusterGiver):
             objects: n of them.
             make_kept: returns ``[n]`` of ``KEPT``: how they are kept.
             is_normal: whether all have the retention "normal".
+            preferred: who takes them.
         """
         self.node.claims.settle_dropped()
+        homes = self._preferred_homes(preferred) if preferred else []
         direct: list[NewResult] | None = None
         if (store := self._store) is not None:
             store.check_puts(op, keys)
+        if store is not None and not homes:
             direct = self._put_listed(store, words, objects, make_kept)
-        elif is_normal:
-            direct = self.node.put_directly(words, objects, verify=self._verify > 0)
+        elif is_normal and not (homes and self._are_here(words).any()):
+            home = homes[0] if homes else None
+            direct = self.node.put_directly(words, objects, home, verify=self._verify > 0)
         if direct is None:
-            return self._put_claimed(words, objects, make_kept())
+            return self._put_claimed(words, objects, make_kept(), homes)
         results = [r if isinstance(r, PutResult) else PutResult.EXISTS for r in direct]
         left = [i for i, result in enumerate(direct) if not isinstance(result, PutResult)]
         if not left:
@@ -298,7 +353,7 @@ class ClusterWriter(ClusterGiver):
         until = time.monotonic() + UNSURE_S
         while left:
             kept = make_kept()[left]
-            rest = self._put_claimed(words[left], [objects[i] for i in left], kept)
+            rest = self._put_claimed(words[left], [objects[i] for i in left], kept, homes)
             for i, result in zip(left, rest, strict=True):
                 results[i] = result
             left = self._find_unsure(words, direct, results)
@@ -345,11 +400,15 @@ class ClusterWriter(ClusterGiver):
         return [i for i, outcome in zip(unsure, outcomes, strict=True) if outcome in GONE]
 
     def _put_claimed(
-        self, words: np.ndarray, objects: Sequence[Sequence[Buffer]], kept: np.ndarray
+        self,
+        words: np.ndarray,
+        objects: Sequence[Sequence[Buffer]],
+        kept: np.ndarray,
+        homes: Sequence[Member],
     ) -> list[PutResult]:
-        """Store many objects, here or elsewhere, after they have been claimed."""
+        """Store many objects, after they have been claimed: there, or else here or elsewhere."""
         with (hold := Hold()):
-            results = self._put_under(hold, words, objects, kept)
+            results = self._put_under(hold, words, objects, kept, homes)
         taken = _which(results, PutResult.BEING_WRITTEN)
         if taken:
             for i, is_here in zip(taken, self._are_here(words[taken]), strict=True):
@@ -358,25 +417,33 @@ class ClusterWriter(ClusterGiver):
         return results
 
     def _put_under(
-        self, hold: Hold, words: np.ndarray, objects: Sequence[Sequence[Buffer]], kept: np.ndarray
+        self,
+        hold: Hold,
+        words: np.ndarray,
+        objects: Sequence[Sequence[Buffer]],
+        kept: np.ndarray,
+        homes: Sequence[Member],
     ) -> list[PutResult]:
         """Claim objects, store those that are granted, and settle their claims."""
         results, granted = self._claim(words, hold)
         published = np.zeros(len(words), bool)
+        left = granted
         try:
+            if homes:
+                left, *_ = self._offer(homes, words, objects, kept, granted, results, published)
             with self.node.intake.enter():
                 is_in = self.node.intake.is_open
                 if self._store is not None and is_in:
-                    for i in granted:
+                    for i in left:
                         word = int(words[i, 0]), int(words[i, 1])
                         put = partial(
                             self._store.put_key, word, *objects[i], **put_options(kept[i])
                         )
                         results[i] = under_claim(put)
-                    new = [i for i in granted if results[i] is PutResult.STORED]
+                    new = [i for i in left if results[i] is PutResult.STORED]
                     self._store.age_tail_first(words[new])
-            if self._store is None or not is_in:
-                self._give(words, objects, kept, granted, results, published)
+            if left and (self._store is None or not is_in):
+                self._give(words, objects, kept, left, results, published)
         finally:
             self.node.claims.settle(words[granted], published[granted])
         return results
@@ -474,7 +541,11 @@ class ClusterWriter(ClusterGiver):
             self.node.claims.settle(words[lost])
 
     def _begin_elsewhere(
-        self, keys: StoreKeys, num_bytes: Sequence[int], kept: np.ndarray
+        self,
+        keys: StoreKeys,
+        num_bytes: Sequence[int],
+        kept: np.ndarray,
+        preferred: Sequence[str],
     ) -> list[ClusterPut | PutResult]:
         """Reserve memory of this process for objects."""
         is_there = self.exists_each(keys)
@@ -482,6 +553,8 @@ class ClusterWriter(ClusterGiver):
         if not homes and not is_there.all():
             raise Unavailable("begin: no node with a pool takes it: there is none")
         largest = max([member.capacity_bytes for member in homes], default=0)
+        if self._store is not None and self.node.intake.is_open:  # it takes what others do not
+            largest = max(largest, self._store.pool.capacity_bytes)
         results: list[ClusterPut | PutResult] = []
         for key, size, row, there in zip(keys, num_bytes, kept, is_there.tolist(), strict=True):
             if there:
@@ -489,7 +562,7 @@ class ClusterWriter(ClusterGiver):
             elif size > largest:
                 results.append(PutResult.FULL)
             else:
-                results.append(PutElsewhere(key, size, row, self))
+                results.append(PutElsewhere(key, size, row, preferred, self))
         return results
 
 

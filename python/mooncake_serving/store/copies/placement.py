@@ -9,6 +9,7 @@ from mooncake_kernels.errors import InvalidArgument
 
 from ..checks import check_bool, check_integer
 from ..directory import Member
+from ..preferences import check_preferred, preference
 
 
 @dataclass(frozen=True)
@@ -31,14 +32,7 @@ class Placement:
     may_evict: bool = False
 
     def __post_init__(self) -> None:
-        if isinstance(self.preferred, str | bytes) or not (
-            isinstance(self.preferred, Sequence)
-            and all(isinstance(name, str) for name in self.preferred)
-        ):
-            raise InvalidArgument(
-                "Placement: preferred must be a sequence of names and hosts, got "
-                f"{self.preferred!r:.80}"
-            )
+        check_preferred("Placement", self.preferred)
         if not isinstance(self.near, str):
             raise InvalidArgument(f"Placement: near must be a host's name, got {self.near!r}")
         if self.num_sampled is not None:
@@ -47,10 +41,7 @@ class Placement:
 
     def preference(self, member: Member) -> int:
         """Rank of this member in ``preferred``; the number of entries if it is not there."""
-        for place, wish in enumerate(self.preferred):
-            if wish in (member.name, member.host):
-                return place
-        return len(self.preferred)
+        return preference(member, self.preferred)
 
 
 def check_placement(op: str, placement: object) -> None:

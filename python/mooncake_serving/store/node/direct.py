@@ -30,7 +30,7 @@ MAX_PUT_BYTES = 4 << 20  # above, asking whether they exist costs little beside 
 
 
 class Direct:
-    """Reads by key from the only holder, and puts into the emptiest pool. Thread-safe.
+    """Reads by key from the only holder, and puts into another pool. Thread-safe.
 
     Args:
         peers: connections to the nodes.
@@ -100,16 +100,22 @@ class Direct:
         return are_read
 
     def put(
-        self, keys: np.ndarray, objects: Sequence[Sequence[Buffer]], *, verify: bool
+        self,
+        keys: np.ndarray,
+        objects: Sequence[Sequence[Buffer]],
+        home: Member | None,
+        *,
+        verify: bool,
     ) -> list[NewResult] | None:
-        """Put n objects into the emptiest pool, if its node's engine also publishes them, and none
-        of them is known to be somewhere. Objects that somebody has, or is writing, are not stored.
+        """Put n objects into a pool, if its node's engine also publishes them, and none of them is
+        known to be somewhere. Objects that somebody has, or is writing, are not stored.
 
         Nobody is asked beforehand, so it is for few bytes: they may be sent in vain.
 
         Args:
             keys: ``[n, 2]``.
             objects: the parts of each, in order.
+            home: whose pool it is; None: the emptiest.
             verify: whether what has arrived is compared with what is here.
 
         Returns:
@@ -117,10 +123,9 @@ class Direct:
             way, which also finds out why; ``UNSURE``: likewise, but it may be listed without being
             anywhere. None instead of a list: all are to be put another way.
         """
-        homes = self._membership.homes()
-        if not homes or not homes[0].publishes or not 0 < len(keys) <= MAX_ASKED_KEYS:
+        member = home or next(iter(self._membership.homes()), None)
+        if member is None or not member.publishes or not 0 < len(keys) <= MAX_ASKED_KEYS:
             return None
-        member = homes[0]
         places, num_bytes = [], 0
         for parts in objects:
             place = []

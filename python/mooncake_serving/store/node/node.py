@@ -288,10 +288,15 @@ class Node(Closing):
         return self._direct.read(keys, sinks, verify=verify)
 
     def put_directly(
-        self, keys: np.ndarray, objects: Sequence[Sequence[Buffer]], *, verify: bool = True
+        self,
+        keys: np.ndarray,
+        objects: Sequence[Sequence[Buffer]],
+        home: Member | None = None,
+        *,
+        verify: bool = True,
     ) -> list[NewResult] | None:
         """Put n objects in the fastest way, if it is open to them: see ``Direct.put``."""
-        return self._direct.put(keys, objects, verify=verify)
+        return self._direct.put(keys, objects, home, verify=verify)
 
     def put_listed(
         self,

@@ -1,0 +1,211 @@
+"""``ClusterStore.put`` and ``begin`` with ``preferred``: objects go first where the writer says."""
+
+import contextlib
+from functools import partial
+
+import pytest
+
+from mooncake_kernels.errors import InvalidArgument, Unavailable
+from mooncake_kernels.pool import PutResult
+from mooncake_serving.store.checks import RETENTIONS
+from mooncake_serving.store.directory import EmbeddedDirectory, connect
+
+from ...metadata.support import RedisServer
+from .support import UNIT, Hosts, kept_by, replaced, value
+
+STORED = PutResult.STORED
+EXISTS = PutResult.EXISTS
+BEING_WRITTEN = PutResult.BEING_WRITTEN
+FULL = PutResult.FULL
+LARGE = 5 << 20  # too large to be sent before it is claimed
+CAPACITY = 4 * LARGE
+
+
+@pytest.fixture(params=["embedded", "redis"])
+def hosts(request, tmp_path):
+    with contextlib.ExitStack() as opened:
+        directory = EmbeddedDirectory()
+        if request.param == "redis":
+            server = RedisServer(tmp_path)
+            opened.callback(server.stop)
+            directory = opened.enter_context(connect(server.url))
+        made = Hosts(directory)
+        opened.callback(made.close)
+        yield made
+
+
+@pytest.fixture
+def trio(hosts):
+    return hosts.several(3, CAPACITY)
+
+
+def holders(trio, *keys) -> list[str]:
+    """For each object the hosts whose pools have it."""
+    return ["".join(str(i) for i, host in enumerate(trio) if host.store.exists(k)) for k in keys]
+
+
+def fill(host) -> None:
+    """Have its pool take nothing more."""
+    num_bytes = LARGE
+    while num_bytes >= 64:
+        key = f"{host.node.name} {host.store.stats().free_bytes}"
+        if host.store.put(key, bytes(num_bytes), retention="hard") is FULL:
+            num_bytes //= 2
+
+
+def put_all_ways(cluster, preferred, num_bytes: int) -> list[str]:
+    """Put objects by every call; return their keys."""
+    keys = [f"{preferred} {i} {num_bytes}" for i in range(8)]
+    values = [value(i, num_bytes) for i in range(8)]
+    options = {"preferred": preferred}
+    assert cluster.put(keys[0], values[0], **options) is STORED
+    assert cluster.put_from(keys[1], values[1][:7], values[1][7:], **options) is STORED
+    assert cluster.put_each(keys[2:4], values[2:4], **options) == [STORED] * 2
+    objects = [[values[4]], [values[5][:7], values[5][7:]]]
+    assert cluster.put_from_each(keys[4:6], objects, **options) == [STORED] * 2
+    with cluster.begin(keys[6], num_bytes, **options) as put:
+        put.view[:] = values[6]
+    assert put.result is STORED
+    [put] = cluster.begin_each(keys[7:], [num_bytes], **options)
+    put.view[:] = values[7]
+    assert cluster.commit_each([put]) == [STORED]
+    assert cluster.get_each(keys) == values
+    assert cluster.put(keys[0], b"other", **options) is EXISTS
+    assert cluster.begin(keys[0], 5, **options) is EXISTS
+    return keys
+
+
+def test_objects_go_to_the_preferred_node(trio):
+    one, two, _ = trio
+    for preferred in ([two.node.name], ("host-1",), ["nobody", "host-1"], ["host-1", "host-0"]):
+        assert holders(trio, *put_all_ways(one.cluster, preferred, UNIT)) == ["1"] * 8
+
+
+def test_the_usual_place_is_this_node(trio):
+    one = trio[0]
+    for preferred in ((), ["nobody"], ["host-0", "host-1"], [one.node.name]):
+        assert holders(trio, *put_all_ways(one.cluster, preferred, UNIT)) == ["0"] * 8
+
+
+@pytest.mark.parametrize("retention", ["normal", "hard"])
+def test_a_node_without_a_pool_has_the_preferred_one_take_them(hosts, trio, retention):
+    none = hosts.make("none", 0)
+    for i in range(3):
+        preferred = [f"host-{i}"]
+        assert none.cluster.put(i, value(i), retention=retention, preferred=preferred) is STORED
+        assert holders(trio, i) == [str(i)]
+        assert kept_by(trio[i].store, [i])[0][0] == RETENTIONS.index(retention)
+        assert holders(trio, *put_all_ways(none.cluster, preferred, UNIT)) == [str(i)] * 8
+
+
+def test_large_ones_are_claimed_first(trio):
+    one = trio[0]
+    for i, result in enumerate((STORED, EXISTS)):
+        large = value(1, LARGE + i)
+        assert one.cluster.put("a", large, preferred=["host-2"]) is result
+    assert holders(trio, "a") == ["2"] and one.cluster.get("a") == value(1, LARGE)
+
+
+def test_a_full_one_leaves_them_to_the_next(trio):
+    one, two, three = trio
+    fill(two)
+    assert holders(trio, *put_all_ways(one.cluster, ["host-1"], UNIT)) == ["0"] * 8
+    assert holders(trio, *put_all_ways(one.cluster, ["host-1", "host-2"], UNIT)) == ["2"] * 8
+    fill(three)
+    assert holders(trio, *put_all_ways(one.cluster, ["host-2", "host-1"], UNIT)) == ["0"] * 8
+    fill(one)
+    assert one.cluster.put("a", value(1), preferred=["host-1"]) is FULL
+    with one.cluster.begin("a", UNIT, preferred=["host-1"]) as put:
+        pass
+    assert put.result is FULL and not one.cluster.exists("a")
+
+
+def test_a_preferred_pool_evicts_as_for_any_put(trio):
+    one, two, _ = trio
+    assert two.cluster.put_each(range(3), [value(i, LARGE) for i in range(3)]) == [STORED] * 3
+    for i in range(3, 9):
+        assert one.cluster.put(i, value(i, LARGE), preferred=["host-1"]) is STORED
+    assert holders(trio, 8) == ["1"] and not two.store.exists(0)
+    assert one.store.stats().num_ready == 0
+
+
+def test_some_fit_and_the_others_stay_here(hosts):
+    one, two = hosts.make("one"), hosts.make("two", 4 * UNIT)
+    one.node.members(anew=True)
+    keys, values = range(8), [value(i) for i in range(8)]
+    results = one.cluster.put_from_each(
+        keys, [[each] for each in values], retention="hard", preferred=["two"]
+    )
+    assert results == [STORED] * 8
+    there = [two.store.exists(i) for i in keys]
+    assert 0 < sum(there) < 8 and [not one.store.exists(i) for i in keys] == there
+    assert one.cluster.get_each(keys) == values
+
+
+def test_a_draining_one_takes_nothing(trio):
+    one, two, _ = trio
+    two.node.set_draining(True)  # one does not know yet
+    assert one.cluster.put("a", value(1), preferred=["host-1"]) is STORED
+    assert one.cluster.put("b", value(1, LARGE), preferred=["host-1"]) is STORED
+    one.node.members(anew=True)
+    keys = put_all_ways(one.cluster, ["host-1"], UNIT)
+    assert holders(trio, "a", "b", *keys) == ["0"] * 10
+    two.node.set_draining(False)
+    one.node.set_draining(True)
+    assert holders(trio, *put_all_ways(one.cluster, ["host-0", "host-1"], 7)) == ["1"] * 8
+
+
+def test_one_that_has_gone_takes_nothing(trio):
+    one, two, _ = trio
+    two.engine.close()  # as if killed: it is a member for a while
+    assert one.cluster.put("a", value(1), preferred=["host-1"]) is STORED
+    assert one.cluster.put("b", value(1), preferred=["host-1"]) is STORED
+    assert holders(trio, "a", "b") == ["0"] * 2
+    error = Unavailable("no answer")
+    error.timed_out = True
+    one.node.silence.note(two.node.name, error)
+    with replaced(one.cluster, "_offer", lambda *_: pytest.fail("it was silent a moment ago")):
+        assert one.cluster.put("c", value(1), preferred=["host-1"]) is STORED
+
+
+def test_what_exists_stays_where_it_is(trio):
+    one, two, three = trio
+    assert one.cluster.put("one", value(1)) is three.cluster.put("three", value(3)) is STORED
+    results = one.cluster.put_each(["one", "new", "three"], [value(9)] * 3, preferred=["host-1"])
+    assert results == [EXISTS, STORED, EXISTS]
+    assert holders(trio, "one", "new", "three") == ["0", "1", "2"]
+    with one.cluster.begin("four", UNIT):
+        assert one.cluster.put("four", value(9), preferred=["host-1"]) is BEING_WRITTEN
+        assert two.cluster.put("four", value(9), preferred=["host-2"]) is BEING_WRITTEN
+    assert one.cluster.remove("new") and holders(trio, "new") == [""]
+
+
+def test_several_preferences_in_one_commit(trio):
+    one = trio[0]
+    puts = [one.cluster.begin(i, UNIT, preferred=[f"host-{i}"]) for i in range(3)]
+    for i, put in enumerate(puts):
+        put.view[:] = value(i)
+    assert one.cluster.commit_each(puts) == [STORED] * 3
+    assert holders(trio, *range(3)) == ["0", "1", "2"]
+
+
+def test_wrong_arguments(trio):
+    one = trio[0]
+    calls = (
+        partial(one.cluster.put, "a", b"1"),
+        partial(one.cluster.put_each, ["a"], [b"1"]),
+        partial(one.cluster.begin, "a", 1),
+    )
+    for wrong in ("host-1", [1], None, 5):
+        for call in calls:
+            with pytest.raises(InvalidArgument, match="preferred must be a sequence of names"):
+                call(preferred=wrong)
+    with pytest.raises(InvalidArgument, match="at most the pool's"):
+        one.cluster.begin("a", CAPACITY + 1, preferred=["host-1"])
+    assert not one.cluster.exists("a")
+
+
+def test_nobody_takes_it(hosts):
+    none = hosts.make("none", 0)
+    with pytest.raises(Unavailable, match="no node with a pool takes it"):
+        none.cluster.put("a", value(1), preferred=["host-1"])
