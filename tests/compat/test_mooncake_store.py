@@ -17,6 +17,7 @@ from mooncake_serving.compat.mooncake.store import (
     ReplicateConfig,
     SoftPinAction,
 )
+from mooncake_serving.compat.mooncake.store.codes import warn_once
 from mooncake_serving.store import Store
 
 from .store_support import CAPACITY, pool_file, reasons, set_up, value_of
@@ -388,3 +389,38 @@ def test_a_pool_of_one_host_needs_no_extra():
         ran = subprocess.run(command, capture_output=True, text=True, timeout=120)
     assert ran.returncode == 0, ran.stderr
     assert "not installed" in ran.stderr
+
+
+def test_what_has_no_effect_is_said_once(store, caplog):
+    warn_once.cache_clear()
+    configs = [
+        ReplicateConfig(),
+        ReplicateConfig(soft_pin_ttl_ms=1000),
+        ReplicateConfig(group_ids=["g"], preferred_nof_segments=["n"]),
+    ]
+    expected = ["", "soft_pin_ttl_ms is ignored", "preferred_nof_segments is ignored"]
+    for config, words in zip(configs, expected, strict=True):
+        assert store.put("a", b"1", config) == store.put("b", b"2", config) == 0
+        warnings = [one.getMessage() for one in caplog.records]
+        assert sum(words in one for one in warnings) == bool(words), warnings
+    assert len(caplog.records) == 3
+    caplog.clear()
+    for _ in range(2):
+        with pool_file() as path:
+            set_up(path, engine=object())
+    assert caplog.text.count("engine is ignored") == 1
+
+
+@pytest.mark.parametrize(
+    "options, reason",
+    [
+        ({"preferred_segment": 1}, "preferred_segment must be a string, got 1"),
+        ({"preferred_segments": "abc"}, "preferred_segments must be a list of strings, got 'abc'"),
+        ({"preferred_segments": [1]}, "preferred_segments must be a list of strings"),
+    ],
+)
+def test_preferences_that_are_wrong(store, caplog, options, reason):
+    assert store.put("a", b"1", ReplicateConfig(**options)) == WRONG
+    reasons(caplog, reason)
+    good = ReplicateConfig(preferred_segment="any", preferred_segments=["other"])
+    assert store.put("a", b"1", good) == 0  # on one host there is one pool

@@ -245,8 +245,8 @@ def test_what_one_of_a_batch_does_to_a_gpu_fails_it_alone(store, monkeypatch):
             raise CudaError("bad: an illegal address")
         return put_from_each(names, *arguments, **options)
 
-    def put_from(name, *parts, retention):
-        return failing([name], [parts], retention=retention)[0]
+    def put_from(name, *parts, **options):
+        return failing([name], [parts], **options)[0]
 
     monkeypatch.setattr(objects._cluster, "put_from_each", failing)
     monkeypatch.setattr(objects._cluster, "put_from", put_from)
@@ -325,6 +325,77 @@ def test_copies_outlive_a_killed_process(store, other):
     assert store.put("mine", b"3", ReplicateConfig(replica_num=5)) == 0  # as many as there can be
     other.kill()
     assert [store.get(name) for name in ("theirs", "changed", "mine")] == [b"1", b"2", b"3"]
+
+
+def holders_of(store, names) -> list[set[str]]:
+    """For each value the segments that have it."""
+    return [
+        {one.get_memory_descriptor().buffer_descriptor.transport_endpoint for one in found}
+        for found in store.batch_get_replica_desc(names).values()
+    ]
+
+
+@pytest.mark.parametrize("has_pool", [True, False])
+def test_values_go_to_the_preferred_segment(server, store, other, has_pool):
+    """By every call that takes a configuration."""
+    theirs = other.call("get_hostname")
+    config = ReplicateConfig(preferred_segments=["gone:1", theirs])
+    writer = MooncakeDistributedStore()
+    assert writer.setup(settings_of(server, CAPACITY if has_pool else 0)) == 0
+    try:
+        memory, tensor = Memory(writer), torch.arange(6.0)
+        address = memory.address
+        for upsert in (False, True):
+            put = "upsert" if upsert else "put"
+            names = [f"{put} {i}" for i in range(10)]
+            a, b, c, d, e, f, g, h, i, j = names
+            assert getattr(writer, put)(a, b"value", config) == 0
+            assert getattr(writer, f"{put}_parts")(b, b"a", b"b", config=config) == 0
+            assert getattr(writer, f"{put}_batch")([c, d], [b"c", b"d"], config) == 0
+            assert getattr(writer, f"{put}_from")(e, address, 9, config) == 0
+            assert getattr(writer, f"batch_{put}_from")([f], [address], [9], config) == [0]
+            pub = "upsert_pub_tensor" if upsert else "pub_tensor"
+            assert getattr(writer, pub)(g, tensor, config) == 0
+            batch = [h], [tensor], config
+            assert getattr(writer, f"batch_{pub}")(*batch) == [0]
+            shards = getattr(writer, f"{put}_tensor_with_parallelism")
+            assert shards(i, tensor, config=config) == 0
+            assert writer.batch_put_session_start([j], [9], config) == [0]
+            assert writer.batch_put_session_end([j]) == [0]
+            whole = [name for name in names if writer.is_exist(name)]
+            assert set(names) - set(whole) <= {i}  # which is stored as its shards
+            assert holders_of(store, whole) == [{theirs}] * len(whole)
+        assert writer.get("put 1") == b"ab" and torch.equal(writer.get_tensor("put 6"), tensor)
+    finally:
+        assert writer.close() == 0
+
+
+def test_preferences(store, other):
+    mine, theirs = store.get_hostname(), other.call("get_hostname")
+    store._state.objects._cluster.node.members(anew=True)
+    configs = [
+        ReplicateConfig(preferred_segment=theirs),
+        ReplicateConfig(preferred_segment=theirs, preferred_segments=[mine]),
+        ReplicateConfig(preferred_segments=[mine, theirs]),
+        ReplicateConfig(preferred_segment="gone:1"),
+        ReplicateConfig(preferred_segments=[theirs], replica_num=2),
+    ]
+    for i, config in enumerate(configs):
+        assert store.put(f"k{i}", b"value", config) == 0
+    expected = [{theirs}, {theirs}, {mine}, {mine}, {mine, theirs}]
+    assert holders_of(store, [f"k{i}" for i in range(5)]) == expected
+
+
+def test_further_copies_go_to_the_other_preferred_segments(server, store, other):
+    with processes(settings_of(server)) as (third,):
+        segments = [one.call("get_hostname") for one in (other, third)]
+        store._state.objects._cluster.node.members(anew=True)
+        for i in range(8):
+            config = ReplicateConfig(replica_num=2, preferred_segments=segments)
+            assert store.put(f"k{i}", b"value", config) == 0
+            assert store.put_batch([f"b{i}"], [b"value"], config) == 0
+        names = [f"{kind}{i}" for kind in "kb" for i in range(8)]
+        assert holders_of(store, names) == [set(segments)] * 16
 
 
 def test_a_value_is_stored_though_the_directory_goes_before_its_copies(

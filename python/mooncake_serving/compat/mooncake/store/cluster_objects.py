@@ -1,5 +1,6 @@
 """Named objects, in the stores of many hosts."""
 
+import dataclasses
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
@@ -13,6 +14,7 @@ from mooncake_kernels.transfer import Region
 from mooncake_serving.store import ClusterStore, Copies
 from mooncake_serving.store.cluster import ClusterPut
 from mooncake_serving.store.copies.copying import drop_from
+from mooncake_serving.store.copies.spreading import ANYWHERE
 from mooncake_serving.store.directory import Directory
 
 from ..codes import Failed
@@ -148,9 +150,8 @@ class ClusterObjects(Objects):
 
         def begin() -> list[Writing | int]:
             wanted = [names[i] for i in right]
-            puts = self._cluster.begin_each(
-                wanted, [num_bytes[i] for i in right], retention=keeping.retention
-            )
+            sizes = [num_bytes[i] for i in right]
+            puts = self._cluster.begin_each(wanted, sizes, **self._options(keeping))
             return [
                 self._writing(op, name, put, keeping)
                 for name, put in zip(wanted, puts, strict=True)
@@ -337,10 +338,16 @@ class ClusterObjects(Objects):
 
     def _put(self, name: str, parts: Sequence[Any], keeping: Keeping) -> PutResult:
         """Additional copies are best effort: the object counts as stored with the first."""
-        result = super()._put(name, parts, keeping)
+        result = self._cluster.put_from(name, *parts, **self._options(keeping))
+        if result is PutResult.FULL:
+            self._check_room(name, result)
         if result is PutResult.STORED:
             self._copy([name], keeping)
         return result
+
+    def _options(self, keeping: Keeping) -> dict[str, Any]:
+        """How values are kept, for puts of the cluster."""
+        return {"retention": keeping.retention, "preferred": keeping.preferred}
 
     def _put_each(
         self,
@@ -361,7 +368,7 @@ class ClusterObjects(Objects):
         try:
             if replace:
                 self._store.remove_each(names)
-            results = self._cluster.put_from_each(names, objects, retention=keeping.retention)
+            results = self._cluster.put_from_each(names, objects, **self._options(keeping))
         except FAILURES:
             if self.health() != 0:
                 raise
@@ -382,8 +389,12 @@ class ClusterObjects(Objects):
 
     def _copy(self, names: Sequence[str], keeping: Keeping) -> None:
         if keeping.num_copies > 1 and names:
+            copies = self._copies
+            if keeping.preferred:
+                placement = dataclasses.replace(ANYWHERE, preferred=keeping.preferred)
+                copies = Copies(self._cluster, placement)
             try:
-                failed = self._copies.replicate(
+                failed = copies.replicate(
                     names, keeping.num_copies, retention=keeping.retention
                 ).failed
             except Unavailable as error:

@@ -54,6 +54,12 @@ _CODES: dict[type[Exception], int] = {
 FAILURES: tuple[type[Exception], ...] = (*_CODES, Failed)
 
 
+@functools.cache
+def warn_once(what: str) -> None:
+    """Log a warning, if it is the first of its kind in this process."""
+    log.warning("%s", what)
+
+
 def takes_bytes(
     method: Method[Self, Arguments, Answer],
     failed: Callable[[str, Exception], Otherwise] | None = None,

@@ -8,6 +8,7 @@ from mooncake_kernels.errors import InvalidArgument
 from mooncake_kernels.pool import Retention
 
 from ..codes import as_flag, as_natural
+from .codes import warn_once
 
 
 class SoftPinAction(enum.IntEnum):
@@ -42,8 +43,11 @@ class ReplicateConfig:
         with_hard_pin: never evict it.
         soft_pin_action: ``ENABLE``: evict it after all others.
         nof_replica_num, dfs_replica_num: copies on remote SSDs and in file systems: 0.
-
-    The others can be set, and are ignored.
+        preferred_segment, preferred_segments: ``get_hostname`` of those that take the copies, the
+            best first; the second is ignored beside the first. On one host both are ignored.
+        prefer_alloc_in_same_node: values of a batch on one node, as they are without it, too.
+        soft_pin_ttl_ms, preferred_nof_segments, group_ids: ignored, with a warning.
+        data_type: ignored.
     """
 
     replica_num: int = 1
@@ -61,10 +65,11 @@ class ReplicateConfig:
 
 
 class Keeping(NamedTuple):
-    """How long pools keep an object, and how many pools do."""
+    """How long pools keep an object, how many pools do, and which take it first."""
 
     retention: Retention = "normal"
     num_copies: int = 1
+    preferred: tuple[str, ...] = ()
 
 
 _USUAL = Keeping()
@@ -91,7 +96,24 @@ def keeping_of(config: ReplicateConfig | None) -> Keeping:
         raise InvalidArgument(
             f"config.soft_pin_action must be a SoftPinAction, got {config.soft_pin_action!r:.80}"
         )
+    retention: Retention = "normal"
     if is_hard:
-        return Keeping("hard", num_copies)
-    is_soft = config.soft_pin_action == SoftPinAction.ENABLE
-    return Keeping("soft" if is_soft else "normal", num_copies)
+        retention = "hard"
+    elif config.soft_pin_action == SoftPinAction.ENABLE:
+        retention = "soft"
+    for name in ("soft_pin_ttl_ms", "preferred_nof_segments", "group_ids"):
+        if getattr(config, name):
+            warn_once(f"config.{name} is ignored")
+    return Keeping(retention, num_copies, _preferred_in(config))
+
+
+def _preferred_in(config: ReplicateConfig) -> tuple[str, ...]:
+    """Names of the segments that shall take an object, the best first."""
+    one, several = config.preferred_segment, config.preferred_segments
+    if not isinstance(one, str):
+        raise InvalidArgument(f"config.preferred_segment must be a string, got {one!r:.80}")
+    if not isinstance(several, list | tuple) or not all(isinstance(s, str) for s in several):
+        raise InvalidArgument(
+            f"config.preferred_segments must be a list of strings, got {several!r:.80}"
+        )
+    return (one,) if one else tuple(several)

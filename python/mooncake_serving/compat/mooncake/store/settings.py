@@ -10,7 +10,7 @@ from typing import Any
 from mooncake_kernels.errors import InvalidArgument
 
 from ..codes import as_flag
-from .codes import log
+from .codes import log, warn_once
 
 _FLAGS = {"true": True, "1": True, "false": False, "0": False}
 _IGNORED = ("ipc_socket_path",)  # of Mooncake's dict: there is no client in another process here
@@ -31,7 +31,7 @@ class Settings:
         rdma_devices: the devices that "rdma" uses between hosts; empty: all.
         master_server_addr: the file of the pool that the processes of this host share, "" for the
             one of this user; or the URL of a directory, ``redis://...``: the store of many hosts.
-        engine: ignored: a store has an engine of its own.
+        engine: ignored, with a warning: a store has an engine of its own.
         enable_ssd_offload: whether what the pool evicts goes to a disk, see ``ssd_offload``.
         ssd_offload_path: the folder for that; "": what the environment says. Ignored without.
         tenant_id: whose objects are visible.
@@ -69,6 +69,8 @@ class Settings:
         known = {field.name: field.type for field in dataclasses.fields(cls)}
         for name, value in config.items():
             if name in _IGNORED:
+                if value:
+                    warn_once(f"setup: {name} is ignored")
                 continue
             if name not in known:
                 raise InvalidArgument(f"config must have names of setup, got {name!r:.80}")
@@ -95,6 +97,8 @@ class Settings:
         for name in ("global_segment_size", "local_buffer_size"):
             if getattr(settings, name) < 0:
                 raise InvalidArgument(f"{name} must not be negative, got {getattr(settings, name)}")
+        if settings.engine is not None:
+            warn_once("setup: engine is ignored: a store has an engine of its own")
         if settings.enable_client_http_server:  # it has metrics, which nothing else depends on
             log.warning("setup: enable_client_http_server is ignored: there is none here")
         return settings
