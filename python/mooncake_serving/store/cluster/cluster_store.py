@@ -123,7 +123,9 @@ class ClusterStore(ClusterWriter, Closing):
         return removed
 
     def retain(self, key: StoreKey, retention: Retention) -> bool:
-        """Set how long this node's copy shall stay. Returns whether it has one."""
+        """Set how long this node's copy shall stay. Returns whether it has one: False, too, if only
+        another host has the object.
+        """
         return self._store is not None and self._store.retain(key, retention)
 
     @property
