@@ -6,7 +6,10 @@ A failed system call is a plain :class:`OSError` with its errno.
 
 import enum
 import reprlib
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import numpy as np
 
 
 class InvalidArgument(ValueError):
@@ -49,6 +52,10 @@ class TransferError(RuntimeError):
         kind: a :class:`FailureKind`.
         timed_out: whether it ended because its deadline passed, which is one of the kinds.
         only_notification_missing: whether all bytes were confirmed, but not the notification.
+        delivered: of a request for memory, a bool array, an item for each descriptor in their order
+            (for blocks of pools, for each block of each plane): True if all of it is confirmed, and
+            verified if it was to be; False if not, or not known, as in a part of the request that
+            ended halfway. None for any other failure.
     """
 
     def __init__(
@@ -59,6 +66,7 @@ class TransferError(RuntimeError):
         num_bytes_total: int = 0,
         kind: FailureKind = FailureKind.OTHER,
         only_notification_missing: bool = False,
+        delivered: "np.ndarray | None" = None,
     ):
         self.peer = peer
         self.cause = cause
@@ -66,6 +74,7 @@ class TransferError(RuntimeError):
         self.num_bytes_total = num_bytes_total
         self.kind = FailureKind(kind)
         self.only_notification_missing = only_notification_missing
+        self.delivered = delivered
         confirmed = f"{num_bytes_done} of {num_bytes_total} bytes confirmed"
         missing = ", but not the notification" if only_notification_missing else ""
         told = f" ({confirmed}{missing})" if num_bytes_total else ""
@@ -85,6 +94,7 @@ class TransferError(RuntimeError):
             self.num_bytes_total,
             self.kind,
             self.only_notification_missing,
+            self.delivered,
         )
 
 

@@ -2,8 +2,10 @@
 // thread of the engine ever takes it.
 #include "transfer/engine.h"
 
+#include <pybind11/numpy.h>
 #include <pybind11/stl.h>
 
+#include <algorithm>
 #include <optional>
 #include <string>
 #include <tuple>
@@ -27,13 +29,21 @@ using namespace mk::transfer;
 
 constexpr double kSignalCheckS = 0.1;  // maximum delay of Ctrl-C during a wait
 
+// An array; None: there are no descriptors.
+py::object array_of(const std::vector<bool>& flags) {
+  if (flags.empty()) return py::none();
+  py::array_t<bool> array(static_cast<py::ssize_t>(flags.size()));
+  std::copy(flags.begin(), flags.end(), array.mutable_data());
+  return array;
+}
+
 void translate(std::exception_ptr pointer) {
   try {
     if (pointer) std::rethrow_exception(pointer);
   } catch (const TransferError& e) {
-    raise("TransferError",
-          py::make_tuple(e.peer, e.cause.text, e.num_bytes_done, e.num_bytes_total,
-                         static_cast<int>(e.cause.kind), e.only_notification_missing));
+    raise("TransferError", py::make_tuple(e.peer, e.cause.text, e.num_bytes_done, e.num_bytes_total,
+                                          static_cast<int>(e.cause.kind),
+                                          e.only_notification_missing, array_of(e.delivered)));
   }
 }
 

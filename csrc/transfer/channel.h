@@ -41,6 +41,12 @@ struct Work {
   bool with_notify = false;
   bool* notify_begun = nullptr;  // set before anything of the notification is sent
   int num_losses = 0;            // connections that were lost during it
+
+  // Whether its piece has arrived, and been verified where that is asked for, if so many bytes are
+  // confirmed: of a work that failed only if its notification had begun, which comes after both.
+  bool has_arrived(uint64_t num_confirmed, bool failed) const {
+    return kind == Kind::kMove && num_confirmed == piece.num_bytes && (!failed || *notify_begun);
+  }
 };
 
 // The result of a work.

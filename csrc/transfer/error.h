@@ -8,6 +8,7 @@
 #include <stdexcept>
 #include <string>
 #include <utility>
+#include <vector>
 
 #include "common/check.h"
 
@@ -74,19 +75,22 @@ struct Refused : Failure {
 // Callers see this. Python: mooncake_kernels.errors.TransferError (host/transfer.cc translates).
 struct TransferError : std::runtime_error {
   TransferError(const std::string& peer, const Cause& cause, uint64_t num_bytes_done = 0,
-                uint64_t num_bytes_total = 0, bool only_notification_missing = false)
+                uint64_t num_bytes_total = 0, bool only_notification_missing = false,
+                std::vector<bool> delivered = {})
       : std::runtime_error(concat("transfer with ", peer, ": ", cause.text)),
         peer(peer),
         cause(cause),
         num_bytes_done(num_bytes_done),
         num_bytes_total(num_bytes_total),
-        only_notification_missing(only_notification_missing) {}
+        only_notification_missing(only_notification_missing),
+        delivered(std::move(delivered)) {}
 
   std::string peer;
   Cause cause;
   uint64_t num_bytes_done;  // confirmed by the other side
   uint64_t num_bytes_total;
   bool only_notification_missing;  // all bytes are confirmed
+  std::vector<bool> delivered;     // see request/delivered.h; empty: there are no descriptors
 };
 
 }  // namespace mk::transfer

@@ -163,6 +163,7 @@ bool LocalChannel::carry_out(const Work& work, const Limit& limit, GpuQueue* que
     request.verify ? verified(request, work.piece, here, there, limit, copy) : copy();
   }
   if (work.with_notify || work.kind == Work::Kind::kNotify) {
+    *work.notify_begun = true;
     peer->notifications.push(own_name_, *request.notify);
   }
   return true;

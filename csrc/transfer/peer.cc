@@ -120,7 +120,8 @@ bool Peer::wait_connected(const Deadline& until) {
 
 TicketRef Peer::submit(Request request, const Deadline& deadline) {
   Counted counted(counters_, request.direction, request.num_bytes);
-  const std::optional<Outcome> outcome = run_here(request, deadline);
+  std::vector<Range> confirmed;
+  const std::optional<Outcome> outcome = run_here(request, deadline, confirmed);
   if (outcome && outcome->refusal.empty()) {
     counted.end(outcome->num_bytes, /*failed=*/false);
     return nullptr;
@@ -128,7 +129,7 @@ TicketRef Peer::submit(Request request, const Deadline& deadline) {
   auto ticket = std::make_shared<Ticket>(weak_from_this(), name_, std::move(request), deadline,
                                          std::move(counted));
   if (outcome) {
-    ticket->finish(outcome->refusal, outcome->num_bytes);
+    ticket->finish(outcome->refusal, outcome->num_bytes, confirmed);
     return ticket;
   }
   const uint64_t max_bytes = max_piece_bytes(ticket->request());
@@ -144,20 +145,25 @@ TicketRef Peer::submit(Request request, const Deadline& deadline) {
 }
 
 // Carries it out in the caller's thread. Empty: it was not, and must be queued.
-std::optional<Outcome> Peer::run_here(Request& request, const Deadline& deadline) {
+std::optional<Outcome> Peer::run_here(Request& request, const Deadline& deadline,
+                                      std::vector<Range>& confirmed) {
   const Channel& channel = lanes_.front()->channel();
   const uint64_t max_bytes = channel.maps_memory() ? kMaxMapHereBytes : kMaxRunHereBytes;
   if (!channel.runs_here() || request.num_bytes > max_bytes || request.after) return {};
   const Runners::Hold here(runners_);
   if (!here || !queue_.idle()) return {};
-  Work work{Work::Kind::kMove, &request, 0, {}, request.notify.has_value()};
+  bool notify_begun = false;
+  Work work{Work::Kind::kMove, &request, 0, {}, request.notify.has_value(), &notify_begun};
   Cutter cutter(request, channel.max_piece_bytes());
   cutter.next(work.piece);
   if (!cutter.at_end()) return {};
   try {
     const std::optional<Outcome> outcome = run(work, {deadline, *here});
-    const bool refused = outcome && !outcome->refusal.empty() && outcome->num_bytes == 0;
-    if (refused && split(request)) return {};  // see coalesce.h
+    const bool refused = outcome && !outcome->refusal.empty();
+    if (refused && outcome->num_bytes == 0 && split(request)) return {};  // see coalesce.h
+    if (refused && work.has_arrived(outcome->num_bytes, /*failed=*/true)) {
+      confirmed.push_back({0, outcome->num_bytes});
+    }
     return outcome;
   } catch (const std::exception& error) {
     return Outcome{0, cause_of(error)};

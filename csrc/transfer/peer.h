@@ -80,7 +80,9 @@ class Peer : public std::enable_shared_from_this<Peer> {
  private:
   void lead(const Deadline& deadline);
   bool connect(const Deadline& deadline);
-  std::optional<Outcome> run_here(Request& request, const Deadline& deadline);
+  // `confirmed`: of one that failed, as Job's.
+  std::optional<Outcome> run_here(Request& request, const Deadline& deadline,
+                                  std::vector<Range>& confirmed);
   std::optional<Outcome> run(const Work& work, const Limit& limit);
   void start_others();
   uint64_t max_piece_bytes(const Request& request) const;

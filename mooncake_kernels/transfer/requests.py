@@ -48,12 +48,12 @@ class Requests:
         Whether its queue has room for ``notify`` is known only after the data: if not, the transfer
         fails, but the bytes are written, as the error's ``num_bytes_done`` says.
 
-        Reads and writes alike are confirmed in parts: if a request fails on the way,
-        ``num_bytes_done`` says how much has arrived. A part has at most 8192 descriptors, of which
-        neighbours at both ends count as one, and 16 MiB, except over ``local``. A request above
-        2 MiB (8 MiB if all that the peer offers is mapped) to a peer with several connections (the
-        setting ``transfer_lanes``) is cut into about four parts for each of them, of at least
-        1 MiB.
+        Reads and writes alike are confirmed in parts: if a request fails on the way, the error's
+        ``num_bytes_done`` says how much has arrived, and ``delivered`` which descriptors. A part
+        has at most 8192 descriptors, of which neighbours at both ends count as one, and 16 MiB,
+        except over ``local``. A request above 2 MiB (8 MiB if all that the peer offers is mapped)
+        to a peer with several connections (the setting ``transfer_lanes``) is cut into about four
+        parts for each of them, of at least 1 MiB.
 
         No two targets of a request may overlap. Source and target may overlap only over ``local``,
         where a descriptor is copied as if through a buffer; otherwise the target's contents are

@@ -1,4 +1,5 @@
-// The parts that make a request, by themselves: overlap, coalescing, blocks of pools.
+// The parts that make a request, by themselves: overlap, coalescing, blocks of pools, and which of
+// its descriptors have arrived.
 #include <algorithm>
 #include <iterator>
 #include <memory>
@@ -9,7 +10,9 @@
 #include "expect.h"
 #include "transfer/request/block_pool.h"
 #include "transfer/request/coalesce.h"
+#include "transfer/request/delivered.h"
 #include "transfer/request/overlap.h"
+#include "transfer/request/piece.h"
 
 using namespace mk::transfer;
 
@@ -144,6 +147,40 @@ void what_is_merged_can_be_split() {
   }
 }
 
+// Some of the pieces have arrived, in some order: byte by byte, in the memory they are moved from.
+void descriptors_that_have_arrived() {
+  Random random(3);
+  for (int round = 0; round < 1000; ++round) {
+    Request request = some_request(random);
+    const std::vector<uint64_t> sizes = request.sizes;
+    const size_t count = request.num_ranges();
+    const bool is_merged = pick(random, 0, 1);
+    if (is_merged) coalesce(request);
+    std::vector<bool> bytes;  // of the request, in their order
+    std::vector<Range> confirmed;
+    Cutter cutter(request, pick(random, 1, 70));
+    const uint64_t odds = pick(random, 0, 4);
+    for (Piece piece; !cutter.at_end() && cutter.next(piece);) {
+      EXPECT(piece.position == bytes.size());
+      const bool arrives = pick(random, 0, 4) < odds;
+      if (arrives) confirmed.push_back({piece.position, piece.num_bytes});
+      bytes.insert(bytes.end(), piece.num_bytes, arrives);
+    }
+    std::shuffle(confirmed.begin(), confirmed.end(), random);
+    std::vector<bool> expected;
+    auto at = bytes.begin();
+    for (size_t i = 0; i < count; ++i) {
+      const auto end = at + static_cast<std::ptrdiff_t>(sizes[sizes.size() == 1 ? 0 : i]);
+      expected.push_back(std::find(at, end, false) == end);
+      at = end;
+    }
+    EXPECT(whole_descriptors(request, confirmed) == expected);
+  }
+  Request nothing{};
+  nothing.sizes = {8};
+  EXPECT(whole_descriptors(nothing, {}).empty());
+}
+
 void blocks_of_pools() {
   const BlockPool near{{1 << 20, 1 << 21}, 10, 64, 96}, far{{1ull << 40, 1ull << 41}, 20, 64, 64};
   const std::vector<int32_t> from{9, 0, 3};
@@ -172,6 +209,7 @@ void blocks_of_pools() {
 int main() {
   ranges_overlap_or_not();
   what_is_merged_can_be_split();
+  descriptors_that_have_arrived();
   blocks_of_pools();
   return failures() != 0;
 }

@@ -130,6 +130,7 @@ def test_data_that_is_confirmed_counts_without_its_notification(held, ends):
         ticket.wait()
     assert caught.value.num_bytes_done == SIZE
     assert caught.value.only_notification_missing
+    assert caught.value.delivered.tolist() == [True]
     assert str(caught.value).endswith(
         f"({SIZE} of {SIZE} bytes confirmed, but not the notification)"
     )
@@ -155,6 +156,7 @@ def test_data_that_is_sent_again_counts_once():
             near.write(peer, [(here.address, 1 << 20, SIZE)], checksum=True).wait()
     assert num_served == 4
     assert caught.value.num_bytes_done == SIZE
+    assert caught.value.delivered.tolist() == [False], "its checksum was to be compared"
 
 
 def test_a_lost_connection_is_made_anew_for_what_has_yet_to_notify(held):

@@ -12,7 +12,7 @@ ASKER = ["asker", "connection_pool", "counters", "limit"]
 REGIONS = ["shm/board", "limit", "region_table"]
 SOCKET = ["limit", "uring", "verdict"]
 SOCKET += [f"wire/{name}" for name in ("address", "socket", "stream", "tls", "zero_copy")]
-REQUEST = [f"request/{name}" for name in ("block_pool", "coalesce", "integers", "overlap")]
+REQUEST = ("block_pool", "coalesce", "delivered", "integers", "overlap", "piece")
 
 
 def test_gate(tmp_path):
@@ -22,7 +22,7 @@ def test_gate(tmp_path):
 
 
 def test_request(tmp_path):
-    sources = [f"transfer/{name}.cc" for name in REQUEST]
+    sources = [f"transfer/request/{name}.cc" for name in REQUEST]
     result = run(build(HERE / "test_request.cc", sources, tmp_path))
     assert result.returncode == 0, result.stderr
 

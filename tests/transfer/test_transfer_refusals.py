@@ -30,8 +30,10 @@ def rows(pair):
 
 def test_an_error_reaches_another_process_whole():
     cause, kind = "deadline of 3 s passed", FailureKind.TIMED_OUT
-    error = TransferError("10.0.0.2:4711", cause, 5, 10, kind, True)
+    error = TransferError("10.0.0.2:4711", cause, 5, 10, kind, True, np.array([True, False]))
     copy = pickle.loads(pickle.dumps(error))
+    assert copy.delivered.tolist() == [True, False]
+    copy.delivered = error.delivered
     assert (str(copy), vars(copy)) == (str(error), vars(error))
 
 

@@ -68,13 +68,16 @@ void Job::finish(const Work& work, const Interrupt& carrier, const Outcome& outc
     checked_ = true;
   }
   if (work.with_notify || work.kind == Work::Kind::kNotify) notified_ = true;
+  confirm(work, outcome.num_bytes, !outcome.refusal.empty());
 }
 
 void Job::fail(const Work& work, const Interrupt& carrier, const Cause& cause, Retry retry,
                uint64_t num_bytes) {
   release(carrier);
   try_again(work, cause, retry);
-  if (!cause_.empty()) num_bytes_done_ += num_bytes;
+  if (cause_.empty()) return;
+  num_bytes_done_ += num_bytes;
+  confirm(work, num_bytes, /*failed=*/true);
 }
 
 void Job::try_again(const Work& work, const Cause& cause, Retry retry) {
@@ -116,6 +119,17 @@ bool Job::take_again(Work& work) {
   work = again_.back();
   again_.pop_back();
   return true;
+}
+
+void Job::confirm(const Work& work, uint64_t num_bytes, bool failed) {
+  if (!has_pieces_ && cause_.empty()) return;  // it is delivered
+  if (!work.has_arrived(num_bytes, failed)) return;
+  const uint64_t position = work.piece.position;
+  if (!confirmed_.empty() && confirmed_.back().address + confirmed_.back().num_bytes == position) {
+    confirmed_.back().num_bytes += num_bytes;
+  } else {
+    confirmed_.push_back({position, num_bytes});
+  }
 }
 
 void Job::release(const Interrupt& carrier) {

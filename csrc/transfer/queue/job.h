@@ -56,12 +56,15 @@ class Job {
   // Whether the peer refused it before anything moved, and its caller has not given it up.
   bool refused_whole() const { return refused_ && !abandoned_ && num_bytes_done_ == 0; }
   uint64_t num_bytes_done() const { return num_bytes_done_; }
+  // Once it has failed: the pieces that have arrived, as ranges of the request's bytes.
+  const std::vector<Range>& confirmed() const { return confirmed_; }
 
  private:
   void try_again(const Work& work, const Cause& cause, Retry retry);
   bool has_data() const;
   bool take_again(Work& work);
   void release(const Interrupt& carrier);
+  void confirm(const Work& work, uint64_t num_bytes, bool failed);
 
   const TicketRef ticket_;
   const Request& request_;  // the ticket's
@@ -78,6 +81,7 @@ class Job {
   Cause lost_;                        // why the first of these has to be retried
   std::vector<Interrupt*> carriers_;  // one entry per work in flight
   uint64_t num_bytes_done_ = 0;
+  std::vector<Range> confirmed_;  // neighbours are merged
   Cause cause_;
   bool refused_ = false;
   bool abandoned_ = false;

@@ -167,7 +167,7 @@ void JobQueue::changed(const JobRef& job, std::unique_lock<std::mutex>& lock) {
   jobs_.erase(found);
   const Cause cause = over->cause();  // close() may stop it again
   lock.unlock();
-  over->ticket()->finish(cause, over->num_bytes_done());
+  over->ticket()->finish(cause, over->num_bytes_done(), over->confirmed());
 }
 
 void JobQueue::abandon(const Ticket& ticket, const Cause& cause) {

@@ -5,6 +5,7 @@
 
 #include "transfer/error.h"
 #include "transfer/peer.h"
+#include "transfer/request/delivered.h"
 
 namespace mk::transfer {
 
@@ -56,7 +57,8 @@ bool Ticket::wait_until(const Deadline& until) {
 void Ticket::check() const {
   const std::lock_guard lock(mutex_);
   if (cause_.empty()) return;
-  throw TransferError(peer_name_, cause_, num_bytes_done_, num_bytes_, only_notification_missing_);
+  throw TransferError(peer_name_, cause_, num_bytes_done_, num_bytes_, only_notification_missing_,
+                      delivered_);
 }
 
 bool Ticket::cancel() {
@@ -90,13 +92,17 @@ void Ticket::wait_finished() {
   changed_.wait(lock, [this] { return finished_; });
 }
 
-void Ticket::finish(const Cause& cause, uint64_t num_bytes_done) {
+void Ticket::finish(const Cause& cause, uint64_t num_bytes_done,
+                    const std::vector<Range>& confirmed) {
+  std::vector<bool> delivered;
+  if (!cause.empty()) delivered = whole_descriptors(request_, confirmed);
   const std::lock_guard lock(mutex_);
   counted_.end(num_bytes_done, !cause.empty());  // before anyone learns that it is over
   cause_ = cause;
   num_bytes_done_ = num_bytes_done;
-  only_notification_missing_ = request_.notify && num_bytes_ > 0 && num_bytes_done == num_bytes_ &&
-                               cause.kind != FailureKind::kChecksum;
+  delivered_ = std::move(delivered);
+  const bool all = std::find(delivered_.begin(), delivered_.end(), false) == delivered_.end();
+  only_notification_missing_ = request_.notify && !delivered_.empty() && all;
   request_ = {};  // the ticket may be kept for long
   finished_ = true;
   changed_.notify_all();

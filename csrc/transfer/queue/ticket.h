@@ -61,8 +61,8 @@ class Ticket {
   // have the ticket.
   void leave_to_caller() { is_with_caller_ = true; }
 
-  // Ends it, once; "" means delivered.
-  void finish(const Cause& cause, uint64_t num_bytes_done);
+  // Ends it, once; "" means delivered. `confirmed`: see Job.
+  void finish(const Cause& cause, uint64_t num_bytes_done, const std::vector<Range>& confirmed);
 
  private:
   bool wait_until(const Deadline& until);
@@ -84,7 +84,9 @@ class Ticket {
   bool finished_ = false;
   Cause cause_;
   uint64_t num_bytes_done_ = 0;
-  bool only_notification_missing_ = false;  // of a request that failed
+  // Of a request that failed:
+  std::vector<bool> delivered_;
+  bool only_notification_missing_ = false;
   std::vector<std::pair<std::shared_ptr<CompletionQueue>, uint64_t>> completions_;
 };
 using TicketRef = std::shared_ptr<Ticket>;

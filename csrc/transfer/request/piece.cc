@@ -7,13 +7,14 @@
 namespace mk::transfer {
 
 bool Cutter::next(Piece& piece) {
-  piece = {index_, 0, offset_, 0};
+  piece = {index_, 0, offset_, 0, position_};
   while (!at_end() && piece.num_ranges < kMaxBatchRanges && piece.num_bytes < max_bytes_) {
     const uint64_t here = request_.size_of(index_) - offset_;
     const uint64_t step = std::min(here, max_bytes_ - piece.num_bytes);
     piece.num_ranges += 1;
     piece.num_bytes += step;
     offset_ += step;
+    position_ += step;
     if (step == here) {
       ++index_;
       offset_ = 0;

@@ -21,6 +21,7 @@ struct Piece {
   size_t num_ranges = 0;
   uint64_t offset = 0;     // where it begins in the first range
   uint64_t num_bytes = 0;  // it may end within the last one
+  uint64_t position = 0;   // where it begins in all the request's bytes
 };
 
 class Cutter {
@@ -35,6 +36,7 @@ class Cutter {
   const uint64_t max_bytes_;
   size_t index_ = 0;     // of the range
   uint64_t offset_ = 0;  // in it
+  uint64_t position_ = 0;
 };
 
 // A piece's ranges at either end, the same bytes in the same order.

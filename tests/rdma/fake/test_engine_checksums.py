@@ -24,6 +24,7 @@ def test_a_nic_that_flips_a_bit(world):
         with pytest.raises(TransferError, match="checksum: remote range 0x") as failed:
             ticket.wait()
         assert failed.value.num_bytes_done == SIZE
+        assert failed.value.delivered.tolist() == [False]
         world.set_option("corrupt", 0)
         pair.move("write", [(0, 0, SIZE)], checksum=True, notify=b"good")
         assert pair.far.receive_notifications(20.0) == [(pair.near.name, b"good")]
