@@ -12,7 +12,9 @@ namespace {
 constexpr int kMaxSends = 128;  // work requests in flight
 constexpr int kPollBatch = 64;
 constexpr double kFirstPauseS = 1, kLongestPauseS = 30;
-constexpr double kNewShare = 0.2;  // weight of a new measurement in the average
+constexpr double kOlder = 0.8;  // weight of what was measured before a completion
+constexpr double kStaleS = 1;   // idle for that long, it may be faster or slower than measured
+constexpr double kStaleWeight = 1e-6;  // it counts until there is a new measurement
 constexpr double kLeastGbPerS = 0.01;
 
 }  // namespace
@@ -30,7 +32,8 @@ rdma::Endpoint Rail::open() {
 void Rail::connect(const rdma::Endpoint& peer, size_t peer_nic, double peer_gb_per_s) {
   pair_->connect(peer, connect_options(nic_));
   peer_nic_ = peer_nic;
-  bytes_per_s_ = std::max(std::min(nic_.gb_per_s, peer_gb_per_s), kLeastGbPerS) * 1e9;
+  link_bytes_per_s_ = std::max(std::min(nic_.gb_per_s, peer_gb_per_s), kLeastGbPerS) * 1e9;
+  measured_bytes_ = measured_s_ = 0;
   is_up_ = true;
   cause_.clear();
   if (std::exchange(was_up_, true)) counters_.num_reconnects += 1;
@@ -51,6 +54,19 @@ std::vector<Slice> Rail::close() noexcept {
   return left;
 }
 
+// A rail that was so slow that it gets nothing is never measured again; so it is judged by its link
+// once it is stale, and gets the slice that tells its speed.
+double Rail::seconds_for(uint64_t num_bytes) const {
+  const bool is_measured = measured_s_ > 0 && !is_stale();
+  const double bytes_per_s = is_measured ? measured_bytes_ / measured_s_ : link_bytes_per_s_;
+  return static_cast<double>(num_bytes_under_way_ + num_bytes) /
+         std::max(bytes_per_s, kLeastGbPerS * 1e9);
+}
+
+bool Rail::is_stale() const {
+  return under_way_.empty() && Clock::now() - busy_since_ > std::chrono::duration<double>(kStaleS);
+}
+
 void Rail::submit(Slice slice, const std::shared_ptr<const rdma::RemoteRegion>& remote) {
   rdma::Transfer transfer;
   transfer.reads = slice.reads;
@@ -59,6 +75,10 @@ void Rail::submit(Slice slice, const std::shared_ptr<const rdma::RemoteRegion>& 
   transfer.segments = slice.segments;
   transfer.token = ++last_token_;
   if (!is_busy()) patience_ = Deadline::after(kPatienceS);
+  if (is_stale()) {
+    measured_bytes_ *= kStaleWeight;
+    measured_s_ *= kStaleWeight;
+  }
   if (under_way_.empty()) busy_since_ = Clock::now();
   num_bytes_under_way_ += slice.num_bytes;
   const bool writes = !slice.reads;
@@ -124,9 +144,8 @@ void Rail::collect(std::vector<Slice>& done) {
   const double seconds = std::chrono::duration<double>(now - busy_since_).count();
   busy_since_ = now;
   num_bytes_under_way_ -= num_bytes;
-  if (seconds > 0)
-    bytes_per_s_ += kNewShare * (static_cast<double>(num_bytes) / seconds - bytes_per_s_);
-  bytes_per_s_ = std::max(bytes_per_s_, kLeastGbPerS * 1e9);
+  measured_bytes_ = kOlder * measured_bytes_ + static_cast<double>(num_bytes);
+  measured_s_ = kOlder * measured_s_ + seconds;
   pause_s_ = 0;
   was_refused_ = false;
 }

@@ -66,9 +66,7 @@ class Rail {
   const rdma::CompletionQueue& queue() const { return *queue_; }
 
   // Estimated seconds until it has done that as well, from its past speed.
-  double seconds_for(uint64_t num_bytes) const {
-    return static_cast<double>(num_bytes_under_way_ + num_bytes) / bytes_per_s_;
-  }
+  double seconds_for(uint64_t num_bytes) const;
   bool has_room() const { return num_bytes_under_way_ < kRoomBytes; }
   void submit(Slice slice, const std::shared_ptr<const rdma::RemoteRegion>& remote);
   void collect(std::vector<Slice>& done);
@@ -92,6 +90,7 @@ class Rail {
 
  private:
   void post(const rdma::Transfer& transfer);
+  bool is_stale() const;  // has had nothing to do for long
   bool is_busy() const { return !under_way_.empty() || flush_token_ != 0; }
 
   // With our settings, a NIC reports an unresponsive peer after two seconds at most. But soft-RoCE
@@ -113,8 +112,9 @@ class Rail {
   std::optional<rdma::Transfer> last_write_;  // since the last flush; without what it wrote
   uint64_t flush_token_ = 0;                  // 0: none is in flight
   uint64_t num_bytes_under_way_ = 0;
-  double bytes_per_s_ = 1;
-  Clock::time_point busy_since_{};  // or since the last completion
+  double link_bytes_per_s_ = 1;
+  double measured_bytes_ = 0, measured_s_ = 0;  // since connected; the older, the less they count
+  Clock::time_point busy_since_{};              // or since the last completion
   Deadline patience_;
 
   std::string cause_;

@@ -106,6 +106,7 @@ int fake_set_device(int device, const char* field, uint64_t value) {
   Model& model = *world().models.at(device);
   ibv_device_attr& attr = model.attr;
   if (!std::strcmp(field, "is_gone")) return put(&model.is_gone, value);
+  if (!std::strcmp(field, "bytes_per_s")) return run_work_in_time(), put(&model.bytes_per_s, value);
   FAKE_FIELD(max_mr_size)
   FAKE_FIELD(max_mr)
   FAKE_FIELD(max_qp)

@@ -10,7 +10,9 @@ extern "C" {
 // addresses, and no memory of an earlier one. What is alive stays so.
 void fake_reset(int num_devices);
 
-// Fields by name, as in ibv_device_attr and ibv_port_attr; 0 if there is none of that name.
+// Fields by name, as in ibv_device_attr and ibv_port_attr; 0 if there is none of that name. Of a
+// device also is_gone, and bytes_per_s: what is posted from now on is done after that time (0: at
+// once).
 int fake_set_device(int device, const char* field, uint64_t value);
 int fake_set_port(int device, int port, const char* field, uint64_t value);
 void fake_add_port(int device);

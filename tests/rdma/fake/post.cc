@@ -6,6 +6,17 @@
 namespace fake {
 namespace {
 
+// When a NIC with a speed has moved it, after all that was posted to it before.
+Clock::time_point done_at(Model* model, const Send& send) {
+  if (model->bytes_per_s == 0) return {};
+  uint64_t num_bytes = 0;
+  for (const ibv_sge& part : send.parts) num_bytes += part.length;
+  const std::chrono::duration<double> takes(static_cast<double>(num_bytes) / model->bytes_per_s);
+  model->free_at =
+      std::max(model->free_at, Clock::now()) + std::chrono::duration_cast<Clock::duration>(takes);
+  return model->free_at;
+}
+
 int post_send(ibv_qp* handle, ibv_send_wr* wr, ibv_send_wr** bad) {
   // One call for each request, so that a rule can fail any of a chain.
   for (; wr; wr = wr->next) {
@@ -28,11 +39,14 @@ int post_send(ibv_qp* handle, ibv_send_wr* wr, ibv_send_wr** bad) {
               {},
               wr->wr.rdma.remote_addr,
               wr->wr.rdma.rkey,
-              wr->imm_data};
+              wr->imm_data,
+              {}};
     if (wr->num_sge > 0) send.parts.assign(wr->sg_list, wr->sg_list + wr->num_sge);
+    send.done_at = done_at(&model_of(qp->context), send);
     qp->sends.push_back(std::move(send));
     if (qp->state == IBV_QPS_ERR) to_error(qp);
     run_work();
+    world().is_posted.notify_one();
   }
   return 0;
 }

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cstring>
 #include <optional>
+#include <thread>
 
 #include "world.h"
 
@@ -156,6 +157,7 @@ bool is_stalled(const Qp& qp) {
 bool run_first(Qp* qp) {
   if (qp->state != IBV_QPS_RTS || qp->sends.empty() || is_stalled(*qp)) return false;
   const Send send = qp->sends.front();
+  if (send.done_at > Clock::now()) return false;
   Qp* const peer = find_peer(*qp);
   const auto status = run(qp, send, peer);
   if (!status) return false;
@@ -165,6 +167,26 @@ bool run_first(Qp* qp) {
   if (*status == IBV_WC_REM_ACCESS_ERR && peer) refuse_access(peer);
   if (world().budget > 0) --world().budget;
   return true;
+}
+
+// For ever, in a thread of its own: what NICs with a speed have moved meanwhile.
+void run_when_done() {
+  Lock lock(world().mutex);
+  for (;;) {
+    run_work();
+    const Clock::time_point now = Clock::now();
+    Clock::time_point next = Clock::time_point::max();
+    for (const Qp* qp : world().qps) {
+      if (!qp->sends.empty() && qp->sends.front().done_at > now) {
+        next = std::min(next, qp->sends.front().done_at);
+      }
+    }
+    if (next == Clock::time_point::max()) {
+      world().is_posted.wait(lock);
+    } else {
+      world().is_posted.wait_until(lock, next);
+    }
+  }
 }
 
 }  // namespace
@@ -196,6 +218,11 @@ void run_work() {
       while (world().budget != 0 && run_first(qp)) any = true;
     }
   }
+}
+
+void run_work_in_time() {
+  static std::once_flag once;
+  std::call_once(once, [] { std::thread(&run_when_done).detach(); });
 }
 
 }  // namespace fake

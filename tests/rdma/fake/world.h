@@ -9,6 +9,8 @@
 #undef ibv_reg_mr
 
 #include <cerrno>
+#include <chrono>
+#include <condition_variable>
 #include <cstdint>
 #include <deque>
 #include <map>
@@ -19,6 +21,8 @@
 #include <vector>
 
 namespace fake {
+
+using Clock = std::chrono::steady_clock;
 
 struct Port {
   ibv_port_attr attr{};
@@ -33,6 +37,8 @@ struct Model {
   bool is_gone = false;  // listed, but not there when it is opened
   std::vector<Port> ports;
   uint32_t next_key = 0x100;
+  uint64_t bytes_per_s = 0;     // 0: as fast as memory
+  Clock::time_point free_at{};  // when it has moved all that was posted
 };
 
 struct Context {
@@ -55,6 +61,7 @@ struct Send {
   uint64_t remote = 0;
   uint32_t rkey = 0;
   uint32_t immediate = 0;
+  Clock::time_point done_at{};  // not before
 };
 
 struct Qp : ibv_qp {
@@ -100,6 +107,7 @@ struct WorkRule {
 
 struct World {
   std::mutex mutex;
+  std::condition_variable is_posted;  // to a NIC that has a speed
   std::vector<std::unique_ptr<Model>> models;
   std::map<const void*, std::string> live;  // handles, and what each is
   std::vector<Mr*> mrs;
@@ -126,8 +134,9 @@ size_t count_live(const std::string& kind);
 void push_event(Context* context, const ibv_async_event& event);
 void push_entry(ibv_cq* cq, Entry entry);
 void to_error(Qp* qp);
-void run_work();         // of all queue pairs, as far as the budget goes
-void stop_work(Qp* qp);  // forgets what is posted
+void run_work();          // of all queue pairs, as far as the budget goes
+void run_work_in_time();  // from now on, also what is done only after a while
+void stop_work(Qp* qp);   // forgets what is posted
 
 Context* context_of(const ibv_context* context);
 Model& model_of(const ibv_context* context);
