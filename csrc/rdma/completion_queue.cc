@@ -114,9 +114,15 @@ void CompletionQueue::end_wake() noexcept {
 }
 
 std::vector<Completion> CompletionQueue::poll(int max_work) {
+  std::vector<Completion> out;
+  poll(max_work, out);
+  return out;
+}
+
+void CompletionQueue::poll(int max_work, std::vector<Completion>& out) {
   const Use use(*this, "poll");
   MK_CHECK(max_work >= 1, "poll: max_work must be positive, got ", max_work);
-  std::vector<Completion> out;
+  out.clear();
   {
     const std::lock_guard lock(pushed_mutex_);
     out.swap(pushed_);
@@ -125,7 +131,6 @@ std::vector<Completion> CompletionQueue::poll(int max_work) {
     if (is_leaving()) interrupt();  // this call may have consumed the wakeup
   }
   poll_nic(max_work, &out);
-  return out;
 }
 
 void CompletionQueue::poll_nic(int max_work, std::vector<Completion>* out) {

@@ -54,6 +54,7 @@ class CompletionQueue final : public Resource {
 
   // What there is, from at most `max_work` of the NIC's work completions; never blocks.
   std::vector<Completion> poll(int max_work);
+  void poll(int max_work, std::vector<Completion>& out);  // the same, in a buffer that is kept
   // Sleeps until there is something to poll: false at the timeout, or once closed. Busy-waits for
   // the first `spin_s`: waking up takes longer than a short transfer.
   bool wait(double timeout_s, double spin_s = 0);

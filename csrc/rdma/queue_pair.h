@@ -9,7 +9,7 @@
 #pragma once
 
 #include <cstdint>
-#include <deque>
+#include <list>
 #include <memory>
 #include <mutex>
 #include <optional>
@@ -80,6 +80,8 @@ class QueuePair final : public Resource {
     Completion completion(uint32_t qp_num) const;
   };
 
+  using Batches = std::list<Batch>;
+
   // Handles a work completion of this queue pair; appends what is complete.
   void complete(const ibv_wc& wc, std::vector<Completion>* out);
 
@@ -99,6 +101,8 @@ class QueuePair final : public Resource {
   void retire(uint64_t end_seq, std::vector<Completion>* out);
   void fail(Batch* batch, int status, uint32_t vendor_error);
   void give_up(std::vector<Completion>* out);
+  Batches take_spare();  // one
+  void end(Batches::iterator batch, std::vector<Completion>* out);
   void end_batches(int status, std::vector<Completion>* out);
   void fail_pending(std::vector<Completion>* out);
   uint64_t wr_id(uint64_t seq) const;
@@ -118,10 +122,11 @@ class QueuePair final : public Resource {
   std::mutex reset_mutex_;  // held during a reset
   mutable std::mutex mutex_;
   State state_ = State::kReset;
-  std::deque<Batch> batches_;  // in order of submission
-  size_t num_started_ = 0;     // of batches_: those posted completely
-  uint64_t head_ = 0;          // sequence number of the next work request
-  uint64_t tail_ = 0;          // of the oldest in flight
+  Batches batches_;                             // in order of submission
+  Batches::iterator waiting_ = batches_.end();  // the first of them not posted completely
+  Batches spare_;                               // their buffers are used again
+  uint64_t head_ = 0;                           // sequence number of the next work request
+  uint64_t tail_ = 0;                           // of the oldest in flight
   // Numbers connections, including those of other queue pairs that had this QP number, so that
   // their completions can be ignored.
   uint16_t generation_ = next_generation();

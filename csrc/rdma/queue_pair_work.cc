@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <array>
 #include <cerrno>
+#include <iterator>
 #include <optional>
 
 #include "rdma/queue_pair.h"
@@ -21,6 +22,7 @@ constexpr uint64_t kSeqMask = (uint64_t{1} << kGenerationShift) - 1;
 // again, so reads are posted one by one. What that costs on hardware was not measured.
 constexpr size_t kChain = 32;
 constexpr size_t kReadChain = 1;
+constexpr size_t kKeptParts = 4096;  // of a transfer, for those to come
 
 }  // namespace
 
@@ -46,9 +48,22 @@ Completion QueuePair::Batch::completion(uint32_t qp_num) const {
   return completion;
 }
 
+QueuePair::Batches QueuePair::take_spare() {
+  Batches taken;
+  if (spare_.empty()) {
+    taken.emplace_back();
+  } else {
+    taken.splice(taken.end(), spare_, spare_.begin());
+  }
+  return taken;
+}
+
 void QueuePair::submit(const Transfer& transfer) {
   const Use use(*this, transfer.reads ? "read" : "write");
-  Batch batch;
+  std::unique_lock lock(mutex_);
+  Batches taken = take_spare();
+  lock.unlock();
+  Batch& batch = taken.front();
   std::optional<Use> region;
   if (transfer.region) {
     region.emplace(*transfer.region, transfer.reads ? "read" : "write");
@@ -56,30 +71,30 @@ void QueuePair::submit(const Transfer& transfer) {
              ": region must be registered on ", queue_->device()->name(), ", got one on ",
              transfer.region->device()->name());
   }
-  batch.work = make_work(transfer, limits_);
+  make_work(transfer, limits_, batch.work);
   region.reset();
   batch.region = transfer.region;
   batch.token = transfer.token;
   batch.immediate = transfer.immediate;
   std::vector<Completion> out;
-  {
-    const std::lock_guard lock(mutex_);
-    MK_CHECK(state_ == State::kConnected || state_ == State::kFailed,
-             transfer.reads ? "read" : "write", ": ", what(), " must be connected, but is not");
-    batches_.push_back(std::move(batch));
-    post_pending(&out);
-  }
+  lock.lock();
+  MK_CHECK(state_ == State::kConnected || state_ == State::kFailed,
+           transfer.reads ? "read" : "write", ": ", what(), " must be connected, but is not");
+  if (waiting_ == batches_.end()) waiting_ = taken.begin();
+  batches_.splice(batches_.end(), taken);
+  post_pending(&out);
+  lock.unlock();
   queue_->push(std::move(out));
 }
 
 // Posts as much as there is room for. Appends what that completes: transfers of no bytes, and all
 // that waits if the queue pair has failed.
 void QueuePair::post_pending(std::vector<Completion>* out) {
-  while (state_ == State::kConnected && num_started_ < batches_.size()) {
-    Batch& batch = batches_[num_started_];
+  while (state_ == State::kConnected && waiting_ != batches_.end()) {
+    Batch& batch = *waiting_;
     if (batch.is_posted()) {
       if (batch.work.requests.empty()) batch.first_seq = head_;  // done when all before it is done
-      ++num_started_;
+      ++waiting_;
       continue;
     }
     const size_t room = options_.max_sends - (head_ - tail_);
@@ -187,42 +202,47 @@ void QueuePair::give_up(std::vector<Completion>* out) {
   end_batches(IBV_WC_WR_FLUSH_ERR, out);
 }
 
+// Its completion, and no longer any memory of it.
+void QueuePair::end(Batches::iterator batch, std::vector<Completion>* out) {
+  out->push_back(batch->completion(number_));
+  if (waiting_ == batch) ++waiting_;
+  Batch blank;
+  if (batch->work.parts.capacity() <= kKeptParts) blank.work = std::move(batch->work);
+  *batch = std::move(blank);
+  spare_.splice(spare_.begin(), batches_, batch);
+}
+
 // Ends all transfers, giving that status to those without an error.
 void QueuePair::end_batches(int status, std::vector<Completion>* out) {
-  for (Batch& batch : batches_) {
-    fail(&batch, status, 0);
-    out->push_back(batch.completion(number_));
+  while (!batches_.empty()) {
+    fail(&batches_.front(), status, 0);
+    end(batches_.begin(), out);
   }
-  batches_.clear();
-  num_started_ = 0;
   tail_ = head_;
   generation_ = next_generation();
 }
 
 // Completes the transfers whose work requests are all before `end_seq`.
 void QueuePair::retire(uint64_t end_seq, std::vector<Completion>* out) {
-  while (num_started_ > 0 && batches_.front().end_seq() <= end_seq) {
+  while (waiting_ != batches_.begin() && batches_.front().end_seq() <= end_seq) {
     Batch& batch = batches_.front();
     if (batch.status == IBV_WC_SUCCESS) {
       for (const WorkRequest& request : batch.work.requests) {
         batch.num_bytes_done += request.num_bytes;
       }
     }
-    out->push_back(batch.completion(number_));
-    batches_.pop_front();
-    --num_started_;
+    end(batches_.begin(), out);
   }
 }
 
 // Ends what will not be posted any more. What is posted, even in part, ends when it is flushed.
 void QueuePair::fail_pending(std::vector<Completion>* out) {
-  while (batches_.size() > num_started_ && batches_.back().num_posted == 0) {
+  while (waiting_ != batches_.end() && batches_.back().num_posted == 0) {
     Batch& batch = batches_.back();
     if (batch.status == IBV_WC_SUCCESS) batch.status = IBV_WC_WR_FLUSH_ERR;
-    out->push_back(batch.completion(number_));
-    batches_.pop_back();
+    end(std::prev(batches_.end()), out);
   }
-  num_started_ = batches_.size();
+  waiting_ = batches_.end();
   retire(tail_, out);
 }
 

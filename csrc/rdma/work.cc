@@ -41,11 +41,14 @@ void check_segment(const Transfer& transfer, size_t index) {
 
 class WorkBuilder {
  public:
-  WorkBuilder(const Transfer& transfer, const WorkLimits& limits)
+  WorkBuilder(const Transfer& transfer, const WorkLimits& limits, WorkList& work)
       : transfer_(transfer),
         max_message_bytes_(limits.max_message_bytes),
-        max_parts_(transfer.reads ? limits.max_sges_read : limits.max_sges_write) {
+        max_parts_(transfer.reads ? limits.max_sges_read : limits.max_sges_write),
+        work_(work) {
     work_.reads = transfer.reads;
+    work_.parts.clear();
+    work_.requests.clear();
     work_.parts.reserve(transfer.segments.size());
     work_.requests.reserve(transfer.segments.size());
   }
@@ -66,12 +69,11 @@ class WorkBuilder {
   }
 
   // An immediate needs a request to carry it.
-  WorkList finish() {
+  void finish() {
     if (work_.requests.empty() && transfer_.immediate) {
       const RemotePiece& piece = transfer_.remote->pieces.front();
       work_.requests.push_back({piece.span.address, piece.rkey, 0, 0, 0});
     }
-    return std::move(work_);
   }
 
  private:
@@ -110,17 +112,17 @@ class WorkBuilder {
   const Transfer& transfer_;
   const uint64_t max_message_bytes_;
   const int max_parts_;
-  WorkList work_;
+  WorkList& work_;
 };
 
 }  // namespace
 
-WorkList make_work(const Transfer& transfer, const WorkLimits& limits) {
+void make_work(const Transfer& transfer, const WorkLimits& limits, WorkList& work) {
   check_rights(transfer);
   for (size_t i = 0; i < transfer.segments.size(); ++i) check_segment(transfer, i);
-  WorkBuilder builder(transfer, limits);
+  WorkBuilder builder(transfer, limits, work);
   for (const Segment& segment : transfer.segments) builder.add(segment);
-  return builder.finish();
+  builder.finish();
 }
 
 }  // namespace mk::rdma

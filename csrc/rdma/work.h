@@ -64,8 +64,8 @@ struct WorkLimits {
 
 // The caller holds a Use of the region, if there is one. A transfer of no bytes with an immediate
 // becomes one empty request. Throws InvalidArgument: a range outside its region, or a missing
-// right.
-WorkList make_work(const Transfer& transfer, const WorkLimits& limits);
+// right. Replaces what `work` was; its buffers are used again.
+void make_work(const Transfer& transfer, const WorkLimits& limits, WorkList& work);
 
 }  // namespace mk::rdma
 #endif

@@ -2,14 +2,29 @@
 #include "transfer/request/slicer.h"
 
 #include <cstdint>
+#include <cstdlib>
 #include <map>
 #include <memory>
+#include <new>
 #include <random>
 #include <vector>
 
 #include "expect.h"
 
 using namespace mk::transfer;
+
+namespace {
+
+int num_allocated = 0;
+
+}  // namespace
+
+void* operator new(size_t size) {
+  ++num_allocated;
+  return std::malloc(size);
+}
+void operator delete(void* memory) noexcept { std::free(memory); }
+void operator delete(void* memory, size_t) noexcept { std::free(memory); }
 
 namespace {
 
@@ -40,11 +55,11 @@ struct World {
   }
 
   bool cut() {
-    slices.clear();
+    give_back(slices, spare);
     Cutter pieces(request, UINT64_MAX);
     bool all = true;
     for (Piece piece; pieces.next(piece);) {
-      all = all && mk::transfer::cut(request, piece, keys, kSlice, slices);
+      all = all && mk::transfer::cut(request, piece, keys, kSlice, slices, spare);
     }
     return all;
   }
@@ -57,7 +72,7 @@ struct World {
 
   Request request{};
   RemoteKeys keys;
-  std::vector<Slice> slices;
+  Slices slices, spare;
 };
 
 using Sizes = std::vector<uint64_t>;
@@ -139,9 +154,25 @@ void test_any_shape() {
   }
 }
 
+// A piece costs some allocations, whatever its size; its slices, once there are spare ones, none.
+void test_slices_are_used_again() {
+  int counts[2];
+  for (const int i : {0, 1}) {
+    const uint64_t num_slices = i == 0 ? 1 : 500;
+    World world(1, 1 << 20);
+    world.add(0, 0, num_slices * kSlice);
+    EXPECT(world.cut() && world.cut());
+    const int before = num_allocated;
+    EXPECT(world.cut() && world.slices.size() == num_slices);
+    counts[i] = num_allocated - before;
+  }
+  EXPECT(counts[0] == counts[1]);
+}
+
 }  // namespace
 
 int main() {
+  test_slices_are_used_again();
   test_tails();
   test_a_tail_goes_with_its_own_regions();
   test_what_no_nic_can_move();

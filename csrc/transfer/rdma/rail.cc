@@ -39,17 +39,16 @@ void Rail::connect(const rdma::Endpoint& peer, size_t peer_nic, double peer_gb_p
   if (std::exchange(was_up_, true)) counters_.num_reconnects += 1;
 }
 
-std::vector<Slice> Rail::close() noexcept {
+Slices Rail::close() noexcept {
   is_up_ = false;
   if (queue_) queue_->close();  // and the queue pair
   pair_.reset();
   queue_.reset();
-  std::vector<Slice> left;
   counters_.num_retries += under_way_.size();
-  for (auto& [token, slice] : under_way_) left.push_back(std::move(slice));
-  under_way_.clear();
+  Slices left = std::exchange(under_way_, {});
   num_bytes_under_way_ = 0;
-  last_write_.reset();
+  written_.reset();
+  transfer_.region.reset();
   flush_token_ = 0;
   return left;
 }
@@ -67,33 +66,31 @@ bool Rail::is_stale() const {
   return under_way_.empty() && Clock::now() - busy_since_ > std::chrono::duration<double>(kStaleS);
 }
 
-void Rail::submit(Slice slice, const std::shared_ptr<const rdma::RemoteRegion>& remote) {
-  rdma::Transfer transfer;
-  transfer.reads = slice.reads;
-  transfer.region = slice.local->regions[index_];
-  transfer.remote = remote;
-  transfer.segments = slice.segments;
-  transfer.token = ++last_token_;
+void Rail::submit(Slices& slices, const std::shared_ptr<const rdma::RemoteRegion>& remote) {
   if (!is_busy()) patience_ = Deadline::after(kPatienceS);
   if (is_stale()) {
     measured_bytes_ *= kStaleWeight;
     measured_s_ *= kStaleWeight;
   }
   if (under_way_.empty()) busy_since_ = Clock::now();
+  under_way_.splice(under_way_.end(), slices, slices.begin());
+  Slice& slice = under_way_.back();
+  slice.token = ++last_token_;
   num_bytes_under_way_ += slice.num_bytes;
-  const bool writes = !slice.reads;
-  under_way_[transfer.token] = std::move(slice);
-  post(transfer);
-  if (!writes) return;
-  transfer.segments.clear();
-  transfer.region.reset();  // it may be closed before the flush
-  last_write_ = std::move(transfer);
+  transfer_.reads = slice.reads;
+  transfer_.region = slice.local->regions[index_];
+  transfer_.remote = remote;
+  transfer_.segments = slice.segments;
+  transfer_.token = slice.token;
+  if (!slice.reads) written_ = remote;
+  post(transfer_);
+  transfer_.region.reset();  // it may be closed
 }
 
 void Rail::flush() {
   if (!is_busy()) patience_ = Deadline::after(kPatienceS);
-  rdma::Transfer nothing = std::move(*last_write_);
-  last_write_.reset();
+  rdma::Transfer nothing;
+  nothing.remote = std::exchange(written_, nullptr);
   nothing.immediate = 0;
   nothing.token = flush_token_ = ++last_token_;
   post(nothing);
@@ -107,20 +104,19 @@ void Rail::post(const rdma::Transfer& transfer) {
   }
 }
 
-void Rail::collect(std::vector<Slice>& done) {
-  std::vector<rdma::Completion> completions;
+void Rail::collect(Slices& done) {
   try {
-    completions = queue_->poll(kPollBatch);
+    queue_->poll(kPollBatch, completions_);
   } catch (const std::exception& error) {
     throw RailDown(error.what(), false);
   }
-  if (!completions.empty()) {
+  if (!completions_.empty()) {
     patience_ = Deadline::after(kPatienceS);
   } else if (patience().passed()) {
     throw RailDown(concat(nic_.device->name(), ": did nothing for ", kPatienceS, " s"), false);
   }
   uint64_t num_bytes = 0;
-  for (const rdma::Completion& completion : completions) {
+  for (const rdma::Completion& completion : completions_) {
     if (completion.status != IBV_WC_SUCCESS) {
       const bool is_refused =
           completion.status == IBV_WC_REM_ACCESS_ERR || completion.status == IBV_WC_REM_INV_REQ_ERR;
@@ -131,13 +127,12 @@ void Rail::collect(std::vector<Slice>& done) {
       flush_token_ = 0;
       continue;
     }
-    const auto found = under_way_.find(completion.token);
-    const uint64_t size = found->second.num_bytes;
-    (found->second.reads ? counters_.num_bytes_read : counters_.num_bytes_written) += size;
+    const auto is_it = [&](const Slice& slice) { return slice.token == completion.token; };
+    const auto found = std::find_if(under_way_.begin(), under_way_.end(), is_it);  // the first
+    (found->reads ? counters_.num_bytes_read : counters_.num_bytes_written) += found->num_bytes;
     counters_.num_pieces += 1;
-    num_bytes += size;
-    done.push_back(std::move(found->second));
-    under_way_.erase(found);
+    num_bytes += found->num_bytes;
+    done.splice(done.end(), under_way_, found);
   }
   if (num_bytes == 0) return;
   const Clock::time_point now = Clock::now();

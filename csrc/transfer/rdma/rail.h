@@ -2,9 +2,9 @@
 //
 //   Rail rail(nics[0], 0, counters);
 //   rail.connect(ask_the_peer(rail.open()), /*peer's NIC*/ 1, gb_per_s);
-//   if (rail.has_room()) rail.submit(std::move(slice), remote);
-//   rail.collect(done);                         // finished slices
-//   std::vector<Slice> left = rail.close();     // what it had in flight
+//   if (rail.has_room()) rail.submit(slices, remote);  // the first of them
+//   rail.collect(done);                                // finished slices
+//   Slices left = rail.close();                        // what it had in flight
 //
 // Layer: transfer. One thread. Failures throw RailDown.
 #pragma once
@@ -12,9 +12,7 @@
 #include <chrono>
 #include <cstddef>
 #include <cstdint>
-#include <map>
 #include <memory>
-#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -25,19 +23,10 @@
 #include "transfer/limit.h"
 #include "transfer/rdma/nic_wire.h"
 #include "transfer/rdma/nics.h"
+#include "transfer/rdma/slice.h"
 
 #if MK_HAVE_VERBS
 namespace mk::transfer {
-
-// A part of a work that one rail moves at once: in one region at either end.
-struct Slice {
-  uint64_t work = 0;  // of RdmaChannel's
-  bool reads = false;
-  NicMemoryRef local;
-  std::vector<rdma::Segment> segments;
-  uint64_t num_bytes = 0;
-  int num_tries = 0;
-};
 
 // A queue pair has failed, and nothing moves over it any more.
 struct RailDown : std::runtime_error {
@@ -58,7 +47,7 @@ class Rail {
   rdma::Endpoint open();
   void connect(const rdma::Endpoint& peer, size_t peer_nic, double peer_gb_per_s);
   // Ends the queue pair: when it returns, our NIC touches no memory for it. Idempotent.
-  std::vector<Slice> close() noexcept;
+  Slices close() noexcept;
 
   bool is_up() const { return is_up_; }
   size_t nic() const { return index_; }          // of ours
@@ -68,11 +57,12 @@ class Rail {
   // Estimated seconds until it has done that as well, from its past speed.
   double seconds_for(uint64_t num_bytes) const;
   bool has_room() const { return num_bytes_under_way_ < kRoomBytes; }
-  void submit(Slice slice, const std::shared_ptr<const rdma::RemoteRegion>& remote);
-  void collect(std::vector<Slice>& done);
+  // Takes the first of them.
+  void submit(Slices& slices, const std::shared_ptr<const rdma::RemoteRegion>& remote);
+  void collect(Slices& done);
 
   // A write is certain to be visible only when something sent after it has arrived.
-  bool must_flush() const { return last_write_.has_value(); }
+  bool must_flush() const { return written_ != nullptr; }
   void flush();  // sends that something; done when is_flushed()
   bool is_flushed() const { return flush_token_ == 0; }
   // Whether there is something to collect; if not, queue().fds() signal when there is.
@@ -107,10 +97,12 @@ class Rail {
   std::shared_ptr<rdma::QueuePair> pair_;
   bool is_up_ = false, was_up_ = false, was_refused_ = false;
 
-  std::map<uint64_t, Slice> under_way_;  // by token
+  Slices under_way_;
+  rdma::Transfer transfer_;                    // of the last one; its buffers are kept
+  std::vector<rdma::Completion> completions_;  // the same
   uint64_t last_token_ = 0;
-  std::optional<rdma::Transfer> last_write_;  // since the last flush; without what it wrote
-  uint64_t flush_token_ = 0;                  // 0: none is in flight
+  std::shared_ptr<const rdma::RemoteRegion> written_;  // by the last write since the last flush
+  uint64_t flush_token_ = 0;                           // 0: none is in flight
   uint64_t num_bytes_under_way_ = 0;
   double link_bytes_per_s_ = 1;
   double measured_bytes_ = 0, measured_s_ = 0;  // since connected; the older, the less they count

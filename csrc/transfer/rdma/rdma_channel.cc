@@ -122,33 +122,30 @@ void RdmaChannel::post(const Work& work, const Limit& limit) {
   Piece piece = work.piece;
   if (work.kind == Work::Kind::kCheck) Cutter(*work.request, max_piece_bytes()).next(piece);
   learn_keys(*work.request, piece, limit);
-  std::optional<std::vector<Slice>> slices = slices_of(*work.request, piece);
+  Slices slices;
+  const bool by_nics = slices_of(*work.request, piece, slices);
   bring_up(limit);
   if (work.kind == Work::Kind::kCheck) return;
   if (!rails_.is_any_up()) {
     if (only_) throw LinkDown(rails_.cause());
     return;
   }
-  if (!slices) return;
+  if (!by_nics) return;
   doing.by_nics = true;
-  doing.num_slices = slices->size();
-  for (Slice& slice : *slices) {
-    slice.work = first_doing_ + doing_.size() - 1;
-    ready_.push_back(std::move(slice));
-  }
+  doing.num_slices = slices.size();
+  for (Slice& slice : slices) slice.work = first_doing_ + doing_.size() - 1;
+  ready_.splice(ready_.end(), slices);
   pump(limit);
 }
 
-std::optional<std::vector<Slice>> RdmaChannel::slices_of(const Request& request,
-                                                         const Piece& piece) {
+bool RdmaChannel::slices_of(const Request& request, const Piece& piece, Slices& slices) {
   const uint64_t share = piece.num_bytes / (kSlicesPerRail * rails_.size());
   const uint64_t slice_bytes = std::clamp(share, kMinSliceBytes, kMaxSliceBytes);
-  std::vector<Slice> slices;
-  if (!cut(request, piece, keys_, slice_bytes, slices)) return {};
+  if (!cut(request, piece, keys_, slice_bytes, slices, spare_)) return false;
   for (const Slice& slice : slices) {
     if (const RemoteRegion* const remote = keys_.find(slice)) rails_.want(slice, *remote);
   }
-  return slices;
+  return true;
 }
 
 Outcome RdmaChannel::finish(const Limit& limit) {
@@ -246,16 +243,13 @@ void RdmaChannel::pump(const Limit& limit) {
     Rail* const rail = is_wanted ? rail_for(slice, *remote, limit) : nullptr;
     if (!rail) {
       if (only_ && !rails_.is_any_up()) throw LinkDown(rails_.cause());
-      give_up(slice, is_wanted ? rails_.why_none(slice, *remote) : "");
-      ready_.pop_front();
+      give_up(ready_, is_wanted ? rails_.why_none(slice, *remote) : "");
       continue;
     }
     if (!rail->has_room()) return;  // worth waiting for
     const auto on_nic = remote->on_nics[rail->peer_nic()];
-    Slice taken = std::move(slice);
-    ready_.pop_front();
     try {
-      rail->submit(std::move(taken), on_nic);
+      rail->submit(ready_, on_nic);
     } catch (const RailDown& down) {
       lose(*rail, down, limit);
     }
@@ -272,16 +266,17 @@ Rail* RdmaChannel::rail_for(const Slice& slice, const RemoteRegion& remote, cons
 }
 
 // Its work alone fails, or goes over the connection: rails that are up have others to move.
-void RdmaChannel::give_up(const Slice& slice, const std::string& why) {
-  Doing& doing = doing_of(slice);
+void RdmaChannel::give_up(Slices& slices, const std::string& why) {
+  Doing& doing = doing_of(slices.front());
   if (!std::exchange(doing.has_lost, true)) doing.why_lost = why;
   --doing.num_slices;
+  slices.pop_front();
 }
 
 void RdmaChannel::collect(const Limit& limit) {
   for (Rail& rail : rails_) {
     if (!rail.is_up()) continue;
-    std::vector<Slice> done;
+    Slices done;
     try {
       rail.collect(done);
       settle(done);
@@ -292,27 +287,29 @@ void RdmaChannel::collect(const Limit& limit) {
   }
 }
 
-void RdmaChannel::settle(std::vector<Slice>& done) {
+void RdmaChannel::settle(Slices& done) {
   for (const Slice& slice : done) {
     Doing& doing = doing_of(slice);
     --doing.num_slices;
     doing.num_bytes += slice.num_bytes;
   }
+  give_back(done, spare_);
 }
 
 void RdmaChannel::lose(Rail& rail, const RailDown& down, const Limit& limit) {
-  std::vector<Slice> left = rail.close();
+  Slices left = rail.close();
   const bool goes_on = down.is_refused && rail.forgive_refusal();  // with the keys asked for below
   if (!goes_on) rail.pause(down.what(), rail.peer_nic());
   tell_trouble();
   questions_.detach(rails_.index_of(rail), limit);
-  for (Slice& slice : left) {
+  while (!left.empty()) {
+    Slice& slice = left.front();
     ++slice.num_tries;
     if (only_ && slice.num_tries >= kMaxTries && !rails_.is_any_up()) throw LinkDown(down.what());
     if (slice.num_tries >= kMostTries) {
-      give_up(slice, down.what());
+      give_up(left, down.what());
     } else {
-      ready_.push_front(std::move(slice));
+      ready_.splice(ready_.begin(), left, left.begin());
     }
   }
   if (!down.is_refused) return;
@@ -325,7 +322,7 @@ void RdmaChannel::lose(Rail& rail, const RailDown& down, const Limit& limit) {
 
 // Sleeps until a rail has something or must be given up, or the connection ends.
 void RdmaChannel::sleep(const Limit& limit) {
-  std::vector<pollfd> fds{{limit.interrupt.fd(), POLLIN, 0}, {socket_.fd(), POLLIN, 0}};
+  fds_ = {{limit.interrupt.fd(), POLLIN, 0}, {socket_.fd(), POLLIN, 0}};
   Deadline until = limit.deadline;
   for (Rail& rail : rails_) {
     if (!rail.is_up()) continue;
@@ -334,14 +331,14 @@ void RdmaChannel::sleep(const Limit& limit) {
     } catch (const std::exception& error) {
       return lose(rail, RailDown(error.what(), false), limit);
     }
-    for (const int fd : rail.queue().fds()) fds.push_back({fd, POLLIN, 0});
+    for (const int fd : rail.queue().fds()) fds_.push_back({fd, POLLIN, 0});
     if (const Deadline patience = rail.patience(); patience.at() < until.at()) until = patience;
   }
-  if (poll(fds.data(), fds.size(), until.poll_ms()) < 0 && errno != EINTR) {
+  if (poll(fds_.data(), fds_.size(), until.poll_ms()) < 0 && errno != EINTR) {
     throw SystemError(errno, "poll");
   }
   limit.check();
-  if (fds[1].revents && !socket_.at_rest()) throw LinkDown("connection closed by peer");
+  if (fds_[1].revents && !socket_.at_rest()) throw LinkDown("connection closed by peer");
 }
 
 }  // namespace mk::transfer

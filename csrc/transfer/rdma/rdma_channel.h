@@ -8,9 +8,10 @@
 // then retried from time to time, with another NIC of the peer's.
 #pragma once
 
+#include <poll.h>
+
 #include <deque>
 #include <mutex>
-#include <optional>
 #include <string>
 #include <vector>
 
@@ -67,18 +68,18 @@ class RdmaChannel : public WireChannel {
   void tell_trouble();  // after each change of the rails
 
   // Works.
-  // The slices of a piece that rails are to move, creating rails for them; empty if NICs cannot
+  // The slices of a piece that rails are to move, creating rails for them; false if NICs cannot
   // move all of it.
-  std::optional<std::vector<Slice>> slices_of(const Request& request, const Piece& piece);
+  bool slices_of(const Request& request, const Piece& piece, Slices& slices);
   Outcome after_slices(const Doing& doing, const Limit& limit);
   Outcome ask_why_not(const Doing& doing, const Limit& limit);
   Outcome over_connection(const Work& work, const Limit& limit);
   void flush(const Limit& limit);
   void pump(const Limit& limit);
   Rail* rail_for(const Slice& slice, const RemoteRegion& remote, const Limit& limit);
-  void give_up(const Slice& slice, const std::string& why);
+  void give_up(Slices& slices, const std::string& why);  // the first of them
   void collect(const Limit& limit);
-  void settle(std::vector<Slice>& done);
+  void settle(Slices& done);
   void sleep(const Limit& limit);
   Doing& doing_of(const Slice& slice) { return doing_[slice.work - first_doing_]; }
 
@@ -89,7 +90,9 @@ class RdmaChannel : public WireChannel {
   RemoteKeys keys_;
   NicQuestions questions_{socket_};
   Rails rails_{*own_->nics};
-  std::deque<Slice> ready_;   // no rail has them
+  Slices ready_;  // no rail has them
+  Slices spare_;
+  std::vector<pollfd> fds_;   // of sleep()
   std::deque<Doing> doing_;   // in the order in which they were posted
   uint64_t first_doing_ = 0;  // number of the first of them
 

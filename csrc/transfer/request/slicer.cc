@@ -4,7 +4,6 @@
 #include <algorithm>
 #include <iterator>
 #include <map>
-#include <optional>
 #include <utility>
 
 namespace mk::transfer {
@@ -16,14 +15,17 @@ constexpr uint64_t kTailPart = 4;
 // Slices being filled, one per pair of regions.
 class Filler {
  public:
-  Filler(bool reads, uint64_t slice_bytes, std::vector<Slice>& slices)
-      : reads_(reads), slice_bytes_(slice_bytes), slices_(slices) {}
+  Filler(bool reads, uint64_t slice_bytes, Slices& slices, Slices& spare)
+      : reads_(reads), slice_bytes_(slice_bytes), slices_(slices), spare_(spare) {}
 
   void add(const Region& local, const RemoteRegion& remote, rdma::Segment segment) {
     Open& open = open_[{&local, &remote}];
-    Slice& slice = open.slice;
-    slice.local = local.on_nics;
     while (segment.num_bytes > 0) {
+      if (open.slice.empty()) {
+        append(open.slice, spare_).local = local.on_nics;
+        open.slice.back().reads = reads_;
+      }
+      Slice& slice = open.slice.back();
       const uint64_t step = std::min(segment.num_bytes, slice_bytes_ - slice.num_bytes);
       slice.segments.push_back({segment.local, segment.remote, step});
       slice.num_bytes += step;
@@ -34,9 +36,11 @@ class Filler {
 
   void finish() {
     for (auto& [regions, open] : open_) {
-      if (open.slice.num_bytes == 0) continue;
-      if (open.last && open.slice.num_bytes <= slice_bytes_ / kTailPart) {
-        join(open.slice, slices_[*open.last]);
+      if (open.slice.empty()) continue;
+      const Slice& tail = open.slice.back();
+      if (open.last && tail.num_bytes <= slice_bytes_ / kTailPart) {
+        join(tail, *open.last);
+        give_back(open.slice, spare_);
       } else {
         close(open);
       }
@@ -45,16 +49,13 @@ class Filler {
 
  private:
   struct Open {
-    Slice slice;
-    std::optional<size_t> last;  // index of the previous one
+    Slices slice;           // none, or one
+    Slice* last = nullptr;  // the previous one
   };
 
   void close(Open& open) {
-    open.slice.reads = reads_;
-    Slice next;
-    next.local = open.slice.local;
-    open.last = slices_.size();
-    slices_.push_back(std::exchange(open.slice, std::move(next)));
+    open.last = &open.slice.back();
+    slices_.splice(slices_.end(), open.slice);
   }
 
   static void join(const Slice& tail, Slice& slice) {
@@ -71,7 +72,8 @@ class Filler {
 
   const bool reads_;
   const uint64_t slice_bytes_;
-  std::vector<Slice>& slices_;
+  Slices& slices_;
+  Slices& spare_;
   std::map<std::pair<const Region*, const RemoteRegion*>, Open> open_;
 };
 
@@ -108,14 +110,14 @@ const RemoteRegion* RemoteKeys::find(const Slice& slice) const {
 }
 
 bool cut(const Request& request, const Piece& piece, const RemoteKeys& keys, uint64_t slice_bytes,
-         std::vector<Slice>& slices) {
+         Slices& slices, Slices& spare) {
   std::vector<RegionRef> regions = request.regions;
   const auto range_of = [](const RegionRef& region) { return region->range; };
   std::sort(regions.begin(), regions.end(), [&](const RegionRef& a, const RegionRef& b) {
     return range_of(a).address < range_of(b).address;
   });
   const Rights needed = request.writes() ? kRemoteWrite : kRemoteRead;
-  Filler filler(!request.writes(), slice_bytes, slices);
+  Filler filler(!request.writes(), slice_bytes, slices, spare);
   const Region* local = nullptr;  // of the previous range: usually the same
   const RemoteRegion* remote = nullptr;
   bool all = true;

@@ -1,6 +1,6 @@
 // cut: cuts a piece into slices for rails; RemoteKeys: what determines the cuts.
 //
-//   if (!cut(request, piece, keys, 64 << 10, slices)) ...   // NICs cannot move some of it
+//   if (!cut(request, piece, keys, 64 << 10, slices, spare)) ...   // NICs cannot move some of it
 //
 // Layer: transfer.
 #pragma once
@@ -9,7 +9,7 @@
 #include <vector>
 
 #include "transfer/rdma/nic_wire.h"
-#include "transfer/rdma/rail.h"
+#include "transfer/rdma/slice.h"
 #include "transfer/request/piece.h"
 #include "transfer/request/request.h"
 
@@ -33,10 +33,10 @@ class RemoteKeys {
 };
 
 // Slices of `slice_bytes`; the remainder is part of the last of them if it is a quarter or less.
-// False if not all of the piece is in memory that NICs of both sides know, with the required
-// rights.
+// Takes them from `spare` as far as there are any. False if not all of the piece is in memory that
+// NICs of both sides know, with the required rights.
 bool cut(const Request& request, const Piece& piece, const RemoteKeys& keys, uint64_t slice_bytes,
-         std::vector<Slice>& slices);
+         Slices& slices, Slices& spare);
 
 }  // namespace mk::transfer
 #endif
