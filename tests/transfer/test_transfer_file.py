@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from mooncake_kernels import config
 from mooncake_kernels.transfer import TransferEngine
 
-from .files import PAGE, Pool, has_io_uring, open_files
+from .files import PAGE, Pool, has_io_uring, open_files, paged
 from .support import UNTOUCHED, addressed
 
 MIB = 1 << 20
@@ -49,6 +49,31 @@ def test_any_size_from_anywhere(folder, size, at, offset):
         expected = addressed(room)
         expected[offset : offset + size] = pool.memory[at : at + size]
         assert np.array_equal(pool.content(), expected)
+
+
+@pytest.mark.parametrize("at,offset", [(0, 0), (100, 8292)])
+def test_a_gib(tmp_path, at, offset, soak):
+    """A quarter of one without --soak, written and read back; each word of it another."""
+    size = (1024 if soak else 256) * MIB + 8
+    words = np.arange(size // 8, dtype=np.uint64)
+    words *= np.uint64(0x9E3779B97F4A7C15)
+    path = tmp_path / "pool"
+    path.write_bytes(b"")
+    os.truncate(path, offset + size)
+    with TransferEngine() as engine, engine.open(f"file:{path}") as peer:
+        memory = paged(at + size + PAGE)
+        region = engine.register(memory)
+        ours = memory[at : at + size]
+        ours[:] = words.view(np.uint8)
+        row = (region.address + at, offset, size)
+        engine.write(peer, [row]).wait()
+        found = np.memmap(path, np.uint8, "r", offset, size)
+        for i in range(0, size, MIB):
+            assert np.array_equal(found[i : i + MIB], ours[i : i + MIB])
+        ours[:] = UNTOUCHED
+        engine.read(peer, [row]).wait()
+        for i in range(0, size, MIB):
+            assert np.array_equal(found[i : i + MIB], ours[i : i + MIB])
 
 
 @pytest.mark.parametrize("size", [1000, 4096, 65_536])

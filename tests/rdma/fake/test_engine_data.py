@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from mooncake_kernels import TransferError, config
 from mooncake_kernels.transfer import TransferEngine
 
-from .engines import ALL, engines, topology_of
+from .engines import ALL, UNTOUCHED, engines, topology_of
 from .pairs import addressed
 
 DIRECTIONS = ("write", "read")
@@ -22,6 +22,25 @@ def test_one_block(direction, size):
     with engines(size + 10) as pair:
         assert pair.peer.transport == "rdma"
         pair.move(direction, [(3, 5, size)])
+
+
+@pytest.mark.parametrize("direction", DIRECTIONS)
+def test_a_gib(direction, soak):
+    """A quarter of one without --soak; from and to odd addresses, each word of it another."""
+    size = (1 << 30 if soak else 1 << 28) + 5
+    source = np.arange(size // 8 + 2, dtype=np.uint64)
+    source *= np.uint64(0x9E3779B97F4A7C15)
+    source, target = source.view(np.uint8), np.full(size + 8, UNTOUCHED, np.uint8)
+    with engines() as pair:
+        near, far = (source, target) if direction == "write" else (target, source)
+        here, there = pair.near.register(near), pair.far.register(far)
+        at = (1, 3) if direction == "write" else (3, 1)
+        rows = [(here.address + at[0], there.address + at[1], size)]
+        getattr(pair.near, direction)(pair.peer, rows).wait()
+    for i in range(0, size, 1 << 20):
+        end = min(i + (1 << 20), size)
+        assert np.array_equal(target[3 + i : 3 + end], source[1 + i : 1 + end])
+    assert (target[:3] == UNTOUCHED).all() and (target[3 + size :] == UNTOUCHED).all()
 
 
 @pytest.mark.parametrize(
