@@ -27,13 +27,16 @@ void check_distinct(const char* op, const char* side, const std::vector<uint64_t
   }
 }
 
-std::vector<uint64_t> addresses_of(const BlockPool& pool, const std::vector<uint64_t>& ids) {
-  std::vector<uint64_t> addresses;
-  addresses.reserve(pool.planes.size() * ids.size());
-  for (const uint64_t base : pool.planes) {
-    for (const uint64_t id : ids) addresses.push_back(base + id * pool.stride_bytes);
+// Replaces ids by the blocks' addresses, plane by plane.
+void expand(const BlockPool& pool, std::vector<uint64_t>& ids) {
+  const size_t count = ids.size();
+  const uint64_t stride = pool.stride_bytes;
+  ids.resize(pool.planes.size() * count);
+  for (size_t plane = pool.planes.size(); plane-- > 0;) {  // the first one last: the ids are there
+    const uint64_t base = pool.planes[plane];
+    uint64_t* const addresses = ids.data() + plane * count;
+    for (size_t i = 0; i < count; ++i) addresses[i] = base + ids[i] * stride;
   }
-  return addresses;
 }
 
 }  // namespace
@@ -50,13 +53,13 @@ Request paged_request(Direction direction, const BlockPool& local, const Integer
            remote.block_bytes, " bytes");
   MK_CHECK(local_ids.count == remote_ids.count, op, ": the ids must be equally many, got ",
            local_ids.count, " and ", remote_ids.count);
-  const auto from = checked_ids(op, "local", local, local_ids);
-  const auto to = checked_ids(op, "remote", remote, remote_ids);
-  check_distinct(op, writes ? "remote" : "local", writes ? to : from);
   Request request{};
   request.direction = direction;
-  request.local = addresses_of(local, from);
-  request.remote = addresses_of(remote, to);
+  request.local = checked_ids(op, "local", local, local_ids);
+  request.remote = checked_ids(op, "remote", remote, remote_ids);
+  check_distinct(op, writes ? "remote" : "local", request.targets());
+  expand(local, request.local);
+  expand(remote, request.remote);
   request.sizes = {local.block_bytes};
   request.num_bytes = local.block_bytes * request.num_ranges();
   request.is_distinct = true;
