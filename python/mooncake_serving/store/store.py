@@ -310,7 +310,7 @@ class Store(StoreReader, Closing):
         """
         return np.empty((0, 2), np.uint64), np.empty(0, np.int64)
 
-    def bring_up(self, keys: np.ndarray) -> np.ndarray:
+    def bring_up_keys(self, keys: np.ndarray) -> np.ndarray:
         """Load ``[n, 2]`` objects from the disk behind the pool, as far as there is room for them:
         nothing is evicted. Returns ``[n]`` bool, which are in the pool.
         """

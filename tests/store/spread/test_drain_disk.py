@@ -141,7 +141,7 @@ def test_what_another_pool_has_needs_no_room(hosts, with_disk):
     full = [i for i in range(1000, 1200) if two.store.put(i, value(i), retention="hard") is STORED]
     two.node.set_draining(False)
     before = set(only_on_disk(one.store))
-    with replaced(one.store, "bring_up", lambda *_: pytest.fail("it was brought up")):
+    with replaced(one.store, "bring_up_keys", lambda *_: pytest.fail("it was brought up")):
         drained = drain(one.node)
     assert drained.has_left and len(full) and before
     assert (drained.num_moved, drained.num_copied) == (NUM, 0)
@@ -250,7 +250,7 @@ def test_what_is_removed_meanwhile_does_not_come_back(hosts, with_disk):
             two.cluster.remove(i)
         return is_up
 
-    with replaced(one.store, "bring_up", then_removed):
+    with replaced(one.store, "bring_up_keys", then_removed):
         drained = drain(one.node)
     assert drained.has_left
     assert (drained.num_moved, drained.num_gone) == (NUM - len(gone), len(gone))

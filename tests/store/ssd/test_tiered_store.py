@@ -474,8 +474,8 @@ def test_what_is_brought_up_evicts_nothing(opened):
     words = store.keyspace.keys(KEYS)
     in_pool = store.pool.contains_each(words)
     assert in_pool.sum() == IN_POOL
-    assert store.bring_up(words).tolist() == in_pool.tolist()
+    assert store.bring_up_keys(words).tolist() == in_pool.tolist()
     for key in np.flatnonzero(in_pool)[:3].tolist():
         assert store.remove(key)
-    is_up = store.bring_up(words[:-1][~in_pool[:-1]])
+    is_up = store.bring_up_keys(words[:-1][~in_pool[:-1]])
     assert is_up.sum() == 3 and store.pool.contains_each(words).sum() == IN_POOL

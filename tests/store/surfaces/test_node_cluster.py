@@ -103,12 +103,12 @@ def test_a_drain_that_shall_leave_the_disk_after_all(hosts, tmp_path, is_cancell
     assert store.flush(60)
     is_up, goes_on = threading.Event(), threading.Event()
 
-    def bring_up(original, keys):
+    def bring_up_keys(original, keys):
         is_up.set()
         assert eventually(goes_on.is_set)
         return original(keys)
 
-    with NodeCluster(one.node) as cluster, replaced(store, "bring_up", bring_up):
+    with NodeCluster(one.node) as cluster, replaced(store, "bring_up_keys", bring_up_keys):
         cluster.drain(one.node.name)
         assert eventually(is_up.is_set)
         cluster.drain(one.node.name)  # is the same

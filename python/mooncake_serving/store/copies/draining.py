@@ -197,7 +197,7 @@ class _Mover:
         spreader = Spreader(self._node, self._placement, self._room, 1, keys, sizes, kept)
         if is_from_disk:
             spreader.placement = replace(self._placement, may_evict=False)
-            spreader.bring_up = self._store.bring_up
+            spreader.bring_up_keys = self._store.bring_up_keys
         copied = spreader.run()
         members = self._node.directory.members()
         change = ReplicaChange(self._node, keys, members, kept, hide=True)

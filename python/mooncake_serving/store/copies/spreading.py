@@ -71,7 +71,7 @@ class Spreader:
         keys: ``[n, 2]`` uint64.
         num_bytes: ``[n]`` sizes; 0 where unknown: full pools are then asked, too.
         kept: ``[n]`` of ``KEPT``: how pools keep the copies.
-        bring_up: loads ``[n, 2]`` objects into the node's own pool, to be copied from there, once
+        bring_up_keys: loads ``[n, 2]`` objects into the node's own pool, to be copied from there, once
             it is known where to: ``[n]`` bool, which are there. None: they need not be.
     """
 
@@ -82,7 +82,7 @@ class Spreader:
     keys: np.ndarray
     num_bytes: np.ndarray
     kept: np.ndarray
-    bring_up: Callable[[np.ndarray], np.ndarray] | None = None
+    bring_up_keys: Callable[[np.ndarray], np.ndarray] | None = None
 
     def run(self) -> Copied:
         """Make the copies.
@@ -163,9 +163,9 @@ class Spreader:
 
     def _brought_up(self, indices: Sequence[int], copied: Copied) -> list[int]:
         """Those that can be copied."""
-        if self.bring_up is None:
+        if self.bring_up_keys is None:
             return list(indices)
-        is_up = self.bring_up(self.keys[indices]).tolist()
+        is_up = self.bring_up_keys(self.keys[indices]).tolist()
         for i, up in zip(indices, is_up, strict=True):
             if not up:
                 copied.failed[i] = "it could not be brought up from the disk"

@@ -153,7 +153,7 @@ class TieredStore(Store):
         is_there = num_bytes != ABSENT
         return keys[is_there], num_bytes[is_there]
 
-    def bring_up(self, keys: np.ndarray) -> np.ndarray:
+    def bring_up_keys(self, keys: np.ndarray) -> np.ndarray:
         with self._moves.hold(tuple(key) for key in keys.tolist()):
             self._promote_held(keys, self.begin_unless_full)
         return self.pool.contains_each(keys)
