@@ -71,8 +71,8 @@ class Spreader:
         keys: ``[n, 2]`` uint64.
         num_bytes: ``[n]`` sizes; 0 where unknown: full pools are then asked, too.
         kept: ``[n]`` of ``KEPT``: how pools keep the copies.
-        bring_up_keys: loads ``[n, 2]`` objects into the node's own pool, to be copied from there, once
-            it is known where to: ``[n]`` bool, which are there. None: they need not be.
+        bring_up_keys: loads ``[n, 2]`` objects into the node's own pool, to be copied from there,
+            once it is known where to: ``[n]`` bool, which are there. None: they need not be.
     """
 
     node: Node
