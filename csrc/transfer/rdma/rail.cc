@@ -13,8 +13,7 @@ constexpr int kMaxSends = 128;  // work requests in flight
 constexpr int kPollBatch = 64;
 constexpr double kFirstPauseS = 1, kLongestPauseS = 30;
 constexpr double kOlder = 0.8;  // weight of what was measured before a completion
-constexpr double kStaleS = 1;   // idle for that long, it may be faster or slower than measured
-constexpr double kStaleWeight = 1e-6;  // it counts until there is a new measurement
+constexpr double kStaleS = 1;   // idle for that long, it may be faster than measured
 constexpr double kLeastGbPerS = 0.01;
 
 }  // namespace
@@ -68,11 +67,10 @@ bool Rail::is_stale() const {
 
 void Rail::submit(Slices& slices, const std::shared_ptr<const rdma::RemoteRegion>& remote) {
   if (!is_busy()) patience_ = Deadline::after(kPatienceS);
-  if (is_stale()) {
-    measured_bytes_ *= kStaleWeight;
-    measured_s_ *= kStaleWeight;
+  if (under_way_.empty()) {
+    busy_since_ = Clock::now();
+    was_idle_ = true;
   }
-  if (under_way_.empty()) busy_since_ = Clock::now();
   under_way_.splice(under_way_.end(), slices, slices.begin());
   Slice& slice = under_way_.back();
   slice.token = ++last_token_;
@@ -139,10 +137,21 @@ void Rail::collect(Slices& done) {
   const double seconds = std::chrono::duration<double>(now - busy_since_).count();
   busy_since_ = now;
   num_bytes_under_way_ -= num_bytes;
-  measured_bytes_ = kOlder * measured_bytes_ + static_cast<double>(num_bytes);
-  measured_s_ = kOlder * measured_s_ + seconds;
+  measure(static_cast<double>(num_bytes), seconds);
   pause_s_ = 0;
   was_refused_ = false;
+}
+
+// What comes first after a rest took the latency as well, so it is at least that fast: a few small
+// requests do not make a rail look slower than others that have not been tried.
+void Rail::measure(double num_bytes, double seconds) {
+  if (!std::exchange(was_idle_, false)) {
+    measured_bytes_ = kOlder * measured_bytes_ + num_bytes;
+    measured_s_ = kOlder * measured_s_ + seconds;
+  } else if (num_bytes * measured_s_ > measured_bytes_ * seconds) {
+    measured_bytes_ = num_bytes;
+    measured_s_ = seconds;
+  }
 }
 
 void Rail::pause(const std::string& cause, size_t peer_nic) {

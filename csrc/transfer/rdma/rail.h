@@ -80,6 +80,7 @@ class Rail {
 
  private:
   void post(const rdma::Transfer& transfer);
+  void measure(double num_bytes, double seconds);
   bool is_stale() const;  // has had nothing to do for long
   bool is_busy() const { return !under_way_.empty() || flush_token_ != 0; }
 
@@ -107,6 +108,7 @@ class Rail {
   double link_bytes_per_s_ = 1;
   double measured_bytes_ = 0, measured_s_ = 0;  // since connected; the older, the less they count
   Clock::time_point busy_since_{};              // or since the last completion
+  bool was_idle_ = true;                        // until then
   Deadline patience_;
 
   std::string cause_;

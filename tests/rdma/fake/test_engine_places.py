@@ -74,6 +74,18 @@ def test_a_way_between_the_nics_that_are_near(world):
             engine.write(peer, [(a, b, SIZE)]).wait()
         np.testing.assert_array_equal(there, here)
         assert moved(engine, peer) == {"fake1": 3 * SIZE}
+
+
+def test_a_slow_answer_to_a_small_request_does_not_send_the_next_one_far(world):
+    """What the NICs that are near take for it is latency, and others have not been tried."""
+    for index in range(4):
+        world.set_device(index, bytes_per_s=20 << 20)  # of what the ports claim
+    here, there = addressed(SIZE), addressed(SIZE, 1)
+    near, far = on_nodes(fake0=1, fake1=0), on_nodes(fake2=0, fake3=1)
+    with joined(near, far, here, there) as (engine, peer, a, b):
+        for _ in range(5):
+            engine.write(peer, [(a, b, SIZE)]).wait()
+        assert moved(engine, peer) == {"fake1": 5 * SIZE}
         assert world.live()["queue pair"] == 2 * 3
         told = rails(engine, peer, a, b)
         assert told == ["fake0 to fake2", "fake1 to fake3", "fake1 to fake2"]
