@@ -25,8 +25,9 @@ class Changes {
     view_.changes[end() % kNumChanges] = entry;
     header_.end_of_changes.store(end() + 1, std::memory_order_release);
   }
-  // Whether all changes from this number on are known.
-  bool has(uint64_t begin) const { return end() - begin <= kNumChanges; }
+  // Whether all changes from this number on are known: one less than there is room for, since a
+  // process may have died while it overwrote the oldest.
+  bool has(uint64_t begin) const { return end() - begin < kNumChanges; }
   uint32_t entry(uint64_t at) const { return view_.changes[at % kNumChanges]; }
 
  private:
