@@ -159,6 +159,7 @@ py::list list_of(const std::vector<Notification>& notifications) {
 
 py::list take_notifications(Engine& engine, double timeout_s) {
   std::vector<Notification> taken;
+  engine.accept_notifications();
   wait_in_slices(timeout_s, [&](const Deadline& until) {
     taken = engine.take_notifications(until);
     return !taken.empty();

@@ -164,6 +164,11 @@ std::vector<Notification> Engine::take_notifications(const Deadline& deadline) {
   return own_->notifications.take(deadline);
 }
 
+void Engine::accept_notifications() {
+  owner_.check("receive_notifications", "engine");
+  own_->notifications.accept();
+}
+
 std::vector<Notification> Engine::refuse_notifications() {
   owner_.check("refuse_notifications", "engine");
   return own_->notifications.refuse();

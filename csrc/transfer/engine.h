@@ -70,6 +70,7 @@ class Engine {
   std::unique_ptr<Reply> ask(Peer& peer, const Question& question, const Deadline& deadline) const;
 
   std::vector<Notification> take_notifications(const Deadline& deadline);
+  void accept_notifications();                       // again, after refuse_notifications()
   std::vector<Notification> refuse_notifications();  // see NotificationQueue
   std::vector<Stats::Row> stats() const;
   Rejections::Table rejections() const;  // of peers that connected here

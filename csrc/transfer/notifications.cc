@@ -31,11 +31,15 @@ void NotificationQueue::push(const std::string& peer, std::string bytes) {
 
 std::vector<Notification> NotificationQueue::take(const Deadline& deadline) {
   std::unique_lock lock(mutex_);
-  refuses_ = false;
   arrived_.wait_until(lock, deadline.at(), [this] { return closed_ || !queue_.empty(); });
   MK_CHECK(!closed_, "receive_notifications: the engine is closed");
   num_bytes_ = 0;
   return std::exchange(queue_, {});
+}
+
+void NotificationQueue::accept() {
+  const std::lock_guard lock(mutex_);
+  refuses_ = false;
 }
 
 std::vector<Notification> NotificationQueue::refuse() {

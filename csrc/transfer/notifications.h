@@ -26,8 +26,9 @@ class NotificationQueue {
   // even during the wait.
   std::vector<Notification> take(const Deadline& deadline);
 
-  // All there are; later ones are refused until the next take. Throws InvalidArgument once closed.
+  // All there are; later ones are refused until accept(). Throws InvalidArgument once closed.
   std::vector<Notification> refuse();
+  void accept();
 
   void close();
 

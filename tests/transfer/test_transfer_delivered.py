@@ -149,18 +149,15 @@ def move(direction, lanes, plan, near, far, sizes) -> tuple[TransferError | None
     ours, theirs = (source, target) if direction == "write" else (target, source)
     peers = Target(theirs, plan)
     error = None
-    with (
-        config.override(transfer_lanes=lanes),
-        raw_server(peers) as name,
-        TransferEngine(transports=["tcp"]) as engine,
-    ):
-        region, peer = engine.register(ours), engine.open(name)
-        call = getattr(engine, f"{direction}_blocks")
-        try:
-            call(peer, region.address + near, BASE + far, sizes).wait()
-        except TransferError as caught:
-            error = caught
-    peers.join()
+    with config.override(transfer_lanes=lanes), raw_server(peers) as name:
+        with TransferEngine(transports=["tcp"]) as engine:
+            region, peer = engine.register(ours), engine.open(name)
+            call = getattr(engine, f"{direction}_blocks")
+            try:
+                call(peer, region.address + near, BASE + far, sizes).wait()
+            except TransferError as caught:
+                error = caught
+        peers.join()
     places = (near, far) if direction == "write" else (far, near)
     return error, arrived(source, target, *places, sizes)
 

@@ -1,6 +1,8 @@
 """Forbidden operations are refused with a clear message, and have changed nothing."""
 
 import pickle
+import time
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
@@ -95,6 +97,13 @@ def test_notifications_that_nobody_receives_any_more(pair, rows):
     assert pair.far.receive_notifications() == [], "from now on there is somebody again"
     pair.near.write(pair.peer, [], notify=b"again").wait()
     assert pair.far.receive_notifications(20.0) == [(pair.near.name, b"again")]
+    with ThreadPoolExecutor(1) as thread:
+        receiving = thread.submit(pair.far.receive_notifications, 0.5)
+        time.sleep(0.1)
+        pair.far.refuse_notifications()
+        assert receiving.result() == []
+    with pytest.raises(TransferError, match="receives no notifications any more"):
+        pair.near.write(pair.peer, [], notify=b"late").wait()
     pair.far.close()
     with pytest.raises(InvalidArgument, match="refuse_notifications: the engine .* is closed"):
         pair.far.refuse_notifications()

@@ -1,6 +1,7 @@
 #include "transfer/queue/job.h"
 
 #include <algorithm>
+#include <new>
 #include <utility>
 
 #include "transfer/wire/wire.h"
@@ -128,7 +129,11 @@ void Job::confirm(const Work& work, uint64_t num_bytes, bool failed) {
   if (!confirmed_.empty() && confirmed_.back().address + confirmed_.back().num_bytes == position) {
     confirmed_.back().num_bytes += num_bytes;
   } else {
-    confirmed_.push_back({position, num_bytes});
+    try {
+      confirmed_.push_back({position, num_bytes});
+    } catch (const std::bad_alloc&) {
+      // It counts as not delivered.
+    }
   }
 }
 

@@ -1,6 +1,7 @@
 #include "transfer/queue/ticket.h"
 
 #include <algorithm>
+#include <new>
 #include <utility>
 
 #include "transfer/error.h"
@@ -95,7 +96,11 @@ void Ticket::wait_finished() {
 void Ticket::finish(const Cause& cause, uint64_t num_bytes_done,
                     const std::vector<Range>& confirmed) {
   std::vector<bool> delivered;
-  if (!cause.empty()) delivered = whole_descriptors(request_, confirmed);
+  try {
+    if (!cause.empty()) delivered = whole_descriptors(request_, confirmed);
+  } catch (const std::bad_alloc&) {
+    // It ends without telling.
+  }
   const std::lock_guard lock(mutex_);
   counted_.end(num_bytes_done, !cause.empty());  // before anyone learns that it is over
   cause_ = cause;
