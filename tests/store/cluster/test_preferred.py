@@ -168,6 +168,22 @@ def test_one_that_has_gone_takes_nothing(trio):
         assert one.cluster.put("c", value(1), preferred=["host-1"]) is STORED
 
 
+def test_one_that_hangs_is_waited_for_once(trio):
+    one, two, _ = trio
+    error = Unavailable("no answer")
+    error.timed_out = True
+
+    def directly(*_, **options):
+        one.node.silence.note(two.node.name, error)
+
+    with (
+        replaced(one.node, "put_directly", directly),
+        replaced(one.cluster, "_offer", lambda *_: pytest.fail("it was silent a moment ago")),
+    ):
+        assert one.cluster.put("a", value(1), preferred=["host-1"]) is STORED
+    assert holders(trio, "a") == ["0"]
+
+
 def test_what_exists_stays_where_it_is(trio):
     one, two, three = trio
     assert one.cluster.put("one", value(1)) is three.cluster.put("three", value(3)) is STORED
@@ -187,6 +203,21 @@ def test_several_preferences_in_one_commit(trio):
         put.view[:] = value(i)
     assert one.cluster.commit_each(puts) == [STORED] * 3
     assert holders(trio, *range(3)) == ["0", "1", "2"]
+
+
+def test_a_commit_that_fails_leaves_what_it_has_not_sent_open(trio):
+    one = trio[0]
+    puts = [one.cluster.begin(i, UNIT, preferred=[f"host-{i}"]) for i in (1, 2)]
+    for put in puts:
+        put.view[:] = value(1)
+
+    def fails(*_):
+        raise Unavailable("the directory does not answer")
+
+    with replaced(one.cluster, "_put_each", fails), pytest.raises(Unavailable):
+        one.cluster.commit_each(puts)
+    assert one.cluster.commit_each(puts[1:]) == [STORED]
+    assert holders(trio, 1, 2) == ["", "2"]
 
 
 def test_wrong_arguments(trio):

@@ -164,6 +164,16 @@ def test_what_has_no_room_elsewhere_stays_and_is_told(hosts):
     assert two.store.get("back") == value(1)
 
 
+def test_it_leaves_when_what_had_no_room_elsewhere_has_gone(hosts):
+    one, two = hosts.several(2, 16 * UNIT)
+    for i in range(16):
+        two.store.put(f"mine/{i}", value(i), retention="hard")
+    two.node.set_draining(False)  # tells how full it is
+    one.cluster.put("a", value(1))
+    drained = drain(one.node, on_progress=lambda drained: drained.failed and one.store.remove("a"))
+    assert drained.has_left and not drained.failed
+
+
 def test_a_pool_that_another_node_serves_stays(hosts):
     one = hosts.make("one")
     other = hosts.make("one", store=Store.open(one.store.pool.path))

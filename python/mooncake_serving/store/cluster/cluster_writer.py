@@ -12,7 +12,7 @@ from mooncake_kernels.errors import InvalidArgument, Unavailable
 from mooncake_kernels.pool import PutResult, Retention
 
 from ..checks import check_number, check_retention
-from ..directory import Claim, Member
+from ..directory import Claim
 from ..keyspace import StoreKey, StoreKeys
 from ..node.by_key import UNSURE, NewResult
 from ..node.holds import Hold
@@ -186,14 +186,14 @@ class ClusterWriter(ClusterGiver):
             if stored:
                 self.node.claims.settle(np.concatenate(stored))
         if elsewhere := [put for put in puts if isinstance(put, PutElsewhere)]:
-            for sent in elsewhere:
-                sent.end()
             for preferred in dict.fromkeys(sent.preferred for sent in elsewhere):
                 self._send([sent for sent in elsewhere if sent.preferred == preferred], preferred)
         return [put.result for put in puts if put.result is not None]
 
     def _send(self, puts: Sequence[PutElsewhere], preferred: Sequence[str]) -> None:
         """Put what was written in memory of this process."""
+        for put in puts:
+            put.end()
         keys = [put.key for put in puts]
         kept = np.array([put.kept for put in puts], KEPT)
         results = self._put_each(
@@ -344,7 +344,7 @@ class ClusterWriter(ClusterGiver):
             home = homes[0] if homes else None
             direct = self.node.put_directly(words, objects, home, verify=self._verify > 0)
         if direct is None:
-            return self._put_claimed(words, objects, make_kept(), homes)
+            return self._put_claimed(words, objects, make_kept(), preferred)
         results = [r if isinstance(r, PutResult) else PutResult.EXISTS for r in direct]
         left = [i for i, result in enumerate(direct) if not isinstance(result, PutResult)]
         if not left:
@@ -353,7 +353,7 @@ class ClusterWriter(ClusterGiver):
         until = time.monotonic() + UNSURE_S
         while left:
             kept = make_kept()[left]
-            rest = self._put_claimed(words[left], [objects[i] for i in left], kept, homes)
+            rest = self._put_claimed(words[left], [objects[i] for i in left], kept, preferred)
             for i, result in zip(left, rest, strict=True):
                 results[i] = result
             left = self._find_unsure(words, direct, results)
@@ -404,11 +404,11 @@ class ClusterWriter(ClusterGiver):
         words: np.ndarray,
         objects: Sequence[Sequence[Buffer]],
         kept: np.ndarray,
-        homes: Sequence[Member],
+        preferred: Sequence[str],
     ) -> list[PutResult]:
         """Store many objects, after they have been claimed: there, or else here or elsewhere."""
         with (hold := Hold()):
-            results = self._put_under(hold, words, objects, kept, homes)
+            results = self._put_under(hold, words, objects, kept, preferred)
         taken = _which(results, PutResult.BEING_WRITTEN)
         if taken:
             for i, is_here in zip(taken, self._are_here(words[taken]), strict=True):
@@ -422,14 +422,14 @@ class ClusterWriter(ClusterGiver):
         words: np.ndarray,
         objects: Sequence[Sequence[Buffer]],
         kept: np.ndarray,
-        homes: Sequence[Member],
+        preferred: Sequence[str],
     ) -> list[PutResult]:
         """Claim objects, store those that are granted, and settle their claims."""
         results, granted = self._claim(words, hold)
         published = np.zeros(len(words), bool)
         left = granted
         try:
-            if homes:
+            if homes := self._preferred_homes(preferred):  # one may have been silent just now
                 left, *_ = self._offer(homes, words, objects, kept, granted, results, published)
             with self.node.intake.enter():
                 is_in = self.node.intake.is_open

@@ -170,6 +170,10 @@ class _Mover:
         on_disk, num_bytes = self._only_on_disk(objects.keys)
         if self._leave_disk:
             on_disk, num_bytes = on_disk[:0], num_bytes[:0]
+        if failed := self._drained.failed:
+            here = {(a, b) for a, b in np.concatenate([objects.keys, on_disk]).tolist()}
+            for key in failed.keys() - here:  # it was evicted or removed meanwhile
+                del failed[key]
         num_gone = self._drained.num_moved + self._drained.num_gone
         has_changed = num_gone > self._num_before
         self._num_before = num_gone

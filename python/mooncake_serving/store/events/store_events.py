@@ -79,6 +79,12 @@ class StoreEvents(Closing):
             self._thread.join()
 
     def _follow(self) -> None:
+        try:
+            self._look_repeatedly()
+        finally:  # or the disk would go on collecting changes for nobody
+            self._unwatch_disk()
+
+    def _look_repeatedly(self) -> None:
         is_last = was_late = False
         while not is_last:
             is_last = self._closing.wait(self._interval_s)
@@ -93,7 +99,6 @@ class StoreEvents(Closing):
                 was_late = True
             else:
                 was_late = False
-        self._unwatch_disk()
 
     def _look(self, *, is_first: bool = False) -> None:
         pool = self._pool.look()  # first: what has left it for the disk is there by now
