@@ -98,8 +98,9 @@ def test_notifications_that_nobody_receives_any_more(pair, rows):
     pair.near.write(pair.peer, [], notify=b"again").wait()
     assert pair.far.receive_notifications(20.0) == [(pair.near.name, b"again")]
     with ThreadPoolExecutor(1) as thread:
-        receiving = thread.submit(pair.far.receive_notifications, 0.5)
-        time.sleep(0.1)
+        thread.submit(int).result()  # it runs
+        receiving = thread.submit(pair.far.receive_notifications, 1.0)
+        time.sleep(0.4)
         pair.far.refuse_notifications()
         assert receiving.result() == []
     with pytest.raises(TransferError, match="receives no notifications any more"):

@@ -36,7 +36,8 @@ class StoreEvents(Closing):
     Args:
         store: whose pool, and disk if it is a ``TieredStore``.
         publisher: by which; closed by the caller, afterwards.
-        interval_s: how long after a look the next one begins: so late are events at most.
+        interval_s: how long after a look the next one begins: so late are events at most, but for
+            what is removed from the disk: that is told once the disk has recorded it.
 
     Raises:
         InvalidArgument: an argument is wrong.
