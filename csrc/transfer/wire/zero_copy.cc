@@ -88,8 +88,9 @@ void ZeroCopy::settle_all(const Deadline& until) {
 void ZeroCopy::reap() {
   io_uring_cqe done;
   while (ring_.pop(done)) {
-    const auto send = std::find_if(in_flight_.begin(), in_flight_.end(),
-                                   [&](const Send& s) { return s.number == done.user_data; });
+    const auto send =
+        std::find_if(in_flight_.begin(), in_flight_.end(),
+                     [number = done.user_data](const Send& s) { return s.number == number; });
     if (done.flags & kIsNotification) {
       if (send == in_flight_.end()) continue;  // it took no byte, and says that these were copied
       const bool was_copied = static_cast<uint32_t>(done.res) & kWasCopied;
