@@ -1,4 +1,4 @@
-"""``python -m mooncake_kernels doctor | topo | config | calibrate | metadata | secret``."""
+"""``python -m mooncake_kernels``: doctor, topo, bandwidth, config, calibrate, metadata, secret."""
 
 import argparse
 import json
@@ -8,9 +8,10 @@ from pathlib import Path
 
 from . import config
 from .command_line import run_command
-from .errors import Unavailable
+from .errors import TransferError, Unavailable
 from .topology import Topology
 from .topology import cli as topology_cli
+from .transfer import bandwidth
 
 
 def calibrate(path: Path, *, quick: bool) -> None:
@@ -34,7 +35,7 @@ def probe(topology: Topology) -> None:
 
 def main(arguments: list[str] | None = None) -> int:
     """Run one command; return its exit status."""
-    return run_command(lambda: run(arguments), errors=(Unavailable,))
+    return run_command(lambda: run(arguments), errors=(TransferError, Unavailable))
 
 
 def run(arguments: list[str] | None) -> int:
@@ -56,6 +57,7 @@ def run(arguments: list[str] | None) -> int:
     serving.add_argument("--port", type=int, default=8080, help="port; 0 takes a free one")
     commands.add_parser("secret", help="make a secret for TransferEngine, of 256 random bits")
     topology_cli.add_parser(commands)
+    bandwidth.add_parser(commands)
     options = parser.parse_args(arguments)
     command = options.command
     if command == "doctor":
@@ -67,6 +69,8 @@ def run(arguments: list[str] | None) -> int:
             doctor.error(str(error))
     if command == "topo":
         return topology_cli.run(options, probe)
+    if command == "bandwidth":
+        return bandwidth.run(options)
     if command == "metadata":
         from .metadata import server
 

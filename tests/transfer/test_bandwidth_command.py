@@ -1,0 +1,138 @@
+"""``python -m mooncake_kernels bandwidth``: a target process, and initiators in this one."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+
+import pytest
+
+from mooncake_kernels.__main__ import main
+from mooncake_kernels.transfer import TransferEngine
+
+from .support import START_S
+
+MIB = 1 << 20
+
+
+def start_target(*arguments: str, **environment: str) -> tuple[subprocess.Popen, str]:
+    command = [sys.executable, "-m", "mooncake_kernels", "bandwidth", "--mode", "target"]
+    process = subprocess.Popen(
+        [*command, "--buffer-size", "4m", *arguments],
+        env={**os.environ, **environment},
+        text=True,
+        stdout=subprocess.PIPE,
+    )
+    line = process.stdout.readline()  # it prints, or ends
+    assert line.endswith(f" offers {4 * MIB} bytes of cpu:0\n")
+    return process, line.split()[0]
+
+
+@pytest.fixture(scope="module")
+def target() -> Iterator[str]:
+    process, name = start_target()
+    yield name
+    process.terminate()
+    assert process.wait(START_S) == 0
+    process.stdout.close()
+
+
+def initiate(name: str, *arguments: str) -> int:
+    small = ["--buffer-size", "4m", "--block-size", "16k", "--batch-size", "32", "--duration", ".1"]
+    return main(["bandwidth", "--segment-id", name, *small, *arguments])
+
+
+@pytest.mark.parametrize("operation", ["read", "write"])
+@pytest.mark.parametrize("protocol", ["shm", "tcp"])
+def test_what_is_reported_has_been_moved(protocol, operation, target, tmp_path, capsys):
+    file = tmp_path / "result.json"
+    words = ["--protocol", protocol, "--operation", operation, "--threads", "2"]
+    assert initiate(target, *words, "--json", str(file)) == 0
+    found = json.loads(file.read_text())
+    batches = found["num_bytes"] / (32 * 16384)
+    assert batches >= 2 and batches == int(batches)
+    assert sum(found["bytes_by_path"].values()) == found["num_bytes"]
+    assert (found["transport"], found["threads"]) == (protocol, 2)
+    printed = capsys.readouterr().out
+    assert f"{found['num_bytes']} bytes in " in printed and f"paths: {protocol}:" in printed
+
+
+def test_mooncakes_spelling_and_sequential_blocks(target, capsys):
+    assert initiate(target, "--batch_size", "2", "--sequential", "--report_unit=Gb") == 0
+    assert " Gb/s: " in capsys.readouterr().out
+
+
+def test_blocks_that_come_back_changed_are_an_error(target, capsys, monkeypatch):
+    read = TransferEngine.read_blocks
+
+    def shifted(engine, peer, local, remote, size):
+        return read(engine, peer, local, remote[::-1], size)
+
+    monkeypatch.setattr(TransferEngine, "read_blocks", shifted)
+    assert initiate(target) == 2
+    assert "error: 32 of 32 blocks came back changed" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("wrong", "reason"),
+    [
+        (["--batch-size", "257"], "--batch-size must be at most 256"),
+        (["--threads", "9", "--batch-size", "32"], "--batch-size must be at most 28"),
+        (["--gpu-id", "99"], "--gpu-id must be one of "),
+    ],
+)
+def test_what_does_not_fit_is_refused(wrong, reason, target, capsys):
+    assert initiate(target, *wrong) == 2
+    assert capsys.readouterr().err.startswith(f"error: {reason}")
+
+
+@pytest.mark.parametrize(
+    ("wrong", "reason"),
+    [
+        ([], "--segment-id must name the target, got None"),
+        (["--mode", "target", "--segment-id", "x"], "must not be given to a target, got x"),
+        (["--segment-id", "x", "--block-size", "3x"], "must be bytes, like 65536 or 64k, got 3x"),
+        (["--segment-id", "x", "--threads", "0"], "must be an integer of at least 1, got 0"),
+        (["--segment-id", "x", "--duration", "inf"], "must be a number of seconds above 0, got"),
+        (["--segment-id", "x", "--json", "/nowhere/x"], "must be a file in a folder that exists"),
+    ],
+)
+def test_wrong_arguments_are_named(wrong, reason, capsys):
+    with pytest.raises(SystemExit, match="2"):
+        main(["bandwidth", *wrong])
+    assert reason in capsys.readouterr().err
+
+
+def test_an_engine_that_is_no_target(capsys):
+    with TransferEngine(transports=["tcp"]) as engine:
+        assert initiate(engine.name, "--protocol", "tcp") == 2
+    assert "is no target, which --mode target starts" in capsys.readouterr().err
+
+
+def test_a_secret_is_needed_where_the_target_has_one(capsys):
+    process, name = start_target(MOONCAKE_KERNELS_SECRET="of the target, not ours")
+    with process:
+        status = initiate(name)
+        process.terminate()
+    assert status == 2
+    assert "secret" in capsys.readouterr().err
+
+
+def test_a_target_killed_meanwhile_is_an_error(capsys):
+    process, name = start_target()
+    threading.Timer(0.5, process.kill).start()
+    with process:
+        assert initiate(name, "--protocol", "tcp", "--duration", "60") == 2
+    assert capsys.readouterr().err.startswith(f"error: transfer with {name}: ")
+
+
+def test_ctrl_c_reports_what_was_measured(target, capsys):
+    threading.Timer(0.3, os.kill, [os.getpid(), signal.SIGINT]).start()
+    start = time.monotonic()
+    assert initiate(target, "--duration", "600") == 0
+    assert time.monotonic() - start < 300
+    assert "batches/s" in capsys.readouterr().out
