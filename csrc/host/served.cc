@@ -172,9 +172,7 @@ std::optional<py::array_t<bool>> publish(RedisPublisher& publisher, const Keys& 
 // As Served in Python.
 py::tuple take_done(ObjectService& service) {
   const ObjectService::Done done = service.take_done();
-  const auto is_there = column<bool>(done.is_there, [](bool there) { return there; });
-  return py::make_tuple(array_of(done.read), done.num_bytes_stored, array_of(done.changed),
-                        is_there, done.is_cut, done.is_listed_in_vain);
+  return py::make_tuple(array_of(done.read), done.is_listed_in_vain);
 }
 
 }  // namespace

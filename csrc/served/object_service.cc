@@ -188,10 +188,8 @@ class ObjectService::Storing final : public Exchange {
       }
     } catch (...) {
       if (publishes_) service_.note_listed_in_vain();
-      note_stored();
       throw;
     }
-    note_stored();
     return {part_of(statuses_)};
   }
 
@@ -264,15 +262,6 @@ class ObjectService::Storing final : public Exchange {
     writings_[i].reset();
   }
 
-  void note_stored() {
-    const std::lock_guard lock(service_.mutex_);
-    for (size_t i = 0; i < entries_.size(); ++i) {
-      if (statuses_[i] != AskStatus::kDone || writings_[i]) continue;
-      service_.note(entries_[i].key, true);
-      service_.done_.num_bytes_stored += entries_[i].num_bytes;
-    }
-  }
-
   void abort() noexcept {
     std::vector<Writing> left;
     for (std::optional<Writing>& writing : writings_) {
@@ -297,22 +286,18 @@ class ObjectService::Storing final : public Exchange {
 
 class ObjectService::Removing final : public Exchange {
  public:
-  Removing(ObjectService& service, std::vector<Key> keys)
-      : service_(service), keys_(std::move(keys)) {}
+  Removing(std::shared_ptr<Pool> pool, std::vector<Key> keys)
+      : pool_(std::move(pool)), keys_(std::move(keys)) {}
 
   std::vector<iovec> answer() override {
     for (const Key& key : keys_) {
-      const bool was_there = service_.pool_->remove(key);
-      statuses_.push_back(was_there ? AskStatus::kDone : AskStatus::kAbsent);
-      if (!was_there) continue;
-      const std::lock_guard lock(service_.mutex_);
-      service_.note(key, false);
+      statuses_.push_back(pool_->remove(key) ? AskStatus::kDone : AskStatus::kAbsent);
     }
     return {part_of(statuses_)};
   }
 
  private:
-  ObjectService& service_;
+  const std::shared_ptr<Pool> pool_;
   const std::vector<Key> keys_;
   std::vector<AskStatus> statuses_;
 };
@@ -334,7 +319,7 @@ std::unique_ptr<Exchange> ObjectService::begin(const std::string& question,
   expect(writes || header.ask == Ask::kRemove, "kind ", static_cast<uint32_t>(header.ask));
   if (!options_.may_write) throw Refused("its objects may only be read");
   if (!writes) {
-    return std::make_unique<Removing>(*this, entries_of<Key>(header, question));
+    return std::make_unique<Removing>(pool_, entries_of<Key>(header, question));
   }
   check_takes_puts();
   auto entries = entries_of<WriteEntry>(header, question);
@@ -359,13 +344,6 @@ std::shared_ptr<RedisPublisher> ObjectService::publisher() {
 
 void ObjectService::check_takes_puts() const {
   if (!takes_puts_) throw Refused("it takes no objects at the moment");
-}
-
-void ObjectService::note(const Key& key, bool is_there) {
-  done_.is_cut |= done_.changed.size() == kMaxNoted;
-  if (done_.is_cut) return;
-  done_.changed.push_back(key);
-  done_.is_there.push_back(is_there);
 }
 
 ObjectService::Done ObjectService::take_done() {

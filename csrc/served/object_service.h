@@ -27,11 +27,7 @@ class ObjectService final : public transfer::Service {
   // What peers have done since the last query, for bookkeeping in Python. The pool counts it.
   struct Done {
     std::vector<store::Key> read;  // for counting uses; empty if the pool is all
-    uint64_t num_bytes_stored;
-    std::vector<store::Key> changed;  // in order
-    std::vector<bool> is_there;
-    bool is_cut;             // more was changed, but nobody has queried for too long
-    bool is_listed_in_vain;  // the directory may list for this pool what was not stored
+    bool is_listed_in_vain;        // the directory may list for this pool what was not stored
   };
 
   struct Options {
@@ -65,7 +61,6 @@ class ObjectService final : public transfer::Service {
   std::shared_ptr<RedisPublisher> publisher();
   void note_listed_in_vain();
   void check_takes_puts() const;
-  void note(const store::Key& key, bool is_there);
 
   const std::shared_ptr<store::Pool> pool_;
   const Options options_;

@@ -1,7 +1,6 @@
 """The objects an ``ObjectPool`` returns: one for reading and one for writing an object."""
 
 import contextlib
-from collections.abc import Callable
 from types import TracebackType
 from typing import Any, Literal
 
@@ -202,10 +201,7 @@ class ObjectPut(_Bytes):
         id: identifies it among all objects, see ``PoolObjects.ids``.
         device: the GPU that holds it; None: it is in host memory.
         is_open: whether it was neither committed nor aborted.
-        on_commit: called after the commit, if it is not None.
     """
-
-    on_commit: Callable[[], None] | None = None
 
     def __init__(self, put: _host.ObjectPut, checksum: bool, retention: int, position: int):
         super().__init__(put)
@@ -270,8 +266,6 @@ class ObjectPut(_Bytes):
             self._checksum, self._retention, self._position, stream, unless_removed
         )
         self._end()
-        if is_there and self.on_commit is not None:
-            self.on_commit()
         return is_there
 
     def abort(self) -> None:

@@ -46,18 +46,10 @@ class Served(NamedTuple):
 
     Attributes:
         read: ``[n, 2]`` keys of the first of what they have read; empty if the pool ``is_all``.
-        num_bytes_stored: bytes they have put.
-        changed: ``[n, 2]`` keys of what they have put and removed, in that order.
-        is_there: ``[n]`` bool: True for a put.
-        is_cut: more was changed than is listed.
         is_listed_in_vain: the directory may list for this pool what was not stored.
     """
 
     read: np.ndarray
-    num_bytes_stored: int
-    changed: np.ndarray
-    is_there: np.ndarray
-    is_cut: bool
     is_listed_in_vain: bool
 
 

@@ -32,7 +32,6 @@ from .eviction import (
     lru,
     sieve,
 )
-from .observer import ObservedPool, Observer
 from .quotas import Quota, Usage
 from .ssd import SsdStats, SsdTier
 from .store import Store
@@ -52,8 +51,6 @@ __all__ = [
     "LengthAware",
     "Lfu",
     "Node",
-    "ObservedPool",
-    "Observer",
     "Placement",
     "Quota",
     "SsdStats",

@@ -10,7 +10,7 @@ import pytest
 from mooncake_kernels.errors import FailureKind, TransferError, Unavailable
 from mooncake_kernels.pool import ObjectPool, PoolCounts, PutResult
 from mooncake_kernels.transfer import ObjectsReply, TransferEngine
-from mooncake_serving.store import ObservedPool, Observer, Quota, SsdTier, Store, TieredStore
+from mooncake_serving.store import Quota, SsdTier, Store, TieredStore
 from mooncake_serving.store.node.locations import Locations
 
 from ..support import eventually
@@ -210,27 +210,17 @@ def test_what_others_read_is_used(hosts, tmp_path):
     assert one.cluster.exists_each(range(4)).tolist() == [False, False, True, False]
 
 
-def test_observers_are_told_what_others_do(hosts):
-    class Told(Observer):
-        def __init__(self):
-            self.stored, self.removed = [], []
-
-        def on_stored(self, keys, num_bytes):
-            self.stored += keys.tolist()
-
-        def on_removed(self, keys, *, evicted):
-            self.removed += keys.tolist()
-
-    told = Told()
-    pool = ObservedPool.create(64 * UNIT)
-    pool.observe(told)
+def test_a_pool_notes_what_others_do(hosts):
+    pool = ObjectPool.create(64 * UNIT)
     one, none = hosts.make("one", store=Store(pool)), hosts.make("none", 0)
+    watch = pool.watch()
+    watch.look()
     keys = one.store.keyspace.keys([1, 2]).tolist()
     none.cluster.put_each([1, 2], [value(1), value(2)])
     none.cluster.get_each([1, 2])
+    assert sorted(watch.look().stored.tolist()) == sorted(keys)
     none.cluster.remove(1)
-    assert eventually(lambda: told.removed == [keys[0]])
-    assert told.stored == keys
+    assert watch.look().removed.tolist() == keys[:1]
     assert pool.counts() == PoolCounts(2, 0, 2, 1, 0, 2 * UNIT, 2 * UNIT)
 
 

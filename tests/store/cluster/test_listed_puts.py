@@ -8,7 +8,7 @@ import pytest
 from mooncake_kernels.errors import Unavailable
 from mooncake_kernels.metadata import bounded_socket
 from mooncake_kernels.pool import PutResult
-from mooncake_serving.store import ObservedPool, Observer, Quota, Store
+from mooncake_serving.store import Quota, Store
 from mooncake_serving.store.directory import Claim, connect
 from mooncake_serving.store.node import node as node_module
 
@@ -207,19 +207,6 @@ def test_a_draining_node_gives_it_to_others(pair):
     one.node.set_draining(True)
     assert one.cluster.put("a", value(1)) is STORED
     assert two.store.exists("a") and not one.store.exists("a")
-
-
-def test_observers_are_told_at_once(hosts):
-    class Noted(Observer):
-        def on_stored(self, keys, num_bytes):
-            stored.append((len(keys), num_bytes))
-
-    stored: list[tuple[int, int]] = []
-    pool = ObservedPool.create(64 * UNIT)
-    pool.observe(Noted())
-    one = hosts.make("one", store=Store(pool))
-    one.cluster.put("a", value(1, 77))
-    assert stored == [(1, 77)]
 
 
 def test_a_publisher_that_breaks(pair):

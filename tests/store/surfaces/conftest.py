@@ -1,11 +1,11 @@
-"""Pools that are observed."""
+"""Pools with a name."""
 
 import os
 from pathlib import Path
 
 import pytest
 
-from mooncake_serving.store.observer import ObservedPool
+from mooncake_kernels.pool import ObjectPool
 
 from ..cluster.conftest import hosts
 
@@ -25,5 +25,5 @@ def path(tmp_path_factory):
 @pytest.fixture
 def pool(path):
     """A pool of 64 units, with a name."""
-    with ObservedPool.create(64 * UNIT, path, num_objects=64) as made:
+    with ObjectPool.create(64 * UNIT, path, num_objects=64) as made:
         yield made

@@ -1,4 +1,4 @@
-"""An observer that records, processes of commands, and vLLM's events as vLLM declares them."""
+"""Processes of commands, and vLLM's events as vLLM declares them."""
 
 import contextlib
 import os
@@ -9,26 +9,8 @@ from typing import Any
 import msgspec
 
 from mooncake_serving.store.cli import main
-from mooncake_serving.store.observer import Observer
 
 from ..support import kill
-
-
-class Recorder(Observer):
-    """What happened, as a list."""
-
-    def __init__(self):
-        self.happened: list[tuple] = []
-
-    def on_stored(self, keys, num_bytes):
-        self.happened.append(("stored", keys.tolist(), num_bytes))
-
-    def on_removed(self, keys, *, evicted):
-        self.happened.append(("evicted" if evicted else "removed", sorted(keys.tolist())))
-
-    def take(self) -> list[tuple]:
-        taken, self.happened = self.happened, []
-        return taken
 
 
 class VllmBatch(msgspec.Struct, array_like=True):

@@ -15,7 +15,6 @@ import zmq
 
 from mooncake_kernels.errors import InvalidArgument
 from mooncake_kernels.pool import object_keys
-from mooncake_serving.store import Store
 from mooncake_serving.store.events import (
     AllBlocksCleared,
     BlockRemoved,
@@ -66,6 +65,10 @@ def publisher():
         yield made
 
 
+def tell_stored(publisher: EventPublisher, stored: np.ndarray) -> None:
+    publisher.publish((BlockStored, stored, "CPU"))
+
+
 def keys(*hashes: int, namespace: str = "a") -> np.ndarray:
     return object_keys(list(hashes), namespace)
 
@@ -104,16 +107,12 @@ def hear(subscription, num_hashes: int) -> list[tuple[type, list]]:
 
 
 @pytest.mark.parametrize("form", ["map", "array"])
-def test_what_a_store_does_is_heard(pool, endpoints, form):
+def test_what_is_published_is_heard(endpoints, form):
     options = {"replay_endpoint": endpoints[1], "namespace": "a", "form": form}
+    others = np.concatenate([keys(5, namespace="b"), keys(1, 2)])
     with EventPublisher(endpoints[0], **options) as publisher, listening(publisher) as heard:
-        pool.observe(publisher)
-        store = Store(pool, namespace="a", evict_ratio=0)
-        Store(pool, namespace="b").put(5, b"of somebody else")
-        store.put_each([1, 2], [bytes(4096)] * 2)
-        store.put("a name, not a hash", b"x")
-        store.remove(1)
-        store.put(3, bytes(63 * 4096))
+        publisher.publish((BlockStored, others, "CPU"))
+        publisher.publish((BlockRemoved, others, "CPU"), (BlockStored, keys(3), "STORAGE"))
         assert hear(heard, 5) == [
             (BlockStored, [1, 2]),
             (BlockRemoved, [1, 2]),
@@ -121,17 +120,16 @@ def test_what_a_store_does_is_heard(pool, endpoints, form):
         ]
 
 
-def test_of_all_namespaces_whole_keys_are_told(pool):
+def test_of_all_namespaces_whole_keys_are_told():
     with EventPublisher(TCP) as publisher, listening(publisher) as heard:
-        pool.observe(publisher)
-        pool.put_from((1, 2**64 - 1), b"x")
+        tell_stored(publisher, np.array([[1, 2**64 - 1]], np.uint64))
         assert hear(heard, 1) == [(BlockStored, [bytes(7) + b"\x01" + b"\xff" * 8])]
 
 
 def test_a_snapshot_is_all_and_nothing_else(publisher):
     many = keys(*range(10_000))
     with listening(publisher) as heard:
-        publisher.on_stored(keys(99_999), 1)
+        tell_stored(publisher, keys(99_999))
         publisher.publish_snapshot(many)
         told = hear(heard, 10_001)
     assert told == [
@@ -161,7 +159,7 @@ def test_addresses_of_ipv6():
     with EventPublisher("tcp://[::1]:0", replay_endpoint="tcp://[::1]:0", namespace="a") as made:
         assert made.endpoint.startswith("tcp://[::1]:")
         with listening(made) as heard:
-            made.on_stored(keys(1), 1)
+            tell_stored(made, keys(1))
             assert hear(heard, 1) == [(BlockStored, [1])]
 
 
@@ -177,7 +175,7 @@ def test_frames_and_fields_are_vllms():
             asking.connect(publisher.replay_endpoint)
 
             def is_heard():
-                publisher.on_stored(keys(1, 2), 1)
+                tell_stored(publisher, keys(1, 2))
                 return listener.poll(20)
 
             assert eventually(is_heard)
@@ -205,7 +203,7 @@ def test_only_the_last_batches_are_kept(monkeypatch):
     monkeypatch.setattr(publisher_module, "MAX_BATCH", 1)
     with EventPublisher(TCP, replay_endpoint=TCP, buffer_steps=3, namespace="a") as publisher:
         for key in range(5):
-            publisher.on_stored(keys(key), 1)
+            tell_stored(publisher, keys(key))
         with zmq.Context.instance().socket(zmq.DEALER) as asking:
             asking.connect(publisher.replay_endpoint)
 
@@ -227,7 +225,7 @@ def test_silence_displaces_nothing_that_is_kept(monkeypatch):
         with listening(publisher) as heard:
             first = heard._expected
         with subscribe(publisher.endpoint) as waiting:
-            publisher.on_stored(keys(1), 1)  # the only change
+            tell_stored(publisher, keys(1))  # the only change
             silent = 0
             while silent < 20:
                 silent = 0 if waiting.receive(WAIT_S).events else silent + 1
@@ -267,7 +265,7 @@ def test_kept_batches(monkeypatch):
 def test_replays_of_arrays_have_no_topic():
     """As readers of that time expect: ``number, payload``."""
     with EventPublisher(TCP, replay_endpoint=TCP, namespace="a", form="array") as publisher:
-        publisher.on_stored(object_keys([1, 2], "a"), 10)
+        tell_stored(publisher, object_keys([1, 2], "a"))
         with zmq.Context.instance().socket(zmq.DEALER) as asking:
             asking.connect(publisher.replay_endpoint)
 
@@ -308,7 +306,7 @@ def test_a_slow_subscriber_has_it_all_in_the_end(monkeypatch):
     with EventPublisher(TCP, replay_endpoint=TCP, hwm=1) as publisher:
         with listening(publisher, hwm=1) as heard:
             for number in range(40):
-                publisher.on_stored(object_keys(np.full(1 << 15, number), "a"), 1)
+                tell_stored(publisher, object_keys(np.full(1 << 15, number), "a"))
             assert eventually(lambda: not publisher._queue._changes)
             [(kind, hashes)] = hear(heard, 40 << 15)
     numbers = [int.from_bytes(one[:8], "big") for one in hashes]
@@ -334,10 +332,10 @@ def test_stopped_and_killed_subscribers_hold_up_nobody(publisher, monkeypatch):
         some = keys(*range(4096))
         with listening(publisher) as heard:
             for _ in range(300):
-                publisher.on_stored(some, 1)
+                tell_stored(publisher, some)
             assert len(hear(heard, 300 * 4096)[0][1]) == 300 * 4096
             stalled.kill()
-            publisher.on_removed(some, evicted=True)
+            publisher.publish((BlockRemoved, some, "CPU"))
             assert hear(heard, 4096)[0][0] is BlockRemoved
 
 
@@ -347,7 +345,7 @@ def test_a_killed_publisher_that_comes_again_is_a_gap(tmp_path):
     def life():
         with EventPublisher(endpoint, namespace="a") as publisher:
             while True:
-                publisher.on_stored(keys(os.getpid()), 1)
+                tell_stored(publisher, keys(os.getpid()))
                 threading.Event().wait(0.01)
 
     with subscribe(endpoint) as heard:
@@ -391,17 +389,17 @@ def test_silence_is_told_while_replays_are_asked_for(monkeypatch):
 
 def test_nothing_is_kept_for_no_replays():
     with EventPublisher(TCP, namespace="a") as publisher, listening(publisher) as heard:
-        publisher.on_stored(keys(1), 1)
+        tell_stored(publisher, keys(1))
         assert hear(heard, 1) == [(BlockStored, [1])]
         assert publisher._kept is None
 
 
 def test_closing_sends_what_is_queued(publisher):
     with listening(publisher) as heard:
-        publisher.on_stored(keys(*range(1, 4)), 1)
+        tell_stored(publisher, keys(*range(1, 4)))
         publisher.close()
         publisher.close()
-        publisher.on_stored(keys(9), 1)
+        tell_stored(publisher, keys(9))
         assert hear(heard, 3) == [(BlockStored, [1, 2, 3])]
     assert eventually(lambda: not [one for one in threading.enumerate() if one.name == "kv-events"])
 
@@ -411,7 +409,7 @@ def test_what_threads_do_is_told_once(publisher):
 
         def life(first):
             for key in range(first, first + 500):
-                publisher.on_stored(keys(key), 1)
+                tell_stored(publisher, keys(key))
 
         threads = [threading.Thread(target=life, args=(i * 500,)) for i in range(1, 5)]
         for thread in threads:
@@ -436,16 +434,16 @@ def test_a_thread_that_is_too_slow_leaves_a_gap(monkeypatch):
             return encode(*args)
 
         monkeypatch.setattr(publisher_module, "encode", slow)
-        publisher.on_stored(keys(1), 1)
+        tell_stored(publisher, keys(1))
         assert eventually(lambda: not publisher._queue._changes)  # the thread has it
         for key in range(2, 32):
-            publisher.on_stored(keys(key), 1)
+            tell_stored(publisher, keys(key))
         assert publisher.num_dropped == 20
         may_go_on.set()
         assert hear(heard, 11) == [(BlockStored, list(range(1, 12)))]
         batch = heard.receive(WAIT_S)  # at once: the gap is not noticed only with the next change
         assert batch.is_after_gap and batch.events == []
-        publisher.on_stored(keys(32), 1)
+        tell_stored(publisher, keys(32))
         assert hear(heard, 1) == [(BlockStored, [32])]
 
 

@@ -5,7 +5,13 @@ import numpy as np
 import mooncake_kernels as mk
 from mooncake_serving.conductor import KVEvent, PrefixIndex
 from mooncake_serving.store import Store
-from mooncake_serving.store.events import AllBlocksCleared, BlockStored, EventPublisher, subscribe
+from mooncake_serving.store.events import (
+    AllBlocksCleared,
+    BlockStored,
+    EventPublisher,
+    StoreEvents,
+    subscribe,
+)
 
 from ..support import eventually
 
@@ -38,13 +44,13 @@ class Follower:
 def test_an_index_follows_a_store(pool):
     keys = mk.block_hashes(np.arange(40, dtype=np.uint32), 4)
     index = PrefixIndex(2)
+    store = Store(pool, namespace="a", evict_ratio=0)
+    store.put_each(keys[:3], [b"x"] * 3)
     with (
         EventPublisher("tcp://127.0.0.1:0", namespace="a") as publisher,
+        StoreEvents(store, publisher, interval_s=0.01),
         subscribe(publisher.endpoint) as heard,
     ):
-        pool.observe(publisher)
-        store = Store(pool, namespace="a", evict_ratio=0)
-        store.put_each(keys[:3], [b"x"] * 3)
         follower = Follower(index, 1)
 
         def there():

@@ -14,7 +14,6 @@ from mooncake_kernels.errors import InvalidArgument
 from mooncake_kernels.pool import as_keys, object_keys
 
 from ..checks import MAX_NUMBER, check_integer
-from ..observer import Observer
 from .change_queue import ChangeQueue
 from .messages import (
     MEDIUM,
@@ -50,9 +49,9 @@ class Change(NamedTuple):
     hashes: list[BlockHash]
 
 
-class EventPublisher(Observer, Closing):
-    """Publishes what it is told: by ``StoreEvents``, which finds what happens to a pool, or as an
-    observer of what this process does with one. A context manager.
+class EventPublisher(Closing):
+    """Publishes what it is told, usually by ``StoreEvents``, which finds what happens to a pool. A
+    context manager.
 
     A put only appends to a queue. A thread numbers the queued changes, sends them, and keeps them
     for replay. If a subscriber is slow, ZeroMQ drops what it has no room for; if the thread is too
@@ -139,12 +138,6 @@ class EventPublisher(Observer, Closing):
     def num_dropped(self) -> int:
         """Changes that were dropped because the thread was too slow."""
         return self._queue.num_dropped
-
-    def on_stored(self, keys: np.ndarray, num_bytes: int) -> None:
-        self.publish((BlockStored, keys, MEDIUM))
-
-    def on_removed(self, keys: np.ndarray, *, evicted: bool) -> None:
-        self.publish((BlockRemoved, keys, MEDIUM))
 
     def publish(
         self, *changes: tuple[type[AnyEvent], np.ndarray, str], is_snapshot: bool = False

@@ -27,8 +27,7 @@ class StoreEvents(Closing):
 
     It begins with a snapshot of what is there. Then a thread looks at intervals for what has
     changed, which costs time for each change, and next to nothing if there is none. Each change is
-    published once; an object that came and went between two looks is not. Do not also observe the
-    pool with the publisher, which would publish this process's own changes twice.
+    published once; an object that came and went between two looks is not.
 
     What moves to the disk is published there before it is withdrawn from memory. It stays on the
     disk when it is read, so it is published in both then.

@@ -7,7 +7,6 @@ from collections.abc import Callable
 from mooncake_kernels.errors import Unavailable
 from mooncake_kernels.transfer import RedisPublisher, TransferEngine
 
-from ..observer import ObservedPool
 from ..store import Store
 
 logger = logging.getLogger(__name__)
@@ -75,16 +74,14 @@ class Serving:
             self._served.let_put(is_open)
 
     def look(self) -> bool:
-        """Tell the store and the pool's observers what others did. Return whether the directory may
-        list what was not stored. For one thread at a time.
+        """Tell the store what others read. Return whether the directory may list what was not
+        stored. For one thread at a time.
         """
         if self._served is None:
             return False
         served = self._served.take()
         if len(served.read):
             self._store.note_read(served.read)
-        if isinstance(self._store.pool, ObservedPool):
-            self._store.pool.tell_served(served)
         return served.is_listed_in_vain
 
     def close(self) -> None:
