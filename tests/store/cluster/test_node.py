@@ -257,4 +257,3 @@ def test_what_is_said_of_a_host(hosts):
 
     assert eventually(lambda: told() == (True, 63 * UNIT))
     assert one.cluster.stats()[one.node.pool_name].num_ready == 1
-    assert one.cluster.retain("a", "hard") and not one.cluster.retain("b", "hard")

@@ -9,7 +9,7 @@ from mooncake_kernels.errors import InvalidArgument, TransferError, Unavailable
 from mooncake_kernels.pool import PoolStats, Retention
 from mooncake_kernels.transfer import Region
 
-from ..checks import check_positive, check_share
+from ..checks import check_positive, check_retention, check_share
 from ..directory import Member
 from ..keyspace import Keyspace, StoreKey, StoreKeys
 from ..node import Node
@@ -123,10 +123,28 @@ class ClusterStore(ClusterWriter, Closing):
         return removed
 
     def retain(self, key: StoreKey, retention: Retention) -> bool:
-        """Set how long this node's copy shall stay. Returns whether it has one: False, too, if only
-        another host has the object.
+        """Set how long an object's copies shall stay, in all pools that have one by now.
+
+        Returns:
+            Whether any pool had it; what is only on a disk behind one does not count.
+
+        Raises:
+            Unavailable: the directory, or every node of a pool that has it, does not answer; it is
+                set in all other pools.
         """
-        return self._store is not None and self._store.retain(key, retention)
+        self.node.check_process()
+        words = self._keyspace.keys([key], "retain")
+        check_retention("retain", retention)
+        found = self._store is not None and self._store.retain(key, retention)
+        unreached: list[str] = []
+        for pool in sorted(set(self.node.listing.holders(words)[0]) - {self.node.pool_name}):
+            try:
+                found |= self._retain_in(pool, words, retention)
+            except TransferError as error:
+                unreached.append(str(error))
+        if unreached:
+            raise Unavailable(f"retain: it is not set everywhere: {'; '.join(unreached)}")
+        return found
 
     @property
     def keyspace(self) -> Keyspace:
@@ -191,9 +209,7 @@ class ClusterStore(ClusterWriter, Closing):
         """
         removed = np.zeros(len(words), bool)
         failures: list[TransferError] = []
-        members = [member for member in self.node.members() if member.pool == pool]
-        if not members:
-            members = [member for member in self.node.members(anew=True) if member.pool == pool]
+        members = self._members_of(pool)
         for member in members:
             try:
                 removed |= self.node.asking.remove(member.name, words)
@@ -202,3 +218,19 @@ class ClusterStore(ClusterWriter, Closing):
         if members and len(failures) == len(members):
             raise failures[0]
         return removed
+
+    def _retain_in(self, pool: str, key: np.ndarray, retention: Retention) -> bool:
+        """Have one of a pool's nodes keep an object so long; returns whether the pool has it."""
+        failure: TransferError | None = None
+        for member in self._members_of(pool):
+            try:
+                return self.node.asking.retain(member.name, key, retention)
+            except TransferError as error:
+                failure = error
+        if failure is not None:
+            raise failure
+        return False
+
+    def _members_of(self, pool: str) -> list[Member]:
+        members = [member for member in self.node.members() if member.pool == pool]
+        return members or [member for member in self.node.members(anew=True) if member.pool == pool]

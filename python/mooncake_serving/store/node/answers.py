@@ -2,6 +2,7 @@
 
 from mooncake_kernels.errors import InvalidArgument
 
+from ..object_list import RETENTIONS
 from ..store import Store
 from .listing import Listing
 from .messages import (
@@ -15,6 +16,8 @@ from .messages import (
     Release,
     Released,
     Request,
+    Retain,
+    Retained,
     Stat,
     Stats,
     keys_of,
@@ -59,6 +62,11 @@ class PoolAnswers:
         self._listing.withdraw(keys)
         return Dropped(request.number, count)
 
+    def retain(self, request: Retain) -> Retained:
+        keys, retention = keys_of(request.keys).tolist(), RETENTIONS[request.retention]
+        count = sum(self._store.pool.retain((first, second), retention) for first, second in keys)
+        return Retained(request.number, count)
+
     def answer(self, sender: str, request: Request) -> Answer | None:
         """Carry out another node's request; None: it is not answered."""
         if isinstance(request, Pin):
@@ -67,6 +75,8 @@ class PoolAnswers:
             return self._puller.pull(request)
         if isinstance(request, Drop):
             return self.drop(request)
+        if isinstance(request, Retain):
+            return self.retain(request)
         if isinstance(request, Stat):
             return Stats(request.number, self._store.stats())
         if isinstance(request, Missed):

@@ -7,9 +7,10 @@ import numpy as np
 
 from mooncake_kernels.buffers import Buffer
 from mooncake_kernels.errors import InvalidArgument
-from mooncake_kernels.pool import PoolStats, PutResult, checksum_of
+from mooncake_kernels.pool import PoolStats, PutResult, Retention, checksum_of
 
 from ...rpc import Peers
+from ..object_list import RETENTIONS
 from .by_key import ByKey
 from .calls import Calls
 from .kept import NORMAL
@@ -24,6 +25,8 @@ from .messages import (
     Dropped,
     Pull,
     Pulled,
+    Retain,
+    Retained,
     Stat,
     Stats,
     key_bytes,
@@ -165,6 +168,14 @@ class Asking:
             part = key_bytes(keys[first : first + MAX_KEYS])
             count += self._calls.ask(member, Drop, Dropped, self._answer_s, keys=part).count
         return count
+
+    def retain(self, member: str, key: np.ndarray, retention: Retention) -> bool:
+        """Have a node keep an object, ``[1, 2]``, for so long; returns whether its pool has it."""
+        answer = self._calls.ask(
+            member, Retain, Retained, self._answer_s,
+            keys=key_bytes(key), retention=RETENTIONS.index(retention),
+        )  # fmt: skip
+        return answer.count > 0
 
     def stat(self, member: str) -> PoolStats | None:
         """Return the statistics of a node's pool; None if it has none."""

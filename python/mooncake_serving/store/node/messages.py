@@ -119,6 +119,12 @@ class Missed(_OfKeys, frozen=True, tag=6):
     """
 
 
+class Retain(_OfKeys, frozen=True, tag=7):
+    """Set how long objects stay: the index in ``RETENTIONS``."""
+
+    retention: Annotated[int, msgspec.Meta(ge=0, le=HARD)]
+
+
 class Pinned(rpc.Message, frozen=True, tag=16):
     """To ``Pin``: ``FOUND`` for each key."""
 
@@ -159,8 +165,14 @@ class Stats(rpc.Message, frozen=True, tag=20):
     pool: PoolStats | None
 
 
-Answer = Pinned | Released | Pulled | Dropped | Stats | rpc.Refused
-Message = Pin | Release | Pull | Drop | Stat | Missed | Answer
+class Retained(rpc.Message, frozen=True, tag=22):
+    """To ``Retain``: how many there were."""
+
+    count: Number
+
+
+Answer = Pinned | Released | Pulled | Dropped | Stats | Retained | rpc.Refused
+Message = Pin | Release | Pull | Drop | Stat | Missed | Retain | Answer
 
 _codec: rpc.Codec[Message] = rpc.Codec(MAGIC, Message, "docs/store_cluster.md")
 encode, decode = _codec.encode, _codec.decode
