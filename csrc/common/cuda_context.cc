@@ -25,8 +25,8 @@ PrimaryContext::PrimaryContext(int device) : device_(device) {
              "cuDevicePrimaryCtxRetain");
 }
 
-CurrentContext::CurrentContext(const PrimaryContext& context) {
-  check_cuda(CudaDriver::get().p_cuCtxPushCurrent(context.get()), "cuCtxPushCurrent");
+CurrentContext::CurrentContext(CUcontext context) {
+  check_cuda(CudaDriver::get().p_cuCtxPushCurrent(context), "cuCtxPushCurrent");
 }
 
 CurrentContext::~CurrentContext() {

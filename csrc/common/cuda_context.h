@@ -1,5 +1,5 @@
 // PrimaryContext: holds the primary context of a GPU, the one that the CUDA runtime and so torch
-// use. CurrentContext: makes it current in this thread while the object lives.
+// use. CurrentContext: makes it, or another one, current in this thread while the object lives.
 //
 // A PrimaryContext initializes CUDA and makes the context, if nobody has. So there is one only of a
 // GPU that the caller has named, or whose memory or streams he has; who can do without asks
@@ -41,7 +41,8 @@ class PrimaryContext {
 
 class CurrentContext {
  public:
-  explicit CurrentContext(const PrimaryContext& context);  // throws CudaError
+  explicit CurrentContext(CUcontext context);  // throws CudaError
+  explicit CurrentContext(const PrimaryContext& context) : CurrentContext(context.get()) {}
   CurrentContext(const CurrentContext&) = delete;
   ~CurrentContext();
 };

@@ -255,7 +255,7 @@ void bind_transfer(py::module_& m) {
            py::arg("num_bytes"), py::arg("deadline_s"))
       .def("rejections", &Engine::rejections)
       .def("close", &Engine::close, ReleaseGil());
-  bind_requests(engine);
+  bind_requests(m, engine);
   bind_served_objects(m, engine);
 }
 

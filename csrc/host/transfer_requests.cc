@@ -23,6 +23,7 @@
 #include "host/plain.h"
 #include "transfer/gpu/gpu_fence.h"
 #include "transfer/request/block_pool.h"
+#include "transfer/stream_transfers.h"
 
 namespace py = pybind11;
 
@@ -115,6 +116,11 @@ Request request_of(const Op& op) {
   return request;
 }
 
+void set_sizes(Request& request, const Integers& sizes) {
+  request.sizes = non_negative(request.op, "sizes", sizes);
+  request.num_bytes = std::accumulate(request.sizes.begin(), request.sizes.end(), uint64_t{0});
+}
+
 // What Python gets: a ticket; or a number of bytes, which have been delivered.
 using Submitted = std::variant<TicketRef, uint64_t>;
 
@@ -141,8 +147,7 @@ Submitted submit(Engine& engine, Peer& peer, std::string_view name, const py::ar
   request.local = non_negative(op.name, "local_addresses", from);
   request.remote = non_negative(op.name, "remote_addresses", to);
   if (each) {
-    request.sizes = non_negative(op.name, "sizes", *each);
-    request.num_bytes = std::accumulate(request.sizes.begin(), request.sizes.end(), uint64_t{0});
+    set_sizes(request, *each);
   } else {
     request.sizes = {std::get<uint64_t>(sizes)};
     request.num_bytes = request.sizes[0] * request.num_ranges();
@@ -167,6 +172,21 @@ Submitted submit_paged(Engine& engine, Peer& peer, std::string_view name, PoolFi
   request.after = fence_of(after);
   request.verify = verify;
   return submit_to(engine, peer, std::move(request), deadline_s);
+}
+
+void enqueue(StreamTransfers& transfers, uint64_t stream, PeerRef peer, std::string_view name,
+             const py::array& local, const py::array& remote, const py::array& sizes,
+             double deadline_s, uint64_t key) {
+  const Integers from = integers_of(local), to = integers_of(remote), each = integers_of(sizes);
+  MK_CHECK(from.count == to.count && from.count == each.count,
+           "enqueue: the arrays must be of one length");
+  const GilReleased released;
+  const Op& op = op_of(name);
+  Request request = request_of(op);
+  request.local = non_negative(op.name, "local_addresses", from);
+  request.remote = non_negative(op.name, "remote_addresses", to);
+  set_sizes(request, each);
+  transfers.enqueue(stream, std::move(peer), std::move(request), deadline_s, key);
 }
 
 // The requests to one peer as most callers write them, see host/plain.h.
@@ -256,8 +276,19 @@ py::object plain_requests(std::shared_ptr<Engine> engine, PeerRef peer) {
 
 }  // namespace
 
-void bind_requests(EngineClass& engine) {
-  engine
+void bind_requests(py::module_& m, EngineClass& engine) {
+  py::class_<StreamTransfers, std::shared_ptr<StreamTransfers>>(m, "StreamTransfers")
+      .def(py::init<std::shared_ptr<Engine>>(), py::arg("engine"))
+      .def("enqueue", &enqueue, py::arg("stream"), py::arg("peer"), py::arg("op"), py::arg("local"),
+           py::arg("remote"), py::arg("sizes"), py::arg("deadline_s"), py::arg("key"))
+      .def(
+          "take",
+          [](StreamTransfers& self, double timeout_s) {
+            return self.take(Deadline::after(timeout_s));
+          },
+          py::arg("timeout_s"), ReleaseGil())
+      .def("check", &StreamTransfers::check, ReleaseGil());
+  engine.def("uses_only_nics", &Engine::uses_only_nics, py::arg("peer"))
       .def("submit", &submit, py::arg("peer"), py::arg("op"), py::arg("local"), py::arg("remote"),
            py::arg("sizes"), py::arg("notify").none(true), py::arg("deadline_s"),
            py::arg("after").none(true), py::arg("verify"))

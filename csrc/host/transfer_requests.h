@@ -11,6 +11,6 @@ namespace mk::host {
 
 using EngineClass = pybind11::class_<transfer::Engine, std::shared_ptr<transfer::Engine>>;
 
-void bind_requests(EngineClass& engine);
+void bind_requests(pybind11::module_& m, EngineClass& engine);
 
 }  // namespace mk::host

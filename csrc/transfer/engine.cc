@@ -109,6 +109,11 @@ void Engine::close_peer(const PeerRef& peer) {
 }
 
 TicketRef Engine::submit(Peer& peer, Request request, double deadline_s) {
+  prepare(peer, request);
+  return peer.submit(std::move(request), Deadline::after(deadline_s));
+}
+
+void Engine::prepare(const Peer& peer, Request& request) const {
   const char* const op = request.op;
   owner_.check(op, "engine");
   MK_CHECK(!request.notify || peer.transport() != Transport::kFile, op,
@@ -117,8 +122,7 @@ TicketRef Engine::submit(Peer& peer, Request request, double deadline_s) {
   MK_CHECK(
       !request.verify || peer.transport() != Transport::kFile, op,
       ": checksum must be False for a file, which has no process that could compare, got True");
-  prepare(own_->regions, request);
-  return peer.submit(std::move(request), Deadline::after(deadline_s));
+  transfer::prepare(own_->regions, request);
 }
 
 TicketRef Engine::sync(Peer& peer, double deadline_s) {

@@ -54,6 +54,14 @@ class Engine {
   // See prepare.h. Null: it is delivered already. Throws InvalidArgument, also for a closed peer.
   TicketRef submit(Peer& peer, Request request, double deadline_s);
 
+  // What submit() does before peer.submit(), which may then follow later.
+  void prepare(const Peer& peer, Request& request) const;
+
+  // Whether NICs move all that requests to that peer ask for.
+  bool uses_only_nics(const Peer& peer) const {
+    return peer.transport() == Transport::kRdma && !options_.tcp;
+  }
+
   // Makes all earlier submitted writes to a file survive a loss of power.
   TicketRef sync(Peer& peer, double deadline_s);
 

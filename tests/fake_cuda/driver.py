@@ -82,6 +82,10 @@ class FakeStream:
         where = map(ctypes.c_uint64, (target.address, source.address, source.num_bytes))
         self._library.fake_copy(ctypes.c_void_p(self.handle), *where)
 
+    def synchronize(self) -> None:
+        """Wait until all in it is done."""
+        self._library.fake_synchronize(ctypes.c_void_p(self.handle))
+
     def record(self) -> int:
         """The handle of an event recorded after the work in the stream."""
         return self._library.fake_record(ctypes.c_void_p(self.handle))

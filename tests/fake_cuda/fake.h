@@ -31,10 +31,10 @@ struct Allocation {
 
 struct Event;
 struct Op {
-  enum class Kind { kCopy, kRecord, kWait, kGate } kind;
+  enum class Kind { kCopy, kRecord, kWait, kGate, kHost } kind;
   uint64_t dst, src, num_bytes;
   std::shared_ptr<Event> event;
-  uint64_t number;  // of the record
+  uint64_t number;  // of the record, or of the host function
 };
 
 struct Stream {
@@ -72,6 +72,9 @@ World& world();
 bool is_initialized();
 void initialize();  // as a program does that uses GPUs
 
+// Whether the calling thread is in a host function, in which no call is permitted.
+bool in_host_function();
+
 // Of the calling thread; null if it has none.
 CUcontext current_context();
 int current_device();  // there is one
@@ -83,8 +86,11 @@ void release(uint64_t address);
 }  // namespace fake
 
 // The first line of a call that needs no context.
-#define FAKE_CALL_BEFORE_CONTEXT()                 \
-  const std::lock_guard lock(fake::world().mutex); \
+#define FAKE_CALL_BEFORE_CONTEXT()                                            \
+  const std::lock_guard lock(fake::world().mutex);                            \
+  if (fake::in_host_function()) {                                             \
+    return ++fake::world().values["num_forbidden"], CUDA_ERROR_NOT_PERMITTED; \
+  }                                                                           \
   if (!fake::is_initialized()) return CUDA_ERROR_NOT_INITIALIZED
 
 // The first lines of a call: one at a time, the error that a test wants, a context.

@@ -22,10 +22,11 @@ void copy(void* dst, const void* src, size_t num_bytes) {
 }  // namespace
 
 void Stream::run() {
-  while (!ops.empty()) {
+  while (!ops.empty() && !world().values["is_held"]) {
     const Op op = ops.front();
     switch (op.kind) {
       case Op::Kind::kGate:
+      case Op::Kind::kHost:
         return;
       case Op::Kind::kCopy:
         copy(world().bytes_at(op.dst, op.num_bytes), world().bytes_at(op.src, op.num_bytes),
@@ -111,6 +112,14 @@ void fake_open(void* stream) {
 void fake_copy(void* stream, uint64_t dst, uint64_t src, uint64_t num_bytes) {
   const std::lock_guard lock(world().mutex);
   add_copy(dst, src, num_bytes, static_cast<CUstream>(stream));
+}
+void fake_synchronize(void* handle) {
+  for (;; usleep(100)) {
+    const std::lock_guard lock(world().mutex);
+    const auto stream = world().stream(static_cast<CUstream>(handle));
+    stream->run();
+    if (stream->ops.empty()) return;
+  }
 }
 void* fake_record(void* stream) {
   const std::lock_guard lock(world().mutex);

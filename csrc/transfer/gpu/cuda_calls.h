@@ -16,9 +16,12 @@ namespace mk::transfer {
 #define MK_CUDA_IPC_FUNCTIONS(X)                                         \
   X(cuIpcGetMemHandle) X(cuIpcOpenMemHandle) X(cuIpcCloseMemHandle)      \
   X(cuMemGetAddressRange) X(cuDeviceGetUuid)
+#define MK_CUDA_HOST_FUNCTIONS(X) \
+  X(cuLaunchHostFunc) X(cuStreamGetCtx) X(cuStreamIsCapturing)
 // clang-format on
 MK_DYNLIB(CudaCopy, kCudaDriverName, MK_CUDA_COPY_FUNCTIONS)
 MK_DYNLIB(CudaIpc, kCudaDriverName, MK_CUDA_IPC_FUNCTIONS)
+MK_DYNLIB(CudaHostFunction, kCudaDriverName, MK_CUDA_HOST_FUNCTIONS)
 
 }  // namespace mk::transfer
 #endif
