@@ -1,4 +1,7 @@
-"""The names, the order of the arguments and their defaults, as in PyPI's 0.3.13.post1."""
+"""The names, the order of the arguments and their defaults, as in PyPI's 0.3.13.post1.
+
+Those of the ``_on_cuda`` calls are of its source: the wheel for CPUs has none.
+"""
 
 import inspect
 
@@ -10,6 +13,7 @@ ONE = ["target_hostname", "buffer", "peer_buffer_address", "length"]
 MANY = ["target_hostname", "buffers", "peer_buffer_addresses", "lengths"]
 HINT = ("transport_hint", "")
 TOLD = [("notify", None), HINT]
+IN_STREAM = [("stream_ptr", 0), HINT]
 
 SIGNATURES = {
     "initialize": ["local_hostname", "metadata_server", "protocol", "device_name"],
@@ -41,6 +45,10 @@ SIGNATURES = {
     "get_batch_transfer_status": ["batch_ids"],
     "transfer_submit_write": [*ONE, HINT],
     "transfer_check_status": ["batch_id"],
+    "transfer_write_on_cuda": [*ONE, *IN_STREAM],
+    "transfer_read_on_cuda": [*ONE, *IN_STREAM],
+    "batch_transfer_write_on_cuda": [*MANY, *IN_STREAM],
+    "batch_transfer_read_on_cuda": [*MANY, *IN_STREAM],
     "get_notifies": [],
     "send_probe": ["peer_server_name"],
     "warmup_efa_segment": ["segment_name"],

@@ -250,13 +250,23 @@ def test_the_local_topology(engine, caplog):
             engine.get_local_topology(wrong)
 
 
-def test_cuda_calls_say_that_they_are_not_here(engine):
-    for method in (
-        "transfer_write",
-        "transfer_read",
-        "batch_transfer_write",
-        "batch_transfer_read",
-    ):
-        with pytest.raises(mk.Unavailable, match="not here yet"):
-            getattr(engine, f"{method}_on_cuda")("127.0.0.1:1", 1, 1, 1, stream_ptr=0)
+def test_cuda_calls_say_that_no_gpu_is_in_use(engine):
+    memory = untouched(8)
+    assert start(engine).register_memory(memory.ctypes.data, 8) == 0
+    with side(untouched(8)) as there:
+        peer = f"127.0.0.1:{there.port}"
+        for direction in ("write", "read"):
+            one = getattr(engine, f"transfer_{direction}_on_cuda")
+            many = getattr(engine, f"batch_transfer_{direction}_on_cuda")
+            for call, row in (
+                (one, (memory.ctypes.data, there.address, 8)),
+                (many, ([memory.ctypes.data], [there.address], [8])),
+            ):
+                with pytest.raises(mk.Unavailable, match=r"no GPU is in use|without cuda\.h"):
+                    call(peer, *row, stream_ptr=0)
+        there.sees(untouched(8))
+    assert engine.check_transfers_on_cuda() == 0
+
+
+def test_there_is_no_efa_to_warm_up(engine):
     assert engine.warmup_efa_segment("127.0.0.1:1") == 0

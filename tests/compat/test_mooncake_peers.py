@@ -10,7 +10,7 @@ import time
 import numpy as np
 import pytest
 
-from mooncake_serving.compat.mooncake import TransferNotify, TransferOpcode, names, peers
+from mooncake_serving.compat.mooncake import TransferNotify, TransferOpcode, names
 from mooncake_serving.compat.mooncake.peers import MAX_LANES
 
 from ..metadata.support import eventually, free_port
@@ -217,7 +217,7 @@ def test_a_call_that_never_reaches_its_peer_leaves_the_connection_free(near, cap
 
 def test_ctrl_c_ends_the_transfer_but_not_one_beside_it(over_tcp, near, monkeypatch):
     """Both go by one connection: to give up one is not to close it."""
-    monkeypatch.setattr(peers, "MAX_LANES", 1)
+    monkeypatch.setattr(near.engine._state.peers, "_max_lanes", 1)
     half = SIZE // 2
     with other_process() as far:
         assert near.engine.transfer_sync_write(far.name, near.address, far.address, half) == 0

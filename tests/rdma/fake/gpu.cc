@@ -9,6 +9,8 @@
 #include <cstring>
 #include <map>
 #include <string>
+#include <utility>
+#include <vector>
 
 #include "kv/fake_cuda_driver.h"
 
@@ -24,6 +26,7 @@ struct Export {
 std::map<std::string, int64_t> values;
 std::map<ino_t, Export> exports;  // by the file that stands for a dma-buf
 uint64_t last_id = 0;
+std::vector<std::pair<CUhostFn, void*>> host_functions;  // of streams that have not arrived there
 
 ino_t inode_of(int fd) {
   struct stat status{};
@@ -90,6 +93,18 @@ uint64_t fake_cuda_find_dmabuf(int fd, uint64_t* num_bytes) {
   if (found == exports.end()) return 0;
   *num_bytes = found->second.num_bytes;
   return found->second.begin;
+}
+
+CUresult cuStreamIsCapturing(CUstream, CUstreamCaptureStatus* status) {
+  if (!fake_driver.current) return CUDA_ERROR_INVALID_CONTEXT;
+  return *status = CU_STREAM_CAPTURE_STATUS_NONE, CUDA_SUCCESS;
+}
+CUresult cuLaunchHostFunc(CUstream, CUhostFn function, void* data) {
+  if (!fake_driver.current) return CUDA_ERROR_INVALID_CONTEXT;
+  return host_functions.emplace_back(function, data), CUDA_SUCCESS;
+}
+void fake_cuda_arrive() {
+  for (const auto& [function, data] : std::exchange(host_functions, {})) function(data);
 }
 
 CUresult cuDeviceGetAttribute(int* value, CUdevice_attribute attribute, CUdevice device) {

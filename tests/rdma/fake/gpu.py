@@ -37,6 +37,10 @@ class Driver:
         address = self.library.fake_cuda_allocate(device, array, len(sizes), int(is_virtual))
         return GpuArray(address, sum(map(abs, sizes)), device)
 
+    def arrive(self) -> None:
+        """Let the streams come to their host functions."""
+        self.library.fake_cuda_arrive()
+
     def reallocate(self, array: "GpuArray") -> None:
         """Free it and reuse its address for another allocation."""
         self.library.fake_cuda_reallocate(ctypes.c_uint64(array.address))

@@ -74,3 +74,28 @@ def test_a_batch_that_a_nic_registers_in_part(world, caplog):
         register = engine.batch_register_memory
         refused(caplog, -1, "Cannot allocate memory", register, begins, [BLOCK] * 4)
         assert register(begins, [BLOCK] * 4) == 0  # none was left
+
+
+def test_memory_of_gpus_in_a_stream(gpu):
+    """No GPU copies it: NICs do. A read is flushed before its stream goes on."""
+    with started("") as here, started("") as there:
+        peer = f"127.0.0.1:{there.get_rpc_port()}"
+        near, far = gpu.allocate(SIZE), gpu.allocate(SIZE, device=1)
+        # By objects, because the host reaches this memory, too, so that its addresses do not tell.
+        regions = here.get_engine().register(near), there.get_engine().register(far)
+        assert [region.location for region in regions] == ["cuda:0", "cuda:1"]
+        near.bytes[:] = addressed(SIZE)
+        here.transfer_write_on_cuda(peer, near.address, far.address, SIZE, stream_ptr=4711)
+        assert not far.bytes.any()
+        gpu.arrive()
+        np.testing.assert_array_equal(far.bytes, addressed(SIZE))
+        near.bytes[:] = 0
+        offsets = np.arange(COUNT) * BLOCK
+        blocks = near.address + offsets, far.address + offsets[::-1], [BLOCK] * COUNT
+        before = gpu.get("num_flushes")
+        here.batch_transfer_read_on_cuda(peer, *blocks, stream_ptr=4711)
+        gpu.arrive()
+        assert here.check_transfers_on_cuda() == 0
+        assert gpu.get("num_flushes") == before + 1
+        expected = addressed(SIZE).reshape(COUNT, BLOCK)[::-1].reshape(-1)
+        np.testing.assert_array_equal(near.bytes, expected)

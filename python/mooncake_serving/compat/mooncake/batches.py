@@ -67,13 +67,18 @@ def submit(
         ticket = None
         if len(sizes) or notify is not None:
             move = engine.read_blocks if reads else engine.write_blocks
-            until_s = begin_s + timeout_s + np.sum(sizes, dtype=np.float64) * 1e-9  # as Mooncake
+            until_s = begin_s + deadline_of(sizes, timeout_s)
             left_s = max(until_s - time.monotonic(), 1e-3)
             ticket = move(lane.peer, local, remote, sizes, deadline_s=left_s, notify=notify)
     except BaseException:
         peers.give_back(lane, failed=False)  # it is not the peer's fault
         raise
     return Batch(peers, lane, ticket)
+
+
+def deadline_of(sizes: Column, timeout_s: float) -> float:
+    """The seconds that Mooncake gives a request."""
+    return timeout_s + float(np.sum(sizes, dtype=np.float64)) * 1e-9
 
 
 def columns_of(buffers: Any, addresses: Any, lengths: Any) -> Columns:

@@ -14,6 +14,7 @@ from .codes import ERR_DNS, ERR_INVALID_ARGUMENT, ERR_SOCKET, Failed, log, retur
 from .memory import Memory
 from .notify import TransferNotify, decode
 from .peers import Peers
+from .streams import Streams
 
 _PROBE_S = 5.0  # the time that Mooncake gives a handshake to connect
 
@@ -27,6 +28,7 @@ class Running:
     memory: Memory
     peers: Peers
     timeout_s: float
+    streams: Streams
     process_id: int = field(default_factory=os.getpid)
 
 
@@ -183,7 +185,14 @@ class Lifecycle:
                 raise InvalidArgument(f"it is initialized, as {self._state.engine.name}")
             engine = start_engine(local_hostname, listen, metadata, transports, topology)
             self._finalizer = weakref.finalize(self, engine.close)
-            self._state = Running(engine, metadata, Memory(engine), Peers(engine), timeout_s)
+            self._state = Running(
+                engine,
+                metadata,
+                Memory(engine),
+                Peers(engine),
+                timeout_s,
+                Streams(engine, timeout_s),
+            )
         return 0
 
     def _running(self) -> Running:

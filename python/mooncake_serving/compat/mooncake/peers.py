@@ -44,8 +44,9 @@ class Lane:
 class Peers:
     """The lanes of one engine, by the name of the peer. Thread-safe."""
 
-    def __init__(self, engine: TransferEngine):
+    def __init__(self, engine: TransferEngine, max_lanes: int = MAX_LANES):
         self._engine = engine
+        self._max_lanes = max_lanes  # to one name
         self._lock = threading.Lock()
         self._lanes: dict[str, list[Lane]] = {}
 
@@ -60,7 +61,7 @@ class Peers:
         with self._lock:
             lanes = self._lanes.setdefault(name, [])
             lane = min(lanes, key=lambda lane: lane.num_users, default=None)
-            is_new = lane is None or (lane.num_users > 0 and len(lanes) < MAX_LANES)
+            is_new = lane is None or (lane.num_users > 0 and len(lanes) < self._max_lanes)
             if lane is None or is_new:
                 lane = Lane(name)
                 lanes.append(lane)
