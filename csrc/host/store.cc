@@ -81,12 +81,7 @@ py::array_t<T> column(const std::vector<ObjectInfo>& objects, Field field) {
 }
 
 // keys, num_bytes, recency, retention, uses, position, ids
-py::tuple scan(Pool& pool) {
-  std::vector<ObjectInfo> objects;
-  {
-    const GilReleased released;
-    objects = pool.scan();
-  }
+py::tuple as_tuple(const std::vector<ObjectInfo>& objects) {
   std::vector<Key> keys;
   for (const ObjectInfo& object : objects) keys.push_back(object.key);
   return py::make_tuple(array_of(keys),
@@ -96,6 +91,24 @@ py::tuple scan(Pool& pool) {
                         column<uint16_t>(objects, [](auto& object) { return object.uses; }),
                         column<uint16_t>(objects, [](auto& object) { return object.position; }),
                         column<uint64_t>(objects, [](auto& object) { return object.id; }));
+}
+
+py::tuple scan(Pool& pool) {
+  std::vector<ObjectInfo> objects;
+  {
+    const GilReleased released;
+    objects = pool.scan();
+  }
+  return as_tuple(objects);
+}
+
+py::tuple victims(Pool& pool, uint64_t num_bytes, bool sieve) {
+  std::vector<ObjectInfo> objects;
+  {
+    const GilReleased released;
+    objects = pool.victims(num_bytes, sieve ? Policy::kSieve : Policy::kLru);
+  }
+  return as_tuple(objects);
 }
 
 // Keys, None if there were too many; the number of the next removal.
@@ -219,6 +232,7 @@ void bind_store(py::module_& m) {
           py::arg("hash"), py::arg("scope"), py::arg("retention"), ReleaseGil())
       .def("order_uses", &order_uses, py::arg("keys"))
       .def("evict", &evict, py::arg("num_bytes"), py::arg("sieve"))
+      .def("victims", &victims, py::arg("num_bytes"), py::arg("sieve"))
       .def("evict_keys", &evict_keys, py::arg("keys"), py::arg("ids").none(true))
       .def("reap", &Pool::reap, ReleaseGil())
       .def("page_lock", &Pool::page_lock, py::arg("device"), ReleaseGil())

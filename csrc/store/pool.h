@@ -169,6 +169,8 @@ class Pool {
   // Frees at least `num_bytes` if possible; never evicts what is retained kHard or pinned by a
   // reader.
   Evicted evict(uint64_t num_bytes, Policy policy);
+  // What evict() would take, in that order; it takes nothing. SIEVE's hand moves on, as if it had.
+  std::vector<ObjectInfo> victims(uint64_t num_bytes, Policy policy);
   // `ids`: of the objects; others that the keys have by now stay. Null: whatever the keys have.
   Evicted evict_keys(const Key* keys, size_t count, const ObjectId* ids = nullptr);
 
@@ -195,6 +197,7 @@ class Pool {
        const Geometry& geometry);
   void claim();
   void touch(Entry& entry);
+  ObjectInfo info_of(uint32_t at) const;     // of a ready entry; requires the mutex
   bool is_coming(const Found& found) const;  // of what is being written: its writer lives
   Entry& checked(const char* op, const Writing& writing) const;
   void end_given_up();  // requires the mutex

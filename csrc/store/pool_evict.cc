@@ -9,20 +9,29 @@ namespace {
 
 Key key_of(const Entry& entry) { return {entry.hash.load(), entry.scope.load()}; }
 
-// Dooms victims until they add up to `num_bytes`; some may turn out to be pinned.
-template <class Victims>
-void doom_victims(const View& view, Ledger* ledger, uint64_t num_bytes, Evicted* evicted) {
+// Calls `take` with victims until they add up to `num_bytes`; some may turn out to be pinned.
+template <class Victims, class Take>
+void take_victims(const View& view, Ledger* ledger, uint64_t num_bytes, const Take& take) {
   const PinnedSet pinned(view);
   Victims victims(view, ledger, pinned);
   uint64_t left = num_bytes;
   while (left > 0) {
     const uint32_t at = victims.next();
     if (at == kNone) return;
-    const Entry& entry = view.entries[at];
     const Geometry& geometry = view.header->geometry;
-    evicted->keys.push_back(key_of(entry));
-    ledger->doom(at);
-    left -= std::min(left, uint64_t{geometry.units(entry.num_bytes)} * geometry.alignment);
+    left -=
+        std::min(left, uint64_t{geometry.units(view.entries[at].num_bytes)} * geometry.alignment);
+    take(&victims, at);
+  }
+}
+
+template <class Take>
+void take_victims(Policy policy, const View& view, Ledger* ledger, uint64_t num_bytes,
+                  const Take& take) {
+  if (policy == Policy::kLru) {
+    take_victims<LruVictims>(view, ledger, num_bytes, take);
+  } else {
+    take_victims<SieveVictims>(view, ledger, num_bytes, take);
   }
 }
 
@@ -36,15 +45,25 @@ Evicted Pool::evict(uint64_t num_bytes, Policy policy) {
     evicted.num_bytes += ledger_.sweep();
     if (evicted.num_bytes >= num_bytes) break;
     const uint64_t left = num_bytes - evicted.num_bytes;
-    if (policy == Policy::kLru) {
-      doom_victims<LruVictims>(view_, &ledger_, left, &evicted);
-    } else {
-      doom_victims<SieveVictims>(view_, &ledger_, left, &evicted);
-    }
+    take_victims(policy, view_, &ledger_, left, [&](auto*, uint32_t at) {
+      evicted.keys.push_back(key_of(view_.entries[at]));
+      ledger_.doom(at);
+    });
     evicted.num_bytes += ledger_.sweep();
   } while (evicted.num_bytes < num_bytes && ledger_.reap() > 0);
   view_.header->num_evicted.fetch_add(evicted.keys.size(), std::memory_order_relaxed);
   return evicted;
+}
+
+std::vector<ObjectInfo> Pool::victims(uint64_t num_bytes, Policy policy) {
+  owner_.check("victims", "pool");
+  const Lock lock(*this);
+  std::vector<ObjectInfo> chosen;
+  take_victims(policy, view_, &ledger_, num_bytes, [&](auto* victims, uint32_t at) {
+    chosen.push_back(info_of(at));
+    victims->pass_over(at);
+  });
+  return chosen;
 }
 
 Evicted Pool::evict_keys(const Key* keys, size_t count, const ObjectId* ids) {

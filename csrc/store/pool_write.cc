@@ -169,19 +169,21 @@ std::vector<ObjectInfo> Pool::scan() {
     const uint32_t end = std::min(begin + kPart, geometry().num_entries);
     const Lock lock(*this);
     for (uint32_t at = begin; at < end; ++at) {
-      const Entry& entry = view_.entries[at];
-      const uint64_t word = entry.word.load();
-      if (state_of(word) != State::kReady) continue;
-      objects.push_back({{entry.hash.load(), entry.scope.load()},
-                         entry.num_bytes,
-                         entry.recency.load(),
-                         std::max<uint16_t>(entry.row_or_uses.load(), 1),  // 0: a row, see publish
-                         static_cast<uint16_t>(entry.position),
-                         entry.retention,
-                         id_of(at, generation_of(word))});
+      if (state_of(view_.entries[at].word.load()) == State::kReady) objects.push_back(info_of(at));
     }
   }
   return objects;
+}
+
+ObjectInfo Pool::info_of(uint32_t at) const {
+  const Entry& entry = view_.entries[at];
+  return {{entry.hash.load(), entry.scope.load()},
+          entry.num_bytes,
+          entry.recency.load(),
+          std::max<uint16_t>(entry.row_or_uses.load(), 1),  // 0: a row, see publish
+          static_cast<uint16_t>(entry.position),
+          entry.retention,
+          id_of(at, generation_of(entry.word.load()))};
 }
 
 PoolStats Pool::stats(std::chrono::milliseconds limit) {

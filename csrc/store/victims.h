@@ -3,10 +3,12 @@
 //   LruVictims victims(view, ledger, pinned);
 //   while (freed < wanted && (entry = victims.next()) != kNone) ledger->doom(entry);
 //
-// Skips objects that are being read. Each object returned must be doomed before the next call.
+// Skips objects that are being read. Each object returned must be doomed, or passed over, before
+// the next call.
 // Requires the pool's mutex. Layer: store.
 #pragma once
 
+#include <unordered_set>
 #include <vector>
 
 #include "store/ledger.h"
@@ -35,13 +37,18 @@ class LruVictims {
       if (stamp > top.stamp && is_of_before) {
         heap_.restamp(top.entry, stamp);
       } else if (is_pinned(view_, pinned_, top.entry)) {
-        passed_over_.push_back(top);
-        heap_.remove(top.entry);
+        pass_over(top.entry);
       } else {
         return top.entry;
       }
     }
     return kNone;
+  }
+
+  // Leaves what next() returned where it is; it is not returned again.
+  void pass_over(uint32_t at) {
+    passed_over_.push_back(heap_.top());
+    heap_.remove(at);
   }
 
  private:
@@ -67,10 +74,18 @@ class SieveVictims {
       if (at == kNone) break;
       Entry& entry = view_.entries[at];
       const bool is_spared = entry.retention == Retention::kSoft && !takes_soft_;
-      if (!is_spared && !entry.visited.exchange(0) && !is_pinned(view_, pinned_, at)) return at;
+      if (!is_spared && !entry.visited.exchange(0) && !is_pinned(view_, pinned_, at) &&
+          passed_over_.count(at) == 0) {
+        return at;
+      }
       queue_.pass();
     }
     return kNone;
+  }
+
+  void pass_over(uint32_t at) {
+    passed_over_.insert(at);
+    queue_.pass();
   }
 
  private:
@@ -79,6 +94,7 @@ class SieveVictims {
   const View& view_;
   SieveQueue& queue_;
   const PinnedSet& pinned_;
+  std::unordered_set<uint32_t> passed_over_;
   bool takes_soft_ = false;
   uint64_t steps_left_ = two_rounds();
 };

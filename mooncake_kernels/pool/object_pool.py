@@ -348,9 +348,15 @@ class ObjectPool(PoolReader):
         Raises:
             InvalidArgument: an argument is wrong.
         """
-        size = as_integer("evict", "num_bytes", num_bytes, 0, END - 1)
-        sieve = as_one_of("evict", "policy", policy, ("lru", "sieve")) == "sieve"
-        return Evicted(*self._pool.evict(size, sieve))
+        return Evicted(*self._pool.evict(*_as_eviction("evict", num_bytes, policy)))
+
+    def victims(self, num_bytes: int, policy: Literal["lru", "sieve"] = "lru") -> PoolObjects:
+        """Return the objects that ``evict`` would remove, in that order; all stay.
+
+        For who has something to do before they go, by ``evict_keys``. SIEVE's hand moves on as if
+        they had gone, so that the next call continues with others.
+        """
+        return PoolObjects(*self._pool.victims(*_as_eviction("victims", num_bytes, policy)))
 
     def evict_keys(self, keys: Any, ids: np.ndarray | None = None) -> Evicted:
         """Remove those of ``[n, 2]`` objects that have no reader and are not "hard".
@@ -438,3 +444,9 @@ class ObjectPool(PoolReader):
             Unavailable: they are on a GPU, and torch has no CUDA.
         """
         return tensor_of(self._pool, self.capacity_bytes, torch.uint8)
+
+
+def _as_eviction(op: str, num_bytes: Any, policy: Any) -> tuple[int, bool]:
+    """The arguments of ``evict``, as the host code takes them."""
+    size = as_integer(op, "num_bytes", num_bytes, 0, END - 1)
+    return size, as_one_of(op, "policy", policy, ("lru", "sieve")) == "sieve"

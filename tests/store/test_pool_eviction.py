@@ -126,6 +126,53 @@ def test_what_is_read_or_kept_stays_and_soft_goes_last(pool, policy):
     assert check(pool) == 0
 
 
+@pytest.mark.parametrize("policy", ["lru", "sieve"])
+def test_victims_are_what_would_be_evicted_and_stay(policy):
+    """Two pools of one history: one tells its victims, which then go, the other evicts."""
+    rng = np.random.default_rng(11)
+    with (
+        ObjectPool.create(40 * 64, alignment=64, num_objects=50) as pool,
+        ObjectPool.create(40 * 64, alignment=64, num_objects=50) as twin,
+    ):
+        for key in accesses(2000):
+            if pool.contains((key, 0)):
+                pool.pin((key, 0)).close()
+                twin.pin((key, 0)).close()
+                continue
+            if pool.stats().free_bytes < 64:
+                wanted = 64 * int(rng.integers(1, 6))
+                victims = pool.victims(wanted, policy)
+                assert pool.stats().free_bytes == 0 and pool.contains_each(victims.keys).all()
+                evicted = twin.evict(wanted, policy)
+                assert victims.keys.tolist() == evicted.keys.tolist()
+                assert pool.evict_keys(victims.keys, victims.ids).num_bytes == wanted
+            for each in (pool, twin):
+                put(each, (key, 0), 50, retention="soft" if key % 9 == 0 else "normal")
+        assert check(pool) == check(twin)
+
+
+@pytest.mark.parametrize("policy", ["lru", "sieve"])
+def test_victims_are_told_once_and_are_not_what_is_read_or_hard(pool, policy):
+    for i in range(20):
+        put(pool, (i, 0), 4096, retention="soft" if i < 5 else "normal", position=i)
+    pool.retain((6, 0), "hard")
+    with pool.pin((0, 0)), pool.pin((7, 0)):
+        victims = pool.victims(1 << 40, policy)
+        order = victims.keys[:, 0].tolist()
+        assert order == [5, *range(8, 20), *range(1, 5)]
+        assert victims.position.tolist() == order and victims.uses.tolist() == [1] * 17
+        assert victims.retention.tolist() == [0] * 13 + [1] * 4
+    assert check(pool) == 20 and len(pool.victims(0, policy).keys) == 0
+    # SIEVE's hand moves on; the oldest stays the oldest.
+    found = [pool.victims(1, policy).keys[0, 0] for _ in range(3)]
+    assert len(set(found)) == (3 if policy == "sieve" else 1)
+    for wrong in (-1, "x"):
+        with pytest.raises(InvalidArgument, match="victims: num_bytes must be"):
+            pool.victims(wrong)
+    with pytest.raises(InvalidArgument, match="victims: policy must be"):
+        pool.victims(1, "fifo")
+
+
 def test_a_policy_in_python(pool):
     """The least recently used of the largest, by what the pool tells of its objects."""
     for i in range(10):
