@@ -168,7 +168,7 @@ def test_what_is_only_in_memory_and_cannot_be_moved_stays_there(hosts, with_disk
     large = value(7, IN_POOL * UNIT)
     assert one.cluster.put("large", large) is STORED  # there is no room beside it
     assert only_on_disk(one.store) == set(range(NUM))
-    one.store._room.eviction._min_uses = 1 << 10
+    one.store._demotion._min_uses = 1 << 10
     with replaced(one.node.asking, "pull", lambda *_, **__: ["FULL"]):
         drained = drain(one.node)
     assert not drained.has_left and (drained.num_left, drained.num_on_disk) == (1, NUM)

@@ -6,15 +6,16 @@ from pathlib import Path
 import numpy as np
 from hypothesis import settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from mooncake_kernels.pool import ObjectPool
-from mooncake_serving.store import SsdTier, Store, TieredStore
+from mooncake_serving.store import SsdTier, Store, TieredStore, lru
 
 from .support import PAGE
-from .tiered import BUCKET, EXISTS, IN_POOL, OBJECT, STORED
+from .tiered import BUCKET, EXISTS, IN_POOL, OBJECT, POLICIES, STORED
 
 NUM_KEYS = 12  # more than the pool has room for
+MOST_PINS = 3  # so that there is room for what is put
 KEYS = st.integers(0, NUM_KEYS - 1)
 
 
@@ -23,7 +24,8 @@ class TieredMachine(RuleBasedStateMachine):
 
     `may_be_gone` are those that the other process has evicted, perhaps before the disk had them.
     All others must be there, and none but the last put. Everything that leaves the pool otherwise
-    goes to the disk, which never has to drop anything.
+    goes to the disk, which never has to drop anything. `pins` are held meanwhile: what they read
+    does not change, and stays in the pool unless it is removed.
     """
 
     def __init__(self):
@@ -32,7 +34,7 @@ class TieredMachine(RuleBasedStateMachine):
         self.pool = ObjectPool.create(IN_POOL * OBJECT)
         self.others = Store(ObjectPool.open(self.pool.path), namespace="model", evict_ratio=0)
         self.objects, self.may_be_gone, self.num_puts = {}, set(), 0
-        self.open()
+        self.pins, self.policy = {}, lru
 
     @property
     def path(self) -> Path:
@@ -41,8 +43,14 @@ class TieredMachine(RuleBasedStateMachine):
     def open(self) -> None:
         tier = SsdTier(self.path, 16 * BUCKET, bucket_bytes=BUCKET, slot_bytes=4 * PAGE)
         pool = ObjectPool.open(self.pool.path)
-        self.store = TieredStore(pool, tier, namespace="model", min_uses=1, evict_ratio=0)
+        options = {"namespace": "model", "evict_ratio": 0, "eviction": self.policy}
+        self.store = TieredStore(pool, tier, min_uses=1, **options)
         self.store._demoter.flush()
+
+    @initialize(policy=st.sampled_from(POLICIES))
+    def begin(self, policy):
+        self.policy = policy
+        self.open()
 
     def settle(self, key: int) -> None:
         """Find out whether an object that may be gone is."""
@@ -115,6 +123,21 @@ class TieredMachine(RuleBasedStateMachine):
         names = {self.others.keyspace.key(key): key for key in range(NUM_KEYS)}
         self.may_be_gone |= {names[key] for key in gone} & self.objects.keys()
 
+    @rule(key=KEYS)
+    def pin(self, key):
+        if len(self.pins) == MOST_PINS or key in self.pins:
+            return
+        self.settle(key)
+        pinned = self.store.view(key)
+        assert (pinned is not None) == (key in self.objects)
+        if pinned is not None:
+            self.pins[key] = (pinned, self.objects[key])
+
+    @rule(key=KEYS)
+    def unpin(self, key):
+        if key in self.pins:
+            self.pins.pop(key)[0].close()
+
     @rule()
     def flush(self):
         assert self.store.flush()
@@ -122,6 +145,7 @@ class TieredMachine(RuleBasedStateMachine):
     @rule(closes=st.booleans())
     def restart(self, closes):
         """After a death the pool and the disk are as they were."""
+        self.unpin_all()
         if closes:
             self.store.close()
         else:
@@ -137,8 +161,17 @@ class TieredMachine(RuleBasedStateMachine):
         there = set(np.flatnonzero(found).tolist())
         assert there <= self.objects.keys()
         assert self.objects.keys() - there <= self.may_be_gone
+        for key, (pinned, number) in self.pins.items():
+            assert pinned.view == self.bytes_of(number)
+            if self.objects.get(key) == number:
+                assert self.pool.contains(self.store.keyspace.key(key))
+
+    def unpin_all(self):
+        while self.pins:
+            self.pins.popitem()[1][0].close()
 
     def teardown(self):
+        self.unpin_all()
         self.store.close()
         self.others.close()
         self.pool.close()

@@ -373,7 +373,7 @@ def test_a_quota_whose_disk_fails(opened):
 @pytest.mark.parametrize(
     "options,message",
     [
-        ({"eviction": None}, "eviction must not be given"),
+        ({"eviction": "lru"}, "eviction must be a function, as lru is, got 'lru'"),
         ({"min_uses": 0}, "min_uses must be at least 1, got 0"),
         ({"queue_bytes": "1"}, "queue_bytes must be at least 1, got '1'"),
         ({"verify": 2}, "verify must be from 0 to 1, got 2"),

@@ -3,7 +3,15 @@
 import numpy as np
 
 from mooncake_kernels.pool import PutResult
-from mooncake_serving.store import Store, TieredStore
+from mooncake_serving.store import (
+    Store,
+    TieredStore,
+    largest_first,
+    length_aware,
+    lfu,
+    lru,
+    sieve,
+)
 
 from ..support import content
 from .support import PAGE
@@ -13,6 +21,7 @@ BUCKET = 256 << 10
 OBJECT = 2 * PAGE
 IN_POOL = 8  # objects that it has room for
 KEYS = list(range(30))
+POLICIES = [lru, sieve, lfu, length_aware, largest_first]
 
 
 def value(key: int) -> np.ndarray:

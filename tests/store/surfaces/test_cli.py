@@ -190,6 +190,7 @@ def test_a_disk_behind_the_pool(path, tmp_path, run):
     disk = tmp_path / "disk"
     ssd = ["--ssd", disk, "--ssd-capacity", "2MiB", "--ssd-bucket", "512KiB"]
     arguments = [path, "--capacity", "1MiB", "--port", 0, "--watermark", "0.5,0.25", *ssd]
+    arguments += ["--eviction", "length_aware"]
     with serving(*arguments) as (pid, lines):
         with ObjectPool.open(path) as pool:
             store = Store(pool, namespace="a", evict_ratio=0)
@@ -522,10 +523,6 @@ def test_bench(path, run):
         (["serve", "x", "--events", "y", "--events-interval", "0"], "seconds from 0.01 to 3600"),
         (["serve", "x", "--engine", "127.0.0.1:0"], "--engine needs --directory"),
         (["serve", "x", "--capacity", "1PiB"], "in units up to TiB, got '1PiB'"),
-        (
-            ["serve", "x", "--ssd", "y", "--ssd-capacity", "1GiB", "--eviction", "lfu"],
-            "--eviction must be lru with --ssd, got lfu",
-        ),
         (["serve", "x", "--ssd-min-uses", "0"], "must be an integer from 1 on, got '0'"),
         (["serve", "x", "--watermark", "0.8,0.9"], "must be HIGH,LOW"),
         (["serve", "x", "--watermark", "0.8"], "must be HIGH,LOW"),

@@ -200,8 +200,6 @@ def _check(options: argparse.Namespace) -> None:
         return
     if options.ssd_capacity is None:
         raise InvalidArgument("serve: --ssd needs --ssd-capacity")
-    if options.eviction != "lru":
-        raise InvalidArgument(f"serve: --eviction must be lru with --ssd, got {options.eviction}")
     if options.ssd_capacity < 2 * options.ssd_bucket:
         raise InvalidArgument(
             f"serve: --ssd-capacity must be at least twice --ssd-bucket, {2 * options.ssd_bucket} "
@@ -213,8 +211,9 @@ def _store(options: argparse.Namespace, pool: ObjectPool, removal: contextlib.Ex
     """Make a store on the pool, with the disk behind it if any; a file made here is removed by
     ``removal``, or if this fails.
     """
+    eviction = POLICIES[options.eviction]
     if options.ssd is None:
-        return Store(pool, eviction=POLICIES[options.eviction], watermark=options.watermark)
+        return Store(pool, eviction=eviction, watermark=options.watermark)
     path = Path(options.ssd)
     was_there = path.exists()
     try:
@@ -227,6 +226,7 @@ def _store(options: argparse.Namespace, pool: ObjectPool, removal: contextlib.Ex
         return TieredStore(
             pool,
             tier,
+            eviction=eviction,
             min_uses=options.ssd_min_uses,
             watermark=options.watermark or SSD_WATERMARK,
         )

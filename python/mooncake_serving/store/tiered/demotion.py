@@ -95,10 +95,20 @@ class Demoter:
             self._num_dropped += is_small
             return None
 
-    def queued(self) -> list[Key]:
-        """The objects that are waiting to be written, or being written."""
+    def queued(self) -> tuple[np.ndarray, np.ndarray]:
+        """Keys and sizes of what waits to be written, or is being written: ``[n, 2]``, ``[n]``."""
         with self._changed:
-            return [*self._writing, *self._queue]
+            queued = {**self._writing, **self._queue}
+        keys = np.array([*queued], np.uint64).reshape(-1, 2)
+        return keys, np.array([pinned.num_bytes for pinned in queued.values()], np.int64)
+
+    def has_each(self, keys: np.ndarray) -> np.ndarray:
+        """Which of ``[n, 2]`` keys are queued: ``[n]`` bool."""
+        with self._changed:
+            if self._is_idle():
+                return np.zeros(len(keys), bool)
+            pairs = map(tuple, keys.tolist())
+            return np.array([key in self._queue or key in self._writing for key in pairs], bool)
 
     def wait_for(self, keys: Sequence[Key]) -> None:
         """Wait until none of these objects is queued any more."""

@@ -111,10 +111,13 @@ class DiskSide:
         with self._lock:
             return np.array([object_id in self._same for object_id in ids.tolist()], bool)
 
-    def forget_gone(self, ids: np.ndarray) -> None:
-        """Forget all but these, the objects of the pool, if there are many others."""
+    def forget_gone(self) -> None:
+        """Forget what is not in the pool any more, or on the disk, if there is much of it."""
+        ids = None
+        if len(self._same) > 2 * self._pool.stats().num_ready + MIN_FORGOTTEN:
+            ids = self._pool.objects().ids
         with self._lock:
-            if len(self._same) > 2 * len(ids) + MIN_FORGOTTEN:
+            if ids is not None:
                 self._same = {i: self._same[i] for i in ids.tolist() if i in self._same}
             if len(self._ids) > 2 * self._tier.stats().num_objects + MIN_FORGOTTEN:
                 keys = map(tuple, self._tier.keys().tolist())

@@ -1,13 +1,14 @@
 """How room is made in a pool that has a disk behind it."""
 
-from collections.abc import Callable, Sequence
-from typing import Any, TypeVar, cast
+from collections.abc import Callable
+from typing import Any, Literal, TypeVar, cast
 
 import numpy as np
 
-from mooncake_kernels.pool import Evicted, Key, ObjectPool, PoolObjects, PutResult
+from mooncake_kernels.pool import Evicted, ObjectPool, PoolObjects, PutResult
 
-from ..eviction.policy import HARD, EvictionPolicy, pool_bytes
+from ..eviction.counted import counted
+from ..eviction.policy import EvictionPolicy, pool_bytes
 from ..room import Room
 from .admission import UseSketch
 from .demotion import Demoter
@@ -17,7 +18,7 @@ Result = TypeVar("Result")
 
 
 class Demotion:
-    """An eviction policy: the least recently used, by way of the disk if worth a write.
+    """Decides which of the objects that a policy evicts are written to the disk first.
 
     Args:
         disk: where they go.
@@ -32,41 +33,6 @@ class Demotion:
         self._demoter = demoter
         self._uses = uses
         self._min_uses = min_uses
-
-    def __call__(self, pool: ObjectPool, num_bytes: int, num_objects: int = 0) -> Evicted:
-        """Evict what is not worth a write, or is on the disk; queue the rest for later.
-
-        At least ``num_bytes`` and ``num_objects``. What is queued already counts towards them: it
-        will be evicted. In place of what is being read go the next.
-        """
-        return self._evict(pool, num_bytes, num_objects, [])
-
-    def evict_more(self, pool: ObjectPool, num_bytes: int, num_objects: int = 0) -> Evicted:
-        """The same besides what is queued already: for a put, which may not have to wait for it."""
-        return self._evict(pool, num_bytes, num_objects, self._demoter.queued())
-
-    def _evict(
-        self, pool: ObjectPool, num_bytes: int, num_objects: int, without: Sequence[Key]
-    ) -> Evicted:
-        objects = pool.objects()
-        self._disk.forget_gone(objects.ids)
-        order = _coldest_first(pool, objects, without)
-        ends = np.cumsum(pool_bytes(pool, objects.num_bytes[order]))
-        removed, freed, begin = [np.empty((0, 2), np.uint64)], 0, 0
-        while begin < len(order) and (num_bytes > 0 or num_objects > 0):  # that are left to evict
-            before = ends[begin - 1] if begin else 0
-            end = max(int(np.searchsorted(ends, before + num_bytes)) + 1, begin + num_objects)
-            keys = objects.keys[order[begin:end]]
-            ids = objects.ids[order[begin:end]]
-            sizes = self.queue(pool, keys, ids, objects.uses[order[begin:end]])
-            evicted = pool.evict_keys(keys[sizes < 0], ids[sizes < 0])
-            removed.append(evicted.keys)
-            freed += evicted.num_bytes
-            queued = sizes[sizes >= 0]
-            num_bytes -= evicted.num_bytes + int(pool_bytes(pool, queued).sum())
-            num_objects -= len(evicted.keys) + len(queued)
-            begin = end
-        return Evicted(np.concatenate(removed), freed)
 
     def queue(
         self, pool: ObjectPool, keys: np.ndarray, ids: np.ndarray, uses: np.ndarray
@@ -97,43 +63,86 @@ class Demotion:
 
 
 class _ByWayOfDisk:
-    """A pool for policies that name what to evict, as those of quotas: objects worth a write are
-    written before they are evicted, and the call waits for that.
+    """A pool as a policy sees it: of what it evicts, objects worth a write are queued, to be
+    evicted once they are written; the others are evicted at once.
+
+    Args:
+        pool: where the objects are.
+        demotion: decides which are worth it.
+        demoter: writes them.
+        waits: whether calls wait until they are written. If not, they count as evicted.
     """
 
-    def __init__(self, pool: ObjectPool, demotion: Demotion, demoter: Demoter):
+    def __init__(self, pool: ObjectPool, demotion: Demotion, demoter: Demoter, *, waits: bool):
         self._pool = pool
         self._demotion = demotion
         self._demoter = demoter
+        self._waits = waits
+        self._objects: PoolObjects | None = None
+        self._gone = _NOTHING
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._pool, name)
 
-    def evict_keys(self, keys: np.ndarray) -> Evicted:
-        ids = self._pool.ids_of(keys)
-        sizes = self._demotion.queue(self._pool, keys, ids, _uses_of(self._pool, keys))
+    @property
+    def gone(self) -> Evicted:
+        """What was evicted, without what is queued."""
+        return self._gone
+
+    def objects(self) -> PoolObjects:
+        self._objects = self._pool.objects()
+        return self._objects
+
+    def evict(self, num_bytes: int, policy: Literal["lru", "sieve"] = "lru") -> Evicted:
+        evicted = _NOTHING
+        while evicted.num_bytes < num_bytes:
+            # Not what is queued: it is pinned.
+            victims = self._pool.victims(num_bytes - evicted.num_bytes, policy)
+            more = self._evict(victims.keys, victims.ids, victims.uses)
+            if not len(more.keys):
+                self._pool.reap()  # what dead processes were reading can be evicted next time
+                break
+            evicted = _sum(evicted, more)
+        return evicted
+
+    def evict_keys(self, keys: np.ndarray, ids: np.ndarray | None = None) -> Evicted:
+        if ids is None:
+            ids = self._pool.ids_of(keys)
+            keys, ids = keys[ids != 0], ids[ids != 0]  # others have left for the disk meanwhile
+        return self._evict(keys, ids, _uses_of(self._objects or self.objects(), ids))
+
+    def _evict(self, keys: np.ndarray, ids: np.ndarray, uses: np.ndarray) -> Evicted:
+        if not self._waits:  # what is queued already counts elsewhere
+            is_new = ~self._demoter.has_each(keys)
+            keys, ids, uses = keys[is_new], ids[is_new], uses[is_new]
+        sizes = self._demotion.queue(self._pool, keys, ids, uses)
         evicted = self._pool.evict_keys(keys[sizes < 0], ids[sizes < 0])
-        queued = keys[sizes >= 0]
-        self._demoter.wait_for([tuple(key) for key in queued.tolist()])
-        is_gone = ~self._pool.contains_each(queued)
-        num_bytes = int(pool_bytes(self._pool, sizes[sizes >= 0][is_gone]).sum())
-        return Evicted(
-            np.concatenate([evicted.keys, queued[is_gone]]), evicted.num_bytes + num_bytes
-        )
+        self._gone = _sum(self._gone, evicted)
+        queued, sizes = keys[sizes >= 0], sizes[sizes >= 0]
+        if self._waits:
+            self._demoter.wait_for([tuple(key) for key in queued.tolist()])
+            is_gone = ~self._pool.contains_each(queued)
+            queued, sizes = queued[is_gone], sizes[is_gone]
+        return _sum(evicted, Evicted(queued, int(pool_bytes(self._pool, sizes).sum())))
 
 
 class TieredRoom(Room):
-    """A pool that evicts to a disk; a put waits for the disk only if it finds no room."""
+    """A pool that evicts to a disk; a put waits for the disk only if it finds no room.
+
+    What is queued counts as evicted where room is made ahead of need; not for a put, which may not
+    have to wait for it.
+    """
 
     def __init__(
         self,
         pool: ObjectPool,
+        eviction: EvictionPolicy,
         disk: DiskSide,
         demotion: Demotion,
         demoter: Demoter,
         at_least: int,
     ):
-        super().__init__(pool, demotion, at_least)
+        super().__init__(pool, eviction, at_least)
         self._disk = disk
         self._demotion = demotion
         self._demoter = demoter
@@ -143,16 +152,16 @@ class TieredRoom(Room):
         """Report those that are not on the disk either."""
         super().tell(keys[~self._disk.contains_each(keys)])
 
+    def evict(self, num_bytes: int) -> Evicted:
+        return self._demote(self.eviction, max(0, num_bytes - int(self._queued().sum())))
+
+    def evict_objects(self, num_objects: int) -> Evicted:
+        return self._demote_objects(num_objects - len(self._queued()))
+
     def evict_by(self, policy: EvictionPolicy, num_bytes: int) -> Evicted:
-        """Evict by another policy, as that of a quota, also by way of the disk."""
-        if policy is self._demotion:
-            return super().evict_by(policy, num_bytes)
-        return super().evict_by(
-            lambda pool, wanted: policy(
-                cast(ObjectPool, _ByWayOfDisk(pool, self._demotion, self._demoter)), wanted
-            ),
-            num_bytes,
-        )
+        """Evict by another policy, as that of a quota, and wait until it is written."""
+        pool = _ByWayOfDisk(self._pool, self._demotion, self._demoter, waits=True)
+        return super().evict_by(lambda _, wanted: policy(cast(ObjectPool, pool), wanted), num_bytes)
 
     def make(
         self, num_bytes: Callable[[], int], attempt: Callable[[], Result]
@@ -171,38 +180,41 @@ class TieredRoom(Room):
             wanted = min(2 * wanted, capacity_bytes)
         return result
 
-    def evict_objects(self, num_objects: int) -> Evicted:
-        if self.eviction is not self._demotion:
-            return super().evict_objects(num_objects)
-        return super().evict_by(lambda pool, _: self._demotion(pool, 0, num_objects), 0)
-
     def _evict_for_put(self, num_bytes: int) -> Evicted:
-        if self.eviction is not self._demotion:
-            return super()._evict_for_put(num_bytes)
-        num_objects = self._missing_entries()
-        evicted = self._demotion.evict_more(
-            self._pool, 0 if num_objects else num_bytes, num_objects
-        )
-        self.tell(evicted.keys)
-        return evicted
+        if num_objects := self._missing_entries():
+            return self._demote_objects(num_objects)
+        return self._demote(self.eviction, num_bytes)
+
+    def _demote_objects(self, num_objects: int) -> Evicted:
+        return self._demote(counted(self.eviction, num_objects), self._pool.capacity_bytes)
+
+    def _demote(self, policy: EvictionPolicy, num_bytes: int) -> Evicted:
+        """Evict, without waiting for the disk; return what was evicted at once."""
+        self._disk.forget_gone()
+        pool = _ByWayOfDisk(self._pool, self._demotion, self._demoter, waits=False)
+        try:
+            policy(cast(ObjectPool, pool), num_bytes)
+        finally:
+            self.tell(pool.gone.keys)
+        return pool.gone
+
+    def _queued(self) -> np.ndarray:
+        """Space in the pool of the objects that are evicted once they are written: ``[n]``."""
+        keys, num_bytes = self._demoter.queued()
+        return pool_bytes(self._pool, num_bytes[self._pool.contains_each(keys)])
 
 
-def _uses_of(pool: ObjectPool, keys: np.ndarray) -> np.ndarray:
-    """Uses of keys of one namespace, as the pool counts: ``[n]``, 0 for absent keys."""
-    objects = pool.objects()
-    known = np.flatnonzero(np.isin(objects.keys[:, 1], keys[:1, 1]))
-    if not len(known):
-        return np.zeros(len(keys), np.uint16)
-    known = known[np.argsort(objects.keys[known, 0])]
-    hashes = objects.keys[known, 0]
-    places = np.minimum(np.searchsorted(hashes, keys[:, 0]), len(known) - 1)
-    return np.where(hashes[places] == keys[:, 0], objects.uses[known[places]], 0)
+_NOTHING = Evicted(np.empty((0, 2), np.uint64), 0)
 
 
-def _coldest_first(pool: ObjectPool, objects: PoolObjects, without: Sequence[Key]) -> np.ndarray:
-    """Indices of objects in order of eviction, "soft" last, "hard" never."""
-    order = np.lexsort([objects.recency, objects.retention])
-    order = order[objects.retention[order] < HARD]
-    if without:
-        order = order[~np.isin(objects.ids[order], pool.ids_of(without))]
-    return order
+def _sum(a: Evicted, b: Evicted) -> Evicted:
+    return Evicted(np.concatenate([a.keys, b.keys]), a.num_bytes + b.num_bytes)
+
+
+def _uses_of(objects: PoolObjects, ids: np.ndarray) -> np.ndarray:
+    """Uses of objects by their ids, as the pool counted: ``[n]``, 0 for those not among them."""
+    if not len(objects.ids):
+        return np.zeros(len(ids), np.uint16)
+    order = np.argsort(objects.ids)
+    places = order[np.minimum(np.searchsorted(objects.ids, ids, sorter=order), len(order) - 1)]
+    return np.where(objects.ids[places] == ids, objects.uses[places], 0)

@@ -49,9 +49,9 @@ class TieredStore(Store):
         tier = SsdTier("/mnt/ssd/kv", 1 << 40)
         store = TieredStore.create(64 << 30, "/dev/shm/kv", tier=tier, namespace="llama-70b/rank0")
 
-    The least recently used objects are evicted, as with ``lru``. An object is written first if it
-    was used ``min_uses`` times recently, a put being one; objects that are already on the disk are
-    evicted at once. A thread writes; a put waits for it only while it finds no room. An object that
+    ``eviction`` chooses which objects leave the pool. An object is written first if it was used
+    ``min_uses`` times recently, a put being one; objects that are already on the disk are evicted
+    at once. A thread writes; a put waits for it only while it finds no room. An object that
     is read from the disk is loaded into the pool first; if there is no room in it, or in the quota,
     the read bypasses the pool, and ``view`` reports that the object is not there just now. An
     object that is verified in the pool and damaged there is read from the disk, if that has it.
@@ -67,7 +67,7 @@ class TieredStore(Store):
             process.
         queue_bytes: how much may wait to be written; what exceeds it is dropped, and counted.
         close_deadline_s: for how long ``close()`` writes what is queued, in seconds.
-        **options: of ``Store``, except ``eviction``.
+        **options: of ``Store``.
 
     Raises:
         InvalidArgument: an argument is wrong.
@@ -94,8 +94,6 @@ class TieredStore(Store):
                 raise InvalidArgument(
                     f"TieredStore: pool must be in host memory, got one on GPU {pool.device}"
                 )
-            if "eviction" in options:
-                raise InvalidArgument("TieredStore: eviction must not be given, it is by last use")
             for name, value in (("min_uses", min_uses), ("queue_bytes", queue_bytes)):
                 if not isinstance(value, int) or value < 1:
                     raise InvalidArgument(f"TieredStore: {name} must be at least 1, got {value!r}")
@@ -116,8 +114,8 @@ class TieredStore(Store):
             self._demoter = Demoter(pool, self._disk, self._puts, queue_bytes)
             undo.callback(self._demoter.close, 0)
             self._close_deadline_s = close_deadline_s
-            demotion = Demotion(self._disk, self._demoter, self._uses, min_uses)
-            super().__init__(pool, namespace=namespace, eviction=demotion, **options)
+            self._demotion = Demotion(self._disk, self._demoter, self._uses, min_uses)
+            super().__init__(pool, namespace=namespace, **options)
             undo.pop_all()
 
     @classmethod
@@ -138,10 +136,9 @@ class TieredStore(Store):
             return super().open(path, **options)
 
     def _make_room(self, eviction: EvictionPolicy, at_least: int) -> Room:
-        assert isinstance(eviction, Demotion)
         # The queue must have room for what is evicted at once.
         at_least = min(at_least, self._queue_bytes // 4)
-        return TieredRoom(self.pool, self._disk, eviction, self._demoter, at_least)
+        return TieredRoom(self.pool, eviction, self._disk, self._demotion, self._demoter, at_least)
 
     @property
     def is_pool_all(self) -> bool:

@@ -1,0 +1,179 @@
+"""Every policy chooses what leaves a pool that has a disk behind it."""
+
+import threading
+
+import numpy as np
+import pytest
+
+from mooncake_kernels.errors import InvalidArgument
+from mooncake_kernels.pool import ObjectPool
+from mooncake_serving.store import Quota, SsdTier, Store, TieredStore, largest_first, lru
+
+from ..support import eventually
+from .support import PAGE
+from .tiered import BUCKET, IN_POOL, KEYS, OBJECT, POLICIES, STORED, put, read, value
+
+policies = pytest.mark.parametrize("policy", POLICIES)
+
+
+@policies
+@pytest.mark.parametrize("min_uses", [1, 2])
+def test_the_order_is_that_of_a_pool_without_a_disk(tmp_path, policy, min_uses):
+    """Whether objects are written first or not: those in the pool are the same."""
+    rng = np.random.default_rng(4)
+    pools = [ObjectPool.create(40 * PAGE, num_objects=40) for _ in range(2)]
+    tier = SsdTier(tmp_path / "tier", 16 * BUCKET, bucket_bytes=BUCKET, slot_bytes=4 * PAGE)
+    options = {"eviction": policy, "evict_ratio": 0, "namespace": "model"}
+    with (
+        TieredStore(pools[0], tier, min_uses=min_uses, **options) as store,
+        Store(pools[1], **options) as other,
+    ):
+        for key in range(80):
+            in_pool = np.sort(other.pool.objects().keys[:, 0])
+            for used in rng.permutation(in_pool)[:3].tolist():
+                for pool in pools:
+                    pool.pin(store.keyspace.key(used)).close()
+            num_bytes, position = int(rng.integers(1, 4 * PAGE)), int(rng.integers(100))
+            retention = "soft" if key % 10 == 0 else "normal"
+            while other.stats().largest_free_bytes < 4 * PAGE:
+                assert len(other.evict(1).keys) == 1
+                store.evict(1)
+                assert store.flush()
+                [left, expected] = (set(pool.objects().keys[:, 0].tolist()) for pool in pools)
+                assert left == expected
+            for each in (store, other):
+                result = each.put(key, bytes(num_bytes), position=position, retention=retention)
+                assert result is STORED
+        written = store.demotion_stats().num_written
+        assert written == 80 - store.stats().num_ready if min_uses == 1 else 5 < written < 70
+        assert store.demotion_stats().num_dropped == 0
+
+
+@policies
+def test_nothing_is_lost_that_was_evicted(opened, policy):
+    store = opened(eviction=policy)
+    assert put(store, *KEYS) == [STORED] * len(KEYS)
+    assert store.flush() and store.exists_each(KEYS).all()
+    assert read(store, *KEYS) == [OBJECT] * len(KEYS)
+    assert store.demotion_stats().num_dropped == 0
+
+
+@policies
+def test_only_what_was_used_again_is_written(opened, policy):
+    store = opened(eviction=policy, min_uses=2)
+    put(store, 0, 1, 2)
+    others = Store(store.pool, namespace="model")  # as of a process that has not the tier
+    assert others.get(1) == value(1).tobytes() and read(store, 2) == [OBJECT]
+    store.evict(IN_POOL * OBJECT)
+    assert store.flush() and store.exists_each([0, 1, 2]).tolist() == [False, True, True]
+
+
+@policies
+def test_what_is_queued_counts_as_evicted_and_a_put_takes_the_next(opened, monkeypatch, policy):
+    store, goes_on = opened(eviction=policy), threading.Event()
+    real = store.tier.put_each
+    monkeypatch.setattr(store.tier, "put_each", lambda *values: goes_on.wait(60) and real(*values))
+    put(store, *range(IN_POOL))
+    for _ in range(3):
+        assert len(store.evict(2 * OBJECT).keys) == len(store.evict_objects(2).keys) == 0
+        assert store.demotion_stats().num_queued == 2
+    writer = threading.Thread(target=put, args=(store, 10))
+    writer.start()
+    assert eventually(lambda: store.demotion_stats().num_queued == 3)
+    goes_on.set()
+    writer.join()
+    assert store.flush() and store.demotion_stats().num_dropped == 0
+    in_pool = store.pool.contains_each(store.keyspace.keys([*range(IN_POOL), 10]))
+    assert in_pool.tolist() == [*[True] * 5, *[False] * 3, True]  # the tail goes first
+
+
+@policies
+def test_what_is_read_or_hard_stays_and_soft_goes_last(opened, policy):
+    store = opened(eviction=policy)
+    for key in range(IN_POOL):
+        store.put(key, value(key), retention=["soft", "hard", "normal"][min(key, 2)])
+    with store.view(2), store.view(3):
+        store.evict(4 * OBJECT)
+        assert store.flush()
+        in_pool = store.pool.contains_each(store.keyspace.keys(range(IN_POOL)))
+        assert in_pool.tolist() == [True] * 4 + [False] * 4
+        store.evict(IN_POOL * OBJECT)
+        assert store.flush()
+        in_pool = store.pool.contains_each(store.keyspace.keys(range(IN_POOL)))
+        assert in_pool.tolist() == [False] + [True] * 3 + [False] * 4
+    assert read(store, *range(IN_POOL)) == [OBJECT] * IN_POOL
+
+
+@policies
+def test_a_full_queue_drops_and_counts(opened, monkeypatch, policy):
+    store, goes_on = opened(eviction=policy, queue_bytes=2 * OBJECT), threading.Event()
+    real = store.tier.put_each
+    monkeypatch.setattr(store.tier, "put_each", lambda *values: goes_on.wait(60) and real(*values))
+    put(store, *range(IN_POOL))
+    assert len(store.evict(5 * OBJECT).keys) == 3
+    stats = store.demotion_stats()
+    assert (stats.num_queued, stats.queued_bytes, stats.num_dropped) == (2, 2 * OBJECT, 3)
+    goes_on.set()
+    assert store.flush() and store.exists_each(range(IN_POOL)).sum() == IN_POOL - 3
+
+
+@policies
+def test_a_quota_and_a_full_index(tmp_path, policy):
+    tier = SsdTier(tmp_path / "tier", 8 * BUCKET, bucket_bytes=BUCKET)
+    pool = ObjectPool.create(1 << 20, num_objects=20)
+    options = {"eviction": policy, "quota": Quota(num_objects=15), "namespace": "model"}
+    with (
+        TieredStore(pool, tier, min_uses=1, evict_ratio=0.1, **options) as store,
+        Store(ObjectPool.open(pool.path), namespace="other") as other,
+    ):
+        for key in range(60):
+            assert store.put(key, bytes(100)) is STORED
+            assert store.usage().num_objects <= 15
+        for key in range(10):
+            other.put(key, bytes(100))
+        for key in range(60, 120):
+            assert store.put(key, bytes(100)) is STORED
+            assert store.flush() and store.stats().num_ready <= 20
+        assert store.exists_each(range(120)).sum() >= 115  # the other process evicts without a disk
+
+
+@pytest.mark.parametrize("is_quota", [False, True])
+def test_what_has_left_for_the_disk_since_a_policy_looked_stays_there(opened, is_quota):
+    store = opened()
+
+    def late(pool, num_bytes):
+        keys = pool.objects().keys
+        assert all(store._demoter.offer(tuple(key)) for key in keys.tolist()) and store.flush()
+        return pool.evict_keys(keys)
+
+    put(store, *range(IN_POOL))
+    store.eviction = late
+    store._room.evict_by(late, 1) if is_quota else store.evict(1)
+    assert store.stats().num_ready == 0 and store.exists_each(range(IN_POOL)).all()
+    assert read(store, *range(IN_POOL)) == [OBJECT] * IN_POOL
+
+
+def test_the_policy_may_be_replaced(opened):
+    store = opened()
+    assert store.eviction is lru
+    store.eviction = largest_first
+    store.put(0, bytes(2 * OBJECT))
+    put(store, 1, 2, 3)
+    store.evict(1)
+    assert store.flush() and store.exists(0) and not store.pool.contains(store.keyspace.key(0))
+
+
+def test_a_policy_of_ones_own_that_fails(opened):
+    """It raises, and what it evicted before that is reported."""
+    store, gone = opened(min_uses=2), []
+    store.on_evicted.append(lambda keys: gone.extend(keys[:, 0].tolist()))
+
+    def failing(pool, num_bytes):
+        pool.evict_keys(pool.objects().keys[:1])
+        raise InvalidArgument("it fails")
+
+    put(store, 1)
+    store.eviction = failing
+    with pytest.raises(InvalidArgument, match="it fails"):
+        store.evict(1)
+    assert gone == [1]
