@@ -7,6 +7,7 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <tuple>
 #include <utility>
 #include <vector>
 
@@ -128,6 +129,19 @@ py::tuple as_tuple(const Evicted& evicted) {
   return py::make_tuple(array_of(evicted.keys), evicted.num_bytes);
 }
 
+bool set_quota(Pool& pool, uint64_t scope, uint64_t num_bytes, uint64_t num_objects) {
+  return pool.set_quota({scope, num_bytes, num_objects});
+}
+
+// Scope, bytes and objects of each.
+std::vector<std::tuple<uint64_t, uint64_t, uint64_t>> quotas(const Pool& pool) {
+  std::vector<std::tuple<uint64_t, uint64_t, uint64_t>> all;
+  for (const auto& [scope, num_bytes, num_objects] : pool.quotas()) {
+    all.emplace_back(scope, num_bytes, num_objects);
+  }
+  return all;
+}
+
 py::tuple evict(Pool& pool, uint64_t num_bytes, bool sieve) {
   Evicted evicted;
   {
@@ -234,6 +248,9 @@ void bind_store(py::module_& m) {
       .def("evict", &evict, py::arg("num_bytes"), py::arg("sieve"))
       .def("victims", &victims, py::arg("num_bytes"), py::arg("sieve"))
       .def("evict_keys", &evict_keys, py::arg("keys"), py::arg("ids").none(true))
+      .def("set_quota", &set_quota, py::arg("scope"), py::arg("num_bytes"), py::arg("num_objects"),
+           ReleaseGil())
+      .def("quotas", &quotas)
       .def("reap", &Pool::reap, ReleaseGil())
       .def("page_lock", &Pool::page_lock, py::arg("device"), ReleaseGil())
       .def("scan", &scan)

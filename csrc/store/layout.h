@@ -16,7 +16,7 @@
 namespace mk::store {
 
 constexpr uint64_t kMagic = 0x314c4f4f504b4d;  // "MKPOOL1"
-constexpr uint32_t kLayoutVersion = 6;
+constexpr uint32_t kLayoutVersion = 7;
 
 // The name of an object: its content (a prefix hash) and its scope (tenant, model, layout, rank).
 struct Key {
@@ -100,6 +100,13 @@ constexpr uint32_t kNumRemovals = 1 << 14;
 
 constexpr uint32_t kNumChanges = 1 << 16;  // see Changes
 
+// What the objects of a scope may take of the pool, for who keeps to it; the pool does not. No
+// limit: 0; if both are 0, the row is free.
+struct Quota {
+  std::atomic<uint64_t> scope, num_bytes, num_objects;
+};
+constexpr uint32_t kNumQuotas = 64;
+
 struct Geometry {
   uint64_t capacity_bytes;  // of objects
   uint32_t alignment;
@@ -130,6 +137,7 @@ struct Header {
   std::atomic<uint64_t> first_removal;    // that this process has not dealt with yet
   std::atomic<uint64_t> end_of_removals;  // the number of the next one
   std::atomic<uint64_t> end_of_changes;   // the same, see Changes
+  Quota quotas[kNumQuotas];
   alignas(64) std::atomic<uint64_t> clock;
   alignas(64) RobustMutex mutex;
   // Sums since the pool was made: the holder of the mutex adds to them, and nothing sets them back.

@@ -92,6 +92,10 @@ struct ObjectInfo {
   ObjectId id;
 };
 
+struct QuotaInfo {
+  uint64_t scope, num_bytes, num_objects;  // 0: no limit
+};
+
 struct PoolStats {
   uint64_t capacity_bytes, free_bytes, largest_free_bytes, num_free_spans;
   uint64_t max_objects, num_ready, num_writing, num_doomed;
@@ -179,6 +183,10 @@ class Pool {
   void note_all_removed();
   Removals& removals() { return removals_; }
   const Removals& removals() const { return removals_; }
+
+  // Remembers what a scope may take, see Quota; no limits: nothing. False: there is no row left.
+  bool set_quota(const QuotaInfo& quota);
+  std::vector<QuotaInfo> quotas() const;  // takes no lock
 
   // Reclaims what dead processes were holding; returns how many there were.
   uint32_t reap();

@@ -133,6 +133,38 @@ void Pool::note_all_removed() {
   removals_.note_all();
 }
 
+bool Pool::set_quota(const QuotaInfo& quota) {
+  owner_.check("set_quota", "pool");
+  const bool is_limit = quota.num_bytes || quota.num_objects;
+  const Lock lock(*this);
+  Quota* row = nullptr;
+  for (Quota& known : view_.header->quotas) {
+    const bool is_free = known.num_bytes.load() == 0 && known.num_objects.load() == 0;
+    if (!is_free && known.scope.load() == quota.scope) {
+      row = &known;
+      break;
+    }
+    if (is_free && !row) row = &known;
+  }
+  if (!row) return !is_limit;
+  row->scope.store(quota.scope);
+  row->num_bytes.store(quota.num_bytes);
+  row->num_objects.store(quota.num_objects);
+  return true;
+}
+
+std::vector<QuotaInfo> Pool::quotas() const {
+  std::vector<QuotaInfo> all;
+  for (const Quota& known : view_.header->quotas) {
+    QuotaInfo info;
+    do {
+      info = {known.scope.load(), known.num_bytes.load(), known.num_objects.load()};
+    } while (known.scope.load() != info.scope);  // the row has become that of another
+    if (info.num_bytes || info.num_objects) all.push_back(info);
+  }
+  return all;
+}
+
 bool Pool::retain(const Key& key, Retention retention) {
   owner_.check("retain", "pool");
   const Lock lock(*this);

@@ -374,6 +374,28 @@ class ObjectPool(PoolReader):
                 )
         return Evicted(*self._pool.evict_keys(words, ids))
 
+    def set_quota(self, scope: int, num_bytes: int = 0, num_objects: int = 0) -> bool:
+        """Remember what the objects of a scope may take, for all processes. The pool itself does
+        not keep to it: who puts does, as ``Store``.
+
+        Args:
+            scope: the second word of their keys.
+            num_bytes: at most; 0 for no limit.
+            num_objects: likewise; if both are 0, the quota is forgotten.
+
+        Returns:
+            False: there are 64 quotas of other scopes, and no room for more.
+        """
+        limits = (scope, num_bytes, num_objects)
+        names = ("scope", "num_bytes", "num_objects")
+        return self._pool.set_quota(
+            *(as_integer("set_quota", n, x, 0, END - 1) for n, x in zip(names, limits, strict=True))
+        )
+
+    def quotas(self) -> dict[int, tuple[int, int]]:
+        """The quotas that are set: bytes and objects by scope, 0 for no limit. Takes no lock."""
+        return {scope: tuple(limits) for scope, *limits in self._pool.quotas()}  # type: ignore[misc]
+
     def objects(self) -> PoolObjects:
         """List all objects, for policies that choose victims themselves."""
         return PoolObjects(*self._pool.scan())

@@ -424,7 +424,7 @@ def test_other_layouts_and_short_files_are_refused(tmp_path):
             ObjectPool.create(4096, tmp_path / "pool")
     whole = (tmp_path / "pool").read_bytes()
     (tmp_path / "pool").write_bytes(whole[:8] + b"\x63" + whole[9:])
-    with pytest.raises(Unavailable, match="has layout 99, and this build has 6"):
+    with pytest.raises(Unavailable, match="has layout 99, and this build has 7"):
         ObjectPool.open(tmp_path / "pool")
     (tmp_path / "pool").write_bytes(whole[:-1])
     with pytest.raises(InvalidArgument, match="path must be the whole memory of a pool"):

@@ -32,7 +32,7 @@ from .eviction import (
     lru,
     sieve,
 )
-from .quotas import Quota, Usage
+from .quotas import Quota, Usage, set_quota
 from .ssd import SsdStats, SsdTier
 from .store import Store
 from .tiered import TieredStore
@@ -65,6 +65,7 @@ __all__ = [
     "length_aware",
     "lfu",
     "lru",
+    "set_quota",
     "sieve",
 ]
 

@@ -10,10 +10,12 @@ from typing import NamedTuple, TypeVar
 
 import numpy as np
 
-from mooncake_kernels.errors import InvalidArgument
+from mooncake_kernels.errors import InvalidArgument, Unavailable
 from mooncake_kernels.pool import Evicted, Key, ObjectPool, ObjectPut, PoolObjects, PutResult
 
+from .checks import check_pool
 from .eviction.policy import EvictionPolicy, evict_in_order, pool_bytes
+from .keyspace import Keyspace
 
 NO_LIMIT = np.iinfo(np.int64).max // 4  # so that sums of some still fit
 EVICT_SHARE = 20  # a twentieth of the quota is evicted at once, so that not every put has to
@@ -43,6 +45,37 @@ class Quota:
                 "Quota: num_bytes and num_objects must be positive integers, one of them at "
                 f"least, got {self.num_bytes!r} and {self.num_objects!r}"
             )
+
+
+MAX_QUOTAS = 64  # as the pool has room for
+
+
+def set_quota(pool: ObjectPool, namespace: str, quota: Quota | None) -> None:
+    """Keep a namespace to a quota in all stores that are opened on a pool from now on.
+
+    Args:
+        pool: which remembers it, for 64 namespaces.
+        namespace: its keys must be prefix hashes.
+        quota: None: it is not limited any more.
+
+    Raises:
+        InvalidArgument: an argument is wrong.
+        Unavailable: the pool has room for no more.
+    """
+    check_pool("set_quota", pool)
+    if not isinstance(quota, Quota | None):
+        raise InvalidArgument(f"set_quota: quota must be a Quota or None, got {quota!r:.80}")
+    limits = (0, 0) if quota is None else (quota.num_bytes or 0, quota.num_objects or 0)
+    if not pool.set_quota(Keyspace(namespace).scope, *limits):
+        raise Unavailable(f"set_quota: the pool has room for {MAX_QUOTAS} quotas, and has them")
+
+
+def quotas_of(pool: ObjectPool) -> dict[int, Quota]:
+    """The quotas that a pool remembers, by the scope of their namespaces."""
+    return {
+        scope: Quota(num_bytes or None, num_objects or None)
+        for scope, (num_bytes, num_objects) in pool.quotas().items()
+    }
 
 
 class Usage(NamedTuple):
@@ -85,7 +118,8 @@ class QuotaKeeper:
         self._clock = clock
         self._max_age_s = max_age_s
         # Pairs of bytes and objects, from here on.
-        self._limit = np.array([quota.num_bytes or NO_LIMIT, quota.num_objects or NO_LIMIT])
+        limits = (quota.num_bytes, quota.num_objects)
+        self._limit = np.array([min(limit or NO_LIMIT, NO_LIMIT) for limit in limits])
         self._under_way = np.zeros(2, np.int64)  # in attempts that have not returned
         self._share = np.zeros(2, np.int64)  # that may be put without counting
         self._counted_at = -np.inf

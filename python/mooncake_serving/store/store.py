@@ -23,7 +23,7 @@ from mooncake_kernels.pool import (
 from .checks import check_bool, check_number, check_pool, check_share
 from .eviction import EvictionPolicy, lru
 from .keyspace import Keyspace, StoreKey, StoreKeys
-from .quotas import Quota, QuotaKeeper, Usage
+from .quotas import Quota, QuotaKeeper, Usage, quotas_of
 from .reader import StoreReader, check_pairs
 from .room import Room
 from .watermark import Watermark
@@ -47,7 +47,8 @@ class Store(StoreReader, Closing):
         watermark: ``(high, low)``: a thread evicts down to ``low`` when more than ``high`` of the
             pool, or of its index, is used, see ``Watermark``. None: only puts evict.
         quota: limit of the namespace in the pool, see ``Quota``; its keys are then prefix hashes
-            only, since a name hides which namespace it belongs to.
+            only, since a name hides which namespace it belongs to. None: that which the pool
+            remembers, if any, see ``set_quota``.
         checksum: keep an XXH3-64 of each object, computed while it is copied.
         verify: the share of reads that compare it, 0 to 1. That costs little where the object is
             copied, and a pass over its bytes where it is not: ``view``, parts of it, GPUs.
@@ -79,11 +80,14 @@ class Store(StoreReader, Closing):
             raise InvalidArgument(f"Store: watermark must be (high, low), got {watermark!r}")
         super().__init__(pool, Keyspace(namespace), verify)
         self._room = self._make_room(eviction, int(evict_ratio * pool.capacity_bytes))
-        self._quota = (
-            None
-            if quota is None
-            else QuotaKeeper(pool, self.keyspace.scope, quota, self._room.evict_by)
-        )
+        quotas = quotas_of(pool)
+        if quota is not None:
+            quotas[self.keyspace.scope] = quota
+        self._quotas = {
+            scope: QuotaKeeper(pool, scope, limit, self._room.evict_by)
+            for scope, limit in quotas.items()
+        }
+        self._quota = self._quotas.get(self.keyspace.scope)
         self._checksum = checksum
         self._watermark = None if watermark is None else Watermark(self, *watermark)
 
@@ -332,8 +336,8 @@ class Store(StoreReader, Closing):
 
     @property
     def has_quota(self) -> bool:
-        """Whether puts need more than room."""
-        return self._quota is not None
+        """Whether puts need more than room, in any namespace."""
+        return bool(self._quotas)
 
     @property
     def keeps_checksums(self) -> bool:
@@ -433,9 +437,10 @@ class Store(StoreReader, Closing):
     def _put(
         self, key: Key, num_bytes: Callable[[], int], attempt: Callable[[], Result]
     ) -> Result | PutResult:
-        if self._quota is None or key[1] != self.keyspace.scope:
+        quota = self._quotas.get(key[1]) if self._quotas else None
+        if quota is None:
             return self._with_room(num_bytes, attempt)
-        return self._quota.admit(key, num_bytes(), lambda: self._with_room(num_bytes, attempt))
+        return quota.admit(key, num_bytes(), lambda: self._with_room(num_bytes, attempt))
 
     def _with_room(
         self, num_bytes: Callable[[], int], attempt: Callable[[], Result]

@@ -5,8 +5,8 @@ import pytest
 
 import mooncake_kernels as mk
 from mooncake_kernels.errors import InvalidArgument, Unavailable
-from mooncake_kernels.pool import PutResult
-from mooncake_serving.store import Quota, Store
+from mooncake_kernels.pool import ObjectPool, PutResult
+from mooncake_serving.store import Quota, Store, set_quota
 
 from ..support import eventually
 from .support import UNIT, replaced, value
@@ -86,6 +86,18 @@ def test_names_are_refused_where_there_is_a_quota(hosts):
         with pytest.raises(InvalidArgument, match="key must be an integer in a namespace with"):
             call()
     assert host.store.stats().num_ready == 0 and host.cluster.put(1, value(1)) is STORED
+
+
+def test_what_others_put_into_a_pool_keeps_to_the_quotas_that_it_remembers(hosts):
+    pool = ObjectPool.create(64 * UNIT)
+    set_quota(pool, "", Quota(3 * UNIT))
+    one = hosts.make("one", store=Store(pool, namespace="another"))
+    two = hosts.make("two", 8 * UNIT)
+    for key in range(10):
+        assert two.cluster.put(key, value(key), preferred=[one.node.name]) is STORED
+    assert pool.stats().num_ready == 3 and two.store.stats().num_ready == 0
+    assert two.cluster.exists_each(range(10)).tolist() == [False] * 7 + [True] * 3
+    assert one.store.usage() is None
 
 
 def test_a_batch_that_evicts_its_own_beginning(hosts):

@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mooncake_kernels.errors import InvalidArgument
+from mooncake_kernels.errors import InvalidArgument, Unavailable
 from mooncake_kernels.pool import ObjectPool, ObjectPut, PutResult, object_keys
-from mooncake_serving.store import Quota, Store, lru
+from mooncake_serving.store import Quota, Store, lru, set_quota
 from mooncake_serving.store.quotas import QuotaKeeper
 from mooncake_serving.store.room import Room
 
@@ -98,6 +98,75 @@ def test_wrong_arguments_are_refused_as_ever(store):
 def test_wrong_quotas(limits):
     with pytest.raises(InvalidArgument, match="num_bytes and num_objects must be positive"):
         Quota(*limits)
+
+
+def test_a_pool_remembers_quotas_for_all_who_open_it(store):
+    """In any process, and for puts under a key of any namespace; what a process names itself holds
+    there.
+    """
+    set_quota(store.pool, "theirs", Quota(3 * UNIT))
+    set_quota(store.pool, "small", Quota(num_objects=2))
+    path = store.pool.path
+
+    def life() -> None:
+        with Store.open(path, namespace="theirs") as theirs:
+            assert theirs.usage() == (0, 0) and theirs.has_quota
+            for i in range(10):
+                assert theirs.put(i, bytes(UNIT)) is STORED
+                assert theirs.usage().num_bytes <= 3 * UNIT
+            with pytest.raises(InvalidArgument, match="must be an integer in a namespace with a"):
+                theirs.put("a name", b"1")
+
+    with child(life) as pid:
+        assert ended_well(pid)
+    assert store.stats().num_ready == 3
+    with Store.open(path) as any_of_them:
+        assert any_of_them.has_quota and any_of_them.usage() is None
+        assert any_of_them.put("a name", b"1") is STORED
+        keys = object_keys(list(range(100, 110)), "small").tolist()
+        assert [any_of_them.put_key(tuple(key), b"1") for key in keys] == [STORED] * 10
+        assert any_of_them.pool.contains_each(keys).tolist() == [False] * 8 + [True] * 2
+        begun = any_of_them.begin_key((1, keys[0][1]), 1)
+        assert isinstance(begun, ObjectPut)
+        begun.commit()
+        with any_of_them.pool.pin((1, keys[0][1])), any_of_them.pool.pin(tuple(keys[-1])):
+            assert any_of_them.put_key(tuple(keys[0]), b"1") is OVER_QUOTA
+    with Store.open(path, namespace="theirs", quota=Quota(5 * UNIT)) as theirs:
+        assert [theirs.put(i, bytes(UNIT)) for i in range(20, 30)] == [STORED] * 10
+        assert theirs.usage() == (5 * UNIT, 5)
+    store.remove_all()
+    set_quota(store.pool, "theirs", Quota(4 * UNIT, 3))
+    set_quota(store.pool, "small", None)
+    with (
+        Store.open(path, namespace="small") as small,
+        Store.open(path, namespace="theirs") as other,
+    ):
+        assert small.usage() is None and other.usage() == (0, 0)
+        assert [small.put(i, b"1") for i in range(4)] == [STORED] * 4
+        assert [other.put(i, b"1") for i in range(4)] == [STORED] * 4
+        assert small.exists_each(range(4)).all() and other.usage().num_objects == 3
+
+
+def test_a_pool_has_room_for_64_quotas(store):
+    for i in range(64):
+        set_quota(store.pool, f"tenant-{i}", Quota(UNIT + i, i or None))
+    with pytest.raises(Unavailable, match="set_quota: the pool has room for 64 quotas"):
+        set_quota(store.pool, "another", Quota(UNIT))
+    set_quota(store.pool, "another", None)
+    set_quota(store.pool, "tenant-5", Quota(7 * UNIT))
+    scopes = [int(object_keys([0], f"tenant-{i}")[0, 1]) for i in range(64)]
+    expected = {scope: (UNIT + i, i) for i, scope in enumerate(scopes)} | {scopes[5]: (7 * UNIT, 0)}
+    assert store.pool.quotas() == expected
+    set_quota(store.pool, "tenant-3", None)
+    set_quota(store.pool, "another", Quota(UNIT))
+    del expected[scopes[3]]
+    another = int(object_keys([0], "another")[0, 1])
+    assert store.pool.quotas() == {**expected, another: (UNIT, 0)}
+    for wrong in (lambda: set_quota(store.pool, "a", 5), lambda: set_quota(None, "a", None)):
+        with pytest.raises(InvalidArgument, match="set_quota: (quota|pool) must be"):
+            wrong()
+    with pytest.raises(InvalidArgument, match="set_quota: num_objects must be an integer"):
+        store.pool.set_quota(1, 2, -1)
 
 
 PUTS = st.lists(

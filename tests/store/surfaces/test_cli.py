@@ -162,6 +162,20 @@ def test_a_watermark_evicts_ahead_of_need(path):
         assert ended_well(pid)
 
 
+def test_quotas_hold_for_all_who_open_the_pool(path):
+    """Also once the server has gone, until it is told otherwise."""
+    options = ["--capacity", "1MiB", "--port", 0]
+    with serving(path, *options, "--quota", "a=64KiB", "--quota", "b=c=8KiB"):
+        with Store.open(path, namespace="a") as a, Store.open(path, namespace="b=c") as b:
+            assert a.put_each(range(32), [bytes(4096)] * 32) == [PutResult.STORED] * 32
+            assert b.put_each(range(32), [bytes(4096)] * 32) == [PutResult.STORED] * 32
+            assert a.usage().num_bytes <= 64 << 10 and b.usage().num_bytes <= 8 << 10
+    with serving(path, *options, "--quota", "a=none"), Store.open(path, namespace="a") as a:
+        assert a.usage() is None
+        with Store.open(path, namespace="b=c") as b:
+            assert b.usage().num_bytes <= 8 << 10
+
+
 def test_what_all_processes_do_is_counted(path, run):
     with serving(path, "--capacity", "1MiB", "--port", 0) as (_, lines):
 
@@ -511,6 +525,8 @@ def test_bench(path, run):
         (["serve", "/dev/shm/no-such-pool"], "--capacity must be given"),
         (["serve", "/dev/shm/no-such-pool", "--capacity", "much"], "like 4096, 64KiB or 1.5G"),
         (["serve", "x", "--eviction", "mru"], "invalid choice: 'mru'"),
+        (["serve", "x", "--quota", "8GiB"], "must be NAMESPACE=SIZE, got '8GiB'"),
+        (["serve", "x", "--quota", "a=much"], "a size must be like 4096, 64KiB or 1.5G"),
         (["serve", "x", "--ssd", "y"], "--ssd needs --ssd-capacity"),
         (["serve", "x", "--ssd-capacity", "1GiB"], "--ssd-capacity needs --ssd"),
         (["serve", "x", "--ssd-bucket", "1MiB"], "--ssd-bucket needs --ssd"),

@@ -14,6 +14,7 @@ from mooncake_kernels.transfer import TransferEngine
 
 from .. import directory
 from ..eviction import EvictionPolicy, largest_first, length_aware, lfu, lru, sieve
+from ..quotas import Quota, set_quota
 from ..ssd import SsdTier
 from ..store import Store
 from ..tiered import TieredStore
@@ -76,6 +77,11 @@ def add_commands(commands: Any) -> None:
         default="lru",
         help="what goes when room is needed (default: lru)",
     )
+    parser.add_argument(
+        "--quota", type=_quota, metavar="NAMESPACE=SIZE", action="append", default=[],
+        help="what the prefix hashes of a namespace may take of the pool, as tenant-7=8GiB, or "
+        "tenant-7=none; the pool remembers it for all who open it; may be repeated",
+    )  # fmt: skip
     parser.add_argument(
         "--watermark", type=_watermark, metavar="HIGH,LOW",
         help="evict ahead of need, as 0.9,0.85: down to LOW of the pool when HIGH is used",
@@ -141,6 +147,8 @@ def run(options: argparse.Namespace) -> None:
         stop = _stopped_by_signals(stack)
         removal = stack.enter_context(contextlib.ExitStack())
         pool = stack.enter_context(_pool(options, removal))
+        for namespace, quota in options.quota:
+            set_quota(pool, namespace, quota)
         disk_removal = contextlib.ExitStack()
         store = stack.enter_context(_store(options, pool, disk_removal))
         stack.enter_context(disk_removal)  # left before the store is closed: the file is locked
@@ -266,6 +274,13 @@ def _publish(options: argparse.Namespace, store: Store, stack: contextlib.ExitSt
     stack.enter_context(publisher)
     stack.enter_context(StoreEvents(store, publisher, interval_s=options.events_interval))
     sys.stdout.write(f"events at {publisher.endpoint} {publisher.replay_endpoint}".rstrip() + "\n")
+
+
+def _quota(text: str) -> tuple[str, Quota | None]:
+    namespace, is_one, size = text.rpartition("=")
+    if not is_one:
+        raise argparse.ArgumentTypeError(f"must be NAMESPACE=SIZE, got {text!r:.80}")
+    return namespace, None if size == "none" else Quota(as_bytes(size))
 
 
 def _watermark(text: str) -> tuple[float, float]:
