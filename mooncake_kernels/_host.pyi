@@ -230,6 +230,7 @@ class ObjectPin:
     address: int
     device: int
     checksum: int
+    position: int
     def is_whole(self) -> bool: ...
     def __buffer__(self, flags: int, /) -> memoryview: ...
 

@@ -162,7 +162,8 @@ std::optional<Pin> Pool::pin(const Key& key, bool is_use) {
     view_.slots[slot].store(slot_of(found.entry, generation_of(found.word)));
     if (entry.word.load() == found.word) {
       if (is_use) touch(entry);
-      return Pin{found.entry, slot, view_.data_of(entry), entry.num_bytes, entry.checksum};
+      return Pin{found.entry,     slot,           view_.data_of(entry),
+                 entry.num_bytes, entry.checksum, static_cast<uint16_t>(entry.position)};
     }
   }
   slots_->give_back(slot);

@@ -73,6 +73,7 @@ struct Pin {
   const char* data;
   uint64_t num_bytes;
   uint64_t checksum;  // 0: none
+  uint16_t position;  // in its prompt
 };
 
 enum class Policy { kLru, kSieve };

@@ -125,11 +125,13 @@ class PinnedObject(_Bytes, Closing):
         num_bytes: size of the object.
         device: the GPU that holds it; None: it is in host memory.
         checksum: the XXH3-64 it was stored with, see ``checksum()``; None if it has none.
+        position: in its prompt, as its writer gave it.
     """
 
     def __init__(self, pin: _host.ObjectPin):
         super().__init__(pin)
         self.checksum: int | None = pin.checksum or None
+        self.position: int = pin.position
         self._pin: _host.ObjectPin | None = pin
 
     @property

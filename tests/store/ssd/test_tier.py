@@ -102,6 +102,30 @@ def test_codes(path):
         assert (tier.stats().num_hits, tier.stats().num_misses) == (1, 1)
 
 
+def test_positions_are_kept(path):
+    """Found by the footer, by the records after a death, and where an object was moved."""
+    keys, positions = [(1, 0), (2, 0), (9, 9)], [7, 65535, 0]
+
+    def check(tier):
+        assert tier.positions_each(keys).tolist() == positions
+
+    with open_tier(path) as tier:
+        values = [value(key) for key in keys[:2]]
+        assert tier.put_each(keys[:2], values, positions[:2]) == [STORED] * 2
+        check(tier)
+        image = path.read_bytes()
+    with open_tier(path) as tier:
+        check(tier)
+    path.write_bytes(image)
+    with open_tier(path) as tier:
+        check(tier)
+        for i in range(200):
+            assert read(tier, *keys[:2]) == set(keys[:2])
+            put(tier, (i, 5))
+        assert tier.stats().num_moved >= 4
+        check(tier)
+
+
 def test_many_are_removed_at_once(path):
     """More removals than fit into a bucket, which begins others, and frees the oldest."""
     wanted = [(i, 1) for i in range(300)]
@@ -236,7 +260,7 @@ def test_a_tier_that_is_dropped_releases_the_file(path):
         assert read(tier, (1, 0)) == keys_of(tier) == {(1, 0)}
 
 
-@pytest.mark.parametrize("version", [1, 3])
+@pytest.mark.parametrize("version", [1, 2, 4])
 def test_another_version_is_refused(path, version):
     with open_tier(path) as tier:
         put(tier, (1, 0))
@@ -244,7 +268,7 @@ def test_another_version_is_refused(path, version):
         file.seek(8)
         file.write(struct.pack("<I", version))
     image = path.read_bytes()
-    with pytest.raises(Unavailable, match=f"has layout {version}, this is for layout 2"):
+    with pytest.raises(Unavailable, match=f"has layout {version}, this is for layout 3"):
         open_tier(path)
     assert path.read_bytes() == image
 
@@ -341,6 +365,11 @@ def test_wrong_arguments(path):
                 KEYS[:2], [b"", large]
             ),
             r"buffers\[0\] must be writable": lambda: tier.get_into_each([(1, 1)], [b"123"]),
+            "positions must be an integer from 0 to 65535 for each key, got": lambda: tier.put_each(
+                [(1, 2)], [b"1"], [1 << 16]
+            ),
+            r"for each key, got \[1, 2\]": lambda: tier.put_each([(1, 2)], [b"1"], [1, 2]),
+            r"for each key, got 5": lambda: tier.put_each([(1, 2)], [b"1"], 5),
             r"values\[0\] must be packed": lambda: tier.put_each([(1, 2)], [large[::2]]),
         }
         for message, call in calls.items():

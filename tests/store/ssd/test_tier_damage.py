@@ -27,7 +27,8 @@ FIELDS = {  # of the header of a record: where, how many bytes
     "scope": (64, 8),
     "num_bytes": (72, 8),
     "data checksum": (80, 8),
-    "header checksum": (88, 8),
+    "position": (88, 8),
+    "header checksum": (96, 8),
 }
 
 
@@ -72,7 +73,7 @@ def test_the_fields_are_where_this_file_says(path):
     page = path.read_bytes()[record.offset :][:PAGE]
     words = {name: page[at : at + size] for name, (at, size) in FIELDS.items()}
     expected = {"offset": record.offset, "hash": 4, "num_bytes": record.num_bytes, "kind": 1}
-    expected |= {"data checksum": record.checksum, "run": 1, "version": 2, "scope": 0}
+    expected |= {"data checksum": record.checksum, "run": 1, "version": 3, "scope": 0}
     for name, number in expected.items():
         assert int.from_bytes(words[name], "little") == number, name
     assert words["magic"] == layout.RECORD_MAGIC

@@ -7,7 +7,15 @@ import pytest
 
 from mooncake_kernels.errors import InvalidArgument
 from mooncake_kernels.pool import ObjectPool
-from mooncake_serving.store import Quota, SsdTier, Store, TieredStore, largest_first, lru
+from mooncake_serving.store import (
+    LengthAware,
+    Quota,
+    SsdTier,
+    Store,
+    TieredStore,
+    largest_first,
+    lru,
+)
 
 from ..support import eventually
 from .support import PAGE
@@ -151,6 +159,30 @@ def test_what_has_left_for_the_disk_since_a_policy_looked_stays_there(opened, is
     store._room.evict_by(late, 1) if is_quota else store.evict(1)
     assert store.stats().num_ready == 0 and store.exists_each(range(IN_POOL)).all()
     assert read(store, *range(IN_POOL)) == [OBJECT] * IN_POOL
+
+
+def test_what_comes_back_from_the_disk_keeps_its_position(opened):
+    """So `length_aware` takes the tail of a prompt first also then."""
+    store = opened()
+    put(store, *range(IN_POOL))
+    store.evict(IN_POOL * OBJECT)
+    store.close()
+    store = opened()
+    assert store.stats().num_ready == 0
+    assert store.get(0) is not None and read(store, 1, 2) == [OBJECT] * 2
+    assert store.bring_up_keys(store.keyspace.keys([3, 4])).all()
+    for key in (7, 6, 5):
+        store.view(key).close()
+    objects = store.pool.objects()
+    assert objects.position.tolist() == objects.keys[:, 0].tolist()
+    for key in [3, 4, *range(IN_POOL)]:  # each was used as often as the others, the tail last
+        store.pool.pin(store.keyspace.key(key)).close()
+    store.eviction = LengthAware(half_life=100, depth=4)
+    store.evict(3 * OBJECT)
+    assert store.pool.contains_each(store.keyspace.keys(range(IN_POOL))).tolist() == [
+        *[True] * 5,
+        *[False] * 3,
+    ]
 
 
 def test_the_policy_may_be_replaced(opened):

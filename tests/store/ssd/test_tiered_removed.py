@@ -191,12 +191,12 @@ def test_what_is_removed_while_it_is_written_is_not_seen(opened, monkeypatch, wh
     retry = threading.Thread(target=store._disk.retry)
     with others_of(store) as others:
 
-        def with_removal(keys, values):
+        def with_removal(*values):
             if when == "before":
                 assert others.remove(0)
                 retry.start()
                 retry.join(0.2)  # if it does not wait for what is being written
-            results = real(keys, values)
+            results = real(*values)
             if when == "after":
                 assert others.remove(0)
                 retry.start()
@@ -222,9 +222,9 @@ def test_what_is_removed_while_it_waits_to_be_written_is_not(opened, monkeypatch
             store._disk.retry()
             return True
 
-        def see(keys, values):
+        def see(keys, *values):
             seen.extend(keys)
-            return real(keys, values)
+            return real(keys, *values)
 
         real, seen = store.tier.put_each, []
         with monkeypatch.context() as patch:

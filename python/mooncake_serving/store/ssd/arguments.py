@@ -12,6 +12,8 @@ from mooncake_kernels.buffers import as_buffer
 from mooncake_kernels.errors import InvalidArgument
 from mooncake_kernels.pool import Key
 
+MAX_POSITION = (1 << 16) - 1  # as a pool keeps
+
 
 def as_number(argument: str, value: Any, low: float, high: float, kind: type = int) -> Any:
     """Check a number of the constructor: within [low, high]."""
@@ -63,6 +65,22 @@ def as_arrays(
     return [
         _as_array(f"{op}: {argument}[{i}]", buffer, writable) for i, buffer in enumerate(buffers)
     ]
+
+
+def as_positions(op: str, positions: Sequence[int] | None, num_keys: int) -> list[int]:
+    """Positions of objects in their prompts; None: 0."""
+    if positions is None:
+        return [0] * num_keys
+    try:
+        places = [operator.index(position) for position in positions]
+    except TypeError:
+        places = []
+    if len(places) != num_keys or not all(0 <= place <= MAX_POSITION for place in places):
+        raise InvalidArgument(
+            f"{op}: positions must be an integer from 0 to {MAX_POSITION} for each key, got "
+            f"{positions!r:.80}"
+        )
+    return places
 
 
 def _as_array(what: str, memory: Any, writable: bool) -> np.ndarray:

@@ -1,4 +1,4 @@
-"""The layout of a tier's file: version 2, as in docs/store_ssd.md."""
+"""The layout of a tier's file: version 3, as in docs/store_ssd.md."""
 
 import struct
 from dataclasses import dataclass
@@ -9,7 +9,7 @@ from mooncake_kernels.errors import InvalidArgument, Unavailable
 from mooncake_kernels.hashing import block_hashes
 from mooncake_kernels.pool import Key
 
-VERSION = 2
+VERSION = 3
 PAGE = 4096
 FIRST_BUCKET = 1 << 20
 OBJECT, REMOVAL = 1, 2  # kinds of records
@@ -18,7 +18,7 @@ OBJECT, REMOVAL = 1, 2  # kinds of records
 TIER_ID = "16s"
 SUPERBLOCK = struct.Struct(f"<8sII{TIER_ID}Q")  # ..., page, tier, bucket_bytes
 BUCKET = struct.Struct(f"<8sII{TIER_ID}2Q")  # ..., index, tier, sequence, epoch
-RECORD = struct.Struct(f"<8sII{TIER_ID}7Q")  # ..., kind, tier, epoch, run, a Record
+RECORD = struct.Struct(f"<8sII{TIER_ID}8Q")  # ..., kind, tier, epoch, run, a Record
 FOOTER = struct.Struct(f"<8sII{TIER_ID}5Q")  # ..., index, tier, sequence, epoch, run, entries
 CHECKSUM = struct.Struct("<Q")
 
@@ -27,9 +27,8 @@ BUCKET_MAGIC = b"MKSSDB\0\1"
 RECORD_MAGIC = b"MKSSDR\0\1"
 FOOTER_MAGIC = b"MKSSDF\0\1"
 
-ENTRY = np.dtype(
-    [(name, "<u8") for name in ("offset", "hash", "scope", "num_bytes", "checksum", "kind")]
-)  # of a footer: a record
+FIELDS = ("offset", "hash", "scope", "num_bytes", "checksum", "position", "kind")
+ENTRY = np.dtype([(name, "<u8") for name in FIELDS])  # of a footer: a record
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +40,7 @@ class Record:
         key: of the object.
         num_bytes: of the data.
         checksum: of the data.
+        position: of the object in its prompt.
         kind: ``OBJECT``, or ``REMOVAL`` of what has this key in earlier records.
     """
 
@@ -48,6 +48,7 @@ class Record:
     key: Key
     num_bytes: int = 0
     checksum: int = 0
+    position: int = 0
     kind: int = OBJECT
 
     @property
@@ -113,7 +114,8 @@ def unpack_bucket(page: np.ndarray, tier_id: bytes, index: int) -> tuple[int, ..
 
 
 def pack_record(tier_id: bytes, epoch: int, run: int, record: Record) -> np.ndarray:
-    words = (epoch, run, record.offset, *record.key, record.num_bytes, record.checksum)
+    data = (record.num_bytes, record.checksum, record.position)
+    words = (epoch, run, record.offset, *record.key, *data)
     return _page(RECORD.pack(RECORD_MAGIC, VERSION, record.kind, tier_id, *words))
 
 
@@ -124,17 +126,18 @@ def unpack_record(
     fields = _fields(RECORD, page.tobytes())
     if fields is None:
         return None
-    magic, version, kind, tier, content, run, place, first, second, num_bytes, expected = fields
+    magic, version, kind, tier, content, run, place, first, second, *data = fields
     if (magic, version, tier, content, place) != (RECORD_MAGIC, VERSION, tier_id, epoch, offset):
         return None
-    return Record(offset, (first, second), num_bytes, expected, kind), run
+    num_bytes, expected, position = data
+    return Record(offset, (first, second), num_bytes, expected, position, kind), run
 
 
 def pack_footer(
     tier_id: bytes, index: int, sequence: int, epoch: int, run: int, records: list[Record]
 ) -> np.ndarray:
     """Make the end of a bucket: entries, followed by the page that describes them."""
-    rows = [(r.offset, *r.key, r.num_bytes, r.checksum, r.kind) for r in records]
+    rows = [(r.offset, *r.key, r.num_bytes, r.checksum, r.position, r.kind) for r in records]
     entries = np.array(rows, ENTRY).view(np.uint8)
     padding = np.zeros(pages(len(entries)) - len(entries), np.uint8)
     words = (sequence, epoch, run, len(records), checksum(entries))
@@ -155,8 +158,8 @@ def unpack_entries(data: np.ndarray, expected_checksum: int) -> list[Record] | N
     if checksum(data) != expected_checksum:
         return None
     return [
-        Record(offset, (first, second), num_bytes, data_checksum, kind)
-        for offset, first, second, num_bytes, data_checksum, kind in data.view(ENTRY).tolist()
+        Record(offset, (first, second), *fields)
+        for offset, first, second, *fields in data.view(ENTRY).tolist()
     ]
 
 

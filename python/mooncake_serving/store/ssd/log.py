@@ -130,13 +130,13 @@ class Log:
         """A block of calls: what it has appended and not flushed is given up if it raises."""
         return Step(self)
 
-    def append(self, key: Key, data: np.ndarray, kind: int = OBJECT) -> Entry:
+    def append(self, key: Key, data: np.ndarray, kind: int = OBJECT, *, position: int = 0) -> Entry:
         """Write a record after the last one; it becomes visible after ``flush``. Within a step."""
         if not self._is_head_known:
             self._write_head(self._tier_id)
         if not self._fits(len(data)):
             self._roll(len(data))
-        return self._append(key, data, kind)
+        return self._append(key, data, kind, position)
 
     def flush(self) -> None:
         """Wait for what was appended, and make it visible. Within a step."""
@@ -205,11 +205,11 @@ class Log:
         self._write(0, pack_superblock(tier_id, self._bucket_bytes))
         self._is_head_known = tier_id == self._tier_id
 
-    def _append(self, key: Key, data: np.ndarray, kind: int = OBJECT) -> Entry:
+    def _append(self, key: Key, data: np.ndarray, kind: int = OBJECT, position: int = 0) -> Entry:
         assert self._newest is not None
         if self._newest.may_have_footer:
             self._unseal(self._newest)
-        record = Record(self._end, key, len(data), checksum(data), kind)
+        record = Record(self._end, key, len(data), checksum(data), position, kind)
         entry = Entry(self._newest, record)
         self._pending.append(entry)  # first: once it is added, it may get to the disk
         self._appender.add(pack_record(self._tier_id, self._newest.epoch, self._newest.run, record))
@@ -298,7 +298,7 @@ class Log:
                 self._counters.damaged(record.key)
                 self._index.drop(record.key, entry)
                 continue
-            self._append(record.key, data)
+            self._append(record.key, data, position=record.position)
             budget -= size
             self._counters.num_moved += 1
             self._counters.moved_bytes += record.num_bytes

@@ -12,7 +12,7 @@ from mooncake_kernels.errors import InvalidArgument, TransferError, Unavailable
 from mooncake_kernels.pool import Key, PutResult
 
 from .appending import Appender
-from .arguments import as_arrays, as_number, as_pairs, as_path
+from .arguments import as_arrays, as_number, as_pairs, as_path, as_positions
 from .disk import Disk
 from .health import Health
 from .index import Bucket, Entry, Index
@@ -123,12 +123,15 @@ class SsdTier(TierReads, Closing):
             deadline_s=deadline_s,
         )
 
-    def put_each(self, keys: Any, values: Sequence[Any]) -> list[PutResult]:
+    def put_each(
+        self, keys: Any, values: Sequence[Any], positions: Sequence[int] | None = None
+    ) -> list[PutResult]:
         """Store objects, in their order. They survive this process, and after ``sync`` its host.
 
         Args:
             keys: ``[n, 2]``.
             values: n of packed host memory, which must not change during the call.
+            positions: n, of the objects in their prompts: kept with them. None: 0.
 
         Returns:
             n of: ``STORED``; ``EXISTS``: nothing was done; ``FULL``: the disk could not be written,
@@ -140,6 +143,7 @@ class SsdTier(TierReads, Closing):
         """
         pairs = as_pairs("put_each", keys)
         arrays = as_arrays("put_each", "values", values, len(pairs), writable=False)
+        places = as_positions("put_each", positions, len(pairs))
         for i, array in enumerate(arrays):
             if len(array) > self.max_object_bytes:
                 raise InvalidArgument(
@@ -153,9 +157,9 @@ class SsdTier(TierReads, Closing):
             try:
                 if self._health.is_writable:
                     with self._log.step():
-                        for pair, array in zip(pairs, arrays, strict=True):
+                        for pair, array, place in zip(pairs, arrays, places, strict=True):
                             if pair not in self._index and pair not in appended:
-                                appended[pair] = self._log.append(pair, array)
+                                appended[pair] = self._log.append(pair, array, position=place)
                         self._log.flush()
             except TransferError as error:
                 self._health.failed(error)

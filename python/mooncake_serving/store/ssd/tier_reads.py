@@ -106,6 +106,12 @@ class TierReads:
         entries = [self._index.find(pair) for pair in as_pairs("num_bytes_each", keys)]
         return np.array([ABSENT if e is None else e.record.num_bytes for e in entries], np.int64)
 
+    def positions_each(self, keys: Any) -> np.ndarray:
+        """The positions with which they were put: ``[n]`` int64; 0 where there is none."""
+        self._check_open("positions_each")
+        entries = [self._index.find(pair) for pair in as_pairs("positions_each", keys)]
+        return np.array([0 if e is None else e.record.position for e in entries], np.int64)
+
     def contains_each(self, keys: Any) -> np.ndarray:
         """Return which of ``[n, 2]`` keys are there: ``[n]`` bool. Does not count as a use."""
         self._check_open("contains_each")

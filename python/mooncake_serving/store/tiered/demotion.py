@@ -216,7 +216,10 @@ class Demoter:
             whole = [key for key, pinned in batch.items() if self._is_whole(key, pinned)]
             self._disk.retry()
             results = self._disk.put_each(
-                whole, [batch[key].view for key in whole], lambda k: self._id_of(k, batch[k])
+                whole,
+                [batch[key].view for key in whole],
+                lambda k: self._id_of(k, batch[k]),
+                [batch[key].position for key in whole],
             )
             stored = [k for k, r in zip(whole, results, strict=True) if r is not PutResult.FULL]
             with self._puts.hold(batch):

@@ -147,6 +147,9 @@ class DiskSide:
     def num_bytes_each(self, keys: np.ndarray) -> np.ndarray:
         return np.where(self._hides(keys), ABSENT, self._tier.num_bytes_each(keys))
 
+    def positions_each(self, keys: np.ndarray) -> np.ndarray:
+        return self._tier.positions_each(keys)
+
     def get_into_each(self, keys: np.ndarray, buffers: Sequence[Any]) -> np.ndarray:
         sizes = np.full(len(keys), ABSENT, np.int64)
         seen = np.flatnonzero(~self._hides(keys))
@@ -171,7 +174,11 @@ class DiskSide:
         return keys[~self._hides(keys)]
 
     def put_each(
-        self, keys: Sequence[Key], values: Sequence[Any], id_of: Callable[[Key], int]
+        self,
+        keys: Sequence[Key],
+        values: Sequence[Any],
+        id_of: Callable[[Key], int],
+        positions: Sequence[int] | None = None,
     ) -> list[PutResult]:
         """Store objects of the pool, whose ids there ``id_of`` tells.
 
@@ -183,7 +190,11 @@ class DiskSide:
             is_hidden = self._hides(np.array(keys, np.uint64).reshape(-1, 2)).tolist()
             ids = [0 if hidden else id_of(k) for k, hidden in zip(keys, is_hidden, strict=True)]
             there = [i for i, object_id in enumerate(ids) if object_id]
-            stored = self._tier.put_each([keys[i] for i in there], [values[i] for i in there])
+            stored = self._tier.put_each(
+                [keys[i] for i in there],
+                [values[i] for i in there],
+                None if positions is None else [positions[i] for i in there],
+            )
             for i, result in zip(there, stored, strict=True):
                 results[i] = result
                 if result is not PutResult.FULL:

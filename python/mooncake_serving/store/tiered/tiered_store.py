@@ -410,17 +410,18 @@ class TieredStore(Store):
             return self._promote_held(words, self._begin_in_pool)
 
     def _promote_held(
-        self, words: np.ndarray, begin: Callable[[Key, int], ObjectPut | PutResult]
+        self, words: np.ndarray, begin: Callable[..., ObjectPut | PutResult]
     ) -> np.ndarray:
         damaged = np.zeros(len(words), bool)
         puts: list[tuple[int, ObjectPut]] = []
         keys = [(first, second) for first, second in words.tolist()]
         try:
-            for i, num_bytes in enumerate(self._disk.num_bytes_each(words).tolist()):
-                if num_bytes >= 0:
-                    put = begin(keys[i], num_bytes)
-                    if isinstance(put, ObjectPut):
-                        puts.append((i, put))
+            sizes = self._disk.num_bytes_each(words)
+            places = self._disk.positions_each(words)
+            for i in np.flatnonzero(sizes >= 0).tolist():
+                put = begin(keys[i], int(sizes[i]), position=int(places[i]))
+                if isinstance(put, ObjectPut):
+                    puts.append((i, put))
             wanted = [i for i, _ in puts]
             sizes = self._disk.get_into_each(words[wanted], [put.view for _, put in puts])
             damaged[wanted] = sizes == DAMAGED
@@ -433,11 +434,11 @@ class TieredStore(Store):
                 put.abort()  # no effect after a commit
         return damaged
 
-    def _begin_in_pool(self, words: Key, num_bytes: int) -> ObjectPut | PutResult:
+    def _begin_in_pool(self, words: Key, num_bytes: int, *, position: int) -> ObjectPut | PutResult:
         return super()._put(
             words,
             lambda: num_bytes,
-            lambda: self.pool.begin(words, num_bytes, checksum=self._checksum),
+            lambda: self.pool.begin(words, num_bytes, checksum=self._checksum, position=position),
         )
 
 
