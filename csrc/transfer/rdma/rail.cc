@@ -57,8 +57,7 @@ Slices Rail::close() noexcept {
 double Rail::seconds_for(uint64_t num_bytes) const {
   const bool is_measured = measured_s_ > 0 && !is_stale();
   const double bytes_per_s = is_measured ? measured_bytes_ / measured_s_ : link_bytes_per_s_;
-  return static_cast<double>(num_bytes_under_way_ + num_bytes) /
-         std::max(bytes_per_s, kLeastGbPerS * 1e9);
+  return static_cast<double>(num_bytes_under_way_ + num_bytes) / bytes_per_s;
 }
 
 bool Rail::is_stale() const {

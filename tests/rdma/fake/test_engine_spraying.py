@@ -45,6 +45,15 @@ def test_a_slow_nic_gets_less(world, direction, slow):
         assert 0 < moved[slow] < moved[1 - slow] / 2
 
 
+def test_a_very_slow_nic_gets_no_more_than_it_can_move(world):
+    """However slow: one of 2 MiB/s looked as fast as one of 10."""
+    set_speeds(world, FAST // 40, FAST // 5)
+    with engines(SIZE) as pair:
+        shares(pair)
+        slow, _ = shares(pair)
+        assert slow <= SIZE / 8
+
+
 @pytest.mark.parametrize("times", [4, 16])
 def test_a_slow_nic_gets_its_share_back_when_it_is_fast(world, times):
     """Even if it was so slow that it got nothing, and was not measured any more."""
