@@ -42,3 +42,10 @@ def leave_unless_nics(
         if options.json and results.exists():
             options.json.write_bytes(results.read_bytes())
     sys.exit(done.returncode)
+
+
+def limit_wire(nic: str, mbit: int) -> None:
+    """In a guest whose wires are limited: what one of its NICs may send a second from now on."""
+    wire = f"wire{nic.removeprefix('rxe')}"
+    rate = f"rate {mbit}mbit burst 64kb limit 64mb"  # tests/rdma/vm/wire.py says why
+    subprocess.run(["tc", *f"qdisc change dev {wire} root tbf {rate}".split()], check=True)

@@ -18,6 +18,7 @@ class Link:
     """An engine over some NICs, and one over others, with memory on both."""
 
     def __init__(self, near: list[str], far: list[str], num_bytes: int):
+        self.near = near
         self.num_bytes = num_bytes
         self.engines = [
             mk.TransferEngine(transports=["rdma"], topology=topology_of(nics))
@@ -43,6 +44,12 @@ class Link:
         start = time.perf_counter()
         call(self.peer, *self.columns[shape], deadline_s=300).wait()
         return self.num_bytes / (time.perf_counter() - start) / 1e9
+
+    def moved(self, verb: str) -> list[int]:
+        """Bytes that each NIC of the near side has moved so far."""
+        paths = self.engines[0].stats()["paths"][self.engines[1].name]
+        field = "num_bytes_written" if verb == "write" else "num_bytes_read"
+        return [paths[name][field] for name in self.near]
 
     def check(self, verb: str) -> None:
         source, target = self.memory if verb == "write" else self.memory[::-1]
