@@ -57,8 +57,8 @@ class Target:
 
     def __call__(self, connection):
         thread = threading.Thread(target=self._serve, args=(connection,), daemon=True)
-        self._threads.append(thread)
         thread.start()
+        self._threads.append(thread)
 
     def join(self):
         for thread in self._threads:
