@@ -20,13 +20,23 @@ constexpr size_t kMaxOvertaken = 16;  // each is looked at
 }  // namespace
 
 bool JobQueue::push(TicketRef ticket, uint64_t max_piece_bytes, bool defer) {
-  const std::lock_guard lock(mutex_);
+  std::unique_lock lock(mutex_);
   MK_CHECK(!closed_, ticket->request().op, ": peer must be open, got the closed ", peer_name_);
   defer = defer && overtakes(ticket->request());
   jobs_.push_back(std::make_shared<Job>(std::move(ticket), ++num_pushed_, max_piece_bytes));
-  if (!defer || jobs_.back()->has_pieces()) return wake_for(*jobs_.back());
-  watch();
-  return false;
+  const Job& job = *jobs_.back();
+  const bool checks_first = job.has_pieces(), is_for_others = concerns_others(job);
+  if (defer && !checks_first) {
+    watch();
+    return false;
+  }
+  const bool wakes_others = is_for_others && !checks_first;  // else next() does
+  lead_called_ = true;
+  num_calls_ += wakes_others;
+  lock.unlock();  // else who wakes up waits for it at once
+  lead_.notify_one();
+  if (wakes_others) others_.notify_all();
+  return is_for_others;
 }
 
 bool JobQueue::push_and_take(const TicketRef& ticket, uint64_t max_piece_bytes, bool leads,
@@ -112,11 +122,8 @@ void JobQueue::wake_others() {
   others_.notify_all();
 }
 
-bool JobQueue::wake_for(const Job& job) {
-  wake_lead();
-  const bool is_for_others = job.has_pieces() || (job.spreads() && jobs_.size() > 1);
-  if (is_for_others) wake_others();
-  return is_for_others;
+bool JobQueue::concerns_others(const Job& job) const {
+  return job.has_pieces() || (job.spreads() && jobs_.size() > 1);
 }
 
 bool JobQueue::idle() {
@@ -130,7 +137,9 @@ bool JobQueue::next(bool leads, Interrupt& carrier, bool idle, Task& task) {
   if (idle) carrier.clear();              // it was meant for an earlier task
   if (carrier.signalled()) return false;  // the tasks it carries must end; so would this one
   if (leads) lead_called_ = false;
-  return take(leads ? Taker::kLead : Taker::kBeside, carrier, task);
+  if (!take(leads ? Taker::kLead : Taker::kBeside, carrier, task)) return false;
+  if (task.work.kind == Work::Kind::kCheck) wake_others();  // to connect meanwhile
+  return true;
 }
 
 bool JobQueue::take_own(const Ticket& ticket, bool pieces, Interrupt& carrier, Task& task) {
@@ -192,7 +201,8 @@ void JobQueue::changed(const JobRef& job, std::unique_lock<std::mutex>& lock) {
   const JobRef over = *found;
   if (over->refused_whole() && !closed_ && over->ticket()->split_request()) {  // see coalesce.h
     *found = std::make_shared<Job>(over->ticket(), ++num_pushed_, over->max_bytes());
-    wake_for(**found);
+    wake_lead();
+    if (concerns_others(**found)) wake_others();
     return;
   }
   jobs_.erase(found);

@@ -83,7 +83,7 @@ class JobQueue {
   bool take(Taker taker, Interrupt& carrier, Task& task);
   bool overtakes(const Request& request) const;
   void changed(const JobRef& job, std::unique_lock<std::mutex>& lock);
-  bool wake_for(const Job& job);
+  bool concerns_others(const Job& job) const;
   void wake_lead();
   void wake_others();
   void watch();
