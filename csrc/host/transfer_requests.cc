@@ -196,9 +196,9 @@ class PlainRequests {
       : engine_(std::move(engine)), peer_(std::move(peer)) {}
 
   // As Python calls it: (op, descriptors, notify, deadline_s, verify), where descriptors are a list
-  // of tuples of three integers from 0 to 2**64 - 1, or (array, array, integer). Returns None, and
-  // has done nothing, for anything else, or anything wrong: it then takes the general path,
-  // including its errors.
+  // of tuples of three integers from 0 to 2**64 - 1, or (array, array, integer), or blocks of
+  // pools: (fields, array, fields, array). Returns None, and has done nothing, for anything else,
+  // or anything wrong: it then takes the general path, including its errors.
   static PyObject* call(PyObject* self, PyObject* const* arguments, Py_ssize_t count) noexcept try {
     if (count != 5) Py_RETURN_NONE;
     const auto& requests = *static_cast<PlainRequests*>(PyCapsule_GetPointer(self, nullptr));
@@ -222,8 +222,10 @@ class PlainRequests {
     } else if (notify != Py_None) {
       return {};
     }
-    return PyList_CheckExact(descriptors) ? submit_rows(descriptors, request, *deadline_s)
-                                          : submit_columns(descriptors, request, *deadline_s);
+    if (PyList_CheckExact(descriptors)) return submit_rows(descriptors, request, *deadline_s);
+    if (!PyTuple_CheckExact(descriptors)) return {};
+    return PyTuple_GET_SIZE(descriptors) == 4 ? submit_blocks(descriptors, request, *deadline_s)
+                                              : submit_columns(descriptors, request, *deadline_s);
   }
 
   std::optional<Submitted> submit_rows(PyObject* rows, Request& request, double deadline_s) const {
@@ -246,7 +248,7 @@ class PlainRequests {
 
   std::optional<Submitted> submit_columns(PyObject* columns, Request& request,
                                           double deadline_s) const {
-    if (!PyTuple_CheckExact(columns) || PyTuple_GET_SIZE(columns) != 3) return {};
+    if (PyTuple_GET_SIZE(columns) != 3) return {};
     const auto local = plain_array(PyTuple_GET_ITEM(columns, 0));
     const auto remote = plain_array(PyTuple_GET_ITEM(columns, 1));
     const std::optional<uint64_t> size = plain_unsigned(PyTuple_GET_ITEM(columns, 2));
@@ -259,6 +261,24 @@ class PlainRequests {
     request.sizes = {*size};
     request.num_bytes = *size * request.num_ranges();
     return submit_to(*engine_, *peer_, std::move(request), deadline_s);
+  }
+
+  std::optional<Submitted> submit_blocks(PyObject* blocks, Request& request,
+                                         double deadline_s) const {
+    const auto local_ids = plain_array(PyTuple_GET_ITEM(blocks, 1));
+    const auto remote_ids = plain_array(PyTuple_GET_ITEM(blocks, 3));
+    if (!local_ids || !remote_ids) return {};
+    const auto from = plain_integers(*local_ids), to = plain_integers(*remote_ids);
+    if (!from || !to) return {};
+    const BlockPool local = pool_of(py::handle(PyTuple_GET_ITEM(blocks, 0)).cast<PoolFields>());
+    const BlockPool remote = pool_of(py::handle(PyTuple_GET_ITEM(blocks, 2)).cast<PoolFields>());
+    const size_t num_ranges = local.planes.size() * from->count;
+    const GilOfRequest gil(*peer_, num_ranges, num_ranges * local.block_bytes);
+    Request paged = paged_request(request.direction, local, *from, remote, *to);
+    paged.op = request.op;
+    paged.notify = std::move(request.notify);
+    paged.verify = request.verify;
+    return submit_to(*engine_, *peer_, std::move(paged), deadline_s);
   }
 
   const std::shared_ptr<Engine> engine_;

@@ -114,7 +114,7 @@ class BlockPool:
                     )
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(eq=False, slots=True)  # not frozen: that takes as long as posting many blocks
 class Blocks:
     """Blocks of a pool: what ``BlockPool.blocks`` returns.
 

@@ -230,14 +230,13 @@ class Requests:
         after: After,
         checksum: bool | None,
     ) -> Ticket:
-        is_paged = isinstance(where[0], Blocks) or isinstance(where[1], Blocks)
-        if not is_paged:
-            ticket = self._submit_plain(op, peer, where, deadline_s, notify, after, checksum)
-            if ticket is not None:
-                return ticket
+        is_paged = type(where[0]) is Blocks or type(where[1]) is Blocks
+        paged = as_paged(op, *where) if is_paged else None
+        ticket = self._submit_plain(op, peer, paged or where, deadline_s, notify, after, checksum)
+        if ticket is not None:
+            return ticket
         options = self._check_call(op, peer, notify, deadline_s, after, checksum)
-        if is_paged:
-            paged = as_paged(op, *where)
+        if paged:
             submitted = self._engine.submit_paged(peer._peer, op, *paged, *options)
         else:
             local, remote, sizes = as_columns(op, *where)
