@@ -274,3 +274,17 @@ def test_a_pool_that_the_peer_does_not_have(pair, blocks):
         pair.near.write_blocks(pair.peer, beyond.blocks([0, 1]), there.blocks([0, 1]))
     [region] = pair.far._regions
     assert (region._buffer.owner == UNTOUCHED).all()
+
+
+def test_a_pool_of_which_not_all_is_registered(pair):
+    """A block must be inside a region, whatever the pool is."""
+    source, target = addressed(1920), untouched(1920)
+    here, there = pair.regions(source[:640], target)
+    with here, there, pair.near.register(source[640:1280]):
+        near, far = (mk.BlockPool(region.address, 30, 64) for region in (here, there))
+        with pytest.raises(InvalidArgument, match=r"write_blocks: descriptors\[2\] local range"):
+            pair.near.write_blocks(pair.peer, near.blocks([9, 10, 20]), far.blocks([9, 10, 11]))
+        assert (target == UNTOUCHED).all()
+        pair.near.write_blocks(pair.peer, near.blocks([9, 10, 19]), far.blocks([9, 10, 11])).wait()
+    np.testing.assert_array_equal(target[576:704], source[576:704])
+    np.testing.assert_array_equal(target[704:768], source[1216:1280])

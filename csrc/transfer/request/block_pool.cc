@@ -60,6 +60,8 @@ Request paged_request(Direction direction, const BlockPool& local, const Integer
   check_distinct(op, writes ? "remote" : "local", request.targets());
   expand(local, request.local);
   expand(remote, request.remote);
+  const uint64_t pool_bytes = (local.num_blocks - 1) * local.stride_bytes + local.block_bytes;
+  for (const uint64_t plane : local.planes) request.local_pools.push_back({plane, pool_bytes});
   request.sizes = {local.block_bytes};
   request.num_bytes = local.block_bytes * request.num_ranges();
   request.is_distinct = true;

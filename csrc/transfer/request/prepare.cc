@@ -21,6 +21,17 @@ void check_distinct(const char* op, const Request& request) {
   }
 }
 
+std::vector<RegionRef> local_regions(const RegionTable& own_regions, const Request& request) {
+  const Rights needed = request.writes() ? 0 : kLocalWrite;
+  const bool in_pools = !request.local.empty() && !request.local_pools.empty();
+  try {
+    if (in_pools) return own_regions.check(Ranges::rows(request.local_pools), needed, "local", 0);
+  } catch (const Refused&) {
+    // One is in several regions, or some of it in none.
+  }
+  return own_regions.check(request.ranges(request.local), needed, "local", 0);
+}
+
 // Most callers have blocks of one size, even if they pass a size for each.
 void unify_sizes(Request& request) {
   const std::vector<uint64_t>& sizes = request.sizes;
@@ -41,8 +52,7 @@ void prepare(const RegionTable& own_regions, Request& request) {
            ": notify must be at most ", kMaxNotificationBytes, " bytes, got ",
            request.notify->size());
   try {
-    const Rights needed = request.writes() ? 0 : kLocalWrite;
-    request.regions = own_regions.check(request.ranges(request.local), needed, "local", 0);
+    request.regions = local_regions(own_regions, request);
   } catch (const Refused& refused) {
     throw InvalidArgument(concat(op, ": ", refused.what()));
   }

@@ -30,6 +30,7 @@ struct Request {
   bool verify = false;                   // by checksums, see checksum.h
   bool may_notify_again = false;         // a duplicate does no harm
   std::shared_ptr<GpuFence> after;       // null: it may begin at once
+  std::vector<Range> local_pools;        // if known: all local ranges are inside one of these
   std::vector<RegionRef> regions;        // those of the local ranges
   bool is_distinct = false;              // no two targets overlap, as already known
   const char* op = "";                   // what the caller has called, for errors
