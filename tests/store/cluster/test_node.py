@@ -39,7 +39,7 @@ def test_wrong_arguments_are_named(hosts, options, message):
 
 
 def test_wrong_arguments_of_calls_are_named(hosts):
-    one, two = hosts.several(2)
+    one = hosts.make("one")
     with pytest.raises(InvalidArgument, match="Node: store must be a Store or None, got 'pool'"):
         Node("pool", None, None)
     with pytest.raises(InvalidArgument, match="Node: engine must be a TransferEngine, got None"):
@@ -56,11 +56,20 @@ def test_wrong_arguments_of_calls_are_named(hosts):
         one.cluster.get_into_each([1], [])
     with pytest.raises(InvalidArgument, match="key"):
         one.cluster.get(-1)
+
+
+def test_a_node_takes_objects_of_any_memory(hosts):
+    one = hosts.make("one")
     none = hosts.make("none", 0, by_key=False)
-    with pytest.raises(InvalidArgument, match="parts must be at most 2048, got 2049"):
-        none.cluster.put_from("a", *[b"x"] * 2049)
     assert none.cluster.put_from("a", *[b"x"] * 2048) is STORED
-    assert two.cluster.get("a") == b"x" * 2048
+    assert none.cluster.put_from("b", *[b"x", b"y"] * 1025) is STORED  # more than a request has
+    assert one.cluster.get("a") == b"x" * 2048 and one.cluster.get("b") == b"xy" * 1025
+    memory = np.frombuffer(value(1), np.uint8)
+    with none.engine.register(memory[:10], "read"):
+        assert none.cluster.put("c", memory) is STORED
+    assert none.cluster.put_from("d", memory[:10], memory) is STORED  # one overlaps the other
+    assert one.cluster.get("c") == value(1) and one.cluster.get("d") == value(1)[:10] + value(1)
+    none.engine.register(memory, "read").close()  # nothing of it is registered any more
 
 
 def test_without_msgspec_there_is_the_store_of_one_host(monkeypatch):

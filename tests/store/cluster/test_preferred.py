@@ -3,6 +3,7 @@
 import contextlib
 from functools import partial
 
+import numpy as np
 import pytest
 
 from mooncake_kernels.errors import InvalidArgument, Unavailable
@@ -127,6 +128,17 @@ def test_a_preferred_pool_evicts_as_for_any_put(trio):
         assert one.cluster.put(i, value(i, LARGE), preferred=["host-1"]) is STORED
     assert holders(trio, 8) == ["1"] and not two.store.exists(0)
     assert one.store.stats().num_ready == 0
+
+
+def test_a_preferred_node_takes_objects_of_any_memory(trio):
+    one = trio[0]
+    options = {"retention": "hard", "preferred": ["host-1"]}  # "hard": not by the engine alone
+    memory = np.frombuffer(value(1), np.uint8)
+    with one.engine.register(memory[:10], "read"):
+        assert one.cluster.put("a", memory, **options) is STORED
+    assert one.cluster.put_from("b", *[b"x"] * 2049, **options) is STORED
+    assert holders(trio, "a", "b") == ["1", "1"]
+    assert one.cluster.get_each(["a", "b"]) == [value(1), b"x" * 2049]
 
 
 def test_some_fit_and_the_others_stay_here(hosts):

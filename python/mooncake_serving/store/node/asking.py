@@ -5,8 +5,7 @@ from contextlib import ExitStack
 
 import numpy as np
 
-from mooncake_kernels.buffers import Buffer
-from mooncake_kernels.errors import InvalidArgument
+from mooncake_kernels.buffers import Buffer, as_buffer, copy_to_host
 from mooncake_kernels.pool import PoolStats, PutResult, Retention, checksum_of
 
 from ...rpc import Peers
@@ -130,25 +129,25 @@ class Asking:
         Args:
             member: its name.
             keys: ``[n, 2]``.
-            objects: the parts of each, in order; registered temporarily if need be.
+            objects: the parts of each, in host memory, in order; registered temporarily if need be.
             kept: ``[n]`` of ``KEPT``: how it keeps them.
             source: name of this node.
             verify: whether what has arrived is compared with what is here.
-
-        Raises:
-            InvalidArgument: an object has more parts than fit into a request.
         """
-        places = [_places(parts) for parts in objects]
+        objects = [_fitting(parts) for parts in objects]
         results: Pulls = []
-        for first, end in _batches(places):
-            with ExitStack() as lent:
-                for part in (part for parts in objects[first:end] for part in parts):
-                    lent.enter_context(self._memory.lend(part))
-                sums = [checksum_of(*parts) for parts in objects[first:end]] if verify else []
+        for first, end in _batches([PLACE_BYTES * len(parts) for parts in objects]):
+            with ExitStack() as under_way:
+                lend = self._memory.lend
+                lent = [
+                    [under_way.enter_context(lend(part)) for part in parts]
+                    for parts in objects[first:end]
+                ]
+                places = [_places(parts) for parts in lent]
+                sums = [checksum_of(*parts) for parts in lent] if verify else []
                 results += self._pull(
-                    member, keys[first:end], source, verify, places[first:end], sums,
-                    kept[first:end],
-                )  # fmt: skip
+                    member, keys[first:end], source, verify, places, sums, kept[first:end]
+                )
         return results
 
     def remove(self, member: str, keys: np.ndarray) -> np.ndarray:
@@ -206,20 +205,24 @@ class Asking:
         return [PutResult(r) if isinstance(r, int) else r for r in answer.results]
 
 
+def _fitting(parts: Sequence[Buffer]) -> Sequence[Buffer]:
+    """The parts of an object; a copy of all if they are more than fit into a request."""
+    if len(parts) * PLACE_BYTES <= MAX_PLACES_BYTES:
+        return parts
+    return [as_buffer(copy_to_host(parts))]
+
+
 def _places(parts: Sequence[Buffer]) -> bytes:
-    limit = MAX_PLACES_BYTES // PLACE_BYTES
-    if len(parts) > limit:
-        raise InvalidArgument(f"put: parts must be at most {limit}, got {len(parts)}")
     return np.array([(part.address, part.num_bytes) for part in parts], PLACE).tobytes()
 
 
-def _batches(places: Sequence[bytes]) -> Iterator[tuple[int, int]]:
-    """Ranges of objects, each of which fits into one request."""
+def _batches(sizes: Sequence[int]) -> Iterator[tuple[int, int]]:
+    """Ranges of objects, each of which fits into one request; ``sizes``: of their places."""
     first = num_bytes = 0
-    for i, place in enumerate(places):
-        if i - first == MAX_PULLED or num_bytes + len(place) > MAX_PLACES_BYTES:
+    for i, size in enumerate(sizes):
+        if i - first == MAX_PULLED or num_bytes + size > MAX_PLACES_BYTES:
             yield first, i
             first, num_bytes = i, 0
-        num_bytes += len(place)
-    if first < len(places):
-        yield first, len(places)
+        num_bytes += size
+    if first < len(sizes):
+        yield first, len(sizes)

@@ -7,7 +7,8 @@ from collections import Counter
 from collections.abc import Iterator
 from typing import Any
 
-from mooncake_kernels.buffers import as_buffer, shared_memory
+from mooncake_kernels.buffers import Buffer, as_buffer, copy_to_host, shared_memory
+from mooncake_kernels.errors import InvalidArgument
 from mooncake_kernels.transfer import Access, Region, TransferEngine
 
 
@@ -38,25 +39,27 @@ class RegisteredMemory:
         return self._region_of(address, num_bytes) is not None
 
     @contextlib.contextmanager
-    def lend(self, buffer: Any) -> Iterator[None]:
-        """Let peers read a buffer for the duration of the ``with`` block.
-
-        Raises:
-            InvalidArgument: only a part of it is registered.
+    def lend(self, buffer: Buffer) -> Iterator[Buffer]:
+        """Let peers read host memory for the duration of the ``with`` block. Yields what they read:
+        a copy, if the engine has registered a part of it otherwise.
         """
-        memory = as_buffer(buffer)
+        memory = buffer
         if memory.num_bytes == 0:
-            yield
+            yield memory
             return
         with self._lock:
             region = self._region_of(memory.address, memory.num_bytes)
             is_lent = region is None or region in self._num_lent
             if region is None:
-                region = self.register(memory, "read")
+                try:
+                    region = self.register(memory, "read")
+                except InvalidArgument:  # it would overlap another region
+                    memory = as_buffer(copy_to_host([buffer]))
+                    region = self.register(memory, "read")
             if is_lent:
                 self._num_lent[region] += 1
         try:
-            yield
+            yield memory
         finally:
             if is_lent:
                 self._take_back(region)
