@@ -219,6 +219,7 @@ class ObjectPool:
         sizes: np.ndarray,
         checksum: bool,
         retention: int,
+        positions: np.ndarray,
     ) -> list[int]: ...
 
 class PoolWatch:

@@ -195,6 +195,7 @@ py::array_t<int64_t> read_each(Pool& pool, const Keys& keys, const py::sequence&
 }
 
 using Table = py::array_t<uint64_t, py::array::c_style>;  // [n, w]
+using Positions = py::array_t<uint16_t, py::array::c_style>;
 
 // n objects in host memory: a head of each, and up to w places of what follows it.
 class Headed {
@@ -242,18 +243,22 @@ py::array_t<int64_t> read_headed(Pool& pool, const Keys& keys, const py::sequenc
 }
 
 // Returns a `Begun` for each object, up to the first for which there is no room, or that cannot be
-// put, which throws if it is the very first.
+// put, which throws if it is the very first. No positions: 0 for all.
 std::vector<int> write_headed(Pool& pool, const Keys& keys, const py::sequence& heads,
                               const Table& addresses, const Table& sizes, bool checksum,
-                              int retention) {
+                              int retention, const Positions& positions) {
   const Headed objects(keys, heads, addresses, sizes);
-  const PutOptions options{checksum, static_cast<Retention>(retention)};
+  MK_CHECK(positions.size() == 0 || static_cast<size_t>(positions.size()) == num_keys(keys),
+           "objects: positions must be as many as keys");
+  PutOptions options{checksum, static_cast<Retention>(retention)};
+  const uint16_t* const position = positions.size() == 0 ? nullptr : positions.data();
   std::vector<int> results;
   const GilReleased released;
   for (size_t i = 0; i < num_keys(keys); ++i) {
     const std::string_view head = objects.head(i);
     Pieces pieces{{const_cast<char*>(head.data()), head.size()}};
     objects.add_places(i, &pieces);
+    if (position != nullptr) options.position = position[i];
     try {
       results.push_back(static_cast<int>(put_from(&pool, keys_of(keys)[i], pieces, options)));
     } catch (...) {
@@ -351,7 +356,7 @@ void bind_objects(py::module_& m, py::class_<Pool, std::shared_ptr<Pool>>& pool)
       .def("read_headed", &read_headed, py::arg("keys"), py::arg("heads"), py::arg("free"),
            py::arg("addresses"), py::arg("sizes"), py::arg("verify"))
       .def("write_headed", &write_headed, py::arg("keys"), py::arg("heads"), py::arg("addresses"),
-           py::arg("sizes"), py::arg("checksum"), py::arg("retention"));
+           py::arg("sizes"), py::arg("checksum"), py::arg("retention"), py::arg("positions"));
   m.def("checksum", &checksum, "XXH3-64 of what buffers hold, as objects keep it.",
         py::arg("buffers"));
   m.def("gather", &gather_into, "Copies buffers, one behind the other, into host memory.",

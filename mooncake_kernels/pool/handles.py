@@ -4,10 +4,11 @@ import contextlib
 from types import TracebackType
 from typing import Any, Literal
 
+import numpy as np
 import torch
 
 from .. import _host
-from .._arguments import as_instance, as_integer, as_one_of
+from .._arguments import as_instance, as_integer, as_integers, as_one_of
 from ..buffers import Buffer, copy_to_host, place_of
 from ..closing import Closing
 from ..errors import ChecksumError, InvalidArgument, Unavailable
@@ -31,6 +32,16 @@ def as_position(op: str, position: Any) -> int:
     if type(position) is int and 0 <= position <= MAX_POSITION:
         return position
     return min(as_integer(op, "position", position, 0, END - 1), MAX_POSITION)
+
+
+def as_positions(op: str, num_objects: int, positions: Any) -> np.ndarray:
+    """The host code's form of ``[n]`` of them, or of none."""
+    places = as_integers(op, "positions", positions, "[n]")
+    if places.shape not in ((num_objects,), (0,)):
+        raise InvalidArgument(
+            f"{op}: positions must be [n] for {num_objects} keys, or none, got shape {places.shape}"
+        )
+    return np.minimum(places, MAX_POSITION).astype(np.uint16)
 
 
 Native = _host.ObjectPool | _host.ObjectPin | _host.ObjectPut

@@ -18,6 +18,7 @@ from .handles import (
     ObjectPut,
     Retention,
     as_position,
+    as_positions,
     as_retention,
     buffer_of,
     tensor_of,
@@ -228,6 +229,7 @@ class ObjectPool(PoolReader):
         *,
         checksum: bool = True,
         retention: Retention = "normal",
+        positions: Any = (),
     ) -> list[PutResult]:
         """Store many objects, each a head and host memory given by address, in one call; in their
         order.
@@ -240,6 +242,7 @@ class ObjectPool(PoolReader):
             sizes: ``[n, w]``: their bytes, 0 for none.
             checksum: as in ``put_from``.
             retention: as in ``begin``.
+            positions: ``[n]``, each as in ``begin``; none: 0 for all.
 
         Returns:
             For each object what ``put_from`` returns, up to the first that is ``FULL``, or cannot
@@ -253,9 +256,9 @@ class ObjectPool(PoolReader):
         words, kind = as_keys(op, keys), as_retention(op, retention)
         as_bool(op, "checksum", checksum)
         placed = as_headed(op, len(words), heads, addresses, sizes)
-        return [
-            RESULTS[result] for result in self._pool.write_headed(words, *placed, checksum, kind)
-        ]
+        order = as_positions(op, len(words), positions)
+        results = self._pool.write_headed(words, *placed, checksum, kind, order)
+        return [RESULTS[result] for result in results]
 
     def remove(self, key: Key, *, noted: bool = True) -> bool:
         """Remove an object; its readers keep it. Returns whether it was there.

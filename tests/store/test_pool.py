@@ -176,6 +176,17 @@ def test_heads_and_what_follows_them(pool):
     assert pool.get_headed([], [], empty, empty).tolist() == pool.remove_each([]).tolist() == []
 
 
+def test_many_puts_have_positions(pool):
+    keys, places = object_keys(range(3), 1), table(*[(np.zeros(5, np.uint8),)] * 3)
+    pool.put_headed(keys, [b""] * 3, *places, positions=[5, 1 << 40, 6])
+    objects = pool.objects()
+    order = np.argsort(objects.keys[:, 0])
+    assert objects.position[order].tolist() == [5, 65535, 6]
+    for wrong in ([1, 2], [[1, 2, 3]], [-1] * 3, 5):
+        with pytest.raises(InvalidArgument, match="put_headed: positions must be"):
+            pool.put_headed(keys, [b""] * 3, *places, positions=wrong)
+
+
 def test_heads_are_compared(pool):
     pool.put_from((1, 1), b"MAGIC..name", b"value")
     out = np.zeros(5, np.uint8)
@@ -205,7 +216,7 @@ def test_many_puts_end_with_the_first_without_room(pool):
     places = table(*[(part,)] * 6)
     results = pool.put_headed(keys, [b"head"] * 6, *places, retention="hard")
     assert results == [PutResult.STORED] * 4 + [PutResult.FULL]
-    assert pool.objects().retention.tolist() == [2] * 4
+    assert pool.objects().retention.tolist() == [2] * 4 and not pool.objects().position.any()
     too_large = np.full((1, 1), 64 * 4096 + 1, np.uint64)
     sizes = np.concatenate([places[1][:1], too_large])
     other = object_keys([0, 9], 1)

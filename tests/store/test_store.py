@@ -92,6 +92,32 @@ def test_positions_follow_one_another(small):
     assert not small.exists(9) and small.match_prefix(range(4)) == 4
 
 
+def test_many_are_put_in_one_call_of_the_pool(small, monkeypatch):
+    def one_by_one(*_, **__):
+        pytest.fail("not in one call")
+
+    small.put(2, b"old")
+    keys = [0, 1, 2, 3, 0]
+    values = [b"", bytearray(value(1)), value(2), torch.arange(5), b"again"]
+    with monkeypatch.context() as patched:
+        patched.setattr(ObjectPool, "put_from", one_by_one)
+        assert small.put_each(keys, values) == [STORED, STORED, EXISTS, STORED, EXISTS]
+        assert small.put_each([], []) == []
+    assert small.get_each(range(4)) == [b"", value(1), b"old", torch.arange(5).numpy().tobytes()]
+
+
+def test_many_that_evict_are_put_as_by_themselves(small):
+    small.put_each(range(100, 130), [value(i) for i in range(30)])
+    small.put("hard", value(30, 24 * UNIT), retention="hard")
+    sizes = [UNIT, 4 * UNIT, 9 * UNIT, 5, 9 * UNIT]
+    values = [value(i, size) for i, size in enumerate(sizes)]
+    assert small.put_each(range(5), values, position=7) == [STORED, STORED, FULL, STORED, FULL]
+    assert small.get_each([0, 1, 3]) == [values[i] for i in (0, 1, 3)]
+    objects = small.pool.objects()
+    positions = dict(zip(objects.keys[:, 0].tolist(), objects.position.tolist(), strict=True))
+    assert [positions[i] for i in (0, 1, 3)] == [7, 8, 10]
+
+
 def test_room_ahead_of_need(small):
     small.put_each(range(10), [value(i) for i in range(10)])
     assert small.evict(3 * UNIT).num_bytes == 3 * UNIT

@@ -182,6 +182,7 @@ class Store(StoreReader, Closing):
         sizes: np.ndarray,
         *,
         retention: Retention = "normal",
+        positions: Sequence[int] = (),
     ) -> list[PutResult]:
         """Store ``[n, 2]`` objects, each a head and host memory, see ``ObjectPool.put_headed``: in
         one call, except for those that need more than room that is there.
@@ -197,6 +198,7 @@ class Store(StoreReader, Closing):
                     sizes[i:],
                     checksum=self._checksum,
                     retention=retention,
+                    positions=positions[i:],
                 )
                 for k, result in enumerate(new, i):
                     if self._watermark is not None and result is PutResult.STORED:
@@ -209,7 +211,9 @@ class Store(StoreReader, Closing):
             first, second = keys[i].tolist()
             places = zip(addresses[i].tolist(), sizes[i].tolist(), strict=True)
             parts = [Buffer(*place, "cpu:0", False, None) for place in places]
-            results.append(self.put_key((first, second), heads[i], *parts, retention=retention))
+            position = positions[i] if positions else 0
+            put = partial(self.put_key, (first, second), heads[i], *parts)
+            results.append(put(retention=retention, position=position))
         return results
 
     def begin(
@@ -269,10 +273,20 @@ class Store(StoreReader, Closing):
         buffers = [
             self._as_buffer("put_each", f"values[{i}]", value) for i, value in enumerate(values)
         ]
-        results = [
-            self.put_key((first, second), buffer, position=position + i)
-            for i, ((first, second), buffer) in enumerate(zip(words.tolist(), buffers, strict=True))
-        ]
+        positions = range(position, position + len(words))
+        if all(buffer.is_host for buffer in buffers):
+            places = np.array([(b.address, b.num_bytes) for b in buffers], np.uint64).reshape(-1, 2)
+            no_heads = [b""] * len(words)
+            results = self.put_headed(
+                words, no_heads, places[:, :1], places[:, 1:], positions=positions
+            )
+        else:
+            results = [
+                self.put_key((first, second), buffer, position=place)
+                for (first, second), buffer, place in zip(
+                    words.tolist(), buffers, positions, strict=True
+                )
+            ]
         is_new = np.array([result is PutResult.STORED for result in results], bool)
         self.age_tail_first(words[is_new])
         return results
