@@ -50,6 +50,29 @@ def test_copies_on_a_zen_5():
         assert all(map(agree, cells, values)), (name, values)
 
 
+MIXES = {
+    "2 MiB": "one", "643 KiB, 1.07, 2 or 3.1 MiB": "blocks", "4 KiB to 4 MiB": "any",
+    "nine of 4 KiB, one of 16 MiB": "tiny-large", "1 KiB to 64 MiB, in 2 GiB": "mooncake",
+}  # fmt: skip
+
+
+def test_the_allocator():
+    rows, found = results("allocator"), table("a pool of |")
+    assert len(found) == 3
+    for name, cells in found.items():
+        for percent, cell in zip((50, 90, 99), cells, strict=True):
+            row = rows[f"release, allocate: {name.replace(',', '')}, {percent} % full"]
+            values = row["ns_allocate"], row["ns_release"]
+            assert all(map(agree, cell.split(", "), values)), (name, values)
+    found = table("sizes; what is freed")
+    assert len(found) == 10
+    for name, cells in found.items():
+        sizes, _, freed = name.partition("; ")
+        row = rows[f"how full: {MIXES[sizes]}, {freed}"]
+        values = [100 * row[key] for key in ("first", "refused", "refused_p1", "after")]
+        assert all(map(agree, cells, values)), (name, values)
+
+
 SHAPES = {
     "Llama 8B": "llama-8b", "Llama 70B, TP4": "llama-70b-tp4", "Llama 70B, TP8": "llama-70b-tp8",
     "packed k and v": "packed-kv", "MLA, bfloat16": "mla-bf16", "MLA, fp8": "mla-fp8",
