@@ -239,7 +239,9 @@ def as_writable(op: str, buffers: Sequence[Any]) -> list[Buffer]:
     """Describe memory; refuse what nothing can be copied to, in the pool's words."""
     described = []
     for i, buffer in enumerate(buffers):
-        memory = as_buffer(buffer, argument=f"{op}: buffers[{i}]")
+        memory = buffer
+        if type(memory) is not Buffer:  # it is when others have called this before
+            memory = as_buffer(buffer, argument=f"{op}: buffers[{i}]")
         if not memory.writable:
             raise InvalidArgument(f"{op}: buffers[{i}] must be writable, got read-only memory")
         described.append(memory)
