@@ -168,6 +168,23 @@ def test_notifications_of_threads_come_after_their_data(tcp_pair):
     assert sorted(notes) == [bytes([i, k]) for i in range(count) for k in range(num_rounds)]
 
 
+def test_notifications_alone_of_threads_all_arrive(tcp_pair):
+    """The leading lane sends them, also when it has been busy until just now."""
+    count, num_rounds = 4, 500
+    write_in_threads(tcp_pair, 4, 50)  # the second lane connects
+
+    def work(i):
+        for k in range(num_rounds):
+            tcp_pair.near.write(tcp_pair.peer, [], notify=k.to_bytes(2, "big") + bytes([i])).wait()
+
+    with ThreadPoolExecutor(count) as threads:
+        list(threads.map(work, range(count)))
+    notes = [note for _, note in tcp_pair.far.receive_notifications()]
+    expected = [k.to_bytes(2, "big") for k in range(num_rounds)]
+    for i in range(count):  # those of a thread in their order
+        assert [note[:2] for note in notes if note[2] == i] == expected
+
+
 def test_several_wait_for_one(tcp_pair):
     near, far = tcp_pair.regions(addressed(SIZE), untouched(SIZE))
     with ThreadPoolExecutor(4) as threads:

@@ -44,8 +44,10 @@ bool JobQueue::push_and_take(const TicketRef& ticket, uint64_t max_piece_bytes, 
   const std::lock_guard lock(mutex_);
   if (closed_ || !overtakes(ticket->request())) return false;
   carrier.clear();
-  task.job = jobs_.emplace_back(std::make_shared<Job>(ticket, ++num_pushed_, max_piece_bytes));
-  task.job->take(task.work, carrier, leads ? Taker::kLead : Taker::kWaiter, /*may_notify=*/true);
+  task.job = std::make_shared<Job>(ticket, ++num_pushed_, max_piece_bytes);
+  const Taker taker = leads ? Taker::kLead : Taker::kWaiter;
+  if (!task.job->take(task.work, carrier, taker, /*may_notify=*/true)) return false;
+  jobs_.push_back(task.job);
   watch();
   return true;
 }

@@ -39,7 +39,8 @@ class JobQueue {
   bool idle();  // nothing is queued or in flight
 
   // For a caller that drives a lane, which has nothing in flight: returns its task at once. False:
-  // it may not overtake what is queued, or closed.
+  // it may not overtake what is queued, or it is a notification alone and the lane does not lead;
+  // or closed.
   bool push_and_take(const TicketRef& ticket, uint64_t max_piece_bytes, bool leads,
                      Interrupt& carrier, Task& task);
   // Whether this thread may carry out a request of its own now: nothing is queued, or only other
