@@ -106,7 +106,7 @@ class Settings:
         2,
         _positive_int,
         f"an integer in [1, {MAX_INT}]",
-        "connections of a TransferEngine to a peer, for large transfers and several threads",
+        "connections of a TransferEngine to a peer, each with a thread, for large transfers",
     )
     rdma_gid_index: int = _setting(
         -1,

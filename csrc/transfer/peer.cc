@@ -133,7 +133,8 @@ TicketRef Peer::submit(Request request, const Deadline& deadline) {
     return ticket;
   }
   const uint64_t max_bytes = max_piece_bytes(ticket->request());
-  if (begin_here(ticket, max_bytes)) return ticket;
+  const bool is_small = may_begin_here(ticket->request());
+  if (is_small && lanes_.front()->begin_here(ticket, max_bytes)) return ticket;
   const bool helps = runs_here() && may_help(ticket->request(), max_bytes);
   if (helps) ticket->leave_to_caller();
   // It may be left to that caller unless somebody else waits for it, a notification's receiver.
@@ -143,25 +144,6 @@ TicketRef Peer::submit(Request request, const Deadline& deadline) {
   return ticket;
 }
 
-// In the caller's thread, by the first lane that is idle.
-bool Peer::begin_here(const TicketRef& ticket, uint64_t max_bytes) {
-  if (!may_begin_here(ticket->request()) || !queue_.may_overtake(ticket->request())) return false;
-  for (const auto& lane : lanes_) {
-    switch (lane->begin_here(ticket, max_bytes)) {
-      case Lane::Begun::kYes:
-        return true;
-      case Lane::Begun::kBusy:
-        break;
-      case Lane::Begun::kNotConnected:
-        if (lane == lanes_.front() || pool_->is_full()) return false;
-        queue_.call_others(/*to_connect=*/true);
-        start_others();
-        return false;
-    }
-  }
-  return false;
-}
-
 // Carries it out in the caller's thread. Empty: it was not, and must be queued.
 std::optional<Outcome> Peer::run_here(Request& request, const Deadline& deadline,
                                       std::vector<Range>& confirmed) {
@@ -169,7 +151,7 @@ std::optional<Outcome> Peer::run_here(Request& request, const Deadline& deadline
   const uint64_t max_bytes = channel.maps_memory() ? kMaxMapHereBytes : kMaxRunHereBytes;
   if (!channel.runs_here() || request.num_bytes > max_bytes || request.after) return {};
   const Runners::Hold here(runners_);
-  if (!here || !queue_.may_overtake(request)) return {};
+  if (!here || !queue_.idle()) return {};
   bool notify_begun = false;
   Work work{Work::Kind::kMove, &request, 0, {}, request.notify.has_value(), &notify_begun};
   Cutter cutter(request, channel.max_piece_bytes());
@@ -201,14 +183,14 @@ std::optional<Outcome> Peer::run(const Work& work, const Limit& limit) {
 }
 
 void Peer::wait_here(const Ticket& ticket, const Deadline& until) {
-  if (!runs_here()) return lanes_[ticket.lane()]->wait_here(ticket, until);
+  if (!runs_here()) return lanes_.front()->wait_here(ticket, until);
   const Runners::Hold here(runners_);
   const bool is_late = until.passed() || ticket.deadline().passed();
   if (!here || is_late) return queue_.call_lead();
   const bool pieces = lanes_.size() > 1;  // a single lane may have to carry them in their order
   Task task;
   // Until lanes have the rest of it, or will take it.
-  while (!until.passed() && queue_.take_own(ticket, pieces, *here, task)) {
+  while (!until.passed() && queue_.take_first(ticket, pieces, *here, task)) {
     std::optional<Outcome> outcome;
     Cause cause;
     try {

@@ -83,7 +83,6 @@ class Peer : public std::enable_shared_from_this<Peer> {
   // `confirmed`: of one that failed, as Job's.
   std::optional<Outcome> run_here(Request& request, const Deadline& deadline,
                                   std::vector<Range>& confirmed);
-  bool begin_here(const TicketRef& ticket, uint64_t max_bytes);
   std::optional<Outcome> run(const Work& work, const Limit& limit);
   void start_others();
   uint64_t max_piece_bytes(const Request& request) const;

@@ -106,12 +106,6 @@ void Job::abandon(const Cause& cause) {
   stop(cause);
 }
 
-bool Job::has_more() const {
-  if (!cause_.empty()) return false;
-  const bool is_checked = checked_ || check_taken_;
-  return !is_checked || has_data() || !(notified_ || notify_taken_);
-}
-
 bool Job::over() const {
   if (!carriers_.empty()) return false;
   return !cause_.empty() || (checked_ && cutter_.at_end() && again_.empty() && notified_);

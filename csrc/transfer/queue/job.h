@@ -9,7 +9,6 @@
 #include <cstdint>
 #include <memory>
 #include <string>
-#include <thread>
 #include <vector>
 
 #include "transfer/channel.h"
@@ -30,8 +29,6 @@ class Job {
 
   const TicketRef& ticket() const { return ticket_; }
   const Request& request() const { return request_; }
-  // Whether this thread has made it.
-  bool is_mine() const { return thread_ == std::this_thread::get_id(); }
   uint64_t max_bytes() const { return max_bytes_; }
   bool has_pieces() const { return has_pieces_; }  // more than one
   // Whether lanes other than the leading one may take part of it.
@@ -54,8 +51,6 @@ class Job {
   // The same on behalf of its caller.
   void abandon(const Cause& cause);
 
-  // Whether anything of it is still to be handed out.
-  bool has_more() const;
   bool over() const;                             // nothing is in flight, and nothing will be
   const Cause& cause() const { return cause_; }  // why it failed; "" if it did not
   // Whether the peer refused it before anything moved, and its caller has not given it up.
@@ -74,7 +69,6 @@ class Job {
   const TicketRef ticket_;
   const Request& request_;  // the ticket's
   const uint64_t id_;
-  const std::thread::id thread_ = std::this_thread::get_id();  // its caller's
   const uint64_t max_bytes_;
   Cutter cutter_;
   bool has_pieces_;

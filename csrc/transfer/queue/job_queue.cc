@@ -15,53 +15,34 @@ namespace {
 // thread sleeps again.
 constexpr std::chrono::milliseconds kLookEvery{1};
 
-constexpr size_t kMaxOvertaken = 16;  // each is looked at
-
 }  // namespace
 
 bool JobQueue::push(TicketRef ticket, uint64_t max_piece_bytes, bool defer) {
   std::unique_lock lock(mutex_);
   MK_CHECK(!closed_, ticket->request().op, ": peer must be open, got the closed ", peer_name_);
-  defer = defer && overtakes(ticket->request());
   jobs_.push_back(std::make_shared<Job>(std::move(ticket), ++num_pushed_, max_piece_bytes));
   const Job& job = *jobs_.back();
   const bool checks_first = job.has_pieces(), is_for_others = concerns_others(job);
-  if (defer && !checks_first) {
+  if (defer && jobs_.size() == 1 && !checks_first) {
     watch();
     return false;
   }
-  const bool wakes_others = is_for_others && !checks_first;  // else next() does
   lead_called_ = true;
-  num_calls_ += wakes_others;
   lock.unlock();  // else who wakes up waits for it at once
   lead_.notify_one();
-  if (wakes_others) others_.notify_all();
+  if (is_for_others && !checks_first) others_.notify_all();  // else next() wakes them
   return is_for_others;
 }
 
-bool JobQueue::push_and_take(const TicketRef& ticket, uint64_t max_piece_bytes, bool leads,
-                             Interrupt& carrier, Task& task) {
+bool JobQueue::push_and_take(const TicketRef& ticket, uint64_t max_piece_bytes, Interrupt& carrier,
+                             Task& task) {
   const std::lock_guard lock(mutex_);
-  if (closed_ || !overtakes(ticket->request())) return false;
+  if (closed_ || !jobs_.empty()) return false;
   carrier.clear();
-  task.job = std::make_shared<Job>(ticket, ++num_pushed_, max_piece_bytes);
-  const Taker taker = leads ? Taker::kLead : Taker::kWaiter;
-  if (!task.job->take(task.work, carrier, taker, /*may_notify=*/true)) return false;
-  jobs_.push_back(task.job);
+  jobs_.push_back(std::make_shared<Job>(ticket, ++num_pushed_, max_piece_bytes));
+  take(Taker::kLead, carrier, task);
   watch();
   return true;
-}
-
-bool JobQueue::may_overtake(const Request& request) {
-  const std::lock_guard lock(mutex_);
-  return !closed_ && overtakes(request);
-}
-
-bool JobQueue::overtakes(const Request& request) const {
-  if (jobs_.empty()) return true;
-  if (request.notify || jobs_.size() > kMaxOvertaken) return false;
-  const auto is_mine = [](const JobRef& job) { return job->is_mine(); };
-  return std::none_of(jobs_.begin(), jobs_.end(), is_mine);
 }
 
 void JobQueue::watch() {
@@ -78,20 +59,10 @@ bool JobQueue::wait_to_lead() {
       lead_.wait(lock);
     } else if (lead_.wait_for(lock, kLookEvery) == std::cv_status::timeout && num_left_ == seen) {
       watches_ = false;
-      if (jobs_.empty()) continue;
-      const auto is_beside = [](const JobRef& job) { return !job->in_order(); };
-      if (std::any_of(jobs_.begin(), jobs_.end(), is_beside)) wake_others();
-      return true;
+      if (!jobs_.empty()) return true;
     }
   }
   lead_called_ = false;
-  return !closed_;
-}
-
-bool JobQueue::wait_beside(uint64_t& num_calls) {
-  std::unique_lock lock(mutex_);
-  others_.wait(lock, [&] { return closed_ || num_calls != num_calls_; });
-  num_calls = num_calls_;
   return !closed_;
 }
 
@@ -100,28 +71,9 @@ void JobQueue::call_lead() {
   wake_lead();
 }
 
-void JobQueue::call_others(bool to_connect) {
-  const std::lock_guard lock(mutex_);
-  others_wanted_ |= to_connect;
-  wake_others();
-}
-
-bool JobQueue::wants_others(Interrupt& carrier) {
-  const std::lock_guard lock(mutex_);
-  if (closed_) return false;
-  carrier.clear();
-  const auto spreads = [](const JobRef& job) { return job->spreads(); };
-  return std::exchange(others_wanted_, false) || std::any_of(jobs_.begin(), jobs_.end(), spreads);
-}
-
 void JobQueue::wake_lead() {
   lead_called_ = true;
   lead_.notify_one();
-}
-
-void JobQueue::wake_others() {
-  ++num_calls_;
-  others_.notify_all();
 }
 
 bool JobQueue::concerns_others(const Job& job) const {
@@ -134,28 +86,44 @@ bool JobQueue::idle() {
 }
 
 bool JobQueue::next(bool leads, Interrupt& carrier, bool idle, Task& task) {
-  const std::lock_guard lock(mutex_);
+  std::unique_lock lock(mutex_);
   if (closed_) return false;
   if (idle) carrier.clear();              // it was meant for an earlier task
   if (carrier.signalled()) return false;  // the tasks it carries must end; so would this one
   if (leads) lead_called_ = false;
   if (!take(leads ? Taker::kLead : Taker::kBeside, carrier, task)) return false;
-  if (task.work.kind == Work::Kind::kCheck) wake_others();  // to connect meanwhile
+  lock.unlock();
+  if (task.work.kind == Work::Kind::kCheck) others_.notify_all();  // to connect meanwhile
   return true;
 }
 
-bool JobQueue::take_own(const Ticket& ticket, bool pieces, Interrupt& carrier, Task& task) {
+bool JobQueue::take_first(const Ticket& ticket, bool pieces, Interrupt& carrier, Task& task) {
   const std::lock_guard lock(mutex_);
-  const auto is_it = [&](const JobRef& job) { return job->ticket().get() == &ticket; };
-  const auto found = std::find_if(jobs_.begin(), jobs_.end(),
-                                  [&](const JobRef& job) { return is_it(job) || job->is_mine(); });
-  if (closed_ || found == jobs_.end() || !is_it(*found)) return false;
-  const JobRef& own = *found;
-  if (own->has_pieces() && (!pieces || found != jobs_.begin())) return false;
+  if (closed_ || jobs_.empty()) return false;
+  const JobRef& first = jobs_.front();
+  if (first->ticket().get() != &ticket || (first->has_pieces() && !pieces)) return false;
   carrier.clear();
-  if (!own->take(task.work, carrier, Taker::kWaiter, /*may_notify=*/false)) return false;
-  task.job = own;
+  if (!first->take(task.work, carrier, Taker::kWaiter, /*may_notify=*/false)) return false;
+  task.job = first;
   return true;
+}
+
+bool JobQueue::wait_next(Interrupt& carrier, Task& task) {
+  std::unique_lock lock(mutex_);
+  if (!closed_) carrier.clear();
+  while (!closed_) {
+    if (take(Taker::kBeside, carrier, task)) return true;
+    others_.wait(lock);
+  }
+  return false;
+}
+
+bool JobQueue::wait_for_pieces(Interrupt& carrier) {
+  std::unique_lock lock(mutex_);
+  const auto spreads = [](const JobRef& job) { return job->spreads(); };
+  others_.wait(lock, [&] { return closed_ || std::any_of(jobs_.begin(), jobs_.end(), spreads); });
+  if (!closed_) carrier.clear();
+  return !closed_;
 }
 
 bool JobQueue::take(Taker taker, Interrupt& carrier, Task& task) {
@@ -190,12 +158,10 @@ bool JobQueue::fail(const Task& task, const Interrupt& carrier, const Cause& cau
 }
 
 void JobQueue::changed(const JobRef& job, std::unique_lock<std::mutex>& lock) {
-  if (!job->in_order()) {  // others may continue it, or the leading lane notify of what follows it
-    if (job->spreads() && job->has_more()) wake_others();
-    const auto waits_for_it = [&](const JobRef& other) {
-      return other->has_more() && (other == job || other->request().notify);
-    };
-    if (std::any_of(jobs_.begin(), jobs_.end(), waits_for_it)) wake_lead();
+  const bool is_all = job->over() && jobs_.size() == 1;
+  if (!job->in_order() && !is_all) {  // others may continue it, or what waited for it
+    wake_lead();
+    others_.notify_all();
   }
   if (!job->over()) return;
   const auto found = std::find(jobs_.begin(), jobs_.end(), job);
@@ -204,7 +170,7 @@ void JobQueue::changed(const JobRef& job, std::unique_lock<std::mutex>& lock) {
   if (over->refused_whole() && !closed_ && over->ticket()->split_request()) {  // see coalesce.h
     *found = std::make_shared<Job>(over->ticket(), ++num_pushed_, over->max_bytes());
     wake_lead();
-    if (concerns_others(**found)) wake_others();
+    if (concerns_others(**found)) others_.notify_all();
     return;
   }
   jobs_.erase(found);
@@ -222,7 +188,6 @@ void JobQueue::abandon(const Ticket& ticket, const Cause& cause) {
   const JobRef job = *found;
   job->abandon(cause);
   wake_lead();  // it may have been left alone
-  if (!job->in_order()) wake_others();
   changed(job, lock);
 }
 

@@ -8,8 +8,8 @@
 // Layer: transfer. Thread-safe. Lanes take works as they have room for them, so that a fast one
 // does more of a request than a slow one. Requests of one piece begin in order, on the leading
 // lane; except that other lanes help with large ones if there are several, and that a caller that
-// waits for the first request may carry parts of it, and that threads do not wait for each other's.
-// A notification comes after the data of all earlier requests.
+// waits for the first request may carry parts of it. A notification comes after the data of all
+// earlier requests.
 #pragma once
 
 #include <condition_variable>
@@ -33,44 +33,38 @@ class JobQueue {
   explicit JobQueue(std::string peer_name) : peer_name_(std::move(peer_name)) {}
 
   // Returns whether there is work for lanes other than the leading one. `defer`: its caller will
-  // wait for it and may take it in a moment, so no lane is woken if it is of one piece and may
-  // overtake what is queued. Throws InvalidArgument once closed.
+  // wait for it and may take it in a moment, so no lane is woken if it is of one piece and first in
+  // the queue. Throws InvalidArgument once closed.
   bool push(TicketRef ticket, uint64_t max_piece_bytes, bool defer);
   bool idle();  // nothing is queued or in flight
 
-  // For a caller that drives a lane, which has nothing in flight: returns its task at once. False:
-  // it may not overtake what is queued, or it is a notification alone and the lane does not lead;
-  // or closed.
-  bool push_and_take(const TicketRef& ticket, uint64_t max_piece_bytes, bool leads,
-                     Interrupt& carrier, Task& task);
-  // Whether this thread may carry out a request of its own now: nothing is queued, or only other
-  // threads' is, and it has no notification. False: closed.
-  bool may_overtake(const Request& request);
+  // For a caller that drives the leading lane, which has nothing in flight: returns its task at
+  // once. False: another request is before it, or closed.
+  bool push_and_take(const TicketRef& ticket, uint64_t max_piece_bytes, Interrupt& carrier,
+                     Task& task);
 
   // Sleeps until there may be work for the leading lane's thread, or a request that a caller has
   // begun, or may take, was abandoned by it. False: closed.
   bool wait_to_lead();
   void call_lead();
-  // The same for another lane's, which has seen so many calls; `to_connect`: a caller could use it.
-  bool wait_beside(uint64_t& num_calls);
-  void call_others(bool to_connect);
-  // Whether a lane other than the leading one should connect. Its `carrier` carries nothing.
-  bool wants_others(Interrupt& carrier);
 
   // For a caller that waits for a request, and has nothing in flight: takes all of it, if it is of
-  // one piece, not yet taken, and only other threads' are before it; with `pieces`, the next one of
-  // several, if it is the first in the queue.
-  bool take_own(const Ticket& ticket, bool pieces, Interrupt& carrier, Task& task);
+  // one piece, first in the queue, and not yet taken; with `pieces`, the next one of several, too.
+  bool take_first(const Ticket& ticket, bool pieces, Interrupt& carrier, Task& task);
 
   // The next task for a lane, whose interrupt is `carrier`; `leads`: it is the leading lane;
   // `idle`: it has nothing in flight. False: none now, or closed.
   bool next(bool leads, Interrupt& carrier, bool idle, Task& task);
+  // The same for an idle lane other than the leading one, which waits. False: closed.
+  bool wait_next(Interrupt& carrier, Task& task);
   void finish(const Task& task, const Interrupt& carrier, const Outcome& outcome);
   // Returns whether it will be handed out again. `num_bytes`: see Job::fail; if it counts them,
   // `count` is called before anyone learns that the request is over.
   bool fail(const Task& task, const Interrupt& carrier, const Cause& cause, Retry retry,
             uint64_t num_bytes = 0, const std::function<void()>& count = {});
 
+  // Waits until there is work for a lane other than the leading one. False: closed.
+  bool wait_for_pieces(Interrupt& carrier);
   // Ends one request, if it is still here; see Ticket::cancel.
   void abandon(const Ticket& ticket, const Cause& cause);
 
@@ -82,24 +76,20 @@ class JobQueue {
 
  private:
   bool take(Taker taker, Interrupt& carrier, Task& task);
-  bool overtakes(const Request& request) const;
   void changed(const JobRef& job, std::unique_lock<std::mutex>& lock);
   bool concerns_others(const Job& job) const;
   void wake_lead();
-  void wake_others();
   void watch();
 
   const std::string peer_name_;
 
   std::mutex mutex_;
-  std::condition_variable lead_, others_;
+  std::condition_variable lead_, others_;  // others_: whom one-piece requests do not concern
   std::deque<JobRef> jobs_;
   uint64_t num_pushed_ = 0;
   bool lead_called_ = false;
-  uint64_t num_calls_ = 0;      // of the other lanes
-  bool others_wanted_ = false;  // by callers
-  bool watches_ = false;        // the leading lane's thread checks from time to time
-  uint64_t num_left_ = 0;       // to callers
+  bool watches_ = false;   // the leading lane's thread checks from time to time
+  uint64_t num_left_ = 0;  // to callers
   bool closed_ = false;
 };
 

@@ -34,20 +34,20 @@ void Lane::lead() {
 }
 
 void Lane::run_beside() {
-  uint64_t num_calls = 0;
-  while (queue_.wait_beside(num_calls)) {
-    while (connect_beside()) {
-      const Baton::Hold hold(baton_);
+  Task task;
+  while (connect_beside() && queue_.wait_next(interrupt_, task)) {
+    const Baton::Hold hold(baton_);
+    if (channel_->connected()) {
+      begin(task);
       run_dry();
-      if (channel_->connected()) break;
+    } else {  // the pool closed its connection: it must not wait for another with work in hand
+      queue_.fail(task, interrupt_, "", Retry::kFree);
     }
   }
 }
 
 void Lane::run_dry() {
   while (true) {
-    // The pool may have closed its connection: it must not wait for another with work in hand.
-    if (!leads_ && posted_.empty() && !channel_->connected()) return;
     Task task;
     while (posted_.size() < channel_->window() &&
            queue_.next(leads_, interrupt_, posted_.empty(), task)) {
@@ -55,6 +55,7 @@ void Lane::run_dry() {
     }
     if (posted_.empty()) return;
     settle();
+    if (!leads_ && posted_.empty() && !channel_->connected()) return;  // as above
   }
 }
 
@@ -95,29 +96,27 @@ bool Lane::try_disconnect() {
   return true;
 }
 
-Lane::Begun Lane::begin_here(const TicketRef& ticket, uint64_t max_piece_bytes) {
+bool Lane::begin_here(const TicketRef& ticket, uint64_t max_piece_bytes) {
   const Baton::Hold hold(baton_, std::try_to_lock);
-  if (!hold || !posted_.empty() || !channel_->answers_callers(ticket->request())) {
-    return Begun::kBusy;
-  }
-  if (!channel_->connected()) return Begun::kNotConnected;
+  if (!hold || !posted_.empty() || !channel_->answers_callers(ticket->request())) return false;
   Task task;
-  if (!queue_.push_and_take(ticket, max_piece_bytes, leads_, interrupt_, task)) return Begun::kBusy;
-  ticket->leave_to_caller(number_);
+  if (!channel_->connected() || !queue_.push_and_take(ticket, max_piece_bytes, interrupt_, task)) {
+    return false;
+  }
+  ticket->leave_to_caller();
   begin(task, /*connects=*/false);
-  return Begun::kYes;
+  return true;
 }
 
 void Lane::wait_here(const Ticket& ticket, const Deadline& until) {
   {
     const Baton::Hold hold(baton_, std::try_to_lock);
-    // Another thread continues it, or it is done.
-    if (!hold || posted_.empty() || posted_.front().task.job->ticket().get() != &ticket) return;
+    if (!hold || posted_.empty()) return;  // another thread continues it, or it is done
     const bool is_sooner = until.at() < ticket.deadline().at();
     if (wait_answered(is_sooner ? until : ticket.deadline())) settle();
     if (posted_.empty()) return;
   }
-  leads_ ? queue_.call_lead() : queue_.call_others(/*to_connect=*/false);
+  queue_.call_lead();
 }
 
 // Whether settle() will not block.
@@ -164,11 +163,10 @@ void Lane::count_failure(const std::exception& error) {
 }
 
 bool Lane::connect_beside() {
-  while (true) {
+  while (queue_.wait_for_pieces(interrupt_)) {
     {
       const Baton::Hold hold(baton_);
-      if (!posted_.empty() || channel_->connected()) return true;
-      if (!queue_.wants_others(interrupt_)) return false;
+      if (channel_->connected()) return true;
       try {
         connect_held({Deadline::after(kConnectS), interrupt_});
         return true;
@@ -179,6 +177,7 @@ bool Lane::connect_beside() {
     }
     queue_.pause(kPauseS);
   }
+  return false;
 }
 
 Limit Lane::limit_of(const Task& task) { return {task.job->ticket()->deadline(), interrupt_}; }

@@ -39,7 +39,6 @@ class Lane final : public Connected {
         own_regions_(own_regions),
         pool_(pool),
         lanes_(lanes),
-        number_(lanes.size()),
         leads_(lanes.empty()),
         counters_(counters) {}
 
@@ -50,9 +49,8 @@ class Lane final : public Connected {
   void run();                        // until the queue is closed
   void close();                      // permanently, once it does not run
 
-  // False: another lane may be able to, or the request must be pushed.
-  enum class Begun { kYes, kBusy, kNotConnected };
-  Begun begin_here(const TicketRef& ticket, uint64_t max_piece_bytes);
+  // Of the leading lane. False: the request must be pushed.
+  bool begin_here(const TicketRef& ticket, uint64_t max_piece_bytes);
   // Until it has ended, or `until`, or another thread continues it.
   void wait_here(const Ticket& ticket, const Deadline& until);
 
@@ -87,14 +85,13 @@ class Lane final : public Connected {
 
   void lead();
   void run_beside();
-  bool connect_beside();  // if it has something to do; false: it has not, or cannot
+  bool connect_beside();
 
   const std::unique_ptr<Channel> channel_;
   JobQueue& queue_;
   RegionTable& own_regions_;
   ConnectionPool& pool_;
   const Lanes& lanes_;  // itself included
-  const size_t number_;
   const bool leads_;
   PathCounters& counters_;
   Baton baton_;

@@ -57,13 +57,9 @@ class Ticket {
   // Pushes the key into the queue when finished, or now if it already is.
   void push_when_finished(std::shared_ptr<CompletionQueue> queue, uint64_t key);
 
-  // Its caller has begun it in its own thread, on that lane of the peer's, or may do so when it
-  // waits. Call it before others have the ticket.
-  void leave_to_caller(size_t lane = 0) {
-    lane_ = lane;
-    is_with_caller_ = true;
-  }
-  size_t lane() const { return lane_; }
+  // Its caller has begun it in its own thread, or may do so when it waits. Call it before others
+  // have the ticket.
+  void leave_to_caller() { is_with_caller_ = true; }
 
   // Ends it, once; "" means delivered. `confirmed`: see Job.
   void finish(const Cause& cause, uint64_t num_bytes_done, const std::vector<Range>& confirmed);
@@ -80,7 +76,6 @@ class Ticket {
   const uint64_t num_bytes_;
   const Deadline deadline_;
   Request request_;
-  size_t lane_ = 0;
   std::atomic<bool> is_with_caller_{false};
   Counted counted_;
 

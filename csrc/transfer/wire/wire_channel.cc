@@ -79,12 +79,10 @@ Outcome WireChannel::finish(const Limit& limit) {
 bool WireChannel::answers_callers(const Request& request) const {
   const bool in_turns = request.verify || (!request.writes() && request.notify);
   if (request.after || !GpuRanges(request.regions).empty()) return false;
-  if (transport() != Transport::kTcp || in_turns || must_fence()) return false;
-  if (own_->credentials.tls) return false;
+  if (transport() != Transport::kTcp || in_turns || must_fence() || socket_.is_tls()) return false;
   // What is lent disturbs the thread that has sent it (zero_copy.h), which is not ours. Of adjacent
   // ranges it may be one part.
   if (request.writes() && socket_.lends(request.num_bytes, 1)) return false;
-  if (socket_.fd() < 0) return true;  // it has room, once it is connected
   uint64_t num_bytes = request.num_ranges() * sizeof(Range);
   if (request.writes()) num_bytes += request.num_bytes;
   if (request.notify) num_bytes += request.notify->size();
