@@ -134,7 +134,7 @@ bool set_quota(Pool& pool, uint64_t scope, uint64_t num_bytes, uint64_t num_obje
 }
 
 // Scope, bytes and objects of each.
-std::vector<std::tuple<uint64_t, uint64_t, uint64_t>> quotas(const Pool& pool) {
+std::vector<std::tuple<uint64_t, uint64_t, uint64_t>> quotas(Pool& pool) {
   std::vector<std::tuple<uint64_t, uint64_t, uint64_t>> all;
   for (const auto& [scope, num_bytes, num_objects] : pool.quotas()) {
     all.emplace_back(scope, num_bytes, num_objects);
@@ -250,7 +250,7 @@ void bind_store(py::module_& m) {
       .def("evict_keys", &evict_keys, py::arg("keys"), py::arg("ids").none(true))
       .def("set_quota", &set_quota, py::arg("scope"), py::arg("num_bytes"), py::arg("num_objects"),
            ReleaseGil())
-      .def("quotas", &quotas)
+      .def("quotas", &quotas, ReleaseGil())
       .def("reap", &Pool::reap, ReleaseGil())
       .def("page_lock", &Pool::page_lock, py::arg("device"), ReleaseGil())
       .def("scan", &scan)

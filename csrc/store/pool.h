@@ -187,7 +187,7 @@ class Pool {
 
   // Remembers what a scope may take, see Quota; no limits: nothing. False: there is no row left.
   bool set_quota(const QuotaInfo& quota);
-  std::vector<QuotaInfo> quotas() const;  // takes no lock
+  std::vector<QuotaInfo> quotas();
 
   // Reclaims what dead processes were holding; returns how many there were.
   uint32_t reap();

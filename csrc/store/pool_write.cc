@@ -148,18 +148,18 @@ bool Pool::set_quota(const QuotaInfo& quota) {
   }
   if (!row) return !is_limit;
   row->scope.store(quota.scope);
-  row->num_bytes.store(quota.num_bytes);
+  if (quota.num_bytes) row->num_bytes.store(quota.num_bytes);
   row->num_objects.store(quota.num_objects);
+  row->num_bytes.store(quota.num_bytes);  // not before: killed in between, the row would be free
   return true;
 }
 
-std::vector<QuotaInfo> Pool::quotas() const {
+std::vector<QuotaInfo> Pool::quotas() {
+  owner_.check("quotas", "pool");
+  const Lock lock(*this);
   std::vector<QuotaInfo> all;
   for (const Quota& known : view_.header->quotas) {
-    QuotaInfo info;
-    do {
-      info = {known.scope.load(), known.num_bytes.load(), known.num_objects.load()};
-    } while (known.scope.load() != info.scope);  // the row has become that of another
+    const QuotaInfo info{known.scope.load(), known.num_bytes.load(), known.num_objects.load()};
     if (info.num_bytes || info.num_objects) all.push_back(info);
   }
   return all;

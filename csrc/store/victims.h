@@ -65,20 +65,25 @@ class SieveVictims {
       : view_(view), queue_(ledger->queue()), pinned_(pinned) {}
 
   uint32_t next() {
-    for (; steps_left_ > 0 || !takes_soft_; --steps_left_) {
+    size_t num_skipped = 0;
+    while (steps_left_ > 0 || !takes_soft_) {
       if (steps_left_ == 0) {
         takes_soft_ = true;
         steps_left_ = two_rounds();
       }
       const uint32_t at = queue_.hand();
       if (at == kNone) break;
+      if (passed_over_.count(at)) {  // as if it had gone: no step
+        if (++num_skipped > passed_over_.size()) break;
+        queue_.pass();
+        continue;
+      }
+      num_skipped = 0;
       Entry& entry = view_.entries[at];
       const bool is_spared = entry.retention == Retention::kSoft && !takes_soft_;
-      if (!is_spared && !entry.visited.exchange(0) && !is_pinned(view_, pinned_, at) &&
-          passed_over_.count(at) == 0) {
-        return at;
-      }
+      if (!is_spared && !entry.visited.exchange(0) && !is_pinned(view_, pinned_, at)) return at;
       queue_.pass();
+      --steps_left_;
     }
     return kNone;
   }
@@ -89,7 +94,9 @@ class SieveVictims {
   }
 
  private:
-  uint64_t two_rounds() const { return 2 * uint64_t{view_.header->heap_size} + 1; }
+  uint64_t two_rounds() const {
+    return 2 * (uint64_t{view_.header->heap_size} - passed_over_.size()) + 1;
+  }
 
   const View& view_;
   SieveQueue& queue_;

@@ -396,7 +396,7 @@ class ObjectPool(PoolReader):
         )
 
     def quotas(self) -> dict[int, tuple[int, int]]:
-        """The quotas that are set: bytes and objects by scope, 0 for no limit. Takes no lock."""
+        """The quotas that are set: bytes and objects by scope, 0 for no limit."""
         return {scope: tuple(limits) for scope, *limits in self._pool.quotas()}  # type: ignore[misc]
 
     def objects(self) -> PoolObjects:

@@ -136,7 +136,10 @@ def allocate(size: int, gpu: int | None) -> torch.Tensor:
         memory = torch.empty(size, dtype=torch.uint8, device=f"cuda:{gpu}")
     else:
         raise Unavailable(f"--gpu-id must be one of {torch.cuda.device_count()} GPUs, got {gpu}")
-    return memory.random_(0, 256)
+    memory.random_(0, 256)
+    if memory.is_cuda:
+        torch.cuda.synchronize(memory.device)
+    return memory
 
 
 def offer(engine: TransferEngine, region: Region) -> None:
@@ -218,7 +221,7 @@ def initiate(
         "num_bytes": moved,
         "gb_per_s": moved / taken / 1e9,
         "batches_per_s": len(times) / taken,
-        "batch_us": dict(zip(("p50", "p99", "max"), 1e6 * quantiles(times), strict=True)),
+        "batch_us": dict(zip(("p50", "p99", "max"), quantiles(1e6 * times), strict=True)),
         "cores": cpu / taken,
         "bytes_by_path": {path: n - before.get(path, 0) for path, n in after.items()},
     }
@@ -290,14 +293,14 @@ def timed(movers: list[Mover], batch_bytes: int, options: argparse.Namespace) ->
     """Run the movers for the duration, or until Ctrl-C, and return the seconds it took.
 
     Raises:
-        TransferError: the first of them that failed, once all have ended.
+        Exception: of the first of them that failed, once all have ended.
     """
     stop, errors = threading.Event(), []
 
     def work(mover: Mover) -> None:
         try:
             mover.move(stop)
-        except (TransferError, InvalidArgument) as error:
+        except Exception as error:  # noqa: BLE001 - raised again below
             errors.append(error)
             stop.set()
 
@@ -333,8 +336,8 @@ def stopped_by_ctrl_c(stop: threading.Event) -> Iterator[None]:
 
 
 def quantiles(times: np.ndarray) -> np.ndarray:
-    """Return the median, the 99th percentile and the maximum; nan if there are none."""
-    return np.quantile(times, [0.5, 0.99, 1]) if len(times) else np.full(3, math.nan)
+    """Return the median, the 99th percentile and the maximum; zeros if there are none."""
+    return np.quantile(times, [0.5, 0.99, 1]) if len(times) else np.zeros(3)
 
 
 def bytes_by_path(engine: TransferEngine, peer: Peer) -> dict[str, int]:

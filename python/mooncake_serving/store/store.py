@@ -211,7 +211,7 @@ class Store(StoreReader, Closing):
             first, second = keys[i].tolist()
             places = zip(addresses[i].tolist(), sizes[i].tolist(), strict=True)
             parts = [Buffer(*place, "cpu:0", False, None) for place in places]
-            position = positions[i] if positions else 0
+            position = positions[i] if len(positions) else 0
             put = partial(self.put_key, (first, second), heads[i], *parts)
             results.append(put(retention=retention, position=position))
         return results

@@ -1,5 +1,6 @@
 """Quotas of namespaces: what a put over quota does, and how exact they are between processes."""
 
+import itertools
 import os
 import threading
 from collections import OrderedDict
@@ -286,3 +287,25 @@ def test_a_day_of_two_processes():
             num_passed += taken > limit
         assert min(counted) > 24 * 3600 - 10_000
         assert num_passed < 100
+
+
+def test_a_quota_that_changes_is_never_none(store):
+    pool, limits = store.pool, [(5000, 0), (0, 9)]
+    scope = int(store.keyspace.scope)
+    assert pool.set_quota(scope, *limits[0])
+    stop = threading.Event()
+
+    def change():
+        for i in itertools.count():
+            if stop.is_set():
+                return
+            pool.set_quota(scope, *limits[i % 2])
+
+    thread = threading.Thread(target=change)
+    thread.start()
+    try:
+        for _ in range(20_000):
+            assert pool.quotas()[scope] in limits
+    finally:
+        stop.set()
+        thread.join()

@@ -209,3 +209,30 @@ def test_a_policy_of_ones_own_that_fails(opened):
     with pytest.raises(InvalidArgument, match="it fails"):
         store.evict(1)
     assert gone == [1]
+
+
+def oldest_in_a_list(pool, num_bytes):
+    objects = pool.objects()
+    order = np.argsort(objects.recency)[: max(1, num_bytes // PAGE)]
+    return pool.evict_keys([tuple(key) for key in objects.keys[order].tolist()])
+
+
+def oldest_by_id(pool, num_bytes):
+    objects = pool.objects()
+    order = np.argsort(objects.recency)[: max(1, num_bytes // PAGE)]
+    return pool.evict_keys(objects.keys[order], objects.ids[order])
+
+
+@pytest.mark.parametrize("policy", [oldest_in_a_list, oldest_by_id])
+@pytest.mark.parametrize("num_objects", [40, 64])
+@pytest.mark.parametrize("tiered", [False, True])
+def test_policies_of_ones_own_name_objects_as_a_pool_takes_them(
+    tmp_path, policy, num_objects, tiered
+):
+    """Also where entries of the index are missing: there are 40 of 64 units."""
+    pool = ObjectPool.create(64 * PAGE, num_objects=num_objects)
+    tier = SsdTier(tmp_path / "tier", 16 * BUCKET, bucket_bytes=BUCKET)
+    store = TieredStore(pool, tier, eviction=policy) if tiered else Store(pool, eviction=policy)
+    with tier, store:
+        for key in range(200):
+            assert store.put(key, bytes(PAGE)) is STORED

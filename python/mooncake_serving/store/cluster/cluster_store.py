@@ -133,7 +133,7 @@ class ClusterStore(ClusterWriter, Closing):
                 set in all other pools.
         """
         self.node.check_process()
-        words = self._keyspace.keys([key], "retain")
+        words = self._keyspace.row(key, "retain")
         check_retention("retain", retention)
         found = self._store is not None and self._store.retain(key, retention)
         unreached: list[str] = []

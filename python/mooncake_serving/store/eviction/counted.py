@@ -4,7 +4,7 @@ from typing import Any, Literal, cast
 
 import numpy as np
 
-from mooncake_kernels.pool import Evicted, ObjectPool
+from mooncake_kernels.pool import Evicted, ObjectPool, as_keys
 
 from .policy import EvictionPolicy
 
@@ -30,11 +30,15 @@ class _Counted:
             evicted = self._sum(evicted, more)
         return evicted
 
-    def evict_keys(self, keys: np.ndarray) -> Evicted:
+    def evict_keys(self, keys: Any, ids: np.ndarray | None = None) -> Evicted:
+        words = as_keys("evict_keys", keys)
         evicted = Evicted(np.empty((0, 2), np.uint64), 0)
-        while self._left > 0 and len(keys):
-            going, keys = keys[: self._left], keys[self._left :]
-            evicted = self._sum(evicted, self._pool.evict_keys(going))
+        begin = 0
+        while self._left > 0 and begin < len(words):
+            part = slice(begin, begin + self._left)
+            of_part = None if ids is None else ids[part]
+            evicted = self._sum(evicted, self._pool.evict_keys(words[part], of_part))
+            begin = part.stop
         return evicted
 
     def _sum(self, evicted: Evicted, more: Evicted) -> Evicted:

@@ -5,7 +5,7 @@ from typing import Any, Literal, TypeVar, cast
 
 import numpy as np
 
-from mooncake_kernels.pool import Evicted, ObjectPool, PoolObjects, PutResult
+from mooncake_kernels.pool import Evicted, ObjectPool, PoolObjects, PutResult, as_keys
 
 from ..eviction.counted import counted
 from ..eviction.policy import EvictionPolicy, pool_bytes
@@ -105,7 +105,8 @@ class _ByWayOfDisk:
             evicted = _sum(evicted, more)
         return evicted
 
-    def evict_keys(self, keys: np.ndarray, ids: np.ndarray | None = None) -> Evicted:
+    def evict_keys(self, keys: Any, ids: np.ndarray | None = None) -> Evicted:
+        keys = as_keys("evict_keys", keys)
         if ids is None:
             ids = self._pool.ids_of(keys)
             keys, ids = keys[ids != 0], ids[ids != 0]  # others have left for the disk meanwhile
