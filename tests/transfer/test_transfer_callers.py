@@ -112,18 +112,27 @@ def test_many_threads(tcp_pair):
     np.testing.assert_array_equal(near._buffer.owner, far._buffer.owner)
 
 
-def test_requests_of_one_thread_arrive_in_order_beside_anothers(tcp_pair):
-    near, far = tcp_pair.regions(untouched(2 * SIZE), untouched(2 * SIZE))
+@contextlib.contextmanager
+def streaming(pair, near, far, size):
+    """Another thread writes one request after the other, as long as the ``with`` block lasts."""
     stop = threading.Event()
 
     def stream():
-        row = [(near.address + SIZE, far.address + SIZE, SIZE)]
         while not stop.is_set():
-            tcp_pair.near.write(tcp_pair.peer, row).wait()
+            pair.near.write(pair.peer, [(near, far, size)]).wait()
 
     thread = threading.Thread(target=stream)
     thread.start()
     try:
+        yield
+    finally:
+        stop.set()
+        thread.join()
+
+
+def test_requests_of_one_thread_arrive_in_order_beside_anothers(tcp_pair):
+    near, far = tcp_pair.regions(untouched(2 * SIZE), untouched(2 * SIZE))
+    with streaming(tcp_pair, near.address + SIZE, far.address + SIZE, SIZE):
         for k in range(300):
             tickets = []
             for value in (2 * k % 256, (2 * k + 1) % 256):
@@ -133,33 +142,19 @@ def test_requests_of_one_thread_arrive_in_order_beside_anothers(tcp_pair):
             for ticket in tickets:
                 ticket.wait()
             assert far._buffer.owner[0] == (2 * k + 1) % 256
-    finally:
-        stop.set()
-        thread.join()
 
 
 @pytest.mark.parametrize("transport", ["local", "shm", "tcp"])
 def test_what_nobody_waits_for_is_moved_beside_another_thread(transport):
+    """In the end: that it takes two milliseconds at most, this does not check."""
     size = 1 << 20
     with engine_pair(transport) as pair:
         near, far = pair.regions(addressed(2 * size), untouched(2 * size))
-        stop = threading.Event()
-
-        def stream():
-            row = [(near.address + size, far.address + size, size)]
-            while not stop.is_set():
-                pair.near.write(pair.peer, row).wait()
-
-        thread = threading.Thread(target=stream)
-        thread.start()
-        try:
+        with streaming(pair, near.address + size, far.address + size, size):
             for k in range(20):
                 near._buffer.owner[:size] = k
                 pair.near.write(pair.peer, [(near.address, far.address, size)])
                 assert eventually(lambda k=k: (far._buffer.owner[:size] == k).all())
-        finally:
-            stop.set()
-            thread.join()
 
 
 def test_notifications_of_threads_come_after_their_data(tcp_pair):
