@@ -7,9 +7,9 @@ The traces of the Mooncake paper (FAST'25) have one line per request, with an id
 of its prompt. A request does what an engine does: it looks up its longest cached prefix, reads it,
 and puts the rest. A hit is a token of that prefix; blocks after a gap do not count.
 
-The store evicts 5 % of its pool at once, its default; `lru exact` evicts one block at a time. Both
-must match a dict in the order of use, to the last token. `lru, heads first` reads and puts a
-prompt's blocks one by one in their order, so that heads are evicted before their tails.
+The store evicts so much of its pool at once as is its default; `lru exact` evicts one block at a
+time. Both must match a dict in the order of use, to the last token. `lru, heads first` reads and
+puts a prompt's blocks one by one in their order, so that heads are evicted before their tails.
 `cost alone` is length_aware by what a block costs to compute, where attention over 100 blocks costs
 as much as all the rest. `belady` is an upper bound for all: the best possible eviction of blocks
 that are found without what comes before them. `infinite` never evicts.
@@ -44,7 +44,7 @@ from mooncake_serving.store import (
 BLOCK_TOKENS = 512
 UNIT = 64  # bytes; an object is one
 CAPACITIES = (1e6, 2e6, 3e6, 5e6, 1e7, 2e7, 3e7, 5e7)  # tokens
-AT_ONCE = 0.05
+AT_ONCE = 0.002  # of the pool, by a store's default with lru
 
 POLICIES: dict[str, EvictionPolicy] = {
     "lru": lru,
@@ -79,7 +79,7 @@ def replay(
     requests: list[Request],
     num_blocks: int,
     eviction: EvictionPolicy,
-    at_once: float = AT_ONCE,
+    at_once: float | None = None,
     heads_first: bool = False,
 ) -> int:
     """Return how many tokens were found in a store."""

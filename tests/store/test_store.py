@@ -211,6 +211,17 @@ def test_no_more_is_evicted_than_needed(small):
         assert quarter.stats().free_bytes == 7 * UNIT
 
 
+@pytest.mark.parametrize(
+    ("eviction", "at_once"), [(lru, 2), (sieve, 2), (lfu, 10), (LengthAware(), 10)]
+)
+def test_policies_that_look_at_all_objects_evict_more_at_once(eviction, at_once):
+    with Store(ObjectPool.create(1000 * 64, alignment=64), eviction=eviction) as store:
+        store.put_each(range(1000), [b"1"] * 1000)
+        assert store.stats().num_ready == 1000
+        store.put(1000, b"1")
+        assert store.stats().num_ready == 1001 - at_once
+
+
 @pytest.mark.parametrize("eviction", [lru, sieve, lfu, length_aware, largest_first])
 def test_a_full_index_evicts_a_share_of_the_objects_and_not_of_the_bytes(eviction):
     pool = ObjectPool.create(1024 * UNIT, num_objects=100)

@@ -21,7 +21,7 @@ from mooncake_kernels.pool import (
 )
 
 from .checks import check_bool, check_number, check_pool, check_share
-from .eviction import EvictionPolicy, lru
+from .eviction import EvictionPolicy, lru, sieve
 from .keyspace import Keyspace, StoreKey, StoreKeys
 from .quotas import Quota, QuotaKeeper, Usage, quotas_of
 from .reader import StoreReader, check_pairs
@@ -43,7 +43,9 @@ class Store(StoreReader, Closing):
         eviction: how room is made: ``lru``, ``sieve``, ``lfu``, ``length_aware``,
             ``largest_first``, or a function like them.
         evict_ratio: minimum share of the pool that is evicted at once, so that not every put into a
-            full pool has to evict: 0 to 1; of the objects, if it is the index that is full.
+            full pool has to evict: 0 to 1; of the objects, if it is the index that is full. None:
+            0.002 where the store is made with ``lru`` or ``sieve``, which costs hardly any
+            time or hits; 0.01 with other policies, which look at all objects for each eviction.
         watermark: ``(high, low)``: a thread evicts down to ``low`` when more than ``high`` of the
             pool, or of its index, is used, see ``Watermark``. None: only puts evict.
         quota: limit of the namespace in the pool, see ``Quota``; its keys are then prefix hashes
@@ -63,17 +65,19 @@ class Store(StoreReader, Closing):
         *,
         namespace: str = "",
         eviction: EvictionPolicy = lru,
-        evict_ratio: float = 0.05,
+        evict_ratio: float | None = None,
         watermark: tuple[float, float] | None = None,
         quota: Quota | None = None,
         checksum: bool = True,
         verify: float = 1.0,
     ):
         check_pool("Store", pool)
+        _check_eviction(eviction)
+        if evict_ratio is None:
+            evict_ratio = 0.002 if eviction in (lru, sieve) else 0.01
         check_share("Store", "evict_ratio", evict_ratio)
         check_bool("Store", "checksum", checksum)
         check_share("Store", "verify", verify)
-        _check_eviction(eviction)
         if not isinstance(quota, Quota | None):
             raise InvalidArgument(f"Store: quota must be a Quota or None, got {quota!r}")
         if watermark is not None and not (isinstance(watermark, Sequence) and len(watermark) == 2):
