@@ -318,14 +318,6 @@ def test_an_unknown_name_raises_so_that_engines_can_leave_it_out():
         assert store.setup(*arguments, tenant_id="t") == 0
 
 
-def test_a_server_of_metrics_is_not_started(caplog):
-    """SGLang asks for it where it has metrics of its own."""
-    with pool_file() as path:
-        store = set_up(path, enable_client_http_server=True, client_http_port=9300)
-        assert "enable_client_http_server is ignored" in caplog.text
-        assert store.put("a", b"1") == 0
-
-
 def test_numbers_and_flags_of_numpy():
     store = MooncakeDistributedStore()
     with pool_file() as path:

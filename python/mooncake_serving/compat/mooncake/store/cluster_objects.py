@@ -11,7 +11,7 @@ from mooncake_kernels.buffers import Buffer
 from mooncake_kernels.errors import InvalidArgument, Unavailable
 from mooncake_kernels.pool import PutResult
 from mooncake_kernels.transfer import Region
-from mooncake_serving.store import ClusterStore, Copies
+from mooncake_serving.store import ClusterStore, Copies, Node
 from mooncake_serving.store.cluster import ClusterPut
 from mooncake_serving.store.copies.copying import drop_from
 from mooncake_serving.store.copies.spreading import ANYWHERE
@@ -317,6 +317,10 @@ class ClusterObjects(Objects):
             region = self._regions.pop(address, None)
         if region is not None:
             self._cluster.deregister(region)
+
+    @property
+    def node(self) -> Node:
+        return self._cluster.node
 
     def hostname(self, local_hostname: str) -> str:
         """The name of the engine."""

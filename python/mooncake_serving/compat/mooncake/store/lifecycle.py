@@ -1,5 +1,6 @@
 """Setting up a store, and calls about the store as a whole."""
 
+import contextlib
 import os
 import threading
 import weakref
@@ -11,6 +12,7 @@ from mooncake_kernels.errors import InvalidArgument
 
 from .buffers import Buffers
 from .codes import code_of, log
+from .http_server import serve_http
 from .objects import Objects
 from .sessions import Sessions
 from .settings import Settings
@@ -117,8 +119,12 @@ class Lifecycle:
                 path = self._running().settings.path
                 log.warning("setup: it is set up, on %s, and stays so", path)
                 return 0
-            objects = open_objects(settings)
-            self._finalizer = weakref.finalize(self, objects.close)
+            with contextlib.ExitStack() as opened:
+                objects = open_objects(settings)
+                opened.callback(objects.close)
+                if settings.enable_client_http_server:
+                    serve_http(objects, settings.client_http_port, opened)
+                self._finalizer = weakref.finalize(self, opened.pop_all().close)
             self._state = Running(settings, objects, Buffers(), Sessions(), Tasks())
         return 0
 

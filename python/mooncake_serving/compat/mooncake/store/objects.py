@@ -42,7 +42,7 @@ from .replicate_config import Keeping
 from .sessions import Reading, Wanted, Writing
 
 if TYPE_CHECKING:  # it needs an extra, which a pool of one host does not need
-    from mooncake_serving.store import ClusterStore
+    from mooncake_serving.store import ClusterStore, Node
     from mooncake_serving.store.cluster import ClusterPut
 
     from .segments import Segments
@@ -418,6 +418,16 @@ class Objects:
 
     def deregister(self, address: int) -> None:
         """Undo ``register``."""
+
+    @property
+    def own(self) -> Store | None:
+        """The store, or the part of it that is in this process."""
+        return self._own
+
+    @property
+    def node(self) -> "Node | None":
+        """What connects this process to others; None on one host."""
+        return None
 
     def hostname(self, local_hostname: str) -> str:
         """Name of this process."""

@@ -10,7 +10,7 @@ from typing import Any
 from mooncake_kernels.errors import InvalidArgument
 
 from ..codes import as_flag
-from .codes import log, warn_once
+from .codes import warn_once
 
 _FLAGS = {"true": True, "1": True, "false": False, "0": False}
 _IGNORED = ("ipc_socket_path",)  # of Mooncake's dict: there is no client in another process here
@@ -35,7 +35,8 @@ class Settings:
         enable_ssd_offload: whether what the pool evicts goes to a disk, see ``ssd_offload``.
         ssd_offload_path: the folder for that; "": what the environment says. Ignored without.
         tenant_id: whose objects are visible.
-        enable_client_http_server, client_http_port: ignored, with a warning: there is none.
+        enable_client_http_server: whether to serve health and metrics, see ``serve_http``.
+        client_http_port: where, on 127.0.0.1; 0: a free port.
     """
 
     local_hostname: str
@@ -99,8 +100,10 @@ class Settings:
                 raise InvalidArgument(f"{name} must not be negative, got {getattr(settings, name)}")
         if settings.engine is not None:
             warn_once("setup: engine is ignored: a store has an engine of its own")
-        if settings.enable_client_http_server:  # it has metrics, which nothing else depends on
-            log.warning("setup: enable_client_http_server is ignored: there is none here")
+        if not 0 <= settings.client_http_port <= 65_535:
+            raise InvalidArgument(
+                f"client_http_port must be from 0 to 65535, got {settings.client_http_port}"
+            )
         return settings
 
     @property
