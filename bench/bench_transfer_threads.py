@@ -1,9 +1,10 @@
 """The transfer engine with 1, 2 and 4 threads of the caller, in turn.
 
-The processes and the memory of bench_transfer.py. Every thread makes the same blocking calls to
-the same peer, in a part of the memory to itself. `us` is what one call takes its thread; `x_1
-thread` compares the bytes that all threads together move in a second with those of one. `stream`,
-a bare socket for each thread, shows what the machine allows.
+The processes and the memory of bench_transfer.py, in four parts. The same blocking calls to the
+same peer are made by one thread, for one part after the other, or by two or four, which share the
+parts. `us` is what one call takes its thread; `x_1 thread` compares the bytes that all threads
+together move in a second with those of one. `stream`, a bare socket for each thread, shows what the
+machine allows.
 """
 
 import argparse
@@ -31,17 +32,17 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 def rates(library: Library, verb: str, size: int, batch: int, repeat: int) -> dict[int, list]:
     """For each number of threads, of each round: bytes a second, and seconds a call."""
-    work = {threads: jobs(verb, size, batch, threads) for threads in NUM_THREADS}
-    library.check(work[1][0])
+    work = jobs(verb, size, batch, max(NUM_THREADS))
+    library.check(work[0])
     for threads in NUM_THREADS:
-        library.run(work[threads])
+        library.run(work, threads)
     found: dict[int, list] = {threads: [] for threads in NUM_THREADS}
     for i in range(repeat):
         first = i % len(NUM_THREADS)
         for threads in NUM_THREADS[first:] + NUM_THREADS[:first]:
-            taken = library.run(work[threads])
-            calls = work[threads][0].count
-            found[threads].append((threads * calls * size * batch / taken, taken / calls))
+            taken = library.run(work, threads)
+            calls = len(work) * work[0].count
+            found[threads].append((calls * size * batch / taken, taken / calls * threads))
     return found
 
 

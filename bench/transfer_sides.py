@@ -284,26 +284,27 @@ def run_side(pipe: Any, library: str, num_bytes: int) -> None:
             at, size = value
             pipe.send(np.concatenate([memory[i : i + size] for i in at]).tobytes())
         else:
-            pipe.send(run_jobs(side, value))
+            pipe.send(run_jobs(side, *value))
     pipe.send(None)
     os._exit(0)  # NIXL 1.5 dies of a signal otherwise
 
 
-def run_jobs(side: Any, jobs: list[Job]) -> float:
-    """Carry the jobs out, each in a thread of its own; return the seconds that it took."""
+def run_jobs(side: Any, jobs: list[Job], num_threads: int) -> float:
+    """Carry the jobs out, which the threads share evenly; return the seconds that it took."""
     prepared = [side.prepare(job) for job in jobs]
 
-    def run(index: int) -> None:
-        for _ in range(jobs[index].count):
-            side.move(prepared[index])
+    def run(first: int) -> None:
+        for _ in range(jobs[0].count):
+            for mine in prepared[first::num_threads]:
+                side.move(mine)
 
-    if len(jobs) == 1:
+    if num_threads == 1:
         start = time.perf_counter()
         run(0)
         return time.perf_counter() - start
-    with ThreadPoolExecutor(len(jobs)) as threads:
+    with ThreadPoolExecutor(num_threads) as threads:
         start = time.perf_counter()
-        list(threads.map(run, range(len(jobs))))
+        list(threads.map(run, range(num_threads)))
         return time.perf_counter() - start
 
 
@@ -346,10 +347,10 @@ class Library:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def run(self, jobs: list[Job]) -> float:
-        """Return the seconds that the initiator took."""
+    def run(self, jobs: list[Job], num_threads: int | None = None) -> float:
+        """Return the seconds that the initiator took, with a thread a job unless told otherwise."""
         with self._running():
-            return self._ask(0, "run", jobs)
+            return self._ask(0, "run", (jobs, num_threads or len(jobs)))
 
     def check(self, job: Job) -> None:
         """Raise unless the blocks arrive."""
@@ -360,7 +361,7 @@ class Library:
         with self._running():
             self._ask(source, "fill", 1)
             self._ask(1 - source, "fill", 2)
-            self._ask(0, "run", [job])
+            self._ask(0, "run", ([job], 1))
             here = self._ask(0, "blocks", (job.local, job.size))
             if LIBRARIES[self.name][0] in (Memcpy, Streamed):
                 return  # its target is in the same process

@@ -106,7 +106,8 @@ class Settings:
         2,
         _positive_int,
         f"an integer in [1, {MAX_INT}]",
-        "connections of a TransferEngine to a peer, each with a thread, for large transfers",
+        "connections of a TransferEngine to a peer, each with a thread, for large transfers; "
+        "if not 1, up to three more over tcp, for small ones of several threads",
     )
     rdma_gid_index: int = _setting(
         -1,

@@ -139,6 +139,7 @@ class Channel {
   // answer is there, or there is no room for more; false: what has come may be all of it already.
   // End it by wait_for_any(), before finish(). spin(): how long to poll before a wait sleeps.
   virtual bool answers_callers(const Request&) const { return false; }
+  virtual bool may_answer_callers() const { return false; }  // ever; any thread
   virtual int answer_fd() const { return -1; }
   virtual bool answered() const { return false; }
   virtual bool wait_for_all() { return false; }

@@ -41,6 +41,7 @@ class ConnectionPool {
   // No more entries: current and later calls of enter() throw Ended with the cause.
   void close(const Cause& cause);
   size_t size() const;
+  bool is_full() const { return size() >= max_connections_; }
 
  private:
   void check(const Limit& limit) const;

@@ -29,8 +29,8 @@ constexpr size_t kMaxBeginHereRanges = 256;
 bool may_begin_here(const Request& request) {
   const uint64_t num_notify_bytes = request.notify ? request.notify->size() : 0;
   const uint64_t most = request.writes() ? kMaxSendHereBytes : kMaxAskHereBytes;
-  return request.num_bytes + num_notify_bytes <= most &&
-         request.num_ranges() <= kMaxBeginHereRanges;
+  return request.num_bytes + num_notify_bytes <= most && !request.after && !request.verify &&
+         request.num_ranges() <= kMaxBeginHereRanges && GpuRanges(request.regions).empty();
 }
 
 // Whether a caller that waits for it may carry out parts of it: they only copy, and little enough
@@ -57,6 +57,11 @@ Peer::Peer(std::string name, Route route, std::shared_ptr<Endpoint> own,
       pool_(std::move(pool)),
       counters_(stats.enter(name_, transport_)),
       queue_(name_),
+      beside_([this] { queue_.call_lead(); }),
+      sides_(name_, beside_, *pool_,
+             [this](JobQueue& queue, const Lanes& alone, size_t number) {
+               return side_lane(queue, alone, number);
+             }),
       asker_(std::make_shared<Asker>(
           name_, [this] { return lanes_.front()->channel().for_questions(); }, pool_, counters_)) {
   threads_.reserve(route.channels.size());
@@ -133,15 +138,34 @@ TicketRef Peer::submit(Request request, const Deadline& deadline) {
     return ticket;
   }
   const uint64_t max_bytes = max_piece_bytes(ticket->request());
-  const bool is_small = may_begin_here(ticket->request());
-  if (is_small && lanes_.front()->begin_here(ticket, max_bytes)) return ticket;
+  // Requests of one thread are begun in order, and a notification comes after those of all.
+  const bool is_late = !beside_.idle() && (ticket->request().notify || sides_.has_mine());
+  if (!is_late && begin_here(ticket, max_bytes)) return ticket;
   const bool helps = runs_here() && may_help(ticket->request(), max_bytes);
   if (helps) ticket->leave_to_caller();
   // It may be left to that caller unless somebody else waits for it, a notification's receiver.
   const bool may_defer = helps && !ticket->request().notify &&
                          ticket->request().num_bytes <= split_bytes(lanes_.front()->channel());
-  if (queue_.push(ticket, max_bytes, may_defer)) start_others();
+  if (queue_.push(ticket, max_bytes, may_defer, is_late ? &beside_ : nullptr)) start_others();
   return ticket;
+}
+
+// In the caller's thread. False: it must be queued.
+bool Peer::begin_here(const TicketRef& ticket, uint64_t max_piece_bytes) {
+  Lane& lead = *lanes_.front();
+  const Request& request = ticket->request();
+  if (!lead.channel().may_answer_callers() || !may_begin_here(request)) return false;
+  if (lead.begin_here(ticket, max_piece_bytes)) return true;
+  return lanes_.size() > 1 && !request.notify && queue_.may_overtake(request) &&
+         sides_.begin(ticket, max_piece_bytes);
+}
+
+// Null: none like the others.
+std::unique_ptr<Lane> Peer::side_lane(JobQueue& queue, const Lanes& alone, size_t number) {
+  auto channel = another_channel();
+  if (!channel) return nullptr;
+  PathCounters& counters = counters_->path(channel->path(lanes_.size() + number));
+  return std::make_unique<Lane>(std::move(channel), queue, own_->regions, *pool_, alone, counters);
 }
 
 // Carries it out in the caller's thread. Empty: it was not, and must be queued.
@@ -151,7 +175,7 @@ std::optional<Outcome> Peer::run_here(Request& request, const Deadline& deadline
   const uint64_t max_bytes = channel.maps_memory() ? kMaxMapHereBytes : kMaxRunHereBytes;
   if (!channel.runs_here() || request.num_bytes > max_bytes || request.after) return {};
   const Runners::Hold here(runners_);
-  if (!here || !queue_.idle()) return {};
+  if (!here || !queue_.may_overtake(request)) return {};
   bool notify_begun = false;
   Work work{Work::Kind::kMove, &request, 0, {}, request.notify.has_value(), &notify_begun};
   Cutter cutter(request, channel.max_piece_bytes());
@@ -183,6 +207,7 @@ std::optional<Outcome> Peer::run(const Work& work, const Limit& limit) {
 }
 
 void Peer::wait_here(const Ticket& ticket, const Deadline& until) {
+  if (ticket.side()) return sides_.wait_here(ticket, until);
   if (!runs_here()) return lanes_.front()->wait_here(ticket, until);
   const Runners::Hold here(runners_);
   const bool is_late = until.passed() || ticket.deadline().passed();
@@ -190,7 +215,7 @@ void Peer::wait_here(const Ticket& ticket, const Deadline& until) {
   const bool pieces = lanes_.size() > 1;  // a single lane may have to carry them in their order
   Task task;
   // Until lanes have the rest of it, or will take it.
-  while (!until.passed() && queue_.take_first(ticket, pieces, *here, task)) {
+  while (!until.passed() && queue_.take_own(ticket, pieces, *here, task)) {
     std::optional<Outcome> outcome;
     Cause cause;
     try {
@@ -217,6 +242,7 @@ uint64_t Peer::max_piece_bytes(const Request& request) const {
 void Peer::interrupt(const Cause& cause) {
   queue_.close(cause);
   for (const auto& lane : lanes_) lane->interrupt().signal(cause);  // one may be connecting
+  sides_.interrupt(cause);
   asker_->interrupt(cause);
 }
 
@@ -228,6 +254,7 @@ void Peer::close(const Cause& cause) {
     if (thread.joinable()) thread.join();
   }
   for (const auto& lane : lanes_) lane->close();
+  sides_.close(cause);
   asker_->close();
 }
 

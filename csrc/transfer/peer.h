@@ -21,6 +21,7 @@
 #include "transfer/queue/job_queue.h"
 #include "transfer/queue/lane.h"
 #include "transfer/queue/runners.h"
+#include "transfer/queue/sides.h"
 #include "transfer/route.h"
 #include "transfer/stats.h"
 
@@ -69,7 +70,9 @@ class Peer : public std::enable_shared_from_this<Peer> {
   }
 
   // Ends one request, if it is still here; see Ticket::cancel.
-  void abandon(const Ticket& ticket, const Cause& cause) { queue_.abandon(ticket, cause); }
+  void abandon(const Ticket& ticket, const Cause& cause) {
+    ticket.side() ? sides_.abandon(ticket, cause) : queue_.abandon(ticket, cause);
+  }
 
   // Fails pending requests, and connection attempts, with that cause.
   void interrupt(const Cause& cause);
@@ -84,6 +87,8 @@ class Peer : public std::enable_shared_from_this<Peer> {
   std::optional<Outcome> run_here(Request& request, const Deadline& deadline,
                                   std::vector<Range>& confirmed);
   std::optional<Outcome> run(const Work& work, const Limit& limit);
+  bool begin_here(const TicketRef& ticket, uint64_t max_piece_bytes);
+  std::unique_ptr<Lane> side_lane(JobQueue& queue, const Lanes& alone, size_t number);
   void start_others();
   uint64_t max_piece_bytes(const Request& request) const;
 
@@ -95,6 +100,8 @@ class Peer : public std::enable_shared_from_this<Peer> {
   const CountersRef counters_;
   JobQueue queue_;
   Lanes lanes_;
+  Beside beside_;
+  Sides sides_;
   std::vector<std::string> paths_;
   const std::shared_ptr<Asker> asker_;
 

@@ -92,9 +92,10 @@ class Peer(Closing):
     """Another engine, or a file: what ``TransferEngine.open`` returns.
 
     It has as many connections and threads as the setting ``transfer_lanes`` says, over ``local``
-    and ``rdma`` one; all but the first exist only when there is work for them. A large request is
-    moved by all of them at once, so requests overlap: to order one after another, wait for the
-    other's ticket or notification.
+    and ``rdma`` one; over tcp up to three more for small requests of several threads, if that
+    setting is not 1. All but the first exist only when there is work for them. A large request is
+    moved by several at once, and threads do not wait for each other, so requests overlap: to order
+    one after another, wait for the other's ticket or notification.
 
     Attributes:
         name: the name it was opened by.

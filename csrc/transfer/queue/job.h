@@ -8,10 +8,12 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
 #include "transfer/channel.h"
+#include "transfer/queue/beside.h"
 #include "transfer/queue/ticket.h"
 
 namespace mk::transfer {
@@ -29,12 +31,21 @@ class Job {
 
   const TicketRef& ticket() const { return ticket_; }
   const Request& request() const { return request_; }
+  uint64_t id() const { return id_; }
   uint64_t max_bytes() const { return max_bytes_; }
   bool has_pieces() const { return has_pieces_; }  // more than one
   // Whether lanes other than the leading one may take part of it.
   bool spreads() const { return spreads_; }
   // Whether later requests on the leading lane arrive after it.
   bool in_order() const { return !has_pieces_ && !beside_; }
+
+  // Before it is handed out: it begins after what is under way beside the queue.
+  void come_after(Beside& beside) { held_.emplace(beside); }
+  // Whether it still has to.
+  bool held() {
+    if (held_ && held_->is_over()) held_.reset();
+    return held_.has_value();
+  }
 
   // The next work, if there is any to do now; `carrier` is the interrupt of the taker. Retried
   // works come first. `may_notify`: nothing before it must be confirmed first.
@@ -70,6 +81,7 @@ class Job {
   const Request& request_;  // the ticket's
   const uint64_t id_;
   const uint64_t max_bytes_;
+  std::optional<Beside::Wait> held_;
   Cutter cutter_;
   bool has_pieces_;
   bool spreads_;

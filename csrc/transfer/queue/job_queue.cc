@@ -10,20 +10,24 @@ namespace mk::transfer {
 
 namespace {
 
-// A request left to a caller that does not wait for it is picked up after one to two of these
-// periods. So callers need not wake a thread at each request. After a period without requests the
-// thread sleeps again.
+// A request that was left to a caller is picked up after one to two of these periods, if it is
+// still there. So callers need not wake a thread at each request. After a period without requests
+// the thread sleeps again.
 constexpr std::chrono::milliseconds kLookEvery{1};
+
+constexpr size_t kMaxLookedAt = 16;  // for whose they are
 
 }  // namespace
 
-bool JobQueue::push(TicketRef ticket, uint64_t max_piece_bytes, bool defer) {
+bool JobQueue::push(TicketRef ticket, uint64_t max_piece_bytes, bool defer, Beside* after) {
   std::unique_lock lock(mutex_);
   MK_CHECK(!closed_, ticket->request().op, ": peer must be open, got the closed ", peer_name_);
+  const bool is_only = !has_of(ticket->maker());
   jobs_.push_back(std::make_shared<Job>(std::move(ticket), ++num_pushed_, max_piece_bytes));
-  const Job& job = *jobs_.back();
+  Job& job = *jobs_.back();
+  if (after) job.come_after(*after);
   const bool checks_first = job.has_pieces(), is_for_others = concerns_others(job);
-  if (defer && jobs_.size() == 1 && !checks_first) {
+  if (defer && is_only && !checks_first) {
     watch();
     return false;
   }
@@ -46,7 +50,6 @@ bool JobQueue::push_and_take(const TicketRef& ticket, uint64_t max_piece_bytes, 
 }
 
 void JobQueue::watch() {
-  ++num_left_;
   if (!watches_) lead_.notify_one();
   watches_ = true;
 }
@@ -54,12 +57,12 @@ void JobQueue::watch() {
 bool JobQueue::wait_to_lead() {
   std::unique_lock lock(mutex_);
   while (!closed_ && !lead_called_) {
-    const uint64_t seen = num_left_;
+    const uint64_t seen = num_pushed_;
     if (!watches_) {
       lead_.wait(lock);
-    } else if (lead_.wait_for(lock, kLookEvery) == std::cv_status::timeout && num_left_ == seen) {
-      watches_ = false;
-      if (!jobs_.empty()) return true;
+    } else if (lead_.wait_for(lock, kLookEvery) == std::cv_status::timeout) {
+      watches_ = num_pushed_ != seen;
+      if (!jobs_.empty() && jobs_.front()->id() <= seen) return true;
     }
   }
   lead_called_ = false;
@@ -85,6 +88,23 @@ bool JobQueue::idle() {
   return jobs_.empty() && !closed_;
 }
 
+bool JobQueue::has_mine() {
+  const std::lock_guard lock(mutex_);
+  return has_of(std::this_thread::get_id());
+}
+
+bool JobQueue::may_overtake(const Request& request) {
+  const std::lock_guard lock(mutex_);
+  if (closed_ || jobs_.empty()) return !closed_;
+  return !request.notify && !has_of(std::this_thread::get_id());
+}
+
+bool JobQueue::has_of(std::thread::id maker) const {
+  if (jobs_.size() > kMaxLookedAt) return true;
+  return std::any_of(jobs_.begin(), jobs_.end(),
+                     [&](const JobRef& job) { return job->ticket()->maker() == maker; });
+}
+
 bool JobQueue::next(bool leads, Interrupt& carrier, bool idle, Task& task) {
   std::unique_lock lock(mutex_);
   if (closed_) return false;
@@ -97,14 +117,17 @@ bool JobQueue::next(bool leads, Interrupt& carrier, bool idle, Task& task) {
   return true;
 }
 
-bool JobQueue::take_first(const Ticket& ticket, bool pieces, Interrupt& carrier, Task& task) {
+bool JobQueue::take_own(const Ticket& ticket, bool pieces, Interrupt& carrier, Task& task) {
   const std::lock_guard lock(mutex_);
-  if (closed_ || jobs_.empty()) return false;
-  const JobRef& first = jobs_.front();
-  if (first->ticket().get() != &ticket || (first->has_pieces() && !pieces)) return false;
+  const auto found = std::find_if(jobs_.begin(), jobs_.end(), [&](const JobRef& job) {
+    return job->ticket()->maker() == ticket.maker();
+  });
+  if (closed_ || found == jobs_.end() || (*found)->ticket().get() != &ticket) return false;
+  const JobRef& own = *found;
+  if (own->has_pieces() && (!pieces || found != jobs_.begin())) return false;
   carrier.clear();
-  if (!first->take(task.work, carrier, Taker::kWaiter, /*may_notify=*/false)) return false;
-  task.job = first;
+  if (!own->take(task.work, carrier, Taker::kWaiter, /*may_notify=*/false)) return false;
+  task.job = own;
   return true;
 }
 
@@ -129,6 +152,7 @@ bool JobQueue::wait_for_pieces(Interrupt& carrier) {
 bool JobQueue::take(Taker taker, Interrupt& carrier, Task& task) {
   bool first = true, in_order = true;  // among those before it
   for (const JobRef& job : jobs_) {
+    if (job->held()) return false;
     const bool may_notify = job->has_pieces() ? first : in_order;
     if (job->take(task.work, carrier, taker, may_notify)) {
       task.job = job;
@@ -176,6 +200,7 @@ void JobQueue::changed(const JobRef& job, std::unique_lock<std::mutex>& lock) {
   jobs_.erase(found);
   const Cause cause = over->cause();  // close() may stop it again
   lock.unlock();
+  if (when_over_) when_over_();
   over->ticket()->finish(cause, over->num_bytes_done(), over->confirmed());
 }
 

@@ -7,9 +7,9 @@
 //
 // Layer: transfer. Thread-safe. Lanes take works as they have room for them, so that a fast one
 // does more of a request than a slow one. Requests of one piece begin in order, on the leading
-// lane; except that other lanes help with large ones if there are several, and that a caller that
-// waits for the first request may carry parts of it. A notification comes after the data of all
-// earlier requests.
+// lane; except that other lanes help with large ones if there are several, that a caller that waits
+// for the first request may carry parts of it, and that threads do not wait for each other's. A
+// notification comes after the data of all earlier requests.
 #pragma once
 
 #include <condition_variable>
@@ -18,6 +18,7 @@
 #include <memory>
 #include <mutex>
 #include <string>
+#include <thread>
 
 #include "transfer/queue/job.h"
 
@@ -30,13 +31,19 @@ struct Task {
 
 class JobQueue {
  public:
-  explicit JobQueue(std::string peer_name) : peer_name_(std::move(peer_name)) {}
+  // `when_over` is called for each request that is over, before its ticket tells.
+  explicit JobQueue(std::string peer_name, std::function<void()> when_over = {})
+      : peer_name_(std::move(peer_name)), when_over_(std::move(when_over)) {}
 
   // Returns whether there is work for lanes other than the leading one. `defer`: its caller will
-  // wait for it and may take it in a moment, so no lane is woken if it is of one piece and first in
-  // the queue. Throws InvalidArgument once closed.
-  bool push(TicketRef ticket, uint64_t max_piece_bytes, bool defer);
-  bool idle();  // nothing is queued or in flight
+  // wait for it and may take it in a moment, so no lane is woken if it is of one piece and the only
+  // one of its thread. `after`: it, and what is pushed later, does not begin before what is under
+  // way there is over; call_lead() then. Throws InvalidArgument once closed.
+  bool push(TicketRef ticket, uint64_t max_piece_bytes, bool defer, Beside* after = nullptr);
+  bool idle();      // nothing is queued or in flight
+  bool has_mine();  // whether this thread has made any of it, or there is too much to tell
+  // Whether a request that this thread makes now may be carried out before what is queued.
+  bool may_overtake(const Request& request);
 
   // For a caller that drives the leading lane, which has nothing in flight: returns its task at
   // once. False: another request is before it, or closed.
@@ -49,8 +56,9 @@ class JobQueue {
   void call_lead();
 
   // For a caller that waits for a request, and has nothing in flight: takes all of it, if it is of
-  // one piece, first in the queue, and not yet taken; with `pieces`, the next one of several, too.
-  bool take_first(const Ticket& ticket, bool pieces, Interrupt& carrier, Task& task);
+  // one piece, the first of its thread, and not yet taken; with `pieces`, if it is the first of
+  // all, the next one of several, too.
+  bool take_own(const Ticket& ticket, bool pieces, Interrupt& carrier, Task& task);
 
   // The next task for a lane, whose interrupt is `carrier`; `leads`: it is the leading lane;
   // `idle`: it has nothing in flight. False: none now, or closed.
@@ -76,20 +84,21 @@ class JobQueue {
 
  private:
   bool take(Taker taker, Interrupt& carrier, Task& task);
+  bool has_of(std::thread::id maker) const;
   void changed(const JobRef& job, std::unique_lock<std::mutex>& lock);
   bool concerns_others(const Job& job) const;
   void wake_lead();
   void watch();
 
   const std::string peer_name_;
+  const std::function<void()> when_over_;
 
   std::mutex mutex_;
   std::condition_variable lead_, others_;  // others_: whom one-piece requests do not concern
   std::deque<JobRef> jobs_;
   uint64_t num_pushed_ = 0;
   bool lead_called_ = false;
-  bool watches_ = false;   // the leading lane's thread checks from time to time
-  uint64_t num_left_ = 0;  // to callers
+  bool watches_ = false;  // the leading lane's thread checks from time to time
   bool closed_ = false;
 };
 

@@ -30,6 +30,9 @@ void Lane::lead() {
   while (queue_.wait_to_lead()) {
     const Baton::Hold hold(baton_);
     run_dry();
+    if (shall_connect_.exchange(false) && !channel_->connected() && !try_connect()) {
+      pause_ = Deadline::after(kPauseS);
+    }
   }
 }
 
@@ -77,6 +80,15 @@ void Lane::connect_held(const Limit& limit) {
   was_connected_ = true;
 }
 
+bool Lane::try_connect() try {
+  connect_held({Deadline::after(kConnectS), interrupt_});
+  return true;
+} catch (const std::exception& error) {
+  count_failure(error);
+  disconnect();
+  return false;
+}
+
 void Lane::disconnect() {
   channel_->disconnect();
   pool_.leave(*this);
@@ -96,7 +108,17 @@ bool Lane::try_disconnect() {
   return true;
 }
 
+void Lane::connect_soon() {
+  {
+    const Baton::Hold hold(baton_, std::try_to_lock);
+    if (!hold || channel_->connected() || !pause_.passed()) return;
+    shall_connect_ = true;
+  }
+  queue_.call_lead();
+}
+
 bool Lane::begin_here(const TicketRef& ticket, uint64_t max_piece_bytes) {
+  if (!queue_.idle()) return false;  // its driver shall not find the baton taken for a moment
   const Baton::Hold hold(baton_, std::try_to_lock);
   if (!hold || !posted_.empty() || !channel_->answers_callers(ticket->request())) return false;
   Task task;
@@ -166,14 +188,7 @@ bool Lane::connect_beside() {
   while (queue_.wait_for_pieces(interrupt_)) {
     {
       const Baton::Hold hold(baton_);
-      if (channel_->connected()) return true;
-      try {
-        connect_held({Deadline::after(kConnectS), interrupt_});
-        return true;
-      } catch (const std::exception& error) {
-        count_failure(error);
-        disconnect();
-      }
+      if (channel_->connected() || try_connect()) return true;
     }
     queue_.pause(kPauseS);
   }

@@ -11,6 +11,7 @@
 // wait for it, or not long enough, the lane's thread takes over.
 #pragma once
 
+#include <atomic>
 #include <deque>
 #include <exception>
 #include <memory>
@@ -51,6 +52,8 @@ class Lane final : public Connected {
 
   // Of the leading lane. False: the request must be pushed.
   bool begin_here(const TicketRef& ticket, uint64_t max_piece_bytes);
+  // Has its thread connect, unless it is connected, in use, or could not a moment ago.
+  void connect_soon();
   // Until it has ended, or `until`, or another thread continues it.
   void wait_here(const Ticket& ticket, const Deadline& until);
 
@@ -70,6 +73,7 @@ class Lane final : public Connected {
 
   // What follows requires the baton.
   void connect_held(const Limit& limit);
+  bool try_connect();
   void disconnect();
   void leave_if_lost();  // of a non-leading lane; as try_disconnect(), if the peer has left
   void run_dry();
@@ -96,6 +100,8 @@ class Lane final : public Connected {
   PathCounters& counters_;
   Baton baton_;
   bool was_connected_ = false;
+  std::atomic<bool> shall_connect_{false};
+  Deadline pause_ = Deadline::after(0);  // after a failure
   Interrupt interrupt_;
   std::deque<Posted> posted_;
 };

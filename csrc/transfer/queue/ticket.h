@@ -14,6 +14,7 @@
 #include <memory>
 #include <mutex>
 #include <string>
+#include <thread>
 #include <utility>
 #include <vector>
 
@@ -37,6 +38,7 @@ class Ticket {
   bool split_request() { return split(request_); }     // while no part of it is being carried out
   uint64_t num_bytes() const { return num_bytes_; }
   const Deadline& deadline() const { return deadline_; }
+  std::thread::id maker() const { return maker_; }  // the thread that has made it
 
   // Whether nothing more will happen: delivered, failed or cancelled.
   bool finished();
@@ -61,6 +63,10 @@ class Ticket {
   // have the ticket.
   void leave_to_caller() { is_with_caller_ = true; }
 
+  // Which of the peer's Sides it is with, counted from 1; 0: its queue. As leave_to_caller().
+  void set_side(size_t side) { side_ = side; }
+  size_t side() const { return side_; }
+
   // Ends it, once; "" means delivered. `confirmed`: see Job.
   void finish(const Cause& cause, uint64_t num_bytes_done, const std::vector<Range>& confirmed);
 
@@ -75,7 +81,9 @@ class Ticket {
   const std::string peer_name_;
   const uint64_t num_bytes_;
   const Deadline deadline_;
+  const std::thread::id maker_ = std::this_thread::get_id();
   Request request_;
+  size_t side_ = 0;
   std::atomic<bool> is_with_caller_{false};
   Counted counted_;
 

@@ -49,6 +49,7 @@ class WireChannel : public Channel {
   }
   std::unique_ptr<Channel> for_questions() const override { return WireChannel::another(); }
   bool answers_callers(const Request& request) const override;
+  bool may_answer_callers() const override;
   int answer_fd() const override { return socket_.fd(); }
   bool answered() const override;
   bool wait_for_all() override;
