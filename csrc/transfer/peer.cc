@@ -156,7 +156,7 @@ bool Peer::begin_here(const TicketRef& ticket, uint64_t max_piece_bytes) {
   const Request& request = ticket->request();
   if (!lead.channel().may_answer_callers() || !may_begin_here(request)) return false;
   if (lead.begin_here(ticket, max_piece_bytes)) return true;
-  return lanes_.size() > 1 && !request.notify && queue_.may_overtake(request) &&
+  return lanes_.size() > 1 && !request.notify && queue_.has_only_others() &&
          sides_.begin(ticket, max_piece_bytes);
 }
 
@@ -175,7 +175,7 @@ std::optional<Outcome> Peer::run_here(Request& request, const Deadline& deadline
   const uint64_t max_bytes = channel.maps_memory() ? kMaxMapHereBytes : kMaxRunHereBytes;
   if (!channel.runs_here() || request.num_bytes > max_bytes || request.after) return {};
   const Runners::Hold here(runners_);
-  if (!here || !queue_.may_overtake(request)) return {};
+  if (!here || !(queue_.idle() || (!request.notify && queue_.has_only_others()))) return {};
   bool notify_begun = false;
   Work work{Work::Kind::kMove, &request, 0, {}, request.notify.has_value(), &notify_begun};
   Cutter cutter(request, channel.max_piece_bytes());

@@ -93,10 +93,9 @@ bool JobQueue::has_mine() {
   return has_of(std::this_thread::get_id());
 }
 
-bool JobQueue::may_overtake(const Request& request) {
+bool JobQueue::has_only_others() {
   const std::lock_guard lock(mutex_);
-  if (closed_ || jobs_.empty()) return !closed_;
-  return !request.notify && !has_of(std::this_thread::get_id());
+  return !closed_ && !jobs_.empty() && !has_of(std::this_thread::get_id());
 }
 
 bool JobQueue::has_of(std::thread::id maker) const {

@@ -40,10 +40,9 @@ class JobQueue {
   // one of its thread. `after`: it, and what is pushed later, does not begin before what is under
   // way there is over; call_lead() then. Throws InvalidArgument once closed.
   bool push(TicketRef ticket, uint64_t max_piece_bytes, bool defer, Beside* after = nullptr);
-  bool idle();      // nothing is queued or in flight
-  bool has_mine();  // whether this thread has made any of it, or there is too much to tell
-  // Whether a request that this thread makes now may be carried out before what is queued.
-  bool may_overtake(const Request& request);
+  bool idle();             // nothing is queued or in flight
+  bool has_mine();         // whether this thread has made any of it, or there is too much to tell
+  bool has_only_others();  // whether there are some, and all were made by other threads
 
   // For a caller that drives the leading lane, which has nothing in flight: returns its task at
   // once. False: another request is before it, or closed.
