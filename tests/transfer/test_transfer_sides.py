@@ -47,11 +47,16 @@ class Gated:
         self.drop: set[int] = set()  # addresses whose connection is closed, once each
         self._released: set[int] = set()
         self._changed = threading.Condition()
-        self._num_connections = 0
+        self._threads: list[threading.Thread] = []
 
     def serve(self, connection) -> None:
-        number, self._num_connections = self._num_connections, self._num_connections + 1
-        threading.Thread(target=self._serve, args=(connection, number), daemon=True).start()
+        number = len(self._threads)
+        self._threads.append(threading.Thread(target=self._serve, args=(connection, number)))
+        self._threads[-1].start()
+
+    def join(self) -> None:
+        for thread in self._threads:
+            thread.join(WAIT_S)
 
     def release(self, *addresses: int) -> None:
         with self._changed:
@@ -113,6 +118,7 @@ class Setting:
     def __init__(self, stack: ExitStack):
         self.gate = Gated()
         name = stack.enter_context(raw_server(self.gate.serve))
+        stack.callback(self.gate.join)  # once the engine has closed their connections
         self.near = stack.enter_context(TransferEngine(transports=["tcp"]))
         self.peer = self.near.open(name)
         self.region = self.near.register(addressed(SIZE))
