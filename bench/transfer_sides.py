@@ -321,7 +321,7 @@ class Library:
 
     def __init__(self, name: str, num_bytes: int):
         self.name = name
-        self._pipes, self._processes = [], []
+        self._pipes, self.processes = [], []
         context = multiprocessing.get_context("spawn")
         for _ in range(2):
             ours, theirs = context.Pipe()
@@ -329,7 +329,7 @@ class Library:
             process.start()
             theirs.close()
             self._pipes.append(ours)
-            self._processes.append(process)
+            self.processes.append(process)
         try:
             for pipe in self._pipes:
                 state, why = self._receive(pipe)
@@ -369,7 +369,7 @@ class Library:
         assert here == there, f"{self.name}: a {job.verb} is wrong: not timed"
 
     def close(self) -> None:
-        for process in self._processes:
+        for process in self.processes:
             process.kill()
             process.join()
 
@@ -380,7 +380,7 @@ class Library:
         self._signal(signal.SIGSTOP)
 
     def _signal(self, number: int) -> None:
-        for process in self._processes:
+        for process in self.processes:
             os.kill(process.pid, number)
 
     def _ask(self, side: int, what: str, value: Any = None) -> Any:
