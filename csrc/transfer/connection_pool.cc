@@ -27,6 +27,21 @@ void ConnectionPool::enter(Connected& member, const Limit& limit) {
   member.is_in_pool_ = true;
 }
 
+bool ConnectionPool::try_enter(Connected& member) {
+  const std::lock_guard lock(mutex_);
+  if (member.is_in_pool_) return true;
+  if (!closed_.empty() || sieve_.size() >= max_connections_) return false;
+  sieve_.insert(member);
+  member.is_in_pool_ = true;
+  return true;
+}
+
+bool ConnectionPool::add_side() {
+  if (++num_sides_ <= kMaxSides) return true;
+  --num_sides_;
+  return false;
+}
+
 void ConnectionPool::check(const Limit& limit) const {
   limit.interrupt.check();
   if (!closed_.empty()) throw Ended(closed_);

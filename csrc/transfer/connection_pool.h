@@ -4,10 +4,12 @@
 //   pool.enter(lane, limit);   // before it connects; waits while all others are in use
 //   lane.visited = true;       // it is used
 //   pool.leave(lane);          // it is disconnected
+//   if (pool.add_side()) ... pool.remove_side();   // see sides.h
 //
 // Layer: transfer. Thread-safe.
 #pragma once
 
+#include <atomic>
 #include <condition_variable>
 #include <cstddef>
 #include <mutex>
@@ -37,17 +39,26 @@ class ConnectionPool {
 
   // Throws Failure at the limit.
   void enter(Connected& member, const Limit& limit);
+  // Whether there is room without another connection being closed; then it has entered.
+  bool try_enter(Connected& member);
   void leave(Connected& member);  // idempotent
   // No more entries: current and later calls of enter() throw Ended with the cause.
   void close(const Cause& cause);
   size_t size() const;
-  bool is_full() const { return size() >= max_connections_; }
+
+  // Connections beside queues, each of which has a thread and descriptors also while it is not
+  // connected. False: there are enough.
+  bool add_side();
+  void remove_side() { --num_sides_; }
 
  private:
   void check(const Limit& limit) const;
   bool has_room();
 
+  static constexpr size_t kMaxSides = 32;
+
   const size_t max_connections_;
+  std::atomic<size_t> num_sides_{0};
   mutable std::mutex mutex_;
   std::condition_variable left_;
   Sieve<Connected> sieve_;

@@ -1,6 +1,7 @@
 #include "transfer/peer.h"
 
 #include <algorithm>
+#include <chrono>
 #include <system_error>
 #include <utility>
 
@@ -24,6 +25,8 @@ constexpr uint64_t kMaxHelpBytes = 8ull << 20;        // a millisecond: wait() r
 constexpr uint64_t kMaxSendHereBytes = 512ull << 10;  // sent sooner than two threads are woken
 constexpr uint64_t kMaxAskHereBytes = 128ull << 10;   // a lane receives while more arrives
 constexpr size_t kMaxBeginHereRanges = 256;
+
+constexpr std::chrono::seconds kSideIdle{10};  // then it is of no use, and takes a place there
 
 // Whether its caller may send it, if the channel has room for it.
 bool may_begin_here(const Request& request) {
@@ -57,7 +60,7 @@ Peer::Peer(std::string name, Route route, std::shared_ptr<Endpoint> own,
       pool_(std::move(pool)),
       counters_(stats.enter(name_, transport_)),
       queue_(name_),
-      beside_([this] { queue_.call_lead(); }),
+      beside_([this] { queue_.call_all(); }),
       sides_(name_, beside_, *pool_,
              [this](JobQueue& queue, const Lanes& alone, size_t number) {
                return side_lane(queue, alone, number);
@@ -160,12 +163,11 @@ bool Peer::begin_here(const TicketRef& ticket, uint64_t max_piece_bytes) {
          sides_.begin(ticket, max_piece_bytes);
 }
 
-// Null: none like the others.
 std::unique_ptr<Lane> Peer::side_lane(JobQueue& queue, const Lanes& alone, size_t number) {
   auto channel = another_channel();
-  if (!channel) return nullptr;
   PathCounters& counters = counters_->path(channel->path(lanes_.size() + number));
-  return std::make_unique<Lane>(std::move(channel), queue, own_->regions, *pool_, alone, counters);
+  return std::make_unique<Lane>(std::move(channel), queue, own_->regions, *pool_, alone, counters,
+                                kSideIdle);
 }
 
 // Carries it out in the caller's thread. Empty: it was not, and must be queued.

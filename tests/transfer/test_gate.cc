@@ -65,7 +65,7 @@ void peers_do_not_count_as_strangers() {
   Admission admission;
   std::vector<Admission::Visit> visits;
   for (const char* host : {"a", "b"}) {
-    for (int i = 0; i < 512; ++i) {
+    for (int i = 0; i < 1024; ++i) {
       visits.push_back(std::move(*admission.enter(host)));
       visits.back().admit();
     }

@@ -54,6 +54,9 @@ class Gated:
         self._threads.append(threading.Thread(target=self._serve, args=(connection, number)))
         self._threads[-1].start()
 
+    def num_connected(self) -> int:
+        return sum(thread.is_alive() for thread in self._threads)
+
     def join(self) -> None:
         for thread in self._threads:
             thread.join(WAIT_S)
@@ -265,6 +268,42 @@ def test_a_lost_side_is_made_anew_for_what_it_carried(setting):
     assert not held.done
     setting.gate.release(1000)
     held.wait()
+
+
+def test_what_nobody_uses_any_more_is_disconnected(setting):
+    held, aside = setting.occupy()
+    setting.gate.release(1000, 2000)
+    held.wait()
+    aside.wait()
+    assert setting.gate.num_connected() > 1
+    assert eventually(lambda: setting.gate.num_connected() == 1)
+    again = [caller.write(3000) for caller in setting.callers]  # it is missed, and made anew
+    assert eventually(lambda: setting.gate.num_connected() > 1)
+    setting.gate.release(3000)
+    for ticket in again:
+        ticket.wait()
+
+
+def test_an_engine_has_no_more_of_them_than_it_should():
+    """Each takes a thread and descriptors, for as long as the peer is open."""
+    count, threads = 16, 4
+    with ExitStack() as stack:
+        near = stack.enter_context(TransferEngine(transports=["tcp"]))
+        here = near.register(addressed(SIZE)).address
+        executor = stack.enter_context(ThreadPoolExecutor(threads))
+        for _ in range(count):
+            far = stack.enter_context(TransferEngine())
+            row = [(here, far.register(untouched(SIZE)).address, SIZE)]
+            peer = near.open(far.name)
+
+            def work(_, peer=peer, row=row):
+                for _ in range(50):
+                    near.write(peer, row).wait()
+
+            list(executor.map(work, range(threads)))
+        paths = [path for of in near.stats()["paths"].values() for path in of]
+        sides = [path for path in paths if path not in ("tcp:0", "tcp:1", "questions")]
+        assert 3 < len(sides) <= 32
 
 
 def test_a_single_lane_is_a_single_connection():

@@ -1,7 +1,8 @@
 // Beside: how many requests to a peer are under way beside its queue (sides.h), and how many in the
 // queue must not begin before those are over.
 //
-//   if (beside.enter()) ... beside.leave();   // a request beside the queue, from begin to end
+//   Beside::Entry entry(beside);   // a request beside the queue: if (entry) entry.keep()
+//   beside.leave();                // once it is over
 //   Beside::Wait wait(beside);                // one in the queue; until wait.is_over(), and gone
 //
 // Layer: transfer. Thread-safe. None enters while one waits, so that it waits only for those that
@@ -21,16 +22,24 @@ class Beside {
 
   bool idle() const { return num_under_way_ == 0; }
 
-  bool enter() {
-    ++num_under_way_;
-    if (num_waiting_ == 0) return true;  // else it sees this one, or this one sees it
-    leave();
-    return false;
-  }
-
   void leave() {
     if (--num_under_way_ == 0 && num_waiting_ > 0) when_over_();
   }
+
+  class Entry {
+   public:
+    explicit Entry(Beside& beside) : beside_(beside), entered_(beside.enter()) {}
+    Entry(const Entry&) = delete;
+    ~Entry() {
+      if (entered_) beside_.leave();
+    }
+    explicit operator bool() const { return entered_; }
+    void keep() { entered_ = false; }  // leave() follows
+
+   private:
+    Beside& beside_;
+    bool entered_;
+  };
 
   class Wait {
    public:
@@ -44,6 +53,13 @@ class Beside {
   };
 
  private:
+  bool enter() {
+    ++num_under_way_;
+    if (num_waiting_ == 0) return true;  // else it sees this one, or this one sees it
+    leave();
+    return false;
+  }
+
   const std::function<void()> when_over_;
   std::atomic<int> num_under_way_{0};
   std::atomic<int> num_waiting_{0};

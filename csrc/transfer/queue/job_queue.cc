@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <chrono>
+#include <new>
 #include <utility>
 
 #include "common/check.h"
@@ -44,7 +45,12 @@ bool JobQueue::push_and_take(const TicketRef& ticket, uint64_t max_piece_bytes, 
   if (closed_ || !jobs_.empty()) return false;
   carrier.clear();
   jobs_.push_back(std::make_shared<Job>(ticket, ++num_pushed_, max_piece_bytes));
-  take(Taker::kLead, carrier, task);
+  try {
+    take(Taker::kLead, carrier, task);
+  } catch (const std::bad_alloc&) {
+    jobs_.pop_back();
+    throw;
+  }
   watch();
   return true;
 }
@@ -54,24 +60,34 @@ void JobQueue::watch() {
   watches_ = true;
 }
 
-bool JobQueue::wait_to_lead() {
+JobQueue::Woken JobQueue::wait_to_lead(std::optional<std::chrono::seconds> idle) {
   std::unique_lock lock(mutex_);
   while (!closed_ && !lead_called_) {
     const uint64_t seen = num_pushed_;
-    if (!watches_) {
+    if (!watches_ && !idle) {
       lead_.wait(lock);
+    } else if (!watches_) {
+      if (lead_.wait_for(lock, *idle) == std::cv_status::timeout && jobs_.empty()) {
+        return closed_ ? Woken::kClosed : Woken::kIdle;
+      }
     } else if (lead_.wait_for(lock, kLookEvery) == std::cv_status::timeout) {
       watches_ = num_pushed_ != seen;
-      if (!jobs_.empty() && jobs_.front()->id() <= seen) return true;
+      if (!jobs_.empty() && jobs_.front()->id() <= seen) return Woken::kForWork;
     }
   }
   lead_called_ = false;
-  return !closed_;
+  return closed_ ? Woken::kClosed : Woken::kForWork;
 }
 
 void JobQueue::call_lead() {
   const std::lock_guard lock(mutex_);
   wake_lead();
+}
+
+void JobQueue::call_all() {
+  const std::lock_guard lock(mutex_);
+  wake_lead();
+  others_.notify_all();
 }
 
 void JobQueue::wake_lead() {
@@ -86,6 +102,11 @@ bool JobQueue::concerns_others(const Job& job) const {
 bool JobQueue::idle() {
   const std::lock_guard lock(mutex_);
   return jobs_.empty() && !closed_;
+}
+
+bool JobQueue::may_rest() {
+  const std::lock_guard lock(mutex_);
+  return !closed_ && (jobs_.empty() || jobs_.front()->held());
 }
 
 bool JobQueue::has_mine() {

@@ -1,7 +1,7 @@
 // JobQueue: the requests to one peer, in order, and which lanes carry out which parts of them.
 //
 //   queue.push(ticket, max_piece_bytes, defer);          // a caller
-//   while (queue.wait_to_lead()) {                       // the leading lane
+//   while (queue.wait_to_lead({}) == kForWork) {         // the leading lane
 //     while (queue.next(true, carrier, idle, task)) ...  // takes, then finish() or fail()
 //   }
 //
@@ -12,11 +12,13 @@
 // notification comes after the data of all earlier requests.
 #pragma once
 
+#include <chrono>
 #include <condition_variable>
 #include <deque>
 #include <functional>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <string>
 #include <thread>
 
@@ -38,10 +40,11 @@ class JobQueue {
   // Returns whether there is work for lanes other than the leading one. `defer`: its caller will
   // wait for it and may take it in a moment, so no lane is woken if it is of one piece and the only
   // one of its thread. `after`: it, and what is pushed later, does not begin before what is under
-  // way there is over; call_lead() then. Throws InvalidArgument once closed.
+  // way there is over; call_all() then. Throws InvalidArgument once closed.
   bool push(TicketRef ticket, uint64_t max_piece_bytes, bool defer, Beside* after = nullptr);
-  bool idle();             // nothing is queued or in flight
-  bool has_mine();         // whether this thread has made any of it, or there is too much to tell
+  bool idle();      // nothing is queued or in flight
+  bool may_rest();  // the same, or nothing can begin before what is under way beside it is over
+  bool has_mine();  // whether this thread has made any of it, or there is too much to tell
   bool has_only_others();  // whether there are some, and all were made by other threads
 
   // For a caller that drives the leading lane, which has nothing in flight: returns its task at
@@ -50,9 +53,11 @@ class JobQueue {
                      Task& task);
 
   // Sleeps until there may be work for the leading lane's thread, or a request that a caller has
-  // begun, or may take, was abandoned by it. False: closed.
-  bool wait_to_lead();
+  // begun, or may take, was abandoned by it; or until nothing was queued for so long.
+  enum class Woken { kClosed, kForWork, kIdle };
+  Woken wait_to_lead(std::optional<std::chrono::seconds> idle);
   void call_lead();
+  void call_all();  // other lanes, too
 
   // For a caller that waits for a request, and has nothing in flight: takes all of it, if it is of
   // one piece, the first of its thread, and not yet taken; with `pieces`, if it is the first of

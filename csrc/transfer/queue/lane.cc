@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <cerrno>
 #include <chrono>
+#include <new>
 #include <utility>
 
 #include "transfer/error.h"
@@ -27,12 +28,14 @@ void Lane::run() {
 }
 
 void Lane::lead() {
-  while (queue_.wait_to_lead()) {
+  while (true) {
+    const JobQueue::Woken woken = queue_.wait_to_lead(idle_);
+    if (woken == JobQueue::Woken::kClosed) return;
     const Baton::Hold hold(baton_);
+    if (woken == JobQueue::Woken::kIdle && posted_.empty()) disconnect();
     run_dry();
-    if (shall_connect_.exchange(false) && !channel_->connected() && !try_connect()) {
-      pause_ = Deadline::after(kPauseS);
-    }
+    if (!shall_connect_.exchange(false) || channel_->connected()) continue;
+    if (!pool_.try_enter(*this) || !try_connect()) pause_ = Deadline::after(kPauseS);
   }
 }
 
@@ -103,7 +106,7 @@ void Lane::leave_if_lost() {
 
 bool Lane::try_disconnect() {
   const Baton::Hold hold(baton_, std::try_to_lock);
-  if (!hold || !posted_.empty() || (leads_ && !queue_.idle())) return false;
+  if (!hold || !posted_.empty() || (leads_ && !queue_.may_rest())) return false;
   channel_->disconnect();
   return true;
 }
@@ -133,7 +136,8 @@ bool Lane::begin_here(const TicketRef& ticket, uint64_t max_piece_bytes) {
 void Lane::wait_here(const Ticket& ticket, const Deadline& until) {
   {
     const Baton::Hold hold(baton_, std::try_to_lock);
-    if (!hold || posted_.empty()) return;  // another thread continues it, or it is done
+    if (!hold) return queue_.call_lead();  // who holds it may not continue it
+    if (posted_.empty()) return;           // it is done
     const bool is_sooner = until.at() < ticket.deadline().at();
     if (wait_answered(is_sooner ? until : ticket.deadline())) settle();
     if (posted_.empty()) return;
@@ -206,6 +210,8 @@ void Lane::begin(const Task& task, bool connects) {
     posted_.emplace_back(task, own_regions_, interrupt_);
   } catch (const Refused& refused) {
     return fail(task, refused.cause(), Retry::kNo);
+  } catch (const std::bad_alloc& error) {
+    return fail(task, cause_of(error), Retry::kNo);
   }
   try {
     const Limit limit = limit_of(task);

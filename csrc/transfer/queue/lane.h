@@ -12,9 +12,11 @@
 #pragma once
 
 #include <atomic>
+#include <chrono>
 #include <deque>
 #include <exception>
 #include <memory>
+#include <optional>
 #include <thread>
 #include <vector>
 
@@ -32,16 +34,19 @@ using Lanes = std::vector<std::unique_ptr<Lane>>;
 
 class Lane final : public Connected {
  public:
-  // The first of `lanes`, which are all of that peer's, leads.
+  // The first of `lanes`, which are all of that peer's, leads; it disconnects when there was
+  // nothing to do for `idle`.
   Lane(std::unique_ptr<Channel> channel, JobQueue& queue, RegionTable& own_regions,
-       ConnectionPool& pool, const Lanes& lanes, PathCounters& counters)
+       ConnectionPool& pool, const Lanes& lanes, PathCounters& counters,
+       std::optional<std::chrono::seconds> idle = {})
       : channel_(std::move(channel)),
         queue_(queue),
         own_regions_(own_regions),
         pool_(pool),
         lanes_(lanes),
         leads_(lanes.empty()),
-        counters_(counters) {}
+        counters_(counters),
+        idle_(idle) {}
 
   Channel& channel() { return *channel_; }
   Interrupt& interrupt() { return interrupt_; }
@@ -52,7 +57,8 @@ class Lane final : public Connected {
 
   // Of the leading lane. False: the request must be pushed.
   bool begin_here(const TicketRef& ticket, uint64_t max_piece_bytes);
-  // Has its thread connect, unless it is connected, in use, or could not a moment ago.
+  // Has its thread connect, unless it is connected, in use, or could not a moment ago, or that
+  // would cost another its connection.
   void connect_soon();
   // Until it has ended, or `until`, or another thread continues it.
   void wait_here(const Ticket& ticket, const Deadline& until);
@@ -98,6 +104,7 @@ class Lane final : public Connected {
   const Lanes& lanes_;  // itself included
   const bool leads_;
   PathCounters& counters_;
+  const std::optional<std::chrono::seconds> idle_;
   Baton baton_;
   bool was_connected_ = false;
   std::atomic<bool> shall_connect_{false};

@@ -14,18 +14,25 @@ bool Sides::has_mine() {
   return false;
 }
 
+Sides::~Sides() {
+  for (size_t i = 0; i < num_sides_; ++i) pool_.remove_side();
+}
+
 bool Sides::begin(const TicketRef& ticket, uint64_t max_piece_bytes) {
-  if (!beside_.enter()) return false;
+  Beside::Entry entry(beside_);
+  if (!entry) return false;
   bool all_busy = true;
   for (size_t i = 0; i < num_sides_; ++i) {
     if (!sides_[i]->queue.idle()) continue;
     all_busy = false;
     ticket->set_side(i + 1);
-    if (sides_[i]->lane().begin_here(ticket, max_piece_bytes)) return true;
-    if (!pool_.is_full()) sides_[i]->lane().connect_soon();
+    if (sides_[i]->lane().begin_here(ticket, max_piece_bytes)) {
+      entry.keep();
+      return true;
+    }
+    sides_[i]->lane().connect_soon();
   }
   ticket->set_side(0);
-  beside_.leave();
   if (all_busy) add();
   return false;
 }
@@ -33,16 +40,14 @@ bool Sides::begin(const TicketRef& ticket, uint64_t max_piece_bytes) {
 void Sides::add() {
   const std::unique_lock lock(mutex_, std::try_to_lock);
   const size_t number = num_sides_;
-  if (!lock || closed_ || number == kMaxSides || pool_.is_full()) return;
+  if (!lock || closed_ || number == kMaxSides || !pool_.add_side()) return;
   try {
     auto side = std::make_unique<Side>(peer_name_, beside_);
-    auto lane = make_(side->queue, side->lanes, number);
-    if (!lane) return;
-    side->lanes.push_back(std::move(lane));
+    side->lanes.push_back(make_(side->queue, side->lanes, number));
     side->thread = start_thread([&lane = side->lane()] { lane.run(); });
     sides_[number] = std::move(side);
   } catch (const std::exception&) {  // no threads or descriptors are left: the queue carries on
-    return;
+    return pool_.remove_side();
   }
   ++num_sides_;
   sides_[number]->lane().connect_soon();

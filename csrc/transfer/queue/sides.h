@@ -8,7 +8,8 @@
 // Layer: transfer. Thread-safe. Each has a queue and a leading lane to itself, so that what becomes
 // of a request is as in the peer's own: retries, deadlines, and the watch over what its caller does
 // not wait for. A queue has one request at a time. They are made and connect when they are missed,
-// unless that would cost another peer its connection.
+// if the engine has neither too many of them nor as many connections as it may have, and disconnect
+// when they have not been used for some seconds.
 #pragma once
 
 #include <atomic>
@@ -32,11 +33,12 @@ namespace mk::transfer {
 
 class Sides {
  public:
-  // Null: there are none.
   using MakeLane = std::function<std::unique_ptr<Lane>(JobQueue&, const Lanes&, size_t number)>;
 
   Sides(std::string peer_name, Beside& beside, ConnectionPool& pool, MakeLane make)
       : peer_name_(std::move(peer_name)), beside_(beside), pool_(pool), make_(std::move(make)) {}
+
+  ~Sides();  // once it is closed
 
   // Whether this thread has made a request that is under way here.
   bool has_mine();

@@ -6,7 +6,7 @@ namespace mk::transfer {
 namespace {
 
 constexpr size_t kMaxStrangers = 256;
-constexpr size_t kMaxPeers = 1024;
+constexpr size_t kMaxPeers = 2048;
 
 }  // namespace
 
