@@ -1,9 +1,9 @@
 // Beside: how many requests to a peer are under way beside its queue (sides.h), and how many in the
 // queue must not begin before those are over.
 //
-//   Beside::Entry entry(beside);   // a request beside the queue: if (entry) entry.keep()
-//   beside.leave();                // once it is over
-//   Beside::Wait wait(beside);                // one in the queue; until wait.is_over(), and gone
+//   Beside::Entry entry(beside);   // a request beside the queue; if (entry), and begun: entry.keep()
+//   beside.leave();                // once that is over
+//   Beside::Wait wait(beside);     // one in the queue, until wait.is_over() or it is gone
 //
 // Layer: transfer. Thread-safe. None enters while one waits, so that it waits only for those that
 // have begun before.

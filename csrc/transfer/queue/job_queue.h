@@ -7,9 +7,9 @@
 //
 // Layer: transfer. Thread-safe. Lanes take works as they have room for them, so that a fast one
 // does more of a request than a slow one. Requests of one piece begin in order, on the leading
-// lane; except that other lanes help with large ones if there are several, that a caller that waits
-// for the first request may carry parts of it, and that threads do not wait for each other's. A
-// notification comes after the data of all earlier requests.
+// lane; except that other lanes help with large ones if there are several, and that a caller that
+// waits for the first request of its thread may carry it out, or parts of it. A notification comes
+// after the data of all earlier requests.
 #pragma once
 
 #include <chrono>
