@@ -1,7 +1,7 @@
 // Beside: how many requests to a peer are under way beside its queue (sides.h), and how many in the
 // queue must not begin before those are over.
 //
-//   Beside::Entry entry(beside);   // a request beside the queue; if (entry), and begun: entry.keep()
+//   Beside::Entry entry(beside);   // a request beside the queue; once begun, keep()
 //   beside.leave();                // once that is over
 //   Beside::Wait wait(beside);     // one in the queue, until wait.is_over() or it is gone
 //
