@@ -1,8 +1,9 @@
 """This project's store, Mooncake's, Redis, memcpy and a raw stream, in turn.
 
 Values of one size, 16 MiB of them, are copied into registered memory and put from there, with the
-batched call where there are several. Each call moves values that the last one has not touched; all
-of them have been read once before. "in process": the client's own process has put them. "other
+batched call where there are several, or in a row of calls ("64 calls"), of which only the first
+finds what the others have left in the caches. Each moves values that the last one has not touched;
+all of them have been read once before. "in process": the client's own process has put them. "other
 process": another process of this host has, and Mooncake's are in its segment; ours is the API that
 it has in common with Mooncake, and in the rows "Store" this project's own. "tcp": between two
 processes, with no transport but tcp, and for ours a directory in Redis; the client has no pool of
@@ -28,7 +29,8 @@ from turns import Turns
 
 from mooncake_kernels.errors import Unavailable
 
-MOVES = [("64 KiB", 1), ("64 KiB", 16), ("1 MiB", 1), ("16 MiB", 1)]  # value size, values a call
+# Value size, values a call, calls in a row.
+MOVES = [("64 KiB", 1, 1), ("64 KiB", 16, 1), ("64 KiB", 1, 64), ("1 MiB", 1, 1), ("16 MiB", 1, 1)]
 PIECE = 16 << 10
 NUM_PIECES = 64
 SERVER_MEMORY = 64 << 20  # of LMCache's client, for values on their way
@@ -56,13 +58,32 @@ class Memcpy:
         pass
 
 
-class Side:
-    """One store, whose values are moved in turn: each call those after the last one's."""
+class OneByOne:
+    """A store's calls for one value, in a row."""
 
-    def __init__(self, client: Any, size: int, each: int):
+    def __init__(self, client: Any):
         self.client = client
+
+    def get(self, keys: list[str], offsets: Sequence[int], size: int) -> None:
+        for key, offset in zip(keys, offsets, strict=True):
+            self.client.get([key], [offset], size)
+
+    def put(self, keys: list[str], offsets: Sequence[int], size: int) -> None:
+        for key, offset in zip(keys, offsets, strict=True):
+            self.client.put([key], [offset], size)
+
+    def remove(self, keys: list[str]) -> None:
+        for key in keys:
+            self.client.remove([key])
+
+
+class Side:
+    """One store, whose values are moved in turn: each turn those after the last one's."""
+
+    def __init__(self, client: Any, size: int, each: int, in_a_row: int):
+        self.client = OneByOne(client) if in_a_row > 1 else client
         self.size = size
-        self.turns = Turns(TOTAL // size, each)
+        self.turns = Turns(TOTAL // size, each * in_a_row)
         self.taken = self.turns.parts[0]
 
     def get(self) -> None:
@@ -98,7 +119,7 @@ class Side:
 
 
 def moving(
-    title: str, clients: dict[str, Any], memory: Memory, name: str, each: int
+    title: str, clients: dict[str, Any], memory: Memory, name: str, each: int, in_a_row: int
 ) -> Iterator[Case]:
     size = SIZES[name]
     expected = sides.values()
@@ -107,14 +128,15 @@ def moving(
     removing = {kind: client for kind, client in stores.items() if getattr(client, "removes", True)}
 
     def case(verb: str, undo: str, check: Callable[[], None], clients: dict[str, Any]) -> Case:
-        opened = {kind: Side(client, size, each) for kind, client in clients.items()}
+        opened = {kind: Side(client, size, each, in_a_row) for kind, client in clients.items()}
         if "checked" in opened:
             opened["checked"].skip_half()  # else it reads what ours has just moved into the caches
         calls = {kind: getattr(side, verb) for kind, side in opened.items()}
         undoing = {kind: getattr(side, undo) for kind, side in opened.items()} if undo else {}
         call = {"get": "get_into", "put": "put_from"}.get(verb, verb)
-        num_bytes = None if verb == "remove" else each * size
-        title_of = f"{title}, {call}: {each} x {name}"
+        num_bytes = None if verb == "remove" else each * in_a_row * size
+        moved = f"{in_a_row} calls of {name}" if in_a_row > 1 else f"{each} x {name}"
+        title_of = f"{title}, {call}: {moved}"
         return Case(title_of, calls.pop("ours"), calls, check, num_bytes, undo=undoing)
 
     def check_gets() -> None:
@@ -306,7 +328,7 @@ def over_tcp(peers: Peers, make: Makers) -> None:
 
 def cases(quick: bool) -> Iterator[Case | LeftOut]:
     left_out: dict[str, str] = {}
-    sizes = MOVES[: 2 if quick else None]
+    sizes = MOVES[: 3 if quick else None]
     for title, prepare in (
         ("in process", in_process),
         ("other process", other_process),
@@ -321,8 +343,8 @@ def cases(quick: bool) -> Iterator[Case | LeftOut]:
             prepare(peers, Makers(opened.enter_context, memory, path))
             if "ours" not in peers.clients:
                 continue
-            for name, each in sizes:
-                yield from moving(title, peers.clients, memory, name, each)
+            for name, each, in_a_row in sizes:
+                yield from moving(title, peers.clients, memory, name, each, in_a_row)
             for other in ("memcpy", "stream", "checked"):
                 peers.clients.pop(other, None)
             yield from small_values(title, peers.clients, memory)
