@@ -133,13 +133,14 @@ class Channel {
   }
   virtual void receive_answer(iovec* /*parts*/, size_t /*num_parts*/, const Limit&) {}
 
-  // Whether post() of such a request does not wait now, so that a caller may do it. The caller then
+  // Whether a caller may ever post such a request; any thread.
+  virtual bool may_answer_callers(const Request&) const { return false; }
+  // If so: whether post() of it does not wait now, so that a caller may do it. The caller then
   // waits, as long as it likes, until answer_fd() is readable, and if answered(), calls finish(),
   // which does not wait either. wait_for_all(): from now on it is readable only once all of the
   // answer is there, or there is no room for more; false: what has come may be all of it already.
   // End it by wait_for_any(), before finish(). spin(): how long to poll before a wait sleeps.
   virtual bool answers_callers(const Request&) const { return false; }
-  virtual bool may_answer_callers() const { return false; }  // ever; any thread
   virtual int answer_fd() const { return -1; }
   virtual bool answered() const { return false; }
   virtual bool wait_for_all() { return false; }

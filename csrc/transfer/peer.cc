@@ -32,8 +32,8 @@ constexpr std::chrono::seconds kSideIdle{10};  // then it is of no use, and take
 bool may_begin_here(const Request& request) {
   const uint64_t num_notify_bytes = request.notify ? request.notify->size() : 0;
   const uint64_t most = request.writes() ? kMaxSendHereBytes : kMaxAskHereBytes;
-  return request.num_bytes + num_notify_bytes <= most && !request.after && !request.verify &&
-         request.num_ranges() <= kMaxBeginHereRanges && GpuRanges(request.regions).empty();
+  return request.num_bytes + num_notify_bytes <= most &&
+         request.num_ranges() <= kMaxBeginHereRanges;
 }
 
 // Whether a caller that waits for it may carry out parts of it: they only copy, and little enough
@@ -157,7 +157,7 @@ TicketRef Peer::submit(Request request, const Deadline& deadline) {
 bool Peer::begin_here(const TicketRef& ticket, uint64_t max_piece_bytes) {
   Lane& lead = *lanes_.front();
   const Request& request = ticket->request();
-  if (!lead.channel().may_answer_callers() || !may_begin_here(request)) return false;
+  if (!may_begin_here(request) || !lead.channel().may_answer_callers(request)) return false;
   if (lead.begin_here(ticket, max_piece_bytes)) return true;
   return lanes_.size() > 1 && !request.notify && queue_.has_only_others() &&
          sides_.begin(ticket, max_piece_bytes);

@@ -7,9 +7,9 @@
 //
 // Layer: transfer. Thread-safe. Each has a queue and a leading lane to itself, so that what becomes
 // of a request is as in the peer's own: retries, deadlines, and the watch over what its caller does
-// not wait for. A queue has one request at a time. They are made and connect when they are missed,
-// if the engine has neither too many of them nor as many connections as it may have, and disconnect
-// when they have not been used for some seconds.
+// not wait for. A queue has one request at a time. They are made when they are missed, if the
+// engine has not too many of them, connect if no other connection must be closed for that, and
+// disconnect when they have not been used for some seconds.
 #pragma once
 
 #include <atomic>

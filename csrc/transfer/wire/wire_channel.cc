@@ -73,17 +73,17 @@ Outcome WireChannel::finish(const Limit& limit) {
   return outcome;
 }
 
-// Not what a subclass does differently. TLS does not tell how much has arrived.
-bool WireChannel::may_answer_callers() const {
-  return transport() == Transport::kTcp && !own_->credentials.tls;
+// Not if the answer comes in steps, nor for what a subclass does differently. TLS does not tell how
+// much has arrived, and GPU work is waited for elsewhere.
+bool WireChannel::may_answer_callers(const Request& request) const {
+  const bool in_turns = request.verify || (!request.writes() && request.notify);
+  if (transport() != Transport::kTcp || own_->credentials.tls || in_turns) return false;
+  return !request.after && GpuRanges(request.regions).empty();
 }
 
-// Not if the answer comes in steps. GPU work is waited for elsewhere. All that was sent before has
-// been received.
+// All that was sent before has been received.
 bool WireChannel::answers_callers(const Request& request) const {
-  const bool in_turns = request.verify || (!request.writes() && request.notify);
-  if (request.after || !GpuRanges(request.regions).empty()) return false;
-  if (!may_answer_callers() || in_turns || must_fence()) return false;
+  if (must_fence()) return false;
   // What is lent disturbs the thread that has sent it (zero_copy.h), which is not ours. Of adjacent
   // ranges it may be one part.
   if (request.writes() && socket_.lends(request.num_bytes, 1)) return false;

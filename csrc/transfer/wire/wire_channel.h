@@ -48,8 +48,8 @@ class WireChannel : public Channel {
     return std::make_unique<WireChannel>(own_, host_, addresses_, identity_);
   }
   std::unique_ptr<Channel> for_questions() const override { return WireChannel::another(); }
+  bool may_answer_callers(const Request& request) const override;
   bool answers_callers(const Request& request) const override;
-  bool may_answer_callers() const override;
   int answer_fd() const override { return socket_.fd(); }
   bool answered() const override;
   bool wait_for_all() override;
