@@ -4,13 +4,15 @@
 #   bench/gpu.sh [wheel] [folder for results]
 # Only what the targets of the copies ask for, in 10 minutes with a wheel, and which of them are met:
 #   bench/gpu.sh --targets [wheel] [folder for results]
+# Only the tests that need a GPU, by several processes, and transfers of its memory; in 7 minutes:
+#   bench/gpu.sh --quick [wheel] [folder for results]
 # gpu_needs.py says at the start which packages are missing. Where there is no network, WHEELS names
 # a folder of wheels: all of them are installed, without their dependencies.
 set -uo pipefail
-only_targets=
-if [ "${1:-}" = --targets ]; then only_targets=yes && shift; fi
+only=
+if [[ ${1:-} = --targets || ${1:-} = --quick ]]; then only=$1 && shift; fi
 if [[ ${1:-} = -* || ${2:-} = -* || $# -gt 2 ]]; then
-  echo 'usage: bench/gpu.sh [--targets] [wheel] [folder for results]' >&2 && exit 2
+  echo 'usage: bench/gpu.sh [--targets | --quick] [wheel] [folder for results]' >&2 && exit 2
 fi
 # Paths are relative to where this is called, not to the repository.
 wheel=${1:+$(realpath -sm "$1")} results=${2:+$(realpath -sm "$2")}
@@ -23,7 +25,7 @@ if [ -n "$WHEELS" ]; then
   python3 -m pip install -q --no-index --no-deps --target "$site" "$WHEELS"/*.whl || exit
 fi
 needs=()
-if [ -n "$only_targets" ]; then needs+=(--targets); fi
+if [ -n "$only" ]; then needs+=("$only"); fi
 if [ -z "$wheel" ]; then needs+=(--build); fi
 python3 bench/gpu_needs.py "${needs[@]}" || exit
 # Without --upgrade pip leaves a folder alone that is there, such as one out of WHEELS.
@@ -34,7 +36,7 @@ export MOONCAKE_KERNELS_REQUIRE=cuda,triton
 mkdir -p "$results" && results=$(cd "$results" && pwd) || exit
 root=$PWD status=0
 cd /tmp || exit
-if [ -n "$only_targets" ]; then
+if [ "$only" = --targets ]; then
   # What is cut off by its time leaves the rows that it has, and the others are told to be missing.
   target() { # seconds, bench, file, options
     (cd "$root/bench" && timeout -k 5 "$1" python3 "bench_$2.py" --device cuda --threads 8 \
@@ -52,12 +54,43 @@ if [ -n "$only_targets" ]; then
   exit $status
 fi
 pytest=(python3 -m pytest -q -p no:cacheprovider --import-mode=append)
+if [ "$only" = --quick ]; then
+  # The output of each goes into a file of the results; what each ends with is shown at the end.
+  part() { # name, seconds, command
+    timeout -k 5 "$2" "${@:3}" >"$results/quick_$1.txt" 2>&1
+    echo "exit status $?" >>"$results/quick_$1.txt"
+  }
+  several=(--timeout 120 -rf --tb short)
+  for tool in memcheck racecheck; do
+    part $tool 240 compute-sanitizer --tool $tool --error-exitcode 9 "${pytest[@]}" \
+      "$root/tests/kv" -k "(cuda or tma) and not triton and not compile" &
+  done
+  MK_TEST_WORLD=gpu part transfer 200 "${pytest[@]}" -n 4 "${several[@]}" \
+    "$root/tests/transfer/gpu" "$root/tests/store/gpu" &
+  part serving 200 "${pytest[@]}" "${several[@]}" "$root/tests/serving/test_on_a_gpu.py" &
+  part kernels 240 "${pytest[@]}" -n "$(($(nproc) > 10 ? $(nproc) - 6 : 4))" "${several[@]}" \
+    "$root/tests/kv" "$root/tests/mask" "$root/tests/attention" "$root/tests/similarity" \
+    -k "cuda or gpu or triton or tma or copy_engine or two_hop"
+  wait
+  cd "$root/bench" || exit
+  part bench 120 python3 bench_transfer_gpu.py --device cuda --folder /tmp --repeat 7 \
+    --seconds 0.3 --json "$results/transfer_gpu.json"
+  for name in memcheck racecheck transfer serving kernels bench; do
+    echo "== $name" && tail -n 40 "$results/quick_$name.txt"
+    tail -n 1 "$results/quick_$name.txt" | grep -q ' 0$' || status=1
+  done
+  exit $status
+fi
 # tests/transfer starts those of tests/transfer/gpu, with torch's tensors; likewise of the store.
 "${pytest[@]}" "$root/tests/kv" "$root/tests/mask" "$root/tests/attention" "$root/tests/similarity" \
-  "$root/tests/hashing" "$root/tests/transfer" "$root/tests/store/test_store_gpu.py" || status=1
+  "$root/tests/hashing" "$root/tests/transfer" "$root/tests/store/test_store_gpu.py" \
+  "$root/tests/serving/test_on_a_gpu.py" || status=1
 for tool in memcheck racecheck initcheck; do
-  compute-sanitizer --tool "$tool" --error-exitcode 9 \
-    "${pytest[@]}" "$root/tests/kv" -k "(cuda or gpu or tma) and not triton and not compile" || status=1
+  select="(cuda or gpu or tma) and not triton and not compile"
+  # It runs one kernel after the other: one that waits for another waits in vain.
+  if [ $tool = initcheck ]; then select="$select and not layer_stream"; fi
+  compute-sanitizer --tool "$tool" --error-exitcode 9 "${pytest[@]}" "$root/tests/kv" -k "$select" ||
+    status=1
 done
 # A table of this machine, and all copies once more with "auto" going by it.
 python3 -m mooncake_kernels calibrate --json "$results/calibration_gpu.json" || status=1
@@ -74,6 +107,7 @@ bench kv_beside_mm --max-sms 0 32 8
 bench mask
 bench attention
 bench similarity
+bench transfer_gpu --folder /tmp
 bench kv_shapes --max-sms 0 8 --repeat 11 --seconds 2
 python3 "$root/bench/plot_roofline.py" "$results/kv_shapes_gpu.json" "$results" || status=1
 python3 -m mooncake_serving demo --device cuda --json >"$results/demo_gpu.json" || status=1

@@ -1,6 +1,6 @@
 """What bench/gpu.sh needs and this machine lacks: says so, with how to carry it, and exits with 1.
 
-    python3 gpu_needs.py [--targets] [--build]
+    python3 gpu_needs.py [--targets | --quick] [--build]
 
 A machine with a GPU may have no network: wheels are downloaded elsewhere, for that machine's
 Python, and gpu.sh installs them from the folder that WHEELS names.
@@ -18,6 +18,7 @@ TESTS = {
     "pytest": "pytest", "hypothesis": "hypothesis", "cryptography": "cryptography",
     "triton": "triton>=3.6", "matplotlib": "matplotlib", "msgspec": "msgspec>=0.22",
 }  # fmt: skip
+PARALLEL = {"xdist": "pytest-xdist", "pytest_timeout": "pytest-timeout"}
 DEMO = {
     "gguf": "gguf", "jinja2": "jinja2", "safetensors": "safetensors", "tokenizers": "tokenizers",
     "rich": "rich",
@@ -43,15 +44,16 @@ def why_no_gpu() -> str | None:
 
 
 def main() -> int:
-    everything = "--targets" not in sys.argv
+    quick = "--quick" in sys.argv
+    everything = quick or "--targets" not in sys.argv
     packages = missing(ALWAYS)
     if "--build" in sys.argv:
         packages += missing(BUILD)
         packages += [NINJA] if shutil.which("ninja") is None else []
     alone, programs = [], []
     if everything:
-        packages += missing(TESTS | DEMO)
-        alone = missing(MODEL)
+        packages += missing(TESTS | DEMO | (PARALLEL if quick else {}))
+        alone = [] if quick else missing(MODEL)
         programs = [name for name in ("compute-sanitizer",) if shutil.which(name) is None]
         if skipped := missing(OPTIONAL):
             sys.stdout.write(f"gpu.sh: something is skipped without {' '.join(skipped)}\n")

@@ -1,11 +1,15 @@
-"""nvcc has nothing to warn of in the CUDA sources."""
+"""nvcc has nothing to warn of in the CUDA sources, and ptxas does not translate them wrongly."""
 
+import importlib.util
 import os
 import shutil
 import subprocess
 from pathlib import Path
 
 import pytest
+import torch
+
+import mooncake_kernels
 
 from .conftest import skip
 from .cxx import CSRC, without_sanitizer
@@ -28,3 +32,22 @@ def test_no_warnings(tmp_path, soak):
             capture_output=True,
         )
         assert done.returncode == 0, done.stderr[:4000]
+
+
+def cuobjdump() -> Path | None:
+    """The toolkit's disassembler, or that which triton brings along."""
+    places = [NVCC.with_name("cuobjdump")]
+    if triton := importlib.util.find_spec("triton"):
+        places.append(Path(triton.origin).parent / "backends/nvidia/bin/cuobjdump")
+    return next((place for place in places if place.is_file()), None)
+
+
+def test_no_byte_of_a_half_is_made_by_converting_it_to_an_integer():
+    """See low_half in csrc/common/element.h; it showed only on a GPU."""
+    program = cuobjdump()
+    if program is None or not torch.ops.mooncake_kernels.has_cuda():
+        pytest.skip("no cuobjdump" if program is None else "_ops.so was built without nvcc")
+    binary = Path(mooncake_kernels.__file__).with_name("_ops.so")
+    said = subprocess.run([program, "-sass", binary], capture_output=True, text=True, check=True)
+    assert "F2FP.F16.F32.PACK_AB" in said.stdout
+    assert [line for line in said.stdout.splitlines() if "F2I.U8.F16" in line] == []

@@ -85,10 +85,17 @@ def test_a_build_needs_the_program_ninja():
     assert result.returncode == 1 and "'ninja>=1.11'" in result.stderr
 
 
+def test_the_quick_form_carries_no_model():
+    bare = [sys.executable, "-I", "-S", BENCH / "gpu_needs.py", "--quick"]
+    result = subprocess.run(bare, capture_output=True, text=True)
+    assert result.returncode == 1 and "pytest-xdist" in result.stderr
+    assert "smollm2" not in result.stderr
+
+
 @pytest.mark.parametrize("words", [["--help"], ["a.whl", "--targets"], ["a.whl", "b", "c"]])
 def test_what_it_does_not_know_is_refused(tmp_path, capfd, words):
     assert run_script(tmp_path, *words) == (2, [])
-    assert "usage: bench/gpu.sh [--targets]" in capfd.readouterr().err
+    assert "usage: bench/gpu.sh [--targets | --quick]" in capfd.readouterr().err
 
 
 def test_a_torch_without_a_gpu_is_told_of(tmp_path):
@@ -124,8 +131,24 @@ def test_without_targets_it_runs_what_there_is(tmp_path):
     assert modules == {"pip", "pytest", "mooncake_kernels", "mooncake_serving"}
 
 
-def they_have_their_options(calls):
-    assert len(calls) >= 5
+def test_the_quick_form_ends_within_one_call_and_keeps_what_was_said(tmp_path):
+    status, lines = run_script(tmp_path, "--quick", "a.whl", "results")
+    assert status == 0
+    limits = {line.split()[0] for line in lines if line[0].isdigit()}
+    assert max(map(int, limits - {"120"})) + 120 <= 420  # the tests run side by side, then a bench
+    they_have_their_options([line.split()[1:] for line in lines if "bench_" in line], at_least=1)
+    names = {file.name for file in (tmp_path / "results").glob("quick_*.txt")}
+    kinds = ("memcheck", "racecheck", "transfer", "serving", "kernels", "bench")
+    assert names == {f"quick_{name}.txt" for name in kinds}
+    assert {word for line in lines for word in line.split() if "/tests/" in word} >= {
+        str(BENCH.parent / f"tests/{name}") for name in ("kv", "transfer/gpu", "store/gpu")
+    }
+    status, _ = run_script(tmp_path, "--quick", "a.whl", "results", fails="tests/store/gpu")
+    assert status == 1
+
+
+def they_have_their_options(calls, at_least=5):
+    assert len(calls) >= at_least
     for bench, *options in calls:
         command = [sys.executable, BENCH / bench, *options, "--help"]  # looks at the others first
         result = subprocess.run(command, capture_output=True, text=True)

@@ -87,6 +87,18 @@ struct SmallFloat {
   }
 };
 
+#if defined(__CUDA_ARCH__)
+// The first of two numbers of 16 bits. Single ones are not converted: where their code is then
+// written byte by byte, ptxas (CUDA 13.0) writes the number made an integer (F2I.U8.F16) as the low
+// byte, and their conversion is slower than that of a pair.
+template <class Pair>
+__device__ inline uint16_t low_half(const Pair& pair) {
+  uint32_t bits;
+  memcpy(&bits, &pair, sizeof bits);
+  return static_cast<uint16_t>(bits);
+}
+#endif
+
 template <ElementType>
 struct Element;
 
@@ -105,7 +117,7 @@ struct Element<ElementType::kBFloat16> {
   static MK_HD float to_float(Code code) { return float_of(uint32_t{code} << 16); }
   static MK_HD Code from_float(float value) {
 #if defined(__CUDA_ARCH__)
-    return __bfloat16_as_ushort(__float2bfloat16_rn(value));
+    return low_half(__floats2bfloat162_rn(value, 0));
 #else
     const uint32_t bits = bits_of(value);
     const uint32_t rounded = (bits + 0x7fffu + (bits >> 16 & 1)) >> 16;
@@ -128,7 +140,7 @@ struct Element<ElementType::kFloat16> {
   }
   static MK_HD Code from_float(float value) {
 #if defined(__CUDA_ARCH__)
-    return __half_as_ushort(__float2half_rn(value));
+    return low_half(__floats2half2_rn(value, 0));
 #else
     return static_cast<Code>(Software::from_float(value));
 #endif

@@ -46,8 +46,8 @@ class LayerStream(ReadyLayers):
     On CUDA a wait occupies one thread of the device until it ends. The work it waits for must be
     able to run meanwhile: not behind it on its stream, and without any operation for which CUDA
     first waits until the device is idle (the first launch of a kernel under lazy loading,
-    ``cudaFree``). Creating a LayerStream waits for the current stream. It must outlive the graphs
-    that captured it.
+    ``cudaFree``, pinning memory). Creating a LayerStream waits for the current stream. It must
+    outlive the graphs that captured it.
 
     In compiled code ``signal_layer`` and ``wait_layer`` keep their order relative to code that
     writes and reads the tensors they are tied to, which they do not touch. Hide the cache itself

@@ -31,7 +31,7 @@ def transformed(
 
 def rotate(row: torch.Tensor, rope: Rope, delta: int) -> torch.Tensor:
     """Return a row of floats with its pairs rotated by ``delta`` positions, in float64."""
-    angle = delta * rope.frequencies(row.shape[-1])
+    angle = delta * rope.frequencies(row.shape[-1]).to(row.device)
     num_pairs = angle.numel()
     out = row.double().clone()
     turned = out[..., rope.first : rope.first + 2 * num_pairs]

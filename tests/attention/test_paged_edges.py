@@ -125,7 +125,7 @@ def test_dims_for_which_a_gpu_has_no_room(engine):
     rows = mk.mask.rows(mk.mask.causal(), mk.ChunkBatch([1], [5]))
     step = make_step(rows, heads=(1, 1), dims=(4096, 2048), block_size=4)
     if engine.engine != "triton":
-        check(step, engine)
+        check(step, engine, loose=2.0)  # torch's error in sums of 4096 depends on its BLAS
         return
     message = "k_cache and v_cache must have dims of which 16 keys fit .* got 4096 and 2048"
     with pytest.raises(mk.InvalidArgument, match=message):

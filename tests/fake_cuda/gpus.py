@@ -57,7 +57,9 @@ class TorchGpus:
 
     def allocate(self, num_bytes: int, device: int = 0, exportable: bool = True) -> Memory:
         place = f"cuda:{device % self.count}"
-        return Memory(torch.full((num_bytes,), UNTOUCHED, dtype=torch.uint8, device=place))
+        memory = torch.full((num_bytes,), UNTOUCHED, dtype=torch.uint8, device=place)
+        torch.cuda.synchronize(place)  # transfers do not wait for torch's stream
+        return Memory(memory)
 
 
 GPUS = FakeGpus() if IS_FAKE else TorchGpus()

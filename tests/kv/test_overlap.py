@@ -130,7 +130,7 @@ def test_ids_on_a_gpu(gpu, captured):
             plan.run(src, dst)
         graph.replay()
 
-    for plan, ids in ((one, ([1, 2, 3], [5, 3, 6])), (two, ([4, 10, 0, 1], [2, 0]))):
+    for plan, ids in ((one, ([1, 2, 3], [5, 3, 6])), (two, ([4, 10, 0, 1], [2, 1]))):
         run(plan, *ids)
         with pytest.raises(mk.InvalidArgument, match="dst_blocks must not share memory"):
             plan.check()

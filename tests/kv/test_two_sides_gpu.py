@@ -62,7 +62,7 @@ def test_slots(gpu, to_gpu, max_sms):
 def test_pageable_memory_is_refused_when_the_plan_is_made(gpu, to_gpu):
     device, host = make_view("nhd_per_layer", SIZES, device=gpu), make_view("page_first", SIZES)
     name = "src" if to_gpu else "dst"
-    with pytest.raises(mk.InvalidArgument, match=rf"CopyPlan: {name} must be .* pin_memory\(\)"):
+    with pytest.raises(mk.InvalidArgument, match=rf"CopyPlan: {name} must be .*pin_memory\(\)\)"):
         mk.CopyPlan(*((host, device) if to_gpu else (device, host)))
     before, packed = snapshot(host), torch.zeros(host.packed_shape(1), dtype=host.dtype)
     with pytest.raises(

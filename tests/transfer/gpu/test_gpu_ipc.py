@@ -40,7 +40,7 @@ def counted(engine, peer) -> dict[str, int]:
 def test_an_object_of_a_pool_on_a_gpu(gpus, remote, transport, device):
     """As nodes read it, when it was pinned."""
     near = GPUS.allocate(SIZE)
-    address = remote.store(SIZE, device)
+    address = remote.store(SIZE, device % gpus.count)
     with TransferEngine(transports=[transport]) as engine, engine.open(remote.name()) as peer:
         region = engine.register(near.buffer)
         engine.read(peer, [(region.address, address, SIZE)]).wait(WAIT_S)
