@@ -3,7 +3,8 @@
 Both move as many bytes past the page cache, from one thread and by io_uring: ours as one request,
 fio as one job, timed by its own clock, without its start. Both write from as many blocks as are in
 flight, again and again; fio also reads into those, ours into memory of the file's size, for the
-targets of one request must not overlap. Both in huge pages. Without fio (`apt-get install fio`) its columns are left out.
+targets of one request must not overlap. Both in huge pages. Without fio (`apt-get install fio`) its
+columns are left out.
 """
 
 import argparse
