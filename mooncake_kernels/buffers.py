@@ -51,7 +51,7 @@ def as_buffer(memory: Any, *, argument: str = "buffer") -> Buffer:
         argument: its name in error messages.
 
     Returns:
-        A ``Buffer`` that keeps ``memory`` alive.
+        A ``Buffer`` that keeps the memory alive, of a tensor its storage.
 
     Raises:
         InvalidArgument: the object has no memory of its own, is not packed, or its bytes are not
@@ -219,7 +219,9 @@ def _from_tensor(tensor: torch.Tensor, argument: str) -> Buffer:
     if tensor.device.type not in ("cpu", "cuda"):
         raise InvalidArgument(f"{argument} must be on cpu or cuda, got {tensor.device}")
     location = f"{tensor.device.type}:{tensor.device.index or 0}"
-    return Buffer(tensor.data_ptr(), tensor.nbytes, location, True, tensor)
+    # The owner is the storage: a tensor can be given another (t.data = ..., module.half()).
+    storage = tensor.untyped_storage()
+    return Buffer(tensor.data_ptr(), tensor.nbytes, location, True, storage)
 
 
 def _from_cuda_array(array: Any, argument: str) -> Buffer:

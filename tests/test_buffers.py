@@ -1,6 +1,7 @@
 """as_buffer: the memory of any library's object, without a copy."""
 
 import array
+import weakref
 
 import numpy as np
 import pytest
@@ -14,7 +15,7 @@ def test_a_tensor():
     tensor = torch.arange(10, dtype=torch.bfloat16)
     buffer = as_buffer(tensor)
     assert (buffer.address, buffer.num_bytes) == (tensor.data_ptr(), 20)
-    assert (buffer.location, buffer.writable, buffer.owner) == ("cpu:0", True, tensor)
+    assert (buffer.location, buffer.writable) == ("cpu:0", True)
     assert as_buffer(buffer) is buffer
 
 
@@ -45,6 +46,25 @@ def test_a_bytearray_cannot_be_resized_while_its_memory_is_held():
         memory.extend(b"def")
     del buffer
     memory.extend(b"def")
+
+
+@pytest.mark.parametrize("replace", ["data", "set_", "half"])
+def test_the_memory_of_a_tensor_is_kept_when_the_tensor_is_given_another(replace):
+    module = torch.nn.Linear(8, 8, bias=False)
+    weight = module.weight
+    freed = []
+    weakref.finalize(weight.untyped_storage(), freed.append, True)
+    buffer = as_buffer(weight)
+    if replace == "data":
+        weight.data = torch.zeros(2)
+    elif replace == "set_":
+        weight.detach_().set_(torch.zeros(2))
+    else:
+        module.half()
+    assert weight.data_ptr() != buffer.address
+    assert not freed
+    del buffer
+    assert freed
 
 
 def test_nothing():

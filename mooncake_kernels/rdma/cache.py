@@ -10,6 +10,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
+import torch
 
 from .. import _host
 from .._arguments import as_instance, as_integer, as_one_of
@@ -287,15 +288,16 @@ def _forget(
 def _storage(memory: Buffer) -> tuple[Any, int, int]:
     """The owner of the memory: (object, address, bytes) of all of it."""
     owner = memory.owner
-    while not hasattr(owner, "untyped_storage"):
+    while True:
+        if isinstance(owner, torch.Tensor):
+            owner = owner.untyped_storage()
+        if isinstance(owner, torch.UntypedStorage):
+            return owner, owner.data_ptr(), owner.nbytes()
         # A memoryview of an array, a view of another, that of a tensor...
         below = owner.obj if isinstance(owner, memoryview) else getattr(owner, "base", None)
         if below is None:
             break
         owner = below
-    else:
-        storage = owner.untyped_storage()
-        return storage, storage.data_ptr(), storage.nbytes()
     if isinstance(owner, np.ndarray):
         return owner, owner.ctypes.data, owner.nbytes
     return owner, memory.address, memory.num_bytes

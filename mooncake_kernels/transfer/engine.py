@@ -166,7 +166,8 @@ class TransferEngine(Requests, Inspection, ObjectCalls, Closing):
         Args:
             buffer: a torch tensor, cupy or numpy array or object with the buffer protocol: packed
                 memory of the host or of one GPU, not overlapping other regions of this engine. The
-                engine keeps it alive.
+                engine keeps the memory alive, also if a tensor is given other memory meanwhile
+                (``t.data = ...``, ``module.half()``).
             access: what peers may do: ``read_write``, ``read`` or ``write``.
 
         Returns:
