@@ -40,6 +40,8 @@ class FailureKind(enum.IntEnum):
     CHECKSUM = 3  # what arrived differs from what was sent
     GONE = 4  # nobody listens at the peer's address, or another engine does
 
+    __str__ = enum.Enum.__str__  # FailureKind.GONE, where Python from 3.11 on says 4
+
 
 class TransferError(RuntimeError):
     """A transfer failed, or its deadline passed.

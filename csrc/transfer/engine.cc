@@ -184,7 +184,7 @@ std::vector<Stats::Row> Engine::stats() const {
 }
 
 Rejections::Table Engine::rejections() const {
-  owner_.check("stats", "engine");
+  owner_.check("rejections", "engine");
   return own_->rejections.table();
 }
 

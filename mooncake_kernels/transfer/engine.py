@@ -155,6 +155,10 @@ class TransferEngine(Requests, Inspection, ObjectCalls, Closing):
         """Whether ``close`` was called."""
         return self._closed
 
+    def __repr__(self) -> str:
+        name = getattr(self, "name", "?")  # none yet, if __init__ raises
+        return f"TransferEngine({name}{', closed' if self._closed else ''})"
+
     def __del__(self) -> None:
         """Warn about an engine that was not closed."""
         if not self._closed:

@@ -146,6 +146,9 @@ uses = {
     "receive_notifications": lambda: a.receive_notifications(50),
     "refuse_notifications": lambda: a.refuse_notifications(),
     "stats": lambda: a.stats(),
+    "rejections": lambda: a.rejections(),
+    "regions": lambda: a.regions(peer),
+    "explain_path": lambda: a.explain_path(near, peer, far.address),
 }
 ticket = keep_busy(1000)  # all within the deadline of the last, also on a slow machine
 pid = os.fork()

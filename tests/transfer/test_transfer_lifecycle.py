@@ -192,6 +192,9 @@ def test_handles_say_what_they_are(pair):
     assert repr(ticket) == "Ticket(8 bytes, over)"
     pair.peer.close()
     assert repr(pair.peer) == f"Peer({pair.far.name} by {pair.peer.transport}, closed)"
+    assert repr(pair.near) == f"TransferEngine({pair.near.name})"
+    pair.near.close()
+    assert repr(pair.near) == f"TransferEngine({pair.near.name}, closed)"
 
 
 def test_an_unclosed_engine_warns_and_is_closed():

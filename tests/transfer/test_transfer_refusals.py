@@ -37,6 +37,7 @@ def test_an_error_reaches_another_process_whole():
     assert copy.delivered.tolist() == [True, False]
     copy.delivered = error.delivered
     assert (str(copy), vars(copy)) == (str(error), vars(error))
+    assert f"{copy.kind}" == "FailureKind.TIMED_OUT"
 
 
 @pytest.mark.parametrize("direction", ["write", "read"])
