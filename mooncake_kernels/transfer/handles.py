@@ -91,6 +91,9 @@ class Region(Closing):
 class Peer(Closing):
     """Another engine, or a file: what ``TransferEngine.open`` returns.
 
+    It stays open, with its threads and connections, until it or the engine is closed, even if this
+    object is dropped: dropping it does not cancel its transfers.
+
     It has as many connections and threads as the setting ``transfer_lanes`` says, over ``local``
     and ``rdma`` one; over tcp up to three more for small requests of several threads, if that
     setting is not 1. All but the first exist only when there is work for them. A large request is
