@@ -2,8 +2,6 @@
 
 import contextlib
 import multiprocessing
-import os
-import signal
 from typing import Any
 
 import numpy as np
@@ -108,7 +106,7 @@ class Remote:
         return ask
 
     def kill(self) -> None:
-        os.kill(self.process.pid, signal.SIGKILL)
+        self.process.kill()
         self.process.join(WAIT_S)
 
 
@@ -124,7 +122,6 @@ def gpu_peer(transports=None):
     try:
         yield Remote(process, ours)
     finally:
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(process.pid, signal.SIGKILL)
+        process.kill()  # nothing if it has ended: its id may be another's by now
         process.join(WAIT_S)
         ours.close()
