@@ -27,10 +27,12 @@ PrimaryContext::PrimaryContext(int device) : device_(device) {
 
 CurrentContext::CurrentContext(CUcontext context) {
   check_cuda(CudaDriver::get().p_cuCtxPushCurrent(context), "cuCtxPushCurrent");
+  CudaDriver::get().p_cuThreadExchangeStreamCaptureMode(&mode_);
 }
 
 CurrentContext::~CurrentContext() {
   CUcontext context = nullptr;
+  CudaDriver::get().p_cuThreadExchangeStreamCaptureMode(&mode_);
   CudaDriver::get().p_cuCtxPopCurrent(&context);
 }
 

@@ -1,5 +1,7 @@
 // PrimaryContext: holds the primary context of a GPU, the one that the CUDA runtime and so torch
 // use. CurrentContext: makes it, or another one, current in this thread while the object lives.
+// Meanwhile the thread may allocate and query events also where another thread of the program
+// captures a graph: by default the driver refuses that, and the graph is lost.
 //
 // A PrimaryContext initializes CUDA and makes the context, if nobody has. So there is one only of a
 // GPU that the caller has named, or whose memory or streams he has; who can do without asks
@@ -45,6 +47,9 @@ class CurrentContext {
   explicit CurrentContext(const PrimaryContext& context) : CurrentContext(context.get()) {}
   CurrentContext(const CurrentContext&) = delete;
   ~CurrentContext();
+
+ private:
+  CUstreamCaptureMode mode_ = CU_STREAM_CAPTURE_MODE_RELAXED;  // then: the thread's own
 };
 
 }  // namespace mk

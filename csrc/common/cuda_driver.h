@@ -14,10 +14,11 @@ namespace mk {
 constexpr const char* kCudaDriverName = "libcuda.so.1";
 
 // clang-format off
-#define MK_CUDA_DRIVER_FUNCTIONS(X)                                                    \
-  X(cuInit) X(cuDriverGetVersion) X(cuDeviceGetCount) X(cuDeviceGet) X(cuGetErrorName) \
-  X(cuCtxGetCurrent) X(cuCtxPushCurrent) X(cuCtxPopCurrent) X(cuPointerGetAttributes)  \
-  X(cuDevicePrimaryCtxGetState) X(cuDevicePrimaryCtxRetain) X(cuDevicePrimaryCtxRelease)
+#define MK_CUDA_DRIVER_FUNCTIONS(X)                                                      \
+  X(cuInit) X(cuDriverGetVersion) X(cuDeviceGetCount) X(cuDeviceGet) X(cuGetErrorName)   \
+  X(cuCtxGetCurrent) X(cuCtxPushCurrent) X(cuCtxPopCurrent) X(cuPointerGetAttributes)    \
+  X(cuDevicePrimaryCtxGetState) X(cuDevicePrimaryCtxRetain) X(cuDevicePrimaryCtxRelease) \
+  X(cuThreadExchangeStreamCaptureMode)
 // clang-format on
 MK_DYNLIB(CudaDriver, kCudaDriverName, MK_CUDA_DRIVER_FUNCTIONS)
 

@@ -75,6 +75,9 @@ void initialize();  // as a program does that uses GPUs
 // Whether the calling thread is in a host function, in which no call is permitted.
 bool in_host_function();
 
+// Whether another thread captures a graph, and the calling one is not apart from that.
+bool breaks_capture();
+
 // Of the calling thread; null if it has none.
 CUcontext current_context();
 int current_device();  // there is one
@@ -98,3 +101,10 @@ void release(uint64_t address);
   FAKE_CALL_BEFORE_CONTEXT();                                             \
   if (const CUresult error = fake::world().fault(function)) return error; \
   if (!fake::current_context()) return CUDA_ERROR_INVALID_CONTEXT
+
+// The same of a call that the driver takes for unsafe while a thread captures a graph.
+#define FAKE_UNSAFE_CALL(function)                                                         \
+  FAKE_CALL(function);                                                                     \
+  if (fake::breaks_capture()) {                                                            \
+    return ++fake::world().values["num_forbidden"], CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED; \
+  }

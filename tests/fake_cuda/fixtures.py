@@ -17,7 +17,7 @@ def gpus():
     GPUS.driver.set(
         num_looks=2, has_no_batch=0, hangs=0, first_gpu=0, takes_legacy=0, num_batches=0
     )
-    GPUS.driver.set(is_capturing=0)
+    GPUS.driver.set(is_capturing=0, others_capture=0)
     before = GPUS.driver.owned()
     yield GPUS
     assert GPUS.driver.owned() == before

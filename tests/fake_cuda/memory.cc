@@ -23,7 +23,7 @@ static_assert(sizeof(Handle) <= sizeof(CUipcMemHandle));
 extern "C" {
 
 CUresult cuMemHostAlloc(void** data, size_t num_bytes, unsigned flags) {
-  FAKE_CALL("cuMemHostAlloc");
+  FAKE_UNSAFE_CALL("cuMemHostAlloc");
   if (flags != CU_MEMHOSTALLOC_PORTABLE) return CUDA_ERROR_INVALID_VALUE;
   *data = mmap(nullptr, num_bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
   const auto begin = reinterpret_cast<uint64_t>(*data);
@@ -32,7 +32,7 @@ CUresult cuMemHostAlloc(void** data, size_t num_bytes, unsigned flags) {
   return CUDA_SUCCESS;
 }
 CUresult cuMemFreeHost(void* data) {
-  FAKE_CALL("cuMemFreeHost");
+  FAKE_UNSAFE_CALL("cuMemFreeHost");
   const Allocation* const found = world().find(reinterpret_cast<uint64_t>(data));
   if (!found || found->bytes != data) return CUDA_ERROR_INVALID_VALUE;
   munmap(data, found->end - found->begin);
@@ -42,14 +42,14 @@ CUresult cuMemFreeHost(void* data) {
 
 // Memory of a GPU that the program asks the driver for.
 CUresult cuMemAlloc(CUdeviceptr* address, size_t num_bytes) {
-  FAKE_CALL("cuMemAlloc");
+  FAKE_UNSAFE_CALL("cuMemAlloc");
   if (num_bytes == 0) return CUDA_ERROR_INVALID_VALUE;
   *address = allocate(current_device(), num_bytes, /*is_exportable=*/true);
   ++world().values["num_allocated"];
   return CUDA_SUCCESS;
 }
 CUresult cuMemFree(CUdeviceptr address) {
-  FAKE_CALL("cuMemFree");
+  FAKE_UNSAFE_CALL("cuMemFree");
   const Allocation* const found = world().find(address);
   if (!found || found->begin != address) return CUDA_ERROR_INVALID_VALUE;
   release(address);
@@ -59,7 +59,7 @@ CUresult cuMemFree(CUdeviceptr address) {
 
 // Memory of the program's own, page-locked: it cannot be twice.
 CUresult cuMemHostRegister(void* data, size_t num_bytes, unsigned flags) {
-  FAKE_CALL("cuMemHostRegister");
+  FAKE_UNSAFE_CALL("cuMemHostRegister");
   const auto begin = reinterpret_cast<uint64_t>(data);
   if (flags != CU_MEMHOSTREGISTER_PORTABLE || num_bytes == 0) return CUDA_ERROR_INVALID_VALUE;
   if (world().find(begin)) return CUDA_ERROR_HOST_MEMORY_ALREADY_REGISTERED;
@@ -109,7 +109,7 @@ CUresult cuIpcGetMemHandle(CUipcMemHandle* handle, CUdeviceptr address) {
   return CUDA_SUCCESS;
 }
 CUresult cuIpcOpenMemHandle(CUdeviceptr* address, CUipcMemHandle handle, unsigned flags) {
-  FAKE_CALL("cuIpcOpenMemHandle");
+  FAKE_UNSAFE_CALL("cuIpcOpenMemHandle");
   Handle given{};
   std::memcpy(&given, &handle, sizeof(given));
   if (given.process == getpid()) return CUDA_ERROR_INVALID_CONTEXT;

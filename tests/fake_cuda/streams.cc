@@ -186,7 +186,7 @@ CUresult cuEventRecord(CUevent handle, CUstream stream_handle) {
   return CUDA_SUCCESS;
 }
 CUresult cuEventQuery(CUevent handle) {
-  FAKE_CALL("cuEventQuery");
+  FAKE_UNSAFE_CALL("cuEventQuery");
   const auto event = event_of(handle);
   if (!event) return CUDA_ERROR_INVALID_HANDLE;
   if (event->num_recorded == 0) return CUDA_SUCCESS;

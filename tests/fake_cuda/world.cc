@@ -3,6 +3,7 @@
 #include <unistd.h>
 
 #include <cstring>
+#include <utility>
 
 #include "fake_cuda/fake.h"
 #include "fake_cuda/pointer_attributes.h"
@@ -12,6 +13,7 @@ namespace {
 
 int contexts[kNumDevices];  // their addresses are the handles
 thread_local std::vector<CUcontext> stack;
+thread_local CUstreamCaptureMode capture_mode = CU_STREAM_CAPTURE_MODE_GLOBAL;
 pid_t initialized_in = 0;
 
 bool is_device(CUdevice handle) {
@@ -29,6 +31,10 @@ bool is_initialized() { return initialized_in == getpid(); }
 
 void initialize() {
   if (initialized_in == 0) initialized_in = getpid();
+}
+
+bool breaks_capture() {
+  return world().values["others_capture"] && capture_mode == CU_STREAM_CAPTURE_MODE_GLOBAL;
 }
 
 CUcontext current_context() { return stack.empty() ? nullptr : stack.back(); }
@@ -176,6 +182,10 @@ CUresult cuCtxPopCurrent(CUcontext* context) {
   if (stack.empty()) return CUDA_ERROR_INVALID_CONTEXT;
   *context = stack.back();
   return stack.pop_back(), CUDA_SUCCESS;
+}
+CUresult cuThreadExchangeStreamCaptureMode(CUstreamCaptureMode* mode) {
+  FAKE_CALL_BEFORE_CONTEXT();
+  return std::swap(capture_mode, *mode), CUDA_SUCCESS;
 }
 // That of a program which uses both GPUs.
 CUresult cuDevicePrimaryCtxGetState(CUdevice device, unsigned* flags, int* active) {

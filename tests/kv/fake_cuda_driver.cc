@@ -46,6 +46,7 @@ CUresult cuCtxPopCurrent(CUcontext* context) {
   fake_driver.current = fake_driver.stack.back();
   return fake_driver.stack.pop_back(), CUDA_SUCCESS;
 }
+CUresult cuThreadExchangeStreamCaptureMode(CUstreamCaptureMode*) { return CUDA_SUCCESS; }
 CUresult cuStreamGetCtx(CUstream stream, CUcontext* context) {
   if (!stream) return CUDA_ERROR_INVALID_CONTEXT;
   return *context = reinterpret_cast<CUcontext>(&fake_driver), CUDA_SUCCESS;

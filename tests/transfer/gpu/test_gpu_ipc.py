@@ -108,6 +108,21 @@ def test_a_notification_comes_when_the_bytes_are_there(gpus, remote, transports)
             ticket.wait(WAIT_S)
 
 
+@pytest.mark.parametrize("transports", [None, ["tcp"]], ids=str)
+def test_a_graph_that_another_thread_captures_is_not_broken(driver, remote, transports):
+    """Then the driver refuses many calls of other threads, and gives the graph up."""
+    near = GPUS.allocate(SIZE)
+    near.put(addressed(SIZE))
+    address = remote.register(SIZE)
+    remote.driver("set", others_capture=1)
+    driver.set(others_capture=1)
+    with TransferEngine(transports=transports) as engine, engine.open(remote.name()) as peer:
+        engine.register(near.buffer)
+        engine.write(peer, [(near.address, address, SIZE)]).wait(WAIT_S)
+        assert np.array_equal(remote.get(0), addressed(SIZE))
+    assert driver.get("num_forbidden") == 0 == remote.driver("get", "num_forbidden")
+
+
 @pytest.mark.parametrize("kind", ["pageable", "shared"])
 def test_host_memory_at_one_end(remote, engine, kind):
     near = untouched(SIZE) if kind == "pageable" else shared_memory(SIZE).numpy()
