@@ -12,9 +12,9 @@ from .arguments import (
     as_deadline,
     as_rows,
 )
+from .fences import After, Fence, as_fence
 from .handles import Peer, Ticket
 from .pools import Blocks, as_paged
-from .streams import After, Fence, as_fence
 
 
 class Requests:
