@@ -30,6 +30,14 @@ CurrentContext::CurrentContext(CUcontext context) {
   CudaDriver::get().p_cuThreadExchangeStreamCaptureMode(&mode_);
 }
 
+void refuse_capture(CUstream stream) {
+  CUstreamCaptureStatus status = CU_STREAM_CAPTURE_STATUS_NONE;
+  check_cuda(CudaDriver::get().p_cuStreamIsCapturing(stream, &status), "cuStreamIsCapturing");
+  if (status != CU_STREAM_CAPTURE_STATUS_NONE) {
+    throw Unavailable("the stream is being captured into a graph");
+  }
+}
+
 CurrentContext::~CurrentContext() {
   CUcontext context = nullptr;
   CudaDriver::get().p_cuThreadExchangeStreamCaptureMode(&mode_);

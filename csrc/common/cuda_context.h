@@ -52,5 +52,9 @@ class CurrentContext {
   CUstreamCaptureMode mode_ = CU_STREAM_CAPTURE_MODE_RELAXED;  // then: the thread's own
 };
 
+// Throws Unavailable if a graph is being captured from the stream: it would be lost by what waits
+// for the stream, or for an event in it.
+void refuse_capture(CUstream stream);
+
 }  // namespace mk
 #endif

@@ -63,6 +63,7 @@ void copy_in_stream(const std::vector<StreamCopy>& copies, bool page_locked, int
   const PrimaryContext context(device);
   const CurrentContext current(context);
   const auto handle = reinterpret_cast<CUstream>(stream);
+  refuse_capture(handle);
   try {
     list.queue(page_locked, handle);
   } catch (const CudaError&) {
@@ -75,7 +76,9 @@ void copy_in_stream(const std::vector<StreamCopy>& copies, bool page_locked, int
 void wait_for_stream(int device, uint64_t stream) {
   const PrimaryContext context(device);
   const CurrentContext current(context);
-  wait_for(reinterpret_cast<CUstream>(stream));
+  const auto handle = reinterpret_cast<CUstream>(stream);
+  refuse_capture(handle);
+  wait_for(handle);
 }
 
 #else

@@ -47,6 +47,9 @@ CUresult cuCtxPopCurrent(CUcontext* context) {
   return fake_driver.stack.pop_back(), CUDA_SUCCESS;
 }
 CUresult cuThreadExchangeStreamCaptureMode(CUstreamCaptureMode*) { return CUDA_SUCCESS; }
+CUresult cuStreamIsCapturing(CUstream, CUstreamCaptureStatus* status) {
+  return *status = CU_STREAM_CAPTURE_STATUS_NONE, CUDA_SUCCESS;
+}
 CUresult cuStreamGetCtx(CUstream stream, CUcontext* context) {
   if (!stream) return CUDA_ERROR_INVALID_CONTEXT;
   return *context = reinterpret_cast<CUcontext>(&fake_driver), CUDA_SUCCESS;

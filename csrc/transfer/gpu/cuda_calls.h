@@ -16,8 +16,7 @@ namespace mk::transfer {
 #define MK_CUDA_IPC_FUNCTIONS(X)                                         \
   X(cuIpcGetMemHandle) X(cuIpcOpenMemHandle) X(cuIpcCloseMemHandle)      \
   X(cuMemGetAddressRange) X(cuDeviceGetUuid)
-#define MK_CUDA_HOST_FUNCTIONS(X) \
-  X(cuLaunchHostFunc) X(cuStreamGetCtx) X(cuStreamIsCapturing)
+#define MK_CUDA_HOST_FUNCTIONS(X) X(cuLaunchHostFunc) X(cuStreamGetCtx)
 // clang-format on
 MK_DYNLIB(CudaCopy, kCudaDriverName, MK_CUDA_COPY_FUNCTIONS)
 MK_DYNLIB(CudaIpc, kCudaDriverName, MK_CUDA_IPC_FUNCTIONS)

@@ -52,7 +52,9 @@ struct GpuFence::Driver {
 std::shared_ptr<GpuFence> GpuFence::behind_stream(uint64_t stream, int device) {
   auto driver = std::make_unique<Driver>(device);
   const CurrentContext current(driver->context);
-  driver->record(reinterpret_cast<CUstream>(stream));
+  const auto handle = reinterpret_cast<CUstream>(stream);
+  refuse_capture(handle);
+  driver->record(handle);
   return std::shared_ptr<GpuFence>(new GpuFence(std::move(driver)));
 }
 

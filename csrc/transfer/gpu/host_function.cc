@@ -29,11 +29,7 @@ CUcontext context_of(uint64_t stream) {
 void call_in_stream(uint64_t stream, void (*function)(void*), void* data) {
   const auto handle = reinterpret_cast<CUstream>(stream);
   const CurrentContext current(context_of(stream));
-  CUstreamCaptureStatus status = CU_STREAM_CAPTURE_STATUS_NONE;
-  check_cuda(CudaHostFunction::get().p_cuStreamIsCapturing(handle, &status), "cuStreamIsCapturing");
-  if (status != CU_STREAM_CAPTURE_STATUS_NONE) {
-    throw Unavailable("the stream is being captured into a graph");
-  }
+  refuse_capture(handle);
   check_cuda(CudaHostFunction::get().p_cuLaunchHostFunc(handle, function, data),
              "cuLaunchHostFunc");
 }

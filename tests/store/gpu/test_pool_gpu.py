@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from mooncake_kernels.buffers import as_buffer, copy_from_host, copy_to_host
-from mooncake_kernels.errors import ChecksumError, CudaError, InvalidArgument
+from mooncake_kernels.errors import ChecksumError, CudaError, InvalidArgument, Unavailable
 from mooncake_kernels.pool import ObjectPool, PutResult, checksum_of
 
 from ...fake_cuda.driver import ILLEGAL_ADDRESS, INVALID_VALUE
@@ -141,6 +141,21 @@ def test_a_get_comes_after_what_the_stream_reads(pool, gpus, driver):
     assert results == [UNIT]
     np.testing.assert_array_equal(reader.get(), old)
     np.testing.assert_array_equal(target.get(), content(KEY, UNIT))
+    stream.close()
+
+
+def test_a_stream_that_a_graph_is_captured_from_is_refused(pool, gpus, driver):
+    stream = driver.stream()
+    source, target = on_gpu(gpus, content(KEY, UNIT)), gpus.allocate(UNIT)
+    pool.put_from(KEY, source.buffer)
+    driver.set(is_capturing=1)
+    with pytest.raises(Unavailable, match="captured into a graph"):
+        pool.put_from((3, 4), source.buffer.on(stream))
+    with pytest.raises(Unavailable, match="captured into a graph"):
+        pool.get_into(KEY, target.buffer.on(stream))
+    driver.set(is_capturing=0)
+    assert not pool.contains((3, 4)) and (target.get() == UNTOUCHED).all()
+    assert pool.put_from((3, 4), source.buffer.on(stream)) is PutResult.STORED
     stream.close()
 
 

@@ -194,6 +194,20 @@ def test_what_torch_calls_streams_and_events(pair, late, monkeypatch, kind):
     stream.forget(event)
 
 
+def test_a_stream_that_a_graph_is_captured_from_is_refused(pair, late, driver, monkeypatch):
+    """An event in it would be part of the graph, and nobody could ask for it."""
+    near, far, stream = late
+    monkeypatch.setattr(torch.cuda, "Stream", TorchLike)
+    driver.set(is_capturing=1)
+    recorded = driver.get("cuEventRecord")
+    with pytest.raises(Unavailable, match="captured into a graph"):
+        row = [(near.address, far.address, SIZE)]
+        pair.near.write(pair.peer, row, after=TorchLike(stream.handle))
+    assert driver.get("cuEventRecord") == recorded
+    driver.set(is_capturing=0)
+    stream.release()
+
+
 @pytest.mark.skipif(IS_FAKE, reason="torch knows no made-up GPU")
 @pytest.mark.parametrize("kind", ["stream", "event", "handle"])
 def test_torch_streams_and_events(pair, kind):
