@@ -48,6 +48,7 @@ CUresult cuCtxPopCurrent(CUcontext* context) {
 }
 CUresult cuThreadExchangeStreamCaptureMode(CUstreamCaptureMode*) { return CUDA_SUCCESS; }
 CUresult cuStreamIsCapturing(CUstream, CUstreamCaptureStatus* status) {
+  if (!fake_driver.current) return CUDA_ERROR_INVALID_CONTEXT;
   return *status = CU_STREAM_CAPTURE_STATUS_NONE, CUDA_SUCCESS;
 }
 CUresult cuStreamGetCtx(CUstream stream, CUcontext* context) {

@@ -95,10 +95,6 @@ uint64_t fake_cuda_find_dmabuf(int fd, uint64_t* num_bytes) {
   return found->second.begin;
 }
 
-CUresult cuStreamIsCapturing(CUstream, CUstreamCaptureStatus* status) {
-  if (!fake_driver.current) return CUDA_ERROR_INVALID_CONTEXT;
-  return *status = CU_STREAM_CAPTURE_STATUS_NONE, CUDA_SUCCESS;
-}
 CUresult cuLaunchHostFunc(CUstream, CUhostFn function, void* data) {
   if (!fake_driver.current) return CUDA_ERROR_INVALID_CONTEXT;
   return host_functions.emplace_back(function, data), CUDA_SUCCESS;
