@@ -3,7 +3,7 @@
 The owner of the remote memory is another process, or for `local` this one; a file is in --folder. A
 batch is one call: blocks of one size from random places to random places. `one_copy` moves as many
 bytes in one piece by `Tensor.copy_`: between two tensors of this process, of which one is in pinned
-memory if the transfer has host memory at one end or goes by way of it. `host` is the same transfer
+memory if the transfer has host memory or a file at one end. `host` is the same transfer
 with host memory at both ends. GB/s counts the bytes moved, once.
 """
 
@@ -79,6 +79,10 @@ def fill(memory: torch.Tensor, seed: int) -> None:
     torch.cuda.synchronize()
 
 
+def bytes_at(memory: torch.Tensor, places: np.ndarray) -> np.ndarray:
+    return memory[torch.from_numpy(places).to(memory.device)].cpu().numpy()
+
+
 def serve(pipe: Any, transport: str, kind: str) -> None:
     """The owner of the remote memory."""
     engine, memory = mk.TransferEngine(transports=[transport]), memory_of(kind)
@@ -90,7 +94,7 @@ def serve(pipe: Any, transport: str, kind: str) -> None:
             if what == "fill":
                 pipe.send(fill(memory, value))
             else:
-                pipe.send(memory[torch.from_numpy(value).to(memory.device)].cpu().numpy())
+                pipe.send(bytes_at(memory, value))
 
 
 class Here:
@@ -103,7 +107,7 @@ class Here:
     def ask(self, what: str, value: Any) -> Any:
         if what == "fill":
             return fill(self.memory, value)
-        return self.memory[torch.from_numpy(value).to(self.memory.device)].cpu().numpy()
+        return bytes_at(self.memory, value)
 
 
 class There:
@@ -169,7 +173,7 @@ class Way:
         some = np.linspace(0, len(local) - 1, min(len(local), 64)).astype(int)
         inside = np.unique(np.linspace(0, size - 1, 256).astype(int))
         here, there = ((at[some, None] + inside).ravel() for at in (local, remote))
-        got = self.memory[torch.from_numpy(here).to(self.memory.device)].cpu().numpy()
+        got = bytes_at(self.memory, here)
         assert np.array_equal(got, self.remote.ask("look", there)), f"a {verb} is wrong: not timed"
 
 

@@ -30,18 +30,18 @@ CurrentContext::CurrentContext(CUcontext context) {
   CudaDriver::get().p_cuThreadExchangeStreamCaptureMode(&mode_);
 }
 
+CurrentContext::~CurrentContext() {
+  CUcontext context = nullptr;
+  CudaDriver::get().p_cuThreadExchangeStreamCaptureMode(&mode_);
+  CudaDriver::get().p_cuCtxPopCurrent(&context);
+}
+
 void refuse_capture(CUstream stream) {
   CUstreamCaptureStatus status = CU_STREAM_CAPTURE_STATUS_NONE;
   check_cuda(CudaDriver::get().p_cuStreamIsCapturing(stream, &status), "cuStreamIsCapturing");
   if (status != CU_STREAM_CAPTURE_STATUS_NONE) {
     throw Unavailable("the stream is being captured into a graph");
   }
-}
-
-CurrentContext::~CurrentContext() {
-  CUcontext context = nullptr;
-  CudaDriver::get().p_cuThreadExchangeStreamCaptureMode(&mode_);
-  CudaDriver::get().p_cuCtxPopCurrent(&context);
 }
 
 }  // namespace mk
