@@ -96,13 +96,14 @@ class GilOfRequest {
 struct Op {
   const char* name;
   Direction direction;
+  bool takes_rows;  // (local, remote, size) each; else columns, or blocks of pools
 };
 
 const Op& op_of(std::string_view name) {
-  static constexpr Op kOps[] = {{"write", Direction::kWrite},
-                                {"read", Direction::kRead},
-                                {"write_blocks", Direction::kWrite},
-                                {"read_blocks", Direction::kRead}};
+  static constexpr Op kOps[] = {{"write", Direction::kWrite, true},
+                                {"read", Direction::kRead, true},
+                                {"write_blocks", Direction::kWrite, false},
+                                {"read_blocks", Direction::kRead, false}};
   const auto* const found =
       std::find_if(std::begin(kOps), std::end(kOps), [&](const Op& op) { return op.name == name; });
   MK_CHECK(found != std::end(kOps), "submit: op must be a call of an engine, got ", name);
@@ -195,8 +196,8 @@ class PlainRequests {
   PlainRequests(std::shared_ptr<Engine> engine, PeerRef peer)
       : engine_(std::move(engine)), peer_(std::move(peer)) {}
 
-  // As Python calls it: (op, descriptors, notify, deadline_s, verify), where descriptors are a list
-  // of tuples of three integers from 0 to 2**64 - 1, or (array, array, integer), or blocks of
+  // As Python calls it: (op, where, notify, deadline_s, verify). `where` is a list of tuples of
+  // three integers from 0 to 2**64 - 1, or as the op is: (array, array, integer), or blocks of
   // pools: (fields, array, fields, array). Returns None, and has done nothing, for anything else,
   // or anything wrong: it then takes the general path, including its errors.
   static PyObject* call(PyObject* self, PyObject* const* arguments, Py_ssize_t count) noexcept try {
@@ -215,20 +216,22 @@ class PlainRequests {
     const std::optional<double> deadline_s = plain_deadline(arguments[3]);
     const std::optional<bool> verify = plain_bool(arguments[4]);
     if (!deadline_s || !verify) return {};
-    Request request = request_of(op_of(py::handle(arguments[0]).cast<std::string_view>()));
+    const Op& op = op_of(py::handle(arguments[0]).cast<std::string_view>());
+    Request request = request_of(op);
     request.verify = *verify;
     if (PyBytes_CheckExact(notify)) {
       request.notify.emplace(PyBytes_AS_STRING(notify), PyBytes_GET_SIZE(notify));
     } else if (notify != Py_None) {
       return {};
     }
-    if (PyList_CheckExact(descriptors)) return submit_rows(descriptors, request, *deadline_s);
+    if (op.takes_rows) return submit_rows(descriptors, request, *deadline_s);
     if (!PyTuple_CheckExact(descriptors)) return {};
     return PyTuple_GET_SIZE(descriptors) == 4 ? submit_blocks(descriptors, request, *deadline_s)
                                               : submit_columns(descriptors, request, *deadline_s);
   }
 
   std::optional<Submitted> submit_rows(PyObject* rows, Request& request, double deadline_s) const {
+    if (!PyList_CheckExact(rows)) return {};
     std::vector<uint64_t>* const columns[] = {&request.local, &request.remote, &request.sizes};
     const Py_ssize_t count = PyList_GET_SIZE(rows);
     for (auto* column : columns) column->reserve(count);

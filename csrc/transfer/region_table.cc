@@ -21,6 +21,13 @@ const char* missing_right(Rights missing) {
                                 : "is in a region that peers may not read";
 }
 
+// How many from range `first` on are inside `outer`: neighbours are usually in the same region.
+size_t num_inside(const Ranges& ranges, size_t first, const Range outer) {
+  size_t i = first;
+  while (i < ranges.count && outer.contains(ranges[i])) ++i;
+  return i - first;
+}
+
 }  // namespace
 
 std::string describe(const Range& range) {
@@ -183,10 +190,8 @@ std::vector<RegionRef> RegionTable::check(const Ranges& ranges, Rights needed, c
                                           uint64_t first_index) const {
   std::vector<RegionRef> found;
   const std::lock_guard lock(mutex_);
-  Range inside{0, 0};  // of the region found last: neighbours are usually in the same one
-  for (size_t i = 0; i < ranges.count; ++i) {
+  for (size_t i = 0; i < ranges.count; i += num_inside(ranges, i, found.back()->range)) {
     const Range range = ranges[i];
-    if (inside.contains(range)) continue;
     const RegionRef* const region = find(range);
     const char* problem = !region ? "is not inside a registered region" : nullptr;
     if (region && needed & ~(*region)->rights) problem = missing_right(needed & ~(*region)->rights);
@@ -194,7 +199,6 @@ std::vector<RegionRef> RegionTable::check(const Ranges& ranges, Rights needed, c
       throw Refused(concat("descriptors[", first_index + i, "] ", side, " range ", describe(range),
                            " ", problem));
     }
-    inside = (*region)->range;
     found.push_back(*region);
   }
   if (found.size() > 1) {

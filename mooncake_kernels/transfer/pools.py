@@ -3,6 +3,7 @@
 import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -16,6 +17,8 @@ from .handles import Region
 END = 1 << 64  # of addresses
 
 Fields = tuple[tuple[int, ...], int, int, int]  # of a pool, in their order
+# Of blocks: local, remote and their sizes; or a pool's fields and ids, local and remote.
+Where = tuple[Any, Any, Any] | tuple[Fields, np.ndarray, Fields, np.ndarray]
 
 
 @dataclass(frozen=True, init=False)
@@ -98,6 +101,10 @@ class BlockPool:
         """
         return Blocks(self, as_column("blocks", "ids", ids))
 
+    @cached_property
+    def _fields(self) -> Fields:
+        return self.planes, self.num_blocks, self.block_bytes, self.stride_bytes
+
     def _check_planes(self, num_bytes: int) -> None:
         order = sorted(range(len(self.planes)), key=self.planes.__getitem__)
         for rank, i in enumerate(order):
@@ -127,10 +134,10 @@ class Blocks:
     ids: np.ndarray
 
 
-def as_paged(
-    op: str, local: Any, remote: Any, sizes: Any
-) -> tuple[Fields, np.ndarray, Fields, np.ndarray]:
-    """What the host code takes for blocks of two pools; it checks the ids itself."""
+def as_paged(op: str, local: Any, remote: Any, sizes: Any) -> Where:
+    """What the host code takes for blocks of pools, whose ids it checks; others as given."""
+    if not isinstance(local, Blocks) and not isinstance(remote, Blocks):
+        return local, remote, sizes
     if not isinstance(local, Blocks) or not isinstance(remote, Blocks):
         raise InvalidArgument(
             f"{op}: local_addresses and remote_addresses must both be blocks of pools or both be "
@@ -138,11 +145,7 @@ def as_paged(
         )
     if sizes is not None:
         raise InvalidArgument(f"{op}: sizes must be None for blocks of pools, got {sizes!r:.80}")
-    return _fields(local.pool), local.ids, _fields(remote.pool), remote.ids
-
-
-def _fields(pool: BlockPool) -> Fields:
-    return pool.planes, pool.num_blocks, pool.block_bytes, pool.stride_bytes
+    return local.pool._fields, local.ids, remote.pool._fields, remote.ids
 
 
 def _as_list(planes: Any) -> Sequence[Any]:

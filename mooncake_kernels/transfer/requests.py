@@ -2,6 +2,8 @@
 
 from typing import Any
 
+import numpy as np
+
 from .. import _host, config
 from ..errors import InvalidArgument
 from .arguments import (
@@ -14,7 +16,7 @@ from .arguments import (
 )
 from .fences import After, Fence, as_fence
 from .handles import Peer, Ticket
-from .pools import Blocks, as_paged
+from .pools import Blocks, Where, as_paged
 
 
 class Requests:
@@ -95,7 +97,7 @@ class Requests:
                 peer is the ticket's error, which names the descriptor, too; so is a disk error,
                 which names the offset and has the bytes moved in ``num_bytes_done``.
         """
-        return self._submit_rows("write", peer, descriptors, deadline_s, notify, after, checksum)
+        return self._submit("write", peer, descriptors, notify, deadline_s, after, checksum)
 
     def read(
         self,
@@ -129,7 +131,7 @@ class Requests:
         Raises:
             InvalidArgument: as for ``write``.
         """
-        return self._submit_rows("read", peer, descriptors, deadline_s, notify, after, checksum)
+        return self._submit("read", peer, descriptors, notify, deadline_s, after, checksum)
 
     def write_blocks(
         self,
@@ -163,8 +165,10 @@ class Requests:
             InvalidArgument: as for ``write``, where block i, in plane p of pools, is
                 ``descriptors[p * n + i]``; or an id is not in its pool, or is the target of two.
         """
-        where = local_addresses, remote_addresses, sizes
-        return self._submit_blocks("write_blocks", peer, where, deadline_s, notify, after, checksum)
+        where: Where = (local_addresses, remote_addresses, sizes)
+        if sizes is None:
+            where = as_paged("write_blocks", *where)
+        return self._submit("write_blocks", peer, where, notify, deadline_s, after, checksum)
 
     def read_blocks(
         self,
@@ -198,71 +202,48 @@ class Requests:
             InvalidArgument: as for ``write``, where block i, in plane p of pools, is
                 ``descriptors[p * n + i]``; or an id is not in its pool, or is the target of two.
         """
-        where = local_addresses, remote_addresses, sizes
-        return self._submit_blocks("read_blocks", peer, where, deadline_s, notify, after, checksum)
+        where: Where = (local_addresses, remote_addresses, sizes)
+        if sizes is None:
+            where = as_paged("read_blocks", *where)
+        return self._submit("read_blocks", peer, where, notify, deadline_s, after, checksum)
 
-    def _submit_rows(
+    def _submit(
         self,
         op: str,
         peer: Peer,
-        descriptors: Descriptors,
-        deadline_s: float | None,
+        where: Any,
         notify: bytes | None,
+        deadline_s: float | None,
         after: After,
         checksum: bool | None,
     ) -> Ticket:
-        if type(descriptors) is list:
-            ticket = self._submit_plain(op, peer, descriptors, deadline_s, notify, after, checksum)
-            if ticket is not None:
-                return ticket
-        options = self._check_call(op, peer, notify, deadline_s, after, checksum)
-        local, remote, sizes = as_rows(op, descriptors)
-        submitted = self._engine.submit(peer._peer, op, local, remote, sizes, *options)
-        return Ticket(submitted, peer.transport)
-
-    def _submit_blocks(
-        self,
-        op: str,
-        peer: Peer,
-        where: tuple[Any, Any, Any],
-        deadline_s: float | None,
-        notify: bytes | None,
-        after: After,
-        checksum: bool | None,
-    ) -> Ticket:
-        is_paged = type(where[0]) is Blocks or type(where[1]) is Blocks
-        paged = as_paged(op, *where) if is_paged else None
-        ticket = self._submit_plain(op, peer, paged or where, deadline_s, notify, after, checksum)
-        if ticket is not None:
-            return ticket
-        options = self._check_call(op, peer, notify, deadline_s, after, checksum)
-        if paged:
-            submitted = self._engine.submit_paged(peer._peer, op, *paged, *options)
-        else:
-            local, remote, sizes = as_columns(op, *where)
-            submitted = self._engine.submit(peer._peer, op, local, remote, sizes, *options)
-        return Ticket(submitted, peer.transport)
-
-    def _submit_plain(
-        self,
-        op: str,
-        peer: Peer,
-        descriptors: Any,
-        deadline_s: float | None,
-        notify: bytes | None,
-        after: After,
-        checksum: bool | None,
-    ) -> Ticket | None:
         # The common case, in few steps: they take as long as moving some KiB. The host code looks
         # at the other arguments. None: something is uncommon, or wrong, and nothing was done.
-        if after is not None or not self._is_ours(peer):
-            return None
-        if deadline_s is None:
-            deadline_s = config.current().deadline_s
-        if checksum is None:
-            checksum = self._checksum
-        submitted = peer._submit_plain(op, descriptors, notify, deadline_s, checksum)
-        return None if submitted is None else Ticket(submitted, peer.transport)
+        if after is None and self._is_ours(peer):
+            submitted = peer._submit_plain(
+                op,
+                where,
+                notify,
+                config.current().deadline_s if deadline_s is None else deadline_s,
+                self._checksum if checksum is None else checksum,
+            )
+            if submitted is not None:
+                return Ticket(submitted, peer.transport)
+        options = self._check_call(op, peer, notify, deadline_s, after, checksum)
+        columns: tuple[np.ndarray, np.ndarray, np.ndarray | int]
+        if op in ("write", "read"):
+            columns = as_rows(op, where)
+        elif len(where) == 3:
+            columns = as_columns(op, *as_paged(op, *where))
+        else:
+            pool, ids, peer_pool, peer_ids = where
+            submitted = self._engine.submit_paged(
+                peer._peer, op, pool, ids, peer_pool, peer_ids, *options
+            )
+            return Ticket(submitted, peer.transport)
+        local, remote, sizes = columns
+        submitted = self._engine.submit(peer._peer, op, local, remote, sizes, *options)
+        return Ticket(submitted, peer.transport)
 
     def _check_call(
         self,

@@ -42,13 +42,29 @@ bool continues(const Request& request, RunRegion& region, size_t first, uint64_t
   return region.reaches(request.local[first], local);
 }
 
+// The first range from `i` on that begins where the one before it ends, at both ends. Of scattered
+// blocks there is none, so this is what coalesce() takes for them.
+size_t next_adjacent(const Request& request, size_t i) {
+  const size_t count = request.num_ranges(), step = request.sizes.size() == 1 ? 0 : 1;
+  const uint64_t* const local = request.local.data();
+  const uint64_t* const remote = request.remote.data();
+  const uint64_t* const sizes = request.sizes.data();
+  const auto is_adjacent = [&](const uint64_t* side) {
+    return side[i] - side[i - 1] == sizes[(i - 1) * step];
+  };
+  while (i < count && !(is_adjacent(local) && is_adjacent(remote))) ++i;
+  return i;
+}
+
 }  // namespace
 
 void coalesce(Request& request) {
   const size_t count = request.num_ranges();
   RunRegion region(request.regions);
-  size_t i = 1;
-  while (i < count && !continues(request, region, i - 1, request.size_of(i - 1), i)) ++i;
+  size_t i = next_adjacent(request, 1);
+  while (i < count && !continues(request, region, i - 1, request.size_of(i - 1), i)) {
+    i = next_adjacent(request, i + 1);
+  }
   if (i >= count) return;
   std::vector<uint64_t> sizes(i);
   for (size_t k = 0; k < i; ++k) sizes[k] = request.size_of(k);
