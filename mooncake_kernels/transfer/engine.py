@@ -66,7 +66,7 @@ class TransferEngine(Requests, Inspection, ObjectCalls, Closing):
         max_connections: how many connections to peers it keeps, 1 to 2**31 - 1. To open one more,
             it closes an idle one (chosen by SIEVE), which is reconnected at the next request to its
             peer. While all are in use, a request that needs one waits, within its deadline. A peer
-            serves at most 1024 connections, half of them from one host, and refuses more. Every
+            serves at most 2048 connections, half of them from one host, and refuses more. Every
             open ``Peer`` has a thread and five file descriptors besides, connected or not, and
             within the machine a few more if several threads use it at once.
         checksum: the default of ``checksum`` for calls that do not pass it.
