@@ -173,9 +173,9 @@ def test_before_initialize_and_after_close(engine, caplog, method):
 
 
 def test_what_is_no_integer_raises_before_initialize(engine):
-    with pytest.raises(InvalidArgument, match="call initialize first"):
+    with pytest.raises(InvalidArgument, match="^get_notifies: call initialize first"):
         engine.get_notifies()
-    with pytest.raises(InvalidArgument, match="call initialize first"):
+    with pytest.raises(InvalidArgument, match="^read_bytes_from_buffer: call initialize first"):
         engine.read_bytes_from_buffer(4096, 1)
     assert engine.get_engine() is None
 

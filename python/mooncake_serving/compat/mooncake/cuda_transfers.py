@@ -100,7 +100,7 @@ class CudaTransfers(Transfers):
         opcode: TransferOpcode,
         stream_ptr: int,
     ) -> None:
-        running = self._running()
+        running = self._running(call)
         running.streams.enqueue(
             call,
             names.peer_name(target_hostname, running.metadata, "target_hostname"),

@@ -118,7 +118,8 @@ class Lifecycle:
         Raises:
             InvalidArgument: before ``initialize``.
         """
-        return [decode(*one) for one in self._running().engine.receive_notifications()]
+        engine = self._running("get_notifies").engine
+        return [decode(*one) for one in engine.receive_notifications()]
 
     @returns(ERR_INVALID_ARGUMENT)
     def send_probe(self, peer_server_name: str) -> int:
@@ -195,14 +196,16 @@ class Lifecycle:
             )
         return 0
 
-    def _running(self) -> Running:
+    def _running(self, call: str = "") -> Running:
+        # `call`: for what raises; what is logged begins with it already.
+        where = call and f"{call}: "
         state = self._state
         if state is None:
-            raise InvalidArgument("call initialize first")
+            raise InvalidArgument(f"{where}call initialize first")
         if state.process_id != os.getpid():  # where another thread's locks may be held forever
             raise InvalidArgument(
-                f"the engine {state.engine.name} is of another process: a forked child must make "
-                "its own"
+                f"{where}the engine {state.engine.name} is of another process: a forked child "
+                "must make its own"
             )
         return state
 

@@ -95,7 +95,7 @@ class MemoryCalls(Lifecycle):
         """
         address = as_natural("source_address", source_address)
         num_bytes = as_natural("length", length)
-        return self._running().memory.read(address, num_bytes)
+        return self._running("read_bytes_from_buffer").memory.read(address, num_bytes)
 
     def _register(
         self,
