@@ -81,10 +81,11 @@ def paged_attention_kernel(
     head = part * HEADS + row % HEADS  # of the group; the last part may have fewer
     is_row = (row < TILE_QUERIES * HEADS) & (query < end_row) & (head < GROUP)
     head += kv_head * GROUP
-    lo0 = tl.load(intervals + query * 4, mask=is_row, other=0)
-    hi0 = tl.load(intervals + query * 4 + 1, mask=is_row, other=0)
-    lo1 = tl.load(intervals + query * 4 + 2, mask=is_row, other=0)
-    hi1 = tl.load(intervals + query * 4 + 3, mask=is_row, other=0)
+    ends = intervals + query.to(tl.int64) * 4
+    lo0 = tl.load(ends, mask=is_row, other=0)
+    hi0 = tl.load(ends + 1, mask=is_row, other=0)
+    lo1 = tl.load(ends + 2, mask=is_row, other=0)
+    hi1 = tl.load(ends + 3, mask=is_row, other=0)
     tail = tl.load(tail_bits + query, mask=is_row, other=0)
     base = tl.load(tail_base + request)
     row_mask = (lo0, hi0, lo1, hi1, tail)

@@ -20,7 +20,7 @@ def merge_attention_kernel(
     IS_LOG2: tl.constexpr,
 ):
     """Program r merges row r."""
-    row = tl.program_id(0).to(tl.int64)
+    row, num_rows = tl.program_id(0).to(tl.int64), num_rows.to(tl.int64)
     to_log2 = 1.0 if IS_LOG2 else 1.4426950408889634
     dims = tl.arange(0, PADDED)
     largest = tl.full([], float("-inf"), dtype=tl.float32)
