@@ -17,6 +17,7 @@ from .caches import AXES, Caches
 Engine = Literal["auto", "host", "triton", "reference"]
 ENGINES = ("auto", "host", "triton", "reference")
 OP = "paged_attention"
+MOST_KEYS = (1 << 31) - 128  # of a request, in Triton: where its tiles and its tail end is an int32
 
 
 def paged_attention(
@@ -81,7 +82,8 @@ def paged_attention(
 
     Raises:
         InvalidArgument: an argument is not as above, or a block that is seen is not in the cache
-            or not in the table. On CUDA its keys count as not seen, and a later call raises.
+            or not in the table. On CUDA its keys count as not seen, and a later call raises. In
+            Triton also a request of more than ``2**31 - 128`` keys.
         Unavailable: the named engine is not available.
     """
     as_one_of(OP, "engine", engine, ENGINES)
@@ -160,7 +162,7 @@ def _check_table(block_table: torch.Tensor, caches: Caches, rows: MaskRows) -> N
 
 
 def _check_room(block_table: torch.Tensor, caches: Caches, rows: MaskRows) -> None:
-    """Refuse a table that is too short, before lengths are read on a device.
+    """Refuse a table that is too short or a request too long, before a device reads lengths.
 
     Not for a graph that is being captured: it may be replayed with shorter requests only.
     """
@@ -174,6 +176,11 @@ def _check_room(block_table: torch.Tensor, caches: Caches, rows: MaskRows) -> No
         raise InvalidArgument(
             f"{OP}: block_table must have blocks for {longest} keys of request "
             f"{kv_lens.index(longest)}, got {max_blocks} blocks of {block_size}"
+        )
+    if longest > MOST_KEYS:
+        raise InvalidArgument(
+            f"{OP}: rows must have requests of at most {MOST_KEYS} keys for engine triton, got "
+            f"{longest} of request {kv_lens.index(longest)}"
         )
 
 

@@ -7,6 +7,7 @@ import torch
 import triton
 import triton.language as tl
 
+from ..attention.paged import MOST_KEYS
 from ..bad_ids import BadIds
 from ..errors import InvalidArgument
 from ..transforms import FP8
@@ -162,7 +163,7 @@ def paged_attention(
     tile = shape.constants["TILE"]
     num_tiles = num_q // shape.num_queries + num_requests
     num_groups = num_kv_heads * shape.num_parts
-    max_keys = max_blocks * block_size
+    max_keys = min(max_blocks * block_size, MOST_KEYS)  # a table may be wider than any request
     num_splits = _num_splits(num_tiles * num_groups, max_keys, q.device)
     split_keys = triton.cdiv(triton.cdiv(max_keys, num_splits), tile) * tile
     outs, lses = out[None], lse[None]

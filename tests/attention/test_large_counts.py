@@ -1,13 +1,51 @@
-"""Queries and parts whose number, or a product of it, needs 32 bits or more."""
+"""Keys, queries and parts whose number, or a product of it, needs 32 bits or more."""
 
 import os
 
 import pytest
 import torch
 
+import mooncake_kernels as mk
 from mooncake_kernels import _library
+from mooncake_kernels.attention.paged import MOST_KEYS
 
+BLOCK = 1 << 20  # tokens: one block of a few MiB stands for every block of a table
 WRAP = 1 << 31  # elements: of an offset of 32 bits that leads back, into the file
+
+
+def attend(kv_len, num_blocks, engine):
+    """The last 16 keys of a long request, by a table of one block, over and over."""
+    random = torch.Generator().manual_seed(3)
+    q, near = torch.randn(1, 2, 16, generator=random), torch.randn(2, 64, 16, generator=random)
+    caches = torch.zeros(2, 1, BLOCK, 1, 16, dtype=torch.float16)
+    first = (kv_len - 64) % BLOCK
+    caches[:, 0, first : first + 64, 0] = near
+    tensors = (q.half(), *caches, torch.zeros(1, num_blocks, dtype=torch.int32))
+    batch = mk.ChunkBatch([1], [kv_len], device=engine.device)
+    rows = mk.mask.rows(mk.mask.causal() & mk.mask.sliding_window(16), batch)
+    on_device = [tensor.to(engine.device) for tensor in tensors]
+    out, lse = mk.paged_attention(*on_device, rows, engine=engine.engine)
+    scores = (q[0].half().float() @ near[0, -16:].half().float().T) / 4
+    torch.testing.assert_close(lse[0].cpu(), scores.logsumexp(1), rtol=1e-4, atol=1e-4)
+    want = scores.softmax(1) @ near[1, -16:].half().float()
+    torch.testing.assert_close(out[0].float().cpu(), want, rtol=1e-2, atol=1e-2)
+
+
+@pytest.mark.parametrize(("kv_len", "num_blocks"), [(64, 4096), (MOST_KEYS, 2048)])
+def test_a_table_for_more_keys_than_int32_counts(engine, kv_len, num_blocks):
+    if engine.engine == "reference" and kv_len > BLOCK:
+        pytest.skip("the reference reads all keys")
+    attend(kv_len, num_blocks, engine)
+
+
+def test_the_longest_request(engine):
+    if engine.engine == "reference":
+        pytest.skip("the reference reads all keys")
+    if engine.engine == "triton":
+        with pytest.raises(mk.InvalidArgument, match="keys for engine triton, got 2147483647 of"):
+            attend((1 << 31) - 1, 2048, engine)
+    else:
+        attend((1 << 31) - 1, 2048, engine)
 
 
 @pytest.fixture
