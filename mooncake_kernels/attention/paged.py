@@ -83,7 +83,8 @@ def paged_attention(
     Raises:
         InvalidArgument: an argument is not as above, or a block that is seen is not in the cache
             or not in the table. On CUDA its keys count as not seen, and a later call raises. In
-            Triton also a request of more than ``2**31 - 128`` keys.
+            Triton also a request of more than ``2**31 - 128`` keys, and more heads or queries than
+            CUDA's grids hold.
         Unavailable: the named engine is not available.
     """
     as_one_of(OP, "engine", engine, ENGINES)

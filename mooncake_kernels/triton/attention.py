@@ -11,7 +11,7 @@ from ..attention.paged import MOST_KEYS
 from ..bad_ids import BadIds
 from ..errors import InvalidArgument
 from ..transforms import FP8
-from . import INTERPRETED
+from . import INTERPRETED, check_grid
 from .attention_kernel import paged_attention_kernel
 from .attention_merge import merge_attention
 
@@ -166,12 +166,14 @@ def paged_attention(
     max_keys = min(max_blocks * block_size, MOST_KEYS)  # a table may be wider than any request
     num_splits = _num_splits(num_tiles * num_groups, max_keys, q.device)
     split_keys = triton.cdiv(triton.cdiv(max_keys, num_splits), tile) * tile
+    grid = (num_tiles, num_groups, num_splits)
+    check_grid("paged_attention: q", "queries and heads", grid)
     outs, lses = out[None], lse[None]
     if num_splits > 1:
         outs = q.new_empty(num_splits, *out.shape, dtype=torch.float32)
         lses = lse.new_empty(num_splits, *lse.shape)
     with torch.cuda.device_of(q):  # Triton launches on the current device
-        paged_attention_kernel[(num_tiles, num_groups, num_splits)](
+        paged_attention_kernel[grid](
             *(q, k_cache, v_cache, outs, lses, block_table),
             *(intervals, tail_bits, tail_base, cu_q, kv_lens),
             *(lse if scales is None else scales for scales in (k_scale, v_scale)),

@@ -9,6 +9,7 @@ import triton.language as tl
 from ..bad_ids import BadIds
 from ..errors import InvalidArgument
 from ..transforms import FP8
+from . import check_grid
 from .attention_tiles import report_bad
 
 _bad_slots: dict[torch.device, BadIds] = {}
@@ -98,6 +99,7 @@ def append_kv(
         _bad_slots[k.device] = BadIds(k.device, ("", ""), (0, 0))
     bad = _bad_slots[k.device]
     _raise_if_any(bad)
+    check_grid("append_kv: k", "tokens and heads", k.shape[:2])
     rope = (rope_first, rope_interleaved)
     _append(k, k_cache, slots, cos_sin, rope, k_scale, bad)
     if v is not None and v_cache is not None:

@@ -6,6 +6,8 @@ import torch
 import triton
 import triton.language as tl
 
+from . import check_grid
+
 
 @triton.jit(do_not_specialize=["num_parts", "num_rows"])  # of a batch
 def merge_attention_kernel(
@@ -50,6 +52,7 @@ def merge_attention(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Run the kernel; the arguments are those of ``torch.ops.mooncake_kernels.merge_attention``."""
     num_parts, num_q, num_heads, dim = outs.shape
+    check_grid("merge_attention: outs", "queries and heads", (num_q * num_heads,))
     out, lse = outs.new_empty(outs.shape[1:]), lses.new_empty(lses.shape[1:])
     if out.numel() == 0:
         return out, lse.fill_(float("-inf"))

@@ -10,6 +10,7 @@ from .._tensors import is_captured
 from ..errors import InvalidArgument
 from ..kv.layout import HEADER, PLANE_FIELDS, SIDE_FIELDS
 from ..kv.view import PlanTensor
+from . import check_grid
 
 WORDS_PER_PROGRAM = 1024
 WORD_TYPES = {8: tl.int64, 4: tl.int32, 2: tl.int16, 1: tl.int8}
@@ -125,6 +126,7 @@ def copy_blocks(
         return
     num_words = min(WORDS_PER_PROGRAM, triton.next_power_of_2(run_words))
     tiles_per_run = triton.cdiv(run_words, num_words)
+    check_grid("copy_blocks: ids", "runs of bytes", (num_runs * tiles_per_run,))
     with torch.cuda.device_of(src[0]):  # Triton launches on the current device
         copy_blocks_kernel[(num_runs * tiles_per_run,)](
             *(src_base, dst_base, *_kept_planes(plan, src_planes, dst_planes, device)),

@@ -1,4 +1,4 @@
-"""Keys, queries and parts whose number, or a product of it, needs 32 bits or more."""
+"""Keys, queries, parts and programs whose number, or a product of it, needs 32 bits or more."""
 
 import os
 
@@ -107,3 +107,25 @@ def test_the_intervals_of_a_late_query(interpreted, sparse, monkeypatch):
         1.0, None, None,
     )  # fmt: skip
     torch.testing.assert_close(lse[-1, 0], torch.tensor(3.0).log())
+
+
+def test_grids_without_room(engine):
+    """CUDA refuses so many heads; where programs are 2**31 in all, Triton launches nothing."""
+    if engine.engine != "triton":
+        pytest.skip("other engines have no grid")
+    many, most = 1 << 16, 1 << 15
+    k = torch.zeros(1, 1, 1, device=engine.device)
+    cache = torch.zeros(1, 1, many, 1, device=engine.device)
+    table = torch.zeros(1, 1, dtype=torch.int32, device=engine.device)
+    rows = mk.mask.rows(mk.mask.causal(), mk.ChunkBatch([1], [1], device=engine.device))
+    with pytest.raises(mk.InvalidArgument, match="q must have queries and heads for at most"):
+        mk.paged_attention(k.expand(1, many, 1), cache, cache, table, rows, engine="triton")
+    for shape in ((1, many), (many, most)):
+        slots = torch.full(shape[:1], -1, device=engine.device)
+        with pytest.raises(mk.InvalidArgument, match="k must have tokens and heads for at most"):
+            mk.append_kv(
+                k.expand(*shape, 1), None, cache[:, :, : shape[1]], None, slots, engine="triton"
+            )
+    merge = _library.triton_module("merge_attention", "attention_merge", k.device).merge_attention
+    with pytest.raises(mk.InvalidArgument, match="outs must have queries and heads for at most"):
+        merge(k.expand(1, many, most, 1), k.expand(1, many, most), False)
