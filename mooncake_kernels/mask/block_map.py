@@ -155,9 +155,18 @@ class BlockMap:
 
         Returns:
             ``indptr`` int32 ``[num_q_blocks + 1]``, and ``indices`` int32 ``[indptr[-1]]``.
+
+        Raises:
+            InvalidArgument: 2**31 tiles of the kind or more.
         """
         indptr = torch.nn.functional.pad(torch.cumsum(self.count(kind), 0), (1, 0))
-        indices = self._list(kind, indptr[:-1], int(indptr[-1]))
+        num_listed = int(indptr[-1])
+        if num_listed > INT32_MAX:
+            raise InvalidArgument(
+                f"block_map: rows must have less than 2**31 tiles of kind {kind!r} for indptr of "
+                f"int32, got {num_listed}"
+            )
+        indices = self._list(kind, indptr[:-1], num_listed)
         return indptr.to(torch.int32), indices
 
     def physical_bsr(

@@ -1,5 +1,7 @@
 """Classes of tiles, their counts, ranges and lists, against the dense mask and torch's own."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 from hypothesis import HealthCheck, assume, given, settings
@@ -209,6 +211,16 @@ def test_blocks_of_a_cache_of_a_given_size(engine):
     for wrong in (table.bool(), table.float()):
         with pytest.raises(mk.InvalidArgument, match="block_table must be of integers on .*got"):
             block_map.physical_bsr(wrong)
+
+
+def test_more_tiles_than_an_indptr_counts():
+    rows = mk.mask.rows(mk.mask.causal(), mk.ChunkBatch([2], [2]))
+    block_map = rows.block_map(1, 1)
+    many = torch.full((2,), 1 << 30, dtype=torch.int32)  # as queries of 2**30 keys have
+    block_map = replace(block_map, num_partial=many, num_full=torch.zeros_like(many))
+    for kind in ("partial", "any"):
+        with pytest.raises(mk.InvalidArgument, match="must have less than .*, got 2147483648"):
+            block_map.bsr(kind)
 
 
 def test_empty_tiles_of_a_given_width(engine):
