@@ -23,6 +23,9 @@ namespace mk::mask {
 
 constexpr int kWindow = 1024;
 constexpr int kMaxLists = 3;
+// Rows of a q-block. A row can touch a tile by 34 runs, two intervals and every other bit of a
+// tail, and the counters are int32.
+constexpr int64_t kMaxRows = INT32_MAX / 34;
 
 // Bits, so that a list can hold both kinds.
 enum TileKind : int32_t { kPartialTiles = 1, kFullTiles = 2 };

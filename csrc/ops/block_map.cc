@@ -3,6 +3,7 @@
 #include <torch/csrc/stable/ops.h>
 #include <torch/csrc/stable/tensor.h>
 
+#include <algorithm>
 #include <vector>
 
 #include "common/check.h"
@@ -28,6 +29,9 @@ void mask_block_map(Tensor intervals, Tensor tail_bits, Tensor tail_base, Tensor
                     MaybeTensor counts, Tensors indices, Tensors begins,
                     std::vector<int64_t> kinds) {
   MK_CHECK(block_q > 0 && block_kv > 0, "block_map: block_q and block_kv must be positive");
+  MK_CHECK(std::min(block_q, tail_bits.numel()) <= mk::mask::kMaxRows,
+           "block_map: block_q must be at most ", mk::mask::kMaxRows,
+           " where there are as many rows, got ", block_q);
   MK_CHECK(indices.size() <= mk::mask::kMaxLists && begins.size() == indices.size() &&
                kinds.size() == indices.size(),
            "block_map: indices, begins and kinds must be as many, at most ", mk::mask::kMaxLists);

@@ -213,6 +213,17 @@ def test_blocks_of_a_cache_of_a_given_size(engine):
             block_map.physical_bsr(wrong)
 
 
+def test_more_rows_than_the_counters_of_a_tile_hold():
+    many = 1 << 26
+    intervals, tail_bits = torch.zeros(1, 4, dtype=torch.int32), torch.zeros(1, dtype=torch.int64)
+    rows = mk.MaskRows(
+        mk.ChunkBatch([many], [many]), intervals.expand(many, 4), tail_bits.expand(many),
+        torch.tensor([many], dtype=torch.int32),
+    )  # fmt: skip
+    with pytest.raises(mk.InvalidArgument, match="block_q must be at most 63161283 where there"):
+        rows.block_map(many, many)
+
+
 def test_more_tiles_than_an_indptr_counts():
     rows = mk.mask.rows(mk.mask.causal(), mk.ChunkBatch([2], [2]))
     block_map = rows.block_map(1, 1)
