@@ -3,7 +3,6 @@
 import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -101,10 +100,6 @@ class BlockPool:
         """
         return Blocks(self, as_column("blocks", "ids", ids))
 
-    @cached_property
-    def _fields(self) -> Fields:
-        return self.planes, self.num_blocks, self.block_bytes, self.stride_bytes
-
     def _check_planes(self, num_bytes: int) -> None:
         order = sorted(range(len(self.planes)), key=self.planes.__getitem__)
         for rank, i in enumerate(order):
@@ -145,7 +140,11 @@ def as_paged(op: str, local: Any, remote: Any, sizes: Any) -> Where:
         )
     if sizes is not None:
         raise InvalidArgument(f"{op}: sizes must be None for blocks of pools, got {sizes!r:.80}")
-    return local.pool._fields, local.ids, remote.pool._fields, remote.ids
+    return _fields(local.pool), local.ids, _fields(remote.pool), remote.ids
+
+
+def _fields(pool: BlockPool) -> Fields:  # not kept in the pool: vars() and pickle would show them
+    return pool.planes, pool.num_blocks, pool.block_bytes, pool.stride_bytes
 
 
 def _as_list(planes: Any) -> Sequence[Any]:

@@ -157,6 +157,14 @@ def test_a_description_travels():
     assert mk.BlockPool(4096, 10, 64) == mk.BlockPool([4096], 10, 64, stride_bytes=64)
 
 
+def test_a_pool_that_was_used_is_as_it_was(pair, blocks):
+    near, far = map(dataclasses.replace, blocks)
+    before = [(pickle.dumps(pool), dict(vars(pool))) for pool in (near, far)]
+    pair.near.write_blocks(pair.peer, near.blocks([1]), far.blocks([2])).wait()
+    assert [(pickle.dumps(pool), vars(pool)) for pool in (near, far)] == before
+    assert mk.BlockPool(**vars(near)) == near
+
+
 def test_regions_as_planes(pair):
     near, far = pair.regions(addressed(4096), untouched(4096))
     src, dst = mk.BlockPool(near, 64, 64), mk.BlockPool([far], 64, 64)
