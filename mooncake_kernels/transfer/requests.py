@@ -229,12 +229,15 @@ class Requests:
             )
             if submitted is not None:
                 return Ticket(submitted, peer.transport)
+        takes_rows = op in ("write", "read")
+        if not takes_rows and len(where) == 3:
+            where = as_paged(op, *where)  # refuses blocks with sizes, as those without were before
         options = self._check_call(op, peer, notify, deadline_s, after, checksum)
         columns: tuple[np.ndarray, np.ndarray, np.ndarray | int]
-        if op in ("write", "read"):
+        if takes_rows:
             columns = as_rows(op, where)
         elif len(where) == 3:
-            columns = as_columns(op, *as_paged(op, *where))
+            columns = as_columns(op, *where)
         else:
             pool, ids, peer_pool, peer_ids = where
             submitted = self._engine.submit_paged(

@@ -255,6 +255,11 @@ def test_what_does_not_fit_together(pair, blocks):
         write(pair.peer, [1, 2], there)
     with pytest.raises(InvalidArgument, match="sizes must be None for blocks of pools, got 64"):
         write(pair.peer, here, there, 64)
+    for sizes in (None, 64):  # whatever else is wrong
+        with pytest.raises(InvalidArgument, match="must both be .* arrays, got Blocks and list"):
+            write(pair.peer, here, [1, 2], sizes, notify="text")
+    with pytest.raises(InvalidArgument, match="sizes must be None for blocks of pools, got 64"):
+        write(None, here, there, 64, checksum=1)
     with pytest.raises(InvalidArgument, match=r"^write_blocks: sizes must be .*, got None"):
         write(pair.peer, [1], [2])
     with pytest.raises(InvalidArgument, match="write_blocks: descriptors must not be empty"):
