@@ -12,6 +12,7 @@ namespace {
 constexpr size_t kWordBits = 64;
 // Of the marks. Clearing more, and missing the cache in them, takes longer than sorting.
 constexpr size_t kMaxWordsPerRange = 4;
+constexpr uint64_t kMaxByteMarks = 16 << 20;  // more would miss even the last cache
 
 // Uses differences, as sums might wrap around.
 bool is_before(const Range& a, const Range& b) {
@@ -107,7 +108,8 @@ std::optional<bool> overlap_in_marks(const Ranges& ranges) {
     return (ranges.addresses[i * ranges.address_step] - bounds.low) >> shift;
   };
   const size_t most_words = kMaxWordsPerRange * ranges.count;
-  if (range_marks == 1 && last / sizeof(uint64_t) <= most_words) {
+  const bool fit_bytes = last < kMaxByteMarks && last / sizeof(uint64_t) <= most_words;
+  if (range_marks == 1 && fit_bytes) {
     return taken_twice_in_bytes(last, ranges.count, mark_of);
   }
   if (range_marks > kWordBits || last / kWordBits > most_words) return std::nullopt;
