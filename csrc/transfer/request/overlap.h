@@ -5,8 +5,8 @@
 //   if (pair) refuse(pair->first, pair->second);
 //
 // Layer: transfer. Run for every request, so it must cost next to nothing: one pass over ranges
-// that ascend or descend; a bitmap, if they have one size, are aligned, and not too far apart; else
-// a radix sort.
+// that ascend or descend; a table of bytes or bits, if they have one size, are aligned, and not too
+// far apart; else a radix sort.
 #pragma once
 
 #include <cstddef>
