@@ -44,8 +44,8 @@ void check_overlap(const Ranges& ranges) {
 // Blocks in cells of their own, one of which may be put upon another.
 void ranges_overlap_or_not() {
   Random random(1);
-  for (int round = 0; round < 300; ++round) {
-    const size_t count = pick(random, 0, round % 10 == 0 ? 700 : 40);
+  for (int round = 0; round < 3000; ++round) {
+    const size_t count = pick(random, 0, round % 100 == 0 ? 700 : 40);
     const uint64_t align = uint64_t{1} << pick(random, 0, 12);
     const uint64_t size = align * (pick(random, 0, 1) ? 1 : pick(random, 2, 70));
     const uint64_t cell = size + align * pick(random, 0, 9);
@@ -59,10 +59,11 @@ void ranges_overlap_or_not() {
     if (pick(random, 0, 1)) std::reverse(addresses.begin(), addresses.end());
     const uint64_t odd_size = size - pick(random, 0, align - 1);
     const uint64_t how = pick(random, 0, 3);
-    if (count > 1 && how < 2) {
-      addresses[0] = addresses[count - 1] + pick(random, 0, size) - pick(random, 0, size);
-    } else if (count > 1 && how == 2) {  // where the last mark of that one begins
-      addresses[0] = addresses[count - 1] + (odd_size - 1) / align * align;
+    if (count > 1 && how < 3) {  // anywhere, as each of them must be looked at
+      uint64_t& moved = addresses[pick(random, 0, count - 1)];
+      const uint64_t other = addresses[pick(random, 0, count - 1)];
+      moved = other + pick(random, 0, size) - pick(random, 0, size);
+      if (how == 2) moved = other + (odd_size - 1) / align * align;  // where its last mark begins
     }
     check_overlap({addresses.data(), 1, &size, 0, count});
     check_overlap({addresses.data(), 1, &odd_size, 0, count});
