@@ -1,10 +1,18 @@
-// RegionTable: regions that are removed by several threads, or closed while peers use them.
+// RegionTable: ranges that are checked; regions that are removed by several threads, or closed
+// while peers use them.
+#include <algorithm>
 #include <atomic>
 #include <chrono>
 #include <memory>
+#include <random>
+#include <set>
+#include <string>
 #include <thread>
+#include <vector>
 
+#include "common/check.h"
 #include "expect.h"
+#include "transfer/error.h"
 #include "transfer/region_table.h"
 
 using namespace mk::transfer;
@@ -61,9 +69,52 @@ void close_withdraws_all_before_it_waits_for_any() {
   closing.join();
 }
 
+// Ranges in a few regions, neighbours and not, some of which peers may not write: each by itself.
+void each_range_is_checked() {
+  std::mt19937_64 random(1);
+  const auto pick = [&](uint64_t low, uint64_t high) { return low + random() % (high - low + 1); };
+  for (int round = 0; round < 3000; ++round) {
+    RegionTable table;
+    std::vector<RegionRef> regions;
+    uint64_t end = round % 2 ? 4096 : UINT64_MAX - 1000;
+    for (uint64_t i = pick(1, 4); i > 0; --i) {
+      const Range range{end + pick(0, 1) * 8, pick(1, 9) * 8};
+      end = range.address + range.num_bytes;
+      regions.push_back(table.add({range, pick(0, 6) ? kRemoteWrite : kRemoteRead}));
+    }
+    std::vector<Range> ranges;
+    std::set<RegionRef> expected;
+    std::string refusal;
+    for (uint64_t i = pick(0, 20); i > 0; --i) {
+      const Range outer = regions[pick(0, regions.size() - 1)]->range;
+      const uint64_t offset = pick(0, outer.num_bytes - 1);
+      Range range{outer.address + offset, pick(1, outer.num_bytes - offset)};
+      if (pick(0, 30) == 0) range.num_bytes = pick(1, 80);
+      if (pick(0, 30) == 0) range.num_bytes = UINT64_MAX - pick(0, 99);  // the sum wraps around
+      const auto holds = [&](const RegionRef& region) { return region->range.contains(range); };
+      const auto region = std::find_if(regions.begin(), regions.end(), holds);
+      const bool is_fine = region != regions.end() && (*region)->rights == kRemoteWrite;
+      if (is_fine) expected.insert(*region);
+      if (!is_fine && refusal.empty()) {
+        refusal = mk::concat("descriptors[", 7 + ranges.size(), "] remote range ", describe(range));
+      }
+      ranges.push_back(range);
+    }
+    try {
+      const auto found = table.check(Ranges::rows(ranges), kRemoteWrite, "remote", 7);
+      EXPECT(refusal.empty() && found.size() == expected.size());
+      EXPECT(std::set<RegionRef>(found.begin(), found.end()) == expected);
+    } catch (const Refused& refused) {
+      EXPECT(!refusal.empty() && std::string(refused.what()).rfind(refusal + " ", 0) == 0);
+    }
+    if (failures() != 0) return;
+  }
+}
+
 }  // namespace
 
 int main() {
+  each_range_is_checked();
   each_waits_for_that_region_alone();
   close_withdraws_all_before_it_waits_for_any();
   return failures() != 0;
