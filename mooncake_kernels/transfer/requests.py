@@ -231,7 +231,7 @@ class Requests:
                 return Ticket(submitted, peer.transport)
         takes_rows = op in ("write", "read")
         if not takes_rows and len(where) == 3:
-            where = as_paged(op, *where)  # refuses blocks with sizes, as those without were before
+            where = as_paged(op, *where)  # refuses blocks of pools that come with sizes
         options = self._check_call(op, peer, notify, deadline_s, after, checksum)
         columns: tuple[np.ndarray, np.ndarray, np.ndarray | int]
         if takes_rows:
