@@ -4,8 +4,8 @@ It is that of the calling thread in ``write_blocks``, which returns before the d
 wait for it is not counted, nor are the engine's threads. Blocks are given by their addresses, in
 arrays, or by their ids in pools: half of the memory in random order, so that few are merged. The
 peer is a process of this machine. A call follows the transfer of the one before, so that of a large
-one little of what the caller needs is left in the cache, its code included. Both forms are called
-in turn; figures are medians.
+one little of what the caller needs is left in the cache, its code included. Nor is what the clock
+needs: what a call of nothing takes there is measured in turn, and subtracted. Figures are medians.
 """
 
 import argparse
