@@ -157,16 +157,18 @@ def send_last(connection: socket.socket, data: bytes) -> None:
 
 
 @contextlib.contextmanager
-def raw_server(behave, *, narrow: bool = False):
+def raw_server(behave, *, narrow: bool = False, join=lambda: None):
     """A server that runs ``behave(connection)`` for each connection; yields its name.
 
-    ``narrow``: only some ten KiB may be sent without being read.
+    ``narrow``: only some ten KiB may be sent without being read. ``join()`` waits for threads that
+    ``behave`` has started: a connection must not be closed under them.
     """
     listening = socket.create_server(("127.0.0.1", 0))
     if narrow:
         listening.setsockopt(socket.IPPROTO_TCP, socket.TCP_MAXSEG, 536)
         listening.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
     connections = []
+    ending = threading.Event()
 
     def run():
         while True:
@@ -176,6 +178,8 @@ def raw_server(behave, *, narrow: bool = False):
                 return
             connection.settimeout(WAIT_S)
             connections.append(connection)
+            if ending.is_set():
+                return
             with contextlib.suppress(OSError, EOFError):
                 behave(connection)
 
@@ -184,11 +188,14 @@ def raw_server(behave, *, narrow: bool = False):
     try:
         yield f"127.0.0.1:{listening.getsockname()[1]}"
     finally:
-        listening.shutdown(socket.SHUT_RDWR)
-        listening.close()
-        for connection in connections:
-            connection.close()
+        ending.set()
+        for end in [listening, *connections]:
+            with contextlib.suppress(OSError):  # closed already
+                end.shutdown(socket.SHUT_RDWR)
         thread.join(WAIT_S)
+        join()
+        for end in [listening, *connections]:
+            end.close()
 
 
 def stall(connection: socket.socket) -> None:

@@ -149,7 +149,7 @@ def move(direction, lanes, plan, near, far, sizes) -> tuple[TransferError | None
     ours, theirs = (source, target) if direction == "write" else (target, source)
     peers = Target(theirs, plan)
     error = None
-    with config.override(transfer_lanes=lanes), raw_server(peers) as name:
+    with config.override(transfer_lanes=lanes), raw_server(peers, join=peers.join) as name:
         with TransferEngine(transports=["tcp"]) as engine:
             region, peer = engine.register(ours), engine.open(name)
             call = getattr(engine, f"{direction}_blocks")
