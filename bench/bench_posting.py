@@ -5,7 +5,9 @@ wait for it is not counted, nor are the engine's threads. Blocks are given by th
 arrays, or by their ids in pools: half of the memory in random order, so that few are merged. The
 peer is a process of this machine. A call follows the transfer of the one before, so that of a large
 one little of what the caller needs is left in the cache, its code included. Nor is what the clock
-needs: what a call of nothing takes there is measured in turn, and subtracted. Figures are medians.
+needs: what a call of nothing takes there is measured in turn, and subtracted. "row": calls that
+follow each other, as those of a batch in parts, before any of them is waited for. Figures are
+medians.
 """
 
 import argparse
@@ -32,6 +34,7 @@ CASES = [  # blocks, bytes of one
     (16384, 4 << 10),
     (100_000, 64),
 ]
+IN_A_ROW = 3  # behind the first
 REGION_BYTES = 2 * max(count * size for count, size in CASES)
 
 
@@ -77,14 +80,19 @@ class Batch:
             assert pipe.recv() == expected, f"{form}: not what was written: not timed"
 
     def ns_a_block(self) -> dict[str, float]:
-        """Post it once in either form."""
+        """Post it in either form, alone and in a row."""
         taken = {}
         for form, post in self.forms.items():
             taken[form], ticket = self._timed(post)
             ticket.wait()
         nothing, _ = self._timed(lambda: None)
-        self.forms["arrays"]().wait()  # the next call follows a transfer, too
-        return {f"ns_{form}": ns - nothing for form, ns in taken.items()} | {"ns_nothing": nothing}
+        post = self.forms["arrays"]
+        tickets = [post()]
+        row, others = self._timed(lambda: [post() for _ in range(IN_A_ROW)])
+        for ticket in [*tickets, *others]:
+            ticket.wait()
+        ns = {f"ns_{form}": ns - nothing for form, ns in taken.items()}
+        return ns | {"ns_row": row / IN_A_ROW, "ns_nothing": nothing}
 
     def _timed(self, call: Callable[[], Any]) -> tuple[float, Any]:
         start = time.thread_time_ns()
@@ -117,7 +125,7 @@ def main() -> None:
     for transport in options.transports:
         for row in measure(transport, options):
             rows.append(row)
-            forms = "ns_arrays", "ns_paged", "ns_nothing"
+            forms = "ns_arrays", "ns_row", "ns_paged", "ns_nothing"
             told = "  ".join(f"{form[3:]} {row[form]:6.1f}" for form in forms)
             sys.stdout.write(f"{row['case']:28} ns a block: {told}\n")
             sys.stdout.flush()
