@@ -90,7 +90,8 @@ class MaskRows:
             engine: "host", "cuda", "reference" or "auto", by where the rows are.
 
         Raises:
-            InvalidArgument: a size is not positive, or a q-block can have over 63,161,283 rows.
+            InvalidArgument: a size is not positive; or a q-block can have over 63,161,283 rows,
+                unless the engine is reference.
             Unavailable: the named engine is not available.
         """
         return build(self, block_q, block_kv, whole, width, num_q_blocks, engine)

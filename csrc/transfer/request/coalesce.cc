@@ -42,8 +42,8 @@ bool continues(const Request& request, RunRegion& region, size_t first, uint64_t
   return region.reaches(request.local[first], local);
 }
 
-// The first range from `i` on that begins where the one before it ends, at both ends. Of scattered
-// blocks there is none, so this is what coalesce() takes for them.
+// The first range from `i` on that begins where the one before it ends, at both ends. Scattered
+// blocks have none: this plain loop is all that coalesce() does for them.
 size_t next_adjacent(const Request& request, size_t i) {
   const size_t count = request.num_ranges(), step = request.sizes.size() == 1 ? 0 : 1;
   const uint64_t* const local = request.local.data();
