@@ -157,7 +157,6 @@ def move(direction, lanes, plan, near, far, sizes) -> tuple[TransferError | None
                 call(peer, region.address + near, BASE + far, sizes).wait()
             except TransferError as caught:
                 error = caught
-        peers.join()
     places = (near, far) if direction == "write" else (far, near)
     return error, arrived(source, target, *places, sizes)
 

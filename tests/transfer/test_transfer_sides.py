@@ -121,7 +121,6 @@ class Setting:
     def __init__(self, stack: ExitStack):
         self.gate = Gated()
         name = stack.enter_context(raw_server(self.gate.serve, join=self.gate.join))
-        stack.callback(self.gate.join)  # once the engine has closed their connections
         self.near = stack.enter_context(TransferEngine(transports=["tcp"]))
         self.peer = self.near.open(name)
         self.region = self.near.register(addressed(SIZE))
