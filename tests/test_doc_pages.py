@@ -67,6 +67,41 @@ def test_masks():
     assert names["rows"].intervals.shape == (514, 4) and len(names["indptr"]) == 4
 
 
+@pytest.mark.parametrize("window", [None, 128])
+def test_the_sink_logits_of_masks(window):
+    """Against a softmax in float64 with one more term; a token in their place is far off."""
+    attend = run("masks", 1, {"mk": mk, "torch": torch})["attend_with_sinks"]
+    heads, kv_heads, dim, block_size, q_lens, kv_lens = 8, 2, 64, 16, [1, 5], [300, 140]
+    generator = torch.Generator().manual_seed(1)
+    batch, num_blocks = mk.ChunkBatch(q_lens, kv_lens), 19
+    q = torch.randn(batch.num_q, heads, dim, generator=generator)
+    k, v = torch.randn(2, 2 * num_blocks, block_size, kv_heads, dim, generator=generator)
+    table = torch.arange(2 * num_blocks, dtype=torch.int32).view(2, num_blocks)
+    sinks = torch.randn(heads, generator=generator) * 3
+    rule = mk.mask.causal() & mk.mask.sliding_window(window) if window else mk.mask.causal()
+    rows = mk.mask.rows(rule, batch)
+    out, lse = attend(q, k, v, table, rows, sinks)
+    wrong, _ = mk.paged_attention(q, k, v, table, mk.mask.rows(rule | mk.mask.sink(1), batch))
+
+    expected, expected_lse = torch.zeros_like(q).double(), torch.zeros_like(lse).double()
+    masks, group = rows.dense(), heads // kv_heads
+    starts = [0, *np.cumsum(q_lens).tolist()]
+    for request, (q_len, kv_len) in enumerate(zip(q_lens, kv_lens, strict=True)):
+        keys, values = (cache[table[request].long()].double().flatten(0, 1) for cache in (k, v))
+        for i in range(q_len):
+            seen, row = masks[request][i].nonzero().flatten(), starts[request] + i
+            assert len(seen) <= kv_len
+            for head in range(heads):
+                logits = keys[seen, head // group] @ q[row, head].double() / dim**0.5
+                logits = torch.cat([logits, sinks[head : head + 1].double()])
+                weights = torch.softmax(logits, 0)[:-1]
+                expected[row, head] = weights @ values[seen, head // group]
+                expected_lse[row, head] = torch.logsumexp(logits, 0)
+    torch.testing.assert_close(out.double(), expected, rtol=0, atol=2e-6)
+    torch.testing.assert_close(lse.double(), expected_lse, rtol=1e-6, atol=1e-6)
+    assert (wrong.double() - expected).abs().max() > 0.01
+
+
 def test_files(tmp_path):
     path = tmp_path / "pool"
     path.write_bytes(b"\0" * (2 << 20))
