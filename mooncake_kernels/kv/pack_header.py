@@ -11,7 +11,7 @@ import torch
 from ..errors import InvalidArgument
 
 MAGIC, VERSION = b"MKPK", 1
-PREFIX = struct.Struct("<4sHxxII")  # magic, version, bytes of JSON, their CRC-32
+PREFIX = struct.Struct("<4sHHII")  # magic, version, 0, bytes of JSON, their CRC-32
 MAX_BLOCKS = 1 << 24  # per header: bounds the number of chunks a sender can make a receiver list
 ALIGNMENT = 128  # of a view in a record, and of a record: a GPU's cache line
 DTYPES = {
@@ -127,23 +127,28 @@ class PackHeader:
     def to_bytes(self) -> bytes:
         """Return the form that ``from_bytes`` reads: a prefix with a CRC-32, and JSON."""
         body = json.dumps(asdict(self), separators=(",", ":")).encode()
-        return PREFIX.pack(MAGIC, VERSION, len(body), zlib.crc32(body)) + body
+        return PREFIX.pack(MAGIC, VERSION, 0, len(body), zlib.crc32(body)) + body
 
     @classmethod
     def from_bytes(cls, data: bytes) -> "PackHeader":
         """Read a header.
 
         Raises:
-            InvalidArgument: it is not a header, has another version, or was damaged in transit.
+            InvalidArgument: it is not a header, has another version or reserved bytes that are not 0,
+                or was damaged in transit.
         """
         if not isinstance(data, (bytes, bytearray, memoryview)):
             raise InvalidArgument(f"PackHeader: data must be bytes, got {type(data).__name__}")
         data = bytes(data)
         if len(data) < PREFIX.size or not data.startswith(MAGIC):
             raise InvalidArgument(f"PackHeader: data must begin with {MAGIC!r}, got {data[:4]!r}")
-        _, version, length, crc = PREFIX.unpack_from(data)
+        _, version, reserved, length, crc = PREFIX.unpack_from(data)
         if version != VERSION:
             raise InvalidArgument(f"PackHeader: data must be of version {VERSION}, got {version}")
+        if reserved:
+            raise InvalidArgument(
+                f"PackHeader: data must have 0 in its reserved bytes, got {reserved:#x}"
+            )
         body = data[PREFIX.size :]
         if len(body) != length or zlib.crc32(body) != crc:
             raise InvalidArgument(
