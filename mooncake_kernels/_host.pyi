@@ -15,7 +15,10 @@ def block_hashes(
     cu_seqlens: np.ndarray | None,
     parents: np.ndarray | None,
     has_parent: np.ndarray | None,
+    extras: np.ndarray | None,
+    has_extra: np.ndarray | None,
 ) -> np.ndarray: ...
+def hash_extras(encodings: Sequence[bytes], seed: int) -> np.ndarray: ...
 def token_array(tokens: list[int] | tuple[int, ...]) -> np.ndarray | None: ...
 
 class RdmaDevice:

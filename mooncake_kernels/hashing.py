@@ -9,10 +9,14 @@ import torch
 from numpy.typing import NDArray
 
 from . import _host, config
+from ._extra_keys import hash_extra_keys
 from .errors import InvalidArgument, shown
 
 ALGORITHMS = ("xxh3",)
 UINT32 = np.dtype("<u4")
+
+ExtraKey = int | str | bytes | None | Sequence["ExtraKey"]
+ExtraKeys = ExtraKey  # of a sequence or a block: a single one, several, or None
 
 
 def block_hashes(
@@ -21,6 +25,8 @@ def block_hashes(
     *,
     cu_seqlens: Any = None,
     parents: Sequence[int | None] | np.ndarray | None = None,
+    extra_keys: Sequence[ExtraKeys] | None = None,
+    block_extra_keys: Sequence[Sequence[ExtraKeys] | None] | None = None,
     seed: int = 0,
     algorithm: str = "xxh3",
 ) -> NDArray[np.uint64]:
@@ -30,22 +36,42 @@ def block_hashes(
 
         for i in range(len(tokens) // block_size):
             block = tokens[i * block_size : (i + 1) * block_size]
-            local = xxh3_64(little_endian_uint32(block), seed)
-            key = local if previous is None else xxh3_64(uint64(previous) + uint64(local), seed)
-            keys.append(key)
-            previous = key                  # starts as the sequence's parent, or None
+            local = xxh3_64(little_endian_uint32(block), seed_of("mk.block"))
+            has = (parent is not None) + 2 * (extra(i) is not None)
+            link = uint64(parent or 0) + uint64(local) + uint64(extra(i) or 0) + uint64(has)
+            parent = xxh3_64(link, seed_of("mk.chain"))  # begins as the sequence's parent, or None
+            keys.append(parent)
 
-    (``+`` joins bytes, little-endian.) Dynamo's block manager and Mooncake's Conductor use the same
-    chain. The hash is fast, not cryptographic: give each tenant its own seed.
+    where ``+`` joins bytes, little-endian, ``seed_of(purpose) = xxh3_64(purpose + uint64(seed), 0)``
+    and ``extra(i)`` is None, or ``xxh3_64`` with ``seed_of("mk.extra")`` of the extra keys of
+    block i (``reference/hashing.py`` gives their bytes). A root, a block with a parent and a block
+    with extra keys never hash the same bytes, nor do two seeds.
+
+    A key stands for everything that the block's KV depends on only if all of it is hashed: pass as
+    extra keys the LoRA adapter and its version, the hashes of images and other embeddings that
+    stand behind placeholder tokens, and a cache salt where tenants must not see each other's
+    prefixes by their time to the first token. Otherwise different KV has one key. The model, the
+    layout and the rank belong into the scope of ``object_keys``, or a store's namespace.
+
+    The hash is fast, not cryptographic: whoever chooses tokens and knows the seed can construct
+    two prompts with one key. Tenants that do not trust each other need separate scopes, or a
+    secret, random seed each.
 
     Args:
         tokens: ``[num_tokens]`` token ids, all sequences one after another: a torch tensor on the
-            CPU, a numpy array or a sequence of ints; any integer dtype, values in [0, 2**32).
+            CPU, a numpy array or a sequence of ints; any integer dtype, values in [0, 2**32). The
+            dtype does not change the keys.
         block_size: tokens in a block. A partial block at a sequence's end gets no key.
         cu_seqlens: ``[num_sequences + 1]``, where each sequence starts in ``tokens``, and where the
             last one ends: increasing, from 0 to ``num_tokens``. None for one sequence.
         parents: for each sequence the key of the block before its first one, to continue a known
             prefix; None (for all, or for one) for a sequence without a prefix.
+        extra_keys: for each sequence what all of its blocks depend on, also when it continues a
+            prefix: a str, bytes, an int in [-2**63, 2**64), or a list or tuple of these, of None
+            and of further ones. ``(None, "x")`` is not ``("x", None)``, nor ``"1"`` 1; ``"x"`` is
+            ``("x",)``. None, or an empty one: nothing.
+        block_extra_keys: for each sequence None, or an entry as above for each full block: what
+            that block depends on, and by the chain the later ones.
         seed: of the hash, in [0, 2**64).
         algorithm: "xxh3".
 
@@ -62,12 +88,25 @@ def block_hashes(
     _check_int("seed", seed, 0, 2**64)
     token_array = _as_tokens(tokens)
     starts = None if cu_seqlens is None else _as_starts(cu_seqlens, token_array.size)
-    parent_keys = has_parent = None
+    num_sequences = 1 if starts is None else starts.size - 1
+    parent_keys = has_parent = extras = has_extra = None
     if parents is not None:
-        parent_keys, has_parent = _as_parents(parents, 1 if starts is None else starts.size - 1)
+        parent_keys, has_parent = _as_parents(parents, num_sequences)
+    if extra_keys is not None or block_extra_keys is not None:
+        lengths = np.array([token_array.size]) if starts is None else np.diff(starts)
+        num_blocks = (lengths // int(block_size)).tolist()
+        extras, has_extra = hash_extra_keys(extra_keys, block_extra_keys, num_blocks, int(seed))
     threads = config.current().threads or len(os.sched_getaffinity(0))
     return _host.block_hashes(
-        token_array, int(block_size), int(seed), threads, starts, parent_keys, has_parent
+        token_array,
+        int(block_size),
+        int(seed),
+        threads,
+        starts,
+        parent_keys,
+        has_parent,
+        extras,
+        has_extra,
     )
 
 

@@ -31,7 +31,14 @@ def test_matches_the_reference(lengths, block_size, seed, data):
     parent = st.one_of(st.none(), st.integers(0, 2**64 - 1))
     size = len(lengths)
     parents = data.draw(st.one_of(st.none(), st.lists(parent, min_size=size, max_size=size)))
+    extra = st.one_of(st.none(), st.lists(st.one_of(st.none(), st.integers(0, 9), st.text())))
+    extra_keys = data.draw(st.one_of(st.none(), st.lists(extra, min_size=size, max_size=size)))
+    blocks = [st.lists(extra, min_size=n // block_size, max_size=n // block_size) for n in lengths]
+    block_extra_keys = data.draw(
+        st.one_of(st.none(), st.tuples(*(st.one_of(st.none(), one) for one in blocks)))
+    )
     options = {"cu_seqlens": starts, "parents": parents, "seed": seed}
+    options |= {"extra_keys": extra_keys, "block_extra_keys": block_extra_keys}
     keys = mk.block_hashes(tokens, block_size, **options)
     expected = reference.block_hashes(tokens.tolist(), block_size, **options)
     assert keys.dtype == np.uint64 and np.array_equal(keys, expected)

@@ -6,8 +6,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from mooncake_kernels.errors import InvalidArgument, Unavailable
-from mooncake_kernels.hashing import block_hashes
-from mooncake_kernels.pool import Key
+from mooncake_kernels.pool import Key, checksum_of
 
 VERSION = 3
 PAGE = 4096
@@ -74,10 +73,7 @@ def footer_bytes(num_records: int) -> int:
 def checksum(data: np.ndarray) -> int:
     """XXH3-64 of ``[n]`` uint8, padded with zeros to words of 4 bytes, at least one."""
     missing = -len(data) % 4 if len(data) else 4
-    if missing:
-        data = np.concatenate([data, np.zeros(missing, np.uint8)])
-    words = data.view("<u4")
-    return int(block_hashes(words, len(words))[0])  # for a single block the hash is just that
+    return checksum_of(data, bytes(missing)) if missing else checksum_of(data)
 
 
 def pack_superblock(tier_id: bytes, bucket_bytes: int) -> np.ndarray:
