@@ -1,0 +1,132 @@
+"""kill -9 of a worker at random moments: no run hangs, no token is wrong, nothing is left behind.
+
+``--soak`` makes it 100 kills; a failed one is identified by its seed, ``Round.of(seed)``.
+"""
+
+import multiprocessing
+import os
+import random
+import signal
+import sys
+import threading
+from collections import Counter
+from dataclasses import dataclass
+
+import pytest
+
+from mooncake_serving.engine import Engine, PagedKVCache, SamplingParams, load_model
+from mooncake_serving.engine.disaggregated import (
+    Cluster,
+    Job,
+    RequestFailed,
+    WorkerFailed,
+    WorkerOptions,
+)
+from tests.transfer.resources import assert_no_growth, held, settled
+from tests.transfer.support import eventually
+
+WAIT_S = 120.0  # longer than anything here takes
+WARM_UP = 2  # rounds, after which memory is what it stays
+PARAMS = (
+    SamplingParams(max_tokens=60, ignore_eos=True),
+    SamplingParams(max_tokens=60, temperature=0.8, seed=3, ignore_eos=True),
+)
+CHANCE = random.Random(2)
+JOBS = [
+    Job([CHANCE.randrange(3, 200) for _ in range(length)], params)
+    for length in (3, 8, 40, 100, 131, 250)
+    for params in PARAMS
+]
+NUM_TOKENS = sum(job.params.max_tokens for job in JOBS)
+
+
+@dataclass(frozen=True)
+class Round:
+    """One kill."""
+
+    seed: int
+    victim: str
+    transport: str
+    is_starting: bool  # killed while the models load
+    num_tokens: int  # of all requests, that the run has yielded before
+    delay_s: float  # after these, or after the process was started
+
+    @staticmethod
+    def of(seed: int) -> "Round":
+        chance = random.Random(seed)
+        is_starting = chance.random() < 0.1
+        return Round(
+            seed,
+            chance.choice(["prefill", "decode"]),
+            chance.choice(["tcp", "shm"]),
+            is_starting,
+            0 if is_starting else max(0, chance.randrange(-NUM_TOKENS // 2, NUM_TOKENS)),
+            chance.uniform(0, 4.0 if is_starting else 0.3),
+        )
+
+
+@pytest.fixture(scope="module")
+def expected(tiny_folder):
+    """By a single process."""
+    model, _ = load_model(tiny_folder, batch_invariant=True)
+    engine = Engine(model, PagedKVCache(model.config, 256, block_size=8), chunk_tokens=32)
+    return [engine.generate([job.prompt_tokens], job.params)[0].token_ids for job in JOBS]
+
+
+def run(cluster: Cluster, answers: list[list[int]], at: int = -1, kill=lambda: None) -> str:
+    """What ended it: "complete", or the error that says that some were not served."""
+    if at == 0:
+        kill()
+    try:
+        for count, token in enumerate(cluster.run(JOBS), start=1):
+            answers[token.request_id].append(token.token_id)
+            if count == at:
+                kill()
+    except WorkerFailed as error:
+        return str(error)
+    except RequestFailed:  # the survivor has noticed first
+        return "some failed"
+    return "complete"
+
+
+def kill_one(plan: Round, folder, expected) -> str:
+    limits = {"num_blocks": 96, "block_size": 8, "num_staging_blocks": 64, "chunk_tokens": 32}
+    options = WorkerOptions(
+        str(folder), transports=(plan.transport,), deadline_s=WAIT_S, **limits
+    )
+    killed = f"the {plan.victim} process was killed by signal 9"
+    answers: list[list[int]] = [[] for _ in JOBS]
+    with Cluster(options) as cluster:
+        victim = getattr(cluster, plan.victim).process
+        survivor = getattr(cluster, "decode" if plan.victim == "prefill" else "prefill").process
+        if not plan.is_starting:
+            cluster.wait_until_ready()
+        timer = threading.Timer(plan.delay_s, os.kill, (victim.pid, signal.SIGKILL))
+        end = run(cluster, answers, plan.num_tokens, timer.start)
+        timer.join()
+        assert end in ("complete", "some failed") or end == killed
+        if end == "complete":
+            assert answers == expected
+        for answer, whole in zip(answers, expected, strict=True):
+            assert answer == whole[: len(answer)]
+        assert run(cluster, [[] for _ in JOBS]) == killed, "it says what is wrong with it"
+    assert victim.exitcode == -signal.SIGKILL and survivor.exitcode == 0
+    return "a run failed" if end == killed else end
+
+
+def test_a_worker_is_killed_at_random_moments(tiny_folder, expected, soak):
+    seed = int.from_bytes(os.urandom(4), "little")
+    shared, children = set(os.listdir("/dev/shm")), multiprocessing.active_children()
+    ends: Counter[str] = Counter()
+    for number in range(WARM_UP + (100 if soak else 2)):
+        plan = Round.of(seed + number)
+        sys.stdout.write(f"{plan}\n")
+        if number == WARM_UP:
+            before = held()
+        ends[f"{plan.victim}, {plan.transport}: {kill_one(plan, tiny_folder, expected)}"] += 1
+    assert settled(before)
+    after = held()
+    sys.stdout.write(f"{dict(ends)}\nafter {WARM_UP} rounds: {before}\nafter all: {after}\n")
+    assert_no_growth(before, after)
+    assert multiprocessing.active_children() == children
+    assert eventually(lambda: set(os.listdir("/dev/shm")) <= shared)

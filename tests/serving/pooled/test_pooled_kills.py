@@ -1,0 +1,150 @@
+"""kill -9 of instances at random moments: the others serve their requests, and have all blocks.
+
+``--soak`` makes it 100 kills; a failed cluster is identified by its seed, ``Round.of(seed)``.
+"""
+
+import multiprocessing
+import os
+import random
+import signal
+import sys
+import threading
+from collections import Counter
+from dataclasses import dataclass
+
+import pytest
+
+from mooncake_serving.engine import Engine, PagedKVCache, SamplingParams, load_model
+from mooncake_serving.engine.pooled import (
+    InstanceOptions,
+    Job,
+    PooledCluster,
+    RequestFailed,
+)
+from mooncake_serving.pooling import PoolOptions
+from tests.transfer.resources import assert_no_growth, held, settled
+from tests.transfer.support import eventually
+
+from .conftest import wait_until
+
+WAIT_S = 120.0  # longer than anything here takes
+WARM_UP = 1  # clusters, after which memory is what it stays
+NUM_INSTANCES, NUM_BLOCKS, BLOCK_SIZE = 3, 30, 8
+PARAMS = (
+    SamplingParams(max_tokens=60, ignore_eos=True),
+    SamplingParams(max_tokens=60, temperature=0.8, seed=3, ignore_eos=True),
+)
+CHANCE = random.Random(2)
+JOBS = [
+    Job([CHANCE.randrange(3, 200) for _ in range(length)], params)
+    for length in (3, 40, 100, 230, 260)  # the last two borrow
+    for params in PARAMS
+]
+FULL = Job([7] * (NUM_BLOCKS * BLOCK_SIZE - 1), SamplingParams(max_tokens=1))  # all blocks of one
+
+
+@dataclass(frozen=True)
+class Round:
+    """A cluster of which all instances but one are killed, each in a run of its own."""
+
+    seed: int
+    transport: str
+    victims: tuple[int, ...]
+    num_tokens: tuple[int, ...]  # of all requests, that the run has yielded before
+    delays_s: tuple[float, ...]  # after these
+
+    @staticmethod
+    def of(seed: int) -> "Round":
+        chance = random.Random(seed)
+        victims = chance.sample(range(NUM_INSTANCES), NUM_INSTANCES - 1)
+        counts = tuple(max(0, chance.randrange(-100, 200)) for _ in victims)
+        delays = tuple(chance.uniform(0, 0.3) for _ in victims)
+        return Round(seed, chance.choice(["tcp", "shm"]), tuple(victims), counts, delays)
+
+
+@pytest.fixture(scope="module")
+def expected(tiny_folder):
+    """By a single process."""
+    model, _ = load_model(tiny_folder, batch_invariant=True)
+    cache = PagedKVCache(model.config, 256, block_size=BLOCK_SIZE)
+    engine = Engine(model, cache, chunk_tokens=32)
+    return [engine.generate([job.prompt_tokens], job.params)[0].token_ids for job in JOBS]
+
+
+def run(cluster: PooledCluster, expected, at: int = -1, kill=lambda: None) -> dict[int, str]:
+    """The reasons of jobs that failed; all tokens must be right, and those of others complete."""
+    answers: list[list[int]] = [[] for _ in JOBS]
+    failures: dict[int, str] = {}
+    if at == 0:
+        kill()
+    try:
+        for count, token in enumerate(cluster.run(JOBS), start=1):
+            answers[token.request_id].append(token.token_id)
+            if count == at:
+                kill()
+    except RequestFailed as error:
+        failures = error.reasons
+    for index, (answer, whole) in enumerate(zip(answers, expected, strict=True)):
+        assert answer == (whole[: len(answer)] if index in failures else whole)
+    return failures
+
+
+def kill_all_but_one(plan: Round, folder, expected) -> Counter[str]:
+    pool = PoolOptions(heartbeat_s=0.2, lease_s=2.0, answer_s=2.0)
+    options = InstanceOptions(
+        str(folder),
+        transports=(plan.transport,),
+        num_blocks=NUM_BLOCKS,
+        block_size=BLOCK_SIZE,
+        chunk_tokens=32,
+        wait_s=1.0,
+        deadline_s=WAIT_S,
+        pool=pool,
+    )
+    counts: Counter[str] = Counter()
+    with PooledCluster(options, NUM_INSTANCES) as cluster:
+        cluster.wait_until_ready()
+        processes = [process.process for process in cluster.processes]
+        for number, victim in enumerate(plan.victims):
+            kill = (processes[victim].pid, signal.SIGKILL)
+            timer = threading.Timer(plan.delays_s[number], os.kill, kill)
+            failures = run(cluster, expected, plan.num_tokens[number], timer.start)
+            timer.join(timeout=WAIT_S)
+            wait_until(lambda: len(cluster._dead) == number + 1)
+            gone = [cluster.names[f"instance {i}"] for i in plan.victims[: number + 1]]
+            for reason in failures.values():
+                is_home = f"the instance {victim} process was killed by signal 9" in reason
+                is_creditor = any(name in reason for name in gone)
+                is_room = "no instances lend the rest now" in reason  # too few are left
+                assert is_home or is_creditor or is_room, reason
+                what = "home" if is_home else "creditor" if is_creditor else "room"
+                counts[f"failed by its {what}"] += 1
+            counts["served"] += len(JOBS) - len(failures)
+            counts["kills"] += 1
+            wait_until(lambda: cluster.ledger.debts() == {})
+        (token,) = cluster.run([FULL])  # which needs every block of the last one
+        assert token.finish_reason
+        fits = {index for index, job in enumerate(JOBS) if len(job.prompt_tokens) < 180}
+        assert set(run(cluster, expected)).isdisjoint(fits)
+    last = ({*range(NUM_INSTANCES)} - {*plan.victims}).pop()
+    assert [processes[victim].exitcode for victim in plan.victims] == [-9] * len(plan.victims)
+    assert processes[last].exitcode == 0
+    return counts
+
+
+def test_instances_are_killed_at_random_moments(tiny_folder, expected, soak):
+    seed = int.from_bytes(os.urandom(4), "little")
+    shared, children = set(os.listdir("/dev/shm")), multiprocessing.active_children()
+    counts: Counter[str] = Counter()
+    for number in range(WARM_UP + (50 if soak else 1)):
+        plan = Round.of(seed + number)
+        sys.stdout.write(f"{plan}\n")
+        if number == WARM_UP:
+            before = held()
+        counts += kill_all_but_one(plan, tiny_folder, expected)
+    assert settled(before)
+    after = held()
+    sys.stdout.write(f"{dict(counts)}\nafter {WARM_UP} cluster: {before}\nafter all: {after}\n")
+    assert_no_growth(before, after)
+    assert multiprocessing.active_children() == children
+    assert eventually(lambda: set(os.listdir("/dev/shm")) <= shared)
