@@ -26,7 +26,7 @@ def serve(pipe: Connection, url: str, name: str, path: str | None, options: dict
         is_made = os.path.exists(path)
         store = Store.open(path) if is_made else Store.create(256 * UNIT, path, evict_ratio=0.0)
     with directory.connect(url) as servers:
-        host = make_host(servers, name, 256 * UNIT, store=store, **options)
+        host = make_host(servers, name, store=store, **{"capacity_bytes": 256 * UNIT} | options)
         pipe.send(host.node.name)
         while (work := pipe.recv()) is not None:
             function, args = work

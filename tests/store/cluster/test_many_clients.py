@@ -1,0 +1,95 @@
+"""Many client processes of one node, at once: each is served, and the node stays as it was.
+
+``--soak`` makes it 64 processes for two minutes; ``-rP`` prints each one's share and what the node
+holds.
+"""
+
+import sys
+import time
+
+import numpy as np
+import pytest
+
+from mooncake_kernels.errors import TransferError, Unavailable
+from mooncake_kernels.pool import PutResult
+from mooncake_serving.store.directory import connect
+
+from ...metadata.support import RedisServer
+from ...transfer.resources import held, settled
+from ..directory.conftest import patient  # noqa: F401
+from ..support import eventually
+from .processes import HostProcess
+from .support import UNIT, Hosts, value
+
+NUM_SHARED = 16
+SIZE = 4 * UNIT
+
+
+@pytest.fixture
+def redis(tmp_path):
+    server = RedisServer(tmp_path)
+    yield server
+    server.stop()
+
+
+def work(host, number: int, seconds: float) -> tuple[int, int, list[str], float]:
+    """Put, read, compare and remove its own object, and read shared ones."""
+    own, content = f"client-{number}", value(number, SIZE)
+    shared = [value(1000 + i, SIZE) for i in range(NUM_SHARED)]
+    count, num_wrong, errors, slowest_s = 0, 0, [], 0.0
+    until = time.monotonic() + seconds
+    while time.monotonic() < until:
+        began = time.monotonic()
+        try:
+            num_wrong += host.cluster.put(own, content) is not PutResult.STORED
+            num_wrong += host.cluster.get(own) != content
+            which = (number + count) % NUM_SHARED
+            num_wrong += host.cluster.get(f"shared-{which}") != shared[which]
+            num_wrong += not host.cluster.remove(own)
+        except (TransferError, Unavailable) as error:
+            errors.append(str(error))
+        count += 1
+        slowest_s = max(slowest_s, time.monotonic() - began)
+    return count, num_wrong, errors, slowest_s
+
+
+def test_all_clients_of_a_node_are_served(redis, soak):
+    num_clients, seconds = (64, 120.0) if soak else (3, 1.0)
+    with connect(redis.url) as servers:
+        hosts = Hosts(servers)
+        node = hosts.make("node", 4 * num_clients * SIZE + (NUM_SHARED + 8) * SIZE)
+        for i in range(NUM_SHARED):
+            assert node.cluster.put(f"shared-{i}", value(1000 + i, SIZE)) is PutResult.STORED
+        HostProcess(redis.url, "first", capacity_bytes=0).close()  # starts the fork server
+        before = held()
+        clients = [
+            HostProcess(redis.url, f"client-{i}", capacity_bytes=0) for i in range(num_clients)
+        ]
+        for number, client in enumerate(clients):
+            client.begin(work, number, seconds)
+        trend = [held()]
+        for _ in range(4):
+            time.sleep(seconds / 4)
+            trend.append(held())
+        reports = [client.end() for client in clients]
+        for client in clients:
+            client.close()
+        assert eventually(lambda: node.node.num_readers() == 0)
+        stats = node.store.stats()
+        assert (stats.num_pins, stats.num_writing, stats.num_ready) == (0, 0, NUM_SHARED)
+        del clients, client
+        is_settled, after = settled(before), held()
+        counts = np.array([count for count, *_ in reports])
+        share = counts.sum() ** 2 / (num_clients * (counts**2).sum())
+        errors = [error for _, _, some, _ in reports for error in some]
+        sys.stdout.write(
+            f"{num_clients} clients, {seconds:g} s: {counts.sum() / seconds:.0f} rounds a second; "
+            f"each {counts.min()} to {counts.max()}, median {np.median(counts):.0f}, Jain's index "
+            f"{share:.3f}; the slowest {max(slowest for *_, slowest in reports):.2f} s; "
+            f"{len(errors)} errors {errors[:3]}\nbefore {before}\n"
+        )
+        sys.stdout.write("".join(f"then {one}\n" for one in trend) + f"after {after}\n")
+        assert sum(num_wrong for _, num_wrong, *_ in reports) == 0
+        assert errors == [] and counts.min() > 0
+        assert is_settled, "descriptors or threads are left"
+        hosts.close()
