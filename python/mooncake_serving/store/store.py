@@ -29,6 +29,7 @@ from .room import Room
 from .watermark import Watermark
 
 Result = TypeVar("Result")
+REMOVED_AT_ONCE = 256  # objects, by remove_all
 
 
 class Store(StoreReader, Closing):
@@ -397,7 +398,9 @@ class Store(StoreReader, Closing):
 
     def remove_all(self) -> int:
         """Remove the objects of all namespaces, "hard" ones too; returns how many there were."""
-        num_removed = sum(self.pool.remove(tuple(k)) for k in self.pool.objects().keys.tolist())
+        keys, num_removed = self.pool.objects().keys, 0
+        for first in range(0, len(keys), REMOVED_AT_ONCE):  # others wait meanwhile
+            num_removed += int(self.pool.remove_each(keys[first : first + REMOVED_AT_ONCE]).sum())
         self.pool.note_all_removed()  # for who has a disk behind the pool
         return num_removed
 
