@@ -105,7 +105,15 @@ class RedisServer:
 
     scheme = "redis"
 
-    def __init__(self, folder: Path, *options: str, program: str | None = None, tls: bool = False):
+    def __init__(
+        self,
+        folder: Path,
+        *options: str,
+        program: str | None = None,
+        tls: bool = False,
+        environ: dict[str, str] | None = None,
+    ):
+        self._environ = environ
         self.program = program or redis_program()
         self._holding = reserved_port()
         self.port = self._holding.getsockname()[1]
@@ -119,7 +127,9 @@ class RedisServer:
         self.start()
 
     def start(self) -> None:
-        self.process = subprocess.Popen(self._command, stdout=subprocess.DEVNULL)
+        self.process = subprocess.Popen(
+            self._command, stdout=subprocess.DEVNULL, env=self._environ
+        )
         eventually(self._answers, f"{self.program} does not answer")
 
     def stop(self) -> None:
