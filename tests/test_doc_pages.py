@@ -155,6 +155,15 @@ def test_store(tmp_path):
         assert store.match_prefix(names["keys"]) == 4
 
 
+def test_the_names_of_blocks_of_store():
+    tokens = np.arange(2048)
+    names = run("store", 1, {"mk": mk, "tokens": tokens, "image_hash": b"h" * 32})
+    plain = mk.block_hashes(tokens, 256, cu_seqlens=[0, 1024, 2048])
+    assert len(names["keys"]) == 8
+    assert not np.isin(names["keys"][:4], plain).any(), "of another adapter and tenant"
+    np.testing.assert_array_equal(names["keys"][4:], plain[4:])
+
+
 def test_store_cluster(tmp_path):
     given = {**stored_names(), "prepared": with_two_blocks, "secret": "s" * 32}
     places = {"pool": repr(str(tmp_path / "kv")), "pool_bytes": "1 << 20", "create": "prepared("}
