@@ -22,8 +22,10 @@ def hash_extra_keys(
     """Hash the extra keys of all blocks of all sequences.
 
     Args:
-        extra_keys, block_extra_keys, seed: as in ``block_hashes``; None for no argument.
+        extra_keys: as in ``block_hashes``; None for no argument.
+        block_extra_keys: likewise.
         num_blocks: full blocks of each sequence.
+        seed: as in ``block_hashes``.
 
     Returns:
         ``[sum(num_blocks)]`` uint64, 0 where there is none, and uint8, 1 where there is one.

@@ -42,10 +42,10 @@ def block_hashes(
             parent = xxh3_64(link, seed_of("mk.chain"))  # begins as the sequence's parent, or None
             keys.append(parent)
 
-    where ``+`` joins bytes, little-endian, ``seed_of(purpose) = xxh3_64(purpose + uint64(seed), 0)``
-    and ``extra(i)`` is None, or ``xxh3_64`` with ``seed_of("mk.extra")`` of the extra keys of
-    block i (``reference/hashing.py`` gives their bytes). A root, a block with a parent and a block
-    with extra keys never hash the same bytes, nor do two seeds.
+    where ``+`` joins bytes, little-endian, ``seed_of(purpose)`` is ``xxh3_64(purpose +
+    uint64(seed), 0)``, and ``extra(i)`` is None, or ``xxh3_64`` with ``seed_of("mk.extra")`` of the
+    extra keys of block i (``reference/hashing.py`` gives their bytes). A root, a block with a
+    parent and a block with extra keys never hash the same bytes, nor do two seeds.
 
     A key stands for everything that the block's KV depends on only if all of it is hashed: pass as
     extra keys the LoRA adapter and its version, the hashes of images and other embeddings that

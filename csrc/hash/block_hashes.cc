@@ -54,9 +54,9 @@ void hash_request(const BlockHashesParams& p, const Seeds& seeds, int64_t reques
   keys += first_block;
   const uint64_t block_seed = seeds.block, chain_seed = seeds.chain;  // which no key can alias
   const auto link = [&](uint64_t parent, int64_t i, uint64_t extra, uint64_t has) {
-    const uint64_t local = XXH3_64bits_withSecretandSeed(
-        tokens + i * block_size, block_size * sizeof(uint32_t), seeds.block_secret,
-        sizeof(seeds.block_secret), block_seed);
+    const uint64_t local =
+        XXH3_64bits_withSecretandSeed(tokens + i * block_size, block_size * sizeof(uint32_t),
+                                      seeds.block_secret, sizeof(seeds.block_secret), block_seed);
     const uint64_t words[4] = {parent, local, extra, has};
     return XXH3_64bits_withSeed(words, sizeof(words), chain_seed);
   };

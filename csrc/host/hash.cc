@@ -79,8 +79,8 @@ std::optional<py::array_t<uint32_t>> token_array(const py::object& tokens) {
 void bind_hash(py::module_& m) {
   m.def("block_hashes", &block_hashes, "See csrc/hash/block_hashes.h; contents are not checked.",
         py::arg("tokens"), py::arg("block_size"), py::arg("seed"), py::arg("num_threads"),
-        py::arg("cu_seqlens"), py::arg("parents"), py::arg("has_parent"),
-        py::arg("extras"), py::arg("has_extra"));
+        py::arg("cu_seqlens"), py::arg("parents"), py::arg("has_parent"), py::arg("extras"),
+        py::arg("has_extra"));
   m.def("hash_extras", &hash_extras, "hash_extra of each, [n] uint64.", py::arg("encodings"),
         py::arg("seed"));
   m.def("token_array", &token_array, "A list or tuple as uint32; None if an item does not fit.",

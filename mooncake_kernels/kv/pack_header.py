@@ -134,8 +134,8 @@ class PackHeader:
         """Read a header.
 
         Raises:
-            InvalidArgument: it is not a header, has another version or reserved bytes that are not 0,
-                or was damaged in transit.
+            InvalidArgument: it is not a header, has another version or reserved bytes that are not
+                0, or was damaged in transit.
         """
         if not isinstance(data, (bytes, bytearray, memoryview)):
             raise InvalidArgument(f"PackHeader: data must be bytes, got {type(data).__name__}")

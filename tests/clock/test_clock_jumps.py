@@ -97,9 +97,7 @@ def test_no_duration_is_taken_from_the_wall_clock():
         for path in (ROOT / folder).rglob(kind)
     ]
     assert len(sources) > 300
-    using = {
-        str(path.relative_to(ROOT)) for path in sources if WALL_CLOCK.search(path.read_text())
-    }
+    using = {str(path.relative_to(ROOT)) for path in sources if WALL_CLOCK.search(path.read_text())}
     assert using == set(MAY_USE_IT)
 
 

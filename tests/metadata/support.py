@@ -127,9 +127,7 @@ class RedisServer:
         self.start()
 
     def start(self) -> None:
-        self.process = subprocess.Popen(
-            self._command, stdout=subprocess.DEVNULL, env=self._environ
-        )
+        self.process = subprocess.Popen(self._command, stdout=subprocess.DEVNULL, env=self._environ)
         eventually(self._answers, f"{self.program} does not answer")
 
     def stop(self) -> None:

@@ -97,9 +97,10 @@ def test_all_clients_of_an_engine_are_served(transport, soak):
         share = counts.sum() ** 2 / (num_clients * (counts**2).sum())
         slowest_s = max(slowest for *_, slowest in reports)
         sys.stdout.write(
-            f"{transport}: {num_clients} clients, {seconds:g} s: {counts.sum() / seconds:.0f} rounds a "
-            f"second; each {counts.min()} to {counts.max()}, median {np.median(counts):.0f}, Jain's "
-            f"index {share:.3f}; the slowest round {slowest_s:.2f} s\nbefore {before}\n"
+            f"{transport}: {num_clients} clients, {seconds:g} s: {counts.sum() / seconds:.0f} "
+            f"rounds a second; each {counts.min()} to {counts.max()}, median "
+            f"{np.median(counts):.0f}, Jain's index {share:.3f}; the slowest round "
+            f"{slowest_s:.2f} s\nbefore {before}\n"
         )
         sys.stdout.write("".join(f"then {one}\n" for one in trend) + f"after {after}\n")
         assert sum(num_wrong for _, num_wrong, _ in reports) == 0

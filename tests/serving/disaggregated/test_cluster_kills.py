@@ -91,9 +91,7 @@ def run(cluster: Cluster, answers: list[list[int]], at: int = -1, kill=lambda: N
 
 def kill_one(plan: Round, folder, expected) -> str:
     limits = {"num_blocks": 96, "block_size": 8, "num_staging_blocks": 64, "chunk_tokens": 32}
-    options = WorkerOptions(
-        str(folder), transports=(plan.transport,), deadline_s=WAIT_S, **limits
-    )
+    options = WorkerOptions(str(folder), transports=(plan.transport,), deadline_s=WAIT_S, **limits)
     killed = f"the {plan.victim} process was killed by signal 9"
     answers: list[list[int]] = [[] for _ in JOBS]
     with Cluster(options) as cluster:
@@ -111,7 +109,10 @@ def kill_one(plan: Round, folder, expected) -> str:
             assert answer == whole[: len(answer)]
         assert run(cluster, [[] for _ in JOBS]) == killed, "it says what is wrong with it"
     assert victim.exitcode == -signal.SIGKILL
-    assert survivor.exitcode in (0, -signal.SIGKILL)  # by force if it did not end soon, busy loading
+    assert survivor.exitcode in (
+        0,
+        -signal.SIGKILL,
+    )  # by force if it did not end soon, busy loading
     return "a run failed" if end == killed else end
 
 

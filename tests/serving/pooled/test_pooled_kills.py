@@ -110,7 +110,7 @@ def kill_all_but_one(plan: Round, folder, expected) -> Counter[str]:
             timer = threading.Timer(plan.delays_s[number], os.kill, kill)
             failures = run(cluster, expected, plan.num_tokens[number], timer.start)
             timer.join(timeout=WAIT_S)
-            wait_until(lambda: len(cluster._dead) == number + 1)
+            wait_until(lambda count=number + 1: len(cluster._dead) == count)
             gone = [cluster.names[f"instance {i}"] for i in plan.victims[: number + 1]]
             for reason in failures.values():
                 is_home = f"the instance {victim} process was killed by signal 9" in reason

@@ -32,25 +32,37 @@ def redis(tmp_path):
     server.stop()
 
 
-def work(host, number: int, seconds: float) -> tuple[int, int, list[str], float]:
-    """Put, read, compare and remove its own object, and read shared ones."""
+def work(host, number: int, seconds: float) -> tuple[int, list[str], float]:
+    """Put, read, compare and remove its own object, and read shared ones: rounds, what was not as
+    it must be, and the slowest round.
+    """
     own, content = f"client-{number}", value(number, SIZE)
     shared = [value(1000 + i, SIZE) for i in range(NUM_SHARED)]
-    count, num_wrong, errors, slowest_s = 0, 0, [], 0.0
+    count, problems, slowest_s = 0, [], 0.0
     until = time.monotonic() + seconds
     while time.monotonic() < until:
         began = time.monotonic()
+
+        def check(what: str, is_good: bool, found, count=count) -> None:
+            if not is_good:
+                found = found if not isinstance(found, bytes) else "other bytes"
+                problems.append(f"{what} of client {number}, round {count}: {found}")
+
         try:
-            num_wrong += host.cluster.put(own, content) is not PutResult.STORED
-            num_wrong += host.cluster.get(own) != content
+            result = host.cluster.put(own, content)
+            check("put", result is PutResult.STORED, result)
+            found = host.cluster.get(own)
+            check("get", found == content, found)
             which = (number + count) % NUM_SHARED
-            num_wrong += host.cluster.get(f"shared-{which}") != shared[which]
-            num_wrong += not host.cluster.remove(own)
+            found = host.cluster.get(f"shared-{which}")
+            check("get shared", found == shared[which], found)
+            was_there = host.cluster.remove(own)
+            check("remove", was_there, was_there)
         except (TransferError, Unavailable) as error:
-            errors.append(str(error))
+            problems.append(f"client {number}, round {count}: {error!r}")
         count += 1
         slowest_s = max(slowest_s, time.monotonic() - began)
-    return count, num_wrong, errors, slowest_s
+    return count, problems, slowest_s
 
 
 def test_all_clients_of_a_node_are_served(redis, soak):
@@ -81,15 +93,14 @@ def test_all_clients_of_a_node_are_served(redis, soak):
         is_settled, after = settled(before), held()
         counts = np.array([count for count, *_ in reports])
         share = counts.sum() ** 2 / (num_clients * (counts**2).sum())
-        errors = [error for _, _, some, _ in reports for error in some]
+        problems = [problem for _, some, _ in reports for problem in some]
         sys.stdout.write(
             f"{num_clients} clients, {seconds:g} s: {counts.sum() / seconds:.0f} rounds a second; "
             f"each {counts.min()} to {counts.max()}, median {np.median(counts):.0f}, Jain's index "
             f"{share:.3f}; the slowest {max(slowest for *_, slowest in reports):.2f} s; "
-            f"{len(errors)} errors {errors[:3]}\nbefore {before}\n"
+            f"{len(problems)} problems\nbefore {before}\n"
         )
         sys.stdout.write("".join(f"then {one}\n" for one in trend) + f"after {after}\n")
-        assert sum(num_wrong for _, num_wrong, *_ in reports) == 0
-        assert errors == [] and counts.min() > 0
+        assert problems == [] and counts.min() > 0
         assert is_settled, "descriptors or threads are left"
         hosts.close()
