@@ -29,6 +29,7 @@ FIELDS = {  # of the header of a record: where, how many bytes
     "data checksum": (80, 8),
     "position": (88, 8),
     "header checksum": (96, 8),
+    "rest of the page": (104, PAGE - 104),
 }
 
 

@@ -168,8 +168,10 @@ def _page(fields: bytes) -> np.ndarray:
 
 
 def _fields(form: struct.Struct, page: bytes) -> tuple | None:
-    """The fields of a page; None if their checksum does not match."""
+    """The fields of a page; None if their checksum does not match, or the rest is not zeros."""
     (expected,) = CHECKSUM.unpack_from(page, form.size)
     if checksum(np.frombuffer(page, np.uint8, form.size)) != expected:
+        return None
+    if not page.endswith(bytes(PAGE - form.size - CHECKSUM.size)):
         return None
     return form.unpack_from(page)
