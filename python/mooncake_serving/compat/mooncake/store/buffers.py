@@ -35,9 +35,10 @@ class Places(NamedTuple):
 class Buffers:
     """Registered memory, and all other memory of this process. Thread-safe.
 
-    A range that is not registered is looked up among all mappings, and in the memory of GPUs, at
-    each use: as with Mooncake's tcp it may be used, and an invalid address is an error, not a
-    crash.
+    A registration is a bound: a range that begins in one must end in the same one, whatever lies
+    behind it. A range that begins in none is looked up among all mappings, and in the memory of
+    GPUs, at each use: as with Mooncake's tcp it may be used, and an invalid address is an error,
+    not a crash.
     """
 
     def __init__(self) -> None:
@@ -93,11 +94,18 @@ class Buffers:
             )
             self._tables = _tables(*self._registered)
 
-    def view(self, address: Any, num_bytes: Any, *, writes: bool) -> Memory:
+    def view(self, address: Any, num_bytes: Any, *, writes: bool, skipped: int = 0) -> Memory:
         """The bytes of a range.
 
+        Args:
+            address: of memory. If it is in a registration, the range must be in the same one.
+            num_bytes: size of the range.
+            writes: whether it must be writable.
+            skipped: bytes between the address and the range, 0 or more.
+
         Raises:
-            InvalidArgument: it is not memory of this process with the required access.
+            InvalidArgument: it leaves the registration, or is not memory of this process with the
+                required access.
         """
         begin = address if type(address) is int else as_natural("buffer_ptr", address)
         size = num_bytes if type(num_bytes) is int else as_natural("size", num_bytes)
@@ -106,10 +114,17 @@ class Buffers:
         if place >= 0 and size >= 0:
             memory, room, writable = ranges[place]
             offset = begin - begins[place]
-            if offset + size <= room and (writable or not writes):
+            if offset < room and (end := offset + skipped + size) > room:
+                raise InvalidArgument(
+                    f"buffer_ptr and size must stay within the registered buffer, "
+                    f"{_shown(begins[place], room)}, got {_shown(begin + skipped, size)}"
+                )
+            if offset < room and (writable or not writes):
                 if type(memory) is memoryview:
-                    return memory[offset : offset + size]
-                return replace(memory, address=begin, num_bytes=size)
+                    return memory[end - size : end]
+                return replace(memory, address=begin + skipped, num_bytes=size)
+        if skipped:
+            return self.view(begin + skipped, size, writes=writes)
         begin, size = as_natural("buffer_ptr", begin), as_natural("size", size)
         memory, writable = _mapped(begin, size)
         if writes and not writable:
@@ -120,8 +135,8 @@ class Buffers:
         """Addresses and sizes of many values: two lists, or two lists of lists (a depth of 2).
 
         Returns:
-            None unless all are plain integers and each is within registered memory of the host, as
-            usual; ``view`` says what it is otherwise.
+            None unless all are plain integers and each is within one registration of host memory,
+            as usual; ``view`` says what it is otherwise.
         """
         addresses, counts = _table(pointers, depth), _table(sizes, depth)
         if addresses is None or counts is None or addresses.shape != counts.shape:

@@ -96,6 +96,6 @@ class RangeCalls(Lifecycle):
     ) -> int:
         if as_natural("size", size) == 0:
             return 0
-        begin = as_natural("buffer_ptr", pointer) + as_natural("dst_offset", dst_offset)
-        view = self._running().buffers.view(begin, size, writes=True)
+        skipped = as_natural("dst_offset", dst_offset)
+        view = self._running().buffers.view(pointer, size, writes=True, skipped=skipped)
         return get_range(as_natural("src_offset", src_offset), view)
