@@ -72,7 +72,13 @@ DEMOTION_GAUGES = {  # the same for DemotionStats
 }
 DEMOTION_COUNTERS = {
     "ssd_demoted": ("num_written", "Objects that were written to the disk and evicted then."),
-    "ssd_not_demoted": ("num_dropped", "Objects that should have been written, and were not."),
+    "ssd_not_demoted": ("num_dropped", "Objects that left the pool and were not written."),
+    "ssd_unadmitted": ("num_unadmitted", "Of these: used too little for a disk that is full."),
+    "ssd_queue_full": ("num_queue_full", "Of these: the queue was full."),
+    "ssd_too_large": ("num_too_large", "Of these: larger than the disk takes."),
+    "ssd_unwritten": ("num_unwritten", "Of these: the disk could not write them."),
+    "ssd_damaged_in_pool": ("num_damaged", "Of these: damaged in the pool."),
+    "ssd_removed_in_queue": ("num_removed", "Of these: removed, or replaced, while queued."),
 }
 ANSWER_S = 1.0  # of a pool; a scrape of Prometheus has 10 s
 UP = "1; 0 while a process that was stopped during a change holds the pool."

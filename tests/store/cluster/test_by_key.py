@@ -195,7 +195,8 @@ def test_what_is_damaged_in_the_pool_is_read_from_its_disk(hosts, tmp_path):
     assert two.cluster.exists_each(range(4)).all()
 
 
-def test_what_others_read_is_used(hosts, tmp_path):
+def test_what_others_read_is_used(hosts, tmp_path, monkeypatch):
+    monkeypatch.setattr(SsdTier, "room_bytes", 0)  # the disk is full
     tier = SsdTier(tmp_path / "tier", 512 << 20)
     store = TieredStore(ObjectPool.create(8 * UNIT), tier, min_uses=2)
     one, two = hosts.make("one", store=store), hosts.make("two")

@@ -162,13 +162,14 @@ def test_a_disk_that_comes_back_may_be_left(hosts, with_disk, tmp_path):
     assert found(two, range(NUM)) == set(range(NUM))
 
 
-def test_what_is_only_in_memory_and_cannot_be_moved_stays_there(hosts, with_disk):
+def test_what_is_only_in_memory_and_cannot_be_moved_stays_there(hosts, with_disk, monkeypatch):
     """What is brought up evicts nothing: it would be lost, if it was not used enough."""
     one, two = with_disk(), hosts.make("two", 256 * UNIT)
     large = value(7, IN_POOL * UNIT)
     assert one.cluster.put("large", large) is STORED  # there is no room beside it
     assert only_on_disk(one.store) == set(range(NUM))
     one.store._demotion._min_uses = 1 << 10
+    monkeypatch.setattr(SsdTier, "room_bytes", 0)
     with replaced(one.node.asking, "pull", lambda *_, **__: ["FULL"]):
         drained = drain(one.node)
     assert not drained.has_left and (drained.num_left, drained.num_on_disk) == (1, NUM)

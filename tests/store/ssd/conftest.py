@@ -15,6 +15,12 @@ from .tiered import (
 
 
 @pytest.fixture
+def full_disk(monkeypatch):
+    """Whatever a disk has: it must drop something for each object that is written."""
+    monkeypatch.setattr(SsdTier, "room_bytes", 0)
+
+
+@pytest.fixture
 def opened(tmp_path):
     """Opens stores on one file, each with an empty pool, as after a restart of the host."""
     with contextlib.ExitStack() as stores:

@@ -26,6 +26,7 @@ policies = pytest.mark.parametrize("policy", POLICIES)
 
 @policies
 @pytest.mark.parametrize("min_uses", [1, 2])
+@pytest.mark.usefixtures("full_disk")
 def test_the_order_is_that_of_a_pool_without_a_disk(tmp_path, policy, min_uses):
     """Whether objects are written first or not: those in the pool are the same."""
     rng = np.random.default_rng(4)
@@ -52,9 +53,11 @@ def test_the_order_is_that_of_a_pool_without_a_disk(tmp_path, policy, min_uses):
             for each in (store, other):
                 result = each.put(key, bytes(num_bytes), position=position, retention=retention)
                 assert result is STORED
-        written = store.demotion_stats().num_written
+        stats = store.demotion_stats()
+        written = stats.num_written
         assert written == 80 - store.stats().num_ready if min_uses == 1 else 5 < written < 70
-        assert store.demotion_stats().num_dropped == 0
+        assert stats.num_dropped == stats.num_unadmitted
+        assert written + stats.num_unadmitted == 80 - store.stats().num_ready
 
 
 @policies
@@ -67,13 +70,14 @@ def test_nothing_is_lost_that_was_evicted(opened, policy):
 
 
 @policies
-def test_only_what_was_used_again_is_written(opened, policy):
+def test_a_full_disk_gets_only_what_was_used_again(opened, full_disk, policy):
     store = opened(eviction=policy, min_uses=2)
     put(store, 0, 1, 2)
     others = Store(store.pool, namespace="model")  # as of a process that has not the tier
     assert others.get(1) == value(1).tobytes() and read(store, 2) == [OBJECT]
     store.evict(IN_POOL * OBJECT)
     assert store.flush() and store.exists_each([0, 1, 2]).tolist() == [False, True, True]
+    assert store.demotion_stats().num_unadmitted == 1
 
 
 @policies
@@ -120,7 +124,8 @@ def test_a_full_queue_drops_and_counts(opened, monkeypatch, policy):
     put(store, *range(IN_POOL))
     assert len(store.evict(5 * OBJECT).keys) == 3
     stats = store.demotion_stats()
-    assert (stats.num_queued, stats.queued_bytes, stats.num_dropped) == (2, 2 * OBJECT, 3)
+    assert (stats.num_queued, stats.queued_bytes, stats.num_queue_full) == (2, 2 * OBJECT, 3)
+    assert stats.num_dropped == 3
     goes_on.set()
     assert store.flush() and store.exists_each(range(IN_POOL)).sum() == IN_POOL - 3
 
@@ -195,7 +200,7 @@ def test_the_policy_may_be_replaced(opened):
     assert store.flush() and store.exists(0) and not store.pool.contains(store.keyspace.key(0))
 
 
-def test_a_policy_of_ones_own_that_fails(opened):
+def test_a_policy_of_ones_own_that_fails(opened, full_disk):
     """It raises, and what it evicted before that is reported."""
     store, gone = opened(min_uses=2), []
     store.on_evicted.append(lambda keys: gone.extend(keys[:, 0].tolist()))

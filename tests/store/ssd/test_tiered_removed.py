@@ -232,6 +232,8 @@ def test_what_is_removed_while_it_waits_to_be_written_is_not(opened, monkeypatch
             patch.setattr(store.tier, "put_each", see)
             assert store._demoter.offer(store.keyspace.key(0)) and store.flush()
         assert seen == [] and is_nowhere(store, 0)
+        stats = store.demotion_stats()
+        assert stats.num_dropped == stats.num_removed == 1
 
 
 @pytest.mark.parametrize("how", ["written", "on the disk"])

@@ -59,7 +59,7 @@ def test_what_came_from_the_disk_is_evicted_without_a_look_at_it(promoted):
     assert store.tier.stats().num_hits == hits and store.demotion_stats().num_written == 1
 
 
-@pytest.mark.parametrize("why", ["too large", "queue", "not recorded"])
+@pytest.mark.parametrize("why", ["too_large", "queue_full", "unwritten"])
 def test_what_cannot_be_replaced_is_gone(promoted, monkeypatch, why):
     store, others = promoted
 
@@ -69,14 +69,15 @@ def test_what_cannot_be_replaced_is_gone(promoted, monkeypatch, why):
     replace(others)
     assert store.get(0) == NEW
     with monkeypatch.context() as patch:
-        if why == "too large":
+        if why == "too_large":
             patch.setattr(store.tier, "max_object_bytes", 100)
-        elif why == "queue":
+        elif why == "queue_full":
             patch.setattr(store._demoter, "_queue_bytes", 100)
         else:
             patch.setattr(store.tier, "remove", fail)
         evict(store)
-        assert store.get(0) is None and store.demotion_stats().num_dropped == (why != "too large")
+        stats = store.demotion_stats()
+        assert store.get(0) is None and stats.num_dropped == getattr(stats, f"num_{why}") == 1
     assert store.flush() and not is_on_disk(store)
 
 

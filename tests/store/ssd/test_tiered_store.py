@@ -11,7 +11,7 @@ from mooncake_kernels.pool import ObjectPool, ObjectPut
 from mooncake_serving.store import Quota, SsdTier, Store, TieredStore, Watermark
 
 from ..support import child, ended_well, eventually
-from .support import no_writes_from
+from .support import PAGE, no_writes_from
 from .tiered import (
     BUCKET,
     EXISTS,
@@ -102,7 +102,50 @@ def test_named_objects_and_other_namespaces(opened):
     assert not other.exists("name") and not other.exists_each(KEYS).any()
 
 
-def test_only_what_was_used_again_is_written(opened):
+def test_a_disk_with_room_gets_all(opened):
+    """Also what was seen once, by default; none is lost but by its own fault."""
+    store = opened(num_buckets=64, min_uses=2)
+    assert put(store, *range(600)) == [STORED] * 600
+    assert store.flush() and store.exists_each(range(600)).all()
+    stats = store.demotion_stats()
+    assert (stats.num_written, stats.num_dropped) == (600 - store.stats().num_ready, 0)
+    assert store.tier.stats().num_free_buckets > 1 and store.tier.stats().num_dropped == 0
+
+
+@pytest.mark.parametrize("queue_bytes", [OBJECT, 64 * OBJECT])
+def test_until_it_is_full(opened, queue_bytes):
+    """Then what was used once does not push out what is there; each that is lost is counted."""
+    store = opened(num_buckets=3, min_uses=2, queue_bytes=queue_bytes)
+    num_put = 0
+    while store.demotion_stats().num_unadmitted < 20:
+        assert put(store, num_put) == [STORED]
+        num_put += 1
+        assert num_put < 500
+    assert store.flush()
+    stats, disk = store.demotion_stats(), store.tier.stats()
+    assert disk.num_dropped == 0 and disk.num_objects == stats.num_written > 30
+    there = store.exists_each(range(num_put)).sum()
+    assert there == num_put - stats.num_unadmitted - stats.num_queue_full
+    assert store.tier.room_bytes < 2 * (OBJECT + 2 * PAGE)
+    # What is used again is worth more than what is there.
+    again = num_put - 1
+    assert read(store, again) == [OBJECT] and put(store, *range(1000, 1020)) == [STORED] * 20
+    assert store.flush() and store.exists(again) and store.tier.stats().num_dropped > 0
+
+
+def test_a_restart_knows_what_room_is_left(opened):
+    store = opened(num_buckets=3)
+    put(store, *range(IN_POOL + 8))
+    assert store.flush()
+    room_bytes = store.tier.room_bytes
+    store.close()
+    store = opened(num_buckets=3)
+    assert store.tier.room_bytes == room_bytes
+    store.remove_all()
+    assert store.tier.room_bytes > room_bytes + 8 * OBJECT
+
+
+def test_a_full_disk_gets_only_what_was_used_again(opened, full_disk):
     store = opened(min_uses=2)
     put(store, 0, 1, 2)
     read(store, 1)
@@ -110,10 +153,12 @@ def test_only_what_was_used_again_is_written(opened):
     put(store, *range(10, 30))
     store.flush()
     assert store.exists_each([0, 1, 2]).tolist() == [False, True, True]
-    assert store.demotion_stats().num_dropped == 0  # nobody wanted them
+    stats = store.demotion_stats()
+    assert stats.num_dropped == stats.num_unadmitted == 23 - 2 - store.stats().num_ready
 
 
 @pytest.mark.parametrize("quota", [None, Quota(num_objects=IN_POOL - 1)])
+@pytest.mark.usefixtures("full_disk")
 def test_what_other_processes_use_again_is_written(opened, quota):
     store = opened(min_uses=2, quota=quota)
     others = Store(store.pool, namespace="model")  # as of a process that has not the tier
@@ -137,7 +182,7 @@ def test_a_watermark_writes_before_other_processes_evict(opened):
     assert read(store, *KEYS) == [OBJECT] * len(KEYS)
 
 
-def test_the_next_go_in_place_of_what_is_being_read(opened):
+def test_the_next_go_in_place_of_what_is_being_read(opened, full_disk):
     store = opened(min_uses=2)
     put(store, *range(IN_POOL))
     coldest = store.keyspace.keys(range(IN_POOL))[::-1][:4]
@@ -147,6 +192,7 @@ def test_the_next_go_in_place_of_what_is_being_read(opened):
         assert store.evict(2 * OBJECT).num_bytes == 2 * OBJECT
         assert store.exists_each(range(IN_POOL)).tolist() == [True] * 2 + [False] * 2 + [True] * 4
         assert store.evict(IN_POOL * OBJECT).num_bytes == 2 * OBJECT
+        assert store.demotion_stats().num_unadmitted == 4  # what is being read, is not dropped
 
 
 def test_begin(opened):
@@ -186,6 +232,7 @@ def test_retention(opened):
 
 
 @pytest.mark.parametrize("min_uses", [1, 2])
+@pytest.mark.usefixtures("full_disk")
 def test_a_full_index_evicts_a_share_of_the_objects(tmp_path, min_uses):
     tier = SsdTier(tmp_path / "tier", 8 * BUCKET, bucket_bytes=BUCKET)
     pool = ObjectPool.create(1 << 20, num_objects=20)
@@ -222,7 +269,7 @@ def test_a_full_queue_drops_and_counts(opened, monkeypatch):
     assert put(store, *range(10, 14)) == [STORED] * 4  # without waiting for the disk
     stats = store.demotion_stats()
     assert (stats.num_queued, stats.queued_bytes, stats.num_written) == (2, 2 * OBJECT, 0)
-    assert stats.num_dropped >= 1
+    assert stats.num_dropped == stats.num_queue_full >= 1
     goes_on.set()
     assert store.flush()
     assert store.exists_each([0, 1]).all()
@@ -241,7 +288,7 @@ def test_readers_keep_half_of_the_pins(tmp_path, monkeypatch):
         put(store, *range(IN_POOL))
         store.evict(6 * OBJECT)
         stats = store.demotion_stats()
-        assert (stats.num_queued, stats.num_dropped) == (2, 4)
+        assert (stats.num_queued, stats.num_queue_full) == (2, 4)
         with store.view(0):
             assert read(store, 1, 6) == [OBJECT] * 2
             assert store.get(7) == value(7).tobytes()
@@ -276,7 +323,7 @@ def test_a_disk_that_fails_makes_it_a_store_without_one(opened):
         assert put(store, *KEYS) == [STORED] * len(KEYS)
         store.flush()
         stats = store.demotion_stats()
-        assert stats.num_dropped == len(KEYS) - store.stats().num_ready
+        assert stats.num_dropped == stats.num_unwritten == len(KEYS) - store.stats().num_ready
         assert store.tier.stats().num_objects == 0 and store.tier.stats().error
     assert put(store, *range(100, 130)) == [STORED] * 30
     store.flush()
@@ -340,7 +387,7 @@ def test_what_comes_back_stays_within_the_quota(opened):
         assert store.usage().num_bytes <= limit
 
 
-def test_what_a_quota_evicts_goes_to_the_disk(opened):
+def test_what_a_quota_evicts_goes_to_the_disk(opened, full_disk):
     """Written before it goes, if it is worth that; the put waits, and is within the quota."""
     limit = 3 * OBJECT
     store = opened(quota=Quota(num_bytes=limit))

@@ -182,7 +182,7 @@ def test_a_removal_that_the_disk_cannot_record_yet_is_hidden_until_it_can(
         assert not store.pool.contains(store.keyspace.key(1)) and read(store, 1) == [OBJECT]
         assert store.put(0, b"other") is STORED
         assert store._demoter.offer(store.keyspace.key(0)) and store._demoter.flush()
-        assert store.get(0) is None and store.demotion_stats().num_dropped == 1
+        assert store.get(0) is None and store.demotion_stats().num_unwritten == 1
     assert store.flush() and not store.tier.contains_each(key).any()
     assert store.put(0, b"new") is STORED
     assert store._demoter.offer(store.keyspace.key(0)) and store.flush()
@@ -263,7 +263,7 @@ def test_close_gives_up_in_time(opened, monkeypatch):
     assert all(store._demoter.offer(store.keyspace.key(k)) for k in range(1, 6))
     closer = threading.Thread(target=store.close)
     closer.start()
-    while store.demotion_stats().num_dropped < 5:
+    while store.demotion_stats().num_closed < 5:
         assert closer.is_alive()  # what is being written ends first
     goes_on.set()
     closer.join()

@@ -98,6 +98,12 @@ def test_a_disk_is_told_of(pool, tiered):
         "ssd_write_errors_total": 0,
         "ssd_demoted_total": 4,
         "ssd_not_demoted_total": 0,
+        "ssd_unadmitted_total": 0,
+        "ssd_queue_full_total": 0,
+        "ssd_too_large_total": 0,
+        "ssd_unwritten_total": 0,
+        "ssd_damaged_in_pool_total": 0,
+        "ssd_removed_in_queue_total": 0,
     }
     tiered.close()
     assert not scrape(collector)

@@ -132,7 +132,7 @@ def add_commands(commands: Any) -> None:
     )  # fmt: skip
     parser.add_argument(
         "--ssd-min-uses", type=as_count, metavar="N",
-        help="1: write all that goes; 2: what was used again (default)",
+        help="on a full FILE: 1: write all that goes; 2: what was used again (default)",
     )  # fmt: skip
     parser.add_argument(
         "--temporary", action="store_true", help="remove files in the end that were made"

@@ -114,6 +114,17 @@ class Log:
     def num_free(self) -> int:
         return len(self._free)
 
+    @property
+    def room_bytes(self) -> int:
+        """Bytes of records for which no bucket need be freed: the rest of the newest, and all those
+        that are free but the one that stays so. Without a lock.
+        """
+        newest, room = self._newest, max(0, len(self._free) - 1) * self._usable(1)
+        if newest is not None:
+            used = self._end - newest.offset - PAGE
+            room += max(0, self._usable(len(newest.records) + 1) - used)
+        return room
+
     def may_reappear(self, key: Key) -> bool:
         """Whether a start could find an object of this key, which is not there. Within a step.
 
@@ -216,6 +227,10 @@ class Log:
         self._appender.add(data)
         self._end = record.end
         return entry
+
+    def _usable(self, num_records: int) -> int:
+        """Bytes of a bucket for so many records, without its head and footer."""
+        return self._bucket_bytes - PAGE - footer_bytes(num_records)
 
     def _fits(self, *sizes: int) -> bool:
         """Whether the newest bucket has room for records with so many bytes of data each."""

@@ -247,6 +247,13 @@ class SsdTier(TierReads, Closing):
             self._health.failed(error)
             raise Unavailable(f"sync: {self.path!r} could not be synced: {error}") from None
 
+    @property
+    def room_bytes(self) -> int:
+        """Bytes of records, each with its header and padding, that can be written before a bucket
+        must be freed; about, for none is divided between buckets.
+        """
+        return self._log.room_bytes
+
     def stats(self) -> SsdStats:
         self._check_open("stats")
         return SsdStats(

@@ -1,8 +1,10 @@
 """Demotion of objects from a pool to the disk: a bounded queue, and the thread that writes it."""
 
+import enum
 import logging
 import threading
-from collections.abc import Callable, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -10,14 +12,28 @@ import numpy as np
 from mooncake_kernels.errors import ChecksumError, Unavailable
 from mooncake_kernels.pool import Key, ObjectPool, PinnedObject, PutResult
 
+from ..ssd.layout import PAGE
 from .disk_side import DiskSide
 from .moves import Moves
 
 log = logging.getLogger("mooncake_serving.store.tiered")
 
+OVERHEAD_BYTES = 2 * PAGE  # of an object on the disk, at most: its header, and padding
 BATCH_BYTES = 16 << 20
 BATCH_OBJECTS = 256
 LOOK_S = 1.0  # for what other processes have removed
+
+
+class Drop(enum.StrEnum):
+    """Why an object that leaves the pool is not written: the count of these in the statistics."""
+
+    UNADMITTED = "num_unadmitted"
+    QUEUE_FULL = "num_queue_full"
+    TOO_LARGE = "num_too_large"
+    UNWRITTEN = "num_unwritten"
+    DAMAGED = "num_damaged"
+    REMOVED = "num_removed"
+    CLOSED = "num_closed"
 
 
 @dataclass(frozen=True)
@@ -29,16 +45,32 @@ class DemotionStats:
         queued_bytes: size of these.
         num_written: objects that were written, and then evicted.
         written_bytes: size of these.
-        num_dropped: objects that should have been written, and were not: the queue was full, the
-            disk could not be written, the object was damaged, or removed meanwhile by another
-            process, or the store was closed.
+        num_unadmitted: objects that were evicted and not written, for the disk had no room left and
+            they were used fewer than ``min_uses`` times.
+        num_queue_full: those for which the queue had no room, or this process no pin.
+        num_too_large: those that are larger than the disk takes.
+        num_unwritten: those that the disk could not write.
+        num_damaged: those that were damaged in the pool.
+        num_removed: those that another process removed, or replaced, while they were queued.
+        num_closed: those that were queued when the store was closed, and its time was over.
     """
 
     num_queued: int
     queued_bytes: int
     num_written: int
     written_bytes: int
-    num_dropped: int
+    num_unadmitted: int = 0
+    num_queue_full: int = 0
+    num_too_large: int = 0
+    num_unwritten: int = 0
+    num_damaged: int = 0
+    num_removed: int = 0
+    num_closed: int = 0
+
+    @property
+    def num_dropped(self) -> int:
+        """All objects that left the pool, or were queued for that, and were not written."""
+        return sum(getattr(self, reason) for reason in Drop)
 
 
 class Demoter:
@@ -63,37 +95,43 @@ class Demoter:
         self._queue: dict[Key, PinnedObject] = {}  # in order of arrival
         self._writing: dict[Key, PinnedObject] = {}
         self._queued_bytes = 0
-        self._num_batches = self._num_written = self._written_bytes = self._num_dropped = 0
+        self._num_batches = self._num_written = self._written_bytes = 0
+        self._dropped: Counter[Drop] = Counter()
         self._closing = False
         self._changed = threading.Condition()
         self._thread = threading.Thread(target=self._run, name="mk-demotion", daemon=True)
         self._thread.start()
 
-    def offer(self, key: Key) -> int | None:
+    def offer(self, key: Key, *, if_room: bool = False) -> int | Drop:
         """Queue an object, unless it is queued already; return its size.
 
-        None: it cannot be queued. It counts as dropped, unless it is too large for the disk.
+        Args:
+            key: of the pool.
+            if_room: only if the disk need drop nothing for it, and for what is queued.
+
+        Returns:
+            A reason if it cannot be queued, which is not counted here.
         """
         with self._changed:
             pinned = self._queue.get(key) or self._writing.get(key)
             if pinned is not None:
                 return pinned.num_bytes
-            pinned = None if self._closing else self._pin(key)
-            is_small = pinned is None or pinned.num_bytes <= self._disk.max_object_bytes
-            if (
-                pinned is not None
-                and is_small
-                and self._queued_bytes + pinned.num_bytes <= self._queue_bytes
-                and len(self._queue) + len(self._writing) < self._max_queued
-            ):
-                self._queue[key] = pinned
-                self._queued_bytes += pinned.num_bytes
-                self._changed.notify_all()
-                return pinned.num_bytes
-            if pinned is not None:
+            if self._closing:
+                return Drop.CLOSED
+            if (pinned := self._pin(key)) is None:
+                return Drop.QUEUE_FULL
+            if reason := self._refused(pinned.num_bytes, if_room=if_room):
                 pinned.close()
-            self._num_dropped += is_small
-            return None
+                return reason
+            self._queue[key] = pinned
+            self._queued_bytes += pinned.num_bytes
+            self._changed.notify_all()
+            return pinned.num_bytes
+
+    def count(self, dropped: Iterable[Drop]) -> None:
+        """Count objects that were evicted and not written."""
+        with self._changed:
+            self._dropped.update(dropped)
 
     def queued(self) -> tuple[np.ndarray, np.ndarray]:
         """Keys and sizes of what waits to be written, or is being written: ``[n, 2]``, ``[n]``."""
@@ -142,7 +180,7 @@ class Demoter:
         self.flush(timeout_s)
         with self._changed:
             self._closing = True
-            self._num_dropped += self._give_up(list(self._queue))
+            self._dropped[Drop.CLOSED] += self._give_up(list(self._queue))
             self._changed.notify_all()
         self._thread.join()
 
@@ -153,8 +191,22 @@ class Demoter:
                 self._queued_bytes,
                 self._num_written,
                 self._written_bytes,
-                self._num_dropped,
+                **self._dropped,
             )
+
+    def _refused(self, num_bytes: int, *, if_room: bool) -> Drop | None:
+        """Why an object of this size is not queued; None: it can be."""
+        if num_bytes > self._disk.max_object_bytes:
+            return Drop.TOO_LARGE
+        num_queued = len(self._queue) + len(self._writing)
+        if if_room:
+            # Of those that are being written some may be on the disk by now: they count twice.
+            queued = self._queued_bytes + num_bytes + (num_queued + 1) * OVERHEAD_BYTES
+            if queued > self._disk.room_bytes:
+                return Drop.UNADMITTED
+        if self._queued_bytes + num_bytes > self._queue_bytes or num_queued >= self._max_queued:
+            return Drop.QUEUE_FULL
+        return None
 
     def _is_idle(self) -> bool:
         return not self._queue and not self._writing
@@ -179,11 +231,13 @@ class Demoter:
                 self._look()
                 continue
             num_bytes = sum(pinned.num_bytes for pinned in batch.values())
-            stored = self._write(batch)
+            dropped = dict.fromkeys(batch, Drop.UNWRITTEN)
+            self._write(batch, dropped)
             with self._changed:
+                stored = [key for key in batch if key not in dropped]
                 self._num_written += len(stored)
                 self._written_bytes += sum(batch[key].num_bytes for key in stored)
-                self._num_dropped += len(batch) - len(stored)
+                self._dropped.update(dropped.values())
                 self._queued_bytes -= num_bytes
                 self._num_batches += 1
                 self._writing = {}
@@ -208,20 +262,31 @@ class Demoter:
                 num_bytes += self._writing[key].num_bytes
             return self._writing
 
-    def _write(self, batch: dict[Key, PinnedObject]) -> list[Key]:
-        """Write objects, and evict them; return the keys of those that are on the disk."""
-        stored = []
+    def _write(self, batch: dict[Key, PinnedObject], dropped: dict[Key, Drop]) -> None:
+        """Write objects, and evict them. Those that are on the disk then are deleted from
+        ``dropped``, which gets the reasons of the others.
+        """
         try:  # the thread continues whatever happens: others wait for it
             self._disk.condemn(self._replaced(batch))
             whole = [key for key, pinned in batch.items() if self._is_whole(key, pinned)]
+            dropped.update(dict.fromkeys(batch.keys() - whole, Drop.DAMAGED))
             self._disk.retry()
+
+            def id_of(key: Key) -> int:
+                object_id = self._id_of(key, batch[key])
+                if not object_id:
+                    dropped[key] = Drop.REMOVED
+                return object_id
+
             results = self._disk.put_each(
                 whole,
                 [batch[key].view for key in whole],
-                lambda k: self._id_of(k, batch[k]),
+                id_of,
                 [batch[key].position for key in whole],
             )
             stored = [k for k, r in zip(whole, results, strict=True) if r is not PutResult.FULL]
+            for key in stored:
+                del dropped[key]
             with self._puts.hold(batch):
                 evicted = self._evict(batch, stored)
             self._disk.retry()
@@ -231,7 +296,6 @@ class Demoter:
             log.exception("%d objects could not be written", len(batch))
         for pinned in batch.values():
             pinned.close()
-        return stored
 
     def _replaced(self, batch: dict[Key, PinnedObject]) -> list[Key]:
         """The keys under which the disk has something else, from before they were put again."""

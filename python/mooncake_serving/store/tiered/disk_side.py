@@ -49,6 +49,10 @@ class DiskSide:
     def max_object_bytes(self) -> int:
         return self._tier.max_object_bytes
 
+    @property
+    def room_bytes(self) -> int:
+        return self._tier.room_bytes
+
     def condemn(self, keys: Iterable[Key]) -> None:
         """Hide objects, to be removed by ``retry``."""
         with self._lock:

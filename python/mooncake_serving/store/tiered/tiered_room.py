@@ -9,9 +9,10 @@ from mooncake_kernels.pool import Evicted, ObjectPool, PoolObjects, PutResult, a
 
 from ..eviction.counted import counted
 from ..eviction.policy import EvictionPolicy, pool_bytes
+from ..keyspace import are_in
 from ..room import Room
 from .admission import UseSketch
-from .demotion import Demoter
+from .demotion import Demoter, Drop
 from .disk_side import DiskSide
 
 Result = TypeVar("Result")
@@ -20,12 +21,14 @@ Result = TypeVar("Result")
 class Demotion:
     """Decides which of the objects that a policy evicts are written to the disk first.
 
+    All of them, as long as the disk has room; then those that were used ``min_uses`` times.
+
     Args:
         disk: where they go.
         demoter: writes objects to it.
         uses: how often keys were used recently by this process, whether they were there or not; for
             objects in the pool, the pool counts the uses of all processes.
-        min_uses: how many uses make an object worth a write.
+        min_uses: how many uses make an object worth a write for which the disk must drop others.
     """
 
     def __init__(self, disk: DiskSide, demoter: Demoter, uses: UseSketch, min_uses: int):
@@ -36,8 +39,9 @@ class Demotion:
 
     def queue(
         self, pool: ObjectPool, keys: np.ndarray, ids: np.ndarray, uses: np.ndarray
-    ) -> np.ndarray:
-        """Queue objects worth a write, to be evicted once written: ``[n]`` sizes, or -1.
+    ) -> tuple[np.ndarray, dict[int, Drop]]:
+        """Queue objects worth a write, to be evicted once written: ``[n]`` sizes, or -1; and why
+        those were not queued that the disk does not have, by their number.
 
         So are those of which it is not known whether the disk has them, or what was there before
         another process evicted it from the pool and put another. If they cannot be queued, what
@@ -53,13 +57,18 @@ class Demotion:
         is_on_disk = self._disk.contains_each(keys)
         doubtful = is_on_disk & ~self._disk.are_same(ids)
         sizes = np.full(len(keys), -1, np.int64)
-        for i in np.flatnonzero(worth & ~is_on_disk | doubtful).tolist():
-            num_bytes = self._demoter.offer(tuple(keys[i].tolist()))
-            sizes[i] = -1 if num_bytes is None else num_bytes
+        refused: dict[int, Drop] = {}
+        for i in np.flatnonzero(~is_on_disk | doubtful).tolist():
+            first, second = keys[i].tolist()
+            offered = self._demoter.offer((first, second), if_room=not (worth[i] or doubtful[i]))
+            if isinstance(offered, Drop):
+                refused[i] = offered
+            else:
+                sizes[i] = offered
         if (doubtful & (sizes < 0)).any():
             doubtful &= (sizes < 0) & (pool.ids_of(keys) == ids)  # others are not there any more
             self._disk.condemn((first, second) for first, second in keys[doubtful].tolist())
-        return sizes
+        return sizes, refused
 
 
 class _ByWayOfDisk:
@@ -116,8 +125,13 @@ class _ByWayOfDisk:
         if not self._waits:  # what is queued already counts elsewhere
             is_new = ~self._demoter.has_each(keys)
             keys, ids, uses = keys[is_new], ids[is_new], uses[is_new]
-        sizes = self._demotion.queue(self._pool, keys, ids, uses)
+        sizes, refused = self._demotion.queue(self._pool, keys, ids, uses)
         evicted = self._pool.evict_keys(keys[sizes < 0], ids[sizes < 0])
+        if refused:  # some of them may be read just now, and stay
+            were = are_in(keys[[*refused]], evicted.keys).tolist()
+            self._demoter.count(
+                drop for drop, was in zip(refused.values(), were, strict=True) if was
+            )
         self._gone = _sum(self._gone, evicted)
         queued, sizes = keys[sizes >= 0], sizes[sizes >= 0]
         if self._waits:

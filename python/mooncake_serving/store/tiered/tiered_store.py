@@ -49,12 +49,13 @@ class TieredStore(Store):
         tier = SsdTier("/mnt/ssd/kv", 1 << 40)
         store = TieredStore.create(64 << 30, "/dev/shm/kv", tier=tier, namespace="llama-70b/rank0")
 
-    ``eviction`` chooses which objects leave the pool. An object is written first if it was used
-    ``min_uses`` times recently, a put being one; objects that are already on the disk are evicted
-    at once. A thread writes; a put waits for it only while it finds no room. An object that
-    is read from the disk is loaded into the pool first; if there is no room in it, or in the quota,
-    the read bypasses the pool, and ``view`` reports that the object is not there just now. An
-    object that is verified in the pool and damaged there is read from the disk, if that has it.
+    ``eviction`` chooses which objects leave the pool. An object is written first, as long as the
+    disk has room; then, if it was used ``min_uses`` times recently, a put being one. Objects that
+    are already on the disk are evicted at once. A thread writes; a put waits for it only while it
+    finds no room. An object that is read from the disk is loaded into the pool first; if there is
+    no room in it, or in the quota, the read bypasses the pool, and ``view`` reports that the object
+    is not there just now. An object that is verified in the pool and damaged there is read from the
+    disk, if that has it.
 
     One store of a pool has a tier. Others may have ``Store``s on the same pool: they see what
     is in the pool, and what they evict is gone. What they remove is gone from the disk as well.
@@ -63,8 +64,8 @@ class TieredStore(Store):
         pool: of ``Store``; ``close()`` closes it.
         tier: behind it; ``close()`` closes it, and so does whatever fails to make the store.
         namespace: of ``Store``.
-        min_uses: 1: write everything that is evicted; 2: what was used again, at least once, by any
-            process.
+        min_uses: for objects for which the disk must drop others: 1: write everything that is
+            evicted; 2: what was used again, at least once, by any process.
         queue_bytes: how much may wait to be written; what exceeds it is dropped, and counted.
         close_deadline_s: for how long ``close()`` writes what is queued, in seconds.
         **options: of ``Store``.
