@@ -326,8 +326,8 @@ def test_a_batch_makes_room_as_it_goes():
         keys = [f"k{i}" for i in range(12)]
         places, sizes = [memory.address + i * KIB for i in range(12)], [40 * KIB] * 12
         assert store.batch_put_from(keys, places, sizes) == [0] * 12
-        assert store.batch_is_exist(keys) == [0] * 6 + [1] * 6
-        for i in range(6, 12):
+        assert store.batch_is_exist(keys) == [1] * 6 + [0] * 6  # the head of the prompt
+        for i in range(6):
             assert store.get(keys[i]) == memory.at(i * KIB, 40 * KIB)
 
 

@@ -26,12 +26,14 @@ class Room:
 
     Attributes:
         eviction: see above; may be replaced.
+        before_eviction: functions that are called before anything is evicted by the policy.
         on_evicted: functions that are called with the evicted keys, ``[n, 2]``.
     """
 
     def __init__(self, pool: ObjectPool, eviction: EvictionPolicy, at_least: int):
         self._pool = pool
         self.eviction = eviction
+        self.before_eviction: list[Callable[[], object]] = []
         self.on_evicted: list[Callable[[np.ndarray], object]] = []
         self._at_least = at_least
 
@@ -43,9 +45,15 @@ class Room:
 
     def evict_by(self, policy: EvictionPolicy, num_bytes: int) -> Evicted:
         """Evict by another policy, and report it."""
+        self.prepare()
         evicted = policy(self._pool, num_bytes)
         self.tell(evicted.keys)
         return evicted
+
+    def prepare(self) -> None:
+        """Tell all listeners that something is about to be evicted."""
+        for prepare in tuple(self.before_eviction):
+            prepare()
 
     def tell(self, keys: np.ndarray) -> None:
         """Report ``[n, 2]`` evicted keys to all listeners."""

@@ -374,6 +374,11 @@ class Store(StoreReader, Closing):
         self._room.eviction = policy
 
     @property
+    def before_eviction(self) -> list[Callable[[], object]]:
+        """Functions that are called before this store evicts anything from the pool."""
+        return self._room.before_eviction
+
+    @property
     def on_evicted(self) -> list[Callable[[np.ndarray], object]]:
         """Functions that are called with the keys ``[n, 2]`` evicted from this store."""
         return self._room.on_evicted

@@ -205,6 +205,7 @@ class TieredRoom(Room):
 
     def _demote(self, policy: EvictionPolicy, num_bytes: int) -> Evicted:
         """Evict, without waiting for the disk; return what was evicted at once."""
+        self.prepare()
         self._disk.forget_gone()
         pool = _ByWayOfDisk(self._pool, self._demotion, self._demoter, waits=False)
         try:

@@ -20,6 +20,7 @@ from .buffers import Memory, Places, size_of, too_small
 from .codes import (
     FAILURES,
     INTERNAL_ERROR,
+    INVALID_PARAMS,
     NO_AVAILABLE_HANDLE,
     OBJECT_ALREADY_EXISTS,
     OBJECT_NOT_FOUND,
@@ -37,6 +38,7 @@ from .naming import (
     new_header,
     new_headers,
 )
+from .prompt_order import PromptOrder, Use
 from .replicas import ReplicaDescriptor, disk_replica, replica
 from .replicate_config import Keeping
 from .sessions import Reading, Wanted, Writing
@@ -68,12 +70,16 @@ class Objects:
         store: of the objects.
         own: the same, or the part of it that is in this process; None: nothing is.
         namespace: of the objects.
+        has_order: whether LRU evicts the values of a prompt from tail to head, see ``PromptOrder``.
     """
 
-    def __init__(self, store: "AnyStore", own: Store | None, namespace: str):
+    def __init__(
+        self, store: "AnyStore", own: Store | None, namespace: str, *, has_order: bool = True
+    ):
         self._store = store
         self._own = own
         self._keyspace = Keyspace(namespace)
+        self._order = PromptOrder(own, self._keyspace) if own is not None and has_order else None
 
     def put(self, name: str, parts: Sequence[Any], keeping: Keeping) -> None:
         """Store a value if the name has none yet; otherwise the existing value stays.
@@ -82,7 +88,8 @@ class Objects:
             InvalidArgument: an argument is wrong, or the value is empty.
             Failed: there is no room.
         """
-        self._put(name, self._object(name, parts), keeping)
+        if self._put(name, self._object(name, parts), keeping) is PutResult.STORED:
+            self._note_one(name)
 
     def replace(self, name: str, parts: Sequence[Any], keeping: Keeping) -> None:
         """Store a value, replacing an existing one. Current readers keep the old one.
@@ -91,6 +98,7 @@ class Objects:
             InvalidArgument, Failed: as in ``put``; but if there is no room, the old value is gone.
         """
         self._replace(name, self._object(name, parts), keeping)
+        self._note_one(name)
 
     def put_each(
         self,
@@ -101,11 +109,15 @@ class Objects:
         *,
         replace: bool = False,
     ) -> list[int]:
-        """Store values of one or many parts, as ``put`` or ``replace``: for each 0, or a code."""
-        put = self.replace if replace else self.put
+        """Store values of one or many parts, as ``put`` or ``replace``: for each 0, or a code.
+
+        The last of them first, so that it is the least recently used; but not those that nothing
+        evicts, of which the first must be there if there is no room for all.
+        """
+        put = self._replace if replace else self._put
 
         def put_one(i: int) -> int:
-            put(names[i], values[i], keeping)
+            put(names[i], self._object(names[i], values[i]), keeping)
             return 0
 
         if len(names) > 1 and set(map(type, names)) == {str}:
@@ -115,7 +127,10 @@ class Objects:
                 codes = places and self.put_at_once(op, names, places, keeping, replace=replace)
                 if codes:
                     return codes
-        return [code_of(op, partial(put_one, i)) for i in range(len(names))]
+        step = _step(names, keeping)
+        codes = [code_of(op, partial(put_one, i)) for i in range(len(names))[::step]][::step]
+        self._note(named(names, codes), Use.SOME)
+        return codes
 
     def put_at_once(
         self,
@@ -145,7 +160,16 @@ class Objects:
         keys = self._keyspace.keys(names)
         if replace:
             store.remove_keys(keys)
-        results = store.put_headed(keys, headers, *places, retention=keeping.retention)
+        step = _step(names, keeping)
+        results = store.put_headed(
+            keys[::step],
+            headers[::step],
+            places.addresses[::step],
+            places.sizes[::step],
+            retention=keeping.retention,
+        )[::step]
+        are_new = results.count(PutResult.STORED) == len(results)
+        self._note(names, Use.TAIL_FIRST if are_new and step < 0 else Use.SOME)
 
         def finish(i: int) -> int:
             if results[i] is not PutResult.FULL:  # others have put it again
@@ -185,7 +209,9 @@ class Objects:
                 raise
             return 0
 
-        return [code_of(op, partial(commit, writing)) for writing in writings]
+        codes = [code_of(op, partial(commit, writing)) for writing in reversed(writings)][::-1]
+        self._note([writing.name for writing in writings], Use.SOME)
+        return codes
 
     def open_each(self, op: str, names: Sequence[str]) -> list[Reading | int]:
         """Open values to be read range by range: for each a ``Reading``, -704 if absent, or a code.
@@ -200,6 +226,7 @@ class Objects:
 
         for i in range(len(names)):
             opened[i] = code_of(op, partial(open_one, i)) or opened[i]
+        self._note(named(names, opened), Use.SOME)
         return opened
 
     def read_ranges(self, op: str, wanted: Sequence[Wanted]) -> list[int]:
@@ -216,6 +243,11 @@ class Objects:
             InvalidArgument: the buffers are too small.
             ChecksumError: it was verified and is damaged.
         """
+        num_bytes = self._get_into(name, views)
+        self._note_one(name)
+        return num_bytes
+
+    def _get_into(self, name: str, views: Views) -> int:
         header = header_of(name)
         found = bytearray(len(header))
         try:
@@ -235,7 +267,9 @@ class Objects:
         used.
         """
         pairs = list(zip(names, views, strict=True))
-        return [code_of(op, partial(self.get_into, *pair)) for pair in reversed(pairs)][::-1]
+        codes = [code_of(op, partial(self._get_into, *pair)) for pair in reversed(pairs)][::-1]
+        self._note(named(names, codes), Use.SOME)
+        return codes
 
     def get_at_once(self, op: str, names: Sequence[str], places: Places) -> list[int] | None:
         """``get_into_each`` with registered host memory, in one call of the pool.
@@ -253,10 +287,9 @@ class Objects:
         sizes = store.get_headed(self._keyspace.keys(names), headers, *places, free=NUMBER).tolist()
         codes = [size if size >= 0 else OBJECT_NOT_FOUND for size in sizes]
         unusual = [i for i, size in enumerate(sizes) if size < ABSENT]  # nothing of it is there
-        views = [places.views(i) for i in unusual]
-        again = self.get_into_each(op, [names[i] for i in unusual], views)
-        for i, code in zip(unusual, again, strict=True):
-            codes[i] = code
+        for i in reversed(unusual):
+            codes[i] = code_of(op, partial(self._get_into, names[i], places.views(i)))
+        self._note(names, Use.SOME if unusual else Use.TAIL_FIRST)
         return codes
 
     def get_range(self, name: str, offset: int, view: Memory) -> int:
@@ -275,6 +308,7 @@ class Objects:
                     f"from {offset}"
                 ) from None
             raise
+        self._note_one(name)
         return OBJECT_NOT_FOUND if num_bytes is None else size
 
     def ranges_of(self, name: str) -> Callable[[int, Memory], int]:
@@ -287,11 +321,17 @@ class Objects:
         """
         with contextlib.suppress(Failed):  # it is on the SSD, from which each part is read
             if (reading := self._open(name)) is not None:
+                self._note_one(name)
                 return lambda offset, view: Wanted(reading, [offset], [view]).read()
         return partial(self.get_range, name)
 
     def view(self, name: str) -> memoryview | None:
         """A value, which stays for as long as the view lives; None if there is none."""
+        found = self._view(name)
+        self._note_one(name)
+        return found
+
+    def _view(self, name: str) -> memoryview | None:
         header = header_of(name)
         found = self._find(name)
         if found is None or not is_header(found, header):
@@ -308,25 +348,31 @@ class Objects:
         found: list[Answer | int] = [OBJECT_NOT_FOUND] * len(names)
 
         def make_one(i: int) -> int:
-            if (value := self.view(names[i])) is not None:
+            if (value := self._view(names[i])) is not None:
                 found[i] = make(value)
             return 0
 
         for i in range(len(names)):
             found[i] = code_of(op, partial(make_one, i)) or found[i]
+        self._note(named(names, found), Use.SOME)
         return found
 
     def num_bytes(self, name: str) -> int:
         """The size of a value, which is not compared with its checksum; -704 if there is none."""
         header = header_of(name)
         num_bytes = None if self._own is None else self._own.num_bytes(name)
+        self._note_one(name)
         return OBJECT_NOT_FOUND if num_bytes is None else num_bytes - len(header)
 
     def exist(self, names: Sequence[str]) -> list[bool]:
         """Return which names exist. Does not count as a use."""
         if not all(issubclass(kind, str) for kind in set(map(type, names))):
             raise InvalidArgument(f"key must be a string, got one that is none in {names!r:.80}")
-        return self._store.exists_each([*names]).tolist() if len(names) else []  # also of an array
+        if not len(names):  # also of an array
+            return []
+        found: list[bool] = self._store.exists_each(listed := [*names]).tolist()
+        self._note(listed, Use.NONE)
+        return found
 
     def remove(self, name: str) -> bool:
         """Remove an object; current readers keep it. Returns whether it was there."""
@@ -381,6 +427,7 @@ class Objects:
 
         for i in range(len(names)):
             code_of(op, partial(describe, i))
+        self._note([name for i, name in enumerate(names) if found[i]], Use.SOME)
         return found
 
     def clear(self, op: str, names: Sequence[str], segment: str, hostname: str) -> list[str]:
@@ -438,7 +485,19 @@ class Objects:
         return 0
 
     def close(self) -> None:
+        if self._order is not None:
+            self._order.close()
         self._store.close()
+
+    def _note(self, names: Sequence[str], use: Use) -> None:
+        """Note a batch of values that were used, or looked up."""
+        if self._order is not None:
+            self._order.note(names, use)
+
+    def _note_one(self, name: str) -> None:
+        """Note a use of a value by itself."""
+        if self._order is not None:
+            self._order.note_one(name)
 
     def _plain_store(self) -> Store | None:
         """The store, if it is a pool that takes all puts for which it has room."""
@@ -530,6 +589,22 @@ class Objects:
                 NO_AVAILABLE_HANDLE, f"there is no room for {name!r:.80}: all must stay that is"
             )
         return 0
+
+
+def _step(names: Sequence[str], keeping: Keeping) -> int:
+    """In which order the values of a batch are put, see ``Objects.put_each``. Of a name that comes
+    twice, which counts depends on it.
+    """
+    return 1 if keeping.retention == "hard" or len(set(names)) < len(names) else -1
+
+
+def named(names: Sequence[str], answers: Sequence[Any]) -> list[str]:
+    """Those names of a batch which are some, of which no answer was that they are wrong."""
+    return [
+        name
+        for name, answer in zip(names, answers, strict=True)
+        if not (isinstance(answer, int) and answer == INVALID_PARAMS) and isinstance(name, str)
+    ]
 
 
 def check_segment(segment: Any) -> None:
