@@ -55,6 +55,11 @@ def run(arguments: list[str] | None) -> int:
         "--host", help="address to listen on; the setting listen_host if not given"
     )
     serving.add_argument("--port", type=int, default=8080, help="port; 0 takes a free one")
+    serving.add_argument(
+        "--allow-host", action="append", default=[], metavar="NAME",
+        help="answer to this name, too, besides addresses and this machine's name: engines whose "
+        "URL has it are refused otherwise; may be repeated",
+    )  # fmt: skip
     commands.add_parser("secret", help="make a secret for TransferEngine, of 256 random bits")
     topology_cli.add_parser(commands)
     bandwidth.add_parser(commands)
@@ -74,7 +79,8 @@ def run(arguments: list[str] | None) -> int:
     if command == "metadata":
         from .metadata import server
 
-        return server.run(options.host or config.current().listen_host, options.port)
+        host = options.host or config.current().listen_host
+        return server.run(host, options.port, options.allow_host)
     if command == "calibrate":
         default = config.current().calibration
         if options.json is None and not default:

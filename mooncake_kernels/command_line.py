@@ -5,6 +5,8 @@ import select
 import sys
 from collections.abc import Callable
 
+from .extras import MissingExtra
+
 
 def run_command(
     run: Callable[[], int | None],
@@ -35,6 +37,7 @@ def run_command(
         if missing.name is None or missing.name.startswith("mooncake"):
             raise
         package = missing.name.partition(".")[0]
+        extra = extra or (missing.extra if isinstance(missing, MissingExtra) else "")
         wanted = f"'mooncake-kernels[{extra}]'" if extra else package
         sys.stderr.write(f"error: {package} is not installed: pip install {wanted}\n")
         return 1

@@ -6,104 +6,114 @@ to Mooncake's own servers, it supports a time to live (``&ttl_ms=``), conditions
 """
 
 import json
-import logging
 import math
 import re
 import signal
 import socket
-import socketserver
 import sys
-import threading
-from collections.abc import Callable
+from collections.abc import Iterable
 from http import HTTPStatus
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from typing import Any
 from urllib.parse import parse_qsl
 
-from . import bounded_socket
-from .bounded_socket import BoundedSocket
-from .untrusted import MAX_VALUE_BYTES, printable
+from ..closing import Closing
+from ..errors import InvalidArgument
+from ..http_server import (
+    LOCAL_NAMES,
+    BodyRefused,
+    CallerRefused,
+    HostRule,
+    HttpServer,
+    Limits,
+    host_name,
+    in_url,
+    listen,
+    read_body,
+    silence_uvicorn,
+)
+from ..http_server.asgi import Receive, Scope, Send
+from .untrusted import MAX_VALUE_BYTES
 from .values import Full, Values, etag
 
 PATH = "/metadata"
 MAX_KEY_CHARS = 1024
-MAX_REQUESTS = 64  # at a time; further ones wait, and are closed after bounded_socket.TIMEOUT_S
-
-_log = logging.getLogger(__name__)
+PIECE_BYTES = 256 << 10  # of an answer: only that much of it is copied for a slow reader
+LIMITS = Limits(body_bytes=MAX_VALUE_BYTES)
 
 
 class Refused(Exception):
     """An error answer in place of a value."""
 
-    def __init__(self, status: HTTPStatus, why: str):
+    def __init__(self, status: int, why: str):
         super().__init__(why)
         self.status = status
 
 
-class Handler(BaseHTTPRequestHandler):
-    """One request."""
+class MetadataApp:
+    """The ASGI app: one path, three methods."""
 
-    server: "MetadataServer"
-    server_version = "mooncake_kernels"
-    sys_version = ""
+    def __init__(self, values: Values, rule: HostRule):
+        self._values, self._rule = values, rule
 
-    def setup(self) -> None:
-        self.request: Any = BoundedSocket(self.request)
-        super().setup()
-
-    def handle_one_request(self) -> None:
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        headers = [(b"content-type", b"application/json")]
+        status: int = HTTPStatus.OK
         try:
-            super().handle_one_request()
-        except OSError as error:
-            _log.debug("%s: %s", self.client_address[0], error)
-        self.close_connection = True
+            body = await self._act(scope, receive)
+            if body is None:  # the client is gone
+                return
+            if scope["method"] == "GET" and b"key=" in scope["query_string"]:
+                headers.append((b"etag", etag(body).encode()))
+        except (Refused, BodyRefused, CallerRefused) as refused:
+            status, body = refused.status, str(refused).encode("ascii", "replace")
+        headers.append((b"content-length", b"%d" % len(body)))
+        await send({"type": "http.response.start", "status": status, "headers": headers})
+        view = memoryview(body)
+        for at in range(0, max(1, len(body)), PIECE_BYTES):
+            piece = bytes(view[at : at + PIECE_BYTES])
+            is_last = at + PIECE_BYTES >= len(body)
+            await send({"type": "http.response.body", "body": piece, "more_body": not is_last})
 
-    def do_GET(self) -> None:
-        self._answer(self._get)
-
-    def do_PUT(self) -> None:
-        self._answer(self._put)
-
-    def do_DELETE(self) -> None:
-        self._answer(self._delete)
-
-    def log_message(self, format: str, *args: Any) -> None:
-        _log.debug("%s %s", self.client_address[0], printable(format % args))
-
-    def _answer(self, act: Callable[[dict[str, str]], bytes]) -> None:
-        path, _, query = self.path.partition("?")
-        status = HTTPStatus.OK
-        try:
-            if path != PATH:
-                raise Refused(HTTPStatus.NOT_FOUND, f"no such path, but {PATH}")
-            body = act(dict(parse_qsl(query, keep_blank_values=True)))
-        except Refused as refused:
-            status, body = refused.status, str(refused).encode()
-        self.send_response(status)
-        self.send_header("Content-Type", "application/json")
-        self.send_header("Content-Length", str(len(body)))
-        if status == HTTPStatus.OK and "key=" in query and self.command == "GET":
-            self.send_header("ETag", etag(body))
-        self.end_headers()
-        self.wfile.write(body)
+    async def _act(self, scope: Scope, receive: Receive) -> bytes | None:
+        self._rule.check(scope["headers"])
+        if scope["path"] != PATH:
+            raise Refused(HTTPStatus.NOT_FOUND, f"no such path, but {PATH}")
+        method = scope["method"]
+        if method not in ("GET", "PUT", "DELETE"):
+            raise Refused(HTTPStatus.NOT_IMPLEMENTED, "method must be GET, PUT or DELETE")
+        query = dict(parse_qsl(scope["query_string"].decode("ascii"), keep_blank_values=True))
+        given = {name.decode(): value.decode("latin-1") for name, value in scope["headers"]}
+        if method == "GET":
+            return self._get(query)
+        if method == "DELETE":
+            return self._delete(query, given)
+        key, ttl_s = _key(query), _ttl_s(query)
+        if "content-length" not in given and "transfer-encoding" not in given:
+            raise Refused(HTTPStatus.LENGTH_REQUIRED, "Content-Length must be given")
+        value = await read_body(scope, receive, MAX_VALUE_BYTES)
+        return None if value is None else self._put(key, ttl_s, value, given)
 
     def _get(self, query: dict[str, str]) -> bytes:
         if "prefix" in query:
-            return json.dumps(self.server.values.keys(query["prefix"])).encode()
-        value = self.server.values.get(_key(query))
+            keys = json.dumps(self._values.keys(query["prefix"])).encode()
+            if len(keys) > MAX_VALUE_BYTES:
+                raise Refused(
+                    HTTPStatus.REQUEST_ENTITY_TOO_LARGE,
+                    f"the list has more than {MAX_VALUE_BYTES} bytes: prefix must be longer",
+                )
+            return keys
+        value = self._values.get(_key(query))
         if value is None:
             raise Refused(HTTPStatus.NOT_FOUND, "no such key")
         return value
 
-    def _put(self, query: dict[str, str]) -> bytes:
-        key, ttl_s, value = _key(query), _ttl_s(query), self._body()
-        match, none_match = self.headers.get("If-Match"), self.headers.get("If-None-Match")
+    def _put(self, key: str, ttl_s: float, value: bytes, headers: dict[str, str]) -> bytes:
+        match, none_match = headers.get("if-match"), headers.get("if-none-match")
         if none_match not in (None, "*"):
             raise Refused(HTTPStatus.BAD_REQUEST, "If-None-Match must be *")
         absent = none_match is not None
         # Like Mooncake's servers: the holder keeps its name, and may claim it again.
         claims = match is None and not absent and "rpc_meta" in key
-        put = self.server.values.put
+        put = self._values.put
         try:
             done = put(key, value, ttl_s, match, absent or claims)
             if not done and claims:
@@ -115,24 +125,13 @@ class Handler(BaseHTTPRequestHandler):
             raise Refused(status, "the key is taken" if claims or absent else "another value")
         return b"updated"
 
-    def _delete(self, query: dict[str, str]) -> bytes:
-        done = self.server.values.remove(_key(query), self.headers.get("If-Match"))
+    def _delete(self, query: dict[str, str], headers: dict[str, str]) -> bytes:
+        done = self._values.remove(_key(query), headers.get("if-match"))
         if done is None:
             raise Refused(HTTPStatus.NOT_FOUND, "no such key")
         if not done:
             raise Refused(HTTPStatus.PRECONDITION_FAILED, "another value")
         return b"deleted"
-
-    def _body(self) -> bytes:
-        length = self.headers.get("Content-Length", "")
-        if not re.fullmatch("[0-9]{1,12}", length):
-            raise Refused(HTTPStatus.LENGTH_REQUIRED, "Content-Length must be given")
-        if int(length) > MAX_VALUE_BYTES:
-            raise Refused(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, f"more than {MAX_VALUE_BYTES} bytes")
-        value = self.rfile.read(int(length))
-        if len(value) != int(length):
-            raise Refused(HTTPStatus.BAD_REQUEST, "the body ends too early")
-        return value
 
 
 def _key(query: dict[str, str]) -> str:
@@ -151,62 +150,67 @@ def _ttl_s(query: dict[str, str]) -> float:
     return int(ttl_ms) / 1000
 
 
-class MetadataServer(ThreadingHTTPServer):
-    """Serves until ``shutdown()``; see ``socketserver``."""
+class MetadataServer(Closing):
+    """Serves until it is closed. A context manager.
 
-    request_queue_size = 1024
+    It answers requests to an IP address, to ``localhost``, to this machine's name and to the names
+    it is given: see ``http_server.hosts``.
 
-    def __init__(self, host: str, port: int):
-        self.address_family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    Args:
+        host: address to listen on, or a name of one.
+        port: 0: a free one.
+        allow_hosts: further names by which clients know this machine.
+        limits: of its connections.
+
+    Attributes:
+        url: of the server.
+        values: what it holds.
+
+    Raises:
+        InvalidArgument: there is no such host, or a name is none.
+        OSError, OverflowError: it cannot listen there.
+    """
+
+    def __init__(
+        self, host: str, port: int, allow_hosts: Iterable[str] = (), limits: Limits = LIMITS
+    ):
+        names = [*LOCAL_NAMES, in_url(host), socket.gethostname()]
+        for name in allow_hosts:
+            if host_name(name.lower()) != name.lower():
+                raise InvalidArgument(
+                    f"metadata: allow_host must be a name as URLs have it, without a port, "
+                    f"got {name!r:.80}"
+                )
+            names.append(name)
+        listening = listen("metadata", host, port)
         self.values = Values()
-        self._slots = threading.BoundedSemaphore(MAX_REQUESTS)
-        super().__init__((host, port), Handler)
-        host = f"[{host}]" if ":" in host else host
-        self.url = f"http://{host}:{self.server_address[1]}{PATH}"
+        self.url = f"http://{in_url(host)}:{listening.getsockname()[1]}{PATH}"
+        app = MetadataApp(self.values, HostRule(names, any_address=True))
+        self._server = HttpServer(app, listening, name="metadata-server", limits=limits)
 
-    def server_bind(self) -> None:
-        socketserver.TCPServer.server_bind(self)  # http.server would resolve our name by DNS
-
-    def process_request(self, request: Any, client_address: Any) -> None:
-        if not self._slots.acquire(timeout=bounded_socket.TIMEOUT_S):
-            self.shutdown_request(request)
-            return
-        try:
-            super().process_request(request, client_address)
-        except BaseException:  # for instance because no thread could be started
-            self._slots.release()
-            raise
-
-    def process_request_thread(self, request: Any, client_address: Any) -> None:
-        try:
-            super().process_request_thread(request, client_address)
-        finally:
-            self._slots.release()
-
-    def handle_error(self, request: Any, client_address: Any) -> None:
-        _log.exception("a request of %s", client_address[0])
+    def close(self) -> None:
+        """Answer the requests in flight, then stop. Idempotent."""
+        self._server.close()
 
 
-def run(host: str, port: int) -> int:
+def run(host: str, port: int, allow_hosts: Iterable[str] = ()) -> int:
     """Serve until SIGINT or SIGTERM; return the exit status.
 
     Raises:
         OSError: it cannot listen there.
     """
-    try:
-        server = MetadataServer(host, port)
-    except (OSError, OverflowError) as error:  # the latter: no port has such a number
-        raise OSError(f"metadata: cannot listen on {host}, port {port}: {error}") from None
-    # A handler could raise anywhere in the loop, even where that is taken for a request's error.
+    silence_uvicorn()
     signals = {signal.SIGINT, signal.SIGTERM}
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, signals)
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, signals)  # for the server's thread, too
     try:
+        try:
+            server = MetadataServer(host, port, allow_hosts)
+        except (OSError, OverflowError) as error:  # the latter: no port has such a number
+            raise OSError(f"metadata: cannot listen on {host}, port {port}: {error}") from None
         with server:
             sys.stdout.write(f"{server.url}\n")
             sys.stdout.flush()
-            threading.Thread(target=server.serve_forever, daemon=True).start()
             signal.sigwait(signals)
-            server.shutdown()
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
     return 0

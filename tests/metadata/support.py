@@ -156,20 +156,26 @@ class HttpServer:
 
     def __init__(self, make=None):
         self._make = make or functools.partial(MetadataServer, "127.0.0.1")
+        self._thread = None
         self.port = free_port()
         self.start()
 
     def start(self) -> None:
         self._server = self._make(self.port)
         self.url = f"http://127.0.0.1:{self.port}/metadata"
-        serve = functools.partial(self._server.serve_forever, poll_interval=0.02)
-        self._thread = threading.Thread(target=serve)
-        self._thread.start()
+        if isinstance(self._server, MooncakeServer):
+            serve = functools.partial(self._server.serve_forever, poll_interval=0.02)
+            self._thread = threading.Thread(target=serve)
+            self._thread.start()
 
     def stop(self) -> None:
+        if self._thread is None:
+            self._server.close()
+            return
         self._server.shutdown()
         self._server.server_close()
         self._thread.join()
+        self._thread = None
 
 
 class MooncakeHandler(BaseHTTPRequestHandler):
