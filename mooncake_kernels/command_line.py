@@ -6,6 +6,8 @@ import sys
 from collections.abc import Callable
 
 from .extras import MissingExtra
+from .metadata.url import has_secret
+from .private_files import first_line
 
 
 def run_command(
@@ -49,6 +51,31 @@ def run_command(
         sys.stderr.write(f"error: {error}\n")
         return 2
     return status or 0
+
+
+def server_url(option: str, given: str | None, file: str | None, setting: str) -> str | None:
+    """Choose the URL of a server, which may have a password.
+
+    Args:
+        option: its name, as ``--directory``; that of the file has ``-file`` at its end.
+        given: what it has; a password there is shown to every user of the machine, with a warning.
+        file: of whose first line else.
+        setting: from the environment, else; empty: none.
+
+    Raises:
+        ValueError: both options are given, or the file has no line of printable ASCII.
+        OSError: the file cannot be read.
+    """
+    if given is not None and file is not None:
+        raise ValueError(f"{option} must not be given with {option}-file")
+    if file is not None:
+        return first_line(file)
+    if given is not None and has_secret(given):
+        sys.stderr.write(
+            f"warning: {option} has a login: every user of this machine can see it while this "
+            f"runs; use {option}-file\n"
+        )
+    return given if given is not None else setting or None
 
 
 def _reader_is_gone() -> bool:

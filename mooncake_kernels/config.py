@@ -54,6 +54,12 @@ def _word(text: str) -> str:
     return text
 
 
+def _printable(text: str) -> str:
+    if not (text.isascii() and (text.isprintable() or not text)):
+        raise ValueError
+    return text
+
+
 def _one_of(*choices: str) -> Callable[[str], str]:
     def parse(text: str) -> str:
         if text not in choices:
@@ -146,6 +152,28 @@ class Settings:
         "a path",
         "the same, as a file's content but for the line's end",
     )
+    admin_token: str = _setting(
+        "",
+        _printable,
+        "printable ASCII",
+        "token of the store's admin server, for `mooncake-store` and `compat.mooncake.store`; "
+        "empty: `--token-file`, or the one that `mooncake-store serve` saves",
+        shown=False,
+    )
+    directory: str = _setting(
+        "",
+        _printable,
+        "a URL",
+        "directory of `mooncake-store serve`, which may have a password, unlike a command line",
+        shown=False,
+    )
+    metadata_server: str = _setting(
+        "",
+        _printable,
+        "a URL",
+        "metadata server of `python -m mooncake_kernels bandwidth`, likewise",
+        shown=False,
+    )
     calibration: str = _setting(
         "~/.cache/mooncake-kernels/calibration.json",
         str,
@@ -209,7 +237,8 @@ def read(kind: type, environ: Mapping[str, str] | None = None) -> Any:
                 values[item.name] = item.metadata["parse"](environ[name])
             except ValueError:
                 expected = item.metadata["expected"]
-                raise ValueError(f"{name} must be {expected}, got {environ[name]!r}") from None
+                got = repr(environ[name]) if item.repr else "something else"  # a secret
+                raise ValueError(f"{name} must be {expected}, got {got}") from None
     return kind(**values)
 
 

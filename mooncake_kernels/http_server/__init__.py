@@ -12,7 +12,7 @@ docs/store_admin.md say what the limits mean for the two servers of this project
 from ..extras import needed_from
 
 with needed_from("metadata", __name__):
-    from .addresses import in_url, is_loopback, listen, listen_unix, private_folder
+    from .addresses import in_url, is_loopback, listen, listen_unix, resolve
     from .body import BodyRefused, read_body
     from .connections import Limits
     from .hosts import LOCAL_NAMES, CallerRefused, HostRule, host_name
@@ -30,7 +30,7 @@ __all__ = [
     "is_loopback",
     "listen",
     "listen_unix",
-    "private_folder",
     "read_body",
+    "resolve",
     "silence_uvicorn",
 ]

@@ -9,26 +9,39 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import InvalidArgument
+from ..private_files import private_folder
 
 
-def listen(op: str, host: str, port: int) -> socket.socket:
-    """Listen at a TCP address.
+Address = tuple[Any, ...]
+
+
+def resolve(op: str, host: str) -> tuple[int, Address]:
+    """Resolve where to listen: the address family, and an address with port 0.
 
     Args:
         op: the call, which errors name.
         host: name or address.
-        port: 0: a free one.
 
     Raises:
         InvalidArgument: there is no such host.
-        OSError: the address is in use, ...
-        OverflowError: there is no such port.
     """
     try:
         found = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
     except (OSError, UnicodeError) as error:
         raise InvalidArgument(f"{op}: host must be an address, got {host!r} ({error})") from None
     family, _, _, _, address = found[0]
+    return family, address
+
+
+def listen(op: str, host: str, port: int) -> socket.socket:
+    """Listen at a TCP address; port 0: a free one. ``op`` and ``host`` as in ``resolve``.
+
+    Raises:
+        InvalidArgument: there is no such host.
+        OSError: the address is in use, ...
+        OverflowError: there is no such port.
+    """
+    family, address = resolve(op, host)
     return socket.create_server((address[0], port, *address[2:]), family=family)
 
 
@@ -72,30 +85,11 @@ def listen_unix(op: str, path: Path) -> socket.socket:
     return listening
 
 
-def private_folder(op: str, folder: Path) -> None:
-    """Make a folder of mode 0700, or check that one is its owner's alone.
-
-    Raises:
-        InvalidArgument: it is another user's, or others may enter it.
-        OSError: it cannot be made.
-    """
-    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-    found = folder.lstat()
-    if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.geteuid() or found.st_mode & 0o077:
-        raise InvalidArgument(
-            f"{op}: {folder} must be a folder of this user of mode 0700, got mode "
-            f"{stat.S_IMODE(found.st_mode):04o} of uid {found.st_uid}"
-        )
-
-
 def in_url(host: str) -> str:
     """An address, as URLs and the header ``Host`` have it."""
     return f"[{host}]" if ":" in host else host
 
 
-def is_loopback(listening: socket.socket) -> bool:
-    """Whether only processes of this machine can connect."""
-    if listening.family == socket.AF_UNIX:
-        return True
-    address: tuple[Any, ...] = listening.getsockname()
+def is_loopback(address: Address) -> bool:
+    """Whether only processes of this machine can connect to a TCP address."""
     return ipaddress.ip_address(address[0].partition("%")[0]).is_loopback

@@ -24,7 +24,7 @@ OPTIONS = {  # of the query, besides prefix, by scheme
 }
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class MetadataUrl:
     """A checked URL.
 
@@ -64,6 +64,20 @@ class MetadataUrl:
         hosts = self.sentinels or ((self.parts.hostname or "", self.parts.port),)
         address = ",".join(_address(host, port) for host, port in hosts)
         return f"{self.parts.scheme}://{address}{self.parts.path}"
+
+    def __repr__(self) -> str:
+        """Return it without secrets, too."""
+        return f"MetadataUrl({self})"
+
+
+def has_secret(value: str) -> bool:
+    """Whether a text may be a URL with a login, or another secret, in it."""
+    try:
+        parts = urlsplit(value)
+    except ValueError:
+        return "@" in value
+    options = dict(parse_qsl(parts.query, keep_blank_values=True))
+    return "@" in value or "password" in options
 
 
 def _address(host: str, port: int | None) -> str:

@@ -26,7 +26,9 @@ from typing import Any
 import numpy as np
 import torch
 
+from .. import config
 from ..buffers import shared_memory
+from ..command_line import server_url
 from ..errors import InvalidArgument, TransferError, Unavailable
 from ..pool import ObjectPool, object_keys
 from .engine import TRANSPORTS, TransferEngine
@@ -60,7 +62,9 @@ def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") 
 
     add("mode", choices=("initiator", "target"), default="initiator")
     add("local-server-name", metavar="NAME", help="this engine's; under p2p HOST:PORT to listen on")
-    add("metadata-server", default="p2p", metavar="URL", help="p2p, redis://... or http://...")
+    add("metadata-server", metavar="URL", help="p2p (default), redis://... or http://...")
+    add("metadata-server-file", metavar="FILE", help="whose first line is that URL: a password in "
+        "an option is seen by all users; or set MOONCAKE_KERNELS_METADATA_SERVER")  # fmt: skip
     between = [name for name in TRANSPORTS if name not in ("local", "file")]
     add("protocol", nargs="+", choices=between, help="allow only these")
     add("gpu-id", type=int, metavar="N", help="memory of this GPU, in place of the host's")
@@ -112,7 +116,9 @@ def run(options: argparse.Namespace) -> int:
         options.error(f"--segment-id must {expectation}, got {options.segment_id}")
     if options.json and not options.json.parent.is_dir():
         options.error(f"--json must be a file in a folder that exists, got {options.json}")
-    metadata = options.metadata_server
+    given, file = options.metadata_server, options.metadata_server_file
+    setting = config.current().metadata_server
+    metadata = server_url("--metadata-server", given, file, setting) or "p2p"
     with TransferEngine(
         options.local_server_name,
         metadata="p2p" if metadata == "P2PHANDSHAKE" else metadata,

@@ -3,7 +3,7 @@
 import contextlib
 import os
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import msgspec
@@ -86,10 +86,10 @@ def forked(pipe: int, *arguments: Any) -> int:
 
 
 @contextlib.contextmanager
-def serving(*arguments: Any):
+def serving(*arguments: Any, access: Sequence[str] = ("--no-token",)):
     """``serve`` in a separate process; yields its id, and the lines it has printed."""
     reader, writer = os.pipe()
-    pid = forked(writer, "serve", *arguments)
+    pid = forked(writer, "serve", *arguments, *access)
     os.close(writer)
     try:
         with open(reader) as said:

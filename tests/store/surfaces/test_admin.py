@@ -3,6 +3,7 @@
 import asyncio
 import socket
 import threading
+from functools import partial
 
 import httpx
 import numpy as np
@@ -71,7 +72,7 @@ def store(pool):
 
 @pytest.fixture
 def client(store):
-    with AdminServer(store) as server, httpx.Client(base_url=server.url, timeout=WAIT_S) as client:
+    with AdminServer(store, needs_token=False) as server, httpx.Client(base_url=server.url, timeout=WAIT_S) as client:
         yield client
 
 
@@ -82,7 +83,7 @@ def cluster():
 
 @pytest.fixture
 def of_cluster(store, cluster):
-    with AdminServer(store, cluster=cluster) as server:
+    with AdminServer(store, cluster=cluster, needs_token=False) as server:
         with httpx.Client(base_url=server.url, timeout=WAIT_S) as client:
             yield client
 
@@ -175,7 +176,7 @@ def test_a_disk_behind_the_pool(pool, tmp_path):
     tier = SsdTier(tmp_path / "tier", 1 << 20, bucket_bytes=1 << 18)
     with (
         TieredStore(pool, tier, min_uses=1, evict_ratio=0) as store,
-        AdminServer(store) as server,
+        AdminServer(store, needs_token=False) as server,
         httpx.Client(base_url=server.url, timeout=WAIT_S) as client,
     ):
         assert store.put("a", b"abc") is store.put("b", b"de")
@@ -336,12 +337,12 @@ def test_without_a_token_it_answers_to_this_machines_names_alone(client):
     for name in ("127.0.0.1", "localhost", f"localhost:{port}", f"[::1]:{port}"):
         assert client.get("/health", headers={"Host": name}).status_code == 200
     for name in ("example.com", f"rebound.example.com:{port}", "127.0.0.1.example.com"):
-        refused(client.get("/health", headers={"Host": name}), 400, "Host", "localhost", name)
+        refused(client.get("/health", headers={"Host": name}), 421, "Host", "localhost", name)
 
 
 @pytest.mark.parametrize("host", ["127.0.0.2", "::1", "0:0:0:0:0:0:0:1", "LOCALHOST"])
 def test_it_answers_at_its_own_address(store, host):
-    with AdminServer(store, host=host) as server:
+    with AdminServer(store, host=host, needs_token=False) as server:
         assert httpx.get(f"{server.url}/health", timeout=WAIT_S).status_code == 200
         headers = {"Host": server.url.removeprefix("http://")}
         answer = httpx.get(f"{server.url}/health", headers=headers, timeout=WAIT_S)
@@ -350,8 +351,11 @@ def test_it_answers_at_its_own_address(store, host):
 
 @pytest.mark.parametrize("host", ["0.0.0.0", "::"])
 def test_who_can_be_reached_needs_a_token(store, host):
-    with pytest.raises(InvalidArgument, match="AdminServer: token must be given"):
-        AdminServer(store, host=host)
+    for options in ({}, {"needs_token": False}):
+        with pytest.raises(InvalidArgument, match="AdminServer: token must be given where others"):
+            AdminServer(store, host=host, **options)
+    with pytest.raises(InvalidArgument, match="AdminServer: token must be given, or socket, or"):
+        AdminServer(store)
 
 
 @pytest.mark.parametrize(
@@ -371,10 +375,10 @@ def test_who_can_be_reached_needs_a_token(store, host):
 )
 def test_wrong_arguments(store, options, message):
     with pytest.raises(InvalidArgument, match=message):
-        AdminServer(store, **options)
+        AdminServer(store, needs_token=False, **options)
 
 
-@pytest.mark.parametrize("make", [AdminServer, make_app])
+@pytest.mark.parametrize("make", [partial(AdminServer, token="t"), make_app])
 def test_what_is_no_store_or_no_cluster(make, store):
     with pytest.raises(InvalidArgument, match="^make_app: store must be a Store, got 5$"):
         make(5)
@@ -393,23 +397,23 @@ def test_a_token_is_not_shown(store):
 
 
 def test_it_ends(store):
-    server = AdminServer(store, host="localhost")
+    server = AdminServer(store, host="localhost", needs_token=False)
     port = int(server.url.rpartition(":")[2])
     with pytest.raises(OSError, match="ddress already in use"):
-        AdminServer(store, host="localhost", port=port)
+        AdminServer(store, host="localhost", port=port, needs_token=False)
     assert httpx.get(f"{server.url}/health", timeout=WAIT_S).status_code == 200
     server.close()
     server.close()
     with pytest.raises(httpx.ConnectError):
         httpx.get(f"{server.url}/health", timeout=WAIT_S)
     assert not [one for one in threading.enumerate() if one.name == "store-admin"]
-    AdminServer(store, host="localhost", port=port).close()
+    AdminServer(store, host="localhost", port=port, needs_token=False).close()
 
 
 @pytest.mark.parametrize("header", ["Content-Length: 20", "Transfer-Encoding: chunked"])
 def test_it_ends_while_a_body_is_awaited(store, monkeypatch, header):
     monkeypatch.setattr(server_module, "CLOSE_S", 10 * WAIT_S)
-    server = AdminServer(store)
+    server = AdminServer(store, needs_token=False)
     head = f"POST /evict HTTP/1.1\r\nHost: localhost\r\n{header}\r\n\r\n"
     half = "1\r\n{\r\n" if "chunked" in header else "{"
     address = ("127.0.0.1", int(server.url.rpartition(":")[2]))

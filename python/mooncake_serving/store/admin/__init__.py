@@ -2,7 +2,7 @@
 
 ::
 
-    with AdminServer(store, port=9410) as admin:
+    with AdminServer(store, port=9410, token=token) as admin:
         print(admin.url)
 
 Needs the packages of the extra ``store``. docs/store_admin.md has all routes.

@@ -1,20 +1,18 @@
-"""Access to the admin server: for callers with the token, or on this machine."""
+"""Access to the admin server: by a token, or on this machine; and what a request may take."""
 
-import ipaddress
 import secrets
-import socket
 from collections.abc import Collection
 from typing import Any
 
 from starlette.datastructures import Headers
-from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from mooncake_kernels.errors import InvalidArgument
+from mooncake_kernels.http_server import BodyRefused, CallerRefused, HostRule, read_body
 
 from .errors import problem
 
-# Hosts that a local browser sends, unless a page has led it here under a name of its own.
-LOCAL_NAMES = ["localhost", "127.0.0.1", "[::1]"]
+MAX_BODY_BYTES = 64 << 10  # of any request
 
 
 class TokenCheck:
@@ -49,58 +47,61 @@ class TokenCheck:
 
 
 class HostCheck:
-    """Middleware that admits only requests to names of this machine.
+    """Middleware that admits only requests to names of the server, by no page of another origin.
 
     Args:
         app: for whom.
-        names: as the header ``Host`` has them, in lower case.
+        rule: which names.
     """
 
-    def __init__(self, app: ASGIApp, names: Collection[str]):
+    def __init__(self, app: ASGIApp, rule: HostRule):
         self._app = app
-        self._names = names
+        self._rule = rule
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] == "lifespan" or self._is_local(scope):
+        if scope["type"] != "lifespan":
+            try:
+                self._rule.check(scope["headers"])
+            except CallerRefused as refused:
+                answer = problem(refused.status, str(refused), refused.header)
+                await answer(scope, receive, send)
+                return
+        await self._app(scope, receive, send)
+
+
+class BodyLimit:
+    """Middleware that reads a request's body before the app does, of at most 64 KiB.
+
+    Args:
+        app: for whom.
+    """
+
+    def __init__(self, app: ASGIApp):
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        sizes = (b"content-length", b"transfer-encoding")
+        if scope["type"] != "http" or not any(name in sizes for name, _ in scope["headers"]):
             await self._app(scope, receive, send)
             return
-        given = Headers(scope=scope).get("host", "")
-        message = f"Host must be one of {', '.join(self._names)}, got {given!r:.80}"
-        await problem(400, message, "Host")(scope, receive, send)
+        try:
+            body = await read_body(scope, receive, MAX_BODY_BYTES)
+        except BodyRefused as refused:
+            await problem(refused.status, str(refused), "body")(scope, receive, send)
+            return
+        if body is None:  # the client is gone
+            return
+        unread = [body]
 
-    def _is_local(self, scope: Scope) -> bool:
-        host = Headers(scope=scope).get("host", "").lower()
-        name = host if host.endswith("]") else host.rpartition(":")[0] or host  # without the port
-        return name in self._names
+        async def receive_again() -> Message:
+            if unread:
+                return {"type": "http.request", "body": unread.pop(), "more_body": False}
+            return await receive()
+
+        await self._app(scope, receive_again, send)
 
 
 def check_token(token: Any) -> None:
     """Refuse a token that is empty, or not printable ASCII."""
     if not (isinstance(token, str) and token and token.isascii() and token.isprintable()):
         raise InvalidArgument("make_app: token must be printable ASCII, got something else")
-
-
-def in_url(host: str) -> str:
-    """An address, as URLs and the header ``Host`` have it."""
-    return f"[{host}]" if ":" in host else host
-
-
-def resolve(host: str, port: int) -> tuple[int, tuple[Any, ...]]:
-    """Resolve where to listen: the address family, and the address.
-
-    Raises:
-        InvalidArgument: there is no such host.
-    """
-    try:
-        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
-    except (OSError, UnicodeError) as error:
-        raise InvalidArgument(
-            f"AdminServer: host must be an address, got {host!r} ({error})"
-        ) from None
-    family, _, _, _, address = found[0]
-    return family, address
-
-
-def is_loopback(address: tuple[Any, ...]) -> bool:
-    """Tell whether only processes of this machine can connect to the address."""
-    return ipaddress.ip_address(address[0].partition("%")[0]).is_loopback

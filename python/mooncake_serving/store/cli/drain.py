@@ -9,9 +9,9 @@ from urllib.parse import quote
 
 from mooncake_kernels.errors import InvalidArgument
 
+from .admin_client import SCHEMES, AdminClient
 from .failure import Failed
 from .options import add_command, add_token
-from .sample import no_admin_server, request
 
 POLL_S = 0.2
 
@@ -40,18 +40,18 @@ def add_commands(commands: Any) -> None:
 
 
 def run(options: argparse.Namespace) -> None:
-    if not options.url.startswith(("http://", "https://")):
+    if not options.url.startswith(SCHEMES):
         raise InvalidArgument(f"drain: URL must be an http address, got {options.url}")
-    url = f"{options.url.rstrip('/')}/drain"
+    client = AdminClient(options.url, options.token)
     if options.cancel:
         if options.leave_disk:
             raise InvalidArgument("drain: --leave-disk must not be given with --cancel")
-        _cancel(url, options)
+        _cancel(client, options)
         return
     wanted = {"node": options.node, "leave_disk": options.leave_disk}
-    request(url, options.token, json.dumps(wanted).encode())
+    client.request("/drain", json.dumps(wanted).encode())
     while options.wait:
-        progress = _progress(url, options)
+        progress = _progress(client)
         if progress["state"] == "left":
             if progress["num_on_disk"]:
                 sys.stdout.write(f"left on the disk: {progress['num_on_disk']} objects\n")
@@ -69,20 +69,20 @@ def run(options: argparse.Namespace) -> None:
         time.sleep(POLL_S)
 
 
-def _cancel(url: str, options: argparse.Namespace) -> None:
+def _cancel(client: AdminClient, options: argparse.Namespace) -> None:
     """Wait until the node takes objects again: it finishes its current batch before."""
-    request(f"{url}?node={quote(options.node, safe='')}", options.token, method="DELETE")
-    while not (progress := _progress(url, options))["is_accepting"]:
+    client.request(f"/drain?node={quote(options.node, safe='')}", method="DELETE")
+    while not (progress := _progress(client))["is_accepting"]:
         if progress["state"] == "left":
             raise Failed(f"{options.node} has left")
         time.sleep(POLL_S)
 
 
-def _progress(url: str, options: argparse.Namespace) -> dict[str, Any]:
+def _progress(client: AdminClient) -> dict[str, Any]:
     """What ``GET /drain`` answers."""
     try:
-        told = json.loads(request(url, options.token))
+        told = json.loads(client.request("/drain"))
         names = ("state", "error", "num_failed", "num_on_disk", "is_accepting")
         return {name: told[name] for name in names}
     except (json.JSONDecodeError, UnicodeDecodeError, LookupError, TypeError):
-        raise no_admin_server(options.url, "it does not tell how far it has drained") from None
+        raise client.is_none("it does not tell how far it has drained") from None

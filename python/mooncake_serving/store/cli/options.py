@@ -2,11 +2,11 @@
 
 import argparse
 import re
-from pathlib import Path
 from typing import Any
 
 from mooncake_kernels.errors import InvalidArgument
 from mooncake_kernels.pool import Key
+from mooncake_kernels.private_files import first_line
 
 from ..key_text import NUM_DIGITS, parse_key
 from ..keyspace import Keyspace, StoreKey
@@ -47,7 +47,8 @@ def add_token(parser: Any) -> None:
     """``--token-file`` of an admin server."""
     parser.add_argument(
         "--token-file", type=_token, dest="token", metavar="FILE",
-        help="whose first line is the admin server's token",
+        help="whose first line is the admin server's token (default: the environment's "
+        "MOONCAKE_KERNELS_ADMIN_TOKEN, or else what serve has saved for this user and port)",
     )  # fmt: skip
 
 
@@ -104,12 +105,8 @@ def store_key(text: str) -> StoreKey:
 
 def _token(path: str) -> str:
     try:
-        token = Path(path).read_text().partition("\n")[0].strip()
-    except (OSError, UnicodeDecodeError) as error:
+        return first_line(path)
+    except OSError as error:
         raise argparse.ArgumentTypeError(f"cannot read {path}: {error}") from None
-    if not (token and token.isascii() and token.isprintable()):
-        got = "something else" if token else "nothing"
-        raise argparse.ArgumentTypeError(
-            f"the first line of {path} must be a token of printable ASCII, got {got}"
-        )
-    return token
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(f"token: {error}") from None

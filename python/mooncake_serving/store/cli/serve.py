@@ -2,12 +2,15 @@
 
 import argparse
 import contextlib
+import secrets
 import signal
 import sys
 import threading
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from mooncake_kernels import config
+from mooncake_kernels.command_line import server_url
 from mooncake_kernels.errors import InvalidArgument
 from mooncake_kernels.pool import ObjectPool
 from mooncake_kernels.transfer import TransferEngine
@@ -18,6 +21,7 @@ from ..quotas import Quota, set_quota
 from ..ssd import SsdTier
 from ..store import Store
 from ..tiered import TieredStore
+from . import saved_token
 from .options import add_command, add_pool, add_token, as_bytes, as_count, as_seconds
 
 if TYPE_CHECKING:
@@ -70,7 +74,16 @@ def add_commands(commands: Any) -> None:
     )
     parser.add_argument("--host", default="127.0.0.1", help="to listen on (default: 127.0.0.1)")
     parser.add_argument("--port", type=int, default=9410, help="0: a free one (default: 9410)")
+    parser.add_argument(
+        "--socket", metavar="FILE",
+        help="listen at this Unix socket in place of --host and --port: in a folder of mode 0700, "
+        "which is made if need be; no token is needed there",
+    )  # fmt: skip
     add_token(parser)
+    parser.add_argument(
+        "--no-token", action="store_true",
+        help="have every process of this machine evict, remove and drain",
+    )  # fmt: skip
     parser.add_argument(
         "--eviction",
         choices=POLICIES,
@@ -112,6 +125,11 @@ def add_commands(commands: Any) -> None:
     parser.add_argument(
         "--directory", metavar="URL", help="take part in a cluster, as redis://10.0.0.1:6379/0"
     )
+    parser.add_argument(
+        "--directory-file", metavar="FILE",
+        help="whose first line is that URL: a password in an option is seen by all users of the "
+        "machine; or set MOONCAKE_KERNELS_DIRECTORY",
+    )  # fmt: skip
     parser.add_argument("--cluster", metavar="NAME", help="which (default: mooncake)")
     parser.add_argument(
         "--engine", metavar="HOST:PORT",
@@ -140,8 +158,11 @@ def add_commands(commands: Any) -> None:
 
 
 def run(options: argparse.Namespace) -> None:
+    from mooncake_kernels.http_server import silence_uvicorn
+
     from ..admin import AdminServer
 
+    silence_uvicorn()
     _check(options)
     with contextlib.ExitStack() as stack:
         stop = _stopped_by_signals(stack)
@@ -155,17 +176,46 @@ def run(options: argparse.Namespace) -> None:
         if options.events is not None:
             _publish(options, store, stack)
         cluster = None if options.directory is None else _join(options, store, stack)
+        token, is_made = _token(options)
         admin = stack.enter_context(
             AdminServer(
-                store, host=options.host, port=options.port, cluster=cluster, token=options.token
+                store,
+                host=options.host,
+                port=options.port,
+                socket=options.socket,
+                cluster=cluster,
+                token=token,
+                needs_token=not options.no_token,
             )
         )
+        if is_made and token is not None:
+            file = stack.enter_context(saved_token.saved(admin.port, token))
+            sys.stdout.write(f"token in {file}\n")
         if not options.temporary:  # it is being served: keep what was made
             removal.pop_all()
             disk_removal.pop_all()
         sys.stdout.write(f"serving {pool.path} at {admin.url}\n")
         sys.stdout.flush()
         stop.wait()
+
+
+def _token(options: argparse.Namespace) -> tuple[str | None, bool]:
+    """Choose the token; the second: whether it was made for this server, and is to be saved."""
+    if options.no_token:
+        if options.token is not None:
+            raise InvalidArgument("serve: --no-token must not be given with --token-file")
+        return None, False
+    token = options.token or config.current().admin_token or None
+    if token is not None or options.socket is not None:
+        return token, False
+    from mooncake_kernels.http_server import is_loopback, resolve
+
+    if not is_loopback(resolve("serve", options.host)[1]):
+        raise InvalidArgument(
+            f"serve: --token-file must be given where others reach the host, got none and "
+            f"{options.host}"
+        )
+    return secrets.token_hex(), True
 
 
 def _stopped_by_signals(stack: contextlib.ExitStack) -> threading.Event:
@@ -198,6 +248,8 @@ def _pool(options: argparse.Namespace, removal: contextlib.ExitStack) -> ObjectP
 
 def _check(options: argparse.Namespace) -> None:
     """Refuse options without what they are for; then fill in the defaults."""
+    given, file, setting = options.directory, options.directory_file, config.current().directory
+    options.directory = server_url("--directory", given, file, setting)
     given = {name for name, value in vars(options).items() if value is not None}
     for name, needed in NEEDS.items():
         if name in given and needed not in given:
