@@ -11,6 +11,7 @@ from collections import Counter
 from dataclasses import dataclass
 from typing import Any
 
+import h11
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 STATE = "mooncake_kernels.connection"  # in the ``state`` of an ASGI scope
@@ -122,7 +123,7 @@ class Connection(asyncio.Protocol):
         self._loop = _loop or asyncio.get_running_loop()
         self._transport: asyncio.Transport | None = None
         self._timer: asyncio.TimerHandle | None = None
-        self._has_headers = self._is_lost = False
+        self._is_lost = False
         self.address = ""
         self.held_bytes = 0
 
@@ -139,7 +140,8 @@ class Connection(asyncio.Protocol):
 
     def eof_received(self) -> bool:
         self._inner.eof_received()
-        return self._has_headers  # who has sent all may still read
+        # Who has sent a whole request may still read; half of one is worth nothing.
+        return self._inner.conn.their_state in (h11.DONE, h11.MUST_CLOSE)
 
     def pause_writing(self) -> None:
         self._inner.pause_writing()
@@ -160,7 +162,6 @@ class Connection(asyncio.Protocol):
 
     def headers_arrived(self, *, has_body: bool) -> None:
         """Note that the request has begun."""
-        self._has_headers = True
         if has_body:
             self._wait(self._limits.body_s)
         else:

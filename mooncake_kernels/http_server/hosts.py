@@ -52,18 +52,18 @@ class HostRule:
         name = host_name(host)
         if name is None or not (name in self._names or (self._any_address and _is_address(name))):
             known = ", ".join([*(["an IP address"] if self._any_address else []), *self._names])
-            raise CallerRefused(421, "Host", f"Host must be one of {known}, got {host!r:.80}")
+            raise CallerRefused(421, "Host", f"Host must be one of {known}, got {host!a:.80}")
         for header, value in headers:
             if header == b"origin" and value.lower() not in (
                 f"http://{host}".encode(),
                 f"https://{host}".encode(),
             ):
                 got = value.decode("latin-1")
-                raise CallerRefused(403, "Origin", f"Origin must be {host}, got {got!r:.80}")
+                raise CallerRefused(403, "Origin", f"Origin must be {host}, got {got!a:.80}")
             if header == b"sec-fetch-site" and value.lower() not in _SAME_SITE:
                 got = value.decode("latin-1")
                 raise CallerRefused(
-                    403, "Sec-Fetch-Site", f"Sec-Fetch-Site must be same-origin, got {got!r:.80}"
+                    403, "Sec-Fetch-Site", f"Sec-Fetch-Site must be same-origin, got {got!a:.80}"
                 )
 
 

@@ -16,6 +16,7 @@ from .connections import STATE, Admission, Connection, Limits
 
 POLL_S = 0.1  # while the rest of a body is awaited
 BACKLOG = 128  # connections that the event loop takes at once, before it drops any
+QUEUE = 1024  # that the kernel keeps for it: beyond them one is a second late, or refused
 
 
 class HttpServer(Closing):
@@ -38,7 +39,8 @@ class HttpServer(Closing):
         limits: Limits | None = None,
         close_s: int = 5,
     ):
-        protocol: Any = functools.partial(Connection, Admission(limits or Limits()))
+        self._admission = Admission(limits or Limits())
+        protocol: Any = functools.partial(Connection, self._admission)
         self._socket = listening
         config = uvicorn.Config(
             _Phases(app, lambda: self._server.should_exit),
@@ -53,7 +55,7 @@ class HttpServer(Closing):
             backlog=BACKLOG,
             timeout_graceful_shutdown=close_s,
         )
-        self._server = uvicorn.Server(config)
+        self._server = _Server(config)
         self._thread = threading.Thread(
             target=self._server.run, args=([listening],), name=name, daemon=True
         )
@@ -67,6 +69,13 @@ class HttpServer(Closing):
         self._server.should_exit = True
         self._thread.join()
         self._socket.close()
+
+
+class _Server(uvicorn.Server):
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets)
+        for listening in sockets or []:
+            listening.listen(QUEUE)
 
 
 class _Phases:

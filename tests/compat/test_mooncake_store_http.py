@@ -8,10 +8,12 @@ import re
 import socket
 import subprocess
 import sys
+import urllib.error
 import urllib.request
 
 import pytest
 
+from mooncake_kernels import config
 from mooncake_serving.compat.mooncake.store import INVALID_PARAMS, MooncakeDistributedStore
 
 from ..metadata.support import RedisServer, free_port
@@ -22,8 +24,10 @@ pytest.importorskip("fastapi")
 pytest.importorskip("prometheus_client")
 
 
-def get(port: int, path: str, method: str = "GET") -> str:
-    request = urllib.request.Request(f"http://127.0.0.1:{port}{path}", method=method)
+def get(port: int, path: str, method: str = "GET", token: str = "") -> str:
+    headers = {"Authorization": f"Bearer {token}"} if token else {}
+    url = f"http://127.0.0.1:{port}{path}"
+    request = urllib.request.Request(url, headers=headers, method=method)
     with contextlib.closing(urllib.request.urlopen(request, timeout=10)) as answer:
         return answer.read().decode()
 
@@ -56,6 +60,22 @@ def test_health_and_metrics_of_the_pool(tmp_path, caplog, is_on_disk):
         assert not is_listening(port)
 
 
+def test_only_health_and_metrics_are_there_for_everyone():
+    port = free_port()
+    with pool_file() as path:
+        store = set_up(path, enable_client_http_server=True, client_http_port=port)
+        assert store.put("a", b"1234") == 0
+        for method, route in (("GET", "/objects"), ("POST", "/evict"), ("GET", "/pools")):
+            with pytest.raises(urllib.error.HTTPError, match="401"):
+                get(port, route, method)
+        request = urllib.request.Request(f"http://127.0.0.1:{port}/metrics")
+        request.add_header("Host", "rebound.example")
+        with pytest.raises(urllib.error.HTTPError, match="421"):
+            urllib.request.urlopen(request, timeout=10)
+        assert get(port, "/metrics") and store.get("a") == b"1234"
+        assert store.close() == 0
+
+
 def test_nothing_listens_unless_asked_for():
     port = free_port()
     with pool_file() as path:
@@ -86,7 +106,8 @@ def test_a_port_in_use_is_a_warning(caplog):
 
 
 def test_a_missing_package_is_a_warning(monkeypatch, caplog):
-    for name in [name for name in sys.modules if name.startswith("mooncake_serving.store.admin")]:
+    needs_it = ("mooncake_serving.store.admin", "mooncake_kernels.http_server")
+    for name in [name for name in sys.modules if name.startswith(needs_it)]:
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, "uvicorn", None)
     with pool_file() as path:
@@ -135,12 +156,14 @@ def test_over_several_hosts(tmp_path, caplog):
     }
     store, without = MooncakeDistributedStore(), MooncakeDistributedStore()
     try:
-        assert store.setup(settings) == 0 and store.put("a", b"1") == 0
+        with config.override(admin_token="s3cret"):
+            assert store.setup(settings) == 0
+        assert store.put("a", b"1") == 0
         assert "mooncake_kernels_store_objects" in get(port, "/metrics")
-        [member] = json.loads(get(port, "/members"))
+        [member] = json.loads(get(port, "/members", token="s3cret"))
         assert member["name"] == store.get_hostname()
-        [entry] = json.loads(get(port, "/objects"))["objects"]
-        assert get(port, f"/objects/{entry['key']}", "DELETE") is not None
+        [entry] = json.loads(get(port, "/objects", token="s3cret"))["objects"]
+        assert get(port, f"/objects/{entry['key']}", "DELETE", "s3cret") is not None
         assert store.is_exist("a") == 0 and store.put("a", b"2") == 0 and store.get("a") == b"2"
         assert without.setup(settings | {"global_segment_size": 0}) == 0
         assert ["no pool of its own" in warning for warning in warnings(caplog)] == [True]
