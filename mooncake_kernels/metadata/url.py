@@ -80,6 +80,16 @@ def has_secret(value: str) -> bool:
     return "@" in value or "password" in options
 
 
+def without_secrets(value: str) -> str:
+    """A text that may be a URL, for an error: without a login, and without options."""
+    scheme, found, rest = value.partition("://")
+    if not found:
+        scheme, rest = "", value
+    _, has_login, address = rest.rpartition("@")
+    login = "***@" if has_login else ""
+    return printable(f"{scheme}{found}{login}{address.partition('?')[0]}")
+
+
 def _address(host: str, port: int | None) -> str:
     host = f"[{host}]" if ":" in host else host
     return f"{host}:{port}" if port else host

@@ -8,6 +8,10 @@ from mooncake_kernels.errors import shown
 from .errors import InvalidModel
 
 
+MAX_SIZE = 2**31 - 1  # of anything that a model has a number of
+MAX_NUMBER = 1e300  # a larger integer is infinite as a float
+
+
 @dataclass(frozen=True, kw_only=True)
 class RopeScaling:
     """How a model stretches its rotary frequencies to contexts longer than it was trained for.
@@ -91,13 +95,15 @@ def _check_size(config: Any, name: str) -> None:
         _refuse(config, name, "an integer", value)
     if value < 1:
         _refuse(config, name, "positive", value)
+    if value > MAX_SIZE:
+        _refuse(config, name, f"at most {MAX_SIZE}", value)
 
 
 def _check_number(config: Any, name: str) -> None:
     value = getattr(config, name)
     if not is_integer(value) and not isinstance(value, float):
         _refuse(config, name, "a number", value)
-    if not 0 < value < float("inf"):
+    if not 0 < value < MAX_NUMBER:
         _refuse(config, name, "positive and finite", value)
 
 

@@ -4,12 +4,32 @@ A bad argument is a ``mooncake_kernels.InvalidArgument``, which is a ``ValueErro
 """
 
 
+import contextlib
+from collections.abc import Iterator
+
+
 class ModelNotFound(FileNotFoundError):
     """There is no model at the expected place; the message says where and how to get one."""
 
 
 class InvalidModel(ValueError):
     """A model's files are damaged: truncated, or a tensor is missing or has another shape."""
+
+
+@contextlib.contextmanager
+def damaged_if_it_fails(what: str) -> Iterator[None]:
+    """Name the damaged file in what the tokenizers library raises, even where it panics.
+
+    Raises:
+        InvalidModel: in place of its errors.
+    """
+    try:
+        yield
+    except BaseException as error:
+        is_panic = type(error).__name__ == "PanicException"  # of Rust: no Exception
+        if not isinstance(error, Exception) and not is_panic:
+            raise
+        raise InvalidModel(f"load_model: {what} is damaged: {error}") from error
 
 
 class UnsupportedModel(ValueError):

@@ -5,7 +5,10 @@ from typing import Any
 from tokenizers import AddedToken, Regex, decoders, models, pre_tokenizers, processors
 from tokenizers import Tokenizer as BpeTokenizer
 
-from .errors import InvalidModel, UnsupportedModel
+from mooncake_kernels.errors import shown
+
+from .config import is_integer
+from .errors import InvalidModel, UnsupportedModel, damaged_if_it_fails
 from .gguf_weights import GgufFile
 from .tokenizer import Tokenizer
 
@@ -43,18 +46,19 @@ def gguf_tokenizer(file: GgufFile) -> Tokenizer:
             f"load_model: tokenizer.ggml.pre must be one of {', '.join(PRE_TOKENIZERS)}, "
             f"got {pre!r}"
         )
-    texts, types = _list(file, "tokens"), _list(file, "token_type")
+    texts, types = _list(file, "tokens", str), _list(file, "token_type", int)
     if len(types) != len(texts):
         raise InvalidModel(
             f"load_model: tokenizer.ggml.token_type must have {len(texts)} entries, "
             f"got {len(types)}"
         )
     style = PRE_TOKENIZERS[pre]
-    bpe = _bpe(texts, _list(file, "merges"), ignore_merges=style == "llama3")
+    bpe = _bpe(texts, _list(file, "merges", str), ignore_merges=style == "llama3")
     bpe.pre_tokenizer = _pre_tokenizer(style)
     bpe.decoder = decoders.ByteLevel()
-    bpe.add_special_tokens(_added(texts, types, CONTROL))
-    bpe.add_tokens(_added(texts, types, USER_DEFINED))
+    with damaged_if_it_fails("the GGUF vocabulary"):
+        bpe.add_special_tokens(_added(texts, types, CONTROL))
+        bpe.add_tokens(_added(texts, types, USER_DEFINED))
 
     bos, eos = (_token(file, texts, key) for key in ("bos", "eos"))
     add_bos = file.metadata("tokenizer.ggml.add_bos_token", style == "llama3")
@@ -63,16 +67,18 @@ def gguf_tokenizer(file: GgufFile) -> Tokenizer:
             single=[bos, "$A"], special_tokens=[(bos, texts.index(bos))]
         )
     template = file.metadata("tokenizer.chat_template")
+    if not isinstance(template, str | None):
+        raise InvalidModel(
+            f"load_model: GGUF key tokenizer.chat_template must be text, got {shown(template)}"
+        )
     return Tokenizer(bpe, chat_template=template, bos_token=bos, eos_token=eos)
 
 
 def _bpe(texts: list[str], merges: list[str], *, ignore_merges: bool) -> BpeTokenizer:
     pairs = [(left, right) for left, _, right in (merge.partition(" ") for merge in merges)]
     vocabulary = {text: token_id for token_id, text in enumerate(texts)}
-    try:
+    with damaged_if_it_fails("the GGUF vocabulary"):
         return BpeTokenizer(models.BPE(vocabulary, pairs, ignore_merges=ignore_merges))
-    except Exception as error:  # tokenizers raises nothing narrower
-        raise InvalidModel(f"load_model: the GGUF vocabulary is damaged: {error}") from error
 
 
 def _pre_tokenizer(style: str) -> Any:
@@ -93,10 +99,16 @@ def _added(texts: list[str], types: list[int], wanted: int) -> list[AddedToken]:
     ]
 
 
-def _list(file: GgufFile, key: str) -> list[Any]:
+def _list(file: GgufFile, key: str, kind: type) -> list[Any]:
     values = file.metadata(f"tokenizer.ggml.{key}")
     if not isinstance(values, list):
         raise InvalidModel(f"load_model: GGUF key tokenizer.ggml.{key} is missing")
+    wrong = next((value for value in values if type(value) is not kind), None)
+    if wrong is not None:
+        raise InvalidModel(
+            f"load_model: GGUF key tokenizer.ggml.{key} must be a list of {kind.__name__}, "
+            f"got one with {shown(wrong)}"
+        )
     return values
 
 
@@ -104,9 +116,9 @@ def _token(file: GgufFile, texts: list[str], which: str) -> str | None:
     token_id = file.metadata(f"tokenizer.ggml.{which}_token_id")
     if token_id is None:
         return None
-    if token_id >= len(texts):
+    if not is_integer(token_id) or not 0 <= token_id < len(texts):
         raise InvalidModel(
             f"load_model: tokenizer.ggml.{which}_token_id must be below {len(texts)}, "
-            f"got {token_id}"
+            f"got {shown(token_id)}"
         )
     return str(texts[token_id])

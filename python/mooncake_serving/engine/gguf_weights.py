@@ -43,6 +43,23 @@ NEUTRAL: dict[str, tuple[Any, ...]] = {
 }
 
 
+# Whatever comes of numbers that make no sense.
+_NONSENSE = (
+    ValueError, LookupError, ArithmeticError, TypeError, AttributeError, MemoryError,
+    RecursionError,
+)  # fmt: skip
+
+
+class _BoundedReader(GGUFReader):
+    """A reader that stops at the file's end: a header may announce 2**64 entries of a list."""
+
+    def _get(self, offset: int, dtype: Any, count: int = 1, override_order: Any = None) -> Any:
+        found = super()._get(offset, dtype, count, override_order)
+        if len(found) != int(count):
+            raise ValueError(f"it ends before byte {offset} and {int(count)} values of it")
+        return found
+
+
 class GgufFile:
     """Find tensors in a GGUF file by their Hugging Face names; the file is memory-mapped.
 
@@ -56,8 +73,8 @@ class GgufFile:
 
     def __init__(self, path: Path) -> None:
         try:
-            self.reader = GGUFReader(path)
-        except (ValueError, IndexError, KeyError, OverflowError, MemoryError) as error:
+            self.reader = _BoundedReader(path)
+        except _NONSENSE as error:
             raise InvalidModel(
                 f"load_model: {path} is truncated or not a GGUF file: {error}"
             ) from error
@@ -68,7 +85,9 @@ class GgufFile:
         self.names = self._tensors.keys()
         try:
             self.config = self._read_config()
-        except (ZeroDivisionError, TypeError, UnicodeDecodeError) as error:
+        except _NONSENSE as error:
+            if isinstance(error, InvalidModel | UnsupportedModel):
+                raise
             raise InvalidModel(f"load_model: {path} has a damaged header: {error}") from error
 
     def read(self, name: str) -> torch.Tensor:
@@ -79,9 +98,16 @@ class GgufFile:
         return tensor
 
     def metadata(self, key: str, default: Any = None) -> Any:
-        """Look up a value of the file's header."""
+        """Look up a value of the file's header.
+
+        Raises:
+            InvalidModel: it is damaged.
+        """
         field = self.reader.get_field(key)
-        return default if field is None else field.contents()
+        try:
+            return default if field is None else field.contents()
+        except _NONSENSE as error:
+            raise InvalidModel(f"load_model: GGUF key {key} is damaged: {error}") from error
 
     def _require(self, key: str) -> Any:
         value = self.metadata(key)
@@ -121,7 +147,7 @@ class GgufFile:
     def _vocab_size(self) -> int:
         if "model.embed_tokens.weight" not in self.names:
             raise InvalidModel("load_model: tensor model.embed_tokens.weight is missing")
-        return int(self._tensors["model.embed_tokens.weight"].shape[1])
+        return int(self._tensors["model.embed_tokens.weight"].shape[1])  # of [hidden, vocabulary]
 
     def _refuse_unsupported(self) -> None:
         architecture = self._require("general.architecture")
@@ -158,10 +184,10 @@ def unpermute_rope_rows(weight: torch.Tensor, head_dim: int) -> torch.Tensor:
     Returns:
         The same shape, rows i and i + head_dim / 2 of a head a pair.
     """
-    if weight.shape[0] % head_dim:
+    if weight.dim() != 2 or weight.shape[0] % head_dim:
         raise InvalidModel(
-            f"load_model: attn_q and attn_k must have a multiple of {head_dim} rows, "
-            f"got {weight.shape[0]}"
+            f"load_model: attn_q and attn_k must be matrices of a multiple of {head_dim} rows, "
+            f"got {list(weight.shape)}"
         )
     pairs = weight.reshape(-1, head_dim // 2, 2, weight.shape[-1])
     return pairs.transpose(1, 2).reshape(weight.shape)
@@ -181,6 +207,8 @@ def _dequantized(tensor: ReaderTensor) -> torch.Tensor:
     shape = tuple(int(n) for n in reversed(tensor.shape))  # GGUF counts dimensions from the inside
     try:
         values = np.array(dequantize(tensor.data, tensor.tensor_type), dtype=np.float32)
+        return torch.from_numpy(values.reshape(shape))
     except NotImplementedError as error:
         raise UnsupportedModel(f"load_model: tensor {tensor.name}: {error}") from error
-    return torch.from_numpy(values.reshape(shape))
+    except _NONSENSE as error:
+        raise InvalidModel(f"load_model: tensor {tensor.name} is damaged: {error}") from error

@@ -11,15 +11,20 @@ from safetensors import SafetensorError, safe_open
 from mooncake_kernels.errors import shown
 
 from .config import ModelConfig
-from .errors import InvalidModel
+from .errors import InvalidModel, damaged_if_it_fails
 from .hf_config import model_config_from_hf
 from .tokenizer import Tokenizer
 
 INDEX, SINGLE = "model.safetensors.index.json", "model.safetensors"
+MAX_JSON_BYTES = 256 << 20  # of a file that is parsed as a whole
 
 
 class SafetensorsFolder:
     """Find tensors by name over all shards of a folder; each file is opened once, memory-mapped.
+
+    Files are read from the folder alone: what its files name is a name in it. It may hold symbolic
+    links to anywhere, as Hugging Face's cache does, for who can place them there can read their
+    targets, too.
 
     Args:
         folder: holds ``config.json``, ``model.safetensors`` or ``model.safetensors.index.json``
@@ -50,11 +55,10 @@ class SafetensorsFolder:
         path = self.folder / "tokenizer.json"
         if not path.is_file():
             raise InvalidModel(f"load_model: {self.folder} has no tokenizer.json")
+        _check_size(path)
         settings = self._json("tokenizer_config.json", required=False)
-        try:
+        with damaged_if_it_fails(str(path)):
             tokenizer = tokenizers.Tokenizer.from_file(str(path))
-        except Exception as error:  # tokenizers raises nothing narrower
-            raise InvalidModel(f"load_model: {path} is damaged: {error}") from error
         return Tokenizer(
             tokenizer,
             chat_template=self._chat_template(settings),
@@ -65,6 +69,7 @@ class SafetensorsFolder:
     def _chat_template(self, settings: dict[str, Any]) -> str | None:
         path = self.folder / "chat_template.jinja"
         if path.is_file():
+            _check_size(path)
             try:
                 return path.read_text(encoding="utf-8")
             except UnicodeDecodeError as error:
@@ -97,7 +102,14 @@ class SafetensorsFolder:
                 f"load_model: weight_map of {self.folder / INDEX} must map tensors to files, "
                 f"got {shown(files)}"
             )
-        return sorted(set(files.values()))
+        names = sorted(set(files.values()))
+        for name in names:
+            if name in ("", ".", "..") or "/" in name or "\0" in name:
+                raise InvalidModel(
+                    f"load_model: weight_map of {self.folder / INDEX} must name files of its "
+                    f"folder, got {shown(name)}"
+                )
+        return names
 
     def _open(self, name: str) -> Any:
         path = self.folder / name
@@ -105,7 +117,7 @@ class SafetensorsFolder:
             raise InvalidModel(f"load_model: {self.folder} has no {name}")
         try:
             return safe_open(path, framework="pt")
-        except SafetensorError as error:
+        except (SafetensorError, UnicodeDecodeError) as error:
             raise InvalidModel(f"load_model: {path} is damaged: {error}") from error
 
     def _json(self, name: str, *, required: bool = True) -> dict[str, Any]:
@@ -114,6 +126,7 @@ class SafetensorsFolder:
             if required:
                 raise InvalidModel(f"load_model: {self.folder} has no {name}")
             return {}
+        _check_size(path)
         try:
             parsed = json.loads(path.read_text(encoding="utf-8"))
         except (ValueError, RecursionError) as error:
@@ -121,3 +134,11 @@ class SafetensorsFolder:
         if not isinstance(parsed, dict):
             raise InvalidModel(f"load_model: {path} must hold an object, got {shown(parsed)}")
         return parsed
+
+
+def _check_size(path: Path) -> None:
+    num_bytes = path.stat().st_size
+    if num_bytes > MAX_JSON_BYTES:
+        raise InvalidModel(
+            f"load_model: {path} must have at most {MAX_JSON_BYTES} bytes, got {num_bytes}"
+        )

@@ -8,6 +8,7 @@ from urllib.parse import urlencode, urlsplit
 
 import mooncake_kernels as mk
 from mooncake_kernels.errors import InvalidArgument, Unavailable
+from mooncake_kernels.metadata.url import without_secrets
 
 from .codes import log
 
@@ -62,7 +63,7 @@ def metadata_of(server: str, kind: str = "etcd", environ: Mapping[str, str] = os
     if scheme not in _SERVERS:
         raise Unavailable(
             f'metadata_server must be "{_P2P}", redis://host:port or http://host:port/metadata, '
-            f"for there is no client of {scheme} here, got {url}"
+            f"for there is no client of {scheme} here, got {without_secrets(url)}"
         )
     added = {"prefix": _prefix(environ)} | (_redis_login(url, environ) if "redis" in scheme else {})
     query = urlencode({name: value for name, value in added.items() if value})

@@ -8,6 +8,7 @@ from typing import Any
 
 from mooncake_kernels import config
 from mooncake_kernels.errors import InvalidArgument
+from mooncake_kernels.metadata.url import without_secrets
 
 from . import saved_token
 
@@ -23,12 +24,13 @@ class AdminClient:
         token: None: ``MOONCAKE_KERNELS_ADMIN_TOKEN``, or what ``serve`` has saved for this port.
 
     Attributes:
-        url: without a slash at its end.
+        url: for messages: without a slash at its end, or a login.
     """
 
     def __init__(self, url: str, token: str | None):
-        self.url = url.rstrip("/")
-        self._token = token or config.current().admin_token or saved_token.find(self.url)
+        self._url = url.rstrip("/")
+        self.url = without_secrets(self._url)
+        self._token = token or config.current().admin_token or saved_token.find(self._url)
 
     def request(self, path: str, body: bytes | None = None, *, method: str | None = None) -> bytes:
         """Send a request: ``method``, or else GET, or POST if there is a body of JSON.
@@ -41,14 +43,14 @@ class AdminClient:
         if self._token is not None:
             headers["Authorization"] = f"Bearer {self._token}"
         url = f"{self.url}{path}"
-        local = self.url.startswith("unix://")
+        local = self._url.startswith("unix://")
         try:
             asking = urllib.request.Request(
-                f"http://localhost{path}" if local else url, body, headers, method=method
+                f"http://localhost{path}" if local else f"{self._url}{path}", body, headers, method=method
             )
             if local:
                 opener = urllib.request.build_opener(
-                    _UnixHandler(self.url.removeprefix("unix://")), urllib.request.ProxyHandler({})
+                    _UnixHandler(self._url.removeprefix("unix://")), urllib.request.ProxyHandler({})
                 )
             else:
                 opener = urllib.request.build_opener()

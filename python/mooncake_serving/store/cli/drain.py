@@ -8,6 +8,7 @@ from typing import Any
 from urllib.parse import quote
 
 from mooncake_kernels.errors import InvalidArgument
+from mooncake_kernels.metadata.url import without_secrets
 
 from .admin_client import SCHEMES, AdminClient
 from .failure import Failed
@@ -41,7 +42,10 @@ def add_commands(commands: Any) -> None:
 
 def run(options: argparse.Namespace) -> None:
     if not options.url.startswith(SCHEMES):
-        raise InvalidArgument(f"drain: URL must be an http address, got {options.url}")
+        raise InvalidArgument(
+            "drain: URL must be an http address, "
+            f"got {without_secrets(options.url)}"
+        )
     client = AdminClient(options.url, options.token)
     if options.cancel:
         if options.leave_disk:

@@ -4,7 +4,7 @@ import dataclasses
 import numbers
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from mooncake_kernels.errors import InvalidArgument
@@ -40,12 +40,12 @@ class Settings:
     """
 
     local_hostname: str
-    metadata_server: str
+    metadata_server: str = field(repr=False)  # may have a password, as master_server_addr may
     global_segment_size: int
     local_buffer_size: int
     protocol: str
     rdma_devices: str
-    master_server_addr: str
+    master_server_addr: str = field(repr=False)
     engine: Any = None
     enable_ssd_offload: bool = False
     ssd_offload_path: str = ""

@@ -7,6 +7,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from mooncake_kernels.errors import InvalidArgument
+from mooncake_kernels.metadata.url import without_secrets
 from mooncake_kernels.pool import ObjectPool
 from mooncake_kernels.transfer import TransferEngine
 from mooncake_serving.store import Store
@@ -47,7 +48,7 @@ def open_objects(settings: Settings) -> Objects:
             INTERNAL_ERROR,
             "master_server_addr must be the path of a pool (/dev/shm/kv) or the URL of a directory "
             f"(redis://host:port), for nothing here speaks to a mooncake_master, got "
-            f"{settings.path!r:.80}",
+            f"{without_secrets(settings.path)!r:.80}",
         )
     namespace = namespace_of(settings)
     store = _store(settings, partial(_open_pool, settings), namespace=namespace)
