@@ -68,6 +68,7 @@ def _demo(options: argparse.Namespace, view: View) -> dict[str, Any]:
         transports=(options.transport,),
         chunk_tokens=options.chunk_tokens,
         deadline_s=options.deadline,
+        start_s=options.start_deadline,
     )
     params = SamplingParams(
         temperature=options.temperature, seed=options.seed, max_tokens=options.max_tokens

@@ -27,6 +27,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--seed", type=seed, default=0, help="of sampling, if there is any")
     parser.add_argument("--chunk-tokens", type=count, default=128, help="of a prefill chunk")
     parser.add_argument("--deadline", type=seconds, default=60.0, help="seconds of silence allowed")
+    parser.add_argument(
+        "--start-deadline", type=seconds, default=600.0,
+        help="seconds of silence allowed while the processes start",
+    )  # fmt: skip
     parser.add_argument("--json", action="store_true", help="print one JSON object, nothing else")
 
 

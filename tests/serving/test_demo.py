@@ -13,14 +13,15 @@ import pytest
 
 from mooncake_serving.__main__ import main
 from mooncake_serving.engine.disaggregated import WorkerFailed
+from tests.progress import run_to_its_end, work_of
 
-WAIT_S = 120  # longer than anything here takes, but the whole demo
+WAIT_S = 120  # longer than anything here takes, but the whole demo and its start
 
 
 def demo(*arguments):
     words = [a if isinstance(a, bytes) else str(a) for a in arguments]
     command = [sys.executable, "-m", "mooncake_serving", "demo", *words]
-    return subprocess.run(command, capture_output=True, text=True, timeout=300)
+    return run_to_its_end(command)
 
 
 def test_json_has_the_answers_and_the_life_of_the_blocks(tiny_folder):
@@ -114,7 +115,10 @@ def test_an_interrupt_ends_it_without_a_traceback(tiny_folder):
         text=True,
         start_new_session=True,  # a process group of its own, as a terminal's
     )
-    eventually(lambda: len(workers_of(process.pid)) == 2 and hears_interrupts(process.pid))
+    eventually(
+        lambda: len(workers_of(process.pid)) == 2 and hears_interrupts(process.pid),
+        lambda: work_of(process.pid),
+    )
     time.sleep(0.5)  # they are importing now
     pids = children_of(process.pid)
     os.killpg(process.pid, signal.SIGINT)
@@ -123,9 +127,12 @@ def test_an_interrupt_ends_it_without_a_traceback(tiny_folder):
     eventually(lambda: not any(Path(f"/proc/{pid}").exists() for pid in pids))
 
 
-def eventually(condition):
-    until = time.monotonic() + WAIT_S
+def eventually(condition, progress=lambda: None):
+    """Wait until it holds, as long as what ``progress`` returns changes now and then."""
+    until, seen = time.monotonic() + WAIT_S, progress()
     while not condition():
+        if (now := progress()) != seen:
+            until, seen = time.monotonic() + WAIT_S, now
         assert time.monotonic() < until
         time.sleep(0.05)
 

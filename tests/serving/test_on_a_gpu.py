@@ -1,7 +1,6 @@
 """The engine, and prefill and decode in two processes, with the model on a GPU."""
 
 import json
-import subprocess
 import sys
 
 import pytest
@@ -15,6 +14,7 @@ from mooncake_serving.engine import (
     SamplingParams,
     load_model,
 )
+from tests.progress import run_to_its_end
 
 PARAMS = SamplingParams(max_tokens=12, ignore_eos=True)
 
@@ -61,7 +61,7 @@ def test_prefill_and_decode_in_two_processes(gpu, tiny_folder, transport):
     words = ["--device", "cuda", "--model", tiny_folder, "--transport", transport, "--json"]
     words += ["--max-tokens", 8, "--prompt", "the end", "--prompt", "one, two, three"]
     command = [sys.executable, "-m", "mooncake_serving", "demo", *map(str, words)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=300)
+    done = run_to_its_end(command)
     assert done.returncode == 0, done.stderr
     answer = json.loads(done.stdout)
     assert answer["identical"] is True

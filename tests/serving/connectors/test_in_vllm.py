@@ -9,7 +9,6 @@ import os
 import random
 import shutil
 import signal
-import subprocess
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -18,10 +17,10 @@ import pytest
 import torch
 
 from mooncake_serving.store import Store
+from tests.progress import run_to_its_end
 
 ROOT = Path(__file__).parents[3]
 ENGINE = Path(__file__).with_name("vllm_engine.py")
-LIMIT_S = 300
 CHUNKS = {"max_num_batched_tokens": 128, "long_prefill_token_threshold": 40}
 
 
@@ -51,11 +50,8 @@ class Engines:
 
     def _run(self, task: dict) -> dict:
         paths = os.pathsep.join([str(ROOT / "python"), str(ROOT)])
-        done = subprocess.run(
-            [self._python, ENGINE, json.dumps(task)],
-            env=os.environ | {"PYTHONPATH": paths},
-            text=True, capture_output=True, timeout=LIMIT_S,
-        )  # fmt: skip
+        command = [self._python, ENGINE, json.dumps(task)]
+        done = run_to_its_end(command, os.environ | {"PYTHONPATH": paths})
         if done.returncode and not (task.get("dies") and done.returncode == -signal.SIGKILL):
             pytest.fail(f"exit status {done.returncode}\n{done.stdout}{done.stderr}", pytrace=False)
         told = [line for line in done.stdout.splitlines() if line.startswith("ANSWER ")]

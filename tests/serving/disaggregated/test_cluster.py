@@ -309,6 +309,7 @@ def test_a_model_that_is_not_there(tmp_path):
         ({"deadline_s": 0}, "deadline_s must be positive and finite, got 0"),
         ({"deadline_s": float("nan")}, "deadline_s must be positive and finite, got nan"),
         ({"deadline_s": True}, "deadline_s must be positive and finite, got True"),
+        ({"start_s": 0}, "start_s must be positive and finite, got 0"),
         ({"max_requests": 0}, "max_requests must be at least 1, got 0"),
         ({"transports": "tcp"}, "transports must be among shm, tcp, got 'tcp'"),
         ({"transports": (1,)}, r"transports must be among shm, tcp, got \(1,\)"),
@@ -349,6 +350,21 @@ def test_a_process_that_hangs_is_given_up(tiny_folder):
         os.kill(cluster.decode.process.pid, signal.SIGSTOP)
         with pytest.raises(WorkerFailed, match="neither process has reported for 2 s"):
             collect(cluster, [Job([5, 6, 7], GREEDY)])
+
+
+def test_a_start_may_take_longer_than_the_deadline(tiny_folder):
+    with Cluster(options(tiny_folder, deadline_s=0.05)) as cluster:
+        cluster.wait_until_ready()
+        cluster.options = options(tiny_folder)
+        assert len(collect(cluster, [Job([5, 6, 7], GREEDY)])[0]) == 12
+
+
+def test_processes_that_hang_while_they_start_are_given_up(tiny_folder):
+    with Cluster(options(tiny_folder, start_s=0.5)) as cluster:
+        for process in (cluster.prefill, cluster.decode):
+            os.kill(process.process.pid, signal.SIGSTOP)
+        with pytest.raises(WorkerFailed, match=r"did not start: nothing was reported for 0\.5 s"):
+            cluster.wait_until_ready()
 
 
 def test_many_jobs(tiny_folder):

@@ -1,6 +1,5 @@
 """A wrong argument is an InvalidArgument, and a missing package names its extra."""
 
-import subprocess
 import sys
 
 import pytest
@@ -19,6 +18,7 @@ from mooncake_serving.engine.chat import render_chat
 from mooncake_serving.engine.pooled import Job
 from mooncake_serving.engine.sampling import sample
 from mooncake_serving.semantic import Recompute, SignatureIndex
+from tests.progress import run_to_its_end
 
 
 @pytest.mark.parametrize(
@@ -93,7 +93,7 @@ try:
 except ImportError as error:
     print(error.name, error)
 """
-    ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
+    ran = run_to_its_end([sys.executable, "-c", code])
     name, _, message = ran.stdout.partition(" ")
     assert name.partition(".")[0] == package, ran.stderr
     wanted = f"mooncake_serving.{module}: {package} is not installed: pip install "

@@ -167,6 +167,15 @@ def test_heartbeats_are_signs_of_life_and_a_stopped_instance_has_none(tiny_folde
         assert collect(cluster, [Job(LONG, PARAMS)]) == (expected[:1], {})
 
 
+def test_a_start_has_a_limit_of_its_own(tiny_folder):
+    with PooledCluster(options(tiny_folder, deadline_s=0.05), 1) as cluster:
+        cluster.wait_until_ready()
+    with PooledCluster(options(tiny_folder, start_s=0.5), 1) as cluster:
+        os.kill(cluster.processes[0].process.pid, signal.SIGSTOP)
+        with pytest.raises(WorkerFailed, match=r"has reported nothing for 0\.5 s"):
+            cluster.wait_until_ready()
+
+
 def test_a_killed_creditor_fails_its_debtors_and_the_others_go_on(tiny_folder, expected):
     """Instance 0 borrows from the larger of the others by name; that one is killed."""
     with PooledCluster(options(tiny_folder), 3) as cluster:
@@ -243,6 +252,7 @@ def test_a_model_that_is_not_there_is_reported(tmp_path):
         ({"num_blocks": 0}, "num_blocks"),
         ({"transports": ("local",)}, "transports"),
         ({"deadline_s": 0}, "deadline_s"),
+        ({"start_s": 0}, "start_s"),
         ({"threads": True}, "threads"),
         ({"num_blocks": 3}, "min_own_blocks"),
         ({"transports": "tcp"}, "transports"),

@@ -158,8 +158,8 @@ class Cluster:
             on_loading: called as (process name, done, total) while weights load.
 
         Raises:
-            WorkerFailed: a worker could not start; the message has its reason. Or the cluster is
-                closed.
+            WorkerFailed: a worker could not start; the message has its reason. Or none has reported
+                anything for ``start_s``, or the cluster is closed.
         """
         self._refuse_closed()
         while self._starting:
@@ -231,9 +231,13 @@ class Cluster:
         """Wait for reports and yield them; handles steps and failures itself."""
         self._refuse_closed()
         processes = (self.prefill, self.decode)
-        ready = wait([process.pipe for process in processes], timeout=self.options.deadline_s)
+        silence_s = self.options.start_s if self._starting else self.options.deadline_s
+        ready = wait([process.pipe for process in processes], timeout=silence_s)
+        if not ready and self._starting:
+            names = " and ".join(sorted(self._starting))
+            raise WorkerFailed(f"{names} did not start: nothing was reported for {silence_s:g} s")
         if not ready:
-            raise WorkerFailed(f"neither process has reported for {self.options.deadline_s:g} s")
+            raise WorkerFailed(f"neither process has reported for {silence_s:g} s")
         for process in processes:
             if process.pipe not in ready:
                 continue

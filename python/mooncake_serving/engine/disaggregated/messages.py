@@ -12,6 +12,7 @@ from ..request import FinishReason
 from ..sampling import SamplingParams
 from .life import Step
 
+START_S = 600.0  # imports take minutes where other work has the processors and the disk
 BETWEEN_PROCESSES = ("shm", "tcp")  # transports that the workers can reach each other by
 
 
@@ -30,7 +31,9 @@ class WorkerOptions:
         chunk_tokens: tokens of one prefill chunk.
         threads: of torch, in each worker.
         deadline_s: of one transfer, and of the silence of both workers after which they are given
-            up.
+            up, once both have started.
+        start_s: of the silence while they start, which is mostly imports and the reading of
+            weights: a worker reports when its imports are done, and each part of the weights.
         secret: of the workers' transfer engines: only who has it reaches their memory. None: each
             ``Cluster`` draws one of its own.
 
@@ -49,6 +52,7 @@ class WorkerOptions:
     max_requests: int = 64
     threads: int = 1
     deadline_s: float = 60.0
+    start_s: float = START_S
     secret: str | None = field(default=None, repr=False)
 
     def __post_init__(self) -> None:
@@ -63,7 +67,8 @@ class WorkerOptions:
         ):
             if as_integer("WorkerOptions", name, getattr(self, name)) < 1:
                 refuse("WorkerOptions", name, "at least 1", getattr(self, name))
-        as_seconds("WorkerOptions", "deadline_s", self.deadline_s)
+        for name in ("deadline_s", "start_s"):
+            as_seconds("WorkerOptions", name, getattr(self, name))
         check_text("WorkerOptions", "device", self.device)
         check_text("WorkerOptions", "axes", self.axes)
         check_reach("WorkerOptions", self.model, self.transports, self.secret)
@@ -158,6 +163,11 @@ class Abort:
 
 
 @dataclass(frozen=True)
+class Started:
+    """From a worker: its process runs, and has imported what it needs."""
+
+
+@dataclass(frozen=True)
 class Loading:
     """From a worker: progress of loading its weights."""
 
@@ -244,4 +254,4 @@ class Handover:
 
 
 Command = Sender | Reserve | Prefill | Abort
-Report = Loading | Ready | Reserved | Computed | PrefillEnded | NewToken | Failed | Step
+Report = Started | Loading | Ready | Reserved | Computed | PrefillEnded | NewToken | Failed | Step

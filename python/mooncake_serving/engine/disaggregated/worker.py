@@ -15,7 +15,17 @@ from ..engine import Engine
 from ..kv_cache import PagedKVCache
 from ..loader import load_model
 from .life import timed
-from .messages import Command, Failed, Handover, Loading, Ready, Report, Sender, WorkerOptions
+from .messages import (
+    Command,
+    Failed,
+    Handover,
+    Loading,
+    Ready,
+    Report,
+    Sender,
+    Started,
+    WorkerOptions,
+)
 from .staging import StagingPool
 
 
@@ -127,6 +137,7 @@ def run_worker(make: Callable[[Connection, Any], Runnable], pipe: Connection, op
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the launcher handles Ctrl-C: it closes the pipe
     worker = None
     try:
+        pipe.send(Started())
         worker = make(pipe, options)
         worker.run()
     except (EOFError, BrokenPipeError, ConnectionResetError):

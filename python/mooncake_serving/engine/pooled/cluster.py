@@ -72,13 +72,13 @@ class PooledCluster:
 
         Raises:
             WorkerFailed: one could not start, now or at an earlier call; the message has its
-                reason. Or one has reported nothing for ``deadline_s`` seconds, or the cluster is
+                reason. Or one has reported nothing for ``start_s`` seconds, or the cluster is
                 closed.
         """
         if self._start_failure is not None and not self._is_over.is_set():
             raise self._start_failure
         while starting := [p for p in self.processes if p.name not in self.names]:
-            process, report = self._next(starting)
+            process, report = self._next(starting, self.options.start_s)
             if isinstance(report, Ready):
                 self.names[process.name] = report.engine_name
             elif isinstance(report, Loading) and on_loading:
@@ -110,7 +110,7 @@ class PooledCluster:
         try:
             self._submit(jobs, index_of)
             while index_of:
-                process, anything = self._next(set(self._home.values()))
+                process, anything = self._next(set(self._home.values()), self.options.deadline_s)
                 for report in self._of_requests(process, anything):
                     if report.request_id not in index_of:
                         continue  # of a request that was aborted
@@ -152,16 +152,17 @@ class PooledCluster:
             self._home[request_id].send(Submit(request_id, job))
             self._heard_s[self._home[request_id].name] = time.monotonic()
 
-    def _next(self, awaited: Collection[Process]) -> tuple[Process, Report | WorkerFailed]:
+    def _next(
+        self, awaited: Collection[Process], silence_s: float
+    ) -> tuple[Process, Report | WorkerFailed]:
         """Wait for the next report; those that are awaited must give signs of life meanwhile."""
         while not self._is_over.is_set():
             with suppress(queue.Empty):
                 return self._reports.get(timeout=POLL_S)
-            oldest = time.monotonic() - self.options.deadline_s
+            oldest = time.monotonic() - silence_s
             for process in awaited:
                 if self._heard_s[process.name] < oldest:
-                    seconds = self.options.deadline_s
-                    raise WorkerFailed(f"{process.name} has reported nothing for {seconds:g} s")
+                    raise WorkerFailed(f"{process.name} has reported nothing for {silence_s:g} s")
         raise WorkerFailed("the cluster is closed")
 
     def _of_requests(

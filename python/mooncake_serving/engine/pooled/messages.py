@@ -6,7 +6,17 @@ from dataclasses import dataclass, field
 from ...arguments import as_seconds, refuse
 from ...pooling import Heartbeat, Offer, PoolOptions
 from ..arguments import as_positive
-from ..disaggregated.messages import Abort, Failed, Job, Loading, NewToken, Ready, check_reach
+from ..disaggregated.messages import (
+    START_S,
+    Abort,
+    Failed,
+    Job,
+    Loading,
+    NewToken,
+    Ready,
+    Started,
+    check_reach,
+)
 
 
 @dataclass(frozen=True)
@@ -24,6 +34,8 @@ class InstanceOptions:
         wait_s: how long the next request waits for memory while nothing runs at its instance.
         deadline_s: without any report of an instance with unfinished jobs, after which a run is
             given up; heartbeats count.
+        start_s: without any report of an instance that starts: it reports when its imports are
+            done, and each part of the weights.
         secret: of the instances' transfer engines: only who has it reaches their memory. None: each
             ``PooledCluster`` draws one of its own.
 
@@ -41,6 +53,7 @@ class InstanceOptions:
     threads: int = 1
     wait_s: float = 30.0
     deadline_s: float = 60.0
+    start_s: float = START_S
     secret: str | None = field(default=None, repr=False)
 
     def __post_init__(self) -> None:
@@ -53,7 +66,7 @@ class InstanceOptions:
         if self.min_own_blocks > self.num_blocks:
             wanted = f"at most num_blocks, {self.num_blocks}"
             refuse("InstanceOptions", "min_own_blocks", wanted, self.min_own_blocks)
-        for name in ("wait_s", "deadline_s"):
+        for name in ("wait_s", "deadline_s", "start_s"):
             as_seconds("InstanceOptions", name, getattr(self, name))
 
 
@@ -85,4 +98,4 @@ class Left:
 
 
 Command = Submit | Abort | Candidates
-Report = Loading | Ready | NewToken | Failed | Heartbeat | AskLedger | Left
+Report = Started | Loading | Ready | NewToken | Failed | Heartbeat | AskLedger | Left

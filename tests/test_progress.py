@@ -1,0 +1,30 @@
+"""Programs under watch: how long they take does not matter, but that they go on does."""
+
+import subprocess
+import sys
+
+import pytest
+
+from tests.progress import run_to_its_end
+
+LONG = "import time\nfor i in range(20):\n time.sleep(0.05)\n print(i, flush=True)"
+BUSY = "import time\nend = time.monotonic() + 1.5\nwhile time.monotonic() < end: pass\nprint('end')"
+CHILD = f"import subprocess, sys\nsubprocess.run([sys.executable, '-c', {BUSY!r}])"
+STUCK = "import time\nprint('begun', flush=True)\ntime.sleep(3600)"
+
+
+@pytest.mark.parametrize("code", [LONG, BUSY, CHILD])
+def test_what_goes_on_comes_to_its_end(code):
+    done = run_to_its_end([sys.executable, "-c", code], idle_s=1.0)
+    assert done.returncode == 0 and done.stdout.split()[-1] in ("19", "end")
+
+
+def test_what_stands_still_is_ended_and_told():
+    with pytest.raises(AssertionError, match="made no progress\nbegun"):
+        run_to_its_end([sys.executable, "-c", STUCK], idle_s=0.5)
+
+
+def test_the_end_of_a_program_is_told():
+    done = run_to_its_end([sys.executable, "-c", "import sys; sys.exit('it is wrong')"])
+    assert isinstance(done, subprocess.CompletedProcess)
+    assert (done.returncode, done.stderr) == (1, "it is wrong\n")
