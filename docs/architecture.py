@@ -29,9 +29,9 @@ LAYERS = [
         ("kv", "views, copy plans, gather, scatter", 0.9),
         ("mask, attention", "who attends to whom; paged, merged", 1),
         ("hashing, similarity", "names of blocks; SimHash", 1),
-        ("transfer, metadata, pool", "between engines; how they are found; objects", 1.3),
+        ("transfer, metadata, pool", "between engines; how they are found; objects", 1.2),
         ("rdma, topology", "registration; NIC choice", 0.9),
-        ("doctor", "what is wrong here", 0.7),
+        ("doctor, http_server", "what is wrong; callers", 0.95),
     ]),
     ("csrc: C++17 and CUDA", "csrc", "#f6ece0", [
         ("kv, mask, attention, similarity", "_ops.so: torch operators on the stable ABI", 1),

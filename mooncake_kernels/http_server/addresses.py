@@ -11,7 +11,6 @@ from typing import Any
 from ..errors import InvalidArgument
 from ..private_files import private_folder
 
-
 Address = tuple[Any, ...]
 
 

@@ -22,7 +22,8 @@ async def read_body(scope: Scope, receive: Receive, max_bytes: int) -> bytes | N
     """Read the whole body of a request.
 
     Args:
-        scope, receive: of the request.
+        scope: of the request.
+        receive: of the request.
         max_bytes: that it may have.
 
     Returns:
@@ -35,7 +36,9 @@ async def read_body(scope: Scope, receive: Receive, max_bytes: int) -> bytes | N
     connection: Connection | None = scope.get("state", {}).get(STATE)
     announced = b"".join(value for name, value in scope["headers"] if name == b"content-length")
     if re.fullmatch(b"[0-9]{1,20}", announced) and int(announced) > max_bytes:
-        raise BodyRefused(413, f"the body must have at most {max_bytes} bytes, got {int(announced)}")
+        raise BodyRefused(
+            413, f"the body must have at most {max_bytes} bytes, got {int(announced)}"
+        )
     parts: list[bytes] = []
     num_bytes = 0
     while True:

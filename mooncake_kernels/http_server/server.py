@@ -5,6 +5,7 @@ import functools
 import logging
 import socket
 import threading
+from collections.abc import Callable
 from typing import Any
 
 import uvicorn
@@ -43,7 +44,7 @@ class HttpServer(Closing):
         protocol: Any = functools.partial(Connection, self._admission)
         self._socket = listening
         config = uvicorn.Config(
-            _Phases(app, lambda: self._server.should_exit),
+            _Phases(app, self._is_closing),
             http=protocol,
             ws="none",
             loop="asyncio",
@@ -55,7 +56,7 @@ class HttpServer(Closing):
             backlog=BACKLOG,
             timeout_graceful_shutdown=close_s,
         )
-        self._server = _Server(config)
+        self._server: uvicorn.Server = _Server(config)
         self._thread = threading.Thread(
             target=self._server.run, args=([listening],), name=name, daemon=True
         )
@@ -70,6 +71,9 @@ class HttpServer(Closing):
         self._thread.join()
         self._socket.close()
 
+    def _is_closing(self) -> bool:
+        return self._server.should_exit
+
 
 class _Server(uvicorn.Server):
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
@@ -81,7 +85,7 @@ class _Server(uvicorn.Server):
 class _Phases:
     """Tells a connection how far its request is, and has it closed after the answer."""
 
-    def __init__(self, app: App, is_closing: Any):
+    def __init__(self, app: App, is_closing: Callable[[], bool]):
         self._app, self._is_closing = app, is_closing
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:

@@ -127,7 +127,8 @@ def test_bodies_that_are_refused(running):
 
 
 def test_a_body_in_chunks_and_half_closed_clients(running):
-    head = b"PUT /metadata?key=a HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n\r\n"
+    head = b"PUT /metadata?key=a HTTP/1.1\r\nHost: localhost\r\n"
+    head += b"Transfer-Encoding: chunked\r\n\r\n"
     for request, end in ((head + b"3\r\nabc\r\n0\r\n\r\n", b"updated"),
                          (b"GET /metadata?key=a HTTP/1.0\r\nHost: localhost\r\n\r\n", b"abc")):  # fmt: skip
         with socket.create_connection(("127.0.0.1", running.port), timeout=WAIT_S) as connection:

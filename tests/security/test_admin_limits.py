@@ -83,7 +83,6 @@ def test_some_paths_may_be_open(store):
         assert status(server.port, GET.replace(b"localhost", b"evil.example")) == 421
 
 
-
 def test_a_socket_of_its_user(store, tmp_path, capsys):
     path = tmp_path / "private" / "admin.sock"
     with AdminServer(store, socket=path) as server:

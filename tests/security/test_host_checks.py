@@ -28,8 +28,7 @@ def refusal(rule: HostRule, **headers: str) -> int:
     try:
         rule.check(given)
     except CallerRefused as refused:
-        assert str(refused).isascii()
-        return refused.status
+        return refused.status if str(refused).isascii() else -1
     return 0
 
 
@@ -43,7 +42,9 @@ def test_names_of_this_machine_are_admitted(host):
     assert refusal(LOCAL, host=host) == refusal(ANY_ADDRESS, host=host) == 0
 
 
-@pytest.mark.parametrize("host", ["10.0.0.1:8080", "[fd00::1]", "[fe80::1%eth0]:80", "META.example"])
+@pytest.mark.parametrize(
+    "host", ["10.0.0.1:8080", "[fd00::1]", "[fe80::1%eth0]:80", "META.example"]
+)
 def test_addresses_and_given_names(host):
     assert (refusal(LOCAL, host=host), refusal(ANY_ADDRESS, host=host)) == (421, 0)
 

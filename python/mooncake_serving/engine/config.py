@@ -7,7 +7,6 @@ from mooncake_kernels.errors import shown
 
 from .errors import InvalidModel
 
-
 MAX_SIZE = 2**31 - 1  # of anything that a model has a number of
 MAX_NUMBER = 1e300  # a larger integer is infinite as a float
 

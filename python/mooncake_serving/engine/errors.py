@@ -3,7 +3,6 @@
 A bad argument is a ``mooncake_kernels.InvalidArgument``, which is a ``ValueError``.
 """
 
-
 import contextlib
 from collections.abc import Iterator
 

@@ -72,7 +72,10 @@ def store(pool):
 
 @pytest.fixture
 def client(store):
-    with AdminServer(store, needs_token=False) as server, httpx.Client(base_url=server.url, timeout=WAIT_S) as client:
+    with (
+        AdminServer(store, needs_token=False) as server,
+        httpx.Client(base_url=server.url, timeout=WAIT_S) as client,
+    ):
         yield client
 
 

@@ -517,7 +517,10 @@ def test_bench(path, run):
         (["stat", "http://127.0.0.1:1"], "does not answer"),
         (["stat", "http://"], "http"),
         (["stat", "x", "--token-file", "/nowhere"], "cannot read /nowhere"),
-        (["stat", "x", "--token-file", "/dev/null"], "the first line of /dev/null must be printable ASCII, got no"),
+        (
+            ["stat", "x", "--token-file", "/dev/null"],
+            "the first line of /dev/null must be printable ASCII, got no",
+        ),
         (["stat", "x", "--token-file", "/bin/sh"], "/bin/sh"),
         (["stat", "http://127.0.0.1:port"], "nonnumeric port: 'port'"),
         (["stat", "http://a b"], "URL must be an http address, got http://a b"),

@@ -46,7 +46,10 @@ class AdminClient:
         local = self._url.startswith("unix://")
         try:
             asking = urllib.request.Request(
-                f"http://localhost{path}" if local else f"{self._url}{path}", body, headers, method=method
+                f"http://localhost{path}" if local else f"{self._url}{path}",
+                body,
+                headers,
+                method=method,
             )
             if local:
                 opener = urllib.request.build_opener(

@@ -43,8 +43,7 @@ def add_commands(commands: Any) -> None:
 def run(options: argparse.Namespace) -> None:
     if not options.url.startswith(SCHEMES):
         raise InvalidArgument(
-            "drain: URL must be an http address, "
-            f"got {without_secrets(options.url)}"
+            f"drain: URL must be an http address, got {without_secrets(options.url)}"
         )
     client = AdminClient(options.url, options.token)
     if options.cancel:

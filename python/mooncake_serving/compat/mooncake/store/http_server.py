@@ -8,7 +8,6 @@ from mooncake_kernels import config
 from .codes import log
 from .objects import Objects
 
-
 OPEN_PATHS = ("/health", "/metrics")
 
 
