@@ -73,6 +73,7 @@ def test_a_port_that_is_free_and_one_that_is_taken(engine, caplog):
         ),
         (("127.0.0.1", "10.0.0.1:2379", "tcp", ""), "got etcd://10.0.0.1:2379"),
         (("127.0.0.1", "etcd://10.0.0.1:2379", "tcp", ""), "got etcd://10.0.0.1:2379"),
+        (("127.0.0.1", "etcd://u:hidden@h:1", "tcp", ""), r"got etcd://\*\*\*@h:1"),
         (("127.0.0.1", "redis://127.0.0.1:1", "tcp", ""), "metadata server redis://127.0.0.1:1"),
         (("127.0.0.1", "http://127.0.0.1:1/metadata", "tcp", ""), "server http://127.0.0.1:1/meta"),
         (("127.0.0.1", "redis://h:x", "tcp", ""), "metadata must be .* with a port that is none"),

@@ -13,8 +13,10 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from mooncake_kernels import metadata
+from mooncake_kernels.__main__ import main
 from mooncake_kernels.errors import Unavailable
 from mooncake_kernels.metadata import values
+from mooncake_kernels.metadata.server import MetadataServer
 from mooncake_kernels.transfer import TransferEngine
 
 from .support import WAIT_S, HttpServer, eventually, free_port, names
@@ -129,8 +131,10 @@ def test_bodies_that_are_refused(running):
 def test_a_body_in_chunks_and_half_closed_clients(running):
     head = b"PUT /metadata?key=a HTTP/1.1\r\nHost: localhost\r\n"
     head += b"Transfer-Encoding: chunked\r\n\r\n"
-    for request, end in ((head + b"3\r\nabc\r\n0\r\n\r\n", b"updated"),
-                         (b"GET /metadata?key=a HTTP/1.0\r\nHost: localhost\r\n\r\n", b"abc")):  # fmt: skip
+    for request, end in (
+        (head + b"3\r\nabc\r\n0\r\n\r\n", b"updated"),
+        (b"GET /metadata?key=a HTTP/1.0\r\nHost: localhost\r\n\r\n", b"abc"),
+    ):
         with socket.create_connection(("127.0.0.1", running.port), timeout=WAIT_S) as connection:
             connection.sendall(request)
             connection.shutdown(socket.SHUT_WR)
@@ -212,6 +216,42 @@ def test_many_clients_at_once(running):
             return ask(running.port, "PUT", f"key={i}", b"x")[0]
 
         assert set(clients.map(put, range(200))) == {200}
+
+
+def test_the_command_without_its_package(monkeypatch, capsys):
+    needs_it = ("mooncake_kernels.http_server", "mooncake_kernels.metadata.server")
+    for name in [name for name in sys.modules if name.startswith(needs_it)]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.delattr(metadata, "server")
+    monkeypatch.setitem(sys.modules, "uvicorn", None)
+    assert main(["metadata", "--port", "0"]) == 1
+    wanted = "error: uvicorn is not installed: pip install 'mooncake-kernels[metadata]'\n"
+    assert capsys.readouterr().err == wanted
+
+
+def test_an_engine_whose_url_has_another_name(running):
+    """It learns why: the server must be given the name."""
+    with monkeypatched_names("meta.example"):
+        with pytest.raises(Unavailable, match="HTTP status 421: Host must be one of an IP address"):
+            TransferEngine("a", metadata=f"http://meta.example:{running.port}/metadata")
+        with MetadataServer("127.0.0.1", 0, ["Meta.Example"]) as given:
+            url = given.url.replace("127.0.0.1", "meta.example")
+            with TransferEngine("a", metadata=url):
+                assert names(url) == ["a"]
+
+
+@contextlib.contextmanager
+def monkeypatched_names(name: str):
+    """Meanwhile a name resolves to this machine."""
+    resolve = socket.getaddrinfo
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(
+            socket, "getaddrinfo",
+            lambda host, *rest, **more: resolve(
+                "127.0.0.1" if host == name else host, *rest, **more
+            ),
+        )  # fmt: skip
+        yield
 
 
 def test_the_command_killed_and_started_again():

@@ -8,7 +8,7 @@ import pytest
 
 from mooncake_kernels import metadata
 from mooncake_kernels.errors import InvalidArgument, Unavailable
-from mooncake_kernels.metadata.url import parse_url
+from mooncake_kernels.metadata.url import has_secret, parse_url, without_secrets
 from mooncake_kernels.transfer import TransferEngine
 
 from .support import free_port, raw_server
@@ -37,9 +37,26 @@ UNQUOTED = "s3cr3t!"
 def test_urls(url, shown, prefix):
     parsed = parse_url("connect", "url", url)
     assert (str(parsed), parsed.prefix) == (shown, prefix)
+    assert repr(parsed) == f"MetadataUrl({shown})"
+    assert has_secret(url) == ("s3cr3t" in url)
+    assert "s3cr3t" not in without_secrets(url)
     with metadata.connect(url) as directory:
         assert directory.url == shown
         assert "s3cr3t" not in repr(directory)
+
+
+def test_a_text_that_may_be_a_url_is_shown_without_secrets():
+    for text, shown in (
+        ("etcd://u:hidden@h:1/x?password=hidden", "etcd://***@h:1/x"),
+        ("u:hidden@h:1", "***@h:1"),
+        ("etcd://u:hid@den@h", "etcd://***@h"),
+        ("/dev/shm/kv", "/dev/shm/kv"),
+        ("h:1", "h:1"),
+        ("", ""),
+    ):
+        assert without_secrets(text) == shown
+    assert has_secret("redis://u:p@[h") and has_secret("redis://h?password=x")
+    assert not has_secret("p2p") and not has_secret("redis://h:1/0?prefix=a")
 
 
 @pytest.mark.parametrize(

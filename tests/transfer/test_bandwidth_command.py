@@ -11,6 +11,7 @@ from collections.abc import Iterator
 
 import pytest
 
+from mooncake_kernels import config
 from mooncake_kernels.__main__ import main
 from mooncake_kernels.transfer import TransferEngine
 
@@ -136,3 +137,25 @@ def test_ctrl_c_reports_what_was_measured(target, capsys):
     assert initiate(target, "--duration", "600") == 0
     assert time.monotonic() - start < 300
     assert "batches/s" in capsys.readouterr().out
+
+
+def test_the_url_of_a_metadata_server_may_be_in_a_file(tmp_path, capsys):
+    url = "redis://user:hidden-word@127.0.0.1:1"
+    file = tmp_path / "metadata"
+    file.write_text(f"{url}\n")
+    for words, setting, is_warned in (
+        (["--metadata-server", url], "", True),
+        (["--metadata-server-file", str(file)], "", False),
+        ([], url, False),
+    ):
+        with config.override(metadata_server=setting):
+            assert initiate("x", *words) == 2
+        error = capsys.readouterr().err
+        assert "metadata server redis://127.0.0.1:1: " in error and "hidden-word" not in error
+        assert error.count("warning: --metadata-server has a login") == is_warned
+    assert initiate("x", "--metadata-server", url, "--metadata-server-file", str(file)) == 2
+    assert "must not be given with --metadata-server-file" in capsys.readouterr().err
+    for content, reason in (("", "got nothing"), ("\xe9\n", "got something else")):
+        file.write_text(content)
+        assert initiate("x", "--metadata-server-file", str(file)) == 2
+        assert f"must be printable ASCII, {reason}" in capsys.readouterr().err

@@ -189,7 +189,13 @@ def run(options: argparse.Namespace) -> None:
             )
         )
         if is_made and token is not None:
-            file = stack.enter_context(saved_token.saved(admin.port, token))
+            try:
+                file = stack.enter_context(saved_token.saved(admin.port, token))
+            except OSError as error:
+                raise OSError(
+                    f"serve: the token cannot be saved ({error}): give --token-file, --socket or "
+                    "--no-token"
+                ) from None
             sys.stdout.write(f"token in {file}\n")
         if not options.temporary:  # it is being served: keep what was made
             removal.pop_all()
