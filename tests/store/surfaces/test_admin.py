@@ -283,6 +283,7 @@ def test_what_is_not_there(client):
 
 def test_openapi_describes_all(client):
     described = client.get("/openapi.json").json()
+    assert client.get("/docs").status_code == client.get("/redoc").status_code == 404
     assert sorted(described["paths"]) == [
         "/drain", "/evict", "/health", "/members", "/metrics", "/objects", "/objects/{key}",
         "/pools",
