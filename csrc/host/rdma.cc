@@ -19,7 +19,6 @@ namespace py = pybind11;
 
 namespace mk::host {
 
-#if MK_HAVE_VERBS
 namespace {
 
 using namespace mk::rdma;
@@ -300,11 +299,5 @@ void bind_rdma(py::module_& m) {
   bind_queues(m);
   bind_cache(m);
 }
-
-#else
-
-void bind_rdma(py::module_&) {}  // missing_verbs() gives the reason
-
-#endif
 
 }  // namespace mk::host

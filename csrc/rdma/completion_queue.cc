@@ -1,6 +1,5 @@
 #include "rdma/completion_queue.h"
 
-#if MK_HAVE_VERBS
 #include <fcntl.h>
 #include <sys/eventfd.h>
 
@@ -236,4 +235,3 @@ void CompletionQueue::take_nic_event() {
 }
 
 }  // namespace mk::rdma
-#endif

@@ -20,7 +20,6 @@
 #include "rdma/device.h"
 #include "rdma/verbs.h"
 
-#if MK_HAVE_VERBS
 namespace mk::rdma {
 
 class QueuePair;
@@ -108,4 +107,3 @@ class CompletionQueue final : public Resource {
 };
 
 }  // namespace mk::rdma
-#endif

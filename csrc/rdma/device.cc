@@ -1,6 +1,5 @@
 #include "rdma/device.h"
 
-#if MK_HAVE_VERBS
 #include <fcntl.h>
 #include <poll.h>
 #include <sys/eventfd.h>
@@ -149,4 +148,3 @@ void Device::release() noexcept {
 }
 
 }  // namespace mk::rdma
-#endif

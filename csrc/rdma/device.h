@@ -15,7 +15,6 @@
 #include "rdma/resource.h"
 #include "rdma/verbs.h"
 
-#if MK_HAVE_VERBS
 namespace mk::rdma {
 
 // An asynchronous event of the device.
@@ -59,4 +58,3 @@ class Device final : public Resource {
 };
 
 }  // namespace mk::rdma
-#endif

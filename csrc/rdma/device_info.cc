@@ -2,7 +2,6 @@
 
 #include <endian.h>
 
-#if MK_HAVE_VERBS
 #include <algorithm>
 #include <cstring>
 #include <exception>
@@ -124,4 +123,3 @@ std::vector<DeviceInfo> list_devices() {
 }
 
 }  // namespace mk::rdma
-#endif

@@ -13,7 +13,6 @@
 
 #include "rdma/verbs.h"
 
-#if MK_HAVE_VERBS
 namespace mk::rdma {
 
 using Gid = std::array<uint8_t, 16>;
@@ -55,4 +54,3 @@ DeviceInfo describe(ibv_context* context);
 PortInfo describe_port(ibv_context* context, int port);
 
 }  // namespace mk::rdma
-#endif

@@ -8,7 +8,6 @@
 #include "rdma/error.h"
 #include "rdma/verbs.h"
 
-#if MK_HAVE_VERBS
 namespace mk::rdma {
 
 class DeviceList {
@@ -39,4 +38,3 @@ struct CloseContext {
 using ContextHandle = std::unique_ptr<ibv_context, CloseContext>;
 
 }  // namespace mk::rdma
-#endif

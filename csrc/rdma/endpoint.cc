@@ -1,6 +1,5 @@
 #include "rdma/endpoint.h"
 
-#if MK_HAVE_VERBS
 #include <algorithm>
 
 #include "common/check.h"
@@ -44,4 +43,3 @@ void check_compatible(const Endpoint& local, const Endpoint& peer) {
 }
 
 }  // namespace mk::rdma
-#endif

@@ -9,7 +9,6 @@
 
 #include "rdma/device_info.h"
 
-#if MK_HAVE_VERBS
 namespace mk::rdma {
 
 struct Endpoint {
@@ -32,4 +31,3 @@ GidInfo choose_gid(const std::string& device, const PortInfo& port);
 void check_compatible(const Endpoint& local, const Endpoint& peer);
 
 }  // namespace mk::rdma
-#endif

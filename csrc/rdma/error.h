@@ -9,7 +9,6 @@
 #include "common/check.h"
 #include "rdma/verbs.h"
 
-#if MK_HAVE_VERBS
 namespace mk::rdma {
 
 // OSError in Python: "ibv_create_qp: mlx5_0: Cannot allocate memory". Most verbs return the errno;
@@ -25,4 +24,3 @@ Handle* check_handle(Handle* handle, const char* verb, const std::string& what) 
 }
 
 }  // namespace mk::rdma
-#endif

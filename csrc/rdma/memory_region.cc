@@ -1,6 +1,5 @@
 #include "rdma/memory_region.h"
 
-#if MK_HAVE_VERBS
 #include <unistd.h>
 
 #include <algorithm>
@@ -233,4 +232,3 @@ RegionRef register_dmabuf(const std::shared_ptr<Device>& device, int fd, uint64_
 }
 
 }  // namespace mk::rdma
-#endif

@@ -16,7 +16,6 @@
 #include "rdma/span.h"
 #include "rdma/verbs.h"
 
-#if MK_HAVE_VERBS
 namespace mk::rdma {
 
 // How a NIC accesses the memory.
@@ -93,4 +92,3 @@ RegionRef register_dmabuf(const std::shared_ptr<Device>& device, int fd, uint64_
                           Access access);
 
 }  // namespace mk::rdma
-#endif

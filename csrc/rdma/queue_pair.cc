@@ -1,6 +1,5 @@
 #include "rdma/queue_pair.h"
 
-#if MK_HAVE_VERBS
 #include <algorithm>
 #include <atomic>
 #include <cstring>
@@ -249,4 +248,3 @@ bool QueuePair::is_connected() const {
 }
 
 }  // namespace mk::rdma
-#endif

@@ -19,7 +19,6 @@
 #include "rdma/endpoint.h"
 #include "rdma/work.h"
 
-#if MK_HAVE_VERBS
 namespace mk::rdma {
 
 struct QueuePairOptions {
@@ -133,4 +132,3 @@ class QueuePair final : public Resource {
 };
 
 }  // namespace mk::rdma
-#endif

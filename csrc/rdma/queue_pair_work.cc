@@ -10,7 +10,6 @@
 
 #include "rdma/queue_pair.h"
 
-#if MK_HAVE_VERBS
 namespace mk::rdma {
 namespace {
 
@@ -247,4 +246,3 @@ void QueuePair::fail_pending(std::vector<Completion>* out) {
 }
 
 }  // namespace mk::rdma
-#endif

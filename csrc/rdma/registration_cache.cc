@@ -1,6 +1,5 @@
 #include "rdma/registration_cache.h"
 
-#if MK_HAVE_VERBS
 #include <cerrno>
 #include <iterator>
 #include <optional>
@@ -253,4 +252,3 @@ void RegistrationCache::close() {
 }
 
 }  // namespace mk::rdma
-#endif

@@ -22,7 +22,6 @@
 #include "rdma/span.h"
 #include "rdma/verbs.h"
 
-#if MK_HAVE_VERBS
 namespace mk::rdma {
 
 struct CacheOptions {
@@ -97,4 +96,3 @@ class RegistrationCache : public std::enable_shared_from_this<RegistrationCache>
 };
 
 }  // namespace mk::rdma
-#endif

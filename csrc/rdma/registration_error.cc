@@ -1,6 +1,5 @@
 #include "rdma/registration_error.h"
 
-#if MK_HAVE_VERBS
 #include <sys/resource.h>
 
 #include <algorithm>
@@ -95,4 +94,3 @@ std::string explain_registration(int error, const DeviceInfo& device, Span span,
 }
 
 }  // namespace mk::rdma
-#endif

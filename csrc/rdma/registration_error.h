@@ -8,7 +8,6 @@
 #include "rdma/device_info.h"
 #include "rdma/span.h"
 
-#if MK_HAVE_VERBS
 namespace mk::rdma {
 
 // "8192 bytes at 0x7f0000001000 on mlx5_0: 0x7f0000002000 is not mapped in this process". Examines
@@ -16,4 +15,3 @@ namespace mk::rdma {
 std::string explain_registration(int error, const DeviceInfo& device, Span span, bool writable);
 
 }  // namespace mk::rdma
-#endif

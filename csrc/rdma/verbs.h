@@ -1,11 +1,10 @@
 // libibverbs, loaded on first use. Its data-path calls (ibv_post_send, ibv_poll_cq, ...) are inline
-// in verbs.h and go through the context, so they need no entry here.
+// in verbs.h and go through the context, so they need no entry here. The header is always that of
+// third_party/rdma-core.
 //
 // Layer: rdma.
 #pragma once
 
-#if __has_include(<infiniband/verbs.h>)
-#define MK_HAVE_VERBS 1
 #include <infiniband/verbs.h>
 
 #include "common/dynlib.h"
@@ -42,6 +41,3 @@ MK_DYNLIB(VerbsGid, kVerbsName, MK_VERBS_GID_FUNCTIONS)
 MK_DYNLIB(VerbsDmabuf, kVerbsName, MK_VERBS_DMABUF_FUNCTIONS)
 
 }  // namespace mk::rdma
-#else
-#define MK_HAVE_VERBS 0
-#endif

@@ -1,6 +1,5 @@
 #include "rdma/work.h"
 
-#if MK_HAVE_VERBS
 #include <algorithm>
 
 #include "common/check.h"
@@ -126,4 +125,3 @@ void make_work(const Transfer& transfer, const WorkLimits& limits, WorkList& wor
 }
 
 }  // namespace mk::rdma
-#endif

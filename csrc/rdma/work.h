@@ -17,7 +17,6 @@
 #include "rdma/span.h"
 #include "rdma/verbs.h"
 
-#if MK_HAVE_VERBS
 namespace mk::rdma {
 
 // Memory of another process, as its owner describes it.
@@ -68,4 +67,3 @@ struct WorkLimits {
 void make_work(const Transfer& transfer, const WorkLimits& limits, WorkList& work);
 
 }  // namespace mk::rdma
-#endif

@@ -105,7 +105,6 @@ Route find_route(const PeerAddress& to, const EngineOptions& options,
   }
   reasons.push_back(not_chosen("shm", options.is_for_processes(), why_not));
 
-#if MK_HAVE_VERBS
   if (own->nics->size() > 0) {
     auto rdma = std::make_unique<RdmaChannel>(own, where.host, addresses, identity, !options.tcp);
     if (!options.tcp || rdma->finds_nics(deadline, why_not)) {
@@ -115,7 +114,6 @@ Route find_route(const PeerAddress& to, const EngineOptions& options,
     }
     reasons.push_back(concat("rdma was not chosen: ", why_not));
   }
-#endif
   reasons.push_back(concat("tcp: ", options.num_lanes, " connections to ", to.address));
   add_lanes(route, options,
             [&] { return std::make_unique<WireChannel>(own, where.host, addresses, identity); });

@@ -9,7 +9,6 @@ using namespace mk;
 using namespace mk::transfer;
 
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t num_bytes) {
-#if MK_HAVE_VERBS
   const std::vector<char> bytes(data, data + num_bytes);
   try {
     uint64_t end = 0;
@@ -35,6 +34,5 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t num_bytes) {
   } catch (const Failure&) {
   } catch (const InvalidArgument&) {
   }
-#endif
   return 0;
 }

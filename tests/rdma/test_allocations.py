@@ -2,8 +2,6 @@
 
 from pathlib import Path
 
-import pytest
-
 from ..cxx import CSRC, build, run
 from .fake.build import build_verbs
 
@@ -14,10 +12,8 @@ SOURCES = [*RDMA, *RAIL, *(f"common/{name}.cc" for name in COMMON)]
 
 
 def test_slices_over_a_rail(tmp_path):
-    if not Path("/usr/include/infiniband/verbs.h").is_file():
-        pytest.skip("there is no infiniband/verbs.h in /usr/include")
     verbs = build_verbs()
     test = Path(__file__).with_suffix(".cc")
-    flags = ["-DMK_HAVE_VERBS=1", str(verbs), f"-Wl,-rpath,{verbs.parent}", "-ldl", "-pthread"]
+    flags = [str(verbs), f"-Wl,-rpath,{verbs.parent}", "-ldl", "-pthread"]
     result = run(build(test, SOURCES, tmp_path, *flags))
     assert result.returncode == 0, result.stderr

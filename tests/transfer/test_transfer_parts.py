@@ -66,10 +66,8 @@ def test_file_op(tmp_path):
 
 
 def test_slicer(tmp_path):
-    if not Path("/usr/include/infiniband/verbs.h").is_file():
-        pytest.skip("there is no infiniband/verbs.h in /usr/include")
     sources = [f"transfer/{name}.cc" for name in ("request/slicer", "request/piece")]
-    result = run(build(HERE / "test_slicer.cc", sources, tmp_path, "-DMK_HAVE_VERBS=1"))
+    result = run(build(HERE / "test_slicer.cc", sources, tmp_path))
     assert result.returncode == 0, result.stderr
 
 

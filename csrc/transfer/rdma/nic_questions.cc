@@ -1,6 +1,5 @@
 #include "transfer/rdma/nic_questions.h"
 
-#if MK_HAVE_VERBS
 #include <algorithm>
 #include <cstring>
 #include <string>
@@ -60,4 +59,3 @@ void NicQuestions::flush(const std::vector<uint32_t>& rails, const Limit& limit)
 }
 
 }  // namespace mk::transfer
-#endif

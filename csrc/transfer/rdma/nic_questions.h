@@ -15,7 +15,6 @@
 #include "transfer/wire/socket.h"
 #include "transfer/wire/wire.h"
 
-#if MK_HAVE_VERBS
 namespace mk::transfer {
 
 class NicQuestions {
@@ -42,4 +41,3 @@ class NicQuestions {
 };
 
 }  // namespace mk::transfer
-#endif

@@ -1,6 +1,5 @@
 #include "transfer/rdma/nic_wire.h"
 
-#if MK_HAVE_VERBS
 #include <algorithm>
 #include <cstring>
 
@@ -106,4 +105,3 @@ std::vector<RemoteRegion> parse_keys(const std::vector<char>& bytes, size_t num_
 }
 
 }  // namespace mk::transfer
-#endif

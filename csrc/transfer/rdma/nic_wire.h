@@ -78,7 +78,6 @@ struct KeyEntry {
 };
 static_assert(sizeof(KeyEntry) == 24);
 
-#if MK_HAVE_VERBS
 uint32_t code_of_link_layer(const std::string& name);
 QueuePairEntry entry_of(const rdma::Endpoint& endpoint);
 rdma::Endpoint endpoint_of(const QueuePairEntry& entry);  // throws Failure
@@ -93,6 +92,5 @@ struct RemoteRegion {
 
 // An answer to kKeys, by address. Throws Failure.
 std::vector<RemoteRegion> parse_keys(const std::vector<char>& bytes, size_t num_nics);
-#endif
 
 }  // namespace mk::transfer

@@ -8,7 +8,6 @@
 
 namespace mk::transfer {
 
-#if MK_HAVE_VERBS
 static_assert(rdma::kLocalWrite == kLocalWrite && rdma::kRemoteRead == kRemoteRead &&
               rdma::kRemoteWrite == kRemoteWrite);
 
@@ -139,17 +138,5 @@ void Nics::remove(const NicMemory& memory) noexcept {
 void Nics::close() noexcept {
   for (const Nic& nic : nics_) nic.device->close();
 }
-#else
-Nics::Nics(const std::vector<NicOptions>& options, NearNics, bool) {
-  if (!options.empty()) {
-    throw Unavailable(
-        "TransferEngine: rdma needs a build with infiniband/verbs.h (libibverbs-dev)");
-  }
-}
-
-NicMemoryRef Nics::add(const Range&, Rights, int) const { return nullptr; }
-void Nics::remove(const NicMemory&) noexcept {}
-void Nics::close() noexcept {}
-#endif
 
 }  // namespace mk::transfer

@@ -3,7 +3,7 @@
 //   Nics nics({{"mlx5_0", /*port=*/1, /*gb_per_s=*/50.0}}, {/*nodes=*/{0b1}, /*gpus=*/{0b1}});
 //   auto memory = nics.add({address, num_bytes}, kLocalWrite | kRemoteWrite, /*device=*/-1);
 //
-// Layer: transfer. Thread-safe. Without verbs there are no NICs.
+// Layer: transfer. Thread-safe.
 #pragma once
 
 #include <cstddef>
@@ -43,7 +43,6 @@ struct NearNics {
   std::vector<NicSet> gpus;   // for each GPU, by CUDA's ordinals
 };
 
-#if MK_HAVE_VERBS
 struct Nic {
   std::shared_ptr<rdma::Device> device;
   int port;
@@ -64,12 +63,6 @@ struct NicMemory {
   NicSet near;                           // of the others, those nearest to this memory
   std::string note;                      // what could not, and why
 };
-#else
-struct Nic {};
-struct NicMemory {
-  std::string note;
-};
-#endif
 using NicMemoryRef = std::shared_ptr<const NicMemory>;
 
 class Nics {

@@ -1,6 +1,5 @@
 #include "transfer/rdma/rail.h"
 
-#if MK_HAVE_VERBS
 #include <algorithm>
 #include <utility>
 
@@ -163,4 +162,3 @@ void Rail::pause(const std::string& cause, size_t peer_nic) {
 }
 
 }  // namespace mk::transfer
-#endif

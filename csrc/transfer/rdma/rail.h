@@ -25,7 +25,6 @@
 #include "transfer/rdma/nics.h"
 #include "transfer/rdma/slice.h"
 
-#if MK_HAVE_VERBS
 namespace mk::transfer {
 
 // A queue pair has failed, and nothing moves over it any more.
@@ -117,4 +116,3 @@ class Rail {
 };
 
 }  // namespace mk::transfer
-#endif

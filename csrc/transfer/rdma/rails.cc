@@ -1,6 +1,5 @@
 #include "transfer/rdma/rails.h"
 
-#if MK_HAVE_VERBS
 #include <algorithm>
 #include <cstring>
 #include <utility>
@@ -240,4 +239,3 @@ std::vector<std::string> Rails::nics_up() const {
 }
 
 }  // namespace mk::transfer
-#endif

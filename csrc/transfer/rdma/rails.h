@@ -18,7 +18,6 @@
 #include "transfer/rdma/nic_questions.h"
 #include "transfer/rdma/rail.h"
 
-#if MK_HAVE_VERBS
 namespace mk::transfer {
 
 class Rails {
@@ -84,4 +83,3 @@ class Rails {
 };
 
 }  // namespace mk::transfer
-#endif

@@ -1,6 +1,5 @@
 #include "transfer/rdma/rdma_channel.h"
 
-#if MK_HAVE_VERBS
 #include <poll.h>
 
 #include <algorithm>
@@ -342,4 +341,3 @@ void RdmaChannel::sleep(const Limit& limit) {
 }
 
 }  // namespace mk::transfer
-#endif

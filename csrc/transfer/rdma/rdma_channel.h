@@ -19,7 +19,6 @@
 #include "transfer/request/slicer.h"
 #include "transfer/wire/wire_channel.h"
 
-#if MK_HAVE_VERBS
 namespace mk::transfer {
 
 class RdmaChannel : public WireChannel {
@@ -101,4 +100,3 @@ class RdmaChannel : public WireChannel {
 };
 
 }  // namespace mk::transfer
-#endif

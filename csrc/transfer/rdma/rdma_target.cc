@@ -32,11 +32,6 @@ void append(std::string& bytes, const Entry& entry) {
   bytes.append(reinterpret_cast<const char*>(&entry), sizeof(entry));
 }
 
-}  // namespace
-
-#if MK_HAVE_VERBS
-namespace {
-
 void await_immediate(rdma::CompletionQueue& queue, const Limit& limit) {
   const auto is_immediate = [](const rdma::Completion& completion) {
     return completion.kind == rdma::Completion::Kind::kImmediate;
@@ -158,12 +153,5 @@ std::string RdmaTarget::flush(const std::vector<uint32_t>& rails, const Limit& l
 }
 
 void RdmaTarget::close() noexcept { rails_.clear(); }
-#else
-std::string RdmaTarget::answer(Op op, const std::vector<char>&, const Limit&) {
-  if (op == Op::kAttach) throw Refused("there is no such NIC");
-  return "";  // no NICs, and no keys
-}
-void RdmaTarget::close() noexcept {}
-#endif
 
 }  // namespace mk::transfer

@@ -30,7 +30,6 @@ class RdmaTarget {
 
  private:
   const Endpoint& own_;
-#if MK_HAVE_VERBS
   std::string nics() const;
   std::string attach(const AttachRequest& request);
   // When it returns, nothing lands any more.
@@ -46,7 +45,6 @@ class RdmaTarget {
     std::shared_ptr<rdma::QueuePair> pair;
   };
   std::map<uint32_t, Rail> rails_;
-#endif
 };
 
 }  // namespace mk::transfer

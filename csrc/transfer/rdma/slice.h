@@ -10,7 +10,6 @@
 #include "rdma/work.h"
 #include "transfer/rdma/nics.h"
 
-#if MK_HAVE_VERBS
 namespace mk::transfer {
 
 // A part of a work that one rail moves at once: in one region at either end.
@@ -46,4 +45,3 @@ inline void give_back(Slices& over, Slices& spare) {
 }
 
 }  // namespace mk::transfer
-#endif

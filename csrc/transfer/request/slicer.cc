@@ -1,6 +1,5 @@
 #include "transfer/request/slicer.h"
 
-#if MK_HAVE_VERBS
 #include <algorithm>
 #include <iterator>
 #include <map>
@@ -138,4 +137,3 @@ bool cut(const Request& request, const Piece& piece, const RemoteKeys& keys, uin
 }
 
 }  // namespace mk::transfer
-#endif

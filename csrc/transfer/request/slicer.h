@@ -13,7 +13,6 @@
 #include "transfer/request/piece.h"
 #include "transfer/request/request.h"
 
-#if MK_HAVE_VERBS
 namespace mk::transfer {
 
 // The peer's regions, by address.
@@ -39,4 +38,3 @@ bool cut(const Request& request, const Piece& piece, const RemoteKeys& keys, uin
          Slices& slices, Slices& spare);
 
 }  // namespace mk::transfer
-#endif
