@@ -16,7 +16,16 @@ def build(test: Path, sources: Sequence[str], folder: Path, *more_flags: str) ->
     files = [test, *(CSRC / source for source in sources)]
     flags = ["-O1", "-g", "-std=c++17", "-Wall", "-Wno-unknown-pragmas", "-Wno-attributes"]
     flags += ["-fsanitize=address,undefined", "-fno-sanitize-recover=undefined"]
-    command = ["g++", *flags, f"-I{CSRC}", f"-I{TESTS}", f"-isystem{VERBS_INCLUDE}", *files, "-o", program]
+    command = [
+        "g++",
+        *flags,
+        f"-I{CSRC}",
+        f"-I{TESTS}",
+        f"-isystem{VERBS_INCLUDE}",
+        *files,
+        "-o",
+        program,
+    ]
     command += more_flags
     subprocess.run(command, check=True, env=without_sanitizer())
     return program

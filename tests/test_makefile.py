@@ -10,6 +10,7 @@ import pytest
 ROOT = Path(__file__).parents[1]
 FAKE = """#!/bin/sh
 if [ "$1" = -V ]; then echo Python {version}; exit; fi
+[ "$1" = -m ] || exit 0
 mkdir -p .venv/bin
 cp "$0" .venv/bin/python
 cp pip .venv/bin
@@ -67,6 +68,12 @@ def test_a_dry_run_says_only_what_would_be_made(make):
     told = make("-n", ".venv/.test", ".venv/.demo", TORCH="torch==1.1")
     assert "torch==1.1" in told and ".[demo]" in told and ".[test]" in told
     assert make(".venv/.deps", TORCH="torch==1.0") == ""
+
+
+def test_what_is_compiled_is_shown(make):
+    """pip would hide it, for minutes."""
+    told = make("-n", ".venv/.build")
+    assert told.index("python setup.py -q build_ext --inplace") < told.index("install -q --no-bu")
 
 
 def test_another_linter_is_installed(make):

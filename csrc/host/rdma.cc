@@ -45,13 +45,14 @@ py::dict to_dict(const PortInfo& port) {
 py::dict to_dict(const DeviceInfo& info) {
   py::list ports;
   for (const PortInfo& port : info.ports) ports.append(to_dict(port));
-  return py::dict(
-      "name"_a = info.name, "node_guid"_a = info.node_guid, "firmware"_a = info.firmware,
-      "vendor_id"_a = info.vendor_id, "max_mr_bytes"_a = info.max_mr_bytes,
-      "max_mr"_a = info.max_mr, "max_qp"_a = info.max_qp, "max_qp_wr"_a = info.max_qp_wr,
-      "max_sge"_a = info.max_sge, "max_sge_read"_a = info.max_sge_read, "max_cq"_a = info.max_cq,
-      "max_cqe"_a = info.max_cqe, "max_reads_in"_a = info.max_reads_in,
-      "max_reads_out"_a = info.max_reads_out, "ports"_a = ports);
+  return py::dict("name"_a = info.name, "node_type"_a = info.node_type,
+                  "node_guid"_a = info.node_guid, "firmware"_a = info.firmware,
+                  "vendor_id"_a = info.vendor_id, "max_mr_bytes"_a = info.max_mr_bytes,
+                  "max_mr"_a = info.max_mr, "max_qp"_a = info.max_qp,
+                  "max_qp_wr"_a = info.max_qp_wr, "max_sge"_a = info.max_sge,
+                  "max_sge_read"_a = info.max_sge_read, "max_cq"_a = info.max_cq,
+                  "max_cqe"_a = info.max_cqe, "max_reads_in"_a = info.max_reads_in,
+                  "max_reads_out"_a = info.max_reads_out, "ports"_a = ports);
 }
 
 py::list devices() {
@@ -203,6 +204,7 @@ void bind_device(py::module_& m) {
           },
           py::arg("depth"), ReleaseGil());
   m.def("rdma_devices", &devices);
+  m.def("rdma_why_unusable", &why_unusable, py::arg("node_type"), py::arg("pci_vendor"));
   m.def("rdma_open", &Device::open, py::arg("name"), ReleaseGil());
   m.def(
       "rdma_borrow",

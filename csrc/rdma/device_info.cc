@@ -18,6 +18,13 @@ const char* state_name(ibv_port_state state) {
   return state >= 0 && state <= IBV_PORT_ACTIVE_DEFER ? names[state] : "UNKNOWN";
 }
 
+// The kernel's names, in /sys/class/infiniband/<name>/node_type.
+const char* node_type_name(ibv_node_type type) {
+  static const char* const names[] = {"",     "CA",    "switch",    "router",
+                                      "RNIC", "usNIC", "usNIC UDP", "unspecified"};
+  return type >= IBV_NODE_CA && type <= IBV_NODE_UNSPECIFIED ? names[type] : "";
+}
+
 const char* link_layer_name(uint8_t link_layer) {
   if (link_layer == IBV_LINK_LAYER_INFINIBAND) return "InfiniBand";
   return link_layer == IBV_LINK_LAYER_ETHERNET ? "Ethernet" : "Unspecified";
@@ -80,12 +87,23 @@ PortInfo describe_port(ibv_context* context, int port) {
   return info;
 }
 
+std::string why_unusable(const std::string& node_type, uint32_t pci_vendor) {
+  constexpr uint32_t kAmazon = 0x1d0f;
+  if (pci_vendor == kAmazon) return "EFA: it has no RC queue pairs";
+  if (node_type == "RNIC") return "iWARP: its queue pairs connect by rdma_cm alone";
+  for (const char* other : {"switch", "router", "usNIC", "usNIC UDP", "unspecified"}) {
+    if (node_type == other) return concat("node type ", other, ": it has no RC queue pairs");
+  }
+  return "";
+}
+
 DeviceInfo describe(ibv_context* context) {
   const Verbs& verbs = Verbs::get();
   DeviceInfo info;
   info.name = verbs.p_ibv_get_device_name(context->device);
   ibv_device_attr attr{};
   check_verb(verbs.p_ibv_query_device(context, &attr), "ibv_query_device", info.name);
+  info.node_type = node_type_name(context->device->node_type);
   info.node_guid = be64toh(verbs.p_ibv_get_device_guid(context->device));
   info.firmware.assign(attr.fw_ver, strnlen(attr.fw_ver, sizeof attr.fw_ver));
   info.vendor_id = attr.vendor_id;

@@ -37,6 +37,7 @@ struct PortInfo {
 
 struct DeviceInfo {
   std::string name;
+  std::string node_type;  // as in sysfs: "CA", "RNIC", "usNIC", "unspecified", ...; empty: unknown
   uint64_t node_guid = 0;
   std::string firmware;
   uint32_t vendor_id = 0;
@@ -45,6 +46,10 @@ struct DeviceInfo {
   int max_reads_in = 0, max_reads_out = 0;  // RDMA reads in flight per queue pair
   std::vector<PortInfo> ports;
 };
+
+// Why a device has no queue pairs that two of them could connect by exchanging their numbers; empty
+// if it has, or its node type is not known.
+std::string why_unusable(const std::string& node_type, uint32_t pci_vendor);
 
 // Leaves out a device that cannot be asked; opening it says why. Throws Unavailable (no
 // libibverbs), and SystemError if none can be asked, unless they have all disappeared meanwhile.

@@ -16,6 +16,8 @@ int log2_of(int value) { return value <= 1 ? 0 : 1 + log2_of(value / 2); }
 ibv_mtu mtu_code(int bytes) { return static_cast<ibv_mtu>(log2_of(bytes) - 7); }
 
 void check_options(const QueuePairOptions& options, const DeviceInfo& info) {
+  const std::string why_not = why_unusable(info.node_type, info.vendor_id);
+  if (!why_not.empty()) throw Unavailable(concat("queue_pair: ", info.name, ": ", why_not));
   const auto check = [&](const char* name, int value, int low, int high) {
     MK_CHECK(value >= low && value <= high, "queue_pair: ", name, " must be in ", low, " to ", high,
              " on ", info.name, ", got ", value);

@@ -4,6 +4,7 @@ import ipaddress
 from dataclasses import dataclass
 
 from .._machine_root import MachineRoot
+from .._rdma_kind import why_unusable
 from . import pci
 
 CLASS = "/sys/class/infiniband"
@@ -68,8 +69,20 @@ class Port:
 
 
 def devices(root: MachineRoot) -> list[str]:
-    """Return the names of all RDMA devices."""
-    return root.names(CLASS)
+    """Return the names of the RDMA devices that may be usable."""
+    unusable = left_out(root)
+    return [name for name in root.names(CLASS) if name not in unusable]
+
+
+def left_out(root: MachineRoot) -> dict[str, str]:
+    """Return the names of the others (iWARP, EFA, ...), and why."""
+    reasons = {name: _why_unusable(root, name) for name in root.names(CLASS)}
+    return {name: reason for name, reason in reasons.items() if reason}
+
+
+def _why_unusable(root: MachineRoot, name: str) -> str:
+    folder = root.resolve(f"{CLASS}/{name}")
+    return why_unusable(root, folder) if folder else ""
 
 
 def address_of(root: MachineRoot, device: str) -> str | None:
@@ -81,7 +94,7 @@ def address_of(root: MachineRoot, device: str) -> str | None:
 
 
 def ports(root: MachineRoot) -> list[Port]:
-    """Read all ports of all devices."""
+    """Read all ports of these devices."""
     return [
         _port(root, device, int(number))
         for device in devices(root)

@@ -14,9 +14,9 @@ writes the memory of the other.
             completion.check()
 
 Closing an object first closes those that depend on it: the queue pairs of a queue, all objects of a
-device. libibverbs is loaded on first use; without it everything here raises ``Unavailable`` with
-the loader's message. After ``fork()`` the child cannot use the parent's objects, and closing them
-there has no effect.
+device. libibverbs is loaded on first use; without it ``devices()`` is empty, and everything else
+here raises ``Unavailable`` with the loader's message. After ``fork()`` the child cannot use the
+parent's objects, and closing them there has no effect.
 """
 
 from .cache import Lease, RegistrationCache

@@ -1,16 +1,20 @@
 """Descriptions of this machine's NICs: from verbs, and from sysfs."""
 
 import ipaddress
+import logging
 import re
 from dataclasses import dataclass
 from typing import Any
 
 from .. import _host
 from .._machine_root import MachineRoot
-from ._handles import require_verbs
 
 _RATE = re.compile(r"([0-9]+\.?[0-9]*) Gb/sec(?: \(([0-9]+)X)?")  # "100 Gb/sec (4X EDR)"
+_CLASS = "/sys/class/infiniband"
 _PCI = re.compile(r"[0-9a-f]{4,}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]")
+
+
+_log = logging.getLogger("mooncake_kernels.rdma")
 
 
 @dataclass(frozen=True)
@@ -68,6 +72,8 @@ class DeviceInfo:
         max_qp, max_cqe, max_sge: queue pairs, entries per completion queue, ranges per request.
         ports: in order.
         pci_path: where the function is in the PCI tree, ``"/sys/devices/pci0000:3a/..."``.
+        node_type: ``"CA"``, of InfiniBand and RoCE; ``"RNIC"``, of iWARP; ``"unspecified"``, of EFA
+            among others; and ``"usNIC"``. Only the first has the queue pairs of this package.
     """
 
     name: str
@@ -82,6 +88,7 @@ class DeviceInfo:
     max_sge: int
     ports: tuple[PortInfo, ...]
     pci_path: str | None = None
+    node_type: str = ""
 
 
 def devices() -> list[DeviceInfo]:
@@ -89,13 +96,16 @@ def devices() -> list[DeviceInfo]:
 
     Returns:
         In the order of libibverbs, without those that cannot be queried (``open`` says why); empty
-        where there is none.
+        where there is none, or no libibverbs. A warning is logged if it is missing for a NIC that
+        the kernel has.
 
     Raises:
-        Unavailable: there is no libibverbs.
         OSError: none of them can be queried, with the errno of the first.
     """
-    require_verbs()
+    if missing := _host.missing_verbs():
+        if names := MachineRoot().names(_CLASS):
+            _log.warning("%s is not listed: %s", ", ".join(names), missing)
+        return []
     return [describe(facts) for facts in _host.rdma_devices()]
 
 
@@ -110,6 +120,7 @@ def describe(facts: dict[str, Any], root: MachineRoot | None = None) -> DeviceIn
         name=name,
         node_guid=":".join(guid[i : i + 4] for i in range(0, 16, 4)),
         firmware=facts["firmware"],
+        node_type=facts["node_type"],
         pci=folder.rsplit("/", 1)[1] if folder else None,
         pci_path=folder,
         numa=None if numa is None or numa < 0 else numa,
@@ -120,7 +131,7 @@ def describe(facts: dict[str, Any], root: MachineRoot | None = None) -> DeviceIn
 
 def describe_port(device: str, facts: dict[str, Any], root: MachineRoot) -> PortInfo:
     """The same for a port."""
-    rate = root.text(f"/sys/class/infiniband/{device}/ports/{facts['number']}/rate")
+    rate = root.text(f"{_CLASS}/{device}/ports/{facts['number']}/rate")
     words = _RATE.match(rate or "")
     return PortInfo(
         rate_gbps=float(words[1]) if words else None,
@@ -141,9 +152,9 @@ def gid_text(gid: bytes) -> str:
 
 def _pci_folder(root: MachineRoot, name: str) -> str | None:
     """The folder of the NIC's PCI function; for soft-RoCE that of its network interface."""
-    folder = root.resolve(f"/sys/class/infiniband/{name}/device")
+    folder = root.resolve(f"{_CLASS}/{name}/device")
     if folder is None:
-        parent = root.text(f"/sys/class/infiniband/{name}/parent")
+        parent = root.text(f"{_CLASS}/{name}/parent")
         folder = root.resolve(f"/sys/class/net/{parent}/device") if parent else None
     while folder and not _PCI.fullmatch(folder.rsplit("/", 1)[1]):
         folder = folder.rpartition("/")[0]  # a virtio device is a child of its function

@@ -1,8 +1,9 @@
 """Which NICs a location should use, in which order, and why not the others.
 
 A NIC is ranked by the kind of its path, then by bandwidth (of the narrowest link of the path, or of
-its port), state of the port, link layer, and NUMA node. NICs that are equal in all of these form a
-tier; `spread` decides which of them a GPU uses first, for all GPUs of the machine together.
+its port), state of the port, link layer, whether it is a virtual function, and NUMA node. NICs that
+are equal in all of these form a tier; `spread` decides which of them a GPU uses first, for all GPUs
+of the machine together.
 """
 
 from collections.abc import Mapping
@@ -32,7 +33,7 @@ class Candidate:
         speeds = [speed for speed in (self.path_gb_per_s, port) if speed is not None]
         return min(speeds, default=float("inf"))
 
-    def rank(self) -> tuple[bool, int, float, bool, int, bool]:
+    def rank(self) -> tuple[bool, int, float, bool, int, bool, bool]:
         """Return its rank: smaller is better; equal ranks form a tier."""
         return (
             not self.is_declared,
@@ -40,6 +41,7 @@ class Candidate:
             -round(self.gb_per_s, 1),
             self.nic.state not in ("ACTIVE", ""),
             LINK_LAYERS.index(self.nic.link_layer),
+            self.nic.is_vf,
             self.is_far,
         )
 
@@ -121,6 +123,8 @@ def _refused_everywhere(
 
 
 def _reason_against(nic: Nic, policy: NicPolicy) -> str:
+    if nic.unusable:
+        return nic.unusable
     if nic.name in policy.deny:
         return "the policy denies it"
     if policy.allow is not None and nic.name not in policy.allow:

@@ -30,6 +30,7 @@ def _facts(candidate: Candidate, equals: list[str]) -> list[str]:
     path = "" if candidate.path_gb_per_s is None else f" ({candidate.path_gb_per_s:.1f} GB/s)"
     facts.append(f"path {candidate.kind.name}{path}")
     facts.append(port_facts(nic))
+    facts += ["a virtual function"] if nic.is_vf else []
     facts.append("another NUMA node" if candidate.is_far else "same NUMA node")
     if equals:
         facts.append(f"as good as {', '.join(equals)}")

@@ -114,6 +114,8 @@ class Nic:
         has_gid: whether the port has an address; None: unknown.
         netdevs: its network interfaces, including a bond they are in.
         has_default_route: whether one of these carries the machine's default route.
+        is_vf: whether it is a virtual function (SR-IOV) of a card that this machine has as well.
+        unusable: why no transfer can use it, "EFA: it has no RC queue pairs"; "": it may be usable.
     """
 
     name: str
@@ -126,6 +128,8 @@ class Nic:
     has_gid: bool | None = None
     netdevs: tuple[str, ...] = ()
     has_default_route: bool = False
+    is_vf: bool = False
+    unusable: str = ""
 
     def __str__(self) -> str:
         """Return its name."""

@@ -1,14 +1,18 @@
 """A machine from NCCL's XML, as written to NCCL_TOPO_DUMP_FILE and read from NCCL_TOPO_FILE.
 
 Files shipped by clouds say less than a dump: a device is only a PCI class, a NIC is named by its
-PCI address, and GPUs are ordered by theirs. NCCL omits host bridges; here two trees below one
+PCI address, and GPUs are ordered by theirs. Some name addresses alone: NCCL takes the rest from the
+machine that it runs on, and so does this. NCCL omits host bridges; here two trees below one
 <cpu> share one if they are in the same PCI domain.
 """
 
 import dataclasses
+import logging
 import xml.etree.ElementTree as ET
 from pathlib import Path
 
+from .._machine_root import MachineRoot
+from .._rdma_kind import why_unusable_function
 from .check import MAX_DEPTH, checked
 from .model import (
     ADDRESS,
@@ -22,15 +26,19 @@ from .model import (
     bus_order,
     natural,
 )
-from .sysfs_values import number_with_unit
+from .sysfs_values import MAX_WIDTH, integer, leading_number, number_with_unit
 
 _BRIDGE, _NETWORK, _DISPLAY = 0x06, 0x02, 0x03
 _NVIDIA = 0x10DE
 _3D = 0x0302
+_DEVICES = "/sys/bus/pci/devices"
+_MAX_NAMED = 4  # of the devices that a warning is about
+
+_log = logging.getLogger("mooncake_kernels.topology")
 
 
-def read_nccl_xml(path: Path) -> System:
-    """Read a file.
+def read_nccl_xml(path: Path, machine: MachineRoot | None = None) -> System:
+    """Read a file; ``machine`` (this one, unless given) has what it does not say of its devices.
 
     Raises:
         Malformed: it is not such a file; the message says why.
@@ -42,14 +50,22 @@ def read_nccl_xml(path: Path) -> System:
         raise Malformed(f"it is not well-formed XML: {error}") from None
     if root.tag != "system":
         raise Malformed(f"it must be a <system>, got <{root.tag}>")
-    reader = _Reader()
+    reader = _Reader(machine or MachineRoot())
     for cpu in root.iterfind("cpu"):
         reader.add_cpu(cpu, only=len(root.findall("cpu")) == 1)
+    if reader.unknown:
+        named = reader.unknown[:_MAX_NAMED] + ["..."] * (len(reader.unknown) > _MAX_NAMED)
+        _log.warning(
+            "%s: %d devices have no class, and are not on this machine: neither GPUs nor NICs (%s)",
+            *(path, len(reader.unknown), ", ".join(named)),
+        )
     return reader.system()
 
 
 class _Reader:
-    def __init__(self) -> None:
+    def __init__(self, machine: MachineRoot) -> None:
+        self.unknown: list[str] = []  # addresses of devices, of which nothing is known
+        self._machine = machine
         self._numa: list[NumaNode] = []
         self._pci: list[PciNode] = []
         self._gpus: list[tuple[int | None, Gpu]] = []  # with NCCL's dev
@@ -64,7 +80,7 @@ class _Reader:
             raise Malformed(f"<cpu numaid={node.id}> is there twice: it is of several hosts")
         self._numa.append(node)
         for nic in cpu.iterfind("nic"):
-            self._add_nets(nic, None, node.id, 0)
+            self._add_nets(nic, None, node.id)
         for pci in cpu.iterfind("pci"):
             self._add_pci(pci, None, "", node.id, 0)
 
@@ -76,6 +92,7 @@ class _Reader:
             raise Malformed(f"PCI device {address!r} has no address like 0000:1b:00.0")
         if depth > MAX_DEPTH:
             raise Malformed(f"<pci busid={address!r}> is below more than {MAX_DEPTH} others")
+        self._complete(pci, address)
         host_bridge = host_bridge or f"pci{address.partition(':')[0]}@cpu:{numa}"
         children = pci.findall("pci")
         pci_class = _integer(pci, "class", 0, base=16)
@@ -93,8 +110,24 @@ class _Reader:
         )
         if not children:
             self._add_device(pci, address, pci_class, numa)
+            if not len(pci) and "class" not in pci.attrib:
+                self.unknown.append(address)
         for child in children:
             self._add_pci(child, address, host_bridge, numa, depth + 1)
+
+    def _complete(self, pci: ET.Element, address: str) -> None:
+        """Add what the machine says of a device of which the file says not even the class."""
+        folder = f"{_DEVICES}/{address}"
+        if "class" in pci.attrib or self._machine.resolve(folder) is None:
+            return
+        for key in ("class", "vendor", "device"):
+            value = integer(self._machine, f"{folder}/{key}", 0)
+            if value > 0:
+                pci.attrib.setdefault(key, hex(value))
+        speed = leading_number(self._machine, f"{folder}/max_link_speed", "GT/s")
+        pci.attrib.setdefault("link_speed", f"{speed} GT/s")
+        width = integer(self._machine, f"{folder}/max_link_width", 0)
+        pci.attrib.setdefault("link_width", str(width if 0 < width <= MAX_WIDTH else 0))
 
     def _add_device(self, pci: ET.Element, address: str, pci_class: int, numa: int) -> None:
         """Add a device from its children; without any, from its PCI class."""
@@ -105,13 +138,23 @@ class _Reader:
             number = _integer(gpu, "dev", -1) if gpu is not None else -1
             links = _nvlinks(gpu) if gpu is not None else ()
             self._gpus.append((number if number >= 0 else None, Gpu(0, address, nvlinks=links)))
+        vendor, device = (_integer(pci, key, 0, base=16) for key in ("vendor", "device"))
+        unusable = why_unusable_function(vendor, device)
         for nic in nics:
-            self._add_nets(nic, address, numa, pci_class)
+            self._add_nets(nic, address, numa, pci_class, unusable)
         if gpu is None and not nics and pci_class >> 16 == _NETWORK:
             layer = _link_layer(pci_class)
-            self._nics[address] = Nic(address, address, numa, link_layer=layer)
+            made = Nic(address, address, numa, link_layer=layer, unusable=unusable)
+            self._nics[address] = made
 
-    def _add_nets(self, nic: ET.Element, address: str | None, numa: int, pci_class: int) -> None:
+    def _add_nets(
+        self,
+        nic: ET.Element,
+        address: str | None,
+        numa: int,
+        pci_class: int = 0,
+        unusable: str = "",
+    ) -> None:
         for net in nic.iterfind("net"):
             name = net.get("name", "")
             speed = _integer(net, "speed", 0)
@@ -119,9 +162,10 @@ class _Reader:
                 name=name,
                 pci=address,
                 numa=numa,
-                port=max(_integer(net, "port", 1), 1),  # 0: a network without RDMA
+                port=max(_integer(net, "port", 1), 1),
                 gbit_per_s=speed / 1000 if speed > 0 else None,
                 link_layer=_link_layer(pci_class),
+                unusable=unusable or _why_not_rdma(net),
             )
             other = self._nics.get(name)  # another of its ports
             if other is None or (made.gbit_per_s or 0) > (other.gbit_per_s or 0):
@@ -142,6 +186,18 @@ class _Reader:
         nics = sorted(self._nics.values(), key=lambda nic: natural(nic.name))
         numa = tuple(sorted(self._numa, key=lambda node: node.id))
         return checked(System(numa, tuple(self._pci), tuple(gpus), tuple(nics)))
+
+
+def _why_not_rdma(net: ET.Element) -> str:
+    """Return why it is no RDMA device: NCCL numbers their ports from 1, and those of others 0.
+
+    Without a number, what has no GPUDirect RDMA counts as one of the others.
+    """
+    if _integer(net, "port", -1) == 0:
+        return "a network interface without RDMA: its port is 0"
+    if "port" not in net.attrib and _integer(net, "gdr", 1) == 0:
+        return "a network interface without RDMA: it has no port, and gdr is 0"
+    return ""
 
 
 def _nvlinks(gpu: ET.Element) -> tuple[tuple[str, int], ...]:

@@ -11,13 +11,12 @@ from .check import checked
 from .model import ADDRESS, Gpu, Malformed, PciNode, System, bus_order
 from .sysfs_nics import read_nics
 from .sysfs_numa import NumaReader
-from .sysfs_values import integer, leading_number, warn_of_vanished
+from .sysfs_values import MAX_WIDTH, integer, leading_number, warn_of_vanished
 
 _DEVICES = "/sys/bus/pci/devices"
 _GIVEN_GPUS = "/proc/driver/nvidia/gpus"
 _HOST_BRIDGE = re.compile(r"pci[0-9a-f]{4,8}:[0-9a-f]{2}")
 _NVIDIA = 0x10DE
-_MAX_WIDTH = 32  # a larger one is reported by devices that do not know
 
 
 def read_system(root: MachineRoot) -> System:
@@ -89,7 +88,7 @@ class _Reader:
             return
         root = self.root
         width = integer(root, f"{folder}/current_link_width", 0)
-        if not 0 < width <= _MAX_WIDTH:
+        if not 0 < width <= MAX_WIDTH:
             width = integer(root, f"{folder}/max_link_width", 0)
         self.nodes[address] = PciNode(
             address=address,
@@ -98,7 +97,7 @@ class _Reader:
             numa=self.numa.of_device(folder),
             pci_class=integer(root, f"{folder}/class", 0),
             gt_per_s=leading_number(root, f"{folder}/max_link_speed", "GT/s"),
-            width=width if 0 < width <= _MAX_WIDTH else 0,
+            width=width if 0 < width <= MAX_WIDTH else 0,
         )
 
 

@@ -3,6 +3,7 @@
 from collections.abc import Callable
 
 from .._machine_root import MachineRoot
+from .._rdma_kind import why_unusable
 from .check import MAX_PORTS
 from .model import Nic, natural
 from .sysfs_values import integer, leading_number, warn_of_vanished
@@ -44,6 +45,8 @@ def read_nics(
                 has_gid=_has_gid(root, base),
                 netdevs=netdevs,
                 has_default_route=not routed.isdisjoint(netdevs),
+                is_vf=bool(device) and root.resolve(f"{device}/physfn") is not None,
+                unusable=why_unusable(root, folder),
             )
         )
     return tuple(nics)

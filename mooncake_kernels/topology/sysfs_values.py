@@ -7,6 +7,7 @@ import logging
 
 from .._machine_root import MachineRoot
 
+MAX_WIDTH = 32  # of a PCI link; devices that do not know theirs report more
 _MAX = 1 << 32
 
 _log = logging.getLogger("mooncake_kernels.topology")

@@ -52,8 +52,9 @@ def choose_nics(topology: Any, *, named: bool) -> NicChoice:
     if topology is not None:
         as_instance("TransferEngine", "topology", topology, Topology, "a Topology or None")
     try:
-        missing = _missing()
-        if missing and topology is None and not named:
+        in_kernel = MachineRoot().names("/sys/class/infiniband")
+        missing = _missing(in_kernel)
+        if missing and topology is None and not named and not in_kernel:
             return NicChoice()  # as on most machines
         if missing:
             raise Unavailable(f"TransferEngine: {missing}")
@@ -67,11 +68,15 @@ def choose_nics(topology: Any, *, named: bool) -> NicChoice:
     return chosen
 
 
-def _missing() -> str:
-    """Why there can be no NIC; empty if there can."""
-    return _host.missing_verbs() or (
-        "" if _host.rdma_devices() else "this machine has no RDMA device"
-    )
+def _missing(in_kernel: Sequence[str]) -> str:
+    """Why there can be no NIC, of those that the kernel has; empty if there can."""
+    if missing := _host.missing_verbs():
+        return missing
+    if _host.rdma_devices():
+        return ""
+    if in_kernel:
+        return f"libibverbs lists none of {', '.join(in_kernel)}; see `mooncake_kernels doctor`"
+    return "this machine has no RDMA device"
 
 
 def _choice(topology: Topology | None, named: bool) -> NicChoice:
@@ -82,16 +87,21 @@ def _choice(topology: Topology | None, named: bool) -> NicChoice:
     tiers = {place: topology.nic_tiers(place) for place in topology.locations}
     usable = {nic.name for kept in tiers.values() for tier in kept for nic in tier}
     nics = [nic for nic in topology.nics if nic.name in usable][:MAX_NICS]
+    for nic in topology.nics:
+        if nic.unusable:
+            _log.info("rdma leaves out %s: %s", nic.name, nic.unusable)
     if not nics:
-        raise Unavailable(
-            "TransferEngine: the topology has no NIC that can be chosen; "
-            "`python -m mooncake_kernels topo` says why"
-        )
+        raise Unavailable(f"TransferEngine: no NIC can be chosen: {_why_none(topology)}")
     fastest = max(nic.gbit_per_s or 0.0 for nic in nics) or 8.0
     speeds = [(_device_name(nic), nic.port, (nic.gbit_per_s or fastest) / 8) for nic in nics]
     near_nodes = _near(nics, tiers, "cpu:", [node.id for node in topology.numa_nodes])
     near_gpus = _near(nics, tiers, "cuda:", [gpu.index for gpu in topology.gpus])
     return NicChoice(speeds, near_nodes, near_gpus, named)
+
+
+def _why_none(topology: Topology) -> str:
+    """Say why the first location may use none of the NICs."""
+    return topology.explain(topology.locations[0]).replace(": not chosen", "").replace("\n", "; ")
 
 
 def _warn_of_order(topology: Topology) -> None:

@@ -28,6 +28,46 @@ def broken(machine, changes):
     return machine.bad()
 
 
+def left_out(machine, node_type):
+    """mlx5_3 is of another kind; return the findings that name it."""
+    machine.files[place(machine, f"{IB}/node_type")] = node_type
+    pci = nic(3)
+    return [
+        f for f in machine.findings() if "mlx5_3" in f"{f.subject} {f.detail}" or pci in f.subject
+    ]
+
+
+@pytest.mark.parametrize(
+    "node_type, vendor, reason",
+    [
+        ("4: RNIC\n", None, "iWARP: its queue pairs connect by rdma_cm alone"),
+        ("6: usNIC UDP\n", None, "node type usNIC UDP: it has no RC queue pairs"),
+        ("7: unspecified\n", "0x1d0f\n", "EFA: it has no RC queue pairs"),
+    ],
+)
+def test_a_device_that_transfers_cannot_use_is_left_out(machine, node_type, vendor, reason):
+    """Nothing of it is to be fixed: not its addresses, not its files."""
+    port = f"{IB}/ports/1"
+    machine.files[place(machine, f"{port}/state")] = "1: DOWN\n"
+    machine.files[place(machine, f"{port}/link_layer")] = "Unknown\n"
+    if vendor:
+        machine.files[place(machine, f"{IB}/device/vendor")] = vendor
+    machine.remove(place(machine, f"{port}/gids"))
+    machine.remove("/dev/infiniband/uverbs3")
+    [finding] = left_out(machine, node_type)
+    assert (finding.check, finding.state) == ("devices", State.INFO)
+    assert (finding.subject, finding.detail, finding.fix) == ("mlx5_3", f"left out: {reason}", None)
+    assert machine.bad() == []
+
+
+def test_a_machine_with_unusable_devices_alone(machine):
+    for pair in range(8):
+        machine.files[place(machine, f"/sys/class/infiniband/mlx5_{pair}/node_type")] = "4: RNIC\n"
+    details = [f.detail for f in machine.findings("devices")]
+    assert details[-1] == "no usable RDMA device: host transports only" and len(details) == 9
+    assert machine.bad() == []
+
+
 PORT, NET = f"{IB}/ports/1", "/sys/class/net/eth3"
 
 

@@ -2,7 +2,9 @@
 
 import pytest
 
+from mooncake_kernels import _host
 from mooncake_kernels._machine_root import MachineRoot
+from mooncake_kernels.rdma import devices, info
 from mooncake_kernels.rdma.info import describe, gid_text
 
 FUNCTION = "sys/devices/pci0000:3a/0000:3a:00.0/0000:3b:00.0"
@@ -11,7 +13,7 @@ FUNCTION = "sys/devices/pci0000:3a/0000:3a:00.0/0000:3b:00.0"
 def facts(name):
     port = {"number": 1, "state": "ACTIVE", "link_layer": "InfiniBand", "active_mtu": 4096,
             "max_mtu": 4096, "max_message_bytes": 1 << 30, "lid": 7, "gids": []}  # fmt: skip
-    return {"name": name, "node_guid": 0x506B4B0300C26AE0, "firmware": "28.39.1002",
+    return {"name": name, "node_type": "CA", "node_guid": 0x506B4B0300C26AE0, "firmware": "28.39.1002",
             "vendor_id": 0x2C9, "max_mr_bytes": 1 << 40, "max_mr": 1 << 24, "max_qp": 1 << 17,
             "max_qp_wr": 1 << 15, "max_sge": 30, "max_sge_read": 30, "max_cq": 1 << 24,
             "max_cqe": 1 << 22, "max_reads_in": 16, "max_reads_out": 16,
@@ -67,3 +69,13 @@ def test_gids_as_text():
     mapped = bytes(10) + b"\xff\xff" + bytes([10, 0, 0, 1])
     assert gid_text(mapped) == "::ffff:10.0.0.1"
     assert gid_text(b"\xfe\x80" + bytes(13) + b"\x01") == "fe80::1"
+
+
+def test_without_a_library_there_is_no_device(monkeypatch, caplog, tmp_path, root):
+    """A NIC of the kernel's is not left out silently."""
+    monkeypatch.setattr(_host, "missing_verbs", lambda: "libibverbs.so.1: cannot open it")
+    monkeypatch.setattr(info, "MachineRoot", lambda: MachineRoot(tmp_path / "none"))
+    assert devices() == [] and not caplog.records
+    monkeypatch.setattr(info, "MachineRoot", lambda: MachineRoot(root))
+    assert devices() == []
+    assert caplog.messages == ["mlx5_0 is not listed: libibverbs.so.1: cannot open it"]

@@ -11,6 +11,12 @@ MACHINES = Path(__file__).parent.parent / "machines"
 NAMES = sorted(path.stem for path in MACHINES.glob("*.json"))
 SHARED = Path(__file__).parents[3] / "shared/data/topology"  # beside a checkout, on some machines
 
+NODE_TYPES = {
+    "iWARP: its queue pairs connect by rdma_cm alone": "4: RNIC",
+    "node type usNIC UDP: it has no RC queue pairs": "6: usNIC UDP",
+    "node type unspecified: it has no RC queue pairs": "7: unspecified",
+}
+
 
 def machine(name: str) -> Topology:
     return Topology.from_json(MACHINES / f"{name}.json")
@@ -98,6 +104,10 @@ def _write_device(root: Path, folder: str, node: PciNode, vendor: str) -> None:
 def _write_nic(root: Path, folder: str, nic: Nic) -> None:
     device = f"{folder}/infiniband/{nic.name}"
     base = f"{device}/ports/{nic.port}"
+    if nic.unusable:
+        write(root, f"{device}/node_type", NODE_TYPES[nic.unusable])
+    if nic.is_vf:
+        (root / f"{folder}/physfn").mkdir()
     states = {"ACTIVE": 4, "DOWN": 1, "INIT": 2}
     if nic.state:
         write(root, f"{base}/state", f"{states[nic.state]}: {nic.state}")

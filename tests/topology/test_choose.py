@@ -41,6 +41,22 @@ def test_gpus_share_nics_evenly(name, nics):
     assert first_of(machine(name)) == [f"mlx5_{i}" for i in nics]
 
 
+def test_a_card_comes_before_its_virtual_functions():
+    topology = machine("hgx-a100-4nic")
+    twin = dataclasses.replace(topology.nics[0], name="mlx5_00", is_vf=True)
+    nics = (twin, *topology.nics)
+    both = Topology(dataclasses.replace(topology.system, nics=nics))
+    assert first_of(both) == first_of(topology)
+    assert names(both.choose_nics("cuda:0"))[:2] == ["mlx5_0", "mlx5_00"]
+
+
+def test_what_cannot_be_used_is_chosen_by_no_policy():
+    topology = with_nics(machine("hgx-a100-4nic"), mlx5_0={"unusable": "EFA: no RC"})
+    policy = NicPolicy(allow=["mlx5_0"], affinity={"cuda:0": ["mlx5_0"]}, allow_down=True)
+    assert topology.choose_nics("cuda:0", policy=policy) == []
+    assert "mlx5_0: not chosen: EFA: no RC" in topology.explain("cuda:0", policy=policy)
+
+
 def test_four_gpus_use_eight_nics(tmp_path):
     """Of a machine whose eight NICs are all equally far from each GPU, each GPU starts with two."""
     system = machine("hgx-a100-8nic").system

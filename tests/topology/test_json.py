@@ -1,5 +1,6 @@
 """to_json and from_json: a machine round-trips, and malformed input gets a clear error."""
 
+import dataclasses
 import json
 import pickle
 
@@ -30,6 +31,16 @@ def test_what_is_unreachable_is_kept(tmp_path):
     again = Topology.from_json(path)
     assert again == topology and again != machine("down-port")
     assert again.unreachable == {("cuda:0", "mlx5_0"): "the probe's bytes did not arrive"}
+
+
+def test_what_no_transfer_can_use_is_kept(tmp_path):
+    system = machine("no-gpu").system
+    nic = dataclasses.replace(system.nics[0], unusable="EFA: no RC queue pairs", is_vf=True)
+    topology = Topology(dataclasses.replace(system, nics=(nic, *system.nics[1:])))
+    path = tmp_path / "saved.json"
+    path.write_text(topology.to_json())
+    assert Topology.from_json(path) == topology
+    assert '"is_vf": true, "unusable": "EFA: no RC queue pairs"' in topology.to_json()
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -4,10 +4,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from mooncake_kernels._machine_root import MachineRoot
 from mooncake_kernels.errors import InvalidArgument
 from mooncake_kernels.topology import PathKind, Topology
+from mooncake_kernels.topology.nccl_xml import read_nccl_xml
 
-from .support import MACHINES, check_or_refused, names, shared
+from .support import MACHINES, check_or_refused, names, shared, write
 
 DUMP = MACHINES / "dump-two-switches.nccl.xml"
 STATIC = MACHINES / "static-classes.nccl.xml"
@@ -25,7 +27,8 @@ def test_a_dump():
     assert topology.path("cuda:0", "mlx5_2") == PathKind.PHB
     assert topology.path_bandwidth("cuda:1", "mlx5_0") == pytest.approx(15.75, 0.01)  # x8
     assert names(topology.choose_nics("cuda:1")) == ["mlx5_1", "mlx5_0", "mlx5_2"]
-    assert "eth0: not chosen: 10 Gb/s beside 400 Gb/s" in topology.explain("cuda:1")
+    eth0 = "eth0: not chosen: a network interface without RDMA: its port is 0"
+    assert eth0 in topology.explain("cuda:1")
 
 
 def test_a_static_file():
@@ -37,19 +40,104 @@ def test_a_static_file():
     assert topology.choose_nics("cuda:1")[0].link_layer == "InfiniBand"
 
 
-@pytest.mark.parametrize("name", ["aws-p4d.nccl.xml", "azure-ndv4.nccl.xml"])
-def test_the_files_of_clouds(name):
+def cloud(name):
     path = shared(name)
     if path is None:
         pytest.skip(f"{name} is not beside this checkout")
     topology = Topology.from_nccl_xml(path)
     assert len(topology.gpus) == 8
+    return topology
+
+
+def test_the_file_of_a_cloud_with_efa():
+    topology = cloud("aws-p4d.nccl.xml")
+    assert len(topology.nics) == 4
+    for gpu in topology.gpus:
+        assert topology.choose_nics(gpu) == []
+        assert topology.explain(gpu).count("not chosen: EFA: it has no RC queue pairs") == 4
+
+
+def test_the_file_of_a_cloud():
+    topology = cloud("azure-ndv4.nccl.xml")
     first = [topology.choose_nics(gpu)[0] for gpu in topology.gpus]
     assert {topology.path(gpu, nic) for gpu, nic in zip(topology.gpus, first, strict=True)} == {
         PathKind.PIX
     }
     counts = {nic.name: first.count(nic) for nic in topology.nics}
     assert set(counts.values()) == {8 // len(topology.nics)}
+
+
+WITHOUT_CLASS = """<system version="1">
+  <cpu numaid="0"><pci busid="0000:00:16.0"/><pci busid="0000:00:17.0"/></cpu>
+  <cpu numaid="1"><pci busid="0000:00:1A.0"/><pci busid="0000:00:1b.0" link_width="4"/></cpu>
+</system>"""
+
+
+def test_what_the_file_omits_is_taken_from_the_machine(tmp_path, caplog):
+    """A cloud ships files that say nothing of a device but its address."""
+    path = tmp_path / "cloud.xml"
+    path.write_text(WITHOUT_CLASS)
+    kinds = {"16": ("0x030200", "0x10de"), "17": ("0x020700", "0x15b3")}
+    kinds |= {"1a": ("0x020000", "0x1d0f"), "1b": ("0x030200", "0x10de")}
+    for number, (pci_class, vendor) in kinds.items():
+        folder = f"sys/bus/pci/devices/0000:00:{number}.0"
+        write(tmp_path, f"{folder}/class", pci_class)
+        write(tmp_path, f"{folder}/vendor", vendor)
+        write(tmp_path, f"{folder}/device", "0xefa1")
+        write(tmp_path, f"{folder}/max_link_speed", "16.0 GT/s PCIe")
+        write(tmp_path, f"{folder}/max_link_width", "16")
+    topology = Topology(read_nccl_xml(path, MachineRoot(tmp_path)))
+    assert [gpu.pci for gpu in topology.gpus] == ["0000:00:16.0", "0000:00:1b.0"]
+    assert names(topology.nics) == ["0000:00:1a.0", "0000:00:17.0"]
+    assert [nic.link_layer for nic in topology.nics] == ["Ethernet", "InfiniBand"]
+    assert names(topology.choose_nics("cuda:0")) == ["0000:00:17.0"]
+    assert "0000:00:1a.0: not chosen: EFA" in topology.explain("cuda:0")
+    assert [node.width for node in topology.system.pci] == [16, 16, 16, 4]
+    assert not caplog.records
+
+
+def test_devices_that_are_not_here_are_counted(tmp_path, caplog):
+    path = tmp_path / "cloud.xml"
+    path.write_text(WITHOUT_CLASS)
+    topology = Topology(read_nccl_xml(path, MachineRoot(tmp_path)))
+    assert (topology.gpus, topology.nics) == ((), ())
+    addresses = "0000:00:16.0, 0000:00:17.0, 0000:00:1a.0, 0000:00:1b.0"
+    [message] = caplog.messages
+    assert message == (
+        f"{path}: 4 devices have no class, and are not on this machine: neither GPUs nor NICs "
+        f"({addresses})"
+    )
+
+
+@pytest.mark.parametrize("value", ["", "soon", "-1"])
+def test_a_file_of_the_machine_that_makes_no_sense(tmp_path, value):
+    path = tmp_path / "cloud.xml"
+    path.write_text(WITHOUT_CLASS)
+    for file in ("class", "vendor", "device", "max_link_speed", "max_link_width"):
+        write(tmp_path, f"sys/bus/pci/devices/0000:00:16.0/{file}", value)
+    topology = Topology(read_nccl_xml(path, MachineRoot(tmp_path)))
+    assert (topology.gpus, topology.nics) == ((), ())
+
+
+@pytest.mark.parametrize(
+    "attributes, reason",
+    [
+        ('name="eth1" port="0" gdr="0"', "a network interface without RDMA: its port is 0"),
+        ('name="eth1" gdr="0"', "a network interface without RDMA: it has no port, and gdr is 0"),
+        ('name="mlx5_3" port="1" gdr="0"', ""),  # RoCE, where no driver lends GPU memory
+        ('name="mlx5_3"', ""),
+    ],
+)
+def test_a_net_that_is_no_rdma_device_is_marked(tmp_path, attributes, reason):
+    path = tmp_path / "dump.xml"
+    path.write_text(
+        '<system><cpu numaid="0"><pci busid="0000:01:00.0" class="0x020000">'
+        f'<nic><net speed="100000" {attributes}/></nic></pci></cpu></system>'
+    )
+    topology = Topology.from_nccl_xml(path)
+    [nic] = topology.nics
+    assert nic.unusable == reason
+    assert bool(topology.choose_nics("cpu:0")) == (not reason)
 
 
 def test_processes_that_all_saw_one_gpu(tmp_path):

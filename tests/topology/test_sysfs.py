@@ -269,6 +269,60 @@ def test_an_empty_sysfs_is_a_machine_with_nothing(tmp_path):
     assert names(topology.nics) == []
 
 
+KINDS = [
+    ("1: CA", ""),
+    ("4: RNIC", "iWARP: its queue pairs connect by rdma_cm alone"),
+    ("5: usNIC", "node type usNIC: it has no RC queue pairs"),
+    ("6: usNIC UDP", "node type usNIC UDP: it has no RC queue pairs"),
+    ("7: unspecified", "node type unspecified: it has no RC queue pairs"),
+    ("9: <unknown>", ""),
+    ("CA", ""),
+    ("", ""),
+]
+
+
+@pytest.mark.parametrize("node_type, reason", KINDS)
+def test_a_device_that_transfers_cannot_use(root, node_type, reason):
+    write(root, f"{device(root, '0000:1a:00.0')}/infiniband/mlx5_0/node_type", node_type)
+    topology = Topology.discover(root)
+    assert topology.nics[0].unusable == reason
+    assert ("mlx5_0" not in names(topology.choose_nics("cuda:0"))) == bool(reason)
+    assert (f"mlx5_0: not chosen: {reason}\n" in topology.explain("cuda:0")) == bool(reason)
+
+
+def test_efa_is_known_by_its_vendor(root):
+    nic = device(root, "0000:1a:00.0")
+    write(root, f"{nic}/vendor", "0x1d0f")
+    write(root, f"{nic}/infiniband/mlx5_0/node_type", "7: unspecified")
+    write(root, f"{nic}/infiniband/mlx5_0/ports/1/link_layer", "Unknown")
+    topology = Topology.discover(root)
+    assert topology.nics[0].unusable == "EFA: it has no RC queue pairs"
+    assert "mlx5_0: not chosen: EFA: it has no RC" in topology.explain("cuda:0")
+
+
+def test_software_iwarp_on_the_interface_of_the_default_route(root):
+    before = Topology.discover(root)
+    siw = "sys/devices/virtual/infiniband/siw_eth0"
+    write(root, f"{siw}/node_type", "4: RNIC")
+    write(root, f"{siw}/ports/1/state", "4: ACTIVE")
+    write(root, f"{siw}/ports/1/link_layer", "Ethernet")
+    write(root, f"{siw}/ports/1/gids/0", "0200:1700:0000:0000:0000:0000:0000:0000")
+    link(root, "sys/class/infiniband/siw_eth0", siw)
+    topology = Topology.discover(root)
+    for location in topology.locations:
+        assert topology.choose_nics(location) == before.choose_nics(location)
+        assert "siw_eth0: not chosen: iWARP" in topology.explain(location)
+
+
+def test_virtual_functions_come_after_their_card(root):
+    """They share its port: the card alone gives all of it."""
+    nic = device(root, "0000:1a:00.0")
+    (root / f"{nic}/physfn").mkdir()
+    topology = Topology.discover(root)
+    assert [one.is_vf for one in topology.nics] == [True] + [False] * (len(topology.nics) - 1)
+    assert "a virtual function" in topology.explain("cuda:0")
+
+
 @pytest.fixture(scope="module")
 def machine_root(tmp_path_factory):
     system = as_sysfs_tells(machine("bonded").system)

@@ -48,7 +48,10 @@ Nics::Nics(const std::vector<NicOptions>& options, NearNics near, bool required)
   for (const NicOptions& nic : options) {
     try {
       const std::shared_ptr<rdma::Device> device = rdma::Device::open(nic.name);
-      const size_t num_ports = device->info().ports.size();
+      const rdma::DeviceInfo& info = device->info();
+      const std::string why_not = rdma::why_unusable(info.node_type, info.vendor_id);
+      if (!why_not.empty()) throw Unavailable(why_not);
+      const size_t num_ports = info.ports.size();
       MK_CHECK(nic.port >= 1 && static_cast<size_t>(nic.port) <= num_ports,
                "TransferEngine: topology must give ", nic.name, " a port in 1 to ", num_ports,
                ", got ", nic.port);

@@ -4,7 +4,7 @@ from collections.abc import Iterator, Sequence
 
 from ..._machine_root import MachineRoot
 from ...rdma import DeviceInfo
-from .. import process
+from .. import ports, process
 from ..finding import Finding, Topic
 from ..process import human
 
@@ -21,7 +21,10 @@ _MIN_REGIONS = 4096
 def check(root: MachineRoot, devices: Sequence[DeviceInfo]) -> Iterator[Finding]:
     """Check each device that libibverbs lists; sysfs does not have this."""
     memory = process.memory_bytes(root)
+    unusable = ports.left_out(root)
     for device in devices:
+        if device.name in unusable:
+            continue
         size = f"{human(device.max_mr_bytes)} a region"
         if memory is not None and device.max_mr_bytes < memory:
             detail = f"{size}, of {human(memory)} of memory: larger buffers must be split"

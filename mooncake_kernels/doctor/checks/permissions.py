@@ -4,7 +4,7 @@ import os
 from collections.abc import Iterator, Mapping
 
 from ..._machine_root import MachineRoot
-from .. import process
+from .. import ports, process
 from ..finding import Finding, Topic
 
 TOPIC = Topic(
@@ -21,8 +21,11 @@ _VERBS = "/sys/class/infiniband_verbs"
 def check(root: MachineRoot, open_errors: Mapping[str, str]) -> Iterator[Finding]:
     """Check the file of each of the kernel's devices."""
     names = [name for name in root.names(_VERBS) if name.startswith("uverbs")]
+    unusable = ports.left_out(root)
     for name in names:
         device = root.text(f"{_VERBS}/{name}/ibdev") or name
+        if device in unusable:
+            continue
         subject = f"{_FOLDER}/{name} ({device})"
         if root.resolve(f"{_FOLDER}/{name}") is None:
             yield _missing(root, subject)
@@ -30,7 +33,7 @@ def check(root: MachineRoot, open_errors: Mapping[str, str]) -> Iterator[Finding
             yield _opened(root, name, subject, open_errors[name])
         else:
             yield _by_mode(root, name, subject)
-    if not names and root.names("/sys/class/infiniband"):
+    if not names and ports.devices(root):
         detail = f"{_VERBS} is missing: the kernel offers no verbs"
         yield TOPIC.problem("uverbs", _FOLDER, detail, "modprobe ib_uverbs")
     if names and root.resolve(f"{_FOLDER}/rdma_cm") is None:

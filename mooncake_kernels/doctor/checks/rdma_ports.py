@@ -1,7 +1,7 @@
 """Checks of RDMA devices and the state of their ports."""
 
 import re
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 
 from ..._machine_root import MachineRoot
 from .. import pci, ports
@@ -22,9 +22,11 @@ _MODULES = {"mlx5_core": "modprobe mlx5_ib", "mlx4_core": "modprobe mlx4_ib"}
 
 def check(root: MachineRoot, all_ports: list[Port]) -> Iterator[Finding]:
     """Check devices, and each of their ports."""
-    names = ports.devices(root)
+    names, left_out = ports.devices(root), ports.left_out(root)
+    for name, reason in left_out.items():
+        yield TOPIC.info("devices", name, f"left out: {reason}")
     if not names:
-        yield from _no_device(root)
+        yield from _no_device(root, left_out)
         return
     yield TOPIC.ok("devices", "RDMA", ", ".join(names))
     if not all_ports:
@@ -37,8 +39,9 @@ def check(root: MachineRoot, all_ports: list[Port]) -> Iterator[Finding]:
     yield from _rates([port for port in all_ports if port.is_active])
 
 
-def _no_device(root: MachineRoot) -> Iterator[Finding]:
-    nics = pci.mellanox_nics(root)
+def _no_device(root: MachineRoot, left_out: Collection[str]) -> Iterator[Finding]:
+    known = {ports.address_of(root, name) for name in left_out}
+    nics = [nic for nic in pci.mellanox_nics(root) if nic not in known]
     for nic in nics:
         driver = pci.driver_of(root, nic)
         if driver and driver.startswith("vfio"):
@@ -48,7 +51,8 @@ def _no_device(root: MachineRoot) -> Iterator[Finding]:
         fix = _MODULES.get(driver or "", "modprobe mlx5_core && modprobe mlx5_ib")
         yield TOPIC.problem("devices", nic, detail, fix)
     if not nics:
-        yield TOPIC.info("devices", "RDMA", "no RDMA device: host transports only")
+        kind = "usable RDMA device" if left_out else "RDMA device"
+        yield TOPIC.info("devices", "RDMA", f"no {kind}: host transports only")
 
 
 def _state(root: MachineRoot, port: Port, is_any_active: bool) -> Finding:

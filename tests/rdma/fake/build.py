@@ -43,7 +43,14 @@ def build_library(name: str, sources: list[Path], *flags: str) -> Path:
     preloaded = os.environ.get("LD_PRELOAD", "")
     sanitize = [f"-fsanitize={kind}" for name, kind in _SANITIZERS.items() if name in preloaded]
     command = ["g++", "-std=c++17", "-O1", "-g", "-Wall", "-shared", "-fPIC", *sanitize]
-    command += [f"-I{TESTS}", f"-isystem{VERBS_INCLUDE}", f"-Wl,-soname,{name}", *flags, *map(str, sources), "-ldl"]
+    command += [
+        f"-I{TESTS}",
+        f"-isystem{VERBS_INCLUDE}",
+        f"-Wl,-soname,{name}",
+        *flags,
+        *map(str, sources),
+        "-ldl",
+    ]
     headers = {header for file in sources for header in file.parent.glob("*.h")}
     texts = [file.read_bytes() for file in (*sources, *sorted(headers))]
     key = sha256(b"".join([*texts, " ".join(command).encode()])).hexdigest()[:16]

@@ -57,6 +57,7 @@ std::unique_ptr<Model> make_model(int index) {
   std::strcpy(model->device.name, concat("fake", index).c_str());
   model->guid = 0x506b4b0300c26ae0 + index;
   ibv_device_attr& attr = model->attr;
+  model->device.node_type = IBV_NODE_CA;
   std::strcpy(attr.fw_ver, "20.31.1014");
   attr.vendor_id = 0x02c9;
   attr.max_mr_size = UINT64_MAX;
@@ -106,7 +107,12 @@ int fake_set_device(int device, const char* field, uint64_t value) {
   Model& model = *world().models.at(device);
   ibv_device_attr& attr = model.attr;
   if (!std::strcmp(field, "is_gone")) return put(&model.is_gone, value);
+  if (!std::strcmp(field, "node_type")) {
+    model.device.node_type = static_cast<ibv_node_type>(value);
+    return 1;
+  }
   if (!std::strcmp(field, "bytes_per_s")) return run_work_in_time(), put(&model.bytes_per_s, value);
+  FAKE_FIELD(vendor_id)
   FAKE_FIELD(max_mr_size)
   FAKE_FIELD(max_mr)
   FAKE_FIELD(max_qp)

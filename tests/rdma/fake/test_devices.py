@@ -85,6 +85,35 @@ def test_no_device_can_be_asked(world):
         rdma.devices()
 
 
+@pytest.mark.parametrize(
+    "node_type, vendor_id, name, reason",
+    [
+        (4, 0x02C9, "RNIC", "iWARP: its queue pairs connect by rdma_cm alone"),
+        (5, 0x1137, "usNIC", "node type usNIC: it has no RC queue pairs"),
+        (6, 0x1137, "usNIC UDP", "node type usNIC UDP: it has no RC queue pairs"),
+        (7, 0x1DA3, "unspecified", "node type unspecified: it has no RC queue pairs"),
+        (7, 0x1D0F, "unspecified", "EFA: it has no RC queue pairs"),
+        (1, 0x1D0F, "CA", "EFA: it has no RC queue pairs"),  # as its first drivers said
+    ],
+)
+def test_a_device_of_another_kind_has_no_queue_pairs(world, node_type, vendor_id, name, reason):
+    world.set_device(node_type=node_type, vendor_id=vendor_id)
+    assert rdma.devices()[0].node_type == name
+    with rdma.open("fake0") as device, device.register(bytearray(64)) as region:
+        assert region.num_bytes == 64
+        with device.completion_queue() as queue, pytest.raises(Unavailable) as refused:
+            queue.queue_pair()
+    assert str(refused.value) == f"queue_pair: fake0: {reason}"
+
+
+@pytest.mark.parametrize("node_type, name", [(1, "CA"), (-1 & 0xFFFFFFFF, ""), (9, "")])
+def test_a_device_may_be_usable_if_its_kind_is_not_known(world, node_type, name):
+    world.set_device(node_type=node_type)
+    assert rdma.devices()[0].node_type == name
+    with rdma.open("fake0") as device, device.completion_queue() as queue:
+        assert queue.queue_pair().number
+
+
 def test_another_name(world):
     with pytest.raises(InvalidArgument, match=r'\(fake0, fake1, fake2, fake3\), got "mlx5_0"'):
         rdma.open("mlx5_0")

@@ -57,14 +57,17 @@ assert driver.get("num_exports_tried") == 0
 """
 CHECK = "\nworld.check()\n"
 WITHOUT_LIBRARY = """
-from mooncake_kernels import Unavailable, rdma
-for call in (rdma.devices, lambda: rdma.open("fake0")):
+from mooncake_kernels import TransferEngine, Unavailable, rdma
+assert rdma.devices() == []
+for call in (lambda: rdma.open("fake0"), lambda: TransferEngine(transports=["rdma"])):
     try:
         call()
     except Unavailable as error:
         assert "libibverbs.so.1" in str(error), error
     else:
         raise AssertionError("no error")
+with TransferEngine():
+    pass
 """
 
 
