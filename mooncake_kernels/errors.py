@@ -29,16 +29,27 @@ class CudaError(RuntimeError):
 
 
 class FailureKind(enum.IntEnum):
-    """What a program may ask of a :class:`TransferError`, whose text is for people.
+    """What a program may decide by of a :class:`TransferError`, whose text is for people.
 
-    The numbers are those of ``csrc/transfer/error.h``.
+    docs/transfer.md says of each what is known then, and what to do. The numbers are those of
+    ``csrc/transfer/error.h``.
     """
 
-    OTHER = 0
+    OTHER = 0  # unforeseen
     TIMED_OUT = 1  # its deadline passed
     CANCELLED = 2  # by its caller
     CHECKSUM = 3  # what arrived differs from what was sent
-    GONE = 4  # nobody listens at the peer's address, or another engine does
+    GONE = 4  # no one is at the peer's address or name, or another engine is
+    DISCONNECTED = 5  # the connection broke, and again when it was retried
+    UNREACHABLE = 6  # the network does not lead to the peer
+    BUSY = 7  # the peer has no room at the moment
+    EXHAUSTED = 8  # no descriptor, thread, memory, local port or disk space is left
+    REFUSED = 9  # the peer does not allow that: not registered, or without that right
+    DENIED = 10  # by the secret, TLS, or another user's rights
+    INCOMPATIBLE = 11  # the sides have no protocol, version or device in common
+    INACCESSIBLE = 12  # memory that was registered, or of a file, is no longer there
+    DEVICE = 13  # a GPU, NIC or disk failed
+    CLOSED = 14  # this side closed the engine, peer or region meanwhile
 
     __str__ = enum.Enum.__str__  # FailureKind.GONE, where Python from 3.11 on says 4
 

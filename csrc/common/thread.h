@@ -1,5 +1,6 @@
 // start_thread: a std::thread with all signals blocked, so that they reach the program's own
-// threads (a SIGINT handled by ours would not interrupt a Python main thread's system call).
+// threads (a SIGINT handled by ours would not interrupt a Python main thread's system call). Not
+// SIGSEGV and SIGBUS: what raises them in a thread ends the process if the thread blocks them.
 //
 // Layer: common.
 #pragma once
@@ -21,6 +22,8 @@ class BlockSignals {
   BlockSignals() {
     sigset_t all;
     sigfillset(&all);
+    sigdelset(&all, SIGSEGV);
+    sigdelset(&all, SIGBUS);
     pthread_sigmask(SIG_SETMASK, &all, &before_);
   }
   BlockSignals(const BlockSignals&) = delete;

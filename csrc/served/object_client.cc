@@ -36,7 +36,7 @@ std::string text_of(Ask ask, uint32_t flags, const std::vector<Entry>& entries) 
 
 void expect(bool condition, const Peer& peer) {
   if (!condition) {
-    throw transfer::TransferError(peer.name(), "protocol error: a malformed answer");
+    throw transfer::TransferError(peer.name(), transfer::protocol_error("a malformed answer"));
   }
 }
 

@@ -26,7 +26,8 @@ using transfer::Refused;
 
 template <class... Parts>
 void expect(bool condition, const Parts&... parts) {
-  if (!condition) throw Refused(concat("malformed question: ", parts...));
+  if (!condition) throw Refused(
+        transfer::Cause(concat("malformed question: ", parts...), transfer::FailureKind::kIncompatible));
 }
 
 template <class Entry>
@@ -343,7 +344,7 @@ std::shared_ptr<RedisPublisher> ObjectService::publisher() {
 }
 
 void ObjectService::check_takes_puts() const {
-  if (!takes_puts_) throw Refused("it takes no objects at the moment");
+  if (!takes_puts_) throw Refused(transfer::Cause("it takes no objects at the moment", transfer::FailureKind::kBusy));
 }
 
 ObjectService::Done ObjectService::take_done() {

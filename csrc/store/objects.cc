@@ -1,11 +1,15 @@
 #include "store/objects.h"
 
 #include <algorithm>
+#include <cerrno>
 #include <cstring>
 #include <map>
+#include <optional>
 #include <utility>
 
+#include "common/check.h"
 #include "common/copy_bytes.h"
+#include "common/fault_guard.h"
 #include "common/stream_copy.h"
 #include "store/checksum.h"
 
@@ -16,6 +20,11 @@ namespace mk::store {
 namespace {
 
 bool is_on_gpu(const Piece& piece) { return piece.device >= 0; }
+
+// As a system call fails to which such memory is passed.
+void expect(const std::optional<Fault>& fault) {
+  if (fault) throw SystemError(EFAULT, "memory is not accessible: " + fault->describe());
+}
 
 bool are_in_host(const Pieces& pieces) {
   return std::none_of(pieces.begin(), pieces.end(), is_on_gpu);
@@ -29,7 +38,7 @@ class Copies {
 
   void add(const Piece& other, char* dst, const char* src, uint64_t num_bytes) {
     if (!is_on_gpu(one_) && !is_on_gpu(other)) {
-      copy_bytes(dst, src, num_bytes);
+      expect(guarded([&]() noexcept { copy_bytes(dst, src, num_bytes); }));
       return;
     }
     const Piece& where = is_on_gpu(other) ? other : one_;
@@ -54,10 +63,12 @@ class Copies {
 
 uint64_t copy_and_hash(char* dst, uint64_t num_bytes, const Pieces& pieces) {
   HashedCopy copy(dst, num_bytes, HashedCopy::Way::kIn);
-  for (const Piece& piece : pieces) {
-    copy.add(dst, piece.data, piece.num_bytes);
-    dst += piece.num_bytes;
-  }
+  expect(guarded([&]() noexcept {
+    for (const Piece& piece : pieces) {
+      copy.add(dst, piece.data, piece.num_bytes);
+      dst += piece.num_bytes;
+    }
+  }));
   return copy.value();
 }
 
@@ -67,11 +78,13 @@ bool copy_and_verify(const Pin& pin, uint64_t begin, const Pieces& pieces) {
   HashedCopy copy(pin.data, pin.num_bytes, HashedCopy::Way::kOut);
   copy.skip(begin);
   uint64_t at = begin;
-  for (const Piece& piece : pieces) {
-    const uint64_t size = std::min(piece.num_bytes, pin.num_bytes - at);
-    copy.add(piece.data, pin.data + at, size);
-    at += size;
-  }
+  expect(guarded([&]() noexcept {
+    for (const Piece& piece : pieces) {
+      const uint64_t size = std::min(piece.num_bytes, pin.num_bytes - at);
+      copy.add(piece.data, pin.data + at, size);
+      at += size;
+    }
+  }));
   copy.skip(pin.num_bytes - at);
   if (copy.value() == pin.checksum) return true;
   at = begin;
@@ -167,9 +180,15 @@ uint64_t checksum_of(const Pieces& pieces) {
     gather(pieces, {copy.data(), copy.size()}, /*page_locked=*/false);
     return checksum_of(copy.data(), copy.size());
   }
-  if (pieces.size() == 1) return checksum_of(pieces[0].data, pieces[0].num_bytes);
+  uint64_t sum = 0;
+  if (pieces.size() == 1) {
+    expect(guarded([&]() noexcept { sum = checksum_of(pieces[0].data, pieces[0].num_bytes); }));
+    return sum;
+  }
   Checksum checksum;
-  for (const Piece& piece : pieces) checksum.add(piece.data, piece.num_bytes);
+  for (const Piece& piece : pieces) {
+    expect(guarded([&]() noexcept { checksum.add(piece.data, piece.num_bytes); }));
+  }
   return checksum.value();
 }
 
@@ -180,21 +199,16 @@ Begun put_from(Pool* pool, const Key& key, const Pieces& pieces, const PutOption
   if (begun != Begun::kOpen) return begun;
   const Piece target = pool->piece(writing.data, num_bytes);
   uint64_t checksum = 0;
-  if (options.checksum && are_in_host(pieces) && !is_on_gpu(target)) {
-    checksum = copy_and_hash(writing.data, num_bytes, pieces);
-  } else {
-    try {
+  try {
+    if (options.checksum && are_in_host(pieces) && !is_on_gpu(target)) {
+      checksum = copy_and_hash(writing.data, num_bytes, pieces);
+    } else {
       gather(pieces, target, pool->is_page_locked());
       // What came from the host need not be copied back, unless it changed meanwhile.
       if (options.checksum) {
         checksum = are_in_host(pieces) ? checksum_of(pieces) : checksum_of({target});
       }
-    } catch (...) {
-      pool->give_up({writing});
-      throw;
     }
-  }
-  try {
     pool->commit(writing, checksum, options.retention, options.position);
   } catch (...) {
     pool->give_up({writing});

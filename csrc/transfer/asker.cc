@@ -73,6 +73,9 @@ void Reply::receive(const std::vector<iovec>& parts, const Deadline& deadline) {
            " bytes that are left, got ", num_bytes);
   try {
     line_.channel->receive_answer(all.data(), all.size(), {deadline, asker_->interrupt_});
+  } catch (const Inaccessible& fault) {
+    num_left_ -= num_bytes;
+    asker_->fail(*this, fault.of("local "));
   } catch (const std::exception& error) {
     asker_->fail(*this, cause_of(error));
   }
@@ -113,6 +116,11 @@ std::unique_ptr<Reply> Asker::ask(const Question& question, const Deadline& dead
     }
   } catch (const Refused& refused) {
     reply->num_left_ = 0;
+    // What may pass is a failure; what the peer does not do, it does not.
+    if (refused.kind == FailureKind::kBusy || refused.kind == FailureKind::kExhausted ||
+        refused.kind == FailureKind::kInaccessible || refused.kind == FailureKind::kDevice) {
+      throw TransferError(peer_, refused.cause());
+    }
     throw Unavailable(concat(question.op, ": ", peer_, ": ", refused.what()));
   } catch (const std::exception& error) {
     fail(*reply, cause_of(error));
@@ -132,7 +140,7 @@ uint64_t Asker::begin(Line& line, bool is_connected, const Question& question, c
 }
 
 void Asker::close() {
-  interrupt_.signal("the peer was closed");
+  interrupt_.signal({"the peer was closed", FailureKind::kClosed});
   const std::lock_guard lock(mutex_);
   closed_ = true;
   for (const auto& line : lines_) {
@@ -143,7 +151,7 @@ void Asker::close() {
 
 Reply::Line& Asker::take(const char* op) {
   const std::lock_guard lock(mutex_);
-  if (closed_) throw TransferError(peer_, "the peer was closed");
+  if (closed_) throw TransferError(peer_, {"the peer was closed", FailureKind::kClosed});
   for (const auto& line : lines_) {
     if (line->take()) return *line;
   }

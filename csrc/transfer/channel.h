@@ -122,14 +122,14 @@ class Channel {
   // The peer's regions, in the order of their registration; rights are those of peers. Connected,
   // and nothing posted. Throws as post(), and Refused.
   virtual std::vector<RegionTable::Listed> list_regions(const Limit&) {
-    throw Refused(kRegionsNotTold);
+    throw Refused(Cause(kRegionsNotTold, FailureKind::kIncompatible));
   }
 
   // Asks the peer's Service; the answer, of the returned size, must be received completely before
   // anything else. Connected, nothing posted. The parts are used up. Throws as list_regions().
   virtual uint64_t ask(const std::string& /*question*/, std::vector<iovec> /*payload*/,
                        const Limit&) {
-    throw Refused(kNotAsked);
+    throw Refused(Cause(kNotAsked, FailureKind::kIncompatible));
   }
   virtual void receive_answer(iovec* /*parts*/, size_t /*num_parts*/, const Limit&) {}
 

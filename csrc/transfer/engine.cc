@@ -98,12 +98,12 @@ PeerRef Engine::open(const PeerAddress& to, double deadline_s) try {
   }
   return peer;
 } catch (const std::system_error& error) {  // as when there is no descriptor left
-  throw TransferError(to.name, error.what());
+  throw TransferError(to.name, cause_of(error));
 }
 
 void Engine::close_peer(const PeerRef& peer) {
   if (forked()) return;
-  peer->close("the peer was closed");
+  peer->close({"the peer was closed", FailureKind::kClosed});
   const std::lock_guard lock(mutex_);
   peers_.erase(std::remove(peers_.begin(), peers_.end(), peer), peers_.end());
 }
@@ -197,9 +197,10 @@ bool Engine::close() {
     closed_ = true;
     peers.swap(peers_);
   }
-  pool_->close("the engine was closed");  // else each peer makes room for one that is waiting
-  for (const PeerRef& peer : peers) peer->interrupt("the engine was closed");
-  for (const PeerRef& peer : peers) peer->close("the engine was closed");
+  const Cause cause{"the engine was closed", FailureKind::kClosed};
+  pool_->close(cause);  // else each peer makes room for one that is waiting
+  for (const PeerRef& peer : peers) peer->interrupt(cause);
+  for (const PeerRef& peer : peers) peer->close(cause);
   own_->service.set(nullptr);
   leave_process(*own_);
   own_->notifications.close();

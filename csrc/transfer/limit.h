@@ -41,6 +41,7 @@ class Interrupt {
   Interrupt();
 
   void signal(const Cause& cause);  // the first cause counts; never blocks
+  void signal(const char* why) { signal({why, FailureKind::kClosed}); }  // no caller is told of it
   void clear();
   bool signalled() const { return signalled_; }
   void check() const;                      // throws Ended(cause) once signalled

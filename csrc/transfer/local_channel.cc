@@ -2,8 +2,10 @@
 
 #include <algorithm>
 #include <cstring>
+#include <utility>
 
 #include "common/copy_bytes.h"
+#include "common/fault_guard.h"
 #include "transfer/error.h"
 #include "transfer/wire/checksum.h"
 #include "transfer/wire/wire.h"
@@ -14,42 +16,72 @@ namespace {
 constexpr uint64_t kStepBytes = 4ull << 20;  // copied between checks of the limit
 
 // memmove in steps. If the target overlaps the source at a higher address, it copies from the end.
+// Counts what it has copied.
 class Copier {
  public:
-  explicit Copier(const Limit& limit) : limit_(limit) {}
+  Copier(const Limit& limit, bool writes, uint64_t& num_bytes_done)
+      : limit_(limit), writes_(writes), num_bytes_done_(num_bytes_done) {}
 
   void copy(uint64_t dst, uint64_t src, uint64_t num_bytes) {
     const bool backwards = dst > src && dst - src < num_bytes;
     const bool overlap = backwards || (src > dst && src - dst < num_bytes);
     for (uint64_t done = 0; done < num_bytes;) {
-      const uint64_t step = std::min(num_bytes - done, kStepBytes - since_check_);
+      const uint64_t step = std::min(num_bytes - done, kStepBytes - num_pending_bytes_);
       const uint64_t offset = backwards ? num_bytes - done - step : done;
-      auto* const to = reinterpret_cast<void*>(dst + offset);
-      const auto* const from = reinterpret_cast<const void*>(src + offset);
-      if (overlap) {
-        std::memmove(to, from, step);
-      } else {
-        copy_bytes(to, from, step);
-      }
+      pending_[num_pending_++] = {dst + offset, src + offset, step, overlap};
       done += step;
-      since_check_ += step;
-      if (since_check_ == kStepBytes) {
+      num_pending_bytes_ += step;
+      if (num_pending_bytes_ == kStepBytes) {
+        flush();
         limit_.check();
-        since_check_ = 0;
       }
+      if (num_pending_ == kMaxPending) flush();
     }
   }
 
+  void flush() {
+    const auto fault = guarded([this]() noexcept {
+      for (size_t i = 0; i < num_pending_; ++i) {
+        const Step& step = pending_[i];
+        auto* const to = reinterpret_cast<void*>(step.dst);
+        const auto* const from = reinterpret_cast<const void*>(step.src);
+        step.overlap ? std::memmove(to, from, step.num_bytes) : (copy_bytes(to, from, step.num_bytes), to);
+      }
+    });
+    if (fault) throw Inaccessible(side_of(*fault), fault->describe());
+    num_bytes_done_ += std::exchange(num_pending_bytes_, 0);
+    num_pending_ = 0;
+  }
+
  private:
+  struct Step {
+    uint64_t dst, src, num_bytes;
+    bool overlap;
+  };
+  static constexpr size_t kMaxPending = 64;
+
+  const char* side_of(const Fault& fault) const {
+    for (size_t i = 0; i < num_pending_; ++i) {
+      const Range dst{pending_[i].dst, pending_[i].num_bytes};
+      const Range src{pending_[i].src, pending_[i].num_bytes};
+      if (dst.contains({fault.address, 1})) return writes_ ? "the peer's " : "local ";
+      if (src.contains({fault.address, 1})) return writes_ ? "local " : "the peer's ";
+    }
+    return "";
+  }
+
   const Limit& limit_;
-  uint64_t since_check_ = 0;
+  const bool writes_;
+  uint64_t& num_bytes_done_;
+  Step pending_[kMaxPending];
+  size_t num_pending_ = 0;
+  uint64_t num_pending_bytes_ = 0;
 };
 
-// Copies what is on the host at both ends and returns its size; the rest is left to GPUs.
-uint64_t append_gpu_copies(std::vector<GpuCopy>& copies, uint64_t dst, const GpuRanges& dst_gpus,
-                           uint64_t src, const GpuRanges& src_gpus, uint64_t num_bytes,
-                           Copier& copier) {
-  uint64_t num_bytes_done = 0;
+// Copies what is on the host at both ends; the rest is left to GPUs.
+void append_gpu_copies(std::vector<GpuCopy>& copies, uint64_t dst, const GpuRanges& dst_gpus,
+                       uint64_t src, const GpuRanges& src_gpus, uint64_t num_bytes,
+                       Copier& copier) {
   while (num_bytes > 0) {
     const GpuRanges::Stretch from = src_gpus.at(src, num_bytes);
     const auto [to, step] = dst_gpus.at(dst, from.num_bytes);
@@ -59,13 +91,18 @@ uint64_t append_gpu_copies(std::vector<GpuCopy>& copies, uint64_t dst, const Gpu
       copies.push_back({dst, src, step, to, kAnyHost});
     } else {
       copier.copy(dst, src, step);
-      num_bytes_done += step;
     }
     dst += step;
     src += step;
     num_bytes -= step;
   }
-  return num_bytes_done;
+}
+
+// Closed by the peer, it is not a region of its any more.
+Pin pinned(Endpoint& peer, const std::vector<RegionRef>& regions, Interrupt& interrupt) try {
+  return peer.regions.pin(regions, interrupt);
+} catch (const Refused& refused) {
+  throw Refused(Cause(refused.what(), kind_of_peer(refused.kind)));
 }
 
 // Copies between two checksums; the first is of the sources, before the copy, as they may overlap.
@@ -95,7 +132,7 @@ void verified(const Request& request, const Piece& piece, const GpuRanges& here,
 std::shared_ptr<Endpoint> LocalChannel::find_peer() const {
   auto peer = peer_.lock();
   if (!peer || peer->has_left || peer->owner.forked())
-    throw Failure("the peer's engine was closed");
+    throw Failure("the peer's engine was closed", FailureKind::kGone);
   return peer;
 }
 
@@ -113,6 +150,8 @@ void LocalChannel::post(const Work& work, const Limit& limit) {
     outcome_.refusal = refused.cause();
   } catch (const GpuFailure& failure) {
     outcome_.refusal = failure.cause();
+  } catch (const Inaccessible& fault) {
+    outcome_.refusal = fault.cause();
   }
 }
 
@@ -122,6 +161,8 @@ std::optional<Outcome> LocalChannel::run(const Work& work, const Limit& limit) {
     if (!carry_out(work, limit, nullptr, outcome)) return std::nullopt;
   } catch (const Refused& refused) {
     outcome.refusal = refused.cause();
+  } catch (const Inaccessible& fault) {
+    outcome.refusal = fault.cause();
   }
   return outcome;
 }
@@ -141,23 +182,23 @@ bool LocalChannel::carry_out(const Work& work, const Limit& limit, GpuQueue* que
     check(0, request.num_ranges());
   } else if (work.piece.num_ranges > 0) {
     const auto regions = check(work.piece.first_range, work.piece.num_ranges);
-    const Pin pin = peer->regions.pin(regions, limit.interrupt);
+    const Pin pin = pinned(*peer, regions, limit.interrupt);
     const GpuRanges here(request.regions), there(regions);
     const bool on_gpu = !here.empty() || !there.empty();
     if (on_gpu && !queue) return false;
-    Copier copier(limit);
+    Copier copier(limit, writes, outcome.num_bytes);
     std::vector<GpuCopy> copies;
     const auto copy = [&] {
       for_each_range(request, work.piece, [&](uint64_t local, uint64_t remote, uint64_t num_bytes) {
         const uint64_t dst = writes ? remote : local, src = writes ? local : remote;
         if (on_gpu) {
-          num_bytes = append_gpu_copies(copies, dst, writes ? there : here, src,
-                                        writes ? here : there, num_bytes, copier);
+          append_gpu_copies(copies, dst, writes ? there : here, src, writes ? here : there,
+                            num_bytes, copier);
         } else {
           copier.copy(dst, src, num_bytes);
         }
-        outcome.num_bytes += num_bytes;
       });
+      copier.flush();
       if (!copies.empty()) queue->copy(copies, limit, outcome.num_bytes);
     };
     request.verify ? verified(request, work.piece, here, there, limit, copy) : copy();

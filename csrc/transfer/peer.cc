@@ -80,11 +80,11 @@ Peer::Peer(std::string name, Route route, std::shared_ptr<Endpoint> own,
 
 void Peer::start(const Deadline& deadline) {
   const std::lock_guard lock(threads_mutex_);
-  if (closed_) throw TransferError(name_, "the peer was closed");
+  if (closed_) throw TransferError(name_, {"the peer was closed", FailureKind::kClosed});
   try {
     threads_.push_back(start_thread([this, deadline] { lead(deadline); }));
   } catch (const SystemError& error) {
-    throw TransferError(name_, error.what());
+    throw TransferError(name_, cause_of(error));
   }
 }
 

@@ -32,7 +32,7 @@ class Peer : public std::enable_shared_from_this<Peer> {
   Peer(std::string name, Route route, std::shared_ptr<Endpoint> own,
        std::shared_ptr<ConnectionPool> pool, Stats& stats);
   Peer(const Peer&) = delete;
-  ~Peer() { close("the peer was closed"); }
+  ~Peer() { close({"the peer was closed", FailureKind::kClosed}); }
 
   const std::string& name() const { return name_; }
   Transport transport() const { return transport_; }

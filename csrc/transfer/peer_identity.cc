@@ -7,7 +7,7 @@ void PeerIdentity::check(uint64_t instance) {
   if (links_) {
     if (instance == instance_) return;
     // The addresses that our callers hold are not valid in the new engine.
-    throw Failure("the peer was restarted; open it again");
+    throw Failure("the peer was restarted; open it again", FailureKind::kGone);
   }
   if (expected_ != 0 && instance != expected_) throw Failure(another_engine());
   instance_ = instance;

@@ -15,6 +15,8 @@ namespace {
 constexpr double kOffersInUseS = 10;
 constexpr std::chrono::microseconds kOfferCheckEvery{100};
 
+const Cause kRegionClosed{"a region in use was closed", FailureKind::kClosed};
+
 const char* missing_right(Rights missing) {
   if (missing & kLocalWrite) return "is in read-only memory";
   return missing & kRemoteWrite ? "is in a region that peers may not write"
@@ -76,7 +78,7 @@ void RegionTable::withdraw(const RegionRef& region) {
   if (!region->open) return;
   region->open = false;
   by_address_.erase(region->range.address);
-  for (Interrupt* user : region->users) user->signal("a region in use was closed");
+  for (Interrupt* user : region->users) user->signal(kRegionClosed);
   for (const auto& [board, offer] : region->offers) board->withdraw(offer);
 }
 
@@ -211,7 +213,7 @@ std::vector<RegionRef> RegionTable::check(const Ranges& ranges, Rights needed, c
 Pin RegionTable::pin(std::vector<RegionRef> regions, Interrupt& interrupt) {
   const std::lock_guard lock(mutex_);
   for (const RegionRef& region : regions) {
-    if (!region->open) throw Refused("a region in use was closed");
+    if (!region->open) throw Refused(kRegionClosed);
   }
   for (const RegionRef& region : regions) region->users.push_back(&interrupt);
   return Pin(*this, std::move(regions), interrupt);

@@ -8,6 +8,7 @@
 // Layer: transfer. Regions do not overlap: an address has one owner and one set of rights.
 #pragma once
 
+#include <atomic>
 #include <condition_variable>
 #include <cstddef>
 #include <cstdint>
@@ -35,6 +36,8 @@ struct Region {
   std::vector<Interrupt*> users{};  // one entry per pin
   std::vector<std::pair<std::shared_ptr<Board>, Offer>> offers{};  // to processes that map it
   uint64_t number = 0;  // counts the table's registrations
+  // Whether some of it was found to be inaccessible.
+  std::unique_ptr<std::atomic<bool>> is_doubted = std::make_unique<std::atomic<bool>>(false);
 };
 using RegionRef = std::shared_ptr<Region>;
 

@@ -68,7 +68,7 @@ Route find_route(const PeerAddress& to, const EngineOptions& options,
     }
     const Verdict verdict = judge(own->credentials, neighbour->credentials);
     if (verdict != Verdict::kWelcome) {
-      neighbour->rejections.count(found(verdict));
+      neighbour->rejections.count(found(verdict).text);
       throw TransferError(to.name, told(verdict));
     }
     channels.push_back(std::make_unique<LocalChannel>(own->name, neighbour));
@@ -79,12 +79,12 @@ Route find_route(const PeerAddress& to, const EngineOptions& options,
                                neighbour ? "the engine of that name in this process does without it"
                                          : "no engine of this process has that name"));
   if (!options.is_for_processes() && !options.is_for_machines()) {
-    throw TransferError(to.name, "no engine of that name in this process");
+    throw TransferError(to.name, {"no engine of that name in this process", FailureKind::kGone});
   }
 
   const std::vector<SocketAddress> addresses = resolve(where);
   const auto identity = std::make_shared<PeerIdentity>(to.instance, lost_links);
-  std::string why_not;
+  Cause why_not;
   if (options.is_for_processes()) {
     std::vector<SocketAddress> here;
     std::transform(addresses.begin(), addresses.end(), std::back_inserter(here), within_machine);
@@ -101,18 +101,19 @@ Route find_route(const PeerAddress& to, const EngineOptions& options,
   }
   if (!options.is_for_machines()) {
     if (deadline.passed()) throw TransferError(to.name, deadline.cause());
-    throw TransferError(to.name, concat("no engine of that name on this machine: ", why_not));
+    const std::string none = concat("no engine of that name on this machine: ", why_not.text);
+    throw TransferError(to.name, {none, why_not.kind});
   }
-  reasons.push_back(not_chosen("shm", options.is_for_processes(), why_not));
+  reasons.push_back(not_chosen("shm", options.is_for_processes(), why_not.text));
 
   if (own->nics->size() > 0) {
     auto rdma = std::make_unique<RdmaChannel>(own, where.host, addresses, identity, !options.tcp);
-    if (!options.tcp || rdma->finds_nics(deadline, why_not)) {
+    if (!options.tcp || rdma->finds_nics(deadline, why_not.text)) {
       reasons.push_back(concat("rdma: ", own->nics->size(), " NICs of this engine"));
       channels.push_back(std::move(rdma));
       return route;
     }
-    reasons.push_back(concat("rdma was not chosen: ", why_not));
+    reasons.push_back(concat("rdma was not chosen: ", why_not.text));
   }
   reasons.push_back(concat("tcp: ", options.num_lanes, " connections to ", to.address));
   add_lanes(route, options,

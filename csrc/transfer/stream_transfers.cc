@@ -63,7 +63,7 @@ void StreamTransfers::arrive(void* data) noexcept {
   } catch (const TransferError& error) {
     failure = error;
   } catch (const std::exception& error) {
-    failure.emplace(peer, error.what());
+    failure.emplace(peer, cause_of(error));
   }
   item.owner->end(item, std::move(failure));
 }

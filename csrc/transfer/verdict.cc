@@ -8,6 +8,7 @@ constexpr size_t kMaxCauses = 64;  // some contain numbers from a stranger
 struct Words {
   const char* found;
   const char* told;
+  FailureKind kind;
 };
 
 Words words(Verdict verdict) {
@@ -15,28 +16,32 @@ Words words(Verdict verdict) {
     case Verdict::kWelcome:
       break;
     case Verdict::kNoSecret:
-      return {"the peer has no secret", "the peer has a secret, this engine has none"};
+      return {"the peer has no secret", "the peer has a secret, this engine has none",
+              FailureKind::kDenied};
     case Verdict::kUnwantedSecret:
-      return {"the peer has a secret, this engine has none", "the peer has no secret"};
+      return {"the peer has a secret, this engine has none", "the peer has no secret",
+              FailureKind::kDenied};
     case Verdict::kOtherSecret:
-      return {"the peer's secret is another", "the peer's secret is another"};
+      return {"the peer's secret is another", "the peer's secret is another",
+              FailureKind::kDenied};
     case Verdict::kNoTls:
-      return {"the peer speaks no TLS", "the peer speaks TLS only"};
+      return {"the peer speaks no TLS", "the peer speaks TLS only", FailureKind::kDenied};
     case Verdict::kOldEpoch:
-      return {"the peer has connected anew since", "the peer has met a later connection of ours"};
+      return {"the peer has connected anew since", "the peer has met a later connection of ours",
+              FailureKind::kDisconnected};
     case Verdict::kStillBusy:
       return {"the peer's connection before has not ended in time",
-              "the peer has not ended the connection before in time"};
+              "the peer has not ended the connection before in time", FailureKind::kBusy};
     case Verdict::kFull:
-      return {"too many connections", "the peer has too many connections"};
+      return {"too many connections", "the peer has too many connections", FailureKind::kBusy};
   }
-  return {"welcome", "welcome"};
+  return {"welcome", "welcome", FailureKind::kOther};
 }
 
 }  // namespace
 
-const char* found(Verdict verdict) { return words(verdict).found; }
-const char* told(Verdict verdict) { return words(verdict).told; }
+Cause found(Verdict verdict) { return {words(verdict).found, words(verdict).kind}; }
+Cause told(Verdict verdict) { return {words(verdict).told, words(verdict).kind}; }
 
 void Rejections::count(const std::string& cause) {
   const std::lock_guard lock(mutex_);

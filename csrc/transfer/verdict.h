@@ -16,8 +16,8 @@
 
 namespace mk::transfer {
 
-const char* found(Verdict verdict);  // the target's finding about the initiator
-const char* told(Verdict verdict);   // its meaning for the initiator
+Cause found(Verdict verdict);  // the target's finding about the initiator
+Cause told(Verdict verdict);   // its meaning for the initiator
 
 // A target rejects a peer.
 struct Rejected : Failure {

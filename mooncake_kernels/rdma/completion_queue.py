@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from .. import _host
 from .._arguments import as_int32, as_integer, as_seconds
-from ..errors import InvalidArgument, TransferError
+from ..errors import FailureKind, InvalidArgument, TransferError
 from ._handles import SIGNAL_CHECK_S, Handle
 from .queue_pair import QueuePair
 from .region import Region
@@ -48,7 +48,10 @@ class Completion:
     def check(self) -> None:
         """Raise ``TransferError`` if it failed."""
         if not self.ok:
-            raise TransferError(f"queue pair {self.qp_num}", self.status, self.num_bytes)
+            kind = FailureKind.DEVICE
+            raise TransferError(
+                f"queue pair {self.qp_num}", self.status, self.num_bytes, kind=kind
+            )
 
 
 class CompletionQueue(Handle):

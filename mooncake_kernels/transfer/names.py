@@ -106,11 +106,15 @@ class Names:
         entry = self._metadata.lookup(name)
         if entry is None:
             raise TransferError(
-                name, f"{self._metadata.url} has no such name, or its time to live is over"
+                name,
+                f"{self._metadata.url} has no such name, or its time to live is over",
+                kind=FailureKind.GONE,
             )
         if entry.protocol != metadata.PROTOCOL:
             raise TransferError(
-                name, f"{entry.address} speaks {entry.protocol or 'a protocol'} of Mooncake"
+                name,
+                f"{entry.address} speaks {entry.protocol or 'a protocol'} of Mooncake",
+                kind=FailureKind.INCOMPATIBLE,
             )
         try:
             return engine.open(name, entry.address, entry.instance, deadline_s)

@@ -2,6 +2,7 @@
 
 import pytest
 
+from ..transfer.support import eventually
 from .gpus import GPUS, IS_FAKE, WORLD
 
 assert WORLD in ("fake_gpu", "gpu"), "these tests need a process of their own"
@@ -9,7 +10,10 @@ assert WORLD in ("fake_gpu", "gpu"), "these tests need a process of their own"
 
 @pytest.fixture
 def gpus():
-    """Two GPUs; at the end nothing of theirs may be left that was not there before."""
+    """Two GPUs; at the end nothing of theirs may be left that was not there before.
+
+    What threads of the test before are still giving back may be there, and then is not.
+    """
     if not IS_FAKE:
         yield GPUS
         return
@@ -20,7 +24,8 @@ def gpus():
     GPUS.driver.set(is_capturing=0, others_capture=0)
     before = GPUS.driver.owned()
     yield GPUS
-    assert GPUS.driver.owned() == before
+    left = GPUS.driver.owned
+    assert eventually(lambda: all(left()[name] <= before[name] for name in before)), left()
     assert GPUS.driver.get("num_forbidden") == 0
 
 

@@ -19,7 +19,7 @@ from .support import WAIT_S, eventually
 from .victim import SIZE, Round, Victim, content, memory_of, victim
 
 OLD, NEW = 0x0F, 0xF0  # keys of content, which differ in every byte
-WARM_UP = 4  # rounds, after which memory is what it stays
+WARM_UP = 4  # rounds, after which what is made once is there
 
 
 class Survivor:

@@ -419,7 +419,7 @@ def test_the_words_of_a_refusal_decide_nothing(direction, text):
     error = error_of_bad_server(
         answers_with(ACK.pack(1, len(text), 1, 0) + text.encode()), direction
     )
-    assert (error.cause, error.kind) == (text, FailureKind.OTHER)
+    assert (error.cause, error.kind) == (text, FailureKind.REFUSED)
     assert not error.timed_out
 
 

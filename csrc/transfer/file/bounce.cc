@@ -1,13 +1,20 @@
 #include "transfer/file/bounce.h"
 
 #include <new>
+#include <optional>
 
 #include "common/copy_bytes.h"
+#include "common/fault_guard.h"
+#include "transfer/error.h"
 
 namespace mk::transfer {
 namespace {
 
 constexpr uint64_t kPageBytes = 4096;  // more than any disk requires
+
+void expect(const std::optional<Fault>& fault) {
+  if (fault) throw Inaccessible("local ", fault->describe());
+}
 
 }  // namespace
 
@@ -24,19 +31,23 @@ char* Bounce::room(uint64_t num_bytes) {
 char* Bounce::gather(const std::vector<iovec>& parts, uint64_t num_bytes) {
   char* const begin = room(num_bytes);
   char* to = begin;
-  for (const iovec& part : parts) {
-    copy_bytes(to, part.iov_base, part.iov_len);
-    to += part.iov_len;
-  }
+  expect(guarded([&]() noexcept {
+    for (const iovec& part : parts) {
+      copy_bytes(to, part.iov_base, part.iov_len);
+      to += part.iov_len;
+    }
+  }));
   return begin;
 }
 
 void Bounce::scatter(const std::vector<iovec>& parts) const {
   const char* from = memory_.get();
-  for (const iovec& part : parts) {
-    copy_bytes(part.iov_base, from, part.iov_len);
-    from += part.iov_len;
-  }
+  expect(guarded([&]() noexcept {
+    for (const iovec& part : parts) {
+      copy_bytes(part.iov_base, from, part.iov_len);
+      from += part.iov_len;
+    }
+  }));
 }
 
 }  // namespace mk::transfer

@@ -21,7 +21,7 @@ constexpr uint64_t kPageBytes = 4096;
 constexpr uint64_t kUsualAlign = 4096;  // if the kernel does not say: no disk requires more
 
 [[noreturn]] void fail(const char* what, int error_number) {
-  throw Failure(concat(what, ": ", std::generic_category().message(error_number)));
+  throw Failure(cause_of_errno(error_number, what));
 }
 
 // Checked before opening: opening a pipe waits for its other end, and opening a tape rewinds it.
@@ -66,7 +66,8 @@ DiskFile::DiskFile(const std::string& path) {
   is_device_ = kind == S_IFBLK;
   if (!is_device_ && kind != S_IFREG) {
     throw Failure(concat("it must be a regular file or a block device, got ",
-                         kind == S_IFDIR ? "a directory" : "something else"));
+                         kind == S_IFDIR ? "a directory" : "something else"),
+                  FailureKind::kRefused);
   }
   int access = O_RDWR;
   buffered_ = Fd(open(path.c_str(), access | O_CLOEXEC));

@@ -3,7 +3,6 @@
 #include <cerrno>
 #include <memory>
 #include <numeric>
-#include <system_error>
 #include <utility>
 
 #include "common/check.h"
@@ -16,24 +15,18 @@ namespace {
 
 constexpr size_t kNumSlots = 64;  // ops in flight: more than a fast disk needs
 
-std::string cause_of(IoCall::Kind kind, uint64_t offset, int64_t result) {
-  const std::string why = result < 0 ? std::generic_category().message(static_cast<int>(-result))
-                                     : "the file ends there now";
-  switch (kind) {
-    case IoCall::Kind::kRead:
-      return concat("reading at offset ", offset, ": ", why);
-    case IoCall::Kind::kWrite:
-      return concat("writing at offset ", offset, ": ", why);
-    case IoCall::Kind::kSync:
-      break;
-  }
-  return concat("syncing: ", why);
+Cause cause_of(IoCall::Kind kind, uint64_t offset, int64_t result) {
+  std::string what = "syncing";
+  if (kind == IoCall::Kind::kRead) what = concat("reading at offset ", offset);
+  if (kind == IoCall::Kind::kWrite) what = concat("writing at offset ", offset);
+  if (result < 0) return cause_of_errno(static_cast<int>(-result), what);
+  return {concat(what, ": the file ends there now"), FailureKind::kInaccessible};
 }
 
 }  // namespace
 
 void FileChannel::connect(const Limit&) {
-  if (!file_) throw Failure("the file was closed");
+  if (!file_) throw Failure("the file was closed", FailureKind::kClosed);
   io_ = make_io_queue(kNumSlots);
   slots_.resize(io_->num_slots());
   free_.resize(slots_.size());
@@ -155,12 +148,19 @@ bool FileChannel::take(Posted& work, Slot& slot, const Limit& limit) {
   try {
     prepare(slot, limit);
   } catch (const GpuFailure& failure) {
-    if (slot.chunk) gpu_bounce_.give_back(slot.chunk);
-    work.outcome.refusal = failure.cause();
+    give_up(slot, failure);
+    return false;
+  } catch (const Inaccessible& fault) {
+    give_up(slot, fault);
     return false;
   }
   ++work.num_under_way;
   return true;
+}
+
+void FileChannel::give_up(const Slot& slot, const Failure& failure) {
+  if (slot.chunk) gpu_bounce_.give_back(slot.chunk);
+  slot.work->outcome.refusal = failure.cause();
 }
 
 // Whether GPUDirect Storage is available.
@@ -275,6 +275,8 @@ void FileChannel::scatter(Slot& slot, const Limit& limit) {
     outcome.num_bytes += slot.op.num_bytes;
   } catch (const GpuFailure& failure) {
     if (!slot.work->failed()) outcome.refusal = failure.cause();
+  } catch (const Inaccessible& fault) {
+    if (!slot.work->failed()) outcome.refusal = fault.cause();
   }
 }
 

@@ -77,6 +77,7 @@ class FileChannel : public Channel {
   void check(const Work& work) const;  // throws Refused
   void issue(const Limit& limit);
   bool take(Posted& work, Slot& slot, const Limit& limit);
+  void give_up(const Slot& slot, const Failure& failure);
   bool gpus_do();
   void prepare(Slot& slot, const Limit& limit);
   void push(size_t index);

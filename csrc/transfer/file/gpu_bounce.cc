@@ -1,9 +1,19 @@
 #include "transfer/file/gpu_bounce.h"
 
+#include <optional>
+
 #include "common/copy_bytes.h"
+#include "common/fault_guard.h"
 #include "transfer/error.h"
 
 namespace mk::transfer {
+namespace {
+
+void expect(const std::optional<Fault>& fault) {
+  if (fault) throw Inaccessible("local ", fault->describe());
+}
+
+}  // namespace
 
 char* GpuBounce::take(int device) {
   if (!pinned_) {
@@ -24,7 +34,9 @@ void GpuBounce::gather(const std::vector<iovec>& parts, const GpuRanges& gpus, c
   std::vector<GpuCopy> copies;
   for_each_stretch(parts, gpus, [&](uint64_t address, uint64_t num_bytes, int device) {
     if (device < 0) {
-      copy_bytes(chunk, reinterpret_cast<const void*>(address), num_bytes);
+      expect(guarded([&]() noexcept {
+        copy_bytes(chunk, reinterpret_cast<const void*>(address), num_bytes);
+      }));
     } else {
       copies.push_back({reinterpret_cast<uint64_t>(chunk), address, num_bytes, device});
     }
@@ -39,7 +51,9 @@ void GpuBounce::scatter(const char* chunk, const std::vector<iovec>& parts, cons
   std::vector<GpuCopy> copies;
   for_each_stretch(parts, gpus, [&](uint64_t address, uint64_t num_bytes, int device) {
     if (device < 0) {
-      copy_bytes(reinterpret_cast<void*>(address), chunk, num_bytes);
+      expect(guarded([&]() noexcept {
+        copy_bytes(reinterpret_cast<void*>(address), chunk, num_bytes);
+      }));
     } else {
       copies.push_back({address, reinterpret_cast<uint64_t>(chunk), num_bytes, device});
     }

@@ -38,7 +38,7 @@ void Staging::gather(std::vector<iovec>& parts, const GpuRanges& gpus, const Lim
     }
   } catch (const GpuFailure& failure) {
     settle();
-    if (num_moved == 0) throw Refused(failure.what());
+    if (num_moved == 0) throw Refused(failure.cause());
     throw;
   } catch (...) {
     settle();
@@ -46,20 +46,24 @@ void Staging::gather(std::vector<iovec>& parts, const GpuRanges& gpus, const Lim
   }
 }
 
-std::string Staging::scatter(std::vector<iovec>& parts, const GpuRanges& gpus, const Limit& limit,
-                             const Move& move) {
-  if (gpus.empty()) {
-    move(parts.data(), parts.size());
-    return "";
-  }
+Cause Staging::scatter(std::vector<iovec>& parts, const GpuRanges& gpus, const Limit& limit,
+                       const Move& move) {
   Cursor cursor{parts, gpus};
   try {
-    scatter_chunks(cursor, limit, move);
-    return "";
+    if (gpus.empty()) {
+      move(parts.data(), parts.size());
+    } else {
+      scatter_chunks(cursor, limit, move);
+    }
+    return {};
   } catch (const GpuFailure& failure) {
     settle();
     skip(cursor, move);
-    return failure.what();
+    return failure.cause();
+  } catch (const Inaccessible& fault) {  // `move` has used up its parts
+    settle();
+    if (!gpus.empty()) skip(cursor, move);
+    return fault.cause();
   } catch (...) {
     settle();
     throw;

@@ -84,12 +84,13 @@ void Job::fail(const Work& work, const Interrupt& carrier, const Cause& cause, R
 void Job::try_again(const Work& work, const Cause& cause, Retry retry) {
   if (retry == Retry::kNo) return stop(cause);
   if (notify_begun_ && !request_.may_notify_again) {  // it must not be delivered twice
-    return stop(retry == Retry::kFree ? concat(kOnItsWay, cause.text) : cause);
+    return stop(retry == Retry::kFree ? Cause(concat(kOnItsWay, cause.text), cause.kind) : cause);
   }
   Work again = work;
   if (retry == Retry::kCounted) {
     if (lost_.empty()) lost_ = cause;
-    if (++again.num_losses > kMaxLosses) return stop(lost_);
+    // How it began, and where that has led.
+    if (++again.num_losses > kMaxLosses) return stop({lost_.text, cause.kind});
   }
   if (work.kind == Work::Kind::kCheck) check_taken_ = false;
   if (work.kind == Work::Kind::kNotify) notify_taken_ = false;

@@ -47,7 +47,7 @@ void Lane::run_beside() {
       begin(task);
       run_dry();
     } else {  // the pool closed its connection: it must not wait for another with work in hand
-      queue_.fail(task, interrupt_, "", Retry::kFree);
+      queue_.fail(task, interrupt_, {}, Retry::kFree);
     }
   }
 }
@@ -218,6 +218,8 @@ void Lane::begin(const Task& task, bool connects) {
     if (waits) wait_for_gpu(task);
     if (connects && first && !channel_->connected()) connect_held(limit);
     channel_->post(task.work, limit);
+  } catch (const Inaccessible& fault) {  // this work's memory: the others are retried
+    lose(fault, &posted_.back());
   } catch (const std::exception& error) {
     lose(error);
   }
@@ -244,8 +246,9 @@ void Lane::settle() {
   }
 }
 
-// What was posted is void, whichever work caused it: the others' works are retried.
-void Lane::lose(const std::exception& error) {
+// What was posted is void, whichever work caused it. If it is known which one did, the others are
+// retried.
+void Lane::lose(const std::exception& error, const Posted* culprit) {
   while (!posted_.empty() && channel_->has_outcome()) settle();  // these are not void
   uint64_t num_bytes = channel_->num_bytes_so_far();             // of the first
   disconnect();
@@ -253,16 +256,20 @@ void Lane::lose(const std::exception& error) {
   const bool lost = dynamic_cast<const LinkDown*>(&error) != nullptr;
   const bool ended = dynamic_cast<const Ended*>(&error) != nullptr;  // a limit
   const Cause cause = cause_of(error);
+  const bool is_alone = posted_.size() == 1;
   for (const auto& lane : lanes_) {
     if (!ended && lane.get() != this) lane->leave_if_lost();
   }
   while (!posted_.empty()) {
     const Task task = posted_.front().task;
+    const bool is_other = culprit && culprit != &posted_.front();
     posted_.pop_front();
     const Deadline& deadline = task.job->ticket()->deadline();
+    // What it was waiting for is more than that it has waited.
+    const bool is_told = is_alone && ended && cause.kind == FailureKind::kExhausted;
     if (deadline.passed()) {
-      fail(task, deadline.cause(), Retry::kNo, num_bytes);
-    } else if (ended) {
+      fail(task, is_told ? cause : deadline.cause(), Retry::kNo, num_bytes);
+    } else if (ended || is_other) {
       fail(task, cause, Retry::kFree, num_bytes);
     } else {
       fail(task, cause, lost ? Retry::kCounted : Retry::kNo, num_bytes);

@@ -86,7 +86,7 @@ class Lane final : public Connected {
   void begin(const Task& task, bool connects = true);
   void wait_for_gpu(const Task& task);  // to have done what the request comes after
   void settle();
-  void lose(const std::exception& error);
+  void lose(const std::exception& error, const Posted* culprit = nullptr);
   void fail(const Task& task, const Cause& cause, Retry retry, uint64_t num_bytes = 0);
   Limit limit_of(const Task& task);
   bool wait_answered(const Deadline& until);

@@ -20,7 +20,8 @@ std::vector<char> NicQuestions::ask(Op op, const void* question, size_t num_byte
   std::vector<char> answer(ack.status == Status::kDone ? ack.num_bytes : ack.refusal_bytes);
   socket_.receive(answer.data(), answer.size(), limit);
   if (ack.status == Status::kRefused) {
-    throw Refused(printable(std::string(answer.begin(), answer.end())));
+    throw Refused(Cause(printable(std::string(answer.begin(), answer.end())),
+                        kind_of_peer(static_cast<FailureKind>(ack.refusal_kind))));
   }
   return answer;
 }
@@ -38,7 +39,7 @@ rdma::Endpoint NicQuestions::attach(size_t rail, size_t nic, const rdma::Endpoin
                               entry_of(ours)};
   QueuePairEntry entry{};
   const auto answer = ask(Op::kAttach, &request, sizeof(request), sizeof(entry), limit);
-  if (answer.size() != sizeof(entry)) throw Failure("protocol error: no queue pair");
+  if (answer.size() != sizeof(entry)) throw Failure(protocol_error("no queue pair"));
   std::memcpy(&entry, answer.data(), sizeof(entry));
   return endpoint_of(entry);
 }

@@ -19,7 +19,7 @@ uint32_t code_of(const char* const (&names)[kCount], const std::string& name) {
 }
 
 void expect(bool condition, const char* what) {
-  if (!condition) throw Failure(concat("protocol error: ", what));
+  if (!condition) throw Failure(concat("protocol error: ", what), FailureKind::kIncompatible);
 }
 
 // Takes an entry from the front of what is left.

@@ -9,6 +9,7 @@
 #include "common/check.h"
 #include "transfer/error.h"
 #include "transfer/rdma/nic_gpus.h"
+#include "transfer/wire/stream.h"
 
 namespace mk::transfer {
 namespace {
@@ -22,6 +23,7 @@ constexpr uint64_t kMaxSliceBytes = 1ull << 20;
 constexpr uint64_t kSlicesPerRail = 4;  // shortens the wait for a slow rail's last slice
 constexpr int kMaxTries = 4;            // of a slice, if no other rail can move it
 constexpr int kMostTries = 16;          // of a slice, by whatever rails
+constexpr char kNotOnNics[] = "the memory is not registered with the NICs of both sides";
 }  // namespace
 
 size_t RdmaChannel::window() const { return kWindow; }
@@ -31,7 +33,7 @@ void RdmaChannel::connect(const Limit& limit) {
   rails_.meet(questions_.nics(limit), *counters_);
   if (only_) await_ports(limit);
   bring_up(limit);
-  if (only_ && !rails_.is_any_up()) throw LinkDown(rails_.cause());
+  if (only_ && !rails_.is_any_up()) throw LinkDown(Cause(rails_.cause(), FailureKind::kDevice));
   keys_ = {};
 }
 
@@ -126,7 +128,7 @@ void RdmaChannel::post(const Work& work, const Limit& limit) {
   bring_up(limit);
   if (work.kind == Work::Kind::kCheck) return;
   if (!rails_.is_any_up()) {
-    if (only_) throw LinkDown(rails_.cause());
+    if (only_) throw LinkDown(Cause(rails_.cause(), FailureKind::kDevice));
     return;
   }
   if (!by_nics) return;
@@ -173,7 +175,7 @@ Outcome RdmaChannel::after_slices(const Doing& doing, const Limit& limit) {
     const Outcome verified = std::exchange(current_, {});
     if (!verified.refusal.empty()) return {doing.num_bytes, verified.refusal, true};
   }
-  if (!doing.work.with_notify) return {doing.num_bytes, "", true};
+  if (!doing.work.with_notify) return {doing.num_bytes, {}, true};
   Work notify = doing.work;
   notify.kind = Work::Kind::kNotify;
   Outcome outcome = over_connection(notify, limit);
@@ -187,9 +189,9 @@ Outcome RdmaChannel::ask_why_not(const Doing& doing, const Limit& limit) {
   Work check = doing.work;
   check.kind = Work::Kind::kCheck;
   Outcome outcome = over_connection(check, limit);
-  if (outcome.refusal.empty()) outcome.refusal = doing.why_lost;
+  if (outcome.refusal.empty()) outcome.refusal = {doing.why_lost, FailureKind::kDevice};
   if (outcome.refusal.empty()) {
-    outcome.refusal = "the memory is not registered with the NICs of both sides";
+    outcome.refusal = {kNotOnNics, FailureKind::kIncompatible};
   }
   outcome.num_bytes = doing.num_bytes;
   outcome.is_counted = true;
@@ -241,7 +243,7 @@ void RdmaChannel::pump(const Limit& limit) {
     const bool is_wanted = remote && !doing_of(slice).has_lost;
     Rail* const rail = is_wanted ? rail_for(slice, *remote, limit) : nullptr;
     if (!rail) {
-      if (only_ && !rails_.is_any_up()) throw LinkDown(rails_.cause());
+      if (only_ && !rails_.is_any_up()) throw LinkDown(Cause(rails_.cause(), FailureKind::kDevice));
       give_up(ready_, is_wanted ? rails_.why_none(slice, *remote) : "");
       continue;
     }
@@ -304,7 +306,7 @@ void RdmaChannel::lose(Rail& rail, const RailDown& down, const Limit& limit) {
   while (!left.empty()) {
     Slice& slice = left.front();
     ++slice.num_tries;
-    if (only_ && slice.num_tries >= kMaxTries && !rails_.is_any_up()) throw LinkDown(down.what());
+    if (only_ && slice.num_tries >= kMaxTries && !rails_.is_any_up()) throw LinkDown(Cause(down.what(), FailureKind::kDevice));
     if (slice.num_tries >= kMostTries) {
       give_up(left, down.what());
     } else {
@@ -337,7 +339,7 @@ void RdmaChannel::sleep(const Limit& limit) {
     throw SystemError(errno, "poll");
   }
   limit.check();
-  if (fds_[1].revents && !socket_.at_rest()) throw LinkDown("connection closed by peer");
+  if (fds_[1].revents && !socket_.at_rest()) throw LinkDown(closed_by_peer());
 }
 
 }  // namespace mk::transfer

@@ -102,7 +102,8 @@ std::string RdmaTarget::attach(const AttachRequest& request) {
   } catch (const Failure&) {
     throw;
   } catch (const std::exception& error) {
-    throw Refused(concat("on the peer's ", nic.device->name(), ": ", error.what()));
+    throw Refused(
+        Cause(concat("on the peer's ", nic.device->name(), ": ", error.what()), FailureKind::kDevice));
   }
 }
 
@@ -145,7 +146,8 @@ std::string RdmaTarget::flush(const std::vector<uint32_t>& rails, const Limit& l
     try {
       await_immediate(queue, limit);
     } catch (const SystemError& error) {
-      throw Refused(concat("on the peer's ", queue.device()->name(), ": ", error.what()));
+      throw Refused(Cause(concat("on the peer's ", queue.device()->name(), ": ", error.what()),
+                          FailureKind::kDevice));
     }
   }
   flush_gpus(own_.regions.all());

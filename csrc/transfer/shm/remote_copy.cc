@@ -6,9 +6,11 @@
 #include <utility>
 
 #include "common/check.h"
+#include "common/fault_guard.h"
 #include "common/run_copier.h"
 #include "transfer/error.h"
 #include "transfer/shm/remote_memory.h"
+#include "transfer/wire/stream.h"
 
 namespace mk::transfer {
 namespace {
@@ -16,6 +18,9 @@ namespace {
 constexpr uint64_t kStepBytes = 4ull << 20;  // copied between checks of the limit
 // Ranges per system call: more do not make it faster, and it cannot be interrupted.
 constexpr size_t kMaxCallRanges = 512;
+
+constexpr char kLocal[] = "local ";
+constexpr char kPeers[] = "the peer's ";
 
 }  // namespace
 
@@ -61,35 +66,51 @@ void RemoteMemory::Copy::copy_by_gpu(size_t begin, size_t end, const Limit& limi
 
 void RemoteMemory::Copy::copy_mapped(size_t begin, size_t end, const Limit& limit,
                                      uint64_t& num_bytes_done) {
-  std::optional<RunCopier> copier;
-  uint64_t run_bytes = 0, since_check = 0, pending = 0;
-  const auto finish = [&] {
-    if (copier) copier->finish();
-    num_bytes_done += std::exchange(pending, 0);
-  };
-  for (size_t i = begin; i < end; ++i) {
-    const Step& step = steps_[i];
-    for (uint64_t done = 0; done < step.num_bytes;) {
-      const uint64_t now = std::min(step.num_bytes - done, kStepBytes);
-      if (now != run_bytes) {
-        finish();
-        copier.emplace(request_bytes_, now);
-        run_bytes = now;
+  uint64_t done = 0;  // of the step `begin`
+  while (begin < end) {
+    uint64_t pending = 0;
+    const auto fault = guarded([&]() noexcept {
+      std::optional<RunCopier> copier;
+      for (uint64_t run_bytes = 0; begin < end && pending < kStepBytes;) {
+        const Step& step = steps_[begin];
+        const uint64_t now = std::min(step.num_bytes - done, kStepBytes);
+        if (now != run_bytes) {
+          if (copier) copier->finish();
+          copier.emplace(request_bytes_, now);
+          run_bytes = now;
+        }
+        auto* const local = reinterpret_cast<char*>(step.local + done);
+        auto* const remote = reinterpret_cast<char*>(step.remote + done);
+        copier->add(writes_ ? Run{local, remote} : Run{remote, local});
+        pending += now;
+        done += now;
+        if (done == step.num_bytes) {
+          ++begin;
+          done = 0;
+        }
       }
-      auto* const local = reinterpret_cast<char*>(step.local + done);
-      auto* const remote = reinterpret_cast<char*>(step.remote + done);
-      copier->add(writes_ ? Run{local, remote} : Run{remote, local});
-      done += now;
-      pending += now;
-      since_check += now;
-      if (since_check >= kStepBytes) {
-        finish();
-        limit.check();
-        since_check = 0;
-      }
-    }
+      if (copier) copier->finish();
+    });
+    if (fault) throw Inaccessible(side_of(*fault), fault->describe());
+    num_bytes_done += pending;
+    if (pending >= kStepBytes) limit.check();
   }
-  finish();
+}
+
+const char* RemoteMemory::Copy::side_of(const Fault& fault) const {
+  for (const Step& step : steps_) {
+    if (Range{step.local, step.num_bytes}.contains({fault.address, 1})) return kLocal;
+    if (Range{step.remote, step.num_bytes}.contains({fault.address, 1})) return kPeers;
+  }
+  return "";
+}
+
+// The call stops where memory is missing or protected: at which end?
+const char* RemoteMemory::Copy::side_of(const std::vector<iovec>& local) const {
+  const bool is_local = std::any_of(local.begin(), local.end(), [&](const iovec& part) {
+    return !is_accessible(part.iov_base, part.iov_len, /*for_write=*/!writes_);
+  });
+  return is_local ? kLocal : kPeers;
 }
 
 void RemoteMemory::Copy::copy_by_address(size_t begin, size_t end, const Limit& limit,
@@ -102,11 +123,14 @@ void RemoteMemory::Copy::copy_by_address(size_t begin, size_t end, const Limit& 
     limit.check();
     const ssize_t moved =
         call(process_, local.data(), local.size(), remote.data(), remote.size(), 0);
-    if (moved < 0 && errno == ESRCH) throw LinkDown("connection closed by peer");
-    if (moved < 0) throw SystemError(errno, writes_ ? "process_vm_writev" : "process_vm_readv");
-    num_bytes_done += moved;
-    // The call stops where memory is missing or inaccessible.
-    if (static_cast<uint64_t>(moved) != pending) throw Failure("registered memory is not mapped");
+    if (moved < 0 && errno == ESRCH) throw LinkDown(closed_by_peer());
+    if (moved < 0 && errno != EFAULT) {
+      throw SystemError(errno, writes_ ? "process_vm_writev" : "process_vm_readv");
+    }
+    num_bytes_done += std::max<ssize_t>(moved, 0);
+    if (moved < 0 || static_cast<uint64_t>(moved) != pending) {
+      throw Inaccessible(side_of(local), "it is unmapped, protected or truncated");
+    }
     local.clear();
     remote.clear();
     pending = 0;

@@ -13,6 +13,7 @@
 namespace mk::transfer {
 namespace {
 
+constexpr char kNotOfGpus[] = "cuda_ipc moves memory of GPUs, and neither end is";
 constexpr char kNotOpened[] = "the peer's GPU memory cannot be opened here: ";
 constexpr char kNotMapped[] = "the peer's memory is not mapped here, where a GPU could reach it";
 
@@ -75,12 +76,16 @@ RemoteMemory::Reach RemoteMemory::reach(const Range& range, int local_device) co
 std::optional<RemoteMemory::Copy::Step> RemoteMemory::step(const Part& part, const Range& local,
                                                            uint64_t remote, int local_device,
                                                            const Means& means,
-                                                           std::string& why_not) const {
+                                                           Cause& why_not) const {
   const bool by_gpu = part.gpu || local_device >= 0;
   if (by_gpu && !means.queue) return std::nullopt;
-  if (!by_gpu && !means.host) why_not = "cuda_ipc moves memory of GPUs, and neither end is";
-  if (part.gpu && !part.gpu->open()) why_not = concat(kNotOpened, part.gpu->why_not());
-  if (by_gpu && !part.gpu && !(part.memory && means.host)) why_not = kNotMapped;
+  if (!by_gpu && !means.host) why_not = {kNotOfGpus, FailureKind::kIncompatible};
+  if (part.gpu && !part.gpu->open()) {
+    why_not = {concat(kNotOpened, part.gpu->why_not()), FailureKind::kDevice};
+  }
+  if (by_gpu && !part.gpu && !(part.memory && means.host)) {
+    why_not = {kNotMapped, FailureKind::kIncompatible};
+  }
   if (!why_not.empty()) return std::nullopt;
   Copy::Step step{local.address, remote, local.num_bytes, Copy::By::kAddress, local_device, -1};
   const uint64_t offset = remote - part.entry.address;
@@ -97,7 +102,7 @@ std::optional<RemoteMemory::Copy::Step> RemoteMemory::step(const Part& part, con
 
 std::optional<RemoteMemory::Copy> RemoteMemory::prepare(const Request& request, const Piece& piece,
                                                         const Means& means,
-                                                        std::string& why_not) const {
+                                                        Cause& why_not) const {
   const Rights needed = needed_for(request);
   const GpuRanges here(request.regions);
   Copy copy;

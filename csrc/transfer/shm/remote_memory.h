@@ -10,6 +10,7 @@
 #pragma once
 
 #include <sys/types.h>
+#include <sys/uio.h>
 
 #include <cstdint>
 #include <memory>
@@ -17,6 +18,7 @@
 #include <string>
 #include <vector>
 
+#include "common/fault_guard.h"
 #include "transfer/channel.h"
 #include "transfer/gpu/gpu_mapping.h"
 #include "transfer/gpu/gpu_queue.h"
@@ -50,7 +52,7 @@ class RemoteMemory {
   // A piece's ranges, found and held: the peer keeps them while it lives.
   class Copy {
    public:
-    // Counts what is done, even when it throws Failure.
+    // Counts what is done, even when it throws Failure; Inaccessible if memory of either end is.
     void run(const Limit& limit, uint64_t& num_bytes_done);
     uint64_t num_gpu_bytes() const;  // how much of it involves the peer's GPUs
 
@@ -68,6 +70,8 @@ class RemoteMemory {
 
     void copy_mapped(size_t begin, size_t end, const Limit& limit, uint64_t& num_bytes_done);
     void copy_by_gpu(size_t begin, size_t end, const Limit& limit, uint64_t& num_bytes_done);
+    const char* side_of(const Fault& fault) const;  // whose memory it was
+    const char* side_of(const std::vector<iovec>& local) const;
     void copy_by_address(size_t begin, size_t end, const Limit& limit, uint64_t& num_bytes_done);
 
     bool writes_ = false;
@@ -80,7 +84,7 @@ class RemoteMemory {
 
   // Nothing if one of the ranges is inaccessible, may not be used, or is not known here.
   std::optional<Copy> prepare(const Request& request, const Piece& piece, const Means& means,
-                              std::string& why_not) const;
+                              Cause& why_not) const;
   bool covers(const Request& request) const;  // whether all of it could be prepared
 
   // Whether the peer certainly still serves the connection.
@@ -98,7 +102,7 @@ class RemoteMemory {
  private:
   const Part* find(const Range& range, Rights needed) const;
   std::optional<Copy::Step> step(const Part& part, const Range& local, uint64_t remote,
-                                 int local_device, const Means& means, std::string& why_not) const;
+                                 int local_device, const Means& means, Cause& why_not) const;
 
   const std::shared_ptr<const Board> board_;
   std::vector<Part> parts_;  // in the order of addresses

@@ -6,6 +6,7 @@
 
 #include "common/check.h"
 #include "transfer/error.h"
+#include "transfer/wire/stream.h"
 
 namespace mk::transfer {
 namespace {
@@ -17,22 +18,23 @@ constexpr std::chrono::milliseconds kAskEvery(50);  // a peer that has more regi
 
 }  // namespace
 
-bool ShmChannel::reaches(const std::vector<SocketAddress>& addresses, std::string& why_not) {
+bool ShmChannel::reaches(const std::vector<SocketAddress>& addresses, Cause& why_not) {
   Interrupt nobody;
   try {
     if (Socket::connect(addresses, {Deadline::after(0), nobody}).peer_process() != 0) return true;
-    why_not = kStranger;
+    why_not = {kStranger, FailureKind::kDenied};
   } catch (const Ended&) {
     return true;  // somebody has too many newcomers already; connect() waits, and sees who it is
   } catch (const Failure& failure) {
-    why_not = concat("no engine of this machine answers there (", failure.what(), ")");
+    why_not = {concat("no engine of this machine answers there (", failure.what(), ")"),
+               failure.kind};
   }
   return false;
 }
 
 void ShmChannel::connect(const Limit& limit) {
   WireChannel::connect(limit);
-  if (socket_.peer_process() == 0) throw Failure(kStranger);
+  if (socket_.peer_process() == 0) throw Failure(kStranger, FailureKind::kDenied);
   learn_regions(limit);
 }
 
@@ -62,7 +64,7 @@ void ShmChannel::learn_regions(const Limit& limit) {
   const auto entries = ask_for<RegionEntry>(Op::kRegions, Board::kNumSlots, limit);
   if (!board_) {
     auto board = std::make_shared<Board>(socket_.receive_fd(limit));
-    if (!board->is_whole()) throw Failure("protocol error: the board is too small");
+    if (!board->is_whole()) throw Failure(protocol_error("the board is too small"));
     shows_life_ = LifeSign::is_raised(board->life_sign());
     board_ = std::move(board);
   }
@@ -79,11 +81,11 @@ void ShmChannel::learn_regions(const Limit& limit) {
     RemoteMemory::Part& part = parts.emplace_back(RemoteMemory::Part{entry, nullptr});
     if (entry.memory == kNoMemory) continue;
     part.memory = memories_[entry.memory];
-    if (!part.memory) throw Failure("protocol error: a region in memory that was given up");
+    if (!part.memory) throw Failure(protocol_error("a region in memory that was given up"));
     told[entry.memory] = true;
     if (entry.offset > part.memory->num_bytes() ||
         entry.num_bytes > part.memory->num_bytes() - entry.offset) {
-      throw Failure("protocol error: a region ends beyond its memory");
+      throw Failure(protocol_error("a region ends beyond its memory"));
     }
   }
   for (size_t i = 0; i < told.size(); ++i) {
@@ -127,12 +129,12 @@ void ShmChannel::learn_gpus(std::vector<RemoteMemory::Part>& parts, const Limit&
 
 // False if it cannot be done here: then the peer decides, over the connection.
 bool ShmChannel::copy(const Work& work, const Limit& limit, GpuQueue* queue, Outcome& outcome,
-                      std::string& why_not) {
+                      Cause& why_not) {
   if (!remote_) return false;
   auto copy = remote_->prepare(*work.request, work.piece, {ways_.shm, queue}, why_not);
   if (!copy) return false;
   const auto check_peer = [&] {  // the first costs nothing, the second a system call
-    if (!remote_->peer_lives() && !connected()) throw LinkDown("connection closed by peer");
+    if (!remote_->peer_lives() && !connected()) throw LinkDown(closed_by_peer());
   };
   check_peer();  // else its process id may have been reused
   uint64_t num_bytes = 0;
@@ -165,8 +167,10 @@ std::optional<Outcome> ShmChannel::run(const Work& work, const Limit& limit) {
     return outcome;
   }
   try {
-    std::string why_not;
+    Cause why_not;
     if (!copy(work, limit, nullptr, outcome, why_not)) return std::nullopt;
+  } catch (const Inaccessible& fault) {
+    outcome.refusal = fault.cause();
   } catch (const std::exception&) {
     return std::nullopt;  // if posted, it runs in a thread that can reconnect
   }
@@ -175,10 +179,10 @@ std::optional<Outcome> ShmChannel::run(const Work& work, const Limit& limit) {
 
 void ShmChannel::move(const Work& work, const Limit& limit) {
   drain(limit);
-  std::string why_not;
+  Cause why_not;
   const auto try_copy = [&] {
     const std::shared_lock lock(mutex_);
-    why_not.clear();
+    why_not = {};
     return copy(work, limit, &queue_, current_, why_not);
   };
   try {
@@ -187,6 +191,9 @@ void ShmChannel::move(const Work& work, const Limit& limit) {
       learn_regions(limit);
       if (try_copy()) return;
     }
+  } catch (const Inaccessible& fault) {  // the connection has no part in it
+    current_.refusal = fault.cause();
+    return;
   } catch (const SystemError& error) {
     if (error.code().value() != EPERM && error.code().value() != ENOSYS) throw;
     by_address_ = false;
@@ -194,7 +201,9 @@ void ShmChannel::move(const Work& work, const Limit& limit) {
   }
   if (ways_.shm) return WireChannel::move(work, limit);
   if (why_not.empty()) WireChannel::check(work, limit), drain(limit);
-  if (current_.refusal.empty()) current_.refusal = why_not.empty() ? Cause(kNoWay) : why_not;
+  if (current_.refusal.empty()) {
+    current_.refusal = why_not.empty() ? Cause(kNoWay, FailureKind::kIncompatible) : why_not;
+  }
 }
 
 Way ShmChannel::way_to(const Range& range, int device) const {

@@ -37,7 +37,7 @@ class ShmChannel : public WireChannel {
 
   // Whether a process of the same user listens there, as far as is known without waiting; if not,
   // why not.
-  static bool reaches(const std::vector<SocketAddress>& addresses, std::string& why_not);
+  static bool reaches(const std::vector<SocketAddress>& addresses, Cause& why_not);
 
   Transport transport() const override { return ways_.shm ? Transport::kShm : Transport::kCudaIpc; }
   std::string path(size_t number) const override {
@@ -64,7 +64,7 @@ class ShmChannel : public WireChannel {
 
  private:
   bool copy(const Work& work, const Limit& limit, GpuQueue* queue, Outcome& outcome,
-            std::string& why_not);
+            Cause& why_not);
   void count(const Work& work, uint64_t num_gpu_bytes, Outcome& outcome);
   void learn_gpus(std::vector<RemoteMemory::Part>& parts, const Limit& limit);
 

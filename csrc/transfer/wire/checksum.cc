@@ -1,9 +1,11 @@
 #include "transfer/wire/checksum.h"
 
 #include <algorithm>
+#include <optional>
 
 #define XXH_INLINE_ALL
 #include "common/check.h"
+#include "common/fault_guard.h"
 #include "xxhash/xxhash.h"
 
 namespace mk::transfer {
@@ -20,13 +22,22 @@ uint64_t Summer::sum(const Range& range) {
     limit_.check();
     since_check_ = 0;
   }
-  if (gpus_.empty() && range.num_bytes <= kStepBytes) return XXH3_64bits(data, range.num_bytes);
+  const auto expect = [](const std::optional<Fault>& fault) {
+    if (fault) throw Inaccessible(fault->describe());
+  };
+  if (gpus_.empty() && range.num_bytes <= kStepBytes) {
+    uint64_t sum = 0;
+    expect(guarded([&]() noexcept { sum = XXH3_64bits(data, range.num_bytes); }));
+    return sum;
+  }
   XXH3_state_t state;
   XXH3_64bits_reset(&state);
   const auto add = [&](iovec* parts, size_t num_parts) {
-    for (size_t i = 0; i < num_parts; ++i) {
-      XXH3_64bits_update(&state, parts[i].iov_base, parts[i].iov_len);
-    }
+    expect(guarded([&]() noexcept {
+      for (size_t i = 0; i < num_parts; ++i) {
+        XXH3_64bits_update(&state, parts[i].iov_base, parts[i].iov_len);
+      }
+    }));
   };
   for (uint64_t done = 0; done < range.num_bytes;) {
     limit_.check();

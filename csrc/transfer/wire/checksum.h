@@ -27,7 +27,8 @@ class Summer {
   Summer(GpuRanges gpus, Staging& staging, const Limit& limit)
       : gpus_(std::move(gpus)), staging_(staging), limit_(limit) {}
 
-  // Looks at the limit every few MiB, and throws Ended; Refused and GpuFailure as Staging::gather.
+  // Looks at the limit every few MiB, and throws Ended; Refused and GpuFailure as Staging::gather;
+  // Inaccessible.
   uint64_t sum(const Range& range);
 
   // Of the piece's ranges in local memory.

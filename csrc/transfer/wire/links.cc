@@ -50,7 +50,7 @@ void Links::fence(const LinkId& id, uint64_t epoch, const Limit& limit) {
   ++entry.num_users;
   const bool in_time = left_.wait_until(lock, limit.deadline.at(), has_left);
   --entry.num_users;
-  if (!in_time) throw Refused("the connection that was lost has not ended in time");
+  if (!in_time) throw Refused(Cause("the connection that was lost has not ended in time", FailureKind::kBusy));
 }
 
 void Links::leave(Entry& entry) {

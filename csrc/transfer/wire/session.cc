@@ -4,6 +4,7 @@
 #include <exception>
 #include <utility>
 
+#include "common/fault_guard.h"
 #include "transfer/error.h"
 #include "transfer/request/piece.h"
 #include "transfer/verdict.h"
@@ -15,6 +16,12 @@ namespace {
 constexpr double kGreetingS = 10;  // for the handshake, once connected
 constexpr double kLingerS = 1;     // for a rejected peer to read the reason
 constexpr double kBatchS = 60;     // to send the rest of a batch, or to receive what it requested
+
+// As the initiator sees it.
+Cause at_the_peer(const Cause& cause) {
+  const bool is_memory = cause.kind == FailureKind::kInaccessible;
+  return {concat(is_memory ? "the peer's " : "at the peer: ", cause.text), cause.kind};
+}
 
 }  // namespace
 
@@ -122,13 +129,13 @@ void Session::serve(const BatchHeader& header, const Limit& limit) {
   try {
     check(header, header.op == Op::kCheckWrite ? kRemoteWrite : kRemoteRead);
   } catch (const Refused& refused) {
-    return refuse(header, refused.what(), limit);
+    return refuse(header, refused.cause(), limit);
   }
   acknowledge(header, limit);
 }
 
 void Session::receive_write(const BatchHeader& header, const Limit& limit) {
-  std::string failure;
+  Cause failure;
   try {
     check_offered();
     const std::vector<RegionRef> regions = check(header, kRemoteWrite);
@@ -137,9 +144,9 @@ void Session::receive_write(const BatchHeader& header, const Limit& limit) {
     failure = staging_.scatter(parts_of_table(), GpuRanges(regions), limit, receive);
   } catch (const Refused& refused) {  // thrown before the first byte of payload was received
     socket_.discard(header.num_bytes, limit);
-    return refuse(header, refused.what(), limit);
+    return refuse(header, refused.cause(), limit);
   }
-  if (!failure.empty()) return refuse(header, concat("at the peer: ", failure), limit);
+  if (!failure.empty()) return refuse(header, at_the_peer(failure), limit);
   acknowledge(header, limit);
 }
 
@@ -148,6 +155,7 @@ void Session::send_read(const BatchHeader& header, const Limit& limit) {
     check_offered();
     const std::vector<RegionRef> regions = check(header, kRemoteRead);
     const Pin pin = own_.regions.pin(regions, interrupt_);
+    expect_readable(regions);
     Ack ack{Status::kDone, 0, header.request_id, header.num_bytes};
     std::vector<iovec>& parts = parts_of_table();
     parts.insert(parts.begin(), {&ack, sizeof(ack)});
@@ -155,10 +163,18 @@ void Session::send_read(const BatchHeader& header, const Limit& limit) {
     const auto send = [&](iovec* host, size_t n) {  // staging memory is filled again
       gpus.empty() ? socket_.send_lent(host, n, 1, limit) : socket_.send(host, n, limit);
     };
-    staging_.gather(parts, gpus, limit, send);
+    try {
+      staging_.gather(parts, gpus, limit, send);
+    } catch (const Inaccessible& fault) {
+      // Half of an answer cannot be taken back: the connection ends, and once the request is sent
+      // again, it is refused.
+      for (const RegionRef& region : regions) *region->is_doubted = true;
+      if (fault.num_bytes_moved > 0 || !gpus.empty()) throw;
+      throw Refused(at_the_peer(fault.cause()));
+    }
     socket_.settle(socket_.num_lent(), limit);
   } catch (const Refused& refused) {
-    refuse(header, refused.what(), limit);
+    refuse(header, refused.cause(), limit);
   }
 }
 
@@ -172,9 +188,11 @@ void Session::verify(const BatchHeader& header, const Limit& limit) {
     const Pin pin = own_.regions.pin(regions, interrupt_);
     num_equal = Summer(GpuRanges(regions), staging_, limit).count_equal(table_, checksums_);
   } catch (const Refused& refused) {
-    return refuse(header, refused.what(), limit);
+    return refuse(header, refused.cause(), limit);
   } catch (const GpuFailure& failure) {
-    return refuse(header, concat("at the peer: ", failure.what()), limit);
+    return refuse(header, at_the_peer(failure.cause()), limit);
+  } catch (const Inaccessible& fault) {
+    return refuse(header, at_the_peer(fault.cause()), limit);
   }
   answer(header, &num_equal, sizeof(num_equal), limit);
 }
@@ -186,7 +204,7 @@ void Session::receive_notification(const BatchHeader& header, const Limit& limit
     check(header, 0);
     own_.notifications.push(peer_name_, std::move(bytes));
   } catch (const Refused& refused) {
-    return refuse(header, refused.what(), limit);
+    return refuse(header, refused.cause(), limit);
   }
   acknowledge(header, limit);
 }
@@ -196,11 +214,11 @@ void Session::end_links(const BatchHeader& header, const Limit& limit) {
   socket_.receive(links.data(), header.num_bytes, limit);
   try {
     for (const Link& link : links) {
-      if (link.id == link_.link) throw Failure("protocol error: a connection that fences itself");
+      if (link.id == link_.link) throw Failure(protocol_error("a connection that fences itself"));
       gate_.links.fence({link_.instance, link.id}, link.epoch, limit);
     }
   } catch (const Refused& refused) {
-    return refuse(header, refused.what(), limit);
+    return refuse(header, refused.cause(), limit);
   }
   acknowledge(header, limit);
 }
@@ -212,7 +230,7 @@ void Session::answer_about_nics(const BatchHeader& header, const Limit& limit) {
   try {
     found = rdma_.answer(header.op, question, limit);
   } catch (const Refused& refused) {
-    return refuse(header, refused.what(), limit);
+    return refuse(header, refused.cause(), limit);
   }
   answer(header, found.data(), found.size(), limit);
 }
@@ -227,22 +245,23 @@ void Session::answer_question(const BatchHeader& header, const Limit& limit) {
   const std::shared_ptr<Service> service = own_.service.get();
   std::unique_ptr<Exchange> exchange;
   std::vector<iovec> parts;
-  std::optional<std::string> refusal;
+  std::optional<Cause> refusal;
   try {
-    if (!service) throw Refused("it serves no objects");
+    if (!service) throw Refused(Cause("it serves no objects", FailureKind::kIncompatible));
     exchange = service->begin(question, left);
     if (std::exchange(left, 0) > 0) take_in(*exchange, limit);
     parts = exchange->answer();
   } catch (const Refused& refused) {
-    refusal = refused.what();
+    refusal = refused.cause();
   } catch (const Failure&) {  // of the connection
     throw;
   } catch (const std::exception& error) {
-    refusal = error.what();
+    refusal = cause_of(error);
   }
   if (refusal) {
     socket_.discard(left, limit);
-    return refuse(header, refusal->empty() ? "no reason was given" : *refusal, limit);
+    if (refusal->empty()) refusal->text = "no reason was given";
+    return refuse(header, *refusal, limit);
   }
   uint64_t num_bytes = 0;
   for (const iovec& part : parts) num_bytes += part.iov_len;
@@ -280,7 +299,20 @@ std::vector<RegionRef> Session::check(const BatchHeader& header, Rights needed) 
 
 // An engine whose transports include rdma but not tcp listens only for control connections.
 void Session::check_offered() const {
-  if (!own_.is_tcp && !socket_.is_within_machine()) throw Refused("the peer has tcp disabled");
+  if (!own_.is_tcp && !socket_.is_within_machine()) throw Refused(Cause("the peer has tcp disabled", FailureKind::kIncompatible));
+}
+
+// Memory that was found missing is tried before it is promised.
+void Session::expect_readable(const std::vector<RegionRef>& regions) const {
+  const auto is_doubted = [](const RegionRef& region) { return region->is_doubted->load(); };
+  if (std::none_of(regions.begin(), regions.end(), is_doubted)) return;
+  const GpuRanges gpus(regions);
+  for (const Range& range : table_) {
+    if (!gpus.empty() && gpus.device_of(range.address) >= 0) continue;
+    const auto fault = try_to_read(reinterpret_cast<const void*>(range.address), range.num_bytes);
+    if (!fault) continue;
+    throw Refused(at_the_peer(Inaccessible(fault->describe()).cause()));
+  }
 }
 
 std::vector<iovec>& Session::parts_of_table() {
@@ -301,11 +333,12 @@ void Session::answer(const BatchHeader& header, const void* data, uint64_t num_b
   socket_.send(parts, num_bytes > 0 ? 2 : 1, limit);
 }
 
-void Session::refuse(const BatchHeader& header, const std::string& why, const Limit& limit) {
+void Session::refuse(const BatchHeader& header, const Cause& why, const Limit& limit) {
   const bool is_of_request = header.op <= Op::kNotify;  // the later ops are questions
   if (is_of_request) refused_request_ = header.request_id;
-  const std::string text = why.substr(0, kMaxRefusalBytes);
+  const std::string text = why.text.substr(0, kMaxRefusalBytes);
   Ack ack{Status::kRefused, static_cast<uint32_t>(text.size()), header.request_id, 0};
+  ack.refusal_kind = static_cast<uint64_t>(why.kind);
   iovec parts[] = {{&ack, sizeof(ack)}, {const_cast<char*>(text.data()), text.size()}};
   socket_.send(parts, 2, limit);
 }

@@ -55,11 +55,12 @@ class Session {
 
   // The regions of the batch in table_; throws Refused.
   std::vector<RegionRef> check(const BatchHeader& header, Rights needed) const;
+  void expect_readable(const std::vector<RegionRef>& regions) const;  // of table_; throws Refused
   void check_offered() const;  // that data may go over this connection; throws Refused
   std::vector<iovec>& parts_of_table();
   void acknowledge(const BatchHeader& header, const Limit& limit);
   void answer(const BatchHeader& header, const void* data, uint64_t num_bytes, const Limit& limit);
-  void refuse(const BatchHeader& header, const std::string& why, const Limit& limit);
+  void refuse(const BatchHeader& header, const Cause& why, const Limit& limit);
 
   Endpoint& own_;
   Gate& gate_;

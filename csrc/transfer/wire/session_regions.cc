@@ -6,10 +6,17 @@
 #include "transfer/wire/session.h"
 
 namespace mk::transfer {
+namespace {
+
+constexpr char kStrangers[] = "regions are not told to another machine or user";
+constexpr char kNotListed[] =
+    "regions are listed only to peers with the secret, or of the same machine and user";
+
+}  // namespace
 
 void Session::send_regions(const BatchHeader& header, const Limit& limit) {
   const pid_t initiator = socket_.peer_process();
-  if (initiator == 0) throw Failure("regions are not told to another machine or user");
+  if (initiator == 0) throw Failure(kStrangers, FailureKind::kDenied);
   const bool first = !board_;
   if (first) {
     board_ = std::make_shared<Board>(initiator);
@@ -42,7 +49,7 @@ void Session::send_regions(const BatchHeader& header, const Limit& limit) {
 }
 
 void Session::send_gpus(const BatchHeader& header, const Limit& limit) {
-  if (socket_.peer_process() == 0) throw Failure("regions are not told to another machine or user");
+  if (socket_.peer_process() == 0) throw Failure(kStrangers, FailureKind::kDenied);
   std::vector<GpuEntry> entries;
   for (const RegionRef& region : own_.regions.all()) {
     if (region->device < 0 || !(region->rights & ~kLocalWrite)) continue;
@@ -54,9 +61,7 @@ void Session::send_gpus(const BatchHeader& header, const Limit& limit) {
 void Session::send_list(const BatchHeader& header, const Limit& limit) {
   const bool is_known = own_.credentials.secret || socket_.peer_process() != 0;
   if (!is_known) {
-    return refuse(
-        header, "regions are listed only to peers with the secret, or of the same machine and user",
-        limit);
+    return refuse(header, {kNotListed, FailureKind::kDenied}, limit);
   }
   std::vector<ListEntry> entries;
   for (const auto& [range, rights, device] : own_.regions.list(kMaxListed)) {

@@ -25,6 +25,11 @@ constexpr int kKeepAliveIdleS = 30;  // detects a dead machine in about a minute
 constexpr int kKeepAliveIntervalS = 10;
 constexpr int kKeepAliveProbes = 3;
 constexpr std::chrono::milliseconds kBacklogCheckEvery{1};
+constexpr std::chrono::milliseconds kPortCheckEvery{20};
+constexpr char kNoPorts[] =
+    ": all ephemeral ports of this machine for that address are in use "
+    "(net.ipv4.ip_local_port_range)";
+constexpr char kNotThere[] = "it is unmapped, protected or truncated";
 
 // Lending memory costs a system call more, a notification, and the lookup of each page, which for
 // less may take longer than a copy within the processor's caches. A packet holds 17 pieces of
@@ -49,7 +54,8 @@ bool is_tcp(int fd) {
 
 // Calls sendmsg or recvmsg until every part is used up.
 template <class Wait, class Call>
-void move_all(iovec* parts, size_t num_parts, const Limit& limit, Wait wait, Call call) {
+void move_all(iovec*& parts, size_t& num_parts, const Limit& limit, Wait wait, Call call) {
+  uint64_t num_moved = 0;
   while (num_parts > 0) {
     limit.check();
     msghdr message{};
@@ -58,8 +64,11 @@ void move_all(iovec* parts, size_t num_parts, const Limit& limit, Wait wait, Cal
     const ssize_t moved = call(&message, num_parts > IOV_MAX);
     if (moved >= 0) {
       advance(parts, num_parts, moved);
+      num_moved += moved;
     } else if (errno == EAGAIN) {
       wait();
+    } else if (errno == EFAULT) {
+      throw Inaccessible(kNotThere, num_moved);
     } else if (errno != EINTR) {
       throw LinkDown(connection_cause(errno));
     }
@@ -109,6 +118,14 @@ int try_connect(int fd, const SocketAddress& address, const Limit& limit) {
     break;
   }
   return connected_to_itself(fd) ? ECONNREFUSED : 0;
+}
+
+// Whether connect(2) found no local port that is free, rather than no local address from which
+// there is a way: UDP needs the same address, and has ports of its own.
+bool lacks_port(const SocketAddress& address) {
+  if (address.storage.ss_family == AF_UNIX) return false;
+  const Fd fd(::socket(address.storage.ss_family, SOCK_DGRAM | SOCK_CLOEXEC, 0));
+  return fd && ::connect(fd.get(), address.get(), address.num_bytes) == 0;
 }
 
 Fd new_socket(const SocketAddress& address) {
@@ -164,13 +181,22 @@ Socket::Socket(Fd fd) : fd_(std::move(fd)) {
 }
 
 Socket Socket::connect(const std::vector<SocketAddress>& addresses, const Limit& limit) {
-  int error = EADDRNOTAVAIL;
-  for (const SocketAddress& address : addresses) {
-    Fd fd = new_socket(address);
-    error = try_connect(fd.get(), address, limit);
-    if (!error) return Socket(std::move(fd));
+  while (true) {
+    int error = EADDRNOTAVAIL;
+    bool waits = false;
+    for (const SocketAddress& address : addresses) {
+      Fd fd = new_socket(address);
+      error = try_connect(fd.get(), address, limit);
+      if (!error) return Socket(std::move(fd));
+      waits |= error == EADDRNOTAVAIL && lacks_port(address);
+    }
+    if (!waits) throw LinkDown(connection_cause(error));
+    if (limit.deadline.passed()) {
+      throw Ended(limit.deadline.cause(kNoPorts).text, FailureKind::kExhausted);
+    }
+    limit.check();
+    std::this_thread::sleep_for(kPortCheckEvery);
   }
-  throw LinkDown(connection_cause(error));
 }
 
 void Socket::start_tls(const TlsContext& context, const std::string& host, const Limit& limit) {
@@ -192,8 +218,8 @@ void Socket::send_raw(iovec* parts, size_t num_parts, int flags, const Limit& li
 
 void Socket::send_lent(iovec* parts, size_t num_parts, size_t first_lent, const Limit& limit) {
   if (!may_lend_) return send(parts, num_parts, limit);
-  iovec* const lent = parts + first_lent;
-  const size_t num_lent_parts = num_parts - first_lent;
+  iovec* lent = parts + first_lent;
+  size_t num_lent_parts = num_parts - first_lent;
   uint64_t num_bytes = 0;
   for (size_t i = 0; i < num_lent_parts; ++i) num_bytes += lent[i].iov_len;
   if (lends(num_bytes, num_lent_parts) && !zero_copy_) {
@@ -207,6 +233,9 @@ void Socket::send_lent(iovec* parts, size_t num_parts, size_t first_lent, const 
     move_all(lent, num_lent_parts, limit, wait, [this](msghdr* message, bool more) {
       return zero_copy_->send(fd_.get(), *message, more ? MSG_MORE : 0);
     });
+  } catch (const Inaccessible&) {
+    take_back();
+    throw Inaccessible(kNotThere, first_lent + 1);  // what precedes it has left
   } catch (...) {
     take_back();
     throw;
@@ -244,13 +273,24 @@ void Socket::receive(iovec* parts, size_t num_parts, const Limit& limit) {
   receive_raw(parts, num_parts, 0, limit);
 }
 
+void Socket::drop(const iovec* parts, size_t num_parts, const Limit& limit) {
+  uint64_t num_bytes = 0;
+  for (size_t i = 0; i < num_parts; ++i) num_bytes += parts[i].iov_len;
+  discard(num_bytes, limit);
+}
+
 void Socket::receive_raw(iovec* parts, size_t num_parts, int flags, const Limit& limit) {
   const auto wait = [&] { wait_for_bytes(limit); };
-  move_all(parts, num_parts, limit, wait, [&](msghdr* message, bool) {
-    const ssize_t received = recvmsg(fd_.get(), message, flags);
-    if (received == 0) throw LinkDown(closed_by_peer());
-    return received;
-  });
+  try {
+    move_all(parts, num_parts, limit, wait, [&](msghdr* message, bool) {
+      const ssize_t received = recvmsg(fd_.get(), message, flags);
+      if (received == 0) throw LinkDown(closed_by_peer());
+      return received;
+    });
+  } catch (const Inaccessible&) {  // the kernel still has what it could not deliver
+    drop(parts, num_parts, limit);
+    throw;
+  }
 }
 
 void Socket::send(const void* data, size_t num_bytes, const Limit& limit) {
@@ -327,7 +367,7 @@ Fd Socket::receive_fd(const Limit& limit) {
   if (received.empty() && (message.header.msg_flags & MSG_CTRUNC)) {  // it came, and had no place
     throw SystemError(EMFILE, "receive a descriptor of the peer's memory");
   }
-  if (received.size() != 1) throw Failure("protocol error: no descriptor");
+  if (received.size() != 1) throw Failure("protocol error: no descriptor", FailureKind::kIncompatible);
   return std::move(received[0]);
 }
 

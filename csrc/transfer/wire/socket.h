@@ -9,8 +9,9 @@
 //   socket.send_lent(parts.data(), parts.size(), 1, limit);   // all but the first may be lent
 //   socket.settle(socket.num_lent(), limit);                  // now their memory may change
 //
-// Layer: transfer. Errors are LinkDown ("connection refused", "connection closed by peer", ...)
-// and, at the limit, Ended.
+// Layer: transfer. Errors are LinkDown ("connection refused", "connection closed by peer", ...), at
+// the limit Ended, and Inaccessible: of memory that is not there any more. Then all that was to be
+// received has been, and is lost.
 #pragma once
 
 #include <sys/uio.h>
@@ -42,7 +43,7 @@ class Socket {
   Socket& operator=(Socket&&) = default;
   ~Socket() { close(); }
 
-  // Tries the addresses in turn.
+  // Tries the addresses in turn; again, until the limit, while this machine has no port for it.
   static Socket connect(const std::vector<SocketAddress>& addresses, const Limit& limit);
 
   // Performs the handshake; see TlsStream. The context must outlive the socket.
@@ -103,6 +104,7 @@ class Socket {
   bool is_silent() const;  // nothing has come, not even its end
   void wait_for_bytes(const Limit& limit) const;
   void receive_raw(iovec* parts, size_t num_parts, int flags, const Limit& limit);
+  void drop(const iovec* parts, size_t num_parts, const Limit& limit);
   void send_raw(iovec* parts, size_t num_parts, int flags, const Limit& limit);
   void take_back() noexcept;
 

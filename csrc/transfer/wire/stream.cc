@@ -3,7 +3,6 @@
 #include <poll.h>
 
 #include <cerrno>
-#include <system_error>
 
 #include "transfer/error.h"
 
@@ -31,9 +30,9 @@ void wait_writable(int fd, const Limit& limit) {
 Cause connection_cause(int error_number) {
   if (error_number == ECONNREFUSED) return {"connection refused", FailureKind::kGone};
   if (error_number == ECONNRESET || error_number == EPIPE) return closed_by_peer();
-  return std::generic_category().message(error_number);
+  return cause_of_errno(error_number);
 }
 
-std::string closed_by_peer() { return "connection closed by peer"; }
+Cause closed_by_peer() { return {"connection closed by peer", FailureKind::kDisconnected}; }
 
 }  // namespace mk::transfer

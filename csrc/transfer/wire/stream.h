@@ -21,6 +21,6 @@ void wait_readable(int fd, const Limit& limit);
 void wait_writable(int fd, const Limit& limit);
 
 Cause connection_cause(int error_number);  // "connection refused", ...
-std::string closed_by_peer();
+Cause closed_by_peer();
 
 }  // namespace mk::transfer

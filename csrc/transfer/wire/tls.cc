@@ -3,8 +3,10 @@
 #include <algorithm>
 #include <cerrno>
 #include <cstring>
+#include <optional>
 
 #include "common/check.h"
+#include "common/fault_guard.h"
 #include "common/thread.h"
 #include "transfer/error.h"
 #include "transfer/wire/openssl.h"
@@ -47,17 +49,19 @@ T* not_null(T* object) {
   return object;
 }
 
-// The next bytes to send: in place, or small parts gathered to fill a record.
-iovec next_record(const iovec* parts, size_t num_parts, std::unique_ptr<char[]>& record) {
-  if (num_parts == 1 || parts->iov_len >= kRecordBytes) return *parts;
-  if (!record) record = std::make_unique<char[]>(kRecordBytes);
+// The next bytes to send, in memory of ours: if a caller's cannot be accessed, OpenSSL must not be
+// the one that finds out, in the middle of a record.
+size_t gather(const iovec* parts, size_t num_parts, char* record, uint64_t num_moved) {
   size_t num_bytes = 0;
-  for (; num_parts > 0 && num_bytes < kRecordBytes; ++parts, --num_parts) {
-    const size_t step = std::min(parts->iov_len, kRecordBytes - num_bytes);
-    std::memcpy(record.get() + num_bytes, parts->iov_base, step);
-    num_bytes += step;
-  }
-  return {record.get(), num_bytes};
+  const auto fault = guarded([&]() noexcept {
+    for (; num_parts > 0 && num_bytes < kRecordBytes; ++parts, --num_parts) {
+      const size_t step = std::min(parts->iov_len, kRecordBytes - num_bytes);
+      std::memcpy(record + num_bytes, parts->iov_base, step);
+      num_bytes += step;
+    }
+  });
+  if (fault) throw Inaccessible(fault->describe(), num_moved);
+  return num_bytes;
 }
 
 }  // namespace
@@ -133,7 +137,7 @@ void TlsStream::fail(int error, int error_number) const {
     const bool is_named = error == ossl::kErrorSyscall && error_number != 0;
     const Cause cause = is_named ? connection_cause(error_number) : closed_by_peer();
     if (has_shaken_hands_) throw LinkDown(cause);
-    throw LinkDown(cause.text + " during the TLS handshake");
+    throw LinkDown({cause.text + " during the TLS handshake", cause.kind});
   }
   const Crypto& crypto = Crypto::get();
   const unsigned long reason = crypto.p_ERR_get_error();
@@ -142,19 +146,21 @@ void TlsStream::fail(int error, int error_number) const {
     const long result = Ssl::get().p_SSL_get_verify_result(ssl_.get());
     cause += concat(": ", crypto.p_X509_verify_cert_error_string(result));
   }
-  throw Failure(cause);
+  throw Failure(cause, has_shaken_hands_ ? FailureKind::kDisconnected : FailureKind::kDenied);
 }
 
 void TlsStream::send(iovec* parts, size_t num_parts, const Limit& limit) {
   advance(parts, num_parts, 0);
   const NoSigpipe quiet;  // OpenSSL writes to the socket without MSG_NOSIGNAL
+  uint64_t num_moved = 0;
   while (num_parts > 0) {
-    const iovec record = next_record(parts, num_parts, record_);
     size_t sent = 0;
+    const size_t num_bytes = gather(parts, num_parts, record(), num_moved);
     finish(limit, [&] {
-      return Ssl::get().p_SSL_write_ex(ssl_.get(), record.iov_base, record.iov_len, &sent);
+      return Ssl::get().p_SSL_write_ex(ssl_.get(), record(), num_bytes, &sent);
     });
     advance(parts, num_parts, sent);
+    num_moved += sent;
     renew_key(sent);
   }
 }
@@ -165,20 +171,31 @@ void TlsStream::renew_key(size_t num_bytes) {
   num_bytes_of_key_ = 0;
   // Sent with the next record.
   if (!Ssl::get().p_SSL_key_update(ssl_.get(), ossl::kKeyUpdateNotRequested)) {
-    throw Failure("TLS: " + first_reason());
+    throw Failure("TLS: " + first_reason(), FailureKind::kDisconnected);
   }
 }
 
 void TlsStream::receive(iovec* parts, size_t num_parts, const Limit& limit) {
   advance(parts, num_parts, 0);
   const NoSigpipe quiet;  // it may have to answer something, such as an alert
+  std::optional<Fault> fault;
   while (num_parts > 0) {
     size_t received = 0;
+    const size_t most = std::min(parts->iov_len, kRecordBytes);
     finish(limit, [&] {
-      return Ssl::get().p_SSL_read_ex(ssl_.get(), parts->iov_base, parts->iov_len, &received);
+      return Ssl::get().p_SSL_read_ex(ssl_.get(), record(), most, &received);
     });
+    if (!fault) {  // else the rest is lost, too
+      fault = guarded([&]() noexcept { std::memcpy(parts->iov_base, record(), received); });
+    }
     advance(parts, num_parts, received);
   }
+  if (fault) throw Inaccessible(fault->describe());
+}
+
+char* TlsStream::record() {
+  if (!record_) record_ = std::make_unique<char[]>(kRecordBytes);
+  return record_.get();
 }
 
 bool TlsStream::has_pending() const { return Ssl::get().p_SSL_has_pending(ssl_.get()); }

@@ -68,12 +68,13 @@ class TlsStream {
   void finish(const Limit& limit, Call call);
   [[noreturn]] void fail(int error, int error_number) const;
   void renew_key(size_t num_bytes);
+  char* record();  // where bytes are between a caller's memory and OpenSSL
 
   const int fd_;
   const std::unique_ptr<ssl_st, Free> ssl_;
   bool has_shaken_hands_ = false;
   Bytes32 binding_;
-  std::unique_ptr<char[]> record_;  // what small parts are gathered in
+  std::unique_ptr<char[]> record_;  // see record()
   uint64_t num_bytes_of_key_ = 0;   // sent with the key in use
 };
 

@@ -15,7 +15,7 @@ bool is_printable(char c) { return c >= ' ' && c <= '~'; }
 
 template <class... Parts>
 void expect(bool condition, const Parts&... parts) {
-  if (!condition) throw Failure(concat("protocol error: ", parts...));
+  if (!condition) throw Failure(protocol_error(concat(parts...)));
 }
 
 bool moves_data(Op op) { return op == Op::kWrite || op == Op::kRead; }
@@ -76,14 +76,14 @@ Announced may_announce(const BatchHeader& header) {
       return {"question", kNone, {question_bytes, question_bytes + kMaxPayloadBytes}};
     }
   }
-  throw Failure(concat("protocol error: unknown op ", static_cast<uint32_t>(header.op)));
+  throw Failure(protocol_error(concat("unknown op ", static_cast<uint32_t>(header.op))));
 }
 
 }  // namespace
 
 void check_magic(const Hello& hello) {
   if (std::memcmp(hello.magic, kMagic, sizeof(kMagic)) != 0) {
-    throw Failure("the peer is not a mooncake_kernels engine");
+    throw Failure("the peer is not a mooncake_kernels engine", FailureKind::kIncompatible);
   }
   expect(hello.name_bytes >= 1 && hello.name_bytes <= kMaxNameBytes, "name of ", hello.name_bytes,
          " bytes");
@@ -92,7 +92,8 @@ void check_magic(const Hello& hello) {
 void check_version(const Hello& hello) {
   if (hello.version != kWireVersion) {
     throw Failure(concat("the peer speaks wire version ", hello.version, ", this engine speaks ",
-                         kWireVersion));
+                         kWireVersion),
+                  FailureKind::kIncompatible);
   }
 }
 
@@ -160,6 +161,10 @@ void check_listed(const ListEntry& entry) {
              entry.rights != 0 && (entry.rights & ~(kRemoteRead | kRemoteWrite)) == 0 &&
              entry.location <= kMaxLocation,
          "malformed region");
+}
+
+Cause protocol_error(const std::string& what) {
+  return {concat("protocol error: ", what), FailureKind::kIncompatible};
 }
 
 std::string printable(std::string text) {

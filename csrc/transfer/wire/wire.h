@@ -14,6 +14,7 @@
 #include <cstdint>
 #include <string>
 
+#include "transfer/error.h"
 #include "transfer/range.h"
 
 namespace mk::transfer {
@@ -126,7 +127,8 @@ struct Ack {
   uint32_t refusal_bytes;  // of text that follows; 0 unless refused
   uint64_t request_id;
   uint64_t num_bytes;               // of payload: written here, or following (read)
-  std::array<uint64_t, 5> zeros{};  // see kPayloadAlignment
+  uint64_t refusal_kind = 0;        // a FailureKind; 0: not told
+  std::array<uint64_t, 4> zeros{};  // see kPayloadAlignment
 };
 static_assert(sizeof(Ack) == kPayloadAlignment);
 
@@ -196,6 +198,9 @@ void check_ack(const Ack& ack, uint64_t request_id, uint64_t num_bytes);
 void check_answer(const Ack& ack, uint64_t request_id, uint64_t entry_bytes, uint64_t max_bytes);
 void check_region(const RegionEntry& entry, uint32_t max_memories);
 void check_listed(const ListEntry& entry);
+
+// What a peer that breaks the protocol has done.
+Cause protocol_error(const std::string& what);
 
 // A peer's text, made safe to display.
 std::string printable(std::string text);

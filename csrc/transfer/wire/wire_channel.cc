@@ -11,6 +11,7 @@
 namespace mk::transfer {
 namespace {
 
+constexpr char kLocal[] = "local ";              // before "memory is not accessible"
 constexpr size_t kMaxFrames = 2;                 // in flight at once
 constexpr uint64_t kMinRoomBytes = 20ull << 10;  // an idle socket has it without being asked
 
@@ -47,12 +48,7 @@ void WireChannel::post(const Work& work, const Limit& limit) {
       check(work, limit);
       break;
     case Work::Kind::kMove:
-      move(work, limit);
-      if (work.request->verify || (work.with_notify && is_reading())) drain(limit);
-      verify(work, limit);
-      // With frames in flight a refusal may be an earlier work's; the peer keeps the notification
-      // of a request that it refuses to itself.
-      if (work.with_notify && (current_.refusal.empty() || !frames_.empty())) notify(work, limit);
+      move_and_notify(work, limit);
       break;
     case Work::Kind::kNotify:
       notify(work, limit);
@@ -64,6 +60,19 @@ void WireChannel::post(const Work& work, const Limit& limit) {
   } else {
     frames_.back().last_of_work = true;
   }
+}
+
+void WireChannel::move_and_notify(const Work& work, const Limit& limit) try {
+  move(work, limit);
+  if (work.request->verify || (work.with_notify && is_reading())) drain(limit);
+  verify(work, limit);
+  // With frames in flight a refusal may be an earlier work's; the peer keeps the notification of a
+  // request that it refuses to itself.
+  if (work.with_notify && (current_.refusal.empty() || !frames_.empty())) notify(work, limit);
+} catch (const Inaccessible& fault) {  // of local memory
+  if (fault.num_bytes_moved > 0) throw;  // half of a frame
+  drain(limit);
+  current_.refusal = fault.of(kLocal);
 }
 
 Outcome WireChannel::finish(const Limit& limit) {
@@ -144,10 +153,10 @@ uint64_t WireChannel::answer_bytes(uint64_t entry_bytes, uint64_t max_bytes, con
   return ack.num_bytes;
 }
 
-std::string WireChannel::receive_refusal(const Ack& ack, const Limit& limit) {
+Cause WireChannel::receive_refusal(const Ack& ack, const Limit& limit) {
   std::string refusal(ack.refusal_bytes, '\0');
   socket_.receive(refusal.data(), refusal.size(), limit);
-  return printable(std::move(refusal));
+  return {printable(std::move(refusal)), kind_of_peer(static_cast<FailureKind>(ack.refusal_kind))};
 }
 
 void WireChannel::drain(const Limit& limit) {
@@ -202,7 +211,7 @@ void WireChannel::verify(const Work& work, const Limit& limit) {
        batch_.remote.data(), num_ranges, {{checksums_.data(), num_bytes}}, num_bytes, limit);
   drain(limit);
   if (!current_.refusal.empty() || num_equal_ == num_ranges) return;
-  if (num_equal_ > num_ranges) throw Failure("protocol error: more ranges agree than were asked");
+  if (num_equal_ > num_ranges) throw Failure(protocol_error("more ranges agree than were asked"));
   current_.refusal = checksum_cause(request, work.piece, num_equal_);
 }
 
@@ -250,16 +259,17 @@ void WireChannel::receive_ack(const Limit& limit) {
   socket_.settle(frame.num_lent, limit);
   frames_.pop_front();
   if (ack.status == Status::kRefused) {
-    std::string refusal = receive_refusal(ack, limit);
+    Cause refusal = receive_refusal(ack, limit);
     if (current_.refusal.empty()) current_.refusal = std::move(refusal);
   } else if (frame.op == Op::kWrite) {
     current_.num_bytes += frame.num_bytes;
   } else if (frame.op == Op::kRead) {
-    const std::string failure =
+    Cause failure =
         staging_.scatter(batch_.local, reading_gpus_, limit,
                          [&](iovec* parts, size_t n) { socket_.receive(parts, n, limit); });
     if (failure.empty()) current_.num_bytes += frame.num_bytes;
-    if (current_.refusal.empty()) current_.refusal = failure;
+    if (failure.kind == FailureKind::kInaccessible) failure.text.insert(0, kLocal);
+    if (current_.refusal.empty()) current_.refusal = std::move(failure);
   } else if (verifies(frame.op)) {
     socket_.receive(&num_equal_, sizeof(num_equal_), limit);
   }

@@ -114,12 +114,13 @@ class WireChannel : public Channel {
   uint64_t num_bytes_due() const;  // unless something is refused
   bool is_reading() const { return !frames_.empty() && frames_.back().op == Op::kRead; }
 
+  void move_and_notify(const Work& work, const Limit& limit);
   void notify(const Work& work, const Limit& limit);
   void send(const Work& work, Op op, uint64_t first_range, const Range* ranges, size_t num_ranges,
             const std::vector<iovec>& payload, uint64_t num_bytes, const Limit& limit);
   void receive_ack(const Limit& limit);
   uint64_t answer_bytes(uint64_t entry_bytes, uint64_t max_bytes, const Limit& limit);
-  std::string receive_refusal(const Ack& ack, const Limit& limit);
+  Cause receive_refusal(const Ack& ack, const Limit& limit);
 
   Link link_{random_value<uint64_t>(), 0};
   std::deque<Frame> frames_;

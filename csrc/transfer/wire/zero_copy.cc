@@ -64,8 +64,8 @@ ssize_t ZeroCopy::send(int fd, const msghdr& message, int flags) {
     return result_ >= 0 ? result_ : -1;
   }
   // Too much memory is in the kernel's hands now (RLIMIT_MEMLOCK), or it is an old kernel's EINVAL.
-  // What is wrong with the connection, sendmsg says as well.
-  works_ = result_ == -ENOMEM || result_ == -ENOBUFS;
+  // What is wrong with the connection or the memory, sendmsg says as well.
+  works_ = result_ == -ENOMEM || result_ == -ENOBUFS || result_ == -EFAULT;
   return sendmsg(fd, &message, flags);
 }
 

@@ -197,7 +197,7 @@ class Borrower:
             except TransferError as error:
                 self.end_calls(creditor.renewals)
                 creditor.renewals = []
-                self._fail_calls(name, error.cause)
+                self._fail_calls(name, error)
 
     def close(self) -> None:
         """End all loans."""
@@ -280,8 +280,8 @@ class Borrower:
                 raise CreditorFailed(name, error.cause) from error
             raise
 
-    def _fail_calls(self, name: str, cause: str) -> None:
-        self._calls.fail(lambda call: call.name == name, cause)
+    def _fail_calls(self, name: str, error: TransferError) -> None:
+        self._calls.fail(lambda call: call.name == name, error.cause, error.kind)
 
     def _lose(self, name: str) -> None:
         """Give up a creditor: nothing that it still sends can land here."""

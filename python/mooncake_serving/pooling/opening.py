@@ -2,7 +2,7 @@
 
 import threading
 
-from mooncake_kernels.errors import TransferError
+from mooncake_kernels.errors import FailureKind, TransferError
 
 from ..rpc import Peers
 
@@ -18,7 +18,9 @@ class Opening:
 
     def __init__(self, peers: Peers, name: str, deadline_s: float):
         self._is_over = threading.Event()
-        self._error: TransferError | None = TransferError(name, "it was not connected to")
+        self._error: TransferError | None = TransferError(
+            name, "it was not connected to", kind=FailureKind.DISCONNECTED
+        )
         thread = threading.Thread(
             target=self._run,
             args=(peers, name, deadline_s),

@@ -106,7 +106,7 @@ class Calls:
         try:
             with self._lock:
                 if self._is_closed:
-                    raise TransferError(name, "this side was closed")
+                    raise TransferError(name, "this side was closed", kind=FailureKind.CLOSED)
                 self._calls[call.number] = call
             call.lease = self.peers.lease(name, deadline_s, may_open=may_open)
             if call.failure is not None:  # while the peer was connected to
@@ -138,10 +138,11 @@ class Calls:
         finally:
             self.end(call)
         if isinstance(answer, Refused):
-            raise TransferError(call.name, f"{call.what}: {answer.reason}")
+            cause = f"{call.what}: {answer.reason}"
+            raise TransferError(call.name, cause, kind=FailureKind.REFUSED)
         if not isinstance(answer, expected):
             cause = f"{call.what}: the answer is {type(answer).__name__}"
-            raise TransferError(call.name, cause)
+            raise TransferError(call.name, cause, kind=FailureKind.INCOMPATIBLE)
         return answer
 
     def is_under_way(self, call: Call) -> bool:
@@ -198,21 +199,21 @@ class Calls:
         call.future.set_result(answer)
         return True
 
-    def fail(self, is_lost: Callable[[Call], bool], cause: str) -> None:
+    def fail(self, is_lost: Callable[[Call], bool], cause: str, kind: FailureKind) -> None:
         """Fail all calls that have no answer yet and meet a condition, even undelivered ones."""
         with self._lock:
             lost = [call for call in self._calls.values() if is_lost(call)]
             for call in lost:
                 del self._calls[call.number]
         for call in lost:
-            call.future.set_exception(TransferError(call.name, cause))
+            call.future.set_exception(TransferError(call.name, cause, kind=kind))
             call.stop_delivery()
 
     def close(self) -> None:
         """Fail all calls, and all later ones. Idempotent."""
         with self._lock:
             self._is_closed = True
-        self.fail(lambda _: True, "this side was closed")
+        self.fail(lambda _: True, "this side was closed", FailureKind.CLOSED)
 
     def _write(
         self, peer: Peer, message: Message, deadline_s: float, descriptors: Descriptors = ()
@@ -221,7 +222,7 @@ class Calls:
         try:
             return self.peers.engine.write(peer, descriptors, notify=notify, deadline_s=deadline_s)
         except InvalidArgument as error:  # the peer was closed meanwhile
-            raise TransferError(peer.name, str(error)) from error
+            raise TransferError(peer.name, str(error), kind=FailureKind.CLOSED) from error
 
     def _wait_until_delivered(self, call: Call) -> None:
         assert call.lease is not None and call.ticket is not None, "it was started"

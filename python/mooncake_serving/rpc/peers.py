@@ -3,7 +3,7 @@
 import threading
 from collections.abc import Container
 
-from mooncake_kernels.errors import InvalidArgument, TransferError, Unavailable
+from mooncake_kernels.errors import FailureKind, InvalidArgument, TransferError, Unavailable
 from mooncake_kernels.transfer import Peer, TransferEngine
 
 
@@ -53,22 +53,24 @@ class Peers:
         """
         with self._lock:
             if self._is_closed:
-                raise TransferError(name, "this side was closed")
+                raise TransferError(name, "this side was closed", kind=FailureKind.CLOSED)
             if (peer := self._peers.get(name)) is not None:
                 return self._begin(peer)
         if not may_open:
-            raise TransferError(name, "it is not connected")
+            raise TransferError(name, "it is not connected", kind=FailureKind.DISCONNECTED)
         try:
             opened = self.engine.open(name, deadline_s=deadline_s)
-        except (Unavailable, InvalidArgument) as error:  # no such host; the engine was closed
-            raise TransferError(name, str(error)) from error
+        except Unavailable as error:  # no such host
+            raise TransferError(name, str(error), kind=FailureKind.UNREACHABLE) from error
+        except InvalidArgument as error:  # the engine was closed
+            raise TransferError(name, str(error), kind=FailureKind.CLOSED) from error
         with self._lock:
             peer = None if self._is_closed else self._peers.setdefault(name, opened)
             lease = None if peer is None else self._begin(peer)
         if peer is not opened:
             opened.close()  # these peers are closed, or another thread came first
         if lease is None:
-            raise TransferError(name, "this side was closed")
+            raise TransferError(name, "this side was closed", kind=FailureKind.CLOSED)
         return lease
 
     def is_open(self, name: str) -> bool:

@@ -9,7 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from mooncake_kernels.errors import TransferError
+from mooncake_kernels.errors import FailureKind, TransferError
 from mooncake_kernels.transfer import TransferEngine
 from mooncake_serving.rpc import Calls, Peers, Receiver, Refused
 
@@ -177,7 +177,7 @@ def test_some_calls_fail_and_the_others_go_on(made, serve):
     with TransferEngine(transports=["tcp"]) as third:
         lost = made.calls.start(third.name, request(made.calls), WAIT_S)
         kept = made.calls.start(made.name, request(made.calls, 1, 2), WAIT_S)
-        made.calls.fail(lambda call: call.name == third.name, "it is gone")
+        made.calls.fail(lambda call: call.name == third.name, "it is gone", FailureKind.GONE)
         with pytest.raises(TransferError, match="it is gone"):
             made.calls.wait(lost, Sum)
         serve(add)

@@ -11,7 +11,7 @@ from mooncake_kernels.pool import ObjectPool
 from mooncake_kernels.transfer import TransferEngine
 
 from ...fake_cuda.gpus import GPUS
-from ..support import START_S, WAIT_S, addressed
+from ..support import START_S, WAIT_S, addressed, eventually
 
 
 class Side:
@@ -69,11 +69,13 @@ class Side:
         return getattr(GPUS.driver, method)(*arguments, **options)
 
     def close(self) -> dict[str, int]:
-        """Close the engine; return what it still holds of the driver's."""
+        """Close the engine; return what is not given back of the driver's."""
         self.engine.close()
         self.memories.clear()
         self.regions.clear()
-        return GPUS.driver.owned() if GPUS.driver else {}
+        if not GPUS.driver or eventually(lambda: not any(GPUS.driver.owned().values())):
+            return {}
+        return GPUS.driver.owned()
 
 
 def serve(pipe, transports) -> None:

@@ -26,7 +26,9 @@ class Lane:
         try:
             self._opened.set_result(engine.open(self.name, deadline_s=deadline_s))
         except BaseException as error:  # for those that wait, whatever it is
-            self._opened.set_exception(TransferError(self.name, f"it was not opened: {error}"))
+            kind = error.kind if isinstance(error, TransferError) else FailureKind.OTHER
+            failed = TransferError(self.name, f"it was not opened: {error}", kind=kind)
+            self._opened.set_exception(failed)
             raise
 
     def wait_until_open(self, deadline_s: float) -> None:

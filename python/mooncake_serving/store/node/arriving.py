@@ -73,13 +73,15 @@ def open_sinks(
     """Return the result of each object; append those that their sinks accept to ``opened``."""
     rows = answer.rows().tolist()
     if len(rows) != len(sinks):
-        raise TransferError(member.name, f"pin: {len(rows)} answers to {len(sinks)} keys")
+        what = f"pin: {len(rows)} answers to {len(sinks)} keys"
+        raise TransferError(member.name, what, kind=FailureKind.INCOMPATIBLE)
     results: list[Outcome] = []
     for sink, (status, address, num_bytes, checksum) in zip(sinks, rows, strict=True):
         outcome = OUTCOMES.get(status, Outcome.UNREACHED)
         if outcome is Outcome.DONE:
             if num_bytes > member.capacity_bytes or address + num_bytes >= 1 << 64:
-                raise TransferError(member.name, f"pin: an object of {num_bytes} bytes")
+                what = f"pin: an object of {num_bytes} bytes"
+                raise TransferError(member.name, what, kind=FailureKind.INCOMPATIBLE)
             ranges = sink.open(num_bytes)
             if ranges is None:
                 outcome = Outcome.NOT_TAKEN

@@ -5,6 +5,8 @@ import time
 from collections.abc import Container
 from typing import Any, TypeVar
 
+from mooncake_kernels.errors import FailureKind
+
 from ... import rpc
 from .messages import Answer, Request, encode
 
@@ -67,4 +69,5 @@ class Calls(rpc.Calls):
         self.fail(
             lambda call: call.name not in living and call.started_s < before,
             "it is no member any more",
+            FailureKind.GONE,
         )

@@ -215,7 +215,8 @@ class RemoteReader:
                 is_pinned = False
                 is_good = self._release(member, token)
                 if not is_good:
-                    raise TransferError(member.name, "release: it took this node for dead")
+                    what = "release: it took this node for dead"
+                    raise TransferError(member.name, what, kind=FailureKind.DISCONNECTED)
         except (TransferError, Unavailable) as error:
             self._passed_over(member, error)
             is_spoiled = isinstance(error, TransferError) and error.kind is FailureKind.CHECKSUM

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from mooncake_kernels.errors import TransferError
+from mooncake_kernels.errors import FailureKind, TransferError
 
 from .appending import Appender
 from .disk import Disk
@@ -78,7 +78,9 @@ def recover(
             content = footer[:2]  # the head is damaged, or cannot be read
         if content is None and i in unreadable:
             cause = f"the head of bucket {bucket.index} cannot be read, at offset {bucket.offset}"
-            raise TransferError(path, f"{cause}, and it has no footer")
+            raise TransferError(
+                path, f"{cause}, and it has no footer", kind=FailureKind.DEVICE
+            )
         if content is None or not content[0]:
             continue
         bucket.sequence, bucket.epoch = content

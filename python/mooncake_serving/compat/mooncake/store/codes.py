@@ -13,6 +13,7 @@ import numpy as np
 from mooncake_kernels.errors import (
     ChecksumError,
     CudaError,
+    FailureKind,
     InvalidArgument,
     TransferError,
     Unavailable,
@@ -167,6 +168,8 @@ def _logged_code(op: str, error: Exception) -> int:
     _log(op, error)
     if isinstance(error, Failed):
         return error.code
+    if isinstance(error, TransferError) and error.kind is FailureKind.CHECKSUM:
+        return CHECKSUM_MISMATCH
     return next(code for kind, code in _CODES.items() if isinstance(error, kind))
 
 

@@ -1,0 +1,258 @@
+"""Registered memory that is truncated or protected afterwards: an error, at either end, no signal.
+
+Each case is a forked process, so that a signal is its exit status.
+"""
+
+import itertools
+
+import pytest
+
+from .scripts import run_forks
+
+COMMON = """
+import ctypes, mmap
+from mooncake_kernels.buffers import shared_memory
+from mooncake_kernels.errors import FailureKind
+
+PAGE, SMALL, SIZE = 4096, 64 << 10, 24 << 20
+libc = ctypes.CDLL(None, use_errno=True)
+
+class Memory:
+    # Its first half stays; the other is spoiled.
+    def __init__(self, fill):
+        self.fd = os.memfd_create("memory")
+        os.ftruncate(self.fd, SIZE)
+        self.bytes = np.frombuffer(mmap.mmap(self.fd, SIZE), np.uint8)
+        self.bytes[:] = fill
+        self.address = self.bytes.ctypes.data
+
+    def spoil(self, how):
+        if how == "truncated":
+            return os.ftruncate(self.fd, SIZE // 2)
+        rights = mmap.PROT_READ if how == "read-only" else 0
+        at = ctypes.c_void_p(self.address + SIZE // 2)
+        assert libc.mprotect(at, ctypes.c_size_t(SIZE // 2), rights) == 0
+
+class Shared(Memory):
+    # As the peer maps it.
+    def __init__(self, fill):
+        self.bytes = shared_memory(SIZE).numpy()
+        self.bytes[:] = fill
+        self.address = self.bytes.ctypes.data
+
+def serve(kind, transport):
+    # In a process of its own: a name, an address, and what spoils its memory.
+    to_child, from_child = os.pipe(), os.pipe()
+    pid = os.fork()
+    if not pid:
+        there = kind(1)
+        engine = TransferEngine(transports=[transport])
+        engine.register(there.bytes)
+        os.write(from_child[1], f"{engine.name} {there.address}".encode())
+        while how := os.read(to_child[0], 100).decode():
+            there.spoil(how)
+            os.write(from_child[1], b"done")
+            if how == "end":
+                break
+        os._exit(0)
+    os.close(to_child[0])
+    name, address = os.read(from_child[0], 1000).decode().split()
+
+    def spoil(how):
+        os.write(to_child[1], how.encode())
+        os.read(from_child[0], 100)
+
+    return name, int(address), spoil, pid
+
+def fails(engine, direction, peer, near, far, num_bytes, **options):
+    try:
+        getattr(engine, direction)(peer, [(near, far, num_bytes)], **options).wait(30)
+    except TransferError as error:
+        assert error.kind is FailureKind.INACCESSIBLE, (error.kind, str(error))
+        assert error.num_bytes_done < num_bytes and not error.delivered.any()
+        return error.cause
+    raise AssertionError(f"{direction} of {num_bytes} bytes succeeded")
+
+def move(engine, direction, peer, near, far, num_bytes, **options):
+    getattr(engine, direction)(peer, [(near, far, num_bytes)], **options).wait(30)
+
+def check_spoiled(engine, peer, near, far, whose, how, options):
+    # What is spoiled fails, whatever else it is a part of; what is not moves on as before.
+    directions = ["write", "read"]
+    if how == "read-only":
+        directions = ["read" if whose == "local" else "write"]
+    for direction in directions:
+        for begin, num_bytes in [
+            (SIZE // 2, SMALL), (SIZE // 2 - PAGE, 2 * PAGE), (SIZE // 2 - 1, 2), (0, SIZE),
+            (1, SIZE - 1), (SIZE // 4, SIZE // 2),
+        ]:
+            cause = fails(engine, direction, peer, near + begin, far + begin, num_bytes, **options)
+            assert "memory is not accessible: " in cause, cause
+            assert whose in cause or "checksum" in options or whose == "either", cause
+            move(engine, direction, peer, near, far, SMALL, **options)
+    for direction in ("write", "read"):
+        move(engine, direction, peer, near, far, SIZE // 2, **options)
+"""
+
+NEAR = """
+name, address, spoil, pid = serve({peer}, {transport!r})
+here = Memory(5)
+engine = TransferEngine(transports=[{transport!r}])
+engine.register(here.bytes)
+peer = engine.open(name)
+assert peer.transport == {transport!r}
+move(engine, "write", peer, here.address, address, SIZE)
+move(engine, "read", peer, here.address, address, SIZE)
+{spoil}
+check_spoiled(engine, peer, here.address, address, {whose!r}, {how!r}, {options})
+assert (here.bytes[: SIZE // 2] == 5).all()
+{after}
+engine.close()
+os.kill(pid, signal.SIGKILL)
+os.waitpid(pid, 0)
+"""
+
+IN_PROCESS = """
+here, there = Memory(5), Memory(1)
+engine, other = TransferEngine(transports=["local"]), TransferEngine()
+engine.register(here.bytes), other.register(there.bytes)
+with engine, other, engine.open(other.name) as peer:
+    move(engine, "write", peer, here.address, there.address, SIZE)
+    {side}.spoil({how!r})
+    whose = {whose!r}
+    check_spoiled(engine, peer, here.address, there.address, whose, {how!r}, {options})
+    assert (there.bytes[: SIZE // 2] == 5).all()
+"""
+
+ON_DISK = """
+here = Memory(5)
+path = f"{folder}/{how}{number}"
+with open(path, "wb") as made:
+    made.truncate(2 * SIZE)
+engine = TransferEngine(transports=["file"])
+engine.register(here.bytes)
+with engine, engine.open("file:" + path) as peer:
+    move(engine, "write", peer, here.address, {shift}, SIZE)
+    here.spoil({how!r})
+    for direction in ("write", "read") if {how!r} != "read-only" else ("read",):
+        for begin, num_bytes in [(SIZE // 2, SMALL), (SIZE // 2 - PAGE, 2 * PAGE), (0, SIZE)]:
+            at = here.address + begin + {shift}, begin, num_bytes - 2 * {shift}
+            error = fails(engine, direction, peer, *at)
+            move(engine, direction, peer, here.address + {shift}, 0, SMALL)
+"""
+
+WAYS = ("truncated", "protected", "read-only")
+OPTIONS = ({}, {"checksum": True})
+
+
+def run(scripts: dict[str, str], folder) -> None:
+    """Each script by its name: none may fail, or end by a signal."""
+    prelude = "options = {}\n" + COMMON
+    ends = run_forks([prelude + script for script in scripts.values()], folder)
+    failed = {
+        name: (status, error[-1500:])
+        for name, (status, error) in zip(scripts, ends, strict=True)
+        if status or error
+    }
+    assert not failed
+
+
+@pytest.mark.parametrize(
+    ("transport", "peer"), [("tcp", "Memory"), ("shm", "Memory"), ("shm", "Shared")], ids="-".join
+)
+def test_local_memory(transport, peer, tmp_path):
+    """Of which the peer knows nothing."""
+    scripts = {}
+    for how, options in itertools.product(WAYS, OPTIONS):
+        scripts[f"{how} {options}"] = NEAR.format(
+            transport=transport, peer=peer, spoil=f"here.spoil({how!r})", whose="local",
+            how=how, options=options, after="",
+        )  # fmt: skip
+    run(scripts, tmp_path)
+
+
+@pytest.mark.parametrize("transport", ["tcp", "shm"])
+def test_the_peers_memory(transport, tmp_path):
+    """The peer survives it, and says what it is."""
+    scripts = {}
+    for how, options in itertools.product(WAYS, OPTIONS):
+        scripts[f"{how} {options}"] = NEAR.format(
+            transport=transport, peer="Memory", spoil=f"spoil({how!r})", whose="the peer's",
+            how=how, options=options, after="",
+        )  # fmt: skip
+    run(scripts, tmp_path)
+
+
+def test_a_write_that_the_peer_cannot_place_keeps_its_connection(tmp_path):
+    after = """
+def reconnects():
+    paths = engine.stats()["paths"][name]
+    return sum(path["num_reconnects"] for path in paths.values())
+before = reconnects()
+for _ in range(5):
+    fails(engine, "write", peer, here.address, address, SIZE)
+assert reconnects() == before, (before, reconnects())
+"""
+    run(
+        {
+            how: NEAR.format(
+                transport="tcp", peer="Memory", spoil=f"spoil({how!r})", whose="the peer's",
+                how=how, options={}, after=after,
+            )
+            for how in WAYS
+        },  # fmt: skip
+        tmp_path,
+    )
+
+
+@pytest.mark.parametrize("side", ["here", "there"])
+def test_memory_of_one_process(side, tmp_path):
+    whose = "local" if side == "here" else "the peer's"
+    run(
+        {
+            f"{how} {options}": IN_PROCESS.format(side=side, how=how, whose=whose, options=options)
+            for how, options in itertools.product(WAYS, OPTIONS)
+        },
+        tmp_path,
+    )
+
+
+@pytest.mark.parametrize("shift", [0, 1])
+def test_memory_for_a_file(shift, tmp_path):
+    """Also what has to be copied, as it is not aligned."""
+    script = ON_DISK.replace("{shift}", str(shift)).replace("{folder}", str(tmp_path))
+    script = script.replace("{number}", str(shift))
+    scripts = {how: script.replace("{how!r}", repr(how)).replace("{how}", how) for how in WAYS}
+    run(scripts, tmp_path)
+
+
+CRASH = """
+import faulthandler
+{before}
+here, there = Memory(5), Memory(1)
+engine, other = TransferEngine(transports=["local"]), TransferEngine()
+engine.register(here.bytes), other.register(there.bytes)
+peer = engine.open(other.name)
+move(engine, "write", peer, here.address, there.address, SIZE)
+{after}
+here.spoil("protected")
+fails(engine, "write", peer, here.address, there.address, SIZE)
+{end}
+"""
+
+
+def test_other_faults_are_left_to_faulthandler(tmp_path):
+    """Which was there first, or comes later: then it prints its traceback, and no more."""
+    end = "ctypes.string_at(16)"
+    enable = "faulthandler.enable(open(2, 'w', closefd=False))"
+    scripts = [
+        COMMON + CRASH.format(before=before, after=after, end=last)
+        for before, after, last in [
+            (enable, "", ""), (enable, "", end), ("", "", end), ("", enable, ""),
+        ]
+    ]  # fmt: skip
+    survived, crashed, plain, later = run_forks(scripts, tmp_path)
+    assert survived == (0, "")
+    assert crashed[0] == -11 and crashed[1].startswith("Fatal Python error: Segmentation fault")
+    assert plain == (-11, "")
+    assert later[0] == 0 and later[1].startswith("Fatal Python error: Segmentation fault")
