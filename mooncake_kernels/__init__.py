@@ -21,6 +21,7 @@ from .errors import (
     CudaError,
     FailureKind,
     InvalidArgument,
+    PoolDamaged,
     TransferError,
     Unavailable,
 )
@@ -66,6 +67,7 @@ __all__ = [
     "PackHeader",
     "Packer",
     "PathChoice",
+    "PoolDamaged",
     "PutResult",
     "Rope",
     "Tls",

@@ -24,6 +24,13 @@ class Unavailable(RuntimeError):
     """The hardware, driver or library is not on this machine; the message says why."""
 
 
+class PoolDamaged(Unavailable):
+    """What the memory of an object pool holds contradicts itself, as after a stray write; the
+    message names the pool and what. Its index is rebuilt before the next change, if that helps;
+    otherwise the pool must be made anew.
+    """
+
+
 class CudaError(RuntimeError):
     """A CUDA call failed."""
 

@@ -41,6 +41,7 @@ SharedMemory::SharedMemory(uint64_t num_bytes) : num_bytes_(num_bytes) {
            "SharedMemory: num_bytes must be positive, got ", num_bytes);
   fd_ = Fd(MK_SYSCALL(memfd_create("mooncake_kernels", MFD_CLOEXEC | MFD_ALLOW_SEALING),
                       "memfd_create"));
+  MK_SYSCALL(fchmod(fd_.get(), 0600), "fchmod");
   MK_SYSCALL(ftruncate(fd_.get(), static_cast<off_t>(num_bytes)), "ftruncate");
   // Otherwise a process could shorten it and thereby kill all others that touch the removed part.
   MK_SYSCALL(fcntl(fd_.get(), F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL), "fcntl");

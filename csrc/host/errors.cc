@@ -5,6 +5,7 @@
 #include "common/check.h"
 #include "host/gil.h"
 #include "host/module.h"
+#include "store/damage.h"
 
 namespace py = pybind11;
 
@@ -25,6 +26,8 @@ void translate(std::exception_ptr pointer) {
     if (pointer) std::rethrow_exception(pointer);
   } catch (const InvalidArgument& e) {
     raise_text("InvalidArgument", e.what());
+  } catch (const store::PoolDamaged& e) {
+    raise_text("PoolDamaged", e.what());
   } catch (const Unavailable& e) {
     raise_text("Unavailable", e.what());
   } catch (const CudaError& e) {

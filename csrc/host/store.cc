@@ -30,10 +30,15 @@ constexpr size_t kFewKeys =
 
 std::shared_ptr<Pool> create(const std::string& path, uint64_t capacity_bytes, uint64_t alignment,
                              uint64_t num_objects, uint64_t num_processes, uint64_t num_pins,
-                             int device) {
+                             int device, std::optional<uint32_t> group) {
   Geometry geometry = Geometry::of(capacity_bytes, alignment, num_objects, num_processes, num_pins);
   geometry.device = device;
-  return Pool::create(path, geometry);
+  return Pool::create(path, geometry, group);
+}
+
+std::shared_ptr<Pool> open(const std::string& path, std::optional<uint32_t> owner,
+                           std::optional<uint32_t> group) {
+  return Pool::open(path, {owner, group});
 }
 
 // Runs the body, with the GIL released if there are many keys.
@@ -200,8 +205,10 @@ void bind_store(py::module_& m) {
   py::class_<Pool, std::shared_ptr<Pool>> pool(m, "ObjectPool", py::buffer_protocol());
   pool.def_static("create", &create, py::arg("path"), py::arg("capacity_bytes"),
                   py::arg("alignment"), py::arg("num_objects"), py::arg("num_processes"),
-                  py::arg("num_pins"), py::arg("device"), ReleaseGil())
-      .def_static("open", &Pool::open, py::arg("path"), ReleaseGil())
+                  py::arg("num_pins"), py::arg("device"), py::arg("group").none(true), ReleaseGil())
+      .def_static("open", &open, py::arg("path"), py::arg("owner").none(true),
+                  py::arg("group").none(true), ReleaseGil())
+      .def("reopen", [](const Pool& p) { return p.reopen().release(); })
       .def_property_readonly("path", &Pool::path)
       .def_property_readonly("alignment", [](const Pool& p) { return p.geometry().alignment; })
       .def_property_readonly("capacity_bytes",

@@ -90,6 +90,8 @@ class ObjectService::Reading final : public Exchange {
     std::optional<Pin> pin;
     try {
       pin = pool_->pin(entry.key);
+    } catch (const PoolDamaged&) {
+      throw;
     } catch (const Unavailable&) {  // the limit of this process's reads is reached
       return row.status = AskStatus::kBusy, nullptr;
     }

@@ -25,9 +25,9 @@ Allocator::Class Allocator::class_of(uint32_t size) {
   return {bit - kColumnBits + 1, static_cast<int>(column)};
 }
 
-bool Allocator::rebuild(uint32_t num_units, std::vector<Range>* used) {
+bool Allocator::rebuild(std::vector<Range>* used) {
   state_ = AllocatorState{};
-  state_.num_units = num_units;
+  state_.num_units = num_units_;
   std::fill(&state_.heads[0][0], &state_.heads[0][0] + sizeof(state_.heads) / sizeof(uint32_t),
             kNone);
   state_.unused_records = 0;
@@ -42,30 +42,31 @@ bool Allocator::rebuild(uint32_t num_units, std::vector<Range>* used) {
     return span;
   };
   for (Range& range : *used) {
-    if (range.start < end || range.size == 0 || range.size > num_units ||
-        range.start > num_units - range.size) {
+    if (range.start < end || range.size == 0 || range.size > num_units_ ||
+        range.start > num_units_ - range.size) {
       return false;
     }
     if (range.start > end) list(append(end, range.start - end));
     range.span = append(range.start, range.size);
     spans_[range.span].is_used = 1;
   }
-  if (end < num_units) list(append(end, num_units - end));
+  if (end < num_units_) list(append(end, num_units_ - end));
   return true;
 }
 
 uint32_t Allocator::allocate(uint32_t num_units) {
   if (num_units > state_.free_units) return kNone;
-  const Class at = class_of(num_units);
-  uint32_t span = find_in(at, num_units);
-  if (span == kNone) span = find_above(at);
+  const Class where = class_of(num_units);
+  uint32_t span = find_in(where, num_units);
+  if (span == kNone) span = find_above(where);
   if (span == kNone) return kNone;
+  Span& taken = at(span);
+  const uint32_t start = taken.start, size = taken.size, right = taken.right;
+  expect(!taken.is_used && size >= num_units && size <= num_units_ && start <= num_units_ - size);
   unlist(span);
-  Span& taken = spans_[span];
-  if (taken.size > num_units) {
-    const uint32_t rest =
-        new_record(taken.start + num_units, taken.size - num_units, span, taken.right);
-    if (taken.right != kNone) spans_[taken.right].left = rest;
+  if (size > num_units) {
+    const uint32_t rest = new_record(start + num_units, size - num_units, span, right);
+    if (right != kNone) at(right).left = rest;
     taken.right = rest;
     taken.size = num_units;
     list(rest);
@@ -75,21 +76,28 @@ uint32_t Allocator::allocate(uint32_t num_units) {
 }
 
 void Allocator::release(uint32_t span) {
-  Span& freed = spans_[span];
+  Span& freed = at(span);
+  const uint32_t start = freed.start, size = freed.size;
+  expect(freed.is_used && size <= num_units_ && start <= num_units_ - size);
   freed.is_used = 0;
-  if (const uint32_t left = freed.left; left != kNone && !spans_[left].is_used) {
+  if (const uint32_t left = freed.left; left != kNone && !at(left).is_used) {
+    const Span& merged = spans_[left];
+    expect(merged.right == span && merged.start < start && merged.size == start - merged.start);
     unlist(left);
-    freed.start = spans_[left].start;
-    freed.size += spans_[left].size;
-    freed.left = spans_[left].left;
-    if (freed.left != kNone) spans_[freed.left].right = span;
+    freed.start = merged.start;
+    freed.size += merged.size;
+    freed.left = merged.left;
+    if (freed.left != kNone) at(freed.left).right = span;
     forget_record(left);
   }
-  if (const uint32_t right = freed.right; right != kNone && !spans_[right].is_used) {
+  if (const uint32_t right = freed.right; right != kNone && !at(right).is_used) {
+    const Span& merged = spans_[right];
+    expect(merged.left == span && merged.start == start + size &&
+           merged.size <= num_units_ - merged.start);
     unlist(right);
-    freed.size += spans_[right].size;
-    freed.right = spans_[right].right;
-    if (freed.right != kNone) spans_[freed.right].left = span;
+    freed.size += merged.size;
+    freed.right = merged.right;
+    if (freed.right != kNone) at(freed.right).left = span;
     forget_record(right);
   }
   list(span);
@@ -98,38 +106,45 @@ void Allocator::release(uint32_t span) {
 uint32_t Allocator::largest_free_units() const {
   if (state_.row_bits == 0) return 0;
   const int row = highest_bit(state_.row_bits);
+  expect(row < AllocatorState::kRows && state_.column_bits[row] != 0);
   const int column = highest_bit(state_.column_bits[row]);
   uint32_t largest = 0;
+  uint32_t left = num_spans_;
   for (uint32_t span = state_.heads[row][column]; span != kNone; span = spans_[span].next) {
-    largest = std::max(largest, spans_[span].size);
+    largest = std::max(largest, at(span).size);
+    expect(left-- > 0);
   }
   return largest;
 }
 
-uint32_t Allocator::find_in(Class at, uint32_t num_units) const {
-  uint32_t span = state_.heads[at.row][at.column];
+uint32_t Allocator::find_in(Class where, uint32_t num_units) const {
+  uint32_t span = state_.heads[where.row][where.column];
   for (int tries = 0; span != kNone && tries < kTries; ++tries) {
-    if (spans_[span].size >= num_units) return span;
-    span = spans_[span].next;
+    const Span& tried = at(span);
+    if (tried.size >= num_units) return span;
+    span = tried.next;
   }
   return kNone;
 }
 
-uint32_t Allocator::find_above(Class at) const {
-  int row = at.row;
-  uint32_t columns = bits_above(state_.column_bits[row], at.column);
+uint32_t Allocator::find_above(Class where) const {
+  int row = where.row;
+  uint32_t columns = bits_above(state_.column_bits[row], where.column);
   if (columns == 0) {
     const uint32_t rows = bits_above(state_.row_bits, row);
     if (rows == 0) return kNone;
     row = lowest_bit(rows);
+    expect(row < AllocatorState::kRows && state_.column_bits[row] != 0);
     columns = state_.column_bits[row];
   }
-  return state_.heads[row][lowest_bit(columns)];
+  const uint32_t span = state_.heads[row][lowest_bit(columns)];
+  expect(span != kNone);
+  return span;
 }
 
 uint32_t Allocator::new_record(uint32_t start, uint32_t size, uint32_t left, uint32_t right) {
   const uint32_t span = state_.unused_records;
-  state_.unused_records = spans_[span].next;
+  state_.unused_records = at(span).next;
   spans_[span] = Span{start, size, left, right, kNone, kNone, 0};
   return span;
 }
@@ -141,29 +156,31 @@ void Allocator::forget_record(uint32_t span) {
 
 void Allocator::list(uint32_t span) {
   Span& freed = spans_[span];
-  const Class at = class_of(freed.size);
-  uint32_t& head = state_.heads[at.row][at.column];
+  const Class where = class_of(freed.size);
+  uint32_t& head = state_.heads[where.row][where.column];
+  const uint32_t next = head;
+  if (next != kNone) at(next).previous = span;
   freed.previous = kNone;
-  freed.next = head;
-  if (head != kNone) spans_[head].previous = span;
+  freed.next = next;
   head = span;
-  state_.column_bits[at.row] |= 1u << at.column;
-  state_.row_bits |= 1u << at.row;
+  state_.column_bits[where.row] |= 1u << where.column;
+  state_.row_bits |= 1u << where.row;
   state_.free_units += freed.size;
   ++state_.num_free_spans;
 }
 
 void Allocator::unlist(uint32_t span) {
-  const Span& taken = spans_[span];
-  const Class at = class_of(taken.size);
-  if (taken.previous != kNone) {
-    spans_[taken.previous].next = taken.next;
-  } else {
-    state_.heads[at.row][at.column] = taken.next;
-    if (taken.next == kNone) state_.column_bits[at.row] &= ~(1u << at.column);
-    if (state_.column_bits[at.row] == 0) state_.row_bits &= ~(1u << at.row);
+  const Span& taken = at(span);
+  const uint32_t previous = taken.previous, next = taken.next;
+  const Class where = class_of(taken.size);
+  uint32_t& link = previous != kNone ? at(previous).next : state_.heads[where.row][where.column];
+  expect(link == span && (next == kNone || at(next).previous == span));
+  link = next;
+  if (previous == kNone && next == kNone) {
+    state_.column_bits[where.row] &= ~(1u << where.column);
+    if (state_.column_bits[where.row] == 0) state_.row_bits &= ~(1u << where.row);
   }
-  if (taken.next != kNone) spans_[taken.next].previous = taken.previous;
+  if (next != kNone) spans_[next].previous = previous;
   state_.free_units -= taken.size;
   --state_.num_free_spans;
 }

@@ -1,7 +1,7 @@
 // Allocator: tracks which parts of a pool's memory are in use, in O(1) per call.
 //
-//   Allocator allocator(&state, spans, num_spans);      // both may lie in shared memory
-//   allocator.rebuild(num_units, &no_ranges);
+//   Allocator allocator(&state, spans, num_spans, num_units, &damage);  // in shared memory, too
+//   allocator.rebuild(&no_ranges);
 //   const uint32_t span = allocator.allocate(num_units);    // kNone: there is no room
 //   use(allocator.start(span));
 //   allocator.release(span);
@@ -11,11 +11,14 @@
 // al., "TLSF: a new dynamic memory allocator for real-time systems", ECRTS 2004.) The memory itself
 // is never touched, so it may belong to a NIC or a GPU. Adjacent free spans are always merged: u
 // used spans have at most u + 1 free ones around them, so 2 u + 1 records suffice. The unit is the
-// pool's alignment. Layer: store. Not thread-safe.
+// pool's alignment. State that contradicts itself is reported as damage. Layer: store. Not
+// thread-safe.
 #pragma once
 
 #include <cstdint>
 #include <vector>
+
+#include "store/damage.h"
 
 namespace mk::store {
 
@@ -53,19 +56,24 @@ struct Range {
 
 class Allocator {
  public:
-  Allocator(AllocatorState* state, Span* spans, uint32_t num_spans)
-      : state_(*state), spans_(spans), num_spans_(num_spans) {}
+  Allocator(AllocatorState* state, Span* spans, uint32_t num_spans, uint32_t num_units,
+            const Damage* damage)
+      : state_(*state),
+        spans_(spans),
+        num_spans_(num_spans),
+        num_units_(num_units),
+        damage_(*damage) {}
 
   // Rebuilds from the sorted ranges in use; returns whether they are disjoint and within num_units.
-  bool rebuild(uint32_t num_units, std::vector<Range>* used);
+  bool rebuild(std::vector<Range>* used);
 
   // Returns a span of `num_units`, which must not be 0, or kNone. An exact or close fit is looked
   // for among the first kTries of its own class; otherwise a span of a larger class is split.
   uint32_t allocate(uint32_t num_units);
   void release(uint32_t span);
 
-  uint32_t start(uint32_t span) const { return spans_[span].start; }
-  uint32_t size(uint32_t span) const { return spans_[span].size; }
+  uint32_t start(uint32_t span) const { return at(span).start; }
+  uint32_t size(uint32_t span) const { return at(span).size; }
   uint32_t free_units() const { return state_.free_units; }
   uint32_t num_free_spans() const { return state_.num_free_spans; }
   uint32_t largest_free_units() const;  // walks one list
@@ -79,8 +87,15 @@ class Allocator {
   };
   static Class class_of(uint32_t size);
 
-  uint32_t find_in(Class at, uint32_t num_units) const;
-  uint32_t find_above(Class at) const;
+  Span& at(uint32_t span) const {
+    if (span >= num_spans_) damage_.report("its allocator's lists lead out of them");
+    return spans_[span];
+  }
+  void expect(bool condition) const {
+    if (!condition) damage_.report("its allocator's records contradict each other");
+  }
+  uint32_t find_in(Class where, uint32_t num_units) const;
+  uint32_t find_above(Class where) const;
   uint32_t new_record(uint32_t start, uint32_t size, uint32_t left, uint32_t right);
   void forget_record(uint32_t span);
   void list(uint32_t span);
@@ -89,6 +104,8 @@ class Allocator {
   AllocatorState& state_;
   Span* const spans_;
   const uint32_t num_spans_;
+  const uint32_t num_units_;
+  const Damage& damage_;
 };
 
 }  // namespace mk::store

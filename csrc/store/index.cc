@@ -3,6 +3,12 @@
 #include <vector>
 
 namespace mk::store {
+namespace {
+
+// Each further one takes another process that removes from the bucket during a walk of its chain.
+constexpr uint32_t kMaxTries = 1 << 16;
+
+}  // namespace
 
 // Keys may be hashes or plain numbers: in either case neighbours should not share a bucket.
 Bucket& Index::bucket_of(const Key& key) const {
@@ -17,8 +23,13 @@ Bucket& Index::bucket_of(const Entry& entry) const {
 
 Found Index::find(const Key& key) const { return find_in(bucket_of(key), key); }
 
+void Index::report(uint32_t at) const {
+  view_.damage.report(at < num_entries_ ? "a chain of its index leads back into itself"
+                                        : "a chain of its index leads out of it");
+}
+
 Found Index::find_in(const Bucket& bucket, const Key& key) const {
-  while (true) {
+  for (uint32_t tries = 0; tries < kMaxTries; ++tries) {
     const uint32_t num_removed = bucket.num_removed.load(std::memory_order_acquire);
     uint32_t at = bucket.head.load(std::memory_order_acquire);
     // No chain is longer than the number of entries, but a reader may stray from one to another.
@@ -33,8 +44,11 @@ Found Index::find_in(const Bucket& bucket, const Key& key) const {
       }
       at = entry.next.load(std::memory_order_acquire);
     }
-    if (bucket.num_removed.load(std::memory_order_acquire) == num_removed) return {};
+    if (bucket.num_removed.load(std::memory_order_acquire) != num_removed) continue;
+    if (at != kNone) report(at);
+    return {};
   }
+  view_.damage.report("its index never rests");
 }
 
 Bucket* Index::prefetch_bucket(const Key& key) const {
@@ -59,23 +73,32 @@ void Index::unlink(uint32_t at) {
   Entry& entry = view_.entries[at];
   Bucket& bucket = bucket_of(entry);
   std::atomic<uint32_t>* link = &bucket.head;
-  while (link->load() != at && link->load() < num_entries_) {
-    link = &view_.entries[link->load()].next;
+  uint32_t next = link->load();
+  for (uint32_t steps = 0; next != at && next != kNone; next = link->load()) {
+    if (next >= num_entries_ || ++steps > num_entries_) report(next);
+    link = &view_.entries[next].next;
   }
-  if (link->load() == at) link->store(entry.next.load(), std::memory_order_release);
+  if (next == at) link->store(entry.next.load(), std::memory_order_release);
   bucket.num_removed.fetch_add(1, std::memory_order_release);
 }
 
 // Each change above is one store, so every chain is intact whenever its writer dies; at worst it
-// contains an entry too many or lacks one. Readers continue meanwhile.
+// contains an entry too many or lacks one. Readers continue meanwhile. Only damage leads a chain out
+// of the entries, or to one that was seen before: there it is cut.
 void Index::repair() {
-  std::vector<bool> is_linked(num_entries_);
+  std::vector<bool> was_seen(num_entries_), is_linked(num_entries_);
   for (uint32_t i = 0; i <= mask_; ++i) {
     Bucket& bucket = view_.buckets[i];
     std::atomic<uint32_t>* link = &bucket.head;
-    for (uint32_t at = link->load(); at < num_entries_; at = link->load()) {
+    for (uint32_t at = link->load(); at != kNone; at = link->load()) {
+      if (at >= num_entries_ || was_seen[at]) {
+        link->store(kNone, std::memory_order_release);
+        bucket.num_removed.fetch_add(1, std::memory_order_release);
+        break;
+      }
+      was_seen[at] = true;
       Entry& entry = view_.entries[at];
-      if (is_live(entry.word.load()) && &bucket_of(entry) == &bucket && !is_linked[at]) {
+      if (is_live(entry.word.load()) && &bucket_of(entry) == &bucket) {
         is_linked[at] = true;
         link = &entry.next;
       } else {

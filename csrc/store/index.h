@@ -25,8 +25,8 @@ class Index {
  public:
   explicit Index(const View& view)
       : view_(view),
-        mask_(view.header->geometry.num_buckets - 1),
-        num_entries_(view.header->geometry.num_entries) {}
+        mask_(view.geometry.num_buckets - 1),
+        num_entries_(view.geometry.num_entries) {}
 
   // The entry under this key that is being written or is ready.
   Found find(const Key& key) const;
@@ -59,6 +59,7 @@ class Index {
   Bucket* prefetch_bucket(const Key& key) const;
   void prefetch_entry(const Bucket& bucket) const;
   Found find_in(const Bucket& bucket, const Key& key) const;
+  void report(uint32_t at) const;
 
   const View& view_;
   const uint32_t mask_;

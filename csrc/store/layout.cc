@@ -45,7 +45,22 @@ Geometry Geometry::of(uint64_t capacity_bytes, uint64_t alignment, uint64_t num_
           static_cast<uint32_t>(num_pins)};
 }
 
-View::View(char* base, const Geometry& g, char* gpu_data) : data(gpu_data) {
+bool Geometry::is_possible() const {
+  try {
+    const Geometry whole = of(capacity_bytes, alignment, num_entries, num_rows, num_slots);
+    return num_units == whole.num_units && capacity_bytes == whole.capacity_bytes &&
+           num_buckets >= 1 && num_buckets <= whole.num_buckets &&
+           (num_buckets & (num_buckets - 1)) == 0;
+  } catch (const InvalidArgument&) {
+    return false;
+  }
+}
+
+View::View(char* base, const Geometry& g, char* gpu_data, const std::string& path)
+    : geometry(g),
+      header(reinterpret_cast<Header*>(base)),
+      data(gpu_data),
+      damage(path, base ? &header->mutex : nullptr) {
   uint64_t offset = 0;
   const auto place = [&](auto*& array, uint64_t count) {
     offset = round_up(offset, 64);

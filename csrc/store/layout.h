@@ -9,8 +9,10 @@
 
 #include <atomic>
 #include <cstdint>
+#include <string>
 
 #include "store/allocator.h"
+#include "store/damage.h"
 #include "store/robust_mutex.h"
 
 namespace mk::store {
@@ -39,25 +41,33 @@ inline bool is_live(uint64_t word) {
   return state_of(word) == State::kWriting || state_of(word) == State::kReady;
 }
 
+constexpr uint64_t kMaxCapacity = uint64_t{1} << 48;  // num_bytes of an entry
+
 // An object. `word` is written last: what it says holds for all other fields.
 struct alignas(64) Entry {
   std::atomic<uint64_t> word;
   std::atomic<uint64_t> hash;
   std::atomic<uint64_t> scope;
-  uint64_t num_bytes : 48;
-  uint64_t position : 16;         // in its prompt, in objects, as the writer states it
+  std::atomic<uint64_t> extent;   // size and position, see extent_of
   uint64_t checksum;              // 0: none
   std::atomic<uint64_t> recency;  // the pool's clock at its last use
   std::atomic<uint32_t> next;     // in its bucket's chain
-  uint32_t span;
-  uint32_t first_unit;
+  std::atomic<uint32_t> span;
+  std::atomic<uint32_t> first_unit;
   std::atomic<uint16_t> row_or_uses;  // kWriting: the writer's row; kReady: number of uses
   std::atomic<uint8_t> visited;
   Retention retention;
+
+  // `position`: in its prompt, in objects, as the writer states it.
+  static uint64_t extent_of(uint64_t num_bytes, uint16_t position) {
+    return uint64_t{position} << 48 | num_bytes;
+  }
+  uint64_t num_bytes() const { return extent.load(std::memory_order_relaxed) & (kMaxCapacity - 1); }
+  uint16_t position() const {
+    return static_cast<uint16_t>(extent.load(std::memory_order_relaxed) >> 48);
+  }
 };
 static_assert(sizeof(Entry) == 64);
-
-constexpr uint64_t kMaxCapacity = uint64_t{1} << 48;  // num_bytes of an entry
 
 struct Bucket {
   std::atomic<uint32_t> head;
@@ -120,6 +130,8 @@ struct Geometry {
   // Throws InvalidArgument.
   static Geometry of(uint64_t capacity_bytes, uint64_t alignment, uint64_t num_objects,
                      uint64_t num_processes, uint64_t num_pins);
+  // Whether of() could have made it, but for fewer buckets. One that is not makes no View.
+  bool is_possible() const;
   uint32_t num_spans() const { return 2 * num_entries + 1; }
   uint32_t units(uint64_t num_bytes) const {
     return num_bytes == 0 ? 1 : static_cast<uint32_t>((num_bytes + alignment - 1) / alignment);
@@ -157,15 +169,37 @@ struct Header {
   AllocatorState allocator;
 };
 
+// What is read from this memory may be anything, if it is damaged. So an index is compared with the
+// size of what it leads into before it is used, and a loop ends that follows more links than there
+// are. The sizes are those of `geometry`, a copy that was checked once, and not the header's.
 struct View {
-  // `gpu_data`: the address of the objects, if they are on a GPU.
-  View(char* base, const Geometry& geometry, char* gpu_data = nullptr);
+  // `gpu_data`: the address of the objects, if they are on a GPU. `path`: for messages.
+  View(char* base, const Geometry& geometry, char* gpu_data = nullptr,
+       const std::string& path = "");
   static uint64_t num_bytes(const Geometry& geometry);
 
-  char* data_of(const Entry& entry) const {
-    return data + uint64_t{entry.first_unit} * header->geometry.alignment;
+  // Of an entry with so many bytes.
+  char* data_of(const Entry& entry, uint64_t num_bytes) const {
+    const uint64_t offset =
+        uint64_t{entry.first_unit.load(std::memory_order_relaxed)} * geometry.alignment;
+    if (num_bytes > geometry.capacity_bytes || offset > geometry.capacity_bytes - num_bytes) {
+      damage.report("an object reaches out of it");
+    }
+    return data + offset;
+  }
+  // Of the process that writes it.
+  uint32_t row_of(const Entry& entry) const {
+    const uint32_t row = entry.row_or_uses.load();
+    if (row >= geometry.num_rows) damage.report("an object has a writer that it has no row for");
+    return row;
+  }
+  uint32_t units_of(const Entry& entry) const {
+    const uint64_t num_bytes = entry.num_bytes();
+    if (num_bytes > geometry.capacity_bytes) damage.report("an object is larger than it");
+    return geometry.units(num_bytes);
   }
 
+  const Geometry geometry;
   Header* header;
   Row* rows;
   Slot* slots;
@@ -179,6 +213,7 @@ struct View {
   uint32_t* changes;
   char* data;
   uint64_t end;  // the total size, in bytes
+  Damage damage;
 };
 
 }  // namespace mk::store

@@ -9,20 +9,20 @@ namespace mk::store {
 uint32_t Ledger::add(const Key& key, uint64_t num_bytes, uint32_t row) {
   const uint32_t at = header_.free_entries;
   if (at == kNone) return kNone;
-  const uint32_t span = allocator_.allocate(header_.geometry.units(num_bytes));
+  Entry& entry = listed(at, State::kFree);
+  const uint32_t span = allocator_.allocate(view_.geometry.units(num_bytes));
   if (span == kNone) return kNone;
   header_.free_entries = view_.links[at].older;
   ++header_.num_writing;
-  Entry& entry = view_.entries[at];
   // For a reader that finds the old key: the word, which says that this entry is free, was written
   // before.
   entry.hash.store(key.hash, std::memory_order_release);
   entry.scope.store(key.scope, std::memory_order_release);
-  entry.num_bytes = num_bytes;
+  entry.extent.store(Entry::extent_of(num_bytes, 0), std::memory_order_relaxed);
   entry.checksum = 0;
   entry.recency.store(0, std::memory_order_relaxed);
-  entry.span = span;
-  entry.first_unit = allocator_.start(span);
+  entry.span.store(span, std::memory_order_relaxed);
+  entry.first_unit.store(allocator_.start(span), std::memory_order_relaxed);
   entry.row_or_uses.store(static_cast<uint16_t>(row), std::memory_order_relaxed);
   entry.visited.store(0, std::memory_order_relaxed);
   entry.retention = Retention::kNormal;
@@ -34,7 +34,8 @@ uint32_t Ledger::add(const Key& key, uint64_t num_bytes, uint32_t row) {
 void Ledger::publish(uint32_t at, uint64_t checksum, Retention retention, uint16_t position) {
   Entry& entry = view_.entries[at];
   changes_.note(at);
-  entry.position = position;
+  const uint64_t num_bytes = entry.num_bytes();
+  entry.extent.store(Entry::extent_of(num_bytes, position), std::memory_order_relaxed);
   entry.checksum = checksum;
   entry.retention = retention;
   entry.recency.store(header_.clock.fetch_add(1) + 1, std::memory_order_relaxed);
@@ -46,7 +47,7 @@ void Ledger::publish(uint32_t at, uint64_t checksum, Retention retention, uint16
   --header_.num_writing;
   ++header_.num_ready;
   header_.num_stored.fetch_add(1, std::memory_order_relaxed);
-  header_.stored_bytes.fetch_add(entry.num_bytes, std::memory_order_relaxed);
+  header_.stored_bytes.fetch_add(num_bytes, std::memory_order_relaxed);
 }
 
 void Ledger::retain(uint32_t at, Retention retention) {
@@ -123,23 +124,30 @@ uint64_t Ledger::sweep() {
   const PinnedSet pinned(view_);  // after they were doomed: a later pin fails
   const uint64_t before = allocator_.free_units();
   uint32_t at = header_.doomed_entries;
+  uint32_t left = view_.geometry.num_entries;
   header_.doomed_entries = kNone;
   header_.num_doomed = 0;
   header_.doomed_units = 0;
   while (at != kNone) {
+    if (left-- == 0) view_.damage.report("its list of removed objects leads back into itself");
+    Entry& entry = listed(at, State::kDoomed);
     const uint32_t next = view_.links[at].older;
-    Entry& entry = view_.entries[at];
     const uint64_t generation = generation_of(entry.word.load());
     if (pinned.contains(at, generation)) {
       list_doomed(at);
     } else {
-      allocator_.release(entry.span);
+      const uint32_t span = entry.span.load(std::memory_order_relaxed);
+      if (allocator_.start(span) != entry.first_unit.load(std::memory_order_relaxed) ||
+          allocator_.size(span) != view_.units_of(entry)) {
+        view_.damage.report("an object is not where its allocator has it");
+      }
+      allocator_.release(span);
       entry.word.store(word_of(generation, State::kFree));
       list_free(at);
     }
     at = next;
   }
-  return (allocator_.free_units() - before) * header_.geometry.alignment;
+  return (allocator_.free_units() - before) * view_.geometry.alignment;
 }
 
 void Ledger::enter_orders(uint32_t at) {
@@ -154,6 +162,15 @@ void Ledger::leave_orders(uint32_t at) {
   queue_.remove(at);
 }
 
+Entry& Ledger::listed(uint32_t at, State state) const {
+  if (at >= view_.geometry.num_entries) view_.damage.report("a list of its entries leads out of it");
+  Entry& entry = view_.entries[at];
+  if (state_of(entry.word.load()) != state) {
+    view_.damage.report("a list of its entries has one of another state");
+  }
+  return entry;
+}
+
 void Ledger::list_free(uint32_t at) {
   view_.links[at].older = header_.free_entries;
   header_.free_entries = at;
@@ -163,7 +180,7 @@ void Ledger::list_doomed(uint32_t at) {
   view_.links[at].older = header_.doomed_entries;
   header_.doomed_entries = at;
   ++header_.num_doomed;
-  header_.doomed_units += header_.geometry.units(view_.entries[at].num_bytes);
+  header_.doomed_units += view_.units_of(view_.entries[at]);
 }
 
 }  // namespace mk::store

@@ -28,7 +28,8 @@ class Ledger {
         header_(*view.header),
         index_(view),
         changes_(view),
-        allocator_(&view.header->allocator, view.spans, view.header->geometry.num_spans()),
+        allocator_(&view.header->allocator, view.spans, view.geometry.num_spans(),
+                   view.geometry.num_units, &view.damage),
         heap_(view),
         queue_(view) {}
 
@@ -42,7 +43,7 @@ class Ledger {
   // Releases the rows of dead processes and dooms what they were writing; returns the number of
   // processes. What they were reading is free after the next sweep().
   uint32_t reap();
-  // Recomputes everything that follows from the entries. Throws Unavailable if they contradict each
+  // Recomputes everything that follows from the entries, and reports damage if they contradict each
   // other.
   void rebuild();
 
@@ -54,6 +55,8 @@ class Ledger {
   void order_arrivals(const std::vector<uint32_t>& entries);
   void enter_orders(uint32_t entry);
   void leave_orders(uint32_t entry);
+  // The entry at the head of a list, or `next` in it, which must be in this state.
+  Entry& listed(uint32_t entry, State state) const;
   void list_free(uint32_t entry);
   void list_doomed(uint32_t entry);
   std::vector<bool> dead_rows() const;  // unused rows count as dead

@@ -3,14 +3,13 @@
 #include <utility>
 #include <vector>
 
-#include "common/check.h"
 #include "store/ledger.h"
 
 namespace mk::store {
 
 std::vector<bool> Ledger::dead_rows() const {
-  std::vector<bool> is_dead(header_.geometry.num_rows);
-  for (uint32_t i = 0; i < header_.geometry.num_rows; ++i) {
+  std::vector<bool> is_dead(view_.geometry.num_rows);
+  for (uint32_t i = 0; i < view_.geometry.num_rows; ++i) {
     is_dead[i] = !is_alive(view_.rows[i]);
   }
   return is_dead;
@@ -23,10 +22,9 @@ uint32_t Ledger::reap() {
   for (uint32_t row = 0; row < is_dead.size(); ++row) num_dead += is_to_clear(row);
   if (num_dead == 0) return 0;
   // First what they were writing: a released row may be claimed at once.
-  for (uint32_t at = 0; at < header_.geometry.num_entries; ++at) {
+  for (uint32_t at = 0; at < view_.geometry.num_entries; ++at) {
     const Entry& entry = view_.entries[at];
-    if (state_of(entry.word.load()) == State::kWriting && is_dead[entry.row_or_uses.load()])
-      doom(at);
+    if (state_of(entry.word.load()) == State::kWriting && is_dead[view_.row_of(entry)]) doom(at);
   }
   for (uint32_t row = 0; row < is_dead.size(); ++row) {
     if (is_to_clear(row)) clear_row(view_, row);
@@ -38,10 +36,10 @@ void Ledger::rebuild() {
   const std::vector<bool> is_dead = dead_rows();
   // Does not use the lists, which doom() needs; covers writers that released their rows long ago,
   // too.
-  for (uint32_t at = 0; at < header_.geometry.num_entries; ++at) {
+  for (uint32_t at = 0; at < view_.geometry.num_entries; ++at) {
     Entry& entry = view_.entries[at];
     const uint64_t word = entry.word.load();
-    if (state_of(word) == State::kWriting && is_dead[entry.row_or_uses.load()]) {
+    if (state_of(word) == State::kWriting && is_dead[view_.row_of(entry)]) {
       entry.word.store(word_of(generation_of(word), State::kDoomed));
     }
   }
@@ -58,28 +56,29 @@ void Ledger::rebuild_lists() {
   header_.num_writing = header_.num_ready = header_.num_doomed = 0;
   header_.doomed_units = 0;
   std::vector<uint32_t> owners;
-  for (uint32_t at = header_.geometry.num_entries; at-- > 0;) {
+  for (uint32_t at = view_.geometry.num_entries; at-- > 0;) {
     const State state = state_of(view_.entries[at].word.load());
     if (state == State::kFree) {
       list_free(at);
       continue;
     }
+    if (state > State::kDoomed) view_.damage.report("an entry has no state");
     if (state == State::kDoomed) list_doomed(at);
     if (state == State::kWriting) ++header_.num_writing;
     if (state == State::kReady) ++header_.num_ready;
     owners.push_back(at);
   }
-  const auto start = [&](uint32_t at) { return view_.entries[at].first_unit; };
+  const auto start = [&](uint32_t at) { return view_.entries[at].first_unit.load(); };
   std::sort(owners.begin(), owners.end(),
             [&](uint32_t a, uint32_t b) { return start(a) < start(b); });
   std::vector<Range> used;
   for (const uint32_t at : owners) {
-    used.push_back({start(at), header_.geometry.units(view_.entries[at].num_bytes), kNone});
+    used.push_back({start(at), view_.units_of(view_.entries[at]), kNone});
   }
-  if (!allocator_.rebuild(header_.geometry.num_units, &used)) {
-    throw Unavailable("the pool is damaged: two of its objects are in one place");
+  if (!allocator_.rebuild(&used)) {
+    view_.damage.report("two of its objects are in one place, or one reaches out of it");
   }
-  for (size_t i = 0; i < owners.size(); ++i) view_.entries[owners[i]].span = used[i].span;
+  for (size_t i = 0; i < owners.size(); ++i) view_.entries[owners[i]].span.store(used[i].span);
 }
 
 void Ledger::rebuild_orders() {
@@ -87,7 +86,7 @@ void Ledger::rebuild_orders() {
   header_.newest = header_.oldest = header_.hand = kNone;
   // The order of arrival, which SIEVE would need, is not stored; the order of use approximates it.
   std::vector<std::pair<uint64_t, uint32_t>> by_use;
-  for (uint32_t at = 0; at < header_.geometry.num_entries; ++at) {
+  for (uint32_t at = 0; at < view_.geometry.num_entries; ++at) {
     const Entry& entry = view_.entries[at];
     if (state_of(entry.word.load()) == State::kReady) by_use.emplace_back(entry.recency.load(), at);
   }

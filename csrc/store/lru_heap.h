@@ -17,31 +17,60 @@ namespace mk::store {
 class LruHeap {
  public:
   explicit LruHeap(const View& view)
-      : items_(view.heap), positions_(view.heap_positions), size_(view.header->heap_size) {}
+      : items_(view.heap),
+        positions_(view.heap_positions),
+        size_(view.header->heap_size),
+        num_entries_(view.geometry.num_entries),
+        damage_(view.damage) {}
 
-  bool empty() const { return size_ == 0; }
-  HeapItem top() const { return items_[0]; }
+  uint32_t size() const {
+    const uint32_t size = size_;
+    expect(size <= num_entries_);
+    return size;
+  }
+  HeapItem top() const {  // of one that is not empty
+    const HeapItem item = items_[0];
+    expect(item.entry < num_entries_ && positions_[item.entry] == 0);
+    return item;
+  }
 
   void push(uint32_t entry, uint64_t stamp) {
-    put(size_, {stamp, entry});
-    rise(size_++);
+    const uint32_t size = size_;
+    expect(size < num_entries_);
+    put(size, {stamp, entry});
+    size_ = size + 1;
+    rise(size);
   }
 
   void restamp(uint32_t entry, uint64_t stamp) {
-    const uint32_t at = positions_[entry];
+    const uint32_t size = this->size();
+    const uint32_t at = position_of(entry, size);
     items_[at].stamp = stamp;
-    settle(at);
+    settle(at, size);
   }
 
   void remove(uint32_t entry) {
-    const uint32_t at = positions_[entry];
-    if (at == --size_) return;
-    put(at, items_[size_]);
-    settle(at);
+    const uint32_t last = size() - 1;
+    const uint32_t at = position_of(entry, last + 1);
+    size_ = last;
+    if (at == last) return;
+    put(at, items_[last]);
+    settle(at, last);
   }
 
  private:
+  void expect(bool condition) const {
+    if (!condition) damage_.report("the heap of its uses contradicts itself");
+  }
+
+  uint32_t position_of(uint32_t entry, uint32_t size) const {
+    const uint32_t at = positions_[entry];
+    expect(at < size && items_[at].entry == entry);
+    return at;
+  }
+
   void put(uint32_t at, const HeapItem& item) {
+    expect(item.entry < num_entries_);
     items_[at] = item;
     positions_[item.entry] = at;
   }
@@ -52,9 +81,9 @@ class LruHeap {
     put(b, item);
   }
 
-  void settle(uint32_t at) {
+  void settle(uint32_t at, uint32_t size) {
     rise(at);
-    sink(at);
+    sink(at, size);
   }
 
   void rise(uint32_t at) {
@@ -63,12 +92,12 @@ class LruHeap {
     }
   }
 
-  void sink(uint32_t at) {
+  void sink(uint32_t at, uint32_t size) {
     while (true) {
       const uint64_t left = 2 * uint64_t{at} + 1;
-      if (left >= size_) return;
+      if (left >= size) return;
       uint32_t child = static_cast<uint32_t>(left);
-      if (left + 1 < size_ && items_[left + 1].stamp < items_[left].stamp) ++child;
+      if (left + 1 < size && items_[left + 1].stamp < items_[left].stamp) ++child;
       if (items_[at].stamp <= items_[child].stamp) return;
       swap(at, child);
       at = child;
@@ -78,6 +107,8 @@ class LruHeap {
   HeapItem* const items_;
   uint32_t* const positions_;
   uint32_t& size_;
+  const uint32_t num_entries_;
+  const Damage& damage_;
 };
 
 }  // namespace mk::store

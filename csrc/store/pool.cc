@@ -11,20 +11,22 @@ Pool::Pool(std::unique_ptr<PoolMemory> memory, std::unique_ptr<DeviceMemory> gpu
            const Geometry& geometry)
     : memory_(std::move(memory)),
       gpu_(std::move(gpu)),
-      view_(memory_->data(), geometry, gpu_ ? reinterpret_cast<char*>(gpu_->address()) : nullptr),
+      view_(memory_->data(), geometry, gpu_ ? reinterpret_cast<char*>(gpu_->address()) : nullptr,
+            memory_->path()),
       index_(view_),
       ledger_(view_),
       removals_(view_),
       changes_(view_) {}
 
-std::shared_ptr<Pool> Pool::create(const std::string& path, const Geometry& geometry) {
+std::shared_ptr<Pool> Pool::create(const std::string& path, const Geometry& geometry,
+                                   std::optional<uint32_t> group) {
   std::unique_ptr<DeviceMemory> gpu;
   if (geometry.device >= 0) {
     MK_CHECK(path.empty(), "ObjectPool.create: path must be None on a GPU, got ", path);
     gpu = std::make_unique<DeviceMemory>(geometry.capacity_bytes, geometry.alignment,
                                          geometry.device);
   }
-  auto memory = PoolMemory::create(path, View::num_bytes(geometry), [&](char* base) {
+  auto memory = PoolMemory::create(path, View::num_bytes(geometry), group, [&](char* base) {
     const View view(base, geometry);
     Header& header = *view.header;
     header.version = kLayoutVersion;
@@ -42,8 +44,8 @@ std::shared_ptr<Pool> Pool::create(const std::string& path, const Geometry& geom
   return pool;
 }
 
-std::shared_ptr<Pool> Pool::open(const std::string& path) {
-  auto memory = PoolMemory::open(path);
+std::shared_ptr<Pool> Pool::open(const std::string& path, const Trust& trust) {
+  auto memory = PoolMemory::open(path, trust);
   const auto& header = *reinterpret_cast<const Header*>(memory->data());
   MK_CHECK(memory->num_bytes() >= sizeof(Header) && header.magic.load() == kMagic,
            "ObjectPool.open: path must be the memory of a pool, got ", path);
@@ -51,11 +53,9 @@ std::shared_ptr<Pool> Pool::open(const std::string& path) {
     throw Unavailable(concat("ObjectPool.open: ", path, " has layout ", header.version,
                              ", and this build has ", kLayoutVersion));
   }
-  MK_CHECK(header.geometry.device < 0, "ObjectPool.open: path must be of a pool in host memory, ",
-           path, " is on GPU ", header.geometry.device, ", where its maker alone reads it");
-  MK_CHECK(memory->num_bytes() >= View::num_bytes(header.geometry),
-           "ObjectPool.open: path must be the whole memory of a pool, got ", memory->num_bytes(),
-           " bytes of ", View::num_bytes(header.geometry));
+  const Geometry geometry = header.geometry;
+  MK_CHECK(geometry.device < 0, "ObjectPool.open: path must be of a pool in host memory, ", path,
+           " is on GPU ", geometry.device, ", where its maker alone reads it");
   if (header.boot != boot()) {
     throw Unavailable(
         concat("ObjectPool.open: ", path, " was made before this machine was last ",
@@ -65,7 +65,11 @@ std::shared_ptr<Pool> Pool::open(const std::string& path) {
     throw Unavailable(concat("ObjectPool.open: ", path, " is of another pid namespace, in which ",
                              "this process cannot be told from one that has died"));
   }
-  std::shared_ptr<Pool> pool(new Pool(std::move(memory), nullptr, header.geometry));
+  if (!geometry.is_possible()) Damage(path).report("its header has sizes that no pool has");
+  MK_CHECK(memory->num_bytes() >= View::num_bytes(geometry),
+           "ObjectPool.open: path must be the whole memory of a pool, got ", memory->num_bytes(),
+           " bytes of ", View::num_bytes(geometry));
+  std::shared_ptr<Pool> pool(new Pool(std::move(memory), nullptr, geometry));
   pool->claim();
   return pool;
 }
@@ -81,6 +85,12 @@ void Pool::claim() {
                              " processes that the pool has room for (num_processes) are there"));
   }
   slots_ = std::make_unique<OwnSlots>(view_, row_);
+}
+
+RobustMutex& Pool::mutex() const {
+  RobustMutex& mutex = view_.header->mutex;
+  if (!mutex.is_one()) view_.damage.report("its mutex is none");
+  return mutex;
 }
 
 // Holders of pins and writings hold the pool too, so nothing of this row is in use. But writings
@@ -114,8 +124,9 @@ void Pool::contains_each(const Key* keys, size_t count, bool or_written, bool* o
 
 bool Pool::is_coming(const Found& found) const {
   const Entry& entry = view_.entries[found.entry];
-  const uint16_t row = entry.row_or_uses.load();
+  const uint32_t row = entry.row_or_uses.load();
   if (entry.word.load() != found.word) return true;  // stored or ended meanwhile: that is no row
+  if (row >= geometry().num_rows) view_.damage.report("an object has a writer without a row");
   return is_alive(view_.rows[row]);
 }
 
@@ -157,14 +168,20 @@ std::optional<Pin> Pool::pin(const Key& key, bool is_use) {
   }
   // An eviction marks the entry and then looks at the slots; this code does the reverse, so that
   // one of the two sees the other.
-  for (; found.is_ready(); found = index_.find(key)) {
-    Entry& entry = view_.entries[found.entry];
-    view_.slots[slot].store(slot_of(found.entry, generation_of(found.word)));
-    if (entry.word.load() == found.word) {
-      if (is_use) touch(entry);
-      return Pin{found.entry,     slot,           view_.data_of(entry),
-                 entry.num_bytes, entry.checksum, static_cast<uint16_t>(entry.position)};
+  try {
+    for (; found.is_ready(); found = index_.find(key)) {
+      Entry& entry = view_.entries[found.entry];
+      view_.slots[slot].store(slot_of(found.entry, generation_of(found.word)));
+      if (entry.word.load() == found.word) {
+        const uint64_t num_bytes = entry.num_bytes();
+        const char* const data = view_.data_of(entry, num_bytes);
+        if (is_use) touch(entry);
+        return Pin{found.entry, slot, data, num_bytes, entry.checksum, entry.position()};
+      }
     }
+  } catch (const PoolDamaged&) {
+    slots_->give_back(slot);
+    throw;
   }
   slots_->give_back(slot);
   return std::nullopt;

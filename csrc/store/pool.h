@@ -119,15 +119,19 @@ class Pool {
  public:
   // An empty path: nameless memory, the only kind for a pool on a GPU. Throws SystemError;
   // Unavailable and CudaError, from the driver.
-  static std::shared_ptr<Pool> create(const std::string& path, const Geometry& geometry);
-  // Throws SystemError, InvalidArgument (it is no pool), Unavailable (another version, another pid
-  // namespace, no row left).
-  static std::shared_ptr<Pool> open(const std::string& path);
+  static std::shared_ptr<Pool> create(const std::string& path, const Geometry& geometry,
+                                      std::optional<uint32_t> group = std::nullopt);
+  // Throws SystemError, InvalidArgument (it is no pool, or not that of those who are trusted),
+  // Unavailable (another version, another pid namespace, no row left), PoolDamaged. So does every
+  // call on what another process of those has damaged since; none crashes, or never ends.
+  static std::shared_ptr<Pool> open(const std::string& path, const Trust& trust = {});
   Pool(const Pool&) = delete;
   ~Pool();
 
   const std::string& path() const { return memory_->path(); }
-  const Geometry& geometry() const { return view_.header->geometry; }
+  // A new descriptor of its memory, with locks of its own. Throws SystemError.
+  Fd reopen() const { return memory_->reopen(); }
+  const Geometry& geometry() const { return view_.geometry; }
   char* data() const { return view_.data; }
   int device() const { return geometry().device; }
   // Bytes of an object, as an argument of copies.
@@ -205,6 +209,7 @@ class Pool {
   Pool(std::unique_ptr<PoolMemory> memory, std::unique_ptr<DeviceMemory> gpu,
        const Geometry& geometry);
   void claim();
+  RobustMutex& mutex() const;
   void touch(Entry& entry);
   ObjectInfo info_of(uint32_t at) const;     // of a ready entry; requires the mutex
   bool is_coming(const Found& found) const;  // of what is being written: its writer lives
@@ -233,7 +238,7 @@ class Pool {
 class Pool::Lock {
  public:
   explicit Lock(Pool& pool, std::chrono::milliseconds limit = RobustMutex::kLimit)
-      : lock_(pool.view_.header->mutex, [&pool] { pool.ledger_.rebuild(); }, limit) {
+      : lock_(pool.mutex(), [&pool] { pool.ledger_.rebuild(); }, limit) {
     if (pool.has_given_up_) pool.end_given_up();
   }
 

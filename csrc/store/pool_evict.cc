@@ -18,9 +18,8 @@ void take_victims(const View& view, Ledger* ledger, uint64_t num_bytes, const Ta
   while (left > 0) {
     const uint32_t at = victims.next();
     if (at == kNone) return;
-    const Geometry& geometry = view.header->geometry;
-    left -=
-        std::min(left, uint64_t{geometry.units(view.entries[at].num_bytes)} * geometry.alignment);
+    const uint64_t units = view.units_of(view.entries[at]);
+    left -= std::min(left, units * view.geometry.alignment);
     take(&victims, at);
   }
 }

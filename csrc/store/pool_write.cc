@@ -13,7 +13,7 @@ Begun Pool::begin(const Key& key, uint64_t num_bytes, Writing* writing) {
   const Lock lock(*this);
   if (const Found found = index_.find(key); found.entry != kNone) {
     if (found.is_ready()) return Begun::kExists;
-    const uint16_t row = view_.entries[found.entry].row_or_uses.load();
+    const uint32_t row = view_.row_of(view_.entries[found.entry]);
     if (is_alive(view_.rows[row])) return Begun::kBeingWritten;
     ledger_.reap();
   }
@@ -21,8 +21,8 @@ Begun Pool::begin(const Key& key, uint64_t num_bytes, Writing* writing) {
   if (at == kNone && ledger_.sweep() > 0) at = ledger_.add(key, num_bytes, row_);
   if (at == kNone) return Begun::kFull;
   const Entry& entry = view_.entries[at];
-  *writing = {at, generation_of(entry.word.load()), view_.data_of(entry), num_bytes,
-              removals_.end()};
+  *writing = {at, generation_of(entry.word.load()), view_.data_of(entry, num_bytes),
+              num_bytes, removals_.end()};
   return Begun::kOpen;
 }
 
@@ -209,12 +209,17 @@ std::vector<ObjectInfo> Pool::scan() {
 
 ObjectInfo Pool::info_of(uint32_t at) const {
   const Entry& entry = view_.entries[at];
+  const uint64_t num_bytes = entry.num_bytes();
+  const Retention retention = entry.retention;
+  if (num_bytes > geometry().capacity_bytes || retention > Retention::kHard) {
+    view_.damage.report("an object is larger than it, or has no retention");
+  }
   return {{entry.hash.load(), entry.scope.load()},
-          entry.num_bytes,
+          num_bytes,
           entry.recency.load(),
           std::max<uint16_t>(entry.row_or_uses.load(), 1),  // 0: a row, see publish
-          static_cast<uint16_t>(entry.position),
-          entry.retention,
+          entry.position(),
+          retention,
           id_of(at, generation_of(entry.word.load()))};
 }
 
@@ -224,20 +229,20 @@ PoolStats Pool::stats(std::chrono::milliseconds limit) {
   ledger_.sweep();
   const Header& header = *view_.header;
   const Allocator& allocator = ledger_.allocator();
-  const uint64_t unit = header.geometry.alignment;
+  const uint64_t unit = geometry().alignment;
   PoolStats stats{};
-  stats.capacity_bytes = header.geometry.capacity_bytes;
+  stats.capacity_bytes = geometry().capacity_bytes;
   stats.free_bytes = allocator.free_units() * unit;
   stats.largest_free_bytes = allocator.largest_free_units() * unit;
   stats.num_free_spans = allocator.num_free_spans();
-  stats.max_objects = header.geometry.num_entries;
+  stats.max_objects = geometry().num_entries;
   stats.num_ready = header.num_ready;
   stats.num_writing = header.num_writing;
   stats.num_doomed = header.num_doomed;
   stats.doomed_bytes = header.doomed_units * unit;
   stats.num_repairs = header.num_rebuilds - 1;
   stats.num_pins = PinnedSet(view_).size();
-  for (uint32_t row = 0; row < header.geometry.num_rows; ++row) {
+  for (uint32_t row = 0; row < geometry().num_rows; ++row) {
     stats.num_processes += view_.rows[row].pid.load() != 0;
   }
   return stats;

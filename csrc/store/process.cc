@@ -54,6 +54,7 @@ Process Process::current() {
 }
 
 bool Process::is_alive() const {
+  if (pid > INT32_MAX) return false;  // the kernel has no such ids
   const auto status = status_of(pid);
   if (!status) return !(kill(static_cast<pid_t>(pid), 0) < 0 && errno == ESRCH);
   if (status->start_time != start_time) return false;

@@ -36,7 +36,16 @@ void RobustMutex::init() {
   const int error_number = pthread_mutex_init(&mutex_, &attributes);
   pthread_mutexattr_destroy(&attributes);
   check(error_number, "pthread_mutex_init");
-  needs_repair_ = false;
+  needs_repair_.store(0);
+}
+
+bool RobustMutex::is_one() const {
+  static const int kind = [] {
+    RobustMutex mutex;
+    mutex.init();
+    return mutex.mutex_.__data.__kind;
+  }();
+  return __atomic_load_n(&mutex_.__data.__kind, __ATOMIC_RELAXED) == kind;
 }
 
 RobustMutex::Lock::Lock(RobustMutex& mutex, const std::function<void()>& repair,
@@ -49,19 +58,19 @@ RobustMutex::Lock::Lock(RobustMutex& mutex, const std::function<void()>& repair,
   until.tv_nsec = nsec % 1'000'000'000;
   const int error_number = lock_until(&mutex_.mutex_, until);
   if (error_number == EOWNERDEAD) {
-    mutex_.needs_repair_ = true;
+    mutex_.needs_repair_.store(1);
     pthread_mutex_consistent(&mutex_.mutex_);
   } else {
     check(error_number, "lock the pool (ETIMEDOUT: a process that holds it is stopped)");
   }
-  if (!mutex_.needs_repair_) return;
+  if (mutex_.needs_repair_.load() == 0) return;
   try {
     repair();
   } catch (...) {
     pthread_mutex_unlock(&mutex_.mutex_);
     throw;
   }
-  mutex_.needs_repair_ = false;
+  mutex_.needs_repair_.store(0);
 }
 
 RobustMutex::Lock::~Lock() { pthread_mutex_unlock(&mutex_.mutex_); }

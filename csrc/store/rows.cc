@@ -6,7 +6,7 @@ namespace mk::store {
 
 uint32_t claim_row(const View& view) {
   const Process me = Process::current();
-  for (uint32_t i = 0; i < view.header->geometry.num_rows; ++i) {
+  for (uint32_t i = 0; i < view.geometry.num_rows; ++i) {
     Row& row = view.rows[i];
     if (row.pid.load() != 0) continue;
     row.start_time.store(me.start_time);
@@ -22,7 +22,7 @@ bool is_alive(const Row& row) {
 }
 
 void clear_row(const View& view, uint32_t row) {
-  const uint32_t num_slots = view.header->geometry.num_slots;
+  const uint32_t num_slots = view.geometry.num_slots;
   Slot* const slots = view.slots + uint64_t{row} * num_slots;
   for (uint32_t i = 0; i < num_slots; ++i) slots[i].store(0, std::memory_order_release);
   view.rows[row].num_slots.store(0);
@@ -32,16 +32,16 @@ void clear_row(const View& view, uint32_t row) {
 OwnSlots::OwnSlots(const View& view, uint32_t row) : view_(view), row_(row) {}
 
 uint32_t OwnSlots::take() {
-  const uint32_t num_slots = view_.header->geometry.num_slots;
+  const uint32_t num_slots = view_.geometry.num_slots;
   const std::lock_guard lock(mutex_);
-  uint32_t index = view_.rows[row_].num_slots.load(std::memory_order_relaxed);
+  uint32_t index = num_used_;
   if (!returned_.empty()) {
     index = returned_.back();
     returned_.pop_back();
   } else if (index == num_slots) {
     return kNone;
   } else {
-    view_.rows[row_].num_slots.store(index + 1);
+    view_.rows[row_].num_slots.store(++num_used_);
   }
   return row_ * num_slots + index;
 }
@@ -49,11 +49,11 @@ uint32_t OwnSlots::take() {
 void OwnSlots::give_back(uint32_t slot) {
   view_.slots[slot].store(0, std::memory_order_release);
   const std::lock_guard lock(mutex_);
-  returned_.push_back(slot - row_ * view_.header->geometry.num_slots);
+  returned_.push_back(slot - row_ * view_.geometry.num_slots);
 }
 
 PinnedSet::PinnedSet(const View& view) {
-  const Geometry& geometry = view.header->geometry;
+  const Geometry& geometry = view.geometry;
   for (uint32_t i = 0; i < geometry.num_rows; ++i) {
     const Slot* const slots = view.slots + uint64_t{i} * geometry.num_slots;
     const uint32_t num_slots = std::min(view.rows[i].num_slots.load(), geometry.num_slots);

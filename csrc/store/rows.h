@@ -37,6 +37,7 @@ class OwnSlots {
   const View& view_;
   const uint32_t row_;
   std::mutex mutex_;
+  uint32_t num_used_ = 0;           // as the row says
   std::vector<uint32_t> returned_;  // reused last in, first out, so that few are ever used
 };
 

@@ -8,12 +8,22 @@
 // Requires the pool's mutex. Layer: store.
 #pragma once
 
+#include <algorithm>
 #include <unordered_set>
 #include <vector>
 
 #include "store/ledger.h"
 
 namespace mk::store {
+
+// An entry of the orders, which have only those that may be evicted.
+inline Entry& evictable(const View& view, uint32_t at) {
+  Entry& entry = view.entries[at];
+  if (state_of(entry.word.load()) != State::kReady || entry.retention == Retention::kHard) {
+    view.damage.report("the orders of its objects have one that cannot be evicted");
+  }
+  return entry;
+}
 
 inline bool is_pinned(const View& view, const PinnedSet& pinned, uint32_t at) {
   return pinned.contains(at, generation_of(view.entries[at].word.load()));
@@ -25,13 +35,17 @@ class LruVictims {
       : view_(view), heap_(ledger->heap()), pinned_(pinned), begun_(view.header->clock.load()) {}
   LruVictims(const LruVictims&) = delete;
   ~LruVictims() {
-    for (const HeapItem& item : passed_over_) heap_.push(item.entry, item.stamp);
+    try {
+      for (const HeapItem& item : passed_over_) heap_.push(item.entry, item.stamp);
+    } catch (const PoolDamaged&) {  // the heap will be rebuilt
+    }
   }
 
   uint32_t next() {
-    while (!heap_.empty()) {
+    for (; heap_.size() > 0; ++num_steps_) {
+      if (num_steps_ > max_steps_) view_.damage.report("the heap of its uses never rests");
       const HeapItem top = heap_.top();
-      const uint64_t stamp = lru_stamp(view_.entries[top.entry]);
+      const uint64_t stamp = lru_stamp(evictable(view_, top.entry));
       // Uses after the start are ignored; otherwise this might never end.
       const bool is_of_before = (top.stamp & ~(uint64_t{1} << 63)) <= begun_;
       if (stamp > top.stamp && is_of_before) {
@@ -56,13 +70,17 @@ class LruVictims {
   LruHeap& heap_;
   const PinnedSet& pinned_;
   const uint64_t begun_;
+  // Each object is passed over or taken once, and gets another stamp twice before, or some times
+  // more if readers were about to write one.
+  const uint64_t max_steps_ = 4 * uint64_t{heap_.size()} + (1 << 16);
+  uint64_t num_steps_ = 0;
   std::vector<HeapItem> passed_over_;
 };
 
 class SieveVictims {
  public:
   SieveVictims(const View& view, Ledger* ledger, const PinnedSet& pinned)
-      : view_(view), queue_(ledger->queue()), pinned_(pinned) {}
+      : view_(view), queue_(ledger->queue()), heap_(ledger->heap()), pinned_(pinned) {}
 
   uint32_t next() {
     size_t num_skipped = 0;
@@ -79,7 +97,7 @@ class SieveVictims {
         continue;
       }
       num_skipped = 0;
-      Entry& entry = view_.entries[at];
+      Entry& entry = evictable(view_, at);
       const bool is_spared = entry.retention == Retention::kSoft && !takes_soft_;
       if (!is_spared && !entry.visited.exchange(0) && !is_pinned(view_, pinned_, at)) return at;
       queue_.pass();
@@ -95,11 +113,13 @@ class SieveVictims {
 
  private:
   uint64_t two_rounds() const {
-    return 2 * (uint64_t{view_.header->heap_size} - passed_over_.size()) + 1;
+    const uint64_t num_objects = heap_.size();
+    return 2 * (num_objects - std::min<uint64_t>(num_objects, passed_over_.size())) + 1;
   }
 
   const View& view_;
   SieveQueue& queue_;
+  const LruHeap& heap_;  // which has as many
   const PinnedSet& pinned_;
   std::unordered_set<uint32_t> passed_over_;
   bool takes_soft_ = false;

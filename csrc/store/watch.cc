@@ -21,12 +21,17 @@ Watch::Found Watch::look() {
   }
   {
     const Pool::Lock lock(*pool_);  // so that what is seen in the end is of one moment
-    if (changes.has(begin)) {
-      for (; begin < changes.end(); ++begin) compare(changes.entry(begin));
+    const uint64_t end = changes.end();
+    if (end - begin < kNumChanges) {
+      for (; begin != end; ++begin) {
+        const uint32_t at = changes.entry(begin);
+        if (at >= num_entries) pool_->view_.damage.report("its ring of changes leads out of it");
+        compare(at);
+      }
     } else {
       for (uint32_t at = 0; at < num_entries; ++at) compare(at);
     }
-    end_ = changes.end();
+    end_ = end;
   }
   Found found;
   for (const Change& change : changed_) {

@@ -3,6 +3,7 @@
 import contextlib
 import datetime
 import os
+import secrets
 import statistics
 import subprocess
 from collections.abc import Callable, Iterator
@@ -138,10 +139,10 @@ def replaced(path: Path) -> Iterator[TextIO]:
     """
     if path.exists() and not path.is_file():
         raise InvalidArgument(f"calibrate: the table must be written to a file, got {path}")
-    part = path.with_name(f"{path.name}.{os.getpid()}.part")
+    part = path.with_name(f"{path.name}.{secrets.token_hex(8)}.part")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        file = part.open("w")
+        file = part.open("x")  # what others have put there is not written to
     except OSError as error:
         raise OSError(error.errno, error.strerror, str(path)) from None
     try:

@@ -13,6 +13,7 @@ from .. import _host
 from .._arguments import as_bool, as_integer, as_integers, as_one_of, as_seconds
 from ..buffers import Buffer
 from ..errors import InvalidArgument
+from .access import as_group, as_user
 from .file_system import file_system_of
 from .handles import (
     ObjectPut,
@@ -68,6 +69,7 @@ class ObjectPool(PoolReader):
     then raises ``TimeoutError``: only a process that was stopped (SIGSTOP, a debugger) can hold it
     that long. In a forked child only lookups work; the child must open the pool itself. Any process
     that can open a pool can write all of it: share it only among processes that trust each other.
+    What damages a pool nevertheless is a ``PoolDamaged`` of any call.
 
     A pool on a GPU (``device``) belongs to one process. Its index is in host memory. Puts and gets
     are copies made by the driver; kernels read pinned objects through ``tensor()``.
@@ -91,6 +93,7 @@ class ObjectPool(PoolReader):
         num_processes: int = 64,
         num_pins: int = 4096,
         device: int | None = None,
+        group: int | str | None = None,
     ) -> Self:
         """Create an empty pool.
 
@@ -110,10 +113,13 @@ class ObjectPool(PoolReader):
                 None. The checksum of an object that does not come from the host costs a copy to it.
                 CUDA is initialized in this process, if it is not yet: in a child forked after that
                 it is a CudaError.
+            group: whose members may open it, too, by naming it and this process's user: a name or
+                an id. The file's mode is then 0660, and otherwise 0600. Only with a path.
 
         Raises:
-            InvalidArgument: a number is out of range, or the path cannot be a file name.
-            OSError: the file exists, there is not enough memory, ...
+            InvalidArgument: a number is out of range, the path cannot be a file name, or the group
+                is unknown.
+            OSError: the file exists, there is not enough memory, the user is not in the group, ...
             Unavailable, CudaError: from the driver, on a GPU.
         """
         op = "ObjectPool.create"
@@ -128,7 +134,10 @@ class ObjectPool(PoolReader):
         ]
         numbers.append(-1 if device is None else as_integer(op, "device", device, 0, MAX_DEVICE))
         file = "" if path is None else as_path(op, path)
-        pool = cls(_host.ObjectPool.create(file, capacity_bytes, alignment, *numbers))
+        if not file and group is not None:
+            raise InvalidArgument(f"{op}: group must be None without a path, got {group!r:.80}")
+        shared = as_group(op, group)
+        pool = cls(_host.ObjectPool.create(file, capacity_bytes, alignment, *numbers, shared))
         kind = file_system_of(file) if file else None
         if kind is not None and kind not in IN_MEMORY:
             logger.warning(
@@ -139,21 +148,36 @@ class ObjectPool(PoolReader):
         return pool
 
     @classmethod
-    def open(cls: type[Self], path: str | os.PathLike[str]) -> Self:
+    def open(
+        cls: type[Self],
+        path: str | os.PathLike[str],
+        *,
+        owner: int | str | None = None,
+        group: int | str | None = None,
+    ) -> Self:
         """Open a pool created by a process of this host.
+
+        Whoever owns or may write a pool's file reads what is stored in it, and decides what others
+        read. So it must be a file, not a link, that belongs to this process's user and that no one
+        else can write, unless they are named here.
 
         Args:
             path: the pool's ``path``.
+            owner: the user, a name or an id, whose file it is. None: this process's.
+            group: the group, a name or an id, whose members may write it, too. None: no one may.
 
         Raises:
             InvalidArgument: the file is not a pool, or is one on a GPU, or the path cannot be a
-                file name.
+                file name; or others own it, may write it, or have another name for it.
+            PoolDamaged: the file is a pool that contradicts itself.
             Unavailable: the pool has another layout version or belongs to another pid namespace (a
                 container's, whose dead processes cannot be detected here), or too many have it
                 open.
             OSError: the file does not exist or is not accessible.
         """
-        return cls(_host.ObjectPool.open(as_path("ObjectPool.open", path)))
+        op = "ObjectPool.open"
+        trusted = as_user(op, owner), as_group(op, group)
+        return cls(_host.ObjectPool.open(as_path(op, path), *trusted))
 
     def begin(
         self,
@@ -456,6 +480,17 @@ class ObjectPool(PoolReader):
         if device is None:
             device = torch.cuda.current_device() if torch.cuda.is_available() else 0
         self._pool.page_lock(as_integer("page_lock", "device", device, 0, MAX_DEVICE))
+
+    def reopen(self) -> int:
+        """Open the pool's memory again, whatever has become of its path; for locks on it.
+
+        Returns:
+            A file descriptor, which the caller closes.
+
+        Raises:
+            OSError: there is none left, or access to the file was taken away.
+        """
+        return self._pool.reopen()
 
     @property
     def buffer(self) -> Buffer:

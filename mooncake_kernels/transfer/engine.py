@@ -13,6 +13,7 @@ from ..errors import InvalidArgument, TransferError, Unavailable, shown
 from ..topology import Topology
 from . import log
 from .arguments import as_checksum, as_deadline
+from .files import is_file
 from .handles import ACCESS, Access, Peer, Region
 from .inspection import Inspection
 from .names import Names, Options
@@ -206,7 +207,9 @@ class TransferEngine(Requests, Inspection, ObjectCalls, Closing):
             log.without_nics(self.name, region.note)
         return region
 
-    def open(self, name: str, *, deadline_s: float | None = None) -> Peer:
+    def open(
+        self, name: str, *, deadline_s: float | None = None, descriptor: int | None = None
+    ) -> Peer:
         """Connect to another engine, or open a file.
 
         A file is ``"file:"`` and an absolute path. It must exist and be a regular file or a block
@@ -221,6 +224,8 @@ class TransferEngine(Requests, Inspection, ObjectCalls, Closing):
             deadline_s: seconds for connecting; None: the setting ``deadline_s``. A metadata server
                 gets a few seconds of its own. DNS lookup of a host name is not covered:
                 resolv.conf(5) bounds that.
+            descriptor: of a file that is open already, and is opened again in place of whatever is
+                at its path by now; only with ``file:``. It may be closed afterwards.
 
         Returns:
             A ``Peer``. After a failed transfer it reconnects for the next one. If the peer is no
@@ -239,8 +244,13 @@ class TransferEngine(Requests, Inspection, ObjectCalls, Closing):
         """
         self._check_open("open")
         deadline_s = as_deadline("open", deadline_s)
+        if descriptor is not None:
+            descriptor = as_integer("open", "descriptor", descriptor, 0, (1 << 31) - 1)
+            if not is_file(name):
+                raise InvalidArgument(f"open: name must be of a file, got {shown(name)}")
         try:
-            peer = Peer(self._engine, self._names.open(self._engine, name, deadline_s))
+            opened = self._names.open(self._engine, name, deadline_s, descriptor)
+            peer = Peer(self._engine, opened)
         except TransferError as error:
             log.not_opened(self.name, error)
             raise

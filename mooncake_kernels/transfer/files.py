@@ -13,8 +13,13 @@ def is_file(name: Any) -> bool:
     return isinstance(name, str) and name.startswith(PREFIX)
 
 
-def open_file(engine: _host.TransferEngine, name: str, deadline_s: float) -> _host.TransferPeer:
-    """Open ``file:/mnt/ssd/pool``; the host code checks the path."""
+def open_file(
+    engine: _host.TransferEngine, name: str, deadline_s: float, descriptor: int | None = None
+) -> _host.TransferPeer:
+    """Open ``file:/mnt/ssd/pool``; the host code checks the path. With a descriptor, it is the file
+    of that which is opened again, and has this name.
+    """
     engine.check_process("open")
     as_utf8("open", "name", name)
-    return engine.open(name, name, 0, deadline_s)
+    place = name if descriptor is None else f"{PREFIX}/proc/self/fd/{descriptor}"
+    return engine.open(name, place, 0, deadline_s)

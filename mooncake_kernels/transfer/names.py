@@ -93,14 +93,18 @@ class Names:
         return engine
 
     def open(
-        self, engine: _host.TransferEngine, name: Any, deadline_s: float
+        self,
+        engine: _host.TransferEngine,
+        name: Any,
+        deadline_s: float,
+        descriptor: int | None = None,
     ) -> _host.TransferPeer:
         """Look an engine up and connect to it, never to another one that now has its address.
 
         Files are not looked up: their names are paths.
         """
         if is_file(name):
-            return open_file(engine, name, deadline_s)
+            return open_file(engine, name, deadline_s, descriptor)
         engine.check_process("open")
         name = self._metadata.check_name("open", name)
         entry = self._metadata.lookup(name)

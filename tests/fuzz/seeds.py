@@ -191,6 +191,18 @@ def initiator_seeds() -> dict[str, bytes]:
     return seeds
 
 
+def pool_seeds() -> dict[str, bytes]:
+    """Changes to the memory of a pool: part of its layout, how, word, value."""
+    changes = {
+        f"{part}_{how}_{word}_{value:x}": struct.pack("<BBHI", part, how, word, value)
+        for part in range(11)
+        for how in (0, 1)
+        for word in (0, 1, 2, 5, 12, 13)
+        for value in (0, 1, 7, 2**32 - 1)
+    }
+    return {"none": b"", **changes, "all": b"".join(list(changes.values())[::7])}
+
+
 def words() -> dict[str, bytes]:
     """Entries of the dictionary: at most 64 bytes."""
     found = {f"batch_{name}": frame for name, frame in BATCHES.items() if len(frame) <= 64}
@@ -206,6 +218,7 @@ def main(folder: Path) -> None:
         "session": session_seeds(),
         "initiator": initiator_seeds(),
         "keys": {"keys": KEYS_ANSWER, "queue_pair": QUEUE_PAIR},
+        "pool": pool_seeds(),
     }
     for target, seeds in seeds_of.items():
         (folder / target).mkdir(parents=True, exist_ok=True)

@@ -12,9 +12,12 @@ namespace {
 
 using mk::store::Allocator;
 using mk::store::AllocatorState;
+using mk::store::Damage;
 using mk::store::kNone;
 using mk::store::Range;
 using mk::store::Span;
+
+const Damage kDamage("of the test");
 
 struct Model {
   uint32_t num_units;
@@ -53,9 +56,10 @@ uint32_t surely_found(uint32_t size) { return size < 64 ? size : size + size / 1
 void run(uint32_t num_units, uint32_t max_used, uint32_t max_size, std::mt19937_64& random) {
   AllocatorState state;
   std::vector<Span> spans(2 * max_used + 1);
-  Allocator allocator(&state, spans.data(), static_cast<uint32_t>(spans.size()));
+  Allocator allocator(&state, spans.data(), static_cast<uint32_t>(spans.size()), num_units,
+                      &kDamage);
   std::vector<Range> ranges;
-  EXPECT(allocator.rebuild(num_units, &ranges));
+  EXPECT(allocator.rebuild(&ranges));
   Model model{num_units, {}};
   std::vector<uint32_t> live;
   for (int step = 0; step < 20000; ++step) {
@@ -81,7 +85,7 @@ void run(uint32_t num_units, uint32_t max_used, uint32_t max_size, std::mt19937_
     if (step % 1000 == 999) {  // as after a crash
       ranges.clear();
       for (const auto& [start, size] : model.used) ranges.push_back({start, size, kNone});
-      EXPECT(allocator.rebuild(num_units, &ranges));
+      EXPECT(allocator.rebuild(&ranges));
       live.clear();
       for (const Range& range : ranges) {
         EXPECT(allocator.start(range.span) == range.start);
@@ -102,9 +106,10 @@ void equal_objects_fill_all(uint32_t size) {
   constexpr uint32_t kObjects = 100;
   AllocatorState state;
   std::vector<Span> spans(2 * kObjects + 1);
-  Allocator allocator(&state, spans.data(), static_cast<uint32_t>(spans.size()));
+  Allocator allocator(&state, spans.data(), static_cast<uint32_t>(spans.size()), kObjects * size,
+                      &kDamage);
   std::vector<Range> none;
-  EXPECT(allocator.rebuild(kObjects * size, &none));
+  EXPECT(allocator.rebuild(&none));
   std::vector<uint32_t> live;
   for (uint32_t i = 0; i < kObjects; ++i) live.push_back(allocator.allocate(size));
   EXPECT(allocator.free_units() == 0 && allocator.allocate(1) == kNone);
@@ -116,14 +121,14 @@ void equal_objects_fill_all(uint32_t size) {
 void wrong_ranges_are_refused() {
   AllocatorState state;
   std::vector<Span> spans(9);
-  Allocator allocator(&state, spans.data(), 9);
+  Allocator allocator(&state, spans.data(), 9, 100, &kDamage);
   for (std::vector<Range> ranges :
        std::vector<std::vector<Range>>{{{0, 5, 0}, {4, 2, 0}},  // overlapping
                                        {{90, 11, 0}},           // beyond the end
                                        {{10, 0, 0}},            // of nothing
                                        {{10, UINT32_MAX, 0}},
                                        {{UINT32_MAX, 1, 0}}}) {
-    EXPECT(!allocator.rebuild(100, &ranges));
+    EXPECT(!allocator.rebuild(&ranges));
   }
 }
 

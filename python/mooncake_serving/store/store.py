@@ -106,10 +106,11 @@ class Store(StoreReader, Closing):
         path: str | os.PathLike[str] | None = None,
         *,
         device: int | None = None,
+        group: int | str | None = None,
         **options: Any,
     ) -> "Store":
         """Make the pool too, see ``ObjectPool.create``; other processes call ``Store.open``."""
-        pool = ObjectPool.create(capacity_bytes, path, device=device)
+        pool = ObjectPool.create(capacity_bytes, path, device=device, group=group)
         try:
             return cls(pool, **options)
         except BaseException:
@@ -119,9 +120,16 @@ class Store(StoreReader, Closing):
             raise
 
     @classmethod
-    def open(cls, path: str | os.PathLike[str], **options: Any) -> "Store":
-        """Open a pool that another process of this host has made."""
-        pool = ObjectPool.open(path)
+    def open(
+        cls,
+        path: str | os.PathLike[str],
+        *,
+        owner: int | str | None = None,
+        group: int | str | None = None,
+        **options: Any,
+    ) -> "Store":
+        """Open a pool that another process of this host has made, see ``ObjectPool.open``."""
+        pool = ObjectPool.open(path, owner=owner, group=group)
         try:
             return cls(pool, **options)
         except BaseException:

@@ -45,7 +45,7 @@ class Watermark(Closing):
 
     Raises:
         InvalidArgument: a number is out of range.
-        OSError: the pool's file is gone.
+        OSError: no file descriptor is left.
     """
 
     def __init__(
@@ -66,7 +66,7 @@ class Watermark(Closing):
         self._bytes = _Room(pool.capacity_bytes, high, low)
         self._objects = _Room(store.stats().max_objects, high, low)
         self._interval_s = min(interval_s, threading.TIMEOUT_MAX)
-        self._file = os.open(pool.path, os.O_RDWR | os.O_CLOEXEC)
+        self._file = pool.reopen()
         self._pid = os.getpid()
         self._look = threading.Event()
         self._closing = False

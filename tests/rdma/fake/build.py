@@ -1,6 +1,7 @@
 """Compiles the fake libraries, as the shared objects that dlopen() looks for by name."""
 
 import os
+import stat
 import subprocess
 import tempfile
 from hashlib import sha256
@@ -38,6 +39,18 @@ def preloading(library: Path) -> dict[str, str]:
     return {**os.environ, "LD_PRELOAD": " ".join([*before, str(library)])}
 
 
+def _own_folder() -> Path:
+    """Where libraries stay for the next run. Others could make the folder of that name first, and what
+    is in it is run.
+    """
+    folder = Path(tempfile.gettempdir()) / f"mooncake-kernels-fake-{os.getuid()}"
+    folder.mkdir(mode=0o700, exist_ok=True)
+    about = folder.lstat()
+    assert stat.S_ISDIR(about.st_mode) and about.st_uid == os.getuid(), folder
+    assert stat.S_IMODE(about.st_mode) & 0o022 == 0, f"{folder} may be written by others"
+    return folder
+
+
 def build_library(name: str, sources: list[Path], *flags: str) -> Path:
     """Compile a library, unless it is there already."""
     preloaded = os.environ.get("LD_PRELOAD", "")
@@ -54,8 +67,8 @@ def build_library(name: str, sources: list[Path], *flags: str) -> Path:
     headers = {header for file in sources for header in file.parent.glob("*.h")}
     texts = [file.read_bytes() for file in (*sources, *sorted(headers))]
     key = sha256(b"".join([*texts, " ".join(command).encode()])).hexdigest()[:16]
-    folder = Path(tempfile.gettempdir()) / f"mooncake-kernels-fake-{os.getuid()}" / key
-    folder.mkdir(parents=True, exist_ok=True)
+    folder = _own_folder() / key
+    folder.mkdir(exist_ok=True)
     if not (folder / name).is_file():
         unfinished = folder / f"{name}.{os.getpid()}"
         env = {key: value for key, value in os.environ.items() if key != "LD_PRELOAD"}

@@ -14,7 +14,7 @@ from mooncake_kernels.pool import Evicted, ObjectPool, PutResult
 from ..eviction.policy import pool_bytes
 from ..store import Store
 from .failure import Failed
-from .options import add_command, as_bytes, as_seconds
+from .options import add_command, add_trust, as_bytes, as_seconds, open_pool
 
 NAMESPACE = "mooncake-store bench"
 OPERATIONS = ("put", "get", "get_into", "view")
@@ -31,6 +31,7 @@ def add_commands(commands: Any) -> None:
         "path", nargs="?", metavar="PATH",
         help="of the pool, of which what is free is used (default: a new one)",
     )  # fmt: skip
+    add_trust(parser)
     parser.add_argument(
         "--capacity", type=as_bytes, default=256 << 20, metavar="SIZE",
         help="of the new pool (default: 256MiB)",
@@ -53,7 +54,7 @@ def run(options: argparse.Namespace) -> None:
     pool = (
         ObjectPool.create(options.capacity)
         if options.path is None
-        else ObjectPool.open(options.path)
+        else open_pool(options, options.path)
     )
     rows = []
     with Store(pool, namespace=NAMESPACE, eviction=_evict_nothing) as store:

@@ -8,13 +8,22 @@ from pathlib import Path
 from typing import Any
 
 from mooncake_kernels.errors import ChecksumError, shown
-from mooncake_kernels.pool import ObjectPool, PutResult
+from mooncake_kernels.pool import PutResult
 
 from ..key_text import key_text
 from ..object_list import list_objects
 from ..store import Store
 from .failure import Failed
-from .options import KEY_HELP, add_command, add_namespace, add_pool, as_count, pool_key, store_key
+from .options import (
+    KEY_HELP,
+    add_command,
+    add_namespace,
+    add_pool,
+    as_count,
+    open_pool,
+    pool_key,
+    store_key,
+)
 
 PART_BYTES = 1 << 20  # that are read at once: read() allocates all that it is asked for
 REASONS = {
@@ -66,7 +75,7 @@ def add_commands(commands: Any) -> None:
 
 
 def run_list(options: argparse.Namespace) -> None:
-    with ObjectPool.open(options.path) as pool:
+    with open_pool(options, options.path) as pool:
         page = list_objects(pool, prefix=options.prefix, limit=options.limit)
     for found in page.objects:
         key = key_text(found.key)
@@ -79,7 +88,7 @@ def run_list(options: argparse.Namespace) -> None:
 
 
 def run_get(options: argparse.Namespace) -> None:
-    with ObjectPool.open(options.path) as pool:
+    with open_pool(options, options.path) as pool:
         key = pool_key(options.key, options.namespace)
         pinned = pool.pin(key)
         if pinned is None:
@@ -100,7 +109,7 @@ def run_get(options: argparse.Namespace) -> None:
 
 def run_put(options: argparse.Namespace) -> None:
     key = store_key(options.key)
-    with ObjectPool.open(options.path) as pool:
+    with open_pool(options, options.path) as pool:
         value = _read(options.file, pool.stats().capacity_bytes + 1)  # one too many is refused
         store = Store(pool, namespace=options.namespace)
         result = store.put(key, value, retention=options.retention)
@@ -121,7 +130,7 @@ def _read(file: str, most: int) -> bytes:
 
 def run_remove(options: argparse.Namespace) -> None:
     keys = {text: pool_key(text, options.namespace) for text in options.keys}
-    with ObjectPool.open(options.path) as pool:
+    with open_pool(options, options.path) as pool:
         missing = [text for text, key in keys.items() if not pool.remove(key)]
     if missing:
         raise Failed(f"there is no object {', '.join(shown(key, 80) for key in missing)}")

@@ -5,7 +5,7 @@ import re
 from typing import Any
 
 from mooncake_kernels.errors import InvalidArgument
-from mooncake_kernels.pool import Key
+from mooncake_kernels.pool import Key, ObjectPool
 from mooncake_kernels.private_files import first_line
 
 from ..key_text import NUM_DIGITS, parse_key
@@ -32,8 +32,26 @@ def add_command(commands: Any, name: str, run: Any, summary: str, example: str) 
 
 
 def add_pool(parser: Any) -> None:
-    """``PATH`` of a pool."""
+    """``PATH`` of a pool, and who is trusted with it."""
     parser.add_argument("path", metavar="PATH", help="file of the pool, as /dev/shm/kv")
+    add_trust(parser)
+
+
+def add_trust(parser: Any) -> None:
+    """``--owner`` and ``--group`` of a pool's file."""
+    parser.add_argument(
+        "--owner", type=_id_or_name, metavar="USER",
+        help="whose the pool's file is (default: this process's user)",
+    )  # fmt: skip
+    parser.add_argument(
+        "--group", type=_id_or_name, metavar="GROUP",
+        help="whose members may write the pool, too (default: no one may)",
+    )  # fmt: skip
+
+
+def open_pool(options: argparse.Namespace, path: str) -> ObjectPool:
+    """Open the pool of those who are trusted."""
+    return ObjectPool.open(path, owner=options.owner, group=options.group)
 
 
 def add_namespace(parser: Any) -> None:
@@ -101,6 +119,10 @@ def store_key(text: str) -> StoreKey:
             f"mooncake-store: KEY must be a name, or 0x and up to 16 hexadecimal digits, got {text}"
         )
     return int(text, 16)
+
+
+def _id_or_name(text: str) -> int | str:
+    return int(text) if re.fullmatch("[0-9]{1,18}", text) else text
 
 
 def _token(path: str) -> str:

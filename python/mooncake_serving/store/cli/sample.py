@@ -1,7 +1,7 @@
 """What a pool reports, read on this host or from its admin server."""
 
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 from mooncake_kernels.pool import ObjectPool, PoolCounts
@@ -38,15 +38,16 @@ class Source:
     Args:
         where: a path, or the URL of a server.
         token: see ``AdminClient``.
+        open_pool: opens the pool at a path.
 
     Raises:
         OSError, Unavailable, InvalidArgument: as ``ObjectPool.open``; or the server does not
             answer, or its pool.
     """
 
-    def __init__(self, where: str, token: str | None):
+    def __init__(self, where: str, token: str | None, open_pool: Callable[[str], ObjectPool]):
         self._client = AdminClient(where, token) if where.startswith(SCHEMES) else None
-        self._pool = ObjectPool.open(where) if self._client is None else None
+        self._pool = open_pool(where) if self._client is None else None
 
     def sample(self) -> Sample:
         """Take a sample."""

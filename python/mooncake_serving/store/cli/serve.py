@@ -22,7 +22,7 @@ from ..ssd import SsdTier
 from ..store import Store
 from ..tiered import TieredStore
 from . import saved_token
-from .options import add_command, add_pool, add_token, as_bytes, as_count, as_seconds
+from .options import add_command, add_pool, add_token, as_bytes, as_count, as_seconds, open_pool
 
 if TYPE_CHECKING:
     from ..admin import NodeCluster
@@ -236,7 +236,7 @@ def _pool(options: argparse.Namespace, removal: contextlib.ExitStack) -> ObjectP
     """Open the pool or make it; a pool made here is removed by ``removal``."""
     path = Path(options.path)
     if path.exists():
-        pool = ObjectPool.open(path)
+        pool = open_pool(options, options.path)
         if options.capacity and abs(options.capacity - pool.capacity_bytes) >= pool.alignment:
             sys.stderr.write(
                 f"warning: {path} is there and has {pool.capacity_bytes} bytes: "
@@ -247,7 +247,7 @@ def _pool(options: argparse.Namespace, removal: contextlib.ExitStack) -> ObjectP
         raise InvalidArgument(
             f"serve: --capacity must be given to make a pool, got none, and no {path}"
         )
-    pool = ObjectPool.create(options.capacity, path)
+    pool = ObjectPool.create(options.capacity, path, group=options.group)
     removal.callback(path.unlink, missing_ok=True)
     return pool
 

@@ -4,9 +4,10 @@ import argparse
 import dataclasses
 import json
 import sys
+from functools import partial
 from typing import Any
 
-from .options import add_command, add_token
+from .options import add_command, add_token, add_trust, open_pool
 from .sample import Source
 
 WHERE_HELP = "file of the pool, or http://host:port of its admin server"
@@ -18,10 +19,11 @@ def add_commands(commands: Any) -> None:
     parser.add_argument("where", metavar="PATH|URL", help=WHERE_HELP)
     parser.add_argument("--json", action="store_true", help="one object")
     add_token(parser)
+    add_trust(parser)
 
 
 def run(options: argparse.Namespace) -> None:
-    sample = Source(options.where, options.token).sample()
+    sample = Source(options.where, options.token, partial(open_pool, options)).sample()
     counts = {**dataclasses.asdict(sample.counts), "hit_rate": sample.counts.hit_rate}
     if options.json:
         numbers = {**sample.gauges, **counts, **sample.ssd}

@@ -3,11 +3,12 @@
 import argparse
 import sys
 import time
+from functools import partial
 from typing import Any
 
 from mooncake_kernels.errors import InvalidArgument
 
-from .options import add_command, add_token, as_seconds
+from .options import add_command, add_token, add_trust, as_seconds, open_pool
 from .sample import Source
 from .stat import WHERE_HELP
 
@@ -28,6 +29,7 @@ def add_commands(commands: Any) -> None:
     )
     parser.add_argument("--once", action="store_true", help="print two looks' difference, and end")
     add_token(parser)
+    add_trust(parser)
 
 
 def run(options: argparse.Namespace) -> None:
@@ -35,7 +37,7 @@ def run(options: argparse.Namespace) -> None:
 
     from .view import as_table, console
 
-    source = Source(options.where, options.token)
+    source = Source(options.where, options.token, partial(open_pool, options))
     before = source.sample()
     if options.once:
         time.sleep(options.interval)

@@ -4,7 +4,6 @@ import contextlib
 import errno
 import fcntl
 import os
-import stat
 import warnings
 import weakref
 
@@ -15,6 +14,7 @@ from mooncake_kernels.errors import InvalidArgument, Unavailable
 from mooncake_kernels.transfer import Ticket, TransferEngine
 
 from .layout import PAGE, unpack_superblock
+from .own_file import open_own
 
 SCAN_BYTES = 1 << 20
 
@@ -36,7 +36,7 @@ class Disk:
         staging: ``[staging_bytes]`` uint8, registered.
 
     Raises:
-        InvalidArgument: it is not a regular file, not a tier, a tier with other buckets, or already
+        InvalidArgument: it is not a regular file, or one that others own or may write, not a tier, a tier with other buckets, or already
             larger.
         Unavailable: another tier, of this process or another, has it open; or its version differs.
         OSError: it cannot be made, or there is no space; a file that was made is removed.
@@ -48,8 +48,7 @@ class Disk:
         self.path = os.path.abspath(path)
         self._deadline_s = deadline_s
         with contextlib.ExitStack() as undo:
-            made = not os.path.exists(self.path)
-            self._fd = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+            self._fd, made = open_own(self.path)
             undo.callback(os.close, self._fd)
             self._lock()
             if made:
@@ -60,7 +59,9 @@ class Disk:
             undo.callback(self.engine.close)
             self.staging = shared_memory(staging_bytes).numpy()
             self._address = self.engine.register(self.staging).address
-            self._peer = self.engine.open(f"file:{self.path}", deadline_s=deadline_s)
+            self._peer = self.engine.open(
+                f"file:{self.path}", deadline_s=deadline_s, descriptor=self._fd
+            )
             # Runs when this object is collected, too. A process that exits needs no help.
             self._release = weakref.finalize(self, _release, self.engine, self._fd)
             self._release.atexit = False
@@ -107,8 +108,6 @@ class Disk:
         self._release()
 
     def _lock(self) -> None:
-        if not stat.S_ISREG(os.fstat(self._fd).st_mode):
-            raise InvalidArgument(f"SsdTier: path must be a regular file, got {self.path!r}")
         try:
             fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:

@@ -25,9 +25,9 @@ class PoolLock:
 
     def __init__(self, pool: ObjectPool):
         self._release: Callable[[], object] = lambda: None
-        if pool.path.startswith("/proc/"):  # and may lead nowhere, once its maker has closed it
+        if pool.path.startswith("/proc/"):
             return
-        file = os.open(pool.path, os.O_RDWR | os.O_CLOEXEC)
+        file = pool.reopen()
         try:
             fcntl.fcntl(file, fcntl.F_OFD_SETLK, _FLOCK)
         except (BlockingIOError, PermissionError):

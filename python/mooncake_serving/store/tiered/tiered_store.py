@@ -126,15 +126,23 @@ class TieredStore(Store):
         path: str | os.PathLike[str] | None = None,
         *,
         device: int | None = None,
+        group: int | str | None = None,
         **options: Any,
     ) -> Store:
         with _closed_on_failure(options.get("tier")):
-            return super().create(capacity_bytes, path, device=device, **options)
+            return super().create(capacity_bytes, path, device=device, group=group, **options)
 
     @classmethod
-    def open(cls, path: str | os.PathLike[str], **options: Any) -> Store:
+    def open(
+        cls,
+        path: str | os.PathLike[str],
+        *,
+        owner: int | str | None = None,
+        group: int | str | None = None,
+        **options: Any,
+    ) -> Store:
         with _closed_on_failure(options.get("tier")):
-            return super().open(path, **options)
+            return super().open(path, owner=owner, group=group, **options)
 
     def _make_room(self, eviction: EvictionPolicy, at_least: int) -> Room:
         # The queue must have room for what is evicted at once.

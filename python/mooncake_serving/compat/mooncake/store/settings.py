@@ -2,7 +2,6 @@
 
 import dataclasses
 import numbers
-import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -11,6 +10,7 @@ from mooncake_kernels.errors import InvalidArgument
 
 from ..codes import as_flag
 from .codes import warn_once
+from .default_path import default_path
 
 _FLAGS = {"true": True, "1": True, "false": False, "0": False}
 _IGNORED = ("ipc_socket_path",)  # of Mooncake's dict: there is no client in another process here
@@ -108,8 +108,8 @@ class Settings:
 
     @property
     def path(self) -> str:
-        """The file of the pool of this host."""
-        return self.master_server_addr or f"/dev/shm/mooncake-store-{os.getuid()}"
+        """The file of the pool of this host, see ``default_path``."""
+        return self.master_server_addr or default_path()
 
 
 def _as_type(field: dataclasses.Field, value: Any) -> Any:
