@@ -187,9 +187,12 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t num_bytes) {
   attempt([&] { pool = Pool::open(memory.path()); });
   if (!pool) return 0;
   // Between the index and the objects there is a hole, which is no one's.
-  const size_t hole = View::num_bytes(geometry()) - geometry().capacity_bytes - memory.index_bytes();
-  __asan_poison_memory_region(pool->data() - hole, hole);
+  const Geometry& geometry = pool->geometry();
+  const uint64_t data_begin = View::num_bytes(geometry) - geometry.capacity_bytes;
+  const View view(pool->data() - data_begin, geometry);
+  char* const hole = reinterpret_cast<char*>(view.changes + kNumChanges);
+  __asan_poison_memory_region(hole, pool->data() - hole);
   use(pool);
-  __asan_unpoison_memory_region(pool->data() - hole, hole);
+  __asan_unpoison_memory_region(hole, pool->data() - hole);
   return 0;
 }

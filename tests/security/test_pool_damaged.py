@@ -29,7 +29,7 @@ GEOMETRY = {
     "num_rows": 40, "num_slots": 44, "device": 48,
 }  # fmt: skip
 MUTEX, MUTEX_END = 1728, 1776
-ROWS = 5504
+ROWS = 5632
 BUCKETS = ROWS + 64 * NUM_PROCESSES + 8 * NUM_PROCESSES * NUM_PINS
 ENTRIES = BUCKETS + 8 * NUM_OBJECTS
 SPANS_END = ENTRIES + (64 + 8 + 16 + 4) * NUM_OBJECTS + 28 * (2 * NUM_OBJECTS + 1)
@@ -169,6 +169,7 @@ def test_an_object_out_of_the_pool(image):
     with ObjectPool.open(path) as pool:
         numbers = (pool.ids_of([(i + 1, 1) for i in range(30)]) - 1) & 0xFFFFFFFF
     for entry in numbers[[9, 19]].tolist():
+        assert struct.unpack_from("<Q", data, ENTRIES + 64 * entry + 8)[0] in (10, 20)
         struct.pack_into("<I", data, ENTRIES + 64 * entry + 56, 2**32 - 5)  # its first unit
     path.write_bytes(data)
     with ObjectPool.open(path) as pool:

@@ -149,7 +149,7 @@ def test_a_pool_is_no_one_elses(shared):
         with pytest.raises(PermissionError):
             open(pool.path, "rb")
         with pytest.raises(PermissionError):
-            ObjectPool.open(pool.path)
+            ObjectPool.open(pool.path, owner=0)
 
     as_user(OTHER, read)
     with ObjectPool.create(BYTES) as nameless:
