@@ -102,9 +102,16 @@ struct RegionHandle {
   RegionRef region;  // null: not registered
 };
 
-Rights rights_of(bool writable, bool remote_read, bool remote_write) {
+Rights rights_of(bool writable, bool remote_read, bool remote_write, bool remote_windows) {
   return (writable ? kLocalWrite : 0) | (remote_read ? kRemoteRead : 0) |
-         (remote_write ? kRemoteWrite : 0);
+         (remote_write ? kRemoteWrite : 0) | (remote_windows ? kRemoteWindows : 0);
+}
+
+// Once, whichever thread comes first.
+void close_window(Engine& engine, RegionHandle& handle) {
+  const RegionRef window = std::exchange(handle.region, nullptr);
+  const GilReleased released;
+  if (window) engine.close_window(window);
 }
 
 // Calls `wait(until)` in slices, checking for signals in between, until it returns true or the time
@@ -123,12 +130,12 @@ bool wait_in_slices(std::optional<double> timeout_s, Wait wait) {
   }
 }
 
-PeerRef open(Engine& engine, const std::string& name, const std::string& address, uint64_t instance,
-             double deadline_s) {
+template <class Begin>
+PeerRef open_by(Engine& engine, Begin begin) {
   PeerRef peer;
   try {
     wait_in_slices(std::nullopt, [&](const Deadline& until) {
-      if (!peer) peer = engine.open({name, address, instance}, deadline_s);
+      if (!peer) peer = begin();
       return peer->wait_connected(until);
     });
   } catch (...) {
@@ -137,6 +144,16 @@ PeerRef open(Engine& engine, const std::string& name, const std::string& address
     throw;
   }
   return peer;
+}
+
+PeerRef open(Engine& engine, const std::string& name, const std::string& address, uint64_t instance,
+             double deadline_s) {
+  return open_by(engine, [&] { return engine.open({name, address, instance}, deadline_s); });
+}
+
+PeerRef open_file(Engine& engine, const std::string& name, const std::string& place,
+                  double deadline_s) {
+  return open_by(engine, [&] { return engine.open_file(name, place, deadline_s); });
 }
 
 bool wait_ticket(Ticket& ticket, std::optional<double> timeout_s) {
@@ -230,20 +247,31 @@ void bind_transfer(py::module_& m) {
       .def(
           "add_region",
           [](Engine& engine, RegionHandle& handle, uint64_t address, uint64_t num_bytes,
-             bool writable, bool remote_read, bool remote_write, int device) {
-            const Rights rights = rights_of(writable, remote_read, remote_write);
+             bool writable, bool remote_read, bool remote_write, bool remote_windows, int device) {
+            const Rights rights = rights_of(writable, remote_read, remote_write, remote_windows);
             handle.region = engine.add_region({address, num_bytes}, rights, device);
           },
           py::arg("region"), py::arg("address"), py::arg("num_bytes"), py::arg("writable"),
-          py::arg("remote_read"), py::arg("remote_write"), py::arg("device"), ReleaseGil())
+          py::arg("remote_read"), py::arg("remote_write"), py::arg("remote_windows"),
+          py::arg("device"), ReleaseGil())
       .def(
           "remove_region",
           [](Engine& engine, const RegionHandle& handle) {
             return !handle.region || engine.remove_region(handle.region);
           },
           py::arg("region"), ReleaseGil())
+      .def(
+          "open_window",
+          [](Engine& engine, RegionHandle& window, const RegionHandle& region, uint64_t address,
+             uint64_t num_bytes) {
+            window.region = engine.open_window(region.region, {address, num_bytes});
+          },
+          py::arg("window"), py::arg("region"), py::arg("address"), py::arg("num_bytes"),
+          ReleaseGil())
+      .def("close_window", &close_window, py::arg("window"))
       .def("open", &open, py::arg("name"), py::arg("address"), py::arg("instance"),
            py::arg("deadline_s"))
+      .def("open_file", &open_file, py::arg("name"), py::arg("place"), py::arg("deadline_s"))
       .def("close_peer", &Engine::close_peer, py::arg("peer"), ReleaseGil())
       .def("sync", &Engine::sync, py::arg("peer"), py::arg("deadline_s"), ReleaseGil())
       .def("take_notifications", &take_notifications, py::arg("timeout_s"))

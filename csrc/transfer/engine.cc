@@ -67,7 +67,7 @@ RegionRef Engine::add_region(const Range& range, Rights rights, int device) {
   if (device >= 0 && range.num_bytes > 0) check_gpu_memory(range, device);
   Region region{range, rights, device};
   try {
-    region.on_nics = own_->nics->add(range, rights, device);
+    region.on_nics = own_->nics->add(range, nic_rights(rights), device);
     if (region.on_nics) region.note = region.on_nics->note;
   } catch (const std::runtime_error& error) {
     if (options_.nics_required) throw;
@@ -80,11 +80,33 @@ bool Engine::remove_region(const RegionRef& region) {
   return forked() || own_->regions.remove(region);
 }
 
+RegionRef Engine::open_window(const RegionRef& region, const Range& range) {
+  owner_.check("window", "engine");
+  return own_->regions.open_window(region, range);
+}
+
+void Engine::close_window(const RegionRef& window) {
+  if (!forked()) own_->regions.close_window(window);
+}
+
 PeerRef Engine::open(const PeerAddress& to, double deadline_s) try {
   owner_.check("open", "engine");
   const Deadline deadline = Deadline::after(deadline_s);
-  Route route = find_route(to, options_, own_, lost_links_, deadline);
-  const auto peer = std::make_shared<Peer>(to.name, std::move(route), own_, pool_, *stats_);
+  return start_peer(to.name, find_route(to, options_, own_, lost_links_, deadline), deadline);
+} catch (const std::system_error& error) {  // as when there is no descriptor left
+  throw TransferError(to.name, cause_of(error));
+}
+
+PeerRef Engine::open_file(const std::string& name, const std::string& place,
+                          double deadline_s) try {
+  owner_.check("open", "engine");
+  return start_peer(name, file_route(place, options_), Deadline::after(deadline_s));
+} catch (const std::system_error& error) {
+  throw TransferError(name, cause_of(error));
+}
+
+PeerRef Engine::start_peer(const std::string& name, Route route, const Deadline& deadline) {
+  const auto peer = std::make_shared<Peer>(name, std::move(route), own_, pool_, *stats_);
   {
     const std::lock_guard lock(mutex_);
     MK_CHECK(!closed_, "open: the engine is closed");
@@ -97,8 +119,6 @@ PeerRef Engine::open(const PeerAddress& to, double deadline_s) try {
     throw;
   }
   return peer;
-} catch (const std::system_error& error) {  // as when there is no descriptor left
-  throw TransferError(to.name, cause_of(error));
 }
 
 void Engine::close_peer(const PeerRef& peer) {

@@ -45,10 +45,14 @@ class Engine {
   // driver), and as rdma::register_memory, if NICs are required.
   RegionRef add_region(const Range& range, Rights rights, int device);
   bool remove_region(const RegionRef& region);  // see RegionTable::remove
+  RegionRef open_window(const RegionRef& region, const Range& range);  // see RegionTable
+  void close_window(const RegionRef& window);
 
   // Begins to connect by the transport that find_route finds; see Peer::wait_connected. Throws as
   // find_route.
   PeerRef open(const PeerAddress& to, double deadline_s);
+  // Likewise, a file: `place` is "file:" and its path, mostly also its name. Throws as file_route.
+  PeerRef open_file(const std::string& name, const std::string& place, double deadline_s);
   void close_peer(const PeerRef& peer);
 
   // See prepare.h. Null: it is delivered already. Throws InvalidArgument, also for a closed peer.
@@ -95,6 +99,7 @@ class Engine {
 
  private:
   void start_server();
+  PeerRef start_peer(const std::string& name, Route route, const Deadline& deadline);
 
   const EngineOptions options_;
   const Owner owner_;

@@ -55,5 +55,12 @@ using Rights = uint32_t;
 constexpr Rights kLocalWrite = 1;
 constexpr Rights kRemoteRead = 2;
 constexpr Rights kRemoteWrite = 4;
+constexpr Rights kRemoteWindows = 8;  // peers may read what windows are open on (region_table.h)
+constexpr Rights kRemoteRights = kRemoteRead | kRemoteWrite;
+
+// What NICs are told: they know no windows.
+constexpr Rights nic_rights(Rights rights) {
+  return (rights & (kLocalWrite | kRemoteRights)) | (rights & kRemoteWindows ? kRemoteRead : 0);
+}
 
 }  // namespace mk::transfer

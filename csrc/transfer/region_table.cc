@@ -57,15 +57,45 @@ RegionRef RegionTable::add(Region region) {
 
 std::vector<RegionTable::Listed> RegionTable::list(size_t most) const {
   std::vector<RegionRef> regions = all();
-  const auto is_own = [](const RegionRef& region) { return !(region->rights & ~kLocalWrite); };
+  const auto is_own = [](const RegionRef& region) { return !(region->rights & kRemoteRights); };
   regions.erase(std::remove_if(regions.begin(), regions.end(), is_own), regions.end());
   std::sort(regions.begin(), regions.end(),
             [](const RegionRef& a, const RegionRef& b) { return a->number < b->number; });
   if (regions.size() > most) regions.resize(most);
   std::vector<Listed> listed;
   for (const RegionRef& region : regions)
-    listed.push_back({region->range, region->rights & ~kLocalWrite, region->device});
+    listed.push_back({region->range, region->rights & kRemoteRights, region->device});
   return listed;
+}
+
+RegionRef RegionTable::open_window(const RegionRef& region, const Range& range) {
+  const std::lock_guard lock(mutex_);
+  release_left();
+  MK_CHECK(region->open, "window: region must be open, got a closed one");
+  MK_CHECK(region->rights & kRemoteWindows, "window: region must have access to windows");
+  MK_CHECK(range.num_bytes > 0 && region->range.contains(range), "window: range must be inside ",
+           describe(region->range), ", got ", describe(range));
+  RegionRef& window = windows_[{range.address, range.num_bytes}];
+  if (!window) window = std::make_shared<Region>(Region{range, kRemoteRead, region->device});
+  ++window->num_openings;
+  return window;
+}
+
+void RegionTable::close_window(const RegionRef& window) {
+  std::unique_lock lock(mutex_);
+  release_left();
+  if (!window->open || --window->num_openings > 0) return;
+  windows_.erase({window->range.address, window->range.num_bytes});
+  end_uses(*window);
+  unpinned_.wait(lock, [&] { return window->users.empty(); });
+  if (!release_unused(*window)) in_use_.push_back(window);
+}
+
+// Windows whose readers had not noticed when they were closed.
+void RegionTable::release_left() {
+  in_use_.erase(std::remove_if(in_use_.begin(), in_use_.end(),
+                               [](const RegionRef& region) { return release_unused(*region); }),
+                in_use_.end());
 }
 
 bool RegionTable::remove(const RegionRef& region) {
@@ -76,13 +106,30 @@ bool RegionTable::remove(const RegionRef& region) {
 void RegionTable::withdraw(const RegionRef& region) {
   const std::lock_guard lock(mutex_);
   if (!region->open) return;
-  region->open = false;
   by_address_.erase(region->range.address);
-  for (Interrupt* user : region->users) user->signal(kRegionClosed);
-  for (const auto& [board, offer] : region->offers) board->withdraw(offer);
+  end_uses(*region);
+  withdraw_windows(*region);
+}
+
+void RegionTable::end_uses(Region& region) {
+  region.open = false;
+  for (Interrupt* user : region.users) user->signal(kRegionClosed);
+  for (const auto& [board, offer] : region.offers) board->withdraw(offer);
+}
+
+void RegionTable::withdraw_windows(Region& region) {
+  auto at = windows_.lower_bound({region.range.address, 0});
+  while (at != windows_.end() && region.range.contains(at->second->range)) {
+    end_uses(*at->second);
+    region.windows.push_back(at->second);
+    at = windows_.erase(at);
+  }
 }
 
 bool RegionTable::wait_until_unused(const RegionRef& region, const Deadline& deadline) {
+  for (const RegionRef& window : region->windows) {  // they are added to until it is withdrawn
+    if (!wait_until_unused(window, deadline)) return false;
+  }
   std::unique_lock lock(mutex_);
   unpinned_.wait(lock, [&] { return region->users.empty(); });
   lock.unlock();
@@ -118,23 +165,31 @@ bool RegionTable::release_unused(Region& region) {
 std::vector<RegionTable::Offered> RegionTable::offer(const std::shared_ptr<Board>& board) {
   std::vector<Offered> offered;
   const std::lock_guard lock(mutex_);
-  for (const auto& [address, region] : by_address_) {
+  for_each([&](const RegionRef& region) {
     auto& offers = region->offers;
     auto known = std::find_if(offers.begin(), offers.end(),
                               [&](const auto& item) { return item.first == board; });
     if (known == offers.end()) {
       const Offer made = board->offer();
-      if (made.generation == 0) break;  // regions without an offer use the connection
+      if (made.generation == 0) return;  // regions without an offer use the connection
       known = offers.insert(offers.end(), {board, made});
     }
-    offered.push_back({region->range, region->rights, region->device, known->second});
-  }
+    const Rights rights = region->rights & (kLocalWrite | kRemoteRights);
+    offered.push_back({region->range, rights, region->device, known->second});
+  });
   return offered;
+}
+
+// Regions first: their memory stays mapped by initiators, whatever windows there are.
+template <class Visit>
+void RegionTable::for_each(const Visit& visit) const {
+  for (const auto& [address, region] : by_address_) visit(region);
+  for (const auto& [place, window] : windows_) visit(window);
 }
 
 void RegionTable::forget(const std::shared_ptr<Board>& board) {
   const std::lock_guard lock(mutex_);
-  for (const auto& [address, region] : by_address_) {
+  for_each([&](const RegionRef& region) {
     auto& offers = region->offers;
     const auto is_over = [&](const auto& item) {
       if (item.first != board) return false;
@@ -142,7 +197,7 @@ void RegionTable::forget(const std::shared_ptr<Board>& board) {
       return !board->in_use(item.second);
     };
     offers.erase(std::remove_if(offers.begin(), offers.end(), is_over), offers.end());
-  }
+  });
 }
 
 bool RegionTable::close() {
@@ -169,12 +224,20 @@ std::vector<RegionRef> RegionTable::all() const {
   return regions;
 }
 
+std::vector<RegionRef> RegionTable::windows() const {
+  std::vector<RegionRef> windows;
+  const std::lock_guard lock(mutex_);
+  for (const auto& [place, window] : windows_) windows.push_back(window);
+  return windows;
+}
+
 std::vector<RegionRef> RegionTable::around(const std::vector<uint64_t>& addresses) const {
   std::map<uint64_t, RegionRef> found;
   const std::lock_guard lock(mutex_);
   for (const uint64_t address : addresses) {
-    if (const RegionRef* const region = find({address, 1}))
-      found[(*region)->range.address] = *region;
+    const RegionRef* const region = find({address, 1});
+    if (!region || ((*region)->rights & kRemoteWindows && !find_window({address, 1}))) continue;
+    found[(*region)->range.address] = *region;
   }
   std::vector<RegionRef> regions;
   for (auto& [address, region] : found) regions.push_back(std::move(region));
@@ -188,13 +251,30 @@ const RegionRef* RegionTable::find(const Range& range) const {
   return region->range.contains(range) ? &region : nullptr;
 }
 
+// Windows seldom overlap: usually it is the last one that begins before.
+const RegionRef* RegionTable::find_window(const Range& range) const {
+  auto at = windows_.upper_bound({range.address, UINT64_MAX});
+  while (at != windows_.begin()) {
+    if ((--at)->second->range.contains(range)) return &at->second;
+  }
+  return nullptr;
+}
+
+// The region, or a window on it that has more rights.
+const RegionRef* RegionTable::find_usable(const Range& range, Rights needed) const {
+  const RegionRef* const region = find(range);
+  if (!region || !((*region)->rights & kRemoteWindows) || needed != kRemoteRead) return region;
+  const RegionRef* const window = find_window(range);
+  return window ? window : region;
+}
+
 std::vector<RegionRef> RegionTable::check(const Ranges& ranges, Rights needed, const char* side,
                                           uint64_t first_index) const {
   std::vector<RegionRef> found;
   const std::lock_guard lock(mutex_);
   for (size_t i = 0; i < ranges.count; i += num_inside(ranges, i, found.back()->range)) {
     const Range range = ranges[i];
-    const RegionRef* const region = find(range);
+    const RegionRef* const region = find_usable(range, needed);
     const char* problem = !region ? "is not inside a registered region" : nullptr;
     if (region && needed & ~(*region)->rights) problem = missing_right(needed & ~(*region)->rights);
     if (problem) {

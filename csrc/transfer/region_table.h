@@ -4,6 +4,8 @@
 //   auto regions = table.check(ranges, kRemoteWrite, "remote", 0);   // or throws Refused
 //   const Pin pin = table.pin(regions, interrupt);  // keeps them until ~Pin
 //   table.remove(region);   // interrupts its pins, and waits for their ~Pin
+//   RegionRef window = table.open_window(region, {address, num_bytes});  // peers may read this part
+//   table.close_window(window);   // likewise
 //
 // Layer: transfer. Regions do not overlap: an address has one owner and one set of rights.
 #pragma once
@@ -38,6 +40,9 @@ struct Region {
   uint64_t number = 0;  // counts the table's registrations
   // Whether some of it was found to be inaccessible.
   std::unique_ptr<std::atomic<bool>> is_doubted = std::make_unique<std::atomic<bool>>(false);
+  // The table's, too.
+  uint64_t num_openings = 0;                       // of a window
+  std::vector<std::shared_ptr<Region>> windows{};  // that were open when it was removed
 };
 using RegionRef = std::shared_ptr<Region>;
 
@@ -68,11 +73,21 @@ class RegionTable {
   // because its process was stopped. Idempotent.
   bool remove(const RegionRef& region);
 
+  // Lets peers read a part of a region that has kRemoteWindows, until it is closed as often as it
+  // was opened, or the region is removed. Throws InvalidArgument: it is no part of such a region.
+  RegionRef open_window(const RegionRef& region, const Range& range);
+
+  // After it returns no connection reads the window, nor another engine of this process. A process
+  // of this user that copies by itself is not waited for: it could access the memory anyway.
+  void close_window(const RegionRef& window);
+
   // Removes every region; add() throws from now on. False: as in remove().
   bool close();
 
   std::vector<RegionRef> all() const;
-  // The regions that contain any of the addresses, by address, each once.
+  std::vector<RegionRef> windows() const;
+  // The regions that contain any of the addresses, by address, each once. Of those with windows,
+  // only where one is open at an address.
   std::vector<RegionRef> around(const std::vector<uint64_t>& addresses) const;
 
   // Puts all regions on a board, as far as it has room, and returns which.
@@ -107,15 +122,25 @@ class RegionTable {
  private:
   friend class Pin;
 
+  using Windows = std::map<std::pair<uint64_t, uint64_t>, RegionRef>;  // by address and size
+
   void withdraw(const RegionRef& region);
+  static void end_uses(Region& region);
+  void withdraw_windows(Region& region);
+  void release_left();
   bool wait_until_unused(const RegionRef& region, const Deadline& deadline);
   const RegionRef* find(const Range& range) const;
+  const RegionRef* find_window(const Range& range) const;
+  const RegionRef* find_usable(const Range& range, Rights needed) const;
+  template <class Visit>
+  void for_each(const Visit& visit) const;
   static bool release_unused(Region& region);
   void unpin(const std::vector<RegionRef>& regions, Interrupt* interrupt);
 
   mutable std::mutex mutex_;
   std::condition_variable unpinned_;
   std::map<uint64_t, RegionRef> by_address_;
+  Windows windows_;
   std::vector<RegionRef> in_use_;  // still, though they were removed
   uint64_t num_registrations_ = 0;
   bool closed_ = false;

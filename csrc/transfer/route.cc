@@ -37,26 +37,26 @@ void add_lanes(Route& route, const EngineOptions& options, MakeChannel make) {
   for (int i = 0; i < options.num_lanes; ++i) route.channels.push_back(make());
 }
 
-Route file_route(const PeerAddress& to, const std::string& path, const EngineOptions& options) {
-  MK_CHECK(options.file, "open: name must be of an engine without the transport file, got \"",
-           to.address, "\"");
+}  // namespace
+
+Route file_route(const std::string& name, const EngineOptions& options) {
+  const std::string path = path_of_file(name);
+  MK_CHECK(options.file, "open: name must be of an engine without the transport file, got \"", name,
+           "\"");
   std::shared_ptr<const DiskFile> file;
   try {
     file = std::make_shared<const DiskFile>(path);
   } catch (const Failure& failure) {
-    throw TransferError(to.name, failure.cause());
+    throw TransferError(name, failure.cause());
   }
   Route route{{}, {concat("file: ", path, " of this machine")}};
   add_lanes(route, options, [&] { return std::make_unique<FileChannel>(file); });
   return route;
 }
 
-}  // namespace
-
 Route find_route(const PeerAddress& to, const EngineOptions& options,
                  const std::shared_ptr<Endpoint>& own,
                  const std::shared_ptr<LostLinksTable>& lost_links, const Deadline& deadline) {
-  if (const auto path = path_of_file(to.address)) return file_route(to, *path, options);
   const HostPort where = parse_address("open", "name", to.address);
   MK_CHECK(where.port != 0, "open: name must have a port other than 0, got \"", to.address, "\"");
   Route route;

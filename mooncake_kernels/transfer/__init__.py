@@ -40,7 +40,7 @@ it fail at their deadlines, but NICs serve its memory.
 """
 
 from .engine import TransferEngine
-from .handles import Access, Peer, Region, Ticket
+from .handles import Access, Peer, Region, Ticket, Window
 from .objects import (
     MAX_ASKED_BYTES,
     MAX_ASKED_KEYS,
@@ -75,4 +75,5 @@ __all__ = [
     "Ticket",
     "Tls",
     "TransferEngine",
+    "Window",
 ]

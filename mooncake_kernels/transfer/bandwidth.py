@@ -129,7 +129,7 @@ def run(options: argparse.Namespace) -> int:
         if options.mode == "target":
             offer(engine, region)
         else:
-            with engine.open(options.segment_id) as peer:
+            with engine.open(options.segment_id, allow_file=False) as peer:
                 initiate(engine, peer, region, memory, options)
     return 0
 

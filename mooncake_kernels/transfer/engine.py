@@ -6,14 +6,14 @@ from collections.abc import Collection
 from typing import Any
 
 from .. import _host
-from .._arguments import as_integer, as_seconds
+from .._arguments import as_bool, as_integer, as_seconds
 from ..buffers import as_buffer
 from ..closing import Closing
 from ..errors import InvalidArgument, TransferError, Unavailable, shown
 from ..topology import Topology
 from . import log
 from .arguments import as_checksum, as_deadline
-from .files import is_file
+from .files import is_file, open_file
 from .handles import ACCESS, Access, Peer, Region
 from .inspection import Inspection
 from .names import Names, Options
@@ -173,7 +173,8 @@ class TransferEngine(Requests, Inspection, ObjectCalls, Closing):
                 memory of the host or of one GPU, not overlapping other regions of this engine. The
                 engine keeps the memory alive, also if a tensor is given other memory meanwhile
                 (``t.data = ...``, ``module.half()``).
-            access: what peers may do: ``read_write``, ``read`` or ``write``.
+            access: what peers may do: ``read_write``, ``read`` or ``write``; or ``windows``: read
+                those parts on which a ``Region.window`` is open.
 
         Returns:
             A ``Region``; pass its address to the peers that should use it.
@@ -198,7 +199,7 @@ class TransferEngine(Requests, Inspection, ObjectCalls, Closing):
                 f"register: buffer must have the buffer protocol, got {type(buffer).__name__} "
                 f"({error})"
             ) from None
-        if not memory.writable and access != "read":
+        if not memory.writable and access not in ("read", "windows"):
             raise InvalidArgument(
                 f'register: access must be "read" for read-only memory, got {access!r}'
             )
@@ -208,7 +209,12 @@ class TransferEngine(Requests, Inspection, ObjectCalls, Closing):
         return region
 
     def open(
-        self, name: str, *, deadline_s: float | None = None, descriptor: int | None = None
+        self,
+        name: str,
+        *,
+        allow_file: bool = True,
+        deadline_s: float | None = None,
+        descriptor: int | None = None,
     ) -> Peer:
         """Connect to another engine, or open a file.
 
@@ -221,6 +227,9 @@ class TransferEngine(Requests, Inspection, ObjectCalls, Closing):
                 p2p it is ``"host:port"``: an engine of this process is found by that exact
                 spelling. Under another spelling (``localhost`` for ``127.0.0.1``) it is reached by
                 ``tcp``, and not at all if it has ``transports=("local",)``.
+            allow_file: whether the name may be a file's. Pass False for a name that comes from
+                anyone else, such as in a message: else its author chooses which file this process
+                opens.
             deadline_s: seconds for connecting; None: the setting ``deadline_s``. A metadata server
                 gets a few seconds of its own. DNS lookup of a host name is not covered:
                 resolv.conf(5) bounds that.
@@ -233,7 +242,8 @@ class TransferEngine(Requests, Inspection, ObjectCalls, Closing):
             again.
 
         Raises:
-            InvalidArgument: the name is not valid, or ``file`` is not among the transports.
+            InvalidArgument: the name is not valid, or it is a file's and ``allow_file`` is False,
+                or ``file`` is not among the transports.
             Unavailable: there is no such host, or the metadata server does not answer.
             TransferError: the peer is not there, is no engine, or did not answer in time; the file
                 does not exist, is not a file, or may not be read; the metadata server has no such
@@ -243,13 +253,20 @@ class TransferEngine(Requests, Inspection, ObjectCalls, Closing):
                 file descriptor or thread left here.
         """
         self._check_open("open")
+        may_be_file = as_bool("open", "allow_file", allow_file)
         deadline_s = as_deadline("open", deadline_s)
+        if is_file(name) and not may_be_file:
+            raise InvalidArgument(f"open: name must be an engine's, got {shown(name)}, a file's")
         if descriptor is not None:
             descriptor = as_integer("open", "descriptor", descriptor, 0, (1 << 31) - 1)
             if not is_file(name):
                 raise InvalidArgument(f"open: name must be of a file, got {shown(name)}")
         try:
-            opened = self._names.open(self._engine, name, deadline_s, descriptor)
+            opened = (
+                open_file(self._engine, name, deadline_s, descriptor)
+                if is_file(name)
+                else self._names.open(self._engine, name, deadline_s)
+            )
             peer = Peer(self._engine, opened)
         except TransferError as error:
             log.not_opened(self.name, error)

@@ -22,4 +22,4 @@ def open_file(
     engine.check_process("open")
     as_utf8("open", "name", name)
     place = name if descriptor is None else f"{PREFIX}/proc/self/fd/{descriptor}"
-    return engine.open(name, place, 0, deadline_s)
+    return engine.open_file(name, place, deadline_s)

@@ -13,12 +13,13 @@ from . import log
 from .arguments import as_deadline
 from .completions import completion
 
-Access = Literal["read_write", "read", "write"]
+Access = Literal["read_write", "read", "write", "windows"]
 
 ACCESS: dict[Access, tuple[bool, bool]] = {
     "read_write": (True, True),
     "read": (True, False),
     "write": (False, True),
+    "windows": (False, False),
 }
 
 
@@ -32,7 +33,8 @@ class Region(Closing):
         address: where it starts; pass it to peers.
         num_bytes: its size.
         location: ``cpu:0``, or ``cuda:1`` for GPU memory, by this process's ordinals.
-        access: what peers may do with it: ``read_write``, ``read`` or ``write``.
+        access: what peers may do with it: ``read_write``, ``read`` or ``write``; ``windows``: read
+            what windows are open on.
         note: why NICs of the engine cannot use it, all or ``not on mlx5_1``; empty if all can, or
             if there are none.
     """
@@ -59,6 +61,7 @@ class Region(Closing):
                 buffer.writable,
                 remote_read,
                 remote_write,
+                access == "windows",
                 int(ordinal) if kind == "cuda" else -1,
             )
             self.note: str = self._region.note
@@ -69,6 +72,22 @@ class Region(Closing):
     def __repr__(self) -> str:
         where = f"{self.address:#x} + {self.num_bytes} bytes on {self.location}"
         return f"Region({where}, {self.access})"
+
+    def window(self, address: int, num_bytes: int) -> "Window":
+        """Let peers read a part of this region, which is registered with access ``windows``.
+
+        Args:
+            address: where the part begins.
+            num_bytes: its size.
+
+        Returns:
+            A ``Window``; peers may read it until it is closed.
+
+        Raises:
+            InvalidArgument: it is empty or not inside the region, or the region has another access
+                or is closed.
+        """
+        return Window(self._engine, self._region, address, num_bytes)
 
     def close(self) -> None:
         """Deregister the memory: after this no thread of the engine touches it.
@@ -86,6 +105,33 @@ class Region(Closing):
             raise TimeoutError("close: a peer on this machine, which is stopped, uses the region")
         self._siblings.discard(self)
         self._buffer = None
+
+
+class Window(Closing):
+    """A part of a region that peers may read: what ``Region.window`` returns."""
+
+    __slots__ = ("_engine", "_window")
+
+    def __init__(
+        self,
+        engine: _host.TransferEngine,
+        region: _host.TransferRegion,
+        address: int,
+        num_bytes: int,
+    ):
+        self._engine = engine
+        self._window = _host.TransferRegion()
+        engine.open_window(self._window, region, address, num_bytes)
+
+    def close(self) -> None:
+        """End it, unless another window on the same bytes is open. Idempotent.
+
+        Peers that are reading it by a connection, or in this process, fail first. NICs know only
+        whole regions: a peer that had a window may read the region by ``rdma`` until that is
+        closed. A process of this user on this machine could access the memory anyway, and is not
+        waited for.
+        """
+        self._engine.close_window(self._window)
 
 
 class Peer(Closing):

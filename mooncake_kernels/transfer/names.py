@@ -11,7 +11,6 @@ from typing import Any
 from .. import _host, config, metadata
 from ..errors import FailureKind, InvalidArgument, TransferError, Unavailable
 from .arguments import as_address
-from .files import is_file, open_file
 from .nics import NicChoice
 
 PROBE_S = 2.0  # for an engine to answer when another one wants its name
@@ -93,18 +92,9 @@ class Names:
         return engine
 
     def open(
-        self,
-        engine: _host.TransferEngine,
-        name: Any,
-        deadline_s: float,
-        descriptor: int | None = None,
+        self, engine: _host.TransferEngine, name: Any, deadline_s: float
     ) -> _host.TransferPeer:
-        """Look an engine up and connect to it, never to another one that now has its address.
-
-        Files are not looked up: their names are paths.
-        """
-        if is_file(name):
-            return open_file(engine, name, deadline_s, descriptor)
+        """Look an engine up and connect to it, never to another one that now has its address."""
         engine.check_process("open")
         name = self._metadata.check_name("open", name)
         entry = self._metadata.lookup(name)

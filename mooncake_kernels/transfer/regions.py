@@ -5,7 +5,9 @@ from dataclasses import dataclass
 from .. import _host
 from .handles import ACCESS, Access, Peer
 
-NAME_OF: dict[tuple[bool, bool], Access] = {rights: name for name, rights in ACCESS.items()}
+NAME_OF: dict[tuple[bool, bool], Access] = {
+    rights: name for name, rights in ACCESS.items() if any(rights)
+}
 
 
 @dataclass(frozen=True)

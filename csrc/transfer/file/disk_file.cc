@@ -52,10 +52,9 @@ DirectRules rules_of(const Fd& fd) {
 
 }  // namespace
 
-std::optional<std::string> path_of_file(const std::string& name) {
+std::string path_of_file(const std::string& name) {
   const size_t num_prefix = sizeof(kPrefix) - 1;
-  if (name.compare(0, num_prefix, kPrefix) != 0) return std::nullopt;
-  std::string path = name.substr(num_prefix);
+  std::string path = name.compare(0, num_prefix, kPrefix) == 0 ? name.substr(num_prefix) : "";
   MK_CHECK(!path.empty() && path[0] == '/' && path.find('\0') == std::string::npos,
            "open: name must have an absolute path after file:, got \"", name, "\"");
   return path;

@@ -10,7 +10,6 @@
 #include <cstdint>
 #include <memory>
 #include <mutex>
-#include <optional>
 #include <string>
 
 #include "common/fd.h"
@@ -18,9 +17,9 @@
 
 namespace mk::transfer {
 
-// "file:/mnt/ssd/pool" is the name of such a peer. Nothing: it is the name of an engine. Throws
-// InvalidArgument: the path is not absolute.
-std::optional<std::string> path_of_file(const std::string& name);
+// "file:/mnt/ssd/pool" is the name of such a peer. Throws InvalidArgument: it is not such a name, or
+// the path is not absolute.
+std::string path_of_file(const std::string& name);
 
 // Requirements for bypassing the page cache: powers of two. For offsets in the file, which are also
 // multiples of a page, so that no page is written both ways at once; and for memory addresses.

@@ -115,7 +115,9 @@ std::string RdmaTarget::detach(const DetachRequest& request) {
 std::string RdmaTarget::keys(const std::vector<uint64_t>& addresses) const {
   std::string answer;
   for (const RegionRef& region : own_.regions.around(addresses)) {
-    if (!region->on_nics || !(region->rights & (kRemoteRead | kRemoteWrite))) continue;
+    // A key is of the whole region: a peer that has it is not held to the windows.
+    const Rights rights = nic_rights(region->rights);
+    if (!region->on_nics || !(rights & kRemoteRights)) continue;
     const NicMemory& memory = *region->on_nics;
     std::string keys;
     for (uint32_t nic = 0; nic < memory.regions.size(); ++nic) {
@@ -130,7 +132,7 @@ std::string RdmaTarget::keys(const std::vector<uint64_t>& addresses) const {
       }
     }
     const KeysEntry entry{region->range.address, region->range.num_bytes, memory.near,
-                          region->rights, static_cast<uint32_t>(keys.size() / sizeof(KeyEntry))};
+                          rights, static_cast<uint32_t>(keys.size() / sizeof(KeyEntry))};
     if (answer.size() + sizeof(entry) + keys.size() > kMaxKeysBytes) break;
     append(answer, entry);
     answer += keys;

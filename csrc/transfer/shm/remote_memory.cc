@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <cerrno>
 #include <fstream>
+#include <tuple>
 #include <utility>
 
 #include "common/check.h"
@@ -31,8 +32,13 @@ Rights needed_for(const Request& request) { return request.writes() ? kRemoteWri
 RemoteMemory::RemoteMemory(std::shared_ptr<const Board> board, std::vector<Part> parts,
                            pid_t process)
     : board_(std::move(board)), parts_(std::move(parts)), process_(process) {
-  std::sort(parts_.begin(), parts_.end(),
-            [](const Part& a, const Part& b) { return a.entry.address < b.entry.address; });
+  // Windows after the regions around them, so that find_region() comes upon them.
+  std::sort(parts_.begin(), parts_.end(), [](const Part& a, const Part& b) {
+    const auto key = [](const RegionEntry& entry) {
+      return std::tuple(entry.address, ~entry.num_bytes, entry.rights & kRemoteRights);
+    };
+    return key(a.entry) < key(b.entry);
+  });
 }
 
 const RemoteMemory::Part* RemoteMemory::find(const Range& range, Rights needed) const {

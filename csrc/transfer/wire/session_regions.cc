@@ -51,10 +51,14 @@ void Session::send_regions(const BatchHeader& header, const Limit& limit) {
 void Session::send_gpus(const BatchHeader& header, const Limit& limit) {
   if (socket_.peer_process() == 0) throw Failure(kStrangers, FailureKind::kDenied);
   std::vector<GpuEntry> entries;
-  for (const RegionRef& region : own_.regions.all()) {
-    if (region->device < 0 || !(region->rights & ~kLocalWrite)) continue;
-    if (entries.size() < Board::kNumSlots) entries.push_back(export_region(*region));
-  }
+  const auto append = [&](const std::vector<RegionRef>& regions) {
+    for (const RegionRef& region : regions) {
+      if (region->device < 0 || !(region->rights & ~kLocalWrite)) continue;
+      if (entries.size() < Board::kNumSlots) entries.push_back(export_region(*region));
+    }
+  };
+  append(own_.regions.all());
+  append(own_.regions.windows());
   answer(header, entries.data(), entries.size() * sizeof(GpuEntry), limit);
 }
 

@@ -99,6 +99,8 @@ void check_version(const Hello& hello) {
 
 void check_name(const std::string& name) {
   expect(std::all_of(name.begin(), name.end(), is_printable), "name is not printable");
+  // Receivers open senders by their names, see DiskFile.
+  expect(name.compare(0, 5, "file:") != 0, "name is a file's");
 }
 
 void check_tail(const HelloTail& tail) {

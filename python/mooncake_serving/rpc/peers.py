@@ -31,7 +31,7 @@ class Lease:
 
 
 class Peers:
-    """Peers of an engine by name. Thread-safe."""
+    """Peers of an engine by name: engines, and never files. Thread-safe."""
 
     def __init__(self, engine: TransferEngine):
         self.engine = engine
@@ -59,7 +59,7 @@ class Peers:
         if not may_open:
             raise TransferError(name, "it is not connected", kind=FailureKind.DISCONNECTED)
         try:
-            opened = self.engine.open(name, deadline_s=deadline_s)
+            opened = self.engine.open(name, allow_file=False, deadline_s=deadline_s)
         except Unavailable as error:  # no such host
             raise TransferError(name, str(error), kind=FailureKind.UNREACHABLE) from error
         except InvalidArgument as error:  # the engine was closed

@@ -131,7 +131,8 @@ class Lifecycle:
         running = self._running()
         try:
             name = names.peer_name(peer_server_name, running.metadata, "peer_server_name")
-            running.engine.open(name, deadline_s=min(_PROBE_S, running.timeout_s)).close()
+            deadline_s = min(_PROBE_S, running.timeout_s)
+            running.engine.open(name, allow_file=False, deadline_s=deadline_s).close()
         except (InvalidArgument, Unavailable) as error:
             raise Failed(ERR_DNS, str(error)) from None
         except (TransferError, OSError) as error:

@@ -24,7 +24,7 @@ class Lane:
 
     def open(self, engine: TransferEngine, deadline_s: float) -> None:
         try:
-            self._opened.set_result(engine.open(self.name, deadline_s=deadline_s))
+            self._opened.set_result(engine.open(self.name, allow_file=False, deadline_s=deadline_s))
         except BaseException as error:  # for those that wait, whatever it is
             kind = error.kind if isinstance(error, TransferError) else FailureKind.OTHER
             failed = TransferError(self.name, f"it was not opened: {error}", kind=kind)

@@ -59,7 +59,9 @@ class PrefillWorker(Worker):
     def _send(self, address: int, target: Target, handover: bytes) -> None:
         name = target.engine_name
         if name not in self._peers:
-            self._peers[name] = self.transfer.open(name, deadline_s=self.options.deadline_s)
+            self._peers[name] = self.transfer.open(
+                name, allow_file=False, deadline_s=self.options.deadline_s
+            )
         ticket = self.transfer.write(
             self._peers[name],
             [(address, target.address, target.num_bytes)],

@@ -72,7 +72,7 @@ class PoolAnswers:
         if isinstance(request, Pin):
             return self.pin(sender, request)
         if isinstance(request, Pull):
-            return self._puller.pull(request)
+            return self._puller.pull(sender, request)
         if isinstance(request, Drop):
             return self.drop(request)
         if isinstance(request, Retain):

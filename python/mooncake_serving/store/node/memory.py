@@ -9,11 +9,14 @@ from typing import Any
 
 from mooncake_kernels.buffers import Buffer, as_buffer, copy_to_host, shared_memory
 from mooncake_kernels.errors import InvalidArgument
-from mooncake_kernels.transfer import Access, Region, TransferEngine
+from mooncake_kernels.transfer import Region, TransferEngine, Window
 
 
 class RegisteredMemory:
-    """Regions of an engine, looked up by address. Thread-safe."""
+    """Regions of an engine, looked up by address. Thread-safe.
+
+    Peers may read only what is shown to them: the rest may be of other objects, or of none.
+    """
 
     def __init__(self, engine: TransferEngine):
         self._engine = engine
@@ -21,10 +24,10 @@ class RegisteredMemory:
         self._num_lent: Counter[Region] = Counter()  # regions that end with their last user
         self._lock = threading.RLock()
 
-    def register(self, buffer: Any, access: Access) -> Region:
+    def register(self, buffer: Any) -> Region:
         """Register memory, see ``TransferEngine.register``."""
         with self._lock:
-            region = self._engine.register(buffer, access)
+            region = self._engine.register(buffer, "windows")
             self._regions.append(region)
             return region
 
@@ -37,6 +40,17 @@ class RegisteredMemory:
     def covers(self, address: int, num_bytes: int) -> bool:
         """Whether a range lies in one region."""
         return self._region_of(address, num_bytes) is not None
+
+    def show(self, address: int, num_bytes: int) -> Window:
+        """Let peers read a range of a region, until the window is closed.
+
+        Raises:
+            InvalidArgument: it lies in no region.
+        """
+        region = self._region_of(address, num_bytes)
+        if region is None:
+            raise InvalidArgument(f"show: range must be registered, got {address:#x} + {num_bytes}")
+        return region.window(address, num_bytes)
 
     @contextlib.contextmanager
     def lend(self, buffer: Buffer) -> Iterator[Buffer]:
@@ -52,14 +66,15 @@ class RegisteredMemory:
             is_lent = region is None or region in self._num_lent
             if region is None:
                 try:
-                    region = self.register(memory, "read")
+                    region = self.register(memory)
                 except InvalidArgument:  # it would overlap another region
                     memory = as_buffer(copy_to_host([buffer]))
-                    region = self.register(memory, "read")
+                    region = self.register(memory)
             if is_lent:
                 self._num_lent[region] += 1
         try:
-            yield memory
+            with region.window(memory.address, memory.num_bytes):
+                yield memory
         finally:
             if is_lent:
                 self._take_back(region)
@@ -122,6 +137,6 @@ class Staging:
         with self._lock:
             if self._region is None:
                 area = shared_memory(self._num_slots * self.slot_bytes)
-                self._region = self._memory.register(area, "read")
+                self._region = self._memory.register(area)
                 for i in range(self._num_slots):
                     self._slots.put(self._region.address + i * self.slot_bytes)

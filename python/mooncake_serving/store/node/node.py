@@ -134,7 +134,7 @@ class Node(Closing):
         ttl_s, answer_s = self._ttl_s, self._answer_s
         opened.callback(self.memory.close)
         if store is not None:
-            self.memory.register(store.pool.buffer, "read")
+            self.memory.register(store.pool.buffer)
         removed_s = max(REMOVED_S, REMOVED_TTLS * ttl_s)
         self.listing = Listing(directory, self.pool_name, store, removed_s)
         self.locations = Locations(self.listing.holders, ttl_s)
@@ -247,7 +247,7 @@ class Node(Closing):
         Raises:
             InvalidArgument: as ``TransferEngine.register``.
         """
-        return self.memory.register(buffer, "read")
+        return self.memory.register(buffer)
 
     def deregister(self, region: Region) -> None:
         self.memory.deregister(region)
@@ -347,7 +347,7 @@ class Node(Closing):
         opened.callback(store.on_evicted.remove, self.listing.withdraw)
         self._stats = LastStats(store, STATS_TTLS * self._ttl_s)
         opened.callback(self._stats.close)
-        self._pins = Pins(store, self._drop_damaged)
+        self._pins = Pins(store, self.memory.show, self._drop_damaged)
         opened.callback(self._pins.close)
         if store.pool.device is None:
             self._serving = Serving(

@@ -9,6 +9,7 @@ import numpy as np
 
 from mooncake_kernels.errors import ChecksumError, Unavailable
 from mooncake_kernels.pool import Key, PinnedObject
+from mooncake_kernels.transfer import Window
 
 from ..reader import is_whole
 from ..store import Store
@@ -23,25 +24,37 @@ Token = tuple[str, int, int]  # name of the reader, its life, number of its requ
 
 @dataclass
 class _Held:
-    objects: list[PinnedObject]
+    objects: list[tuple[PinnedObject, Window | None]]
     since: float
     until: float
 
     def release(self) -> None:
-        for pinned in self.objects:
+        """Hide the objects from peers, then let them go: their memory may be used again."""
+        for pinned, window in self.objects:
+            if window is not None:
+                window.close()
             pinned.close()
 
 
 class Pins:
     """Pins by token. Thread-safe.
 
+    Only pinned objects can be read by address, and what they were cannot be any more.
+
     Args:
         store: whose objects are pinned, wherever it keeps them.
+        show: lets peers read a range of the pool, of its address and size.
         drop: is called with ``[n, 2]`` keys of objects that turned out to be damaged.
     """
 
-    def __init__(self, store: Store, drop: Callable[[np.ndarray], object]):
+    def __init__(
+        self,
+        store: Store,
+        show: Callable[[int, int], Window],
+        drop: Callable[[np.ndarray], object],
+    ):
         self._store = store
+        self._show = show
         self._drop = drop
         self._held: dict[Token, _Held] = {}
         self._lock = threading.Lock()
@@ -71,7 +84,7 @@ class Pins:
             if pinned is None:  # on a disk: there is no room to load it while others are being read
                 row["status"] = BUSY if self._has(key) else ABSENT
             else:
-                held.objects.append(pinned)
+                held.objects.append((pinned, self._window(pinned)))
                 num_bytes += pinned.num_bytes
                 row["status"], row["num_bytes"] = PINNED, pinned.num_bytes
                 row["checksum"] = pinned.checksum or 0
@@ -102,6 +115,15 @@ class Pins:
             if pinned is not None:
                 pinned.close()
         raise ChecksumError(f"object {key} is damaged wherever it is")
+
+    def _window(self, pinned: PinnedObject) -> Window | None:
+        if pinned.num_bytes == 0:
+            return None
+        try:
+            return self._show(pinned.buffer.address, pinned.num_bytes)
+        except BaseException:
+            pinned.close()
+            raise
 
     def _has(self, key: Sequence[int]) -> bool:
         return bool(self._store.has_keys(np.array([key], np.uint64))[0])

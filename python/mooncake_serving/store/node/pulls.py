@@ -5,10 +5,10 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from mooncake_kernels.errors import FailureKind, TransferError
+from mooncake_kernels.errors import FailureKind, InvalidArgument, TransferError
 from mooncake_kernels.pool import PutResult
 
-from ...rpc import Peers
+from ...rpc import MAX_REASON, Peers
 from ..directory import Member
 from ..store import Store
 from .calls import Calls
@@ -46,7 +46,11 @@ class Offers:
 
 
 class Puller:
-    """Takes copies into this node's pool, and publishes them. Thread-safe."""
+    """Takes copies into this node's pool, and publishes them. Thread-safe.
+
+    Only for members of the directory, and only from them: whoever asks for a copy names the engine
+    that this node connects to.
+    """
 
     def __init__(
         self,
@@ -70,8 +74,19 @@ class Puller:
         self._find = find
         self._answer_s = answer_s
 
-    def pull(self, request: Pull) -> Pulled:
-        """Carry out the request; failures are reported per key."""
+    def pull(self, sender: str, request: Pull) -> Pulled:
+        """Carry out the request; failures are reported per key.
+
+        Raises:
+            InvalidArgument: the sender is no member, or offers memory of another one.
+            Unavailable: it is not known as a member, and the directory does not answer.
+        """
+        if self._find(sender) is None:
+            raise InvalidArgument(f"pull: sender must be a member, got {sender}")
+        if request.places and request.source != sender:
+            raise InvalidArgument(
+                f"pull: source must be its sender, who offers places, got {request.source}"
+            )
         keys = keys_of(request.keys)
         with self._intake.enter():
             if not self._intake.is_open:  # even for objects that are here, since they will leave
@@ -103,7 +118,8 @@ class Puller:
     def _from_pool(self, request: Pull, keys: np.ndarray, sinks: Sequence[IntoPool]) -> list[str]:
         source = self._find(request.source)
         if source is None or not source.pool:
-            return [f"{request.source} has no pool"] * len(keys)
+            what = "is no member" if source is None else "has no pool"
+            return [f"{request.source} {what}"[:MAX_REASON]] * len(keys)
         pools = [[source.pool]] * len(keys)
         outcomes = self._reader.read(keys, sinks, pools, [source], verify=request.verify)
         return [f"{outcome.name} at {request.source}" for outcome in outcomes]

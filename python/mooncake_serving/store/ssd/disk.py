@@ -60,7 +60,7 @@ class Disk:
             self.staging = shared_memory(staging_bytes).numpy()
             self._address = self.engine.register(self.staging).address
             self._peer = self.engine.open(
-                f"file:{self.path}", deadline_s=deadline_s, descriptor=self._fd
+                f"file:{self.path}", allow_file=True, deadline_s=deadline_s, descriptor=self._fd
             )
             # Runs when this object is collected, too. A process that exits needs no help.
             self._release = weakref.finalize(self, _release, self.engine, self._fd)
