@@ -78,7 +78,16 @@ class Calls:
         return next(self._numbers)
 
     def call(self, name: str, request: Message, expected: type[A], deadline_s: float) -> A:
-        """Send a request, and wait for its answer; see ``start`` and ``wait``."""
+        """Send a request, and wait for its answer; see ``start`` and ``wait``.
+
+        If the engine that was connected to is gone, the one that has its name now is asked.
+        """
+        may_be_gone = self.peers.is_open(name)
+        try:
+            return self.wait(self.start(name, request, deadline_s), expected)
+        except TransferError as error:
+            if not may_be_gone or error.kind is not FailureKind.GONE:
+                raise
         return self.wait(self.start(name, request, deadline_s), expected)
 
     def start(
@@ -165,13 +174,14 @@ class Calls:
             call.lease.end(error)
 
     def tell(self, name: str, message: Message, deadline_s: float) -> None:
-        """Send a message, and wait until it is in the receiver's queue.
+        """Send a message, and wait until it is in the receiver's queue, as ``Peers.use`` does.
 
         Raises:
             TransferError: it is not, or that is unknown.
         """
-        with self.peers.lease(name, deadline_s) as peer:
-            self._write(peer, message, deadline_s).wait()
+        self.peers.use(
+            name, deadline_s, lambda peer: self._write(peer, message, deadline_s).wait()
+        )
 
     def post(
         self,

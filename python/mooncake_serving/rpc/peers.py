@@ -1,10 +1,13 @@
 """Connections to other engines, opened on first use and shared by all threads."""
 
 import threading
-from collections.abc import Container
+from collections.abc import Callable, Container
+from typing import TypeVar
 
 from mooncake_kernels.errors import FailureKind, InvalidArgument, TransferError, Unavailable
 from mooncake_kernels.transfer import Peer, TransferEngine
+
+R = TypeVar("R")
 
 
 class Lease:
@@ -72,6 +75,28 @@ class Peers:
         if lease is None:
             raise TransferError(name, "this side was closed", kind=FailureKind.CLOSED)
         return lease
+
+    def use(self, name: str, deadline_s: float, action: Callable[[Peer], R]) -> R:
+        """Carry out an action with a peer; if the engine that was connected to is gone, once more
+        with the one that has its name now.
+
+        Args:
+            name: of its engine.
+            deadline_s: of connecting.
+            action: called with the peer, within a lease.
+
+        Raises:
+            TransferError: it cannot be reached, or the action raises it.
+        """
+        may_be_gone = self.is_open(name)
+        try:
+            with self.lease(name, deadline_s) as peer:
+                return action(peer)
+        except TransferError as error:
+            if not may_be_gone or error.kind is not FailureKind.GONE:
+                raise
+        with self.lease(name, deadline_s) as peer:
+            return action(peer)
 
     def is_open(self, name: str) -> bool:
         """Whether a peer is connected to."""

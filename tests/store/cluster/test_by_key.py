@@ -316,12 +316,13 @@ def test_a_remembered_host_that_is_gone_is_not_waited_for(hosts):
 def test_a_host_whose_engine_answers_is_not_silent(hosts):
     one, none = hosts.make("one"), hosts.make("none", 0)
     silence, name = none.node.silence, one.node.name
+    member = none.node.member(name)
     silence._lasts_s = 600.0
     late = TransferError(name, "no answer", kind=FailureKind.TIMED_OUT)
 
     def noted_before(call, *args, **options):
-        silence.note(name, late)  # of another thread
-        assert name in silence
+        silence.note(member, late)  # of another thread
+        assert member in silence
         return call(*args, **options)
 
     by_key = none.node._reader._by_key
@@ -333,7 +334,7 @@ def test_a_host_whose_engine_answers_is_not_silent(hosts):
         ):
             with replaced(by_key, call, noted_before):
                 assert use()
-            assert name not in silence
+            assert member not in silence
 
 
 def test_locations():

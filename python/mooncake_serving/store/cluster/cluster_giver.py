@@ -63,7 +63,7 @@ class ClusterGiver(ClusterReader):
                 sent = [buffers[i] for i in left]
                 answers = self._give_to(member, words[left], sent, kept[left])
             except TransferError as error:
-                self.node.silence.note(member.name, error)
+                self.node.silence.note(member, error)
                 reason = str(error)
                 continue
             for i, answer in zip(list(left), answers, strict=True):
@@ -124,7 +124,7 @@ class ClusterGiver(ClusterReader):
         last, and of the others the emptiest pool first.
         """
         homes = self.node.homes() or self.node.homes(anew=True)
-        return sorted(homes, key=lambda member: member.name in self.node.silence)
+        return sorted(homes, key=lambda member: member in self.node.silence)
 
     def _preferred_homes(self, preferred: Sequence[str]) -> list[Member]:
         """Members whose pools are asked before the usual place takes an object: those that are
@@ -141,7 +141,7 @@ class ClusterGiver(ClusterReader):
         wanted = [
             (rank, member)
             for rank, member in ranks
-            if rank < bound and member.name not in self.node.silence
+            if rank < bound and member not in self.node.silence
         ]
         return [member for _, member in sorted(wanted, key=lambda one: one[0])]
 

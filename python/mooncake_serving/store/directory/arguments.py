@@ -56,7 +56,7 @@ def as_member(op: str, value: Any) -> Member:
                 f"{op}: member.{field} must be a str of at most {MAX_NAME_BYTES} bytes, "
                 f"got {getattr(value, field)!r}"
             )
-    for field in ("capacity_bytes", "free_bytes"):
+    for field in ("capacity_bytes", "free_bytes", "life"):
         if not is_size(getattr(value, field)):
             raise InvalidArgument(
                 f"{op}: member.{field} must be an integer from 0 to 2**63 - 1, "

@@ -31,6 +31,7 @@ class Member:
         free_bytes: of that pool, as last reported.
         is_draining: whether it accepts no new objects.
         publishes: whether its engine lists what others put into the pool, if they ask for that.
+        life: random, new for every node: a name may have belonged to another process before.
     """
 
     name: str
@@ -40,6 +41,7 @@ class Member:
     free_bytes: int = 0
     is_draining: bool = False
     publishes: bool = False
+    life: int = 0
 
     def with_free(self, free_bytes: int) -> "Member":
         return replace(self, free_bytes=free_bytes)

@@ -106,10 +106,13 @@ class Asking:
         normal = np.flatnonzero(kept["retention"] == NORMAL).tolist()
         if not normal:
             return results
-        with self._peers.lease(member, self._answer_s) as peer:
-            stored = self._by_key.put(
+        stored = self._peers.use(
+            member,
+            self._answer_s,
+            lambda peer: self._by_key.put(
                 peer, keys[normal], [objects[i] for i in normal], verify=verify
-            )
+            ),
+        )
         for i, result in zip(normal, stored, strict=True):
             results[i] = result
         return results
@@ -154,8 +157,9 @@ class Asking:
         """Have a node's engine, or else the node, remove ``[n, 2]`` objects: ``[n]`` bool, which
         were there. They are not withdrawn.
         """
-        with self._peers.lease(member, self._answer_s) as peer:
-            removed = self._by_key.remove(peer, keys)
+        removed = self._peers.use(
+            member, self._answer_s, lambda peer: self._by_key.remove(peer, keys)
+        )
         if removed is None:
             removed = np.array([self.drop(member, keys[[i]]) > 0 for i in range(len(keys))], bool)
         return removed

@@ -60,6 +60,10 @@ class Calls(rpc.Calls):
         request = self.make(kind, valid_s, number=number, **fields)
         return self.call(name, request, expected, deadline_s)
 
+    def fail_to(self, name: str) -> None:
+        """Fail requests to a node, in whose place there is another one."""
+        self.fail(lambda call: call.name == name, "it was restarted", FailureKind.GONE)
+
     def give_up(self, living: Container[str], grace_s: float) -> None:
         """Fail requests to nodes that are not members, unless they were just sent.
 

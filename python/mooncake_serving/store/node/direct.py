@@ -73,11 +73,14 @@ class Direct:
             return None
         pool = self._locations.only_pool(keys)
         member = None if pool is None else self._membership.server_of(pool)
-        if member is None or member.name in self._silence:
+        if member is None or member in self._silence:
             return None
         try:
-            with self._peers.lease(member.name, self._answer_s) as peer:
-                return self._read_from(peer, keys, sinks, verify)
+            return self._peers.use(
+                member.name,
+                self._answer_s,
+                lambda peer: self._read_from(peer, keys, sinks, verify),
+            )
         except (TransferError, Unavailable) as error:
             self._pass_over(member, error)
             return None
@@ -135,7 +138,7 @@ class Direct:
                 num_bytes += part.num_bytes
                 place.append((part.address, part.num_bytes))
             places.append(place)
-        if num_bytes > min(MAX_PUT_BYTES, member.free_bytes) or member.name in self._silence:
+        if num_bytes > min(MAX_PUT_BYTES, member.free_bytes) or member in self._silence:
             return None
         if self._locations.knows_any(keys):
             return None
@@ -148,4 +151,4 @@ class Direct:
 
     def _pass_over(self, member: Member, error: TransferError | Unavailable) -> None:
         logger.info("%s is passed over: %s", member.name, error)
-        self._silence.note(member.name, error)
+        self._silence.note(member, error)

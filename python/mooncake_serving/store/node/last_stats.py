@@ -35,7 +35,10 @@ class LastStats:
     def get(self) -> PoolStats:
         with self._lock:
             if self._asked is None or self._asked.done():
-                self._asked = self._executor.submit(self._store.stats)
+                try:
+                    self._asked = self._executor.submit(self._store.stats)
+                except RuntimeError:  # the interpreter exits
+                    return self._last
             asked = self._asked
         wait([asked], self._wait_s)
         if asked.done():

@@ -90,6 +90,13 @@ class Locations:
             while len(self._found) > MAX_REMEMBERED:
                 self._found.popitem(last=False)
 
+    def forget_pool(self, pool: str) -> None:
+        """Forget all that a pool was said to have."""
+        with self._lock:
+            gone = [word for word, (names, _) in self._found.items() if pool in names]
+            for word in gone:
+                del self._found[word]
+
     def forget(self, keys: np.ndarray) -> None:
         with self._lock:
             for word in words_of(keys):

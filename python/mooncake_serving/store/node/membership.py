@@ -28,6 +28,8 @@ class Membership:
         listing: of the node's pool, published again whenever the directory has forgotten it.
         describe: returns the node's current entry for the directory.
         ttl_s: after how many seconds without a sign of life it is considered dead.
+        meet: is called with every living member whenever they are asked for, and with what was
+            reported of that name before.
         on_members: is called with the living members, by name, several times in ``ttl_s``.
         on_beat: is called as often, also while the directory does not answer.
         on_rejoin: is called after the directory has forgotten the member, or was replaced.
@@ -42,6 +44,7 @@ class Membership:
         listing: Listing,
         describe: Callable[[], Member],
         ttl_s: float,
+        meet: Callable[[Member, Member | None], object],
         on_members: Callable[[dict[str, Member]], object],
         on_beat: Callable[[], object],
         on_rejoin: Callable[[], object],
@@ -50,6 +53,7 @@ class Membership:
         self._listing = listing
         self._describe = describe
         self._ttl_s = ttl_s
+        self._meet = meet
         self._on_members = on_members
         self._on_beat = on_beat
         self._on_rejoin = on_rejoin
@@ -93,7 +97,10 @@ class Membership:
         Raises:
             Unavailable: the directory does not answer.
         """
+        before = self._members
         self._members = {member.name: member for member in self._directory.members()}
+        for name, member in self._members.items():
+            self._meet(member, before.get(name))
         servers: dict[str, Member | None] = {self._pool: None}
         for member in self._members.values():
             servers[member.pool] = None if member.pool in servers else member

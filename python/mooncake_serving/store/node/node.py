@@ -1,5 +1,6 @@
 """A process that takes part in a store over several hosts."""
 
+import logging
 import os
 import time
 from collections.abc import Callable, Sequence
@@ -26,10 +27,12 @@ from .calls import Calls
 from .claims import Claims
 from .direct import MAX_PUT_BYTES, Direct
 from .engines import return_engine, take_engine
+from .exits import close_at_exit, is_closed
 from .intake import Intake
 from .last_stats import LastStats
 from .listed_puts import put_listed
 from .listing import Listing
+from .lives import Lives
 from .locations import Locations
 from .membership import Membership
 from .memory import RegisteredMemory, Staging
@@ -42,6 +45,8 @@ from .server import Server
 from .serving import Serving
 from .silence import Silence
 from .sinks import Sink
+
+logger = logging.getLogger(__name__)
 
 READS_AT_ONCE = 8  # holders, of all threads together
 STATS_TTLS = 0.1  # how long a renewal waits for the pool's numbers
@@ -127,6 +132,7 @@ class Node(Closing):
             opened.callback(return_engine, engine)
             self._open(opened, staging_slots, slot_bytes, read_s)
             self._opened = opened.pop_all()
+        close_at_exit(self)
 
     def _open(self, opened: ExitStack, staging_slots: int, slot_bytes: int, read_s: float) -> None:
         """Join; ``opened`` closes in reverse what has been opened by then."""
@@ -143,6 +149,7 @@ class Node(Closing):
         self._peers = Peers(engine)
         opened.callback(self._peers.close)
         self._calls = Calls(self._peers)
+        self._lives = Lives()
         self._executor = ThreadPoolExecutor(READS_AT_ONCE, "mk-store-read")
         opened.callback(self._executor.shutdown)
         by_key = ByKey(engine, answer_s, read_s, self.silence.heard)
@@ -172,6 +179,7 @@ class Node(Closing):
             Answers(offers, answers),
             answer_s,
             heard=self.silence.heard,
+            meet=self._meet,
             look=self._look,
         )
         opened.callback(self._server.close)
@@ -181,6 +189,7 @@ class Node(Closing):
             self.listing,
             self._describe,
             ttl_s,
+            self._meet_member,
             self._on_members,
             self._on_beat,
             self._on_rejoin,
@@ -278,7 +287,12 @@ class Node(Closing):
         members = self._membership.members().values()
         if not {name for names in others for name in names} <= {m.pool for m in members}:
             members = self._membership.refresh().values()
-        return self._reader.read(keys, sinks, others, list(members), verify=verify)
+        outcomes = self._reader.read(keys, sinks, others, list(members), verify=verify)
+        if left := [i for i, outcome in enumerate(outcomes) if outcome is Outcome.UNREACHED]:
+            again = self._read_again(keys[left], [sinks[i] for i in left], verify=verify)
+            for i, outcome in zip(left, again, strict=True):
+                outcomes[i] = Outcome.ABSENT if outcome is Outcome.UNREACHED else outcome
+        return outcomes
 
     def read_directly(
         self, keys: np.ndarray, sinks: Sequence[Sink], *, verify: bool = True
@@ -328,13 +342,14 @@ class Node(Closing):
 
     def close(self) -> None:
         """Leave. Current readers have ``answer_s`` to finish; this node's own requests fail.
-        Idempotent.
+        Idempotent. A node that is left open leaves when the interpreter exits.
 
         In a forked child it has no effect.
         """
         if self._is_closed or os.getpid() != self._pid:
             return
         self._is_closed = True
+        is_closed(self)
         self._membership.close()
         until = time.monotonic() + self._answer_s
         while self.num_readers() and time.monotonic() < until:
@@ -367,13 +382,24 @@ class Node(Closing):
         )
         return PoolAnswers(store, self.listing, self._pins, puller)
 
+    def _read_again(
+        self, keys: np.ndarray, sinks: Sequence[Sink], *, verify: bool
+    ) -> list[Outcome]:
+        """Read objects whose holders could not be reached from where they are by now: a holder may
+        have been restarted, or another one have got them.
+        """
+        members = self._membership.refresh().values()
+        pools = self.listing.holders(keys)
+        others = [[name for name in names if name != self.pool_name] for names in pools]
+        return self._reader.read(keys, sinks, others, list(members), verify=verify)
+
     def _look(self) -> None:
         if self._serving is not None and self._serving.look():
             self.listing.is_stale = True
 
     def _describe(self) -> Member:
         if self._stats is None:
-            return Member(self.name, self.host)
+            return Member(self.name, self.host, life=self._calls.life)
         stats = self._stats.get()
         return Member(
             self.name,
@@ -383,11 +409,26 @@ class Node(Closing):
             stats.free_bytes,
             self.is_draining,
             publishes=self._serving is not None and self._serving.publishes,
+            life=self._calls.life,
         )
+
+    def _meet(self, name: str, life: int) -> None:
+        """Drop what is kept of a node in whose place there is another one."""
+        if self._lives.meet(name, life):
+            logger.info("%s was restarted", name)
+            self._peers.forget(name)
+            self.silence.heard(name)
+            self._calls.fail_to(name)
+
+    def _meet_member(self, member: Member, before: Member | None) -> None:
+        if before is not None and before.life != member.life and before.pool:
+            self.locations.forget_pool(before.pool)
+        self._meet(member.name, member.life)
 
     def _on_members(self, members: dict[str, Member]) -> None:
         self._calls.give_up(members, self._ttl_s)
         self._peers.keep(members)
+        self._lives.keep(members)
         if self._pins is not None:
             self._pins.release_gone(members, self._ttl_s)
         self.claims.settle_left()

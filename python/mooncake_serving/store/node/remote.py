@@ -90,12 +90,16 @@ class RemoteReader:
 
         Returns:
             For each: ``DONE``; ``NOT_TAKEN`` by its sink; ``DAMAGED``: every copy that could be
-            read is; ``ABSENT``.
+            read is; ``ABSENT``: no pool has it; ``UNREACHED``: of those that answer.
         """
         served: dict[str, list[Member]] = defaultdict(list)
+        silent: set[str] = set()
         for member in members:
-            if member.name not in self._silence:
+            if member in self._silence:
+                silent.add(member.pool)
+            else:
                 served[member.pool].append(member)
+        unreached = {i for i, names in enumerate(pools) if not silent.isdisjoint(names)}
         candidates = [Candidates([served[p] for p in names], self._host) for names in pools]
         outcomes = [Outcome.ABSENT] * len(keys)
         done: set[int] = set()
@@ -115,6 +119,10 @@ class RemoteReader:
                         done.add(i)
                     elif result is Outcome.UNREACHED or is_busy:
                         candidates[i].drop_member()
+                        unreached.add(i)
+        for i in unreached:
+            if outcomes[i] is Outcome.ABSENT:
+                outcomes[i] = Outcome.UNREACHED
         for name, indices in missed.items():
             self._tell_missed(name, keys[indices])
         return outcomes
@@ -159,8 +167,11 @@ class RemoteReader:
         """Read objects of one holder, whichever way is faster."""
         found: list[Outcome | None] | None = None
         try:
-            with self._peers.lease(member.name, self._answer_s) as peer:
-                found = self._by_key.read(peer, keys, sinks, verify=verify)
+            found = self._peers.use(
+                member.name,
+                self._answer_s,
+                lambda peer: self._by_key.read(peer, keys, sinks, verify=verify),
+            )
         except (TransferError, Unavailable) as error:
             self._passed_over(member, error)
             return [Outcome.UNREACHED] * len(keys)
@@ -242,7 +253,7 @@ class RemoteReader:
 
     def _passed_over(self, member: Member, error: TransferError | Unavailable) -> None:
         logger.info("%s is passed over: %s", member.name, error)
-        self._silence.note(member.name, error)
+        self._silence.note(member, error)
 
     def _release(self, member: Member, token: int) -> bool:
         return self._calls.ask(

@@ -34,6 +34,7 @@ class Server:
         answers: to the requests of others.
         answer_s: how long it may take to deliver an answer.
         heard: is called with the name of each sender.
+        meet: is called with the name and the life of each that asks for something.
         look: is called several times a second.
     """
 
@@ -45,12 +46,14 @@ class Server:
         answer_s: float,
         *,
         heard: Callable[[str], object],
+        meet: Callable[[str, int], object],
         look: Callable[[], object],
     ):
         self._calls = calls
         self._answers = answers
         self._answer_s = answer_s
         self._heard = heard
+        self._meet = meet
         self._ends_s = math.inf  # when closing is to be over, of ``time.monotonic``
         self._room = threading.BoundedSemaphore(MAX_PENDING)
         self._serving = ThreadPoolExecutor(NUM_THREADS, "mk-store-serve")
@@ -67,6 +70,8 @@ class Server:
     def _take(self, sender: str, data: bytes) -> None:
         self._heard(sender)
         message = decode(data)
+        if isinstance(message, Request):
+            self._meet(sender, message.life)
         if isinstance(message, Release) and not message.is_answered:
             self._answers.answer(sender, message)
         elif isinstance(message, Pull):
@@ -81,10 +86,15 @@ class Server:
             self._submit(self._serving, self._send, sender, release)
 
     def _submit(self, executor: Executor, work: Callable[..., object], *args: object) -> None:
-        if self._room.acquire(blocking=False):
-            executor.submit(work, *args).add_done_callback(lambda _: self._room.release())
-        else:
+        if not self._room.acquire(blocking=False):
             logger.warning("a request of %s is not answered: too many wait", args[0])
+            return
+        try:
+            submitted = executor.submit(work, *args)
+        except RuntimeError:  # the interpreter exits: the node leaves before it ends
+            self._room.release()
+            return
+        submitted.add_done_callback(lambda _: self._room.release())
 
     def _serve(self, sender: str, request: Request, received: float) -> None:
         now = time.monotonic()
