@@ -111,9 +111,43 @@ void each_range_is_checked() {
   }
 }
 
+bool may_read(const RegionTable& table, const Range& range) {
+  try {
+    table.check(Ranges::rows({range}), kRemoteRead, "remote", 0);
+    return true;
+  } catch (const Refused&) {
+    return false;
+  }
+}
+
+// A reader that was stopped holds up nobody; its place on the board is free once it has noticed.
+void a_closed_window_waits_for_no_process() {
+  RegionTable table;
+  const auto board = std::make_shared<Board>(getpid());
+  const RegionRef region = table.add({kFirst, kRemoteWindows});
+  const Range part{4100, 10};
+  EXPECT(!may_read(table, part));
+  RegionRef window = table.open_window(region, part);
+  EXPECT(may_read(table, part) && !may_read(table, {4099, 2}) && !may_read(table, {4100, 11}));
+  const auto offered = table.offer(board);
+  EXPECT(offered.size() == 2 && !(offered[0].rights & kRemoteRights));
+  auto use = std::make_unique<BoardUse>(*board, offered[1].offer);
+  table.close_window(window);
+  EXPECT(!may_read(table, part) && !BoardUse(*board, offered[1].offer));
+  window = table.open_window(region, part);
+  EXPECT(table.offer(board)[1].offer.slot != offered[1].offer.slot);
+  use.reset();
+  table.close_window(window);
+  window = table.open_window(region, part);
+  EXPECT(table.offer(board)[1].offer.slot <= 2);
+  EXPECT(table.remove(region) && !may_read(table, part));
+  table.close_window(window);
+}
+
 }  // namespace
 
 int main() {
+  a_closed_window_waits_for_no_process();
   each_range_is_checked();
   each_waits_for_that_region_alone();
   close_withdraws_all_before_it_waits_for_any();

@@ -80,13 +80,13 @@ class Calls:
     def call(self, name: str, request: Message, expected: type[A], deadline_s: float) -> A:
         """Send a request, and wait for its answer; see ``start`` and ``wait``.
 
-        If the engine that was connected to is gone, the one that has its name now is asked.
+        If the engine turns out to be gone, the one that has its name now is asked.
         """
-        may_be_gone = self.peers.is_open(name)
+        call = self.start(name, request, deadline_s)
         try:
-            return self.wait(self.start(name, request, deadline_s), expected)
+            return self.wait(call, expected)
         except TransferError as error:
-            if not may_be_gone or error.kind is not FailureKind.GONE:
+            if error.kind is not FailureKind.GONE:
                 raise
         return self.wait(self.start(name, request, deadline_s), expected)
 

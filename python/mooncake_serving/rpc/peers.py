@@ -77,8 +77,8 @@ class Peers:
         return lease
 
     def use(self, name: str, deadline_s: float, action: Callable[[Peer], R]) -> R:
-        """Carry out an action with a peer; if the engine that was connected to is gone, once more
-        with the one that has its name now.
+        """Carry out an action with a peer; if its engine turns out to be gone, once more with the
+        one that has its name now.
 
         Args:
             name: of its engine.
@@ -88,12 +88,12 @@ class Peers:
         Raises:
             TransferError: it cannot be reached, or the action raises it.
         """
-        may_be_gone = self.is_open(name)
+        lease = self.lease(name, deadline_s)
         try:
-            with self.lease(name, deadline_s) as peer:
+            with lease as peer:
                 return action(peer)
         except TransferError as error:
-            if not may_be_gone or error.kind is not FailureKind.GONE:
+            if error.kind is not FailureKind.GONE:
                 raise
         with self.lease(name, deadline_s) as peer:
             return action(peer)

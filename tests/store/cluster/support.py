@@ -49,6 +49,7 @@ def make_host(
     secret: bytes | None = None,
     tls=None,
     by_key: bool = True,
+    engine_name: str | None = None,
     **node_options,
 ) -> Host:
     """A host of that name; without a pool if its capacity is 0; without ``by_key``, everything it
@@ -56,7 +57,7 @@ def make_host(
     """
     if store is None and capacity_bytes:
         store = Store.create(capacity_bytes, evict_ratio=0.0)
-    engine = TransferEngine(transports=transports, secret=secret, tls=tls)
+    engine = TransferEngine(engine_name, transports=transports, secret=secret, tls=tls)
     node = Node(store, engine, directory, **{"host": name, "ttl_s": TTL_S} | node_options)
     if not by_key:
         node._reader._by_key.suits = lambda *_: False
