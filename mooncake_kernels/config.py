@@ -15,6 +15,7 @@ from typing import Any
 PREFIX = "MOONCAKE_KERNELS_"
 NO_SUCH_SETTING = "there is no such setting"
 MAX_INT = 2**31 - 1  # limit of the compiled code
+MAX_USER_ID = 2**32 - 2  # 2**32 - 1 means no user
 
 
 def _positive_int(text: str) -> int:
@@ -77,6 +78,18 @@ def _set_of(*choices: str) -> Callable[[str], tuple[str, ...]]:
         return words
 
     return parse
+
+
+def is_user_id(number: int) -> bool:
+    """Whether a user of this machine may have this number."""
+    return 0 <= number <= MAX_USER_ID
+
+
+def _user_ids(text: str) -> tuple[int, ...]:
+    users = tuple(int(word) for word in text.split(",") if word)
+    if not all(is_user_id(user) for user in users):
+        raise ValueError
+    return users
 
 
 def _setting(
@@ -173,6 +186,18 @@ class Settings:
         "a URL",
         "metadata server of `python -m mooncake_kernels bandwidth`, likewise",
         shown=False,
+    )
+    secret_only: int = _setting(
+        0,
+        _integer_in(0, 1),
+        "0 or 1",
+        "1: TransferEngines with a secret and without certificates do without TLS",
+    )
+    local_users: tuple[int, ...] = _setting(
+        (),
+        _user_ids,
+        f"a comma-separated list of integers in [0, {MAX_USER_ID}]",
+        "ids of other users whose processes may connect to a TransferEngine within its machine",
     )
     calibration: str = _setting(
         "~/.cache/mooncake-kernels/calibration.json",
@@ -280,7 +305,7 @@ def override(**changes: Any) -> Iterator[Settings]:
 def _check(item: Any, value: Any) -> None:
     """Raise ValueError unless a setting's variable could give it this value."""
     try:
-        text = ",".join(value) if isinstance(value, tuple) else str(value)
+        text = ",".join(map(str, value)) if isinstance(value, tuple) else str(value)
         is_good = item.metadata["parse"](text) == value
     except (TypeError, ValueError):
         is_good = False
@@ -311,6 +336,7 @@ def table() -> list[tuple[str, str, str]]:
     rows = []
     for kind in (Settings, BuildSettings):
         for item in dataclasses.fields(kind):
-            default = ",".join(item.default) if isinstance(item.default, tuple) else item.default
+            is_list = isinstance(item.default, tuple)
+            default = ",".join(map(str, item.default)) if is_list else item.default
             rows.append((PREFIX + item.name.upper(), str(default), item.metadata["doc"]))
     return rows

@@ -53,10 +53,15 @@ using TlsFiles = std::tuple<std::string, std::string, std::string, bool>;
 using NicTuple = std::tuple<std::string, int, double>;  // name, port, GB/s
 using PacketTuple = std::tuple<int, int, int>;          // GID index, traffic class, service level
 
-Credentials credentials_of(const std::optional<std::string>& secret,
-                           const std::optional<TlsFiles>& tls) {
+Credentials credentials_of(const std::optional<std::string>& secret, bool secret_only,
+                           const std::optional<TlsFiles>& tls,
+                           const std::vector<uid_t>& local_users) {
   Credentials credentials;
+  credentials.local_users = LocalUsers(local_users);
   if (secret) credentials.secret = std::make_shared<const Secret>(*secret);
+  if (secret && !tls && !secret_only) {
+    credentials.tls = std::make_shared<const TlsContext>(credentials.secret->psk());
+  }
   if (tls) {
     const auto& [certificate, key, ca, verify_host] = *tls;
     credentials.tls =
@@ -70,7 +75,8 @@ std::shared_ptr<Engine> make_engine(
     bool tcp, bool file, const std::vector<NicTuple>& nics, const std::vector<NicSet>& near_nodes,
     const std::vector<NicSet>& near_gpus, bool nics_required, const PacketTuple& packets,
     int num_lanes, size_t max_connections, int64_t spin_us,
-    const std::optional<std::string>& secret, const std::optional<TlsFiles>& tls) {
+    const std::optional<std::string>& secret, bool secret_only, const std::optional<TlsFiles>& tls,
+    const std::vector<uid_t>& local_users, const std::vector<std::string>& reached_at) {
   const auto delete_in_owner = [](Engine* engine) {
     if (!engine->forked()) delete engine;
   };
@@ -92,7 +98,8 @@ std::shared_ptr<Engine> make_engine(
                       num_lanes,
                       max_connections,
                       std::chrono::microseconds(spin_us),
-                      credentials_of(secret, tls)}),
+                      credentials_of(secret, secret_only, tls, local_users),
+                      reached_at}),
           delete_in_owner};
 }
 
@@ -238,7 +245,8 @@ void bind_transfer(py::module_& m) {
            py::arg("shm"), py::arg("cuda_ipc"), py::arg("tcp"), py::arg("file"), py::arg("nics"),
            py::arg("near_nodes"), py::arg("near_gpus"), py::arg("nics_required"),
            py::arg("packets"), py::arg("num_lanes"), py::arg("max_connections"), py::arg("spin_us"),
-           py::arg("secret").none(true), py::arg("tls").none(true), ReleaseGil())
+           py::arg("secret").none(true), py::arg("secret_only"), py::arg("tls").none(true),
+           py::arg("local_users"), py::arg("reached_at"), ReleaseGil())
       .def_property_readonly("name", &Engine::name)
       .def_property_readonly("address", &Engine::address)
       .def_property_readonly("instance", &Engine::instance)

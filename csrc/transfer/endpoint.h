@@ -16,13 +16,15 @@
 #include "transfer/service.h"
 #include "transfer/verdict.h"
 #include "transfer/wire/credentials.h"
+#include "transfer/wire/own_addresses.h"
 
 namespace mk::transfer {
 
 struct Endpoint {
   Endpoint(std::string name, std::string address, uint64_t instance, Credentials credentials,
            std::shared_ptr<Nics> nics = std::make_shared<Nics>(),
-           std::chrono::microseconds spin = {}, bool is_local = true, bool is_tcp = true)
+           std::chrono::microseconds spin = {}, bool is_local = true, bool is_tcp = true,
+           OwnAddresses addresses = {})
       : name(std::move(name)),
         address(std::move(address)),
         instance(instance),
@@ -30,7 +32,8 @@ struct Endpoint {
         nics(std::move(nics)),
         spin(spin),
         is_local(is_local),
-        is_tcp(is_tcp) {}
+        is_tcp(is_tcp),
+        addresses(std::move(addresses)) {}
 
   const std::string name;     // sent to peers
   const std::string address;  // "host:port"; also the name, unless there is a metadata server
@@ -40,6 +43,7 @@ struct Endpoint {
   const std::chrono::microseconds spin;  // before a wait for a peer's next bytes sleeps
   const bool is_local;                   // the process's other engines may reach it by `local`
   const bool is_tcp;                     // other machines may move its memory over connections
+  const OwnAddresses addresses;          // by which peers with the secret may have come here
   const Owner owner;
   std::atomic<bool> has_left{false};  // the process's engines: it was closed
   RegionTable regions;

@@ -41,8 +41,16 @@ Engine::Engine(const EngineOptions& options)
   const std::string address = where.name();
   const std::string& name = options.name.empty() ? address : options.name;
   const uint64_t instance = random_value<uint64_t>() | 1;  // never 0
+  std::vector<std::string> written{address};
+  for (const std::string& other : options.reached_at) {
+    const HostPort from = parse_address("TransferEngine", "reached_at", other);
+    MK_CHECK(from.port != 0, "TransferEngine: reached_at must have a port other than 0, got \"",
+             other, "\"");
+    written.push_back(from.name());
+  }
   own_ = std::make_shared<Endpoint>(name, address, instance, options.credentials, std::move(nics),
-                                    options.spin, options.local, options.tcp);
+                                    options.spin, options.local, options.tcp,
+                                    OwnAddresses(written, numeric_name(bound_address(bound_))));
   start_server();
   enter_process(own_);
 }

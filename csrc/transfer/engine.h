@@ -3,7 +3,7 @@
 //   Engine engine({"prefill-3", "127.0.0.1:0", /*local=*/true, /*shm=*/true, /*cuda_ipc=*/true,
 //                  /*tcp=*/true, /*file=*/true, /*nics=*/{}, /*near_nics=*/{},
 //                  /*nics_required=*/false, /*num_lanes=*/2, /*max_connections=*/512,
-//                  /*spin=*/{}, /*credentials=*/{}});
+//                  /*spin=*/{}, /*credentials=*/{}, /*reached_at=*/{}});
 //   RegionRef region = engine.add_region({address, num_bytes}, kRemoteWrite, /*device=*/-1);
 //   PeerRef peer = engine.open({"decode-1", "10.0.0.2:4711", instance}, 30.0);
 //   peer->wait_connected(Deadline::after(30.0));

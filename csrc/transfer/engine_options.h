@@ -28,6 +28,7 @@ struct EngineOptions {
   size_t max_connections;          // to all peers
   std::chrono::microseconds spin;  // see Socket::spin_for
   Credentials credentials;
+  std::vector<std::string> reached_at;  // further addresses, "host:port", that lead here
 
   bool is_for_processes() const { return shm || cuda_ipc; }
   bool is_for_machines() const { return tcp || !nics.empty(); }

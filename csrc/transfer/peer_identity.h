@@ -8,6 +8,7 @@
 #include <cstdint>
 #include <memory>
 #include <mutex>
+#include <string>
 #include <utility>
 
 #include "transfer/error.h"
@@ -20,12 +21,12 @@ inline Cause another_engine() { return {"another engine answers there", FailureK
 
 class PeerIdentity {
  public:
-  // `expected`: an instance; 0: whichever answers first.
-  PeerIdentity(uint64_t expected, std::shared_ptr<LostLinksTable> table)
-      : expected_(expected), table_(std::move(table)) {}
+  // `expected`: an instance; 0: whichever answers first, of any name.
+  PeerIdentity(uint64_t expected, std::string name, std::shared_ptr<LostLinksTable> table)
+      : expected_(expected), name_(std::move(name)), table_(std::move(table)) {}
 
-  // Throws Failure if it is another engine.
-  void check(uint64_t instance);
+  // Throws Failure if it is another engine. `name`: the one by which it introduces itself.
+  void check(uint64_t instance, const std::string& name);
 
   // Null before the first check.
   LostLinks* lost() const { return lost_; }
@@ -36,6 +37,7 @@ class PeerIdentity {
 
  private:
   const uint64_t expected_;
+  const std::string name_;
   const std::shared_ptr<LostLinksTable> table_;
   std::mutex mutex_;
   uint64_t instance_ = 0;

@@ -83,18 +83,18 @@ Route find_route(const PeerAddress& to, const EngineOptions& options,
   }
 
   const std::vector<SocketAddress> addresses = resolve(where);
-  const auto identity = std::make_shared<PeerIdentity>(to.instance, lost_links);
+  const auto identity = std::make_shared<PeerIdentity>(to.instance, to.name, lost_links);
   Cause why_not;
   if (options.is_for_processes()) {
     std::vector<SocketAddress> here;
     std::transform(addresses.begin(), addresses.end(), std::back_inserter(here), within_machine);
-    if (ShmChannel::reaches(here, why_not)) {
-      const ShmChannel::Ways ways{options.shm, options.cuda_ipc};
-      reasons.push_back(concat(options.shm ? "shm" : "cuda_ipc",
-                               ": an engine of this user listens at ", to.address,
-                               " within this machine"));
+    const ShmChannel::Ways ways{options.shm, options.cuda_ipc};
+    const LocalUsers& users = own->credentials.local_users;
+    if (ShmChannel::reaches(here, users, ways, !options.is_for_machines(), why_not)) {
+      reasons.push_back(concat(options.shm ? "shm" : "cuda_ipc", ": an engine of a user that is ",
+                               "admitted listens at ", to.address, " within this machine"));
       add_lanes(route, options, [&] {
-        return std::make_unique<ShmChannel>(own, where.host, here, identity, ways);
+        return std::make_unique<ShmChannel>(own, where, here, identity, ways);
       });
       return route;
     }
@@ -107,7 +107,7 @@ Route find_route(const PeerAddress& to, const EngineOptions& options,
   reasons.push_back(not_chosen("shm", options.is_for_processes(), why_not.text));
 
   if (own->nics->size() > 0) {
-    auto rdma = std::make_unique<RdmaChannel>(own, where.host, addresses, identity, !options.tcp);
+    auto rdma = std::make_unique<RdmaChannel>(own, where, addresses, identity, !options.tcp);
     if (!options.tcp || rdma->finds_nics(deadline, why_not.text)) {
       reasons.push_back(concat("rdma: ", own->nics->size(), " NICs of this engine"));
       channels.push_back(std::move(rdma));
@@ -117,7 +117,7 @@ Route find_route(const PeerAddress& to, const EngineOptions& options,
   }
   reasons.push_back(concat("tcp: ", options.num_lanes, " connections to ", to.address));
   add_lanes(route, options,
-            [&] { return std::make_unique<WireChannel>(own, where.host, addresses, identity); });
+            [&] { return std::make_unique<WireChannel>(own, where, addresses, identity); });
   return route;
 }
 

@@ -34,6 +34,13 @@ Words words(Verdict verdict) {
               "the peer has not ended the connection before in time", FailureKind::kBusy};
     case Verdict::kFull:
       return {"too many connections", "the peer has too many connections", FailureKind::kBusy};
+    case Verdict::kUnwantedTls:
+      return {"the peer speaks TLS only, this engine does not", "the peer speaks no TLS",
+              FailureKind::kDenied};
+    case Verdict::kOtherAddress:
+      return {"the peer has dialled an address that is not this engine's (reached_at)",
+              "the engine that answers is not of this address, unless its reached_at says so",
+              FailureKind::kDenied};
   }
   return {"welcome", "welcome", FailureKind::kOther};
 }
@@ -42,6 +49,14 @@ Words words(Verdict verdict) {
 
 Cause found(Verdict verdict) { return {words(verdict).found, words(verdict).kind}; }
 Cause told(Verdict verdict) { return {words(verdict).told, words(verdict).kind}; }
+
+const char* process_of_another() {
+  return "a process of another user of this machine (local_users)";
+}
+
+const char* listener_of_another() {
+  return "the listener on this machine belongs to another user (local_users)";
+}
 
 void Rejections::count(const std::string& cause) {
   const std::lock_guard lock(mutex_);

@@ -19,6 +19,10 @@ namespace mk::transfer {
 Cause found(Verdict verdict);  // the target's finding about the initiator
 Cause told(Verdict verdict);   // its meaning for the initiator
 
+// A process on this machine: the target's finding about who connects, and the reverse.
+const char* process_of_another();
+const char* listener_of_another();
+
 // A target rejects a peer.
 struct Rejected : Failure {
   explicit Rejected(Verdict verdict) : Failure(found(verdict)), verdict(verdict) {}

@@ -22,7 +22,7 @@ from .objects import (
     ObjectCalls,
 )
 from .requests import Requests
-from .security import Tls, as_secret, as_tls
+from .security import Tls, Trust
 
 TRANSPORTS = ("local", "shm", "cuda_ipc", "rdma", "tcp", "file")
 
@@ -60,10 +60,21 @@ class TransferEngine(Requests, Inspection, ObjectCalls, Closing):
             cannot be opened is logged and left out. Having none is logged, too, and is an error
             only if ``rdma`` is named.
         secret: 16 to 4096 bytes shared by all engines that may use each other's memory, also within
-            a process. Peers with another secret, or none, are refused. None: the setting ``secret``
-            or ``secret_file``; if neither is set, no secret.
-        tls: certificates. ``tcp`` then uses TLS 1.3, and peers without it are refused. ``shm``,
-            which stays among the processes of one user on one machine, does not use TLS.
+            a process. Peers with another secret, or none, are refused, and so are those that have
+            dialled an address that is not this engine's. ``tcp`` then uses TLS 1.3, with a key that
+            comes from the secret; what NICs move (``rdma``) is not encrypted. None: the setting
+            ``secret`` or ``secret_file``; if neither is set, no secret.
+        secret_only: for a trusted network: a secret without TLS. Every frame but its data is
+            authenticated, nothing is encrypted. The same on all engines. None: the setting
+            ``secret_only``, where there is a secret and no ``tls``.
+        tls: certificates. ``tcp`` then uses TLS 1.3 with these, and peers without it are refused.
+            Within a machine, processes of this engine's user do without TLS.
+        local_users: ids of other users whose processes on this machine (more exactly, in its
+            network namespace) may connect other than by ``tcp``, and to whose this engine connects.
+            They have to prove what peers on other machines do, and share no memory. All others are
+            refused, root too. None: the setting ``local_users``.
+        reached_at: further addresses, ``"host:port"``, by which peers with the secret reach this
+            engine, as through NAT, a proxy or a DNS name. Where it listens need not be listed.
         max_connections: how many connections to peers it keeps, 1 to 2**31 - 1. To open one more,
             it closes an idle one (chosen by SIEVE), which is reconnected at the next request to its
             peer. While all are in use, a request that needs one waits, within its deadline. A peer
@@ -100,7 +111,10 @@ class TransferEngine(Requests, Inspection, ObjectCalls, Closing):
         transports: Collection[str] | None = None,
         topology: Topology | None = None,
         secret: bytes | str | None = None,
+        secret_only: bool | None = None,
         tls: Tls | None = None,
+        local_users: Collection[int] | None = None,
+        reached_at: Collection[str] = (),
         max_connections: int = 512,
         checksum: bool = False,
         spin_us: int = 0,
@@ -120,16 +134,16 @@ class TransferEngine(Requests, Inspection, ObjectCalls, Closing):
         self._checksum = as_checksum("TransferEngine", checksum, default=False)
         if set(allowed) == {"cuda_ipc"} and (missing := _host.missing_cuda_driver()):
             raise Unavailable(f"TransferEngine: cuda_ipc alone needs a driver: {missing}")
-        files = as_tls(tls)
+        trust = Trust.of(secret, secret_only, tls, local_users, reached_at)
         named = transports is not None and "rdma" in allowed
         nics = NicChoice()
-        if named or (transports is None and files is None):
+        if named or (transports is None and trust.tls is None):
             nics = choose_nics(topology, named=named)
         self._names = Names(metadata)
         self._engine = self._names.start(
             name,
             listen,
-            Options(tuple(allowed), nics, as_secret(secret), files, max_connections, spin_us),
+            Options(tuple(allowed), nics, trust, max_connections, spin_us),
         )
         self._regions: set[Region] = set()
         self._closed = False

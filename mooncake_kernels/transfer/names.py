@@ -12,6 +12,7 @@ from .. import _host, config, metadata
 from ..errors import FailureKind, InvalidArgument, TransferError, Unavailable
 from .arguments import as_address
 from .nics import NicChoice
+from .security import Trust
 
 PROBE_S = 2.0  # for an engine to answer when another one wants its name
 
@@ -22,8 +23,7 @@ class Options:
 
     transports: tuple[str, ...]
     nics: NicChoice
-    secret: bytes | None
-    tls: tuple[bytes, bytes, bytes, bool] | None
+    trust: Trust
     max_connections: int
     spin_us: int
 
@@ -50,8 +50,11 @@ class Options:
             num_lanes=settings.transfer_lanes,
             max_connections=self.max_connections,
             spin_us=self.spin_us,
-            secret=self.secret,
-            tls=self.tls,
+            secret=self.trust.secret,
+            secret_only=self.trust.secret_only,
+            tls=self.trust.tls,
+            local_users=list(self.trust.local_users),
+            reached_at=list(self.trust.reached_at),
         )
 
 

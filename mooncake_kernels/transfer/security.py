@@ -1,12 +1,14 @@
-"""How engines authenticate each other and hide their traffic: secret and TLS."""
+"""How engines authenticate each other and hide their traffic: secret, TLS, users of a machine."""
 
 import os
+from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from .. import config
-from ..errors import InvalidArgument
+from ..errors import InvalidArgument, shown
+from .arguments import as_address
 
 FilePath = str | os.PathLike[str]
 
@@ -30,6 +32,70 @@ class Tls:
     key: FilePath
     ca: FilePath | None = None
     verify_host: bool = True
+
+
+@dataclass(frozen=True)
+class Trust:
+    """Whom an engine lets in, and how they prove to be that, as the host code takes it."""
+
+    secret: bytes | None
+    secret_only: bool
+    tls: tuple[bytes, bytes, bytes, bool] | None
+    local_users: tuple[int, ...]
+    reached_at: tuple[str, ...]
+
+    @classmethod
+    def of(
+        cls, secret: Any, secret_only: Any, tls: Any, local_users: Any, reached_at: Any
+    ) -> "Trust":
+        """From the arguments of a ``TransferEngine``, and the settings."""
+        found, files = as_secret(secret), as_tls(tls)
+        alone = found is not None and files is None
+        return cls(
+            found,
+            _as_secret_only(secret_only, alone=alone),
+            files,
+            _as_local_users(local_users),
+            _as_addresses(reached_at),
+        )
+
+
+def _as_secret_only(secret_only: Any, *, alone: bool) -> bool:
+    if secret_only is None:
+        return config.current().secret_only == 1 and alone
+    if not isinstance(secret_only, bool):
+        raise InvalidArgument(
+            f"TransferEngine: secret_only must be a bool, got {shown(secret_only)}"
+        )
+    if secret_only and not alone:
+        raise InvalidArgument(
+            "TransferEngine: secret_only must be False without a secret and with tls, got True"
+        )
+    return secret_only
+
+
+def _as_local_users(users: Any) -> tuple[int, ...]:
+    if users is None:
+        return config.current().local_users
+    is_list = isinstance(users, Collection) and not isinstance(users, str | bytes)
+    is_id = is_list and all(
+        isinstance(user, int) and not isinstance(user, bool) and config.is_user_id(user)
+        for user in users
+    )
+    if not is_id:
+        raise InvalidArgument(
+            "TransferEngine: local_users must be a list of user ids in "
+            f"[0, {config.MAX_USER_ID}], got {shown(users)}"
+        )
+    return tuple(users)
+
+
+def _as_addresses(addresses: Any) -> tuple[str, ...]:
+    if not isinstance(addresses, Collection) or isinstance(addresses, str | bytes):
+        raise InvalidArgument(
+            f'TransferEngine: reached_at must be a list of "host:port", got {shown(addresses)}'
+        )
+    return tuple(as_address("TransferEngine", "reached_at", address) for address in addresses)
 
 
 def as_secret(secret: Any) -> bytes | None:

@@ -28,6 +28,9 @@ static_assert(ossl::kReasonMask == ERR_REASON_MASK);
 static_assert(ossl::kSystemErrorFlag == ERR_SYSTEM_FLAG);
 static_assert(ossl::kSystemReasonMask == ERR_SYSTEM_MASK);
 static_assert(ossl::kReasonCertificateVerifyFailed == SSL_R_CERTIFICATE_VERIFY_FAILED);
+static_assert(ossl::kReasonBinderDoesNotVerify == SSL_R_BINDER_DOES_NOT_VERIFY);
+static_assert(ossl::kReasonAlertIllegalParameter == SSL_R_SSLV3_ALERT_ILLEGAL_PARAMETER);
+static_assert(ossl::kReasonAlertDecryptError == SSL_R_TLSV1_ALERT_DECRYPT_ERROR);
 
 int main() {
   // And every function is in the libraries.

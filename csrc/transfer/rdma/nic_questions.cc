@@ -10,15 +10,16 @@ namespace mk::transfer {
 
 std::vector<char> NicQuestions::ask(Op op, const void* question, size_t num_bytes,
                                     size_t entry_bytes, const Limit& limit) {
-  const BatchHeader header{op, 0, ++count_, 0, num_bytes};
-  iovec parts[] = {{const_cast<BatchHeader*>(&header), sizeof(header)},
-                   {const_cast<void*>(question), num_bytes}};
+  BatchHeader header{op, 0, ++count_, 0, num_bytes};
+  iovec parts[] = {{&header, sizeof(header)}, {const_cast<void*>(question), num_bytes}};
+  sign(socket_.frame_macs(), header, {parts[1]});
   socket_.send(parts, num_bytes > 0 ? 2 : 1, limit);
   Ack ack;
   socket_.receive(&ack, sizeof(ack), limit);
   check_answer(ack, count_, entry_bytes, kMaxKeysBytes);
   std::vector<char> answer(ack.status == Status::kDone ? ack.num_bytes : ack.refusal_bytes);
   socket_.receive(answer.data(), answer.size(), limit);
+  verify(socket_.frame_macs(), ack, {{answer.data(), answer.size()}});
   if (ack.status == Status::kRefused) {
     throw Refused(Cause(printable(std::string(answer.begin(), answer.end())),
                         kind_of_peer(static_cast<FailureKind>(ack.refusal_kind))));

@@ -171,7 +171,7 @@ Outcome RdmaChannel::after_slices(const Doing& doing, const Limit& limit) {
   }
   if (doing.work.request->verify) {
     flush(limit);  // so that the peer's process sees what it compares
-    verify(doing.work, limit);
+    compare(doing.work, limit);
     const Outcome verified = std::exchange(current_, {});
     if (!verified.refusal.empty()) return {doing.num_bytes, verified.refusal, true};
   }

@@ -24,10 +24,10 @@ namespace mk::transfer {
 class RdmaChannel : public WireChannel {
  public:
   // `only`: what NICs cannot move is an error; otherwise it uses the connection.
-  RdmaChannel(std::shared_ptr<const Endpoint> own, std::string host,
+  RdmaChannel(std::shared_ptr<const Endpoint> own, HostPort to,
               std::vector<SocketAddress> addresses, std::shared_ptr<PeerIdentity> identity,
               bool only)
-      : WireChannel(std::move(own), std::move(host), std::move(addresses), std::move(identity)),
+      : WireChannel(std::move(own), std::move(to), std::move(addresses), std::move(identity)),
         only_(only) {}
   ~RdmaChannel() override { disconnect(); }
 
@@ -38,7 +38,7 @@ class RdmaChannel : public WireChannel {
   std::string path(size_t) const override { return "connection"; }
   void count_in(PeerCounters& counters) override { counters_ = &counters; }
   std::unique_ptr<Channel> another() const override {
-    return std::make_unique<RdmaChannel>(own_, host_, addresses_, identity_, only_);
+    return std::make_unique<RdmaChannel>(own_, to_, addresses_, identity_, only_);
   }
   Way way_to(const Range& range, int device) const override;
   size_t window() const override;

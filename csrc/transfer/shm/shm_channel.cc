@@ -6,25 +6,41 @@
 
 #include "common/check.h"
 #include "transfer/error.h"
+#include "transfer/verdict.h"
 #include "transfer/wire/stream.h"
 
 namespace mk::transfer {
 namespace {
 
-constexpr char kStranger[] =
-    "the listener on this machine belongs to another user or PID namespace";
+constexpr char kHidden[] = "the listener on this machine belongs to another PID namespace";
+constexpr char kNoAccept[] = "the listener on this machine accepts no connection";
+constexpr double kAcceptS = 0.5;  // for a listener that has too many newcomers already
+constexpr char kOtherUser[] = "the peer is of another user, whose memory is not shared";
 constexpr char kNoWay[] = "cuda_ipc does not reach the memory";
 constexpr std::chrono::milliseconds kAskEvery(50);  // a peer that has more regions than it may tell
 
 }  // namespace
 
-bool ShmChannel::reaches(const std::vector<SocketAddress>& addresses, Cause& why_not) {
+bool ShmChannel::reaches(const std::vector<SocketAddress>& addresses, const LocalUsers& users,
+                         const Ways& ways, bool must, Cause& why_not) {
   Interrupt nobody;
   try {
-    if (Socket::connect(addresses, {Deadline::after(0), nobody}).peer_process() != 0) return true;
-    why_not = {kStranger, FailureKind::kDenied};
+    const Limit limit{Deadline::after(must ? 0 : kAcceptS), nobody};
+    const Socket socket = Socket::connect(addresses, limit);
+    if (socket.is_own()) return true;
+    const uid_t user = socket.peer_user().value_or(0);
+    if (is_own_user(user)) {
+      why_not = {kHidden, FailureKind::kUnreachable};
+    } else if (!users.admit(user)) {
+      why_not = {listener_of_another(), FailureKind::kDenied};
+    } else if (!ways.shm) {
+      why_not = {kOtherUser, FailureKind::kIncompatible};
+    } else {
+      return true;
+    }
   } catch (const Ended&) {
-    return true;  // somebody has too many newcomers already; connect() waits, and sees who it is
+    if (must) return true;  // connect() waits, and sees who it is
+    why_not = {kNoAccept, FailureKind::kBusy};
   } catch (const Failure& failure) {
     why_not = {concat("no engine of this machine answers there (", failure.what(), ")"),
                failure.kind};
@@ -34,13 +50,15 @@ bool ShmChannel::reaches(const std::vector<SocketAddress>& addresses, Cause& why
 
 void ShmChannel::connect(const Limit& limit) {
   WireChannel::connect(limit);
-  if (socket_.peer_process() == 0) throw Failure(kStranger, FailureKind::kDenied);
-  learn_regions(limit);
+  shares_ = socket_.is_own();
+  maps_all_ = false;
+  if (shares_) learn_regions(limit);
 }
 
 // A child that a killed peer has forked may keep the connection open.
 bool ShmChannel::connected() const {
-  return WireChannel::connected() && remote_ && (!shows_life_ || remote_->peer_lives());
+  if (!WireChannel::connected()) return false;
+  return !shares_ || (remote_ && (!shows_life_ || remote_->peer_lives()));
 }
 
 void ShmChannel::disconnect() noexcept {
@@ -101,6 +119,7 @@ void ShmChannel::learn_regions(const Limit& limit) {
 
 // An answer of thousands of regions costs more than moving a little over the connection.
 bool ShmChannel::may_know_more() const {
+  if (!shares_) return false;
   return num_told_ < Board::kNumSlots || std::chrono::steady_clock::now() - told_ >= kAskEvery;
 }
 
@@ -207,6 +226,9 @@ void ShmChannel::move(const Work& work, const Limit& limit) {
 }
 
 Way ShmChannel::way_to(const Range& range, int device) const {
+  if (!shares_) {
+    return {"connection", "", concat("the bytes go by a connection within the machine: ", kOtherUser)};
+  }
   const std::string remote = concat("process ", socket_.peer_process());
   const RemoteMemory::Reach reach = remote_->reach(range, device);
   if (reach.mapped) {
@@ -226,8 +248,8 @@ Way ShmChannel::way_to(const Range& range, int device) const {
 }
 
 void ShmChannel::check(const Work& work, const Limit& limit) {
-  if (!remote_->covers(*work.request) && may_know_more()) learn_regions(limit);
-  if (!remote_->covers(*work.request)) WireChannel::check(work, limit);
+  if (shares_ && !remote_->covers(*work.request) && may_know_more()) learn_regions(limit);
+  if (!shares_ || !remote_->covers(*work.request)) WireChannel::check(work, limit);
 }
 
 }  // namespace mk::transfer

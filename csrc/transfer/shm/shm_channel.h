@@ -1,4 +1,5 @@
-// ShmChannel: the peer is on the same machine, and this process copies into and out of its memory.
+// ShmChannel: the peer is on the same machine, and this process copies into and out of its memory;
+// that of another user, if it is admitted at all, goes over the connection.
 //
 // Layer: transfer. A connection within the machine lists the peer's regions, shows that it lives,
 // and carries what cannot be accessed: checks that fail, notifications, and data of regions that
@@ -29,15 +30,17 @@ class ShmChannel : public WireChannel {
   };
 
   // `addresses` are the peer's within_machine().
-  ShmChannel(std::shared_ptr<const Endpoint> own, std::string host,
+  ShmChannel(std::shared_ptr<const Endpoint> own, HostPort to,
              std::vector<SocketAddress> addresses, std::shared_ptr<PeerIdentity> identity,
              Ways ways)
-      : WireChannel(std::move(own), std::move(host), std::move(addresses), std::move(identity)),
+      : WireChannel(std::move(own), std::move(to), std::move(addresses), std::move(identity)),
         ways_(ways) {}
 
-  // Whether a process of the same user listens there, as far as is known without waiting; if not,
-  // why not.
-  static bool reaches(const std::vector<SocketAddress>& addresses, Cause& why_not);
+  // Whether a process listens there that this one may speak to, and that has what these ways need;
+  // if not, why not. `must`: there is no other transport; then nothing is waited for, and true may
+  // mean that it is not known.
+  static bool reaches(const std::vector<SocketAddress>& addresses, const LocalUsers& users,
+                      const Ways& ways, bool must, Cause& why_not);
 
   Transport transport() const override { return ways_.shm ? Transport::kShm : Transport::kCudaIpc; }
   std::string path(size_t number) const override {
@@ -49,7 +52,7 @@ class ShmChannel : public WireChannel {
   void close() noexcept override;
   bool connected() const override;
   std::unique_ptr<Channel> another() const override {
-    return std::make_unique<ShmChannel>(own_, host_, addresses_, identity_, ways_);
+    return std::make_unique<ShmChannel>(own_, to_, addresses_, identity_, ways_);
   }
   Way way_to(const Range& range, int device) const override;
   bool runs_here() const override { return true; }
@@ -69,6 +72,7 @@ class ShmChannel : public WireChannel {
   void learn_gpus(std::vector<RemoteMemory::Part>& parts, const Limit& limit);
 
   const Ways ways_;
+  bool shares_ = false;               // the peer tells of its memory, and it may be used directly
   PeerCounters* counters_ = nullptr;  // null until count_in()
 
   // Held while copying: what the copy uses is not given back to the peer meanwhile.

@@ -17,6 +17,7 @@ namespace mk::transfer {
 namespace {
 
 constexpr size_t kMaxHostBytes = 240;  // DNS allows 253; a name must fit into a Hello
+const std::string kWithinMachine = "mooncake_kernels/";
 
 bool is_host(const std::string& host, bool bracketed) {
   const auto is_legal = [bracketed](unsigned char c) {
@@ -47,6 +48,14 @@ SocketAddress unmapped(const SocketAddress& address) {
   ipv4.sin_port = ipv6.sin6_port;
   std::memcpy(&ipv4.sin_addr, &ipv6.sin6_addr.s6_addr[12], sizeof(ipv4.sin_addr));
   return plain;
+}
+
+std::string slashed(const SocketAddress& where) {
+  const SocketAddress plain = unmapped(where);
+  char host[NI_MAXHOST] = "", port[NI_MAXSERV] = "";
+  getnameinfo(plain.get(), plain.num_bytes, host, sizeof(host), port, sizeof(port),
+              NI_NUMERICHOST | NI_NUMERICSERV);
+  return concat(host, "/", port);
 }
 
 // Only the kernel knows the broadcast addresses of this machine's networks: unless asked to, it
@@ -96,11 +105,7 @@ std::vector<SocketAddress> resolve(const HostPort& where) {
 }
 
 SocketAddress within_machine(const SocketAddress& where) {
-  const SocketAddress plain = unmapped(where);
-  char host[NI_MAXHOST] = "", port[NI_MAXSERV] = "";
-  getnameinfo(plain.get(), plain.num_bytes, host, sizeof(host), port, sizeof(port),
-              NI_NUMERICHOST | NI_NUMERICSERV);
-  const std::string name = concat("mooncake_kernels/", host, "/", port);
+  const std::string name = kWithinMachine + slashed(where);
   SocketAddress address{};
   auto& local = reinterpret_cast<sockaddr_un&>(address.storage);
   local.sun_family = AF_UNIX;
@@ -109,6 +114,24 @@ SocketAddress within_machine(const SocketAddress& where) {
   std::memcpy(local.sun_path + 1, name.data(), num_bytes);
   address.num_bytes = static_cast<socklen_t>(offsetof(sockaddr_un, sun_path) + 1 + num_bytes);
   return address;
+}
+
+std::string numeric_name(const SocketAddress& address) {
+  std::string name;
+  if (address.storage.ss_family == AF_UNIX) {
+    const size_t header_bytes = offsetof(sockaddr_un, sun_path) + 1;
+    const auto& local = reinterpret_cast<const sockaddr_un&>(address.storage);
+    if (address.num_bytes > header_bytes) {
+      name.assign(local.sun_path + 1, address.num_bytes - header_bytes);
+    }
+    if (name.rfind(kWithinMachine, 0) != 0) return "";
+    name.erase(0, kWithinMachine.size());
+  } else {
+    name = slashed(address);
+  }
+  const size_t interface = name.find('%');
+  if (interface != std::string::npos) name.erase(interface, name.rfind('/') - interface);
+  return name;
 }
 
 bool is_unicast(const SocketAddress& address) {
@@ -124,7 +147,6 @@ bool is_unicast(const SocketAddress& address) {
 
 std::string host_of(const SocketAddress& address) {
   const SocketAddress plain = unmapped(address);
-  if (plain.storage.ss_family == AF_UNIX) return "this machine";
   if (plain.storage.ss_family == AF_INET) {
     const auto& ipv4 = reinterpret_cast<const sockaddr_in&>(plain.storage);
     return std::string(reinterpret_cast<const char*>(&ipv4.sin_addr), 4);

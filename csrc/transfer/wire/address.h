@@ -37,11 +37,16 @@ std::vector<SocketAddress> resolve(const HostPort& where);
 // network namespace): a name outside any file system.
 SocketAddress within_machine(const SocketAddress& where);
 
+// Such an address as text that is the same on either end of a connection: "127.0.0.1/4711",
+// "fe80::1/4711" (without the interface, which each end names for itself). Also that of a socket at
+// within_machine(); "" for one without a name.
+std::string numeric_name(const SocketAddress& address);
+
 // Whether peers can connect to the address: it is neither "every address of this machine" nor a
 // multicast or broadcast address.
 bool is_unicast(const SocketAddress& address);
 
-// The host that an address counts as: an IPv4 address, or a 64-bit IPv6 network, within which a
+// The host that an address of IP counts as: an IPv4 address, or a 64-bit IPv6 network, within which a
 // host may have any number of addresses. A key, not for display.
 std::string host_of(const SocketAddress& address);
 

@@ -5,6 +5,7 @@
 
 #include <memory>
 
+#include "transfer/wire/local_users.h"
 #include "transfer/wire/secret.h"
 #include "transfer/wire/tls.h"
 
@@ -13,6 +14,7 @@ namespace mk::transfer {
 struct Credentials {
   std::shared_ptr<const Secret> secret;   // null: none, and peers with one are refused
   std::shared_ptr<const TlsContext> tls;  // null: plain TCP
+  LocalUsers local_users;                 // who may connect within the machine
 };
 
 }  // namespace mk::transfer

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <iterator>
+#include <utility>
 
 #include "transfer/wire/random.h"
 
@@ -11,7 +12,16 @@ std::string Greeting::bytes() const {
   std::string bytes(reinterpret_cast<const char*>(&hello), sizeof(hello));
   bytes += name;
   bytes.append(reinterpret_cast<const char*>(&tail), sizeof(tail));
+  bytes += dialled;
+  bytes += reached;
   return bytes;
+}
+
+void Greeting::set_addresses(const std::string& to, const std::string& leads_to) {
+  dialled = to;
+  reached = leads_to;
+  tail.dialled_bytes = static_cast<uint16_t>(dialled.size());
+  tail.reached_bytes = static_cast<uint16_t>(reached.size());
 }
 
 Greeting make_greeting(const Endpoint& own, const Link& link) {
@@ -19,7 +29,7 @@ Greeting make_greeting(const Endpoint& own, const Link& link) {
                          (own.credentials.tls ? kFlagTls : 0);
   Greeting greeting{{{}, kWireVersion, static_cast<uint32_t>(own.name.size()), own.instance},
                     own.name,
-                    {flags, 0, link, random_value<Bytes32>()}};
+                    {flags, 0, 0, link, random_value<Bytes32>()}};
   std::copy(std::begin(kMagic), std::end(kMagic), greeting.hello.magic);
   return greeting;
 }
@@ -39,6 +49,12 @@ Greeting receive_greeting(Socket& socket, const Limit& limit) {
   if (greeting.hello.version == kWireVersion) {
     socket.receive(&greeting.tail, sizeof(greeting.tail), limit);
     check_tail(greeting.tail);
+    for (auto [text, num_bytes] : {std::pair(&greeting.dialled, greeting.tail.dialled_bytes),
+                                   std::pair(&greeting.reached, greeting.tail.reached_bytes)}) {
+      text->resize(num_bytes);
+      socket.receive(text->data(), text->size(), limit);
+      check_name(*text);
+    }
   }
   return greeting;
 }

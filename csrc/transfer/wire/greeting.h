@@ -14,7 +14,12 @@ namespace mk::transfer {
 struct Greeting {
   Hello hello{};
   std::string name;
-  HelloTail tail{};  // zeros if the peer speaks another version
+  HelloTail tail{};       // zeros if the peer speaks another version
+  std::string dialled{};  // the addresses
+  std::string reached{};
+
+  // Of an initiator: where its connection was to lead, and leads.
+  void set_addresses(const std::string& to, const std::string& leads_to);
 
   bool has(uint32_t flag) const { return tail.flags & flag; }
   std::string bytes() const;  // in wire form

@@ -10,6 +10,7 @@
 #include <condition_variable>
 #include <cstddef>
 #include <cstdint>
+#include <list>
 #include <map>
 #include <mutex>
 #include <utility>
@@ -33,22 +34,22 @@ class Links {
     Interrupt* inside = nullptr;  // of the connection that holds the link
     uint64_t inside_epoch = 0;    // of that connection
     size_t num_users = 0;         // that one, and those that wait for it to leave
-    uint64_t left_at = 0;         // by the clock of departures
+    std::list<LinkId>::iterator place{};  // in used_ or idle_
   };
 
  public:
   class Hold {
    public:
-    Hold(Links& links, Entry& entry) : links_(&links), entry_(&entry) {}
+    Hold(Links& links, std::map<LinkId, Entry>::iterator item) : links_(&links), item_(item) {}
     Hold(Hold&& other) noexcept
-        : links_(other.links_), entry_(std::exchange(other.entry_, nullptr)) {}
+        : links_(std::exchange(other.links_, nullptr)), item_(other.item_) {}
     ~Hold() {
-      if (entry_) links_->leave(*entry_);
+      if (links_) links_->leave(item_);
     }
 
    private:
     Links* links_;
-    Entry* entry_;
+    std::map<LinkId, Entry>::iterator item_;
   };
 
   // Interrupts the connection that holds the link, and waits for it to leave. Throws Rejected: the
@@ -61,13 +62,18 @@ class Links {
   void fence(const LinkId& id, uint64_t epoch, const Limit& limit);
 
  private:
-  void leave(Entry& entry);
-  void forget_one();
+  using Entries = std::map<LinkId, Entry>;
+
+  // With one more user, until release().
+  Entries::iterator use(const LinkId& id);
+  void release(Entries::iterator item);
+  void leave(Entries::iterator item);
 
   std::mutex mutex_;
   std::condition_variable left_;
-  std::map<LinkId, Entry> entries_;
-  uint64_t num_departures_ = 0;
+  Entries entries_;
+  std::list<LinkId> used_;
+  std::list<LinkId> idle_;  // links without users, the one that was used the longest ago first
 };
 
 }  // namespace mk::transfer

@@ -18,6 +18,8 @@ struct evp_md_st;
 struct ssl_st;
 struct ssl_ctx_st;
 struct ssl_method_st;
+struct ssl_cipher_st;
+struct ssl_session_st;
 struct x509_store_ctx_st;
 
 const evp_md_st* EVP_sha256(void);
@@ -43,8 +45,30 @@ int SSL_CTX_use_PrivateKey_file(ssl_ctx_st* context, const char* file, int type)
 int SSL_CTX_load_verify_file(ssl_ctx_st* context, const char* file);
 void SSL_CTX_set_verify(ssl_ctx_st* context, int mode, int (*decide)(int, x509_store_ctx_st*));
 
+int SSL_CTX_set_ciphersuites(ssl_ctx_st* context, const char* suites);
+void SSL_CTX_set_psk_use_session_callback(ssl_ctx_st* context,
+                                          int (*use)(ssl_st* ssl, const evp_md_st* digest,
+                                                     const unsigned char** identity,
+                                                     size_t* identity_bytes,
+                                                     ssl_session_st** session));
+void SSL_CTX_set_psk_find_session_callback(ssl_ctx_st* context,
+                                           int (*find)(ssl_st* ssl, const unsigned char* identity,
+                                                       size_t identity_bytes,
+                                                       ssl_session_st** session));
+
+ssl_session_st* SSL_SESSION_new(void);
+void SSL_SESSION_free(ssl_session_st* session);
+int SSL_SESSION_set1_master_key(ssl_session_st* session, const unsigned char* key,
+                                size_t num_bytes);
+int SSL_SESSION_set_cipher(ssl_session_st* session, const ssl_cipher_st* cipher);
+int SSL_SESSION_set_protocol_version(ssl_session_st* session, int version);
+
 ssl_st* SSL_new(ssl_ctx_st* context);
 void SSL_free(ssl_st* ssl);
+int SSL_set_ex_data(ssl_st* ssl, int index, void* data);
+void* SSL_get_ex_data(const ssl_st* ssl, int index);
+const ssl_cipher_st* SSL_CIPHER_find(ssl_st* ssl, const unsigned char* number);
+int SSL_session_reused(const ssl_st* ssl);
 int SSL_set_fd(ssl_st* ssl, int fd);
 int SSL_set1_host(ssl_st* ssl, const char* host);
 int SSL_connect(ssl_st* ssl);
@@ -86,6 +110,9 @@ constexpr unsigned long kReasonMask = 0x7fffff;
 constexpr unsigned long kSystemErrorFlag = 0x80000000;
 constexpr unsigned long kSystemReasonMask = 0x7fffffff;
 constexpr unsigned long kReasonCertificateVerifyFailed = 134;
+constexpr unsigned long kReasonBinderDoesNotVerify = 253;
+constexpr unsigned long kReasonAlertIllegalParameter = 1047;
+constexpr unsigned long kReasonAlertDecryptError = 1051;
 }  // namespace ossl
 
 // clang-format off
@@ -96,7 +123,11 @@ constexpr unsigned long kReasonCertificateVerifyFailed = 134;
   X(TLS_method) X(SSL_CTX_new) X(SSL_CTX_free) X(SSL_CTX_ctrl) X(SSL_CTX_set_options)   \
   X(SSL_CTX_set_num_tickets) X(SSL_CTX_set_default_passwd_cb)                           \
   X(SSL_CTX_use_certificate_chain_file) X(SSL_CTX_use_PrivateKey_file)                  \
-  X(SSL_CTX_load_verify_file) X(SSL_CTX_set_verify) X(SSL_new) X(SSL_free)              \
+  X(SSL_CTX_load_verify_file) X(SSL_CTX_set_verify) X(SSL_CTX_set_ciphersuites)         \
+  X(SSL_CTX_set_psk_use_session_callback) X(SSL_CTX_set_psk_find_session_callback)      \
+  X(SSL_SESSION_new) X(SSL_SESSION_free) X(SSL_SESSION_set1_master_key)                 \
+  X(SSL_SESSION_set_cipher) X(SSL_SESSION_set_protocol_version) X(SSL_new) X(SSL_free)  \
+  X(SSL_set_ex_data) X(SSL_get_ex_data) X(SSL_CIPHER_find) X(SSL_session_reused)        \
   X(SSL_set_fd) X(SSL_set1_host) X(SSL_connect) X(SSL_accept) X(SSL_read_ex)            \
   X(SSL_write_ex) X(SSL_has_pending) X(SSL_key_update) X(SSL_get_error)                 \
   X(SSL_get_verify_result) X(SSL_export_keying_material)

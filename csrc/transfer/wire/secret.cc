@@ -19,6 +19,12 @@ constexpr char kTargetLabel[32] = "mooncake-kernels target";
 // derived key differs for any two secrets.
 constexpr char kKeyLabel[] = "mooncake-kernels secret";
 
+constexpr char kPskLabel[32] = "mooncake-kernels tls";
+constexpr char kInitiatorFramesLabel[32] = "mooncake-kernels initiator keys";
+constexpr char kTargetFramesLabel[32] = "mooncake-kernels target keys";
+
+}  // namespace
+
 Bytes32 hmac(const void* key, size_t key_bytes, const std::string& input) {
   const Crypto& crypto = Crypto::get();
   Bytes32 mac;
@@ -29,8 +35,6 @@ Bytes32 hmac(const void* key, size_t key_bytes, const std::string& input) {
   }
   return mac;
 }
-
-}  // namespace
 
 Secret::Secret(const std::string& secret) {
   MK_CHECK(secret.size() >= kMinBytes && secret.size() <= kMaxBytes,
@@ -47,6 +51,19 @@ Bytes32 Secret::prove(Side side, const Bytes32& binding, const std::string& init
   const char* const label = side == Side::kInitiator ? kInitiatorLabel : kTargetLabel;
   std::string input(label, sizeof(kInitiatorLabel));
   input.append(binding.begin(), binding.end());
+  input += initiators_hello;
+  input += targets_hello;
+  return hmac(key_.data(), key_.size(), input);
+}
+
+Bytes32 Secret::psk() const {
+  return hmac(key_.data(), key_.size(), std::string(kPskLabel, sizeof(kPskLabel)));
+}
+
+Bytes32 Secret::frame_key(Side side, const std::string& initiators_hello,
+                          const std::string& targets_hello) const {
+  const char* const label = side == Side::kInitiator ? kInitiatorFramesLabel : kTargetFramesLabel;
+  std::string input(label, sizeof(kInitiatorFramesLabel));
   input += initiators_hello;
   input += targets_hello;
   return hmac(key_.data(), key_.size(), input);

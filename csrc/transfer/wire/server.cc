@@ -13,7 +13,7 @@
 namespace mk::transfer {
 namespace {
 
-constexpr int kBacklog = 128;
+constexpr int kBacklog = 1024;
 constexpr int kRetryMs = 100;  // after the machine ran out of descriptors or memory
 
 }  // namespace
@@ -56,9 +56,14 @@ void Server::accept_one(const Fd& listening) {
     poll(&wake, 1, kRetryMs);
     return;
   }
-  std::optional<Admission::Visit> visit = gate_.admission.enter(host_of(from));
-  if (!visit) return own_.rejections.count("too many strangers");  // closes it
   try {
+    const std::optional<uid_t> user = peer_user(fd);
+    if (user && !own_.credentials.local_users.admit(*user)) {
+      return own_.rejections.count(process_of_another());  // closes it
+    }
+    const std::string host = user ? concat("user ", *user) : host_of(from);
+    std::optional<Admission::Visit> visit = gate_.admission.enter(host);
+    if (!visit) return own_.rejections.count("too many strangers");
     Served& served = served_.emplace_back(own_, gate_, std::move(*visit), Socket(std::move(fd)));
     served.thread = start_thread([this, &session = served.session] {
       session.run();

@@ -1,6 +1,7 @@
 #include "transfer/wire/session.h"
 
 #include <algorithm>
+#include <cstring>
 #include <exception>
 #include <utility>
 
@@ -13,7 +14,8 @@
 namespace mk::transfer {
 namespace {
 
-constexpr double kGreetingS = 10;  // for the handshake, once connected
+constexpr double kFirstByteS = 2;  // for the beginning of the handshake, once connected
+constexpr double kGreetingS = 10;  // for all of it
 constexpr double kLingerS = 1;     // for a rejected peer to read the reason
 constexpr double kBatchS = 60;     // to send the rest of a batch, or to receive what it requested
 
@@ -45,6 +47,8 @@ void Session::run() noexcept {
 void Session::serve_all() {
   try {
     while (true) serve_next();
+  } catch (const Forged& forged) {
+    own_.rejections.count(forged.what());
   } catch (const std::exception&) {
     // The peer left or violates the protocol. It learns of it from the closed connection.
   }
@@ -55,6 +59,8 @@ Links::Hold Session::greet() {
   const Limit limit{Deadline::after(kGreetingS), interrupt_};
   Reception reception(socket_, own_, limit);
   try {
+    socket_.peek({Deadline::after(kFirstByteS), interrupt_});
+    visit_.speaks();
     return let_in(reception, limit);
   } catch (const Failure& failure) {
     // A client that only probes the port does not count as rejected, nor one whose next connection
@@ -64,6 +70,7 @@ Links::Hold Session::greet() {
     if (!is_old && !dynamic_cast<const LinkDown*>(&failure)) {
       own_.rejections.count(failure.what());
     }
+    visit_.is_turned_away();
     if (rejected) reception.reject(rejected->verdict);
     socket_.linger({Deadline::after(kLingerS), interrupt_});
     throw;
@@ -72,7 +79,9 @@ Links::Hold Session::greet() {
 
 Links::Hold Session::let_in(Reception& reception, const Limit& limit) {
   const Greeting& peer = reception.meet();
-  visit_.admit();
+  const Credentials& required = own_.credentials;
+  visit_.admit(required.secret || (required.tls && required.tls->verifies_peers()) ||
+               socket_.is_own());
   link_ = {peer.hello.instance, peer.tail.link.id};
   Links::Hold hold = gate_.links.enter(link_, peer.tail.link.epoch, interrupt_, limit);
   peer_name_ = peer.name;
@@ -85,6 +94,7 @@ void Session::serve_next() {
   char* const start = reinterpret_cast<char*>(&header);
   const Limit idling{Deadline::never(), interrupt_};
   const size_t num_bytes = socket_.receive_some(start, sizeof(header), idling);
+  visit_.is_busy(true);
   const Limit limit{Deadline::after(kBatchS), interrupt_};
   socket_.receive(start + num_bytes, sizeof(header) - num_bytes, limit);
   check_header(header);
@@ -92,7 +102,12 @@ void Session::serve_next() {
   socket_.receive(table_.data(), table_.size() * sizeof(Range), limit);
   table_.resize(header.num_ranges);
   check_table(header, table_.data());
+  control_.resize(num_control_bytes(header));
+  socket_.receive(control_.data(), control_.size(), limit);
+  verify(socket_.frame_macs(), header,
+         {{table_.data(), table_.size() * sizeof(Range)}, {control_.data(), control_.size()}});
   serve(header, limit);
+  visit_.is_busy(false);
 }
 
 void Session::serve(const BatchHeader& header, const Limit& limit) {
@@ -121,7 +136,7 @@ void Session::serve(const BatchHeader& header, const Limit& limit) {
       return answer_question(header, limit);
     case Op::kVerifyWrite:
     case Op::kVerifyRead:
-      return verify(header, limit);
+      return compare_checksums(header, limit);
     case Op::kCheckWrite:
     case Op::kCheckRead:
       break;
@@ -157,6 +172,7 @@ void Session::send_read(const BatchHeader& header, const Limit& limit) {
     const Pin pin = own_.regions.pin(regions, interrupt_);
     expect_readable(regions);
     Ack ack{Status::kDone, 0, header.request_id, header.num_bytes};
+    sign(socket_.frame_macs(), ack, {});
     std::vector<iovec>& parts = parts_of_table();
     parts.insert(parts.begin(), {&ack, sizeof(ack)});
     const GpuRanges gpus(regions);
@@ -166,10 +182,10 @@ void Session::send_read(const BatchHeader& header, const Limit& limit) {
     try {
       staging_.gather(parts, gpus, limit, send);
     } catch (const Inaccessible& fault) {
-      // Half of an answer cannot be taken back: the connection ends, and once the request is sent
-      // again, it is refused.
+      // Half of an answer cannot be taken back, nor the number of one that has a MAC: the connection
+      // ends, and once the request is sent again, it is refused.
       for (const RegionRef& region : regions) *region->is_doubted = true;
-      if (fault.num_bytes_moved > 0 || !gpus.empty()) throw;
+      if (fault.num_bytes_moved > 0 || !gpus.empty() || socket_.frame_macs()) throw;
       throw Refused(at_the_peer(fault.cause()));
     }
     socket_.settle(socket_.num_lent(), limit);
@@ -178,9 +194,9 @@ void Session::send_read(const BatchHeader& header, const Limit& limit) {
   }
 }
 
-void Session::verify(const BatchHeader& header, const Limit& limit) {
+void Session::compare_checksums(const BatchHeader& header, const Limit& limit) {
   checksums_.resize(header.num_ranges);
-  socket_.receive(checksums_.data(), header.num_bytes, limit);
+  std::memcpy(checksums_.data(), control_.data(), control_.size());
   NumEqual num_equal = 0;
   try {
     const Rights needed = header.op == Op::kVerifyWrite ? kRemoteWrite : kRemoteRead;
@@ -198,11 +214,9 @@ void Session::verify(const BatchHeader& header, const Limit& limit) {
 }
 
 void Session::receive_notification(const BatchHeader& header, const Limit& limit) {
-  std::string bytes(header.num_bytes, '\0');
-  socket_.receive(bytes.data(), bytes.size(), limit);
   try {
     check(header, 0);
-    own_.notifications.push(peer_name_, std::move(bytes));
+    own_.notifications.push(peer_name_, std::move(control_));
   } catch (const Refused& refused) {
     return refuse(header, refused.cause(), limit);
   }
@@ -210,8 +224,8 @@ void Session::receive_notification(const BatchHeader& header, const Limit& limit
 }
 
 void Session::end_links(const BatchHeader& header, const Limit& limit) {
-  std::vector<Link> links(header.num_bytes / sizeof(Link));
-  socket_.receive(links.data(), header.num_bytes, limit);
+  std::vector<Link> links(control_.size() / sizeof(Link));
+  if (!links.empty()) std::memcpy(links.data(), control_.data(), control_.size());
   try {
     for (const Link& link : links) {
       if (link.id == link_.link) throw Failure(protocol_error("a connection that fences itself"));
@@ -224,8 +238,7 @@ void Session::end_links(const BatchHeader& header, const Limit& limit) {
 }
 
 void Session::answer_about_nics(const BatchHeader& header, const Limit& limit) {
-  std::vector<char> question(header.num_bytes);
-  socket_.receive(question.data(), question.size(), limit);
+  const std::vector<char> question(control_.begin(), control_.end());
   std::string found;
   try {
     found = rdma_.answer(header.op, question, limit);
@@ -239,8 +252,7 @@ void Session::answer_question(const BatchHeader& header, const Limit& limit) {
   // The service may lock robust mutexes, such as a pool's. They would stay locked for ever if the
   // thread died while the life sign's list replaces its own.
   life_sign_.reset();
-  std::string question(header.first_range, '\0');
-  socket_.receive(question.data(), question.size(), limit);
+  const std::string question = std::move(control_);
   uint64_t left = header.num_bytes - question.size();
   const std::shared_ptr<Service> service = own_.service.get();
   std::unique_ptr<Exchange> exchange;
@@ -266,6 +278,7 @@ void Session::answer_question(const BatchHeader& header, const Limit& limit) {
   uint64_t num_bytes = 0;
   for (const iovec& part : parts) num_bytes += part.iov_len;
   Ack ack{Status::kDone, 0, header.request_id, num_bytes};
+  sign(socket_.frame_macs(), ack, {});
   parts.insert(parts.begin(), {&ack, sizeof(ack)});
   socket_.send_lent(parts.data(), parts.size(), 1, limit);
   socket_.settle(socket_.num_lent(), limit);
@@ -322,7 +335,8 @@ std::vector<iovec>& Session::parts_of_table() {
 }
 
 void Session::acknowledge(const BatchHeader& header, const Limit& limit) {
-  const Ack ack{Status::kDone, 0, header.request_id, header.num_bytes};
+  Ack ack{Status::kDone, 0, header.request_id, header.num_bytes};
+  sign(socket_.frame_macs(), ack, {});
   socket_.send(&ack, sizeof(ack), limit);
 }
 
@@ -330,6 +344,7 @@ void Session::answer(const BatchHeader& header, const void* data, uint64_t num_b
                      const Limit& limit) {
   Ack ack{Status::kDone, 0, header.request_id, num_bytes};
   iovec parts[] = {{&ack, sizeof(ack)}, {const_cast<void*>(data), num_bytes}};
+  sign(socket_.frame_macs(), ack, {parts[1]});
   socket_.send(parts, num_bytes > 0 ? 2 : 1, limit);
 }
 
@@ -340,6 +355,7 @@ void Session::refuse(const BatchHeader& header, const Cause& why, const Limit& l
   Ack ack{Status::kRefused, static_cast<uint32_t>(text.size()), header.request_id, 0};
   ack.refusal_kind = static_cast<uint64_t>(why.kind);
   iovec parts[] = {{&ack, sizeof(ack)}, {const_cast<char*>(text.data()), text.size()}};
+  sign(socket_.frame_macs(), ack, {parts[1]});
   socket_.send(parts, 2, limit);
 }
 

@@ -29,7 +29,9 @@ namespace mk::transfer {
 class Session {
  public:
   Session(Endpoint& own, Gate& gate, Admission::Visit visit, Socket socket)
-      : own_(own), gate_(gate), visit_(std::move(visit)), socket_(std::move(socket)), rdma_(own) {}
+      : own_(own), gate_(gate), visit_(std::move(visit)), socket_(std::move(socket)), rdma_(own) {
+    visit_.may_be_ended(interrupt_);
+  }
 
   void run() noexcept;
   void interrupt() { interrupt_.signal("the engine was closed"); }
@@ -43,7 +45,7 @@ class Session {
   void serve(const BatchHeader& header, const Limit& limit);
   void receive_write(const BatchHeader& header, const Limit& limit);
   void send_read(const BatchHeader& header, const Limit& limit);
-  void verify(const BatchHeader& header, const Limit& limit);
+  void compare_checksums(const BatchHeader& header, const Limit& limit);
   void receive_notification(const BatchHeader& header, const Limit& limit);
   void send_regions(const BatchHeader& header, const Limit& limit);
   void send_gpus(const BatchHeader& header, const Limit& limit);
@@ -64,13 +66,14 @@ class Session {
 
   Endpoint& own_;
   Gate& gate_;
-  Admission::Visit visit_;
-  Socket socket_;
   Interrupt interrupt_;
+  Admission::Visit visit_;  // which may signal the interrupt
+  Socket socket_;
   std::string peer_name_;
   LinkId link_{};
   uint64_t refused_request_ = 0;  // the rest of it is refused, too
   std::vector<Range> table_;
+  std::string control_;  // what follows the table, see num_control_bytes
   std::vector<iovec> parts_;
   std::vector<uint64_t> checksums_;
   // Within a machine: what the initiator copies by itself.

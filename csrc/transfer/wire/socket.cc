@@ -16,6 +16,7 @@
 
 #include "common/check.h"
 #include "transfer/error.h"
+#include "transfer/wire/local_users.h"
 #include "transfer/wire/stream.h"
 
 namespace mk::transfer {
@@ -377,7 +378,15 @@ pid_t Socket::peer_process() const {
   ucred peer{};
   socklen_t num_bytes = sizeof(peer);
   if (getsockopt(fd_.get(), SOL_SOCKET, SO_PEERCRED, &peer, &num_bytes) < 0) return 0;
-  return peer.uid == geteuid() ? peer.pid : 0;
+  return is_own_user(peer.uid) ? peer.pid : 0;
+}
+
+std::optional<uid_t> Socket::peer_user() const { return transfer::peer_user(fd_); }
+
+std::string Socket::peer_address() const {
+  SocketAddress address{{}, sizeof(sockaddr_storage)};
+  if (getpeername(fd_.get(), address.get(), &address.num_bytes) < 0) return "";
+  return numeric_name(address);
 }
 
 unsigned char Socket::peek(const Limit& limit) {
@@ -433,6 +442,14 @@ void Socket::wake_from(uint64_t num_bytes) {
 bool Socket::is_silent() const {
   char byte;
   return recv(fd_.get(), &byte, 1, MSG_PEEK | MSG_DONTWAIT) < 0 && errno == EAGAIN;
+}
+
+std::optional<uid_t> peer_user(const Fd& fd) {
+  ucred peer{};
+  socklen_t num_bytes = sizeof(peer);
+  if (is_tcp(fd.get())) return std::nullopt;
+  MK_SYSCALL(getsockopt(fd.get(), SOL_SOCKET, SO_PEERCRED, &peer, &num_bytes), "getsockopt");
+  return peer.uid;
 }
 
 Fd bind_socket(const std::string& name, const std::vector<SocketAddress>& addresses, bool reuse) {

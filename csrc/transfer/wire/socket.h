@@ -20,12 +20,15 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "common/fd.h"
 #include "transfer/limit.h"
 #include "transfer/wire/address.h"
+#include "transfer/wire/frame_macs.h"
 #include "transfer/wire/tls.h"
 #include "transfer/wire/zero_copy.h"
 
@@ -75,6 +78,14 @@ class Socket {
   void spin_for(std::chrono::microseconds time) { spin_ = time; }
 
   bool is_within_machine() const;
+  std::optional<uid_t> peer_user() const;  // within a machine: as it connected, or began to listen
+  // Within a machine, to a process of this user: it may do as much to us without a connection.
+  bool is_own() const { return is_within_machine() && peer_process() != 0; }
+  std::string peer_address() const;  // see numeric_name
+
+  // Without TLS, if its sides authenticate each frame: by what. Null: they do not.
+  void set_frame_macs(std::unique_ptr<FrameMacs> macs) { frame_macs_ = std::move(macs); }
+  FrameMacs* frame_macs() const { return frame_macs_.get(); }
 
   // Within a machine: a descriptor, and a byte that goes with it.
   void send_fd(const Fd& fd, const Limit& limit);
@@ -110,10 +121,13 @@ class Socket {
 
   Fd fd_;
   std::unique_ptr<TlsStream> tls_;
+  std::unique_ptr<FrameMacs> frame_macs_;
   bool may_lend_ = false;                // to another machine, in plain
   std::unique_ptr<ZeroCopy> zero_copy_;  // while something is lent, or could be
   std::chrono::microseconds spin_{0};
 };
+
+std::optional<uid_t> peer_user(const Fd& fd);  // as Socket's
 
 // A socket bound to the first of the addresses that allows it. `reuse`: even while connections of
 // an earlier owner of the port are still ending. Throws SystemError.

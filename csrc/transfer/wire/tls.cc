@@ -1,14 +1,18 @@
 #include "transfer/wire/tls.h"
 
+#include <sys/socket.h>
+
 #include <algorithm>
 #include <cerrno>
 #include <cstring>
 #include <optional>
+#include <utility>
 
 #include "common/check.h"
 #include "common/fault_guard.h"
 #include "common/thread.h"
 #include "transfer/error.h"
+#include "transfer/verdict.h"
 #include "transfer/wire/openssl.h"
 #include "transfer/wire/stream.h"
 
@@ -49,6 +53,53 @@ T* not_null(T* object) {
   return object;
 }
 
+// A pre-shared key as OpenSSL takes it: as if it were of an earlier session. The key is for SHA-256,
+// and so are all suites that are offered with it: a suite with another hash would not be accepted.
+constexpr char kPskSuites[] = "TLS_AES_128_GCM_SHA256:TLS_CHACHA20_POLY1305_SHA256";
+constexpr unsigned char kAes128GcmSha256[] = {0x13, 0x01};
+constexpr unsigned char kPskIdentity[] = "mooncake-kernels";
+constexpr size_t kPskIdentityBytes = sizeof(kPskIdentity) - 1;
+constexpr int kPskIndex = 0;  // of a connection's data: what SSL_set_app_data uses
+
+ssl_session_st* session_of_psk(ssl_st* connection) {
+  const Ssl& ssl = Ssl::get();
+  const auto* const psk =
+      static_cast<const Bytes32*>(ssl.p_SSL_get_ex_data(connection, kPskIndex));
+  const ssl_cipher_st* const cipher = ssl.p_SSL_CIPHER_find(connection, kAes128GcmSha256);
+  ssl_session_st* const session = psk && cipher ? ssl.p_SSL_SESSION_new() : nullptr;
+  if (!session) return nullptr;
+  if (ssl.p_SSL_SESSION_set1_master_key(session, psk->data(), psk->size()) &&
+      ssl.p_SSL_SESSION_set_cipher(session, cipher) &&
+      ssl.p_SSL_SESSION_set_protocol_version(session, ossl::kTls13Version)) {
+    return session;
+  }
+  ssl.p_SSL_SESSION_free(session);
+  return nullptr;
+}
+
+// The initiator's: what it offers. OpenSSL takes the session over.
+int offer_psk(ssl_st* connection, const evp_md_st*, const unsigned char** identity,
+              size_t* identity_bytes, ssl_session_st** session) {
+  *identity = kPskIdentity;
+  *identity_bytes = kPskIdentityBytes;
+  *session = session_of_psk(connection);
+  return *session != nullptr;
+}
+
+// The target's: what it accepts.
+int find_psk(ssl_st* connection, const unsigned char* identity, size_t identity_bytes,
+             ssl_session_st** session) {
+  const bool is_ours =
+      identity_bytes == kPskIdentityBytes && std::memcmp(identity, kPskIdentity, identity_bytes) == 0;
+  *session = is_ours ? session_of_psk(connection) : nullptr;
+  return !is_ours || *session;
+}
+
+bool begins_with_magic(int fd) {
+  char byte;
+  return recv(fd, &byte, 1, MSG_PEEK | MSG_DONTWAIT) == 1 && byte == kMagic[0];
+}
+
 // The next bytes to send, in memory of ours: if a caller's cannot be accessed, OpenSSL must not be
 // the one that finds out, in the middle of a record.
 size_t gather(const iovec* parts, size_t num_parts, char* record, uint64_t num_moved) {
@@ -70,7 +121,7 @@ void TlsContext::Free::operator()(ssl_ctx_st* context) const { Ssl::get().p_SSL_
 
 void TlsStream::Free::operator()(ssl_st* ssl) const { Ssl::get().p_SSL_free(ssl); }
 
-TlsContext::TlsContext(const TlsOptions& options) : verifies_host_(options.verify_host) {
+void TlsContext::make() {
   const Ssl& ssl = open_ssl();
   Crypto::get().p_ERR_clear_error();
   context_.reset(not_null(ssl.p_SSL_CTX_new(ssl.p_TLS_method())));
@@ -81,6 +132,12 @@ TlsContext::TlsContext(const TlsOptions& options) : verifies_host_(options.verif
   // All that we send is preceded by its length, so a truncated connection is noticed.
   ssl.p_SSL_CTX_set_options(context, ossl::kOpIgnoreUnexpectedEof);
   ssl.p_SSL_CTX_set_num_tickets(context, 0);  // nothing arrives unsolicited: see Socket::at_rest
+}
+
+TlsContext::TlsContext(const TlsOptions& options) : verifies_host_(options.verify_host) {
+  make();
+  const Ssl& ssl = Ssl::get();
+  ssl_ctx_st* const context = context_.get();
   ssl.p_SSL_CTX_set_default_passwd_cb(context, no_password);
   const char* const certificate = options.certificate.c_str();
   check_file(ssl.p_SSL_CTX_use_certificate_chain_file(context, certificate), "certificate",
@@ -90,23 +147,53 @@ TlsContext::TlsContext(const TlsOptions& options) : verifies_host_(options.verif
   if (options.ca.empty()) return;
   check_file(ssl.p_SSL_CTX_load_verify_file(context, options.ca.c_str()), "ca", options.ca,
              "certificates");
+  verifies_peers_ = true;
   ssl.p_SSL_CTX_set_verify(context, ossl::kVerifyPeer | ossl::kVerifyFailIfNoPeerCert, nullptr);
 }
 
+// By default OpenSSL uses a key only together with a Diffie-Hellman exchange (psk_dhe_ke).
+TlsContext::TlsContext(const Bytes32& psk) : psk_(psk) {
+  make();
+  verifies_peers_ = true;
+  const Ssl& ssl = Ssl::get();
+  if (!ssl.p_SSL_CTX_set_ciphersuites(context_.get(), kPskSuites)) not_null<void>(nullptr);
+  ssl.p_SSL_CTX_set_psk_use_session_callback(context_.get(), offer_psk);
+  ssl.p_SSL_CTX_set_psk_find_session_callback(context_.get(), find_psk);
+}
+
 TlsStream::TlsStream(const TlsContext& context, int fd, const std::string& host, const Limit& limit)
-    : fd_(fd), ssl_(not_null(Ssl::get().p_SSL_new(context.context_.get()))) {
+    : fd_(fd),
+      has_psk_(context.psk_.has_value()),
+      ssl_(not_null(Ssl::get().p_SSL_new(context.context_.get()))) {
   const Ssl& ssl = Ssl::get();
   if (!ssl.p_SSL_set_fd(ssl_.get(), fd)) not_null<void>(nullptr);
   if (!host.empty() && context.verifies_host_ && !ssl.p_SSL_set1_host(ssl_.get(), host.c_str())) {
     not_null<void>(nullptr);
   }
-  const NoSigpipe quiet;
-  const auto shake_hands = host.empty() ? ssl.p_SSL_accept : ssl.p_SSL_connect;
-  finish(limit, [&] { return shake_hands(ssl_.get()); });
-  has_shaken_hands_ = true;
+  if (has_psk_ &&
+      !ssl.p_SSL_set_ex_data(ssl_.get(), kPskIndex, const_cast<Bytes32*>(&*context.psk_))) {
+    not_null<void>(nullptr);
+  }
+  shake_hands(!host.empty(), limit);
   if (!ssl.p_SSL_export_keying_material(ssl_.get(), binding_.data(), binding_.size(), kBindingLabel,
                                         sizeof(kBindingLabel) - 1, nullptr, 0, 0)) {
     not_null<void>(nullptr);
+  }
+}
+
+void TlsStream::shake_hands(bool initiates, const Limit& limit) {
+  const Ssl& ssl = Ssl::get();
+  const NoSigpipe quiet;
+  bool is_first = true;
+  finish(limit, [&] {
+    if (!initiates) return ssl.p_SSL_accept(ssl_.get());
+    if (!std::exchange(is_first, false) && begins_with_magic(fd_)) throw PlainAnswer();
+    return ssl.p_SSL_connect(ssl_.get());
+  });
+  has_shaken_hands_ = true;
+  // A peer with certificates would do without the key.
+  if (has_psk_ && !ssl.p_SSL_session_reused(ssl_.get())) {
+    throw Failure("the peer has certificates instead of the secret alone", FailureKind::kDenied);
   }
 }
 
@@ -141,8 +228,15 @@ void TlsStream::fail(int error, int error_number) const {
   }
   const Crypto& crypto = Crypto::get();
   const unsigned long reason = crypto.p_ERR_get_error();
+  const unsigned long number = reason & ossl::kReasonMask;
+  // What differs is the key: the target notices it, and the initiator hears of it by an alert.
+  if (has_psk_ && !has_shaken_hands_ &&
+      (number == ossl::kReasonBinderDoesNotVerify || number == ossl::kReasonAlertIllegalParameter ||
+       number == ossl::kReasonAlertDecryptError)) {
+    throw Failure(told(Verdict::kOtherSecret));
+  }
   std::string cause = "TLS: " + describe(reason);
-  if ((reason & ossl::kReasonMask) == ossl::kReasonCertificateVerifyFailed) {
+  if (number == ossl::kReasonCertificateVerifyFailed) {
     const long result = Ssl::get().p_SSL_get_verify_result(ssl_.get());
     cause += concat(": ", crypto.p_X509_verify_cert_error_string(result));
   }

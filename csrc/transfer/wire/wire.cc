@@ -104,12 +104,13 @@ void check_name(const std::string& name) {
 }
 
 void check_tail(const HelloTail& tail) {
-  expect((tail.flags & ~(kFlagSecret | kFlagTls)) == 0 && tail.zero == 0, "hello with flags ",
-         tail.flags);
+  expect((tail.flags & ~(kFlagSecret | kFlagTls)) == 0, "hello with flags ", tail.flags);
+  const auto longest = std::max(tail.dialled_bytes, tail.reached_bytes);
+  expect(longest <= kMaxNameBytes, "address of ", longest, " bytes");
 }
 
 void check_welcome(const Welcome& welcome) {
-  expect(welcome.verdict <= Verdict::kFull && welcome.zero == 0, "welcome with verdict ",
+  expect(welcome.verdict <= Verdict::kOtherAddress && welcome.zero == 0, "welcome with verdict ",
          static_cast<uint32_t>(welcome.verdict));
 }
 

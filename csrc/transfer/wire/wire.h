@@ -1,9 +1,9 @@
-// The wire format, version 5: docs/wire.md holds the tables. Little-endian, fixed layouts.
+// The wire format, version 6: docs/wire.md holds the tables. Little-endian, fixed layouts.
 //
-//   both sides  Hello, name, HelloTail              once per connection, the initiator first
+//   both sides  Hello, name, HelloTail, addresses   once per connection, the initiator first
 //   initiator   a proof of 32 bytes                 if both sides have a secret
 //   target      Welcome
-//   initiator   BatchHeader, Range[num_ranges], payload (write, notify), checksums (verify)
+//   initiator   BatchHeader, Range[num_ranges], control bytes or payload
 //   target      Ack, text (refused) or payload (read)
 //
 // Layer: transfer. Only the check_* functions validate what a peer sent: every count and size is
@@ -22,9 +22,9 @@ namespace mk::transfer {
 static_assert(__BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__, "structs go over the wire as they are");
 
 constexpr char kMagic[8] = {'M', 'K', 'T', 'R', 'N', 'S', 'F', 'R'};
-constexpr uint32_t kWireVersion = 5;
+constexpr uint32_t kWireVersion = 6;
 
-constexpr uint32_t kMaxNameBytes = 255;
+constexpr uint32_t kMaxNameBytes = 255;  // also of an address
 constexpr uint32_t kMaxBatchRanges = 8192;        // a table of 128 KiB
 constexpr uint64_t kMaxWriteBytes = 16ull << 20;  // what a target receives before it confirms
 constexpr uint64_t kMaxReadBytes = 256ull << 20;  // more: the next batch waits for this one
@@ -68,6 +68,8 @@ enum class Verdict : uint32_t {
   kOldEpoch = 5,        // it has seen this or a later connection of the link
   kStillBusy = 6,       // the previous connection has not ended in time
   kFull = 7,            // it serves the maximum number of connections
+  kUnwantedTls = 8,     // the initiator speaks TLS, the target does not
+  kOtherAddress = 9,    // the initiator has dialled an address that is not the target's
 };
 
 using Bytes32 = std::array<unsigned char, 32>;
@@ -90,10 +92,12 @@ struct Link {
   uint64_t epoch;  // counts up from 1
 };
 
-// Follows the name in this version.
+// Follows the name in this version, and is followed by the two addresses: the one that the initiator
+// was given, "host:port", and the one that its connection leads to, see numeric_name().
 struct HelloTail {
   uint32_t flags;
-  uint32_t zero;
+  uint16_t dialled_bytes;  // 0 in the target's, and so is the next
+  uint16_t reached_bytes;
   Link link;  // zeros in the target's
   Bytes32 nonce;
 };
@@ -112,8 +116,9 @@ struct BatchHeader {
   uint64_t request_id;   // the same in all batches of one request; counts up from 1
   uint64_t first_range;  // index in the request of the batch's first range, for error texts; kAsk
   uint64_t num_bytes;    // of payload, to either side
+  Bytes32 mac{};         // see FrameMacs; zeros where there are none
 };
-static_assert(sizeof(BatchHeader) == 32);
+static_assert(sizeof(BatchHeader) == 64);
 
 // Payload in memory begins at a multiple of this from the beginning of what it is a part of. The
 // kernel copies both into its own pages, from their beginning if nothing else is in flight, and out
@@ -126,9 +131,9 @@ struct Ack {
   Status status;
   uint32_t refusal_bytes;  // of text that follows; 0 unless refused
   uint64_t request_id;
-  uint64_t num_bytes;               // of payload: written here, or following (read)
-  uint64_t refusal_kind = 0;        // a FailureKind; 0: not told
-  std::array<uint64_t, 4> zeros{};  // see kPayloadAlignment
+  uint64_t num_bytes;         // of payload: written here, or following (read)
+  uint64_t refusal_kind = 0;  // a FailureKind; 0: not told
+  Bytes32 mac{};              // as above
 };
 static_assert(sizeof(Ack) == kPayloadAlignment);
 
@@ -184,6 +189,12 @@ inline uint32_t num_zero_ranges(const BatchHeader& header) {
   return header.op == Op::kWrite ? (kEntries - before % kEntries) % kEntries : 0;
 }
 constexpr uint32_t kMaxZeroRanges = kPayloadAlignment / sizeof(Range) - 1;
+
+// What follows the table, says what to do, and is not data: a MAC covers it as well.
+inline uint64_t num_control_bytes(const BatchHeader& header) {
+  if (header.op == Op::kWrite || header.op == Op::kRead) return 0;
+  return header.op == Op::kAsk ? header.first_range : header.num_bytes;
+}
 
 // All throw Failure saying how the peer broke the protocol.
 void check_magic(const Hello& hello);

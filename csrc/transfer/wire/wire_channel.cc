@@ -21,7 +21,8 @@ void WireChannel::connect(const Limit& limit) {
   disconnect();
   Socket socket = Socket::connect(addresses_, limit);
   ++link_.epoch;  // the peer ends the previous connection if it still serves it
-  identity_->check(introduce(socket, *own_, link_, host_, limit).hello.instance);
+  const Greeting peer = introduce(socket, *own_, link_, to_, limit);
+  identity_->check(peer.hello.instance, peer.name);
   identity_->lost()->recover(link_);
   socket_ = std::move(socket);
 }
@@ -65,12 +66,13 @@ void WireChannel::post(const Work& work, const Limit& limit) {
 void WireChannel::move_and_notify(const Work& work, const Limit& limit) try {
   move(work, limit);
   if (work.request->verify || (work.with_notify && is_reading())) drain(limit);
-  verify(work, limit);
+  compare(work, limit);
   // With frames in flight a refusal may be an earlier work's; the peer keeps the notification of a
   // request that it refuses to itself.
   if (work.with_notify && (current_.refusal.empty() || !frames_.empty())) notify(work, limit);
 } catch (const Inaccessible& fault) {  // of local memory
-  if (fault.num_bytes_moved > 0) throw;  // half of a frame
+  // Half of a frame has left, or the next one would be numbered as if this one had.
+  if (fault.num_bytes_moved > 0 || socket_.frame_macs()) throw;
   drain(limit);
   current_.refusal = fault.of(kLocal);
 }
@@ -138,24 +140,28 @@ uint64_t WireChannel::ask(const std::string& question, std::vector<iovec> payloa
   uint64_t num_bytes = question.size();
   for (const iovec& part : payload) num_bytes += part.iov_len;
   BatchHeader header{Op::kAsk, 0, kQuestionId, question.size(), num_bytes};
+  sign(socket_.frame_macs(), header, {{const_cast<char*>(question.data()), question.size()}});
   payload.insert(payload.begin(), {{&header, sizeof(header)},
                                    {const_cast<char*>(question.data()), question.size()}});
   socket_.send_lent(payload.data(), payload.size(), 2, limit);
-  return answer_bytes(1, kMaxAnswerBytes, limit);
+  const Ack ack = receive_answer_ack(1, kMaxAnswerBytes, limit);
+  verify(socket_.frame_macs(), ack, {});
+  return ack.num_bytes;
 }
 
-uint64_t WireChannel::answer_bytes(uint64_t entry_bytes, uint64_t max_bytes, const Limit& limit) {
+Ack WireChannel::receive_answer_ack(uint64_t entry_bytes, uint64_t max_bytes, const Limit& limit) {
   Ack ack;
   socket_.receive(&ack, sizeof(ack), limit);
   check_answer(ack, kQuestionId, entry_bytes, max_bytes);
   socket_.settle(socket_.num_lent(), limit);
   if (ack.status == Status::kRefused) throw Refused(receive_refusal(ack, limit));
-  return ack.num_bytes;
+  return ack;
 }
 
 Cause WireChannel::receive_refusal(const Ack& ack, const Limit& limit) {
   std::string refusal(ack.refusal_bytes, '\0');
   socket_.receive(refusal.data(), refusal.size(), limit);
+  verify(socket_.frame_macs(), ack, {{refusal.data(), refusal.size()}});
   return {printable(std::move(refusal)), kind_of_peer(static_cast<FailureKind>(ack.refusal_kind))};
 }
 
@@ -170,6 +176,7 @@ void WireChannel::fence_lost(const Limit& limit) {
   std::vector<Link> lost = identity_->lost()->all();
   BatchHeader header{Op::kFence, 0, 0, 0, lost.size() * sizeof(Link)};
   iovec parts[] = {{&header, sizeof(header)}, {lost.data(), header.num_bytes}};
+  sign(socket_.frame_macs(), header, {parts[1]});
   socket_.send(parts, 2, limit);
   frames_.push_back({Op::kFence, 0, header.num_bytes, false});
   drain(limit);
@@ -201,7 +208,7 @@ void WireChannel::move(const Work& work, const Limit& limit) {
   send_table(Op::kRead, {});
 }
 
-void WireChannel::verify(const Work& work, const Limit& limit) {
+void WireChannel::compare(const Work& work, const Limit& limit) {
   const Request& request = *work.request;
   if (!request.verify || work.piece.num_ranges == 0 || !current_.refusal.empty()) return;
   fill(request, work.piece, batch_);
@@ -237,6 +244,9 @@ void WireChannel::send(const Work& work, Op op, uint64_t first_range, const Rang
   if (const uint32_t count = num_zero_ranges(header)) {
     parts_.push_back({zeros, count * sizeof(Range)});
   }
+  const bool is_control = op != Op::kWrite && !payload.empty();  // then it is one part
+  const iovec table{const_cast<Range*>(ranges), num_ranges * sizeof(Range)};
+  sign(socket_.frame_macs(), header, {table, is_control ? payload.front() : iovec{}});
   const size_t first_of_payload = parts_.size();
   parts_.insert(parts_.end(), payload.begin(), payload.end());
   is_writing_ |= op == Op::kWrite;
@@ -258,6 +268,12 @@ void WireChannel::receive_ack(const Limit& limit) {
   check_ack(ack, frame.request_id, frame.num_bytes);
   socket_.settle(frame.num_lent, limit);
   frames_.pop_front();
+  if (ack.status == Status::kDone && verifies(frame.op)) {
+    socket_.receive(&num_equal_, sizeof(num_equal_), limit);
+    verify(socket_.frame_macs(), ack, {{&num_equal_, sizeof(num_equal_)}});
+  } else if (ack.status == Status::kDone) {
+    verify(socket_.frame_macs(), ack, {});
+  }
   if (ack.status == Status::kRefused) {
     Cause refusal = receive_refusal(ack, limit);
     if (current_.refusal.empty()) current_.refusal = std::move(refusal);
@@ -270,8 +286,6 @@ void WireChannel::receive_ack(const Limit& limit) {
     if (failure.empty()) current_.num_bytes += frame.num_bytes;
     if (failure.kind == FailureKind::kInaccessible) failure.text.insert(0, kLocal);
     if (current_.refusal.empty()) current_.refusal = std::move(failure);
-  } else if (verifies(frame.op)) {
-    socket_.receive(&num_equal_, sizeof(num_equal_), limit);
   }
   if (frames_.empty()) is_writing_ = false;
   if (frame.last_of_work) outcomes_.push_back(std::exchange(current_, {}));

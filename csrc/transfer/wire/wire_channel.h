@@ -24,11 +24,11 @@ namespace mk::transfer {
 
 class WireChannel : public Channel {
  public:
-  // `host` is what the peer's certificate must be for.
-  WireChannel(std::shared_ptr<const Endpoint> own, std::string host,
+  // `to` is what was opened: the peer must be of that address, and its certificate for that host.
+  WireChannel(std::shared_ptr<const Endpoint> own, HostPort to,
               std::vector<SocketAddress> addresses, std::shared_ptr<PeerIdentity> identity)
       : own_(std::move(own)),
-        host_(std::move(host)),
+        to_(std::move(to)),
         addresses_(std::move(addresses)),
         identity_(std::move(identity)) {}
 
@@ -45,7 +45,7 @@ class WireChannel : public Channel {
   bool has_outcome() const override { return !outcomes_.empty(); }
   uint64_t num_bytes_so_far() const override { return current_.num_bytes; }
   std::unique_ptr<Channel> another() const override {
-    return std::make_unique<WireChannel>(own_, host_, addresses_, identity_);
+    return std::make_unique<WireChannel>(own_, to_, addresses_, identity_);
   }
   std::unique_ptr<Channel> for_questions() const override { return WireChannel::another(); }
   bool may_answer_callers(const Request& request) const override;
@@ -78,22 +78,24 @@ class WireChannel : public Channel {
 
   // Has the peer compare what it holds now of a piece that has moved, if the request asks for it:
   // what differs is current_'s refusal.
-  void verify(const Work& work, const Limit& limit);
+  void compare(const Work& work, const Limit& limit);
   bool must_fence() const { return identity_->has_lost(); }
 
   // Asks a question that is no more than its op. Nothing may be in flight.
   template <class Entry>
   std::vector<Entry> ask_for(Op op, size_t most, const Limit& limit) {
-    const BatchHeader header{op, 0, kQuestionId, 0, 0};
+    BatchHeader header{op, 0, kQuestionId, 0, 0};
+    sign(socket_.frame_macs(), header, {});
     socket_.send(&header, sizeof(header), limit);
-    std::vector<Entry> entries(answer_bytes(sizeof(Entry), most * sizeof(Entry), limit) /
-                               sizeof(Entry));
-    socket_.receive(entries.data(), entries.size() * sizeof(Entry), limit);
+    const Ack ack = receive_answer_ack(sizeof(Entry), most * sizeof(Entry), limit);
+    std::vector<Entry> entries(ack.num_bytes / sizeof(Entry));
+    socket_.receive(entries.data(), ack.num_bytes, limit);
+    verify(socket_.frame_macs(), ack, {{entries.data(), ack.num_bytes}});
     return entries;
   }
 
   const std::shared_ptr<const Endpoint> own_;
-  const std::string host_;
+  const HostPort to_;
   const std::vector<SocketAddress> addresses_;
   const std::shared_ptr<PeerIdentity> identity_;
   Socket socket_;
@@ -119,7 +121,8 @@ class WireChannel : public Channel {
   void send(const Work& work, Op op, uint64_t first_range, const Range* ranges, size_t num_ranges,
             const std::vector<iovec>& payload, uint64_t num_bytes, const Limit& limit);
   void receive_ack(const Limit& limit);
-  uint64_t answer_bytes(uint64_t entry_bytes, uint64_t max_bytes, const Limit& limit);
+  // Unless it is a refusal, the caller has to verify it.
+  Ack receive_answer_ack(uint64_t entry_bytes, uint64_t max_bytes, const Limit& limit);
   Cause receive_refusal(const Ack& ack, const Limit& limit);
 
   Link link_{random_value<uint64_t>(), 0};
