@@ -58,6 +58,6 @@ def node(ca):
 
 @pytest.fixture(scope="module")
 def guarded():
-    """An engine with our secret, and its region."""
-    with TransferEngine(secret=OURS) as engine:
+    """An engine with our secret, without TLS, and its region."""
+    with TransferEngine(secret=OURS, secret_only=True) as engine:
         yield engine, engine.register(untouched(4096))

@@ -88,7 +88,7 @@ class Proxy:
         limit: int | None = None,
     ):
         self.limit = limit
-        self._target = target
+        self.target = target
         self._alters = (alter_up, alter_down)
         self._listening = socket.create_server(("127.0.0.1", 0))
         self._sockets: list[socket.socket] = []
@@ -103,7 +103,7 @@ class Proxy:
                 near, _ = self._listening.accept()
             except OSError:
                 return
-            far = connect(self._target)
+            far = connect(self.target)
             far.settimeout(None)
             self._sockets += [near, far]
             relay = Relay(Flow(limit=self.limit), Flow(limit=self.limit))

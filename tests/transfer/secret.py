@@ -14,10 +14,15 @@ THEIRS = b"what others know, and none of us does"
 ANOTHER = "the peer's secret is another"
 NONE = "the peer has no secret"
 UNWANTED = "the peer has a secret, this engine has none"
+TLS_ONLY = "the peer speaks TLS only"
+NO_TLS = "the peer speaks no TLS"
+UNWANTED_TLS = "the peer speaks TLS only, this engine does not"
 
 
-def initiator(secret: bytes | None) -> TransferEngine:
-    return TransferEngine(transports=["tcp"], secret=secret)
+def initiator(secret: bytes | None, **options) -> TransferEngine:
+    """Over tcp, and without TLS unless told otherwise, as raw peers are."""
+    options = {"secret_only": True, **options} if secret else options
+    return TransferEngine(transports=["tcp"], secret=secret, **options)
 
 
 def rejections(engine: TransferEngine, count: int = 1) -> dict[str, int]:

@@ -24,10 +24,10 @@ UNTOUCHED = 0xEE  # what targets start full of, so that a byte written by mistak
 WAIT_S = 20.0  # longer than anything here takes; a test that needs it has failed
 START_S = 180.0  # the same of a process, the first of which imports torch, to start
 
-HEADER = struct.Struct("<IIQQQ")  # op, num_ranges, request_id, first_range, num_bytes
-ACK = struct.Struct("<IIQQ40x")  # status, refusal_bytes, request_id, num_bytes
+HEADER = struct.Struct("<IIQQQ32x")  # op, num_ranges, request_id, first_range, num_bytes; no MAC
+ACK = struct.Struct("<IIQQ40x")  # status, refusal_bytes, request_id, num_bytes; no MAC
 RANGE = struct.Struct("<QQ")  # address, num_bytes
-ZEROS = bytes(16)  # between the table of a write, if it has one entry, and its payload
+ZEROS = bytes(48)  # between the table of a write, if it has one entry, and its payload
 WRITE, READ, CHECK_WRITE, CHECK_READ, NOTIFY = range(1, 6)
 
 

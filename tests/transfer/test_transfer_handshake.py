@@ -15,20 +15,32 @@ from .handshake import (
     NOTHING,
     OTHER_SECRET,
     SECRET,
+    TAIL,
     UNWANTED_SECRET,
     VERSION,
     WELCOME,
     WELCOMED,
+    Frames,
     Hello,
+    address_of,
     answer,
-    begin,
+    begin_both,
     hear_hello,
     hear_welcome,
     prove,
     receive_exactly,
 )
 from .proxy import Proxy
-from .secret import ANOTHER, NONE, OURS, UNWANTED, cause_of_opening, initiator
+from .secret import (
+    ANOTHER,
+    NO_TLS,
+    NONE,
+    OURS,
+    TLS_ONLY,
+    UNWANTED,
+    cause_of_opening,
+    initiator,
+)
 from .support import (
     ACK,
     HEADER,
@@ -42,8 +54,10 @@ from .support import (
     eventually,
     raw_server,
     send_last,
+    untouched,
 )
 
+ITSELF = "this engine itself answers, at an address that is not its own"
 ROOT = Path(__file__).parents[2]
 SIZE = 4096
 
@@ -63,23 +77,32 @@ def still_serves(guarded) -> bool:
 
 def test_the_proof_of_the_document():
     """The example of docs/wire.md."""
-    initiators = Hello(b"10.0.0.1:4711", VERSION, 1, SECRET, 3, 1, bytes(range(32))).packed()
+    dialled = (b"kv-2.example:4711", b"10.0.0.2/4711")
+    nonce = bytes(range(32))
+    initiators = Hello(b"10.0.0.1:4711", VERSION, 1, SECRET, 3, 1, nonce, *dialled).packed()
     targets = Hello(b"10.0.0.2:4711", VERSION, 2, SECRET, 0, 0, bytes(range(32, 64))).packed()
     secret = b"0123456789abcdef"
     sides = ("initiator", "target")
     proofs = [prove(secret, side, initiators, targets).hex() for side in sides]
     text = (ROOT / "docs/wire.md").read_text()
     assert all(proof in text for proof in proofs)
+    frames = Frames(secret, initiators, targets)
+    ack = frames.mac("target", ACK.pack(0, 0, 1, 4)[:24])
+    header = HEADER.pack(WRITE, 1, 1, 0, 4)
+    signed = frames.signed(header, RANGE.pack(0x7F0000001000, 4))
+    assert signed[32:64].hex() in text and ack.hex() in text
 
 
 def test_the_handshake_by_hand(guarded):
     engine, region = guarded
     with connect(engine.name) as connection:
-        assert begin(connection, OURS).name.decode() == engine.name
-        connection.sendall(
-            HEADER.pack(WRITE, 1, 1, 0, 1) + RANGE.pack(region.address, 1) + ZEROS + b"\xee"
-        )
-        assert receive_exactly(connection, ACK.size) == ACK.pack(0, 0, 1, 1)
+        mine, theirs = begin_both(connection, OURS)
+        assert theirs.name.decode() == engine.name
+        frames = Frames(OURS, mine.packed(), theirs.packed())
+        header, table = HEADER.pack(WRITE, 1, 1, 0, 1), RANGE.pack(region.address, 1)
+        connection.sendall(frames.signed(header, table) + ZEROS + b"\xee")
+        ack = receive_exactly(connection, ACK.size)
+        assert ACK.unpack(ack) == (0, 0, 1, 1) and frames.acknowledged(ack)
     heard = []
     with raw_server(lambda it: heard.append(answer(it, OURS))) as name, initiator(OURS) as engine:
         engine.open(name).close()
@@ -113,7 +136,7 @@ def test_strangers_learn_nothing(guarded, hello, proof, verdict):
 def test_every_bit_of_a_proof_counts(guarded):
     for bit in range(256):
         with connect(guarded[0].name) as connection:
-            mine = Hello(flags=SECRET)
+            mine = Hello(flags=SECRET, reached=address_of(connection))
             connection.sendall(mine.packed())
             theirs = hear_hello(connection)
             right = prove(OURS, "initiator", mine.packed(), theirs.packed())
@@ -122,9 +145,19 @@ def test_every_bit_of_a_proof_counts(guarded):
             assert hear_welcome(connection) == (OTHER_SECRET, NOTHING)
 
 
-def test_a_recorded_connection_is_of_no_use(guarded):
-    engine, region = guarded
-    with Proxy(engine.name) as proxy, initiator(OURS) as other:
+@pytest.fixture
+def proxied():
+    """An engine that is reached through a proxy, its region, and the proxy."""
+    with Proxy("") as proxy:
+        with TransferEngine(secret=OURS, secret_only=True, reached_at=[proxy.name]) as engine:
+            proxy.target = engine.name
+            yield engine, engine.register(untouched(SIZE)), proxy
+
+
+def test_a_recorded_connection_is_of_no_use(proxied):
+    engine, region, proxy = proxied
+    guarded = engine, region
+    with initiator(OURS) as other:
         mine = other.register(addressed(SIZE))
         other.write(other.open(proxy.name), [(mine.address, region.address, SIZE)]).wait()
         relay = proxy.relays[0]
@@ -155,7 +188,7 @@ def test_a_proof_sent_back(own_hello):
         connection.sendall(WELCOME.pack(WELCOMED, 0, receive_exactly(connection, 32)))
 
     with raw_server(reflect) as name, initiator(OURS) as engine:
-        assert cause_of_opening(engine, name) == ANOTHER
+        assert cause_of_opening(engine, name) == (ANOTHER if own_hello else ITSELF)
 
 
 @pytest.mark.parametrize("flags", [0, SECRET])
@@ -181,6 +214,8 @@ ALTERED = {
     "link": lambda hello: replace(hello, link=hello.link ^ 1),
     "epoch": lambda hello: replace(hello, epoch=hello.epoch + 1),
     "nonce": lambda hello: replace(hello, nonce=hello.nonce[::-1]),
+    "dialled": lambda hello: replace(hello, dialled=b"10.0.0.1:1"),
+    "reached": lambda hello: replace(hello, reached=b"10.0.0.1/1"),
     "version": lambda hello: replace(hello, version=1),
 }
 
@@ -195,7 +230,8 @@ def test_hellos_altered_on_the_way(guarded, side, what):
             return data
         name_bytes = HELLO.unpack_from(data)[2]
         once.append(data)
-        size = HELLO.size + name_bytes + 56
+        tail = TAIL.unpack_from(data, HELLO.size + name_bytes)
+        size = HELLO.size + name_bytes + TAIL.size + tail[1] + tail[2]
         ends = socket.socketpair()
         with ends[0], ends[1]:
             ends[0].sendall(data[:size])
@@ -208,8 +244,9 @@ def test_hellos_altered_on_the_way(guarded, side, what):
         ANOTHER,
         NONE,
         UNWANTED,
-        "the peer speaks TLS only",
-        "the peer speaks wire version 1, this engine speaks 5",
+        TLS_ONLY,
+        NO_TLS,
+        "the peer speaks wire version 1, this engine speaks 6",
         "connection closed by peer",
     )
     assert still_serves(guarded)
@@ -232,7 +269,7 @@ def test_more_than_a_handshake(guarded):
         assert verdict_of(connection, Hello(flags=SECRET), bytes(32) + write * 1000)[0] == 3
         assert ended(connection)
     with connect(engine.name) as connection:
-        mine = Hello(flags=SECRET)
+        mine = Hello(flags=SECRET, reached=address_of(connection))
         connection.sendall(mine.packed())
         theirs = hear_hello(connection)
         proof = prove(OURS, "initiator", mine.packed(), theirs.packed())
@@ -263,7 +300,7 @@ def test_version_1_is_told_and_left(secret):
         connection.sendall(HELLO.pack(MAGIC, 1, 5, 7) + b"raw:1")
         assert hear_hello(connection).version == VERSION
         assert ended(connection)
-        cause = "the peer speaks wire version 1, this engine speaks 5"
+        cause = "the peer speaks wire version 1, this engine speaks 6"
         assert engine.rejections() == {cause: 1}
 
 

@@ -11,11 +11,23 @@ import pytest
 from mooncake_kernels import config
 from mooncake_kernels.__main__ import main
 from mooncake_kernels.errors import InvalidArgument, TransferError
-from mooncake_kernels.transfer import TransferEngine
+from mooncake_kernels.transfer import Tls, TransferEngine
 
 from ..cxx import without_sanitizer
 from .handshake import NOTHING
-from .secret import ANOTHER, NONE, OURS, THEIRS, UNWANTED, cause_of_opening, initiator, rejections
+from .secret import (
+    ANOTHER,
+    NO_TLS,
+    NONE,
+    OURS,
+    THEIRS,
+    TLS_ONLY,
+    UNWANTED,
+    UNWANTED_TLS,
+    cause_of_opening,
+    initiator,
+    rejections,
+)
 from .support import WAIT_S
 
 
@@ -27,11 +39,42 @@ from .support import WAIT_S
         (OURS, None, NONE, UNWANTED),
     ],
 )
-def test_both_sides_are_told_why(near, far, cause_near, cause_far):
-    with initiator(near) as engine, TransferEngine(secret=far) as other:
+@pytest.mark.parametrize("secret_only", [False, True])
+def test_both_sides_are_told_why(near, far, cause_near, cause_far, secret_only):
+    if near and not far and not secret_only:
+        cause_far = UNWANTED_TLS  # it begins with TLS
+    alone = {"secret_only": secret_only}
+    with (
+        initiator(near, **(alone if near else {})) as engine,
+        TransferEngine(secret=far, **(alone if far else {})) as other,
+    ):
         assert cause_of_opening(engine, other.name) == cause_near
         assert rejections(other) == {cause_far: 1}
         assert engine.rejections() == {}
+
+
+def test_with_and_without_tls():
+    with initiator(OURS) as alone, initiator(OURS, secret_only=False) as encrypted:
+        assert cause_of_opening(alone, encrypted.name) == TLS_ONLY
+        assert rejections(encrypted) == {"the peer speaks no TLS": 1}
+        assert cause_of_opening(encrypted, alone.name) == NO_TLS
+        assert rejections(alone) == {UNWANTED_TLS: 1}
+
+
+@pytest.mark.parametrize("options", [{}, {"secret": OURS, "tls": True}])
+def test_secret_only_needs_a_secret_and_no_certificates(options, tmp_path):
+    files = Tls(tmp_path / "certificate", tmp_path / "key")
+    options = {**options, "tls": files} if "tls" in options else options
+    with pytest.raises(InvalidArgument, match="secret_only must be False without a secret and"):
+        TransferEngine(secret_only=True, **options)
+    with pytest.raises(InvalidArgument, match="secret_only must be a bool, got 1"):
+        TransferEngine(secret=OURS, secret_only=1)
+
+
+@pytest.mark.parametrize("addresses", ["10.0.0.1:4711", 7, [7], ["here"], ["here:0"]])
+def test_what_is_no_list_of_addresses(addresses):
+    with pytest.raises(InvalidArgument, match="TransferEngine: reached_at must"):
+        TransferEngine(secret=OURS, reached_at=addresses)
 
 
 def test_a_secret_may_be_text(guarded):
@@ -42,7 +85,7 @@ def test_a_secret_may_be_text(guarded):
 def test_the_settings_have_it(guarded, tmp_path):
     (tmp_path / "secret").write_bytes(OURS + b"\n")
     for changes in ({"secret": OURS.decode()}, {"secret_file": str(tmp_path / "secret")}):
-        with config.override(**changes), initiator(None) as engine:
+        with config.override(secret_only=1, **changes), initiator(None) as engine:
             engine.open(guarded[0].name).close()
             with initiator(THEIRS) as other:  # an argument is before the settings
                 assert cause_of_opening(other, guarded[0].name) == ANOTHER
@@ -75,7 +118,7 @@ def test_what_is_no_secret(secret, message):
 
 def test_nobody_prints_it(capsys, caplog, guarded):
     text = OURS.decode()
-    with config.override(secret=text), caplog.at_level(0):
+    with config.override(secret=text, secret_only=1), caplog.at_level(0):
         with initiator(None) as engine, engine.open(guarded[0].name) as peer:
             said = [repr(config.current()), repr(engine), repr(peer), repr(vars(engine))]
         assert main(["config"]) == 0
@@ -111,7 +154,8 @@ from mooncake_kernels import _host
 def engine(secret=None, tls=None):
     return _host.TransferEngine("", "127.0.0.1:0", local=False, shm=False, cuda_ipc=False, tcp=True,
         file=False, nics=[], near_nodes=[], near_gpus=[], nics_required=False,
-        packets=(-1, 0, 0), num_lanes=1, max_connections=8, spin_us=0, secret=secret, tls=tls)
+        packets=(-1, 0, 0), num_lanes=1, max_connections=8, spin_us=0, secret=secret,
+        secret_only=False, tls=tls, local_users=[], reached_at=[])
 
 one, two = engine(), engine()
 one.open(two.name, two.name, 0, {WAIT_S})

@@ -214,7 +214,7 @@ def test_a_connection_that_ends_within_a_batch(target, connection, num_bytes):
         HELLO.pack(MAGIC, VERSION, 3, 7) + b"a\xffb",
         Hello(flags=4).packed(),
         Hello(flags=2**32 - 1).packed(),
-        HELLO.pack(MAGIC, VERSION, 1, 7) + b"x" + TAIL.pack(0, 1, 7, 1, NOTHING),
+        HELLO.pack(MAGIC, VERSION, 1, 7) + b"x" + TAIL.pack(0, 256, 0, 7, 1, NOTHING),
         Hello().packed()[:-1],
     ],
 )
@@ -432,8 +432,8 @@ def test_a_read_that_ends_too_soon():
     ("greeting", "cause"),
     [
         (b"HTTP/1.1 400 Bad Request\r\n\r\n", "the peer is not a mooncake_kernels engine"),
-        (HELLO.pack(MAGIC, 9, 1, 7) + b"x", "the peer speaks wire version 9, this engine speaks 5"),
-        (HELLO.pack(MAGIC, 1, 1, 7) + b"x", "the peer speaks wire version 1, this engine speaks 5"),
+        (HELLO.pack(MAGIC, 9, 1, 7) + b"x", "the peer speaks wire version 9, this engine speaks 6"),
+        (HELLO.pack(MAGIC, 1, 1, 7) + b"x", "the peer speaks wire version 1, this engine speaks 6"),
         (HELLO.pack(MAGIC, VERSION, 256, 7), "protocol error: name of 256 bytes"),
         (HELLO.pack(MAGIC, VERSION, 1, 7), "connection closed by peer"),
         (Hello(flags=8).packed(), "protocol error: hello with flags 8"),

@@ -14,6 +14,8 @@
 
 extern "C" {
 
+struct bio_st;
+struct bio_method_st;
 struct evp_md_st;
 struct ssl_st;
 struct ssl_ctx_st;
@@ -31,6 +33,8 @@ void ERR_clear_error(void);
 unsigned long ERR_get_error(void);
 const char* ERR_reason_error_string(unsigned long error);
 const char* X509_verify_cert_error_string(long error);
+const bio_method_st* BIO_s_mem(void);
+bio_st* BIO_new(const bio_method_st* method);
 
 const ssl_method_st* TLS_method(void);
 ssl_ctx_st* SSL_CTX_new(const ssl_method_st* method);
@@ -70,6 +74,9 @@ void* SSL_get_ex_data(const ssl_st* ssl, int index);
 const ssl_cipher_st* SSL_CIPHER_find(ssl_st* ssl, const unsigned char* number);
 int SSL_session_reused(const ssl_st* ssl);
 int SSL_set_fd(ssl_st* ssl, int fd);
+int SSL_set_rfd(ssl_st* ssl, int fd);
+int SSL_set_wfd(ssl_st* ssl, int fd);
+void SSL_set0_rbio(ssl_st* ssl, bio_st* input);
 int SSL_set1_host(ssl_st* ssl, const char* host);
 int SSL_connect(ssl_st* ssl);
 int SSL_accept(ssl_st* ssl);
@@ -118,7 +125,7 @@ constexpr unsigned long kReasonAlertDecryptError = 1051;
 // clang-format off
 #define MK_CRYPTO_FUNCTIONS(X)                                                          \
   X(EVP_sha256) X(HMAC) X(CRYPTO_memcmp) X(ERR_clear_error) X(ERR_get_error)            \
-  X(ERR_reason_error_string) X(X509_verify_cert_error_string)
+  X(ERR_reason_error_string) X(X509_verify_cert_error_string) X(BIO_s_mem) X(BIO_new)
 #define MK_SSL_FUNCTIONS(X)                                                             \
   X(TLS_method) X(SSL_CTX_new) X(SSL_CTX_free) X(SSL_CTX_ctrl) X(SSL_CTX_set_options)   \
   X(SSL_CTX_set_num_tickets) X(SSL_CTX_set_default_passwd_cb)                           \
@@ -128,7 +135,7 @@ constexpr unsigned long kReasonAlertDecryptError = 1051;
   X(SSL_SESSION_new) X(SSL_SESSION_free) X(SSL_SESSION_set1_master_key)                 \
   X(SSL_SESSION_set_cipher) X(SSL_SESSION_set_protocol_version) X(SSL_new) X(SSL_free)  \
   X(SSL_set_ex_data) X(SSL_get_ex_data) X(SSL_CIPHER_find) X(SSL_session_reused)        \
-  X(SSL_set_fd) X(SSL_set1_host) X(SSL_connect) X(SSL_accept) X(SSL_read_ex)            \
+  X(SSL_set_fd) X(SSL_set_rfd) X(SSL_set_wfd) X(SSL_set0_rbio) X(SSL_set1_host) X(SSL_connect) X(SSL_accept) X(SSL_read_ex)            \
   X(SSL_write_ex) X(SSL_has_pending) X(SSL_key_update) X(SSL_get_error)                 \
   X(SSL_get_verify_result) X(SSL_export_keying_material)
 // clang-format on

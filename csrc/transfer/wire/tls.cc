@@ -166,7 +166,6 @@ TlsStream::TlsStream(const TlsContext& context, int fd, const std::string& host,
       has_psk_(context.psk_.has_value()),
       ssl_(not_null(Ssl::get().p_SSL_new(context.context_.get()))) {
   const Ssl& ssl = Ssl::get();
-  if (!ssl.p_SSL_set_fd(ssl_.get(), fd)) not_null<void>(nullptr);
   if (!host.empty() && context.verifies_host_ && !ssl.p_SSL_set1_host(ssl_.get(), host.c_str())) {
     not_null<void>(nullptr);
   }
@@ -184,12 +183,24 @@ TlsStream::TlsStream(const TlsContext& context, int fd, const std::string& host,
 void TlsStream::shake_hands(bool initiates, const Limit& limit) {
   const Ssl& ssl = Ssl::get();
   const NoSigpipe quiet;
-  bool is_first = true;
-  finish(limit, [&] {
-    if (!initiates) return ssl.p_SSL_accept(ssl_.get());
-    if (!std::exchange(is_first, false) && begins_with_magic(fd_)) throw PlainAnswer();
-    return ssl.p_SSL_connect(ssl_.get());
-  });
+  ssl_st* const connection = ssl_.get();
+  if (initiates) {
+    // Until it has sent its first message, it reads from where nothing comes: then the answer is
+    // looked at first.
+    ssl.p_SSL_set0_rbio(connection, not_null(Crypto::get().p_BIO_new(Crypto::get().p_BIO_s_mem())));
+    if (!ssl.p_SSL_set_wfd(connection, fd_)) not_null<void>(nullptr);
+    bool is_first = true;
+    finish(limit, [&] {
+      if (!std::exchange(is_first, false)) {
+        if (begins_with_magic(fd_)) throw PlainAnswer();
+        if (!ssl.p_SSL_set_rfd(connection, fd_)) not_null<void>(nullptr);
+      }
+      return ssl.p_SSL_connect(connection);
+    });
+  } else {
+    if (!ssl.p_SSL_set_fd(connection, fd_)) not_null<void>(nullptr);
+    finish(limit, [&] { return ssl.p_SSL_accept(connection); });
+  }
   has_shaken_hands_ = true;
   // A peer with certificates would do without the key.
   if (has_psk_ && !ssl.p_SSL_session_reused(ssl_.get())) {
