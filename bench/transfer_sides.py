@@ -40,13 +40,17 @@ class Job:
 
 
 class Engine:
-    """This project's, over one transport; "tcp-1": by one connection instead of two."""
+    """This project's, over one transport; "tcp-1": by one connection instead of two; "tcp-secret",
+    "tcp-secret-only": with a secret, by TLS or with authenticated frames alone.
+    """
 
     def __init__(self, memory: np.ndarray, transport: str):
         if transport == "tcp-1":
-            transport = "tcp"
             os.environ["MOONCAKE_KERNELS_TRANSFER_LANES"] = "1"
-        self.engine = mk.TransferEngine(transports=[transport])
+        transport, _, form = transport.partition("-")
+        options = {"secret": "of both of them", "secret_only": form == "secret-only"}
+        trust = options if form.startswith("secret") else {}
+        self.engine = mk.TransferEngine(transports=[transport], **trust)
         self.region = self.engine.register(memory)
 
     def offer(self) -> Any:
@@ -230,6 +234,8 @@ class Streamed(Memcpy):
 LIBRARIES = {
     "tcp": (Engine, "tcp"),
     "tcp-1": (Engine, "tcp-1"),
+    "tcp-secret": (Engine, "tcp-secret"),
+    "tcp-secret-only": (Engine, "tcp-secret-only"),
     "shm": (Engine, "shm"),
     "shm-mapped": (Engine, "shm"),  # into and out of mk.shared_memory()
     "mooncake": (Mooncake, "tcp"),

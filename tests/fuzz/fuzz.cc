@@ -92,8 +92,14 @@ bool hear(int fd, void* data, size_t num_bytes) {
 bool hear_greeting(int fd, Greeting& greeting) {
   if (!hear(fd, &greeting.hello, sizeof(greeting.hello))) return false;
   greeting.name.resize(greeting.hello.name_bytes);
-  return hear(fd, greeting.name.data(), greeting.name.size()) &&
-         hear(fd, &greeting.tail, sizeof(greeting.tail));
+  if (!hear(fd, greeting.name.data(), greeting.name.size()) ||
+      !hear(fd, &greeting.tail, sizeof(greeting.tail))) {
+    return false;
+  }
+  greeting.dialled.resize(greeting.tail.dialled_bytes);
+  greeting.reached.resize(greeting.tail.reached_bytes);
+  return hear(fd, greeting.dialled.data(), greeting.dialled.size()) &&
+         hear(fd, greeting.reached.data(), greeting.reached.size());
 }
 
 }  // namespace mk::fuzz

@@ -63,8 +63,8 @@ class Adopting : public Base {
  public:
   template <class... Ways>
   Adopting(std::shared_ptr<const Endpoint> own, Socket socket, Ways... ways)
-      : Base(std::move(own), "peer", {},
-             std::make_shared<PeerIdentity>(0, std::make_shared<LostLinksTable>()), ways...) {
+      : Base(std::move(own), {"peer", 1}, {},
+             std::make_shared<PeerIdentity>(0, "", std::make_shared<LostLinksTable>()), ways...) {
     this->socket_ = std::move(socket);
   }
 };
@@ -120,7 +120,7 @@ void initiate(Socket socket, std::shared_ptr<const Endpoint> own, const Request&
   Interrupt interrupt;
   const Limit limit{Deadline::after(kLongS), interrupt};
   try {
-    introduce(socket, *own, {5, 1}, "peer", limit);
+    introduce(socket, *own, {5, 1}, {"peer", 1}, limit);
     if (is_shared) {
       Shared channel(std::move(own), std::move(socket), ShmChannel::Ways{true, true});
       channel.learn_regions(limit);

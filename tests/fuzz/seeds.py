@@ -22,9 +22,9 @@ SUMS, COMPARE = 1, 2
 WHOLE = 2**64 - 1
 
 
-def hello(version: int = 4, flags: int = 0, name: bytes = b"seed:1", epoch: int = 1) -> bytes:
+def hello(version: int = 6, flags: int = 0, name: bytes = b"seed:1", epoch: int = 1) -> bytes:
     prefix = struct.pack("<8sIIQ", MAGIC, version, len(name), 77)
-    return prefix + name + struct.pack("<IIQQ32s", flags, 0, 5, epoch, bytes(32))
+    return prefix + name + struct.pack("<IHHQQ32s", flags, 3, 2, 5, epoch, bytes(32)) + b"a:1b/"
 
 
 def welcome(verdict: int = 0) -> bytes:
@@ -32,13 +32,13 @@ def welcome(verdict: int = 0) -> bytes:
 
 
 def header(op: int, num_ranges: int, num_bytes: int, request: int = 1) -> bytes:
-    return struct.pack("<IIQQQ", op, num_ranges, request, 0, num_bytes)
+    return struct.pack("<IIQQQ32x", op, num_ranges, request, 0, num_bytes)
 
 
 def batch(op: int, ranges: list[tuple[int, int]], request: int = 1) -> bytes:
     moved = sum(size for _, size in ranges) if op in (WRITE, READ) else 0
     table = b"".join(struct.pack("<QQ", at, size) for at, size in ranges)
-    zeros = bytes(-(32 + len(table)) % 64)
+    zeros = bytes(-(64 + len(table)) % 64)
     payload = zeros + bytes(moved) if op == WRITE else b""
     return header(op, len(ranges), moved, request) + table + payload
 
@@ -50,7 +50,7 @@ def verify(op: int, ranges: list[tuple[int, int]]) -> bytes:
 
 def ask(question: bytes, payload: bytes = b"") -> bytes:
     num_bytes = len(question) + len(payload)
-    return struct.pack("<IIQQQ", ASK, 0, 1, len(question), num_bytes) + question + payload
+    return struct.pack("<IIQQQ32x", ASK, 0, 1, len(question), num_bytes) + question + payload
 
 
 def objects(kind: int, entries: list[tuple[int, ...]], flags: int = 0) -> bytes:
@@ -118,7 +118,7 @@ BATCHES = {
     "remove_objects": ask(objects(REMOVE_OBJECTS, [(1,), (77,), (1,), (4,)])),
     "ask_what": ask(b"?") + ask(objects(4, [(1,)])) + ask(objects(READ_OBJECTS, [])),
     "ask_nothing": ask(b""),
-    "ask_too_much": struct.pack("<IIQQQ", ASK, 0, 1, 16, 17 + (64 << 20)),
+    "ask_too_much": struct.pack("<IIQQQ32x", ASK, 0, 1, 16, 17 + (64 << 20)),
     "unknown": header(18, 0, 0),
 }
 # Where the initiator will write: by address, in a memory that is not sent, behind the end of all.
@@ -183,7 +183,7 @@ def initiator_seeds() -> dict[str, bytes]:
         for kind, mode in modes.items()
         for name, answer in ANSWERS.items()
     }
-    for verdict in range(9):
+    for verdict in range(11):
         for flags in (0, HAS_SECRET):
             said = hello(flags=flags) + welcome(verdict) + ANSWERS["acks"]
             seeds[f"verdict_{verdict}_{flags}"] = bytes([OWN_HELLO | flags]) + said
