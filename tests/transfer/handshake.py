@@ -95,7 +95,7 @@ class Frames:
         return header[:32] + self.mac("initiator", header[:32], covered) + covered
 
     def acknowledged(self, ack: bytes, covered: bytes = b"") -> bool:
-        return ack[24:56] == self.mac("target", ack[:24], covered) and ack[56:] == bytes(8)
+        return ack[32:] == self.mac("target", ack[:32], covered)
 
 
 def hear_welcome(connection: socket.socket) -> tuple[int, bytes]:
