@@ -206,7 +206,7 @@ def pool_seeds() -> dict[str, bytes]:
 def words() -> dict[str, bytes]:
     """Entries of the dictionary: at most 64 bytes."""
     found = {f"batch_{name}": frame for name, frame in BATCHES.items() if len(frame) <= 64}
-    found |= {f"begin_{name}": frame[:48] for name, frame in BATCHES.items() if len(frame) > 64}
+    found |= {f"begin_{name}": frame[:64] for name, frame in BATCHES.items() if len(frame) > 64}
     found |= {f"ack_{size}": ack(size) for size in (0, 4, 10, MAX_RANGES, LOCAL_BYTES)}
     found |= {f"at_{at:x}": struct.pack("<Q", at) for at in (READ_WRITE, READ_ONLY, WRITE_ONLY)}
     found |= {"magic": MAGIC, "hello": hello()[:24], "welcome": welcome(), "max": b"\xff" * 8}

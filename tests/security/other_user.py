@@ -15,7 +15,7 @@ needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root becomes ano
 
 # Becomes the user once all that it needs has been imported: it may not be able to read this folder.
 PRELUDE = """
-import contextlib, json, os, socket, ssl, sys, time
+import contextlib, encodings.idna, json, os, select, socket, sys, time
 sys.path.insert(0, {root!r})
 from tests.transfer.handshake import *
 {imports}

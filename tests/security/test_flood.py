@@ -16,7 +16,6 @@ SIZE = 4096
 
 # Keeps as many connections as it can, and makes a new one for each that is ended.
 FLOOD = """
-import select
 connect = within if arguments["within"] else over_tcp
 mine = bytes.fromhex(arguments["beginning"])
 ends, num_opened = [], 0

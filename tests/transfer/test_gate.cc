@@ -1,4 +1,5 @@
 // Admission and Links: who may come in, and who must have left before.
+#include <algorithm>
 #include <atomic>
 #include <chrono>
 #include <memory>
@@ -30,7 +31,7 @@ Verdict verdict_of(Links& links, const LinkId& id, uint64_t epoch, double limit_
 
 bool is_turned_away(Admission::Visit& visit) {
   try {
-    visit.admit();
+    visit.admit(true);
   } catch (const Rejected& rejected) {
     return rejected.verdict == Verdict::kFull;
   }
@@ -67,7 +68,7 @@ void peers_do_not_count_as_strangers() {
   for (const char* host : {"a", "b"}) {
     for (int i = 0; i < 1024; ++i) {
       visits.push_back(std::move(*admission.enter(host)));
-      visits.back().admit();
+      visits.back().admit(true);
     }
     std::optional<Admission::Visit> visit = admission.enter(host);
     EXPECT(visit.has_value());
@@ -76,7 +77,91 @@ void peers_do_not_count_as_strangers() {
   std::optional<Admission::Visit> visit = admission.enter("c");
   EXPECT(is_turned_away(*visit));  // all of them are here
   visits.pop_back();
-  visit->admit();
+  visit->admit(true);
+}
+
+struct Guest {
+  explicit Guest(Admission& admission, const char* host) : visit(*admission.enter(host)) {
+    visit.may_be_ended(interrupt);
+  }
+  Interrupt interrupt;
+  Admission::Visit visit;
+};
+using Guests = std::vector<std::unique_ptr<Guest>>;
+
+void come(Guests& guests, Admission& admission, const char* host, int count) {
+  for (int i = 0; i < count; ++i) guests.push_back(std::make_unique<Guest>(admission, host));
+}
+
+size_t num_ended(const Guests& guests) {
+  return std::count_if(guests.begin(), guests.end(),
+                       [](const auto& guest) { return is_signalled(guest->interrupt); });
+}
+
+void a_newcomer_takes_the_place_of_one_that_says_nothing() {
+  Admission admission;
+  Guests speaking, silent, later;
+  come(speaking, admission, "a", 28);
+  for (const auto& guest : speaking) guest->visit.speaks();
+  come(silent, admission, "a", 100);
+  EXPECT(num_ended(silent) == 0);
+  come(later, admission, "a", 60);
+  for (int i = 0; i < 100; ++i) EXPECT(is_signalled(silent[i]->interrupt) == (i < 60));
+  EXPECT(num_ended(speaking) == 0);
+  for (const auto& guest : later) guest->visit.speaks();
+  come(later, admission, "a", 40);
+  EXPECT(num_ended(silent) == 100 && num_ended(speaking) + num_ended(later) == 0);
+}
+
+void of_those_that_speak_any_makes_room() {
+  Admission admission;
+  Guests first, later;
+  come(first, admission, "a", 128);
+  for (const auto& guest : first) guest->visit.speaks();
+  come(later, admission, "a", 64);
+  EXPECT(num_ended(first) == 32);  // those who have just come have time to speak
+  for (int i = 0; i < 64; ++i) EXPECT(is_signalled(later[i]->interrupt) == (i < 32));
+}
+
+void hosts_of_few_are_spared() {
+  Admission admission;
+  Guests many, few, others, last;
+  come(many, admission, "a", 128);
+  come(others, admission, "b", 127);
+  come(few, admission, "c", 1);
+  come(last, admission, "d", 20);
+  EXPECT(num_ended(few) == 0 && num_ended(many) + num_ended(others) == 20);
+}
+
+// Each has a thread, which takes a while to end.
+void places_are_not_taken_faster_than_they_are_left() {
+  Admission admission;
+  Guests guests;
+  come(guests, admission, "a", 128 + 256);
+  EXPECT(!admission.enter("a"));
+  guests.erase(guests.begin());
+  EXPECT(admission.enter("a").has_value());
+}
+
+void an_idle_peer_that_has_proved_nothing_makes_room() {
+  Admission admission({256, 8, std::chrono::nanoseconds(0)});
+  Guests guests;
+  come(guests, admission, "a", 6);
+  for (int i = 0; i < 4; ++i) guests[i]->visit.admit(/*has_proved=*/i == 0);
+  guests[1]->visit.is_busy(true);
+  guests[2]->visit.is_busy(true);
+  guests[2]->visit.is_busy(false);  // after the last one
+  guests[4]->visit.admit(true);
+  EXPECT(is_signalled(guests[3]->interrupt) && num_ended(guests) == 1);
+  guests[5]->visit.admit(false);
+  EXPECT(is_signalled(guests[2]->interrupt) && num_ended(guests) == 2);
+  EXPECT(is_turned_away(guests[3]->visit));
+
+  Admission patient({256, 8, std::chrono::hours(1)});
+  Guests busy;
+  come(busy, patient, "a", 5);
+  for (int i = 0; i < 4; ++i) busy[i]->visit.admit(false);
+  EXPECT(is_turned_away(busy[4]->visit) && num_ended(busy) == 0);
 }
 
 void a_later_connection_waits_for_the_one_before() {
@@ -184,6 +269,20 @@ void old_links_are_forgotten_those_in_use_are_not() {
   EXPECT(verdict_of(links, {0, 0}, 9) == Verdict::kOldEpoch);
 }
 
+// 100 frames of as many links as one may have, none of which was ever there.
+void fences_without_end() {
+  Links links;
+  Interrupt interrupt;
+  const auto hold = links.enter({0, 0}, 9, interrupt, {Deadline::after(kLongS), interrupt});
+  for (uint64_t link = 1; link <= 100 * 4096; ++link) {
+    links.fence({0, link}, 5, {Deadline::after(kLongS), interrupt});
+  }
+  EXPECT(!is_signalled(interrupt));
+  EXPECT(verdict_of(links, {0, 100 * 4096}, 5) == Verdict::kOldEpoch);
+  EXPECT(verdict_of(links, {0, 1}, 5) == Verdict::kWelcome);
+  EXPECT(verdict_of(links, {0, 0}, 9) == Verdict::kOldEpoch);
+}
+
 // However many enter and leave, one is inside, and the epochs that are let in rise.
 void nobody_is_inside_twice() {
   Links links;
@@ -217,11 +316,17 @@ void nobody_is_inside_twice() {
 int main() {
   strangers_of_one_host_leave_room_for_others();
   peers_do_not_count_as_strangers();
+  a_newcomer_takes_the_place_of_one_that_says_nothing();
+  of_those_that_speak_any_makes_room();
+  hosts_of_few_are_spared();
+  places_are_not_taken_faster_than_they_are_left();
+  an_idle_peer_that_has_proved_nothing_makes_room();
   a_later_connection_waits_for_the_one_before();
   one_that_waits_is_overtaken();
   a_fence_ends_what_is_inside_and_lets_none_follow();
   a_fence_waits_for_the_lost_one_and_for_no_later_one();
   old_links_are_forgotten_those_in_use_are_not();
+  fences_without_end();
   nobody_is_inside_twice();
   return failures();
 }

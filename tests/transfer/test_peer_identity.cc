@@ -47,9 +47,9 @@ void a_later_connection_of_its_link_ends_it() {
   EXPECT(!lost.any());
 }
 
-bool is_taken_for(PeerIdentity& identity, uint64_t instance) {
+bool is_taken_for(PeerIdentity& identity, uint64_t instance, const char* name = "seven") {
   try {
-    identity.check(instance);
+    identity.check(instance, name);
     return true;
   } catch (const Failure&) {
     return false;
@@ -58,20 +58,21 @@ bool is_taken_for(PeerIdentity& identity, uint64_t instance) {
 
 void it_is_the_engine_that_has_answered_first() {
   const auto table = std::make_shared<LostLinksTable>();
-  PeerIdentity anyone(0, table), expected(7, table);
+  PeerIdentity anyone(0, "", table), expected(7, "seven", table);
   EXPECT(!anyone.has_lost() && !anyone.lost());
   EXPECT(is_taken_for(anyone, 8) && is_taken_for(anyone, 8) && !is_taken_for(anyone, 7));
-  EXPECT(!is_taken_for(expected, 8) && is_taken_for(expected, 7));
+  EXPECT(!is_taken_for(expected, 8) && !is_taken_for(expected, 7, "eight"));
+  EXPECT(is_taken_for(expected, 7));
 }
 
 void what_one_has_lost_all_know_who_open_that_engine() {
   const auto table = std::make_shared<LostLinksTable>();
-  PeerIdentity before(0, table), beside(0, table), other(0, table), after(0, table);
-  before.check(7);
-  beside.check(7);
-  other.check(8);
+  PeerIdentity before(0, "", table), beside(0, "", table), other(0, "", table), after(0, "", table);
+  before.check(7, "x");
+  beside.check(7, "x");
+  other.check(8, "x");
   before.lost()->add({5, 1});
-  after.check(7);
+  after.check(7, "x");
   EXPECT(beside.has_lost() && after.has_lost() && !other.has_lost());
   after.lost()->forget(after.lost()->all());
   EXPECT(!before.has_lost() && !beside.has_lost());

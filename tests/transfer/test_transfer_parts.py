@@ -11,7 +11,8 @@ GATE = ["wire/admission", "wire/links", "limit", "verdict"]
 ASKER = ["asker", "connection_pool", "counters", "limit"]
 REGIONS = ["shm/board", "limit", "region_table"]
 SOCKET = ["limit", "uring", "verdict"]
-SOCKET += [f"wire/{name}" for name in ("address", "socket", "stream", "tls", "zero_copy")]
+SOCKET += [f"wire/{name}" for name in ("address", "frame_macs", "local_users", "secret", "socket")]
+SOCKET += [f"wire/{name}" for name in ("stream", "tls", "zero_copy")]
 REQUEST = ("block_pool", "coalesce", "delivered", "integers", "overlap", "piece")
 
 

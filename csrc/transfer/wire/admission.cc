@@ -91,20 +91,19 @@ std::string Admission::host_with_most_strangers() const {
 }
 
 // False if there is none, or those whose places were taken are not gone for the most part: each has
-// a thread.
+// a thread. A quarter of a host's places remain for those that have just come and say nothing yet.
 bool Admission::end_a_stranger(const std::string& host) {
   if (total_.num_ending >= limits_.num_strangers) return false;
-  std::vector<Guest*> speaking;
+  std::vector<Guest*> silent, speaking;
   for (Guest& guest : guests_) {
     if (guest.host != host || !guest.interrupt) continue;
-    if (guest.stage == Stage::kSilent) {
-      end(guest, kTooManyStrangers);
-      return true;
-    }
+    if (guest.stage == Stage::kSilent) silent.push_back(&guest);
     if (guest.stage == Stage::kSpeaking) speaking.push_back(&guest);
   }
-  if (speaking.empty()) return false;
-  end(*speaking[random_() % speaking.size()], kTooManyStrangers);
+  const bool spares_silent = silent.size() < limits_.num_strangers / 8 && !speaking.empty();
+  if (!spares_silent && silent.empty()) return false;
+  Guest* const chosen = spares_silent ? speaking[random_() % speaking.size()] : silent.front();
+  end(*chosen, kTooManyStrangers);
   return true;
 }
 
