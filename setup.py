@@ -27,6 +27,7 @@ from setuptools.command.build_ext import build_ext
 ROOT = Path(__file__).resolve().parent
 OPS_FAMILIES = ("common", "ops", "kv", "mask", "attention", "similarity")
 HOST_FAMILIES = ("common", "host", "hash", "topology", "rdma", "served", "store", "transfer")
+HOST_ONLY = "common/fault_guard.cc"  # wants static TLS, where _ops.so's thread-locals do not fit
 TORCH_TARGET_VERSION = "0x020b000000000000ULL"  # 2.11: the oldest torch that _ops.so loads under
 
 
@@ -171,7 +172,8 @@ class NinjaFile:
             link += ["-Wl,--exclude-libs,ALL"]
         if not self.sanitize:
             link.append("-Wl,-z,defs")  # an undefined symbol fails here, not at import
-        objects += self.compile("ops", sources(OPS_FAMILIES, "*.cc"), "cxx", flags)
+        files = [file for file in sources(OPS_FAMILIES, "*.cc") if not file.match(HOST_ONLY)]
+        objects += self.compile("ops", files, "cxx", flags)
         self.add_build(str(out), "link", objects, [*link, "-ldl", *self.sanitize])
 
     def cuda_objects(self, cuda: Path) -> list[str]:

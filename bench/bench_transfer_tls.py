@@ -1,8 +1,8 @@
 """What a secret costs over tcp: by TLS, and with authenticated frames alone, against neither.
 
-The processes, the memory and the calls of bench_transfer.py, in turn in one run. `gb_per_s` and `us`
-are those of TLS with a key that comes from the secret; `x_tcp` and `x_tcp-secret-only` are how fast
-that is compared with plain tcp and with a secret alone.
+The processes, the memory and the calls of bench_transfer.py, in turn in one run. `gb_per_s` and
+`us` are those of TLS with a key that comes from the secret; `x_tcp` and `x_tcp-secret-only` are how
+fast that is compared with plain tcp and with a secret alone.
 """
 
 import itertools

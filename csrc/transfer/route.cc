@@ -93,9 +93,8 @@ Route find_route(const PeerAddress& to, const EngineOptions& options,
     if (ShmChannel::reaches(here, users, ways, !options.is_for_machines(), why_not)) {
       reasons.push_back(concat(options.shm ? "shm" : "cuda_ipc", ": an engine of a user that is ",
                                "admitted listens at ", to.address, " within this machine"));
-      add_lanes(route, options, [&] {
-        return std::make_unique<ShmChannel>(own, where, here, identity, ways);
-      });
+      add_lanes(route, options,
+                [&] { return std::make_unique<ShmChannel>(own, where, here, identity, ways); });
       return route;
     }
   }

@@ -92,12 +92,12 @@ def test_newcomers_get_in(transport, secret, within):
 
 
 @needs_root
-def test_newcomers_get_in_beside_those_who_begin(transport="tcp"):
+def test_newcomers_get_in_beside_those_who_begin():
     """Of a ClientHello, or a Hello, the first byte: they are waited for longer."""
     with TransferEngine(secret=OURS) as far:
         for beginning in (b"\x16", b"M"):
             with flood(far.name, within=False, beginning=beginning, count=140):
                 wait_until_full(far)
                 for _ in range(NUM_OPENS):
-                    with TransferEngine(transports=[transport], secret=OURS) as near:
+                    with TransferEngine(transports=["tcp"], secret=OURS) as near:
                         near.open(far.name, deadline_s=WAIT_S).close()

@@ -107,9 +107,7 @@ said([verdict, read])
 def test_who_is_listed_must_prove_what_other_machines_do(options):
     with TransferEngine(local_users=[NOBODY], **options) as engine:
         region = engine.register(addressed(SIZE))
-        verdict, read = result_of(
-            NOBODY, LISTED, name=engine.name, flags=0, address=region.address
-        )
+        verdict, read = result_of(NOBODY, LISTED, name=engine.name, flags=0, address=region.address)
         if not options:
             assert read == addressed(4).tobytes().hex()
             assert engine.rejections() == {}

@@ -89,9 +89,9 @@ class Proxy:
     ):
         self.limit = limit
         self.target = target
-        self._alters = (alter_up, alter_down)
+        self.alters = (alter_up, alter_down)
         self._listening = socket.create_server(("127.0.0.1", 0))
-        self._sockets: list[socket.socket] = []
+        self.sockets: list[socket.socket] = []
         self.relays: list[Relay] = []
         self.name = f"127.0.0.1:{self._listening.getsockname()[1]}"
         self._threads = [threading.Thread(target=self._accept, daemon=True)]
@@ -105,18 +105,18 @@ class Proxy:
                 return
             far = connect(self.target)
             far.settimeout(None)
-            self._sockets += [near, far]
+            self.sockets += [near, far]
             relay = Relay(Flow(limit=self.limit), Flow(limit=self.limit))
             self.relays.append(relay)
             for flow, *way in ((relay.up, near, far), (relay.down, far, near)):
-                alter = self._alters[flow is relay.down]
+                alter = self.alters[flow is relay.down]
                 thread = threading.Thread(target=flow.pump, args=(*way, alter), daemon=True)
                 self._threads.append(thread)
                 thread.start()
 
     def cut(self) -> None:
         """End every present connection abruptly; new ones made meanwhile stay."""
-        for end in list(self._sockets):
+        for end in list(self.sockets):
             with contextlib.suppress(OSError):
                 end.shutdown(socket.SHUT_RDWR)
 
@@ -133,5 +133,5 @@ class Proxy:
         for thread in self._threads:
             thread.join(WAIT_S)
             assert not thread.is_alive()
-        for end in self._sockets:
+        for end in self.sockets:
             end.close()

@@ -87,7 +87,7 @@ def test_the_proof_of_the_document():
     text = (ROOT / "docs/wire.md").read_text()
     assert all(proof in text for proof in proofs)
     frames = Frames(secret, initiators, targets)
-    ack = frames.mac("target", ACK.pack(0, 0, 1, 4)[:24])
+    ack = frames.mac("target", ACK.pack(0, 0, 1, 4)[:32])
     header = HEADER.pack(WRITE, 1, 1, 0, 4)
     signed = frames.signed(header, RANGE.pack(0x7F0000001000, 4))
     assert signed[32:64].hex() in text and ack.hex() in text

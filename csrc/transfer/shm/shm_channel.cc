@@ -227,7 +227,8 @@ void ShmChannel::move(const Work& work, const Limit& limit) {
 
 Way ShmChannel::way_to(const Range& range, int device) const {
   if (!shares_) {
-    return {"connection", "", concat("the bytes go by a connection within the machine: ", kOtherUser)};
+    return {"connection", "",
+            concat("the bytes go by a connection within the machine: ", kOtherUser)};
   }
   const std::string remote = concat("process ", socket_.peer_process());
   const RemoteMemory::Reach reach = remote_->reach(range, device);

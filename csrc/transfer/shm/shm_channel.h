@@ -30,9 +30,8 @@ class ShmChannel : public WireChannel {
   };
 
   // `addresses` are the peer's within_machine().
-  ShmChannel(std::shared_ptr<const Endpoint> own, HostPort to,
-             std::vector<SocketAddress> addresses, std::shared_ptr<PeerIdentity> identity,
-             Ways ways)
+  ShmChannel(std::shared_ptr<const Endpoint> own, HostPort to, std::vector<SocketAddress> addresses,
+             std::shared_ptr<PeerIdentity> identity, Ways ways)
       : WireChannel(std::move(own), std::move(to), std::move(addresses), std::move(identity)),
         ways_(ways) {}
 

@@ -46,8 +46,8 @@ std::string numeric_name(const SocketAddress& address);
 // multicast or broadcast address.
 bool is_unicast(const SocketAddress& address);
 
-// The host that an address of IP counts as: an IPv4 address, or a 64-bit IPv6 network, within which a
-// host may have any number of addresses. A key, not for display.
+// The host that an address of IP counts as: an IPv4 address, or a 64-bit IPv6 network, within which
+// a host may have any number of addresses. A key, not for display.
 std::string host_of(const SocketAddress& address);
 
 }  // namespace mk::transfer

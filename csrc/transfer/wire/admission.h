@@ -1,9 +1,9 @@
 // Admission: limits how many connections a server has at a time. Strangers, which have not yet
 // authenticated, are counted separately, so that they cannot take the places of peers; and no host
 // or user of this machine has more than half of either. Where there is no place left, a newcomer
-// takes that of a stranger: of the host with the most of them, the oldest that has said nothing, or,
-// if few have said nothing, any that has begun to speak. A new peer takes the place of one that has
-// proved nothing and has been idle the longest, and long enough.
+// takes that of a stranger: of the host with the most of them, the oldest that has said nothing,
+// or, if few have said nothing, any that has begun to speak. A new peer takes the place of one that
+// has proved nothing and has been idle the longest, and long enough.
 //
 //   std::optional<Admission::Visit> visit = admission.enter(host_of(address));   // or nothing
 //   visit->may_be_ended(interrupt);

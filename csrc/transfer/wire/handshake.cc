@@ -59,8 +59,7 @@ Greeting introduce(Socket& socket, const Endpoint& own, const Link& link, const 
   check_version(peer.hello);
   expect_welcome(judge(mine, peer, socket));
   if (is_answered) throw PlainAnswer();
-  if (peer.hello.instance == own.instance &&
-      !own.addresses.include(mine.dialled, mine.reached)) {
+  if (peer.hello.instance == own.instance && !own.addresses.include(mine.dialled, mine.reached)) {
     throw Failure("this engine itself answers, at an address that is not its own",
                   FailureKind::kDenied);
   }

@@ -30,10 +30,10 @@ struct LinkId {
 
 class Links {
   struct Entry {
-    uint64_t epoch = 0;           // the highest that has come
-    Interrupt* inside = nullptr;  // of the connection that holds the link
-    uint64_t inside_epoch = 0;    // of that connection
-    size_t num_users = 0;         // that one, and those that wait for it to leave
+    uint64_t epoch = 0;                   // the highest that has come
+    Interrupt* inside = nullptr;          // of the connection that holds the link
+    uint64_t inside_epoch = 0;            // of that connection
+    size_t num_users = 0;                 // that one, and those that wait for it to leave
     std::list<LinkId>::iterator place{};  // in used_ or idle_
   };
 

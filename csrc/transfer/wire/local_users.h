@@ -1,5 +1,5 @@
-// LocalUsers: which users of this machine may use an engine's socket within the machine, and whom an
-// engine speaks to over one.
+// LocalUsers: which users of this machine may use an engine's socket within the machine, and whom
+// an engine speaks to over one.
 //
 //   const LocalUsers users({1000});
 //   users.admit(credentials.uid)     // ours, or 1000

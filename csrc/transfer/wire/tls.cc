@@ -53,8 +53,9 @@ T* not_null(T* object) {
   return object;
 }
 
-// A pre-shared key as OpenSSL takes it: as if it were of an earlier session. The key is for SHA-256,
-// and so are all suites that are offered with it: a suite with another hash would not be accepted.
+// A pre-shared key as OpenSSL takes it: as if it were of an earlier session. The key is for
+// SHA-256, and so are all suites that are offered with it: a suite with another hash would not be
+// accepted.
 constexpr char kPskSuites[] = "TLS_AES_128_GCM_SHA256:TLS_CHACHA20_POLY1305_SHA256";
 constexpr unsigned char kAes128GcmSha256[] = {0x13, 0x01};
 constexpr unsigned char kPskIdentity[] = "mooncake-kernels";
@@ -63,8 +64,7 @@ constexpr int kPskIndex = 0;  // of a connection's data: what SSL_set_app_data u
 
 ssl_session_st* session_of_psk(ssl_st* connection) {
   const Ssl& ssl = Ssl::get();
-  const auto* const psk =
-      static_cast<const Bytes32*>(ssl.p_SSL_get_ex_data(connection, kPskIndex));
+  const auto* const psk = static_cast<const Bytes32*>(ssl.p_SSL_get_ex_data(connection, kPskIndex));
   const ssl_cipher_st* const cipher = ssl.p_SSL_CIPHER_find(connection, kAes128GcmSha256);
   ssl_session_st* const session = psk && cipher ? ssl.p_SSL_SESSION_new() : nullptr;
   if (!session) return nullptr;
@@ -89,8 +89,8 @@ int offer_psk(ssl_st* connection, const evp_md_st*, const unsigned char** identi
 // The target's: what it accepts.
 int find_psk(ssl_st* connection, const unsigned char* identity, size_t identity_bytes,
              ssl_session_st** session) {
-  const bool is_ours =
-      identity_bytes == kPskIdentityBytes && std::memcmp(identity, kPskIdentity, identity_bytes) == 0;
+  const bool is_ours = identity_bytes == kPskIdentityBytes &&
+                       std::memcmp(identity, kPskIdentity, identity_bytes) == 0;
   *session = is_ours ? session_of_psk(connection) : nullptr;
   return !is_ours || *session;
 }

@@ -24,7 +24,7 @@ static_assert(__BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__, "structs go over the wi
 constexpr char kMagic[8] = {'M', 'K', 'T', 'R', 'N', 'S', 'F', 'R'};
 constexpr uint32_t kWireVersion = 6;
 
-constexpr uint32_t kMaxNameBytes = 255;  // also of an address
+constexpr uint32_t kMaxNameBytes = 255;           // also of an address
 constexpr uint32_t kMaxBatchRanges = 8192;        // a table of 128 KiB
 constexpr uint64_t kMaxWriteBytes = 16ull << 20;  // what a target receives before it confirms
 constexpr uint64_t kMaxReadBytes = 256ull << 20;  // more: the next batch waits for this one
@@ -92,8 +92,8 @@ struct Link {
   uint64_t epoch;  // counts up from 1
 };
 
-// Follows the name in this version, and is followed by the two addresses: the one that the initiator
-// was given, "host:port", and the one that its connection leads to, see numeric_name().
+// Follows the name in this version, and is followed by the two addresses: the one that the
+// initiator was given, "host:port", and the one that its connection leads to, see numeric_name().
 struct HelloTail {
   uint32_t flags;
   uint16_t dialled_bytes;  // 0 in the target's, and so is the next
