@@ -336,7 +336,7 @@ def table() -> list[tuple[str, str, str]]:
     rows = []
     for kind in (Settings, BuildSettings):
         for item in dataclasses.fields(kind):
-            is_list = isinstance(item.default, tuple)
-            default = ",".join(map(str, item.default)) if is_list else item.default
-            rows.append((PREFIX + item.name.upper(), str(default), item.metadata["doc"]))
+            words = item.default if isinstance(item.default, tuple) else (item.default,)
+            default = ",".join(str(word) for word in words)
+            rows.append((PREFIX + item.name.upper(), default, item.metadata["doc"]))
     return rows

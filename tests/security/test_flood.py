@@ -11,7 +11,7 @@ from ..transfer.secret import OURS
 from ..transfer.support import WAIT_S, addressed, untouched
 from .other_user import NOBODY, heard_from, needs_root, start
 
-NUM_OPENS = 40
+NUM_OPENS = 20
 SIZE = 4096
 
 # Keeps as many connections as it can, and makes a new one for each that is ended.

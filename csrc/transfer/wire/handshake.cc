@@ -49,13 +49,18 @@ Greeting introduce(Socket& socket, const Endpoint& own, const Link& link, const 
   Greeting mine = make_greeting(own, link);
   mine.set_addresses(to.name(), socket.peer_address());
   bool is_answered = false;
+  Greeting peer;
   try {
-    if (credentials.tls && !socket.is_own()) socket.start_tls(*credentials.tls, to.host, limit);
-  } catch (const PlainAnswer&) {
-    is_answered = true;
+    try {
+      if (credentials.tls && !socket.is_own()) socket.start_tls(*credentials.tls, to.host, limit);
+    } catch (const PlainAnswer&) {
+      is_answered = true;
+    }
+    if (!is_answered) send_greeting(socket, mine, limit);
+    peer = receive_greeting(socket, limit);
+  } catch (const LinkDown& down) {
+    throw NotAnswered(down.cause());
   }
-  if (!is_answered) send_greeting(socket, mine, limit);
-  const Greeting peer = receive_greeting(socket, limit);
   check_version(peer.hello);
   expect_welcome(judge(mine, peer, socket));
   if (is_answered) throw PlainAnswer();

@@ -11,6 +11,7 @@
 #pragma once
 
 #include "transfer/endpoint.h"
+#include "transfer/error.h"
 #include "transfer/wire/address.h"
 #include "transfer/wire/greeting.h"
 #include "transfer/wire/socket.h"
@@ -18,8 +19,14 @@
 
 namespace mk::transfer {
 
+// The target has ended the connection before it has answered: its places may be taken by strangers
+// who come without end. Another attempt may find one.
+struct NotAnswered : LinkDown {
+  using LinkDown::LinkDown;
+};
+
 // Starts TLS if we use it: `to` is what we were given to connect to. Returns once the peer has
-// proved what it must and has welcomed us. Throws Failure. Sends nothing to a process of a user of
+// proved what it must and has welcomed us. Throws Failure, also NotAnswered. Sends nothing to a process of a user of
 // this machine that we do not admit.
 Greeting introduce(Socket& socket, const Endpoint& own, const Link& link, const HostPort& to,
                    const Limit& limit);

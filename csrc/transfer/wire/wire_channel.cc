@@ -1,5 +1,7 @@
 #include "transfer/wire/wire_channel.h"
 
+#include <poll.h>
+
 #include <algorithm>
 #include <string>
 #include <utility>
@@ -12,6 +14,8 @@ namespace mk::transfer {
 namespace {
 
 constexpr char kLocal[] = "local ";              // before "memory is not accessible"
+constexpr int kMaxTries = 10;                    // to find a place at a peer that strangers crowd
+constexpr int kPauseMs = 5;                      // after the first; they get longer
 constexpr size_t kMaxFrames = 2;                 // in flight at once
 constexpr uint64_t kMinRoomBytes = 20ull << 10;  // an idle socket has it without being asked
 
@@ -19,12 +23,25 @@ constexpr uint64_t kMinRoomBytes = 20ull << 10;  // an idle socket has it withou
 
 void WireChannel::connect(const Limit& limit) {
   disconnect();
+  for (int num_tries = 1; !try_connect(limit, num_tries == kMaxTries); ++num_tries) {
+    pollfd interrupt{limit.interrupt.fd(), POLLIN, 0};
+    poll(&interrupt, 1, kPauseMs * num_tries);
+    limit.check();
+  }
+}
+
+// False if the peer has not answered, unless it is the last try: then that is a Failure.
+bool WireChannel::try_connect(const Limit& limit, bool is_last) try {
   Socket socket = Socket::connect(addresses_, limit);
   ++link_.epoch;  // the peer ends the previous connection if it still serves it
   const Greeting peer = introduce(socket, *own_, link_, to_, limit);
   identity_->check(peer.hello.instance, peer.name);
   identity_->lost()->recover(link_);
   socket_ = std::move(socket);
+  return true;
+} catch (const NotAnswered&) {
+  if (is_last) throw;
+  return false;
 }
 
 void WireChannel::disconnect() noexcept {

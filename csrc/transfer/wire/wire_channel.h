@@ -103,6 +103,8 @@ class WireChannel : public Channel {
   Outcome current_;          // of the work whose frames are acknowledged now
 
  private:
+  bool try_connect(const Limit& limit, bool is_last);
+
   // What the peer has yet to acknowledge.
   struct Frame {
     Op op;
