@@ -90,7 +90,7 @@ Route find_route(const PeerAddress& to, const EngineOptions& options,
     std::transform(addresses.begin(), addresses.end(), std::back_inserter(here), within_machine);
     const ShmChannel::Ways ways{options.shm, options.cuda_ipc};
     const LocalUsers& users = own->credentials.local_users;
-    if (ShmChannel::reaches(here, users, ways, !options.is_for_machines(), why_not)) {
+    if (ShmChannel::reaches(here, users, ways, why_not)) {
       reasons.push_back(concat(options.shm ? "shm" : "cuda_ipc", ": an engine of a user that is ",
                                "admitted listens at ", to.address, " within this machine"));
       add_lanes(route, options,

@@ -10,7 +10,18 @@ import pytest
 from mooncake_kernels.errors import TransferError
 from mooncake_kernels.transfer import TransferEngine
 
-from .handshake import OLD_EPOCH, WELCOMED, Hello, begin, hear_hello, hear_welcome, receive_exactly
+from .handshake import (
+    OLD_EPOCH,
+    SECRET,
+    WELCOMED,
+    Frames,
+    Hello,
+    begin,
+    begin_both,
+    hear_hello,
+    hear_welcome,
+    receive_exactly,
+)
 from .proxy import Proxy
 from .support import (
     ACK,
@@ -249,13 +260,13 @@ def test_of_many_that_connect_at_once_the_last_stays(target):
 
 def test_a_stranger_cannot_end_a_connection():
     secret = b"s" * 16
-    with TransferEngine(secret=secret) as far, connect(far.name) as mine:
-        begin(mine, secret, Hello(link=5, epoch=1))
+    with TransferEngine(secret=secret, secret_only=True) as far, connect(far.name) as mine:
+        hellos = begin_both(mine, secret, Hello(link=5, epoch=1, flags=SECRET))
+        frames = Frames(secret, *(hello.packed() for hello in hellos))
         assert verdict(far.name, Hello(link=5, epoch=2)) != WELCOMED
         with connect(far.name) as other, pytest.raises(AssertionError):
             begin(other, b"another secret here", Hello(link=5, epoch=3))
         region = far.register(untouched(SIZE))
-        mine.sendall(
-            HEADER.pack(WRITE, 1, 1, 0, 4) + RANGE.pack(region.address, 4) + ZEROS + bytes(4)
-        )
-        assert receive_exactly(mine, ACK.size) == ACK.pack(0, 0, 1, 4)
+        header, table = HEADER.pack(WRITE, 1, 1, 0, 4), RANGE.pack(region.address, 4)
+        mine.sendall(frames.signed(header, table) + ZEROS + bytes(4))
+        assert ACK.unpack(receive_exactly(mine, ACK.size)) == (0, 0, 1, 4)

@@ -118,7 +118,7 @@ def test_in_flight():
 
 
 def test_rejections():
-    with TransferEngine(secret=OURS) as engine, initiator(THEIRS) as stranger:
+    with TransferEngine(secret=OURS, secret_only=True) as engine, initiator(THEIRS) as stranger:
         assert cause_of_opening(stranger, engine.name) == ANOTHER
         assert rejections(engine) == {ANOTHER: 1}
         values = scrape(mk.prometheus_collector(engine))
@@ -198,7 +198,7 @@ def test_the_page_lists_every_metric_and_its_labels(used):
         if "engine" in labels
     }
     collected = {}
-    with TransferEngine(secret=OURS) as guarded, connect(guarded.name) as stranger:
+    with TransferEngine(secret=OURS, secret_only=True) as guarded, connect(guarded.name) as stranger:
         stranger.sendall(b"GET / HTTP/1.1\r\n\r\n" + bytes(64))
         assert rejections(guarded)
         for name, key in scrape(mk.prometheus_collector(used.near, guarded)):
@@ -232,7 +232,7 @@ def test_logs(pair, caplog):
 
 
 def test_rejections_are_logged_when_an_engine_closes(caplog):
-    engine = TransferEngine(secret=OURS)
+    engine = TransferEngine(secret=OURS, secret_only=True)
     with initiator(THEIRS) as stranger:
         for _ in range(3):
             assert cause_of_opening(stranger, engine.name) == ANOTHER

@@ -8,8 +8,8 @@ import mooncake_kernels as mk
 from mooncake_kernels.errors import InvalidArgument, TransferError
 from mooncake_kernels.transfer import RemoteRegion, TransferEngine
 
-from .handshake import answer, begin, receive_exactly
-from .secret import OURS
+from .handshake import Frames, answer, begin, begin_both, receive_exactly
+from .secret import OURS, initiator
 from .support import (
     ACK,
     HEADER,
@@ -80,20 +80,22 @@ def test_the_question_on_the_wire():
             )
             assert (status, answered, num_bytes) == (1, request_id, 0)
             assert b"regions are listed only to" in receive_exactly(connection, refusal_bytes)
-    with TransferEngine(secret=OURS) as engine, connect(engine.name) as connection:
+    with initiator(OURS) as engine, connect(engine.name) as connection:
         region = engine.register(untouched(100))
-        begin(connection, OURS)
-        connection.sendall(HEADER.pack(LIST, 0, 9, 0, 0))
-        assert ACK.unpack(receive_exactly(connection, ACK.size)) == (0, 0, 9, ENTRY.size)
-        entry = ENTRY.unpack(receive_exactly(connection, ENTRY.size))
-        assert entry == (region.address, 100, 6, 0)
+        frames = Frames(OURS, *(hello.packed() for hello in begin_both(connection, OURS)))
+        connection.sendall(frames.signed(HEADER.pack(LIST, 0, 9, 0, 0)))
+        ack = receive_exactly(connection, ACK.size)
+        assert ACK.unpack(ack) == (0, 0, 9, ENTRY.size)
+        entry = receive_exactly(connection, ENTRY.size)
+        assert frames.acknowledged(ack, entry)
+        assert ENTRY.unpack(entry) == (region.address, 100, 6, 0)
 
 
 @pytest.mark.parametrize("header", [(LIST, 1, 1, 0, 0), (LIST, 0, 1, 0, 1)])
 def test_a_malformed_question(header):
-    with TransferEngine(secret=OURS) as engine, connect(engine.name) as connection:
-        begin(connection, OURS)
-        connection.sendall(HEADER.pack(*header))
+    with initiator(OURS) as engine, connect(engine.name) as connection:
+        frames = Frames(OURS, *(hello.packed() for hello in begin_both(connection, OURS)))
+        connection.sendall(frames.signed(HEADER.pack(*header)))
         assert ended(connection)
 
 

@@ -90,7 +90,7 @@ def test_the_format_by_hand(target, connection):
     engine, region = target
     data = bytes(range(100))
     table = RANGE.pack(region.address + 7, 60) + RANGE.pack(region.address + 1000, 40)
-    connection.sendall(HEADER.pack(WRITE, 2, 1, 0, 100) + table + data)
+    connection.sendall(HEADER.pack(WRITE, 2, 1, 0, 100) + table + bytes(32) + data)
     assert receive_exactly(connection, ACK.size) == ACK.pack(0, 0, 1, 100)
     connection.sendall(HEADER.pack(READ, 2, 2, 0, 100) + table)
     assert receive_exactly(connection, ACK.size + 100) == ACK.pack(0, 0, 2, 100) + data
@@ -176,7 +176,8 @@ def test_headers_that_break_the_rules(target, connection, header):
 )
 def test_tables_that_break_the_rules(target, connection, op, ranges, num_bytes):
     table = b"".join(RANGE.pack(target[1].address + at, size) for at, size in ranges)
-    connection.sendall(HEADER.pack(op, len(ranges), 1, 0, num_bytes) + table)
+    zeros = bytes(-(HEADER.size + len(table)) % 64) if op == WRITE else b""
+    connection.sendall(HEADER.pack(op, len(ranges), 1, 0, num_bytes) + table + zeros)
     assert ended(connection)
     assert (target[1]._buffer.owner == UNTOUCHED).all()
     assert still_serves(target)
@@ -225,7 +226,7 @@ def test_greetings_that_are_none(target, greeting):
     assert still_serves(target)
 
 
-@pytest.mark.parametrize("version", [1, 2, 3, 4, 6, 2**32 - 1])
+@pytest.mark.parametrize("version", [1, 2, 3, 4, 5, 2**32 - 1])
 def test_another_version_is_answered_and_then_left(target, version):
     with connect(target[0].name) as connection:
         connection.sendall(HELLO.pack(MAGIC, version, 5, 7) + b"raw:1")
@@ -438,7 +439,7 @@ def test_a_read_that_ends_too_soon():
         (HELLO.pack(MAGIC, VERSION, 1, 7), "connection closed by peer"),
         (Hello(flags=8).packed(), "protocol error: hello with flags 8"),
         (Hello().packed(), "connection closed by peer"),
-        (Hello().packed() + WELCOME.pack(8, 0, NOTHING), "protocol error: welcome with verdict 8"),
+        (Hello().packed() + WELCOME.pack(10, 0, NOTHING), "protocol error: welcome with verdict 10"),
         (Hello().packed() + WELCOME.pack(0, 1, NOTHING), "protocol error: welcome with verdict 0"),
         (Hello().packed() + WELCOME.pack(0, 0, NOTHING)[:39], "connection closed by peer"),
         (b"", "connection closed by peer"),

@@ -13,8 +13,6 @@ namespace mk::transfer {
 namespace {
 
 constexpr char kHidden[] = "the listener on this machine belongs to another PID namespace";
-constexpr char kNoAccept[] = "the listener on this machine accepts no connection";
-constexpr double kAcceptS = 0.5;  // for a listener that has too many newcomers already
 constexpr char kOtherUser[] = "the peer is of another user, whose memory is not shared";
 constexpr char kNoWay[] = "cuda_ipc does not reach the memory";
 constexpr std::chrono::milliseconds kAskEvery(50);  // a peer that has more regions than it may tell
@@ -22,11 +20,10 @@ constexpr std::chrono::milliseconds kAskEvery(50);  // a peer that has more regi
 }  // namespace
 
 bool ShmChannel::reaches(const std::vector<SocketAddress>& addresses, const LocalUsers& users,
-                         const Ways& ways, bool must, Cause& why_not) {
+                         const Ways& ways, Cause& why_not) {
   Interrupt nobody;
   try {
-    const Limit limit{Deadline::after(must ? 0 : kAcceptS), nobody};
-    const Socket socket = Socket::connect(addresses, limit);
+    const Socket socket = Socket::connect(addresses, {Deadline::after(0), nobody});
     if (socket.is_own()) return true;
     const uid_t user = socket.peer_user().value_or(0);
     if (is_own_user(user)) {
@@ -39,8 +36,7 @@ bool ShmChannel::reaches(const std::vector<SocketAddress>& addresses, const Loca
       return true;
     }
   } catch (const Ended&) {
-    if (must) return true;  // connect() waits, and sees who it is
-    why_not = {kNoAccept, FailureKind::kBusy};
+    return true;  // somebody has too many newcomers already; connect() waits, and sees who it is
   } catch (const Failure& failure) {
     why_not = {concat("no engine of this machine answers there (", failure.what(), ")"),
                failure.kind};

@@ -35,11 +35,10 @@ class ShmChannel : public WireChannel {
       : WireChannel(std::move(own), std::move(to), std::move(addresses), std::move(identity)),
         ways_(ways) {}
 
-  // Whether a process listens there that this one may speak to, and that has what these ways need;
-  // if not, why not. `must`: there is no other transport; then nothing is waited for, and true may
-  // mean that it is not known.
+  // Whether a process listens there that this one may speak to, and that has what these ways need,
+  // as far as is known without waiting; if not, why not.
   static bool reaches(const std::vector<SocketAddress>& addresses, const LocalUsers& users,
-                      const Ways& ways, bool must, Cause& why_not);
+                      const Ways& ways, Cause& why_not);
 
   Transport transport() const override { return ways_.shm ? Transport::kShm : Transport::kCudaIpc; }
   std::string path(size_t number) const override {

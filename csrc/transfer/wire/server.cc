@@ -13,7 +13,7 @@
 namespace mk::transfer {
 namespace {
 
-constexpr int kBacklog = 1024;
+constexpr int kBacklog = 512;
 constexpr int kRetryMs = 100;  // after the machine ran out of descriptors or memory
 
 }  // namespace
