@@ -91,8 +91,9 @@ Route find_route(const PeerAddress& to, const EngineOptions& options,
     const ShmChannel::Ways ways{options.shm, options.cuda_ipc};
     const LocalUsers& users = own->credentials.local_users;
     if (ShmChannel::reaches(here, users, ways, why_not)) {
-      reasons.push_back(concat(options.shm ? "shm" : "cuda_ipc", ": an engine of a user that is ",
-                               "admitted listens at ", to.address, " within this machine"));
+      reasons.push_back(concat(options.shm ? "shm" : "cuda_ipc",
+                               ": an engine that this user may use ", "listens at ", to.address,
+                               " within this machine"));
       add_lanes(route, options,
                 [&] { return std::make_unique<ShmChannel>(own, where, here, identity, ways); });
       return route;

@@ -198,7 +198,10 @@ def test_the_page_lists_every_metric_and_its_labels(used):
         if "engine" in labels
     }
     collected = {}
-    with TransferEngine(secret=OURS, secret_only=True) as guarded, connect(guarded.name) as stranger:
+    with (
+        TransferEngine(secret=OURS, secret_only=True) as guarded,
+        connect(guarded.name) as stranger,
+    ):
         stranger.sendall(b"GET / HTTP/1.1\r\n\r\n" + bytes(64))
         assert rejections(guarded)
         for name, key in scrape(mk.prometheus_collector(used.near, guarded)):

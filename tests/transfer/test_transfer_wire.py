@@ -439,7 +439,10 @@ def test_a_read_that_ends_too_soon():
         (HELLO.pack(MAGIC, VERSION, 1, 7), "connection closed by peer"),
         (Hello(flags=8).packed(), "protocol error: hello with flags 8"),
         (Hello().packed(), "connection closed by peer"),
-        (Hello().packed() + WELCOME.pack(10, 0, NOTHING), "protocol error: welcome with verdict 10"),
+        (
+            Hello().packed() + WELCOME.pack(10, 0, NOTHING),
+            "protocol error: welcome with verdict 10",
+        ),
         (Hello().packed() + WELCOME.pack(0, 1, NOTHING), "protocol error: welcome with verdict 0"),
         (Hello().packed() + WELCOME.pack(0, 0, NOTHING)[:39], "connection closed by peer"),
         (b"", "connection closed by peer"),
