@@ -115,6 +115,28 @@ def test_a_look_withdraws_what_a_process_without_a_node_has_evicted(pair):
     assert not two.cluster.exists("a")
 
 
+@pytest.mark.parametrize("look", ["tell_changes", "publish_all"])
+def test_a_look_does_not_withdraw_what_is_put_again_after_its_removal(hosts, look):
+    """The put is listed, and stored, before the look tells the directory what was gone."""
+    node, client = hosts.make("node"), hosts.make("client", 0)
+    listing = node.node.listing
+    assert client.cluster.put("a", value(1)) is STORED
+    listing.tell_changes()
+    assert client.cluster.remove("a")
+    found = []
+
+    def put_and_withdraw(withdraw, *args):
+        client.cluster.put("a", value(1))
+        withdraw(*args)
+        found.append(client.cluster.get("a"))
+
+    with replaced(hosts.directory, "withdraw", put_and_withdraw):
+        getattr(listing, look)()
+    client.cluster.put("a", value(1))
+    listing.tell_changes()
+    assert client.cluster.get("a") == value(1) and None not in found
+
+
 def test_what_others_have_or_write_is_theirs(pair):
     one, two = pair
     two.cluster.put("there", value(1))

@@ -237,7 +237,8 @@ class Listing:
             listed = self._listed()
             was_told, gone = self._compare(self._told.all(), present)
             is_listed = are_in(present.keys, listed)
-            gone = np.concatenate([gone, listed[~are_in(listed, present.keys)]])
+            missing = listed[~are_in(listed, present.keys)]
+            gone = np.concatenate([self._forget_unlisted(gone, are_in(gone, listed)), missing])
             new = present.at(is_staying & ~is_listed)
             # Objects published before and no longer listed were withdrawn, perhaps by a removal.
             is_old = was_told[is_staying & ~is_listed] | self.copies.are_in(new.ids)
@@ -266,6 +267,8 @@ class Listing:
             )
             self._told.note(new.at(is_listed))
             new = new.at(~is_listed)
+            still = np.array([self._pool_name in names for names in self.holders(gone)], bool)
+            gone = self._forget_unlisted(gone, still)
             self._tell_difference(gone, new, self.copies.are_in(new.ids))
 
     def holders(self, keys: np.ndarray) -> Holders:
@@ -308,6 +311,14 @@ class Listing:
         absent = told.at(~np.isin(told.ids, present.ids))
         is_gone = self._ids_of(absent.keys) != absent.ids
         return np.isin(present.ids, told.ids), absent.keys[is_gone]
+
+    def _forget_unlisted(self, gone: np.ndarray, is_listed: np.ndarray) -> np.ndarray:
+        """Return which objects that are gone are still listed. The others were removed, and are not
+        withdrawn: another may be listed under such a key by now, before it is stored.
+        """
+        unlisted = gone[~is_listed]
+        self._told.note(Objects(unlisted, np.zeros(len(unlisted), np.uint64)))
+        return gone[is_listed]
 
     def _tell_difference(self, gone: np.ndarray, new: Objects, is_old: np.ndarray) -> None:
         """Withdraw what has gone, unless it is back by now; publish what is new."""
