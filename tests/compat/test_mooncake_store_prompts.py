@@ -223,6 +223,25 @@ def tree(rng: random.Random) -> list[list[str]]:
     return prompts
 
 
+def use(store, call: int, prompt: list[str], some: list[str], p: int) -> None:
+    """One of the calls with a part of a prompt."""
+    values, pointers, sizes = [VALUE] * len(some), [p] * len(some), [SIZE] * len(some)
+    calls = [
+        lambda: store.put_batch(some, values),
+        lambda: store.get_batch(some),
+        lambda: store.batch_put_from(some, pointers, sizes),
+        lambda: store.batch_get_into(some, pointers, sizes),
+        lambda: [store.put(key, VALUE) for key in some],
+        lambda: [store.get(key) for key in some],
+        lambda: [store.get_into(key, p, SIZE) for key in reversed(some)],
+        lambda: store.batch_is_exist(prompt),
+        lambda: store.upsert_batch(some, values),
+        lambda: store.batch_remove(some[-1:]),
+        lambda: press(store),
+    ]
+    calls[call]()
+
+
 @pytest.mark.parametrize("seed", range(12))
 @pytest.mark.parametrize("known", [True, False])
 def test_after_any_calls(path, seed, known):
@@ -241,29 +260,15 @@ def test_after_any_calls(path, seed, known):
             some = prompt[first : rng.randrange(first, 8) + 1]
             if rng.random() < 0.2:
                 some = sorted(rng.sample(prompt, rng.randrange(1, 9)), key=prompt.index)
-            count = len(some)
-            {
-                0: lambda: store.put_batch(some, [VALUE] * count),
-                1: lambda: store.get_batch(some),
-                2: lambda: store.batch_put_from(some, [p] * count, [SIZE] * count),
-                3: lambda: store.batch_get_into(some, [p] * count, [SIZE] * count),
-                4: lambda: [store.put(key, VALUE) for key in some],
-                5: lambda: [store.get(key) for key in some],
-                6: lambda: [store.get_into(key, p, SIZE) for key in reversed(some)],
-                7: lambda: store.batch_is_exist(prompt),
-                8: lambda: store.upsert_batch(some, [VALUE] * count),
-                9: lambda: store.batch_remove(some[-1:]),
-                10: lambda: press(store),
-            }[rng.randrange(11)]()
+            use(store, rng.randrange(11), prompt, some, p)
             if rng.random() < 0.5:
                 continue
             objects._order.restore()
             recency = recency_of(path, store)
             links = objects._order._prompts
             for name in recency:
-                link = links.find(name)
-                for before in link.ancestors() if link else ():
-                    assert recency.get(before.name, 1 << 62) > recency[name], (before.name, name)
+                for before in links.way(name)[:-1]:
+                    assert recency.get(before, 1 << 62) > recency[name], (before, name)
             for prompt in prompts if known else ():
                 assert is_in_order(path, store, prompt)
 
@@ -272,21 +277,23 @@ def test_learning():
     prompts = Prompts(100)
 
     def way(name: str) -> str:
-        link = prompts.find(name)
-        return "".join(one.name for one in [*link.ancestors()][::-1]) + name
+        return "".join(prompts.way(name))
 
-    assert prompts.learn("abcd").changed.name == "b"
-    assert prompts.learn("abcd") == prompts.learn("abcd")
-    assert prompts.learn("abcd").changed is None and not prompts.learn("bc").has_gaps
-    assert prompts.learn("bd").has_gaps and way("d") == "abcd"  # known better
-    assert prompts.learn("bxd").changed.name == "x" and way("d") == "abxd" and way("c") == "abc"
-    assert prompts.learn("dxa").changed is not None  # the latest counts
-    assert way("a") == "bdxa"
+    assert prompts.learn("abcd") == ("b", True, False, True) and way("d") == "abcd"
+    assert prompts.learn("abcd") == (None, False, False, True)
+    assert prompts.learn("bc") == (None, False, False, False)
+    assert prompts.learn("bd") == (None, False, True, False) and way("d") == "abcd"
+    assert prompts.learn("abxy") == ("x", True, False, True)
+    assert sorted(prompts.ends("a")) == ["d", "y"]
+    assert prompts.learn("bxd") == ("d", False, False, False)  # the latest counts
+    assert (way("d"), way("c"), way("y")) == ("abxd", "abc", "abxy")
+    assert prompts.learn("dxa").changed == "x" and way("a") == "bdxa" and way("y") == "bdxy"
     assert prompts.learn("aa").changed is None
-    prompts.learn("eff")
-    assert way("f") == "ef"
+    assert prompts.learn("eff").changed == "f" and way("f") == "ef"
     prompts.forget("d")
-    assert way("a") == "bxa" and prompts.find("d") is None
+    assert (way("a"), way("d"), len(prompts)) == ("bxa", "", 7)
+    prompts.keep("yab")
+    assert (way("a"), way("y"), way("x"), len(prompts)) == ("ba", "by", "", 3)
 
 
 def test_what_contradicts_itself_throughout_is_no_prompt():
@@ -311,7 +318,7 @@ def test_what_is_known_is_bounded(path, monkeypatch):
             store.batch_is_exist([f"{i}.{k}" for k in range(25)])
             order.restore()
             assert len(order._prompts) <= 100 + 25
-        assert order._prompts.find(PROMPT[0]) is not None  # what is there, is known longest
+        assert order._prompts.way(PROMPT[7]) == PROMPT  # what is there, is known longest
         goes_tail_first(store, PROMPT)
 
 
@@ -319,7 +326,7 @@ def test_threads(path):
     with contextlib.closing(set_up(path, 2 * ROOM)) as store:
         prompts = tree(random.Random(5))
 
-        def use(seed: int) -> None:
+        def run(seed: int) -> None:
             rng = random.Random(seed)
             for _ in range(60):
                 prompt = rng.choice(prompts)
@@ -327,7 +334,7 @@ def test_threads(path):
                 store.get_batch(prompt[:found])
                 store.put_batch(prompt[found:], [VALUE] * (8 - found))
 
-        threads = [threading.Thread(target=use, args=(seed,)) for seed in range(4)]
+        threads = [threading.Thread(target=run, args=(seed,)) for seed in range(4)]
         for thread in threads:
             thread.start()
         for thread in threads:

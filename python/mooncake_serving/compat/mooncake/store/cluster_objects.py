@@ -108,7 +108,7 @@ class ClusterObjects(Objects):
         codes = None if self._here is None else self._here.get_at_once(op, names, places)
         if codes is not None:
             self._get_missing(op, codes, names, places.views)
-            self._note(names, Use.SOME)
+            self._note([*names], Use.SOME)
         return codes
 
     def _get_missing(

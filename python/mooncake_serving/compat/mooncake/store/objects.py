@@ -169,7 +169,7 @@ class Objects:
             retention=keeping.retention,
         )[::step]
         are_new = results.count(PutResult.STORED) == len(results)
-        self._note(names, Use.TAIL_FIRST if are_new and step < 0 else Use.SOME)
+        self._note([*names], Use.TAIL_FIRST if are_new and step < 0 else Use.SOME)
 
         def finish(i: int) -> int:
             if results[i] is not PutResult.FULL:  # others have put it again
@@ -289,7 +289,7 @@ class Objects:
         unusual = [i for i, size in enumerate(sizes) if size < ABSENT]  # nothing of it is there
         for i in reversed(unusual):
             codes[i] = code_of(op, partial(self._get_into, names[i], places.views(i)))
-        self._note(names, Use.SOME if unusual else Use.TAIL_FIRST)
+        self._note([*names], Use.SOME if unusual else Use.TAIL_FIRST)
         return codes
 
     def get_range(self, name: str, offset: int, view: Memory) -> int:
@@ -371,7 +371,7 @@ class Objects:
         if not len(names):  # also of an array
             return []
         found: list[bool] = self._store.exists_each(listed := [*names]).tolist()
-        self._note(listed, Use.NONE)
+        self._note(listed, Use.NONE if any(found) else Use.ABSENT)
         return found
 
     def remove(self, name: str) -> bool:
@@ -489,7 +489,7 @@ class Objects:
             self._order.close()
         self._store.close()
 
-    def _note(self, names: Sequence[str], use: Use) -> None:
+    def _note(self, names: list[str], use: Use) -> None:
         """Note a batch of values that were used, or looked up."""
         if self._order is not None:
             self._order.note(names, use)

@@ -17,13 +17,13 @@ import os
 import threading
 from collections import deque
 from collections.abc import Sequence
-from typing import NamedTuple
+from itertools import compress
 
 from mooncake_kernels.errors import InvalidArgument
 from mooncake_serving.store import Store
 from mooncake_serving.store.keyspace import Keyspace
 
-from .prompts import Link, Prompts
+from .prompts import Prompts
 
 log = logging.getLogger(__package__)
 
@@ -36,16 +36,13 @@ DELAY_S = 0.05
 class Use(enum.Enum):
     """What a batch has done to the times of last use of its values."""
 
+    ABSENT = enum.auto()  # nothing: none of them is there
     NONE = enum.auto()
     SOME = enum.auto()
     TAIL_FIRST = enum.auto()  # of all that are there: the first is now the newest
 
 
-class Note(NamedTuple):
-    """A call that has used values, or shown their order."""
-
-    names: Sequence[str]
-    use: Use
+Note = tuple[list[str], Use]  # a call that has used values, or shown their order
 
 
 class PromptOrder:
@@ -70,18 +67,20 @@ class PromptOrder:
         self._pid = os.getpid()
         store.before_eviction.append(self.restore)
 
-    def note(self, names: Sequence[str], use: Use) -> None:
-        """Note a batch, whose names are valid."""
-        if len(names) > 1:
+    def note(self, names: list[str], use: Use) -> None:
+        """Note a batch, whose names are valid, and stay as they are."""
+        if 1 < len(names) <= MAX_PROMPT:
+            self._add((names, use))
+        elif len(names) > 1:
             for first in range(0, len(names), MAX_PROMPT):
-                self._add(Note([*names[first : first + MAX_PROMPT]], use))
-        elif len(names) and use is not Use.NONE:
+                self.note(names[first : first + MAX_PROMPT], use)
+        elif names and use in (Use.SOME, Use.TAIL_FIRST):
             self.note_one(names[0])
 
     def note_one(self, name: str) -> None:
         """Note a use of a value by itself."""
         if self._notes or len(self._prompts):
-            self._add(Note((name,), Use.SOME))
+            self._add(([name], Use.SOME))
 
     def restore(self) -> None:
         """Put in order what was used since the last time.
@@ -90,13 +89,12 @@ class PromptOrder:
             TimeoutError: a stopped process holds the pool.
         """
         with self._lock:
-            in_order: set[Link] = set()
-            for link in reversed(self._disordered()):
-                if link not in in_order:
-                    way = [link, *link.ancestors()]
+            in_order: set[str] = set()
+            ways = self._disordered()
+            for end in reversed(ways):
+                if end not in in_order and len(way := ways[end] or self._prompts.way(end)) > 1:
                     in_order.update(way)
-                    names = [one.name for one in reversed(way)]
-                    self._store.age_tail_first(self._keyspace.keys(names))
+                    self._store.age_tail_first(self._keyspace.keys(way))
             if len(self._prompts) > MAX_NAMES:
                 self._prune()
 
@@ -110,34 +108,34 @@ class PromptOrder:
             self._thread.join()
         self._restore_quietly()
 
-    def _disordered(self) -> list[Link]:
-        """Learn from what was noted, and return the ends of what that may have put out of order."""
-        ends: dict[Link, None] = {}
+    def _disordered(self) -> dict[str, Sequence[str]]:
+        """Learn from what was noted, and return the ends of what that may have put out of order,
+        each with its prompt if that is at hand.
+        """
+        ways: dict[str, Sequence[str]] = {}
         while self._notes:
             names, use = self._notes.popleft()
             if len(names) == 1:
-                link = self._prompts.find(names[0])
-                if link is not None and link.parent is not None:
-                    ends[link] = None
+                ways.setdefault(names[0], ())
                 continue
             learned = self._prompts.learn(names)
+            if learned is None or (learned.changed is not None and not learned.is_new):
+                ways = dict.fromkeys(ways, ())  # they may be others now
             if learned is None:
                 continue
-            if learned.changed is not None:
-                ends.update(dict.fromkeys(learned.changed.leaves()))
-            is_right = use is Use.TAIL_FIRST and learned.first.parent is None
-            if use is not Use.NONE and (learned.has_gaps or not is_right):
-                ends[learned.last] = None
-        return [link for link in ends if self._prompts.find(link.name) is link]
+            if learned.changed is not None and (use is not Use.ABSENT or not learned.is_new):
+                ways.update(dict.fromkeys(self._prompts.ends(learned.changed), ()))
+            is_whole = learned.is_whole and not learned.has_gaps
+            is_used = use in (Use.SOME, Use.TAIL_FIRST)
+            if is_used and not (is_whole and use is Use.TAIL_FIRST):
+                ways[names[-1]] = names if is_whole else ()
+        return ways
 
     def _prune(self) -> None:
         """Forget what is not in the pool any more, and then what was learned first."""
         names = self._prompts.names()
         there = self._store.pool.contains_each(self._keyspace.keys(names)).tolist()
-        self._prompts.forget(
-            name for name, is_there in zip(names, there, strict=True) if not is_there
-        )
-        self._prompts.forget(self._prompts.names()[: -MAX_NAMES // 2])
+        self._prompts.keep([*compress(names, there)][-MAX_NAMES // 2 :])
 
     def _add(self, note: Note) -> None:
         self._notes.append(note)

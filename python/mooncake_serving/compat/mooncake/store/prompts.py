@@ -1,66 +1,30 @@
 """Which value continues which, as far as batches show it."""
 
 from collections.abc import Iterable, Iterator, Sequence
+from itertools import pairwise
 from typing import NamedTuple
-
-_NO_LINKS: "frozenset[Link] | set[Link]" = frozenset()
-
-
-class Link:
-    """A value: what it continues, and what continues it."""
-
-    __slots__ = ("children", "name", "parent")
-
-    def __init__(self, name: str):
-        self.name = name
-        self.parent: Link | None = None
-        self.children = _NO_LINKS  # a set of its own once it has some: most have one, or none
-
-    def follow(self, parent: "Link | None") -> None:
-        """Continue another one from now on."""
-        if self.parent is not None and isinstance(self.parent.children, set):
-            self.parent.children.discard(self)
-        self.parent = parent
-        if parent is not None:
-            if not isinstance(parent.children, set):
-                parent.children = set()
-            parent.children.add(self)
-
-    def ancestors(self) -> Iterator["Link"]:
-        """What it continues, from the next one to the first of its prompt."""
-        link = self.parent
-        while link is not None:
-            yield link
-            link = link.parent
-
-    def leaves(self) -> Iterator["Link"]:
-        """The ends of all that continues it; itself if nothing does."""
-        left = [self]
-        while left:
-            link = left.pop()
-            if not link.children:
-                yield link
-            left += link.children
 
 
 class Learned(NamedTuple):
     """What a batch has shown.
 
     Attributes:
-        first: its first value.
-        last: its last value, which continues all the others.
         changed: the first value that was not known to continue the one before it, if any.
+        is_new: whether it was not known at all, nor those after it.
         has_gaps: whether others are known in between.
+        is_whole: whether the batch begins with the first value of its prompt.
     """
 
-    first: Link
-    last: Link
-    changed: Link | None
+    changed: str | None
+    is_new: bool
     has_gaps: bool
+    is_whole: bool
 
 
 class Prompts:
     """Values by name: a forest, for prompts with the same beginning share values. Not thread-safe.
+
+    Dictionaries of strings only, which the garbage collector need not look at.
 
     Args:
         max_steps: how far is looked for a value, beyond a few steps for each of a batch.
@@ -68,16 +32,33 @@ class Prompts:
 
     def __init__(self, max_steps: int):
         self._max_steps = max_steps
-        self._links: dict[str, Link] = {}  # the one that was learned first is the first
+        # What each continues, "" where that is nothing; the one that was learned first is the
+        # first. One that continues it; where several do, the others.
+        self._before: dict[str, str] = {}
+        self._after: dict[str, str] = {}
+        self._others: dict[str, set[str]] = {}
 
     def __len__(self) -> int:
-        return len(self._links)
-
-    def find(self, name: str) -> Link | None:
-        return self._links.get(name)
+        return len(self._before)
 
     def names(self) -> list[str]:
-        return [*self._links]
+        return [*self._before]
+
+    def way(self, name: str) -> list[str]:
+        """Its prompt, from the first value to this one; nothing if it is not known."""
+        way = [name] if name in self._before else []
+        while way and (name := self._before[name]):
+            way.append(name)
+        return way[::-1]
+
+    def ends(self, name: str) -> Iterator[str]:
+        """The ends of all that continues it; itself if nothing does."""
+        left = [name]
+        while left:
+            name = left.pop()
+            if name not in self._after:
+                yield name
+            left += self._next(name)
 
     def learn(self, names: Sequence[str]) -> Learned | None:
         """Learn that each of these continues the one before it, at once or after some others.
@@ -85,50 +66,95 @@ class Prompts:
         Where that contradicts what was known, the new counts. None: it does so throughout, and
         these are not values of a prompt: they are forgotten.
         """
-        links, steps, has_gaps = self._links, 0, False
-        before: Link | None = None
-        changed: Link | None = None
-        for name in names:
-            link = links.get(name)
-            if link is None:
-                link = links[name] = Link(name)
-            if before is None or link.parent is before or link is before:
-                before = link
-                continue
-            is_after = False
-            for ancestor in link.ancestors():
-                steps += 1
-                if ancestor is before or steps > self._max_steps + 4 * len(names):
-                    is_after = ancestor is before
-                    break
-            if not is_after:
-                steps += self._move(link, before)
-                changed = changed or link
-            if steps > self._max_steps + 4 * len(names):
-                self.forget(one for one in dict.fromkeys(names) if one in links)
-                return None
-            has_gaps |= is_after
-            before = link
-        assert before is not None
-        return Learned(links[names[0]], before, changed, has_gaps)
+        known = [*map(self._before.get, names)]
+        is_whole = not known[0]
+        same = 1  # values that are known in this order
+        for (before, _), continued in zip(pairwise(names), known[1:], strict=True):
+            if before != continued:
+                break
+            same += 1
+        if same == len(names):
+            return Learned(None, False, False, is_whole)
+        if not any(one is not None for one in known[same:]) and len({*names}) == len(names):
+            self._append(names, same)
+            return Learned(names[same], True, False, is_whole)
+        return self._learn_each(names)
 
     def forget(self, names: Iterable[str]) -> None:
         """Forget values: what continues one of them, continues what that continued."""
         for name in names:
-            link = self._links.pop(name)
-            for child in tuple(link.children):
-                child.follow(link.parent)
-            link.follow(None)
+            before = self._before[name]
+            for after in self._next(name):
+                self._follow(after, before)
+            self._follow(name, "")
+            del self._before[name]
 
-    @staticmethod
-    def _move(link: Link, parent: Link) -> int:
+    def keep(self, names: Sequence[str]) -> None:
+        """Forget all others at once."""
+        kept, old = {*names}, self._before
+        self._before, self._after, self._others = {}, {}, {}
+        for name in names:
+            before = old[name]
+            while before and before not in kept:
+                before = old[before]
+            self._follow(name, before)
+
+    def _append(self, names: Sequence[str], known: int) -> None:
+        """Learn that the first so many values are continued by new ones."""
+        self._before.setdefault(names[0], "")
+        self._follow(names[known], names[known - 1])
+        self._before.update(zip(names[known + 1 :], names[known:], strict=False))
+        self._after.update(pairwise(names[known:]))
+
+    def _learn_each(self, names: Sequence[str]) -> Learned | None:
+        most, steps, has_gaps = self._max_steps + 4 * len(names), 0, False
+        before, changed = names[0], None
+        self._before.setdefault(before, "")
+        for name in names[1:]:
+            if name == before or self._before.get(name) == before:
+                before = name
+                continue
+            above, is_after = self._before.get(name), False
+            while above and steps <= most and not is_after:
+                steps += 1
+                is_after, above = above == before, self._before[above]
+            if not is_after:
+                steps += self._move(name, before)
+                changed = changed or name
+            if steps > most:
+                self.forget(one for one in {*names} if one in self._before)
+                return None
+            has_gaps |= is_after
+            before = name
+        return Learned(changed, False, has_gaps, not self._before[names[0]])
+
+    def _move(self, name: str, before: str) -> int:
         """Have it continue another one, which must not continue it any more; returns the steps."""
-        below, steps = parent, 0
-        for ancestor in parent.ancestors() if link.children else ():
+        below, steps = before, 0
+        while name in self._after and (above := self._before[below]):
             steps += 1
-            if ancestor is link:
-                below.follow(link.parent)
+            if above == name:
+                self._follow(below, self._before[name])
                 break
-            below = ancestor
-        link.follow(parent)
+            below = above
+        self._follow(name, before)
         return steps
+
+    def _follow(self, name: str, before: str) -> None:
+        """Have it continue another one, or nothing, from now on."""
+        if old := self._before.get(name):
+            others = self._others.get(old)
+            if self._after[old] != name:
+                self._others[old].remove(name)
+            elif others:
+                self._after[old] = others.pop()
+            else:
+                del self._after[old]
+        self._before[name] = before
+        if before and self._after.setdefault(before, name) != name:
+            self._others.setdefault(before, set()).add(name)
+
+    def _next(self, name: str) -> list[str]:
+        """What continues it."""
+        first = self._after.get(name)
+        return [] if first is None else [first, *self._others.get(name, ())]
