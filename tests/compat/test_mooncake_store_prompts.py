@@ -264,6 +264,8 @@ def test_after_any_calls(path, seed, known):
             if rng.random() < 0.5:
                 continue
             objects._order.restore()
+            if rng.random() < 0.3:
+                objects._order._learn_recent()
             recency = recency_of(path, store)
             links = objects._order._prompts
             for name in recency:
@@ -316,6 +318,7 @@ def test_what_is_known_is_bounded(path, monkeypatch):
         assert store.put_batch(PROMPT, [VALUE] * 8) == 0
         for i in range(100):
             store.batch_is_exist([f"{i}.{k}" for k in range(25)])
+            store.batch_is_exist([f"{i}.{k}" for k in range(5, 9 if i % 2 else 1)])
             order.restore()
             assert len(order._prompts) <= 100 + 25
         assert order._prompts.way(PROMPT[7]) == PROMPT  # what is there, is known longest

@@ -23,11 +23,11 @@ from mooncake_kernels.errors import InvalidArgument
 from mooncake_serving.store import Store
 from mooncake_serving.store.keyspace import Keyspace
 
-from .prompts import Prompts
+from .prompts import Prompts, RecentPrompts
 
 log = logging.getLogger(__package__)
 
-MAX_NAMES = 1 << 16  # that are known, of some 300 bytes each
+MAX_NAMES = 1 << 15  # that are known, of some 300 bytes each, in each of two ways
 MAX_PROMPT = 1 << 14  # values of one batch that are taken for one
 MAX_NOTES = 1024
 DELAY_S = 0.05
@@ -60,6 +60,7 @@ class PromptOrder:
     def __init__(self, store: Store, keyspace: Keyspace):
         self._store, self._keyspace = store, keyspace
         self._prompts = Prompts(MAX_PROMPT)
+        self._recent = RecentPrompts()  # and so not known to the others
         self._notes: deque[Note] = deque()
         self._lock = threading.Lock()
         self._work, self._closing = threading.Event(), threading.Event()
@@ -79,7 +80,7 @@ class PromptOrder:
 
     def note_one(self, name: str) -> None:
         """Note a use of a value by itself."""
-        if self._notes or len(self._prompts):
+        if self._notes or len(self._prompts) or len(self._recent):
             self._add(([name], Use.SOME))
 
     def restore(self) -> None:
@@ -88,13 +89,16 @@ class PromptOrder:
         Raises:
             TimeoutError: a stopped process holds the pool.
         """
-        with self._lock:
+        with self._lock:  # and when another thread has done it
+            if not self._notes:
+                return
             in_order: set[str] = set()
             ways = self._disordered()
             for end in reversed(ways):
                 if end not in in_order and len(way := ways[end] or self._prompts.way(end)) > 1:
                     in_order.update(way)
                     self._store.age_tail_first(self._keyspace.keys(way))
+            self._recent.shorten(MAX_NAMES)
             if len(self._prompts) > MAX_NAMES:
                 self._prune()
 
@@ -115,21 +119,41 @@ class PromptOrder:
         ways: dict[str, Sequence[str]] = {}
         while self._notes:
             names, use = self._notes.popleft()
-            if len(names) == 1:
-                ways.setdefault(names[0], ())
-                continue
-            learned = self._prompts.learn(names)
-            if learned is None or (learned.changed is not None and not learned.is_new):
-                ways = dict.fromkeys(ways, ())  # they may be others now
-            if learned is None:
-                continue
-            if learned.changed is not None and (use is not Use.ABSENT or not learned.is_new):
-                ways.update(dict.fromkeys(self._prompts.ends(learned.changed), ()))
-            is_whole = learned.is_whole and not learned.has_gaps
             is_used = use in (Use.SOME, Use.TAIL_FIRST)
-            if is_used and not (is_whole and use is Use.TAIL_FIRST):
-                ways[names[-1]] = names if is_whole else ()
+            if len(names) == 1:
+                if names[0] in self._recent:
+                    self._learn_recent()
+                ways.setdefault(names[0], ())
+            elif (way := self._recent.way(names)) is not None:
+                if is_used and not (use is Use.TAIL_FIRST and len(way) == len(names)):
+                    ways[names[-1]] = way
+            elif not self._prompts.knows_any(names) and self._recent.add(names):
+                if use in (Use.SOME, Use.NONE):
+                    ways[names[-1]] = names
+            else:
+                self._learn_recent()
+                ways = self._learn(names, use, ways)
         return ways
+
+    def _learn(
+        self, names: list[str], use: Use, ways: dict[str, Sequence[str]]
+    ) -> dict[str, Sequence[str]]:
+        learned = self._prompts.learn(names)
+        if learned is None or (learned.changed is not None and not learned.is_new):
+            ways = dict.fromkeys(ways, ())  # they may be others now
+        if learned is None:
+            return ways
+        if learned.changed is not None and (use is not Use.ABSENT or not learned.is_new):
+            ways.update(dict.fromkeys(self._prompts.ends(learned.changed), ()))
+        is_whole = learned.is_whole and not learned.has_gaps
+        is_used = use in (Use.SOME, Use.TAIL_FIRST)
+        if is_used and not (is_whole and use is Use.TAIL_FIRST):
+            ways[names[-1]] = names if is_whole else ()
+        return ways
+
+    def _learn_recent(self) -> None:
+        for names in self._recent.take():
+            self._prompts.learn(names)
 
     def _prune(self) -> None:
         """Forget what is not in the pool any more, and then what was learned first."""

@@ -1,5 +1,6 @@
 """Which value continues which, as far as batches show it."""
 
+from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import pairwise
 from typing import NamedTuple
@@ -40,6 +41,9 @@ class Prompts:
 
     def __len__(self) -> int:
         return len(self._before)
+
+    def knows_any(self, names: Iterable[str]) -> bool:
+        return bool(self._before) and not self._before.keys().isdisjoint(names)
 
     def names(self) -> list[str]:
         return [*self._before]
@@ -158,3 +162,65 @@ class Prompts:
         """What continues it."""
         first = self._after.get(name)
         return [] if first is None else [first, *self._others.get(name, ())]
+
+
+class RecentPrompts:
+    """Prompts as batches had them, from the first value on: while batches are whole, or begin or
+    end with one of them, nothing need be known of each value. Not thread-safe.
+    """
+
+    def __init__(self) -> None:
+        self._prompts: deque[list[str]] = deque()
+        self._by_first: dict[str, list[str]] = {}  # the latest
+        self._by_last: dict[str, list[str]] = {}
+        self._names: set[str] = set()
+
+    def __len__(self) -> int:
+        return len(self._names)
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._names
+
+    def way(self, names: list[str]) -> list[str] | None:
+        """The prompt up to the last of these, if they begin or end it; None: that is not clear."""
+        count = len(names)
+        prompt = self._by_last.get(names[-1])
+        if prompt is not None and prompt[-count:] == names:
+            return prompt
+        prompt = self._by_first.get(names[0])
+        return names if prompt is not None and prompt[:count] == names else None
+
+    def add(self, names: list[str]) -> bool:
+        """Take in a prompt that is new, or begins like the latest with its first value.
+
+        Returns:
+            False if that is not clear.
+        """
+        known = 0
+        for one, other in zip(names, self._by_first.get(names[0], ()), strict=False):
+            if one != other:
+                break
+            known += 1
+        rest = names[known:]
+        if not self._names.isdisjoint(rest) or len({*rest}) < len(rest):
+            return False
+        self._prompts.append(names)
+        self._by_first[names[0]] = self._by_last[names[-1]] = names
+        self._names.update(rest)
+        return True
+
+    def take(self) -> list[list[str]]:
+        """All of them, which are forgotten here."""
+        prompts = [*self._prompts]
+        for kept in (self._prompts, self._by_first, self._by_last, self._names):
+            kept.clear()
+        return prompts
+
+    def shorten(self, most: int) -> None:
+        """Forget the oldest, until so many values are left."""
+        while len(self._names) > most:
+            names = self._prompts.popleft()
+            self._names.difference_update(names)
+            for places, name in ((self._by_first, names[0]), (self._by_last, names[-1])):
+                if places.get(name) is names:
+                    del places[name]
