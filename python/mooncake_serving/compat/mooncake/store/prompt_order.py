@@ -108,7 +108,9 @@ class PromptOrder:
             return  # the thread does not exist in a forked child
         self._closing.set()
         self._work.set()
-        if self._thread is not None and self._thread is not threading.current_thread():
+        if self._thread is threading.current_thread():
+            return  # the garbage collector ends the store, maybe in the middle of ``restore``
+        if self._thread is not None:
             self._thread.join()
         self._restore_quietly()
 
