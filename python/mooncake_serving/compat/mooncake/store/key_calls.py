@@ -16,6 +16,7 @@ from .codes import (
     returns_instead,
 )
 from .lifecycle import Lifecycle
+from .naming import as_text
 from .objects import Objects
 
 _REMOVED_AT_ONCE = 1024
@@ -67,7 +68,8 @@ class KeyCalls(Lifecycle):
         """
         objects = self._running().objects
         try:
-            pattern = re.compile(regex_pattern)
+            pattern = re.compile(as_text(regex_pattern, 0))
+            pattern.search("")  # one of bytes finds nothing in a text
         except (re.error, TypeError) as error:
             raise InvalidArgument(
                 f"regex_pattern must be a regular expression ({error}), got {regex_pattern!r:.80}"

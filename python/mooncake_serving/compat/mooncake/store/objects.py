@@ -120,14 +120,15 @@ class Objects:
             put(names[i], self._object(names[i], values[i]), keeping)
             return 0
 
-        if len(names) > 1 and set(map(type, names)) == {str}:
+        are_names = set(map(type, names)) == {str}
+        if len(names) > 1 and are_names:
             with contextlib.suppress(*FAILURES):  # then each is put by itself, which says why
                 buffers = [[as_buffer(part) for part in value] for value in values]
                 places = _places(buffers)  # which the buffers keep alive
                 codes = places and self.put_at_once(op, names, places, keeping, replace=replace)
                 if codes:
                     return codes
-        step = _step(names, keeping)
+        step = _step(names, keeping) if are_names else 1
         codes = [code_of(op, partial(put_one, i)) for i in range(len(names))[::step]][::step]
         self._note(named(names, codes), Use.SOME)
         return codes
