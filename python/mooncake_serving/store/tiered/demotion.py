@@ -24,7 +24,7 @@ BATCH_OBJECTS = 256
 LOOK_S = 1.0  # for what other processes have removed
 
 
-class Drop(enum.StrEnum):
+class Drop(str, enum.Enum):
     """Why an object that leaves the pool is not written: the count of these in the statistics."""
 
     UNADMITTED = "num_unadmitted"
@@ -70,7 +70,7 @@ class DemotionStats:
     @property
     def num_dropped(self) -> int:
         """All objects that left the pool, or were queued for that, and were not written."""
-        return sum(getattr(self, reason) for reason in Drop)
+        return sum(getattr(self, reason.value) for reason in Drop)
 
 
 class Demoter:
@@ -191,7 +191,7 @@ class Demoter:
                 self._queued_bytes,
                 self._num_written,
                 self._written_bytes,
-                **self._dropped,
+                **{reason.value: count for reason, count in self._dropped.items()},
             )
 
     def _refused(self, num_bytes: int, *, if_room: bool) -> Drop | None:

@@ -61,6 +61,7 @@ class PromptOrder:
         self._store, self._keyspace = store, keyspace
         self._prompts = Prompts(MAX_PROMPT)
         self._recent = RecentPrompts()  # and so not known to the others
+        self._has_prompts = False
         self._notes: deque[Note] = deque()
         self._lock = threading.Lock()
         self._work, self._closing = threading.Event(), threading.Event()
@@ -71,6 +72,7 @@ class PromptOrder:
     def note(self, names: list[str], use: Use) -> None:
         """Note a batch, whose names are valid, and stay as they are."""
         if 1 < len(names) <= MAX_PROMPT:
+            self._has_prompts = True
             self._add((names, use))
         elif len(names) > 1:
             for first in range(0, len(names), MAX_PROMPT):
@@ -80,7 +82,7 @@ class PromptOrder:
 
     def note_one(self, name: str) -> None:
         """Note a use of a value by itself."""
-        if self._notes or len(self._prompts) or len(self._recent):
+        if self._has_prompts:
             self._add(([name], Use.SOME))
 
     def restore(self) -> None:
