@@ -63,7 +63,7 @@ def make_app(
         version="1",
         description=DESCRIPTION,
         responses=errors,
-        # Their scripts come from elsewhere: they must not be of the origin where no token is needed.
+        # Their scripts come from elsewhere, and could do all that needs no token.
         docs_url=None if token is None else "/docs",
         redoc_url=None if token is None else "/redoc",
         dependencies=[] if token is None else [Depends(HTTPBearer(auto_error=False))],  # for /docs
