@@ -1,5 +1,6 @@
 """Run the checks; a failure to check, or an exception, is a finding too."""
 
+import dataclasses
 from collections.abc import Callable, Iterable
 from functools import partial
 
@@ -21,6 +22,7 @@ from .checks import (
     permissions,
     rdma_ports,
 )
+from .commands import with_packages
 from .finding import Finding, State, Topic
 from .here import Here
 
@@ -42,7 +44,7 @@ def examine(root: MachineRoot, here: Here, only: frozenset[str] = frozenset()) -
             continue
         for finding in _run(topic, check):
             if not only or topic in only or finding.check in (*only, topic):
-                findings.append(finding)
+                findings.append(_executable(finding, here))
     return findings
 
 
@@ -52,6 +54,11 @@ def topic_of(finding: Finding) -> str:
         if finding.check in checks:
             return name
     return finding.check
+
+
+def _executable(finding: Finding, here: Here) -> Finding:
+    fix = finding.fix and with_packages(finding.fix, here.missing_commands)
+    return dataclasses.replace(finding, fix=fix)
 
 
 def _run(topic: str, check: Check) -> list[Finding]:

@@ -34,6 +34,7 @@ class Here:
         gpu_memory_bytes: memory of each GPU, by PCI address.
         devices: libibverbs' descriptions, if it was queried.
         settings: what is wrong with variables MOONCAKE_KERNELS_*; None if not looked at.
+        missing_commands: commands of fixes that are not installed, and how to install each.
     """
 
     libraries: tuple[Library, ...] = ()
@@ -42,3 +43,4 @@ class Here:
     gpu_memory_bytes: Mapping[str, int] = field(default_factory=dict)
     devices: tuple[DeviceInfo, ...] = ()
     settings: Mapping[str, str] | None = None
+    missing_commands: Mapping[str, str] = field(default_factory=dict)

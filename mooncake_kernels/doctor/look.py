@@ -7,6 +7,7 @@ import os
 from .. import config, rdma
 from .._machine_root import MachineRoot
 from ..errors import Unavailable
+from .commands import missing_commands
 from .here import Here, Library
 
 OPTIONAL_PACKAGES = (  # what the extras for users bring
@@ -25,6 +26,7 @@ def look() -> Here:
         gpu_memory_bytes=_gpu_memory_bytes(),
         devices=_devices(),
         settings=config.problems(),
+        missing_commands=missing_commands(),
     )
 
 

@@ -1,5 +1,6 @@
 """The command: its table, JSON, options and exit status."""
 
+import dataclasses
 import json
 import subprocess
 import sys
@@ -8,7 +9,8 @@ from pathlib import Path
 import pytest
 
 from mooncake_kernels.__main__ import main
-from mooncake_kernels.doctor import Finding, State
+from mooncake_kernels.doctor import Finding, State, commands
+from mooncake_kernels.doctor.commands import with_packages
 from mooncake_kernels.doctor.examine import CHECKS_OF
 from mooncake_kernels.doctor.look import OPTIONAL_PACKAGES
 from mooncake_kernels.doctor.report import summary, table
@@ -50,6 +52,38 @@ def test_problems_come_first_and_fail(machine, capsys):
 def test_warnings_do_not_fail(machine):
     machine.files["/proc/sys/vm/overcommit_memory"] = "2\n"
     assert main(["doctor", "--root", str(machine.root().root), "--only", "memory"]) == 0
+
+
+def test_fixes_name_the_packages_of_commands_that_are_missing(machine):
+    machine.files["/proc/sys/vm/overcommit_memory"] = "2\n"
+    machine.here = dataclasses.replace(
+        machine.here, missing_commands={"sysctl": "sysctl: apt install procps"}
+    )
+    [finding] = machine.bad()
+    assert finding.fix == "sysctl -w vm.overcommit_memory=0 (sysctl: apt install procps)"
+
+
+@pytest.mark.parametrize(
+    "fix, missing, expected",
+    [
+        ("ip link set dev a up", ["ip"], "ip link set dev a up (I)"),
+        ("ip link set dev a down && ip link set dev a up", ["ip"], "(I)"),
+        ("check cable: rdma link show a/1; ethtool b", ["ip", "rdma", "ethtool"], "(R; E)"),
+        ("reseat the card, or: setpci -s 0", ["setpci"], "(S)"),
+        ("pip install triton", ["ip", "setpci"], "pip install triton"),
+        ("docker run --device /dev/infiniband", ["ip"], "/dev/infiniband"),
+    ],
+)
+def test_which_commands_a_fix_has(fix, missing, expected):
+    assert with_packages(fix, {name: name[0].upper() for name in missing}).endswith(expected)
+
+
+def test_no_command_is_there(monkeypatch, tmp_path):
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.setattr(commands, "_FOLDERS", str(tmp_path))
+    missing = commands.missing_commands()
+    assert missing.keys() == commands.PACKAGES.keys()
+    assert missing["ip"] == "ip: apt install iproute2, or dnf install iproute"
 
 
 def test_json(machine, capsys):

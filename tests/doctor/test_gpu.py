@@ -114,6 +114,14 @@ def test_libraries_that_the_hardware_needs(machine):
     assert {finding.state for finding in bad.values()} == {State.PROBLEM}
 
 
+@pytest.mark.parametrize("check", ["cuda_driver", "cuda_kernels"])
+def test_a_build_without_cuda_is_built_again(machine, check):
+    """Where no driver is missing, none is to be installed."""
+    machine.here = Here((Library(check, False, "built without cuda.h"),))
+    [finding] = [f for f in machine.findings("libraries") if f.check == check]
+    assert finding.fix == "install NVIDIA's CUDA toolkit, then, in the clone: pip install -e ."
+
+
 def test_a_package_that_is_not_installed(machine):
     machine.here = Here((Library("packages", False, "not installed", "triton"),))
     assert one(machine, "packages", State.INFO).fix == "pip install triton"

@@ -22,7 +22,7 @@ TOPIC = Topic(
 _FIRST_KERNEL = (5, 12)
 _FIXES = {
     "dmabuf_kernel": "boot Linux 5.12 or later, with CONFIG_DMA_SHARED_BUFFER=y",
-    "dmabuf_driver": "apt install nvidia-open (dnf install nvidia-open), then reboot",
+    "dmabuf_driver": "apt or dnf install nvidia-open, of NVIDIA's repository, then reboot",
     "dmabuf_call": "apt install libibverbs1 (dnf install libibverbs), version 34 or later",
 }
 

@@ -56,7 +56,7 @@ def _without_driver(root: MachineRoot, gpu: str) -> Finding:
     if bound == "nouveau":
         fix = "modprobe -r nouveau && modprobe nvidia"
         return TOPIC.problem("driver", gpu, "bound to nouveau, must be nvidia", fix)
-    fix = "modprobe nvidia (not found: apt install nvidia-open, or dnf install nvidia-open)"
+    fix = "modprobe nvidia (not found: apt or dnf install nvidia-open, of NVIDIA's repository)"
     return TOPIC.problem("driver", gpu, f"{VERSION} is missing: no driver is loaded", fix)
 
 

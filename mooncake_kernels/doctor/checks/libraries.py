@@ -22,9 +22,10 @@ TOPIC = Topic(
     },
 )
 _VERBS = "apt install libibverbs1 ibverbs-providers (dnf install libibverbs)"
+_REBUILD = "install NVIDIA's CUDA toolkit, then, in the clone: pip install -e ."
 _FIXES = {
-    "cuda_kernels": "install nvcc, then: pip install --no-build-isolation .",
-    "operators": "pip install --no-build-isolation .",
+    "cuda_kernels": _REBUILD,
+    "operators": "in the clone: pip install -e .",
     "torch_cuda": "pip install --force-reinstall torch (the build for the driver's CUDA), after"
     " the driver itself",
     "cuda_driver": "install the driver of the GPU (in a container: docker run --gpus all)",
@@ -66,7 +67,8 @@ def _library(library: Library, has_gpu: bool, has_nic: bool) -> Finding:
     if not (has_nic if check == "libibverbs" else has_gpu):
         return TOPIC.info(check, subject, library.detail)
     state = State.WARNING if check == "cuda_kernels" else State.PROBLEM
-    return TOPIC.found(check, subject, state, library.detail, _FIXES[check])
+    fix = _REBUILD if library.detail.startswith("built without") else _FIXES[check]
+    return TOPIC.found(check, subject, state, library.detail, fix)
 
 
 def _providers(root: MachineRoot) -> Iterator[Finding]:

@@ -72,7 +72,10 @@ def _bring_up(root: MachineRoot, port: Port) -> str:
     show = f"rdma link show {port.device}/{port.number}"
     if not port.is_roce:
         if port.state == "INIT":  # the link is up, but has no address
-            return "systemctl start opensm (on one machine of the fabric, if no switch runs it)"
+            return (
+                "apt or dnf install opensm && systemctl start opensm (on one machine of the fabric,"
+                " if no switch runs it)"
+            )
         return f"check cable and switch: {show}; ibportstate -D 0 {port.number}"
     if port.netdev is None:
         return f"check cable and switch: {show}"
