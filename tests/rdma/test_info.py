@@ -14,7 +14,8 @@ def facts(name):
     port = {"number": 1, "state": "ACTIVE", "link_layer": "InfiniBand", "active_mtu": 4096,
             "max_mtu": 4096, "max_message_bytes": 1 << 30, "lid": 7, "gids": []}  # fmt: skip
     return {"name": name, "node_type": "CA", "node_guid": 0x506B4B0300C26AE0,
-            "firmware": "28.39.1002", "vendor_id": 0x2C9, "max_mr_bytes": 1 << 40, "max_mr": 1 << 24, "max_qp": 1 << 17,
+            "firmware": "28.39.1002", "vendor_id": 0x2C9,
+            "max_mr_bytes": 1 << 40, "max_mr": 1 << 24, "max_qp": 1 << 17,
             "max_qp_wr": 1 << 15, "max_sge": 30, "max_sge_read": 30, "max_cq": 1 << 24,
             "max_cqe": 1 << 22, "max_reads_in": 16, "max_reads_out": 16,
             "ports": [port]}  # fmt: skip
