@@ -104,7 +104,11 @@ void GpuMapping::try_open() {
 
 #else
 
-GpuEntry export_region(const Region& region) noexcept { return {region.range.address}; }
+GpuEntry export_region(const Region& region) noexcept {
+  GpuEntry entry{};
+  entry.address = region.range.address;
+  return entry;
+}
 struct GpuMapping::Context {};
 GpuMapping::~GpuMapping() = default;
 void GpuMapping::try_open() { why_not_ = "built without cuda.h"; }
