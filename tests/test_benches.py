@@ -5,6 +5,7 @@ import importlib
 import json
 import os
 import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -98,6 +99,8 @@ def test_results_name_the_command(bench, monkeypatch, words):
 @pytest.fixture
 def tree(tmp_path, bench, monkeypatch):
     """The module `machine` in a repository of one commit, with results and with code."""
+    if shutil.which("git") is None:
+        pytest.skip("there is no git (apt install git)")
     for name in [name for name in os.environ if name.startswith("GIT_")]:
         monkeypatch.delenv(name)  # of a hook that runs the tests: git would use its repository
     monkeypatch.setenv("GIT_CONFIG_GLOBAL", os.devnull)
