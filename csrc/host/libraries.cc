@@ -18,9 +18,7 @@ std::string missing_cuda_driver() {
 #endif
 }
 
-std::string missing_verbs() {
-  return rdma::Verbs::reason();
-}
+std::string missing_verbs() { return rdma::Verbs::reason(); }
 
 }  // namespace
 
