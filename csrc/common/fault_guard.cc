@@ -47,7 +47,7 @@ void pass_on(int signal, siginfo_t* info, void* context) {
                                : previous.sa_handler != SIG_DFL && previous.sa_handler != SIG_IGN;
   if (!has_handler) {
     if (previous.sa_handler == SIG_IGN && info->si_code <= 0) return;
-    struct sigaction standard {};
+    struct sigaction standard{};
     standard.sa_handler = SIG_DFL;
     sigaction(signal, &standard, nullptr);
     if (!is_of_access(*info) || info->si_code == SI_TKILL) raise(signal);
@@ -78,7 +78,7 @@ void handle(int signal, siginfo_t* info, void* context) {
 }
 
 void install(int signal) {
-  struct sigaction ours {};
+  struct sigaction ours{};
   ours.sa_sigaction = handle;
   ours.sa_flags = SA_SIGINFO | SA_NODEFER | SA_ONSTACK;
   sigemptyset(&ours.sa_mask);
@@ -99,8 +99,8 @@ void unblock() {
 }  // namespace
 
 std::string Fault::describe() const {
-  const char* const why =
-      signal == SIGBUS ? "its file was truncated, or a page of it is lost" : "it is unmapped or protected";
+  const char* const why = signal == SIGBUS ? "its file was truncated, or a page of it is lost"
+                                           : "it is unmapped or protected";
   return address == 0 ? why : concat("at 0x", std::hex, address, ": ", why);
 }
 

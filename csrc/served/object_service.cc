@@ -26,8 +26,9 @@ using transfer::Refused;
 
 template <class... Parts>
 void expect(bool condition, const Parts&... parts) {
-  if (!condition) throw Refused(
-        transfer::Cause(concat("malformed question: ", parts...), transfer::FailureKind::kIncompatible));
+  if (!condition)
+    throw Refused(transfer::Cause(concat("malformed question: ", parts...),
+                                  transfer::FailureKind::kIncompatible));
 }
 
 template <class Entry>
@@ -346,7 +347,9 @@ std::shared_ptr<RedisPublisher> ObjectService::publisher() {
 }
 
 void ObjectService::check_takes_puts() const {
-  if (!takes_puts_) throw Refused(transfer::Cause("it takes no objects at the moment", transfer::FailureKind::kBusy));
+  if (!takes_puts_)
+    throw Refused(
+        transfer::Cause("it takes no objects at the moment", transfer::FailureKind::kBusy));
 }
 
 ObjectService::Done ObjectService::take_done() {

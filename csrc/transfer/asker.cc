@@ -122,6 +122,8 @@ std::unique_ptr<Reply> Asker::ask(const Question& question, const Deadline& dead
       throw TransferError(peer_, refused.cause());
     }
     throw Unavailable(concat(question.op, ": ", peer_, ": ", refused.what()));
+  } catch (const Inaccessible& fault) {
+    fail(*reply, fault.of("local "));
   } catch (const std::exception& error) {
     fail(*reply, cause_of(error));
   }

@@ -97,7 +97,8 @@ std::vector<RegionTable::Listed> list_regions(const Peer& peer, const Deadline& 
   const auto ask = [&](Channel& channel, const Limit& limit) {
     listed = channel.list_regions(limit);
   };
-  if (!ask_peer(peer, deadline, ask)) throw TransferError(peer.name(), {kRegionsNotTold, FailureKind::kIncompatible});
+  if (!ask_peer(peer, deadline, ask))
+    throw TransferError(peer.name(), {kRegionsNotTold, FailureKind::kIncompatible});
   return listed;
 }
 

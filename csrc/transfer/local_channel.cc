@@ -45,7 +45,8 @@ class Copier {
         const Step& step = pending_[i];
         auto* const to = reinterpret_cast<void*>(step.dst);
         const auto* const from = reinterpret_cast<const void*>(step.src);
-        step.overlap ? std::memmove(to, from, step.num_bytes) : (copy_bytes(to, from, step.num_bytes), to);
+        step.overlap ? std::memmove(to, from, step.num_bytes)
+                     : (copy_bytes(to, from, step.num_bytes), to);
       }
     });
     if (fault) throw Inaccessible(side_of(*fault), fault->describe());

@@ -22,8 +22,7 @@ Words words(Verdict verdict) {
       return {"the peer has a secret, this engine has none", "the peer has no secret",
               FailureKind::kDenied};
     case Verdict::kOtherSecret:
-      return {"the peer's secret is another", "the peer's secret is another",
-              FailureKind::kDenied};
+      return {"the peer's secret is another", "the peer's secret is another", FailureKind::kDenied};
     case Verdict::kNoTls:
       return {"the peer speaks no TLS", "the peer speaks TLS only", FailureKind::kDenied};
     case Verdict::kOldEpoch:

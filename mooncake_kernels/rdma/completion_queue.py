@@ -49,9 +49,7 @@ class Completion:
         """Raise ``TransferError`` if it failed."""
         if not self.ok:
             kind = FailureKind.DEVICE
-            raise TransferError(
-                f"queue pair {self.qp_num}", self.status, self.num_bytes, kind=kind
-            )
+            raise TransferError(f"queue pair {self.qp_num}", self.status, self.num_bytes, kind=kind)
 
 
 class CompletionQueue(Handle):

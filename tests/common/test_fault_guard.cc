@@ -100,7 +100,9 @@ int status_of(void (*body)()) {
 int num_calls = 0;
 sigjmp_buf place;
 
-void arm() { expect(!mk::guarded([]() noexcept {}), "nothing"); }
+void arm() {
+  expect(!mk::guarded([]() noexcept {}), "nothing");
+}
 
 void crash() { *spoiled(false) = *(spoiled(false) + kPage); }
 
@@ -123,7 +125,7 @@ void ignores() {
 
 // Of another library, which was there first.
 void passes_on() {
-  struct sigaction theirs {};
+  struct sigaction theirs{};
   theirs.sa_handler = [](int) {
     ++num_calls;
     siglongjmp(place, 1);
@@ -157,7 +159,7 @@ void later_handler(int number) {
 
 void another_comes_later() {
   arm();
-  struct sigaction theirs {};
+  struct sigaction theirs{};
   theirs.sa_handler = later_handler;
   theirs.sa_flags = SA_NODEFER;
   sigaction(SIGSEGV, &theirs, &replaced);

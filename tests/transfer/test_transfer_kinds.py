@@ -61,7 +61,9 @@ def test_the_page_lists_every_kind():
 
 def test_the_numbers_are_those_of_the_engine():
     header = (ROOT / "csrc/transfer/error.h").read_text()
-    body = header[header.index("enum class FailureKind") : header.index("FailureKind kind_of_errno")]
+    body = header[
+        header.index("enum class FailureKind") : header.index("FailureKind kind_of_errno")
+    ]
     numbers = {
         re.sub(r"(?<!^)([A-Z])", r"_\1", name).upper(): int(number)
         for name, number in re.findall(r"^  k(\w+) = (\d+),", body, re.M)
@@ -108,8 +110,9 @@ def test_no_failure_of_the_packages_is_of_no_kind():
 
 def test_what_the_peer_has_not_registered(pair):
     near, far = pair.regions(addressed(SIZE), untouched(SIZE))
+    beyond = [(near.address, far.address + 1, SIZE)]
     for direction in (pair.near.write, pair.near.read):
-        error = failure(lambda: direction(pair.peer, [(near.address, far.address + 1, SIZE)]).wait())
+        error = failure(direction(pair.peer, beyond).wait)
         assert error.kind is FailureKind.REFUSED
     far.close()
     error = failure(lambda: pair.near.write(pair.peer, [(near.address, far.address, SIZE)]).wait())

@@ -43,6 +43,7 @@ def serve(kind, transport):
     to_child, from_child = os.pipe(), os.pipe()
     pid = os.fork()
     if not pid:
+        os.close(to_child[1])  # so that it ends with the other side, however that ends
         there = kind(1)
         engine = TransferEngine(transports=[transport])
         engine.register(there.bytes)
@@ -53,7 +54,7 @@ def serve(kind, transport):
             if how == "end":
                 break
         os._exit(0)
-    os.close(to_child[0])
+    os.close(to_child[0]), os.close(from_child[1])
     name, address = os.read(from_child[0], 1000).decode().split()
 
     def spoil(how):
@@ -199,9 +200,7 @@ def test_the_peers_memory(transport, tmp_path):
 def test_memory_of_one_process(side, tmp_path):
     whose = "local" if side == "here" else "the peer's"
     run(
-        {
-            how: IN_PROCESS.format(side=side, how=how, whose=whose) for how in WAYS
-        },
+        {how: IN_PROCESS.format(side=side, how=how, whose=whose) for how in WAYS},
         tmp_path,
     )
 

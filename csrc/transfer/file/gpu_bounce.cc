@@ -51,9 +51,8 @@ void GpuBounce::scatter(const char* chunk, const std::vector<iovec>& parts, cons
   std::vector<GpuCopy> copies;
   for_each_stretch(parts, gpus, [&](uint64_t address, uint64_t num_bytes, int device) {
     if (device < 0) {
-      expect(guarded([&]() noexcept {
-        copy_bytes(reinterpret_cast<void*>(address), chunk, num_bytes);
-      }));
+      expect(guarded(
+          [&]() noexcept { copy_bytes(reinterpret_cast<void*>(address), chunk, num_bytes); }));
     } else {
       copies.push_back({address, reinterpret_cast<uint64_t>(chunk), num_bytes, device});
     }

@@ -219,7 +219,7 @@ void Lane::begin(const Task& task, bool connects) {
     if (connects && first && !channel_->connected()) connect_held(limit);
     channel_->post(task.work, limit);
   } catch (const Inaccessible& fault) {  // this work's memory: the others are retried
-    lose(fault, &posted_.back());
+    lose(Failure(fault.of("local ")), &posted_.back());
   } catch (const std::exception& error) {
     lose(error);
   }

@@ -54,7 +54,9 @@ void Rails::meet(std::vector<NicEntry> peer_nics, PeerCounters& counters) {
     const auto meets = [&, own = nic](size_t other) { return can_meet(own, other); };
     if (std::any_of(theirs.begin(), theirs.end(), meets)) add(nic, peer_nic);
   }
-  if (rails_.empty()) throw Failure("the peer has no NIC that can be connected with ours", FailureKind::kIncompatible);
+  if (rails_.empty())
+    throw Failure("the peer has no NIC that can be connected with ours",
+                  FailureKind::kIncompatible);
 }
 
 bool Rails::has_active_ports() const {

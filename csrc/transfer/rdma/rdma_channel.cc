@@ -306,7 +306,8 @@ void RdmaChannel::lose(Rail& rail, const RailDown& down, const Limit& limit) {
   while (!left.empty()) {
     Slice& slice = left.front();
     ++slice.num_tries;
-    if (only_ && slice.num_tries >= kMaxTries && !rails_.is_any_up()) throw LinkDown(Cause(down.what(), FailureKind::kDevice));
+    if (only_ && slice.num_tries >= kMaxTries && !rails_.is_any_up())
+      throw LinkDown(Cause(down.what(), FailureKind::kDevice));
     if (slice.num_tries >= kMostTries) {
       give_up(left, down.what());
     } else {

@@ -102,8 +102,8 @@ std::string RdmaTarget::attach(const AttachRequest& request) {
   } catch (const Failure&) {
     throw;
   } catch (const std::exception& error) {
-    throw Refused(
-        Cause(concat("on the peer's ", nic.device->name(), ": ", error.what()), FailureKind::kDevice));
+    throw Refused(Cause(concat("on the peer's ", nic.device->name(), ": ", error.what()),
+                        FailureKind::kDevice));
   }
 }
 

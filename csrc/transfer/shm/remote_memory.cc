@@ -107,8 +107,7 @@ std::optional<RemoteMemory::Copy::Step> RemoteMemory::step(const Part& part, con
 }
 
 std::optional<RemoteMemory::Copy> RemoteMemory::prepare(const Request& request, const Piece& piece,
-                                                        const Means& means,
-                                                        Cause& why_not) const {
+                                                        const Means& means, Cause& why_not) const {
   const Rights needed = needed_for(request);
   const GpuRanges here(request.regions);
   Copy copy;

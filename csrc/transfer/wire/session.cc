@@ -312,7 +312,8 @@ std::vector<RegionRef> Session::check(const BatchHeader& header, Rights needed) 
 
 // An engine whose transports include rdma but not tcp listens only for control connections.
 void Session::check_offered() const {
-  if (!own_.is_tcp && !socket_.is_within_machine()) throw Refused(Cause("the peer has tcp disabled", FailureKind::kIncompatible));
+  if (!own_.is_tcp && !socket_.is_within_machine())
+    throw Refused(Cause("the peer has tcp disabled", FailureKind::kIncompatible));
 }
 
 // Memory that was found missing is tried before it is promised.

@@ -368,7 +368,8 @@ Fd Socket::receive_fd(const Limit& limit) {
   if (received.empty() && (message.header.msg_flags & MSG_CTRUNC)) {  // it came, and had no place
     throw SystemError(EMFILE, "receive a descriptor of the peer's memory");
   }
-  if (received.size() != 1) throw Failure("protocol error: no descriptor", FailureKind::kIncompatible);
+  if (received.size() != 1)
+    throw Failure("protocol error: no descriptor", FailureKind::kIncompatible);
   return std::move(received[0]);
 }
 

@@ -261,9 +261,8 @@ void TlsStream::send(iovec* parts, size_t num_parts, const Limit& limit) {
   while (num_parts > 0) {
     size_t sent = 0;
     const size_t num_bytes = gather(parts, num_parts, record(), num_moved);
-    finish(limit, [&] {
-      return Ssl::get().p_SSL_write_ex(ssl_.get(), record(), num_bytes, &sent);
-    });
+    finish(limit,
+           [&] { return Ssl::get().p_SSL_write_ex(ssl_.get(), record(), num_bytes, &sent); });
     advance(parts, num_parts, sent);
     num_moved += sent;
     renew_key(sent);
@@ -287,9 +286,7 @@ void TlsStream::receive(iovec* parts, size_t num_parts, const Limit& limit) {
   while (num_parts > 0) {
     size_t received = 0;
     const size_t most = std::min(parts->iov_len, kRecordBytes);
-    finish(limit, [&] {
-      return Ssl::get().p_SSL_read_ex(ssl_.get(), record(), most, &received);
-    });
+    finish(limit, [&] { return Ssl::get().p_SSL_read_ex(ssl_.get(), record(), most, &received); });
     if (!fault) {  // else the rest is lost, too
       fault = guarded([&]() noexcept { std::memcpy(parts->iov_base, record(), received); });
     }

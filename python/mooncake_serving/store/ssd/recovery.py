@@ -78,9 +78,7 @@ def recover(
             content = footer[:2]  # the head is damaged, or cannot be read
         if content is None and i in unreadable:
             cause = f"the head of bucket {bucket.index} cannot be read, at offset {bucket.offset}"
-            raise TransferError(
-                path, f"{cause}, and it has no footer", kind=FailureKind.DEVICE
-            )
+            raise TransferError(path, f"{cause}, and it has no footer", kind=FailureKind.DEVICE)
         if content is None or not content[0]:
             continue
         bucket.sequence, bucket.epoch = content
