@@ -134,11 +134,15 @@ std::optional<Fault> try_to_read(const void* data, size_t num_bytes) {
 
 bool is_accessible(const void* data, size_t num_bytes, bool for_write) {
   constexpr int kPopulateRead = 22, kPopulateWrite = 23;  // the headers may be older
+  alignas(kPageBytes) static char known_good[kPageBytes];
+  // An old kernel knows none of the two; a new one says the same of memory that is protected.
+  static const bool can_tell = madvise(known_good, kPageBytes, kPopulateRead) == 0;
+  if (!can_tell) return true;
   const auto at = reinterpret_cast<uint64_t>(data);
   const uint64_t begin = at / kPageBytes * kPageBytes;
   void* const page = reinterpret_cast<void*>(begin);
   const int advice = for_write ? kPopulateWrite : kPopulateRead;
-  return madvise(page, at + num_bytes - begin, advice) == 0 || errno == EINVAL || errno == EAGAIN;
+  return madvise(page, at + num_bytes - begin, advice) == 0 || errno == EAGAIN;
 }
 
 }  // namespace mk

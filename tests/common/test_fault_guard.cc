@@ -56,6 +56,7 @@ void catches(bool truncated) {
   expect(tried && tried->address == bad, "the first page that is bad");
   expect(!mk::try_to_read(memory + 5, kPage - 5), "a good page");
   expect(mk::is_accessible(memory, kPage, true), "the kernel's view of a good page");
+  expect(!mk::is_accessible(memory + 5, kBytes - 5, false), "the kernel's view of bad pages");
   munmap(memory, kBytes);
 }
 
