@@ -3,6 +3,7 @@
 #include <setjmp.h>
 #include <signal.h>
 #include <sys/mman.h>
+#include <ucontext.h>
 #include <unistd.h>
 
 #include <cerrno>
@@ -74,7 +75,9 @@ void handle(int signal, siginfo_t* info, void* context) {
   if (!here || !is_of_access(*info)) return pass_on(signal, info, context);
   const bool is_located = info->si_code > 0;
   here->fault = {signal, is_located ? reinterpret_cast<uint64_t>(info->si_addr) : 0};
-  siglongjmp(here->place, 1);  // the mask is as before: SA_NODEFER
+  // As a return would. SA_NODEFER and no mask do so by themselves, but ThreadSanitizer has its own.
+  pthread_sigmask(SIG_SETMASK, &static_cast<ucontext_t*>(context)->uc_sigmask, nullptr);
+  siglongjmp(here->place, 1);
 }
 
 void install(int signal) {
