@@ -26,7 +26,7 @@ class Damage {
   explicit Damage(std::string path, RobustMutex* mutex = nullptr)
       : path_(std::move(path)), mutex_(mutex) {}
 
-  [[noreturn, gnu::cold, gnu::noinline]] void report(const std::string& what) const {
+  [[noreturn, gnu::cold, gnu::noinline]] void report(const char* what) const {
     if (mutex_) mutex_->request_repair();
     throw PoolDamaged(concat("the pool ", path_, " is damaged: ", what));
   }

@@ -23,32 +23,49 @@ Bucket& Index::bucket_of(const Entry& entry) const {
 
 Found Index::find(const Key& key) const { return find_in(bucket_of(key), key); }
 
-void Index::report(uint32_t at) const {
-  view_.damage.report(at < num_entries_ ? "a chain of its index leads back into itself"
-                                        : "a chain of its index leads out of it");
+// Walks a chain to the key; else `found` has the place where it ended, kNone if it did not stray.
+bool Index::walk(const Bucket& bucket, const Key& key, Found* found) const {
+  uint32_t at = bucket.head.load(std::memory_order_acquire);
+  // No chain is longer than the number of entries, but a reader may stray from one to another.
+  for (uint32_t steps = 0; at < num_entries_ && steps < num_entries_; ++steps) {
+    const Entry& entry = view_.entries[at];
+    const uint64_t word = entry.word.load(std::memory_order_acquire);
+    const bool is_key = entry.hash.load(std::memory_order_acquire) == key.hash &&
+                        entry.scope.load(std::memory_order_acquire) == key.scope;
+    // The key belongs to this generation if the word is unchanged.
+    if (is_key && is_live(word) && entry.word.load(std::memory_order_acquire) == word) {
+      *found = {at, word};
+      return true;
+    }
+    at = entry.next.load(std::memory_order_acquire);
+  }
+  found->entry = at;
+  return false;
 }
 
 Found Index::find_in(const Bucket& bucket, const Key& key) const {
+  const uint32_t num_removed = bucket.num_removed.load(std::memory_order_acquire);
+  Found found;
+  if (walk(bucket, key, &found)) return found;
+  const bool has_changed = bucket.num_removed.load(std::memory_order_acquire) != num_removed;
+  return has_changed || found.entry != kNone ? find_again(bucket, key) : Found{};
+}
+
+Found Index::find_again(const Bucket& bucket, const Key& key) const {
   for (uint32_t tries = 0; tries < kMaxTries; ++tries) {
     const uint32_t num_removed = bucket.num_removed.load(std::memory_order_acquire);
-    uint32_t at = bucket.head.load(std::memory_order_acquire);
-    // No chain is longer than the number of entries, but a reader may stray from one to another.
-    for (uint32_t steps = 0; at < num_entries_ && steps < num_entries_; ++steps) {
-      const Entry& entry = view_.entries[at];
-      const uint64_t word = entry.word.load(std::memory_order_acquire);
-      const bool is_key = entry.hash.load(std::memory_order_acquire) == key.hash &&
-                          entry.scope.load(std::memory_order_acquire) == key.scope;
-      // The key belongs to this generation if the word is unchanged.
-      if (is_key && is_live(word) && entry.word.load(std::memory_order_acquire) == word) {
-        return {at, word};
-      }
-      at = entry.next.load(std::memory_order_acquire);
-    }
+    Found found;
+    if (walk(bucket, key, &found)) return found;
     if (bucket.num_removed.load(std::memory_order_acquire) != num_removed) continue;
-    if (at != kNone) report(at);
+    if (found.entry != kNone) report(found.entry);
     return {};
   }
   view_.damage.report("its index never rests");
+}
+
+void Index::report(uint32_t at) const {
+  view_.damage.report(at < num_entries_ ? "a chain of its index leads back into itself"
+                                        : "a chain of its index leads out of it");
 }
 
 Bucket* Index::prefetch_bucket(const Key& key) const {

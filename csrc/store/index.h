@@ -59,7 +59,9 @@ class Index {
   Bucket* prefetch_bucket(const Key& key) const;
   void prefetch_entry(const Bucket& bucket) const;
   Found find_in(const Bucket& bucket, const Key& key) const;
-  void report(uint32_t at) const;
+  [[gnu::cold, gnu::noinline]] Found find_again(const Bucket& bucket, const Key& key) const;
+  [[gnu::always_inline]] inline bool walk(const Bucket& bucket, const Key& key, Found* found) const;
+  [[noreturn, gnu::cold, gnu::noinline]] void report(uint32_t at) const;
 
   const View& view_;
   const uint32_t mask_;
