@@ -1,0 +1,97 @@
+"""A client that comes back under its ``host:port``, as in Mooncake's test of replication: every
+value that another client has is read at once.
+"""
+
+import pytest
+
+from mooncake_serving.compat.mooncake.store import MooncakeDistributedStore, ReplicateConfig
+
+from ..metadata.support import RedisServer, free_port
+from .store_processes import Process
+from .store_support import value_of
+
+pytest.importorskip("redis")
+pytest.importorskip("msgspec")
+
+NUM_VALUES = 4
+
+
+@pytest.fixture
+def server(tmp_path):
+    server = RedisServer(tmp_path)
+    yield server
+    server.stop()
+
+
+def settings_of(server: RedisServer, name: str) -> dict:
+    return {
+        "local_hostname": name,
+        "metadata_server": "P2PHANDSHAKE",
+        "global_segment_size": 32 << 20,
+        "local_buffer_size": 1 << 20,
+        "master_server_addr": server.url,
+    }
+
+
+def set_up(server: RedisServer, name: str) -> MooncakeDistributedStore:
+    store = MooncakeDistributedStore()
+    assert store.setup(settings_of(server, name)) == 0
+    return store
+
+
+def two_copies() -> ReplicateConfig:
+    config = ReplicateConfig()
+    config.replica_num = 2
+    return config
+
+
+VALUES = {f"key-{i}": value_of(i, (1000, 300_000)[i % 2]) for i in range(NUM_VALUES)}
+
+
+def has_all(get, exists, replicas, endpoint: str) -> bool:
+    """Every value is there, and at that client."""
+    for key, value in VALUES.items():
+        assert exists(key) == 1
+        assert get(key) == value
+        endpoints = {
+            one.get_memory_descriptor().buffer_descriptor.transport_endpoint
+            for one in replicas(key)
+        }
+        assert endpoint in endpoints
+    return True
+
+
+def test_a_client_that_was_closed_reads_at_once_when_it_is_back(server):
+    names = [f"localhost:{free_port()}" for _ in range(2)]
+    one, two = (set_up(server, name) for name in names)
+    for key, value in VALUES.items():
+        assert one.put(key, value, two_copies()) == 0
+    for _ in range(3):
+        one.close()
+        assert has_all(two.get, two.is_exist, two.get_replica_desc, names[1])
+        one = set_up(server, names[0])
+        assert has_all(one.get, one.is_exist, one.get_replica_desc, names[1])
+        assert has_all(two.get, two.is_exist, two.get_replica_desc, names[1])
+    one.close()
+    two.close()
+
+
+@pytest.mark.parametrize("num_kills", [1, 2])
+def test_so_does_one_that_was_killed(server, num_kills):
+    names = [f"localhost:{free_port()}" for _ in range(2)]
+    two = set_up(server, names[1])
+    one = Process(settings_of(server, names[0]))
+    for key, value in VALUES.items():
+        assert two.put(key, value, two_copies()) == 0
+        assert len(two.get_replica_desc(key)) == 2
+    for _ in range(num_kills):
+        one.kill()
+        one = Process(settings_of(server, names[0]))
+
+        def call(name):
+            return lambda *arguments, one=one: one.call(name, *arguments)
+
+        assert has_all(call("get"), call("is_exist"), call("get_replica_desc"), names[1])
+        assert has_all(two.get, two.is_exist, two.get_replica_desc, names[1])
+    one.kill()
+    two.close()
