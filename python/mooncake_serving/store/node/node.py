@@ -149,7 +149,7 @@ class Node(Closing):
         self._peers = Peers(engine)
         opened.callback(self._peers.close)
         self._calls = Calls(self._peers)
-        self._lives = Lives()
+        self._senders, self._lives = Lives(), Lives()
         self._executor = ThreadPoolExecutor(READS_AT_ONCE, "mk-store-read")
         opened.callback(self._executor.shutdown)
         by_key = ByKey(engine, answer_s, read_s, self.silence.heard)
@@ -179,7 +179,7 @@ class Node(Closing):
             Answers(offers, answers),
             answer_s,
             heard=self.silence.heard,
-            meet=self._meet,
+            meet=self._meet_sender,
             look=self._look,
         )
         opened.callback(self._server.close)
@@ -412,22 +412,26 @@ class Node(Closing):
             life=self._calls.life,
         )
 
-    def _meet(self, name: str, life: int) -> None:
+    def _meet_sender(self, name: str, life: int) -> None:
+        """Connect anew to a node in whose place there is another one, as it says itself."""
+        if self._senders.meet(name, life):
+            self._peers.forget(name)
+
+    def _meet_member(self, member: Member, before: Member | None) -> None:
         """Drop what is kept of a node in whose place there is another one."""
-        if self._lives.meet(name, life):
+        name = member.name
+        if self._lives.meet(name, member.life):
             logger.info("%s was restarted", name)
             self._peers.forget(name)
             self.silence.heard(name)
             self._calls.fail_to(name)
-
-    def _meet_member(self, member: Member, before: Member | None) -> None:
-        if before is not None and before.life != member.life and before.pool:
-            self.locations.forget_pool(before.pool)
-        self._meet(member.name, member.life)
+            if before is not None and before.pool:
+                self.locations.forget_pool(before.pool)
 
     def _on_members(self, members: dict[str, Member]) -> None:
         self._calls.give_up(members, self._ttl_s)
         self._peers.keep(members)
+        self._senders.keep(members)
         self._lives.keep(members)
         if self._pins is not None:
             self._pins.release_gone(members, self._ttl_s)
