@@ -44,7 +44,7 @@ class Engine {
   // `device`: the GPU that holds the memory; -1: the host. Throws InvalidArgument, Unavailable (no
   // driver), and as rdma::register_memory, if NICs are required.
   RegionRef add_region(const Range& range, Rights rights, int device);
-  bool remove_region(const RegionRef& region);  // see RegionTable::remove
+  bool remove_region(const RegionRef& region);                         // see RegionTable::remove
   RegionRef open_window(const RegionRef& region, const Range& range);  // see RegionTable
   void close_window(const RegionRef& window);
 

@@ -4,8 +4,8 @@
 //   auto regions = table.check(ranges, kRemoteWrite, "remote", 0);   // or throws Refused
 //   const Pin pin = table.pin(regions, interrupt);  // keeps them until ~Pin
 //   table.remove(region);   // interrupts its pins, and waits for their ~Pin
-//   RegionRef window = table.open_window(region, {address, num_bytes});  // peers may read this part
-//   table.close_window(window);   // likewise
+//   RegionRef window = table.open_window(region, {address, num_bytes});  // peers may read this
+//   part table.close_window(window);   // likewise
 //
 // Layer: transfer. Regions do not overlap: an address has one owner and one set of rights.
 #pragma once

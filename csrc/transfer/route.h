@@ -34,8 +34,8 @@ struct Route {
 };
 
 // By local if the peer is in this process, else shm if it is on this machine, else rdma if both
-// have NICs, else tcp; among the allowed ones. Never to a file, whatever the address is: it may come
-// from another process. The channels are not connected. Throws InvalidArgument (address),
+// have NICs, else tcp; among the allowed ones. Never to a file, whatever the address is: it may
+// come from another process. The channels are not connected. Throws InvalidArgument (address),
 // Unavailable (no such host), TransferError.
 Route find_route(const PeerAddress& to, const EngineOptions& options,
                  const std::shared_ptr<Endpoint>& own,

@@ -2,6 +2,8 @@
 value that another client has is read at once.
 """
 
+from functools import partial
+
 import pytest
 
 from mooncake_serving.compat.mooncake.store import MooncakeDistributedStore, ReplicateConfig
@@ -88,10 +90,8 @@ def test_so_does_one_that_was_killed(server, num_kills):
         one.kill()
         one = Process(settings_of(server, names[0]))
 
-        def call(name):
-            return lambda *arguments, one=one: one.call(name, *arguments)
-
-        assert has_all(call("get"), call("is_exist"), call("get_replica_desc"), names[1])
+        calls = [partial(one.call, name) for name in ("get", "is_exist", "get_replica_desc")]
+        assert has_all(*calls, names[1])
         assert has_all(two.get, two.is_exist, two.get_replica_desc, names[1])
     one.kill()
     two.close()

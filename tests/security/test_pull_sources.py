@@ -72,7 +72,9 @@ def opened_nothing(engine: TransferEngine) -> bool:
 
 def has_nothing(host) -> bool:
     pool = host.store.pool
-    return PRIVATE[:32] not in bytes(pool.memory().numpy()) and not len(host.store.list_objects()[0])
+    return PRIVATE[:32] not in bytes(pool.memory().numpy()) and not len(
+        host.store.list_objects()[0]
+    )
 
 
 def test_a_stranger_has_no_file_read(attacked, stranger, private):
@@ -98,7 +100,7 @@ def test_no_other_server_is_connected_to(attacked, stranger, is_member):
         attacked.node.directory.join(Member(stranger.engine.name, "elsewhere"), 60.0)
     with socket.create_server(("127.0.0.1", 0)) as other:
         other.setblocking(False)
-        name = "127.0.0.1:{}".format(other.getsockname()[1])
+        name = f"127.0.0.1:{other.getsockname()[1]}"
         assert isinstance(stranger.pull(1, name, [place_of(0, 3000)]), Refused)
         answer = stranger.pull(1, name, [])
         if is_member:

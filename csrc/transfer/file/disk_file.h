@@ -17,8 +17,8 @@
 
 namespace mk::transfer {
 
-// "file:/mnt/ssd/pool" is the name of such a peer. Throws InvalidArgument: it is not such a name, or
-// the path is not absolute.
+// "file:/mnt/ssd/pool" is the name of such a peer. Throws InvalidArgument: it is not such a name,
+// or the path is not absolute.
 std::string path_of_file(const std::string& name);
 
 // Requirements for bypassing the page cache: powers of two. For offsets in the file, which are also

@@ -131,8 +131,8 @@ std::string RdmaTarget::keys(const std::vector<uint64_t>& addresses) const {
         // It is being closed.
       }
     }
-    const KeysEntry entry{region->range.address, region->range.num_bytes, memory.near,
-                          rights, static_cast<uint32_t>(keys.size() / sizeof(KeyEntry))};
+    const KeysEntry entry{region->range.address, region->range.num_bytes, memory.near, rights,
+                          static_cast<uint32_t>(keys.size() / sizeof(KeyEntry))};
     if (answer.size() + sizeof(entry) + keys.size() > kMaxKeysBytes) break;
     append(answer, entry);
     answer += keys;

@@ -179,9 +179,7 @@ class Calls:
         Raises:
             TransferError: it is not, or that is unknown.
         """
-        self.peers.use(
-            name, deadline_s, lambda peer: self._write(peer, message, deadline_s).wait()
-        )
+        self.peers.use(name, deadline_s, lambda peer: self._write(peer, message, deadline_s).wait())
 
     def post(
         self,

@@ -1,4 +1,4 @@
-"""A process that closes nothing ends without a word on stderr, and its node leaves the directory."""
+"""A process that closes nothing ends, prints no errors, and its node leaves the directory."""
 
 import subprocess
 
