@@ -48,7 +48,7 @@ class Engine:
         if transport == "tcp-1":
             os.environ["MOONCAKE_KERNELS_TRANSFER_LANES"] = "1"
         transport, _, form = transport.partition("-")
-        options = {"secret": "of both of them", "secret_only": form == "secret-only"}
+        options = {"secret": "known to both of them", "secret_only": form == "secret-only"}
         trust = options if form.startswith("secret") else {}
         self.engine = mk.TransferEngine(transports=[transport], **trust)
         self.region = self.engine.register(memory)
