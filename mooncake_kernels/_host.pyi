@@ -304,7 +304,10 @@ class TransferEngine:
         max_connections: int,
         spin_us: int,
         secret: bytes | None,
+        secret_only: bool,
         tls: tuple[bytes, bytes, bytes, bool] | None,
+        local_users: list[int],
+        reached_at: list[str],
     ) -> None: ...
     @property
     def name(self) -> str: ...
