@@ -7,6 +7,7 @@ holds.
 import os
 import sys
 import time
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -66,6 +67,11 @@ def work(host, number: int, seconds: float) -> tuple[int, list[str], float]:
     return count, problems, slowest_s
 
 
+def open_files() -> list[str]:
+    links = Path("/proc/self/fd").iterdir()
+    return [os.readlink(link) for link in links if os.path.lexists(link)]
+
+
 def test_all_clients_of_a_node_are_served(redis, soak):
     num_clients, seconds = (64, 120.0) if soak else (3, 1.0)
     with connect(redis.url) as servers:
@@ -103,5 +109,5 @@ def test_all_clients_of_a_node_are_served(redis, soak):
         )
         sys.stdout.write("".join(f"then {one}\n" for one in trend) + f"after {after}\n")
         assert problems == [] and counts.min() > 0
-        assert is_settled, [os.readlink(one.path) for one in os.scandir("/proc/self/fd") if one.is_symlink() and os.path.lexists(one.path)]
+        assert is_settled, open_files()
         hosts.close()
