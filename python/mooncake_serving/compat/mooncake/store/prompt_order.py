@@ -42,7 +42,7 @@ class Use(enum.Enum):
     TAIL_FIRST = enum.auto()  # of all that are there: the first is now the newest
 
 
-Note = tuple[list[str], Use]  # a call that has used values, or shown their order
+Note = tuple[list[str], Use]  # a batch that has used values, or shown their order
 
 
 class PromptOrder:
@@ -62,7 +62,8 @@ class PromptOrder:
         self._prompts = Prompts(MAX_PROMPT)
         self._recent = RecentPrompts()  # and so not known to the others
         self._has_prompts = False
-        self._notes: deque[Note] = deque()
+        self._is_learning = False  # from notes that are no longer among these
+        self._notes: deque[Note | str] = deque()  # a name by itself: it was used
         self._lock = threading.Lock()
         self._work, self._closing = threading.Event(), threading.Event()
         self._thread: threading.Thread | None = None
@@ -82,8 +83,10 @@ class PromptOrder:
 
     def note_one(self, name: str) -> None:
         """Note a use of a value by itself."""
-        if self._has_prompts:
-            self._add(([name], Use.SOME))
+        if self._has_prompts and (
+            self._notes or self._is_learning or name in self._recent or name in self._prompts
+        ):
+            self._add(name)
 
     def restore(self) -> None:
         """Put in order what was used since the last time.
@@ -95,7 +98,11 @@ class PromptOrder:
             if not self._notes:
                 return
             in_order: set[str] = set()
-            ways = self._disordered()
+            self._is_learning = True
+            try:
+                ways = self._disordered()
+            finally:
+                self._is_learning = False
             for end in reversed(ways):
                 if end not in in_order and len(way := ways[end] or self._prompts.way(end)) > 1:
                     in_order.update(way)
@@ -122,13 +129,16 @@ class PromptOrder:
         """
         ways: dict[str, Sequence[str]] = {}
         while self._notes:
-            names, use = self._notes.popleft()
-            is_used = use in (Use.SOME, Use.TAIL_FIRST)
-            if len(names) == 1:
-                if names[0] in self._recent:
+            note = self._notes.popleft()
+            if isinstance(note, str):
+                if note in self._recent:
                     self._learn_recent()
-                ways.setdefault(names[0], ())
-            elif (way := self._recent.way(names)) is not None:
+                if note in self._prompts:
+                    ways.setdefault(note, ())
+                continue
+            names, use = note
+            is_used = use in (Use.SOME, Use.TAIL_FIRST)
+            if (way := self._recent.way(names)) is not None:
                 if is_used and not (use is Use.TAIL_FIRST and len(way) == len(names)):
                     ways[names[-1]] = way
             elif not self._prompts.knows_any(names) and self._recent.add(names):
@@ -165,7 +175,7 @@ class PromptOrder:
         there = self._store.pool.contains_each(self._keyspace.keys(names)).tolist()
         self._prompts.keep([*compress(names, there)][-MAX_NAMES // 2 :])
 
-    def _add(self, note: Note) -> None:
+    def _add(self, note: Note | str) -> None:
         self._notes.append(note)
         if len(self._notes) > MAX_NOTES:
             self._restore_quietly()

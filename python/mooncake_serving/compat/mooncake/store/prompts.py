@@ -42,6 +42,9 @@ class Prompts:
     def __len__(self) -> int:
         return len(self._before)
 
+    def __contains__(self, name: str) -> bool:
+        return name in self._before
+
     def knows_any(self, names: Iterable[str]) -> bool:
         return bool(self._before) and not self._before.keys().isdisjoint(names)
 
