@@ -23,7 +23,7 @@ def opened(engine: str, peer: str, transport: str) -> None:
 def nic_left_out(engine: str, reason: str) -> None:
     """Log which NIC the engine does without, and why."""
     _log.warning(
-        "%s: a NIC cannot be opened: %s",
+        "%s: a NIC is left out: %s",
         engine,
         reason,
         extra={"engine": engine, "cause": reason},

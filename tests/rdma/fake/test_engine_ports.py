@@ -6,7 +6,7 @@ import time
 import numpy as np
 import pytest
 
-from mooncake_kernels import InvalidArgument, TransferError
+from mooncake_kernels import InvalidArgument, TransferError, Unavailable
 from mooncake_kernels.topology import Nic, System, Topology
 from mooncake_kernels.transfer import TransferEngine
 
@@ -49,6 +49,18 @@ def test_a_nic_without_its_port_is_left_out(world, caplog, is_near):
         with near.open(far.name) as peer:
             near.write(peer, [(source.address, target.address, 4096)]).wait()
         np.testing.assert_array_equal(here, there)
+
+
+def test_a_nic_of_another_kind_is_left_out(world, caplog):
+    """A file that describes the machine may not say what the NIC itself does."""
+    world.set_device(0, node_type=4)
+    topology = with_ports(fake0=1, fake1=1)
+    with TransferEngine(transports=["rdma"], topology=topology) as engine:
+        assert "a NIC is left out: fake0: iWARP: its queue pairs" in caplog.text
+        assert engine.register(np.zeros(4096, np.uint8)).note == ""
+    world.set_device(1, node_type=7, vendor_id=0x1D0F)
+    with pytest.raises(Unavailable, match="iWARP"):
+        TransferEngine(transports=["rdma"], topology=topology)
 
 
 @pytest.mark.parametrize("index", [0, 2])
