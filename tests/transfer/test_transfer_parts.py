@@ -8,9 +8,9 @@ from ..cxx import build, run
 
 HERE = Path(__file__).parent
 GATE = ["wire/admission", "wire/links", "limit", "verdict"]
-ASKER = ["asker", "connection_pool", "counters", "limit"]
+ASKER = ["asker", "connection_pool", "counters", "error", "limit"]
 REGIONS = ["shm/board", "limit", "region_table"]
-SOCKET = ["limit", "uring", "verdict"]
+SOCKET = ["error", "limit", "uring", "verdict"]
 SOCKET += [f"wire/{name}" for name in ("address", "frame_macs", "local_users", "secret", "socket")]
 SOCKET += [f"wire/{name}" for name in ("stream", "tls", "zero_copy")]
 REQUEST = ("block_pool", "coalesce", "delivered", "integers", "overlap", "piece")
@@ -53,7 +53,7 @@ def test_region_table(tmp_path):
 
 
 def test_zero_copy(tmp_path):
-    sources = [f"transfer/{name}.cc" for name in SOCKET]
+    sources = [*(f"transfer/{name}.cc" for name in SOCKET), "common/fault_guard.cc"]
     result = run(build(HERE / "test_zero_copy.cc", sources, tmp_path, "-pthread", "-ldl"))
     assert result.returncode == 0, result.stderr
     if reason := result.stdout.strip():
