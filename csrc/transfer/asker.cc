@@ -117,8 +117,8 @@ std::unique_ptr<Reply> Asker::ask(const Question& question, const Deadline& dead
   } catch (const Refused& refused) {
     reply->num_left_ = 0;
     // What may pass is a failure; what the peer does not do, it does not.
-    if (refused.kind == FailureKind::kBusy || refused.kind == FailureKind::kExhausted ||
-        refused.kind == FailureKind::kInaccessible || refused.kind == FailureKind::kDevice) {
+    if (refused.kind == FailureKind::kExhausted || refused.kind == FailureKind::kInaccessible ||
+        refused.kind == FailureKind::kDevice) {
       throw TransferError(peer_, refused.cause());
     }
     throw Unavailable(concat(question.op, ": ", peer_, ": ", refused.what()));

@@ -324,8 +324,7 @@ class ObjectCalls:
 
         Raises:
             InvalidArgument, Unavailable: as ``read_objects``; also where the pool is read-only.
-            TransferError: as ``read_objects``; some objects may have been stored. Its kind is
-                ``BUSY``, and none was, while the peer takes none (``ServedPool.let_put``).
+            TransferError: as ``read_objects``; some objects may have been stored.
         """
         if self._is_ours(peer):
             statuses = self._engine.write_plain(

@@ -207,7 +207,12 @@ class Calls:
         call.future.set_result(answer)
         return True
 
-    def fail(self, is_lost: Callable[[Call], bool], cause: str, kind: FailureKind) -> None:
+    def fail(
+        self,
+        is_lost: Callable[[Call], bool],
+        cause: str,
+        kind: FailureKind = FailureKind.GONE,
+    ) -> None:
         """Fail all calls that have no answer yet and meet a condition, even undelivered ones."""
         with self._lock:
             lost = [call for call in self._calls.values() if is_lost(call)]

@@ -10,7 +10,7 @@ from typing import Literal
 import numpy as np
 
 from mooncake_kernels.buffers import Buffer
-from mooncake_kernels.errors import FailureKind, TransferError, Unavailable
+from mooncake_kernels.errors import Unavailable
 from mooncake_kernels.pool import PutResult
 from mooncake_kernels.transfer import (
     MAX_ASKED_BYTES,
@@ -214,10 +214,8 @@ class ByKey:
                     verify=verify,
                     deadline_s=self._answer_s + self._read_s,
                 )
-            except (TransferError, Unavailable) as error:
-                if does_without(error):
-                    return results
-                raise
+            except Unavailable:
+                return results
             self._heard(peer.name)
             for i, status in zip(batch, statuses.tolist(), strict=True):
                 results[i] = RESULTS.get(status)
@@ -261,10 +259,8 @@ class ByKey:
                 verify=verify,
                 deadline_s=self._answer_s + self._read_s,
             )
-        except (TransferError, Unavailable) as error:
-            if does_without(error):
-                return None
-            raise
+        except Unavailable:
+            return None
         self._heard(peer.name)
         found = statuses.tolist()
         if LATE in found:  # so would be the answer to a claim
@@ -292,11 +288,6 @@ class ByKey:
             self._heard(peer.name)
             removed[part] = statuses == DONE
         return removed
-
-
-def does_without(error: TransferError | Unavailable) -> bool:
-    """Whether a holder only does not store by key, or not now: its node may do it all the same."""
-    return isinstance(error, Unavailable) or error.kind is FailureKind.BUSY
 
 
 def _batches(indices: Sequence[int], sizes: Sequence[int]) -> Iterator[list[int]]:
