@@ -1,4 +1,4 @@
-"""A pool and a caller's memory that is truncated or protected: an error, no signal; the pool is well."""
+"""A pool, and a caller's memory that is truncated or protected: an error, and the pool is well."""
 
 import pytest
 
