@@ -98,7 +98,7 @@ def outcome(path: Path, data: bytes) -> str:
             use(path)
         except (ValueError, Unavailable):
             os._exit(1)
-        except BaseException:
+        except BaseException:  # noqa: BLE001 - the child must not return
             os._exit(2)
         os._exit(0)
     status = os.waitpid(pid, 0)[1]
@@ -190,7 +190,7 @@ def test_a_mutex_that_is_none(image):
 
 
 def test_a_mutex_whose_holder_never_was(image):
-    data, path = image
+    _, path = image
     with ObjectPool.open(path) as pool:
         with path.open("r+b") as file:
             file.seek(MUTEX)

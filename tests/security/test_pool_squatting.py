@@ -45,7 +45,7 @@ def as_user(user: int, act: Callable[[], object]) -> None:
             os.setresgid(user, user, user)
             os.setresuid(user, user, user)
             act()
-        except BaseException:
+        except BaseException:  # noqa: BLE001 - the child must not return
             traceback.print_exc()
             os._exit(1)
         os._exit(0)
@@ -147,7 +147,7 @@ def test_a_pool_is_no_one_elses(shared):
 
     def read():
         with pytest.raises(PermissionError):
-            open(pool.path, "rb")
+            Path(pool.path).read_bytes()
         with pytest.raises(PermissionError):
             ObjectPool.open(pool.path, owner=0)
 
@@ -200,7 +200,7 @@ def test_a_group_needs_a_file():
         ObjectPool.create(BYTES, group=0)
 
 
-# --- the default path ------------------------------------------------------------------------------
+# --- the default path -----------------------------------------------------------------------------
 
 
 @pytest.fixture
@@ -273,7 +273,7 @@ def test_the_default_folder_is_open_to_others(memory, caplog):
     assert set_up().put("prompt", SECRET) == 0
 
 
-# --- the file of a tier ----------------------------------------------------------------------------
+# --- the file of a tier ---------------------------------------------------------------------------
 
 
 def tier(path: Path) -> SsdTier:

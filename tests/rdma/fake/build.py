@@ -40,9 +40,7 @@ def preloading(library: Path) -> dict[str, str]:
 
 
 def _own_folder() -> Path:
-    """Where libraries stay for the next run. Others could make the folder of that name first, and what
-    is in it is run.
-    """
+    """Where libraries stay for the next run: not what others made there first, to have it run."""
     folder = Path(tempfile.gettempdir()) / f"mooncake-kernels-fake-{os.getuid()}"
     folder.mkdir(mode=0o700, exist_ok=True)
     about = folder.lstat()
