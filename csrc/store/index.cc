@@ -100,8 +100,8 @@ void Index::unlink(uint32_t at) {
 }
 
 // Each change above is one store, so every chain is intact whenever its writer dies; at worst it
-// contains an entry too many or lacks one. Readers continue meanwhile. Only damage leads a chain out
-// of the entries, or to one that was seen before: there it is cut.
+// contains an entry too many or lacks one. Readers continue meanwhile. Only damage leads a chain
+// out of the entries, or to one that was seen before: there it is cut.
 void Index::repair() {
   std::vector<bool> was_seen(num_entries_), is_linked(num_entries_);
   for (uint32_t i = 0; i <= mask_; ++i) {

@@ -163,7 +163,8 @@ void Ledger::leave_orders(uint32_t at) {
 }
 
 Entry& Ledger::listed(uint32_t at, State state) const {
-  if (at >= view_.geometry.num_entries) view_.damage.report("a list of its entries leads out of it");
+  if (at >= view_.geometry.num_entries)
+    view_.damage.report("a list of its entries leads out of it");
   Entry& entry = view_.entries[at];
   if (state_of(entry.word.load()) != state) {
     view_.damage.report("a list of its entries has one of another state");

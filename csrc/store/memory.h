@@ -1,7 +1,7 @@
 // PoolMemory: the memory of a pool, mapped by every process that uses it.
 //
-//   auto made = PoolMemory::create("/dev/shm/kv", num_bytes, group, [](char* base) { init(base); });
-//   auto mapped = PoolMemory::open(made->path(), trust);
+//   auto made = PoolMemory::create("/dev/shm/kv", num_bytes, group, [](char* base) { init(base);
+//   }); auto mapped = PoolMemory::open(made->path(), trust);
 //
 // With a path it is a file on a memory file system, which persists until it is removed; without one
 // it has no name and disappears with the last process that maps it. Whoever can write to it can

@@ -21,8 +21,8 @@ Begun Pool::begin(const Key& key, uint64_t num_bytes, Writing* writing) {
   if (at == kNone && ledger_.sweep() > 0) at = ledger_.add(key, num_bytes, row_);
   if (at == kNone) return Begun::kFull;
   const Entry& entry = view_.entries[at];
-  *writing = {at, generation_of(entry.word.load()), view_.data_of(entry, num_bytes),
-              num_bytes, removals_.end()};
+  *writing = {at, generation_of(entry.word.load()), view_.data_of(entry, num_bytes), num_bytes,
+              removals_.end()};
   return Begun::kOpen;
 }
 

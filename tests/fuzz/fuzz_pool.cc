@@ -75,11 +75,11 @@ class Memory {
 
  private:
   void apply(const Change& one) {
-    char* const parts[] = {memory_.data(),      bytes(view_.rows),  bytes(view_.slots),
-                           bytes(view_.buckets), bytes(view_.entries), bytes(view_.links),
-                           bytes(view_.heap),   bytes(view_.heap_positions),
-                           bytes(view_.spans),  bytes(view_.removals), bytes(view_.changes),
-                           memory_.data() + index_.size()};
+    char* const parts[] = {
+        memory_.data(),        bytes(view_.rows),           bytes(view_.slots),
+        bytes(view_.buckets),  bytes(view_.entries),        bytes(view_.links),
+        bytes(view_.heap),     bytes(view_.heap_positions), bytes(view_.spans),
+        bytes(view_.removals), bytes(view_.changes),        memory_.data() + index_.size()};
     const size_t part = one.part % (std::size(parts) - 1);
     char* const at = parts[part] + 4 * (one.word % ((parts[part + 1] - parts[part]) / 4));
     uint32_t value = one.value;

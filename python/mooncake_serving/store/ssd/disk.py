@@ -36,8 +36,8 @@ class Disk:
         staging: ``[staging_bytes]`` uint8, registered.
 
     Raises:
-        InvalidArgument: it is not a regular file, or others own it or may write it; it is not a tier,
-            a tier with other buckets, or already larger.
+        InvalidArgument: it is not a regular file, or others own it or may write it; it is not a
+            tier, a tier with other buckets, or already larger.
         Unavailable: another tier, of this process or another, has it open; or its version differs.
         OSError: it cannot be made, or there is no space; a file that was made is removed.
     """
