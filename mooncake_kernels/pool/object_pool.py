@@ -137,7 +137,7 @@ class ObjectPool(PoolReader):
         if not file and group is not None:
             raise InvalidArgument(f"{op}: group must be None without a path, got {group!r:.80}")
         shared = as_group(op, group)
-        pool = cls(_host.ObjectPool.create(file, capacity_bytes, alignment, *numbers, shared))
+        pool = cls(_host.ObjectPool.create(file, capacity_bytes, alignment, *numbers, group=shared))
         kind = file_system_of(file) if file else None
         if kind is not None and kind not in IN_MEMORY:
             logger.warning(
