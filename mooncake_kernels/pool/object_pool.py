@@ -127,17 +127,18 @@ class ObjectPool(PoolReader):
         alignment = as_integer(op, "alignment", alignment, 64, 2 << 20)
         if num_objects is None:
             num_objects = min(max(1024, capacity_bytes // (8 * alignment)), MAX_OBJECTS)
-        numbers = [
-            as_integer(op, "num_objects", num_objects, 1, MAX_OBJECTS),
-            as_integer(op, "num_processes", num_processes, 1, (1 << 16) - 1),
-            as_integer(op, "num_pins", num_pins, 1, 1 << 20),
-        ]
-        numbers.append(-1 if device is None else as_integer(op, "device", device, 0, MAX_DEVICE))
+        num_objects = as_integer(op, "num_objects", num_objects, 1, MAX_OBJECTS)
+        num_processes = as_integer(op, "num_processes", num_processes, 1, (1 << 16) - 1)
+        num_pins = as_integer(op, "num_pins", num_pins, 1, 1 << 20)
+        gpu = -1 if device is None else as_integer(op, "device", device, 0, MAX_DEVICE)
         file = "" if path is None else as_path(op, path)
         if not file and group is not None:
             raise InvalidArgument(f"{op}: group must be None without a path, got {group!r:.80}")
         shared = as_group(op, group)
-        pool = cls(_host.ObjectPool.create(file, capacity_bytes, alignment, *numbers, group=shared))
+        made = _host.ObjectPool.create(
+            file, capacity_bytes, alignment, num_objects, num_processes, num_pins, gpu, shared
+        )
+        pool = cls(made)
         kind = file_system_of(file) if file else None
         if kind is not None and kind not in IN_MEMORY:
             logger.warning(
