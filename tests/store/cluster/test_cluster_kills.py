@@ -142,16 +142,14 @@ def test_a_silent_node_is_the_last_to_be_given_something(hosts):
     writer = hosts.make("writer", 0)
     names = [home.node.name for home in reversed(homes)]
     assert [member.name for member in writer.cluster._homes()] == names
-    writer.node.silence.note(names[0], TransferError(names[0], "closed"))
+    first = writer.node.member(names[0])
+    writer.node.silence.note(first, TransferError(names[0], "closed"))
     assert [member.name for member in writer.cluster._homes()] == names
-    writer.node.silence.note(
-        names[0], TransferError(names[0], "no answer", kind=FailureKind.TIMED_OUT)
-    )
+    late = TransferError(names[0], "no answer", kind=FailureKind.TIMED_OUT)
+    writer.node.silence.note(first, late)
     assert [member.name for member in writer.cluster._homes()] == names[::-1]
     writer.node.silence._lasts_s = 0.0
-    writer.node.silence.note(
-        names[0], TransferError(names[0], "no answer", kind=FailureKind.TIMED_OUT)
-    )
+    writer.node.silence.note(first, late)
     assert [member.name for member in writer.cluster._homes()] == names
 
 

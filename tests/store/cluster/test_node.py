@@ -178,11 +178,13 @@ def test_nobody_waits_for_a_node_that_is_closed(hosts, by_key):
     one.node.close()
     failures = []
     with replaced(none.node.silence, "note", lambda note, *args: failures.append(args)):
-        assert none.cluster.get("a") == value(1)
         assert none.cluster.put("b", value(2)) is STORED
         assert none.cluster.put("c", value(3), retention="hard") is STORED
-    assert two.store.exists("b") and two.store.exists("c")
-    assert [name for name, _ in failures] == [one.node.name] * 3
+        assert none.cluster.get("a") == value(1)
+        assert one.node.name not in [member.name for member in none.node.members()]
+        assert none.cluster.put("d", value(4)) is STORED
+    assert two.store.exists("b") and two.store.exists("c") and two.store.exists("d")
+    assert [member.name for member, _ in failures] == [one.node.name] * 3
     assert {error.cause for _, error in failures} == {"the peer receives no notifications any more"}
 
 
