@@ -105,7 +105,7 @@ def test_what_is_damaged_on_a_gpu_is_not_returned(hosts, gpus):
 
 
 def test_a_gpu_that_fails_while_a_node_fetches(hosts, gpus, driver):
-    """As if the other could not be reached: its members are asked for anew, and it is read again."""
+    """As if the other could not be reached: it is looked for anew, and read again."""
     holder, other = make(hosts, "holder", "gpu"), make(hosts, "other", "host")
     other.cluster.put(1, content((1, 0), UNIT))
     driver.fail("cuMemcpyAsync", ILLEGAL_ADDRESS)
