@@ -263,8 +263,9 @@ class TransferEngine(Requests, Inspection, ObjectCalls, Closing):
                 does not exist, is not a file, or may not be read; the metadata server has no such
                 name, or its entry is stale: another engine has that address now; or one side does
                 not trust the other: ``the peer's secret is another``, ``the peer has no secret``,
-                ``the peer speaks TLS only``, ``TLS: certificate verify failed``; or there is no
-                file descriptor or thread left here.
+                ``the peer speaks TLS only`` (or no TLS), ``TLS: certificate verify failed``, ``the
+                engine that answers is not of this address, unless its reached_at says so``; or
+                there is no file descriptor or thread left here.
         """
         self._check_open("open")
         may_be_file = as_bool("open", "allow_file", allow_file)
