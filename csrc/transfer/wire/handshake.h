@@ -26,8 +26,8 @@ struct NotAnswered : LinkDown {
 };
 
 // Starts TLS if we use it: `to` is what we were given to connect to. Returns once the peer has
-// proved what it must and has welcomed us. Throws Failure, also NotAnswered. Sends nothing to a process of a user of
-// this machine that we do not admit.
+// proved what it must and has welcomed us. Throws Failure, also NotAnswered. Sends nothing to a
+// process of a user of this machine that we do not admit.
 Greeting introduce(Socket& socket, const Endpoint& own, const Link& link, const HostPort& to,
                    const Limit& limit);
 
