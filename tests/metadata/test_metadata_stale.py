@@ -61,13 +61,13 @@ def test_an_engine_that_is_not_the_expected_one_hears_no_more_than_hello(url):
         heard.append(connection.recv(1))
 
     with raw_server(behave) as port, TransferEngine(metadata=url) as engine:
-        for instance, is_it in ((7, True), (8, False)):
-            put_entry(url, Entry(f"i{instance}", f"127.0.0.1:{port}", instance=instance, host=HERE))
-            if is_it:
-                engine.open("i7").close()
+        for name, instance in (("raw:1", 7), ("i8", 8), ("another", 7)):
+            put_entry(url, Entry(name, f"127.0.0.1:{port}", instance=instance, host=HERE))
+            if name == "raw:1":  # as it says itself
+                engine.open(name).close()
             else:
-                assert "another engine answers there" in cause_of_opening(engine, "i8")
-        eventually(lambda: heard == [b"", b""], "something else was said")
+                assert "another engine answers there" in cause_of_opening(engine, name)
+        eventually(lambda: heard == [b"", b"", b""], "something else was said")
 
 
 def test_nobody_has_the_address(engine, url):
