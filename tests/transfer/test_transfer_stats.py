@@ -9,7 +9,16 @@ from mooncake_kernels.errors import TransferError
 from mooncake_kernels.transfer import TransferEngine
 
 from .proxy import Proxy
-from .support import addressed, engine_pair, peer_process, raw_server, stall, untouched
+from .support import (
+    HEADER,
+    RANGE,
+    addressed,
+    engine_pair,
+    peer_process,
+    raw_server,
+    stall,
+    untouched,
+)
 
 SIZE = 1 << 20
 LARGE = 32 << 20  # of several pieces, by both lanes
@@ -120,7 +129,9 @@ def test_what_a_failed_request_has_moved_is_counted_for_its_path():
         source, target = near.register(untouched(1000)), far.register(addressed(1000))
         with Proxy(far.name) as proxy:
             peer = near.open(proxy.name)
-            proxy.relays[0].up.hold(48)  # the read passes, its notification does not
+            proxy.relays[0].up.hold(
+                HEADER.size + RANGE.size
+            )  # the read passes, its notification does not
             row = (source.address, target.address, 1000)
             with pytest.raises(TransferError) as caught:
                 near.read(peer, [row], notify=b"x", deadline_s=0.5).wait()
