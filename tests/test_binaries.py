@@ -15,7 +15,10 @@ def readelf(option: str, binary: str) -> list[str]:
     return subprocess.run(command, check=True, capture_output=True, text=True).stdout.splitlines()
 
 
-@pytest.mark.parametrize("binary", [str(_library.LIBRARY), find_spec("mooncake_kernels._host").origin])
+BINARIES = [str(_library.LIBRARY), find_spec("mooncake_kernels._host").origin]
+
+
+@pytest.mark.parametrize("binary", BINARIES)
 def test_static_thread_local_storage_is_small(binary):
     """What does not fit cannot be opened: "cannot allocate memory in static TLS block"."""
     if any("STATIC_TLS" in line for line in readelf("--dynamic", binary)):

@@ -182,8 +182,8 @@ void Session::send_read(const BatchHeader& header, const Limit& limit) {
     try {
       staging_.gather(parts, gpus, limit, send);
     } catch (const Inaccessible& fault) {
-      // Half of an answer cannot be taken back, nor the number of one that has a MAC: the connection
-      // ends, and once the request is sent again, it is refused.
+      // Half of an answer cannot be taken back, nor the number of one that has a MAC: the
+      // connection ends, and once the request is sent again, it is refused.
       for (const RegionRef& region : regions) *region->is_doubted = true;
       if (fault.num_bytes_moved > 0 || !gpus.empty() || socket_.frame_macs()) throw;
       throw Refused(at_the_peer(fault.cause()));

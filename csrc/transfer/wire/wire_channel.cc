@@ -18,8 +18,6 @@ constexpr int kMaxTries = 10;                    // to find a place at a peer th
 constexpr int kPauseMs = 5;                      // after the first; they get longer
 constexpr size_t kMaxFrames = 2;                 // in flight at once
 constexpr uint64_t kMinRoomBytes = 20ull << 10;  // an idle socket has it without being asked
-constexpr size_t kMaxFrames = 2;                 // in flight at once
-constexpr uint64_t kMinRoomBytes = 20ull << 10;  // an idle socket has it without being asked
 
 }  // namespace
 
