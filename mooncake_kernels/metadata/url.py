@@ -154,12 +154,14 @@ def parse_url(
 
 def _split(value: str) -> tuple[SplitResult, tuple[tuple[str, int], ...]]:
     """Split a URL; of several hosts, which only sentinels have, it keeps the first one."""
-    parts = urlsplit(value)
-    if parts.scheme != "redis+sentinel":
-        return parts, ()
-    login, at, hosts = parts.netloc.rpartition("@")
+    start = "redis+sentinel://"
+    if not value.lower().startswith(start):
+        return urlsplit(value), ()
+    # Before urlsplit sees them: brackets in the middle are an error to newer versions of it.
+    authority, rest = re.findall(r"([^/?#]*)(.*)", value[len(start) :], re.DOTALL)[0]
+    login, at, hosts = authority.rpartition("@")
     each = [urlsplit(f"//{host}") for host in hosts.split(",")]
     if any(not one.hostname or one.port == 0 for one in each):
         raise ValueError("a sentinel without a host, or with port 0")
     sentinels = tuple((str(one.hostname), one.port or SENTINEL_PORT) for one in each)
-    return parts._replace(netloc=f"{login}{at}{each[0].netloc}"), sentinels
+    return urlsplit(f"{start}{login}{at}{each[0].netloc}{rest}"), sentinels
