@@ -48,7 +48,7 @@ def run(world: list, *tests: str, folder: str = "tests/transfer/two_hosts") -> N
 
 
 def test_two_hosts(own_network):
-    run(own_network, "test_cable.py", "test_outages.py", "test_zero_copy.py")
+    run(own_network, "test_cable.py", "test_outages.py", "test_relay.py", "test_zero_copy.py")
 
 
 def test_two_hosts_with_a_bad_cable(guest_files):  # noqa: F811
