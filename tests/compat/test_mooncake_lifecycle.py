@@ -113,7 +113,7 @@ def test_mc_force_tcp_makes_any_protocol_tcp(engine, monkeypatch, protocol):
 
 
 def test_rdma_is_not_replaced_by_something_else(engine, monkeypatch, caplog):
-    monkeypatch.setattr(nics, "_missing", lambda: "this machine has no RDMA device")
+    monkeypatch.setattr(nics, "_missing", lambda _: "this machine has no RDMA device")
     arguments = ("127.0.0.1", "P2PHANDSHAKE", "rdma", "")
     refused(caplog, -1, "this machine has no RDMA device", engine.initialize, *arguments)
     monkeypatch.setenv("MC_FORCE_TCP", "1")

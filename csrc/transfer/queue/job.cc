@@ -84,7 +84,9 @@ void Job::fail(const Work& work, const Interrupt& carrier, const Cause& cause, R
 void Job::try_again(const Work& work, const Cause& cause, Retry retry) {
   if (retry == Retry::kNo) return stop(cause);
   if (notify_begun_ && !request_.may_notify_again) {  // it must not be delivered twice
-    return stop(retry == Retry::kFree ? Cause(concat(kOnItsWay, cause.text), cause.kind) : cause);
+    // Another request on the connection was given up, so the kind is not its own.
+    const Cause lost(concat(kOnItsWay, cause.text), FailureKind::kDisconnected);
+    return stop(retry == Retry::kFree ? lost : cause);
   }
   Work again = work;
   if (retry == Retry::kCounted) {

@@ -40,7 +40,7 @@ void expect_welcome(Verdict verdict) {
 }  // namespace
 
 Greeting introduce(Socket& socket, const Endpoint& own, const Link& link, const HostPort& to,
-                   const Limit& limit) {
+                   const Limit& limit) try {
   const Credentials& credentials = own.credentials;
   const std::optional<uid_t> user = socket.peer_user();
   if (user && !credentials.local_users.admit(*user)) {
@@ -49,18 +49,13 @@ Greeting introduce(Socket& socket, const Endpoint& own, const Link& link, const 
   Greeting mine = make_greeting(own, link);
   mine.set_addresses(to.name(), socket.peer_address());
   bool is_answered = false;
-  Greeting peer;
   try {
-    try {
-      if (credentials.tls && !socket.is_own()) socket.start_tls(*credentials.tls, to.host, limit);
-    } catch (const PlainAnswer&) {
-      is_answered = true;
-    }
-    if (!is_answered) send_greeting(socket, mine, limit);
-    peer = receive_greeting(socket, limit);
-  } catch (const LinkDown& down) {
-    throw NotAnswered(down.cause());
+    if (credentials.tls && !socket.is_own()) socket.start_tls(*credentials.tls, to.host, limit);
+  } catch (const PlainAnswer&) {
+    is_answered = true;
   }
+  if (!is_answered) send_greeting(socket, mine, limit);
+  const Greeting peer = receive_greeting(socket, limit);
   check_version(peer.hello);
   expect_welcome(judge(mine, peer, socket));
   if (is_answered) throw PlainAnswer();
@@ -84,6 +79,8 @@ Greeting introduce(Socket& socket, const Endpoint& own, const Link& link, const 
   }
   start_frame_macs(socket, credentials, Side::kInitiator, mine, peer);
   return peer;
+} catch (const LinkDown& down) {
+  throw NotAnswered(down.cause());
 }
 
 void Reception::start_tls() {

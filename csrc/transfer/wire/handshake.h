@@ -19,7 +19,7 @@
 
 namespace mk::transfer {
 
-// The target has ended the connection before it has answered: its places may be taken by strangers
+// The target has ended the connection before its Welcome: its places may be taken by strangers
 // who come without end. Another attempt may find one.
 struct NotAnswered : LinkDown {
   using LinkDown::LinkDown;

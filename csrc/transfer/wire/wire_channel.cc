@@ -14,8 +14,9 @@ namespace mk::transfer {
 namespace {
 
 constexpr char kLocal[] = "local ";              // before "memory is not accessible"
-constexpr int kMaxTries = 10;                    // to find a place at a peer that strangers crowd
+constexpr int kMaxTries = 30;                    // to find a place at a peer that strangers crowd
 constexpr int kPauseMs = 5;                      // after the first; they get longer
+constexpr int kMaxPauseMs = 25;
 constexpr size_t kMaxFrames = 2;                 // in flight at once
 constexpr uint64_t kMinRoomBytes = 20ull << 10;  // an idle socket has it without being asked
 
@@ -25,7 +26,7 @@ void WireChannel::connect(const Limit& limit) {
   disconnect();
   for (int num_tries = 1; !try_connect(limit, num_tries == kMaxTries); ++num_tries) {
     pollfd interrupt{limit.interrupt.fd(), POLLIN, 0};
-    poll(&interrupt, 1, kPauseMs * num_tries);
+    poll(&interrupt, 1, std::min(kPauseMs * num_tries, kMaxPauseMs));
     limit.check();
   }
 }

@@ -177,7 +177,7 @@ def test_requests_to_the_one_before_end(world, ports):
     two.node.members(anew=True)
     asking.join(60)
     # It was asked once more, in the place of the one before, and has no pool.
-    assert failures == [FailureKind.OTHER] and not two.node._calls._calls
+    assert failures == [FailureKind.REFUSED] and not two.node._calls._calls
     assert two.node.member(one.node.name) not in two.node.silence
 
 
