@@ -16,7 +16,7 @@ from mooncake_kernels.transfer import TransferEngine
 
 from ..transfer.handshake import HELLO, TAIL, address_of, receive_exactly
 from ..transfer.proxy import Proxy
-from ..transfer.secret import OURS, rejections
+from ..transfer.secret import NOT_ITS_ADDRESS, OURS, rejections
 from ..transfer.support import (
     HEADER,
     RANGE,
@@ -29,7 +29,6 @@ from ..transfer.support import (
 )
 
 SIZE = 4096
-NOT_ITS_ADDRESS = "the engine that answers is not of this address"
 OTHER_ADDRESS = "the peer has dialled an address that is not this engine's (reached_at)"
 FORGED = "a frame that is not the peer's own"
 LIST, READ, WRITE = 13, 2, 1

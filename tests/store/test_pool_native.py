@@ -12,8 +12,9 @@ HERE = Path(__file__).parent
 SOURCES = [f"store/{file.name}" for file in sorted((CSRC / "store").glob("*.cc"))]
 SOURCES += [
     f"common/{name}.cc"
-    for name in ("cpu_cache", "cuda_context", "cuda_driver", "device_memory", "memcpy_batch",
-                 "page_lock", "process_id", "run_copier", "shared_memory", "stream_copy")
+    for name in ("cpu_cache", "cuda_context", "cuda_driver", "device_memory", "fault_guard",
+                 "memcpy_batch", "page_lock", "process_id", "run_copier", "shared_memory",
+                 "stream_copy")
 ]  # fmt: skip
 INCLUDE = f"-I{CSRC.parent / 'third_party'}"
 

@@ -11,8 +11,8 @@ import pytest
 
 from mooncake_kernels.errors import TransferError
 
-from ...security.test_relay import NOT_ITS_ADDRESS, OTHER_ADDRESS, Between, engine, forms
-from ..secret import rejections
+from ...security.test_relay import OTHER_ADDRESS, Between, engine, forms
+from ..secret import NOT_ITS_ADDRESS, rejections
 from ..support import UNTOUCHED, WAIT_S, untouched
 from .hosts import CLONE_NEWNET, FAR, NEAR
 
