@@ -13,9 +13,9 @@
 namespace mk::transfer {
 namespace {
 
-constexpr char kLocal[] = "local ";              // before "memory is not accessible"
-constexpr int kMaxTries = 30;                    // to find a place at a peer that strangers crowd
-constexpr int kPauseMs = 5;                      // after the first; they get longer
+constexpr char kLocal[] = "local ";  // before "memory is not accessible"
+constexpr int kMaxTries = 30;        // to find a place at a peer that strangers crowd
+constexpr int kPauseMs = 5;          // after the first; they get longer
 constexpr int kMaxPauseMs = 25;
 constexpr size_t kMaxFrames = 2;                 // in flight at once
 constexpr uint64_t kMinRoomBytes = 20ull << 10;  // an idle socket has it without being asked
