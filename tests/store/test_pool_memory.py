@@ -3,7 +3,7 @@
 import pytest
 
 from ..transfer.scripts import run_forks
-from ..transfer.test_transfer_memory import COMMON
+from ..transfer.test_transfer_memory_forked import COMMON
 
 SCRIPT = """
 import errno

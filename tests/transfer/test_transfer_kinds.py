@@ -315,7 +315,7 @@ def raise_loopback() -> None:
         fcntl.ioctl(any_socket, 0x8914, request)
 
 
-def test_a_network_that_does_not_lead_there():
+def test_forked_a_network_that_does_not_lead_there():
     def body():
         with TransferEngine("127.0.0.1:4711", transports=["tcp"]) as engine:
             error = failure(lambda: engine.open("10.1.2.3:4711", deadline_s=5))
@@ -328,7 +328,7 @@ def only_port(number: int) -> None:
     Path("/proc/sys/net/ipv4/ip_local_port_range").write_text(f"{number} {number}")
 
 
-def test_no_local_port_is_left():
+def test_forked_no_local_port_is_left():
     """It is waited for until the deadline, in `open` as in a request."""
 
     def body():
@@ -351,7 +351,7 @@ def test_no_local_port_is_left():
     in_own_network(body)
 
 
-def test_an_address_without_a_way_is_not_waited_for():
+def test_forked_an_address_without_a_way_is_not_waited_for():
     """It looks the same to connect(2) as a lack of ports."""
 
     def body():
