@@ -19,7 +19,7 @@ const char* state_name(ibv_port_state state) {
 }
 
 // The kernel's names, in /sys/class/infiniband/<name>/node_type.
-const char* node_type_name(ibv_node_type type) {
+const char* node_type_name(int type) {
   static const char* const names[] = {"",     "CA",    "switch",    "router",
                                       "RNIC", "usNIC", "usNIC UDP", "unspecified"};
   return type >= IBV_NODE_CA && type <= IBV_NODE_UNSPECIFIED ? names[type] : "";
@@ -103,7 +103,10 @@ DeviceInfo describe(ibv_context* context) {
   info.name = verbs.p_ibv_get_device_name(context->device);
   ibv_device_attr attr{};
   check_verb(verbs.p_ibv_query_device(context, &attr), "ibv_query_device", info.name);
-  info.node_type = node_type_name(context->device->node_type);
+  int node_type;  // a later library may know others, which the enumeration cannot hold
+  static_assert(sizeof(node_type) == sizeof(context->device->node_type));
+  std::memcpy(&node_type, &context->device->node_type, sizeof(node_type));
+  info.node_type = node_type_name(node_type);
   info.node_guid = be64toh(verbs.p_ibv_get_device_guid(context->device));
   info.firmware.assign(attr.fw_ver, strnlen(attr.fw_ver, sizeof attr.fw_ver));
   info.vendor_id = attr.vendor_id;
