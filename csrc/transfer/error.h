@@ -91,8 +91,8 @@ struct Refused : Failure {
   explicit Refused(const std::string& text) : Failure(text, FailureKind::kRefused) {}
 };
 
-// Memory of this process could not be accessed. Of what was to be sent so many bytes have left;
-// what was to be received has been, and is lost: then the connection stays usable.
+// Memory of this process could not be accessed. Of what was to be sent, `num_bytes_moved` bytes
+// have left; what was to be received has been, and is lost: then the connection stays usable.
 struct Inaccessible : Failure {
   explicit Inaccessible(const std::string& why, uint64_t num_bytes_moved = 0)
       : Inaccessible("", why, num_bytes_moved) {}
