@@ -62,11 +62,13 @@ uint32_t units_of(uint64_t num_bytes) {
 struct Pool {
   Pool(uint64_t num_units, uint64_t max_objects)
       : spans(2 * max_objects + 1),
-        allocator(&state, spans.data(), static_cast<uint32_t>(spans.size())) {
+        allocator(&state, spans.data(), static_cast<uint32_t>(spans.size()),
+                  static_cast<uint32_t>(num_units), &damage) {
     std::vector<Range> none;
-    allocator.rebuild(static_cast<uint32_t>(num_units), &none);
+    allocator.rebuild(&none);
   }
 
+  const mk::store::Damage damage{"of the bench"};
   AllocatorState state;
   std::vector<Span> spans;
   Allocator allocator;

@@ -51,7 +51,8 @@ def sources() -> list[Path]:
 def build(folder: Path) -> Path:
     """Compile transfer_latency.cc with the sources of the engine."""
     program = folder / "transfer_latency"
-    flags = ["-O3", "-std=c++17", f"-I{ROOT / 'csrc'}", f"-I{ROOT / 'third_party'}", "-pthread"]
+    folders = "csrc", "third_party", "third_party/rdma-core"
+    flags = ["-O3", "-std=c++17", *(f"-I{ROOT / folder}" for folder in folders), "-pthread"]
     subprocess.run(["g++", *flags, *sources(), "-ldl", "-o", program], check=True)
     return program
 
