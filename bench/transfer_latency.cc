@@ -16,7 +16,7 @@
 #include <vector>
 
 #include "common/shared_memory.h"
-#include "transfer/engine.h"
+#include "transfer/engine/engine.h"
 
 using namespace mk;
 using namespace mk::transfer;

@@ -39,7 +39,7 @@ class FailureKind(enum.IntEnum):
     """What a program may decide by of a :class:`TransferError`, whose text is for people.
 
     docs/transfer.md says of each what is known then, and what to do. The numbers are those of
-    ``csrc/transfer/error.h``.
+    ``csrc/transfer/base/error.h``.
     """
 
     OTHER = 0  # unforeseen

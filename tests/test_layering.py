@@ -23,6 +23,9 @@ CSRC_MAY_USE = {
     "ops": OPS,
     "host": HOST,
 }
+# The folders of csrc/transfer, each of which includes only itself and those before it.
+TRANSFER = "base memory wire net request gpu channel tcp local file shm rdma server peer engine"
+TRANSFER_RANK = {folder: rank for rank, folder in enumerate(TRANSFER.split())}
 KERNELS_ONLY = {"mooncake_kernels"}
 BASE = {"mooncake_kernels", "arguments", "rpc"}
 ALL_BELOW = BASE | {"chunking", "conductor", "pooling", "semantic", "store"}
@@ -74,6 +77,15 @@ def test_csrc_includes_only_downward(path):
         folder = include.split("/")[0]
         if folder in CSRC_MAY_USE and "/" in include:
             assert folder == family or folder in CSRC_MAY_USE[family], f"must not include {include}"
+
+
+@pytest.mark.parametrize("path", [p for p in CSRC if "transfer" in p.parts], ids=name)
+def test_transfer_includes_only_folders_before_its_own(path):
+    _, folder, _ = path.relative_to(ROOT / "csrc").parts
+    for include in includes(path):
+        if include.startswith("transfer/"):
+            other = include.split("/")[1]
+            assert TRANSFER_RANK[other] <= TRANSFER_RANK[folder], f"must not include {include}"
 
 
 @pytest.mark.parametrize("path", CSRC, ids=name)

@@ -16,7 +16,7 @@
 #include "served/object_client.h"
 #include "served/object_service.h"
 #include "served/redis_publisher.h"
-#include "transfer/engine.h"
+#include "transfer/engine/engine.h"
 #include "transfer/wire/wire.h"
 
 namespace py = pybind11;

@@ -1,6 +1,6 @@
 // Binds the transfer engine. The GIL is released around everything that blocks or copies, and no
 // thread of the engine ever takes it.
-#include "transfer/engine.h"
+#include "transfer/engine/engine.h"
 
 #include <pybind11/numpy.h>
 #include <pybind11/stl.h>
@@ -18,7 +18,7 @@
 #include "host/served.h"
 #include "host/transfer_requests.h"
 #include "host/transfer_stats.h"
-#include "transfer/error.h"
+#include "transfer/base/error.h"
 
 namespace py = pybind11;
 

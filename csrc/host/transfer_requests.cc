@@ -21,9 +21,9 @@
 #include "common/check.h"
 #include "host/gil.h"
 #include "host/plain.h"
+#include "transfer/engine/stream_transfers.h"
 #include "transfer/gpu/gpu_fence.h"
 #include "transfer/request/block_pool.h"
-#include "transfer/stream_transfers.h"
 
 namespace py = pybind11;
 

@@ -5,7 +5,7 @@
 
 #include <memory>
 
-#include "transfer/engine.h"
+#include "transfer/engine/engine.h"
 
 namespace mk::host {
 

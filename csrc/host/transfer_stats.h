@@ -3,7 +3,7 @@
 
 #include <pybind11/pybind11.h>
 
-#include "transfer/engine.h"
+#include "transfer/engine/engine.h"
 
 namespace mk::host {
 

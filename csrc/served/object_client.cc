@@ -9,7 +9,7 @@
 #include "common/check.h"
 #include "store/checksum.h"
 #include "store/objects.h"
-#include "transfer/error.h"
+#include "transfer/base/error.h"
 #include "transfer/wire/wire.h"
 
 namespace mk::served {

@@ -14,7 +14,7 @@
 
 #include "served/object_wire.h"
 #include "served/objects_reply.h"
-#include "transfer/engine.h"
+#include "transfer/engine/engine.h"
 
 namespace mk::served {
 

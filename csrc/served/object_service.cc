@@ -8,7 +8,7 @@
 
 #include "store/checksum.h"
 #include "store/objects.h"
-#include "transfer/error.h"
+#include "transfer/base/error.h"
 #include "transfer/wire/wire.h"
 
 // The objects of a question are those of a prompt, in order. They are read and stored from last to

@@ -18,7 +18,7 @@
 #include "served/object_wire.h"
 #include "served/redis_publisher.h"
 #include "store/pool.h"
-#include "transfer/service.h"
+#include "transfer/base/service.h"
 
 namespace mk::served {
 

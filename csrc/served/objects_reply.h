@@ -15,7 +15,7 @@
 #include <vector>
 
 #include "served/object_wire.h"
-#include "transfer/asker.h"
+#include "transfer/peer/asker.h"
 
 namespace mk::served {
 

@@ -4,7 +4,7 @@
 
 #include <cerrno>
 
-#include "transfer/wire/random.h"
+#include "transfer/base/random.h"
 
 namespace mk::fuzz {
 namespace {

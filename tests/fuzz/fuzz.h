@@ -20,9 +20,9 @@
 #include <thread>
 #include <utility>
 
-#include "transfer/wire/handshake.h"
-#include "transfer/wire/secret.h"
-#include "transfer/wire/socket.h"
+#include "transfer/net/handshake.h"
+#include "transfer/net/secret.h"
+#include "transfer/net/socket.h"
 #include "transfer/wire/wire.h"
 
 namespace mk::fuzz {

@@ -5,7 +5,7 @@
 #include <utility>
 
 #include "fuzz.h"
-#include "transfer/error.h"
+#include "transfer/base/error.h"
 #include "transfer/shm/shm_channel.h"
 
 namespace mk::fuzz {

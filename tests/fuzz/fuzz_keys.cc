@@ -3,7 +3,7 @@
 
 #include "common/check.h"
 #include "fuzz.h"
-#include "transfer/rdma/nic_wire.h"
+#include "transfer/wire/nic_wire.h"
 
 using namespace mk;
 using namespace mk::transfer;

@@ -3,7 +3,7 @@
 #include "fuzz.h"
 #include "served/object_service.h"
 #include "store/objects.h"
-#include "transfer/wire/session.h"
+#include "transfer/server/session.h"
 
 namespace mk::fuzz {
 namespace {

@@ -7,7 +7,7 @@ from .fake.build import build_verbs
 
 RDMA = [f"rdma/{file.name}" for file in (CSRC / "rdma").glob("*.cc")]
 COMMON = ["cuda_context", "cuda_driver", "memory_kind", "numa", "process_id"]
-RAIL = [f"transfer/{name}.cc" for name in ("rdma/rail", "rdma/nics", "limit")]
+RAIL = [f"transfer/{name}.cc" for name in ("rdma/rail", "memory/nics", "base/limit")]
 SOURCES = [*RDMA, *RAIL, *(f"common/{name}.cc" for name in COMMON)]
 
 

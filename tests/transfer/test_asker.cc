@@ -6,7 +6,7 @@
 #include <utility>
 
 #include "expect.h"
-#include "transfer/asker.h"
+#include "transfer/peer/asker.h"
 
 using namespace mk::transfer;
 

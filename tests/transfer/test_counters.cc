@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "expect.h"
-#include "transfer/stats.h"
+#include "transfer/peer/stats.h"
 
 using namespace mk::transfer;
 using std::chrono::nanoseconds;

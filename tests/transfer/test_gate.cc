@@ -9,9 +9,9 @@
 #include <vector>
 
 #include "expect.h"
-#include "transfer/verdict.h"
-#include "transfer/wire/admission.h"
-#include "transfer/wire/links.h"
+#include "transfer/net/admission.h"
+#include "transfer/net/links.h"
+#include "transfer/wire/verdict.h"
 
 using namespace mk::transfer;
 

@@ -1,4 +1,4 @@
-// Compiles only if what transfer/wire/openssl.h declares is what OpenSSL's own headers say.
+// Compiles only if what transfer/net/openssl.h declares is what OpenSSL's own headers say.
 #include <openssl/crypto.h>
 #include <openssl/err.h>
 #include <openssl/evp.h>
@@ -6,7 +6,7 @@
 #include <openssl/ssl.h>
 #include <openssl/x509.h>
 
-#include "transfer/wire/openssl.h"
+#include "transfer/net/openssl.h"
 
 namespace ossl = mk::transfer::ossl;
 

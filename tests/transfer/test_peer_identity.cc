@@ -5,8 +5,8 @@
 #include <vector>
 
 #include "expect.h"
-#include "transfer/error.h"
-#include "transfer/peer_identity.h"
+#include "transfer/base/error.h"
+#include "transfer/net/peer_identity.h"
 
 using namespace mk::transfer;
 

@@ -12,8 +12,8 @@
 
 #include "common/check.h"
 #include "expect.h"
-#include "transfer/error.h"
-#include "transfer/region_table.h"
+#include "transfer/base/error.h"
+#include "transfer/memory/region_table.h"
 
 using namespace mk::transfer;
 

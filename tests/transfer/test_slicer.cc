@@ -1,5 +1,5 @@
 // How a piece is cut into slices for NICs: every byte once, by regions, and no small tails.
-#include "transfer/request/slicer.h"
+#include "transfer/rdma/slicer.h"
 
 #include <cstdint>
 #include <cstdlib>

@@ -60,7 +60,7 @@ def test_the_page_lists_every_kind():
 
 
 def test_the_numbers_are_those_of_the_engine():
-    header = (ROOT / "csrc/transfer/error.h").read_text()
+    header = (ROOT / "csrc/transfer/base/error.h").read_text()
     body = header[
         header.index("enum class FailureKind") : header.index("FailureKind kind_of_errno")
     ]
@@ -73,7 +73,7 @@ def test_the_numbers_are_those_of_the_engine():
 
 def test_no_cause_of_the_engine_is_of_no_kind():
     """A Cause cannot be made without one, and OTHER is only what comes from elsewhere."""
-    header = (ROOT / "csrc/transfer/error.h").read_text()
+    header = (ROOT / "csrc/transfer/base/error.h").read_text()
     [made] = re.findall(r"^  Cause\(([^)]+)\)", header, re.M)
     assert made == "std::string text, FailureKind kind"
     others = {
@@ -84,7 +84,11 @@ def test_no_cause_of_the_engine_is_of_no_kind():
         if (found := path.read_text().count("FailureKind::kOther"))
     }
     # The default of an empty Cause; an unknown errno, an unknown exception; no verdict.
-    assert others == {"transfer/error.cc": 2, "transfer/error.h": 1, "transfer/verdict.cc": 1}
+    assert others == {
+        "transfer/base/error.cc": 2,
+        "transfer/base/error.h": 1,
+        "transfer/wire/verdict.cc": 1,
+    }
 
 
 def calls_without_kind(path: Path) -> list[str]:

@@ -7,12 +7,12 @@ import pytest
 from ..cxx import build, run
 
 HERE = Path(__file__).parent
-GATE = ["wire/admission", "wire/links", "limit", "verdict"]
-ASKER = ["asker", "connection_pool", "counters", "error", "limit"]
-REGIONS = ["shm/board", "limit", "region_table"]
-SOCKET = ["error", "limit", "uring", "verdict"]
-SOCKET += [f"wire/{name}" for name in ("address", "frame_macs", "local_users", "secret", "socket")]
-SOCKET += [f"wire/{name}" for name in ("stream", "tls", "zero_copy")]
+GATE = ["net/admission", "net/links", "base/limit", "wire/verdict"]
+ASKER = ["peer/asker", "net/connection_pool", "request/counters", "base/error", "base/limit"]
+REGIONS = ["memory/board", "memory/region_table", "base/limit"]
+SOCKET = ["base/error", "base/limit", "base/uring", "wire/verdict"]
+SOCKET += [f"net/{name}" for name in ("address", "frame_macs", "local_users", "secret", "socket")]
+SOCKET += [f"net/{name}" for name in ("stream", "tls", "zero_copy")]
 REQUEST = ("block_pool", "coalesce", "delivered", "integers", "overlap", "piece")
 
 
@@ -29,13 +29,13 @@ def test_request(tmp_path):
 
 
 def test_counters(tmp_path):
-    sources = ["transfer/counters.cc", "transfer/stats.cc"]
+    sources = ["transfer/request/counters.cc", "transfer/peer/stats.cc"]
     result = run(build(HERE / "test_counters.cc", sources, tmp_path, "-pthread"))
     assert result.returncode == 0, result.stderr
 
 
 def test_peer_identity(tmp_path):
-    sources = [f"transfer/{name}.cc" for name in ("wire/lost_links", "peer_identity")]
+    sources = [f"transfer/{name}.cc" for name in ("net/lost_links", "net/peer_identity")]
     result = run(build(HERE / "test_peer_identity.cc", sources, tmp_path))
     assert result.returncode == 0, result.stderr
 
@@ -67,7 +67,7 @@ def test_file_op(tmp_path):
 
 
 def test_slicer(tmp_path):
-    sources = [f"transfer/{name}.cc" for name in ("request/slicer", "request/piece")]
+    sources = [f"transfer/{name}.cc" for name in ("rdma/slicer", "request/piece")]
     result = run(build(HERE / "test_slicer.cc", sources, tmp_path))
     assert result.returncode == 0, result.stderr
 

@@ -15,7 +15,7 @@
 #include <vector>
 
 #include "expect.h"
-#include "transfer/wire/socket.h"
+#include "transfer/net/socket.h"
 
 using namespace mk;
 using namespace mk::transfer;

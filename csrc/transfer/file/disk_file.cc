@@ -11,7 +11,7 @@
 #include <utility>
 
 #include "common/check.h"
-#include "transfer/error.h"
+#include "transfer/base/error.h"
 
 namespace mk::transfer {
 namespace {

@@ -6,9 +6,9 @@
 #include <utility>
 
 #include "common/check.h"
-#include "transfer/error.h"
+#include "transfer/base/error.h"
 #include "transfer/file/gpu_file_queue.h"
-#include "transfer/wire/stream.h"
+#include "transfer/net/stream.h"
 
 namespace mk::transfer {
 namespace {

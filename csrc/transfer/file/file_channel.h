@@ -14,13 +14,13 @@
 #include <string>
 #include <vector>
 
-#include "transfer/channel.h"
+#include "transfer/channel/channel.h"
 #include "transfer/file/bounce.h"
 #include "transfer/file/disk_file.h"
 #include "transfer/file/file_op.h"
 #include "transfer/file/gpu_bounce.h"
 #include "transfer/file/io_queue.h"
-#include "transfer/gpu/gpu_ranges.h"
+#include "transfer/memory/gpu_ranges.h"
 
 namespace mk::transfer {
 

@@ -4,7 +4,7 @@
 
 #include "common/copy_bytes.h"
 #include "common/fault_guard.h"
-#include "transfer/error.h"
+#include "transfer/base/error.h"
 
 namespace mk::transfer {
 namespace {

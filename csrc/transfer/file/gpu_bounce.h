@@ -18,7 +18,7 @@
 #include <vector>
 
 #include "transfer/gpu/gpu_queue.h"
-#include "transfer/gpu/gpu_ranges.h"
+#include "transfer/memory/gpu_ranges.h"
 
 namespace mk::transfer {
 

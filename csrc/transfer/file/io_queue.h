@@ -13,7 +13,7 @@
 #include <cstdint>
 #include <memory>
 
-#include "transfer/limit.h"
+#include "transfer/base/limit.h"
 
 namespace mk::transfer {
 

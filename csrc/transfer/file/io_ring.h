@@ -8,8 +8,8 @@
 #include <cstdint>
 #include <vector>
 
+#include "transfer/base/uring.h"
 #include "transfer/file/io_queue.h"
-#include "transfer/uring.h"
 
 namespace mk::transfer {
 

@@ -3,7 +3,7 @@
 #include <exception>
 
 #include "common/check.h"
-#include "transfer/error.h"
+#include "transfer/base/error.h"
 #include "transfer/gpu/cuda_calls.h"
 
 namespace mk::transfer {

@@ -13,7 +13,7 @@
 #include <memory>
 #include <string>
 
-#include "transfer/region_table.h"
+#include "transfer/memory/region_table.h"
 #include "transfer/wire/wire.h"
 
 namespace mk::transfer {

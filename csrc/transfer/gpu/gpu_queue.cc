@@ -6,7 +6,7 @@
 #include <exception>
 #include <thread>
 
-#include "transfer/error.h"
+#include "transfer/base/error.h"
 
 namespace mk::transfer {
 namespace {

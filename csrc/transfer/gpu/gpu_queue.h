@@ -13,8 +13,8 @@
 #include <utility>
 #include <vector>
 
+#include "transfer/base/limit.h"
 #include "transfer/gpu/gpu_stream.h"
-#include "transfer/limit.h"
 
 namespace mk::transfer {
 

@@ -3,7 +3,7 @@
 #include <algorithm>
 
 #include "common/check.h"
-#include "transfer/error.h"
+#include "transfer/base/error.h"
 #include "transfer/request/piece.h"
 
 namespace mk::transfer {

@@ -17,9 +17,9 @@
 #include <memory>
 #include <vector>
 
-#include "transfer/error.h"
+#include "transfer/base/error.h"
 #include "transfer/gpu/gpu_queue.h"
-#include "transfer/gpu/gpu_ranges.h"
+#include "transfer/memory/gpu_ranges.h"
 
 namespace mk::transfer {
 

@@ -4,7 +4,7 @@
 #include <cstring>
 #include <string>
 
-#include "transfer/error.h"
+#include "transfer/base/error.h"
 
 namespace mk::transfer {
 

@@ -11,8 +11,8 @@
 #include <cstdint>
 #include <vector>
 
-#include "transfer/rdma/nic_wire.h"
-#include "transfer/wire/socket.h"
+#include "transfer/net/socket.h"
+#include "transfer/wire/nic_wire.h"
 #include "transfer/wire/wire.h"
 
 namespace mk::transfer {

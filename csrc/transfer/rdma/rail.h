@@ -18,12 +18,12 @@
 #include <vector>
 
 #include "rdma/queue_pair.h"
-#include "transfer/counters.h"
-#include "transfer/error.h"
-#include "transfer/limit.h"
-#include "transfer/rdma/nic_wire.h"
-#include "transfer/rdma/nics.h"
+#include "transfer/base/error.h"
+#include "transfer/base/limit.h"
+#include "transfer/memory/nics.h"
 #include "transfer/rdma/slice.h"
+#include "transfer/request/counters.h"
+#include "transfer/wire/nic_wire.h"
 
 namespace mk::transfer {
 

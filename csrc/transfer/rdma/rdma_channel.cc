@@ -7,9 +7,9 @@
 #include <utility>
 
 #include "common/check.h"
-#include "transfer/error.h"
-#include "transfer/rdma/nic_gpus.h"
-#include "transfer/wire/stream.h"
+#include "transfer/base/error.h"
+#include "transfer/memory/nic_gpus.h"
+#include "transfer/net/stream.h"
 
 namespace mk::transfer {
 namespace {

@@ -16,8 +16,8 @@
 #include <vector>
 
 #include "transfer/rdma/rails.h"
-#include "transfer/request/slicer.h"
-#include "transfer/wire/wire_channel.h"
+#include "transfer/rdma/slicer.h"
+#include "transfer/tcp/wire_channel.h"
 
 namespace mk::transfer {
 

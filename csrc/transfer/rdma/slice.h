@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "rdma/work.h"
-#include "transfer/rdma/nics.h"
+#include "transfer/memory/nics.h"
 
 namespace mk::transfer {
 

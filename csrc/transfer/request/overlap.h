@@ -13,7 +13,7 @@
 #include <optional>
 #include <utility>
 
-#include "transfer/region_table.h"
+#include "transfer/memory/region_table.h"
 
 namespace mk::transfer {
 

@@ -10,7 +10,7 @@
 #include <string>
 #include <vector>
 
-#include "transfer/region_table.h"
+#include "transfer/memory/region_table.h"
 
 namespace mk::transfer {
 

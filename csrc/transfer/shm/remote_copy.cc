@@ -8,9 +8,9 @@
 #include "common/check.h"
 #include "common/fault_guard.h"
 #include "common/run_copier.h"
-#include "transfer/error.h"
+#include "transfer/base/error.h"
+#include "transfer/net/stream.h"
 #include "transfer/shm/remote_memory.h"
-#include "transfer/wire/stream.h"
 
 namespace mk::transfer {
 namespace {

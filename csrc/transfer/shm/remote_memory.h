@@ -19,11 +19,11 @@
 #include <vector>
 
 #include "common/fault_guard.h"
-#include "transfer/channel.h"
+#include "transfer/channel/channel.h"
 #include "transfer/gpu/gpu_mapping.h"
 #include "transfer/gpu/gpu_queue.h"
-#include "transfer/gpu/gpu_ranges.h"
-#include "transfer/shm/board.h"
+#include "transfer/memory/board.h"
+#include "transfer/memory/gpu_ranges.h"
 #include "transfer/shm/life_sign.h"
 #include "transfer/wire/wire.h"
 

@@ -5,9 +5,9 @@
 #include <string>
 
 #include "common/check.h"
-#include "transfer/error.h"
-#include "transfer/verdict.h"
-#include "transfer/wire/stream.h"
+#include "transfer/base/error.h"
+#include "transfer/net/stream.h"
+#include "transfer/wire/verdict.h"
 
 namespace mk::transfer {
 namespace {

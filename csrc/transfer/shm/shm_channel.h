@@ -16,7 +16,7 @@
 #include <vector>
 
 #include "transfer/shm/remote_memory.h"
-#include "transfer/wire/wire_channel.h"
+#include "transfer/tcp/wire_channel.h"
 
 namespace mk::transfer {
 

@@ -4,9 +4,9 @@
 #include <cstring>
 
 #include "common/check.h"
-#include "transfer/error.h"
-#include "transfer/rdma/nic_wire.h"
-#include "transfer/shm/board.h"
+#include "transfer/base/error.h"
+#include "transfer/memory/board.h"
+#include "transfer/wire/nic_wire.h"
 
 namespace mk::transfer {
 namespace {

@@ -14,8 +14,8 @@
 #include <cstdint>
 #include <string>
 
-#include "transfer/error.h"
-#include "transfer/range.h"
+#include "transfer/base/error.h"
+#include "transfer/base/range.h"
 
 namespace mk::transfer {
 

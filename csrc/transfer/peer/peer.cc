@@ -1,0 +1,263 @@
+#include "transfer/peer/peer.h"
+
+#include <algorithm>
+#include <chrono>
+#include <system_error>
+#include <utility>
+
+#include "common/thread.h"
+#include "transfer/base/error.h"
+#include "transfer/memory/gpu_ranges.h"
+
+namespace mk::transfer {
+namespace {
+
+// Below this, one connection is as fast as two, and a second one would have to be woken up.
+constexpr uint64_t kSplitBytes = 2ull << 20;
+constexpr uint64_t kSplitMappedBytes = 8ull << 20;  // it may all be in the cache
+constexpr uint64_t kMinPieceBytes = 1ull << 20;
+constexpr uint64_t kPiecesPerLane = 4;  // shortens the wait for a slow lane's last piece
+constexpr uint64_t kPageBytes = 4096;   // a cut within one would keep a disk from moving it whole
+
+constexpr uint64_t kMaxRunHereBytes = 256ull << 10;   // takes less time than waking a thread
+constexpr uint64_t kMaxMapHereBytes = 1ull << 20;     // likewise, if it is mapped
+constexpr uint64_t kMaxHelpBytes = 8ull << 20;        // a millisecond: wait() returns that late
+constexpr uint64_t kMaxSendHereBytes = 512ull << 10;  // sent sooner than two threads are woken
+constexpr uint64_t kMaxAskHereBytes = 128ull << 10;   // a lane receives while more arrives
+constexpr size_t kMaxBeginHereRanges = 256;
+
+constexpr std::chrono::seconds kSideIdle{10};  // then it is of no use, and takes a place there
+
+// Whether its caller may send it, if the channel has room for it.
+bool may_begin_here(const Request& request) {
+  const uint64_t num_notify_bytes = request.notify ? request.notify->size() : 0;
+  const uint64_t most = request.writes() ? kMaxSendHereBytes : kMaxAskHereBytes;
+  return request.num_bytes + num_notify_bytes <= most &&
+         request.num_ranges() <= kMaxBeginHereRanges;
+}
+
+// Whether a caller that waits for it may carry out parts of it: they only copy, and little enough
+// to remain interruptible.
+bool may_help(const Request& request, uint64_t max_piece_bytes) {
+  return !request.after && !request.verify &&
+         std::min(request.num_bytes, max_piece_bytes) <= kMaxHelpBytes &&
+         GpuRanges(request.regions).empty();
+}
+
+// From here on several lanes share a request.
+uint64_t split_bytes(const Channel& channel) {
+  return channel.maps_memory() ? kSplitMappedBytes : kSplitBytes;
+}
+
+}  // namespace
+
+Peer::Peer(std::string name, Route route, std::shared_ptr<Endpoint> own,
+           std::shared_ptr<ConnectionPool> pool, Stats& stats)
+    : name_(std::move(name)),
+      transport_(route.channels.front()->transport()),
+      reasons_(std::move(route.reasons)),
+      own_(std::move(own)),
+      pool_(std::move(pool)),
+      counters_(stats.enter(name_, transport_)),
+      queue_(name_),
+      beside_([this] { queue_.call_all(); }),
+      sides_(name_, beside_, *pool_,
+             [this](JobQueue& queue, const Lanes& alone, size_t number) {
+               return side_lane(queue, alone, number);
+             }),
+      asker_(std::make_shared<Asker>(
+          name_, [this] { return lanes_.front()->channel().for_questions(); }, pool_, counters_)) {
+  threads_.reserve(route.channels.size());
+  for (auto& channel : route.channels) {
+    const size_t number = lanes_.size();
+    paths_.push_back(channel->path(number));
+    PathCounters& counters = counters_->path(paths_.back());
+    channel->count_in(*counters_);
+    lanes_.push_back(std::make_unique<Lane>(std::move(channel), queue_, own_->regions, *pool_,
+                                            lanes_, counters));
+  }
+}
+
+void Peer::start(const Deadline& deadline) {
+  const std::lock_guard lock(threads_mutex_);
+  if (closed_) throw TransferError(name_, {"the peer was closed", FailureKind::kClosed});
+  try {
+    threads_.push_back(start_thread([this, deadline] { lead(deadline); }));
+  } catch (const SystemError& error) {
+    throw TransferError(name_, cause_of(error));
+  }
+}
+
+// If no threads can be started, the running lanes carry on without the others, which are started as
+// soon as a later request succeeds in it.
+void Peer::start_others() try {
+  const std::lock_guard lock(threads_mutex_);
+  while (!closed_ && threads_.size() < lanes_.size()) {
+    threads_.push_back(start_thread([lane = lanes_[threads_.size()].get()] { lane->run(); }));
+  }
+} catch (const std::exception&) {
+}
+
+void Peer::lead(const Deadline& deadline) {
+  if (connect(deadline)) lanes_.front()->run();
+}
+
+bool Peer::connect(const Deadline& deadline) {
+  Lane& lane = *lanes_.front();
+  Cause cause;
+  try {
+    lane.connect({deadline, lane.interrupt()});
+  } catch (const std::exception& error) {
+    cause = cause_of(error);
+    lane.count_failure(error);
+  }
+  const std::lock_guard lock(mutex_);
+  connected_ = cause;
+  changed_.notify_all();
+  return cause.empty();
+}
+
+bool Peer::wait_connected(const Deadline& until) {
+  std::unique_lock lock(mutex_);
+  if (!changed_.wait_until(lock, until.at(), [this] { return connected_.has_value(); })) {
+    return false;
+  }
+  if (!connected_->empty()) throw TransferError(name_, *connected_);
+  return true;
+}
+
+TicketRef Peer::submit(Request request, const Deadline& deadline) {
+  Counted counted(counters_, request.direction, request.num_bytes);
+  std::vector<Range> confirmed;
+  const std::optional<Outcome> outcome = run_here(request, deadline, confirmed);
+  if (outcome && outcome->refusal.empty()) {
+    counted.end(outcome->num_bytes, /*failed=*/false);
+    return nullptr;
+  }
+  auto ticket = std::make_shared<Ticket>(weak_from_this(), name_, std::move(request), deadline,
+                                         std::move(counted));
+  if (outcome) {
+    ticket->finish(outcome->refusal, outcome->num_bytes, confirmed);
+    return ticket;
+  }
+  const uint64_t max_bytes = max_piece_bytes(ticket->request());
+  // Requests of one thread are begun in order, and a notification comes after those of all.
+  const bool is_late = !beside_.idle() && (ticket->request().notify || sides_.has_mine());
+  if (!is_late && begin_here(ticket, max_bytes)) return ticket;
+  const bool helps = runs_here() && may_help(ticket->request(), max_bytes);
+  if (helps) ticket->leave_to_caller();
+  // It may be left to that caller unless somebody else waits for it, a notification's receiver.
+  const bool may_defer = helps && !ticket->request().notify &&
+                         ticket->request().num_bytes <= split_bytes(lanes_.front()->channel());
+  if (queue_.push(ticket, max_bytes, may_defer, is_late ? &beside_ : nullptr)) start_others();
+  return ticket;
+}
+
+// In the caller's thread. False: it must be queued.
+bool Peer::begin_here(const TicketRef& ticket, uint64_t max_piece_bytes) {
+  Lane& lead = *lanes_.front();
+  const Request& request = ticket->request();
+  if (!may_begin_here(request) || !lead.channel().may_answer_callers(request)) return false;
+  if (lead.begin_here(ticket, max_piece_bytes)) return true;
+  return lanes_.size() > 1 && !request.notify && queue_.has_only_others() &&
+         sides_.begin(ticket, max_piece_bytes);
+}
+
+std::unique_ptr<Lane> Peer::side_lane(JobQueue& queue, const Lanes& alone, size_t number) {
+  auto channel = another_channel();
+  PathCounters& counters = counters_->path(channel->path(lanes_.size() + number));
+  return std::make_unique<Lane>(std::move(channel), queue, own_->regions, *pool_, alone, counters,
+                                kSideIdle);
+}
+
+// Carries it out in the caller's thread. Empty: it was not, and must be queued.
+std::optional<Outcome> Peer::run_here(Request& request, const Deadline& deadline,
+                                      std::vector<Range>& confirmed) {
+  const Channel& channel = lanes_.front()->channel();
+  const uint64_t max_bytes = channel.maps_memory() ? kMaxMapHereBytes : kMaxRunHereBytes;
+  if (!channel.runs_here() || request.num_bytes > max_bytes || request.after) return {};
+  const Runners::Hold here(runners_);
+  if (!here || !(queue_.idle() || (!request.notify && queue_.has_only_others()))) return {};
+  bool notify_begun = false;
+  Work work{Work::Kind::kMove, &request, 0, {}, request.notify.has_value(), &notify_begun};
+  Cutter cutter(request, channel.max_piece_bytes());
+  cutter.next(work.piece);
+  if (!cutter.at_end()) return {};
+  try {
+    const std::optional<Outcome> outcome = run(work, {deadline, *here});
+    const bool refused = outcome && !outcome->refusal.empty();
+    if (refused && outcome->num_bytes == 0 && split(request)) return {};  // see coalesce.h
+    if (refused && work.has_arrived(outcome->num_bytes, /*failed=*/true)) {
+      confirmed.push_back({0, outcome->num_bytes});
+    }
+    return outcome;
+  } catch (const std::exception& error) {
+    return Outcome{0, cause_of(error)};
+  }
+}
+
+// Runs in the caller's thread. Empty: the work must be posted.
+std::optional<Outcome> Peer::run(const Work& work, const Limit& limit) {
+  Lane& lane = *lanes_.front();
+  const Pin pin = own_->regions.pin(work.request->regions, limit.interrupt);
+  const std::optional<Outcome> outcome = lane.channel().run(work, limit);
+  if (outcome) {
+    lane.visited.store(true, std::memory_order_relaxed);
+    lane.count(work, *outcome);
+  }
+  return outcome;
+}
+
+void Peer::wait_here(const Ticket& ticket, const Deadline& until) {
+  if (ticket.side()) return sides_.wait_here(ticket, until);
+  if (!runs_here()) return lanes_.front()->wait_here(ticket, until);
+  const Runners::Hold here(runners_);
+  const bool is_late = until.passed() || ticket.deadline().passed();
+  if (!here || is_late) return queue_.call_lead();
+  const bool pieces = lanes_.size() > 1;  // a single lane may have to carry them in their order
+  Task task;
+  // Until lanes have the rest of it, or will take it.
+  while (!until.passed() && queue_.take_own(ticket, pieces, *here, task)) {
+    std::optional<Outcome> outcome;
+    Cause cause;
+    try {
+      outcome = run(task.work, {ticket.deadline(), *here});
+    } catch (const std::exception& error) {
+      cause = cause_of(error);
+    }
+    if (!outcome) {
+      queue_.fail(task, *here, cause, cause.empty() ? Retry::kFree : Retry::kNo);
+      return;
+    }
+    queue_.finish(task, *here, *outcome);
+  }
+}
+
+uint64_t Peer::max_piece_bytes(const Request& request) const {
+  const Channel& channel = lanes_.front()->channel();
+  const uint64_t most = channel.max_piece_bytes();
+  if (lanes_.size() == 1 || request.num_bytes <= split_bytes(channel)) return most;
+  const uint64_t share = request.num_bytes / (kPiecesPerLane * lanes_.size());
+  return std::clamp(share / kPageBytes * kPageBytes, kMinPieceBytes, most);
+}
+
+void Peer::interrupt(const Cause& cause) {
+  queue_.close(cause);
+  for (const auto& lane : lanes_) lane->interrupt().signal(cause);  // one may be connecting
+  sides_.interrupt(cause);
+  asker_->interrupt(cause);
+}
+
+void Peer::close(const Cause& cause) {
+  interrupt(cause);
+  const std::lock_guard lock(threads_mutex_);
+  closed_ = true;
+  for (std::thread& thread : threads_) {
+    if (thread.joinable()) thread.join();
+  }
+  for (const auto& lane : lanes_) lane->close();
+  sides_.close(cause);
+  asker_->close();
+}
+
+}  // namespace mk::transfer

@@ -1,0 +1,120 @@
+// Peer: another engine, as one engine sees it: the channels to it, and the queue of requests to it.
+//
+//   auto peer = std::make_shared<Peer>(name, std::move(route), own_endpoint, pool, stats);
+//   peer->start(Deadline::after(5.0));             // connects
+//   peer->wait_connected(Deadline::after(0.1));    // true once it has
+//   TicketRef ticket = peer->submit(std::move(request), Deadline::after(30.0));   // or null
+//
+// Layer: transfer.
+#pragma once
+
+#include <condition_variable>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "transfer/net/endpoint.h"
+#include "transfer/peer/asker.h"
+#include "transfer/peer/job_queue.h"
+#include "transfer/peer/lane.h"
+#include "transfer/peer/route.h"
+#include "transfer/peer/runners.h"
+#include "transfer/peer/sides.h"
+#include "transfer/peer/stats.h"
+
+namespace mk::transfer {
+
+class Peer : public std::enable_shared_from_this<Peer> {
+ public:
+  Peer(std::string name, Route route, std::shared_ptr<Endpoint> own,
+       std::shared_ptr<ConnectionPool> pool, Stats& stats);
+  Peer(const Peer&) = delete;
+  ~Peer() { close({"the peer was closed", FailureKind::kClosed}); }
+
+  const std::string& name() const { return name_; }
+  Transport transport() const { return transport_; }
+  const std::vector<std::string>& reasons() const { return reasons_; }
+  const std::vector<std::string>& paths() const { return paths_; }  // of the channels
+
+  // A channel like those it has, not connected; null: not available.
+  std::unique_ptr<Channel> another_channel() const { return lanes_.front()->channel().another(); }
+
+  // See Channel::trouble, of the leading lane's.
+  std::string trouble() const { return lanes_.front()->channel().trouble(); }
+
+  // Starts the leading lane, which connects. Throws TransferError if it was closed before, or
+  // there is no thread to be had.
+  void start(const Deadline& deadline);
+
+  // Whether it has connected, after waiting for that until `until`. Throws TransferError if it
+  // could not.
+  bool wait_connected(const Deadline& until);
+
+  // Whether submit() carries out short requests at once, in the calling thread.
+  bool runs_here() const { return lanes_.front()->channel().runs_here(); }
+
+  // Null: it was carried out at once, in the calling thread, and is delivered. Throws
+  // InvalidArgument once closed.
+  TicketRef submit(Request request, const Deadline& deadline);
+
+  // For a caller that waits for a ticket: continues what it has begun, or takes what was left to
+  // it.
+  void wait_here(const Ticket& ticket, const Deadline& until);
+
+  // See asker.h. Connects if necessary.
+  std::unique_ptr<Reply> ask(const Question& question, const Deadline& deadline) {
+    return asker_->ask(question, deadline);
+  }
+
+  // Ends one request, if it is still here; see Ticket::cancel.
+  void abandon(const Ticket& ticket, const Cause& cause) {
+    ticket.side() ? sides_.abandon(ticket, cause) : queue_.abandon(ticket, cause);
+  }
+
+  // Fails pending requests, and connection attempts, with that cause.
+  void interrupt(const Cause& cause);
+
+  // The same, joins the threads and disconnects. Idempotent.
+  void close(const Cause& cause);
+
+ private:
+  void lead(const Deadline& deadline);
+  bool connect(const Deadline& deadline);
+  // `confirmed`: of one that failed, as Job's.
+  std::optional<Outcome> run_here(Request& request, const Deadline& deadline,
+                                  std::vector<Range>& confirmed);
+  std::optional<Outcome> run(const Work& work, const Limit& limit);
+  bool begin_here(const TicketRef& ticket, uint64_t max_piece_bytes);
+  std::unique_ptr<Lane> side_lane(JobQueue& queue, const Lanes& alone, size_t number);
+  void start_others();
+  uint64_t max_piece_bytes(const Request& request) const;
+
+  const std::string name_;
+  const Transport transport_;
+  const std::vector<std::string> reasons_;
+  const std::shared_ptr<Endpoint> own_;
+  const std::shared_ptr<ConnectionPool> pool_;
+  const CountersRef counters_;
+  JobQueue queue_;
+  Lanes lanes_;
+  Beside beside_;
+  Sides sides_;
+  std::vector<std::string> paths_;
+  const std::shared_ptr<Asker> asker_;
+
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  std::optional<Cause> connected_;  // once tried: empty, or why not
+
+  Runners runners_;  // of what is carried out in callers' threads
+
+  std::mutex threads_mutex_;
+  bool closed_ = false;
+  std::vector<std::thread> threads_;
+};
+using PeerRef = std::shared_ptr<Peer>;
+
+}  // namespace mk::transfer
