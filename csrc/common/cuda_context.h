@@ -3,7 +3,7 @@
 // Meanwhile the thread may allocate and query events also where another thread of the program
 // captures a graph: by default the driver refuses that, and the graph is lost.
 //
-// A PrimaryContext initializes CUDA and makes the context, if nobody has. So there is one only of a
+// A PrimaryContext initializes CUDA and makes the context, if no one has. So there is one only of a
 // GPU that the caller has named, or whose memory or streams he has; who can do without asks
 // cuda_is_initialized() first. In a child forked after CUDA was initialized it is a CudaError.
 //

@@ -16,14 +16,14 @@ namespace {
 constexpr uint64_t kPageBytes = 4096;
 
 // Where a thread goes on after a fault.
-struct Landing {
+struct JumpTarget {
   sigjmp_buf place;
   Fault fault;
-  Landing* outer;
+  JumpTarget* outer;
 };
 
 // In static TLS: a handler must not be the first to touch it, which could allocate it.
-thread_local __attribute__((tls_model("initial-exec"))) Landing* volatile landing = nullptr;
+thread_local __attribute__((tls_model("initial-exec"))) JumpTarget* volatile jump_target = nullptr;
 thread_local __attribute__((tls_model("initial-exec"))) bool is_unblocked = false;
 
 // The handlers before ours; constant once ours are installed.
@@ -71,7 +71,7 @@ void pass_on(int signal, siginfo_t* info, void* context) {
 }
 
 void handle(int signal, siginfo_t* info, void* context) {
-  Landing* const here = landing;
+  JumpTarget* const here = jump_target;
   if (!here || !is_of_access(*info)) return pass_on(signal, info, context);
   const bool is_located = info->si_code > 0;
   here->fault = {signal, is_located ? reinterpret_cast<uint64_t>(info->si_addr) : 0};
@@ -114,15 +114,15 @@ __attribute__((noinline)) std::optional<Fault> run_guarded(void (*body)(void*), 
     return true;
   }();
   if (!is_unblocked) unblock();
-  Landing here;
-  here.outer = landing;
+  JumpTarget here;
+  here.outer = jump_target;
   if (sigsetjmp(here.place, 0) != 0) {
-    landing = here.outer;
+    jump_target = here.outer;
     return here.fault;
   }
-  landing = &here;
+  jump_target = &here;
   body(argument);
-  landing = here.outer;
+  jump_target = here.outer;
   return std::nullopt;
 }
 

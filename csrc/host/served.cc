@@ -56,7 +56,7 @@ std::unique_ptr<ObjectsReply> read(Engine& engine, Peer& peer, const Keys& keys,
   for (size_t i = 0; i < count; ++i) {
     entries[i] = {keys_of(keys)[i], offsets.data()[i], sizes.data()[i]};
   }
-  const uint32_t flags = (sums ? kAskSums : 0) | (compare ? kAskCompare : 0);
+  const uint32_t flags = (sums ? kReadSums : 0) | (compare ? kReadCompare : 0);
   const GilReleased released;
   return read_objects(engine, peer, entries, flags, deadline_s);
 }
@@ -83,15 +83,15 @@ py::array_t<int64_t> read_into(Engine& engine, Peer& peer, const Keys& keys,
   return py::array_t<int64_t>(static_cast<py::ssize_t>(sizes.size()), sizes.data());
 }
 
-py::array_t<uint8_t> statuses_of(const std::vector<AskStatus>& statuses) {
-  return column<uint8_t>(statuses, [](AskStatus s) { return static_cast<uint8_t>(s); });
+py::array_t<uint8_t> statuses_of(const std::vector<ObjectStatus>& statuses) {
+  return column<uint8_t>(statuses, [](ObjectStatus s) { return static_cast<uint8_t>(s); });
 }
 
 py::array_t<uint8_t> write(Engine& engine, Peer& peer, const Keys& keys,
                            const std::vector<Places>& objects, bool publish, bool verify,
                            double deadline_s) {
   return statuses_of(without_gil([&, keys = list_of(keys)] {
-    const uint32_t flags = publish ? kAskPublish : 0;
+    const uint32_t flags = publish ? kWritePublish : 0;
     return write_objects(engine, peer, keys, objects, flags, verify, deadline_s);
   }));
 }
@@ -106,7 +106,7 @@ std::optional<Keys> plain_keys(py::handle object) {
   if (!py::isinstance<Keys>(object)) return {};
   auto keys = py::reinterpret_borrow<Keys>(object);
   if (keys.ndim() != 2 || keys.shape(1) != 2) return {};
-  if (num_keys(keys) < 1 || num_keys(keys) > kMaxAskedKeys) return {};
+  if (num_keys(keys) < 1 || num_keys(keys) > kMaxRequestKeys) return {};
   return keys;
 }
 
@@ -179,8 +179,8 @@ py::tuple take_done(ObjectService& service) {
 
 void bind_served_objects(py::module_& m, EngineClass& engine) {
   m.attr("WHOLE_OBJECT") = kWhole;
-  m.attr("MAX_ASKED_KEYS") = kMaxAskedKeys;
-  m.attr("MAX_ASKED_BYTES") = transfer::kMaxPayloadBytes;
+  m.attr("MAX_ASKED_KEYS") = kMaxRequestKeys;
+  m.attr("MAX_ASKED_BYTES") = transfer::kMaxRpcPayloadBytes;
   py::class_<RedisPublisher, std::shared_ptr<RedisPublisher>>(m, "RedisPublisher")
       .def(py::init([](int fd, const py::bytes& head, double timeout_s, int64_t clock_ms) {
              return std::make_shared<RedisPublisher>(Fd(fd), head, timeout_s, clock_ms);
@@ -201,13 +201,13 @@ void bind_served_objects(py::module_& m, EngineClass& engine) {
   py::class_<ObjectsReply>(m, "ObjectsReply")
       .def_property_readonly("statuses",
                              [](const ObjectsReply& reply) {
-                               return column<uint8_t>(reply.rows(), [](const ReadAnswer& row) {
+                               return column<uint8_t>(reply.rows(), [](const ReadRow& row) {
                                  return static_cast<uint8_t>(row.status);
                                });
                              })
       .def_property_readonly("object_bytes",
                              [](const ObjectsReply& reply) {
-                               return column<uint64_t>(reply.rows(), [](const ReadAnswer& row) {
+                               return column<uint64_t>(reply.rows(), [](const ReadRow& row) {
                                  return row.object_bytes;
                                });
                              })

@@ -136,13 +136,13 @@ std::unique_ptr<ObjectPin> pin(const PoolRef& pool, uint64_t hash, uint64_t scop
   return pin ? std::make_unique<ObjectPin>(pool, *pin) : nullptr;
 }
 
-// (Begun, the put or None)
+// (PutState, the put or None)
 std::pair<int, std::unique_ptr<ObjectPut>> begin(const PoolRef& pool, uint64_t hash, uint64_t scope,
                                                  uint64_t num_bytes) {
   Writing writing;
-  const Begun begun = pool->begin({hash, scope}, num_bytes, &writing);
-  return {static_cast<int>(begun),
-          begun == Begun::kOpen ? std::make_unique<ObjectPut>(pool, writing) : nullptr};
+  const PutState state = pool->begin({hash, scope}, num_bytes, &writing);
+  return {static_cast<int>(state),
+          state == PutState::kOpen ? std::make_unique<ObjectPut>(pool, writing) : nullptr};
 }
 
 int write(Pool& pool, uint64_t hash, uint64_t scope, const py::sequence& buffers, bool checksum,
@@ -153,7 +153,7 @@ int write(Pool& pool, uint64_t hash, uint64_t scope, const py::sequence& buffers
   return static_cast<int>(put_from(&pool, {hash, scope}, held.pieces, options));
 }
 
-// (Got, the object's size)
+// (ReadStatus, the object's size)
 std::pair<int, uint64_t> read(Pool& pool, uint64_t hash, uint64_t scope,
                               std::optional<uint64_t> offset, const py::sequence& buffers,
                               bool verify) {
@@ -161,13 +161,14 @@ std::pair<int, uint64_t> read(Pool& pool, uint64_t hash, uint64_t scope,
   const GilReleased released;
   uint64_t object_bytes = 0;
   ReadCounts counts;
-  const Got got =
+  const ReadStatus status =
       get_into(&pool, {hash, scope}, offset, held.pieces, verify, &object_bytes, &counts);
   pool.count(counts);
-  return {static_cast<int>(got), object_bytes};
+  return {static_cast<int>(status), object_bytes};
 }
 
-// Calls `read(i, &num_bytes, &counts)` for each object: returns these numbers, or a negative `Got`.
+// Calls `read(i, &num_bytes, &counts)` for each object: returns these numbers, or a negative
+// `ReadStatus`.
 template <class Read>
 py::array_t<int64_t> read_all(Pool& pool, size_t count, const Read& read) {
   py::array_t<int64_t> sizes(static_cast<py::ssize_t>(count));
@@ -176,8 +177,9 @@ py::array_t<int64_t> read_all(Pool& pool, size_t count, const Read& read) {
   ReadCounts counts;
   for (size_t i = 0; i < count; ++i) {
     uint64_t num_bytes = 0;
-    const Got got = read(i, &num_bytes, &counts);
-    out[i] = got == Got::kDone ? static_cast<int64_t>(num_bytes) : -static_cast<int64_t>(got);
+    const ReadStatus status = read(i, &num_bytes, &counts);
+    out[i] = status == ReadStatus::kDone ? static_cast<int64_t>(num_bytes)
+                                         : -static_cast<int64_t>(status);
   }
   pool.count(counts);
   return sizes;
@@ -242,8 +244,8 @@ py::array_t<int64_t> read_headed(Pool& pool, const Keys& keys, const py::sequenc
   return read_all(pool, num_keys(keys), read);
 }
 
-// Returns a `Begun` for each object, up to the first for which there is no room, or that cannot be
-// put, which throws if it is the very first. No positions: 0 for all.
+// Returns a `PutState` for each object, up to the first for which there is no room, or that cannot
+// be put, which throws if it is the very first. No positions: 0 for all.
 std::vector<int> write_headed(Pool& pool, const Keys& keys, const py::sequence& heads,
                               const Table& addresses, const Table& sizes, bool checksum,
                               int retention, const Positions& positions) {
@@ -265,7 +267,7 @@ std::vector<int> write_headed(Pool& pool, const Keys& keys, const py::sequence& 
       if (i == 0) throw;
       break;
     }
-    if (results.back() == static_cast<int>(Begun::kFull)) break;
+    if (results.back() == static_cast<int>(PutState::kFull)) break;
   }
   return results;
 }

@@ -41,8 +41,8 @@ void translate(std::exception_ptr pointer) {
   try {
     if (pointer) std::rethrow_exception(pointer);
   } catch (const TransferError& e) {
-    raise("TransferError", py::make_tuple(e.peer, e.cause.text, e.num_bytes_done, e.num_bytes_total,
-                                          static_cast<int>(e.cause.kind),
+    raise("TransferError", py::make_tuple(e.peer, e.reason.text, e.num_bytes_done,
+                                          e.num_bytes_total, static_cast<int>(e.reason.kind),
                                           e.only_notification_missing, array_of(e.delivered)));
   }
 }

@@ -82,7 +82,7 @@ class GilOfRequest {
  public:
   GilOfRequest(const Peer& peer, size_t num_ranges, uint64_t num_bytes) {
     const bool is_short = num_ranges <= kMaxShortRanges && num_bytes <= kMaxShortBytes;
-    if (!is_short || !peer.runs_here()) released_.emplace();
+    if (!is_short || !peer.runs_in_caller()) released_.emplace();
   }
 
  private:

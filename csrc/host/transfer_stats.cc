@@ -60,7 +60,7 @@ py::tuple explain_path(const Engine& engine, const Peer& peer, uint64_t local, u
     const GilReleased released;
     found = engine.explain_path(peer, {local, num_bytes}, {remote, num_bytes}, deadline_s);
   }
-  return py::make_tuple(found.way.means, found.way.remote, found.way.paths, found.reasons,
+  return py::make_tuple(found.path.means, found.path.remote, found.path.paths, found.reasons,
                         found.write_refusal, found.read_refusal);
 }
 

@@ -20,7 +20,7 @@ std::string copy_engine_missing();
 // captured, which CUDA does not support.
 //
 // With `any_order` a source may be read before the stream's earlier work is done, and until the
-// copy is: for sources that nobody is writing to.
+// copy is: for sources that no one is writing to.
 void copy_by_engine(const CopyRange* ranges, int64_t num_ranges, bool any_order, void* stream);
 
 }  // namespace mk::kv

@@ -8,7 +8,7 @@ namespace mk::kv {
 
 constexpr int kWarpThreads = 32;
 constexpr int kMaxTransformThreads = 512;  // more would leave too few registers per thread
-constexpr unsigned kTileRows = 128;        // one addition to a block's sum per so many
+constexpr unsigned kTileRows = 128;        // one addition to a block's sum per that many
 
 // A warp takes a tile: some rows of a piece in a plane. `lanes` of its threads share a row.
 struct TransformTiling {

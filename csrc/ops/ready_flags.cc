@@ -2,7 +2,7 @@
 // csrc/kv/ready_flags.h.
 //
 // Flags and reports are addresses, not tensors: torch.compile may pass an operator a copy of what
-// it mutates, and nobody else reads the copy. In compiled code, the operators are kept in place by
+// it mutates, and no one else reads the copy. In compiled code, the operators are kept in place by
 // the tensors that they name: `step`, a word in device memory, and `ties`, which are not accessed.
 // Both are declared mutated, so readers of a tie stay after the operator and its earlier writers
 // before it. The tensors also determine the device.

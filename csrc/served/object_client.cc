@@ -18,20 +18,20 @@ namespace {
 using store::Key;
 using transfer::Deadline;
 using transfer::Engine;
-using transfer::kMaxPayloadBytes;
+using transfer::kMaxRpcPayloadBytes;
 using transfer::Peer;
-using transfer::Question;
-using transfer::Reply;
+using transfer::RpcRequest;
+using transfer::RpcResponse;
 
 template <class Entry>
-std::string text_of(Ask ask, uint32_t flags, const std::vector<Entry>& entries) {
-  MK_CHECK(!entries.empty() && entries.size() <= kMaxAskedKeys, "ask: keys must be 1 to ",
-           kMaxAskedKeys, ", got ", entries.size());
-  const AskHeader header{ask, flags, static_cast<uint32_t>(entries.size()), 0, {}};
-  std::string question(sizeof(header) + entries.size() * sizeof(Entry), '\0');
-  std::memcpy(question.data(), &header, sizeof(header));
-  std::memcpy(question.data() + sizeof(header), entries.data(), entries.size() * sizeof(Entry));
-  return question;
+std::string text_of(ObjectOp op, uint32_t flags, const std::vector<Entry>& entries) {
+  MK_CHECK(!entries.empty() && entries.size() <= kMaxRequestKeys, "ask: keys must be 1 to ",
+           kMaxRequestKeys, ", got ", entries.size());
+  const ObjectsRequest header{op, flags, static_cast<uint32_t>(entries.size()), 0, {}};
+  std::string request(sizeof(header) + entries.size() * sizeof(Entry), '\0');
+  std::memcpy(request.data(), &header, sizeof(header));
+  std::memcpy(request.data() + sizeof(header), entries.data(), entries.size() * sizeof(Entry));
+  return request;
 }
 
 void expect(bool condition, const Peer& peer) {
@@ -41,15 +41,15 @@ void expect(bool condition, const Peer& peer) {
 }
 
 template <class T>
-std::vector<T> receive_rows(Reply& reply, size_t count, const Deadline& deadline) {
+std::vector<T> receive_rows(RpcResponse& response, size_t count, const Deadline& deadline) {
   std::vector<T> rows(count);
-  reply.receive({{rows.data(), count * sizeof(T)}}, deadline);
+  response.receive({{rows.data(), count * sizeof(T)}}, deadline);
   return rows;
 }
 
-bool answers(const ReadEntry& entry, const ReadAnswer& row) {
+bool answers(const ReadEntry& entry, const ReadRow& row) {
   if (row.status > kLastStatus) return false;
-  if (row.status != AskStatus::kDone) return row.num_bytes == 0;
+  if (row.status != ObjectStatus::kDone) return row.num_bytes == 0;
   if (entry.offset != kWhole) return row.num_bytes == entry.num_bytes;
   return row.num_bytes == row.object_bytes && row.num_bytes <= entry.num_bytes;
 }
@@ -65,13 +65,13 @@ Places first_bytes(const Places& places, uint64_t num_bytes) {
   return first;
 }
 
-std::vector<AskStatus> ask_for_statuses(Engine& engine, Peer& peer, const Question& question,
-                                        size_t count, AskStatus last, double deadline_s) {
+std::vector<ObjectStatus> call_for_statuses(Engine& engine, Peer& peer, const RpcRequest& request,
+                                            size_t count, ObjectStatus last, double deadline_s) {
   const Deadline deadline = Deadline::after(deadline_s);
-  const std::unique_ptr<Reply> reply = engine.ask(peer, question, deadline);
-  expect(reply->num_left() == count * sizeof(AskStatus), peer);
-  auto statuses = receive_rows<AskStatus>(*reply, count, deadline);
-  for (const AskStatus status : statuses) expect(status <= last, peer);
+  const std::unique_ptr<RpcResponse> response = engine.call(peer, request, deadline);
+  expect(response->num_left() == count * sizeof(ObjectStatus), peer);
+  auto statuses = receive_rows<ObjectStatus>(*response, count, deadline);
+  for (const ObjectStatus status : statuses) expect(status <= last, peer);
   return statuses;
 }
 
@@ -80,19 +80,19 @@ std::vector<AskStatus> ask_for_statuses(Engine& engine, Peer& peer, const Questi
 std::unique_ptr<ObjectsReply> read_objects(Engine& engine, Peer& peer,
                                            const std::vector<ReadEntry>& entries, uint32_t flags,
                                            double deadline_s) {
-  const Question question{"read_objects", text_of(Ask::kRead, flags, entries), {}, true};
+  const RpcRequest request{"read_objects", text_of(ObjectOp::kRead, flags, entries), {}, true};
   const Deadline deadline = Deadline::after(deadline_s);
-  std::unique_ptr<Reply> reply = engine.ask(peer, question, deadline);
-  expect(reply->num_left() >= entries.size() * sizeof(ReadAnswer), peer);
-  auto rows = receive_rows<ReadAnswer>(*reply, entries.size(), deadline);
-  uint64_t left = reply->num_left();
+  std::unique_ptr<RpcResponse> response = engine.call(peer, request, deadline);
+  expect(response->num_left() >= entries.size() * sizeof(ReadRow), peer);
+  auto rows = receive_rows<ReadRow>(*response, entries.size(), deadline);
+  uint64_t left = response->num_left();
   bool is_sound = true;
   for (size_t i = 0; i < rows.size(); ++i) {
     is_sound &= rows[i].num_bytes <= left && answers(entries[i], rows[i]);
     left -= rows[i].num_bytes;
   }
   expect(is_sound && left == 0, peer);
-  return std::make_unique<ObjectsReply>(std::move(reply), std::move(rows));
+  return std::make_unique<ObjectsReply>(std::move(response), std::move(rows));
 }
 
 std::vector<int64_t> read_objects_into(Engine& engine, Peer& peer, const std::vector<Key>& keys,
@@ -104,25 +104,25 @@ std::vector<int64_t> read_objects_into(Engine& engine, Peer& peer, const std::ve
   const Deadline deadline = Deadline::after(deadline_s);
   std::vector<ReadEntry> entries(count);
   for (size_t i = 0; i < count; ++i) entries[i] = {keys[i], kWhole, total_of(places[i])};
-  const uint32_t flags = verify ? kAskSums : 0;
-  const auto reply = read_objects(engine, peer, entries, flags, std::min(answer_s, deadline_s));
-  const std::vector<ReadAnswer>& rows = reply->rows();
+  const uint32_t flags = verify ? kReadSums : 0;
+  const auto response = read_objects(engine, peer, entries, flags, std::min(answer_s, deadline_s));
+  const std::vector<ReadRow>& rows = response->rows();
   std::vector<Places> filled(count);
   for (size_t i = 0; i < count; ++i) filled[i] = first_bytes(places[i], rows[i].num_bytes);
   const auto is_right = std::make_unique<bool[]>(count);
-  reply->receive(filled, verify, deadline, is_right.get());
+  response->receive(filled, verify, deadline, is_right.get());
   std::vector<int64_t> sizes(count, -1);
   for (size_t i = 0; i < count; ++i) {
-    if (rows[i].status == AskStatus::kDone && is_right[i]) {
+    if (rows[i].status == ObjectStatus::kDone && is_right[i]) {
       sizes[i] = static_cast<int64_t>(rows[i].object_bytes);
     }
   }
   return sizes;
 }
 
-std::vector<AskStatus> write_objects(Engine& engine, Peer& peer, const std::vector<Key>& keys,
-                                     const std::vector<Places>& objects, uint32_t flags,
-                                     bool verify, double deadline_s) {
+std::vector<ObjectStatus> write_objects(Engine& engine, Peer& peer, const std::vector<Key>& keys,
+                                        const std::vector<Places>& objects, uint32_t flags,
+                                        bool verify, double deadline_s) {
   const size_t count = keys.size();
   MK_CHECK(objects.size() == count, "write_objects: objects must be ", count, ", got ",
            objects.size());
@@ -131,8 +131,8 @@ std::vector<AskStatus> write_objects(Engine& engine, Peer& peer, const std::vect
   for (size_t i = 0; i < count; ++i) {
     entries[i] = {keys[i], total_of(objects[i]), 0};
     if (__builtin_add_overflow(num_bytes, entries[i].num_bytes, &num_bytes)) num_bytes = UINT64_MAX;
-    MK_CHECK(num_bytes <= kMaxPayloadBytes, "write_objects: objects must be at most ",
-             kMaxPayloadBytes, " bytes in all, got ", num_bytes);
+    MK_CHECK(num_bytes <= kMaxRpcPayloadBytes, "write_objects: objects must be at most ",
+             kMaxRpcPayloadBytes, " bytes in all, got ", num_bytes);
   }
   std::vector<iovec> payload;
   for (size_t i = 0; i < count; ++i) {
@@ -144,16 +144,16 @@ std::vector<AskStatus> write_objects(Engine& engine, Peer& peer, const std::vect
     }
     if (verify) entries[i].checksum = store::checksum_of(pieces);
   }
-  const Question question{"write_objects", text_of(Ask::kWrite, flags, entries), std::move(payload),
-                          false};
-  const AskStatus last = (flags & kAskPublish) != 0 ? AskStatus::kLate : kLastStatus;
-  return ask_for_statuses(engine, peer, question, count, last, deadline_s);
+  const RpcRequest request{"write_objects", text_of(ObjectOp::kWrite, flags, entries),
+                           std::move(payload), false};
+  const ObjectStatus last = (flags & kWritePublish) != 0 ? ObjectStatus::kLate : kLastStatus;
+  return call_for_statuses(engine, peer, request, count, last, deadline_s);
 }
 
-std::vector<AskStatus> remove_objects(Engine& engine, Peer& peer, const std::vector<Key>& keys,
-                                      double deadline_s) {
-  const Question question{"remove_objects", text_of(Ask::kRemove, 0, keys), {}, false};
-  return ask_for_statuses(engine, peer, question, keys.size(), kLastStatus, deadline_s);
+std::vector<ObjectStatus> remove_objects(Engine& engine, Peer& peer, const std::vector<Key>& keys,
+                                         double deadline_s) {
+  const RpcRequest request{"remove_objects", text_of(ObjectOp::kRemove, 0, keys), {}, false};
+  return call_for_statuses(engine, peer, request, keys.size(), kLastStatus, deadline_s);
 }
 
 }  // namespace mk::served

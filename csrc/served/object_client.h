@@ -1,10 +1,10 @@
 // The calls by which an engine reads, writes and removes objects of a peer's pool by their keys:
 // the other side of ObjectService. Each is one round trip.
 //
-//   auto reply = read_objects(engine, peer, entries, kAskSums, /*deadline_s=*/5.0);
+//   auto reply = read_objects(engine, peer, entries, kReadSums, /*deadline_s=*/5.0);
 //   reply->rows()[0].status;   // and then its bytes: objects_reply.h
 //
-// Layer: served, above store and transfer. They take 1 to kMaxAskedKeys keys, and throw
+// Layer: served, above store and transfer. They take 1 to kMaxRequestKeys keys, and throw
 // TransferError; Unavailable: the peer refuses.
 #pragma once
 
@@ -18,7 +18,7 @@
 
 namespace mk::served {
 
-// `flags`: kAskSums, kAskCompare. Returns once the peer has answered what it will send.
+// `flags`: kReadSums, kReadCompare. Returns once the peer has answered what it will send.
 std::unique_ptr<ObjectsReply> read_objects(transfer::Engine& engine, transfer::Peer& peer,
                                            const std::vector<ReadEntry>& entries, uint32_t flags,
                                            double deadline_s);
@@ -33,13 +33,13 @@ std::vector<int64_t> read_objects_into(transfer::Engine& engine, transfer::Peer&
                                        const std::vector<Places>& places, bool verify,
                                        double answer_s, double deadline_s);
 
-// `flags`: kAskPublish. `verify`: the peer compares checksums, which are calculated here.
-std::vector<AskStatus> write_objects(transfer::Engine& engine, transfer::Peer& peer,
-                                     const std::vector<store::Key>& keys,
-                                     const std::vector<Places>& objects, uint32_t flags,
-                                     bool verify, double deadline_s);
+// `flags`: kWritePublish. `verify`: the peer compares checksums, which are calculated here.
+std::vector<ObjectStatus> write_objects(transfer::Engine& engine, transfer::Peer& peer,
+                                        const std::vector<store::Key>& keys,
+                                        const std::vector<Places>& objects, uint32_t flags,
+                                        bool verify, double deadline_s);
 
-std::vector<AskStatus> remove_objects(transfer::Engine& engine, transfer::Peer& peer,
-                                      const std::vector<store::Key>& keys, double deadline_s);
+std::vector<ObjectStatus> remove_objects(transfer::Engine& engine, transfer::Peer& peer,
+                                         const std::vector<store::Key>& keys, double deadline_s);
 
 }  // namespace mk::served

@@ -49,7 +49,7 @@ class ObjectService final : public transfer::Service {
     publisher_.swap(publisher);
   }
 
-  std::unique_ptr<transfer::Exchange> begin(const std::string& question,
+  std::unique_ptr<transfer::Exchange> begin(const std::string& request,
                                             uint64_t payload_bytes) override;
   Done take_done();
 

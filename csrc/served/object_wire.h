@@ -1,9 +1,9 @@
-// Questions about a pool's objects over a transfer engine's connection, and their answers:
+// Requests about a pool's objects over a transfer engine's connection, and their answers:
 // docs/wire.md has the tables. Little-endian, fixed layouts.
 //
-//   question   AskHeader, ReadEntry[], WriteEntry[] or Key[]
+//   request    ObjectsRequest, ReadEntry[], WriteEntry[] or Key[]
 //   payload    the objects to write, one after the other
-//   answer     read: ReadAnswer[], then the bytes; else one status each
+//   answer     read: ReadRow[], then the bytes; else one status each
 //
 // Layer: served, above store and transfer.
 #pragma once
@@ -16,15 +16,15 @@ namespace mk::served {
 
 static_assert(__BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__, "structs go over the wire as they are");
 
-constexpr uint32_t kMaxAskedKeys = 1024;
+constexpr uint32_t kMaxRequestKeys = 1024;
 
-enum class Ask : uint32_t { kRead = 1, kWrite = 2, kRemove = 3 };
+enum class ObjectOp : uint32_t { kRead = 1, kWrite = 2, kRemove = 3 };
 
-constexpr uint32_t kAskSums = 1;     // read: checksums of what is sent, even where none is stored
-constexpr uint32_t kAskCompare = 2;  // read: what differs from its stored checksum is not sent
-constexpr uint32_t kAskPublish = 4;  // write: only what can be listed in the directory is stored
+constexpr uint32_t kReadSums = 1;      // read: checksums of what is sent, even where none is stored
+constexpr uint32_t kReadCompare = 2;   // read: what differs from its stored checksum is not sent
+constexpr uint32_t kWritePublish = 4;  // write: only what can be listed in the directory is stored
 
-enum class AskStatus : uint32_t {
+enum class ObjectStatus : uint32_t {
   kAbsent = 0,        // or still being written
   kDone = 1,          // sent, stored, removed
   kDamaged = 2,       // it differs from its checksum; nothing was sent or stored
@@ -35,22 +35,22 @@ enum class AskStatus : uint32_t {
   kBeingWritten = 7,  // likewise
   kFull = 8,          // likewise
   kElsewhere = 9,     // not in the pool, but its owner may have it elsewhere
-  // For kAskPublish only. Nothing was stored, since
+  // For kWritePublish only. Nothing was stored, since
   kUnlisted = 10,  // it could not be listed
   kUnsure = 11,    // it is not known whether it is listed
   kLate = 12,      // likewise, because the directory has not answered in time
 };
 
-constexpr AskStatus kLastStatus = AskStatus::kElsewhere;  // of other questions
+constexpr ObjectStatus kLastStatus = ObjectStatus::kElsewhere;  // of other requests
 
-struct AskHeader {
-  Ask ask;
+struct ObjectsRequest {
+  ObjectOp op;
   uint32_t flags;
   uint32_t num_keys;
   uint32_t zero;
   uint64_t zeros[2];  // aligns the payload, see kPayloadAlignment in transfer/wire/wire.h
 };
-static_assert(sizeof(AskHeader) == 32);
+static_assert(sizeof(ObjectsRequest) == 32);
 
 constexpr uint64_t kWhole = UINT64_MAX;  // as an offset: the whole object, if there is room
 
@@ -61,14 +61,14 @@ struct ReadEntry {
 };
 static_assert(sizeof(ReadEntry) == 32);
 
-struct ReadAnswer {
+struct ReadRow {
   uint64_t object_bytes;
   uint64_t num_bytes;  // that follow; 0 unless kDone
   uint64_t checksum;   // of these bytes; 0: none
-  AskStatus status;
+  ObjectStatus status;
   uint32_t zero;
 };
-static_assert(sizeof(ReadAnswer) == 32);
+static_assert(sizeof(ReadRow) == 32);
 
 struct WriteEntry {
   store::Key key;

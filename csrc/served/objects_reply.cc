@@ -10,12 +10,12 @@ namespace mk::served {
 namespace {
 
 using transfer::Deadline;
-using transfer::Reply;
+using transfer::RpcResponse;
 
 // Compares objects with their reported checksums, while their bytes arrive in order.
 class Comparison {
  public:
-  Comparison(const std::vector<ReadAnswer>& rows, bool verify, bool* is_right)
+  Comparison(const std::vector<ReadRow>& rows, bool verify, bool* is_right)
       : rows_(rows), verify_(verify), is_right_(is_right) {
     begin();
   }
@@ -35,7 +35,8 @@ class Comparison {
   void begin() {
     for (; at_ < rows_.size(); end()) {
       left_ = rows_[at_].num_bytes;
-      is_looked_at_ = verify_ && rows_[at_].status == AskStatus::kDone && rows_[at_].checksum != 0;
+      is_looked_at_ =
+          verify_ && rows_[at_].status == ObjectStatus::kDone && rows_[at_].checksum != 0;
       checksum_.begin();
       if (left_ > 0) return;
     }
@@ -45,7 +46,7 @@ class Comparison {
     ++at_;
   }
 
-  const std::vector<ReadAnswer>& rows_;
+  const std::vector<ReadRow>& rows_;
   const bool verify_;
   bool* const is_right_;
   store::Checksum checksum_;
@@ -105,7 +106,7 @@ std::vector<iovec> ObjectsReply::parts_of(const std::vector<Places>& places) con
 void ObjectsReply::receive(const std::vector<Places>& places, bool verify, const Deadline& deadline,
                            bool* is_right) {
   std::vector<iovec> parts;
-  std::unique_ptr<Reply> reply;
+  std::unique_ptr<RpcResponse> reply;
   {
     const std::lock_guard lock(mutex_);
     MK_CHECK(reply_, "receive: reply must be open, got one that was received or closed");
@@ -120,7 +121,7 @@ void ObjectsReply::receive(const std::vector<Places>& places, bool verify, const
 }
 
 void ObjectsReply::close() {
-  std::unique_ptr<Reply> reply;
+  std::unique_ptr<RpcResponse> reply;
   const std::lock_guard lock(mutex_);
   reply = std::move(reply_);  // which ends once the mutex is unlocked
 }

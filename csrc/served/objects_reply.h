@@ -15,7 +15,7 @@
 #include <vector>
 
 #include "served/object_wire.h"
-#include "transfer/peer/asker.h"
+#include "transfer/peer/rpc_client.h"
 
 namespace mk::served {
 
@@ -27,10 +27,10 @@ uint64_t total_of(const Places& places);  // at most 2**64 - 1, whatever the sum
 class ObjectsReply {
  public:
   // `reply` has as many bytes left as the rows say.
-  ObjectsReply(std::unique_ptr<transfer::Reply> reply, std::vector<ReadAnswer> rows)
+  ObjectsReply(std::unique_ptr<transfer::RpcResponse> reply, std::vector<ReadRow> rows)
       : reply_(std::move(reply)), rows_(std::move(rows)) {}
 
-  const std::vector<ReadAnswer>& rows() const { return rows_; }  // one for each key
+  const std::vector<ReadRow>& rows() const { return rows_; }  // one for each key
 
   // For each object that is sent, where its bytes go; they are discarded if it has no entry. Then
   // is_right[i] is whether the object matches the checksum that the peer reported, or has none.
@@ -44,8 +44,8 @@ class ObjectsReply {
   std::vector<iovec> parts_of(const std::vector<Places>& places) const;
 
   std::mutex mutex_;
-  std::unique_ptr<transfer::Reply> reply_;  // null: received or closed
-  const std::vector<ReadAnswer> rows_;
+  std::unique_ptr<transfer::RpcResponse> reply_;  // null: received or closed
+  const std::vector<ReadRow> rows_;
 };
 
 }  // namespace mk::served

@@ -73,8 +73,8 @@ RedisPublisher::RedisPublisher(Fd connection, std::string head, double timeout_s
 }
 
 std::optional<std::vector<bool>> RedisPublisher::publish(const std::vector<store::Key>& keys) {
-  MK_CHECK(keys.size() <= kMaxAskedKeys, "publish: keys must be at most ", kMaxAskedKeys, ", got ",
-           keys.size());
+  MK_CHECK(keys.size() <= kMaxRequestKeys, "publish: keys must be at most ", kMaxRequestKeys,
+           ", got ", keys.size());
   if (keys.empty()) return std::vector<bool>{};
   Call call{keys};
   std::unique_lock lock(mutex_);
@@ -118,7 +118,7 @@ std::vector<RedisPublisher::Call*> RedisPublisher::take_calls() {
   size_t num_keys = 0;
   while (!waiting_.empty()) {
     num_keys += waiting_.front()->keys.size();
-    if (num_keys > kMaxAskedKeys) break;
+    if (num_keys > kMaxRequestKeys) break;
     calls.push_back(waiting_.front());
     waiting_.pop_front();
   }

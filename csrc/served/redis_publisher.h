@@ -32,8 +32,8 @@ class RedisPublisher {
   // `timeout_s` is none, and the server does not run the command after three quarters of that.
   RedisPublisher(Fd connection, std::string head, double timeout_s, int64_t clock_ms);
 
-  // Which of at most kMaxAskedKeys objects are listed now. No value: it is broken, and they may be
-  // listed or not.
+  // Which of at most kMaxRequestKeys objects are listed now. No value: it is broken, and they may
+  // be listed or not.
   std::optional<std::vector<bool>> publish(const std::vector<store::Key>& keys);
 
   // Why it is broken; empty: it is not. Looks whether the server has closed the connection. Does

@@ -49,11 +49,11 @@ void Checksum::add(const void* data, uint64_t num_bytes) {
 
 uint64_t Checksum::value() const { return as_checksum(XXH3_64bits_digest(&state_->hash)); }
 
-HashedCopy::HashedCopy(const char* object, uint64_t num_bytes, Way way)
+HashedCopy::HashedCopy(const char* object, uint64_t num_bytes, Direction direction)
     : object_(object),
       num_bytes_(num_bytes),
       num_stripes_(has_stripes(num_bytes) ? (num_bytes - 1) / kStripe : 0),
-      is_streamed_(way == Way::kOut && is_streamed(num_bytes)),
+      is_streamed_(direction == Direction::kOut && is_streamed(num_bytes)),
       accumulators_ XXH3_INIT_ACC {}
 
 void HashedCopy::add(char* dst, const char* src, uint64_t num_bytes) {

@@ -1,6 +1,6 @@
 // The checksum of an object: XXH3-64 of all its bytes, with 0 replaced by 1.
 //
-//   HashedCopy copy(object, num_bytes, HashedCopy::Way::kIn);
+//   HashedCopy copy(object, num_bytes, HashedCopy::Direction::kIn);
 //   copy.add(object, k, k_bytes);
 //   copy.add(object + k_bytes, v, v_bytes);
 //   const uint64_t checksum = copy.value();
@@ -37,8 +37,8 @@ class Checksum {
 // object.
 class HashedCopy {
  public:
-  enum class Way { kIn, kOut };  // of the object, which nobody else writes to
-  HashedCopy(const char* object, uint64_t num_bytes, Way way);
+  enum class Direction { kIn, kOut };  // of the object, which no one else writes to
+  HashedCopy(const char* object, uint64_t num_bytes, Direction direction);
 
   // The next bytes of the object; one of the two addresses is in it.
   void add(char* dst, const char* src, uint64_t num_bytes);

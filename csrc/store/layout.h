@@ -178,7 +178,7 @@ struct View {
        const std::string& path = "");
   static uint64_t num_bytes(const Geometry& geometry);
 
-  // Of an entry with so many bytes.
+  // Of an entry with that many bytes.
   char* data_of(const Entry& entry, uint64_t num_bytes) const {
     const uint64_t offset =
         uint64_t{entry.first_unit.load(std::memory_order_relaxed)} * geometry.alignment;

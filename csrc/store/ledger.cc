@@ -78,7 +78,7 @@ void Ledger::order_uses(const std::vector<uint32_t>& entries) {
 }
 
 // The same in SIEVE's queue, for those that arrived lately. The others keep their places: of these
-// the queue does not tell which is older, and to make them the newest would keep what nobody uses.
+// the queue does not tell which is older, and to make them the newest would keep what no one uses.
 void Ledger::order_arrivals(const std::vector<uint32_t>& entries) {
   std::vector<uint32_t> wanted;
   std::unordered_map<uint32_t, size_t> place_of;

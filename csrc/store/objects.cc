@@ -62,7 +62,7 @@ class Copies {
 };
 
 uint64_t copy_and_hash(char* dst, uint64_t num_bytes, const Pieces& pieces) {
-  HashedCopy copy(dst, num_bytes, HashedCopy::Way::kIn);
+  HashedCopy copy(dst, num_bytes, HashedCopy::Direction::kIn);
   expect(guarded([&]() noexcept {
     for (const Piece& piece : pieces) {
       copy.add(dst, piece.data, piece.num_bytes);
@@ -75,7 +75,7 @@ uint64_t copy_and_hash(char* dst, uint64_t num_bytes, const Pieces& pieces) {
 // Copies the object from `begin` on; both are on the host. If it is damaged: false, and the pieces
 // have zeros where they had it.
 bool copy_and_verify(const Pin& pin, uint64_t begin, const Pieces& pieces) {
-  HashedCopy copy(pin.data, pin.num_bytes, HashedCopy::Way::kOut);
+  HashedCopy copy(pin.data, pin.num_bytes, HashedCopy::Direction::kOut);
   copy.skip(begin);
   uint64_t at = begin;
   expect(guarded([&]() noexcept {
@@ -104,35 +104,35 @@ bool begins_with(const Pin& pin, const Head& head) {
 }
 
 // The whole pinned object, or the part of it from `begin` on, into pieces that have room for it.
-Got copy_from(const Pool& pool, const Pin& pin, uint64_t begin, const Pieces& pieces, bool verify,
-              ReadCounts* counts) {
+ReadStatus copy_from(const Pool& pool, const Pin& pin, uint64_t begin, const Pieces& pieces,
+                     bool verify, ReadCounts* counts) {
   const bool is_checked = verify && pin.checksum != 0;
   const uint64_t left = pin.num_bytes - begin;
   if (is_checked && pool.device() < 0 && are_in_host(pieces)) {
-    if (!copy_and_verify(pin, begin, pieces)) return Got::kDamaged;
+    if (!copy_and_verify(pin, begin, pieces)) return ReadStatus::kDamaged;
   } else {
     if (is_checked && checksum_of({pool.piece(pin.data, pin.num_bytes)}) != pin.checksum) {
-      return Got::kDamaged;
+      return ReadStatus::kDamaged;
     }
     scatter(pool.piece(pin.data + begin, left), pieces, pool.is_page_locked());
   }
   counts->num_hits += 1;
   counts->num_bytes += std::min(left, total_bytes(pieces));
-  return Got::kDone;
+  return ReadStatus::kDone;
 }
 
 // What `read` makes of an object while it is pinned.
 template <class Read>
-Got with_pin(Pool* pool, const Key& key, ReadCounts* counts, const Read& read) {
+ReadStatus with_pin(Pool* pool, const Key& key, ReadCounts* counts, const Read& read) {
   const std::optional<Pin> pin = pool->pin(key);
   if (!pin) {
     counts->num_misses += 1;
-    return Got::kAbsent;
+    return ReadStatus::kAbsent;
   }
   try {
-    const Got got = read(*pin);
+    const ReadStatus status = read(*pin);
     pool->unpin(*pin);
-    return got;
+    return status;
   } catch (...) {
     pool->unpin(*pin);
     throw;
@@ -192,11 +192,11 @@ uint64_t checksum_of(const Pieces& pieces) {
   return checksum.value();
 }
 
-Begun put_from(Pool* pool, const Key& key, const Pieces& pieces, const PutOptions& options) {
+PutState put_from(Pool* pool, const Key& key, const Pieces& pieces, const PutOptions& options) {
   Writing writing;
   const uint64_t num_bytes = total_bytes(pieces);
-  const Begun begun = pool->begin(key, num_bytes, &writing);
-  if (begun != Begun::kOpen) return begun;
+  const PutState state = pool->begin(key, num_bytes, &writing);
+  if (state != PutState::kOpen) return state;
   const Piece target = pool->piece(writing.data, num_bytes);
   uint64_t checksum = 0;
   try {
@@ -214,28 +214,28 @@ Begun put_from(Pool* pool, const Key& key, const Pieces& pieces, const PutOption
     pool->give_up({writing});
     throw;
   }
-  return Begun::kOpen;
+  return PutState::kOpen;
 }
 
-Got get_into(Pool* pool, const Key& key, std::optional<uint64_t> offset, const Pieces& pieces,
-             bool verify, uint64_t* object_bytes, ReadCounts* counts) {
+ReadStatus get_into(Pool* pool, const Key& key, std::optional<uint64_t> offset,
+                    const Pieces& pieces, bool verify, uint64_t* object_bytes, ReadCounts* counts) {
   return with_pin(pool, key, counts, [&](const Pin& pin) {
     *object_bytes = pin.num_bytes;
     const uint64_t wanted = total_bytes(pieces);
     const uint64_t begin = offset.value_or(0);
-    if (!offset && wanted < pin.num_bytes) return Got::kTooSmall;
+    if (!offset && wanted < pin.num_bytes) return ReadStatus::kTooSmall;
     if (offset && (begin > pin.num_bytes || wanted > pin.num_bytes - begin))
-      return Got::kOutOfRange;
+      return ReadStatus::kOutOfRange;
     return copy_from(*pool, pin, begin, pieces, verify, counts);
   });
 }
 
-Got get_headed(Pool* pool, const Key& key, const Head& head, const Pieces& pieces, bool verify,
-               uint64_t* num_bytes, ReadCounts* counts) {
+ReadStatus get_headed(Pool* pool, const Key& key, const Head& head, const Pieces& pieces,
+                      bool verify, uint64_t* num_bytes, ReadCounts* counts) {
   return with_pin(pool, key, counts, [&](const Pin& pin) {
-    if (!begins_with(pin, head)) return Got::kOther;
+    if (!begins_with(pin, head)) return ReadStatus::kOther;
     *num_bytes = pin.num_bytes - head.bytes.size();
-    if (total_bytes(pieces) < *num_bytes) return Got::kTooSmall;
+    if (total_bytes(pieces) < *num_bytes) return ReadStatus::kTooSmall;
     return copy_from(*pool, pin, head.bytes.size(), pieces, verify, counts);
   });
 }

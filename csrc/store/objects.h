@@ -39,9 +39,9 @@ struct PutOptions {
   uint16_t position = 0;
 };
 // The object is the concatenation of the pieces. Throws as Pool::begin, and as gather().
-Begun put_from(Pool* pool, const Key& key, const Pieces& pieces, const PutOptions& options);
+PutState put_from(Pool* pool, const Key& key, const Pieces& pieces, const PutOptions& options);
 
-enum class Got {
+enum class ReadStatus {
   kDone,
   kAbsent,
   kTooSmall,    // the pieces are, for the object
@@ -53,8 +53,8 @@ enum class Got {
 // Fills the pieces in order, from `offset` on; without an offset they receive the whole object and
 // may be larger. `object_bytes` is the object's size, if it exists. An object without a checksum is
 // not verified. Throws as scatter().
-Got get_into(Pool* pool, const Key& key, std::optional<uint64_t> offset, const Pieces& pieces,
-             bool verify, uint64_t* object_bytes, ReadCounts* counts);
+ReadStatus get_into(Pool* pool, const Key& key, std::optional<uint64_t> offset,
+                    const Pieces& pieces, bool verify, uint64_t* object_bytes, ReadCounts* counts);
 
 // What an object must begin with, but for the bytes [free_begin, free_end) of it.
 struct Head {
@@ -63,7 +63,7 @@ struct Head {
   uint64_t free_end = 0;
 };
 // The same for all that follows the head; `num_bytes` is the size of that. Of a pool on the host.
-Got get_headed(Pool* pool, const Key& key, const Head& head, const Pieces& pieces, bool verify,
-               uint64_t* num_bytes, ReadCounts* counts);
+ReadStatus get_headed(Pool* pool, const Key& key, const Head& head, const Pieces& pieces,
+                      bool verify, uint64_t* num_bytes, ReadCounts* counts);
 
 }  // namespace mk::store

@@ -4,7 +4,7 @@
 //
 //   auto pool = Pool::create("/dev/shm/kv", geometry);  // others: Pool::open("/dev/shm/kv")
 //   Writing writing;
-//   if (pool->begin(key, num_bytes, &writing) == Begun::kOpen) {
+//   if (pool->begin(key, num_bytes, &writing) == PutState::kOpen) {
 //     fill(writing.data);
 //     pool->commit(writing, checksum, Retention::kNormal);  // now visible to others
 //   }
@@ -64,7 +64,7 @@ struct Writing {
   ObjectId id() const { return id_of(entry, generation); }
 };
 
-enum class Begun { kOpen, kExists, kBeingWritten, kFull };
+enum class PutState { kOpen, kExists, kBeingWritten, kFull };
 
 // An object that this process reads.
 struct Pin {
@@ -150,7 +150,7 @@ class Pool {
   void ids_of(const Key* keys, size_t count, ObjectId* out) const;  // 0: not present
 
   // Space for an object, invisible until commit(). kFull: no room, or no entry.
-  Begun begin(const Key& key, uint64_t num_bytes, Writing* writing);
+  PutState begin(const Key& key, uint64_t num_bytes, Writing* writing);
   void commit(const Writing& writing, uint64_t checksum, Retention retention,
               uint16_t position = 0);
   // For a copy of what exists elsewhere: aborts, and returns false, if its key was removed since

@@ -6,24 +6,24 @@
 
 namespace mk::store {
 
-Begun Pool::begin(const Key& key, uint64_t num_bytes, Writing* writing) {
+PutState Pool::begin(const Key& key, uint64_t num_bytes, Writing* writing) {
   owner_.check("put", "pool");
   MK_CHECK(num_bytes <= geometry().capacity_bytes, "put: num_bytes must be at most the pool's ",
            geometry().capacity_bytes, ", got ", num_bytes);
   const Lock lock(*this);
   if (const Found found = index_.find(key); found.entry != kNone) {
-    if (found.is_ready()) return Begun::kExists;
+    if (found.is_ready()) return PutState::kExists;
     const uint32_t row = view_.row_of(view_.entries[found.entry]);
-    if (is_alive(view_.rows[row])) return Begun::kBeingWritten;
+    if (is_alive(view_.rows[row])) return PutState::kBeingWritten;
     ledger_.reap();
   }
   uint32_t at = ledger_.add(key, num_bytes, row_);
   if (at == kNone && ledger_.sweep() > 0) at = ledger_.add(key, num_bytes, row_);
-  if (at == kNone) return Begun::kFull;
+  if (at == kNone) return PutState::kFull;
   const Entry& entry = view_.entries[at];
   *writing = {at, generation_of(entry.word.load()), view_.data_of(entry, num_bytes), num_bytes,
               removals_.end()};
-  return Begun::kOpen;
+  return PutState::kOpen;
 }
 
 Entry& Pool::checked(const char* op, const Writing& writing) const {

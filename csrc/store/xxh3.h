@@ -17,7 +17,7 @@ struct Xxh3 {
   // stripes were added before, and copies them to dst, if that is not null. What is stored is what
   // is hashed, even if others write to src meanwhile.
   void (*add)(uint64_t* accumulators, uint64_t first, uint64_t count, const char* src, char* dst);
-  // The same with stores past the cache, if nobody writes to src. Null: not with these
+  // The same with stores past the cache, if no one writes to src. Null: not with these
   // instructions.
   void (*add_streamed)(uint64_t* accumulators, uint64_t first, uint64_t count, const char* src,
                        char* dst);

@@ -179,7 +179,7 @@ T exchange(T value, unsigned from_lane) {
   T result;
   const unsigned from = from_lane < kWarp ? rank - rank % kWarp + from_lane : rank;
   std::memcpy(&result, &g_block->exchanged[from], sizeof(T));
-  wait_at(State::kAtWarpBarrier);  // nobody writes the next value before all have read this one
+  wait_at(State::kAtWarpBarrier);  // no one writes the next value before all have read this one
   return result;
 }
 

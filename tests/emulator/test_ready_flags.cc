@@ -49,7 +49,7 @@ void check_timeout() {
   EXPECT(report.wanted == 5 && report.seen == 4);
   wait(&flags[0], 1, &step, &report, kLongNs);
   EXPECT(report.flag == reinterpret_cast<int64_t>(&flags[1]) && report.wanted == 5);
-  wait(&flags[0], 0, &step, nullptr, kShortNs);  // with nobody to tell
+  wait(&flags[0], 0, &step, nullptr, kShortNs);  // with no one to tell
 }
 
 // What was written before a signal is seen behind the wait.

@@ -1,5 +1,5 @@
 // An initiator's handshake, and all that a request may consist of, with a target who answers
-// anything; also to the question for its regions, and to one for its service.
+// anything; also to the request for its regions, and to one for its service.
 #include <algorithm>
 #include <memory>
 #include <utility>
@@ -61,8 +61,8 @@ void welcome(int fd, uint8_t mode) {
 template <class Base>
 class Adopting : public Base {
  public:
-  template <class... Ways>
-  Adopting(std::shared_ptr<const Endpoint> own, Socket socket, Ways... ways)
+  template <class... Paths>
+  Adopting(std::shared_ptr<const Endpoint> own, Socket socket, Paths... ways)
       : Base(std::move(own), {"peer", 1}, {},
              std::make_shared<PeerIdentity>(0, "", std::make_shared<LostLinksTable>()), ways...) {
     this->socket_ = std::move(socket);
@@ -85,12 +85,12 @@ void list_all(Channel& channel, const Limit& limit) {
 
 void ask(Channel& channel, const Limit& limit) {
   std::string payload(64, 'p'), answer(4096, '\0');
-  uint64_t left = channel.ask("a question", {{payload.data(), payload.size()}}, limit);
-  FUZZ_EXPECT(left <= kMaxAnswerBytes);
+  uint64_t left = channel.call("a question", {{payload.data(), payload.size()}}, limit);
+  FUZZ_EXPECT(left <= kMaxRpcResponseBytes);
   while (left > 0) {
     iovec part{answer.data(), std::min<uint64_t>(left, answer.size())};
     left -= part.iov_len;
-    channel.receive_answer(&part, 1, limit);
+    channel.receive_response(&part, 1, limit);
   }
 }
 
@@ -122,11 +122,11 @@ void initiate(Socket socket, std::shared_ptr<const Endpoint> own, const Request&
   try {
     introduce(socket, *own, {5, 1}, {"peer", 1}, limit);
     if (is_shared) {
-      Shared channel(std::move(own), std::move(socket), ShmChannel::Ways{true, true});
+      Shared channel(std::move(own), std::move(socket), ShmChannel::Paths{true, true});
       channel.learn_regions(limit);
       move_all(channel, request, limit);
     } else {
-      Adopting<WireChannel> channel(std::move(own), std::move(socket));
+      Adopting<TcpChannel> channel(std::move(own), std::move(socket));
       if (lists) {
         list_all(channel, limit);
         ask(channel, limit);

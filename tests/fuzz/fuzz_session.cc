@@ -18,7 +18,7 @@ constexpr Range kReadWrite{Arena::kAddress + 0x4000, 0x1000};
 constexpr Range kReadOnly{Arena::kAddress + 0x5000, 0x1000};
 constexpr Range kWriteOnly{Arena::kAddress + 0x8010, 0x0FF1};
 
-// A pool that is served, of which nobody gets to see more than its objects.
+// A pool that is served, of which no one gets to see more than its objects.
 class Served {
  public:
   explicit Served(const served::ObjectService::Options& options)
@@ -59,7 +59,7 @@ class Served {
 
   void put(const store::Key& key, const store::Pieces& pieces, bool checksum) {
     const store::PutOptions options{checksum, store::Retention::kNormal};
-    FUZZ_EXPECT(store::put_from(pool_.get(), key, pieces, options) == store::Begun::kOpen);
+    FUZZ_EXPECT(store::put_from(pool_.get(), key, pieces, options) == store::PutState::kOpen);
   }
 
   const std::shared_ptr<store::Pool> pool_;

@@ -160,9 +160,9 @@ int main(int num_arguments, char**) {
   EXPECT(driver);
   if (!driver) return failures();
   driver->allocations = kAllocations;
-  check_without_context();  // nobody has called cuInit
+  check_without_context();  // no one has called cuInit
   driver->is_initialized = true;
-  check_without_context();  // nobody has made a context
+  check_without_context();  // no one has made a context
   if (num_arguments > 1) {
     driver->version = 12040;
     EXPECT(says(copy_engine_missing(), "needs a driver of CUDA 12.8, this one is of 12.4"));

@@ -32,8 +32,8 @@ inline bool is_filled(const char* data, uint64_t num_bytes, const Key& key) {
   return std::equal(expected.begin(), expected.end(), data);
 }
 
-inline Begun put(Pool* pool, const Key& key, uint64_t num_bytes,
-                 Retention retention = Retention::kNormal) {
+inline PutState put(Pool* pool, const Key& key, uint64_t num_bytes,
+                    Retention retention = Retention::kNormal) {
   std::vector<char> bytes(num_bytes);
   fill(bytes.data(), num_bytes, key);
   return put_from(pool, key, {{bytes.data(), num_bytes}}, {true, retention});
@@ -84,8 +84,8 @@ inline void check_usable(Pool* pool, Policy policy) {
   const PoolStats empty = pool->stats();
   EXPECT(empty.num_ready == 0 && empty.num_free_spans == 1);
   EXPECT(empty.largest_free_bytes == empty.capacity_bytes);
-  EXPECT(put(pool, {99, 99}, empty.capacity_bytes) == Begun::kOpen);
-  EXPECT(put(pool, {98, 98}, 1) == Begun::kFull);
+  EXPECT(put(pool, {99, 99}, empty.capacity_bytes) == PutState::kOpen);
+  EXPECT(put(pool, {98, 98}, 1) == PutState::kFull);
   EXPECT(pool->remove({99, 99}) && !pool->remove({99, 99}));
 }
 

@@ -22,14 +22,15 @@ bool operator==(const PoolCounts& a, const PoolCounts& b) {
          a.read_bytes == b.read_bytes && a.stored_bytes == b.stored_bytes;
 }
 
-Got read(Pool* pool, const Key& key, uint64_t room = kBytes, std::optional<uint64_t> offset = {}) {
+ReadStatus read(Pool* pool, const Key& key, uint64_t room = kBytes,
+                std::optional<uint64_t> offset = {}) {
   std::vector<char> buffer(room);
   uint64_t object_bytes = 0;
   ReadCounts counts;
-  const Got got =
+  const ReadStatus status =
       get_into(pool, key, offset, {{buffer.data(), room}}, true, &object_bytes, &counts);
   pool->count(counts);
-  return got;
+  return status;
 }
 
 void reads() {
@@ -37,13 +38,14 @@ void reads() {
   Pool* const p = pool.get();
   EXPECT(p->counts() == PoolCounts{});
   put(p, kHere, kBytes);
-  EXPECT(put(p, kHere, kBytes) == Begun::kExists);
+  EXPECT(put(p, kHere, kBytes) == PutState::kExists);
   EXPECT((p->counts() == PoolCounts{0, 0, 1, 0, 0, 0, kBytes}));
-  EXPECT(read(p, kHere) == Got::kDone && read(p, kHere, 2 * kBytes) == Got::kDone);
-  EXPECT(read(p, kHere, 30, 10) == Got::kDone && read(p, kAbsent) == Got::kAbsent);
+  EXPECT(read(p, kHere) == ReadStatus::kDone && read(p, kHere, 2 * kBytes) == ReadStatus::kDone);
+  EXPECT(read(p, kHere, 30, 10) == ReadStatus::kDone && read(p, kAbsent) == ReadStatus::kAbsent);
   const PoolCounts after{3, 1, 1, 0, 0, 2 * kBytes + 30, kBytes};
   EXPECT(p->counts() == after);
-  EXPECT(read(p, kHere, 5) == Got::kTooSmall && read(p, kHere, 5, 99) == Got::kOutOfRange);
+  EXPECT(read(p, kHere, 5) == ReadStatus::kTooSmall &&
+         read(p, kHere, 5, 99) == ReadStatus::kOutOfRange);
   bool found = false;
   ObjectId id = 0;
   p->contains_each(&kAbsent, 1, true, &found);
@@ -51,7 +53,7 @@ void reads() {
   EXPECT(p->contains(kHere) && p->match_prefix(&kHere, 1) == 1 && id != 0);
   const auto pin = p->pin(kHere);
   p->data()[0] ^= 1;
-  EXPECT(read(p, kHere) == Got::kDamaged);
+  EXPECT(read(p, kHere) == ReadStatus::kDamaged);
   p->unpin(*pin);
   EXPECT(p->counts() == after);
 }

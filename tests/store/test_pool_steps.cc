@@ -3,8 +3,8 @@
 //   test_pool_steps <seed> <deaths>
 //
 // A child is stepped through everything that changes a pool, one instruction at a time (ptrace(2)),
-// and killed after so many; what is left must be a pool without a loss. Exits with 77 where tracing
-// is forbidden.
+// and killed after that many; what is left must be a pool without a loss. Exits with 77 where
+// tracing is forbidden.
 #include <signal.h>
 #include <sys/ptrace.h>
 #include <unistd.h>

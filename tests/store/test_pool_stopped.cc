@@ -39,7 +39,7 @@ void go_on(pid_t child) {
 
 Writing begin(Pool* pool) {
   Writing writing{};
-  EXPECT(pool->begin(kKey, 100, &writing) == Begun::kOpen);
+  EXPECT(pool->begin(kKey, 100, &writing) == PutState::kOpen);
   return writing;
 }
 
@@ -59,7 +59,7 @@ void what_is_given_up_meanwhile_ends_with_the_next_change(Pool* pool) {
   const pid_t child = hold(pool->path());
   pool->give_up({writing});  // after the limit
   go_on(child);
-  EXPECT(put(pool, kKey, 100) == Begun::kOpen);
+  EXPECT(put(pool, kKey, 100) == PutState::kOpen);
   EXPECT(pool->remove(kKey));
   check_pool(pool);
 }
@@ -69,7 +69,7 @@ void what_else_is_given_up_meanwhile_does_not_wait(Pool* pool) {
   const pid_t child = hold(pool->path());
   for (int i = 0; i < 100000; ++i) pool->give_up({writing});  // hours, if each waited
   go_on(child);
-  EXPECT(put(pool, kKey, 100) == Begun::kOpen);
+  EXPECT(put(pool, kKey, 100) == PutState::kOpen);
   EXPECT(pool->remove(kKey));
   check_pool(pool);
 }
@@ -94,9 +94,9 @@ pid_t give_up_and_close(const std::string& path) {
 
 void what_cannot_be_ended_at_all_ends_with_the_process(Pool* pool) {
   const pid_t child = give_up_and_close(pool->path());
-  EXPECT(put(pool, kKey, 100) == Begun::kBeingWritten);
+  EXPECT(put(pool, kKey, 100) == PutState::kBeingWritten);
   go_on(child);
-  EXPECT(put(pool, kKey, 100) == Begun::kOpen);
+  EXPECT(put(pool, kKey, 100) == PutState::kOpen);
   EXPECT(pool->remove(kKey));
   check_pool(pool);
 }

@@ -38,7 +38,7 @@ void change(Pool* pool, uint64_t seed) {
   for (int i = 0; i < kRounds; ++i) {
     const Key key{kKept + random() % (kAll - kKept), 5};
     if (random() % 2) {
-      if (put(pool, key, random() % 300) == Begun::kFull) pool->evict(256, Policy::kSieve);
+      if (put(pool, key, random() % 300) == PutState::kFull) pool->evict(256, Policy::kSieve);
     } else if (random() % 4) {
       pool->remove(key);
     } else {

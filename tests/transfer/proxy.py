@@ -17,7 +17,7 @@ class Flow:
 
     num_taken: int = 0  # bytes that have come, those that are held included
     passed: bytearray = field(default_factory=bytearray)
-    limit: int | None = None  # so many bytes may pass for now; None: all
+    limit: int | None = None  # that many bytes may pass for now; None: all
     ended: bool = False
     changed: threading.Condition = field(default_factory=threading.Condition)
 

@@ -11,7 +11,7 @@
 #include "expect.h"
 #include "transfer/net/admission.h"
 #include "transfer/net/links.h"
-#include "transfer/wire/verdict.h"
+#include "transfer/wire/reject_reason.h"
 
 using namespace mk::transfer;
 
@@ -19,21 +19,21 @@ namespace {
 
 constexpr double kLongS = 20;
 
-Verdict verdict_of(Links& links, const LinkId& id, uint64_t epoch, double limit_s = kLongS) {
+RejectReason verdict_of(Links& links, const LinkId& id, uint64_t epoch, double limit_s = kLongS) {
   Interrupt interrupt;
   try {
     links.enter(id, epoch, interrupt, {Deadline::after(limit_s), interrupt});
   } catch (const Rejected& rejected) {
-    return rejected.verdict;
+    return rejected.reject_reason;
   }
-  return Verdict::kWelcome;
+  return RejectReason::kNone;
 }
 
 bool is_turned_away(Admission::Visit& visit) {
   try {
     visit.admit(true);
   } catch (const Rejected& rejected) {
-    return rejected.verdict == Verdict::kFull;
+    return rejected.reject_reason == RejectReason::kFull;
   }
   return false;
 }
@@ -168,13 +168,13 @@ void a_later_connection_waits_for_the_one_before() {
   Links links;
   Interrupt first, second;
   auto hold = std::make_optional(links.enter({1, 2}, 5, first, {Deadline::after(kLongS), first}));
-  EXPECT(verdict_of(links, {1, 2}, 5) == Verdict::kOldEpoch);
-  EXPECT(verdict_of(links, {1, 2}, 4) == Verdict::kOldEpoch);
+  EXPECT(verdict_of(links, {1, 2}, 5) == RejectReason::kOldEpoch);
+  EXPECT(verdict_of(links, {1, 2}, 4) == RejectReason::kOldEpoch);
   EXPECT(!is_signalled(first));
-  EXPECT(verdict_of(links, {1, 3}, 1) == Verdict::kWelcome);
-  EXPECT(verdict_of(links, {2, 2}, 1) == Verdict::kWelcome);
+  EXPECT(verdict_of(links, {1, 3}, 1) == RejectReason::kNone);
+  EXPECT(verdict_of(links, {2, 2}, 1) == RejectReason::kNone);
 
-  EXPECT(verdict_of(links, {1, 2}, 6, 0.01) == Verdict::kStillBusy);
+  EXPECT(verdict_of(links, {1, 2}, 6, 0.01) == RejectReason::kStillBusy);
   EXPECT(is_signalled(first));
   std::atomic<bool> has_left{false};
   std::thread later([&] {
@@ -185,20 +185,20 @@ void a_later_connection_waits_for_the_one_before() {
   has_left = true;
   hold.reset();
   later.join();
-  EXPECT(verdict_of(links, {1, 2}, 7) == Verdict::kOldEpoch);
-  EXPECT(verdict_of(links, {1, 2}, 8) == Verdict::kWelcome);
+  EXPECT(verdict_of(links, {1, 2}, 7) == RejectReason::kOldEpoch);
+  EXPECT(verdict_of(links, {1, 2}, 8) == RejectReason::kNone);
 }
 
 void one_that_waits_is_overtaken() {
   Links links;
   Interrupt first;
   auto hold = std::make_optional(links.enter({1, 2}, 1, first, {Deadline::after(kLongS), first}));
-  std::thread overtaken([&] { EXPECT(verdict_of(links, {1, 2}, 2) == Verdict::kOldEpoch); });
+  std::thread overtaken([&] { EXPECT(verdict_of(links, {1, 2}, 2) == RejectReason::kOldEpoch); });
   std::thread last;
   std::this_thread::sleep_for(std::chrono::milliseconds(20));
   // Is given less time, for it is let in only after the one that waits has been told.
   last =
-      std::thread([&] { EXPECT(verdict_of(links, {1, 2}, 3, kLongS / 2) == Verdict::kWelcome); });
+      std::thread([&] { EXPECT(verdict_of(links, {1, 2}, 3, kLongS / 2) == RejectReason::kNone); });
   overtaken.join();
   hold.reset();
   last.join();
@@ -230,7 +230,7 @@ void a_fence_ends_what_is_inside_and_lets_none_follow() {
   hold.reset();
   EXPECT(is_fenced_in_time(links, 5));
   EXPECT(is_fenced_in_time(links, 7));  // of which nothing has come
-  EXPECT(verdict_of(links, {1, 2}, 7) == Verdict::kOldEpoch);
+  EXPECT(verdict_of(links, {1, 2}, 7) == RejectReason::kOldEpoch);
   EXPECT(enter(links, 8, second) && !is_signalled(second));
 }
 
@@ -261,12 +261,12 @@ void old_links_are_forgotten_those_in_use_are_not() {
   Interrupt interrupt;
   const auto hold = links.enter({0, 0}, 9, interrupt, {Deadline::after(kLongS), interrupt});
   for (uint64_t link = 1; link <= 5'000; ++link) {
-    EXPECT(verdict_of(links, {0, link}, 9) == Verdict::kWelcome);
+    EXPECT(verdict_of(links, {0, link}, 9) == RejectReason::kNone);
   }
-  EXPECT(verdict_of(links, {0, 5'000}, 9) == Verdict::kOldEpoch);
-  EXPECT(verdict_of(links, {0, 1'000}, 9) == Verdict::kOldEpoch);  // 4096 are kept in mind
-  EXPECT(verdict_of(links, {0, 1}, 9) == Verdict::kWelcome);
-  EXPECT(verdict_of(links, {0, 0}, 9) == Verdict::kOldEpoch);
+  EXPECT(verdict_of(links, {0, 5'000}, 9) == RejectReason::kOldEpoch);
+  EXPECT(verdict_of(links, {0, 1'000}, 9) == RejectReason::kOldEpoch);  // 4096 are kept in mind
+  EXPECT(verdict_of(links, {0, 1}, 9) == RejectReason::kNone);
+  EXPECT(verdict_of(links, {0, 0}, 9) == RejectReason::kOldEpoch);
 }
 
 // 100 frames of as many links as one may have, none of which was ever there.
@@ -278,9 +278,9 @@ void fences_without_end() {
     links.fence({0, link}, 5, {Deadline::after(kLongS), interrupt});
   }
   EXPECT(!is_signalled(interrupt));
-  EXPECT(verdict_of(links, {0, 100 * 4096}, 5) == Verdict::kOldEpoch);
-  EXPECT(verdict_of(links, {0, 1}, 5) == Verdict::kWelcome);
-  EXPECT(verdict_of(links, {0, 0}, 9) == Verdict::kOldEpoch);
+  EXPECT(verdict_of(links, {0, 100 * 4096}, 5) == RejectReason::kOldEpoch);
+  EXPECT(verdict_of(links, {0, 1}, 5) == RejectReason::kNone);
+  EXPECT(verdict_of(links, {0, 0}, 9) == RejectReason::kOldEpoch);
 }
 
 // However many enter and leave, one is inside, and the epochs that are let in rise.
@@ -303,7 +303,7 @@ void nobody_is_inside_twice() {
           while (random() % 4 && !is_signalled(interrupt)) std::this_thread::yield();
           --num_inside;
         } catch (const Rejected& rejected) {
-          EXPECT(rejected.verdict == Verdict::kOldEpoch);
+          EXPECT(rejected.reject_reason == RejectReason::kOldEpoch);
         }
       }
     });

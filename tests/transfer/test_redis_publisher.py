@@ -189,7 +189,7 @@ def test_an_engine_stores_what_it_can_list():
             here.served.let_publish("redis://")
 
 
-def test_a_writer_is_told_whether_its_own_put_has_waited_in_vain():
+def test_a_writer_learns_whether_its_own_put_waited_to_no_effect():
     with serving() as here, publishing(lambda _: [b""], timeout_s=0.1) as (publisher, asked):
         here.served.let_publish(publisher)
         assert here.write({1: content(1, 50), 2: content(2, 50)}, publish=True) == [LATE] * 2

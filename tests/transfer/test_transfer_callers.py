@@ -68,7 +68,7 @@ def test_one_after_the_other(spin_us, size):
             assert (here._buffer.owner == i + 1).all()
 
 
-def test_what_nobody_waits_for_ends_as_well(tcp_pair):
+def test_a_request_without_a_waiter_ends(tcp_pair):
     near, far = tcp_pair.regions(addressed(SIZE), untouched(SIZE))
     ticket = tcp_pair.near.write(tcp_pair.peer, [(near.address, far.address, SIZE)])
     requests = lambda: tcp_pair.near.stats()["peers"][tcp_pair.far.name]  # noqa: E731
@@ -130,7 +130,7 @@ def streaming(pair, near, far, size):
         thread.join()
 
 
-def test_requests_of_one_thread_arrive_in_order_beside_anothers(tcp_pair):
+def test_requests_of_one_thread_arrive_in_order_among_those_of_another(tcp_pair):
     near, far = tcp_pair.regions(untouched(2 * SIZE), untouched(2 * SIZE))
     with streaming(tcp_pair, near.address + SIZE, far.address + SIZE, SIZE):
         for k in range(300):
@@ -145,7 +145,7 @@ def test_requests_of_one_thread_arrive_in_order_beside_anothers(tcp_pair):
 
 
 @pytest.mark.parametrize("transport", ["local", "shm", "tcp"])
-def test_what_nobody_waits_for_is_moved_beside_another_thread(transport):
+def test_a_request_without_a_waiter_is_moved_during_those_of_another_thread(transport):
     """In the end: that it takes two milliseconds at most, this does not check."""
     size = 1 << 20
     with engine_pair(transport) as pair:
@@ -243,7 +243,7 @@ def test_a_deadline_of_what_is_waited_for(stalled, verb):
         ticket.wait()
 
 
-def test_a_deadline_of_what_nobody_waits_for(stalled):
+def test_the_deadline_of_a_request_without_a_waiter(stalled):
     near, here, peer = stalled
     ticket = near.write(peer, [(here.address, 1 << 20, SIZE)], deadline_s=0.05)
     time.sleep(0.1)

@@ -81,7 +81,7 @@ def test_a_byte_that_is_flipped_on_the_way(verb):
         here, there = near.register(ours), far.register(theirs)
         peer = near.open(proxy.name)
         rows = [(here.address + at, there.address + at, 100) for at in range(0, 2000, 200)]
-        getattr(near, verb)(peer, rows).wait()  # nobody has noticed
+        getattr(near, verb)(peer, rows).wait()  # no one has noticed
         getattr(near, verb)(peer, rows[:5], checksum=True, notify=b"good").wait()
         ticket = getattr(near, verb)(peer, rows, checksum=True, notify=b"bad")
         with pytest.raises(TransferError) as failed:
@@ -145,7 +145,7 @@ def test_the_engines_default_is_for_calls_that_say_nothing():
         peer, rows = careful.open(proxy.name), [(here.address, there.address, 4096)]
         with pytest.raises(TransferError, match="checksum: remote range"):
             careful.write(peer, rows).wait()
-        careful.write(peer, rows, checksum=False).wait()  # nobody compares
+        careful.write(peer, rows, checksum=False).wait()  # no one compares
         assert theirs[1000 : 1000 + len(MARK)].tobytes() == FLIPPED
 
 
@@ -163,7 +163,7 @@ def test_the_engines_default_and_what_is_no_choice(pair):
         TransferEngine(checksum=3)
 
 
-def test_a_file_has_nobody_who_compares(tmp_path):
+def test_a_file_has_no_peer_that_compares(tmp_path):
     with TransferEngine() as engine:
         here = engine.register(addressed(4096))
         (tmp_path / "disk").write_bytes(bytes(4096))

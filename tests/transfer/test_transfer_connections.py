@@ -169,7 +169,7 @@ def test_closing_ends_the_wait_for_a_place():
                 ticket.wait()
 
 
-def test_a_forked_child_is_nobodys_connection():
+def test_a_forked_child_holds_no_connection():
     with engines(2, "tcp", max_connections=1) as (near, far):
         peers = [near.open(other.name) for other in far]
         pid = os.fork()

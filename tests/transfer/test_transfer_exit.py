@@ -70,7 +70,7 @@ ENDS = {  # how a process ends in the middle of its transfers, and its exit stat
         "threading.Thread(target=lambda: (time.sleep({delay_s}), sys.exit(3))).start()",
         0,
     ),
-    "exit_beside_a_thread": (
+    "exit_during_a_thread": (
         "threading.Thread(target=move_until_closed, daemon=True).start()\n"
         "time.sleep({delay_s})\nsys.exit(0)",
         0,

@@ -104,7 +104,7 @@ def test_a_late_write_of_another_peer_object_does_not_land(target, ends):
         np.testing.assert_array_equal(landing._buffer.owner, addressed(SIZE) ^ 0x55)
 
 
-def test_what_a_lane_beside_has_on_its_way_does_not_land(target):
+def test_data_in_flight_on_another_lane_does_not_land(target):
     """Nothing follows on its connection: another one has it ended before it goes on."""
     far, _ = target
     size, step = 8 << 20, 1 << 20

@@ -215,7 +215,7 @@ def test_stats(tmp_path):
         assert of_all == of_peer and counters.items() <= of_peer.items()
 
 
-def test_two_engines_and_a_peer_of_another_kind_beside_it(tmp_path):
+def test_two_engines_and_a_peer_of_another_kind(tmp_path):
     with Pool(tmp_path / "pool", PAGE) as pool, TransferEngine() as far:
         region = far.register(np.zeros(PAGE, np.uint8))
         engine_peer = pool.engine.open(far.name)

@@ -84,7 +84,7 @@ def test_a_file_must_be_allowed(tmp_path):
         assert engine.open(f"file:{tmp_path}/pool").transport == "file"
 
 
-def test_nobody_is_notified(pool):
+def test_no_one_is_notified(pool):
     for rows in ([], pool.rows([(0, 0, 1)])):
         for call in (pool.engine.write, pool.engine.read):
             with pytest.raises(InvalidArgument, match="notify must be None for a file.* 3 bytes"):

@@ -118,7 +118,7 @@ def test_asked_while_it_is_closed(pool):
                 each.result(WAIT_S)
 
 
-def test_a_file_that_nobody_can_find_any_more_is_still_the_same(pool):
+def test_a_file_without_a_name_is_still_the_same(pool):
     os.unlink(pool.path)
     pool.engine.write(pool.peer, pool.rows([(0, 0, MIB)])).wait()
     cancel(train(pool, "read"))

@@ -22,12 +22,12 @@ a.close(), b.close()
 """
 
 
-def run_beside_a_forked_child(body: str) -> None:
+def run_with_a_forked_child(body: str) -> None:
     run_script(FORKED.format(body=textwrap.indent(textwrap.dedent(body), "    ")))
 
 
 def test_a_name_is_free_once_closed_though_a_forked_child_lives():
-    run_beside_a_forked_child("""
+    run_with_a_forked_child("""
         name = b.name
         b.close()
         try:
@@ -43,7 +43,7 @@ def test_a_name_is_free_once_closed_though_a_forked_child_lives():
 
 @pytest.mark.parametrize("closes", ["b.close()", "peer.close()"])
 def test_the_other_side_learns_of_a_close_though_a_forked_child_lives(closes):
-    run_beside_a_forked_child(f"""
+    run_with_a_forked_child(f"""
         def num_connections():  # a line each; 01 is ESTABLISHED
             port = "%04X" % int(b.name.rsplit(":", 1)[1])
             lines = [line.split() for line in open("/proc/self/net/tcp")][1:]

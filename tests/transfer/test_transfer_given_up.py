@@ -37,7 +37,7 @@ class Held:
 
     def together(self, begin, *, num_confirmed=0):
         """Begin requests while their lane is busy, so that it takes them in one go; what arrives
-        is not confirmed, but so many batches of theirs.
+        is not confirmed, but that many batches of theirs.
         """
         before = len(self.up.passed)
         self.down.hold(0)

@@ -64,7 +64,7 @@ SIZE = 4096
 
 
 def still_serves(guarded) -> bool:
-    """And nobody has been here: the memory is as it was."""
+    """And no one has been here: the memory is as it was."""
     engine, region = guarded
     assert (region._buffer.owner == UNTOUCHED).all()
     with initiator(OURS) as other:

@@ -47,7 +47,7 @@ def survivor():
 
 
 def check(plan: Round, memory: np.ndarray, confirmed: set[int]) -> None:
-    """Each byte is old or new, those of confirmed blocks are new, and none beside the blocks."""
+    """Each byte is old or new, those of confirmed blocks are new, and none outside the blocks."""
     old, new = content(OLD), content(NEW)
     if not plan.survivor_is_target:
         np.testing.assert_array_equal(memory, new)

@@ -71,10 +71,10 @@ def test_the_numbers_are_those_of_the_engine():
     assert numbers == {kind.name: int(kind) for kind in FailureKind}
 
 
-def test_no_cause_of_the_engine_is_of_no_kind():
-    """A Cause cannot be made without one, and OTHER is only what comes from elsewhere."""
+def test_every_error_reason_of_the_engine_has_a_kind():
+    """An ErrorReason cannot be made without one; OTHER is only what comes from elsewhere."""
     header = (ROOT / "csrc/transfer/base/error.h").read_text()
-    [made] = re.findall(r"^  Cause\(([^)]+)\)", header, re.M)
+    [made] = re.findall(r"^  ErrorReason\(([^)]+)\)", header, re.M)
     assert made == "std::string text, FailureKind kind"
     others = {
         str(path.relative_to(ROOT / "csrc")): found
@@ -83,11 +83,11 @@ def test_no_cause_of_the_engine_is_of_no_kind():
         if path.suffix in (".cc", ".h")
         if (found := path.read_text().count("FailureKind::kOther"))
     }
-    # The default of an empty Cause; an unknown errno, an unknown exception; no verdict.
+    # The default of an empty reason; an unknown errno, an unknown exception; no rejection.
     assert others == {
         "transfer/base/error.cc": 2,
         "transfer/base/error.h": 1,
-        "transfer/wire/verdict.cc": 1,
+        "transfer/wire/reject_reason.cc": 1,
     }
 
 

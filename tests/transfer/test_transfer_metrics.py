@@ -142,7 +142,7 @@ def test_engines_come_and_go():
     assert scrape(collector) == {}
 
 
-def test_scrapes_beside_transfers(tcp_pair):
+def test_scrapes_during_transfers(tcp_pair):
     """The counters never go back."""
     here, there = tcp_pair.regions(addressed(SIZE), untouched(SIZE))
     collector, over = mk.prometheus_collector(tcp_pair.near), threading.Event()

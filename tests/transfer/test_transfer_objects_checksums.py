@@ -43,7 +43,7 @@ def test_what_is_damaged(here, sums):
     assert here.pool.counts().num_hits == 7
 
 
-def test_damage_that_nobody_can_see(here):
+def test_damage_that_no_one_can_see(here):
     data = here.put(1, 5000, checksum=False)
     here.damage(1)
     data[0] ^= 1

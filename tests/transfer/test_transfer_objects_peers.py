@@ -82,7 +82,7 @@ def test_who_asks_over_shm_maps_nothing_of_the_peers():
         assert num_mapped() == before
 
 
-def test_an_answer_that_is_not_taken_up_hinders_nobody():
+def test_a_response_that_is_not_received_blocks_no_one():
     with serving(2 * LARGE) as here:
         here.put(1, LARGE)
         small = here.put(2, 100)

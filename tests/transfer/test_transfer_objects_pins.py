@@ -39,7 +39,7 @@ def test_what_is_sent_is_not_evicted(here):
 
 
 @pytest.mark.parametrize("ends", ["close", "drop", "engine", "peer"])
-def test_an_answer_that_nobody_takes_is_not_kept(ends):
+def test_a_response_that_is_not_received_is_not_kept(ends):
     with serving(2 * LARGE) as here:
         data = here.put(1, LARGE).tobytes()
         with here.near.open(here.far.name) as peer:

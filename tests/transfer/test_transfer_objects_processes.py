@@ -133,7 +133,7 @@ def test_a_writer_is_killed(transport, after_s):
 
 
 def is_dead(pid: int) -> bool:
-    """Whether it has ended, also if nobody has waited for it."""
+    """Whether it has ended, also if no one has waited for it."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] in "ZX"
     except FileNotFoundError:

@@ -29,7 +29,7 @@ def fork(work):
 """
 
 
-def test_a_forked_child_disturbs_nobody():
+def test_a_forked_child_disturbs_no_one():
     run_script(
         FORKED
         + """

@@ -7,10 +7,10 @@ import pytest
 from ..cxx import build, run
 
 HERE = Path(__file__).parent
-GATE = ["net/admission", "net/links", "base/limit", "wire/verdict"]
-ASKER = ["peer/asker", "net/connection_pool", "request/counters", "base/error", "base/limit"]
-REGIONS = ["memory/board", "memory/region_table", "base/limit"]
-SOCKET = ["base/error", "base/limit", "base/uring", "wire/verdict"]
+GATE = ["net/admission", "net/links", "base/limit", "wire/reject_reason"]
+RPC = ["peer/rpc_client", "net/connection_pool", "request/counters", "base/error", "base/limit"]
+REGIONS = ["memory/control_page", "memory/region_table", "base/limit"]
+SOCKET = ["base/error", "base/limit", "base/uring", "wire/reject_reason"]
 SOCKET += [f"net/{name}" for name in ("address", "frame_macs", "local_users", "secret", "socket")]
 SOCKET += [f"net/{name}" for name in ("stream", "tls", "zero_copy")]
 REQUEST = ("block_pool", "coalesce", "delivered", "integers", "overlap", "piece")
@@ -40,9 +40,9 @@ def test_peer_identity(tmp_path):
     assert result.returncode == 0, result.stderr
 
 
-def test_asker(tmp_path):
-    sources = [f"transfer/{name}.cc" for name in ASKER] + ["common/process_id.cc"]
-    result = run(build(HERE / "test_asker.cc", sources, tmp_path, "-pthread"))
+def test_rpc_client(tmp_path):
+    sources = [f"transfer/{name}.cc" for name in RPC] + ["common/process_id.cc"]
+    result = run(build(HERE / "test_rpc_client.cc", sources, tmp_path, "-pthread"))
     assert result.returncode == 0, result.stderr
 
 
@@ -79,7 +79,7 @@ def test_openssl_is_what_we_declare(tmp_path):
     assert result.returncode == 0, result.stderr
 
 
-def test_life_sign(tmp_path):
-    sources = ["transfer/shm/life_sign.cc", "common/process_id.cc"]
-    result = run(build(HERE / "test_life_sign.cc", sources, tmp_path, "-pthread"))
+def test_liveness(tmp_path):
+    sources = ["transfer/shm/liveness.cc", "common/process_id.cc"]
+    result = run(build(HERE / "test_liveness.cc", sources, tmp_path, "-pthread"))
     assert result.returncode == 0, result.stderr

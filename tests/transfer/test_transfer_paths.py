@@ -228,7 +228,7 @@ with TransferEngine(transports=["shm"]) as near, TransferEngine() as far:
 
 
 @pytest.mark.skipif(platform.machine() not in CALLS, reason="the numbers of its system calls")
-def test_memory_that_a_kernel_lets_nobody_reach_goes_by_the_connection():
+def test_memory_that_the_kernel_closes_goes_by_the_connection():
     # PR_GET_SECCOMP fails where the kernel has none.
     if ctypes.CDLL(None).prctl(21, 0, 0, 0, 0) < 0:
         pytest.skip("the kernel has no seccomp")

@@ -87,7 +87,7 @@ def test_a_notification_behind_a_refused_request_arrives(pair, rows):
         assert pair.far.receive_notifications(1) == [(pair.near.name, b"good %d" % round_)]
 
 
-def test_notifications_that_nobody_receives_any_more(pair, rows):
+def test_notifications_without_a_receiver(pair, rows):
     _, _, row = rows
     pair.near.write(pair.peer, [], notify=b"in time").wait()
     assert pair.far.refuse_notifications() == [(pair.near.name, b"in time")]

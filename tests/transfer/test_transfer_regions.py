@@ -151,8 +151,8 @@ def test_the_longest_list_that_is_let_in():
 
 
 def test_more_regions_than_are_listed_are_cut_off():
-    """By their number: of the first so many, all are there."""
-    count = 5000  # more than a board has
+    """By their number: of the first that many, all are there."""
+    count = 5000  # more than a control page has
     with TransferEngine() as far, TransferEngine(transports=["shm"]) as near:
         memory = untouched(count)
         for i in range(count):

@@ -116,7 +116,7 @@ def test_what_is_no_secret(secret, message):
     assert "2short" not in str(caught.value)
 
 
-def test_nobody_prints_it(capsys, caplog, guarded):
+def test_the_secret_is_not_printed(capsys, caplog, guarded):
     text = OURS.decode()
     with config.override(secret=text, secret_only=1), caplog.at_level(0):
         with initiator(None) as engine, engine.open(guarded[0].name) as peer:

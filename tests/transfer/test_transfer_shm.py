@@ -172,7 +172,7 @@ def test_rights(pair, access):
     (pair.near.write if access == "write" else pair.near.read)(pair.peer, row).wait()
 
 
-def test_more_regions_than_a_board_has_room_for():
+def test_more_regions_than_a_control_page_has_slots():
     """The rest goes through the connection."""
     with engine_pair("shm") as pair:
         far = untouched(4200 * 64)
@@ -267,7 +267,7 @@ def test_a_killed_peer_is_noticed_though_its_memory_is_mapped(direction):
 
 
 def test_a_killed_initiator_lets_go_of_the_region():
-    """The board of a dead process holds nothing back."""
+    """The control page of a dead process holds nothing back."""
     with TransferEngine() as engine:
         memory = shared(untouched(SIZE))
         region = engine.register(memory)
@@ -306,7 +306,7 @@ def test_a_peer_whose_backlog_is_full_is_waited_for():
 
 
 def test_another_machine_is_not_asked_for_its_regions():
-    """Over tcp nobody is told where the regions are."""
+    """Over tcp no one is told where the regions are."""
     with TransferEngine() as engine, connect(engine.name) as connection:
         begin(connection)
         connection.sendall(HEADER.pack(6, 0, 1, 0, 0))
@@ -325,7 +325,7 @@ def test_a_secret_is_asked_for_here_too():
 
 
 @pytest.mark.parametrize("count", [0, 2])
-def test_descriptors_that_nobody_asked_for(count):
+def test_descriptors_that_were_not_requested(count):
     """They are refused, and not kept."""
     given = [os.memfd_create("given") for _ in range(count)]
     listening = socket.socket(socket.AF_UNIX)
@@ -341,7 +341,9 @@ def test_descriptors_that_nobody_asked_for(count):
                     connection.settimeout(WAIT_S)
                     answer(connection)
                     op, _, request_id, _, _ = HEADER.unpack(connection.recv(HEADER.size))
-                    assert op == 6  # regions; here is none, and something else than the board
+                    assert (
+                        op == 6
+                    )  # regions; here is none, and something else than the control page
                     connection.sendall(ACK.pack(0, 0, request_id, 0))
                     socket.send_fds(connection, [b"x"], given)
                     connection.recv(1)

@@ -86,7 +86,7 @@ def test_who_does_not_go_on_is_left(secret):
         assert engine.rejections()["deadline of 10 s passed"] >= len(connections) - 1
 
 
-def test_an_engine_closes_beside_strangers():
+def test_an_engine_closes_among_strangers():
     engine = TransferEngine(secret=OURS)
     with engine, strangers("127.0.0.2", engine.name, 50) as connections:
         for number, connection in enumerate(connections):

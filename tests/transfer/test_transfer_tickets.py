@@ -125,7 +125,7 @@ def test_the_deadline_comes_from_the_settings_unless_given():
         assert transfer_error(ticket).cause == "deadline of 0.125 s passed"
 
 
-def test_done_notices_a_deadline_that_nobody_waits_for():
+def test_done_notices_a_deadline_without_waiters():
     with stalled_peer() as (engine, peer, region):
         engine.write(peer, [(region.address, 1, SIZE)])
         queued = engine.write(peer, [(region.address, 1, SIZE)], deadline_s=0.01)

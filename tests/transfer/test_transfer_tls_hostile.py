@@ -75,7 +75,7 @@ def client_hello() -> bytes:
 
 
 @pytest.mark.parametrize("num_bytes", [0, 1, 5, 100])
-def test_an_engine_closes_beside_one_that_does_not_go_on(node, num_bytes):
+def test_an_engine_closes_next_to_a_stalled_one(node, num_bytes):
     with TransferEngine(tls=node) as engine, connect(engine.name) as connection:
         connection.sendall(client_hello()[:num_bytes])
         with TransferEngine(transports=["tcp"], tls=node) as other:

@@ -66,7 +66,7 @@ def test_who_is_turned_away(ca, other_ca, node, near, far, causes):
         "node": lambda: node,
         "plain": lambda: None,
         "strange": lambda: other_ca.tls("strange"),
-        "careless": lambda: Tls(**other_ca.issue("careless")),  # verifies nobody
+        "careless": lambda: Tls(**other_ca.issue("careless")),  # verifies no one
         "expired": lambda: ca.tls("expired", ends=-HOUR / 2),
         "early": lambda: ca.tls("early", starts=HOUR / 2),
         "elsewhere": lambda: ca.tls("elsewhere", host="10.1.2.3"),

@@ -61,7 +61,7 @@ def test_it_is_there_when_the_wait_is_over(here, verb, num_bytes):
 
 
 @pytest.mark.parametrize("num_bytes", SIZES)
-def test_what_nobody_looks_at_is_moved_as_well(here, num_bytes):
+def test_an_unwatched_request_is_moved(here, num_bytes):
     near, far, move = moved_by(here, "write", num_bytes)
     for _ in range(5):
         far[:] = 0xEE

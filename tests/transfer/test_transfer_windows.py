@@ -84,7 +84,7 @@ def test_windows_on_the_same_bytes_are_counted_and_others_may_overlap(pair):
     assert reads.refuses((0, 1))
 
 
-def test_nobody_writes_to_a_window(pair):
+def test_no_one_writes_to_a_window(pair):
     reads = Reads(pair)
     with reads.window(0, 4096):
         before = reads.far.copy()

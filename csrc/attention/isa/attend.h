@@ -3,7 +3,7 @@
 //
 // A tile is all rows of the task by kTileKeys keys, aligned to kTileKeys. A tile that no row sees
 // is not loaded. One that every row sees is processed without masks. For the others, the words of
-// RowMask::bits select the scores that count, and parts that nobody sees are not computed.
+// RowMask::bits select the scores that count, and parts that no one sees are not computed.
 // Layer: attention.
 
 struct Tile {

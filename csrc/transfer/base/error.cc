@@ -62,17 +62,17 @@ FailureKind kind_of_errno(int error_number) {
   }
 }
 
-Cause cause_of_errno(int error_number, const std::string& what) {
+ErrorReason reason_of_errno(int error_number, const std::string& what) {
   const std::string why = std::generic_category().message(error_number);
   return {what.empty() ? why : concat(what, ": ", why), kind_of_errno(error_number)};
 }
 
-Cause cause_of(const std::exception& error) {
-  if (const auto* const failure = dynamic_cast<const Failure*>(&error)) return failure->cause();
+ErrorReason reason_of(const std::exception& error) {
+  if (const auto* const failure = dynamic_cast<const Failure*>(&error)) return failure->reason();
   if (const auto* const failed = dynamic_cast<const std::system_error*>(&error)) {
     return {failed->what(), kind_of_errno(failed->code().value())};
   }
-  if (dynamic_cast<const std::bad_alloc*>(&error)) return cause_of_errno(ENOMEM);
+  if (dynamic_cast<const std::bad_alloc*>(&error)) return reason_of_errno(ENOMEM);
   if (dynamic_cast<const CudaError*>(&error)) return {error.what(), FailureKind::kDevice};
   if (dynamic_cast<const Unavailable*>(&error)) return {error.what(), FailureKind::kDevice};
   return {error.what(), FailureKind::kOther};

@@ -1,5 +1,5 @@
-// Errors of transfers. Inside the engine an error is its Cause; a Ticket adds the peer and how far
-// it got.
+// Errors of transfers. Inside the engine an error is its ErrorReason; a Ticket adds the peer and
+// how far it got.
 //
 // Layer: transfer.
 #pragma once
@@ -39,9 +39,9 @@ FailureKind kind_of_errno(int error_number);
 
 // Why something failed, in one phrase; empty: it did not. The kind has no default: each failure has
 // one that was chosen.
-struct Cause {
-  Cause() = default;
-  Cause(std::string text, FailureKind kind) : text(std::move(text)), kind(kind) {}
+struct ErrorReason {
+  ErrorReason() = default;
+  ErrorReason(std::string text, FailureKind kind) : text(std::move(text)), kind(kind) {}
 
   bool empty() const { return text.empty(); }
 
@@ -50,20 +50,21 @@ struct Cause {
 };
 
 // The words of the system for an errno, after `what`.
-Cause cause_of_errno(int error_number, const std::string& what = "");
+ErrorReason reason_of_errno(int error_number, const std::string& what = "");
 
 // The transfer ends and, over TCP, its connection with it: the stream may be mid-frame.
 struct Failure : std::runtime_error {
-  explicit Failure(const Cause& cause) : std::runtime_error(cause.text), kind(cause.kind) {}
-  Failure(const std::string& text, FailureKind kind) : Failure(Cause(text, kind)) {}
+  explicit Failure(const ErrorReason& reason)
+      : std::runtime_error(reason.text), kind(reason.kind) {}
+  Failure(const std::string& text, FailureKind kind) : Failure(ErrorReason(text, kind)) {}
 
-  Cause cause() const { return {what(), kind}; }
+  ErrorReason reason() const { return {what(), kind}; }
 
   FailureKind kind;
 };
 
 // Of any error, also one that arose outside this layer.
-Cause cause_of(const std::exception& error);
+ErrorReason reason_of(const std::exception& error);
 
 // What a peer may have decided: its failure kinds that describe itself. Its own limits and its own
 // closing are not ours.
@@ -71,7 +72,7 @@ FailureKind kind_of_peer(FailureKind its);
 
 // The connection is gone: a retry on another one may succeed.
 struct LinkDown : Failure {
-  explicit LinkDown(const Cause& cause) : Failure(cause) {}
+  explicit LinkDown(const ErrorReason& reason) : Failure(reason) {}
   explicit LinkDown(const std::string& text) : Failure(text, FailureKind::kDisconnected) {}
 };
 
@@ -87,7 +88,7 @@ struct GpuFailure : Failure {
 
 // One side refused before any byte of the batch moved; the connection stays usable.
 struct Refused : Failure {
-  explicit Refused(const Cause& cause) : Failure(cause) {}
+  explicit Refused(const ErrorReason& reason) : Failure(reason) {}
   explicit Refused(const std::string& text) : Failure(text, FailureKind::kRefused) {}
 };
 
@@ -101,26 +102,26 @@ struct Inaccessible : Failure {
       : Failure(whose + "memory is not accessible: " + why, FailureKind::kInaccessible),
         num_bytes_moved(num_bytes_moved) {}
 
-  Cause of(const char* whose) const { return {std::string(whose) + what(), kind}; }
+  ErrorReason of(const char* whose) const { return {std::string(whose) + what(), kind}; }
 
   uint64_t num_bytes_moved;
 };
 
 // Callers see this. Python: mooncake_kernels.errors.TransferError (host/transfer.cc translates).
 struct TransferError : std::runtime_error {
-  TransferError(const std::string& peer, const Cause& cause, uint64_t num_bytes_done = 0,
+  TransferError(const std::string& peer, const ErrorReason& reason, uint64_t num_bytes_done = 0,
                 uint64_t num_bytes_total = 0, bool only_notification_missing = false,
                 std::vector<bool> delivered = {})
-      : std::runtime_error(concat("transfer with ", peer, ": ", cause.text)),
+      : std::runtime_error(concat("transfer with ", peer, ": ", reason.text)),
         peer(peer),
-        cause(cause),
+        reason(reason),
         num_bytes_done(num_bytes_done),
         num_bytes_total(num_bytes_total),
         only_notification_missing(only_notification_missing),
         delivered(std::move(delivered)) {}
 
   std::string peer;
-  Cause cause;
+  ErrorReason reason;
   uint64_t num_bytes_done;  // confirmed by the other side
   uint64_t num_bytes_total;
   bool only_notification_missing;  // all bytes are confirmed

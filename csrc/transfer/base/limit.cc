@@ -31,16 +31,16 @@ int Deadline::poll_ms() const {
   return static_cast<int>(std::clamp<int64_t>(left, 0, kLongestPollMs));
 }
 
-Cause Deadline::cause(const std::string& waited_for) const {
+ErrorReason Deadline::reason(const std::string& waited_for) const {
   return {concat("deadline of ", seconds_, " s passed", waited_for), FailureKind::kTimedOut};
 }
 
 Interrupt::Interrupt() : event_(MK_SYSCALL(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK), "eventfd")) {}
 
-void Interrupt::signal(const Cause& cause) {
+void Interrupt::signal(const ErrorReason& reason) {
   const std::lock_guard lock(mutex_);
   if (signalled_) return;
-  cause_ = cause;
+  reason_ = reason;
   signalled_ = true;
   eventfd_write(event_.get(), 1);
 }
@@ -57,12 +57,12 @@ void Interrupt::clear() {
 void Interrupt::check() const {
   if (!signalled_) return;
   const std::lock_guard lock(mutex_);
-  throw Ended(cause_);
+  throw Ended(reason_);
 }
 
 void Limit::check() const {
   interrupt.check();
-  if (deadline.passed()) throw Ended(deadline.cause());
+  if (deadline.passed()) throw Ended(deadline.reason());
 }
 
 short wait_ready(int fd, short events, const Limit& limit) {

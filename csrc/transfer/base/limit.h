@@ -28,7 +28,7 @@ class Deadline {
   double left_s() const { return std::chrono::duration<double>(at_ - Clock::now()).count(); }
   int poll_ms() const;  // what is left, for poll(2): rounded up, so that it has passed after
   // "deadline of 2.5 s passed", and what was waited for.
-  Cause cause(const std::string& waited_for = "") const;
+  ErrorReason reason(const std::string& waited_for = "") const;
 
  private:
   Clock::time_point at_ = Clock::time_point::max();
@@ -40,18 +40,18 @@ class Interrupt {
  public:
   Interrupt();
 
-  void signal(const Cause& cause);  // the first cause counts; never blocks
+  void signal(const ErrorReason& reason);  // the first reason counts; never blocks
   void signal(const char* why) { signal({why, FailureKind::kClosed}); }  // no caller is told of it
   void clear();
   bool signalled() const { return signalled_; }
-  void check() const;                      // throws Ended(cause) once signalled
+  void check() const;                      // throws Ended(reason) once signalled
   int fd() const { return event_.get(); }  // readable once signalled
 
  private:
   Fd event_;
   std::atomic<bool> signalled_{false};
   mutable std::mutex mutex_;
-  Cause cause_;
+  ErrorReason reason_;
 };
 
 struct Limit {

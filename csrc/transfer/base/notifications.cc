@@ -22,7 +22,7 @@ void NotificationQueue::push(const std::string& peer, std::string bytes) {
   if (refuses_) throw Refused("the peer receives no notifications any more");
   Notification notification{peer, std::move(bytes)};
   if (num_bytes_ + cost(notification) > kMaxQueuedBytes) {
-    throw Refused(Cause("the peer's notification queue is full", FailureKind::kBusy));
+    throw Refused(ErrorReason("the peer's notification queue is full", FailureKind::kBusy));
   }
   num_bytes_ += cost(notification);
   queue_.push_back(std::move(notification));

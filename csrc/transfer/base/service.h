@@ -1,8 +1,8 @@
-// Service: an engine's answers to questions of its peers that are not about its regions. Its owner
-// defines their subject; served/object_service.h serves objects of a pool.
+// Service: handles the calls of an engine's peers, which are about anything but its regions. Its
+// owner defines their subject; served/object_service.h serves objects of a pool.
 //
-//   engine.serve(service);                        // null: no answers any more
-//   auto reply = peer->ask(question, deadline);   // the other side, see asker.h
+//   engine.serve(service);                           // null: calls are refused from now on
+//   auto response = peer->call(request, deadline);   // the other side, see rpc_client.h
 //
 // Layer: transfer. Called by the threads of sessions, several at a time.
 #pragma once
@@ -18,8 +18,8 @@
 
 namespace mk::transfer {
 
-// A question being answered. It holds resources until it is destroyed: when the answer is sent, or
-// the peer is gone.
+// A call being handled. It holds resources until it is destroyed: when the response is sent, or the
+// peer is gone.
 class Exchange {
  public:
   virtual ~Exchange() = default;
@@ -31,17 +31,17 @@ class Exchange {
   // address.
   virtual void arrived(const iovec& part) { (void)part; }
 
-  // The answer, once all of the payload is there; must not change while this lives. At most
-  // kMaxAnswerBytes.
-  virtual std::vector<iovec> answer() = 0;
+  // The response, once all of the payload is there; must not change while this lives. At most
+  // kMaxRpcResponseBytes.
+  virtual std::vector<iovec> response() = 0;
 };
 
 class Service {
  public:
   virtual ~Service() = default;
 
-  // Throws Refused, or anything else: the peer is told why, and its connection stays usable.
-  virtual std::unique_ptr<Exchange> begin(const std::string& question, uint64_t payload_bytes) = 0;
+  // Throws Refused, or anything else: the peer is notified why, and its connection stays usable.
+  virtual std::unique_ptr<Exchange> begin(const std::string& request, uint64_t payload_bytes) = 0;
 };
 
 // An engine's service, if it has one. Thread-safe.

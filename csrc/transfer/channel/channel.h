@@ -1,5 +1,5 @@
 // Channel: one connection to one peer. Each transport is a subclass, in a folder of its own: local,
-// shm, rdma, tcp (wire_channel.h), file. Works finish in the order in which they are posted.
+// shm, rdma, tcp (tcp_channel.h), file. Works finish in the order in which they are posted.
 // Queueing, deadlines, retries and cancelling are common to all, and are not part of it.
 //
 // Layer: transfer. One thread at a time, except where stated otherwise.
@@ -41,7 +41,7 @@ struct Work {
   bool* notify_begun = nullptr;  // set before anything of the notification is sent
   int num_losses = 0;            // connections that were lost during it
 
-  // Whether its piece has arrived, and been verified where that is asked for, if so many bytes are
+  // Whether its piece has arrived, and been verified where that is required, if that many bytes are
   // confirmed: of a work that failed only if its notification had begun, which comes after both.
   bool has_arrived(uint64_t num_confirmed, bool failed) const {
     return kind == Kind::kMove && num_confirmed == piece.num_bytes && (!failed || *notify_begun);
@@ -51,12 +51,12 @@ struct Work {
 // The result of a work.
 struct Outcome {
   uint64_t num_bytes = 0;   // confirmed by the peer
-  Cause refusal{};          // why the peer refused it; the channel stays usable
+  ErrorReason refusal{};    // why the peer refused it; the channel stays usable
   bool is_counted = false;  // the channel has counted the bytes itself, see count_in()
 };
 
 // How a channel moves bytes to and from a range of the peer's, and the findings that show it.
-struct Way {
+struct Path {
   // "copy", "mapped", "process_vm", "ipc", "nics", "connection", "disk", "staged"
   std::string means{};
   std::string remote{};              // the owner of that memory
@@ -65,7 +65,7 @@ struct Way {
 };
 
 constexpr char kRegionsNotTold[] = "this transport does not tell regions";
-constexpr char kNotAsked[] = "this transport has no channel for questions";
+constexpr char kNoRpc[] = "this transport has no channel for questions";
 
 class Channel {
  public:
@@ -111,26 +111,27 @@ class Channel {
 
   // Another one like it, not connected; null: not available. Any thread.
   virtual std::unique_ptr<Channel> another() const { return nullptr; }
-  // The same, of which nothing is used but ask() and receive_answer().
-  virtual std::unique_ptr<Channel> for_questions() const { return another(); }
+  // The same, of which nothing is used but call() and receive_response().
+  virtual std::unique_ptr<Channel> for_rpc() const { return another(); }
 
   // The way between local memory, of that GPU or of the host (-1), and a range that a kCheck has
   // covered before.
-  virtual Way way_to(const Range&, int /*device*/) const { return {}; }
+  virtual Path path_to(const Range&, int /*device*/) const { return {}; }
 
   // The peer's regions, in the order of their registration; rights are those of peers. Connected,
   // and nothing posted. Throws as post(), and Refused.
   virtual std::vector<RegionTable::Listed> list_regions(const Limit&) {
-    throw Refused(Cause(kRegionsNotTold, FailureKind::kIncompatible));
+    throw Refused(ErrorReason(kRegionsNotTold, FailureKind::kIncompatible));
   }
 
-  // Asks the peer's Service; the answer, of the returned size, must be received completely before
-  // anything else. Connected, nothing posted. The parts are used up. Throws as list_regions().
-  virtual uint64_t ask(const std::string& /*question*/, std::vector<iovec> /*payload*/,
-                       const Limit&) {
-    throw Refused(Cause(kNotAsked, FailureKind::kIncompatible));
+  // Calls the peer's Service; the response, of the returned size, must be received completely
+  // before anything else. Connected, nothing posted. The parts are used up. Throws as
+  // list_regions().
+  virtual uint64_t call(const std::string& /*request*/, std::vector<iovec> /*payload*/,
+                        const Limit&) {
+    throw Refused(ErrorReason(kNoRpc, FailureKind::kIncompatible));
   }
-  virtual void receive_answer(iovec* /*parts*/, size_t /*num_parts*/, const Limit&) {}
+  virtual void receive_response(iovec* /*parts*/, size_t /*num_parts*/, const Limit&) {}
 
   // Whether a caller may ever post such a request; any thread.
   virtual bool may_answer_callers(const Request&) const { return false; }
@@ -150,9 +151,9 @@ class Channel {
   virtual bool is_pooled() const { return false; }
 
   // Whether any thread may pass short works to run() instead, in parallel with posted works.
-  virtual bool runs_here() const { return false; }
+  virtual bool runs_in_caller() const { return false; }
   // Whether run() copies by plain loads and stores, which one thread does as fast as two as long as
-  // the bytes are in a cache, and wakes nobody.
+  // the bytes are in a cache, and wakes no one.
   virtual bool maps_memory() const { return false; }
   // Nothing: it was not done, and must be posted.
   virtual std::optional<Outcome> run(const Work&, const Limit&) { return {}; }

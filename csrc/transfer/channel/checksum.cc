@@ -15,7 +15,7 @@ constexpr uint64_t kStepBytes = 4ull << 20;  // between checks of the limit
 
 }  // namespace
 
-uint64_t Summer::sum(const Range& range) {
+uint64_t Checksummer::sum(const Range& range) {
   auto* const data = reinterpret_cast<char*>(range.address);
   since_check_ += range.num_bytes;
   if (since_check_ > kStepBytes) {
@@ -49,33 +49,34 @@ uint64_t Summer::sum(const Range& range) {
   return XXH3_64bits_digest(&state);
 }
 
-void Summer::sum(const Request& request, const Piece& piece, std::vector<uint64_t>& checksums) {
+void Checksummer::sum(const Request& request, const Piece& piece,
+                      std::vector<uint64_t>& checksums) {
   checksums.clear();
   for_each_range(request, piece, [&](uint64_t local, uint64_t, uint64_t num_bytes) {
     checksums.push_back(sum({local, num_bytes}));
   });
 }
 
-size_t Summer::count_equal(const std::vector<Range>& ranges,
-                           const std::vector<uint64_t>& checksums) {
+size_t Checksummer::count_equal(const std::vector<Range>& ranges,
+                                const std::vector<uint64_t>& checksums) {
   size_t i = 0;
   while (i < ranges.size() && sum(ranges[i]) == checksums[i]) ++i;
   return i;
 }
 
-Cause checksum_cause(uint64_t remote, uint64_t local, uint64_t num_bytes) {
+ErrorReason checksum_reason(uint64_t remote, uint64_t local, uint64_t num_bytes) {
   return {concat("checksum: remote range ", describe({remote, num_bytes}),
                  " differs from local range ", describe({local, num_bytes})),
           FailureKind::kChecksum};
 }
 
-Cause checksum_cause(const Request& request, const Piece& piece, size_t index) {
-  Cause cause;
+ErrorReason checksum_reason(const Request& request, const Piece& piece, size_t index) {
+  ErrorReason reason;
   size_t i = 0;
   for_each_range(request, piece, [&](uint64_t local, uint64_t remote, uint64_t num_bytes) {
-    if (i++ == index) cause = checksum_cause(remote, local, num_bytes);
+    if (i++ == index) reason = checksum_reason(remote, local, num_bytes);
   });
-  return cause;
+  return reason;
 }
 
 }  // namespace mk::transfer

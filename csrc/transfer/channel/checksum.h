@@ -1,10 +1,10 @@
 // Checksums of what a request moves: the initiator has one for each range of its own memory; the
 // target compares them with the contents of its memory afterwards.
 //
-//   Summer summer(GpuRanges(regions), staging, limit);
-//   uint64_t sum = summer.sum(range);                         // XXH3, 64 bits
-//   size_t num_equal = summer.count_equal(table, checksums);  // the target
-//   if (num_equal < table.size()) fail(checksum_cause(...));  // the initiator
+//   Checksummer checksummer(GpuRanges(regions), staging, limit);
+//   uint64_t sum = checksummer.sum(range);                         // XXH3, 64 bits
+//   size_t num_equal = checksummer.count_equal(table, checksums);  // the target
+//   if (num_equal < table.size()) fail(checksum_reason(...));      // the initiator
 //
 // Layer: transfer. They detect faults; they do not authenticate. GPU memory is summed on the host,
 // through staging.
@@ -22,9 +22,9 @@
 
 namespace mk::transfer {
 
-class Summer {
+class Checksummer {
  public:
-  Summer(GpuRanges gpus, Staging& staging, const Limit& limit)
+  Checksummer(GpuRanges gpus, Staging& staging, const Limit& limit)
       : gpus_(std::move(gpus)), staging_(staging), limit_(limit) {}
 
   // Looks at the limit every few MiB, and throws Ended; Refused and GpuFailure as Staging::gather;
@@ -45,8 +45,8 @@ class Summer {
   uint64_t since_check_ = 0;  // bytes
 };
 
-// The cause when ranges differ; the index-th of a piece.
-Cause checksum_cause(uint64_t remote, uint64_t local, uint64_t num_bytes);
-Cause checksum_cause(const Request& request, const Piece& piece, size_t index);
+// The reason when ranges differ; the index-th of a piece.
+ErrorReason checksum_reason(uint64_t remote, uint64_t local, uint64_t num_bytes);
+ErrorReason checksum_reason(const Request& request, const Piece& piece, size_t index);
 
 }  // namespace mk::transfer

@@ -102,7 +102,7 @@ PeerRef Engine::open(const PeerAddress& to, double deadline_s) try {
   const Deadline deadline = Deadline::after(deadline_s);
   return start_peer(to.name, find_route(to, options_, own_, lost_links_, deadline), deadline);
 } catch (const std::system_error& error) {  // as when there is no descriptor left
-  throw TransferError(to.name, cause_of(error));
+  throw TransferError(to.name, reason_of(error));
 }
 
 PeerRef Engine::open_file(const std::string& name, const std::string& place,
@@ -110,7 +110,7 @@ PeerRef Engine::open_file(const std::string& name, const std::string& place,
   owner_.check("open", "engine");
   return start_peer(name, file_route(place, options_), Deadline::after(deadline_s));
 } catch (const std::system_error& error) {
-  throw TransferError(name, cause_of(error));
+  throw TransferError(name, reason_of(error));
 }
 
 PeerRef Engine::start_peer(const std::string& name, Route route, const Deadline& deadline) {
@@ -185,10 +185,10 @@ void Engine::stop_serving(const Service& service) {
   if (!forked()) own_->service.end(service);
 }
 
-std::unique_ptr<Reply> Engine::ask(Peer& peer, const Question& question,
-                                   const Deadline& deadline) const {
-  owner_.check(question.op, "engine");
-  return peer.ask(question, deadline);
+std::unique_ptr<RpcResponse> Engine::call(Peer& peer, const RpcRequest& request,
+                                          const Deadline& deadline) const {
+  owner_.check(request.op, "engine");
+  return peer.call(request, deadline);
 }
 
 std::vector<Notification> Engine::take_notifications(const Deadline& deadline) {
@@ -225,10 +225,10 @@ bool Engine::close() {
     closed_ = true;
     peers.swap(peers_);
   }
-  const Cause cause{"the engine was closed", FailureKind::kClosed};
-  pool_->close(cause);  // else each peer makes room for one that is waiting
-  for (const PeerRef& peer : peers) peer->interrupt(cause);
-  for (const PeerRef& peer : peers) peer->close(cause);
+  const ErrorReason reason{"the engine was closed", FailureKind::kClosed};
+  pool_->close(reason);  // else each peer makes room for one that is waiting
+  for (const PeerRef& peer : peers) peer->interrupt(reason);
+  for (const PeerRef& peer : peers) peer->close(reason);
   own_->service.set(nullptr);
   leave_process(*own_);
   own_->notifications.close();

@@ -74,12 +74,13 @@ class Engine {
                            double deadline_s) const;
   std::vector<RegionTable::Listed> list_regions(const Peer& peer, double deadline_s) const;
 
-  // Answers the questions of peers from now on; null: no answers.
+  // Handles the calls of peers from now on; null: refuses them.
   void serve(std::shared_ptr<Service> service);
   void stop_serving(const Service& service);  // no effect if it serves another one by now
 
-  // Asks a peer's service; see asker.h. Throws TransferError, Unavailable.
-  std::unique_ptr<Reply> ask(Peer& peer, const Question& question, const Deadline& deadline) const;
+  // Calls a peer's service; see rpc_client.h. Throws TransferError, Unavailable.
+  std::unique_ptr<RpcResponse> call(Peer& peer, const RpcRequest& request,
+                                    const Deadline& deadline) const;
 
   std::vector<Notification> take_notifications(const Deadline& deadline);
   void accept_notifications();                       // again, after refuse_notifications()

@@ -38,14 +38,14 @@ bool ask_peer(const Peer& peer, const Deadline& deadline, Ask ask) {
   try {
     const std::unique_ptr<Channel> channel = peer.another_channel();
     if (!channel) return false;
-    Interrupt nobody;
-    const Limit limit{deadline, nobody};
+    Interrupt unused;
+    const Limit limit{deadline, unused};
     channel->connect(limit);
     ask(*channel, limit);
     channel->disconnect();
     return true;
   } catch (const std::exception& error) {  // also when there is no descriptor left
-    throw TransferError(peer.name(), cause_of(error));
+    throw TransferError(peer.name(), reason_of(error));
   }
 }
 
@@ -79,12 +79,12 @@ Explanation explain(const Peer& peer, const RegionTable& own_regions, const Rang
     request.direction = Direction::kRead;
     const std::string refusal = remote_refusal(channel, request, 2, limit);
     if (found.read_refusal.empty()) found.read_refusal = refusal;
-    found.way = channel.way_to(remote, device);
-    if (found.way.paths.empty()) found.way.paths = peer.paths();
+    found.path = channel.path_to(remote, device);
+    if (found.path.paths.empty()) found.path.paths = peer.paths();
     const std::string trouble = peer.trouble();
     if (!trouble.empty()) found.reasons.push_back(concat("requests now do without ", trouble));
-    found.reasons.push_back(found.way.why);
-    if (found.way.means != "connection") return;
+    found.reasons.push_back(found.path.why);
+    if (found.path.means != "connection") return;
     if (device >= 0) found.reasons.push_back(concat("cuda:", device, kStaged, "here"));
     const int there = peer_device(channel, remote, limit);
     if (there >= 0) found.reasons.push_back(concat("the peer's cuda:", there, kStaged, "there"));

@@ -4,7 +4,7 @@
 // rights, and its memory is accessed.
 //
 //   const Explanation found = explain(*peer, own_regions, {local, 4096}, {remote, 4096}, deadline);
-//   found.way.means, found.reasons, found.write_refusal.empty()
+//   found.path.means, found.reasons, found.write_refusal.empty()
 //
 // Layer: transfer.
 #pragma once
@@ -17,7 +17,7 @@
 namespace mk::transfer {
 
 struct Explanation {
-  Way way;                           // with its paths
+  Path path;                         // with its names in statistics
   std::vector<std::string> reasons;  // a sentence each: the transport's first, then the way's
   std::string write_refusal;         // why a write would be refused; "": it would be allowed
   std::string read_refusal;

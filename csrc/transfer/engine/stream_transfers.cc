@@ -63,7 +63,7 @@ void StreamTransfers::arrive(void* data) noexcept {
   } catch (const TransferError& error) {
     failure = error;
   } catch (const std::exception& error) {
-    failure.emplace(peer, cause_of(error));
+    failure.emplace(peer, reason_of(error));
   }
   item.owner->end(item, std::move(failure));
 }
@@ -98,7 +98,7 @@ void StreamTransfers::check() {
   if (!failure_) return;
   ++num_told_;
   TransferError failure = *std::exchange(failure_, std::nullopt);
-  failure.cause.text = concat("a transfer in a stream failed: ", failure.cause.text);
+  failure.reason.text = concat("a transfer in a stream failed: ", failure.reason.text);
   throw failure;
 }
 

@@ -44,7 +44,7 @@ class StreamTransfers : public std::enable_shared_from_this<StreamTransfers> {
   // which keeps this object: take them all before it is dropped.
   std::vector<std::pair<uint64_t, std::string>> take(const Deadline& until);  // failure: "": none
 
-  // Throws the first failure that nobody was told of.
+  // Throws the first failure that no one was notified of.
   void check();
 
  private:
@@ -69,7 +69,7 @@ class StreamTransfers : public std::enable_shared_from_this<StreamTransfers> {
   std::mutex mutex_;
   std::condition_variable changed_;
   std::list<Item> enqueued_, ended_;
-  std::optional<TransferError> failure_;  // that nobody was told of
+  std::optional<TransferError> failure_;  // that no one was notified of
   uint64_t num_told_ = 0;
 };
 

@@ -21,7 +21,7 @@ constexpr uint64_t kPageBytes = 4096;
 constexpr uint64_t kUsualAlign = 4096;  // if the kernel does not say: no disk requires more
 
 [[noreturn]] void fail(const char* what, int error_number) {
-  throw Failure(cause_of_errno(error_number, what));
+  throw Failure(reason_of_errno(error_number, what));
 }
 
 // Checked before opening: opening a pipe waits for its other end, and opening a tape rewinds it.

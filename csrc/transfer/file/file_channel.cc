@@ -15,11 +15,11 @@ namespace {
 
 constexpr size_t kNumSlots = 64;  // ops in flight: more than a fast disk needs
 
-Cause cause_of(IoCall::Kind kind, uint64_t offset, int64_t result) {
+ErrorReason reason_of(IoCall::Kind kind, uint64_t offset, int64_t result) {
   std::string what = "syncing";
   if (kind == IoCall::Kind::kRead) what = concat("reading at offset ", offset);
   if (kind == IoCall::Kind::kWrite) what = concat("writing at offset ", offset);
-  if (result < 0) return cause_of_errno(static_cast<int>(-result), what);
+  if (result < 0) return reason_of_errno(static_cast<int>(-result), what);
   return {concat(what, ": the file ends there now"), FailureKind::kInaccessible};
 }
 
@@ -61,7 +61,7 @@ void FileChannel::post(const Work& work, const Limit& limit) {
   try {
     check(work);
   } catch (const Refused& refused) {
-    posted.outcome.refusal = refused.cause();
+    posted.outcome.refusal = refused.reason();
     return;
   }
   if (work.kind == Work::Kind::kCheck) return;
@@ -81,7 +81,7 @@ Outcome FileChannel::finish(const Limit& limit) {
   return outcome;
 }
 
-Way FileChannel::way_to(const Range&, int device) const {
+Path FileChannel::path_to(const Range&, int device) const {
   if (device < 0) return {"disk", "the file", "a disk reads and writes the memory"};
   if (file_->gpu_file()) {
     return {"disk", "the file", "whole pages go by GPUDirect Storage, past the host's memory"};
@@ -160,7 +160,7 @@ bool FileChannel::take(Posted& work, Slot& slot, const Limit& limit) {
 
 void FileChannel::give_up(const Slot& slot, const Failure& failure) {
   if (slot.chunk) gpu_bounce_.give_back(slot.chunk);
-  slot.work->outcome.refusal = failure.cause();
+  slot.work->outcome.refusal = failure.reason();
 }
 
 // Whether GPUDirect Storage is available.
@@ -245,7 +245,7 @@ void FileChannel::complete(const IoDone& done, const Limit& limit) {
     slot.op.direct = false;  // the file system requires more than the kernel reported
     return push(done.slot);
   } else if (done.result < 0 || slot.kind != IoCall::Kind::kSync) {
-    if (!slot.work->failed()) outcome.refusal = cause_of(slot.kind, slot.op.offset, done.result);
+    if (!slot.work->failed()) outcome.refusal = reason_of(slot.kind, slot.op.offset, done.result);
   }
   if (slot.chunk) gpu_bounce_.give_back(slot.chunk);
   --slot.work->num_under_way;
@@ -274,9 +274,9 @@ void FileChannel::scatter(Slot& slot, const Limit& limit) {
     }
     outcome.num_bytes += slot.op.num_bytes;
   } catch (const GpuFailure& failure) {
-    if (!slot.work->failed()) outcome.refusal = failure.cause();
+    if (!slot.work->failed()) outcome.refusal = failure.reason();
   } catch (const Inaccessible& fault) {
-    if (!slot.work->failed()) outcome.refusal = fault.cause();
+    if (!slot.work->failed()) outcome.refusal = fault.reason();
   }
 }
 

@@ -41,7 +41,7 @@ class FileChannel : public Channel {
     return posted_.empty() ? 0 : posted_.front().outcome.num_bytes;
   }
   std::unique_ptr<Channel> another() const override;
-  Way way_to(const Range& range, int device) const override;
+  Path path_to(const Range& range, int device) const override;
 
  private:
   // A work that was posted.

@@ -23,7 +23,7 @@ MK_DYNLIB(CuFileLibrary, "libcufile.so.0", MK_CUFILE_FUNCTIONS)
 
 constexpr int kAlreadyOpen = 5026;  // by another library of this process
 
-std::string cause_of(const char* function, const CUfileError_t& error) {
+std::string reason_of(const char* function, const CUfileError_t& error) {
   const std::string cuda = error.cu_err == CUDA_SUCCESS ? "" : ", " + cuda_error_name(error.cu_err);
   return concat(function, ": error ", static_cast<int>(error.err), cuda);
 }
@@ -36,10 +36,10 @@ std::string why_no_driver() {
   // It initializes CUDA, so it is asked for only when a request has memory of a GPU. It stays open
   // until the process exits: others may use it.
   static const CUfileError_t opened = library.p_cuFileDriverOpen();
-  if (opened.err != 0 && opened.err != kAlreadyOpen) return cause_of("cuFileDriverOpen", opened);
+  if (opened.err != 0 && opened.err != kAlreadyOpen) return reason_of("cuFileDriverOpen", opened);
   CUfileDrvProps_t props{};
   const CUfileError_t told = library.p_cuFileDriverGetProperties(&props);
-  if (told.err != 0) return cause_of("cuFileDriverGetProperties", told);
+  if (told.err != 0) return reason_of("cuFileDriverGetProperties", told);
   const bool has_p2p = props.fflags >> CU_FILE_P2P_SUPPORTED & 1;
   if (props.nvfs.major_version == 0 && !has_p2p) return "cuFile has neither nvidia-fs nor P2PDMA";
   return "";
@@ -58,7 +58,7 @@ std::unique_ptr<GpuFile> GpuFile::of(int fd, std::string& why_not) {
   CUfileHandle_t handle = nullptr;
   const CUfileError_t error = CuFileLibrary::get().p_cuFileHandleRegister(&handle, &description);
   if (error.err != 0) {
-    why_not = cause_of("cuFileHandleRegister", error);
+    why_not = reason_of("cuFileHandleRegister", error);
     return nullptr;
   }
   return std::unique_ptr<GpuFile>(new GpuFile(handle));

@@ -38,7 +38,7 @@ void Staging::gather(std::vector<iovec>& parts, const GpuRanges& gpus, const Lim
     }
   } catch (const GpuFailure& failure) {
     settle();
-    if (num_moved == 0) throw Refused(failure.cause());
+    if (num_moved == 0) throw Refused(failure.reason());
     throw;
   } catch (...) {
     settle();
@@ -46,8 +46,8 @@ void Staging::gather(std::vector<iovec>& parts, const GpuRanges& gpus, const Lim
   }
 }
 
-Cause Staging::scatter(std::vector<iovec>& parts, const GpuRanges& gpus, const Limit& limit,
-                       const Move& move) {
+ErrorReason Staging::scatter(std::vector<iovec>& parts, const GpuRanges& gpus, const Limit& limit,
+                             const Move& move) {
   Cursor cursor{parts, gpus};
   try {
     if (gpus.empty()) {
@@ -59,11 +59,11 @@ Cause Staging::scatter(std::vector<iovec>& parts, const GpuRanges& gpus, const L
   } catch (const GpuFailure& failure) {
     settle();
     skip(cursor, move);
-    return failure.cause();
+    return failure.reason();
   } catch (const Inaccessible& fault) {  // `move` has used up its parts
     settle();
     if (!gpus.empty()) skip(cursor, move);
-    return fault.cause();
+    return fault.reason();
   } catch (...) {
     settle();
     throw;

@@ -3,7 +3,7 @@
 //
 //   Staging staging;
 //   staging.gather(parts, gpus, limit, send);     // send = [&](iovec* host, size_t n) { ... }
-//   const Cause why_not = staging.scatter(parts, gpus, limit, receive);
+//   const ErrorReason why_not = staging.scatter(parts, gpus, limit, receive);
 //
 // Layer: transfer. One thread. Parts in host memory are moved directly, without a copy; if there
 // are no others, a call costs nothing. Pinned memory is allocated on first use.
@@ -43,8 +43,8 @@ class Staging {
   // visible to GPU work that begins from then on. Otherwise returns why not, having moved all of it
   // nonetheless, so that the connection stays usable: a GPU failed, or `move` threw Inaccessible.
   // Throws what else `move` throws, and Ended.
-  Cause scatter(std::vector<iovec>& parts, const GpuRanges& gpus, const Limit& limit,
-                const Move& move);
+  ErrorReason scatter(std::vector<iovec>& parts, const GpuRanges& gpus, const Limit& limit,
+                      const Move& move);
 
   // Frees the memory and the streams, until they are needed again.
   void close() noexcept;

@@ -103,7 +103,7 @@ void append_gpu_copies(std::vector<GpuCopy>& copies, uint64_t dst, const GpuRang
 Pin pinned(Endpoint& peer, const std::vector<RegionRef>& regions, Interrupt& interrupt) try {
   return peer.regions.pin(regions, interrupt);
 } catch (const Refused& refused) {
-  throw Refused(Cause(refused.what(), kind_of_peer(refused.kind)));
+  throw Refused(ErrorReason(refused.what(), kind_of_peer(refused.kind)));
 }
 
 // Copies between two checksums; the first is of the sources, before the copy, as they may overlap.
@@ -111,7 +111,7 @@ template <class Copy>
 void verified(const Request& request, const Piece& piece, const GpuRanges& here,
               const GpuRanges& there, const Limit& limit, const Copy& copy) {
   Staging staging;
-  Summer local(here, staging, limit), remote(there, staging, limit);
+  Checksummer local(here, staging, limit), remote(there, staging, limit);
   const auto sum = [&](bool of_local, uint64_t local_at, uint64_t remote_at, uint64_t num_bytes) {
     return of_local ? local.sum({local_at, num_bytes}) : remote.sum({remote_at, num_bytes});
   };
@@ -123,7 +123,7 @@ void verified(const Request& request, const Piece& piece, const GpuRanges& here,
   size_t i = 0;
   for_each_range(request, piece, [&](uint64_t local_at, uint64_t remote_at, uint64_t num_bytes) {
     if (sum(!request.writes(), local_at, remote_at, num_bytes) != expected[i++]) {
-      throw Refused(checksum_cause(remote_at, local_at, num_bytes));
+      throw Refused(checksum_reason(remote_at, local_at, num_bytes));
     }
   });
 }
@@ -148,11 +148,11 @@ void LocalChannel::post(const Work& work, const Limit& limit) {
   try {
     carry_out(work, limit, &queue_, outcome_);
   } catch (const Refused& refused) {
-    outcome_.refusal = refused.cause();
+    outcome_.refusal = refused.reason();
   } catch (const GpuFailure& failure) {
-    outcome_.refusal = failure.cause();
+    outcome_.refusal = failure.reason();
   } catch (const Inaccessible& fault) {
-    outcome_.refusal = fault.cause();
+    outcome_.refusal = fault.reason();
   }
 }
 
@@ -161,9 +161,9 @@ std::optional<Outcome> LocalChannel::run(const Work& work, const Limit& limit) {
   try {
     if (!carry_out(work, limit, nullptr, outcome)) return std::nullopt;
   } catch (const Refused& refused) {
-    outcome.refusal = refused.cause();
+    outcome.refusal = refused.reason();
   } catch (const Inaccessible& fault) {
-    outcome.refusal = fault.cause();
+    outcome.refusal = fault.reason();
   }
   return outcome;
 }

@@ -34,11 +34,11 @@ class LocalChannel : public Channel {
   std::unique_ptr<Channel> another() const override {
     return std::make_unique<LocalChannel>(own_name_, find_peer());
   }
-  Way way_to(const Range&, int) const override {
+  Path path_to(const Range&, int) const override {
     return {"copy", "this process", "it is a copy within this process"};
   }
   std::vector<RegionTable::Listed> list_regions(const Limit&) override;
-  bool runs_here() const override { return true; }
+  bool runs_in_caller() const override { return true; }
   bool maps_memory() const override { return true; }
   std::optional<Outcome> run(const Work& work, const Limit& limit) override;
 

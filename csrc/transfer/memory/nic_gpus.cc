@@ -16,7 +16,7 @@ void flush_gpus(const std::vector<RegionRef>& regions) {
   try {
     for (const int device : devices) rdma::flush_writes(device);
   } catch (const std::exception& error) {
-    throw Refused(Cause(error.what(), FailureKind::kDevice));
+    throw Refused(ErrorReason(error.what(), FailureKind::kDevice));
   }
 }
 

@@ -15,7 +15,7 @@ namespace {
 constexpr double kOffersInUseS = 10;
 constexpr std::chrono::microseconds kOfferCheckEvery{100};
 
-const Cause kRegionClosed{"a region in use was closed", FailureKind::kClosed};
+const ErrorReason kRegionClosed{"a region in use was closed", FailureKind::kClosed};
 
 const char* missing_right(Rights missing) {
   if (missing & kLocalWrite) return "is in read-only memory";
@@ -114,7 +114,7 @@ void RegionTable::withdraw(const RegionRef& region) {
 void RegionTable::end_uses(Region& region) {
   region.open = false;
   for (Interrupt* user : region.users) user->signal(kRegionClosed);
-  for (const auto& [board, offer] : region.offers) board->withdraw(offer);
+  for (const auto& [page, offer] : region.offers) page->withdraw(offer);
 }
 
 void RegionTable::withdraw_windows(Region& region) {
@@ -148,13 +148,13 @@ bool RegionTable::wait_until_unused(const RegionRef& region, const Deadline& dea
   return true;
 }
 
-// Whether no offer is left. Under the mutex: a slot on the board may be reused at once by another
-// region, whose users must not be mistaken for this one's by another remover.
+// Whether no offer is left. Under the mutex: a slot on the control page may be reused at once by
+// another region, whose users must not be mistaken for this one's by another remover.
 bool RegionTable::release_unused(Region& region) {
   const auto is_over = [](const auto& item) {
-    const auto& [board, offer] = item;
-    if (board->in_use(offer)) return false;
-    board->release(offer);
+    const auto& [page, offer] = item;
+    if (page->in_use(offer)) return false;
+    page->release(offer);
     return true;
   };
   auto& offers = region.offers;
@@ -162,17 +162,17 @@ bool RegionTable::release_unused(Region& region) {
   return offers.empty();
 }
 
-std::vector<RegionTable::Offered> RegionTable::offer(const std::shared_ptr<Board>& board) {
+std::vector<RegionTable::Offered> RegionTable::offer(const std::shared_ptr<ControlPage>& page) {
   std::vector<Offered> offered;
   const std::lock_guard lock(mutex_);
   for_each([&](const RegionRef& region) {
     auto& offers = region->offers;
     auto known = std::find_if(offers.begin(), offers.end(),
-                              [&](const auto& item) { return item.first == board; });
+                              [&](const auto& item) { return item.first == page; });
     if (known == offers.end()) {
-      const Offer made = board->offer();
+      const Offer made = page->offer();
       if (made.generation == 0) return;  // regions without an offer use the connection
-      known = offers.insert(offers.end(), {board, made});
+      known = offers.insert(offers.end(), {page, made});
     }
     const Rights rights = region->rights & (kLocalWrite | kRemoteRights);
     offered.push_back({region->range, rights, region->device, known->second});
@@ -187,14 +187,14 @@ void RegionTable::for_each(const Visit& visit) const {
   for (const auto& [place, window] : windows_) visit(window);
 }
 
-void RegionTable::forget(const std::shared_ptr<Board>& board) {
+void RegionTable::forget(const std::shared_ptr<ControlPage>& page) {
   const std::lock_guard lock(mutex_);
   for_each([&](const RegionRef& region) {
     auto& offers = region->offers;
     const auto is_over = [&](const auto& item) {
-      if (item.first != board) return false;
-      board->withdraw(item.second);
-      return !board->in_use(item.second);
+      if (item.first != page) return false;
+      page->withdraw(item.second);
+      return !page->in_use(item.second);
     };
     offers.erase(std::remove_if(offers.begin(), offers.end(), is_over), offers.end());
   });

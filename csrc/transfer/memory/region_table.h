@@ -23,7 +23,7 @@
 
 #include "transfer/base/limit.h"
 #include "transfer/base/range.h"
-#include "transfer/memory/board.h"
+#include "transfer/memory/control_page.h"
 #include "transfer/memory/nics.h"
 
 namespace mk::transfer {
@@ -36,7 +36,7 @@ struct Region {
   std::string note{};               // why not on all of them
   bool open = true;                 // this and `users` belong to the table, under its mutex
   std::vector<Interrupt*> users{};  // one entry per pin
-  std::vector<std::pair<std::shared_ptr<Board>, Offer>> offers{};  // to processes that map it
+  std::vector<std::pair<std::shared_ptr<ControlPage>, Offer>> offers{};  // to processes that map it
   uint64_t number = 0;  // counts the table's registrations
   // Whether some of it was found to be inaccessible.
   std::unique_ptr<std::atomic<bool>> is_doubted = std::make_unique<std::atomic<bool>>(false);
@@ -90,17 +90,17 @@ class RegionTable {
   // only where one is open at an address.
   std::vector<RegionRef> around(const std::vector<uint64_t>& addresses) const;
 
-  // Puts all regions on a board, as far as it has room, and returns which.
+  // Puts all regions on a control page, as far as it has room, and returns which.
   struct Offered {
     Range range;
     Rights rights;
     int device;
     Offer offer;
   };
-  std::vector<Offered> offer(const std::shared_ptr<Board>& board);
-  // No new use of a region by that board begins; remove() still waits for current ones, unless the
-  // board has ended.
-  void forget(const std::shared_ptr<Board>& board);
+  std::vector<Offered> offer(const std::shared_ptr<ControlPage>& page);
+  // No new use of a region by that control page begins; remove() still waits for current ones,
+  // unless the page has ended.
+  void forget(const std::shared_ptr<ControlPage>& page);
 
   // The regions that peers may use, at most that many, in the order of registration; the rights are
   // those of peers.

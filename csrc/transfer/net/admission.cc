@@ -4,7 +4,7 @@
 #include <iterator>
 #include <vector>
 
-#include "transfer/wire/verdict.h"
+#include "transfer/wire/reject_reason.h"
 
 namespace mk::transfer {
 namespace {
@@ -46,10 +46,11 @@ void Admission::set(Guests::iterator guest, Stage stage) {
 
 void Admission::admit(Guests::iterator guest, bool has_proved) {
   const std::lock_guard lock(mutex_);
-  if (guest->stage == Stage::kEnding) throw Rejected(Verdict::kFull);
+  if (guest->stage == Stage::kEnding) throw Rejected(RejectReason::kFull);
   const bool host_is_full = by_host_[guest->host].num_peers >= limits_.num_peers / 2;
   if (host_is_full || total_.num_peers >= limits_.num_peers) {
-    if (!end_an_idle_peer(host_is_full ? &guest->host : nullptr)) throw Rejected(Verdict::kFull);
+    if (!end_an_idle_peer(host_is_full ? &guest->host : nullptr))
+      throw Rejected(RejectReason::kFull);
   }
   guest->has_proved = has_proved;
   guest->idle_since = Clock::now().time_since_epoch().count();
@@ -78,8 +79,8 @@ void Admission::move(Guest& guest, Stage stage) {
   guest.stage = stage;
 }
 
-void Admission::end(Guest& guest, const char* cause) {
-  guest.interrupt->signal(cause);
+void Admission::end(Guest& guest, const char* reason) {
+  guest.interrupt->signal(reason);
   move(guest, Stage::kEnding);
 }
 

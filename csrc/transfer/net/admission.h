@@ -47,7 +47,7 @@ class Admission {
     const std::string host;
     Stage stage = Stage::kSilent;
     bool has_proved = false;
-    Interrupt* interrupt = nullptr;  // null: nobody may end it
+    Interrupt* interrupt = nullptr;  // null: no one may end it
     std::atomic<bool> is_busy{false};
     std::atomic<Clock::rep> idle_since{Clock::now().time_since_epoch().count()};
   };
@@ -94,7 +94,7 @@ class Admission {
   void leave(Guests::iterator guest);
 
   void move(Guest& guest, Stage stage);
-  void end(Guest& guest, const char* cause);
+  void end(Guest& guest, const char* reason);
   std::string host_with_most_strangers() const;
   bool end_a_stranger(const std::string& host);
   bool end_an_idle_peer(const std::string* host);  // null: of any host

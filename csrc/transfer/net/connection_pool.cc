@@ -18,7 +18,7 @@ void ConnectionPool::enter(Connected& member, const Limit& limit) {
   if (member.is_in_pool_) return;
   for (check(limit); !has_room(); check(limit)) {
     if (limit.deadline.passed()) {
-      throw Ended(limit.deadline.cause(
+      throw Ended(limit.deadline.reason(
           concat(": all ", max_connections_, " connections (max_connections) are in use")));
     }
     left_.wait_for(lock, kLookEvery);
@@ -36,9 +36,9 @@ bool ConnectionPool::try_enter(Connected& member) {
   return true;
 }
 
-bool ConnectionPool::add_side() {
-  if (++num_sides_ <= kMaxSides) return true;
-  --num_sides_;
+bool ConnectionPool::add_express_lane() {
+  if (++num_express_lanes_ <= kMaxExpressLanes) return true;
+  --num_express_lanes_;
   return false;
 }
 
@@ -63,9 +63,9 @@ void ConnectionPool::leave(Connected& member) {
   left_.notify_all();
 }
 
-void ConnectionPool::close(const Cause& cause) {
+void ConnectionPool::close(const ErrorReason& reason) {
   const std::lock_guard lock(mutex_);
-  closed_ = cause;
+  closed_ = reason;
   left_.notify_all();
 }
 

@@ -4,7 +4,7 @@
 //   pool.enter(lane, limit);   // before it connects; waits while all others are in use
 //   lane.visited = true;       // it is used
 //   pool.leave(lane);          // it is disconnected
-//   if (pool.add_side()) ... pool.remove_side();   // see sides.h
+//   if (pool.add_express_lane()) ... pool.remove_express_lane();   // see express_lanes.h
 //
 // Layer: transfer. Thread-safe.
 #pragma once
@@ -42,27 +42,27 @@ class ConnectionPool {
   // Whether there is room without another connection being closed; then it has entered.
   bool try_enter(Connected& member);
   void leave(Connected& member);  // idempotent
-  // No more entries: current and later calls of enter() throw Ended with the cause.
-  void close(const Cause& cause);
+  // No more entries: current and later calls of enter() throw Ended with the reason.
+  void close(const ErrorReason& reason);
   size_t size() const;
 
-  // Connections beside queues, each of which has a thread and descriptors also while it is not
-  // connected. False: there are enough.
-  bool add_side();
-  void remove_side() { --num_sides_; }
+  // Express lanes, each of which has a thread and descriptors also while it is not connected.
+  // False: there are enough.
+  bool add_express_lane();
+  void remove_express_lane() { --num_express_lanes_; }
 
  private:
   void check(const Limit& limit) const;
   bool has_room();
 
-  static constexpr size_t kMaxSides = 32;
+  static constexpr size_t kMaxExpressLanes = 32;
 
   const size_t max_connections_;
-  std::atomic<size_t> num_sides_{0};
+  std::atomic<size_t> num_express_lanes_{0};
   mutable std::mutex mutex_;
   std::condition_variable left_;
   Sieve<Connected> sieve_;
-  Cause closed_;  // why; empty while it is not
+  ErrorReason closed_;  // why; empty while it is not
 };
 
 }  // namespace mk::transfer

@@ -16,7 +16,7 @@
 #include "transfer/memory/region_table.h"
 #include "transfer/net/credentials.h"
 #include "transfer/net/own_addresses.h"
-#include "transfer/wire/verdict.h"
+#include "transfer/wire/reject_reason.h"
 
 namespace mk::transfer {
 

@@ -6,20 +6,21 @@
 
 #include "transfer/base/error.h"
 #include "transfer/net/frame_macs.h"
-#include "transfer/wire/verdict.h"
+#include "transfer/wire/reject_reason.h"
 
 namespace mk::transfer {
 namespace {
 
 constexpr unsigned char kTlsHandshake = 0x16;  // the first byte of TLS; a Hello starts with M
 
-// The verdict of either side on the two Hellos: neither accepts less than it requires.
-Verdict judge(const Greeting& initiators, const Greeting& targets, const Socket& socket) {
-  if (targets.has(kFlagSecret) && !initiators.has(kFlagSecret)) return Verdict::kNoSecret;
-  if (initiators.has(kFlagSecret) && !targets.has(kFlagSecret)) return Verdict::kUnwantedSecret;
-  if (socket.is_tls() || socket.is_own()) return Verdict::kWelcome;
-  if (targets.has(kFlagTls)) return Verdict::kNoTls;
-  return initiators.has(kFlagTls) ? Verdict::kUnwantedTls : Verdict::kWelcome;
+// What either side has against the two Hellos: neither accepts less than it requires.
+RejectReason judge(const Greeting& initiators, const Greeting& targets, const Socket& socket) {
+  if (targets.has(kFlagSecret) && !initiators.has(kFlagSecret)) return RejectReason::kNoSecret;
+  if (initiators.has(kFlagSecret) && !targets.has(kFlagSecret))
+    return RejectReason::kUnwantedSecret;
+  if (socket.is_tls() || socket.is_own()) return RejectReason::kNone;
+  if (targets.has(kFlagTls)) return RejectReason::kNoTls;
+  return initiators.has(kFlagTls) ? RejectReason::kUnwantedTls : RejectReason::kNone;
 }
 
 // From here on, if only the secret guards the connection.
@@ -33,8 +34,8 @@ void start_frame_macs(Socket& socket, const Credentials& credentials, Side own,
   socket.set_frame_macs(std::make_unique<FrameMacs>(key(own), key(other)));
 }
 
-void expect_welcome(Verdict verdict) {
-  if (verdict != Verdict::kWelcome) throw Failure(told(verdict));
+void expect_welcome(RejectReason reject_reason) {
+  if (reject_reason != RejectReason::kNone) throw Failure(reason_at_initiator(reject_reason));
 }
 
 }  // namespace
@@ -73,20 +74,20 @@ Greeting introduce(Socket& socket, const Endpoint& own, const Link& link, const 
   Welcome welcome;
   socket.receive(&welcome, sizeof(welcome), limit);
   check_welcome(welcome);
-  expect_welcome(welcome.verdict);
+  expect_welcome(welcome.reject_reason);
   if (credentials.secret && !equal(welcome.proof, prove(Side::kTarget))) {
-    throw Failure(told(Verdict::kOtherSecret));
+    throw Failure(reason_at_initiator(RejectReason::kOtherSecret));
   }
   start_frame_macs(socket, credentials, Side::kInitiator, mine, peer);
   return peer;
 } catch (const LinkDown& down) {
-  throw NotAnswered(down.cause());
+  throw NotAnswered(down.reason());
 }
 
 void Reception::start_tls() {
   if (own_.credentials.tls) return socket_.start_tls(*own_.credentials.tls, "", limit_);
   send_greeting(socket_, mine_, limit_);
-  throw Rejected(Verdict::kUnwantedTls);
+  throw Rejected(RejectReason::kUnwantedTls);
 }
 
 const Greeting& Reception::meet() {
@@ -96,33 +97,33 @@ const Greeting& Reception::meet() {
   theirs_ = receive_greeting(socket_, limit_);
   send_greeting(socket_, mine_, limit_);  // even to another version, so that it can tell
   check_version(theirs_.hello);
-  const Verdict verdict = judge(theirs_, mine_, socket_);
-  if (verdict != Verdict::kWelcome) throw Rejected(verdict);
+  const RejectReason reject_reason = judge(theirs_, mine_, socket_);
+  if (reject_reason != RejectReason::kNone) throw Rejected(reject_reason);
   if (!credentials.secret) return theirs_;
   Bytes32 proof;
   socket_.receive(proof.data(), proof.size(), limit_);
   const Bytes32 expected = credentials.secret->prove(Side::kInitiator, socket_.binding(),
                                                      theirs_.bytes(), mine_.bytes());
-  if (!equal(proof, expected)) throw Rejected(Verdict::kOtherSecret);
+  if (!equal(proof, expected)) throw Rejected(RejectReason::kOtherSecret);
   // Somebody in between, who need not know the secret, may hand on what was meant for another.
   if (!socket_.is_own() && !own_.addresses.include(theirs_.dialled, theirs_.reached)) {
-    throw Rejected(Verdict::kOtherAddress);
+    throw Rejected(RejectReason::kOtherAddress);
   }
   return theirs_;
 }
 
 void Reception::welcome() {
   const auto& secret = own_.credentials.secret;
-  say(Verdict::kWelcome,
+  say(RejectReason::kNone,
       secret ? secret->prove(Side::kTarget, socket_.binding(), theirs_.bytes(), mine_.bytes())
              : Bytes32{});
   start_frame_macs(socket_, own_.credentials, Side::kTarget, theirs_, mine_);
 }
 
-void Reception::reject(Verdict verdict) { say(verdict, {}); }
+void Reception::reject(RejectReason reject_reason) { say(reject_reason, {}); }
 
-void Reception::say(Verdict verdict, const Bytes32& proof) {
-  const Welcome welcome{verdict, 0, proof};
+void Reception::say(RejectReason reject_reason, const Bytes32& proof) {
+  const Welcome welcome{reject_reason, 0, proof};
   socket_.send(&welcome, sizeof(welcome), limit_);
 }
 

@@ -4,7 +4,7 @@
 //   const Greeting peer = introduce(socket, own, link, to, limit);         // the initiator's
 //
 //   Reception reception(socket, own, limit);                               // the target's
-//   const Greeting& peer = reception.meet();   // on Rejected: reception.reject(verdict)
+//   const Greeting& peer = reception.meet();   // on Rejected: reception.reject(why)
 //   reception.welcome();
 //
 // Layer: transfer.
@@ -40,12 +40,12 @@ class Reception {
   // Rejected, or another Failure if there is no peer to tell.
   const Greeting& meet();
 
-  void welcome();                // with our proof: from here on the peer sends requests
-  void reject(Verdict verdict);  // tells the peer why not
+  void welcome();                           // with our proof: from here on the peer sends requests
+  void reject(RejectReason reject_reason);  // tells the peer why not
 
  private:
   void start_tls();
-  void say(Verdict verdict, const Bytes32& proof);
+  void say(RejectReason reject_reason, const Bytes32& proof);
 
   Socket& socket_;
   const Endpoint& own_;

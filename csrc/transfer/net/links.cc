@@ -3,7 +3,7 @@
 #include <iterator>
 
 #include "transfer/base/error.h"
-#include "transfer/wire/verdict.h"
+#include "transfer/wire/reject_reason.h"
 
 namespace mk::transfer {
 namespace {
@@ -31,7 +31,7 @@ Links::Hold Links::enter(const LinkId& id, uint64_t epoch, Interrupt& interrupt,
   }
   if (is_old || entry.inside) {
     release(item);
-    throw Rejected(is_old ? Verdict::kOldEpoch : Verdict::kStillBusy);
+    throw Rejected(is_old ? RejectReason::kOldEpoch : RejectReason::kStillBusy);
   }
   entry.inside = &interrupt;
   entry.inside_epoch = epoch;

@@ -17,7 +17,7 @@
 namespace mk::transfer {
 
 // Why a peer is not opened that was expected to be a certain instance.
-inline Cause another_engine() { return {"another engine answers there", FailureKind::kGone}; }
+inline ErrorReason another_engine() { return {"another engine answers there", FailureKind::kGone}; }
 
 class PeerIdentity {
  public:

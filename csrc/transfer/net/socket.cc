@@ -71,7 +71,7 @@ void move_all(iovec*& parts, size_t& num_parts, const Limit& limit, Wait wait, C
     } else if (errno == EFAULT) {
       throw Inaccessible(kNotThere, num_moved);
     } else if (errno != EINTR) {
-      throw LinkDown(connection_cause(errno));
+      throw LinkDown(connection_reason(errno));
     }
   }
 }
@@ -158,7 +158,7 @@ void exchange_message(int fd, short events, const Limit& limit, Call call) {
     if (errno == EAGAIN) {
       wait_ready(fd, events, limit);
     } else if (errno != EINTR) {
-      throw LinkDown(connection_cause(errno));
+      throw LinkDown(connection_reason(errno));
     }
   }
 }
@@ -191,9 +191,9 @@ Socket Socket::connect(const std::vector<SocketAddress>& addresses, const Limit&
       if (!error) return Socket(std::move(fd));
       waits |= error == EADDRNOTAVAIL && lacks_port(address);
     }
-    if (!waits) throw LinkDown(connection_cause(error));
+    if (!waits) throw LinkDown(connection_reason(error));
     if (limit.deadline.passed()) {
-      throw Ended(limit.deadline.cause(kNoPorts).text, FailureKind::kExhausted);
+      throw Ended(limit.deadline.reason(kNoPorts).text, FailureKind::kExhausted);
     }
     limit.check();
     std::this_thread::sleep_for(kPortCheckEvery);
@@ -263,9 +263,9 @@ void Socket::settle(uint64_t num_lent, const Limit& limit) {
 // sent, even if a forked child has a copy of the descriptor. Then it waits for the NIC.
 void Socket::take_back() noexcept {
   if (!zero_copy_ || zero_copy_->settled(zero_copy_->num_sent())) return;
-  sockaddr nobody{};
-  nobody.sa_family = AF_UNSPEC;
-  ::connect(fd_.get(), &nobody, sizeof(nobody));
+  sockaddr none{};
+  none.sa_family = AF_UNSPEC;
+  ::connect(fd_.get(), &none, sizeof(none));
   zero_copy_->settle_all(Deadline::after(kNicS));
 }
 
@@ -317,7 +317,7 @@ size_t Socket::receive_some(void* data, size_t num_bytes, const Limit& limit) {
     if (errno == EAGAIN) {
       wait_for_bytes(limit);
     } else if (errno != EINTR) {
-      throw LinkDown(connection_cause(errno));
+      throw LinkDown(connection_reason(errno));
     }
   }
 }

@@ -27,12 +27,12 @@ void wait_writable(int fd, const Limit& limit) {
   if (ready & POLLRDHUP && !(ready & POLLOUT)) throw LinkDown(closed_by_peer());
 }
 
-Cause connection_cause(int error_number) {
+ErrorReason connection_reason(int error_number) {
   if (error_number == ECONNREFUSED) return {"connection refused", FailureKind::kGone};
   if (error_number == ECONNRESET || error_number == EPIPE) return closed_by_peer();
-  return cause_of_errno(error_number);
+  return reason_of_errno(error_number);
 }
 
-Cause closed_by_peer() { return {"connection closed by peer", FailureKind::kDisconnected}; }
+ErrorReason closed_by_peer() { return {"connection closed by peer", FailureKind::kDisconnected}; }
 
 }  // namespace mk::transfer

@@ -20,7 +20,7 @@ void advance(iovec*& parts, size_t& num_parts, size_t num_bytes);
 void wait_readable(int fd, const Limit& limit);
 void wait_writable(int fd, const Limit& limit);
 
-Cause connection_cause(int error_number);  // "connection refused", ...
-Cause closed_by_peer();
+ErrorReason connection_reason(int error_number);  // "connection refused", ...
+ErrorReason closed_by_peer();
 
 }  // namespace mk::transfer

@@ -14,7 +14,7 @@
 #include "transfer/base/error.h"
 #include "transfer/net/openssl.h"
 #include "transfer/net/stream.h"
-#include "transfer/wire/verdict.h"
+#include "transfer/wire/reject_reason.h"
 
 namespace mk::transfer {
 namespace {
@@ -233,25 +233,25 @@ void TlsStream::finish(const Limit& limit, Call call) {
 void TlsStream::fail(int error, int error_number) const {
   if (error != ossl::kErrorSsl) {
     const bool is_named = error == ossl::kErrorSyscall && error_number != 0;
-    const Cause cause = is_named ? connection_cause(error_number) : closed_by_peer();
-    if (has_shaken_hands_) throw LinkDown(cause);
-    throw LinkDown({cause.text + " during the TLS handshake", cause.kind});
+    const ErrorReason reason = is_named ? connection_reason(error_number) : closed_by_peer();
+    if (has_shaken_hands_) throw LinkDown(reason);
+    throw LinkDown({reason.text + " during the TLS handshake", reason.kind});
   }
   const Crypto& crypto = Crypto::get();
-  const unsigned long reason = crypto.p_ERR_get_error();
-  const unsigned long number = reason & ossl::kReasonMask;
+  const unsigned long code = crypto.p_ERR_get_error();
+  const unsigned long number = code & ossl::kReasonMask;
   // What differs is the key: the target notices it, and the initiator hears of it by an alert.
   if (has_psk_ && !has_shaken_hands_ &&
       (number == ossl::kReasonBinderDoesNotVerify || number == ossl::kReasonAlertIllegalParameter ||
        number == ossl::kReasonAlertDecryptError)) {
-    throw Failure(told(Verdict::kOtherSecret));
+    throw Failure(reason_at_initiator(RejectReason::kOtherSecret));
   }
-  std::string cause = "TLS: " + describe(reason);
+  std::string reason = "TLS: " + describe(code);
   if (number == ossl::kReasonCertificateVerifyFailed) {
     const long result = Ssl::get().p_SSL_get_verify_result(ssl_.get());
-    cause += concat(": ", crypto.p_X509_verify_cert_error_string(result));
+    reason += concat(": ", crypto.p_X509_verify_cert_error_string(result));
   }
-  throw Failure(cause, has_shaken_hands_ ? FailureKind::kDisconnected : FailureKind::kDenied);
+  throw Failure(reason, has_shaken_hands_ ? FailureKind::kDisconnected : FailureKind::kDenied);
 }
 
 void TlsStream::send(iovec* parts, size_t num_parts, const Limit& limit) {

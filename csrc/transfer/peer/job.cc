@@ -16,7 +16,7 @@ constexpr int kMaxLosses = 3;
 // Per piece: less is moved before another thread has woken up.
 constexpr uint64_t kMinSpreadBytes = 256ull << 10;
 
-// The cause belongs to another request and must not be mistaken for this one's.
+// The reason belongs to another request and must not be mistaken for this one's.
 constexpr char kOnItsWay[] = "given up while the notification was on its way: ";
 
 bool fits_one_piece(const Request& request, uint64_t max_bytes) {
@@ -38,10 +38,10 @@ Job::Job(TicketRef ticket, uint64_t id, uint64_t max_bytes)
 
 bool Job::take(Work& work, Interrupt& carrier, Taker taker, bool may_notify) {
   const bool leads = taker == Taker::kLead;
-  if (!cause_.empty() || (taker == Taker::kBeside && !spreads_)) return false;
+  if (!reason_.empty() || (taker == Taker::kFollower && !spreads_)) return false;
   work = {Work::Kind::kMove, &request_, id_, {}, false, &notify_begun_};
   if (!checked_) {
-    if (check_taken_ || taker == Taker::kBeside) return false;
+    if (check_taken_ || taker == Taker::kFollower) return false;
     if (!take_again(work)) work.kind = Work::Kind::kCheck;
     check_taken_ = true;
   } else if (has_data()) {
@@ -54,7 +54,7 @@ bool Job::take(Work& work, Interrupt& carrier, Taker taker, bool may_notify) {
     if (!take_again(work)) work.kind = Work::Kind::kNotify;
     notify_taken_ = true;
   }
-  beside_ |= !leads;
+  is_shared_ |= !leads;
   carriers_.push_back(&carrier);
   return true;
 }
@@ -63,7 +63,7 @@ void Job::finish(const Work& work, const Interrupt& carrier, const Outcome& outc
   release(carrier);
   num_bytes_done_ += outcome.num_bytes;
   if (!outcome.refusal.empty()) {
-    refused_ = cause_.empty();
+    refused_ = reason_.empty();
     stop(outcome.refusal);
   } else if (work.kind == Work::Kind::kCheck) {
     checked_ = true;
@@ -72,46 +72,46 @@ void Job::finish(const Work& work, const Interrupt& carrier, const Outcome& outc
   confirm(work, outcome.num_bytes, !outcome.refusal.empty());
 }
 
-void Job::fail(const Work& work, const Interrupt& carrier, const Cause& cause, Retry retry,
+void Job::fail(const Work& work, const Interrupt& carrier, const ErrorReason& reason, Retry retry,
                uint64_t num_bytes) {
   release(carrier);
-  try_again(work, cause, retry);
-  if (cause_.empty()) return;
+  try_again(work, reason, retry);
+  if (reason_.empty()) return;
   num_bytes_done_ += num_bytes;
   confirm(work, num_bytes, /*failed=*/true);
 }
 
-void Job::try_again(const Work& work, const Cause& cause, Retry retry) {
-  if (retry == Retry::kNo) return stop(cause);
+void Job::try_again(const Work& work, const ErrorReason& reason, Retry retry) {
+  if (retry == Retry::kNo) return stop(reason);
   if (notify_begun_ && !request_.may_notify_again) {  // it must not be delivered twice
     // Another request on the connection was given up, so the kind is not its own.
-    const Cause lost(concat(kOnItsWay, cause.text), FailureKind::kDisconnected);
-    return stop(retry == Retry::kFree ? lost : cause);
+    const ErrorReason lost(concat(kOnItsWay, reason.text), FailureKind::kDisconnected);
+    return stop(retry == Retry::kFree ? lost : reason);
   }
   Work again = work;
   if (retry == Retry::kCounted) {
-    if (lost_.empty()) lost_ = cause;
+    if (lost_.empty()) lost_ = reason;
     // How it began, and where that has led.
-    if (++again.num_losses > kMaxLosses) return stop({lost_.text, cause.kind});
+    if (++again.num_losses > kMaxLosses) return stop({lost_.text, reason.kind});
   }
   if (work.kind == Work::Kind::kCheck) check_taken_ = false;
   if (work.kind == Work::Kind::kNotify) notify_taken_ = false;
   again_.push_back(again);
 }
 
-void Job::stop(const Cause& cause) {
-  if (cause_.empty()) cause_ = cause;
-  for (Interrupt* carrier : carriers_) carrier->signal(cause_);
+void Job::stop(const ErrorReason& reason) {
+  if (reason_.empty()) reason_ = reason;
+  for (Interrupt* carrier : carriers_) carrier->signal(reason_);
 }
 
-void Job::abandon(const Cause& cause) {
+void Job::abandon(const ErrorReason& reason) {
   abandoned_ = true;
-  stop(cause);
+  stop(reason);
 }
 
 bool Job::over() const {
   if (!carriers_.empty()) return false;
-  return !cause_.empty() || (checked_ && cutter_.at_end() && again_.empty() && notified_);
+  return !reason_.empty() || (checked_ && cutter_.at_end() && again_.empty() && notified_);
 }
 
 bool Job::has_data() const {
@@ -126,7 +126,7 @@ bool Job::take_again(Work& work) {
 }
 
 void Job::confirm(const Work& work, uint64_t num_bytes, bool failed) {
-  if (!has_pieces_ && cause_.empty()) return;  // it is delivered
+  if (!has_pieces_ && reason_.empty()) return;  // it is delivered
   if (!work.has_arrived(num_bytes, failed)) return;
   const uint64_t position = work.piece.position;
   if (!confirmed_.empty() && confirmed_.back().address + confirmed_.back().num_bytes == position) {

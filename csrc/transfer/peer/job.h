@@ -13,14 +13,14 @@
 #include <vector>
 
 #include "transfer/channel/channel.h"
-#include "transfer/peer/beside.h"
+#include "transfer/peer/inflight_fence.h"
 #include "transfer/peer/ticket.h"
 
 namespace mk::transfer {
 
 // The leading lane takes any work; another lane takes work that spreads; a caller that waits for a
 // request takes data, and the check before it.
-enum class Taker { kLead, kBeside, kWaiter };
+enum class Taker { kLead, kFollower, kWaiter };
 
 enum class Retry { kNo, kCounted, kFree };  // counted: it uses up the work's retries
 
@@ -37,10 +37,10 @@ class Job {
   // Whether lanes other than the leading one may take part of it.
   bool spreads() const { return spreads_; }
   // Whether later requests on the leading lane arrive after it.
-  bool in_order() const { return !has_pieces_ && !beside_; }
+  bool in_order() const { return !has_pieces_ && !is_shared_; }
 
-  // Before it is handed out: it begins after what is under way beside the queue.
-  void come_after(Beside& beside) { held_.emplace(beside); }
+  // Before it is handed out: it begins after what is in flight outside the queue.
+  void come_after(InflightFence& fence) { held_.emplace(fence); }
   // Whether it still has to.
   bool held() {
     if (held_ && held_->is_over()) held_.reset();
@@ -54,16 +54,16 @@ class Job {
   // The result of a work: exactly one of these for each that was taken.
   void finish(const Work& work, const Interrupt& carrier, const Outcome& outcome);
   // `num_bytes`: confirmed; not counted if all of it is retried.
-  void fail(const Work& work, const Interrupt& carrier, const Cause& cause, Retry retry,
+  void fail(const Work& work, const Interrupt& carrier, const ErrorReason& reason, Retry retry,
             uint64_t num_bytes);
 
   // Ends it: nothing more is handed out, and the carriers of its works are interrupted.
-  void stop(const Cause& cause);
+  void stop(const ErrorReason& reason);
   // The same on behalf of its caller.
-  void abandon(const Cause& cause);
+  void abandon(const ErrorReason& reason);
 
-  bool over() const;                             // nothing is in flight, and nothing will be
-  const Cause& cause() const { return cause_; }  // why it failed; "" if it did not
+  bool over() const;  // nothing is in flight, and nothing will be
+  const ErrorReason& reason() const { return reason_; }  // why it failed; "" if it did not
   // Whether the peer refused it before anything moved, and its caller has not given it up.
   bool refused_whole() const { return refused_ && !abandoned_ && num_bytes_done_ == 0; }
   uint64_t num_bytes_done() const { return num_bytes_done_; }
@@ -71,7 +71,7 @@ class Job {
   const std::vector<Range>& confirmed() const { return confirmed_; }
 
  private:
-  void try_again(const Work& work, const Cause& cause, Retry retry);
+  void try_again(const Work& work, const ErrorReason& reason, Retry retry);
   bool has_data() const;
   bool take_again(Work& work);
   void release(const Interrupt& carrier);
@@ -81,20 +81,20 @@ class Job {
   const Request& request_;  // the ticket's
   const uint64_t id_;
   const uint64_t max_bytes_;
-  std::optional<Beside::Wait> held_;
+  std::optional<InflightFence::Wait> held_;
   Cutter cutter_;
   bool has_pieces_;
   bool spreads_;
-  bool beside_ = false;  // a lane other than the leading one has taken from it
+  bool is_shared_ = false;  // a lane other than the leading one has taken from it
   bool checked_, check_taken_ = false;
   bool notified_, notify_taken_ = false;
   bool notify_begun_ = false;  // the peer may have it; set by the carrier
   std::vector<Work> again_;
-  Cause lost_;                        // why the first of these has to be retried
+  ErrorReason lost_;                  // why the first of these has to be retried
   std::vector<Interrupt*> carriers_;  // one entry per work in flight
   uint64_t num_bytes_done_ = 0;
   std::vector<Range> confirmed_;  // neighbours are merged
-  Cause cause_;
+  ErrorReason reason_;
   bool refused_ = false;
   bool abandoned_ = false;
 };

@@ -20,7 +20,7 @@ constexpr size_t kMaxLookedAt = 16;  // for whose they are
 
 }  // namespace
 
-bool JobQueue::push(TicketRef ticket, uint64_t max_piece_bytes, bool defer, Beside* after) {
+bool JobQueue::push(TicketRef ticket, uint64_t max_piece_bytes, bool defer, InflightFence* after) {
   std::unique_lock lock(mutex_);
   MK_CHECK(!closed_, ticket->request().op, ": peer must be open, got the closed ", peer_name_);
   const bool is_only = !has_of(ticket->maker());
@@ -32,7 +32,7 @@ bool JobQueue::push(TicketRef ticket, uint64_t max_piece_bytes, bool defer, Besi
     watch();
     return false;
   }
-  lead_called_ = true;
+  lead_woken_ = true;
   lock.unlock();  // else who wakes up waits for it at once
   lead_.notify_one();
   if (is_for_others && !checks_first) others_.notify_all();  // else next() wakes them
@@ -62,7 +62,7 @@ void JobQueue::watch() {
 
 JobQueue::Woken JobQueue::wait_to_lead(std::optional<std::chrono::seconds> idle) {
   std::unique_lock lock(mutex_);
-  while (!closed_ && !lead_called_) {
+  while (!closed_ && !lead_woken_) {
     const uint64_t seen = num_pushed_;
     if (!watches_ && !idle) {
       lead_.wait(lock);
@@ -75,23 +75,23 @@ JobQueue::Woken JobQueue::wait_to_lead(std::optional<std::chrono::seconds> idle)
       if (!jobs_.empty() && jobs_.front()->id() <= seen) return Woken::kForWork;
     }
   }
-  lead_called_ = false;
+  lead_woken_ = false;
   return closed_ ? Woken::kClosed : Woken::kForWork;
 }
 
-void JobQueue::call_lead() {
+void JobQueue::wake_lead() {
   const std::lock_guard lock(mutex_);
-  wake_lead();
+  wake_lead_locked();
 }
 
-void JobQueue::call_all() {
+void JobQueue::wake_all() {
   const std::lock_guard lock(mutex_);
-  wake_lead();
+  wake_lead_locked();
   others_.notify_all();
 }
 
-void JobQueue::wake_lead() {
-  lead_called_ = true;
+void JobQueue::wake_lead_locked() {
+  lead_woken_ = true;
   lead_.notify_one();
 }
 
@@ -130,8 +130,8 @@ bool JobQueue::next(bool leads, Interrupt& carrier, bool idle, Task& task) {
   if (closed_) return false;
   if (idle) carrier.clear();              // it was meant for an earlier task
   if (carrier.signalled()) return false;  // the tasks it carries must end; so would this one
-  if (leads) lead_called_ = false;
-  if (!take(leads ? Taker::kLead : Taker::kBeside, carrier, task)) return false;
+  if (leads) lead_woken_ = false;
+  if (!take(leads ? Taker::kLead : Taker::kFollower, carrier, task)) return false;
   lock.unlock();
   if (task.work.kind == Work::Kind::kCheck) others_.notify_all();  // to connect meanwhile
   return true;
@@ -155,7 +155,7 @@ bool JobQueue::wait_next(Interrupt& carrier, Task& task) {
   std::unique_lock lock(mutex_);
   if (!closed_) carrier.clear();
   while (!closed_) {
-    if (take(Taker::kBeside, carrier, task)) return true;
+    if (take(Taker::kFollower, carrier, task)) return true;
     others_.wait(lock);
   }
   return false;
@@ -190,13 +190,13 @@ void JobQueue::finish(const Task& task, const Interrupt& carrier, const Outcome&
   changed(task.job, lock);
 }
 
-bool JobQueue::fail(const Task& task, const Interrupt& carrier, const Cause& cause, Retry retry,
-                    uint64_t num_bytes, const std::function<void()>& count) {
+bool JobQueue::fail(const Task& task, const Interrupt& carrier, const ErrorReason& reason,
+                    Retry retry, uint64_t num_bytes, const std::function<void()>& count) {
   std::unique_lock lock(mutex_);
-  task.job->fail(task.work, carrier, cause, retry, num_bytes);
-  const bool again = task.job->cause().empty();
+  task.job->fail(task.work, carrier, reason, retry, num_bytes);
+  const bool again = task.job->reason().empty();
   if (!again && count) count();
-  if (again) wake_lead();  // a caller may have had it
+  if (again) wake_lead_locked();  // a caller may have had it
   changed(task.job, lock);
   return again;
 }
@@ -204,7 +204,7 @@ bool JobQueue::fail(const Task& task, const Interrupt& carrier, const Cause& cau
 void JobQueue::changed(const JobRef& job, std::unique_lock<std::mutex>& lock) {
   const bool is_all = job->over() && jobs_.size() == 1;
   if (!job->in_order() && !is_all) {  // others may continue it, or what waited for it
-    wake_lead();
+    wake_lead_locked();
     others_.notify_all();
   }
   if (!job->over()) return;
@@ -213,30 +213,30 @@ void JobQueue::changed(const JobRef& job, std::unique_lock<std::mutex>& lock) {
   const JobRef over = *found;
   if (over->refused_whole() && !closed_ && over->ticket()->split_request()) {  // see coalesce.h
     *found = std::make_shared<Job>(over->ticket(), ++num_pushed_, over->max_bytes());
-    wake_lead();
+    wake_lead_locked();
     if (concerns_others(**found)) others_.notify_all();
     return;
   }
   jobs_.erase(found);
-  const Cause cause = over->cause();  // close() may stop it again
+  const ErrorReason reason = over->reason();  // close() may stop it again
   lock.unlock();
   if (when_over_) when_over_();
-  over->ticket()->finish(cause, over->num_bytes_done(), over->confirmed());
+  over->ticket()->finish(reason, over->num_bytes_done(), over->confirmed());
 }
 
-void JobQueue::abandon(const Ticket& ticket, const Cause& cause) {
+void JobQueue::abandon(const Ticket& ticket, const ErrorReason& reason) {
   std::unique_lock lock(mutex_);
   const auto found = std::find_if(jobs_.begin(), jobs_.end(), [&](const JobRef& job) {
     return job->ticket().get() == &ticket;
   });
   if (found == jobs_.end()) return;
   const JobRef job = *found;
-  job->abandon(cause);
-  wake_lead();  // it may have been left alone
+  job->abandon(reason);
+  wake_lead_locked();  // it may have been left alone
   changed(job, lock);
 }
 
-void JobQueue::close(const Cause& cause) {
+void JobQueue::close(const ErrorReason& reason) {
   std::unique_lock lock(mutex_);
   closed_ = true;
   lead_.notify_all();
@@ -244,7 +244,7 @@ void JobQueue::close(const Cause& cause) {
   const std::deque<JobRef> jobs = jobs_;
   for (const JobRef& job : jobs) {
     if (!lock) lock.lock();
-    job->stop(cause);
+    job->stop(reason);
     changed(job, lock);
   }
 }

@@ -40,10 +40,10 @@ class JobQueue {
   // Returns whether there is work for lanes other than the leading one. `defer`: its caller will
   // wait for it and may take it in a moment, so no lane is woken if it is of one piece and the only
   // one of its thread. `after`: it, and what is pushed later, does not begin before what is under
-  // way there is over; call_all() then. Throws InvalidArgument once closed.
-  bool push(TicketRef ticket, uint64_t max_piece_bytes, bool defer, Beside* after = nullptr);
+  // way there is over; wake_all() then. Throws InvalidArgument once closed.
+  bool push(TicketRef ticket, uint64_t max_piece_bytes, bool defer, InflightFence* after = nullptr);
   bool idle();      // nothing is queued or in flight
-  bool may_rest();  // the same, or nothing can begin before what is under way beside it is over
+  bool may_rest();  // the same, or nothing can begin before what is in flight outside it is over
   bool has_mine();  // whether this thread has made any of it, or there is too much to tell
   bool has_only_others();  // whether there are some, and all were made by other threads
 
@@ -56,8 +56,8 @@ class JobQueue {
   // begun, or may take, was abandoned by it; or until nothing was queued for so long.
   enum class Woken { kClosed, kForWork, kIdle };
   Woken wait_to_lead(std::optional<std::chrono::seconds> idle);
-  void call_lead();
-  void call_all();  // other lanes, too
+  void wake_lead();
+  void wake_all();  // other lanes, too
 
   // For a caller that waits for a request, and has nothing in flight: takes all of it, if it is of
   // one piece, the first of its thread, and not yet taken; with `pieces`, if it is the first of
@@ -72,16 +72,16 @@ class JobQueue {
   void finish(const Task& task, const Interrupt& carrier, const Outcome& outcome);
   // Returns whether it will be handed out again. `num_bytes`: see Job::fail; if it counts them,
   // `count` is called before anyone learns that the request is over.
-  bool fail(const Task& task, const Interrupt& carrier, const Cause& cause, Retry retry,
+  bool fail(const Task& task, const Interrupt& carrier, const ErrorReason& reason, Retry retry,
             uint64_t num_bytes = 0, const std::function<void()>& count = {});
 
   // Waits until there is work for a lane other than the leading one. False: closed.
   bool wait_for_pieces(Interrupt& carrier);
   // Ends one request, if it is still here; see Ticket::cancel.
-  void abandon(const Ticket& ticket, const Cause& cause);
+  void abandon(const Ticket& ticket, const ErrorReason& reason);
 
   // Ends all, and releases the lanes. Idempotent.
-  void close(const Cause& cause);
+  void close(const ErrorReason& reason);
 
   // Sleeps; returns early once closed.
   void pause(double seconds);
@@ -91,7 +91,7 @@ class JobQueue {
   bool has_of(std::thread::id maker) const;
   void changed(const JobRef& job, std::unique_lock<std::mutex>& lock);
   bool concerns_others(const Job& job) const;
-  void wake_lead();
+  void wake_lead_locked();
   void watch();
 
   const std::string peer_name_;
@@ -101,7 +101,7 @@ class JobQueue {
   std::condition_variable lead_, others_;  // others_: whom one-piece requests do not concern
   std::deque<JobRef> jobs_;
   uint64_t num_pushed_ = 0;
-  bool lead_called_ = false;
+  bool lead_woken_ = false;
   bool watches_ = false;  // the leading lane's thread checks from time to time
   bool closed_ = false;
 };

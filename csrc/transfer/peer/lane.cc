@@ -21,8 +21,8 @@ constexpr std::chrono::microseconds kLookAtGpuEvery{20};
 }  // namespace
 
 void Lane::run() {
-  leads_ ? lead() : run_beside();
-  const Baton::Hold hold(baton_);
+  leads_ ? lead() : run_follower();
+  const ProgressLock::Hold hold(progress_lock_);
   while (!posted_.empty()) settle();  // the queue is closed: each is interrupted
   disconnect();
 }
@@ -31,7 +31,7 @@ void Lane::lead() {
   while (true) {
     const JobQueue::Woken woken = queue_.wait_to_lead(idle_);
     if (woken == JobQueue::Woken::kClosed) return;
-    const Baton::Hold hold(baton_);
+    const ProgressLock::Hold hold(progress_lock_);
     if (woken == JobQueue::Woken::kIdle && posted_.empty()) disconnect();
     run_dry();
     if (!shall_connect_.exchange(false) || channel_->connected()) continue;
@@ -39,10 +39,10 @@ void Lane::lead() {
   }
 }
 
-void Lane::run_beside() {
+void Lane::run_follower() {
   Task task;
-  while (connect_beside() && queue_.wait_next(interrupt_, task)) {
-    const Baton::Hold hold(baton_);
+  while (connect_follower() && queue_.wait_next(interrupt_, task)) {
+    const ProgressLock::Hold hold(progress_lock_);
     if (channel_->connected()) {
       begin(task);
       run_dry();
@@ -66,13 +66,13 @@ void Lane::run_dry() {
 }
 
 void Lane::close() {
-  const Baton::Hold hold(baton_);
+  const ProgressLock::Hold hold(progress_lock_);
   channel_->close();
   pool_.leave(*this);
 }
 
 void Lane::connect(const Limit& limit) {
-  const Baton::Hold hold(baton_);
+  const ProgressLock::Hold hold(progress_lock_);
   connect_held(limit);
 }
 
@@ -98,14 +98,14 @@ void Lane::disconnect() {
 }
 
 // An idle lane would hold on to a dead peer's resources until its next task: open GPU memory, which
-// is freed only when nobody has it open.
+// is freed only when no one has it open.
 void Lane::leave_if_lost() {
-  const Baton::Hold hold(baton_, std::try_to_lock);
+  const ProgressLock::Hold hold(progress_lock_, std::try_to_lock);
   if (hold && posted_.empty() && !channel_->connected()) disconnect();
 }
 
 bool Lane::try_disconnect() {
-  const Baton::Hold hold(baton_, std::try_to_lock);
+  const ProgressLock::Hold hold(progress_lock_, std::try_to_lock);
   if (!hold || !posted_.empty() || (leads_ && !queue_.may_rest())) return false;
   channel_->disconnect();
   return true;
@@ -113,16 +113,17 @@ bool Lane::try_disconnect() {
 
 void Lane::connect_soon() {
   {
-    const Baton::Hold hold(baton_, std::try_to_lock);
+    const ProgressLock::Hold hold(progress_lock_, std::try_to_lock);
     if (!hold || channel_->connected() || !pause_.passed()) return;
     shall_connect_ = true;
   }
-  queue_.call_lead();
+  queue_.wake_lead();
 }
 
-bool Lane::begin_here(const TicketRef& ticket, uint64_t max_piece_bytes) {
-  if (!queue_.idle()) return false;  // its driver shall not find the baton taken for a moment
-  const Baton::Hold hold(baton_, std::try_to_lock);
+bool Lane::begin_in_caller(const TicketRef& ticket, uint64_t max_piece_bytes) {
+  if (!queue_.idle())
+    return false;  // its driver shall not find the progress lock taken for a moment
+  const ProgressLock::Hold hold(progress_lock_, std::try_to_lock);
   if (!hold || !posted_.empty() || !channel_->answers_callers(ticket->request())) return false;
   Task task;
   if (!channel_->connected() || !queue_.push_and_take(ticket, max_piece_bytes, interrupt_, task)) {
@@ -133,16 +134,16 @@ bool Lane::begin_here(const TicketRef& ticket, uint64_t max_piece_bytes) {
   return true;
 }
 
-void Lane::wait_here(const Ticket& ticket, const Deadline& until) {
+void Lane::drive(const Ticket& ticket, const Deadline& until) {
   {
-    const Baton::Hold hold(baton_, std::try_to_lock);
-    if (!hold) return queue_.call_lead();  // who holds it may not continue it
+    const ProgressLock::Hold hold(progress_lock_, std::try_to_lock);
+    if (!hold) return queue_.wake_lead();  // who holds it may not continue it
     if (posted_.empty()) return;           // it is done
     const bool is_sooner = until.at() < ticket.deadline().at();
     if (wait_answered(is_sooner ? until : ticket.deadline())) settle();
     if (posted_.empty()) return;
   }
-  queue_.call_lead();
+  queue_.wake_lead();
 }
 
 // Whether settle() will not block.
@@ -157,7 +158,7 @@ bool Lane::wait_answered(const Deadline& until, bool& for_all) {
   const auto spin_until = std::min(Deadline::Clock::now() + channel_->spin(), until.at());
   pollfd polled[] = {{channel_->answer_fd(), POLLIN, 0},
                      {interrupt_.fd(), POLLIN, 0},
-                     {baton_.wanted_fd(), POLLIN, 0}};
+                     {progress_lock_.wanted_fd(), POLLIN, 0}};
   while (true) {
     const bool spins = Deadline::Clock::now() < spin_until;
     const int num_ready = poll(polled, 3, spins ? 0 : until.poll_ms());
@@ -188,10 +189,10 @@ void Lane::count_failure(const std::exception& error) {
   if (!dynamic_cast<const Ended*>(&error)) counters_.num_failures += 1;
 }
 
-bool Lane::connect_beside() {
+bool Lane::connect_follower() {
   while (queue_.wait_for_pieces(interrupt_)) {
     {
-      const Baton::Hold hold(baton_);
+      const ProgressLock::Hold hold(progress_lock_);
       if (channel_->connected() || try_connect()) return true;
     }
     queue_.pause(kPauseS);
@@ -209,9 +210,9 @@ void Lane::begin(const Task& task, bool connects) {
   try {
     posted_.emplace_back(task, own_regions_, interrupt_);
   } catch (const Refused& refused) {
-    return fail(task, refused.cause(), Retry::kNo);
+    return fail(task, refused.reason(), Retry::kNo);
   } catch (const std::bad_alloc& error) {
-    return fail(task, cause_of(error), Retry::kNo);
+    return fail(task, reason_of(error), Retry::kNo);
   }
   try {
     const Limit limit = limit_of(task);
@@ -255,7 +256,7 @@ void Lane::lose(const std::exception& error, const Posted* culprit) {
   count_failure(error);
   const bool lost = dynamic_cast<const LinkDown*>(&error) != nullptr;
   const bool ended = dynamic_cast<const Ended*>(&error) != nullptr;  // a limit
-  const Cause cause = cause_of(error);
+  const ErrorReason reason = reason_of(error);
   const bool is_alone = posted_.size() == 1;
   for (const auto& lane : lanes_) {
     if (!ended && lane.get() != this) lane->leave_if_lost();
@@ -266,21 +267,21 @@ void Lane::lose(const std::exception& error, const Posted* culprit) {
     posted_.pop_front();
     const Deadline& deadline = task.job->ticket()->deadline();
     // What it was waiting for is more than that it has waited.
-    const bool is_told = is_alone && ended && cause.kind == FailureKind::kExhausted;
+    const bool is_told = is_alone && ended && reason.kind == FailureKind::kExhausted;
     if (deadline.passed()) {
-      fail(task, is_told ? cause : deadline.cause(), Retry::kNo, num_bytes);
+      fail(task, is_told ? reason : deadline.reason(), Retry::kNo, num_bytes);
     } else if (ended || is_other) {
-      fail(task, cause, Retry::kFree, num_bytes);
+      fail(task, reason, Retry::kFree, num_bytes);
     } else {
-      fail(task, cause, lost ? Retry::kCounted : Retry::kNo, num_bytes);
+      fail(task, reason, lost ? Retry::kCounted : Retry::kNo, num_bytes);
     }
     num_bytes = 0;
   }
 }
 
-void Lane::fail(const Task& task, const Cause& cause, Retry retry, uint64_t num_bytes) {
+void Lane::fail(const Task& task, const ErrorReason& reason, Retry retry, uint64_t num_bytes) {
   const auto count = [&] { count_bytes(task.work.request->writes(), num_bytes); };
-  if (queue_.fail(task, interrupt_, cause, retry, num_bytes, count)) counters_.num_retries += 1;
+  if (queue_.fail(task, interrupt_, reason, retry, num_bytes, count)) counters_.num_retries += 1;
 }
 
 }  // namespace mk::transfer

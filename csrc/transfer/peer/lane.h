@@ -1,14 +1,14 @@
 // Lane: a channel and the thread that works on it: it takes tasks from a queue, as many as the
 // channel has room for, and reports their results to the queue.
 //
-//   lane.run();                          // its thread
-//   if (lane.begin_here(ticket, most))   // a caller: begun, if the lane was idle
-//     lane.wait_here(*ticket, until);    // and received in its own thread, if it waits
+//   lane.run();                               // its thread
+//   if (lane.begin_in_caller(ticket, most))   // a caller: begun, if the lane was idle
+//     lane.drive(*ticket, until);             // and received in its own thread, if it waits
 //
 // Layer: transfer. The leading lane is the first to connect, and reconnects for tasks it has taken;
-// the others connect before they take a task, so that they delay nothing. The holder of the baton
-// drives: a small request to an idle lane needs no thread but its caller's. If the caller does not
-// wait for it, or not long enough, the lane's thread takes over.
+// the others connect before they take a task, so that they delay nothing. The holder of the
+// progress lock drives: a small request to an idle lane needs no thread but its caller's. If the
+// caller does not wait for it, or not long enough, the lane's thread takes over.
 #pragma once
 
 #include <atomic>
@@ -23,8 +23,8 @@
 #include "transfer/channel/channel.h"
 #include "transfer/memory/region_table.h"
 #include "transfer/net/connection_pool.h"
-#include "transfer/peer/baton.h"
 #include "transfer/peer/job_queue.h"
+#include "transfer/peer/progress_lock.h"
 #include "transfer/request/counters.h"
 
 namespace mk::transfer {
@@ -56,12 +56,12 @@ class Lane final : public Connected {
   void close();                      // permanently, once it does not run
 
   // Of the leading lane. False: the request must be pushed.
-  bool begin_here(const TicketRef& ticket, uint64_t max_piece_bytes);
+  bool begin_in_caller(const TicketRef& ticket, uint64_t max_piece_bytes);
   // Has its thread connect, unless it is connected, in use, or could not a moment ago, or that
   // would cost another its connection.
   void connect_soon();
   // Until it has ended, or `until`, or another thread continues it.
-  void wait_here(const Ticket& ticket, const Deadline& until);
+  void drive(const Ticket& ticket, const Deadline& until);
 
   bool try_disconnect() override;
 
@@ -77,7 +77,7 @@ class Lane final : public Connected {
     Pin pin;
   };
 
-  // What follows requires the baton.
+  // What follows requires the progress lock.
   void connect_held(const Limit& limit);
   bool try_connect();
   void disconnect();
@@ -87,15 +87,15 @@ class Lane final : public Connected {
   void wait_for_gpu(const Task& task);  // to have done what the request comes after
   void settle();
   void lose(const std::exception& error, const Posted* culprit = nullptr);
-  void fail(const Task& task, const Cause& cause, Retry retry, uint64_t num_bytes = 0);
+  void fail(const Task& task, const ErrorReason& reason, Retry retry, uint64_t num_bytes = 0);
   Limit limit_of(const Task& task);
   bool wait_answered(const Deadline& until);
   bool wait_answered(const Deadline& until, bool& for_all);
   void count_bytes(bool written, uint64_t num_bytes);
 
   void lead();
-  void run_beside();
-  bool connect_beside();
+  void run_follower();
+  bool connect_follower();
 
   const std::unique_ptr<Channel> channel_;
   JobQueue& queue_;
@@ -105,7 +105,7 @@ class Lane final : public Connected {
   const bool leads_;
   PathCounters& counters_;
   const std::optional<std::chrono::seconds> idle_;
-  Baton baton_;
+  ProgressLock progress_lock_;
   bool was_connected_ = false;
   std::atomic<bool> shall_connect_{false};
   Deadline pause_ = Deadline::after(0);  // after a failure

@@ -19,21 +19,21 @@ constexpr uint64_t kMinPieceBytes = 1ull << 20;
 constexpr uint64_t kPiecesPerLane = 4;  // shortens the wait for a slow lane's last piece
 constexpr uint64_t kPageBytes = 4096;   // a cut within one would keep a disk from moving it whole
 
-constexpr uint64_t kMaxRunHereBytes = 256ull << 10;   // takes less time than waking a thread
-constexpr uint64_t kMaxMapHereBytes = 1ull << 20;     // likewise, if it is mapped
-constexpr uint64_t kMaxHelpBytes = 8ull << 20;        // a millisecond: wait() returns that late
-constexpr uint64_t kMaxSendHereBytes = 512ull << 10;  // sent sooner than two threads are woken
-constexpr uint64_t kMaxAskHereBytes = 128ull << 10;   // a lane receives while more arrives
-constexpr size_t kMaxBeginHereRanges = 256;
+constexpr uint64_t kMaxRunInCallerBytes = 256ull << 10;   // takes less time than waking a thread
+constexpr uint64_t kMaxMapInCallerBytes = 1ull << 20;     // likewise, if it is mapped
+constexpr uint64_t kMaxHelpBytes = 8ull << 20;            // a millisecond: wait() returns that late
+constexpr uint64_t kMaxSendInCallerBytes = 512ull << 10;  // sent sooner than two threads are woken
+constexpr uint64_t kMaxReadInCallerBytes = 128ull << 10;  // a lane receives while more arrives
+constexpr size_t kMaxInCallerRanges = 256;
 
-constexpr std::chrono::seconds kSideIdle{10};  // then it is of no use, and takes a place there
+// After it an express lane disconnects: it is of no use, and takes a place in the pool.
+constexpr std::chrono::seconds kExpressLaneIdle{10};
 
 // Whether its caller may send it, if the channel has room for it.
-bool may_begin_here(const Request& request) {
+bool may_begin_in_caller(const Request& request) {
   const uint64_t num_notify_bytes = request.notify ? request.notify->size() : 0;
-  const uint64_t most = request.writes() ? kMaxSendHereBytes : kMaxAskHereBytes;
-  return request.num_bytes + num_notify_bytes <= most &&
-         request.num_ranges() <= kMaxBeginHereRanges;
+  const uint64_t most = request.writes() ? kMaxSendInCallerBytes : kMaxReadInCallerBytes;
+  return request.num_bytes + num_notify_bytes <= most && request.num_ranges() <= kMaxInCallerRanges;
 }
 
 // Whether a caller that waits for it may carry out parts of it: they only copy, and little enough
@@ -60,13 +60,13 @@ Peer::Peer(std::string name, Route route, std::shared_ptr<Endpoint> own,
       pool_(std::move(pool)),
       counters_(stats.enter(name_, transport_)),
       queue_(name_),
-      beside_([this] { queue_.call_all(); }),
-      sides_(name_, beside_, *pool_,
-             [this](JobQueue& queue, const Lanes& alone, size_t number) {
-               return side_lane(queue, alone, number);
-             }),
-      asker_(std::make_shared<Asker>(
-          name_, [this] { return lanes_.front()->channel().for_questions(); }, pool_, counters_)) {
+      fence_([this] { queue_.wake_all(); }),
+      express_lanes_(name_, fence_, *pool_,
+                     [this](JobQueue& queue, const Lanes& alone, size_t number) {
+                       return make_express_lane(queue, alone, number);
+                     }),
+      rpc_client_(std::make_shared<RpcClient>(
+          name_, [this] { return lanes_.front()->channel().for_rpc(); }, pool_, counters_)) {
   threads_.reserve(route.channels.size());
   for (auto& channel : route.channels) {
     const size_t number = lanes_.size();
@@ -84,7 +84,7 @@ void Peer::start(const Deadline& deadline) {
   try {
     threads_.push_back(start_thread([this, deadline] { lead(deadline); }));
   } catch (const SystemError& error) {
-    throw TransferError(name_, cause_of(error));
+    throw TransferError(name_, reason_of(error));
   }
 }
 
@@ -104,17 +104,17 @@ void Peer::lead(const Deadline& deadline) {
 
 bool Peer::connect(const Deadline& deadline) {
   Lane& lane = *lanes_.front();
-  Cause cause;
+  ErrorReason reason;
   try {
     lane.connect({deadline, lane.interrupt()});
   } catch (const std::exception& error) {
-    cause = cause_of(error);
+    reason = reason_of(error);
     lane.count_failure(error);
   }
   const std::lock_guard lock(mutex_);
-  connected_ = cause;
+  connected_ = reason;
   changed_.notify_all();
-  return cause.empty();
+  return reason.empty();
 }
 
 bool Peer::wait_connected(const Deadline& until) {
@@ -129,7 +129,7 @@ bool Peer::wait_connected(const Deadline& until) {
 TicketRef Peer::submit(Request request, const Deadline& deadline) {
   Counted counted(counters_, request.direction, request.num_bytes);
   std::vector<Range> confirmed;
-  const std::optional<Outcome> outcome = run_here(request, deadline, confirmed);
+  const std::optional<Outcome> outcome = run_in_caller(request, deadline, confirmed);
   if (outcome && outcome->refusal.empty()) {
     counted.end(outcome->num_bytes, /*failed=*/false);
     return nullptr;
@@ -142,41 +142,41 @@ TicketRef Peer::submit(Request request, const Deadline& deadline) {
   }
   const uint64_t max_bytes = max_piece_bytes(ticket->request());
   // Requests of one thread are begun in order, and a notification comes after those of all.
-  const bool is_late = !beside_.idle() && (ticket->request().notify || sides_.has_mine());
-  if (!is_late && begin_here(ticket, max_bytes)) return ticket;
-  const bool helps = runs_here() && may_help(ticket->request(), max_bytes);
+  const bool is_late = !fence_.idle() && (ticket->request().notify || express_lanes_.has_mine());
+  if (!is_late && begin_in_caller(ticket, max_bytes)) return ticket;
+  const bool helps = runs_in_caller() && may_help(ticket->request(), max_bytes);
   if (helps) ticket->leave_to_caller();
   // It may be left to that caller unless somebody else waits for it, a notification's receiver.
   const bool may_defer = helps && !ticket->request().notify &&
                          ticket->request().num_bytes <= split_bytes(lanes_.front()->channel());
-  if (queue_.push(ticket, max_bytes, may_defer, is_late ? &beside_ : nullptr)) start_others();
+  if (queue_.push(ticket, max_bytes, may_defer, is_late ? &fence_ : nullptr)) start_others();
   return ticket;
 }
 
 // In the caller's thread. False: it must be queued.
-bool Peer::begin_here(const TicketRef& ticket, uint64_t max_piece_bytes) {
+bool Peer::begin_in_caller(const TicketRef& ticket, uint64_t max_piece_bytes) {
   Lane& lead = *lanes_.front();
   const Request& request = ticket->request();
-  if (!may_begin_here(request) || !lead.channel().may_answer_callers(request)) return false;
-  if (lead.begin_here(ticket, max_piece_bytes)) return true;
+  if (!may_begin_in_caller(request) || !lead.channel().may_answer_callers(request)) return false;
+  if (lead.begin_in_caller(ticket, max_piece_bytes)) return true;
   return lanes_.size() > 1 && !request.notify && queue_.has_only_others() &&
-         sides_.begin(ticket, max_piece_bytes);
+         express_lanes_.begin(ticket, max_piece_bytes);
 }
 
-std::unique_ptr<Lane> Peer::side_lane(JobQueue& queue, const Lanes& alone, size_t number) {
+std::unique_ptr<Lane> Peer::make_express_lane(JobQueue& queue, const Lanes& alone, size_t number) {
   auto channel = another_channel();
   PathCounters& counters = counters_->path(channel->path(lanes_.size() + number));
   return std::make_unique<Lane>(std::move(channel), queue, own_->regions, *pool_, alone, counters,
-                                kSideIdle);
+                                kExpressLaneIdle);
 }
 
 // Carries it out in the caller's thread. Empty: it was not, and must be queued.
-std::optional<Outcome> Peer::run_here(Request& request, const Deadline& deadline,
-                                      std::vector<Range>& confirmed) {
+std::optional<Outcome> Peer::run_in_caller(Request& request, const Deadline& deadline,
+                                           std::vector<Range>& confirmed) {
   const Channel& channel = lanes_.front()->channel();
-  const uint64_t max_bytes = channel.maps_memory() ? kMaxMapHereBytes : kMaxRunHereBytes;
-  if (!channel.runs_here() || request.num_bytes > max_bytes || request.after) return {};
-  const Runners::Hold here(runners_);
+  const uint64_t max_bytes = channel.maps_memory() ? kMaxMapInCallerBytes : kMaxRunInCallerBytes;
+  if (!channel.runs_in_caller() || request.num_bytes > max_bytes || request.after) return {};
+  const CallerInterrupts::Hold here(caller_interrupts_);
   if (!here || !(queue_.idle() || (!request.notify && queue_.has_only_others()))) return {};
   bool notify_begun = false;
   Work work{Work::Kind::kMove, &request, 0, {}, request.notify.has_value(), &notify_begun};
@@ -192,7 +192,7 @@ std::optional<Outcome> Peer::run_here(Request& request, const Deadline& deadline
     }
     return outcome;
   } catch (const std::exception& error) {
-    return Outcome{0, cause_of(error)};
+    return Outcome{0, reason_of(error)};
   }
 }
 
@@ -208,25 +208,25 @@ std::optional<Outcome> Peer::run(const Work& work, const Limit& limit) {
   return outcome;
 }
 
-void Peer::wait_here(const Ticket& ticket, const Deadline& until) {
-  if (ticket.side()) return sides_.wait_here(ticket, until);
-  if (!runs_here()) return lanes_.front()->wait_here(ticket, until);
-  const Runners::Hold here(runners_);
+void Peer::drive(const Ticket& ticket, const Deadline& until) {
+  if (ticket.express_lane()) return express_lanes_.drive(ticket, until);
+  if (!runs_in_caller()) return lanes_.front()->drive(ticket, until);
+  const CallerInterrupts::Hold here(caller_interrupts_);
   const bool is_late = until.passed() || ticket.deadline().passed();
-  if (!here || is_late) return queue_.call_lead();
+  if (!here || is_late) return queue_.wake_lead();
   const bool pieces = lanes_.size() > 1;  // a single lane may have to carry them in their order
   Task task;
   // Until lanes have the rest of it, or will take it.
   while (!until.passed() && queue_.take_own(ticket, pieces, *here, task)) {
     std::optional<Outcome> outcome;
-    Cause cause;
+    ErrorReason reason;
     try {
       outcome = run(task.work, {ticket.deadline(), *here});
     } catch (const std::exception& error) {
-      cause = cause_of(error);
+      reason = reason_of(error);
     }
     if (!outcome) {
-      queue_.fail(task, *here, cause, cause.empty() ? Retry::kFree : Retry::kNo);
+      queue_.fail(task, *here, reason, reason.empty() ? Retry::kFree : Retry::kNo);
       return;
     }
     queue_.finish(task, *here, *outcome);
@@ -241,23 +241,23 @@ uint64_t Peer::max_piece_bytes(const Request& request) const {
   return std::clamp(share / kPageBytes * kPageBytes, kMinPieceBytes, most);
 }
 
-void Peer::interrupt(const Cause& cause) {
-  queue_.close(cause);
-  for (const auto& lane : lanes_) lane->interrupt().signal(cause);  // one may be connecting
-  sides_.interrupt(cause);
-  asker_->interrupt(cause);
+void Peer::interrupt(const ErrorReason& reason) {
+  queue_.close(reason);
+  for (const auto& lane : lanes_) lane->interrupt().signal(reason);  // one may be connecting
+  express_lanes_.interrupt(reason);
+  rpc_client_->interrupt(reason);
 }
 
-void Peer::close(const Cause& cause) {
-  interrupt(cause);
+void Peer::close(const ErrorReason& reason) {
+  interrupt(reason);
   const std::lock_guard lock(threads_mutex_);
   closed_ = true;
   for (std::thread& thread : threads_) {
     if (thread.joinable()) thread.join();
   }
   for (const auto& lane : lanes_) lane->close();
-  sides_.close(cause);
-  asker_->close();
+  express_lanes_.close(reason);
+  rpc_client_->close();
 }
 
 }  // namespace mk::transfer

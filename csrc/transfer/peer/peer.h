@@ -17,12 +17,12 @@
 #include <vector>
 
 #include "transfer/net/endpoint.h"
-#include "transfer/peer/asker.h"
+#include "transfer/peer/caller_interrupts.h"
+#include "transfer/peer/express_lanes.h"
 #include "transfer/peer/job_queue.h"
 #include "transfer/peer/lane.h"
 #include "transfer/peer/route.h"
-#include "transfer/peer/runners.h"
-#include "transfer/peer/sides.h"
+#include "transfer/peer/rpc_client.h"
 #include "transfer/peer/stats.h"
 
 namespace mk::transfer {
@@ -54,7 +54,7 @@ class Peer : public std::enable_shared_from_this<Peer> {
   bool wait_connected(const Deadline& until);
 
   // Whether submit() carries out short requests at once, in the calling thread.
-  bool runs_here() const { return lanes_.front()->channel().runs_here(); }
+  bool runs_in_caller() const { return lanes_.front()->channel().runs_in_caller(); }
 
   // Null: it was carried out at once, in the calling thread, and is delivered. Throws
   // InvalidArgument once closed.
@@ -62,33 +62,33 @@ class Peer : public std::enable_shared_from_this<Peer> {
 
   // For a caller that waits for a ticket: continues what it has begun, or takes what was left to
   // it.
-  void wait_here(const Ticket& ticket, const Deadline& until);
+  void drive(const Ticket& ticket, const Deadline& until);
 
-  // See asker.h. Connects if necessary.
-  std::unique_ptr<Reply> ask(const Question& question, const Deadline& deadline) {
-    return asker_->ask(question, deadline);
+  // See rpc_client.h. Connects if necessary.
+  std::unique_ptr<RpcResponse> call(const RpcRequest& request, const Deadline& deadline) {
+    return rpc_client_->call(request, deadline);
   }
 
   // Ends one request, if it is still here; see Ticket::cancel.
-  void abandon(const Ticket& ticket, const Cause& cause) {
-    ticket.side() ? sides_.abandon(ticket, cause) : queue_.abandon(ticket, cause);
+  void abandon(const Ticket& ticket, const ErrorReason& reason) {
+    ticket.express_lane() ? express_lanes_.abandon(ticket, reason) : queue_.abandon(ticket, reason);
   }
 
-  // Fails pending requests, and connection attempts, with that cause.
-  void interrupt(const Cause& cause);
+  // Fails pending requests, and connection attempts, with that reason.
+  void interrupt(const ErrorReason& reason);
 
   // The same, joins the threads and disconnects. Idempotent.
-  void close(const Cause& cause);
+  void close(const ErrorReason& reason);
 
  private:
   void lead(const Deadline& deadline);
   bool connect(const Deadline& deadline);
   // `confirmed`: of one that failed, as Job's.
-  std::optional<Outcome> run_here(Request& request, const Deadline& deadline,
-                                  std::vector<Range>& confirmed);
+  std::optional<Outcome> run_in_caller(Request& request, const Deadline& deadline,
+                                       std::vector<Range>& confirmed);
   std::optional<Outcome> run(const Work& work, const Limit& limit);
-  bool begin_here(const TicketRef& ticket, uint64_t max_piece_bytes);
-  std::unique_ptr<Lane> side_lane(JobQueue& queue, const Lanes& alone, size_t number);
+  bool begin_in_caller(const TicketRef& ticket, uint64_t max_piece_bytes);
+  std::unique_ptr<Lane> make_express_lane(JobQueue& queue, const Lanes& alone, size_t number);
   void start_others();
   uint64_t max_piece_bytes(const Request& request) const;
 
@@ -100,16 +100,16 @@ class Peer : public std::enable_shared_from_this<Peer> {
   const CountersRef counters_;
   JobQueue queue_;
   Lanes lanes_;
-  Beside beside_;
-  Sides sides_;
+  InflightFence fence_;
+  ExpressLanes express_lanes_;
   std::vector<std::string> paths_;
-  const std::shared_ptr<Asker> asker_;
+  const std::shared_ptr<RpcClient> rpc_client_;
 
   std::mutex mutex_;
   std::condition_variable changed_;
-  std::optional<Cause> connected_;  // once tried: empty, or why not
+  std::optional<ErrorReason> connected_;  // once tried: empty, or why not
 
-  Runners runners_;  // of what is carried out in callers' threads
+  CallerInterrupts caller_interrupts_;  // of what is carried out in callers' threads
 
   std::mutex threads_mutex_;
   bool closed_ = false;

@@ -13,8 +13,8 @@
 #include "transfer/net/peer_identity.h"
 #include "transfer/rdma/rdma_channel.h"
 #include "transfer/shm/shm_channel.h"
-#include "transfer/tcp/wire_channel.h"
-#include "transfer/wire/verdict.h"
+#include "transfer/tcp/tcp_channel.h"
+#include "transfer/wire/reject_reason.h"
 
 namespace mk::transfer {
 namespace {
@@ -24,11 +24,11 @@ std::string not_chosen(const char* transport, bool allowed, const std::string& w
 }
 
 // As over a connection; see handshake.cc.
-Verdict judge(const Credentials& own, const Credentials& neighbours) {
-  if (!own.secret && !neighbours.secret) return Verdict::kWelcome;
-  if (!own.secret) return Verdict::kNoSecret;
-  if (!neighbours.secret) return Verdict::kUnwantedSecret;
-  return own.secret->is_same(*neighbours.secret) ? Verdict::kWelcome : Verdict::kOtherSecret;
+RejectReason judge(const Credentials& own, const Credentials& neighbours) {
+  if (!own.secret && !neighbours.secret) return RejectReason::kNone;
+  if (!own.secret) return RejectReason::kNoSecret;
+  if (!neighbours.secret) return RejectReason::kUnwantedSecret;
+  return own.secret->is_same(*neighbours.secret) ? RejectReason::kNone : RejectReason::kOtherSecret;
 }
 
 // One channel a lane.
@@ -47,7 +47,7 @@ Route file_route(const std::string& name, const EngineOptions& options) {
   try {
     file = std::make_shared<const DiskFile>(path);
   } catch (const Failure& failure) {
-    throw TransferError(name, failure.cause());
+    throw TransferError(name, failure.reason());
   }
   Route route{{}, {concat("file: ", path, " of this machine")}};
   add_lanes(route, options, [&] { return std::make_unique<FileChannel>(file); });
@@ -66,10 +66,10 @@ Route find_route(const PeerAddress& to, const EngineOptions& options,
     if (to.instance != 0 && neighbour->instance != to.instance) {
       throw TransferError(to.name, another_engine());
     }
-    const Verdict verdict = judge(own->credentials, neighbour->credentials);
-    if (verdict != Verdict::kWelcome) {
-      neighbour->rejections.count(found(verdict).text);
-      throw TransferError(to.name, told(verdict));
+    const RejectReason reject_reason = judge(own->credentials, neighbour->credentials);
+    if (reject_reason != RejectReason::kNone) {
+      neighbour->rejections.count(reason_at_target(reject_reason).text);
+      throw TransferError(to.name, reason_at_initiator(reject_reason));
     }
     channels.push_back(std::make_unique<LocalChannel>(own->name, neighbour));
     reasons.push_back(concat("local: the engine at ", to.address, " is of this process"));
@@ -84,23 +84,23 @@ Route find_route(const PeerAddress& to, const EngineOptions& options,
 
   const std::vector<SocketAddress> addresses = resolve(where);
   const auto identity = std::make_shared<PeerIdentity>(to.instance, to.name, lost_links);
-  Cause why_not;
+  ErrorReason why_not;
   if (options.is_for_processes()) {
     std::vector<SocketAddress> here;
     std::transform(addresses.begin(), addresses.end(), std::back_inserter(here), within_machine);
-    const ShmChannel::Ways ways{options.shm, options.cuda_ipc};
+    const ShmChannel::Paths paths{options.shm, options.cuda_ipc};
     const LocalUsers& users = own->credentials.local_users;
-    if (ShmChannel::reaches(here, users, ways, why_not)) {
+    if (ShmChannel::reaches(here, users, paths, why_not)) {
       reasons.push_back(concat(options.shm ? "shm" : "cuda_ipc",
                                ": an engine that this user may use ", "listens at ", to.address,
                                " within this machine"));
       add_lanes(route, options,
-                [&] { return std::make_unique<ShmChannel>(own, where, here, identity, ways); });
+                [&] { return std::make_unique<ShmChannel>(own, where, here, identity, paths); });
       return route;
     }
   }
   if (!options.is_for_machines()) {
-    if (deadline.passed()) throw TransferError(to.name, deadline.cause());
+    if (deadline.passed()) throw TransferError(to.name, deadline.reason());
     const std::string none = concat("no engine of that name on this machine: ", why_not.text);
     throw TransferError(to.name, {none, why_not.kind});
   }
@@ -117,7 +117,7 @@ Route find_route(const PeerAddress& to, const EngineOptions& options,
   }
   reasons.push_back(concat("tcp: ", options.num_lanes, " connections to ", to.address));
   add_lanes(route, options,
-            [&] { return std::make_unique<WireChannel>(own, where, addresses, identity); });
+            [&] { return std::make_unique<TcpChannel>(own, where, addresses, identity); });
   return route;
 }
 

@@ -36,13 +36,13 @@ bool Ticket::wait(const Deadline& until) {
 }
 
 // The first one that looks at it does this. What is not over afterwards is left to its lane.
-void Ticket::wait_here(const Deadline& until) {
+void Ticket::drive(const Deadline& until) {
   if (!is_with_caller_.load(std::memory_order_relaxed) || !is_with_caller_.exchange(false)) return;
-  if (const auto peer = peer_.lock()) peer->wait_here(*this, until);
+  if (const auto peer = peer_.lock()) peer->drive(*this, until);
 }
 
 bool Ticket::wait_until(const Deadline& until) {
-  wait_here(until);
+  drive(until);
   {
     std::unique_lock lock(mutex_);
     const auto at = std::min(until.at(), deadline_.at());
@@ -50,15 +50,15 @@ bool Ticket::wait_until(const Deadline& until) {
   }
   if (!deadline_.passed()) return false;
   // The worker observes its own deadline, but this request may still be queued behind another.
-  abandon(deadline_.cause());
+  abandon(deadline_.reason());
   wait_finished();
   return true;
 }
 
 void Ticket::check() const {
   const std::lock_guard lock(mutex_);
-  if (cause_.empty()) return;
-  throw TransferError(peer_name_, cause_, num_bytes_done_, num_bytes_, only_notification_missing_,
+  if (reason_.empty()) return;
+  throw TransferError(peer_name_, reason_, num_bytes_done_, num_bytes_, only_notification_missing_,
                       delivered_);
 }
 
@@ -67,12 +67,12 @@ bool Ticket::cancel() {
   abandon({"cancelled", FailureKind::kCancelled});
   wait_finished();
   const std::lock_guard lock(mutex_);
-  return cause_.kind == FailureKind::kCancelled;
+  return reason_.kind == FailureKind::kCancelled;
 }
 
 void Ticket::push_when_finished(std::shared_ptr<CompletionQueue> queue, uint64_t key) {
   owner_.check("await", "ticket");
-  wait_here(Deadline::after(0));
+  drive(Deadline::after(0));
   const std::lock_guard lock(mutex_);
   if (finished_) {
     queue->push(key);
@@ -81,9 +81,9 @@ void Ticket::push_when_finished(std::shared_ptr<CompletionQueue> queue, uint64_t
   }
 }
 
-void Ticket::abandon(const Cause& cause) {
+void Ticket::abandon(const ErrorReason& reason) {
   // If the peer is gone, it has finished its tickets.
-  if (const auto peer = peer_.lock()) peer->abandon(*this, cause);
+  if (const auto peer = peer_.lock()) peer->abandon(*this, reason);
 }
 
 // Short: abandoning the request has either removed it from the queue or interrupted the worker,
@@ -93,17 +93,17 @@ void Ticket::wait_finished() {
   changed_.wait(lock, [this] { return finished_; });
 }
 
-void Ticket::finish(const Cause& cause, uint64_t num_bytes_done,
+void Ticket::finish(const ErrorReason& reason, uint64_t num_bytes_done,
                     const std::vector<Range>& confirmed) {
   std::vector<bool> delivered;
   try {
-    if (!cause.empty()) delivered = whole_descriptors(request_, confirmed);
+    if (!reason.empty()) delivered = whole_descriptors(request_, confirmed);
   } catch (const std::bad_alloc&) {
     // It ends without telling.
   }
   const std::lock_guard lock(mutex_);
-  counted_.end(num_bytes_done, !cause.empty());  // before anyone learns that it is over
-  cause_ = cause;
+  counted_.end(num_bytes_done, !reason.empty());  // before anyone learns that it is over
+  reason_ = reason;
   num_bytes_done_ = num_bytes_done;
   delivered_ = std::move(delivered);
   const bool all = std::find(delivered_.begin(), delivered_.end(), false) == delivered_.end();

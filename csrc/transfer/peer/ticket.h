@@ -63,17 +63,18 @@ class Ticket {
   // have the ticket.
   void leave_to_caller() { is_with_caller_ = true; }
 
-  // Which of the peer's Sides it is with, counted from 1; 0: its queue. As leave_to_caller().
-  void set_side(size_t side) { side_ = side; }
-  size_t side() const { return side_; }
+  // Which of the peer's express lanes carries it, counted from 1; 0: none. As leave_to_caller().
+  void set_express_lane(size_t number) { express_lane_ = number; }
+  size_t express_lane() const { return express_lane_; }
 
   // Ends it, once; "" means delivered. `confirmed`: see Job.
-  void finish(const Cause& cause, uint64_t num_bytes_done, const std::vector<Range>& confirmed);
+  void finish(const ErrorReason& reason, uint64_t num_bytes_done,
+              const std::vector<Range>& confirmed);
 
  private:
   bool wait_until(const Deadline& until);
-  void wait_here(const Deadline& until);
-  void abandon(const Cause& cause);
+  void drive(const Deadline& until);
+  void abandon(const ErrorReason& reason);
   void wait_finished();
 
   const Owner owner_;
@@ -83,14 +84,14 @@ class Ticket {
   const Deadline deadline_;
   const std::thread::id maker_ = std::this_thread::get_id();
   Request request_;
-  size_t side_ = 0;
+  size_t express_lane_ = 0;
   std::atomic<bool> is_with_caller_{false};
   Counted counted_;
 
   mutable std::mutex mutex_;
   std::condition_variable changed_;
   bool finished_ = false;
-  Cause cause_;
+  ErrorReason reason_;
   uint64_t num_bytes_done_ = 0;
   // Of a request that failed:
   std::vector<bool> delivered_;

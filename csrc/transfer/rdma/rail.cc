@@ -33,7 +33,7 @@ void Rail::connect(const rdma::Endpoint& peer, size_t peer_nic, double peer_gb_p
   link_bytes_per_s_ = std::max(std::min(nic_.gb_per_s, peer_gb_per_s), kLeastGbPerS) * 1e9;
   measured_bytes_ = measured_s_ = 0;
   is_up_ = true;
-  cause_.clear();
+  reason_.clear();
   if (std::exchange(was_up_, true)) counters_.num_reconnects += 1;
 }
 
@@ -152,9 +152,9 @@ void Rail::measure(double num_bytes, double seconds) {
   }
 }
 
-void Rail::pause(const std::string& cause, size_t peer_nic) {
+void Rail::pause(const std::string& reason, size_t peer_nic) {
   counters_.num_failures += 1;
-  cause_ = cause;
+  reason_ = reason;
   peer_nic_ = peer_nic;
   pause_s_ = std::clamp(2 * pause_s_, kFirstPauseS, kLongestPauseS);
   try_at_ = Clock::now() +

@@ -29,8 +29,8 @@ namespace mk::transfer {
 
 // A queue pair has failed, and nothing moves over it any more.
 struct RailDown : std::runtime_error {
-  RailDown(const std::string& cause, bool is_refused)
-      : std::runtime_error(cause), is_refused(is_refused) {}
+  RailDown(const std::string& reason, bool is_refused)
+      : std::runtime_error(reason), is_refused(is_refused) {}
   bool is_refused;  // by the peer's NIC: our keys are not those of its regions
 };
 
@@ -70,12 +70,12 @@ class Rail {
   Deadline patience() const { return is_busy() ? patience_ : Deadline::never(); }
 
   // After a failure: not retried for a while, each time longer, until it has moved something.
-  void pause(const std::string& cause, size_t peer_nic);
+  void pause(const std::string& reason, size_t peer_nic);
   bool may_try() const { return Clock::now() >= try_at_; }
   // After a refusal instead, which other keys may mend: whether it needs no pause. The next one
   // does, unless it has moved something until then.
   bool forgive_refusal() { return !std::exchange(was_refused_, true); }
-  const std::string& cause() const { return cause_; }  // why it is down; empty: no failure
+  const std::string& reason() const { return reason_; }  // why it is down; empty: no failure
 
  private:
   void post(const rdma::Transfer& transfer);
@@ -110,7 +110,7 @@ class Rail {
   bool was_idle_ = true;                        // until then
   Deadline patience_;
 
-  std::string cause_;
+  std::string reason_;
   double pause_s_ = 0;
   Clock::time_point try_at_{};
 };

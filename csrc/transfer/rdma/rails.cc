@@ -116,18 +116,18 @@ void Rails::want(const Slice& slice, const RemoteRegion& remote) {
   }
 }
 
-bool Rails::bring_up(NicQuestions& questions, bool at_once, const Limit& limit) {
+bool Rails::bring_up(NicQueries& queries, bool at_once, const Limit& limit) {
   at_once = at_once && !is_any_up();
   bool has_tried = false;
   for (size_t i = 0; i < rails_.size(); ++i) {
     if (rails_[i].is_up() || !(at_once || rails_[i].may_try())) continue;
-    try_all(i, met_by(rails_[i].nic()), questions, limit);
+    try_all(i, met_by(rails_[i].nic()), queries, limit);
     has_tried = true;
   }
   return has_tried;
 }
 
-void Rails::reach(const Slice& slice, const RemoteRegion& remote, NicQuestions& questions,
+void Rails::reach(const Slice& slice, const RemoteRegion& remote, NicQueries& queries,
                   const Limit& limit) {
   for (size_t nic = 0; nic < nics_.size(); ++nic) {
     const NicSet theirs = met_by(nic, slice, remote);
@@ -136,18 +136,18 @@ void Rails::reach(const Slice& slice, const RemoteRegion& remote, NicQuestions& 
     const size_t index = std::find_if(begin(), end(), is_down) - begin();
     if (index == kMaxRails) continue;
     if (index == rails_.size()) add(nic, members(theirs, peer_nics_.size()).front());
-    try_all(index, theirs, questions, limit);
+    try_all(index, theirs, queries, limit);
   }
 }
 
 // First the peer's NIC that the rail was made for; then, and after a failure, the following ones,
 // cyclically. All that fails of it is one failure.
-void Rails::try_all(size_t index, NicSet theirs, NicQuestions& questions, const Limit& limit) {
+void Rails::try_all(size_t index, NicSet theirs, NicQueries& queries, const Limit& limit) {
   Rail& rail = rails_[index];
   const size_t count = peer_nics_.size();
-  const size_t first = rail.peer_nic() + (rail.cause().empty() ? 0 : 1);
+  const size_t first = rail.peer_nic() + (rail.reason().empty() ? 0 : 1);
   size_t tried = rail.peer_nic();
-  std::string cause;
+  std::string reason;
   for (size_t i = 0; i < count; ++i) {
     const size_t peer_nic = (first + i) % count;
     if (!contains(theirs, peer_nic)) continue;
@@ -155,21 +155,21 @@ void Rails::try_all(size_t index, NicSet theirs, NicQuestions& questions, const 
     try {
       ours = rail.open();
     } catch (const std::exception& error) {  // of our NIC, whichever of the peer's it is to reach
-      cause = error.what();
+      reason = error.what();
       break;
     }
     tried = peer_nic;
-    cause = try_one(index, peer_nic, ours, questions, limit);
-    if (cause.empty()) return;
+    reason = try_one(index, peer_nic, ours, queries, limit);
+    if (reason.empty()) return;
   }
   rail.close();
-  rail.pause(cause, tried);
+  rail.pause(reason, tried);
 }
 
 std::string Rails::try_one(size_t index, size_t peer_nic, const rdma::Endpoint& ours,
-                           NicQuestions& questions, const Limit& limit) {
+                           NicQueries& queries, const Limit& limit) {
   try {
-    const rdma::Endpoint theirs = questions.attach(index, peer_nic, ours, limit);
+    const rdma::Endpoint theirs = queries.attach(index, peer_nic, ours, limit);
     const double gb_per_s = static_cast<double>(peer_nics_[peer_nic].mb_per_s) / 1e3;
     rails_[index].connect(theirs, peer_nic, gb_per_s);
   } catch (const Refused& refused) {
@@ -205,14 +205,14 @@ Rail* Rails::best(const Slice& slice, const RemoteRegion& remote) {
 
 std::string Rails::why_none(const Slice& slice, const RemoteRegion& remote) const {
   for (const Rail& rail : rails_) {
-    if (!rail.is_up() && met_by(rail.nic(), slice, remote) != 0) return rail.cause();
+    if (!rail.is_up() && met_by(rail.nic(), slice, remote) != 0) return rail.reason();
   }
   return "no NIC with the memory here reaches one with it there";
 }
 
 std::string Rails::describe(const Rail& rail) const {
   return concat(nics_[rail.nic()].device->name(), " to ", name_of(peer_nics_[rail.peer_nic()]),
-                rail.is_up() ? "" : concat(" (down: ", rail.cause(), ")"));
+                rail.is_up() ? "" : concat(" (down: ", rail.reason(), ")"));
 }
 
 std::string Rails::describe() const {
@@ -224,7 +224,7 @@ std::string Rails::describe() const {
 std::string Rails::trouble() const {
   std::string text;
   for (const Rail& rail : rails_) {
-    if (rail.is_up() || rail.cause().empty()) continue;
+    if (rail.is_up() || rail.reason().empty()) continue;
     text += concat(text.empty() ? "" : ", ", describe(rail));
   }
   return text;

@@ -2,9 +2,9 @@
 // as many between the NICs that are near the memory at either end, if these are others.
 //
 //   Rails rails(nics);
-//   rails.meet(questions.nics(limit), counters);
+//   rails.meet(queries.nics(limit), counters);
 //   rails.want(slice, remote);
-//   rails.bring_up(questions, /*at_once=*/true, limit);
+//   rails.bring_up(queries, /*at_once=*/true, limit);
 //   Rail* rail = rails.best(slice, remote);
 //
 // Layer: transfer. One thread.
@@ -15,7 +15,7 @@
 #include <utility>
 #include <vector>
 
-#include "transfer/rdma/nic_questions.h"
+#include "transfer/rdma/nic_queries.h"
 #include "transfer/rdma/rail.h"
 
 namespace mk::transfer {
@@ -36,13 +36,13 @@ class Rails {
   void want(const Slice& slice, const RemoteRegion& remote);
 
   // Connects those whose pause has ended; `at_once`: all, if none is up. Throws Failure for the
-  // connection; for a rail, see its cause(). Whether it has tried any.
-  bool bring_up(NicQuestions& questions, bool at_once, const Limit& limit);
+  // connection; for a rail, see its reason(). Whether it has tried any.
+  bool bring_up(NicQueries& queries, bool at_once, const Limit& limit);
   bool is_any_up() const;
   // Connects, whatever their pauses, those that are down and can reach a slice that no other does;
   // makes one where all of a NIC have moved to the peer's NICs without the memory. Throws as
   // bring_up; invalidates references to rails.
-  void reach(const Slice& slice, const RemoteRegion& remote, NicQuestions& questions,
+  void reach(const Slice& slice, const RemoteRegion& remote, NicQueries& queries,
              const Limit& limit);
 
   // The one that will finish the slice first; null: none reaches it.
@@ -51,7 +51,7 @@ class Rails {
   std::string describe() const;              // which NIC to which, and what is down
   std::string trouble() const;               // the same, of those that have failed
   std::vector<std::string> nics_up() const;  // names of ours
-  const std::string& cause() const { return rails_.front().cause(); }
+  const std::string& reason() const { return rails_.front().reason(); }
   // reaches a slice whose memory NICs at both ends know
   std::string why_none(const Slice& slice, const RemoteRegion& remote) const;
   size_t num_peer_nics() const { return peer_nics_.size(); }
@@ -69,10 +69,10 @@ class Rails {
   // The peer's NICs to which a rail from that NIC can go; and, of them, that reach the slice.
   NicSet met_by(size_t nic) const;
   NicSet met_by(size_t nic, const Slice& slice, const RemoteRegion& remote) const;
-  void try_all(size_t index, NicSet theirs, NicQuestions& questions, const Limit& limit);
+  void try_all(size_t index, NicSet theirs, NicQueries& queries, const Limit& limit);
   // Returns why it is not up; empty: it is.
   std::string try_one(size_t index, size_t peer_nic, const rdma::Endpoint& ours,
-                      NicQuestions& questions, const Limit& limit);
+                      NicQueries& queries, const Limit& limit);
 
   const Nics& nics_;
   PeerCounters* counters_ = nullptr;

@@ -29,11 +29,12 @@ constexpr char kNotOnNics[] = "the memory is not registered with the NICs of bot
 size_t RdmaChannel::window() const { return kWindow; }
 
 void RdmaChannel::connect(const Limit& limit) {
-  WireChannel::connect(limit);
-  rails_.meet(questions_.nics(limit), *counters_);
+  TcpChannel::connect(limit);
+  rails_.meet(queries_.nics(limit), *counters_);
   if (only_) await_ports(limit);
   bring_up(limit);
-  if (only_ && !rails_.is_any_up()) throw LinkDown(Cause(rails_.cause(), FailureKind::kDevice));
+  if (only_ && !rails_.is_any_up())
+    throw LinkDown(ErrorReason(rails_.reason(), FailureKind::kDevice));
   keys_ = {};
 }
 
@@ -44,25 +45,25 @@ void RdmaChannel::await_ports(const Limit& limit) {
     pollfd interrupt{limit.interrupt.fd(), POLLIN, 0};
     poll(&interrupt, 1, kLookAtPortsMs);
     limit.check();
-    rails_.learn_ports(questions_.nics(limit));
+    rails_.learn_ports(queries_.nics(limit));
   }
 }
 
-Way RdmaChannel::way_to(const Range& range, int device) const {
+Path RdmaChannel::path_to(const Range& range, int device) const {
   if (!keys_.find(range)) {
-    if (!only_) return WireChannel::way_to(range, device);
+    if (!only_) return TcpChannel::path_to(range, device);
     return {"nics", "", "the memory is not registered with the peer's NICs"};
   }
   if (!rails_.is_any_up()) {
-    Way way = WireChannel::way_to(range, device);
-    way.why = concat("no NIC can be connected: ", rails_.describe());
-    return way;
+    Path path = TcpChannel::path_to(range, device);
+    path.why = concat("no NIC can be connected: ", rails_.describe());
+    return path;
   }
   return {"nics", "", concat("slices go from NIC to NIC: ", rails_.describe()), rails_.nics_up()};
 }
 
 void RdmaChannel::bring_up(const Limit& limit) {
-  if (rails_.bring_up(questions_, only_, limit)) tell_trouble();
+  if (rails_.bring_up(queries_, only_, limit)) tell_trouble();
 }
 
 void RdmaChannel::tell_trouble() {
@@ -77,11 +78,11 @@ std::string RdmaChannel::trouble() const {
 }
 
 bool RdmaChannel::finds_nics(const Deadline& deadline, std::string& why_not) {
-  Interrupt nobody;
-  const Limit limit{Deadline::after(std::min(deadline.left_s(), kProbeS)), nobody};
+  Interrupt unused;
+  const Limit limit{Deadline::after(std::min(deadline.left_s(), kProbeS)), unused};
   try {
-    WireChannel::connect(limit);
-    rails_.meet(questions_.nics(limit), *counters_);
+    TcpChannel::connect(limit);
+    rails_.meet(queries_.nics(limit), *counters_);
   } catch (const Failure& failure) {
     why_not = failure.what();
   }
@@ -96,7 +97,7 @@ void RdmaChannel::disconnect() noexcept {
   tell_trouble();
   ready_.clear();
   doing_.clear();
-  WireChannel::disconnect();
+  TcpChannel::disconnect();
 }
 
 void RdmaChannel::learn_keys(const Request& request, const Piece& piece, const Limit& limit) {
@@ -113,7 +114,7 @@ void RdmaChannel::learn_keys(const Request& request, const Piece& piece, const L
 
 void RdmaChannel::learn_keys(const std::vector<uint64_t>& addresses, const Limit& limit) {
   if (addresses.empty()) return;
-  keys_.add(questions_.keys(addresses, rails_.num_peer_nics(), limit));
+  keys_.add(queries_.keys(addresses, rails_.num_peer_nics(), limit));
 }
 
 void RdmaChannel::post(const Work& work, const Limit& limit) {
@@ -128,7 +129,7 @@ void RdmaChannel::post(const Work& work, const Limit& limit) {
   bring_up(limit);
   if (work.kind == Work::Kind::kCheck) return;
   if (!rails_.is_any_up()) {
-    if (only_) throw LinkDown(Cause(rails_.cause(), FailureKind::kDevice));
+    if (only_) throw LinkDown(ErrorReason(rails_.reason(), FailureKind::kDevice));
     return;
   }
   if (!by_nics) return;
@@ -167,7 +168,7 @@ Outcome RdmaChannel::after_slices(const Doing& doing, const Limit& limit) {
   try {
     if (!doing.work.request->writes()) flush_gpus(doing.work.request->regions);
   } catch (const Refused& refused) {
-    return {doing.num_bytes, refused.cause(), true};
+    return {doing.num_bytes, refused.reason(), true};
   }
   if (doing.work.request->verify) {
     flush(limit);  // so that the peer's process sees what it compares
@@ -200,8 +201,8 @@ Outcome RdmaChannel::ask_why_not(const Doing& doing, const Limit& limit) {
 
 Outcome RdmaChannel::over_connection(const Work& work, const Limit& limit) {
   if (work.with_notify || work.kind == Work::Kind::kNotify) flush(limit);
-  WireChannel::post(work, limit);
-  return WireChannel::finish(limit);
+  TcpChannel::post(work, limit);
+  return TcpChannel::finish(limit);
 }
 
 // Makes written data visible at the peer before the peer learns of it. A rail that fails meanwhile
@@ -227,10 +228,10 @@ void RdmaChannel::flush(const Limit& limit) {
   flushed.erase(std::remove_if(flushed.begin(), flushed.end(), is_gone), flushed.end());
   if (flushed.empty()) return;
   try {
-    questions_.flush(flushed, limit);
+    queries_.flush(flushed, limit);
   } catch (const Refused& refused) {  // by one of its NICs, or a GPU
     for (const uint32_t i : flushed) lose(rails_[i], RailDown(refused.what(), false), limit);
-    questions_.flush({}, limit);  // its GPUs alone, which must be flushed all the same
+    queries_.flush({}, limit);  // its GPUs alone, which must be flushed all the same
   }
 }
 
@@ -243,7 +244,8 @@ void RdmaChannel::pump(const Limit& limit) {
     const bool is_wanted = remote && !doing_of(slice).has_lost;
     Rail* const rail = is_wanted ? rail_for(slice, *remote, limit) : nullptr;
     if (!rail) {
-      if (only_ && !rails_.is_any_up()) throw LinkDown(Cause(rails_.cause(), FailureKind::kDevice));
+      if (only_ && !rails_.is_any_up())
+        throw LinkDown(ErrorReason(rails_.reason(), FailureKind::kDevice));
       give_up(ready_, is_wanted ? rails_.why_none(slice, *remote) : "");
       continue;
     }
@@ -261,7 +263,7 @@ void RdmaChannel::pump(const Limit& limit) {
 Rail* RdmaChannel::rail_for(const Slice& slice, const RemoteRegion& remote, const Limit& limit) {
   Rail* const rail = rails_.best(slice, remote);
   if (rail || !only_ || !rails_.is_any_up() || slice.num_tries >= kMaxTries) return rail;
-  rails_.reach(slice, remote, questions_, limit);
+  rails_.reach(slice, remote, queries_, limit);
   tell_trouble();
   return rails_.best(slice, remote);
 }
@@ -302,12 +304,12 @@ void RdmaChannel::lose(Rail& rail, const RailDown& down, const Limit& limit) {
   const bool goes_on = down.is_refused && rail.forgive_refusal();  // with the keys asked for below
   if (!goes_on) rail.pause(down.what(), rail.peer_nic());
   tell_trouble();
-  questions_.detach(rails_.index_of(rail), limit);
+  queries_.detach(rails_.index_of(rail), limit);
   while (!left.empty()) {
     Slice& slice = left.front();
     ++slice.num_tries;
     if (only_ && slice.num_tries >= kMaxTries && !rails_.is_any_up())
-      throw LinkDown(Cause(down.what(), FailureKind::kDevice));
+      throw LinkDown(ErrorReason(down.what(), FailureKind::kDevice));
     if (slice.num_tries >= kMostTries) {
       give_up(left, down.what());
     } else {

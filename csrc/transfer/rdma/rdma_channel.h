@@ -17,17 +17,17 @@
 
 #include "transfer/rdma/rails.h"
 #include "transfer/rdma/slicer.h"
-#include "transfer/tcp/wire_channel.h"
+#include "transfer/tcp/tcp_channel.h"
 
 namespace mk::transfer {
 
-class RdmaChannel : public WireChannel {
+class RdmaChannel : public TcpChannel {
  public:
   // `only`: what NICs cannot move is an error; otherwise it uses the connection.
   RdmaChannel(std::shared_ptr<const Endpoint> own, HostPort to,
               std::vector<SocketAddress> addresses, std::shared_ptr<PeerIdentity> identity,
               bool only)
-      : WireChannel(std::move(own), std::move(to), std::move(addresses), std::move(identity)),
+      : TcpChannel(std::move(own), std::move(to), std::move(addresses), std::move(identity)),
         only_(only) {}
   ~RdmaChannel() override { disconnect(); }
 
@@ -40,7 +40,7 @@ class RdmaChannel : public WireChannel {
   std::unique_ptr<Channel> another() const override {
     return std::make_unique<RdmaChannel>(own_, to_, addresses_, identity_, only_);
   }
-  Way way_to(const Range& range, int device) const override;
+  Path path_to(const Range& range, int device) const override;
   size_t window() const override;
   void connect(const Limit& limit) override;
   void disconnect() noexcept override;
@@ -87,7 +87,7 @@ class RdmaChannel : public WireChannel {
   PeerCounters* counters_ = &not_read_;
 
   RemoteKeys keys_;
-  NicQuestions questions_{socket_};
+  NicQueries queries_{socket_};
   Rails rails_{*own_->nics};
   Slices ready_;  // no rail has them
   Slices spare_;

@@ -1,6 +1,6 @@
 // Which descriptors of a request that failed have arrived.
 //
-//   ticket->finish(cause, num_bytes_done, whole_descriptors(request, confirmed));
+//   ticket->finish(reason, num_bytes_done, whole_descriptors(request, confirmed));
 //
 // Layer: transfer.
 #pragma once

@@ -11,11 +11,11 @@
 namespace mk::transfer {
 namespace {
 
-template <class Question>
-Question read(const std::vector<char>& bytes) {
-  Question question;
-  std::memcpy(&question, bytes.data(), sizeof(question));
-  return question;
+template <class Body>
+Body read(const std::vector<char>& bytes) {
+  Body query;
+  std::memcpy(&query, bytes.data(), sizeof(query));
+  return query;
 }
 
 template <class Item>
@@ -46,18 +46,18 @@ void await_immediate(rdma::CompletionQueue& queue, const Limit& limit) {
 
 }  // namespace
 
-std::string RdmaTarget::answer(Op op, const std::vector<char>& question, const Limit& limit) {
+std::string RdmaTarget::respond(Op op, const std::vector<char>& query, const Limit& limit) {
   switch (op) {
     case Op::kNics:
       return nics();
     case Op::kAttach:
-      return attach(read<AttachRequest>(question));
+      return attach(read<AttachRequest>(query));
     case Op::kDetach:
-      return detach(read<DetachRequest>(question));
+      return detach(read<DetachRequest>(query));
     case Op::kFlush:
-      return flush(read_all<uint32_t>(question), limit);
+      return flush(read_all<uint32_t>(query), limit);
     default:
-      return keys(read_all<uint64_t>(question));
+      return keys(read_all<uint64_t>(query));
   }
 }
 
@@ -102,8 +102,8 @@ std::string RdmaTarget::attach(const AttachRequest& request) {
   } catch (const Failure&) {
     throw;
   } catch (const std::exception& error) {
-    throw Refused(Cause(concat("on the peer's ", nic.device->name(), ": ", error.what()),
-                        FailureKind::kDevice));
+    throw Refused(ErrorReason(concat("on the peer's ", nic.device->name(), ": ", error.what()),
+                              FailureKind::kDevice));
   }
 }
 
@@ -148,8 +148,9 @@ std::string RdmaTarget::flush(const std::vector<uint32_t>& rails, const Limit& l
     try {
       await_immediate(queue, limit);
     } catch (const SystemError& error) {
-      throw Refused(Cause(concat("on the peer's ", queue.device()->name(), ": ", error.what()),
-                          FailureKind::kDevice));
+      throw Refused(
+          ErrorReason(concat("on the peer's ", queue.device()->name(), ": ", error.what()),
+                      FailureKind::kDevice));
     }
   }
   flush_gpus(own_.regions.all());

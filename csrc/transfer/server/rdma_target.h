@@ -24,7 +24,7 @@ class RdmaTarget {
   explicit RdmaTarget(const Endpoint& own) : own_(own) {}
 
   // Answers one of the ops in nic_wire.h, whose size check_header has checked. Throws Refused.
-  std::string answer(Op op, const std::vector<char>& question, const Limit& limit);
+  std::string respond(Op op, const std::vector<char>& query, const Limit& limit);
 
   void close() noexcept;  // all queue pairs
 

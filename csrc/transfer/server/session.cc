@@ -9,7 +9,7 @@
 #include "transfer/base/error.h"
 #include "transfer/channel/checksum.h"
 #include "transfer/request/piece.h"
-#include "transfer/wire/verdict.h"
+#include "transfer/wire/reject_reason.h"
 
 namespace mk::transfer {
 namespace {
@@ -20,9 +20,9 @@ constexpr double kLingerS = 1;     // for a rejected peer to read the reason
 constexpr double kBatchS = 60;     // to send the rest of a batch, or to receive what it requested
 
 // As the initiator sees it.
-Cause at_the_peer(const Cause& cause) {
-  const bool is_memory = cause.kind == FailureKind::kInaccessible;
-  return {concat(is_memory ? "the peer's " : "at the peer: ", cause.text), cause.kind};
+ErrorReason at_the_peer(const ErrorReason& reason) {
+  const bool is_memory = reason.kind == FailureKind::kInaccessible;
+  return {concat(is_memory ? "the peer's " : "at the peer: ", reason.text), reason.kind};
 }
 
 }  // namespace
@@ -35,10 +35,10 @@ void Session::run() noexcept {
   } catch (const std::exception&) {
     // It was never admitted.
   }
-  life_sign_.reset();
-  if (board_) {
-    if (socket_.peer_has_left()) board_->end();
-    own_.regions.forget(board_);
+  liveness_.reset();
+  if (page_) {
+    if (socket_.peer_has_left()) page_->end();
+    own_.regions.forget(page_);
   }
   socket_.close();
   finished_ = true;
@@ -66,12 +66,12 @@ Links::Hold Session::greet() {
     // A client that only probes the port does not count as rejected, nor one whose next connection
     // was faster, as after a cancelled request.
     const auto* const rejected = dynamic_cast<const Rejected*>(&failure);
-    const bool is_old = rejected && rejected->verdict == Verdict::kOldEpoch;
+    const bool is_old = rejected && rejected->reject_reason == RejectReason::kOldEpoch;
     if (!is_old && !dynamic_cast<const LinkDown*>(&failure)) {
       own_.rejections.count(failure.what());
     }
     visit_.is_turned_away();
-    if (rejected) reception.reject(rejected->verdict);
+    if (rejected) reception.reject(rejected->reject_reason);
     socket_.linger({Deadline::after(kLingerS), interrupt_});
     throw;
   }
@@ -129,11 +129,11 @@ void Session::serve(const BatchHeader& header, const Limit& limit) {
     case Op::kDetach:
     case Op::kKeys:
     case Op::kFlush:
-      return answer_about_nics(header, limit);
+      return answer_nic_query(header, limit);
     case Op::kList:
       return send_list(header, limit);
-    case Op::kAsk:
-      return answer_question(header, limit);
+    case Op::kCall:
+      return handle_rpc(header, limit);
     case Op::kVerifyWrite:
     case Op::kVerifyRead:
       return compare_checksums(header, limit);
@@ -144,13 +144,13 @@ void Session::serve(const BatchHeader& header, const Limit& limit) {
   try {
     check(header, header.op == Op::kCheckWrite ? kRemoteWrite : kRemoteRead);
   } catch (const Refused& refused) {
-    return refuse(header, refused.cause(), limit);
+    return refuse(header, refused.reason(), limit);
   }
   acknowledge(header, limit);
 }
 
 void Session::receive_write(const BatchHeader& header, const Limit& limit) {
-  Cause failure;
+  ErrorReason failure;
   try {
     check_offered();
     const std::vector<RegionRef> regions = check(header, kRemoteWrite);
@@ -159,7 +159,7 @@ void Session::receive_write(const BatchHeader& header, const Limit& limit) {
     failure = staging_.scatter(parts_of_table(), GpuRanges(regions), limit, receive);
   } catch (const Refused& refused) {  // thrown before the first byte of payload was received
     socket_.discard(header.num_bytes, limit);
-    return refuse(header, refused.cause(), limit);
+    return refuse(header, refused.reason(), limit);
   }
   if (!failure.empty()) return refuse(header, at_the_peer(failure), limit);
   acknowledge(header, limit);
@@ -186,11 +186,11 @@ void Session::send_read(const BatchHeader& header, const Limit& limit) {
       // connection ends, and once the request is sent again, it is refused.
       for (const RegionRef& region : regions) *region->is_doubted = true;
       if (fault.num_bytes_moved > 0 || !gpus.empty() || socket_.frame_macs()) throw;
-      throw Refused(at_the_peer(fault.cause()));
+      throw Refused(at_the_peer(fault.reason()));
     }
     socket_.settle(socket_.num_lent(), limit);
   } catch (const Refused& refused) {
-    refuse(header, refused.cause(), limit);
+    refuse(header, refused.reason(), limit);
   }
 }
 
@@ -202,15 +202,15 @@ void Session::compare_checksums(const BatchHeader& header, const Limit& limit) {
     const Rights needed = header.op == Op::kVerifyWrite ? kRemoteWrite : kRemoteRead;
     const std::vector<RegionRef> regions = check(header, needed);
     const Pin pin = own_.regions.pin(regions, interrupt_);
-    num_equal = Summer(GpuRanges(regions), staging_, limit).count_equal(table_, checksums_);
+    num_equal = Checksummer(GpuRanges(regions), staging_, limit).count_equal(table_, checksums_);
   } catch (const Refused& refused) {
-    return refuse(header, refused.cause(), limit);
+    return refuse(header, refused.reason(), limit);
   } catch (const GpuFailure& failure) {
-    return refuse(header, at_the_peer(failure.cause()), limit);
+    return refuse(header, at_the_peer(failure.reason()), limit);
   } catch (const Inaccessible& fault) {
-    return refuse(header, at_the_peer(fault.cause()), limit);
+    return refuse(header, at_the_peer(fault.reason()), limit);
   }
-  answer(header, &num_equal, sizeof(num_equal), limit);
+  respond(header, &num_equal, sizeof(num_equal), limit);
 }
 
 void Session::receive_notification(const BatchHeader& header, const Limit& limit) {
@@ -218,7 +218,7 @@ void Session::receive_notification(const BatchHeader& header, const Limit& limit
     check(header, 0);
     own_.notifications.push(peer_name_, std::move(control_));
   } catch (const Refused& refused) {
-    return refuse(header, refused.cause(), limit);
+    return refuse(header, refused.reason(), limit);
   }
   acknowledge(header, limit);
 }
@@ -232,43 +232,43 @@ void Session::end_links(const BatchHeader& header, const Limit& limit) {
       gate_.links.fence({link_.instance, link.id}, link.epoch, limit);
     }
   } catch (const Refused& refused) {
-    return refuse(header, refused.cause(), limit);
+    return refuse(header, refused.reason(), limit);
   }
   acknowledge(header, limit);
 }
 
-void Session::answer_about_nics(const BatchHeader& header, const Limit& limit) {
-  const std::vector<char> question(control_.begin(), control_.end());
+void Session::answer_nic_query(const BatchHeader& header, const Limit& limit) {
+  const std::vector<char> query(control_.begin(), control_.end());
   std::string found;
   try {
-    found = rdma_.answer(header.op, question, limit);
+    found = rdma_.respond(header.op, query, limit);
   } catch (const Refused& refused) {
-    return refuse(header, refused.cause(), limit);
+    return refuse(header, refused.reason(), limit);
   }
-  answer(header, found.data(), found.size(), limit);
+  respond(header, found.data(), found.size(), limit);
 }
 
-void Session::answer_question(const BatchHeader& header, const Limit& limit) {
+void Session::handle_rpc(const BatchHeader& header, const Limit& limit) {
   // The service may lock robust mutexes, such as a pool's. They would stay locked for ever if the
-  // thread died while the life sign's list replaces its own.
-  life_sign_.reset();
-  const std::string question = std::move(control_);
-  uint64_t left = header.num_bytes - question.size();
+  // thread died while the liveness word's list replaces its own.
+  liveness_.reset();
+  const std::string request = std::move(control_);
+  uint64_t left = header.num_bytes - request.size();
   const std::shared_ptr<Service> service = own_.service.get();
   std::unique_ptr<Exchange> exchange;
   std::vector<iovec> parts;
-  std::optional<Cause> refusal;
+  std::optional<ErrorReason> refusal;
   try {
-    if (!service) throw Refused(Cause("it serves no objects", FailureKind::kIncompatible));
-    exchange = service->begin(question, left);
+    if (!service) throw Refused(ErrorReason("it serves no objects", FailureKind::kIncompatible));
+    exchange = service->begin(request, left);
     if (std::exchange(left, 0) > 0) take_in(*exchange, limit);
-    parts = exchange->answer();
+    parts = exchange->response();
   } catch (const Refused& refused) {
-    refusal = refused.cause();
+    refusal = refused.reason();
   } catch (const Failure&) {  // of the connection
     throw;
   } catch (const std::exception& error) {
-    refusal = cause_of(error);
+    refusal = reason_of(error);
   }
   if (refusal) {
     socket_.discard(left, limit);
@@ -313,7 +313,7 @@ std::vector<RegionRef> Session::check(const BatchHeader& header, Rights needed) 
 // An engine whose transports include rdma but not tcp listens only for control connections.
 void Session::check_offered() const {
   if (!own_.is_tcp && !socket_.is_within_machine())
-    throw Refused(Cause("the peer has tcp disabled", FailureKind::kIncompatible));
+    throw Refused(ErrorReason("the peer has tcp disabled", FailureKind::kIncompatible));
 }
 
 // Memory that was found missing is tried before it is promised.
@@ -325,7 +325,7 @@ void Session::expect_readable(const std::vector<RegionRef>& regions) const {
     if (!gpus.empty() && gpus.device_of(range.address) >= 0) continue;
     const auto fault = try_to_read(reinterpret_cast<const void*>(range.address), range.num_bytes);
     if (!fault) continue;
-    throw Refused(at_the_peer(Inaccessible(fault->describe()).cause()));
+    throw Refused(at_the_peer(Inaccessible(fault->describe()).reason()));
   }
 }
 
@@ -341,16 +341,16 @@ void Session::acknowledge(const BatchHeader& header, const Limit& limit) {
   socket_.send(&ack, sizeof(ack), limit);
 }
 
-void Session::answer(const BatchHeader& header, const void* data, uint64_t num_bytes,
-                     const Limit& limit) {
+void Session::respond(const BatchHeader& header, const void* data, uint64_t num_bytes,
+                      const Limit& limit) {
   Ack ack{Status::kDone, 0, header.request_id, num_bytes};
   iovec parts[] = {{&ack, sizeof(ack)}, {const_cast<void*>(data), num_bytes}};
   sign(socket_.frame_macs(), ack, {parts[1]});
   socket_.send(parts, num_bytes > 0 ? 2 : 1, limit);
 }
 
-void Session::refuse(const BatchHeader& header, const Cause& why, const Limit& limit) {
-  const bool is_of_request = header.op <= Op::kNotify;  // the later ops are questions
+void Session::refuse(const BatchHeader& header, const ErrorReason& why, const Limit& limit) {
+  const bool is_of_request = header.op <= Op::kNotify;  // the later ops are queries
   if (is_of_request) refused_request_ = header.request_id;
   const std::string text = why.text.substr(0, kMaxRefusalBytes);
   Ack ack{Status::kRefused, static_cast<uint32_t>(text.size()), header.request_id, 0};

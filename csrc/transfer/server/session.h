@@ -21,7 +21,7 @@
 #include "transfer/net/handshake.h"
 #include "transfer/net/socket.h"
 #include "transfer/server/rdma_target.h"
-#include "transfer/shm/life_sign.h"
+#include "transfer/shm/liveness.h"
 #include "transfer/wire/wire.h"
 
 namespace mk::transfer {
@@ -50,9 +50,9 @@ class Session {
   void send_regions(const BatchHeader& header, const Limit& limit);
   void send_gpus(const BatchHeader& header, const Limit& limit);
   void end_links(const BatchHeader& header, const Limit& limit);
-  void answer_about_nics(const BatchHeader& header, const Limit& limit);
+  void answer_nic_query(const BatchHeader& header, const Limit& limit);
   void send_list(const BatchHeader& header, const Limit& limit);
-  void answer_question(const BatchHeader& header, const Limit& limit);
+  void handle_rpc(const BatchHeader& header, const Limit& limit);
   void take_in(Exchange& exchange, const Limit& limit);
 
   // The regions of the batch in table_; throws Refused.
@@ -61,8 +61,8 @@ class Session {
   void check_offered() const;  // that data may go over this connection; throws Refused
   std::vector<iovec>& parts_of_table();
   void acknowledge(const BatchHeader& header, const Limit& limit);
-  void answer(const BatchHeader& header, const void* data, uint64_t num_bytes, const Limit& limit);
-  void refuse(const BatchHeader& header, const Cause& why, const Limit& limit);
+  void respond(const BatchHeader& header, const void* data, uint64_t num_bytes, const Limit& limit);
+  void refuse(const BatchHeader& header, const ErrorReason& why, const Limit& limit);
 
   Endpoint& own_;
   Gate& gate_;
@@ -77,8 +77,8 @@ class Session {
   std::vector<iovec> parts_;
   std::vector<uint64_t> checksums_;
   // Within a machine: what the initiator copies by itself.
-  std::shared_ptr<Board> board_;
-  std::optional<LifeSign> life_sign_;           // on the board
+  std::shared_ptr<ControlPage> page_;
+  std::optional<Liveness> liveness_;            // on the control page
   std::map<uint64_t, uint32_t> sent_memories_;  // SharedMemory's id -> place in sending order
   uint32_t num_memories_sent_ = 0;
   RdmaTarget rdma_;

@@ -17,15 +17,15 @@ constexpr char kNotListed[] =
 void Session::send_regions(const BatchHeader& header, const Limit& limit) {
   const pid_t initiator = socket_.peer_process();
   if (initiator == 0) throw Failure(kStrangers, FailureKind::kDenied);
-  const bool first = !board_;
+  const bool first = !page_;
   if (first) {
-    board_ = std::make_shared<Board>(initiator);
-    life_sign_.emplace(board_->life_sign());
+    page_ = std::make_shared<ControlPage>(initiator);
+    liveness_.emplace(page_->liveness());
   }
   std::vector<RegionEntry> entries;
   std::vector<Fd> memories;
   std::map<uint64_t, uint32_t> told;
-  for (const RegionTable::Offered& offered : own_.regions.offer(board_)) {
+  for (const RegionTable::Offered& offered : own_.regions.offer(page_)) {
     const Range& range = offered.range;
     RegionEntry& entry = entries.emplace_back(
         RegionEntry{range.address, range.num_bytes, offered.offer.generation, 0, offered.offer.slot,
@@ -43,8 +43,8 @@ void Session::send_regions(const BatchHeader& header, const Limit& limit) {
     entry.offset = part->offset;
   }
   sent_memories_ = std::move(told);  // the initiator has released the others, too
-  answer(header, entries.data(), entries.size() * sizeof(RegionEntry), limit);
-  if (first) socket_.send_fd(board_->fd(), limit);
+  respond(header, entries.data(), entries.size() * sizeof(RegionEntry), limit);
+  if (first) socket_.send_fd(page_->fd(), limit);
   for (const Fd& memory : memories) socket_.send_fd(memory, limit);
 }
 
@@ -54,12 +54,12 @@ void Session::send_gpus(const BatchHeader& header, const Limit& limit) {
   const auto append = [&](const std::vector<RegionRef>& regions) {
     for (const RegionRef& region : regions) {
       if (region->device < 0 || !(region->rights & ~kLocalWrite)) continue;
-      if (entries.size() < Board::kNumSlots) entries.push_back(export_region(*region));
+      if (entries.size() < ControlPage::kNumSlots) entries.push_back(export_region(*region));
     }
   };
   append(own_.regions.all());
   append(own_.regions.windows());
-  answer(header, entries.data(), entries.size() * sizeof(GpuEntry), limit);
+  respond(header, entries.data(), entries.size() * sizeof(GpuEntry), limit);
 }
 
 void Session::send_list(const BatchHeader& header, const Limit& limit) {
@@ -71,7 +71,7 @@ void Session::send_list(const BatchHeader& header, const Limit& limit) {
   for (const auto& [range, rights, device] : own_.regions.list(kMaxListed)) {
     entries.push_back({range.address, range.num_bytes, rights, location_of(device)});
   }
-  answer(header, entries.data(), entries.size() * sizeof(ListEntry), limit);
+  respond(header, entries.data(), entries.size() * sizeof(ListEntry), limit);
 }
 
 }  // namespace mk::transfer

@@ -29,9 +29,9 @@ Rights needed_for(const Request& request) { return request.writes() ? kRemoteWri
 
 }  // namespace
 
-RemoteMemory::RemoteMemory(std::shared_ptr<const Board> board, std::vector<Part> parts,
+RemoteMemory::RemoteMemory(std::shared_ptr<const ControlPage> page, std::vector<Part> parts,
                            pid_t process)
-    : board_(std::move(board)), parts_(std::move(parts)), process_(process) {
+    : page_(std::move(page)), parts_(std::move(parts)), process_(process) {
   // Windows after the regions around them, so that find_region() comes upon them.
   std::sort(parts_.begin(), parts_.end(), [](const Part& a, const Part& b) {
     const auto key = [](const RegionEntry& entry) {
@@ -56,7 +56,7 @@ bool RemoteMemory::covers(const Request& request) const {
   const Ranges ranges = request.ranges(request.remote);
   for (size_t i = 0; i < ranges.count; ++i) {
     const Part* const part = find(ranges[i], needed);
-    if (!part || !board_->stands(part->offer())) return false;
+    if (!part || !page_->stands(part->offer())) return false;
   }
   return true;
 }
@@ -65,7 +65,7 @@ RemoteMemory::Reach RemoteMemory::reach(const Range& range, int local_device) co
   const Part* const part = find(range, 0);
   if (!part) return {false, false, "the peer has not told where such a region is"};
   if (part->memory) return {true, local_device >= 0};
-  const BoardUse use(*board_, part->offer());
+  const ControlPageUse use(*page_, part->offer());
   if (!use) return {false, false, "the region is closed"};
   if (part->gpu) {
     return {false, true, part->gpu->open() ? "" : concat(kNotOpened, part->gpu->why_not())};
@@ -82,7 +82,7 @@ RemoteMemory::Reach RemoteMemory::reach(const Range& range, int local_device) co
 std::optional<RemoteMemory::Copy::Step> RemoteMemory::step(const Part& part, const Range& local,
                                                            uint64_t remote, int local_device,
                                                            const Means& means,
-                                                           Cause& why_not) const {
+                                                           ErrorReason& why_not) const {
   const bool by_gpu = part.gpu || local_device >= 0;
   if (by_gpu && !means.queue) return std::nullopt;
   if (!by_gpu && !means.host) why_not = {kNotOfGpus, FailureKind::kIncompatible};
@@ -107,7 +107,8 @@ std::optional<RemoteMemory::Copy::Step> RemoteMemory::step(const Part& part, con
 }
 
 std::optional<RemoteMemory::Copy> RemoteMemory::prepare(const Request& request, const Piece& piece,
-                                                        const Means& means, Cause& why_not) const {
+                                                        const Means& means,
+                                                        ErrorReason& why_not) const {
   const Rights needed = needed_for(request);
   const GpuRanges here(request.regions);
   Copy copy;
@@ -123,7 +124,7 @@ std::optional<RemoteMemory::Copy> RemoteMemory::prepare(const Request& request, 
     const auto& uses = copy.uses_;
     const auto in_use = [&](const auto& use) { return use.first == part; };
     if (part && std::none_of(uses.rbegin(), uses.rend(), in_use)) {
-      copy.uses_.emplace_back(part, BoardUse(*board_, part->offer()));
+      copy.uses_.emplace_back(part, ControlPageUse(*page_, part->offer()));
       if (!copy.uses_.back().second) part = nullptr;
     }
     const int device = here.empty() ? -1 : here.device_of(local);

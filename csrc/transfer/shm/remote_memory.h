@@ -1,6 +1,6 @@
 // RemoteMemory: the regions of a peer on this machine, and how this process accesses them.
 //
-//   RemoteMemory memory(board, std::move(parts), process);
+//   RemoteMemory memory(page, std::move(parts), process);
 //   if (auto copy = memory.prepare(request, piece, means, why_not)) copy->run(limit, done);
 //
 // Layer: transfer. Memory that the peer has made as SharedMemory is mapped here, and copied to and
@@ -22,9 +22,9 @@
 #include "transfer/channel/channel.h"
 #include "transfer/gpu/gpu_mapping.h"
 #include "transfer/gpu/gpu_queue.h"
-#include "transfer/memory/board.h"
+#include "transfer/memory/control_page.h"
 #include "transfer/memory/gpu_ranges.h"
-#include "transfer/shm/life_sign.h"
+#include "transfer/shm/liveness.h"
 #include "transfer/wire/wire.h"
 
 namespace mk::transfer {
@@ -47,7 +47,7 @@ class RemoteMemory {
   };
 
   // `process` is the peer's, 0 if it cannot be accessed by address.
-  RemoteMemory(std::shared_ptr<const Board> board, std::vector<Part> parts, pid_t process);
+  RemoteMemory(std::shared_ptr<const ControlPage> page, std::vector<Part> parts, pid_t process);
 
   // A piece's ranges, found and held: the peer keeps them while it lives.
   class Copy {
@@ -79,16 +79,16 @@ class RemoteMemory {
     pid_t process_ = 0;
     GpuQueue* queue_ = nullptr;
     std::vector<Step> steps_;
-    std::vector<std::pair<const Part*, BoardUse>> uses_;
+    std::vector<std::pair<const Part*, ControlPageUse>> uses_;
   };
 
   // Nothing if one of the ranges is inaccessible, may not be used, or is not known here.
   std::optional<Copy> prepare(const Request& request, const Piece& piece, const Means& means,
-                              Cause& why_not) const;
+                              ErrorReason& why_not) const;
   bool covers(const Request& request) const;  // whether all of it could be prepared
 
   // Whether the peer certainly still serves the connection.
-  bool peer_lives() const { return LifeSign::is_raised(board_->life_sign()); }
+  bool peer_lives() const { return Liveness::is_alive(page_->liveness()); }
 
   // How a range can be reached from memory of that GPU, or of the host (-1); tested if it is not
   // mapped. `error`: why not.
@@ -102,9 +102,9 @@ class RemoteMemory {
  private:
   const Part* find(const Range& range, Rights needed) const;
   std::optional<Copy::Step> step(const Part& part, const Range& local, uint64_t remote,
-                                 int local_device, const Means& means, Cause& why_not) const;
+                                 int local_device, const Means& means, ErrorReason& why_not) const;
 
-  const std::shared_ptr<const Board> board_;
+  const std::shared_ptr<const ControlPage> page_;
   std::vector<Part> parts_;  // in the order of addresses
   const pid_t process_;
 };

@@ -7,30 +7,30 @@
 #include "common/check.h"
 #include "transfer/base/error.h"
 #include "transfer/net/stream.h"
-#include "transfer/wire/verdict.h"
+#include "transfer/wire/reject_reason.h"
 
 namespace mk::transfer {
 namespace {
 
 constexpr char kHidden[] = "the listener on this machine belongs to another PID namespace";
 constexpr char kOtherUser[] = "the peer is of another user, whose memory is not shared";
-constexpr char kNoWay[] = "cuda_ipc does not reach the memory";
+constexpr char kNoPath[] = "cuda_ipc does not reach the memory";
 constexpr std::chrono::milliseconds kAskEvery(50);  // a peer that has more regions than it may tell
 
 }  // namespace
 
 bool ShmChannel::reaches(const std::vector<SocketAddress>& addresses, const LocalUsers& users,
-                         const Ways& ways, Cause& why_not) {
-  Interrupt nobody;
+                         const Paths& paths, ErrorReason& why_not) {
+  Interrupt unused;
   try {
-    const Socket socket = Socket::connect(addresses, {Deadline::after(0), nobody});
+    const Socket socket = Socket::connect(addresses, {Deadline::after(0), unused});
     if (socket.is_own()) return true;
     const uid_t user = socket.peer_user().value_or(0);
     if (is_own_user(user)) {
       why_not = {kHidden, FailureKind::kUnreachable};
     } else if (!users.admit(user)) {
       why_not = {listener_of_another(), FailureKind::kDenied};
-    } else if (!ways.shm) {
+    } else if (!paths.shm) {
       why_not = {kOtherUser, FailureKind::kIncompatible};
     } else {
       return true;
@@ -45,7 +45,7 @@ bool ShmChannel::reaches(const std::vector<SocketAddress>& addresses, const Loca
 }
 
 void ShmChannel::connect(const Limit& limit) {
-  WireChannel::connect(limit);
+  TcpChannel::connect(limit);
   shares_ = socket_.is_own();
   maps_all_ = false;
   if (shares_) learn_regions(limit);
@@ -53,8 +53,8 @@ void ShmChannel::connect(const Limit& limit) {
 
 // A child that a killed peer has forked may keep the connection open.
 bool ShmChannel::connected() const {
-  if (!WireChannel::connected()) return false;
-  return !shares_ || (remote_ && (!shows_life_ || remote_->peer_lives()));
+  if (!TcpChannel::connected()) return false;
+  return !shares_ || (remote_ && (!has_liveness_ || remote_->peer_lives()));
 }
 
 void ShmChannel::disconnect() noexcept {
@@ -62,25 +62,25 @@ void ShmChannel::disconnect() noexcept {
     const std::unique_lock lock(mutex_);
     remote_.reset();
   }
-  board_.reset();
+  page_.reset();
   memories_.clear();
   gpus_.clear();
-  WireChannel::disconnect();
+  TcpChannel::disconnect();
 }
 
 void ShmChannel::close() noexcept {
-  WireChannel::close();
+  TcpChannel::close();
   queue_.close();
 }
 
 void ShmChannel::learn_regions(const Limit& limit) {
   drain(limit);
-  const auto entries = ask_for<RegionEntry>(Op::kRegions, Board::kNumSlots, limit);
-  if (!board_) {
-    auto board = std::make_shared<Board>(socket_.receive_fd(limit));
-    if (!board->is_whole()) throw Failure(protocol_error("the board is too small"));
-    shows_life_ = LifeSign::is_raised(board->life_sign());
-    board_ = std::move(board);
+  const auto entries = query<RegionEntry>(Op::kRegions, ControlPage::kNumSlots, limit);
+  if (!page_) {
+    auto page = std::make_shared<ControlPage>(socket_.receive_fd(limit));
+    if (!page->is_whole()) throw Failure(protocol_error("the board is too small"));
+    has_liveness_ = Liveness::is_alive(page->liveness());
+    page_ = std::move(page);
   }
   num_told_ = entries.size();
   told_ = std::chrono::steady_clock::now();
@@ -107,7 +107,7 @@ void ShmChannel::learn_regions(const Limit& limit) {
   }
   learn_gpus(parts, limit);
   maps_all_ = std::all_of(parts.begin(), parts.end(), [](const auto& part) { return part.memory; });
-  auto remote = std::make_shared<RemoteMemory>(board_, std::move(parts),
+  auto remote = std::make_shared<RemoteMemory>(page_, std::move(parts),
                                                by_address_ ? socket_.peer_process() : 0);
   const std::unique_lock lock(mutex_);
   remote_ = std::move(remote);
@@ -116,15 +116,16 @@ void ShmChannel::learn_regions(const Limit& limit) {
 // An answer of thousands of regions costs more than moving a little over the connection.
 bool ShmChannel::may_know_more() const {
   if (!shares_) return false;
-  return num_told_ < Board::kNumSlots || std::chrono::steady_clock::now() - told_ >= kAskEvery;
+  return num_told_ < ControlPage::kNumSlots ||
+         std::chrono::steady_clock::now() - told_ >= kAskEvery;
 }
 
 // Open mappings stay open as long as the peer has a region in them.
 void ShmChannel::learn_gpus(std::vector<RemoteMemory::Part>& parts, const Limit& limit) {
   const auto on_gpu = [](const RemoteMemory::Part& part) { return part.entry.location != 0; };
   std::vector<GpuEntry> entries;
-  if (ways_.cuda_ipc && std::any_of(parts.begin(), parts.end(), on_gpu)) {
-    entries = ask_for<GpuEntry>(Op::kGpus, Board::kNumSlots, limit);
+  if (paths_.cuda_ipc && std::any_of(parts.begin(), parts.end(), on_gpu)) {
+    entries = query<GpuEntry>(Op::kGpus, ControlPage::kNumSlots, limit);
   }
   std::vector<std::shared_ptr<GpuMapping>> gpus;
   for (const GpuEntry& entry : entries) {
@@ -144,9 +145,9 @@ void ShmChannel::learn_gpus(std::vector<RemoteMemory::Part>& parts, const Limit&
 
 // False if it cannot be done here: then the peer decides, over the connection.
 bool ShmChannel::copy(const Work& work, const Limit& limit, GpuQueue* queue, Outcome& outcome,
-                      Cause& why_not) {
+                      ErrorReason& why_not) {
   if (!remote_) return false;
-  auto copy = remote_->prepare(*work.request, work.piece, {ways_.shm, queue}, why_not);
+  auto copy = remote_->prepare(*work.request, work.piece, {paths_.shm, queue}, why_not);
   if (!copy) return false;
   const auto check_peer = [&] {  // the first costs nothing, the second a system call
     if (!remote_->peer_lives() && !connected()) throw LinkDown(closed_by_peer());
@@ -162,7 +163,7 @@ bool ShmChannel::copy(const Work& work, const Limit& limit, GpuQueue* queue, Out
 
 // Copies by GPUs are counted as a separate path.
 void ShmChannel::count(const Work& work, uint64_t num_gpu_bytes, Outcome& outcome) {
-  if (num_gpu_bytes == 0 || !ways_.shm || !counters_) return;
+  if (num_gpu_bytes == 0 || !paths_.shm || !counters_) return;
   PathCounters& counters = counters_->path("cuda_ipc");
   (work.request->writes() ? counters.num_bytes_written : counters.num_bytes_read) +=
       outcome.num_bytes;
@@ -182,10 +183,10 @@ std::optional<Outcome> ShmChannel::run(const Work& work, const Limit& limit) {
     return outcome;
   }
   try {
-    Cause why_not;
+    ErrorReason why_not;
     if (!copy(work, limit, nullptr, outcome, why_not)) return std::nullopt;
   } catch (const Inaccessible& fault) {
-    outcome.refusal = fault.cause();
+    outcome.refusal = fault.reason();
   } catch (const std::exception&) {
     return std::nullopt;  // if posted, it runs in a thread that can reconnect
   }
@@ -194,7 +195,7 @@ std::optional<Outcome> ShmChannel::run(const Work& work, const Limit& limit) {
 
 void ShmChannel::move(const Work& work, const Limit& limit) {
   drain(limit);
-  Cause why_not;
+  ErrorReason why_not;
   const auto try_copy = [&] {
     const std::shared_lock lock(mutex_);
     why_not = {};
@@ -207,21 +208,21 @@ void ShmChannel::move(const Work& work, const Limit& limit) {
       if (try_copy()) return;
     }
   } catch (const Inaccessible& fault) {  // the connection has no part in it
-    current_.refusal = fault.cause();
+    current_.refusal = fault.reason();
     return;
   } catch (const SystemError& error) {
     if (error.code().value() != EPERM && error.code().value() != ENOSYS) throw;
     by_address_ = false;
     learn_regions(limit);
   }
-  if (ways_.shm) return WireChannel::move(work, limit);
-  if (why_not.empty()) WireChannel::check(work, limit), drain(limit);
+  if (paths_.shm) return TcpChannel::move(work, limit);
+  if (why_not.empty()) TcpChannel::check(work, limit), drain(limit);
   if (current_.refusal.empty()) {
-    current_.refusal = why_not.empty() ? Cause(kNoWay, FailureKind::kIncompatible) : why_not;
+    current_.refusal = why_not.empty() ? ErrorReason(kNoPath, FailureKind::kIncompatible) : why_not;
   }
 }
 
-Way ShmChannel::way_to(const Range& range, int device) const {
+Path ShmChannel::path_to(const Range& range, int device) const {
   if (!shares_) {
     return {"connection", "",
             concat("the bytes go by a connection within the machine: ", kOtherUser)};
@@ -246,7 +247,7 @@ Way ShmChannel::way_to(const Range& range, int device) const {
 
 void ShmChannel::check(const Work& work, const Limit& limit) {
   if (shares_ && !remote_->covers(*work.request) && may_know_more()) learn_regions(limit);
-  if (!shares_ || !remote_->covers(*work.request)) WireChannel::check(work, limit);
+  if (!shares_ || !remote_->covers(*work.request)) TcpChannel::check(work, limit);
 }
 
 }  // namespace mk::transfer

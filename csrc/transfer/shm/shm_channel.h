@@ -16,33 +16,35 @@
 #include <vector>
 
 #include "transfer/shm/remote_memory.h"
-#include "transfer/tcp/wire_channel.h"
+#include "transfer/tcp/tcp_channel.h"
 
 namespace mk::transfer {
 
-class ShmChannel : public WireChannel {
+class ShmChannel : public TcpChannel {
  public:
-  // Ways that may be used. Without shm it is the transport cuda_ipc, which moves only GPU memory,
+  // Paths that may be used. Without shm it is the transport cuda_ipc, which moves only GPU memory,
   // and not over a connection.
-  struct Ways {
+  struct Paths {
     bool shm;
     bool cuda_ipc;
   };
 
   // `addresses` are the peer's within_machine().
   ShmChannel(std::shared_ptr<const Endpoint> own, HostPort to, std::vector<SocketAddress> addresses,
-             std::shared_ptr<PeerIdentity> identity, Ways ways)
-      : WireChannel(std::move(own), std::move(to), std::move(addresses), std::move(identity)),
-        ways_(ways) {}
+             std::shared_ptr<PeerIdentity> identity, Paths paths)
+      : TcpChannel(std::move(own), std::move(to), std::move(addresses), std::move(identity)),
+        paths_(paths) {}
 
   // Whether a process listens there that this one may speak to, and that has what these ways need,
   // as far as is known without waiting; if not, why not.
   static bool reaches(const std::vector<SocketAddress>& addresses, const LocalUsers& users,
-                      const Ways& ways, Cause& why_not);
+                      const Paths& paths, ErrorReason& why_not);
 
-  Transport transport() const override { return ways_.shm ? Transport::kShm : Transport::kCudaIpc; }
+  Transport transport() const override {
+    return paths_.shm ? Transport::kShm : Transport::kCudaIpc;
+  }
   std::string path(size_t number) const override {
-    return concat(ways_.shm ? "shm:" : "cuda_ipc:", number);
+    return concat(paths_.shm ? "shm:" : "cuda_ipc:", number);
   }
   void count_in(PeerCounters& counters) override { counters_ = &counters; }
   void connect(const Limit& limit) override;
@@ -50,10 +52,10 @@ class ShmChannel : public WireChannel {
   void close() noexcept override;
   bool connected() const override;
   std::unique_ptr<Channel> another() const override {
-    return std::make_unique<ShmChannel>(own_, to_, addresses_, identity_, ways_);
+    return std::make_unique<ShmChannel>(own_, to_, addresses_, identity_, paths_);
   }
-  Way way_to(const Range& range, int device) const override;
-  bool runs_here() const override { return true; }
+  Path path_to(const Range& range, int device) const override;
+  bool runs_in_caller() const override { return true; }
   bool maps_memory() const override { return maps_all_; }
   std::optional<Outcome> run(const Work& work, const Limit& limit) override;
 
@@ -65,11 +67,11 @@ class ShmChannel : public WireChannel {
 
  private:
   bool copy(const Work& work, const Limit& limit, GpuQueue* queue, Outcome& outcome,
-            Cause& why_not);
+            ErrorReason& why_not);
   void count(const Work& work, uint64_t num_gpu_bytes, Outcome& outcome);
   void learn_gpus(std::vector<RemoteMemory::Part>& parts, const Limit& limit);
 
-  const Ways ways_;
+  const Paths paths_;
   bool shares_ = false;               // the peer tells of its memory, and it may be used directly
   PeerCounters* counters_ = nullptr;  // null until count_in()
 
@@ -77,13 +79,13 @@ class ShmChannel : public WireChannel {
   std::shared_mutex mutex_;
   std::shared_ptr<const RemoteMemory> remote_;  // null while not connected
   std::atomic<bool> maps_all_{false};           // that is known of the peer
-  bool shows_life_ = false;                     // its kernel has life signs; set before remote_
+  bool has_liveness_ = false;                   // its kernel has liveness word; set before remote_
   bool by_address_ = true;                      // until the machine turns out not to permit it
 
   // The leading thread's.
   size_t num_told_ = 0;  // regions, in the last answer
   std::chrono::steady_clock::time_point told_;
-  std::shared_ptr<const Board> board_;
+  std::shared_ptr<const ControlPage> page_;
   std::vector<std::shared_ptr<const SharedMemory>> memories_;
   std::vector<std::shared_ptr<GpuMapping>> gpus_;
   GpuQueue queue_;

@@ -5,7 +5,7 @@
 
 #include "common/check.h"
 #include "transfer/base/error.h"
-#include "transfer/memory/board.h"
+#include "transfer/memory/control_page.h"
 #include "transfer/wire/nic_wire.h"
 
 namespace mk::transfer {
@@ -69,11 +69,11 @@ Announced may_announce(const BatchHeader& header) {
       return entries(sizeof(uint32_t), kMaxRails);
     case Op::kFence:
       return entries(sizeof(Link), kMaxFencedLinks);
-    case Op::kAsk: {
+    case Op::kCall: {
       const uint64_t question_bytes = header.first_range;
-      expect(question_bytes >= 1 && question_bytes <= kMaxQuestionBytes, "question of ",
+      expect(question_bytes >= 1 && question_bytes <= kMaxRpcRequestBytes, "question of ",
              question_bytes, " bytes");
-      return {"question", kNone, {question_bytes, question_bytes + kMaxPayloadBytes}};
+      return {"question", kNone, {question_bytes, question_bytes + kMaxRpcPayloadBytes}};
     }
   }
   throw Failure(protocol_error(concat("unknown op ", static_cast<uint32_t>(header.op))));
@@ -110,8 +110,8 @@ void check_tail(const HelloTail& tail) {
 }
 
 void check_welcome(const Welcome& welcome) {
-  expect(welcome.verdict <= Verdict::kOtherAddress && welcome.zero == 0, "welcome with verdict ",
-         static_cast<uint32_t>(welcome.verdict));
+  expect(welcome.reject_reason <= RejectReason::kOtherAddress && welcome.zero == 0,
+         "welcome with verdict ", static_cast<uint32_t>(welcome.reject_reason));
 }
 
 void check_header(const BatchHeader& header) {
@@ -145,7 +145,7 @@ void check_ack(const Ack& ack, uint64_t request_id, uint64_t num_bytes) {
          " bytes instead of ", num_bytes);
 }
 
-void check_answer(const Ack& ack, uint64_t request_id, uint64_t entry_bytes, uint64_t max_bytes) {
+void check_response(const Ack& ack, uint64_t request_id, uint64_t entry_bytes, uint64_t max_bytes) {
   check_ack(ack, request_id, ack.num_bytes);
   expect(ack.num_bytes % entry_bytes == 0 && ack.num_bytes <= max_bytes, "answer of ",
          ack.num_bytes, " bytes");
@@ -153,7 +153,7 @@ void check_answer(const Ack& ack, uint64_t request_id, uint64_t entry_bytes, uin
 
 void check_region(const RegionEntry& entry, uint32_t max_memories) {
   expect(entry.num_bytes > 0 && entry.num_bytes <= UINT64_MAX - entry.address &&
-             entry.slot < Board::kNumSlots && entry.generation != 0 &&
+             entry.slot < ControlPage::kNumSlots && entry.generation != 0 &&
              (entry.memory == kNoMemory || entry.memory < max_memories) &&
              entry.location <= kMaxLocation,
          "malformed region");
@@ -166,7 +166,7 @@ void check_listed(const ListEntry& entry) {
          "malformed region");
 }
 
-Cause protocol_error(const std::string& what) {
+ErrorReason protocol_error(const std::string& what) {
   return {concat("protocol error: ", what), FailureKind::kIncompatible};
 }
 

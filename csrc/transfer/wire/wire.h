@@ -32,9 +32,9 @@ constexpr uint64_t kMaxNotificationBytes = 64 << 10;
 constexpr uint32_t kMaxFencedLinks = 4096;
 constexpr uint32_t kMaxRefusalBytes = 1024;
 constexpr uint32_t kMaxListed = 65536;  // regions: an answer of 1.5 MiB
-constexpr uint64_t kMaxQuestionBytes = 64 << 10;
-constexpr uint64_t kMaxPayloadBytes = 64ull << 20;                   // of a question
-constexpr uint64_t kMaxAnswerBytes = kMaxPayloadBytes + (64 << 10);  // as much, and a table
+constexpr uint64_t kMaxRpcRequestBytes = 64 << 10;
+constexpr uint64_t kMaxRpcPayloadBytes = 64ull << 20;                        // of a call
+constexpr uint64_t kMaxRpcResponseBytes = kMaxRpcPayloadBytes + (64 << 10);  // as much, and a table
 
 enum class Op : uint32_t {
   kWrite = 1,
@@ -53,14 +53,14 @@ enum class Op : uint32_t {
   kGpus = 14,         // asks for handles of regions in GPU memory; within a machine only
   kVerifyWrite = 15,  // compares checksums of ranges that may be written
   kVerifyRead = 16,
-  kAsk = 17,  // asks the target's Service: first_range bytes of question, then a payload
+  kCall = 17,  // calls the target's Service: first_range bytes of request, then a payload
 };
 
 enum class Status : uint32_t { kDone = 0, kRefused = 1 };
 
-// Why a target ends a new connection. verdict.h has the words.
-enum class Verdict : uint32_t {
-  kWelcome = 0,
+// Why a target ends a new connection. reject_reason.h has the words.
+enum class RejectReason : uint32_t {
+  kNone = 0,
   kNoSecret = 1,        // the initiator has no secret, the target has one
   kUnwantedSecret = 2,  // the reverse
   kOtherSecret = 3,     // the proof is wrong
@@ -104,7 +104,7 @@ struct HelloTail {
 static_assert(sizeof(HelloTail) == 56);
 
 struct Welcome {
-  Verdict verdict;
+  RejectReason reject_reason;
   uint32_t zero;
   Bytes32 proof;  // the target's; zeros without a secret, or if the initiator is not welcome
 };
@@ -142,9 +142,9 @@ static_assert(sizeof(Ack) == kPayloadAlignment);
 struct RegionEntry {
   uint64_t address;
   uint64_t num_bytes;
-  uint64_t generation;  // of the offer on the board
+  uint64_t generation;  // of the offer on the control page
   uint64_t offset;      // in that memory
-  uint32_t slot;        // on the board
+  uint32_t slot;        // on the control page
   Rights rights;
   uint32_t memory;
   uint32_t location;  // 0: host memory; n + 1: of the target's cuda:n
@@ -193,7 +193,7 @@ constexpr uint32_t kMaxZeroRanges = kPayloadAlignment / sizeof(Range) - 1;
 // What follows the table, says what to do, and is not data: a MAC covers it as well.
 inline uint64_t num_control_bytes(const BatchHeader& header) {
   if (header.op == Op::kWrite || header.op == Op::kRead) return 0;
-  return header.op == Op::kAsk ? header.first_range : header.num_bytes;
+  return header.op == Op::kCall ? header.first_range : header.num_bytes;
 }
 
 // All throw Failure saying how the peer broke the protocol.
@@ -206,12 +206,12 @@ void check_header(const BatchHeader& header);
 void check_table(const BatchHeader& header, const Range* ranges);
 void check_ack(const Ack& ack, uint64_t request_id, uint64_t num_bytes);
 // An answer of any number of entries, or a refusal.
-void check_answer(const Ack& ack, uint64_t request_id, uint64_t entry_bytes, uint64_t max_bytes);
+void check_response(const Ack& ack, uint64_t request_id, uint64_t entry_bytes, uint64_t max_bytes);
 void check_region(const RegionEntry& entry, uint32_t max_memories);
 void check_listed(const ListEntry& entry);
 
 // What a peer that breaks the protocol has done.
-Cause protocol_error(const std::string& what);
+ErrorReason protocol_error(const std::string& what);
 
 // A peer's text, made safe to display.
 std::string printable(std::string text);

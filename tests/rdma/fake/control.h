@@ -6,7 +6,7 @@
 
 extern "C" {
 
-// A machine of so many NICs, fake0 and so on, with one port each that is active, RoCE v2 and v1
+// A machine of that many NICs, fake0 and so on, with one port each that is active, RoCE v2 and v1
 // addresses, and no memory of an earlier one. What is alive stays so.
 void fake_reset(int num_devices);
 
@@ -28,12 +28,12 @@ void fake_add_rule(const char* verb, const char* device, int skip, int count, in
 void fake_clear_rules();
 // The work request after the next `skip` ends with that ibv_wc_status.
 void fake_fail_work(int skip, int status);
-// Lets no more than so many work requests run from now on; -1: as many as there are.
+// Lets no more than that many work requests run from now on; -1: as many as there are.
 void fake_set_budget(int64_t num_work);
 void fake_inject_event(const char* device, int type, int port, uint32_t qp_num);
 
 int64_t fake_count_live(const char* kind);
-void fake_forget(const char* kind);              // nobody will give these back
+void fake_forget(const char* kind);              // no one will give these back
 int64_t fake_count_entries(const char* device);  // in its completion queues
 int64_t fake_count_calls(const char* verb);      // in all processes
 void fake_clear_calls();

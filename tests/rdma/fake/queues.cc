@@ -106,7 +106,7 @@ int ibv_destroy_cq(ibv_cq* handle) {
     return protest("ibv_destroy_cq: queue pairs are alive"), EBUSY;
   }
   auto& events = static_cast<Channel*>(cq->channel)->events;
-  cq->num_events -= std::count(events.begin(), events.end(), cq);  // taken by nobody
+  cq->num_events -= std::count(events.begin(), events.end(), cq);  // taken by no one
   events.erase(std::remove(events.begin(), events.end(), cq), events.end());
   if (cq->num_acknowledged != cq->num_events) {
     protest("ibv_destroy_cq: would wait for ever for events that are not acknowledged");

@@ -10,7 +10,7 @@
 namespace fake {
 namespace {
 
-// The port that a queue pair sends to; none if nobody has that address.
+// The port that a queue pair sends to; none if no one has that address.
 const Port* find_destination(const Qp& qp, const ibv_qp_attr& attr, const Model** found) {
   for (const auto& model : world().models) {
     for (const Port& port : model->ports) {

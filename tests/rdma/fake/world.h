@@ -96,7 +96,7 @@ struct Rule {
   int skip = 0, count = 0;  // it concerns `count` calls after `skip` others
   int error = 0;
   int delay_us = 0;
-  int meet = 0;  // waits until so many calls are inside at once
+  int meet = 0;  // waits until that many calls are inside at once
 };
 
 // An end that work requests are to come to.

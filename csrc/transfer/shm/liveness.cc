@@ -1,11 +1,11 @@
-#include "transfer/shm/life_sign.h"
+#include "transfer/shm/liveness.h"
 
 #include <sys/syscall.h>
 #include <unistd.h>
 
 namespace mk::transfer {
 
-LifeSign::LifeSign(std::atomic<uint32_t>& word) : word_(word) {
+Liveness::Liveness(std::atomic<uint32_t>& word) : word_(word) {
   list_.list.next = &entry_;
   entry_.next = &list_.list;
   list_.futex_offset = reinterpret_cast<char*>(&word_) - reinterpret_cast<char*>(&entry_);
@@ -15,7 +15,7 @@ LifeSign::LifeSign(std::atomic<uint32_t>& word) : word_(word) {
   word_.store(static_cast<uint32_t>(syscall(SYS_gettid)));
 }
 
-LifeSign::~LifeSign() {
+Liveness::~Liveness() {
   word_.store(0);
   if (before_bytes_ != 0) syscall(SYS_set_robust_list, before_, before_bytes_);
 }

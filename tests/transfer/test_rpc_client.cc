@@ -1,4 +1,4 @@
-// Asker: it is closed while the pool takes one of its connections for somebody else.
+// RpcClient: it is closed while the pool takes one of its connections for somebody else.
 #include <atomic>
 #include <chrono>
 #include <memory>
@@ -6,7 +6,7 @@
 #include <utility>
 
 #include "expect.h"
-#include "transfer/peer/asker.h"
+#include "transfer/peer/rpc_client.h"
 
 using namespace mk::transfer;
 
@@ -34,7 +34,7 @@ class MadeUpChannel : public Channel {
   bool connected() const override { return connected_; }
   void post(const Work&, const Limit&) override {}
   Outcome finish(const Limit&) override { return {}; }
-  uint64_t ask(const std::string&, std::vector<iovec>, const Limit&) override { return 0; }
+  uint64_t call(const std::string&, std::vector<iovec>, const Limit&) override { return 0; }
 
  private:
   Seen& seen_;
@@ -48,10 +48,10 @@ struct Stranger final : Connected {
 void a_connection_that_is_taken_away_is_waited_for() {
   Seen seen;
   const auto pool = std::make_shared<ConnectionPool>(1);
-  auto asker = std::make_shared<Asker>(
+  auto client = std::make_shared<RpcClient>(
       "peer", [&] { return std::make_unique<MadeUpChannel>(seen); }, pool,
       std::make_shared<PeerCounters>());
-  asker->ask({"ask", "?", {}, false}, Deadline::after(10));
+  client->call({"ask", "?", {}, false}, Deadline::after(10));
   Stranger stranger;
   const int before = seen.num_entered;
   seen.slow = true;
@@ -61,11 +61,11 @@ void a_connection_that_is_taken_away_is_waited_for() {
   });
   while (seen.num_entered == before) {
   }
-  asker->close();
+  client->close();
   EXPECT(seen.num_left > before);
   EXPECT(pool->size() <= 1);
   other.join();
-  asker.reset();
+  client.reset();
   EXPECT(pool->size() == 1);
   pool->leave(stranger);
 }

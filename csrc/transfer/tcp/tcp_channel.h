@@ -1,4 +1,4 @@
-// WireChannel: a connection to the peer that speaks docs/wire.md, re-established after a failure:
+// TcpChannel: a connection to the peer that speaks docs/wire.md, re-established after a failure:
 // the transport tcp, and the connection that accompanies shared memory and NICs.
 //
 // Layer: transfer. The other end is a Session of the peer's Server. Works are sent as frames, each
@@ -22,11 +22,11 @@
 
 namespace mk::transfer {
 
-class WireChannel : public Channel {
+class TcpChannel : public Channel {
  public:
   // `to` is what was opened: the peer must be of that address, and its certificate for that host.
-  WireChannel(std::shared_ptr<const Endpoint> own, HostPort to,
-              std::vector<SocketAddress> addresses, std::shared_ptr<PeerIdentity> identity)
+  TcpChannel(std::shared_ptr<const Endpoint> own, HostPort to, std::vector<SocketAddress> addresses,
+             std::shared_ptr<PeerIdentity> identity)
       : own_(std::move(own)),
         to_(std::move(to)),
         addresses_(std::move(addresses)),
@@ -45,9 +45,9 @@ class WireChannel : public Channel {
   bool has_outcome() const override { return !outcomes_.empty(); }
   uint64_t num_bytes_so_far() const override { return current_.num_bytes; }
   std::unique_ptr<Channel> another() const override {
-    return std::make_unique<WireChannel>(own_, to_, addresses_, identity_);
+    return std::make_unique<TcpChannel>(own_, to_, addresses_, identity_);
   }
-  std::unique_ptr<Channel> for_questions() const override { return WireChannel::another(); }
+  std::unique_ptr<Channel> for_rpc() const override { return TcpChannel::another(); }
   bool may_answer_callers(const Request& request) const override;
   bool answers_callers(const Request& request) const override;
   int answer_fd() const override { return socket_.fd(); }
@@ -56,11 +56,11 @@ class WireChannel : public Channel {
   void wait_for_any() override { socket_.wake_from(1); }
   std::chrono::microseconds spin() const override { return own_->spin; }
   bool is_pooled() const override { return true; }
-  Way way_to(const Range&, int device) const override;
+  Path path_to(const Range&, int device) const override;
   std::vector<RegionTable::Listed> list_regions(const Limit& limit) override;
-  uint64_t ask(const std::string& question, std::vector<iovec> payload,
-               const Limit& limit) override;
-  void receive_answer(iovec* parts, size_t num_parts, const Limit& limit) override {
+  uint64_t call(const std::string& request, std::vector<iovec> payload,
+                const Limit& limit) override;
+  void receive_response(iovec* parts, size_t num_parts, const Limit& limit) override {
     socket_.receive(parts, num_parts, limit);
   }
 
@@ -81,13 +81,13 @@ class WireChannel : public Channel {
   void compare(const Work& work, const Limit& limit);
   bool must_fence() const { return identity_->has_lost(); }
 
-  // Asks a question that is no more than its op. Nothing may be in flight.
+  // Sends a query that is no more than its op. Nothing may be in flight.
   template <class Entry>
-  std::vector<Entry> ask_for(Op op, size_t most, const Limit& limit) {
-    BatchHeader header{op, 0, kQuestionId, 0, 0};
+  std::vector<Entry> query(Op op, size_t most, const Limit& limit) {
+    BatchHeader header{op, 0, kQueryId, 0, 0};
     sign(socket_.frame_macs(), header, {});
     socket_.send(&header, sizeof(header), limit);
-    const Ack ack = receive_answer_ack(sizeof(Entry), most * sizeof(Entry), limit);
+    const Ack ack = receive_response_ack(sizeof(Entry), most * sizeof(Entry), limit);
     std::vector<Entry> entries(ack.num_bytes / sizeof(Entry));
     socket_.receive(entries.data(), ack.num_bytes, limit);
     verify(socket_.frame_macs(), ack, {{entries.data(), ack.num_bytes}});
@@ -113,7 +113,7 @@ class WireChannel : public Channel {
     bool last_of_work;
     uint64_t num_lent = 0;  // to the kernel, when it was sent
   };
-  static constexpr uint64_t kQuestionId = 1;  // they are apart from requests
+  static constexpr uint64_t kQueryId = 1;  // queries are numbered apart from requests
 
   uint64_t num_bytes_due() const;  // unless something is refused
   bool is_reading() const { return !frames_.empty() && frames_.back().op == Op::kRead; }
@@ -124,8 +124,8 @@ class WireChannel : public Channel {
             const std::vector<iovec>& payload, uint64_t num_bytes, const Limit& limit);
   void receive_ack(const Limit& limit);
   // Unless it is a refusal, the caller has to verify it.
-  Ack receive_answer_ack(uint64_t entry_bytes, uint64_t max_bytes, const Limit& limit);
-  Cause receive_refusal(const Ack& ack, const Limit& limit);
+  Ack receive_response_ack(uint64_t entry_bytes, uint64_t max_bytes, const Limit& limit);
+  ErrorReason receive_refusal(const Ack& ack, const Limit& limit);
 
   Link link_{random_value<uint64_t>(), 0};
   std::deque<Frame> frames_;

@@ -217,7 +217,7 @@ def test_what_waits_for_a_side_is_cancelled_with_the_queue_going_on(setting):
     behind = setting.callers[0].write(4000)
     assert told.cancel()
     setting.gate.release(4000)
-    behind.wait()  # it does not need the side
+    behind.wait()  # it does not need the express lane
     assert not aside.done
     assert 3000 not in setting.gate.arrived
     setting.gate.release(2000)
@@ -269,7 +269,7 @@ def test_a_lost_side_is_made_anew_for_what_it_carried(setting):
     held.wait()
 
 
-def test_what_nobody_uses_any_more_is_disconnected(setting):
+def test_unused_express_lanes_disconnect(setting):
     held, aside = setting.occupy()
     setting.gate.release(1000, 2000)
     held.wait()
@@ -301,8 +301,8 @@ def test_an_engine_has_no_more_of_them_than_it_should():
 
             list(executor.map(work, range(threads)))
         paths = [path for of in near.stats()["paths"].values() for path in of]
-        sides = [path for path in paths if path not in ("tcp:0", "tcp:1", "questions")]
-        assert 3 < len(sides) <= 32
+        lanes = [path for path in paths if path not in ("tcp:0", "tcp:1", "questions")]
+        assert 3 < len(lanes) <= 32
 
 
 def test_a_single_lane_is_a_single_connection():
@@ -318,7 +318,7 @@ def test_a_single_lane_is_a_single_connection():
 
 
 def test_all_threads_at_once():
-    """Bytes, order and notifications of many threads, some of whose requests nobody waits for."""
+    """Bytes, order and notifications of many threads, some of whose requests no one waits for."""
     count, rounds = 6, 60
     with engine_pair("tcp") as pair, ThreadPoolExecutor(count) as threads:
         near, far = pair.regions(untouched(SIZE * count), untouched(SIZE * count))

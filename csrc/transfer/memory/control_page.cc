@@ -1,4 +1,4 @@
-#include "transfer/memory/board.h"
+#include "transfer/memory/control_page.h"
 
 #include <signal.h>
 
@@ -8,7 +8,7 @@ namespace mk::transfer {
 
 static_assert(std::atomic<uint64_t>::is_always_lock_free, "processes share them");
 
-Offer Board::offer() {
+Offer ControlPage::offer() {
   const std::lock_guard lock(mutex_);
   uint32_t index = num_slots_used_;
   if (!free_.empty()) {
@@ -23,14 +23,14 @@ Offer Board::offer() {
   return offer;
 }
 
-void Board::withdraw(const Offer& offer) { slot(offer.slot).generation.store(0); }
+void ControlPage::withdraw(const Offer& offer) { slot(offer.slot).generation.store(0); }
 
-bool Board::in_use(const Offer& offer) const {
+bool ControlPage::in_use(const Offer& offer) const {
   if (ended_ || slot(offer.slot).num_users.load() == 0) return false;
   return kill(initiator_, 0) == 0 || errno != ESRCH;
 }
 
-void Board::release(const Offer& offer) {
+void ControlPage::release(const Offer& offer) {
   const std::lock_guard lock(mutex_);
   free_.push_back(offer.slot);
 }

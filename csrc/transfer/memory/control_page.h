@@ -1,16 +1,16 @@
-// Board: shared memory between a target and one initiator on the same machine. The target publishes
-// which of its regions may be used, the initiator which ones it is using.
+// ControlPage: shared memory between a target and one initiator on the same machine. The target
+// publishes which of its regions may be used, the initiator which ones it is using.
 //
 //   // target                                    // initiator
-//   const Offer offer = board.offer();           const BoardUse use(board, offer);
+//   const Offer offer = page.offer();           const ControlPageUse use(page, offer);
 //   ...                                          if (use) copy();
-//   board.withdraw(offer);
-//   while (board.in_use(offer)) wait();
+//   page.withdraw(offer);
+//   while (page.in_use(offer)) wait();
 //
-// Layer: transfer. If an initiator is killed, the board is ignored: once its connection ends, or no
-// process has its id any more, for a child that it has forked may keep the connection open.
-// The slots are as trustworthy as the process at the other end, which runs as the same user and
-// could access the memory anyway.
+// Layer: transfer. If an initiator is killed, the control page is ignored: once its connection
+// ends, or no process has its id any more, for a child that it has forked may keep the connection
+// open. The slots are as trustworthy as the process at the other end, which runs as the same user
+// and could access the memory anyway.
 #pragma once
 
 #include <sys/types.h>
@@ -24,13 +24,13 @@
 
 namespace mk::transfer {
 
-// A region on a board.
+// A region on a control page.
 struct Offer {
   uint32_t slot;
-  uint64_t generation;  // never 0, and no two of one board share it
+  uint64_t generation;  // never 0, and no two of one control page share it
 };
 
-class Board {
+class ControlPage {
  public:
   static constexpr uint32_t kNumSlots = 4096;
 
@@ -40,13 +40,13 @@ class Board {
   };
 
   // The target's, for that initiator; all slots are 0.
-  explicit Board(pid_t initiator) : memory_(kNumBytes), initiator_(initiator) {}
-  explicit Board(const Fd& fd) : memory_(fd) {}  // the initiator's
+  explicit ControlPage(pid_t initiator) : memory_(kNumBytes), initiator_(initiator) {}
+  explicit ControlPage(const Fd& fd) : memory_(fd) {}  // the initiator's
   bool is_whole() const { return memory_.num_bytes() >= kNumBytes; }
   const Fd& fd() const { return memory_.fd(); }
   Slot& slot(uint32_t index) const { return reinterpret_cast<Slot*>(memory_.data())[index]; }
-  // Raised (life_sign.h) while the target's thread serves the connection.
-  std::atomic<uint32_t>& life_sign() const {
+  // Raised (liveness.h) while the target's thread serves the connection.
+  std::atomic<uint32_t>& liveness() const {
     return *reinterpret_cast<std::atomic<uint32_t>*>(memory_.data() + kNumSlots * sizeof(Slot));
   }
 
@@ -75,25 +75,25 @@ class Board {
 };
 
 // Holds an offer in use, if it still stands.
-class BoardUse {
+class ControlPageUse {
  public:
-  BoardUse(const Board& board, const Offer& offer) : slot_(&board.slot(offer.slot)) {
+  ControlPageUse(const ControlPage& page, const Offer& offer) : slot_(&page.slot(offer.slot)) {
     // In this order, and in total order with withdraw() and in_use(): either the target sees the
     // user, or the user sees that the offer is withdrawn.
     slot_->num_users.fetch_add(1);
-    stands_ = board.stands(offer);
+    stands_ = page.stands(offer);
   }
-  BoardUse(BoardUse&& other) noexcept : slot_(other.slot_), stands_(other.stands_) {
+  ControlPageUse(ControlPageUse&& other) noexcept : slot_(other.slot_), stands_(other.stands_) {
     other.slot_ = nullptr;
   }
-  ~BoardUse() {
+  ~ControlPageUse() {
     if (slot_) slot_->num_users.fetch_sub(1);
   }
 
   explicit operator bool() const { return stands_; }
 
  private:
-  Board::Slot* slot_;
+  ControlPage::Slot* slot_;
   bool stands_;
 };
 

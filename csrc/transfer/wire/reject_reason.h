@@ -1,7 +1,7 @@
 // Why a peer was rejected before its first request: in words, for either side, and how often.
 //
-//   throw Rejected(Verdict::kOtherSecret);     // at the target, which tells the initiator
-//   throw Failure(told(welcome.verdict));      // at the initiator
+//   throw Rejected(RejectReason::kOtherSecret);                  // at the target, which tells the
+//   initiator throw Failure(reason_at_initiator(welcome.reject_reason));   // at the initiator
 //
 // Layer: transfer.
 #pragma once
@@ -16,8 +16,8 @@
 
 namespace mk::transfer {
 
-Cause found(Verdict verdict);  // the target's finding about the initiator
-Cause told(Verdict verdict);   // its meaning for the initiator
+ErrorReason reason_at_target(RejectReason why);     // the target's finding about the initiator
+ErrorReason reason_at_initiator(RejectReason why);  // its meaning for the initiator
 
 // A process on this machine: the target's finding about who connects, and the reverse.
 const char* process_of_another();
@@ -25,16 +25,17 @@ const char* listener_of_another();
 
 // A target rejects a peer.
 struct Rejected : Failure {
-  explicit Rejected(Verdict verdict) : Failure(found(verdict)), verdict(verdict) {}
-  Verdict verdict;
+  explicit Rejected(RejectReason reject_reason)
+      : Failure(reason_at_target(reject_reason)), reject_reason(reject_reason) {}
+  RejectReason reject_reason;
 };
 
-// How many connections an engine has rejected, by cause. Thread-safe.
+// How many connections an engine has rejected, by reason. Thread-safe.
 class Rejections {
  public:
   using Table = std::map<std::string, uint64_t>;
 
-  void count(const std::string& cause);
+  void count(const std::string& reason);
   Table table() const;
 
  private:

@@ -1,9 +1,9 @@
-// Runners: Interrupts for callers that carry out requests in their own threads, several at once.
+// CallerInterrupts: Interrupts for callers that carry out requests in their own threads, one each.
 //
-//   if (const Runners::Hold here{runners}) channel.run(work, {deadline, *here}, *here);
+//   if (const CallerInterrupts::Hold here(interrupts)) channel.run(work, {deadline, *here});
 //
 // Layer: transfer. Thread-safe. They are kept, because each is a descriptor: as many as were needed
-// at once, and at most kMaxRunners.
+// at once, and at most kMaxInterrupts.
 #pragma once
 
 #include <memory>
@@ -16,25 +16,25 @@
 
 namespace mk::transfer {
 
-class Runners {
+class CallerInterrupts {
  public:
   class Hold {
    public:
-    explicit Hold(Runners& runners) : runners_(runners), interrupt_(runners.take()) {}
+    explicit Hold(CallerInterrupts& owner) : owner_(owner), interrupt_(owner.take()) {}
     Hold(const Hold&) = delete;
     ~Hold() {
-      if (interrupt_) runners_.give_back(std::move(interrupt_));
+      if (interrupt_) owner_.give_back(std::move(interrupt_));
     }
     explicit operator bool() const { return interrupt_ != nullptr; }  // false: there are too many
     Interrupt& operator*() const { return *interrupt_; }
 
    private:
-    Runners& runners_;
+    CallerInterrupts& owner_;
     std::unique_ptr<Interrupt> interrupt_;
   };
 
  private:
-  static constexpr size_t kMaxRunners = 16;
+  static constexpr size_t kMaxInterrupts = 16;
 
   std::unique_ptr<Interrupt> take() {
     const std::lock_guard lock(mutex_);
@@ -46,8 +46,8 @@ class Runners {
   }
 
   std::unique_ptr<Interrupt> add() try {
-    if (count_ == kMaxRunners) return nullptr;
-    idle_.reserve(kMaxRunners);
+    if (count_ == kMaxInterrupts) return nullptr;
+    idle_.reserve(kMaxInterrupts);
     auto interrupt = std::make_unique<Interrupt>();
     ++count_;
     return interrupt;

@@ -1,4 +1,4 @@
-#include "transfer/tcp/wire_channel.h"
+#include "transfer/tcp/tcp_channel.h"
 
 #include <poll.h>
 
@@ -22,7 +22,7 @@ constexpr uint64_t kMinRoomBytes = 20ull << 10;  // an idle socket has it withou
 
 }  // namespace
 
-void WireChannel::connect(const Limit& limit) {
+void TcpChannel::connect(const Limit& limit) {
   disconnect();
   for (int num_tries = 1; !try_connect(limit, num_tries == kMaxTries); ++num_tries) {
     pollfd interrupt{limit.interrupt.fd(), POLLIN, 0};
@@ -32,7 +32,7 @@ void WireChannel::connect(const Limit& limit) {
 }
 
 // False if the peer has not answered, unless it is the last try: then that is a Failure.
-bool WireChannel::try_connect(const Limit& limit, bool is_last) try {
+bool TcpChannel::try_connect(const Limit& limit, bool is_last) try {
   Socket socket = Socket::connect(addresses_, limit);
   ++link_.epoch;  // the peer ends the previous connection if it still serves it
   const Greeting peer = introduce(socket, *own_, link_, to_, limit);
@@ -45,7 +45,7 @@ bool WireChannel::try_connect(const Limit& limit, bool is_last) try {
   return false;
 }
 
-void WireChannel::disconnect() noexcept {
+void TcpChannel::disconnect() noexcept {
   if (std::exchange(is_writing_, false)) identity_->lost()->add(link_);
   socket_.close();
   frames_.clear();
@@ -53,12 +53,12 @@ void WireChannel::disconnect() noexcept {
   current_ = {};
 }
 
-void WireChannel::close() noexcept {
+void TcpChannel::close() noexcept {
   disconnect();
   staging_.close();
 }
 
-void WireChannel::post(const Work& work, const Limit& limit) {
+void TcpChannel::post(const Work& work, const Limit& limit) {
   if (is_reading()) drain(limit);
   fence_lost(limit);
   const uint64_t num_sent = num_sent_;
@@ -81,7 +81,7 @@ void WireChannel::post(const Work& work, const Limit& limit) {
   }
 }
 
-void WireChannel::move_and_notify(const Work& work, const Limit& limit) try {
+void TcpChannel::move_and_notify(const Work& work, const Limit& limit) try {
   move(work, limit);
   if (work.request->verify || (work.with_notify && is_reading())) drain(limit);
   compare(work, limit);
@@ -95,7 +95,7 @@ void WireChannel::move_and_notify(const Work& work, const Limit& limit) try {
   current_.refusal = fault.of(kLocal);
 }
 
-Outcome WireChannel::finish(const Limit& limit) {
+Outcome TcpChannel::finish(const Limit& limit) {
   while (outcomes_.empty()) receive_ack(limit);
   Outcome outcome = std::move(outcomes_.front());
   outcomes_.pop_front();
@@ -104,14 +104,14 @@ Outcome WireChannel::finish(const Limit& limit) {
 
 // Not if the answer comes in steps, nor for what a subclass does differently. TLS does not tell how
 // much has arrived, and GPU work is waited for elsewhere.
-bool WireChannel::may_answer_callers(const Request& request) const {
+bool TcpChannel::may_answer_callers(const Request& request) const {
   const bool in_turns = request.verify || (!request.writes() && request.notify);
   if (transport() != Transport::kTcp || own_->credentials.tls || in_turns) return false;
   return !request.after && GpuRanges(request.regions).empty();
 }
 
 // All that was sent before has been received.
-bool WireChannel::answers_callers(const Request& request) const {
+bool TcpChannel::answers_callers(const Request& request) const {
   if (must_fence()) return false;
   // What is lent disturbs the thread that has sent it (zero_copy.h), which is not ours. Of adjacent
   // ranges it may be one part.
@@ -122,15 +122,15 @@ bool WireChannel::answers_callers(const Request& request) const {
   return num_bytes <= kMinRoomBytes || num_bytes <= socket_.num_bytes_room();
 }
 
-bool WireChannel::answered() const { return socket_.num_bytes_here() >= num_bytes_due(); }
+bool TcpChannel::answered() const { return socket_.num_bytes_here() >= num_bytes_due(); }
 
-bool WireChannel::wait_for_all() {
+bool TcpChannel::wait_for_all() {
   if (socket_.num_bytes_here() <= sizeof(Ack) + kMaxRefusalBytes) return false;
   socket_.wake_from(num_bytes_due());
   return true;
 }
 
-uint64_t WireChannel::num_bytes_due() const {
+uint64_t TcpChannel::num_bytes_due() const {
   uint64_t due = 0;
   for (const Frame& frame : frames_) {
     due += sizeof(Ack) + (frame.op == Op::kRead ? frame.num_bytes : 0);
@@ -138,57 +138,57 @@ uint64_t WireChannel::num_bytes_due() const {
   return due;
 }
 
-Way WireChannel::way_to(const Range&, int) const {
+Path TcpChannel::path_to(const Range&, int) const {
   const char* const guarded =
       socket_.is_tls() ? "by a TCP connection, within TLS" : "by a TCP connection";
   return {"connection", "", concat("the bytes go ", guarded)};
 }
 
-std::vector<RegionTable::Listed> WireChannel::list_regions(const Limit& limit) {
+std::vector<RegionTable::Listed> TcpChannel::list_regions(const Limit& limit) {
   std::vector<RegionTable::Listed> listed;
-  for (const ListEntry& entry : ask_for<ListEntry>(Op::kList, kMaxListed, limit)) {
+  for (const ListEntry& entry : query<ListEntry>(Op::kList, kMaxListed, limit)) {
     check_listed(entry);
     listed.push_back({{entry.address, entry.num_bytes}, entry.rights, device_at(entry.location)});
   }
   return listed;
 }
 
-uint64_t WireChannel::ask(const std::string& question, std::vector<iovec> payload,
+uint64_t TcpChannel::call(const std::string& request, std::vector<iovec> payload,
                           const Limit& limit) {
-  uint64_t num_bytes = question.size();
+  uint64_t num_bytes = request.size();
   for (const iovec& part : payload) num_bytes += part.iov_len;
-  BatchHeader header{Op::kAsk, 0, kQuestionId, question.size(), num_bytes};
-  sign(socket_.frame_macs(), header, {{const_cast<char*>(question.data()), question.size()}});
-  payload.insert(payload.begin(), {{&header, sizeof(header)},
-                                   {const_cast<char*>(question.data()), question.size()}});
+  BatchHeader header{Op::kCall, 0, kQueryId, request.size(), num_bytes};
+  sign(socket_.frame_macs(), header, {{const_cast<char*>(request.data()), request.size()}});
+  payload.insert(payload.begin(),
+                 {{&header, sizeof(header)}, {const_cast<char*>(request.data()), request.size()}});
   socket_.send_lent(payload.data(), payload.size(), 2, limit);
-  const Ack ack = receive_answer_ack(1, kMaxAnswerBytes, limit);
+  const Ack ack = receive_response_ack(1, kMaxRpcResponseBytes, limit);
   verify(socket_.frame_macs(), ack, {});
   return ack.num_bytes;
 }
 
-Ack WireChannel::receive_answer_ack(uint64_t entry_bytes, uint64_t max_bytes, const Limit& limit) {
+Ack TcpChannel::receive_response_ack(uint64_t entry_bytes, uint64_t max_bytes, const Limit& limit) {
   Ack ack;
   socket_.receive(&ack, sizeof(ack), limit);
-  check_answer(ack, kQuestionId, entry_bytes, max_bytes);
+  check_response(ack, kQueryId, entry_bytes, max_bytes);
   socket_.settle(socket_.num_lent(), limit);
   if (ack.status == Status::kRefused) throw Refused(receive_refusal(ack, limit));
   return ack;
 }
 
-Cause WireChannel::receive_refusal(const Ack& ack, const Limit& limit) {
+ErrorReason TcpChannel::receive_refusal(const Ack& ack, const Limit& limit) {
   std::string refusal(ack.refusal_bytes, '\0');
   socket_.receive(refusal.data(), refusal.size(), limit);
   verify(socket_.frame_macs(), ack, {{refusal.data(), refusal.size()}});
   return {printable(std::move(refusal)), kind_of_peer(static_cast<FailureKind>(ack.refusal_kind))};
 }
 
-void WireChannel::drain(const Limit& limit) {
+void TcpChannel::drain(const Limit& limit) {
   while (!frames_.empty()) receive_ack(limit);
 }
 
 // Lanes that get here at the same time each ask: none goes on before its own answer.
-void WireChannel::fence_lost(const Limit& limit) {
+void TcpChannel::fence_lost(const Limit& limit) {
   if (!must_fence()) return;
   drain(limit);
   std::vector<Link> lost = identity_->lost()->all();
@@ -202,7 +202,7 @@ void WireChannel::fence_lost(const Limit& limit) {
   identity_->lost()->forget(lost);
 }
 
-void WireChannel::check(const Work& work, const Limit& limit) {
+void TcpChannel::check(const Work& work, const Limit& limit) {
   const Op op = work.request->writes() ? Op::kCheckWrite : Op::kCheckRead;
   const Ranges ranges = work.request->ranges(work.request->remote);
   for (size_t first = 0; first < ranges.count; first += kMaxBatchRanges) {
@@ -213,7 +213,7 @@ void WireChannel::check(const Work& work, const Limit& limit) {
   }
 }
 
-void WireChannel::move(const Work& work, const Limit& limit) {
+void TcpChannel::move(const Work& work, const Limit& limit) {
   const Piece& piece = work.piece;
   fill(*work.request, piece, batch_);
   const auto send_table = [&](Op op, const std::vector<iovec>& payload) {
@@ -226,30 +226,30 @@ void WireChannel::move(const Work& work, const Limit& limit) {
   send_table(Op::kRead, {});
 }
 
-void WireChannel::compare(const Work& work, const Limit& limit) {
+void TcpChannel::compare(const Work& work, const Limit& limit) {
   const Request& request = *work.request;
   if (!request.verify || work.piece.num_ranges == 0 || !current_.refusal.empty()) return;
   fill(request, work.piece, batch_);
-  Summer(GpuRanges(request.regions), staging_, limit).sum(request, work.piece, checksums_);
+  Checksummer(GpuRanges(request.regions), staging_, limit).sum(request, work.piece, checksums_);
   const size_t num_ranges = batch_.remote.size(), num_bytes = num_ranges * sizeof(uint64_t);
   send(work, request.writes() ? Op::kVerifyWrite : Op::kVerifyRead, work.piece.first_range,
        batch_.remote.data(), num_ranges, {{checksums_.data(), num_bytes}}, num_bytes, limit);
   drain(limit);
   if (!current_.refusal.empty() || num_equal_ == num_ranges) return;
   if (num_equal_ > num_ranges) throw Failure(protocol_error("more ranges agree than were asked"));
-  current_.refusal = checksum_cause(request, work.piece, num_equal_);
+  current_.refusal = checksum_reason(request, work.piece, num_equal_);
 }
 
-void WireChannel::notify(const Work& work, const Limit& limit) {
+void TcpChannel::notify(const Work& work, const Limit& limit) {
   const std::string& bytes = *work.request->notify;
   std::vector<iovec> payload;
   if (!bytes.empty()) payload.push_back({const_cast<char*>(bytes.data()), bytes.size()});
   send(work, Op::kNotify, 0, nullptr, 0, payload, bytes.size(), limit);
 }
 
-void WireChannel::send(const Work& work, Op op, uint64_t first_range, const Range* ranges,
-                       size_t num_ranges, const std::vector<iovec>& payload, uint64_t num_bytes,
-                       const Limit& limit) {
+void TcpChannel::send(const Work& work, Op op, uint64_t first_range, const Range* ranges,
+                      size_t num_ranges, const std::vector<iovec>& payload, uint64_t num_bytes,
+                      const Limit& limit) {
   while (frames_.size() >= kMaxFrames) receive_ack(limit);
   BatchHeader header{op, static_cast<uint32_t>(num_ranges), work.request_id, first_range,
                      num_bytes};
@@ -279,7 +279,7 @@ void WireChannel::send(const Work& work, Op op, uint64_t first_range, const Rang
   ++num_sent_;
 }
 
-void WireChannel::receive_ack(const Limit& limit) {
+void TcpChannel::receive_ack(const Limit& limit) {
   const Frame frame = frames_.front();
   Ack ack;
   socket_.receive(&ack, sizeof(ack), limit);
@@ -293,12 +293,12 @@ void WireChannel::receive_ack(const Limit& limit) {
     verify(socket_.frame_macs(), ack, {});
   }
   if (ack.status == Status::kRefused) {
-    Cause refusal = receive_refusal(ack, limit);
+    ErrorReason refusal = receive_refusal(ack, limit);
     if (current_.refusal.empty()) current_.refusal = std::move(refusal);
   } else if (frame.op == Op::kWrite) {
     current_.num_bytes += frame.num_bytes;
   } else if (frame.op == Op::kRead) {
-    Cause failure =
+    ErrorReason failure =
         staging_.scatter(batch_.local, reading_gpus_, limit,
                          [&](iovec* parts, size_t n) { socket_.receive(parts, n, limit); });
     if (failure.empty()) current_.num_bytes += frame.num_bytes;

@@ -1,5 +1,5 @@
-// LifeSign and process_id: what another process sees of a thread, however that ends.
-#include "transfer/shm/life_sign.h"
+// Liveness and process_id: what another process sees of a thread, however that ends.
+#include "transfer/shm/liveness.h"
 
 #include <sys/mman.h>
 #include <sys/wait.h>
@@ -27,10 +27,10 @@ Word& shared_word() {
 void it_is_lowered_with_its_object() {
   Word& word = shared_word();
   {
-    const LifeSign sign(word);
-    EXPECT(LifeSign::is_raised(word));
+    const Liveness sign(word);
+    EXPECT(Liveness::is_alive(word));
   }
-  EXPECT(!LifeSign::is_raised(word));
+  EXPECT(!Liveness::is_alive(word));
 }
 
 // As of a process that is killed while a thread of it serves.
@@ -39,28 +39,28 @@ void it_is_lowered_when_the_process_is_killed() {
   const pid_t child = fork();
   if (child == 0) {
     std::thread serving([&] {
-      const LifeSign sign(word);
+      const Liveness sign(word);
       while (true) pause();
     });
     serving.join();
   }
-  while (!LifeSign::is_raised(word)) usleep(100);
+  while (!Liveness::is_alive(word)) usleep(100);
   kill(child, SIGKILL);
   waitpid(child, nullptr, 0);
-  EXPECT(!LifeSign::is_raised(word));
+  EXPECT(!Liveness::is_alive(word));
 }
 
 void it_is_lowered_when_the_thread_ends_without_a_word() {
   Word& word = shared_word();
   const pid_t child = fork();
   if (child == 0) {
-    new LifeSign(word);
-    _exit(LifeSign::is_raised(word) ? 0 : 1);
+    new Liveness(word);
+    _exit(Liveness::is_alive(word) ? 0 : 1);
   }
   int status = 0;
   waitpid(child, &status, 0);
   EXPECT(WIFEXITED(status) && WEXITSTATUS(status) == 0);
-  EXPECT(!LifeSign::is_raised(word));
+  EXPECT(!Liveness::is_alive(word));
 }
 
 void a_child_has_its_own_number() {

@@ -1,8 +1,8 @@
-// LifeSign: a word of shared memory that tells another process, without a system call, that a
+// Liveness: a word of shared memory that tells another process, without a system call, that a
 // thread of this one is still at its work.
 //
-//   const LifeSign sign(word);               // here; lowered with this object or with the thread
-//   if (LifeSign::is_raised(word)) trust();  // in the other process
+//   const Liveness sign(word);               // here; lowered with this object or with the thread
+//   if (Liveness::is_alive(word)) trust();  // in the other process
 //
 // Layer: transfer. If the thread ends in any other way, such as by a kill of its process, the
 // kernel lowers the word (robust futexes, set_robust_list(2)) before the death can be observed by
@@ -19,14 +19,14 @@
 
 namespace mk::transfer {
 
-class LifeSign {
+class Liveness {
  public:
   // For the calling thread, which must also be the one to end it, and has one at a time.
-  explicit LifeSign(std::atomic<uint32_t>& word);
-  LifeSign(const LifeSign&) = delete;
-  ~LifeSign();
+  explicit Liveness(std::atomic<uint32_t>& word);
+  Liveness(const Liveness&) = delete;
+  ~Liveness();
 
-  static bool is_raised(const std::atomic<uint32_t>& word) {
+  static bool is_alive(const std::atomic<uint32_t>& word) {
     return (word.load() & FUTEX_TID_MASK) != 0;
   }
 

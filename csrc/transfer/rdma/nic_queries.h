@@ -1,8 +1,8 @@
-// NicQuestions: an initiator's questions to a target about NICs, over the accompanying connection,
+// NicQueries: an initiator's queries to a target about NICs, over the accompanying connection,
 // whose other end is a RdmaTarget.
 //
-//   NicQuestions questions(socket);
-//   rail.connect(questions.attach(0, nic, rail.open(), limit), ...);
+//   NicQueries queries(socket);
+//   rail.connect(queries.attach(0, nic, rail.open(), limit), ...);
 //
 // Layer: transfer. Nothing else may be in flight on the connection. All throw Failure, and Refused
 // with the target's text.
@@ -17,9 +17,9 @@
 
 namespace mk::transfer {
 
-class NicQuestions {
+class NicQueries {
  public:
-  explicit NicQuestions(Socket& socket) : socket_(socket) {}
+  explicit NicQueries(Socket& socket) : socket_(socket) {}
 
   std::vector<NicEntry> nics(const Limit& limit);
   // A queue pair on the target's NIC, for that rail, connected to ours.
@@ -33,8 +33,8 @@ class NicQuestions {
   void flush(const std::vector<uint32_t>& rails, const Limit& limit);
 
  private:
-  std::vector<char> ask(Op op, const void* question, size_t num_bytes, size_t entry_bytes,
-                        const Limit& limit);
+  std::vector<char> query(Op op, const void* query, size_t num_bytes, size_t entry_bytes,
+                          const Limit& limit);
 
   Socket& socket_;
   uint64_t count_ = 0;
