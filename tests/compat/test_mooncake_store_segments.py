@@ -17,7 +17,7 @@ from mooncake_serving.compat.mooncake.store import (
     ReplicateConfig,
     segments,
 )
-from mooncake_serving.store.node import server as node_server
+from mooncake_serving.store.cluster import node_server
 
 from ..interrupts import CtrlC
 from ..metadata.support import RedisServer, eventually, free_port

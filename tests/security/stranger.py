@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from mooncake_kernels.transfer import Peer, TransferEngine
-from mooncake_serving.store.node import messages
+from mooncake_serving.store.cluster import messages
 
 WAIT_S = 60.0
 

@@ -9,8 +9,8 @@ import pytest
 from mooncake_kernels.buffers import as_buffer
 from mooncake_kernels.errors import TransferError
 from mooncake_kernels.transfer import TransferEngine
+from mooncake_serving.store.cluster.messages import PINNED
 from mooncake_serving.store.directory import EmbeddedDirectory
-from mooncake_serving.store.node.messages import PINNED
 
 from ..store.cluster.support import UNIT, Hosts, value
 from .stranger import Stranger

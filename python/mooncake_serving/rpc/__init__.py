@@ -6,7 +6,7 @@ arrives. How a request is carried out is its protocol's own business: on how man
 may be waited for there.
 """
 
-from .calls import Call, Calls, Descriptors
+from .client import Call, Calls, Descriptors
 from .messages import MAX_REASON, Codec, Message, Number, Reason, Refused
 from .peers import Peers
 from .receiver import Receiver

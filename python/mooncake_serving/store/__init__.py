@@ -39,9 +39,8 @@ from .tiered import TieredStore
 from .watermark import Watermark
 
 if TYPE_CHECKING:
-    from .cluster import ClusterStore, HotKeys
-    from .copies import Copies, Placement, drain
-    from .node import Node
+    from .cluster import ClusterStore, HotKeys, Node
+    from .replication import Copies, Placement, drain
 
 __all__ = [
     "ClusterStore",
@@ -71,11 +70,11 @@ __all__ = [
 
 OF_CLUSTERS = {
     "ClusterStore": "cluster",
-    "Copies": "copies",
+    "Copies": "replication",
     "HotKeys": "cluster",
-    "Node": "node",
-    "Placement": "copies",
-    "drain": "copies",
+    "Node": "cluster",
+    "Placement": "replication",
+    "drain": "replication",
 }
 
 

@@ -22,10 +22,10 @@ from mooncake_kernels.pool import (
 
 from .checks import check_bool, check_number, check_pool, check_share
 from .eviction import EvictionPolicy, lru, sieve
+from .eviction.room import Room
 from .keyspace import Keyspace, StoreKey, StoreKeys
 from .quotas import Quota, QuotaKeeper, Usage, quotas_of
 from .reader import StoreReader, check_pairs
-from .room import Room
 from .watermark import Watermark
 
 Result = TypeVar("Result")

@@ -5,8 +5,8 @@ import threading
 
 import pytest
 
+from mooncake_serving.store.cluster import node_server as server
 from mooncake_serving.store.directory import EmbeddedDirectory
-from mooncake_serving.store.node import server
 
 from ..support import eventually
 from .support import Hosts

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from mooncake_serving.store import Store, directory
-from mooncake_serving.store.node import listed_puts
+from mooncake_serving.store.cluster import listed_puts
 
 from .support import UNIT, Host, make_host, replaced
 

@@ -17,9 +17,17 @@ from mooncake_kernels.errors import (
 )
 from mooncake_kernels.pool import ObjectPool, PinnedObject, PutResult
 from mooncake_serving.store import SsdTier, Store, TieredStore
+from mooncake_serving.store.cluster import pins
+from mooncake_serving.store.cluster import remote_reads as remote
+from mooncake_serving.store.cluster.messages import (
+    PINNED,
+    Pin,
+    Pinned,
+    Release,
+    Released,
+    key_bytes,
+)
 from mooncake_serving.store.directory import Claim
-from mooncake_serving.store.node import pins, remote
-from mooncake_serving.store.node.messages import PINNED, Pin, Pinned, Release, Released, key_bytes
 
 from ...transfer.certificates import authority
 from ..support import eventually

@@ -10,9 +10,9 @@ import pytest
 from mooncake_kernels.errors import FailureKind, TransferError, Unavailable
 from mooncake_kernels.pool import PutResult
 from mooncake_serving.store import Store
+from mooncake_serving.store.cluster import remote_reads as remote
+from mooncake_serving.store.cluster.messages import Pin, Pinned, key_bytes
 from mooncake_serving.store.directory import Claim, connect
-from mooncake_serving.store.node import remote
-from mooncake_serving.store.node.messages import Pin, Pinned, key_bytes
 
 from ...metadata.support import RedisServer
 from ..directory.conftest import patient  # noqa: F401

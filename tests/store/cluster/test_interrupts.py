@@ -11,7 +11,7 @@ import pytest
 import mooncake_serving.store
 from mooncake_kernels.pool import PutResult
 from mooncake_serving.store import drain
-from mooncake_serving.store.node import remote
+from mooncake_serving.store.cluster import remote_reads as remote
 
 from ...interrupts import CtrlC
 from ..support import eventually

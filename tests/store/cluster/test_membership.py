@@ -6,8 +6,8 @@ import pytest
 
 from mooncake_kernels.errors import Unavailable
 from mooncake_kernels.pool import PutResult
+from mooncake_serving.store.cluster.messages import PINNED
 from mooncake_serving.store.directory import EmbeddedDirectory
-from mooncake_serving.store.node.messages import PINNED
 
 from ..support import eventually
 from .support import SHORT_TTL_S, UNIT, SomeDirectory, replaced, value

@@ -9,10 +9,10 @@ from hypothesis import strategies as st
 from mooncake_kernels.errors import InvalidArgument, TransferError
 from mooncake_kernels.transfer import TransferEngine
 from mooncake_serving.rpc import Refused
+from mooncake_serving.store.cluster import messages
+from mooncake_serving.store.cluster.messages import MAGIC, decode, encode
+from mooncake_serving.store.cluster.retention import kept_alike
 from mooncake_serving.store.directory import EmbeddedDirectory
-from mooncake_serving.store.node import messages
-from mooncake_serving.store.node.kept import kept_alike
-from mooncake_serving.store.node.messages import MAGIC, decode, encode
 
 from .support import Hosts, replaced, value
 

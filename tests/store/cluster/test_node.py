@@ -13,8 +13,8 @@ from mooncake_kernels.errors import InvalidArgument, TransferError, Unavailable
 from mooncake_kernels.pool import PutResult
 from mooncake_kernels.transfer import TransferEngine
 from mooncake_serving.store import ClusterStore, Node, Store
+from mooncake_serving.store.cluster.node_server import MAX_PENDING, NUM_THREADS
 from mooncake_serving.store.directory import EmbeddedDirectory
-from mooncake_serving.store.node.server import MAX_PENDING, NUM_THREADS
 
 from ...transfer.resources import held, settled
 from ..support import child, ended_well, eventually
@@ -74,9 +74,10 @@ def test_a_node_takes_objects_of_any_memory(hosts):
 
 def test_without_msgspec_there_is_the_store_of_one_host(monkeypatch):
     monkeypatch.setitem(sys.modules, "msgspec", None)
-    for module in [name for name in sys.modules if name.startswith("mooncake_serving.store.node")]:
+    cluster = "mooncake_serving.store.cluster"
+    for module in [name for name in sys.modules if name.startswith(cluster)]:
         monkeypatch.delitem(sys.modules, module)
-    monkeypatch.delattr(store_package, "node")
+    monkeypatch.delattr(store_package, "cluster")
     with pytest.raises(Unavailable, match="Node: msgspec is not installed: pip install"):
         _ = store_package.Node
     with pytest.raises(AttributeError, match="has no attribute 'Nod'"):

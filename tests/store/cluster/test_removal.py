@@ -5,12 +5,12 @@ import pytest
 from mooncake_kernels.errors import Unavailable
 from mooncake_kernels.pool import PutResult
 from mooncake_serving.store import Store
-from mooncake_serving.store.copies.copies import Copies
-from mooncake_serving.store.copies.copying import copy_to
+from mooncake_serving.store.cluster.copied import GONE
 from mooncake_serving.store.directory import Published
-from mooncake_serving.store.node.copied import GONE
+from mooncake_serving.store.replication.copying import copy_to
+from mooncake_serving.store.replication.replicator import Copies
 
-from ..spread.support import hosts_with
+from ..replication.support import hosts_with
 from .support import SomeDirectory, replaced, value
 
 STORED = PutResult.STORED

@@ -6,7 +6,7 @@ from mooncake_kernels.errors import Unavailable
 from mooncake_kernels.pool import ObjectPool, PutResult
 from mooncake_serving.store import SsdTier, Store, TieredStore
 
-from ..spread.support import hosts_with
+from ..replication.support import hosts_with
 from .support import UNIT, replaced, value
 from .test_removal import look_at_everything
 

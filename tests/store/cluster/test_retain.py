@@ -4,10 +4,10 @@ import pytest
 
 from mooncake_kernels.errors import InvalidArgument, Unavailable
 from mooncake_serving.store import Copies
-from mooncake_serving.store.node.kept import HARD
+from mooncake_serving.store.cluster.retention import HARD
 from mooncake_serving.store.object_list import RETENTIONS
 
-from ..spread.support import die, forget
+from ..replication.support import die, forget
 from .support import kept_by, value
 
 

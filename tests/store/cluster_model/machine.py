@@ -15,11 +15,11 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from mooncake_kernels.errors import Unavailable
 from mooncake_kernels.pool import Evicted, ObjectPool, PutResult, object_keys
 from mooncake_serving.store import Store, lru
-from mooncake_serving.store.copies.copies import Copies
-from mooncake_serving.store.copies.draining import drain
+from mooncake_serving.store.replication.draining import drain
+from mooncake_serving.store.replication.replicator import Copies
 
 from ..cluster.support import Host, make_host
-from ..spread.support import die
+from ..replication.support import die
 from ..support import eventually
 
 STORED = PutResult.STORED

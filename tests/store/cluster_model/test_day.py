@@ -11,9 +11,9 @@ import numpy as np
 
 from mooncake_kernels.pool import object_keys
 from mooncake_serving.store.cluster.hot_keys import HotKeys
-from mooncake_serving.store.copies.placement import Placement, place
 from mooncake_serving.store.directory import Claim, Member
 from mooncake_serving.store.directory.embedded import EmbeddedDirectory
+from mooncake_serving.store.replication.placement import Placement, place
 
 TTL_S, CLAIM_S, ROUND_S, COOLDOWN_S = 10.0, 5.0, 3.0, 300.0
 MAX_COPIES, NUM_KEYS = 3, 200

@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 from mooncake_kernels.errors import InvalidArgument, Unavailable
 from mooncake_kernels.pool import ObjectPool, ObjectPut, PutResult, object_keys
 from mooncake_serving.store import Quota, Store, lru, set_quota
+from mooncake_serving.store.eviction.room import Room
 from mooncake_serving.store.quotas import QuotaKeeper
-from mooncake_serving.store.room import Room
 
 from ..support import child, ended_well
 

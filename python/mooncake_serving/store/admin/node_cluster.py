@@ -11,9 +11,9 @@ from mooncake_kernels.closing import Closing
 from mooncake_kernels.errors import InvalidArgument, Unavailable, shown
 from mooncake_kernels.pool import Key
 
-from ..copies.draining import Drained, drain
+from ..cluster import Node
 from ..directory import Member
-from ..node import Node
+from ..replication.draining import Drained, drain
 from .cluster import Draining, DrainState
 
 logger = logging.getLogger(__name__)

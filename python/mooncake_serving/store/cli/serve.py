@@ -22,7 +22,15 @@ from ..ssd import SsdTier
 from ..store import Store
 from ..tiered import TieredStore
 from . import saved_token
-from .options import add_command, add_pool, add_token, as_bytes, as_count, as_seconds, open_pool
+from .options import (
+    add_command,
+    add_pool,
+    add_token,
+    as_bytes,
+    as_count,
+    as_seconds,
+    open_pool,
+)
 
 if TYPE_CHECKING:
     from ..admin import NodeCluster
@@ -310,7 +318,7 @@ def _by_option(message: str) -> str:
 
 def _join(options: argparse.Namespace, store: Store, stack: contextlib.ExitStack) -> "NodeCluster":
     from ..admin import NodeCluster
-    from ..node import Node
+    from ..cluster import Node
 
     servers = stack.enter_context(directory.connect(options.directory, options.cluster))
     engine = stack.enter_context(TransferEngine(options.engine))

@@ -1,7 +1,8 @@
-"""The calls of a store, over all hosts whose nodes share a directory."""
+"""Stores of many hosts as one: a node takes part, and ``ClusterStore`` has the calls of a store."""
 
-from .cluster_put import ClusterPut
 from .cluster_store import ClusterStore
 from .hot_keys import HotKeys
+from .node import Node
+from .put import ClusterPut
 
-__all__ = ["ClusterPut", "ClusterStore", "HotKeys"]
+__all__ = ["ClusterPut", "ClusterStore", "HotKeys", "Node"]

@@ -10,9 +10,9 @@ from mooncake_kernels.errors import TransferError, Unavailable
 from mooncake_kernels.pool import PutResult
 
 from ..directory import Member
-from ..node.asking import Pulls
-from ..preferences import preference
-from .cluster_reader import ClusterReader
+from .node_client import Pulls
+from .preferences import preference
+from .reads import ClusterReader
 
 DIRECT_S = 0.1  # for which a claimant waits for a direct put that its claim ends
 PAUSE_S = 0.001

@@ -12,9 +12,9 @@ from mooncake_kernels.transfer import Region
 from ..checks import check_positive, check_retention, check_share
 from ..directory import Member
 from ..keyspace import Keyspace, StoreKey, StoreKeys
-from ..node import Node
-from .cluster_writer import ClusterWriter
 from .hot_keys import HotKeys
+from .node import Node
+from .writes import ClusterWriter
 
 
 class ClusterStore(ClusterWriter, Closing):

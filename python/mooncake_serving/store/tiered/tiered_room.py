@@ -9,8 +9,8 @@ from mooncake_kernels.pool import Evicted, ObjectPool, PoolObjects, PutResult, a
 
 from ..eviction.counted import counted
 from ..eviction.policy import EvictionPolicy, pool_bytes
+from ..eviction.room import Room
 from ..keyspace import are_in
-from ..room import Room
 from .admission import UseSketch
 from .demotion import Demoter, Drop
 from .disk_side import DiskSide

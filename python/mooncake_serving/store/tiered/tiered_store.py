@@ -19,12 +19,12 @@ from mooncake_kernels.pool import (
     PutResult,
 )
 
+from ..bounce_buffer import Landing
 from ..checks import check_pool
 from ..eviction import EvictionPolicy
+from ..eviction.room import Room
 from ..keyspace import StoreKey, StoreKeys
-from ..landing import Landing
 from ..reader import DAMAGED
-from ..room import Room
 from ..ssd import SsdTier
 from ..store import Store
 from .admission import UseSketch

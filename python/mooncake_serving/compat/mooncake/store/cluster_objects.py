@@ -13,9 +13,9 @@ from mooncake_kernels.pool import PutResult
 from mooncake_kernels.transfer import Region
 from mooncake_serving.store import ClusterStore, Copies, Node
 from mooncake_serving.store.cluster import ClusterPut
-from mooncake_serving.store.copies.copying import drop_from
-from mooncake_serving.store.copies.spreading import ANYWHERE
 from mooncake_serving.store.directory import Directory
+from mooncake_serving.store.replication.copying import drop_from
+from mooncake_serving.store.replication.replicate import ANYWHERE
 
 from ..codes import Failed
 from .buffers import Memory, Places

@@ -6,12 +6,19 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from mooncake_serving.store.cluster.arriving import Outcome
+from mooncake_serving.store.cluster.destinations import IntoBuffers, IntoBytes, Sink
 from mooncake_serving.store.keyspace import Keyspace
-from mooncake_serving.store.node.arriving import Outcome
-from mooncake_serving.store.node.sinks import IntoBuffers, IntoBytes, Sink
 
 from .buffers import Memory, too_small
-from .codes import CHECKSUM_MISMATCH, INVALID_PARAMS, OBJECT_NOT_FOUND, Answer, code_of, log
+from .codes import (
+    CHECKSUM_MISMATCH,
+    INVALID_PARAMS,
+    OBJECT_NOT_FOUND,
+    Answer,
+    code_of,
+    log,
+)
 from .naming import MIN_HEADER_BYTES, header_bytes, header_of, is_header, name_in
 from .sessions import Reading, Wanted
 

@@ -1,0 +1,40 @@
+"""Publish objects that were copied from other pools into this node's."""
+
+import logging
+from collections.abc import Sequence
+
+import numpy as np
+
+from mooncake_kernels.pool import PutResult
+
+from ..store import Store
+from .destinations import IntoPool
+from .directory_entries import Listing
+
+logger = logging.getLogger(__name__)
+
+GONE = "it was removed meanwhile"
+
+
+def keep_copies(
+    store: Store, listing: Listing, keys: np.ndarray, sinks: Sequence[IntoPool]
+) -> list[int]:
+    """Publish those of n objects read into the pool that are still here, with its ``copies``.
+
+    Objects that were removed meanwhile are taken back, and then have no result.
+
+    Returns:
+        Which are still here.
+    """
+    is_new = np.array([sink.result is PutResult.STORED for sink in sinks], bool)
+    is_old = np.array([sink.result is PutResult.EXISTS for sink in sinks], bool)
+    store.age_tail_first(keys[is_new])
+    here = np.flatnonzero(is_new | is_old)
+    gone = here[~listing.publish_copies(keys[here])].tolist()
+    for i in gone:
+        try:
+            sinks[i].retract()
+        except OSError as error:  # a stopped process holds the pool; the next look does it
+            logger.warning("what was removed is still here: %s", error)
+            listing.is_stale = True
+    return gone

@@ -1,0 +1,263 @@
+"""Destinations of an object that is read from another node."""
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple, Protocol
+
+import numpy as np
+
+from mooncake_kernels.buffers import as_buffer
+from mooncake_kernels.errors import InvalidArgument
+from mooncake_kernels.pool import Key, ObjectPut, PutResult, checksum_of
+from mooncake_kernels.transfer import WHOLE
+
+from ..bounce_buffer import Landing
+from ..checks import check_number
+from ..reader import as_writable
+from ..store import Store
+from .copy_marks import CopyMarks
+from .retention import HARD, KEPT, put_options
+
+ANY_SIZE = (1 << 64) - 1
+NORMALLY: np.void = np.zeros(1, KEPT)[0]
+
+
+class Range(NamedTuple):
+    """A part of an object, and its destination in local memory."""
+
+    address: int
+    offset: int
+    num_bytes: int
+
+
+class Sink(Protocol):
+    """Takes one object. ``open`` may be called again after ``abort``, for another copy of it.
+
+    Attributes:
+        takes_all: whether it takes the whole object, not a part of it.
+        was_compared: whether the holder has compared the object with its checksum, and need not do
+            so again for a part of it.
+        location: the memory of its ranges, as in ``Buffer``.
+        places: pieces of host memory, (address, bytes), for the whole object, if ``fill`` may be
+            called instead of ``open`` and ``commit``. Otherwise None.
+    """
+
+    takes_all: bool
+    was_compared: bool
+    location: str
+    places: list[tuple[int, int]] | None
+
+    def wants(self) -> tuple[int, int]:
+        """Offset of the wanted part in the object, or ``WHOLE``, and its maximum size."""
+
+    def fill(self, num_bytes: int) -> None:
+        """Accept an object of this size, which is in ``places``."""
+        self.open(num_bytes)
+        self.commit()
+
+    def open(self, num_bytes: int) -> Sequence[Range] | None:
+        """Return where the bytes of an object of this size go; None: it is refused."""
+
+    def commit(self) -> None:
+        """Accept the bytes: they are there, and right."""
+
+    def abort(self) -> None:
+        """Discard the bytes: they are not there, or may be wrong."""
+
+
+class IntoBuffers:
+    """Packed, writable memory of the caller, filled as ``ObjectPool.get_into`` does.
+
+    Data for a GPU goes to host memory first, until it is delivered.
+
+    Attributes:
+        object_bytes: size of the object, once it is known.
+    """
+
+    location = "cpu:0"
+
+    def __init__(
+        self,
+        op: str,
+        buffers: Sequence[Any],
+        offset: int | None = None,
+        *,
+        was_compared: bool = False,
+    ):
+        given = as_writable(op, buffers)
+        if offset is not None:
+            check_number(op, "offset", offset)
+        self._landing = Landing(given)
+        self._offset = offset
+        self.takes_all = offset is None
+        self.was_compared = was_compared
+        self.object_bytes = 0
+        self.num_bytes = 0
+        places = []
+        for buffer in self._landing.buffers:
+            places.append((buffer.address, buffer.num_bytes))
+            self.num_bytes += buffer.num_bytes
+        self.places = places if offset is None else None
+
+    def wants(self) -> tuple[int, int]:
+        return WHOLE if self._offset is None else self._offset, self.num_bytes
+
+    def fits(self) -> bool:
+        """Whether the object, or the requested part of it, has the right size."""
+        if self._offset is None:
+            return self.object_bytes <= self.num_bytes
+        return self._offset + self.num_bytes <= self.object_bytes
+
+    def check(self, op: str) -> None:
+        """Raise what ``ObjectPool.get_into`` raises if the object did not fit."""
+        if not self.fits():
+            need = (
+                f"must have room for {self.object_bytes} bytes, got {self.num_bytes}"
+                if self._offset is None
+                else f"and offset must be within the object's {self.object_bytes} bytes, got "
+                f"{self.num_bytes} from {self._offset}"
+            )
+            raise InvalidArgument(f"{op}: buffers {need}")
+
+    def fill(self, num_bytes: int) -> None:
+        self.object_bytes = num_bytes
+
+    def open(self, num_bytes: int) -> list[Range] | None:
+        self.object_bytes = num_bytes
+        if not self.fits():
+            return None
+        ranges, offset = [], self._offset or 0
+        end = num_bytes if self._offset is None else offset + self.num_bytes
+        for buffer in self._landing.buffers:
+            if part := min(buffer.num_bytes, end - offset):
+                ranges.append(Range(buffer.address, offset, part))
+                offset += part
+        return ranges
+
+    def commit(self) -> None:
+        pass  # it is in place, once it is delivered
+
+    def deliver(self) -> None:
+        """Copy to the GPUs what is in host memory on their behalf.
+
+        Raises:
+            Unavailable, CudaError: of the driver.
+        """
+        self._landing.deliver(self.object_bytes if self._offset is None else self.num_bytes)
+
+    def abort(self) -> None:
+        pass  # the content of the buffers is undefined
+
+
+class IntoBytes(IntoBuffers):
+    """New memory, as large as the object."""
+
+    def __init__(self) -> None:
+        super().__init__("get", ())
+        self.places = None  # its size is not known
+        self._array = np.empty(0, np.uint8)
+
+    def wants(self) -> tuple[int, int]:
+        return WHOLE, ANY_SIZE
+
+    def open(self, num_bytes: int) -> list[Range] | None:
+        self._array = np.empty(num_bytes, np.uint8)
+        self._landing = Landing([as_buffer(self._array)])
+        self.num_bytes = num_bytes
+        return super().open(num_bytes)
+
+    def value(self) -> bytes:
+        return self._array.tobytes()
+
+
+class IntoPool(Sink):
+    """This node's pool: room is made there as for any put.
+
+    Args:
+        store: of the pool.
+        key: in it.
+        copies: where it is marked, unless it is a put.
+        kept: a row of ``KEPT``: how it is kept.
+
+    Attributes:
+        result: of the put; None while there is none.
+    """
+
+    takes_all = True
+    was_compared = False
+    places: list[tuple[int, int]] | None = None
+
+    def __init__(
+        self,
+        store: Store,
+        key: Key,
+        copies: CopyMarks | None = None,
+        kept: np.void = NORMALLY,
+    ):
+        self._store = store
+        self._key = key
+        self._copies = copies
+        self._kept = kept
+        self._put: ObjectPut | None = None
+        self._stored_id = 0
+        self.location = store.pool.buffer.location
+        self.result: PutResult | None = None
+
+    def wants(self) -> tuple[int, int]:
+        return WHOLE, self._store.pool.capacity_bytes
+
+    def open(self, num_bytes: int) -> list[Range] | None:
+        if num_bytes > self._store.pool.capacity_bytes:
+            self.result = PutResult.FULL
+            return None
+        begun = self._store.begin_key(self._key, num_bytes, **put_options(self._kept))
+        if begun is PutResult.EXISTS:
+            self.exists()
+            return None
+        if isinstance(begun, PutResult):
+            self.result = begun
+            return None
+        self._put = begun
+        if self._copies is not None:
+            self._copies.begin(begun.id)
+        return [Range(begun.buffer.address, 0, num_bytes)] if num_bytes else []
+
+    def exists(self) -> None:
+        """Take the object for the one that is there already. A copy of one that is never evicted
+        makes that one so, too: the other may go in its favour.
+        """
+        self.result = PutResult.EXISTS
+        if self._copies is not None and self._kept["retention"] == HARD:
+            self._store.pool.retain(self._key, "hard")
+
+    def checksum(self) -> int:
+        """Checksum of the bytes, before they are committed."""
+        return checksum_of() if self._put is None else checksum_of(self._put.buffer)
+
+    def commit(self) -> None:
+        if self._put is not None:
+            try:
+                self._put.commit()
+            except BaseException:
+                self.abort()
+                raise
+            if self._copies is not None:
+                self._copies.commit(self._put.id)
+            self.result = PutResult.STORED
+            self._stored_id, self._put = self._put.id, None
+
+    def retract(self) -> None:
+        """Remove what was committed, if it is still there; then there is no result."""
+        self.result = None
+        if self._stored_id:
+            self._store.remove_exactly(self._key, self._stored_id)
+            self._unmark(self._stored_id)
+
+    def abort(self) -> None:
+        put, self._put = self._put, None
+        if put is not None:
+            self._unmark(put.id)  # it never becomes visible
+            put.abort()
+
+    def _unmark(self, object_id: int) -> None:
+        if self._copies is not None:
+            self._copies.end(np.array([object_id], np.uint64))

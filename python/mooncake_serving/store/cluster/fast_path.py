@@ -1,0 +1,154 @@
+"""Reads and puts objects in one round trip to one other node.
+
+This is the usual case, and small objects arrive sooner than Python gets through the modules that
+serve all cases. So it has a way of its own, with as few steps as possible; whatever is unusual is
+left to them.
+"""
+
+import logging
+from collections.abc import Sequence
+
+import numpy as np
+
+from mooncake_kernels.buffers import Buffer
+from mooncake_kernels.errors import TransferError, Unavailable
+from mooncake_kernels.transfer import MAX_ASKED_KEYS, Peer
+
+from ...rpc import Peers
+from ..directory import Member
+from .arriving import Outcome
+from .destinations import Sink
+from .locations import Locations
+from .membership import Membership
+from .object_rpc import ByKey, NewResult
+from .silence import Silence
+
+logger = logging.getLogger(__name__)
+
+NOT_READ = -1
+MAX_PUT_BYTES = 4 << 20  # above, asking whether they exist costs little beside sending them
+
+
+class Direct:
+    """Reads by key from the only holder, and puts into another pool. Thread-safe.
+
+    Args:
+        peers: connections to the nodes.
+        by_key: reads and puts.
+        locations: where objects are.
+        membership: who is there.
+        silence: nodes that are not asked.
+        answer_s: how long connecting may take.
+    """
+
+    def __init__(
+        self,
+        peers: Peers,
+        by_key: ByKey,
+        locations: Locations,
+        membership: Membership,
+        silence: Silence,
+        answer_s: float,
+    ):
+        self._peers = peers
+        self._by_key = by_key
+        self._locations = locations
+        self._membership = membership
+        self._silence = silence
+        self._answer_s = answer_s
+
+    def read(self, keys: np.ndarray, sinks: Sequence[Sink], *, verify: bool) -> list[bool] | None:
+        """Read n objects, if it is remembered that the same node has all of them, and no other.
+
+        Args:
+            keys: ``[n, 2]``.
+            sinks: n destinations.
+            verify: whether what has arrived is compared with its checksum.
+
+        Returns:
+            For each whether it is in its sink; the others are to be read another way. None instead
+            of a list: all are.
+        """
+        if len(sinks) > MAX_ASKED_KEYS:
+            return None
+        pool = self._locations.only_pool(keys)
+        member = None if pool is None else self._membership.server_of(pool)
+        if member is None or member in self._silence:
+            return None
+        try:
+            return self._peers.use(
+                member.name,
+                self._answer_s,
+                lambda peer: self._read_from(peer, keys, sinks, verify),
+            )
+        except (TransferError, Unavailable) as error:
+            self._pass_over(member, error)
+            return None
+
+    def _read_from(
+        self, peer: Peer, keys: np.ndarray, sinks: Sequence[Sink], verify: bool
+    ) -> list[bool] | None:
+        places = [sink.places for sink in sinks if sink.places is not None]
+        if len(places) < len(sinks):  # of some the size is not known, or only a part is wanted
+            outcomes = self._by_key.read(peer, keys, sinks, verify=verify)
+            return None if outcomes is None else [outcome is Outcome.DONE for outcome in outcomes]
+        sizes = self._by_key.read_into(peer, keys, places, verify=verify)
+        if sizes is None:
+            return None
+        are_read = []
+        for sink, size in zip(sinks, sizes.tolist(), strict=True):
+            are_read.append(size != NOT_READ)
+            if size != NOT_READ:
+                sink.fill(size)
+        return are_read
+
+    def put(
+        self,
+        keys: np.ndarray,
+        objects: Sequence[Sequence[Buffer]],
+        home: Member | None,
+        *,
+        verify: bool,
+    ) -> list[NewResult] | None:
+        """Put n objects into a pool, if its node's engine also publishes them, and none of them is
+        known to be somewhere. Objects that somebody has, or is writing, are not stored.
+
+        Nobody is asked beforehand, so it is for few bytes: they may be sent in vain.
+
+        Args:
+            keys: ``[n, 2]``.
+            objects: the parts of each, in order.
+            home: whose pool it is; None: the emptiest.
+            verify: whether what has arrived is compared with what is here.
+
+        Returns:
+            For each ``STORED``; ``BEING_WRITTEN`` by somebody else; None: it is to be put another
+            way, which also finds out why; ``UNSURE``: likewise, but it may be listed without being
+            anywhere. None instead of a list: all are to be put another way.
+        """
+        member = home or next(iter(self._membership.homes()), None)
+        if member is None or not member.publishes or not 0 < len(keys) <= MAX_ASKED_KEYS:
+            return None
+        places, num_bytes = [], 0
+        for parts in objects:
+            place = []
+            for part in parts:
+                if not part.is_host:
+                    return None
+                num_bytes += part.num_bytes
+                place.append((part.address, part.num_bytes))
+            places.append(place)
+        if num_bytes > min(MAX_PUT_BYTES, member.free_bytes) or member in self._silence:
+            return None
+        if self._locations.knows_any(keys):
+            return None
+        try:
+            with self._peers.lease(member.name, self._answer_s) as peer:
+                return self._by_key.put_new(peer, keys, places, num_bytes, verify=verify)
+        except TransferError as error:
+            self._pass_over(member, error)
+            return None
+
+    def _pass_over(self, member: Member, error: TransferError | Unavailable) -> None:
+        logger.info("%s is passed over: %s", member.name, error)
+        self._silence.note(member, error)

@@ -1,0 +1,100 @@
+"""Moves bytes of a peer into local memory: directly if that is registered, else by staging."""
+
+import contextlib
+import ctypes
+import time
+from collections.abc import Iterator, Sequence
+
+from mooncake_kernels.transfer import Peer, Ticket, TransferEngine
+
+from .destinations import Range
+from .memory import RegisteredMemory, Staging
+
+Move = tuple[int, Range]  # address of an object at the peer, and a part of it
+
+
+class Mover:
+    """Reads objects of peers. Thread-safe.
+
+    Args:
+        engine: does the reads.
+        memory: what is registered with it.
+        staging: for everything else.
+    """
+
+    def __init__(self, engine: TransferEngine, memory: RegisteredMemory, staging: Staging):
+        self._engine = engine
+        self._memory = memory
+        self._staging = staging
+
+    def read(self, peer: Peer, moves: Sequence[Move], *, checksum: bool, deadline_s: float) -> None:
+        """Read parts of objects, and wait until they are there.
+
+        Args:
+            peer: whose objects they are.
+            moves: what goes where.
+            checksum: whether the peer compares what has arrived with what it has.
+            deadline_s: seconds for all of it.
+
+        Raises:
+            TransferError: it failed, or was not over in time.
+        """
+        until = time.monotonic() + deadline_s
+        direct: list[Move] = []
+        staged: list[Move] = []
+        for move in moves:
+            part = move[1]
+            is_direct = self._memory.covers(part.address, part.num_bytes)
+            (direct if is_direct else staged).append(move)
+        with contextlib.ExitStack() as under_way:
+            if direct:
+                rows = [(part.address, at + part.offset, part.num_bytes) for at, part in direct]
+                ticket = self._engine.read(peer, rows, checksum=checksum, deadline_s=deadline_s)
+                under_way.enter_context(_over_at_the_end(ticket))
+            for batch in _batches(staged, self._staging.slot_bytes):
+                self._read_staged(peer, batch, checksum, until)
+
+    def _read_staged(self, peer: Peer, batch: Sequence[Move], checksum: bool, until: float) -> None:
+        with self._staging.slot() as address:
+            rows, copies = [], []
+            for remote, part in batch:
+                rows.append((address, remote + part.offset, part.num_bytes))
+                copies.append((part.address, address, part.num_bytes))
+                address += part.num_bytes
+            remaining_s = max(0.001, until - time.monotonic())
+            ticket = self._engine.read(peer, rows, checksum=checksum, deadline_s=remaining_s)
+            with _over_at_the_end(ticket):
+                pass
+            for copy in copies:
+                ctypes.memmove(*copy)
+
+
+@contextlib.contextmanager
+def _over_at_the_end(ticket: Ticket) -> Iterator[None]:
+    """Wait for a transfer at the end. If an exception ends the block or the wait, even Ctrl-C, the
+    transfer is cancelled: it no longer writes to its destination afterwards.
+    """
+    try:
+        yield
+        ticket.wait()
+    except BaseException:
+        ticket.cancel()
+        raise
+
+
+def _batches(moves: Sequence[Move], limit: int) -> Iterator[list[Move]]:
+    """Split parts that are larger than ``limit``, and join smaller ones."""
+    batch: list[Move] = []
+    room = limit
+    for remote, part in moves:
+        done = 0
+        while done < part.num_bytes:
+            size = min(room, part.num_bytes - done)
+            batch.append((remote, Range(part.address + done, part.offset + done, size)))
+            done += size
+            room -= size
+            if room == 0:
+                yield batch
+                batch, room = [], limit
+    if batch:
+        yield batch

@@ -1,0 +1,218 @@
+"""The threads that keep a node a member, and publish what its pool has.
+
+There are two: publishing millions of objects may take longer than a membership lasts.
+"""
+
+import contextlib
+import logging
+import threading
+from collections.abc import Callable, Iterator
+
+from mooncake_kernels.errors import Unavailable
+
+from ..directory import Directory, Member
+from .directory_entries import Listing
+
+logger = logging.getLogger(__name__)
+
+BEATS_A_LOOK = 3  # a look covers all objects of the pool
+BEATS_A_COMPARISON = 30  # all objects of the pool against all its entries in the directory
+BEATS_A_SWEEP = 10
+
+
+class Membership:
+    """Membership in a directory, for as long as this is open.
+
+    Args:
+        directory: to join.
+        listing: of the node's pool, published again whenever the directory has forgotten it.
+        describe: returns the node's current entry for the directory.
+        ttl_s: after how many seconds without a sign of life it is considered dead.
+        meet: is called with every living member whenever they are asked for, and with what was
+            reported of that name before.
+        on_members: is called with the living members, by name, several times in ``ttl_s``.
+        on_beat: is called as often, also while the directory does not answer.
+        on_rejoin: is called after the directory has forgotten the member, or was replaced.
+
+    Raises:
+        Unavailable: the directory does not answer.
+    """
+
+    def __init__(
+        self,
+        directory: Directory,
+        listing: Listing,
+        describe: Callable[[], Member],
+        ttl_s: float,
+        meet: Callable[[Member, Member | None], object],
+        on_members: Callable[[dict[str, Member]], object],
+        on_beat: Callable[[], object],
+        on_rejoin: Callable[[], object],
+    ):
+        self._directory = directory
+        self._listing = listing
+        self._describe = describe
+        self._ttl_s = ttl_s
+        self._meet = meet
+        self._on_members = on_members
+        self._on_beat = on_beat
+        self._on_rejoin = on_rejoin
+        entry = describe()
+        self._name, self._pool = entry.name, entry.pool
+        self._is_over = threading.Event()
+        self._must_look = threading.Event()
+        self._joining = threading.Lock()  # so that none joins who has left
+        self._members: dict[str, Member] = {}
+        self._servers: dict[str, Member | None] = {}
+        self._homes: tuple[Member, ...] = ()
+        self._served: set[str] = set()  # names of all members with pools so far
+        self._threads: list[threading.Thread] = []
+        self._directory.join(entry, ttl_s)
+        try:
+            for run, name in ((self._renew, "mk-store-member"), (self._look, "mk-store-look")):
+                thread = threading.Thread(target=run, name=name, daemon=True)
+                self._threads.append(thread)
+                thread.start()
+            self._listing.publish_all()
+            self.refresh()
+        except BaseException:
+            self.close()
+            raise
+
+    def members(self) -> dict[str, Member]:
+        """The living members, as last reported."""
+        return self._members
+
+    def server_of(self, pool: str) -> Member | None:
+        """The only living member that serves another pool; None if there is none, or more."""
+        return self._servers.get(pool)
+
+    def homes(self) -> tuple[Member, ...]:
+        """The living members whose pools take objects, without this node's: the emptiest first."""
+        return self._homes
+
+    def refresh(self) -> dict[str, Member]:
+        """Ask which members live.
+
+        Raises:
+            Unavailable: the directory does not answer.
+        """
+        before = self._members
+        self._members = {member.name: member for member in self._directory.members()}
+        for name, member in self._members.items():
+            self._meet(member, before.get(name))
+        servers: dict[str, Member | None] = {self._pool: None}
+        for member in self._members.values():
+            servers[member.pool] = None if member.pool in servers else member
+        self._servers = servers
+        homes = (
+            member
+            for member in self._members.values()
+            if member.pool not in ("", self._pool) and not member.is_draining
+        )
+        self._homes = tuple(sorted(homes, key=lambda member: -member.free_bytes))
+        self._served.update(name for name, member in self._members.items() if member.pool)
+        return self._members
+
+    def has_served(self, name: str) -> bool:
+        """Whether a member of that name with a pool was ever reported."""
+        return name in self._served
+
+    def rejoin(self) -> None:
+        """Join again now, if the directory does not know the member: the threads would notice that
+        later. They tell what the pool has.
+
+        Raises:
+            Unavailable: the directory does not answer.
+        """
+        if self._renew_or_join():
+            self._must_look.set()
+
+    def announce(self) -> None:
+        """Tell the directory of a change now.
+
+        Raises:
+            Unavailable: the directory does not answer; it is told later.
+        """
+        if self._renew_or_join():
+            self._listing.publish_all()
+        self.refresh()
+
+    def close(self) -> None:
+        """Leave. If the directory does not answer, it forgets the member by itself."""
+        self.stop()
+        try:
+            with self._joining:
+                self._directory.leave(self._name)
+        except Unavailable as error:
+            logger.warning("%s did not leave: %s", self._name, error)
+
+    def stop(self) -> None:
+        """End the threads, and let the membership expire. Idempotent."""
+        self._is_over.set()
+        self._must_look.set()
+        for thread in self._threads:
+            if thread.ident is not None:  # it was started
+                thread.join()
+
+    def _renew(self) -> None:
+        own_beats = _Beats(f"{self._name} cannot end what others have not ended in time")
+        beats = _Beats(f"{self._name} cannot renew its membership")
+        while not self._is_over.wait(self._ttl_s / 3):
+            with own_beats.next():
+                self._on_beat()
+            with beats.next():
+                self._renew_once()
+
+    def _renew_once(self) -> None:
+        if self._renew_or_join():
+            self._must_look.set()
+        self._on_members(self.refresh())
+
+    def _renew_or_join(self) -> bool:
+        """Renew, or join; return whether it had to join, so its pool must be published."""
+        with self._joining:
+            if self._is_over.is_set() or self._directory.renew(self._describe(), self._ttl_s):
+                return False
+            self._listing.is_stale = True  # also if the answer to the next call is lost
+            self._directory.join(self._describe(), self._ttl_s)
+            self._on_rejoin()
+            return True
+
+    def _look(self) -> None:
+        beats = _Beats(f"{self._name} cannot tell what its pool has")
+        while True:
+            self._must_look.wait(self._ttl_s / 3)
+            self._must_look.clear()
+            if self._is_over.is_set():
+                return
+            with beats.next() as number:
+                self._look_once(number)
+
+    def _look_once(self, number: int) -> None:
+        if self._listing.is_stale or number % BEATS_A_COMPARISON == 0:
+            self._listing.publish_all()
+        elif number % BEATS_A_LOOK == 0:
+            self._listing.tell_changes()
+        if number % BEATS_A_SWEEP == 0:
+            self._directory.sweep()
+
+
+class _Beats:
+    """A thread's repeated action; of consecutive failures one is logged."""
+
+    def __init__(self, what: str):
+        self._what = what
+        self._number = 0
+        self._is_failing = False
+
+    @contextlib.contextmanager
+    def next(self) -> Iterator[int]:
+        self._number += 1
+        try:
+            yield self._number
+            self._is_failing = False
+        except (RuntimeError, OSError, ValueError) as error:  # also of a pool or an engine
+            if not self._is_failing:
+                logger.warning("%s: %s", self._what, error)
+            self._is_failing = True

@@ -1,0 +1,192 @@
+"""Messages between nodes: requests and answers."""
+
+from typing import Annotated
+
+import msgspec
+import numpy as np
+
+from mooncake_kernels.pool import PoolStats, PutResult
+
+from ... import rpc
+from ...rpc import MAX_REASON, Number, Reason
+from .retention import HARD, KEPT
+
+MAGIC = b"MKS\x02"
+MAX_MESSAGE_BYTES = 64 << 10  # of a notification
+MAX_KEYS = 1024  # of a request
+MAX_PULLED = 128  # keys of a pull, whose answer may have a reason for each
+MAX_PLACES_BYTES = 32 << 10  # of a pull
+MAX_DEADLINE_MS = 3_600_000
+KEY_BYTES = PLACE_BYTES = 16
+CHECKSUM_BYTES = 8
+
+# The result of a pin, where the object is, and its checksum (0: none): a row for each key.
+PINNED, ABSENT, DAMAGED, BUSY = range(4)
+FOUND = np.dtype([("status", "<u8"), ("address", "<u8"), ("num_bytes", "<u8"), ("checksum", "<u8")])
+PLACE = np.dtype([("address", "<u8"), ("num_bytes", "<u8")])
+
+Result = Annotated[int, msgspec.Meta(ge=0, le=max(result.value for result in PutResult))]
+Deadline = Annotated[int, msgspec.Meta(ge=0, le=MAX_DEADLINE_MS)]
+Keys = Annotated[bytes, msgspec.Meta(max_length=KEY_BYTES * MAX_KEYS)]
+Name = Annotated[str, msgspec.Meta(min_length=1, max_length=255)]
+
+
+class Request(rpc.Message, frozen=True):
+    """The common part of all requests.
+
+    Attributes:
+        life: random, new for every node: a name may have belonged to another node before.
+        deadline_ms: for how long the sender waits for the result.
+    """
+
+    life: Number
+    deadline_ms: Deadline
+
+
+class _OfKeys(Request, frozen=True):
+    keys: Keys
+
+    def __post_init__(self) -> None:
+        if len(self.keys) % KEY_BYTES:
+            raise ValueError("keys must be of 16 bytes each")
+
+
+class Pin(_OfKeys, frozen=True, tag=1):
+    """Keep objects where they are until the token, this request's number, is released."""
+
+    verify: bool
+
+
+class Release(Request, frozen=True, tag=2):
+    """End the pins of a token. It is answered only on request."""
+
+    token: Number
+    is_answered: bool
+
+
+class Pull(_OfKeys, frozen=True, tag=3):
+    """Take copies of objects: from ``source``'s pool, or from ``places`` in its memory.
+
+    Attributes:
+        source: name of a member.
+        places: for each key the ranges of its bytes, in order (``PLACE``); empty: in the source's
+            pool.
+        checksums: of those bytes, 8 bytes for each place; empty: not computed.
+        kept: how the copies are kept, ``KEPT`` for each key; empty: as after any put.
+    """
+
+    source: Name
+    verify: bool
+    places: Annotated[
+        list[Annotated[bytes, msgspec.Meta(max_length=MAX_PLACES_BYTES)]],
+        msgspec.Meta(max_length=MAX_PULLED),
+    ]
+    checksums: Annotated[bytes, msgspec.Meta(max_length=CHECKSUM_BYTES * MAX_PULLED)]
+    kept: Annotated[bytes, msgspec.Meta(max_length=KEPT.itemsize * MAX_PULLED)]
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        num_keys = len(self.keys) // KEY_BYTES
+        if num_keys > MAX_PULLED or len(self.places) not in (0, num_keys):
+            raise ValueError(f"keys must be {MAX_PULLED} or fewer, with places for all or none")
+        if any(len(place) % PLACE_BYTES for place in self.places):
+            raise ValueError("places must be of 16 bytes each")
+        if len(self.checksums) not in (0, CHECKSUM_BYTES * len(self.places)):
+            raise ValueError("checksums must be of 8 bytes each, for all places or none")
+        if len(self.kept) not in (0, KEPT.itemsize * num_keys):
+            raise ValueError("kept must be of 3 bytes each, for all keys or none")
+        if (self.rows_kept()["retention"] > HARD).any():
+            raise ValueError(f"kept must have retentions up to {HARD}")
+
+    def rows_kept(self) -> np.ndarray:
+        """``[n]`` of ``KEPT``."""
+        if self.kept:
+            return np.frombuffer(self.kept, KEPT)
+        return np.zeros(len(self.keys) // KEY_BYTES, KEPT)
+
+
+class Drop(_OfKeys, frozen=True, tag=4):
+    """Remove objects."""
+
+
+class Stat(Request, frozen=True, tag=5):
+    """Return the statistics of the pool."""
+
+
+class Missed(_OfKeys, frozen=True, tag=6):
+    """Objects that the sender has not found here, although the directory lists them. It is not
+    answered.
+    """
+
+
+class Retain(_OfKeys, frozen=True, tag=7):
+    """Set how long objects stay: the index in ``RETENTIONS``."""
+
+    retention: Annotated[int, msgspec.Meta(ge=0, le=HARD)]
+
+
+class Pinned(rpc.Message, frozen=True, tag=16):
+    """To ``Pin``: ``FOUND`` for each key."""
+
+    found: Annotated[bytes, msgspec.Meta(max_length=FOUND.itemsize * MAX_KEYS)]
+
+    def __post_init__(self) -> None:
+        if len(self.found) % FOUND.itemsize:
+            raise ValueError("found must be of 32 bytes each")
+
+    def rows(self) -> np.ndarray:
+        return np.frombuffer(self.found, FOUND)
+
+
+class Released(rpc.Message, frozen=True, tag=17):
+    """To ``Release``: whether the pins were held until then."""
+
+    held: bool
+
+
+class Pulled(rpc.Message, frozen=True, tag=18):
+    """To ``Pull``, for each key: the value of a ``PutResult``, or the reason of a failure."""
+
+    results: Annotated[
+        list[Result | Reason],
+        msgspec.Meta(max_length=MAX_PULLED),
+    ]
+
+
+class Dropped(rpc.Message, frozen=True, tag=19):
+    """To ``Drop``: how many there were."""
+
+    count: Number
+
+
+class Stats(rpc.Message, frozen=True, tag=20):
+    """To ``Stat``; None: there is no pool."""
+
+    pool: PoolStats | None
+
+
+class Retained(rpc.Message, frozen=True, tag=22):
+    """To ``Retain``: how many there were."""
+
+    count: Number
+
+
+Answer = Pinned | Released | Pulled | Dropped | Stats | Retained | rpc.Refused
+Message = Pin | Release | Pull | Drop | Stat | Missed | Retain | Answer
+
+_codec: rpc.Codec[Message] = rpc.Codec(MAGIC, Message, "docs/store_cluster.md")
+encode, decode = _codec.encode, _codec.decode
+
+
+def key_bytes(keys: np.ndarray) -> bytes:
+    """``[n, 2]`` uint64, as messages carry them."""
+    return np.ascontiguousarray(keys, "<u8").tobytes()
+
+
+def keys_of(data: bytes) -> np.ndarray:
+    return np.frombuffer(data, "<u8").astype(np.uint64, copy=False).reshape(-1, 2)
+
+
+def reason_of(error: BaseException) -> str:
+    """An error as an answer carries it."""
+    return f"{type(error).__name__}: {error}"[:MAX_REASON]

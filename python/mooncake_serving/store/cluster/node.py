@@ -1,0 +1,464 @@
+"""A process that takes part in a store over several hosts."""
+
+import logging
+import os
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+from types import UnionType
+from typing import Any
+
+import numpy as np
+
+from mooncake_kernels.buffers import Buffer
+from mooncake_kernels.closing import Closing
+from mooncake_kernels.errors import InvalidArgument
+from mooncake_kernels.transfer import MAX_ASKED_KEYS, Region, TransferEngine
+
+from ...rpc import Peers
+from ..directory import Directory, Member
+from ..store import Store
+from .admission import Intake
+from .answers import Answers, PoolAnswers
+from .arriving import Outcome
+from .calls import Calls
+from .claims import Claims
+from .destinations import Sink
+from .directory_entries import Listing
+from .engines import return_engine, take_engine
+from .exits import close_at_exit, is_closed
+from .fast_path import MAX_PUT_BYTES, Direct
+from .fetcher import Mover
+from .last_stats import LastStats
+from .listed_puts import put_listed
+from .lives import Lives
+from .locations import Locations
+from .membership import Membership
+from .memory import RegisteredMemory, Staging
+from .naming import host_name, pool_name
+from .node_client import Asking
+from .node_server import Server
+from .object_rpc import ByKey, NewResult
+from .pins import Pins
+from .pulls import Offers, Puller
+from .remote_reads import RemoteReader
+from .serving import Serving
+from .silence import Silence
+
+logger = logging.getLogger(__name__)
+
+READS_AT_ONCE = 8  # holders, of all threads together
+STATS_TTLS = 0.1  # how long a renewal waits for the pool's numbers
+PAUSE_S = 0.005  # while others finish their reads
+MAX_S = 600  # seconds, of anything
+REMOVED_S = 300  # longer than any copy is in flight
+REMOVED_TTLS = 15  # longer than it takes until a node compares its pool with the directory
+MAX_SLOTS = 1024
+MAX_SLOT_BYTES = 1 << 30
+
+
+class Node(Closing):
+    """Takes part in a store over several hosts: serves its pool to others, and uses theirs.
+    Thread-safe. A context manager.
+
+    Several processes may serve one pool, each with a node of its own. The caller owns store, engine
+    and directory, and closes them after the node. The node takes all notifications of the engine,
+    and everything that it serves.
+
+    Args:
+        store: of the pool; None: this process has none, and still reads and writes.
+        engine: by which others read the pool, which is registered with it.
+        directory: knows the other members.
+        host: name of the machine, by which copies are spread; None: its host name and Linux's id of
+            this boot.
+        ttl_s: how long the others wait for a node that shows no sign of life.
+        answer_s: how long a node may take to answer.
+        read_s: how long it may take to read what a holder has pinned at once.
+        staging_slots: how many parts of objects may be in flight at once to memory that is not
+            registered.
+        slot_bytes: size of such a part.
+
+    Attributes:
+        name: of the engine.
+        host: see above.
+        pool_name: name of the pool in the directory, the same for all that serve it; "" for none.
+        directory: see above.
+        locations: where objects are.
+        intake: whether the pool accepts objects, and whether any are being put.
+        silence: nodes that were asked and have not answered in time.
+
+    Raises:
+        InvalidArgument: an argument is wrong, or the engine has a node, or has registered the pool.
+        Unavailable: the directory does not answer.
+    """
+
+    def __init__(
+        self,
+        store: Store | None,
+        engine: TransferEngine,
+        directory: Directory,
+        *,
+        host: str | None = None,
+        ttl_s: float = 10.0,
+        answer_s: float = 5.0,
+        read_s: float = 30.0,
+        staging_slots: int = 8,
+        slot_bytes: int = 4 << 20,
+    ):
+        if not isinstance(store, Store | None):
+            raise InvalidArgument(f"Node: store must be a Store or None, got {store!r:.80}")
+        if not isinstance(engine, TransferEngine):
+            raise InvalidArgument(f"Node: engine must be a TransferEngine, got {engine!r:.80}")
+        _check_range("ttl_s", ttl_s, MAX_S)
+        _check_range("answer_s", answer_s, MAX_S)
+        _check_range("read_s", read_s, MAX_S)
+        _check_range("staging_slots", staging_slots, MAX_SLOTS, int)
+        _check_range("slot_bytes", slot_bytes, MAX_SLOT_BYTES, int)
+        self.name = engine.name
+        self.host = host_name() if host is None else host
+        self.store = store
+        self.directory = directory
+        self.pool_name = "" if store is None else pool_name(store.pool.path)
+        self.intake = Intake()
+        self._pid = os.getpid()
+        self._ttl_s = ttl_s
+        self._answer_s = answer_s
+        self._is_closed = False
+        self._engine = engine
+        self.memory = RegisteredMemory(engine)
+        take_engine(engine)
+        with ExitStack() as opened:
+            opened.callback(return_engine, engine)
+            self._open(opened, staging_slots, slot_bytes, read_s)
+            self._opened = opened.pop_all()
+        close_at_exit(self)
+
+    def _open(self, opened: ExitStack, staging_slots: int, slot_bytes: int, read_s: float) -> None:
+        """Join; ``opened`` closes in reverse what has been opened by then."""
+        store, engine, directory = self.store, self._engine, self.directory
+        ttl_s, answer_s = self._ttl_s, self._answer_s
+        opened.callback(self.memory.close)
+        if store is not None:
+            self.memory.register(store.pool.buffer)
+        removed_s = max(REMOVED_S, REMOVED_TTLS * ttl_s)
+        self.listing = Listing(directory, self.pool_name, store, removed_s)
+        self.locations = Locations(self.listing.holders, ttl_s)
+        self.claims = Claims(directory, self.name, self.listing, lambda: self._membership.rejoin())
+        self.silence = Silence(answer_s)
+        self._peers = Peers(engine)
+        opened.callback(self._peers.close)
+        self._calls = Calls(self._peers)
+        self._senders, self._lives = Lives(), Lives()
+        self._executor = ThreadPoolExecutor(READS_AT_ONCE, "mk-store-read")
+        opened.callback(self._executor.shutdown)
+        by_key = ByKey(engine, answer_s, read_s, self.silence.heard)
+        mover = Mover(engine, self.memory, Staging(self.memory, staging_slots, slot_bytes))
+        self._reader = RemoteReader(
+            self._calls,
+            self._peers,
+            by_key,
+            mover,
+            self._executor,
+            self.silence,
+            host=self.host,
+            answer_s=answer_s,
+            read_s=read_s,
+        )
+        offers = Offers()
+        self.asking = Asking(
+            self._calls, self._peers, by_key, offers, self.memory, answer_s, read_s
+        )
+        self._stats: LastStats | None = None
+        self._pins: Pins | None = None
+        self._serving: Serving | None = None
+        answers = None if store is None else self._answers(opened, store, mover)
+        self._server = Server(
+            engine,
+            self._calls,
+            Answers(offers, answers),
+            answer_s,
+            heard=self.silence.heard,
+            meet=self._meet_sender,
+            look=self._look,
+        )
+        opened.callback(self._server.close)
+        opened.callback(self._calls.close)
+        self._membership = Membership(
+            directory,
+            self.listing,
+            self._describe,
+            ttl_s,
+            self._meet_member,
+            self._on_members,
+            self._on_beat,
+            self._on_rejoin,
+        )
+        self._direct = Direct(
+            self._peers, by_key, self.locations, self._membership, self.silence, answer_s
+        )
+
+    def members(self, *, anew: bool = False) -> list[Member]:
+        """Return the members by name, as last reported; ``anew``: ask the directory now.
+
+        Raises:
+            Unavailable: it is asked, and does not answer.
+        """
+        members = self._membership.refresh() if anew else self._membership.members()
+        return [member for _, member in sorted(members.items())]
+
+    def homes(self, *, anew: bool = False) -> tuple[Member, ...]:
+        """Return the members whose pools take objects, without this node's: the emptiest first, as
+        last reported; ``anew``: ask the directory now.
+
+        Raises:
+            Unavailable: it is asked, and does not answer.
+        """
+        if anew:
+            self._membership.refresh()
+        return self._membership.homes()
+
+    def set_draining(self, is_draining: bool) -> None:
+        """Set whether the node accepts no new objects, and puts its own into other pools.
+
+        Raises:
+            Unavailable: the directory does not answer; it is told later.
+        """
+        self.check_process()
+        self.intake.let_in(not is_draining)
+        if self._serving is not None:
+            self._serving.let_put(not is_draining)
+        self._membership.announce()
+
+    @property
+    def is_draining(self) -> bool:
+        """Whether it accepts no new objects, see ``set_draining``."""
+        return not self.intake.is_open
+
+    def member(self, name: str) -> Member | None:
+        """Return a member; the directory is asked if it is not known yet.
+
+        Raises:
+            Unavailable: the directory does not answer.
+        """
+        return self._membership.members().get(name) or self._membership.refresh().get(name)
+
+    def has_served(self, name: str) -> bool:
+        """Whether a member of that name with a pool was ever reported, even if it is not now."""
+        return self._membership.has_served(name)
+
+    def register(self, buffer: Any) -> Region:
+        """Register memory, so that objects are read into it, and written from it, without a copy.
+
+        Returns:
+            A region; ``deregister`` it before the memory is freed.
+
+        Raises:
+            InvalidArgument: as ``TransferEngine.register``.
+        """
+        return self.memory.register(buffer)
+
+    def deregister(self, region: Region) -> None:
+        self.memory.deregister(region)
+
+    def read(
+        self,
+        keys: np.ndarray,
+        sinks: Sequence[Sink],
+        pools: Sequence[Sequence[str]] | None = None,
+        *,
+        verify: bool = True,
+    ) -> list[Outcome]:
+        """Read n objects of other pools, see ``RemoteReader.read``.
+
+        Args:
+            keys: ``[n, 2]``.
+            sinks: n destinations.
+            pools: where they are; None: the directory is asked.
+            verify: whether checksums are compared.
+
+        Raises:
+            Unavailable: the directory does not answer.
+        """
+        self.check_process()
+        if pools is None:
+            pools = self.listing.holders(keys)
+        others = [[name for name in names if name != self.pool_name] for names in pools]
+        members = self._membership.members().values()
+        if not {name for names in others for name in names} <= {m.pool for m in members}:
+            members = self._membership.refresh().values()
+        outcomes = self._reader.read(keys, sinks, others, list(members), verify=verify)
+        if left := [i for i, outcome in enumerate(outcomes) if outcome is Outcome.UNREACHED]:
+            again = self._read_again(keys[left], [sinks[i] for i in left], verify=verify)
+            for i, outcome in zip(left, again, strict=True):
+                outcomes[i] = Outcome.ABSENT if outcome is Outcome.UNREACHED else outcome
+        return outcomes
+
+    def read_directly(
+        self, keys: np.ndarray, sinks: Sequence[Sink], *, verify: bool = True
+    ) -> list[bool] | None:
+        """Read n objects in the fastest way, if it is open to them: see ``Direct.read``."""
+        self.check_process()
+        return self._direct.read(keys, sinks, verify=verify)
+
+    def put_directly(
+        self,
+        keys: np.ndarray,
+        objects: Sequence[Sequence[Buffer]],
+        home: Member | None = None,
+        *,
+        verify: bool = True,
+    ) -> list[NewResult] | None:
+        """Put n objects in the fastest way, if it is open to them: see ``Direct.put``."""
+        return self._direct.put(keys, objects, home, verify=verify)
+
+    def put_listed(
+        self,
+        keys: np.ndarray,
+        objects: Sequence[Sequence[Buffer]],
+        make_kept: Callable[[], np.ndarray],
+    ) -> list[NewResult] | None:
+        """Put n objects into the own pool, see ``listed_puts``; None: that cannot be done here now,
+        or is probably in vain.
+        """
+        publisher = None if self._serving is None else self._serving.publisher
+        if publisher is None or not 0 < len(keys) <= MAX_ASKED_KEYS:
+            return None
+        num_bytes = sum(part.num_bytes for parts in objects for part in parts)
+        if num_bytes > MAX_PUT_BYTES or self.locations.knows_any(keys):
+            return None
+        assert self.store is not None
+        return put_listed(self.store, publisher, self.listing, keys, objects, make_kept())
+
+    def num_readers(self) -> int:
+        """How many reads of other nodes have pinned objects of this pool."""
+        return 0 if self._pins is None else self._pins.num_tokens()
+
+    def check_process(self) -> None:
+        """Refuse to work after ``close``, and in a forked child."""
+        if self._is_closed or os.getpid() != self._pid:
+            state = "closed" if self._is_closed else "its parent's"
+            raise InvalidArgument(f"Node: node must be open, got {self.name}, which is {state}")
+
+    def close(self) -> None:
+        """Leave. Current readers have ``answer_s`` to finish; this node's own requests fail.
+        Idempotent. A node that is left open leaves when the interpreter exits.
+
+        In a forked child it has no effect.
+        """
+        if self._is_closed or os.getpid() != self._pid:
+            return
+        self._is_closed = True
+        is_closed(self)
+        self._membership.close()
+        until = time.monotonic() + self._answer_s
+        while self.num_readers() and time.monotonic() < until:
+            time.sleep(PAUSE_S)
+        self._opened.close()
+
+    def _answers(self, opened: ExitStack, store: Store, mover: Mover) -> PoolAnswers:
+        """Make the answers for this node's pool, whose removals are withdrawn from now on."""
+        store.on_evicted.append(self.listing.withdraw)
+        opened.callback(store.on_evicted.remove, self.listing.withdraw)
+        self._stats = LastStats(store, STATS_TTLS * self._ttl_s)
+        opened.callback(self._stats.close)
+        self._pins = Pins(store, self.memory.show, self._drop_damaged)
+        opened.callback(self._pins.close)
+        if store.pool.device is None:
+            self._serving = Serving(
+                self._engine, store, lambda: self.directory.publisher(self.pool_name)
+            )
+            opened.callback(self._serving.close)
+        puller = Puller(
+            store,
+            self.intake,
+            self.listing,
+            self._reader,
+            self._calls,
+            self._peers,
+            mover,
+            self.member,
+            self._answer_s,
+        )
+        return PoolAnswers(store, self.listing, self._pins, puller)
+
+    def _read_again(
+        self, keys: np.ndarray, sinks: Sequence[Sink], *, verify: bool
+    ) -> list[Outcome]:
+        """Read objects whose holders could not be reached from where they are by now: a holder may
+        have been restarted, or another one have got them.
+        """
+        members = self._membership.refresh().values()
+        pools = self.listing.holders(keys)
+        others = [[name for name in names if name != self.pool_name] for names in pools]
+        return self._reader.read(keys, sinks, others, list(members), verify=verify)
+
+    def _look(self) -> None:
+        if self._serving is not None and self._serving.look():
+            self.listing.is_stale = True
+
+    def _describe(self) -> Member:
+        if self._stats is None:
+            return Member(self.name, self.host, life=self._calls.life)
+        stats = self._stats.get()
+        return Member(
+            self.name,
+            self.host,
+            self.pool_name,
+            stats.capacity_bytes,
+            stats.free_bytes,
+            self.is_draining,
+            publishes=self._serving is not None and self._serving.publishes,
+            life=self._calls.life,
+        )
+
+    def _meet_sender(self, name: str, life: int) -> None:
+        """Connect anew to a node in whose place there is another one, as it says itself."""
+        if self._senders.meet(name, life):
+            self._peers.forget(name)
+
+    def _meet_member(self, member: Member, before: Member | None) -> None:
+        """Drop what is kept of a node in whose place there is another one."""
+        name = member.name
+        if self._lives.meet(name, member.life):
+            logger.info("%s was restarted", name)
+            self._peers.forget(name)
+            self.silence.heard(name)
+            self._calls.fail_to(name)
+            if before is not None and before.pool:
+                self.locations.forget_pool(before.pool)
+
+    def _on_members(self, members: dict[str, Member]) -> None:
+        self._calls.give_up(members, self._ttl_s)
+        self._peers.keep(members)
+        self._senders.keep(members)
+        self._lives.keep(members)
+        if self._pins is not None:
+            self._pins.release_gone(members, self._ttl_s)
+        self.claims.settle_left()
+
+    def _on_beat(self) -> None:
+        if self._pins is not None:
+            self._pins.release_late()
+        if self._serving is not None:
+            self._serving.renew_publisher()
+
+    def _on_rejoin(self) -> None:
+        if self._serving is not None:
+            self._serving.renew_publisher(anew=True)
+
+    def _drop_damaged(self, keys: np.ndarray) -> None:
+        if self.store is not None:
+            for first, second in keys.tolist():
+                self.store.remove_damaged((first, second))
+            self.listing.withdraw(keys)
+
+
+def _check_range(
+    argument: str, value: float, high: int, kind: type | UnionType = int | float
+) -> None:
+    if not isinstance(value, kind) or not 0 < value <= high:
+        what = "an integer" if kind is int else "a number"
+        raise InvalidArgument(
+            f"Node: {argument} must be {what} above 0 and at most {high}, got {value!r}"
+        )

@@ -1,0 +1,232 @@
+"""Requests of a node about another node's pool."""
+
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
+
+import numpy as np
+
+from mooncake_kernels.buffers import Buffer, as_buffer, copy_to_host
+from mooncake_kernels.pool import PoolStats, PutResult, Retention, checksum_of
+
+from ...rpc import Peers
+from ..object_list import RETENTIONS
+from .calls import Calls
+from .memory import RegisteredMemory
+from .messages import (
+    MAX_KEYS,
+    MAX_PLACES_BYTES,
+    MAX_PULLED,
+    PLACE,
+    PLACE_BYTES,
+    Drop,
+    Dropped,
+    Pull,
+    Pulled,
+    Retain,
+    Retained,
+    Stat,
+    Stats,
+    key_bytes,
+)
+from .object_rpc import ByKey
+from .pulls import Offers
+from .retention import NORMAL
+
+Pulls = list[PutResult | str]  # a string is the reason of a failure
+
+
+class Asking:
+    """Requests to other nodes, any number of keys at a time. Thread-safe.
+
+    All methods raise ``TransferError`` if the node cannot be reached, refuses, or does not answer
+    in time; the request may have been carried out even so.
+
+    Args:
+        calls: sends the requests.
+        peers: connections to the nodes.
+        by_key: sends requests to their engines.
+        offers: memory that they may read.
+        memory: registers the rest temporarily.
+        answer_s: how long an answer may take.
+        read_s: how long the reads that it needs may take in addition.
+    """
+
+    def __init__(
+        self,
+        calls: Calls,
+        peers: Peers,
+        by_key: ByKey,
+        offers: Offers,
+        memory: RegisteredMemory,
+        answer_s: float,
+        read_s: float,
+    ):
+        self._calls = calls
+        self._peers = peers
+        self._by_key = by_key
+        self._offers = offers
+        self._memory = memory
+        self._answer_s = answer_s
+        self._pull_s = answer_s + read_s
+
+    def pull(
+        self,
+        member: str,
+        keys: np.ndarray,
+        source: str,
+        *,
+        kept: np.ndarray | None = None,
+        verify: bool = True,
+    ) -> Pulls:
+        """Have a node copy ``[n, 2]`` objects of the pool that ``source`` serves; ``kept``: ``[n]``
+        of ``KEPT``, how it keeps them.
+        """
+        results: Pulls = []
+        for first in range(0, len(keys), MAX_PULLED):
+            part = slice(first, first + MAX_PULLED)
+            part_kept = None if kept is None else kept[part]
+            results += self._pull(member, keys[part], source, verify, kept=part_kept)
+        return results
+
+    def put(
+        self,
+        member: str,
+        keys: np.ndarray,
+        objects: Sequence[Sequence[Buffer]],
+        kept: np.ndarray,
+        *,
+        verify: bool,
+    ) -> list[PutResult | None]:
+        """Have a node's engine store n objects, see ``ByKey.put``. They are not published.
+
+        An engine cannot be told how to keep them: whatever is kept longer than normally (``kept``)
+        is left to the node, and positions are lost.
+        """
+        results: list[PutResult | None] = [None] * len(keys)
+        normal = np.flatnonzero(kept["retention"] == NORMAL).tolist()
+        if not normal:
+            return results
+        stored = self._peers.use(
+            member,
+            self._answer_s,
+            lambda peer: self._by_key.put(
+                peer, keys[normal], [objects[i] for i in normal], verify=verify
+            ),
+        )
+        for i, result in zip(normal, stored, strict=True):
+            results[i] = result
+        return results
+
+    def give(
+        self,
+        member: str,
+        keys: np.ndarray,
+        objects: Sequence[Sequence[Buffer]],
+        kept: np.ndarray,
+        source: str,
+        *,
+        verify: bool = True,
+    ) -> Pulls:
+        """Have a node copy n objects out of this node's memory.
+
+        Args:
+            member: its name.
+            keys: ``[n, 2]``.
+            objects: the parts of each, in host memory, in order; registered temporarily if need be.
+            kept: ``[n]`` of ``KEPT``: how it keeps them.
+            source: name of this node.
+            verify: whether what has arrived is compared with what is here.
+        """
+        objects = [_fitting(parts) for parts in objects]
+        results: Pulls = []
+        for first, end in _batches([PLACE_BYTES * len(parts) for parts in objects]):
+            with ExitStack() as under_way:
+                lend = self._memory.lend
+                lent = [
+                    [under_way.enter_context(lend(part)) for part in parts]
+                    for parts in objects[first:end]
+                ]
+                places = [_places(parts) for parts in lent]
+                sums = [checksum_of(*parts) for parts in lent] if verify else []
+                results += self._pull(
+                    member, keys[first:end], source, verify, places, sums, kept[first:end]
+                )
+        return results
+
+    def remove(self, member: str, keys: np.ndarray) -> np.ndarray:
+        """Have a node's engine, or else the node, remove ``[n, 2]`` objects: ``[n]`` bool, which
+        were there. They are not withdrawn.
+        """
+        removed = self._peers.use(
+            member, self._answer_s, lambda peer: self._by_key.remove(peer, keys)
+        )
+        if removed is None:
+            removed = np.array([self.drop(member, keys[[i]]) > 0 for i in range(len(keys))], bool)
+        return removed
+
+    def drop(self, member: str, keys: np.ndarray) -> int:
+        """Have a node remove and withdraw ``[n, 2]`` objects; returns how many there were."""
+        count = 0
+        for first in range(0, len(keys), MAX_KEYS):
+            part = key_bytes(keys[first : first + MAX_KEYS])
+            count += self._calls.ask(member, Drop, Dropped, self._answer_s, keys=part).count
+        return count
+
+    def retain(self, member: str, key: np.ndarray, retention: Retention) -> bool:
+        """Have a node keep an object, ``[1, 2]``, for so long; returns whether its pool has it."""
+        answer = self._calls.ask(
+            member, Retain, Retained, self._answer_s,
+            keys=key_bytes(key), retention=RETENTIONS.index(retention),
+        )  # fmt: skip
+        return answer.count > 0
+
+    def stat(self, member: str) -> PoolStats | None:
+        """Return the statistics of a node's pool; None if it has none."""
+        return self._calls.ask(member, Stat, Stats, self._answer_s).pool
+
+    def _pull(
+        self,
+        member: str,
+        keys: np.ndarray,
+        source: str,
+        verify: bool,
+        places: Sequence[bytes] = (),
+        checksums: Sequence[int] = (),
+        kept: np.ndarray | None = None,
+    ) -> Pulls:
+        number = self._calls.next_number()
+        if places:
+            self._offers.add(number, member)
+        try:
+            answer = self._calls.ask(
+                member, Pull, Pulled, self._pull_s,
+                number=number, keys=key_bytes(keys), source=source, verify=verify,
+                places=list(places), checksums=np.array(checksums, "<u8").tobytes(),
+                kept=b"" if kept is None else kept.tobytes(),
+            )  # fmt: skip
+        finally:
+            self._offers.end(number, member)  # what is not taken by now must never be
+        return [PutResult(r) if isinstance(r, int) else r for r in answer.results]
+
+
+def _fitting(parts: Sequence[Buffer]) -> Sequence[Buffer]:
+    """The parts of an object; a copy of all if they are more than fit into a request."""
+    if len(parts) * PLACE_BYTES <= MAX_PLACES_BYTES:
+        return parts
+    return [as_buffer(copy_to_host(parts))]
+
+
+def _places(parts: Sequence[Buffer]) -> bytes:
+    return np.array([(part.address, part.num_bytes) for part in parts], PLACE).tobytes()
+
+
+def _batches(sizes: Sequence[int]) -> Iterator[tuple[int, int]]:
+    """Ranges of objects, each of which fits into one request; ``sizes``: of their places."""
+    first = num_bytes = 0
+    for i, size in enumerate(sizes):
+        if i - first == MAX_PULLED or num_bytes + size > MAX_PLACES_BYTES:
+            yield first, i
+            first, num_bytes = i, 0
+        num_bytes += size
+    if first < len(sizes):
+        yield first, len(sizes)

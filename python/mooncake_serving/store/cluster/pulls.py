@@ -1,0 +1,166 @@
+"""Copies that this node takes at another's request, and memory that it offers to others."""
+
+import threading
+from collections.abc import Callable, Sequence
+
+import numpy as np
+
+from mooncake_kernels.errors import FailureKind, InvalidArgument, TransferError
+from mooncake_kernels.pool import PutResult
+
+from ...rpc import MAX_REASON, Peers
+from ..directory import Member
+from ..store import Store
+from .admission import Intake
+from .calls import Calls
+from .copied import GONE, keep_copies
+from .destinations import IntoPool, Range
+from .directory_entries import Listing
+from .fetcher import Move, Mover
+from .messages import PLACE, Pull, Pulled, Release, Released, keys_of, reason_of
+from .remote_reads import RemoteReader
+
+
+class Offers:
+    """Memory that others have been asked to read. Thread-safe.
+
+    At the end they ask whether the offer was valid until then: what was read from an offer given up
+    meanwhile does not become an object, however late it was read.
+    """
+
+    def __init__(self) -> None:
+        self._names: dict[int, str] = {}
+        self._lock = threading.Lock()
+
+    def add(self, number: int, name: str) -> None:
+        with self._lock:
+            self._names[number] = name
+
+    def end(self, number: int, name: str) -> bool:
+        """End an offer; returns whether it was still valid."""
+        with self._lock:
+            if self._names.get(number) != name:
+                return False
+            del self._names[number]
+            return True
+
+
+class Puller:
+    """Takes copies into this node's pool, and publishes them. Thread-safe.
+
+    Only for members of the directory, and only from them: whoever asks for a copy names the engine
+    that this node connects to.
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        intake: Intake,
+        listing: Listing,
+        reader: RemoteReader,
+        calls: Calls,
+        peers: Peers,
+        mover: Mover,
+        find: Callable[[str], Member | None],
+        answer_s: float,
+    ):
+        self._store = store
+        self._intake = intake
+        self._listing = listing
+        self._reader = reader
+        self._calls = calls
+        self._peers = peers
+        self._mover = mover
+        self._find = find
+        self._answer_s = answer_s
+
+    def pull(self, sender: str, request: Pull) -> Pulled:
+        """Carry out the request; failures are reported per key.
+
+        Raises:
+            InvalidArgument: the sender is no member, or offers memory of another one.
+            Unavailable: it is not known as a member, and the directory does not answer.
+        """
+        if self._find(sender) is None:
+            raise InvalidArgument(f"pull: sender must be a member, got {sender}")
+        if request.places and request.source != sender:
+            raise InvalidArgument(
+                f"pull: source must be its sender, who offers places, got {request.source}"
+            )
+        keys = keys_of(request.keys)
+        with self._intake.enter():
+            if not self._intake.is_open:  # even for objects that are here, since they will leave
+                return Pulled(request.number, ["it is draining"] * len(keys))
+            return Pulled(request.number, self._pull(request, keys))
+
+    def _pull(self, request: Pull, keys: np.ndarray) -> list[int | str]:
+        copies = None if request.places else self._listing.copies
+        sinks = [
+            IntoPool(self._store, tuple(key), copies, kept)
+            for key, kept in zip(keys.tolist(), request.rows_kept(), strict=True)
+        ]
+        if request.places:
+            reasons = self._from_memory(request, sinks)
+            is_new = np.array([sink.result is PutResult.STORED for sink in sinks], bool)
+            self._store.age_tail_first(keys[is_new])
+            self._listing.publish(keys[is_new])
+            is_old = np.array([sink.result is PutResult.EXISTS for sink in sinks], bool)
+            self._listing.publish_copies(keys[is_old])  # not as put: it may have been removed
+        else:
+            reasons = self._from_pool(request, keys, sinks)
+            for i in keep_copies(self._store, self._listing, keys, sinks):
+                reasons[i] = GONE
+        return [
+            reason if sink.result is None else sink.result.value
+            for sink, reason in zip(sinks, reasons, strict=True)
+        ]
+
+    def _from_pool(self, request: Pull, keys: np.ndarray, sinks: Sequence[IntoPool]) -> list[str]:
+        source = self._find(request.source)
+        if source is None or not source.pool:
+            what = "is no member" if source is None else "has no pool"
+            return [f"{request.source} {what}"[:MAX_REASON]] * len(keys)
+        pools = [[source.pool]] * len(keys)
+        outcomes = self._reader.read(keys, sinks, pools, [source], verify=request.verify)
+        return [f"{outcome.name} at {request.source}" for outcome in outcomes]
+
+    def _from_memory(self, request: Pull, sinks: Sequence[IntoPool]) -> list[str]:
+        checksums = np.frombuffer(request.checksums, "<u8").tolist()
+        opened: list[tuple[int, IntoPool]] = []
+        moves: list[Move] = []
+        reason, is_good = "", False
+        try:
+            for i, (sink, place) in enumerate(zip(sinks, request.places, strict=True)):
+                parts = np.frombuffer(place, PLACE).tolist()
+                ranges = sink.open(sum(num_bytes for _, num_bytes in parts))
+                if ranges is not None:
+                    opened.append((i, sink))
+                    moves += _moves(ranges, parts)
+            if moves:
+                checksum = request.verify and not checksums
+                with self._peers.lease(request.source, self._answer_s) as peer:
+                    deadline_s = max(0.001, request.deadline_ms / 1000)
+                    self._mover.read(peer, moves, checksum=checksum, deadline_s=deadline_s)
+            if any(sink.checksum() != checksums[i] for i, sink in opened if checksums):
+                what = "checksum: what has arrived is something else"
+                raise TransferError(request.source, what, kind=FailureKind.CHECKSUM)
+            is_good = self._calls.ask(
+                request.source, Release, Released, self._answer_s,
+                token=request.number, is_answered=True,
+            ).held  # fmt: skip
+            reason = "the offer was withdrawn"
+        except TransferError as error:
+            reason = reason_of(error)
+        finally:
+            for _, sink in opened:
+                sink.commit() if is_good else sink.abort()
+        return [reason] * len(sinks)
+
+
+def _moves(ranges: Sequence[Range], parts: Sequence[tuple[int, int]]) -> list[Move]:
+    moves, done = [], ranges[0].address if ranges else 0
+    for address, num_bytes in parts:
+        if num_bytes:
+            moves.append((address, Range(done, 0, num_bytes)))
+            done += num_bytes
+    return moves

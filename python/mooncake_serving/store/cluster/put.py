@@ -1,0 +1,203 @@
+"""An object that is being written to a cluster: what ``ClusterStore.begin`` returns."""
+
+from collections.abc import Callable, Sequence
+from types import TracebackType
+from typing import Protocol
+
+import numpy as np
+
+from mooncake_kernels.buffers import Buffer, as_buffer
+from mooncake_kernels.errors import InvalidArgument
+from mooncake_kernels.pool import ObjectPut, PutResult
+
+from ..keyspace import StoreKey
+from .guards import Hold
+
+
+class ClusterPut:
+    """An object that is being written in place. A context manager.
+
+    No reader sees it before ``commit()``, which is called when a ``with`` block ends without an
+    exception. After an exception, or if the put is dropped, the object never existed. Others may
+    write the key of a dropped one within a third of the node's ``ttl_s``.
+
+    Writing to ``view`` after that is an error that goes undetected.
+
+    Attributes:
+        num_bytes: size of the object.
+        owner: the store that began it.
+        result: of the commit; None before it, and after ``abort()``.
+    """
+
+    def __init__(self, num_bytes: int, owner: "Owner"):
+        self.num_bytes = num_bytes
+        self.owner = owner
+        self.result: PutResult | None = None
+        self._is_open = True
+
+    @property
+    def is_open(self) -> bool:
+        """Whether it was neither committed nor aborted yet."""
+        return self._is_open
+
+    @property
+    def buffer(self) -> Buffer:
+        """The bytes to write, in host memory or on a GPU."""
+        raise NotImplementedError
+
+    @property
+    def view(self) -> memoryview:
+        """The bytes to write, in place. Not available for objects on a GPU."""
+        raise NotImplementedError
+
+    def commit(self) -> PutResult:
+        """Make the object visible to all hosts; it does not change any more.
+
+        Returns:
+            ``STORED``. ``EXISTS``, ``BEING_WRITTEN``: the put took longer than the store's
+            ``claim_s``, and another node was faster. A node that has others take what it puts asks
+            them only now, and may return any other result of ``ClusterStore.put_from``.
+
+        Raises:
+            InvalidArgument: the put is over, or the store is closed.
+            TimeoutError: a stopped process holds the pool; the put is still open.
+            Unavailable: the directory does not answer, and the put took longer than half of
+                ``claim_s``. On a node that has others take what it puts: as
+                ``ClusterStore.put_from``; then the put is over.
+        """
+        return self.owner.commit_each([self])[0]
+
+    def abort(self) -> None:
+        """Return the space, as if there had been no put. Idempotent; no effect after a commit."""
+        if self._is_open:
+            self._abort()
+            self.end()
+
+    def end(self, result: PutResult | None = None) -> None:
+        """Mark the put as over: for ``ClusterStore.commit_each`` only."""
+        self._is_open = False
+        self.result = result
+
+    def _abort(self) -> None:
+        raise NotImplementedError
+
+    def check_open(self, op: str) -> None:
+        """Refuse a put that is over."""
+        if not self._is_open:
+            raise InvalidArgument(f"{op}: put must be open, got one that was committed or aborted")
+
+    def __enter__(self) -> "ClusterPut":
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if kind is not None:
+            self.abort()
+        elif self._is_open:
+            self.commit()
+
+
+class Owner(Protocol):
+    """The store that began a put."""
+
+    def commit_each(self, puts: Sequence[ClusterPut]) -> list[PutResult]: ...
+
+
+class PutHere(ClusterPut):
+    """A put written in this node's pool, under a claim of this node.
+
+    Args:
+        word: the key in the pool, ``[1, 2]``.
+        put: in the pool.
+        claimed_s: when the claim was requested, of ``time.monotonic``.
+        owner: the store.
+        settle: ends the claim if the object is not stored.
+        hold: of the claim, which is ended later if the put is dropped.
+    """
+
+    def __init__(
+        self,
+        word: np.ndarray,
+        put: ObjectPut,
+        claimed_s: float,
+        owner: Owner,
+        settle: Callable[[], None],
+        hold: Hold,
+    ):
+        super().__init__(put.num_bytes, owner)
+        self.word = word
+        self.claimed_s = claimed_s
+        self._put = put
+        self._settle = settle
+        self._hold = hold
+
+    @property
+    def buffer(self) -> Buffer:
+        return self._put.buffer
+
+    @property
+    def view(self) -> memoryview:
+        return self._put.view
+
+    def store(self) -> None:
+        """Commit it in the pool; the caller must then publish it."""
+        self.check_open("commit")
+        self._put.commit()
+        self.end(PutResult.STORED)
+
+    def give_up(self, result: PutResult | None = None) -> None:
+        """Abort it in the pool; the caller must then end its claim."""
+        self._put.abort()
+        self.end(result)
+
+    def _abort(self) -> None:
+        self.give_up()
+        self._settle()
+
+
+class PutElsewhere(ClusterPut):
+    """A put written in memory of its own, from which another node takes it at the commit.
+
+    Args:
+        key: of the object.
+        num_bytes: its size.
+        kept: a row of ``KEPT``: how it is kept.
+        preferred: who is asked first.
+        owner: the store.
+    """
+
+    def __init__(
+        self,
+        key: StoreKey,
+        num_bytes: int,
+        kept: np.void,
+        preferred: Sequence[str],
+        owner: Owner,
+    ):
+        super().__init__(num_bytes, owner)
+        self.key = key
+        self.kept = kept
+        self.preferred = tuple(preferred)
+        self.bytes = np.zeros(num_bytes, np.uint8)
+
+    @property
+    def buffer(self) -> Buffer:
+        self.check_open("buffer")
+        return as_buffer(self.bytes)
+
+    @property
+    def view(self) -> memoryview:
+        self.check_open("view")
+        return self.bytes.data
+
+    def end(self, result: PutResult | None = None) -> None:
+        super().end(result)
+        if result is not None:
+            self._abort()
+
+    def _abort(self) -> None:
+        self.bytes = np.empty(0, np.uint8)

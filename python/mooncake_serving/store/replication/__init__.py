@@ -1,0 +1,7 @@
+"""How many hosts have an object, and which: placing, making and restoring copies."""
+
+from .draining import drain
+from .placement import Placement
+from .replicator import Copies
+
+__all__ = ["Copies", "Placement", "drain"]

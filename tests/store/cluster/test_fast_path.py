@@ -1,0 +1,474 @@
+"""Objects that take the shortest way: one round trip to one node, without Python there."""
+
+import contextlib
+import gc
+import itertools
+import os
+import socket
+import sys
+import threading
+
+import numpy as np
+import pytest
+from redis import Redis
+
+from mooncake_kernels.errors import Unavailable
+from mooncake_kernels.metadata import bounded_socket
+from mooncake_kernels.pool import PutResult
+from mooncake_kernels.transfer import RedisPublisher
+from mooncake_serving.store import HotKeys, Quota, Store
+from mooncake_serving.store.cluster import cluster_giver
+from mooncake_serving.store.cluster import fast_path as direct
+from mooncake_serving.store.cluster import writes as cluster_writer
+from mooncake_serving.store.directory import Claim, connect
+
+from ...metadata.support import RedisServer
+from ..directory.conftest import patient  # noqa: F401
+from ..support import eventually
+from .support import SHORT_TTL_S, UNIT, Hosts, damage, replaced, value
+
+STORED = PutResult.STORED
+EXISTS = PutResult.EXISTS
+BEING_WRITTEN = PutResult.BEING_WRITTEN
+
+
+def fails(owner, name: str) -> contextlib.AbstractContextManager:
+    """Whoever calls this method meanwhile fails."""
+
+    def refuse(*_, **__):
+        raise AssertionError(f"{name} was called")
+
+    return replaced(owner, name, refuse)
+
+
+def is_read_directly(host) -> contextlib.AbstractContextManager:
+    return fails(host.node._reader, "read")
+
+
+def num_calls(function) -> int:
+    """How many Python functions it calls."""
+    count = 0
+
+    def note(_frame, event, _argument):
+        nonlocal count
+        count += event == "call"
+
+    sys.setprofile(note)
+    try:
+        function()
+    finally:
+        sys.setprofile(None)
+    return count
+
+
+class TestReads:
+    """Of objects whose location is remembered."""
+
+    @pytest.fixture
+    def pair(self, hosts):
+        one, none = hosts.make("one"), hosts.make("none", 0)
+        one.cluster.put_each(range(4), [value(i, 1000 * i) for i in range(4)])
+        assert none.cluster.match_prefix(range(4)) == 4
+        return one, none
+
+    def test_they_come_from_the_only_holder(self, pair):
+        one, none = pair
+        arrays = [np.zeros(4000, np.uint8) for _ in range(4)]
+        with is_read_directly(none):
+            sizes = none.cluster.get_into_each(range(4), arrays)
+            assert none.cluster.get_into(3, arrays[0][:1000], arrays[0][1000:]) == 3000
+            assert none.cluster.get(2) == value(2, 2000)
+            assert none.cluster.get_each(range(4)) == [value(i, 1000 * i) for i in range(4)]
+            assert none.cluster.get_into(3, arrays[1][:500], offset=100) == 3000
+        assert bytes(arrays[1][:500]) == value(3, 3000)[100:600]
+        arrays[1][:1000] = np.frombuffer(value(1, 1000), np.uint8)
+        assert sizes.tolist() == [0, 1000, 2000, 3000]
+        for i in range(1, 4):
+            assert bytes(arrays[i][: 1000 * i]) == value(i, 1000 * i)
+            assert not arrays[i][1000 * i :].any()
+        assert bytes(arrays[0][:3000]) == value(3, 3000)
+        assert eventually(lambda: one.store.stats().num_pins == 0)
+
+    def test_one_object_takes_few_steps(self, pair):
+        none, array = pair[1], np.zeros(3000, np.uint8)
+        assert none.cluster.get_into(3, array) == 3000  # what is made once
+        assert num_calls(lambda: none.cluster.get_into(3, array)) <= 50
+
+    def test_the_rest_is_read_another_way(self, pair):
+        one, none = pair
+        damage(one.store, 1)
+        one.store.remove(2)
+        arrays = [np.zeros(2999, np.uint8) for _ in range(4)]
+        assert none.cluster.get(2) is None
+        sizes = none.cluster.get_into_each(range(4), arrays)
+        assert sizes.tolist() == [0, -4, -1, -2]
+        assert not one.store.exists(1), "the damaged copy was dropped"
+        assert none.cluster.get_into_each([0], [arrays[0]]).tolist() == [0]
+
+    def test_an_object_that_has_moved_is_found(self, hosts, pair):
+        one, none = pair
+        two = hosts.make("two")
+        two.cluster.fetch([3])
+        one.cluster.node.listing.withdraw(one.cluster.keyspace.keys([3]))
+        one.store.remove(3)
+        array = np.zeros(3000, np.uint8)
+        assert none.cluster.get_into(3, array) == 3000
+        assert bytes(array) == value(3, 3000)
+
+    def test_a_holder_that_is_gone_is_passed_over(self, hosts, pair):
+        one, none = pair
+        two = hosts.make("two")
+        two.cluster.fetch(range(4))
+        one.engine.close()
+        array = np.zeros(3000, np.uint8)
+        assert none.cluster.get_into(3, array) == 3000
+        assert bytes(array) == value(3, 3000)
+
+    def test_hot_objects_are_counted(self, hosts):
+        one = hosts.make("one")
+        two = hosts.make("two", options={"hot": HotKeys(2)})
+        one.cluster.put("a", value(1))
+        array = np.zeros(UNIT, np.uint8)
+        two.cluster.exists("a")
+        for _ in range(4):
+            assert two.cluster.get_into("a", array) == UNIT
+        assert two.store.exists("a")
+
+    def test_a_store_that_was_closed(self, pair):
+        _, none = pair
+        none.cluster.close()
+        with pytest.raises(ValueError, match="node must be open"):
+            none.cluster.get_into(1, np.zeros(1000, np.uint8))
+
+
+class TestPuts:
+    """Of a node without a pool, with a directory in Redis."""
+
+    @pytest.fixture
+    def redis(self, tmp_path):
+        server = RedisServer(tmp_path)
+        yield server
+        server.stop()
+
+    @pytest.fixture
+    def hosts(self, redis):
+        with connect(redis.url) as servers:
+            made = Hosts(servers)
+            yield made
+            made.close()
+
+    @pytest.fixture
+    def pair(self, hosts):
+        return hosts.make("one"), hosts.make("none", 0)
+
+    def test_nobody_is_asked_but_the_engine(self, pair):
+        one, none = pair
+        assert none.node.homes()[0].publishes
+        with fails(none.node.claims, "ask"), fails(one.node._server._answers, "answer"):
+            values = [value(i, 100 * i) for i in range(5)]
+            assert none.cluster.put_each(range(5), values) == [STORED] * 5
+            assert none.cluster.put_from("a", b"two", value(7)) is STORED
+        assert one.store.get_each(range(5)) == values and one.store.get("a") == b"two" + value(7)
+        assert none.cluster.match_prefix(range(6)) == 5
+        assert none.cluster.get("a") == b"two" + value(7)
+        none.cluster.remove("a")
+        assert not one.store.exists("a") and not none.cluster.exists("a")
+        assert none.cluster.put("a", value(8)) is STORED and one.store.get("a") == value(8)
+
+    def test_what_exists_stays(self, hosts, pair):
+        one, none = pair
+        far = hosts.make("far", 8 * UNIT)
+        far.cluster.put("there", value(1))
+        one.cluster.put("here", value(2))
+        results = none.cluster.put_each(["there", "new", "here", "new"], [value(9)] * 4)
+        assert results == [EXISTS, STORED, EXISTS, BEING_WRITTEN]
+        assert not one.store.exists("there") and one.store.get("here") == value(2)
+        assert eventually(lambda: one.store.stats().num_writing == 0)
+        with fails(none.node.asking, "put"):
+            assert none.cluster.put("there", value(9)) is EXISTS
+
+    def test_what_others_write_is_left_to_them(self, hosts, pair):
+        one, none = pair
+        two = hosts.make("two", 8 * UNIT)
+        words = two.cluster.keyspace.keys(["a"])
+        claims = two.node.directory.claim(two.node.name, words, 100.0)
+        assert claims.tolist() == [Claim.GRANTED]
+        assert none.cluster.put("a", value(1)) is BEING_WRITTEN
+        assert not one.store.exists("a")
+        assert eventually(lambda: one.store.stats().num_writing == 0)
+        two.node.directory.abandon(two.node.name, words)
+        assert none.cluster.put("a", value(1)) is STORED
+        with one.cluster.begin("b", UNIT):
+            assert none.cluster.put("b", value(1)) is BEING_WRITTEN
+
+    def test_one_object_takes_few_steps(self, pair):
+        none, data = pair[1], value(1)
+        assert none.cluster.put("a", data) is STORED  # what is made once
+        assert num_calls(lambda: none.cluster.put("b", data)) <= 50
+
+    def test_a_full_pool_makes_room(self, hosts):
+        one, none = hosts.make("one", 8 * UNIT), hosts.make("none", 0)
+        for i in range(20):
+            assert none.cluster.put(i, value(i)) is STORED
+        assert none.cluster.get(19) == value(19)
+        found = none.cluster.exists_each(range(20))
+        assert found.tolist() == [one.store.exists(i) for i in range(20)] and found.sum() <= 8
+
+    @pytest.mark.parametrize("retention", ["soft", "hard"])
+    def test_a_retention_is_kept(self, pair, retention):
+        one, none = pair
+        assert none.cluster.put("a", value(1), retention=retention) is STORED
+        kept = one.store.pool.objects().retention.tolist()
+        assert kept == [["normal", "soft", "hard"].index(retention)]
+
+    def test_large_objects_are_claimed_first(self, hosts, monkeypatch):
+        monkeypatch.setattr(direct, "MAX_PUT_BYTES", UNIT)
+        one, none = hosts.make("one"), hosts.make("none", 0)
+        asked = []
+        ask = none.node.claims.ask
+        with replaced(none.node.claims, "ask", lambda _, *args: asked.append(args) or ask(*args)):
+            assert none.cluster.put("a", value(1, UNIT)) is STORED and not asked
+            assert none.cluster.put("b", value(1, UNIT + 1)) is STORED and len(asked) == 1
+        assert one.store.exists("b")
+
+    def test_a_draining_node_takes_nothing(self, hosts, pair):
+        one, none = pair
+        two = hosts.make("two", 8 * UNIT)
+        none.node.members(anew=True)
+        one.node.set_draining(True)
+        assert none.node.homes()[0].name == one.node.name, "it does not know yet"
+        assert none.cluster.put("a", value(1)) is STORED
+        assert two.store.exists("a") and not one.store.exists("a")
+
+    def test_a_pool_with_quotas_is_put_into_by_its_node(self, hosts):
+        one = hosts.make("one", store=Store.create(64 * UNIT, quota=Quota(4 * UNIT)))
+        none = hosts.make("none", 0)
+        assert not none.node.homes()[0].publishes
+        for i in range(10):
+            assert none.cluster.put(i, value(i)) is STORED
+        assert one.store.stats().num_ready <= 4
+
+    def test_redis_comes_back(self, hosts, redis):
+        one = hosts.make("one", ttl_s=SHORT_TTL_S)
+        none = hosts.make("none", 0, ttl_s=SHORT_TTL_S)
+        assert none.cluster.put("a", value(1)) is STORED
+        redis.stop()
+        with pytest.raises(Unavailable, match="redis"):
+            none.cluster.put("b", value(2))
+        assert not one.store.exists("b") and not one.node._serving.publishes
+        redis.start()
+        assert eventually(lambda: one.node._serving.publishes)
+        asked, stored = [], []
+        ask = none.node.claims.ask
+        keys = itertools.count()
+
+        def is_put_directly() -> bool:
+            asked.clear()
+            key = next(keys)
+            try:
+                assert none.cluster.put(key, value(3)) is STORED
+            except Unavailable:  # on a busy machine the membership may have run out
+                return False
+            stored.append(key)
+            return not asked
+
+        with replaced(none.node.claims, "ask", lambda _, *args: asked.append(args) or ask(*args)):
+            assert eventually(is_put_directly)
+        assert eventually(lambda: none.cluster.exists_each(["a", *stored]).all())
+
+    def test_redis_does_not_answer_and_is_waited_for_once(self, hosts, redis, monkeypatch):
+        monkeypatch.setattr(bounded_socket, "TIMEOUT_S", 0.4)  # of the engine
+        one = hosts.make("one")
+        monkeypatch.setattr(bounded_socket, "TIMEOUT_S", 60)
+        none = hosts.make("none", 0)
+        redis.freeze()
+        try:
+            with fails(none.node.claims, "ask"):
+                with pytest.raises(Unavailable, match="put: the directory does not answer in time"):
+                    none.cluster.put("a", value(1))
+        finally:
+            redis.thaw()
+        assert none.cluster.put("a", value(1)) is STORED and one.store.get("a") == value(1)
+
+    def test_only_one_of_many_writers_wins(self, hosts):
+        """Wherever they put it, and whichever way."""
+        holders = [hosts.make(f"holder {i}") for i in range(2)]
+        writers = [hosts.make(f"writer {i}", 0) for i in range(3)]
+        results: list[list[PutResult]] = [[] for _ in range(4)]
+        start = threading.Barrier(4)
+
+        def put(which: int, cluster) -> None:
+            for i in range(40):
+                start.wait(60)
+                results[which].append(cluster.put(i, value(which, 500)))
+
+        clusters = [*(writer.cluster for writer in writers), holders[1].cluster]
+        # Two of the writers put into one pool, the third into the other.
+        homes = [holders[i % 2].node.name for i in range(3)]
+        for writer, home in zip(writers, homes, strict=True):
+            members = writer.node._membership
+            members._homes = tuple(sorted(members._homes, key=lambda m, h=home: m.name != h))
+        threads = [
+            threading.Thread(target=put, args=(i, cluster)) for i, cluster in enumerate(clusters)
+        ]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        for i in range(40):
+            won = [which for which in range(4) if results[which][i] is STORED]
+            assert len(won) == 1, [result[i] for result in results]
+            copies = [h.store.get(i) for h in holders if h.store.exists(i)]
+            assert copies == [value(won[0], 500)]
+            assert writers[0].cluster.get(i) == copies[0]
+
+    def test_what_is_being_put_stays_listed(self, pair):
+        """Though the pool does not have it yet, whatever its node looks for."""
+        one, none = pair
+        words = one.cluster.keyspace.keys(["a"])
+        put = one.store.begin("a", UNIT)
+        assert one.node._serving._publisher.publish(words).all()
+        assert one.node.listing.withdraw_gone(words).tolist() == [False]
+        one.node.listing.withdraw(words)  # of the one that was there before
+        one.node.listing.publish_all()
+        assert one.cluster.put("a", value(2)) is BEING_WRITTEN
+        assert none.cluster.exists("a") and none.cluster.get("a") is None
+        put.view[:] = value(1)
+        put.commit()
+        assert none.cluster.get("a") == value(1) == one.store.get("a")
+
+    def test_a_claim_ends_a_direct_put(self, hosts, pair):
+        """Of two nodes of a pool one is draining: what it puts goes elsewhere."""
+        one, none = pair
+        twin = hosts.make("one", store=Store.open(one.store.pool.path))
+        other = hosts.make("other")
+        assert twin.node.pool_name == one.node.pool_name
+        twin.node.set_draining(True)
+        none.node.members(anew=True)
+        given, put = [], twin.cluster._give
+
+        def give(_, *args):
+            given.append(none.cluster.put("a", value(1)))
+            return put(*args)
+
+        with replaced(twin.cluster, "_give", give):
+            assert twin.cluster.put("a", value(2)) is STORED
+        assert given == [BEING_WRITTEN]
+        assert other.store.get("a") == value(2) and not one.store.exists("a")
+
+    def test_a_claimant_waits_for_the_direct_put_that_it_ends(self, hosts, pair, monkeypatch):
+        """Both would lose otherwise."""
+        one, none = pair
+        put = one.store.begin("a", UNIT)  # as an engine does
+        timer = threading.Timer(0.02, put.abort)
+        for module in (cluster_writer, cluster_giver):
+            monkeypatch.setattr(module, "DIRECT_S", 60.0)
+        timer.start()
+        assert one.cluster.put("a", value(1)) is STORED
+        put = one.store.begin("b", 10)
+        timer = threading.Timer(0.02, put.abort)
+        timer.start()
+        with one.cluster.begin("b", 10) as begun:
+            begun.view[:] = b"0123456789"
+        assert one.store.get("b") == b"0123456789"
+        put = one.store.begin("c", UNIT)
+        timer = threading.Timer(0.02, put.abort)
+        monkeypatch.setattr(none.node, "put_directly", lambda *_, **__: None)
+        timer.start()
+        assert none.cluster.put("c", value(3)) is STORED
+
+    def test_an_answer_that_is_lost(self, pair):
+        """The engine cannot know whether the object is listed, so it does not store it."""
+        one, none = pair
+        ours, theirs = socket.socketpair()
+
+        def list_and_leave() -> None:
+            packed = theirs.recv(1 << 16).split(b"\r\n", 3)[-1][:-2]
+            keys = np.frombuffer(packed, np.uint64).reshape(-1, 2)
+            one.node.directory.publish(one.node.pool_name, keys)
+            theirs.shutdown(socket.SHUT_RDWR)
+
+        thread = threading.Thread(target=list_and_leave)
+        thread.start()
+        fake = RedisPublisher(os.dup(ours.fileno()), b"", 60.0, 0)
+        one.node._serving._served.let_publish(fake)
+        assert none.cluster.put("a", value(1)) is STORED
+        thread.join()
+        ours.close()
+        theirs.close()
+        assert fake.reason and one.store.get("a") == value(1) == none.cluster.get("a")
+
+    def test_what_is_written_while_it_is_removed_is_not_listed_again(self, pair):
+        """By the node, which cannot know whether it is a copy of what was removed."""
+        one, none = pair
+        words = one.cluster.keyspace.keys(["a"])
+        with one.store.begin("a", UNIT):
+            one.node.directory.remove(words, 100.0)
+            one.node.listing.withdraw(words)
+            assert not none.cluster.exists("a")
+
+    def test_what_was_listed_in_vain_is_withdrawn(self, hosts, monkeypatch):
+        one = hosts.make("one", ttl_s=SHORT_TTL_S)
+        none = hosts.make("none", 0, ttl_s=SHORT_TTL_S)
+        assert one.node._serving._publisher.publish(one.cluster.keyspace.keys(["lost"])).all()
+        served = one.node._serving._served
+        take = served.take
+        told = threading.Event()
+
+        def take_once():
+            done = take()
+            if not told.is_set():
+                told.set()
+                done = done._replace(is_listed_in_vain=True)
+            return done
+
+        monkeypatch.setattr(served, "take", take_once)
+        assert eventually(lambda: not none.cluster.exists("lost"))
+
+    def test_what_is_written_in_vain_is_looked_at_again(self, pair):
+        """An object that went without a word, and was being put again when its node looked."""
+        one, none = pair
+        one.cluster.put("a", value(1))
+        one.store.pool.remove(tuple(one.cluster.keyspace.keys(["a"])[0].tolist()))
+        put = one.store.begin("a", UNIT)
+        one.node.listing.tell_changes()
+        assert none.cluster.exists("a")
+        put.abort()
+        one.node.listing.tell_changes()
+        assert not none.cluster.exists("a")
+
+    def test_a_node_that_joins_again_has_another_publisher(self, hosts, redis):
+        """The directory may be another server by now."""
+        one = hosts.make("one", ttl_s=SHORT_TTL_S)
+        before = one.node._serving._publisher
+        with Redis(port=redis.port) as client:
+            client.flushall()
+        assert eventually(lambda: one.node._serving._publisher is not before)
+        assert before.reason == "", "it was replaced though it works"
+
+    def test_an_idle_connection_that_ends_costs_nothing(self, hosts, redis):
+        one = hosts.make("one", ttl_s=SHORT_TTL_S)
+        before = one.node._serving._publisher
+        with Redis(port=redis.port) as client:
+            client.execute_command("CLIENT", "KILL", "TYPE", "normal", "SKIPME", "yes")
+            with fails(one.node.listing, "publish_all"):
+                assert eventually(lambda: one.node._serving._publisher is not before)
+        assert before.reason and one.node._serving.publishes
+
+    def test_a_closed_node_leaves_no_connection(self, hosts, redis):
+        with Redis(port=redis.port) as client:
+            host = hosts.make("one")
+            gc.disable()  # nothing is left to it
+            try:
+                host.close()
+                assert host.node._serving._publisher is None
+                hosts.all.remove(host)
+                names = {entry["cmd"] for entry in client.client_list()}
+                assert eventually(
+                    lambda: (
+                        "script|load" not in {e["cmd"] for e in client.client_list()}
+                        and "time" not in {e["cmd"] for e in client.client_list()}
+                    )
+                ), names
+            finally:
+                gc.enable()

@@ -1,0 +1,33 @@
+"""Blocks of code that others can see are running."""
+
+import gc
+
+from mooncake_serving.store.cluster.guards import Holds
+
+
+class Cycle:
+    """What only the garbage collector frees, with what it holds."""
+
+    def __init__(self, held):
+        self.held = held
+        self.itself = self
+
+
+def test_holds_may_be_collected_while_others_are_looked_at():
+    thresholds = gc.get_threshold()
+    try:
+        for num_allocations in range(60):  # up to the collection
+            holds = Holds()
+            kept = [holds.new() for _ in range(30)]
+            gc.collect()
+            gc.disable()
+            Cycle(holds.new())
+            gc.set_threshold(gc.get_count()[0] + num_allocations)
+            gc.enable()
+            assert not holds.any()
+            gc.set_threshold(*thresholds)
+            with kept[0]:
+                assert holds.any()
+    finally:
+        gc.set_threshold(*thresholds)
+        gc.enable()

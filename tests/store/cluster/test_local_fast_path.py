@@ -1,0 +1,324 @@
+"""Puts into the own pool that take one round trip to Redis: copied, listed, then visible."""
+
+import threading
+
+import numpy as np
+import pytest
+
+from mooncake_kernels.errors import Unavailable
+from mooncake_kernels.metadata import bounded_socket
+from mooncake_kernels.pool import PutResult
+from mooncake_serving.store import Quota, Store
+from mooncake_serving.store.cluster import node as node_module
+from mooncake_serving.store.directory import Claim, connect
+
+from ...metadata.support import RedisServer
+from ..directory.conftest import patient  # noqa: F401
+from ..support import eventually
+from .support import UNIT, Hosts, kept_by, replaced, value
+
+STORED = PutResult.STORED
+EXISTS = PutResult.EXISTS
+BEING_WRITTEN = PutResult.BEING_WRITTEN
+
+
+@pytest.fixture
+def server(tmp_path):
+    server = RedisServer(tmp_path)
+    yield server
+    server.stop()
+
+
+@pytest.fixture(name="hosts")
+def hosts_with_redis(server):
+    with connect(server.url) as servers:
+        made = Hosts(servers)
+        yield made
+        made.close()
+
+
+@pytest.fixture
+def pair(hosts):
+    return hosts.several(2)
+
+
+class Asked:
+    """Counts the claims that a host asks for."""
+
+    def __init__(self, host):
+        self.num_keys = 0
+        self._replaced = replaced(host.node.claims, "ask", self._ask)
+
+    def _ask(self, ask, keys, *args):
+        self.num_keys += len(keys)
+        return ask(keys, *args)
+
+    def __enter__(self):
+        self._replaced.__enter__()
+        return self
+
+    def __exit__(self, *error):
+        self._replaced.__exit__(*error)
+
+
+def test_nothing_is_claimed(pair):
+    one, two = pair
+    values = [value(i, 100 * i) for i in range(5)]
+    with Asked(one) as asked:
+        assert one.cluster.put_each(range(5), values) == [STORED] * 5
+        assert one.cluster.put_from("a", b"two", value(7)) is STORED
+        assert one.cluster.put("a", value(8)) is EXISTS
+        assert asked.num_keys == 0
+    assert one.store.get_each(range(5)) == values
+    assert two.cluster.match_prefix(range(6)) == 5
+    assert two.cluster.get("a") == b"two" + value(7)
+    assert two.cluster.remove("a")
+    assert one.cluster.put("a", value(8)) is STORED and two.cluster.get("a") == value(8)
+
+
+def test_what_is_removed_between_its_listing_and_its_storing_counts_as_removed(pair, monkeypatch):
+    one, two = pair
+    begin = one.store.begin_unless_full
+
+    def begin_what_is_removed(key, num_bytes, **options):
+        put = begin(key, num_bytes, **options)
+        commit = put.commit
+        monkeypatch.setattr(put, "commit", lambda: two.cluster.remove(9) or commit())
+        return put
+
+    with monkeypatch.context() as patch:
+        patch.setattr(one.store, "begin_unless_full", begin_what_is_removed)
+        assert one.cluster.put(9, value(9)) is STORED
+    assert not two.cluster.exists(9) and one.store.exists(9)
+    one.node.listing.tell_changes()
+    one.node.listing.publish_all()
+    assert not two.cluster.exists(9) and not one.store.exists(9)
+    assert one.cluster.put(9, value(8)) is STORED and two.cluster.get(9) == value(8)
+
+
+def test_a_removal_that_does_not_reach_the_pool(pair):
+    """As when the remover dies: the object is found nowhere else again."""
+    one, two = pair
+    one.cluster.put("a", value(1))
+    two.node.listing.remove(two.cluster.keyspace.keys(["a"]))
+    one.node.listing.tell_changes()
+    assert not two.cluster.exists("a")
+    one.node.listing.publish_all()
+    assert not two.cluster.exists("a") and not one.store.exists("a")
+
+
+def test_a_look_withdraws_what_a_process_without_a_node_has_evicted(pair):
+    one, two = pair
+    one.cluster.put("a", value(1))
+    one.store.pool.evict(UNIT)
+    one.node.listing.tell_changes()
+    assert not two.cluster.exists("a")
+
+
+@pytest.mark.parametrize("look", ["tell_changes", "publish_all"])
+def test_a_look_does_not_withdraw_what_is_put_again_after_its_removal(hosts, look):
+    """The put is listed, and stored, before the look tells the directory what was gone."""
+    node, client = hosts.make("node"), hosts.make("client", 0)
+    listing = node.node.listing
+    assert client.cluster.put("a", value(1)) is STORED
+    listing.tell_changes()
+    assert client.cluster.remove("a")
+    found = []
+
+    def put_and_withdraw(withdraw, *args):
+        client.cluster.put("a", value(1))
+        withdraw(*args)
+        found.append(client.cluster.get("a"))
+
+    with replaced(hosts.directory, "withdraw", put_and_withdraw):
+        getattr(listing, look)()
+    client.cluster.put("a", value(1))
+    listing.tell_changes()
+    assert client.cluster.get("a") == value(1) and None not in found
+
+
+def test_what_others_have_or_write_is_theirs(pair):
+    one, two = pair
+    two.cluster.put("there", value(1))
+    words = two.cluster.keyspace.keys(["claimed"])
+    claims = two.node.directory.claim(two.node.name, words, 100.0)
+    assert claims.tolist() == [Claim.GRANTED]
+    keys = ["there", "new", "claimed", "new"]
+    assert one.cluster.put_each(keys, [value(9)] * 4) == [EXISTS, STORED, BEING_WRITTEN, EXISTS]
+    assert one.store.exists_each(keys).tolist() == [False, True, False, True]
+    assert one.store.stats().num_writing == 0
+    two.node.directory.abandon(two.node.name, words)
+    assert one.cluster.put("claimed", value(9)) is STORED
+
+
+def test_what_is_known_to_be_elsewhere_is_not_copied(pair):
+    one, two = pair
+    two.cluster.put("there", value(1))
+    assert one.cluster.exists("there")
+    with replaced(one.store, "begin_unless_full", lambda *_, **__: pytest.fail("it was begun")):
+        assert one.cluster.put("there", value(9)) is EXISTS
+
+
+def test_large_objects_are_claimed_first(pair, monkeypatch):
+    monkeypatch.setattr(node_module, "MAX_PUT_BYTES", UNIT)
+    one, _ = pair
+    with Asked(one) as asked:
+        assert one.cluster.put("a", value(1, UNIT)) is STORED and asked.num_keys == 0
+        assert one.cluster.put("b", value(1, UNIT + 1)) is STORED and asked.num_keys == 1
+
+
+def test_how_long_objects_are_kept(pair):
+    one, _ = pair
+    one.cluster.put_from_each(
+        range(3), [(value(i),) for i in range(3)], retention="soft", position=5
+    )
+    assert kept_by(one.store, range(3)) == [(1, 5), (1, 6), (1, 7)]
+
+
+def test_a_full_pool_makes_room(hosts):
+    one, none = hosts.make("one", 8 * UNIT), hosts.make("none", 0)
+    for i in range(20):
+        assert one.cluster.put(i, value(i)) is STORED
+    assert one.cluster.put_each(range(30, 42), [value(i) for i in range(30, 42)]) == [STORED] * 12
+    everything = [*range(20), *range(30, 42)]
+    found = none.cluster.exists_each(everything)
+    assert found.tolist() == one.store.exists_each(everything).tolist() and found.sum() == 8
+
+
+def test_nothing_is_evicted_for_what_others_have(hosts):
+    one, two = hosts.make("one", 8 * UNIT), hosts.make("two")
+    one.cluster.put_each(range(6), [value(i) for i in range(6)])
+    two.cluster.put_each(range(10, 14), [value(i) for i in range(4)])
+    assert one.cluster.put_each(range(10, 14), [value(i) for i in range(4)]) == [EXISTS] * 4
+    assert one.store.exists_each(range(6)).all() and one.store.stats().num_writing == 0
+
+
+def test_the_tail_of_a_batch_is_evicted_first(pair):
+    """Also if some of it was stored under claims."""
+    one, two = pair
+    words = two.cluster.keyspace.keys([2])
+    two.node.directory.claim(two.node.name, words, 100.0)
+
+    def ask_later(ask, *args):
+        two.node.directory.abandon(two.node.name, words)
+        return ask(*args)
+
+    with replaced(one.node.claims, "ask", ask_later):
+        assert one.cluster.put_each(range(5), [value(i) for i in range(5)]) == [STORED] * 5
+    for num_left in (4, 3, 2, 1):
+        one.store.evict(1)
+        assert one.store.match_prefix(range(5)) == num_left == one.store.stats().num_ready
+
+
+def test_a_watermark_counts_them(hosts, monkeypatch):
+    one = hosts.make("one", store=Store.create(64 * UNIT, watermark=(0.9, 0.8)))
+    added = []
+    monkeypatch.setattr(one.store._watermark, "added", added.append)
+    one.cluster.put_each(range(3), [value(i, 100 + i) for i in range(3)])
+    assert added == [100, 101, 102]
+
+
+def test_a_pool_with_quotas_claims(hosts):
+    one = hosts.make("one", store=Store.create(64 * UNIT, quota=Quota(4 * UNIT)))
+    with Asked(one) as asked:
+        assert one.cluster.put(1, value(1)) is STORED and asked.num_keys == 1
+
+
+def test_a_draining_node_gives_it_to_others(pair):
+    one, two = pair
+    one.node.set_draining(True)
+    assert one.cluster.put("a", value(1)) is STORED
+    assert two.store.exists("a") and not one.store.exists("a")
+
+
+def test_a_publisher_that_breaks(pair):
+    """It is not known whether it has listed the objects: they are claimed, and what it has listed
+    in vain is withdrawn.
+    """
+    one, two = pair
+    publisher = one.node._serving._publisher
+
+    class Broken:
+        reason = ""
+        is_late = False
+
+        def publish(self, keys):
+            assert publisher.publish(keys).all()
+
+    one.node._serving._publisher = Broken()
+    with Asked(one) as asked:
+        assert one.cluster.put("a", value(1)) is STORED and asked.num_keys == 1
+    assert one.node.listing.is_stale and two.cluster.get("a") == value(1)
+
+
+def test_a_server_that_does_not_answer_is_waited_for_once(server, hosts, monkeypatch):
+    monkeypatch.setattr(bounded_socket, "TIMEOUT_S", 0.4)
+    one = hosts.make("one")
+    monkeypatch.setattr(bounded_socket, "TIMEOUT_S", 60)
+    with Asked(one) as asked:
+        server.freeze()
+        try:
+            with pytest.raises(Unavailable, match="put: the directory does not answer in time"):
+                one.cluster.put("a", value(1))
+        finally:
+            server.thaw()
+        assert asked.num_keys == 0
+    assert one.cluster.put("a", value(1)) is STORED and one.cluster.get("a") == value(1)
+
+
+def test_a_put_that_fails_after_the_listing(pair, monkeypatch):
+    one, two = pair
+    begin = one.store.begin_unless_full
+
+    def begin_what_fails(key, num_bytes, **options):
+        put = begin(key, num_bytes, **options)
+        monkeypatch.setattr(put, "commit", lambda: (_ for _ in ()).throw(TimeoutError("stopped")))
+        return put
+
+    monkeypatch.setattr(one.store, "begin_unless_full", begin_what_fails)
+    with pytest.raises(TimeoutError, match="stopped"):
+        one.cluster.put("a", value(1))
+    assert one.store.stats().num_writing == 0 and one.node.listing.is_stale
+    one.node.listing.publish_all()
+    assert not two.cluster.exists("a")
+
+
+def test_threads_of_all_hosts_that_put_the_same(hosts):
+    """One of them wins, by whichever way: listed, directly, or under a claim."""
+    one, two, none = hosts.make("one"), hosts.make("two"), hosts.make("none", 0)
+    start = threading.Barrier(6)
+    results: list[list[PutResult]] = [[] for _ in range(6)]
+
+    def claim_and_write(cluster, key, data) -> PutResult:
+        begun = cluster.begin(key, len(data))
+        if isinstance(begun, PutResult):
+            return begun
+        begun.view[:] = data
+        return begun.commit()
+
+    ways = [
+        one.cluster.put,
+        one.cluster.put,
+        two.cluster.put,
+        none.cluster.put,
+        lambda key, data: claim_and_write(one.cluster, key, data),
+        lambda key, data: claim_and_write(two.cluster, key, data),
+    ]
+
+    def run(which: int) -> None:
+        for i in range(40):
+            start.wait(60)
+            results[which].append(ways[which](i, value(which, 500)))
+
+    threads = [threading.Thread(target=run, args=(which,)) for which in range(6)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    for i in range(40):
+        won = [which for which in range(6) if results[which][i] is STORED]
+        assert len(won) == 1, [result[i] for result in results]
+        copies = [host.store.get(i) for host in (one, two) if host.store.exists(i)]
+        assert copies == [value(won[0], 500)]
+        assert eventually(lambda i=i, copies=copies: none.cluster.get(i) == copies[0])
+    assert not np.any([host.store.stats().num_writing for host in (one, two)])
