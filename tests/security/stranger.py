@@ -32,7 +32,7 @@ class Stranger:
         self.peer: Peer = self.engine.open(name)
         self.life = secrets.randbits(60)
 
-    def ask(self, kind: type[messages.Request], **fields) -> messages.Answer:
+    def ask(self, kind: type[messages.Request], **fields) -> messages.Response:
         """Send a request, and return the answer to it."""
         number = secrets.randbits(60)
         request = kind(number, self.life, 30_000, **fields)
@@ -48,7 +48,7 @@ class Stranger:
                     return message
         raise AssertionError("there is no answer")
 
-    def pull(self, key: int, source: str, places: Sequence[bytes]) -> messages.Answer:
+    def pull(self, key: int, source: str, places: Sequence[bytes]) -> messages.Response:
         return self.ask(
             messages.Pull, keys=key_of(key), source=source, verify=False,
             places=list(places), checksums=b"", kept=b"",

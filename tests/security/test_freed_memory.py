@@ -117,7 +117,7 @@ def test_other_memory_of_a_node_is_not_readable(holder, reader):
         assert reader.read(region.address, SIZE) == mine.tobytes()
     with pytest.raises(TransferError):
         reader.read(region.address, SIZE)
-    with holder.node._reader._mover._staging.slot() as address, pytest.raises(TransferError):
+    with holder.node._reader._fetcher._staging.slot() as address, pytest.raises(TransferError):
         reader.read(address, UNIT)
     holder.node.deregister(region)
 
@@ -132,7 +132,7 @@ def test_nodes_read_by_address_as_before(hosts, transports):
     one, two = hosts.several(2, 128 * UNIT, transports=transports, by_key=False)
     one.cluster.put_each(range(8), [value(i, SIZE) for i in range(8)])
     assert two.cluster.get_each(range(8)) == [value(i, SIZE) for i in range(8)]
-    assert two.node.asking.pull(two.node.name, one.store.keyspace.keys(range(8)), one.node.name)
+    assert two.node.client.pull(two.node.name, one.store.keyspace.keys(range(8)), one.node.name)
     assert two.store.get_each(range(8)) == [value(i, SIZE) for i in range(8)]
     none = hosts.make("none", 0, transports=transports, by_key=False)
     assert none.cluster.put("new", value(9, SIZE)).name == "STORED"

@@ -127,7 +127,7 @@ def test_a_directory_that_names_a_file(attacked, private):
     attacked.node.members(anew=True)
     assert attacked.cluster.get("a") is None
     assert attacked.cluster.put("b", value(1)) == mk.PutResult.STORED
-    assert attacked.node.asking.pull(attacked.node.name, np.zeros((1, 2), np.uint64), name) != [0]
+    assert attacked.node.client.pull(attacked.node.name, np.zeros((1, 2), np.uint64), name) != [0]
     assert opened_nothing(attacked.engine)
 
 

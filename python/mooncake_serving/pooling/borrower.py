@@ -14,7 +14,7 @@ import torch
 from mooncake_kernels import gather_blocks
 from mooncake_kernels.errors import InvalidArgument, TransferError
 
-from ..rpc import Call, Calls, Message
+from ..rpc import Call, Message, RpcClient
 from .buffers import ResultBuffer
 from .creditor import Creditor
 from .errors import CreditorFailed
@@ -64,7 +64,7 @@ class Borrower:
     """
 
     def __init__(
-        self, cache: Cache, geometry: Geometry, calls: Calls, num_staged: int, answer_s: float
+        self, cache: Cache, geometry: Geometry, calls: RpcClient, num_staged: int, answer_s: float
     ):
         self._view, self._geometry = cache.view(), geometry
         self._calls, self._num_staged, self._answer_s = calls, num_staged, answer_s

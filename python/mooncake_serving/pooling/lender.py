@@ -9,7 +9,7 @@ from mooncake_kernels import scatter_blocks
 from mooncake_kernels.errors import InvalidArgument, TransferError
 from mooncake_kernels.transfer import Ticket
 
-from ..rpc import MAX_REASON, Calls, Descriptors, Refused
+from ..rpc import MAX_REASON, Descriptors, Refused, RpcClient
 from .desks import Desk, Desks
 from .errors import Refusal
 from .geometry import Cache, Geometry
@@ -63,7 +63,7 @@ class Lender:
         cache: Cache,
         geometry: Geometry,
         loans: Loans,
-        calls: Calls,
+        calls: RpcClient,
         num_staged: int,
         lease_s: float,
         answer_s: float,

@@ -8,7 +8,7 @@ from typing import Protocol, runtime_checkable
 from mooncake_kernels.closing import Closing
 from mooncake_kernels.transfer import TransferEngine
 
-from ..rpc import Calls, Peers, Receiver
+from ..rpc import Peers, Receiver, RpcClient
 from .borrower import Borrowed, Borrower
 from .geometry import Cache, Geometry
 from .ledger import Heartbeat, Offer
@@ -74,7 +74,7 @@ class Member(Closing):
         self.name = transfer.name
         self._blocks, self._manager, self.heartbeat_s = blocks, manager, options.heartbeat_s
         limit = options.max_lent_blocks
-        self._calls = Calls(Peers(transfer), encode)
+        self._calls = RpcClient(Peers(transfer), encode)
         self.borrower = Borrower(
             cache, geometry, self._calls, options.num_staged_blocks, options.answer_s
         )
@@ -117,7 +117,7 @@ class Member(Closing):
     def _take(self, sender: str, data: bytes) -> None:
         message = decode(data)
         if isinstance(message, Answer):
-            self._calls.take_answer(sender, message)
+            self._calls.take_response(sender, message)
         else:
             self.lender.handle(sender, message)
 

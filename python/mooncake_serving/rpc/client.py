@@ -54,7 +54,7 @@ class Call:
         return max(0.0, self.started_s + self.deadline_s - time.monotonic())
 
 
-class Calls:
+class RpcClient:
     """Requests to other engines. Thread-safe.
 
     All methods that send raise ``TransferError`` if the other side cannot be reached.
@@ -173,7 +173,7 @@ class Calls:
         if call.lease is not None:
             call.lease.end(error)
 
-    def tell(self, name: str, message: Message, deadline_s: float) -> None:
+    def send(self, name: str, message: Message, deadline_s: float) -> None:
         """Send a message, and wait until it is in the receiver's queue, as ``Peers.use`` does.
 
         Raises:
@@ -197,7 +197,7 @@ class Calls:
         with self.peers.lease(name, deadline_s, may_open=may_open) as peer:
             return self._write(peer, message, deadline_s, descriptors)
 
-    def take_answer(self, sender: str, answer: Message) -> bool:
+    def take_response(self, sender: str, answer: Message) -> bool:
         """Hand an answer to its call; returns whether there was one, to that engine."""
         with self._lock:
             call = self._calls.get(answer.number)

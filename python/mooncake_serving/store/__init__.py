@@ -11,9 +11,9 @@
         store.put_each(keys[num_blocks:], new_blocks, position=num_blocks)
 
 ``TieredStore`` has an ``SsdTier`` behind its pool. ``ClusterStore`` has the same calls over all
-hosts whose nodes share a directory; ``Copies`` and ``drain`` control on how many hosts an object
-is. docs/store.md, store_ssd.md and store_cluster.md say what is guaranteed, also after a crash, and
-what is still missing.
+hosts whose nodes share a directory; ``Replicator`` and ``drain`` control on how many hosts an
+object is. docs/store.md, store_ssd.md and store_cluster.md say what is guaranteed, also after a
+crash, and what is still missing.
 """
 
 import importlib
@@ -40,11 +40,11 @@ from .watermark import Watermark
 
 if TYPE_CHECKING:
     from .cluster import ClusterStore, HotKeys, Node
-    from .replication import Copies, Placement, drain
+    from .replication import Placement, Replicator, drain
 
 __all__ = [
     "ClusterStore",
-    "Copies",
+    "Replicator",
     "EvictionPolicy",
     "HotKeys",
     "LengthAware",
@@ -70,7 +70,7 @@ __all__ = [
 
 OF_CLUSTERS = {
     "ClusterStore": "cluster",
-    "Copies": "replication",
+    "Replicator": "replication",
     "HotKeys": "cluster",
     "Node": "cluster",
     "Placement": "replication",

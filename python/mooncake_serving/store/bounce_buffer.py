@@ -7,7 +7,7 @@ import numpy as np
 from mooncake_kernels.buffers import Buffer, as_buffer, copy_from_host
 
 
-class Landing:
+class BounceBuffers:
     """Buffers in host memory: the given ones, or stand-ins for those on GPUs.
 
     Attributes:
@@ -30,10 +30,10 @@ class Landing:
         """
         if self.buffers is self._given:
             return
-        for given, landed in zip(self._given, self.buffers, strict=True):
-            size = min(landed.num_bytes, num_bytes)
-            if landed is not given:
-                copy_from_host(landed.owner[:size], [given])
+        for given, bounced in zip(self._given, self.buffers, strict=True):
+            size = min(bounced.num_bytes, num_bytes)
+            if bounced is not given:
+                copy_from_host(bounced.owner[:size], [given])
             num_bytes -= size
 
 

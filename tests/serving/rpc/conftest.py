@@ -6,22 +6,24 @@ from types import SimpleNamespace
 import pytest
 
 from mooncake_kernels.transfer import TransferEngine
-from mooncake_serving.rpc import Calls, Peers
+from mooncake_serving.rpc import Peers, RpcClient
 
 from .support import CODEC, wait_until
 
 
 @pytest.fixture
 def made():
-    """``asking`` (an engine) has ``peers`` and ``calls``; ``asked`` does nothing by itself."""
+    """``asking`` (an engine) has ``peers`` and ``client``; ``asked`` does nothing by itself."""
     before = set(threading.enumerate())
     with (
         TransferEngine(transports=["tcp"]) as asking,
         TransferEngine(transports=["tcp"]) as asked,
     ):
         peers = Peers(asking)
-        calls = Calls(peers, CODEC.encode)
-        yield SimpleNamespace(asking=asking, asked=asked, peers=peers, calls=calls, name=asked.name)
-        calls.close()
+        client = RpcClient(peers, CODEC.encode)
+        yield SimpleNamespace(
+            asking=asking, asked=asked, peers=peers, client=client, name=asked.name
+        )
+        client.close()
         peers.close()
     wait_until(lambda: set(threading.enumerate()) <= before)

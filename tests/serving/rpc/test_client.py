@@ -11,7 +11,7 @@ import pytest
 
 from mooncake_kernels.errors import FailureKind, TransferError
 from mooncake_kernels.transfer import TransferEngine
-from mooncake_serving.rpc import Calls, Peers, Receiver, Refused
+from mooncake_serving.rpc import Peers, Receiver, Refused, RpcClient
 
 from .support import CODEC, WAIT_S, Add, Sum, wait_until
 
@@ -25,26 +25,26 @@ with mk.TransferEngine(transports=["tcp"]) as engine:
 """
 
 
-def take_answers(calls):
+def take_responses(client):
     """The thread of the side that asks."""
 
     def take(sender, data):
-        calls.take_answer(sender, CODEC.decode(data))
+        client.take_response(sender, CODEC.decode(data))
 
-    return Receiver(calls.peers.engine, take, lambda: None, lambda: 0.01, "answers")
+    return Receiver(client.peers.engine, take, lambda: None, lambda: 0.01, "answers")
 
 
 @pytest.fixture
 def serve(made):
     """``serve(answer)``: the second engine answers as it says; None: not at all."""
-    receivers = [take_answers(made.calls)]
-    answers = Calls(Peers(made.asked), CODEC.encode)
+    receivers = [take_responses(made.client)]
+    answers = RpcClient(Peers(made.asked), CODEC.encode)
 
     def start(answer):
         def take(sender, data):
             message = answer(CODEC.decode(data))
             if message is not None:
-                answers.tell(sender, message, WAIT_S)
+                answers.send(sender, message, WAIT_S)
 
         receivers.append(Receiver(made.asked, take, lambda: None, lambda: 0.01, "serves"))
 
@@ -58,25 +58,25 @@ def add(request):
     return Sum(request.number, sum(request.numbers))
 
 
-def request(calls, *numbers):
-    return Add(calls.next_number(), numbers)
+def request(client, *numbers):
+    return Add(client.next_number(), numbers)
 
 
 def test_each_call_has_its_answer(made, serve):
     serve(add)
 
     def ask(i):
-        return made.calls.call(made.name, request(made.calls, i, 1), Sum, WAIT_S).total
+        return made.client.call(made.name, request(made.client, i, 1), Sum, WAIT_S).total
 
     with ThreadPoolExecutor(8) as executor:
         assert list(executor.map(ask, range(100))) == list(range(1, 101))
-    assert not made.calls._calls
+    assert not made.client._calls
 
 
 def test_calls_are_under_way_together(made, serve):
     serve(add)
-    calls = [made.calls.start(made.name, request(made.calls, i), WAIT_S) for i in range(5)]
-    assert [made.calls.wait(call, Sum).total for call in calls[::-1]] == [4, 3, 2, 1, 0]
+    calls = [made.client.start(made.name, request(made.client, i), WAIT_S) for i in range(5)]
+    assert [made.client.wait(call, Sum).total for call in calls[::-1]] == [4, 3, 2, 1, 0]
 
 
 @pytest.mark.parametrize(
@@ -91,33 +91,33 @@ def test_calls_are_under_way_together(made, serve):
 def test_a_call_that_fails_says_why(made, serve, answer, deadline_s, cause):
     serve(answer)
     with pytest.raises(TransferError) as raised:
-        made.calls.call(made.name, request(made.calls), Sum, deadline_s)
+        made.client.call(made.name, request(made.client), Sum, deadline_s)
     assert (raised.value.peer, raised.value.cause) == (made.name, cause)
     assert raised.value.timed_out == ("no answer" in cause)
-    assert not made.calls._calls and made.peers.is_open(made.name)
+    assert not made.client._calls and made.peers.is_open(made.name)
 
 
 def test_an_answer_counts_once_and_only_from_whom_was_asked(made):
-    call = made.calls.start(made.name, request(made.calls), WAIT_S)
-    assert not made.calls.take_answer("another", Sum(call.number, 1))
-    assert not made.calls.take_answer(made.name, Sum(call.number + 1, 2))
-    assert made.calls.take_answer(made.name, Sum(call.number, 3))
-    assert not made.calls.take_answer(made.name, Sum(call.number, 4))
-    assert made.calls.wait(call, Sum).total == 3
+    call = made.client.start(made.name, request(made.client), WAIT_S)
+    assert not made.client.take_response("another", Sum(call.number, 1))
+    assert not made.client.take_response(made.name, Sum(call.number + 1, 2))
+    assert made.client.take_response(made.name, Sum(call.number, 3))
+    assert not made.client.take_response(made.name, Sum(call.number, 4))
+    assert made.client.wait(call, Sum).total == 3
 
 
 def test_an_answer_to_a_call_that_has_ended_is_not_taken(made):
-    call = made.calls.start(made.name, request(made.calls), WAIT_S)
-    made.calls.end(call)
-    made.calls.end(call)
-    assert not made.calls.take_answer(made.name, Sum(call.number, 1))
+    call = made.client.start(made.name, request(made.client), WAIT_S)
+    made.client.end(call)
+    made.client.end(call)
+    assert not made.client.take_response(made.name, Sum(call.number, 1))
 
 
 def test_data_arrives_before_the_request(made):
     source, target = bytearray(b"queries"), bytearray(7)
     with made.asking.register(source) as here, made.asked.register(target) as there:
-        ticket = made.calls.post(
-            made.name, request(made.calls), WAIT_S, [(here.address, there.address, 7)]
+        ticket = made.client.post(
+            made.name, request(made.client), WAIT_S, [(here.address, there.address, 7)]
         )
         ticket.wait()
         [(sender, data)] = made.asked.receive_notifications(WAIT_S)
@@ -126,62 +126,62 @@ def test_data_arrives_before_the_request(made):
 
 
 def test_whether_an_answer_may_come(made):
-    call = made.calls.start(made.name, request(made.calls), WAIT_S)
+    call = made.client.start(made.name, request(made.client), WAIT_S)
     wait_until(lambda: call.ticket.done)
-    assert made.calls.is_under_way(call)
-    made.calls.take_answer(made.name, Sum(call.number, 1))
-    assert not made.calls.is_under_way(call)
-    late = made.calls.start(made.name, request(made.calls), 0.01)
+    assert made.client.is_under_way(call)
+    made.client.take_response(made.name, Sum(call.number, 1))
+    assert not made.client.is_under_way(call)
+    late = made.client.start(made.name, request(made.client), 0.01)
     wait_until(lambda: not late.seconds_left)
-    assert not made.calls.is_under_way(late)
-    made.calls.end(late)
+    assert not made.client.is_under_way(late)
+    made.client.end(late)
 
 
 def test_a_request_that_is_not_delivered_fails_and_its_connection_is_not_used_again(made):
-    made.calls.tell(made.name, request(made.calls), WAIT_S)
+    made.client.send(made.name, request(made.client), WAIT_S)
     with made.asking.register(bytearray(8)) as here:
         data = [(here.address, 4096, 8)]  # which is not registered over there
-        for finish in (made.calls.is_under_way, lambda call: made.calls.wait(call, Sum)):
-            call = made.calls.start(made.name, request(made.calls), WAIT_S, data)
+        for finish in (made.client.is_under_way, lambda call: made.client.wait(call, Sum)):
+            call = made.client.start(made.name, request(made.client), WAIT_S, data)
             wait_until(lambda call=call: call.ticket.done)
             with pytest.raises(TransferError):
                 finish(call)
             assert not made.peers.is_open(made.name)
-            made.calls.end(call)
-    assert not made.calls._calls and not made.peers._leases
+            made.client.end(call)
+    assert not made.client._calls and not made.peers._leases
 
 
 def test_who_cannot_be_reached_is_named(made):
     for name in (NOWHERE, "no name"):
         for send in (
-            lambda name: made.calls.call(name, request(made.calls), Sum, WAIT_S),
-            lambda name: made.calls.tell(name, request(made.calls), WAIT_S),
-            lambda name: made.calls.post(name, request(made.calls), WAIT_S),
+            lambda name: made.client.call(name, request(made.client), Sum, WAIT_S),
+            lambda name: made.client.send(name, request(made.client), WAIT_S),
+            lambda name: made.client.post(name, request(made.client), WAIT_S),
         ):
             with pytest.raises(TransferError) as raised:
                 send(name)
             assert raised.value.peer == name
-    assert not made.calls._calls
+    assert not made.client._calls
 
 
 def test_one_that_is_not_connected_to_is_not_if_it_may_not_be(made):
     with pytest.raises(TransferError, match="it is not connected"):
-        made.calls.post(made.name, request(made.calls), WAIT_S, may_open=False)
+        made.client.post(made.name, request(made.client), WAIT_S, may_open=False)
     with pytest.raises(TransferError, match="it is not connected"):
-        made.calls.start(made.name, request(made.calls), WAIT_S, may_open=False)
-    made.calls.tell(made.name, request(made.calls), WAIT_S)
-    made.calls.end(made.calls.start(made.name, request(made.calls), WAIT_S, may_open=False))
+        made.client.start(made.name, request(made.client), WAIT_S, may_open=False)
+    made.client.send(made.name, request(made.client), WAIT_S)
+    made.client.end(made.client.start(made.name, request(made.client), WAIT_S, may_open=False))
 
 
 def test_some_calls_fail_and_the_others_go_on(made, serve):
     with TransferEngine(transports=["tcp"]) as third:
-        lost = made.calls.start(third.name, request(made.calls), WAIT_S)
-        kept = made.calls.start(made.name, request(made.calls, 1, 2), WAIT_S)
-        made.calls.fail(lambda call: call.name == third.name, "it is gone", FailureKind.GONE)
+        lost = made.client.start(third.name, request(made.client), WAIT_S)
+        kept = made.client.start(made.name, request(made.client, 1, 2), WAIT_S)
+        made.client.fail(lambda call: call.name == third.name, "it is gone", FailureKind.GONE)
         with pytest.raises(TransferError, match="it is gone"):
-            made.calls.wait(lost, Sum)
+            made.client.wait(lost, Sum)
         serve(add)
-        assert made.calls.wait(kept, Sum).total == 3
+        assert made.client.wait(kept, Sum).total == 3
 
 
 @pytest.mark.parametrize("is_closed", [False, True])
@@ -190,15 +190,15 @@ def test_calls_that_are_not_delivered_fail_too(made, is_closed):
     with subprocess.Popen(command, stdin=-1, stdout=-1, text=True) as process:
         try:
             name = process.stdout.readline().strip()
-            made.calls.tell(name, request(made.calls), WAIT_S)
+            made.client.send(name, request(made.client), WAIT_S)
             os.kill(process.pid, signal.SIGSTOP)
             os.waitpid(process.pid, os.WUNTRACED)  # until all its threads have stopped
-            call = made.calls.start(name, request(made.calls), WAIT_S)
-            end = made.calls.close if is_closed else lambda: made.calls.fail(bool, "it is gone")
+            call = made.client.start(name, request(made.client), WAIT_S)
+            end = made.client.close if is_closed else lambda: made.client.fail(bool, "it is gone")
             ending = threading.Timer(0.05, end)
             ending.start()
             with pytest.raises(TransferError, match="this side was closed|it is gone"):
-                made.calls.wait(call, Sum)
+                made.client.wait(call, Sum)
             ending.join()
         finally:
             process.kill()
@@ -206,33 +206,33 @@ def test_calls_that_are_not_delivered_fail_too(made, is_closed):
 
 
 def test_closing_fails_those_that_wait_and_all_later_ones(made):
-    waiting = made.calls.start(made.name, request(made.calls), WAIT_S)
-    closing = threading.Timer(0.05, made.calls.close)
+    waiting = made.client.start(made.name, request(made.client), WAIT_S)
+    closing = threading.Timer(0.05, made.client.close)
     closing.start()
     with pytest.raises(TransferError, match="this side was closed"):
-        made.calls.wait(waiting, Sum)
+        made.client.wait(waiting, Sum)
     closing.join()
     for name in (made.name, NOWHERE):
         with pytest.raises(TransferError, match="this side was closed"):
-            made.calls.call(name, request(made.calls), Sum, WAIT_S)
-    assert not made.calls._calls
+            made.client.call(name, request(made.client), Sum, WAIT_S)
+    assert not made.client._calls
 
 
 def test_a_call_that_fails_while_its_peer_is_connected_to_is_not_sent(made, monkeypatch):
     open_peer = made.asking.open
 
     def open_and_fail(name, **options):
-        made.calls.fail(bool, "it is gone")
+        made.client.fail(bool, "it is gone")
         return open_peer(name, **options)
 
     monkeypatch.setattr(made.asking, "open", open_and_fail)
     with pytest.raises(TransferError, match="it is gone"):
-        made.calls.start(made.name, request(made.calls), WAIT_S)
+        made.client.start(made.name, request(made.client), WAIT_S)
     assert made.asked.receive_notifications(0) == []
-    assert not made.calls._calls and not made.peers._leases
+    assert not made.client._calls and not made.peers._leases
 
 
 def test_numbers_are_of_one_process_only(made):
-    numbers = [made.calls.next_number() for _ in range(3)]
+    numbers = [made.client.next_number() for _ in range(3)]
     assert numbers == [numbers[0], numbers[0] + 1, numbers[0] + 2]
-    assert Calls(made.peers, CODEC.encode).next_number() not in numbers
+    assert RpcClient(made.peers, CODEC.encode).next_number() not in numbers

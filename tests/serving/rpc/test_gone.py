@@ -22,7 +22,7 @@ def peers(transports):
         peers.close()
 
 
-def tell(peers: Peers, name: str, data: bytes) -> None:
+def send(peers: Peers, name: str, data: bytes) -> None:
     peers.use(
         name, WAIT_S, lambda peer: peers.engine.write(peer, (), notify=data, deadline_s=5).wait()
     )
@@ -33,14 +33,14 @@ def test_the_next_one_is_told(peers, transports):
     for number in range(3):
         with TransferEngine(name, transports=transports) as other:
             name = other.name
-            tell(peers, name, b"%d" % number)
-            tell(peers, name, b"again")
+            send(peers, name, b"%d" % number)
+            send(peers, name, b"again")
             told = [data for _, data in other.receive_notifications(5.0)]
             assert told + [data for _, data in other.receive_notifications()] == [
                 b"%d" % number, b"again",
             ]  # fmt: skip
     with pytest.raises(TransferError):
-        tell(peers, name, b"nobody")
+        send(peers, name, b"nobody")
 
 
 @pytest.mark.parametrize("kind", FailureKind)

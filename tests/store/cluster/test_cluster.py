@@ -328,11 +328,11 @@ def test_copies_are_taken_on_request(hosts):
     one, two, three = hosts.several(3)
     one.cluster.put_each(range(5), [value(i) for i in range(5)])
     keys = one.store.keyspace.keys(range(7))
-    pulled = three.node.asking.pull(two.node.name, keys, one.node.name)
+    pulled = three.node.client.pull(two.node.name, keys, one.node.name)
     assert pulled[:5] == [STORED] * 5 and pulled[5] == f"ABSENT at {one.node.name}"
     assert two.store.get_each(range(5)) == [value(i) for i in range(5)]
-    assert three.node.asking.pull(two.node.name, keys[:1], one.node.name) == [EXISTS]
-    assert "is no member" in three.node.asking.pull(two.node.name, keys[5:6], "nobody")[0]
+    assert three.node.client.pull(two.node.name, keys[:1], one.node.name) == [EXISTS]
+    assert "is no member" in three.node.client.pull(two.node.name, keys[5:6], "nobody")[0]
 
 
 def test_who_has_just_joined_is_put_to_and_removed_from(hosts):

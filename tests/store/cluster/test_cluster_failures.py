@@ -110,7 +110,7 @@ def test_what_is_spoiled_on_its_way_is_told_of_that_object(hosts):
         if bad in [address for address, _ in moves]:
             raise TransferError(peer.name, "a range differs", kind=FailureKind.CHECKSUM)
 
-    with replaced(two.node._reader._mover, "read", spoiled):
+    with replaced(two.node._reader._fetcher, "read", spoiled):
         assert two.cluster.fetch(range(4)) == [STORED, STORED, None, STORED]
         with pytest.raises(ChecksumError):
             two.cluster.get(2)
@@ -153,11 +153,11 @@ def test_what_is_not_what_was_stored_is_read_again(hosts, verify):
             ctypes.memset(moves[1][1].address + 7, 0, 1)
 
     into = np.zeros((3, UNIT), np.uint8)
-    with replaced(two.node._reader._mover, "read", spoiled):
+    with replaced(two.node._reader._fetcher, "read", spoiled):
         assert two.cluster.get_into_each(range(3), into).tolist() == [UNIT] * 3
     assert [bytes(row) for row in into] == [value(i) for i in range(3)] and num_reads == 4
     num_reads = 0
-    with replaced(two.node._reader._mover, "read", spoiled):
+    with replaced(two.node._reader._fetcher, "read", spoiled):
         assert two.cluster.fetch(range(3)) == [STORED] * 3
     assert two.store.get_each(range(3)) == [value(i) for i in range(3)] and num_reads == 4
     assert two.store.stats().num_writing == 0
@@ -170,7 +170,7 @@ def test_what_is_given_is_compared_where_it_arrives(hosts):
         read(peer, moves, **options)
         ctypes.memset(moves[0][1].address + 7, 0, 1)
 
-    with replaced(one.node._reader._mover, "read", spoiled):
+    with replaced(one.node._reader._fetcher, "read", spoiled):
         with pytest.raises(Unavailable, match="checksum: what has arrived is something else"):
             two.cluster.put("a", value(1))
     assert not one.store.exists("a") and one.store.stats().num_writing == 0
@@ -207,7 +207,7 @@ def test_a_read_that_its_holder_does_not_confirm_is_not_trusted(hosts, monkeypat
         assert three.cluster.get_into("a", into) is None
         assert three.cluster.fetch(["a"]) == [None] and three.store.stats().num_writing == 0
         keys = one.store.keyspace.keys(["a"])
-        assert two.node.asking.pull(three.node.name, keys, one.node.name, verify=False)
+        assert two.node.client.pull(three.node.name, keys, one.node.name, verify=False)
         assert not three.store.exists("a")
     two.cluster.fetch(["a"])
     with replaced(one.node._pins, "release", took_it_for_dead):
@@ -229,7 +229,7 @@ def test_a_reader_that_was_taken_for_dead_learns_it_or_has_the_right_bytes(
         hosts.directory.leave(two.node.name)
         assert eventually(lambda: one.node.num_readers() == 0)
 
-    with replaced(two.node._reader._mover, "read", slow):
+    with replaced(two.node._reader._fetcher, "read", slow):
         assert two.cluster.fetch(["a"]) == [STORED if verify else None]
     assert two.store.get("a") == (value(1) if verify else None)
     assert two.store.stats().num_writing == 0
@@ -239,14 +239,14 @@ def test_pins_of_a_reader_end_with_its_membership(hosts):
     one, two = hosts.several(2, ttl_s=SHORT_TTL_S)
     one.cluster.put("a", value(1))
     keys = key_bytes(one.store.keyspace.keys(["a"]))
-    answer = two.node._calls.ask(
+    answer = two.node._rpc.request(
         one.node.name, Pin, Pinned, 5.0, valid_s=600, keys=keys, verify=False
     )
     assert one.node.num_readers() == 1 and one.store.stats().num_pins == 1
     hosts.directory.leave(two.node.name)
     two.node._membership._is_over.set()  # it does not come back
     assert eventually(lambda: one.node.num_readers() == 0) and one.store.stats().num_pins == 0
-    released = two.node._calls.ask(
+    released = two.node._rpc.request(
         one.node.name, Release, Released, 5.0, token=answer.number, is_answered=True
     )
     assert not released.held
@@ -256,10 +256,10 @@ def test_pins_of_an_earlier_process_of_that_name_end(hosts):
     one, two = hosts.several(2, by_key=False)
     one.cluster.put("a", value(1))
     keys = one.store.keyspace.keys(["a"])
-    two.node._calls.ask(
+    two.node._rpc.request(
         one.node.name, Pin, Pinned, 5.0, valid_s=600, keys=key_bytes(keys), verify=False
     )
-    two.node._calls.life += 1  # as if it had been started again
+    two.node._rpc.life += 1  # as if it had been started again
     assert two.cluster.get("a") == value(1)
     assert eventually(lambda: one.node.num_readers() == 0)
 
@@ -320,7 +320,7 @@ def test_of_many_writers_one_wins(hosts):
 def test_a_key_is_written_by_one_thread_of_a_node(hosts):
     one, none = hosts.make("one"), hosts.make("none", 0)
     none.node._membership.refresh()
-    for host, writes in ((one, (one.store, "put_key")), (none, (none.node.asking, "put"))):
+    for host, writes in ((one, (one.store, "put_key")), (none, (none.node.client, "put"))):
         others = []
 
         def written_twice(put, *args, host=host, others=others, **options):
@@ -393,7 +393,7 @@ def test_a_claim_that_comes_to_nothing_is_given_back(hosts):
         nonlocal num_puts
         num_puts += 1
         if num_puts == 2:
-            raise TimeoutError("a stopped process holds the pool")
+            raise TimeoutError("a stopped process guards the pool")
         return original(*arguments, **options)
 
     with replaced(one.store, "put_key", put_key), pytest.raises(TimeoutError, match="stopped"):
@@ -503,6 +503,6 @@ def test_with_a_secret_and_with_tls(hosts, kind, tmp_path):
     assert two.cluster.get("a") == value(1)
     assert stranger.cluster.exists("a") and stranger.cluster.get("a") is None
     with pytest.raises(TransferError):
-        stranger.node.asking.stat(one.node.name)
+        stranger.node.client.stat(one.node.name)
     two.node._membership.refresh()
     assert two.cluster.stats().keys() == {one.node.pool_name, two.node.pool_name}

@@ -61,7 +61,7 @@ PUTTING = threading.Lock()
 
 def pin(host, name: str, keys: bytes) -> None:
     """Pin objects at a node, and read nothing."""
-    host.node._calls.ask(name, Pin, Pinned, 5.0, valid_s=600, keys=keys, verify=False)
+    host.node._rpc.request(name, Pin, Pinned, 5.0, valid_s=600, keys=keys, verify=False)
 
 
 def claim(host, keys: np.ndarray) -> list[int]:
@@ -124,7 +124,7 @@ def test_a_stopped_holder_is_not_asked_by_each_read(hosts, start, by_key):
         assert here.cluster.get("a") == value(1)
         there.stop()
         try:
-            here.node.silence._lasts_s = 600.0
+            here.node.backoff._lasts_s = 600.0
             assert here.cluster.get("a") is None  # after a second
             assert here.cluster.exists("a")
             num_asked = len(asked)
@@ -143,13 +143,13 @@ def test_a_silent_node_is_the_last_to_be_given_something(hosts):
     names = [home.node.name for home in reversed(homes)]
     assert [member.name for member in writer.cluster._homes()] == names
     first = writer.node.member(names[0])
-    writer.node.silence.note(first, TransferError(names[0], "closed"))
+    writer.node.backoff.failed(first, TransferError(names[0], "closed"))
     assert [member.name for member in writer.cluster._homes()] == names
     late = TransferError(names[0], "no answer", kind=FailureKind.TIMED_OUT)
-    writer.node.silence.note(first, late)
+    writer.node.backoff.failed(first, late)
     assert [member.name for member in writer.cluster._homes()] == names[::-1]
-    writer.node.silence._lasts_s = 0.0
-    writer.node.silence.note(first, late)
+    writer.node.backoff._lasts_s = 0.0
+    writer.node.backoff.failed(first, late)
     assert [member.name for member in writer.cluster._homes()] == names
 
 
@@ -185,7 +185,7 @@ def test_a_holder_is_killed_in_the_middle_of_a_read(hosts, start):
         near.kill()
         return read(*args, **options)
 
-    with replaced(here.node._reader._mover, "read", killed):
+    with replaced(here.node._reader._fetcher, "read", killed):
         assert here.cluster.get("a") == value(1, 500_000)
     assert here.cluster.get("only there") is None
     assert eventually(lambda: not here.cluster.exists("only there"))
@@ -202,7 +202,7 @@ def test_a_holder_is_killed_after_the_bytes_were_read(hosts, start, verify, monk
         read(*args, **options)
         there.kill()
 
-    with replaced(here.node._reader._mover, "read", killed):
+    with replaced(here.node._reader._fetcher, "read", killed):
         # Their checksum says that the bytes are good, or nobody does.
         assert here.cluster.get("a") == (value(1) if verify else None)
     assert here.cluster.fetch(["a"]) == [None] and here.store.stats().num_writing == 0
@@ -248,7 +248,7 @@ def test_a_writer_is_killed_anywhere(hosts, start, soak):
                 ), seed
                 assert here.cluster.get(i) == beside.cluster.get(i) == expected, seed
             here.store.remove_all()
-            here.node.listing.publish_all()
+            here.node.entries.publish_all()
             beside.close()
             hosts.all.remove(beside)
             # Until the writer is forgotten its pool is said to have what it had.

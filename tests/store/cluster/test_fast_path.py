@@ -109,7 +109,7 @@ class TestReads:
         one, none = pair
         two = hosts.make("two")
         two.cluster.fetch([3])
-        one.cluster.node.listing.withdraw(one.cluster.keyspace.keys([3]))
+        one.cluster.node.entries.withdraw(one.cluster.keyspace.keys([3]))
         one.store.remove(3)
         array = np.zeros(3000, np.uint8)
         assert none.cluster.get_into(3, array) == 3000
@@ -164,7 +164,7 @@ class TestPuts:
     def test_nobody_is_asked_but_the_engine(self, pair):
         one, none = pair
         assert none.node.homes()[0].publishes
-        with fails(none.node.claims, "ask"), fails(one.node._server._answers, "answer"):
+        with fails(none.node.claims, "ask"), fails(one.node._server._handler, "handle"):
             values = [value(i, 100 * i) for i in range(5)]
             assert none.cluster.put_each(range(5), values) == [STORED] * 5
             assert none.cluster.put_from("a", b"two", value(7)) is STORED
@@ -184,7 +184,7 @@ class TestPuts:
         assert results == [EXISTS, STORED, EXISTS, BEING_WRITTEN]
         assert not one.store.exists("there") and one.store.get("here") == value(2)
         assert eventually(lambda: one.store.stats().num_writing == 0)
-        with fails(none.node.asking, "put"):
+        with fails(none.node.client, "put"):
             assert none.cluster.put("there", value(9)) is EXISTS
 
     def test_what_others_write_is_left_to_them(self, hosts, pair):
@@ -255,9 +255,9 @@ class TestPuts:
         redis.stop()
         with pytest.raises(Unavailable, match="redis"):
             none.cluster.put("b", value(2))
-        assert not one.store.exists("b") and not one.node._serving.publishes
+        assert not one.store.exists("b") and not one.node._served.publishes
         redis.start()
-        assert eventually(lambda: one.node._serving.publishes)
+        assert eventually(lambda: one.node._served.publishes)
         asked, stored = [], []
         ask = none.node.claims.ask
         keys = itertools.count()
@@ -327,10 +327,10 @@ class TestPuts:
         one, none = pair
         words = one.cluster.keyspace.keys(["a"])
         put = one.store.begin("a", UNIT)
-        assert one.node._serving._publisher.publish(words).all()
-        assert one.node.listing.withdraw_gone(words).tolist() == [False]
-        one.node.listing.withdraw(words)  # of the one that was there before
-        one.node.listing.publish_all()
+        assert one.node._served._publisher.publish(words).all()
+        assert one.node.entries.withdraw_gone(words).tolist() == [False]
+        one.node.entries.withdraw(words)  # of the one that was there before
+        one.node.entries.publish_all()
         assert one.cluster.put("a", value(2)) is BEING_WRITTEN
         assert none.cluster.exists("a") and none.cluster.get("a") is None
         put.view[:] = value(1)
@@ -391,7 +391,7 @@ class TestPuts:
         thread = threading.Thread(target=list_and_leave)
         thread.start()
         fake = RedisPublisher(os.dup(ours.fileno()), b"", 60.0, 0)
-        one.node._serving._served.let_publish(fake)
+        one.node._served._served.let_publish(fake)
         assert none.cluster.put("a", value(1)) is STORED
         thread.join()
         ours.close()
@@ -404,14 +404,14 @@ class TestPuts:
         words = one.cluster.keyspace.keys(["a"])
         with one.store.begin("a", UNIT):
             one.node.directory.remove(words, 100.0)
-            one.node.listing.withdraw(words)
+            one.node.entries.withdraw(words)
             assert not none.cluster.exists("a")
 
     def test_what_was_listed_in_vain_is_withdrawn(self, hosts, monkeypatch):
         one = hosts.make("one", ttl_s=SHORT_TTL_S)
         none = hosts.make("none", 0, ttl_s=SHORT_TTL_S)
-        assert one.node._serving._publisher.publish(one.cluster.keyspace.keys(["lost"])).all()
-        served = one.node._serving._served
+        assert one.node._served._publisher.publish(one.cluster.keyspace.keys(["lost"])).all()
+        served = one.node._served._served
         take = served.take
         told = threading.Event()
 
@@ -431,29 +431,29 @@ class TestPuts:
         one.cluster.put("a", value(1))
         one.store.pool.remove(tuple(one.cluster.keyspace.keys(["a"])[0].tolist()))
         put = one.store.begin("a", UNIT)
-        one.node.listing.tell_changes()
+        one.node.entries.publish_changes()
         assert none.cluster.exists("a")
         put.abort()
-        one.node.listing.tell_changes()
+        one.node.entries.publish_changes()
         assert not none.cluster.exists("a")
 
     def test_a_node_that_joins_again_has_another_publisher(self, hosts, redis):
         """The directory may be another server by now."""
         one = hosts.make("one", ttl_s=SHORT_TTL_S)
-        before = one.node._serving._publisher
+        before = one.node._served._publisher
         with Redis(port=redis.port) as client:
             client.flushall()
-        assert eventually(lambda: one.node._serving._publisher is not before)
+        assert eventually(lambda: one.node._served._publisher is not before)
         assert before.reason == "", "it was replaced though it works"
 
     def test_an_idle_connection_that_ends_costs_nothing(self, hosts, redis):
         one = hosts.make("one", ttl_s=SHORT_TTL_S)
-        before = one.node._serving._publisher
+        before = one.node._served._publisher
         with Redis(port=redis.port) as client:
             client.execute_command("CLIENT", "KILL", "TYPE", "normal", "SKIPME", "yes")
-            with fails(one.node.listing, "publish_all"):
-                assert eventually(lambda: one.node._serving._publisher is not before)
-        assert before.reason and one.node._serving.publishes
+            with fails(one.node.entries, "publish_all"):
+                assert eventually(lambda: one.node._served._publisher is not before)
+        assert before.reason and one.node._served.publishes
 
     def test_a_closed_node_leaves_no_connection(self, hosts, redis):
         with Redis(port=redis.port) as client:
@@ -461,7 +461,7 @@ class TestPuts:
             gc.disable()  # nothing is left to it
             try:
                 host.close()
-                assert host.node._serving._publisher is None
+                assert host.node._served._publisher is None
                 hosts.all.remove(host)
                 names = {entry["cmd"] for entry in client.client_list()}
                 assert eventually(

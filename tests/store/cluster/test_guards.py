@@ -2,11 +2,11 @@
 
 import gc
 
-from mooncake_serving.store.cluster.guards import Holds
+from mooncake_serving.store.cluster.guards import Guards
 
 
 class Cycle:
-    """What only the garbage collector frees, with what it holds."""
+    """What only the garbage collector frees, with what it guards."""
 
     def __init__(self, held):
         self.held = held
@@ -17,17 +17,17 @@ def test_holds_may_be_collected_while_others_are_looked_at():
     thresholds = gc.get_threshold()
     try:
         for num_allocations in range(60):  # up to the collection
-            holds = Holds()
-            kept = [holds.new() for _ in range(30)]
+            guards = Guards()
+            kept = [guards.new() for _ in range(30)]
             gc.collect()
             gc.disable()
-            Cycle(holds.new())
+            Cycle(guards.new())
             gc.set_threshold(gc.get_count()[0] + num_allocations)
             gc.enable()
-            assert not holds.any()
+            assert not guards.any()
             gc.set_threshold(*thresholds)
             with kept[0]:
-                assert holds.any()
+                assert guards.any()
     finally:
         gc.set_threshold(*thresholds)
         gc.enable()

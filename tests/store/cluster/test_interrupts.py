@@ -82,7 +82,7 @@ def test_all_holders_are_done_before_memory_is_given_back(hosts, monkeypatch):
         raise Interrupted
 
     monkeypatch.setattr(remote, "wait", interrupted)
-    with replaced(three.node._reader._mover, "read", read):
+    with replaced(three.node._reader._fetcher, "read", read):
         with pytest.raises(Interrupted):
             three.cluster.get_each(["a", "b"])
     assert num_reading == []
@@ -116,7 +116,7 @@ def test_every_bytecode_of_a_put_may_be_interrupted(hosts, write, has_pool):
             with CtrlC(FOLDER, count) as ctrl_c:
                 write(writer.cluster, keys)
         except KeyboardInterrupt:  # whose traceback keeps what has been begun
-            assert not writer.node.intake.is_used, count
+            assert not writer.node.admission.is_used, count
         is_left = ctrl_c.has_come
         again = write(writer.cluster, keys)
         assert set(again) <= {PutResult.STORED, PutResult.EXISTS}, (count, again)

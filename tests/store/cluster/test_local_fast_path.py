@@ -90,8 +90,8 @@ def test_what_is_removed_between_its_listing_and_its_storing_counts_as_removed(p
         patch.setattr(one.store, "begin_unless_full", begin_what_is_removed)
         assert one.cluster.put(9, value(9)) is STORED
     assert not two.cluster.exists(9) and one.store.exists(9)
-    one.node.listing.tell_changes()
-    one.node.listing.publish_all()
+    one.node.entries.publish_changes()
+    one.node.entries.publish_all()
     assert not two.cluster.exists(9) and not one.store.exists(9)
     assert one.cluster.put(9, value(8)) is STORED and two.cluster.get(9) == value(8)
 
@@ -100,10 +100,10 @@ def test_a_removal_that_does_not_reach_the_pool(pair):
     """As when the remover dies: the object is found nowhere else again."""
     one, two = pair
     one.cluster.put("a", value(1))
-    two.node.listing.remove(two.cluster.keyspace.keys(["a"]))
-    one.node.listing.tell_changes()
+    two.node.entries.remove(two.cluster.keyspace.keys(["a"]))
+    one.node.entries.publish_changes()
     assert not two.cluster.exists("a")
-    one.node.listing.publish_all()
+    one.node.entries.publish_all()
     assert not two.cluster.exists("a") and not one.store.exists("a")
 
 
@@ -111,17 +111,17 @@ def test_a_look_withdraws_what_a_process_without_a_node_has_evicted(pair):
     one, two = pair
     one.cluster.put("a", value(1))
     one.store.pool.evict(UNIT)
-    one.node.listing.tell_changes()
+    one.node.entries.publish_changes()
     assert not two.cluster.exists("a")
 
 
-@pytest.mark.parametrize("look", ["tell_changes", "publish_all"])
+@pytest.mark.parametrize("look", ["publish_changes", "publish_all"])
 def test_a_look_does_not_withdraw_what_is_put_again_after_its_removal(hosts, look):
     """The put is listed, and stored, before the look tells the directory what was gone."""
     node, client = hosts.make("node"), hosts.make("client", 0)
-    listing = node.node.listing
+    listing = node.node.entries
     assert client.cluster.put("a", value(1)) is STORED
-    listing.tell_changes()
+    listing.publish_changes()
     assert client.cluster.remove("a")
     found = []
 
@@ -133,7 +133,7 @@ def test_a_look_does_not_withdraw_what_is_put_again_after_its_removal(hosts, loo
     with replaced(hosts.directory, "withdraw", put_and_withdraw):
         getattr(listing, look)()
     client.cluster.put("a", value(1))
-    listing.tell_changes()
+    listing.publish_changes()
     assert client.cluster.get("a") == value(1) and None not in found
 
 
@@ -236,7 +236,7 @@ def test_a_publisher_that_breaks(pair):
     in vain is withdrawn.
     """
     one, two = pair
-    publisher = one.node._serving._publisher
+    publisher = one.node._served._publisher
 
     class Broken:
         reason = ""
@@ -245,10 +245,10 @@ def test_a_publisher_that_breaks(pair):
         def publish(self, keys):
             assert publisher.publish(keys).all()
 
-    one.node._serving._publisher = Broken()
+    one.node._served._publisher = Broken()
     with Asked(one) as asked:
         assert one.cluster.put("a", value(1)) is STORED and asked.num_keys == 1
-    assert one.node.listing.is_stale and two.cluster.get("a") == value(1)
+    assert one.node.entries.is_stale and two.cluster.get("a") == value(1)
 
 
 def test_a_server_that_does_not_answer_is_waited_for_once(server, hosts, monkeypatch):
@@ -278,8 +278,8 @@ def test_a_put_that_fails_after_the_listing(pair, monkeypatch):
     monkeypatch.setattr(one.store, "begin_unless_full", begin_what_fails)
     with pytest.raises(TimeoutError, match="stopped"):
         one.cluster.put("a", value(1))
-    assert one.store.stats().num_writing == 0 and one.node.listing.is_stale
-    one.node.listing.publish_all()
+    assert one.store.stats().num_writing == 0 and one.node.entries.is_stale
+    one.node.entries.publish_all()
     assert not two.cluster.exists("a")
 
 

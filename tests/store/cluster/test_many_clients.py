@@ -1,7 +1,7 @@
 """Many client processes of one node, at once: each is served, and the node stays as it was.
 
 ``--soak`` makes it 64 processes for two minutes; ``-rP`` prints each one's share and what the node
-holds.
+guards.
 """
 
 import os

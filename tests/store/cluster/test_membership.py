@@ -37,7 +37,7 @@ def test_while_it_tells_of_its_objects(hosts):
             assert [member.name for member in hosts.directory.members()] == [one.node.name]
             assert renewals.count(False) == 1
             goes_on.set()
-            assert eventually(lambda: one.cluster.exists("a") and not one.node.listing.is_stale)
+            assert eventually(lambda: one.cluster.exists("a") and not one.node.entries.is_stale)
     keys = one.cluster.keyspace.keys(["a"])
     assert eventually(lambda: hosts.directory.holders(keys) == [(one.node.pool_name,)])
 
@@ -78,8 +78,8 @@ def test_what_is_told_when_the_membership_is_over_is_told_again(hosts):
     hosts.directory.leave(one.node.name)
     one.store.put("a", value(1))
     keys = one.cluster.keyspace.keys(["a"])
-    one.node.listing.publish(keys)
-    assert one.node.listing.is_stale
+    one.node.entries.publish(keys)
+    assert one.node.entries.is_stale
     assert eventually(lambda: hosts.directory.holders(keys) == [(one.node.pool_name,)])
 
 

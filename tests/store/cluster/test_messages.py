@@ -11,7 +11,7 @@ from mooncake_kernels.transfer import TransferEngine
 from mooncake_serving.rpc import Refused
 from mooncake_serving.store.cluster import messages
 from mooncake_serving.store.cluster.messages import MAGIC, decode, encode
-from mooncake_serving.store.cluster.retention import kept_alike
+from mooncake_serving.store.cluster.retention import uniform_options
 from mooncake_serving.store.directory import EmbeddedDirectory
 
 from .support import Hosts, replaced, value
@@ -28,7 +28,7 @@ def pulls(number, life, deadline_ms, places, is_placed):
     keys = value(1, 16 * len(places))
     places = places if is_placed else []
     sums = value(2, 8 * len(places))
-    kept = kept_alike(len(keys) // 16, "hard").tobytes() if number % 2 else b""
+    kept = uniform_options(len(keys) // 16, "hard").tobytes() if number % 2 else b""
     return messages.Pull(number, life, deadline_ms, keys, "10.0.0.1:7", True, places, sums, kept)
 
 
@@ -60,7 +60,7 @@ def test_the_largest_fit_into_a_notification():
     last = 2**64 - 1
     whole = messages.MAX_PLACES_BYTES // messages.MAX_PULLED
     places = [bytes(whole)] * messages.MAX_PULLED
-    kept = bytes(messages.KEPT.itemsize * len(places))
+    kept = bytes(messages.PUT_OPTIONS.itemsize * len(places))
     for message in (
         messages.Pin(last, last, 1, bytes(16 * messages.MAX_KEYS), True),
         messages.Pinned(last, bytes(32 * messages.MAX_KEYS)),
@@ -153,36 +153,38 @@ def test_whatever_a_stranger_says_the_node_goes_on(attacked, data):
     one, two, send = attacked
     for message in data:
         send(message)
-    assert two.node.asking.stat(one.node.name).num_ready == 1
+    assert two.node.client.stat(one.node.name).num_ready == 1
     assert two.cluster.get("a") == value(1)
 
 
 def test_one_message_that_fails_does_not_end_the_hearing(attacked, caplog):
     one, two, _ = attacked
     with replaced(one.node._pins, "release", lambda release, token: 1 / 0):
-        two.node._calls.post(
+        two.node._rpc.post(
             one.node.name,
-            two.node._calls.make(messages.Release, 5.0, token=1, is_answered=False),
+            two.node._rpc.make(messages.Release, 5.0, token=1, is_answered=False),
             5.0,
         )
-        assert two.node.asking.stat(one.node.name).num_ready == 1
+        assert two.node.client.stat(one.node.name).num_ready == 1
     assert "is dropped" in caplog.text and "ZeroDivisionError" in caplog.text
 
 
 def test_answers_to_nobody_and_of_others_are_not_taken(attacked):
     one, two, send = attacked
-    calls = one.node._calls
-    send(encode(messages.Released(calls.next_number() + 1, True)))  # of the next question
+    client = one.node._rpc
+    send(encode(messages.Released(client.next_number() + 1, True)))  # of the next question
     with pytest.raises(TransferError, match="release: the answer is Released"):
-        calls.ask(two.node.name, messages.Release, messages.Pinned, 5.0, token=1, is_answered=True)
-    assert not calls.ask(
+        client.request(
+            two.node.name, messages.Release, messages.Pinned, 5.0, token=1, is_answered=True
+        )
+    assert not client.request(
         two.node.name, messages.Release, messages.Released, 5.0, token=1, is_answered=True
     ).held
     with pytest.raises(TransferError, match="release: no answer in 2 s"):
-        calls.ask(
+        client.request(
             two.node.name, messages.Release, messages.Released, 2.0, token=1, is_answered=False
         )
-    assert not calls._calls
+    assert not client._calls
 
 
 def test_keys_are_bytes_and_back():

@@ -101,7 +101,7 @@ def test_an_engine_has_one_node_at_a_time(hosts):
 @pytest.mark.parametrize("at", ["list_objects", "serve", "join"])
 def test_a_node_that_fails_leaves_nothing_behind(at):
     def fails(original, *args, **options):
-        raise TimeoutError(f"{at}: a stopped process holds the pool")
+        raise TimeoutError(f"{at}: a stopped process guards the pool")
 
     directory = EmbeddedDirectory()
     with Store.create(64 * UNIT) as store, TransferEngine() as engine:
@@ -145,7 +145,7 @@ def test_who_reads_may_end_it_before_a_node_is_closed(hosts):
         assert eventually(lambda: one.node.name not in two.node._membership.refresh())
         return read(*args, **options)
 
-    with replaced(two.node._reader._mover, "read", begin_to_close):
+    with replaced(two.node._reader._fetcher, "read", begin_to_close):
         assert two.cluster.get("a") == value(1)
     closing.join()
     assert two.cluster.get("a") is None
@@ -160,11 +160,11 @@ def test_a_node_is_closed_while_others_read_it(hosts):
         one.node.close()
         return read(*args, **options)
 
-    with replaced(two.node._reader._mover, "read", closed):
+    with replaced(two.node._reader._fetcher, "read", closed):
         assert two.cluster.get("a") is None
     assert one.store.stats().num_pins == 0
     with pytest.raises(TransferError, match="this side was closed"):
-        one.node.asking.stat(two.node.name)
+        one.node.client.stat(two.node.name)
 
 
 @pytest.mark.parametrize("by_key", [True, False])
@@ -178,7 +178,7 @@ def test_nobody_waits_for_a_node_that_is_closed(hosts, by_key):
     two.cluster.fetch(["a"])
     one.node.close()
     failures = []
-    with replaced(none.node.silence, "note", lambda note, *args: failures.append(args)):
+    with replaced(none.node.backoff, "failed", lambda failed, *args: failures.append(args)):
         assert none.cluster.put("b", value(2)) is STORED
         assert none.cluster.put("c", value(3), retention="hard") is STORED
         assert none.cluster.get("a") == value(1)
@@ -201,12 +201,12 @@ def test_what_waits_for_a_node_that_is_being_closed_is_refused(hosts):
 
     def ask() -> str:
         try:
-            return f"{two.node.asking.stat(one.node.name).num_ready} objects"
+            return f"{two.node.client.stat(one.node.name).num_ready} objects"
         except TransferError as error:
             return error.cause
 
     with (
-        replaced(server._answers, "answer", slow),
+        replaced(server._handler, "handle", slow),
         ThreadPoolExecutor(NUM_THREADS + 5) as executor,
     ):
         carried_out = [executor.submit(ask) for _ in range(NUM_THREADS)]
@@ -261,7 +261,7 @@ def test_what_is_said_of_a_host(hosts):
     assert member.host.startswith(f"{os.uname().nodename}-")
     assert member.pool == one.node.pool_name and member.capacity_bytes == 64 * UNIT
     one.cluster.put("a", value(1))
-    one.node.intake.let_in(False)
+    one.node.admission.set_open(False)
 
     def told() -> tuple[bool, int]:
         [member] = one.cluster.members()

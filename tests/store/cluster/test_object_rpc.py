@@ -25,7 +25,7 @@ def is_asked(host) -> contextlib.AbstractContextManager:
     def refused(*args, **options):
         raise AssertionError("the node was asked")
 
-    return replaced(host.node._server._answers, "answer", refused)
+    return replaced(host.node._server._handler, "handle", refused)
 
 
 def received(monkeypatch, then) -> None:
@@ -228,7 +228,7 @@ def test_a_pool_notes_what_others_do(hosts):
 def test_a_writer_that_dies_before_it_publishes(hosts):
     hosts.make("one", ttl_s=SHORT_TTL_S)
     none = hosts.make("none", 0)
-    with replaced(none.node.listing, "publish_for", lambda *_: True):
+    with replaced(none.node.entries, "publish_for", lambda *_: True):
         assert none.cluster.put("a", value(1)) is STORED
     # Its pool's node has looked.
     assert eventually(lambda: none.cluster.exists("a") and none.cluster.get("a") == value(1))
@@ -244,7 +244,7 @@ def test_what_is_not_removed_everywhere_is_still_found(hosts):
             raise TransferError(member, "connection refused")
         return remove(member, keys)
 
-    with replaced(three.node.asking, "remove", away):
+    with replaced(three.node.client, "remove", away):
         with pytest.raises(Unavailable, match="remove: it is not removed everywhere: .*refused"):
             three.cluster.remove_each(["a", "c", "b"])
     assert three.cluster.exists_each(["a", "b", "c"]).tolist() == [True, True, False]
@@ -300,7 +300,7 @@ def test_where_objects_are_is_remembered(hosts, look):
     damage(one.store, 3)
     two.cluster.put("other", b"")
     assert two.store.put(3, value(3)) is STORED  # untold
-    two.node.listing.tell_changes()
+    two.node.entries.publish_changes()
     assert three.cluster.get(3) == value(3)
 
 
@@ -315,17 +315,17 @@ def test_a_remembered_host_that_is_gone_is_not_waited_for(hosts):
 
 def test_a_host_whose_engine_answers_is_not_silent(hosts):
     one, none = hosts.make("one"), hosts.make("none", 0)
-    silence, name = none.node.silence, one.node.name
+    backoff, name = none.node.backoff, one.node.name
     member = none.node.member(name)
-    silence._lasts_s = 600.0
+    backoff._lasts_s = 600.0
     late = TransferError(name, "no answer", kind=FailureKind.TIMED_OUT)
 
     def noted_before(call, *args, **options):
-        silence.note(member, late)  # of another thread
-        assert member in silence
+        backoff.failed(member, late)  # of another thread
+        assert member in backoff
         return call(*args, **options)
 
-    by_key = none.node._reader._by_key
+    by_key = none.node._reader._object_rpc
     with is_asked(one):
         for call, use in (
             ("put", lambda: none.cluster.put("a", value(1)) is STORED),
@@ -334,7 +334,7 @@ def test_a_host_whose_engine_answers_is_not_silent(hosts):
         ):
             with replaced(by_key, call, noted_before):
                 assert use()
-            assert member not in silence
+            assert member not in backoff
 
 
 def test_locations():

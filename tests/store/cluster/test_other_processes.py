@@ -5,7 +5,7 @@ import numpy as np
 from mooncake_kernels.pool import ObjectPool, PutResult, object_keys
 from mooncake_serving.store import SsdTier, Store, TieredStore
 from mooncake_serving.store.cluster.membership import BEATS_A_COMPARISON
-from mooncake_serving.store.cluster.told import Objects, Told
+from mooncake_serving.store.cluster.told import Objects, PublishedSet
 
 from ..support import eventually
 from .support import SHORT_TTL_S, UNIT, value
@@ -30,22 +30,22 @@ def test_what_processes_without_a_node_put_and_evict_is_told(hosts):
 
 def test_what_comes_and_goes_between_two_looks_is_told(hosts):
     one, two = hosts.several(2)
-    listing, keys = one.node.listing, range(4)
-    listing.tell_changes()
+    listing, keys = one.node.entries, range(4)
+    listing.publish_changes()
     other = Store.open(one.store.pool.path)
     try:
         one.cluster.put_each(keys, [value(i) for i in keys])
         for i in keys:
             other.remove(i)  # before the node has looked
         assert two.cluster.exists_each(keys).all()
-        listing.tell_changes()
+        listing.publish_changes()
         assert not two.cluster.exists_each(keys).any()
         assert two.cluster.put(0, value(0)) is PutResult.STORED
         one.cluster.put_each([5, 6], [value(5), value(6)])
-        listing.tell_changes()
+        listing.publish_changes()
         one.cluster.remove(5)
         other.put(5, value(5))
-        listing.tell_changes()
+        listing.publish_changes()
         assert two.cluster.get_each([5, 6]) == [value(5), value(6)]
     finally:
         other.close()
@@ -66,15 +66,15 @@ def test_of_what_is_told_of_a_key_the_last_holds():
     def objects(first, end, *ids):
         return Objects(keys[first:end], np.array(ids, np.uint64))
 
-    told = Told(objects(0, 2, 1, 2))
-    told.note(objects(0, 4, 1, 12, 13, 14))
-    told.note(objects(1, 3, 0, 0))
-    told.note(objects(2, 3, 23))
-    found = told.all()
+    published = PublishedSet(objects(0, 2, 1, 2))
+    published.record(objects(0, 4, 1, 12, 13, 14))
+    published.record(objects(1, 3, 0, 0))
+    published.record(objects(2, 3, 23))
+    found = published.all()
     by_key = dict(zip(map(tuple, found.keys.tolist()), found.ids.tolist(), strict=True))
     assert by_key == {tuple(keys[i].tolist()): id for i, id in ((0, 1), (2, 23), (3, 14))}
-    told.note(objects(0, 0))
-    assert len(told.all().ids) == 3
+    published.record(objects(0, 0))
+    assert len(published.all().ids) == 3
 
 
 def test_what_was_evicted_to_a_disk_is_read_by_others(hosts, tmp_path):
@@ -86,7 +86,7 @@ def test_what_was_evicted_to_a_disk_is_read_by_others(hosts, tmp_path):
     keys = np.arange(1, 49, dtype=np.uint64)
     for key in keys.tolist():
         store.put(key, value(key))
-    hosts.all[0].node.listing.publish_all()
+    hosts.all[0].node.entries.publish_all()
     assert store.flush(60)
     assert store.tier.stats().num_objects > 0
     assert two.cluster.match_prefix(keys) == len(keys)

@@ -175,7 +175,7 @@ def test_one_that_has_gone_takes_nothing(trio):
     assert holders(trio, "a", "b") == ["0"] * 2
     error = Unavailable("no answer")
     error.timed_out = True
-    one.node.silence.note(one.node.member(two.node.name), error)
+    one.node.backoff.failed(one.node.member(two.node.name), error)
     with replaced(one.cluster, "_offer", lambda *_: pytest.fail("it was silent a moment ago")):
         assert one.cluster.put("c", value(1), preferred=["host-1"]) is STORED
 
@@ -186,7 +186,7 @@ def test_one_that_hangs_is_waited_for_once(trio):
     error.timed_out = True
 
     def directly(*_, **options):
-        one.node.silence.note(one.node.member(two.node.name), error)
+        one.node.backoff.failed(one.node.member(two.node.name), error)
 
     with (
         replaced(one.node, "put_directly", directly),

@@ -8,7 +8,7 @@ from mooncake_serving.store import Store
 from mooncake_serving.store.cluster.copied import GONE
 from mooncake_serving.store.directory import Published
 from mooncake_serving.store.replication.copying import copy_to
-from mooncake_serving.store.replication.replicator import Copies
+from mooncake_serving.store.replication.replicator import Replicator
 
 from ..replication.support import hosts_with
 from .support import SomeDirectory, replaced, value
@@ -39,7 +39,7 @@ class Forgetful(SomeDirectory):
 def look_at_everything(hosts) -> None:
     for host in hosts.all:
         if host.store is not None:
-            host.node.listing.publish_all()
+            host.node.entries.publish_all()
 
 
 @pytest.mark.parametrize("looks", [False, True])
@@ -61,12 +61,12 @@ def test_the_answer_of_the_directory_is_lost(hosts, looks):
 def test_the_remover_dies_before_the_holder_has_dropped_it(hosts):
     one, two = hosts.several(2)
     one.cluster.put("a", value(1))
-    with replaced(two.node.asking, "remove", lambda *_: 1 / 0):
+    with replaced(two.node.client, "remove", lambda *_: 1 / 0):
         with pytest.raises(ZeroDivisionError):
             two.cluster.remove("a")
-    one.node.listing.tell_changes()
+    one.node.entries.publish_changes()
     assert not two.cluster.exists("a")
-    one.node.listing.publish_all()
+    one.node.entries.publish_all()
     assert hosts_with(hosts.all, "a") == [] and not two.cluster.exists("a")
 
 
@@ -93,7 +93,7 @@ def test_what_is_put_again_by_a_process_without_a_node_is_found(hosts, shared):
     one, other, two = shared
     for i in range(3):
         assert other.put("a", value(i)) is STORED
-        one.node.listing.tell_changes()
+        one.node.entries.publish_changes()
         assert two.cluster.get("a") == value(i)
         assert two.cluster.remove("a") and not one.store.exists("a")
     other.put("a", value(7))
@@ -106,7 +106,7 @@ def test_what_is_put_again_where_a_copy_was_is_found(hosts, shared):
     two.cluster.put("a", value(1))
     assert one.cluster.fetch(["a"]) == [STORED]
     assert two.cluster.remove("a") and other.put("a", value(2)) is STORED
-    one.node.listing.tell_changes()
+    one.node.entries.publish_changes()
     look_at_everything(hosts)
     assert two.cluster.get("a") == value(2)
 
@@ -142,13 +142,13 @@ def test_what_is_put_again_while_its_key_leaves_the_pool_stays(hosts):
     one.cluster.put("a", value(1))
     two.cluster.fetch(["a"])
     words = one.cluster.keyspace.keys(["a"])
-    with one.node.listing.leaving(words) as is_withdrawn:
+    with one.node.entries.leaving(words) as is_withdrawn:
         assert is_withdrawn.all()
-        one.node.listing.publish_all()
+        one.node.entries.publish_all()
         assert two.cluster.remove("a") and not one.store.exists("a")
         assert one.cluster.put("a", value(2)) is STORED
     assert one.store.get("a") == value(2) and two.cluster.get("a") == value(2)
-    with one.node.listing.leaving(words):
+    with one.node.entries.leaving(words):
         hosts.directory.remove(words, 100)
     look_at_everything(hosts)
     assert hosts_with(hosts.all, "a") == [] and not two.cluster.exists("a")
@@ -177,7 +177,7 @@ def test_the_own_pool_cannot_be_changed(hosts):
 
     def fail(remove, key):
         if key == one.cluster.keyspace.key("a"):
-            raise OSError("a stopped process holds the pool")
+            raise OSError("a stopped process guards the pool")
         return remove(key)
 
     with replaced(one.store, "remove_key", fail):
@@ -193,13 +193,13 @@ def test_what_is_removed_while_the_membership_of_its_holder_is_over(hosts):
     hosts.directory.leave(one.node.name)
     assert not two.cluster.remove("a")  # of whom nobody knows just now
     for _ in range(2):
-        one.node.listing.publish_all()  # to a directory that does not serve the pool
+        one.node.entries.publish_all()  # to a directory that does not serve the pool
     one.node._membership._renew_once()
     look_at_everything(hosts)
     assert hosts_with(hosts.all, "a") == [] and not two.cluster.exists("a")
 
 
-@pytest.mark.parametrize("look", ["tell_changes", "publish_all"])
+@pytest.mark.parametrize("look", ["publish_changes", "publish_all"])
 def test_what_is_put_again_during_a_look_stays_listed(hosts, look):
     one, two = hosts.several(2)
     one.cluster.put("a", value(1))
@@ -210,10 +210,10 @@ def test_what_is_put_again_during_a_look_stays_listed(hosts, look):
         return listed
 
     with replaced(one.store, "list_objects", put_again):
-        getattr(one.node.listing, look)()
+        getattr(one.node.entries, look)()
     assert two.cluster.get("a") == value(2)
-    for again in ("tell_changes", "publish_all"):
-        getattr(one.node.listing, again)()
+    for again in ("publish_changes", "publish_all"):
+        getattr(one.node.entries, again)()
         assert two.cluster.get("a") == value(2)
 
 
@@ -222,9 +222,9 @@ def test_what_was_put_just_before_its_key_leaves_the_pool_stays(hosts):
     words = one.cluster.keyspace.keys(["a"])
     hosts.directory.remove(words, 100)
     one.store.put("a", value(2))
-    with one.node.listing.leaving(words):
-        one.node.listing.publish(words)  # as the thread does that has put it
-    assert two.cluster.get("a") == value(2) and not one.node.listing._put_leaving
+    with one.node.entries.leaving(words):
+        one.node.entries.publish(words)  # as the thread does that has put it
+    assert two.cluster.get("a") == value(2) and not one.node.entries._put_leaving
 
 
 def test_a_look_that_cannot_drop_it_is_followed_by_one_that_can(hosts, monkeypatch):
@@ -233,13 +233,13 @@ def test_a_look_that_cannot_drop_it_is_followed_by_one_that_can(hosts, monkeypat
     hosts.directory.remove(one.cluster.keyspace.keys(["a"]), 100)
 
     def fail(*_):
-        raise OSError("a stopped process holds the pool")
+        raise OSError("a stopped process guards the pool")
 
     with monkeypatch.context() as patch:
         patch.setattr(one.store.pool, "remove_exactly", fail)
-        one.node.listing.publish_all()
-    assert one.store.exists("a") and not two.cluster.exists("a") and one.node.listing.is_stale
-    one.node.listing.publish_all()
+        one.node.entries.publish_all()
+    assert one.store.exists("a") and not two.cluster.exists("a") and one.node.entries.is_stale
+    one.node.entries.publish_all()
     assert not one.store.exists("a") and not two.cluster.exists("a")
 
 
@@ -251,8 +251,8 @@ def removing(remover, key, looker=None):
         if remover.cluster.exists(key):
             assert remover.cluster.remove(key)
         if looker is not None:
-            looker.node.listing.tell_changes()
-            looker.node.listing.publish_all()
+            looker.node.entries.publish_changes()
+            looker.node.entries.publish_all()
         return outcomes
 
     return read
@@ -279,7 +279,7 @@ def test_it_is_copied_meanwhile(hosts, looks):
     one.cluster.put("a", value(1))
     looker = two if looks else None
     with replaced(two.node._reader, "read", removing(three, "a", looker)):
-        copied = Copies(one.cluster).copy(["a"], two.node.name)
+        copied = Replicator(one.cluster).copy(["a"], two.node.name)
     assert copied.failed == {0: f"{two.node.name}: it was removed meanwhile"}
     assert hosts_with(hosts.all, "a") == [] and not three.cluster.exists("a")
 
@@ -306,10 +306,10 @@ def test_who_copies_it_fails_before_he_can_tell(hosts):
         with pytest.raises(Unavailable):
             two.cluster.fetch(["a", "b"])
     assert two.store.exists("a") and two.store.exists("b")
-    two.node.listing.tell_changes()
+    two.node.entries.publish_changes()
     assert hosts_with(hosts.all, "a") == [] and not one.cluster.exists("a")
     assert hosts_with(hosts.all, "b") == ["host-0", "host-1"]
-    assert not len(two.node.listing.copies.here()) and not two.node.listing.copies._coming
+    assert not len(two.node.entries.copies.here()) and not two.node.entries.copies._coming
 
 
 def test_of_two_holders_one_copies_it_from_the_other(hosts):
@@ -333,7 +333,7 @@ def test_of_two_holders_one_copies_it_from_the_other(hosts):
     def member_of(host):
         return host.node.member(host.node.name)
 
-    with replaced(three.node.asking, "remove", copy_again):
+    with replaced(three.node.client, "remove", copy_again):
         assert three.cluster.remove("a")
     assert len(asked) == 2
     assert hosts_with(hosts.all, "a") == [] and not three.cluster.exists("a")
@@ -353,7 +353,7 @@ def test_when_the_directory_is_away_a_copy_is_kept_and_told_later(hosts):
     with replaced(two.node._reader, "read", read):
         assert two.cluster.fetch(["a"]) == [STORED]
     away.is_away = False
-    assert two.node.listing.is_stale
-    two.node.listing.publish_all()
+    assert two.node.entries.is_stale
+    two.node.entries.publish_all()
     assert one.store.remove("a") and two.store.get("a") == value(1)
     assert two.node.pool_name in hosts.directory.holders(one.cluster.keyspace.keys(["a"]))[0]

@@ -45,10 +45,10 @@ def is_nowhere(hosts, one) -> bool:
 
 def test_the_remover_dies_before_the_holder_has_dropped_it(hosts, holding):
     one, two = holding
-    with replaced(two.node.asking, "remove", lambda *_: 1 / 0):
+    with replaced(two.node.client, "remove", lambda *_: 1 / 0):
         with pytest.raises(ZeroDivisionError):
             two.cluster.remove("a")
-    one.node.listing.tell_changes()
+    one.node.entries.publish_changes()
     assert not two.cluster.exists("a") and is_nowhere(hosts, one)
 
 
@@ -62,7 +62,7 @@ def test_what_is_removed_while_the_membership_of_its_holder_is_over(hosts, holdi
 
 def test_what_moves_between_a_removal_and_the_look(hosts, holding):
     one, two = holding
-    with replaced(two.node.asking, "remove", lambda *_: 1 / 0):
+    with replaced(two.node.client, "remove", lambda *_: 1 / 0):
         with pytest.raises(ZeroDivisionError):
             two.cluster.remove("a")
     assert one.store.get("a") == value(1)
@@ -82,14 +82,14 @@ def test_what_a_node_finds_on_its_disk_when_it_comes_back(hosts, holding):
 @pytest.mark.parametrize("is_on_disk", [False, True])
 def test_what_is_put_again_stays(hosts, holding, is_on_disk):
     one, two = holding
-    with replaced(two.node.asking, "remove", lambda *_: 1 / 0):
+    with replaced(two.node.client, "remove", lambda *_: 1 / 0):
         with pytest.raises(ZeroDivisionError):
             two.cluster.remove("a")
     assert one.store.remove("a")  # without telling anybody
     assert one.store.put("a", value(2)) is STORED
     if is_on_disk:
         to_disk(one.store, "a")
-    one.node.listing.tell_changes()
+    one.node.entries.publish_changes()
     look_at_everything(hosts)
     assert one.store.get("a") == value(2) and two.cluster.get("a") == value(2)
     assert two.cluster.remove("a") and is_nowhere(hosts, one)

@@ -89,10 +89,10 @@ def test_a_reader_that_comes_back_reads_at_once(world, ports, end, by_key):
         one = world.start(ports[0])
         for host in (one, two):
             if not by_key:
-                host.node._reader._by_key.suits = lambda *_: False
+                host.node._reader._object_rpc.suits = lambda *_: False
         assert one.cluster.exists("a") and one.cluster.get("a") == value(1)
         assert two.cluster.get("a") == value(1)
-        assert not one.node._calls._calls and not two.node._calls._calls
+        assert not one.node._rpc._calls and not two.node._rpc._calls
 
 
 @pytest.mark.parametrize("end", ["leaves", "crashes"])
@@ -134,11 +134,11 @@ def test_one_that_comes_back_with_its_pool(world, ports, end, tmp_path):
 def test_a_silent_holder_is_asked_again_once_it_was_restarted(world, ports):
     """Without waiting until the silence is over, or the member is renewed."""
     one, two = (world.start(port) for port in ports)
-    two.node.silence._lasts_s = NEVER_S
+    two.node.backoff._lasts_s = NEVER_S
     one.cluster.put("a", value(1))
     assert two.cluster.get("a") == value(1)
     late = TransferError(one.node.name, "no answer", kind=FailureKind.TIMED_OUT)
-    two.node.silence.note(two.node.member(one.node.name), late)
+    two.node.backoff.failed(two.node.member(one.node.name), late)
     assert two.cluster.get("a") is None  # it hangs, as far as is known
     world.crash(one)
     one = world.start(ports[0])
@@ -160,7 +160,7 @@ def test_requests_to_the_one_before_end(world, ports):
     def ask():
         keys = key_bytes(one.store.keyspace.keys(["a"]))
         try:
-            two.node._calls.ask(
+            two.node._rpc.request(
                 one.node.name, Pin, Pinned, NEVER_S, valid_s=60.0, keys=keys, verify=False
             )
         except TransferError as error:
@@ -177,8 +177,8 @@ def test_requests_to_the_one_before_end(world, ports):
     two.node.members(anew=True)
     asking.join(60)
     # It was asked once more, in the place of the one before, and has no pool.
-    assert failures == [FailureKind.REFUSED] and not two.node._calls._calls
-    assert two.node.member(one.node.name) not in two.node.silence
+    assert failures == [FailureKind.REFUSED] and not two.node._rpc._calls
+    assert two.node.member(one.node.name) not in two.node.backoff
 
 
 def test_a_restarted_reader_loses_its_pins(world, ports):
@@ -187,7 +187,7 @@ def test_a_restarted_reader_loses_its_pins(world, ports):
     keys = key_bytes(one.store.keyspace.keys(["a"]))
 
     def pin():
-        return two.node._calls.ask(
+        return two.node._rpc.request(
             one.node.name, Pin, Pinned, 60.0, valid_s=600.0, keys=keys, verify=False
         )
 

@@ -3,7 +3,7 @@
 import pytest
 
 from mooncake_kernels.errors import InvalidArgument, Unavailable
-from mooncake_serving.store import Copies
+from mooncake_serving.store import Replicator
 from mooncake_serving.store.cluster.retention import HARD
 from mooncake_serving.store.object_list import RETENTIONS
 
@@ -21,7 +21,7 @@ def test_every_copy_is_kept_so(hosts, asker):
     one, two = hosts.several(2)
     cluster = [one, two, hosts.make("none", 0)][asker].cluster
     one.cluster.put("a", value(1))
-    Copies(one.cluster).replicate(["a"], 2)
+    Replicator(one.cluster).replicate(["a"], 2)
     for retention in ("hard", "soft", "normal"):
         assert cluster.retain("a", retention) is True
         assert [retention_of(host, "a") for host in (one, two)] == [retention] * 2
@@ -40,7 +40,7 @@ def test_what_is_kept_hard_is_not_evicted_there(hosts):
 def test_a_holder_that_does_not_answer(hosts):
     one, two, three = hosts.several(3)
     one.cluster.put("a", value(1))
-    Copies(one.cluster).replicate(["a"], 3)
+    Replicator(one.cluster).replicate(["a"], 3)
     die(two)
     with pytest.raises(Unavailable, match="^retain: it is not set everywhere: "):
         three.cluster.retain("a", "hard")

@@ -55,5 +55,5 @@ def test_a_pull_without_a_word_keeps_them_normally(hosts):
     one, two = hosts.several(2)
     one.cluster.put("a", value(1), retention="hard")
     keys = one.cluster.keyspace.keys(["a"])
-    assert one.node.asking.pull(two.node.name, keys, one.node.name) == [STORED]
+    assert one.node.client.pull(two.node.name, keys, one.node.name) == [STORED]
     assert isinstance(two.store, Store) and kept_by(two.store, ["a"]) == [(0, 0)]

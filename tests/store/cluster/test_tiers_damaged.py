@@ -12,9 +12,9 @@ import pytest
 from mooncake_kernels.errors import ChecksumError, Unavailable
 from mooncake_kernels.pool import ObjectPool
 from mooncake_serving.store import (
-    Copies,
     HotKeys,
     Quota,
+    Replicator,
     SsdTier,
     Store,
     TieredStore,
@@ -71,7 +71,7 @@ class Actions:
             cluster.fetch(self.keys())
 
     def replicate(self, cluster):
-        Copies(cluster).replicate(self.keys(3), 2)
+        Replicator(cluster).replicate(self.keys(3), 2)
 
     def remove(self, cluster):
         cluster.remove_each(self.keys(2))

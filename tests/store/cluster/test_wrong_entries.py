@@ -32,7 +32,7 @@ def test_a_reader_does_not_hide_what_is_put_while_it_reads(hosts, by_key):
         looked_at.append(keys)
         return withdraw_gone(keys)
 
-    with replaced(one.node.listing, "withdraw_gone", look):
+    with replaced(one.node.entries, "withdraw_gone", look):
         with replaced(two.node._reader, "_read_from", put_again):
             assert two.cluster.get("a") == value(2)
         assert three.cluster.exists("a") and three.cluster.get("a") == value(2)
@@ -54,7 +54,7 @@ def test_what_a_reader_has_not_found_is_withdrawn_by_its_holder(hosts, by_key):
         posted.append(name)
         return post(name, message, deadline_s)
 
-    with replaced(two.node._calls, "post", post):
+    with replaced(two.node._rpc, "post", post):
         assert two.cluster.get_each(range(3)) == [None, None, value(2)]
     assert posted.count(one.node.name) <= 2  # of all objects; and the release of what was pinned
     assert eventually(lambda: not two.cluster.exists_each(range(2)).any())
@@ -69,9 +69,9 @@ def test_a_holder_that_cannot_be_told_finds_it_by_itself(hosts):
     def fail(post, name, *_):
         raise TransferError(name, "connection refused")
 
-    with replaced(two.node._calls, "post", fail):
+    with replaced(two.node._rpc, "post", fail):
         assert two.cluster.get("a") is None and two.cluster.exists("a")
-    one.node.listing.tell_changes()
+    one.node.entries.publish_changes()
     assert not two.cluster.exists("a")
 
 
@@ -84,12 +84,12 @@ def test_what_another_process_has_put_into_the_pool_stays_listed(hosts):
 
     def put_then(withdraw, keys):
         assert again.store.put("a", value(2)) is STORED
-        again.node.listing.publish(keys)
+        again.node.entries.publish(keys)
         return withdraw(keys)
 
     words = one.cluster.keyspace.keys(["a"])
-    with replaced(one.node.listing, "withdraw", put_then):
-        one.node.listing.withdraw_gone(words)
+    with replaced(one.node.entries, "withdraw", put_then):
+        one.node.entries.withdraw_gone(words)
     assert two.cluster.exists("a") and two.cluster.get("a") == value(2)
 
 
@@ -107,7 +107,7 @@ def test_a_put_does_not_return_while_what_was_there_before_is_being_withdrawn(ho
         assert putter.is_alive() and not two.cluster.exists("a")
 
     with replaced(hosts.directory, "withdraw", withdraw_late):
-        assert one.node.listing.withdraw_gone(words).all()
+        assert one.node.entries.withdraw_gone(words).all()
     putter.join()
     assert results == [STORED] and two.cluster.get("a") == value(1)
 
@@ -128,7 +128,7 @@ def test_what_exists_while_it_is_being_removed(hosts, retention):
         results.append(none.cluster.put("a", value(2), retention=retention))
         return remove(member, keys)
 
-    with replaced(two.node.asking, "remove", put_before):
+    with replaced(two.node.client, "remove", put_before):
         assert two.cluster.remove("a")
     two.node.set_draining(False)
     assert results == [EXISTS] and not none.cluster.exists("a")
@@ -155,5 +155,5 @@ def test_what_is_put_again_by_a_process_without_a_node_is_not_dropped(hosts, ret
     assert none.cluster.remove("a") and one.store.put("a", value(2)) is STORED
     assert none.cluster.put("a", value(2), retention=retention) is EXISTS
     assert one.store.get("a") == value(2)
-    one.node.listing.tell_changes()
+    one.node.entries.publish_changes()
     assert none.cluster.get("a") == value(2)

@@ -16,7 +16,7 @@ from mooncake_kernels.errors import Unavailable
 from mooncake_kernels.pool import Evicted, ObjectPool, PutResult, object_keys
 from mooncake_serving.store import Store, lru
 from mooncake_serving.store.replication.draining import drain
-from mooncake_serving.store.replication.replicator import Copies
+from mooncake_serving.store.replication.replicator import Replicator
 
 from ..cluster.support import Host, make_host
 from ..replication.support import die
@@ -164,14 +164,14 @@ class ClusterMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.up())
     def put_copies(self, data, key, replicas):
         host = self.some_host(data)
-        result, num_copies = Copies(host.cluster).put(key, content(key), replicas=replicas)
+        result, num_copies = Replicator(host.cluster).put(key, content(key), replicas=replicas)
         self.settle(key)
         self.check_copies(key, num_copies, replicas)
         assert result in (STORED, EXISTS)
 
     @rule(data=st.data(), keys=SOME_KEYS, num_copies=st.integers(1, 3))
     def replicate(self, data, keys, num_copies):
-        copied = Copies(self.some_host(data).cluster).replicate(keys, num_copies)
+        copied = Replicator(self.some_host(data).cluster).replicate(keys, num_copies)
         self.settle(*keys)
         for i in range(len(keys)):
             if i not in copied.failed:
@@ -314,7 +314,7 @@ class ClusterMachine(RuleBasedStateMachine):
 
     @rule(data=st.data(), num_copies=st.integers(1, 3))
     def repair(self, data, num_copies):
-        Copies(self.some_host(data).cluster).repair(num_copies)
+        Replicator(self.some_host(data).cluster).repair(num_copies)
         self.settle(*self.reachable())
 
     @invariant()

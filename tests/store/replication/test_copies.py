@@ -8,10 +8,10 @@ import pytest
 from mooncake_kernels.errors import InvalidArgument, Unavailable
 from mooncake_kernels.pool import PutResult
 from mooncake_serving.store import HotKeys, drain
-from mooncake_serving.store.replication import replicate as spreading
+from mooncake_serving.store.replication import replicate as replicate
 from mooncake_serving.store.replication.changing import ReplicaChange
 from mooncake_serving.store.replication.placement import Placement
-from mooncake_serving.store.replication.replicator import Copies, Stored
+from mooncake_serving.store.replication.replicator import Replicator, Stored
 
 from ..cluster.support import UNIT, SomeDirectory, kept_by, replaced, value
 from .support import die, forget, hosts_with, pools_of
@@ -23,7 +23,7 @@ FULL = PutResult.FULL
 
 def test_a_put_with_copies(hosts):
     made = hosts.several(3)
-    copies = Copies(made[0].cluster)
+    copies = Replicator(made[0].cluster)
     assert copies.put("a", value(1), replicas=2) == Stored(STORED, 2)
     assert len(hosts_with(made, "a")) == 2 and "host-0" in hosts_with(made, "a")
     assert copies.put("b", value(2), replicas=9) == Stored(STORED, 3)
@@ -38,7 +38,7 @@ def test_a_put_with_copies(hosts):
 def test_copies_are_kept_as_long(hosts):
     made = hosts.several(3)
     one = made[0]
-    copies = Copies(one.cluster)
+    copies = Replicator(one.cluster)
     assert copies.put("a", value(1), replicas=3, retention="hard") == Stored(STORED, 3)
     assert copies.put_each(["b", "c"], [b"1", b"2"], replicas=3, retention="soft")[1][1] == 3
     assert [kept_by(host.store, ["a", "b", "c"]) for host in made] == [[(2, 0), (1, 0), (1, 1)]] * 3
@@ -51,7 +51,7 @@ def test_copies_are_kept_as_long(hosts):
 
 def test_what_is_moved_from_here_is_kept_as_here(hosts):
     one, two, three = hosts.several(3)
-    copies = Copies(one.cluster)
+    copies = Replicator(one.cluster)
     for key, retention in (("a", "hard"), ("b", "soft"), ("c", "normal")):
         one.cluster.put(key, value(1), retention=retention, position=5)
     names = ["a", "b", "c"]
@@ -68,7 +68,7 @@ def test_what_is_moved_from_here_is_kept_as_here(hosts):
 def test_many_puts_with_copies_of_many_sizes(hosts):
     made = hosts.several(4, 1024 * UNIT)
     blocks = [value(i, 1 + 37 * i) for i in range(300)]
-    stored = Copies(made[0].cluster).put_each(list(range(300)), blocks, replicas=3)
+    stored = Replicator(made[0].cluster).put_each(list(range(300)), blocks, replicas=3)
     assert stored == [Stored(STORED, 3)] * 300
     for host in made[1:]:
         assert host.cluster.get_each(list(range(300))) == blocks
@@ -79,7 +79,7 @@ def test_another_host_before_another_pool_of_the_same(hosts):
     one = hosts.make("one")
     beside = hosts.make("one", 1024 * UNIT)  # emptier than
     other = hosts.make("other")
-    copies = Copies(one.cluster)
+    copies = Replicator(one.cluster)
     assert copies.put("a", value(1), replicas=2) == Stored(STORED, 2)
     assert other.store.exists("a") and not beside.store.exists("a")
     assert copies.put("a", value(1), replicas=3) == Stored(EXISTS, 3)
@@ -89,7 +89,7 @@ def test_another_host_before_another_pool_of_the_same(hosts):
 def test_a_node_without_a_pool_puts_copies(hosts):
     one, two = hosts.several(2)
     none = hosts.make("none", 0)
-    assert Copies(none.cluster).put("a", value(1), replicas=2) == Stored(STORED, 2)
+    assert Replicator(none.cluster).put("a", value(1), replicas=2) == Stored(STORED, 2)
     assert one.store.get("a") == two.store.get("a") == value(1)
 
 
@@ -98,14 +98,14 @@ def test_pools_without_room_are_passed_over_or_evict(hosts):
     for host in (two, three):
         for i in range(64):
             assert host.store.put(f"{host.node.host}/{i}", value(i), retention="hard") is STORED
-    copies = Copies(one.cluster)
+    copies = Replicator(one.cluster)
     assert copies.put("a", value(1), replicas=2) == Stored(STORED, 1)
     copied = copies.replicate(["a"], 2)
     assert copied.num_copies.tolist() == [1] and "FULL" in copied.failed[0]
     assert two.store.retain("host-1/7", "normal")
     assert copies.replicate(["a"], 2).num_copies.tolist() == [2]
     assert two.store.exists("a") and not two.store.exists("host-1/7")
-    never = Copies(one.cluster, Placement())
+    never = Replicator(one.cluster, Placement())
     three.node.set_draining(False)  # tells how full it is
     assert three.store.retain("host-2/7", "normal")
     assert never.put("b", value(2), replicas=3).num_copies < 3
@@ -116,7 +116,7 @@ def test_copies_of_objects_that_are_there(hosts):
     made = hosts.several(4)
     for i in range(20):
         made[i % 3].cluster.put(i, value(i))
-    copies = Copies(made[3].cluster)
+    copies = Replicator(made[3].cluster)
     copied = copies.replicate([*range(20), 99], 2)
     assert copied.num_copies.tolist() == [2] * 20 + [0] and copied.num_made == 20
     assert copied.failed == {20: "no living pool has it"}
@@ -126,8 +126,8 @@ def test_copies_of_objects_that_are_there(hosts):
 
 def test_large_batches_are_cut(hosts, monkeypatch):
     one, two = hosts.several(2)
-    monkeypatch.setattr(spreading, "BATCH_BYTES", 3 * UNIT)
-    monkeypatch.setattr(spreading, "BATCH_KEYS", 8)
+    monkeypatch.setattr(replicate, "BATCH_BYTES", 3 * UNIT)
+    monkeypatch.setattr(replicate, "BATCH_KEYS", 8)
     sizes = [UNIT, UNIT, UNIT, UNIT, 5 * UNIT, UNIT, 0, UNIT, UNIT, UNIT]
     asked = []
 
@@ -135,21 +135,21 @@ def test_large_batches_are_cut(hosts, monkeypatch):
         asked.append(len(words))
         return original(member, words, *rest, **options)
 
-    with replaced(one.node.asking, "pull", pull):
+    with replaced(one.node.client, "pull", pull):
         blocks = [value(i, size) for i, size in enumerate(sizes)]
-        stored = Copies(one.cluster).put_each(list(range(10)), blocks, replicas=2)
+        stored = Replicator(one.cluster).put_each(list(range(10)), blocks, replicas=2)
     assert stored == [Stored(STORED, 2)] * 10 and asked == [3, 1, 1, 3, 2]
     assert two.store.get_each(range(10)) == blocks
 
 
 def test_a_source_that_has_it_no_more_is_followed_by_the_next(hosts):
     made = hosts.several(4)
-    assert Copies(made[0].cluster).put("a", value(1), replicas=3).num_copies == 3
+    assert Replicator(made[0].cluster).put("a", value(1), replicas=3).num_copies == 3
     holders = [host for host in made if host.store.exists("a")]
     last = next(host for host in made if host not in holders)
     for host in holders[:2]:
         assert host.store.remove("a")  # and nobody is told
-    copied = Copies(made[0].cluster).copy(["a"], last.node.name)
+    copied = Replicator(made[0].cluster).copy(["a"], last.node.name)
     assert copied.failed == {} and last.store.get("a") == value(1)
 
 
@@ -159,7 +159,7 @@ def test_copies_are_added_and_removed_by_name(hosts):
     keys = list(range(10))
     assert made[0].cluster.put_each(keys, [value(i) for i in keys]) == [STORED] * 10
     for asking in (made[0], made[3]):  # a holder, and one that has nothing to do with it
-        copies = Copies(asking.cluster)
+        copies = Replicator(asking.cluster)
         changed = copies.change_replica(keys, add=names[1:3], remove=names[:1])
         assert changed.failed == {} and changed.num_copies.tolist() == [2] * 10
         assert changed.num_made == 20
@@ -173,7 +173,7 @@ def test_copies_are_added_and_removed_by_name(hosts):
 def test_a_key_that_is_named_twice_is_one_object(hosts):
     made = hosts.several(3)
     one, two, three = made
-    copies = Copies(one.cluster)
+    copies = Replicator(one.cluster)
     keys = [1, 2, 1, 1]
     one.cluster.put_each([1, 2], [value(1), value(2)])
     copied = copies.copy(keys, two.node.name)
@@ -194,7 +194,7 @@ def test_a_key_that_is_named_twice_is_one_object(hosts):
 def test_two_that_give_up_their_copies_at_once_keep_one(hosts, is_move):
     made = hosts.several(2)
     names = [host.node.name for host in made]
-    copies = [Copies(host.cluster) for host in made]
+    copies = [Replicator(host.cluster) for host in made]
     for key in range(50):
         assert copies[0].put(key, value(key, 64), replicas=2) == Stored(STORED, 2)
         start = threading.Barrier(2)
@@ -218,12 +218,12 @@ def test_two_that_give_up_their_copies_at_once_keep_one(hosts, is_move):
 def test_who_gives_up_a_copy_sees_that_another_goes(hosts):
     """The other one goes between the first look at the directory and the removal."""
     one, two = hosts.several(2)
-    copies = Copies(one.cluster)
+    copies = Replicator(one.cluster)
     assert copies.put("a", value(1), replicas=2) == Stored(STORED, 2)
     words = one.cluster.keyspace.keys(["a"])
     change = ReplicaChange(one.node, words, hosts.directory.members())
-    with two.node.listing.leaving(words):
-        two.node.listing.publish_all()  # as a renewal may
+    with two.node.entries.leaving(words):
+        two.node.entries.publish_all()  # as a renewal may
         changed = change.run([], [one.node.pool_name])
     assert changed.failed == {0: "it is the last copy"}
     assert hosts_with([one, two], "a") == ["host-0", "host-1"]
@@ -282,7 +282,7 @@ def test_what_is_evicted_while_its_last_copy_stays_is_not_listed(hosts):
     one, two = hosts.several(2)
     one.cluster.put("a", value(1))
     words = one.cluster.keyspace.keys(["a"])
-    with one.node.listing.leaving(words) as is_withdrawn:
+    with one.node.entries.leaving(words) as is_withdrawn:
         assert not is_withdrawn.any() and two.cluster.exists("a")
         one.store.remove("a")  # and nobody is told
     assert not two.cluster.exists("a")
@@ -290,9 +290,9 @@ def test_what_is_evicted_while_its_last_copy_stays_is_not_listed(hosts):
 
 def test_the_last_copy_is_never_removed(hosts):
     one, two, three = hosts.several(3)
-    assert Copies(one.cluster).put("a", value(1), replicas=2).num_copies == 2
+    assert Replicator(one.cluster).put("a", value(1), replicas=2).num_copies == 2
     holder = two if two.store.exists("a") else three
-    copies = Copies(three.cluster)
+    copies = Replicator(three.cluster)
     both = [one.node.name, holder.node.name]
     changed = copies.change_replica(["a"], remove=both)
     assert changed.failed == {0: "it is the last copy"} and changed.num_copies.tolist() == [2]
@@ -317,8 +317,8 @@ def test_a_move_has_never_fewer_copies_than_before(hosts):
         seen.append(len(words))
         return original(member, words)
 
-    with replaced(node.asking, "drop", drop):
-        moved = Copies(three.cluster).move(keys, one.node.name, two.node.name)
+    with replaced(node.client, "drop", drop):
+        moved = Replicator(three.cluster).move(keys, one.node.name, two.node.name)
     assert moved.failed == {} and seen == [30]
     assert one.store.stats().num_ready == 0 and two.store.stats().num_ready == 30
     assert three.cluster.get_each(keys) == [value(i) for i in keys]
@@ -335,7 +335,7 @@ def test_what_is_moved_while_it_is_looked_for_is_found(hosts, call, target):
 
     def moved(read, *args, **options):
         if not moves:
-            moves.append(Copies(one.cluster).move(["a"], one.node.name, to.node.name))
+            moves.append(Replicator(one.cluster).move(["a"], one.node.name, to.node.name))
         return read(*args, **options)
 
     with replaced(three.node, "read", moved):
@@ -359,11 +359,11 @@ def test_what_cannot_be_copied_is_not_removed(hosts):
     for i in range(4):
         small.store.put(f"mine/{i}", value(i), retention="hard")
     one.cluster.put("a", value(1))
-    moved = Copies(two.cluster).move(["a"], one.node.name, small.node.name)
+    moved = Replicator(two.cluster).move(["a"], one.node.name, small.node.name)
     assert "FULL" in moved.failed[0] and moved.num_copies.tolist() == [1]
     assert one.store.get("a") == value(1)
     small.node.set_draining(True)
-    moved = Copies(two.cluster).move(["a"], one.node.name, small.node.name)
+    moved = Replicator(two.cluster).move(["a"], one.node.name, small.node.name)
     assert "draining" in moved.failed[0] and one.store.get("a") == value(1)
 
 
@@ -371,9 +371,9 @@ def test_a_dead_target_takes_nothing(hosts):
     one, two, dead = hosts.several(3)
     one.cluster.put("a", value(1))
     die(dead)
-    moved = Copies(one.cluster).move(["a"], one.node.name, dead.node.name)
+    moved = Replicator(one.cluster).move(["a"], one.node.name, dead.node.name)
     assert moved.failed and one.store.get("a") == value(1)
-    assert Copies(one.cluster).put("b", value(2), replicas=2).num_copies == 2
+    assert Replicator(one.cluster).put("b", value(2), replicas=2).num_copies == 2
     assert two.store.get("b") == value(2)
 
 
@@ -382,7 +382,7 @@ def test_one_host_down_and_what_has_a_copy_elsewhere_is_read(hosts):
     keys = list(range(40))
     blocks = [value(i) for i in keys]
     for i in keys:
-        assert Copies(made[i % 4].cluster).put(i, blocks[i], replicas=2).num_copies == 2
+        assert Replicator(made[i % 4].cluster).put(i, blocks[i], replicas=2).num_copies == 2
     die(made[1])
     for host in (made[0], made[2], made[3]):  # the directory still names the dead one
         assert host.cluster.get_each(keys) == blocks
@@ -396,27 +396,27 @@ def test_repair_makes_good_what_a_dead_host_had(hosts):
     made = hosts.several(4, 256 * UNIT)
     keys = list(range(60))
     for i in keys:
-        assert Copies(made[i % 4].cluster).put(i, value(i), replicas=2).num_copies == 2
+        assert Replicator(made[i % 4].cluster).put(i, value(i), replicas=2).num_copies == 2
     made[1].cluster.put("alone", value(99))
     die(made[1])
     forget(hosts.directory, made[1])
     living = [made[0], made[2], made[3]]
     lost = sum(len(hosts_with(living, i)) < 2 for i in keys)
     assert lost > 0
-    repaired = Copies(made[2].cluster).repair(2)
+    repaired = Replicator(made[2].cluster).repair(2)
     assert (repaired.num_made, repaired.failed) == (lost, {})
     assert repaired.num_objects == 60
     assert all(len(hosts_with(living, i)) == 2 for i in keys)
     assert [host.cluster.get_each(keys) for host in living] == [[value(i) for i in keys]] * 3
     assert made[0].cluster.get("alone") is None  # it had no other copy
-    assert Copies(made[0].cluster).repair(2).num_made == 0
+    assert Replicator(made[0].cluster).repair(2).num_made == 0
 
 
 def test_repairs_at_once_do_no_harm(hosts):
     made = hosts.several(3, 256 * UNIT)
     for i in range(60):
         made[i % 3].cluster.put(i, value(i))
-    threads = [threading.Thread(target=Copies(host.cluster).repair, args=(2,)) for host in made]
+    threads = [threading.Thread(target=Replicator(host.cluster).repair, args=(2,)) for host in made]
     for thread in threads:
         thread.start()
     for thread in threads:
@@ -428,7 +428,7 @@ def test_repairs_at_once_do_no_harm(hosts):
 def test_what_repair_cannot_do_is_told(hosts):
     one, two = hosts.several(2)
     one.cluster.put("a", value(1))
-    repaired = Copies(two.cluster).repair(3)
+    repaired = Replicator(two.cluster).repair(3)
     key = tuple(one.cluster.keyspace.keys(["a"])[0].tolist())
     assert repaired.num_made == 1 and list(repaired.failed) == [key]
 
@@ -438,7 +438,7 @@ def test_a_directory_that_is_away(hosts):
     one = hosts.make("one", directory=directory)
     hosts.make("two")
     one.cluster.put("a", value(1))
-    copies = Copies(one.cluster)
+    copies = Replicator(one.cluster)
     claim = directory._directory.claim
 
     def claim_and_go(*args):
@@ -461,7 +461,7 @@ def test_who_was_a_member_is_no_wrong_argument(hosts):
     one, two = hosts.several(2)
     none = hosts.make("none", 0)
     one.cluster.put("a", value(1))
-    copies = Copies(one.cluster)
+    copies = Replicator(one.cluster)
     for gone in (one, two, none):
         hosts.directory.leave(gone.node.name)
     one.node.members(anew=True)
@@ -477,7 +477,7 @@ def test_who_was_a_member_is_no_wrong_argument(hosts):
 
 def test_wrong_arguments_are_named(hosts):
     one, two = hosts.several(2)
-    copies = Copies(one.cluster)
+    copies = Replicator(one.cluster)
     for call, message in [
         (lambda: copies.put("a", b"", replicas=0), "replicas must be an integer from 1 on, got 0"),
         (lambda: copies.replicate(["a"], 0.5), "num_copies must be an integer from 1 on, got 0.5"),
@@ -487,8 +487,11 @@ def test_wrong_arguments_are_named(hosts):
         (lambda: copies.change_replica(["a"], add=None), "add must be a sequence of names, got No"),
         (lambda: copies.move(["a"], [], "x"), r"add must be members with pools, got 'x'"),
         (lambda: copies.move(["a"], [], two.node.name), r"remove must be members with .* got \[\]"),
-        (lambda: Copies(one.node), "Copies: cluster must be a ClusterStore, got <"),
-        (lambda: Copies(one.cluster, "near"), "Copies: placement must be a Placement, got 'near'"),
+        (lambda: Replicator(one.node), "Replicator: cluster must be a ClusterStore, got <"),
+        (
+            lambda: Replicator(one.cluster, "near"),
+            "Replicator: placement must be a Placement, got 'near'",
+        ),
         (lambda: drain(one.cluster), "drain: node must be a Node, got <"),
         (lambda: drain(one.node, placement=3), "drain: placement must be a Placement, got 3"),
         (lambda: drain(one.node, on_progress=3), "drain: on_progress must be a function, got 3"),

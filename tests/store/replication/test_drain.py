@@ -13,7 +13,7 @@ from mooncake_serving.store import Store
 from mooncake_serving.store.replication import draining
 from mooncake_serving.store.replication.draining import drain
 from mooncake_serving.store.replication.placement import Placement
-from mooncake_serving.store.replication.replicator import Copies
+from mooncake_serving.store.replication.replicator import Replicator
 
 from ..cluster.support import UNIT, SomeDirectory, kept_by, replaced, value
 from ..support import WAIT_S, eventually
@@ -31,7 +31,7 @@ def test_what_only_it_had_is_elsewhere_and_it_has_left(hosts):
     one = made[0]
     for i in range(300):
         assert one.cluster.put(i, value(i, 100 + i)) is STORED
-    Copies(one.cluster).replicate(range(100), 2)
+    Replicator(one.cluster).replicate(range(100), 2)
     seen = []
     drained = drain(one.node, on_progress=lambda d: seen.append((d.num_moved, d.num_left)))
     assert (drained.num_moved, drained.num_copied, drained.num_left) == (300, 200, 0)
@@ -212,7 +212,7 @@ def test_two_that_drain_give_each_other_nothing(hosts):
 
 def test_a_copy_that_the_directory_only_thinks_of_is_made_again(hosts):
     one, two = hosts.several(2)
-    Copies(one.cluster).put("a", value(1), replicas=2)
+    Replicator(one.cluster).put("a", value(1), replicas=2)
     assert two.store.remove("a")  # and nobody is told
     drained = drain(one.node)
     assert drained.has_left and drained.num_copied == 1
@@ -222,7 +222,7 @@ def test_a_copy_that_the_directory_only_thinks_of_is_made_again(hosts):
 def test_of_two_that_keep_it_one_is_dead(hosts):
     made = hosts.several(3)
     one, *others = made
-    Copies(one.cluster).put("a", value(1), replicas=3)
+    Replicator(one.cluster).put("a", value(1), replicas=3)
     dead, living = sorted(others, key=lambda host: host.node.pool_name)  # in which order are asked
     die(dead)
     assert drain(one.node).has_left
@@ -233,11 +233,11 @@ def test_what_a_dead_neighbour_has_is_not_elsewhere(hosts):
     one, dead, two = hosts.several(3)
     for i in range(20):
         one.cluster.put(i, value(i))
-    Copies(one.cluster).replicate(range(20), 3)
+    Replicator(one.cluster).replicate(range(20), 3)
     die(dead)
     for i in range(20):
         assert two.store.remove(i)
-    two.node.listing.publish_all()
+    two.node.entries.publish_all()
     drained = drain(one.node)  # the directory says that the dead one has them
     assert not drained.has_left and len(drained.failed) == drained.num_left == 20
     forget(hosts.directory, dead)
@@ -266,7 +266,9 @@ def test_a_node_without_a_pool_has_nothing_to_drain(hosts):
 def test_two_that_drain_at_once_lose_nothing(hosts):
     made = hosts.several(2, 256 * UNIT)
     assert (
-        Copies(made[0].cluster).put_each(range(100), [value(i, 64) for i in range(100)], replicas=2)
+        Replicator(made[0].cluster).put_each(
+            range(100), [value(i, 64) for i in range(100)], replicas=2
+        )
         == [(STORED, 2)] * 100
     )
     with ThreadPoolExecutor() as executor:
@@ -300,7 +302,7 @@ def test_what_goes_to_a_pool_that_has_left_goes_to_the_next_one_too(hosts):
             forget(hosts.directory, one)
         return answers
 
-    with replaced(three.node.asking, "put", leave_then):
+    with replaced(three.node.client, "put", leave_then):
         assert three.cluster.put("a", value(1)) is STORED
     assert one.store.exists("a") and two.store.get("a") == value(1)
     assert three.cluster.get("a") == value(1)
@@ -314,7 +316,7 @@ def test_a_put_that_has_nowhere_to_go_is_not_acknowledged(hosts):
         forget(hosts.directory, one)
         return answers
 
-    with replaced(three.node.asking, "put", leave_then):
+    with replaced(three.node.client, "put", leave_then):
         with pytest.raises(Unavailable, match=f"{one.node.pool_name} has left"):
             three.cluster.put("a", value(1))
 
@@ -339,7 +341,7 @@ def test_who_came_in_before_is_waited_for(hosts, way):
                 begun.view[:] = value(1)
             return True
         keys = one.cluster.keyspace.keys(["copied"])
-        return two.node.asking.pull(one.node.name, keys, two.node.name) == [STORED]
+        return two.node.client.pull(one.node.name, keys, two.node.name) == [STORED]
 
     with ThreadPoolExecutor() as executor, replaced(one.store, name, slowly):
         putting = executor.submit(put)
@@ -358,6 +360,6 @@ def test_a_node_that_drains_lets_nobody_count_on_what_it_has(hosts):
     one, two = hosts.several(2)
     one.cluster.put("a", value(1))
     two.cluster.fetch(["a"])
-    one.node.intake.let_in(False)
+    one.node.admission.set_open(False)
     keys = one.cluster.keyspace.keys(["a"])
-    assert two.node.asking.pull(one.node.name, keys, two.node.name) == ["it is draining"]
+    assert two.node.client.pull(one.node.name, keys, two.node.name) == ["it is draining"]

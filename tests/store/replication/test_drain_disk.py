@@ -9,7 +9,7 @@ from mooncake_kernels.errors import TransferError
 from mooncake_kernels.pool import ObjectPool, PutResult
 from mooncake_serving.store import SsdTier, Store, TieredStore
 from mooncake_serving.store.replication.draining import drain
-from mooncake_serving.store.replication.replicator import Copies
+from mooncake_serving.store.replication.replicator import Replicator
 
 from ..cluster.support import UNIT, Hosts, replaced, value
 from ..directory.conftest import make_world, patient, permanent  # noqa: F401
@@ -137,7 +137,7 @@ def test_a_full_disk_gives_up_nothing_for_what_is_moved(hosts, tmp_path):
 
 def test_what_another_pool_has_needs_no_room(hosts, with_disk):
     one, two = with_disk(), hosts.make("two", 256 * UNIT)
-    Copies(one.cluster).replicate(range(NUM), 2)
+    Replicator(one.cluster).replicate(range(NUM), 2)
     full = [i for i in range(1000, 1200) if two.store.put(i, value(i), retention="hard") is STORED]
     two.node.set_draining(False)
     before = set(only_on_disk(one.store))
@@ -170,7 +170,7 @@ def test_what_is_only_in_memory_and_cannot_be_moved_stays_there(hosts, with_disk
     assert only_on_disk(one.store) == set(range(NUM))
     one.store._demotion._min_uses = 1 << 10
     monkeypatch.setattr(SsdTier, "room_bytes", 0)
-    with replaced(one.node.asking, "pull", lambda *_, **__: ["FULL"]):
+    with replaced(one.node.client, "pull", lambda *_, **__: ["FULL"]):
         drained = drain(one.node)
     assert not drained.has_left and (drained.num_left, drained.num_on_disk) == (1, NUM)
     assert one.store.get("large") == large and only_on_disk(one.store) == set(range(NUM))

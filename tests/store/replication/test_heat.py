@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from mooncake_kernels.errors import InvalidArgument
 from mooncake_kernels.pool import object_keys
 from mooncake_serving.store.cluster import hot_keys
-from mooncake_serving.store.cluster.heat import MAX_HALF_LIVES, Heat
+from mooncake_serving.store.cluster.heat import MAX_HALF_LIVES, UseCounts
 from mooncake_serving.store.cluster.hot_keys import HotKeys
 
 
@@ -56,82 +56,82 @@ class ExactHeat:
 )
 def test_few_objects_are_counted_exactly(calls):
     clock = Clock()
-    heat, exact = Heat(10.0, clock=clock), ExactHeat(10.0, clock)
+    counts, exact = UseCounts(10.0, clock=clock), ExactHeat(10.0, clock)
     for hashes, wait_s in calls:
         keys = object_keys(hashes, "a")
-        np.testing.assert_allclose(heat.add(keys), exact.add(keys[:, 0]), rtol=1e-9)
+        np.testing.assert_allclose(counts.add(keys), exact.add(keys[:, 0]), rtol=1e-9)
         clock.now_s += wait_s
         every = np.arange(12, dtype=np.uint64)
         np.testing.assert_allclose(
-            heat.counts(object_keys(every, "a")), exact.counts(every), rtol=1e-9, atol=1e-15
+            counts.counts(object_keys(every, "a")), exact.counts(every), rtol=1e-9, atol=1e-15
         )
 
 
 def test_more_objects_than_counters_are_never_counted_too_little_and_rarely_too_much():
     clock, rng, width = Clock(), np.random.default_rng(5), 1 << 10
-    heat, exact = Heat(60.0, width=width, clock=clock), ExactHeat(60.0, clock)
+    counts, exact = UseCounts(60.0, width=width, clock=clock), ExactHeat(60.0, clock)
     for _ in range(200):
         hashes = rng.zipf(1.2, 64).astype(np.uint64) % np.uint64(4096)
-        heat.add(object_keys(hashes, 1))
+        counts.add(object_keys(hashes, 1))
         exact.add(hashes)
         clock.now_s += 1.0
     every = np.arange(4096, dtype=np.uint64)
-    too_much = heat.counts(object_keys(every, 1)) - exact.counts(every)
+    too_much = counts.counts(object_keys(every, 1)) - exact.counts(every)
     assert too_much.min() > -1e-9
     bound = np.e / width * exact.total()
     assert (too_much > bound).mean() < 1 / 55
 
 
 def test_keys_that_differ_in_scope_alone_are_counted_apart():
-    heat = Heat(clock=Clock())
+    counts = UseCounts(clock=Clock())
     hashes = np.arange(512)
-    assert (heat.add(object_keys(hashes, 1)) == 1).all()
-    assert (heat.add(object_keys(hashes, 2)) == 1).all()
-    assert (heat.counts(object_keys(hashes, 3)) == 0).all()
+    assert (counts.add(object_keys(hashes, 1)) == 1).all()
+    assert (counts.add(object_keys(hashes, 2)) == 1).all()
+    assert (counts.counts(object_keys(hashes, 3)) == 0).all()
 
 
 def test_counts_outlast_many_half_lives_without_a_change_of_scale():
     clock = Clock()
-    heat = Heat(1.0, clock=clock)
+    counts = UseCounts(1.0, clock=clock)
     keys = object_keys([7], 0)
     for _ in range(3 * MAX_HALF_LIVES):
         clock.now_s += 1.0
-        count = heat.add(keys)[0]
+        count = counts.add(keys)[0]
     assert count == pytest.approx(2.0)  # 1 + 1/2 + 1/4 ...
     clock.now_s += 1e9
-    assert heat.counts(keys)[0] == 0
-    assert heat.add(keys)[0] == 1
+    assert counts.counts(keys)[0] == 0
+    assert counts.add(keys)[0] == 1
 
 
 def test_a_second_use_within_a_half_life_is_told_from_a_first_one():
     clock = Clock()
-    heat = Heat(60.0, clock=clock)
+    counts = UseCounts(60.0, clock=clock)
     keys = object_keys([1, 2, 3], 0)
-    assert not (heat.add(keys) >= 1.5).any()
+    assert not (counts.add(keys) >= 1.5).any()
     clock.now_s += 59
-    assert (heat.add(keys[:1]) >= 1.5).all()
+    assert (counts.add(keys[:1]) >= 1.5).all()
     clock.now_s += 2
-    assert not (heat.add(keys[1:]) >= 1.5).any()
+    assert not (counts.add(keys[1:]) >= 1.5).any()
 
 
 def test_no_use_by_any_thread_is_lost():
-    heat = Heat(clock=Clock())
+    counts = UseCounts(clock=Clock())
     keys = object_keys(np.arange(100), 0)
 
     def use() -> None:
         for _ in range(50):
-            heat.add(keys)
+            counts.add(keys)
 
     threads = [threading.Thread(target=use) for _ in range(4)]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
-    assert (heat.counts(keys) == 200).all()
+    assert (counts.counts(keys) == 200).all()
 
 
 def test_no_keys():
-    assert Heat().add(object_keys([], 0)).shape == (0,)
+    assert UseCounts().add(object_keys([], 0)).shape == (0,)
     assert HotKeys().read(object_keys([], 0), np.array([])).shape == (0,)
 
 
@@ -177,12 +177,12 @@ def test_what_cools_down_is_forgotten_in_time_and_bounded(monkeypatch):
 @pytest.mark.parametrize(
     ("call", "message"),
     [
-        (lambda: Heat(0), "Heat: half_life_s must be above 0, got 0"),
-        (lambda: Heat(float("nan")), "Heat: half_life_s must be above 0, got nan"),
-        (lambda: Heat("1"), "Heat: half_life_s must be above 0, got '1'"),
-        (lambda: Heat(float("inf")), "Heat: half_life_s must be finite, got inf"),
+        (lambda: UseCounts(0), "UseCounts: half_life_s must be above 0, got 0"),
+        (lambda: UseCounts(float("nan")), "UseCounts: half_life_s must be above 0, got nan"),
+        (lambda: UseCounts("1"), "UseCounts: half_life_s must be above 0, got '1'"),
+        (lambda: UseCounts(float("inf")), "UseCounts: half_life_s must be finite, got inf"),
         (lambda: HotKeys("4"), "HotKeys: min_reads must be a number from 0 on, got '4'"),
-        (lambda: Heat(width=1000), "Heat: width must be a power of two >= 2, got 1000"),
+        (lambda: UseCounts(width=1000), "UseCounts: width must be a power of two >= 2, got 1000"),
         (lambda: HotKeys(-1), "HotKeys: min_reads must be a number from 0 on, got -1"),
         (lambda: HotKeys(max_copies=0), "HotKeys: max_copies must be an integer from 1 on, got 0"),
         (lambda: HotKeys(cooldown_s=-1), "HotKeys: cooldown_s must be a number from 0 on, got -1"),

@@ -46,7 +46,7 @@ def test_what_is_evicted_again_waits_for_its_cooldown(hosts):
     two = hosts.make("two", options={"hot": HotKeys(0, cooldown_s=3600)})
     one.cluster.put("a", value(1))
     assert two.cluster.get("a") == value(1) and two.store.remove("a")
-    two.node.listing.publish_all()
+    two.node.entries.publish_all()
     for _ in range(5):
         assert two.cluster.get("a") == value(1)
     assert hosts_with([one, two], "a") == ["one"]

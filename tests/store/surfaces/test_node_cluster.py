@@ -57,7 +57,7 @@ def held(hosts):
         assert eventually(goes_on.is_set)
         return original(*args, **options)
 
-    with NodeCluster(one.node) as cluster, replaced(one.node.asking, "pull", pull):
+    with NodeCluster(one.node) as cluster, replaced(one.node.client, "pull", pull):
         cluster.drain(one.node.name)
         assert eventually(is_moving.is_set)
         yield one, two, cluster, goes_on

@@ -1,13 +1,13 @@
 """Whether a node's pool accepts new objects, and whether any are being put into it."""
 
-from .guards import Hold, Holds
+from .guards import Guard, Guards
 
 
-class Intake:
+class Admission:
     """A gate to a pool, for this node's callers and for requests of others. Thread-safe::
 
-        with intake.enter():
-            if intake.is_open:
+        with admission.enter():
+            if admission.is_open:
                 ...  # put objects
 
     To drain the pool, close the gate and wait until those inside are done: then the only new
@@ -19,9 +19,9 @@ class Intake:
 
     def __init__(self) -> None:
         self.is_open = True
-        self._inside = Holds()
+        self._inside = Guards()
 
-    def let_in(self, is_open: bool) -> None:
+    def set_open(self, is_open: bool) -> None:
         """Open or close it; those inside stay."""
         self.is_open = is_open
 
@@ -30,6 +30,6 @@ class Intake:
         """Whether anyone is inside."""
         return self._inside.any()
 
-    def enter(self) -> Hold:
+    def enter(self) -> Guard:
         """Enter for the duration of a ``with`` block, then look whether it is open."""
         return self._inside.new()

@@ -1,12 +1,11 @@
-"""A node's answers to requests of other nodes."""
+"""How a node carries out the requests of other nodes."""
 
 from mooncake_kernels.errors import InvalidArgument
 
 from ..object_list import RETENTIONS
 from ..store import Store
-from .directory_entries import Listing
+from .directory_entries import DirectoryEntries
 from .messages import (
-    Answer,
     Drop,
     Dropped,
     Missed,
@@ -16,6 +15,7 @@ from .messages import (
     Release,
     Released,
     Request,
+    Response,
     Retain,
     Retained,
     Stat,
@@ -28,19 +28,19 @@ from .pulls import Offers, Puller
 PINS_LAST = 2  # times as long as the reader said that it would read
 
 
-class PoolAnswers:
-    """Answers for a pool. Thread-safe.
+class PoolHandler:
+    """Carries out requests to a pool. Thread-safe.
 
     Args:
         store: of the pool.
-        listing: the pool's entries in the directory.
+        entries: the pool's entries in the directory.
         pins: what others are reading.
         puller: takes copies.
     """
 
-    def __init__(self, store: Store, listing: Listing, pins: Pins, puller: Puller):
+    def __init__(self, store: Store, entries: DirectoryEntries, pins: Pins, puller: Puller):
         self._store = store
-        self._listing = listing
+        self._entries = entries
         self._puller = puller
         self.pins = pins
 
@@ -59,7 +59,7 @@ class PoolAnswers:
     def drop(self, request: Drop) -> Dropped:
         keys = keys_of(request.keys)
         count = sum(self._store.remove_key((first, second)) for first, second in keys.tolist())
-        self._listing.withdraw(keys)
+        self._entries.withdraw(keys)
         return Dropped(request.number, count)
 
     def retain(self, request: Retain) -> Retained:
@@ -67,7 +67,7 @@ class PoolAnswers:
         count = sum(self._store.pool.retain((first, second), retention) for first, second in keys)
         return Retained(request.number, count)
 
-    def answer(self, sender: str, request: Request) -> Answer | None:
+    def handle(self, sender: str, request: Request) -> Response | None:
         """Carry out another node's request; None: it is not answered."""
         if isinstance(request, Pin):
             return self.pin(sender, request)
@@ -80,24 +80,24 @@ class PoolAnswers:
         if isinstance(request, Stat):
             return Stats(request.number, self._store.stats())
         if isinstance(request, Missed):
-            self._listing.withdraw_gone(keys_of(request.keys))
+            self._entries.withdraw_gone(keys_of(request.keys))
             return None
         raise InvalidArgument(f"answer: request must be a known one, got {request!r}")
 
 
-class Answers:
-    """Answers of a node, which may have no pool. Thread-safe.
+class Handler:
+    """Carries out requests to a node, which may have no pool. Thread-safe.
 
     Args:
         offers: memory that others were asked to read.
-        pool: answers for its pool, if it has one.
+        pool: of its pool, if it has one.
     """
 
-    def __init__(self, offers: Offers, pool: PoolAnswers | None):
+    def __init__(self, offers: Offers, pool: PoolHandler | None):
         self._offers = offers
         self._pool = pool
 
-    def answer(self, sender: str, request: Request) -> Answer | None:
+    def handle(self, sender: str, request: Request) -> Response | None:
         """Carry out another node's request; None: it is not answered.
 
         Raises:
@@ -106,7 +106,7 @@ class Answers:
         if isinstance(request, Release):
             return Released(request.number, self._release(sender, request))
         if self._pool is not None:
-            return self._pool.answer(sender, request)
+            return self._pool.handle(sender, request)
         if isinstance(request, Stat):
             return Stats(request.number, None)
         raise InvalidArgument("answer: request must be one to a node without a pool")

@@ -10,8 +10,8 @@ from mooncake_kernels.pool import checksum_of
 
 from ..directory import Member
 from . import messages
-from .destinations import Range, Sink
-from .fetcher import Move
+from .destinations import Destination, Range
+from .fetcher import Fetch
 from .messages import Pinned
 
 
@@ -21,7 +21,7 @@ class Outcome(enum.Enum):
     DONE = 0
     ABSENT = 1
     DAMAGED = 2
-    NOT_TAKEN = 3  # refused by its sink
+    NOT_TAKEN = 3  # refused by its destination
     UNREACHED = 4  # the holder cannot be reached
     BUSY = 5  # too much is pinned there
     SPOILED = 6  # it, or an object read with it, was damaged on its way
@@ -37,17 +37,17 @@ NOT_PINNED = (messages.ABSENT, messages.DAMAGED, messages.BUSY)
 
 
 @dataclass(frozen=True)
-class Arriving:
+class PendingRead:
     """An object that is being read, or a part of it.
 
     Attributes:
-        sink: which has accepted it.
+        destination: which has accepted it.
         address: where it is at its holder.
         ranges: where it goes.
         checksum: as reported by its holder; 0: none.
     """
 
-    sink: Sink
+    destination: Destination
     address: int
     ranges: Sequence[Range]
     checksum: int
@@ -56,36 +56,36 @@ class Arriving:
     def num_bytes(self) -> int:
         return sum(part.num_bytes for part in self.ranges)
 
-    def moves(self) -> list[Move]:
+    def fetches(self) -> list[Fetch]:
         return [(self.address, part) for part in self.ranges]
 
     def check(self, member: Member) -> None:
-        at = self.sink.location
+        at = self.destination.location
         here = [Buffer(part.address, part.num_bytes, at, True, None) for part in self.ranges]
         if checksum_of(*here) != self.checksum:
             what = "checksum: what has arrived is not what was stored"
             raise TransferError(member.name, what, kind=FailureKind.CHECKSUM)
 
 
-def open_sinks(
-    answer: Pinned, sinks: Sequence[Sink], opened: list[Arriving], member: Member
+def open_destinations(
+    answer: Pinned, destinations: Sequence[Destination], opened: list[PendingRead], member: Member
 ) -> list[Outcome]:
-    """Return the result of each object; append those that their sinks accept to ``opened``."""
+    """Each object's result; those that their destinations accept are appended to ``opened``."""
     rows = answer.rows().tolist()
-    if len(rows) != len(sinks):
-        what = f"pin: {len(rows)} answers to {len(sinks)} keys"
+    if len(rows) != len(destinations):
+        what = f"pin: {len(rows)} answers to {len(destinations)} keys"
         raise TransferError(member.name, what, kind=FailureKind.INCOMPATIBLE)
     results: list[Outcome] = []
-    for sink, (status, address, num_bytes, checksum) in zip(sinks, rows, strict=True):
+    for destination, (status, address, num_bytes, checksum) in zip(destinations, rows, strict=True):
         outcome = OUTCOMES.get(status, Outcome.UNREACHED)
         if outcome is Outcome.DONE:
             if num_bytes > member.capacity_bytes or address + num_bytes >= 1 << 64:
                 what = f"pin: an object of {num_bytes} bytes"
                 raise TransferError(member.name, what, kind=FailureKind.INCOMPATIBLE)
-            ranges = sink.open(num_bytes)
+            ranges = destination.open(num_bytes)
             if ranges is None:
                 outcome = Outcome.NOT_TAKEN
             else:
-                opened.append(Arriving(sink, address, ranges, checksum))
+                opened.append(PendingRead(destination, address, ranges, checksum))
         results.append(outcome)
     return results

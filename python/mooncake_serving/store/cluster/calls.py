@@ -8,13 +8,13 @@ from typing import Any, TypeVar
 from mooncake_kernels.errors import FailureKind
 
 from ... import rpc
-from .messages import Answer, Request, encode
+from .messages import Request, Response, encode
 
-A = TypeVar("A", bound=Answer)
+A = TypeVar("A", bound=Response)
 R = TypeVar("R", bound=Request)
 
 
-class Calls(rpc.Calls):
+class NodeRpc(rpc.RpcClient):
     """Requests of this node to others. Thread-safe.
 
     Attributes:
@@ -30,7 +30,7 @@ class Calls(rpc.Calls):
         number = self.next_number() if number is None else number
         return kind(number, self.life, int(valid_s * 1000), **fields)
 
-    def ask(
+    def request(
         self,
         name: str,
         kind: type[Request],

@@ -10,8 +10,8 @@ import numpy as np
 from mooncake_kernels.errors import Unavailable
 
 from ..directory import Claim, Directory, NotAMember
-from .directory_entries import Listing, in_parts, words_of
-from .guards import Hold, is_held
+from .directory_entries import DirectoryEntries, in_parts, words_of
+from .guards import Guard, is_active
 
 logger = logging.getLogger(__name__)
 
@@ -22,28 +22,32 @@ class Claims:
     """Claims of a node. Thread-safe. Keys are ``[n, 2]`` uint64.
 
     To the directory all threads of a node are one member, which may claim again what it has. So
-    what one of them is writing is refused to the others here, for as long as its hold is locked. A
-    claim whose hold is over without ``settle``, after Ctrl-C for example, is ended later.
+    what one of them is writing is refused to the others here, for as long as its guard is locked. A
+    claim whose guard is over without ``settle``, after Ctrl-C for example, is ended later.
 
     Args:
         directory: decides among nodes.
         member: name of this one.
-        listing: of its pool, which publishes what was stored.
+        entries: of its pool, which publishes what was stored.
         rejoin: is called if the directory does not know the member; then it is asked again.
     """
 
     def __init__(
-        self, directory: Directory, member: str, listing: Listing, rejoin: Callable[[], object]
+        self,
+        directory: Directory,
+        member: str,
+        entries: DirectoryEntries,
+        rejoin: Callable[[], object],
     ):
         self._directory = directory
         self._member = member
-        self._listing = listing
+        self._entries = entries
         self._rejoin = rejoin
-        self._writing: dict[bytes, weakref.ref[Hold]] = {}
-        self._dropped: list[weakref.ref[Hold]] = []
+        self._writing: dict[bytes, weakref.ref[Guard]] = {}
+        self._dropped: list[weakref.ref[Guard]] = []
         self._lock = threading.Lock()
 
-    def ask(self, keys: np.ndarray, ttl_s: float, hold: Hold) -> np.ndarray:
+    def ask(self, keys: np.ndarray, ttl_s: float, guard: Guard) -> np.ndarray:
         """Ask to write objects that are not in the pool: ``[n]`` of ``Claim``.
 
         Granted claims must be settled. A key that is named twice is granted once.
@@ -51,18 +55,18 @@ class Claims:
         Args:
             keys: ``[n, 2]``.
             ttl_s: for which the directory grants them.
-            hold: locked until they are settled, or kept.
+            guard: locked until they are settled, or kept.
 
         Raises:
             Unavailable: the directory is away; nothing is claimed for longer than ``ttl_s``.
         """
         words = words_of(keys)
         asked = []
-        mine = weakref.ref(hold, self._dropped.append)
+        mine = weakref.ref(guard, self._dropped.append)
         with self._lock:
             for i, word in enumerate(words):
                 writer = self._writing.get(word)
-                if writer is None or not is_held(writer):
+                if writer is None or not is_active(writer):
                     self._writing[word] = mine
                     asked.append(i)
         claims = np.full(len(words), TAKEN, np.int8)
@@ -75,12 +79,12 @@ class Claims:
         self._forget(words[i] for i in asked if not is_granted[i])
         return claims
 
-    def keep(self, key: np.ndarray) -> Hold:
+    def keep(self, key: np.ndarray) -> Guard:
         """Keep a granted claim, ``[1, 2]``, until it is settled, or what is returned is dropped."""
-        hold = Hold()
-        hold.acquire()
-        self._writing[words_of(key)[0]] = weakref.ref(hold, self._dropped.append)
-        return hold
+        guard = Guard()
+        guard.acquire()
+        self._writing[words_of(key)[0]] = weakref.ref(guard, self._dropped.append)
+        return guard
 
     def renew(self, keys: np.ndarray, ttl_s: float) -> np.ndarray:
         """Renew granted claims that may have run out: ``[n]`` of ``Claim``.
@@ -96,7 +100,7 @@ class Claims:
         ended the claim.
         """
         try:
-            is_here = self._listing.publish(keys)
+            is_here = self._entries.publish(keys)
             for part in in_parts(keys[~(is_here | is_published)]):
                 self._directory.abandon(self._member, part)
         except Unavailable as error:
@@ -111,10 +115,10 @@ class Claims:
 
     def settle_left(self) -> None:
         """End the claims that were not settled: their puts were dropped, or interrupted."""
-        with (hold := Hold()):
+        with (guard := Guard()):
             with self._lock:
-                left = [word for word, writer in self._writing.items() if not is_held(writer)]
-                self._writing.update(dict.fromkeys(left, weakref.ref(hold)))
+                left = [word for word, writer in self._writing.items() if not is_active(writer)]
+                self._writing.update(dict.fromkeys(left, weakref.ref(guard)))
             if left:
                 self.settle(np.frombuffer(b"".join(left), np.uint64).reshape(-1, 2))
 
@@ -122,10 +126,10 @@ class Claims:
         claims = self._ask_directory(keys, ttl_s)
         listed = np.flatnonzero(claims == LISTED)
         if len(listed):
-            went = listed[self._listing.withdraw_gone(keys[listed])]
+            went = listed[self._entries.withdraw_gone(keys[listed])]
             claims[went] = self._ask_directory(keys[went], ttl_s)
             is_left = claims == LISTED  # by now it is here again, or is being written
-            is_here = self._listing.has_keys(keys[is_left])
+            is_here = self._entries.has_keys(keys[is_left])
             claims[is_left] = np.where(is_here, Claim.EXISTS, Claim.TAKEN)
         return claims
 

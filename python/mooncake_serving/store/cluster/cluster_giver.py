@@ -26,7 +26,7 @@ class ClusterGiver(ClusterReader):
         self,
         words: np.ndarray,
         objects: Sequence[Sequence[Buffer]],
-        kept: np.ndarray,
+        options: np.ndarray,
         granted: list[int],
         results: list[PutResult],
         published: np.ndarray,
@@ -34,7 +34,7 @@ class ClusterGiver(ClusterReader):
         """Have others take objects, whichever can."""
         homes = self._homes()
         _, unanswered, reason = self._offer(
-            homes, words, objects, kept, granted, results, published
+            homes, words, objects, options, granted, results, published
         )
         if unanswered:
             raise Unavailable(f"put: no node with a pool takes it: {reason}")
@@ -44,7 +44,7 @@ class ClusterGiver(ClusterReader):
         homes: Sequence[Member],
         words: np.ndarray,
         objects: Sequence[Sequence[Buffer]],
-        kept: np.ndarray,
+        options: np.ndarray,
         granted: list[int],
         results: list[PutResult],
         published: np.ndarray,
@@ -61,9 +61,9 @@ class ClusterGiver(ClusterReader):
                 break
             try:
                 sent = [buffers[i] for i in left]
-                answers = self._give_to(member, words[left], sent, kept[left])
+                answers = self._give_to(member, words[left], sent, options[left])
             except TransferError as error:
-                self.node.silence.note(member, error)
+                self.node.backoff.failed(member, error)
                 reason = str(error)
                 continue
             for i, answer in zip(list(left), answers, strict=True):
@@ -82,16 +82,16 @@ class ClusterGiver(ClusterReader):
         member: Member,
         words: np.ndarray,
         objects: Sequence[Sequence[Buffer]],
-        kept: np.ndarray,
+        options: np.ndarray,
     ) -> Pulls:
         """Have one node take objects, and ensure that they are published: those that its engine has
         stored. What exists there and is not listed may be about to be removed: its node says, and
         lists it.
         """
         verify = self._verify > 0
-        asking = self.node.asking
+        asking = self.node.client
         answers: list[PutResult | str | None] = list(
-            asking.put(member.name, words, objects, kept, verify=verify)
+            asking.put(member.name, words, objects, options, verify=verify)
         )
         until = time.monotonic() + DIRECT_S
         while again := [i for i, answer in enumerate(answers) if answer is BEING_WRITTEN]:
@@ -99,11 +99,11 @@ class ClusterGiver(ClusterReader):
                 break
             time.sleep(PAUSE_S)
             sent = [objects[i] for i in again]
-            results = asking.put(member.name, words[again], sent, kept[again], verify=verify)
+            results = asking.put(member.name, words[again], sent, options[again], verify=verify)
             for i, result in zip(again, results, strict=True):
                 answers[i] = result
         stored = [i for i, answer in enumerate(answers) if answer is PutResult.STORED]
-        if not self.node.listing.publish_for(member.pool, words[stored]):
+        if not self.node.entries.publish_for(member.pool, words[stored]):
             for i in stored:
                 answers[i] = f"{member.pool} has left"
         if left := [i for i, answer in enumerate(answers) if answer in (None, PutResult.EXISTS)]:
@@ -111,7 +111,7 @@ class ClusterGiver(ClusterReader):
                 member.name,
                 words[left],
                 [objects[i] for i in left],
-                kept[left],
+                options[left],
                 self.node.name,
                 verify=verify,
             )
@@ -124,7 +124,7 @@ class ClusterGiver(ClusterReader):
         last, and of the others the emptiest pool first.
         """
         homes = self.node.homes() or self.node.homes(anew=True)
-        return sorted(homes, key=lambda member: member in self.node.silence)
+        return sorted(homes, key=lambda member: member in self.node.backoff)
 
     def _preferred_homes(self, preferred: Sequence[str]) -> list[Member]:
         """Members whose pools are asked before the usual place takes an object: those that are
@@ -141,7 +141,7 @@ class ClusterGiver(ClusterReader):
         wanted = [
             (rank, member)
             for rank, member in ranks
-            if rank < bound and member not in self.node.silence
+            if rank < bound and member not in self.node.backoff
         ]
         return [member for _, member in sorted(wanted, key=lambda one: one[0])]
 

@@ -105,7 +105,7 @@ class ClusterStore(ClusterWriter, Closing):
         words = self._keyspace.keys(keys, "remove_each")
         unreached: list[str] = []
         try:
-            pools = self.node.listing.remove(words)
+            pools = self.node.entries.remove(words)
         except Unavailable:
             self._remove_here(words, unreached)
             raise
@@ -115,7 +115,7 @@ class ClusterStore(ClusterWriter, Closing):
             try:
                 removed[held] |= self._remove_from(pool, words[held])
             except (TransferError, Unavailable) as error:
-                self.node.listing.publish_for(pool, words[held])  # where they may still be
+                self.node.entries.publish_for(pool, words[held])  # where they may still be
                 unreached.append(str(error))
         self.node.locations.forget(words)
         if unreached:
@@ -137,7 +137,7 @@ class ClusterStore(ClusterWriter, Closing):
         check_retention("retain", retention)
         found = self._store is not None and self._store.retain(key, retention)
         unreached: list[str] = []
-        for pool in sorted(set(self.node.listing.holders(words)[0]) - {self.node.pool_name}):
+        for pool in sorted(set(self.node.entries.holders(words)[0]) - {self.node.pool_name}):
             try:
                 found |= self._retain_in(pool, words, retention)
             except TransferError as error:
@@ -163,7 +163,7 @@ class ClusterStore(ClusterWriter, Closing):
         for member in self.members():
             if member.pool and member.pool not in found:
                 try:
-                    stats = self.node.asking.stat(member.name)
+                    stats = self.node.client.stat(member.name)
                 except (TransferError, Unavailable):
                     continue
                 if stats is not None:
@@ -200,7 +200,7 @@ class ClusterStore(ClusterWriter, Closing):
                 removed[i] = self._store.remove_key((first, second))
             except (Unavailable, OSError) as error:  # a disk's, or a stopped process holds the pool
                 unreached.append(str(error))
-                self.node.listing.publish(words[[i]])
+                self.node.entries.publish(words[[i]])
         return removed
 
     def _remove_from(self, pool: str, words: np.ndarray) -> np.ndarray:
@@ -212,7 +212,7 @@ class ClusterStore(ClusterWriter, Closing):
         members = self._members_of(pool)
         for member in members:
             try:
-                removed |= self.node.asking.remove(member.name, words)
+                removed |= self.node.client.remove(member.name, words)
             except TransferError as error:
                 failures.append(error)
         if members and len(failures) == len(members):
@@ -224,7 +224,7 @@ class ClusterStore(ClusterWriter, Closing):
         failure: TransferError | None = None
         for member in self._members_of(pool):
             try:
-                return self.node.asking.retain(member.name, key, retention)
+                return self.node.client.retain(member.name, key, retention)
             except TransferError as error:
                 failure = error
         if failure is not None:

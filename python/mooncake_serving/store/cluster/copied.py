@@ -8,8 +8,8 @@ import numpy as np
 from mooncake_kernels.pool import PutResult
 
 from ..store import Store
-from .destinations import IntoPool
-from .directory_entries import Listing
+from .destinations import PoolDestination
+from .directory_entries import DirectoryEntries
 
 logger = logging.getLogger(__name__)
 
@@ -17,7 +17,10 @@ GONE = "it was removed meanwhile"
 
 
 def keep_copies(
-    store: Store, listing: Listing, keys: np.ndarray, sinks: Sequence[IntoPool]
+    store: Store,
+    entries: DirectoryEntries,
+    keys: np.ndarray,
+    destinations: Sequence[PoolDestination],
 ) -> list[int]:
     """Publish those of n objects read into the pool that are still here, with its ``copies``.
 
@@ -26,15 +29,19 @@ def keep_copies(
     Returns:
         Which are still here.
     """
-    is_new = np.array([sink.result is PutResult.STORED for sink in sinks], bool)
-    is_old = np.array([sink.result is PutResult.EXISTS for sink in sinks], bool)
+    is_new = np.array(
+        [destination.result is PutResult.STORED for destination in destinations], bool
+    )
+    is_old = np.array(
+        [destination.result is PutResult.EXISTS for destination in destinations], bool
+    )
     store.age_tail_first(keys[is_new])
     here = np.flatnonzero(is_new | is_old)
-    gone = here[~listing.publish_copies(keys[here])].tolist()
+    gone = here[~entries.publish_copies(keys[here])].tolist()
     for i in gone:
         try:
-            sinks[i].retract()
+            destinations[i].retract()
         except OSError as error:  # a stopped process holds the pool; the next look does it
             logger.warning("what was removed is still here: %s", error)
-            listing.is_stale = True
+            entries.is_stale = True
     return gone

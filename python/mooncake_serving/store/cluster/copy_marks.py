@@ -1,4 +1,4 @@
-"""Which objects of a pool are copies that the directory was not told of yet."""
+"""Which objects of a pool are copies that were not published yet."""
 
 import numpy as np
 

@@ -10,15 +10,15 @@ from mooncake_kernels.errors import InvalidArgument
 from mooncake_kernels.pool import Key, ObjectPut, PutResult, checksum_of
 from mooncake_kernels.transfer import WHOLE
 
-from ..bounce_buffer import Landing
+from ..bounce_buffer import BounceBuffers
 from ..checks import check_number
 from ..reader import as_writable
 from ..store import Store
 from .copy_marks import CopyMarks
-from .retention import HARD, KEPT, put_options
+from .retention import HARD, PUT_OPTIONS, put_arguments
 
 ANY_SIZE = (1 << 64) - 1
-NORMALLY: np.void = np.zeros(1, KEPT)[0]
+DEFAULT_OPTIONS: np.void = np.zeros(1, PUT_OPTIONS)[0]
 
 
 class Range(NamedTuple):
@@ -29,7 +29,7 @@ class Range(NamedTuple):
     num_bytes: int
 
 
-class Sink(Protocol):
+class Destination(Protocol):
     """Takes one object. ``open`` may be called again after ``abort``, for another copy of it.
 
     Attributes:
@@ -64,7 +64,7 @@ class Sink(Protocol):
         """Discard the bytes: they are not there, or may be wrong."""
 
 
-class IntoBuffers:
+class BufferDestination:
     """Packed, writable memory of the caller, filled as ``ObjectPool.get_into`` does.
 
     Data for a GPU goes to host memory first, until it is delivered.
@@ -86,14 +86,14 @@ class IntoBuffers:
         given = as_writable(op, buffers)
         if offset is not None:
             check_number(op, "offset", offset)
-        self._landing = Landing(given)
+        self._bounce = BounceBuffers(given)
         self._offset = offset
         self.takes_all = offset is None
         self.was_compared = was_compared
         self.object_bytes = 0
         self.num_bytes = 0
         places = []
-        for buffer in self._landing.buffers:
+        for buffer in self._bounce.buffers:
             places.append((buffer.address, buffer.num_bytes))
             self.num_bytes += buffer.num_bytes
         self.places = places if offset is None else None
@@ -127,7 +127,7 @@ class IntoBuffers:
             return None
         ranges, offset = [], self._offset or 0
         end = num_bytes if self._offset is None else offset + self.num_bytes
-        for buffer in self._landing.buffers:
+        for buffer in self._bounce.buffers:
             if part := min(buffer.num_bytes, end - offset):
                 ranges.append(Range(buffer.address, offset, part))
                 offset += part
@@ -142,13 +142,13 @@ class IntoBuffers:
         Raises:
             Unavailable, CudaError: of the driver.
         """
-        self._landing.deliver(self.object_bytes if self._offset is None else self.num_bytes)
+        self._bounce.deliver(self.object_bytes if self._offset is None else self.num_bytes)
 
     def abort(self) -> None:
         pass  # the content of the buffers is undefined
 
 
-class IntoBytes(IntoBuffers):
+class BytesDestination(BufferDestination):
     """New memory, as large as the object."""
 
     def __init__(self) -> None:
@@ -161,7 +161,7 @@ class IntoBytes(IntoBuffers):
 
     def open(self, num_bytes: int) -> list[Range] | None:
         self._array = np.empty(num_bytes, np.uint8)
-        self._landing = Landing([as_buffer(self._array)])
+        self._bounce = BounceBuffers([as_buffer(self._array)])
         self.num_bytes = num_bytes
         return super().open(num_bytes)
 
@@ -169,14 +169,14 @@ class IntoBytes(IntoBuffers):
         return self._array.tobytes()
 
 
-class IntoPool(Sink):
+class PoolDestination(Destination):
     """This node's pool: room is made there as for any put.
 
     Args:
         store: of the pool.
         key: in it.
         copies: where it is marked, unless it is a put.
-        kept: a row of ``KEPT``: how it is kept.
+        options: a row of ``PUT_OPTIONS``: how it is kept.
 
     Attributes:
         result: of the put; None while there is none.
@@ -191,12 +191,12 @@ class IntoPool(Sink):
         store: Store,
         key: Key,
         copies: CopyMarks | None = None,
-        kept: np.void = NORMALLY,
+        options: np.void = DEFAULT_OPTIONS,
     ):
         self._store = store
         self._key = key
         self._copies = copies
-        self._kept = kept
+        self._options = options
         self._put: ObjectPut | None = None
         self._stored_id = 0
         self.location = store.pool.buffer.location
@@ -209,7 +209,7 @@ class IntoPool(Sink):
         if num_bytes > self._store.pool.capacity_bytes:
             self.result = PutResult.FULL
             return None
-        begun = self._store.begin_key(self._key, num_bytes, **put_options(self._kept))
+        begun = self._store.begin_key(self._key, num_bytes, **put_arguments(self._options))
         if begun is PutResult.EXISTS:
             self.exists()
             return None
@@ -226,7 +226,7 @@ class IntoPool(Sink):
         makes that one so, too: the other may go in its favour.
         """
         self.result = PutResult.EXISTS
-        if self._copies is not None and self._kept["retention"] == HARD:
+        if self._copies is not None and self._options["retention"] == HARD:
             self._store.pool.retain(self._key, "hard")
 
     def checksum(self) -> int:

@@ -13,7 +13,7 @@ from ..directory import MAX_KEYS, Directory, Holders, Published
 from ..keyspace import are_in
 from ..store import Store
 from .copy_marks import CopyMarks
-from .told import Objects, Told
+from .told import Objects, PublishedSet
 
 logger = logging.getLogger(__name__)
 
@@ -21,7 +21,7 @@ NO_KEYS = np.empty((0, 2), np.uint64)
 LISTED, REMOVED, NOT_SERVED = map(int, Published)  # looking up an enum's members is slow
 
 
-class Listing:
+class DirectoryEntries:
     """A pool's entries in a directory. Thread-safe. Keys are ``[n, 2]`` uint64.
 
     Updates that fail because the directory is away are made up for by ``publish_all``.
@@ -51,7 +51,7 @@ class Listing:
         self._leaving: tuple[np.ndarray, ...] = ()
         self._put_leaving: set[int] = set()  # ids of objects put under leaving keys meanwhile
         found = (NO_KEYS, np.empty(0, np.uint64)) if store is None else store.list_objects()
-        self._told = Told(Objects(*found))  # these may have been removed elsewhere
+        self._published = PublishedSet(Objects(*found))  # these may have been removed elsewhere
         self.copies = CopyMarks()
         self.is_stale = False
 
@@ -73,10 +73,10 @@ class Listing:
             self._put_leaving.update(objects.ids[is_leaving].tolist())
             objects = objects.at(~is_leaving)
         try:
-            self._tell(objects)
+            self._publish_objects(objects)
             self._wait_for_withdrawal()
         except Unavailable as error:
-            self._tell_later(error)
+            self._defer(error)
         return ids != 0
 
     def note_listed(self, keys: np.ndarray, ids: np.ndarray) -> None:
@@ -85,25 +85,25 @@ class Listing:
         What was removed in between counts as removed: ``publish_all`` drops it.
         """
         self._wait_for_withdrawal()
-        self._told.note(Objects(keys, ids))
+        self._published.record(Objects(keys, ids))
 
     def publish_copies(self, keys: np.ndarray) -> np.ndarray:
         """Publish copies of objects in the pool: ``[n]`` bool, which may stay.
 
         The others were removed meanwhile, and were not put again since: the caller drops them. If
-        the directory is away, all may stay, until it is told later.
+        the directory is away, all may stay, until it is notified later.
         """
         may_stay = np.ones(len(keys), bool)
-        told = np.flatnonzero(~are_in(keys, self._leaving_keys()))
-        ids = self._ids_of(keys[told])
+        staying = np.flatnonzero(~are_in(keys, self._leaving_keys()))
+        ids = self._ids_of(keys[staying])
         try:
-            answers = self._publish(keys[told], is_copy=True)
+            answers = self._publish(keys[staying], is_copy=True)
         except Unavailable as error:
-            self._tell_later(error)
+            self._defer(error)
             return may_stay
         self._wait_for_withdrawal()
-        may_stay[told] = answers != REMOVED
-        self._note(Objects(keys[told], ids), answers)
+        may_stay[staying] = answers != REMOVED
+        self._note(Objects(keys[staying], ids), answers)
         return may_stay
 
     def has_keys(self, keys: np.ndarray) -> np.ndarray:
@@ -142,10 +142,10 @@ class Listing:
         """Record that the pool lacks objects; later, if the directory is away.
 
         They may have been put back meanwhile: then they are published again, even if they are only
-        being written: the engine may have published them just before. Only a node of the pool can
-        tell, so nobody else withdraws them.
+        being written: the engine may have published them just before. Only a node of the pool
+        knows, so no one else withdraws them.
         """
-        self._told.note(Objects(keys, np.zeros(len(keys), np.uint64)))
+        self._published.record(Objects(keys, np.zeros(len(keys), np.uint64)))
         try:
             for part in in_parts(keys):
                 self._directory.withdraw(self._pool_name, part)
@@ -154,12 +154,12 @@ class Listing:
                 return
             keys = keys[is_coming]
             ids = self._ids_of(keys)
-            self._tell(_present(keys, ids).without(self._leaving_keys()))
+            self._publish_objects(_present(keys, ids).without(self._leaving_keys()))
             written = Objects(keys, ids).at(ids == 0).without(self._leaving_keys())
             if len(written.keys):  # as copies, which some may be: a removal stays in force
                 self._publish(written.keys, is_copy=True)
         except Unavailable as error:
-            self._tell_later(error)
+            self._defer(error)
 
     @contextlib.contextmanager
     def leaving(self, keys: np.ndarray) -> Iterator[np.ndarray]:
@@ -185,7 +185,7 @@ class Listing:
         finally:
             with self._all:  # no look comes in between
                 self._leaving = tuple(other for other in self._leaving if other is not keys)
-                self._tell_what_stayed(keys, before)
+                self._publish_stayed(keys, before)
                 self.withdraw_gone(keys[~is_withdrawn])
 
     def give_up(self, pool_name: str, keys: np.ndarray) -> np.ndarray:
@@ -235,17 +235,17 @@ class Listing:
             self.is_stale = False  # from here on updates count again
             present, is_staying = self._list_present()
             listed = self._listed()
-            was_told, gone = self._compare(self._told.all(), present)
+            was_published, gone = self._compare(self._published.all(), present)
             is_listed = are_in(present.keys, listed)
             missing = listed[~are_in(listed, present.keys)]
             gone = np.concatenate([self._forget_unlisted(gone, are_in(gone, listed)), missing])
             new = present.at(is_staying & ~is_listed)
             # Objects published before and no longer listed were withdrawn, perhaps by a removal.
-            is_old = was_told[is_staying & ~is_listed] | self.copies.are_in(new.ids)
-            self._told.note(present.at(is_listed & ~was_told))
-            self._tell_difference(gone, new, is_old)
+            is_old = was_published[is_staying & ~is_listed] | self.copies.are_in(new.ids)
+            self._published.record(present.at(is_listed & ~was_published))
+            self._publish_difference(gone, new, is_old)
 
-    def tell_changes(self) -> None:
+    def publish_changes(self) -> None:
         """Publish and withdraw changes of the pool, whichever process of the host made them.
 
         This covers processes without a node, which also put and evict objects. Withdrawals by other
@@ -258,18 +258,18 @@ class Listing:
             return
         with self._look():
             present, is_staying = self._list_present()
-            was_told, gone = self._compare(self._told.all(), present)
-            new = present.at(is_staying & ~was_told)
+            was_published, gone = self._compare(self._published.all(), present)
+            new = present.at(is_staying & ~was_published)
             # Others may have published it, such as a node that put it by this engine. Then it is
             # not published again: it may have been removed since.
             is_listed = np.array(
                 [self._pool_name in names for names in self.holders(new.keys)], bool
             )
-            self._told.note(new.at(is_listed))
+            self._published.record(new.at(is_listed))
             new = new.at(~is_listed)
             still = np.array([self._pool_name in names for names in self.holders(gone)], bool)
             gone = self._forget_unlisted(gone, still)
-            self._tell_difference(gone, new, self.copies.are_in(new.ids))
+            self._publish_difference(gone, new, self.copies.are_in(new.ids))
 
     def holders(self, keys: np.ndarray) -> Holders:
         """For each key, the names of living pools that have it.
@@ -303,40 +303,40 @@ class Listing:
                 self.is_stale = True  # so everything is compared the next time
                 raise
 
-    def _compare(self, told: Objects, present: Objects) -> tuple[np.ndarray, np.ndarray]:
+    def _compare(self, published: Objects, present: Objects) -> tuple[np.ndarray, np.ndarray]:
         """Return which objects present in the pool were published, and the keys of published
-        objects that are gone; an object that came only after the listing of the pool does not count
+        objects that are gone; an object that came only after the pool was listed does not count
         as gone.
         """
-        absent = told.at(~np.isin(told.ids, present.ids))
+        absent = published.at(~np.isin(published.ids, present.ids))
         is_gone = self._ids_of(absent.keys) != absent.ids
-        return np.isin(present.ids, told.ids), absent.keys[is_gone]
+        return np.isin(present.ids, published.ids), absent.keys[is_gone]
 
     def _forget_unlisted(self, gone: np.ndarray, is_listed: np.ndarray) -> np.ndarray:
         """Return which objects that are gone are still listed. The others were removed, and are not
         withdrawn: another may be listed under such a key by now, before it is stored.
         """
         unlisted = gone[~is_listed]
-        self._told.note(Objects(unlisted, np.zeros(len(unlisted), np.uint64)))
+        self._published.record(Objects(unlisted, np.zeros(len(unlisted), np.uint64)))
         return gone[is_listed]
 
-    def _tell_difference(self, gone: np.ndarray, new: Objects, is_old: np.ndarray) -> None:
+    def _publish_difference(self, gone: np.ndarray, new: Objects, is_old: np.ndarray) -> None:
         """Withdraw what has gone, unless it is back by now; publish what is new."""
         if len(gone) and not (is_gone := self._are_gone(gone)).all():
             back = gone[self.has_keys(gone)]  # what is only being written is looked at again
-            self._told.note(Objects(back, np.zeros(len(back), np.uint64)))
+            self._published.record(Objects(back, np.zeros(len(back), np.uint64)))
             gone = gone[is_gone]
         if len(gone):
             self.withdraw(gone)
-        self._tell(new, is_old)
+        self._publish_objects(new, is_old)
 
-    def _tell_what_stayed(self, keys: np.ndarray, before: np.ndarray) -> None:
+    def _publish_stayed(self, keys: np.ndarray, before: np.ndarray) -> None:
         """Publish what should have left, and was withdrawn for that, but stayed: as old what was
         there before, and as put what was put since.
         """
         ids = self._ids_of(keys)
         is_here = ids != 0
-        self._told.note(Objects(keys[~is_here], ids[~is_here]))
+        self._published.record(Objects(keys[~is_here], ids[~is_here]))
         objects = Objects(keys[is_here], ids[is_here])
         put = np.array(tuple(self._put_leaving), np.uint64)
         is_old = (before == ids)[is_here] & ~np.isin(objects.ids, put)
@@ -344,20 +344,20 @@ class Listing:
         if not self._leaving:
             self._put_leaving.clear()  # the rest has gone again
         try:
-            self._tell(objects, is_old | self.copies.are_in(objects.ids))
+            self._publish_objects(objects, is_old | self.copies.are_in(objects.ids))
         except Unavailable as error:
-            self._tell_later(error)
+            self._defer(error)
 
-    def _tell(self, objects: Objects, is_old: np.ndarray | None = None) -> None:
+    def _publish_objects(self, objects: Objects, is_old: np.ndarray | None = None) -> None:
         """Publish objects: ``[n]`` bool says which were not put just now. None: the copies."""
         if is_old is None:
             is_old = self.copies.are_in(objects.ids)
         if is_old.any():
-            self._tell_as(objects.at(is_old), is_copy=True)
+            self._publish_as(objects.at(is_old), is_copy=True)
             objects = objects.at(~is_old)
-        self._tell_as(objects, is_copy=False)
+        self._publish_as(objects, is_copy=False)
 
-    def _tell_as(self, objects: Objects, *, is_copy: bool) -> None:
+    def _publish_as(self, objects: Objects, *, is_copy: bool) -> None:
         """Publish puts, or copies: copies of removed objects are dropped."""
         for first in range(0, len(objects.keys), MAX_KEYS):
             part = Objects(*(column[first : first + MAX_KEYS] for column in objects))
@@ -382,7 +382,7 @@ class Listing:
         withdrawn, is withdrawn again.
         """
         listed = objects.at(answers == LISTED) if answers.any() else objects
-        self._told.note(listed)
+        self._published.record(listed)
         self.copies.end(listed.ids)
         if len(listed.keys) and (is_gone := self._are_gone(listed.keys)).any():
             self.withdraw(listed.keys[is_gone])
@@ -424,7 +424,7 @@ class Listing:
             if cursor == 0:
                 return np.concatenate(parts)
 
-    def _tell_later(self, error: Unavailable) -> None:
+    def _defer(self, error: Unavailable) -> None:
         if not self.is_stale:
             logger.warning("the directory is told later: %s", error)
         self.is_stale = True

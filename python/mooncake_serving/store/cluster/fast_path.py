@@ -17,11 +17,11 @@ from mooncake_kernels.transfer import MAX_ASKED_KEYS, Peer
 from ...rpc import Peers
 from ..directory import Member
 from .arriving import Outcome
-from .destinations import Sink
+from .backoff import PeerBackoff
+from .destinations import Destination
 from .locations import Locations
 from .membership import Membership
-from .object_rpc import ByKey, NewResult
-from .silence import Silence
+from .object_rpc import NewResult, ObjectRpc
 
 logger = logging.getLogger(__name__)
 
@@ -29,77 +29,83 @@ NOT_READ = -1
 MAX_PUT_BYTES = 4 << 20  # above, asking whether they exist costs little beside sending them
 
 
-class Direct:
+class FastPath:
     """Reads by key from the only holder, and puts into another pool. Thread-safe.
 
     Args:
         peers: connections to the nodes.
-        by_key: reads and puts.
+        object_rpc: reads and puts.
         locations: where objects are.
         membership: who is there.
-        silence: nodes that are not asked.
+        backoff: nodes that are not asked.
         answer_s: how long connecting may take.
     """
 
     def __init__(
         self,
         peers: Peers,
-        by_key: ByKey,
+        object_rpc: ObjectRpc,
         locations: Locations,
         membership: Membership,
-        silence: Silence,
+        backoff: PeerBackoff,
         answer_s: float,
     ):
         self._peers = peers
-        self._by_key = by_key
+        self._object_rpc = object_rpc
         self._locations = locations
         self._membership = membership
-        self._silence = silence
+        self._backoff = backoff
         self._answer_s = answer_s
 
-    def read(self, keys: np.ndarray, sinks: Sequence[Sink], *, verify: bool) -> list[bool] | None:
+    def read(
+        self, keys: np.ndarray, destinations: Sequence[Destination], *, verify: bool
+    ) -> list[bool] | None:
         """Read n objects, if it is remembered that the same node has all of them, and no other.
 
         Args:
             keys: ``[n, 2]``.
-            sinks: n destinations.
+            destinations: n destinations.
             verify: whether what has arrived is compared with its checksum.
 
         Returns:
-            For each whether it is in its sink; the others are to be read another way. None instead
-            of a list: all are.
+            For each whether it is in its destination; the others are to be read another way. None
+            instead of a list: all are.
         """
-        if len(sinks) > MAX_ASKED_KEYS:
+        if len(destinations) > MAX_ASKED_KEYS:
             return None
         pool = self._locations.only_pool(keys)
         member = None if pool is None else self._membership.server_of(pool)
-        if member is None or member in self._silence:
+        if member is None or member in self._backoff:
             return None
         try:
             return self._peers.use(
                 member.name,
                 self._answer_s,
-                lambda peer: self._read_from(peer, keys, sinks, verify),
+                lambda peer: self._read_from(peer, keys, destinations, verify),
             )
         except (TransferError, Unavailable) as error:
             self._pass_over(member, error)
             return None
 
     def _read_from(
-        self, peer: Peer, keys: np.ndarray, sinks: Sequence[Sink], verify: bool
+        self, peer: Peer, keys: np.ndarray, destinations: Sequence[Destination], verify: bool
     ) -> list[bool] | None:
-        places = [sink.places for sink in sinks if sink.places is not None]
-        if len(places) < len(sinks):  # of some the size is not known, or only a part is wanted
-            outcomes = self._by_key.read(peer, keys, sinks, verify=verify)
+        places = [
+            destination.places for destination in destinations if destination.places is not None
+        ]
+        if len(places) < len(
+            destinations
+        ):  # of some the size is not known, or only a part is wanted
+            outcomes = self._object_rpc.read(peer, keys, destinations, verify=verify)
             return None if outcomes is None else [outcome is Outcome.DONE for outcome in outcomes]
-        sizes = self._by_key.read_into(peer, keys, places, verify=verify)
+        sizes = self._object_rpc.read_into(peer, keys, places, verify=verify)
         if sizes is None:
             return None
         are_read = []
-        for sink, size in zip(sinks, sizes.tolist(), strict=True):
+        for destination, size in zip(destinations, sizes.tolist(), strict=True):
             are_read.append(size != NOT_READ)
             if size != NOT_READ:
-                sink.fill(size)
+                destination.fill(size)
         return are_read
 
     def put(
@@ -138,17 +144,17 @@ class Direct:
                 num_bytes += part.num_bytes
                 place.append((part.address, part.num_bytes))
             places.append(place)
-        if num_bytes > min(MAX_PUT_BYTES, member.free_bytes) or member in self._silence:
+        if num_bytes > min(MAX_PUT_BYTES, member.free_bytes) or member in self._backoff:
             return None
         if self._locations.knows_any(keys):
             return None
         try:
             with self._peers.lease(member.name, self._answer_s) as peer:
-                return self._by_key.put_new(peer, keys, places, num_bytes, verify=verify)
+                return self._object_rpc.put_new(peer, keys, places, num_bytes, verify=verify)
         except TransferError as error:
             self._pass_over(member, error)
             return None
 
     def _pass_over(self, member: Member, error: TransferError | Unavailable) -> None:
         logger.info("%s is passed over: %s", member.name, error)
-        self._silence.note(member, error)
+        self._backoff.failed(member, error)

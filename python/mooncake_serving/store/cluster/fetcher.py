@@ -10,10 +10,10 @@ from mooncake_kernels.transfer import Peer, Ticket, TransferEngine
 from .destinations import Range
 from .memory import RegisteredMemory, Staging
 
-Move = tuple[int, Range]  # address of an object at the peer, and a part of it
+Fetch = tuple[int, Range]  # address of an object at the peer, and a part of it
 
 
-class Mover:
+class Fetcher:
     """Reads objects of peers. Thread-safe.
 
     Args:
@@ -27,12 +27,14 @@ class Mover:
         self._memory = memory
         self._staging = staging
 
-    def read(self, peer: Peer, moves: Sequence[Move], *, checksum: bool, deadline_s: float) -> None:
+    def read(
+        self, peer: Peer, fetches: Sequence[Fetch], *, checksum: bool, deadline_s: float
+    ) -> None:
         """Read parts of objects, and wait until they are there.
 
         Args:
             peer: whose objects they are.
-            moves: what goes where.
+            fetches: what goes where.
             checksum: whether the peer compares what has arrived with what it has.
             deadline_s: seconds for all of it.
 
@@ -40,12 +42,12 @@ class Mover:
             TransferError: it failed, or was not over in time.
         """
         until = time.monotonic() + deadline_s
-        direct: list[Move] = []
-        staged: list[Move] = []
-        for move in moves:
-            part = move[1]
+        direct: list[Fetch] = []
+        staged: list[Fetch] = []
+        for fetch in fetches:
+            part = fetch[1]
             is_direct = self._memory.covers(part.address, part.num_bytes)
-            (direct if is_direct else staged).append(move)
+            (direct if is_direct else staged).append(fetch)
         with contextlib.ExitStack() as under_way:
             if direct:
                 rows = [(part.address, at + part.offset, part.num_bytes) for at, part in direct]
@@ -54,7 +56,9 @@ class Mover:
             for batch in _batches(staged, self._staging.slot_bytes):
                 self._read_staged(peer, batch, checksum, until)
 
-    def _read_staged(self, peer: Peer, batch: Sequence[Move], checksum: bool, until: float) -> None:
+    def _read_staged(
+        self, peer: Peer, batch: Sequence[Fetch], checksum: bool, until: float
+    ) -> None:
         with self._staging.slot() as address:
             rows, copies = [], []
             for remote, part in batch:
@@ -82,11 +86,11 @@ def _over_at_the_end(ticket: Ticket) -> Iterator[None]:
         raise
 
 
-def _batches(moves: Sequence[Move], limit: int) -> Iterator[list[Move]]:
+def _batches(fetches: Sequence[Fetch], limit: int) -> Iterator[list[Fetch]]:
     """Split parts that are larger than ``limit``, and join smaller ones."""
-    batch: list[Move] = []
+    batch: list[Fetch] = []
     room = limit
-    for remote, part in moves:
+    for remote, part in fetches:
         done = 0
         while done < part.num_bytes:
             size = min(room, part.num_bytes - done)

@@ -15,7 +15,7 @@ LOW = np.uint64(0xFFFFFFFF)
 ROWS = np.arange(4, dtype=np.uint64)[:, None]
 
 
-class Heat:
+class UseCounts:
     """Uses of each object, of which those ``half_life_s`` ago count half. Thread-safe.
 
     A count-min sketch (Cormode and Muthukrishnan, 2005): its memory is 32 bytes times ``width``
@@ -24,8 +24,8 @@ class Heat:
     use increments only the smallest counters (conservative update, Estan and Varghese, 2002). Uses
     are not aged one by one: later ones weigh more (forward decay, Cormode et al., 2009).
 
-    To find what is used again, compare: ``heat.add(keys) >= 1.5`` is true of objects that were used
-    before, and less than a half life ago.
+    To find what is used again, compare: ``counts.add(keys) >= 1.5`` is true of objects that were
+    used before, and less than a half life ago.
 
     Args:
         half_life_s: a longer one is steadier, and shows changes later.
@@ -44,9 +44,9 @@ class Heat:
         width: int = 1 << 16,
         clock: Callable[[], float] = time.monotonic,
     ):
-        check_positive("Heat", "half_life_s", half_life_s)
+        check_positive("UseCounts", "half_life_s", half_life_s)
         if not isinstance(width, int) or not 1 < width <= 1 << 31 or width & (width - 1):
-            raise InvalidArgument(f"Heat: width must be a power of two >= 2, got {width!r}")
+            raise InvalidArgument(f"UseCounts: width must be a power of two >= 2, got {width!r}")
         self._half_life_s = half_life_s
         self._clock = clock
         self._since_s = clock()  # a use at this time weighs 1

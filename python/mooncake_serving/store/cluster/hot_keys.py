@@ -8,7 +8,7 @@ from collections.abc import Callable
 import numpy as np
 
 from ..checks import check_callable, check_integer, check_not_negative
-from .heat import Heat, mix
+from .heat import UseCounts, mix
 
 MAX_COOLING = 1 << 16
 
@@ -21,8 +21,8 @@ class HotKeys:
     copies again and again where they are soon evicted.
 
     Args:
-        min_reads: how often an object must be read from other hosts, as ``Heat`` counts: more than
-            that many times within a half life or two.
+        min_reads: how often an object must be read from other hosts, as ``UseCounts`` counts: more
+            than that many times within a half life or two.
         max_copies: an object with this many copies gets no more.
         cooldown_s: an object that was chosen is not chosen again for this long.
         half_life_s: of the count.
@@ -48,7 +48,7 @@ class HotKeys:
         self._min_reads = min_reads
         self._max_copies = max_copies
         self._cooldown_s = cooldown_s
-        self._heat = Heat(half_life_s, clock=clock)
+        self._uses = UseCounts(half_life_s, clock=clock)
         self._clock = clock
         self._cooling = OrderedDict[int, float]()  # hashes, and until when; ordered by time
         self._lock = threading.Lock()
@@ -64,7 +64,7 @@ class HotKeys:
             ``[n]`` bool: which shall be copied here now. They count as chosen.
         """
         few = np.asarray(num_copies) < self._max_copies
-        chosen = (self._heat.add(keys) > self._min_reads) & few
+        chosen = (self._uses.add(keys) > self._min_reads) & few
         if chosen.any():
             indices = np.flatnonzero(chosen)
             hashes = mix(keys[indices]).tolist()

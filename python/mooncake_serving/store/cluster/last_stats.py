@@ -11,7 +11,7 @@ from ..store import Store
 logger = logging.getLogger(__name__)
 
 
-class LastStats:
+class CachedStats:
     """The current statistics of a store, or the last known ones if it takes long. Thread-safe.
 
     A process that was stopped during a change holds the pool: then ``stats`` takes 10 s and fails.

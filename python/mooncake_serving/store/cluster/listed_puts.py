@@ -15,28 +15,28 @@ from mooncake_kernels.pool import ObjectPut, PutResult
 from mooncake_kernels.transfer import RedisPublisher
 
 from ..store import Store
-from .directory_entries import Listing
+from .directory_entries import DirectoryEntries
 from .object_rpc import UNSURE, NewResult
-from .retention import put_options
+from .retention import put_arguments
 
 
 def put_listed(
     store: Store,
     publisher: RedisPublisher,
-    listing: Listing,
+    entries: DirectoryEntries,
     keys: np.ndarray,
     objects: Sequence[Sequence[Buffer]],
-    kept: np.ndarray,
+    options: np.ndarray,
 ) -> list[NewResult] | None:
     """Put n objects that the directory then lists.
 
     Args:
         store: whose pool, in host memory, takes them.
         publisher: of the pool.
-        listing: of the pool.
+        entries: of the pool.
         keys: ``[n, 2]``.
         objects: the parts of each, in order.
-        kept: ``[n]`` of ``KEPT``.
+        options: ``[n]`` of ``PUT_OPTIONS``.
 
     Returns:
         For each ``STORED``; ``EXISTS`` here; None: it is to be put another way; ``UNSURE``:
@@ -55,7 +55,7 @@ def put_listed(
             if results[i] is not None:
                 continue
             num_bytes = sum(part.num_bytes for part in objects[i])
-            begun = store.begin_unless_full((first, second), num_bytes, **put_options(kept[i]))
+            begun = store.begin_unless_full((first, second), num_bytes, **put_arguments(options[i]))
             if isinstance(begun, ObjectPut):
                 puts[i] = begun
             elif begun is PutResult.FULL:
@@ -65,7 +65,7 @@ def put_listed(
         for i, put in puts.items():
             copy_into(put.buffer, objects[i])
         if puts:
-            _list_and_commit(publisher, listing, keys, puts, results)
+            _list_and_commit(publisher, entries, keys, puts, results)
     finally:
         for put in puts.values():
             put.abort()
@@ -74,7 +74,7 @@ def put_listed(
 
 def _list_and_commit(
     publisher: RedisPublisher,
-    listing: Listing,
+    entries: DirectoryEntries,
     keys: np.ndarray,
     puts: dict[int, ObjectPut],
     results: list[NewResult],
@@ -83,7 +83,7 @@ def _list_and_commit(
     try:
         listed = publisher.publish(keys[asked])
         if listed is None:
-            listing.is_stale = True
+            entries.is_stale = True
             if publisher.is_late:  # so would be the answer to a claim
                 raise Unavailable("put: the directory does not answer in time")
             for i in asked:
@@ -94,7 +94,7 @@ def _list_and_commit(
                 puts[i].commit()
                 results[i] = PutResult.STORED
     except BaseException:
-        listing.is_stale = True  # what it lists may not be there
+        entries.is_stale = True  # what it lists may not be there
         raise
     stored = [i for i in asked if results[i] is PutResult.STORED]
-    listing.note_listed(keys[stored], np.array([puts[i].id for i in stored], np.uint64))
+    entries.note_listed(keys[stored], np.array([puts[i].id for i in stored], np.uint64))

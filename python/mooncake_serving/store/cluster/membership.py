@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from mooncake_kernels.errors import Unavailable
 
 from ..directory import Directory, Member
-from .directory_entries import Listing
+from .directory_entries import DirectoryEntries
 
 logger = logging.getLogger(__name__)
 
@@ -25,7 +25,7 @@ class Membership:
 
     Args:
         directory: to join.
-        listing: of the node's pool, published again whenever the directory has forgotten it.
+        entries: of the node's pool, published again whenever the directory has forgotten it.
         describe: returns the node's current entry for the directory.
         ttl_s: after how many seconds without a sign of life it is considered dead.
         meet: is called with every living member whenever they are asked for, and with what was
@@ -41,7 +41,7 @@ class Membership:
     def __init__(
         self,
         directory: Directory,
-        listing: Listing,
+        entries: DirectoryEntries,
         describe: Callable[[], Member],
         ttl_s: float,
         meet: Callable[[Member, Member | None], object],
@@ -50,7 +50,7 @@ class Membership:
         on_rejoin: Callable[[], object],
     ):
         self._directory = directory
-        self._listing = listing
+        self._entries = entries
         self._describe = describe
         self._ttl_s = ttl_s
         self._meet = meet
@@ -73,7 +73,7 @@ class Membership:
                 thread = threading.Thread(target=run, name=name, daemon=True)
                 self._threads.append(thread)
                 thread.start()
-            self._listing.publish_all()
+            self._entries.publish_all()
             self.refresh()
         except BaseException:
             self.close()
@@ -135,7 +135,7 @@ class Membership:
             Unavailable: the directory does not answer; it is told later.
         """
         if self._renew_or_join():
-            self._listing.publish_all()
+            self._entries.publish_all()
         self.refresh()
 
     def close(self) -> None:
@@ -174,7 +174,7 @@ class Membership:
         with self._joining:
             if self._is_over.is_set() or self._directory.renew(self._describe(), self._ttl_s):
                 return False
-            self._listing.is_stale = True  # also if the answer to the next call is lost
+            self._entries.is_stale = True  # also if the answer to the next call is lost
             self._directory.join(self._describe(), self._ttl_s)
             self._on_rejoin()
             return True
@@ -190,10 +190,10 @@ class Membership:
                 self._look_once(number)
 
     def _look_once(self, number: int) -> None:
-        if self._listing.is_stale or number % BEATS_A_COMPARISON == 0:
-            self._listing.publish_all()
+        if self._entries.is_stale or number % BEATS_A_COMPARISON == 0:
+            self._entries.publish_all()
         elif number % BEATS_A_LOOK == 0:
-            self._listing.tell_changes()
+            self._entries.publish_changes()
         if number % BEATS_A_SWEEP == 0:
             self._directory.sweep()
 

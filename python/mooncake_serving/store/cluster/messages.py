@@ -9,7 +9,7 @@ from mooncake_kernels.pool import PoolStats, PutResult
 
 from ... import rpc
 from ...rpc import MAX_REASON, Number, Reason
-from .retention import HARD, KEPT
+from .retention import HARD, PUT_OPTIONS
 
 MAGIC = b"MKS\x02"
 MAX_MESSAGE_BYTES = 64 << 10  # of a notification
@@ -72,7 +72,7 @@ class Pull(_OfKeys, frozen=True, tag=3):
         places: for each key the ranges of its bytes, in order (``PLACE``); empty: in the source's
             pool.
         checksums: of those bytes, 8 bytes for each place; empty: not computed.
-        kept: how the copies are kept, ``KEPT`` for each key; empty: as after any put.
+        kept: how the copies are kept, ``PUT_OPTIONS`` for each key; empty: as after any put.
     """
 
     source: Name
@@ -82,7 +82,7 @@ class Pull(_OfKeys, frozen=True, tag=3):
         msgspec.Meta(max_length=MAX_PULLED),
     ]
     checksums: Annotated[bytes, msgspec.Meta(max_length=CHECKSUM_BYTES * MAX_PULLED)]
-    kept: Annotated[bytes, msgspec.Meta(max_length=KEPT.itemsize * MAX_PULLED)]
+    kept: Annotated[bytes, msgspec.Meta(max_length=PUT_OPTIONS.itemsize * MAX_PULLED)]
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -93,16 +93,16 @@ class Pull(_OfKeys, frozen=True, tag=3):
             raise ValueError("places must be of 16 bytes each")
         if len(self.checksums) not in (0, CHECKSUM_BYTES * len(self.places)):
             raise ValueError("checksums must be of 8 bytes each, for all places or none")
-        if len(self.kept) not in (0, KEPT.itemsize * num_keys):
+        if len(self.kept) not in (0, PUT_OPTIONS.itemsize * num_keys):
             raise ValueError("kept must be of 3 bytes each, for all keys or none")
-        if (self.rows_kept()["retention"] > HARD).any():
+        if (self.option_rows()["retention"] > HARD).any():
             raise ValueError(f"kept must have retentions up to {HARD}")
 
-    def rows_kept(self) -> np.ndarray:
-        """``[n]`` of ``KEPT``."""
+    def option_rows(self) -> np.ndarray:
+        """``[n]`` of ``PUT_OPTIONS``."""
         if self.kept:
-            return np.frombuffer(self.kept, KEPT)
-        return np.zeros(len(self.keys) // KEY_BYTES, KEPT)
+            return np.frombuffer(self.kept, PUT_OPTIONS)
+        return np.zeros(len(self.keys) // KEY_BYTES, PUT_OPTIONS)
 
 
 class Drop(_OfKeys, frozen=True, tag=4):
@@ -171,8 +171,8 @@ class Retained(rpc.Message, frozen=True, tag=22):
     count: Number
 
 
-Answer = Pinned | Released | Pulled | Dropped | Stats | Retained | rpc.Refused
-Message = Pin | Release | Pull | Drop | Stat | Missed | Retain | Answer
+Response = Pinned | Released | Pulled | Dropped | Stats | Retained | rpc.Refused
+Message = Pin | Release | Pull | Drop | Stat | Missed | Retain | Response
 
 _codec: rpc.Codec[Message] = rpc.Codec(MAGIC, Message, "docs/store_cluster.md")
 encode, decode = _codec.encode, _codec.decode

@@ -19,32 +19,32 @@ from mooncake_kernels.transfer import MAX_ASKED_KEYS, Region, TransferEngine
 from ...rpc import Peers
 from ..directory import Directory, Member
 from ..store import Store
-from .admission import Intake
-from .answers import Answers, PoolAnswers
+from .admission import Admission
+from .answers import Handler, PoolHandler
 from .arriving import Outcome
-from .calls import Calls
+from .backoff import PeerBackoff
+from .calls import NodeRpc
 from .claims import Claims
-from .destinations import Sink
-from .directory_entries import Listing
+from .destinations import Destination
+from .directory_entries import DirectoryEntries
 from .engines import return_engine, take_engine
 from .exits import close_at_exit, is_closed
-from .fast_path import MAX_PUT_BYTES, Direct
-from .fetcher import Mover
-from .last_stats import LastStats
+from .fast_path import MAX_PUT_BYTES, FastPath
+from .fetcher import Fetcher
+from .last_stats import CachedStats
 from .listed_puts import put_listed
 from .lives import Lives
 from .locations import Locations
 from .membership import Membership
 from .memory import RegisteredMemory, Staging
 from .naming import host_name, pool_name
-from .node_client import Asking
-from .node_server import Server
-from .object_rpc import ByKey, NewResult
+from .node_client import NodeClient
+from .node_server import NodeServer
+from .object_rpc import NewResult, ObjectRpc
 from .pins import Pins
 from .pulls import Offers, Puller
 from .remote_reads import RemoteReader
-from .serving import Serving
-from .silence import Silence
+from .serving import ServedPool
 
 logger = logging.getLogger(__name__)
 
@@ -85,8 +85,8 @@ class Node(Closing):
         pool_name: name of the pool in the directory, the same for all that serve it; "" for none.
         directory: see above.
         locations: where objects are.
-        intake: whether the pool accepts objects, and whether any are being put.
-        silence: nodes that were asked and have not answered in time.
+        admission: whether the pool accepts objects, and whether any are being put.
+        backoff: nodes that were asked and have not answered in time.
 
     Raises:
         InvalidArgument: an argument is wrong, or the engine has a node, or has registered the pool.
@@ -120,7 +120,7 @@ class Node(Closing):
         self.store = store
         self.directory = directory
         self.pool_name = "" if store is None else pool_name(store.pool.path)
-        self.intake = Intake()
+        self.admission = Admission()
         self._pid = os.getpid()
         self._ttl_s = ttl_s
         self._answer_s = answer_s
@@ -142,51 +142,51 @@ class Node(Closing):
         if store is not None:
             self.memory.register(store.pool.buffer)
         removed_s = max(REMOVED_S, REMOVED_TTLS * ttl_s)
-        self.listing = Listing(directory, self.pool_name, store, removed_s)
-        self.locations = Locations(self.listing.holders, ttl_s)
-        self.claims = Claims(directory, self.name, self.listing, lambda: self._membership.rejoin())
-        self.silence = Silence(answer_s)
+        self.entries = DirectoryEntries(directory, self.pool_name, store, removed_s)
+        self.locations = Locations(self.entries.holders, ttl_s)
+        self.claims = Claims(directory, self.name, self.entries, lambda: self._membership.rejoin())
+        self.backoff = PeerBackoff(answer_s)
         self._peers = Peers(engine)
         opened.callback(self._peers.close)
-        self._calls = Calls(self._peers)
+        self._rpc = NodeRpc(self._peers)
         self._senders, self._lives = Lives(), Lives()
         self._executor = ThreadPoolExecutor(READS_AT_ONCE, "mk-store-read")
         opened.callback(self._executor.shutdown)
-        by_key = ByKey(engine, answer_s, read_s, self.silence.heard)
-        mover = Mover(engine, self.memory, Staging(self.memory, staging_slots, slot_bytes))
+        object_rpc = ObjectRpc(engine, answer_s, read_s, self.backoff.heard)
+        fetcher = Fetcher(engine, self.memory, Staging(self.memory, staging_slots, slot_bytes))
         self._reader = RemoteReader(
-            self._calls,
+            self._rpc,
             self._peers,
-            by_key,
-            mover,
+            object_rpc,
+            fetcher,
             self._executor,
-            self.silence,
+            self.backoff,
             host=self.host,
             answer_s=answer_s,
             read_s=read_s,
         )
         offers = Offers()
-        self.asking = Asking(
-            self._calls, self._peers, by_key, offers, self.memory, answer_s, read_s
+        self.client = NodeClient(
+            self._rpc, self._peers, object_rpc, offers, self.memory, answer_s, read_s
         )
-        self._stats: LastStats | None = None
+        self._stats: CachedStats | None = None
         self._pins: Pins | None = None
-        self._serving: Serving | None = None
-        answers = None if store is None else self._answers(opened, store, mover)
-        self._server = Server(
+        self._served: ServedPool | None = None
+        handler = None if store is None else self._make_handler(opened, store, fetcher)
+        self._server = NodeServer(
             engine,
-            self._calls,
-            Answers(offers, answers),
+            self._rpc,
+            Handler(offers, handler),
             answer_s,
-            heard=self.silence.heard,
+            heard=self.backoff.heard,
             meet=self._meet_sender,
             look=self._look,
         )
         opened.callback(self._server.close)
-        opened.callback(self._calls.close)
+        opened.callback(self._rpc.close)
         self._membership = Membership(
             directory,
-            self.listing,
+            self.entries,
             self._describe,
             ttl_s,
             self._meet_member,
@@ -194,8 +194,8 @@ class Node(Closing):
             self._on_beat,
             self._on_rejoin,
         )
-        self._direct = Direct(
-            self._peers, by_key, self.locations, self._membership, self.silence, answer_s
+        self._fast_path = FastPath(
+            self._peers, object_rpc, self.locations, self._membership, self.backoff, answer_s
         )
 
     def members(self, *, anew: bool = False) -> list[Member]:
@@ -225,15 +225,15 @@ class Node(Closing):
             Unavailable: the directory does not answer; it is told later.
         """
         self.check_process()
-        self.intake.let_in(not is_draining)
-        if self._serving is not None:
-            self._serving.let_put(not is_draining)
+        self.admission.set_open(not is_draining)
+        if self._served is not None:
+            self._served.let_put(not is_draining)
         self._membership.announce()
 
     @property
     def is_draining(self) -> bool:
         """Whether it accepts no new objects, see ``set_draining``."""
-        return not self.intake.is_open
+        return not self.admission.is_open
 
     def member(self, name: str) -> Member | None:
         """Return a member; the directory is asked if it is not known yet.
@@ -264,7 +264,7 @@ class Node(Closing):
     def read(
         self,
         keys: np.ndarray,
-        sinks: Sequence[Sink],
+        destinations: Sequence[Destination],
         pools: Sequence[Sequence[str]] | None = None,
         *,
         verify: bool = True,
@@ -273,7 +273,7 @@ class Node(Closing):
 
         Args:
             keys: ``[n, 2]``.
-            sinks: n destinations.
+            destinations: n destinations.
             pools: where they are; None: the directory is asked.
             verify: whether checksums are compared.
 
@@ -282,24 +282,24 @@ class Node(Closing):
         """
         self.check_process()
         if pools is None:
-            pools = self.listing.holders(keys)
+            pools = self.entries.holders(keys)
         others = [[name for name in names if name != self.pool_name] for names in pools]
         members = self._membership.members().values()
         if not {name for names in others for name in names} <= {m.pool for m in members}:
             members = self._membership.refresh().values()
-        outcomes = self._reader.read(keys, sinks, others, list(members), verify=verify)
+        outcomes = self._reader.read(keys, destinations, others, list(members), verify=verify)
         if left := [i for i, outcome in enumerate(outcomes) if outcome is Outcome.UNREACHED]:
-            again = self._read_again(keys[left], [sinks[i] for i in left], verify=verify)
+            again = self._read_again(keys[left], [destinations[i] for i in left], verify=verify)
             for i, outcome in zip(left, again, strict=True):
                 outcomes[i] = Outcome.ABSENT if outcome is Outcome.UNREACHED else outcome
         return outcomes
 
     def read_directly(
-        self, keys: np.ndarray, sinks: Sequence[Sink], *, verify: bool = True
+        self, keys: np.ndarray, destinations: Sequence[Destination], *, verify: bool = True
     ) -> list[bool] | None:
-        """Read n objects in the fastest way, if it is open to them: see ``Direct.read``."""
+        """Read n objects in the fastest way, if it is open to them: see ``FastPath.read``."""
         self.check_process()
-        return self._direct.read(keys, sinks, verify=verify)
+        return self._fast_path.read(keys, destinations, verify=verify)
 
     def put_directly(
         self,
@@ -309,26 +309,26 @@ class Node(Closing):
         *,
         verify: bool = True,
     ) -> list[NewResult] | None:
-        """Put n objects in the fastest way, if it is open to them: see ``Direct.put``."""
-        return self._direct.put(keys, objects, home, verify=verify)
+        """Put n objects in the fastest way, if it is open to them: see ``FastPath.put``."""
+        return self._fast_path.put(keys, objects, home, verify=verify)
 
     def put_listed(
         self,
         keys: np.ndarray,
         objects: Sequence[Sequence[Buffer]],
-        make_kept: Callable[[], np.ndarray],
+        make_options: Callable[[], np.ndarray],
     ) -> list[NewResult] | None:
         """Put n objects into the own pool, see ``listed_puts``; None: that cannot be done here now,
         or is probably in vain.
         """
-        publisher = None if self._serving is None else self._serving.publisher
+        publisher = None if self._served is None else self._served.publisher
         if publisher is None or not 0 < len(keys) <= MAX_ASKED_KEYS:
             return None
         num_bytes = sum(part.num_bytes for parts in objects for part in parts)
         if num_bytes > MAX_PUT_BYTES or self.locations.knows_any(keys):
             return None
         assert self.store is not None
-        return put_listed(self.store, publisher, self.listing, keys, objects, make_kept())
+        return put_listed(self.store, publisher, self.entries, keys, objects, make_options())
 
     def num_readers(self) -> int:
         """How many reads of other nodes have pinned objects of this pool."""
@@ -356,50 +356,50 @@ class Node(Closing):
             time.sleep(PAUSE_S)
         self._opened.close()
 
-    def _answers(self, opened: ExitStack, store: Store, mover: Mover) -> PoolAnswers:
-        """Make the answers for this node's pool, whose removals are withdrawn from now on."""
-        store.on_evicted.append(self.listing.withdraw)
-        opened.callback(store.on_evicted.remove, self.listing.withdraw)
-        self._stats = LastStats(store, STATS_TTLS * self._ttl_s)
+    def _make_handler(self, opened: ExitStack, store: Store, fetcher: Fetcher) -> PoolHandler:
+        """Make the handler of requests to the pool, whose removals are withdrawn from now on."""
+        store.on_evicted.append(self.entries.withdraw)
+        opened.callback(store.on_evicted.remove, self.entries.withdraw)
+        self._stats = CachedStats(store, STATS_TTLS * self._ttl_s)
         opened.callback(self._stats.close)
         self._pins = Pins(store, self.memory.show, self._drop_damaged)
         opened.callback(self._pins.close)
         if store.pool.device is None:
-            self._serving = Serving(
+            self._served = ServedPool(
                 self._engine, store, lambda: self.directory.publisher(self.pool_name)
             )
-            opened.callback(self._serving.close)
+            opened.callback(self._served.close)
         puller = Puller(
             store,
-            self.intake,
-            self.listing,
+            self.admission,
+            self.entries,
             self._reader,
-            self._calls,
+            self._rpc,
             self._peers,
-            mover,
+            fetcher,
             self.member,
             self._answer_s,
         )
-        return PoolAnswers(store, self.listing, self._pins, puller)
+        return PoolHandler(store, self.entries, self._pins, puller)
 
     def _read_again(
-        self, keys: np.ndarray, sinks: Sequence[Sink], *, verify: bool
+        self, keys: np.ndarray, destinations: Sequence[Destination], *, verify: bool
     ) -> list[Outcome]:
         """Read objects whose holders could not be reached from where they are by now: a holder may
         have been restarted, or another one have got them.
         """
         members = self._membership.refresh().values()
-        pools = self.listing.holders(keys)
+        pools = self.entries.holders(keys)
         others = [[name for name in names if name != self.pool_name] for names in pools]
-        return self._reader.read(keys, sinks, others, list(members), verify=verify)
+        return self._reader.read(keys, destinations, others, list(members), verify=verify)
 
     def _look(self) -> None:
-        if self._serving is not None and self._serving.look():
-            self.listing.is_stale = True
+        if self._served is not None and self._served.look():
+            self.entries.is_stale = True
 
     def _describe(self) -> Member:
         if self._stats is None:
-            return Member(self.name, self.host, life=self._calls.life)
+            return Member(self.name, self.host, life=self._rpc.life)
         stats = self._stats.get()
         return Member(
             self.name,
@@ -408,8 +408,8 @@ class Node(Closing):
             stats.capacity_bytes,
             stats.free_bytes,
             self.is_draining,
-            publishes=self._serving is not None and self._serving.publishes,
-            life=self._calls.life,
+            publishes=self._served is not None and self._served.publishes,
+            life=self._rpc.life,
         )
 
     def _meet_sender(self, name: str, life: int) -> None:
@@ -423,13 +423,13 @@ class Node(Closing):
         if self._lives.meet(name, member.life):
             logger.info("%s was restarted", name)
             self._peers.forget(name)
-            self.silence.heard(name)
-            self._calls.fail_to(name)
+            self.backoff.heard(name)
+            self._rpc.fail_to(name)
             if before is not None and before.pool:
                 self.locations.forget_pool(before.pool)
 
     def _on_members(self, members: dict[str, Member]) -> None:
-        self._calls.give_up(members, self._ttl_s)
+        self._rpc.give_up(members, self._ttl_s)
         self._peers.keep(members)
         self._senders.keep(members)
         self._lives.keep(members)
@@ -440,18 +440,18 @@ class Node(Closing):
     def _on_beat(self) -> None:
         if self._pins is not None:
             self._pins.release_late()
-        if self._serving is not None:
-            self._serving.renew_publisher()
+        if self._served is not None:
+            self._served.renew_publisher()
 
     def _on_rejoin(self) -> None:
-        if self._serving is not None:
-            self._serving.renew_publisher(anew=True)
+        if self._served is not None:
+            self._served.renew_publisher(anew=True)
 
     def _drop_damaged(self, keys: np.ndarray) -> None:
         if self.store is not None:
             for first, second in keys.tolist():
                 self.store.remove_damaged((first, second))
-            self.listing.withdraw(keys)
+            self.entries.withdraw(keys)
 
 
 def _check_range(

@@ -10,7 +10,7 @@ from mooncake_kernels.pool import PoolStats, PutResult, Retention, checksum_of
 
 from ...rpc import Peers
 from ..object_list import RETENTIONS
-from .calls import Calls
+from .calls import NodeRpc
 from .memory import RegisteredMemory
 from .messages import (
     MAX_KEYS,
@@ -28,23 +28,23 @@ from .messages import (
     Stats,
     key_bytes,
 )
-from .object_rpc import ByKey
+from .object_rpc import ObjectRpc
 from .pulls import Offers
 from .retention import NORMAL
 
 Pulls = list[PutResult | str]  # a string is the reason of a failure
 
 
-class Asking:
+class NodeClient:
     """Requests to other nodes, any number of keys at a time. Thread-safe.
 
     All methods raise ``TransferError`` if the node cannot be reached, refuses, or does not answer
     in time; the request may have been carried out even so.
 
     Args:
-        calls: sends the requests.
+        rpc: sends the requests.
         peers: connections to the nodes.
-        by_key: sends requests to their engines.
+        object_rpc: sends requests to their engines.
         offers: memory that they may read.
         memory: registers the rest temporarily.
         answer_s: how long an answer may take.
@@ -53,17 +53,17 @@ class Asking:
 
     def __init__(
         self,
-        calls: Calls,
+        rpc: NodeRpc,
         peers: Peers,
-        by_key: ByKey,
+        object_rpc: ObjectRpc,
         offers: Offers,
         memory: RegisteredMemory,
         answer_s: float,
         read_s: float,
     ):
-        self._calls = calls
+        self._rpc = rpc
         self._peers = peers
-        self._by_key = by_key
+        self._object_rpc = object_rpc
         self._offers = offers
         self._memory = memory
         self._answer_s = answer_s
@@ -75,17 +75,17 @@ class Asking:
         keys: np.ndarray,
         source: str,
         *,
-        kept: np.ndarray | None = None,
+        options: np.ndarray | None = None,
         verify: bool = True,
     ) -> Pulls:
-        """Have a node copy ``[n, 2]`` objects of the pool that ``source`` serves; ``kept``: ``[n]``
-        of ``KEPT``, how it keeps them.
+        """Have a node copy ``[n, 2]`` objects of the pool that ``source`` serves; ``options``:
+        ``[n]`` of ``PUT_OPTIONS``, how it keeps them.
         """
         results: Pulls = []
         for first in range(0, len(keys), MAX_PULLED):
             part = slice(first, first + MAX_PULLED)
-            part_kept = None if kept is None else kept[part]
-            results += self._pull(member, keys[part], source, verify, kept=part_kept)
+            part_options = None if options is None else options[part]
+            results += self._pull(member, keys[part], source, verify, options=part_options)
         return results
 
     def put(
@@ -93,23 +93,23 @@ class Asking:
         member: str,
         keys: np.ndarray,
         objects: Sequence[Sequence[Buffer]],
-        kept: np.ndarray,
+        options: np.ndarray,
         *,
         verify: bool,
     ) -> list[PutResult | None]:
-        """Have a node's engine store n objects, see ``ByKey.put``. They are not published.
+        """Have a node's engine store n objects, see ``ObjectRpc.put``. They are not published.
 
-        An engine cannot be told how to keep them: whatever is kept longer than normally (``kept``)
-        is left to the node, and positions are lost.
+        An engine cannot be told how to keep them: whatever is kept longer than normally
+        (``options``) is left to the node, and positions are lost.
         """
         results: list[PutResult | None] = [None] * len(keys)
-        normal = np.flatnonzero(kept["retention"] == NORMAL).tolist()
+        normal = np.flatnonzero(options["retention"] == NORMAL).tolist()
         if not normal:
             return results
         stored = self._peers.use(
             member,
             self._answer_s,
-            lambda peer: self._by_key.put(
+            lambda peer: self._object_rpc.put(
                 peer, keys[normal], [objects[i] for i in normal], verify=verify
             ),
         )
@@ -122,7 +122,7 @@ class Asking:
         member: str,
         keys: np.ndarray,
         objects: Sequence[Sequence[Buffer]],
-        kept: np.ndarray,
+        options: np.ndarray,
         source: str,
         *,
         verify: bool = True,
@@ -133,7 +133,7 @@ class Asking:
             member: its name.
             keys: ``[n, 2]``.
             objects: the parts of each, in host memory, in order; registered temporarily if need be.
-            kept: ``[n]`` of ``KEPT``: how it keeps them.
+            options: ``[n]`` of ``PUT_OPTIONS``: how it keeps them.
             source: name of this node.
             verify: whether what has arrived is compared with what is here.
         """
@@ -149,7 +149,7 @@ class Asking:
                 places = [_places(parts) for parts in lent]
                 sums = [checksum_of(*parts) for parts in lent] if verify else []
                 results += self._pull(
-                    member, keys[first:end], source, verify, places, sums, kept[first:end]
+                    member, keys[first:end], source, verify, places, sums, options[first:end]
                 )
         return results
 
@@ -158,7 +158,7 @@ class Asking:
         were there. They are not withdrawn.
         """
         removed = self._peers.use(
-            member, self._answer_s, lambda peer: self._by_key.remove(peer, keys)
+            member, self._answer_s, lambda peer: self._object_rpc.remove(peer, keys)
         )
         if removed is None:
             removed = np.array([self.drop(member, keys[[i]]) > 0 for i in range(len(keys))], bool)
@@ -169,12 +169,12 @@ class Asking:
         count = 0
         for first in range(0, len(keys), MAX_KEYS):
             part = key_bytes(keys[first : first + MAX_KEYS])
-            count += self._calls.ask(member, Drop, Dropped, self._answer_s, keys=part).count
+            count += self._rpc.request(member, Drop, Dropped, self._answer_s, keys=part).count
         return count
 
     def retain(self, member: str, key: np.ndarray, retention: Retention) -> bool:
         """Have a node keep an object, ``[1, 2]``, for so long; returns whether its pool has it."""
-        answer = self._calls.ask(
+        answer = self._rpc.request(
             member, Retain, Retained, self._answer_s,
             keys=key_bytes(key), retention=RETENTIONS.index(retention),
         )  # fmt: skip
@@ -182,7 +182,7 @@ class Asking:
 
     def stat(self, member: str) -> PoolStats | None:
         """Return the statistics of a node's pool; None if it has none."""
-        return self._calls.ask(member, Stat, Stats, self._answer_s).pool
+        return self._rpc.request(member, Stat, Stats, self._answer_s).pool
 
     def _pull(
         self,
@@ -192,17 +192,17 @@ class Asking:
         verify: bool,
         places: Sequence[bytes] = (),
         checksums: Sequence[int] = (),
-        kept: np.ndarray | None = None,
+        options: np.ndarray | None = None,
     ) -> Pulls:
-        number = self._calls.next_number()
+        number = self._rpc.next_number()
         if places:
             self._offers.add(number, member)
         try:
-            answer = self._calls.ask(
+            answer = self._rpc.request(
                 member, Pull, Pulled, self._pull_s,
                 number=number, keys=key_bytes(keys), source=source, verify=verify,
                 places=list(places), checksums=np.array(checksums, "<u8").tobytes(),
-                kept=b"" if kept is None else kept.tobytes(),
+                kept=b"" if options is None else options.tobytes(),
             )  # fmt: skip
         finally:
             self._offers.end(number, member)  # what is not taken by now must never be

@@ -11,9 +11,9 @@ from mooncake_kernels.errors import TransferError
 from mooncake_kernels.transfer import TransferEngine
 
 from ...rpc import Receiver, Refused
-from .answers import Answers
-from .calls import Calls
-from .messages import Answer, Message, Pinned, Pull, Release, Request, decode, reason_of
+from .answers import Handler
+from .calls import NodeRpc
+from .messages import Message, Pinned, Pull, Release, Request, Response, decode, reason_of
 
 logger = logging.getLogger(__name__)
 
@@ -22,7 +22,7 @@ MAX_PENDING = 1024  # requests; further ones are not answered
 POLL_S = 0.1  # how long closing may go unnoticed
 
 
-class Server:
+class NodeServer:
     """Takes the notifications of an engine, all of which are the node's.
 
     One thread receives, and hands answers to their waiters. Other threads carry out requests, with
@@ -30,8 +30,8 @@ class Server:
 
     Args:
         engine: whose notifications are taken.
-        calls: this node's requests; also sends its answers.
-        answers: to the requests of others.
+        rpc: this node's requests; also sends its answers.
+        handler: of the requests of others.
         answer_s: how long it may take to deliver an answer.
         heard: is called with the name of each sender.
         meet: is called with the name and the life of each that asks for something.
@@ -41,16 +41,16 @@ class Server:
     def __init__(
         self,
         engine: TransferEngine,
-        calls: Calls,
-        answers: Answers,
+        rpc: NodeRpc,
+        handler: Handler,
         answer_s: float,
         *,
         heard: Callable[[str], object],
         meet: Callable[[str, int], object],
         look: Callable[[], object],
     ):
-        self._calls = calls
-        self._answers = answers
+        self._rpc = rpc
+        self._handler = handler
         self._answer_s = answer_s
         self._heard = heard
         self._meet = meet
@@ -73,14 +73,14 @@ class Server:
         if isinstance(message, Request):
             self._meet(sender, message.life)
         if isinstance(message, Release) and not message.is_answered:
-            self._answers.answer(sender, message)
+            self._handler.handle(sender, message)
         elif isinstance(message, Pull):
             self._submit(self._pulling, self._serve, sender, message, time.monotonic())
         elif isinstance(message, Request):
             self._submit(self._serving, self._serve, sender, message, time.monotonic())
-        elif not self._calls.take_answer(sender, message) and isinstance(message, Pinned):
+        elif not self._rpc.take_response(sender, message) and isinstance(message, Pinned):
             # Too late: the objects that were pinned are not read.
-            release = self._calls.make(
+            release = self._rpc.make(
                 Release, self._answer_s, token=message.number, is_answered=False
             )
             self._submit(self._serving, self._send, sender, release)
@@ -101,9 +101,9 @@ class Server:
         if now > received + request.deadline_ms / 1000 or now > self._ends_s:
             return  # the sender has given it up, or it takes too long to refuse them all
         try:
-            answer: Answer | None = Refused(request.number, "the node is closed")
+            answer: Response | None = Refused(request.number, "the node is closed")
             if self._ends_s == math.inf:
-                answer = self._answers.answer(sender, request)
+                answer = self._handler.handle(sender, request)
             if answer is not None:
                 self._send(sender, answer)
         except (RuntimeError, ValueError, OSError) as error:  # ours, the pool's, the system's
@@ -111,6 +111,6 @@ class Server:
 
     def _send(self, name: str, message: Message) -> None:
         try:
-            self._calls.tell(name, message, self._answer_s)
+            self._rpc.send(name, message, self._answer_s)
         except TransferError as error:
             logger.info("%s is not told: %s", name, error)

@@ -21,7 +21,7 @@ from mooncake_kernels.transfer import (
 )
 
 from .arriving import Outcome
-from .destinations import Sink
+from .destinations import Destination
 
 NewResult = PutResult | Literal["unsure"] | None
 
@@ -48,7 +48,7 @@ NEW: dict[int, NewResult] = {
 NEAR_BYTES = 256 << 10  # up to here it is faster than memory that is mapped, or a NIC
 
 
-class ByKey:
+class ObjectRpc:
     """Reads, puts and removes objects of other pools in one round trip each. Thread-safe.
 
     Args:
@@ -75,28 +75,32 @@ class ByKey:
         return peer.transport == "tcp" or (peer.transport != "local" and num_bytes <= NEAR_BYTES)
 
     def read(
-        self, peer: Peer, keys: np.ndarray, sinks: Sequence[Sink], *, verify: bool
+        self, peer: Peer, keys: np.ndarray, destinations: Sequence[Destination], *, verify: bool
     ) -> list[Outcome | None] | None:
         """Read objects that a holder has in its pool.
 
         Args:
             peer: the holder.
             keys: ``[n, 2]``.
-            sinks: n destinations.
+            destinations: n destinations.
             verify: compare everything that arrives with its checksum.
 
         Returns:
             The result of each; None: it is to be read another way. None instead of a list: all are.
 
         Raises:
-            TransferError: the holder is gone, or does not answer in time; no sink has received
-                anything.
+            TransferError: the holder is gone, or does not answer in time; no destination has
+                received anything.
         """
-        in_host = all(sink.location.startswith("cpu") for sink in sinks)
-        if not in_host or not self.suits(peer, sum(sink.wants()[1] for sink in sinks)):
+        in_host = all(destination.location.startswith("cpu") for destination in destinations)
+        if not in_host or not self.suits(
+            peer, sum(destination.wants()[1] for destination in destinations)
+        ):
             return None
-        compare = verify and not all(sink.takes_all or sink.was_compared for sink in sinks)
-        wanted = np.array([sink.wants() for sink in sinks], np.uint64)
+        compare = verify and not all(
+            destination.takes_all or destination.was_compared for destination in destinations
+        )
+        wanted = np.array([destination.wants() for destination in destinations], np.uint64)
         try:
             reply = self._engine.read_objects(
                 peer,
@@ -118,9 +122,9 @@ class ByKey:
             try:
                 for i, num_bytes in enumerate(reply.object_bytes.tolist()):
                     if outcomes[i] is Outcome.NOT_TAKEN:
-                        sinks[i].open(num_bytes)  # which tells it its size
+                        destinations[i].open(num_bytes)  # which tells it its size
                     elif outcomes[i] is Outcome.DONE:
-                        ranges = sinks[i].open(num_bytes)
+                        ranges = destinations[i].open(num_bytes)
                         if ranges is None:
                             outcomes[i] = Outcome.NOT_TAKEN
                             continue
@@ -130,9 +134,9 @@ class ByKey:
             finally:
                 for i in opened:
                     if is_right[i]:
-                        sinks[i].commit()
+                        destinations[i].commit()
                     else:
-                        sinks[i].abort()
+                        destinations[i].abort()
                         outcomes[i] = Outcome.SPOILED
         return outcomes
 

@@ -11,12 +11,12 @@ from mooncake_kernels.pool import PutResult
 from ...rpc import MAX_REASON, Peers
 from ..directory import Member
 from ..store import Store
-from .admission import Intake
-from .calls import Calls
+from .admission import Admission
+from .calls import NodeRpc
 from .copied import GONE, keep_copies
-from .destinations import IntoPool, Range
-from .directory_entries import Listing
-from .fetcher import Move, Mover
+from .destinations import PoolDestination, Range
+from .directory_entries import DirectoryEntries
+from .fetcher import Fetch, Fetcher
 from .messages import PLACE, Pull, Pulled, Release, Released, keys_of, reason_of
 from .remote_reads import RemoteReader
 
@@ -55,22 +55,22 @@ class Puller:
     def __init__(
         self,
         store: Store,
-        intake: Intake,
-        listing: Listing,
+        admission: Admission,
+        entries: DirectoryEntries,
         reader: RemoteReader,
-        calls: Calls,
+        rpc: NodeRpc,
         peers: Peers,
-        mover: Mover,
+        fetcher: Fetcher,
         find: Callable[[str], Member | None],
         answer_s: float,
     ):
         self._store = store
-        self._intake = intake
-        self._listing = listing
+        self._admission = admission
+        self._entries = entries
         self._reader = reader
-        self._calls = calls
+        self._rpc = rpc
         self._peers = peers
-        self._mover = mover
+        self._fetcher = fetcher
         self._find = find
         self._answer_s = answer_s
 
@@ -88,63 +88,73 @@ class Puller:
                 f"pull: source must be its sender, who offers places, got {request.source}"
             )
         keys = keys_of(request.keys)
-        with self._intake.enter():
-            if not self._intake.is_open:  # even for objects that are here, since they will leave
+        with self._admission.enter():
+            if not self._admission.is_open:  # even for objects that are here, since they will leave
                 return Pulled(request.number, ["it is draining"] * len(keys))
             return Pulled(request.number, self._pull(request, keys))
 
     def _pull(self, request: Pull, keys: np.ndarray) -> list[int | str]:
-        copies = None if request.places else self._listing.copies
-        sinks = [
-            IntoPool(self._store, tuple(key), copies, kept)
-            for key, kept in zip(keys.tolist(), request.rows_kept(), strict=True)
+        copies = None if request.places else self._entries.copies
+        destinations = [
+            PoolDestination(self._store, tuple(key), copies, options)
+            for key, options in zip(keys.tolist(), request.option_rows(), strict=True)
         ]
         if request.places:
-            reasons = self._from_memory(request, sinks)
-            is_new = np.array([sink.result is PutResult.STORED for sink in sinks], bool)
+            reasons = self._from_memory(request, destinations)
+            is_new = np.array(
+                [destination.result is PutResult.STORED for destination in destinations], bool
+            )
             self._store.age_tail_first(keys[is_new])
-            self._listing.publish(keys[is_new])
-            is_old = np.array([sink.result is PutResult.EXISTS for sink in sinks], bool)
-            self._listing.publish_copies(keys[is_old])  # not as put: it may have been removed
+            self._entries.publish(keys[is_new])
+            is_old = np.array(
+                [destination.result is PutResult.EXISTS for destination in destinations], bool
+            )
+            self._entries.publish_copies(keys[is_old])  # not as put: it may have been removed
         else:
-            reasons = self._from_pool(request, keys, sinks)
-            for i in keep_copies(self._store, self._listing, keys, sinks):
+            reasons = self._from_pool(request, keys, destinations)
+            for i in keep_copies(self._store, self._entries, keys, destinations):
                 reasons[i] = GONE
         return [
-            reason if sink.result is None else sink.result.value
-            for sink, reason in zip(sinks, reasons, strict=True)
+            reason if destination.result is None else destination.result.value
+            for destination, reason in zip(destinations, reasons, strict=True)
         ]
 
-    def _from_pool(self, request: Pull, keys: np.ndarray, sinks: Sequence[IntoPool]) -> list[str]:
+    def _from_pool(
+        self, request: Pull, keys: np.ndarray, destinations: Sequence[PoolDestination]
+    ) -> list[str]:
         source = self._find(request.source)
         if source is None or not source.pool:
             what = "is no member" if source is None else "has no pool"
             return [f"{request.source} {what}"[:MAX_REASON]] * len(keys)
         pools = [[source.pool]] * len(keys)
-        outcomes = self._reader.read(keys, sinks, pools, [source], verify=request.verify)
+        outcomes = self._reader.read(keys, destinations, pools, [source], verify=request.verify)
         return [f"{outcome.name} at {request.source}" for outcome in outcomes]
 
-    def _from_memory(self, request: Pull, sinks: Sequence[IntoPool]) -> list[str]:
+    def _from_memory(self, request: Pull, destinations: Sequence[PoolDestination]) -> list[str]:
         checksums = np.frombuffer(request.checksums, "<u8").tolist()
-        opened: list[tuple[int, IntoPool]] = []
-        moves: list[Move] = []
+        opened: list[tuple[int, PoolDestination]] = []
+        fetches: list[Fetch] = []
         reason, is_good = "", False
         try:
-            for i, (sink, place) in enumerate(zip(sinks, request.places, strict=True)):
+            for i, (destination, place) in enumerate(
+                zip(destinations, request.places, strict=True)
+            ):
                 parts = np.frombuffer(place, PLACE).tolist()
-                ranges = sink.open(sum(num_bytes for _, num_bytes in parts))
+                ranges = destination.open(sum(num_bytes for _, num_bytes in parts))
                 if ranges is not None:
-                    opened.append((i, sink))
-                    moves += _moves(ranges, parts)
-            if moves:
+                    opened.append((i, destination))
+                    fetches += _fetches(ranges, parts)
+            if fetches:
                 checksum = request.verify and not checksums
                 with self._peers.lease(request.source, self._answer_s) as peer:
                     deadline_s = max(0.001, request.deadline_ms / 1000)
-                    self._mover.read(peer, moves, checksum=checksum, deadline_s=deadline_s)
-            if any(sink.checksum() != checksums[i] for i, sink in opened if checksums):
+                    self._fetcher.read(peer, fetches, checksum=checksum, deadline_s=deadline_s)
+            if any(
+                destination.checksum() != checksums[i] for i, destination in opened if checksums
+            ):
                 what = "checksum: what has arrived is something else"
                 raise TransferError(request.source, what, kind=FailureKind.CHECKSUM)
-            is_good = self._calls.ask(
+            is_good = self._rpc.request(
                 request.source, Release, Released, self._answer_s,
                 token=request.number, is_answered=True,
             ).held  # fmt: skip
@@ -152,15 +162,15 @@ class Puller:
         except TransferError as error:
             reason = reason_of(error)
         finally:
-            for _, sink in opened:
-                sink.commit() if is_good else sink.abort()
-        return [reason] * len(sinks)
+            for _, destination in opened:
+                destination.commit() if is_good else destination.abort()
+        return [reason] * len(destinations)
 
 
-def _moves(ranges: Sequence[Range], parts: Sequence[tuple[int, int]]) -> list[Move]:
-    moves, done = [], ranges[0].address if ranges else 0
+def _fetches(ranges: Sequence[Range], parts: Sequence[tuple[int, int]]) -> list[Fetch]:
+    fetches, done = [], ranges[0].address if ranges else 0
     for address, num_bytes in parts:
         if num_bytes:
-            moves.append((address, Range(done, 0, num_bytes)))
+            fetches.append((address, Range(done, 0, num_bytes)))
             done += num_bytes
-    return moves
+    return fetches

@@ -11,7 +11,7 @@ from mooncake_kernels.errors import InvalidArgument
 from mooncake_kernels.pool import ObjectPut, PutResult
 
 from ..keyspace import StoreKey
-from .guards import Hold
+from .guards import Guard
 
 
 class ClusterPut:
@@ -107,7 +107,7 @@ class Owner(Protocol):
     def commit_each(self, puts: Sequence[ClusterPut]) -> list[PutResult]: ...
 
 
-class PutHere(ClusterPut):
+class LocalPut(ClusterPut):
     """A put written in this node's pool, under a claim of this node.
 
     Args:
@@ -116,7 +116,7 @@ class PutHere(ClusterPut):
         claimed_s: when the claim was requested, of ``time.monotonic``.
         owner: the store.
         settle: ends the claim if the object is not stored.
-        hold: of the claim, which is ended later if the put is dropped.
+        guard: of the claim, which is ended later if the put is dropped.
     """
 
     def __init__(
@@ -126,14 +126,14 @@ class PutHere(ClusterPut):
         claimed_s: float,
         owner: Owner,
         settle: Callable[[], None],
-        hold: Hold,
+        guard: Guard,
     ):
         super().__init__(put.num_bytes, owner)
         self.word = word
         self.claimed_s = claimed_s
         self._put = put
         self._settle = settle
-        self._hold = hold
+        self._guard = guard
 
     @property
     def buffer(self) -> Buffer:
@@ -159,13 +159,13 @@ class PutHere(ClusterPut):
         self._settle()
 
 
-class PutElsewhere(ClusterPut):
+class StagedPut(ClusterPut):
     """A put written in memory of its own, from which another node takes it at the commit.
 
     Args:
         key: of the object.
         num_bytes: its size.
-        kept: a row of ``KEPT``: how it is kept.
+        options: a row of ``PUT_OPTIONS``: how it is kept.
         preferred: who is asked first.
         owner: the store.
     """
@@ -174,13 +174,13 @@ class PutElsewhere(ClusterPut):
         self,
         key: StoreKey,
         num_bytes: int,
-        kept: np.void,
+        options: np.void,
         preferred: Sequence[str],
         owner: Owner,
     ):
         super().__init__(num_bytes, owner)
         self.key = key
-        self.kept = kept
+        self.options = options
         self.preferred = tuple(preferred)
         self.bytes = np.zeros(num_bytes, np.uint8)
 

@@ -19,7 +19,7 @@ from ..reader import DAMAGED, as_writable, check_pairs
 from ..store import Store
 from .arriving import Outcome
 from .copied import keep_copies
-from .destinations import IntoBuffers, IntoBytes, IntoPool, Sink
+from .destinations import BufferDestination, BytesDestination, Destination, PoolDestination
 from .hot_keys import HotKeys
 from .node import Node
 
@@ -50,9 +50,9 @@ class ClusterReader:
         value, is_damaged = self._get_here(key)
         if value is not None:
             return value
-        sink = IntoBytes()
-        outcome = self._read("get", key, sink, is_damaged)
-        return None if outcome is Outcome.ABSENT else sink.value()
+        destination = BytesDestination()
+        outcome = self._read("get", key, destination, is_damaged)
+        return None if outcome is Outcome.ABSENT else destination.value()
 
     def get_into(self, key: StoreKey, *buffers: Any, offset: int | None = None) -> int | None:
         """Copy an object, or the part of it from ``offset`` on, see ``ObjectPool.get_into``.
@@ -74,14 +74,14 @@ class ClusterReader:
             except ChecksumError:
                 is_damaged = True
                 self._withdraw(key)
-        sink = IntoBuffers("get_into", buffers, offset)
-        outcome = self._read("get_into", key, sink, is_damaged)
+        destination = BufferDestination("get_into", buffers, offset)
+        outcome = self._read("get_into", key, destination, is_damaged)
         if outcome is Outcome.ABSENT:
             return None
         if outcome is Outcome.NOT_TAKEN:
-            sink.check("get_into")
-        sink.deliver()
-        return sink.object_bytes
+            destination.check("get_into")
+        destination.deliver()
+        return destination.object_bytes
 
     def get_each(self, keys: StoreKeys) -> list[bytes | None]:
         """Return copies of many objects, see ``get``; those of one holder are read at once."""
@@ -89,11 +89,11 @@ class ClusterReader:
         here = [self._get_here(key) for key in reversed(list(keys))][::-1]  # as Store.get_each
         found = [value for value, _ in here]
         missing = [i for i, value in enumerate(found) if value is None]
-        sinks = [IntoBytes() for _ in missing]
-        outcomes = self.read_each(words[missing], sinks)
-        for i, sink, outcome in zip(missing, sinks, outcomes, strict=True):
+        destinations = [BytesDestination() for _ in missing]
+        outcomes = self.read_each(words[missing], destinations)
+        for i, destination, outcome in zip(missing, destinations, outcomes, strict=True):
             if outcome is Outcome.DONE:
-                found[i] = sink.value()
+                found[i] = destination.value()
             elif outcome is Outcome.DAMAGED or here[i][1]:
                 raise _damaged("get_each", words[i])
         return found
@@ -124,15 +124,15 @@ class ClusterReader:
             buffers = as_writable("get_into_each", buffers)
         else:
             sizes = self._store.get_into_each(keys, buffers)
-            self.node.listing.withdraw(words[sizes == DAMAGED])
+            self.node.entries.withdraw(words[sizes == DAMAGED])
             missing = np.flatnonzero((sizes == ABSENT) | (sizes == DAMAGED)).tolist()
             left = words[missing]
-        sinks = [IntoBuffers("get_into_each", [buffers[i]]) for i in missing]
-        outcomes = self.read_each(left, sinks)
-        for i, sink, outcome in zip(missing, sinks, outcomes, strict=True):
+        destinations = [BufferDestination("get_into_each", [buffers[i]]) for i in missing]
+        outcomes = self.read_each(left, destinations)
+        for i, destination, outcome in zip(missing, destinations, outcomes, strict=True):
             if outcome is Outcome.DONE:
-                sink.deliver()
-                sizes[i] = sink.object_bytes
+                destination.deliver()
+                sizes[i] = destination.object_bytes
             elif outcome is Outcome.NOT_TAKEN:
                 sizes[i] = TOO_SMALL
             elif outcome is Outcome.DAMAGED:
@@ -229,7 +229,7 @@ class ClusterReader:
             if here == 0 and count > 0:
                 break  # where the directory stopped, too
             count += here
-            pools = self.node.listing.match_prefix(words[count:])
+            pools = self.node.entries.match_prefix(words[count:])
             if not pools:
                 break
             self.node.locations.remember(words[count : count + len(pools)], pools)
@@ -256,25 +256,26 @@ class ClusterReader:
 
     def _withdraw(self, key: StoreKey) -> None:
         """Tell the directory that the local object is gone because it was damaged."""
-        self.node.listing.withdraw(self._keyspace.row(key))
+        self.node.entries.withdraw(self._keyspace.row(key))
 
-    def _read(self, op: str, key: StoreKey, sink: Sink, is_damaged: bool) -> Outcome:
-        """Read one object: ``DONE``, ``NOT_TAKEN`` by its sink, ``ABSENT``."""
+    def _read(self, op: str, key: StoreKey, destination: Destination, is_damaged: bool) -> Outcome:
+        """Read one object: ``DONE``, ``NOT_TAKEN`` by its destination, ``ABSENT``."""
         words = self._keyspace.row(key, op)
-        [outcome] = self.read_each(words, [sink])
+        [outcome] = self.read_each(words, [destination])
         if outcome is Outcome.DAMAGED or (is_damaged and outcome is Outcome.ABSENT):
             raise _damaged(op, words[0])
         return outcome
 
-    def read_each(self, words: np.ndarray, sinks: Sequence[Sink]) -> list[Outcome]:
+    def read_each(self, words: np.ndarray, destinations: Sequence[Destination]) -> list[Outcome]:
         """Read objects of other pools; those that are read repeatedly are copied here.
 
         Args:
             words: ``[n, 2]`` keys of pools, of objects that are not in this node's.
-            sinks: n destinations; the caller calls ``deliver``.
+            destinations: n destinations; the caller calls ``deliver``.
 
         Returns:
-            For each: ``DONE``; ``NOT_TAKEN`` by its sink; ``DAMAGED``: every copy is; ``ABSENT``.
+            For each: ``DONE``; ``NOT_TAKEN`` by its destination; ``DAMAGED``: every copy is;
+            ``ABSENT``.
 
         Raises:
             Unavailable: the directory does not answer.
@@ -282,13 +283,15 @@ class ClusterReader:
         if not len(words):
             return []
         verify = self._verifies()
-        are_read = self.node.read_directly(words, sinks, verify=verify)
+        are_read = self.node.read_directly(words, destinations, verify=verify)
         if are_read is None:
-            return self._find_and_read(words, sinks, verify=verify)
-        outcomes = [Outcome.DONE] * len(sinks)
+            return self._find_and_read(words, destinations, verify=verify)
+        outcomes = [Outcome.DONE] * len(destinations)
         if not all(are_read):
             left = [i for i, is_read in enumerate(are_read) if not is_read]
-            others = self._find_and_read(words[left], [sinks[i] for i in left], verify=verify)
+            others = self._find_and_read(
+                words[left], [destinations[i] for i in left], verify=verify
+            )
             for i, outcome in zip(left, others, strict=True):
                 outcomes[i] = outcome
         if self._hot is not None:
@@ -296,11 +299,11 @@ class ClusterReader:
         return outcomes
 
     def _find_and_read(
-        self, words: np.ndarray, sinks: Sequence[Sink], *, verify: bool
+        self, words: np.ndarray, destinations: Sequence[Destination], *, verify: bool
     ) -> list[Outcome]:
         """``read_each``, from whatever pools have them."""
         pools, is_remembered = self.node.locations.find(words)
-        outcomes = self._read_from(words, sinks, pools, is_remembered, verify=verify)
+        outcomes = self._read_from(words, destinations, pools, is_remembered, verify=verify)
         if self._hot is not None:
             read = [i for i, outcome in enumerate(outcomes) if outcome is Outcome.DONE]
             self._count_reads(words[read], np.array([len(pools[i]) for i in read]))
@@ -316,7 +319,7 @@ class ClusterReader:
     def _read_from(
         self,
         words: np.ndarray,
-        sinks: Sequence[Sink],
+        destinations: Sequence[Destination],
         pools: Holders,
         is_remembered: Sequence[bool],
         *,
@@ -325,7 +328,7 @@ class ClusterReader:
         """Read objects from their remembered locations. For those that are missing or damaged
         there, ask the directory again: they may have been moved meanwhile, also to this node.
         """
-        outcomes = self.node.read(words, sinks, pools, verify=verify)
+        outcomes = self.node.read(words, destinations, pools, verify=verify)
         gone = [i for i, outcome in enumerate(outcomes) if pools[i] and outcome in GONE]
         if not gone:
             return outcomes
@@ -337,17 +340,20 @@ class ClusterReader:
         }
         indices = list(elsewhere)
         read = self.node.read(
-            words[indices], [sinks[i] for i in indices], list(elsewhere.values()), verify=verify
+            words[indices],
+            [destinations[i] for i in indices],
+            list(elsewhere.values()),
+            verify=verify,
         )
         for i, outcome in zip(indices, read, strict=True):
             if outcome is not Outcome.ABSENT:
                 outcomes[i] = outcome
         for i, names in zip(gone, told, strict=True):
             if outcomes[i] is Outcome.ABSENT and self.node.pool_name in names:
-                outcomes[i] = self._read_here(words[i], sinks[i], verify=verify)
+                outcomes[i] = self._read_here(words[i], destinations[i], verify=verify)
         return outcomes
 
-    def _read_here(self, word: np.ndarray, sink: Sink, *, verify: bool) -> Outcome:
+    def _read_here(self, word: np.ndarray, destination: Destination, *, verify: bool) -> Outcome:
         """Read an object that has entered this node's pool since the pool was checked."""
         first, second = word.tolist()
         try:
@@ -357,7 +363,7 @@ class ClusterReader:
             with pinned:
                 if verify:
                     pinned.verify()
-                ranges = sink.open(pinned.num_bytes)
+                ranges = destination.open(pinned.num_bytes)
                 if ranges is None:
                     return Outcome.NOT_TAKEN
                 source = pinned.buffer
@@ -367,7 +373,7 @@ class ClusterReader:
                     ctypes.memmove(part.address, source.address + part.offset, part.num_bytes)
         except ChecksumError:
             return Outcome.DAMAGED
-        sink.commit()
+        destination.commit()
         return Outcome.DONE
 
     def _fetch_hot(self, words: np.ndarray) -> None:
@@ -384,15 +390,17 @@ class ClusterReader:
         results: list[PutResult | None] = [PutResult.EXISTS] * len(words)
         outcomes = [Outcome.DONE] * len(words)
         missing = np.flatnonzero(~self._are_here(words))
-        copies = self.node.listing.copies
-        sinks = [IntoPool(store, tuple(word), copies) for word in words[missing].tolist()]
+        copies = self.node.entries.copies
+        destinations = [
+            PoolDestination(store, tuple(word), copies) for word in words[missing].tolist()
+        ]
         pools, is_remembered = self.node.locations.find(words[missing], anew=True)
         verify = self._verifies()
-        read = self._read_from(words[missing], sinks, pools, is_remembered, verify=verify)
-        for gone in keep_copies(store, self.node.listing, words[missing], sinks):
+        read = self._read_from(words[missing], destinations, pools, is_remembered, verify=verify)
+        for gone in keep_copies(store, self.node.entries, words[missing], destinations):
             read[gone] = Outcome.ABSENT
-        for i, sink, outcome in zip(missing, sinks, read, strict=True):
-            results[i], outcomes[i] = sink.result, outcome
+        for i, destination, outcome in zip(missing, destinations, read, strict=True):
+            results[i], outcomes[i] = destination.result, outcome
         return results, outcomes
 
 

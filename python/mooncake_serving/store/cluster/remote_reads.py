@@ -15,14 +15,14 @@ from mooncake_kernels.errors import FailureKind, TransferError, Unavailable
 
 from ...rpc import Peers
 from ..directory import Member
-from .arriving import NOT_PINNED, Arriving, Outcome, open_sinks
-from .calls import Calls
+from .arriving import NOT_PINNED, Outcome, PendingRead, open_destinations
+from .backoff import PeerBackoff
+from .calls import NodeRpc
 from .candidates import Candidates
-from .destinations import Sink
-from .fetcher import Mover
+from .destinations import Destination
+from .fetcher import Fetcher
 from .messages import MAX_KEYS, Missed, Pin, Pinned, Release, Released, key_bytes
-from .object_rpc import ByKey
-from .silence import Silence
+from .object_rpc import ObjectRpc
 
 logger = logging.getLogger(__name__)
 
@@ -36,12 +36,12 @@ class RemoteReader:
     """Reads from holders, several of them at a time. Thread-safe.
 
     Args:
-        calls: sends the requests.
+        rpc: sends the requests.
         peers: connections to the holders.
-        by_key: reads small objects.
-        mover: reads all others.
+        object_rpc: reads small objects.
+        fetcher: reads all others.
         executor: runs concurrent reads.
-        silence: holders that are not asked.
+        backoff: holders that are not asked.
         host: of this node, whose pools are asked first.
         answer_s: how long an answer may take.
         read_s: how long it may take to read what was pinned at once.
@@ -49,23 +49,23 @@ class RemoteReader:
 
     def __init__(
         self,
-        calls: Calls,
+        rpc: NodeRpc,
         peers: Peers,
-        by_key: ByKey,
-        mover: Mover,
+        object_rpc: ObjectRpc,
+        fetcher: Fetcher,
         executor: Executor,
-        silence: Silence,
+        backoff: PeerBackoff,
         *,
         host: str,
         answer_s: float,
         read_s: float,
     ):
-        self._calls = calls
+        self._rpc = rpc
         self._peers = peers
-        self._by_key = by_key
-        self._mover = mover
+        self._object_rpc = object_rpc
+        self._fetcher = fetcher
         self._executor = executor
-        self._silence = silence
+        self._backoff = backoff
         self._host = host
         self._answer_s = answer_s
         self._read_s = read_s
@@ -73,7 +73,7 @@ class RemoteReader:
     def read(
         self,
         keys: np.ndarray,
-        sinks: Sequence[Sink],
+        destinations: Sequence[Destination],
         pools: Sequence[Sequence[str]],
         members: Sequence[Member],
         *,
@@ -83,19 +83,19 @@ class RemoteReader:
 
         Args:
             keys: ``[n, 2]``.
-            sinks: n destinations.
+            destinations: n destinations.
             pools: for each object, names of pools that may have it.
             members: those that serve pools.
             verify: whether what has arrived is compared with its checksum.
 
         Returns:
-            For each: ``DONE``; ``NOT_TAKEN`` by its sink; ``DAMAGED``: every copy that could be
-            read is; ``ABSENT``: no pool has it; ``UNREACHED``: of those that answer.
+            For each: ``DONE``; ``NOT_TAKEN`` by its destination; ``DAMAGED``: every copy that could
+            be read is; ``ABSENT``: no pool has it; ``UNREACHED``: of those that answer.
         """
         served: dict[str, list[Member]] = defaultdict(list)
         silent: set[str] = set()
         for member in members:
-            if member in self._silence:
+            if member in self._backoff:
                 silent.add(member.pool)
             else:
                 served[member.pool].append(member)
@@ -105,7 +105,7 @@ class RemoteReader:
         done: set[int] = set()
         missed: dict[str, list[int]] = defaultdict(list)  # by the member that does not have them
         while groups := _groups([i for i in range(len(keys)) if i not in done], candidates):
-            for member, indices, results in self._read_groups(groups, keys, sinks, verify):
+            for member, indices, results in self._read_groups(groups, keys, destinations, verify):
                 is_busy = set(results) <= {Outcome.BUSY, Outcome.UNREACHED}
                 for i, result in zip(indices, results, strict=True):
                     if result is Outcome.ABSENT:
@@ -131,7 +131,7 @@ class RemoteReader:
         self,
         groups: Sequence[tuple[Member, list[int]]],
         keys: np.ndarray,
-        sinks: Sequence[Sink],
+        destinations: Sequence[Destination],
         verify: bool,
     ) -> list[Read]:
         def read_group(group: tuple[Member, list[int]]) -> Read:
@@ -139,11 +139,11 @@ class RemoteReader:
             results: list[Outcome] = []
             for first in range(0, len(indices), PINS_AT_ONCE):
                 part = indices[first : first + PINS_AT_ONCE]
-                found = self._read_from(member, keys[part], [sinks[i] for i in part], verify)
+                found = self._read_from(member, keys[part], [destinations[i] for i in part], verify)
                 for at, i in enumerate(part):
                     if found[at] is Outcome.SPOILED:  # was it this one, and where?
                         [found[at]] = self._read_pinned(
-                            member, keys[[i]], [sinks[i]], verify, is_careful=True
+                            member, keys[[i]], [destinations[i]], verify, is_careful=True
                         )
                 results += found
                 if found[-1] is Outcome.UNREACHED:
@@ -162,7 +162,7 @@ class RemoteReader:
         return [read.result() for read in reads]
 
     def _read_from(
-        self, member: Member, keys: np.ndarray, sinks: Sequence[Sink], verify: bool
+        self, member: Member, keys: np.ndarray, destinations: Sequence[Destination], verify: bool
     ) -> list[Outcome]:
         """Read objects of one holder, whichever way is faster."""
         found: list[Outcome | None] | None = None
@@ -170,14 +170,14 @@ class RemoteReader:
             found = self._peers.use(
                 member.name,
                 self._answer_s,
-                lambda peer: self._by_key.read(peer, keys, sinks, verify=verify),
+                lambda peer: self._object_rpc.read(peer, keys, destinations, verify=verify),
             )
         except (TransferError, Unavailable) as error:
             self._passed_over(member, error)
             return [Outcome.UNREACHED] * len(keys)
         found = [None] * len(keys) if found is None else found
         if left := [i for i, outcome in enumerate(found) if outcome is None]:
-            pinned = self._read_pinned(member, keys[left], [sinks[i] for i in left], verify)
+            pinned = self._read_pinned(member, keys[left], [destinations[i] for i in left], verify)
             for i, outcome in zip(left, pinned, strict=True):
                 found[i] = outcome
         return [outcome for outcome in found if outcome is not None]
@@ -186,7 +186,7 @@ class RemoteReader:
         self,
         member: Member,
         keys: np.ndarray,
-        sinks: Sequence[Sink],
+        destinations: Sequence[Destination],
         verify: bool,
         *,
         is_careful: bool = False,
@@ -199,25 +199,27 @@ class RemoteReader:
         ``verify`` makes the holder compare the object first, and the engine compare what has
         arrived with what is there; so does ``is_careful``.
         """
-        is_careful |= verify and not all(sink.takes_all or sink.was_compared for sink in sinks)
-        token = self._calls.next_number()
-        opened: list[Arriving] = []
+        is_careful |= verify and not all(
+            destination.takes_all or destination.was_compared for destination in destinations
+        )
+        token = self._rpc.next_number()
+        opened: list[PendingRead] = []
         results: list[Outcome] = []
         is_good = is_pinned = False
         try:
-            answer = self._calls.ask(
+            answer = self._rpc.request(
                 member.name, Pin, Pinned, self._answer_s, valid_s=self._answer_s + self._read_s,
                 number=token, keys=key_bytes(keys), verify=is_careful,
             )  # fmt: skip
             is_pinned = not np.isin(answer.rows()["status"], NOT_PINNED).all()
-            results = open_sinks(answer, sinks, opened, member)
+            results = open_destinations(answer, destinations, opened, member)
             if not is_pinned:
                 return results
             is_proved = not is_careful and _can_be_proved(opened, verify)
-            if moves := [move for one in opened for move in one.moves()]:
+            if fetches := [fetch for one in opened for fetch in one.fetches()]:
                 with self._peers.lease(member.name, self._answer_s) as peer:
                     checksum = (verify or is_careful) and not is_proved
-                    self._mover.read(peer, moves, checksum=checksum, deadline_s=self._read_s)
+                    self._fetcher.read(peer, fetches, checksum=checksum, deadline_s=self._read_s)
             if is_proved:
                 for one in opened:
                     one.check(member)
@@ -234,7 +236,7 @@ class RemoteReader:
             return [Outcome.SPOILED if is_spoiled else Outcome.UNREACHED] * len(keys)
         finally:
             for one in opened:
-                one.sink.commit() if is_good else one.sink.abort()
+                one.destination.commit() if is_good else one.destination.abort()
             if is_pinned:  # what was busy is requested again, and shall find room then
                 self._let_go(member, token, waits=Outcome.BUSY in results)
         return results
@@ -246,17 +248,17 @@ class RemoteReader:
         try:
             for first in range(0, len(keys), MAX_KEYS):
                 part = key_bytes(keys[first : first + MAX_KEYS])
-                missed = self._calls.make(Missed, self._answer_s, keys=part)
-                self._calls.post(name, missed, self._answer_s)
+                missed = self._rpc.make(Missed, self._answer_s, keys=part)
+                self._rpc.post(name, missed, self._answer_s)
         except TransferError as error:
             logger.info("%s finds by itself what it does not have: %s", name, error)
 
     def _passed_over(self, member: Member, error: TransferError | Unavailable) -> None:
         logger.info("%s is passed over: %s", member.name, error)
-        self._silence.note(member, error)
+        self._backoff.failed(member, error)
 
     def _release(self, member: Member, token: int) -> bool:
-        return self._calls.ask(
+        return self._rpc.request(
             member.name, Release, Released, self._answer_s, token=token, is_answered=True
         ).held
 
@@ -265,8 +267,8 @@ class RemoteReader:
             if waits:
                 self._release(member, token)
                 return
-            release = self._calls.make(Release, self._answer_s, token=token, is_answered=False)
-            self._calls.post(member.name, release, self._answer_s)
+            release = self._rpc.make(Release, self._answer_s, token=token, is_answered=False)
+            self._rpc.post(member.name, release, self._answer_s)
         except TransferError as error:
             logger.info("%s lets go by itself: %s", member.name, error)
 
@@ -286,9 +288,9 @@ def _wait_for_all(reads: Sequence[Future[Read]]) -> None:
         raise interrupt
 
 
-def _can_be_proved(opened: Sequence[Arriving], verify: bool) -> bool:
+def _can_be_proved(opened: Sequence[PendingRead], verify: bool) -> bool:
     """Whether all have checksums, and all are whole objects."""
-    if not all(one.checksum and one.sink.takes_all for one in opened):
+    if not all(one.checksum and one.destination.takes_all for one in opened):
         return False
     return verify or sum(one.num_bytes for one in opened) <= SOONER_BYTES
 

@@ -12,7 +12,7 @@ from ..store import Store
 logger = logging.getLogger(__name__)
 
 
-class Serving:
+class ServedPool:
     """Lets other nodes read a pool by key, and put objects if only room has to be found for them.
 
     Args:

@@ -1,4 +1,4 @@
-"""Which objects of a pool a directory was told of."""
+"""Which objects of a pool were published to a directory."""
 
 import threading
 from typing import NamedTuple
@@ -28,7 +28,7 @@ class Objects(NamedTuple):
         return self.at(~are_in(self.keys, keys)) if len(keys) else self
 
 
-class Told:
+class PublishedSet:
     """Objects that were published to a directory, and not withdrawn later. Thread-safe.
 
     Updates are only appended, and merged when ``all`` is called, so that puts do not wait for it.
@@ -39,27 +39,27 @@ class Told:
 
     def __init__(self, objects: Objects) -> None:
         self._objects = objects
-        self._noted: list[Objects] = []
+        self._recorded: list[Objects] = []
         self._lock = threading.Lock()
 
-    def note(self, objects: Objects) -> None:
+    def record(self, objects: Objects) -> None:
         """Record what was published under some keys."""
         if len(objects.keys):
             with self._lock:
-                self._noted.append(objects)
+                self._recorded.append(objects)
 
     def all(self) -> Objects:
         """Return all; for one thread at a time."""
         with self._lock:
-            noted, self._noted = self._noted, []
-        if noted:
-            keys = np.concatenate([objects.keys for objects in noted])
-            ids = np.concatenate([objects.ids for objects in noted])
+            recorded, self._recorded = self._recorded, []
+        if recorded:
+            keys = np.concatenate([objects.keys for objects in recorded])
+            ids = np.concatenate([objects.ids for objects in recorded])
             _, ends = np.unique(fingerprints(keys)[::-1], return_index=True)
             last = len(keys) - 1 - ends  # the last update of a key counts
             last = last[ids[last] != 0]
-            kept = self._objects.without(keys)
+            others = self._objects.without(keys)
             self._objects = Objects(
-                np.concatenate([kept.keys, keys[last]]), np.concatenate([kept.ids, ids[last]])
+                np.concatenate([others.keys, keys[last]]), np.concatenate([others.ids, ids[last]])
             )
         return self._objects

@@ -17,13 +17,13 @@ from ..keyspace import StoreKey, StoreKeys
 from ..reader import check_pairs
 from ..store import Store
 from .cluster_giver import BEING_WRITTEN, DIRECT_S, PAUSE_S, ClusterGiver
-from .destinations import IntoBuffers
-from .guards import Hold
+from .destinations import BufferDestination
+from .guards import Guard
 from .object_rpc import UNSURE, NewResult
 from .preferences import check_preferred
-from .put import ClusterPut, PutElsewhere, PutHere
+from .put import ClusterPut, LocalPut, StagedPut
 from .reads import GONE
-from .retention import KEPT, NORMAL, kept_in_order, put_options
+from .retention import NORMAL, PUT_OPTIONS, prompt_options, put_arguments
 
 Result = TypeVar("Result")
 
@@ -155,16 +155,16 @@ class ClusterWriter(ClusterGiver):
             check_preferred(op, preferred)
         self.node.claims.settle_dropped()
         is_here = self._store is not None and not self._preferred_homes(preferred)
-        with self.node.intake.enter(), (hold := Hold()):
-            if self._store is not None and self.node.intake.is_open:
+        with self.node.admission.enter(), (guard := Guard()):
+            if self._store is not None and self.node.admission.is_open:
                 self._store.check_puts(op, keys)
                 if is_here:
                     words = self._keyspace.keys(keys, op)
-                    return self._begin_each_here(hold, words, num_bytes, retention, position)
+                    return self._begin_each_here(guard, words, num_bytes, retention, position)
                 for size in num_bytes:  # the pool must be able to take what others do not
                     self._store.check_size(op, "num_bytes", size)
-        kept = kept_in_order(len(keys), retention, position)
-        return self._begin_elsewhere(keys, num_bytes, kept, preferred)
+        options = prompt_options(len(keys), retention, position)
+        return self._begin_staged(keys, num_bytes, options, preferred)
 
     def commit_each(self, puts: Sequence[ClusterPut]) -> list[PutResult]:
         """Commit the puts that ``begin_each`` returned, see ``ClusterPut.commit``; the directory is
@@ -174,7 +174,7 @@ class ClusterWriter(ClusterGiver):
         """
         self.node.check_process()
         self._check_puts(puts)
-        here = [put for put in puts if isinstance(put, PutHere)]
+        here = [put for put in puts if isinstance(put, LocalPut)]
         self._renew_claims(here)
         stored: list[np.ndarray] = []
         try:
@@ -185,24 +185,24 @@ class ClusterWriter(ClusterGiver):
         finally:
             if stored:
                 self.node.claims.settle(np.concatenate(stored))
-        if elsewhere := [put for put in puts if isinstance(put, PutElsewhere)]:
+        if elsewhere := [put for put in puts if isinstance(put, StagedPut)]:
             for preferred in dict.fromkeys(sent.preferred for sent in elsewhere):
                 self._send([sent for sent in elsewhere if sent.preferred == preferred], preferred)
         return [put.result for put in puts if put.result is not None]
 
-    def _send(self, puts: Sequence[PutElsewhere], preferred: Sequence[str]) -> None:
+    def _send(self, puts: Sequence[StagedPut], preferred: Sequence[str]) -> None:
         """Put what was written in memory of this process."""
         for put in puts:
             put.end()
         keys = [put.key for put in puts]
-        kept = np.array([put.kept for put in puts], KEPT)
+        options = np.array([put.options for put in puts], PUT_OPTIONS)
         results = self._put_each(
             "commit_each",
             keys,
             self._keyspace.keys(keys, "commit_each"),
             [(as_buffer(put.bytes),) for put in puts],
-            lambda: kept,
-            bool((kept["retention"] == NORMAL).all()),
+            lambda: options,
+            bool((options["retention"] == NORMAL).all()),
             preferred,
         )
         for put, result in zip(puts, results, strict=True):
@@ -297,7 +297,7 @@ class ClusterWriter(ClusterGiver):
             keys,
             words,
             buffers,
-            lambda: kept_in_order(len(keys), retention, position),
+            lambda: prompt_options(len(keys), retention, position),
             is_normal,
             preferred,
         )
@@ -318,7 +318,7 @@ class ClusterWriter(ClusterGiver):
         keys: StoreKeys,
         words: np.ndarray,
         objects: Sequence[Sequence[Buffer]],
-        make_kept: Callable[[], np.ndarray],
+        make_options: Callable[[], np.ndarray],
         is_normal: bool,
         preferred: Sequence[str],
     ) -> list[PutResult]:
@@ -329,7 +329,7 @@ class ClusterWriter(ClusterGiver):
             keys: n of them.
             words: ``[n, 2]``: the same in the pool.
             objects: n of them.
-            make_kept: returns ``[n]`` of ``KEPT``: how they are kept.
+            make_options: returns ``[n]`` of ``PUT_OPTIONS``: how they are kept.
             is_normal: whether all have the retention "normal".
             preferred: who takes them.
         """
@@ -339,12 +339,12 @@ class ClusterWriter(ClusterGiver):
         if (store := self._store) is not None:
             store.check_puts(op, keys)
         if store is not None and not homes:
-            direct = self._put_listed(store, words, objects, make_kept)
+            direct = self._put_listed(store, words, objects, make_options)
         elif is_normal and not (homes and self._are_here(words).any()):
             home = homes[0] if homes else None
             direct = self.node.put_directly(words, objects, home, verify=self._verify > 0)
         if direct is None:
-            return self._put_claimed(words, objects, make_kept(), preferred)
+            return self._put_claimed(words, objects, make_options(), preferred)
         results = [r if isinstance(r, PutResult) else PutResult.EXISTS for r in direct]
         left = [i for i, result in enumerate(direct) if not isinstance(result, PutResult)]
         if not left:
@@ -352,8 +352,8 @@ class ClusterWriter(ClusterGiver):
         is_mixed = len(left) < len(words)
         until = time.monotonic() + UNSURE_S
         while left:
-            kept = make_kept()[left]
-            rest = self._put_claimed(words[left], [objects[i] for i in left], kept, preferred)
+            options = make_options()[left]
+            rest = self._put_claimed(words[left], [objects[i] for i in left], options, preferred)
             for i, result in zip(left, rest, strict=True):
                 results[i] = result
             left = self._find_unsure(words, direct, results)
@@ -370,13 +370,13 @@ class ClusterWriter(ClusterGiver):
         store: Store,
         words: np.ndarray,
         objects: Sequence[Sequence[Buffer]],
-        make_kept: Callable[[], np.ndarray],
+        make_options: Callable[[], np.ndarray],
     ) -> list[NewResult] | None:
         """Put many objects into this node's pool in one round trip, see ``Node.put_listed``."""
         results = None
-        with self.node.intake.enter():
-            if self.node.intake.is_open:
-                results = self.node.put_listed(words, objects, make_kept)
+        with self.node.admission.enter():
+            if self.node.admission.is_open:
+                results = self.node.put_listed(words, objects, make_options)
         if results is not None:
             store.age_tail_first(words[_which(results, PutResult.STORED)])
         return results
@@ -395,7 +395,7 @@ class ClusterWriter(ClusterGiver):
         if not unsure:
             return []
         self.node.locations.forget(words[unsure])
-        nothing = [IntoBuffers("put", [], 0) for _ in unsure]
+        nothing = [BufferDestination("put", [], 0) for _ in unsure]
         outcomes = self.read_each(words[unsure], nothing)
         return [i for i, outcome in zip(unsure, outcomes, strict=True) if outcome in GONE]
 
@@ -403,12 +403,12 @@ class ClusterWriter(ClusterGiver):
         self,
         words: np.ndarray,
         objects: Sequence[Sequence[Buffer]],
-        kept: np.ndarray,
+        options: np.ndarray,
         preferred: Sequence[str],
     ) -> list[PutResult]:
         """Store many objects, after they have been claimed: there, or else here or elsewhere."""
-        with (hold := Hold()):
-            results = self._put_under(hold, words, objects, kept, preferred)
+        with (guard := Guard()):
+            results = self._put_under(guard, words, objects, options, preferred)
         taken = _which(results, PutResult.BEING_WRITTEN)
         if taken:
             for i, is_here in zip(taken, self._are_here(words[taken]), strict=True):
@@ -418,50 +418,50 @@ class ClusterWriter(ClusterGiver):
 
     def _put_under(
         self,
-        hold: Hold,
+        guard: Guard,
         words: np.ndarray,
         objects: Sequence[Sequence[Buffer]],
-        kept: np.ndarray,
+        options: np.ndarray,
         preferred: Sequence[str],
     ) -> list[PutResult]:
         """Claim objects, store those that are granted, and settle their claims."""
-        results, granted = self._claim(words, hold)
+        results, granted = self._claim(words, guard)
         published = np.zeros(len(words), bool)
         left = granted
         try:
             if homes := self._preferred_homes(preferred):  # one may have been silent just now
-                left, *_ = self._offer(homes, words, objects, kept, granted, results, published)
-            with self.node.intake.enter():
-                is_in = self.node.intake.is_open
+                left, *_ = self._offer(homes, words, objects, options, granted, results, published)
+            with self.node.admission.enter():
+                is_in = self.node.admission.is_open
                 if self._store is not None and is_in:
                     for i in left:
                         word = int(words[i, 0]), int(words[i, 1])
                         put = partial(
-                            self._store.put_key, word, *objects[i], **put_options(kept[i])
+                            self._store.put_key, word, *objects[i], **put_arguments(options[i])
                         )
                         results[i] = under_claim(put)
                     new = [i for i in left if results[i] is PutResult.STORED]
                     self._store.age_tail_first(words[new])
             if left and (self._store is None or not is_in):
-                self._give(words, objects, kept, left, results, published)
+                self._give(words, objects, options, left, results, published)
         finally:
             self.node.claims.settle(words[granted], published[granted])
         return results
 
-    def _claim(self, words: np.ndarray, hold: Hold) -> tuple[list[PutResult], list[int]]:
+    def _claim(self, words: np.ndarray, guard: Guard) -> tuple[list[PutResult], list[int]]:
         """Claim the keys that are not here. Return the result of each key, and which were granted:
         these must be settled, and are ``FULL`` until there is more to say about them.
         """
         results = [PutResult.EXISTS] * len(words)
         missing = np.flatnonzero(~self._are_here(words))
-        claims = self.node.claims.ask(words[missing], self._claim_s, hold)
+        claims = self.node.claims.ask(words[missing], self._claim_s, guard)
         for i, claim in zip(missing.tolist(), claims.tolist(), strict=True):
             results[i] = RESULT_OF.get(claim, PutResult.FULL)
         return results, missing[claims == Claim.GRANTED].tolist()
 
     def _begin_each_here(
         self,
-        hold: Hold,
+        guard: Guard,
         words: np.ndarray,
         num_bytes: Sequence[int],
         retention: Retention,
@@ -469,7 +469,7 @@ class ClusterWriter(ClusterGiver):
     ) -> list[ClusterPut | PutResult]:
         """Reserve space for many objects in this node's pool."""
         claimed_s = time.monotonic()
-        claimed, granted = self._claim(words, hold)
+        claimed, granted = self._claim(words, guard)
         results: list[ClusterPut | PutResult] = [*claimed]
         try:
             for i in granted:
@@ -479,7 +479,7 @@ class ClusterWriter(ClusterGiver):
         except BaseException:
             try:
                 for put in results:
-                    if isinstance(put, PutHere):
+                    if isinstance(put, LocalPut):
                         put.give_up()
             finally:  # also of one that could not be given up: it is dropped
                 self.node.claims.settle(words[granted])
@@ -505,7 +505,7 @@ class ClusterWriter(ClusterGiver):
         begun = under_claim(partial(begin, retention=retention, position=position))
         if isinstance(begun, PutResult):
             return begun
-        return PutHere(
+        return LocalPut(
             word,
             begun,
             claimed_s,
@@ -527,7 +527,7 @@ class ClusterWriter(ClusterGiver):
                 )
             put.check_open("commit")
 
-    def _renew_claims(self, puts: Sequence[PutHere]) -> None:
+    def _renew_claims(self, puts: Sequence[LocalPut]) -> None:
         """Renew claims that may have run out; give up puts whose objects others have by now."""
         late = time.monotonic() - self._claim_s / 2
         if not (old := [put for put in puts if put.claimed_s < late]):
@@ -540,11 +540,11 @@ class ClusterWriter(ClusterGiver):
         if (lost := claims != Claim.GRANTED).any():
             self.node.claims.settle(words[lost])
 
-    def _begin_elsewhere(
+    def _begin_staged(
         self,
         keys: StoreKeys,
         num_bytes: Sequence[int],
-        kept: np.ndarray,
+        options: np.ndarray,
         preferred: Sequence[str],
     ) -> list[ClusterPut | PutResult]:
         """Reserve memory of this process for objects."""
@@ -553,16 +553,16 @@ class ClusterWriter(ClusterGiver):
         if not homes and not is_there.all():
             raise Unavailable("begin: no node with a pool takes it: there is none")
         largest = max([member.capacity_bytes for member in homes], default=0)
-        if self._store is not None and self.node.intake.is_open:  # it takes what others do not
+        if self._store is not None and self.node.admission.is_open:  # it takes what others do not
             largest = max(largest, self._store.pool.capacity_bytes)
         results: list[ClusterPut | PutResult] = []
-        for key, size, row, there in zip(keys, num_bytes, kept, is_there.tolist(), strict=True):
+        for key, size, row, there in zip(keys, num_bytes, options, is_there.tolist(), strict=True):
             if there:
                 results.append(PutResult.EXISTS)
             elif size > largest:
                 results.append(PutResult.FULL)
             else:
-                results.append(PutElsewhere(key, size, row, preferred, self))
+                results.append(StagedPut(key, size, row, preferred, self))
         return results
 
 

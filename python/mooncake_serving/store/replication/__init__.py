@@ -2,6 +2,6 @@
 
 from .draining import drain
 from .placement import Placement
-from .replicator import Copies
+from .replicator import Replicator
 
-__all__ = ["Copies", "Placement", "drain"]
+__all__ = ["Placement", "Replicator", "drain"]

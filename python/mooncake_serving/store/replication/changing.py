@@ -7,10 +7,10 @@ import numpy as np
 from mooncake_kernels.pool import PutResult
 
 from ..cluster import Node
-from ..cluster.retention import kept_alike
+from ..cluster.retention import uniform_options
 from ..directory import Holders, Member
 from .copying import HERE, NO_HOLDER, copy_to, drop_from, leaving
-from .replicate import Copied
+from .replicate import ReplicationResult
 
 LAST_COPY = "it is the last copy"
 
@@ -22,7 +22,7 @@ class ReplicaChange:
         node: sends the requests to the others.
         keys: ``[n, 2]`` uint64.
         members: the live members.
-        kept: ``[n]`` of ``KEPT``: how pools keep the copies; None: as after any put.
+        options: ``[n]`` of ``PUT_OPTIONS``: how pools keep the copies; None: as after any put.
         hide: whether what leaves the node's own pool is hidden, see ``Store.hide_keys``.
     """
 
@@ -31,23 +31,23 @@ class ReplicaChange:
         node: Node,
         keys: np.ndarray,
         members: Sequence[Member],
-        kept: np.ndarray | None = None,
+        options: np.ndarray | None = None,
         *,
         hide: bool = False,
     ):
         self._node = node
         self._hide = hide
         self._keys = keys
-        self._kept = kept_alike(len(keys)) if kept is None else kept
+        self._options = uniform_options(len(keys)) if options is None else options
         self._members = members
         self._staying = {m.pool for m in members if m.pool and not m.is_draining}
-        self._pools = [set(pools) for pools in node.listing.holders(keys)]
-        self._copied = Copied(np.zeros(len(keys), np.int64))
+        self._pools = [set(pools) for pools in node.entries.holders(keys)]
+        self._copied = ReplicationResult(np.zeros(len(keys), np.int64))
         for i, pools in enumerate(self._pools):
             if not pools:
                 self._copied.failed[i] = NO_HOLDER
 
-    def run(self, added: Sequence[Member], removed: Collection[str]) -> Copied:
+    def run(self, added: Sequence[Member], removed: Collection[str]) -> ReplicationResult:
         """Copy to members, then remove from pools those objects that all of the members have."""
         for target in added:
             self._add(target, self._ready())
@@ -70,7 +70,7 @@ class ReplicaChange:
                 self._keys[indices],
                 pools,
                 self._members,
-                self._kept[indices],
+                self._options[indices],
             )
         for i, result in zip(indices, results, strict=True):
             if result in HERE:
@@ -114,8 +114,8 @@ class ReplicaChange:
         by_pool = {m.pool: m for m in self._members if not m.is_draining}
         keepers: dict[int, list[str]] = {}
         for i, pools in zip(indices, self._holders(indices), strict=True):
-            if kept := self._staying.intersection(pools).difference(removed):
-                keepers[i] = sorted(kept)
+            if staying := self._staying.intersection(pools).difference(removed):
+                keepers[i] = sorted(staying)
             else:
                 self._copied.failed[i] = LAST_COPY
         while keepers:
@@ -135,4 +135,4 @@ class ReplicaChange:
                 self._copied.failed.setdefault(i, "its pool has published it again")
 
     def _holders(self, indices: list[int]) -> Holders:
-        return self._node.listing.holders(self._keys[indices])
+        return self._node.entries.holders(self._keys[indices])

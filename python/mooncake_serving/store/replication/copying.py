@@ -11,9 +11,9 @@ from mooncake_kernels.pool import PutResult
 
 from ..cluster import Node
 from ..cluster.copied import GONE, keep_copies
-from ..cluster.destinations import IntoPool
+from ..cluster.destinations import PoolDestination
 from ..cluster.directory_entries import in_parts
-from ..cluster.retention import kept_alike
+from ..cluster.retention import uniform_options
 from ..directory import Member
 
 HERE = (PutResult.STORED, PutResult.EXISTS)
@@ -26,7 +26,7 @@ def copy_to(
     keys: np.ndarray,
     pools: Sequence[Sequence[str]],
     members: Sequence[Member],
-    kept: np.ndarray | None = None,
+    options: np.ndarray | None = None,
 ) -> list[PutResult | str]:
     """Have a pool take n objects, each from the first holder that can provide it.
 
@@ -36,14 +36,14 @@ def copy_to(
         keys: ``[n, 2]``.
         pools: for each object, the names of the pools that have it.
         members: the live members.
-        kept: ``[n]`` of ``KEPT``: how the pool keeps them; None: as after any put.
+        options: ``[n]`` of ``PUT_OPTIONS``: how the pool keeps them; None: as after any put.
 
     Returns:
         For each ``STORED`` or ``EXISTS``: the pool has it now; or why not.
     """
-    kept = kept_alike(len(keys)) if kept is None else kept
+    options = uniform_options(len(keys)) if options is None else options
     if target.pool == node.pool_name:
-        return _copy_here(node, keys, pools, kept)
+        return _copy_here(node, keys, pools, options)
     takers = [target.name]
     takers += [m.name for m in members if m.pool == target.pool and m.name != target.name]
     sources = [_sources(names, members, target) for names in pools]
@@ -53,7 +53,7 @@ def copy_to(
         source = sources[pending[0]][0]
         asked = [i for i in pending if source in sources[i]]
         try:
-            answers = node.asking.pull(takers[0], keys[asked], source, kept=kept[asked])
+            answers = node.client.pull(takers[0], keys[asked], source, options=options[asked])
         except (TransferError, Unavailable) as error:  # no other source would help
             for i in pending:
                 results[i] = str(error)
@@ -78,13 +78,13 @@ def drop_from(
             node.store.hide_keys(keys)
         for first, second in [] if hide else keys.tolist():
             node.store.remove_key((first, second))
-        node.listing.withdraw(keys)
+        node.entries.withdraw(keys)
         return ""
     reason = f"nobody serves {pool}"
     for member in members:
         if member.pool == pool:
             try:
-                node.asking.drop(member.name, keys)
+                node.client.drop(member.name, keys)
                 return ""
             except (TransferError, Unavailable) as error:
                 reason = str(error)
@@ -104,12 +104,12 @@ def leaving(node: Node, pool: str, keys: np.ndarray) -> Iterator[tuple[np.ndarra
     """
     has_left = np.zeros(len(keys), bool)
     if pool == node.pool_name:  # it checks by itself what it has in the end
-        with node.listing.leaving(keys) as is_withdrawn:
+        with node.entries.leaving(keys) as is_withdrawn:
             yield is_withdrawn, has_left
         return
     is_withdrawn = np.ones(len(keys), bool)  # as far as is known, if there is no answer
     try:
-        is_withdrawn = node.listing.give_up(pool, keys)
+        is_withdrawn = node.entries.give_up(pool, keys)
         yield is_withdrawn, has_left
     finally:
         with contextlib.suppress(Unavailable):  # the pool's nodes tell it at their next look
@@ -125,27 +125,27 @@ def _sources(pools: Iterable[str], members: Iterable[Member], target: Member) ->
 
 
 def _copy_here(
-    node: Node, keys: np.ndarray, pools: Sequence[Sequence[str]], kept: np.ndarray
+    node: Node, keys: np.ndarray, pools: Sequence[Sequence[str]], options: np.ndarray
 ) -> list[PutResult | str]:
     if node.store is None:
         return [f"{node.name} has no pool"] * len(keys)
-    with node.intake.enter():
-        if not node.intake.is_open:
+    with node.admission.enter():
+        if not node.admission.is_open:
             return ["it is draining"] * len(keys)
-        sinks = [
-            IntoPool(node.store, tuple(key), node.listing.copies, row)
-            for key, row in zip(keys.tolist(), kept, strict=True)
+        destinations = [
+            PoolDestination(node.store, tuple(key), node.entries.copies, row)
+            for key, row in zip(keys.tolist(), options, strict=True)
         ]
         is_here = node.store.has_keys(keys)
         for i in np.flatnonzero(is_here).tolist():
-            sinks[i].exists()
+            destinations[i].exists()
         missing = np.flatnonzero(~is_here).tolist()
         outcomes = node.read(
-            keys[missing], [sinks[i] for i in missing], [pools[i] for i in missing]
+            keys[missing], [destinations[i] for i in missing], [pools[i] for i in missing]
         )
         results: list[PutResult | str] = [PutResult.EXISTS] * len(keys)
         for i, outcome in zip(missing, outcomes, strict=True):
-            results[i] = sinks[i].result or outcome.name
-        for i in keep_copies(node.store, node.listing, keys, sinks):
+            results[i] = destinations[i].result or outcome.name
+        for i in keep_copies(node.store, node.entries, keys, destinations):
             results[i] = GONE
     return results

@@ -14,13 +14,13 @@ from mooncake_kernels.pool import Key
 
 from ..checks import check_bool, check_callable
 from ..cluster import Node
-from ..cluster.retention import KEPT, kept_alike, kept_of
+from ..cluster.retention import PUT_OPTIONS, options_of, uniform_options
 from ..eviction.policy import pool_bytes
 from ..keyspace import are_in
 from ..store import Store
 from .changing import ReplicaChange
 from .placement import Placement, check_placement
-from .replicate import ANYWHERE, BATCH_KEYS, Room, Spreader
+from .replicate import ANYWHERE, BATCH_KEYS, FreeBytes, ReplicationJob
 
 PAUSE_S = 0.01  # while others of this host finish their writes
 SAY_S = 5.0  # after which that is logged
@@ -30,7 +30,7 @@ logger = logging.getLogger(__name__)
 
 
 @dataclass
-class Drained:
+class DrainProgress:
     """Progress of a node.
 
     Attributes:
@@ -61,9 +61,9 @@ def drain(
     *,
     placement: Placement = ANYWHERE,
     leave_disk: bool = False,
-    on_progress: Callable[[Drained], object] = lambda drained: None,
+    on_progress: Callable[[DrainProgress], object] = lambda drained: None,
     stop: threading.Event | None = None,
-) -> Drained:
+) -> DrainProgress:
     """Move all objects of a node's pool, and of a disk behind it, to others; then close the node.
 
     From the start it is given no new objects, and its own puts go to other nodes. An object is
@@ -103,13 +103,13 @@ def drain(
     if node.store is None:
         raise InvalidArgument(f"drain: node must have a pool, got {node.name} without")
     node.set_draining(True)
-    drained, stop = Drained(), stop or threading.Event()
-    mover = _Mover(node, node.store, placement, leave_disk, drained, stop)
+    drained, stop = DrainProgress(), stop or threading.Event()
+    drainer = _Drainer(node, node.store, placement, leave_disk, drained, stop)
     if _is_served_by_others(node):
-        mover.leave_pool()
+        drainer.leave_pool()
     else:
-        while mover.find():
-            while mover.move_batch():
+        while drainer.find():
+            while drainer.move_batch():
                 on_progress(drained)
                 if stop.is_set():
                     return drained
@@ -120,7 +120,7 @@ def drain(
     return drained
 
 
-class _Mover:
+class _Drainer:
     """Moves a store's objects repeatedly until none is left or no more can be moved.
 
     A pool that evicts for one object may lose its copy of another, which then has to be moved
@@ -133,7 +133,7 @@ class _Mover:
         store: Store,
         placement: Placement,
         leave_disk: bool,
-        drained: Drained,
+        drained: DrainProgress,
         stop: threading.Event,
     ):
         self._node = node
@@ -142,12 +142,12 @@ class _Mover:
         self._leave_disk = leave_disk
         self._drained = drained
         self._stop = stop
-        self._room = Room()
+        self._room = FreeBytes()
         self._num_before = -1
         self._num_in_pool = 0  # of those found, which are the first
         self._keys = np.empty((0, 2), np.uint64)
         self._num_bytes = np.empty(0, np.int64)
-        self._kept = np.empty(0, KEPT)
+        self._options = np.empty(0, PUT_OPTIONS)
 
     def find(self) -> bool:
         """Look for objects, also waiting for writes unless it is stopped; return whether some
@@ -156,7 +156,7 @@ class _Mover:
         say_at = time.monotonic() + SAY_S
         while True:
             num_writing = self._store.stats().num_writing
-            is_written_to = self._node.intake.is_used or num_writing > 0
+            is_written_to = self._node.admission.is_used or num_writing > 0
             objects = self._store.pool.objects()
             if len(objects.keys) or not is_written_to:
                 break
@@ -180,12 +180,12 @@ class _Mover:
         if len(objects.keys) + len(on_disk) and has_changed:
             # Objects put just now may not be published yet; what only the disk has, another node of
             # the pool may have withdrawn, which does not see it.
-            self._node.listing.publish_all()
+            self._node.entries.publish_all()
             self._drained.failed.clear()
             self._num_in_pool = len(objects.keys)
             self._keys = np.concatenate([objects.keys, on_disk])
             self._num_bytes = np.concatenate([objects.num_bytes.astype(np.int64), num_bytes])
-            self._kept = np.concatenate([kept_of(objects), kept_alike(len(on_disk))])
+            self._options = np.concatenate([options_of(objects), uniform_options(len(on_disk))])
         return len(self._keys) > 0
 
     def move_batch(self) -> bool:
@@ -194,17 +194,17 @@ class _Mover:
         batch = [self._num_that_fit() if is_from_disk else min(BATCH_KEYS, self._num_in_pool)]
         keys, self._keys = np.split(self._keys, batch)
         num_bytes, self._num_bytes = np.split(self._num_bytes, batch)
-        kept, self._kept = np.split(self._kept, batch)
+        options, self._options = np.split(self._options, batch)
         if not len(keys):
             return False
         sizes = pool_bytes(self._store.pool, num_bytes)  # or others had room for fewer
-        spreader = Spreader(self._node, self._placement, self._room, 1, keys, sizes, kept)
+        job = ReplicationJob(self._node, self._placement, self._room, 1, keys, sizes, options)
         if is_from_disk:
-            spreader.placement = replace(self._placement, may_evict=False)
-            spreader.bring_up_keys = self._store.bring_up_keys
-        copied = spreader.run()
+            job.placement = replace(self._placement, may_evict=False)
+            job.bring_up_keys = self._store.bring_up_keys
+        copied = job.run()
         members = self._node.directory.members()
-        change = ReplicaChange(self._node, keys, members, kept, hide=True)
+        change = ReplicaChange(self._node, keys, members, options, hide=True)
         changed = change.run([], [self._node.pool_name])
         is_here = self._store.has_keys(keys)
         is_moved = ~is_here

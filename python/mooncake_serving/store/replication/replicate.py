@@ -19,7 +19,7 @@ ANYWHERE = Placement(num_sampled=2, may_evict=True)
 
 
 @dataclass
-class Copied:
+class ReplicationResult:
     """Result of making copies of n objects.
 
     Attributes:
@@ -32,15 +32,15 @@ class Copied:
     num_made: int = 0
     failed: dict[int, str] = field(default_factory=dict)
 
-    def of_each(self, which: np.ndarray) -> "Copied":
+    def of_each(self, which: np.ndarray) -> "ReplicationResult":
         """The same for objects of which some are named repeatedly: ``which[i]`` is the index here
         of the i-th.
         """
         failed = {i: self.failed[at] for i, at in enumerate(which.tolist()) if at in self.failed}
-        return Copied(self.num_copies[which], self.num_made, failed)
+        return ReplicationResult(self.num_copies[which], self.num_made, failed)
 
 
-class Room:
+class FreeBytes:
     """Free bytes of pools: as last reported, minus what they were given since."""
 
     def __init__(self) -> None:
@@ -60,7 +60,7 @@ class Room:
 
 
 @dataclass
-class Spreader:
+class ReplicationJob:
     """Makes copies of n objects until each has enough, or no node is left that could take one.
 
     Attributes:
@@ -70,41 +70,41 @@ class Spreader:
         num_copies: wanted of each object, in pools that are not draining.
         keys: ``[n, 2]`` uint64.
         num_bytes: ``[n]`` sizes; 0 where unknown: full pools are then asked, too.
-        kept: ``[n]`` of ``KEPT``: how pools keep the copies.
+        options: ``[n]`` of ``PUT_OPTIONS``: how pools keep the copies.
         bring_up_keys: loads ``[n, 2]`` objects into the node's own pool, to be copied from there,
             once it is known where to: ``[n]`` bool, which are there. None: they need not be.
     """
 
     node: Node
     placement: Placement
-    room: Room
+    room: FreeBytes
     num_copies: int
     keys: np.ndarray
     num_bytes: np.ndarray
-    kept: np.ndarray
+    options: np.ndarray
     bring_up_keys: Callable[[np.ndarray], np.ndarray] | None = None
 
-    def run(self) -> Copied:
+    def run(self) -> ReplicationResult:
         """Make the copies.
 
         Raises:
             Unavailable: the directory does not answer.
         """
-        copied = Copied(np.zeros(len(self.keys), np.int64))
+        copied = ReplicationResult(np.zeros(len(self.keys), np.int64))
         for first in range(0, len(self.keys), BATCH_KEYS):
             members = self.node.directory.members()
             for pools, indices in self._lacking(first, members, copied).items():
                 for part in self._parts(indices):
-                    self._spread(part, pools, members, copied)
+                    self._replicate(part, pools, members, copied)
         return copied
 
     def _lacking(
-        self, first: int, members: Sequence[Member], copied: Copied
+        self, first: int, members: Sequence[Member], copied: ReplicationResult
     ) -> dict[tuple[str, ...], list[int]]:
         """Objects of a batch that need copies, by the pools that have them."""
         staying = {m.pool for m in members if m.pool and not m.is_draining}
         lacking: dict[tuple[str, ...], list[int]] = defaultdict(list)
-        holders = self.node.listing.holders(self.keys[first : first + BATCH_KEYS])
+        holders = self.node.entries.holders(self.keys[first : first + BATCH_KEYS])
         for i, pools in enumerate(holders, first):
             copied.num_copies[i] = len(staying.intersection(pools))
             if copied.num_copies[i] < self.num_copies:
@@ -123,12 +123,12 @@ class Spreader:
             part.append(i)
         yield part
 
-    def _spread(
+    def _replicate(
         self,
         indices: Sequence[int],
         pools: Sequence[str],
         members: Sequence[Member],
-        copied: Copied,
+        copied: ReplicationResult,
     ) -> None:
         """Make copies of objects that the same pools have, on one node after another."""
         choices = place(
@@ -141,12 +141,12 @@ class Spreader:
         )
         if not choices and len(indices) > 1:  # no pool has room for all of them
             for i in indices:
-                self._spread([i], pools, members, copied)
+                self._replicate([i], pools, members, copied)
         lacking = self._brought_up(indices, copied) if choices else []
         for target in (choice.member for choice in choices):
             holders = [pools] * len(lacking)
             results = copy_to(
-                self.node, target, self.keys[lacking], holders, members, self.kept[lacking]
+                self.node, target, self.keys[lacking], holders, members, self.options[lacking]
             )
             for i, result in zip(list(lacking), results, strict=True):
                 if result not in HERE:
@@ -161,7 +161,7 @@ class Spreader:
             if not lacking:
                 return
 
-    def _brought_up(self, indices: Sequence[int], copied: Copied) -> list[int]:
+    def _brought_up(self, indices: Sequence[int], copied: ReplicationResult) -> list[int]:
         """Those that can be copied."""
         if self.bring_up_keys is None:
             return list(indices)

@@ -12,14 +12,14 @@ from mooncake_kernels.pool import Key, PutResult, Retention
 
 from ..checks import check_integer, check_retention
 from ..cluster import ClusterStore
-from ..cluster.retention import kept_alike, kept_in, kept_in_order
+from ..cluster.retention import options_in, prompt_options, uniform_options
 from ..directory import Member
 from ..keyspace import StoreKey, StoreKeys
 from ..reader import check_pairs
 from .changing import ReplicaChange
 from .copying import HERE
 from .placement import Placement, check_placement
-from .replicate import ANYWHERE, Copied, Room, Spreader
+from .replicate import ANYWHERE, FreeBytes, ReplicationJob, ReplicationResult
 
 
 class Stored(NamedTuple):
@@ -35,7 +35,7 @@ class Stored(NamedTuple):
 
 
 @dataclass
-class Repaired:
+class RepairResult:
     """Result of a repair.
 
     Attributes:
@@ -49,12 +49,12 @@ class Repaired:
     failed: dict[Key, str] = field(default_factory=dict)
 
 
-class Copies:
+class Replicator:
     """Copies of the objects of a cluster. Thread-safe.
 
     ::
 
-        copies = Copies(cluster)
+        copies = Replicator(cluster)
         copies.put(key, block, replicas=2)             # here, and on another host
         copies.replicate(keys, 3)                      # objects that already exist
         copies.move(keys, "10.0.0.7:4000", "10.0.0.9:4000")
@@ -75,8 +75,10 @@ class Copies:
         placement: Placement = ANYWHERE,
     ):
         if not isinstance(cluster, ClusterStore):
-            raise InvalidArgument(f"Copies: cluster must be a ClusterStore, got {cluster!r:.80}")
-        check_placement("Copies", placement)
+            raise InvalidArgument(
+                f"Replicator: cluster must be a ClusterStore, got {cluster!r:.80}"
+            )
+        check_placement("Replicator", placement)
         self._cluster = cluster
         self._node = cluster.node
         self._placement = placement
@@ -123,9 +125,9 @@ class Copies:
         if replicas > 1 and stored:
             sizes = np.array([buffers[i].num_bytes for i in stored], np.int64)
             words = self._cluster.keyspace.keys(keys, "put_each")[stored]
-            kept = kept_in_order(len(keys), retention, 0)[stored]
+            options = prompt_options(len(keys), retention, 0)[stored]
             try:
-                copied = self._spread(words, replicas, sizes, kept)
+                copied = self._replicate(words, replicas, sizes, options)
             except Unavailable:  # it is unknown where copies could go
                 pass
             else:
@@ -134,7 +136,7 @@ class Copies:
 
     def replicate(
         self, keys: StoreKeys, num_copies: int, *, retention: Retention = "normal"
-    ) -> Copied:
+    ) -> ReplicationResult:
         """Make copies of n objects until each has this many.
 
         Args:
@@ -149,12 +151,12 @@ class Copies:
         check_integer("replicate", "num_copies", num_copies, 1)
         check_retention("replicate", retention)
         words = self._cluster.keyspace.keys(keys, "replicate")
-        kept = kept_alike(len(words), retention)
-        return self._spread(words, num_copies, np.zeros(len(words), np.int64), kept)
+        options = uniform_options(len(words), retention)
+        return self._replicate(words, num_copies, np.zeros(len(words), np.int64), options)
 
     def change_replica(
         self, keys: StoreKeys, *, add: Sequence[str] = (), remove: Sequence[str] = ()
-    ) -> Copied:
+    ) -> ReplicationResult:
         """Add and remove copies of n objects on named nodes.
 
         An object is removed from a pool only when all pools to be added have it, and a holder that
@@ -188,19 +190,19 @@ class Copies:
         store = self._node.store
         first, which = _distinct(words)
         words = words[first]
-        kept = None if store is None else kept_in(store.pool, words)
-        change = ReplicaChange(self._node, words, list(members.values()), kept)
+        options = None if store is None else options_in(store.pool, words)
+        change = ReplicaChange(self._node, words, list(members.values()), options)
         return change.run(added, removed).of_each(which)
 
-    def copy(self, keys: StoreKeys, target: str) -> Copied:
+    def copy(self, keys: StoreKeys, target: str) -> ReplicationResult:
         """Copy objects to a node, see ``change_replica``."""
         return self.change_replica(keys, add=[target])
 
-    def move(self, keys: StoreKeys, source: str, target: str) -> Copied:
+    def move(self, keys: StoreKeys, source: str, target: str) -> ReplicationResult:
         """Copy objects to a node and remove them from another, see ``change_replica``."""
         return self.change_replica(keys, add=[target], remove=[source])
 
-    def repair(self, num_copies: int) -> Repaired:
+    def repair(self, num_copies: int) -> RepairResult:
         """Make copies of all objects that too few pools have, in all namespaces.
 
         It reads the whole directory. Objects written or evicted meanwhile may be missed. Any number
@@ -211,10 +213,10 @@ class Copies:
             Unavailable: the directory does not answer.
         """
         check_integer("repair", "num_copies", num_copies, 1)
-        room, repaired = Room(), Repaired()
+        room, repaired = FreeBytes(), RepairResult()
         for words in self._all_objects():
-            sizes, kept = np.zeros(len(words), np.int64), kept_alike(len(words))
-            copied = self._spread(words, num_copies, sizes, kept, room)
+            sizes, options = np.zeros(len(words), np.int64), uniform_options(len(words))
+            copied = self._replicate(words, num_copies, sizes, options, room)
             repaired.num_objects += len(words)
             repaired.num_made += copied.num_made
             for i, reason in copied.failed.items():
@@ -238,25 +240,25 @@ class Copies:
                 )
         return [members[name] for name in names]
 
-    def _spread(
+    def _replicate(
         self,
         words: np.ndarray,
         num_copies: int,
         num_bytes: np.ndarray,
-        kept: np.ndarray,
-        room: Room | None = None,
-    ) -> Copied:
+        options: np.ndarray,
+        room: FreeBytes | None = None,
+    ) -> ReplicationResult:
         first, which = _distinct(words)
-        spreader = Spreader(
+        job = ReplicationJob(
             self._node,
             self._placement,
-            room or Room(),
+            room or FreeBytes(),
             num_copies,
             words[first],
             num_bytes[first],
-            kept[first],
+            options[first],
         )
-        return spreader.run().of_each(which)
+        return job.run().of_each(which)
 
     def _all_objects(self) -> Iterator[np.ndarray]:
         """All objects as ``[n, 2]`` batches: each object with the first of its pools."""
@@ -265,7 +267,7 @@ class Copies:
             cursor = 0
             while True:
                 cursor, words = self._node.directory.keys_of(pool, cursor)
-                holders = self._node.listing.holders(words)
+                holders = self._node.entries.holders(words)
                 yield words[[names[:1] == (pool,) for names in holders]]
                 if cursor == 0:
                     break

@@ -19,7 +19,7 @@ from mooncake_kernels.pool import (
     PutResult,
 )
 
-from ..bounce_buffer import Landing
+from ..bounce_buffer import BounceBuffers
 from ..checks import check_pool
 from ..eviction import EvictionPolicy
 from ..eviction.room import Room
@@ -403,10 +403,10 @@ class TieredStore(Store):
         return value if size == num_bytes else None
 
     def _get_from_disk(self, words: np.ndarray, buffers: Sequence[Any]) -> np.ndarray:
-        landings = [Landing([as_buffer(buffer)]) for buffer in buffers]
-        sizes = self._disk.get_into_each(words, [landing.buffers[0] for landing in landings])
-        for landing, size in zip(landings, sizes.tolist(), strict=True):
-            landing.deliver(max(size, 0))
+        bounces = [BounceBuffers([as_buffer(buffer)]) for buffer in buffers]
+        sizes = self._disk.get_into_each(words, [bounce.buffers[0] for bounce in bounces])
+        for bounce, size in zip(bounces, sizes.tolist(), strict=True):
+            bounce.deliver(max(size, 0))
         return sizes
 
     def _promote(self, words: np.ndarray) -> np.ndarray:

@@ -33,7 +33,7 @@ def make(servers, name: str, address: str, by_key: bool = True) -> Host:
     engine = TransferEngine(f"{address}:0")
     node = Node(store, engine, servers, host=name, ttl_s=TTL_S, answer_s=2.0, read_s=2.0)
     if not by_key:
-        node._reader._by_key.suits = lambda *_: False
+        node._reader._object_rpc.suits = lambda *_: False
     return Host(store, engine, node, ClusterStore(node))
 
 
@@ -126,7 +126,7 @@ def test_what_is_behind_the_cut_is_not_there_until_it_is_mended(far):
 def test_a_cut_in_the_middle_of_a_read(far):
     pipe, near = far
     assert put(pipe, "a", 1, 200_000)[0] is STORED
-    mover = near.node._reader._mover
+    mover = near.node._reader._fetcher
 
     def cut(read, *args, **options):
         shell(CUT)
@@ -153,7 +153,7 @@ def test_a_cut_after_the_bytes_were_read(far):
         read(*args, **options)
         shell(CUT)
 
-    with replaced(near.node._reader._mover, "read", cut):
+    with replaced(near.node._reader._fetcher, "read", cut):
         assert near.cluster.get("a") == value(1)  # their checksum says that they are right
         assert near.cluster.get("a") is None
         assert near.cluster.fetch(["a"]) == [None] and not near.store.exists("a")
@@ -171,7 +171,7 @@ def test_a_cut_before_the_holder_confirms(far):
         read(*args, **options)
         shell(CUT)
 
-    with replaced(near.node._reader._mover, "read", cut):
+    with replaced(near.node._reader._fetcher, "read", cut):
         assert near.cluster.get_into("b", into, offset=0) is None  # a part has no checksum
     shell(MENDED)
     assert eventually(lambda: near.cluster.get("b") == value(1))

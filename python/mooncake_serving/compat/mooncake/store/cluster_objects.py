@@ -11,7 +11,7 @@ from mooncake_kernels.buffers import Buffer
 from mooncake_kernels.errors import InvalidArgument, Unavailable
 from mooncake_kernels.pool import PutResult
 from mooncake_kernels.transfer import Region
-from mooncake_serving.store import ClusterStore, Copies, Node
+from mooncake_serving.store import ClusterStore, Node, Replicator
 from mooncake_serving.store.cluster import ClusterPut
 from mooncake_serving.store.directory import Directory
 from mooncake_serving.store.replication.copying import drop_from
@@ -54,7 +54,7 @@ class ClusterObjects(Objects):
         own = cluster.node.store
         super().__init__(cluster, own, namespace)
         self._cluster = cluster
-        self._copies = Copies(cluster)
+        self._copies = Replicator(cluster)
         self._directory = directory
         self._segments = segments
         self._elsewhere = Elsewhere(cluster, self._keyspace)
@@ -266,7 +266,7 @@ class ClusterObjects(Objects):
         wanted = [names[i] for i in missing]
         fill(op, opened, missing, lambda: self._elsewhere.open_each(op, wanted))
         sizes |= {i: one.num_bytes for i, one in enumerate(opened) if isinstance(one, Reading)}
-        pools = node.listing.holders(self._keyspace.keys([names[i] for i in sizes]))
+        pools = node.entries.holders(self._keyspace.keys([names[i] for i in sizes]))
         for (i, size), holders in zip(sizes.items(), pools, strict=True):
             for pool in sorted(set(holders) - {node.pool_name}):
                 if pool in servers:
@@ -287,7 +287,7 @@ class ClusterObjects(Objects):
         if pool is None:
             log.error("%s: segment_name must be a member with a pool, got %r", op, segment)
             return []
-        had = [i for i, holders in enumerate(node.listing.holders(words)) if pool in holders]
+        had = [i for i, holders in enumerate(node.entries.holders(words)) if pool in holders]
         if had and (reason := drop_from(node, pool, words[had], members)):
             raise Unavailable(f"{segment} removes nothing: {reason}")
         node.locations.forget(words)
@@ -407,7 +407,7 @@ class ClusterObjects(Objects):
             copies = self._copies
             if keeping.preferred:
                 placement = dataclasses.replace(ANYWHERE, preferred=keeping.preferred)
-                copies = Copies(self._cluster, placement)
+                copies = Replicator(self._cluster, placement)
             try:
                 failed = copies.replicate(
                     names, keeping.num_copies, retention=keeping.retention

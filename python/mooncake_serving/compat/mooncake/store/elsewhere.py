@@ -7,7 +7,11 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from mooncake_serving.store.cluster.arriving import Outcome
-from mooncake_serving.store.cluster.destinations import IntoBuffers, IntoBytes, Sink
+from mooncake_serving.store.cluster.destinations import (
+    BufferDestination,
+    BytesDestination,
+    Destination,
+)
 from mooncake_serving.store.keyspace import Keyspace
 
 from .buffers import Memory, too_small
@@ -47,7 +51,9 @@ class Elsewhere:
         """Copy values, each into its buffers: for each its size, or a code."""
         headers = [header_of(name) for name in names]
         found = [bytearray(len(header)) for header in headers]
-        sinks = [IntoBuffers(op, (start, *one)) for start, one in zip(found, views, strict=True)]
+        sinks = [
+            BufferDestination(op, (start, *one)) for start, one in zip(found, views, strict=True)
+        ]
         outcomes = self._read(names, sinks)
         codes = [_code_of(outcome) for outcome in outcomes]
         for i, header in enumerate(headers):
@@ -68,7 +74,7 @@ class Elsewhere:
         self, op: str, names: Sequence[str], make: Callable[[memoryview], Answer]
     ) -> list[Answer | int]:
         """For each value what ``make`` makes of it, or a code."""
-        sinks = [IntoBytes() for _ in names]
+        sinks = [BytesDestination() for _ in names]
         codes = [_code_of(outcome) for outcome in self._read(names, sinks)]
         found: list[Answer | int] = [code or OBJECT_NOT_FOUND for code in codes]
 
@@ -101,13 +107,13 @@ class Elsewhere:
         never used again: if it is still there after all reads, it was there all the time.
         """
         owners: list[int] = []
-        sinks: list[IntoBuffers] = []
+        sinks: list[BufferDestination] = []
         for i, one in enumerate(wanted):
             for (first, last), part in zip(one.places(), one.parts, strict=True):
                 if first < last:
                     owners.append(i)
                     start = one.reading.start + first
-                    sinks.append(IntoBuffers(op, [part], start, was_compared=True))
+                    sinks.append(BufferDestination(op, [part], start, was_compared=True))
         outcomes = self._read([wanted[i].reading.name for i in owners], sinks)
         codes = [0] * len(wanted)
         for i, sink, outcome in zip(owners, sinks, outcomes, strict=True):
@@ -142,7 +148,7 @@ class Elsewhere:
     ) -> list[Reading | int]:
         headers = [header_of(name) for name in names]
         found = [bytearray(len(header)) for header in headers]
-        sinks = [IntoBuffers(op, [start], 0, was_compared=was_compared) for start in found]
+        sinks = [BufferDestination(op, [start], 0, was_compared=was_compared) for start in found]
         opened: list[Reading | int] = []
         for i, outcome in enumerate(self._read(names, sinks)):
             code = _code_of(outcome)
@@ -153,12 +159,12 @@ class Elsewhere:
                 opened.append(code or OBJECT_NOT_FOUND)
         return opened
 
-    def _read(self, names: Sequence[str], sinks: Sequence[Sink]) -> list[Outcome]:
+    def _read(self, names: Sequence[str], sinks: Sequence[Destination]) -> list[Outcome]:
         return self._cluster.read_each(self._keyspace.keys(names), sinks)
 
     def _read_starts(self, keys: np.ndarray, sizes: Sequence[int]) -> list[bytearray]:
         starts = [bytearray(size) for size in sizes]
-        sinks = [IntoBuffers("names", [start], 0) for start in starts]
+        sinks = [BufferDestination("names", [start], 0) for start in starts]
         outcomes = self._cluster.node.read(keys, sinks, verify=False) if len(keys) else []
         return [
             start if outcome is Outcome.DONE else bytearray()

@@ -8,7 +8,7 @@ from mooncake_kernels.errors import TransferError, Unavailable
 from ..directory import Member
 
 
-class Silence:
+class PeerBackoff:
     """Nodes that were silent lately. Thread-safe.
 
     A node that hangs remains a member until its time to live is over. Until then, every request to
@@ -25,7 +25,7 @@ class Silence:
         self._until: dict[str, tuple[int, float]] = {}  # by name: its life, and until when
         self._lock = threading.Lock()
 
-    def note(self, member: Member, error: TransferError | Unavailable) -> None:
+    def failed(self, member: Member, error: TransferError | Unavailable) -> None:
         """Note that a request to a node failed: if it was not answered in time, it is silent."""
         if getattr(error, "timed_out", False):
             with self._lock:
