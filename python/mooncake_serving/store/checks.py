@@ -1,13 +1,17 @@
 """Argument checks shared by several modules: a wrong value is refused by name."""
 
 import math
+from collections.abc import Sequence, Sized
 from numbers import Real
 from typing import Any, get_args
 
 import numpy as np
 
-from mooncake_kernels.errors import InvalidArgument, shown
-from mooncake_kernels.pool import ObjectPool, Retention
+from mooncake_kernels.buffers import Buffer, as_buffer
+from mooncake_kernels.errors import ChecksumError, InvalidArgument, shown
+from mooncake_kernels.pool import ObjectPool, PinnedObject, Retention
+
+from .keyspace import StoreKeys, check_keys
 
 MAX_NUMBER = 2**64 - 1
 RETENTIONS = get_args(Retention)
@@ -80,3 +84,36 @@ def check_not_negative(op: str, argument: str, value: Any) -> None:
         raise InvalidArgument(
             f"{op}: {argument} must be a number from 0 on, got {shown(value, 80)}"
         )
+
+
+def check_pairs(op: str, argument: str, keys: StoreKeys, others: Sequence[Any]) -> None:
+    """Refuse keys and their values if their numbers differ."""
+    check_keys(op, keys)
+    if not isinstance(others, Sized):
+        raise InvalidArgument(f"{op}: {argument} must be as many as keys, got {others!r:.80}")
+    if len(keys) != len(others):
+        raise InvalidArgument(
+            f"{op}: {argument} must be as many as keys, got {len(others)} and {len(keys)}"
+        )
+
+
+def as_writable(op: str, buffers: Sequence[Any]) -> list[Buffer]:
+    """Describe memory; refuse what nothing can be copied to, in the pool's words."""
+    described = []
+    for i, buffer in enumerate(buffers):
+        memory = buffer
+        if type(memory) is not Buffer:  # it is when others have called this before
+            memory = as_buffer(buffer, argument=f"{op}: buffers[{i}]")
+        if not memory.writable:
+            raise InvalidArgument(f"{op}: buffers[{i}] must be writable, got read-only memory")
+        described.append(memory)
+    return described
+
+
+def is_whole(pinned: PinnedObject) -> bool:
+    """Whether a pinned object is what its checksum says."""
+    try:
+        pinned.verify()
+    except ChecksumError:
+        return False
+    return True

@@ -1,6 +1,7 @@
-"""Map callers' keys to keys of a pool: the owner of an object is part of its key."""
+"""Map callers' keys to keys of a pool, whose owner is part of them; keys of a pool as text."""
 
 import operator
+import re
 from collections.abc import Sequence
 from typing import Any
 
@@ -13,6 +14,7 @@ StoreKey = str | bytes | int | np.integer
 StoreKeys = Sequence[StoreKey] | np.ndarray
 
 NAMES = {str}
+NUM_DIGITS = 32  # of a key as text and in URLs: hexadecimal, the hash first
 SPREAD = np.uint64(0x9E3779B97F4A7C15)
 
 
@@ -101,3 +103,36 @@ def are_in(keys: np.ndarray, others: np.ndarray) -> np.ndarray:
 def fingerprints(keys: np.ndarray) -> np.ndarray:
     """One word per key: the same hash is in many scopes, and both words are random bits."""
     return keys[:, 0] ^ (keys[:, 1] * SPREAD)
+
+
+def key_text(key: Key) -> str:
+    """Format a key: ``0x`` and 32 hexadecimal digits, the hash first."""
+    return f"0x{int(key[0]):016x}{int(key[1]):016x}"
+
+
+def parse_key(op: str, text: str, *, argument: str = "key") -> Key:
+    """Parse a key, with or without ``0x``.
+
+    Raises:
+        InvalidArgument: it is not 32 hexadecimal digits.
+    """
+    digits = parse_digits(op, argument, text)
+    if len(digits) != NUM_DIGITS:
+        raise InvalidArgument(
+            f"{op}: {argument} must be {NUM_DIGITS} hexadecimal digits, got {text!r:.80}"
+        )
+    return int(digits[:16], 16), int(digits[16:], 16)
+
+
+def parse_digits(op: str, argument: str, text: str) -> str:
+    """Check the first digits of a key, maybe none; return them in lower case, without ``0x``.
+
+    Raises:
+        InvalidArgument: it is not up to 32 hexadecimal digits.
+    """
+    digits = text.lower().removeprefix("0x")
+    if not re.fullmatch(f"[0-9a-f]{{0,{NUM_DIGITS}}}", digits):
+        raise InvalidArgument(
+            f"{op}: {argument} must be up to {NUM_DIGITS} hexadecimal digits, got {text!r:.80}"
+        )
+    return digits

@@ -6,7 +6,7 @@ import numpy as np
 
 from mooncake_kernels.pool import Key, ObjectPool, Retention
 
-from .key_text import NUM_DIGITS, parse_digits
+from .keyspace import NUM_DIGITS, parse_digits
 
 RETENTIONS: tuple[Retention, ...] = ("normal", "soft", "hard")
 

@@ -12,10 +12,9 @@ import pytest
 from mooncake_kernels.errors import InvalidArgument, TransferError
 from mooncake_kernels.pool import PutResult
 from mooncake_serving.store.ssd import log
-from mooncake_serving.store.ssd.appending import Appender
 from mooncake_serving.store.ssd.disk import Disk
 from mooncake_serving.store.ssd.index import Bucket, Index
-from mooncake_serving.store.ssd.log import Log
+from mooncake_serving.store.ssd.log import Appender, Log
 
 from .support import PAGE, keys_of, open_tier, put, read, size_of
 

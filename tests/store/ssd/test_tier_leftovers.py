@@ -6,8 +6,7 @@ import pytest
 from mooncake_kernels.errors import FailureKind, TransferError, Unavailable
 from mooncake_kernels.pool import PutResult
 from mooncake_serving.store.ssd import layout
-from mooncake_serving.store.ssd.appending import Appender
-from mooncake_serving.store.ssd.log import Log
+from mooncake_serving.store.ssd.log import Appender, Log
 
 from .support import BUCKET, LARGE, PAGE, keys_of, open_tier, put, read
 from .test_tier_crash import Recorder, power_loss

@@ -6,7 +6,7 @@ import threading
 import numpy as np
 
 from mooncake_kernels.pool import PutResult
-from mooncake_serving.store.ssd import reading
+from mooncake_serving.store.ssd.disk import Reader
 
 from .support import keys_of, open_tier, put, read, size_of, value
 
@@ -64,7 +64,7 @@ def test_readers_never_get_other_bytes(tmp_path, soak):
 def test_a_bucket_is_not_reused_while_it_is_read(tmp_path, monkeypatch):
     """A read that has begun stays right, however long it takes: the writer waits for it."""
     key, begun, goes_on = (7, 0), threading.Event(), threading.Event()
-    real = reading.Reader.read_each
+    real = Reader.read_each
 
     def slow(own, ranges):
         if threading.current_thread() is reader:
@@ -74,7 +74,7 @@ def test_a_bucket_is_not_reused_while_it_is_read(tmp_path, monkeypatch):
 
     with open_tier(tmp_path / "tier", 3, move_ratio=0, deadline_s=60) as tier:
         put(tier, key)
-        monkeypatch.setattr(reading.Reader, "read_each", slow)
+        monkeypatch.setattr(Reader, "read_each", slow)
         got = np.zeros(size_of(key), np.uint8)
         reader = threading.Thread(target=lambda: tier.get_into_each([key], [got], verify=False))
         reader.start()
@@ -108,7 +108,7 @@ def test_of_many_writers_of_one_key_one_wins(tmp_path):
 
 def test_close_waits_for_who_reads(tmp_path, monkeypatch):
     begun, goes_on = threading.Event(), threading.Event()
-    real = reading.Reader.read_each
+    real = Reader.read_each
 
     def slow(own, ranges):
         begun.set()
@@ -117,7 +117,7 @@ def test_close_waits_for_who_reads(tmp_path, monkeypatch):
 
     tier = open_tier(tmp_path / "tier")
     put(tier, (7, 0))
-    monkeypatch.setattr(reading.Reader, "read_each", slow)
+    monkeypatch.setattr(Reader, "read_each", slow)
 
     def close():
         assert begun.wait(60)

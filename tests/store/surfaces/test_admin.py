@@ -14,7 +14,7 @@ from mooncake_serving.store import SsdTier, Store, TieredStore
 from mooncake_serving.store.admin import AdminServer, Draining, NodeCluster, make_app
 from mooncake_serving.store.admin import server as server_module
 from mooncake_serving.store.directory import Member
-from mooncake_serving.store.key_text import key_text
+from mooncake_serving.store.keyspace import key_text
 
 from ..support import WAIT_S
 

@@ -23,7 +23,7 @@ from mooncake_serving.compat.mooncake import MooncakeDistributedStore
 from mooncake_serving.store import SsdTier, Store
 from mooncake_serving.store.cli import main, serve
 from mooncake_serving.store.events import AllBlocksCleared, BlockRemoved, subscribe
-from mooncake_serving.store.key_text import key_text
+from mooncake_serving.store.keyspace import key_text
 
 from ..support import WAIT_S, child, ended_well, eventually, kill
 from .support import forked, said_by, serving, url_of

@@ -24,7 +24,7 @@ from mooncake_serving.store.events import (
 )
 from mooncake_serving.store.events import publisher as publisher_module
 from mooncake_serving.store.events import replay as replay_module
-from mooncake_serving.store.events.change_queue import ChangeQueue
+from mooncake_serving.store.events.publisher import ChangeQueue
 
 from ...stopping import stop
 from ..support import WAIT_S, child, eventually, kill

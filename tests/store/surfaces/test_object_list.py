@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from mooncake_kernels.errors import InvalidArgument
 from mooncake_kernels.pool import ObjectPool
-from mooncake_serving.store.key_text import key_text, parse_key
+from mooncake_serving.store.keyspace import key_text, parse_key
 from mooncake_serving.store.object_list import find_object, list_objects
 
 WORDS = st.sampled_from([0, 1, 0xFF << 56, 2**63, 2**64 - 1]) | st.integers(0, 2**64 - 1)

@@ -4,7 +4,7 @@ from typing import Annotated
 
 from fastapi import APIRouter, HTTPException, Query, Response
 
-from ..key_text import key_text, parse_key
+from ..keyspace import key_text, parse_key
 from ..object_list import ListedObject, find_object, list_objects
 from ..store import Store
 from .cluster import Cluster

@@ -10,7 +10,7 @@ from typing import Any
 from mooncake_kernels.errors import ChecksumError, shown
 from mooncake_kernels.pool import PutResult
 
-from ..key_text import key_text
+from ..keyspace import key_text
 from ..object_list import list_objects
 from ..store import Store
 from .failure import Failed

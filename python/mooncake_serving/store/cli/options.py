@@ -8,8 +8,7 @@ from mooncake_kernels.errors import InvalidArgument
 from mooncake_kernels.pool import Key, ObjectPool
 from mooncake_kernels.private_files import first_line
 
-from ..key_text import NUM_DIGITS, parse_key
-from ..keyspace import Keyspace, StoreKey
+from ..keyspace import NUM_DIGITS, Keyspace, StoreKey, parse_key
 
 UNITS = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30, "t": 1 << 40}
 KEY_HELP = (

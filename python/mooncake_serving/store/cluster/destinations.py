@@ -11,8 +11,7 @@ from mooncake_kernels.pool import Key, ObjectPut, PutResult, checksum_of
 from mooncake_kernels.transfer import WHOLE
 
 from ..bounce_buffer import BounceBuffers
-from ..checks import check_number
-from ..reader import as_writable
+from ..checks import as_writable, check_number
 from ..store import Store
 from .copy_marks import CopyMarks
 from .retention import HARD, PUT_OPTIONS, put_arguments

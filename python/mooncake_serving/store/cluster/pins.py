@@ -11,7 +11,7 @@ from mooncake_kernels.errors import ChecksumError, Unavailable
 from mooncake_kernels.pool import Key, PinnedObject
 from mooncake_kernels.transfer import Window
 
-from ..reader import is_whole
+from ..checks import is_whole
 from ..store import Store
 from .messages import ABSENT, BUSY, DAMAGED, FOUND, PINNED
 

@@ -13,10 +13,10 @@ from mooncake_kernels.buffers import as_buffer, copy_to_host
 from mooncake_kernels.errors import ChecksumError, InvalidArgument, Unavailable
 from mooncake_kernels.pool import PinnedObject, PutResult
 
+from ..checks import as_writable, check_pairs
 from ..directory import Holders
 from ..keyspace import Keyspace, StoreKey, StoreKeys
-from ..reader import DAMAGED, as_writable, check_pairs
-from ..store import Store
+from ..store import DAMAGED, Store
 from .arriving import Outcome
 from .copied import keep_copies
 from .destinations import BufferDestination, BytesDestination, Destination, PoolDestination

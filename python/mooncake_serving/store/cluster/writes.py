@@ -11,10 +11,9 @@ from mooncake_kernels.buffers import Buffer, as_buffer
 from mooncake_kernels.errors import InvalidArgument, Unavailable
 from mooncake_kernels.pool import PutResult, Retention
 
-from ..checks import check_number, check_retention
+from ..checks import check_number, check_pairs, check_retention
 from ..directory import Claim
 from ..keyspace import StoreKey, StoreKeys
-from ..reader import check_pairs
 from ..store import Store
 from .cluster_giver import BEING_WRITTEN, DIRECT_S, PAUSE_S, ClusterGiver
 from .destinations import BufferDestination

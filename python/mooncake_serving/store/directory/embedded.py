@@ -3,7 +3,7 @@
 import math
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -13,7 +13,45 @@ from mooncake_kernels.transfer import RedisPublisher
 from ..checks import check_callable
 from .arguments import KEY_BYTES, as_keys, as_member, as_name, as_range, as_ttl_s
 from .base import Claim, Directory, Holders, Member, NotAMember, Published
-from .key_set import KeySet
+
+
+class KeySet:
+    """Keys in a list, and the position of each: the time of a call does not depend on their number.
+
+    A scan goes down from the end. The last key takes the place of a removed one, so a key can only
+    move to a place that was not scanned yet: it may be returned twice, but is never missed.
+    """
+
+    def __init__(self) -> None:
+        self._keys: list[bytes] = []
+        self._index: dict[bytes, int] = {}
+
+    def add(self, key: bytes) -> None:
+        if key not in self._index:
+            self._index[key] = len(self._keys)
+            self._keys.append(key)
+
+    def discard(self, key: bytes) -> None:
+        index = self._index.pop(key, None)
+        if index is None:
+            return
+        last = self._keys.pop()
+        if last != key:
+            self._keys[index] = last
+            self._index[last] = index
+
+    def scan(self, cursor: int, count: int) -> tuple[int, list[bytes]]:
+        """Return the next cursor and up to count keys; 0 is both the first cursor and the end."""
+        end = min(cursor, len(self._keys)) if cursor else len(self._keys)
+        start = max(0, end - count)
+        return start, self._keys[start:end]
+
+    def __iter__(self) -> Iterator[bytes]:
+        return iter(self._keys)
+
+    def __len__(self) -> int:
+        return len(self._keys)
+
 
 LISTED, REMOVED, NOT_SERVED = map(int, Published)  # looking up an enum's members is slow
 

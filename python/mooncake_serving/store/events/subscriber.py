@@ -14,8 +14,7 @@ from mooncake_kernels.errors import InvalidArgument, shown
 
 from ..checks import check_integer
 from .messages import AllBlocksCleared, AnyEvent, decode
-from .replay import NUMBER_BYTES, Numbered, request_replay
-from .sockets import MAX_HWM, as_topic, connected
+from .replay import MAX_HWM, NUMBER_BYTES, Numbered, as_topic, connected, request_replay
 
 logger = logging.getLogger(__name__)
 

@@ -5,17 +5,26 @@ look at all objects of the pool, about 0.1 us each: they are for evictions of ma
 (``evict_ratio``, a ``Watermark``), not of one.
 """
 
-from .aged import LengthAware, Lfu, length_aware, lfu
 from .belady import belady
-from .largest import largest_first
-from .native import lru, sieve
-from .policy import EvictionPolicy, evict_in_order
+from .policy import (
+    EvictionPolicy,
+    LengthAware,
+    Lfu,
+    check_eviction,
+    evict_in_order,
+    largest_first,
+    length_aware,
+    lfu,
+    lru,
+    sieve,
+)
 
 __all__ = [
     "EvictionPolicy",
     "LengthAware",
     "Lfu",
     "belady",
+    "check_eviction",
     "evict_in_order",
     "largest_first",
     "length_aware",

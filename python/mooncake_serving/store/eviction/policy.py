@@ -1,10 +1,25 @@
-"""The interface of a policy, and the part shared by all that look at every object."""
+"""Eviction policies, and the part shared by those that look at every object of a pool.
+
+``lfu`` ranks by uses, ``length_aware`` by recomputation saved per byte: by a value that ages. An
+object of value v that was last used t uses of the pool ago is worth ``v * 2 ** (-t / h)``, where h
+is ``half_life`` uses for each object that the pool has. The ratio of two such worths does not
+change as long as neither object is used, so they are compared by ``recency + h * log2(v)``: recency
+alone is LRU, and each doubling of the value stands for h uses. (LRFU, Lee et al., IEEE ToC 2001,
+ages each use by itself; here all age from the last one, for which an entry needs one counter.)
+
+The pool counts the uses, in its entries, so a process that evicts knows the uses of all processes.
+They start from zero when an object is stored again.
+"""
 
 from collections.abc import Callable
+from dataclasses import dataclass
 
 import numpy as np
 
+from mooncake_kernels.errors import InvalidArgument
 from mooncake_kernels.pool import Evicted, ObjectPool, PoolObjects
+
+from ..checks import check_positive
 
 EvictionPolicy = Callable[[ObjectPool, int], Evicted]
 
@@ -15,6 +30,12 @@ def pool_bytes(pool: ObjectPool, num_bytes: np.ndarray) -> np.ndarray:
     """Space in the pool of objects of these sizes, ``[n]`` int64."""
     units = -(-np.maximum(num_bytes, 1).astype(np.int64) // pool.alignment)
     return units * pool.alignment
+
+
+def check_eviction(policy: EvictionPolicy) -> None:
+    """Refuse a value that is not a policy."""
+    if not callable(policy):
+        raise InvalidArgument(f"Store: eviction must be a function, as lru is, got {policy!r}")
 
 
 def evict_in_order(
@@ -48,3 +69,88 @@ def evict_in_order(
     if freed < num_bytes:
         pool.reap()  # what dead processes were reading can be evicted next time
     return Evicted(np.concatenate(removed), freed)
+
+
+def lru(pool: ObjectPool, num_bytes: int) -> Evicted:
+    """Evict the least recently used, as the paper does (FAST'25, section 3.2)."""
+    return pool.evict(num_bytes, "lru")
+
+
+def sieve(pool: ObjectPool, num_bytes: int) -> Evicted:
+    """Evict what was not used since the hand last passed it (Zhang et al., NSDI 2024)."""
+    return pool.evict(num_bytes, "sieve")
+
+
+def largest_first(pool: ObjectPool, num_bytes: int) -> Evicted:
+    """Evict the largest objects, among equally large ones the least recently used; "soft" last."""
+    objects = pool.objects()
+    return evict_in_order(pool, objects, -objects.num_bytes.astype(np.int64), num_bytes)
+
+
+def aged(objects: PoolObjects, value: np.ndarray, half_life: float) -> np.ndarray:
+    """Rank objects by an aging value, ``[n]`` and above 0: ``[n]`` float64."""
+    return objects.recency + half_life * len(value) * np.log2(value)
+
+
+@dataclass(frozen=True)
+class Lfu:
+    """Evict the least often used, where uses age (see the module).
+
+    Attributes:
+        half_life: in uses of the pool, for each object that it has. Near 0 it is LRU; if it were
+            infinite, objects once popular would never be evicted.
+    """
+
+    half_life: float = 1.0
+
+    def __post_init__(self) -> None:
+        check_positive("Lfu", "half_life", self.half_life)
+
+    def __call__(self, pool: ObjectPool, num_bytes: int) -> Evicted:
+        objects = pool.objects()
+        rank = aged(objects, objects.uses.astype(np.float64), self.half_life)
+        return evict_in_order(pool, objects, rank, num_bytes)
+
+
+@dataclass(frozen=True)
+class LengthAware:
+    """Evict what saves the least recomputation per byte, by its position in the prompt.
+
+    for each object: value = uses * cost(position) * reach(position) / num_bytes, which ages
+
+    ``cost = 1 + position / attention`` is the cost of computing it: each token attends to all
+    before it. ``reach = 1 / (1 + position / depth)`` is how likely a prompt with the same beginning
+    gets this far; otherwise the object is useless: so the tail of a prompt is evicted before its
+    head.
+
+    Attributes:
+        half_life: as in ``Lfu``.
+        depth: the position, in objects, that half of the prompts with the same beginning reach.
+        attention: the position, in objects, beyond which attention is more than half of the work:
+            for a dense model about ``parameters / (2 * layers * hidden size)`` tokens. Infinite by
+            default: counting it in keeps tails and lowers the hit rate.
+
+    Sources: frequency * cost / size is GreedyDual-Size-Frequency (Cherkasova, HPL-98-69), Marconi
+    (MLSys 2025) takes FLOPs saved for each byte as the cost; evicting late parts of a prompt first
+    is Mooncake's LengthAwareCache (arXiv:2407.00079, table 1), which has no formula.
+    """
+
+    half_life: float = 1.0
+    depth: float = 256.0
+    attention: float = np.inf
+
+    def __post_init__(self) -> None:
+        check_positive("LengthAware", "half_life", self.half_life)
+        check_positive("LengthAware", "depth", self.depth, may_be_infinite=True)
+        check_positive("LengthAware", "attention", self.attention, may_be_infinite=True)
+
+    def __call__(self, pool: ObjectPool, num_bytes: int) -> Evicted:
+        objects = pool.objects()
+        position = objects.position.astype(np.float64)
+        cost, reach = 1 + position / self.attention, 1 / (1 + position / self.depth)
+        value = objects.uses * cost * reach / np.maximum(objects.num_bytes, 1)
+        return evict_in_order(pool, objects, aged(objects, value, self.half_life), num_bytes)
+
+
+lfu = Lfu()
+length_aware = LengthAware()

@@ -10,12 +10,11 @@ from mooncake_kernels.buffers import as_buffer
 from mooncake_kernels.errors import InvalidArgument, Unavailable
 from mooncake_kernels.pool import Key, PutResult, Retention
 
-from ..checks import check_integer, check_retention
+from ..checks import check_integer, check_pairs, check_retention
 from ..cluster import ClusterStore
 from ..cluster.retention import options_in, prompt_options, uniform_options
 from ..directory import Member
 from ..keyspace import StoreKey, StoreKeys
-from ..reader import check_pairs
 from .changing import ReplicaChange
 from .copying import HERE
 from .placement import Placement, check_placement

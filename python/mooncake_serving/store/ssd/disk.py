@@ -1,20 +1,30 @@
-"""The file of a tier: locked by one process, fully allocated, read and written in whole pages."""
+"""The file of a tier: locked by one process, fully allocated, read and written in whole pages.
+
+``Disk`` is the file, ``Reader`` the concurrent reads of many ranges through staging memory that all
+threads share, ``Health`` whether it is writable, as far as is known.
+"""
 
 import contextlib
 import errno
 import fcntl
 import os
+import queue
+import stat
+import time
 import warnings
 import weakref
+from collections import deque
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 
 from mooncake_kernels.buffers import shared_memory
-from mooncake_kernels.errors import InvalidArgument, Unavailable
+from mooncake_kernels.errors import InvalidArgument, TransferError, Unavailable
 from mooncake_kernels.transfer import Ticket, TransferEngine
 
-from .layout import PAGE, unpack_superblock
-from .own_file import open_own
+from .layout import PAGE, pages, unpack_superblock
+from .stats import log
 
 SCAN_BYTES = 1 << 20
 
@@ -165,3 +175,186 @@ def _release(engine: TransferEngine, fd: int) -> None:
         engine.close()  # first: nothing may be written by one who has not the lock
     finally:
         os.close(fd)
+
+
+@dataclass(frozen=True)
+class Piece:
+    """A part of a range that fits into a slot: what is read at once."""
+
+    index: int  # of its range
+    offset: int  # in the file
+    start: int  # in the staging memory
+    out: np.ndarray
+
+
+class Reader:
+    """Reads ranges that begin at pages. Thread-safe.
+
+    While one slot is being read into, the previous one is copied from.
+
+    Args:
+        disk: what is read.
+        first: where its part of the staging memory begins.
+        num_slots: how many reads are in flight at once, of all threads.
+        slot_bytes: size of each, whole pages.
+    """
+
+    def __init__(self, disk: Disk, first: int, num_slots: int, slot_bytes: int):
+        self._disk = disk
+        self._slot_bytes = slot_bytes
+        self._free: queue.Queue[int] = queue.Queue()
+        for i in range(num_slots):
+            self._free.put(first + i * slot_bytes)
+
+    def read(self, offset: int, num_bytes: int) -> np.ndarray | None:
+        """Return ``[num_bytes]`` uint8 from a page on; None if the disk cannot read it."""
+        out = np.empty(num_bytes, np.uint8)
+        return out if not self.read_each([(offset, out)]) else None
+
+    def read_each(self, ranges: Sequence[tuple[int, np.ndarray]]) -> set[int]:
+        """Fill byte arrays, each from its offset on, a multiple of a page.
+
+        Returns:
+            The indices of ranges that the disk cannot read.
+
+        Raises:
+            TransferError: the deadline passed.
+        """
+        failed: set[int] = set()
+        under_way: deque[tuple[int, list[Piece], Ticket]] = deque()
+        try:
+            for group in self._groups(ranges):
+                while (slot := self._take(wait=not under_way)) is None:
+                    self._finish(under_way, failed)
+                placed = [Piece(p.index, p.offset, slot + p.start, p.out) for p in group]
+                try:
+                    ticket = self._submit(placed)
+                except BaseException:
+                    self._free.put(slot)
+                    raise
+                under_way.append((slot, placed, ticket))
+            while under_way:
+                self._finish(under_way, failed)
+        finally:
+            for slot, _, ticket in under_way:  # on an exception: leave the memory alone
+                ticket.cancel()
+                self._free.put(slot)
+        return failed
+
+    def _groups(self, ranges: Sequence[tuple[int, np.ndarray]]) -> Iterator[list[Piece]]:
+        """Pieces that fill a slot, with starts relative to it."""
+        group: list[Piece] = []
+        used = 0
+        for index, (offset, out) in enumerate(ranges):
+            for begin in range(0, len(out), self._slot_bytes):
+                part = out[begin : begin + self._slot_bytes]
+                if used + pages(len(part)) > self._slot_bytes:
+                    yield group
+                    group, used = [], 0
+                group.append(Piece(index, offset + begin, used, part))
+                used += pages(len(part))
+        if group:
+            yield group
+
+    def _take(self, wait: bool) -> int | None:
+        try:
+            return self._free.get(block=wait)
+        except queue.Empty:
+            return None
+
+    def _submit(self, pieces: list[Piece]) -> Ticket:
+        return self._disk.read([(p.start, p.offset, pages(len(p.out))) for p in pieces])
+
+    def _finish(self, under_way: deque[tuple[int, list[Piece], Ticket]], failed: set[int]) -> None:
+        """Wait for the oldest read, and copy what it has read."""
+        slot, pieces, ticket = under_way[0]
+        for piece in self._readable(pieces, ticket, failed):
+            staged = self._disk.staging[piece.start : piece.start + len(piece.out)]
+            np.copyto(piece.out, staged)
+        under_way.popleft()
+        self._free.put(slot)
+
+    def _readable(self, pieces: list[Piece], ticket: Ticket, failed: set[int]) -> list[Piece]:
+        """Return the pieces that could be read; after an error each is retried alone."""
+        try:
+            ticket.wait()
+        except TransferError as error:
+            if error.timed_out:
+                raise
+            if len(pieces) > 1:
+                return [p for p in pieces if self._readable([p], self._submit([p]), failed)]
+            failed.add(pieces[0].index)
+            return []
+        except BaseException:  # including Ctrl-C, after which the read would continue
+            ticket.cancel()
+            raise
+        return pieces
+
+
+class Health:
+    """After an error nothing is written for some time; then writing is retried.
+
+    Args:
+        path: of the file, for the log.
+        retry_s: for how long, in seconds.
+
+    Attributes:
+        error: the last one; empty if a write succeeded since.
+        num_errors: how many there were.
+    """
+
+    def __init__(self, path: str, retry_s: float):
+        self._path = path
+        self._retry_s = retry_s
+        self._until = 0.0
+        self.error = ""
+        self.num_errors = 0
+
+    @property
+    def is_writable(self) -> bool:
+        return not self.error or time.monotonic() >= self._until
+
+    def failed(self, error: TransferError) -> None:
+        self.error, self._until = error.cause, time.monotonic() + self._retry_s
+        self.num_errors += 1
+        log.warning("%s: nothing is written for %g s: %s", self._path, self._retry_s, error.cause)
+
+    def succeeded(self) -> None:
+        if self.error:
+            log.warning("%s can be written again", self._path)
+            self.error = ""
+
+
+def open_own(path: str) -> tuple[int, bool]:
+    """Open a file for reading and writing, or make it; of what is there, nothing is followed.
+
+    Returns:
+        The descriptor, which the caller closes; whether the file was made.
+
+    Raises:
+        InvalidArgument: it is not a regular file, or belongs to others, or others may write it.
+        OSError: it cannot be opened, or made.
+    """
+    while True:
+        with contextlib.suppress(FileNotFoundError):
+            return _open_there(path), False
+        with contextlib.suppress(FileExistsError):  # another process has made it meanwhile
+            return os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600), True
+
+
+def _open_there(path: str) -> int:
+    # First as a place: a FIFO or a device is not opened.
+    place = os.open(path, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC)
+    try:
+        about = os.fstat(place)
+        mode = stat.S_IMODE(about.st_mode)
+        if not stat.S_ISREG(about.st_mode):
+            raise InvalidArgument(f"SsdTier: path must be a regular file, got {path!r}")
+        if about.st_uid != os.geteuid() or mode & (stat.S_IWGRP | stat.S_IWOTH):
+            raise InvalidArgument(
+                f"SsdTier: path must be a file of user {os.geteuid()} that no one else can write, "
+                f"got {path!r} of user {about.st_uid} with mode {mode:04o}"
+            )
+        return os.open(f"/proc/self/fd/{place}", os.O_RDWR | os.O_CLOEXEC)
+    finally:
+        os.close(place)

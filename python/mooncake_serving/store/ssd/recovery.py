@@ -7,8 +7,7 @@ import numpy as np
 
 from mooncake_kernels.errors import FailureKind, TransferError
 
-from .appending import Appender
-from .disk import Disk
+from .disk import Disk, Reader
 from .index import Bucket, Entry, Index
 from .layout import (
     ENTRY,
@@ -24,7 +23,7 @@ from .layout import (
     unpack_footer,
     unpack_record,
 )
-from .reading import Reader
+from .log import Appender
 
 WINDOW_BYTES = 8 << 20
 

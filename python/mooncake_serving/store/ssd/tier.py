@@ -1,39 +1,55 @@
 """The SSD tier: objects in a file on a local disk, found again after a restart."""
 
+import ctypes
+import operator
 import os
 import threading
-from collections.abc import Sequence
+from collections.abc import Sequence, Sized
 from typing import Any
 
 import numpy as np
 
+from mooncake_kernels.buffers import as_buffer
 from mooncake_kernels.closing import Closing
 from mooncake_kernels.errors import InvalidArgument, TransferError, Unavailable
-from mooncake_kernels.pool import Key, PutResult
+from mooncake_kernels.pool import Key, PoolChanges, PutResult
 
-from .appending import Appender
-from .arguments import as_arrays, as_number, as_pairs, as_path, as_positions
-from .disk import Disk
-from .health import Health
+from .disk import Disk, Health, Reader
 from .index import Bucket, Entry, Index
-from .layout import (
-    FIRST_BUCKET,
-    PAGE,
-    REMOVAL,
-    footer_bytes,
-    record_bytes,
-)
-from .log import Log
-from .reading import Reader
+from .layout import FIRST_BUCKET, PAGE, REMOVAL, checksum, footer_bytes, record_bytes
+from .log import Appender, Log
 from .recovery import begin, recover
 from .stats import Counters, SsdStats
-from .tier_reads import TierReads
 
+ABSENT, TOO_SMALL, DAMAGED = -1, -2, -4  # as ObjectPool.get_into_each has them
 NUM_HALVES = 2  # of the appender's memory
 MAX_BYTES = 1 << 62
+MAX_POSITION = (1 << 16) - 1  # as a pool keeps
 
 
-class SsdTier(TierReads, Closing):
+class TierWatch(Closing):
+    """What ``SsdTier.watch`` returns. Thread-safe. A context manager."""
+
+    def __init__(self, index: Index):
+        self._index = index
+        self._changed = index.watch()
+
+    def look(self) -> PoolChanges:
+        """Return what came and went since the last look; the first time, everything that is there.
+
+        An object that came and went in between is not reported, nor one that went and came.
+        """
+        removed, stored = self._index.take_changes(self._changed)
+        return PoolChanges(
+            np.array(removed, np.uint64).reshape(-1, 2), np.array(stored, np.uint64).reshape(-1, 2)
+        )
+
+    def close(self) -> None:
+        """Stop collecting changes. Idempotent."""
+        self._index.unwatch(self._changed)
+
+
+class SsdTier(Closing):
     """Immutable objects under 128-bit keys, in a file on a local disk. A context manager.
 
     ::
@@ -60,6 +76,10 @@ class SsdTier(TierReads, Closing):
         slot_bytes: what is read or written at once: whole pages.
         num_slots: how many reads are in flight at once.
 
+    Attributes:
+        path: of the file.
+        max_object_bytes: size of the largest object that it takes.
+
     Raises:
         InvalidArgument: an argument is wrong, or the file is not a tier, or has other buckets.
         Unavailable: the layout has another version, or another tier has the file open.
@@ -79,13 +99,13 @@ class SsdTier(TierReads, Closing):
         slot_bytes: int = 4 << 20,
         num_slots: int = 4,
     ):
-        as_number("bucket_bytes", bucket_bytes, 64 << 10, MAX_BYTES)
-        as_number("capacity_bytes", capacity_bytes, 2 * bucket_bytes, MAX_BYTES)
-        as_number("slot_bytes", slot_bytes, PAGE, 1 << 30)
-        as_number("num_slots", num_slots, 1, 1024)
-        retry_s = as_number("retry_s", retry_s, 0, MAX_BYTES, float)
-        deadline_s = as_number("deadline_s", deadline_s, 1e-3, 1e6, float)
-        move_ratio = as_number("move_ratio", move_ratio, 0, 0.5, float)
+        _as_number("bucket_bytes", bucket_bytes, 64 << 10, MAX_BYTES)
+        _as_number("capacity_bytes", capacity_bytes, 2 * bucket_bytes, MAX_BYTES)
+        _as_number("slot_bytes", slot_bytes, PAGE, 1 << 30)
+        _as_number("num_slots", num_slots, 1, 1024)
+        retry_s = _as_number("retry_s", retry_s, 0, MAX_BYTES, float)
+        deadline_s = _as_number("deadline_s", deadline_s, 1e-3, 1e6, float)
+        move_ratio = _as_number("move_ratio", move_ratio, 0, 0.5, float)
         for name, value in (("bucket_bytes", bucket_bytes), ("slot_bytes", slot_bytes)):
             if value % PAGE:
                 raise InvalidArgument(f"SsdTier: {name} must be whole pages of 4096, got {value}")
@@ -94,7 +114,7 @@ class SsdTier(TierReads, Closing):
         num_buckets = capacity_bytes // bucket_bytes
         num_bytes = FIRST_BUCKET + num_buckets * bucket_bytes
         staging_bytes = (NUM_HALVES + num_slots) * slot_bytes
-        self._disk = Disk(as_path(path), bucket_bytes, num_bytes, staging_bytes, deadline_s)
+        self._disk = Disk(_as_path(path), bucket_bytes, num_bytes, staging_bytes, deadline_s)
         self.path = self._disk.path
         self._closed = False
         self._write_lock = threading.Lock()
@@ -123,6 +143,115 @@ class SsdTier(TierReads, Closing):
             deadline_s=deadline_s,
         )
 
+    def get_into_each(
+        self, keys: Any, buffers: Sequence[Any], *, verify: bool = True
+    ) -> np.ndarray:
+        """Read objects, each into its buffer. Counts as a use.
+
+        Args:
+            keys: ``[n, 2]``.
+            buffers: n of packed, writable host memory, each at least as large as its object.
+            verify: compare each object with its checksum.
+
+        Returns:
+            ``[n]`` int64: sizes of the objects; -1 where there is none, -2 where the buffer is too
+            small, -4 where the object could not be read, or was verified and damaged: it was
+            removed, and its buffer is filled with zeros.
+
+        Raises:
+            InvalidArgument: an argument is wrong.
+            TransferError: the deadline passed.
+        """
+        pairs = _as_pairs("get_into_each", keys)
+        arrays = _as_arrays("get_into_each", "buffers", buffers, len(pairs), writable=True)
+        self._check_open("get_into_each")
+        sizes = np.full(len(pairs), ABSENT, np.int64)
+        entries = self._index.pin_each(pairs)
+        try:
+            wanted = []
+            for i, entry in enumerate(entries):
+                if entry is not None:
+                    num_bytes = entry.record.num_bytes
+                    sizes[i] = num_bytes if num_bytes <= len(arrays[i]) else TOO_SMALL
+                    if sizes[i] >= 0:
+                        wanted.append((i, entry, arrays[i][:num_bytes]))
+            ranges = [(entry.record.offset + PAGE, out) for _, entry, out in wanted]
+            failed = self._reader.read_each(ranges)
+            for j, (i, entry, out) in enumerate(wanted):
+                if j in failed or (verify and checksum(out) != entry.record.checksum):
+                    out[:] = 0
+                    sizes[i] = DAMAGED
+                    self._drop_damaged(pairs[i], entry)
+        finally:
+            self._index.unpin_each([entry for entry in entries if entry is not None])
+        self._counters.num_hits += int((sizes >= 0).sum())
+        self._counters.num_misses += int((sizes == ABSENT).sum())
+        return sizes
+
+    def read_starts(self, keys: Any, num_bytes: int) -> list[bytes]:
+        """The first bytes of the objects of ``[n, 2]`` keys, none where there is none, or it cannot
+        be read. Does not count as a use; they are not compared with a checksum.
+
+        Raises:
+            TransferError: the deadline passed.
+        """
+        pairs = _as_pairs("read_starts", keys)
+        self._check_open("read_starts")
+        entries = self._index.pin_each(pairs, is_use=False)
+        try:
+            sizes = [0 if e is None else min(e.record.num_bytes, num_bytes) for e in entries]
+            starts = [np.empty(size, np.uint8) for size in sizes]
+            found = [i for i, entry in enumerate(entries) if entry is not None]
+            ranges = [
+                (entry.record.offset + PAGE, starts[i])
+                for i, entry in enumerate(entries)
+                if entry is not None
+            ]
+            failed = {found[j] for j in self._reader.read_each(ranges)}
+        finally:
+            self._index.unpin_each([entry for entry in entries if entry is not None])
+        return [b"" if i in failed else start.tobytes() for i, start in enumerate(starts)]
+
+    def num_bytes_each(self, keys: Any) -> np.ndarray:
+        """Sizes of the objects of ``[n, 2]`` keys, ``[n]`` int64; -1 where there is none."""
+        self._check_open("num_bytes_each")
+        entries = [self._index.find(pair) for pair in _as_pairs("num_bytes_each", keys)]
+        return np.array([ABSENT if e is None else e.record.num_bytes for e in entries], np.int64)
+
+    def positions_each(self, keys: Any) -> np.ndarray:
+        """The positions with which they were put: ``[n]`` int64; 0 where there is none."""
+        self._check_open("positions_each")
+        entries = [self._index.find(pair) for pair in _as_pairs("positions_each", keys)]
+        return np.array([0 if e is None else e.record.position for e in entries], np.int64)
+
+    def contains_each(self, keys: Any) -> np.ndarray:
+        """Return which of ``[n, 2]`` keys are there: ``[n]`` bool. Does not count as a use."""
+        self._check_open("contains_each")
+        return self._exist(_as_pairs("contains_each", keys))
+
+    def match_prefix(self, keys: Any) -> int:
+        """Count the leading ``[n, 2]`` keys that are there, up to the first that is not."""
+        self._check_open("match_prefix")
+        missing = np.flatnonzero(~self._exist(_as_pairs("match_prefix", keys)))
+        return int(missing[0]) if len(missing) else len(keys)
+
+    def keys(self) -> np.ndarray:
+        """Keys of all objects, ``[n, 2]`` uint64, in no particular order."""
+        self._check_open("keys")
+        return np.array(self._index.keys(), np.uint64).reshape(-1, 2)
+
+    def keys_by_use(self) -> np.ndarray:
+        """The same, the most recently used first, as far as the tier knows: objects read since they
+        were written, as of this start, before the others; of each the last written first.
+        """
+        self._check_open("keys_by_use")
+        return np.array(self._index.keys_by_use(), np.uint64).reshape(-1, 2)
+
+    def watch(self) -> TierWatch:
+        """Watch which objects come and go."""
+        self._check_open("watch")
+        return TierWatch(self._index)
+
     def put_each(
         self, keys: Any, values: Sequence[Any], positions: Sequence[int] | None = None
     ) -> list[PutResult]:
@@ -141,9 +270,9 @@ class SsdTier(TierReads, Closing):
             InvalidArgument: an argument is wrong, or an object is larger than ``max_object_bytes``;
                 nothing was stored.
         """
-        pairs = as_pairs("put_each", keys)
-        arrays = as_arrays("put_each", "values", values, len(pairs), writable=False)
-        places = as_positions("put_each", positions, len(pairs))
+        pairs = _as_pairs("put_each", keys)
+        arrays = _as_arrays("put_each", "values", values, len(pairs), writable=False)
+        places = _as_positions("put_each", positions, len(pairs))
         for i, array in enumerate(arrays):
             if len(array) > self.max_object_bytes:
                 raise InvalidArgument(
@@ -196,7 +325,7 @@ class SsdTier(TierReads, Closing):
         return self._remove_each("remove_each", keys)
 
     def _remove_each(self, op: str, keys: Any) -> np.ndarray:
-        pairs = as_pairs(op, keys)
+        pairs = _as_pairs(op, keys)
         removed: set[Key] = set()
         with self._write_lock:
             self._check_open(op)
@@ -287,3 +416,94 @@ class SsdTier(TierReads, Closing):
                 self._health.failed(error)
             finally:
                 self._disk.close()
+
+    def _exist(self, pairs: list[Key]) -> np.ndarray:
+        return np.array([pair in self._index for pair in pairs], bool)
+
+    def _drop_damaged(self, key: Key, entry: Entry) -> None:
+        if self._index.drop(key, entry):
+            self._counters.damaged(key)
+
+    def _check_open(self, op: str) -> None:
+        if self._closed:
+            raise InvalidArgument(f"{op}: tier must be open, got the closed {self.path!r}")
+
+
+def _as_number(argument: str, value: Any, low: float, high: float, kind: type = int) -> Any:
+    """Check a number of the constructor: within [low, high]."""
+    is_number = isinstance(value, (int, np.integer, kind)) and not isinstance(value, bool)
+    if not is_number or not low <= value <= high:
+        what = "an integer" if kind is int else "a number"
+        raise InvalidArgument(
+            f"SsdTier: {argument} must be {what} from {low} to {high}, got {value!r}"
+        )
+    return kind(value)
+
+
+def _as_path(path: Any) -> str:
+    """Check the name of a file, before it is made."""
+    try:
+        name = os.fspath(path)
+        is_name = isinstance(name, str) and bool(name) and b"\0" not in name.encode()
+    except (TypeError, UnicodeEncodeError):
+        is_name = False
+    if not is_name:
+        raise InvalidArgument(f"SsdTier: path must be the name of a file, got {path!r:.80}")
+    return name
+
+
+def _as_pairs(op: str, keys: Any) -> list[Key]:
+    """``[n, 2]`` words as tuples."""
+    if isinstance(keys, np.ndarray):
+        keys = keys.tolist()
+    try:
+        pairs = [(operator.index(first), operator.index(second)) for first, second in keys]
+    except (TypeError, ValueError):
+        raise InvalidArgument(f"{op}: keys must be [n, 2] integers, got {keys!r:.100}") from None
+    for pair in pairs:
+        if not all(0 <= word < 1 << 64 for word in pair):
+            raise InvalidArgument(f"{op}: keys must be from 0 to 2**64 - 1, got {pair}")
+    return pairs
+
+
+def _as_arrays(
+    op: str, argument: str, buffers: Sequence[Any], num_keys: int, *, writable: bool
+) -> list[np.ndarray]:
+    """Packed host memory as ``[bytes]`` uint8; the caller keeps the buffers alive."""
+    if not isinstance(buffers, Sized):
+        raise InvalidArgument(f"{op}: {argument} must be as many as keys, got {buffers!r:.80}")
+    if len(buffers) != num_keys:
+        raise InvalidArgument(
+            f"{op}: {argument} must be as many as keys, got {len(buffers)} and {num_keys}"
+        )
+    return [
+        _as_array(f"{op}: {argument}[{i}]", buffer, writable) for i, buffer in enumerate(buffers)
+    ]
+
+
+def _as_positions(op: str, positions: Sequence[int] | None, num_keys: int) -> list[int]:
+    """Positions of objects in their prompts; None: 0."""
+    if positions is None:
+        return [0] * num_keys
+    try:
+        places = [operator.index(position) for position in positions]
+    except TypeError:
+        places = []
+    if len(places) != num_keys or not all(0 <= place <= MAX_POSITION for place in places):
+        raise InvalidArgument(
+            f"{op}: positions must be an integer from 0 to {MAX_POSITION} for each key, got "
+            f"{positions!r:.80}"
+        )
+    return places
+
+
+def _as_array(what: str, memory: Any, writable: bool) -> np.ndarray:
+    buffer = as_buffer(memory, argument=what)
+    if not buffer.is_host:
+        raise InvalidArgument(f"{what} must be host memory, got {buffer.location}")
+    if writable and not buffer.writable:
+        raise InvalidArgument(f"{what} must be writable, got read-only memory")
+    if not buffer.num_bytes:
+        return np.empty(0, np.uint8)
+    raw = (ctypes.c_uint8 * buffer.num_bytes).from_address(buffer.address)
+    return np.frombuffer(memoryview(raw), np.uint8)

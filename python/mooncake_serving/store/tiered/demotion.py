@@ -1,10 +1,11 @@
 """Demotion of objects from a pool to the disk: a bounded queue, and the thread that writes it."""
 
+import contextlib
 import enum
 import logging
 import threading
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -14,7 +15,6 @@ from mooncake_kernels.pool import Key, ObjectPool, PinnedObject, PutResult
 
 from ..ssd.layout import PAGE
 from .disk_side import DiskSide
-from .moves import Moves
 
 log = logging.getLogger("mooncake_serving.store.tiered")
 
@@ -73,6 +73,51 @@ class DemotionStats:
         return sum(getattr(self, reason.value) for reason in Drop)
 
 
+class KeyLocks:
+    """Keys held by threads: a promotion and a removal of one object wait for each other.
+
+    A wait may be interrupted, by Ctrl-C for example; then nothing is held.
+    """
+
+    def __init__(self) -> None:
+        self._held: dict[object, set[Key]] = {}  # by holder
+        self._all_held_by: object | None = None
+        self._changed = threading.Condition()
+
+    @contextlib.contextmanager
+    def hold(self, keys: Iterable[Key]) -> Iterator[None]:
+        """Wait until none of the keys is held, and hold all at once, so that none can deadlock."""
+        wanted, holder = set(keys), object()
+        try:
+            with self._changed:
+                self._changed.wait_for(lambda: self._are_free(wanted))
+                self._held[holder] = wanted
+            yield
+        finally:
+            with self._changed:
+                self._held.pop(holder, None)
+                self._changed.notify_all()
+
+    @contextlib.contextmanager
+    def hold_all(self) -> Iterator[None]:
+        """Do the same with all keys."""
+        holder = object()
+        try:
+            with self._changed:
+                self._changed.wait_for(lambda: self._all_held_by is None)
+                self._all_held_by = holder  # from now on no other holder begins
+                self._changed.wait_for(lambda: not self._held)
+            yield
+        finally:
+            with self._changed:
+                if self._all_held_by is holder:
+                    self._all_held_by = None
+                self._changed.notify_all()
+
+    def _are_free(self, keys: set[Key]) -> bool:
+        return self._all_held_by is None and all(map(keys.isdisjoint, self._held.values()))
+
+
 class Demoter:
     """Writes objects of a pool to a disk, then evicts them. Thread-safe.
 
@@ -87,7 +132,7 @@ class Demoter:
         on_evicted: functions that are called with the evicted keys, ``[n, 2]``.
     """
 
-    def __init__(self, pool: ObjectPool, disk: DiskSide, puts: Moves, queue_bytes: int):
+    def __init__(self, pool: ObjectPool, disk: DiskSide, puts: KeyLocks, queue_bytes: int):
         self._pool, self._disk, self._puts = pool, disk, puts
         self.on_evicted: list[Callable[[np.ndarray], object]] = []
         self._queue_bytes = queue_bytes

@@ -1,16 +1,19 @@
 """A store of two tiers: a pool in memory, and a disk behind it."""
 
 import contextlib
+import fcntl
 import operator
 import os
+import struct
+import weakref
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Any, TypeVar
 
 import numpy as np
 
-from mooncake_kernels.buffers import as_buffer
-from mooncake_kernels.errors import ChecksumError, InvalidArgument
+from mooncake_kernels.buffers import as_buffer, copy_from_host
+from mooncake_kernels.errors import ChecksumError, InvalidArgument, Unavailable
 from mooncake_kernels.pool import (
     Key,
     ObjectPool,
@@ -24,20 +27,46 @@ from ..checks import check_pool
 from ..eviction import EvictionPolicy
 from ..eviction.room import Room
 from ..keyspace import StoreKey, StoreKeys
-from ..reader import DAMAGED
 from ..ssd import SsdTier
-from ..store import Store
-from .admission import UseSketch
-from .demotion import Demoter, DemotionStats
+from ..store import DAMAGED, Store
+from .demotion import Demoter, DemotionStats, KeyLocks
 from .disk_side import ABSENT, DiskSide
-from .moves import Moves
-from .pool_lock import PoolLock
-from .scatter import scatter
-from .tiered_room import Demotion, TieredRoom
+from .tiered_room import Demotion, FrequencySketch, TieredRoom
 
 Result = TypeVar("Result")
 
+_FLOCK = struct.pack("hhqqi4x", fcntl.F_WRLCK, os.SEEK_SET, 0, 1, 0)  # of the first byte
 MAX_COUNTED = 1 << 22  # keys whose uses are told apart: 64 MiB of counts
+
+
+class PoolLock:
+    """Held by one store at a time: what another one removes, this one's disk would still have.
+
+    It ends when it is closed or collected; with the process, or with its last surviving forked
+    child. It is not one of ``flock``: those of the pool's file are of its watermarks. A pool
+    without a file has none.
+
+    Raises:
+        Unavailable: another store has it.
+    """
+
+    def __init__(self, pool: ObjectPool):
+        self._release: Callable[[], object] = lambda: None
+        if pool.path.startswith("/proc/"):
+            return
+        file = pool.reopen()
+        try:
+            fcntl.fcntl(file, fcntl.F_OFD_SETLK, _FLOCK)
+        except (BlockingIOError, PermissionError):
+            os.close(file)
+            raise Unavailable(
+                f"TieredStore: another one has a disk behind the pool {pool.path!r}"
+            ) from None
+        self._release = weakref.finalize(self, os.close, file)
+
+    def close(self) -> None:
+        """Release it. Idempotent."""
+        self._release()
 
 
 class TieredStore(Store):
@@ -108,10 +137,10 @@ class TieredStore(Store):
             undo.callback(self._lock.close)
             self._disk = DiskSide(tier, pool)
             self._pid = os.getpid()
-            self._moves = Moves()
+            self._moving = KeyLocks()
             self._queue_bytes = queue_bytes
-            self._uses = UseSketch(min(pool.stats().max_objects, MAX_COUNTED))
-            self._puts = Moves()
+            self._uses = FrequencySketch(min(pool.stats().max_objects, MAX_COUNTED))
+            self._puts = KeyLocks()
             self._demoter = Demoter(pool, self._disk, self._puts, queue_bytes)
             undo.callback(self._demoter.close, 0)
             self._close_deadline_s = close_deadline_s
@@ -160,13 +189,13 @@ class TieredStore(Store):
         return keys[is_there], num_bytes[is_there]
 
     def bring_up_keys(self, keys: np.ndarray) -> np.ndarray:
-        with self._moves.hold(tuple(key) for key in keys.tolist()):
+        with self._moving.hold(tuple(key) for key in keys.tolist()):
             self._promote_held(keys, self.begin_unless_full)
         return self.pool.contains_each(keys)
 
     def hide_keys(self, keys: np.ndarray) -> None:
         pairs = [(first, second) for first, second in keys.tolist()]
-        with self._moves.hold(pairs):  # they cannot come back meanwhile
+        with self._moving.hold(pairs):  # they cannot come back meanwhile
             for key in pairs:
                 self.pool.remove(key, noted=False)
             self._demoter.discard(pairs)
@@ -219,7 +248,7 @@ class TieredStore(Store):
         while size is None and self._promote_one(words):
             size = super().get_into(key, *buffers, offset=offset)
         if size is None and (value := self._read_past_pool(words)) is not None:
-            scatter("get_into", value, buffers, offset)
+            _scatter("get_into", value, buffers, offset)
             size = len(value)
         return size
 
@@ -292,21 +321,21 @@ class TieredStore(Store):
 
     def remove_key(self, key: Key) -> bool:
         _words("remove", key)
-        with self._moves.hold([key]):  # it cannot come back meanwhile
+        with self._moving.hold([key]):  # it cannot come back meanwhile
             was_in_pool = self.pool.remove(key, noted=False)  # what is not there is not queued
             self._demoter.discard([key])
             return self._disk.remove(key) or was_in_pool
 
     def remove_keys(self, keys: np.ndarray) -> np.ndarray:
         pairs = [(first, second) for first, second in keys.tolist()]
-        with self._moves.hold(pairs):  # as above
+        with self._moving.hold(pairs):  # as above
             were_in_pool = np.array([self.pool.remove(key, noted=False) for key in pairs], bool)
             self._demoter.discard(pairs)
             return self._disk.remove_each(pairs) | were_in_pool
 
     def remove_exactly(self, key: Key, object_id: int) -> bool:
         words = _words("remove_exactly", key)
-        with self._moves.hold([key]):
+        with self._moving.hold([key]):
             in_pool = self.pool.ids_of(words)
             is_it = in_pool[0] and self._disk.ids_of(words, in_pool)[0] == object_id
             was_in_pool = bool(is_it) and self.pool.remove_exactly(key, int(in_pool[0]))
@@ -315,7 +344,7 @@ class TieredStore(Store):
 
     def remove_all(self) -> int:
         """Remove the objects of all namespaces, "hard" ones too; returns how many there were."""
-        with self._moves.hold_all():
+        with self._moving.hold_all():
             in_pool = [tuple(key) for key in self.pool.objects().keys.tolist()]
             on_disk = {tuple(key) for key in self._disk.keys().tolist()}
             for key in in_pool:
@@ -415,7 +444,7 @@ class TieredStore(Store):
         Returns:
             ``[n]`` bool: which are damaged, and are no longer on the disk.
         """
-        with self._moves.hold(tuple(key) for key in words.tolist()):
+        with self._moving.hold(tuple(key) for key in words.tolist()):
             return self._promote_held(words, self._begin_in_pool)
 
     def _promote_held(
@@ -477,3 +506,23 @@ def _words(op: str, key: Key) -> np.ndarray:
 def _damaged(words: np.ndarray) -> ChecksumError:
     first, second = words[0].tolist()
     return ChecksumError(f"object ({first}, {second}) is not what its checksum says")
+
+
+def _scatter(op: str, value: bytearray, buffers: Sequence[Any], offset: int | None) -> None:
+    """Copy an object, or the part of it from ``offset`` on, into buffers in order.
+
+    Raises:
+        InvalidArgument: the buffers are too small, or the requested part is not in the object.
+    """
+    targets = [
+        as_buffer(buffer, argument=f"{op}: buffers[{i}]") for i, buffer in enumerate(buffers)
+    ]
+    room = sum(target.num_bytes for target in targets)
+    if offset is None and room < len(value):
+        raise InvalidArgument(f"{op}: buffers must have room for {len(value)} bytes, got {room}")
+    if offset is not None and offset + room > len(value):
+        raise InvalidArgument(
+            f"{op}: offset and buffers must be within the object's {len(value)} bytes, "
+            f"got {room} from {offset}"
+        )
+    copy_from_host(memoryview(value)[offset or 0 :], targets)

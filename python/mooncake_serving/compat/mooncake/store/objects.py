@@ -13,7 +13,7 @@ from mooncake_kernels.errors import InvalidArgument
 from mooncake_kernels.pool import ObjectPut, PinnedObject, PutResult
 from mooncake_serving.store import Store
 from mooncake_serving.store.keyspace import Keyspace
-from mooncake_serving.store.reader import ABSENT
+from mooncake_serving.store.store import ABSENT
 
 from ..codes import Failed
 from .buffers import Memory, Places, size_of, too_small

@@ -1,11 +1,11 @@
-"""UseSketch: never below the true count, seldom above it, and old uses fade."""
+"""FrequencySketch: never below the true count, seldom above it, and old uses fade."""
 
 import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mooncake_kernels.pool import object_keys
-from mooncake_serving.store.tiered.admission import MAX_COUNT, UseSketch
+from mooncake_serving.store.tiered.tiered_room import MAX_COUNT, FrequencySketch
 
 WORD = st.integers(0, 2**64 - 1)
 
@@ -13,7 +13,7 @@ WORD = st.integers(0, 2**64 - 1)
 @settings(max_examples=50, deadline=None)
 @given(st.lists(st.tuples(WORD, WORD), min_size=1, max_size=60))
 def test_never_less_than_the_truth(keys):
-    sketch = UseSketch(64)
+    sketch = FrequencySketch(64)
     for key in keys:
         sketch.add(np.array([key], np.uint64))
     counts = {key: keys.count(key) for key in keys}
@@ -22,7 +22,7 @@ def test_never_less_than_the_truth(keys):
 
 
 def test_seldom_more_also_of_keys_in_a_row():
-    sketch = UseSketch(10_000)
+    sketch = FrequencySketch(10_000)
     keys = object_keys(np.arange(20_000), "model")
     sketch.add(keys[:10_000])
     sketch.add(keys[:1000])
@@ -33,7 +33,7 @@ def test_seldom_more_also_of_keys_in_a_row():
 
 
 def test_what_is_old_fades():
-    sketch = UseSketch(256)
+    sketch = FrequencySketch(256)
     keys = object_keys(np.arange(256), "model")
     for _ in range(20):
         sketch.add(keys[:1])

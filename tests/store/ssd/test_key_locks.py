@@ -5,7 +5,7 @@ import threading
 import pytest
 
 from mooncake_kernels.pool import Key
-from mooncake_serving.store.tiered.moves import Moves
+from mooncake_serving.store.tiered.demotion import KeyLocks
 
 from .tiered import IN_POOL, KEYS, put, read
 
@@ -33,11 +33,11 @@ class Interrupted(threading.Condition):
             raise KeyboardInterrupt
 
 
-def is_free(moves: Moves, *keys: Key) -> bool:
+def is_free(locks: KeyLocks, *keys: Key) -> bool:
     """Whether another thread gets these keys, or all if there are none."""
 
     def take():
-        with moves.hold(keys) if keys else moves.hold_all():
+        with locks.hold(keys) if keys else locks.hold_all():
             pass
 
     thread = threading.Thread(target=take, daemon=True)
@@ -49,33 +49,33 @@ def is_free(moves: Moves, *keys: Key) -> bool:
 @pytest.mark.parametrize("call", ["hold", "hold_all"])
 @pytest.mark.parametrize("where", ["wait", "release"])
 def test_an_interrupted_call_holds_nothing(call, where):
-    moves = Moves()
+    locks = KeyLocks()
 
     def hold():
-        with moves.hold([KEY]) if call == "hold" else moves.hold_all():
+        with locks.hold([KEY]) if call == "hold" else locks.hold_all():
             pytest.fail("it was interrupted before that")
 
     if where == "release":
-        moves._changed = Interrupted(where)
+        locks._changed = Interrupted(where)
         with pytest.raises(KeyboardInterrupt):
             hold()
     else:
-        with moves.hold([KEY]):
-            moves._changed = Interrupted(where)
+        with locks.hold([KEY]):
+            locks._changed = Interrupted(where)
             with pytest.raises(KeyboardInterrupt):
                 hold()
-            assert is_free(moves, OTHER)
-    assert is_free(moves, KEY) and is_free(moves)
+            assert is_free(locks, OTHER)
+    assert is_free(locks, KEY) and is_free(locks)
 
 
 def test_a_removal_of_all_that_is_interrupted_leaves_the_store_usable(opened):
     store = opened()
     put(store, *KEYS)
     assert store.flush()
-    with store._moves.hold([KEY]):  # as a promotion from a slow disk
-        store._moves._changed = Interrupted("wait")
+    with store._moving.hold([KEY]):  # as a promotion from a slow disk
+        store._moving._changed = Interrupted("wait")
         with pytest.raises(KeyboardInterrupt):
             store.remove_all()
-    assert is_free(store._moves, OTHER) and is_free(store._moves)
+    assert is_free(store._moving, OTHER) and is_free(store._moving)
     assert read(store, *KEYS) and sum(store.exists_each(KEYS)) >= IN_POOL
     assert store.remove_all() > 0 and not store.exists_each(KEYS).any()
