@@ -4,7 +4,7 @@ import json
 import re
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, fields
 from typing import Any
 
 import numpy as np
@@ -17,11 +17,10 @@ from mooncake_kernels.metadata.redis_connections import pack_words
 from mooncake_kernels.metadata.url import DEFAULT_PREFIX, parse_url
 from mooncake_kernels.transfer import RedisPublisher
 
-from . import redis_answers as answers
 from . import redis_scripts as scripts
 from .arguments import KEY_BYTES, as_keys, as_member, as_name, as_range, as_ttl_s
-from .base import Directory, Holders, Member, NotAMember, prefix_of
-from .redis_script import Script, command_head, run_script
+from .base import Claim, Directory, Holders, Member, NotAMember, Published, prefix_of
+from .redis_scripts import Script, command_head, run_script
 
 FORMS = (
     '"redis://host:port/db", "rediss://host:port/db", "unix:///path?db=db" '
@@ -30,6 +29,10 @@ FORMS = (
 SCHEMES = ("redis", "rediss", "unix", "redis+sentinel")
 CHUNK = 4096  # per script: the server does nothing else meanwhile, for some milliseconds
 MAX_OBJECTS = 1 << 48  # of one pool
+INDEX = np.dtype("<u4")
+CLAIMS = bytes(Claim)
+PUBLISHED = bytes(Published)
+GIVEN_UP = bytes((False, True))
 
 
 class RedisDirectory(Directory):
@@ -63,16 +66,16 @@ class RedisDirectory(Directory):
         self._is_closed = False
 
     def join(self, member: Member, ttl_s: float) -> None:
-        self._run(scripts.JOIN, [_entry("join", member, ttl_s)], answers.as_done)
+        self._run(scripts.JOIN, [_entry("join", member, ttl_s)], _as_done)
 
     def renew(self, member: Member, ttl_s: float) -> bool:
-        return self._run(scripts.RENEW, [_entry("renew", member, ttl_s)], answers.as_done)
+        return self._run(scripts.RENEW, [_entry("renew", member, ttl_s)], _as_done)
 
     def leave(self, name: str) -> None:
-        self._run(scripts.LEAVE, [(as_name("leave", "name", name),)], answers.as_done)
+        self._run(scripts.LEAVE, [(as_name("leave", "name", name),)], _as_done)
 
     def members(self) -> list[Member]:
-        return self._run(scripts.MEMBERS, [()], answers.as_members)
+        return self._run(scripts.MEMBERS, [()], _as_members)
 
     def claim(self, name: str, keys: np.ndarray, ttl_s: float) -> np.ndarray:
         as_name("claim", "name", name)
@@ -81,7 +84,7 @@ class RedisDirectory(Directory):
         claims = self._run(
             scripts.CLAIM,
             [(name, ttl_ms, chunk) for chunk in chunks],
-            lambda replies: answers.as_claims(replies, chunks),
+            lambda replies: _as_claims(replies, chunks),
         )
         if claims is None:
             raise NotAMember(f"claim: the directory knows no living member {name!r}")
@@ -93,7 +96,7 @@ class RedisDirectory(Directory):
         return self._run(
             scripts.PUBLISH_COPIES if is_copy else scripts.PUBLISH,
             [(pool, chunk) for chunk in chunks],
-            lambda replies: answers.as_published(replies, chunks),
+            lambda replies: _as_published(replies, chunks),
         )
 
     def publisher(self, pool: str) -> RedisPublisher | None:
@@ -102,7 +105,7 @@ class RedisDirectory(Directory):
         script = scripts.PUBLISH_NEW
         commands = ("SCRIPT", "LOAD", script.source), ("TIME",)
         self._check_open()
-        made = self._client.detach(lambda replies: answers.as_time_ms(replies[1]), *commands)
+        made = self._client.detach(lambda replies: _as_time_ms(replies[1]), *commands)
         if made is None:
             return None
         fd, now_ms = made
@@ -120,7 +123,7 @@ class RedisDirectory(Directory):
         return self._run(
             scripts.GIVE_UP,
             [(pool, chunk, ttl_ms) for chunk in chunks],
-            lambda replies: answers.as_given_up(replies, chunks),
+            lambda replies: _as_given_up(replies, chunks),
         )
 
     def remove(self, keys: np.ndarray, ttl_s: float) -> Holders:
@@ -140,14 +143,14 @@ class RedisDirectory(Directory):
         """Return about ``count`` keys, at times a few more; see ``Directory.keys_of``."""
         as_name("keys_of", "pool", pool)
         call = (pool, *as_range("keys_of", cursor, count))
-        return self._run(scripts.KEYS_OF, [call], answers.as_page)
+        return self._run(scripts.KEYS_OF, [call], _as_page)
 
     def num_objects(self, pool: str) -> int:
         as_name("num_objects", "pool", pool)
         return self._run(
             scripts.NUM_OBJECTS,
             [(pool,)],
-            lambda replies: answers.as_integer(replies[0], MAX_OBJECTS),
+            lambda replies: _as_integer(replies[0], MAX_OBJECTS),
         )
 
     def sweep(self) -> Sequence[str]:
@@ -155,7 +158,7 @@ class RedisDirectory(Directory):
         swept: set[str] = set()
         more = True
         while more:
-            more, names = self._run(scripts.SWEEP, [(CHUNK,)], answers.as_swept)
+            more, names = self._run(scripts.SWEEP, [(CHUNK,)], _as_swept)
             swept.update(names)
         return sorted(swept)
 
@@ -170,12 +173,12 @@ class RedisDirectory(Directory):
 
     def _say(self, op: str, argument: str, who: str, keys: np.ndarray, script: Script) -> None:
         as_name(op, argument, who)
-        self._run(script, [(who, chunk) for chunk in _chunks(op, keys)], answers.as_done)
+        self._run(script, [(who, chunk) for chunk in _chunks(op, keys)], _as_done)
 
     def _where(self, op: str, keys: np.ndarray, script: Script, *arguments: Any) -> Holders:
         chunks = _chunks(op, keys)
         calls = [(chunk, *arguments) for chunk in chunks]
-        return self._run(script, calls, lambda replies: answers.as_holders(replies, chunks))
+        return self._run(script, calls, lambda replies: _as_holders(replies, chunks))
 
     def _run(
         self, script: Script, calls: list[tuple], parse: Callable[[list[Any]], Answer]
@@ -195,3 +198,100 @@ def _chunks(op: str, keys: np.ndarray) -> list[bytes]:
     packed = as_keys(op, keys).tobytes()
     size = CHUNK * KEY_BYTES
     return [packed[i : i + size] for i in range(0, max(1, len(packed)), size)]
+
+
+# A server's answers are checked: anything unexpected is a ``ValueError``.
+
+
+def _as_integer(answer: Any, high: int) -> int:
+    """An integer from 0 to high."""
+    if not isinstance(answer, int) or not 0 <= answer <= high:
+        raise ValueError(f"an integer from 0 to {high} was expected")
+    return answer
+
+
+def _as_done(answers: list[Any]) -> bool:
+    """Whether the last of some scripts, each of which reports this, has done something."""
+    return [_as_integer(answer, 1) for answer in answers][-1] == 1
+
+
+def _as_time_ms(answer: Any) -> int:
+    """The server's clock, of two strings: seconds, and microseconds beyond them."""
+    seconds, microseconds = map(int, answer)
+    return seconds * 1000 + microseconds // 1000
+
+
+def _as_members(answers: list[Any]) -> list[Member]:
+    """Members by name, from the entries that they wrote."""
+    (entries,) = answers
+    members = []
+    for entry in entries:
+        document = json.loads(entry)
+        names = {field.name for field in fields(Member)}
+        values = {name: value for name, value in document.items() if name in names}
+        members.append(as_member("members", Member(**values)))
+    return sorted(members, key=lambda member: member.name)
+
+
+def _as_claims(answers: list[Any], chunks: Sequence[bytes]) -> np.ndarray | None:
+    """``[n]`` int8 of ``Claim``; None if the member is not known."""
+    if None in answers:
+        return None
+    return _as_bytes(answers, chunks, CLAIMS).view(np.int8)
+
+
+def _as_published(answers: list[Any], chunks: Sequence[bytes]) -> np.ndarray:
+    """``[n]`` int8 of ``Published``."""
+    return _as_bytes(answers, chunks, PUBLISHED).view(np.int8)
+
+
+def _as_given_up(answers: list[Any], chunks: Sequence[bytes]) -> np.ndarray:
+    """``[n]`` bool."""
+    return _as_bytes(answers, chunks, GIVEN_UP).view(bool)
+
+
+def _as_bytes(answers: list[Any], chunks: Sequence[bytes], allowed: bytes) -> np.ndarray:
+    """``[n]`` uint8: one byte per key."""
+    for answer, chunk in zip(answers, chunks, strict=True):
+        if len(answer) != _num_keys(chunk):
+            raise ValueError(f"{_num_keys(chunk)} bytes were expected, got {len(answer)}")
+    packed = b"".join(answers)
+    if packed.strip(allowed):
+        raise ValueError(f"bytes of {allowed!r} were expected")
+    return np.frombuffer(bytearray(packed), np.uint8)
+
+
+def _as_holders(answers: list[Any], chunks: Sequence[bytes]) -> Holders:
+    """For each key the names of pools, by index into lists of names; none of the last keys."""
+    found: Holders = []
+    for (lists, indices), chunk in zip(answers, chunks, strict=True):
+        names: Holders = [(), *map(_names, json.loads(lists.decode()))]
+        known = [names[index] for index in np.frombuffer(indices, INDEX).tolist()]
+        missing = _num_keys(chunk) - len(known)
+        if missing < 0:
+            raise ValueError(f"holders of {_num_keys(chunk)} keys were expected, got {len(known)}")
+        found += known
+        found += [()] * missing
+    return found
+
+
+def _names(pools: Any) -> tuple[str, ...]:
+    if not isinstance(pools, list) or not all(isinstance(name, str) for name in pools):
+        raise ValueError("names of pools were expected")
+    return tuple(sorted(pools))
+
+
+def _as_page(answers: list[Any]) -> tuple[int, np.ndarray]:
+    """The next cursor, and ``[k, 2]`` keys."""
+    ((cursor, keys),) = answers
+    return _as_integer(int(cursor), (1 << 64) - 1), np.frombuffer(keys, "<u8").reshape(-1, 2).copy()
+
+
+def _as_swept(answers: list[Any]) -> tuple[bool, list[str]]:
+    """Whether there is more to do, and the names of pools that are done."""
+    ((more, *names),) = answers
+    return _as_integer(more, 1) == 1, [name.decode() for name in names]
+
+
+def _num_keys(chunk: bytes) -> int:
+    return len(chunk) // KEY_BYTES

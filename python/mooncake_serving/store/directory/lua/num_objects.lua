@@ -1,0 +1,2 @@
+local pool = number_of(ARGV[1])
+return pool and redis.call('SCARD', prefix .. 'p' .. pool) or 0
