@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 from mooncake_serving.store import Store, directory
-from mooncake_serving.store.cluster import listed_puts
 
 from .support import UNIT, Host, make_host, replaced
 
@@ -121,11 +120,11 @@ def put(host: Host, key, value: bytes):
 
 def put_until_listed(host: Host, key, value: bytes) -> None:
     """Put it, but store nothing."""
-    with replaced(listed_puts, "_list_and_commit", list_and_wait):
+    with replaced(host.node.fast_path, "_list_and_commit", list_and_wait):
         host.cluster.put(key, value)
 
 
-def list_and_wait(_, publisher, listing, keys, puts, results) -> None:
+def list_and_wait(_, publisher, keys, puts, results) -> None:
     assert publisher.publish(keys[list(puts)]).all()
     time.sleep(ANSWER_S)
 

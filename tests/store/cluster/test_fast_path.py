@@ -17,8 +17,7 @@ from mooncake_kernels.metadata import bounded_socket
 from mooncake_kernels.pool import PutResult
 from mooncake_kernels.transfer import RedisPublisher
 from mooncake_serving.store import HotKeys, Quota, Store
-from mooncake_serving.store.cluster import cluster_giver
-from mooncake_serving.store.cluster import fast_path as direct
+from mooncake_serving.store.cluster import cluster_giver, fast_path
 from mooncake_serving.store.cluster import writes as cluster_writer
 from mooncake_serving.store.directory import Claim, connect
 
@@ -222,7 +221,7 @@ class TestPuts:
         assert kept == [["normal", "soft", "hard"].index(retention)]
 
     def test_large_objects_are_claimed_first(self, hosts, monkeypatch):
-        monkeypatch.setattr(direct, "MAX_PUT_BYTES", UNIT)
+        monkeypatch.setattr(fast_path, "MAX_PUT_BYTES", UNIT)
         one, none = hosts.make("one"), hosts.make("none", 0)
         asked = []
         ask = none.node.claims.ask
@@ -373,7 +372,7 @@ class TestPuts:
         assert one.store.get("b") == b"0123456789"
         put = one.store.begin("c", UNIT)
         timer = threading.Timer(0.02, put.abort)
-        monkeypatch.setattr(none.node, "put_directly", lambda *_, **__: None)
+        monkeypatch.setattr(none.node.fast_path, "put", lambda *_, **__: None)
         timer.start()
         assert none.cluster.put("c", value(3)) is STORED
 

@@ -9,7 +9,7 @@ from mooncake_kernels.errors import Unavailable
 from mooncake_kernels.metadata import bounded_socket
 from mooncake_kernels.pool import PutResult
 from mooncake_serving.store import Quota, Store
-from mooncake_serving.store.cluster import node as node_module
+from mooncake_serving.store.cluster import fast_path
 from mooncake_serving.store.directory import Claim, connect
 
 from ...metadata.support import RedisServer
@@ -160,7 +160,7 @@ def test_what_is_known_to_be_elsewhere_is_not_copied(pair):
 
 
 def test_large_objects_are_claimed_first(pair, monkeypatch):
-    monkeypatch.setattr(node_module, "MAX_PUT_BYTES", UNIT)
+    monkeypatch.setattr(fast_path, "MAX_PUT_BYTES", UNIT)
     one, _ = pair
     with Asked(one) as asked:
         assert one.cluster.put("a", value(1, UNIT)) is STORED and asked.num_keys == 0

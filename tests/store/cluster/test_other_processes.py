@@ -4,8 +4,8 @@ import numpy as np
 
 from mooncake_kernels.pool import ObjectPool, PutResult, object_keys
 from mooncake_serving.store import SsdTier, Store, TieredStore
+from mooncake_serving.store.cluster.directory_entries import Objects, PublishedSet
 from mooncake_serving.store.cluster.membership import BEATS_A_COMPARISON
-from mooncake_serving.store.cluster.told import Objects, PublishedSet
 
 from ..support import eventually
 from .support import SHORT_TTL_S, UNIT, value

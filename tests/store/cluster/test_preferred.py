@@ -189,7 +189,7 @@ def test_one_that_hangs_is_waited_for_once(trio):
         one.node.backoff.failed(one.node.member(two.node.name), error)
 
     with (
-        replaced(one.node, "put_directly", directly),
+        replaced(one.node.fast_path, "put", directly),
         replaced(one.cluster, "_offer", lambda *_: pytest.fail("it was silent a moment ago")),
     ):
         assert one.cluster.put("a", value(1), preferred=["host-1"]) is STORED

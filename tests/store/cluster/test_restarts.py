@@ -9,7 +9,7 @@ from mooncake_kernels.errors import FailureKind, TransferError
 from mooncake_kernels.pool import ObjectPool, PutResult
 from mooncake_kernels.transfer import TransferEngine
 from mooncake_serving.store import ClusterStore, Node, SsdTier, Store, TieredStore
-from mooncake_serving.store.cluster.lives import Lives
+from mooncake_serving.store.cluster.membership import Lives
 from mooncake_serving.store.cluster.messages import Pin, Pinned, key_bytes
 from mooncake_serving.store.directory import EmbeddedDirectory, connect
 

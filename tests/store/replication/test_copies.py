@@ -9,8 +9,8 @@ from mooncake_kernels.errors import InvalidArgument, Unavailable
 from mooncake_kernels.pool import PutResult
 from mooncake_serving.store import HotKeys, drain
 from mooncake_serving.store.replication import replicate as replicate
-from mooncake_serving.store.replication.changing import ReplicaChange
 from mooncake_serving.store.replication.placement import Placement
+from mooncake_serving.store.replication.replicate import ReplicaChange
 from mooncake_serving.store.replication.replicator import Replicator, Stored
 
 from ..cluster.support import UNIT, SomeDirectory, kept_by, replaced, value

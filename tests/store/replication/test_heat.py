@@ -10,8 +10,7 @@ from hypothesis import strategies as st
 from mooncake_kernels.errors import InvalidArgument
 from mooncake_kernels.pool import object_keys
 from mooncake_serving.store.cluster import hot_keys
-from mooncake_serving.store.cluster.heat import MAX_HALF_LIVES, UseCounts
-from mooncake_serving.store.cluster.hot_keys import HotKeys
+from mooncake_serving.store.cluster.hot_keys import MAX_HALF_LIVES, HotKeys, UseCounts
 
 
 class Clock:

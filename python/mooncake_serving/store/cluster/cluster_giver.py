@@ -10,8 +10,8 @@ from mooncake_kernels.errors import TransferError, Unavailable
 from mooncake_kernels.pool import PutResult
 
 from ..directory import Member
+from .membership import preference
 from .node_client import Pulls
-from .preferences import preference
 from .reads import ClusterReader
 
 DIRECT_S = 0.1  # for which a claimant waits for a direct put that its claim ends

@@ -1,5 +1,7 @@
 """Destinations of an object that is read from another node."""
 
+import enum
+import logging
 from collections.abc import Sequence
 from typing import Any, NamedTuple, Protocol
 
@@ -13,11 +15,26 @@ from mooncake_kernels.transfer import WHOLE
 from ..bounce_buffer import BounceBuffers
 from ..checks import as_writable, check_number
 from ..store import Store
-from .copy_marks import CopyMarks
+from .directory_entries import CopyMarks, DirectoryEntries
 from .retention import HARD, PUT_OPTIONS, put_arguments
 
 ANY_SIZE = (1 << 64) - 1
 DEFAULT_OPTIONS: np.void = np.zeros(1, PUT_OPTIONS)[0]
+logger = logging.getLogger(__name__)
+
+GONE = "it was removed meanwhile"
+
+
+class Outcome(enum.Enum):
+    """Result of reading an object."""
+
+    DONE = 0
+    ABSENT = 1
+    DAMAGED = 2
+    NOT_TAKEN = 3  # refused by its destination
+    UNREACHED = 4  # the holder cannot be reached
+    BUSY = 5  # too much is pinned there
+    SPOILED = 6  # it, or an object read with it, was damaged on its way
 
 
 class Range(NamedTuple):
@@ -260,3 +277,34 @@ class PoolDestination(Destination):
     def _unmark(self, object_id: int) -> None:
         if self._copies is not None:
             self._copies.end(np.array([object_id], np.uint64))
+
+
+def keep_copies(
+    store: Store,
+    entries: DirectoryEntries,
+    keys: np.ndarray,
+    destinations: Sequence[PoolDestination],
+) -> list[int]:
+    """Publish those of n objects read into the pool that are still here, with its ``copies``.
+
+    Objects that were removed meanwhile are taken back, and then have no result.
+
+    Returns:
+        Which are still here.
+    """
+    is_new = np.array(
+        [destination.result is PutResult.STORED for destination in destinations], bool
+    )
+    is_old = np.array(
+        [destination.result is PutResult.EXISTS for destination in destinations], bool
+    )
+    store.age_tail_first(keys[is_new])
+    here = np.flatnonzero(is_new | is_old)
+    gone = here[~entries.publish_copies(keys[here])].tolist()
+    for i in gone:
+        try:
+            destinations[i].retract()
+        except OSError as error:  # a stopped process holds the pool; the next look does it
+            logger.warning("what was removed is still here: %s", error)
+            entries.is_stale = True
+    return gone

@@ -4,21 +4,117 @@ import contextlib
 import logging
 import threading
 from collections.abc import Callable, Iterator
+from typing import NamedTuple
 
 import numpy as np
 
 from mooncake_kernels.errors import Unavailable
 
 from ..directory import MAX_KEYS, Directory, Holders, Published
-from ..keyspace import are_in
+from ..keyspace import are_in, fingerprints
 from ..store import Store
-from .copy_marks import CopyMarks
-from .told import Objects, PublishedSet
 
 logger = logging.getLogger(__name__)
 
 NO_KEYS = np.empty((0, 2), np.uint64)
 LISTED, REMOVED, NOT_SERVED = map(int, Published)  # looking up an enum's members is slow
+
+
+class Objects(NamedTuple):
+    """Objects of a pool.
+
+    Attributes:
+        keys: ``[n, 2]``.
+        ids: ``[n]``, see ``Store.ids_of``; 0: the object does not exist any more.
+    """
+
+    keys: np.ndarray
+    ids: np.ndarray
+
+    def at(self, chosen: np.ndarray) -> "Objects":
+        """Those that ``[n]`` bool selects, or indices."""
+        return Objects(self.keys[chosen], self.ids[chosen])
+
+    def without(self, keys: np.ndarray) -> "Objects":
+        """Those with other keys."""
+        return self.at(~are_in(self.keys, keys)) if len(keys) else self
+
+
+class PublishedSet:
+    """Objects that were published to a directory, and not withdrawn later. Thread-safe.
+
+    Updates are only appended, and merged when ``all`` is called, so that puts do not wait for it.
+
+    Args:
+        objects: the initial ones.
+    """
+
+    def __init__(self, objects: Objects) -> None:
+        self._objects = objects
+        self._recorded: list[Objects] = []
+        self._lock = threading.Lock()
+
+    def record(self, objects: Objects) -> None:
+        """Record what was published under some keys."""
+        if len(objects.keys):
+            with self._lock:
+                self._recorded.append(objects)
+
+    def all(self) -> Objects:
+        """Return all; for one thread at a time."""
+        with self._lock:
+            recorded, self._recorded = self._recorded, []
+        if recorded:
+            keys = np.concatenate([objects.keys for objects in recorded])
+            ids = np.concatenate([objects.ids for objects in recorded])
+            _, ends = np.unique(fingerprints(keys)[::-1], return_index=True)
+            last = len(keys) - 1 - ends  # the last update of a key counts
+            last = last[ids[last] != 0]
+            others = self._objects.without(keys)
+            self._objects = Objects(
+                np.concatenate([others.keys, keys[last]]), np.concatenate([others.ids, ids[last]])
+            )
+        return self._objects
+
+
+class CopyMarks:
+    """Ids of objects that come, or came, from other pools. Thread-safe.
+
+    A look at the pool takes unknown objects for new puts. Copies are not: so they are marked before
+    they become visible, and until the directory has decided.
+    """
+
+    def __init__(self) -> None:
+        self._coming: set[int] = set()
+        self._here: set[int] = set()
+
+    def begin(self, object_id: int) -> None:
+        self._coming.add(object_id)
+
+    def commit(self, object_id: int) -> None:
+        self._here.add(object_id)
+        self._coming.discard(object_id)
+
+    def end(self, ids: np.ndarray) -> None:
+        """Remove marks: the directory has decided, or nothing came."""
+        if self._coming or self._here:
+            self._coming.difference_update(ids.tolist())
+            self._here.difference_update(ids.tolist())
+
+    def are_in(self, ids: np.ndarray) -> np.ndarray:
+        """``[n]`` bool: which of ``[n]`` ids are marked."""
+        marked = (*tuple(self._coming), *tuple(self._here))  # in this order: none is missed
+        return np.isin(ids, np.array(marked, np.uint64)) if marked else np.zeros(len(ids), bool)
+
+    def here(self) -> np.ndarray:
+        """Those that have arrived."""
+        ids = tuple(self._here)
+        return np.array(ids, np.uint64)
+
+    def forget_gone(self, here: np.ndarray, present: np.ndarray) -> None:
+        """Forget those that had arrived, and are no longer in the pool."""
+        if len(here):
+            self.end(here[~np.isin(here, present)])
 
 
 class DirectoryEntries:

@@ -1,16 +1,21 @@
-"""The threads that keep a node a member, and publish what its pool has.
-
-There are two: publishing millions of objects may take longer than a membership lasts.
-"""
+"""Who takes part in a store: this node's membership, and what it knows of the other members."""
 
 import contextlib
 import logging
+import os
+import socket
 import threading
-from collections.abc import Callable, Iterator
+import time
+from collections.abc import Callable, Container, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from pathlib import Path
+from typing import Any
 
-from mooncake_kernels.errors import Unavailable
+from mooncake_kernels.errors import InvalidArgument, TransferError, Unavailable
+from mooncake_kernels.pool import PoolStats
 
 from ..directory import Directory, Member
+from ..store import Store
 from .directory_entries import DirectoryEntries
 
 logger = logging.getLogger(__name__)
@@ -22,6 +27,9 @@ BEATS_A_SWEEP = 10
 
 class Membership:
     """Membership in a directory, for as long as this is open.
+
+    One thread keeps the node a member, another publishes what its pool has: publishing millions of
+    objects may take longer than a membership lasts.
 
     Args:
         directory: to join.
@@ -216,3 +224,139 @@ class _Beats:
             if not self._is_failing:
                 logger.warning("%s: %s", self._what, error)
             self._is_failing = True
+
+
+class PeerBackoff:
+    """Nodes that were silent lately. Thread-safe.
+
+    A node that hangs remains a member until its time to live is over. Until then, every request to
+    it would take as long as an answer may: so after one, it is asked again only when a while has
+    passed, or once something has come from it. One that refuses a connection costs no time, and may
+    be back at once: it is not silent. Nor is a later node of the same name.
+
+    Args:
+        lasts_s: for how long a node is not asked.
+    """
+
+    def __init__(self, lasts_s: float):
+        self._lasts_s = lasts_s
+        self._until: dict[str, tuple[int, float]] = {}  # by name: its life, and until when
+        self._lock = threading.Lock()
+
+    def failed(self, member: Member, error: TransferError | Unavailable) -> None:
+        """Note that a request to a node failed: if it was not answered in time, it is silent."""
+        if getattr(error, "timed_out", False):
+            with self._lock:
+                self._until[member.name] = member.life, time.monotonic() + self._lasts_s
+
+    def heard(self, name: str) -> None:
+        """Note that something came from a node."""
+        if self._until:  # seldom, and messages are many
+            with self._lock:
+                self._until.pop(name, None)
+
+    def __contains__(self, member: Member) -> bool:
+        if not self._until:
+            return False
+        with self._lock:
+            life, until = self._until.get(member.name, (0, 0.0))
+            if until and time.monotonic() >= until:
+                del self._until[member.name]
+                until = 0.0
+            return until > 0 and life == member.life
+
+
+class Lives:
+    """The last known life of each name, see ``Request``. Thread-safe."""
+
+    def __init__(self) -> None:
+        self._lives: dict[str, int] = {}
+        self._lock = threading.Lock()
+
+    def meet(self, name: str, life: int) -> bool:
+        """Record the life that a name has now; returns whether it was known with another one."""
+        with self._lock:
+            known = self._lives.get(name)
+            self._lives[name] = life
+        return known not in (None, life)
+
+    def keep(self, names: Container[str]) -> None:
+        """Forget all other names."""
+        with self._lock:
+            self._lives = {name: life for name, life in self._lives.items() if name in names}
+
+
+class CachedStats:
+    """The current statistics of a store, or the last known ones if it takes long. Thread-safe.
+
+    A process that was stopped during a change holds the pool: then ``stats`` takes 10 s and fails.
+
+    Args:
+        store: whose statistics they are.
+        wait_s: how long ``get`` waits for the current ones.
+
+    Raises:
+        TimeoutError: a stopped process holds the pool.
+    """
+
+    def __init__(self, store: Store, wait_s: float):
+        self._store = store
+        self._wait_s = wait_s
+        self._last = store.stats()
+        self._executor = ThreadPoolExecutor(1, "mk-store-stats")
+        self._asked: Future[PoolStats] | None = None
+        self._lock = threading.Lock()
+
+    def get(self) -> PoolStats:
+        with self._lock:
+            if self._asked is None or self._asked.done():
+                try:
+                    self._asked = self._executor.submit(self._store.stats)
+                except RuntimeError:  # the interpreter exits
+                    return self._last
+            asked = self._asked
+        wait([asked], self._wait_s)
+        if asked.done():
+            try:
+                self._last = asked.result()
+            except TimeoutError as error:
+                logger.debug("the last statistics of %s are used: %s", self._store.pool.path, error)
+        return self._last
+
+    def close(self) -> None:
+        """End the thread; it may wait for the pool."""
+        self._executor.shutdown()
+
+
+def preference(member: Member, preferred: Sequence[str]) -> int:
+    """Rank of a member among the preferred; the number of these if it is none of them."""
+    for place, wish in enumerate(preferred):
+        if wish in (member.name, member.host):
+            return place
+    return len(preferred)
+
+
+def check_preferred(op: str, preferred: Any) -> None:
+    """Refuse a value that is not a sequence of names."""
+    if isinstance(preferred, str | bytes) or not (
+        isinstance(preferred, Sequence) and all(isinstance(name, str) for name in preferred)
+    ):
+        raise InvalidArgument(
+            f"{op}: preferred must be a sequence of names and hosts, got {preferred!r:.80}"
+        )
+
+
+def boot_id() -> str:
+    """Linux's id of this boot of the machine, the same in containers."""
+    return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+
+
+def host_name() -> str:
+    """Name of the machine, unique even if two machines have the same host name."""
+    return f"{socket.gethostname()}-{boot_id()[:8]}"
+
+
+def pool_name(path: str) -> str:
+    """Name of the pool in a file, whatever path leads to it."""
+    file = os.stat(path)
+    return f"{boot_id()}-{file.st_dev:x}-{file.st_ino:x}"

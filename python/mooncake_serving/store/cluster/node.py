@@ -1,9 +1,12 @@
 """A process that takes part in a store over several hosts."""
 
+import atexit
 import logging
 import os
+import threading
 import time
-from collections.abc import Callable, Sequence
+import weakref
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from types import UnionType
@@ -11,43 +14,35 @@ from typing import Any
 
 import numpy as np
 
-from mooncake_kernels.buffers import Buffer
 from mooncake_kernels.closing import Closing
 from mooncake_kernels.errors import InvalidArgument
-from mooncake_kernels.transfer import MAX_ASKED_KEYS, Region, TransferEngine
+from mooncake_kernels.transfer import Region, TransferEngine
 
 from ...rpc import Peers
 from ..directory import Directory, Member
 from ..store import Store
-from .admission import Admission
-from .answers import Handler, PoolHandler
-from .arriving import Outcome
-from .backoff import PeerBackoff
-from .calls import NodeRpc
 from .claims import Claims
-from .destinations import Destination
+from .destinations import Destination, Outcome
 from .directory_entries import DirectoryEntries
-from .engines import return_engine, take_engine
-from .exits import close_at_exit, is_closed
-from .fast_path import MAX_PUT_BYTES, FastPath
+from .fast_path import FastPath
 from .fetcher import Fetcher
-from .last_stats import CachedStats
-from .listed_puts import put_listed
-from .lives import Lives
+from .guards import Admission
 from .locations import Locations
-from .membership import Membership
+from .membership import CachedStats, Lives, Membership, PeerBackoff, host_name, pool_name
 from .memory import RegisteredMemory, Staging
-from .naming import host_name, pool_name
+from .messages import NodeRpc
 from .node_client import NodeClient
-from .node_server import NodeServer
-from .object_rpc import NewResult, ObjectRpc
+from .node_server import Handler, NodeServer, PoolHandler, ServedPool
+from .object_rpc import ObjectRpc
 from .pins import Pins
 from .pulls import Offers, Puller
 from .remote_reads import RemoteReader
-from .serving import ServedPool
 
+_taken: weakref.WeakSet[TransferEngine] = weakref.WeakSet()
+_lock = threading.Lock()
 logger = logging.getLogger(__name__)
 
+_open: weakref.WeakSet[Closing] = weakref.WeakSet()
 READS_AT_ONCE = 8  # holders, of all threads together
 STATS_TTLS = 0.1  # how long a renewal waits for the pool's numbers
 PAUSE_S = 0.005  # while others finish their reads
@@ -87,6 +82,11 @@ class Node(Closing):
         locations: where objects are.
         admission: whether the pool accepts objects, and whether any are being put.
         backoff: nodes that were asked and have not answered in time.
+        client: requests to other nodes.
+        entries: of the pool in the directory.
+        claims: which objects this node may write.
+        fast_path: the usual reads and puts, in one round trip.
+        memory: what is registered with the engine.
 
     Raises:
         InvalidArgument: an argument is wrong, or the engine has a node, or has registered the pool.
@@ -127,12 +127,12 @@ class Node(Closing):
         self._is_closed = False
         self._engine = engine
         self.memory = RegisteredMemory(engine)
-        take_engine(engine)
+        _take_engine(engine)
         with ExitStack() as opened:
-            opened.callback(return_engine, engine)
+            opened.callback(_return_engine, engine)
             self._open(opened, staging_slots, slot_bytes, read_s)
             self._opened = opened.pop_all()
-        close_at_exit(self)
+        _close_at_exit(self)
 
     def _open(self, opened: ExitStack, staging_slots: int, slot_bytes: int, read_s: float) -> None:
         """Join; ``opened`` closes in reverse what has been opened by then."""
@@ -194,8 +194,16 @@ class Node(Closing):
             self._on_beat,
             self._on_rejoin,
         )
-        self._fast_path = FastPath(
-            self._peers, object_rpc, self.locations, self._membership, self.backoff, answer_s
+        self.fast_path = FastPath(
+            self._peers,
+            object_rpc,
+            self.locations,
+            self._membership,
+            self.backoff,
+            answer_s,
+            self.entries,
+            store,
+            self._served,
         )
 
     def members(self, *, anew: bool = False) -> list[Member]:
@@ -294,42 +302,6 @@ class Node(Closing):
                 outcomes[i] = Outcome.ABSENT if outcome is Outcome.UNREACHED else outcome
         return outcomes
 
-    def read_directly(
-        self, keys: np.ndarray, destinations: Sequence[Destination], *, verify: bool = True
-    ) -> list[bool] | None:
-        """Read n objects in the fastest way, if it is open to them: see ``FastPath.read``."""
-        self.check_process()
-        return self._fast_path.read(keys, destinations, verify=verify)
-
-    def put_directly(
-        self,
-        keys: np.ndarray,
-        objects: Sequence[Sequence[Buffer]],
-        home: Member | None = None,
-        *,
-        verify: bool = True,
-    ) -> list[NewResult] | None:
-        """Put n objects in the fastest way, if it is open to them: see ``FastPath.put``."""
-        return self._fast_path.put(keys, objects, home, verify=verify)
-
-    def put_listed(
-        self,
-        keys: np.ndarray,
-        objects: Sequence[Sequence[Buffer]],
-        make_options: Callable[[], np.ndarray],
-    ) -> list[NewResult] | None:
-        """Put n objects into the own pool, see ``listed_puts``; None: that cannot be done here now,
-        or is probably in vain.
-        """
-        publisher = None if self._served is None else self._served.publisher
-        if publisher is None or not 0 < len(keys) <= MAX_ASKED_KEYS:
-            return None
-        num_bytes = sum(part.num_bytes for parts in objects for part in parts)
-        if num_bytes > MAX_PUT_BYTES or self.locations.knows_any(keys):
-            return None
-        assert self.store is not None
-        return put_listed(self.store, publisher, self.entries, keys, objects, make_options())
-
     def num_readers(self) -> int:
         """How many reads of other nodes have pinned objects of this pool."""
         return 0 if self._pins is None else self._pins.num_tokens()
@@ -349,7 +321,7 @@ class Node(Closing):
         if self._is_closed or os.getpid() != self._pid:
             return
         self._is_closed = True
-        is_closed(self)
+        _needs_no_closing(self)
         self._membership.close()
         until = time.monotonic() + self._answer_s
         while self.num_readers() and time.monotonic() < until:
@@ -462,3 +434,45 @@ def _check_range(
         raise InvalidArgument(
             f"Node: {argument} must be {what} above 0 and at most {high}, got {value!r}"
         )
+
+
+def _take_engine(engine: TransferEngine) -> None:
+    """Record that an engine has a node.
+
+    Raises:
+        InvalidArgument: it has one already.
+    """
+    with _lock:
+        if engine in _taken:
+            raise InvalidArgument(
+                f"Node: engine must be without a node, got {engine.name}, which has one"
+            )
+        _taken.add(engine)
+
+
+def _return_engine(engine: TransferEngine) -> None:
+    """Record that an engine no longer has a node."""
+    with _lock:
+        _taken.discard(engine)
+
+
+def _close_at_exit(node: Closing) -> None:
+    """Close a node when the interpreter exits, unless ``_needs_no_closing`` is called before.
+
+    Its engine, its store and its directory are closed later, or by nobody.
+    """
+    _open.add(node)
+
+
+def _needs_no_closing(node: Closing) -> None:
+    """Record that a node needs no closing."""
+    _open.discard(node)
+
+
+@atexit.register
+def _close_all() -> None:
+    for node in list(_open):
+        try:
+            node.close()
+        except Exception as error:  # noqa: BLE001 - the others are closed, too
+            logger.info("a node is not closed: %s", error)

@@ -10,7 +10,6 @@ from mooncake_kernels.pool import PoolStats, PutResult, Retention, checksum_of
 
 from ...rpc import Peers
 from ..object_list import RETENTIONS
-from .calls import NodeRpc
 from .memory import RegisteredMemory
 from .messages import (
     MAX_KEYS,
@@ -20,6 +19,7 @@ from .messages import (
     PLACE_BYTES,
     Drop,
     Dropped,
+    NodeRpc,
     Pull,
     Pulled,
     Retain,

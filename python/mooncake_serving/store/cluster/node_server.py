@@ -1,4 +1,4 @@
-"""The threads that receive other nodes' requests and answers."""
+"""How a node serves others: its threads, what it does on request, and the pool of its engine."""
 
 import logging
 import math
@@ -7,19 +7,132 @@ import time
 from collections.abc import Callable
 from concurrent.futures import Executor, ThreadPoolExecutor
 
-from mooncake_kernels.errors import TransferError
-from mooncake_kernels.transfer import TransferEngine
+from mooncake_kernels.errors import InvalidArgument, TransferError, Unavailable
+from mooncake_kernels.transfer import RedisPublisher, TransferEngine
 
 from ...rpc import Receiver, Refused
-from .answers import Handler
-from .calls import NodeRpc
-from .messages import Message, Pinned, Pull, Release, Request, Response, decode, reason_of
+from ..object_list import RETENTIONS
+from ..store import Store
+from .directory_entries import DirectoryEntries
+from .messages import (
+    Drop,
+    Dropped,
+    Message,
+    Missed,
+    NodeRpc,
+    Pin,
+    Pinned,
+    Pull,
+    Release,
+    Released,
+    Request,
+    Response,
+    Retain,
+    Retained,
+    Stat,
+    Stats,
+    decode,
+    keys_of,
+    reason_of,
+)
+from .pins import Pins
+from .pulls import Offers, Puller
 
 logger = logging.getLogger(__name__)
 
+PINS_LAST = 2  # times as long as the reader said that it would read
 NUM_THREADS = 4
 MAX_PENDING = 1024  # requests; further ones are not answered
 POLL_S = 0.1  # how long closing may go unnoticed
+
+
+class PoolHandler:
+    """Carries out requests to a pool. Thread-safe.
+
+    Args:
+        store: of the pool.
+        entries: the pool's entries in the directory.
+        pins: what others are reading.
+        puller: takes copies.
+    """
+
+    def __init__(self, store: Store, entries: DirectoryEntries, pins: Pins, puller: Puller):
+        self._store = store
+        self._entries = entries
+        self._puller = puller
+        self.pins = pins
+
+    def pin(self, sender: str, request: Pin) -> Pinned:
+        found = self.pins.pin(
+            (sender, request.life, request.number),
+            keys_of(request.keys),
+            verify=request.verify,
+            keep_s=PINS_LAST * request.deadline_ms / 1000,
+        )
+        return Pinned(request.number, found.tobytes())
+
+    def release(self, sender: str, request: Release) -> bool:
+        return self.pins.release((sender, request.life, request.token))
+
+    def drop(self, request: Drop) -> Dropped:
+        keys = keys_of(request.keys)
+        count = sum(self._store.remove_key((first, second)) for first, second in keys.tolist())
+        self._entries.withdraw(keys)
+        return Dropped(request.number, count)
+
+    def retain(self, request: Retain) -> Retained:
+        keys, retention = keys_of(request.keys).tolist(), RETENTIONS[request.retention]
+        count = sum(self._store.pool.retain((first, second), retention) for first, second in keys)
+        return Retained(request.number, count)
+
+    def handle(self, sender: str, request: Request) -> Response | None:
+        """Carry out another node's request; None: it is not answered."""
+        if isinstance(request, Pin):
+            return self.pin(sender, request)
+        if isinstance(request, Pull):
+            return self._puller.pull(sender, request)
+        if isinstance(request, Drop):
+            return self.drop(request)
+        if isinstance(request, Retain):
+            return self.retain(request)
+        if isinstance(request, Stat):
+            return Stats(request.number, self._store.stats())
+        if isinstance(request, Missed):
+            self._entries.withdraw_gone(keys_of(request.keys))
+            return None
+        raise InvalidArgument(f"answer: request must be a known one, got {request!r}")
+
+
+class Handler:
+    """Carries out requests to a node, which may have no pool. Thread-safe.
+
+    Args:
+        offers: memory that others were asked to read.
+        pool: of its pool, if it has one.
+    """
+
+    def __init__(self, offers: Offers, pool: PoolHandler | None):
+        self._offers = offers
+        self._pool = pool
+
+    def handle(self, sender: str, request: Request) -> Response | None:
+        """Carry out another node's request; None: it is not answered.
+
+        Raises:
+            InvalidArgument: it needs a pool, and there is none.
+        """
+        if isinstance(request, Release):
+            return Released(request.number, self._release(sender, request))
+        if self._pool is not None:
+            return self._pool.handle(sender, request)
+        if isinstance(request, Stat):
+            return Stats(request.number, None)
+        raise InvalidArgument("answer: request must be one to a node without a pool")
+
+    def _release(self, sender: str, request: Release) -> bool:
+        if self._offers.end(request.token, sender):
+            return True
+        return self._pool is not None and self._pool.release(sender, request)
 
 
 class NodeServer:
@@ -114,3 +227,86 @@ class NodeServer:
             self._rpc.send(name, message, self._answer_s)
         except TransferError as error:
             logger.info("%s is not told: %s", name, error)
+
+
+class ServedPool:
+    """Lets other nodes read a pool by key, and put objects if only room has to be found for them.
+
+    Args:
+        engine: serves it.
+        store: of the pool. The node that puts or removes also tells the directory, unless the
+            engine lists what is put; if it dies before that, the next look at the pool does.
+        publisher: makes the engine's connection to the directory, or None.
+    """
+
+    def __init__(
+        self, engine: TransferEngine, store: Store, publisher: Callable[[], RedisPublisher | None]
+    ):
+        self._store = store
+        self._make_publisher = publisher
+        self._publisher: RedisPublisher | None = None
+        self._renewing = threading.Lock()
+        self._may_write = store.is_pool_all and not store.has_quota
+        self._served = engine.serve(
+            store.pool,
+            is_all=store.is_pool_all,
+            may_write=self._may_write,
+            checksum=store.keeps_checksums,
+        )
+        self.renew_publisher()
+
+    @property
+    def publishes(self) -> bool:
+        """Whether the engine lists what others put, if they ask for that."""
+        return self.publisher is not None
+
+    @property
+    def publisher(self) -> RedisPublisher | None:
+        """What the engine lists objects with; None if it cannot."""
+        publisher = self._publisher
+        return None if publisher is None or publisher.reason else publisher
+
+    def renew_publisher(self, *, anew: bool = False) -> None:
+        """Make a publisher, unless there is one that works; ``anew``: even then, since the
+        directory may be another server by now.
+        """
+        if not self._may_write:
+            return
+        with self._renewing:
+            served, old = self._served, self._publisher
+            if served is None or (self.publishes and not anew):
+                return
+            if old is not None and old.reason:
+                logger.info("the engine's connection to the directory has ended: %s", old.reason)
+            try:
+                self._publisher = self._make_publisher()
+            except Unavailable as error:
+                logger.info("the engine cannot list what others put: %s", error)
+                self._publisher = None
+            served.let_publish(self._publisher)
+
+    def let_put(self, is_open: bool) -> None:
+        """Set whether the engine accepts objects; if not, the node is asked, which also refuses."""
+        if self._served is not None:
+            self._served.let_put(is_open)
+
+    def look(self) -> bool:
+        """Tell the store what others read. Return whether the directory may list what was not
+        stored. For one thread at a time.
+        """
+        if self._served is None:
+            return False
+        served = self._served.take()
+        if len(served.read):
+            self._store.note_read(served.read)
+        return served.is_listed_in_vain
+
+    def close(self) -> None:
+        """Stop serving; current readers finish."""
+        if self._served is not None:
+            self._served.close()
+        self.look()
+        with self._renewing:
+            if self._served is not None:
+                self._served.let_publish(None)
+            self._served = self._publisher = None  # they hold the pool, and a connection

@@ -20,8 +20,7 @@ from mooncake_kernels.transfer import (
     TransferEngine,
 )
 
-from .arriving import Outcome
-from .destinations import Destination
+from .destinations import Destination, Outcome
 
 NewResult = PutResult | Literal["unsure"] | None
 

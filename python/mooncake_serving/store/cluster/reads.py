@@ -17,9 +17,14 @@ from ..checks import as_writable, check_pairs
 from ..directory import Holders
 from ..keyspace import Keyspace, StoreKey, StoreKeys
 from ..store import DAMAGED, Store
-from .arriving import Outcome
-from .copied import keep_copies
-from .destinations import BufferDestination, BytesDestination, Destination, PoolDestination
+from .destinations import (
+    BufferDestination,
+    BytesDestination,
+    Destination,
+    Outcome,
+    PoolDestination,
+    keep_copies,
+)
 from .hot_keys import HotKeys
 from .node import Node
 
@@ -283,7 +288,8 @@ class ClusterReader:
         if not len(words):
             return []
         verify = self._verifies()
-        are_read = self.node.read_directly(words, destinations, verify=verify)
+        self.node.check_process()
+        are_read = self.node.fast_path.read(words, destinations, verify=verify)
         if are_read is None:
             return self._find_and_read(words, destinations, verify=verify)
         outcomes = [Outcome.DONE] * len(destinations)

@@ -5,6 +5,7 @@ by address, and the node releases them.
 """
 
 import logging
+import random
 from collections import defaultdict
 from collections.abc import Sequence
 from concurrent.futures import Executor, Future, wait
@@ -15,21 +16,49 @@ from mooncake_kernels.errors import FailureKind, TransferError, Unavailable
 
 from ...rpc import Peers
 from ..directory import Member
-from .arriving import NOT_PINNED, Outcome, PendingRead, open_destinations
-from .backoff import PeerBackoff
-from .calls import NodeRpc
-from .candidates import Candidates
-from .destinations import Destination
-from .fetcher import Fetcher
-from .messages import MAX_KEYS, Missed, Pin, Pinned, Release, Released, key_bytes
+from .destinations import Destination, Outcome
+from .fetcher import NOT_PINNED, Fetcher, PendingRead, open_destinations
+from .membership import PeerBackoff
+from .messages import MAX_KEYS, Missed, NodeRpc, Pin, Pinned, Release, Released, key_bytes
 from .object_rpc import ObjectRpc
 
 logger = logging.getLogger(__name__)
 
 Read = tuple[Member, list[int], list[Outcome]]  # from which member, which ones, and their results
-
 PINS_AT_ONCE = 256  # at one holder: it has 4096 for all readers
 SOONER_BYTES = 4 << 20  # up to here computing a checksum is faster than an answer of the holder
+
+
+class Candidates:
+    """Members whose pools may have an object: those of one host first, the others in any order.
+
+    Args:
+        pools: for each pool that may have it, the members that serve it.
+        host: whose pools are asked first.
+    """
+
+    def __init__(self, pools: Sequence[Sequence[Member]], host: str):
+        self._by_pool = [list(served_by) for served_by in pools if served_by]
+        for served_by in self._by_pool:
+            if len(served_by) > 1:  # usually there is one, and this would be most of the work
+                random.shuffle(served_by)
+        if len(self._by_pool) > 1:
+            random.shuffle(self._by_pool)
+            self._by_pool.sort(key=lambda served_by: served_by[0].host != host)
+
+    def best(self) -> Member | None:
+        """The member to ask next; None: none is left."""
+        return self._by_pool[0][0] if self._by_pool else None
+
+    def drop_member(self) -> None:
+        """Drop the best member, which cannot be asked; others may serve its pool."""
+        del self._by_pool[0][0]
+        if not self._by_pool[0]:
+            del self._by_pool[0]
+
+    def drop_pool(self) -> None:
+        """Drop the pool of the best member, which has answered for it."""
+        del self._by_pool[0]
 
 
 class RemoteReader:

@@ -18,8 +18,8 @@ from ..store import Store
 from .cluster_giver import BEING_WRITTEN, DIRECT_S, PAUSE_S, ClusterGiver
 from .destinations import BufferDestination
 from .guards import Guard
+from .membership import check_preferred
 from .object_rpc import UNSURE, NewResult
-from .preferences import check_preferred
 from .put import ClusterPut, LocalPut, StagedPut
 from .reads import GONE
 from .retention import NORMAL, PUT_OPTIONS, prompt_options, put_arguments
@@ -341,7 +341,7 @@ class ClusterWriter(ClusterGiver):
             direct = self._put_listed(store, words, objects, make_options)
         elif is_normal and not (homes and self._are_here(words).any()):
             home = homes[0] if homes else None
-            direct = self.node.put_directly(words, objects, home, verify=self._verify > 0)
+            direct = self.node.fast_path.put(words, objects, home, verify=self._verify > 0)
         if direct is None:
             return self._put_claimed(words, objects, make_options(), preferred)
         results = [r if isinstance(r, PutResult) else PutResult.EXISTS for r in direct]
@@ -371,11 +371,11 @@ class ClusterWriter(ClusterGiver):
         objects: Sequence[Sequence[Buffer]],
         make_options: Callable[[], np.ndarray],
     ) -> list[NewResult] | None:
-        """Put many objects into this node's pool in one round trip, see ``Node.put_listed``."""
+        """Put many objects into this node's pool in one round trip, see ``FastPath.put_here``."""
         results = None
         with self.node.admission.enter():
             if self.node.admission.is_open:
-                results = self.node.put_listed(words, objects, make_options)
+                results = self.node.fast_path.put_here(words, objects, make_options)
         if results is not None:
             store.age_tail_first(words[_which(results, PutResult.STORED)])
         return results

@@ -21,6 +21,11 @@ from mooncake_kernels.errors import InvalidArgument
 MAX_HWM = 2**31 - 1  # an int of C
 MAX_PORT = 65_535  # ZeroMQ takes others modulo 65,536
 NOT_AN_ENDPOINT = (errno.EINVAL, errno.EPROTONOSUPPORT, errno.ENODEV, errno.ENOENT)
+NUMBER_BYTES = 8
+END = (-1).to_bytes(NUMBER_BYTES, "big", signed=True)
+WAIT_S = 2.0  # for the next answer
+MAX_EMPTY = 100_000  # empty batches of an answer: a day without changes
+Numbered = tuple[int, bytes]  # a batch's number and payload
 
 
 def listening(kind: int, op: str, argument: str, endpoint: Any, hwm: int) -> zmq.Socket[bytes]:
@@ -101,14 +106,6 @@ def _opened(
             ) from None
         raise OSError(error.errno, f"{op}: {argument} {endpoint}: {error.strerror}") from None
     return socket
-
-
-NUMBER_BYTES = 8
-END = (-1).to_bytes(NUMBER_BYTES, "big", signed=True)
-WAIT_S = 2.0  # for the next answer
-MAX_EMPTY = 100_000  # empty batches of an answer: a day without changes
-
-Numbered = tuple[int, bytes]  # a batch's number and payload
 
 
 class KeptBatches:

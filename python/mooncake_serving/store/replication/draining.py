@@ -18,9 +18,8 @@ from ..cluster.retention import PUT_OPTIONS, options_of, uniform_options
 from ..eviction.policy import pool_bytes
 from ..keyspace import are_in
 from ..store import Store
-from .changing import ReplicaChange
 from .placement import Placement, check_placement
-from .replicate import ANYWHERE, BATCH_KEYS, FreeBytes, ReplicationJob
+from .replicate import ANYWHERE, BATCH_KEYS, FreeBytes, ReplicaChange, ReplicationJob
 
 PAUSE_S = 0.01  # while others of this host finish their writes
 SAY_S = 5.0  # after which that is logged

@@ -8,7 +8,7 @@ from typing import NamedTuple
 from mooncake_kernels.errors import InvalidArgument
 
 from ..checks import check_bool, check_integer
-from ..cluster.preferences import check_preferred, preference
+from ..cluster.membership import check_preferred, preference
 from ..directory import Member
 
 

@@ -1,21 +1,29 @@
-"""Make copies of objects until there are enough: each on the next node that can take it."""
+"""Make copies of objects until there are enough, or move them; the last copy always stays."""
 
+import contextlib
+import random
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
 
+from mooncake_kernels.errors import TransferError, Unavailable
 from mooncake_kernels.pool import PutResult
 
 from ..cluster import Node
-from ..directory import Member
-from .copying import HERE, NO_HOLDER, copy_to
+from ..cluster.destinations import GONE, PoolDestination, keep_copies
+from ..cluster.directory_entries import in_parts
+from ..cluster.retention import uniform_options
+from ..directory import Holders, Member
 from .placement import Placement, place
 
+HERE = (PutResult.STORED, PutResult.EXISTS)
+NO_HOLDER = "no living pool has it"
 BATCH_KEYS = 128  # that one node is asked to take at once
 BATCH_BYTES = 256 << 20
 ANYWHERE = Placement(num_sampled=2, may_evict=True)
+LAST_COPY = "it is the last copy"
 
 
 @dataclass
@@ -170,6 +178,260 @@ class ReplicationJob:
             if not up:
                 copied.failed[i] = "it could not be brought up from the disk"
         return [i for i, up in zip(indices, is_up, strict=True) if up]
+
+
+class ReplicaChange:
+    """One change of the copies of n objects.
+
+    Args:
+        node: sends the requests to the others.
+        keys: ``[n, 2]`` uint64.
+        members: the live members.
+        options: ``[n]`` of ``PUT_OPTIONS``: how pools keep the copies; None: as after any put.
+        hide: whether what leaves the node's own pool is hidden, see ``Store.hide_keys``.
+    """
+
+    def __init__(
+        self,
+        node: Node,
+        keys: np.ndarray,
+        members: Sequence[Member],
+        options: np.ndarray | None = None,
+        *,
+        hide: bool = False,
+    ):
+        self._node = node
+        self._hide = hide
+        self._keys = keys
+        self._options = uniform_options(len(keys)) if options is None else options
+        self._members = members
+        self._staying = {m.pool for m in members if m.pool and not m.is_draining}
+        self._pools = [set(pools) for pools in node.entries.holders(keys)]
+        self._copied = ReplicationResult(np.zeros(len(keys), np.int64))
+        for i, pools in enumerate(self._pools):
+            if not pools:
+                self._copied.failed[i] = NO_HOLDER
+
+    def run(self, added: Sequence[Member], removed: Collection[str]) -> ReplicationResult:
+        """Copy to members, then remove from pools those objects that all of the members have."""
+        for target in added:
+            self._add(target, self._ready())
+        for pool in removed:
+            self._remove(pool, removed)
+        self._copied.num_copies[:] = [len(pools & self._staying) for pools in self._pools]
+        return self._copied
+
+    def _ready(self) -> list[int]:
+        return [i for i in range(len(self._keys)) if i not in self._copied.failed]
+
+    def _add(self, target: Member, indices: list[int]) -> None:
+        """Have a member take objects, or confirm that it has them."""
+        pools = [sorted(self._pools[i]) for i in indices]
+        results: Sequence[PutResult | str] = ["it is draining"] * len(indices)
+        if not target.is_draining:
+            results = copy_to(
+                self._node,
+                target,
+                self._keys[indices],
+                pools,
+                self._members,
+                self._options[indices],
+            )
+        for i, result in zip(indices, results, strict=True):
+            if result in HERE:
+                self._pools[i].add(target.pool)
+                self._copied.num_made += result is PutResult.STORED
+            else:
+                reason = result.name if isinstance(result, PutResult) else result
+                self._copied.failed[i] = f"{target.name}: {reason}"
+
+    def _remove(self, pool: str, removed: Collection[str]) -> None:
+        """Remove objects from a pool, but no last copy.
+
+        Others may be giving up their copies at the same time. Each first withdraws its own, unless
+        no other is listed, and only then looks for one that stays: so of two, at least one sees
+        that the other goes, and one is listed all the while.
+        """
+        indices = [i for i in self._ready() if pool in self._pools[i]]
+        if not indices:
+            return
+        with leaving(self._node, pool, self._keys[indices]) as (is_withdrawn, has_left):
+            for i, is_going in zip(indices, is_withdrawn.tolist(), strict=True):
+                if not is_going:
+                    self._copied.failed[i] = LAST_COPY
+            withdrawn = [i for i in indices if i not in self._copied.failed]
+            self._confirm(withdrawn, removed)
+            self._check_withdrawn(withdrawn, pool)
+            going = [i for i in indices if i not in self._copied.failed]
+            if not going:
+                return
+            if reason := drop_from(
+                self._node, pool, self._keys[going], self._members, hide=self._hide
+            ):
+                self._copied.failed.update(dict.fromkeys(going, reason))
+                return
+            has_left[np.isin(indices, going)] = True
+        for i in going:
+            self._pools[i].remove(pool)
+
+    def _confirm(self, indices: list[int], removed: Collection[str]) -> None:
+        """Have one holder that keeps each object confirm it: the directory may be wrong."""
+        by_pool = {m.pool: m for m in self._members if not m.is_draining}
+        keepers: dict[int, list[str]] = {}
+        for i, pools in zip(indices, self._holders(indices), strict=True):
+            if staying := self._staying.intersection(pools).difference(removed):
+                keepers[i] = sorted(staying)
+            else:
+                self._copied.failed[i] = LAST_COPY
+        while keepers:
+            pool = next(iter(keepers.values()))[0]
+            asked = [i for i, pools in keepers.items() if pools[0] == pool]
+            self._add(by_pool[pool], asked)
+            for i in asked:
+                others = keepers.pop(i)[1:]
+                if i in self._copied.failed and others:
+                    del self._copied.failed[i]
+                    keepers[i] = others
+
+    def _check_withdrawn(self, indices: list[int], pool: str) -> None:
+        """Keep what one of the pool's nodes has published again: others may rely on it."""
+        for i, pools in zip(indices, self._holders(indices), strict=True):
+            if pool in pools:
+                self._copied.failed.setdefault(i, "its pool has published it again")
+
+    def _holders(self, indices: list[int]) -> Holders:
+        return self._node.entries.holders(self._keys[indices])
+
+
+def copy_to(
+    node: Node,
+    target: Member,
+    keys: np.ndarray,
+    pools: Sequence[Sequence[str]],
+    members: Sequence[Member],
+    options: np.ndarray | None = None,
+) -> list[PutResult | str]:
+    """Have a pool take n objects, each from the first holder that can provide it.
+
+    Args:
+        node: sends the requests; the pool may be its own.
+        target: serves the pool; if it does not answer, others that serve the pool are asked.
+        keys: ``[n, 2]``.
+        pools: for each object, the names of the pools that have it.
+        members: the live members.
+        options: ``[n]`` of ``PUT_OPTIONS``: how the pool keeps them; None: as after any put.
+
+    Returns:
+        For each ``STORED`` or ``EXISTS``: the pool has it now; or why not.
+    """
+    options = uniform_options(len(keys)) if options is None else options
+    if target.pool == node.pool_name:
+        return _copy_here(node, keys, pools, options)
+    takers = [target.name]
+    takers += [m.name for m in members if m.pool == target.pool and m.name != target.name]
+    sources = [_sources(names, members, target) for names in pools]
+    results: list[PutResult | str] = [NO_HOLDER] * len(keys)
+    pending = [i for i in range(len(keys)) if sources[i]]
+    while pending and takers:
+        source = sources[pending[0]][0]
+        asked = [i for i in pending if source in sources[i]]
+        try:
+            answers = node.client.pull(takers[0], keys[asked], source, options=options[asked])
+        except (TransferError, Unavailable) as error:  # no other source would help
+            for i in pending:
+                results[i] = str(error)
+            del takers[0]
+            continue
+        for i, answer in zip(asked, answers, strict=True):
+            results[i] = answer
+            sources[i].remove(source)
+        pending = [i for i in pending if isinstance(results[i], str) and sources[i]]
+    return results
+
+
+def drop_from(
+    node: Node, pool: str, keys: np.ndarray, members: Iterable[Member], *, hide: bool = False
+) -> str:
+    """Have a node that serves a pool remove objects from it: "", or why none has.
+
+    ``hide``: in the own pool, by ``Store.hide_keys``.
+    """
+    if pool == node.pool_name and node.store is not None:
+        if hide:
+            node.store.hide_keys(keys)
+        for first, second in [] if hide else keys.tolist():
+            node.store.remove_key((first, second))
+        node.entries.withdraw(keys)
+        return ""
+    reason = f"nobody serves {pool}"
+    for member in members:
+        if member.pool == pool:
+            try:
+                node.client.drop(member.name, keys)
+                return ""
+            except (TransferError, Unavailable) as error:
+                reason = str(error)
+    return reason
+
+
+@contextlib.contextmanager
+def leaving(node: Node, pool: str, keys: np.ndarray) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+    """Withdraw those of ``[n, 2]`` objects from a pool that others have, so that they may leave it.
+
+    Yields:
+        ``[n]`` bool, which are withdrawn; and ``[n]`` bool, all false, to be set for those that
+        have left. What was withdrawn and has not left is published again.
+
+    Raises:
+        Unavailable: the directory does not answer.
+    """
+    has_left = np.zeros(len(keys), bool)
+    if pool == node.pool_name:  # it checks by itself what it has in the end
+        with node.entries.leaving(keys) as is_withdrawn:
+            yield is_withdrawn, has_left
+        return
+    is_withdrawn = np.ones(len(keys), bool)  # as far as is known, if there is no answer
+    try:
+        is_withdrawn = node.entries.give_up(pool, keys)
+        yield is_withdrawn, has_left
+    finally:
+        with contextlib.suppress(Unavailable):  # the pool's nodes tell it at their next look
+            for part in in_parts(keys[is_withdrawn & ~has_left]):
+                node.directory.publish(pool, part, is_copy=True)
+
+
+def _sources(pools: Iterable[str], members: Iterable[Member], target: Member) -> list[str]:
+    """Names of nodes that serve pools, those of the target's host first."""
+    serving = [m for m in members if m.pool in pools and m.pool != target.pool]
+    random.shuffle(serving)
+    return [m.name for m in sorted(serving, key=lambda m: m.host != target.host)]
+
+
+def _copy_here(
+    node: Node, keys: np.ndarray, pools: Sequence[Sequence[str]], options: np.ndarray
+) -> list[PutResult | str]:
+    if node.store is None:
+        return [f"{node.name} has no pool"] * len(keys)
+    with node.admission.enter():
+        if not node.admission.is_open:
+            return ["it is draining"] * len(keys)
+        destinations = [
+            PoolDestination(node.store, tuple(key), node.entries.copies, row)
+            for key, row in zip(keys.tolist(), options, strict=True)
+        ]
+        is_here = node.store.has_keys(keys)
+        for i in np.flatnonzero(is_here).tolist():
+            destinations[i].exists()
+        missing = np.flatnonzero(~is_here).tolist()
+        outcomes = node.read(
+            keys[missing], [destinations[i] for i in missing], [pools[i] for i in missing]
+        )
+        results: list[PutResult | str] = [PutResult.EXISTS] * len(keys)
+        for i, outcome in zip(missing, outcomes, strict=True):
+            results[i] = destinations[i].result or outcome.name
+        for i in keep_copies(node.store, node.entries, keys, destinations):
+            results[i] = GONE
+    return results
 
 
 def _words(result: PutResult | str) -> str:

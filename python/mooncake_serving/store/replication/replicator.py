@@ -15,10 +15,8 @@ from ..cluster import ClusterStore
 from ..cluster.retention import options_in, prompt_options, uniform_options
 from ..directory import Member
 from ..keyspace import StoreKey, StoreKeys
-from .changing import ReplicaChange
-from .copying import HERE
 from .placement import Placement, check_placement
-from .replicate import ANYWHERE, FreeBytes, ReplicationJob, ReplicationResult
+from .replicate import ANYWHERE, HERE, FreeBytes, ReplicaChange, ReplicationJob, ReplicationResult
 
 
 class Stored(NamedTuple):

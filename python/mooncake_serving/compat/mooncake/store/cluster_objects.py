@@ -14,8 +14,7 @@ from mooncake_kernels.transfer import Region
 from mooncake_serving.store import ClusterStore, Node, Replicator
 from mooncake_serving.store.cluster import ClusterPut
 from mooncake_serving.store.directory import Directory
-from mooncake_serving.store.replication.copying import drop_from
-from mooncake_serving.store.replication.replicate import ANYWHERE
+from mooncake_serving.store.replication.replicate import ANYWHERE, drop_from
 
 from ..codes import Failed
 from .buffers import Memory, Places

@@ -6,11 +6,11 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from mooncake_serving.store.cluster.arriving import Outcome
 from mooncake_serving.store.cluster.destinations import (
     BufferDestination,
     BytesDestination,
     Destination,
+    Outcome,
 )
 from mooncake_serving.store.keyspace import Keyspace
 
