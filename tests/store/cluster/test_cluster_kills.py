@@ -141,16 +141,16 @@ def test_a_silent_node_is_the_last_to_be_given_something(hosts):
     homes = [hosts.make("one", 64 * UNIT), hosts.make("two", 128 * UNIT)]
     writer = hosts.make("writer", 0)
     names = [home.node.name for home in reversed(homes)]
-    assert [member.name for member in writer.cluster._homes()] == names
+    assert [member.name for member in writer.cluster._writes.homes()] == names
     first = writer.node.member(names[0])
     writer.node.backoff.failed(first, TransferError(names[0], "closed"))
-    assert [member.name for member in writer.cluster._homes()] == names
+    assert [member.name for member in writer.cluster._writes.homes()] == names
     late = TransferError(names[0], "no answer", kind=FailureKind.TIMED_OUT)
     writer.node.backoff.failed(first, late)
-    assert [member.name for member in writer.cluster._homes()] == names[::-1]
+    assert [member.name for member in writer.cluster._writes.homes()] == names[::-1]
     writer.node.backoff._lasts_s = 0.0
     writer.node.backoff.failed(first, late)
-    assert [member.name for member in writer.cluster._homes()] == names
+    assert [member.name for member in writer.cluster._writes.homes()] == names
 
 
 def test_a_writer_is_killed_after_its_claim(hosts, start):

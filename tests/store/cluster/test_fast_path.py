@@ -17,8 +17,7 @@ from mooncake_kernels.metadata import bounded_socket
 from mooncake_kernels.pool import PutResult
 from mooncake_kernels.transfer import RedisPublisher
 from mooncake_serving.store import HotKeys, Quota, Store
-from mooncake_serving.store.cluster import cluster_giver, fast_path
-from mooncake_serving.store.cluster import writes as cluster_writer
+from mooncake_serving.store.cluster import fast_path, writes
 from mooncake_serving.store.directory import Claim, connect
 
 from ...metadata.support import RedisServer
@@ -344,13 +343,13 @@ class TestPuts:
         assert twin.node.pool_name == one.node.pool_name
         twin.node.set_draining(True)
         none.node.members(anew=True)
-        given, put = [], twin.cluster._give
+        given, put = [], twin.cluster._writes._give
 
         def give(_, *args):
             given.append(none.cluster.put("a", value(1)))
             return put(*args)
 
-        with replaced(twin.cluster, "_give", give):
+        with replaced(twin.cluster._writes, "_give", give):
             assert twin.cluster.put("a", value(2)) is STORED
         assert given == [BEING_WRITTEN]
         assert other.store.get("a") == value(2) and not one.store.exists("a")
@@ -360,8 +359,7 @@ class TestPuts:
         one, none = pair
         put = one.store.begin("a", UNIT)  # as an engine does
         timer = threading.Timer(0.02, put.abort)
-        for module in (cluster_writer, cluster_giver):
-            monkeypatch.setattr(module, "DIRECT_S", 60.0)
+        monkeypatch.setattr(writes, "DIRECT_S", 60.0)
         timer.start()
         assert one.cluster.put("a", value(1)) is STORED
         put = one.store.begin("b", 10)

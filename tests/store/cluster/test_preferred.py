@@ -176,7 +176,7 @@ def test_one_that_has_gone_takes_nothing(trio):
     error = Unavailable("no answer")
     error.timed_out = True
     one.node.backoff.failed(one.node.member(two.node.name), error)
-    with replaced(one.cluster, "_offer", lambda *_: pytest.fail("it was silent a moment ago")):
+    with replaced(one.cluster._writes, "_offer", lambda *_: pytest.fail("it was silent just now")):
         assert one.cluster.put("c", value(1), preferred=["host-1"]) is STORED
 
 
@@ -190,7 +190,7 @@ def test_one_that_hangs_is_waited_for_once(trio):
 
     with (
         replaced(one.node.fast_path, "put", directly),
-        replaced(one.cluster, "_offer", lambda *_: pytest.fail("it was silent a moment ago")),
+        replaced(one.cluster._writes, "_offer", lambda *_: pytest.fail("it was silent just now")),
     ):
         assert one.cluster.put("a", value(1), preferred=["host-1"]) is STORED
     assert holders(trio, "a") == ["0"]
@@ -226,7 +226,7 @@ def test_a_commit_that_fails_leaves_what_it_has_not_sent_open(trio):
     def fails(*_):
         raise Unavailable("the directory does not answer")
 
-    with replaced(one.cluster, "_put_each", fails), pytest.raises(Unavailable):
+    with replaced(one.cluster._writes, "put_each", fails), pytest.raises(Unavailable):
         one.cluster.commit_each(puts)
     assert one.cluster.commit_each(puts[1:]) == [STORED]
     assert holders(trio, 1, 2) == ["", "2"]

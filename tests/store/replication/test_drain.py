@@ -283,7 +283,10 @@ def test_who_has_not_heard_of_it_is_refused_and_asks_the_next(hosts, by_key):
         hosts.make("two"),
         hosts.make("three", 0, by_key=by_key),
     ]
-    assert [member.name for member in three.cluster._homes()] == [one.node.name, two.node.name]
+    assert [member.name for member in three.cluster._writes.homes()] == [
+        one.node.name,
+        two.node.name,
+    ]
     one.node.set_draining(True)
     with replaced(three.node, "members", lambda *_, **__: stale):
         stale = [replace(member, is_draining=False) for member in hosts.directory.members()]

@@ -25,7 +25,7 @@ class ClusterPut:
 
     Attributes:
         num_bytes: size of the object.
-        owner: the store that began it.
+        owner: began it, and commits it.
         result: of the commit; None before it, and after ``abort()``.
     """
 
@@ -102,7 +102,7 @@ class ClusterPut:
 
 
 class Owner(Protocol):
-    """The store that began a put."""
+    """What began a put."""
 
     def commit_each(self, puts: Sequence[ClusterPut]) -> list[PutResult]: ...
 
@@ -114,7 +114,7 @@ class LocalPut(ClusterPut):
         word: the key in the pool, ``[1, 2]``.
         put: in the pool.
         claimed_s: when the claim was requested, of ``time.monotonic``.
-        owner: the store.
+        owner: began it.
         settle: ends the claim if the object is not stored.
         guard: of the claim, which is ended later if the put is dropped.
     """
@@ -164,15 +164,17 @@ class StagedPut(ClusterPut):
 
     Args:
         key: of the object.
+        word: the same in a pool, ``[1, 2]``.
         num_bytes: its size.
         options: a row of ``PUT_OPTIONS``: how it is kept.
         preferred: who is asked first.
-        owner: the store.
+        owner: began it.
     """
 
     def __init__(
         self,
         key: StoreKey,
+        word: np.ndarray,
         num_bytes: int,
         options: np.void,
         preferred: Sequence[str],
@@ -180,6 +182,7 @@ class StagedPut(ClusterPut):
     ):
         super().__init__(num_bytes, owner)
         self.key = key
+        self.word = word
         self.options = options
         self.preferred = tuple(preferred)
         self.bytes = np.zeros(num_bytes, np.uint8)
