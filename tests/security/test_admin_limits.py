@@ -15,8 +15,8 @@ from mooncake_kernels.errors import InvalidArgument
 from mooncake_serving.store import Store
 from mooncake_serving.store.admin import AdminServer
 from mooncake_serving.store.admin import server as server_module
-from mooncake_serving.store.cli import main, saved_token
-from mooncake_serving.store.cli.admin_client import AdminClient
+from mooncake_serving.store.cli import main
+from mooncake_serving.store.cli.admin_client import AdminClient, find_token, saved_token
 
 from ..store.conftest import pool  # noqa: F401
 from ..store.surfaces.support import serving, url_of
@@ -151,18 +151,18 @@ def test_the_token_that_serve_saves(tmp_path, monkeypatch, capsys):
 
 def test_a_saved_token_goes_with_its_server(tmp_path, monkeypatch):
     monkeypatch.setenv("HOME", str(tmp_path))
-    with saved_token.saved(7, "first") as file:
-        assert saved_token.find("http://127.0.0.1:7") == "first"
-        assert saved_token.find("http://localhost:7/") == "first"
+    with saved_token(7, "first") as file:
+        assert find_token("http://127.0.0.1:7") == "first"
+        assert find_token("http://localhost:7/") == "first"
         for elsewhere in ("http://10.0.0.1:7", "http://evil.example:7", "unix:///x", "http://["):
-            assert saved_token.find(elsewhere) is None
-        with saved_token.saved(7, "second"):
+            assert find_token(elsewhere) is None
+        with saved_token(7, "second"):
             pass
-        assert saved_token.find("http://127.0.0.1:7") is None
+        assert find_token("http://127.0.0.1:7") is None
     assert not file.exists()
-    with saved_token.saved(7, "third"):
+    with saved_token(7, "third"):
         file.parent.chmod(0o750)
-    with pytest.raises(InvalidArgument, match="of mode 0700"), saved_token.saved(8, "x"):
+    with pytest.raises(InvalidArgument, match="of mode 0700"), saved_token(8, "x"):
         pass
 
 

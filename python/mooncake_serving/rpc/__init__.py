@@ -6,10 +6,9 @@ takes whatever arrives. How a request is carried out is its protocol's own busin
 threads, and what may be waited for there.
 """
 
-from .client import Call, Descriptors, RpcClient
+from .client import Call, Descriptors, Receiver, RpcClient
 from .messages import MAX_REASON, Codec, Message, Number, Reason, Refused
 from .peers import Peers
-from .receiver import Receiver
 
 __all__ = [
     "MAX_REASON",

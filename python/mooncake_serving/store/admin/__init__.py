@@ -11,9 +11,8 @@ Needs the packages of the extra ``store``. docs/store_admin.md has all routes.
 from mooncake_kernels.extras import needed_from
 
 with needed_from("store", __name__):
-    from .app import make_app
     from .cluster import Cluster, Draining
     from .node_cluster import NodeCluster
-    from .server import AdminServer
+    from .server import AdminServer, make_app
 
 __all__ = ["AdminServer", "Cluster", "Draining", "NodeCluster", "make_app"]

@@ -10,8 +10,7 @@ from fastapi import APIRouter, HTTPException, Query, Response
 from mooncake_kernels.pool import Key
 
 from ..directory import Member
-from .errors import NotHere
-from .models import DrainProgress, DrainRequest, MemberEntry, PoolEntry
+from .models import DrainProgress, DrainRequest, MemberEntry, NotHere, PoolEntry
 
 DrainState = Literal["idle", "draining", "left", "failed"]
 NO_DIRECTORY = "this store has no directory: it is of one host"

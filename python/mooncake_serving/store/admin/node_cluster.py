@@ -13,7 +13,7 @@ from mooncake_kernels.pool import Key
 
 from ..cluster import Node
 from ..directory import Member
-from ..replication.draining import DrainProgress, drain
+from ..replication.draining import DrainResult, drain
 from .cluster import Draining, DrainState
 
 logger = logging.getLogger(__name__)
@@ -40,7 +40,7 @@ class NodeCluster(Closing):
         self._is_draining = self._is_cancelled = self._is_closed = False
         self._is_wanted_again = False  # while a cancelled drain ends
         self._leave_disk = False  # of the drain that runs, or is wanted
-        self._drained = DrainProgress()
+        self._drained = DrainResult()
         self._error: str | None = None
 
     def members(self) -> Sequence[Member]:
@@ -124,7 +124,7 @@ class NodeCluster(Closing):
     def _begin(self) -> None:
         self._stop = threading.Event()
         self._is_cancelled = self._is_wanted_again = False
-        self._drained, self._error = DrainProgress(), None
+        self._drained, self._error = DrainResult(), None
         self._thread = threading.Thread(
             target=self._drain,
             args=(self._leave_disk, self._stop),
@@ -157,5 +157,5 @@ class NodeCluster(Closing):
         except Unavailable as error:
             logger.warning("%s tells the directory later that it stays: %s", self._node.name, error)
 
-    def _note(self, drained: DrainProgress) -> None:
+    def _note(self, drained: DrainResult) -> None:
         self._drained = drained

@@ -10,7 +10,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from mooncake_kernels.errors import InvalidArgument
 from mooncake_kernels.http_server import BodyRefused, CallerRefused, HostRule, read_body
 
-from .errors import problem
+from .models import problem
 
 MAX_BODY_BYTES = 64 << 10  # of any request
 

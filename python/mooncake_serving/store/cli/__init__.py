@@ -6,7 +6,7 @@ from typing import NoReturn
 
 from mooncake_kernels.command_line import run_command
 
-from .failure import Failed
+from .options import Failed
 
 EPILOG = """\
 exit status: 0 done; 1 not done, and why; 2 wrong arguments, files or servers
@@ -36,7 +36,7 @@ def _run(options: argparse.Namespace) -> int:
 
 def make_parser() -> argparse.ArgumentParser:
     """Declare all commands."""
-    from . import bench, drain, objects, serve, stat, top
+    from . import bench, drain, objects, serve, stat
 
     parser = _Parser(
         prog="mooncake-store",
@@ -45,7 +45,7 @@ def make_parser() -> argparse.ArgumentParser:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
-    for module in (serve, stat, top, objects, drain, bench):
+    for module in (serve, stat, objects, drain, bench):
         module.add_commands(commands)
     return parser
 

@@ -1,19 +1,24 @@
 """A client of admin servers, over TCP or a Unix socket."""
 
+import contextlib
 import http.client
+import ipaddress
 import socket
 import urllib.error
 import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 from mooncake_kernels import config
 from mooncake_kernels.errors import InvalidArgument
 from mooncake_kernels.metadata.url import without_secrets
-
-from . import saved_token
+from mooncake_kernels.private_files import first_line, private_folder, write_private
 
 TIMEOUT_S = 10
 SCHEMES = ("http://", "https://", "unix:///")
+FOLDER = "~/.cache/mooncake-kernels/admin-tokens"
 
 
 class AdminClient:
@@ -30,7 +35,7 @@ class AdminClient:
     def __init__(self, url: str, token: str | None):
         self._url = url.rstrip("/")
         self.url = without_secrets(self._url)
-        self._token = token or config.current().admin_token or saved_token.find(self._url)
+        self._token = token or config.current().admin_token or find_token(self._url)
 
     def request(self, path: str, body: bytes | None = None, *, method: str | None = None) -> bytes:
         """Send a request: ``method``, or else GET, or POST if there is a body of JSON.
@@ -99,3 +104,48 @@ class _UnixConnection(http.client.HTTPConnection):
         self.sock = socket.socket(socket.AF_UNIX)
         self.sock.settimeout(self.timeout)
         self.sock.connect(self._path)
+
+
+@contextlib.contextmanager
+def saved_token(port: int, token: str) -> Iterator[Path]:
+    """Save a token for the commands of this user, as long as its server lives.
+
+    Args:
+        port: that the server listens on, at a loopback address.
+        token: of it.
+
+    Raises:
+        InvalidArgument: the folder of tokens is not this user's alone.
+        OSError: it cannot be written to.
+    """
+    path = _path(port)
+    private_folder("serve", path.parent)
+    write_private(path, f"{token}\n")
+    try:
+        yield path
+    finally:
+        with contextlib.suppress(OSError, ValueError):
+            if first_line(path) == token:  # or it is another server's by now
+                path.unlink()
+
+
+def find_token(url: str) -> str | None:
+    """Return the saved token for a URL of this machine, None if there is none."""
+    try:
+        parts = urlsplit(url)
+        if not _is_here(parts.hostname or ""):
+            return None
+        return first_line(_path(parts.port or 80))
+    except (OSError, ValueError):
+        return None
+
+
+def _path(port: int) -> Path:
+    return Path(FOLDER).expanduser() / f"{socket.gethostname()}-{port}"  # homes may be shared
+
+
+def _is_here(host: str) -> bool:
+    try:
+        return host == "localhost" or ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False

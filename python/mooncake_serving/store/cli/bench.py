@@ -13,8 +13,7 @@ from mooncake_kernels.pool import Evicted, ObjectPool, PutResult
 
 from ..eviction.policy import pool_bytes
 from ..store import Store
-from .failure import Failed
-from .options import add_command, add_trust, as_bytes, as_seconds, open_pool
+from .options import Failed, add_command, add_trust, as_bytes, as_seconds, open_pool
 
 NAMESPACE = "mooncake-store bench"
 OPERATIONS = ("put", "get", "get_into", "view")

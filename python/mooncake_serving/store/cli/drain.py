@@ -11,8 +11,7 @@ from mooncake_kernels.errors import InvalidArgument
 from mooncake_kernels.metadata.url import without_secrets
 
 from .admin_client import SCHEMES, AdminClient
-from .failure import Failed
-from .options import add_command, add_token
+from .options import Failed, add_command, add_token
 
 POLL_S = 0.2
 

@@ -13,9 +13,9 @@ from mooncake_kernels.pool import PutResult
 from ..keyspace import key_text
 from ..object_list import list_objects
 from ..store import Store
-from .failure import Failed
 from .options import (
     KEY_HELP,
+    Failed,
     add_command,
     add_namespace,
     add_pool,

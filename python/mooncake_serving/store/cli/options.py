@@ -10,6 +10,11 @@ from mooncake_kernels.private_files import first_line
 
 from ..keyspace import NUM_DIGITS, Keyspace, StoreKey, parse_key
 
+
+class Failed(Exception):
+    """The command was understood but failed; the message says why."""
+
+
 UNITS = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30, "t": 1 << 40}
 KEY_HELP = (
     "a name; 0x and up to 16 hexadecimal digits: a prefix hash; 0x and 32 of them: a key as list "

@@ -21,7 +21,7 @@ from ..quotas import Quota, set_quota
 from ..ssd import SsdTier
 from ..store import Store
 from ..tiered import TieredStore
-from . import saved_token
+from .admin_client import saved_token
 from .options import (
     add_command,
     add_pool,
@@ -198,7 +198,7 @@ def run(options: argparse.Namespace) -> None:
         )
         if is_made and token is not None:
             try:
-                file = stack.enter_context(saved_token.saved(admin.port, token))
+                file = stack.enter_context(saved_token(admin.port, token))
             except OSError as error:
                 raise OSError(
                     f"serve: the token cannot be saved ({error}): give --token-file, --socket or "

@@ -5,7 +5,7 @@ import sys
 from rich.console import Console
 from rich.table import Table
 
-from .sample import Sample
+from .stat import Sample
 
 
 def console() -> Console:

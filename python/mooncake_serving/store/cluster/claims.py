@@ -1,4 +1,4 @@
-"""Which objects this node may write: asks the directory, and keeps its own threads apart."""
+"""Which objects this node may write: claims of keys, and admission to its pool."""
 
 import logging
 import threading
@@ -11,15 +11,21 @@ from mooncake_kernels.errors import Unavailable
 
 from ..directory import Claim, Directory, NotAMember
 from .directory_entries import DirectoryEntries, in_parts, words_of
-from .guards import Guard, is_active
 
 logger = logging.getLogger(__name__)
+
+# Locked while a block of code runs: others can see that it does. Ctrl-C at any moment leaves none
+# behind, because Python enters and leaves a lock's ``with`` block in one step each. A context
+# manager written in Python can be interrupted after it has noted that the block begins, or before
+# it notes the end.
+Guard = threading.Lock
 
 GRANTED, _, TAKEN, LISTED = map(int, Claim)  # looking up an enum's members is slow
 
 
 class Claims:
-    """Claims of a node. Thread-safe. Keys are ``[n, 2]`` uint64.
+    """Claims of a node: grants of the directory, kept apart by thread. Thread-safe. Keys are
+    ``[n, 2]`` uint64.
 
     To the directory all threads of a node are one member, which may claim again what it has. So
     what one of them is writing is refused to the others here, for as long as its guard is locked. A
@@ -148,3 +154,59 @@ class Claims:
         with self._lock:
             for word in words:
                 self._writing.pop(word, None)
+
+
+class Guards:
+    """Guards that are in use. Thread-safe."""
+
+    def __init__(self) -> None:
+        self._guards: set[weakref.ref] = set()
+
+    def new(self) -> Guard:
+        """Return one for a ``with`` block."""
+        guard = Guard()
+        self._guards.add(weakref.ref(guard, self._guards.discard))
+        return guard
+
+    def any(self) -> bool:
+        """Whether any such block is running."""
+        # Unlike tuple() and the like, copy() cannot be interrupted by the collection of a guard.
+        return any(map(is_active, self._guards.copy()))
+
+
+def is_active(guard: "weakref.ref[Guard]") -> bool:
+    """Whether the block runs."""
+    alive = guard()
+    return alive is not None and alive.locked()
+
+
+class Admission:
+    """A gate to a pool, for this node's callers and for requests of others. Thread-safe::
+
+        with admission.enter():
+            if admission.is_open:
+                ...  # put objects
+
+    To drain the pool, close the gate and wait until those inside are done: then the only new
+    objects are those of processes without a node.
+
+    Attributes:
+        is_open: whether those who have entered may put objects.
+    """
+
+    def __init__(self) -> None:
+        self.is_open = True
+        self._inside = Guards()
+
+    def set_open(self, is_open: bool) -> None:
+        """Open or close it; those inside stay."""
+        self.is_open = is_open
+
+    @property
+    def is_used(self) -> bool:
+        """Whether anyone is inside."""
+        return self._inside.any()
+
+    def enter(self) -> Guard:
+        """Enter for the duration of a ``with`` block, then look whether it is open."""
+        return self._inside.new()

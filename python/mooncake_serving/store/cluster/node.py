@@ -21,12 +21,11 @@ from mooncake_kernels.transfer import Region, TransferEngine
 from ...rpc import Peers
 from ..directory import Directory, Member
 from ..store import Store
-from .claims import Claims
+from .claims import Admission, Claims
 from .destinations import Destination, Outcome
 from .directory_entries import DirectoryEntries
 from .fast_path import FastPath
 from .fetcher import Fetcher
-from .guards import Admission
 from .locations import Locations
 from .membership import CachedStats, Lives, Membership, PeerBackoff, host_name, pool_name
 from .memory import RegisteredMemory, Staging

@@ -11,10 +11,10 @@ from mooncake_kernels.pool import PutResult
 from ...rpc import MAX_REASON, Peers
 from ..directory import Member
 from ..store import Store
+from .claims import Admission
 from .destinations import GONE, PoolDestination, Range, keep_copies
 from .directory_entries import DirectoryEntries
 from .fetcher import Fetch, Fetcher
-from .guards import Admission
 from .messages import PLACE, NodeRpc, Pull, Pulled, Release, Released, keys_of, reason_of
 from .remote_reads import RemoteReader
 

@@ -11,7 +11,7 @@ from mooncake_kernels.errors import InvalidArgument
 from mooncake_kernels.pool import ObjectPut, PutResult
 
 from ..keyspace import StoreKey
-from .guards import Guard
+from .claims import Guard
 
 
 class ClusterPut:

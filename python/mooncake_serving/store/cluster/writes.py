@@ -14,8 +14,8 @@ from mooncake_kernels.pool import PutResult, Retention
 from ..directory import Claim, Member
 from ..keyspace import StoreKeys
 from ..store import Store
+from .claims import Guard
 from .destinations import BufferDestination
-from .guards import Guard
 from .membership import preference
 from .node import Node
 from .node_client import Pulls

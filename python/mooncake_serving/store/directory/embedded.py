@@ -11,8 +11,20 @@ import numpy as np
 from mooncake_kernels.transfer import RedisPublisher
 
 from ..checks import check_callable
-from .arguments import KEY_BYTES, as_keys, as_member, as_name, as_range, as_ttl_s
-from .base import Claim, Directory, Holders, Member, NotAMember, Published
+from .base import (
+    KEY_BYTES,
+    Claim,
+    Directory,
+    Holders,
+    Member,
+    NotAMember,
+    Published,
+    as_keys,
+    as_member,
+    as_name,
+    as_range,
+    as_ttl_s,
+)
 
 
 class KeySet:

@@ -18,8 +18,21 @@ from mooncake_kernels.metadata.url import DEFAULT_PREFIX, parse_url
 from mooncake_kernels.transfer import RedisPublisher
 
 from . import redis_scripts as scripts
-from .arguments import KEY_BYTES, as_keys, as_member, as_name, as_range, as_ttl_s
-from .base import Claim, Directory, Holders, Member, NotAMember, Published, prefix_of
+from .base import (
+    KEY_BYTES,
+    Claim,
+    Directory,
+    Holders,
+    Member,
+    NotAMember,
+    Published,
+    as_keys,
+    as_member,
+    as_name,
+    as_range,
+    as_ttl_s,
+    prefix_of,
+)
 from .redis_scripts import Script, command_head, run_script
 
 FORMS = (

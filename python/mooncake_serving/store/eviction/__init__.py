@@ -5,11 +5,11 @@ look at all objects of the pool, about 0.1 us each: they are for evictions of ma
 (``evict_ratio``, a ``Watermark``), not of one.
 """
 
-from .belady import belady
 from .policy import (
     EvictionPolicy,
     LengthAware,
     Lfu,
+    belady,
     check_eviction,
     evict_in_order,
     largest_first,

@@ -11,7 +11,8 @@ The pool counts the uses, in its entries, so a process that evicts knows the use
 They start from zero when an object is stored again.
 """
 
-from collections.abc import Callable
+import heapq
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -24,6 +25,7 @@ from ..checks import check_positive
 EvictionPolicy = Callable[[ObjectPool, int], Evicted]
 
 HARD = 2  # of PoolObjects.retention
+NEVER = np.iinfo(np.int64).max
 
 
 def pool_bytes(pool: ObjectPool, num_bytes: np.ndarray) -> np.ndarray:
@@ -154,3 +156,51 @@ class LengthAware:
 
 lfu = Lfu()
 length_aware = LengthAware()
+
+
+def belady(keys: Sequence[int] | np.ndarray, capacity: int) -> np.ndarray:
+    """Return which accesses hit under optimal eviction, where all objects have one size.
+
+    An object that is needed again later than all those present is not stored at all. For
+    measurements only: it needs to know the future.
+
+    Args:
+        keys: ``[n]`` integers, in the order of access; one that is not found is stored.
+        capacity: how many objects there can be.
+
+    Returns:
+        ``[n]`` bool.
+
+    Raises:
+        InvalidArgument: capacity is negative.
+
+    Source: Belady, A study of replacement algorithms (IBM Systems Journal, 1966).
+    """
+    if capacity < 0:
+        raise InvalidArgument(f"belady: capacity must be at least 0, got {capacity!r}")
+    accesses = np.asarray(keys).tolist()
+    coming = next_uses(accesses)
+    found = np.zeros(len(accesses), bool)
+    held: dict[int, int] = {}  # the next use of each
+    latest: list[tuple[int, int]] = []  # a heap of (-next use, key), some of them outdated
+    for i, key in enumerate(accesses):
+        found[i] = held.pop(key, None) is not None
+        if coming[i] == NEVER:
+            continue
+        held[key] = coming[i]
+        heapq.heappush(latest, (-coming[i], key))
+        if len(held) > capacity:
+            while held.get(latest[0][1]) != -latest[0][0]:
+                heapq.heappop(latest)
+            del held[heapq.heappop(latest)[1]]
+    return found
+
+
+def next_uses(accesses: list[int]) -> list[int]:
+    """Time of the next access to each; ``NEVER`` if there is none."""
+    coming: list[int] = []
+    seen: dict[int, int] = {}
+    for i in range(len(accesses) - 1, -1, -1):
+        coming.append(seen.get(accesses[i], NEVER))
+        seen[accesses[i]] = i
+    return coming[::-1]

@@ -29,7 +29,7 @@ logger = logging.getLogger(__name__)
 
 
 @dataclass
-class DrainProgress:
+class DrainResult:
     """Progress of a node.
 
     Attributes:
@@ -60,9 +60,9 @@ def drain(
     *,
     placement: Placement = ANYWHERE,
     leave_disk: bool = False,
-    on_progress: Callable[[DrainProgress], object] = lambda drained: None,
+    on_progress: Callable[[DrainResult], object] = lambda drained: None,
     stop: threading.Event | None = None,
-) -> DrainProgress:
+) -> DrainResult:
     """Move all objects of a node's pool, and of a disk behind it, to others; then close the node.
 
     From the start it is given no new objects, and its own puts go to other nodes. An object is
@@ -102,7 +102,7 @@ def drain(
     if node.store is None:
         raise InvalidArgument(f"drain: node must have a pool, got {node.name} without")
     node.set_draining(True)
-    drained, stop = DrainProgress(), stop or threading.Event()
+    drained, stop = DrainResult(), stop or threading.Event()
     drainer = _Drainer(node, node.store, placement, leave_disk, drained, stop)
     if _is_served_by_others(node):
         drainer.leave_pool()
@@ -132,7 +132,7 @@ class _Drainer:
         store: Store,
         placement: Placement,
         leave_disk: bool,
-        drained: DrainProgress,
+        drained: DrainResult,
         stop: threading.Event,
     ):
         self._node = node

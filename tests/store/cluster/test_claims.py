@@ -2,7 +2,7 @@
 
 import gc
 
-from mooncake_serving.store.cluster.guards import Guards
+from mooncake_serving.store.cluster.claims import Guards
 
 
 class Cycle:
