@@ -233,7 +233,7 @@ def test_a_pin_lasts_as_long_as_a_view_of_it(pool):
     with pytest.raises(InvalidArgument, match="tensor: the object must be open"):
         pinned.tensor()
     assert pool.remove(KEY) and not pool.contains(KEY)
-    assert put(pool, KEY, 63 * 4096) is PutResult.STORED  # beside it, not over it
+    assert put(pool, KEY, 63 * 4096) is PutResult.STORED  # next to it, not over it
     assert (pool.stats().num_pins, pool.stats().doomed_bytes) == (1, 4096)
     np.testing.assert_array_equal(array, content(KEY, 4096))
     pool.close()

@@ -33,7 +33,7 @@ def test_a_killed_writer_leaves_nothing(pool):
         assert pool.begin(KEY, 1) is PutResult.BEING_WRITTEN and not pool.contains(KEY)
         assert pool.contains_each([KEY], or_written=True).all()
         os.kill(pid, signal.SIGKILL)
-        # A zombie, that nobody has waited for: it is known to be dead all the same.
+        # A zombie, that no one has waited for: it is known to be dead all the same.
         assert eventually(lambda: not pool.contains_each([KEY], or_written=True).any())
         assert pool.stats().num_writing == 1
         assert eventually(lambda: put(pool, KEY, 4096) is PutResult.STORED)

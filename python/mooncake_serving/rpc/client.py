@@ -47,7 +47,7 @@ class Call:
         return self.future.exception() if self.future.done() else None
 
     def stop_delivery(self) -> None:
-        """If the call has failed, let nobody wait until its request is delivered."""
+        """If the call has failed, no one waits until its request is delivered."""
         if self.failure is not None and self.ticket is not None:
             self.ticket.cancel()
 

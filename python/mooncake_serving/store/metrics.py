@@ -162,7 +162,7 @@ def _families(
     """A metric family for each field of the stores' values, by pool."""
     for name, (field, text) in fields.items():
         yield _family(
-            kind, name, text, {path: getattr(told, field) for path, told in values.items()}
+            kind, name, text, {path: getattr(value, field) for path, value in values.items()}
         )
 
 

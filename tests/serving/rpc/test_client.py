@@ -97,7 +97,7 @@ def test_a_call_that_fails_says_why(made, serve, answer, deadline_s, cause):
     assert not made.client._calls and made.peers.is_open(made.name)
 
 
-def test_an_answer_counts_once_and_only_from_whom_was_asked(made):
+def test_a_response_counts_once_and_only_from_the_engine_asked(made):
     call = made.client.start(made.name, request(made.client), WAIT_S)
     assert not made.client.take_response("another", Sum(call.number, 1))
     assert not made.client.take_response(made.name, Sum(call.number + 1, 2))

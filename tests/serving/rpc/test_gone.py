@@ -28,7 +28,7 @@ def send(peers: Peers, name: str, data: bytes) -> None:
     )
 
 
-def test_the_next_one_is_told(peers, transports):
+def test_the_next_one_is_notified(peers, transports):
     name = None  # at first a free port
     for number in range(3):
         with TransferEngine(name, transports=transports) as other:

@@ -1,4 +1,4 @@
-"""Connections are shared, kept, and closed when they fail and nobody uses them."""
+"""Connections are shared, kept, and closed when they fail and no one uses them."""
 
 from concurrent.futures import ThreadPoolExecutor
 
@@ -74,6 +74,6 @@ def test_closing_closes_also_those_in_use(made):
     assert not peers._leases, "a peer has its descriptors until nobody refers to it"
     for lease in (forgotten, used):
         lease.end()
-    for name in (made.name, "127.0.0.1:1"):  # nobody is connected to any more
+    for name in (made.name, "127.0.0.1:1"):  # no one is connected to any more
         with pytest.raises(TransferError, match="this side was closed"):
             peers.lease(name, WAIT_S)

@@ -13,7 +13,7 @@ class Cycle:
         self.itself = self
 
 
-def test_holds_may_be_collected_while_others_are_looked_at():
+def test_guards_can_be_collected_while_others_are_inspected():
     thresholds = gc.get_threshold()
     try:
         for num_allocations in range(60):  # up to the collection

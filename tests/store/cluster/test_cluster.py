@@ -44,7 +44,7 @@ def test_what_goes_for_a_quota_is_withdrawn(hosts):
     assert two.cluster.put(0, value(0)) is STORED
 
 
-def test_what_is_elsewhere_is_asked_for_once(hosts):
+def test_remote_objects_are_requested_once(hosts):
     one, two, none = hosts.make("one"), hosts.make("two"), hosts.make("none", 0)
     assert one.cluster.put("a", value(1)) is STORED
 
@@ -101,7 +101,7 @@ def test_what_others_put_into_a_pool_keeps_to_the_quotas_that_it_remembers(hosts
 
 
 def test_a_batch_that_evicts_its_own_beginning(hosts):
-    """The directory has what is in the pool in the end, and nobody has a claim to the rest."""
+    """The directory has what is in the pool in the end, and no one has a claim to the rest."""
     one, two = hosts.make("one", 8 * UNIT), hosts.make("two")
     keys = list(range(30))
     assert one.cluster.put_each(keys, [value(i) for i in keys]) == [STORED] * 30
@@ -168,7 +168,7 @@ def test_wrong_arguments_are_named(hosts, has_pool, is_there):
             call()
     assert two.cluster.get("a") == (value(1) if is_there else None)
     two.cluster.remove("a")
-    assert two.cluster.put("a", value(2)) is STORED  # nobody has a claim
+    assert two.cluster.put("a", value(2)) is STORED  # no one has a claim
 
 
 @pytest.mark.parametrize("is_there", [False, True])
@@ -282,13 +282,13 @@ def test_what_was_evicted_is_not_said_to_be_there(hosts):
     assert two.cluster.put(0, value(7)) is STORED and one.cluster.get(0) == value(7)
 
 
-def test_what_went_without_a_word_is_told_by_its_readers(hosts):
+def test_silent_eviction_is_reported_by_readers(hosts):
     one, two = hosts.several(2)
     one.cluster.put_each(range(3), [value(i) for i in range(3)])
     one.store.remove(1)
     assert two.cluster.exists(1)
     assert two.cluster.get_each(range(3)) == [value(0), None, value(2)]
-    assert eventually(lambda: not two.cluster.exists(1))  # its node is told, and nobody waits
+    assert eventually(lambda: not two.cluster.exists(1))  # its node is notified, and no one waits
     assert two.cluster.put(1, value(9)) is STORED
 
 

@@ -57,7 +57,7 @@ def test_a_with_block_commits_unless_it_fails(hosts):
     with pytest.raises(RuntimeError), begun(one, "b") as put:
         raise RuntimeError
     assert put.result is None and not two.cluster.exists("b")
-    with begun(two, "b") as put:  # nobody has a claim to it
+    with begun(two, "b") as put:  # no one has a claim to it
         write(put, seed=2)
     assert one.cluster.get("b") == value(2, UNIT)
 
@@ -103,7 +103,7 @@ def test_a_node_that_has_others_take_it(hosts, draining):
     assert put.commit() is STORED and two.store.get("a") == value(1, 3 * UNIT)
     assert one.cluster.begin("a", 3 * UNIT) is EXISTS
     other = begun(one, "b")
-    assert two.cluster.put("b", value(2)) is STORED  # nobody had a claim
+    assert two.cluster.put("b", value(2)) is STORED  # no one had a claim
     assert other.commit() is EXISTS and one.cluster.get("b") == value(2)
     dropped = begun(one, "c")
     dropped.abort()
@@ -113,7 +113,7 @@ def test_a_node_that_has_others_take_it(hosts, draining):
     assert two.cluster.put("c", value(2)) is STORED
 
 
-def test_nobody_takes_it(hosts):
+def test_no_node_takes_it(hosts):
     one = hosts.make("one", 0)
     with pytest.raises(Unavailable, match="no node with a pool"):
         one.cluster.begin("a", UNIT)

@@ -84,7 +84,7 @@ def test_what_is_put_anew_after_a_damaged_object_stays(hosts, tmp_path):
     assert found["status"].tolist() == [PINNED] and one.store.get("a") == value(2)
 
 
-def test_damage_is_told_of_each_object(hosts):
+def test_damage_is_reported_per_object(hosts):
     one, two = hosts.several(2)
     one.cluster.put_each(range(4), [value(i) for i in range(4)])
     damage(one.store, 2)
@@ -99,7 +99,7 @@ def test_damage_is_told_of_each_object(hosts):
     assert eventually(lambda: one.node.num_readers() == 0)
 
 
-def test_what_is_spoiled_on_its_way_is_told_of_that_object(hosts):
+def test_damage_in_transit_is_reported_per_object(hosts):
     one, two, three = hosts.several(3, by_key=False)
     one.cluster.put_each(range(4), [value(i) for i in range(4)])
     with one.store.view(2) as seen:
@@ -177,7 +177,7 @@ def test_what_is_given_is_compared_where_it_arrives(hosts):
     assert two.cluster.put("a", value(1)) is STORED and one.store.get("a") == value(1)
 
 
-def test_nobody_waits_for_the_release_of_what_is_proved(hosts):
+def test_no_one_waits_for_the_release_of_verified_objects(hosts):
     one, two = hosts.several(2, by_key=False)
     one.cluster.put("a", value(1))
     go_on = threading.Event()
@@ -283,7 +283,7 @@ def test_a_pin_that_is_answered_too_late_is_given_back(hosts):
 
 
 @pytest.mark.parametrize("row", [(0, 0, 1 << 60, 0), (0, 2**64 - 8, UNIT, 0), (7, 1, 1, 0), None])
-def test_a_holder_that_answers_nonsense_is_passed_over(hosts, row):
+def test_a_holder_with_invalid_responses_is_skipped(hosts, row):
     one, two, three = hosts.make("near"), hosts.make("far"), hosts.make("near", by_key=False)
     one.cluster.put("a", value(1))
     two.cluster.fetch(["a"])
@@ -342,7 +342,7 @@ def test_what_the_own_pool_has_lost_can_be_put_again(hosts):
     one.cluster.put_each(["a", "b"], [value(1), value(2)])
     two.cluster.fetch(["b"])
     for key in ("a", "b"):
-        one.store.remove(key)  # and nobody was told
+        one.store.remove(key)  # and no one was notified
     assert one.cluster.put_each(["a", "b"], [value(1), value(2)]) == [STORED, EXISTS]
     assert two.cluster.get("a") == value(1)
 
@@ -450,7 +450,7 @@ def test_a_put_is_published_late_if_the_directory_goes_in_between(hosts, away):
     assert eventually(lambda: two.cluster.get("a") == value(1))
 
 
-def test_a_directory_that_has_forgotten_all_is_told_anew(hosts, away):
+def test_a_directory_that_lost_everything_is_filled_again(hosts, away):
     one, two = hosts.make("one", directory=away, ttl_s=SHORT_TTL_S), hosts.make("two")
     one.cluster.put_each(range(5), [value(i) for i in range(5)])
     away.is_away = True  # or it might be told before somebody has looked

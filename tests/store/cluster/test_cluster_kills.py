@@ -162,7 +162,7 @@ def test_a_writer_is_killed_after_its_claim(hosts, start):
 
 
 def test_a_writer_is_killed_between_listing_and_storing(hosts, start):
-    """What is listed in vain is withdrawn by the pool's other node, when somebody misses it."""
+    """What is listed to no effect is withdrawn by the pool's other node, once missed."""
     here = hosts.make("here")
     with pool_file("listed") as path, Store.create(100 * UNIT, path) as store:
         writer, beside = start("there", path), hosts.make("there", store=store)
@@ -203,7 +203,7 @@ def test_a_holder_is_killed_after_the_bytes_were_read(hosts, start, verify, monk
         there.kill()
 
     with replaced(here.node._reader._fetcher, "read", killed):
-        # Their checksum says that the bytes are good, or nobody does.
+        # Their checksum says that the bytes are good, or no one does.
         assert here.cluster.get("a") == (value(1) if verify else None)
     assert here.cluster.fetch(["a"]) == [None] and here.store.stats().num_writing == 0
 
@@ -239,7 +239,7 @@ def test_a_writer_is_killed_anywhere(hosts, start, soak):
             for i in range(100):
                 expected = value(i, 1 + 37 * i)
                 assert here.cluster.get(i) in (None, expected), seed
-                # EXISTS is wrong until what the writer has listed in vain is withdrawn.
+                # EXISTS is wrong until what the writer has listed to no effect is withdrawn.
                 assert eventually(
                     lambda i=i: (
                         here.cluster.put(i, value(i, 1 + 37 * i)) is not BEING_WRITTEN

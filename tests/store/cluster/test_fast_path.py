@@ -159,7 +159,7 @@ class TestPuts:
     def pair(self, hosts):
         return hosts.make("one"), hosts.make("none", 0)
 
-    def test_nobody_is_asked_but_the_engine(self, pair):
+    def test_only_the_engine_is_asked(self, pair):
         one, none = pair
         assert none.node.homes()[0].publishes
         with fails(none.node.claims, "ask"), fails(one.node._server._handler, "handle"):
@@ -335,7 +335,7 @@ class TestPuts:
         put.commit()
         assert none.cluster.get("a") == value(1) == one.store.get("a")
 
-    def test_a_claim_ends_a_direct_put(self, hosts, pair):
+    def test_a_claim_ends_a_put_on_the_fast_path(self, hosts, pair):
         """Of two nodes of a pool one is draining: what it puts goes elsewhere."""
         one, none = pair
         twin = hosts.make("one", store=Store.open(one.store.pool.path))
@@ -354,7 +354,7 @@ class TestPuts:
         assert given == [BEING_WRITTEN]
         assert other.store.get("a") == value(2) and not one.store.exists("a")
 
-    def test_a_claimant_waits_for_the_direct_put_that_it_ends(self, hosts, pair, monkeypatch):
+    def test_a_claimant_waits_for_the_fast_path_put_that_it_ends(self, hosts, pair, monkeypatch):
         """Both would lose otherwise."""
         one, none = pair
         put = one.store.begin("a", UNIT)  # as an engine does
@@ -404,7 +404,7 @@ class TestPuts:
             one.node.entries.withdraw(words)
             assert not none.cluster.exists("a")
 
-    def test_what_was_listed_in_vain_is_withdrawn(self, hosts, monkeypatch):
+    def test_entries_without_an_object_are_withdrawn(self, hosts, monkeypatch):
         one = hosts.make("one", ttl_s=SHORT_TTL_S)
         none = hosts.make("none", 0, ttl_s=SHORT_TTL_S)
         assert one.node._served._publisher.publish(one.cluster.keyspace.keys(["lost"])).all()
@@ -422,7 +422,7 @@ class TestPuts:
         monkeypatch.setattr(served, "take", take_once)
         assert eventually(lambda: not none.cluster.exists("lost"))
 
-    def test_what_is_written_in_vain_is_looked_at_again(self, pair):
+    def test_unfinished_writes_are_looked_at_again(self, pair):
         """An object that went without a word, and was being put again when its node looked."""
         one, none = pair
         one.cluster.put("a", value(1))

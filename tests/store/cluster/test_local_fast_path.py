@@ -233,7 +233,7 @@ def test_a_draining_node_gives_it_to_others(pair):
 
 def test_a_publisher_that_breaks(pair):
     """It is not known whether it has listed the objects: they are claimed, and what it has listed
-    in vain is withdrawn.
+    to no effect is withdrawn.
     """
     one, two = pair
     publisher = one.node._served._publisher

@@ -73,7 +73,7 @@ def test_while_a_stopped_process_holds_its_pool(hosts):
     assert all(renewals)
 
 
-def test_what_is_told_when_the_membership_is_over_is_told_again(hosts):
+def test_updates_after_the_membership_expired_are_repeated(hosts):
     one = hosts.make("one", ttl_s=SHORT_TTL_S)
     hosts.directory.leave(one.node.name)
     one.store.put("a", value(1))
@@ -93,7 +93,7 @@ def test_a_node_that_cannot_tell_what_it_has_is_no_member(hosts):
     assert directory.members() == [] and eventually(lambda: set(threading.enumerate()) <= before)
 
 
-def test_reads_that_nobody_ends_are_over_while_the_directory_is_away(hosts):
+def test_reads_no_one_ends_expire_while_the_directory_is_away(hosts):
     directory = SomeDirectory(EmbeddedDirectory())
     one = hosts.make("one", directory=directory, ttl_s=SHORT_TTL_S)
     one.store.put("a", value(1))

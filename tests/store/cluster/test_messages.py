@@ -169,7 +169,7 @@ def test_one_message_that_fails_does_not_end_the_hearing(attacked, caplog):
     assert "is dropped" in caplog.text and "ZeroDivisionError" in caplog.text
 
 
-def test_answers_to_nobody_and_of_others_are_not_taken(attacked):
+def test_unexpected_responses_and_those_of_others_are_ignored(attacked):
     one, two, send = attacked
     client = one.node._rpc
     send(encode(messages.Released(client.next_number() + 1, True)))  # of the next question

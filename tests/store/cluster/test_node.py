@@ -168,7 +168,7 @@ def test_a_node_is_closed_while_others_read_it(hosts):
 
 
 @pytest.mark.parametrize("by_key", [True, False])
-def test_nobody_waits_for_a_node_that_is_closed(hosts, by_key):
+def test_no_one_waits_for_a_closed_node(hosts, by_key):
     """Its engine stays open. Who still takes it for a member is refused, and asks the next."""
     one, two = hosts.make("one", by_key=by_key), hosts.make("two", 32 * UNIT, by_key=by_key)
     none = hosts.make("none", 0, by_key=by_key)

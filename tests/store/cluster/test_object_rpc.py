@@ -156,7 +156,7 @@ def test_what_is_larger_than_an_answer_goes_by_address(hosts):
     assert not into[0].any() and bytes(into[1]) == value(1)
 
 
-def test_a_quota_is_asked_of_the_node(hosts):
+def test_quotas_are_checked_by_the_node(hosts):
     store = Store.create(64 * UNIT, quota=Quota(num_objects=2))
     one, none = hosts.make("one", store=store), hosts.make("none", 0)
     for i in range(3):
@@ -168,7 +168,7 @@ def test_a_quota_is_asked_of_the_node(hosts):
     assert none.cluster.put_each([5, 6, 7], three) == [STORED, STORED, PutResult.OVER_QUOTA]
 
 
-def test_what_is_on_a_disk_is_asked_of_the_node(hosts, tmp_path):
+def test_objects_on_a_disk_are_requested_from_the_node(hosts, tmp_path):
     tier = SsdTier(tmp_path / "tier", 512 << 20)
     store = TieredStore(ObjectPool.create(8 * UNIT), tier, min_uses=1)
     one, two = hosts.make("one", store=store), hosts.make("two")

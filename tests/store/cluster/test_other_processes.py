@@ -13,7 +13,7 @@ from .support import SHORT_TTL_S, UNIT, value
 MIB = 1 << 20
 
 
-def test_what_processes_without_a_node_put_and_evict_is_told(hosts):
+def test_changes_by_processes_without_a_node_are_published(hosts):
     one, two = hosts.several(2, ttl_s=SHORT_TTL_S)
     other = Store.open(one.store.pool.path)  # as in another process
     try:
@@ -28,7 +28,7 @@ def test_what_processes_without_a_node_put_and_evict_is_told(hosts):
         other.close()
 
 
-def test_what_comes_and_goes_between_two_looks_is_told(hosts):
+def test_changes_between_two_looks_are_published(hosts):
     one, two = hosts.several(2)
     listing, keys = one.node.entries, range(4)
     listing.publish_changes()
@@ -51,7 +51,7 @@ def test_what_comes_and_goes_between_two_looks_is_told(hosts):
         other.close()
 
 
-def test_what_others_have_withdrawn_wrongly_is_told_again(hosts):
+def test_wrongly_withdrawn_objects_are_published_again(hosts):
     one, two = hosts.several(2)
     one.cluster.put("a", value(1))
     hosts.directory.withdraw(one.node.pool_name, one.cluster.keyspace.keys(["a"]))
@@ -60,7 +60,7 @@ def test_what_others_have_withdrawn_wrongly_is_told_again(hosts):
     assert two.cluster.get("a") == value(1)
 
 
-def test_of_what_is_told_of_a_key_the_last_holds():
+def test_the_last_update_of_a_key_counts():
     keys = object_keys(np.arange(4), "")
 
     def objects(first, end, *ids):

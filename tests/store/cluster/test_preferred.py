@@ -248,7 +248,7 @@ def test_wrong_arguments(trio):
     assert not one.cluster.exists("a")
 
 
-def test_nobody_takes_it(hosts):
+def test_no_node_takes_it(hosts):
     none = hosts.make("none", 0)
     with pytest.raises(Unavailable, match="no node with a pool takes it"):
         none.cluster.put("a", value(1), preferred=["host-1"])

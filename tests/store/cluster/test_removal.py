@@ -44,7 +44,7 @@ def look_at_everything(hosts) -> None:
 
 @pytest.mark.parametrize("looks", [False, True])
 def test_the_answer_of_the_directory_is_lost(hosts, looks):
-    """Then nobody was asked to drop it; whoever tells of it again is told that it is removed."""
+    """Then no one was asked to drop it; whoever tells of it again is told that it is removed."""
     one = hosts.make("one")
     two = hosts.make("two", directory=Forgetful(hosts.directory, "remove"))
     one.cluster.put("a", value(1))
@@ -74,7 +74,7 @@ def test_what_a_node_finds_in_its_pool_when_it_comes_back(hosts):
     one, two = hosts.several(2)
     one.cluster.put_each(["a", "b"], [value(1), value(2)])
     one.cluster.close()
-    assert not two.cluster.remove("a")  # of which nobody knows just now
+    assert not two.cluster.remove("a")  # of which no one knows just now
     again = hosts.make("again", store=one.store)
     two.node.members(anew=True)
     assert two.cluster.get_each(["a", "b"]) == [None, value(2)]
@@ -191,7 +191,7 @@ def test_what_is_removed_while_the_membership_of_its_holder_is_over(hosts):
     one, two = hosts.several(2)
     one.cluster.put("a", value(1))
     hosts.directory.leave(one.node.name)
-    assert not two.cluster.remove("a")  # of whom nobody knows just now
+    assert not two.cluster.remove("a")  # of whom no one knows just now
     for _ in range(2):
         one.node.entries.publish_all()  # to a directory that does not serve the pool
     one.node._membership._renew_once()
@@ -339,7 +339,7 @@ def test_of_two_holders_one_copies_it_from_the_other(hosts):
     assert hosts_with(hosts.all, "a") == [] and not three.cluster.exists("a")
 
 
-def test_when_the_directory_is_away_a_copy_is_kept_and_told_later(hosts):
+def test_a_copy_is_kept_and_published_later_if_the_directory_is_away(hosts):
     away = SomeDirectory(hosts.directory)
     one, two = hosts.make("one"), hosts.make("two", directory=away)
     two.node._membership.refresh()

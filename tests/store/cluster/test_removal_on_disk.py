@@ -55,7 +55,7 @@ def test_the_remover_dies_before_the_holder_has_dropped_it(hosts, holding):
 def test_what_is_removed_while_the_membership_of_its_holder_is_over(hosts, holding):
     one, two = holding
     hosts.directory.leave(one.node.name)
-    assert not two.cluster.remove("a")  # of whom nobody knows just now
+    assert not two.cluster.remove("a")  # of whom no one knows just now
     one.node._membership._renew_once()
     assert is_nowhere(hosts, one)
 
@@ -73,7 +73,7 @@ def test_what_moves_between_a_removal_and_the_look(hosts, holding):
 def test_what_a_node_finds_on_its_disk_when_it_comes_back(hosts, holding):
     one, two = holding
     one.cluster.close()
-    assert not two.cluster.remove("a")  # of which nobody knows just now
+    assert not two.cluster.remove("a")  # of which no one knows just now
     again = hosts.make("again", store=one.store)
     two.node.members(anew=True)
     assert is_nowhere(hosts, again)

@@ -57,7 +57,7 @@ class World:
         return host
 
     def crash(self, host: Host) -> None:
-        """End a host as a kill does: the directory is not told."""
+        """End a host as a kill does: the directory is not notified."""
         with replaced(self.directory, "leave", lambda leave, name: None):
             host.close()
 

@@ -46,12 +46,12 @@ def test_what_is_written_in_place_and_taken_at_the_end(hosts):
 
 def test_a_put_of_what_is_there_changes_nothing(hosts):
     one, none = hosts.make("one"), hosts.make("none", 0)
-    one.store.put("a", value(1))  # and nobody is told
+    one.store.put("a", value(1))  # and no one is notified
     assert none.cluster.put("a", value(1), retention="hard") is PutResult.EXISTS
     assert kept_by(one.store, ["a"]) == [(0, 0)]
 
 
-def test_a_pull_without_a_word_keeps_them_normally(hosts):
+def test_a_pull_without_options_keeps_them_normally(hosts):
     one, two = hosts.several(2)
     one.cluster.put("a", value(1), retention="hard")
     keys = one.cluster.keyspace.keys(["a"])

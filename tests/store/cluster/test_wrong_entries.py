@@ -47,7 +47,7 @@ def test_what_a_reader_has_not_found_is_withdrawn_by_its_holder(hosts, by_key):
     one, two = hosts.make("one"), hosts.make("two", by_key=by_key)
     one.cluster.put_each(range(3), [value(i) for i in range(3)])
     for key in range(2):
-        one.store.remove(key)  # and nobody was told
+        one.store.remove(key)  # and no one was notified
     posted = []
 
     def post(post, name, message, deadline_s):
@@ -61,7 +61,7 @@ def test_what_a_reader_has_not_found_is_withdrawn_by_its_holder(hosts, by_key):
     assert two.cluster.put(0, value(0)) is STORED and two.cluster.exists(2)
 
 
-def test_a_holder_that_cannot_be_told_finds_it_by_itself(hosts):
+def test_a_holder_that_cannot_be_notified_finds_it_by_itself(hosts):
     one, two = hosts.several(2)
     one.cluster.put("a", value(1))
     one.store.remove("a")

@@ -31,7 +31,7 @@ KEYS = st.integers(0, NUM_KEYS - 1)
 SOME_KEYS = st.lists(KEYS, min_size=1, max_size=6, unique=True)
 WORDS = object_keys(np.arange(NUM_KEYS), "")
 INDEX = {tuple(words): i for i, words in enumerate(WORDS.tolist())}
-LONG_S = 600.0  # nobody's time runs out but when a rule says so
+LONG_S = 600.0  # no one's time runs out but when a rule says so
 
 
 def content(key: int) -> bytes:

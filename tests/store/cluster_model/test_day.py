@@ -1,4 +1,4 @@
-"""A day by a simulated clock: members and claims expire, heat decays, memory is swept.
+"""A day by a simulated clock: members and claims expire, use counts decay, memory is swept.
 
 The nodes are simulated; the directory, the placement and the hot keys are real. An oracle, which
 keeps times instead of lives, predicts what the directory must answer.

@@ -182,7 +182,7 @@ def test_objects_are_removed_from_all_pools(directory):
     assert claims(directory, B, 4) == [Claim.TAKEN]  # what is being written goes on
 
 
-def test_what_a_dead_pool_had_is_removed_from_nobody(world, directory):
+def test_objects_of_a_dead_pool_are_removed_from_no_pool(world, directory):
     join(directory, A, B)
     directory.publish("pool 1", keys(1))
     directory.publish("pool 2", keys(1))
@@ -228,7 +228,7 @@ def test_a_removal_is_forgotten_after_its_time(world, directory):
     directory.sweep()
 
 
-def test_who_removes_again_is_told_of_the_same_pools(world, directory):
+def test_a_repeated_removal_returns_the_same_pools(world, directory):
     """His first answer may have been lost, before he could ask them."""
     join(directory, A, B)
     directory.publish("pool 1", keys(1))

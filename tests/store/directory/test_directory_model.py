@@ -36,7 +36,7 @@ class DirectoryMachine(RuleBasedStateMachine):
         self.leaving = {}  # of a key the pools that are giving it up
 
     def bury(self, name) -> None:
-        """A member is no more; its pool is not if nobody else serves it."""
+        """A member is no more; its pool is not if no one else serves it."""
         member = self.members.pop(name)
         self.claims = {key: who for key, who in self.claims.items() if who != name}
         if member.pool and all(other.pool != member.pool for other in self.members.values()):

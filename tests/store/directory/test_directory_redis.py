@@ -73,7 +73,7 @@ def test_clusters_do_not_see_each_other(url):
         assert one.sweep() == ["pool 1"] and two.sweep() == [] and two.members() == [B]
 
 
-def test_a_password_is_used_and_not_told(start):
+def test_a_password_is_used_and_not_shown(start):
     server = start("--requirepass", SECRET)
     for url in (
         f"redis://:{SECRET}@127.0.0.1:{server.port}",
@@ -262,7 +262,7 @@ def test_a_server_that_answers_nonsense(nonsense, impatient):
                     CALLS[name](directory)
 
 
-def test_nobody_is_there():
+def test_no_server_is_there():
     with raw_server(lambda connection: None) as port:
         pass
     with RedisDirectory(f"redis://127.0.0.1:{port}/0") as directory:

@@ -70,7 +70,7 @@ def port_of(sentinel: redis.Redis) -> int:
 
 
 def test_a_failover_by_a_sentinel(servers, sentinel):
-    holding = reserved_port()  # where nobody listens
+    holding = reserved_port()  # where no one listens
     nobody = holding.getsockname()[1]
     shown = f"redis+sentinel://127.0.0.1:{nobody},127.0.0.1:{port_of(sentinel)}/kv"
     with connect(shown.replace("//", f"//:{PASSWORD}@") + "?db=1") as directory:

@@ -1,4 +1,4 @@
-"""What a pool's engine publishes with: only objects that nobody else has, or is writing."""
+"""What a pool's engine publishes with: only objects that no one else has, or is writing."""
 
 import pytest
 import redis
@@ -25,7 +25,7 @@ def redis_world(server, request):
     world.close()
 
 
-def test_what_nobody_has_is_listed(world):
+def test_new_objects_are_listed(world):
     directory = world.directory
     publisher = directory.publisher(A.pool)
     assert isinstance(publisher, RedisPublisher)

@@ -44,7 +44,7 @@ def test_its_own_objects_make_room(store):
     assert other.exists_each(range(40)).all()
 
 
-def test_what_goes_for_a_quota_is_told(store):
+def test_evictions_for_a_quota_are_reported(store):
     gone = []
     store.on_evicted.append(lambda keys: gone.extend(keys.tolist()))
     assert [store.put(i, bytes(UNIT)) for i in range(10)] == [STORED] * 10

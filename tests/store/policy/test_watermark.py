@@ -132,7 +132,7 @@ def test_a_policy_that_fails_is_logged_and_asked_again(caplog):
     assert caplog.text.count("could not evict") == 3
 
 
-def test_what_cannot_go_is_not_asked_for_at_each_put():
+def test_a_full_pool_is_not_evicted_from_at_each_put():
     noted = Noted()
     with make(eviction=noted) as store:
         store._watermark = Watermark(store, 0.5, 0.25, interval_s=NEVER_S)

@@ -61,7 +61,7 @@ def test_what_moves_is_kept_as_before(hosts):
 
 
 def test_while_all_hosts_write_and_read(hosts):
-    """Nothing that was acknowledged is lost, and nobody is told that it is not there."""
+    """Nothing that was acknowledged is lost, and no one is notified that it is not there."""
     made = hosts.several(3, 1 << 30)
     one, two, three = made
     acknowledged: list[int] = []
@@ -143,7 +143,7 @@ def test_stopped_while_another_process_writes(hosts, monkeypatch, caplog):
     assert drain(one.node).has_left
 
 
-def test_what_has_no_room_elsewhere_stays_and_is_told(hosts):
+def test_objects_without_room_elsewhere_stay_and_are_reported(hosts):
     one, two = hosts.several(2, 16 * UNIT)
     for i in range(10):
         two.store.put(f"mine/{i}", value(i), retention="hard")
@@ -213,7 +213,7 @@ def test_two_that_drain_give_each_other_nothing(hosts):
 def test_a_copy_that_the_directory_only_thinks_of_is_made_again(hosts):
     one, two = hosts.several(2)
     Replicator(one.cluster).put("a", value(1), replicas=2)
-    assert two.store.remove("a")  # and nobody is told
+    assert two.store.remove("a")  # and no one is notified
     drained = drain(one.node)
     assert drained.has_left and drained.num_copied == 1
     assert two.store.get("a") == value(1)
@@ -359,7 +359,7 @@ def test_who_came_in_before_is_waited_for(hosts, way):
     assert two.store.get(key) == value(seed) and one.node.name not in names(hosts)
 
 
-def test_a_node_that_drains_lets_nobody_count_on_what_it_has(hosts):
+def test_a_draining_node_lets_no_one_rely_on_what_it_has(hosts):
     one, two = hosts.several(2)
     one.cluster.put("a", value(1))
     two.cluster.fetch(["a"])

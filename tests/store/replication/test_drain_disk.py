@@ -166,7 +166,7 @@ def test_what_is_only_in_memory_and_cannot_be_moved_stays_there(hosts, with_disk
     """What is brought up evicts nothing: it would be lost, if it was not used enough."""
     one, two = with_disk(), hosts.make("two", 256 * UNIT)
     large = value(7, IN_POOL * UNIT)
-    assert one.cluster.put("large", large) is STORED  # there is no room beside it
+    assert one.cluster.put("large", large) is STORED  # there is no room for more
     assert only_on_disk(one.store) == set(range(NUM))
     one.store._demotion._min_uses = 1 << 10
     monkeypatch.setattr(SsdTier, "room_bytes", 0)

@@ -128,7 +128,7 @@ def test_a_file_that_was_cut_off(path):
 
 
 @pytest.mark.parametrize("bit", [0, 13])
-def test_flipped_bits_in_data_are_told_and_zeroed(path, bit, caplog):
+def test_flipped_bits_in_data_are_reported_and_zeroed(path, bit, caplog):
     record = make(path, sealed=True)[KEYS[-1]]
     damage(path, lambda image, i, _: image.__setitem__(i, image[i] ^ 1 << bit % 8), *_place(record))
     with opened(path) as tier, caplog.at_level(logging.WARNING):
@@ -197,7 +197,7 @@ def test_without_the_head_of_a_bucket_nothing_is_appended(path, how):
         assert read(tier, *KEYS, (1, 1)) == {*KEYS, (1, 1)}
 
 
-def test_a_head_that_is_damaged_is_told(path):
+def test_a_damaged_head_is_reported(path):
     make(path, sealed=True)
     damage(path, flip, 16, 16)
     with pytest.raises(InvalidArgument, match="path must be a tier, got .*, whose head is damaged"):

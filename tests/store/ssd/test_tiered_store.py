@@ -432,7 +432,7 @@ def test_wrong_options(opened, options, message):
     with pytest.raises(InvalidArgument, match=message):
         opened(**options)
     assert set(threading.enumerate()) <= before
-    assert put(opened(), 0) == [STORED]  # nobody has the file open
+    assert put(opened(), 0) == [STORED]  # no one has the file open
 
 
 def test_a_pool_that_cannot_be_made_or_opened_leaves_the_tier_closed(tmp_path):
@@ -447,7 +447,7 @@ def test_a_pool_that_cannot_be_made_or_opened_leaves_the_tier_closed(tmp_path):
         with pytest.raises(error, match="pool"):
             call(tier)
         with SsdTier(tmp_path / "tier", 8 * BUCKET, bucket_bytes=BUCKET):
-            pass  # nobody has the file open
+            pass  # no one has the file open
 
 
 def test_a_pool_has_one_tiered_store_at_a_time(tmp_path):

@@ -209,7 +209,7 @@ def test_a_removal_that_the_disk_cannot_record_yet_is_recorded_at_the_end(
     assert num_failures == 2 and not opened().exists(0)
 
 
-def test_it_is_told_what_went_from_both(opened):
+def test_objects_gone_from_both_are_reported(opened):
     """What the disk could not take, and not what it has."""
     store, told = opened(), set()
     store.on_evicted.append(lambda keys: told.update(keys[:, 0].tolist()))

@@ -106,7 +106,7 @@ def test_health_and_metrics(client, store, pool):
     assert f'mooncake_kernels_store_objects{{pool="{pool.path}"}} 1.0' in answer.text
 
 
-def test_a_pool_that_does_not_answer_is_told(client, store, monkeypatch):
+def test_a_pool_that_does_not_answer_is_reported(client, store, monkeypatch):
     def stats():
         raise TimeoutError("a stopped process holds the pool")
 
@@ -239,7 +239,7 @@ def test_members_and_pools_of_a_cluster(of_cluster, pool):
     assert pools[1]["fragmentation"] is None
 
 
-def test_what_is_removed_is_told(of_cluster, cluster, pool):
+def test_removals_are_reported(of_cluster, cluster, pool):
     pool.put_from((1, 2), b"x")
     assert of_cluster.delete(f"/objects/{key_text((1, 2))}").status_code == 204
     assert of_cluster.delete(f"/objects/{key_text((1, 2))}").status_code == 404

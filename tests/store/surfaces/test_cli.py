@@ -93,7 +93,7 @@ def test_sigint_ends_serve_and_a_pool_that_was_there_stays(path):
     assert path.exists()
 
 
-def test_a_router_is_told_what_the_pool_already_has(path):
+def test_a_router_is_notified_of_what_the_pool_already_has(path):
     """Whenever it comes: the snapshot is published before anyone can hear it."""
     with ObjectPool.create(1 << 20, path) as pool:
         for key in range(5):
@@ -230,7 +230,7 @@ def test_a_disk_behind_the_pool(path, tmp_path, run):
     assert disk.stat().st_ino == before and path.exists()  # for they were there
 
 
-def test_nobody_reads_the_output(pool, path):
+def test_no_one_reads_the_output(pool, path):
     pool.put_from((1, 2), bytes(200_000))
     reader, writer = os.pipe()
     os.close(reader)
@@ -449,7 +449,7 @@ def test_what_is_no_admin_server(run, answer, words):
             thread.join()
 
 
-def test_a_drain_that_was_cancelled_is_told_as_that(pool, run):
+def test_a_cancelled_drain_is_reported_as_such(pool, run):
     from mooncake_serving.store.admin import AdminServer, Draining
 
     class Cluster:

@@ -60,7 +60,7 @@ def test_members_and_objects(served, cluster):
     assert entry["num_bytes"] == len(VALUE) and cluster.get("x") == VALUE
 
 
-def test_what_is_removed_or_evicted_is_told_to_the_directory(served, cluster):
+def test_removals_and_evictions_reach_the_directory(served, cluster):
     _, _, client = served
     for remove in (
         lambda key: client.delete(f"/objects/{key}"),

@@ -120,7 +120,7 @@ def test_what_is_published_is_heard(endpoints, form):
         ]
 
 
-def test_of_all_namespaces_whole_keys_are_told():
+def test_whole_keys_are_published_for_all_namespaces():
     with EventPublisher(TCP) as publisher, listening(publisher) as heard:
         tell_stored(publisher, np.array([[1, 2**64 - 1]], np.uint64))
         assert hear(heard, 1) == [(BlockStored, [bytes(7) + b"\x01" + b"\xff" * 8])]
@@ -314,7 +314,7 @@ def test_a_slow_subscriber_has_it_all_in_the_end(monkeypatch):
     assert replays
 
 
-def test_stopped_and_killed_subscribers_hold_up_nobody(publisher, monkeypatch):
+def test_stopped_and_killed_subscribers_delay_no_one(publisher, monkeypatch):
     monkeypatch.setattr(publisher_module, "MAX_BATCH", 1)
     with subprocess.Popen(
         [sys.executable, "-c", STALLED, publisher.endpoint],
@@ -364,14 +364,14 @@ def test_a_killed_publisher_that_comes_again_is_a_gap(tmp_path):
             assert not heard.receive(WAIT_S).is_after_gap
 
 
-def test_silence_is_told(monkeypatch):
+def test_silence_is_reported(monkeypatch):
     monkeypatch.setattr(publisher_module, "HEARTBEAT_S", 0.01)
     with EventPublisher(TCP) as publisher, subscribe(publisher.endpoint) as heard:
         first, second = heard.receive(WAIT_S), heard.receive(WAIT_S)
     assert first.events == second.events == [] and second.sequence == first.sequence + 1
 
 
-def test_silence_is_told_while_replays_are_asked_for(monkeypatch):
+def test_silence_is_reported_while_replays_are_requested(monkeypatch):
     monkeypatch.setattr(publisher_module, "HEARTBEAT_S", 0.2)
     with (
         EventPublisher(TCP, replay_endpoint=TCP) as publisher,
@@ -404,7 +404,7 @@ def test_closing_sends_what_is_queued(publisher):
     assert eventually(lambda: not [one for one in threading.enumerate() if one.name == "kv-events"])
 
 
-def test_what_threads_do_is_told_once(publisher):
+def test_changes_by_threads_are_published_once(publisher):
     with listening(publisher) as heard:
 
         def life(first):

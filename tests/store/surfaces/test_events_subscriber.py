@@ -190,7 +190,7 @@ def test_replays_that_are_nonsense(publisher, answers, monkeypatch):
         assert numbers(heard, 1) == [(4, False)]
 
 
-def test_nobody_answers(publisher, monkeypatch):
+def test_no_one_answers(publisher, monkeypatch):
     monkeypatch.setattr(replay_module, "WAIT_S", 0.2)
     with listening(publisher) as heard:
         heard._replay_endpoint = "tcp://127.0.0.1:1"
@@ -269,7 +269,7 @@ class Cable:
 
 
 def test_a_publisher_whose_host_has_vanished_is_connected_to_anew(publisher, monkeypatch):
-    """A subscriber says nothing by itself, and so would never learn that nobody is there."""
+    """A subscriber says nothing by itself, and so would never learn that no one is there."""
     monkeypatch.setattr(subscriber_module, "PING_S", 0.1)
     monkeypatch.setattr(subscriber_module, "GONE_S", 0.5)
     cable = Cable(int(publisher.endpoint.rpartition(":")[2]))

@@ -42,7 +42,7 @@ def test_nothing_else_imports_them(path):
         ("mooncake_kernels.triton", "triton", "gpu"),
     ],
 )
-def test_a_missing_package_is_told_with_its_extra(module, packages, extra):
+def test_a_missing_package_is_reported_with_its_extra(module, packages, extra):
     code = f"""
 import importlib, sys
 import mooncake_serving.store

@@ -33,7 +33,7 @@ def scrape(collector) -> dict[tuple[str, str], float]:
     return values
 
 
-def test_what_is_told(pool):
+def test_what_is_reported(pool):
     store = Store(pool, evict_ratio=0)
     store.put("a", bytes(4097))
     store.get("a")
@@ -75,7 +75,7 @@ def tiered(pool, tmp_path):
         yield store
 
 
-def test_a_disk_is_told_of(pool, tiered):
+def test_a_disk_is_reported(pool, tiered):
     tiered.put_each(range(10), [bytes(4096)] * 10)
     tiered.evict(4 * 4096)
     assert tiered.flush() and tiered.get(9) == bytes(4096)
@@ -145,7 +145,7 @@ def test_several_stores_and_closed_ones(pool):
     assert {path for _, path in scrape(collector)} == {pool.path}, "all or none"
 
 
-def test_a_pool_that_is_opened_again_is_told_again(path):
+def test_a_pool_that_is_reopened_is_reported_again(path):
     collector = metrics.StoreCollector()
     for _ in range(3):
         with ObjectPool.create(4096, path) as made:

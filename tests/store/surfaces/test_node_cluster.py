@@ -18,7 +18,7 @@ from ..support import eventually
     "error, told",
     [(OSError(5, "disk"), "disk"), (TimeoutError(), "TimeoutError"), (KeyError("x"), "x")],
 )
-def test_a_drain_that_fails_is_told_and_may_be_begun_again(error, told):
+def test_a_failed_drain_is_reported_and_can_be_repeated(error, told):
     hosts = Hosts(EmbeddedDirectory())
     try:
         one, two = hosts.several(2)

@@ -46,7 +46,7 @@ class NodeCluster(Closing):
     def members(self) -> Sequence[Member]:
         if not self._drained.has_left:
             return self._node.members()
-        # The node, which has left, is not told of changes any more.
+        # The node, which has left, is not notified of changes any more.
         return sorted(self._node.directory.members(), key=lambda member: member.name)
 
     def own_name(self) -> str:
@@ -138,7 +138,7 @@ class NodeCluster(Closing):
         try:
             drained = drain(self._node, leave_disk=leave_disk, on_progress=self._note, stop=stop)
             self._note(drained)
-        except Exception as error:  # whatever it is, whoever asks is told
+        except Exception as error:  # whatever it is, it is reported to whoever asks
             logger.warning("%s was not drained", self._node.name, exc_info=True)
             self._error = str(error) or type(error).__name__
         finally:

@@ -83,8 +83,8 @@ def _cancel(client: AdminClient, options: argparse.Namespace) -> None:
 def _progress(client: AdminClient) -> dict[str, Any]:
     """What ``GET /drain`` answers."""
     try:
-        told = json.loads(client.request("/drain"))
+        status = json.loads(client.request("/drain"))
         names = ("state", "error", "num_failed", "num_on_disk", "is_accepting")
-        return {name: told[name] for name in names}
+        return {name: status[name] for name in names}
     except (json.JSONDecodeError, UnicodeDecodeError, LookupError, TypeError):
         raise client.is_none("it does not tell how far it has drained") from None

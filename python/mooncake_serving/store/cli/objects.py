@@ -118,7 +118,7 @@ def run_put(options: argparse.Namespace) -> None:
 
 
 def _read(file: str, most: int) -> bytes:
-    """The bytes of a file, or of standard input: no more than so many."""
+    """The bytes of a file, or of standard input: no more than that many."""
     with contextlib.ExitStack() as stack:
         stream = sys.stdin.buffer if file == "-" else stack.enter_context(Path(file).open("rb"))
         parts = []

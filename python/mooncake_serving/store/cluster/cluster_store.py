@@ -325,7 +325,7 @@ class ClusterStore(Closing):
 
         Returns:
             As ``Store.put_from``, of all hosts. ``STORED`` also if the directory went away after it
-            has granted a claim: then it is told later.
+            has granted a claim: then it is notified later.
 
         Raises:
             InvalidArgument: as ``Store.put_from``.
@@ -344,7 +344,7 @@ class ClusterStore(Closing):
         position: int = 0,
         preferred: Sequence[str] = (),
     ) -> list[PutResult]:
-        """Store many objects, in their order; the directory is asked and told once.
+        """Store many objects, in their order; the directory is queried and notified once.
 
         An error ends the call: later objects are not stored.
 
@@ -399,7 +399,7 @@ class ClusterStore(Closing):
 
             put = cluster.begin(key, sum(layer.nbytes for layer in layers))
             if isinstance(put, PutResult):
-                return  # EXISTS somewhere, BEING_WRITTEN by somebody else, or FULL
+                return  # EXISTS somewhere, BEING_WRITTEN by another writer, or FULL
             with put:
                 put.view[first:last] = layer  # each as it comes; or put.buffer, if it is on a GPU
 
@@ -441,7 +441,7 @@ class ClusterStore(Closing):
 
     def commit_each(self, puts: Sequence[ClusterPut]) -> list[PutResult]:
         """Commit the puts that ``begin_each`` returned, see ``ClusterPut.commit``; the directory is
-        told once.
+        notified once.
 
         An error ends the call: puts committed before it are visible, the rest are still open.
         """

@@ -29,7 +29,7 @@ from .retention import put_arguments
 logger = logging.getLogger(__name__)
 
 NOT_READ = -1
-MAX_PUT_BYTES = 4 << 20  # above, asking whether they exist costs little beside sending them
+MAX_PUT_BYTES = 4 << 20  # above, asking whether they exist costs little compared with sending them
 
 
 class FastPath:
@@ -129,9 +129,9 @@ class FastPath:
         verify: bool,
     ) -> list[NewResult] | None:
         """Put n objects into a pool, if its node's engine also publishes them, and none of them is
-        known to be somewhere. Objects that somebody has, or is writing, are not stored.
+        known to be somewhere. Objects that others have, or are writing, are not stored.
 
-        Nobody is asked beforehand, so it is for few bytes: they may be sent in vain.
+        No one is asked beforehand, so it is for few bytes: they may be sent to no effect.
 
         Args:
             keys: ``[n, 2]``.
@@ -140,7 +140,7 @@ class FastPath:
             verify: whether what has arrived is compared with what is here.
 
         Returns:
-            For each ``STORED``; ``BEING_WRITTEN`` by somebody else; None: it is to be put another
+            For each ``STORED``; ``BEING_WRITTEN`` by another writer; None: it is to be put another
             way, which also finds out why; ``UNSURE``: likewise, but it may be listed without being
             anywhere. None instead of a list: all are to be put another way.
         """

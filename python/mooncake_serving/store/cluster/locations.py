@@ -50,9 +50,9 @@ class Locations:
                     if now < until:
                         pools[i], is_remembered[i] = names, True
         if asked := [i for i, known in enumerate(is_remembered) if not known]:
-            told = self._ask(keys[asked])
-            self.remember(keys[asked], told)
-            for i, names in zip(asked, told, strict=True):
+            answers = self._ask(keys[asked])
+            self.remember(keys[asked], answers)
+            for i, names in zip(asked, answers, strict=True):
                 pools[i] = names
         return pools, is_remembered
 

@@ -140,7 +140,7 @@ class Membership:
         """Tell the directory of a change now.
 
         Raises:
-            Unavailable: the directory does not answer; it is told later.
+            Unavailable: the directory does not answer; it is notified later.
         """
         if self._renew_or_join():
             self._entries.publish_all()

@@ -229,7 +229,7 @@ class Node(Closing):
         """Set whether the node accepts no new objects, and puts its own into other pools.
 
         Raises:
-            Unavailable: the directory does not answer; it is told later.
+            Unavailable: the directory does not answer; it is notified later.
         """
         self.check_process()
         self.admission.set_open(not is_draining)
@@ -458,7 +458,7 @@ def _return_engine(engine: TransferEngine) -> None:
 def _close_at_exit(node: Closing) -> None:
     """Close a node when the interpreter exits, unless ``_needs_no_closing`` is called before.
 
-    Its engine, its store and its directory are closed later, or by nobody.
+    Its engine, its store and its directory are closed later, or not at all.
     """
     _open.add(node)
 

@@ -99,7 +99,7 @@ class NodeClient:
     ) -> list[PutResult | None]:
         """Have a node's engine store n objects, see ``ObjectRpc.put``. They are not published.
 
-        An engine cannot be told how to keep them: whatever is kept longer than normally
+        An engine takes no such options: whatever is kept longer than normally
         (``options``) is left to the node, and positions are lost.
         """
         results: list[PutResult | None] = [None] * len(keys)

@@ -1,7 +1,7 @@
 """Access to objects of other pools by key: a holder's engine looks them up and answers at once.
 
 It does so without running Python there, so it cannot do what only the node can (use a disk, check a
-quota, make room): then the node is asked, see ``remote.py`` and ``asking.py``.
+quota, make room): then the node is asked, see ``remote_reads.py`` and ``node_client.py``.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -27,7 +27,7 @@ NewResult = PutResult | Literal["unsure"] | None
 OUTCOMES = {
     ObjectStatus.ABSENT: Outcome.ABSENT,
     ObjectStatus.DONE: Outcome.DONE,  # unless the read fails
-    ObjectStatus.DAMAGED: Outcome.SPOILED,  # its node is told, and drops it
+    ObjectStatus.DAMAGED: Outcome.SPOILED,  # its node is notified, and drops it
     ObjectStatus.BUSY: Outcome.BUSY,
     ObjectStatus.DOES_NOT_FIT: Outcome.NOT_TAKEN,
 }
@@ -121,7 +121,7 @@ class ObjectRpc:
             try:
                 for i, num_bytes in enumerate(reply.object_bytes.tolist()):
                     if outcomes[i] is Outcome.NOT_TAKEN:
-                        destinations[i].open(num_bytes)  # which tells it its size
+                        destinations[i].open(num_bytes)  # which gives it its size
                     elif outcomes[i] is Outcome.DONE:
                         ranges = destinations[i].open(num_bytes)
                         if ranges is None:
@@ -233,7 +233,7 @@ class ObjectRpc:
         *,
         verify: bool,
     ) -> list[NewResult] | None:
-        """Have a holder list objects in the directory and store them, if nobody has or writes them.
+        """Have a holder list objects in the directory and store them, if no one has or writes them.
 
         Args:
             peer: the holder.
@@ -243,7 +243,7 @@ class ObjectRpc:
             verify: compare what has arrived with what is here.
 
         Returns:
-            For each ``STORED``; ``BEING_WRITTEN`` into this pool by somebody else; None: it did
+            For each ``STORED``; ``BEING_WRITTEN`` into this pool by another writer; None: it did
             not; ``UNSURE``: nor that, but it may have listed it. None instead of a list: it does
             not do that.
 

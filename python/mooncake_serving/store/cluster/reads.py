@@ -160,10 +160,10 @@ class Reads:
         gone = [i for i, outcome in enumerate(outcomes) if pools[i] and outcome in GONE]
         if not gone:
             return outcomes
-        told, _ = self._node.locations.find(words[gone], anew=True)
+        found, _ = self._node.locations.find(words[gone], anew=True)
         elsewhere = {
             i: names
-            for i, names in zip(gone, told, strict=True)
+            for i, names in zip(gone, found, strict=True)
             if is_remembered[i] or not set(names) <= set(pools[i])
         }
         indices = list(elsewhere)
@@ -176,7 +176,7 @@ class Reads:
         for i, outcome in zip(indices, read, strict=True):
             if outcome is not Outcome.ABSENT:
                 outcomes[i] = outcome
-        for i, names in zip(gone, told, strict=True):
+        for i, names in zip(gone, found, strict=True):
             if outcomes[i] is Outcome.ABSENT and self._node.pool_name in names:
                 outcomes[i] = self._read_here(words[i], destinations[i], verify=verify)
         return outcomes

@@ -214,8 +214,8 @@ class Writes:
     def _find_unsure(
         self, words: np.ndarray, direct: Sequence[NewResult], results: Sequence[PutResult]
     ) -> list[int]:
-        """Which objects are said to exist only because an engine listed them in vain. Whoever was
-        asked for such an object withdraws it.
+        """Which objects are said to exist only because an engine listed them to no effect. Whoever
+        was asked for such an object withdraws it.
         """
         unsure = [
             i

@@ -69,7 +69,7 @@ class Published(enum.IntEnum):
     """Result of publishing an object of a pool."""
 
     LISTED = 0
-    REMOVED = 1  # not listed: it is a copy of a removed object that nobody has put since
+    REMOVED = 1  # not listed: it is a copy of a removed object that no one has put since
     NOT_SERVED = 2  # not listed: no living member serves the pool; when one joins, it publishes all
 
 

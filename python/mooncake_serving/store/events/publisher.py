@@ -123,7 +123,7 @@ class ChangeQueue:
 
 
 class EventPublisher(Closing):
-    """Publishes what it is told, usually by ``StoreEvents``, which finds what happens to a pool. A
+    """Publishes what it is given, usually by ``StoreEvents``, which finds what happens to a pool. A
     context manager.
 
     A put only appends to a queue. A thread numbers the queued changes, sends them, and keeps them

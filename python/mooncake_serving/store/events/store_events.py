@@ -36,7 +36,7 @@ class StoreEvents(Closing):
         store: whose pool, and disk if it is a ``TieredStore``.
         publisher: by which; closed by the caller, afterwards.
         interval_s: how long after a look the next one begins: so late are events at most, but for
-            what is removed from the disk: that is told once the disk has recorded it.
+            what is removed from the disk: that is published once the disk has recorded it.
 
     Raises:
         InvalidArgument: an argument is wrong.
@@ -81,7 +81,7 @@ class StoreEvents(Closing):
     def _follow(self) -> None:
         try:
             self._look_repeatedly()
-        finally:  # or the disk would go on collecting changes for nobody
+        finally:  # or the disk would go on collecting changes for no one
             self._unwatch_disk()
 
     def _look_repeatedly(self) -> None:

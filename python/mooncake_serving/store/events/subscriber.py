@@ -20,7 +20,7 @@ logger = logging.getLogger(__name__)
 
 POLL_S = 0.5
 PING_S = 5.0  # of ZeroMQ
-GONE_S = 15.0  # without a word from the publisher's host, after which it is connected to anew
+GONE_S = 15.0  # of silence of the publisher's host, after which it is connected to anew
 
 
 @dataclass(frozen=True)

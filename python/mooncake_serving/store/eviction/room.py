@@ -102,7 +102,7 @@ class Room:
 
 
 class _Counted:
-    """A pool from which a policy can evict so many objects, and no more."""
+    """A pool from which a policy can evict that many objects, and no more."""
 
     def __init__(self, pool: ObjectPool, num_objects: int):
         self._pool = pool
@@ -140,5 +140,5 @@ class _Counted:
 
 
 def counted(policy: EvictionPolicy, num_objects: int) -> EvictionPolicy:
-    """Have a policy evict as many bytes as it is asked for, but no more than so many objects."""
+    """Have a policy evict as many bytes as it is asked for, but no more than that many objects."""
     return lambda pool, num_bytes: policy(cast(ObjectPool, _Counted(pool, num_objects)), num_bytes)

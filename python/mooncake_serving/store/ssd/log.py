@@ -322,11 +322,11 @@ class Log:
         return entry
 
     def _usable(self, num_records: int) -> int:
-        """Bytes of a bucket for so many records, without its head and footer."""
+        """Bytes of a bucket for that many records, without its head and footer."""
         return self._bucket_bytes - PAGE - footer_bytes(num_records)
 
     def _fits(self, *sizes: int) -> bool:
-        """Whether the newest bucket has room for records with so many bytes of data each."""
+        """Whether the newest bucket has room for records with that many bytes of data each."""
         if self._newest is None:
             return False
         num_records = len(self._newest.records) + len(self._pending) + len(sizes)
@@ -334,7 +334,7 @@ class Log:
         return end <= self._newest.offset + self._bucket_bytes
 
     def _roll(self, num_bytes: int) -> None:
-        """Seal the newest bucket, and begin a free one, which has room for so many bytes of data
+        """Seal the newest bucket, and begin a free one, which has room for that many bytes of data
         in one record.
         """
         self.flush()

@@ -28,7 +28,7 @@ class FrequencySketch:
     count.
 
     Args:
-        num_keys: number of keys that are told apart well; each takes 16 bytes.
+        num_keys: number of keys that are distinguished well; each takes 16 bytes.
     """
 
     def __init__(self, num_keys: int):

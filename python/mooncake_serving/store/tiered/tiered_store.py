@@ -36,7 +36,7 @@ from .tiered_room import Demotion, FrequencySketch, TieredRoom
 Result = TypeVar("Result")
 
 _FLOCK = struct.pack("hhqqi4x", fcntl.F_WRLCK, os.SEEK_SET, 0, 1, 0)  # of the first byte
-MAX_COUNTED = 1 << 22  # keys whose uses are told apart: 64 MiB of counts
+MAX_COUNTED = 1 << 22  # keys whose uses are distinguished: 64 MiB of counts
 
 
 class PoolLock:

@@ -25,7 +25,7 @@ from ..support import TTL_S, UNIT, Host, replaced, value
 
 WAIT_S = 60
 STORED, EXISTS = PutResult.STORED, PutResult.EXISTS
-CUT, MENDED = "ip link set wire down", "ip link set wire up"
+CUT, REPAIRED = "ip link set wire down", "ip link set wire up"
 
 
 def make(servers, name: str, address: str, by_key: bool = True) -> Host:
@@ -117,7 +117,7 @@ def test_what_is_behind_the_cut_is_not_there_until_it_is_mended(far):
     with pytest.raises(Unavailable, match="it is not removed everywhere"):
         near.cluster.remove("a")
     assert put(pipe, "b", 4)[0] is EXISTS and put(pipe, "c", 5)[0] is STORED
-    shell(MENDED)
+    shell(REPAIRED)
     assert eventually(lambda: near.cluster.get("a") == value(1))
     assert eventually(lambda: near.cluster.get("c") == value(5))
 
@@ -135,10 +135,10 @@ def test_a_cut_in_the_middle_of_a_read(far):
     into = np.zeros(200_000, np.uint8)
     with replaced(mover, "read", cut):
         assert near.cluster.get_into("a", into) is None
-    shell(MENDED)
+    shell(REPAIRED)
     assert eventually(lambda: near.cluster.get_into("a", into) == 200_000)
     assert bytes(into) == value(1, 200_000)
-    # The pins of the read that failed end, though nobody could be told.
+    # The pins of the read that failed end, though no one could be notified.
     keys = iter(range(1_000_000))
     assert eventually(lambda: put(pipe, f"key {next(keys)}", 1, 1)[1] == 0)
 
@@ -157,7 +157,7 @@ def test_a_cut_after_the_bytes_were_read(far):
         assert near.cluster.get("a") == value(1)  # their checksum says that they are right
         assert near.cluster.get("a") is None
         assert near.cluster.fetch(["a"]) == [None] and not near.store.exists("a")
-    shell(MENDED)
+    shell(REPAIRED)
     assert eventually(lambda: near.cluster.get("a") == value(1))
 
 
@@ -173,7 +173,7 @@ def test_a_cut_before_the_holder_confirms(far):
 
     with replaced(near.node._reader._fetcher, "read", cut):
         assert near.cluster.get_into("b", into, offset=0) is None  # a part has no checksum
-    shell(MENDED)
+    shell(REPAIRED)
     assert eventually(lambda: near.cluster.get("b") == value(1))
 
 

@@ -148,7 +148,7 @@ def test_a_source_that_has_it_no_more_is_followed_by_the_next(hosts):
     holders = [host for host in made if host.store.exists("a")]
     last = next(host for host in made if host not in holders)
     for host in holders[:2]:
-        assert host.store.remove("a")  # and nobody is told
+        assert host.store.remove("a")  # and no one is notified
     copied = Replicator(made[0].cluster).copy(["a"], last.node.name)
     assert copied.failed == {} and last.store.get("a") == value(1)
 
@@ -284,7 +284,7 @@ def test_what_is_evicted_while_its_last_copy_stays_is_not_listed(hosts):
     words = one.cluster.keyspace.keys(["a"])
     with one.node.entries.leaving(words) as is_withdrawn:
         assert not is_withdrawn.any() and two.cluster.exists("a")
-        one.store.remove("a")  # and nobody is told
+        one.store.remove("a")  # and no one is notified
     assert not two.cluster.exists("a")
 
 
@@ -296,7 +296,7 @@ def test_the_last_copy_is_never_removed(hosts):
     both = [one.node.name, holder.node.name]
     changed = copies.change_replica(["a"], remove=both)
     assert changed.failed == {0: "it is the last copy"} and changed.num_copies.tolist() == [2]
-    assert holder.store.remove("a")  # and the directory is not told
+    assert holder.store.remove("a")  # and the directory is not notified
     changed = copies.change_replica(["a"], remove=both[:1])
     assert changed.failed == {} and changed.num_copies.tolist() == [1]
     assert holder.store.get("a") == value(1)  # it was asked first, and took it again
@@ -425,7 +425,7 @@ def test_repairs_at_once_do_no_harm(hosts):
     assert made[0].cluster.get_each(range(60)) == [value(i) for i in range(60)]
 
 
-def test_what_repair_cannot_do_is_told(hosts):
+def test_failures_of_a_repair_are_reported(hosts):
     one, two = hosts.several(2)
     one.cluster.put("a", value(1))
     repaired = Replicator(two.cluster).repair(3)

@@ -21,7 +21,7 @@ class Clock:
         return self.now_s
 
 
-class ExactHeat:
+class ExactCounts:
     """The same, one number a key and a time."""
 
     def __init__(self, half_life_s: float, clock: Clock):
@@ -55,7 +55,7 @@ class ExactHeat:
 )
 def test_few_objects_are_counted_exactly(calls):
     clock = Clock()
-    counts, exact = UseCounts(10.0, clock=clock), ExactHeat(10.0, clock)
+    counts, exact = UseCounts(10.0, clock=clock), ExactCounts(10.0, clock)
     for hashes, wait_s in calls:
         keys = object_keys(hashes, "a")
         np.testing.assert_allclose(counts.add(keys), exact.add(keys[:, 0]), rtol=1e-9)
@@ -68,7 +68,7 @@ def test_few_objects_are_counted_exactly(calls):
 
 def test_more_objects_than_counters_are_never_counted_too_little_and_rarely_too_much():
     clock, rng, width = Clock(), np.random.default_rng(5), 1 << 10
-    counts, exact = UseCounts(60.0, width=width, clock=clock), ExactHeat(60.0, clock)
+    counts, exact = UseCounts(60.0, width=width, clock=clock), ExactCounts(60.0, clock)
     for _ in range(200):
         hashes = rng.zipf(1.2, 64).astype(np.uint64) % np.uint64(4096)
         counts.add(object_keys(hashes, 1))
@@ -102,7 +102,7 @@ def test_counts_outlast_many_half_lives_without_a_change_of_scale():
     assert counts.add(keys)[0] == 1
 
 
-def test_a_second_use_within_a_half_life_is_told_from_a_first_one():
+def test_a_second_use_within_a_half_life_differs_from_a_first_one():
     clock = Clock()
     counts = UseCounts(60.0, clock=clock)
     keys = object_keys([1, 2, 3], 0)
