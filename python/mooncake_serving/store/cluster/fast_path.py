@@ -22,7 +22,7 @@ from .destinations import Destination, Outcome
 from .directory_entries import DirectoryEntries
 from .locations import Locations
 from .membership import Membership, PeerBackoff
-from .node_server import ServedPool
+from .node_server import PoolService
 from .object_rpc import UNSURE, NewResult, ObjectRpc
 from .retention import put_arguments
 
@@ -57,7 +57,7 @@ class FastPath:
         answer_s: float,
         entries: DirectoryEntries,
         store: Store | None,
-        served: ServedPool | None,
+        served: PoolService | None,
     ):
         self._peers = peers
         self._object_rpc = object_rpc

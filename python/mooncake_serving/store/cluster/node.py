@@ -31,7 +31,7 @@ from .membership import CachedStats, Lives, Membership, PeerBackoff, host_name, 
 from .memory import RegisteredMemory, Staging
 from .messages import NodeRpc
 from .node_client import NodeClient
-from .node_server import Handler, NodeServer, PoolHandler, ServedPool
+from .node_server import Handler, NodeServer, PoolHandler, PoolService
 from .object_rpc import ObjectRpc
 from .pins import Pins
 from .pulls import Offers, Puller
@@ -170,7 +170,7 @@ class Node(Closing):
         )
         self._stats: CachedStats | None = None
         self._pins: Pins | None = None
-        self._served: ServedPool | None = None
+        self._served: PoolService | None = None
         handler = None if store is None else self._make_handler(opened, store, fetcher)
         self._server = NodeServer(
             engine,
@@ -336,7 +336,7 @@ class Node(Closing):
         self._pins = Pins(store, self.memory.show, self._drop_damaged)
         opened.callback(self._pins.close)
         if store.pool.device is None:
-            self._served = ServedPool(
+            self._served = PoolService(
                 self._engine, store, lambda: self.directory.publisher(self.pool_name)
             )
             opened.callback(self._served.close)

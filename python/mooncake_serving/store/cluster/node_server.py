@@ -229,7 +229,7 @@ class NodeServer:
             logger.info("%s is not told: %s", name, error)
 
 
-class ServedPool:
+class PoolService:
     """Lets other nodes read a pool by key, and put objects if only room has to be found for them.
 
     Args:

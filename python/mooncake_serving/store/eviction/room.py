@@ -101,7 +101,7 @@ class Room:
         return int(pool_bytes(self._pool, sizes).sum()) <= self._pool.capacity_bytes
 
 
-class _Counted:
+class _CountLimitedPool:
     """A pool from which a policy can evict that many objects, and no more."""
 
     def __init__(self, pool: ObjectPool, num_objects: int):
@@ -141,4 +141,6 @@ class _Counted:
 
 def counted(policy: EvictionPolicy, num_objects: int) -> EvictionPolicy:
     """Have a policy evict as many bytes as it is asked for, but no more than that many objects."""
-    return lambda pool, num_bytes: policy(cast(ObjectPool, _Counted(pool, num_objects)), num_bytes)
+    return lambda pool, num_bytes: policy(
+        cast(ObjectPool, _CountLimitedPool(pool, num_objects)), num_bytes
+    )

@@ -14,7 +14,7 @@ from mooncake_kernels.errors import ChecksumError, Unavailable
 from mooncake_kernels.pool import Key, ObjectPool, PinnedObject, PutResult
 
 from ..ssd.layout import PAGE
-from .disk_side import DiskSide
+from .disk_view import DiskView
 
 log = logging.getLogger("mooncake_serving.store.tiered")
 
@@ -132,7 +132,7 @@ class Demoter:
         on_evicted: functions that are called with the evicted keys, ``[n, 2]``.
     """
 
-    def __init__(self, pool: ObjectPool, disk: DiskSide, puts: KeyLocks, queue_bytes: int):
+    def __init__(self, pool: ObjectPool, disk: DiskView, puts: KeyLocks, queue_bytes: int):
         self._pool, self._disk, self._puts = pool, disk, puts
         self.on_evicted: list[Callable[[np.ndarray], object]] = []
         self._queue_bytes = queue_bytes

@@ -11,7 +11,7 @@ from ..eviction.policy import EvictionPolicy, pool_bytes
 from ..eviction.room import Room, counted
 from ..keyspace import are_in
 from .demotion import Demoter, Drop
-from .disk_side import DiskSide
+from .disk_view import DiskView
 
 NUM_ROWS = 4
 MAX_COUNT = 15
@@ -74,7 +74,7 @@ class Demotion:
         min_uses: how many uses make an object worth a write for which the disk must drop others.
     """
 
-    def __init__(self, disk: DiskSide, demoter: Demoter, uses: FrequencySketch, min_uses: int):
+    def __init__(self, disk: DiskView, demoter: Demoter, uses: FrequencySketch, min_uses: int):
         self._disk = disk
         self._demoter = demoter
         self._uses = uses
@@ -114,7 +114,7 @@ class Demotion:
         return sizes, refused
 
 
-class _ByWayOfDisk:
+class _DemotingPool:
     """A pool as a policy sees it: of what it evicts, objects worth a write are queued, to be
     evicted once they are written; the others are evicted at once.
 
@@ -195,7 +195,7 @@ class TieredRoom(Room):
         self,
         pool: ObjectPool,
         eviction: EvictionPolicy,
-        disk: DiskSide,
+        disk: DiskView,
         demotion: Demotion,
         demoter: Demoter,
         at_least: int,
@@ -218,7 +218,7 @@ class TieredRoom(Room):
 
     def evict_by(self, policy: EvictionPolicy, num_bytes: int) -> Evicted:
         """Evict by another policy, as that of a quota, and wait until it is written."""
-        pool = _ByWayOfDisk(self._pool, self._demotion, self._demoter, waits=True)
+        pool = _DemotingPool(self._pool, self._demotion, self._demoter, waits=True)
         return super().evict_by(lambda _, wanted: policy(cast(ObjectPool, pool), wanted), num_bytes)
 
     def make(
@@ -250,7 +250,7 @@ class TieredRoom(Room):
         """Evict, without waiting for the disk; return what was evicted at once."""
         self.prepare()
         self._disk.forget_gone()
-        pool = _ByWayOfDisk(self._pool, self._demotion, self._demoter, waits=False)
+        pool = _DemotingPool(self._pool, self._demotion, self._demoter, waits=False)
         try:
             policy(cast(ObjectPool, pool), num_bytes)
         finally:

@@ -30,7 +30,7 @@ from ..keyspace import StoreKey, StoreKeys
 from ..ssd import SsdTier
 from ..store import DAMAGED, Store
 from .demotion import Demoter, DemotionStats, KeyLocks
-from .disk_side import ABSENT, DiskSide
+from .disk_view import ABSENT, DiskView
 from .tiered_room import Demotion, FrequencySketch, TieredRoom
 
 Result = TypeVar("Result")
@@ -135,7 +135,7 @@ class TieredStore(Store):
             self.tier = tier
             self._lock = PoolLock(pool)
             undo.callback(self._lock.close)
-            self._disk = DiskSide(tier, pool)
+            self._disk = DiskView(tier, pool)
             self._pid = os.getpid()
             self._moving = KeyLocks()
             self._queue_bytes = queue_bytes

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from mooncake_kernels.pool import ObjectPool, PutResult
-from mooncake_serving.store.tiered.disk_side import DiskSide
+from mooncake_serving.store.tiered.disk_view import DiskView
 
 from .support import open_tier
 
@@ -16,7 +16,7 @@ KEY = (1, 0)
 @pytest.mark.parametrize("call", ["remove", "retry"])
 def test_what_is_put_after_a_removal_is_not_removed_by_another_thread(tmp_path, monkeypatch, call):
     with open_tier(tmp_path / "tier") as tier, ObjectPool.create(1 << 20) as pool:
-        disk, begun, goes_on = DiskSide(tier, pool), threading.Event(), threading.Event()
+        disk, begun, goes_on = DiskView(tier, pool), threading.Event(), threading.Event()
         assert disk.put_each([KEY], [b"old"], lambda _: 1) == [PutResult.STORED]
         disk.condemn([KEY])
         real = tier.remove

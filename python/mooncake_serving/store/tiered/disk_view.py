@@ -16,7 +16,7 @@ ABSENT = -1  # of SsdTier.get_into_each
 MIN_FORGOTTEN = 1024  # ids at a time
 
 
-class DiskSide:
+class DiskView:
     """A tier without the objects whose removal it could not record yet. Thread-safe.
 
     The calls are those of ``SsdTier``. What is condemned is hidden from them at once, and is
