@@ -10,10 +10,8 @@ import torch
 
 from mooncake_kernels.pool import ObjectPool
 from mooncake_serving.compat.mooncake.store import ReplicateConfig, prompt_order
-from mooncake_serving.compat.mooncake.store.prompts import Prompts
 
-from ..metadata.support import eventually
-from .store_support import Memory, pool_file, set_up
+from .store_support import CAPACITY, Memory, pool_file, set_up
 
 KIB = 1024
 SIZE = 60 * KIB  # of a value: with its header, 16 of them fit
@@ -181,21 +179,32 @@ def test_prompts_with_the_same_beginning(small):
         press(small)
 
 
-def test_another_process_evicts_in_that_order_soon_after(path, small):
+def test_another_process_evicts_in_that_order(path, small):
     with contextlib.closing(set_up(path, ROOM)) as other:
         assert small.batch_is_exist(PROMPT) == [0] * 8
         assert [small.put(key, VALUE) for key in PROMPT] == [0] * 8
-        eventually(lambda: is_in_order(path, small, PROMPT), "it is not put in order")
+        assert small.batch_is_exist(["a", "b"]) == [0, 0]  # or any other batch
+        assert is_in_order(path, small, PROMPT)
         goes_tail_first(other, PROMPT)
 
 
 def test_close_leaves_them_in_order(path):
-    with contextlib.closing(set_up(path, ROOM)) as other:
-        with contextlib.closing(set_up(path, ROOM)) as store:
+    with contextlib.closing(set_up(path, CAPACITY)) as other:
+        with contextlib.closing(set_up(path, CAPACITY)) as store:
+            threads = threading.active_count()
             assert store.batch_is_exist(PROMPT) == [0] * 8
             assert [store.put(key, VALUE) for key in PROMPT] == [0] * 8
+            assert not is_in_order(path, store, PROMPT)
+            assert threading.active_count() == threads
         assert is_in_order(path, other, PROMPT)
-        assert not [one for one in threading.enumerate() if one.name == "mk-prompt-order"]
+
+
+def test_of_many_single_calls_few_are_not_in_order_yet(path):
+    keys = [f"k{i}" for i in range(100)]
+    with contextlib.closing(set_up(path, CAPACITY)) as store:
+        assert store.batch_is_exist(keys) == [0] * 100
+        assert [store.put(key, VALUE) for key in keys] == [0] * 100
+        assert is_in_order(path, store, keys[:64])
 
 
 def is_in_order(path: str, store, keys: list[str]) -> bool:
@@ -243,71 +252,78 @@ def use(store, call: int, prompt: list[str], some: list[str], p: int) -> None:
 
 
 @pytest.mark.parametrize("seed", range(12))
-@pytest.mark.parametrize("known", [True, False])
-def test_after_any_calls(path, seed, known):
-    """Each value was used later than what continues it: what that is, they have been told, or learn
-    from the calls.
-    """
+def test_after_any_calls(path, seed):
+    """Each value of prompts that are known was used later than what continues it."""
     rng = random.Random(seed)
     with contextlib.closing(set_up(path, 2 * ROOM)) as store:
-        memory, objects = Memory(store), store._running().objects
-        p, prompts = memory.address, tree(rng)
-        for prompt in prompts if known else ():
+        memory, prompts = Memory(store), tree(rng)
+        for prompt in prompts:
             store.batch_is_exist(prompt)
         for _ in range(120):
-            prompt = rng.choice(prompts)
-            first = rng.randrange(8)
-            some = prompt[first : rng.randrange(first, 8) + 1]
-            if rng.random() < 0.2:
-                some = sorted(rng.sample(prompt, rng.randrange(1, 9)), key=prompt.index)
-            use(store, rng.randrange(11), prompt, some, p)
+            use_some(store, rng, rng.choice(prompts), memory.address)
             if rng.random() < 0.5:
-                continue
-            objects._order.restore()
-            if rng.random() < 0.3:
-                objects._order._learn_recent()
-            recency = recency_of(path, store)
-            links = objects._order._prompts
-            for name in recency:
-                for before in links.way(name)[:-1]:
-                    assert recency.get(before, 1 << 62) > recency[name], (before, name)
-            for prompt in prompts if known else ():
-                assert is_in_order(path, store, prompt)
+                store._running().objects._order.catch_up()
+                for prompt in prompts:
+                    assert is_in_order(path, store, prompt)
 
 
-def test_learning():
-    prompts = Prompts(100)
-
-    def way(name: str) -> str:
-        return "".join(prompts.way(name))
-
-    assert prompts.learn("abcd") == ("b", True, False, True) and way("d") == "abcd"
-    assert prompts.learn("abcd") == (None, False, False, True)
-    assert prompts.learn("bc") == (None, False, False, False)
-    assert prompts.learn("bd") == (None, False, True, False) and way("d") == "abcd"
-    assert prompts.learn("abxy") == ("x", True, False, True)
-    assert sorted(prompts.ends("a")) == ["d", "y"]
-    assert prompts.learn("bxd") == ("d", False, False, False)  # the latest counts
-    assert (way("d"), way("c"), way("y")) == ("abxd", "abc", "abxy")
-    assert prompts.learn("dxa").changed == "x" and way("a") == "bdxa" and way("y") == "bdxy"
-    assert prompts.learn("aa").changed is None
-    assert prompts.learn("eff").changed == "f" and way("f") == "ef"
-    prompts.forget("d")
-    assert (way("a"), way("d"), len(prompts)) == ("bxa", "", 7)
-    prompts.keep("yab")
-    assert (way("a"), way("y"), way("x"), len(prompts)) == ("ba", "by", "", 3)
+@pytest.mark.parametrize("seed", range(12))
+def test_prompts_of_which_parts_were_known(path, seed):
+    """Once each prompt was shown and used as a whole, all of them are in order."""
+    rng = random.Random(seed)
+    with contextlib.closing(set_up(path, 2 * ROOM)) as store:
+        memory, prompts = Memory(store), tree(rng)
+        for _ in range(60):
+            use_some(store, rng, rng.choice(prompts), memory.address)
+        for _ in range(2):
+            for prompt in prompts:
+                store.batch_is_exist(prompt)
+                store.get_batch(prompt)
+        for prompt in prompts:
+            assert is_in_order(path, store, prompt)
+            assert store._running().objects._order.prompt_to(prompt[-1]) == prompt
 
 
-def test_what_contradicts_itself_throughout_is_no_prompt():
-    """Values that belong to nothing, used in batches of any order: that is noticed in time."""
-    prompts, rng = Prompts(1000), random.Random(1)
-    names = [f"k{i}" for i in range(3000)]
-    assert prompts.learn(names) is not None
-    forgotten = 0
-    for _ in range(20):
-        rng.shuffle(names)
-        forgotten += prompts.learn(names) is None
-    assert forgotten > 5
+def use_some(store, rng: random.Random, prompt: list[str], p: int) -> None:
+    """Use a part of a prompt, with gaps at times."""
+    first = rng.randrange(8)
+    some = prompt[first : rng.randrange(first, 8) + 1]
+    if rng.random() < 0.2:
+        some = sorted(rng.sample(prompt, rng.randrange(1, 9)), key=prompt.index)
+    use(store, rng.randrange(11), prompt, some, p)
+
+
+@pytest.mark.parametrize(
+    ("batches", "ways"),
+    [
+        (["abcd", "bc", "abcd"], ["abcd"]),
+        (["abcd", "bd", "ac"], ["abcd"]),  # parts of it, with gaps
+        (["abcd", "abxy", "axyz"], ["abcd", "abxyz"]),  # two that begin alike
+        (["cd", "abcd"], ["abcd"]),
+        (["ac", "abc"], ["abc"]),
+        (["abcd", "bxd"], ["abxd", "abc"]),  # the latest counts
+        (["abc", "cba"], ["cba"]),
+        (["abc", "ca"], ["ca"]),
+        (["aba"], ["ba"]),
+        (["aab"], ["ab"]),
+    ],
+)
+def test_learning(small, batches, ways):
+    for batch in batches:
+        small.batch_is_exist([*batch])
+    order = small._running().objects._order
+    assert ["".join(order.prompt_to(way[-1])) for way in ways] == ways
+
+
+def test_keys_in_any_order_belong_to_no_prompt(small):
+    """Each batch counts by itself: what is put in order does not become ever longer."""
+    order, rng = small._running().objects._order, random.Random(1)
+    keys, lengths = [f"k{i}" for i in range(3000)], []
+    for _ in range(3000):
+        batch = rng.sample(keys, 10)
+        small.batch_is_exist(batch)
+        lengths.append(len(order.prompt_to(batch[-1])))
+    assert sum(lengths[1000:]) / 2000 < 100
 
 
 def test_what_is_known_is_bounded(path, monkeypatch):
@@ -319,9 +335,8 @@ def test_what_is_known_is_bounded(path, monkeypatch):
         for i in range(100):
             store.batch_is_exist([f"{i}.{k}" for k in range(25)])
             store.batch_is_exist([f"{i}.{k}" for k in range(5, 9 if i % 2 else 1)])
-            order.restore()
-            assert len(order._prompts) <= 100 + 25
-        assert order._prompts.way(PROMPT[7]) == PROMPT  # what is there, is known longest
+            assert len(order._before) <= 100
+        assert order.prompt_to(PROMPT[7]) == PROMPT  # what is there, is known longest
         goes_tail_first(store, PROMPT)
 
 
@@ -345,7 +360,6 @@ def test_threads(path):
         for prompt in prompts:
             store.batch_is_exist(prompt)
             store.get_batch(prompt)
-        store._running().objects._order.restore()
         assert all(is_in_order(path, store, prompt) for prompt in prompts)
 
 

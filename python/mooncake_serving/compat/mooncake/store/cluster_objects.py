@@ -22,7 +22,6 @@ from .codes import FAILURES, OBJECT_NOT_FOUND, Answer, code_of, fill, log
 from .elsewhere import Elsewhere
 from .naming import encoded, header_of
 from .objects import Objects, Views, check_segment, named
-from .prompt_order import Use
 from .replicas import ReplicaDescriptor, replica, size_of_value
 from .replicate_config import Keeping
 from .segments import Segments
@@ -89,7 +88,7 @@ class ClusterObjects(Objects):
             wanted = [names[i] for i in now], [objects[i] for i in now]
             fill(op, codes, now, partial(self._put_each, op, *wanted, keeping, replace=replace))
             left = [i for i in left if firsts[names[i]] != i]
-        self._note(named(names, codes), Use.SOME)
+        self._used(named(names, codes))
         return codes
 
     def get_into_each(self, op: str, names: Sequence[str], views: Sequence[Views]) -> list[int]:
@@ -99,7 +98,7 @@ class ClusterObjects(Objects):
         else:
             codes = self._here.get_into_each(op, names, views)
         self._get_missing(op, codes, names, views.__getitem__)
-        self._note(named(names, codes), Use.SOME)
+        self._used(named(names, codes))
         return codes
 
     def get_at_once(self, op: str, names: Sequence[str], places: Places) -> list[int] | None:
@@ -107,7 +106,7 @@ class ClusterObjects(Objects):
         codes = None if self._here is None else self._here.get_at_once(op, names, places)
         if codes is not None:
             self._get_missing(op, codes, names, places.views)
-            self._note([*names], Use.SOME)
+            self._used([*names])
         return codes
 
     def _get_missing(
@@ -136,7 +135,7 @@ class ClusterObjects(Objects):
         ]
         wanted = [names[i] for i in missing]
         fill(op, found, missing, lambda: self._elsewhere.get_each(op, wanted, make))
-        self._note(named(names, found), Use.SOME)
+        self._used(named(names, found))
         return found
 
     def begin_each(
@@ -190,7 +189,7 @@ class ClusterObjects(Objects):
                 self._copy([writings[i].name], writings[i].keeping)
             else:
                 code_of(op, writings[i].abort)
-        self._note([writing.name for writing in writings], Use.SOME)
+        self._used([writing.name for writing in writings])
         return codes
 
     def open_each(self, op: str, names: Sequence[str]) -> list[Reading | int]:
@@ -206,12 +205,12 @@ class ClusterObjects(Objects):
         missing = [i for i, one in enumerate(opened) if one == OBJECT_NOT_FOUND]
         wanted = [names[i] for i in missing]
         fill(op, opened, missing, lambda: self._elsewhere.open_each(op, wanted))
-        self._note(named(names, opened), Use.SOME)
+        self._used(named(names, opened))
         return opened
 
     def num_bytes(self, name: str) -> int:
         here = OBJECT_NOT_FOUND if self._here is None else self._here.num_bytes(name)
-        self._note_one(name)
+        self._used_one(name)
         return self._elsewhere.num_bytes(name) if here == OBJECT_NOT_FOUND else here
 
     def read_ranges(self, op: str, wanted: Sequence[Wanted]) -> list[int]:
@@ -270,7 +269,7 @@ class ClusterObjects(Objects):
             for pool in sorted(set(holders) - {node.pool_name}):
                 if pool in servers:
                     found[i].append(replica(size, 0, servers[pool]))
-        self._note([name for i, name in enumerate(names) if found[i]], Use.SOME)
+        self._used([name for i, name in enumerate(names) if found[i]])
         return found
 
     def clear(self, op: str, names: Sequence[str], segment: str, hostname: str) -> list[str]:

@@ -38,7 +38,7 @@ from .naming import (
     new_header,
     new_headers,
 )
-from .prompt_order import PromptOrder, Use
+from .prompt_order import PromptOrder
 from .replicas import ReplicaDescriptor, disk_replica, replica
 from .replicate_config import Keeping
 from .sessions import Reading, Wanted, Writing
@@ -79,7 +79,7 @@ class Objects:
         self._store = store
         self._own = own
         self._keyspace = Keyspace(namespace)
-        self._order = PromptOrder(own, self._keyspace) if own is not None and has_order else None
+        self._order = PromptOrder(own) if own is not None and has_order else None
 
     def put(self, name: str, parts: Sequence[Any], keeping: Keeping) -> None:
         """Store a value if the name has none yet; otherwise the existing value stays.
@@ -89,7 +89,7 @@ class Objects:
             Failed: there is no room.
         """
         if self._put(name, self._object(name, parts), keeping) is PutResult.STORED:
-            self._note_one(name)
+            self._used_one(name)
 
     def replace(self, name: str, parts: Sequence[Any], keeping: Keeping) -> None:
         """Store a value, replacing an existing one. Current readers keep the old one.
@@ -98,7 +98,7 @@ class Objects:
             InvalidArgument, Failed: as in ``put``; but if there is no room, the old value is gone.
         """
         self._replace(name, self._object(name, parts), keeping)
-        self._note_one(name)
+        self._used_one(name)
 
     def put_each(
         self,
@@ -130,7 +130,7 @@ class Objects:
                     return codes
         step = _step(names, keeping) if are_names else 1
         codes = [code_of(op, partial(put_one, i)) for i in range(len(names))[::step]][::step]
-        self._note(named(names, codes), Use.SOME)
+        self._used(named(names, codes))
         return codes
 
     def put_at_once(
@@ -170,7 +170,7 @@ class Objects:
             retention=keeping.retention,
         )[::step]
         are_new = results.count(PutResult.STORED) == len(results)
-        self._note([*names], Use.TAIL_FIRST if are_new and step < 0 else Use.SOME)
+        self._used([*names], is_tail_first=are_new and step < 0)
 
         def finish(i: int) -> int:
             if results[i] is not PutResult.FULL:  # others have put it again
@@ -211,7 +211,7 @@ class Objects:
             return 0
 
         codes = [code_of(op, partial(commit, writing)) for writing in reversed(writings)][::-1]
-        self._note([writing.name for writing in writings], Use.SOME)
+        self._used([writing.name for writing in writings])
         return codes
 
     def open_each(self, op: str, names: Sequence[str]) -> list[Reading | int]:
@@ -227,7 +227,7 @@ class Objects:
 
         for i in range(len(names)):
             opened[i] = code_of(op, partial(open_one, i)) or opened[i]
-        self._note(named(names, opened), Use.SOME)
+        self._used(named(names, opened))
         return opened
 
     def read_ranges(self, op: str, wanted: Sequence[Wanted]) -> list[int]:
@@ -245,7 +245,7 @@ class Objects:
             ChecksumError: it was verified and is damaged.
         """
         num_bytes = self._get_into(name, views)
-        self._note_one(name)
+        self._used_one(name)
         return num_bytes
 
     def _get_into(self, name: str, views: Views) -> int:
@@ -269,7 +269,7 @@ class Objects:
         """
         pairs = list(zip(names, views, strict=True))
         codes = [code_of(op, partial(self._get_into, *pair)) for pair in reversed(pairs)][::-1]
-        self._note(named(names, codes), Use.SOME)
+        self._used(named(names, codes))
         return codes
 
     def get_at_once(self, op: str, names: Sequence[str], places: Places) -> list[int] | None:
@@ -290,7 +290,7 @@ class Objects:
         unusual = [i for i, size in enumerate(sizes) if size < ABSENT]  # nothing of it is there
         for i in reversed(unusual):
             codes[i] = code_of(op, partial(self._get_into, names[i], places.views(i)))
-        self._note([*names], Use.SOME if unusual else Use.TAIL_FIRST)
+        self._used([*names], is_tail_first=not unusual)
         return codes
 
     def get_range(self, name: str, offset: int, view: Memory) -> int:
@@ -309,7 +309,7 @@ class Objects:
                     f"from {offset}"
                 ) from None
             raise
-        self._note_one(name)
+        self._used_one(name)
         return OBJECT_NOT_FOUND if num_bytes is None else size
 
     def ranges_of(self, name: str) -> Callable[[int, Memory], int]:
@@ -322,14 +322,14 @@ class Objects:
         """
         with contextlib.suppress(Failed):  # it is on the SSD, from which each part is read
             if (reading := self._open(name)) is not None:
-                self._note_one(name)
+                self._used_one(name)
                 return lambda offset, view: Wanted(reading, [offset], [view]).read()
         return partial(self.get_range, name)
 
     def view(self, name: str) -> memoryview | None:
         """A value, which stays for as long as the view lives; None if there is none."""
         found = self._view(name)
-        self._note_one(name)
+        self._used_one(name)
         return found
 
     def _view(self, name: str) -> memoryview | None:
@@ -355,14 +355,14 @@ class Objects:
 
         for i in range(len(names)):
             found[i] = code_of(op, partial(make_one, i)) or found[i]
-        self._note(named(names, found), Use.SOME)
+        self._used(named(names, found))
         return found
 
     def num_bytes(self, name: str) -> int:
         """The size of a value, which is not compared with its checksum; -704 if there is none."""
         header = header_of(name)
         num_bytes = None if self._own is None else self._own.num_bytes(name)
-        self._note_one(name)
+        self._used_one(name)
         return OBJECT_NOT_FOUND if num_bytes is None else num_bytes - len(header)
 
     def exist(self, names: Sequence[str]) -> list[bool]:
@@ -372,7 +372,8 @@ class Objects:
         if not len(names):  # also of an array
             return []
         found: list[bool] = self._store.exists_each(listed := [*names]).tolist()
-        self._note(listed, Use.NONE if any(found) else Use.ABSENT)
+        if self._order is not None:
+            self._order.shown(listed, found)
         return found
 
     def remove(self, name: str) -> bool:
@@ -428,7 +429,7 @@ class Objects:
 
         for i in range(len(names)):
             code_of(op, partial(describe, i))
-        self._note([name for i, name in enumerate(names) if found[i]], Use.SOME)
+        self._used([name for i, name in enumerate(names) if found[i]])
         return found
 
     def clear(self, op: str, names: Sequence[str], segment: str, hostname: str) -> list[str]:
@@ -490,15 +491,15 @@ class Objects:
             self._order.close()
         self._store.close()
 
-    def _note(self, names: list[str], use: Use) -> None:
-        """Note a batch of values that were used, or looked up."""
+    def _used(self, names: list[str], *, is_tail_first: bool = False) -> None:
+        """Put values that were used together in the order of their prompt."""
         if self._order is not None:
-            self._order.note(names, use)
+            self._order.used(names, is_tail_first=is_tail_first)
 
-    def _note_one(self, name: str) -> None:
-        """Note a use of a value by itself."""
+    def _used_one(self, name: str) -> None:
+        """Do the same with a value that was used by itself."""
         if self._order is not None:
-            self._order.note_one(name)
+            self._order.used_one(name)
 
     def _plain_store(self) -> Store | None:
         """The store, if it is a pool that takes all puts for which it has room."""

@@ -1,206 +1,149 @@
 """LRU evicts the values of a prompt from tail to head: after batches, parts of them, single calls.
 
-The API does not say what a prompt is. What comes in one batch is taken for one, its head first, as
+The API does not say what a prompt is. The keys of one batch are taken for one, its head first, as
 engines name their blocks: each value continues the one before it.
 
-A value must not be evicted before what continues it, so it must not be used less recently. After
-calls have used some, the times of last use on the way from each of them up to its first value are
-exchanged, so that the first is the newest (``Store.order_prompt``). If each value was newer than
-what continues it, none on the way gets older by this than it was before those calls: so what
-branches off stays in order as well. Where a batch shows something new, all that continues it is put
-in order.
+A value must not be evicted before what continues it, so it must not be used less recently. After a
+call has used some, the times of last use from the first value of the prompt to the last that was
+used are exchanged, so that the first is the newest (``Store.order_prompt``). If each value was
+newer than what continues it, none gets older by this than it was before the call: prompts that
+branch off stay in order as well.
 """
 
-import enum
 import logging
 import os
 import threading
-from collections import deque
-from collections.abc import Sequence
 from itertools import compress
 
 from mooncake_kernels.errors import InvalidArgument
 from mooncake_serving.store import Store
-from mooncake_serving.store.keyspace import Keyspace
-
-from .prompts import Prompts, RecentPrompts
 
 log = logging.getLogger(__package__)
 
-MAX_NAMES = 1 << 15  # that are known, of some 300 bytes each, in each of two ways
-MAX_PROMPT = 1 << 14  # values of one batch that are taken for one
-MAX_NOTES = 1024
-DELAY_S = 0.05
-
-
-class Use(enum.Enum):
-    """What a batch has done to the times of last use of its values."""
-
-    ABSENT = enum.auto()  # nothing: none of them is there
-    NONE = enum.auto()
-    SOME = enum.auto()
-    TAIL_FIRST = enum.auto()  # of all that are there: the first is now the newest
-
-
-Note = tuple[list[str], Use]  # a batch that has used values, or shown their order
+MAX_NAMES = 1 << 15  # that are known, of some 200 bytes each
+MAX_PROMPT = 1 << 14  # values of one batch that are taken for one prompt
+MAX_LATE = 64
 
 
 class PromptOrder:
-    """Keeps the values of prompts in order, in the pool of a store. Thread-safe.
+    """Keeps the values of prompts in the pool of a store in order. Thread-safe.
 
-    Calls are noted, which takes a microsecond at most, and dealt with before this store evicts
-    anything, by a thread soon after, and in the end. Until then another process that evicts finds
-    the order in which they were used.
-
-    Args:
-        store: of the pool.
-        keyspace: of the values' names.
+    A batch is put in order when it ends; values that are used by themselves with the next batch,
+    with the 64th of them, before this store evicts anything, and by ``close``.
     """
 
-    def __init__(self, store: Store, keyspace: Keyspace):
-        self._store, self._keyspace = store, keyspace
-        self._prompts = Prompts(MAX_PROMPT)
-        self._recent = RecentPrompts()  # and so not known to the others
-        self._has_prompts = False
-        self._is_learning = False  # from notes that are no longer among these
-        self._notes: deque[Note | str] = deque()  # a name by itself: it was used
-        self._lock = threading.Lock()
-        self._work, self._closing = threading.Event(), threading.Event()
-        self._thread: threading.Thread | None = None
+    def __init__(self, store: Store):
+        self._store = store
+        # What each value continues, "" where that is nothing: the prompts form a forest, for some
+        # share their first values. Strings only, which the garbage collector need not look at.
+        self._before: dict[str, str] = {}
+        self._last: list[str] = []  # the prompt up to the end of the latest batch
+        self._late: dict[str, None] = {}  # used by themselves, and not put in order yet
+        self._lock = threading.RLock()  # the garbage collector may close the store at any point
         self._pid = os.getpid()
-        store.before_eviction.append(self.restore)
+        store.before_eviction.append(self.catch_up)
 
-    def note(self, names: list[str], use: Use) -> None:
-        """Note a batch, whose names are valid, and stay as they are."""
-        if 1 < len(names) <= MAX_PROMPT:
-            self._has_prompts = True
-            self._add((names, use))
-        elif len(names) > 1:
-            for first in range(0, len(names), MAX_PROMPT):
-                self.note(names[first : first + MAX_PROMPT], use)
-        elif names and use in (Use.SOME, Use.TAIL_FIRST):
-            self.note_one(names[0])
+    def shown(self, names: list[str], are_there: list[bool]) -> None:
+        """Learn from a batch that was looked up."""
+        for prompt, found in zip(_prompts_in(names), _prompts_in(are_there), strict=True):
+            with self._lock:
+                self.catch_up()
+                if any(found[self._learn(prompt) :]):
+                    self._order(self._last)
 
-    def note_one(self, name: str) -> None:
-        """Note a use of a value by itself."""
-        if self._has_prompts and (
-            self._notes or self._is_learning or name in self._recent or name in self._prompts
-        ):
-            self._add(name)
+    def used(self, names: list[str], *, is_tail_first: bool = False) -> None:
+        """Put a batch in order, whose names are valid; ``is_tail_first``: by itself it is."""
+        if len(names) == 1:
+            self.used_one(names[0])
+        for prompt in _prompts_in(names):
+            with self._lock:
+                self.catch_up()
+                self._learn(prompt)
+                if not (is_tail_first and len(self._last) == len(prompt)):
+                    self._order(self._last)
 
-    def restore(self) -> None:
-        """Put in order what was used since the last time.
+    def used_one(self, name: str) -> None:
+        """Note that a value was used by itself."""
+        if name in self._before:
+            with self._lock:
+                self._late.pop(name, None)
+                self._late[name] = None
+            if len(self._late) >= MAX_LATE:
+                self.catch_up()
 
-        Raises:
-            TimeoutError: a stopped process holds the pool.
-        """
-        with self._lock:  # and when another thread has done it
-            if not self._notes:
-                return
-            in_order: set[str] = set()
-            self._is_learning = True
-            try:
-                ways = self._disordered()
-            finally:
-                self._is_learning = False
-            for end in reversed(ways):
-                if end not in in_order and len(way := ways[end] or self._prompts.way(end)) > 1:
-                    in_order.update(way)
-                    self._store.age_tail_first(self._keyspace.keys(way))
-            self._recent.shorten(MAX_NAMES)
-            if len(self._prompts) > MAX_NAMES:
-                self._prune()
+    def catch_up(self) -> None:
+        """Put in order what was used by itself."""
+        if not self._late:
+            return
+        in_order: set[str] = set()
+        with self._lock:
+            late, self._late = self._late, {}
+            for name in reversed(late):
+                if name not in in_order:
+                    prompt = self.prompt_to(name)
+                    in_order.update(prompt)
+                    self._order(prompt)
+
+    def prompt_to(self, name: str) -> list[str]:
+        """A prompt from its first value to this one."""
+        prompt: dict[str, None] = {}  # keys that belong to no prompt may form a circle
+        while name and name not in prompt:
+            prompt[name] = None
+            name = self._before.get(name, "")
+        return [*reversed(prompt)]
 
     def close(self) -> None:
-        """Put everything in order, and end. Idempotent."""
-        if os.getpid() != self._pid or self._closing.is_set():
-            return  # the thread does not exist in a forked child
-        self._closing.set()
-        self._work.set()
-        if self._thread is threading.current_thread():
-            return  # the garbage collector ends the store, maybe in the middle of ``restore``
-        if self._thread is not None:
-            self._thread.join()
-        self._restore_quietly()
+        """Put everything in order."""
+        # In a forked child, and if the garbage collector ends the store, others may have the lock.
+        if os.getpid() == self._pid and self._lock.acquire(blocking=False):
+            self.catch_up()
+            self._lock.release()
 
-    def _disordered(self) -> dict[str, Sequence[str]]:
-        """Learn from what was noted, and return the ends of what that may have put out of order,
-        each with its prompt if that is at hand.
+    def _learn(self, names: list[str]) -> int:
+        """Learn that each value continues the one before it, at once or after some others.
+
+        Where that contradicts what was known, the latest counts. Returns how many of the first were
+        known in this order.
         """
-        ways: dict[str, Sequence[str]] = {}
-        while self._notes:
-            note = self._notes.popleft()
-            if isinstance(note, str):
-                if note in self._recent:
-                    self._learn_recent()
-                if note in self._prompts:
-                    ways.setdefault(note, ())
-                continue
-            names, use = note
-            is_used = use in (Use.SOME, Use.TAIL_FIRST)
-            if (way := self._recent.way(names)) is not None:
-                if is_used and not (use is Use.TAIL_FIRST and len(way) == len(names)):
-                    ways[names[-1]] = way
-            elif not self._prompts.knows_any(names) and self._recent.add(names):
-                if use in (Use.SOME, Use.NONE):
-                    ways[names[-1]] = names
-            else:
-                self._learn_recent()
-                ways = self._learn(names, use, ways)
-        return ways
+        if self._last[-len(names) :] == names:
+            return len(names)
+        known = [*map(self._before.get, names)]
+        old, has_gaps = len(names) - known.count(None), False
+        if None in known[:old] or known[1:old] != names[: max(old - 1, 0)]:
+            old = max(i for i, before in enumerate(known, 1) if before is not None)
+            rest = iter(self.prompt_to(names[old - 1]))
+            has_gaps = all(name in rest for name in names[:old])
+            if not has_gaps:
+                old = 0
+                if not {*names}.isdisjoint(self.prompt_to(known[0] or "")):
+                    self._before[names[0]] = ""
+        if old < len(names):
+            self._before.setdefault(names[0], "")
+            first = max(old, 1)
+            self._before.update(zip(names[first:], names[first - 1 :], strict=False))
+        is_whole = self._before[names[0]] == "" and not has_gaps
+        self._last = names if is_whole else self.prompt_to(names[-1])
+        if len(self._before) > MAX_NAMES:
+            self._forget()
+        return old
 
-    def _learn(
-        self, names: list[str], use: Use, ways: dict[str, Sequence[str]]
-    ) -> dict[str, Sequence[str]]:
-        learned = self._prompts.learn(names)
-        if learned is None or (learned.changed is not None and not learned.is_new):
-            ways = dict.fromkeys(ways, ())  # they may be others now
-        if learned is None:
-            return ways
-        if learned.changed is not None and (use is not Use.ABSENT or not learned.is_new):
-            ways.update(dict.fromkeys(self._prompts.ends(learned.changed), ()))
-        is_whole = learned.is_whole and not learned.has_gaps
-        is_used = use in (Use.SOME, Use.TAIL_FIRST)
-        if is_used and not (is_whole and use is Use.TAIL_FIRST):
-            ways[names[-1]] = names if is_whole else ()
-        return ways
+    def _forget(self) -> None:
+        """Forget what is not in the pool, unless it is new, and then what was learned first."""
+        names, num_new = [*self._before], MAX_NAMES // 4
+        there = self._store.pool.contains_each(self._store.keyspace.keys(names)).tolist()
+        there[-num_new:] = [True] * num_new
+        kept = [*compress(names, there)][-MAX_NAMES // 2 :]
+        self._before = {name: self._before[name] for name in kept}
 
-    def _learn_recent(self) -> None:
-        for names in self._recent.take():
-            self._prompts.learn(names)
-
-    def _prune(self) -> None:
-        """Forget what is not in the pool any more, and then what was learned first."""
-        names = self._prompts.names()
-        there = self._store.pool.contains_each(self._keyspace.keys(names)).tolist()
-        self._prompts.keep([*compress(names, there)][-MAX_NAMES // 2 :])
-
-    def _add(self, note: Note | str) -> None:
-        self._notes.append(note)
-        if len(self._notes) > MAX_NOTES:
-            self._restore_quietly()
-        elif not self._work.is_set():
-            self._work.set()
-            if self._thread is None:
-                self._start()
-
-    def _start(self) -> None:
-        with self._lock:
-            if self._thread is None and not self._closing.is_set():
-                self._thread = threading.Thread(
-                    target=self._run, name="mk-prompt-order", daemon=True
-                )
-                self._thread.start()
-
-    def _run(self) -> None:
-        while not self._closing.is_set():
-            self._work.wait()
-            self._closing.wait(DELAY_S)
-            self._work.clear()
-            self._restore_quietly()
-
-    def _restore_quietly(self) -> None:
+    def _order(self, prompt: list[str]) -> None:
         try:
-            self.restore()
+            self._store.order_prompt(prompt)
         except (InvalidArgument, OSError) as error:  # the pool was closed, or is held
-            log.warning("the values of prompts could not be put in order: %s", error)
+            log.warning("the values of a prompt could not be put in order: %s", error)
+
+
+def _prompts_in(batch: list) -> list[list]:
+    """The parts of a batch that are taken for prompts."""
+    if len(batch) <= MAX_PROMPT:
+        return [batch] if len(batch) > 1 else []
+    return [batch[i : i + MAX_PROMPT] for i in range(0, len(batch), MAX_PROMPT)]
