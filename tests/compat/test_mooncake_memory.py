@@ -12,7 +12,7 @@ import torch
 from mooncake_kernels import config
 from mooncake_kernels.errors import InvalidArgument
 from mooncake_serving.compat.mooncake import TransferEngine, names
-from mooncake_serving.compat.mooncake.mapped import MappedMemory
+from mooncake_serving.compat.mooncake.memory import MappedMemory
 
 from .support import addressed, in_threads, refused, side, start, untouched
 

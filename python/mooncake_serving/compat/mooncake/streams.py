@@ -7,9 +7,8 @@ import mooncake_kernels as mk
 from mooncake_kernels.errors import TransferError
 from mooncake_kernels.transfer.stream_transfers import StreamTransfers
 
-from .batches import Columns, deadline_of
 from .codes import log
-from .peers import Lane, Peers
+from .peers import Columns, Lane, Peers, deadline_of
 
 _WATCH_S = 1.0
 
@@ -52,7 +51,7 @@ class Streams:
             raise
 
     def check(self) -> None:
-        """Raise the first failure that nobody was told of."""
+        """Raise the first failure that was not reported yet."""
         self._transfers.check()
 
     def _watch(self) -> None:

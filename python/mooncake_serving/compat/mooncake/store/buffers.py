@@ -13,7 +13,7 @@ from mooncake_kernels.buffers import Buffer, gpu_memory_at
 from mooncake_kernels.errors import InvalidArgument
 
 from ..codes import as_natural
-from ..mapped import MappedMemory
+from ..memory import MappedMemory
 
 Memory = memoryview | Buffer  # of the host; of a GPU
 

@@ -14,7 +14,7 @@ from mooncake_serving.store import Store
 
 from .. import names
 from ..codes import Failed
-from ..lifecycle import start_engine
+from ..engine import start_engine
 from .codes import INTERNAL_ERROR, log
 from .objects import Objects
 from .settings import Settings
