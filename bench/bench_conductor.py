@@ -37,7 +37,7 @@ from mooncake_serving.conductor import (
     ShardedIndex,
     Slo,
 )
-from mooncake_serving.simulator.traces import TraceProfile, synth_trace
+from mooncake_simulator.traces import TraceProfile, synth_trace
 
 PROFILE = Path(__file__).parent.parent / "tests/simulator/conversation.profile.json"
 NUM_BLOCKS, BLOCK = 256, 512

@@ -12,7 +12,7 @@ from pathlib import Path
 from harness import Case, arguments
 from table import report
 
-from mooncake_serving.simulator import (
+from mooncake_simulator import (
     CoupledCluster,
     CoupledClusterOptions,
     Disaggregated,
@@ -20,8 +20,8 @@ from mooncake_serving.simulator import (
     Report,
     conductor_of,
 )
-from mooncake_serving.simulator.hit_rate import replay
-from mooncake_serving.simulator.traces import TraceProfile, TraceRequest, read_trace, synth_trace
+from mooncake_simulator.hit_rate import replay
+from mooncake_simulator.traces import TraceProfile, TraceRequest, read_trace, synth_trace
 
 PROFILE = Path(__file__).parent.parent / "tests/simulator/conversation.profile.json"
 NUM_REQUESTS = 12_031

@@ -11,6 +11,7 @@ ROOT = Path(__file__).parent.parent
 CSRC = sorted(p for p in (ROOT / "csrc").rglob("*") if p.suffix in (".h", ".cc", ".cu", ".cuh"))
 KERNELS = sorted((ROOT / "mooncake_kernels").rglob("*.py"))
 SERVING = sorted((ROOT / "python/mooncake_serving").rglob("*.py"))
+SIMULATOR = sorted((ROOT / "python/mooncake_simulator").rglob("*.py"))
 
 OPS = {"common", "kv", "mask", "attention", "similarity"}
 HOST = {"common", "hash", "topology", "rdma", "served", "store", "transfer"}
@@ -39,11 +40,11 @@ SERVING_MAY_USE = {
     "pooling": BASE,
     "engine": ALL_BELOW,
     "connectors": ALL_BELOW,
-    "simulator": ALL_BELOW,
     "compat": ALL_BELOW,
 }
 EVERYTHING = {"mooncake_kernels", "demo", "demo_view", *SERVING_MAY_USE}
 SERVING_MAY_USE |= {"__main__": EVERYTHING, "demo": EVERYTHING, "demo_view": EVERYTHING}
+ABOVE_KERNELS = {"mooncake_serving", "mooncake_simulator"}
 FAMILIES = {"kv", "mask", "attention", "similarity", "hashing"}
 FAMILIES |= {"topology", "rdma", "metadata", "pool", "transfer"}
 FAMILY_MAY_USE = {"attention": {"mask"}, "transfer": {"topology", "metadata", "pool"}}
@@ -60,7 +61,9 @@ def includes(path: Path) -> list[str]:
 
 def imports(path: Path) -> Iterator[str]:
     """Absolute dotted names, relative imports resolved."""
-    base = list(path.relative_to(ROOT / "python" if path in SERVING else ROOT).parent.parts)
+    base = list(
+        path.relative_to(ROOT / "python" if path in SERVING + SIMULATOR else ROOT).parent.parts
+    )
     for node in ast.walk(ast.parse(path.read_text())):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
@@ -103,7 +106,7 @@ def test_csrc_prints_nothing_and_reads_no_environment(path):
 
 @pytest.mark.parametrize("path", KERNELS, ids=name)
 def test_kernels_know_nothing_of_serving(path):
-    assert not [i for i in imports(path) if i.split(".")[0] in ("mooncake_serving", "mooncake")]
+    assert not {i.split(".")[0] for i in imports(path)} & {*ABOVE_KERNELS, "mooncake"}
 
 
 def family_of(path: Path) -> str:
@@ -144,6 +147,15 @@ def test_serving_imports_only_downward(path):
         if other in SERVING_MAY_USE or other == "mooncake_kernels":
             assert other == folder or other in SERVING_MAY_USE[folder], f"must not import {module}"
         assert not re.match(r"mooncake_kernels\._", module), f"{module} is not public"
+        assert top != "mooncake_simulator", f"must not import {module}"
+
+
+@pytest.mark.parametrize("path", SIMULATOR, ids=name)
+def test_the_simulator_uses_the_conductor_alone(path):
+    for module in imports(path):
+        top, _, rest = module.partition(".")
+        assert top != "mooncake_kernels", f"must not import {module}"
+        assert top != "mooncake_serving" or rest.split(".")[0] == "conductor", module
 
 
 @pytest.mark.parametrize("path", [p for p in SERVING if "conductor" in p.parts], ids=name)

@@ -3,7 +3,7 @@
 import re
 from pathlib import Path
 
-from mooncake_serving.simulator.traces import TraceProfile, read_trace, synth_trace, write_mooncake
+from mooncake_simulator.traces import TraceProfile, read_trace, synth_trace, write_mooncake
 
 ROOT = Path(__file__).parent.parent.parent
 CONDUCTOR, TRACES = re.findall(

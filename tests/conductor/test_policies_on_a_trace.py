@@ -31,7 +31,7 @@ from mooncake_serving.conductor import (
     RooflinePrefill,
     Slo,
 )
-from mooncake_serving.simulator.traces import TraceProfile, synth_trace
+from mooncake_simulator.traces import TraceProfile, synth_trace
 
 PROFILE = Path(__file__).parent.parent / "simulator/conversation.profile.json"
 NUM_PREFILL = 12

@@ -6,15 +6,15 @@ from itertools import pairwise
 
 import pytest
 
-from mooncake_serving.simulator.coupled import CoupledInstance
-from mooncake_serving.simulator.coupled_options import Batching, CoupledOptions
-from mooncake_serving.simulator.decode import DecodeInstance
-from mooncake_serving.simulator.events import Clock
-from mooncake_serving.simulator.job import Job
-from mooncake_serving.simulator.machines import A800_NODE, LLAMA3_70B
-from mooncake_serving.simulator.running_batch import steps_by, steps_s
-from mooncake_serving.simulator.step_cost import StepCost
-from mooncake_serving.simulator.traces import TraceRequest
+from mooncake_simulator.coupled import CoupledInstance
+from mooncake_simulator.coupled_options import Batching, CoupledOptions
+from mooncake_simulator.decode import DecodeInstance
+from mooncake_simulator.events import Clock
+from mooncake_simulator.job import Job
+from mooncake_simulator.machines import A800_NODE, LLAMA3_70B
+from mooncake_simulator.running_batch import steps_by, steps_s
+from mooncake_simulator.step_cost import StepCost
+from mooncake_simulator.traces import TraceRequest
 
 COST = StepCost(LLAMA3_70B, A800_NODE)
 NOBODY = lambda job: None  # noqa: E731

@@ -18,7 +18,7 @@ from mooncake_serving.conductor import (
     RoundRobin,
     Slo,
 )
-from mooncake_serving.simulator import (
+from mooncake_simulator import (
     Batching,
     CoupledCluster,
     CoupledClusterOptions,
@@ -29,8 +29,8 @@ from mooncake_serving.simulator import (
     PrefillOptions,
     conductor_of,
 )
-from mooncake_serving.simulator.machines import A800_NODE, LLAMA3_70B
-from mooncake_serving.simulator.traces import TraceProfile, scale_trace, synth_trace
+from mooncake_simulator.machines import A800_NODE, LLAMA3_70B
+from mooncake_simulator.traces import TraceProfile, scale_trace, synth_trace
 
 PROFILE = TraceProfile.load(Path(__file__).parent / "conversation.profile.json")
 TRACES = [scale_trace(synth_trace(PROFILE, 50, seed=seed), time=0.2) for seed in range(3)]

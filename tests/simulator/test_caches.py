@@ -8,10 +8,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mooncake_serving.conductor import InvalidArgument
-from mooncake_serving.simulator.caches import OFFLINE, POLICIES, BlockCache, make_policy
-from mooncake_serving.simulator.hit_rate import replay
-from mooncake_serving.simulator.store import NodeStore
-from mooncake_serving.simulator.traces import TraceRequest
+from mooncake_simulator.caches import OFFLINE, POLICIES, BlockCache, make_policy
+from mooncake_simulator.hit_rate import replay
+from mooncake_simulator.store import NodeStore
+from mooncake_simulator.traces import TraceRequest
 
 INF = float("inf")
 

@@ -18,7 +18,7 @@ from mooncake_serving.conductor import (
     Slo,
     Why,
 )
-from mooncake_serving.simulator import (
+from mooncake_simulator import (
     CoupledCluster,
     CoupledClusterOptions,
     Disaggregated,
@@ -27,11 +27,11 @@ from mooncake_serving.simulator import (
     Report,
     conductor_of,
 )
-from mooncake_serving.simulator.coupled_options import Batching, CoupledOptions
-from mooncake_serving.simulator.job import Job
-from mooncake_serving.simulator.machines import A800_NODE, GPT3_175B
-from mooncake_serving.simulator.prefill import PrefillOptions
-from mooncake_serving.simulator.traces import (
+from mooncake_simulator.coupled_options import Batching, CoupledOptions
+from mooncake_simulator.job import Job
+from mooncake_simulator.machines import A800_NODE, GPT3_175B
+from mooncake_simulator.prefill import PrefillOptions
+from mooncake_simulator.traces import (
     TraceProfile,
     TraceRequest,
     scale_trace,

@@ -5,8 +5,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mooncake_serving.conductor import InvalidArgument
-from mooncake_serving.simulator.events import Clock
-from mooncake_serving.simulator.network import Network, Nic
+from mooncake_simulator.events import Clock
+from mooncake_simulator.network import Network, Nic
 
 
 def test_equal_times_happen_in_the_order_they_were_asked_for():

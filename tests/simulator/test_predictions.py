@@ -7,17 +7,17 @@ import numpy as np
 import pytest
 
 from mooncake_serving.conductor import EarlyRejection, KVCacheCentric, Slo
-from mooncake_serving.simulator import (
+from mooncake_simulator import (
     Disaggregated,
     DisaggregatedOptions,
     PrefillOptions,
     conductor_of,
     fit_costs,
 )
-from mooncake_serving.simulator.machines import A800_NODE, A6000, LLAMA3_70B, LLAMA_13B
-from mooncake_serving.simulator.stages import pass_stages
-from mooncake_serving.simulator.step_cost import StepCost
-from mooncake_serving.simulator.traces import TraceProfile, TraceRequest, scale_trace, synth_trace
+from mooncake_simulator.machines import A800_NODE, A6000, LLAMA3_70B, LLAMA_13B
+from mooncake_simulator.stages import pass_stages
+from mooncake_simulator.step_cost import StepCost
+from mooncake_simulator.traces import TraceProfile, TraceRequest, scale_trace, synth_trace
 
 PROFILE = TraceProfile.load(Path(__file__).parent / "conversation.profile.json")
 COST = StepCost(LLAMA3_70B, A800_NODE)

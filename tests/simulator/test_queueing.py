@@ -8,15 +8,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mooncake_serving.simulator.events import Clock
-from mooncake_serving.simulator.job import Job
-from mooncake_serving.simulator.machines import A800_NODE, LLAMA3_70B
-from mooncake_serving.simulator.network import Network, Nic
-from mooncake_serving.simulator.prefill import PrefillInstance, PrefillOptions
-from mooncake_serving.simulator.stages import Load, pass_stages
-from mooncake_serving.simulator.step_cost import StepCost
-from mooncake_serving.simulator.store import NodeStore
-from mooncake_serving.simulator.traces import TraceRequest
+from mooncake_simulator.events import Clock
+from mooncake_simulator.job import Job
+from mooncake_simulator.machines import A800_NODE, LLAMA3_70B
+from mooncake_simulator.network import Network, Nic
+from mooncake_simulator.prefill import PrefillInstance, PrefillOptions
+from mooncake_simulator.stages import Load, pass_stages
+from mooncake_simulator.step_cost import StepCost
+from mooncake_simulator.store import NodeStore
+from mooncake_simulator.traces import TraceRequest
 
 COST = StepCost(LLAMA3_70B, A800_NODE)
 

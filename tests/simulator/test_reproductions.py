@@ -6,11 +6,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from mooncake_serving.simulator import plot
-from mooncake_serving.simulator.hit_rate import replay
-from mooncake_serving.simulator.machines import A800_NODE, LLAMA3_70B
-from mooncake_serving.simulator.pooling import _Pool, serve_pooled
-from mooncake_serving.simulator.reproductions import (
+from mooncake_simulator import plot
+from mooncake_simulator.hit_rate import replay
+from mooncake_simulator.machines import A800_NODE, LLAMA3_70B
+from mooncake_simulator.pooling import _Pool, serve_pooled
+from mooncake_simulator.reproductions import (
     REPRODUCTIONS,
     Curve,
     Outcome,
@@ -21,18 +21,18 @@ from mooncake_serving.simulator.reproductions import (
     clusters,
     infinite_llm,
 )
-from mooncake_serving.simulator.reproductions.arxiv_layer_wise import store_latency_s
-from mooncake_serving.simulator.reproductions.fast25_sweeps import RATIOS, _falls
-from mooncake_serving.simulator.reproductions.made_up_datasets import (
+from mooncake_simulator.reproductions.arxiv_layer_wise import store_latency_s
+from mooncake_simulator.reproductions.fast25_sweeps import RATIOS, _falls
+from mooncake_simulator.reproductions.made_up_datasets import (
     ARXIV_SUMMARIZATION,
     L_EVAL,
     SIMULATED,
     make,
 )
-from mooncake_serving.simulator.reproductions.made_up_toolagent import like_toolagent
-from mooncake_serving.simulator.reproductions.workloads import Workload, like_synthetic
-from mooncake_serving.simulator.step_cost import StepCost
-from mooncake_serving.simulator.traces import (
+from mooncake_simulator.reproductions.made_up_toolagent import like_toolagent
+from mooncake_simulator.reproductions.workloads import Workload, like_synthetic
+from mooncake_simulator.step_cost import StepCost
+from mooncake_simulator.traces import (
     TraceProfile,
     TraceRequest,
     scale_trace,

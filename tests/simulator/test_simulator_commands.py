@@ -10,15 +10,16 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from mooncake_serving import conductor, simulator
+import mooncake_simulator as simulator
+from mooncake_serving import conductor
 from mooncake_serving.conductor import InvalidArgument
-from mooncake_serving.simulator import Disaggregated, DisaggregatedOptions, fit_costs
-from mooncake_serving.simulator.__main__ import main
-from mooncake_serving.simulator.commands import per_request
-from mooncake_serving.simulator.commands.view import View
-from mooncake_serving.simulator.machines import A6000, LLAMA_13B, MACHINES
-from mooncake_serving.simulator.reproductions import REPRODUCTIONS, Curve
-from mooncake_serving.simulator.traces import TraceProfile, synth_trace, write_mooncake
+from mooncake_simulator import Disaggregated, DisaggregatedOptions, fit_costs
+from mooncake_simulator.__main__ import main
+from mooncake_simulator.commands import per_request
+from mooncake_simulator.commands.view import View
+from mooncake_simulator.machines import A6000, LLAMA_13B, MACHINES
+from mooncake_simulator.reproductions import REPRODUCTIONS, Curve
+from mooncake_simulator.traces import TraceProfile, synth_trace, write_mooncake
 
 PROFILE = Path(__file__).parent / "conversation.profile.json"
 
@@ -38,7 +39,7 @@ def test_every_command_has_a_help(command, capsys):
     with pytest.raises(SystemExit) as stopped:
         main([*command.split(), "--help"])
     text = capsys.readouterr().out
-    assert stopped.value.code == 0 and "usage: python -m mooncake_serving.simulator" in text
+    assert stopped.value.code == 0 and "usage: python -m mooncake_simulator" in text
     if not command:
         assert all(name in text for name in REPRODUCTIONS)
 
@@ -295,7 +296,7 @@ def test_where_to_keep_results_is_looked_at_first(command, trace, monkeypatch, c
     assert main([command, *source, "--out", "/dev/null/x"]) == 2
     assert "/dev/null/x" in capsys.readouterr().err
     monkeypatch.setitem(sys.modules, "matplotlib", None)
-    monkeypatch.delitem(sys.modules, "mooncake_serving.simulator.plot", raising=False)
+    monkeypatch.delitem(sys.modules, "mooncake_simulator.plot", raising=False)
     monkeypatch.delattr(simulator, "plot", raising=False)
     assert main([command, *source, "--out", "results"]) == 1
     assert "matplotlib is not installed" in capsys.readouterr().err
@@ -324,7 +325,7 @@ def test_json_needs_no_package_that_draws(command, trace, monkeypatch, capsys):
     monkeypatch.setitem(sys.modules, "rich", None)
     for name in ("rich.console", "rich.progress", "rich.table"):
         monkeypatch.setitem(sys.modules, name, None)
-    monkeypatch.delitem(sys.modules, "mooncake_serving.simulator.commands.view")
+    monkeypatch.delitem(sys.modules, "mooncake_simulator.commands.view")
     source = [] if command == "sarathi-tiles" else ["--trace", trace]
     assert main([command, *source, "--json"]) == 0
     assert json.loads(capsys.readouterr().out.splitlines()[0])
@@ -336,12 +337,12 @@ def test_json_needs_no_package_that_draws(command, trace, monkeypatch, capsys):
 
 def test_plots_name_the_extra(monkeypatch):
     monkeypatch.setitem(sys.modules, "matplotlib", None)
-    monkeypatch.delitem(sys.modules, "mooncake_serving.simulator.plot", raising=False)
+    monkeypatch.delitem(sys.modules, "mooncake_simulator.plot", raising=False)
     monkeypatch.delattr(simulator, "plot", raising=False)
     with pytest.raises(
         ModuleNotFoundError, match=r"matplotlib is .*kernels\[simulator\]'$"
     ) as told:
-        importlib.import_module("mooncake_serving.simulator.plot")
+        importlib.import_module("mooncake_simulator.plot")
     assert told.value.name == "matplotlib"
 
 

@@ -5,19 +5,19 @@ from dataclasses import replace
 import pytest
 
 from mooncake_serving.conductor import KVCacheCentric, Random
-from mooncake_serving.simulator import (
+from mooncake_simulator import (
     Disaggregated,
     DisaggregatedOptions,
     PrefillOptions,
     TraceRequest,
     conductor_of,
 )
-from mooncake_serving.simulator.events import Clock
-from mooncake_serving.simulator.machines import A800_NODE, LLAMA3_70B
-from mooncake_serving.simulator.network import Network, Nic
-from mooncake_serving.simulator.step_cost import StepCost
-from mooncake_serving.simulator.store import Disk
-from mooncake_serving.simulator.traces import BLOCK_SIZE
+from mooncake_simulator.events import Clock
+from mooncake_simulator.machines import A800_NODE, LLAMA3_70B
+from mooncake_simulator.network import Network, Nic
+from mooncake_simulator.step_cost import StepCost
+from mooncake_simulator.store import Disk
+from mooncake_simulator.traces import BLOCK_SIZE
 
 COST = StepCost(LLAMA3_70B, A800_NODE)
 BLOCK_BYTES = BLOCK_SIZE * LLAMA3_70B.kv_bytes_per_token

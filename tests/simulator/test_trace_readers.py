@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mooncake_serving.simulator.traces import (
+from mooncake_simulator.traces import (
     InvalidTrace,
     TraceRequest,
     read_azure,

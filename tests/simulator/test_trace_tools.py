@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from mooncake_serving.conductor import InvalidArgument
-from mooncake_serving.simulator.traces import (
+from mooncake_simulator.traces import (
     InvalidTrace,
     TraceProfile,
     TraceRequest,
@@ -22,7 +22,7 @@ from mooncake_serving.simulator.traces import (
     trace_stats,
     write_mooncake,
 )
-from mooncake_serving.simulator.traces.families import Family, Member, families_of
+from mooncake_simulator.traces.families import Family, Member, families_of
 
 PROFILE = Path(__file__).parent / "conversation.profile.json"
 
