@@ -5,7 +5,17 @@ from math import inf
 
 import numpy as np
 
-from mooncake_serving.conductor import Conductor, Decision, Fetch, InvalidArgument, Request, Role
+from mooncake_serving.conductor import (
+    AcceptAll,
+    Conductor,
+    Decision,
+    Fetch,
+    InvalidArgument,
+    Reason,
+    Request,
+    Role,
+    Why,
+)
 
 from .conducting import StoreTiers
 from .decode import DecodeInstance
@@ -13,9 +23,8 @@ from .events import Clock
 from .job import Job, jobs_of
 from .kv_events import Publisher
 from .network import Flow, Network, Nic
-from .options import DisaggregatedOptions
+from .options import DisaggregatedOptions, Failure
 from .prefill import PrefillInstance
-from .recovery import fail, restart, waits
 from .report import Report
 from .step_cost import StepCost
 from .store import NodeStore
@@ -76,8 +85,8 @@ class Disaggregated:
         ]
         self.streams: dict[Job, Flow] = {}
         self.landed: set[Job] = set()  # all KV is at the decode instance
-        self.up_at_s: dict[int, float] = {}  # of instances that have failed
-        self.waiting: list[Job] = []  # until one of them is back
+        self._up_at_s: dict[int, float] = {}  # of instances that have failed
+        self._waiting: list[Job] = []  # until one of them is back
         self._mean_output = 0
         self._has_run = False
 
@@ -94,9 +103,9 @@ class Disaggregated:
         self._has_run = True
         self._mean_output = sum(r.output_length for r in requests) // max(1, len(requests))
         for job in self.jobs:
-            self.clock.at(job.arrival_s, self.arrive, job)
+            self.clock.at(job.arrival_s, self._arrive, job)
         for failure in self.options.failures:
-            self.clock.at(failure.at_s, fail, self, failure)
+            self.clock.at(failure.at_s, self._fail, failure)
         self.clock.run()
         return Report(
             self.jobs,
@@ -124,7 +133,7 @@ class Disaggregated:
 
     # --- the life of a job -------------------------------------------------------------------
 
-    def arrive(self, job: Job) -> None:
+    def _arrive(self, job: Job) -> None:
         request = Request(
             job.job_id,
             job.request.input_length,
@@ -190,11 +199,11 @@ class Disaggregated:
 
     def _started(self, job: Job) -> None:
         assert job.prefill_instance is not None
-        self.report_queue(job.prefill_instance)
+        self._report_queue(job.prefill_instance)
         if self.options.stream and job.decode_instance is not None and job.num_decode_steps:
             self._stream(job, job.decode_instance)
 
-    def report_queue(self, instance: int) -> None:
+    def _report_queue(self, instance: int) -> None:
         """Tell the conductor when a prefill instance is free."""
         free_s = self.prefill[instance].expected_free_s
         self.conductor.cluster.free_at_s[instance] = free_s
@@ -206,7 +215,7 @@ class Disaggregated:
         """
         if instance == job.decode_instance and (job in self.streams or job in self.landed):
             return
-        self.unsend(job)
+        self._unsend(job)
         job.decode_instance = instance
         assert job.prefill_instance is not None
 
@@ -221,7 +230,7 @@ class Disaggregated:
             self.nics[instance],
             num_bytes,
             landed,
-            lost=lambda: restart(self, job),
+            lost=lambda: self._restart(job),
         )
         self._count_stream(job.prefill_instance, +1, num_bytes)
 
@@ -260,7 +269,7 @@ class Disaggregated:
             assert job.decode_instance is not None
             self.decode[job.decode_instance - self.options.num_prefill].arrive(job)
 
-    def unsend(self, job: Job) -> None:
+    def _unsend(self, job: Job) -> None:
         """Drop a job's KV that is waiting at a decode instance, or on its way to one."""
         self.landed.discard(job)
         if job in self.streams:
@@ -272,11 +281,77 @@ class Disaggregated:
         self._on_progress()
 
     def _reject(self, job: Job, decision: Decision) -> None:
-        if waits(self, job, decision.reason):
+        if self._waits(job, decision.reason):
             return
         job.rejected = decision.reason.why.name
-        self.unsend(job)
+        self._unsend(job)
         self._on_progress()
+
+    # --- failures of instances: what is lost, and how it is recovered ------------------------
+
+    def _fail(self, failure: Failure) -> None:
+        """Lose an instance with its KV for a while; its requests are decided about again.
+
+        What was prefilled on another instance is in that one's cache, so that a decode instance's
+        requests are soon back.
+        """
+        i, num_prefill = failure.instance, self.options.num_prefill
+        lost = self.conductor.failed(i)
+        if i < num_prefill:
+            self.prefill[i].fail()
+            self.publishers[i].lost_all()
+        else:
+            self.decode[i - num_prefill].fail()
+        jobs = [self.jobs[job_id] for job_id in lost]
+        for job in jobs:
+            self._forget(job)
+        self.network.fail(self.nics[i])
+        up_at_s = self.clock.now + failure.down_s
+        self._up_at_s[i] = max(up_at_s, self._up_at_s.get(i, 0.0))
+        self.clock.after(failure.down_s, self._recover, i)
+        for job in jobs:
+            self._arrive(job)
+
+    def _recover(self, instance: int) -> None:
+        """Bring an instance back, unless it has failed again meanwhile, and for longer."""
+        if self.clock.now >= self._up_at_s[instance]:
+            self.conductor.recovered(instance)
+            waiting, self._waiting = self._waiting, []
+            for job in waiting:
+                self._arrive(job)
+
+    def _restart(self, job: Job) -> None:
+        """Serve a job again whose prefill instance has failed while its KV was in flight."""
+        if job.finished_s is None and job.rejected is None:
+            self.conductor.decoded(job.job_id)
+            self._forget(job)
+            self.clock.after(0.0, self._arrive, job)
+
+    def _waits(self, job: Job, reason: Reason) -> bool:
+        """Keep a refused job until an instance is back, if all are accepted and it needs only that.
+
+        Returns:
+            Whether it was kept.
+        """
+        is_down = reason.why in (Why.NO_PREFILL_INSTANCE, Why.NO_DECODE_INSTANCE)
+        if not is_down or not isinstance(self.conductor.admission, AcceptAll):
+            return False
+        if job.prefill_instance is not None:  # it is prefilled, and only its blocks are kept
+            self._forget(job)
+        self._waiting.append(job)
+        return True
+
+    def _forget(self, job: Job) -> None:
+        """Remove a job from everything; what it fetched stays where it is."""
+        if job.prefill_instance is not None:
+            self.prefill[job.prefill_instance].drop(job)
+            self._report_queue(job.prefill_instance)  # where it may be computed on, to no end
+        if job.fetch is not None:
+            self.network.cancel(job.fetch)
+            job.fetch = None
+        self._unsend(job)
+        job.restart()
+        job.ready = True
 
 
 def _check_roles(options: DisaggregatedOptions, conductor: Conductor) -> None:

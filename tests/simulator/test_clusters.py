@@ -168,7 +168,7 @@ def test_who_comes_while_nobody_is_there_waits_if_all_are_accepted(failed, rule)
     trace = list(unshared([TraceRequest(1e3 * at, 8192, 20, ()) for at in (0, 4.9, 6, 30)]))
     cluster, report = serve(options, trace, admission=rule)
     check_everybody_is_served(cluster, report, trace)
-    assert not cluster.waiting
+    assert not cluster._waiting
     if rule == AcceptAll():
         assert [job.rejected for job in report.jobs] == [None] * 4
         back_s = 15.0 + max(failed)
