@@ -6,6 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from mooncake_serving.conductor import InvalidArgument
 from mooncake_simulator import plot
 from mooncake_simulator.hit_rate import replay
 from mooncake_simulator.machines import A800_NODE, LLAMA3_70B
@@ -30,7 +31,7 @@ from mooncake_simulator.reproductions.made_up_datasets import (
     make,
 )
 from mooncake_simulator.reproductions.made_up_toolagent import like_toolagent
-from mooncake_simulator.reproductions.workloads import Workload, like_synthetic
+from mooncake_simulator.reproductions.workloads import SYNTHETIC, Workload, synthetic
 from mooncake_simulator.step_cost import StepCost
 from mooncake_simulator.traces import (
     TraceProfile,
@@ -40,7 +41,12 @@ from mooncake_simulator.traces import (
     trace_stats,
 )
 
-PROFILE = TraceProfile.load(Path(__file__).parent / "conversation.profile.json")
+FOLDER = Path(__file__).parent
+PROFILE = TraceProfile.load(FOLDER / "conversation.profile.json")
+# Made by TraceProfile.of from the released file, all of its 3,993 requests.
+LIKE_SYNTHETIC = synthetic(
+    Setup([], "", synthetic_profile=TraceProfile.load(FOLDER / "synthetic.profile.json"))
+).trace
 CONVERSATION = Setup(scale_trace(synth_trace(PROFILE, 300, seed=0), time=0.5), "made up")
 
 
@@ -242,7 +248,7 @@ def test_mooncake_serves_more_requests_in_time_and_with_less_prefill():
 
 
 def test_the_made_up_synthetic_trace_has_the_published_figures():
-    stats = trace_stats(like_synthetic(0))
+    stats = trace_stats(LIKE_SYNTHETIC)
     assert stats.input.mean == pytest.approx(15325, abs=1)
     assert stats.output.mean == pytest.approx(149, abs=1)
     assert (stats.num_requests, stats.num_blocks) == (3993, 121_877)
@@ -251,8 +257,13 @@ def test_the_made_up_synthetic_trace_has_the_published_figures():
     )
     assert stats.requests_per_s == pytest.approx(3.91, rel=0.05)
     for capacity, published in ((1e6, 0.142), (3e6, 0.315), (1e7, 0.577)):
-        hit_rate = replay(like_synthetic(0), capacity).hit_rate
+        hit_rate = replay(LIKE_SYNTHETIC, capacity).hit_rate
         assert hit_rate == pytest.approx(published, abs=0.015)
+
+
+def test_without_the_synthetic_trace_and_its_profile_nothing_is_made_up():
+    with pytest.raises(InvalidArgument, match="must have that trace or its profile, got neither"):
+        REPRODUCTIONS["fast25-fig7"](CONVERSATION)
 
 
 def test_the_made_up_tool_and_agent_trace_has_the_published_figures():
@@ -306,7 +317,7 @@ def test_early_rejection_wastes_no_prefill_and_refuses_fewer():
 
 
 def test_copies_are_counted_while_blocks_are_hot():
-    setup = replace(CONVERSATION, released={"synthetic": like_synthetic(0)[:50]})
+    setup = replace(CONVERSATION, released={SYNTHETIC: LIKE_SYNTHETIC[:50]})
     rows = {row.what: row.ours for row in REPRODUCTIONS["fast25-fig11"](setup).rows}
     assert rows["copies of the hottest block, at its most"] == 8
     most = rows["copies of the 100 hottest, at their most, mean"]
@@ -315,7 +326,7 @@ def test_copies_are_counted_while_blocks_are_hot():
 
 
 def test_a_global_cache_hits_more_in_each_workload():
-    others = {"synthetic": like_synthetic(0)[:400], "toolagent": like_toolagent(0, 400)}
+    others = {"synthetic": LIKE_SYNTHETIC[:400], "toolagent": like_toolagent(0, 400)}
     found = claims("fast25-global-cache", replace(CONVERSATION, released=others))
     assert len(found) == 9
     assert all(holds for what, holds in found.items() if "too" not in what)

@@ -22,6 +22,7 @@ from mooncake_simulator.reproductions import REPRODUCTIONS, Curve
 from mooncake_simulator.traces import TraceProfile, synth_trace, write_mooncake
 
 PROFILE = Path(__file__).parent / "conversation.profile.json"
+SYNTHETIC = ["--synthetic-profile", str(PROFILE.parent / "synthetic.profile.json")]
 
 
 @pytest.fixture(scope="module")
@@ -293,6 +294,7 @@ def test_where_to_keep_results_is_looked_at_first(command, trace, monkeypatch, c
         monkeypatch.setitem(REPRODUCTIONS, command, never)
     monkeypatch.setattr(Disaggregated, "run", never)
     source = [] if command == "sarathi-tiles" else ["--trace", trace]
+    source += SYNTHETIC if command == "fast25-fig9" else []
     assert main([command, *source, "--out", "/dev/null/x"]) == 2
     assert "/dev/null/x" in capsys.readouterr().err
     monkeypatch.setitem(sys.modules, "matplotlib", None)
@@ -305,7 +307,7 @@ def test_where_to_keep_results_is_looked_at_first(command, trace, monkeypatch, c
 def test_figure_9_of_a_trace_that_shares_nothing_is_an_error(tmp_path, capsys):
     path = tmp_path / "azure.csv"
     path.write_text("TIMESTAMP,ContextTokens,GeneratedTokens\n2023-11-16 18:00:00,374,44\n")
-    assert main(["fast25-fig9", "--trace", str(path)]) == 2
+    assert main(["fast25-fig9", "--trace", str(path), *SYNTHETIC]) == 2
     error = capsys.readouterr().err
     assert "must hold requests that share prefixes, got 1 that share none: azure.csv" in error
 
@@ -373,6 +375,7 @@ def test_a_reproduction_prints_lines_and_saves_a_plot(tmp_path, capsys):
 
 
 def test_a_reproduction_shows_a_table(capsys):
-    assert main(["fast25-fig9", "--profile", str(PROFILE), "--requests", "60"]) == 0
+    made_up = ["--profile", str(PROFILE), "--requests", "60"]
+    assert main(["fast25-fig9", *made_up, *SYNTHETIC]) == 0
     text = capsys.readouterr().out
     assert "published" in text and "without a limit" in text and "nothing beats" in text

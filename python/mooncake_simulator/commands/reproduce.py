@@ -7,9 +7,10 @@ from pathlib import Path
 from typing import Any
 
 from ..reproductions import NEEDS_TRACE, ON_CONVERSATION, REPRODUCTIONS, USES, Setup, as_lines
+from ..reproductions.workloads import SYNTHETIC, TOOLAGENT
 from ..traces import TraceProfile, TraceRequest, read_trace, synth_trace
 from . import arguments
-from .quiet import make_view
+from .null_view import make_view
 
 
 def add_commands(commands: Any) -> None:
@@ -25,11 +26,19 @@ def add_commands(commands: Any) -> None:
             parser.add_argument(
                 "--requests", type=int, metavar="N", help="only the first N, or so many made up"
             )
-        for workload in USES.get(name, ()):
+        if SYNTHETIC in USES.get(name, ()):
+            source = parser.add_mutually_exclusive_group(required=True)
+            source.add_argument("--synthetic", metavar="TRACE", help="the released synthetic trace")
+            source.add_argument(
+                "--synthetic-profile",
+                metavar="PROFILE",
+                help="of that trace, to make one up: tests/simulator/synthetic.profile.json",
+            )
+        if TOOLAGENT in USES.get(name, ()):
             parser.add_argument(
-                f"--{workload}",
+                "--toolagent",
                 metavar="TRACE",
-                help=f"the released {workload} trace; without it one like it is made up",
+                help="the released toolagent trace; without it one like it is made up",
             )
         parser.add_argument("--out", metavar="FOLDER", help="for NAME.jsonl and NAME.png")
         parser.add_argument(
@@ -47,6 +56,7 @@ def run(options: argparse.Namespace) -> None:
     requests, trace_name = _trace(options) if name in NEEDS_TRACE else ([], "")
     paths = {workload: getattr(options, workload) for workload in USES.get(name, ())}
     released = {workload: read_trace(path) for workload, path in paths.items() if path is not None}
+    profile = getattr(options, "synthetic_profile", None)
     with view:
         setup = Setup(
             trace=requests,
@@ -55,6 +65,7 @@ def run(options: argparse.Namespace) -> None:
             on_progress=view.advance,
             seed=options.seed,
             released=released,
+            synthetic_profile=None if profile is None else TraceProfile.load(profile),
         )
         outcome = REPRODUCTIONS[name](setup)
     lines = [json.dumps(line) + "\n" for line in as_lines(name, outcome)]

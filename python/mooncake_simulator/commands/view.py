@@ -8,10 +8,10 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 
 from ..reproductions import Outcome
-from .quiet import Quiet
+from .null_view import NullView
 
 
-class View(Quiet):
+class View(NullView):
     """A progress bar over the parts of a simulation on stderr, and tables on stdout."""
 
     def __init__(self) -> None:

@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from ..traces import TraceRequest
+from ..traces import TraceProfile, TraceRequest
 
 
 @dataclass(frozen=True)
@@ -84,7 +84,8 @@ class Setup:
             and how often ``on_progress`` will be called in this one; 0 if unknown.
         on_progress: called once for each request that is over, or another part of a simulation.
         seed: of everything random.
-        released: the user's files of FAST'25's other workloads, by name; the others are synthetic.
+        released: the user's files of FAST'25's other workloads, by name; the others are made up.
+        synthetic_profile: by which the synthetic one is made up.
     """
 
     trace: Sequence[TraceRequest]
@@ -93,6 +94,7 @@ class Setup:
     on_progress: Callable[[], None] = lambda: None
     seed: int = 0
     released: Mapping[str, Sequence[TraceRequest]] = field(default_factory=dict)
+    synthetic_profile: TraceProfile | None = None
 
     def on_step(self, text: str, total: int, num_parts: int | None = None) -> None:
         """Report the start of one of ``total`` simulations; by default its parts are requests."""

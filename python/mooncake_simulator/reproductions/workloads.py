@@ -2,16 +2,14 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cache
-from pathlib import Path
 
-from ..traces import TraceProfile, TraceRequest, synth_trace
+from mooncake_serving.conductor import InvalidArgument
+
+from ..traces import TraceRequest, synth_trace
 from . import made_up_toolagent
 from .made_up_toolagent import like_toolagent
 from .outcome import Setup
 
-# Made by TraceProfile.of from the released file, all of its 3,993 requests.
-SYNTHETIC_PROFILE = Path(__file__).parent / "synthetic.profile.json"
 CONVERSATION, SYNTHETIC, TOOLAGENT = "conversation", "synthetic", "toolagent"
 NUM_REQUESTS = {  # FAST'25, Table 2
     CONVERSATION: 12_031,
@@ -49,10 +47,17 @@ def conversation(setup: Setup) -> Workload:
 
 
 def synthetic(setup: Setup) -> Workload:
-    """Return the synthetic workload."""
+    """Return the synthetic workload.
+
+    Raises:
+        InvalidArgument: the setup has neither the released trace nor a profile of it.
+    """
     if SYNTHETIC in setup.released:
         return Workload(SYNTHETIC, setup.released[SYNTHETIC], "synthetic")
-    return Workload(SYNTHETIC, like_synthetic(setup.seed), "synthetic, made up by its profile")
+    if setup.synthetic_profile is None:
+        raise InvalidArgument("synthetic: setup must have that trace or its profile, got neither")
+    made_up = synth_trace(setup.synthetic_profile, NUM_REQUESTS[SYNTHETIC], seed=setup.seed)
+    return Workload(SYNTHETIC, made_up, "synthetic, made up by its profile")
 
 
 def toolagent(setup: Setup) -> Workload:
@@ -61,13 +66,3 @@ def toolagent(setup: Setup) -> Workload:
         return Workload(TOOLAGENT, setup.released[TOOLAGENT], "tool&agent")
     made_up = like_toolagent(setup.seed)
     return Workload(TOOLAGENT, made_up, "tool&agent, made up by its published figures")
-
-
-def like_synthetic(seed: int) -> list[TraceRequest]:
-    """Generate a trace like FAST'25's synthetic one."""
-    return synth_trace(_profile(), NUM_REQUESTS[SYNTHETIC], seed=seed)
-
-
-@cache
-def _profile() -> TraceProfile:
-    return TraceProfile.load(SYNTHETIC_PROFILE)

@@ -6,10 +6,10 @@ from typing import Any
 from ..reproductions import Outcome
 
 
-class Quiet:
+class NullView:
     """Show nothing; ``View`` shows all of it."""
 
-    def __enter__(self) -> "Quiet":
+    def __enter__(self) -> "NullView":
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -28,14 +28,14 @@ class Quiet:
         """Show named figures."""
 
 
-def make_view(*, quiet: bool) -> Quiet:
+def make_view(*, quiet: bool) -> NullView:
     """Make the view of a command; a quiet one needs no package.
 
     Raises:
         ModuleNotFoundError: rich is missing.
     """
     if quiet:
-        return Quiet()
+        return NullView()
     from .view import View
 
     return View()
