@@ -19,9 +19,7 @@ from harness import Case, arguments
 from table import report
 
 import mooncake_kernels as mk
-from mooncake_serving.engine import ModelConfig, PagedKVCache
-from mooncake_serving.engine.pooled.blocks import SharedAllocator
-from mooncake_serving.pooling import (
+from mooncake_serving.dist_attention import (
     DebtLedger,
     DistAttention,
     Geometry,
@@ -29,6 +27,8 @@ from mooncake_serving.pooling import (
     Offer,
     PoolOptions,
 )
+from mooncake_serving.dist_attention.engine.blocks import SharedAllocator
+from mooncake_serving.engine import ModelConfig, PagedKVCache
 
 BLOCK_SIZE = 16
 TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 1e-2}

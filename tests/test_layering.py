@@ -29,7 +29,7 @@ TRANSFER = "base memory wire net request gpu channel tcp local file shm rdma ser
 TRANSFER_RANK = {folder: rank for rank, folder in enumerate(TRANSFER.split())}
 KERNELS_ONLY = {"mooncake_kernels"}
 BASE = {"mooncake_kernels", "arguments", "rpc"}
-ALL_BELOW = BASE | {"chunking", "conductor", "pooling", "semantic", "store"}
+ALL_BELOW = BASE | {"chunking", "conductor", "dist_attention", "semantic", "store"}
 SERVING_MAY_USE = {
     "arguments": KERNELS_ONLY,
     "rpc": KERNELS_ONLY,
@@ -37,8 +37,9 @@ SERVING_MAY_USE = {
     "chunking": KERNELS_ONLY,
     "semantic": {"mooncake_kernels", "arguments"},
     "store": {"mooncake_kernels", "rpc"},
-    "pooling": BASE,
-    "engine": ALL_BELOW,
+    "dist_attention": BASE,
+    "dist_attention/engine": BASE | {"dist_attention", "engine"},
+    "engine": ALL_BELOW - {"dist_attention"},
     "connectors": ALL_BELOW,
     "compat": ALL_BELOW,
 }
@@ -138,7 +139,7 @@ def test_the_command_alone_knows_the_doctor(path):
 @pytest.mark.parametrize("path", SERVING, ids=name)
 def test_serving_imports_only_downward(path):
     parts = path.relative_to(ROOT / "python/mooncake_serving").with_suffix("").parts
-    folder = parts[0]
+    folder = "/".join(parts[:2]) if "/".join(parts[:2]) in SERVING_MAY_USE else parts[0]
     if folder == "__init__":
         return
     for module in imports(path):

@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from mooncake_kernels import InvalidArgument
+from mooncake_serving.dist_attention.engine import Job
 from mooncake_serving.engine import (
     Batch,
     Engine,
@@ -15,7 +16,6 @@ from mooncake_serving.engine import (
     load_model,
 )
 from mooncake_serving.engine.chat import render_chat
-from mooncake_serving.engine.pooled import Job
 from mooncake_serving.engine.sampling import sample
 from mooncake_serving.semantic import Recompute, SignatureIndex
 from tests.progress import run_to_its_end
@@ -79,7 +79,7 @@ def test_an_object_of_another_class_is_named(call, message, make_engine):
     [
         ("gguf", "engine"),
         ("jinja2", "engine"),
-        ("msgspec", "pooling"),
+        ("msgspec", "dist_attention"),
         ("safetensors", "engine"),
         ("tokenizers", "engine"),
     ],
@@ -89,7 +89,7 @@ def test_a_missing_package_names_its_extra(package, module):
 import sys
 sys.modules[{package!r}] = None
 try:
-    import mooncake_serving.engine.pooled
+    import mooncake_serving.dist_attention.engine
 except ImportError as error:
     print(error.name, error)
 """

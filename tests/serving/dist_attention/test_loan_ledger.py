@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mooncake_kernels import InvalidArgument
-from mooncake_serving.pooling import DebtLedger, Heartbeat, Offer
+from mooncake_serving.dist_attention import DebtLedger, Heartbeat, Offer
 
 NAMES = ("a", "b", "c", "d", "e")
 

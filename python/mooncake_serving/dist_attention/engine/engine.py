@@ -10,15 +10,15 @@ from mooncake_kernels.closing import Closing
 from mooncake_kernels.errors import InvalidArgument
 
 from ...arguments import refuse
-from ...pooling import CreditorFailed, Geometry, Manager, Member, PoolOptions
-from ...pooling.messages import MAX_PARTS
-from ..arguments import as_positive
-from ..batch import Batch
-from ..batching import BatchingEngine
-from ..errors import OutOfBlocks
-from ..kv_cache import PagedKVCache
-from ..llama import Llama
-from ..request import Request
+from ...engine.arguments import as_positive
+from ...engine.batch import Batch
+from ...engine.batching import BatchingEngine
+from ...engine.errors import OutOfBlocks
+from ...engine.kv_cache import PagedKVCache
+from ...engine.llama import Llama
+from ...engine.request import Request
+from .. import CreditorFailed, Geometry, Manager, Member, PoolOptions
+from ..messages import MAX_PARTS
 from .attention import PooledAttention
 from .blocks import SharedAllocator
 from .errors import LoansLost

@@ -4,9 +4,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from ...arguments import as_seconds, refuse
-from ...pooling import Heartbeat, Offer, PoolOptions
-from ..arguments import as_positive
-from ..disaggregated.messages import (
+from ...engine.arguments import as_positive
+from ...engine.disaggregated.messages import (
     START_S,
     Abort,
     Failed,
@@ -17,6 +16,7 @@ from ..disaggregated.messages import (
     Started,
     check_reach,
 )
+from .. import Heartbeat, Offer, PoolOptions
 
 
 @dataclass(frozen=True)

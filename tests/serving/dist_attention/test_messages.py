@@ -8,8 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mooncake_kernels import InvalidArgument
-from mooncake_serving.pooling import messages
-from mooncake_serving.pooling.messages import MAGIC, MAX_NUMBERS, MAX_PARTS, decode, encode
+from mooncake_serving.dist_attention import messages
+from mooncake_serving.dist_attention.messages import MAGIC, MAX_NUMBERS, MAX_PARTS, decode, encode
 from mooncake_serving.rpc import MAX_REASON, Refused
 
 LAST_32, LAST = 2**32 - 1, 2**64 - 1

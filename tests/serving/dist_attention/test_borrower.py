@@ -9,9 +9,9 @@ import pytest
 import torch
 
 import mooncake_kernels as mk
-from mooncake_serving.pooling import CreditorFailed, Heartbeat, Offer, PoolOptions
-from mooncake_serving.pooling.buffers import RequestBuffer
-from mooncake_serving.pooling.messages import (
+from mooncake_serving.dist_attention import CreditorFailed, Heartbeat, Offer, PoolOptions
+from mooncake_serving.dist_attention.buffers import RequestBuffer
+from mooncake_serving.dist_attention.messages import (
     MAX_PARTS,
     Attend,
     Attended,

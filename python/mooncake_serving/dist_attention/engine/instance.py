@@ -11,12 +11,12 @@ import torch
 
 import mooncake_kernels as mk
 
-from ...pooling import Heartbeat, Offer
-from ..disaggregated.messages import Abort, Failed, Loading, NewToken, Ready
-from ..disaggregated.worker import reason
-from ..errors import NotFinite, OutOfBlocks
-from ..kv_cache import PagedKVCache
-from ..loader import load_model
+from ...engine.disaggregated.messages import Abort, Failed, Loading, NewToken, Ready
+from ...engine.disaggregated.worker import reason
+from ...engine.errors import NotFinite, OutOfBlocks
+from ...engine.kv_cache import PagedKVCache
+from ...engine.loader import load_model
+from .. import Heartbeat, Offer
 from .engine import PooledEngine
 from .errors import LoansLost
 from .messages import AskLedger, Candidates, Command, InstanceOptions, Left, Report, Submit

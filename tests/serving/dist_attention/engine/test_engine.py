@@ -7,10 +7,10 @@ import torch
 
 import mooncake_kernels as mk
 from mooncake_kernels.errors import InvalidArgument
+from mooncake_serving.dist_attention import PoolOptions
+from mooncake_serving.dist_attention.engine import PooledEngine
+from mooncake_serving.dist_attention.engine.attention import PooledAttention
 from mooncake_serving.engine import Batch, Chunk, OutOfBlocks, PagedKVCache, SamplingParams
-from mooncake_serving.engine.pooled import PooledEngine
-from mooncake_serving.engine.pooled.attention import PooledAttention
-from mooncake_serving.pooling import PoolOptions
 
 from .conftest import BLOCK_SIZE, wait_until
 

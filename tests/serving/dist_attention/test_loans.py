@@ -5,9 +5,9 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from mooncake_serving.engine.pooled.blocks import SharedAllocator
-from mooncake_serving.pooling.errors import Refusal
-from mooncake_serving.pooling.loans import Loans
+from mooncake_serving.dist_attention.engine.blocks import SharedAllocator
+from mooncake_serving.dist_attention.errors import Refusal
+from mooncake_serving.dist_attention.loans import Loans
 
 DEBTORS = st.sampled_from(["a", "b"])
 NUMBERS = st.integers(0, 3)

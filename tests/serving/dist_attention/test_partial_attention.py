@@ -4,8 +4,8 @@ import pytest
 import torch
 
 import mooncake_kernels as mk
-from mooncake_serving.pooling import DistAttention, Offer
-from mooncake_serving.pooling.partial import PartialAttention
+from mooncake_serving.dist_attention import DistAttention, Offer
+from mooncake_serving.dist_attention.partial import PartialAttention
 
 from .conftest import BLOCK_SIZE, CONFIG, attend_to, make_cache
 

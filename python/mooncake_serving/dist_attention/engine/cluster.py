@@ -13,11 +13,11 @@ from multiprocessing.connection import wait
 from mooncake_kernels.errors import InvalidArgument
 
 from ...arguments import refuse
-from ...pooling import DebtLedger, Heartbeat
-from ..arguments import as_positive
-from ..disaggregated.cluster import OnLoading, Process
-from ..disaggregated.errors import RequestFailed, WorkerFailed
-from ..disaggregated.messages import Abort, Failed, Job, Loading, NewToken, Ready, as_jobs
+from ...engine.arguments import as_positive
+from ...engine.disaggregated.cluster import OnLoading, Process
+from ...engine.disaggregated.errors import RequestFailed, WorkerFailed
+from ...engine.disaggregated.messages import Abort, Failed, Job, Loading, NewToken, Ready, as_jobs
+from .. import DebtLedger, Heartbeat
 from .instance import Instance
 from .messages import AskLedger, Candidates, InstanceOptions, Left, Report, Submit
 

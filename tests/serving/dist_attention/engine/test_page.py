@@ -12,5 +12,5 @@ def test_the_pages_code_runs(tiny_folder):
         [names["prompt"]], names["params"]
     )
     assert names["answer"] == want.token_ids
-    run_block("pooling", 1, names)  # its processes: test_pooled_cluster
+    run_block("pooling", 1, names)  # its processes: test_cluster
     assert callable(names["main"])

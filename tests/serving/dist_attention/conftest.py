@@ -7,9 +7,9 @@ import pytest
 import torch
 
 import mooncake_kernels as mk
+from mooncake_serving.dist_attention import DebtLedger, Geometry, Member, PoolOptions
+from mooncake_serving.dist_attention.engine.blocks import SharedAllocator
 from mooncake_serving.engine import ModelConfig, PagedKVCache
-from mooncake_serving.engine.pooled.blocks import SharedAllocator
-from mooncake_serving.pooling import DebtLedger, Geometry, Member, PoolOptions
 
 CONFIG = ModelConfig(
     num_layers=2,

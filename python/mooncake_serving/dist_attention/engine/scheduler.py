@@ -2,9 +2,9 @@
 
 import time
 
-from ...pooling import Borrowed, Member
-from ..request import Request
-from ..scheduler import Scheduler
+from ...engine.request import Request
+from ...engine.scheduler import Scheduler
+from .. import Borrowed, Member
 from .blocks import SharedAllocator
 
 

@@ -3,8 +3,8 @@
 import threading
 from collections.abc import Iterable
 
-from ..block_allocator import BlockAllocator
-from ..errors import OutOfBlocks
+from ...engine.block_allocator import BlockAllocator
+from ...engine.errors import OutOfBlocks
 
 
 class SharedAllocator(BlockAllocator):

@@ -7,9 +7,9 @@ import pytest
 import torch
 
 import mooncake_kernels as mk
-from mooncake_serving.pooling import PoolOptions
-from mooncake_serving.pooling.buffers import RequestBuffer, ResultBuffer
-from mooncake_serving.pooling.messages import (
+from mooncake_serving.dist_attention import PoolOptions
+from mooncake_serving.dist_attention.buffers import RequestBuffer, ResultBuffer
+from mooncake_serving.dist_attention.messages import (
     MAGIC,
     Attend,
     Attended,

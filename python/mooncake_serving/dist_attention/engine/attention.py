@@ -6,9 +6,9 @@ import torch
 
 import mooncake_kernels as mk
 
-from ...pooling import Borrowed, Borrower, DistAttention
-from ..attention import PagedAttention
-from ..batch import Batch
+from ...engine.attention import PagedAttention
+from ...engine.batch import Batch
+from .. import Borrowed, Borrower, DistAttention
 
 
 class PooledAttention(PagedAttention):

@@ -5,9 +5,9 @@ import time
 import pytest
 
 import mooncake_kernels as mk
+from mooncake_serving.dist_attention import DebtLedger, PoolOptions
+from mooncake_serving.dist_attention.engine import PooledEngine
 from mooncake_serving.engine import PagedKVCache
-from mooncake_serving.engine.pooled import PooledEngine
-from mooncake_serving.pooling import DebtLedger, PoolOptions
 
 BLOCK_SIZE = 8
 

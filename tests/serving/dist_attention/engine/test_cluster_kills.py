@@ -14,14 +14,14 @@ from dataclasses import dataclass
 
 import pytest
 
-from mooncake_serving.engine import Engine, PagedKVCache, SamplingParams, load_model
-from mooncake_serving.engine.pooled import (
+from mooncake_serving.dist_attention import PoolOptions
+from mooncake_serving.dist_attention.engine import (
     InstanceOptions,
     Job,
     PooledCluster,
     RequestFailed,
 )
-from mooncake_serving.pooling import PoolOptions
+from mooncake_serving.engine import Engine, PagedKVCache, SamplingParams, load_model
 from tests.transfer.resources import assert_no_growth, held, settled
 from tests.transfer.support import eventually
 

@@ -2,12 +2,12 @@
 
 import pytest
 
+from mooncake_serving.dist_attention import PoolOptions
+from mooncake_serving.dist_attention.engine import LoansLost
 from mooncake_serving.engine import SamplingParams
-from mooncake_serving.engine.pooled import LoansLost
-from mooncake_serving.pooling import PoolOptions
 
 from .conftest import wait_until
-from .test_pooled_engine import PARAMS, prompt_of, run, tokens
+from .test_engine import PARAMS, prompt_of, run, tokens
 
 LONG = SamplingParams(max_tokens=100, ignore_eos=True)
 

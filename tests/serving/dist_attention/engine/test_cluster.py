@@ -7,16 +7,16 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from mooncake_serving.engine import Engine, PagedKVCache, SamplingParams, load_model
-from mooncake_serving.engine.pooled import (
+from mooncake_serving.dist_attention import PoolOptions
+from mooncake_serving.dist_attention.engine import (
     InstanceOptions,
     Job,
     PooledCluster,
     RequestFailed,
     WorkerFailed,
 )
-from mooncake_serving.engine.pooled import cluster as cluster_module
-from mooncake_serving.pooling import PoolOptions
+from mooncake_serving.dist_attention.engine import cluster as cluster_module
+from mooncake_serving.engine import Engine, PagedKVCache, SamplingParams, load_model
 
 from .conftest import wait_until
 

@@ -1,4 +1,4 @@
-"""Engines that lend each other cache blocks (``mooncake_serving.pooling``).
+"""Engines that lend each other cache blocks (``mooncake_serving.dist_attention``).
 
 if __name__ == "__main__":                   # the processes import the script that starts them
     with PooledCluster(InstanceOptions(num_blocks=64), num_instances=2) as cluster:
@@ -6,8 +6,8 @@ if __name__ == "__main__":                   # the processes import the script t
             ...                              # of any job, as they come
 """
 
-from ..disaggregated.errors import RequestFailed, WorkerFailed
-from ..disaggregated.messages import Job, NewToken
+from ...engine.disaggregated.errors import RequestFailed, WorkerFailed
+from ...engine.disaggregated.messages import Job, NewToken
 from .cluster import PooledCluster
 from .engine import PooledEngine
 from .errors import LoansLost
