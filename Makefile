@@ -90,7 +90,7 @@ bench bench-quick: build $(VENV)/.bench $(VENV)/.demo
 	$(BIN)/python bench/plot_transfer.py $(RESULTS)/transfer.json $(RESULTS)
 
 figures: $(VENV)/.deps
-	$(BIN)/python docs/architecture.py
+	$(BIN)/python docs/internals/architecture.py
 
 wheel: $(VENV)/.deps
 	$(PIP) wheel -q --no-build-isolation --no-deps -w dist .

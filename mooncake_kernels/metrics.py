@@ -6,7 +6,7 @@
 
     REGISTRY.register(mk.prometheus_collector(engine))
 
-There is no background work: counters are read when Prometheus scrapes. docs/metrics.md has the
+No background work: counters are read when Prometheus scrapes. docs/transfer/metrics.md has the
 names of all metrics, and what their labels may cost.
 """
 

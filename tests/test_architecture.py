@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parent.parent
-SCRIPT = runpy.run_path(str(ROOT / "docs/architecture.py"))
+SCRIPT = runpy.run_path(str(ROOT / "docs/internals/architecture.py"))
 LAYERS = SCRIPT["LAYERS"]
 PART_OF_EACH_FAMILY = {"reference", "triton"}
 BINDINGS = {"ops", "host"}  # _ops.so and _host in the picture
@@ -27,7 +27,7 @@ def folders(parent: Path) -> set[str]:
 
 
 def test_the_picture_is_what_the_script_draws():
-    assert (ROOT / "docs/architecture.svg").read_text() == SCRIPT["draw"]()
+    assert (ROOT / "docs/internals/architecture.svg").read_text() == SCRIPT["draw"]()
 
 
 @pytest.mark.parametrize("folder", sorted({of for _, of, _, _ in LAYERS if of}))

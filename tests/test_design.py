@@ -1,4 +1,4 @@
-"""What docs/design.md says is in the house is there."""
+"""What docs/internals/design.md says is in the house is there."""
 
 import re
 from collections.abc import Iterator
@@ -9,7 +9,7 @@ import pytest
 from mooncake_kernels.__main__ import main
 
 ROOT = Path(__file__).parent.parent
-DESIGN = (ROOT / "docs/design.md").read_text()
+DESIGN = (ROOT / "docs/internals/design.md").read_text()
 [HOUSE] = re.findall(r"## 2\. The house\n\n```\n(.*?)```", DESIGN, re.DOTALL)
 FILES = (".py", ".pyi", ".h", ".so", ".md", ".sh")
 NOT_THERE = {"_ops.py", ".so"}  # the first on purpose; the second is an ending
@@ -33,7 +33,7 @@ def is_there(top: Path, folder: Path, name: str) -> bool:
     return (
         any((place / name).exists() for place in (ROOT, top, folder.parent))
         or any(folder.rglob(name))
-        or any(path.name == name for path in (ROOT / "docs").iterdir())
+        or any(path.name == name for path in (ROOT / "docs").rglob("*.md"))
     )
 
 

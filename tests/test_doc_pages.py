@@ -1,7 +1,13 @@
 """The code of the pages without a test of their own runs as it is written, but for sizes, files and
-addresses; what needs a GPU, a NIC or several hosts is compiled."""
+addresses. Every block of every page runs in some test, or says what it needs; links lead somewhere.
+"""
 
+import getpass
+import grp
+import os
+import re
 import shutil
+from collections import Counter
 
 import numpy as np
 import pytest
@@ -12,9 +18,16 @@ from mooncake_serving.store import SsdTier, Store
 from mooncake_serving.store.directory import EmbeddedDirectory, Member
 
 from .metadata.support import HttpServer
-from .pages import ROOT, blocks_of, run_block
+from .pages import ROOT, blocks_of, needs_of, run_block
+from .store.cluster.conftest import hosts
 
-PAGES = sorted(path.stem for path in (ROOT / "docs").glob("*.md"))
+__all__ = ["hosts"]
+
+DOCS = ROOT / "docs"
+PAGES = sorted(path.relative_to(DOCS).with_suffix("").as_posix() for path in DOCS.rglob("*.md"))
+FRONT = ["README.md", "CHANGELOG.md", "CONTRIBUTING.md"]
+# How many blocks cannot run here, by what they need.
+NOT_RUN = {"a GPU": 4, "an RDMA NIC": 2}
 UNIT = 1024
 TOKENS = np.arange(4 * 256)
 
@@ -37,40 +50,69 @@ PLACES = {
 }
 
 
-@pytest.mark.parametrize("page", [page for page in PAGES if page != "design"])  # a list of names
+@pytest.mark.parametrize("page", PAGES)
 def test_the_code_of_every_page_compiles(page):
     for block in blocks_of(page):
         compile(block, f"docs/{page}.md", "exec")
 
 
+def test_every_block_runs_or_says_what_it_needs():
+    tests = "".join(path.read_text() for path in (ROOT / "tests").rglob("test_*.py"))
+    ran = set(re.findall(r"""\brun(?:_block)?\(\s*"([\w/]+)", (\d+)""", tests))
+    whole = set(re.findall(r"""\b(?:run_page|blocks_of)\(\s*"([\w/]+)\"""", tests))
+    for page in PAGES:
+        needs = needs_of(page)
+        for index in range(len(blocks_of(page))):
+            runs = page in whole or (page, str(index)) in ran
+            assert runs != (index in needs), f"docs/{page}.md: block {index}"
+    assert Counter(need for page in PAGES for need in needs_of(page).values()) == NOT_RUN
+
+
+def anchors_of(text: str) -> set[str]:
+    """As GitHub and MkDocs make them of headings."""
+    text = re.sub(r"```.*?```", "", text, flags=re.DOTALL)
+    titles = re.findall(r"^#+ (.*)$", text, re.MULTILINE)
+    titles = [re.sub(r"\[([^]]*)\]\([^)]*\)", r"\1", title).lower() for title in titles]
+    return {re.sub(r"[^\w\- ]", "", title).strip().replace(" ", "-") for title in titles}
+
+
+@pytest.mark.parametrize("path", [*FRONT, *(f"docs/{page}.md" for page in PAGES)])
+def test_its_links_lead_somewhere(path):
+    page = ROOT / path
+    for target in re.findall(r"\]\((?!https?:)([^)\s]+)\)", page.read_text()):
+        name, _, anchor = target.partition("#")
+        file = (page.parent / name).resolve() if name else page
+        assert file.exists(), target
+        assert not anchor or anchor in anchors_of(file.read_text()), target
+
+
 def test_attention():
-    names = run("attention", 0, {})
+    names = run("kernels/attention", 0, {})
     assert names["out"].shape == (21, 32, 128) and torch.isfinite(names["lse"]).all()
 
 
 def test_chunking():
     names: dict = {}
-    for index in range(3):
-        run("chunking", index, names)
-    assert len(blocks_of("chunking")) == 3
+    run("serving/chunking", 0, names)
+    run("serving/chunking", 1, names)
+    run("serving/chunking", 2, names)
 
 
 def test_mask_formats():
     names: dict = {}
-    for index in range(2):
-        run("mask_formats", index, names)
-    assert len(blocks_of("mask_formats")) == 2
+    run("kernels/mask_formats", 0, names)
+    run("kernels/mask_formats", 1, names)
 
 
 def test_masks():
-    names = run("masks", 0, {})
+    names = run("kernels/masks", 0, {})
     assert names["rows"].intervals.shape == (514, 4) and len(names["indptr"]) == 4
 
 
 @pytest.mark.parametrize("window", [None, 128])
 def test_the_sink_logits_of_masks(window):
     """Against a softmax in float64 with one more term; a token in their place is far off."""
-    attend = run("masks", 1, {"mk": mk, "torch": torch})["attend_with_sinks"]
+    attend = run("kernels/masks", 1, {"mk": mk, "torch": torch})["attend_with_sinks"]
     heads, kv_heads, dim, block_size, q_lens, kv_lens = 8, 2, 64, 16, [1, 5], [300, 140]
     generator = torch.Generator().manual_seed(1)
     batch, num_blocks = mk.ChunkBatch(q_lens, kv_lens), 19
@@ -105,15 +147,15 @@ def test_the_sink_logits_of_masks(window):
 def test_files(tmp_path):
     path = tmp_path / "pool"
     path.write_bytes(b"\0" * (2 << 20))
-    run("files", 0, {}, file=str(path), memory_bytes="2 << 20")
+    run("transfer/files", 0, {}, file=str(path), memory_bytes="2 << 20")
 
 
 def test_metadata(capsys):
     server = HttpServer()
     try:
-        names = run("metadata", 0, {}, redis=server.url)
+        names = run("transfer/metadata", 0, {}, redis=server.url)
         with names["engine"]:
-            run("metadata", 1, names, redis=server.url)
+            run("transfer/metadata", 1, names, redis=server.url)
     finally:
         server.stop()
     assert capsys.readouterr().out.startswith("prefill-3 ")
@@ -124,7 +166,7 @@ def test_topology(tmp_path, monkeypatch, capsys):
     machines = ROOT / "tests/machines"
     shutil.copy(machines / "dump-two-switches.nccl.xml", "topo.xml")
     shutil.copy(machines / "dgx-h100.json", "topo.json")
-    names = run("topology", 0, {})
+    names = run("transfer/topology", 0, {})
     assert names["topo"].path("cuda:0", "mlx5_0").name == "PXB"  # as the page says
     assert "mlx5_0" in capsys.readouterr().out
 
@@ -149,7 +191,7 @@ def with_two_blocks(*arguments, **options) -> Store:
 def test_store(tmp_path):
     given = {**stored_names(), "prepared": with_two_blocks}
     pool = repr(str(tmp_path / "kv"))
-    names = run("store", 0, given, pool=pool, pool_bytes="1 << 20", create="prepared(")
+    names = run("store/store", 0, given, pool=pool, pool_bytes="1 << 20", create="prepared(")
     with names["store"] as store:
         assert all((block == 1).all() for block in names["blocks"])
         assert store.match_prefix(names["keys"]) == 4
@@ -157,7 +199,7 @@ def test_store(tmp_path):
 
 def test_the_names_of_blocks_of_store():
     tokens = np.arange(2048)
-    names = run("store", 1, {"mk": mk, "tokens": tokens, "image_hash": b"h" * 32})
+    names = run("store/store", 1, {"mk": mk, "tokens": tokens, "image_hash": b"h" * 32})
     plain = mk.block_hashes(tokens, 256, cu_seqlens=[0, 1024, 2048])
     assert len(names["keys"]) == 8
     assert not np.isin(names["keys"][:4], plain).any(), "of another adapter and tenant"
@@ -171,7 +213,7 @@ def test_store_cluster(tmp_path):
         patch.setattr(
             "mooncake_serving.store.directory.connect", lambda url, cluster: EmbeddedDirectory()
         )
-        names = run("store_cluster", 0, given, **places, address="127.0.0.1:0")
+        names = run("store/cluster", 0, given, **places, address="127.0.0.1:0")
     assert names["num_blocks"] == 2 and all((block == 1).all() for block in names["blocks"])
 
 
@@ -180,7 +222,7 @@ def test_store_directory(monkeypatch):
     monkeypatch.setattr("mooncake_serving.store.directory.connect", lambda *_, **__: directory)
     directory.join(Member("node-2", "b", "pool-2"), ttl_s=10)
     keys = [(1, 0), (2, 0)]
-    run("store_directory", 0, {"keys": keys})
+    run("store/directory", 0, {"keys": keys})
     assert directory.match_prefix(keys) == []
 
 
@@ -188,6 +230,70 @@ def test_store_ssd(tmp_path):
     given = {"keys": [1, 2], "blocks": [np.ones(UNIT, np.uint8) for _ in range(2)]}
     pool, ssd = repr(str(tmp_path / "kv")), str(tmp_path / "ssd")
     sizes = {"pool_bytes": "1 << 20", "ssd_bytes": "1 << 29"}
-    run("store_ssd", 0, given, pool=pool, ssd=ssd, **sizes)
+    run("store/ssd", 0, given, pool=pool, ssd=ssd, **sizes)
     with SsdTier(ssd, 1 << 29) as tier:  # which one process at a time may have
         assert tier.stats().is_writable
+
+
+def test_the_pool_of_several_users_of_store(tmp_path):
+    me = {'"kv"': repr(grp.getgrgid(os.getgid()).gr_name), '"engine"': repr(getpass.getuser())}
+    sizes = {'"/dev/shm/kv"': repr(str(tmp_path / "pool")), "64 << 30": "1 << 20"}
+    names = run_block("store/store", 4, {"ObjectPool": mk.ObjectPool}, sizes | me)
+    assert len(names["pool"].objects().keys) == 0
+
+
+def test_store_admin(tmp_path, monkeypatch, capsys):
+    """The server and the events, in the order of the page; then what a subscriber hears."""
+    path, replay = f"ipc://{tmp_path}/events", f"ipc://{tmp_path}/replay"
+    ports = {"tcp://127.0.0.1:5557": path, "tcp://127.0.0.1:5558": replay}
+    here = {'"/dev/shm/kv"': repr(str(tmp_path / "kv")), "64 << 30": "1 << 20"}
+    names = run_block("store/admin", 0, {}, ports | here)
+    store = names["store"]
+    with names["publisher"], names["events"], store:
+        store.put(7, b"value")
+        run_block(
+            "store/admin", 1, names | {"time": type("", (), {"sleep": lambda s: store.get(7)})}
+        )
+        run_block("store/admin", 2, names, {"~/kv/": f"{tmp_path}/"})
+        heard: list = []
+        note = {"            ...\n        for": "            pass\n        for"}
+        note |= {
+            "in batch.events:\n            ...": "in batch.events:\n            heard.append(event)"
+        }
+        note |= {"for batch in batches:": "for batch in until_heard(batches):"}
+
+        def until_heard(batches):
+            for batch in batches:
+                yield batch
+                if heard:
+                    return
+
+        run_block("store/admin", 3, {"heard": heard, "until_heard": until_heard}, ports | note)
+    assert capsys.readouterr().out.startswith("1.0\n") and heard
+
+
+def test_metrics():
+    pytest.importorskip("prometheus_client")
+    with (
+        mk.TransferEngine(transports=["tcp"]) as engine,
+        mk.TransferEngine(transports=["tcp"]) as other,
+    ):
+        source, target = np.ones(UNIT, np.uint8), np.zeros(UNIT, np.uint8)
+        region, theirs = engine.register(source), other.register(target)
+        peer = engine.open(other.name)
+        engine.write(peer, [(region.address, theirs.address, UNIT)]).wait()
+        names = {"mk": mk, "engine": engine, "region": region, "peer": peer}
+        names["remote_address"] = theirs.address
+        run_block("transfer/metrics", 0, names, {"10.0.0.2:4711": other.name})
+        run_block("transfer/metrics", 1, names, {"9400": "0"})
+        names["REGISTRY"].unregister(names["collector"])
+
+
+def test_the_copies_of_store_cluster(hosts):
+    made = hosts.several(3)
+    cluster, node = made[0].cluster, made[0].node
+    keys = [5, 6]
+    names = {"cluster": cluster, "node": node, "key": 5, "keys": keys, "block": b"v" * UNIT}
+    names["ClusterStore"] = type(cluster)
+    places = {"10.0.0.7:4000": made[1].node.name, "10.0.0.9:4000": made[2].node.name}
+    run_block("store/cluster", 1, names, places)

@@ -1,6 +1,5 @@
-"""The code of docs/engines.md does what it says, on CPU tensors of the engines' shapes."""
+"""The code of docs/kernels/engines.md does what it says, on CPU tensors of the engines' shapes."""
 
-import re
 import sys
 import types
 from concurrent.futures import ThreadPoolExecutor
@@ -12,8 +11,9 @@ import torch
 import mooncake_kernels as mk
 
 from .kv.layouts import addressed
+from .pages import run_page
 
-RECIPE = (Path(__file__).parent.parent / "docs/engines.md").read_text()
+RECIPE = (Path(__file__).parent.parent / "docs/kernels/engines.md").read_text()
 DTYPE = torch.int16  # any bits, and comparable
 LAYERS, PAGES, PAGE, HEADS, DIM = 3, 6, 4, 4, 8
 
@@ -21,10 +21,7 @@ LAYERS, PAGES, PAGE, HEADS, DIM = 3, 6, 4, 4, 8
 @pytest.fixture(scope="module")
 def recipe():
     """All blocks, run one after the other as one module."""
-    module = types.SimpleNamespace()
-    for block in re.findall(r"```python\n(.*?)```", RECIPE, re.DOTALL):
-        exec(compile(block, "docs/engines.md", "exec"), module.__dict__)
-    return module
+    return types.SimpleNamespace(**run_page("kernels/engines", {}))
 
 
 def tensors(shape, count=LAYERS, seed=1):

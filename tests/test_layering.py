@@ -1,4 +1,4 @@
-"""The layers of docs/design.md, checked against what the files import and include."""
+"""The layers of docs/internals/design.md, checked against what the files import and include."""
 
 import ast
 import re
@@ -177,7 +177,7 @@ def test_the_conductor_needs_only_numpy(path):
 )
 def test_the_design_names_the_same_exceptions(row, exceptions):
     [cells] = re.findall(
-        rf"^\| {row}.*?\|(.*)\|$", (ROOT / "docs/design.md").read_text(), re.MULTILINE
+        rf"^\| {row}.*?\|(.*)\|$", (ROOT / "docs/internals/design.md").read_text(), re.MULTILINE
     )
     told = {
         part.split("`")[1]: set(part.split("`")[3::2])

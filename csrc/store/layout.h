@@ -1,4 +1,5 @@
-// Layout: the memory layout of a pool. docs/store.md describes it; kLayoutVersion changes with it.
+// Layout: the memory layout of a pool. docs/store/store.md describes it; kLayoutVersion changes
+// with it.
 //
 //   const Geometry geometry = Geometry::of(options);   // refuses what is impossible
 //   View view(memory.data(), geometry);

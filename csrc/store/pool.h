@@ -13,7 +13,7 @@
 //     pool->unpin(*pin);
 //   }
 //
-// Lookups and pins take no lock. Changes to the pool hold one mutex; docs/store.md says what
+// Lookups and pins take no lock. Changes to the pool hold one mutex; docs/store/store.md says what
 // remains when a process dies at any moment. Layer: store. Thread-safe. Python face:
 // mooncake_kernels/pool.
 #pragma once

@@ -5,8 +5,8 @@
     with HttpServer(app, listen("serve", "127.0.0.1", 8080), name="example") as server:
         ...
 
-``app`` is an ASGI app. Needs the packages of the extra ``metadata``. docs/metadata.md and
-docs/store_admin.md say what the limits mean for the two servers of this project.
+``app`` is an ASGI app. Needs the packages of the extra ``metadata``. docs/transfer/metadata.md and
+docs/store/admin.md say what the limits mean for the two servers of this project.
 """
 
 from ..extras import needed_from

@@ -54,7 +54,7 @@ def sink(num_keys: Ints) -> Rule:
     """See the request's first keys, if not later: ``key < num_keys and key <= position``.
 
     So ``(causal() & sliding_window(4096)) | sink(4)`` is causal (StreamingLLM, section 3). These
-    are tokens; the sinks of gpt-oss are logits, which ``docs/masks.md`` merges.
+    are tokens; the sinks of gpt-oss are logits, which ``docs/kernels/masks.md`` merges.
 
     Args:
         num_keys: at least 0; one for all requests, or one per request.

@@ -8,7 +8,7 @@ by name there. Tools can query it, too::
             print(entry.name, entry.address, entry.protocol)
 
 A server is Redis, or one of Mooncake's HTTP form, such as ``python -m mooncake_kernels metadata``.
-Anyone who can write to it decides which engine a name resolves to. See docs/metadata.md.
+Anyone who can write to it decides which engine a name resolves to. See docs/transfer/metadata.md.
 """
 
 from typing import Any

@@ -2,7 +2,7 @@
 GPU memory.
 
 Mechanism only: a pool never decides what to evict or when; ``mooncake_serving.store`` does.
-docs/store.md says what holds when processes die.
+docs/store/store.md says what holds when processes die.
 """
 
 from .handles import ObjectPut, PinnedObject, Retention

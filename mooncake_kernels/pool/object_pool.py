@@ -100,7 +100,7 @@ class ObjectPool(PoolReader):
         Args:
             capacity_bytes: for objects; the pool also needs memory for its index.
             path: a file to create on a memory file system; on another, a warning is logged, see
-                docs/store.md. All its pages are allocated at once, and it stays until it is
+                docs/store/store.md. All its pages are allocated at once, and it stays until it is
                 removed. None: anonymous memory, allocated as it is touched;
                 other processes open ``path`` while this process lives, and the memory is freed when
                 the last of them closes it.

@@ -24,7 +24,7 @@ Every transfer has a deadline; no call waits forever. Transports:
 - ``file``: the peer is a file on a local disk. The addresses of the peer
   ``engine.open("file:/mnt/ssd/pool")`` are offsets in that file.
 
-All of them move GPU memory, see docs/gpu_memory.md.
+All of them move GPU memory, see docs/transfer/gpu_memory.md.
 
 Without a secret, anything that can connect to the port can use the registered regions, so an engine
 listens on 127.0.0.1 unless told otherwise. With a secret, both sides of a connection prove that

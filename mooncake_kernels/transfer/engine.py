@@ -233,7 +233,8 @@ class TransferEngine(Requests, Inspection, ObjectCalls, Closing):
         """Connect to another engine, or open a file.
 
         A file is ``"file:"`` and an absolute path. It must exist and be a regular file or a block
-        device; transfers do not extend it. docs/files.md says which addresses and sizes are fast,
+        device; transfers do not extend it. docs/transfer/files.md lists which addresses and sizes
+        are fast,
         and what a finished ``Ticket`` guarantees.
 
         Args:

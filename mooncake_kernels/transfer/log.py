@@ -1,4 +1,4 @@
-"""What the transfer engine logs, and the fields of its records. docs/metrics.md lists both."""
+"""What the transfer engine logs, and the fields of its records, as in docs/transfer/metrics.md."""
 
 import contextlib
 import logging

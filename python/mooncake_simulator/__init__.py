@@ -7,7 +7,7 @@ Example:
     >>> report.summary()["ttft_mean_s"], report.num_effective(ttft_s=30, tbt_s=0.1)
 
 Every decision is the conductor's (:mod:`mooncake_serving.conductor`); the only rules of the
-simulator's own are the batches of coupled engines. ``docs/reproduction.md`` lists what it
+simulator's own are the batches of coupled engines. ``docs/serving/reproduction.md`` lists what it
 reproduces.
 """
 

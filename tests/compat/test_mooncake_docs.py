@@ -1,4 +1,4 @@
-"""docs/mooncake_compat.md: its code runs, and its table names every call."""
+"""docs/serving/mooncake_compat.md: its code runs, and its table names every call."""
 
 import inspect
 import re
@@ -9,8 +9,9 @@ from pathlib import Path
 import pytest
 
 from mooncake_serving.compat import mooncake
+from tests.pages import blocks_of
 
-PAGE = (Path(__file__).parents[2] / "docs/mooncake_compat.md").read_text()
+PAGE = (Path(__file__).parents[2] / "docs/serving/mooncake_compat.md").read_text()
 
 USE = """
 import importlib.util
@@ -33,7 +34,7 @@ assert TheirStore is MooncakeDistributedStore
 
 
 def test_the_code_of_the_page_puts_it_in_the_place_of_mooncake():
-    code = "".join(re.findall(r"```python\n(.*?)```", PAGE, re.S))
+    code = "".join(blocks_of("serving/mooncake_compat"))
     command = ["env", "MC_FORCE_TCP=1", sys.executable, "-c", code + USE]
     ran = subprocess.run(command, capture_output=True, text=True, timeout=120)
     assert ran.returncode == 0, ran.stderr
@@ -47,6 +48,7 @@ theirs = sys.modules["mooncake"] = types.ModuleType("mooncake")
 for name in {imported}:
     setattr(theirs, name, types.ModuleType("mooncake." + name))
 from mooncake_serving.compat import mooncake
+from tests.pages import blocks_of
 mooncake.install()
 """
     ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)

@@ -147,7 +147,7 @@ def test_importing_the_package_does_not_import_the_doctor():
 
 
 def test_every_check_is_documented():
-    text = (Path(__file__).parents[2] / "docs/doctor.md").read_text()
+    text = (Path(__file__).parents[2] / "docs/transfer/doctor.md").read_text()
     for checks in CHECKS_OF.values():
         for check in checks:
             assert f"| `{check}` |" in text

@@ -1,4 +1,4 @@
-"""The code of docs/similarity.md runs, and does what the page says."""
+"""The code of docs/kernels/similarity.md runs, and does what the page says."""
 
 import pytest
 import torch
@@ -7,8 +7,6 @@ import mooncake_kernels as mk
 
 from ..pages import run_block
 
-EXAMPLE, SIGNATURES, MATCH = range(3)
-
 
 def differing_bits(a, b):
     return sum((x ^ y).bit_count() for x, y in zip(a.tolist(), b.tolist(), strict=True))
@@ -16,7 +14,7 @@ def differing_bits(a, b):
 
 def test_the_example_takes_over_the_keys_and_values():
     torch.manual_seed(1)
-    names = run_block("similarity", EXAMPLE, {})
+    names = run_block("kernels/similarity", 0, {})
     kept, prompt, index = names["kept"], names["prompt"], names["index"]
     is_old = torch.ones(148, dtype=torch.bool)
     is_old[80:88] = False
@@ -42,7 +40,7 @@ def test_the_loops_are_what_the_functions_do(window):
         "embeddings": embeddings, "planes": planes, "dot": torch.dot, "num_tokens": 12, "bits": 16,
         "sig": torch.zeros(12, 2, dtype=torch.uint8),
     }  # fmt: skip
-    run_block("similarity", SIGNATURES, names)
+    run_block("kernels/similarity", 1, names)
     sig = mk.simhash(embeddings, planes)
     assert torch.equal(names["sig"], sig)
     queries, references = sig[:9], sig[2:]
@@ -52,5 +50,5 @@ def test_the_loops_are_what_the_functions_do(window):
         "differing_bits": lambda i, j: differing_bits(queries[i], references[j]),
         "index": [0] * 9, "distance": [0] * 9,
     }  # fmt: skip
-    run_block("similarity", MATCH, names)
+    run_block("kernels/similarity", 2, names)
     assert index.tolist() == names["index"] and distance.tolist() == names["distance"]

@@ -77,7 +77,7 @@ def still_serves(guarded) -> bool:
 
 
 def test_the_proof_of_the_document():
-    """The example of docs/wire.md."""
+    """The example of docs/internals/wire.md."""
     dialled = (b"kv-2.example:4711", b"10.0.0.2/4711")
     nonce = bytes(range(32))
     initiators = Hello(b"10.0.0.1:4711", VERSION, 1, SECRET, 3, 1, nonce, *dialled).packed()
@@ -85,7 +85,7 @@ def test_the_proof_of_the_document():
     secret = b"0123456789abcdef"
     sides = ("initiator", "target")
     proofs = [prove(secret, side, initiators, targets).hex() for side in sides]
-    text = (ROOT / "docs/wire.md").read_text()
+    text = (ROOT / "docs/internals/wire.md").read_text()
     assert all(proof in text for proof in proofs)
     frames = Frames(secret, initiators, targets)
     ack = frames.mac("target", ACK.pack(0, 0, 1, 4)[:32])

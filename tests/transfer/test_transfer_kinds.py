@@ -52,7 +52,7 @@ def failure(call) -> TransferError:
 
 
 def test_the_page_lists_every_kind():
-    page = (ROOT / "docs/transfer.md").read_text()
+    page = (ROOT / "docs/transfer/transfer.md").read_text()
     rows = re.findall(r"^\| `([A-Z_]+)` \|(.*)\|$", page, re.M)
     assert [name for name, _ in rows] == [kind.name for kind in FailureKind]
     for name, cells in rows:

@@ -1,4 +1,4 @@
-"""Metrics for Prometheus, as its own parser reads them, and docs/metrics.md, which lists them."""
+"""Metrics for Prometheus, as its own parser reads them, and docs/transfer/metrics.md."""
 
 import gc
 import importlib.util
@@ -21,7 +21,7 @@ prometheus = pytest.importorskip("prometheus_client")
 parser = pytest.importorskip("prometheus_client.parser")
 
 PREFIX = "mooncake_kernels_transfer_"
-PAGE = (Path(__file__).parents[2] / "docs/metrics.md").read_text()
+PAGE = (Path(__file__).parents[2] / "docs/transfer/metrics.md").read_text()
 SIZE = 1 << 16
 
 

@@ -1,18 +1,18 @@
-"""The code of docs/transfer.md runs."""
+"""The code of docs/transfer/transfer.md runs."""
 
 import json
 import re
 
 from ..pages import ROOT, run_block
 
-PAGE = (ROOT / "docs/transfer.md").read_text()
+PAGE = (ROOT / "docs/transfer/transfer.md").read_text()
 
 
 def test_the_pages_code_runs():
-    names = run_block("transfer", 0, {})
+    names = run_block("transfer/transfer", 0, {})
     assert names["ticket"].done and (names["cache"] == names["other"]).all()
-    run_block("transfer", 1, {})
-    run_block("transfer", 2, {})  # it asserts what it shows
+    run_block("transfer/transfer", 1, {})
+    run_block("transfer/transfer", 2, {})  # it asserts what it shows
 
 
 HEADS = {"tcp": "tcp", "shm, into memory of any kind": "shm", "shm, mapped": "shm-mapped"}

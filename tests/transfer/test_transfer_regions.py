@@ -70,7 +70,7 @@ def test_over_tcp_who_knows_the_secret_is_told():
 
 
 def test_the_question_on_the_wire():
-    """As docs/wire.md says; refused, the connection stays good."""
+    """As docs/internals/wire.md says; refused, the connection stays good."""
     with TransferEngine() as engine, connect(engine.name) as connection:
         begin(connection)
         for request_id in (1, 2):

@@ -14,8 +14,8 @@
 
 namespace mk::transfer {
 
-// What a program may decide by; docs/transfer.md says what each means for it. A text may not: it is
-// for people, and may be a peer's. The numbers are those of FailureKind in
+// What a program may decide by; docs/transfer/transfer.md says what each means for it. A text may
+// not: it is for people, and may be a peer's. The numbers are those of FailureKind in
 // mooncake_kernels/errors.py.
 enum class FailureKind {
   kOther = 0,          // unforeseen: of an error that arose outside this layer

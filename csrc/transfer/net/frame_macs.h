@@ -5,7 +5,7 @@
 //   sign(socket.frame_macs(), header, {{table, table_bytes}});    // before it is sent
 //   verify(socket.frame_macs(), header, {{table, table_bytes}});  // once received; throws Forged
 //
-// Layer: transfer. One thread at a time. docs/wire.md says what each frame's MAC covers.
+// Layer: transfer. One thread at a time. docs/internals/wire.md says what each frame's MAC covers.
 #pragma once
 
 #include <sys/uio.h>

@@ -1,5 +1,5 @@
 // The handshake that begins a connection, on either side: Hello, the proof that both know the
-// secret, Welcome. docs/wire.md has the bytes.
+// secret, Welcome. docs/internals/wire.md has the bytes.
 //
 //   const Greeting peer = introduce(socket, own, link, to, limit);         // the initiator's
 //

@@ -4,7 +4,7 @@
 //   Bytes32 proof = secret.prove(Side::kInitiator, binding, initiators_hello, targets_hello);
 //   if (!equal(proof, received)) ...
 //
-// Layer: transfer. The proof is an HMAC-SHA-256; docs/wire.md says of what.
+// Layer: transfer. The proof is an HMAC-SHA-256; docs/internals/wire.md says of what.
 #pragma once
 
 #include <cstddef>

@@ -1,6 +1,6 @@
 // RdmaChannel: NICs move the data, all of either side at once; an accompanying connection
-// (docs/wire.md) sets up queue pairs, exchanges keys, and carries notifications and what NICs
-// cannot.
+// (docs/internals/wire.md) sets up queue pairs, exchanges keys, and carries notifications and what
+// NICs cannot.
 //
 // Layer: transfer. A piece is cut into slices, each of which goes to the rail that will finish it
 // first, so that a slow one gets fewer and an idle one more. If a rail fails, its slices go to

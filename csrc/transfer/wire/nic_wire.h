@@ -1,5 +1,5 @@
-// What two engines exchange about their NICs: docs/wire.md, ops 7 to 11. Little-endian, fixed
-// layouts.
+// What two engines exchange about their NICs: docs/internals/wire.md, ops 7 to 11. Little-endian,
+// fixed layouts.
 //
 //   kNics     the target answers NicEntry[]
 //   kAttach   AttachRequest follows the header; the target answers QueuePairEntry

@@ -1,4 +1,5 @@
-// The wire format, version 6: docs/wire.md holds the tables. Little-endian, fixed layouts.
+// The wire format, version 6: docs/internals/wire.md holds the tables. Little-endian, fixed
+// layouts.
 //
 //   both sides  Hello, name, HelloTail, addresses   once per connection, the initiator first
 //   initiator   a proof of 32 bytes                 if both sides have a secret

@@ -1,7 +1,7 @@
 """The conductor: decides where a request is prefilled and decoded, and whether it is accepted.
 
 Plain data in, a decision with its reason out. It needs only the standard library and numpy, so that
-the same code runs in the simulator and can run in front of engines. See ``docs/conductor.md``.
+the same code runs in the simulator and can run in front of engines: docs/serving/conductor.md.
 """
 
 from .admission import (

@@ -82,5 +82,5 @@ Request = Reserve | Store | Attend | Free | Renew
 Answer = Reserved | Stored | Attended | Renewed | rpc.Refused
 Message = Request | Answer
 
-_codec: rpc.Codec[Message] = rpc.Codec(MAGIC, Message, "docs/pooling.md")
+_codec: rpc.Codec[Message] = rpc.Codec(MAGIC, Message, "docs/serving/dist_attention.md")
 encode, decode = _codec.encode, _codec.decode

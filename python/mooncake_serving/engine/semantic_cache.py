@@ -41,7 +41,7 @@ class SemanticCache:
 
     The results are approximate: first tokens and what follows may differ from those of
     ``Engine.prefill``. Hence only calls of ``prefill`` here reuse anything, and each says what.
-    Not thread-safe, as the engine. (SemShareKV, arXiv 2509.24832; docs/semantic.md.)
+    Not thread-safe, as the engine. (SemShareKV, arXiv 2509.24832; docs/serving/semantic.md.)
 
     Args:
         engine: whose prompts are prefilled; its blocks hold the results.

@@ -1,4 +1,4 @@
-"""What a prompt can reuse of a similar one's keys and values, after SemShareKV (docs/semantic.md).
+"""What a prompt can reuse of a similar one's KV, after SemShareKV (docs/serving/semantic.md).
 
 from mooncake_serving.semantic import Recompute, SignatureIndex, Signer, rows_by_layer
 

@@ -42,7 +42,7 @@ class SignatureIndex:
         max_token_distance: a token has no counterpart if the two contents differ in more bits;
             None: 32 of 256.
         max_placed_distance: a token has no counterpart if the two placed signatures differ in more
-            bits; None: 32 of 256, for the signer's order "context" (docs/semantic.md). Give
+            bits; None: 32 of 256, for the signer's order "context" (docs/serving/semantic.md). Give
             ``bits``, no limit, for "rotary".
         num_sampled: how many tokens rank the prompts.
         num_compared: how many prompts are compared by all tokens.

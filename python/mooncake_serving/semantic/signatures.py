@@ -70,7 +70,7 @@ class Signer:
         bits: of a signature, a multiple of 8; 256 as in a reproduction of SemShareKV.
         order: how a token's place gets into its signature. "context": by the tokens before it
             (ours, ``with_context``); "rotary": by its absolute position (SemShareKV, arXiv
-            2509.24832, ``with_positions``). docs/semantic.md compares them.
+            2509.24832, ``with_positions``). docs/serving/semantic.md compares them.
         context_tokens: of "context".
         context_decay: of "context", in [0, 1].
         theta: of "rotary", at least 1.

@@ -12,7 +12,7 @@
 
 ``TieredStore`` has an ``SsdTier`` behind its pool. ``ClusterStore`` has the same calls over all
 hosts whose nodes share a directory; ``Replicator`` and ``drain`` control on how many hosts an
-object is. docs/store.md, store_ssd.md and store_cluster.md say what is guaranteed, also after a
+object is. docs/store/store.md, ssd.md and cluster.md say what is guaranteed, also after a
 crash, and what is still missing.
 """
 

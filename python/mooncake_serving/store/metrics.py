@@ -6,7 +6,7 @@
 
     REGISTRY.register(StoreCollector(store))
 
-There is no background work: the pool is read when Prometheus scrapes. docs/store_admin.md has the
+There is no background work: the pool is read when Prometheus scrapes. docs/store/admin.md has the
 names of all metrics.
 """
 

@@ -1,4 +1,4 @@
-"""The code of docs/semantic.md runs, and its loops are what the functions do."""
+"""The code of docs/serving/semantic.md runs, and its loops are what the functions do."""
 
 import math
 
@@ -8,14 +8,12 @@ import torch
 from mooncake_serving.semantic import Recompute, rows_by_layer, with_context
 from tests.pages import run_block
 
-EXAMPLE, CONTEXT, LOOP = range(3)
-
 
 def test_the_example_runs(deep, draw, capsys):
     report = draw(480, 1)
     short = "SemanticCache(engine, num_blocks=256, min_tokens=0)"
     names = {"model": deep, "report": report, "edited_report": report[:300] + report[303:]}
-    run_block("semantic", EXAMPLE, names, {"SemanticCache(engine, num_blocks=256)": short})
+    run_block("serving/semantic", 0, names, {"SemanticCache(engine, num_blocks=256)": short})
     assert names["reuse"].prompt_id == names["prompt_id"] == 0
     assert names["reuse"].num_exact_tokens == 300
     counts = str(names["reuse"].computed_by_layer)
@@ -26,7 +24,7 @@ def test_the_example_runs(deep, draw, capsys):
 def test_the_context_is_that_of_the_signer():
     embeddings = torch.randn(20, 16, generator=torch.Generator().manual_seed(0))
     names = {"embeddings": embeddings, "num_tokens": 20, "placed": torch.zeros(20, 16)}
-    run_block("semantic", CONTEXT, names)
+    run_block("serving/semantic", 1, names)
     torch.testing.assert_close(names["placed"], with_context(embeddings, 8, 0.6))
 
 
@@ -45,5 +43,5 @@ def test_the_loop_chooses_the_same_rows(full_layers):
         "attend_and_feed_forward": lambda layer, rows: seen.append(sorted(rows)),
         "full_layers": full_layers, "share": 0.5, "decay": 0.6, "floor": 0.2, "given": deviation,
     }  # fmt: skip
-    run_block("semantic", LOOP, names, {"key=deviation": "key=lambda i: float(given[i])"})
+    run_block("serving/semantic", 2, names, {"key=deviation": "key=lambda i: float(given[i])"})
     assert seen == [r.tolist() for r in rows_by_layer(deviation, is_matched, 6, recompute)]

@@ -67,7 +67,7 @@ def test_the_clock_of_the_directory_jumps(redis, clock, seconds):
 
 
 def test_a_member_that_died_before_the_clock_was_set_back_is_listed_that_much_longer(redis, clock):
-    """As docs/store_directory.md says. No one waits for it, and its objects are misses."""
+    """As docs/store/directory.md says. No one waits for it, and its objects are misses."""
     with connect(redis.url) as servers:
         hosts = Hosts(servers)
         here = hosts.make("here", ttl_s=SHORT_TTL_S, answer_s=1.0)

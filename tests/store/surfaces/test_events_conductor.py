@@ -1,4 +1,4 @@
-"""The example of docs/store_admin.md: a router's index that follows what stores publish."""
+"""The example of docs/store/admin.md: a router's index that follows what stores publish."""
 
 import numpy as np
 

@@ -13,7 +13,7 @@ prometheus = pytest.importorskip("prometheus_client")
 parser = pytest.importorskip("prometheus_client.parser")
 metrics = pytest.importorskip("mooncake_serving.store.metrics")
 
-PAGE = (Path(__file__).parents[3] / "docs/store_admin.md").read_text()
+PAGE = (Path(__file__).parents[3] / "docs/store/admin.md").read_text()
 
 
 def scrape(collector) -> dict[tuple[str, str], float]:

@@ -12,7 +12,7 @@ Callers of ``mooncake.engine`` change the import, and nothing else::
 Calls that return an integer do not raise: a failure returns one of Mooncake's codes, and its reason
 is logged as an error of the logger ``mooncake_serving.compat.mooncake``. ``engine`` and ``store``
 stand in for ``mooncake.engine`` and ``mooncake.store``, under Mooncake's own name after
-``install()``. docs/mooncake_compat.md has the table of all calls and every difference.
+``install()``. docs/serving/mooncake_compat.md has the table of all calls and every difference.
 """
 
 from . import engine, store

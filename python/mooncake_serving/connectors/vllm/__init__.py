@@ -9,7 +9,7 @@
         "kv_connector_extra_config": {"pool": "/dev/shm/kv", "capacity_bytes": 68719476736}}'
 
 All engines of a host that use the same pool share everything that any of them has computed.
-docs/vllm.md describes how, and the limitations. Only the connector itself imports vLLM.
+docs/serving/vllm.md describes how, and the limitations. Only the connector itself imports vLLM.
 """
 
 from typing import TYPE_CHECKING, Any

@@ -5,7 +5,7 @@
     with AdminServer(store, port=9410, token=token) as admin:
         print(admin.url)
 
-Needs the packages of the extra ``store``. docs/store_admin.md has all routes.
+Needs the packages of the extra ``store``. docs/store/admin.md has all routes.
 """
 
 from mooncake_kernels.extras import needed_from

@@ -5,7 +5,7 @@
     with directory.connect("redis://10.0.0.1:6379/0", cluster="llama-70b") as servers:
         print(servers.members())
 
-docs/store_directory.md says what is guaranteed, and how the data is laid out in Redis.
+docs/store/directory.md says what is guaranteed, and how the data is laid out in Redis.
 """
 
 from .base import MAX_KEYS, Claim, Directory, Holders, Member, NotAMember, Published

@@ -9,7 +9,7 @@
         for batch in batches:
             ...
 
-Needs the packages of the extra ``store``. docs/store_admin.md describes the content of an event.
+Needs the packages of the extra ``store``. docs/store/admin.md describes the content of an event.
 """
 
 from mooncake_kernels.extras import needed_from

@@ -1,4 +1,4 @@
-"""The SSD tier of the store: objects in a file on a local disk, see docs/store_ssd.md."""
+"""The SSD tier of the store: objects in a file on a local disk, see docs/store/ssd.md."""
 
 from .stats import SsdStats
 from .tier import SsdTier

@@ -62,7 +62,7 @@ class SsdTier(Closing):
     The file is a log of large buckets that are written one after the other and reused in turn, as a
     whole: objects that were read meanwhile are moved, the others dropped. Thread-safe; reads take a
     lock for a lookup only. Only one tier at a time can have the file open. Layout and guarantees:
-    docs/store_ssd.md.
+    docs/store/ssd.md.
 
     Args:
         path: of the file; made if it does not exist.

@@ -1,4 +1,4 @@
-"""Draws docs/architecture.svg: the layers of the project. Run it after a layer has changed."""
+"""Draws architecture.svg: the layers of the project. Run it after a layer has changed."""
 
 from html import escape
 from pathlib import Path

@@ -3,7 +3,7 @@
 A dark square is a visible pair. A tile of 8 x 8 is blue where it is full, orange where it is
 partial, white where it is empty. The same sources give the same pictures.
 
-    python docs/mask_pictures.py docs/masks
+    python docs/kernels/mask_pictures.py docs/kernels/masks
 """
 
 import sys
