@@ -16,7 +16,7 @@ RESULTS ?= build/bench
 BALANCER := tests/topology/test_balancer.py
 CXX_FILES = $(shell git ls-files 'csrc/*.h' 'csrc/*.cc' 'csrc/*.cu' 'csrc/*.cuh' 'tests/*.h' 'tests/*.cc')
 
-.PHONY: demo test test-peers test-others test-rdma test-vllm build lint format types sanitize sanitize-address sanitize-thread fuzz bench bench-quick figures wheel clean same-python FORCE
+.PHONY: demo test test-peers test-others test-rdma test-vllm build docs lint format types sanitize sanitize-address sanitize-thread fuzz bench bench-quick figures wheel clean same-python FORCE
 
 demo: build $(VENV)/.demo
 	$(BIN)/python -m mooncake_serving demo $(DEMO)
@@ -89,8 +89,13 @@ bench bench-quick: build $(VENV)/.bench $(VENV)/.demo
 	$(BIN)/python bench/plot_roofline.py $(RESULTS)/kv_shapes.json $(RESULTS)
 	$(BIN)/python bench/plot_transfer.py $(RESULTS)/transfer.json $(RESULTS)
 
+# The site, into build/docs; a broken link is an error.
+docs: $(VENV)/.docs
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
+
 figures: $(VENV)/.deps
 	$(BIN)/python docs/internals/architecture.py
+	$(BIN)/python docs/speed.py
 
 wheel: $(VENV)/.deps
 	$(PIP) wheel -q --no-build-isolation --no-deps -w dist .
@@ -129,6 +134,9 @@ $(VENV)/.bench: $(VENV)/.build
 	touch $@
 $(VENV)/.lint: $(VENV)/.deps Makefile
 	$(PIP) install -q ruff==0.17.5 clang-format==23.1.5 mypy==2.4.1
+	touch $@
+$(VENV)/.docs: $(VENV)/.deps Makefile
+	$(PIP) install -q 'mkdocs>=1.6.1,<2' 'mkdocs-material>=9.8'
 	touch $@
 
 clean:

@@ -1,41 +1,63 @@
-"""The README's code runs, and its tables match the package."""
+"""The README's code runs; what the first pages list is what the package has; pictures are drawn."""
 
 import re
-from pathlib import Path
+import runpy
 
 from mooncake_kernels import config
 from mooncake_kernels.doctor.examine import CHECKS_OF
 
-ROOT = Path(__file__).parent.parent
+from .pages import ROOT, run_block
+
 README = (ROOT / "README.md").read_text()
 
 
-def test_the_api_in_one_screen_runs(monkeypatch):
-    monkeypatch.chdir(ROOT)
+def page(name: str) -> str:
+    return (ROOT / "docs" / name).read_text()
+
+
+def test_the_code_of_the_readme_runs():
     [example] = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
     exec(compile(example, "README.md", "exec"), {})
 
 
+def test_the_api_in_one_screen_runs(monkeypatch):
+    monkeypatch.chdir(ROOT)
+    run_block("start/api", 0, {})
+
+
 def test_the_settings_are_those_of_config():
     for name, default, doc in config.table():
-        assert f"| `{name}` | {default} | {doc} |" in README
-
-
-def test_every_file_it_names_is_there():
-    for target in re.findall(r"\]\((?!https?:|#)([^)]+)\)", README):
-        assert (ROOT / target).exists(), target
+        assert f"| `{name}` | {default} | {doc} |" in page("start/settings.md")
 
 
 def test_the_doctor_has_as_many_checks_as_it_says():
-    count = sum(map(len, CHECKS_OF.values()))
-    for text in (README, (ROOT / "docs/status.md").read_text()):
-        assert f": {count} checks" in text
+    assert f"{sum(map(len, CHECKS_OF.values()))} checks" in page("status.md")
 
 
-def test_it_names_every_extra_but_no_other():
+def test_every_extra_is_named_and_no_other():
     project = (ROOT / "pyproject.toml").read_text()
     [extras] = re.findall(r"optional-dependencies\]\n(.*?)\n\[", project, re.DOTALL)
-    [told] = re.findall(r"^Extras: (.*?)\. Settings", README, re.DOTALL | re.MULTILINE)
+    [told] = re.findall(r"^Extras: (.*?)\.$", page("start/install.md"), re.DOTALL | re.MULTILINE)
     assert set(re.findall(r"^(\w+) = \[", extras, re.MULTILINE)) == set(
         re.findall(r"`\[(\w+)\]`", told)
     )
+
+
+def test_the_packages_are_named_alike():
+    """tests/fresh_machine reads those of the README."""
+    packages = re.compile(r"`apt install (python3-venv [^`]*)`")
+    assert packages.findall(README) == packages.findall(page("start/install.md")) != []
+
+
+def test_the_front_pages_are_short():
+    assert len(README) <= 8000 and len((ROOT / "CHANGELOG.md").read_text()) <= 3000
+
+
+def test_the_cells_of_the_status_are_short():
+    for line in page("status.md").splitlines():
+        assert not line.startswith("|") or max(map(len, line.split(" | "))) <= 250, line
+
+
+def test_the_picture_of_speeds_is_that_of_the_results():
+    draw = runpy.run_path(str(ROOT / "docs/speed.py"))["draw"]
+    assert page("speed.svg") == draw()

@@ -2,8 +2,8 @@
 
 Runs where MOONCAKE_PEER_SITE names a folder with Mooncake's wheel
 (`pip install --no-deps --target FOLDER mooncake-transfer-engine-non-cuda`). Starts its master, and
-its client in a separate process. docs/serving/mooncake_compat.md lists intended differences and
-not tested here.
+its client in a separate process. docs/serving/mooncake_compat.md lists the intended differences,
+which are not tested here.
 """
 
 import inspect

@@ -1,4 +1,4 @@
-"""The handshake of docs/internals/wire.md over a raw socket, implemented from the document alone."""
+"""The handshake of docs/internals/wire.md over a raw socket, written from the document alone."""
 
 import hmac
 import secrets
