@@ -2,7 +2,7 @@
 
 Runs where MOONCAKE_PEER_SITE names a folder with Mooncake's wheel
 (`pip install --no-deps --target FOLDER mooncake-transfer-engine-non-cuda`). Starts its master, and
-its client in a separate process. docs/serving/mooncake_compat.md lists the intended differences,
+its client in a separate process. docs/serving/mooncake_store.md lists the intended differences,
 which are not tested here.
 """
 
@@ -550,7 +550,7 @@ for name in dir(Theirs):
 print(json.dumps(found))
 """
 
-# What is not here, and docs/serving/mooncake_compat.md says so.
+# What is not here, and docs/serving/mooncake_store.md says so.
 ABSENT = re.compile("alloc_from_mem_pool|init_all|get_offload_rpc_read_count")
 
 OVERLOADED = ("setup", "put_parts", "upsert_parts")

@@ -10,7 +10,7 @@ Callers of ``mooncake.store`` change the import, and the address of the master::
     assert store.put("a", b"value") == 0 and store.get("a") == b"value"
 
 Calls return Mooncake's codes and do not raise; the reason of a failure is logged as an error of the
-logger ``mooncake_serving.compat.mooncake.store``. docs/serving/mooncake_compat.md lists all
+logger ``mooncake_serving.compat.mooncake.store``. docs/serving/mooncake_store.md lists all
 calls and every difference.
 """
 
