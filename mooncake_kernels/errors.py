@@ -38,7 +38,7 @@ class CudaError(RuntimeError):
 class FailureKind(enum.IntEnum):
     """What a program may decide by of a :class:`TransferError`, whose text is for people.
 
-    docs/transfer/transfer.md says of each what is known then, and what to do. The numbers are those of
+    docs/transfer/transfer.md says what is known then, and what to do. The numbers are those of
     ``csrc/transfer/base/error.h``.
     """
 

@@ -1,5 +1,5 @@
 // Requests about a pool's objects over a transfer engine's connection, and their answers:
-// docs/internals/wire.md has the tables. Little-endian, fixed layouts.
+// docs/internals/wire_objects.md has the tables. Little-endian, fixed layouts.
 //
 //   request    ObjectsRequest, ReadEntry[], WriteEntry[] or Key[]
 //   payload    the objects to write, one after the other

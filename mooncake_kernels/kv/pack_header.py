@@ -87,7 +87,7 @@ class PackHeader:
 
     Block i is record i of the staging buffer: its views in order and, if there are checksums, a
     final 8-byte checksum in ``ALIGNMENT`` bytes. All offsets and sizes are multiples of
-    ``ALIGNMENT``. ``docs/internals/wire.md`` gives the bytes.
+    ``ALIGNMENT``. ``docs/internals/formats.md`` gives the bytes.
 
     Attributes:
         num_blocks: number of records.
