@@ -1,4 +1,4 @@
-// Layout: the memory layout of a pool. docs/store/store.md describes it; kLayoutVersion changes
+// Layout: the memory layout of a pool. docs/internals/pool.md describes it; kLayoutVersion changes
 // with it.
 //
 //   const Geometry geometry = Geometry::of(options);   // refuses what is impossible

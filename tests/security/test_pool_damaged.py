@@ -23,7 +23,7 @@ from mooncake_kernels.pool import ObjectPool, PutResult
 NUM_OBJECTS, NUM_PROCESSES, NUM_PINS = 64, 4, 16
 ALLOWED_S = 60  # of processor time, for what takes milliseconds
 
-# Where docs/store/store.md has the parts, in bytes.
+# Where docs/internals/pool.md has the parts, in bytes.
 GEOMETRY = {
     "capacity": 16, "alignment": 24, "num_units": 28, "num_entries": 32, "num_buckets": 36,
     "num_rows": 40, "num_slots": 44, "device": 48,

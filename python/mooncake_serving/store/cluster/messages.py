@@ -178,7 +178,7 @@ class Retained(rpc.Message, frozen=True, tag=22):
 Response = Pinned | Released | Pulled | Dropped | Stats | Retained | rpc.Refused
 Message = Pin | Release | Pull | Drop | Stat | Missed | Retain | Response
 
-_codec: rpc.Codec[Message] = rpc.Codec(MAGIC, Message, "docs/store/cluster.md")
+_codec: rpc.Codec[Message] = rpc.Codec(MAGIC, Message, "docs/internals/cluster.md")
 encode, decode = _codec.encode, _codec.decode
 
 
