@@ -26,7 +26,7 @@ def calibrate(path: Path, *, quick: bool) -> None:
 
 def probe(topology: Topology) -> None:
     """Probe which NICs reach which memory and record it in the topology."""
-    from .reach import probe_all
+    from .reachability import probe_all
 
     for (location, nic), reason in probe_all(topology).items():
         if reason.startswith("not "):  # which says nothing of reach, and is not recorded

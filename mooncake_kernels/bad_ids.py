@@ -8,7 +8,7 @@ import torch
 from torch._subclasses.fake_tensor import unset_fake_temporarily
 
 from .errors import ChecksumError, InvalidArgument
-from .lending import Lender
+from .small_buffer_cache import SmallBufferCache
 
 WORDS = 3  # side (0: none, 1: src, 2: dst, -1: being written), index, id; BadId in copy_blocks.h
 SHARED = -(1 << 30) - 1  # in place of all ids of dst, if the same run reads their memory
@@ -108,4 +108,4 @@ def _new_rows() -> Iterable[torch.Tensor]:
     return torch.zeros(shape, dtype=torch.int64, device="cpu", pin_memory=pinned).unbind()
 
 
-_rows = Lender(_new_rows, NUM_RESTING)
+_rows = SmallBufferCache(_new_rows, NUM_RESTING)

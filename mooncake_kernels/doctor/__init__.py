@@ -3,6 +3,6 @@
 from .examine import examine
 from .finding import Finding, State
 from .here import Here, Library
-from .look import look
+from .inspect import inspect
 
-__all__ = ["Finding", "Here", "Library", "State", "examine", "look"]
+__all__ = ["Finding", "Here", "Library", "State", "examine", "inspect"]

@@ -8,7 +8,7 @@ from .._machine_root import MachineRoot
 from .examine import CHECKS_OF, examine
 from .finding import State
 from .here import Here
-from .look import look
+from .inspect import inspect
 from .report import as_json, table
 
 
@@ -30,7 +30,7 @@ def run(root: str | None, only: str | None, *, as_objects: bool) -> int:
     if root is not None and not os.path.isdir(root):  # Path("") would be the current folder
         raise argparse.ArgumentTypeError(f"--root must be a folder, got {root!r}")
     machine = MachineRoot() if root is None else MachineRoot(root)
-    findings = examine(machine, look() if root is None else Here(), names)
+    findings = examine(machine, inspect() if root is None else Here(), names)
     sys.stdout.write(as_json(findings) + "\n" if as_objects else table(findings))
     return int(any(finding.state is State.PROBLEM for finding in findings))
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import uvicorn
 
-from ..closing import Closing
+from ..closeable import Closeable
 from .asgi import App, Message, Receive, Scope, Send
 from .body import BodyRefused
 from .connections import STATE, Admission, Connection, Limits
@@ -20,7 +20,7 @@ BACKLOG = 128  # connections that the event loop takes at once, before it drops 
 QUEUE = 1024  # that the kernel keeps for it: beyond them one is a second late, or refused
 
 
-class HttpServer(Closing):
+class HttpServer(Closeable):
     """Serves an app until it is closed. A context manager.
 
     Args:

@@ -13,9 +13,9 @@ from .batch import copy_batch
 from .blocks import checksum_blocks, gather_blocks, scatter_blocks
 from .copy_plan import CopyPlan
 from .layer_stream import LayerStream
+from .layout import shard_heads
 from .pack_header import PackHeader
 from .packing import Packer
-from .select import shard_heads
 from .view import KVView
 
 __all__ = [

@@ -3,9 +3,11 @@
 import torch
 
 from .choose import choose
+from .devices import bad_ids_on, device_of_call
 from .execute import (
     BlockIds,
     Engine,
+    add_checksums,
     as_ids,
     as_packed,
     check_call,
@@ -14,10 +16,8 @@ from .execute import (
     check_writable,
     execute,
 )
-from .execute_rows import add_checksums
-from .overlap import check_packed_apart
+from .overlap import check_packed_overlap
 from .row_plan import whole_view
-from .sides import bad_ids_on, device_of_call
 from .view import KVView
 
 
@@ -70,7 +70,7 @@ def gather_blocks(
         out = torch.empty(shape, dtype=view.dtype, device=view.device)
     packed = as_packed("gather_blocks: out", out, shape, view, device)
     if is_given:
-        check_packed_apart("gather_blocks: out", view, out, ids)
+        check_packed_overlap("gather_blocks: out", view, out, ids)
     bad = view.bad_ids if device == view.device else bad_ids_on(view, device)
     execute(engine, view, packed, view.gather_plan, ids, None, bad, max_sms)
     return out
@@ -116,7 +116,7 @@ def scatter_blocks(
     ids = as_ids("scatter_blocks: block_ids", block_ids, device, engine, num_ids=view.num_blocks)
     shape = view.packed_shape(ids.numel())
     source = as_packed("scatter_blocks: packed", packed, shape, view, device)
-    check_packed_apart("scatter_blocks: packed", view, packed, ids)
+    check_packed_overlap("scatter_blocks: packed", view, packed, ids)
     bad = view.bad_ids if device == view.device else bad_ids_on(view, device)
     execute(engine, source, view, view.scatter_plan, None, ids, bad, max_sms)
 

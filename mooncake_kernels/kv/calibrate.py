@@ -6,6 +6,7 @@ import os
 import secrets
 import statistics
 import subprocess
+import time
 from collections.abc import Callable, Iterator
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -16,9 +17,104 @@ import torch
 from .. import _library
 from ..errors import InvalidArgument, Unavailable
 from .calibration import FORMAT, cpu_name
+from .copy_plan import CopyPlan
 from .execute import Engine
-from .measured_copy import Copy, seconds
-from .streaming import measure_streaming
+from .view import KVView
+
+
+class Copy:
+    """Runs of one size, read from random places of src and written in order to dst.
+
+    Args:
+        direction: "h2d" and so on.
+        run_bytes: size of a run.
+        num_runs: runs per copy.
+    """
+
+    def __init__(self, direction: str, run_bytes: int, num_runs: int):
+        self.num_bytes = run_bytes * num_runs
+        src, dst = (self._cache(place, run_bytes, num_runs, direction) for place in direction[::2])
+        self.plan = CopyPlan(src, dst)
+        self.dst = dst.tensors[0]
+        self._scattered = torch.randperm(2 * num_runs)[:num_runs]
+        self._in_order = torch.arange(num_runs, device="cpu")
+        self._from_host = direction == "h2d"
+
+    def run(self, engine: Engine) -> None:
+        """Copy; on a GPU the copy is queued."""
+        ids = (self._scattered, self._in_order)
+        self.plan.run(*(ids[::-1] if self._from_host else ids), engine=engine)
+
+    @staticmethod
+    def _cache(place: str, run_bytes: int, num_runs: int, direction: str) -> KVView:
+        shape, pinned = (2 * num_runs, 1, run_bytes), place == "h" and "d" in direction
+        device = "cuda" if place == "d" else "cpu"
+        memory = torch.empty(shape, dtype=torch.uint8, device=device, pin_memory=pinned)
+        return KVView(memory.fill_(1), "block token dim")
+
+
+def seconds(copy: Copy, engine: Engine, direction: str) -> float:
+    """Time one copy with all that the caller waits for: its submission and its completion."""
+    on_gpu = "d" in direction
+    if on_gpu:
+        torch.cuda.synchronize()
+    start = time.perf_counter()
+    copy.run(engine)
+    if on_gpu:
+        torch.cuda.current_stream().synchronize()
+    return time.perf_counter() - start
+
+
+STREAMED_RUN_BYTES = 4 << 10
+# Exponents of the sizes in bytes between which to look: quick, and not.
+STREAMED_SHIFTS = {True: range(18, 25), False: range(18, 28)}
+
+
+def measure_streaming(*, quick: bool = False) -> tuple[int | None, list[dict[str, float]]]:
+    """Find the size in bytes from which the CPU should store past its cache.
+
+    The timing includes one read of what was stored, because what bypassed the cache is further
+    away. One thread only: how threads contend is a separate question. Returns None if it does not
+    pay up to the largest size, and one row per size: GB/s, and the speedup.
+    """
+    rows: list[dict[str, float]] = []
+    num_threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        for shift in STREAMED_SHIFTS[quick]:
+            rows.append(_cached_and_streamed(1 << shift, 3 if quick else 15))
+    finally:
+        torch.set_num_threads(num_threads)
+        _library.set_stream_from_bytes(0)
+    return smallest_that_pays(rows), rows
+
+
+def smallest_that_pays(rows: list[dict[str, float]]) -> int | None:
+    """Return the first size from which on no size is slower past the cache."""
+    found = None
+    for row in reversed(rows):
+        if row["ratio"] < 1:
+            break
+        found = int(row["num_bytes"])
+    return found
+
+
+def _cached_and_streamed(num_bytes: int, repeat: int) -> dict[str, float]:
+    copy = Copy("h2h", STREAMED_RUN_BYTES, num_bytes // STREAMED_RUN_BYTES)
+    words = copy.dst[: num_bytes // STREAMED_RUN_BYTES].view(torch.int64)
+    seconds: dict[str, list[float]] = {"cached": [], "streamed": []}
+    for _ in range(repeat):
+        for name, threshold in (("cached", 1 << 62), ("streamed", 1)):
+            _library.set_stream_from_bytes(threshold)
+            start = time.perf_counter()
+            copy.run("host")
+            words.sum()
+            seconds[name].append(time.perf_counter() - start)
+    speeds = {name: num_bytes / statistics.median(taken) / 1e9 for name, taken in seconds.items()}
+    pairs = zip(seconds["cached"], seconds["streamed"], strict=True)
+    ratio = statistics.median(cached / streamed for cached, streamed in pairs)
+    return {"num_bytes": num_bytes, **speeds, "ratio": ratio}
+
 
 RUN_BYTES = (512, 2 << 10, 8 << 10, 32 << 10, 128 << 10, 1 << 20)
 NUM_RUNS = (16, 256, 4096)

@@ -10,9 +10,9 @@ import torch
 
 from .. import _library
 from . import calibration
+from .devices import device_of
 from .execute import Engine
 from .layout import HEADER, SIDE_FIELDS
-from .sides import device_of
 from .two_hop import takes
 from .view import BlockPlan
 

@@ -10,8 +10,18 @@ from ..errors import InvalidArgument, Unavailable
 from ..transforms import Fp8, Rope
 from .choose import choose
 from .copy_parts import CopyPart, Layers, as_layers, check_layers_alike
-from .execute import BlockIds, Engine, as_ids, check_engine, check_memory, execute, to_device
-from .execute_rows import MOVES_BYTES, add_checksums, transform
+from .execute import (
+    MOVES_BYTES,
+    BlockIds,
+    Engine,
+    add_checksums,
+    as_ids,
+    check_engine,
+    check_memory,
+    execute,
+    to_device,
+    transform,
+)
 from .row_plan import RowCall, RowPlan
 from .view import BlockPlan
 

@@ -8,12 +8,11 @@ import torch
 from .._tensors import have_addresses
 from ..errors import InvalidArgument
 from ..transforms import FP8, Fp8, Rope
+from .devices import device_of_copy
 from .execute import check_writable
-from .layout import Selection
+from .layout import Selection, as_pairs, check_written_once, choose_heads, choose_layers
 from .pack_overlap import Held
 from .row_plan import RowPlan, check_dtypes
-from .select import as_pairs, check_written_once, choose_heads, choose_layers
-from .sides import device_of_copy
 from .view import BlockPlan, KVView
 
 Layers = slice | Sequence[int | tuple[int, int]] | None

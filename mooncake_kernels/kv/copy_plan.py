@@ -4,19 +4,70 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
+from torch import Tensor
 
+from .. import _library
+from ..bad_ids import BadIds
 from ..errors import InvalidArgument
 from ..transforms import FP8, Fp8, Rope
-from .copy_parts import Layers
-from .copy_runs import Given
-from .copying import Copying
+from .calibration import default_engine
+from .choose import choose
+from .copy_parts import CopyPart, Layers
+from .copying import Copying, RunOptions
+from .devices import gpu_index
 from .execute import BlockIds, Engine
 from .pack_header import PackHeader
 from .pack_overlap import Held
-from .pack_plans import Side
-from .packing import Packer
-from .quick_run import QuickRun
-from .view import KVView
+from .packing import Packer, Side
+from .view import BlockPlan, KVView
+
+
+class QuickRun:
+    """Copies all layers, by the host's or CUDA's kernel; or does nothing and returns False.
+
+    The operator itself checks the ids before a byte moves. If it refuses them, or anything is
+    unusual, the caller must take the slow path, which reports what is wrong.
+
+    Args:
+        part: the view to copy; its tensors must have addresses.
+        bad: where a kernel reports a bad id.
+        by_slot: whether ids name slots.
+    """
+
+    def __init__(self, part: CopyPart, bad: BadIds, *, by_slot: bool):
+        self._part, self._bad, self._by_slot = part, bad, by_slot
+        self._device, self._gpu = part.device, gpu_index(part.device)
+        self._type = part.device.type  # reading it takes a third of a microsecond
+        self._on_cpu = self._type == "cpu"
+        self._kernel = "host" if self._on_cpu else "cuda"
+        self._plan: BlockPlan | None = None  # made by the first run
+
+    def __call__(self, src_ids: object, dst_ids: object, engine: Engine) -> bool:
+        if torch.compiler.is_compiling():
+            return False
+        if type(src_ids) is not Tensor or type(dst_ids) is not Tensor:
+            return False
+        part, plan = self._part, self._plan
+        if self._on_cpu:
+            if not (src_ids.is_cpu and dst_ids.is_cpu):  # half the time of comparing devices
+                return False
+        elif src_ids.device != self._device or dst_ids.device != self._device:
+            return False
+        if plan is None:
+            plan = self._plan = part.plan("CopyPlan", None, self._by_slot)
+        if not self._on_cpu:
+            engine = choose(engine, part.src, part.dst, (plan,), (src_ids, dst_ids))
+        chosen = default_engine(self._type) if engine == "auto" else engine
+        if chosen != self._kernel:
+            return False
+        self._bad.raise_if_any()
+        table = plan.resolved(part.src.tensors, part.dst.tensors, self._gpu)
+        try:
+            _library.copy_resolved(table, 0, 0, src_ids, dst_ids, self._bad.address, 0)
+        except (ValueError, RuntimeError):
+            return False
+        torch.autograd.graph.increment_version(part.dst.versioned)
+        return True
 
 
 class CopyPlan:
@@ -166,8 +217,8 @@ class CopyPlan:
         usual = _is_usual(layers, src_positions, dst_positions, checksums, max_sms)
         if usual and self._quick is not None and self._quick(src_blocks, dst_blocks, engine):
             return None
-        given = Given(layers, src_positions, dst_positions, checksums)
-        return self._copying.blocks.run(src_blocks, dst_blocks, given, max_sms, engine)
+        options = RunOptions(layers, src_positions, dst_positions, checksums)
+        return self._copying.blocks.run(src_blocks, dst_blocks, options, max_sms, engine)
 
     def run_slots(
         self,
@@ -228,8 +279,8 @@ class CopyPlan:
         quick = self._quick_slots
         if usual and quick is not None and quick(src_slots, dst_slots, engine):
             return None
-        given = Given(layers, src_positions, dst_positions, checksums)
-        return self._copying.slots.run(src_slots, dst_slots, given, max_sms, engine)
+        options = RunOptions(layers, src_positions, dst_positions, checksums)
+        return self._copying.slots.run(src_slots, dst_slots, options, max_sms, engine)
 
     def pack(self, src_blocks: BlockIds, staging: torch.Tensor, **options: Any) -> PackHeader:
         """Pack what the plan copies of src, for one write over the network: see ``Packer.pack``.

@@ -1,19 +1,156 @@
 """Layer by layer: a forward pass that waits for each layer's KV, or signals when it is written."""
 
+import numbers
 from typing import NoReturn
 
 import torch
 
 from .. import _library
-from .layer_stream_arguments import (
-    as_count,
-    as_device,
-    as_index,
-    as_seconds,
-    as_step,
-    refuse_in_graph,
-)
-from .ready_layers import ReadyLayers
+from ..errors import InvalidArgument, Unavailable, shown
+from .ready_flags import ABORTED, Flags
+
+_LONGEST_S = 1e9  # 30 years; fits in an integer number of nanoseconds
+
+
+def as_count(op: str, count: int) -> int:
+    if not _is_int(count) or not 1 <= count < 2**31:
+        raise InvalidArgument(
+            f"{op}: num_layers must be an integer from 1 to 2**31 - 1, got {shown(count)}"
+        )
+    return int(count)
+
+
+def as_index(op: str, layer: int, num_layers: int) -> int:
+    if not _is_int(layer) or not 0 <= layer < num_layers:
+        raise InvalidArgument(
+            f"LayerStream.{op}: layer must be in [0, {num_layers}), got {shown(layer)}"
+        )
+    return int(layer)
+
+
+def as_step(op: str, step: int, least: int = 1) -> int:
+    if not _is_int(step) or not least <= step < 2**62:
+        raise InvalidArgument(
+            f"LayerStream.{op}: step must be in [{least}, 2**62), got {shown(step)}"
+        )
+    return int(step)
+
+
+def refuse_in_graph(op: str, step: int, device: torch.device) -> None:
+    if device.type == "cpu" or torch.compiler.is_compiling():
+        return
+    with torch.cuda.device(device):
+        if torch.cuda.is_current_stream_capturing():
+            raise InvalidArgument(
+                f"LayerStream.{op}: step must be None in a graph, got {shown(step)}"
+            )
+
+
+def as_seconds(op: str, seconds: float) -> float:
+    is_number = isinstance(seconds, numbers.Real) and not isinstance(seconds, bool)
+    if not is_number or not 0 < seconds <= _LONGEST_S:
+        raise InvalidArgument(f"{op}: timeout_s must be a number in (0, 1e9], got {shown(seconds)}")
+    return float(seconds)
+
+
+def as_device(op: str, device: str | torch.device) -> torch.device:
+    try:
+        found = torch.device(device)
+    except (RuntimeError, TypeError):
+        found = None
+    if found is None or found.type not in ("cpu", "cuda"):
+        raise InvalidArgument(f"{op}: device must be cpu or a CUDA device, got {shown(device)}")
+    if found.type == "cpu":
+        return torch.device("cpu")
+    if not _library.has_cuda:
+        raise Unavailable(f"{op}: _ops.so was built without nvcc, so it has no CUDA kernels")
+    if not torch.cuda.is_available():
+        raise Unavailable(f"{op}: torch finds no CUDA device")
+    index = torch.cuda.current_device() if found.index is None else found.index
+    return torch.device("cuda", index)
+
+
+def _is_int(value: object) -> bool:
+    return isinstance(value, numbers.Integral) and not isinstance(value, bool)
+
+
+class ReadyLayers:
+    """One flag per layer: the last step for which it is ready."""
+
+    def __init__(self, num_layers: int, timeout_s: float, *, pinned: bool):
+        self.num_layers = num_layers
+        self.timeout_s = timeout_s
+        self._flags = Flags(num_layers, pinned=pinned)
+
+    @property
+    def flags(self) -> torch.Tensor:
+        """See the attributes."""
+        return self._flags.values
+
+    def signal_from_host(self, layer: int, step: int) -> None:
+        """Signal at once that a layer of a step is ready: ``flags[layer] = step``.
+
+        For a thread that has written the layer, or has seen its transfer complete; on CUDA also
+        while streams and graphs wait. A reader that sees it sees what the thread wrote before.
+        """
+        layer = as_index("signal_from_host", layer, self.num_layers)
+        self._flags.set(layer, as_step("signal_from_host", step))
+
+    def wait_on_host(self, layer: int, step: int, timeout_s: float | None = None) -> None:
+        """Wait, in the calling thread, until a layer of a step is ready.
+
+        Args:
+            layer: which one.
+            step: which one; 1 is that of the first ``begin_signals``.
+            timeout_s: seconds; None: the stream's ``timeout_s``.
+
+        Raises:
+            TimeoutError: it is not ready in time (you may wait for it again), or a ``wait_layer``
+                timed out.
+            RuntimeError: ``abort()`` was called, also while this waits.
+        """
+        op = "wait_on_host"
+        layer, step = as_index(op, layer, self.num_layers), as_step(op, step)
+        seconds = (
+            self.timeout_s if timeout_s is None else as_seconds(f"LayerStream.{op}", timeout_s)
+        )
+        if not self._flags.wait(layer, step, seconds):
+            self.check()
+            raise _late(op, layer, step, seconds, int(self.flags[layer]))
+
+    def is_ready(self, layer: int, step: int) -> bool:
+        """Tell whether a layer of a step is ready now."""
+        layer = as_index("is_ready", layer, self.num_layers)
+        return self._flags.has(layer, as_step("is_ready", step))
+
+    def abort(self) -> None:
+        """End all waits, also on the device: missing layers will not come."""
+        self._flags.abort()
+
+    def check(self) -> None:
+        """Raise if a wait failed, until ``reset()``. Does not wait for the device.
+
+        Call it when a result is known to be complete (after an event of its stream), before you use
+        it.
+
+        Raises:
+            TimeoutError: a ``wait_layer`` took longer than ``timeout_s``; the message names the
+                layer.
+            RuntimeError: ``abort()`` was called.
+        """
+        report = self._flags.report()
+        if report is None:
+            return
+        if report.state == ABORTED:
+            raise RuntimeError("LayerStream.wait_layer: given up, for abort() was called")
+        raise _late("wait_layer", report.flag, report.wanted, self.timeout_s, report.seen)
+
+
+def _late(op: str, layer: int, step: int, timeout_s: float, seen: int) -> TimeoutError:
+    return TimeoutError(
+        f"LayerStream.{op}: layer {layer} must be ready for step {step} within {timeout_s:g} s, "
+        f"got one that is ready for step {seen}"
+    )
 
 
 class LayerStream(ReadyLayers):

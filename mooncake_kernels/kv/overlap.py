@@ -49,7 +49,7 @@ def how_parts_meet(parts: Sequence[CopyPart]) -> tuple[bool, bool]:
     return in_place, overlaps
 
 
-class Apart:
+class OverlapCheck:
     """Refuses runs of these parts that read what they write.
 
     Attributes:
@@ -136,7 +136,7 @@ def unless_shared(dst_ids: torch.Tensor, is_shared: torch.Tensor) -> torch.Tenso
     return torch.where(is_shared.any(), SHARED, dst_ids)
 
 
-def check_packed_apart(
+def check_packed_overlap(
     name: str, view: KVView, packed: torch.Tensor, block_ids: torch.Tensor
 ) -> None:
     """Raise if packed blocks are in the memory of the cache's blocks.

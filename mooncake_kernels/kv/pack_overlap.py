@@ -5,8 +5,8 @@ from dataclasses import dataclass
 
 from ..errors import InvalidArgument
 from ..transforms import FLOATS, FP8, Fp8
+from .layout import choose_heads
 from .pack_header import DTYPES, PackedView
-from .select import choose_heads
 from .view import KVView
 
 

@@ -1,25 +1,183 @@
 """Pack blocks for one write over the network, and unpack them elsewhere: ``mk.Packer``."""
 
 from collections.abc import Sequence
+from dataclasses import dataclass, replace
 
 import torch
 
 from .._arguments import as_integer
 from .._tensors import not_traced
-from ..bad_ids import check_ids
+from ..bad_ids import BadIds, check_ids
 from ..errors import ChecksumError, InvalidArgument, shown
 from ..transforms import ELEMENT_TYPES, FLOATS, FP8, Fp8, Rope
 from .copy_jobs import check_checksum, check_jobs_engine, check_transforms, run_jobs
 from .copy_parts import as_views, block_size_of
-from .copy_runs import Given
+from .copying import Copying, RunOptions
 from .execute import BlockIds, Engine, as_ids, check_call, check_memory
 from .layer_stream import LayerStream
-from .pack_header import MAX_BLOCKS, PackHeader
-from .pack_overlap import Held
-from .pack_plans import PackPlans, Side
+from .layout import choose_heads
+from .pack_header import ALIGNMENT, MAX_BLOCKS, PackedView, PackHeader, align
+from .pack_overlap import Held, Overlap
 from .row_plan import check_rope
 from .staging import Staging, check_buffer
 from .view import KVView
+
+MAX_STAGINGS = 4  # the most that are cached
+
+
+@dataclass(frozen=True)
+class Side:
+    """One side's cache and its transforms.
+
+    Attributes:
+        held: the part of the model that each view holds.
+        dtypes: of each view's packed blocks.
+        convert, rope, checksum: as for a ``Packer``.
+    """
+
+    held: list[Held]
+    dtypes: list[torch.dtype]
+    convert: Fp8 | None
+    rope: Rope | None
+    checksum: bool
+
+
+class PackPlans:
+    """The plans of one side for the staging buffers it is given, made once for each.
+
+    Attributes:
+        side: the cache.
+        device: of the cache.
+        bad: where the kernels of "pack" and of "unpack" report. Shared by all buffers, so that a
+            report is not lost when a plan is dropped from the cache.
+    """
+
+    def __init__(self, side: Side):
+        self.side = side
+        self._views = [held.view for held in side.held]
+        self.device = self._views[0].device
+        num_blocks = self._views[0].num_blocks
+        of_pack = ("Packer.pack: block_ids of a chunk", "Packer.pack: staging")
+        of_unpack = ("Packer.unpack: staging", "Packer.unpack: block_ids")
+        self.bad = {
+            "pack": BadIds(self.device, of_pack, (num_blocks, 0)),
+            "unpack": BadIds(self.device, of_unpack, (0, num_blocks)),
+        }
+        self._known: dict[tuple, tuple[Staging, list[Copying]]] = {}
+
+    def __getstate__(self) -> dict[str, object]:  # a copy has copies of the buffers, not these
+        return {**self.__dict__, "_known": {}}
+
+    def header(self, num_blocks: int, chunk_bytes: int) -> PackHeader:
+        """Lay out the records for ``num_blocks`` blocks."""
+        side, packed, offset = self.side, [], 0
+        for held, dtype in zip(side.held, side.dtypes, strict=True):
+            view = held.view
+            first, heads = choose_heads("heads", held.heads, view.num_heads)
+            packed.append(
+                PackedView(
+                    dtype=str(dtype).removeprefix("torch."),
+                    layers=tuple(held.layers),
+                    kv=view.num_kv,
+                    first_head=held.first_head + first if view.has_heads else 0,
+                    heads=heads,
+                    tokens=view.block_size,
+                    dim=view.head_dim,
+                    has_heads=view.has_heads,
+                    has_tokens=view.has_tokens,
+                    offset=offset,
+                )
+            )
+            offset += align(packed[-1].num_bytes)
+        record_bytes = offset + (ALIGNMENT if side.checksum else 0)
+        chunk_blocks = max(1, chunk_bytes // record_bytes)
+        return PackHeader(num_blocks, record_bytes, chunk_blocks, side.checksum, tuple(packed))
+
+    def of(
+        self, method: str, header: PackHeader, buffer: torch.Tensor
+    ) -> tuple[Staging, list[Copying]]:
+        """Return a staging buffer's records, and the plans for "pack" or "unpack"."""
+        kind = replace(header, num_blocks=0, chunk_blocks=1)
+        key = (method, buffer.data_ptr(), buffer.numel(), kind)
+        known = self._known.get(key)
+        if known is None:
+            for oldest in list(self._known)[: 1 - MAX_STAGINGS]:
+                self._known.pop(oldest, None)  # another thread may have removed it
+            staging = Staging(f"Packer.{method}", header, buffer)
+            plans = self._to(staging) if method == "pack" else self._out_of(header, staging)
+            known = self._known[key] = (staging, plans)
+        return known
+
+    def overlaps(self, header: PackHeader) -> list[Overlap | None]:
+        """Return the part of each packed view that this side holds."""
+        pairs = zip(self.side.held, header.views, strict=True)
+        return [held.overlap(packed) for held, packed in pairs]
+
+    def check_kind(self, op: str, header: PackHeader) -> None:
+        """Refuse records of another kind of cache."""
+        held_views = self.side.held
+        if len(header.views) != len(held_views):
+            raise InvalidArgument(
+                f"{op}: header must have {len(held_views)} views, got {len(header.views)}"
+            )
+        for held, packed in zip(held_views, header.views, strict=True):
+            held.check(op, packed, converts=self.side.convert is not None)
+        sizes = {view.block_size for view in self._views if view.has_tokens}
+        sizes |= {packed.tokens for packed in header.views if packed.has_tokens}
+        if len(sizes) > 1 and not all(view.has_tokens for view in self._views):
+            raise InvalidArgument(
+                f"{op}: header must have the cache's block_size for views without a 'token' axis, "
+                f"got {sorted(sizes)}"
+            )
+
+    def _to(self, staging: Staging) -> list[Copying]:
+        """Return one plan for all views, which share a checksum."""
+        side, first = self.side, self.side.held[0]
+        all_layers = all(
+            list(held.layers.values()) == list(range(held.view.num_layers)) for held in side.held
+        )
+        pairs = [(layer, place) for place, layer in enumerate(first.layers.values())]
+        convert = None
+        for held, dtype in zip(side.held, side.dtypes, strict=True):
+            if held.view.dtype != dtype and convert is None and side.convert is not None:
+                convert = held.scales(side.convert, held.layers.values(), held.heads)
+        return [
+            Copying(
+                *(self._views, staging.views),
+                layers=None if all_layers else pairs,
+                src_heads=first.heads,
+                convert=convert,
+                checksum=side.checksum,
+                bad=self.bad["pack"],
+            )
+        ]
+
+    def _out_of(self, header: PackHeader, staging: Staging) -> list[Copying]:
+        """Return a plan for each view that has something to unpack."""
+        plans = []
+        for index, overlap in enumerate(self.overlaps(header)):
+            if overlap is None:
+                continue
+            held, packed = self.side.held[index], staging.views[index]
+            convert = self.side.convert if packed.dtype != held.view.dtype else None
+            if convert is not None:
+                layers = (layer for _, layer in overlap.layers)
+                convert = held.scales(convert, layers, overlap.dst_heads)
+            plans.append(
+                Copying(
+                    *(packed, held.view),
+                    layers=overlap.layers,
+                    src_heads=overlap.src_heads,
+                    dst_heads=overlap.dst_heads,
+                    convert=convert,
+                    rope=self.side.rope if index == 0 else None,
+                    # On a device the kernel compares the checksums.
+                    checksum=header.has_checksums and self.device.type != "cpu",
+                    bad=self.bad["unpack"],
+                )
+            )
+        return plans
+
 
 DEFAULT_CHUNK_BYTES = 32 << 20
 MAX_FIRST = (1 << 31) - 1  # head or layer
@@ -167,7 +325,7 @@ class Packer:
             end = chunk.first_block + chunk.num_blocks
             records = torch.arange(chunk.first_block, end, device=self.device)
             part = ids[chunk.first_block : end]
-            sums = plan.blocks.run(part, records, Given(), max_sms, engine)
+            sums = plan.blocks.run(part, records, RunOptions(), max_sms, engine)
             if sums is not None:  # a hole's record keeps its checksum
                 before = packed.checksums(end)[chunk.first_block :]
                 before.copy_(torch.where(part == HOLE, before, sums))
@@ -222,7 +380,7 @@ class Packer:
             return False
         packed, plans = self._plans.of("unpack", header, staging)
         records = torch.arange(header.num_blocks, device=self.device)
-        positions = Given(src_positions=src_positions, dst_positions=dst_positions)
+        positions = RunOptions(src_positions=src_positions, dst_positions=dst_positions)
         # Positions for keys that are not here are ignored.
         takes = None if self._plans.side.rope is not None and overlaps[0] is None else plans[0]
         prepared = []
@@ -230,9 +388,9 @@ class Packer:
             runs = plan.blocks
             jobs = runs.jobs(op)
             check_jobs_engine(op, engine, jobs)
-            given = positions if plan is takes else Given()
+            options = positions if plan is takes else RunOptions()
             names = ("staging's records", "block_ids")
-            call, dst_ids = runs.prepare(op, names, jobs, records, ids, given)
+            call, dst_ids = runs.prepare(op, names, jobs, records, ids, options)
             prepared.append((runs, jobs, dst_ids, call))
             for part, rows_or_bytes in jobs:  # all are checked before the first write
                 check_memory(part.src, part.dst, rows_or_bytes)

@@ -8,7 +8,7 @@ import torch
 
 from .. import _library
 from ..errors import InvalidArgument
-from ..lending import Lender
+from ..small_buffer_cache import SmallBufferCache
 
 TIMED_OUT, ABORTED = 1, 2
 _LINE_WORDS = 8  # of a cache line
@@ -18,7 +18,7 @@ _READY, _GIVEN_UP = 0, 2  # what poll_flag returns
 _SLICE_S = 0.1  # between two checks for Python's signals
 _NUM_RESTING = 1 << 10  # of a size, once as many streams were dropped
 _RESTING_BYTES = 1 << 20  # fewer rest if they are long
-_lenders: dict[tuple[int, bool], Lender] = {}
+_lenders: dict[tuple[int, bool], SmallBufferCache] = {}
 
 
 class Report(NamedTuple):
@@ -53,7 +53,7 @@ class Flags:
             return rows.unbind()
 
         num_resting = min(_NUM_RESTING, max(_NUM_ROWS, _RESTING_BYTES // (8 * row_words)))
-        lender = Lender(make, num_resting)
+        lender = SmallBufferCache(make, num_resting)
         row = _lenders.setdefault((row_words, pinned), lender).lend(self)
         self._report, self.values = row[:_REPORT_WORDS], row[_REPORT_WORDS:num_words]
         self.report_address, self._address = self._report.data_ptr(), self.values.data_ptr()

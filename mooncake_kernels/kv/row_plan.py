@@ -8,8 +8,8 @@ import torch
 from ..bad_ids import BadIds
 from ..errors import InvalidArgument
 from ..transforms import BYTES, ELEMENT_TYPES, FLOATS, FP8, Fp8, Rope
+from .devices import device_of
 from .layout import Layout, Selection, plan_values, tokens_of_piece
-from .sides import device_of
 from .view import KVView, PlanTensor, constants
 
 WORD_BYTES = 8

@@ -4,8 +4,7 @@ import torch
 
 from ..bad_ids import BadIds
 from ..errors import InvalidArgument
-from .execute import Engine
-from .execute_rows import add_checksums
+from .execute import Engine, add_checksums
 from .pack_header import DTYPES, PackedView, PackHeader
 from .row_plan import RowPlan
 from .view import KVView

@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from typing import Any, Protocol
 
-from ..closing import Closing
+from ..closeable import Closeable
 from .entry import Entry
 
 
@@ -45,7 +45,7 @@ class Publication(Protocol):
         """Withdraw the name. Idempotent."""
 
 
-class Metadata(Closing):
+class Metadata(Closeable):
     """A directory of engines; a context manager.
 
     Attributes:

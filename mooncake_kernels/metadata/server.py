@@ -15,7 +15,7 @@ from collections.abc import Iterable
 from http import HTTPStatus
 from urllib.parse import parse_qsl
 
-from ..closing import Closing
+from ..closeable import Closeable
 from ..errors import InvalidArgument
 from ..http_server import (
     LOCAL_NAMES,
@@ -150,7 +150,7 @@ def _ttl_s(query: dict[str, str]) -> float:
     return int(ttl_ms) / 1000
 
 
-class MetadataServer(Closing):
+class MetadataServer(Closeable):
     """Serves until it is closed. A context manager.
 
     It answers requests to an IP address, to ``localhost``, to this machine's name and to the names

@@ -10,7 +10,7 @@ import torch
 from .. import _host
 from .._arguments import as_instance, as_integer, as_integers, as_one_of
 from ..buffers import Buffer, copy_to_host, place_of
-from ..closing import Closing
+from ..closeable import Closeable
 from ..errors import ChecksumError, InvalidArgument, Unavailable
 from .values import END
 
@@ -125,7 +125,7 @@ class _Bytes:
                 self._view.release()
 
 
-class PinnedObject(_Bytes, Closing):
+class PinnedObject(_Bytes, Closeable):
     """An object read in place: what ``ObjectPool.pin`` returns. A context manager.
 
     While it is pinned its bytes do not change, even if the object is removed or evicted. The pin

@@ -3,7 +3,7 @@
 from typing import Any
 
 from .. import _host
-from ..closing import Closing
+from ..closeable import Closeable
 from ..errors import Unavailable
 
 
@@ -17,7 +17,7 @@ def require_verbs() -> None:
 SIGNAL_CHECK_S = 0.1  # the longest that a wait delays Ctrl-C
 
 
-class Handle(Closing):
+class Handle(Closeable):
     """A NIC's resource; a context manager that closes it."""
 
     def __init__(self, handle: Any):

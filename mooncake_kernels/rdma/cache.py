@@ -15,7 +15,7 @@ import torch
 from .. import _host
 from .._arguments import as_instance, as_integer, as_one_of
 from ..buffers import Buffer, as_buffer
-from ..closing import Closing
+from ..closeable import Closeable
 from ..errors import InvalidArgument
 from ._handles import require_verbs
 from .device import Device
@@ -41,7 +41,7 @@ class _LeasedRegion(Region):
         """Do nothing: the cache and other leases have the same registration."""
 
 
-class Lease(Closing):
+class Lease(Closeable):
     """Memory in use: registered at least until this is closed.
 
     Attributes:
@@ -125,7 +125,7 @@ class _Spans:
                 del spans[i]
 
 
-class RegistrationCache(Closing):
+class RegistrationCache(Closeable):
     """Registers memory on first use, and keeps it registered while its bounds allow.
 
     Finding a range that a registered one covers takes some microseconds of Python, instead of a

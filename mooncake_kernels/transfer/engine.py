@@ -8,7 +8,7 @@ from typing import Any
 from .. import _host
 from .._arguments import as_bool, as_integer, as_seconds
 from ..buffers import as_buffer
-from ..closing import Closing
+from ..closeable import Closeable
 from ..errors import InvalidArgument, TransferError, Unavailable, shown
 from ..topology import Topology
 from . import log
@@ -29,7 +29,7 @@ TRANSPORTS = ("local", "shm", "cuda_ipc", "rdma", "tcp", "file")
 _in_use: list[set[Region]] = []  # of closed engines; never freed: a peer may still write there
 
 
-class TransferEngine(Requests, Inspection, ObjectCalls, Closing):
+class TransferEngine(Requests, Inspection, ObjectCalls, Closeable):
     """Register memory, listen for peers, and write to and read from their memory.
 
     Thread-safe. ``close()`` fails pending requests and closes peers and regions. An engine that is

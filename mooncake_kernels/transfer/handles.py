@@ -7,7 +7,7 @@ from typing import Any, Literal
 from .. import _host
 from .._arguments import as_seconds
 from ..buffers import Buffer
-from ..closing import Closing
+from ..closeable import Closeable
 from ..errors import InvalidArgument, TransferError
 from . import log
 from .arguments import as_deadline
@@ -23,7 +23,7 @@ ACCESS: dict[Access, tuple[bool, bool]] = {
 }
 
 
-class Region(Closing):
+class Region(Closeable):
     """Registered memory: what ``TransferEngine.register`` returns.
 
     The engine keeps the memory alive until the region or the engine is closed, even if this object
@@ -107,7 +107,7 @@ class Region(Closing):
         self._buffer = None
 
 
-class Window(Closing):
+class Window(Closeable):
     """A part of a region that peers may read: what ``Region.window`` returns."""
 
     __slots__ = ("_engine", "_window")
@@ -134,7 +134,7 @@ class Window(Closing):
         self._engine.close_window(self._window)
 
 
-class Peer(Closing):
+class Peer(Closeable):
     """Another engine, or a file: what ``TransferEngine.open`` returns.
 
     It stays open, with its threads and connections, until it or the engine is closed, even if this

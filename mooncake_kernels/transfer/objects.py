@@ -9,7 +9,7 @@ import numpy as np
 from .. import _host
 from .._arguments import as_bool, as_integers, as_seconds
 from .._host import RedisPublisher as RedisPublisher
-from ..closing import Closing
+from ..closeable import Closeable
 from ..errors import InvalidArgument, shown
 from ..pool import ObjectPool
 from ..pool.values import as_keys
@@ -53,7 +53,7 @@ class Served(NamedTuple):
     is_listed_in_vain: bool
 
 
-class ServedPool(Closing):
+class ServedPool(Closeable):
     """A pool that an engine serves: what ``TransferEngine.serve`` returns. A context manager.
 
     It is served until it is closed, or its engine is, or serves another one; not only as long as
@@ -99,7 +99,7 @@ class ServedPool(Closing):
         self._service.let_publish(publisher)
 
 
-class ObjectsReply(Closing):
+class ObjectsReply(Closeable):
     """Objects that a peer sends: what ``TransferEngine.read_objects`` returns. A context manager.
 
     Until it is received or closed, but for at most a minute, it holds a connection and, at the

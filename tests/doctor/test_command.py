@@ -12,7 +12,7 @@ from mooncake_kernels.__main__ import main
 from mooncake_kernels.doctor import Finding, State, commands
 from mooncake_kernels.doctor.commands import with_packages
 from mooncake_kernels.doctor.examine import CHECKS_OF
-from mooncake_kernels.doctor.look import OPTIONAL_PACKAGES
+from mooncake_kernels.doctor.inspect import OPTIONAL_PACKAGES
 from mooncake_kernels.doctor.report import summary, table
 
 KEYS = ["group", "check", "subject", "state", "detail", "fix", "why"]

@@ -7,9 +7,9 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 import mooncake_kernels as mk
 from mooncake_kernels import _library, bad_ids
 from mooncake_kernels.bad_ids import BadIds
-from mooncake_kernels.kv import blocks, copy_runs
+from mooncake_kernels.kv import blocks, copying
 from mooncake_kernels.kv.execute import as_ids
-from mooncake_kernels.lending import Lender
+from mooncake_kernels.small_buffer_cache import SmallBufferCache
 
 from .layouts import Sizes, make_view
 
@@ -63,7 +63,7 @@ def test_plans_with_rows_run_in_a_fake_mode(rows, checksum):
 
 
 def test_a_view_of_fake_tensors_borrows_real_rows(monkeypatch):
-    monkeypatch.setattr(bad_ids, "_rows", Lender(bad_ids._new_rows, 1))
+    monkeypatch.setattr(bad_ids, "_rows", SmallBufferCache(bad_ids._new_rows, 1))
     monkeypatch.setattr(_library, "has_cuda", True)
     with FakeTensorMode(allow_non_fake_inputs=True):  # a plan is one
         cache = torch.empty(2, 4, 16, 1, 64, device="cuda")
@@ -95,7 +95,7 @@ def test_a_late_report_of_a_dropped_plan_is_not_of_the_next_ones():
 
 
 def test_rows_are_lent_again_after_others():
-    rows = Lender(lambda: torch.ones(4, 2, dtype=torch.int64).unbind(), 3)
+    rows = SmallBufferCache(lambda: torch.ones(4, 2, dtype=torch.int64).unbind(), 3)
     addresses = []
     for _ in range(9):
         owner = torch.nn.Module()
@@ -124,7 +124,7 @@ def test_every_call_checks_ids_on_the_host(monkeypatch):
     view = make_view("nhd_per_layer", Sizes(), dtype=torch.int32)
     plan = mk.CopyPlan(view, make_view("block_first_hnd", Sizes(), dtype=torch.int32))
     asked = []
-    for module in (blocks, copy_runs):
+    for module in (blocks, copying):
         monkeypatch.setattr(
             module, "as_ids", lambda *given, num_ids: asked.append(num_ids) or as_ids(*given)
         )

@@ -12,7 +12,7 @@ import torch
 import mooncake_kernels as mk
 from mooncake_kernels import _library, config
 from mooncake_kernels.__main__ import main
-from mooncake_kernels.kv import calibrate, calibration, choose, streaming, two_hop
+from mooncake_kernels.kv import calibrate, calibration, choose, two_hop
 from mooncake_kernels.kv.layout import Selection
 from mooncake_kernels.kv.view import BlockPlan
 
@@ -202,7 +202,7 @@ def test_two_hops_are_not_chosen_where_they_would_be_refused(chosen):
 def test_a_quick_calibration_is_one_that_can_be_read(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(calibrate, "QUICK_RUN_BYTES", (256, 4096))
     monkeypatch.setattr(calibrate, "QUICK_NUM_RUNS", (4, 16))
-    monkeypatch.setattr(streaming, "SHIFTS", {True: range(14, 16)})
+    monkeypatch.setattr(calibrate, "STREAMED_SHIFTS", {True: range(14, 16)})
     file = tmp_path / "folder/table.json"
     assert main(["calibrate", "--quick", "--json", str(file)]) == 0
     assert f"written to {file}" in capsys.readouterr().out
@@ -259,7 +259,7 @@ def test_where_auto_looks_nowhere_the_path_must_be_given(monkeypatch, capsys):
 def test_the_smallest_size_that_pays():
     def found(*ratios):
         rows = [{"num_bytes": 1 << i, "ratio": ratio} for i, ratio in enumerate(ratios)]
-        return streaming.smallest_that_pays(rows)
+        return calibrate.smallest_that_pays(rows)
 
     assert found(0.5, 0.9, 1.0, 2.0) == 4
     assert found(2.0, 0.9, 1.1, 1.2) == 4  # a size alone is noise

@@ -6,7 +6,7 @@ import pytest
 
 from mooncake_kernels._machine_root import MachineRoot
 from mooncake_kernels.pool import ObjectPool, object_pool
-from mooncake_kernels.pool.file_system import file_system_of
+from mooncake_kernels.pool.values import file_system_of
 
 UNIT = 4096
 

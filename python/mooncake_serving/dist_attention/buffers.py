@@ -9,7 +9,7 @@ import math
 
 import torch
 
-from mooncake_kernels.closing import Closing
+from mooncake_kernels.closeable import Closeable
 from mooncake_kernels.transfer import TransferEngine
 
 from ..rpc import Descriptors
@@ -18,7 +18,7 @@ from .geometry import Geometry
 ALIGNMENT = 64
 
 
-class _Buffer(Closing):
+class _Buffer(Closeable):
     """Two arrays, one after the other, in memory that is registered."""
 
     def __init__(

@@ -2,7 +2,7 @@
 
 import time
 
-from mooncake_kernels.closing import Closing
+from mooncake_kernels.closeable import Closeable
 from mooncake_kernels.transfer import TransferEngine
 
 from ..rpc import Call
@@ -11,7 +11,7 @@ from .geometry import Geometry
 from .messages import Reserved
 
 
-class Creditor(Closing):
+class Creditor(Closeable):
     """Buffers for one creditor, and until when it surely keeps its own for this debtor.
 
     A debtor whose lease may have ended must not write: the creditor's buffer may be another's. Only

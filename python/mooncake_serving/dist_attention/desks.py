@@ -3,14 +3,14 @@
 import time
 from collections.abc import Collection
 
-from mooncake_kernels.closing import Closing
+from mooncake_kernels.closeable import Closeable
 from mooncake_kernels.transfer import TransferEngine
 
 from .buffers import RequestBuffer, ResultBuffer
 from .geometry import Geometry
 
 
-class Desk(Closing):
+class Desk(Closeable):
     """Buffers for one debtor.
 
     Attributes:

@@ -5,7 +5,7 @@ import time
 from collections.abc import Sequence
 from typing import Protocol, runtime_checkable
 
-from mooncake_kernels.closing import Closing
+from mooncake_kernels.closeable import Closeable
 from mooncake_kernels.transfer import TransferEngine
 
 from ..rpc import Peers, Receiver, RpcClient
@@ -40,7 +40,7 @@ class Manager(Protocol):
         """Drop an instance that leaves."""
 
 
-class Member(Closing):
+class Member(Closeable):
     """Lend and borrow for one engine, whose thread calls ``reserve`` and uses ``borrower``.
 
     A thread receives the notifications of the transfer engine, all of which are the member's:

@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 import numpy as np
 
 from mooncake_kernels.buffers import Buffer, as_buffer
-from mooncake_kernels.closing import Closing
+from mooncake_kernels.closeable import Closeable
 from mooncake_kernels.errors import ChecksumError, InvalidArgument, Unavailable
 from mooncake_kernels.pool import (
     Evicted,
@@ -42,7 +42,7 @@ ABSENT, DAMAGED = -1, -4  # of ObjectPool.get_into_each
 REMOVED_AT_ONCE = 256  # objects, by remove_all
 
 
-class Store(Closing):
+class Store(Closeable):
     """KV objects of a host, shared by all processes that open its pool. A context manager.
 
     Objects do not change: the first put of a key wins, and later ones return ``EXISTS``. A put that

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from numbers import Real
 from typing import TYPE_CHECKING, Any
 
-from mooncake_kernels.closing import Closing
+from mooncake_kernels.closeable import Closeable
 from mooncake_kernels.errors import InvalidArgument
 
 if TYPE_CHECKING:
@@ -28,7 +28,7 @@ class _Room:
         self.look_at: float = 0  # check once this many were added
 
 
-class Watermark(Closing):
+class Watermark(Closeable):
     """Evicts down to ``low`` whenever more than ``high`` of a pool is used: of its bytes, or of the
     objects that its index has room for. A context manager.
 

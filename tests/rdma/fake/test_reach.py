@@ -5,7 +5,7 @@ import errno
 import pytest
 
 from mooncake_kernels import InvalidArgument, Topology
-from mooncake_kernels.reach import probe_all
+from mooncake_kernels.reachability import probe_all
 from mooncake_kernels.topology import Nic, NumaNode, System
 
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import mooncake_kernels as mk
-from mooncake_kernels.reach import probe_all
+from mooncake_kernels.reachability import probe_all
 
 from .links import Link, noise
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 import torch
 
 import mooncake_kernels as mk
-from mooncake_kernels.closing import Closing
+from mooncake_kernels.closeable import Closeable
 from mooncake_kernels.errors import InvalidArgument
 
 from ...arguments import refuse
@@ -28,7 +28,7 @@ from .scheduler import PooledScheduler
 _TAKEN: weakref.WeakSet[mk.TransferEngine] = weakref.WeakSet()
 
 
-class PooledEngine(BatchingEngine, Closing):
+class PooledEngine(BatchingEngine, Closeable):
     """Serve requests like ``BatchingEngine``, and some that its cache cannot hold.
 
     A request that does not fit into the free blocks is admitted if other instances lend the rest:

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from mooncake_kernels.closing import Closing
+from mooncake_kernels.closeable import Closeable
 from mooncake_kernels.errors import InvalidArgument, Unavailable, shown
 from mooncake_kernels.pool import Key
 
@@ -19,7 +19,7 @@ from .cluster import Draining, DrainState
 logger = logging.getLogger(__name__)
 
 
-class NodeCluster(Closing):
+class NodeCluster(Closeable):
     """The cluster of a node, for ``make_app``. A context manager.
 
     Args:

@@ -8,7 +8,7 @@ from typing import Any
 from fastapi import Depends, FastAPI
 from fastapi.security import HTTPBearer
 
-from mooncake_kernels.closing import Closing
+from mooncake_kernels.closeable import Closeable
 from mooncake_kernels.errors import InvalidArgument, shown
 from mooncake_kernels.http_server import (
     LOCAL_NAMES,
@@ -97,7 +97,7 @@ def make_app(
     return app
 
 
-class AdminServer(Closing):
+class AdminServer(Closeable):
     """Serves a store's admin app until it is closed. A context manager.
 
     Callers need the token. There is none where only this user can connect (``socket``), and where

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from mooncake_kernels.buffers import Buffer, as_buffer
-from mooncake_kernels.closing import Closing
+from mooncake_kernels.closeable import Closeable
 from mooncake_kernels.errors import ChecksumError, InvalidArgument, TransferError, Unavailable
 from mooncake_kernels.pool import PinnedObject, PoolStats, PutResult, Retention
 from mooncake_kernels.transfer import Region
@@ -36,7 +36,7 @@ TOO_SMALL = -2  # of ObjectPool.get_into_each
 PAUSE_S = 0.001  # between looks while another process of this host brings an object here
 
 
-class ClusterStore(Closing):
+class ClusterStore(Closeable):
     """KV objects of all hosts whose nodes share a directory. Thread-safe. A context manager.
 
     ::

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from mooncake_kernels.closing import Closing
+from mooncake_kernels.closeable import Closeable
 from mooncake_kernels.errors import InvalidArgument
 from mooncake_kernels.transfer import Region, TransferEngine
 
@@ -52,7 +52,7 @@ MAX_SLOTS = 1024
 MAX_SLOT_BYTES = 1 << 30
 
 
-class Node(Closing):
+class Node(Closeable):
     """Takes part in a store over several hosts: serves its pool to others, and uses theirs.
     Thread-safe. A context manager.
 
@@ -455,7 +455,7 @@ def _return_engine(engine: TransferEngine) -> None:
         _taken.discard(engine)
 
 
-def _close_at_exit(node: Closing) -> None:
+def _close_at_exit(node: Closeable) -> None:
     """Close a node when the interpreter exits, unless ``_needs_no_closing`` is called before.
 
     Its engine, its store and its directory are closed later, or not at all.
@@ -463,7 +463,7 @@ def _close_at_exit(node: Closing) -> None:
     _open.add(node)
 
 
-def _needs_no_closing(node: Closing) -> None:
+def _needs_no_closing(node: Closeable) -> None:
     """Record that a node needs no closing."""
     _open.discard(node)
 

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import zmq
 
-from mooncake_kernels.closing import Closing
+from mooncake_kernels.closeable import Closeable
 from mooncake_kernels.errors import InvalidArgument
 from mooncake_kernels.pool import as_keys, object_keys
 
@@ -122,7 +122,7 @@ class ChangeQueue:
             os.close(self.wake_fd)
 
 
-class EventPublisher(Closing):
+class EventPublisher(Closeable):
     """Publishes what it is given, usually by ``StoreEvents``, which finds what happens to a pool. A
     context manager.
 

@@ -6,7 +6,7 @@ import threading
 
 import numpy as np
 
-from mooncake_kernels.closing import Closing
+from mooncake_kernels.closeable import Closeable
 from mooncake_kernels.errors import InvalidArgument, Unavailable, shown
 from mooncake_kernels.pool import PoolChanges
 
@@ -21,7 +21,7 @@ MAX_INTERVAL_S = 3600
 NOTHING = PoolChanges(*np.empty((2, 0, 2), np.uint64))
 
 
-class StoreEvents(Closing):
+class StoreEvents(Closeable):
     """Publishes which objects come to a pool and to the disk behind it, and go, whichever process
     of the host stores, evicts or removes them. A context manager; close it before the store.
 

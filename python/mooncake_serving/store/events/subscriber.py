@@ -9,7 +9,7 @@ from numbers import Real
 
 import zmq
 
-from mooncake_kernels.closing import Closing
+from mooncake_kernels.closeable import Closeable
 from mooncake_kernels.errors import InvalidArgument, shown
 
 from ..checks import check_integer
@@ -45,7 +45,7 @@ class EventBatch:
     is_after_gap: bool
 
 
-class Subscription(Closing):
+class Subscription(Closeable):
     """What ``subscribe`` returns; for one thread. A context manager, and an endless iterator.
 
     Attributes:

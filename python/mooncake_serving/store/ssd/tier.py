@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from mooncake_kernels.buffers import as_buffer
-from mooncake_kernels.closing import Closing
+from mooncake_kernels.closeable import Closeable
 from mooncake_kernels.errors import InvalidArgument, TransferError, Unavailable
 from mooncake_kernels.pool import Key, PoolChanges, PutResult
 
@@ -27,7 +27,7 @@ MAX_BYTES = 1 << 62
 MAX_POSITION = (1 << 16) - 1  # as a pool keeps
 
 
-class TierWatch(Closing):
+class TierWatch(Closeable):
     """What ``SsdTier.watch`` returns. Thread-safe. A context manager."""
 
     def __init__(self, index: Index):
@@ -49,7 +49,7 @@ class TierWatch(Closing):
         self._index.unwatch(self._changed)
 
 
-class SsdTier(Closing):
+class SsdTier(Closeable):
     """Immutable objects under 128-bit keys, in a file on a local disk. A context manager.
 
     ::

@@ -7,7 +7,7 @@ from .errors import InvalidArgument
 Self = TypeVar("Self")
 
 
-class Closing:
+class Closeable:
     """A context manager around ``close()``. One whose ``closed`` is True cannot be entered."""
 
     def close(self) -> None:

@@ -8,7 +8,7 @@ import torch
 from torch._subclasses.fake_tensor import unset_fake_temporarily
 
 
-class Lender:
+class SmallBufferCache:
     """Lends rows of zeros; their memory is never freed, so a late kernel writes to valid memory.
 
     It should not write to what is another's by then, either. The host cannot know when it has run

@@ -17,7 +17,7 @@ OPTIONAL_PACKAGES = (  # what the extras for users bring
 INFINIBAND = "/dev/infiniband"
 
 
-def look() -> Here:
+def inspect() -> Here:
     """Return the facts about this process on this machine."""
     return Here(
         libraries=(*_built(), *_loaded(), *_packages()),
