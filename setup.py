@@ -93,7 +93,7 @@ def check_tools() -> None:
 
 
 def find_ninja() -> str | None:
-    """Beside this Python, whose environment may not be activated, or on PATH.
+    """Next to this Python, whose environment may not be activated, or on PATH.
 
     The same one for every way to build: ninja compiles everything again after another version.
     """

@@ -21,7 +21,7 @@ _logged: set[tuple[str, str]] = set()
 if not LIBRARY.is_file():
     is_source = (LIBRARY.parent.parent / "setup.py").is_file()
     raise Unavailable(
-        f"{LIBRARY.name} is not beside {Path(__file__).name}: build the package with "
+        f"{LIBRARY.name} is not next to {Path(__file__).name}: build the package with "
         "`pip install --no-build-isolation -e .`"
         + (", or leave this source tree, which hides an installed one" if is_source else "")
     )

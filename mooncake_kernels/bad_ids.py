@@ -22,7 +22,7 @@ class BadIds:
 
     On CUDA that is a row of pinned host memory, which both a kernel and the host access. Rows are
     lent, and lent again much later, so a kernel that is still queued when its plan is dropped
-    writes to valid memory, and reports to nobody. Elsewhere each object has its own row.
+    writes to valid memory, and reports to no one. Otherwise each object has its own row.
 
     Args:
         device: of the cache.

@@ -79,7 +79,7 @@ def server_url(option: str, given: str | None, file: str | None, setting: str) -
 
 
 def _reader_is_gone() -> bool:
-    """Whether nobody reads the output: another pipe or socket may be the one that broke."""
+    """Whether no one reads the output: another pipe or socket may be the one that broke."""
     output = select.poll()
     output.register(sys.stdout.fileno(), 0)
     return bool(output.poll(0))

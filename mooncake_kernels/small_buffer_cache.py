@@ -25,7 +25,7 @@ class SmallBufferCache:
         self._back: deque[torch.Tensor] = deque()
 
     def lend(self, owner: object) -> torch.Tensor:
-        """Lend a row until the owner is no more."""
+        """Lend a row for the lifetime of the owner."""
         # A row outlives any mode of torch's. Out of inference mode its tensor could not be reset.
         with unset_fake_temporarily(), torch.inference_mode(False):
             row = self._take().zero_()

@@ -234,9 +234,10 @@ def _cos_sin(rope: Rope, positions: torch.Tensor | None, k: torch.Tensor) -> tor
 
 
 def _frequencies(rope: Rope, dim: int, positions: torch.Tensor) -> torch.Tensor:
-    """Return a rope's frequencies beside the positions; kept on a GPU, for a copy to it waits.
+    """Return a rope's frequencies on the device of the positions.
 
-    They are kept for good, by their values: few models are served at once, and graphs read them.
+    On a GPU they are cached for good, by their values: a copy to it would wait, few models are
+    served at once, and graphs read them.
     """
     device = positions.device
     is_kept = device.type != "cpu" and not torch.compiler.is_compiling()

@@ -202,7 +202,7 @@ class Layout:
         return shared_step(strides, [self.sizes[axis] for axis in axes], axes, self.sizes["dim"])
 
     def tensors_meet(self, distance: int) -> bool:
-        """Tell whether tensors so many bytes apart share elements; none may have a shared step."""
+        """Tell whether tensors so far apart share elements; none may have a shared step."""
         axes, row_bytes = self._axes_around_rows(), self.sizes["dim"] * self.itemsize
         sizes, steps = ([lengths[axis] for axis in axes] for lengths in (self.sizes, self.strides))
         return rows_meet(sizes, steps, (row_bytes, row_bytes), distance)

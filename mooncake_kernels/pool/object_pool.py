@@ -492,7 +492,7 @@ class ObjectPool(Closeable):
         has not dealt with by its death, the next one is told.
 
         Returns:
-            The number of the first removal that nobody has dealt with.
+            The number of the first removal that has not been dealt with.
         """
         self._pool.keep_removals()
         return self._pool.first_removal

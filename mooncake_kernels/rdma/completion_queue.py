@@ -66,7 +66,7 @@ class CompletionQueue(Handle):
         self._changed = threading.Condition(self._lock)
         self._is_sleeping = False  # a thread, until the NIC has something
         # The region of each transfer whose completion was not yet reported: until then the NIC may
-        # use its memory, which nobody else might hold.
+        # use its memory, which no one else may hold.
         self._untold: dict[int, Region | None] = {}
         self._kept: list[Completion] = []  # completions that wait() found while waiting for another
 

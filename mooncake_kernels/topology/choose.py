@@ -143,7 +143,7 @@ def _management(nics: list[Nic], beside_gpu: set[str], policy: NicPolicy) -> dic
     """Return the usable NICs that look like management NICs, and why.
 
     That is a port slower than half of the fastest one; and one that carries the default route, if
-    another, at least as fast, does not, and it is not on a GPU's PCI switch, where nobody puts a
+    another, at least as fast, does not, and it is not on a GPU's PCI switch, where no one puts a
     management NIC. A NIC that the caller named is never one.
     """
     named = {nic for field, nic in policy.names() if field != "deny"}
@@ -153,7 +153,7 @@ def _management(nics: list[Nic], beside_gpu: set[str], policy: NicPolicy) -> dic
         speed = nic.gbit_per_s
         if speed is not None and speed < policy.min_speed_ratio * fastest:
             reasons[nic.name] = (
-                f"{speed:g} Gb/s beside {fastest:g} Gb/s: taken for a management NIC"
+                f"{speed:g} Gb/s compared with {fastest:g} Gb/s: taken for a management NIC"
             )
     others = [nic for nic in nics if nic.name not in reasons and not nic.has_default_route]
     best_other = max((nic.gbit_per_s or 0.0 for nic in others), default=-1.0)

@@ -74,7 +74,7 @@ class _Reader:
     def add_cpu(self, cpu: ET.Element, *, only: bool) -> None:
         numa = _integer(cpu, "numaid", -1)
         if numa < 0 and not only:
-            raise Malformed(f"<cpu> must have a numaid >= 0 beside others, got {numa}")
+            raise Malformed(f"<cpu> must have a numaid >= 0 where there are others, got {numa}")
         node = NumaNode(max(numa, 0), _cpu_list(cpu.get("affinity", "")))
         if node.id in (other.id for other in self._numa):
             raise Malformed(f"<cpu numaid={node.id}> is there twice: it is of several hosts")

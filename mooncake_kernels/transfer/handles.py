@@ -204,7 +204,7 @@ class Ticket:
     __slots__ = ("__weakref__", "_ticket", "_transport")
 
     def __init__(self, submitted: _host.TransferTicket | int, transport: str = ""):
-        self._ticket = submitted  # an integer: so many bytes, which are delivered
+        self._ticket = submitted  # an integer: the number of bytes, already delivered
         self._transport = transport  # for the log
 
     def __repr__(self) -> str:

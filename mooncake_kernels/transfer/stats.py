@@ -7,7 +7,7 @@ from typing import Any
 
 from .. import _host
 
-Counters = dict[str, Any]  # integers; of requests also latency_us, {less than so many us: requests}
+Counters = dict[str, Any]  # integers; of requests also latency_us, {upper bound in us: requests}
 Table = dict[str, dict[str, Any]]
 
 

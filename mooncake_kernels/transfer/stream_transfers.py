@@ -71,7 +71,7 @@ class StreamTransfers:
         return self._transfers.take(timeout_s)
 
     def check(self) -> None:
-        """Raise ``TransferError`` for the first failure, if there is one that nobody was told of.
+        """Raise ``TransferError`` for the first failure, unless it was reported before.
 
         Those enqueued before then do not begin after the failure, and fail as well.
         """

@@ -1,4 +1,5 @@
-// Paged attention by each instruction set that this processor has, beside the definition in double.
+// Paged attention by each instruction set that this processor has, compared with the definition in
+// double.
 #include <cmath>
 #include <cstdio>
 #include <cstring>

@@ -110,7 +110,7 @@ def test_the_intervals_of_a_late_query(interpreted, sparse, monkeypatch):
 
 
 def test_grids_without_room(engine):
-    """CUDA refuses so many heads; where programs are 2**31 in all, Triton launches nothing."""
+    """CUDA refuses that many heads; where programs are 2**31 in all, Triton launches nothing."""
     if engine.engine != "triton":
         pytest.skip("other engines have no grid")
     many, most = 1 << 16, 1 << 15

@@ -124,7 +124,7 @@ def test_what_it_says_of_the_cpu_comes_into_force(tmp_path):
     before = _library.set_stream_from_bytes(0)
     view = make_view("nhd_per_layer", Sizes(), dtype=torch.int16)
     with config.override(calibration=str(file)):
-        mk.gather_blocks(view, [0], engine="host")  # a named engine asks nobody
+        mk.gather_blocks(view, [0], engine="host")  # a named engine skips the table
         assert _library.set_stream_from_bytes(0) == before
         packed = mk.gather_blocks(view, [1, 2])
         assert _library.set_stream_from_bytes(12345) == 12345

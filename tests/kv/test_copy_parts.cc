@@ -1,5 +1,6 @@
-// copy_blocks_host cut into parts, as threads take them, beside a loop over blocks and planes: each
-// part once, in any order, with planes apart from each other and planes within their blocks.
+// copy_blocks_host cut into parts, as threads take them, compared with a loop over blocks and
+// planes: each part once, in any order, with planes apart from each other and planes within their
+// blocks.
 #include <algorithm>
 #include <random>
 #include <vector>

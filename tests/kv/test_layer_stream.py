@@ -22,7 +22,7 @@ def stream():
 
 @pytest.fixture
 def start():
-    """start(body, *arguments) runs it in a thread, and returns what waits for it, for a minute."""
+    """start(body, *arguments) runs it in a thread; returns a function that joins it in a minute."""
     with ThreadPoolExecutor(4) as threads:
 
         def start(body, *arguments):

@@ -1,4 +1,4 @@
-// list_runs beside copy_blocks_host, through the copy engine of a driver that is made up.
+// list_runs compared with copy_blocks_host, through the copy engine of a driver that is made up.
 #include "kv/list_runs.h"
 
 #include <dlfcn.h>

@@ -146,7 +146,7 @@ def test_ids_on_a_gpu(gpu, captured):
 
 def test_packed_blocks_are_not_in_the_cache():
     cache = torch.arange(2 * 6 * 4 * 8, dtype=torch.int16).view(6, 2, 4, 8)
-    view = mk.KVView(cache[:, :1], "block layer token dim")  # beside it in each block: free memory
+    view = mk.KVView(cache[:, :1], "block layer token dim")  # next to it in each block: free memory
     before = cache.clone()
     inside = cache[3, 0].view(view.packed_shape(1))
     for ids in ([3], torch.tensor([5, 3, -1])[1:2]):

@@ -112,7 +112,7 @@ def test_a_wait_in_compiled_code_gives_up():
 
 
 def test_other_threads_run_while_an_operator_waits():
-    """The interpreter lock is free: else nobody could signal, and the wait would raise."""
+    """The interpreter lock is free: else no thread could signal, and the wait would raise."""
     flags, step = Flags(1, pinned=False), torch.zeros(1, dtype=torch.int64)
     with ThreadPoolExecutor(1) as threads:
         wait = threads.submit(

@@ -81,7 +81,7 @@ def test_nobody_has_the_address(engine, url):
 def test_an_address_within_another_machine(engine, url):
     put_entry(url, Entry("a", f"127.0.0.1:{free_port()}", instance=5, host="elsewhere"))
     assert "an address within elsewhere; it should listen to" in cause_of_opening(engine, "a")
-    with pytest.raises(InvalidArgument, match="name must be free"):  # nobody here can tell
+    with pytest.raises(InvalidArgument, match="name must be free"):  # it cannot be told from here
         TransferEngine("a", metadata=url)
 
 

@@ -9,7 +9,7 @@ from mooncake_kernels.topology import Nic, PciNode, System, Topology
 
 MACHINES = Path(__file__).parent.parent / "machines"
 NAMES = sorted(path.stem for path in MACHINES.glob("*.json"))
-SHARED = Path(__file__).parents[3] / "shared/data/topology"  # beside a checkout, on some machines
+SHARED = Path(__file__).parents[3] / "shared/data/topology"  # next to a checkout, on some machines
 
 NODE_TYPES = {
     "iWARP: its queue pairs connect by rdma_cm alone": "4: RNIC",

@@ -140,7 +140,7 @@ def test_a_port_that_is_down():
 @pytest.mark.parametrize(
     ("changes", "reason"),
     [
-        ({"gbit_per_s": 100.0}, "100 Gb/s beside 400 Gb/s: taken for a management NIC"),
+        ({"gbit_per_s": 100.0}, "100 Gb/s compared with 400 Gb/s: taken for a management NIC"),
         ({"link_layer": "Ethernet", "has_gid": False}, "port 1 has no GID"),
         ({"state": "INIT"}, "port 1 is INIT"),
     ],

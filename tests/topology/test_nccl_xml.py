@@ -43,7 +43,7 @@ def test_a_static_file():
 def cloud(name):
     path = shared(name)
     if path is None:
-        pytest.skip(f"{name} is not beside this checkout")
+        pytest.skip(f"{name} is not next to this checkout")
     topology = Topology.from_nccl_xml(path)
     assert len(topology.gpus) == 8
     return topology
@@ -180,7 +180,7 @@ def deep(levels):
         ("<machine/>", "must be a <system>, got <machine>"),
         ("<system/>", "it has no NUMA node"),
         ('<system><cpu numaid="x"/></system>', "numaid of <cpu> must be an integer, got 'x'"),
-        ('<system><cpu numaid="0"/><cpu/></system>', "numaid >= 0 beside others, got -1"),
+        ('<system><cpu numaid="0"/><cpu/></system>', "numaid >= 0 where there are others, got -1"),
         ('<system><cpu numaid="0"/><cpu numaid="0"/></system>', "numaid=0> is there twice"),
         ('<system><cpu numaid="0" affinity="fish"/></system>', "affinity of <cpu> must be hex"),
         ('<system><cpu numaid="0"><pci/></cpu></system>', "PCI device '' has no address"),

@@ -31,7 +31,7 @@ SELF, PIX, PXB, PHB, NODE, SYS = PathKind
         ("gb10", "cuda:0", "rocep1s0f0", NODE),
         ("vm-h200", "cuda:0", "mlx5_0", PIX),  # NUMA nodes are hidden, the switch is not
         ("vm-h200", "cuda:0", "mlx5_1", PHB),
-        ("vm-h200", "cuda:0", "cpu:0", SYS),  # of two nodes, nobody says which
+        ("vm-h200", "cuda:0", "cpu:0", SYS),  # of two nodes, it is not known which
         ("no-nic", "cuda:0", "cuda:1", NODE),
     ],
 )

@@ -72,9 +72,9 @@ def test_boxes_hold_their_text_and_do_not_overlap(name):
             assert socket.x <= box.x and box.x + box.width <= socket.x + socket.width
             assert socket.y <= box.y and box.y + box.height <= socket.y + socket.height
             for other in boxes[:i]:
-                beside = box.x >= other.x + other.width or other.x >= box.x + box.width
+                apart = box.x >= other.x + other.width or other.x >= box.x + box.width
                 below = box.y >= other.y + other.height or other.y >= box.y + box.height
-                assert beside or below, (box.lines, other.lines)
+                assert apart or below, (box.lines, other.lines)
 
 
 def test_strange_names_are_still_xml():

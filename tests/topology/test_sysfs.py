@@ -86,7 +86,7 @@ def test_a_nic_without_any_device(root):
     link(root, "sys/class/infiniband/rxe1", rxe)
     topology = Topology.discover(root)
     assert topology.nics[-1].pci is None
-    assert topology.path("cuda:0", "rxe1") == PathKind.SYS  # of two nodes, nobody says which
+    assert topology.path("cuda:0", "rxe1") == PathKind.SYS  # of two nodes, it is not known which
 
 
 def test_memory_of_a_gpu_is_no_node_of_its_own(root):
@@ -205,7 +205,7 @@ def break_class(root):
 
 
 def break_file(root):
-    """What a driver leaves beside its devices."""
+    """Files that a driver leaves next to its devices."""
     write(root, "sys/class/infiniband/notes", "no device")
 
 

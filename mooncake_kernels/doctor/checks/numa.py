@@ -11,7 +11,7 @@ TOPIC = Topic(
     {
         "nodes": "memory on the other node costs bandwidth: buffers and NIC should share one",
         "numa_balancing": "pages that the kernel samples and moves fault in the middle of a copy",
-        "numa_node": "of a device without a node nobody knows which memory and NIC are near",
+        "numa_node": "without a device's node, which memory and NIC are near is unknown",
     },
 )
 _NODES = "/sys/devices/system/node"

@@ -41,7 +41,7 @@ _taken: weakref.WeakSet[TransferEngine] = weakref.WeakSet()
 _lock = threading.Lock()
 logger = logging.getLogger(__name__)
 
-_open: weakref.WeakSet[Closing] = weakref.WeakSet()
+_open: weakref.WeakSet[Closeable] = weakref.WeakSet()
 READS_AT_ONCE = 8  # holders, of all threads together
 STATS_TTLS = 0.1  # how long a renewal waits for the pool's numbers
 PAUSE_S = 0.005  # while others finish their reads
