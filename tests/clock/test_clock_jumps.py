@@ -19,7 +19,7 @@ MAY_USE_IT = {
     "csrc/store/robust_mutex.cc": "under ThreadSanitizer only",
     "mooncake_kernels/kv/calibrate.py": "the date of a calibration",
     "python/mooncake_serving/engine/chat.py": "the date in a prompt",
-    "python/mooncake_serving/compat/mooncake/store/tasks.py": "when a task was begun",
+    "python/mooncake_serving/compat/mooncake/store/replicas.py": "when a task was begun",
     "python/mooncake_serving/store/events/messages.py": "when a batch of events was sent",
     "python/mooncake_serving/store/events/publisher.py": "the first number of a publisher's events",
 }

@@ -79,7 +79,7 @@ def test_nothing_to_move(pair):
     assert engine.get_batch_transfer_status((batch_id,)) == 0
 
 
-def test_what_cannot_begin(pair, caplog):
+def test_transfers_that_cannot_begin(pair, caplog):
     engine, (name, local, remote, sizes) = pair.near.engine, blocks(pair)
     for call in (engine.batch_transfer_async_write, engine.batch_transfer_async_read):
         refused(caplog, 0, "equally long", call, name, local, remote, sizes[1:])
@@ -93,7 +93,7 @@ def test_what_cannot_begin(pair, caplog):
 
 
 @pytest.mark.parametrize("opcode", [TransferOpcode.Read, TransferOpcode.Write])
-def test_what_fails_on_the_way(pair, caplog, opcode):
+def test_transfers_that_fail_midway(pair, caplog, opcode):
     engine, outside = pair.near.engine, ([pair.near.address], [pair.far.address + SIZE], [8])
     begin = engine.batch_transfer_async
     for _ in range(2):  # the second over a new connection
@@ -109,7 +109,7 @@ def test_what_fails_on_the_way(pair, caplog, opcode):
     pair.far.sees(addressed(SIZE) if opcode == TransferOpcode.Write else untouched(SIZE))
 
 
-def test_ids_that_are_not_known(pair, caplog):
+def test_unknown_ids(pair, caplog):
     engine = pair.near.engine
     batch_id = engine.batch_transfer_async_write(*blocks(pair))
     assert checked(engine, batch_id) == 1
@@ -135,6 +135,6 @@ def test_an_engine_that_is_closed_over_a_batch(pair, caplog):
     engine = pair.near.engine
     batch_ids = [engine.batch_transfer_async_write(*blocks(pair)) for _ in range(50)]
     engine.close()
-    # What had ended before has; nobody waits for what had not.
+    # Transfers that had ended stay ended; no one waits for the others.
     assert engine.get_batch_transfer_status(batch_ids) in (0, -1)
     refused(caplog, -1, "under way", engine.get_batch_transfer_status, batch_ids[:1])

@@ -89,7 +89,7 @@ def test_a_port_that_is_free_and_one_that_is_taken(engine, caplog):
         ),
     ],
 )
-def test_what_initialize_refuses(engine, caplog, arguments, reason):
+def test_arguments_that_initialize_rejects(engine, caplog, arguments, reason):
     refused(caplog, -1, reason, engine.initialize, *arguments)
     assert engine.get_engine() is None
     start(engine)  # a refusal leaves nothing behind
@@ -173,7 +173,7 @@ def test_before_initialize_and_after_close(engine, caplog, method):
     refused(caplog, code, "call initialize first", getattr(engine, method), *arguments)
 
 
-def test_what_is_no_integer_raises_before_initialize(engine):
+def test_non_integers_raise_before_initialize(engine):
     with pytest.raises(InvalidArgument, match="^get_notifies: call initialize first"):
         engine.get_notifies()
     with pytest.raises(InvalidArgument, match="^read_bytes_from_buffer: call initialize first"):

@@ -74,7 +74,7 @@ def test_a_batch_is_registered_wholly_or_not_at_all(engine, caplog):
     assert unregister([second, first]) == 0
 
 
-def test_what_cannot_be_registered(engine, caplog):
+def test_memory_that_cannot_be_registered(engine, caplog):
     memory = untouched(PAGE)
     address = memory.ctypes.data
     register = engine.register_memory
@@ -197,7 +197,7 @@ def test_the_first_buffer_of_another_engine(pair):
     assert pair.near.engine.get_first_buffer_address(pair.name) == pair.far.address
 
 
-def test_who_has_none_and_who_is_not_there(engine, caplog):
+def test_a_peer_without_memory_and_an_absent_peer(engine, caplog):
     first = engine.get_first_buffer_address
     with contextlib.closing(TransferEngine()) as other:
         name = f"127.0.0.1:{start(other).get_rpc_port()}"

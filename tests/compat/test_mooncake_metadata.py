@@ -91,7 +91,7 @@ def test_two_engines(server):
             assert directory.lookup("localhost").address == f"localhost:{far.get_rpc_port()}"
 
 
-def test_names_that_are_not_there_and_one_that_is_taken(server, caplog):
+def test_absent_names_and_a_taken_one(server, caplog):
     with started("127.0.0.1", server) as near:
         refused(caplog, -102, "has no such name", near.send_probe, "prefill-3")
         other = TransferEngine()
@@ -156,5 +156,5 @@ def test_initialize_ext_and_the_login_of_redis(tmp_path, monkeypatch, caplog):
         ("P2PHANDSHAKE", {"MC_METADATA_CLUSTER_ID": "c"}, "p2p"),
     ],
 )
-def test_what_the_environment_adds(url, variables, expected):
+def test_settings_from_the_environment(url, variables, expected):
     assert names.metadata_of(url, environ=variables) == expected

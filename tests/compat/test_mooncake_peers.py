@@ -86,7 +86,7 @@ def test_one_connection_serves_calls_that_follow_each_other(near):
         assert all(lane.num_users == 0 for lane in lanes(near.engine, far.name))
 
 
-def test_a_peer_that_is_not_there(near, caplog):
+def test_an_absent_peer(near, caplog):
     name = f"127.0.0.1:{free_port()}"
     write = near.engine.transfer_sync_write
     for _ in range(3):
@@ -180,7 +180,7 @@ def checked(engine, batch_id: int) -> int:
     return status
 
 
-def test_a_failed_call_does_not_end_those_beside_it(caplog, monkeypatch):
+def test_a_failed_call_does_not_end_concurrent_ones(caplog, monkeypatch):
     """The other's connections are closed when its own calls are over, not before."""
     monkeypatch.setenv("MC_TRANSFER_TIMEOUT", str(int(WAIT_S)))
     size = 128 * SIZE  # takes longer than the call that fails
@@ -215,7 +215,7 @@ def test_a_call_that_never_reaches_its_peer_leaves_the_connection_free(near, cap
         assert lane.num_users == 0 and not lane.peer.closed
 
 
-def test_ctrl_c_ends_the_transfer_but_not_one_beside_it(over_tcp, near, monkeypatch):
+def test_ctrl_c_ends_the_transfer_but_not_a_concurrent_one(over_tcp, near, monkeypatch):
     """Both go by one connection: to give up one is not to close it."""
     monkeypatch.setattr(near.engine._state.peers, "_max_lanes", 1)
     half = SIZE // 2
@@ -267,7 +267,7 @@ def test_a_slow_peer_does_not_hold_up_another(near):
         assert lanes(near.engine, silent_name) == []
 
 
-def test_closing_wakes_who_waits(near):
+def test_close_wakes_waiting_threads(near):
     with socket.create_server(("127.0.0.1", 0)) as silent:
         silent_name = f"127.0.0.1:{silent.getsockname()[1]}"
         codes = []
@@ -300,7 +300,7 @@ def test_engines_without_a_common_life(near):
         assert near.engine.transfer_sync_read(name, near.address, far.address, SIZE) == -1
 
 
-def test_a_forked_child_is_told_no():
+def test_a_forked_child_is_refused():
     program = (
         "import os, numpy as np\n"
         "from mooncake_serving.compat.mooncake import TransferEngine\n"

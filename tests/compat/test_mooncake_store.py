@@ -51,7 +51,7 @@ def test_a_value_is_all_bytes_of_a_buffer(store, value):
     assert store.get("a") == bytes(value)
 
 
-def test_what_is_there_is_not_put_again(store):
+def test_an_existing_value_is_not_replaced(store):
     assert store.put("a", b"first") == store.put("a", b"second") == 0
     assert store.put_batch(["a", "b"], [b"third", b"b"]) == 0
     assert store.get_batch(["a", "b", "no"]) == [b"first", b"b", b""]
@@ -83,7 +83,7 @@ def test_batches_of_removals(store):
     assert MooncakeDistributedStore().batch_remove(["a", "b"]) == [WRONG, WRONG]
 
 
-def test_what_is_not_there(store, caplog):
+def test_absent_values(store, caplog):
     assert store.get("no") == b""
     assert store.get_batch(["no", "nor"]) == [b"", b""]
     assert store.get_buffer("no") is None and store.batch_get_buffer(["no"]) == [None]
@@ -122,7 +122,7 @@ def test_what_is_not_there(store, caplog):
         (lambda s: s.put_tensor_with_tp("a", TENSOR, 0, 0), "tp_size must be an integer from 1"),
     ],
 )
-def test_what_is_wrong_changes_nothing(store, caplog, call, reason):
+def test_invalid_arguments_change_nothing(store, caplog, call, reason):
     assert call(store) == WRONG
     reasons(caplog, reason)
     assert store.remove_all() == 0
@@ -137,7 +137,7 @@ def test_what_is_wrong_changes_nothing(store, caplog, call, reason):
         (2, 2, "tp_rank must be below tp_size 2, got 2"),
     ],
 )
-def test_no_rank_of_a_tensor(store, caplog, rank, size, reason):
+def test_invalid_ranks(store, caplog, rank, size, reason):
     assert store.put_tensor_with_tp("a", TENSOR, 0, 2) == 0
     assert store.get_tensor_with_tp("a", rank, size) is None
     reasons(caplog, reason)
@@ -153,7 +153,7 @@ def test_one_wrong_key_of_many(store, caplog):
     reasons(caplog, "get: key must be a string")
 
 
-def test_a_full_store_evicts_what_was_not_pinned(store):
+def test_a_full_store_evicts_unpinned_values(store):
     pinned, soft = ReplicateConfig(with_hard_pin=True), ReplicateConfig()
     soft.soft_pin_action = SoftPinAction.ENABLE
     assert store.put("hard", bytes(8 << 20), pinned) == 0
@@ -383,7 +383,7 @@ def test_a_pool_of_one_host_needs_no_extra():
     assert "not installed" in ran.stderr
 
 
-def test_what_has_no_effect_is_said_once(store, caplog):
+def test_ignored_settings_are_logged_once(store, caplog):
     warn_once.cache_clear()
     configs = [
         ReplicateConfig(),
@@ -411,7 +411,7 @@ def test_what_has_no_effect_is_said_once(store, caplog):
         ({"preferred_segments": [1]}, "preferred_segments must be a list of strings"),
     ],
 )
-def test_preferences_that_are_wrong(store, caplog, options, reason):
+def test_invalid_preferences(store, caplog, options, reason):
     assert store.put("a", b"1", ReplicateConfig(**options)) == WRONG
     reasons(caplog, reason)
     good = ReplicateConfig(preferred_segment="any", preferred_segments=["other"])

@@ -15,8 +15,8 @@ from mooncake_serving.compat.mooncake.store import (
     OBJECT_NOT_FOUND,
     ReplicateConfig,
 )
+from mooncake_serving.compat.mooncake.store.backend import LocalBackend
 from mooncake_serving.compat.mooncake.store.naming import header_of
-from mooncake_serving.compat.mooncake.store.objects import Objects
 from mooncake_serving.store import Store
 
 from .store_support import Memory, pool_file, set_up
@@ -117,7 +117,7 @@ def test_memory_of_values_stays_while_they_are_put(store, memory, monkeypatch):
     assert refused == [True] * 2
 
 
-def test_only_what_is_unusual_is_read_by_itself(store, memory, calls, caplog):
+def test_only_unusual_values_are_read_one_by_one(store, memory, calls, caplog):
     keys, p = [*"abc"], memory.address
     assert store.batch_put_from(keys, [p, p + 100, p + 200], [100] * 3) == [0] * 3
     calls.clear()
@@ -135,18 +135,18 @@ def test_the_last_is_read_first(store, memory):
     places = [memory.address] * 8
     assert store.batch_put_from(keys, places, [10] * 8) == [0] * 8
     assert store.batch_get_into(keys, places, [10] * 8) == [10] * 8
-    pool = store._running().objects._own.pool
+    pool = store._running().backend._own.pool
     objects = pool.objects()
     order = dict(zip(map(tuple, objects.keys.tolist()), objects.recency.tolist(), strict=True))
-    used = [order[store._running().objects._keyspace.key(key)] for key in keys]
+    used = [order[store._running().backend._keyspace.key(key)] for key in keys]
     assert used == sorted(used, reverse=True)
 
 
 def test_another_value_of_the_same_hash_is_not_returned(store, memory):
-    objects = store._running().objects
+    backend = store._running().backend
     others = [header_of("other"), header_of("a")[:-1] + b"x", header_of("b")[:20], b"raw"]
     for name, start in zip("abcd", others, strict=True):
-        assert objects._store.put_from(name, start + bytes(100 * (name != "c")))
+        assert backend._store.put_from(name, start + bytes(100 * (name != "c")))
     assert store.put("e", b"e" * 100) == 0
     before = memory.at(FAR, 5 * KIB)
     targets = [memory.address + FAR + i * KIB for i in range(5)]
@@ -249,7 +249,7 @@ def odd_store(memory, pages):
 
 
 def contents(store):
-    return {name: store.get(name) for name in store._running().objects.names()}
+    return {name: store.get(name) for name in store._running().backend.names()}
 
 
 @pytest.mark.parametrize(
@@ -264,9 +264,7 @@ def contents(store):
         ("upsert_batch", odd_values),
     ],
 )
-def test_odd_arguments_have_the_codes_and_reasons_that_they_have_one_by_one(
-    call, batches, monkeypatch, caplog
-):
+def test_odd_batches_fail_as_single_calls_do(call, batches, monkeypatch, caplog):
     original = np.random.default_rng(1).integers(0, 256, 3 << 20, np.uint8)
     whole = original.copy()  # what is written next to registered memory is here, too
     memory, other = whole[1 << 20 : 2 << 20], whole[100:]
@@ -279,7 +277,7 @@ def test_odd_arguments_have_the_codes_and_reasons_that_they_have_one_by_one(
         with monkeypatch.context() as patched:
             if one_by_one:
                 for name in ("put_at_once", "get_at_once"):
-                    patched.setattr(Objects, name, lambda *_, **__: None)
+                    patched.setattr(LocalBackend, name, lambda *_, **__: None)
             found.append([])
             for arguments in batches(*addresses):
                 with odd_store(memory, pages) as store:
@@ -298,10 +296,10 @@ def test_odd_arguments_have_the_codes_and_reasons_that_they_have_one_by_one(
         assert at_once == alone, i
 
 
-def test_odd_names_are_removed_as_one_by_one(store, monkeypatch, caplog):
+def test_odd_names_are_removed_as_by_single_calls(store, monkeypatch, caplog):
     found = []
-    for plain in (Objects._plain_store, lambda _: None):
-        monkeypatch.setattr(Objects, "_plain_store", plain)
+    for plain in (LocalBackend._plain_store, lambda _: None):
+        monkeypatch.setattr(LocalBackend, "_plain_store", plain)
         caplog.clear()
         for names in (
             [*"abab"],
@@ -345,7 +343,7 @@ def test_a_batch_for_which_there_is_no_room(caplog):
         assert store.batch_is_exist(keys) == [1, 1, 0, 1]
 
 
-def test_what_is_stored_when_a_batch_fails_is_not_put_again(store, memory, monkeypatch):
+def test_values_stored_before_a_batch_fails_are_not_put_again(store, memory, monkeypatch):
     put_headed = Store.put_headed
 
     def fails_later(self, keys, heads, addresses, sizes, **options):

@@ -48,7 +48,7 @@ def test_a_damaged_value(store, memory, caplog):
     for call in calls:
         memory.bytes[:5000] = np.arange(5000) % 251
         assert store.put_from("f", memory.address, 5000) == 0
-        pool = store._running().objects._store.pool.memory().numpy()
+        pool = store._running().backend._store.pool.memory().numpy()
         pool[pool.tobytes().index(memory.at(0, 2000)) + 4000] ^= 1
         caplog.clear()
         assert call() == CHECKSUM_MISMATCH and store.is_exist("f") == 0
@@ -146,7 +146,7 @@ def test_lists_that_do_not_fit(store, memory, caplog):
 
 
 @pytest.mark.parametrize("wrong", [None, 5, "abc"])
-def test_what_is_no_list(store, memory, caplog, wrong):
+def test_values_that_are_not_lists(store, memory, caplog, wrong):
     p = memory.address
     calls = [
         ([b""], lambda: store.get_batch(wrong)),
@@ -220,7 +220,7 @@ def test_many_ranges_of_a_value_are_compared_with_its_checksum_once(store, memor
     to, sizes = [place + 20_000 for place in places], [100] * 50
     assert store.get_into_ranges([p], [["f"]], [[to]], [[places]], [[sizes]]) == [[sizes]]
     assert memory.at(20_000, 5000) == memory.at(0, 5000) and looks == ["pin"]
-    pool = store._running().objects._store.pool.memory().numpy()
+    pool = store._running().backend._store.pool.memory().numpy()
     pool[pool.tobytes().index(memory.at(0, 2000)) + 4000] ^= 1
     found = store.get_into_ranges([p], [["f"]], [[to]], [[places]], [[sizes]])
     assert found == [[[CHECKSUM_MISMATCH] * 50]] and store.is_exist("f") == 0
@@ -274,7 +274,7 @@ def test_shapes(store, shape):
         assert torch.equal(store.get_tensor("t"), tensor.mT)
 
 
-def test_what_is_no_tensor(store, caplog):
+def test_values_that_are_not_tensors(store, caplog):
     for value in (5, torch.rand((1,) * 9), torch.rand(2, device="meta")):
         assert store.put_tensor("t", value) == WRONG
     reasons(caplog, "tensor must be|tensor must have")
@@ -308,7 +308,7 @@ def test_batches_of_tensors(store):
     assert store.pub_tensor("p", tensors[0]) == 0
 
 
-def test_to_look_for_names_is_no_use():
+def test_listing_names_does_not_count_as_a_use():
     with (
         pool_file() as path,
         contextlib.closing(set_up(path)) as store,
@@ -342,7 +342,7 @@ def test_shards(store, caplog):
     assert store.remove_by_regex("odd") == 0
 
 
-def test_what_does_not_fit_is_told_in_the_size_of_the_value(store, memory, caplog):
+def test_an_error_states_the_size_of_the_value(store, memory, caplog):
     """Without the name that is stored in front of it."""
     p = memory.address
     assert store.put("a", bytes(30)) == 0

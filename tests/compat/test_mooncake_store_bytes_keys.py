@@ -56,7 +56,7 @@ def filled_store():
 
 
 def contents(store):
-    return {name: store.get(name) for name in sorted(store._running().objects.names())}
+    return {name: store.get(name) for name in sorted(store._running().backend.names())}
 
 
 def seen(answer):
@@ -101,7 +101,7 @@ def test_every_call_takes_them(name, parameters, caplog):
     assert not any("must be a string" in message for message in found[0][1])
 
 
-def test_what_is_no_utf8_is_refused(store, caplog):
+def test_keys_that_are_not_utf8_are_rejected(store, caplog):
     for key in (b"\xff", b"a\xc3", b"\xed\xa0\x80"):
         assert store.put(key, b"1") == INVALID_PARAMS
         assert f"key must be a string, got {key!r}" in caplog.text

@@ -18,7 +18,7 @@ from mooncake_serving.compat.mooncake.store import (
     ReadTarget,
     ReplicateConfig,
     TensorParallelism,
-    standing,
+    pools,
 )
 
 from ..metadata.support import RedisServer, eventually, free_port
@@ -82,7 +82,7 @@ def test_values_of_others_are_read(store, other):
     assert other.call("get_batch", ["k0", "k9"]) == [value_of(0, 1), b""]
 
 
-def test_a_tensor_whose_shards_are_here_and_there(store, other):
+def test_a_tensor_with_shards_on_two_hosts(store, other):
     memory = Memory(store)
     tensor = torch.arange(8 * 6.0).reshape(8, 6)
     for rank, shard in enumerate(tensor.chunk(4)):
@@ -98,13 +98,13 @@ def test_a_tensor_whose_shards_are_here_and_there(store, other):
             assert torch.equal(get_into("k", memory.address, room, target), shard)
 
 
-def test_a_size_is_told_without_a_look_at_the_value(server, store):
+def test_a_size_is_returned_without_reading_the_value(server, store):
     """Wherever it is: that of a damaged value, too."""
     other = MooncakeDistributedStore()
     assert other.setup(settings_of(server)) == 0
     value = value_of(0, 5000)
     assert other.put("there", value) == 0
-    memory = other._running().objects._own.pool.memory().numpy()
+    memory = other._running().backend._own.pool.memory().numpy()
     memory[memory.tobytes().index(value[:64])] ^= 1
     assert store.get_size("there") == other.get_size("there") == 5000
     assert store.get_size("nowhere") == other.get_size("nowhere") == OBJECT_NOT_FOUND
@@ -112,7 +112,7 @@ def test_a_size_is_told_without_a_look_at_the_value(server, store):
     assert other.close() == 0
 
 
-def test_batches_from_here_and_there(store, other):
+def test_batches_of_local_and_remote_values(store, other):
     memory, p = Memory(store), 0
     p = memory.address
     here, there = value_of(1, 2000), value_of(2, 3000)
@@ -137,7 +137,7 @@ def test_batches_of_removals_reach_all_hosts(store, other):
     assert other.call("batch_is_exist", ["theirs", "ours"]) == [0, 0]
 
 
-def test_what_does_not_fit_is_told_in_the_size_of_the_value(store, other, caplog):
+def test_an_error_states_the_size_of_the_value(store, other, caplog):
     memory = Memory(store)
     p, at_least = memory.address, "size must be at least the value's 30 bytes, got"
     assert other.call("put", LONG, bytes(30)) == 0
@@ -156,7 +156,7 @@ def test_what_does_not_fit_is_told_in_the_size_of_the_value(store, other, caplog
 def asked(store, monkeypatch):
     """The questions to the store's directory since the last ``clear``, without its thread's."""
     asked: list[str] = []
-    directory = store._state.objects._directory
+    directory = store._running().backend._directory
 
     def counting(name):
         call = getattr(directory, name)
@@ -214,7 +214,7 @@ def test_a_batch_asks_the_directory_as_often_as_one_key(store, other, asked):
     assert len(asked) <= 20, asked
 
 
-def test_what_is_wrong_with_one_of_a_batch(store, other):
+def test_one_wrong_value_of_a_batch(store, other):
     memory = Memory(store)
     p = memory.address
     huge = CAPACITY + 1
@@ -236,9 +236,9 @@ def test_what_is_wrong_with_one_of_a_batch(store, other):
     assert [one is None for one in got] == [False, True, False, True]
 
 
-def test_what_one_of_a_batch_does_to_a_gpu_fails_it_alone(store, monkeypatch):
-    objects = store._state.objects
-    put_from_each = objects._cluster.put_from_each
+def test_a_gpu_error_of_one_value_fails_it_alone(store, monkeypatch):
+    backend = store._running().backend
+    put_from_each = backend._cluster.put_from_each
 
     def failing(names, *arguments, **options):
         if "bad" in names:
@@ -248,8 +248,8 @@ def test_what_one_of_a_batch_does_to_a_gpu_fails_it_alone(store, monkeypatch):
     def put_from(name, *parts, **options):
         return failing([name], [parts], **options)[0]
 
-    monkeypatch.setattr(objects._cluster, "put_from_each", failing)
-    monkeypatch.setattr(objects._cluster, "put_from", put_from)
+    monkeypatch.setattr(backend._cluster, "put_from_each", failing)
+    monkeypatch.setattr(backend._cluster, "put_from", put_from)
     memory = Memory(store)
     pointers = [memory.address] * 3
     for call in (store.batch_put_from, store.batch_upsert_from):
@@ -372,7 +372,7 @@ def test_values_go_to_the_preferred_segment(server, store, other, has_pool):
 
 def test_preferences(store, other):
     mine, theirs = store.get_hostname(), other.call("get_hostname")
-    store._state.objects._cluster.node.members(anew=True)
+    store._running().backend._cluster.node.members(anew=True)
     configs = [
         ReplicateConfig(preferred_segment=theirs),
         ReplicateConfig(preferred_segment=theirs, preferred_segments=[mine]),
@@ -389,7 +389,7 @@ def test_preferences(store, other):
 def test_further_copies_go_to_the_other_preferred_segments(server, store, other):
     with processes(settings_of(server)) as (third,):
         segments = [one.call("get_hostname") for one in (other, third)]
-        store._state.objects._cluster.node.members(anew=True)
+        store._running().backend._cluster.node.members(anew=True)
         for i in range(8):
             config = ReplicateConfig(replica_num=2, preferred_segments=segments)
             assert store.put(f"k{i}", b"value", config) == 0
@@ -398,10 +398,10 @@ def test_further_copies_go_to_the_other_preferred_segments(server, store, other)
         assert holders_of(store, names) == [set(segments)] * 16
 
 
-def test_a_value_is_stored_though_the_directory_goes_before_its_copies(
+def test_a_value_is_stored_if_the_directory_fails_before_its_copies(
     server, store, other, monkeypatch
 ):
-    copies = store._state.objects._copies
+    copies = store._running().backend._copies
     replicate = copies.replicate
 
     def without_directory(*arguments, **options):
@@ -434,7 +434,7 @@ def test_removals_without_the_directory(server, store, caplog):
     reasons(caplog, "batch_remove: ")
 
 
-def test_a_server_that_is_none(caplog):
+def test_addresses_that_are_not_servers(caplog):
     store = MooncakeDistributedStore()
     settings = {"local_hostname": "127.0.0.1", "metadata_server": "P2PHANDSHAKE"}
     assert store.setup(settings | {"master_server_addr": "redis://127.0.0.1:1"}) == RPC_FAIL
@@ -452,10 +452,8 @@ def test_processes_of_a_host_need_no_names_of_their_own(server, monkeypatch, cap
     socket.create_connection((hosts[0], int(ports[0])), 30).close()  # it listens there, too
     assert one.put("a", b"1") == 0 and two.get("a") == b"1"
     taken = iter([int(port) for port in ports])
-    reserve = standing._reserve_port
-    monkeypatch.setattr(
-        standing, "_reserve_port", lambda *args: next(taken, None) or reserve(*args)
-    )
+    reserve = pools._reserve_port
+    monkeypatch.setattr(pools, "_reserve_port", lambda *args: next(taken, None) or reserve(*args))
     assert three.setup(settings | {"local_hostname": "127.0.0.1:0"}) == 0
     assert three.get("a") == b"1"
     assert three.get_hostname() not in (one.get_hostname(), two.get_hostname())

@@ -65,7 +65,7 @@ def test_which_tensor_of_a_file(store, caplog):
     assert warning.getMessage() == "'two' has no tensor 'c': 'a' is loaded"
     assert torch.equal(store.load_tensor_from_safetensor(file_name="two"), TENSOR)
     assert len(caplog.records) == 1
-    names = sorted(store._running().objects.names())
+    names = sorted(store._running().backend.names())
     assert names == ["b", "c", "two"] and torch.equal(store.get_tensor("two"), TENSOR)
 
 
@@ -76,7 +76,7 @@ def test_an_existing_value_stays(store):
     assert torch.equal(store.get_tensor("a"), -TENSOR)
 
 
-def test_what_is_loaded_does_not_need_the_file(store, folder):
+def test_a_loaded_tensor_outlives_its_file(store, folder):
     save_file({"a": torch.arange(1 << 16)}, "file")
     loaded = store.load_tensor_from_safetensor("a", "file")
     (folder / "file").write_bytes(b"")
@@ -123,7 +123,7 @@ def test_a_full_disk_leaves_the_old_file(store, folder, caplog):
         (lambda s: s.load_tensor_from_safetensor("n", "large"), None, "must fit into the pool"),
     ],
 )
-def test_what_is_wrong(store, folder, caplog, call, code, reason):
+def test_invalid_arguments(store, folder, caplog, call, code, reason):
     (folder / "text").write_bytes(b"text" * 100)
     save_file({}, "empty")
     save_file({"n": torch.ones([1] * 9)}, "long")

@@ -60,7 +60,7 @@ def test_health_and_metrics_of_the_pool(tmp_path, caplog, is_on_disk):
         assert not is_listening(port)
 
 
-def test_only_health_and_metrics_are_there_for_everyone():
+def test_only_health_and_metrics_need_no_token():
     port = free_port()
     with pool_file() as path:
         store = set_up(path, enable_client_http_server=True, client_http_port=port)
@@ -76,7 +76,7 @@ def test_only_health_and_metrics_are_there_for_everyone():
         assert store.close() == 0
 
 
-def test_nothing_listens_unless_asked_for():
+def test_nothing_listens_by_default():
     port = free_port()
     with pool_file() as path:
         store = set_up(path, client_http_port=port)
@@ -118,7 +118,7 @@ def test_a_missing_package_is_a_warning(monkeypatch, caplog):
 
 
 @pytest.mark.parametrize("port", [-1, 65536, "9300x", True])
-def test_a_port_that_is_none(caplog, port):
+def test_invalid_ports(caplog, port):
     store = MooncakeDistributedStore()
     with pool_file() as path:
         arguments = ("127.0.0.1", "P2PHANDSHAKE", CAPACITY, 0, "tcp", "", path)

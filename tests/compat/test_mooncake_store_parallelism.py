@@ -110,7 +110,7 @@ def test_every_reader_of_every_layout(store, memory, write):
         store.remove_all(True)
 
 
-def test_beside_other_axes(store, memory):
+def test_with_other_axes(store, memory):
     for size, split_dim in LAYOUTS:
         for rank in range(size):
             where = tp_dp(rank, size, split_dim)
@@ -327,7 +327,7 @@ def test_wrong_layouts(store, memory, caplog, where, reason):
         target = ReadTarget(mode, where)
         found = store.get_tensor_with_parallelism("k", target)
         assert found is None or (mode == "full" and "split_dim must be an axis" in reason)
-    assert [*store._running().objects.names()].count("n") == 0
+    assert [*store._running().backend.names()].count("n") == 0
 
 
 @pytest.mark.parametrize(
@@ -378,12 +378,12 @@ def test_wrong_layouts(store, memory, caplog, where, reason):
         (lambda s, p: s.get_tensor_with_parallelism_into(5, p, 9, FULL), "key must be a string"),
     ],
 )
-def test_what_is_wrong(store, memory, caplog, call, reason):
+def test_invalid_arguments(store, memory, caplog, call, reason):
     write_shards(store, memory, 2, 0)
     assert store.put("bytes", b"abc") == 0
     assert call(store, memory.address) in (None, WRONG)
     reasons(caplog, reason)
-    assert sorted(store._running().objects.names()) == ["bytes", "k_tp_0", "k_tp_1"]
+    assert sorted(store._running().backend.names()) == ["bytes", "k_tp_0", "k_tp_1"]
 
 
 def test_a_damaged_header(store, memory, caplog):

@@ -34,7 +34,7 @@ def test_processes_see_what_others_put(path):
         assert one.call("remove_all") == 1 and two.call("is_exist", "a") == 0
 
 
-def test_what_a_killed_process_has_put_stays(path):
+def test_values_of_a_killed_process_stay(path):
     with processes(settings_of(path), settings_of(path)) as (one, two):
         for i in range(50):
             assert one.call("put", f"k{i}", value_of(i, 1000 * i + 1)) == 0

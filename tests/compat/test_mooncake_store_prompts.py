@@ -29,7 +29,7 @@ def small(path):
 
 
 def press(store, count: int = 1) -> None:
-    """Put values that nobody asks for: in a full pool each evicts one."""
+    """Put values that no one reads: in a full pool each evicts one."""
     for _ in range(count):
         press.number += 1
         assert store.put(f"x{press.number}", VALUE) == 0
@@ -147,14 +147,14 @@ def test_a_prompt_that_is_larger_than_the_pool(small):
     assert there == [1] * sum(there) + [0] * (40 - sum(there)) and sum(there) > 10
 
 
-def test_what_nothing_evicts_begins_with_the_head(small):
+def test_hard_pins_are_put_head_first(small):
     keys, config = [f"k{i}" for i in range(40)], ReplicateConfig(with_hard_pin=True)
     assert small.put_batch(keys, [VALUE] * 40, config) == -200
     there = small.batch_is_exist(keys)
     assert there == [1] * sum(there) + [0] * (40 - sum(there)) and sum(there) > 10
 
 
-def test_of_a_name_that_comes_twice_the_first_counts(small):
+def test_of_a_repeated_key_the_first_value_counts(small):
     memory = Memory(small)
     p = memory.address
     assert small.put_batch(["a", "b", "a"], [b"1", b"2", b"3"]) == 0 and small.get("a") == b"1"
@@ -215,7 +215,7 @@ def is_in_order(path: str, store, keys: list[str]) -> bool:
 
 
 def recency_of(path: str, store) -> dict[str, int]:
-    objects = store._running().objects
+    objects = store._running().backend
     with ObjectPool.open(path) as pool:
         found = pool.objects()
     names = {tuple(key): name for name in objects.names() for key in [objects._keyspace.key(name)]}
@@ -262,7 +262,7 @@ def test_after_any_calls(path, seed):
         for _ in range(120):
             use_some(store, rng, rng.choice(prompts), memory.address)
             if rng.random() < 0.5:
-                store._running().objects._order.catch_up()
+                store._running().backend._order.catch_up()
                 for prompt in prompts:
                     assert is_in_order(path, store, prompt)
 
@@ -281,7 +281,7 @@ def test_prompts_of_which_parts_were_known(path, seed):
                 store.get_batch(prompt)
         for prompt in prompts:
             assert is_in_order(path, store, prompt)
-            assert store._running().objects._order.prompt_to(prompt[-1]) == prompt
+            assert store._running().backend._order.prompt_to(prompt[-1]) == prompt
 
 
 def use_some(store, rng: random.Random, prompt: list[str], p: int) -> None:
@@ -311,13 +311,13 @@ def use_some(store, rng: random.Random, prompt: list[str], p: int) -> None:
 def test_learning(small, batches, ways):
     for batch in batches:
         small.batch_is_exist([*batch])
-    order = small._running().objects._order
+    order = small._running().backend._order
     assert ["".join(order.prompt_to(way[-1])) for way in ways] == ways
 
 
 def test_keys_in_any_order_belong_to_no_prompt(small):
     """Each batch counts by itself: what is put in order does not become ever longer."""
-    order, rng = small._running().objects._order, random.Random(1)
+    order, rng = small._running().backend._order, random.Random(1)
     keys, lengths = [f"k{i}" for i in range(3000)], []
     for _ in range(3000):
         batch = rng.sample(keys, 10)
@@ -326,11 +326,11 @@ def test_keys_in_any_order_belong_to_no_prompt(small):
     assert sum(lengths[1000:]) / 2000 < 100
 
 
-def test_what_is_known_is_bounded(path, monkeypatch):
+def test_the_number_of_known_keys_is_bounded(path, monkeypatch):
     monkeypatch.setattr(prompt_order, "MAX_NAMES", 100)
     monkeypatch.setattr(prompt_order, "MAX_PROMPT", 10)
     with contextlib.closing(set_up(path, 2 * ROOM)) as store:
-        order = store._running().objects._order
+        order = store._running().backend._order
         assert store.put_batch(PROMPT, [VALUE] * 8) == 0
         for i in range(100):
             store.batch_is_exist([f"{i}.{k}" for k in range(25)])
@@ -385,7 +385,7 @@ def test_with_an_ssd(path, tmp_path, monkeypatch):
     options = {"enable_ssd_offload": True, "ssd_offload_path": str(tmp_path)}
     with pool_file() as other, contextlib.closing(set_up(other, ROOM, **options)) as store:
         turns(store)
-        own = store._running().objects.own
+        own = store._running().backend.own
         in_pool = [True]
         while any(in_pool):
             press(store)

@@ -79,7 +79,7 @@ def test_a_client_that_was_closed_reads_at_once_when_it_is_back(server):
 
 
 @pytest.mark.parametrize("num_kills", [1, 2])
-def test_so_does_one_that_was_killed(server, num_kills):
+def test_a_client_that_was_killed_reads_at_once_when_it_is_back(server, num_kills):
     names = [f"localhost:{free_port()}" for _ in range(2)]
     two = set_up(server, names[1])
     one = Process(settings_of(server, names[0]))

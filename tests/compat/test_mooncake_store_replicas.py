@@ -43,7 +43,7 @@ def test_a_value_of_one_host(store):
     assert store.batch_get_replica_desc([]) == {}
 
 
-def test_a_value_is_found_without_a_look_at_its_bytes(store, monkeypatch):
+def test_replicas_are_described_without_reading_the_value(store, monkeypatch):
     monkeypatch.setattr(PinnedObject, "verify", lambda _: pytest.fail("compared"))
     assert store.put("a", b"1" * 1000) == 0
     assert memory_of(store.get_replica_desc("a")[0]).size == store.get_size("a") == 1000
@@ -59,7 +59,7 @@ def test_a_segment_is_cleared(store):
     assert store.batch_replica_clear([]) == []
 
 
-def test_one_host_has_nobody_to_copy_to(store, caplog):
+def test_one_host_has_no_copy_targets(store, caplog):
     assert store.put("a", b"1") == 0
     assert store.create_copy_task("a", ["elsewhere"]) == ((0, 0), INVALID_PARAMS)
     reasons(caplog, "a pool of one host has none")
@@ -126,7 +126,7 @@ def endpoints(store, key):
     return sorted(memory_of(one).transport_endpoint for one in store.get_replica_desc(key))
 
 
-def test_who_has_a_value(hosts):
+def test_the_holders_of_a_value(hosts):
     store, one, two = hosts
     names = sorted(host.call("get_hostname") for host in (one, two))
     value = value_of(1, 5000)

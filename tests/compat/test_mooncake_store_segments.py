@@ -96,7 +96,7 @@ def holders(store: MooncakeDistributedStore, key: str) -> list[str]:
 
 
 def members(store: MooncakeDistributedStore) -> set[str]:
-    return {member.name for member in store._state.objects._directory.members()}
+    return {member.name for member in store._running().backend._directory.members()}
 
 
 def test_an_allocated_segment_takes_values_until_it_is_unmounted(server, store):
@@ -124,7 +124,7 @@ def test_an_allocated_segment_takes_values_until_it_is_unmounted(server, store):
 def test_sizes_are_rounded_up_as_in_mooncake(store):
     answer = store.allocate_and_mount_segment(16 * MIB + 1, "any", "any")
     assert answer["ret"] == 0 and answer["allocated_size"] == 32 * MIB
-    assert store._state.objects._directory.members()[0].capacity_bytes in (0, 32 * MIB)
+    assert store._running().backend._directory.members()[0].capacity_bytes in (0, 32 * MIB)
 
 
 def test_values_stay_readable_for_the_grace_period(server, store):
@@ -225,7 +225,7 @@ def test_arguments_that_are_wrong(store, file, caplog):
         store.allocate_and_mount_segment()
 
 
-def test_what_is_unknown_is_skipped(store, file, caplog):
+def test_unknown_segments_are_skipped(store, file, caplog):
     one, two, three = allocated(store), allocated(store), mounted(store, file)
     assert store.unmount_segment([one]) == INTERNAL_ERROR
     reasons(caplog, "unmount_segment: segment_ids must be of .*, got '127")
@@ -237,7 +237,7 @@ def test_what_is_unknown_is_skipped(store, file, caplog):
     assert members(store) == {store.get_hostname()}
 
 
-def test_a_segment_beside_a_pool_of_the_process(server):
+def test_a_segment_of_a_process_with_a_pool(server):
     """The process puts into its pool; the segment takes copies, and what others put."""
     store, client = MooncakeDistributedStore(), MooncakeDistributedStore()
     assert store.setup(settings_of(server, 16 * MIB)) == 0

@@ -94,7 +94,7 @@ def test_one_writes_and_the_others_are_told(store, memory, path, caplog):
     other.close()
 
 
-def test_what_was_not_written_is_zeros(store, memory):
+def test_unwritten_bytes_are_zeros(store, memory):
     noise = value_of(1, CAPACITY // 2)
     assert store.put("noise", noise) == 0 and store.remove("noise") == 0
     assert store.batch_put_session_start(["a", "b"], [100_000, 1000]) == [0, 0]
@@ -152,7 +152,7 @@ def test_one_wrong_key_of_many(store, memory):
         assert getattr(store, f"batch_get_session_{call}")(5) in ([WRONG], WRONG)
 
 
-def test_keys_that_are_none(store, memory, caplog):
+def test_invalid_keys(store, memory, caplog):
     p = memory.address
     for keys in (np.array(5), range(2**70), "ab"):
         assert store.batch_put_session_start(keys, [10]) == [WRONG]
@@ -180,7 +180,7 @@ def test_null_and_read_only_memory(store, caplog):
     assert store.batch_put_session_revoke(["a"]) == [0]
 
 
-def test_no_room_and_room_given_back(store, path):
+def test_no_room_and_room_returned(store, path):
     large = CAPACITY * 3 // 4
     assert store.batch_put_session_start(["a", "b"], [large, large]) == [0, NO_AVAILABLE_HANDLE]
     assert store.batch_put_session_start(["c"], [CAPACITY]) == [NO_AVAILABLE_HANDLE]
@@ -203,7 +203,7 @@ def test_a_reader_keeps_what_is_removed(store, memory):
     assert store.remove_all() == 1
 
 
-def test_a_session_that_starts_anew_gives_up_the_old_one(store, memory):
+def test_a_new_session_replaces_the_old_one(store, memory):
     assert store.put("a", value_of(1, SIZE)) == 0 and store.batch_get_session_start(["a"]) == [0]
     assert store.remove("a") == 0 and store.batch_get_session_start(["a"]) == [ABSENT]
     assert get_layer(store, ["a"], memory, 0, 0) == [WRONG]
@@ -346,7 +346,7 @@ def test_one_that_is_too_large_among_many(server):
         store.close()
 
 
-def test_nobody_has_a_pool(server, caplog):
+def test_no_process_has_a_pool(server, caplog):
     store = MooncakeDistributedStore()
     assert store.setup(settings_of(server.url, 0)) == 0
     assert store.batch_put_session_start(["a"], [10]) == [-900]

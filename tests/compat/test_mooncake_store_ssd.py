@@ -13,7 +13,7 @@ from mooncake_serving.compat.mooncake.store import (
     OBJECT_NOT_FOUND,
     MooncakeDistributedStore,
 )
-from mooncake_serving.compat.mooncake.store.ssd_offload import FILE_NAME
+from mooncake_serving.compat.mooncake.store.pools import FILE_NAME
 
 from ..metadata.support import RedisServer, eventually
 from .store_processes import processes
@@ -261,7 +261,7 @@ def test_the_environment_names_the_folder_and_the_size(path, folder, monkeypatch
         (None, {"BUCKET": "4097"}, INVALID_PARAMS, "^setup: MOONCAKE_OFFLOAD_BUCKET_SIZE_LIMIT_B"),
     ],
 )
-def test_what_is_wrong_with_the_folder_and_the_sizes(
+def test_invalid_folders_and_sizes(
     path, folder, monkeypatch, caplog, where, variables, code, reason
 ):
     for name, text in variables.items():
@@ -286,7 +286,7 @@ def test_a_file_with_other_buckets_is_left_as_it_is(path, folder, monkeypatch, c
     assert code_of_setup(path, **ssd) == 0
 
 
-def test_a_folder_alone_asks_for_nothing(path, folder):
+def test_a_folder_alone_enables_nothing(path, folder):
     store = set_up(path, ssd_offload_path=str(folder))
     assert store.put("a", b"1") == 0 and not list(folder.iterdir())
     store.close()

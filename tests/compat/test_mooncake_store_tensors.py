@@ -72,7 +72,7 @@ def test_batches(store, memory):
         (lambda s, p: s.pub_tensor_with_tp("n", TENSOR, None, 0, 5), "tp_size must divide axis 0"),
     ],
 )
-def test_what_is_wrong(store, memory, caplog, call, reason):
+def test_invalid_arguments(store, memory, caplog, call, reason):
     assert store.put_tensor("t", TENSOR) == 0 and store.put("bytes", b"abc") == 0
     assert call(store, memory.address) in (None, [None], WRONG, [WRONG])
     reasons(caplog, reason)
@@ -96,7 +96,7 @@ HEADER = struct.Struct("<8s16sB39x8q")
         (b"float", (4,)),
     ],
 )
-def test_no_tensor_of_ours(store, memory, caplog, dtype, shape):
+def test_values_of_another_format(store, memory, caplog, dtype, shape):
     lengths = [*shape, *[0] * (8 - len(shape))]
     value = HEADER.pack(b"MKTENSOR", dtype, len(shape), *lengths) + b"1234"
     assert store.put("t", value) == 0
@@ -182,7 +182,7 @@ def test_into_a_tensor(store, dtype):
         (torch.zeros(4, 6, device="meta"), "must be on cpu or cuda"),
     ],
 )
-def test_into_what_is_no_such_tensor(store, caplog, into, reason):
+def test_into_a_tensor_of_another_kind(store, caplog, into, reason):
     assert store.put_tensor("t", TENSOR) == 0 and store.put("bytes", b"abc") == 0
     assert store.put("long", bytes(500)) == 0
     assert store.get_tensor_into_cuda("t", into) == WRONG

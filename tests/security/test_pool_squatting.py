@@ -15,7 +15,7 @@ from mooncake_kernels.errors import InvalidArgument
 from mooncake_kernels.pool import ObjectPool, PutResult
 from mooncake_kernels.transfer import TransferEngine
 from mooncake_serving.compat.mooncake import MooncakeDistributedStore
-from mooncake_serving.compat.mooncake.store import default_path as default
+from mooncake_serving.compat.mooncake.store import settings as default
 from mooncake_serving.store import SsdTier, Store
 
 OTHER = 65_534

@@ -146,7 +146,7 @@ class TransferEngine:
             device_name: only these, separated by commas; None or empty: all.
 
         Raises:
-            InvalidArgument: it is no string.
+            InvalidArgument: it is not a string.
         """
         topology = mk.Topology.discover()
         if device_name is None or device_name == "":
@@ -172,7 +172,7 @@ class TransferEngine:
         """Connect to a peer, by a new connection, and disconnect.
 
         Returns:
-            0 if it is there; -101 if there is no such name, -102 if it does not answer.
+            0 if it answers; -101 if there is no such name, -102 if it does not answer.
         """
         running = self._running()
         try:

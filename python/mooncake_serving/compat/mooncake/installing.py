@@ -1,4 +1,4 @@
-"""Puts this package in the place of ``mooncake``, for programs whose sources stay as they are."""
+"""Installs this package as ``mooncake``, for programs whose sources stay unchanged."""
 
 import sys
 from importlib.machinery import ModuleSpec

@@ -22,7 +22,7 @@ _MIN_TIMEOUT_S = 5  # Mooncake's; lower settings count as this
 
 
 def check_text(argument: str, value: str) -> None:
-    """Refuse what is no string."""
+    """Refuse anything but a string."""
     if not isinstance(value, str):
         raise InvalidArgument(f"{argument} must be a string, got {value!r:.80}")
 
@@ -89,7 +89,7 @@ def transports_of(protocol: str, environ: Mapping[str, str] = os.environ) -> tup
     """The transports of a protocol. ``MC_FORCE_TCP``, whatever its value, makes it tcp."""
     check_text("protocol", protocol)
     if "MC_FORCE_TCP" in environ and protocol != "tcp":
-        log.info("MC_FORCE_TCP is set: tcp in the place of %s", protocol)
+        log.info("MC_FORCE_TCP is set: tcp instead of %s", protocol)
         return _TRANSPORTS["tcp"]
     if protocol in _TRANSPORTS:
         return _TRANSPORTS[protocol]

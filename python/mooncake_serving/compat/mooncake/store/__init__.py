@@ -5,7 +5,7 @@ Callers of ``mooncake.store`` change the import, and the address of the master::
     from mooncake_serving.compat.mooncake.store import MooncakeDistributedStore, ReplicateConfig
 
     store = MooncakeDistributedStore()
-    path = "/dev/shm/kv"  # in the place of the master: the pool that the processes of a host share
+    path = "/dev/shm/kv"  # instead of the master: the pool that the processes of a host share
     assert store.setup("127.0.0.1", "P2PHANDSHAKE", 4 << 30, 64 << 20, "tcp", "", path) == 0
     assert store.put("a", b"value") == 0 and store.get("a") == b"value"
 
@@ -14,6 +14,7 @@ logger ``mooncake_serving.compat.mooncake.store``. docs/serving/mooncake_store.m
 calls and every difference.
 """
 
+from .buffers import BufferHandle, MooncakeHostMemAllocator
 from .codes import (
     CHECKSUM_MISMATCH,
     FILE_NOT_FOUND,
@@ -27,12 +28,17 @@ from .codes import (
     TRANSFER_FAIL,
 )
 from .distributed_store import MooncakeDistributedStore
-from .handle import BufferHandle
-from .host_memory import MooncakeHostMemAllocator
-from .parallelism import ParallelAxis, ReadTarget, TensorParallelism
-from .replicas import Descriptor, MemoryDescriptor, ReplicaDescriptor, ReplicaStatus
+from .replicas import (
+    Descriptor,
+    MemoryDescriptor,
+    QueryTaskResponse,
+    ReplicaDescriptor,
+    ReplicaStatus,
+    TaskStatus,
+    TaskType,
+)
 from .replicate_config import ObjectDataType, ReplicateConfig, SoftPinAction
-from .tasks import QueryTaskResponse, TaskStatus, TaskType
+from .tensor_layout import ParallelAxis, ReadTarget, TensorParallelism
 
 # The values of the enumerations are names of the module, too, as in Mooncake's, where PROCESSING
 # and FAILED are those of a task.

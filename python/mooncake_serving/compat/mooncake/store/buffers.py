@@ -1,19 +1,24 @@
-"""Callers' memory, by address."""
+"""Memory: that of callers by address, ``BufferHandle`` and ``MooncakeHostMemAllocator``."""
 
 import bisect
 import ctypes
+import logging
 import threading
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any, NamedTuple
+from numbers import Integral
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
+import torch
 
-from mooncake_kernels.buffers import Buffer, gpu_memory_at
+from mooncake_kernels.buffers import Buffer, gpu_memory_at, shared_memory
 from mooncake_kernels.errors import InvalidArgument
 
 from ..codes import as_natural
 from ..memory import MappedMemory
+
+log = logging.getLogger(__package__)
 
 Memory = memoryview | Buffer  # of the host; of a GPU
 
@@ -200,3 +205,92 @@ def _table(values: Any, depth: int) -> np.ndarray | None:
     if array.dtype.kind not in "iu" or array.ndim != depth or array.size == 0:
         return None
     return array.astype(np.uint64).reshape(len(array), -1)
+
+
+class _Size(int):
+    """What Mooncake has as a method and arrays as an attribute: ``size() == size``."""
+
+    def __call__(self) -> int:
+        return int(self)
+
+
+class BufferHandle(np.ndarray):
+    """The bytes of an object, not a copy; read-only. They stay for as long as the handle lives.
+
+    An array, so that it supports the buffer protocol (``memoryview(handle)``, ``np.frombuffer``),
+    which a Python class can do by itself only from 3.12 on. It is shown and compared as Mooncake's
+    is, which is none; its parts, and what is calculated from it, are plain arrays.
+    """
+
+    __eq__ = object.__eq__
+    __ne__ = object.__ne__
+    __hash__ = object.__hash__  # type: ignore[assignment]
+
+    def ptr(self) -> int:
+        """Address of the bytes."""
+        return self.ctypes.data
+
+    @property
+    def size(self) -> _Size:
+        """Number of bytes, and a method that returns it, as Mooncake's."""
+        return _Size(self.nbytes)
+
+    def __bool__(self) -> bool:
+        return True  # it exists
+
+    def __repr__(self) -> str:
+        return f"<BufferHandle of {self.nbytes} bytes>"
+
+    def __str__(self) -> str:
+        return repr(self)
+
+    def __format__(self, spec: str) -> str:
+        return format(repr(self), spec)
+
+    def __getitem__(self, index: Any) -> Any:
+        return np.asarray(self)[index]
+
+    def __array_wrap__(self, array: Any, context: Any = None, return_scalar: bool = False) -> Any:
+        return array[()] if return_scalar else array
+
+
+def handle_of(view: memoryview) -> BufferHandle:
+    """Make the handle of a value, which it keeps alive."""
+    return np.frombuffer(view, np.uint8).view(BufferHandle)
+
+
+class MooncakeHostMemAllocator:
+    """Allocates memory that engines of this machine copy to and from without a system call.
+
+    Thread-safe. Memory that is not freed lives as long as the process, as Mooncake's does.
+    """
+
+    _allocated: ClassVar[dict[int, torch.Tensor]] = {}  # by address, of all allocators
+    _lock = threading.Lock()
+
+    def alloc(self, size: int) -> int:
+        """Return the address of ``size`` zeroed bytes.
+
+        Raises:
+            RuntimeError: the size is not a positive integer, or there is not enough memory.
+        """
+        try:
+            memory = shared_memory(as_natural("size", size, minimum=1))
+        except (InvalidArgument, OSError, MemoryError) as error:
+            raise RuntimeError(f"alloc: {error}") from error
+        with self._lock:
+            self._allocated[memory.data_ptr()] = memory
+        return memory.data_ptr()
+
+    def free(self, address: int) -> int:
+        """Free what ``alloc`` returned, once it is not registered any more.
+
+        Returns:
+            0; -1 for any other address.
+        """
+        with self._lock:
+            known = isinstance(address, Integral) and address in self._allocated
+            memory = self._allocated.pop(int(address)) if known else None
+        if memory is None:
+            log.error("free: address must be what alloc has returned, got %.80r", address)
+        return -1 if memory is None else 0

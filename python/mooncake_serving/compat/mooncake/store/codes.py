@@ -95,7 +95,7 @@ def takes_bytes(
 
 
 def returns_code(method: Method[Self, Arguments, int]) -> Method[Self, Arguments, int]:
-    """Wrap a raising method into one that logs the reason and returns its code."""
+    """Wrap a method that raises into one that logs the reason and returns its code."""
     return takes_bytes(method, _logged_code)
 
 

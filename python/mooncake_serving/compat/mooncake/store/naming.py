@@ -64,9 +64,9 @@ def header_of(name: str, number: bytes = _NO_NUMBER) -> bytes:
 
 
 def as_text(keys: Any, depth: int = 2) -> Any:
-    """A key, or lists of keys, with text instead of its UTF-8, which Mooncake takes for the same.
+    """A key, or lists of keys, as text: Mooncake takes its UTF-8 for the same key.
 
-    Bytes that are no UTF-8, and whatever is no key, stay as they are.
+    Bytes that are not UTF-8, and values that are not keys, stay unchanged.
     """
     if isinstance(keys, bytes | bytearray):
         with contextlib.suppress(UnicodeDecodeError):

@@ -44,7 +44,7 @@ class ReplicateConfig:
         soft_pin_action: ``ENABLE``: evict it after all others.
         nof_replica_num, dfs_replica_num: copies on remote SSDs and in file systems: 0.
         preferred_segment, preferred_segments: ``get_hostname`` of those that take the copies, the
-            best first; the second is ignored beside the first. On one host both are ignored.
+            best first; the second is ignored if the first is set. On one host both are ignored.
         prefer_alloc_in_same_node: values of a batch on one node, as they are without it, too.
         soft_pin_ttl_ms, preferred_nof_segments, group_ids: ignored, with a warning.
         data_type: ignored.
@@ -64,7 +64,7 @@ class ReplicateConfig:
     group_ids: list[str] | None = None
 
 
-class Keeping(NamedTuple):
+class PutOptions(NamedTuple):
     """How long pools keep an object, how many pools do, and which take it first."""
 
     retention: Retention = "normal"
@@ -72,10 +72,10 @@ class Keeping(NamedTuple):
     preferred: tuple[str, ...] = ()
 
 
-_USUAL = Keeping()
+_USUAL = PutOptions()
 
 
-def keeping_of(config: ReplicateConfig | None) -> Keeping:
+def put_options(config: ReplicateConfig | None) -> PutOptions:
     """How an object with this configuration is kept.
 
     Raises:
@@ -104,11 +104,11 @@ def keeping_of(config: ReplicateConfig | None) -> Keeping:
     for name in ("soft_pin_ttl_ms", "preferred_nof_segments", "group_ids"):
         if getattr(config, name):
             warn_once(f"config.{name} is ignored")
-    return Keeping(retention, num_copies, _preferred_in(config))
+    return PutOptions(retention, num_copies, _preferred_in(config))
 
 
 def _preferred_in(config: ReplicateConfig) -> tuple[str, ...]:
-    """Names of the segments that shall take an object, the best first."""
+    """Names of the segments that should take an object, the best first."""
     one, several = config.preferred_segment, config.preferred_segments
     if not isinstance(one, str):
         raise InvalidArgument(f"config.preferred_segment must be a string, got {one!r:.80}")

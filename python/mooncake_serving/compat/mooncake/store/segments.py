@@ -20,9 +20,9 @@ from mooncake_serving.store.directory import Directory
 from ..codes import Failed
 from ..names import listen_name
 from .codes import INTERNAL_ERROR, code_of
-from .objects import check_segment
+from .pools import join, new_pool
+from .replicas import check_segment
 from .settings import Settings
-from .standing import join, namespace_of, new_pool
 
 _UNIT = 16 << 20  # of memory, as in Mooncake
 
@@ -73,7 +73,7 @@ class Segments:
         return self._mount(partial(new_pool, whole, None), is_file=False), whole
 
     def mount(self, path: str, num_bytes: int, offset: int) -> list[str]:
-        """Mount a pool in the place of a file, whose bytes are lost; returns its id; [] for a size
+        """Mount a pool that replaces a file, whose bytes are lost; returns its id; [] for a size
         of 0.
 
         Raises:
@@ -125,7 +125,7 @@ class Segments:
                 raise InvalidArgument("the store is closed")
             opened = ExitStack()
             try:
-                store = Store(make_pool(), namespace=namespace_of(self._settings))
+                store = Store(make_pool(), namespace=self._settings.namespace)
                 opened.enter_context(store)
                 node = join(self._settings, store, self._directory, opened)
                 self._look()
@@ -152,7 +152,7 @@ class Segments:
             timer.name, timer.daemon = "mk-compat-unmount", True
             timer.start()
             segment.timer = timer
-            with contextlib.suppress(Unavailable):  # then the directory is told later
+            with contextlib.suppress(Unavailable):  # then the directory learns of it later
                 segment.node.set_draining(True)
             self._look()
             return 0
@@ -174,7 +174,7 @@ class Segments:
 
 
 def _pool_in_place_of(file: str, num_bytes: int, file_bytes: int) -> ObjectPool:
-    """Make a pool, and have it replace a file. Who has the file open keeps the old one."""
+    """Make a pool, and replace a file by it. Processes that have the file open keep the old one."""
     with tempfile.TemporaryDirectory(prefix=".mooncake-", dir=os.path.dirname(file)) as folder:
         made = f"{folder}/pool"
         with new_pool(num_bytes, made):

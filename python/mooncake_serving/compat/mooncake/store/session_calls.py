@@ -6,21 +6,26 @@ from functools import partial
 from mooncake_kernels.errors import InvalidArgument
 
 from ..codes import as_natural
-from .buffer_calls import BufferCalls, Numbers
+from .batches import Batches, Numbers
 from .buffers import Memory
 from .codes import INVALID_PARAMS, check_list, code_of, fill, returns_code, returns_instead
-from .replicate_config import ReplicateConfig, keeping_of
-from .sessions import Wanted, Writing
+from .replicate_config import ReplicateConfig, put_options
+from .sessions import ReadSpec, WriteSession
+from .setup import Setup
 
 _OPENED_AT_ONCE = 512  # that are pinned, and released if there are too many
 
 
-class SessionCalls(BufferCalls):
+class SessionCalls:
     """A value is begun once, written or read in as many calls as there are layers, and ended.
 
     Sessions belong to this store, and can be used by all its threads. ``close`` ends them; values
     that are being written then are discarded.
     """
+
+    def __init__(self, setup: Setup, batches: Batches):
+        self._setup = setup
+        self._batches = batches
 
     @returns_instead([INVALID_PARAMS])
     def batch_put_session_start(
@@ -38,15 +43,15 @@ class SessionCalls(BufferCalls):
 
         def check(i: int) -> int:
             size = as_natural("sizes", sizes[i])
-            self._running().sessions.check_unwritten(keys[i])
+            self._setup.running().sessions.check_unwritten(keys[i])
             wanted[i] = size
             return 0
 
-        codes = self._each(op, keys, (sizes,), check)
+        codes = self._batches.each(op, keys, (sizes,), check)
 
         def start() -> list[int]:
-            running, names = self._running(), [keys[i] for i in wanted]
-            begun = running.objects.begin_each(op, names, [*wanted.values()], keeping_of(config))
+            running, names = self._setup.running(), [keys[i] for i in wanted]
+            begun = running.backend.begin_each(op, names, [*wanted.values()], put_options(config))
             return [
                 one
                 if isinstance(one, int)
@@ -78,13 +83,13 @@ class SessionCalls(BufferCalls):
         """
 
         def write(i: int) -> int:
-            writing = self._running().sessions.writing(keys[i])
+            writing = self._setup.running().sessions.writing(keys[i])
             return writing.write(
                 *self._ranges(all_buffer_ptrs[i], all_sizes[i], all_dst_offsets[i], writes=False)
             )
 
         columns = (all_buffer_ptrs, all_sizes, all_dst_offsets)
-        return self._each("batch_put_from_multi_buffer_ranges", keys, columns, write)
+        return self._batches.each("batch_put_from_multi_buffer_ranges", keys, columns, write)
 
     @returns_instead([INVALID_PARAMS])
     def batch_put_session_end(self, keys: Sequence[str]) -> list[int]:
@@ -94,15 +99,18 @@ class SessionCalls(BufferCalls):
             For each 0; -600: it has no put session.
         """
         op = "batch_put_session_end"
-        ended: dict[int, Writing] = {}
+        ended: dict[int, WriteSession] = {}
 
         def end(i: int) -> int:
-            ended[i] = self._running().sessions.end_writing(keys[i])
+            ended[i] = self._setup.running().sessions.end_writing(keys[i])
             return 0
 
-        codes = self._each(op, keys, (), end)
+        codes = self._batches.each(op, keys, (), end)
         fill(
-            op, codes, [*ended], lambda: self._running().objects.commit_each(op, [*ended.values()])
+            op,
+            codes,
+            [*ended],
+            lambda: self._setup.running().backend.commit_each(op, [*ended.values()]),
         )
         return codes
 
@@ -115,9 +123,9 @@ class SessionCalls(BufferCalls):
         """
 
         def revoke(i: int) -> int:
-            return self._running().sessions.end_writing(keys[i]).abort()
+            return self._setup.running().sessions.end_writing(keys[i]).abort()
 
-        return self._each("batch_put_session_revoke", keys, (), revoke)
+        return self._batches.each("batch_put_session_revoke", keys, (), revoke)
 
     @returns_instead([INVALID_PARAMS])
     def batch_get_session_start(self, keys: Sequence[str]) -> list[int]:
@@ -133,7 +141,7 @@ class SessionCalls(BufferCalls):
         codes = [0] * len(keys)
 
         def start() -> list[int]:
-            running = self._running()
+            running = self._setup.running()
             begin = running.sessions.begin_reading
             for key in keys:
                 if isinstance(key, str):
@@ -143,7 +151,7 @@ class SessionCalls(BufferCalls):
                 part = keys[first : first + _OPENED_AT_ONCE]
                 started += [
                     one if isinstance(one, int) else code_of(op, partial(begin, one))
-                    for one in running.objects.open_each(op, part)
+                    for one in running.backend.open_each(op, part)
                 ]
             return started
 
@@ -172,19 +180,19 @@ class SessionCalls(BufferCalls):
         """
         op = "batch_get_into_multi_buffer_ranges"
         columns = (all_buffer_ptrs, all_sizes, all_src_offsets)
-        wanted: dict[int, Wanted] = {}
+        wanted: dict[int, ReadSpec] = {}
 
         def look_up(i: int) -> int:
-            reading = self._running().sessions.reading(keys[i])
+            reading = self._setup.running().sessions.reading(keys[i])
             ranges = self._ranges(all_buffer_ptrs[i], all_sizes[i], all_src_offsets[i], writes=True)
-            one = Wanted(reading, *ranges)
+            one = ReadSpec(reading, *ranges)
             one.places()  # refuses ranges that are not in the value
             wanted[i] = one
             return 0
 
-        codes = self._each(op, keys, columns, look_up)
+        codes = self._batches.each(op, keys, columns, look_up)
         ranges = [*wanted.values()]
-        fill(op, codes, [*wanted], lambda: self._running().objects.read_ranges(op, ranges))
+        fill(op, codes, [*wanted], lambda: self._setup.running().backend.read_ranges(op, ranges))
         return codes
 
     @returns_code
@@ -192,14 +200,14 @@ class SessionCalls(BufferCalls):
         """End the get sessions of values, if there are any: 0."""
         check_list("keys", keys)
         for key in keys:
-            self._running().sessions.end_reading(key)
+            self._setup.running().sessions.end_reading(key)
         return 0
 
     def _ranges(
         self, pointers: Numbers, sizes: Numbers, offsets: Numbers, *, writes: bool
     ) -> tuple[list[int], list[Memory]]:
         """Offsets in a value, and the memory."""
-        views = self._views(pointers, sizes, writes=writes)
+        views = self._batches.views(pointers, sizes, writes=writes)
         check_list("offsets", offsets)
         if len(offsets) != len(views):
             raise InvalidArgument(

@@ -9,34 +9,36 @@ import numpy as np
 
 from mooncake_kernels.buffers import Buffer, as_buffer, copy_from_host, copy_to_host
 from mooncake_kernels.errors import InvalidArgument
-from mooncake_kernels.pool import PinnedObject
+from mooncake_kernels.pool import ObjectPut, PinnedObject
 
 from ..codes import Failed
 from .buffers import Memory, size_of
 from .codes import NO_AVAILABLE_HANDLE, OBJECT_ALREADY_EXISTS, code_of
-from .replicate_config import Keeping
+from .replicate_config import PutOptions
 
-if TYPE_CHECKING:
-    from .objects import AnyPut
+if TYPE_CHECKING:  # it needs an extra, which a pool of one host does not need
+    from mooncake_serving.store.cluster import ClusterPut
+
+    AnyPut = ObjectPut | ClusterPut
 
 Session = TypeVar("Session")
 
 MAX_READING = 2048  # per store: a pool has 4096 pins for all readers
 
 
-class Writing:
+class WriteSession:
     """A value that is not visible yet. Thread-safe.
 
     Args:
         name: of it.
         put: its object, in host memory.
         start: where it begins in that, after the header.
-        keeping: how it is kept.
+        options: how it is kept.
     """
 
-    def __init__(self, name: str, put: "AnyPut", start: int, keeping: Keeping):
+    def __init__(self, name: str, put: "AnyPut", start: int, options: PutOptions):
         self.name = name
-        self.keeping = keeping
+        self.options = options
         self.num_bytes = put.num_bytes - start
         self._put = put
         self._target: memoryview | None = put.view[start:]
@@ -96,7 +98,7 @@ class Writing:
 
 
 @dataclass(frozen=True)
-class Reading:
+class ReadSession:
     """A value that is being read.
 
     Attributes:
@@ -122,10 +124,10 @@ class Reading:
         return self.pinned.buffer.address + self.start if self.pinned is not None else 0
 
 
-class Wanted(NamedTuple):
+class ReadSpec(NamedTuple):
     """Ranges of a value that is read: their offsets, and the memory to fill."""
 
-    reading: Reading
+    reading: ReadSession
     offsets: Sequence[int]
     parts: Sequence[Memory]
 
@@ -148,11 +150,11 @@ class Wanted(NamedTuple):
 
 
 @dataclass
-class Sessions:
+class OpenSessions:
     """The values of a store that are being written or read. Thread-safe."""
 
-    _writing: dict[str, Writing] = field(default_factory=dict)
-    _reading: dict[str, Reading] = field(default_factory=dict)
+    _writing: dict[str, WriteSession] = field(default_factory=dict)
+    _reading: dict[str, ReadSession] = field(default_factory=dict)
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def check_unwritten(self, name: str) -> None:
@@ -160,11 +162,11 @@ class Sessions:
         if _key(name) in self._writing:
             raise InvalidArgument(f"keys must have no put session yet, got {name!r:.80}")
 
-    def begin_writing(self, writing: Writing) -> int:
+    def begin_writing(self, writing: WriteSession) -> int:
         """Start to write a value: 0.
 
         Raises:
-            Failed: it is being written in this store by now; then it is aborted.
+            Failed: another call has begun to write it meanwhile; this one is aborted.
         """
         with self._lock:
             known = self._writing.setdefault(writing.name, writing)
@@ -173,7 +175,7 @@ class Sessions:
             raise Failed(OBJECT_ALREADY_EXISTS, f"{writing.name!r:.80} is being written here")
         return 0
 
-    def writing(self, name: str) -> Writing:
+    def writing(self, name: str) -> WriteSession:
         """A value that is being written.
 
         Raises:
@@ -181,12 +183,12 @@ class Sessions:
         """
         return _session_of(self._writing.get(_key(name)), "put", name)
 
-    def end_writing(self, name: str) -> Writing:
+    def end_writing(self, name: str) -> WriteSession:
         """The same, and end its session."""
         with self._lock:
             return _session_of(self._writing.pop(_key(name), None), "put", name)
 
-    def begin_reading(self, reading: Reading) -> int:
+    def begin_reading(self, reading: ReadSession) -> int:
         """Start to read a value; replaces an earlier session of this name: 0.
 
         Raises:
@@ -198,7 +200,7 @@ class Sessions:
             self._reading[reading.name] = reading
         return 0
 
-    def reading(self, name: str) -> Reading:
+    def reading(self, name: str) -> ReadSession:
         """A value that is being read.
 
         Raises:

@@ -1,7 +1,10 @@
 """The arguments of ``setup``."""
 
+import contextlib
 import dataclasses
 import numbers
+import os
+import stat
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -10,8 +13,8 @@ from mooncake_kernels.errors import InvalidArgument
 
 from ..codes import as_flag
 from .codes import warn_once
-from .default_path import default_path
 
+SHARED_MEMORY = "/dev/shm"
 _FLAGS = {"true": True, "1": True, "false": False, "0": False}
 _IGNORED = ("ipc_socket_path",)  # of Mooncake's dict: there is no client in another process here
 _DEFAULT_BYTES = 16 << 20
@@ -107,6 +110,11 @@ class Settings:
         return settings
 
     @property
+    def namespace(self) -> str:
+        """The namespace of all values of the tenant."""
+        return f"mooncake/{self.tenant_id}"
+
+    @property
     def path(self) -> str:
         """The file of the pool of this host, see ``default_path``."""
         return self.master_server_addr or default_path()
@@ -123,3 +131,30 @@ def _as_type(field: dataclasses.Field, value: Any) -> Any:
         kind = "int" if field.type is int else "str"
         raise InvalidArgument(f"{field.name} must be of type {kind}, got {value!r:.80}")
     return value
+
+
+def default_path() -> str:
+    """Return the path of a pool in a folder of this user, which is made if it is not there.
+
+    The folder is not below ``$XDG_RUNTIME_DIR``, which belongs to this user as well, but is a tenth
+    of the memory, and goes when its user logs out.
+
+    Raises:
+        InvalidArgument: what is there may be of others: anyone may make a file of any name in
+            shared memory.
+        OSError: the folder cannot be made.
+    """
+    user = os.geteuid()
+    folder = f"{SHARED_MEMORY}/mooncake-store-{user}"
+    with contextlib.suppress(FileExistsError):
+        os.mkdir(folder, 0o700)
+    about = os.lstat(folder)
+    kind, mode = stat.S_IFMT(about.st_mode), stat.S_IMODE(about.st_mode)
+    if kind != stat.S_IFDIR or about.st_uid != user or mode & 0o077:
+        found = "a folder" if kind == stat.S_IFDIR else "no folder"
+        raise InvalidArgument(
+            f"master_server_addr must be a path, unless {folder} is a folder that only user {user} "
+            f"can use (mode 0700), and it is {found} of user {about.st_uid} with mode {mode:04o}, "
+            "got ''"
+        )
+    return f"{folder}/pool"

@@ -1,16 +1,17 @@
-"""Named objects, in a store."""
+"""Named objects, in a store of this host."""
 
 import contextlib
 import time
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
+from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from mooncake_kernels.buffers import Buffer, as_buffer
 from mooncake_kernels.errors import InvalidArgument
-from mooncake_kernels.pool import ObjectPut, PinnedObject, PutResult
+from mooncake_kernels.pool import PinnedObject, PutResult
 from mooncake_serving.store import Store
 from mooncake_serving.store.keyspace import Keyspace
 from mooncake_serving.store.store import ABSENT
@@ -39,18 +40,17 @@ from .naming import (
     new_headers,
 )
 from .prompt_order import PromptOrder
-from .replicas import ReplicaDescriptor, disk_replica, replica
-from .replicate_config import Keeping
-from .sessions import Reading, Wanted, Writing
+from .replicas import ReplicaDescriptor, check_segment, disk_replica, replica
+from .replicate_config import PutOptions
+from .sessions import ReadSession, ReadSpec, WriteSession
 
 if TYPE_CHECKING:  # it needs an extra, which a pool of one host does not need
     from mooncake_serving.store import ClusterStore, Node
-    from mooncake_serving.store.cluster import ClusterPut
 
     from .segments import Segments
+    from .sessions import AnyPut
 
     AnyStore = Store | ClusterStore
-    AnyPut = ObjectPut | ClusterPut
 
 _REPLACE_S = 10.0  # to replace an object that others are writing too
 _PAUSE_S = 1e-3
@@ -60,7 +60,7 @@ _START_BYTES = 1 << 10  # of an object, with most headers
 Views = Sequence[Memory]
 
 
-class Objects:
+class LocalBackend:
     """The objects of a host's store with names in one namespace. Thread-safe.
 
     An object is its header and its value, as two parts that are written and read in one call.
@@ -81,23 +81,23 @@ class Objects:
         self._keyspace = Keyspace(namespace)
         self._order = PromptOrder(own) if own is not None and has_order else None
 
-    def put(self, name: str, parts: Sequence[Any], keeping: Keeping) -> None:
+    def put(self, name: str, parts: Sequence[Any], options: PutOptions) -> None:
         """Store a value if the name has none yet; otherwise the existing value stays.
 
         Raises:
             InvalidArgument: an argument is wrong, or the value is empty.
             Failed: there is no room.
         """
-        if self._put(name, self._object(name, parts), keeping) is PutResult.STORED:
+        if self._put(name, self._object(name, parts), options) is PutResult.STORED:
             self._used_one(name)
 
-    def replace(self, name: str, parts: Sequence[Any], keeping: Keeping) -> None:
+    def replace(self, name: str, parts: Sequence[Any], options: PutOptions) -> None:
         """Store a value, replacing an existing one. Current readers keep the old one.
 
         Raises:
             InvalidArgument, Failed: as in ``put``; but if there is no room, the old value is gone.
         """
-        self._replace(name, self._object(name, parts), keeping)
+        self._replace(name, self._object(name, parts), options)
         self._used_one(name)
 
     def put_each(
@@ -105,30 +105,30 @@ class Objects:
         op: str,
         names: Sequence[str],
         values: Sequence[Sequence[Any]],
-        keeping: Keeping,
+        options: PutOptions,
         *,
         replace: bool = False,
     ) -> list[int]:
         """Store values of one or many parts, as ``put`` or ``replace``: for each 0, or a code.
 
         The last of them first, so that it is the least recently used; but not those that nothing
-        evicts, of which the first must be there if there is no room for all.
+        evicts: of these the first must be there if there is no room for all.
         """
         put = self._replace if replace else self._put
 
         def put_one(i: int) -> int:
-            put(names[i], self._object(names[i], values[i]), keeping)
+            put(names[i], self._object(names[i], values[i]), options)
             return 0
 
         are_names = set(map(type, names)) == {str}
         if len(names) > 1 and are_names:
-            with contextlib.suppress(*FAILURES):  # then each is put by itself, which says why
+            with contextlib.suppress(*FAILURES):  # then each is put alone, which reports why
                 buffers = [[as_buffer(part) for part in value] for value in values]
                 places = _places(buffers)  # which the buffers keep alive
-                codes = places and self.put_at_once(op, names, places, keeping, replace=replace)
+                codes = places and self.put_at_once(op, names, places, options, replace=replace)
                 if codes:
                     return codes
-        step = _step(names, keeping) if are_names else 1
+        step = _step(names, options) if are_names else 1
         codes = [code_of(op, partial(put_one, i)) for i in range(len(names))[::step]][::step]
         self._used(named(names, codes))
         return codes
@@ -138,7 +138,7 @@ class Objects:
         op: str,
         names: Sequence[str],
         places: Places,
-        keeping: Keeping,
+        options: PutOptions,
         *,
         replace: bool = False,
     ) -> list[int] | None:
@@ -161,20 +161,20 @@ class Objects:
         keys = self._keyspace.keys(names)
         if replace:
             store.remove_keys(keys)
-        step = _step(names, keeping)
+        step = _step(names, options)
         results = store.put_headed(
             keys[::step],
             headers[::step],
             places.addresses[::step],
             places.sizes[::step],
-            retention=keeping.retention,
+            retention=options.retention,
         )[::step]
         are_new = results.count(PutResult.STORED) == len(results)
         self._used([*names], is_tail_first=are_new and step < 0)
 
         def finish(i: int) -> int:
             if results[i] is not PutResult.FULL:  # others have put it again
-                self.replace(names[i], places.views(i), keeping)
+                self.replace(names[i], places.views(i), options)
             return self._check_room(names[i], results[i])
 
         done = {PutResult.STORED} if replace else set(PutResult) - {PutResult.FULL}
@@ -184,25 +184,25 @@ class Objects:
         ]
 
     def begin_each(
-        self, op: str, names: Sequence[str], sizes: Sequence[int], keeping: Keeping
-    ) -> list[Writing | int]:
-        """Reserve room for values written range by range: for each a ``Writing``, or a code."""
-        begun: list[Writing | int] = [0] * len(names)
+        self, op: str, names: Sequence[str], sizes: Sequence[int], options: PutOptions
+    ) -> list[WriteSession | int]:
+        """Reserve room for values written by ranges: for each a ``WriteSession``, or a code."""
+        begun: list[WriteSession | int] = [0] * len(names)
 
         def begin(i: int) -> int:
             num_bytes = len(self._header(names[i], sizes[i])) + sizes[i]
-            put = self._store.begin(names[i], num_bytes, retention=keeping.retention)
-            begun[i] = self._writing(op, names[i], put, keeping)
+            put = self._store.begin(names[i], num_bytes, retention=options.retention)
+            begun[i] = self._writing(op, names[i], put, options)
             return 0
 
         for i in range(len(names)):
             begun[i] = code_of(op, partial(begin, i)) or begun[i]
         return begun
 
-    def commit_each(self, op: str, writings: Sequence[Writing]) -> list[int]:
+    def commit_each(self, op: str, writings: Sequence[WriteSession]) -> list[int]:
         """Make values visible: for each 0, or a code; those that failed are given up."""
 
-        def commit(writing: Writing) -> int:
+        def commit(writing: WriteSession) -> int:
             try:
                 writing.finish().commit()
             except BaseException:
@@ -214,12 +214,12 @@ class Objects:
         self._used([writing.name for writing in writings])
         return codes
 
-    def open_each(self, op: str, names: Sequence[str]) -> list[Reading | int]:
-        """Open values to be read range by range: for each a ``Reading``, -704 if absent, or a code.
+    def open_each(self, op: str, names: Sequence[str]) -> list[ReadSession | int]:
+        """Open values to be read by ranges: for each a ``ReadSession``, -704 if absent, or a code.
 
         A local one stays until it is forgotten, even if it is removed.
         """
-        opened: list[Reading | int] = [OBJECT_NOT_FOUND] * len(names)
+        opened: list[ReadSession | int] = [OBJECT_NOT_FOUND] * len(names)
 
         def open_one(i: int) -> int:
             opened[i] = self._open(names[i]) or OBJECT_NOT_FOUND
@@ -230,7 +230,7 @@ class Objects:
         self._used(named(names, opened))
         return opened
 
-    def read_ranges(self, op: str, wanted: Sequence[Wanted]) -> list[int]:
+    def read_ranges(self, op: str, wanted: Sequence[ReadSpec]) -> list[int]:
         """Fill buffers from ranges of open values: for each value its bytes, or a code."""
         return [code_of(op, one.read) for one in wanted]
 
@@ -323,7 +323,7 @@ class Objects:
         with contextlib.suppress(Failed):  # it is on the SSD, from which each part is read
             if (reading := self._open(name)) is not None:
                 self._used_one(name)
-                return lambda offset, view: Wanted(reading, [offset], [view]).read()
+                return lambda offset, view: ReadSpec(reading, [offset], [view]).read()
         return partial(self.get_range, name)
 
     def view(self, name: str) -> memoryview | None:
@@ -390,6 +390,16 @@ class Objects:
                 return [0 if was_there else OBJECT_NOT_FOUND for was_there in removed.tolist()]
         return [code_of(op, partial(self._remove, name)) for name in names]
 
+    def remove_named(self, op: str, names: Iterator[str]) -> int:
+        """Remove objects: how many there were, or the first code of those that stay."""
+        count = 0
+        while some := list(islice(names, _LISTED_AT_ONCE)):
+            codes = self.remove_each(op, some)
+            count += codes.count(0)
+            if failed := [code for code in codes if code not in (0, OBJECT_NOT_FOUND)]:
+                return failed[0]
+        return count
+
     def names(self) -> Iterator[str]:
         """All existing names, in no particular order. Reads each object's header, which does not
         count as a use.
@@ -452,7 +462,7 @@ class Objects:
         raise InvalidArgument("targets must be other hosts, and a pool of one host has none")
 
     def segments(self) -> "Segments":
-        """What this process has mounted beside its pool.
+        """The segments that this process has mounted.
 
         Raises:
             InvalidArgument: it can mount nothing.
@@ -511,7 +521,7 @@ class Objects:
     def _remove(self, name: str) -> int:
         return 0 if self.remove(name) else OBJECT_NOT_FOUND
 
-    def _open(self, name: str) -> Reading | None:
+    def _open(self, name: str) -> ReadSession | None:
         """A value in this node's pool, pinned there; None if there is none."""
         header = header_of(name)
         pinned = None if self._own is None else self._own.view(name)
@@ -554,8 +564,8 @@ class Objects:
         return header
 
     def _writing(
-        self, op: str, name: str, put: "AnyPut | PutResult", keeping: Keeping
-    ) -> Writing | int:
+        self, op: str, name: str, put: "AnyPut | PutResult", options: PutOptions
+    ) -> WriteSession | int:
         """The writing of a value whose object was begun, or the code of why it was not."""
         if isinstance(put, PutResult):
             code = code_of(op, partial(self._check_room, name, put))
@@ -564,22 +574,22 @@ class Objects:
             return code or OBJECT_ALREADY_EXISTS
         header = new_header(name)
         put.view[: len(header)] = header
-        return Writing(name, put, len(header), keeping)
+        return WriteSession(name, put, len(header), options)
 
-    def _replace(self, name: str, parts: Sequence[Any], keeping: Keeping) -> None:
+    def _replace(self, name: str, parts: Sequence[Any], options: PutOptions) -> None:
         """``replace`` with the parts of an object."""
         until_s = time.monotonic() + _REPLACE_S
         while True:
             self._store.remove(name)
-            if self._put(name, parts, keeping) is PutResult.STORED:
+            if self._put(name, parts, options) is PutResult.STORED:
                 return
             if time.monotonic() > until_s:
                 raise Failed(INTERNAL_ERROR, f"others write {name!r:.80} all the time")
             time.sleep(_PAUSE_S)
 
-    def _put(self, name: str, parts: Sequence[Any], keeping: Keeping) -> PutResult:
+    def _put(self, name: str, parts: Sequence[Any], options: PutOptions) -> PutResult:
         """``put`` with the parts of an object."""
-        result = self._store.put_from(name, *parts, retention=keeping.retention)
+        result = self._store.put_from(name, *parts, retention=options.retention)
         if result is PutResult.FULL:
             self._check_room(name, result)
         return result
@@ -593,11 +603,11 @@ class Objects:
         return 0
 
 
-def _step(names: Sequence[str], keeping: Keeping) -> int:
-    """In which order the values of a batch are put, see ``Objects.put_each``. Of a name that comes
-    twice, which counts depends on it.
+def _step(names: Sequence[str], options: PutOptions) -> int:
+    """In which order the values of a batch are put, see ``LocalBackend.put_each``: of a name that
+    comes twice, which value counts depends on it.
     """
-    return 1 if keeping.retention == "hard" or len(set(names)) < len(names) else -1
+    return 1 if options.retention == "hard" or len(set(names)) < len(names) else -1
 
 
 def named(names: Sequence[str], answers: Sequence[Any]) -> list[str]:
@@ -609,18 +619,12 @@ def named(names: Sequence[str], answers: Sequence[Any]) -> list[str]:
     ]
 
 
-def check_segment(segment: Any) -> None:
-    """Refuse a value that does not name a segment."""
-    if not isinstance(segment, str):
-        raise InvalidArgument(f"segment_name must be a string, got {segment!r:.80}")
-
-
-def _reading(name: str, header: bytes, pinned: PinnedObject) -> Reading | None:
+def _reading(name: str, header: bytes, pinned: PinnedObject) -> ReadSession | None:
     """The value in an object; None if the object is another's."""
     if not is_header(pinned.view, header):
         return None
     identity = bytes(pinned.view[: len(header)])
-    return Reading(name, pinned.num_bytes - len(header), identity, pinned)
+    return ReadSession(name, pinned.num_bytes - len(header), identity, pinned)
 
 
 def _places(buffers: Sequence[Sequence[Buffer]]) -> Places | None:

@@ -1,4 +1,4 @@
-"""Named objects, in the stores of many hosts."""
+"""Named objects, in the stores of many hosts: here, and on other hosts."""
 
 import dataclasses
 import threading
@@ -7,30 +7,51 @@ from contextlib import ExitStack
 from functools import partial
 from typing import Any
 
+import numpy as np
+
 from mooncake_kernels.buffers import Buffer
 from mooncake_kernels.errors import InvalidArgument, Unavailable
 from mooncake_kernels.pool import PutResult
 from mooncake_kernels.transfer import Region
 from mooncake_serving.store import ClusterStore, Node, Replicator
 from mooncake_serving.store.cluster import ClusterPut
+from mooncake_serving.store.cluster.destinations import (
+    BufferDestination,
+    BytesDestination,
+    Destination,
+    Outcome,
+)
 from mooncake_serving.store.directory import Directory
+from mooncake_serving.store.keyspace import Keyspace
 from mooncake_serving.store.replication.replicate import ANYWHERE, drop_from
 
 from ..codes import Failed
-from .buffers import Memory, Places
-from .codes import FAILURES, OBJECT_NOT_FOUND, Answer, code_of, fill, log
-from .elsewhere import Elsewhere
-from .naming import encoded, header_of
-from .objects import Objects, Views, check_segment, named
-from .replicas import ReplicaDescriptor, replica, size_of_value
-from .replicate_config import Keeping
+from .backend import LocalBackend, Views, named
+from .buffers import Memory, Places, too_small
+from .codes import (
+    CHECKSUM_MISMATCH,
+    FAILURES,
+    INVALID_PARAMS,
+    OBJECT_NOT_FOUND,
+    Answer,
+    code_of,
+    fill,
+    log,
+)
+from .naming import MIN_HEADER_BYTES, encoded, header_bytes, header_of, is_header, name_in
+from .replicas import ReplicaDescriptor, check_segment, replica, size_of_value
+from .replicate_config import PutOptions
 from .segments import Segments
-from .sessions import Reading, Wanted, Writing
+from .sessions import ReadSession, ReadSpec, WriteSession
 
 THERE = (PutResult.STORED, PutResult.EXISTS)
+_CODES = {
+    Outcome.NOT_TAKEN: INVALID_PARAMS,  # the buffers are too small
+    Outcome.DAMAGED: CHECKSUM_MISMATCH,
+}
 
 
-class ClusterObjects(Objects):
+class ClusterBackend(LocalBackend):
     """The same over all hosts: local objects are read here, all others from where they are.
 
     Args:
@@ -55,8 +76,8 @@ class ClusterObjects(Objects):
         self._copies = Replicator(cluster)
         self._directory = directory
         self._segments = segments
-        self._elsewhere = Elsewhere(cluster, self._keyspace)
-        self._here = None if own is None else Objects(own, own, namespace, has_order=False)
+        self._remote = RemoteBackend(cluster, self._keyspace)
+        self._here = None if own is None else LocalBackend(own, own, namespace, has_order=False)
         self._closing = closing
         self._lock = threading.Lock()
         self._regions: dict[int, Region] = {}
@@ -66,11 +87,11 @@ class ClusterObjects(Objects):
         op: str,
         names: Sequence[str],
         values: Sequence[Sequence[Any]],
-        keeping: Keeping,
+        options: PutOptions,
         *,
         replace: bool = False,
     ) -> list[int]:
-        """Store values; the directory is asked and told once, or twice to replace them.
+        """Store values; one lookup and one update of the directory, or two to replace them.
 
         A name that occurs again is put again, after the others.
         """
@@ -86,7 +107,7 @@ class ClusterObjects(Objects):
             firsts = {names[i]: i for i in reversed(left)}
             now = sorted(firsts.values())
             wanted = [names[i] for i in now], [objects[i] for i in now]
-            fill(op, codes, now, partial(self._put_each, op, *wanted, keeping, replace=replace))
+            fill(op, codes, now, partial(self._put_each, op, *wanted, options, replace=replace))
             left = [i for i in left if firsts[names[i]] != i]
         self._used(named(names, codes))
         return codes
@@ -119,7 +140,7 @@ class ClusterObjects(Objects):
         """Copy the values that are not here, and note their codes."""
         missing = [i for i, code in enumerate(codes) if code == OBJECT_NOT_FOUND]
         wanted = [names[i] for i in missing], [views_of(i) for i in missing]
-        fill(op, codes, missing, lambda: self._elsewhere.get_into_each(op, *wanted))
+        fill(op, codes, missing, lambda: self._remote.get_into_each(op, *wanted))
 
     def get_each(
         self, op: str, names: Sequence[str], make: Callable[[memoryview], Answer]
@@ -134,37 +155,39 @@ class ClusterObjects(Objects):
             i for i, one in enumerate(found) if isinstance(one, int) and one == OBJECT_NOT_FOUND
         ]
         wanted = [names[i] for i in missing]
-        fill(op, found, missing, lambda: self._elsewhere.get_each(op, wanted, make))
+        fill(op, found, missing, lambda: self._remote.get_each(op, wanted, make))
         self._used(named(names, found))
         return found
 
     def begin_each(
-        self, op: str, names: Sequence[str], sizes: Sequence[int], keeping: Keeping
-    ) -> list[Writing | int]:
-        """Reserve room; the directory is asked once."""
+        self, op: str, names: Sequence[str], sizes: Sequence[int], options: PutOptions
+    ) -> list[WriteSession | int]:
+        """Reserve room, with one lookup in the directory."""
         num_bytes = [0] * len(names)
 
         def check(i: int) -> int:
             num_bytes[i] = len(self._header(names[i], sizes[i])) + sizes[i]
             return 0
 
-        begun: list[Writing | int] = [code_of(op, partial(check, i)) for i in range(len(names))]
+        begun: list[WriteSession | int] = [
+            code_of(op, partial(check, i)) for i in range(len(names))
+        ]
         right = [i for i, code in enumerate(begun) if code == 0]
 
-        def begin() -> list[Writing | int]:
+        def begin() -> list[WriteSession | int]:
             wanted = [names[i] for i in right]
             sizes = [num_bytes[i] for i in right]
-            puts = self._cluster.begin_each(wanted, sizes, **self._options(keeping))
+            puts = self._cluster.begin_each(wanted, sizes, **self._options(options))
             return [
-                self._writing(op, name, put, keeping)
+                self._writing(op, name, put, options)
                 for name, put in zip(wanted, puts, strict=True)
             ]
 
         fill(op, begun, right, begin)
         return begun
 
-    def commit_each(self, op: str, writings: Sequence[Writing]) -> list[int]:
-        """Make values visible; the directory is told once."""
+    def commit_each(self, op: str, writings: Sequence[WriteSession]) -> list[int]:
+        """Make values visible, with one update of the directory."""
         puts: dict[int, ClusterPut] = {}
 
         def finish(i: int) -> int:
@@ -186,41 +209,41 @@ class ClusterObjects(Objects):
         for i, put in puts.items():
             if put.result in THERE:  # even if a later one has failed
                 codes[i] = 0
-                self._copy([writings[i].name], writings[i].keeping)
+                self._copy([writings[i].name], writings[i].options)
             else:
                 code_of(op, writings[i].abort)
         self._used([writing.name for writing in writings])
         return codes
 
-    def open_each(self, op: str, names: Sequence[str]) -> list[Reading | int]:
+    def open_each(self, op: str, names: Sequence[str]) -> list[ReadSession | int]:
         """Open values; for remote ones, one request to each host returns their sizes.
 
         A remote value is read from wherever it is at that time; its host may evict it.
         """
-        opened: list[Reading | int]
+        opened: list[ReadSession | int]
         if self._here is None:
             opened = [code_of(op, partial(_absent, name)) for name in names]
         else:
             opened = self._here.open_each(op, names)
         missing = [i for i, one in enumerate(opened) if one == OBJECT_NOT_FOUND]
         wanted = [names[i] for i in missing]
-        fill(op, opened, missing, lambda: self._elsewhere.open_each(op, wanted))
+        fill(op, opened, missing, lambda: self._remote.open_each(op, wanted))
         self._used(named(names, opened))
         return opened
 
     def num_bytes(self, name: str) -> int:
         here = OBJECT_NOT_FOUND if self._here is None else self._here.num_bytes(name)
         self._used_one(name)
-        return self._elsewhere.num_bytes(name) if here == OBJECT_NOT_FOUND else here
+        return self._remote.num_bytes(name) if here == OBJECT_NOT_FOUND else here
 
-    def read_ranges(self, op: str, wanted: Sequence[Wanted]) -> list[int]:
+    def read_ranges(self, op: str, wanted: Sequence[ReadSpec]) -> list[int]:
         """Fill buffers; all ranges from one other host come in one request."""
         codes = [0] * len(wanted)
         here = [i for i, one in enumerate(wanted) if one.reading.pinned is not None]
         there = [i for i, one in enumerate(wanted) if one.reading.pinned is None]
         read_here = super().read_ranges
         fill(op, codes, here, lambda: read_here(op, [wanted[i] for i in here]))
-        fill(op, codes, there, lambda: self._elsewhere.read_ranges(op, [wanted[i] for i in there]))
+        fill(op, codes, there, lambda: self._remote.read_ranges(op, [wanted[i] for i in there]))
         return codes
 
     def remove_each(self, op: str, names: Sequence[str]) -> list[int]:
@@ -244,7 +267,7 @@ class ClusterObjects(Objects):
             while cursor or is_first:
                 cursor, keys = self._directory.keys_of(pool, cursor)
                 is_first = False
-                new = {name for name in self._elsewhere.names_of(keys) if name is not None} - known
+                new = {name for name in self._remote.names_of(keys) if name is not None} - known
                 known |= new
                 yield from new
 
@@ -257,13 +280,13 @@ class ClusterObjects(Objects):
         if self._here is not None:
             found = self._here.replicas(op, names, node.name)
         sizes = {i: size_of_value(known[0]) for i, known in enumerate(found) if known}
-        opened: list[Reading | int] = [code_of(op, partial(_absent, name)) for name in names]
+        opened: list[ReadSession | int] = [code_of(op, partial(_absent, name)) for name in names]
         missing = [
             i for i, code in enumerate(opened) if code == OBJECT_NOT_FOUND and i not in sizes
         ]
         wanted = [names[i] for i in missing]
-        fill(op, opened, missing, lambda: self._elsewhere.open_each(op, wanted))
-        sizes |= {i: one.num_bytes for i, one in enumerate(opened) if isinstance(one, Reading)}
+        fill(op, opened, missing, lambda: self._remote.open_each(op, wanted))
+        sizes |= {i: one.num_bytes for i, one in enumerate(opened) if isinstance(one, ReadSession)}
         pools = node.entries.holders(self._keyspace.keys([names[i] for i in sizes]))
         for (i, size), holders in zip(sizes.items(), pools, strict=True):
             for pool in sorted(set(holders) - {node.pool_name}):
@@ -349,25 +372,25 @@ class ClusterObjects(Objects):
         """For each pool, one process that serves it."""
         return {member.pool: member.name for member in self._directory.members() if member.pool}
 
-    def _put(self, name: str, parts: Sequence[Any], keeping: Keeping) -> PutResult:
+    def _put(self, name: str, parts: Sequence[Any], options: PutOptions) -> PutResult:
         """Additional copies are best effort: the object counts as stored with the first."""
-        result = self._cluster.put_from(name, *parts, **self._options(keeping))
+        result = self._cluster.put_from(name, *parts, **self._options(options))
         if result is PutResult.FULL:
             self._check_room(name, result)
         if result is PutResult.STORED:
-            self._copy([name], keeping)
+            self._copy([name], options)
         return result
 
-    def _options(self, keeping: Keeping) -> dict[str, Any]:
+    def _options(self, options: PutOptions) -> dict[str, Any]:
         """How values are kept, for puts of the cluster."""
-        return {"retention": keeping.retention, "preferred": keeping.preferred}
+        return {"retention": options.retention, "preferred": options.preferred}
 
     def _put_each(
         self,
         op: str,
         names: Sequence[str],
         objects: Sequence[Sequence[Any]],
-        keeping: Keeping,
+        options: PutOptions,
         *,
         replace: bool,
     ) -> list[int]:
@@ -375,13 +398,13 @@ class ClusterObjects(Objects):
         put_alone = self._replace if replace else self._put
 
         def put_one(i: int) -> int:
-            put_alone(names[i], objects[i], keeping)
+            put_alone(names[i], objects[i], options)
             return 0
 
         try:
             if replace:
                 self._store.remove_each(names)
-            results = self._cluster.put_from_each(names, objects, **self._options(keeping))
+            results = self._cluster.put_from_each(names, objects, **self._options(options))
         except FAILURES:
             if self.health() != 0:
                 raise
@@ -389,10 +412,10 @@ class ClusterObjects(Objects):
             codes = [code_of(op, partial(put_one, i)) for i in range(len(names))]
             # Those that were stored before it failed are put for the second time now, which makes
             # no copies.
-            self._copy([names[i] for i, code in enumerate(codes) if code == 0], keeping)
+            self._copy([names[i] for i, code in enumerate(codes) if code == 0], options)
             return codes
         stored = [i for i, result in enumerate(results) if result is PutResult.STORED]
-        self._copy([names[i] for i in stored], keeping)
+        self._copy([names[i] for i in stored], options)
 
         def finish(i: int) -> int:
             self._check_room(names[i], results[i])
@@ -400,15 +423,15 @@ class ClusterObjects(Objects):
 
         return [code_of(op, partial(finish, i)) for i in range(len(names))]
 
-    def _copy(self, names: Sequence[str], keeping: Keeping) -> None:
-        if keeping.num_copies > 1 and names:
+    def _copy(self, names: Sequence[str], options: PutOptions) -> None:
+        if options.num_copies > 1 and names:
             copies = self._copies
-            if keeping.preferred:
-                placement = dataclasses.replace(ANYWHERE, preferred=keeping.preferred)
+            if options.preferred:
+                placement = dataclasses.replace(ANYWHERE, preferred=options.preferred)
                 copies = Replicator(self._cluster, placement)
             try:
                 failed = copies.replicate(
-                    names, keeping.num_copies, retention=keeping.retention
+                    names, options.num_copies, retention=options.retention
                 ).failed
             except Unavailable as error:
                 failed = dict.fromkeys(range(len(names)), str(error))
@@ -430,3 +453,146 @@ def _check(name: str) -> int:
 def _absent(name: str) -> int:
     header_of(name)  # refuses invalid names
     return OBJECT_NOT_FOUND
+
+
+class RemoteBackend:
+    """Objects that are not in this node's pool. Thread-safe.
+
+    Its calls raise what ``ClusterStore.read_each`` does.
+    """
+
+    def __init__(self, cluster: ClusterStore, keyspace: Keyspace):
+        self._cluster = cluster
+        self._keyspace = keyspace
+
+    def get_into_each(
+        self, op: str, names: Sequence[str], views: Sequence[Sequence[Memory]]
+    ) -> list[int]:
+        """Copy values, each into its buffers: for each its size, or a code."""
+        headers = [header_of(name) for name in names]
+        found = [bytearray(len(header)) for header in headers]
+        destinations = [
+            BufferDestination(op, (start, *one)) for start, one in zip(found, views, strict=True)
+        ]
+        outcomes = self._read(names, destinations)
+        codes = [_code_of(outcome) for outcome in outcomes]
+        for i, header in enumerate(headers):
+            if outcomes[i] is Outcome.NOT_TAKEN:
+                room, size = (
+                    num_bytes - len(header)
+                    for num_bytes in (destinations[i].num_bytes, destinations[i].object_bytes)
+                )
+                log.error("%s: %s", op, too_small(size, room))
+            if codes[i] == 0:
+                codes[i] = OBJECT_NOT_FOUND  # unless its header has this name
+                if is_header(found[i], header):
+                    destinations[i].deliver()
+                    codes[i] = destinations[i].object_bytes - len(header)
+        return codes
+
+    def get_each(
+        self, op: str, names: Sequence[str], make: Callable[[memoryview], Answer]
+    ) -> list[Answer | int]:
+        """For each value what ``make`` makes of it, or a code."""
+        destinations = [BytesDestination() for _ in names]
+        codes = [_code_of(outcome) for outcome in self._read(names, destinations)]
+        found: list[Answer | int] = [code or OBJECT_NOT_FOUND for code in codes]
+
+        def make_one(i: int) -> int:
+            header, value = header_of(names[i]), memoryview(destinations[i].value())
+            if is_header(value, header):
+                found[i] = make(value[len(header) :])
+            return 0
+
+        for i, code in enumerate(codes):
+            if code == 0:
+                found[i] = code_of(op, partial(make_one, i)) or found[i]
+        return found
+
+    def open_each(self, op: str, names: Sequence[str]) -> list[ReadSession | int]:
+        """Open values that are read range by range: for each a ``ReadSession``, or a code. Their
+        holders compare them with their checksums now, and not for each range.
+        """
+        return self._open_each(op, names, was_compared=False)
+
+    def num_bytes(self, name: str) -> int:
+        """The size of a value, which is not compared with its checksum; -704 if there is none."""
+        (found,) = self._open_each("get_size", [name], was_compared=True)
+        return found if isinstance(found, int) else found.num_bytes
+
+    def read_ranges(self, op: str, wanted: Sequence[ReadSpec]) -> list[int]:
+        """Fill buffers from ranges of open values: for each value its bytes, or a code.
+
+        Each range is looked up by itself, and the value may be replaced meanwhile. A header is
+        never used again: if it is still there after all reads, it was there all the time.
+        """
+        owners: list[int] = []
+        destinations: list[BufferDestination] = []
+        for i, one in enumerate(wanted):
+            for (first, last), part in zip(one.places(), one.parts, strict=True):
+                if first < last:
+                    owners.append(i)
+                    start = one.reading.start + first
+                    destinations.append(BufferDestination(op, [part], start, was_compared=True))
+        outcomes = self._read([wanted[i].reading.name for i in owners], destinations)
+        codes = [0] * len(wanted)
+        for i, sink, outcome in zip(owners, destinations, outcomes, strict=True):
+            if codes[i] >= 0:
+                code = _code_of(outcome)
+                codes[i] = code or codes[i] + sink.num_bytes
+                if code == 0:
+                    sink.deliver()
+        right = [i for i, code in enumerate(codes) if code >= 0]
+        names = [wanted[i].reading.name for i in right]
+        for i, now in zip(right, self._open_each(op, names, was_compared=True), strict=True):
+            if isinstance(now, int) or now.header != wanted[i].reading.header:
+                codes[i] = now if isinstance(now, int) else OBJECT_NOT_FOUND
+        return codes
+
+    def names_of(self, keys: np.ndarray) -> list[str | None]:
+        """Read the names of objects; None for objects without one."""
+        starts = self._read_starts(keys, [MIN_HEADER_BYTES] * len(keys))
+        sizes = [header_bytes(start) for start in starts]
+        longer = [i for i, size in enumerate(sizes) if size > MIN_HEADER_BYTES]
+        rest = self._read_starts(keys[longer], [sizes[i] for i in longer])
+        for i, start in zip(longer, rest, strict=True):
+            starts[i] = start
+        names = [name_in(memoryview(start)) for start in starts]
+        return [
+            name if name is not None and self._keyspace.key(name) == tuple(key) else None
+            for name, key in zip(names, keys.tolist(), strict=True)
+        ]
+
+    def _open_each(
+        self, op: str, names: Sequence[str], *, was_compared: bool
+    ) -> list[ReadSession | int]:
+        headers = [header_of(name) for name in names]
+        found = [bytearray(len(header)) for header in headers]
+        destinations = [
+            BufferDestination(op, [start], 0, was_compared=was_compared) for start in found
+        ]
+        opened: list[ReadSession | int] = []
+        for i, outcome in enumerate(self._read(names, destinations)):
+            code = _code_of(outcome)
+            if code == 0 and is_header(found[i], headers[i]):
+                num_bytes = destinations[i].object_bytes - len(headers[i])
+                opened.append(ReadSession(names[i], num_bytes, bytes(found[i]), None))
+            else:
+                opened.append(code or OBJECT_NOT_FOUND)
+        return opened
+
+    def _read(self, names: Sequence[str], destinations: Sequence[Destination]) -> list[Outcome]:
+        return self._cluster.read_each(self._keyspace.keys(names), destinations)
+
+    def _read_starts(self, keys: np.ndarray, sizes: Sequence[int]) -> list[bytearray]:
+        starts = [bytearray(size) for size in sizes]
+        destinations = [BufferDestination("names", [start], 0) for start in starts]
+        outcomes = self._cluster.node.read(keys, destinations, verify=False) if len(keys) else []
+        return [
+            start if outcome is Outcome.DONE else bytearray()
+            for start, outcome in zip(starts, outcomes, strict=True)
+        ]
+
+
+def _code_of(outcome: Outcome) -> int:
+    return 0 if outcome is Outcome.DONE else _CODES.get(outcome, OBJECT_NOT_FOUND)
