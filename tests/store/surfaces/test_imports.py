@@ -53,7 +53,11 @@ class Missing:
             raise ModuleNotFoundError(f"No module named {{name!r}}", name=name)
 
 sys.meta_path.insert(0, Missing())
+loaded = set(sys.modules)
 for package in {packages!r}.split():
+    for name in set(sys.modules) - loaded:
+        if name.partition(".")[0] in ("mooncake_serving", package):
+            del sys.modules[name]  # which was imported before another package was missing
     try:
         importlib.import_module({module!r})
     except ModuleNotFoundError as error:
