@@ -37,11 +37,8 @@ from .pins import Pins
 from .pulls import Offers, Puller
 from .remote_reads import RemoteReader
 
-_taken: weakref.WeakSet[TransferEngine] = weakref.WeakSet()
-_lock = threading.Lock()
 logger = logging.getLogger(__name__)
 
-_open: weakref.WeakSet[Closeable] = weakref.WeakSet()
 READS_AT_ONCE = 8  # holders, of all threads together
 STATS_TTLS = 0.1  # how long a renewal waits for the pool's numbers
 PAUSE_S = 0.005  # while others finish their reads
@@ -50,6 +47,12 @@ REMOVED_S = 300  # longer than any copy is in flight
 REMOVED_TTLS = 15  # longer than it takes until a node compares its pool with the directory
 MAX_SLOTS = 1024
 MAX_SLOT_BYTES = 1 << 30
+
+# A node takes all notifications of its engine, so that each has one node at most.
+_taken: weakref.WeakSet[TransferEngine] = weakref.WeakSet()
+_lock = threading.Lock()
+# Nodes that are open when the interpreter exits leave then, as if they had been closed.
+_open: weakref.WeakSet[Closeable] = weakref.WeakSet()
 
 
 class Node(Closeable):
