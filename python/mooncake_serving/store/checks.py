@@ -14,7 +14,7 @@ from mooncake_kernels.pool import ObjectPool, PinnedObject, Retention
 from .keyspace import StoreKeys, check_keys
 
 MAX_NUMBER = 2**64 - 1
-RETENTIONS = get_args(Retention)
+RETENTIONS: tuple[Retention, ...] = get_args(Retention)  # by their number in ``PoolObjects``
 
 
 def check_share(op: str, argument: str, value: Any) -> None:

@@ -6,9 +6,8 @@ import numpy as np
 
 from mooncake_kernels.pool import Key, ObjectPool, Retention
 
+from .checks import RETENTIONS
 from .keyspace import NUM_DIGITS, parse_digits
-
-RETENTIONS: tuple[Retention, ...] = ("normal", "soft", "hard")
 
 
 @dataclass(frozen=True)

@@ -4,8 +4,8 @@ import pytest
 
 from mooncake_kernels.errors import InvalidArgument, Unavailable
 from mooncake_serving.store import Replicator
+from mooncake_serving.store.checks import RETENTIONS
 from mooncake_serving.store.cluster.retention import HARD
-from mooncake_serving.store.object_list import RETENTIONS
 
 from ..replication.support import die, forget
 from .support import kept_by, value

@@ -19,8 +19,7 @@ from ...rpc import Peers
 from ..directory import Member
 from ..store import Store
 from .destinations import Destination, Outcome
-from .directory_entries import DirectoryEntries
-from .locations import Locations
+from .directory_entries import DirectoryEntries, Locations
 from .membership import Membership, PeerBackoff
 from .node_server import PoolService
 from .object_rpc import UNSURE, NewResult, ObjectRpc

@@ -23,10 +23,9 @@ from ..directory import Directory, Member
 from ..store import Store
 from .claims import Admission, Claims
 from .destinations import Destination, Outcome
-from .directory_entries import DirectoryEntries
+from .directory_entries import DirectoryEntries, Locations
 from .fast_path import FastPath
 from .fetcher import Fetcher
-from .locations import Locations
 from .membership import CachedStats, Lives, Membership, PeerBackoff, host_name, pool_name
 from .memory import RegisteredMemory, Staging
 from .messages import NodeRpc

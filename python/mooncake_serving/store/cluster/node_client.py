@@ -9,7 +9,7 @@ from mooncake_kernels.buffers import Buffer, as_buffer, copy_to_host
 from mooncake_kernels.pool import PoolStats, PutResult, Retention, checksum_of
 
 from ...rpc import Peers
-from ..object_list import RETENTIONS
+from ..checks import RETENTIONS
 from .memory import RegisteredMemory
 from .messages import (
     MAX_KEYS,

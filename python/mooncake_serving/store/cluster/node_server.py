@@ -11,7 +11,7 @@ from mooncake_kernels.errors import InvalidArgument, TransferError, Unavailable
 from mooncake_kernels.transfer import RedisPublisher, TransferEngine
 
 from ...rpc import Receiver, Refused
-from ..object_list import RETENTIONS
+from ..checks import RETENTIONS
 from ..store import Store
 from .directory_entries import DirectoryEntries
 from .messages import (

@@ -6,7 +6,7 @@ import numpy as np
 
 from mooncake_kernels.pool import ObjectPool, PoolObjects, Retention
 
-from ..object_list import RETENTIONS
+from ..checks import RETENTIONS
 
 # The index in RETENTIONS, and the position, both as in ``PoolObjects``: a row for each object.
 PUT_OPTIONS = np.dtype([("retention", "u1"), ("position", "<u2")])
