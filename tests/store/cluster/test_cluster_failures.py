@@ -426,13 +426,13 @@ def test_without_the_directory_the_own_host_works(hosts, away):
     assert not one.node.claims._writing, "the next put has claims to end"
     with pytest.raises(Unavailable):
         hosts.make("three", directory=away)
-    # What is evicted and put by others meanwhile is told once it is back.
+    # What is evicted and put by others meanwhile is published once it is back.
     one.store.put("beside", value(4))
     one.store.evict(64 * UNIT)
     one.store.put("late", value(5))
     away.is_away = False
     assert eventually(lambda: two.cluster.get("late") == value(5))
-    assert eventually(lambda: not two.cluster.exists("ours"))  # which is told after what is new
+    assert eventually(lambda: not two.cluster.exists("ours"))  # withdrawn after what is new
     assert not two.cluster.exists("beside")
 
 
@@ -453,7 +453,7 @@ def test_a_put_is_published_late_if_the_directory_goes_in_between(hosts, away):
 def test_a_directory_that_lost_everything_is_filled_again(hosts, away):
     one, two = hosts.make("one", directory=away, ttl_s=SHORT_TTL_S), hosts.make("two")
     one.cluster.put_each(range(5), [value(i) for i in range(5)])
-    away.is_away = True  # or it might be told before somebody has looked
+    away.is_away = True  # or it might be notified before somebody has looked
     hosts.directory.leave(one.node.name)
     assert not two.cluster.exists(3)
     away.is_away = False

@@ -410,12 +410,12 @@ class TestPuts:
         assert one.node._served._publisher.publish(one.cluster.keyspace.keys(["lost"])).all()
         served = one.node._served._served
         take = served.take
-        told = threading.Event()
+        is_noted = threading.Event()
 
         def take_once():
             done = take()
-            if not told.is_set():
-                told.set()
+            if not is_noted.is_set():
+                is_noted.set()
                 done = done._replace(is_listed_in_vain=True)
             return done
 

@@ -119,9 +119,9 @@ def test_a_look_withdraws_what_a_process_without_a_node_has_evicted(pair):
 def test_a_look_does_not_withdraw_what_is_put_again_after_its_removal(hosts, look):
     """The put is listed, and stored, before the look tells the directory what was gone."""
     node, client = hosts.make("node"), hosts.make("client", 0)
-    listing = node.node.entries
+    entries = node.node.entries
     assert client.cluster.put("a", value(1)) is STORED
-    listing.publish_changes()
+    entries.publish_changes()
     assert client.cluster.remove("a")
     found = []
 
@@ -131,9 +131,9 @@ def test_a_look_does_not_withdraw_what_is_put_again_after_its_removal(hosts, loo
         found.append(client.cluster.get("a"))
 
     with replaced(hosts.directory, "withdraw", put_and_withdraw):
-        getattr(listing, look)()
+        getattr(entries, look)()
     client.cluster.put("a", value(1))
-    listing.publish_changes()
+    entries.publish_changes()
     assert client.cluster.get("a") == value(1) and None not in found
 
 

@@ -263,9 +263,9 @@ def test_what_is_said_of_a_host(hosts):
     one.cluster.put("a", value(1))
     one.node.admission.set_open(False)
 
-    def told() -> tuple[bool, int]:
+    def reported() -> tuple[bool, int]:
         [member] = one.cluster.members()
         return member.is_draining, member.free_bytes
 
-    assert eventually(lambda: told() == (True, 63 * UNIT))
+    assert eventually(lambda: reported() == (True, 63 * UNIT))
     assert one.cluster.stats()[one.node.pool_name].num_ready == 1

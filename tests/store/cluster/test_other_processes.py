@@ -30,22 +30,22 @@ def test_changes_by_processes_without_a_node_are_published(hosts):
 
 def test_changes_between_two_looks_are_published(hosts):
     one, two = hosts.several(2)
-    listing, keys = one.node.entries, range(4)
-    listing.publish_changes()
+    entries, keys = one.node.entries, range(4)
+    entries.publish_changes()
     other = Store.open(one.store.pool.path)
     try:
         one.cluster.put_each(keys, [value(i) for i in keys])
         for i in keys:
             other.remove(i)  # before the node has looked
         assert two.cluster.exists_each(keys).all()
-        listing.publish_changes()
+        entries.publish_changes()
         assert not two.cluster.exists_each(keys).any()
         assert two.cluster.put(0, value(0)) is PutResult.STORED
         one.cluster.put_each([5, 6], [value(5), value(6)])
-        listing.publish_changes()
+        entries.publish_changes()
         one.cluster.remove(5)
         other.put(5, value(5))
-        listing.publish_changes()
+        entries.publish_changes()
         assert two.cluster.get_each([5, 6]) == [value(5), value(6)]
     finally:
         other.close()

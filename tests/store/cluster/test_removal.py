@@ -44,7 +44,7 @@ def look_at_everything(hosts) -> None:
 
 @pytest.mark.parametrize("looks", [False, True])
 def test_the_answer_of_the_directory_is_lost(hosts, looks):
-    """Then no one was asked to drop it; whoever tells of it again is told that it is removed."""
+    """Then no one was asked to drop it; whoever publishes it again learns that it is removed."""
     one = hosts.make("one")
     two = hosts.make("two", directory=Forgetful(hosts.directory, "remove"))
     one.cluster.put("a", value(1))
@@ -166,8 +166,8 @@ def test_a_look_before_the_own_copy_is_dropped(hosts):
         one.cluster.remove("a")
     assert hosts_with(hosts.all, "a") == [] and not two.cluster.exists("a")
     keys = one.cluster.keyspace.keys(["a"])
-    told = hosts.directory.publish(two.node.pool_name, keys, is_copy=True)
-    assert told.tolist() == [Published.REMOVED]
+    answers = hosts.directory.publish(two.node.pool_name, keys, is_copy=True)
+    assert answers.tolist() == [Published.REMOVED]
 
 
 def test_the_own_pool_cannot_be_changed(hosts):

@@ -76,7 +76,7 @@ def test_a_holder_that_cannot_be_notified_finds_it_by_itself(hosts):
 
 
 def test_what_another_process_has_put_into_the_pool_stays_listed(hosts):
-    """The node that is told of it has just seen that it is gone."""
+    """The node that is notified of it has just seen that it is gone."""
     one, two = hosts.several(2)
     again = hosts.make("again", store=Store.open(one.store.pool.path))
     one.cluster.put("a", value(1))

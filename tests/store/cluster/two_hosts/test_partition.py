@@ -37,7 +37,7 @@ def make(servers, name: str, address: str, by_key: bool = True) -> Host:
     return Host(store, engine, node, ClusterStore(node))
 
 
-def told(pipe):
+def received(pipe):
     assert pipe.poll(WAIT_S), "the far host does not answer"
     return pipe.recv()
 
@@ -79,14 +79,14 @@ def far(tmp_path, by_key):
     process.start()
     theirs.close()
     try:
-        told(ours)
+        received(ours)
         shell(f"ip link add wire type veth peer name wire netns {process.pid}")
         for words, address in (("", NEAR), (f"nsenter --target {process.pid} --net ", FAR)):
             shell(f"{words}ip link set lo up")
             shell(f"{words}ip addr add {address}/24 dev wire")
             shell(f"{words}ip link set wire up")
         ours.send("there is a network")
-        told(ours)
+        received(ours)
         with directory.connect(url) as servers:
             near = make(servers, "near", NEAR, by_key=by_key)
             yield ours, near
@@ -104,7 +104,7 @@ def far(tmp_path, by_key):
 def put(pipe, key: str, seed: int, num_bytes: int = UNIT):
     """Have the far host put; what came of it, and how many readers it has."""
     pipe.send((key, seed, num_bytes))
-    return told(pipe)
+    return received(pipe)
 
 
 def test_what_is_behind_the_cut_is_not_there_until_it_is_mended(far):
@@ -126,14 +126,14 @@ def test_what_is_behind_the_cut_is_not_there_until_it_is_mended(far):
 def test_a_cut_in_the_middle_of_a_read(far):
     pipe, near = far
     assert put(pipe, "a", 1, 200_000)[0] is STORED
-    mover = near.node._reader._fetcher
+    fetcher = near.node._reader._fetcher
 
     def cut(read, *args, **options):
         shell(CUT)
         return read(*args, **options)
 
     into = np.zeros(200_000, np.uint8)
-    with replaced(mover, "read", cut):
+    with replaced(fetcher, "read", cut):
         assert near.cluster.get_into("a", into) is None
     shell(REPAIRED)
     assert eventually(lambda: near.cluster.get_into("a", into) == 200_000)
