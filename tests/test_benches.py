@@ -17,11 +17,14 @@ ROOT = Path(__file__).parents[1]
 
 @pytest.fixture
 def bench(monkeypatch):
-    """Import a module of the folder, whose names some folders of tests have as well."""
-    monkeypatch.syspath_prepend(str(ROOT / "bench"))
-    for file in (ROOT / "bench").glob("*.py"):
-        monkeypatch.setitem(sys.modules, file.stem, None)
-        del sys.modules[file.stem]  # and what was there is there again after the test
+    """Import a module of bench/ as a bench does: ``lib.harness``, or a bench by its name."""
+    for folder in ("kernels", "transfer", "store", "serving", ""):
+        monkeypatch.syspath_prepend(str(ROOT / "bench" / folder))
+    for file in (ROOT / "bench").rglob("*.py"):
+        package = file.parent.name
+        for name in (package, f"{package}.{file.stem}", file.stem):
+            monkeypatch.setitem(sys.modules, name, None)
+            del sys.modules[name]  # and what was there is there again after the test
     return importlib.import_module
 
 
@@ -44,7 +47,7 @@ def test_transfers_of_several_sizes_are_one_run(bench, monkeypatch):
     words = ["--block-size", "4096", "16384", "--batch-size", "8", "64"]
     monkeypatch.setattr(sys, "argv", ["bench_transfer.py", *words])
     transfer = bench("bench_transfer")
-    options = bench("harness").arguments(None, transfer.add_options)
+    options = bench("lib.harness").arguments(None, transfer.add_options)
     assert transfer.chosen(options) == [(4096, 8), (4096, 64), (16384, 8), (16384, 64)]
 
 
@@ -53,7 +56,7 @@ def test_transfers_that_there_are_not_are_refused(bench, monkeypatch, capsys, wo
     option, value = words.split()
     monkeypatch.setattr(sys, "argv", ["bench_transfer.py", option, value])
     with pytest.raises(SystemExit):
-        bench("harness").arguments(None, bench("bench_transfer").add_options)
+        bench("lib.harness").arguments(None, bench("bench_transfer").add_options)
     error = capsys.readouterr().err.splitlines()[-1]
     assert option in error and value in error
 
@@ -66,7 +69,7 @@ def transfer(tmp_path):
 
     def run(words):
         results, paths = tmp_path / "results.json", [str(tmp_path), *sys.path]
-        command = [sys.executable, ROOT / "bench/bench_transfer.py", "--json", results]
+        command = [sys.executable, ROOT / "bench/transfer/bench_transfer.py", "--json", results]
         environment = os.environ | {"PYTHONPATH": os.pathsep.join(paths)}
         options = ["--quick", "--repeat", "1", "--transports", "shm", "--operation", "write"]
         subprocess.run([*command, *options, *words.split()], env=environment, check=True)
@@ -93,7 +96,7 @@ def test_a_library_that_dies_is_left_out(transfer):
 @pytest.mark.parametrize("words", [["--json", "/a/b.json"], ["--json=/a/b.json"]])
 def test_results_name_the_command(bench, monkeypatch, words):
     monkeypatch.setattr(sys, "argv", ["/a/bench_x.py", "--repeat", "9", *words, "--quick"])
-    assert bench("machine").describe("cpu", 1)["command"] == "bench_x.py --repeat 9 --quick"
+    assert bench("lib.machine").describe("cpu", 1)["command"] == "bench_x.py --repeat 9 --quick"
 
 
 @pytest.fixture
@@ -105,7 +108,7 @@ def tree(tmp_path, bench, monkeypatch):
         monkeypatch.delenv(name)  # of a hook that runs the tests: git would use its repository
     monkeypatch.setenv("GIT_CONFIG_GLOBAL", os.devnull)
     monkeypatch.setenv("GIT_CONFIG_NOSYSTEM", "1")
-    machine = bench("machine")
+    machine = bench("lib.machine")
     monkeypatch.setattr(machine, "ROOT", tmp_path)
     monkeypatch.setattr(machine, "KEPT", tmp_path / "bench/results")
     machine.KEPT.mkdir(parents=True)
@@ -143,11 +146,11 @@ def test_results_of_uncommitted_code_are_not_kept(tree, tmp_path):
 
 def test_results_without_git_are_of_no_commit(bench, monkeypatch, tmp_path):
     monkeypatch.setenv("PATH", str(tmp_path))
-    assert bench("machine").commit() == "none"
+    assert bench("lib.machine").commit() == "none"
 
 
 def test_machines_that_a_hypervisor_calls_the_same_are_told_apart(bench, monkeypatch):
-    machine = bench("machine")
+    machine = bench("lib.machine")
     one = "processor : 0\ncpu family : {}\nmodel : 1\nmodel name : AMD EPYC\nflags : fpu avx2{}\n\n"
     for family, more, expected in (
         (25, "", "AMD EPYC (cpu family 25, model 1, AVX2)"),
@@ -163,7 +166,7 @@ def test_the_option_json_says_so(tree, bench, tmp_path, monkeypatch, capsys):
     (tmp_path / "code").write_text("2")
     monkeypatch.setattr(sys, "argv", ["bench_x.py", "--json", str(tree.KEPT / "b.json")])
     with pytest.raises(SystemExit):
-        bench("harness").arguments(None)
+        bench("lib.harness").arguments(None)
     assert "--json: results are kept in" in capsys.readouterr().err
 
 
@@ -177,7 +180,7 @@ def test_the_option_json_says_so(tree, bench, tmp_path, monkeypatch, capsys):
 def test_wrong_options_are_refused_before_anything_is_measured(
     bench, monkeypatch, capsys, tmp_path, option, told
 ):
-    harness = bench("harness")
+    harness = bench("lib.harness")
     monkeypatch.setattr(harness.torch.cuda, "is_available", lambda: False)
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "argv", ["bench_x.py", option])
@@ -200,12 +203,12 @@ def test_wrong_options_are_refused_before_anything_is_measured(
 def test_so_are_those_of_one_bench(bench, monkeypatch, capsys, name, words, told):
     monkeypatch.setattr(sys, "argv", [name, *words.split()])
     with pytest.raises(SystemExit):
-        bench("harness").arguments(None, bench(name).add_options)
+        bench("lib.harness").arguments(None, bench(name).add_options)
     assert f"argument {words.split()[0]}: {told}" in capsys.readouterr().err
 
 
 def test_directions_are_those_of_the_device(bench):
-    directions, options = bench("kv_options").directions, argparse.Namespace(device="cpu")
+    directions, options = bench("lib.kv_options").directions, argparse.Namespace(device="cpu")
     for options.direction in (None, ["H2H"]):
         assert directions(options) == ["H2H"]
     options.direction = ["H2H", "D2H"]
@@ -216,11 +219,11 @@ def test_directions_are_those_of_the_device(bench):
 def test_a_missing_perftest_is_named(bench, monkeypatch, tmp_path):
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(SystemExit, match="ib_write_bw is not installed: apt-get install perftest"):
-        bench("perftest").gb_per_s("write", ["a", "b"], 4096, 1)
+        bench("baselines.perftest").gb_per_s("write", ["a", "b"], 4096, 1)
 
 
 def test_a_bench_may_lack_options_that_others_have(bench, monkeypatch, capsys):
-    arguments = bench("harness").arguments
+    arguments = bench("lib.harness").arguments
     monkeypatch.setattr(sys, "argv", ["bench_x.py"])
     assert arguments(None, without=("device", "seconds")).device == "cpu"
     for option in ("--device=cpu", "--seconds=1"):
@@ -232,7 +235,7 @@ def test_a_bench_may_lack_options_that_others_have(bench, monkeypatch, capsys):
 
 
 def test_rounds_beside_perftest_are_as_many_as_asked_for(bench, monkeypatch):
-    perftest, arguments = bench("perftest"), bench("harness").arguments
+    perftest, arguments = bench("baselines.perftest"), bench("lib.harness").arguments
     for words, rounds in (([], 9), (["--repeat", "12"], 12), (["--quick"], 3)):
         monkeypatch.setattr(sys, "argv", ["bench_x.py", *words])
         options = arguments(None, perftest.few_rounds)
@@ -241,7 +244,7 @@ def test_rounds_beside_perftest_are_as_many_as_asked_for(bench, monkeypatch):
 
 @pytest.mark.parametrize("form", [["--json", "{}"], ["--json={}"]])
 def test_results_of_the_guest_arrive(bench, monkeypatch, tmp_path, form):
-    in_guest = bench("in_guest")
+    in_guest = bench("lib.in_guest")
     runner = tmp_path / "runner"  # the last word is the file for the results
     runner.write_text('#!/bin/bash\n[ "$1" = --prepare ] || echo "$*" >"${@: -1}"\n')
     runner.chmod(0o755)
@@ -252,5 +255,5 @@ def test_results_of_the_guest_arrive(bench, monkeypatch, tmp_path, form):
         sys, "argv", ["bench_x.py", *(word.format(target) for word in form), "--quick"]
     )
     with pytest.raises(SystemExit) as raised:
-        in_guest.leave_unless_nics(bench("harness").arguments(None), 2)
+        in_guest.leave_unless_nics(bench("lib.harness").arguments(None), 2)
     assert raised.value.code == 0 and "bench_x.py" in target.read_text()

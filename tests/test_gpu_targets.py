@@ -65,11 +65,11 @@ def test_wheels_are_installed_without_a_network(tmp_path):
 
 def test_nothing_is_run_if_something_is_missing(tmp_path):
     status, lines = run_script(tmp_path, fails="gpu_needs")
-    assert status == 1 and [line.split()[0] for line in lines] == ["bench/gpu_needs.py"]
+    assert status == 1 and [line.split()[0] for line in lines] == ["bench/lib/gpu_needs.py"]
 
 
 def test_it_says_what_is_missing_and_how_to_carry_it():
-    bare = [sys.executable, "-I", "-S", BENCH / "gpu_needs.py"]  # no package is found
+    bare = [sys.executable, "-I", "-S", BENCH / "lib/gpu_needs.py"]  # no package is found
     result = subprocess.run(bare, capture_output=True, text=True)
     assert result.returncode == 1
     first, *rest = result.stderr.splitlines()
@@ -80,13 +80,13 @@ def test_it_says_what_is_missing_and_how_to_carry_it():
 
 
 def test_a_build_needs_the_program_ninja():
-    needs = [sys.executable, BENCH / "gpu_needs.py", "--targets", "--build"]
+    needs = [sys.executable, BENCH / "lib/gpu_needs.py", "--targets", "--build"]
     result = subprocess.run(needs, env=os.environ | {"PATH": ""}, capture_output=True, text=True)
     assert result.returncode == 1 and "'ninja>=1.11'" in result.stderr
 
 
 def test_the_quick_form_carries_no_model():
-    bare = [sys.executable, "-I", "-S", BENCH / "gpu_needs.py", "--quick"]
+    bare = [sys.executable, "-I", "-S", BENCH / "lib/gpu_needs.py", "--quick"]
     result = subprocess.run(bare, capture_output=True, text=True)
     assert result.returncode == 1 and "pytest-xdist" in result.stderr
     assert "smollm2" not in result.stderr
@@ -103,7 +103,7 @@ def test_a_torch_without_a_gpu_is_told_of(tmp_path):
         "__version__ = '2.13.0+cpu'\nclass cuda:\n is_available = lambda: False\n"
         "class version:\n cuda = None\n"
     )
-    command = [sys.executable, BENCH / "gpu_needs.py", "--targets"]
+    command = [sys.executable, BENCH / "lib/gpu_needs.py", "--targets"]
     environment = os.environ | {"PYTHONPATH": str(tmp_path)}
     result = subprocess.run(command, env=environment, capture_output=True, text=True)
     assert result.returncode == 1
@@ -124,7 +124,7 @@ def test_without_targets_it_runs_what_there_is(tmp_path):
     status, lines = run_script(tmp_path, "a.whl", "results")
     assert status == 0
     words = [line.split() for line in lines]
-    they_have_their_options([call for call in words if call[0].startswith("bench_")])
+    they_have_their_options([call for call in words if "/bench_" in call[0]])
     tests = {word for call in words for word in call if "/tests/" in word}
     assert len(tests) >= 7 and all(Path(name).exists() for name in tests)
     modules = {call[1] for call in words if call[0] == "-m"}
@@ -136,7 +136,7 @@ def test_the_quick_form_ends_within_one_call_and_keeps_what_was_said(tmp_path):
     assert status == 0
     limits = {line.split()[0] for line in lines if line[0].isdigit()}
     assert max(map(int, limits - {"120"})) + 120 <= 420  # the tests run side by side, then a bench
-    they_have_their_options([line.split()[1:] for line in lines if "bench_" in line], at_least=1)
+    they_have_their_options([line.split()[1:] for line in lines if "/bench_" in line], at_least=1)
     names = {file.name for file in (tmp_path / "results").glob("quick_*.txt")}
     kinds = ("memcheck", "racecheck", "transfer", "serving", "kernels", "bench")
     assert names == {f"quick_{name}.txt" for name in kinds}
@@ -189,7 +189,7 @@ def write_results(folder, *, d2d=95.0, d2h=91.0, rope=0.95, host=9.0, smallest=4
 
 
 def told(folder):
-    command = [sys.executable, BENCH / "gpu_targets.py", folder]
+    command = [sys.executable, BENCH / "lib/gpu_targets.py", folder]
     result = subprocess.run(command, capture_output=True, text=True)
     assert not result.stderr
     return result.returncode, [line.split(maxsplit=1) for line in result.stdout.splitlines()]

@@ -8,7 +8,7 @@ import pytest
 from mooncake_serving.engine import Batch, Chunk, Engine, PagedKVCache, SemanticCache
 from mooncake_serving.semantic import Recompute, SignatureIndex, Signer
 
-TEXTS = runpy.run_path(str(Path(__file__).parents[3] / "bench/semantic_texts.py"))
+TEXTS = runpy.run_path(str(Path(__file__).parents[3] / "bench/lib/semantic_texts.py"))
 REPORT, OTHER = ("\n\n".join(TEXTS[name][:2]) for name in ("REPORT", "OTHER"))
 NEW = f"{TEXTS['INSERTED']}\n\n{REPORT}"
 ANSWER = " The miller waited until the water had fallen, and then he could grind for five hours."
