@@ -85,9 +85,9 @@ bench-quick: QUICK := --quick
 bench bench-quick: build $(VENV)/.bench $(VENV)/.demo
 	mkdir -p $(RESULTS)
 	for file in $(BENCHES); do name=$${file##*/bench_}; \
-	  $(BIN)/python $$file $(QUICK) --json $(RESULTS)/$${name%.py}.json || exit 1; done
-	$(BIN)/python bench/plots/plot_roofline.py $(RESULTS)/kv_shapes.json $(RESULTS)
-	$(BIN)/python bench/plots/plot_transfer.py $(RESULTS)/transfer.json $(RESULTS)
+	  $(BIN)/python $$file $(QUICK) --json $(RESULTS)/$${name%.py}.jsonl || exit 1; done
+	$(BIN)/python bench/plots/plot_roofline.py $(RESULTS)/kv_shapes.jsonl $(RESULTS)
+	$(BIN)/python bench/plots/plot_transfer.py $(RESULTS)/transfer.jsonl $(RESULTS)
 
 # The site, into build/docs; a broken link is an error.
 docs: $(VENV)/.docs

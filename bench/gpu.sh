@@ -37,12 +37,12 @@ mkdir -p "$results" && results=$(cd "$results" && pwd) || exit
 root=$PWD status=0
 cd /tmp || exit
 if [ "$only" = --targets ]; then
-  # What is cut off by its time leaves the rows that it has, and the others are told to be missing.
+  # What is cut off by its time leaves the rows that it has, and the others are reported as missing.
   target() { # seconds, bench, file, options
     (timeout -k 5 "$1" python3 "$root/bench/kernels/bench_$2.py" --device cuda --threads 8 \
-      --json "$results/targets_$3.json" "${@:4}") || status=1
+      --json "$results/targets_$3.jsonl" "${@:4}") || status=1
   }
-  rm -f "$results"/targets_*.json
+  rm -f "$results"/targets_*.jsonl
   target 40 copy_plan host --seconds 1
   target 120 kv_shapes d2d --seconds 1 --direction D2D --engine cuda tma --shape llama-8b llama-70b-tp8 mla-bf16 \
     --runs 8192 65536 --pattern random --max-gib 8
@@ -74,7 +74,7 @@ if [ "$only" = --quick ]; then
     -k "cuda or gpu or triton or test_tma or copy_engine or two_hop"
   wait
   part bench 120 python3 "$root/bench/transfer/bench_transfer_gpu.py" --device cuda --folder /tmp --repeat 7 \
-    --seconds 0.3 --json "$results/transfer_gpu.json"
+    --seconds 0.3 --json "$results/transfer_gpu.jsonl"
   for name in memcheck racecheck transfer serving kernels bench; do
     said=$results/quick_$name.txt
     echo "== $name" && tail -n 40 "$said"
@@ -93,7 +93,7 @@ fi
   "$root/tests/serving/test_on_a_gpu.py" || status=1
 for tool in memcheck racecheck initcheck; do
   select="(cuda or gpu or test_tma) and not triton and not compile"
-  # It runs one kernel after the other: one that waits for another waits in vain.
+  # It runs one kernel after the other: one that waits for another would wait forever.
   if [ $tool = initcheck ]; then select="$select and not layer_stream"; fi
   compute-sanitizer --tool "$tool" --error-exitcode 9 "${pytest[@]}" "$root/tests/kv" -k "$select" ||
     status=1
@@ -104,7 +104,7 @@ MOONCAKE_KERNELS_CALIBRATION=$results/calibration_gpu.json \
   "${pytest[@]}" "$root/tests/kv" -k "two_sides or copy_blocks or edges" || status=1
 bench() { # file, options
   name=$(basename "$1" .py)
-  python3 "$root/bench/$1" --device cuda --json "$results/${name#bench_}_gpu.json" "${@:2}" || status=1
+  python3 "$root/bench/$1" --device cuda --json "$results/${name#bench_}_gpu.jsonl" "${@:2}" || status=1
 }
 bench kernels/bench_copy_blocks.py
 bench kernels/bench_copy_batch.py
@@ -116,6 +116,6 @@ bench kernels/bench_attention.py
 bench kernels/bench_similarity.py
 bench transfer/bench_transfer_gpu.py --folder /tmp
 bench kernels/bench_kv_shapes.py --max-sms 0 8 --repeat 11 --seconds 2
-python3 "$root/bench/plots/plot_roofline.py" "$results/kv_shapes_gpu.json" "$results" || status=1
+python3 "$root/bench/plots/plot_roofline.py" "$results/kv_shapes_gpu.jsonl" "$results" || status=1
 python3 -m mooncake_serving demo --device cuda --json >"$results/demo_gpu.json" || status=1
 exit $status

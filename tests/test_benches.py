@@ -68,12 +68,14 @@ def transfer(tmp_path):
     (tmp_path / "mooncake/engine.py").write_text("raise RuntimeError('no such driver')")
 
     def run(words):
-        results, paths = tmp_path / "results.json", [str(tmp_path), *sys.path]
+        results, paths = tmp_path / "results.jsonl", [str(tmp_path), *sys.path]
         command = [sys.executable, ROOT / "bench/transfer/bench_transfer.py", "--json", results]
         environment = os.environ | {"PYTHONPATH": os.pathsep.join(paths)}
         options = ["--quick", "--repeat", "1", "--transports", "shm", "--operation", "write"]
         subprocess.run([*command, *options, *words.split()], env=environment, check=True)
-        return json.loads(results.read_text())
+        head, *rows = map(json.loads, results.read_text().splitlines())
+        assert head["bench"] == "transfer"
+        return rows
 
     return run
 
@@ -82,15 +84,27 @@ def test_a_row_of_transfers_is_of_as_many_bytes_as_it_says(transfer):
     sizes = f"512 2048 {200 << 20}"
     results = transfer(f"--without mooncake nixl-cma --batch-size 4 --block-size {sizes}")
     cases = ["shm write, 4 x 512 bytes", "shm write, 4 x 2 KiB"]
-    assert [row["case"] for row in results["rows"]] == cases
-    [left] = results["left_out"]
-    assert left["case"] == "shm write, 4 x 204800 KiB" and "268435456 bytes" in left["why"]
+    *rows, left = results
+    assert [row["case"] for row in rows] == cases
+    assert left["case"] == "shm write, 4 x 204800 KiB" and "268435456 bytes" in left["left_out"]
 
 
 def test_a_library_that_dies_is_left_out(transfer):
     results = transfer("--without nixl-cma --batch-size 4 --block-size 4096")
-    assert [row["case"] for row in results["rows"]] == ["shm write, 4 x 4 KiB"]
-    assert {"case": "mooncake", "why": "a process of mooncake has ended"} in results["left_out"]
+    assert "shm write, 4 x 4 KiB" in [row["case"] for row in results]
+    assert {"case": "mooncake", "left_out": "a process of mooncake has ended"} in results
+
+
+def test_results_are_read_as_they_were_written(bench, tmp_path):
+    results, file = bench("lib.results"), tmp_path / "results.jsonl"
+    written = results.Results(
+        {"bench": "x"}, [{"case": "a", "us": 1.5}], [{"case": "b", "left_out": "no"}]
+    )
+    results.write(file, written)
+    assert results.read(file) == written and len(file.read_text().splitlines()) == 3
+    file.write_text("")
+    with pytest.raises(ValueError, match="must be results, got an empty file"):
+        results.read(file)
 
 
 @pytest.mark.parametrize("words", [["--json", "/a/b.json"], ["--json=/a/b.json"]])
@@ -234,7 +248,7 @@ def test_a_bench_may_lack_options_that_others_have(bench, monkeypatch, capsys):
         assert f"unrecognized arguments: {option}" in capsys.readouterr().err
 
 
-def test_rounds_beside_perftest_are_as_many_as_asked_for(bench, monkeypatch):
+def test_rounds_of_perftest_are_as_many_as_asked_for(bench, monkeypatch):
     perftest, arguments = bench("baselines.perftest"), bench("lib.harness").arguments
     for words, rounds in (([], 9), (["--repeat", "12"], 12), (["--quick"], 3)):
         monkeypatch.setattr(sys, "argv", ["bench_x.py", *words])
@@ -250,7 +264,7 @@ def test_results_of_the_guest_arrive(bench, monkeypatch, tmp_path, form):
     runner.chmod(0o755)
     monkeypatch.setattr(in_guest, "RUNNER", runner)
     monkeypatch.setattr(in_guest.mk.rdma, "devices", list)
-    target = tmp_path / "results.json"
+    target = tmp_path / "results.jsonl"
     monkeypatch.setattr(
         sys, "argv", ["bench_x.py", *(word.format(target) for word in form), "--quick"]
     )

@@ -185,7 +185,8 @@ def write_results(folder, *, d2d=95.0, d2h=91.0, rope=0.95, host=9.0, smallest=4
         "mm": [{"case": "D2H, 8 SMs", "copy_slowdown": 1.5, "mm_slowdown": 1.02}],
     }  # fmt: skip
     for name, rows in files.items():
-        (folder / f"targets_{name}.json").write_text(json.dumps({"rows": rows}))
+        lines = [json.dumps(line) + "\n" for line in ({}, *rows)]
+        (folder / f"targets_{name}.jsonl").write_text("".join(lines))
 
 
 def told(folder):

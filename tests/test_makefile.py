@@ -106,4 +106,4 @@ def test_benches_leave_the_results_in_the_repository_alone():
         lines = told.stdout.decode().splitlines()
         assert not any("bench/results" in line.replace(str(ROOT), "") for line in lines)
         [line] = [line for line in lines if "--json" in line]
-        assert "--json build/bench/${name%.py}.json" in line and ("--quick" in line) == quick
+        assert "--json build/bench/${name%.py}.jsonl" in line and ("--quick" in line) == quick

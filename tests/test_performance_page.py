@@ -19,8 +19,9 @@ def table(head):
 
 def results(*names):
     """The rows of results, by case."""
-    files = [json.loads((ROOT / f"bench/results/{name}.json").read_text()) for name in names]
-    return {row["case"]: row for file in files for row in file["rows"]}
+    files = [(ROOT / f"bench/results/{name}.jsonl").read_text() for name in names]
+    rows = [json.loads(line) for text in files for line in text.splitlines()[1:]]
+    return {row["case"]: row for row in rows if "left_out" not in row}
 
 
 def agree(cell, value):

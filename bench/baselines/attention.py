@@ -4,7 +4,7 @@ Each side has two steps, which can be timed together or separately: make its mas
 attend under it. Whatever a library prefers is prepared beforehand: gathered keys and values, and
 repeated heads where it cannot share them. Ours reads the paged cache as it is.
 
-The FlashInfer and FlashAttention sides were written from their sources (FlashInfer 0.7,
+The FlashInfer and FlashAttention baselines were written from their sources (FlashInfer 0.7,
 flash-attn-4 4.0.0b36) and have never run. FlashAttention-3 runs plain causal only: its window has
 no sinks, and no case here is a window without them.
 """
@@ -306,17 +306,17 @@ class FlashInfer:
 
 
 def baselines_of(job: Job) -> dict[str, type]:
-    """Return the sides that have a kernel for this device and can express this mask."""
-    sides: dict[str, type] = {"sdpa_mask": SdpaMask, "flex": Flex}
+    """Return the baselines that have a kernel for this device and can express this mask."""
+    baselines: dict[str, type] = {"sdpa_mask": SdpaMask, "flex": Flex}
     if job.is_whole_prompt:
-        sides["sdpa_causal"] = SdpaCausal
+        baselines["sdpa_causal"] = SdpaCausal
     if job.q.device.type == "cuda":
-        sides["flashinfer"] = FlashInfer
+        baselines["flashinfer"] = FlashInfer
         if job.is_causal:
-            sides |= {"varlen": Varlen, "flash3": FlashAttention3, "flash4": FlashAttention4}
+            baselines |= {"varlen": Varlen, "flash3": FlashAttention3, "flash4": FlashAttention4}
         elif job.batch.num_requests == 1:
-            sides["flash4"] = FlashAttention4Blocks
-    return sides
+            baselines["flash4"] = FlashAttention4Blocks
+    return baselines
 
 
 def imported(name: str) -> Any:

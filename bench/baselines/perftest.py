@@ -51,7 +51,7 @@ def figure(pattern: str, program: str, names: list[str], *words: str) -> float:
         if found and float(found[1]) > 0:
             return float(found[1])
         time.sleep(1)
-    raise RuntimeError(f"{program} told nothing, {TRIES} times: {said}")
+    raise RuntimeError(f"{program} printed nothing, {TRIES} times: {said}")
 
 
 def gb_per_s(verb: str, names: list[str], size: int, count: int) -> float:

@@ -198,7 +198,7 @@ class Redis:
 
 
 class Stream:
-    """A socket over which another process sends, or receives, so many bytes: no store at all."""
+    """A socket over which another process sends, or receives, that many bytes: no store at all."""
 
     def __init__(self, port: int, memory: Memory):
         self.socket = socket.create_connection(("127.0.0.1", port))

@@ -102,15 +102,15 @@ def cases_of(
     """Yield a row with the masks made beforehand, and one that includes making them."""
     name = f"{work.name}, {str(dtype).removeprefix('torch.')}"
     job = job_of(work, dtype, options.device)
-    sides = {"ours": Ours(job)}
+    kernels = {"ours": Ours(job)}
     for side, kind in baselines_of(job).items():
         try:
-            sides[side] = kind(job)
+            kernels[side] = kind(job)
         except NotHere as why:
             yield LeftOut(f"{name}: {side}", str(why))
-    made = {side: sides[side].make() for side in sides}
-    attend = {side: (lambda s=side: sides[s].attend(made[s])) for side in sides}
-    both = {side: (lambda s=side: sides[s].attend(sides[s].make())) for side in sides}
+    made = {side: kernels[side].make() for side in kernels}
+    attend = {side: (lambda s=side: kernels[s].attend(made[s])) for side in kernels}
+    both = {side: (lambda s=side: kernels[s].attend(kernels[s].make())) for side in kernels}
 
     def check() -> None:
         atol = TOLERANCE[dtype]

@@ -21,7 +21,7 @@ from lib.harness import arguments, spread
 from lib.kv_directions import Memory
 from lib.kv_moves import Call
 from lib.kv_options import add_options, directions, jobs, memory, way_name, ways
-from lib.overlap import Side, alone, beside, calibrated
+from lib.overlap import Side, alone, calibrated, overlapped
 from lib.table import heading, save
 
 MM_SIZE = {"cpu": 1024, "cuda": 8192}
@@ -69,14 +69,15 @@ def measure(copy: Side, mm: Side, options: argparse.Namespace) -> dict[str, Any]
     """Time both alone and in parallel with each other, in turn."""
     ways = {
         "copy": lambda: alone(copy), "mm": lambda: alone(mm),
-        "copy_beside": lambda: beside(copy, mm), "mm_beside": lambda: beside(mm, copy),
+        "copy_overlapped": lambda: overlapped(copy, mm),
+        "mm_overlapped": lambda: overlapped(mm, copy),
     }  # fmt: skip
     rounds = [{name: way() for name, way in ways.items()} for _ in range(1 + options.repeat)][1:]
     row: dict[str, Any] = {}
     for name in ways:
         row[f"us_{name}"] = statistics.median(taken[name] for taken in rounds) * 1e6
     for side in ("copy", "mm"):
-        ratios = [taken[f"{side}_beside"] / taken[side] for taken in rounds]
+        ratios = [taken[f"{side}_overlapped"] / taken[side] for taken in rounds]
         row[f"{side}_slowdown"], row[f"{side}_slowdown_quartiles"] = spread(ratios)
     return row
 
@@ -90,7 +91,7 @@ def line(name: str, row: dict[str, Any]) -> str:
 
 
 def main(options: argparse.Namespace) -> None:
-    head, rows, left_out = heading("kv_beside_mm", options), [], []
+    head, rows, left_out = heading("kv_with_mm", options), [], []
     pools, wanted = memory(options), QUICK_S if options.quick else WANTED_S
     call, operations = product(options.device, options.quick)
     streams = [torch.cuda.Stream() if options.device == "cuda" else None for _ in range(2)]
@@ -98,7 +99,7 @@ def main(options: argparse.Namespace) -> None:
     for direction in (name for name in directions(options) if name != "both"):
         for name, fields, copy in copies(direction, pools, options):
             if isinstance(copy, str):
-                left_out.append({"case": name, "why": copy})
+                left_out.append({"case": name, "left_out": copy})
                 sys.stdout.write(f"{name:58} left out: {copy}\n")
                 continue
             row = measure(calibrated(Side(copy, stream=streams[1]), wanted), mm, options)

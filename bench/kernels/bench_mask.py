@@ -100,14 +100,14 @@ def packbits(sees: Predicate, q_len: int, kv_len: int, device: str) -> torch.Ten
 def packers(
     sees: Predicate, q_len: int, kv_len: int, device: str
 ) -> dict[str, Callable[[], torch.Tensor]]:
-    """Return the sides that make bits of a dense mask; the mask is made in the same call."""
-    sides = {"packbits": lambda: packbits(sees, q_len, kv_len, device)}
+    """Return the baselines that make bits of a dense mask; the mask is made in the same call."""
+    baselines = {"packbits": lambda: packbits(sees, q_len, kv_len, device)}
     if device == "cpu":
-        return sides  # FlashInfer's are kernels
+        return baselines  # FlashInfer's are kernels
     try:
         quantization = importlib.import_module("flashinfer.quantization")
     except ImportError:
-        return sides
+        return baselines
 
     def by_flashinfer() -> torch.Tensor:
         return quantization.packbits(dense(sees, q_len, kv_len, device).view(-1), bitorder="little")
@@ -117,10 +117,10 @@ def packers(
         indptr = torch.tensor([0, q_len * kv_len], dtype=torch.int32, device=device)
         return quantization.segment_packbits(flat, indptr, bitorder="little")[0]
 
-    sides["flashinfer"] = by_flashinfer
+    baselines["flashinfer"] = by_flashinfer
     if q_len * kv_len < 1 << 31:
-        sides["flashinfer_segments"] = by_segments
-    return sides
+        baselines["flashinfer_segments"] = by_segments
+    return baselines
 
 
 def peak_bytes(call: Callable[[], Any], device: str) -> int:
@@ -224,7 +224,7 @@ def bits_case(name: str, q_len: int, kv_len: int, device: str) -> Case | LeftOut
     rule, sees = rules(q_len, kv_len)[name]
     title = f"bits {q_len} x {kv_len}, {name}"
     if device == "cpu" and q_len * kv_len > MOST_BITS:
-        return LeftOut(title, "a dense mask of so many pairs takes the CPU too long")
+        return LeftOut(title, "a dense mask of that many pairs takes the CPU too long")
     if DENSE_BYTES * q_len * kv_len > free_bytes(device) / 2:
         return LeftOut(title, "too little memory for a dense mask")
 

@@ -151,7 +151,9 @@ def match_case(tokens: Tokens, window: int | None) -> Case:
 def lookup_case(tokens: Tokens) -> Case | LeftOut:
     title = f"lookup {tokens.num_tokens} x {tokens.num_tokens}, dim {tokens.dim}"
     if tokens.index is None:
-        return LeftOut(title, "it stands beside faiss-cpu, which is not installed or not for this")
+        return LeftOut(
+            title, "it is compared with faiss-cpu, which is not installed or not for this"
+        )
     index = tokens.index
     index.add_sa_codes(tokens.reference_sig.numpy())
 

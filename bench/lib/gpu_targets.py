@@ -8,13 +8,14 @@ not measured is reported and makes the exit status 1; a target that is not met d
 """
 
 import argparse
-import json
 import sys
 from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import Any
 
-Row = dict[str, Any]
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # bench/: lib
+
+from lib.results import Row, read
+
 MIN_RUN_BYTES, MAX_SMS = 4 << 10, 8
 TRANSFORMS = ["bf16 to fp8", "fp8 to bf16", "RoPE", "checksum"]
 
@@ -22,8 +23,8 @@ TRANSFORMS = ["bf16 to fp8", "fp8 to bf16", "RoPE", "checksum"]
 def rows_of(folder: Path, name: str) -> list[Row]:
     """Return the rows of a bench, as far as it got; nothing if it did not run."""
     try:
-        return json.loads((folder / f"targets_{name}.json").read_text())["rows"]
-    except (OSError, ValueError, KeyError):
+        return read(folder / f"targets_{name}.jsonl").rows
+    except (OSError, ValueError):
         return []
 
 
@@ -76,11 +77,11 @@ def judged(folder: Path) -> Iterable[tuple[str, bool | None]]:
         yield f"{row['case']} <= 10 us: {row['us']:.1f} us", row["us"] <= 10
 
 
-def beside(folder: Path) -> Iterable[str]:
+def of_the_product(folder: Path) -> Iterable[str]:
     """Yield what a copy and a matrix product cost each other; there is no target for it."""
     for row in rows_of(folder, "mm"):
         slower = f"copy {row['copy_slowdown']:.2f}x, product {row['mm_slowdown']:.2f}x slower"
-        yield f"beside a matrix product: {row['case']}: {slower}"
+        yield f"with a matrix product: {row['case']}: {slower}"
 
 
 def main(folder: Path) -> int:
@@ -88,8 +89,8 @@ def main(folder: Path) -> int:
     results = list(judged(folder))
     for text, met in results:
         sys.stdout.write(f"{words[met]:13} {text}\n")
-    slowdowns = list(beside(folder))
-    for text in slowdowns or ["beside a matrix product"]:
+    slowdowns = list(of_the_product(folder))
+    for text in slowdowns or ["with a matrix product"]:
         sys.stdout.write(f"{'REPORTED' if slowdowns else 'NOT MEASURED':13} {text}\n")
     return int(not slowdowns or any(met is None for _, met in results))
 

@@ -41,7 +41,7 @@ class Case:
             cache.
         undo: by the name of a side ("ours" or a baseline's), what is called after each of its calls
             and not timed, to restore what the call has changed.
-        fields: additional fields of the row in the JSON.
+        fields: additional fields of the row.
     """
 
     name: str
@@ -113,7 +113,9 @@ def arguments(
     parser.add_argument("--threads", type=at_least(1), default=1, help=both)
     parser.add_argument("--repeat", type=at_least(1), default=21, help="timed rounds a case")
     parser.add_argument("--quick", action="store_true", help="small sizes and few rounds, for CI")
-    parser.add_argument("--json", type=Path, help="also write the results to this file")
+    parser.add_argument(
+        "--json", type=Path, help="also write the results to this file, as JSON lines"
+    )
     add(parser)
     options = parser.parse_args()
     if options.json and (why := machine.why_not_kept(options.json)):

@@ -57,7 +57,7 @@ SHAPES = [
     Shape("llama-8b", "Llama 3.1 8B, vLLM's NHD", 32, 2, nhd(8)),
     Shape("llama-70b-tp4", "Llama 3.1 70B on 4 GPUs, vLLM's NHD", 80, 2, nhd(2)),
     Shape("llama-70b-tp8", "Llama 3.1 70B on 8 GPUs, vLLM's NHD", 80, 2, nhd(1)),
-    Shape("packed-kv", "Llama 3.1 8B, vLLM since 0.26: keys beside values", 32, 1,
+    Shape("packed-kv", "Llama 3.1 8B, vLLM since 0.26: keys next to values", 32, 1,
           {"head": 8, "token": 16, "dim": 256}),
     Shape("mla-bf16", "DeepSeek V3, vLLM's FlashMLA", 61, 1, {"token": 64, "dim": 576}),
     Shape("mla-bf16-rows", "DeepSeek V3, SGLang's pool of tokens", 61, 1,
@@ -66,7 +66,7 @@ SHAPES = [
           {"token": 64, "dim": 656}, torch.uint8),
     Shape("mla-fp8-rows", "DeepSeek V3.2, SGLang's pool of tokens", 61, 1,
           {"token": 64, "dim": 656}, torch.uint8, by_slot=True),
-    Shape("hybrid-page", "attention beside Mamba, vLLM's pages of 1 MiB", 12, 1,
+    Shape("hybrid-page", "attention next to Mamba, vLLM's pages of 1 MiB", 12, 1,
           {"dim": 1 << 20}, torch.uint8),
 ]  # fmt: skip
 NUM_RUNS = [16, 256, 4096, 16_384, 100_000]

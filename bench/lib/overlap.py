@@ -44,7 +44,7 @@ def alone(side: Side) -> float:
         return (time.perf_counter() - start) / side.count
 
 
-def beside(side: Side, other: Side) -> float:
+def overlapped(side: Side, other: Side) -> float:
     """Return the seconds of one call while the other side repeats its own."""
     started, stop = threading.Event(), threading.Event()
     errors: list[BaseException] = []

@@ -1,17 +1,16 @@
-"""The output of a bench: a table on the screen, and the same rows in a JSON file."""
+"""The output of a bench: a table on the screen, and the same rows in a file."""
 
 import argparse
-import json
 import sys
 from collections.abc import Iterable
 from typing import Any
 
-from lib import machine
+from lib import machine, results
 from lib.harness import Case, LeftOut, measure
 
 
 def report(title: str, cases: Iterable[Case | LeftOut], options: argparse.Namespace) -> None:
-    """Measure the cases one by one, print a table, and write the JSON if it was asked for.
+    """Measure the cases one by one, print a table, and write the rows if a file was named.
 
     A case from a generator is freed before the next one is made: not all fit into memory at once.
     """
@@ -19,7 +18,7 @@ def report(title: str, cases: Iterable[Case | LeftOut], options: argparse.Namesp
     cases = iter(cases)
     while (case := next(cases, None)) is not None:
         if isinstance(case, LeftOut):
-            left_out.append({"case": case.name, "why": case.why})
+            left_out.append({"case": case.name, "left_out": case.why})
             sys.stdout.write(f"{case.name:44} left out: {case.why}\n")
         else:
             row = measure(case, options)
@@ -62,9 +61,10 @@ def save(
     options: argparse.Namespace,
     left_out: list[dict[str, str]] | None = None,
 ) -> None:
-    """Write the rows if it was asked for."""
+    """Write the rows if a file was named.
+
+    A case that was not measured is in ``left_out``: its name as ``case``, the reason as
+    ``left_out``.
+    """
     if options.json:
-        results = {**head, "rows": rows}
-        if left_out:
-            results["left_out"] = left_out
-        options.json.write_text(json.dumps(results, indent=1) + "\n")
+        results.write(options.json, results.Results(head, rows, left_out or []))

@@ -4,15 +4,14 @@ Reads what bench_kv_shapes.py --json wrote. The roof is the ceiling measured in 
 is the speed of a loop that takes run after run, each at the cost of one with hardly any bytes.
 Of each shape it takes the job with the most runs. The same file gives the same pictures.
 
-    python bench/plots/plot_roofline.py bench/results/kv_shapes.json bench/results
+    python bench/plots/plot_roofline.py bench/results/kv_shapes.jsonl bench/results
 """
 
 import argparse
-import json
 import statistics
+import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import matplotlib as mpl
 
@@ -20,6 +19,10 @@ mpl.use("Agg")
 from matplotlib import pyplot as plt
 from matplotlib.axes import Axes
 from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # bench/: lib
+
+from lib.results import Row, read
 
 TITLES = {
     "H2H": "within host memory, CPU", "D2D": "within GPU memory", "H2D": "host to GPU",
@@ -39,7 +42,6 @@ STYLES = [
     {"color": "0.55", "marker": "P", "linestyle": "--"},
 ]
 SETTINGS = {"svg.hashsalt": "mooncake-kernels", "font.family": "DejaVu Sans", "font.size": 9}
-Row = dict[str, Any]
 
 
 def most_runs(rows: list[Row]) -> list[Row]:
@@ -112,12 +114,12 @@ def draw(axes: Axes, direction: str, rows: list[Row]) -> None:
     axes.set_title(f"{direction}: {TITLES[direction]}", loc="left", pad=62, fontweight="bold")
 
 
-def caption(results: Row, direction: str, rows: list[Row]) -> str:
-    machine = f"{results['device']}, {results['threads']} thread"
-    machine += "s" if results["threads"] > 1 else ""
+def caption(head: Row, direction: str, rows: list[Row]) -> str:
+    machine = f"{head['device']}, {head['threads']} thread"
+    machine += "s" if head["threads"] > 1 else ""
     loop = LOOPS.get(direction, "one cuMemcpyAsync")
     return (
-        f"{machine}, torch {results['torch']}, commit {results['commit']}. Each shape's job with "
+        f"{machine}, torch {head['torch']}, commit {head['commit']}. Each shape's job with "
         f"the most runs.\nGrey: one large copy, and runs one by one, {loop} for each: "
         f"{rows[0]['us_lone_run'] * 1e3:,.0f} ns."
     )
@@ -125,16 +127,16 @@ def caption(results: Row, direction: str, rows: list[Row]) -> str:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("results", type=Path, help="JSON of bench_kv_shapes.py")
+    parser.add_argument("results", type=Path, help="of bench_kv_shapes.py")
     parser.add_argument("folder", type=Path, help="of the pictures")
     options = parser.parse_args()
-    results = json.loads(options.results.read_text())
+    results = read(options.results)
     with mpl.rc_context(SETTINGS):
-        for direction in dict.fromkeys(row["direction"] for row in results["rows"]):
-            rows = [row for row in results["rows"] if row["direction"] == direction]
+        for direction in dict.fromkeys(row["direction"] for row in results.rows):
+            rows = [row for row in results.rows if row["direction"] == direction]
             figure, axes = plt.subplots(figsize=(7, 4.6), layout="constrained")
             draw(axes, direction, rows)
-            figure.supxlabel(caption(results, direction, rows), x=0.01, ha="left", fontsize=7)
+            figure.supxlabel(caption(results.head, direction, rows), x=0.01, ha="left", fontsize=7)
             path = options.folder / f"roofline_{direction.lower()}"
             figure.savefig(f"{path}.svg", metadata={"Date": None})
             figure.savefig(f"{path}.png", metadata={"Software": None}, dpi=150)

@@ -2,13 +2,12 @@
 
 Reads what bench_transfer.py --json wrote; the same file gives the same pictures.
 
-    python bench/plots/plot_transfer.py bench/results/transfer.json bench/results
+    python bench/plots/plot_transfer.py bench/results/transfer.jsonl bench/results
 """
 
 import argparse
-import json
+import sys
 from pathlib import Path
-from typing import Any
 
 import matplotlib as mpl
 
@@ -16,6 +15,10 @@ mpl.use("Agg")
 from matplotlib import pyplot as plt
 from matplotlib.axes import Axes
 from matplotlib.ticker import FuncFormatter
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # bench/: lib
+
+from lib.results import Row, read
 
 NAMES = {
     "ours": "mooncake-kernels", "mooncake": "Mooncake", "nixl-tcp": "NIXL (UCX, tcp)",
@@ -36,7 +39,6 @@ SETTINGS = {  # keep letters as text: half the file size
     "svg.hashsalt": "mooncake-kernels", "svg.fonttype": "none",
     "font.family": "DejaVu Sans", "font.size": 9,
 }  # fmt: skip
-Row = dict[str, Any]
 
 
 def split(case: str) -> tuple[str, str, str]:
@@ -77,11 +79,11 @@ def draw(axes: Axes, rows: list[Row], verb: str) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("results", type=Path, help="JSON of bench_transfer.py")
+    parser.add_argument("results", type=Path, help="of bench_transfer.py")
     parser.add_argument("folder", type=Path, help="of the pictures")
     options = parser.parse_args()
-    results = json.loads(options.results.read_text())
-    rows = results["rows"]
+    results = read(options.results)
+    head, rows = results.head, results.rows
     with mpl.rc_context(SETTINGS):
         for transport in dict.fromkeys(split(row["case"])[0] for row in rows):
             mine = [row for row in rows if split(row["case"])[0] == transport]
@@ -93,7 +95,7 @@ def main() -> None:
             for axes, verb in zip(panels[0], verbs, strict=True):
                 draw(axes, [row for row in mine if split(row["case"])[1] == verb], verb)
             panels[0][0].legend(frameon=False, fontsize=7)
-            machine = f"{results['device']}, {results['cores']} cores, commit {results['commit']}"
+            machine = f"{head['device']}, {head['cores']} cores, commit {head['commit']}"
             figure.supxlabel(f"{transport}, blocks at random places of 256 MiB. {machine}.",
                              x=0.01, ha="left", fontsize=7)  # fmt: skip
             path = options.folder / f"transfer_{transport.replace('-', '_')}.svg"

@@ -171,4 +171,4 @@ def all_cases(options: argparse.Namespace) -> Iterator[Case]:
 
 if __name__ == "__main__":
     options = arguments(__doc__, without=("device",))
-    report("pooling", all_cases(options), options)
+    report("dist_attention", all_cases(options), options)

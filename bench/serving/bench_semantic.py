@@ -58,7 +58,7 @@ def anywhere() -> SignatureIndex:
     return SignatureIndex(256, max_placed_distance=256)
 
 
-class Sides:
+class Caches:
     """An engine, the same kept prompts behind several policies, and what each policy makes."""
 
     def __init__(self, engine: Engine, tokenizer: Tokenizer, num_paragraphs: int | None) -> None:
@@ -128,30 +128,30 @@ class Sides:
         return float((-chosen.mean()).exp())
 
 
-def case(sides: Sides, name: str, paragraphs: list[str]) -> Case:
-    tokens, engine = sides.tokens(paragraphs), sides.engine
-    full = sides.log_probabilities(tokens, engine.prefill(tokens).block_ids)
+def case(caches: Caches, name: str, paragraphs: list[str]) -> Case:
+    tokens, engine = caches.tokens(paragraphs), caches.engine
+    full = caches.log_probabilities(tokens, engine.prefill(tokens).block_ids)
     quality = {
-        side: sides.quality(tokens, full, cache)
-        for side, cache in {"ours": sides.ours, **sides.others}.items()
+        side: caches.quality(tokens, full, cache)
+        for side, cache in {"ours": caches.ours, **caches.others}.items()
     }
-    quality["full"] = {"perplexity": sides.perplexity(full)}
+    quality["full"] = {"perplexity": caches.perplexity(full)}
     if name == "words edited":
-        exact = sides.cache(paragraphs, recompute=ALL)
-        for side, cache in {"full": exact, "ours": sides.ours, **sides.others}.items():
-            quality[side] |= sides.facts(paragraphs, cache)
+        exact = caches.cache(paragraphs, recompute=ALL)
+        for side, cache in {"full": exact, "ours": caches.ours, **caches.others}.items():
+            quality[side] |= caches.facts(paragraphs, cache)
     for side, figures in quality.items():
         words = "  ".join(f"{key} {value:.4g}" for key, value in figures.items())
         sys.stdout.write(f"  {name}: {side:9} {words}\n")
 
     def check() -> None:
         """All recomputed, it is the full prefill."""
-        whole = sides.cache(texts.REPORT, recompute=ALL)
-        assert sides.quality(tokens, full, whole)["kl_answer"] < 1e-6, "wrong, not timed"
+        whole = caches.cache(texts.REPORT, recompute=ALL)
+        assert caches.quality(tokens, full, whole)["kl_answer"] < 1e-6, "wrong, not timed"
 
     return Case(
         f"{name}, {len(tokens)} tokens",
-        lambda: engine.release(sides.ours.prefill(tokens).prefilled.block_ids),
+        lambda: engine.release(caches.ours.prefill(tokens).prefilled.block_ids),
         {"full": lambda: engine.release(engine.prefill(tokens).block_ids)},
         check,
         fields={"tokens": len(tokens), "quality": quality},
@@ -166,10 +166,10 @@ def cases(options: argparse.Namespace) -> Iterator[Case | LeftOut]:
         return
     cache = PagedKVCache(model.config, NUM_BLOCKS)
     engine = Engine(model, cache, max_batch_tokens=2048)
-    sides = Sides(engine, tokenizer, QUICK_PARAGRAPHS if options.quick else None)
+    caches = Caches(engine, tokenizer, QUICK_PARAGRAPHS if options.quick else None)
     versions = list(texts.VERSIONS.items())
     for name, paragraphs in versions[:1] if options.quick else versions:
-        yield case(sides, name, paragraphs)
+        yield case(caches, name, paragraphs)
 
 
 if __name__ == "__main__":

@@ -5,7 +5,7 @@
 //       another order; prints the medians of the nanoseconds of one call: release, allocate; and
 //       how many in a million of the allocations found no gap
 //   allocator_costs fill <mix> <bytes of the pool> <random|oldest> <allocations>
-//       prints how full a pool is when it first refuses an allocation; then goes on for so many
+//       prints how full a pool is when it first refuses an allocation; then goes on for that many
 //       allocations, freeing an object at a time where there is no gap, and prints how full it was
 //       where there was none: the median, and the lowest percentile; and the same after each
 //       allocation

@@ -17,7 +17,7 @@ import numpy as np
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # bench/: lib and baselines
 
 from lib.harness import Case, arguments
-from lib.interleave import Turns
+from lib.interleave import Interleave
 from lib.table import report
 from mooncake_kernels.buffers import shared_memory
 from mooncake_kernels.pool import ObjectPool, PutResult, object_keys
@@ -47,7 +47,7 @@ class Copies:
         self.shared = shared_memory(TOTAL).numpy().reshape(count, size)
         self.shared[:] = np.random.default_rng(1).integers(0, 256, self.shared.shape, np.uint8)
         self.private = np.zeros_like(self.shared)
-        self.out, self.back = Turns(count, self.each), Turns(count, self.each)
+        self.out, self.back = Interleave(count, self.each), Interleave(count, self.each)
         in_another_process(self._fill)
 
     def _fill(self) -> None:

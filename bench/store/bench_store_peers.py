@@ -29,7 +29,7 @@ from baselines import store as base
 from baselines.lmcache import LMCache, LMCacheServer, lmcache_server
 from baselines.store import SIZES, SMALL, SMALL_KEYS, TOTAL, Memory, Missing, key_of
 from lib.harness import Case, LeftOut, arguments
-from lib.interleave import Turns
+from lib.interleave import Interleave
 from lib.table import report
 from mooncake_kernels.errors import Unavailable
 
@@ -87,8 +87,8 @@ class Side:
     def __init__(self, client: Any, size: int, each: int, in_a_row: int):
         self.client = OneByOne(client) if in_a_row > 1 else client
         self.size = size
-        self.turns = Turns(TOTAL // size, each * in_a_row)
-        self.taken = self.turns.parts[0]
+        self.order = Interleave(TOTAL // size, each * in_a_row)
+        self.taken = self.order.parts[0]
 
     def get(self) -> None:
         self._take()
@@ -109,11 +109,11 @@ class Side:
         self.client.remove(self._keys())
 
     def skip_half(self) -> None:
-        for _ in range(len(self.turns.parts) // 2):
+        for _ in range(len(self.order.parts) // 2):
             self._take()
 
     def _take(self) -> None:
-        self.taken = self.turns.take()
+        self.taken = self.order.take()
 
     def _keys(self) -> list[str]:
         return [f"put/{self.size}/{i}" for i in self.taken]
@@ -161,7 +161,7 @@ def moving(
 
     def put_all() -> None:
         for client in stores.values():
-            for part in Turns(TOTAL // size, each).parts:
+            for part in Interleave(TOTAL // size, each).parts:
                 client.put([f"put/{size}/{i}" for i in part], [i * size for i in part], size)
 
     yield case("get", "", check_gets, clients)
@@ -176,8 +176,8 @@ def pieces(clients: dict[str, Any], memory: Memory) -> Iterator[Case]:
     offsets = [(i * 2 * PIECE) for i in range(NUM_PIECES)]
     expected = base.values().reshape(-1, PIECE)
 
-    def get(client: Any, turns: Turns) -> None:
-        [i] = turns.take()
+    def get(client: Any, parts: Interleave) -> None:
+        [i] = parts.take()
         client.get_pieces(key_of(size, i), offsets, PIECE)
 
     def check() -> None:
@@ -187,7 +187,9 @@ def pieces(clients: dict[str, Any], memory: Memory) -> Iterator[Case]:
             found = memory.bytes.reshape(-1, PIECE)[: 2 * NUM_PIECES : 2]
             assert np.array_equal(found, expected[:NUM_PIECES]), "wrong: not timed"
 
-    timed = {kind: partial(get, client, Turns(TOTAL // size)) for kind, client in clients.items()}
+    timed = {
+        kind: partial(get, client, Interleave(TOTAL // size)) for kind, client in clients.items()
+    }
     yield Case("other process, 64 buffers of 16 KiB", timed.pop("ours"), timed, check, size)
 
 

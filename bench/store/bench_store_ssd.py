@@ -21,7 +21,7 @@ import numpy as np
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # bench/: lib and baselines
 
 from lib.harness import Case, arguments, at_least, folder
-from lib.interleave import Turns
+from lib.interleave import Interleave
 from lib.table import report
 from mooncake_kernels.buffers import shared_memory
 from mooncake_kernels.pool import PutResult, object_keys
@@ -86,8 +86,8 @@ class Moves:
         for key, row in zip(self.keys, self.content, strict=True):
             assert self.tier.put_each(key[None], [row]) == [PutResult.STORED]
         self.tier.sync()
-        turns = (Turns(count, self.each) for _ in range(3))
-        self.reads, self.plain_reads, self.plain_writes = turns
+        parts = (Interleave(count, self.each) for _ in range(3))
+        self.reads, self.plain_reads, self.plain_writes = parts
         self.fresh = iter(range(1 << 62))
 
     def get(self, verify: bool) -> None:

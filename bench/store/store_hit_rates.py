@@ -1,13 +1,13 @@
 """Hit rates of a store over a trace of prefix blocks: the paper's Figure 9, by its own data.
 
     python bench/store/store_hit_rates.py --trace conversation_trace.jsonl \\
-        --json bench/results/store_hit_rates.json --plot bench/results/store_hit_rates.svg
+        --json bench/results/store_hit_rates.jsonl --plot bench/results/store_hit_rates.svg
 
 The traces of the Mooncake paper (FAST'25) have one line per request, with an id for each 512 tokens
 of its prompt. A request does what an engine does: it looks up its longest cached prefix, reads it,
 and puts the rest. A hit is a token of that prefix; blocks after a gap do not count.
 
-The store evicts so much of its pool at once as is its default; `lru exact` evicts one block at a
+The store evicts as much of its pool at once as is its default; `lru exact` evicts one block at a
 time. Both must match a dict in the order of use, to the last token. `lru, heads first` reads and
 puts a prompt's blocks one by one in their order, so that heads are evicted before their tails.
 `cost alone` is length_aware by what a block costs to compute, where attention over 100 blocks costs
@@ -30,7 +30,7 @@ from matplotlib import pyplot as plt
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # bench/: lib and baselines
 
-from lib import machine
+from lib import machine, results
 from mooncake_kernels.pool import ObjectPool
 from mooncake_serving.store import (
     EvictionPolicy,
@@ -140,7 +140,7 @@ def bound(requests: list[Request], num_blocks: int) -> int:
 
 
 def measure(requests: list[Request], num_blocks: int, total: int) -> dict[str, float]:
-    """The hit rates of all policies in a store of so many blocks."""
+    """The hit rates of all policies in a store of that many blocks."""
     hits = {name: replay(requests, num_blocks, policy) for name, policy in POLICIES.items()}
     hits["lru exact"] = replay(requests, num_blocks, lru, 0.0)
     hits["lru, heads first"] = replay(requests, num_blocks, lru, heads_first=True)
@@ -193,7 +193,7 @@ def main() -> None:
     if options.json:
         head = {"bench": "store_hit_rates", **machine.describe("cpu", 1)}
         head |= {"trace": options.trace.name, "requests": len(requests), "infinite": infinite}
-        options.json.write_text(json.dumps({**head, "rows": rows}, indent=1) + "\n")
+        results.write(options.json, results.Results(head, rows))
     if options.plot:
         plot(options.plot, rows, infinite)
 

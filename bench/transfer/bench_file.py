@@ -139,7 +139,7 @@ def main() -> None:
     if shutil.which("fio"):
         libraries.append("fio")
     else:
-        left_out.append({"case": "fio", "why": "it is not installed"})
+        left_out.append({"case": "fio", "left_out": "it is not installed"})
         sys.stdout.write("fio left out: it is not installed\n")
     with tempfile.TemporaryDirectory(dir=options.folder) as own:
         moves = Moves(Path(own).resolve() / "pool", options.mib << 20)

@@ -125,7 +125,7 @@ def start(
         except (Missing, Ended) as why:
             if name == ours and isinstance(why, Ended):
                 raise
-            left_out.append({"case": name, "why": str(why)})
+            left_out.append({"case": name, "left_out": str(why)})
             sys.stdout.write(f"{name} left out: {why}\n")
     return libraries, left_out
 
@@ -144,7 +144,7 @@ def main() -> None:
                 room = REGION_BYTES // options.threads
                 if batch > room // size:
                     why = f"a thread has {room} bytes"
-                    left_out.append({"case": case, "why": why})
+                    left_out.append({"case": case, "left_out": why})
                     sys.stdout.write(f"{case} left out: {why}\n")
                     continue
                 work = jobs(verb, size, batch, options.threads)

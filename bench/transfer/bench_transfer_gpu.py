@@ -278,7 +278,7 @@ def main() -> None:
         if way[0] not in options.transports:
             continue
         if options.device != "cuda":
-            left_out.append({"case": " ".join(way), "why": "--device is not cuda"})
+            left_out.append({"case": " ".join(way), "left_out": "--device is not cuda"})
             continue
         for row in rows_of(way, options, np.random.default_rng(0)):
             rows.append(row)
