@@ -1,4 +1,4 @@
-"""The layout of a tier's file: version 3, as in docs/store/ssd.md."""
+"""The layout of a tier's file: version 3, as in docs/internals/ssd.md."""
 
 import struct
 from dataclasses import dataclass

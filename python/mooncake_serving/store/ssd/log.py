@@ -250,7 +250,7 @@ class Log:
 
     def _commit(self) -> None:
         """Make visible what was written; what Ctrl-C leaves of that, the end of the step does."""
-        if self._pending:  # a record of a later run, see docs/store/ssd.md
+        if self._pending:  # a record of a later run, see docs/internals/ssd.md
             self._given_up.clear()
         while self._pending:
             entry = self._pending[0]
