@@ -6,7 +6,7 @@ import mooncake_kernels as mk
 batch = mk.ChunkBatch(q_lens=[1, 1, 512], kv_lens=[900, 4000, 8704])
 rule = (mk.mask.causal() & mk.mask.sliding_window(4096)) | mk.mask.sink(4)
 
-rows = mk.mask.rows(rule, batch)  # a few integers a query, exact, whatever the number of keys
+rows = mk.mask.rows(rule, batch)  # a few integers per query, exact, whatever the number of keys
 print(f"{batch.num_q} queries, {rows.intervals.nbytes} bytes of intervals")
 
 block_map = rows.block_map(128, 128)  # which tiles are full, partial, empty
