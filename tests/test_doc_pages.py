@@ -28,6 +28,7 @@ PAGES = sorted(path.relative_to(DOCS).with_suffix("").as_posix() for path in DOC
 FRONT = ["README.md", "CHANGELOG.md", "CONTRIBUTING.md"]
 # How many blocks cannot run here, by what they need.
 NOT_RUN = {"a GPU": 4, "an RDMA NIC": 2}
+FOLDERS = ("tests/", "bench/", "csrc/", "python/", "docs/", "examples/", "mooncake_kernels/")
 UNIT = 1024
 TOKENS = np.arange(4 * 256)
 
@@ -84,6 +85,18 @@ def test_its_links_lead_somewhere(path):
         file = (page.parent / name).resolve() if name else page
         assert file.exists(), target
         assert not anchor or anchor in anchors_of(file.read_text()), target
+
+
+@pytest.mark.parametrize("path", [*FRONT, *(f"docs/{page}.md" for page in PAGES)])
+def test_the_files_it_names_are_there(path):
+    text = (ROOT / path).read_text()
+    names = {name for quoted in re.findall(r"`([^`\n]+)`", text) for name in quoted.split()}
+    programs = {file.name for folder in ("tests", "bench") for file in (ROOT / folder).rglob("*.*")}
+    for name in sorted(names):
+        if name.startswith(FOLDERS) and re.fullmatch(r"[\w./-]+[\w/]", name):
+            assert (ROOT / name).exists(), name
+        elif re.fullmatch(r"(test|bench)_\w+\.(py|cc)", name):
+            assert name in programs, name
 
 
 def test_attention():
