@@ -104,6 +104,11 @@ def test_attention():
     assert names["out"].shape == (21, 32, 128) and torch.isfinite(names["lse"]).all()
 
 
+def test_copies():
+    names = run("kernels/copies", 0, {})
+    assert len(names["sums"]) == 2
+
+
 def test_chunking():
     names: dict = {}
     run("serving/chunking", 0, names)
