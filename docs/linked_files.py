@@ -1,6 +1,6 @@
 """A hook of MkDocs: files of the repository that pages link to are part of the site.
 
-A link that leaves docs/, such as ../bench/results/transfer.json, leads to a copy below files/. One
+A link that leaves docs/, such as ../bench/results/transfer.jsonl, leads to a copy below files/. One
 that leads to no file stays as it is, which MkDocs reports: the build is strict.
 """
 

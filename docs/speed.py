@@ -4,7 +4,7 @@ import json
 from pathlib import Path
 
 ROOT = Path(__file__).parent.parent
-RESULTS = ROOT / "bench/results/transfer.json"
+RESULTS = ROOT / "bench/results/transfer.jsonl"
 # What is moved, the case of the results, and the columns of the baselines.
 GROUPS = [
     ("tcp, write", "tcp write, 4096 x 16 KiB", ["mooncake", "nixl-tcp"]),

@@ -9,7 +9,7 @@ from contextlib import ExitStack
 import numpy as np
 
 import mooncake_kernels as mk
-from mooncake_serving.store import ClusterStore, Copies, Node, Store, drain
+from mooncake_serving.store import ClusterStore, Node, Replicator, Store, drain
 from mooncake_serving.store.directory import EmbeddedDirectory
 
 keys = mk.block_hashes(np.arange(1024), 256)
@@ -29,6 +29,6 @@ with ExitStack() as stack:
     there.get_into_each(keys, buffers)  # over tcp; its own pool stays as it is
     assert [int(buffer[0]) for buffer in buffers] == [0, 1, 2, 3]
 
-    print(Copies(here).replicate(keys, 2))  # now the other host has them as well
+    print(Replicator(here).replicate(keys, 2))  # now the other host has them as well
     print(drain(node))  # moves what only this node has, and closes it
     assert there.match_prefix(keys) == 4

@@ -4,13 +4,13 @@ import tempfile
 from pathlib import Path
 
 from mooncake_serving.conductor import KVCacheCentric, Random
-from mooncake_serving.simulator import (
+from mooncake_simulator import (
     Disaggregated,
     DisaggregatedOptions,
     conductor_of,
     read_trace,
 )
-from mooncake_serving.simulator.traces import TraceProfile, synth_trace, write_mooncake
+from mooncake_simulator.traces import TraceProfile, synth_trace, write_mooncake
 
 PROFILE = Path(__file__).parents[1] / "tests/simulator/conversation.profile.json"
 
