@@ -8,21 +8,23 @@ SANS = "font-family='Helvetica, Arial, sans-serif'"
 # The title, the folder, the color, and the boxes: what of the folder, what it is, a share of the
 # width. The machine has no folder.
 LAYERS = [
+    ("mooncake_simulator: a program of its own", None, "#e2efdc", [
+        ("mooncake_simulator", "traces replayed on a simulated cluster; the papers' figures", 1),
+    ]),
     ("mooncake_serving: what runs", "python/mooncake_serving", "#e8f0e4", [
         ("engine", "a real model; prefill and decode apart", 1),
         ("connectors", "vLLM: the store behind its prefix cache", 1),
         ("compat", "Mooncake's Python API for transfers and store", 1),
-        ("simulator", "traces replayed; the papers' figures", 1),
         ("demo", "all of it on one screen", 0.7),
     ]),
     ("mooncake_serving: what decides", "python/mooncake_serving", "#eef4e6", [
         ("conductor", "where a request goes: plain data in, a decision out", 1),
         ("chunking", "what goes into a step", 0.7),
-        ("pooling", "instances lend each other cache blocks", 0.9),
+        ("dist_attention", "instances lend each other cache blocks", 1.05),
         ("semantic", "what to reuse of a similar prompt", 0.9),
         ("store", "objects kept over DRAM and SSD, found by every node", 1),
     ]),
-    ("mooncake_serving: what pooling and store share", "python/mooncake_serving", "#f2f7ea", [
+    ("mooncake_serving: requests between processes", "python/mooncake_serving", "#f2f7ea", [
         ("rpc", "requests to other processes and answers, over the transfer engine", 1),
     ]),
     ("mooncake_kernels: the Python API, a family each", "mooncake_kernels", "#e3ecf6", [

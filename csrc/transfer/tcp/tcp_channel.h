@@ -1,5 +1,5 @@
-// TcpChannel: a connection to the peer that speaks docs/internals/wire.md, re-established after a failure:
-// the transport tcp, and the connection that accompanies shared memory and NICs.
+// TcpChannel: a connection to the peer that speaks docs/internals/wire.md, re-established after a
+// failure: the transport tcp, and the connection that accompanies shared memory and NICs.
 //
 // Layer: transfer. The other end is a Session of the peer's Server. Works are sent as frames, each
 // of which the peer acknowledges. Writes keep two in flight, so that one is received while the next
