@@ -6,7 +6,7 @@ from pathlib import Path
 ROOT = Path(__file__).parent.parent
 DESIGN = (ROOT / "docs/internals/design.md").read_text()
 [HOUSE] = re.findall(r"## 2\. The house\n\n```\n(.*?)```", DESIGN, re.DOTALL)
-TOPS = ("csrc", "mooncake_kernels", "python/mooncake_serving", "python/mooncake_simulator")
+TOPS = ("csrc", "mooncake_kernels", "python/mooncake_serving")
 
 
 def named() -> set[str]:
