@@ -76,7 +76,7 @@ class StoreTiers:
     def __init__(self, instances: Sequence[PrefillInstance]):
         self._instances = instances
 
-    def look(self, request: Request, matched_blocks: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    def lookup(self, request: Request, matched_blocks: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Get the plan of each instance; see :class:`~..conductor.Tiers`."""
         blocks, load_s = matched_blocks.copy(), np.zeros(len(matched_blocks))
         for i in np.flatnonzero(matched_blocks[: len(self._instances)]):

@@ -127,7 +127,7 @@ class CoupledCluster:
             self._on_progress()
             return
         assert decision.prefill is not None
-        self._conductor.book(decision)
+        self._conductor.commit(decision)
         job.prefill_instance = job.decode_instance = decision.prefill.instance
         self.instances[decision.prefill.instance].arrive(job)
 

@@ -148,7 +148,7 @@ class Disaggregated:
             self._reject(job, decision)
             return
         assert decision.prefill is not None
-        self.conductor.book(decision)
+        self.conductor.commit(decision)
         job.prefill_instance = decision.prefill.instance
         job.decode_instance = decision.decode.instance if decision.decode else None
         job.expected_s = decision.prefill.occupied_s

@@ -42,7 +42,7 @@ STATE = ("num_sending", "batch_size", "kv_tokens", "reserved_requests", "reserve
 
 
 def state(conductor: Conductor) -> dict[str, list[int]]:
-    """Everything that the books count, by instance."""
+    """Everything that the reservations count, by instance."""
     return {name: getattr(conductor.cluster, name).tolist() for name in STATE}
 
 

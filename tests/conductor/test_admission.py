@@ -63,7 +63,7 @@ def test_the_baseline_wastes_a_prefill(pre_select):
     decision = conductor.decide(request(), 0.0)
     assert decision.accepted and (decision.decode is not None) is pre_select
     assert decision.reason.why is (Why.ACCEPTED if pre_select else Why.ACCEPTED_PREFILL)
-    conductor.book(decision)
+    conductor.commit(decision)
     later = conductor.prefilled(0, 1.0)
     assert not later.accepted and later.reason.why is Why.DECODE_LOAD
     assert later.reason.values["load"] == pytest.approx(0.021 / 0.02)
@@ -97,7 +97,7 @@ def test_early_rejection_looks_at_all_that_decode_and_at_the_chosen_one():
 def test_early_rejection_may_check_again():
     for check_again in (True, False):
         conductor = make(1, slo=SLO, admission=EarlyRejection(check_again=check_again))
-        conductor.book(conductor.decide(request(), 0.0))
+        conductor.commit(conductor.decide(request(), 0.0))
         later = full(conductor).prefilled(0, 1.0)
         assert later.accepted is not check_again
 
@@ -110,11 +110,11 @@ def test_early_rejection_does_not_see_what_is_being_prefilled_and_prediction_doe
     taken = {}
     for conductor in (early, predictive):
         decisions = [conductor.decide(one, 0.0) for one in asked]
-        assert all(decision.accepted for decision in decisions), "nothing is booked yet"
+        assert all(decision.accepted for decision in decisions), "nothing is reserved yet"
         for one in asked:
             decision = conductor.decide(one, 0.0)
             if decision.accepted:
-                conductor.book(decision)
+                conductor.commit(decision)
         taken[conductor] = len(conductor.in_flight)
     assert taken == {early: 15, predictive: 10}
     refused = predictive.decide(asked[14], 0.0)
@@ -129,7 +129,7 @@ def test_prediction_sees_that_others_will_be_done():
     for conductor in (early, predictive):
         for number in range(10):
             one = request(number + 1, num_blocks=1, first_key=1000 * number)
-            conductor.book(conductor.decide(one, 0.0))
+            conductor.commit(conductor.decide(one, 0.0))
             assert conductor.prefilled(number + 1, 0.1).accepted
         conductor.cluster.free_at_s[0] = 0
     assert not early.decide(request(), 0.1).accepted
@@ -166,7 +166,7 @@ def test_low_priorities_are_refused_first():
 def test_who_is_always_taken_waits_for_room():
     conductor = make(1, slo=Slo(1e-9, 1e-9), admission=AcceptAll(), capacity_tokens=1000)
     conductor.cluster.kv_tokens[1] = 1000
-    conductor.book(conductor.decide(request(), 0.0))
+    conductor.commit(conductor.decide(request(), 0.0))
     assert conductor.prefilled(0, 1.0).accepted
 
 
@@ -175,7 +175,7 @@ def test_no_room_is_refused():
     conductor.cluster.kv_tokens[1] = 1
     assert conductor.decide(request(), 0.0).reason.why is Why.NO_DECODE_ROOM
     conductor.admission = Baseline()
-    conductor.book(conductor.decide(request(), 0.0))
+    conductor.commit(conductor.decide(request(), 0.0))
     later = conductor.prefilled(0, 1.0)
     assert later.reason.why is Why.NO_DECODE_ROOM and later.decode is None
 
@@ -235,7 +235,7 @@ def test_who_is_accepted_is_predicted_to_meet_the_objectives(admission, policy, 
             assert decision.prefill.ttft_s / slo.ttft_s <= admission.limits.of(one)
             if decision.decode is not None:
                 assert decision.decode.tbt_s / slo.tbt_s <= admission.limits.of(one)
-            conductor.book(decision)
+            conductor.commit(decision)
             if number % 3 == 0:
                 later = conductor.prefilled(number, now_s)
                 if later.accepted:

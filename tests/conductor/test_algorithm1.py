@@ -107,7 +107,7 @@ def test_what_is_not_computed_yet_is_not_fetched():
     conductor.cluster.free_at_s[:2] = 5.0, 9.0
     first = conductor.decide(request(1), 0.0)
     assert first.prefill.instance == 0
-    conductor.book(first)
+    conductor.commit(first)
     conductor.cluster.free_at_s[1] = 0.0
     choice = choose(conductor)
     assert choice.instance == 1 and choice.fetch.num_blocks == 2
@@ -124,32 +124,32 @@ def test_who_is_behind_computes_the_rest_only():
     """Request 2 reuses what request 1 will have computed; both blocks are sendable in turn."""
     conductor = make(2)
     conductor.cluster.free_at_s[1] = 9.0
-    conductor.book(conductor.decide(request(1, 6), 0.0))
-    conductor.book(conductor.decide(request(2, 10), 0.0))
+    conductor.commit(conductor.decide(request(1, 6), 0.0))
+    conductor.commit(conductor.decide(request(2, 10), 0.0))
     keys = request().keys
 
     def sendable():
-        return conductor.books.sendable(keys, conductor.index.match(keys)).tolist()
+        return conductor.reservations.sendable(keys, conductor.index.match(keys)).tolist()
 
     assert conductor.index.match(keys).tolist() == [10, 0, 0] and sendable() == [0, 0, 0]
     conductor.prefilled(1, 0.6)
     assert sendable() == [6, 0, 0]
     conductor.prefilled(2, 1.0)
-    assert sendable() == [10, 0, 0] and not conductor.books.uncomputed
+    assert sendable() == [10, 0, 0] and not conductor.reservations.uncomputed
 
 
 def test_what_is_computed_on_several_instances_is_sendable_where_it_is():
     conductor = make(3, policy=RoundRobin())
     for number in range(3):
-        conductor.book(conductor.decide(request(number), 0.0))
+        conductor.commit(conductor.decide(request(number), 0.0))
     keys = request().keys
     matched = conductor.index.match(keys)
     conductor.prefilled(1, 1.0)
-    assert conductor.books.sendable(keys, matched).tolist() == [0, 10, 0, 0]
+    assert conductor.reservations.sendable(keys, matched).tolist() == [0, 10, 0, 0]
     assert matched.tolist() == [10, 10, 10, 0]
     conductor.failed(2)
     conductor.decoded(0)
-    assert not conductor.books.uncomputed
+    assert not conductor.reservations.uncomputed
 
 
 def test_a_fetch_may_hide_behind_the_queue():
@@ -180,7 +180,7 @@ def test_a_hot_prefix_spreads():
     conductor = make(4, admission=AcceptAll())
     conductor.index.add(0, request().keys)
     for number in range(1000):
-        conductor.book(conductor.decide(request(number), now_s=0.0))
+        conductor.commit(conductor.decide(request(number), now_s=0.0))
     assert conductor.index.holders(9) == [0, 1, 2, 3]
     waits = conductor.cluster.free_at_s[:4]
     assert waits.max() - waits.min() < 0.1

@@ -1,4 +1,4 @@
-"""The life of a request, and that the books balance."""
+"""The life of a request, and that the reservations balance."""
 
 import math
 import sys
@@ -41,9 +41,9 @@ def test_the_life_of_a_request():
     idle = state(conductor)
 
     decision = conductor.decide(request(num_output_tokens=50), now_s=10.0)
-    assert state(conductor) == idle and index.holders(9) == [], "to decide books nothing"
+    assert state(conductor) == idle and index.holders(9) == [], "to decide reserves nothing"
     assert decision.accepted and decision.prefill.instance == 0
-    conductor.book(decision)
+    conductor.commit(decision)
     assert cluster.free_at_s[0] == pytest.approx(10.28), "0.08 s of fetch, 0.2 s of prefill"
     assert cluster.sending_until_s[1] == pytest.approx(10.08) and cluster.num_sending[1] == 1
     assert index.match(request().keys).tolist() == [10, 8, 0]
@@ -70,7 +70,7 @@ def test_an_owner_adds_to_counters_and_overwrites_times():
     conductor.index.add(1, request().keys[:8])
     cluster.free_at_s[1] = 11.0
     decision = conductor.decide(request(), now_s=10.0)
-    conductor.book(decision)
+    conductor.commit(decision)
     cluster.free_at_s[:], cluster.drain_s[:], cluster.sending_until_s[:] = 12.0, 1.0, 13.0
     for name in state(conductor):
         getattr(cluster, name)[:] += 7
@@ -96,7 +96,7 @@ def test_the_queue_grows_by_what_is_booked():
     chosen = []
     for number in range(4):
         decision = conductor.decide(request(number, first_key=100 * number), 0.0)
-        conductor.book(decision)
+        conductor.commit(decision)
         chosen.append((decision.prefill.instance, round(decision.prefill.ttft_s, 6)))
     assert chosen == [(0, 1.0), (1, 1.0), (0, 2.0), (1, 2.0)]
     assert conductor.decide(request(9, first_key=900), 1.5).prefill.ttft_s == pytest.approx(1.5)
@@ -110,15 +110,15 @@ def test_the_queue_waits_for_a_fetch_which_runs_meanwhile(wait_s, first_s, secon
     conductor.cluster.free_at_s[:2] = wait_s, 9.0
     first = conductor.decide(request(0), 0.0)
     assert first.prefill.fetch and first.prefill.ttft_s == pytest.approx(first_s)
-    conductor.book(first)
+    conductor.commit(first)
     second = conductor.decide(request(1, first_key=100), 0.0).prefill
     assert second.instance == 0 and second.ttft_s == pytest.approx(second_s)
 
 
 def test_decode_is_where_it_was_promised_unless_that_is_down():
     conductor = make(1, 3)
-    conductor.book(conductor.decide(request(0), 0.0))
-    conductor.book(conductor.decide(request(1), 0.0))
+    conductor.commit(conductor.decide(request(0), 0.0))
+    conductor.commit(conductor.decide(request(1), 0.0))
     conductor.cluster.batch_size[1] = 5
     assert conductor.prefilled(0, 1.0).decode.instance == 1, "promised, though others are idle"
     conductor.cluster.up[2] = False
@@ -127,7 +127,7 @@ def test_decode_is_where_it_was_promised_unless_that_is_down():
 
 def test_decode_is_elsewhere_if_there_is_no_room_left_where_it_was_promised():
     conductor = make(1, 2, capacity_tokens=1500)
-    conductor.book(conductor.decide(request(), 0.0))
+    conductor.commit(conductor.decide(request(), 0.0))
     conductor.cluster.kv_tokens[1] = 600  # more than was foreseen
     assert conductor.prefilled(0, 1.0).decode.instance == 2
 
@@ -155,14 +155,14 @@ def test_who_decodes_what_it_prefills_is_chosen_if_it_has_room(policy, admission
     conductor.index.add(0, request().keys)
     for name, value in full.items():
         getattr(cluster, name)[:3] = value
-        if admission is PredictiveRejection:  # it looks at what it has booked itself
+        if admission is PredictiveRejection:  # it looks at what it has reserved itself
             for number in range(24):
                 one = Request(1000 + number, 3500 if name == "kv_tokens" else 1)
                 conductor.in_flight.put(one, number // 8, 0.0)
     for number in range(3):
         decision = conductor.decide(request(number), number)
         assert decision.accepted and decision.prefill.instance == 3, decision
-        conductor.book(decision)
+        conductor.commit(decision)
         assert conductor.prefilled(number, number + 1.0).accepted
 
 
@@ -208,13 +208,13 @@ def test_who_only_prefills_is_not_chosen_if_nobody_can_decode_for_it(policy, adm
         cluster.up[3] = False
     elif decoder == "full":
         cluster.batch_size[2:] = 8
-        for number in range(16):  # a forecast looks at what was booked
+        for number in range(16):  # a forecast looks at what was reserved
             conductor.in_flight.put(Request(1000 + number, 1), 2 + number // 8, 0.0)
     for number in range(3):
         decision = conductor.decide(request(number), number)
         waits = decoder == "full" and admission is AcceptAll
         assert decision.accepted and (decision.prefill.instance == 1 or waits), decision
-        conductor.book(decision)
+        conductor.commit(decision)
         assert conductor.prefilled(number, number + 0.5).accepted
 
 
@@ -258,29 +258,29 @@ def test_the_books_balance(steps, admission, random):
     now_s, decisions = 0.0, {}
     for what, number, blocks in steps:
         now_s += 0.05
-        if what == "arrive" and number not in conductor.books.open:
+        if what == "arrive" and number not in conductor.reservations.open:
             decision = conductor.decide(request(number, blocks, 100 * (number % 3)), now_s)
             if decision.accepted:
-                conductor.book(decision)
+                conductor.commit(decision)
                 decisions[number] = decision
         elif what == "failed" and number < 5 and blocks == 1:
             for lost in conductor.failed(number):
-                assert lost not in conductor.books.open
+                assert lost not in conductor.reservations.open
             conductor.recovered(number)
-        elif number in conductor.books.open:
+        elif number in conductor.reservations.open:
             if what == "fetched":
                 conductor.fetched(decisions[number])
-            elif what == "prefilled" and number not in conductor.books.decoding:
+            elif what == "prefilled" and number not in conductor.reservations.decoding:
                 conductor.prefilled(number, now_s)
             elif what == "decoded":
                 conductor.decoded(number)
         assert all(min(values) >= 0 for values in state(conductor).values())
-        assert len(conductor.in_flight) <= len(conductor.books.open)
-    for number in list(conductor.books.open):
+        assert len(conductor.in_flight) <= len(conductor.reservations.open)
+    for number in list(conductor.reservations.open):
         conductor.decoded(number)
     assert not any(any(values) for values in state(conductor).values())
-    assert len(conductor.in_flight) == 0 and not conductor.books.fetching
-    assert not conductor.books.uncomputed
+    assert len(conductor.in_flight) == 0 and not conductor.reservations.fetching
+    assert not conductor.reservations.uncomputed
 
 
 def test_who_is_given_up_leaves_the_queue():
@@ -288,10 +288,10 @@ def test_who_is_given_up_leaves_the_queue():
     for number in range(40):
         decision = conductor.decide(request(number), 0.0)
         assert decision.accepted and decision.prefill.wait_s == pytest.approx(0), decision
-        conductor.book(decision)
+        conductor.commit(decision)
         conductor.decoded(number)
     for number in range(40, 43):
-        conductor.book(conductor.decide(request(number, first_key=100 * number), 0.0))
+        conductor.commit(conductor.decide(request(number, first_key=100 * number), 0.0))
     conductor.decoded(41)
     assert conductor.cluster.free_at_s[0] == pytest.approx(2.0)
     conductor.prefilled(40, 1.0)
@@ -306,11 +306,11 @@ def test_who_is_given_up_takes_its_fetch_out_of_the_queue():
         conductor.index.add(1, request().keys[:8])
         conductor.cluster.free_at_s[1] = 9.0
         first = conductor.decide(request(0), 0.0)
-        conductor.book(first)
+        conductor.commit(first)
         assert first.prefill.fetch.seconds == pytest.approx(0.08) and first.prefill.instance == 0
         if behind:
             second = conductor.decide(request(1, first_key=100), 0.01)
-            conductor.book(second)
+            conductor.commit(second)
             assert second.prefill.fetch is None and second.prefill.instance == 0
         conductor.decoded(0)
         expected = 0.01 + second.prefill.occupied_s if behind else 0.0
@@ -324,9 +324,9 @@ def test_who_is_given_up_fetches_nothing_more(fetched):
     conductor.index.add(1, request().keys[:8])
     conductor.index.add(1, request(first_key=100).keys[:8])
     conductor.cluster.free_at_s[1] = 9.0
-    conductor.book(conductor.decide(request(0), 0.0))
+    conductor.commit(conductor.decide(request(0), 0.0))
     second = conductor.decide(request(1, first_key=100), 0.0)
-    conductor.book(second)
+    conductor.commit(second)
     assert second.prefill.fetch and second.prefill.instance == 0
     assert conductor.cluster.sending_until_s[1] == pytest.approx(0.16)
     if fetched:
@@ -343,13 +343,13 @@ def test_a_late_word_of_a_fetch_concerns_no_other_one():
     conductor.index.add(1, request().keys[:8])
     conductor.cluster.free_at_s[1:3] = 9.0
     first = conductor.decide(request(), 0.0)
-    conductor.book(first)
+    conductor.commit(first)
     conductor.decoded(0)
     for instance in (0, 1):
         conductor.index.clear(instance)
     conductor.index.add(2, request().keys[:8])
     second = conductor.decide(request(), 0.1)
-    conductor.book(second)
+    conductor.commit(second)
     assert (first.prefill.fetch.source, second.prefill.fetch.source) == (1, 2)
     conductor.fetched(first)
     assert conductor.cluster.num_sending.tolist() == [0, 0, 1, 0]
@@ -366,7 +366,7 @@ def test_the_same_requests_have_the_same_decisions(policy):
             one = request(number, 1 + number % 7, 100 * (number % 4))
             decision = conductor.decide(one, 0.1 * number)
             told.append(str(decision))
-            conductor.book(decision)
+            conductor.commit(decision)
         return told
 
     assert run(3) == run(3)
@@ -410,7 +410,7 @@ def test_the_same_requests_have_the_same_decisions(policy):
         (lambda: Request(0, 9, priority="x"), "Request: priority must be an integer, got 'x'"),
         (lambda: make().decide(request(), math.nan), "decide: now_s must be a finite number, got"),
         (lambda: make().decide(request(), "0"), "decide: now_s must be a finite number, got '0'"),
-        (lambda: make().prefilled([5], 0.0), r"must be of a booked request, got \[5\]"),
+        (lambda: make().prefilled([5], 0.0), r"must be of a committed request, got \[5\]"),
         (lambda: Slo(10**400, math.nan), "Slo: tbt_s must be positive, got nan"),
         (lambda: make().decide(None, 0.0), "decide: request must be a Request, got None"),
         (
@@ -446,10 +446,10 @@ def test_the_same_requests_have_the_same_decisions(policy):
         (lambda: make(policy=Random), "policy must be a PrefillPolicy, got <class .*Random"),
         (lambda: make(admission="all"), "Conductor: admission must be an Admission, got 'all'"),
         (lambda: make(tiers=1), "Conductor: tiers must be Tiers, got 1"),
-        (lambda: make().book(None), "book: decision must be a Decision, got None"),
+        (lambda: make().commit(None), "commit: decision must be a Decision, got None"),
         (lambda: make().fetched(None), "fetched: decision must be a Decision, got None"),
-        (lambda: make().prefilled(5, 0.0), "prefilled: request_id must be of a booked request"),
-        (lambda: make().decoded(5), "decoded: request_id must be of a booked request, got 5"),
+        (lambda: make().prefilled(5, 0.0), "prefilled: request_id must be of a committed request"),
+        (lambda: make().decoded(5), "decoded: request_id must be of a committed request, got 5"),
     ],
 )
 def test_a_bad_argument_is_named(call, message):
@@ -479,7 +479,7 @@ def test_an_id_may_be_anything_that_is_hashable(request_id):
     idle = state(conductor)
     decision = conductor.decide(request(request_id), 10.0)
     assert f"request {request_id} is taken" in str(decision)
-    conductor.book(decision)
+    conductor.commit(decision)
     assert conductor.cluster.reserved_tokens[2] == 1000 and conductor.cluster.num_sending[1] == 1
     conductor.fetched(decision)
     assert conductor.prefilled(request_id, 11.0).accepted
@@ -487,14 +487,14 @@ def test_an_id_may_be_anything_that_is_hashable(request_id):
     conductor.decoded(request_id)
     assert state(conductor) == idle and len(conductor.in_flight) == 0
 
-    conductor.book(conductor.decide(request(request_id), 20.0))
+    conductor.commit(conductor.decide(request(request_id), 20.0))
     assert conductor.failed(2) == [request_id] and len(conductor.in_flight) == 0
 
 
 def test_requests_of_all_kinds_of_ids_leave_in_any_order():
     conductor = make(1, admission=AcceptAll())
     for request_id in IDS:
-        conductor.book(conductor.decide(request(request_id), 0.0))
+        conductor.commit(conductor.decide(request(request_id), 0.0))
     for number, request_id in enumerate((IDS[1], IDS[0], IDS[4], IDS[2], IDS[3])):
         assert len(conductor.in_flight) == len(IDS) - number
         assert conductor.in_flight.load_at(1e3, 1e6, 2).batch_size[1] == len(IDS) - number
@@ -509,20 +509,25 @@ def everything(conductor):
         for name, array in vars(conductor.cluster).items()
         if isinstance(array, np.ndarray)
     }
-    books = conductor.books
+    reservations = conductor.reservations
     held = conductor.index.match(request().keys).tolist()
-    counts = (len(books.open), len(books.decoding), len(books.fetching), len(conductor.in_flight))
-    return cluster, held, counts, books.coming_tokens.tolist(), dict(books.uncomputed)
+    counts = (
+        len(reservations.open),
+        len(reservations.decoding),
+        len(reservations.fetching),
+        len(conductor.in_flight),
+    )
+    return cluster, held, counts, reservations.coming_tokens.tolist(), dict(reservations.uncomputed)
 
 
 @pytest.mark.parametrize(
     "change, message",
     [
-        ({"accepted": False}, "accepted and not yet booked, got request 'a' refused: TTFT"),
-        ({"at_s": math.nan}, "book: decision.at_s must be a finite number, got nan"),
-        ({"instance": 9}, r"book: decision.prefill must be in \[0, 3\), got 9"),
-        ({"source": 9}, r"book: decision.fetch.source must be in \[0, 3\), got 9"),
-        ({"decode": 9}, r"book: decision.decode must be in \[0, 3\), got 9"),
+        ({"accepted": False}, "accepted and not yet committed, got request 'a' refused: TTFT"),
+        ({"at_s": math.nan}, "commit: decision.at_s must be a finite number, got nan"),
+        ({"instance": 9}, r"commit: decision.prefill must be in \[0, 3\), got 9"),
+        ({"source": 9}, r"commit: decision.fetch.source must be in \[0, 3\), got 9"),
+        ({"decode": 9}, r"commit: decision.decode must be in \[0, 3\), got 9"),
     ],
 )
 def test_what_cannot_be_booked_changes_nothing(change, message):
@@ -541,7 +546,7 @@ def test_what_cannot_be_booked_changes_nothing(change, message):
         decision = replace(decision, **change)
     before = everything(conductor)
     with pytest.raises(InvalidArgument, match=message):
-        conductor.book(replace(decision, prefill=prefill, decode=decode))
+        conductor.commit(replace(decision, prefill=prefill, decode=decode))
     assert everything(conductor) == before
 
 
@@ -555,7 +560,7 @@ def test_what_cannot_be_booked_changes_nothing(change, message):
 )
 def test_a_bad_argument_changes_nothing(call, message):
     conductor = make(2)
-    conductor.book(conductor.decide(request("a"), 0.0))
+    conductor.commit(conductor.decide(request("a"), 0.0))
     before = everything(conductor)
     with pytest.raises(InvalidArgument, match=message):
         call(conductor)
@@ -574,19 +579,19 @@ class Fails:
         return self.cost.seconds(*arguments)
 
 
-@pytest.mark.parametrize("what", ["book", "prefilled"])
+@pytest.mark.parametrize("what", ["commit", "prefilled"])
 def test_a_cost_that_raises_leaves_nothing_half_done(what):
     conductor = make(2)
     costs = replace(COSTS, transfer=Fails(COSTS.transfer), decode=Fails(COSTS.decode))
-    conductor.costs = conductor.books.costs = costs
+    conductor.costs = conductor.reservations.costs = costs
     conductor.index.add(1, request().keys[:8])
     conductor.cluster.free_at_s[1] = 11.0
     idle, decision = everything(conductor), conductor.decide(request("a"), 10.0)
     assert decision.prefill.fetch
-    calls = {"book": lambda: conductor.book(decision)}
+    calls = {"commit": lambda: conductor.commit(decision)}
     calls["prefilled"] = lambda: conductor.prefilled("a", 11.0)
     if what == "prefilled":
-        conductor.book(decision)
+        conductor.commit(decision)
     before = everything(conductor)
     costs.transfer.raises = costs.decode.raises = True
     with pytest.raises(RuntimeError, match="no answer"):
@@ -606,7 +611,7 @@ def test_several_threads_may_decide_and_book():
         for number in range(100):
             request_id = (thread, number)
             decision = conductor.decide(request(request_id, first_key=100 * number), 0.0)
-            conductor.book(decision)
+            conductor.commit(decision)
             conductor.fetched(decision)
             with conductor.lock:
                 conductor.index.add(0, range(number, number + 50))
@@ -622,19 +627,21 @@ def test_several_threads_may_decide_and_book():
     finally:
         sys.setswitchinterval(interval)
     assert not any(any(values) for values in state(conductor).values())
-    assert len(conductor.in_flight) == len(conductor.books.open) == 0
-    assert not conductor.books.uncomputed
+    assert len(conductor.in_flight) == len(conductor.reservations.open) == 0
+    assert not conductor.reservations.uncomputed
 
 
 def test_a_decision_is_booked_once_and_only_if_accepted():
     conductor = make(1)
     decision = conductor.decide(request(), 0.0)
-    conductor.book(decision)
-    with pytest.raises(InvalidArgument, match="accepted and not yet booked, got request 0 again"):
-        conductor.book(decision)
+    conductor.commit(decision)
+    with pytest.raises(
+        InvalidArgument, match="accepted and not yet committed, got request 0 again"
+    ):
+        conductor.commit(decision)
     conductor.prefilled(0, 1.0)
     with pytest.raises(InvalidArgument, match="must not be decoded already"):
         conductor.prefilled(0, 1.0)
     conductor.cluster.up[0] = False
     with pytest.raises(InvalidArgument, match="got request 1 refused: no instance that prefills"):
-        conductor.book(conductor.decide(request(1), 0.0))
+        conductor.commit(conductor.decide(request(1), 0.0))

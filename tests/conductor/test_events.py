@@ -57,7 +57,7 @@ class Instance:
                     events.append(self.tell(snapshot=True))
                 else:
                     self.epoch, self.sequence = self.epoch + 1, 0
-                    events.append(self.tell())  # else nobody hears that it is there again
+                    events.append(self.tell())  # else no one hears that it is there again
         return events
 
 

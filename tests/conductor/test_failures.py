@@ -10,9 +10,9 @@ from .support import make, request, state
 def test_a_failure_ends_what_was_there_and_nothing_else():
     conductor = make(2, 2)
     for number in range(4):
-        conductor.book(conductor.decide(request(number, first_key=100 * number), 0.0))
-    booked = conductor.books.open.values()
-    assert [(d.prefill.instance, d.decode.instance) for d in booked] == [
+        conductor.commit(conductor.decide(request(number, first_key=100 * number), 0.0))
+    reserved = conductor.reservations.open.values()
+    assert [(d.prefill.instance, d.decode.instance) for d in reserved] == [
         (0, 2),
         (1, 3),
         (0, 2),
@@ -33,7 +33,7 @@ def test_a_failure_ends_what_was_there_and_nothing_else():
 def test_who_was_to_be_decoded_on_an_instance_that_fails_leaves_the_queue():
     conductor = make(1, 2)
     for number in range(4):
-        conductor.book(conductor.decide(request(number, first_key=100 * number), 0.0))
+        conductor.commit(conductor.decide(request(number, first_key=100 * number), 0.0))
     assert conductor.cluster.free_at_s[0] == pytest.approx(4.0)
     conductor.prefilled(0, 1.0)
     assert conductor.failed(1) == [0, 2], "request 0 is prefilled"
@@ -44,7 +44,7 @@ def test_a_failed_source_sends_to_nobody():
     conductor = make(2)
     conductor.index.add(1, request().keys[:8])
     conductor.cluster.free_at_s[1] = 9.0
-    conductor.book(conductor.decide(request(), 0.0))
+    conductor.commit(conductor.decide(request(), 0.0))
     assert conductor.cluster.num_sending[1] == 1
     assert conductor.failed(1) == [], "request 0 goes on without the prefix"
     conductor.recovered(1)
@@ -57,8 +57,8 @@ def test_an_owner_subtracts_what_it_has_added_to_an_instance_that_failed(failed)
     conductor = make(2, 2)
     conductor.index.add(1, request().keys[:8])
     conductor.cluster.free_at_s[1] = 9.0
-    conductor.book(conductor.decide(request(0), 0.0))
-    conductor.book(conductor.decide(request(1, first_key=100), 0.0))
+    conductor.commit(conductor.decide(request(0), 0.0))
+    conductor.commit(conductor.decide(request(1, first_key=100), 0.0))
     conductor.prefilled(1, 1.0)
     assert conductor.cluster.num_sending[1] == 1 and conductor.cluster.batch_size.sum() == 1
     counters = [getattr(conductor.cluster, name) for name in state(conductor)]
@@ -66,7 +66,7 @@ def test_an_owner_subtracts_what_it_has_added_to_an_instance_that_failed(failed)
         counter[failed] += 3
     conductor.failed(failed)
     conductor.recovered(failed)
-    for request_id in list(conductor.books.open):
+    for request_id in list(conductor.reservations.open):
         conductor.decoded(request_id)
     for counter in counters:
         counter[failed] -= 3
@@ -81,9 +81,9 @@ def test_a_decision_for_an_instance_that_has_failed_since_is_not_booked(role, in
     decision = conductor.decide(request(), 0.0)
     conductor.failed(instance)
     held, idle = conductor.index.match(request().keys).tolist(), state(conductor)
-    what = f"book: decision.{role} must be an instance that is up, got {instance}, which is down"
+    what = f"commit: decision.{role} must be an instance that is up, got {instance}, which is down"
     with pytest.raises(InvalidArgument, match=what):
-        conductor.book(decision)
+        conductor.commit(decision)
     assert conductor.index.match(request().keys).tolist() == held
-    assert state(conductor) == idle and not conductor.books.open
-    conductor.book(conductor.decide(request(), 0.0))
+    assert state(conductor) == idle and not conductor.reservations.open
+    conductor.commit(conductor.decide(request(), 0.0))

@@ -33,23 +33,25 @@ def test_a_pipeline_takes_all_chunks_on_one_stage_and_the_largest_on_the_others(
 def test_a_pipeline_takes_the_next_prompt_before_it_is_done_with_the_last():
     """800 tokens: 0.2 s on each stage, 0.575 s to the first token; 100 tokens: 0.025 and 0.1 s."""
     conductor = make(1, policy=LoadBalance())
-    conductor.costs = conductor.books.costs = replace(COSTS, prefill=PIPELINE, occupancy=STAGE)
+    conductor.costs = conductor.reservations.costs = replace(
+        COSTS, prefill=PIPELINE, occupancy=STAGE
+    )
 
-    def book(number, num_blocks, now_s):
+    def reserve(number, num_blocks, now_s):
         decision = conductor.decide(request(number, num_blocks, 100 * number), now_s)
-        conductor.book(decision)
+        conductor.commit(decision)
         return decision.prefill
 
-    first = book(0, 8, 0.0)
+    first = reserve(0, 8, 0.0)
     assert (first.prefill_s, first.occupied_s) == pytest.approx((0.575, 0.2))
     assert first.ttft_s == pytest.approx(0.575)
-    second = book(1, 1, 0.0)
+    second = reserve(1, 1, 0.0)
     assert (second.wait_s, second.prefill_s) == pytest.approx((0.2, 0.1))
     assert second.ttft_s == pytest.approx(0.575 + 0.025)  # on the last stage behind the first
-    third = book(2, 1, 0.3)
+    third = reserve(2, 1, 0.3)
     assert third.wait_s == 0
     assert third.ttft_s == pytest.approx(0.6 + 0.025 - 0.3)
-    assert book(3, 1, 5.0).ttft_s == pytest.approx(0.1)
+    assert reserve(3, 1, 5.0).ttft_s == pytest.approx(0.1)
 
 
 class SlowTiers:
@@ -58,7 +60,7 @@ class SlowTiers:
     def __init__(self, blocks, load_s):
         self.blocks, self.load_s = np.array(blocks), np.array(load_s, float)
 
-    def look(self, request, matched_blocks):
+    def lookup(self, request, matched_blocks):
         return np.minimum(self.blocks, matched_blocks), self.load_s
 
 

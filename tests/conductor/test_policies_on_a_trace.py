@@ -57,7 +57,7 @@ def replay(trace, policy) -> tuple[float, float]:
             conductor.prefilled(prefills[0][1], prefills[0][0])
             conductor.decoded(heapq.heappop(prefills)[1])  # only prefill is looked at
         decision = conductor.decide(Request(number, one.input_length, one.hash_ids), now_s)
-        conductor.book(decision)
+        conductor.commit(decision)
         heapq.heappush(prefills, (now_s + decision.prefill.ttft_s, number))
         ttft_s.append(decision.prefill.ttft_s)
         reused += decision.prefill.prefix_tokens

@@ -33,13 +33,13 @@ def test_reservations_for_later_requests_keep_out_nobody_who_is_prefilled():
     for request_id in range(3):
         decision = conductor.decide(Request(request_id, 600), now_s=0.0)
         if decision.accepted:
-            conductor.book(decision)
+            conductor.commit(decision)
     assert cluster.reserved_tokens[1] > 0
-    booked = sorted(conductor.books.open)
-    first = conductor.prefilled(booked[0], now_s=0.6)
+    reserved = sorted(conductor.reservations.open)
+    first = conductor.prefilled(reserved[0], now_s=0.6)
     assert first.accepted
-    for request_id in booked[1:]:  # but memory that is in use is in use
+    for request_id in reserved[1:]:  # but memory that is in use is in use
         later = conductor.prefilled(request_id, now_s=1.2)
         assert later.reason.why is Why.NO_DECODE_ROOM
-    conductor.decoded(booked[0])
-    assert not cluster.reserved_tokens.any() and not conductor.books.coming_tokens.any()
+    conductor.decoded(reserved[0])
+    assert not cluster.reserved_tokens.any() and not conductor.reservations.coming_tokens.any()

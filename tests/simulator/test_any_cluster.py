@@ -89,7 +89,7 @@ def run(options, trace, policy, rule, slo, seed):
     end = conductor.decoded
 
     def decoded(request_id):
-        job, decision = cluster.jobs[request_id], conductor.books.open[request_id]
+        job, decision = cluster.jobs[request_id], conductor.reservations.open[request_id]
         if decision.decode is not None and job.num_decode_steps:
             assert job.decode_instance == decision.decode.instance
         end(request_id)

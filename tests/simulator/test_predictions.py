@@ -67,13 +67,13 @@ def test_a_prefill_alone_takes_what_is_predicted(stages, chunk_tokens):
 def predict_and_run(options, trace, policy=None):
     """Return all jobs, and the TTFT that the conductor predicted of each."""
     conductor = conductor_of(options, policy=policy)
-    book, predicted = conductor.book, {}
+    commit, predicted = conductor.commit, {}
 
     def note(decision):
         predicted[decision.request.request_id] = decision.prefill.ttft_s
-        book(decision)
+        commit(decision)
 
-    conductor.book = note
+    conductor.commit = note
     jobs = Disaggregated(options, conductor).run(trace).jobs
     return jobs, [predicted[job.job_id] for job in jobs]
 

@@ -150,8 +150,8 @@ def test_a_fetch_reads_what_the_target_has_on_its_own_ssd_too():
 def test_the_conductor_predicts_what_is_read(gb_per_s):
     cluster = make(1e9 * gb_per_s)
     put_on_ssd(cluster, 0)
-    book, decisions = cluster.conductor.book, []
-    cluster.conductor.book = lambda decision: (decisions.append(decision), book(decision))
+    commit, decisions = cluster.conductor.commit, []
+    cluster.conductor.commit = lambda decision: (decisions.append(decision), commit(decision))
     job = serve(cluster)
     assert decisions[0].prefill.ttft_s == pytest.approx(job.ttft_s, rel=0.1)
     assert decisions[0].prefill.prefix_tokens == job.prefix_tokens

@@ -23,13 +23,13 @@ class Cluster:
 
     An instance keeps its number for good, even if its role changes, and whether it is up or not.
     All times are seconds of one clock, of which only differences matter. Between two decisions the
-    owner may write to any array; :class:`~.conductor.Conductor` writes what it promises (``book``),
-    so that the next decision takes it into account:
+    owner may write to any array; :class:`~.conductor.Conductor` writes what it promises
+    (``commit``), so that the next decision takes it into account:
 
     * ``role``, ``up`` and the capacities are the owner's (``failed`` and ``recovered`` write
       ``up``).
     * A report of an instance may overwrite its times, ``free_at_s``, ``drain_s`` and
-      ``sending_until_s``, if it counts the requests that are booked there, too.
+      ``sending_until_s``, if it counts the requests that are reserved there, too.
     * ``num_sending``, ``batch_size``, ``kv_tokens``, ``reserved_requests`` and ``reserved_tokens``
       are counters, from which the conductor subtracts what it has added for a request when that is
       over. An owner adds its own to them, and subtracts it again: if a report overwrote one, it
@@ -45,8 +45,8 @@ class Cluster:
         sending_until_s: ``[n]`` float64, when its NIC will have sent all requested KV, at its full
             bandwidth.
         num_sending: ``[n]`` int64, transfers that share that bandwidth: the fetches, which the
-            conductor books, and the KV on its way to be decoded, which the owner adds here, and to
-            ``sending_until_s``.
+            conductor reserves, and the KV on its way to be decoded, which the owner adds here, and
+            to ``sending_until_s``.
         batch_size: ``[n]`` int64, requests that it decodes now.
         kv_tokens: ``[n]`` int64, tokens whose KV these hold now; it grows as they are decoded.
         reserved_requests: ``[n]`` int64, requests that it will decode once they are prefilled.

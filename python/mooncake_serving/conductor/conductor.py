@@ -1,8 +1,8 @@
-"""Conductor: decides about each request, and keeps books of its promises.
+"""Conductor: decides about each request, and reserves what it promises.
 
 decision = conductor.decide(request, now_s)
 if decision.accepted:
-    conductor.book(decision)
+    conductor.commit(decision)
     ...                                    # the fetch, the prefill
     later = conductor.prefilled(request.request_id, now_s)
     if later.accepted:
@@ -17,7 +17,6 @@ from typing import Any
 import numpy as np
 
 from .admission import Admission, Arrival, EarlyRejection
-from .books import Books
 from .cluster import Cluster, Role
 from .costs import Costs
 from .decision import Decision, DecodeChoice
@@ -35,6 +34,7 @@ from .index import Index
 from .policies import KVCacheCentric, PrefillPolicy, PrefillView
 from .reasons import Reason, Why
 from .request import Request, Slo
+from .reservations import Reservations
 from .tiers import OneTier, Tiers
 
 
@@ -82,7 +82,7 @@ class Conductor:
         if admission is not None:
             check_has("Conductor", "admission", admission, "decode_load", "an Admission")
         if tiers is not None:
-            check_has("Conductor", "tiers", tiers, "look", "Tiers")
+            check_has("Conductor", "tiers", tiers, "lookup", "Tiers")
         if index.num_instances != cluster.num_instances:
             raise InvalidArgument(
                 f"Conductor: index must be of {cluster.num_instances} instances, "
@@ -94,18 +94,18 @@ class Conductor:
         self.admission: Admission = admission if admission is not None else EarlyRejection()
         self.tiers: Tiers = tiers if tiers is not None else OneTier()
         self.in_flight = InFlight()
-        self.books = Books(cluster, index, costs, self.in_flight)
+        self.reservations = Reservations(cluster, index, costs, self.in_flight)
         self.lock = RLock()
         self._rng = np.random.default_rng(seed)
 
     def decide(self, request: Request, now_s: float) -> Decision:
-        """Decide where a request goes, or that it is refused; nothing is booked.
+        """Decide where a request goes, or that it is refused; nothing is reserved.
 
         Equivalent to::
 
             if no instance can ever hold it: refuse
             prefill = policy(request)              # the least predicted TTFT, for algorithm 1
-            if nobody has room to decode what it prefills: prefill = policy(request), without those
+            if no one has room to decode what it prefills: prefill = policy(request), without those
             if admission refuses its TTFT: refuse
             decode = the least predicted TBT       # if admission wants it at arrival
             if admission refuses its TBT: refuse
@@ -125,8 +125,8 @@ class Conductor:
         candidates = self._prefill_candidates(request)
         if isinstance(candidates, Reason):
             return Decision.refuse(request, now_s, candidates)
-        blocks, load_s = self.tiers.look(request, self.index.match(request.keys))
-        sendable = self.books.sendable(request.keys, blocks)
+        blocks, load_s = self.tiers.lookup(request, self.index.match(request.keys))
+        sendable = self.reservations.sendable(request.keys, blocks)
 
         def place(candidates: np.ndarray) -> tuple[Arrival, DecodeLoad | None]:
             view = PrefillView.of(
@@ -162,17 +162,17 @@ class Conductor:
             return Decision.refuse(request, now_s, reason, prefill, decode)
         return Decision.accept(request, now_s, prefill, decode)
 
-    def book(self, decision: Decision) -> None:
+    def commit(self, decision: Decision) -> None:
         """Write what an accepted decision promises into ``cluster`` and ``index``.
 
         Raises:
-            InvalidArgument: it is not a Decision, was refused, is booked already, or names an
+            InvalidArgument: it is not a Decision, was refused, is committed already, or names an
                 instance that is not in this cluster, or is down (it has failed since: decide
                 again); nothing is written then.
         """
-        check_instance("book", "decision", decision, Decision)
+        check_instance("commit", "decision", decision, Decision)
         with self.lock:
-            self.books.book(decision)
+            self.reservations.reserve(decision)
 
     def fetched(self, decision: Decision) -> None:
         """Record that a decision's fetch is over.
@@ -181,31 +181,31 @@ class Conductor:
         """
         check_instance("fetched", "decision", decision, Decision)
         with self.lock:
-            self.books.fetched(decision)
+            self.reservations.fetched(decision)
 
     def prefilled(self, request_id: Hashable, now_s: float) -> Decision:
         """Record that a prefill is over, and decide whether and where the request is decoded.
 
         It is the instance chosen at arrival, if there is one that is up and has room; otherwise
         another one, to which the prefill instance sends the KV again. A request that is refused
-        here is forgotten; its prefill was in vain, though its blocks remain cached.
+        here is forgotten; its prefill was to no effect, though its blocks remain cached.
 
         Raises:
-            InvalidArgument: the request was not booked, or is decoded already; or ``now_s`` is not
-                a finite number. Nothing has changed then.
+            InvalidArgument: the request was not committed, or is decoded already; or ``now_s`` is
+                not a finite number. Nothing has changed then.
         """
         check_finite("prefilled", "now_s", now_s)
         with self.lock:
             return self._prefilled(request_id, now_s)
 
     def _prefilled(self, request_id: Hashable, now_s: float) -> Decision:
-        decision = self.books.get("prefilled", request_id)
-        if request_id in self.books.decoding or decision.prefill is None:
+        decision = self.reservations.get("prefilled", request_id)
+        if request_id in self.reservations.decoding or decision.prefill is None:
             what = f"prefilled: request {shown(request_id)} must not be decoded already"
             raise InvalidArgument(what)
         request, prefill = decision.request, decision.prefill
         chosen = decision.decode.instance if decision.decode else None
-        load = DecodeLoad.now(self.cluster).without_reserved(self.books.coming_tokens)
+        load = DecodeLoad.now(self.cluster).without_reserved(self.reservations.coming_tokens)
         decode = self._choose_decode(request, prefill.instance, load, chosen)
         if isinstance(decode, Reason):
             later = Decision.refuse(request, now_s, decode, prefill)
@@ -214,30 +214,30 @@ class Conductor:
         else:
             later = Decision.accept(request, now_s, prefill, decode)
         # Only now, when nothing foreign can raise any more.
-        self.books.fetched(decision)
-        self.books.release(request_id)
+        self.reservations.fetched(decision)
+        self.reservations.release(request_id)
         if later.accepted and later.decode is not None:
-            self.books.begin_decode(decision, later.decode, now_s)
+            self.reservations.begin_decode(decision, later.decode, now_s)
         else:
-            self.books.forget(request_id)
+            self.reservations.forget(request_id)
         return later
 
     def decoded(self, request_id: Hashable, num_generated: int = 0) -> None:
         """Record that a request is over, finished or given up, and free what was reserved for it.
 
         Before its prefill is over, it leaves the queue: ``free_at_s`` and the backlog of the source
-        that sends to it lose the time that was booked for it. An owner that carries on with the
+        that sends to it lose the time that was reserved for it. An owner that carries on with the
         prefill, or has done part of it, reports ``free_at_s`` anew.
 
         Args:
-            request_id: of a booked request.
+            request_id: of a committed request.
             num_generated: tokens that the owner has moved from ``cluster.reserved_tokens`` to
                 ``cluster.kv_tokens`` as they were generated; 0 if it does not track them.
         """
         check_count("decoded", "num_generated", num_generated, 0)
         with self.lock:
-            self.books.get("decoded", request_id)
-            self.books.end(request_id, num_generated)
+            self.reservations.get("decoded", request_id)
+            self.reservations.end(request_id, num_generated)
 
     def failed(self, instance: int) -> list[Any]:
         """Record that an instance is down, and its cache lost.
@@ -258,13 +258,13 @@ class Conductor:
 
     def _failed(self, instance: int) -> list[Any]:
         lost: list[Any] = []
-        for request_id, decision in list(self.books.open.items()):
+        for request_id, decision in list(self.reservations.open.items()):
             prefills = decision.prefill is not None and decision.prefill.instance == instance
             decodes = decision.decode is not None and decision.decode.instance == instance
-            if decodes or (prefills and request_id not in self.books.decoding):
-                self.books.end(request_id)
+            if decodes or (prefills and request_id not in self.reservations.decoding):
+                self.reservations.end(request_id)
                 lost.append(request_id)
-        self.books.source_failed(instance)
+        self.reservations.source_failed(instance)
         self.cluster.reset(instance)
         self.cluster.up[instance] = False
         self.index.clear(instance)

@@ -1,4 +1,4 @@
-"""The prefills that are booked on each instance, so that any of them can be given up."""
+"""The prefills that are reserved on each instance, so that any of them can be given up."""
 
 from collections.abc import Hashable
 from typing import NamedTuple
@@ -14,7 +14,7 @@ class _End(NamedTuple):
     drain_s: float
 
 
-class _Booked(NamedTuple):
+class _Reserved(NamedTuple):
     before: _End  # of the queue before it
     fetched_s: float  # no later prefill delays one that waits for its fetch: all wait for that
     occupied_s: float
@@ -42,18 +42,18 @@ class PrefillQueues:
 
     def __init__(self, cluster: Cluster) -> None:
         self._cluster = cluster
-        self._queues: list[dict[Hashable, _Booked]] = [{} for _ in range(cluster.num_instances)]
+        self._queues: list[dict[Hashable, _Reserved]] = [{} for _ in range(cluster.num_instances)]
 
     def put(self, request_id: Hashable, prefill: PrefillChoice, now_s: float) -> None:
-        """Put a prefill behind those that are booked on its instance."""
+        """Put a prefill behind those that are reserved on its instance."""
         cluster, instance = self._cluster, prefill.instance
         before = _End(float(cluster.free_at_s[instance]), float(cluster.drain_s[instance]))
         fetch_s = prefill.fetch.seconds if prefill.fetch is not None else 0.0
-        booked = _Booked(
+        reserved = _Reserved(
             before, now_s + fetch_s, prefill.occupied_s, prefill.prefill_s - prefill.occupied_s
         )
-        self._queues[instance][request_id] = booked
-        cluster.free_at_s[instance], cluster.drain_s[instance] = booked.end
+        self._queues[instance][request_id] = reserved
+        cluster.free_at_s[instance], cluster.drain_s[instance] = reserved.end
 
     def leave(self, request_id: Hashable, instance: int) -> None:
         """Forget a prefill that is over."""

@@ -10,7 +10,7 @@ from .request import Request
 class Tiers(Protocol):
     """Knows which part of an instance's cache is in a tier that is slow to read, such as an SSD."""
 
-    def look(self, request: Request, matched_blocks: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    def lookup(self, request: Request, matched_blocks: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Return what each instance would reuse of a request's prefix, and how long it reads that.
 
         Args:
@@ -28,6 +28,6 @@ class Tiers(Protocol):
 class OneTier:
     """All blocks of an instance are at hand: loading them hides behind the computation."""
 
-    def look(self, request: Request, matched_blocks: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    def lookup(self, request: Request, matched_blocks: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Reuse all, in no time."""
         return matched_blocks, np.zeros(len(matched_blocks))

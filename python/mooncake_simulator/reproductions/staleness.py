@@ -32,5 +32,7 @@ def staleness(setup: Setup) -> Outcome:
         "seconds that events are late",
         "hit rate",
         log_x=True,
-        remarks=["what the conductor books itself is known at once; only what stores tell is late"],
+        remarks=[
+            "what the conductor reserves itself is known at once; only what stores tell is late"
+        ],
     )

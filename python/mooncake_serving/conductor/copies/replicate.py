@@ -36,7 +36,7 @@ class ReplicaPolicy:
     Attributes:
         rate_per_holder: requests per second.
         max_holders: maximum number of copies; a block that has them may get more with a hot one
-            behind it, if nobody else could take that.
+            behind it, if no one else could take that.
         block_size: tokens in a block.
     """
 

@@ -79,7 +79,7 @@ def has_room(
     *,
     needs_room: bool = True,
 ) -> np.ndarray:
-    """Return which candidates have room for a request beside a load, reservations included.
+    """Return which candidates have room for a request on top of a load, reservations included.
 
     Without ``needs_room``, which of them could hold it at all.
     """

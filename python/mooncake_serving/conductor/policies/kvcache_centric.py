@@ -27,8 +27,8 @@ class KVCacheCentric:
 
     (Mooncake, FAST'25, algorithm 1; arXiv 2407.00079, sections 6.1 and 6.2.) A fetched block stays
     where it was and is kept where it went. So the blocks of an overloaded holder, hot spots, spread
-    to others, without a prediction of which will be hot. What is booked and not computed yet cannot
-    be fetched; the instance that computes it can reuse it, for requests that are behind.
+    to others, without a prediction of which will be hot. What is reserved and not computed yet
+    cannot be fetched; the instance that computes it can reuse it, for requests that are behind.
 
     Among instances that hold ``best``, the source is the one with the least to send, and to read
     from a slow tier. A fetch takes as long as the slowest of its NIC, that read, and what the

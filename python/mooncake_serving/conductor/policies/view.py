@@ -22,7 +22,7 @@ class PrefillView:
         costs: the cost models.
         candidates: ``[c]``, at least one: the numbers of the instances that may be chosen.
         matched_blocks: ``[num_instances]``, the longest prefix that each instance holds, or will
-            hold once it has computed what is booked, before this request's turn.
+            hold once it has computed what is reserved, before this request's turn.
         sendable_blocks: ``[num_instances]``, what it holds of that already, for others to fetch.
         local_tokens: ``[c]``, what each candidate can reuse from its own cache.
         wait_s: ``[c]``, until each candidate could begin.

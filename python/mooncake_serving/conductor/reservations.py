@@ -1,4 +1,4 @@
-"""The books: decisions written into the state that the next decision reads."""
+"""Reservations: decisions written into the state that the next decision reads."""
 
 from collections.abc import Hashable, Sequence
 from dataclasses import replace
@@ -16,7 +16,7 @@ from .prefill_queues import PrefillQueues
 from .request import Request
 
 
-class Books:
+class Reservations:
     """Follows each accepted request through its life, in ``cluster``, ``index`` and ``in_flight``.
 
     Counters are only added to, and each addition is subtracted again, so that an owner may add to
@@ -30,7 +30,7 @@ class Books:
         self.open: dict[Hashable, Decision] = {}
         self.decoding: set[Hashable] = set()
         self.fetching: dict[Hashable, _Sending] = {}
-        # Booked blocks: the instances that will compute them, as bits.
+        # Reserved blocks: the instances that will compute them, as bits.
         self.uncomputed: dict[int, int] = {}
         self.queues = PrefillQueues(cluster)
         self.coming_tokens = np.zeros(cluster.num_instances, np.int64)  # of reserved_requests
@@ -40,15 +40,15 @@ class Books:
         try:
             return self.open[request_id]
         except (KeyError, TypeError):  # unknown, or not hashable
-            what = f"{op}: request_id must be of a booked request, got {shown(request_id)}"
+            what = f"{op}: request_id must be of a committed request, got {shown(request_id)}"
             raise InvalidArgument(what) from None
 
-    def book(self, decision: Decision) -> None:
+    def reserve(self, decision: Decision) -> None:
         """Record the queue, the source's backlog, the future cache content and the reserved memory.
 
-        Everything is checked before the first change: a decision is never half booked.
+        Everything is checked before the first change: a decision is never half committed.
         """
-        prefill = self._check_bookable(decision)
+        prefill = self._check_committable(decision)
         request, cluster, now_s, instance = (
             decision.request,
             self.cluster,
@@ -71,7 +71,7 @@ class Books:
             cluster.num_sending[source] += 1
             self.fetching[request.request_id] = sending
         if decision.decode is not None:
-            self._reserve(decision, decision.decode, +1)
+            self._count_decode(decision, decision.decode, +1)
             self.in_flight.put(request, decision.decode.instance, now_s + prefill.ttft_s)
 
     def fetched(self, decision: Decision) -> None:
@@ -95,7 +95,7 @@ class Books:
         Args:
             keys: a chain from its first block.
             matched_blocks: ``[num_instances]``, the longest prefix of it that each one holds, or
-                will hold when what is booked has been computed.
+                will hold when what is reserved has been computed.
         """
         blocks, cut, get = matched_blocks, 0, self.uncomputed.get
         for position, key in enumerate(keys if self.uncomputed else ()):
@@ -121,7 +121,7 @@ class Books:
                 if left:
                     self.uncomputed[key] = left
         if decision.decode is not None:
-            self._reserve(decision, decision.decode, -1)
+            self._count_decode(decision, decision.decode, -1)
         return decision
 
     def begin_decode(self, decision: Decision, decode: DecodeChoice, now_s: float) -> None:
@@ -155,25 +155,26 @@ class Books:
         self.decoding.discard(request_id)
         self.in_flight.remove(request_id)
 
-    def _check_bookable(self, decision: Decision) -> PrefillChoice:
-        """Refuse a decision that was not accepted, is booked already, or cannot be carried out."""
+    def _check_committable(self, decision: Decision) -> PrefillChoice:
+        """Refuse a decision that was refused, is committed already, or cannot be carried out."""
         prefill, request_id = decision.prefill, decision.request.request_id
-        booked = request_id in self.open
-        if not decision.accepted or prefill is None or booked:
-            what = "again" if booked else f"refused: {decision.reason}"
+        reserved = request_id in self.open
+        if not decision.accepted or prefill is None or reserved:
+            what = "again" if reserved else f"refused: {decision.reason}"
             got = f"request {shown(request_id)} {what}"
-            raise InvalidArgument(f"book: decision must be accepted and not yet booked, got {got}")
+            what = "commit: decision must be accepted and not yet committed"
+            raise InvalidArgument(f"{what}, got {got}")
         instances = {"prefill": prefill.instance}
         if prefill.fetch is not None:
             instances["fetch.source"] = prefill.fetch.source
         if decision.decode is not None:
             instances["decode"] = decision.decode.instance
         for name, instance in instances.items():
-            check_index("book", f"decision.{name}", instance, self.cluster.num_instances)
+            check_index("commit", f"decision.{name}", instance, self.cluster.num_instances)
             if not self.cluster.up[instance]:  # it has failed since: decide again
-                what = f"book: decision.{name} must be an instance that is up"
+                what = f"commit: decision.{name} must be an instance that is up"
                 raise InvalidArgument(f"{what}, got {instance}, which is down")
-        check_finite("book", "decision.at_s", decision.at_s)
+        check_finite("commit", "decision.at_s", decision.at_s)
         return prefill
 
     def _give_up(self, request_id: Hashable, prefill: PrefillChoice) -> None:
@@ -188,7 +189,7 @@ class Books:
     def _sending(self, fetch: Fetch) -> "_Sending":
         return _Sending(fetch, float(self.costs.transfer.seconds(fetch.num_tokens, 0.0, 0)))
 
-    def _reserve(self, decision: Decision, decode: DecodeChoice, sign: int) -> None:
+    def _count_decode(self, decision: Decision, decode: DecodeChoice, sign: int) -> None:
         self.cluster.reserved_requests[decode.instance] += sign
         self.cluster.reserved_tokens[decode.instance] += sign * decision.request.num_kv_tokens
         self.coming_tokens[decode.instance] += sign * decision.request.num_kv_tokens
