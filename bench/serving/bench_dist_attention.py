@@ -1,11 +1,11 @@
 """The attention of one decode step with half of its keys at another instance.
 
-`ours`: DistAttention. In each layer the query goes to a creditor, in another process, which attends
+`ours`: DistAttention. In each layer the query goes to a lender, in another process, which attends
 to the first half of the context while this process attends to the second; both are merged. `local`:
 the whole context in this process's cache, which is what memory permits only for shorter ones. Both
 attend in every layer of the model; its matrix products, the same for both, are left out. The rows
 have the bytes that a step moves, apart from messages of some 50 bytes, and those of the keys and
-values at the creditor, which an instance that fetched them would move.
+values at the lender, which an instance that fetched them would move.
 """
 
 import argparse
@@ -24,12 +24,12 @@ import mooncake_kernels as mk
 from lib.harness import Case, arguments
 from lib.table import report
 from mooncake_serving.dist_attention import (
-    DebtLedger,
     DistAttention,
     Geometry,
+    LoanLedger,
+    LoanOptions,
     Member,
     Offer,
-    PoolOptions,
 )
 from mooncake_serving.dist_attention.engine.blocks import SharedAllocator
 from mooncake_serving.engine import ModelConfig, PagedKVCache
@@ -79,7 +79,7 @@ class Instance:
         blocks = SharedAllocator(self.cache.num_blocks)
         geometry = Geometry.of(self.cache, shape.num_heads, max_rows=64)
         self.member = Member(
-            self.transfer, self.cache, geometry, blocks, DebtLedger(), PoolOptions()
+            self.transfer, self.cache, geometry, blocks, LoanLedger(), LoanOptions()
         )
 
     def close(self) -> None:
@@ -88,7 +88,7 @@ class Instance:
 
 
 def lend(pipe: Any, shape: Shape, num_tokens: int, transport: str, num_threads: int) -> None:
-    """The creditor's process: it lends until the pipe is closed."""
+    """The lender's process: it lends until the pipe is closed."""
     torch.set_num_threads(num_threads)
     instance = Instance(shape, num_tokens, transport)
     pipe.send(instance.transfer.name)
@@ -113,14 +113,14 @@ def case_of(shape: Shape, num_tokens: int, transport: str, num_threads: int) -> 
         process.join()
 
 
-def measured(shape: Shape, home: Instance, creditor: str, num_tokens: int, transport: str) -> Case:
+def measured(shape: Shape, home: Instance, lender: str, num_tokens: int, transport: str) -> Case:
     layers = range(shape.num_layers)
     for tensor in (part for index in layers for part in home.cache.layer(index)):
         tensor.normal_()
     num_blocks = num_tokens // BLOCK_SIZE
     lent = num_blocks // 2
     borrower = home.member.borrower
-    [loan] = borrower.reserve(lent, [Offer(creditor, lent)])
+    [loan] = borrower.reserve(lent, [Offer(lender, lent)])
     while loan.num_stored < lent:
         borrower.store(loan, range(loan.num_stored, lent))
 

@@ -42,7 +42,7 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def _reader_is_gone() -> bool:
-    """Whether nobody reads the output: it may be a file to write, a pipe, that broke."""
+    """Whether no one reads the output: it may be a file to write, a pipe, that broke."""
     output = select.poll()
     output.register(sys.stdout.fileno(), 0)
     return bool(output.poll(0))

@@ -13,7 +13,7 @@ class _Running:
     request: TraceRequest
     tokens: float  # whose KV it has
     generated: float = 0.0
-    lent: dict[int, float] = field(default_factory=dict)  # tokens of it, by creditor
+    lent: dict[int, float] = field(default_factory=dict)  # tokens of it, by lender
 
 
 @dataclass(slots=True)
@@ -26,11 +26,11 @@ class _Instance:
         return sum(r.tokens - sum(r.lent.values()) for r in self.running)
 
     def step_s(self, cost: StepCost) -> float:
-        """The longer of its own work and of what its busiest creditor does for it."""
+        """The longer of its own work and of what its busiest lender does for it."""
         lent: dict[int, float] = {}
         for member in self.running:
-            for creditor, tokens in member.lent.items():
-                lent[creditor] = lent.get(creditor, 0.0) + tokens
+            for lender, tokens in member.lent.items():
+                lent[lender] = lent.get(lender, 0.0) + tokens
         here = self.own_tokens() + self.lent_tokens
         return cost.decode_s(len(self.running), max(here, *lent.values(), 0.0))
 
@@ -78,7 +78,7 @@ def serve_pooled(
         all decode for a period
 
     A step takes W(batch) + A(tokens in its own memory, others' included), or W(batch) + A(what its
-    busiest creditor attends to for it) if that is longer (DistAttention).
+    busiest lender attends to for it) if that is longer (DistAttention).
     Prefill is not modelled. Source: Infinite-LLM (arXiv:2401.02669), sections 4 and 5.
 
     Args:
@@ -130,7 +130,7 @@ class _Pool:
         short = need - max(0.0, self._free(home))
         if len(home.running) >= self._max_batch_size or (short > 0 and not borrow):
             return False
-        lent = self._creditors(home, short)
+        lent = self._lenders(home, short)
         if lent is None:
             return False
         concerned = [home, *(self.instances[n] for n in lent)]
@@ -144,8 +144,8 @@ class _Pool:
             return False
         return True
 
-    def _creditors(self, home: _Instance, short: float) -> dict[int, float] | None:
-        """Find the creditors and their amounts, most free memory first; None if too few."""
+    def _lenders(self, home: _Instance, short: float) -> dict[int, float] | None:
+        """Find the lenders and their amounts, most free memory first; None if too few."""
         lent: dict[int, float] = {}
         if short <= 0:
             return lent

@@ -427,7 +427,7 @@ def test_a_run_without_tokens_takes_no_time():
         times = {
             name: value for name, value in report.summary().items() if name[:3] in ("ttf", "tbt")
         }
-        assert len(times) == 8 and set(times.values()) == {None}, "nobody was served in 0 s"
+        assert len(times) == 8 and set(times.values()) == {None}, "no one was served in 0 s"
 
 
 def test_what_just_fits_is_served():

@@ -303,7 +303,7 @@ def test_mooncake_serves_more_of_a_dataset_that_can_be_cached(monkeypatch):
 
 
 def test_early_rejection_wastes_no_prefill_and_refuses_fewer():
-    # Long enough to settle: at first nobody has been decoded for t_d yet.
+    # Long enough to settle: at first no one has been decoded for t_d yet.
     overloaded = Setup(scale_trace(synth_trace(PROFILE, 2000, seed=0), time=0.6), "made up")
     rows = {row.what: row.ours for row in REPRODUCTIONS["arxiv-overload"](overloaded).rows}
     baseline, early, prediction = (
@@ -362,7 +362,7 @@ def test_instances_that_do_not_lend_take_the_time_of_their_own_steps():
 
 @pytest.mark.parametrize("num_others, borrows", [(0, True), (20, False)])
 def test_memory_is_borrowed_only_where_both_together_are_faster_by_it(num_others, borrows):
-    """A creditor that decodes many short requests would lose more than the debtor gains."""
+    """A lender that decodes many short requests would lose more than the borrower gains."""
     attention_bound = StepCost(LLAMA3_70B, replace(A800_NODE, step_s=0.0, flops_per_s=1e18))
     pool = _Pool(attention_bound, 2, 600_000, 64)
     pool.instances[0].waiting.extend([TraceRequest(0.0, 450_000, 200)] * 2)

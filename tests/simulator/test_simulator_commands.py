@@ -231,7 +231,7 @@ def test_load_over_time_counts_who_is_there():
     assert per_request._load("any", [(0.0, 2.0), (1.0, 4.0)]) == Curve(
         "any", [0.0, 1.0, 2.0, 4.0], [1, 2, 1, 0]
     )
-    assert per_request._load("nobody", []).y == []
+    assert per_request._load("no one", []).y == []
     distribution = per_request._distribution("TBT", np.array([0.4, 0.0, 0.2]))
     assert distribution == Curve("TBT", [0.2, 0.4], [50.0, 100.0]), "0 is of one token: no TBT"
 

@@ -12,18 +12,18 @@ from mooncake_kernels.extras import needed_from
 with needed_from("serving", __name__):
     from .borrower import Borrowed, Borrower
     from .dist_attention import DistAttention
-    from .errors import CreditorFailed
+    from .errors import LenderFailed
     from .geometry import Geometry
-    from .ledger import DebtLedger, Heartbeat, Offer
+    from .ledger import Heartbeat, LoanLedger, Offer
     from .lender import Lender
     from .member import Manager, Member
-    from .options import PoolOptions
+    from .options import LoanOptions
 
 __all__ = [
     "Borrowed",
     "Borrower",
-    "CreditorFailed",
-    "DebtLedger",
+    "LenderFailed",
+    "LoanLedger",
     "DistAttention",
     "Geometry",
     "Heartbeat",
@@ -31,5 +31,5 @@ __all__ = [
     "Manager",
     "Member",
     "Offer",
-    "PoolOptions",
+    "LoanOptions",
 ]

@@ -1,4 +1,4 @@
-"""The debtor's half: reserves blocks at creditors, moves KV there, asks them for attention."""
+"""What borrows: reserves blocks at lenders, moves KV there, asks them for attention."""
 
 import logging
 import threading
@@ -16,8 +16,7 @@ from mooncake_kernels.errors import InvalidArgument, TransferError
 
 from ..rpc import Call, Message, RpcClient
 from .buffers import ResultBuffer
-from .creditor import Creditor
-from .errors import CreditorFailed
+from .errors import LenderFailed
 from .geometry import Cache, Geometry
 from .ledger import Offer
 from .messages import (
@@ -34,15 +33,16 @@ from .messages import (
     Store,
     Stored,
 )
+from .sessions import LenderSession
 
 logger = logging.getLogger(__name__)
 
 
 @dataclass(eq=False)
 class Borrowed:
-    """Blocks of a creditor, once they are reserved; the first ``num_stored`` have contents."""
+    """Blocks of a lender, once they are reserved; the first ``num_stored`` have contents."""
 
-    creditor: str
+    lender: str
     number: int
     num_blocks: int
     num_stored: int = 0
@@ -53,14 +53,14 @@ class Borrower:
     """Borrow for one engine. One thread borrows; another may call ``renew`` and count.
 
     Args:
-        cache: whose blocks move to creditors.
+        cache: whose blocks move to lenders.
         geometry: of the cache and its queries.
         calls: sends the requests.
         num_staged: blocks that are moved at a time.
         answer_s: how long an answer may take.
 
     Attributes:
-        last_refusal: who refused the last ``reserve``, and why; empty if nobody did.
+        last_refusal: who refused the last ``reserve``, and why; empty if none did.
     """
 
     def __init__(
@@ -69,7 +69,7 @@ class Borrower:
         self._view, self._geometry = cache.view(), geometry
         self._calls, self._num_staged, self._answer_s = calls, num_staged, answer_s
         self.last_refusal = ""
-        self._creditors: dict[str, Creditor] = {}
+        self._lenders: dict[str, LenderSession] = {}
         self._borrowed: dict[int, Borrowed] = {}
         self._retired: list[tuple[float, ResultBuffer]] = []  # until when their memory is kept
         self._lock = threading.Lock()
@@ -81,10 +81,10 @@ class Borrower:
             return sum(loan.num_blocks for loan in self._borrowed.values())
 
     def reserve(self, num_blocks: int, offers: Iterable[Offer]) -> list[Borrowed]:
-        """Reserve blocks, of each creditor in turn as many as it offers; all or nothing.
+        """Reserve blocks, of each lender in turn as many as it offers; all or nothing.
 
         Returns:
-            The loans, in the order of their creditors; [] if the offers do not suffice.
+            The loans, in the order of their lenders; [] if the offers do not suffice.
         """
         self.last_refusal = ""
         loans: list[Borrowed] = []
@@ -110,46 +110,46 @@ class Borrower:
             reused now.
 
         Raises:
-            CreditorFailed: see there; everything borrowed from it is lost. So it is after any
-                other error, because what the creditor has by then is not known.
+            LenderFailed: see there; everything borrowed from it is lost. So it is after any
+                other error, because what the lender has by then is not known.
         """
-        creditor = self._known(loan.creditor, is_writing=True)
-        some = list(block_ids[: creditor.num_staged])
-        gather_blocks(self._view, some, out=creditor.requests.staged[: len(some)])
+        lender = self._known(loan.lender, is_writing=True)
+        some = list(block_ids[: lender.num_staged])
+        gather_blocks(self._view, some, out=lender.requests.staged[: len(some)])
         request = Store(self._calls.next_number(), loan.number, loan.num_stored, len(some))
-        data = creditor.requests.send_staged(len(some), creditor.requests_address)
-        with self._losing(loan.creditor, after=BaseException):
-            call = self._calls.start(loan.creditor, request, self._answer_s, data)
+        data = lender.requests.send_staged(len(some), lender.requests_address)
+        with self._losing(loan.lender, after=BaseException):
+            call = self._calls.start(loan.lender, request, self._answer_s, data)
             self._calls.wait(call, Stored)
-        creditor.renew(call.started_s)
+        lender.renew(call.started_s)
         loan.num_stored += len(some)
         return len(some)
 
     def start_attention(
-        self, creditor: str, layer_index: int, queries: torch.Tensor, parts: Sequence[Part]
+        self, lender: str, layer_index: int, queries: torch.Tensor, parts: Sequence[Part]
     ) -> Call:
-        """Send queries ``[num_rows, num_heads, head_dim]`` to a creditor, without waiting.
+        """Send queries ``[num_rows, num_heads, head_dim]`` to a lender, without waiting.
 
         Raises:
-            CreditorFailed: as ``store``.
+            LenderFailed: as ``store``.
         """
         if len(parts) > MAX_PARTS:
             raise InvalidArgument(
                 f"start_attention: parts must be at most {MAX_PARTS}, got {len(parts)}"
             )
-        known = self._known(creditor, is_writing=True)
+        known = self._known(lender, is_writing=True)
         num_rows = queries.shape[0]
         known.requests.queries[:num_rows] = queries
         request = Attend(self._calls.next_number(), layer_index, tuple(parts))
         data = known.requests.send_queries(num_rows, known.requests_address)
-        with self._losing(creditor):
-            return self._calls.start(creditor, request, self._answer_s, data)
+        with self._losing(lender):
+            return self._calls.start(lender, request, self._answer_s, data)
 
     def finish_attention(self, call: Call, num_rows: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """Wait for the ``out`` and ``lse`` of a call, which are valid until the creditor's next.
+        """Wait for the ``out`` and ``lse`` of a call, which are valid until the lender's next.
 
         Raises:
-            CreditorFailed: as ``store``.
+            LenderFailed: as ``store``.
         """
         known = self._known(call.name)
         with self._losing(call.name):
@@ -163,7 +163,7 @@ class Borrower:
             self._calls.end(call)
 
     def free(self, loans: Iterable[Borrowed]) -> None:
-        """End loans, without waiting: of a creditor that does not learn of it, the lease ends.
+        """End loans, without waiting: of a lender that does not learn of it, the lease ends.
 
         One that is not connected to is not told: it may be stopped, and connecting would wait.
         """
@@ -173,11 +173,11 @@ class Borrower:
                     continue  # lost before
             with suppress(TransferError):
                 message = Free(loan.number)
-                self._calls.post(loan.creditor, message, self._answer_s, may_open=False)
+                self._calls.post(loan.lender, message, self._answer_s, may_open=False)
         self._tidy()
 
     def renew(self) -> None:
-        """Tell all creditors which loans are still used; does not wait.
+        """Tell all lenders which loans are still used; does not wait.
 
         One whose last answer is still to come is left out, and so is one that is not connected to.
         """
@@ -185,36 +185,36 @@ class Borrower:
         with self._lock:
             for loan in self._borrowed.values():
                 if loan.is_reserved:
-                    numbers.setdefault(loan.creditor, []).append(loan.number)
+                    numbers.setdefault(loan.lender, []).append(loan.number)
         for name, of_one in numbers.items():
-            creditor = self._creditors.get(name)
-            if creditor is None or not self._calls.peers.is_open(name):
+            lender = self._lenders.get(name)
+            if lender is None or not self._calls.peers.is_open(name):
                 continue
             try:
-                if not any(self._calls.is_under_way(call) for call in creditor.renewals):
-                    self.end_calls(creditor.renewals)
-                    creditor.renewals = self._start_renewals(name, creditor, of_one)
+                if not any(self._calls.is_under_way(call) for call in lender.renewals):
+                    self.end_calls(lender.renewals)
+                    lender.renewals = self._start_renewals(name, lender, of_one)
             except TransferError as error:
-                self.end_calls(creditor.renewals)
-                creditor.renewals = []
+                self.end_calls(lender.renewals)
+                lender.renewals = []
                 self._fail_calls(name, error)
 
     def close(self) -> None:
         """End all loans."""
         self.free(list(self._borrowed.values()))
 
-    def _start_renewals(self, name: str, creditor: Creditor, loans: Sequence[int]) -> list[Call]:
+    def _start_renewals(self, name: str, lender: LenderSession, loans: Sequence[int]) -> list[Call]:
         calls = []
         for start in range(0, len(loans), MAX_NUMBERS):
             some = tuple(loans[start : start + MAX_NUMBERS])
             request = Renew(self._calls.next_number(), some)
             call = self._calls.start(name, request, self._answer_s, may_open=False)
-            call.future.add_done_callback(partial(self._take_renewal, creditor, call, some))
+            call.future.add_done_callback(partial(self._take_renewal, lender, call, some))
             calls.append(call)
         return calls
 
     def _take_renewal(
-        self, creditor: Creditor, call: Call, asked: Sequence[int], future: Future[Message]
+        self, lender: LenderSession, call: Call, asked: Sequence[int], future: Future[Message]
     ) -> None:
         """Take the answer to a renewal: a loan that was not freed here must not have ended."""
         if future.exception() is not None or not isinstance(answer := future.result(), Renewed):
@@ -222,19 +222,19 @@ class Borrower:
         with self._lock:
             ended = [n for n in set(asked).difference(answer.loans) if n in self._borrowed]
         if ended:
-            creditor.end_lease()
+            lender.end_lease()
         else:
-            creditor.renew(call.started_s)
+            lender.renew(call.started_s)
 
     def _reserve_at(self, name: str, num_blocks: int) -> Borrowed | None:
-        """Reserve at one creditor; None if it refuses, or cannot be reached."""
-        known = self._creditors.get(name)
+        """Reserve at one lender; None if it refuses, or cannot be reached."""
+        known = self._lenders.get(name)
         if known is not None and not known.is_leased:
             self._lose(name)
             known = None
         if known is None:
-            known = Creditor(self._calls.peers.engine, self._geometry, self._num_staged)
-            self._creditors[name] = known
+            known = LenderSession(self._calls.peers.engine, self._geometry, self._num_staged)
+            self._lenders[name] = known
         loan = Borrowed(name, self._calls.next_number(), num_blocks)
         with self._lock:
             self._borrowed[loan.number] = loan
@@ -243,7 +243,7 @@ class Borrower:
             call = self._calls.start(name, request, self._answer_s)
             reserved = self._calls.wait(call, Reserved)
         except TransferError as error:
-            self.last_refusal = str(CreditorFailed(name, error.cause))
+            self.last_refusal = str(LenderFailed(name, error.cause))
             logger.info("no loan of %d blocks: %s", num_blocks, self.last_refusal)
             self.free([loan])
             return None
@@ -254,52 +254,52 @@ class Borrower:
         loan.is_reserved = True
         return loan
 
-    def _known(self, name: str, *, is_writing: bool = False) -> Creditor:
-        """Return a creditor.
+    def _known(self, name: str, *, is_writing: bool = False) -> LenderSession:
+        """Return a lender.
 
         Raises:
-            CreditorFailed: it was lost, and its loans with it; or the lease has ended, after which
+            LenderFailed: it was lost, and its loans with it; or the lease has ended, after which
                 its buffer may be another's.
         """
-        known = self._creditors.get(name)
+        known = self._lenders.get(name)
         if known is None:
-            raise CreditorFailed(name, "it has failed before")
+            raise LenderFailed(name, "it has failed before")
         if is_writing and not known.is_leased:
             self._lose(name)
-            raise CreditorFailed(name, f"the lease of {known.lease_s:g} s was not renewed in time")
+            raise LenderFailed(name, f"the lease of {known.lease_s:g} s was not renewed in time")
         return known
 
     @contextmanager
     def _losing(self, name: str, after: type[BaseException] = TransferError) -> Iterator[None]:
-        """Give up a creditor after such an error."""
+        """Give up a lender after such an error."""
         try:
             yield
         except after as error:
             self._lose(name)
             if isinstance(error, TransferError):
-                raise CreditorFailed(name, error.cause) from error
+                raise LenderFailed(name, error.cause) from error
             raise
 
     def _fail_calls(self, name: str, error: TransferError) -> None:
         self._calls.fail(lambda call: call.name == name, error.cause, error.kind)
 
     def _lose(self, name: str) -> None:
-        """Give up a creditor: nothing that it still sends can land here."""
-        self.free([loan for loan in list(self._borrowed.values()) if loan.creditor == name])
+        """Give up a lender: nothing that it still sends can land here."""
+        self.free([loan for loan in list(self._borrowed.values()) if loan.lender == name])
 
     def _tidy(self) -> None:
-        """Close the buffers of creditors without loans.
+        """Close the buffers of lenders without loans.
 
-        Such a creditor may still send results, of a call that nobody waits for any more: the memory
-        of its buffer is kept for a lease, so that no other creditor's buffer is at that address.
+        Such a lender may still send results, of a call that no one waits for any more: the memory
+        of its buffer is kept for a lease, so that no other lender's buffer is at that address.
         After that it refuses to.
         """
         with self._lock:
-            used = {loan.creditor for loan in self._borrowed.values()}
+            used = {loan.lender for loan in self._borrowed.values()}
         now = time.monotonic()
         self._retired = [(until, results) for until, results in self._retired if until > now]
-        for name in [name for name in self._creditors if name not in used]:
-            creditor = self._creditors.pop(name)
-            creditor.close()
-            self.end_calls(creditor.renewals)
-            self._retired.append((now + creditor.lease_s, creditor.results))
+        for name in [name for name in self._lenders if name not in used]:
+            lender = self._lenders.pop(name)
+            lender.close()
+            self.end_calls(lender.renewals)
+            self._retired.append((now + lender.lease_s, lender.results))

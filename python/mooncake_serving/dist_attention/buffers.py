@@ -1,8 +1,8 @@
-"""The registered memory through which a debtor and a creditor exchange queries, results and blocks.
+"""The registered memory through which a borrower and a lender exchange what they send.
 
-Each side has one of either buffer for the other: a debtor sends from its ``RequestBuffer`` into the
-creditor's, and the creditor from its ``ResultBuffer`` into the debtor's. The layouts are equal, so
-that one address describes a buffer.
+Each side has one of either buffer for the other: a borrower sends from its ``RequestBuffer`` into
+the lender's, and the lender from its ``ResultBuffer`` into the borrower's. The layouts are equal,
+so that one address describes a buffer.
 """
 
 import math
@@ -49,7 +49,7 @@ class _Buffer(Closeable):
 
 
 class RequestBuffer(_Buffer):
-    """What a debtor sends: queries, and packed blocks.
+    """What a borrower sends: queries, and packed blocks.
 
     Attributes:
         queries: ``[max_rows, num_heads, head_dim]``.
@@ -76,7 +76,7 @@ class RequestBuffer(_Buffer):
 
 
 class ResultBuffer(_Buffer):
-    """What a creditor sends: partial attention.
+    """What a lender sends: partial attention.
 
     Attributes:
         out: ``[max_rows, num_heads, head_dim]``.

@@ -14,17 +14,17 @@ AttendHere = Callable[[torch.Tensor], tuple[torch.Tensor, torch.Tensor]]
 
 
 class DistAttention:
-    """Merge what this instance's keys give with what its creditors' give.
+    """Merge what this instance's keys give with what its lenders' give.
 
     ::
 
-        for each creditor: send it the queries of the requests whose first keys it has
-        out, lse = attend_here(q)                     # meanwhile the creditors work
-        for each creditor: wait for its part
+        for each lender: send it the queries of the requests whose first keys it has
+        out, lse = attend_here(q)                     # meanwhile the lenders work
+        for each lender: wait for its part
         out[row] = merge(out[row], the row's parts)
 
     Args:
-        borrower: asks the creditors.
+        borrower: asks the lenders.
         q_lens: queries of each request of the step.
         loans: what each request has borrowed; a loan without contents is not asked for.
     """
@@ -40,8 +40,8 @@ class DistAttention:
             for loan in of_one:
                 if loan.num_stored:
                     part = Part(loan.number, q_len, loan.num_stored)
-                    self._parts.setdefault(loan.creditor, []).append(part)
-                    rows.setdefault(loan.creditor, []).append(torch.arange(start, start + q_len))
+                    self._parts.setdefault(loan.lender, []).append(part)
+                    rows.setdefault(loan.lender, []).append(torch.arange(start, start + q_len))
             start += q_len
         self._rows = {name: torch.cat(of_one) for name, of_one in rows.items()}
         all_rows = torch.cat(list(self._rows.values())) if rows else torch.empty(0).long()
@@ -59,7 +59,7 @@ class DistAttention:
             ``out`` like q, and ``lse``, float32 ``[num_rows, num_heads]``.
 
         Raises:
-            CreditorFailed: one of the creditors; what it held is lost.
+            LenderFailed: one of the lenders; what it held is lost.
         """
         calls: list[Call] = []
         try:
@@ -74,7 +74,7 @@ class DistAttention:
         return out, lse
 
     def _merge(self, calls: list[Call], out: torch.Tensor, lse: torch.Tensor) -> None:
-        """Replace the rows with lent keys; a row has no part of some of the creditors."""
+        """Replace the rows with lent keys; a row has no part of some of the lenders."""
         rows = self._lent_rows
         outs = out.new_zeros(1 + len(calls), len(rows), *out.shape[1:])
         lses = lse.new_full((1 + len(calls), len(rows), lse.shape[1]), -torch.inf)

@@ -1,7 +1,7 @@
-"""Errors of a pool."""
+"""Errors of lending and borrowing."""
 
 
-class CreditorFailed(RuntimeError):
+class LenderFailed(RuntimeError):
     """An instance that holds borrowed blocks is gone, did not answer in time, or refused.
 
     Whatever it held is lost to this instance.

@@ -1,4 +1,4 @@
-"""What the instances of a pool must agree on: the shapes of queries, results and blocks."""
+"""What a lender and a borrower must agree on: the shapes of queries, results and blocks."""
 
 from dataclasses import dataclass
 from typing import Protocol
@@ -27,7 +27,7 @@ class Cache(Protocol):
 
 @dataclass(frozen=True)
 class Geometry:
-    """Shapes of what moves between two instances; the weights are the debtor's own business.
+    """Shapes of what moves between two instances; the weights are the borrower's own business.
 
     Attributes:
         num_layers, num_kv_heads, block_size, head_dim: of the cache.

@@ -2,7 +2,7 @@
 
 Infinite-LLM's gManager (arXiv:2401.02669): instances report by heartbeats, and one that is short of
 memory gets a few candidates, those with the most free memory. The ledger is soft state. It may be
-stale, because creditors decide for themselves, and a new one is complete after one heartbeat each.
+stale, because lenders decide for themselves, and a new one is complete after one heartbeat each.
 """
 
 import threading
@@ -24,7 +24,7 @@ class Heartbeat:
         instance: its name.
         num_blocks: of its cache.
         num_free: blocks that it would lend now.
-        lent: blocks that it has lent, by debtor.
+        lent: blocks that it has lent, by borrower.
         num_borrowed: blocks that it has borrowed, or is about to.
 
     Raises:
@@ -40,15 +40,15 @@ class Heartbeat:
     def __post_init__(self) -> None:
         """Check the names and numbers."""
         if not isinstance(self.lent, Mapping):
-            refuse("Heartbeat", "lent", "blocks by debtor", self.lent)
+            refuse("Heartbeat", "lent", "blocks by borrower", self.lent)
         for name in (self.instance, *self.lent):
             if not isinstance(name, str):
-                refuse("Heartbeat", "instance and the debtors", "names", name)
+                refuse("Heartbeat", "instance and the borrowers", "names", name)
         as_count("Heartbeat", "num_blocks", self.num_blocks, 0)
         as_integer("Heartbeat", "num_free", self.num_free)
         as_integer("Heartbeat", "num_borrowed", self.num_borrowed)
-        for debtor, count in self.lent.items():
-            as_integer("Heartbeat", f"lent[{shown(debtor)}]", count)
+        for borrower, count in self.lent.items():
+            as_integer("Heartbeat", f"lent[{shown(borrower)}]", count)
         counts = (self.num_free, self.num_borrowed, *self.lent.values())
         if min(counts) < 0 or self.num_free + sum(self.lent.values()) > self.num_blocks:
             raise InvalidArgument(
@@ -64,11 +64,11 @@ class Offer(NamedTuple):
     num_blocks: int
 
 
-class DebtLedger:
+class LoanLedger:
     """The latest heartbeat of every instance. Thread-safe.
 
     Args:
-        max_candidates: that a debtor gets.
+        max_candidates: that a borrower gets.
         stale_s: heartbeats that are older are not regarded.
         clock: seconds, for tests.
 
@@ -83,8 +83,8 @@ class DebtLedger:
         stale_s: float = 5.0,
         clock: Callable[[], float] = time.monotonic,
     ):
-        self._max_candidates = as_count("DebtLedger", "max_candidates", max_candidates, 1)
-        self._stale_s, self._clock = as_seconds("DebtLedger", "stale_s", stale_s), clock
+        self._max_candidates = as_count("LoanLedger", "max_candidates", max_candidates, 1)
+        self._stale_s, self._clock = as_seconds("LoanLedger", "stale_s", stale_s), clock
         self._beats: dict[str, tuple[float, Heartbeat]] = {}
         self._lock = threading.Lock()
 
@@ -104,7 +104,7 @@ class DebtLedger:
         with self._lock:
             self._beats.pop(instance, None)
 
-    def creditors(self, debtor: str, num_blocks: int) -> list[Offer]:
+    def lenders(self, borrower: str, num_blocks: int) -> list[Offer]:
         """Return the candidates for a loan, most free memory first; [] if they have too little.
 
         ::
@@ -115,14 +115,14 @@ class DebtLedger:
 
         Those after the ones needed are for the case that one refuses.
 
-        An instance that borrows lends to nobody, so a debt is never passed on, and there are no
+        An instance that borrows lends to no one, so a loan is never passed on, and there are no
         cycles: of those in a cycle, each would have begun to borrow after the next one had.
         """
-        as_count("creditors", "num_blocks", num_blocks, 1)
+        as_count("lenders", "num_blocks", num_blocks, 1)
         candidates = [
             beat
             for beat in self._fresh()
-            if beat.instance != debtor and beat.num_free and not beat.num_borrowed
+            if beat.instance != borrower and beat.num_free and not beat.num_borrowed
         ]
         candidates.sort(key=lambda beat: (-beat.num_free, beat.instance))
         chosen = candidates[: self._max_candidates]
@@ -130,22 +130,22 @@ class DebtLedger:
             return []
         return [Offer(beat.instance, beat.num_free) for beat in chosen]
 
-    def debts(self) -> dict[tuple[str, str], int]:
-        """Return the blocks lent, by (debtor, creditor); the creditor's report counts."""
+    def loans(self) -> dict[tuple[str, str], int]:
+        """Return the blocks lent, by (borrower, lender); the lender's report counts."""
         with self._lock:
             beats = [beat for _, beat in self._beats.values()]
         return {
-            (debtor, beat.instance): count
+            (borrower, beat.instance): count
             for beat in beats
-            for debtor, count in beat.lent.items()
+            for borrower, count in beat.lent.items()
             if count
         }
 
     def balance(self, instance: str) -> int:
         """Return what an instance has lent, less what it owes; the sum over all is 0."""
-        debts = self.debts().items()
-        lent = sum(count for (_, creditor), count in debts if creditor == instance)
-        return lent - sum(count for (debtor, _), count in debts if debtor == instance)
+        loans = self.loans().items()
+        lent = sum(count for (_, lender), count in loans if lender == instance)
+        return lent - sum(count for (borrower, _), count in loans if borrower == instance)
 
     def _fresh(self) -> list[Heartbeat]:
         with self._lock:

@@ -30,7 +30,7 @@ class Blocks(Protocol):
 
 @dataclass
 class Loan:
-    """Blocks lent to one debtor; the first ``num_stored`` have contents."""
+    """Blocks lent to one borrower; the first ``num_stored`` have contents."""
 
     block_ids: list[int]
     renewed_s: float
@@ -43,14 +43,14 @@ class Loan:
 
 
 class Loans:
-    """Loans by debtor and number: a debtor reaches only blocks that it has reserved.
+    """Loans by borrower and number: a borrower reaches only blocks that it has reserved.
 
     One thread lends; others may count.
 
     Args:
         blocks: where they come from.
-        max_lent_blocks: to all debtors together.
-        lease_s: a loan that is not renewed for so long ends.
+        max_lent_blocks: to all borrowers together.
+        lease_s: a loan that is not renewed for that long ends.
         clock: seconds, for tests.
     """
 
@@ -67,11 +67,11 @@ class Loans:
         self._lock = threading.Lock()
 
     def lent(self) -> dict[str, int]:
-        """Count the blocks lent to each debtor."""
+        """Count the blocks lent to each borrower."""
         counts: dict[str, int] = {}
         with self._lock:
-            for (debtor, _), loan in self._loans.items():
-                counts[debtor] = counts.get(debtor, 0) + len(loan.block_ids)
+            for (borrower, _), loan in self._loans.items():
+                counts[borrower] = counts.get(borrower, 0) + len(loan.block_ids)
         return counts
 
     @property
@@ -84,13 +84,13 @@ class Loans:
         """Count the blocks that could be lent now."""
         return max(0, min(self._blocks.num_free, self._max_lent - self.num_lent))
 
-    def reserve(self, debtor: str, number: int, num_blocks: int) -> Loan:
+    def reserve(self, borrower: str, number: int, num_blocks: int) -> Loan:
         """Lend blocks.
 
         Raises:
-            Refusal: no or too many blocks, or a number that the debtor has used.
+            Refusal: no or too many blocks, or a number that the borrower has used.
         """
-        if (debtor, number) in self._loans:
+        if (borrower, number) in self._loans:
             raise Refusal(f"loan {number} is there already")
         free = self.num_free
         block_ids = self._blocks.take(num_blocks) if 1 <= num_blocks <= free else None
@@ -98,49 +98,49 @@ class Loans:
             raise Refusal(f"num_blocks must be in [1, {free}], got {num_blocks}")
         loan = Loan(block_ids, self._clock())
         with self._lock:
-            self._loans[debtor, number] = loan
+            self._loans[borrower, number] = loan
         return loan
 
-    def use(self, debtor: str, number: int) -> Loan:
+    def use(self, borrower: str, number: int) -> Loan:
         """Return a loan, and renew it.
 
         Raises:
-            Refusal: the debtor has none of that number, or its lease has ended: this instance may
-                have been stopped, and the debtor has given it up since.
+            Refusal: the borrower has none of that number, or its lease has ended: this instance may
+                have been stopped, and the borrower has given it up since.
         """
-        loan = self._loans.get((debtor, number))
+        loan = self._loans.get((borrower, number))
         if loan is None or loan.renewed_s < self._clock() - self._lease_s:
-            raise Refusal(f"loan {number} must be one of {debtor} that has not ended")
+            raise Refusal(f"loan {number} must be one of {borrower} that has not ended")
         loan.renewed_s = self._clock()
         return loan
 
-    def renew(self, debtor: str, numbers: Sequence[int]) -> list[int]:
+    def renew(self, borrower: str, numbers: Sequence[int]) -> list[int]:
         """Renew loans; return those that are there, and whose lease has not ended."""
         renewed = []
         for number in numbers:
             with suppress(Refusal):
-                self.use(debtor, number)
+                self.use(borrower, number)
                 renewed.append(number)
         return renewed
 
-    def free(self, debtor: str, number: int) -> bool:
+    def free(self, borrower: str, number: int) -> bool:
         """End a loan; False if there is none."""
         with self._lock:
-            loan = self._loans.pop((debtor, number), None)
+            loan = self._loans.pop((borrower, number), None)
         if loan is not None:
             self._blocks.give_back(loan.block_ids)
         return loan is not None
 
-    def free_all(self, debtor: str) -> None:
-        """End all loans of a debtor."""
+    def free_all(self, borrower: str) -> None:
+        """End all loans of a borrower."""
         for owner, number in list(self._loans):
-            if owner == debtor:
+            if owner == borrower:
                 self.free(owner, number)
 
     def free_expired(self) -> set[str]:
-        """End loans that were not renewed; return their debtors."""
+        """End loans that were not renewed; return their borrowers."""
         oldest = self._clock() - self._lease_s
         expired = [key for key, loan in self._loans.items() if loan.renewed_s < oldest]
-        for debtor, number in expired:
-            self.free(debtor, number)
-        return {debtor for debtor, _ in expired}
+        for borrower, number in expired:
+            self.free(borrower, number)
+        return {borrower for borrower, _ in expired}

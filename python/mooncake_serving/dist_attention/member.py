@@ -1,4 +1,4 @@
-"""An instance's place in a pool: it lends its free blocks, and borrows others'."""
+"""An instance that lends its free blocks, and borrows others'."""
 
 import logging
 import time
@@ -15,22 +15,22 @@ from .ledger import Heartbeat, Offer
 from .lender import Lender
 from .loans import Blocks, Loans
 from .messages import Answer, decode, encode
-from .options import PoolOptions
+from .options import LoanOptions
 
 logger = logging.getLogger(__name__)
 
 POLL_S = 0.05  # how long closing may go unnoticed
-BUSY_POLL_S = 0.005  # how long a request that is kept may wait after its debtor's answer
+BUSY_POLL_S = 0.005  # how long a request that is kept may wait after its borrower's answer
 
 
 @runtime_checkable
 class Manager(Protocol):
-    """The global manager as an instance sees it: a ``DebtLedger``, or the way to one."""
+    """The global manager as an instance sees it: a ``LoanLedger``, or the way to one."""
 
     def heartbeat(self, beat: Heartbeat) -> None:
         """Report; called from the member's thread."""
 
-    def creditors(self, debtor: str, num_blocks: int) -> Sequence[Offer]:
+    def lenders(self, borrower: str, num_blocks: int) -> Sequence[Offer]:
         """Return candidates for a loan; called from the thread that borrows.
 
         An ``OSError`` counts as none.
@@ -44,7 +44,7 @@ class Member(Closeable):
     """Lend and borrow for one engine, whose thread calls ``reserve`` and uses ``borrower``.
 
     A thread receives the notifications of the transfer engine, all of which are the member's:
-    it serves debtors, hands answers over, renews loans and reports to the manager. It never waits
+    it serves borrowers, hands answers over, renews loans and reports to the manager. It never waits
     for another instance, so instances cannot wait for each other in a circle.
 
     Args:
@@ -57,8 +57,8 @@ class Member(Closeable):
 
     Attributes:
         name: of the instance, the transfer engine's.
-        borrower: the debtor's half.
-        lender: the creditor's half.
+        borrower: what borrows.
+        lender: what lends.
         heartbeat_s: between reports.
     """
 
@@ -69,7 +69,7 @@ class Member(Closeable):
         geometry: Geometry,
         blocks: Blocks,
         manager: Manager,
-        options: PoolOptions,
+        options: LoanOptions,
     ):
         self.name = transfer.name
         self._blocks, self._manager, self.heartbeat_s = blocks, manager, options.heartbeat_s
@@ -92,7 +92,7 @@ class Member(Closeable):
         )
         self._report()
         self._due_s = 0.0  # when loans are renewed next
-        self._receiver = Receiver(transfer, self._take, self._tend, self._poll_s, "mk-pool")
+        self._receiver = Receiver(transfer, self._take, self._tend, self._poll_s, "mk-loans")
 
     def reserve(self, num_blocks: int) -> list[Borrowed]:
         """Borrow blocks from the manager's candidates, all or none: [] then.
@@ -101,9 +101,9 @@ class Member(Closeable):
         """
         offers: Sequence[Offer] = []
         try:
-            offers = self._manager.creditors(self.name, num_blocks)
+            offers = self._manager.lenders(self.name, num_blocks)
         except OSError as error:
-            logger.warning("%s cannot ask its manager for creditors: %s", self.name, error)
+            logger.warning("%s cannot ask its manager for lenders: %s", self.name, error)
         return self.borrower.reserve(num_blocks, offers)
 
     def close(self) -> None:

@@ -1,4 +1,4 @@
-"""Messages between instances: requests of debtors, and creditors' answers."""
+"""Messages between instances: requests of borrowers, and lenders' answers."""
 
 from typing import Annotated, NamedTuple
 
@@ -20,19 +20,19 @@ class Part(NamedTuple):
 
     loan: Number
     q_len: U32
-    num_blocks: U32  # stored of it by now, as the debtor counts them
+    num_blocks: U32  # stored of it by now, as the borrower counts them
 
 
 class Reserve(rpc.Message, frozen=True, tag=1):
-    """From a debtor: reserve blocks; the loan gets this number. Answers: Reserved, Refused."""
+    """From a borrower: reserve blocks; the loan gets this number. Answers: Reserved, Refused."""
 
     num_blocks: U32
-    results_address: Number  # of the debtor's ResultBuffer
+    results_address: Number  # of the borrower's ResultBuffer
     geometry: tuple[U32, U32, U32, U32, U32, U32, U32]  # Geometry.numbers()
 
 
 class Store(rpc.Message, frozen=True, tag=2):
-    """From a debtor: its staged blocks are the next ones of a loan. Answer: Stored."""
+    """From a borrower: its staged blocks are the next ones of a loan. Answer: Stored."""
 
     loan: Number
     first_block: U32
@@ -40,18 +40,18 @@ class Store(rpc.Message, frozen=True, tag=2):
 
 
 class Attend(rpc.Message, frozen=True, tag=3):
-    """From a debtor: attend with the queries it has written. Answer: Attended."""
+    """From a borrower: attend with the queries it has written. Answer: Attended."""
 
     layer_index: U32
     parts: Annotated[tuple[Part, ...], Meta(max_length=MAX_PARTS)]
 
 
 class Free(rpc.Message, frozen=True, tag=4):
-    """From a debtor: the loan of this number ends. No answer."""
+    """From a borrower: the loan of this number ends. No answer."""
 
 
 class Renew(rpc.Message, frozen=True, tag=5):
-    """From a debtor: it still has these loans. Answer: Renewed."""
+    """From a borrower: it still has these loans. Answer: Renewed."""
 
     loans: Loans
 
@@ -59,13 +59,13 @@ class Renew(rpc.Message, frozen=True, tag=5):
 class Reserved(rpc.Message, frozen=True, tag=16):
     """To Reserve."""
 
-    requests_address: Number  # of the creditor's RequestBuffer
+    requests_address: Number  # of the lender's RequestBuffer
     num_staged: U32  # blocks that it takes at a time
-    lease_ms: U32  # a loan that is not renewed for so long ends
+    lease_ms: U32  # a loan that is not renewed for that long ends
 
 
 class Stored(rpc.Message, frozen=True, tag=17):
-    """To Store: the blocks are in the creditor's cache."""
+    """To Store: the blocks are in the lender's cache."""
 
 
 class Attended(rpc.Message, frozen=True, tag=18):

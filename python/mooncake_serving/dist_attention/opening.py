@@ -24,7 +24,7 @@ class Opening:
         thread = threading.Thread(
             target=self._run,
             args=(peers, name, deadline_s),
-            name=f"mk-pool-open {name}",
+            name=f"mk-loans-open {name}",
             daemon=True,
         )
         thread.start()

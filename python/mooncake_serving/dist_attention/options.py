@@ -6,16 +6,16 @@ from ..arguments import as_count, as_seconds, refuse
 
 
 @dataclass(frozen=True)
-class PoolOptions:
+class LoanOptions:
     """How an instance lends and borrows.
 
     Attributes:
         max_lent_blocks: that it lends at a time; None: all.
         num_staged_blocks: that are moved at a time, in buffers of that size for each peer.
-        lease_s: a loan ends that its debtor has not renewed for so long; below 2**32 ms.
+        lease_s: a loan ends that its borrower has not renewed for that long; below 2**32 ms.
         answer_s: how long an answer may take, before the instance counts as gone.
         heartbeat_s: between reports, and between renewals; below half of the ``lease_s`` of any
-            creditor, so that one renewal may come late.
+            lender, so that one renewal may come late.
 
     Raises:
         InvalidArgument: an argument out of range; the message names it.
@@ -29,7 +29,7 @@ class PoolOptions:
 
     def __post_init__(self) -> None:
         """Check the arguments."""
-        op = "PoolOptions"
+        op = "LoanOptions"
         if self.max_lent_blocks is not None:
             as_count(op, "max_lent_blocks", self.max_lent_blocks, 0)
         as_count(op, "num_staged_blocks", self.num_staged_blocks, 1)

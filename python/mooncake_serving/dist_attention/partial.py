@@ -1,4 +1,4 @@
-"""Attention of a debtor's queries over the blocks that this instance holds for it."""
+"""Attention of a borrower's queries over the blocks that this instance holds for it."""
 
 from collections.abc import Sequence
 

@@ -3,7 +3,6 @@
 ``--soak`` makes it 100 kills; a failed one is identified by its seed, ``Round.of(seed)``.
 """
 
-import multiprocessing
 import os
 import random
 import signal
@@ -14,29 +13,15 @@ from dataclasses import dataclass
 
 import pytest
 
-from mooncake_serving.engine import Engine, PagedKVCache, SamplingParams, load_model
 from mooncake_serving.engine.disaggregated import (
     Cluster,
-    Job,
     RequestFailed,
     WorkerFailed,
     WorkerOptions,
 )
-from tests.transfer.resources import assert_no_growth, held, settled
-from tests.transfer.support import eventually
+from tests.serving.kills import WAIT_S, answers_of_one_process, do_rounds, make_jobs, run_and_kill
 
-WAIT_S = 120.0  # longer than anything here takes
-WARM_UP = 2  # rounds, after which memory is what it stays
-PARAMS = (
-    SamplingParams(max_tokens=60, ignore_eos=True),
-    SamplingParams(max_tokens=60, temperature=0.8, seed=3, ignore_eos=True),
-)
-CHANCE = random.Random(2)
-JOBS = [
-    Job([CHANCE.randrange(3, 200) for _ in range(length)], params)
-    for length in (3, 8, 40, 100, 131, 250)
-    for params in PARAMS
-]
+JOBS = make_jobs(3, 8, 40, 100, 131, 250)
 NUM_TOKENS = sum(job.params.max_tokens for job in JOBS)
 
 
@@ -67,21 +52,13 @@ class Round:
 
 @pytest.fixture(scope="module")
 def expected(tiny_folder):
-    """By a single process."""
-    model, _ = load_model(tiny_folder, batch_invariant=True)
-    engine = Engine(model, PagedKVCache(model.config, 256, block_size=8), chunk_tokens=32)
-    return [engine.generate([job.prompt_tokens], job.params)[0].token_ids for job in JOBS]
+    return answers_of_one_process(tiny_folder, JOBS)
 
 
 def run(cluster: Cluster, answers: list[list[int]], at: int = -1, kill=lambda: None) -> str:
     """What ended it: "complete", or the error that says that some were not served."""
-    if at == 0:
-        kill()
     try:
-        for count, token in enumerate(cluster.run(JOBS), start=1):
-            answers[token.request_id].append(token.token_id)
-            if count == at:
-                kill()
+        run_and_kill(cluster, JOBS, answers, at, kill)
     except WorkerFailed as error:
         return str(error)
     except RequestFailed:  # the survivor has noticed first
@@ -117,18 +94,10 @@ def kill_one(plan: Round, folder, expected) -> str:
 
 
 def test_a_worker_is_killed_at_random_moments(tiny_folder, expected, soak):
-    seed = int.from_bytes(os.urandom(4), "little")
-    shared, children = set(os.listdir("/dev/shm")), multiprocessing.active_children()
-    ends: Counter[str] = Counter()
-    for number in range(WARM_UP + (100 if soak else 2)):
-        plan = Round.of(seed + number)
+    def one_round(seed: int) -> Counter[str]:
+        plan = Round.of(seed)
         sys.stdout.write(f"{plan}\n")
-        if number == WARM_UP:
-            before = held()
-        ends[f"{plan.victim}, {plan.transport}: {kill_one(plan, tiny_folder, expected)}"] += 1
-    assert settled(before)
-    after = held()
-    sys.stdout.write(f"{dict(ends)}\nafter {WARM_UP} rounds: {before}\nafter all: {after}\n")
-    assert_no_growth(before, after)
-    assert multiprocessing.active_children() == children
-    assert eventually(lambda: set(os.listdir("/dev/shm")) <= shared)
+        end = kill_one(plan, tiny_folder, expected)
+        return Counter([f"{plan.victim}, {plan.transport}: {end}"])
+
+    do_rounds(100 if soak else 2, 2, one_round)

@@ -1,4 +1,4 @@
-"""Members of a pool without engines: a cache each, over any transport."""
+"""Members without engines: a cache each, over any transport."""
 
 import time
 from types import SimpleNamespace
@@ -7,7 +7,7 @@ import pytest
 import torch
 
 import mooncake_kernels as mk
-from mooncake_serving.dist_attention import DebtLedger, Geometry, Member, PoolOptions
+from mooncake_serving.dist_attention import Geometry, LoanLedger, LoanOptions, Member
 from mooncake_serving.dist_attention.engine.blocks import SharedAllocator
 from mooncake_serving.engine import ModelConfig, PagedKVCache
 
@@ -53,7 +53,7 @@ def wait_until(condition, seconds=30.0):
 
 @pytest.fixture
 def ledger():
-    return DebtLedger(stale_s=60)
+    return LoanLedger(stale_s=60)
 
 
 @pytest.fixture
@@ -66,7 +66,7 @@ def join(ledger):
         transfer = mk.TransferEngine(transports=transports)
         blocks = SharedAllocator(cache.num_blocks)
         geometry = Geometry.of(cache, CONFIG.num_heads, max_rows)
-        member = Member(transfer, cache, geometry, blocks, ledger, options or PoolOptions())
+        member = Member(transfer, cache, geometry, blocks, ledger, options or LoanOptions())
         made.append(
             SimpleNamespace(
                 member=member,

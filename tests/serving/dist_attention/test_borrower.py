@@ -1,4 +1,4 @@
-"""The borrower: all or nothing, and creditors that fail in every way."""
+"""The borrower: all or nothing, and lenders that fail in every way."""
 
 import gc
 import threading
@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import mooncake_kernels as mk
-from mooncake_serving.dist_attention import CreditorFailed, Heartbeat, Offer, PoolOptions
+from mooncake_serving.dist_attention import Heartbeat, LenderFailed, LoanOptions, Offer
 from mooncake_serving.dist_attention.buffers import RequestBuffer
 from mooncake_serving.dist_attention.messages import (
     MAX_PARTS,
@@ -30,11 +30,11 @@ from mooncake_serving.rpc import Refused
 
 from .conftest import wait_until
 
-SOON = PoolOptions(answer_s=1.0, heartbeat_s=0.1)
+SOON = LoanOptions(answer_s=1.0, heartbeat_s=0.1)
 
 
 @contextmanager
-def creditor_that(geometry, answer):
+def lender_that(geometry, answer):
     """An instance that answers a request as ``answer(request, address)`` says; None: not at all."""
     is_over = threading.Event()
     heard = []
@@ -62,7 +62,7 @@ def creditor_that(geometry, answer):
 
 
 def well(request, address):
-    """What a creditor answers that does nothing."""
+    """What a lender answers that does nothing."""
     if isinstance(request, Reserve):
         return Reserved(request.number, address, 16, 30_000)
     if isinstance(request, Store | Attend):
@@ -79,11 +79,11 @@ def but(kind, reply):
     )
 
 
-def test_loans_of_two_creditors_are_all_or_nothing(join, ledger):
+def test_loans_of_two_lenders_are_all_or_nothing(join, ledger):
     home, first, second = join(), join(num_blocks=10), join(num_blocks=8)
     offers = [Offer(first.name, 10), Offer(second.name, 8)]
     loans = home.borrower.reserve(12, offers)
-    assert [(loan.creditor, loan.num_blocks) for loan in loans] == [
+    assert [(loan.lender, loan.num_blocks) for loan in loans] == [
         (first.name, 10),
         (second.name, 2),
     ]
@@ -94,7 +94,7 @@ def test_loans_of_two_creditors_are_all_or_nothing(join, ledger):
     home.borrower.free(loans)
     home.borrower.free(loans)
     wait_until(lambda: first.blocks.num_free == 10 and second.blocks.num_free == 8)
-    wait_until(lambda: ledger.debts() == {})
+    wait_until(lambda: ledger.loans() == {})
 
 
 def test_an_interrupted_reservation_keeps_no_loan(join, monkeypatch):
@@ -113,12 +113,12 @@ def test_an_interrupted_reservation_keeps_no_loan(join, monkeypatch):
     wait_until(lambda: first.blocks.num_free == second.blocks.num_free == 10)
 
 
-def test_creditors_that_are_not_there_or_refuse_are_passed_over(join):
+def test_lenders_that_are_not_there_or_refuse_are_passed_over(join):
     home, other, busy = join(options=SOON), join(), join()
     offers = [Offer(name, 4) for name in ("127.0.0.1:1", "no name", busy.name, other.name)]
     taken = busy.blocks.take(30)
     [loan] = home.borrower.reserve(4, offers)
-    assert loan.creditor == other.name
+    assert loan.lender == other.name
     home.borrower.free([loan])
     busy.blocks.give_back(taken)
 
@@ -127,7 +127,7 @@ def test_creditors_that_are_not_there_or_refuse_are_passed_over(join):
 def test_a_reservation_that_fails_is_freed(join, reply):
     home = join(options=SOON)
     answer = but(Reserve, reply) if reply is not well else (lambda r, _: Stored(r.number))
-    with creditor_that(home.geometry, answer) as (name, heard):
+    with lender_that(home.geometry, answer) as (name, heard):
         assert home.borrower.reserve(3, [Offer(name, 3)]) == []
         assert home.borrower.num_borrowed == 0
         wait_until(lambda: any(isinstance(request, Free) for request in heard))
@@ -146,23 +146,23 @@ FAILURES = {
 
 @pytest.mark.parametrize("what", FAILURES)
 @pytest.mark.parametrize("kind", [Store, Attend])
-def test_a_creditor_that_fails_is_named_and_its_loans_are_lost(join, kind, what):
+def test_a_lender_that_fails_is_named_and_its_loans_are_lost(join, kind, what):
     home, good = join(options=SOON), join()
     reply, cause = FAILURES[what]
     told = f"{kind.__name__.lower()}: {cause}"
     [safe] = home.borrower.reserve(2, [Offer(good.name, 2)])
-    with creditor_that(home.geometry, but(kind, reply)) as (name, heard):
+    with lender_that(home.geometry, but(kind, reply)) as (name, heard):
         loans = home.borrower.reserve(2, [Offer(name, 2)]) + home.borrower.reserve(
             1, [Offer(name, 1)]
         )
-        with pytest.raises(CreditorFailed, match=f"^instance {name}: {told}") as raised:
+        with pytest.raises(LenderFailed, match=f"^instance {name}: {told}") as raised:
             home.borrower.store(loans[0], [0, 1])
             q = torch.zeros(1, 6, 16)
             call = home.borrower.start_attention(name, 0, q, [Part(loans[0].number, 1, 2)])
             home.borrower.finish_attention(call, 1)
         assert (raised.value.instance, raised.value.cause) == (name, told)
         assert home.borrower.num_borrowed == 2, "of the good one"
-        with pytest.raises(CreditorFailed, match="it has failed before"):
+        with pytest.raises(LenderFailed, match="it has failed before"):
             home.borrower.store(loans[1], [0])
         wait_until(lambda: {Free(loan.number) for loan in loans} <= set(heard))
     assert home.borrower.store(safe, [0, 1]) == 2
@@ -170,19 +170,19 @@ def test_a_creditor_that_fails_is_named_and_its_loans_are_lost(join, kind, what)
 
 
 def test_results_of_an_abandoned_call_land_in_memory_that_nobody_else_has(join):
-    """One of two creditors fails; the other's answer is under way when its loans are freed."""
+    """One of two lenders fails; the other's answer is under way when its loans are freed."""
     home = join(options=SOON)
-    failing = creditor_that(home.geometry, but(Attend, lambda r: Refused(r.number, "no")))
-    slow = creditor_that(home.geometry, but(Attend, lambda r: None))
+    failing = lender_that(home.geometry, but(Attend, lambda r: Refused(r.number, "no")))
+    slow = lender_that(home.geometry, but(Attend, lambda r: None))
     q = torch.zeros(1, 6, 16)
     with failing as (first, _), slow as (second, _):
         loans = home.borrower.reserve(2, [Offer(first, 1), Offer(second, 1)])
         calls = [
-            home.borrower.start_attention(loan.creditor, 0, q, [Part(loan.number, 1, 1)])
+            home.borrower.start_attention(loan.lender, 0, q, [Part(loan.number, 1, 1)])
             for loan in loans
         ]
-        results = weakref.ref(home.borrower._creditors[second].results)
-        with pytest.raises(CreditorFailed, match=f"^instance {first}: attend: no"):
+        results = weakref.ref(home.borrower._lenders[second].results)
+        with pytest.raises(LenderFailed, match=f"^instance {first}: attend: no"):
             home.borrower.finish_attention(calls[0], 1)
         home.borrower.end_calls(calls)
         home.borrower.free(loans)
@@ -191,16 +191,16 @@ def test_results_of_an_abandoned_call_land_in_memory_that_nobody_else_has(join):
 
 
 def test_more_parts_than_a_message_has_are_refused(join):
-    home, creditor = join(), join()
-    [loan] = home.borrower.reserve(1, [Offer(creditor.name, 1)])
+    home, lender = join(), join()
+    [loan] = home.borrower.reserve(1, [Offer(lender.name, 1)])
     parts = [Part(loan.number, 1, 1)] * (MAX_PARTS + 1)
     with pytest.raises(mk.InvalidArgument, match="parts must be at most 1024, got 1025"):
-        home.borrower.start_attention(creditor.name, 0, torch.zeros(1, 6, 16), parts)
+        home.borrower.start_attention(lender.name, 0, torch.zeros(1, 6, 16), parts)
     home.borrower.free([loan])
 
 
 def test_an_answer_of_another_instance_does_not_count(join):
-    """A third instance that knows the number cannot answer in the creditor's place."""
+    """A third instance that knows the number cannot answer in the lender's place."""
     home = join(options=SOON)
     with mk.TransferEngine(transports=["tcp"]) as third:
         peer = third.open(home.name)
@@ -208,41 +208,41 @@ def test_an_answer_of_another_instance_does_not_count(join):
         def silent(request):
             third.write(peer, [], notify=encode(Stored(request.number))).wait()
 
-        with creditor_that(home.geometry, but(Store, silent)) as (name, _):
+        with lender_that(home.geometry, but(Store, silent)) as (name, _):
             [loan] = home.borrower.reserve(1, [Offer(name, 1)])
-            with pytest.raises(CreditorFailed, match="no answer in 1 s"):
+            with pytest.raises(LenderFailed, match="no answer in 1 s"):
                 home.borrower.store(loan, [0])
 
 
-def test_an_address_that_is_not_the_creditors_is_its_failure(join):
+def test_an_address_that_is_not_the_lenders_is_its_failure(join):
     home = join(options=SOON)
 
     def lying(request, address):
         is_reserve = isinstance(request, Reserve)
         return Reserved(request.number, 4096, 16, 30_000) if is_reserve else well(request, address)
 
-    with creditor_that(home.geometry, lying) as (name, _):
+    with lender_that(home.geometry, lying) as (name, _):
         [loan] = home.borrower.reserve(1, [Offer(name, 1)])
-        with pytest.raises(CreditorFailed, match=f"^instance {name}: "):
+        with pytest.raises(LenderFailed, match=f"^instance {name}: "):
             home.borrower.store(loan, [0])
 
 
-def test_a_creditor_that_closes_during_a_wait_fails_it(join):
-    home, creditor = join(options=PoolOptions(answer_s=20, heartbeat_s=0.1)), join()
-    [loan] = home.borrower.reserve(2, [Offer(creditor.name, 2)])
+def test_a_lender_that_closes_during_a_wait_fails_it(join):
+    home, lender = join(options=LoanOptions(answer_s=20, heartbeat_s=0.1)), join()
+    [loan] = home.borrower.reserve(2, [Offer(lender.name, 2)])
     assert home.borrower.store(loan, [0]) == 1
-    creditor.member.close()
-    creditor.transfer.close()
-    with pytest.raises(CreditorFailed, match=f"^instance {creditor.name}: "):
+    lender.member.close()
+    lender.transfer.close()
+    with pytest.raises(LenderFailed, match=f"^instance {lender.name}: "):
         home.borrower.store(loan, [1])
     assert home.borrower.num_borrowed == 0
 
 
 def test_loans_that_are_renewed_stay(join):
     """Several leases pass without any other message."""
-    options = PoolOptions(lease_s=0.5, heartbeat_s=0.05)
-    home, creditor = join(options=options), join(options=options)
-    [loan] = home.borrower.reserve(2, [Offer(creditor.name, 2)])
+    options = LoanOptions(lease_s=0.5, heartbeat_s=0.05)
+    home, lender = join(options=options), join(options=options)
+    [loan] = home.borrower.reserve(2, [Offer(lender.name, 2)])
     assert not threading.Event().wait(2.0)
     assert home.borrower.store(loan, [0, 1]) == 2
     home.borrower.free([loan])
@@ -256,9 +256,9 @@ def join_silent(join):
 
 
 def test_every_answer_renews_the_lease_when_it_comes(join):
-    home, creditor = join_silent(join), join()
-    [loan] = home.borrower.reserve(2, [Offer(creditor.name, 2)])
-    known = home.borrower._creditors[creditor.name]
+    home, lender = join_silent(join), join()
+    [loan] = home.borrower.reserve(2, [Offer(lender.name, 2)])
+    known = home.borrower._lenders[lender.name]
     reserved_s = known._renewed_s
     home.borrower.renew()
     wait_until(lambda: known._renewed_s > reserved_s)
@@ -266,7 +266,7 @@ def test_every_answer_renews_the_lease_when_it_comes(join):
     home.borrower.store(loan, [0, 1])
     stored_s = known._renewed_s
     call = home.borrower.start_attention(
-        creditor.name, 0, torch.zeros(1, 6, 16), [Part(loan.number, 1, 2)]
+        lender.name, 0, torch.zeros(1, 6, 16), [Part(loan.number, 1, 2)]
     )
     home.borrower.finish_attention(call, 1)
     assert renewed_s < stored_s < call.started_s == known._renewed_s
@@ -275,44 +275,44 @@ def test_every_answer_renews_the_lease_when_it_comes(join):
 
 def test_a_renewal_without_an_answer_does_not_count(join):
     home = join_silent(join)
-    with creditor_that(home.geometry, but(Renew, lambda r: None)) as (name, heard):
+    with lender_that(home.geometry, but(Renew, lambda r: None)) as (name, heard):
         [loan] = home.borrower.reserve(2, [Offer(name, 2)])
-        known = home.borrower._creditors[name]
+        known = home.borrower._lenders[name]
         reserved_s = known._renewed_s
         home.borrower.renew()
         wait_until(lambda: any(isinstance(request, Renew) for request in heard))
         home.borrower.renew()
         assert known._renewed_s == reserved_s
         known.lease_s = 0.0  # it has passed
-        with pytest.raises(CreditorFailed, match="was not renewed in time"):
+        with pytest.raises(LenderFailed, match="was not renewed in time"):
             home.borrower.store(loan, [0])
         assert not any(isinstance(request, Store) for request in heard)
 
 
-def test_a_loan_that_the_creditor_has_ended_is_noticed_before_the_next_write(join):
+def test_a_loan_that_the_lender_has_ended_is_noticed_before_the_next_write(join):
     """As after a stop for longer than a lease, after which renewals are delivered again."""
-    home, creditor = join(options=SOON), join()
-    ended, other = home.borrower.reserve(2, [Offer(creditor.name, 2)]) + home.borrower.reserve(
-        3, [Offer(creditor.name, 3)]
+    home, lender = join(options=SOON), join()
+    ended, other = home.borrower.reserve(2, [Offer(lender.name, 2)]) + home.borrower.reserve(
+        3, [Offer(lender.name, 3)]
     )
-    known = home.borrower._creditors[creditor.name]
-    creditor.lender.loans.free(home.name, ended.number)
+    known = home.borrower._lenders[lender.name]
+    lender.lender.loans.free(home.name, ended.number)
     wait_until(lambda: not known.is_leased)
-    with pytest.raises(CreditorFailed, match="was not renewed in time"):
+    with pytest.raises(LenderFailed, match="was not renewed in time"):
         home.borrower.store(other, [0])
     assert home.borrower.num_borrowed == 0
 
 
 def test_a_loan_that_was_freed_or_is_being_asked_for_is_not_missed(join):
-    """The creditor does not have them when it answers a renewal."""
+    """The lender does not have them when it answers a renewal."""
     home = join_silent(join)
     answers = but(Renew, lambda r: Renewed(r.number, tuple(n for n in r.loans if n == kept.number)))
-    with creditor_that(home.geometry, answers) as (name, heard):
+    with lender_that(home.geometry, answers) as (name, heard):
         [kept] = home.borrower.reserve(2, [Offer(name, 2)])
         [freed] = home.borrower.reserve(1, [Offer(name, 1)])
         [asked] = home.borrower.reserve(1, [Offer(name, 1)])
         asked.is_reserved = False
-        known = home.borrower._creditors[name]
+        known = home.borrower._lenders[name]
         reserved_s = known._renewed_s
         with home.borrower._lock:  # the answer is taken after the loan was freed
             del home.borrower._borrowed[freed.number]
@@ -325,16 +325,16 @@ def test_a_loan_that_was_freed_or_is_being_asked_for_is_not_missed(join):
         home.borrower.free([kept, asked])
 
 
-def test_giving_up_a_creditor_that_is_gone_does_not_connect_to_it(join, monkeypatch):
-    home, creditor = join(options=SOON), join()
-    loans = [home.borrower.reserve(1, [Offer(creditor.name, 1)])[0] for _ in range(3)]
-    home.borrower._calls.peers.forget(creditor.name)  # as when a write fails
+def test_giving_up_a_lender_that_is_gone_does_not_connect_to_it(join, monkeypatch):
+    home, lender = join(options=SOON), join()
+    loans = [home.borrower.reserve(1, [Offer(lender.name, 1)])[0] for _ in range(3)]
+    home.borrower._calls.peers.forget(lender.name)  # as when a write fails
 
     def connect(name, **options):
         raise AssertionError(f"connects to {name}")
 
     monkeypatch.setattr(home.transfer, "open", connect)
-    home.borrower._lose(creditor.name)
+    home.borrower._lose(lender.name)
     assert home.borrower.num_borrowed == 0 and len(loans) == 3
 
 

@@ -1,4 +1,4 @@
-"""The lender: what a debtor may do, and what changes nothing."""
+"""The lender: what a borrower may do, and what changes nothing."""
 
 import itertools
 import threading
@@ -7,7 +7,7 @@ import pytest
 import torch
 
 import mooncake_kernels as mk
-from mooncake_serving.dist_attention import PoolOptions
+from mooncake_serving.dist_attention import LoanOptions
 from mooncake_serving.dist_attention.buffers import RequestBuffer, ResultBuffer
 from mooncake_serving.dist_attention.messages import (
     MAGIC,
@@ -29,13 +29,13 @@ from mooncake_serving.rpc import MAX_REASON, Refused
 from .conftest import make_cache, wait_until
 
 
-class Debtor:
+class Borrower:
     """Speaks the protocol by hand, and so can say anything."""
 
-    def __init__(self, creditor, num_staged=16):
+    def __init__(self, lender, num_staged=16):
         self.transfer = mk.TransferEngine(transports=["tcp"])
-        self.peer = self.transfer.open(creditor.name)
-        self.geometry = creditor.geometry
+        self.peer = self.transfer.open(lender.name)
+        self.geometry = lender.geometry
         self.requests = RequestBuffer(self.transfer, self.geometry, num_staged, is_in=False)
         self.results = ResultBuffer(self.transfer, self.geometry, is_in=True)
         self.numbers = itertools.count(1)
@@ -72,17 +72,17 @@ class Debtor:
 
 
 @pytest.fixture
-def creditor(join):
-    return join(options=PoolOptions(max_lent_blocks=10, num_staged_blocks=4))
+def lender(join):
+    return join(options=LoanOptions(max_lent_blocks=10, num_staged_blocks=4))
 
 
 @pytest.fixture
-def debtors(creditor):
+def borrowers(lender):
     """Two of them, the second with a loan of two blocks that have contents."""
-    both = [Debtor(creditor), Debtor(creditor)]
+    both = [Borrower(lender), Borrower(lender)]
     yield both
-    for debtor in both:
-        debtor.transfer.close()
+    for borrower in both:
+        borrower.transfer.close()
 
 
 def packed(count, seed=5):
@@ -90,66 +90,68 @@ def packed(count, seed=5):
     return mk.gather_blocks(source.view(), list(range(count)))
 
 
-def contents(creditor):
-    return [tensor.clone() for index in range(2) for tensor in creditor.cache.layer(index)]
+def contents(lender):
+    return [tensor.clone() for index in range(2) for tensor in lender.cache.layer(index)]
 
 
 def queries(num_rows):
     return torch.randn(num_rows, 6, 16, generator=torch.Generator().manual_seed(1))
 
 
-def test_blocks_are_stored_attended_to_and_freed(creditor, debtors):
-    debtor, _ = debtors
-    assert isinstance(debtor.reserve(3), Reserved)
+def test_blocks_are_stored_attended_to_and_freed(lender, borrowers):
+    borrower, _ = borrowers
+    assert isinstance(borrower.reserve(3), Reserved)
     blocks = packed(3)
-    assert isinstance(debtor.store(1, 0, blocks[:2]), Stored)
-    assert isinstance(debtor.store(1, 2, blocks[2:]), Stored)
+    assert isinstance(borrower.store(1, 0, blocks[:2]), Stored)
+    assert isinstance(borrower.store(1, 2, blocks[2:]), Stored)
     q = queries(5)
-    assert isinstance(debtor.attend(1, q, Part(1, 5, 3)), Attended)
+    assert isinstance(borrower.attend(1, q, Part(1, 5, 3)), Attended)
     k, v = (blocks[:, 1, i].transpose(1, 2).contiguous() for i in range(2))
     table = torch.tensor([[0, 1, 2]], dtype=torch.int32)
     rows = mk.mask.rows(mk.mask.full(), mk.ChunkBatch([5], [12]))
     out, lse = mk.paged_attention(q, k, v, table, rows)
-    assert torch.equal(debtor.results.out[:5], out) and torch.equal(debtor.results.lse[:5], lse)
-    assert creditor.lender.loans.lent() == {debtor.transfer.name: 3}
-    debtor.send(Free(1))
-    wait_until(lambda: creditor.blocks.num_free == creditor.blocks.num_blocks)
+    assert torch.equal(borrower.results.out[:5], out) and torch.equal(borrower.results.lse[:5], lse)
+    assert lender.lender.loans.lent() == {borrower.transfer.name: 3}
+    borrower.send(Free(1))
+    wait_until(lambda: lender.blocks.num_free == lender.blocks.num_blocks)
 
 
 @pytest.mark.parametrize("num_blocks", [0, 11, 2**32 - 1])
-def test_no_more_is_lent_than_the_cap(creditor, debtors, num_blocks):
-    answer = debtors[0].reserve(num_blocks)
+def test_no_more_is_lent_than_the_cap(lender, borrowers, num_blocks):
+    answer = borrowers[0].reserve(num_blocks)
     assert answer == Refused(1, f"num_blocks must be in [1, 10], got {num_blocks}")
-    assert isinstance(debtors[0].reserve(6), Reserved)
-    assert debtors[1].reserve(5).reason == "num_blocks must be in [1, 4], got 5"
-    assert isinstance(debtors[1].reserve(4), Reserved)
+    assert isinstance(borrowers[0].reserve(6), Reserved)
+    assert borrowers[1].reserve(5).reason == "num_blocks must be in [1, 4], got 5"
+    assert isinstance(borrowers[1].reserve(4), Reserved)
 
 
 @pytest.mark.parametrize("index", range(7))
-def test_another_geometry_is_refused(creditor, debtors, index):
-    numbers = list(creditor.geometry.numbers())
+def test_another_geometry_is_refused(lender, borrowers, index):
+    numbers = list(lender.geometry.numbers())
     numbers[index] += 1
-    answer = debtors[0].reserve(1, geometry=numbers)
+    answer = borrowers[0].reserve(1, geometry=numbers)
     assert isinstance(answer, Refused) and answer.reason.startswith("geometry must be")
-    assert creditor.lender.loans.num_lent == 0
+    assert lender.lender.loans.num_lent == 0
 
 
-def test_a_long_reason_is_cut(creditor, debtors, monkeypatch):
+def test_a_long_reason_is_cut(lender, borrowers, monkeypatch):
     def refuse(*_):
         raise MemoryError("é" * 1000)
 
-    monkeypatch.setattr(creditor.lender.loans, "reserve", refuse)
-    assert debtors[0].reserve(1) == Refused(1, "é" * MAX_REASON)
+    monkeypatch.setattr(lender.lender.loans, "reserve", refuse)
+    assert borrowers[0].reserve(1) == Refused(1, "é" * MAX_REASON)
 
 
-def test_a_number_is_one_loan(creditor, debtors):
-    assert isinstance(debtors[0].reserve(1, number=7), Reserved)
-    assert debtors[0].reserve(1, number=7) == Refused(7, "loan 7 is there already")
-    assert isinstance(debtors[1].reserve(1, number=7), Reserved), "of another debtor, it is another"
+def test_a_number_is_one_loan(lender, borrowers):
+    assert isinstance(borrowers[0].reserve(1, number=7), Reserved)
+    assert borrowers[0].reserve(1, number=7) == Refused(7, "loan 7 is there already")
+    assert isinstance(borrowers[1].reserve(1, number=7), Reserved), (
+        "of another borrower, it is another"
+    )
 
 
 def hostile(theirs):
-    """Misuses by a debtor whose loan 1 has one block of two stored; ``theirs`` is another's."""
+    """Misuses by a borrower whose loan 1 has one block of two stored; ``theirs`` is another's."""
     return {
         "store: unknown": lambda d: d.store(99, 0, packed(1)),
         "store: another's": lambda d: d.store(theirs, 0, packed(1)),
@@ -170,24 +172,24 @@ def hostile(theirs):
 
 
 @pytest.mark.parametrize("what", hostile(0))
-def test_what_is_not_a_debtors_is_not_touched(creditor, debtors, what):
-    debtor, victim = debtors
+def test_what_is_not_a_borrowers_is_not_touched(lender, borrowers, what):
+    borrower, victim = borrowers
     victim.numbers = itertools.count(500)
     assert isinstance(victim.reserve(2), Reserved)
     assert isinstance(victim.store(500, 0, packed(2)), Stored)
-    assert isinstance(debtor.reserve(2), Reserved)
-    assert isinstance(debtor.store(1, 0, packed(1)), Stored)
-    before, lent = contents(creditor), creditor.lender.loans.lent()
-    debtor.results.out.fill_(7)
-    assert isinstance(hostile(500)[what](debtor), Refused)
-    assert all(map(torch.equal, contents(creditor), before))
-    assert creditor.lender.loans.lent() == lent and (debtor.results.out == 7).all()
+    assert isinstance(borrower.reserve(2), Reserved)
+    assert isinstance(borrower.store(1, 0, packed(1)), Stored)
+    before, lent = contents(lender), lender.lender.loans.lent()
+    borrower.results.out.fill_(7)
+    assert isinstance(hostile(500)[what](borrower), Refused)
+    assert all(map(torch.equal, contents(lender), before))
+    assert lender.lender.loans.lent() == lent and (borrower.results.out == 7).all()
     assert isinstance(victim.attend(0, queries(1), Part(500, 1, 2)), Attended)
-    assert isinstance(debtor.store(1, 1, packed(1)), Stored), "its own loan still works"
+    assert isinstance(borrower.store(1, 1, packed(1)), Stored), "its own loan still works"
 
 
-def test_messages_without_sense_are_dropped(creditor, debtors):
-    debtor, victim = debtors
+def test_messages_without_sense_are_dropped(lender, borrowers):
+    borrower, victim = borrowers
     assert isinstance(victim.reserve(2), Reserved)
     for data in (
         b"",
@@ -197,51 +199,51 @@ def test_messages_without_sense_are_dropped(creditor, debtors):
         MAGIC,
     ):
         if data:
-            debtor.send(data)
-    debtor.send(Free(1))  # the victim's number
-    assert debtor.ask(Renew(2, (1, 2, 3))) == Renewed(2, ())
-    assert isinstance(debtor.reserve(1), Reserved), "it still serves"
-    assert creditor.lender.loans.lent()[victim.transfer.name] == 2
+            borrower.send(data)
+    borrower.send(Free(1))  # the victim's number
+    assert borrower.ask(Renew(2, (1, 2, 3))) == Renewed(2, ())
+    assert isinstance(borrower.reserve(1), Reserved), "it still serves"
+    assert lender.lender.loans.lent()[victim.transfer.name] == 2
 
 
-def test_a_renewal_is_answered_with_the_loans_that_have_not_ended(creditor, debtors):
-    debtor, other = debtors
-    assert isinstance(debtor.reserve(2), Reserved) and isinstance(debtor.reserve(3), Reserved)
+def test_a_renewal_is_answered_with_the_loans_that_have_not_ended(lender, borrowers):
+    borrower, other = borrowers
+    assert isinstance(borrower.reserve(2), Reserved) and isinstance(borrower.reserve(3), Reserved)
     assert isinstance(other.reserve(1, number=7), Reserved)
-    assert debtor.ask(Renew(50, (1, 2, 7))) == Renewed(50, (1, 2))
-    debtor.send(Free(1))
-    assert debtor.ask(Renew(51, (1, 2))) == Renewed(51, (2,))
-    assert creditor.lender.loans.lent()[debtor.transfer.name] == 3
+    assert borrower.ask(Renew(50, (1, 2, 7))) == Renewed(50, (1, 2))
+    borrower.send(Free(1))
+    assert borrower.ask(Renew(51, (1, 2))) == Renewed(51, (2,))
+    assert lender.lender.loans.lent()[borrower.transfer.name] == 3
 
 
 def test_loans_that_are_not_renewed_come_back(join):
-    options = PoolOptions(lease_s=0.5, heartbeat_s=0.05)
-    creditor = join(options=options)
-    renewing, silent = Debtor(creditor), Debtor(creditor)
+    options = LoanOptions(lease_s=0.5, heartbeat_s=0.05)
+    lender = join(options=options)
+    renewing, silent = Borrower(lender), Borrower(lender)
     with renewing.transfer, silent.transfer:
         assert isinstance(renewing.reserve(2), Reserved)
         assert isinstance(silent.reserve(3), Reserved)
 
         def only_the_silent_ones_ended():
             renewing.send(Renew(9, (1,)))
-            return creditor.lender.loans.lent() == {renewing.transfer.name: 2}
+            return lender.lender.loans.lent() == {renewing.transfer.name: 2}
 
         wait_until(only_the_silent_ones_ended)
-        wait_until(lambda: creditor.blocks.num_free == creditor.blocks.num_blocks)
+        wait_until(lambda: lender.blocks.num_free == lender.blocks.num_blocks)
 
 
-def test_a_debtor_that_cannot_be_answered_loses_its_loans(creditor, debtors):
-    debtor, other = debtors
+def test_a_borrower_that_cannot_be_answered_loses_its_loans(lender, borrowers):
+    borrower, other = borrowers
     assert isinstance(other.reserve(1), Reserved)
-    assert isinstance(debtor.reserve(2), Reserved)
-    assert isinstance(debtor.store(1, 0, packed(1)), Stored)
-    debtor.results.close()  # where the answer would go
-    debtor.send(Attend(50, 0, (Part(1, 1, 1),)), debtor.requests.send_queries(1, debtor.to))
-    wait_until(lambda: creditor.lender.loans.lent() == {other.transfer.name: 1})
+    assert isinstance(borrower.reserve(2), Reserved)
+    assert isinstance(borrower.store(1, 0, packed(1)), Stored)
+    borrower.results.close()  # where the answer would go
+    borrower.send(Attend(50, 0, (Part(1, 1, 1),)), borrower.requests.send_queries(1, borrower.to))
+    wait_until(lambda: lender.lender.loans.lent() == {other.transfer.name: 1})
 
 
 class Undelivered:
-    """The ticket of an answer whose debtor is stopped, until it goes on."""
+    """The ticket of an answer whose borrower is stopped, until it goes on."""
 
     def __init__(self):
         self.goes_on = threading.Event()
@@ -251,10 +253,10 @@ class Undelivered:
             raise TimeoutError
 
 
-def test_a_debtor_that_takes_no_answer_holds_up_nobody_else(creditor, debtors, monkeypatch):
-    stopped, other = debtors
+def test_a_borrower_that_takes_no_answer_holds_up_nobody_else(lender, borrowers, monkeypatch):
+    stopped, other = borrowers
     assert isinstance(stopped.reserve(2), Reserved)
-    calls, ticket = creditor.lender._calls, Undelivered()
+    calls, ticket = lender.lender._calls, Undelivered()
     post = calls.post
 
     def send_to_none_that_is_stopped(name, message, *args, **options):
@@ -263,21 +265,23 @@ def test_a_debtor_that_takes_no_answer_holds_up_nobody_else(creditor, debtors, m
 
     monkeypatch.setattr(calls, "post", send_to_none_that_is_stopped)
     stopped.send(Store(50, 1, 0, 1), stopped.requests.send_staged(1, stopped.to))
-    wait_until(lambda: stopped.transfer.name in creditor.lender._under_way)
+    wait_until(lambda: stopped.transfer.name in lender.lender._under_way)
     stopped.send(Attend(51, 0, (Part(1, 1, 1),)), stopped.requests.send_queries(1, stopped.to))
     assert isinstance(other.reserve(2), Reserved)
     assert isinstance(other.store(1, 0, packed(2)), Stored)
-    wait_until(lambda: creditor.lender.has_waiting)
+    wait_until(lambda: lender.lender.has_waiting)
     assert stopped.transfer.receive_notifications(0.0) == []
     ticket.goes_on.set()
     [(_, answer)] = stopped.transfer.receive_notifications(30.0)
     assert decode(answer) == Attended(51)
 
 
-def test_a_debtor_that_cannot_be_connected_to_holds_up_nobody_else(creditor, debtors, monkeypatch):
-    stopped, other = debtors
+def test_a_borrower_that_cannot_be_connected_to_holds_up_nobody_else(
+    lender, borrowers, monkeypatch
+):
+    stopped, other = borrowers
     goes_on, is_asked = threading.Event(), threading.Event()
-    peers = creditor.lender._peers
+    peers = lender.lender._peers
     lease = peers.lease
 
     def connect_to_none_that_is_stopped(name, *args, **options):
@@ -287,29 +291,29 @@ def test_a_debtor_that_cannot_be_connected_to_holds_up_nobody_else(creditor, deb
         return lease(name, *args, **options)
 
     monkeypatch.setattr(peers, "lease", connect_to_none_that_is_stopped)
-    stopped.send(Reserve(1, 2, stopped.results.address, creditor.geometry.numbers()))
+    stopped.send(Reserve(1, 2, stopped.results.address, lender.geometry.numbers()))
     assert is_asked.wait(30.0)
     assert isinstance(other.reserve(2), Reserved)
-    assert creditor.lender.loans.lent() == {other.transfer.name: 2}
+    assert lender.lender.loans.lent() == {other.transfer.name: 2}
     goes_on.set()
     [(_, answer)] = stopped.transfer.receive_notifications(30.0)
     assert isinstance(decode(answer), Reserved)
 
 
-def test_a_restarted_debtor_begins_with_nothing(creditor, debtors):
-    debtor, _ = debtors
-    assert isinstance(debtor.reserve(4), Reserved)
-    debtor.results = ResultBuffer(debtor.transfer, debtor.geometry, is_in=True)
-    assert isinstance(debtor.reserve(3), Reserved)
-    assert creditor.lender.loans.lent() == {debtor.transfer.name: 3}
+def test_a_restarted_borrower_begins_with_nothing(lender, borrowers):
+    borrower, _ = borrowers
+    assert isinstance(borrower.reserve(4), Reserved)
+    borrower.results = ResultBuffer(borrower.transfer, borrower.geometry, is_in=True)
+    assert isinstance(borrower.reserve(3), Reserved)
+    assert lender.lender.loans.lent() == {borrower.transfer.name: 3}
 
 
 def test_one_that_borrows_does_not_lend(join):
     first, second, third = join(), join(), join()
     [loan] = first.member.reserve(32)
-    creditor = {second.name: second, third.name: third}[loan.creditor]
-    debtor = Debtor(first)
-    with debtor.transfer:
-        assert debtor.reserve(1) == Refused(1, "the instance borrows itself")
-    assert creditor.lender.loans.num_lent == 32
+    lender = {second.name: second, third.name: third}[loan.lender]
+    borrower = Borrower(first)
+    with borrower.transfer:
+        assert borrower.reserve(1) == Refused(1, "the instance borrows itself")
+    assert lender.lender.loans.num_lent == 32
     first.borrower.free([loan])

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mooncake_kernels import InvalidArgument
-from mooncake_serving.dist_attention import DebtLedger, Heartbeat, Offer
+from mooncake_serving.dist_attention import Heartbeat, LoanLedger, Offer
 
 NAMES = ("a", "b", "c", "d", "e")
 
@@ -25,35 +25,35 @@ def clock():
 
 @pytest.fixture
 def ledger(clock):
-    return DebtLedger(max_candidates=3, stale_s=5.0, clock=clock)
+    return LoanLedger(max_candidates=3, stale_s=5.0, clock=clock)
 
 
 def test_most_free_memory_first_and_three_at_most(ledger):
     for name, free in zip(NAMES, (90, 10, 40, 40, 20), strict=True):
         ledger.heartbeat(Heartbeat(name, 100, free))
-    assert ledger.creditors("a", 5) == [Offer("c", 40), Offer("d", 40), Offer("e", 20)]
-    assert ledger.creditors("a", 100) == [Offer("c", 40), Offer("d", 40), Offer("e", 20)]
-    assert ledger.creditors("a", 101) == [], "the fourth is not asked"
-    assert ledger.creditors("unknown", 1)[0] == Offer("a", 90)
+    assert ledger.lenders("a", 5) == [Offer("c", 40), Offer("d", 40), Offer("e", 20)]
+    assert ledger.lenders("a", 100) == [Offer("c", 40), Offer("d", 40), Offer("e", 20)]
+    assert ledger.lenders("a", 101) == [], "the fourth is not asked"
+    assert ledger.lenders("unknown", 1)[0] == Offer("a", 90)
 
 
 def test_one_that_borrows_is_not_proposed(ledger):
     ledger.heartbeat(Heartbeat("a", 100, 90, num_borrowed=1))
     ledger.heartbeat(Heartbeat("b", 100, 10, lent={"a": 1}))
-    assert ledger.creditors("c", 10) == [Offer("b", 10)]
+    assert ledger.lenders("c", 10) == [Offer("b", 10)]
     ledger.heartbeat(Heartbeat("a", 100, 90))
-    assert ledger.creditors("c", 10) == [Offer("a", 90), Offer("b", 10)]
+    assert ledger.lenders("c", 10) == [Offer("a", 90), Offer("b", 10)]
 
 
 def test_a_stale_heartbeat_is_left_out_until_the_next(ledger, clock):
     ledger.heartbeat(Heartbeat("a", 100, 50))
     clock.now = 5.0
     ledger.heartbeat(Heartbeat("b", 100, 40))
-    assert [offer.instance for offer in ledger.creditors("c", 1)] == ["a", "b"]
+    assert [offer.instance for offer in ledger.lenders("c", 1)] == ["a", "b"]
     clock.now = 5.1
-    assert [offer.instance for offer in ledger.creditors("c", 1)] == ["b"]
+    assert [offer.instance for offer in ledger.lenders("c", 1)] == ["b"]
     ledger.heartbeat(Heartbeat("a", 100, 50))
-    assert [offer.instance for offer in ledger.creditors("c", 1)] == ["a", "b"]
+    assert [offer.instance for offer in ledger.lenders("c", 1)] == ["a", "b"]
 
 
 def test_one_that_is_gone_takes_along_what_it_has_lent(ledger):
@@ -61,7 +61,7 @@ def test_one_that_is_gone_takes_along_what_it_has_lent(ledger):
     assert (ledger.balance("a"), ledger.balance("b")) == (7, -7)
     ledger.forget("a")
     ledger.forget("a")
-    assert ledger.debts() == {} and ledger.balance("b") == 0 and ledger.creditors("b", 1) == []
+    assert ledger.loans() == {} and ledger.balance("b") == 0 and ledger.lenders("b", 1) == []
 
 
 @pytest.mark.parametrize(
@@ -75,9 +75,9 @@ def test_an_impossible_heartbeat_is_refused(changes):
 @pytest.mark.parametrize(
     "changes, message",
     [
-        ({"instance": 5}, "instance and the debtors must be names, got 5"),
-        ({"lent": {1: 2}}, "instance and the debtors must be names, got 1"),
-        ({"lent": [1]}, r"lent must be blocks by debtor, got \[1\]"),
+        ({"instance": 5}, "instance and the borrowers must be names, got 5"),
+        ({"lent": {1: 2}}, "instance and the borrowers must be names, got 1"),
+        ({"lent": [1]}, r"lent must be blocks by borrower, got \[1\]"),
         ({"lent": {"b": "1"}}, r"lent\['b'\] must be an integer, got '1'"),
         ({"num_blocks": 1.5}, "num_blocks must be an integer, got 1.5"),
         ({"num_free": True}, "num_free must be an integer, got True"),
@@ -99,50 +99,50 @@ def test_a_heartbeat_of_other_types_is_refused(changes, message):
     ],
 )
 def test_a_ledger_of_other_numbers_is_refused(changes, message):
-    with pytest.raises(InvalidArgument, match=f"^DebtLedger: {message}"):
-        DebtLedger(**changes)
+    with pytest.raises(InvalidArgument, match=f"^LoanLedger: {message}"):
+        LoanLedger(**changes)
 
 
 def test_what_is_no_heartbeat_is_refused(ledger):
     with pytest.raises(InvalidArgument, match="^heartbeat: beat must be a Heartbeat, got None"):
         ledger.heartbeat(None)
     for bad in (True, 1.5, "1"):
-        with pytest.raises(InvalidArgument, match="^creditors: num_blocks must be an integer"):
-            ledger.creditors("a", bad)
+        with pytest.raises(InvalidArgument, match="^lenders: num_blocks must be an integer"):
+            ledger.lenders("a", bad)
 
 
 def test_a_loan_of_no_blocks_is_refused(ledger):
-    with pytest.raises(InvalidArgument, match="^creditors: num_blocks must be at least 1, got 0"):
-        ledger.creditors("a", 0)
+    with pytest.raises(InvalidArgument, match="^lenders: num_blocks must be at least 1, got 0"):
+        ledger.lenders("a", 0)
 
 
 @st.composite
 def beats(draw):
     name, num_blocks = draw(st.sampled_from(NAMES)), draw(st.integers(0, 50))
     left, lent = num_blocks, {}
-    for debtor in draw(st.sets(st.sampled_from(NAMES))) - {name}:
-        lent[debtor] = draw(st.integers(0, left))
-        left -= lent[debtor]
+    for borrower in draw(st.sets(st.sampled_from(NAMES))) - {name}:
+        lent[borrower] = draw(st.integers(0, left))
+        left -= lent[borrower]
     return Heartbeat(name, num_blocks, draw(st.integers(0, left)), lent, draw(st.integers(0, 3)))
 
 
 @given(st.lists(beats(), max_size=12), st.sampled_from(NAMES), st.integers(1, 80))
-def test_it_holds_of_any_heartbeats(history, debtor, num_blocks):
-    ledger = DebtLedger(clock=lambda: 0.0)
+def test_it_holds_of_any_heartbeats(history, borrower, num_blocks):
+    ledger = LoanLedger(clock=lambda: 0.0)
     latest = {}
     for beat in history:
         ledger.heartbeat(beat)
         latest[beat.instance] = beat
     assert sum(map(ledger.balance, NAMES)) == 0
-    for (_, creditor), count in ledger.debts().items():
-        assert 0 < count <= latest[creditor].num_blocks
-    offers = ledger.creditors(debtor, num_blocks)
+    for (_, lender), count in ledger.loans().items():
+        assert 0 < count <= latest[lender].num_blocks
+    offers = ledger.lenders(borrower, num_blocks)
     assert offers == sorted(offers, key=lambda o: (-o.num_blocks, o.instance)) and len(offers) <= 3
     for offer in offers:
         beat = latest[offer.instance]
-        assert offer.instance != debtor and not beat.num_borrowed
+        assert offer.instance != borrower and not beat.num_borrowed
         assert offer.num_blocks + sum(beat.lent.values()) <= beat.num_blocks
     assert not offers or sum(offer.num_blocks for offer in offers) >= num_blocks
     for name in NAMES:
         ledger.forget(name)
-    assert ledger.debts() == {} and ledger.creditors(debtor, 1) == []
+    assert ledger.loans() == {} and ledger.lenders(borrower, 1) == []

@@ -1,4 +1,4 @@
-"""Partial attention at a creditor, and the merge at the debtor, against float64."""
+"""Partial attention at a lender, and the merge at the borrower, against float64."""
 
 import pytest
 import torch
@@ -47,18 +47,18 @@ def test_parts_of_any_length_are_attended_to(dtype, axes):
 
 
 @pytest.mark.parametrize("dtype", TOLERANCE)
-@pytest.mark.parametrize("num_creditors", [1, 2, 3])
-def test_merged_parts_are_attention_to_all_keys(join, dtype, num_creditors):
+@pytest.mark.parametrize("num_lenders", [1, 2, 3])
+def test_merged_parts_are_attention_to_all_keys(join, dtype, num_lenders):
     """A chunk of 6 queries: its first 16 keys elsewhere, 10 here, of which 6 are its own."""
     home = join(dtype=dtype)
-    creditors = [join(dtype=dtype) for _ in range(num_creditors)]
+    lenders = [join(dtype=dtype) for _ in range(num_lenders)]
     lent = home.blocks.take(4)
     here = home.blocks.take(3)
-    shares = [4 // num_creditors] * (num_creditors - 1)
+    shares = [4 // num_lenders] * (num_lenders - 1)
     shares.append(4 - sum(shares))
     loans, moved = [], 0
-    for creditor, share in zip(creditors, shares, strict=True):
-        loans += home.borrower.reserve(share, [Offer(creditor.name, share)])
+    for lender, share in zip(lenders, shares, strict=True):
+        loans += home.borrower.reserve(share, [Offer(lender.name, share)])
         assert home.borrower.store(loans[-1], lent[moved : moved + share]) == share
         moved += share
     q = queries(6, dtype)

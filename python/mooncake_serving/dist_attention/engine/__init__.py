@@ -1,15 +1,15 @@
 """Engines that lend each other cache blocks (``mooncake_serving.dist_attention``).
 
 if __name__ == "__main__":                   # the processes import the script that starts them
-    with PooledCluster(InstanceOptions(num_blocks=64), num_instances=2) as cluster:
+    with DistAttentionCluster(InstanceOptions(num_blocks=64), num_instances=2) as cluster:
         for token in cluster.run([Job(prompt_tokens, SamplingParams(max_tokens=32))]):
             ...                              # of any job, as they come
 """
 
 from ...engine.disaggregated.errors import RequestFailed, WorkerFailed
 from ...engine.disaggregated.messages import Job, NewToken
-from .cluster import PooledCluster
-from .engine import PooledEngine
+from .cluster import DistAttentionCluster
+from .engine import DistAttentionEngine
 from .errors import LoansLost
 from .messages import InstanceOptions
 
@@ -18,8 +18,8 @@ __all__ = [
     "Job",
     "LoansLost",
     "NewToken",
-    "PooledCluster",
-    "PooledEngine",
+    "DistAttentionCluster",
+    "DistAttentionEngine",
     "RequestFailed",
     "WorkerFailed",
 ]

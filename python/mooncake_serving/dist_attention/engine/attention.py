@@ -11,12 +11,12 @@ from ...engine.batch import Batch
 from .. import Borrowed, Borrower, DistAttention
 
 
-class PooledAttention(PagedAttention):
-    """An ``Attention``: the kernels over this cache, merged with the creditors' parts.
+class DistPagedAttention(PagedAttention):
+    """An ``Attention``: the kernels over this cache, merged with the lenders' parts.
 
     Args:
         batch: of the step.
-        borrower: asks the creditors.
+        borrower: asks the lenders.
         loans: of each request of the batch.
     """
 

@@ -8,7 +8,7 @@ from ...engine.errors import OutOfBlocks
 
 
 class SharedAllocator(BlockAllocator):
-    """A ``BlockAllocator`` that is thread-safe, and lends: pooling's ``Blocks``."""
+    """A ``BlockAllocator`` that is thread-safe, and lends: a ``Blocks``."""
 
     def __init__(self, num_blocks: int) -> None:
         super().__init__(num_blocks)

@@ -17,14 +17,14 @@ from ...engine.arguments import as_positive
 from ...engine.disaggregated.cluster import OnLoading, Process
 from ...engine.disaggregated.errors import RequestFailed, WorkerFailed
 from ...engine.disaggregated.messages import Abort, Failed, Job, Loading, NewToken, Ready, as_jobs
-from .. import DebtLedger, Heartbeat
+from .. import Heartbeat, LoanLedger
 from .instance import Instance
 from .messages import AskLedger, Candidates, InstanceOptions, Left, Report, Submit
 
 POLL_S = 0.1  # how long closing may go unnoticed
 
 
-class PooledCluster:
+class DistAttentionCluster:
     """Start instances that lend each other memory; ``run`` jobs on them. Close it.
 
     Jobs are dealt to the instances in turn. If an instance dies, its jobs fail, and those with keys
@@ -41,12 +41,12 @@ class PooledCluster:
     """
 
     def __init__(self, options: InstanceOptions, num_instances: int = 2):
-        num_instances = as_positive("PooledCluster", "num_instances", num_instances)
+        num_instances = as_positive("DistAttentionCluster", "num_instances", num_instances)
         if not isinstance(options, InstanceOptions):
-            refuse("PooledCluster", "options", "InstanceOptions", options)
+            refuse("DistAttentionCluster", "options", "InstanceOptions", options)
         options = replace(options, secret=options.secret or secrets.token_hex())
         self.options = options
-        self.ledger = DebtLedger(stale_s=max(5.0, 3 * options.pool.heartbeat_s))
+        self.ledger = LoanLedger(stale_s=max(5.0, 3 * options.loan_options.heartbeat_s))
         self.processes: list[Process] = []
         self.names: dict[str, str] = {}
         self._ids = itertools.count()  # never used again, so that late reports are recognised
@@ -57,7 +57,7 @@ class PooledCluster:
         self._start_failure: WorkerFailed | None = None
         self._heard_s: dict[str, float] = {}  # when each process has last reported, heartbeats too
         self._is_over = threading.Event()
-        self._thread = threading.Thread(target=self._serve, name="mk-pool-launcher", daemon=True)
+        self._thread = threading.Thread(target=self._serve, name="mk-loans-launcher", daemon=True)
         try:
             for index in range(num_instances):
                 self.processes.append(Process(f"instance {index}", Instance, options))
@@ -101,8 +101,8 @@ class PooledCluster:
         jobs = as_jobs(jobs)
         if self._home:
             raise InvalidArgument(
-                "PooledCluster: run must not begin before the last run is finished or closed, "
-                f"got {len(self._home)} unfinished jobs"
+                "DistAttentionCluster: run must not begin before the last run is finished or "
+                f"closed, got {len(self._home)} unfinished jobs"
             )
         self.wait_until_ready()
         index_of: dict[int, int] = {}
@@ -135,7 +135,7 @@ class PooledCluster:
         for process in self.processes:
             process.close()
 
-    def __enter__(self) -> "PooledCluster":
+    def __enter__(self) -> "DistAttentionCluster":
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -195,7 +195,7 @@ class PooledCluster:
                     name_of[process] = report.instance
                     self.ledger.heartbeat(report)
                 elif isinstance(report, AskLedger):
-                    offers = self.ledger.creditors(name_of[process], report.num_blocks)
+                    offers = self.ledger.lenders(name_of[process], report.num_blocks)
                     process.send(Candidates(offers))
                 elif isinstance(report, Left):
                     self.ledger.forget(name_of[process])

@@ -17,18 +17,18 @@ from ...engine.errors import OutOfBlocks
 from ...engine.kv_cache import PagedKVCache
 from ...engine.llama import Llama
 from ...engine.request import Request
-from .. import CreditorFailed, Geometry, Manager, Member, PoolOptions
+from .. import Geometry, LenderFailed, LoanOptions, Manager, Member
 from ..messages import MAX_PARTS
-from .attention import PooledAttention
+from .attention import DistPagedAttention
 from .blocks import SharedAllocator
 from .errors import LoansLost
-from .scheduler import PooledScheduler
+from .scheduler import BorrowingScheduler
 
-# Engines whose notifications a pooled engine receives: of two, each would miss the other's.
+# Transfer engines whose notifications such an engine receives: of two, each would miss the other's.
 _TAKEN: weakref.WeakSet[mk.TransferEngine] = weakref.WeakSet()
 
 
-class PooledEngine(BatchingEngine, Closeable):
+class DistAttentionEngine(BatchingEngine, Closeable):
     """Serve requests like ``BatchingEngine``, and some that its cache cannot hold.
 
     A request that does not fit into the free blocks is admitted if other instances lend the rest:
@@ -40,11 +40,11 @@ class PooledEngine(BatchingEngine, Closeable):
         model: the model.
         cache: as for ``BatchingEngine``, on the CPU.
         transfer: by which the instances reach each other, for this engine alone; not closed here.
-        manager: knows the other instances: a ``DebtLedger``, or the way to one.
-        pool: how it lends and borrows.
-        min_own_blocks: a request that borrows has at least so many blocks here.
+        manager: knows the other instances: a ``LoanLedger``, or the way to one.
+        loan_options: how it lends and borrows.
+        min_own_blocks: a request that borrows has at least this many blocks here.
         limits: ``max_batch_tokens``, ``chunk_tokens`` and ``max_requests``, as for
-            ``BatchingEngine``; ``max_requests`` at most 1024, which one message to a creditor
+            ``BatchingEngine``; ``max_requests`` at most 1024, which one message to a lender
             holds. An instance borrows only of those whose ``max_batch_tokens`` is at least its own.
 
     Raises:
@@ -59,35 +59,43 @@ class PooledEngine(BatchingEngine, Closeable):
         transfer: mk.TransferEngine,
         manager: Manager,
         *,
-        pool: PoolOptions | None = None,
+        loan_options: LoanOptions | None = None,
         min_own_blocks: int = 4,
         **limits: int,
     ) -> None:
         super().__init__(model, cache, **limits)
         if not isinstance(transfer, mk.TransferEngine):
-            refuse("PooledEngine", "transfer", "a TransferEngine", transfer)
+            refuse("DistAttentionEngine", "transfer", "a TransferEngine", transfer)
         if transfer in _TAKEN:
-            refuse("PooledEngine", "transfer", "of no other PooledEngine", transfer)
+            need = "of no other DistAttentionEngine"
+            refuse("DistAttentionEngine", "transfer", need, transfer)
         if not isinstance(manager, Manager):
-            refuse("PooledEngine", "manager", "a Manager, as a DebtLedger is", manager)
-        if not isinstance(pool, PoolOptions | None):
-            refuse("PooledEngine", "pool", "PoolOptions or None", pool)
+            refuse("DistAttentionEngine", "manager", "a Manager, as a LoanLedger is", manager)
+        if not isinstance(loan_options, LoanOptions | None):
+            refuse("DistAttentionEngine", "loan_options", "LoanOptions or None", loan_options)
         if cache.device.type != "cpu":
-            refuse("PooledEngine", "cache", "on the CPU", cache.device)
-        min_own_blocks = as_positive("PooledEngine", "min_own_blocks", min_own_blocks)
+            refuse("DistAttentionEngine", "cache", "on the CPU", cache.device)
+        min_own_blocks = as_positive("DistAttentionEngine", "min_own_blocks", min_own_blocks)
         if min_own_blocks > cache.num_blocks:
             wanted = f"at most the {cache.num_blocks} blocks of the cache"
-            refuse("PooledEngine", "min_own_blocks", wanted, min_own_blocks)
+            refuse("DistAttentionEngine", "min_own_blocks", wanted, min_own_blocks)
         self._is_closed = False
         limits_of = self.scheduler
         if limits_of.max_requests > MAX_PARTS:
-            refuse("PooledEngine", "max_requests", f"at most {MAX_PARTS}", limits_of.max_requests)
+            refuse(
+                "DistAttentionEngine",
+                "max_requests",
+                f"at most {MAX_PARTS}",
+                limits_of.max_requests,
+            )
         self.allocator = blocks = SharedAllocator(cache.num_blocks)
         geometry = Geometry.of(cache, model.config.num_heads, limits_of.max_batch_tokens)
-        self.member = Member(transfer, cache, geometry, blocks, manager, pool or PoolOptions())
+        self.member = Member(
+            transfer, cache, geometry, blocks, manager, loan_options or LoanOptions()
+        )
         self._transfer = transfer
         _TAKEN.add(transfer)
-        self.scheduler: PooledScheduler = PooledScheduler(
+        self.scheduler: BorrowingScheduler = BorrowingScheduler(
             blocks,
             cache.block_size,
             member=self.member,
@@ -99,11 +107,11 @@ class PooledEngine(BatchingEngine, Closeable):
 
     @property
     def name(self) -> str:
-        """Return the instance's name in the pool."""
+        """Return the instance's name."""
         return self.member.name
 
     def close(self) -> None:
-        """Leave the pool: end all requests, and all loans; it serves no others. Idempotent."""
+        """End all requests, and all loans; it serves no others. Idempotent."""
         self._is_closed = True
         for request_id in list(self._requests):
             self.abort(request_id)
@@ -124,7 +132,7 @@ class PooledEngine(BatchingEngine, Closeable):
         Raises:
             OutOfBlocks: nothing runs, and the next request lacks blocks here and elsewhere; step
                 again later.
-            LoansLost: a creditor failed. The requests with blocks there have ended, and nothing
+            LoansLost: a lender failed. The requests with blocks there have ended, and nothing
                 else has changed; step again.
         """
         if not work and self.scheduler.waiting and not self._ready:
@@ -139,22 +147,22 @@ class PooledEngine(BatchingEngine, Closeable):
             for request, num_tokens in work:
                 self.scheduler.make_room(request, num_tokens)
             super()._compute(work)
-        except CreditorFailed as error:
+        except LenderFailed as error:
             raise self._end_requests_at(error) from error
 
     def _forward(
         self, work: Sequence[tuple[Request, int]], batch: Batch, ends: Sequence[int]
     ) -> torch.Tensor:
         loans = [self.scheduler.loans_of(request) for request, _ in work]
-        attention = PooledAttention(batch, self.member.borrower, loans)
+        attention = DistPagedAttention(batch, self.member.borrower, loans)
         return self.model.forward(batch, self.cache, requests=ends, attention=attention)
 
-    def _end_requests_at(self, error: CreditorFailed) -> LoansLost:
+    def _end_requests_at(self, error: LenderFailed) -> LoansLost:
         """End the requests with blocks at an instance that has failed."""
         lost = [
             request.request_id
             for request in self.scheduler.running
-            if any(loan.creditor == error.instance for loan in self.scheduler.loans_of(request))
+            if any(loan.lender == error.instance for loan in self.scheduler.loans_of(request))
         ]
         for request_id in lost:
             self.abort(request_id)

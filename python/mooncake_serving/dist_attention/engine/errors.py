@@ -1,4 +1,4 @@
-"""Errors of a pooled engine."""
+"""Errors of an engine that borrows."""
 
 
 class LoansLost(RuntimeError):

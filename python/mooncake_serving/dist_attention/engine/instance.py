@@ -1,4 +1,4 @@
-"""One instance in a process of its own: a model, a cache, and a pooled engine."""
+"""One instance in a process of its own: a model, a cache, and its engine."""
 
 import threading
 import time
@@ -17,7 +17,7 @@ from ...engine.errors import NotFinite, OutOfBlocks
 from ...engine.kv_cache import PagedKVCache
 from ...engine.loader import load_model
 from .. import Heartbeat, Offer
-from .engine import PooledEngine
+from .engine import DistAttentionEngine
 from .errors import LoansLost
 from .messages import AskLedger, Candidates, Command, InstanceOptions, Left, Report, Submit
 
@@ -47,7 +47,7 @@ class LedgerPipe:
         """See ``Manager``."""
         self.send(beat)
 
-    def creditors(self, debtor: str, num_blocks: int) -> Sequence[Offer]:
+    def lenders(self, borrower: str, num_blocks: int) -> Sequence[Offer]:
         """See ``Manager``; commands that come before the answer are kept."""
         self.send(AskLedger(num_blocks))
         while not isinstance(command := self._pipe.recv(), Candidates):
@@ -81,12 +81,12 @@ class Instance:
             model.config, options.num_blocks, block_size=options.block_size, dtype=model.dtype
         )
         self.transfer = mk.TransferEngine(transports=options.transports, secret=options.secret)
-        self._engine = PooledEngine(
+        self._engine = DistAttentionEngine(
             model,
             cache,
             self.transfer,
             self._pipe,
-            pool=options.pool,
+            loan_options=options.loan_options,
             min_own_blocks=options.min_own_blocks,
             chunk_tokens=options.chunk_tokens,
         )
@@ -137,7 +137,7 @@ class Instance:
         return True
 
     def _wait(self, reason: str) -> None:
-        """Nothing runs here and nobody lends: after a while the next request fails."""
+        """Nothing runs here and no one lends: after a while the next request fails."""
         now = time.monotonic()
         self._stuck_since = self._stuck_since or now
         if now - self._stuck_since > self._options.wait_s:

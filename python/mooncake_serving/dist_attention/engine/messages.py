@@ -16,7 +16,7 @@ from ...engine.disaggregated.messages import (
     Started,
     check_reach,
 )
-from .. import Heartbeat, Offer, PoolOptions
+from .. import Heartbeat, LoanOptions, Offer
 
 
 @dataclass(frozen=True)
@@ -28,8 +28,8 @@ class InstanceOptions:
         transports: by which the instances reach each other.
         num_blocks, block_size: of one instance's cache; a block is ``block_size`` tokens.
         chunk_tokens: tokens of one prompt in one step.
-        min_own_blocks: a request that borrows has at least so many at its own instance.
-        pool: how the instances lend and borrow.
+        min_own_blocks: a request that borrows has at least this many at its own instance.
+        loan_options: how the instances lend and borrow.
         threads: of torch, in each instance.
         wait_s: how long the next request waits for memory while nothing runs at its instance.
         deadline_s: without any report of an instance with unfinished jobs, after which a run is
@@ -37,7 +37,7 @@ class InstanceOptions:
         start_s: without any report of an instance that starts: it reports when its imports are
             done, and each part of the weights.
         secret: of the instances' transfer engines: only who has it reaches their memory. None: each
-            ``PooledCluster`` draws one of its own.
+            ``DistAttentionCluster`` draws one of its own.
 
     Raises:
         InvalidArgument: an argument out of range; the message names it.
@@ -49,7 +49,7 @@ class InstanceOptions:
     block_size: int = 16
     chunk_tokens: int = 128
     min_own_blocks: int = 4
-    pool: PoolOptions = field(default_factory=PoolOptions)
+    loan_options: LoanOptions = field(default_factory=LoanOptions)
     threads: int = 1
     wait_s: float = 30.0
     deadline_s: float = 60.0
@@ -61,8 +61,8 @@ class InstanceOptions:
         for name in ("num_blocks", "block_size", "chunk_tokens", "min_own_blocks", "threads"):
             as_positive("InstanceOptions", name, getattr(self, name))
         check_reach("InstanceOptions", self.model, self.transports, self.secret)
-        if not isinstance(self.pool, PoolOptions):
-            refuse("InstanceOptions", "pool", "PoolOptions", self.pool)
+        if not isinstance(self.loan_options, LoanOptions):
+            refuse("InstanceOptions", "loan_options", "LoanOptions", self.loan_options)
         if self.min_own_blocks > self.num_blocks:
             wanted = f"at most num_blocks, {self.num_blocks}"
             refuse("InstanceOptions", "min_own_blocks", wanted, self.min_own_blocks)
@@ -87,7 +87,7 @@ class Candidates:
 
 @dataclass(frozen=True)
 class AskLedger:
-    """From an instance: it is short of so many blocks."""
+    """From an instance: it is short of that many blocks."""
 
     num_blocks: int
 

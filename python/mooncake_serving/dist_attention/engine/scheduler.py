@@ -8,18 +8,18 @@ from .. import Borrowed, Member
 from .blocks import SharedAllocator
 
 
-class PooledScheduler(Scheduler):
+class BorrowingScheduler(Scheduler):
     """A ``Scheduler`` that borrows what a request lacks, when it is admitted: all or nothing.
 
     A request's own blocks then are a window that slides over its tokens: before a step whose tokens
-    would end behind it, the oldest full blocks move to the creditors, in the order of the loans,
-    and are used again. So tokens are in order: those at the first creditor, at the next, here.
+    would end behind it, the oldest full blocks move to the lenders, in the order of the loans,
+    and are used again. So tokens are in order: those at the first lender, at the next, here.
 
     Args:
         allocator: of the engine's blocks.
         block_size: tokens in a block.
         member: borrows.
-        min_own_blocks: a request that borrows has at least so many here.
+        min_own_blocks: a request that borrows has at least this many here.
         limits: as for ``Scheduler``.
     """
 
@@ -47,10 +47,10 @@ class PooledScheduler(Scheduler):
         return [(r, min(num_tokens, self._room(r))) for r, num_tokens in super().next_step()]
 
     def make_room(self, request: Request, num_tokens: int) -> None:
-        """Move blocks to the creditors until the next ``num_tokens`` tokens fit in what is here.
+        """Move blocks to the lenders until the next ``num_tokens`` tokens fit in what is here.
 
         Raises:
-            CreditorFailed: the creditor is gone; the request's window is as it was.
+            LenderFailed: the lender is gone; the request's window is as it was.
         """
         end = request.num_computed + num_tokens
         first = request.num_lent // self.block_size
@@ -84,7 +84,7 @@ class PooledScheduler(Scheduler):
         num_blocks = self.num_blocks_for(request)
         own = self._blocks.take_up_to(num_blocks, min(num_blocks, self._min_own))
         if own is None:
-            self._member.borrower.last_refusal = ""  # nobody was asked
+            self._member.borrower.last_refusal = ""  # no one was asked
             return False
         try:
             is_complete = len(own) == num_blocks or self._borrow(request, num_blocks - len(own))

@@ -5,8 +5,8 @@ import time
 import pytest
 
 import mooncake_kernels as mk
-from mooncake_serving.dist_attention import DebtLedger, PoolOptions
-from mooncake_serving.dist_attention.engine import PooledEngine
+from mooncake_serving.dist_attention import LoanLedger, LoanOptions
+from mooncake_serving.dist_attention.engine import DistAttentionEngine
 from mooncake_serving.engine import PagedKVCache
 
 BLOCK_SIZE = 8
@@ -22,20 +22,27 @@ def wait_until(condition, seconds=30.0):
 
 @pytest.fixture
 def ledger():
-    return DebtLedger(stale_s=60)
+    return LoanLedger(stale_s=60)
 
 
 @pytest.fixture
 def join(tiny, ledger):
-    """Make an engine of the pool: ``join(num_blocks, chunk_tokens=..)``."""
+    """Make an engine that lends to the others: ``join(num_blocks, chunk_tokens=..)``."""
     made = []
 
     def make(
-        num_blocks, *, transports=("tcp",), axes="kv block token head dim", pool=None, **limits
+        num_blocks,
+        *,
+        transports=("tcp",),
+        axes="kv block token head dim",
+        loan_options=None,
+        **limits,
     ):
         cache = PagedKVCache(tiny.config, num_blocks, block_size=BLOCK_SIZE, axes=axes)
         transfer = mk.TransferEngine(transports=transports)
-        engine = PooledEngine(tiny, cache, transfer, ledger, pool=pool or PoolOptions(), **limits)
+        engine = DistAttentionEngine(
+            tiny, cache, transfer, ledger, loan_options=loan_options or LoanOptions(), **limits
+        )
         made.append((engine, transfer))
         return engine
 
@@ -49,4 +56,4 @@ def join(tiny, ledger):
 @pytest.fixture
 def settled(ledger):
     """Wait until nothing is lent, as the ledger sees it."""
-    return lambda: wait_until(lambda: ledger.debts() == {})
+    return lambda: wait_until(lambda: ledger.loans() == {})

@@ -7,11 +7,11 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from mooncake_serving.dist_attention import PoolOptions
+from mooncake_serving.dist_attention import LoanOptions
 from mooncake_serving.dist_attention.engine import (
+    DistAttentionCluster,
     InstanceOptions,
     Job,
-    PooledCluster,
     RequestFailed,
     WorkerFailed,
 )
@@ -60,14 +60,14 @@ def expected(tiny_folder):
 @pytest.fixture(scope="module")
 def pair(tiny_folder):
     """Two instances that survive the tests which use them."""
-    with PooledCluster(options(tiny_folder, wait_s=0.5), 2) as cluster:
+    with DistAttentionCluster(options(tiny_folder, wait_s=0.5), 2) as cluster:
         yield cluster
 
 
 def test_a_prompt_larger_than_an_instance_is_answered(pair, expected):
     for _ in range(2):  # the blocks were given back
         assert collect(pair, [Job(LONG, PARAMS), Job(SHORT, PARAMS)]) == (expected, {})
-    wait_until(lambda: pair.ledger.debts() == {})
+    wait_until(lambda: pair.ledger.loans() == {})
 
 
 def test_a_run_that_is_closed_is_aborted(pair, expected):
@@ -76,7 +76,7 @@ def test_a_run_that_is_closed_is_aborted(pair, expected):
     with pytest.raises(ValueError, match="run must not begin before the last run"):
         next(pair.run([Job(SHORT, PARAMS)]))
     run.close()
-    wait_until(lambda: pair.ledger.debts() == {})
+    wait_until(lambda: pair.ledger.loans() == {})
     assert collect(pair, [Job(LONG, PARAMS)]) == (expected[:1], {})
 
 
@@ -116,7 +116,7 @@ class NotRead:
 
 
 def test_an_instance_that_has_failed_gets_no_jobs_while_it_ends(tiny_folder, expected):
-    with PooledCluster(options(tiny_folder), 2) as cluster:
+    with DistAttentionCluster(options(tiny_folder), 2) as cluster:
         run = cluster.run([Job(SHORT, SAY_MUCH)])
         next(run)
         cluster.processes[0].send(NotRead())
@@ -151,8 +151,8 @@ def test_a_job_behind_one_that_fits_nowhere_is_answered(pair, expected):
 
 
 def test_heartbeats_are_signs_of_life_and_a_stopped_instance_has_none(tiny_folder, expected):
-    beats = options(tiny_folder, wait_s=6.0, pool=PoolOptions(heartbeat_s=0.2))
-    with PooledCluster(beats, 2) as cluster:
+    beats = options(tiny_folder, wait_s=6.0, loan_options=LoanOptions(heartbeat_s=0.2))
+    with DistAttentionCluster(beats, 2) as cluster:
         cluster.wait_until_ready()
         cluster.options = replace(beats, deadline_s=3.0)  # loading takes longer
         _, failures = collect(cluster, [Job([5] * 500, PARAMS)])
@@ -168,78 +168,80 @@ def test_heartbeats_are_signs_of_life_and_a_stopped_instance_has_none(tiny_folde
 
 
 def test_a_start_has_a_limit_of_its_own(tiny_folder):
-    with PooledCluster(options(tiny_folder, deadline_s=0.05), 1) as cluster:
+    with DistAttentionCluster(options(tiny_folder, deadline_s=0.05), 1) as cluster:
         cluster.wait_until_ready()
-    with PooledCluster(options(tiny_folder, start_s=0.5), 1) as cluster:
+    with DistAttentionCluster(options(tiny_folder, start_s=0.5), 1) as cluster:
         os.kill(cluster.processes[0].process.pid, signal.SIGSTOP)
         with pytest.raises(WorkerFailed, match=r"has reported nothing for 0\.5 s"):
             cluster.wait_until_ready()
 
 
-def test_a_killed_creditor_fails_its_debtors_and_the_others_go_on(tiny_folder, expected):
+def test_a_killed_lender_fails_its_borrowers_and_the_others_go_on(tiny_folder, expected):
     """Instance 0 borrows from the larger of the others by name; that one is killed."""
-    with PooledCluster(options(tiny_folder), 3) as cluster:
+    with DistAttentionCluster(options(tiny_folder), 3) as cluster:
         run = cluster.run(
             [Job(LONG, SAY_MUCH), Job([3], PARAMS), Job([4], PARAMS), Job([5], SAY_MUCH)]
         )
         tokens = [next(run)]
         while all(token.request_id != 0 for token in tokens):
             tokens.append(next(run))
-        [(debtor, creditor)] = cluster.ledger.debts()
-        [victim] = [p for p in cluster.processes if cluster.names[p.name] == creditor]
+        [(borrower, lender)] = cluster.ledger.loans()
+        [victim] = [p for p in cluster.processes if cluster.names[p.name] == lender]
         home = cluster.names["instance 0"]
-        assert debtor == home != creditor
+        assert borrower == home != lender
         os.kill(victim.process.pid, signal.SIGKILL)
         rest, failures = drain(run)
         tokens += rest
-        assert f"were at instance {creditor}" in failures[0]
+        assert f"were at instance {lender}" in failures[0]
         assert 3 not in failures, "of instance 0, and nothing of it was elsewhere"
         assert len([token for token in tokens if token.request_id == 3]) == 200
-        assert cluster.ledger.debts() == {}
+        assert cluster.ledger.loans() == {}
         answers, failures = collect(cluster, [Job(LONG, PARAMS), Job(SHORT, PARAMS)])
         assert (answers, failures) == (expected, {}), "the other two lend to each other"
 
 
-def test_a_killed_debtor_gives_back_what_it_had(tiny_folder, expected):
+def test_a_killed_borrower_gives_back_what_it_had(tiny_folder, expected):
     """Over shm, where a peer's death is not seen at a connection: the lease ends."""
-    pool = PoolOptions(lease_s=2.0, heartbeat_s=0.2)
-    with PooledCluster(options(tiny_folder, transports=("shm",), pool=pool), 2) as cluster:
+    pool = LoanOptions(lease_s=2.0, heartbeat_s=0.2)
+    with DistAttentionCluster(
+        options(tiny_folder, transports=("shm",), loan_options=pool), 2
+    ) as cluster:
         assert collect(cluster, [Job(LONG, PARAMS)]) == (expected[:1], {})
         run = cluster.run([Job(LONG, SAY_MUCH)])
         next(run)
-        assert list(cluster.ledger.debts())
+        assert list(cluster.ledger.loans())
         os.kill(cluster.processes[0].process.pid, signal.SIGKILL)
         _, failures = drain(run)
         assert failures == {0: "instance 0: the instance 0 process was killed by signal 9"}
-        wait_until(lambda: cluster.ledger.debts() == {})
+        wait_until(lambda: cluster.ledger.loans() == {})
         assert collect(cluster, [Job(SHORT, PARAMS)]) == ([expected[1]], {})
     with pytest.raises(WorkerFailed, match="the cluster is closed"):
         next(cluster.run([Job(SHORT, PARAMS)]))
 
 
-def test_a_stopped_creditor_is_given_up(tiny_folder):
-    slow = options(tiny_folder, pool=PoolOptions(answer_s=1.0))
-    with PooledCluster(slow, 2) as cluster:
+def test_a_stopped_lender_is_given_up(tiny_folder):
+    slow = options(tiny_folder, loan_options=LoanOptions(answer_s=1.0))
+    with DistAttentionCluster(slow, 2) as cluster:
         run = cluster.run([Job(LONG, SAY_MUCH)])
         next(run)
-        creditor = cluster.processes[1].process.pid
-        os.kill(creditor, signal.SIGSTOP)
+        lender = cluster.processes[1].process.pid
+        os.kill(lender, signal.SIGSTOP)
         try:
             _, failures = drain(run)
             assert cluster.names["instance 1"] in failures[0]
         finally:
-            os.kill(creditor, signal.SIGCONT)
+            os.kill(lender, signal.SIGCONT)
 
 
 @pytest.mark.parametrize(("heartbeat_s", "stale_s"), [(1.0, 5.0), (10.0, 30.0)])
 def test_the_ledger_waits_for_late_heartbeats(tmp_path, heartbeat_s, stale_s):
-    slow = options(tmp_path / "none", pool=PoolOptions(heartbeat_s=heartbeat_s))
-    with PooledCluster(slow, 1) as cluster:
+    slow = options(tmp_path / "none", loan_options=LoanOptions(heartbeat_s=heartbeat_s))
+    with DistAttentionCluster(slow, 1) as cluster:
         assert cluster.ledger._stale_s == stale_s
 
 
 def test_a_model_that_is_not_there_is_reported(tmp_path):
-    with PooledCluster(options(tmp_path / "none"), 1) as cluster:
+    with DistAttentionCluster(options(tmp_path / "none"), 1) as cluster:
         with pytest.raises(WorkerFailed, match="process failed: .*none"):
             cluster.wait_until_ready()
         with pytest.raises(WorkerFailed, match="process failed: .*none"):
@@ -258,7 +260,7 @@ def test_a_model_that_is_not_there_is_reported(tmp_path):
         ({"transports": "tcp"}, "transports"),
         ({"transports": None}, "transports"),
         ({"model": 5}, "model"),
-        ({"pool": None}, "pool"),
+        ({"loan_options": None}, "loan_options"),
         ({"wait_s": True}, "wait_s"),
         ({"deadline_s": "1"}, "deadline_s"),
         ({"secret": "short"}, "secret"),
@@ -270,5 +272,7 @@ def test_bad_options_are_named(changes, name):
 
 
 def test_what_is_no_options_starts_no_process():
-    with pytest.raises(ValueError, match="^PooledCluster: options must be InstanceOptions, got 5"):
-        PooledCluster(5)
+    with pytest.raises(
+        ValueError, match="^DistAttentionCluster: options must be InstanceOptions, got 5"
+    ):
+        DistAttentionCluster(5)

@@ -3,7 +3,6 @@
 ``--soak`` makes it 100 kills; a failed cluster is identified by its seed, ``Round.of(seed)``.
 """
 
-import multiprocessing
 import os
 import random
 import signal
@@ -14,32 +13,20 @@ from dataclasses import dataclass
 
 import pytest
 
-from mooncake_serving.dist_attention import PoolOptions
+from mooncake_serving.dist_attention import LoanOptions
 from mooncake_serving.dist_attention.engine import (
+    DistAttentionCluster,
     InstanceOptions,
     Job,
-    PooledCluster,
     RequestFailed,
 )
-from mooncake_serving.engine import Engine, PagedKVCache, SamplingParams, load_model
-from tests.transfer.resources import assert_no_growth, held, settled
-from tests.transfer.support import eventually
+from mooncake_serving.engine import SamplingParams
+from tests.serving.kills import WAIT_S, answers_of_one_process, do_rounds, make_jobs, run_and_kill
 
 from .conftest import wait_until
 
-WAIT_S = 120.0  # longer than anything here takes
-WARM_UP = 1  # clusters, after which memory is what it stays
 NUM_INSTANCES, NUM_BLOCKS, BLOCK_SIZE = 3, 30, 8
-PARAMS = (
-    SamplingParams(max_tokens=60, ignore_eos=True),
-    SamplingParams(max_tokens=60, temperature=0.8, seed=3, ignore_eos=True),
-)
-CHANCE = random.Random(2)
-JOBS = [
-    Job([CHANCE.randrange(3, 200) for _ in range(length)], params)
-    for length in (3, 40, 100, 230, 260)  # the last two borrow
-    for params in PARAMS
-]
+JOBS = make_jobs(3, 40, 100, 230, 260)  # the last two borrow
 FULL = Job([7] * (NUM_BLOCKS * BLOCK_SIZE - 1), SamplingParams(max_tokens=1))  # all blocks of one
 
 
@@ -64,24 +51,15 @@ class Round:
 
 @pytest.fixture(scope="module")
 def expected(tiny_folder):
-    """By a single process."""
-    model, _ = load_model(tiny_folder, batch_invariant=True)
-    cache = PagedKVCache(model.config, 256, block_size=BLOCK_SIZE)
-    engine = Engine(model, cache, chunk_tokens=32)
-    return [engine.generate([job.prompt_tokens], job.params)[0].token_ids for job in JOBS]
+    return answers_of_one_process(tiny_folder, JOBS)
 
 
-def run(cluster: PooledCluster, expected, at: int = -1, kill=lambda: None) -> dict[int, str]:
+def run(cluster: DistAttentionCluster, expected, at: int = -1, kill=lambda: None) -> dict[int, str]:
     """The reasons of jobs that failed; all tokens must be right, and those of others complete."""
     answers: list[list[int]] = [[] for _ in JOBS]
     failures: dict[int, str] = {}
-    if at == 0:
-        kill()
     try:
-        for count, token in enumerate(cluster.run(JOBS), start=1):
-            answers[token.request_id].append(token.token_id)
-            if count == at:
-                kill()
+        run_and_kill(cluster, JOBS, answers, at, kill)
     except RequestFailed as error:
         failures = error.reasons
     for index, (answer, whole) in enumerate(zip(answers, expected, strict=True)):
@@ -90,7 +68,7 @@ def run(cluster: PooledCluster, expected, at: int = -1, kill=lambda: None) -> di
 
 
 def kill_all_but_one(plan: Round, folder, expected) -> Counter[str]:
-    pool = PoolOptions(heartbeat_s=0.2, lease_s=2.0, answer_s=2.0)
+    pool = LoanOptions(heartbeat_s=0.2, lease_s=2.0, answer_s=2.0)
     options = InstanceOptions(
         str(folder),
         transports=(plan.transport,),
@@ -99,10 +77,10 @@ def kill_all_but_one(plan: Round, folder, expected) -> Counter[str]:
         chunk_tokens=32,
         wait_s=1.0,
         deadline_s=WAIT_S,
-        pool=pool,
+        loan_options=pool,
     )
     counts: Counter[str] = Counter()
-    with PooledCluster(options, NUM_INSTANCES) as cluster:
+    with DistAttentionCluster(options, NUM_INSTANCES) as cluster:
         cluster.wait_until_ready()
         processes = [process.process for process in cluster.processes]
         for number, victim in enumerate(plan.victims):
@@ -114,14 +92,14 @@ def kill_all_but_one(plan: Round, folder, expected) -> Counter[str]:
             gone = [cluster.names[f"instance {i}"] for i in plan.victims[: number + 1]]
             for reason in failures.values():
                 is_home = f"the instance {victim} process was killed by signal 9" in reason
-                is_creditor = any(name in reason for name in gone)
+                is_lender = any(name in reason for name in gone)
                 is_room = "no instances lend the rest now" in reason  # too few are left
-                assert is_home or is_creditor or is_room, reason
-                what = "home" if is_home else "creditor" if is_creditor else "room"
+                assert is_home or is_lender or is_room, reason
+                what = "home" if is_home else "lender" if is_lender else "room"
                 counts[f"failed by its {what}"] += 1
             counts["served"] += len(JOBS) - len(failures)
             counts["kills"] += 1
-            wait_until(lambda: cluster.ledger.debts() == {})
+            wait_until(lambda: cluster.ledger.loans() == {})
         (token,) = cluster.run([FULL])  # which needs every block of the last one
         assert token.finish_reason
         fits = {index for index, job in enumerate(JOBS) if len(job.prompt_tokens) < 180}
@@ -133,18 +111,9 @@ def kill_all_but_one(plan: Round, folder, expected) -> Counter[str]:
 
 
 def test_instances_are_killed_at_random_moments(tiny_folder, expected, soak):
-    seed = int.from_bytes(os.urandom(4), "little")
-    shared, children = set(os.listdir("/dev/shm")), multiprocessing.active_children()
-    counts: Counter[str] = Counter()
-    for number in range(WARM_UP + (50 if soak else 1)):
-        plan = Round.of(seed + number)
+    def one_round(seed: int) -> Counter[str]:
+        plan = Round.of(seed)
         sys.stdout.write(f"{plan}\n")
-        if number == WARM_UP:
-            before = held()
-        counts += kill_all_but_one(plan, tiny_folder, expected)
-    assert settled(before)
-    after = held()
-    sys.stdout.write(f"{dict(counts)}\nafter {WARM_UP} cluster: {before}\nafter all: {after}\n")
-    assert_no_growth(before, after)
-    assert multiprocessing.active_children() == children
-    assert eventually(lambda: set(os.listdir("/dev/shm")) <= shared)
+        return kill_all_but_one(plan, tiny_folder, expected)
+
+    do_rounds(50 if soak else 1, 1, one_round)

@@ -7,9 +7,9 @@ import torch
 
 import mooncake_kernels as mk
 from mooncake_kernels.errors import InvalidArgument
-from mooncake_serving.dist_attention import PoolOptions
-from mooncake_serving.dist_attention.engine import PooledEngine
-from mooncake_serving.dist_attention.engine.attention import PooledAttention
+from mooncake_serving.dist_attention import LoanOptions
+from mooncake_serving.dist_attention.engine import DistAttentionEngine
+from mooncake_serving.dist_attention.engine.attention import DistPagedAttention
 from mooncake_serving.engine import Batch, Chunk, OutOfBlocks, PagedKVCache, SamplingParams
 
 from .conftest import BLOCK_SIZE, wait_until
@@ -44,10 +44,10 @@ def test_a_long_prompt_gets_the_same_tokens(make_engine, join, settled, transpor
     prompt = prompt_of(length)
     want = tokens(make_engine(num_blocks=64).generate([prompt], PARAMS))
     home = join(8, chunk_tokens=chunk, transports=transports)
-    creditor = join(60, transports=transports, axes="block layer kv head token dim")
+    lender = join(60, transports=transports, axes="block layer kv head token dim")
     assert tokens(home.generate([prompt], PARAMS)) == want
     settled()
-    assert creditor.allocator.num_free == 60 and home.allocator.num_free == 8
+    assert lender.allocator.num_free == 60 and home.allocator.num_free == 8
     assert tokens(home.generate([prompt], PARAMS)) == want, "and again"
 
 
@@ -58,14 +58,14 @@ def test_sampled_tokens_are_the_same(make_engine, join):
     assert tokens(home.generate([prompt_of(200)], params)) == tokens(want)
 
 
-def test_three_creditors_hold_one_prompt(make_engine, join, ledger):
+def test_three_lenders_hold_one_prompt(make_engine, join, ledger):
     prompt = prompt_of(320)
     want = tokens(make_engine(num_blocks=64).generate([prompt], PARAMS))
     home = join(6, chunk_tokens=24)
-    creditors = [join(n, pool=PoolOptions(num_staged_blocks=3)) for n in (15, 14, 13)]
+    lenders = [join(n, loan_options=LoanOptions(num_staged_blocks=3)) for n in (15, 14, 13)]
     request_id = home.add_request(prompt, PARAMS)
     home.step()
-    assert set(ledger.debts()) == {(home.name, creditor.name) for creditor in creditors}
+    assert set(ledger.loans()) == {(home.name, lender.name) for lender in lenders}
     got = run(home)
     assert [got[request_id]] == want
 
@@ -79,15 +79,15 @@ def test_many_at_once_of_which_some_borrow(make_engine, join):
     assert tokens(home.generate(prompts, PARAMS)) == want
 
 
-def test_a_creditor_serves_requests_of_its_own_meanwhile(make_engine, join):
+def test_a_lender_serves_requests_of_its_own_meanwhile(make_engine, join):
     prompts = [prompt_of(n, seed=n) for n in (160, 30, 70)]
     want = tokens(make_engine(num_blocks=200).generate(prompts, PARAMS))
-    home, creditor = join(8, chunk_tokens=16), join(60, chunk_tokens=16)
+    home, lender = join(8, chunk_tokens=16), join(60, chunk_tokens=16)
     long = home.add_request(prompts[0], PARAMS)
-    mine = [creditor.add_request(prompt, PARAMS) for prompt in prompts[1:]]
+    mine = [lender.add_request(prompt, PARAMS) for prompt in prompts[1:]]
     got, theirs = {long: []}, {request_id: [] for request_id in mine}
-    while home.has_work or creditor.has_work:
-        for engine, of_engine in ((home, got), (creditor, theirs)):
+    while home.has_work or lender.has_work:
+        for engine, of_engine in ((home, got), (lender, theirs)):
             for output in engine.step() if engine.has_work else ():
                 of_engine[output.request_id].append(output.token_id)
     assert [got[long], *(theirs[request_id] for request_id in mine)] == want
@@ -96,10 +96,10 @@ def test_a_creditor_serves_requests_of_its_own_meanwhile(make_engine, join):
 def test_logits_are_those_over_one_cache(tiny, join):
     """The same chunks by hand: all in a large cache, and with the first 12 blocks elsewhere."""
     prompt = prompt_of(150)
-    home, creditor = join(20), join(60)
+    home, lender = join(20), join(60)
     large = join(60)
-    [loan] = home.member.borrower.reserve(12, home.member._manager.creditors(home.name, 12)[:1])
-    assert loan.creditor in (creditor.name, large.name)
+    [loan] = home.member.borrower.reserve(12, home.member._manager.lenders(home.name, 12)[:1])
+    assert loan.lender in (lender.name, large.name)
     own, all_ids = home.allocator.allocate(20), large.allocator.allocate(19)
     worst = 0.0
     start = num_lent = 0
@@ -116,7 +116,7 @@ def test_logits_are_those_over_one_cache(tiny, join):
         batch = Batch.build(
             [Chunk(chunk, start, own[num_lent // BLOCK_SIZE :], num_lent)], BLOCK_SIZE
         )
-        attention = PooledAttention(batch, home.member.borrower, [[loan]])
+        attention = DistPagedAttention(batch, home.member.borrower, [[loan]])
         got = tiny.forward(batch, home.cache, all_logits=True, attention=attention)
         worst = max(worst, float((got - want).abs().max()))
         start += 24
@@ -130,70 +130,70 @@ def test_a_request_that_fits_borrows_nothing(make_engine, join, ledger):
     home, _ = join(20), join(60)
     home.add_request(prompt_of(100), PARAMS)
     home.step()
-    assert ledger.debts() == {} and home.num_running == 1
+    assert ledger.loans() == {} and home.num_running == 1
 
 
 def test_aborting_a_request_frees_what_it_has_borrowed(join, settled, ledger):
-    home, creditor = join(8), join(60)
+    home, lender = join(8), join(60)
     request_id = home.add_request(prompt_of(200), PARAMS)
     home.step()
-    assert ledger.debts() == {(home.name, creditor.name): 20}
+    assert ledger.loans() == {(home.name, lender.name): 20}
     assert home.abort(request_id) and not home.abort(request_id)
     settled()
-    assert creditor.allocator.num_free == 60 and home.allocator.num_free == 8
+    assert lender.allocator.num_free == 60 and home.allocator.num_free == 8
 
 
 def test_it_waits_while_others_lack_memory_and_is_served_later(make_engine, join, ledger):
     prompt = prompt_of(200)
     want = tokens(make_engine(num_blocks=64).generate([prompt], PARAMS))
-    home, creditor = join(8), join(30)
-    theirs = creditor.add_request(prompt_of(100), PARAMS)
-    creditor.step()
+    home, lender = join(8), join(30)
+    theirs = lender.add_request(prompt_of(100), PARAMS)
+    lender.step()
     request_id = home.add_request(prompt, PARAMS)
-    wait_until(lambda: ledger._beats[creditor.name][1].num_free < 20)
+    wait_until(lambda: ledger._beats[lender.name][1].num_free < 20)
     message = "the next of 1 requests needs 28 blocks, of which 8 are free here; no instances lend"
     with pytest.raises(OutOfBlocks, match=message):
         home.step()
-    assert home.allocator.num_free == 8 and ledger.debts() == {}
-    creditor.abort(theirs)
-    wait_until(lambda: ledger.creditors(home.name, 20))
+    assert home.allocator.num_free == 8 and ledger.loans() == {}
+    lender.abort(theirs)
+    wait_until(lambda: ledger.lenders(home.name, 20))
     assert [run(home)[request_id]] == want
 
 
-def test_a_stale_offer_is_refused_and_the_next_creditor_asked(make_engine, join, ledger):
+def test_a_stale_offer_is_refused_and_the_next_lender_asked(make_engine, join, ledger):
     prompt = prompt_of(200)
     want = tokens(make_engine(num_blocks=64).generate([prompt], PARAMS))
-    slow = PoolOptions(lease_s=60, heartbeat_s=20)  # reports at the start, and when it lends
-    home, full, other = join(8), join(60, pool=slow), join(59)
+    slow = LoanOptions(lease_s=60, heartbeat_s=20)  # reports at the start, and when it lends
+    home, full, other = join(8), join(60, loan_options=slow), join(59)
     full.allocator.allocate(55)
-    assert ledger.creditors(home.name, 20)[0].instance == full.name
+    assert ledger.lenders(home.name, 20)[0].instance == full.name
     request_id = home.add_request(prompt, PARAMS)
     home.step()
-    assert ledger.debts() == {(home.name, other.name): 20}
+    assert ledger.loans() == {(home.name, other.name): 20}
     assert [run(home)[request_id]] == want
     full.allocator.free(range(55)[::-1])
 
 
 def test_a_refusal_is_told(join):
-    home, creditor = join(8, max_batch_tokens=64), join(60, max_batch_tokens=32, chunk_tokens=32)
+    home, lender = join(8, max_batch_tokens=64), join(60, max_batch_tokens=32, chunk_tokens=32)
     home.add_request(prompt_of(200), PARAMS)
-    refusal = f"lend the rest now .instance {creditor.name}: reserve: geometry must be .* 1 to 32 "
+    refusal = f"lend the rest now .instance {lender.name}: reserve: geometry must be .* 1 to 32 "
     with pytest.raises(OutOfBlocks, match=refusal):
         home.step()
 
 
 def test_it_asks_again_after_a_heartbeat_while_others_run(join, ledger):
-    quick = PoolOptions(heartbeat_s=0.05)
-    home, creditor = join(30, pool=quick), join(40, pool=quick)
-    theirs = creditor.allocator.allocate(40)
+    quick = LoanOptions(heartbeat_s=0.05)
+    home, lender = join(30, loan_options=quick), join(40, loan_options=quick)
+    theirs = lender.allocator.allocate(40)
     long = SamplingParams(max_tokens=100, ignore_eos=True)
     home.add_request(prompt_of(9), long)
     home.step()
     home.add_request(prompt_of(300), PARAMS)
     home.step()
-    assert (home.num_running, home.num_waiting) == (1, 1), "nobody lends"
-    creditor.allocator.free(theirs)
-    wait_until(lambda: ledger.creditors(home.name, 30))
+    assert (home.num_running, home.num_waiting) == (1, 1), "no one lends"
+    lender.allocator.free(theirs)
+    wait_until(lambda: ledger.lenders(home.name, 30))
     time.sleep(0.1)  # longer than a heartbeat
     home.step()
     assert (home.num_running, home.num_waiting) == (2, 0)
@@ -205,10 +205,10 @@ def test_a_manager_that_cannot_be_reached_lends_nothing_and_what_runs_goes_on(
     want = tokens(make_engine(num_blocks=64).generate([prompt_of(9)], PARAMS))
     home, _ = join(20), join(60)
 
-    def unreachable(debtor, num_blocks):
+    def unreachable(borrower, num_blocks):
         raise ConnectionRefusedError("no manager")
 
-    monkeypatch.setattr(ledger, "creditors", unreachable)
+    monkeypatch.setattr(ledger, "lenders", unreachable)
     short = home.add_request(prompt_of(9), PARAMS)
     long = home.add_request(prompt_of(200), PARAMS)
     got = []
@@ -228,13 +228,15 @@ def test_a_window_of_one_block_still_advances(make_engine, join):
 
 
 def test_bad_options_are_refused(join):
-    with pytest.raises(ValueError, match="PooledEngine: min_own_blocks must be positive, got 0"):
+    with pytest.raises(
+        ValueError, match="DistAttentionEngine: min_own_blocks must be positive, got 0"
+    ):
         join(8, min_own_blocks=0)
     with pytest.raises(ValueError, match="min_own_blocks must be at most the 8 blocks of the ca"):
         join(8, min_own_blocks=9)
-    # Of a step, each request may be a part of the message to one creditor.
+    # Of a step, each request may be a part of the message to one lender.
     with pytest.raises(
-        ValueError, match="PooledEngine: max_requests must be at most 1024, got 1025"
+        ValueError, match="DistAttentionEngine: max_requests must be at most 1024, got 1025"
     ):
         join(8, max_requests=1025)
     join(8, max_requests=1024)
@@ -253,8 +255,8 @@ def test_bad_options_are_refused(join):
         {"heartbeat_s": None},
     ):
         [name] = changes
-        with pytest.raises(ValueError, match=f"^PoolOptions: {name} must be "):
-            PoolOptions(**changes)
+        with pytest.raises(ValueError, match=f"^LoanOptions: {name} must be "):
+            LoanOptions(**changes)
 
 
 def test_objects_of_other_classes_are_named(tiny, ledger):
@@ -263,10 +265,10 @@ def test_objects_of_other_classes_are_named(tiny, ledger):
         for arguments, pool, message in (
             ((tiny, cache, transfer, None), None, "manager must be a Manager, .*, got None"),
             ((tiny, cache, ledger, transfer), None, "transfer must be a TransferEngine, got <"),
-            ((tiny, cache, transfer, ledger), 5, "pool must be PoolOptions or None, got 5"),
+            ((tiny, cache, transfer, ledger), 5, "loan_options must be LoanOptions or None, got 5"),
         ):
-            with pytest.raises(InvalidArgument, match=f"^PooledEngine: {message}"):
-                PooledEngine(*arguments, pool=pool)
+            with pytest.raises(InvalidArgument, match=f"^DistAttentionEngine: {message}"):
+                DistAttentionEngine(*arguments, loan_options=pool)
 
 
 def test_a_transfer_engine_is_of_one_pooled_engine(tiny, ledger):
@@ -274,10 +276,12 @@ def test_a_transfer_engine_is_of_one_pooled_engine(tiny, ledger):
     cache = PagedKVCache(tiny.config, 8, block_size=BLOCK_SIZE)
     with mk.TransferEngine(transports=("tcp",)) as transfer:
         for _ in range(2):  # after the first is closed, another may have it
-            with PooledEngine(tiny, cache, transfer, ledger) as engine:
-                message = "^PooledEngine: transfer must be of no other PooledEngine, got"
+            with DistAttentionEngine(tiny, cache, transfer, ledger) as engine:
+                message = (
+                    "^DistAttentionEngine: transfer must be of no other DistAttentionEngine, got"
+                )
                 with pytest.raises(InvalidArgument, match=message):
-                    PooledEngine(tiny, cache, transfer, ledger)
+                    DistAttentionEngine(tiny, cache, transfer, ledger)
                 assert len(engine.generate([prompt_of(10)], PARAMS)) == 1
 
 
