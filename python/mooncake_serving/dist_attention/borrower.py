@@ -165,7 +165,7 @@ class Borrower:
     def free(self, loans: Iterable[Borrowed]) -> None:
         """End loans, without waiting: of a lender that does not learn of it, the lease ends.
 
-        One that is not connected to is not told: it may be stopped, and connecting would wait.
+        One that is not connected to is not notified: it may be stopped, and connecting would wait.
         """
         for loan in loans:
             with self._lock:

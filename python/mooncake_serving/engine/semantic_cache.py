@@ -12,10 +12,10 @@ from ..arguments import as_integer, refuse
 from .arguments import as_positive, check_params
 from .batching import GREEDY
 from .engine import Engine
-from .kept_pool import KeptPool
-from .kept_prompts import KeptPrompts
 from .prefill import check_prompt
 from .request import Prefilled
+from .retained_blocks import RetainedBlocks
+from .retained_prompts import RetainedPrompts
 from .reuse import Reuse, SemanticPrefill
 from .sampling import SamplingParams
 
@@ -102,8 +102,8 @@ class SemanticCache:
             refuse(op, "index", "of no other cache", index)
         if len(index) or index.bits != signer.bits:
             refuse(op, "index", f"empty and of {signer.bits} bits", f"{len(index)} of {index.bits}")
-        pool = KeptPool(model, engine.cache, num_blocks)
-        self._prompts = KeptPrompts(model, pool, signer, index)
+        blocks = RetainedBlocks(model, engine.cache, num_blocks)
+        self._prompts = RetainedPrompts(model, blocks, signer, index)
         index.is_taken = True
 
     def __len__(self) -> int:
@@ -117,12 +117,12 @@ class SemanticCache:
     @property
     def num_free(self) -> int:
         """Count the blocks that hold no kept prompt."""
-        return self._prompts.pool.num_free
+        return self._prompts.blocks.num_free
 
     @property
     def num_bytes(self) -> int:
         """Count the bytes of all blocks for kept prompts."""
-        return self._prompts.pool.num_bytes
+        return self._prompts.blocks.num_bytes
 
     def prefill(
         self,
@@ -187,7 +187,7 @@ class SemanticCache:
         op = "SemanticCache.keep"
         tokens = check_prompt(op, prompt_tokens, self.engine.model)
         self._check_fits(op, tokens)
-        num_blocks = self._prompts.pool.num_blocks_for(len(tokens))
+        num_blocks = self._prompts.blocks.num_blocks_for(len(tokens))
         held = self.engine.held(op, block_ids, num_blocks)
         return self._prompts.keep(tokens, held, len(tokens))
 
@@ -255,7 +255,7 @@ class SemanticCache:
         num_matched = int(source.is_reused.sum())
         block_ids = self.engine.reserve(len(tokens), SamplingParams(max_tokens=1))
         try:
-            self._prompts.pool.rearrange(prompt.block_ids, source.index, block_ids)
+            self._prompts.blocks.rearrange(prompt.block_ids, source.index, block_ids)
             if num_matched:
                 done, computed = self.engine.prefill_selected(
                     tokens,
@@ -282,7 +282,7 @@ class SemanticCache:
         return self._prompts.keep(tokens, done.block_ids, num_exact)
 
     def _check_fits(self, op: str, tokens: Sequence[int]) -> None:
-        pool = self._prompts.pool
-        if pool.num_blocks_for(len(tokens)) > pool.num_blocks:
-            wanted = f"of at most {pool.num_blocks} blocks, those for kept prompts"
+        blocks = self._prompts.blocks
+        if blocks.num_blocks_for(len(tokens)) > blocks.num_blocks:
+            wanted = f"of at most {blocks.num_blocks} blocks, those for kept prompts"
             refuse(op, "prompt_tokens", wanted, f"{len(tokens)} tokens")

@@ -24,7 +24,7 @@ def add_commands(commands: Any) -> None:
             source.add_argument("--trace", help=f"{what}: Mooncake's JSON lines")
             source.add_argument("--profile", help="of a trace to make up, by trace synth")
             parser.add_argument(
-                "--requests", type=int, metavar="N", help="only the first N, or so many made up"
+                "--requests", type=int, metavar="N", help="only the first N, or that many made up"
             )
         if SYNTHETIC in USES.get(name, ()):
             source = parser.add_mutually_exclusive_group(required=True)

@@ -30,29 +30,29 @@ def layer_wise(setup: Setup) -> Outcome:
     """Figure 7: what storing KV adds to a prefill, after it and layer by layer."""
     model, machine = LLAMA2_70B, A800_NODE
     cost = StepCost(model, machine)
-    after, beside = [], []
+    after, layered = [], []
     for length in LENGTHS:
         compute_s = cost.prefill_s(length, 0, length)
         store_s = length * model.kv_bytes_per_token / machine.host_bytes_per_s
         after.append(store_latency_s(compute_s, store_s, 1))
-        beside.append(store_latency_s(compute_s, store_s, model.num_layers))
+        layered.append(store_latency_s(compute_s, store_s, model.num_layers))
     return Outcome(
         "arXiv:2407.00079, Figure 7: latency of storing KV, LLaMA2-70B on 8 A800",
         [
             Row("128k: stored after the prefill", after[-1], 0.7, "s"),
-            Row("128k: stored layer by layer", beside[-1], 0.1, "s"),
+            Row("128k: stored layer by layer", layered[-1], 0.1, "s"),
         ],
         [
             Claim(
                 "layer by layer it takes less than half, at each length",
-                all(b < a / 2 for a, b in zip(after, beside, strict=True)),
+                all(b < a / 2 for a, b in zip(after, layered, strict=True)),
             ),
             Claim(
                 "stored after the prefill, it grows with the length",
                 all(shorter < longer for shorter, longer in pairwise(after)),
             ),
         ],
-        [Curve("after the prefill", LENGTHS, after), Curve("layer by layer", LENGTHS, beside)],
+        [Curve("after the prefill", LENGTHS, after), Curve("layer by layer", LENGTHS, layered)],
         "tokens",
         "s after the prefill",
         log_x=True,

@@ -78,7 +78,7 @@ def effective_capacity(setup: Setup, workload: Workload, over: str = "vLLM") -> 
 
 
 def real_workload(setup: Setup) -> Outcome:
-    """arXiv:2407.00079, real workload: 10P + 10D beside 20 vLLM; TTFT 30 s, TBT 100 ms."""
+    """arXiv:2407.00079, real workload: 10P + 10D compared with 20 vLLM; TTFT 30 s, TBT 100 ms."""
     setup.on_step("20 vLLM", 2)
     vllm = serve_coupled(setup, VLLM["vLLM"], num_instances=20)
     setup.on_step("Mooncake 10P + 10D", 2)

@@ -16,7 +16,7 @@ from mooncake_serving.engine import (
     SamplingParams,
 )
 from mooncake_serving.engine.attention import PagedAttention, SdpaAttention, attention_of
-from mooncake_serving.engine.kept_pool import KeptPool
+from mooncake_serving.engine.retained_blocks import RetainedBlocks
 from mooncake_serving.engine.selective_prefill import forward_selected, selected
 from mooncake_serving.semantic import Recompute
 
@@ -105,7 +105,7 @@ def rearranged(model, kept, index, num_tokens):
     first = -(-len(kept) // BLOCK_SIZE)
     cache = PagedKVCache(model.config, first + num_blocks, block_size=BLOCK_SIZE)
     model.forward(batch_of(kept, 0, list(range(first))), cache)
-    pool = KeptPool(model, cache, first)
+    pool = RetainedBlocks(model, cache, first)
     in_pool = pool.save(list(range(first)))
     for tensor in cache.tensors:
         tensor.fill_(float("nan"))

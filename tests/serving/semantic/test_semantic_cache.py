@@ -256,7 +256,7 @@ def test_what_is_forgotten_is_not_found(make, draw):
     assert kept(engine, cache, draw(45, 1)) != prompt_id, "ids are not used again"
 
 
-def test_kept_prompts_outlive_the_engines_blocks(make, draw):
+def test_retained_prompts_outlive_the_engines_blocks(make, draw):
     engine, cache = make()
     tokens = draw(45, 1)
     prompt_id = kept(engine, cache, tokens)
@@ -299,7 +299,7 @@ def test_after_an_error_nothing_is_allocated(make, draw, monkeypatch, place):
     def fail(*_):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(f"mooncake_serving.engine.kept_pool.KeptPool.{place}", fail)
+    monkeypatch.setattr(f"mooncake_serving.engine.retained_blocks.RetainedBlocks.{place}", fail)
     tokens = draw(45, 1) if place == "rearrange" else draw(45, 2)
     with pytest.raises(KeyboardInterrupt):
         cache.prefill(tokens, keep="exact")
@@ -323,7 +323,9 @@ def test_blocks_of_a_running_request_are_not_kept(make, deep_engine, draw):
 
 
 @pytest.mark.parametrize("num_blocks", [24, 16])  # both versions fit; the old one makes room
-@pytest.mark.parametrize("place", ["kept_pool.KeptPool.save", "kept_prompts.SignatureIndex.add"])
+@pytest.mark.parametrize(
+    "place", ["retained_blocks.RetainedBlocks.save", "retained_prompts.SignatureIndex.add"]
+)
 def test_an_error_while_keeping_frees_the_blocks(make, draw, monkeypatch, place, num_blocks):
     document = draw(60, 1)
     tokens = document[:20] + draw(3, 2) + document[20:]

@@ -192,7 +192,7 @@ class Reserved:
 
 @dataclass(frozen=True)
 class Computed:
-    """From prefill: so many tokens of a prompt are done; a long one would look like silence."""
+    """From prefill: that many tokens of a prompt are done; a long one would look like silence."""
 
     request_id: int
     num_tokens: int

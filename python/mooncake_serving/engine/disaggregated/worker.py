@@ -118,7 +118,7 @@ class Worker:
 
 
 def reason(error: Exception) -> str:
-    """Return why a request failed; the type is told only where the text may say nothing."""
+    """Return why a request failed; the type is given only where the text may say nothing."""
     is_worded = isinstance(error, ValueError | RuntimeError | OSError)
     return str(error) if is_worded else f"{type(error).__name__}: {error}"
 

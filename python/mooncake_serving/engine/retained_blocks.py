@@ -1,4 +1,4 @@
-"""Blocks beside the engine's, for keys and values of kept prompts; copies to and from them."""
+"""Blocks next to the engine's, for keys and values of kept prompts; copies to and from them."""
 
 from collections.abc import Sequence
 
@@ -11,17 +11,17 @@ from .kv_cache import PagedKVCache
 from .llama import Llama
 
 
-class KeptPool:
-    """Copy prompts' keys and values into a pool, and out of it in another order.
+class RetainedBlocks:
+    """Copy prompts' keys and values into blocks of its own, and out of these in another order.
 
     Args:
         model: whose rotary frequencies the keys have.
-        cache: of the engine. The pool has its layout, dtype, device and block size.
-        num_blocks: of the pool.
+        cache: of the engine. The blocks have its layout, dtype, device and block size.
+        num_blocks: how many.
     """
 
     def __init__(self, model: Llama, cache: PagedKVCache, num_blocks: int) -> None:
-        self._pool = PagedKVCache(
+        self._cache = PagedKVCache(
             model.config,
             num_blocks,
             block_size=cache.block_size,
@@ -29,15 +29,15 @@ class KeptPool:
             dtype=cache.dtype,
             device=cache.device,
         )
-        self._allocator = BlockAllocator(self._pool.num_blocks)
-        self._save = mk.CopyPlan(cache.view(), self._pool.view())
+        self._allocator = BlockAllocator(self._cache.num_blocks)
+        self._save = mk.CopyPlan(cache.view(), self._cache.view())
         rope = mk.Rope(inv_freq=model.weights.frequencies)
-        self._load = mk.CopyPlan(self._pool.view(), cache.view(), rope=rope)
+        self._load = mk.CopyPlan(self._cache.view(), cache.view(), rope=rope)
 
     @property
     def num_blocks(self) -> int:
-        """Count the blocks of the pool."""
-        return self._pool.num_blocks
+        """Count the blocks."""
+        return self._cache.num_blocks
 
     @property
     def num_free(self) -> int:
@@ -46,21 +46,21 @@ class KeptPool:
 
     @property
     def num_bytes(self) -> int:
-        """Count the pool's bytes."""
-        return self._pool.num_bytes
+        """Count the blocks' bytes."""
+        return self._cache.num_bytes
 
     def num_blocks_for(self, num_tokens: int) -> int:
         """Count the blocks that a prompt needs."""
-        return self._pool.num_blocks_for(num_tokens)
+        return self._cache.num_blocks_for(num_tokens)
 
     def save(self, src_blocks: Sequence[int]) -> list[int]:
         """Copy whole blocks from the engine.
 
         Returns:
-            The blocks of the pool, in order.
+            The blocks, in order.
 
         Raises:
-            OutOfBlocks: the pool has too few free ones.
+            OutOfBlocks: too few are free.
         """
         block_ids = self._allocator.allocate(len(src_blocks))
         try:
@@ -71,7 +71,7 @@ class KeptPool:
         return block_ids
 
     def free(self, block_ids: Sequence[int]) -> None:
-        """Free blocks of the pool."""
+        """Free blocks."""
         self._allocator.free(block_ids)
 
     def rearrange(
@@ -87,7 +87,7 @@ class KeptPool:
                     its keys rotated by position - kept
 
         Args:
-            src_blocks: of the pool, in order.
+            src_blocks: of these, in order.
             index: int64 ``[num_tokens]``, -1 for a token that is left as it is.
             dst_blocks: of the engine, in order.
         """
@@ -101,6 +101,6 @@ class KeptPool:
         )
 
     def _slots(self, block_ids: Sequence[int], positions: torch.Tensor) -> torch.Tensor:
-        block_size = self._pool.block_size
+        block_size = self._cache.block_size
         blocks = torch.tensor(block_ids, dtype=torch.int64, device=positions.device)
         return blocks[positions // block_size] * block_size + positions % block_size

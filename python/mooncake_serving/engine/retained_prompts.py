@@ -8,16 +8,16 @@ import torch
 
 from mooncake_serving.semantic import Match, SignatureIndex, Signatures, Signer
 
-from .kept_pool import KeptPool
 from .llama import Llama
+from .retained_blocks import RetainedBlocks
 
 
 @dataclass(frozen=True, slots=True)
-class KeptPrompt:
+class RetainedPrompt:
     """One prompt, and where its keys and values are."""
 
     token_ids: tuple[int, ...]
-    block_ids: tuple[int, ...]  # of the pool, in order
+    block_ids: tuple[int, ...]  # of RetainedBlocks, in order
     num_exact_tokens: int  # how many of its first tokens have the keys and values of a full prefill
 
     def num_shared_tokens(self, token_ids: Sequence[int]) -> int:
@@ -30,20 +30,22 @@ class KeptPrompt:
         return shared
 
 
-class KeptPrompts:
+class RetainedPrompts:
     """Know the kept prompts by their ids, by their tokens and by their signatures.
 
     Args:
         model: whose input embeddings are signed.
-        pool: the blocks.
+        blocks: where their keys and values are.
         signer: makes the signatures.
         index: an empty one, of the signer's bits.
     """
 
-    def __init__(self, model: Llama, pool: KeptPool, signer: Signer, index: SignatureIndex) -> None:
-        self.pool = pool
+    def __init__(
+        self, model: Llama, blocks: RetainedBlocks, signer: Signer, index: SignatureIndex
+    ) -> None:
+        self.blocks = blocks
         self._model, self._signer, self._index = model, signer, index
-        self._prompts: dict[int, KeptPrompt] = {}
+        self._prompts: dict[int, RetainedPrompt] = {}
         self._id_of: dict[tuple[int, ...], int] = {}
         self._ids = itertools.count()
 
@@ -71,7 +73,7 @@ class KeptPrompts:
         """Count the first tokens that a prompt shares with a kept one, as far as exact."""
         return self._prompts[prompt_id].num_shared_tokens(token_ids)
 
-    def use(self, prompt_id: int) -> KeptPrompt:
+    def use(self, prompt_id: int) -> RetainedPrompt:
         """Return a prompt, which becomes the most recently used."""
         self._index.touch(prompt_id)
         return self._prompts[prompt_id]
@@ -85,9 +87,9 @@ class KeptPrompts:
         exact version of it is replaced: after the copy, unless it has to make room.
 
         Args:
-            token_ids: the prompt, not longer than the pool.
+            token_ids: the prompt, not longer than all blocks.
             block_ids: of the engine, at least enough, in order.
-            num_exact_tokens: see ``KeptPrompt``.
+            num_exact_tokens: see ``RetainedPrompt``.
 
         Returns:
             Its id, which no other prompt gets.
@@ -97,22 +99,22 @@ class KeptPrompts:
         if known is not None and self.use(known).num_exact_tokens >= num_exact_tokens:
             return known
         signatures = self._sign(tokens)
-        num_blocks = self.pool.num_blocks_for(len(tokens))
-        if known is not None and self.pool.num_free < num_blocks:
+        num_blocks = self.blocks.num_blocks_for(len(tokens))
+        if known is not None and self.blocks.num_free < num_blocks:
             self.forget(known)  # frees as many as it takes, so no other prompt is evicted
             known = None
-        while self.pool.num_free < num_blocks and (oldest := self._index.oldest) is not None:
+        while self.blocks.num_free < num_blocks and (oldest := self._index.oldest) is not None:
             self.forget(oldest)
-        kept = tuple(self.pool.save(block_ids[:num_blocks]))
+        kept = tuple(self.blocks.save(block_ids[:num_blocks]))
         prompt_id = next(self._ids)
         try:
             self._index.add(prompt_id, signatures)
         except BaseException:
-            self.pool.free(kept)
+            self.blocks.free(kept)
             raise
         if known is not None:
             self.forget(known)  # only now: an error above leaves it
-        self._prompts[prompt_id] = KeptPrompt(tokens, kept, num_exact_tokens)
+        self._prompts[prompt_id] = RetainedPrompt(tokens, kept, num_exact_tokens)
         self._id_of[tokens] = prompt_id
         return prompt_id
 
@@ -121,7 +123,7 @@ class KeptPrompts:
         prompt = self._prompts.pop(prompt_id)
         self._index.remove(prompt_id)
         del self._id_of[prompt.token_ids]
-        self.pool.free(prompt.block_ids)
+        self.blocks.free(prompt.block_ids)
 
     def _sign(self, token_ids: Sequence[int]) -> Signatures:
         embedding = self._model.weights.embedding
