@@ -163,7 +163,7 @@ def test_results_without_git_are_of_no_commit(bench, monkeypatch, tmp_path):
     assert bench("lib.machine").commit() == "none"
 
 
-def test_machines_that_a_hypervisor_calls_the_same_are_told_apart(bench, monkeypatch):
+def test_machines_that_a_hypervisor_calls_the_same_are_distinguished(bench, monkeypatch):
     machine = bench("lib.machine")
     one = "processor : 0\ncpu family : {}\nmodel : 1\nmodel name : AMD EPYC\nflags : fpu avx2{}\n\n"
     for family, more, expected in (

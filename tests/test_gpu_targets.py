@@ -98,7 +98,7 @@ def test_what_it_does_not_know_is_refused(tmp_path, capfd, words):
     assert "usage: bench/gpu.sh [--targets | --quick]" in capfd.readouterr().err
 
 
-def test_a_torch_without_a_gpu_is_told_of(tmp_path):
+def test_a_torch_without_a_gpu_is_reported(tmp_path):
     (tmp_path / "torch.py").write_text(
         "__version__ = '2.13.0+cpu'\nclass cuda:\n is_available = lambda: False\n"
         "class version:\n cuda = None\n"

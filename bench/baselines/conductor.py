@@ -1,6 +1,6 @@
 """The baselines of bench_conductor.py: the same index and the same algorithm in plain Python.
 
-Run as a program, it prints how many bytes a key takes: `conductor_sides.py NUM_KEYS ours|sets`.
+Run as a program, it prints how many bytes a key takes: `baselines/conductor.py NUM_KEYS ours|sets`.
 """
 
 import os

@@ -91,7 +91,7 @@ def test_a_decision_reads_as_sentences():
     )
 
 
-def test_the_queue_grows_by_what_is_booked():
+def test_the_queue_grows_by_what_is_committed():
     conductor = make(2, admission=AcceptAll())
     chosen = []
     for number in range(4):
@@ -166,7 +166,7 @@ def test_who_decodes_what_it_prefills_is_chosen_if_it_has_room(policy, admission
         assert conductor.prefilled(number, number + 1.0).accepted
 
 
-def test_who_decodes_what_it_prefills_is_refused_if_nobody_has_room():
+def test_a_coupled_prefill_is_refused_if_no_instance_has_room():
     cluster = Cluster([Role.BOTH] * 2, capacity_tokens=4000)
     conductor = Conductor(cluster, PrefixIndex(2), COSTS, Slo(30, 0.1))
     cluster.kv_tokens[:] = 3500
@@ -187,7 +187,7 @@ ADMISSIONS = [
 @pytest.mark.parametrize("policy", [LoadBalance, KVCacheCentric, RoundRobin, Random])
 @pytest.mark.parametrize("admission", ADMISSIONS)
 @pytest.mark.parametrize("decoder", ["none", "down", "too small", "full"])
-def test_who_only_prefills_is_not_chosen_if_nobody_can_decode_for_it(policy, admission, decoder):
+def test_a_prefill_instance_is_not_chosen_if_none_can_decode_for_it(policy, admission, decoder):
     """Instance 0 is idle and has the prompt, but only instance 1 can decode it."""
     roles = [Role.PREFILL, Role.BOTH] + [Role.DECODE] * 2 * (decoder != "none")
     capacity_tokens = {"none": 4000, "down": 4000, "too small": [9, 4000, 900, 4000], "full": 4000}
@@ -231,7 +231,7 @@ def test_a_mixed_cluster_that_is_full_says_so(admission):
         assert decision.reason.why is Why.NO_DECODE_ROOM
 
 
-def test_nobody_is_there():
+def test_no_instance_is_there():
     conductor = make(1, 1)
     conductor.cluster.up[1] = False
     assert conductor.decide(request(), 0.0).reason.why is Why.NO_DECODE_INSTANCE
@@ -530,7 +530,7 @@ def everything(conductor):
         ({"decode": 9}, r"commit: decision.decode must be in \[0, 3\), got 9"),
     ],
 )
-def test_what_cannot_be_booked_changes_nothing(change, message):
+def test_what_cannot_be_committed_changes_nothing(change, message):
     conductor = make(2)
     conductor.index.add(1, request().keys[:8])
     conductor.cluster.free_at_s[1] = 11.0
@@ -631,7 +631,7 @@ def test_several_threads_may_decide_and_book():
     assert not conductor.reservations.uncomputed
 
 
-def test_a_decision_is_booked_once_and_only_if_accepted():
+def test_a_decision_is_committed_once_and_only_if_accepted():
     conductor = make(1)
     decision = conductor.decide(request(), 0.0)
     conductor.commit(decision)

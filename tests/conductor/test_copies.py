@@ -26,7 +26,7 @@ def heated(keys, per_second, seconds=600, half_life_s=60.0) -> Heat:
     return heat
 
 
-def test_a_steady_rate_is_told_as_it_is():
+def test_a_steady_rate_is_reported_as_it_is():
     heat = heated([1], per_second=5)
     assert heat.rate(1, 600.0) == pytest.approx(5, rel=0.02)
     assert heat.rate(1, 660.0) == pytest.approx(2.5, rel=0.02), "half of it, a half-life later"
@@ -90,14 +90,14 @@ def test_a_hot_document_behind_a_prompt_that_all_hold_is_copied(max_holders):
     assert advise(conductor, heat, max_holders=max_holders) is None, "block 2 is nowhere"
 
 
-def test_what_is_behind_a_block_that_nobody_holds_is_not_copied():
+def test_blocks_behind_one_without_a_holder_are_not_copied():
     conductor = make(3)
     conductor.index.add(0, range(1, 7))
     conductor.index.remove(0, [1])
     assert advise(conductor, heated(range(1, 7), 3)) is None
 
 
-def test_nobody_to_copy_to_or_from():
+def test_no_instance_to_copy_to_or_from():
     conductor = make(2)
     heat = heated(range(1, 7), 3)
     assert advise(conductor, heat) is None
@@ -140,7 +140,7 @@ def test_the_coldest_leave_and_the_end_of_a_chain_first():
     assert len(swaps(chain([1, 2]), 9, heat)) == 2 and swaps(chain([1]), 0, heat) == []
 
 
-def test_what_another_holds_leaves_before_what_nobody_does():
+def test_blocks_with_another_holder_leave_before_those_without():
     """100 tokens take 0.1 s to compute and 0.01 s to fetch."""
     conductor = make(2)
     conductor.index.add(0, [1, 2])

@@ -196,7 +196,7 @@ def test_a_restart_empties_an_instance(new):
 
 
 @INDEXES
-def test_a_restart_without_epochs_is_told_by_clear(new):
+def test_a_restart_without_epochs_is_recognised_by_clear(new):
     index = new(1)
     for number in range(2):
         assert index.apply(KVEvent(0, number, stored=((1, 2),)))
@@ -226,6 +226,6 @@ def test_a_failure_ends_the_order_of_events():
 
 
 @INDEXES
-def test_an_event_of_nobody_is_named(new):
+def test_an_event_of_an_unknown_instance_is_named(new):
     with pytest.raises(InvalidArgument, match=r"apply: instance must be in \[0, 2\), got 3"):
         new(2).apply(KVEvent(3, 5))

@@ -40,7 +40,7 @@ def test_who_was_to_be_decoded_on_an_instance_that_fails_leaves_the_queue():
     assert conductor.cluster.free_at_s[0] == pytest.approx(3.0)
 
 
-def test_a_failed_source_sends_to_nobody():
+def test_a_failed_source_sends_to_no_one():
     conductor = make(2)
     conductor.index.add(1, request().keys[:8])
     conductor.cluster.free_at_s[1] = 9.0
@@ -74,7 +74,7 @@ def test_an_owner_subtracts_what_it_has_added_to_an_instance_that_failed(failed)
 
 
 @pytest.mark.parametrize("role, instance", [("prefill", 0), ("fetch.source", 1), ("decode", 2)])
-def test_a_decision_for_an_instance_that_has_failed_since_is_not_booked(role, instance):
+def test_a_decision_for_an_instance_that_has_failed_since_is_not_committed(role, instance):
     conductor = make(2, 2)
     conductor.index.add(1, request().keys[:8])
     conductor.cluster.free_at_s[1] = 9.0

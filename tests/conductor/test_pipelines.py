@@ -77,7 +77,7 @@ def test_a_prefill_is_not_over_before_what_it_reuses_is_loaded():
     choice = decide([8, 0], [0.5, 0])
     assert choice.instance == 0 and choice.prefix_tokens == 800
     assert choice.prefill_s == choice.ttft_s == choice.occupied_s == pytest.approx(0.5)
-    assert decide([8, 0], [0.1, 0]).ttft_s == pytest.approx(0.2)  # beside the computation
+    assert decide([8, 0], [0.1, 0]).ttft_s == pytest.approx(0.2)  # during the computation
 
 
 def test_what_is_not_worth_loading_is_not_counted_on():

@@ -20,7 +20,7 @@ COSTS = Costs(
 )
 
 
-def test_reservations_for_later_requests_keep_out_nobody_who_is_prefilled():
+def test_reservations_for_later_requests_keep_out_no_prefilled_request():
     cluster = Cluster([Role.PREFILL, Role.DECODE], capacity_tokens=1000)
     conductor = Conductor(
         cluster,

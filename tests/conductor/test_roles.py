@@ -57,7 +57,7 @@ def test_who_has_no_memory_to_decode_has_nothing_to_do():
         ([9, 9], [8, 8], "0.36 each would be 0.72 of one; high is 0.7 here"),
     ],
 )
-def test_nobody_moves(waits, batches, why):
+def test_no_instance_moves(waits, batches, why):
     conductor = make(len(waits), len(batches))
     conductor.cluster.free_at_s[: len(waits)] = waits
     conductor.cluster.batch_size[len(waits) :] = batches

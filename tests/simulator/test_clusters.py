@@ -161,7 +161,7 @@ def test_what_a_failed_instance_had_is_served_by_others(failed):
 
 @pytest.mark.parametrize("failed", [(0,), (1,), (0, 1)], ids=["prefill", "decode", "both"])
 @pytest.mark.parametrize("rule", [AcceptAll(), EarlyRejection()], ids=["all", "early"])
-def test_who_comes_while_nobody_is_there_waits_if_all_are_accepted(failed, rule):
+def test_arrivals_without_an_instance_wait_if_all_are_accepted(failed, rule):
     """The second request is being prefilled when an instance fails, and the third one arrives."""
     failures = tuple(Failure(instance, 5.0, 10.0 + instance) for instance in failed)
     options = DisaggregatedOptions(num_prefill=1, num_decode=1, failures=failures)
@@ -382,7 +382,7 @@ RULES = [
 
 
 @pytest.mark.parametrize("rule", RULES, ids=repr)
-def test_what_fits_nowhere_is_refused_and_holds_up_nobody(rule):
+def test_what_fits_nowhere_is_refused_and_holds_up_no_other(rule):
     options = DisaggregatedOptions(num_prefill=1, num_decode=1)
     trace = with_one_too_long(options.machine.kv_capacity_tokens(options.model))
     cluster, report = serve(options, trace, admission=rule)
@@ -393,7 +393,7 @@ def test_what_fits_nowhere_is_refused_and_holds_up_nobody(rule):
 
 
 @pytest.mark.parametrize("engine", Batching, ids=lambda batching: batching.value)
-def test_what_fits_into_no_coupled_instance_is_refused_and_holds_up_nobody(engine):
+def test_what_fits_into_no_coupled_instance_is_refused_and_holds_up_no_other(engine):
     options = CoupledClusterOptions(num_instances=2, engine=CoupledOptions(batching=engine))
     trace = with_one_too_long(options.machine.kv_capacity_tokens(options.model))
     done = []

@@ -127,7 +127,7 @@ def test_a_prompt_that_fetches_is_not_behind_a_later_one():
 def test_a_fetch_waits_for_kv_that_streams_to_a_decode_instance(recompute):
     """Instance 0 sends 100 blocks to be decoded when instance 1 needs 40 that only 0 has.
 
-    To fetch them takes 2.2 s alone, to recompute them 2.9 s, and to fetch them beside the stream
+    To fetch them takes 2.2 s alone, to recompute them 2.9 s, and to fetch them during the stream
     4.5 s.
     """
     machine = replace(A800_NODE, nic_bytes_per_s=3e9)

@@ -77,7 +77,7 @@ def test_a_short_prompt_does_not_overtake_a_long_one_in_a_pipeline():
     prompts = [TraceRequest(0.0, 32_768, 1), TraceRequest(0.0, 512, 1)]
     long, short = serve(prompts, options)
     long_s, short_s = COST.prefill_s(32_768, 0, 32_768), COST.prefill_s(512, 0, 512)
-    assert long.ttft_s == pytest.approx(long_s)  # one chunk: no stage is beside another
+    assert long.ttft_s == pytest.approx(long_s)  # one chunk: no stage overlaps another
     assert short.ttft_s == pytest.approx(long_s + short_s / 4)  # behind it on the last stage
     (alone,) = serve(prompts[1:], options)
     assert alone.ttft_s == pytest.approx(short_s)
@@ -153,7 +153,7 @@ def test_each_stage_loads_its_own_layers_from_dram_or_ssd(stages, on_ssd, layer_
     assert job.ttft_s == pytest.approx(expected_s)
 
 
-def test_reused_kv_is_loaded_beside_the_computation_layer_by_layer():
+def test_reused_kv_is_loaded_during_the_computation_layer_by_layer():
     keys = tuple(range(40))
     request = TraceRequest(0.0, 40 * 512, 1, keys)
     load_s = (40 * 512 - 1) * LLAMA3_70B.kv_bytes_per_token / A800_NODE.host_bytes_per_s
@@ -205,7 +205,7 @@ def test_who_waits_for_a_fetch_is_not_overtaken():
     assert [job.first_token_s for job in jobs] == pytest.approx(ends)
 
 
-def test_who_delays_nobody_goes_ahead_of_a_fetch():
+def test_a_prompt_that_delays_no_other_goes_ahead_of_a_fetch():
     """The second takes longer than the fetch, the third does not."""
     clock, instance, jobs, order = waiting(1000, 100_000, 2000)
     short_s, long_s, third_s = (COST.prefill_s(n, 0, 4096) for n in (1000, 100_000, 2000))

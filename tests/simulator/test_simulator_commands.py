@@ -63,7 +63,7 @@ def test_hit_rate_without_json_is_a_table(trace, capsys):
     assert line.split()[0] == "inf"
 
 
-def test_a_pipe_to_write_that_nobody_reads_is_told(tmp_path, capfd):
+def test_a_pipe_without_a_reader_is_an_error(tmp_path, capfd):
     pipe = tmp_path / "pipe"
     os.mkfifo(pipe)
     reader = threading.Thread(target=lambda: pipe.open().close())
@@ -116,7 +116,7 @@ def test_a_block_of_no_tokens_is_named(text, trace, capsys):
     assert f"--block-tokens: must be at least 1, got '{text}'" in capsys.readouterr().err
 
 
-def test_a_run_that_serves_nobody_has_no_latencies(tmp_path, capsys):
+def test_a_run_that_serves_no_request_has_no_latencies(tmp_path, capsys):
     path = tmp_path / "long.jsonl"
     path.write_text(json.dumps(GOOD | {"output_length": 10**9}) + "\n")
     assert main(["run", "--trace", str(path), "--json"]) == 0
@@ -313,7 +313,7 @@ def test_figure_9_of_a_trace_that_shares_nothing_is_an_error(tmp_path, capsys):
 
 
 @pytest.mark.parametrize("num_parts, total", [(0, None), (8, 8), (12_031, 12_031)])
-def test_the_bar_is_of_the_parts_that_are_told(num_parts, total):
+def test_the_bar_shows_the_parts_that_are_reported(num_parts, total):
     view = View()
     view.step("any", 1, num_parts)
     for _ in range(num_parts):

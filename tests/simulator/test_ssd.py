@@ -142,7 +142,7 @@ def test_a_fetch_reads_what_the_target_has_on_its_own_ssd_too():
     cluster.conductor.cluster.free_at_s[0] = 1e6
     job = serve(cluster)
     assert job.fetched_tokens == 32 * BLOCK_SIZE
-    read_s = 32 * BLOCK_BYTES / 10e9  # beside the NIC, which is faster
+    read_s = 32 * BLOCK_BYTES / 10e9  # compared with the NIC, which is faster
     assert job.ttft_s == pytest.approx(read_s + serve_cached().ttft_s)
 
 

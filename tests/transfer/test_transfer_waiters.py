@@ -188,7 +188,7 @@ def test_a_checksum_is_verified_by_a_lane(here):
 
 @pytest.mark.parametrize("num_bytes", [SIZE, SEVERAL])
 @pytest.mark.parametrize("waits", [False, True])
-def test_a_refusal_is_told(here, waits, num_bytes):
+def test_a_refusal_is_reported(here, waits, num_bytes):
     near, far = addressed(num_bytes), untouched(num_bytes)
     source, target = here.regions(near, far)
     ticket = here.near.write(here.peer, [(source.address, target.address + 1, num_bytes)])

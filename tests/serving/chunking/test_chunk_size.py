@@ -14,7 +14,7 @@ SIZES = tuple(range(TILE, 2049, TILE))
 
 
 def roofline(saturation: int) -> ChunkProfile:
-    """Steps bound by reading the weights up to so many tokens, and by arithmetic beyond."""
+    """Steps bound by reading the weights up to that many tokens, and by arithmetic beyond."""
     return ChunkProfile(SIZES, tuple(float(max(saturation, size)) for size in SIZES))
 
 
@@ -58,7 +58,7 @@ def test_few_prompt_tokens_make_small_chunks() -> None:
 
 
 def test_a_cost_by_hand() -> None:
-    """One decode beside 127 or 255 prompt tokens, P:D 200, of steps of 1.0 s and 1.5 s.
+    """One decode with 127 or 255 prompt tokens, P:D 200, of steps of 1.0 s and 1.5 s.
 
     127: 200 / 127 s a decode token. 255: 200 / 255 chunks of 1.5 s carry as many decodes, and the
     others, 55 of 255, take steps of 1 s. So 1.575 s and 1.392 s.

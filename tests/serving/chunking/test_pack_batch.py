@@ -38,7 +38,7 @@ def test_a_chunk_has_a_limit() -> None:
     assert taken(batch) == [("a", 16), ("b", 16)]
 
 
-def test_a_step_has_so_many_requests() -> None:
+def test_a_step_has_at_most_that_many_requests() -> None:
     batch = pack_batch([decode(0)], [prompt(1, 3), prompt(2, 3)], 60, max_requests=2)
     assert taken(batch) == [(0, 1), (1, 3)]
 
@@ -75,7 +75,7 @@ def test_a_refused_request_holds_up_those_behind_it() -> None:
     assert asked == ["a", "b"]
 
 
-def test_nobody_is_admitted_who_gets_no_tokens() -> None:
+def test_no_request_is_admitted_without_tokens() -> None:
     def admit(request: PendingRequest) -> bool:
         raise AssertionError(request)
 

@@ -443,7 +443,7 @@ def test_a_second_process_that_cannot_start_leaves_no_first_one(tiny_folder, mon
     assert set(multiprocessing.active_children()) <= set(before)
 
 
-def test_a_worker_that_was_started_by_nobody_exits(tiny_folder):
+def test_a_worker_without_a_parent_exits(tiny_folder):
     """Its pipe closes with its launcher, however that ended."""
     cluster = Cluster(options(tiny_folder))
     cluster.wait_until_ready()

@@ -169,7 +169,7 @@ def test_a_lender_that_fails_is_named_and_its_loans_are_lost(join, kind, what):
     home.borrower.free([safe])
 
 
-def test_results_of_an_abandoned_call_land_in_memory_that_nobody_else_has(join):
+def test_results_of_an_abandoned_call_land_in_memory_of_no_other(join):
     """One of two lenders fails; the other's answer is under way when its loans are freed."""
     home = join(options=SOON)
     failing = lender_that(home.geometry, but(Attend, lambda r: Refused(r.number, "no")))
@@ -338,7 +338,7 @@ def test_giving_up_a_lender_that_is_gone_does_not_connect_to_it(join, monkeypatc
     assert home.borrower.num_borrowed == 0 and len(loans) == 3
 
 
-def test_a_ledger_that_knows_nobody_lends_nothing(join, ledger):
+def test_a_ledger_without_instances_lends_nothing(join, ledger):
     home = join()
     assert home.member.reserve(1) == []
     ledger.heartbeat(Heartbeat("127.0.0.1:1", 10, 10))

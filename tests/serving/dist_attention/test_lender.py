@@ -253,7 +253,7 @@ class Undelivered:
             raise TimeoutError
 
 
-def test_a_borrower_that_takes_no_answer_holds_up_nobody_else(lender, borrowers, monkeypatch):
+def test_a_borrower_that_takes_no_answer_holds_up_no_other(lender, borrowers, monkeypatch):
     stopped, other = borrowers
     assert isinstance(stopped.reserve(2), Reserved)
     calls, ticket = lender.lender._calls, Undelivered()
@@ -276,9 +276,7 @@ def test_a_borrower_that_takes_no_answer_holds_up_nobody_else(lender, borrowers,
     assert decode(answer) == Attended(51)
 
 
-def test_a_borrower_that_cannot_be_connected_to_holds_up_nobody_else(
-    lender, borrowers, monkeypatch
-):
+def test_a_borrower_that_cannot_be_connected_to_holds_up_no_other(lender, borrowers, monkeypatch):
     stopped, other = borrowers
     goes_on, is_asked = threading.Event(), threading.Event()
     peers = lender.lender._peers

@@ -10,7 +10,7 @@ NUM_BLOCKS = 12
 
 
 class AllocatorMachine(RuleBasedStateMachine):
-    """Drive the allocator at random beside the plainest model: a list of holdings."""
+    """Drive the allocator at random next to the plainest model: a list of holdings."""
 
     def __init__(self):
         super().__init__()

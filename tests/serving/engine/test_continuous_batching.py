@@ -132,7 +132,7 @@ def test_decodes_come_before_prompts(make_engine, prompts):
     first = engine.add_request(prompts[0], PARAMS)
     assert [output.request_id for output in engine.step()] == [first]
     engine.add_request(prompts[4], PARAMS)
-    for _ in range(5):  # 71 tokens, 7 a step beside the decode
+    for _ in range(5):  # 71 tokens, 7 a step with the decode
         assert [output.request_id for output in engine.step()] == [first]
 
 

@@ -128,7 +128,7 @@ def test_batch_invariance_is_to_the_bit(tiny, prompts):
 
 
 def test_attention_is_that_of_torch():
-    """What runs on GPUs, tried on the CPU, with NaN in every slot that nobody wrote."""
+    """What runs on GPUs, tried on the CPU, with NaN in every slot that was not written."""
     generator = torch.Generator().manual_seed(3)
     kv_lens, block_size = [1, 7, 8, 9, 30, 33, 64], 8
     k, v = (torch.full((60, 8, 2, 16), float("nan")) for _ in range(2))

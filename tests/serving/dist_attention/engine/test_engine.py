@@ -174,7 +174,7 @@ def test_a_stale_offer_is_refused_and_the_next_lender_asked(make_engine, join, l
     full.allocator.free(range(55)[::-1])
 
 
-def test_a_refusal_is_told(join):
+def test_a_refusal_is_reported(join):
     home, lender = join(8, max_batch_tokens=64), join(60, max_batch_tokens=32, chunk_tokens=32)
     home.add_request(prompt_of(200), PARAMS)
     refusal = f"lend the rest now .instance {lender.name}: reserve: geometry must be .* 1 to 32 "
@@ -271,7 +271,7 @@ def test_objects_of_other_classes_are_named(tiny, ledger):
                 DistAttentionEngine(*arguments, loan_options=pool)
 
 
-def test_a_transfer_engine_is_of_one_pooled_engine(tiny, ledger):
+def test_a_transfer_engine_serves_one_engine(tiny, ledger):
     """Two would take each other's answers."""
     cache = PagedKVCache(tiny.config, 8, block_size=BLOCK_SIZE)
     with mk.TransferEngine(transports=("tcp",)) as transfer:
