@@ -92,6 +92,12 @@ def test_transfer_includes_only_folders_before_its_own(path):
             assert TRANSFER_RANK[other] <= TRANSFER_RANK[folder], f"must not include {include}"
 
 
+def test_a_transport_needs_few_functions():
+    """Those without a default; what is for one transport, or for speed, has an interface apart."""
+    header = (ROOT / "csrc/transfer/channel/channel.h").read_text()
+    assert len(re.findall(r"\) (?:const |noexcept )?= 0;", header)) <= 8
+
+
 @pytest.mark.parametrize("path", CSRC, ids=name)
 def test_torch_is_known_to_ops_and_python_to_host(path):
     family = path.relative_to(ROOT / "csrc").parts[0]

@@ -61,10 +61,10 @@ void welcome(int fd, uint8_t mode) {
 template <class Base>
 class Adopting : public Base {
  public:
-  template <class... Paths>
-  Adopting(std::shared_ptr<const Endpoint> own, Socket socket, Paths... ways)
+  template <class... Rest>
+  Adopting(std::shared_ptr<const Endpoint> own, Socket socket, Rest... rest)
       : Base(std::move(own), {"peer", 1}, {},
-             std::make_shared<PeerIdentity>(0, "", std::make_shared<LostLinksTable>()), ways...) {
+             std::make_shared<PeerIdentity>(0, "", std::make_shared<LostLinksTable>()), rest...) {
     this->socket_ = std::move(socket);
   }
 };
@@ -83,12 +83,12 @@ void list_all(Channel& channel, const Limit& limit) {
   }
 }
 
-void ask(Channel& channel, const Limit& limit) {
-  std::string payload(64, 'p'), answer(4096, '\0');
+void call(RpcChannel& channel, const Limit& limit) {
+  std::string payload(64, 'p'), response(4096, '\0');
   uint64_t left = channel.call("a question", {{payload.data(), payload.size()}}, limit);
   FUZZ_EXPECT(left <= kMaxRpcResponseBytes);
   while (left > 0) {
-    iovec part{answer.data(), std::min<uint64_t>(left, answer.size())};
+    iovec part{response.data(), std::min<uint64_t>(left, response.size())};
     left -= part.iov_len;
     channel.receive_response(&part, 1, limit);
   }
@@ -129,7 +129,7 @@ void initiate(Socket socket, std::shared_ptr<const Endpoint> own, const Request&
       Adopting<TcpChannel> channel(std::move(own), std::move(socket));
       if (lists) {
         list_all(channel, limit);
-        ask(channel, limit);
+        call(channel, limit);
       }
       move_all(channel, request, limit);
     }

@@ -25,10 +25,10 @@ constexpr Range kFirst{4096, 64}, kSecond{8192, 64};
 
 void each_waits_for_that_region_alone() {
   RegionTable table;
-  const auto board = std::make_shared<ControlPage>(getpid());
+  const auto page = std::make_shared<ControlPage>(getpid());
   for (int round = 0; round < 200; ++round) {
     const RegionRef region = table.add({kFirst, kRemoteWrite});
-    auto use = std::make_unique<ControlPageUse>(*board, table.offer(board).front().offer);
+    auto use = std::make_unique<ControlPageUse>(*page, table.offer(page).front().offer);
     std::atomic<int> num_over{0};
     const auto remove = [&] {
       EXPECT(table.remove(region));
@@ -42,7 +42,7 @@ void each_waits_for_that_region_alone() {
     }
     // In the place on the control page that is free now.
     const RegionRef next = table.add({kSecond, kRemoteWrite});
-    use = std::make_unique<ControlPageUse>(*board, table.offer(board).front().offer);
+    use = std::make_unique<ControlPageUse>(*page, table.offer(page).front().offer);
     one.join();
     other.join();
     use.reset();
@@ -54,17 +54,17 @@ void each_waits_for_that_region_alone() {
 // So that a peer that was stopped in a copy of many regions holds close() up only once.
 void close_withdraws_all_before_it_waits_for_any() {
   RegionTable table;
-  const auto board = std::make_shared<ControlPage>(getpid());
+  const auto page = std::make_shared<ControlPage>(getpid());
   table.add({kFirst, kRemoteWrite});
   table.add({kSecond, kRemoteWrite});
-  const auto offered = table.offer(board);
-  auto use = std::make_unique<ControlPageUse>(*board, offered[0].offer);
+  const auto offered = table.offer(page);
+  auto use = std::make_unique<ControlPageUse>(*page, offered[0].offer);
   std::thread closing([&] { EXPECT(table.close()); });
   const auto until = std::chrono::steady_clock::now() + std::chrono::seconds(5);
-  while (ControlPageUse(*board, offered[1].offer) && std::chrono::steady_clock::now() < until) {
+  while (ControlPageUse(*page, offered[1].offer) && std::chrono::steady_clock::now() < until) {
     std::this_thread::sleep_for(std::chrono::milliseconds(1));
   }
-  EXPECT(!ControlPageUse(*board, offered[1].offer));
+  EXPECT(!ControlPageUse(*page, offered[1].offer));
   use.reset();
   closing.join();
 }
@@ -124,23 +124,23 @@ bool may_read(const RegionTable& table, const Range& range) {
 // noticed.
 void a_closed_window_waits_for_no_process() {
   RegionTable table;
-  const auto board = std::make_shared<ControlPage>(getpid());
+  const auto page = std::make_shared<ControlPage>(getpid());
   const RegionRef region = table.add({kFirst, kRemoteWindows});
   const Range part{4100, 10};
   EXPECT(!may_read(table, part));
   RegionRef window = table.open_window(region, part);
   EXPECT(may_read(table, part) && !may_read(table, {4099, 2}) && !may_read(table, {4100, 11}));
-  const auto offered = table.offer(board);
+  const auto offered = table.offer(page);
   EXPECT(offered.size() == 2 && !(offered[0].rights & kRemoteRights));
-  auto use = std::make_unique<ControlPageUse>(*board, offered[1].offer);
+  auto use = std::make_unique<ControlPageUse>(*page, offered[1].offer);
   table.close_window(window);
-  EXPECT(!may_read(table, part) && !ControlPageUse(*board, offered[1].offer));
+  EXPECT(!may_read(table, part) && !ControlPageUse(*page, offered[1].offer));
   window = table.open_window(region, part);
-  EXPECT(table.offer(board)[1].offer.slot != offered[1].offer.slot);
+  EXPECT(table.offer(page)[1].offer.slot != offered[1].offer.slot);
   use.reset();
   table.close_window(window);
   window = table.open_window(region, part);
-  EXPECT(table.offer(board)[1].offer.slot <= 2);
+  EXPECT(table.offer(page)[1].offer.slot <= 2);
   EXPECT(table.remove(region) && !may_read(table, part));
   table.close_window(window);
 }

@@ -1,4 +1,4 @@
-// RpcClient: it is closed while the pool takes one of its connections for somebody else.
+// RpcClient: it is closed while the pool takes one of its connections for another owner.
 #include <atomic>
 #include <chrono>
 #include <memory>
@@ -17,8 +17,8 @@ struct Seen {
   std::atomic<int> num_entered{0}, num_left{0};  // of disconnect()
 };
 
-// Answers everything with nothing; leaves its peer slowly, if asked for.
-class MadeUpChannel : public Channel {
+// Responds to everything with nothing; leaves its peer slowly, if required.
+class MadeUpChannel : public RpcChannel {
  public:
   explicit MadeUpChannel(Seen& seen) : seen_(seen) {}
   Transport transport() const override { return Transport::kTcp; }
@@ -35,6 +35,7 @@ class MadeUpChannel : public Channel {
   void post(const Work&, const Limit&) override {}
   Outcome finish(const Limit&) override { return {}; }
   uint64_t call(const std::string&, std::vector<iovec>, const Limit&) override { return 0; }
+  void receive_response(iovec*, size_t, const Limit&) override {}
 
  private:
   Seen& seen_;

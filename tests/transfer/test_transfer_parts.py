@@ -8,7 +8,14 @@ from ..cxx import build, run
 
 HERE = Path(__file__).parent
 GATE = ["net/admission", "net/links", "base/limit", "wire/reject_reason"]
-RPC = ["peer/rpc_client", "net/connection_pool", "request/counters", "base/error", "base/limit"]
+RPC = [
+    "peer/rpc_client",
+    "channel/channel",
+    "net/connection_pool",
+    "request/counters",
+    "base/error",
+    "base/limit",
+]
 REGIONS = ["memory/control_page", "memory/region_table", "base/limit"]
 SOCKET = ["base/error", "base/limit", "base/uring", "wire/reject_reason"]
 SOCKET += [f"net/{name}" for name in ("address", "frame_macs", "local_users", "secret", "socket")]

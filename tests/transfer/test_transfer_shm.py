@@ -341,9 +341,7 @@ def test_descriptors_that_were_not_requested(count):
                     connection.settimeout(WAIT_S)
                     answer(connection)
                     op, _, request_id, _, _ = HEADER.unpack(connection.recv(HEADER.size))
-                    assert (
-                        op == 6
-                    )  # regions; here is none, and something else than the control page
+                    assert op == 6  # regions: there are none, and no control page
                     connection.sendall(ACK.pack(0, 0, request_id, 0))
                     socket.send_fds(connection, [b"x"], given)
                     connection.recv(1)

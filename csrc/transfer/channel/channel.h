@@ -5,13 +5,9 @@
 // Layer: transfer. One thread at a time, except where stated otherwise.
 #pragma once
 
-#include <sys/uio.h>
-
-#include <chrono>
 #include <cstddef>
 #include <cstdint>
 #include <memory>
-#include <optional>
 #include <string>
 #include <vector>
 
@@ -65,19 +61,18 @@ struct Path {
 };
 
 constexpr char kRegionsNotTold[] = "this transport does not tell regions";
-constexpr char kNoRpc[] = "this transport has no channel for questions";
+
+class CallerDriven;
+class RpcChannel;
+class RunsInCaller;
 
 class Channel {
  public:
   virtual ~Channel() = default;
 
+  // What each transport needs:
+
   virtual Transport transport() const = 0;
-
-  // Its path in statistics: for several channels to a peer, that of the channel with this number.
-  virtual std::string path(size_t number) const { return concat("lane:", number); }
-
-  // Where to count traffic by several paths of its own; outlives the channel.
-  virtual void count_in(PeerCounters&) {}
 
   // How many works may be posted and unfinished.
   virtual size_t window() const = 0;
@@ -92,9 +87,6 @@ class Channel {
   // more.
   virtual void disconnect() noexcept = 0;
 
-  // Leaves it permanently. Idempotent; by any thread, once no other uses the channel.
-  virtual void close() noexcept { disconnect(); }
-
   // Whether post() may be called without connect(): connected, with no known error.
   virtual bool connected() const = 0;
 
@@ -104,17 +96,37 @@ class Channel {
 
   // Waits for the oldest posted work. Throws as post().
   virtual Outcome finish(const Limit& limit) = 0;
-  // Whether it has already finished: then finish() neither waits nor throws.
+
+  // What a transport may add:
+
+  // Leaves the peer permanently. Idempotent; by any thread, once no other uses the channel.
+  virtual void close() noexcept { disconnect(); }
+
+  // Whether the oldest posted work has already finished: then finish() neither waits nor throws.
   virtual bool has_outcome() const { return false; }
   // If it has not: how much of it is confirmed.
   virtual uint64_t num_bytes_so_far() const { return 0; }
 
+  // Whether it is one of the connections that an engine limits.
+  virtual bool is_pooled() const { return false; }
+
   // Another one like it, not connected; null: not available. Any thread.
   virtual std::unique_ptr<Channel> another() const { return nullptr; }
-  // The same, of which nothing is used but call() and receive_response().
-  virtual std::unique_ptr<Channel> for_rpc() const { return another(); }
+  // One for calls of the peer's Service, not connected; null: none. Any thread. Throws Failure.
+  virtual std::unique_ptr<RpcChannel> for_rpc() const;
 
-  // The way between local memory, of that GPU or of the host (-1), and a range that a kCheck has
+  // How callers may carry requests out in their own threads (caller_driven.h); null: not so. The
+  // same while the channel exists; any thread.
+  virtual CallerDriven* caller_driven() { return nullptr; }
+  virtual RunsInCaller* runs_in_caller() { return nullptr; }
+
+  // Its path in statistics: for several channels to a peer, that of the channel with this number.
+  virtual std::string path(size_t number) const { return concat("lane:", number); }
+
+  // Where to count traffic by several paths of its own; outlives the channel.
+  virtual void count_in(PeerCounters&) {}
+
+  // The path between local memory, of that GPU or of the host (-1), and a range that a kCheck has
   // covered before.
   virtual Path path_to(const Range&, int /*device*/) const { return {}; }
 
@@ -123,40 +135,6 @@ class Channel {
   virtual std::vector<RegionTable::Listed> list_regions(const Limit&) {
     throw Refused(ErrorReason(kRegionsNotTold, FailureKind::kIncompatible));
   }
-
-  // Calls the peer's Service; the response, of the returned size, must be received completely
-  // before anything else. Connected, nothing posted. The parts are used up. Throws as
-  // list_regions().
-  virtual uint64_t call(const std::string& /*request*/, std::vector<iovec> /*payload*/,
-                        const Limit&) {
-    throw Refused(ErrorReason(kNoRpc, FailureKind::kIncompatible));
-  }
-  virtual void receive_response(iovec* /*parts*/, size_t /*num_parts*/, const Limit&) {}
-
-  // Whether a caller may ever post such a request; any thread.
-  virtual bool may_answer_callers(const Request&) const { return false; }
-  // If so: whether post() of it does not wait now, so that a caller may do it. The caller then
-  // waits, as long as it likes, until answer_fd() is readable, and if answered(), calls finish(),
-  // which does not wait either. wait_for_all(): from now on it is readable only once all of the
-  // answer is there, or there is no room for more; false: what has come may be all of it already.
-  // End it by wait_for_any(), before finish(). spin(): how long to poll before a wait sleeps.
-  virtual bool answers_callers(const Request&) const { return false; }
-  virtual int answer_fd() const { return -1; }
-  virtual bool answered() const { return false; }
-  virtual bool wait_for_all() { return false; }
-  virtual void wait_for_any() {}
-  virtual std::chrono::microseconds spin() const { return {}; }
-
-  // Whether it is one of the connections that an engine limits.
-  virtual bool is_pooled() const { return false; }
-
-  // Whether any thread may pass short works to run() instead, in parallel with posted works.
-  virtual bool runs_in_caller() const { return false; }
-  // Whether run() copies by plain loads and stores, which one thread does as fast as two as long as
-  // the bytes are in a cache, and wakes no one.
-  virtual bool maps_memory() const { return false; }
-  // Nothing: it was not done, and must be posted.
-  virtual std::optional<Outcome> run(const Work&, const Limit&) { return {}; }
 
   // What of it is down, though it is connected; any thread.
   virtual std::string trouble() const { return ""; }

@@ -8,6 +8,7 @@
 #include "common/fault_guard.h"
 #include "transfer/base/error.h"
 #include "transfer/channel/checksum.h"
+#include "transfer/channel/rpc_channel.h"
 #include "transfer/wire/wire.h"
 
 namespace mk::transfer {
@@ -138,6 +139,11 @@ std::shared_ptr<Endpoint> LocalChannel::find_peer() const {
 }
 
 void LocalChannel::connect(const Limit&) { find_peer(); }
+
+std::unique_ptr<RpcChannel> LocalChannel::for_rpc() const {
+  find_peer();  // that it is closed says more than that it has none
+  return nullptr;
+}
 
 std::vector<RegionTable::Listed> LocalChannel::list_regions(const Limit&) {
   return find_peer()->regions.list(kMaxListed);

@@ -6,8 +6,10 @@
 #pragma once
 
 #include <memory>
+#include <optional>
 #include <string>
 
+#include "transfer/channel/caller_driven.h"
 #include "transfer/channel/channel.h"
 #include "transfer/gpu/gpu_queue.h"
 #include "transfer/memory/gpu_ranges.h"
@@ -15,7 +17,7 @@
 
 namespace mk::transfer {
 
-class LocalChannel : public Channel {
+class LocalChannel : public Channel, private RunsInCaller {
  public:
   LocalChannel(std::string own_name, const std::shared_ptr<Endpoint>& peer)
       : own_name_(std::move(own_name)), peer_(peer) {}
@@ -34,15 +36,17 @@ class LocalChannel : public Channel {
   std::unique_ptr<Channel> another() const override {
     return std::make_unique<LocalChannel>(own_name_, find_peer());
   }
+  std::unique_ptr<RpcChannel> for_rpc() const override;
   Path path_to(const Range&, int) const override {
     return {"copy", "this process", "it is a copy within this process"};
   }
   std::vector<RegionTable::Listed> list_regions(const Limit&) override;
-  bool runs_in_caller() const override { return true; }
-  bool maps_memory() const override { return true; }
-  std::optional<Outcome> run(const Work& work, const Limit& limit) override;
+  RunsInCaller* runs_in_caller() override { return this; }
 
  private:
+  std::optional<Outcome> run(const Work& work, const Limit& limit) override;
+  bool maps_memory() const override { return true; }
+
   std::shared_ptr<Endpoint> find_peer() const;  // throws Failure once it is closed
   // `queue`: null if it must not be one for GPUs; then false if it is.
   bool carry_out(const Work& work, const Limit& limit, GpuQueue* queue, Outcome& out) const;

@@ -1,6 +1,6 @@
 // FrameMacs: what shows that a frame is the peer's own, on a connection without TLS whose sides
 // have proved to know the secret: an HMAC over the frame's number, its header and all that follows
-// it but data. Nobody in between can add, change, repeat or leave out a frame. It hides nothing.
+// it but data. No one in between can add, change, repeat or leave out a frame. It hides nothing.
 //
 //   sign(socket.frame_macs(), header, {{table, table_bytes}});    // before it is sent
 //   verify(socket.frame_macs(), header, {{table, table_bytes}});  // once received; throws Forged

@@ -124,7 +124,7 @@ bool Lane::begin_in_caller(const TicketRef& ticket, uint64_t max_piece_bytes) {
   if (!queue_.idle())
     return false;  // its driver shall not find the progress lock taken for a moment
   const ProgressLock::Hold hold(progress_lock_, std::try_to_lock);
-  if (!hold || !posted_.empty() || !channel_->answers_callers(ticket->request())) return false;
+  if (!hold || !posted_.empty() || !driven_->can_drive(ticket->request())) return false;
   Task task;
   if (!channel_->connected() || !queue_.push_and_take(ticket, max_piece_bytes, interrupt_, task)) {
     return false;
@@ -140,23 +140,23 @@ void Lane::drive(const Ticket& ticket, const Deadline& until) {
     if (!hold) return queue_.wake_lead();  // who holds it may not continue it
     if (posted_.empty()) return;           // it is done
     const bool is_sooner = until.at() < ticket.deadline().at();
-    if (wait_answered(is_sooner ? until : ticket.deadline())) settle();
+    if (wait_ready(is_sooner ? until : ticket.deadline())) settle();
     if (posted_.empty()) return;
   }
   queue_.wake_lead();
 }
 
 // Whether settle() will not block.
-bool Lane::wait_answered(const Deadline& until) {
-  bool for_all = false;  // whether the channel wakes it only for the whole answer
-  const bool answered = wait_answered(until, for_all);
-  if (for_all) channel_->wait_for_any();
-  return answered;
+bool Lane::wait_ready(const Deadline& until) {
+  bool for_all = false;  // whether the channel wakes it only for the whole response
+  const bool is_ready = wait_ready(until, for_all);
+  if (for_all) driven_->wait_for_any();
+  return is_ready;
 }
 
-bool Lane::wait_answered(const Deadline& until, bool& for_all) {
-  const auto spin_until = std::min(Deadline::Clock::now() + channel_->spin(), until.at());
-  pollfd polled[] = {{channel_->answer_fd(), POLLIN, 0},
+bool Lane::wait_ready(const Deadline& until, bool& for_all) {
+  const auto spin_until = std::min(Deadline::Clock::now() + driven_->spin(), until.at());
+  pollfd polled[] = {{driven_->ready_fd(), POLLIN, 0},
                      {interrupt_.fd(), POLLIN, 0},
                      {progress_lock_.wanted_fd(), POLLIN, 0}};
   while (true) {
@@ -165,9 +165,9 @@ bool Lane::wait_answered(const Deadline& until, bool& for_all) {
     if (num_ready > 0) {
       if (polled[1].revents) return true;
       if (polled[2].revents) return false;
-      if (channel_->answered()) return true;
+      if (driven_->is_ready()) return true;
       if (for_all) return false;  // it has ended, or there is no room for more
-      for_all = channel_->wait_for_all();
+      for_all = driven_->wait_for_all();
       if (!for_all) return false;
     }
     if (num_ready < 0 && errno != EINTR) return false;

@@ -20,6 +20,7 @@
 #include <thread>
 #include <vector>
 
+#include "transfer/channel/caller_driven.h"
 #include "transfer/channel/channel.h"
 #include "transfer/memory/region_table.h"
 #include "transfer/net/connection_pool.h"
@@ -44,6 +45,7 @@ class Lane final : public Connected {
         own_regions_(own_regions),
         pool_(pool),
         lanes_(lanes),
+        driven_(channel_->caller_driven()),
         leads_(lanes.empty()),
         counters_(counters),
         idle_(idle) {}
@@ -55,7 +57,7 @@ class Lane final : public Connected {
   void run();                        // until the queue is closed
   void close();                      // permanently, once it does not run
 
-  // Of the leading lane. False: the request must be pushed.
+  // Of a leading lane whose channel is CallerDriven. False: the request must be pushed.
   bool begin_in_caller(const TicketRef& ticket, uint64_t max_piece_bytes);
   // Has its thread connect, unless it is connected, in use, or could not a moment ago, or that
   // would cost another its connection.
@@ -89,8 +91,8 @@ class Lane final : public Connected {
   void lose(const std::exception& error, const Posted* culprit = nullptr);
   void fail(const Task& task, const ErrorReason& reason, Retry retry, uint64_t num_bytes = 0);
   Limit limit_of(const Task& task);
-  bool wait_answered(const Deadline& until);
-  bool wait_answered(const Deadline& until, bool& for_all);
+  bool wait_ready(const Deadline& until);
+  bool wait_ready(const Deadline& until, bool& for_all);
   void count_bytes(bool written, uint64_t num_bytes);
 
   void lead();
@@ -101,7 +103,8 @@ class Lane final : public Connected {
   JobQueue& queue_;
   RegionTable& own_regions_;
   ConnectionPool& pool_;
-  const Lanes& lanes_;  // itself included
+  const Lanes& lanes_;          // itself included
+  CallerDriven* const driven_;  // null: only its own thread drives it
   const bool leads_;
   PathCounters& counters_;
   const std::optional<std::chrono::seconds> idle_;

@@ -7,6 +7,7 @@
 
 #include "common/thread.h"
 #include "transfer/base/error.h"
+#include "transfer/channel/caller_driven.h"
 #include "transfer/memory/gpu_ranges.h"
 
 namespace mk::transfer {
@@ -29,15 +30,22 @@ constexpr size_t kMaxInCallerRanges = 256;
 // After it an express lane disconnects: it is of no use, and takes a place in the pool.
 constexpr std::chrono::seconds kExpressLaneIdle{10};
 
-// Whether its caller may send it, if the channel has room for it.
-bool may_begin_in_caller(const Request& request) {
+// Who carries a request out: its caller, as far as that takes less time than to wake another
+// thread, or lanes. What its caller cannot do at that moment goes to the lanes.
+struct Dispatch {
+  bool runs = false;    // the caller runs it at once: then there is no ticket
+  bool drives = false;  // the caller begins it, and finishes it if it waits
+  bool helps = false;   // lanes take it from the queue, and so may the caller while it waits
+  bool defers = false;  // likewise, and no lane is woken for it in the first moment
+};
+
+bool is_small_enough_to_drive(const Request& request) {
   const uint64_t num_notify_bytes = request.notify ? request.notify->size() : 0;
   const uint64_t most = request.writes() ? kMaxSendInCallerBytes : kMaxReadInCallerBytes;
   return request.num_bytes + num_notify_bytes <= most && request.num_ranges() <= kMaxInCallerRanges;
 }
 
-// Whether a caller that waits for it may carry out parts of it: they only copy, and little enough
-// to remain interruptible.
+// Parts of it only copy, and little enough to remain interruptible.
 bool may_help(const Request& request, uint64_t max_piece_bytes) {
   return !request.after && !request.verify &&
          std::min(request.num_bytes, max_piece_bytes) <= kMaxHelpBytes &&
@@ -45,8 +53,24 @@ bool may_help(const Request& request, uint64_t max_piece_bytes) {
 }
 
 // From here on several lanes share a request.
-uint64_t split_bytes(const Channel& channel) {
-  return channel.maps_memory() ? kSplitMappedBytes : kSplitBytes;
+uint64_t split_bytes(Channel& channel) {
+  const RunsInCaller* const runs = channel.runs_in_caller();
+  return runs && runs->maps_memory() ? kSplitMappedBytes : kSplitBytes;
+}
+
+Dispatch choose_dispatch(Channel& channel, const Request& request, uint64_t max_piece_bytes) {
+  Dispatch dispatch;
+  if (const RunsInCaller* const runs = channel.runs_in_caller()) {
+    const uint64_t most = runs->maps_memory() ? kMaxMapInCallerBytes : kMaxRunInCallerBytes;
+    dispatch.runs = request.num_bytes <= most && !request.after;
+    dispatch.helps = may_help(request, max_piece_bytes);
+    // Unless another waits for it, a notification's receiver.
+    dispatch.defers =
+        dispatch.helps && !request.notify && request.num_bytes <= split_bytes(channel);
+  } else if (const CallerDriven* const driven = channel.caller_driven()) {
+    dispatch.drives = is_small_enough_to_drive(request) && driven->may_drive(request);
+  }
+  return dispatch;
 }
 
 }  // namespace
@@ -128,8 +152,11 @@ bool Peer::wait_connected(const Deadline& until) {
 
 TicketRef Peer::submit(Request request, const Deadline& deadline) {
   Counted counted(counters_, request.direction, request.num_bytes);
+  const uint64_t max_bytes = max_piece_bytes(request);
+  const Dispatch dispatch = choose_dispatch(lanes_.front()->channel(), request, max_bytes);
   std::vector<Range> confirmed;
-  const std::optional<Outcome> outcome = run_in_caller(request, deadline, confirmed);
+  std::optional<Outcome> outcome;
+  if (dispatch.runs) outcome = run_in_caller(request, deadline, confirmed);
   if (outcome && outcome->refusal.empty()) {
     counted.end(outcome->num_bytes, /*failed=*/false);
     return nullptr;
@@ -140,26 +167,18 @@ TicketRef Peer::submit(Request request, const Deadline& deadline) {
     ticket->finish(outcome->refusal, outcome->num_bytes, confirmed);
     return ticket;
   }
-  const uint64_t max_bytes = max_piece_bytes(ticket->request());
   // Requests of one thread are begun in order, and a notification comes after those of all.
   const bool is_late = !fence_.idle() && (ticket->request().notify || express_lanes_.has_mine());
-  if (!is_late && begin_in_caller(ticket, max_bytes)) return ticket;
-  const bool helps = runs_in_caller() && may_help(ticket->request(), max_bytes);
-  if (helps) ticket->leave_to_caller();
-  // It may be left to that caller unless somebody else waits for it, a notification's receiver.
-  const bool may_defer = helps && !ticket->request().notify &&
-                         ticket->request().num_bytes <= split_bytes(lanes_.front()->channel());
-  if (queue_.push(ticket, max_bytes, may_defer, is_late ? &fence_ : nullptr)) start_others();
+  if (dispatch.drives && !is_late && begin_in_caller(ticket, max_bytes)) return ticket;
+  if (dispatch.helps) ticket->leave_to_caller();
+  if (queue_.push(ticket, max_bytes, dispatch.defers, is_late ? &fence_ : nullptr)) start_others();
   return ticket;
 }
 
 // In the caller's thread. False: it must be queued.
 bool Peer::begin_in_caller(const TicketRef& ticket, uint64_t max_piece_bytes) {
-  Lane& lead = *lanes_.front();
-  const Request& request = ticket->request();
-  if (!may_begin_in_caller(request) || !lead.channel().may_answer_callers(request)) return false;
-  if (lead.begin_in_caller(ticket, max_piece_bytes)) return true;
-  return lanes_.size() > 1 && !request.notify && queue_.has_only_others() &&
+  if (lanes_.front()->begin_in_caller(ticket, max_piece_bytes)) return true;
+  return lanes_.size() > 1 && !ticket->request().notify && queue_.has_only_others() &&
          express_lanes_.begin(ticket, max_piece_bytes);
 }
 
@@ -173,14 +192,11 @@ std::unique_ptr<Lane> Peer::make_express_lane(JobQueue& queue, const Lanes& alon
 // Carries it out in the caller's thread. Empty: it was not, and must be queued.
 std::optional<Outcome> Peer::run_in_caller(Request& request, const Deadline& deadline,
                                            std::vector<Range>& confirmed) {
-  const Channel& channel = lanes_.front()->channel();
-  const uint64_t max_bytes = channel.maps_memory() ? kMaxMapInCallerBytes : kMaxRunInCallerBytes;
-  if (!channel.runs_in_caller() || request.num_bytes > max_bytes || request.after) return {};
   const CallerInterrupts::Hold here(caller_interrupts_);
   if (!here || !(queue_.idle() || (!request.notify && queue_.has_only_others()))) return {};
   bool notify_begun = false;
   Work work{Work::Kind::kMove, &request, 0, {}, request.notify.has_value(), &notify_begun};
-  Cutter cutter(request, channel.max_piece_bytes());
+  Cutter cutter(request, lanes_.front()->channel().max_piece_bytes());
   cutter.next(work.piece);
   if (!cutter.at_end()) return {};
   try {
@@ -200,7 +216,7 @@ std::optional<Outcome> Peer::run_in_caller(Request& request, const Deadline& dea
 std::optional<Outcome> Peer::run(const Work& work, const Limit& limit) {
   Lane& lane = *lanes_.front();
   const Pin pin = own_->regions.pin(work.request->regions, limit.interrupt);
-  const std::optional<Outcome> outcome = lane.channel().run(work, limit);
+  const std::optional<Outcome> outcome = lane.channel().runs_in_caller()->run(work, limit);
   if (outcome) {
     lane.visited.store(true, std::memory_order_relaxed);
     lane.count(work, *outcome);
@@ -234,7 +250,7 @@ void Peer::drive(const Ticket& ticket, const Deadline& until) {
 }
 
 uint64_t Peer::max_piece_bytes(const Request& request) const {
-  const Channel& channel = lanes_.front()->channel();
+  Channel& channel = lanes_.front()->channel();
   const uint64_t most = channel.max_piece_bytes();
   if (lanes_.size() == 1 || request.num_bytes <= split_bytes(channel)) return most;
   const uint64_t share = request.num_bytes / (kPiecesPerLane * lanes_.size());

@@ -54,7 +54,7 @@ class Peer : public std::enable_shared_from_this<Peer> {
   bool wait_connected(const Deadline& until);
 
   // Whether submit() carries out short requests at once, in the calling thread.
-  bool runs_in_caller() const { return lanes_.front()->channel().runs_in_caller(); }
+  bool runs_in_caller() const { return lanes_.front()->channel().runs_in_caller() != nullptr; }
 
   // Null: it was carried out at once, in the calling thread, and is delivered. Throws
   // InvalidArgument once closed.

@@ -9,13 +9,14 @@
 namespace mk::transfer {
 namespace {
 
+constexpr char kNoRpc[] = "this transport has no channel for questions";
 constexpr size_t kScratchBytes = 64 << 10;  // for what is discarded
 
 }  // namespace
 
 class RpcResponse::Connection final : public Connected {
  public:
-  Connection(std::unique_ptr<Channel> channel, PathCounters& counters)
+  Connection(std::unique_ptr<RpcChannel> channel, PathCounters& counters)
       : channel(std::move(channel)), counters(counters) {}
 
   bool take() { return !is_taken_.exchange(true); }
@@ -28,7 +29,7 @@ class RpcResponse::Connection final : public Connected {
     return true;
   }
 
-  const std::unique_ptr<Channel> channel;
+  const std::unique_ptr<RpcChannel> channel;
   PathCounters& counters;
 
  private:
@@ -159,7 +160,7 @@ RpcResponse::Connection& RpcClient::take(const char* op) {
   for (const auto& connection : connections_) {
     if (connection->take()) return *connection;
   }
-  std::unique_ptr<Channel> channel;
+  std::unique_ptr<RpcChannel> channel;
   try {
     channel = make_();
   } catch (const std::exception& error) {

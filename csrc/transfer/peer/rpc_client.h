@@ -18,7 +18,7 @@
 #include <vector>
 
 #include "common/owner.h"
-#include "transfer/channel/channel.h"
+#include "transfer/channel/rpc_channel.h"
 #include "transfer/net/connection_pool.h"
 #include "transfer/request/counters.h"
 
@@ -59,7 +59,7 @@ class RpcResponse {
 
 class RpcClient : public std::enable_shared_from_this<RpcClient> {
  public:
-  using MakeChannel = std::function<std::unique_ptr<Channel>()>;  // as Channel::for_rpc()
+  using MakeChannel = std::function<std::unique_ptr<RpcChannel>()>;  // as Channel::for_rpc()
 
   RpcClient(std::string peer, MakeChannel make, std::shared_ptr<ConnectionPool> pool,
             CountersRef counters);

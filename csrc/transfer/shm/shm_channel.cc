@@ -78,7 +78,7 @@ void ShmChannel::learn_regions(const Limit& limit) {
   const auto entries = query<RegionEntry>(Op::kRegions, ControlPage::kNumSlots, limit);
   if (!page_) {
     auto page = std::make_shared<ControlPage>(socket_.receive_fd(limit));
-    if (!page->is_whole()) throw Failure(protocol_error("the board is too small"));
+    if (!page->is_whole()) throw Failure(protocol_error("the control page is too small"));
     has_liveness_ = Liveness::is_alive(page->liveness());
     page_ = std::move(page);
   }

@@ -11,16 +11,18 @@
 #include <chrono>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <shared_mutex>
 #include <utility>
 #include <vector>
 
+#include "transfer/channel/caller_driven.h"
 #include "transfer/shm/remote_memory.h"
 #include "transfer/tcp/tcp_channel.h"
 
 namespace mk::transfer {
 
-class ShmChannel : public TcpChannel {
+class ShmChannel : public TcpChannel, private RunsInCaller {
  public:
   // Paths that may be used. Without shm it is the transport cuda_ipc, which moves only GPU memory,
   // and not over a connection.
@@ -55,9 +57,7 @@ class ShmChannel : public TcpChannel {
     return std::make_unique<ShmChannel>(own_, to_, addresses_, identity_, paths_);
   }
   Path path_to(const Range& range, int device) const override;
-  bool runs_in_caller() const override { return true; }
-  bool maps_memory() const override { return maps_all_; }
-  std::optional<Outcome> run(const Work& work, const Limit& limit) override;
+  RunsInCaller* runs_in_caller() override { return this; }
 
  protected:
   void move(const Work& work, const Limit& limit) override;
@@ -66,6 +66,9 @@ class ShmChannel : public TcpChannel {
   bool may_know_more() const;              // whether asking it may tell of further regions
 
  private:
+  std::optional<Outcome> run(const Work& work, const Limit& limit) override;
+  bool maps_memory() const override { return maps_all_; }
+
   bool copy(const Work& work, const Limit& limit, GpuQueue* queue, Outcome& outcome,
             ErrorReason& why_not);
   void count(const Work& work, uint64_t num_gpu_bytes, Outcome& outcome);

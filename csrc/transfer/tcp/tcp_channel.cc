@@ -102,16 +102,19 @@ Outcome TcpChannel::finish(const Limit& limit) {
   return outcome;
 }
 
-// Not if the answer comes in steps, nor for what a subclass does differently. TLS does not tell how
-// much has arrived, and GPU work is waited for elsewhere.
-bool TcpChannel::may_answer_callers(const Request& request) const {
+// A subclass does it differently, and TLS does not tell how much has arrived.
+CallerDriven* TcpChannel::caller_driven() {
+  return transport() == Transport::kTcp && !own_->credentials.tls ? this : nullptr;
+}
+
+// Not if the response comes in steps; GPU work is waited for elsewhere.
+bool TcpChannel::may_drive(const Request& request) const {
   const bool in_turns = request.verify || (!request.writes() && request.notify);
-  if (transport() != Transport::kTcp || own_->credentials.tls || in_turns) return false;
-  return !request.after && GpuRanges(request.regions).empty();
+  return !in_turns && !request.after && GpuRanges(request.regions).empty();
 }
 
 // All that was sent before has been received.
-bool TcpChannel::answers_callers(const Request& request) const {
+bool TcpChannel::can_drive(const Request& request) const {
   if (must_fence()) return false;
   // What is lent disturbs the thread that has sent it (zero_copy.h), which is not ours. Of adjacent
   // ranges it may be one part.
@@ -122,7 +125,7 @@ bool TcpChannel::answers_callers(const Request& request) const {
   return num_bytes <= kMinRoomBytes || num_bytes <= socket_.num_bytes_room();
 }
 
-bool TcpChannel::answered() const { return socket_.num_bytes_here() >= num_bytes_due(); }
+bool TcpChannel::is_ready() const { return socket_.num_bytes_here() >= num_bytes_due(); }
 
 bool TcpChannel::wait_for_all() {
   if (socket_.num_bytes_here() <= sizeof(Ack) + kMaxRefusalBytes) return false;

@@ -13,7 +13,9 @@
 #include <vector>
 
 #include "transfer/base/random.h"
+#include "transfer/channel/caller_driven.h"
 #include "transfer/channel/channel.h"
+#include "transfer/channel/rpc_channel.h"
 #include "transfer/gpu/staging.h"
 #include "transfer/net/endpoint.h"
 #include "transfer/net/peer_identity.h"
@@ -22,7 +24,7 @@
 
 namespace mk::transfer {
 
-class TcpChannel : public Channel {
+class TcpChannel : public RpcChannel, private CallerDriven {
  public:
   // `to` is what was opened: the peer must be of that address, and its certificate for that host.
   TcpChannel(std::shared_ptr<const Endpoint> own, HostPort to, std::vector<SocketAddress> addresses,
@@ -47,14 +49,10 @@ class TcpChannel : public Channel {
   std::unique_ptr<Channel> another() const override {
     return std::make_unique<TcpChannel>(own_, to_, addresses_, identity_);
   }
-  std::unique_ptr<Channel> for_rpc() const override { return TcpChannel::another(); }
-  bool may_answer_callers(const Request& request) const override;
-  bool answers_callers(const Request& request) const override;
-  int answer_fd() const override { return socket_.fd(); }
-  bool answered() const override;
-  bool wait_for_all() override;
-  void wait_for_any() override { socket_.wake_from(1); }
-  std::chrono::microseconds spin() const override { return own_->spin; }
+  std::unique_ptr<RpcChannel> for_rpc() const override {
+    return std::make_unique<TcpChannel>(own_, to_, addresses_, identity_);
+  }
+  CallerDriven* caller_driven() override;
   bool is_pooled() const override { return true; }
   Path path_to(const Range&, int device) const override;
   std::vector<RegionTable::Listed> list_regions(const Limit& limit) override;
@@ -103,6 +101,14 @@ class TcpChannel : public Channel {
   Outcome current_;          // of the work whose frames are acknowledged now
 
  private:
+  bool may_drive(const Request& request) const override;
+  bool can_drive(const Request& request) const override;
+  int ready_fd() const override { return socket_.fd(); }
+  bool is_ready() const override;
+  bool wait_for_all() override;
+  void wait_for_any() override { socket_.wake_from(1); }
+  std::chrono::microseconds spin() const override { return own_->spin; }
+
   bool try_connect(const Limit& limit, bool is_last);
 
   // What the peer has yet to acknowledge.

@@ -11,7 +11,7 @@ from mooncake_kernels.errors import TransferError
 from ..support import WAIT_S, eventually
 from .hosts import FAR, NEAR, transfers
 
-NOBODY = "02:00:00:00:00:01"  # frames for this address are dropped without a word
+NOBODY = "02:00:00:00:00:01"  # frames for this address are dropped silently
 # All takes 1.7 s by it: a busy machine may be late to begin an outage in the middle.
 SLOW = "tc qdisc replace dev wire root tbf rate 20mbit burst 64k latency 50ms"
 FAST = "tc qdisc replace dev wire root tbf rate 1gbit burst 1m latency 50ms"
@@ -19,7 +19,7 @@ FAST = "tc qdisc replace dev wire root tbf rate 1gbit burst 1m latency 50ms"
 
 @dataclass(frozen=True)
 class Outage:
-    """What happens to which host, and how that is mended."""
+    """What happens to which host, and how that is repaired."""
 
     host: str
     begins: str
