@@ -26,12 +26,12 @@ def folders(parent: Path) -> set[str]:
     }
 
 
-def test_the_picture_is_what_the_script_draws():
+def test_picture_matches_its_script():
     assert (ROOT / "docs/internals/architecture.svg").read_text() == SCRIPT["draw"]()
 
 
 @pytest.mark.parametrize("folder", sorted({of for _, of, _, _ in LAYERS if of}))
-def test_each_box_is_there(folder):
+def test_each_box_exists_in_the_tree(folder):
     for name in drawn(folder):
         assert (ROOT / folder / name).is_dir() or (ROOT / folder / f"{name}.py").is_file(), name
 

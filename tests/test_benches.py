@@ -28,7 +28,7 @@ def bench(monkeypatch):
     return importlib.import_module
 
 
-def test_the_latency_program_is_linked_with_all_that_it_includes(bench):
+def test_latency_program_links_everything_it_includes(bench):
     compiled = bench("bench_latency").sources()
     left, seen = list(compiled), set()
     while left:
@@ -43,7 +43,7 @@ def test_the_latency_program_is_linked_with_all_that_it_includes(bench):
     assert len(seen) > 50 and not missing
 
 
-def test_transfers_of_several_sizes_are_one_run(bench, monkeypatch):
+def test_several_transfer_sizes_are_one_run(bench, monkeypatch):
     words = ["--block-size", "4096", "16384", "--batch-size", "8", "64"]
     monkeypatch.setattr(sys, "argv", ["bench_transfer.py", *words])
     transfer = bench("bench_transfer")
@@ -52,7 +52,7 @@ def test_transfers_of_several_sizes_are_one_run(bench, monkeypatch):
 
 
 @pytest.mark.parametrize("words", ["--operation wirte", "--without mooncak", "--block-size 0"])
-def test_transfers_that_there_are_not_are_refused(bench, monkeypatch, capsys, words):
+def test_unknown_transfer_options_are_rejected(bench, monkeypatch, capsys, words):
     option, value = words.split()
     monkeypatch.setattr(sys, "argv", ["bench_transfer.py", option, value])
     with pytest.raises(SystemExit):
@@ -80,7 +80,7 @@ def transfer(tmp_path):
     return run
 
 
-def test_a_row_of_transfers_is_of_as_many_bytes_as_it_says(transfer):
+def test_transfer_row_moves_the_bytes_it_reports(transfer):
     sizes = f"512 2048 {200 << 20}"
     results = transfer(f"--without mooncake nixl-cma --batch-size 4 --block-size {sizes}")
     cases = ["shm write, 4 x 512 bytes", "shm write, 4 x 2 KiB"]
@@ -89,7 +89,7 @@ def test_a_row_of_transfers_is_of_as_many_bytes_as_it_says(transfer):
     assert left["case"] == "shm write, 4 x 204800 KiB" and "268435456 bytes" in left["left_out"]
 
 
-def test_a_library_that_dies_is_left_out(transfer):
+def test_crashing_library_is_left_out(transfer):
     results = transfer("--without nixl-cma --batch-size 4 --block-size 4096")
     assert "shm write, 4 x 4 KiB" in [row["case"] for row in results]
     assert {"case": "mooncake", "left_out": "a process of mooncake has ended"} in results
@@ -108,7 +108,7 @@ def test_results_are_read_as_they_were_written(bench, tmp_path):
 
 
 @pytest.mark.parametrize("words", [["--json", "/a/b.json"], ["--json=/a/b.json"]])
-def test_results_name_the_command(bench, monkeypatch, words):
+def test_results_record_the_command(bench, monkeypatch, words):
     monkeypatch.setattr(sys, "argv", ["/a/bench_x.py", "--repeat", "9", *words, "--quick"])
     assert bench("lib.machine").describe("cpu", 1)["command"] == "bench_x.py --repeat 9 --quick"
 
@@ -144,7 +144,7 @@ def hooked(tmp_path_factory, monkeypatch):
     return folder
 
 
-def test_a_repository_whose_hook_runs_the_tests_is_left_alone(hooked, tree):
+def test_commit_lookup_runs_no_git_hooks(hooked, tree):
     assert not hooked.exists() and re.fullmatch("[0-9a-f]{7,}", tree.commit())
 
 
@@ -158,7 +158,7 @@ def test_results_of_uncommitted_code_are_not_kept(tree, tmp_path):
     assert tree.why_not_kept(tmp_path / "b.json") is None
 
 
-def test_results_without_git_are_of_no_commit(bench, monkeypatch, tmp_path):
+def test_results_without_git_have_no_commit(bench, monkeypatch, tmp_path):
     monkeypatch.setenv("PATH", str(tmp_path))
     assert bench("lib.machine").commit() == "none"
 
@@ -176,7 +176,7 @@ def test_machines_that_a_hypervisor_calls_the_same_are_distinguished(bench, monk
     assert machine.cpu_name() == machine.platform.machine()
 
 
-def test_the_option_json_says_so(tree, bench, tmp_path, monkeypatch, capsys):
+def test_json_option_explains_why_results_are_not_kept(tree, bench, tmp_path, monkeypatch, capsys):
     (tmp_path / "code").write_text("2")
     monkeypatch.setattr(sys, "argv", ["bench_x.py", "--json", str(tree.KEPT / "b.json")])
     with pytest.raises(SystemExit):
@@ -191,7 +191,7 @@ def test_the_option_json_says_so(tree, bench, tmp_path, monkeypatch, capsys):
      ("--device=cuda:1", "invalid choice: 'cuda:1'"), ("--device=cuda", "finds no GPU, got cuda"),
      ("--json=none/b.json", "a folder that exists, got none/b.json"), ("--json=.", "got .")],
 )  # fmt: skip
-def test_wrong_options_are_refused_before_anything_is_measured(
+def test_bad_options_are_rejected_before_measuring(
     bench, monkeypatch, capsys, tmp_path, option, told
 ):
     harness = bench("lib.harness")
@@ -214,14 +214,14 @@ def test_wrong_options_are_refused_before_anything_is_measured(
      ("bench_kv_shapes", "--max-sms -1", "must be at least 0, got -1"),
      ("bench_kv_shapes", "--max-gib 0", "must be at least 0.001, got 0")],
 )  # fmt: skip
-def test_so_are_those_of_one_bench(bench, monkeypatch, capsys, name, words, told):
+def test_bad_bench_specific_options_are_rejected(bench, monkeypatch, capsys, name, words, told):
     monkeypatch.setattr(sys, "argv", [name, *words.split()])
     with pytest.raises(SystemExit):
         bench("lib.harness").arguments(None, bench(name).add_options)
     assert f"argument {words.split()[0]}: {told}" in capsys.readouterr().err
 
 
-def test_directions_are_those_of_the_device(bench):
+def test_directions_depend_on_the_device(bench):
     directions, options = bench("lib.kv_options").directions, argparse.Namespace(device="cpu")
     for options.direction in (None, ["H2H"]):
         assert directions(options) == ["H2H"]
@@ -230,13 +230,13 @@ def test_directions_are_those_of_the_device(bench):
         directions(options)
 
 
-def test_a_missing_perftest_is_named(bench, monkeypatch, tmp_path):
+def test_missing_perftest_is_reported(bench, monkeypatch, tmp_path):
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(SystemExit, match="ib_write_bw is not installed: apt-get install perftest"):
         bench("baselines.perftest").gb_per_s("write", ["a", "b"], 4096, 1)
 
 
-def test_a_bench_may_lack_options_that_others_have(bench, monkeypatch, capsys):
+def test_bench_may_omit_common_options(bench, monkeypatch, capsys):
     arguments = bench("lib.harness").arguments
     monkeypatch.setattr(sys, "argv", ["bench_x.py"])
     assert arguments(None, without=("device", "seconds")).device == "cpu"
@@ -257,7 +257,7 @@ def test_rounds_of_perftest_are_as_many_as_asked_for(bench, monkeypatch):
 
 
 @pytest.mark.parametrize("form", [["--json", "{}"], ["--json={}"]])
-def test_results_of_the_guest_arrive(bench, monkeypatch, tmp_path, form):
+def test_guest_results_are_copied_to_the_host(bench, monkeypatch, tmp_path, form):
     in_guest = bench("lib.in_guest")
     runner = tmp_path / "runner"  # the last word is the file for the results
     runner.write_text('#!/bin/bash\n[ "$1" = --prepare ] || echo "$*" >"${@: -1}"\n')

@@ -11,7 +11,7 @@ from mooncake_kernels import InvalidArgument
 from mooncake_kernels.buffers import as_buffer, copy_into
 
 
-def test_a_tensor():
+def test_tensor_buffer():
     tensor = torch.arange(10, dtype=torch.bfloat16)
     buffer = as_buffer(tensor)
     assert (buffer.address, buffer.num_bytes) == (tensor.data_ptr(), 20)
@@ -19,13 +19,13 @@ def test_a_tensor():
     assert as_buffer(buffer) is buffer
 
 
-def test_a_slice_starts_where_it_starts():
+def test_slice_buffer_starts_at_its_offset():
     tensor = torch.zeros(4, 8)
     assert as_buffer(tensor[1:3]).address == tensor.data_ptr() + 32
     assert as_buffer(tensor[1:3]).num_bytes == 64
 
 
-def test_numpy_and_memoryview():
+def test_numpy_and_memoryview_buffers():
     values = np.arange(6, dtype=np.int16).reshape(2, 3)
     assert as_buffer(values).address == values.ctypes.data
     assert as_buffer(memoryview(values)).num_bytes == 12
@@ -49,7 +49,7 @@ def test_a_bytearray_cannot_be_resized_while_its_memory_is_held():
 
 
 @pytest.mark.parametrize("replace", ["data", "set_", "half"])
-def test_the_memory_of_a_tensor_is_kept_when_the_tensor_is_given_another(replace):
+def test_buffer_keeps_the_original_memory_of_a_reassigned_tensor(replace):
     module = torch.nn.Linear(8, 8, bias=False)
     weight = module.weight
     freed = []
@@ -67,7 +67,7 @@ def test_the_memory_of_a_tensor_is_kept_when_the_tensor_is_given_another(replace
     assert freed
 
 
-def test_nothing():
+def test_empty_buffers():
     assert as_buffer(b"").num_bytes == 0
     assert as_buffer(torch.empty(0, 3)).num_bytes == 0
 
@@ -85,7 +85,7 @@ class DeviceArray:
         }
 
 
-def test_the_cuda_array_interface():
+def test_cuda_array_interface_is_accepted():
     buffer = as_buffer(DeviceArray((2, 3), strides=(12, 4), readonly=True))
     assert (buffer.address, buffer.num_bytes) == (0x7F0000000000, 24)
     assert (buffer.location, buffer.writable) == ("cuda:0", False)
@@ -109,7 +109,7 @@ def test_the_cuda_array_interface():
         (np.zeros(2, "i4,O"), "must hold no Python objects"),
     ],
 )
-def test_what_is_refused(memory, message):
+def test_unsupported_memory_is_rejected(memory, message):
     with pytest.raises(InvalidArgument, match=message):
         as_buffer(memory)
 

@@ -20,23 +20,23 @@ def raising(error: BaseException):
 
 
 @pytest.mark.parametrize(("status", "expected"), [(None, 0), (0, 0), (3, 3)])
-def test_the_status_is_the_commands(status, expected):
+def test_exit_status_is_that_of_the_command(status, expected):
     assert run_command(lambda: status) == expected
 
 
 @pytest.mark.parametrize("error", [ValueError("it is wrong"), OSError("it is wrong")])
-def test_an_error_of_the_user_is_one_line(error, capsys):
+def test_user_error_is_one_line(error, capsys):
     assert run_command(raising(error)) == 2
     assert capsys.readouterr().err == "error: it is wrong\n"
 
 
-def test_another_broken_pipe_than_the_output_is_told(capfd):
+def test_broken_pipe_other_than_stdout_is_reported(capfd):
     assert run_command(raising(BrokenPipeError("to the server"))) == 2
     sys.stdout.write("what follows is still written\n")
     assert capfd.readouterr() == ("what follows is still written\n", "error: to the server\n")
 
 
-def test_other_errors_are_named_or_keep_their_traceback(capsys):
+def test_other_errors_are_listed_or_keep_their_traceback(capsys):
     assert run_command(raising(RuntimeError("it is wrong")), errors=(RuntimeError,)) == 2
     assert capsys.readouterr().err == "error: it is wrong\n"
     with pytest.raises(RuntimeError):
@@ -44,14 +44,14 @@ def test_other_errors_are_named_or_keep_their_traceback(capsys):
 
 
 @pytest.mark.parametrize(("extra", "wanted"), [("", "zmq"), ("store", "'mooncake-kernels[store]'")])
-def test_a_missing_package_is_told_with_its_extra(extra, wanted, capsys):
+def test_missing_package_is_reported_with_its_extra(extra, wanted, capsys):
     assert run_command(raising(ModuleNotFoundError(name="zmq.asyncio")), extra=extra) == 1
     assert capsys.readouterr().err == f"error: zmq is not installed: pip install {wanted}\n"
     with pytest.raises(ModuleNotFoundError):  # ours: it is no package that pip could install
         run_command(raising(ModuleNotFoundError(name="mooncake_kernels._host")))
 
 
-def test_ctrl_c_is_the_status_of_a_shell(capsys):
+def test_ctrl_c_exits_with_status_130(capsys):
     assert run_command(raising(KeyboardInterrupt())) == 130
     assert capsys.readouterr().err == ""
 
@@ -65,7 +65,7 @@ def start(*arguments: str, **changes: str) -> subprocess.Popen:
 
 
 @pytest.mark.parametrize("command", ["secret", "config"])
-def test_a_reader_that_is_gone_leaves_no_traceback(command):
+def test_closed_reader_leaves_no_traceback(command):
     process = start(command)
     process.stdout.close()
     errors = process.stderr.read()
@@ -73,7 +73,7 @@ def test_a_reader_that_is_gone_leaves_no_traceback(command):
     assert (process.wait(DEADLINE_S), errors) == (1, "")
 
 
-def test_an_output_that_is_closed_takes_what_is_written():
+def test_closed_stdout_is_tolerated():
     command = 'exec "$0" -m mooncake_kernels secret >&-'
     ran = subprocess.run(
         ["sh", "-c", command, sys.executable], stderr=subprocess.PIPE, timeout=DEADLINE_S
@@ -81,7 +81,7 @@ def test_an_output_that_is_closed_takes_what_is_written():
     assert (ran.returncode, ran.stderr) == (0, b"")
 
 
-def test_a_topology_whose_reader_is_gone(monkeypatch):
+def test_topology_command_raises_if_its_reader_is_gone(monkeypatch):
     def write(text):
         raise BrokenPipeError
 
@@ -96,7 +96,7 @@ def test_a_topology_whose_reader_is_gone(monkeypatch):
 @pytest.mark.parametrize(
     ("command", "variable"), [("metadata", "METADATA_TTL_S"), ("calibrate", "DEADLINE_S")]
 )
-def test_a_malformed_setting_is_one_line(command, variable):
+def test_malformed_setting_gives_a_one_line_error(command, variable):
     name = f"MOONCAKE_KERNELS_{variable}"
     process = start(command, **{name: "x"})
     _, errors = process.communicate(timeout=DEADLINE_S)

@@ -7,7 +7,7 @@ from mooncake_kernels.__main__ import main
 from mooncake_kernels.config import BuildSettings, Settings, read
 
 
-def test_absent_means_the_default():
+def test_absent_variables_mean_defaults():
     assert read(Settings, {}) == Settings()
     assert read(BuildSettings, {"PATH": "/bin"}) == BuildSettings()
 
@@ -44,7 +44,7 @@ def test_the_environment_is_parsed():
         (BuildSettings, "SANITIZE", "memory"),
     ],
 )
-def test_malformed_raises_naming_both(kind, variable, value):
+def test_malformed_value_raises_naming_variable_and_value(kind, variable, value):
     name = f"MOONCAKE_KERNELS_{variable}"
     with pytest.raises(ValueError, match=f"{name} must be .*, got '{value}'"):
         read(kind, {name: value})
@@ -66,7 +66,7 @@ def test_override_ends_with_its_block():
      {"secret": None}, {"rdma_gid_index": -2}, {"rdma_traffic_class": 256},
      {"rdma_service_level": 16}],
 )  # fmt: skip
-def test_override_takes_what_a_variable_could_say(changes):
+def test_override_validates_like_the_environment(changes):
     before, (name,) = config.current(), changes
     with pytest.raises(ValueError, match=f"^override: {name} must be .*, got "):
         config.override(**changes).__enter__()
@@ -75,7 +75,7 @@ def test_override_takes_what_a_variable_could_say(changes):
         assert settings.threads == 0 and settings.deadline_s == 5
 
 
-def test_the_table_names_every_setting(capsys):
+def test_config_table_lists_every_setting(capsys):
     assert main(["config"]) == 0
     table = capsys.readouterr().out
     for name in ("THREADS", "LISTEN_HOST", "DEADLINE_S", "CUDA_ARCHS", "SANITIZE"):

@@ -17,7 +17,7 @@ from .cxx import CSRC, without_sanitizer
 NVCC = Path(os.environ.get("CUDA_HOME", "/usr/local/cuda"), "bin/nvcc")
 
 
-def test_no_warnings(tmp_path, soak):
+def test_cuda_sources_compile_without_warnings(tmp_path, soak):
     if not soak:
         pytest.skip("with --soak")  # for it takes a minute
     nvcc = NVCC if NVCC.is_file() else shutil.which("nvcc")
@@ -42,7 +42,7 @@ def cuobjdump() -> Path | None:
     return next((place for place in places if place.is_file()), None)
 
 
-def test_no_byte_of_a_half_is_made_by_converting_it_to_an_integer():
+def test_ptxas_reads_no_byte_of_a_half_by_integer_conversion():
     """See low_half in csrc/common/element.h; it showed only on a GPU."""
     program = cuobjdump()
     if program is None or not torch.ops.mooncake_kernels.has_cuda():

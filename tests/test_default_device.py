@@ -69,7 +69,7 @@ def of_similarity():
 
 
 @pytest.mark.parametrize("made_by", [of_masks, of_attention, of_copies, of_similarity])
-def test_results_are_the_same(made_by):
+def test_results_are_independent_of_the_default_device(made_by):
     wanted = [*made_by()]
     with torch.device("meta"):
         found = [*made_by()]

@@ -99,7 +99,7 @@ def test_the_files_it_names_are_there(path):
             assert name in programs, name
 
 
-def test_attention():
+def test_attention_page_runs():
     names = run("kernels/attention", 0, {})
     assert names["out"].shape == (21, 32, 128) and torch.isfinite(names["lse"]).all()
 
@@ -109,26 +109,26 @@ def test_copies():
     assert len(names["sums"]) == 2
 
 
-def test_chunking():
+def test_chunking_page_runs():
     names: dict = {}
     run("serving/chunking", 0, names)
     run("serving/chunking", 1, names)
     run("serving/chunking", 2, names)
 
 
-def test_mask_formats():
+def test_mask_formats_page_runs():
     names: dict = {}
     run("kernels/mask_formats", 0, names)
     run("kernels/mask_formats", 1, names)
 
 
-def test_masks():
+def test_masks_page_runs():
     names = run("kernels/masks", 0, {})
     assert names["rows"].intervals.shape == (514, 4) and len(names["indptr"]) == 4
 
 
 @pytest.mark.parametrize("window", [None, 128])
-def test_the_sink_logits_of_masks(window):
+def test_sink_logits_on_the_masks_page_match_float64(window):
     """Against a softmax in float64 with one more term; a token in their place is far off."""
     attend = run("kernels/masks", 1, {"mk": mk, "torch": torch})["attend_with_sinks"]
     heads, kv_heads, dim, block_size, q_lens, kv_lens = 8, 2, 64, 16, [1, 5], [300, 140]
@@ -162,13 +162,13 @@ def test_the_sink_logits_of_masks(window):
     assert (wrong.double() - expected).abs().max() > 0.01
 
 
-def test_files(tmp_path):
+def test_files_page_runs(tmp_path):
     path = tmp_path / "pool"
     path.write_bytes(b"\0" * (2 << 20))
     run("transfer/files", 0, {}, file=str(path), memory_bytes="2 << 20")
 
 
-def test_metadata(capsys):
+def test_metadata_page_runs(capsys):
     server = HttpServer()
     try:
         names = run("transfer/metadata", 0, {}, redis=server.url)
@@ -179,7 +179,7 @@ def test_metadata(capsys):
     assert capsys.readouterr().out.startswith("prefill-3 ")
 
 
-def test_topology(tmp_path, monkeypatch, capsys):
+def test_topology_page_runs(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     machines = ROOT / "tests/machines"
     shutil.copy(machines / "dump-two-switches.nccl.xml", "topo.xml")
@@ -206,7 +206,7 @@ def with_two_blocks(*arguments, **options) -> Store:
     return store
 
 
-def test_store(tmp_path):
+def test_store_page_runs(tmp_path):
     given = {**stored_names(), "prepared": with_two_blocks}
     pool = repr(str(tmp_path / "kv"))
     names = run("store/store", 0, given, pool=pool, pool_bytes="1 << 20", create="prepared(")
@@ -215,7 +215,7 @@ def test_store(tmp_path):
         assert store.match_prefix(names["keys"]) == 4
 
 
-def test_the_names_of_blocks_of_store():
+def test_block_names_on_the_store_page():
     tokens = np.arange(2048)
     names = run("store/store", 1, {"mk": mk, "tokens": tokens, "image_hash": b"h" * 32})
     plain = mk.block_hashes(tokens, 256, cu_seqlens=[0, 1024, 2048])
@@ -224,7 +224,7 @@ def test_the_names_of_blocks_of_store():
     np.testing.assert_array_equal(names["keys"][4:], plain[4:])
 
 
-def test_store_cluster(tmp_path):
+def test_store_cluster_page_runs(tmp_path):
     given = {**stored_names(), "prepared": with_two_blocks, "secret": "s" * 32}
     places = {"pool": repr(str(tmp_path / "kv")), "pool_bytes": "1 << 20", "create": "prepared("}
     with pytest.MonkeyPatch.context() as patch:
@@ -235,7 +235,7 @@ def test_store_cluster(tmp_path):
     assert names["num_blocks"] == 2 and all((block == 1).all() for block in names["blocks"])
 
 
-def test_store_directory(monkeypatch):
+def test_store_directory_page_runs(monkeypatch):
     directory = EmbeddedDirectory()
     monkeypatch.setattr("mooncake_serving.store.directory.connect", lambda *_, **__: directory)
     directory.join(Member("node-2", "b", "pool-2"), ttl_s=10)
@@ -244,7 +244,7 @@ def test_store_directory(monkeypatch):
     assert directory.match_prefix(keys) == []
 
 
-def test_store_ssd(tmp_path):
+def test_store_ssd_page_runs(tmp_path):
     given = {"keys": [1, 2], "blocks": [np.ones(UNIT, np.uint8) for _ in range(2)]}
     pool, ssd = repr(str(tmp_path / "kv")), str(tmp_path / "ssd")
     sizes = {"pool_bytes": "1 << 20", "ssd_bytes": "1 << 29"}

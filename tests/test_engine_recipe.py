@@ -33,7 +33,7 @@ def sglang_pool(seed):
 
 
 @pytest.mark.parametrize("order", [(0, 1, 2, 3), (0, 2, 1, 3), (1, 0, 2, 3)])
-def test_vllms_layers_in_any_layout(recipe, order):
+def test_vllm_layers_in_any_layout(recipe, order):
     """[block, head, token, content], its memory in the order of HND, of NHD, of heads first."""
     sizes = (PAGES, HEADS, PAGE, 2 * DIM)
     inverse = sorted(range(4), key=lambda axis: order[axis])
@@ -52,14 +52,14 @@ def test_vllms_layers_in_any_layout(recipe, order):
     assert all(torch.equal(cache[[0, 5]], cache[[4, 1]]) for cache in caches.values())
 
 
-def test_vllms_layers_that_share_a_cache(recipe):
+def test_vllm_layers_that_share_a_cache(recipe):
     caches = dict(enumerate(tensors((PAGES, HEADS, PAGE, 2 * DIM))))
     view = recipe.view_of_vllm(caches | {"shares": caches[1]}, DIM)
     assert view.num_layers == LAYERS
     mk.scatter_blocks(mk.gather_blocks(view, [4]), [0], view)
 
 
-def test_vllms_mla(recipe):
+def test_vllm_mla_cache(recipe):
     caches = dict(enumerate(tensors((PAGES, PAGE, 576))))
     packed = mk.gather_blocks(recipe.view_of_vllm(caches, 576), [3])
     assert all(torch.equal(packed[0, i, 0, 0], cache[3]) for i, cache in caches.items())
@@ -76,7 +76,7 @@ def test_vllms_mla(recipe):
         ((2, PAGES, HEADS, PAGE, LAYERS, DIM), None, "kv block head token layer dim"),
     ],
 )
-def test_the_other_rows_of_the_table(shape, unflatten, axes):
+def test_remaining_rows_of_the_layout_table(shape, unflatten, axes):
     assert (
         f"`{'' if unflatten is None else f'unflatten({unflatten}, (-1, page_size))`, `'}" in RECIPE
     )
@@ -110,7 +110,7 @@ def test_the_hook_copies_and_falls_back(recipe, monkeypatch):
     assert theirs == [(tuple(arrays), {"is_src_access_order_any": False})]
 
 
-def test_sglangs_pages_are_slots(recipe):
+def test_sglang_pages_are_addressed_by_slots(recipe):
     k, v = sglang_pool(1)
     view = recipe.view_of_sglang(k, v, PAGE)
     other_k, other_v = sglang_pool(100)
@@ -120,7 +120,7 @@ def test_sglangs_pages_are_slots(recipe):
         assert all(torch.equal(b[[0, 9]], a[[5, 22]]) for a, b in zip(ours, copied, strict=True))
 
 
-def test_sglangs_staging(recipe):
+def test_sglang_staging_matches(recipe):
     k, v = sglang_pool(1)
     pages, heads = [5, 1, 2], slice(1, 3)
     slots = (torch.tensor(pages)[:, None] * PAGE + torch.arange(PAGE)).flatten()
@@ -139,7 +139,7 @@ def test_sglangs_staging(recipe):
         assert torch.equal(target, before)
 
 
-def test_sglangs_host_pool(recipe):
+def test_sglang_host_pool_matches(recipe):
     k, v = sglang_pool(1)
     host = addressed((2, 5, LAYERS, PAGE, HEADS, DIM), DTYPE, "cpu", 50)
     expected = host.clone()
@@ -157,7 +157,7 @@ def test_sglangs_host_pool(recipe):
     assert all(torch.equal(a, b) for a, b in zip(k + v, before, strict=True))
 
 
-def test_a_request_goes_to_another_number_of_ranks(recipe):
+def test_request_moves_to_another_tensor_parallel_size(recipe):
     """Two prefill ranks hold two heads each, one decode rank all four."""
     whole = mk.KVView(tensors((2, PAGES, PAGE, HEADS, DIM)), "kv block token head dim")
     decode = mk.KVView(torch.zeros(PAGES, LAYERS, 2, HEADS, PAGE, DIM, dtype=DTYPE),
@@ -177,7 +177,7 @@ def test_a_request_goes_to_another_number_of_ranks(recipe):
     assert torch.equal(mk.gather_blocks(decode, [0, 3]), mk.gather_blocks(whole, [4, 1]))
 
 
-def test_layers_are_loaded_and_saved_beside_the_pass(recipe):
+def test_layers_are_loaded_and_saved_during_the_pass(recipe):
     """The pass adds 1 to each layer once it is loaded; what is saved has it."""
     host, pool, saved = (
         mk.KVView(tensors((PAGES, PAGE, DIM), seed=seed), "block token dim") for seed in (1, 50, 90)

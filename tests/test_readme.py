@@ -20,17 +20,17 @@ def test_the_code_of_the_readme_runs():
     exec(compile(example, "README.md", "exec"), {})
 
 
-def test_the_api_in_one_screen_runs(monkeypatch):
+def test_api_example_runs(monkeypatch):
     monkeypatch.chdir(ROOT)
     run_block("start/api", 0, {})
 
 
-def test_the_settings_are_those_of_config():
+def test_settings_table_matches_config():
     for name, default, doc in config.table():
         assert f"| `{name}` | {default} | {doc} |" in page("start/settings.md")
 
 
-def test_the_doctor_has_as_many_checks_as_it_says():
+def test_doctor_check_count_is_current():
     assert f"{sum(map(len, CHECKS_OF.values()))} checks" in page("status.md")
 
 

@@ -45,7 +45,7 @@ def test_a_second_install_compiles_nothing(tree, tmp_path):
     assert sorted(path.name for path in tmp_path.glob("wheel/*/*.so")) == names
 
 
-def test_nor_does_an_isolated_one(tree, tmp_path):
+def test_isolated_install_compiles_nothing(tree, tmp_path):
     """Where pip has installed pybind11 and ninja in a folder of their own, for this build."""
     isolated = tmp_path / "overlay"
     shutil.copytree(Path(pybind11.__file__).parent, isolated / "pybind11")

@@ -52,7 +52,7 @@ def copies(monkeypatch):
         yield copies
 
 
-def test_what_torch_waits_for(copies):
+def test_plain_torch_copies_wait_but_uploads_do_not(copies):
     host = torch.zeros(4)
     host.to(META)
     host.to(META, non_blocking=True)  # the driver may wait, for it is pageable
@@ -88,7 +88,7 @@ def test_a_builder_takes_lengths_without_waiting(copies, positions):
     assert copies.waits == [False] * (3 + len(positions))
 
 
-def test_a_rope_is_moved_once(monkeypatch):
+def test_rope_frequencies_are_uploaded_once(monkeypatch):
     monkeypatch.setattr(append, "_kept_frequencies", {})
     positions = torch.zeros(3, dtype=torch.int64, device=META)
     kept = append._frequencies(mk.Rope(500.0), 8, positions)
@@ -102,7 +102,7 @@ def test_a_rope_is_moved_once(monkeypatch):
     assert {type(each) for each in append._kept_frequencies.values()} == {torch.Tensor}
 
 
-def test_planes_are_moved_once_for_triton(monkeypatch):
+def test_planes_are_uploaded_once_for_triton(monkeypatch):
     if HAS_CUDA:
         pytest.skip("Triton is not in its interpreter")
     triton_kv = pytest.importorskip("mooncake_kernels.triton.kv")
@@ -127,7 +127,7 @@ def test_planes_are_moved_once_for_triton(monkeypatch):
     assert moved and torch.equal(dst.plane(0, 1)[5], src.plane(0, 1)[5])
 
 
-def test_what_a_graph_would_read_again_is_refused(monkeypatch):
+def test_upload_during_graph_capture_is_rejected(monkeypatch):
     for name in ("is_initialized", "is_current_stream_capturing"):
         monkeypatch.setattr(torch.cuda, name, lambda: True)
     with pytest.raises(mk.InvalidArgument, match="^it must be on cuda:0 before a CUDA graph"):

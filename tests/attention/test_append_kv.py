@@ -47,7 +47,7 @@ def run(engine, k, v, caches, slots, **options):
 
 @pytest.mark.parametrize("axes", LAYOUTS)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_rows_go_to_their_slots(engine, axes, dtype):
+def test_rows_are_written_to_their_slots(engine, axes, dtype):
     k, v = torch.randn(5, 2, 16).to(dtype), torch.randn(5, 3, 8).to(dtype)[:, 1:]
     before = caches(axes, dtype)
     expected = [cache.clone() for cache in before]
@@ -61,7 +61,7 @@ def test_rows_go_to_their_slots(engine, axes, dtype):
         assert torch.equal(ours, other)
 
 
-def test_fp8_saturates_and_has_a_scale_a_head(host_engine):
+def test_fp8_saturates_and_scales_each_head(host_engine):
     k, v = torch.randn(5, 2, 16) * 300, torch.randn(5, 2, 8)
     scales = torch.tensor([0.25, 2.0])
     ours = run(
@@ -76,7 +76,7 @@ def test_fp8_saturates_and_has_a_scale_a_head(host_engine):
 
 @pytest.mark.parametrize("interleaved", [False, True])
 @pytest.mark.parametrize("rotary_dim, first", [(None, 0), (8, 0), (8, 4)])
-def test_rope_turns_keys_by_their_positions(engine, interleaved, rotary_dim, first):
+def test_rope_rotates_keys_by_their_positions(engine, interleaved, rotary_dim, first):
     rope = mk.Rope(1000.0, interleaved, rotary_dim=rotary_dim, first=first)
     k, v = torch.randn(5, 2, 16), torch.randn(5, 2, 8)
     positions = torch.tensor([0, 3, 100, 70000, 9])
@@ -100,7 +100,7 @@ def test_rope_turns_keys_by_their_positions(engine, interleaved, rotary_dim, fir
             assert torch.equal(ours[1][slot // 8, slot % 8], v[i])
 
 
-def test_mla_has_one_row_a_token(engine):
+def test_mla_writes_one_row_per_token(engine):
     latent = torch.randn(5, 24)
     cache = torch.zeros(6, 8, 24, device=engine.device)
     slots = torch.tensor(SLOTS, device=engine.device)
@@ -114,7 +114,7 @@ def test_mla_has_one_row_a_token(engine):
 
 @settings(max_examples=50, deadline=None)
 @given(st.data(), st.integers(1, 9), st.integers(1, 3), st.integers(1, 40), st.integers(1, 5))
-def test_what_is_appended_is_attended_to(data, num_tokens, heads, dim, block_size):
+def test_appended_tokens_are_attended_to(data, num_tokens, heads, dim, block_size):
     """A prompt written token by token, in any slots, is the prompt."""
     num_slots = (num_tokens + 2) * block_size
     blocks = data.draw(st.permutations(range(num_tokens + 2)))
@@ -134,7 +134,7 @@ def test_what_is_appended_is_attended_to(data, num_tokens, heads, dim, block_siz
     torch.testing.assert_close(out, expected.transpose(0, 1), rtol=1e-4, atol=1e-5)
 
 
-def test_auto_says_once_what_it_is(caplog):
+def test_auto_logs_its_choice_once(caplog):
     k, v = torch.randn(2, 5, 2, 8)
     cache = caches(LAYOUTS[0], torch.float32, (8, 8))
     _library._logged.clear()
@@ -158,7 +158,7 @@ def test_opcheck_and_compile():
     assert torch.equal(cache[0], other[0]) and torch.equal(cache[1], other[1])
 
 
-def test_autograd_learns_that_a_cache_was_written(engine):
+def test_autograd_detects_a_write_to_the_cache(engine):
     k = torch.ones(5, 1, 8, device=engine.device)
     cache = torch.zeros(6, 8, 1, 8, device=engine.device)
     product = torch.ones_like(cache, requires_grad=True) * cache  # saves cache
@@ -168,7 +168,7 @@ def test_autograd_learns_that_a_cache_was_written(engine):
         product.sum().backward()
 
 
-def test_a_cache_made_in_inference_mode(engine):
+def test_writes_a_cache_made_in_inference_mode(engine):
     with torch.inference_mode():
         cache = torch.zeros(6, 8, 1, 8, device=engine.device)
     k = torch.ones(5, 1, 8, device=engine.device)
@@ -177,7 +177,7 @@ def test_a_cache_made_in_inference_mode(engine):
     assert cache.sum() == 4 * 8
 
 
-def test_a_bad_slot_is_named_and_nothing_is_written(engine):
+def test_bad_slot_is_reported_and_nothing_is_written(engine):
     if engine.device == "cuda":
         pytest.skip("on CUDA a later call raises")
     k = torch.ones(3, 2, 16)
@@ -210,7 +210,7 @@ def test_a_bad_slot_is_named_and_nothing_is_written(engine):
         ({"engine": "cuda"}, "engine must be one of"),
     ],
 )
-def test_bad_arguments(change, message):
+def test_bad_arguments_are_rejected(change, message):
     k_cache, v_cache = caches(LAYOUTS[0], torch.float32)
     arguments = {
         "k": torch.ones(5, 2, 16), "v": torch.ones(5, 2, 8), "k_cache": k_cache,
@@ -233,7 +233,7 @@ def on_meta(cache):
         (on_meta, "k_cache must be on cpu or cuda, got meta"),
     ],
 )
-def test_a_cache_that_cannot_be_written(engine, change, message):
+def test_unwritable_cache_is_rejected(engine, change, message):
     k, cache = torch.ones(5, 2, 16), torch.zeros(6, 8, 2, 16)
     changed = change(cache)
     rows = on_meta(k) if change is on_meta else k
@@ -250,7 +250,7 @@ def test_a_cache_that_cannot_be_written(engine, change, message):
         ((24, 16, 8, 1), "block"),
     ],
 )
-def test_a_cache_whose_elements_share_memory(strides, axis):
+def test_cache_with_overlapping_elements_is_rejected(strides, axis):
     cache = torch.zeros(128).as_strided((2, 2, 2, 8), strides)
     rows, slots = torch.ones(1, 2, 8), torch.tensor([0])
     message = f"^append_kv: v_cache must have memory for each .* stride .* along '{axis}', over"
@@ -274,7 +274,7 @@ SIDES = {  # of [block, token, head, dim] each
 
 @pytest.mark.parametrize("shape", [(2, 2, 2, 2, 8), (4, 2, 2, 8), (4, 2, 3, 8)])
 @pytest.mark.parametrize("sides", SIDES)
-def test_keys_and_values_that_share_elements_are_refused_and_no_others(shape, sides):
+def test_caches_sharing_elements_are_rejected_and_only_those(shape, sides):
     whole = torch.arange(math.prod(shape), dtype=torch.float32).view(shape)
     k_cache, v_cache = SIDES[sides](whole)
     if k_cache.dim() != 4 or k_cache.shape[:3] != v_cache.shape[:3]:
@@ -289,7 +289,7 @@ def test_keys_and_values_that_share_elements_are_refused_and_no_others(shape, si
         mk.append_kv(*call)
 
 
-def test_caches_and_rows_of_one_memory():
+def test_rows_and_caches_may_share_an_allocation_but_no_memory():
     whole = torch.zeros(6, 2, 8, 2, 16)
     k_cache, v_cache = whole[:, 0], whole[:, 1]  # one range, but not one element
     k, slots = torch.ones(5, 2, 16), torch.tensor(SLOTS)

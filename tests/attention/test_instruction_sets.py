@@ -9,7 +9,7 @@ SOURCES = [f"attention/attend_{name}.cc" for name in ATTEND]
 SOURCES += ["attention/paged_attention.cc", "common/element_rows.cc"]
 
 
-def test_every_instruction_set(tmp_path):
+def test_paged_attention_on_every_instruction_set(tmp_path):
     program = build(Path(__file__).with_suffix(".cc"), SOURCES, tmp_path)
     result = run(program)
     assert result.returncode == 0, result.stderr[-4000:]

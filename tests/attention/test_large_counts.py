@@ -32,13 +32,13 @@ def attend(kv_len, num_blocks, engine):
 
 
 @pytest.mark.parametrize(("kv_len", "num_blocks"), [(64, 4096), (MOST_KEYS, 2048)])
-def test_a_table_for_more_keys_than_int32_counts(engine, kv_len, num_blocks):
+def test_block_table_for_more_keys_than_int32_counts(engine, kv_len, num_blocks):
     if engine.engine == "reference" and kv_len > BLOCK:
         pytest.skip("the reference reads all keys")
     attend(kv_len, num_blocks, engine)
 
 
-def test_the_longest_request(engine):
+def test_request_of_maximum_length(engine):
     if engine.engine == "reference":
         pytest.skip("the reference reads all keys")
     if engine.engine == "triton":
@@ -70,7 +70,7 @@ def sparse(tmp_path):
     return make
 
 
-def test_parts_of_more_rows_than_int32_counts(interpreted, sparse):
+def test_parts_with_more_rows_than_int32_counts(interpreted, sparse):
     module, num_rows = interpreted("attention_merge"), 1 << 30
     outs, lses = sparse(torch.float16, 3, num_rows, 1), sparse(torch.float32, 3, num_rows)
     outs[:, 0, 0], lses[:, 0] = torch.tensor([1.0, 2.0, 4.0]), torch.tensor([0.5, 1.0, 2.0])
@@ -109,7 +109,7 @@ def test_the_intervals_of_a_late_query(interpreted, sparse, monkeypatch):
     torch.testing.assert_close(lse[-1, 0], torch.tensor(3.0).log())
 
 
-def test_grids_without_room(engine):
+def test_grid_overflow_is_rejected(engine):
     """CUDA refuses that many heads; where programs are 2**31 in all, Triton launches nothing."""
     if engine.engine != "triton":
         pytest.skip("other engines have no grid")

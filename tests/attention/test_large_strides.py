@@ -31,7 +31,7 @@ def random(*shape):
     return torch.randn(shape, generator=torch.Generator().manual_seed(5)).half()
 
 
-def test_the_queries_of_the_last_head_are_its_own(engine, spread):
+def test_last_head_reads_its_own_queries(engine, spread):
     near, q = random(2, HEADS, DIM), spread("q")
     q.copy_(near)
     cache, table = random(2, 16, 1, DIM), torch.tensor([[1, 0]], dtype=torch.int32)
@@ -43,7 +43,7 @@ def test_the_queries_of_the_last_head_are_its_own(engine, spread):
     assert torch.equal(got, expected)
 
 
-def test_rows_of_the_last_head_are_written_to_it(engine, spread):
+def test_last_head_writes_its_own_rows(engine, spread):
     rows = random(2, HEADS, DIM)
     far, packed = spread("k"), torch.zeros(1, 2, HEADS, DIM, dtype=torch.float16)
     far.copy_(rows)

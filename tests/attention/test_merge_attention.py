@@ -37,11 +37,11 @@ def check(outs, lses, engine="auto", log2=False, device="cpu"):
 @pytest.mark.parametrize("dtype", TOLERANCE)
 @pytest.mark.parametrize("n, dim", [(1, 64), (3, 128), (2, 5)])
 @pytest.mark.parametrize("log2", [False, True])
-def test_merges(backend, dtype, n, dim, log2):
+def test_merge_matches_float64(backend, dtype, n, dim, log2):
     check(*parts(n, 3, 2, dim, dtype), backend.engine, log2, backend.device)
 
 
-def test_one_part_is_taken_as_it_is(backend):
+def test_single_part_is_returned_unchanged(backend):
     outs, lses = parts(1, 4, 2, 16)
     outs, lses = outs.nan_to_num(), lses.nan_to_num(neginf=0.5)
     arguments = (outs.to(backend.device), lses.to(backend.device))
@@ -50,7 +50,7 @@ def test_one_part_is_taken_as_it_is(backend):
     torch.testing.assert_close(lse.cpu(), lses[0], rtol=1e-6, atol=1e-6)
 
 
-def test_large_logarithms_do_not_overflow(backend):
+def test_large_lse_does_not_overflow(backend):
     outs = torch.ones(2, 1, 1, 4)
     lses = torch.tensor([[[1e4]], [[1e4 - math.log(3)]]])
     arguments = (outs.to(backend.device), lses.to(backend.device))
@@ -61,7 +61,7 @@ def test_large_logarithms_do_not_overflow(backend):
 
 @pytest.mark.parametrize("log2", [False, True])
 @pytest.mark.parametrize("size", [1e2, 1e3, 1e4])
-def test_large_logarithms_cost_no_precision(backend, size, log2):
+def test_large_lse_loses_no_precision(backend, size, log2):
     """Weights are of differences: they add up to 1, whatever the rounding of the merged lse."""
     lses = torch.rand(3, 64, 4, generator=torch.Generator().manual_seed(0)) * 2 + size
     arguments = (torch.ones(3, 64, 4, 32).to(backend.device), lses.to(backend.device))
@@ -71,7 +71,7 @@ def test_large_logarithms_cost_no_precision(backend, size, log2):
 
 @pytest.mark.filterwarnings("ignore:invalid value:RuntimeWarning")
 @pytest.mark.parametrize("lses", [(torch.inf, 0), (0, torch.inf), (torch.inf, torch.nan)])
-def test_what_is_no_number(backend, lses):
+def test_infinite_and_nan_lse_match_the_reference(backend, lses):
     outs, lses = torch.ones(2, 1, 1, 4), torch.tensor(lses).view(2, 1, 1)
     arguments = (outs.to(backend.device), lses.to(backend.device))
     out, lse = mk.merge_attention(*arguments, engine=backend.engine)
@@ -82,7 +82,7 @@ def test_what_is_no_number(backend, lses):
 
 @settings(max_examples=60, deadline=None)
 @given(st.integers(1, 5), st.integers(0, 4), st.integers(1, 3), st.integers(1, 300), st.booleans())
-def test_any_shape(n, num_q, heads, dim, log2):
+def test_merges_parts_of_any_shape(n, num_q, heads, dim, log2):
     if num_q == 0:
         out, lse = mk.merge_attention(torch.empty(n, 0, heads, dim), torch.empty(n, 0, heads))
         assert out.shape == (0, heads, dim) and lse.shape == (0, heads)
@@ -106,7 +106,7 @@ def test_opcheck_and_compile():
         assert torch.equal(ours, other)
 
 
-def test_auto_says_once_what_it_is(caplog):
+def test_auto_logs_its_choice_once(caplog):
     _library._logged.clear()
     with caplog.at_level(logging.INFO, logger="mooncake_kernels"):
         for _ in range(2):
@@ -136,6 +136,6 @@ def test_auto_says_once_what_it_is(caplog):
         ("outs", torch.ones(1), "outs must be a tensor, got 'outs'"),
     ],
 )
-def test_bad_arguments(outs, lses, message):
+def test_bad_arguments_are_rejected(outs, lses, message):
     with pytest.raises(mk.InvalidArgument, match=f"^merge_attention: .*{message}"):
         mk.merge_attention(outs, lses)

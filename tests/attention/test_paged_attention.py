@@ -24,24 +24,24 @@ MIXED = mk.ChunkBatch([1, 5, 0, 24], [100, 75, 10, 90])
 
 
 @pytest.mark.parametrize("rule", RULES)
-def test_rules(engine, rule):
+def test_every_mask_rule(engine, rule):
     check(make_step(mk.mask.rows(RULES[rule], MIXED)), engine)
 
 
-def test_a_tree_of_drafts_as_tail_bits(engine):
+def test_draft_tree_in_tail_bits(engine):
     batch = mk.ChunkBatch([7, 7], [7 + 60, 7 + 5])
     rows = mk.mask.rows(mk.mask.tree([-1, 0, 0, 1, 1, 2, 5]), batch)
     assert rows.tail_bits.any()
     check(make_step(rows), engine)
 
 
-def test_selected_rows(engine):
+def test_selected_query_positions(engine):
     positions = [3, 17, 64, 65, 99, 0, 50]
     batch = mk.ChunkBatch([5, 2], [100, 51], positions)
     check(make_step(mk.mask.rows(mk.mask.causal(), batch)), engine)
 
 
-def test_rows_that_see_nothing(engine):
+def test_rows_that_see_no_keys(engine):
     rows = mk.mask.rows(mk.mask.causal(), MIXED)
     rows.intervals[::3] = 0
     rows.intervals[-24:] = 0
@@ -73,7 +73,7 @@ def test_dtypes_and_dims(engine, dtype, dims):
 
 
 @pytest.mark.parametrize("heads", [(1, 1), (6, 6), (6, 1), (16, 2)])
-def test_groups_of_heads(engine, heads):
+def test_grouped_query_heads(engine, heads):
     batch = mk.ChunkBatch([3, 1], [70, 30])
     check(make_step(mk.mask.rows(mk.mask.causal(), batch), heads=heads, dims=(32, 32)), engine)
 
@@ -88,7 +88,7 @@ def test_groups_of_heads(engine, heads):
         ((50, 1), (576, 512), torch.float32),
     ],
 )
-def test_groups_of_more_heads_than_a_program_has_rows(engine, heads, dims, dtype):
+def test_more_heads_per_group_than_program_rows(engine, heads, dims, dtype):
     """Split into equal parts, of which the last may have fewer heads."""
     batch = mk.ChunkBatch([2, 1], [40, 33])
     rows = mk.mask.rows(RULES["window and sinks"], batch)
@@ -96,7 +96,7 @@ def test_groups_of_more_heads_than_a_program_has_rows(engine, heads, dims, dtype
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_mla_reads_values_from_the_keys(engine, dtype):
+def test_mla_reads_values_from_the_key_cache(engine, dtype):
     batch = mk.ChunkBatch([1, 3], [70, 20])
     rows = mk.mask.rows(mk.mask.causal(), batch)
     step = make_step(rows, heads=(16, 1), dims=(576, 512), dtype=dtype, scale=192**-0.5)
@@ -111,7 +111,7 @@ def test_mla_reads_values_from_the_keys(engine, dtype):
 
 @pytest.mark.parametrize("cache_dtype", [torch.float8_e4m3fn, torch.float8_e5m2])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_fp8_with_scales(engine, dtype, cache_dtype):
+def test_fp8_cache_with_scales(engine, dtype, cache_dtype):
     batch = mk.ChunkBatch([1, 6], [70, 70])
     step = make_step(
         mk.mask.rows(mk.mask.causal(), batch), dtype=dtype, cache_dtype=cache_dtype,
@@ -120,13 +120,13 @@ def test_fp8_with_scales(engine, dtype, cache_dtype):
     check(step, engine, loose=2.0)
 
 
-def test_caches_of_another_dtype_than_the_queries(engine):
+def test_cache_dtype_may_differ_from_the_query_dtype(engine):
     rows = mk.mask.rows(mk.mask.causal(), mk.ChunkBatch([1, 6], [70, 70]))
     check(make_step(rows, dtype=torch.float32, cache_dtype=torch.bfloat16), engine)
     check(make_step(rows, dtype=torch.bfloat16, cache_dtype=torch.float32), engine)
 
 
-def test_a_cache_is_not_rounded_to_the_dtype_of_the_queries(engine):
+def test_cache_is_not_rounded_to_the_query_dtype(engine):
     """Neither to its range nor to its precision; keys that cancel make up for large values."""
     batch = mk.ChunkBatch([1], [2], device=engine.device)
     rows = mk.mask.rows(mk.mask.causal(), batch)
@@ -163,19 +163,19 @@ def test_split_over_keys(engine):
     check(make_step(rows, heads=(4, 1), dims=(16, 16)), engine)
 
 
-def test_a_split_over_keys_of_a_group_in_parts(engine):
+def test_split_over_keys_of_a_partitioned_group(engine):
     batch = mk.ChunkBatch([1, 2], [2300, 1025])
     rows = mk.mask.rows(mk.mask.causal(), batch)
     check(make_step(rows, heads=(150, 1), dims=(16, 16)), engine)
 
 
-def test_no_queries(engine):
+def test_batch_without_queries(engine):
     step = make_step(mk.mask.rows(mk.mask.causal(), mk.ChunkBatch([0, 0], [10, 3])))
     out, lse = step.to(engine.device).run(engine.engine)
     assert out.shape == (0, 4, 64) and lse.shape == (0, 4)
 
 
-def test_nan_where_a_query_looks_is_not_hidden(engine):
+def test_visible_nan_reaches_the_output(engine):
     step = make_step(mk.mask.rows(mk.mask.causal(), mk.ChunkBatch([1, 1], [70, 70])))
     step.k_cache[step.block_table[1, 2].item(), 3] = torch.nan
     out, lse = step.to(engine.device).run(engine.engine)

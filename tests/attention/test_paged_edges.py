@@ -21,7 +21,7 @@ def arguments(**changes):
 
 
 @pytest.mark.parametrize("block", [-1, 8, 1 << 30])
-def test_a_bad_block_is_named_if_it_is_seen(engine, block):
+def test_bad_block_is_reported_only_if_visible(engine, block):
     if engine.device == "cuda":
         pytest.skip("on CUDA a later call raises")
     call = arguments()
@@ -35,7 +35,7 @@ def test_a_bad_block_is_named_if_it_is_seen(engine, block):
     mk.paged_attention(**call, engine=engine.engine)
 
 
-def test_of_several_bad_blocks_one_is_reported_whole(engine):
+def test_one_of_several_bad_blocks_is_reported_consistently(engine):
     if engine.engine != "triton" or engine.device == "cuda":
         pytest.skip("of programs that run one after the other, the first reports")
     attention = _library.triton_module("paged_attention", "attention", torch.device("cpu"))
@@ -52,7 +52,7 @@ def test_of_several_bad_blocks_one_is_reported_whole(engine):
         words.zero_()
 
 
-def test_a_block_table_too_short(engine):
+def test_short_block_table_is_rejected(engine):
     call = arguments()
     call["block_table"] = call["block_table"][:, :2]
     if engine.device == "cuda":
@@ -63,7 +63,7 @@ def test_a_block_table_too_short(engine):
 
 
 @pytest.mark.parametrize("num_blocks, kv_len", [(4, 65), (4, 600), (80, 1700)])
-def test_keys_past_the_block_table_that_only_the_device_knows_of(engine, num_blocks, kv_len):
+def test_device_side_lengths_past_the_block_table_stay_in_bounds(engine, num_blocks, kv_len):
     """As when a graph is replayed: tiles past the end of the table, and of its last split."""
     if engine.engine != "triton" or engine.device == "cuda":
         pytest.skip("other engines read the lengths; on CUDA a later call raises")
@@ -116,12 +116,12 @@ def test_keys_past_the_block_table_that_only_the_device_knows_of(engine, num_blo
         ({"engine": "cuda"}, "engine must be one of"),
     ],
 )
-def test_bad_arguments(change, message):
+def test_bad_arguments_are_rejected(change, message):
     with pytest.raises(mk.InvalidArgument, match=f"^paged_attention: .*{message}"):
         mk.paged_attention(**arguments(**change))
 
 
-def test_dims_for_which_a_gpu_has_no_room(engine):
+def test_head_dims_too_large_for_a_gpu_are_rejected(engine):
     rows = mk.mask.rows(mk.mask.causal(), mk.ChunkBatch([1], [5]))
     step = make_step(rows, heads=(1, 1), dims=(4096, 2048), block_size=4)
     if engine.engine != "triton":
@@ -132,7 +132,7 @@ def test_dims_for_which_a_gpu_has_no_room(engine):
         step.to(engine.device).run("triton")
 
 
-def test_tensors_that_require_grad_are_taken_where_none_is_recorded():
+def test_requires_grad_is_accepted_under_no_grad():
     q = torch.ones(3, 4, 64).requires_grad_()
     with torch.no_grad():
         out, lse = mk.paged_attention(**arguments(q=q))
@@ -140,7 +140,7 @@ def test_tensors_that_require_grad_are_taken_where_none_is_recorded():
     assert torch.equal(out, mk.paged_attention(**arguments(q=q.detach()))[0])
 
 
-def test_rows_that_were_made_by_hand_stay_inside_the_cache():
+def test_handmade_rows_stay_inside_the_cache():
     """Intervals past the keys, or negative: only keys that are there are seen."""
     call = arguments()
     expected, _ = mk.paged_attention(**call)

@@ -28,7 +28,7 @@ def is_nan(out, lse):
     return bool(out.isnan().all() and lse.isnan().all())
 
 
-def test_queries(engine, step):
+def test_nan_in_a_query_reaches_its_output(engine, step):
     q, k, v, table, rows = step
     q[0, 0] = math.nan
     out, lse = mk.paged_attention(q, k, v, table, rows, engine=engine.engine)
@@ -39,14 +39,14 @@ def test_queries(engine, step):
 @pytest.mark.parametrize(
     "keys", [slice(0, 1), slice(0, 4), slice(0, 64), slice(64, 128), slice(None)]
 )
-def test_keys(engine, step, keys):
+def test_nan_in_keys_reaches_the_output(engine, step, keys):
     """One block, a tile, each of the splits, all."""
     q, k, v, table, rows = step
     k[keys] = math.nan
     assert is_nan(*mk.paged_attention(q, k, v, table, rows, engine=engine.engine))
 
 
-def test_a_query_that_has_overflowed(engine, step):
+def test_overflowed_query_gives_nan(engine, step):
     q, k, v, table, rows = step
     q = q.to(torch.float16)
     q[0] = math.inf
@@ -54,14 +54,14 @@ def test_a_query_that_has_overflowed(engine, step):
     assert is_nan(*mk.paged_attention(q, k, v, table, rows, engine=engine.engine))
 
 
-def test_a_row_that_sees_nothing_is_none_of_them(engine, step):
+def test_row_that_sees_no_keys_gives_zero_despite_nan(engine, step):
     q, k, v, table, rows = step
     rows.intervals.zero_()
     out, lse = mk.paged_attention(q * math.nan, k, v, table, rows, engine=engine.engine)
     assert not out.any() and (lse == -math.inf).all()
 
 
-def test_a_row_that_sees_only_scores_of_minus_infinity_is_none_either(engine, step):
+def test_row_with_only_minus_infinity_scores_gives_zero(engine, step):
     """As in torch's SDPA."""
     q, k, v, table, rows = step
     k[:] = -math.inf
@@ -69,7 +69,7 @@ def test_a_row_that_sees_only_scores_of_minus_infinity_is_none_either(engine, st
     assert not out.any() and (lse == -math.inf).all()
 
 
-def test_rows_of_a_builder_whose_batch_has_shrunk(engine):
+def test_shrunk_builder_batch_masks_its_spare_rows(engine):
     on = {"device": engine.device}
     builder = mk.mask.MaskBuilder(mk.mask.causal(), mk.ChunkBatch([1, 3], [5, 9], **on))
     builder.set_lengths([1, 1], [5, 7])

@@ -119,7 +119,7 @@ def test_bits_do_not_depend_on_the_layout():
 
 @settings(max_examples=15, deadline=None)
 @given(st.lists(st.integers(0, 300), max_size=4), st.sampled_from(DTYPES))
-def test_merged_parts_are_the_whole(cuts, dtype):
+def test_merged_parts_equal_attention_over_all_keys(cuts, dtype):
     """Attention over ranges of the keys, some of them empty, merged."""
     batch = mk.ChunkBatch([2, 40], [300, 60])
     step = make_step(mk.mask.rows(mk.mask.causal(), batch), dtype=dtype, dims=(32, 32))

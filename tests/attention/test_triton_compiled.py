@@ -117,7 +117,7 @@ build(attention_append.append_rows_kernel,
 
 
 @pytest.mark.parametrize("arch", [90, 100])
-def test_compiles(arch, tmp_path, soak):
+def test_kernels_compile_within_device_limits(arch, tmp_path, soak):
     if importlib.util.find_spec("triton") is None:
         skip("triton", "triton is not installed")
     variables = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"}

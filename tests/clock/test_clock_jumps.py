@@ -84,7 +84,7 @@ thread.join()
 """
 
 
-def test_no_duration_is_taken_from_the_wall_clock():
+def test_only_listed_sources_use_the_wall_clock():
     """Who uses it is listed here, with the reason."""
     sources = [
         path
@@ -101,7 +101,7 @@ def test_no_duration_is_taken_from_the_wall_clock():
     assert using == set(MAY_USE_IT)
 
 
-def test_the_clock_jumps_while_deadlines_and_lives_run(tmp_path):
+def test_deadlines_and_lifetimes_survive_wall_clock_jumps(tmp_path):
     clock = ShiftedClock(tmp_path)
     jumps = ",".join(map(str, JUMPS_S))
     result = subprocess.run(
@@ -112,7 +112,7 @@ def test_the_clock_jumps_while_deadlines_and_lives_run(tmp_path):
 
 
 @pytest.mark.parametrize("seconds", JUMPS_S)
-def test_the_clock_of_other_processes_is_shifted(tmp_path, seconds):
+def test_shifted_clock_changes_only_wall_time(tmp_path, seconds):
     clock = ShiftedClock(tmp_path)
     program = "import time; print(time.time() - time.clock_gettime(time.CLOCK_TAI))"
     offsets = []

@@ -82,7 +82,7 @@ def test_notify():
     assert notify == mooncake.TransferNotify(name="", msg="done")
 
 
-def test_the_modules_stand_for_those_of_mooncake():
+def test_engine_and_store_modules_export_mooncakes_names():
     from mooncake_serving.compat.mooncake import engine, store
 
     assert {"TransferEngine", "TransferNotify", "TransferOpcode"} < set(engine.__all__)
@@ -118,7 +118,7 @@ def test_memory_of_the_allocator_is_registered_and_freed():
         (1 << 60, "alloc: "),
     ],
 )
-def test_an_allocation_that_fails_is_a_runtime_error(size, reason):
+def test_failed_allocation_raises_runtime_error(size, reason):
     """As Mooncake's, which engines may expect."""
     with pytest.raises(RuntimeError, match=reason):
         mooncake.store.MooncakeHostMemAllocator().alloc(size)

@@ -55,7 +55,7 @@ def test_write_and_read(pair, wait):
     pair.near.sees(addressed(SIZE))
 
 
-def test_many_at_once_each_with_an_id_of_its_own(pair):
+def test_many_concurrent_batches_have_distinct_ids(pair):
     engine = pair.near.engine
     ids = []
     for name, local, remote, size in [
@@ -69,7 +69,7 @@ def test_many_at_once_each_with_an_id_of_its_own(pair):
     pair.far.sees(expected)
 
 
-def test_nothing_to_move(pair):
+def test_empty_batches_complete(pair):
     engine = pair.near.engine
     assert engine.get_batch_transfer_status([]) == 0
     assert engine.get_batch_transfer_status(np.array([], np.int64)) == 0
@@ -122,7 +122,7 @@ def test_unknown_ids(pair, caplog):
     pair.far.sees(addressed(SIZE))  # it has waited for the other one
 
 
-def test_only_one_of_many_threads_has_the_end_of_a_batch(pair, caplog):
+def test_only_one_thread_collects_a_batch_result(pair, caplog):
     engine = pair.near.engine
     results = []
     for _ in range(20):
@@ -131,7 +131,7 @@ def test_only_one_of_many_threads_has_the_end_of_a_batch(pair, caplog):
     assert results.count(1) == 20 and results.count(-1) == 60
 
 
-def test_an_engine_that_is_closed_over_a_batch(pair, caplog):
+def test_close_with_batches_in_flight(pair, caplog):
     engine = pair.near.engine
     batch_ids = [engine.batch_transfer_async_write(*blocks(pair)) for _ in range(50)]
     engine.close()

@@ -35,7 +35,7 @@ assert TheirStore is MooncakeDistributedStore
 """
 
 
-def test_the_code_of_the_page_puts_it_in_the_place_of_mooncake():
+def test_documented_code_installs_the_drop_in():
     code = "".join(blocks_of("serving/mooncake_compat") + blocks_of("serving/mooncake_store"))
     command = ["env", "MC_FORCE_TCP=1", sys.executable, "-c", code + USE]
     ran = subprocess.run(command, capture_output=True, text=True, timeout=120)
@@ -43,7 +43,7 @@ def test_the_code_of_the_page_puts_it_in_the_place_of_mooncake():
 
 
 @pytest.mark.parametrize("imported", [(), ("engine",), ("store",)], ids=str)
-def test_it_is_not_installed_over_mooncake_itself(imported):
+def test_install_refuses_to_replace_imported_mooncake(imported):
     code = f"""
 import sys, types
 theirs = sys.modules["mooncake"] = types.ModuleType("mooncake")
@@ -57,7 +57,7 @@ mooncake.install()
     assert "ImportError: install: mooncake must not be imported before" in ran.stderr
 
 
-def test_the_table_names_every_call():
+def test_documentation_lists_every_engine_call():
     table = PAGE[PAGE.index("## The calls") :]
     named = set(re.findall(r"`(\w+)(?:\(|`)", table))
     calls = {
@@ -68,7 +68,7 @@ def test_the_table_names_every_call():
     assert calls <= named, calls - named
 
 
-def test_the_table_of_the_store_names_every_call():
+def test_documentation_lists_every_store_call():
     named = set(re.findall(r"`(\w+)(?:\(|`)", STORE))
     calls = {
         name
@@ -78,7 +78,7 @@ def test_the_table_of_the_store_names_every_call():
     assert calls <= named, calls - named
 
 
-def test_the_codes_of_the_page():
+def test_documented_error_codes_match():
     for code, name in re.findall(r"(-\d+) `(ERR_\w+)`", PAGE):
         assert getattr(mooncake, name) == int(code)
     assert len(re.findall(r"(-\d+) `(ERR_\w+)`", PAGE)) == 6

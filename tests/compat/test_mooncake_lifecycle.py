@@ -37,7 +37,7 @@ def engine(monkeypatch):
         ("[::1]:0", "[::1]"),
     ],
 )
-def test_a_name_and_the_port_that_it_got(engine, hostname, host):
+def test_hostname_is_combined_with_the_assigned_port(engine, hostname, host):
     start(engine, hostname)
     port = engine.get_rpc_port()
     assert engine.get_engine().name == f"{host}:{port}"
@@ -46,7 +46,7 @@ def test_a_name_and_the_port_that_it_got(engine, hostname, host):
         assert other.engine.send_probe(f"{host}:{port}") == 0
 
 
-def test_a_port_that_is_free_and_one_that_is_taken(engine, caplog):
+def test_taken_port_is_replaced_with_a_free_one(engine, caplog):
     port = free_port()
     with socket.create_server(("127.0.0.1", port)):
         start(engine, f"127.0.0.1:{port}")
@@ -112,7 +112,7 @@ def test_mc_force_tcp_makes_any_protocol_tcp(engine, monkeypatch, protocol):
     assert engine.initialize("127.0.0.1", "P2PHANDSHAKE", protocol, "mlx5_0,mlx5_1") == 0
 
 
-def test_rdma_is_not_replaced_by_something_else(engine, monkeypatch, caplog):
+def test_rdma_does_not_fall_back(engine, monkeypatch, caplog):
     monkeypatch.setattr(nics, "_missing", lambda _: "this machine has no RDMA device")
     arguments = ("127.0.0.1", "P2PHANDSHAKE", "rdma", "")
     refused(caplog, -1, "this machine has no RDMA device", engine.initialize, *arguments)
@@ -135,7 +135,7 @@ def test_a_malformed_timeout_is_refused(engine, monkeypatch, caplog, text):
     refused(caplog, -1, reason, engine.initialize, *arguments)
 
 
-def test_only_one_of_many_threads_initializes(engine, caplog):
+def test_only_one_of_many_threads_can_initialize(engine, caplog):
     results = in_threads(8, lambda _: engine.initialize("127.0.0.1", "P2PHANDSHAKE", "tcp", ""))
     assert sorted(results) == [-1] * 7 + [0]
     assert caplog.text.count("it is initialized, as 127.0.0.1:") == 7
@@ -181,7 +181,7 @@ def test_non_integers_raise_before_initialize(engine):
     assert engine.get_engine() is None
 
 
-def test_close_and_start_again(engine, caplog):
+def test_engine_can_be_reinitialized_after_close(engine, caplog):
     port = free_port()
     start(engine, f"127.0.0.1:{port}")
     engine.close()
@@ -195,7 +195,7 @@ def test_close_and_start_again(engine, caplog):
     refused(caplog, 0, "connection refused", first, f"127.0.0.1:{port}")  # it is that no more
 
 
-def test_a_dropped_engine_is_closed_unless_it_is_shared():
+def test_dropped_engine_is_closed_unless_shared():
     engine = start(TransferEngine())
     name = f"127.0.0.1:{engine.get_rpc_port()}"
     with mk.TransferEngine() as other:
@@ -210,7 +210,7 @@ def test_a_dropped_engine_is_closed_unless_it_is_shared():
         shared.close()
 
 
-def test_a_process_that_closes_nothing_ends_quietly():
+def test_process_exits_cleanly_without_close():
     program = (
         "from mooncake_serving.compat.mooncake import TransferEngine\n"
         "engine, dropped = TransferEngine(), TransferEngine()\n"
@@ -251,7 +251,7 @@ def test_the_local_topology(engine, caplog):
             engine.get_local_topology(wrong)
 
 
-def test_cuda_calls_say_that_no_gpu_is_in_use(engine):
+def test_cuda_calls_without_a_gpu_are_unavailable(engine):
     memory = untouched(8)
     assert start(engine).register_memory(memory.ctypes.data, 8) == 0
     with side(untouched(8)) as there:
@@ -269,5 +269,5 @@ def test_cuda_calls_say_that_no_gpu_is_in_use(engine):
     assert engine.check_transfers_on_cuda() == 0
 
 
-def test_there_is_no_efa_to_warm_up(engine):
+def test_warmup_efa_segment_is_a_no_op(engine):
     assert engine.warmup_efa_segment("127.0.0.1:1") == 0

@@ -56,7 +56,7 @@ def test_batches_of_memory(engine, caplog, form):
     assert engine.batch_register_memory(addresses, [PAGE] * 512) == 0
 
 
-def test_a_batch_is_registered_wholly_or_not_at_all(engine, caplog):
+def test_batch_registration_is_all_or_nothing(engine, caplog):
     memory = untouched(8 * PAGE)
     first, second, third = (memory.ctypes.data + i * PAGE for i in range(3))
     batch = engine.batch_register_memory
@@ -135,7 +135,7 @@ def test_memory_across_mappings():
     assert mapped.access(sys.maxsize * 2, 8) == ""
 
 
-def test_a_torch_tensor_by_its_pointer(engine):
+def test_torch_tensor_is_registered_by_pointer(engine):
     tensor = torch.arange(4096, dtype=torch.float32)
     assert engine.register_memory(tensor.data_ptr(), tensor.nbytes) == 0
     back = engine.read_bytes_from_buffer(tensor.data_ptr() + 4, tensor.nbytes - 4)
@@ -163,13 +163,13 @@ def test_managed_buffers(engine, caplog):
     refused(caplog, 0, "Cannot allocate memory", engine.allocate_managed_buffer, 2**62)
 
 
-def test_a_managed_buffer_of_a_registered_address_is_not_confused(engine, caplog):
+def test_registered_memory_is_not_freed_as_a_managed_buffer(engine, caplog):
     memory = untouched(PAGE)
     assert engine.register_memory(memory.ctypes.data, PAGE) == 0
     refused(caplog, -3, "those of", engine.free_managed_buffer, memory.ctypes.data, PAGE)
 
 
-def test_bytes_in_and_out(engine, caplog):
+def test_read_and_write_bytes_of_a_buffer(engine, caplog):
     memory = untouched(64)
     address = memory.ctypes.data
     assert engine.register_memory(address, 64) == 0
@@ -193,7 +193,7 @@ def test_bytes_in_and_out(engine, caplog):
             engine.read_bytes_from_buffer(*wrong)
 
 
-def test_the_first_buffer_of_another_engine(pair):
+def test_first_buffer_address_of_a_peer(pair):
     assert pair.near.engine.get_first_buffer_address(pair.name) == pair.far.address
 
 
@@ -207,7 +207,7 @@ def test_a_peer_without_memory_and_an_absent_peer(engine, caplog):
     refused(caplog, 0, "must be a string", first, None)
 
 
-def test_the_first_buffer_over_tcp_needs_a_secret(monkeypatch, caplog):
+def test_first_buffer_address_over_tcp_needs_a_secret(monkeypatch, caplog):
     monkeypatch.setitem(names._TRANSPORTS, "tcp", ("tcp",))
     with side(untouched(PAGE)) as near, side(untouched(PAGE)) as far:
         first = near.engine.get_first_buffer_address
@@ -217,7 +217,7 @@ def test_the_first_buffer_over_tcp_needs_a_secret(monkeypatch, caplog):
             assert near.engine.get_first_buffer_address(f"localhost:{far.port}") == far.address
 
 
-def test_threads_that_register_the_same_and_their_own(engine):
+def test_threads_register_shared_and_own_memory(engine):
     memory = untouched(64 * PAGE)
     address = memory.ctypes.data
     shared, rounds = [], 50

@@ -102,7 +102,7 @@ def test_absent_names_and_a_taken_one(server, caplog):
         other.close()
 
 
-def test_a_port_in_the_name_is_taken_if_it_is_free(server, caplog):
+def test_port_in_the_name_is_used_if_free(server, caplog):
     port = free_port()
     name = f"127.0.0.1:{port}"
     with started(name, server) as engine, started(f"localhost:{port}", server) as other:
@@ -111,7 +111,7 @@ def test_a_port_in_the_name_is_taken_if_it_is_free(server, caplog):
         assert other.send_probe(name) == engine.send_probe(f"localhost:{port}") == 0
 
 
-def test_clusters_that_share_a_server(server, monkeypatch, caplog):
+def test_cluster_ids_separate_names_on_one_server(server, monkeypatch, caplog):
     with started("127.0.0.1", server) as one:
         monkeypatch.setenv("MC_METADATA_CLUSTER_ID", "other")
         with started("127.0.0.1", server) as another, started("localhost", server) as its_peer:
@@ -122,7 +122,7 @@ def test_clusters_that_share_a_server(server, monkeypatch, caplog):
             assert entry.instance == another.get_engine()._engine.instance
 
 
-def test_initialize_ext_and_the_login_of_redis(tmp_path, monkeypatch, caplog):
+def test_initialize_ext_with_redis_credentials(tmp_path, monkeypatch, caplog):
     server = RedisServer(tmp_path, "--requirepass", "pass/word")
     try:
         with contextlib.closing(TransferEngine()) as engine:

@@ -72,7 +72,7 @@ def test_threads_with_memory_of_their_own(near, count):
             assert mine == [str(turn) for turn in range(20)]
 
 
-def test_one_connection_serves_calls_that_follow_each_other(near):
+def test_sequential_calls_share_one_connection(near):
     with other_process() as far:
         for _ in range(5):
             assert near.engine.transfer_sync_write(far.name, near.address, far.address, 8) == 0
@@ -96,7 +96,7 @@ def test_an_absent_peer(near, caplog):
     assert lanes(near.engine, name) == []
 
 
-def test_a_peer_that_comes_late(near, caplog):
+def test_peer_started_later_is_reached(near, caplog):
     name = f"127.0.0.1:{free_port()}"
     write = near.engine.transfer_sync_write
     refused(caplog, -1, "connection refused", write, name, near.address, 1, 8)
@@ -106,7 +106,7 @@ def test_a_peer_that_comes_late(near, caplog):
         far.sees(addressed(SIZE))
 
 
-def test_a_peer_that_is_killed_and_started_again(near, caplog):
+def test_peer_is_killed_and_restarted(near, caplog):
     write = near.engine.transfer_sync_write
     with other_process(f"127.0.0.1:{free_port()}") as far:
         name, first_address = far.name, far.address
@@ -129,7 +129,7 @@ def test_a_peer_that_is_killed_and_started_again(near, caplog):
 
 
 @pytest.mark.parametrize("opcode", list(TransferOpcode))
-def test_a_peer_that_is_killed_during_transfers(near, opcode):
+def test_peer_killed_during_transfers_fails_all_calls(near, opcode):
     with other_process() as far:
         offsets = np.arange(4096)[::-1] * (SIZE // 4096)
         columns = (near.address + offsets, far.address + offsets, [SIZE // 4096] * 4096)
@@ -153,7 +153,7 @@ def over_tcp(monkeypatch):
     monkeypatch.setitem(names._TRANSPORTS, "tcp", ("local", "tcp"))
 
 
-def test_a_peer_that_is_stopped(over_tcp, caplog, monkeypatch):
+def test_stopped_peer_times_out_every_call(over_tcp, caplog, monkeypatch):
     """Every kind of call ends at its time, and says so."""
     monkeypatch.setenv("MC_TRANSFER_TIMEOUT", "5")  # the shortest there is
     with side(addressed(SIZE)) as near, other_process() as far:
@@ -204,7 +204,7 @@ def test_a_failed_call_does_not_end_concurrent_ones(caplog, monkeypatch):
         assert len(lanes(near.engine, far.name)) == 1
 
 
-def test_a_call_that_never_reaches_its_peer_leaves_the_connection_free(near, caplog):
+def test_locally_rejected_call_keeps_the_connection(near, caplog):
     with other_process() as far:
         block = (far.name, near.address, far.address, 8)
         for _ in range(3):
@@ -245,7 +245,7 @@ def test_ctrl_c_ends_the_transfer_but_not_a_concurrent_one(over_tcp, near, monke
         assert lanes(near.engine, far.name) == []
 
 
-def test_a_slow_peer_does_not_hold_up_another(near):
+def test_slow_peer_does_not_delay_others(near):
     """While calls to a peer that does not answer wait, those to another go through."""
     with socket.create_server(("127.0.0.1", 0)) as silent, other_process() as far:
         silent_name = f"127.0.0.1:{silent.getsockname()[1]}"
@@ -289,7 +289,7 @@ def test_close_wakes_waiting_threads(near):
         assert codes == [-1] * 3
 
 
-def test_engines_without_a_common_life(near):
+def test_engine_recreated_under_one_name_is_not_confused(near):
     """An engine that comes and goes under one name, in this process."""
     for turn in range(5):
         memory = np.full(SIZE, turn, np.uint8)

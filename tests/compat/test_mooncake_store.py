@@ -28,7 +28,7 @@ WRONG, ABSENT, FULL = INVALID_PARAMS, OBJECT_NOT_FOUND, NO_AVAILABLE_HANDLE
 
 
 @pytest.mark.parametrize("num_bytes", [1, 63, 64, 65, 4096, 1 << 20, 20 << 20])
-def test_a_value_comes_back(store, num_bytes):
+def test_put_and_get_a_value(store, num_bytes):
     value = value_of(num_bytes, num_bytes)
     assert store.put("a", value) == 0
     assert store.get("a") == value
@@ -46,7 +46,7 @@ def test_keys_are_any_text(store, key):
 
 
 @pytest.mark.parametrize("value", [bytearray(b"abc"), memoryview(b"abc"), np.arange(3.0)])
-def test_a_value_is_all_bytes_of_a_buffer(store, value):
+def test_put_stores_all_bytes_of_a_buffer(store, value):
     assert store.put("a", value) == 0
     assert store.get("a") == bytes(value)
 
@@ -146,7 +146,7 @@ def test_invalid_ranks(store, caplog, rank, size, reason):
     reasons(caplog, reason)
 
 
-def test_one_wrong_key_of_many(store, caplog):
+def test_one_invalid_key_among_many(store, caplog):
     assert store.batch_is_exist(["a", 5]) == [-1, -1]
     reasons(caplog, "batch_is_exist: key must be a string")
     assert store.get(5) == b""
@@ -163,7 +163,7 @@ def test_a_full_store_evicts_unpinned_values(store):
     assert store.batch_is_exist(["hard", "soft", "k0", "k19"]) == [1, 1, 0, 1]
 
 
-def test_a_store_that_cannot_evict_is_full(store, caplog):
+def test_put_fails_when_nothing_can_be_evicted(store, caplog):
     pinned = ReplicateConfig(with_hard_pin=True)
     codes = [store.put(f"k{i}", bytes(20 << 20), config=pinned) for i in range(4)]
     assert codes == [0, 0, 0, FULL]
@@ -172,7 +172,7 @@ def test_a_store_that_cannot_evict_is_full(store, caplog):
     assert store.batch_is_exist(["k0", "k3", "huge"]) == [1, 0, 0]
 
 
-def test_a_buffer_stays_when_its_value_goes(store):
+def test_buffer_handle_outlives_its_value(store):
     store.put("a", b"value")
     handle = store.get_buffer("a")
     assert store.remove("a") == 0
@@ -181,7 +181,7 @@ def test_a_buffer_stays_when_its_value_goes(store):
     assert bytes(memoryview(handle)) == b"value" and memoryview(handle).readonly
 
 
-def test_a_handle_is_shown_and_compared_as_an_object(store):
+def test_buffer_handle_repr_and_identity_comparison(store):
     store.put_batch(["a", "b"], [b"value", b"value"])
     handle, other = store.batch_get_buffer(["a", "b"])
     shown = "<BufferHandle of 5 bytes>"
@@ -192,7 +192,7 @@ def test_a_handle_is_shown_and_compared_as_an_object(store):
     assert handle in [other, handle] and len({handle, other, handle}) == 2
 
 
-def test_a_handle_is_used_as_an_array(store):
+def test_buffer_handle_behaves_like_an_array(store):
     store.put("a", b"value")
     handle, plain = store.get_buffer("a"), np.frombuffer(b"value", np.uint8)
     for part, expected in ((handle[:4], plain[:4]), (handle + 1, plain + 1), (handle[::2], b"vle")):
@@ -219,7 +219,7 @@ def test_removal_by_regex_searches(store):
     assert store.remove_all() == 1
 
 
-def test_tenants_do_not_see_each_other():
+def test_tenants_are_isolated():
     with pool_file() as path:
         one, two = set_up(path), set_up(path, tenant_id="two")
         assert one.put("a", b"1") == two.put("a", b"2") == 0
@@ -227,7 +227,7 @@ def test_tenants_do_not_see_each_other():
         assert one.remove_all() == 1 and two.get("a") == b"2"
 
 
-def test_objects_of_others_in_the_pool_are_not_listed():
+def test_foreign_objects_in_the_pool_are_not_listed():
     with pool_file() as path:
         store = set_up(path)
         with Store.open(path, namespace="mooncake/default") as other:
@@ -252,7 +252,7 @@ def test_before_setup_and_after_close(store, caplog):
         reasons(caplog, "call setup first")
 
 
-def test_values_outlast_the_store():
+def test_values_outlive_the_store():
     with pool_file() as path:
         set_up(path).put("a", b"1")
         again = set_up(path, capacity=0)  # whatever is there
@@ -289,7 +289,7 @@ def test_setup_by_dict():
         ({"protocol": "cxl"}, -900, "protocol must be one of"),
     ],
 )
-def test_a_setup_that_fails(monkeypatch, caplog, changes, code, reason):
+def test_failed_setup_returns_error_code(monkeypatch, caplog, changes, code, reason):
     monkeypatch.delenv("MC_FORCE_TCP", raising=False)
     store = MooncakeDistributedStore()
     assert store.setup(SETTINGS | changes) == code
@@ -297,7 +297,7 @@ def test_a_setup_that_fails(monkeypatch, caplog, changes, code, reason):
     assert store.health_check() == 1
 
 
-def test_setup_names_what_is_missing(caplog):
+def test_setup_names_missing_arguments(caplog):
     store = MooncakeDistributedStore()
     assert store.setup({"local_hostname": "127.0.0.1"}) == WRONG
     reasons(caplog, "config must have metadata_server")
@@ -305,7 +305,7 @@ def test_setup_names_what_is_missing(caplog):
         store.setup("127.0.0.1")
 
 
-def test_an_unknown_name_raises_so_that_engines_can_leave_it_out():
+def test_unknown_setup_option_raises_type_error():
     """SGLang does, with each name that is part of the text."""
     store = MooncakeDistributedStore()
     with pool_file() as path:
@@ -318,7 +318,7 @@ def test_an_unknown_name_raises_so_that_engines_can_leave_it_out():
         assert store.setup(*arguments, tenant_id="t") == 0
 
 
-def test_numbers_and_flags_of_numpy():
+def test_numpy_scalars_and_arrays_are_accepted():
     store = MooncakeDistributedStore()
     with pool_file() as path:
         settings = {"global_segment_size": np.int64(1 << 20), "protocol": np.str_("tcp")}
@@ -332,7 +332,7 @@ def test_numbers_and_flags_of_numpy():
             assert store.get_batch(keys) == [b"1", b""]
 
 
-def test_names_order_and_defaults_are_those_of_mooncake():
+def test_argument_names_order_and_defaults_match_mooncake():
     def parameters(call) -> list[str]:
         return [
             f"{p.name}={p.default}" if p.default is not p.empty else p.name
@@ -375,7 +375,7 @@ assert store.setup(settings | {"master_server_addr": "redis://127.0.0.1:1"}) == 
 """
 
 
-def test_a_pool_of_one_host_needs_no_extra():
+def test_single_host_pool_needs_no_optional_packages():
     with pool_file() as path:
         command = [sys.executable, "-c", WITHOUT, path]
         ran = subprocess.run(command, capture_output=True, text=True, timeout=120)

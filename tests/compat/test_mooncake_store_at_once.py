@@ -47,7 +47,7 @@ def calls(monkeypatch):
     return made
 
 
-def test_one_call_for_a_batch(store, memory, calls):
+def test_batch_takes_one_pool_call(store, memory, calls):
     keys, p = [*"abc", LONG], memory.address
     places, sizes = [p, p + 100, p + 200, p + 300], [100, 90, 80, 70]
     assert store.batch_put_from(keys, places, sizes) == [0] * 4
@@ -70,7 +70,7 @@ def test_one_call_for_a_batch(store, memory, calls):
     assert store.get("n") == memory.at(50, 30) + memory.at(900, 40)
 
 
-def test_one_call_for_a_batch_of_values(store, memory, calls):
+def test_batch_of_values_takes_one_pool_call(store, memory, calls):
     keys, values = [*"abc"], [b"1" * 100, np.arange(9), torch.arange(7)]
     assert store.put_batch(keys, values) == 0
     assert store.put_batch(keys, [b"other"] * 3) == 0
@@ -86,7 +86,7 @@ def test_one_call_for_a_batch_of_values(store, memory, calls):
     assert calls[2:] == ["remove_each", "put_headed"] * 2
 
 
-def test_a_value_that_others_put_while_it_is_replaced(store, monkeypatch):
+def test_upsert_replaces_a_concurrent_put(store, monkeypatch):
     remove_each = ObjectPool.remove_each
 
     def remove_slowly(pool, keys):
@@ -100,7 +100,7 @@ def test_a_value_that_others_put_while_it_is_replaced(store, monkeypatch):
     assert store.get_batch([*"abc"]) == [b"1", b"2", b"3"]
 
 
-def test_memory_of_values_stays_while_they_are_put(store, memory, monkeypatch):
+def test_buffers_cannot_be_resized_during_put(store, memory, monkeypatch):
     values = [bytearray(b"a" * 100), bytearray(b"b" * 100)]
     refused = []
     put_headed = Store.put_headed
@@ -130,7 +130,7 @@ def test_only_unusual_values_are_read_one_by_one(store, memory, calls, caplog):
     ]
 
 
-def test_the_last_is_read_first(store, memory):
+def test_batch_is_read_in_reverse_order(store, memory):
     keys = [f"k{i}" for i in range(8)]
     places = [memory.address] * 8
     assert store.batch_put_from(keys, places, [10] * 8) == [0] * 8
@@ -142,7 +142,7 @@ def test_the_last_is_read_first(store, memory):
     assert used == sorted(used, reverse=True)
 
 
-def test_another_value_of_the_same_hash_is_not_returned(store, memory):
+def test_hash_collision_is_not_returned(store, memory):
     backend = store._running().backend
     others = [header_of("other"), header_of("a")[:-1] + b"x", header_of("b")[:20], b"raw"]
     for name, start in zip("abcd", others, strict=True):
@@ -318,7 +318,7 @@ def test_odd_names_are_removed_as_by_single_calls(store, monkeypatch, caplog):
     assert found[: len(found) // 2] == found[len(found) // 2 :]
 
 
-def test_a_batch_makes_room_as_it_goes():
+def test_batch_evicts_its_own_tail_as_it_goes():
     with pool_file() as path, contextlib.closing(set_up(path, CAPACITY)) as store:
         memory = Memory(store)
         keys = [f"k{i}" for i in range(12)]
@@ -329,7 +329,7 @@ def test_a_batch_makes_room_as_it_goes():
             assert store.get(keys[i]) == memory.at(i * KIB, 40 * KIB)
 
 
-def test_a_batch_for_which_there_is_no_room(caplog):
+def test_batch_without_room_fails_per_key(caplog):
     with pool_file() as path, contextlib.closing(set_up(path, CAPACITY)) as store:
         memory = Memory(store)
         keys, places = [f"k{i}" for i in range(4)], [memory.address] * 4

@@ -21,7 +21,7 @@ WRONG, ABSENT = INVALID_PARAMS, OBJECT_NOT_FOUND
 KIB = 1024
 
 
-def test_a_range_goes_in_and_comes_out(store, memory):
+def test_put_from_and_get_into(store, memory):
     for size in (1, 64, 1000, 64 * KIB):
         assert store.put_from(f"f{size}", memory.address + 7, size) == 0
         assert store.get(f"f{size}") == memory.at(7, size)
@@ -39,7 +39,7 @@ def test_sizes_of_destinations(store, memory):
     assert store.get_into("no", memory.address, 10) == ABSENT
 
 
-def test_a_damaged_value(store, memory, caplog):
+def test_damaged_value_is_removed_and_not_read(store, memory, caplog):
     """In the pool of the host: it is removed, and nothing of it is read."""
     calls = [
         lambda: store.get_into("f", memory.address, 5000),
@@ -56,7 +56,7 @@ def test_a_damaged_value(store, memory, caplog):
         assert not memory.bytes[:5000].any()
 
 
-def test_a_value_of_no_bytes(store, memory):
+def test_empty_value_is_not_stored(store, memory):
     assert store.put_from("f", memory.address, 0) == 0 and store.is_exist("f") == 0
     assert store.batch_put_from(["f"], [memory.address], [0]) == [WRONG]
     codes = store.batch_put_from_multi_buffers(["m"], [[memory.address] * 2], [[0, 8]])
@@ -77,7 +77,7 @@ def test_registered_memory(store, memory, caplog):
     assert store.register_buffer(begin + 4096, 4096) == store.register_buffer(begin, 4096) == 0
 
 
-def test_memory_that_is_not_registered_is_looked_up(store, memory, caplog):
+def test_unregistered_memory_is_looked_up(store, memory, caplog):
     other = np.zeros(1000, np.uint8)
     assert store.put_from("f", memory.address, 1000) == 0
     assert store.get_into("f", other.ctypes.data, 1000) == 1000
@@ -90,7 +90,7 @@ def test_memory_that_is_not_registered_is_looked_up(store, memory, caplog):
 
 
 @pytest.mark.parametrize("call, most", [("put_from", 55), ("get_into", 40)])
-def test_one_value_takes_few_calls_of_python(store, memory, call, most):
+def test_single_value_takes_few_python_calls(store, memory, call, most):
     """Each takes most of a microsecond where the caches are cold, as after a large copy."""
     count = 0
 
@@ -133,7 +133,7 @@ def test_batches(store, memory):
     assert store.batch_put_from([], [], []) == store.batch_get_into([], [], []) == []
 
 
-def test_lists_that_do_not_fit(store, memory, caplog):
+def test_lists_of_different_lengths_are_rejected(store, memory, caplog):
     p = memory.address
     assert store.batch_put_from(["x", "y"], [p], [8, 8]) == [WRONG, WRONG]
     assert store.batch_get_into(["x"], [p, p], [8, 8]) == [WRONG]
@@ -205,7 +205,7 @@ def test_ranges(store, memory):
     assert memory.at(far + 10_005, 1000) == memory.at(0, 1000)
 
 
-def test_many_ranges_of_a_value_are_compared_with_its_checksum_once(store, memory, monkeypatch):
+def test_checksum_is_verified_once_for_many_ranges(store, memory, monkeypatch):
     looks = []
     for name in ("get_into", "pin"):
         original = getattr(ObjectPool, name)
@@ -239,7 +239,7 @@ def test_many_ranges_of_a_value_are_compared_with_its_checksum_once(store, memor
         (([], [], [], []), [[[WRONG]]]),
     ],
 )  # fmt: skip
-def test_ranges_that_fail(store, memory, lists, expected):
+def test_invalid_ranges_return_error_codes(store, memory, lists, expected):
     store.put_from("f", memory.address, 1000)
     assert store.get_into_ranges([memory.address + 4096], *lists) == expected
 
@@ -252,7 +252,7 @@ DTYPES = [
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_a_tensor_comes_back(store, dtype):
+def test_put_and_get_a_tensor(store, dtype):
     tensor = (torch.arange(24).reshape(2, 3, 4) % 2).to(dtype)
     assert store.put_tensor("t", tensor) == 0
     found = store.get_tensor("t")
@@ -291,7 +291,7 @@ def test_values_that_are_not_tensors(store, caplog):
     assert store.get_tensor("short") is None
 
 
-def test_lazy_conjugates_and_negatives_are_stored_as_their_values(store):
+def test_lazy_conjugates_and_negatives_are_materialized(store):
     lazy = torch.tensor([1 + 2j, 3 + 4j]).conj()
     for i, tensor in enumerate((lazy, lazy.imag, torch._neg_view(torch.ones(3)))):
         assert store.put_tensor(f"t{i}", tensor) == 0

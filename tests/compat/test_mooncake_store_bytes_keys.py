@@ -72,7 +72,7 @@ def seen(answer):
 
 
 @pytest.mark.parametrize("name, parameters", list(calls()))
-def test_every_call_takes_them(name, parameters, caplog):
+def test_every_call_accepts_bytes_keys(name, parameters, caplog):
     [parameter] = KEYS.intersection(parameters)
     found = []
     for kind in (str, str.encode, lambda text: bytearray(text.encode())):

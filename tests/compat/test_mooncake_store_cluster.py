@@ -68,7 +68,7 @@ def other(server, store):
         yield other
 
 
-def test_values_of_others_are_read(store, other):
+def test_values_of_other_hosts_are_read(store, other):
     memory = Memory(store)
     for i, num_bytes in enumerate((1, 4096, 300_000, 5 << 20)):
         value = value_of(i, num_bytes)
@@ -172,7 +172,7 @@ def asked(store, monkeypatch):
     return asked
 
 
-def test_a_batch_asks_the_directory_as_often_as_one_key(store, other, asked):
+def test_batch_takes_as_many_directory_calls_as_one_key(store, other, asked):
     n = 64
     memory, tensors = Memory(store), [torch.full((4,), i) for i in range(n)]
     pointers, sizes = [memory.address + 200 * i for i in range(n)], [100] * n
@@ -275,7 +275,7 @@ def test_names_are_listed_from_all_hosts(store, other):
     assert other.call("batch_is_exist", ["mine-1", "theirs-1"]) == [0, 0]
 
 
-def test_a_process_without_a_pool(server, store, other):
+def test_client_without_a_pool(server, store, other):
     client = MooncakeDistributedStore()
     assert client.setup(settings_of(server, 0)) == 0
     memory = Memory(client)
@@ -288,7 +288,7 @@ def test_a_process_without_a_pool(server, store, other):
     assert client.close() == 0
 
 
-def test_pins_hold_without_a_pool(server, store, other):
+def test_pins_of_client_without_a_pool_hold(server, store, other):
     """Whoever takes the values keeps them, and all copies of them, however many others come."""
     client = MooncakeDistributedStore()
     assert client.setup(settings_of(server, 0)) == 0
@@ -309,7 +309,7 @@ def test_pins_hold_without_a_pool(server, store, other):
         assert client.close() == 0
 
 
-def test_a_killed_process_takes_its_values_along(store, other):
+def test_values_of_a_killed_process_are_lost(store, other):
     assert other.call("put", "theirs", b"1") == store.put("mine", b"2") == 0
     assert store.get("theirs") == b"1"
     other.kill()
@@ -386,7 +386,7 @@ def test_preferences(store, other):
     assert holders_of(store, [f"k{i}" for i in range(5)]) == expected
 
 
-def test_further_copies_go_to_the_other_preferred_segments(server, store, other):
+def test_replicas_go_to_the_other_preferred_segments(server, store, other):
     with processes(settings_of(server)) as (third,):
         segments = [one.call("get_hostname") for one in (other, third)]
         store._running().backend._cluster.node.members(anew=True)
@@ -413,7 +413,7 @@ def test_a_value_is_stored_if_the_directory_fails_before_its_copies(
     assert store.get("a") == b"value"
 
 
-def test_without_the_directory(server, store, caplog):
+def test_calls_fail_without_the_directory_and_recover(server, store, caplog):
     store.put("mine", b"1")
     server.stop()
     assert store.get("mine") == b"1" and store.health_check() == 2
@@ -427,7 +427,7 @@ def test_without_the_directory(server, store, caplog):
     assert store.health_check() == 0
 
 
-def test_removals_without_the_directory(server, store, caplog):
+def test_removals_fail_without_the_directory(server, store, caplog):
     assert store.put("a", b"1") == 0
     server.stop()
     assert store.batch_remove(["a", 5]) == [RPC_FAIL, INVALID_PARAMS]
@@ -442,7 +442,7 @@ def test_addresses_that_are_not_servers(caplog):
     assert store.health_check() == 1
 
 
-def test_processes_of_a_host_need_no_names_of_their_own(server, monkeypatch, caplog):
+def test_processes_of_one_host_get_distinct_names(server, monkeypatch, caplog):
     """At a metadata server, where names are unique: each adds a free port to its host."""
     settings = settings_of(server) | {"metadata_server": server.url}
     one, two, three = (MooncakeDistributedStore() for _ in range(3))
@@ -461,13 +461,13 @@ def test_processes_of_a_host_need_no_names_of_their_own(server, monkeypatch, cap
 
 
 @pytest.mark.parametrize("host", ["no.such.host.invalid", "192.0.2.1"])
-def test_a_host_that_is_not_this_machine(server, caplog, host):
+def test_foreign_local_hostname_is_rejected(server, caplog, host):
     settings = settings_of(server) | {"metadata_server": server.url, "local_hostname": host}
     assert MooncakeDistributedStore().setup(settings) == INVALID_PARAMS
     reasons(caplog, f"local_hostname must be a host of this machine .* got '{host}'")
 
 
-def test_a_name_with_a_port_is_used_as_it_is(server, caplog):
+def test_name_with_a_port_is_used_unchanged(server, caplog):
     settings = settings_of(server) | {"metadata_server": server.url}
     name = f"127.0.0.1:{free_port()}"
     one, two = MooncakeDistributedStore(), MooncakeDistributedStore()

@@ -31,7 +31,7 @@ def folder(tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     "dtype", [torch.float32, torch.bfloat16, torch.float8_e4m3fn, torch.int64, torch.bool]
 )
-def test_there_and_back(store, folder, dtype):
+def test_save_and_load_safetensors(store, folder, dtype):
     tensor = (TENSOR % 2).to(dtype)
     assert store.put_tensor("é", tensor.t()) == 0
     path = folder / "a file"
@@ -55,7 +55,7 @@ def test_unusual_shapes(store, tensor):
     assert torch.equal(store.get_tensor("u"), tensor)
 
 
-def test_which_tensor_of_a_file(store, caplog):
+def test_tensor_is_selected_by_key_or_first(store, caplog):
     save_file({"b": -TENSOR, "a": TENSOR}, "two")
     assert torch.equal(store.load_tensor_from_safetensor("b", "two"), -TENSOR)
     assert not caplog.records
@@ -69,7 +69,7 @@ def test_which_tensor_of_a_file(store, caplog):
     assert names == ["b", "c", "two"] and torch.equal(store.get_tensor("two"), TENSOR)
 
 
-def test_an_existing_value_stays(store):
+def test_load_does_not_replace_an_existing_value(store):
     save_file({"a": TENSOR}, "file")
     assert store.put_tensor("a", -TENSOR) == 0
     assert torch.equal(store.load_tensor_from_safetensor("a", "file"), TENSOR)
@@ -83,7 +83,7 @@ def test_a_loaded_tensor_outlives_its_file(store, folder):
     assert torch.equal(loaded, torch.arange(1 << 16))
 
 
-def test_a_full_disk_leaves_the_old_file(store, folder, caplog):
+def test_failed_save_keeps_the_old_file(store, folder, caplog):
     assert store.put_tensor("a", TENSOR) == 0 and store.save_tensor_to_safetensor("a") == 0
     assert store.upsert_tensor("a", torch.zeros(1 << 20)) == 0
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
@@ -137,12 +137,12 @@ def test_invalid_arguments(store, folder, caplog, call, code, reason):
     assert sorted(folder.iterdir()) == before and store.is_exist("n") == 0
 
 
-def test_a_missing_file_name_is_a_missing_argument(store):
+def test_missing_file_name_raises_type_error(store):
     with pytest.raises(TypeError, match="missing 1 required argument"):
         store.load_tensor_from_safetensor("a")
 
 
-def test_without_safetensors(store, monkeypatch, caplog):
+def test_missing_safetensors_is_reported(store, monkeypatch, caplog):
     monkeypatch.setitem(sys.modules, "safetensors.torch", None)
     assert store.put_tensor("t", TENSOR) == 0
     assert store.save_tensor_to_safetensor("t") == RPC_FAIL

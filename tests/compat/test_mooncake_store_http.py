@@ -84,7 +84,7 @@ def test_nothing_listens_by_default():
         assert store.close() == 0
 
 
-def test_a_free_port_is_logged(caplog):
+def test_chosen_port_is_logged(caplog):
     caplog.set_level(logging.INFO, LOG)
     with pool_file() as path:
         store = set_up(path, enable_client_http_server=True, client_http_port=0)
@@ -128,7 +128,7 @@ def test_invalid_ports(caplog, port):
         assert store.health_check() == 1
 
 
-def test_a_process_that_ends_without_closing():
+def test_process_exits_cleanly_without_close():
     script = """
 import sys
 from mooncake_serving.compat.mooncake.store import MooncakeDistributedStore
@@ -142,7 +142,7 @@ code = store.setup(*arguments, enable_client_http_server=True, client_http_port=
         assert (done.returncode, done.stderr) == (0, "")
 
 
-def test_over_several_hosts(tmp_path, caplog):
+def test_http_server_of_a_cluster_store(tmp_path, caplog):
     pytest.importorskip("redis")
     pytest.importorskip("msgspec")
     port, server = free_port(), RedisServer(tmp_path)

@@ -93,7 +93,7 @@ WRITERS = [
 
 
 @pytest.mark.parametrize("write", WRITERS)
-def test_every_reader_of_every_layout(store, memory, write):
+def test_every_layout_is_read_by_every_layout(store, memory, write):
     for layout in LAYOUTS:
         write(store, memory, *layout)
         assert torch.equal(store.get_tensor_with_parallelism("k", FULL), TENSOR)
@@ -131,7 +131,7 @@ def test_with_other_axes(store, memory):
         store.remove_all(True)
 
 
-def test_without_a_tp_axis(store, memory, caplog):
+def test_layouts_without_a_tp_axis(store, memory, caplog):
     axes = [
         ParallelAxis("PP", 1, 4, stage_id=7),
         ParallelAxis("ep", 0, 2, expert_id=3),
@@ -176,7 +176,7 @@ def test_tensors_without_elements(store):
     assert store.get_tensor_with_parallelism("k", shard(tp(1, 4, 0))).shape == (0, 8)
 
 
-def test_replaced_by_another_layout(store, memory):
+def test_upsert_with_another_layout(store, memory):
     write_shards(store, memory, 4, 0)
     for rank, part in enumerate((-TENSOR).chunk(2, 1)):
         assert store.put_tensor_with_parallelism("k", part, tp(rank, 2, 1)) == 0  # no effect
@@ -194,7 +194,7 @@ def test_replaced_by_another_layout(store, memory):
     assert torch.equal(store.get_tensor_with_parallelism("k", FULL), -TENSOR)
 
 
-def test_shards_that_are_missing_or_of_another_tensor(store, memory, caplog):
+def test_missing_and_foreign_shards_return_none(store, memory, caplog):
     write_shards(store, memory, 4, 0)
     assert store.remove("k_tp_2", True) == 0
     assert torch.equal(store.get_tensor_with_parallelism("k", shard(tp(0, 2))), TENSOR[:4])
@@ -220,7 +220,7 @@ def test_shards_that_are_missing_or_of_another_tensor(store, memory, caplog):
     assert torch.equal(store.get_tensor_with_parallelism("k", shard(tp(3, 4))), TENSOR[6:])
 
 
-def test_into_too_little_memory(store, memory, caplog):
+def test_get_into_too_little_memory_is_rejected(store, memory, caplog):
     write_shards(store, memory, 2, 0)
     before = memory.bytes.copy()
     room = 128 + TENSOR.nbytes - 1
@@ -230,7 +230,7 @@ def test_into_too_little_memory(store, memory, caplog):
     np.testing.assert_array_equal(memory.bytes, before)
 
 
-def test_into_memory_and_back(store, memory):
+def test_get_into_memory_and_put_from_it(store, memory):
     """What was read into memory is a tensor of its own there."""
     write_shards(store, memory, 4, 1)
     target = shard(tp(1, 2, 0))
@@ -275,7 +275,7 @@ def test_batches(store, memory, caplog):
     assert put([], [], []) == get([], []) == into([], [], []) == []
 
 
-def test_with_a_config(store, caplog):
+def test_put_with_a_replicate_config(store, caplog):
     config = ReplicateConfig(with_hard_pin=True)
     for rank, part in enumerate(TENSOR.chunk(2)):
         assert store.put_tensor_with_parallelism("k", part, tp(rank, 2), config) == 0
@@ -386,7 +386,7 @@ def test_invalid_arguments(store, memory, caplog, call, reason):
     assert sorted(store._running().backend.names()) == ["bytes", "k_tp_0", "k_tp_1"]
 
 
-def test_a_damaged_header(store, memory, caplog):
+def test_damaged_header_never_yields_a_wrong_tensor(store, memory, caplog):
     """Whatever a header says, it is no more than a tensor that cannot be read."""
     write_shards(store, memory, 2, 0)
     size = store.get_size("k_tp_0")

@@ -556,7 +556,7 @@ ABSENT = re.compile("alloc_from_mem_pool|init_all|get_offload_rpc_read_count")
 OVERLOADED = ("setup", "put_parts", "upsert_parts")
 
 
-def test_calls_have_the_names_and_arguments_of_mooncake(site):
+def test_call_signatures_match_mooncake(site):
     environment = os.environ | {"PYTHONPATH": str(site)}
     ran = subprocess.run(
         [sys.executable, "-c", SIGNATURES], env=environment, capture_output=True, text=True
@@ -574,7 +574,7 @@ def test_calls_have_the_names_and_arguments_of_mooncake(site):
             assert argument in (mine, "arg0"), name  # which some of Mooncake's are called
 
 
-def test_both_answer_alike(site, master):
+def test_results_match_mooncake(site, master):
     with pool_file() as path:
         ours = answers_of("mooncake_serving.compat.mooncake.store", path)
     theirs = answers_of_mooncake(master, site)
@@ -582,7 +582,7 @@ def test_both_answer_alike(site, master):
     assert ours == theirs
 
 
-def test_both_answer_alike_about_segments(site, master, tmp_path):
+def test_segment_results_match_mooncake(site, master, tmp_path):
     pytest.importorskip("redis")
     with pool_file() as file:
 

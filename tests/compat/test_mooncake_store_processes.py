@@ -20,7 +20,7 @@ def settings_of(path: str) -> dict:
     }
 
 
-def test_processes_see_what_others_put(path):
+def test_processes_share_their_values(path):
     with processes(settings_of(path), settings_of(path)) as (one, two):
         value = value_of(1, 300_000)
         assert one.call("register_buffer", one.address, 1 << 20) == 0
@@ -44,7 +44,7 @@ def test_values_of_a_killed_process_stay(path):
 
 
 @pytest.mark.parametrize("turn", range(3))
-def test_a_process_that_is_killed_while_it_writes(path, turn):
+def test_process_killed_during_put_leaves_no_partial_value(path, turn):
     """A value is there as a whole or not at all, and its room comes back."""
     names = [f"k{i}" for i in range(8)]
     values = [bytes([i]) * (3 << 20) for i in range(8)]
@@ -104,7 +104,7 @@ assert own.close() == store.close() == 0
 """
 
 
-def test_a_forked_child_makes_a_store_of_its_own():
+def test_forked_child_must_create_its_own_store():
     with pool_file() as path:
         command = [*PYTHON, "-c", FORKED, path]
         ran = subprocess.run(command, capture_output=True, text=True, timeout=120)

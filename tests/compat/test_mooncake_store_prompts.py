@@ -134,13 +134,13 @@ def _handles(store) -> None:
     [turns, _in_batches_of_addresses, _in_sessions, _one_by_one, _looked_up_last,
      _one_by_one_by_address, _tensors, _replaced, _described, _handles],
 )  # fmt: skip
-def test_the_head_stays_longest(small, calls):
+def test_head_of_a_prompt_is_evicted_last(small, calls):
     calls(small)
     assert small.batch_is_exist(PROMPT) == [1] * 8
     goes_tail_first(small, PROMPT)
 
 
-def test_a_prompt_that_is_larger_than_the_pool(small):
+def test_prompt_larger_than_the_pool_keeps_its_head(small):
     keys = [f"k{i}" for i in range(40)]
     assert small.put_batch(keys, [VALUE] * 40) == 0
     there = small.batch_is_exist(keys)
@@ -163,7 +163,7 @@ def test_of_a_repeated_key_the_first_value_counts(small):
     assert small.upsert_batch(["a", "b", "a"], [b"1", b"2", b"3"]) == 0 and small.get("a") == b"3"
 
 
-def test_prompts_with_the_same_beginning(small):
+def test_shared_prefix_is_kept_while_one_prompt_is_used(small):
     """To use one of them keeps what they share, and lets the other go from its end."""
     shared, one, two = PROMPT[:3], ["a3", "a4", "a5"], ["b3", "b4", "b5"]
     assert small.put_batch([*shared, *one], [VALUE] * 6) == 0
@@ -188,7 +188,7 @@ def test_another_process_evicts_in_that_order(path, small):
         goes_tail_first(other, PROMPT)
 
 
-def test_close_leaves_them_in_order(path):
+def test_close_leaves_prompts_in_order(path):
     with contextlib.closing(set_up(path, CAPACITY)) as other:
         with contextlib.closing(set_up(path, CAPACITY)) as store:
             threads = threading.active_count()
@@ -252,7 +252,7 @@ def use(store, call: int, prompt: list[str], some: list[str], p: int) -> None:
 
 
 @pytest.mark.parametrize("seed", range(12))
-def test_after_any_calls(path, seed):
+def test_order_holds_after_arbitrary_calls(path, seed):
     """Each value of prompts that are known was used later than what continues it."""
     rng = random.Random(seed)
     with contextlib.closing(set_up(path, 2 * ROOM)) as store:
@@ -308,7 +308,7 @@ def use_some(store, rng: random.Random, prompt: list[str], p: int) -> None:
         (["aab"], ["ab"]),
     ],
 )
-def test_learning(small, batches, ways):
+def test_prompt_order_is_learned_from_batches(small, batches, ways):
     for batch in batches:
         small.batch_is_exist([*batch])
     order = small._running().backend._order
@@ -370,7 +370,7 @@ def test_keys_of_an_array_and_of_bytes(small):
     goes_tail_first(small, PROMPT)
 
 
-def test_a_batch_with_wrong_keys(small):
+def test_batch_with_invalid_keys_keeps_order(small):
     wrong = [*PROMPT[:3], "\ud800", *PROMPT[3:]]
     assert small.get_batch(wrong) == [b""] * 9
     assert small.put_batch(wrong, [VALUE] * 9) == -600
@@ -378,7 +378,7 @@ def test_a_batch_with_wrong_keys(small):
     goes_tail_first(small, PROMPT)
 
 
-def test_with_an_ssd(path, tmp_path, monkeypatch):
+def test_tail_of_a_prompt_moves_to_the_ssd_first(path, tmp_path, monkeypatch):
     """What leaves the pool first is the tail, which the SSD then has."""
     monkeypatch.setenv("MOONCAKE_OFFLOAD_TOTAL_SIZE_LIMIT_BYTES", str(64 << 20))
     monkeypatch.setenv("MOONCAKE_OFFLOAD_BUCKET_SIZE_LIMIT_BYTES", str(4 << 20))

@@ -63,7 +63,7 @@ def has_all(get, exists, replicas, endpoint: str) -> bool:
     return True
 
 
-def test_a_client_that_was_closed_reads_at_once_when_it_is_back(server):
+def test_closed_client_reads_at_once_after_rejoining(server):
     names = [f"localhost:{free_port()}" for _ in range(2)]
     one, two = (set_up(server, name) for name in names)
     for key, value in VALUES.items():

@@ -26,7 +26,7 @@ def memory_of(replica):
     return replica.get_memory_descriptor().buffer_descriptor
 
 
-def test_a_value_of_one_host(store):
+def test_replica_descriptor_on_a_single_host(store):
     value = value_of(1, 1000)
     assert store.put("a", value) == 0
     [one] = store.get_replica_desc("a")
@@ -49,7 +49,7 @@ def test_replicas_are_described_without_reading_the_value(store, monkeypatch):
     assert memory_of(store.get_replica_desc("a")[0]).size == store.get_size("a") == 1000
 
 
-def test_a_segment_is_cleared(store):
+def test_replica_clear_on_a_single_host(store):
     for key in ("a", "b", "c"):
         assert store.put(key, b"1") == 0
     assert store.batch_replica_clear(["a"], "elsewhere") == []
@@ -142,7 +142,7 @@ def test_the_holders_of_a_value(hosts):
     assert set(store.batch_get_replica_desc(["a", "none", "b"])) == {"a", "b"}
 
 
-def test_one_segment_is_cleared(hosts, caplog):
+def test_replica_clear_of_one_segment(hosts, caplog):
     store, one, two = hosts
     first, second = one.call("get_hostname"), two.call("get_hostname")
     assert store.put("a", b"1", ReplicateConfig(replica_num=3)) == 0
@@ -157,7 +157,7 @@ def test_one_segment_is_cleared(hosts, caplog):
     reasons(caplog, "segment_name must be a member with a pool, got 'nobody'")
 
 
-def test_a_value_is_copied_and_moved(hosts, caplog):
+def test_copy_and_move_tasks(hosts, caplog):
     store, one, two = hosts
     first, second = one.call("get_hostname"), two.call("get_hostname")
     assert store.put("a", value_of(1, 70_000)) == 0
@@ -189,7 +189,7 @@ def test_a_value_is_copied_and_moved(hosts, caplog):
     reasons(caplog, "add must be of other pools than remove")
 
 
-def test_a_task_that_fails_says_why(hosts):
+def test_failed_task_reports_its_reason(hosts):
     store, one, _ = hosts
     assert one.call("put", "large", value_of(1, 20 << 20)) == 0
     for i in range(3):  # which fills the own pool for good

@@ -99,7 +99,7 @@ def members(store: MooncakeDistributedStore) -> set[str]:
     return {member.name for member in store._running().backend._directory.members()}
 
 
-def test_an_allocated_segment_takes_values_until_it_is_unmounted(server, store):
+def test_allocated_segment_stores_values_until_unmounted(server, store):
     assert store.put("before", b"1") == RPC_FAIL
     name, memory = allocated(store), Memory(store)
     with processes(settings_of(server)) as (other,):
@@ -139,7 +139,7 @@ def test_values_stay_readable_for_the_grace_period(server, store):
         assert name in members(store)
 
 
-def test_values_leave_at_the_end_of_the_grace_period(server, store):
+def test_values_are_gone_after_the_grace_period(server, store):
     name = allocated(store)
     with processes(settings_of(server)) as (other,):
         assert store.put("a", b"1") == 0
@@ -151,7 +151,7 @@ def test_values_leave_at_the_end_of_the_grace_period(server, store):
         assert store.get("a") == other.call("get", "a") == b""
 
 
-def test_a_file_is_replaced_by_the_segment(store, file):
+def test_mounted_file_is_overwritten_by_the_segment(store, file):
     Path(file).write_bytes(b"before" + bytes(SIZE - 6))
     name = mounted(store, file)
     value = value_of(0, 100_000)
@@ -179,7 +179,7 @@ def test_a_file_is_replaced_by_the_segment(store, file):
         (0, 1, INVALID_PARAMS, "capacity_bytes must be"),
     ],
 )
-def test_ranges_that_are_wrong(store, file, caplog, offset, size, code, reason):
+def test_invalid_file_ranges_are_rejected(store, file, caplog, offset, size, code, reason):
     Path(file).write_bytes(bytes(SIZE))
     inode = os.stat(file).st_ino
     assert store.mount_segment(file, size, offset) == {"ret": code, "segment_ids": []}
@@ -187,7 +187,7 @@ def test_ranges_that_are_wrong(store, file, caplog, offset, size, code, reason):
     assert os.stat(file).st_ino == inode and os.path.getsize(file) == SIZE
 
 
-def test_files_that_are_wrong(store, file, tmp_path, caplog):
+def test_invalid_files_are_rejected(store, file, tmp_path, caplog):
     for path, code in [
         (file + "-none", INTERNAL_ERROR),
         (str(tmp_path), INTERNAL_ERROR),
@@ -202,7 +202,7 @@ def test_files_that_are_wrong(store, file, tmp_path, caplog):
     assert store.mount_segment(file, 0) == {"ret": 0, "segment_ids": []}
 
 
-def test_arguments_that_are_wrong(store, file, caplog):
+def test_invalid_arguments_are_rejected(store, file, caplog):
     for size in (-1, "1", 1.5, None, 1 << 50, 2**64 - 1):
         assert store.allocate_and_mount_segment(size) == NONE
         reasons(caplog, "allocate_and_mount_segment: ")
@@ -258,7 +258,7 @@ def test_a_segment_of_a_process_with_a_pool(server):
     assert client.close() == store.close() == 0
 
 
-def test_at_a_metadata_server(server):
+def test_segments_with_a_metadata_server(server):
     store = MooncakeDistributedStore()
     own = f"127.0.0.1:{free_port()}"
     settings = settings_of(server) | {"metadata_server": server.url, "local_hostname": own}
@@ -273,7 +273,7 @@ def num_open_files() -> int:
     return len(os.listdir("/proc/self/fd"))
 
 
-def test_nothing_is_left(server, file):
+def test_close_leaves_no_threads_files_or_members(server, file):
     threads, num_files = set(threading.enumerate()), []
     for _ in range(4):
         store = MooncakeDistributedStore()
@@ -294,7 +294,7 @@ def test_nothing_is_left(server, file):
     assert other.close() == 0
 
 
-def test_without_the_directory(server, store, caplog):
+def test_mount_and_unmount_without_the_directory(server, store, caplog):
     name = allocated(store)
     threads, num_files = len(threading.enumerate()), num_open_files()
     server.stop()
@@ -325,7 +325,7 @@ def test_threads(server, store):
     assert store.put("after", value) == 0 and store.get("after") == value
 
 
-def test_every_bytecode_may_be_interrupted(server, file):
+def test_interrupt_at_any_bytecode_leaks_nothing(server, file):
     threads, num_files = set(threading.enumerate()), []
     count, is_left = 0, True
     while is_left:
@@ -375,7 +375,7 @@ def test_a_forked_child_has_no_segments(server):
     assert ran.returncode == 0, ran.stderr
 
 
-def test_a_store_that_is_not_set_up(store, caplog):
+def test_segment_calls_before_setup_are_rejected(store, caplog):
     closed = MooncakeDistributedStore()
     assert store.unmount_local_disk_segment(5) == 0
     assert closed.close() == 0
@@ -386,7 +386,7 @@ def test_a_store_that_is_not_set_up(store, caplog):
     assert closed.unmount_local_disk_segment() == INVALID_PARAMS
 
 
-def test_a_pool_of_one_host_keeps_its_size(path, file, caplog):
+def test_single_host_pool_cannot_mount_segments(path, file, caplog):
     store = set_up(path)
     assert store.allocate_and_mount_segment(SIZE) == NONE
     reasons(caplog, "must be the URL of a directory .*a pool of one host keeps its size")
@@ -397,7 +397,7 @@ def test_a_pool_of_one_host_keeps_its_size(path, file, caplog):
     assert store.close() == 0
 
 
-def test_an_ssd_stays_until_the_end(path, tmp_path, monkeypatch, caplog):
+def test_ssd_cannot_be_unmounted_before_close(path, tmp_path, monkeypatch, caplog):
     monkeypatch.setenv("MOONCAKE_OFFLOAD_TOTAL_SIZE_LIMIT_BYTES", str(16 * MIB))
     monkeypatch.setenv("MOONCAKE_OFFLOAD_BUCKET_SIZE_LIMIT_BYTES", str(4 * MIB))
     store = set_up(path, 4 * MIB, enable_ssd_offload=True, ssd_offload_path=str(tmp_path))

@@ -75,7 +75,7 @@ def test_layer_by_layer(store, memory, path):
     other.close()
 
 
-def test_one_writes_and_the_others_are_told(store, memory, path, caplog):
+def test_second_put_session_for_a_key_is_rejected(store, memory, path, caplog):
     other = set_up(path, 0)
     assert store.batch_put_session_start(["a", "z", "b"], [10, 0, 10]) == [0, WRONG, 0]
     reasons(caplog, "at least 1 byte")
@@ -139,7 +139,7 @@ def test_wrong_ranges(store, memory, caplog, sizes, offsets, reason):
     assert store.batch_put_session_end(["new"]) == [0] and store.get("new") == bytes(10)
 
 
-def test_one_wrong_key_of_many(store, memory):
+def test_one_invalid_key_among_many(store, memory):
     p = memory.address
     assert store.batch_put_session_start(["a", "b"], [10, 20]) == [0, 0]
     codes = store.batch_put_from_multi_buffer_ranges(
@@ -191,7 +191,7 @@ def test_no_room_and_room_returned(store, path):
     again.close()
 
 
-def test_a_reader_keeps_what_is_removed(store, memory):
+def test_get_session_outlives_removal(store, memory):
     assert store.put("a", value_of(1, SIZE)) == 0
     assert store.batch_get_session_start(["a"]) == [0]
     assert store.remove("a") == 0
@@ -209,7 +209,7 @@ def test_a_new_session_replaces_the_old_one(store, memory):
     assert get_layer(store, ["a"], memory, 0, 0) == [WRONG]
 
 
-def test_too_many_readers_leave_room_for_others(store, caplog):
+def test_number_of_get_sessions_is_limited(store, caplog):
     keys = [f"k{i}" for i in range(4200)]
     assert store.put_batch(keys, [b"1"] * len(keys)) == 0
     codes = store.batch_get_session_start(keys)
@@ -313,7 +313,7 @@ def test_between_hosts(server, capacity):
 
 
 @pytest.mark.parametrize("num_bytes", [SIZE, SIZE + 1, SIZE // 2])
-def test_a_value_of_another_host_that_is_replaced(server, num_bytes):
+def test_remote_value_replaced_during_a_get_session(server, num_bytes):
     """What was begun with one value never goes on with another."""
     settings = settings_of(server.url)
     with processes(settings) as (other,):
@@ -334,7 +334,7 @@ def test_a_value_of_another_host_that_is_replaced(server, num_bytes):
         store.close()
 
 
-def test_one_that_is_too_large_among_many(server):
+def test_too_large_item_does_not_fail_its_batch(server):
     settings = settings_of(server.url)
     with processes(settings):
         store = MooncakeDistributedStore()

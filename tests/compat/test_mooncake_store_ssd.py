@@ -74,7 +74,7 @@ def are_on_disk(store: MooncakeDistributedStore, *keys: str) -> bool:
     return all(found[key][0].is_local_disk_replica() for key in keys)
 
 
-def test_every_call_finds_what_is_on_the_ssd(store):
+def test_every_call_reads_values_on_the_ssd(store):
     memory = Memory(store)
     p = memory.address
     keys = iter(KEYS)
@@ -121,7 +121,7 @@ def test_every_call_finds_what_is_on_the_ssd(store):
     assert torch.equal(store.get_tensor("tensor"), torch.arange(6))
 
 
-def test_every_call_changes_what_is_on_the_ssd(store):
+def test_every_call_updates_values_on_the_ssd(store):
     memory = Memory(store)
     assert store.put(KEYS[0], b"other") == 0 and store.get(KEYS[0]) == VALUES[0]
     assert store.batch_put_session_start([KEYS[1]], [10]) == [-705]
@@ -139,7 +139,7 @@ def test_every_call_changes_what_is_on_the_ssd(store):
     assert store.put(KEYS[0], b"again") == 0 and store.get(KEYS[0]) == b"again"
 
 
-def test_a_copy_on_the_ssd_is_described(store):
+def test_replica_descriptor_of_a_value_on_the_ssd(store):
     [one] = store.get_replica_desc(KEYS[0])
     assert not one.is_memory_replica() and not one.is_disk_replica() and one.status == 3
     with pytest.raises(RuntimeError, match="must be in memory"):
@@ -148,7 +148,7 @@ def test_a_copy_on_the_ssd_is_described(store):
         one.get_disk_descriptor()
 
 
-def test_values_are_read_past_a_pool_without_room(store, caplog):
+def test_values_are_read_from_ssd_when_pool_has_no_room(store, caplog):
     held = [store.get_buffer(key) for key in reversed(KEYS)]
     held = [buffer for buffer in held if buffer is not None]
     assert are_on_disk(store, KEYS[0]) and store.get(KEYS[0]) == VALUES[0]
@@ -161,7 +161,7 @@ def test_values_are_read_past_a_pool_without_room(store, caplog):
 
 
 @pytest.mark.parametrize("pool_stays", [True, False])
-def test_the_next_process_has_what_is_on_the_ssd(path, folder, store, pool_stays):
+def test_values_on_the_ssd_survive_a_restart(path, folder, store, pool_stays):
     on_disk = [key for key in KEYS if are_on_disk(store, key)]
     assert store.remove(on_disk.pop()) == 0 and len(on_disk) > 100
     store.close()
@@ -174,7 +174,7 @@ def test_the_next_process_has_what_is_on_the_ssd(path, folder, store, pool_stays
         again.close()
 
 
-def test_another_store_with_an_ssd_is_refused(path, folder, store, caplog, tmp_path):
+def test_second_store_with_the_same_ssd_is_rejected(path, folder, store, caplog, tmp_path):
     """Of the same file, and of the same pool."""
     with pool_file() as another:
         ssd = {"enable_ssd_offload": True, "ssd_offload_path": str(folder)}
@@ -188,7 +188,7 @@ def test_another_store_with_an_ssd_is_refused(path, folder, store, caplog, tmp_p
     assert code_of_setup(path, **ssd) == 0
 
 
-def test_processes_without_it(path, folder, store):
+def test_processes_without_the_ssd_see_only_the_pool(path, folder, store):
     settings = {
         "local_hostname": "127.0.0.1",
         "metadata_server": "P2PHANDSHAKE",
@@ -207,7 +207,7 @@ def test_processes_without_it(path, folder, store):
     again.close()
 
 
-def test_a_killed_process_leaves_what_was_written(path, folder):
+def test_values_on_the_ssd_survive_a_kill(path, folder):
     settings = {
         "local_hostname": "127.0.0.1",
         "metadata_server": "P2PHANDSHAKE",
@@ -224,7 +224,7 @@ def test_a_killed_process_leaves_what_was_written(path, folder):
     store.close()
 
 
-def test_the_environment_names_the_folder_and_the_size(path, folder, monkeypatch, caplog):
+def test_ssd_folder_and_size_from_the_environment(path, folder, monkeypatch, caplog):
     monkeypatch.setenv("MOONCAKE_OFFLOAD_FILE_STORAGE_PATH", str(folder))
     store = with_ssd(path, "")
     assert store.put_batch(KEYS, VALUES) == 0
@@ -272,7 +272,7 @@ def test_invalid_folders_and_sizes(
     assert not list(folder.iterdir())
 
 
-def test_a_file_with_other_buckets_is_left_as_it_is(path, folder, monkeypatch, caplog):
+def test_ssd_file_with_other_bucket_size_is_left_alone(path, folder, monkeypatch, caplog):
     with_ssd(path, folder).close()
     ssd = {"enable_ssd_offload": True, "ssd_offload_path": str(folder)}
     monkeypatch.setenv("MOONCAKE_OFFLOAD_BUCKET_SIZE_LIMIT_BYTES", str(2 * BUCKET))
@@ -302,7 +302,7 @@ def server(tmp_path):
     server.stop()
 
 
-def test_a_process_among_many_hosts(folder, server, caplog):
+def test_ssd_in_a_cluster(folder, server, caplog):
     """Others read from its SSD, and it has that again after a restart."""
     settings = {
         "local_hostname": "127.0.0.1",

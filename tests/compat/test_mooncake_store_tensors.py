@@ -20,7 +20,7 @@ TENSOR = torch.arange(24.0).reshape(4, 6)
 OTHER = -TENSOR
 
 
-def test_into_memory_and_from_it(store, memory):
+def test_get_tensor_into_memory_and_put_from_it(store, memory):
     p = memory.address
     for i, dtype in enumerate((torch.float32, torch.bfloat16, torch.int64, torch.bool)):
         tensor = TENSOR.to(dtype)
@@ -107,7 +107,7 @@ def test_values_of_another_format(store, memory, caplog, dtype, shape):
     assert store.put_tensor_with_tp_from("u", memory.address, len(value), 0, 2) == WRONG
 
 
-def test_of_another_size_than_its_memory(store, memory, caplog):
+def test_put_tensor_from_rejects_a_wrong_size(store, memory, caplog):
     assert store.put_tensor("t", TENSOR) == 0
     assert store.get_tensor_into("t", memory.address, 4096) is not None
     assert store.put_tensor_from("n", memory.address, 4096) == WRONG
@@ -133,7 +133,7 @@ def test_shards(store, memory):
     assert torch.equal(store.get_tensor_with_tp_into("w", p + 8192, 4096), TENSOR)
 
 
-def test_with_a_config(store):
+def test_put_with_a_replicate_config(store):
     config = ReplicateConfig(with_hard_pin=True)
     assert store.pub_tensor("a", TENSOR, config) == 0
     assert store.batch_pub_tensor(["b", "c"], [TENSOR, OTHER], config) == [0, 0]
@@ -151,7 +151,7 @@ def test_with_a_config(store):
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.complex64, torch.bool])
-def test_into_a_tensor(store, dtype):
+def test_get_into_a_tensor(store, dtype):
     """On a GPU: tests/store/gpu."""
     tensor = TENSOR.to(dtype)
     assert store.put_tensor("t", tensor) == 0
@@ -192,7 +192,7 @@ def test_into_a_tensor_of_another_kind(store, caplog, into, reason):
         reasons(caplog, "within the value's 3 bytes|must be one of put_tensor|key must be a string")
 
 
-def test_a_value_with_metadata(store, memory, caplog):
+def test_put_from_with_metadata(store, memory, caplog):
     p = memory.address
     assert store.put_from_with_metadata("m", p, p + 1000, 500, 16) == 0
     assert store.get("m") == memory.at(1000, 16) + memory.at(0, 500)
@@ -200,7 +200,7 @@ def test_a_value_with_metadata(store, memory, caplog):
     reasons(caplog, "must be memory of this process")
 
 
-def test_a_store_without_a_pool_of_its_own(store, path, caplog):
+def test_setup_dummy_uses_an_existing_pool(store, path, caplog):
     assert store.put("a", b"value") == 0
     dummy = MooncakeDistributedStore()
     assert dummy.setup_dummy(1 << 20, 1 << 20, path) == 0

@@ -46,7 +46,7 @@ def store():
 
 
 @pytest.mark.parametrize("name", CALLS)
-def test_every_call_answers(store, name, tmp_path, monkeypatch):
+def test_every_call_survives_random_arguments(store, name, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)  # some save files
     rng, call = random.Random(name), getattr(store, name)
     parameters = inspect.signature(call).parameters.values()
@@ -65,7 +65,7 @@ def test_every_call_answers(store, name, tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("name", ["setup", "setup_dummy"])
-def test_a_setup_answers(name):
+def test_setup_survives_random_arguments(name):
     rng = random.Random(name)
     with pool_file() as path:
         right = {

@@ -12,7 +12,7 @@ READ, WRITE = TransferOpcode.Read, TransferOpcode.Write
 BLOCK = 4096
 
 
-def test_one_block_there_and_back(pair):
+def test_write_and_read_back_one_block(pair):
     engine, near, far = pair.near.engine, pair.near.address, pair.far.address
     assert engine.transfer_sync_write(pair.name, near + 8, far + 24, BLOCK) == 0
     expected = untouched(SIZE)
@@ -71,7 +71,7 @@ def test_blocks_in_any_order(pair, form, opcode):
         pair.far.sees(addressed(SIZE)[::-1].reshape(-1, BLOCK)[np.argsort(order)].reshape(-1))
 
 
-def test_blocks_of_different_sizes_and_of_none(pair):
+def test_blocks_of_different_sizes_and_empty_batches(pair):
     engine, near, far = pair.near.engine, pair.near.address, pair.far.address
     sizes = [1, 0, 4097, 0, 65536]
     local = [near + i * 70000 for i in range(5)]
@@ -103,7 +103,7 @@ def test_4096_blocks_in_one_batch(pair):
     pair.near.sees(addressed(SIZE))
 
 
-def test_a_batch_that_names_a_target_twice(pair, caplog):
+def test_duplicate_target_in_a_batch_is_rejected(pair, caplog):
     engine, near, far = pair.near.engine, pair.near.address, pair.far.address
     reason = r"descriptors\[0\] and descriptors\[2\] must not overlap"
     columns = ([near] * 3, [far, far + 100, far + 99], [100, 100, 1])
@@ -112,7 +112,7 @@ def test_a_batch_that_names_a_target_twice(pair, caplog):
     pair.far.sees(untouched(SIZE))
 
 
-def test_a_remote_range_outside_registered_memory(pair, caplog):
+def test_remote_range_outside_registered_memory_is_refused(pair, caplog):
     engine, near, far = pair.near.engine, pair.near.address, pair.far.address
     reason = f"transfer with {pair.name}: .*not inside a registered region"
     for address, size in ((far + SIZE, 1), (far - 1, 2), (far + 1, SIZE), (0, 8), (2**64 - 8, 8)):
@@ -125,7 +125,7 @@ def test_a_remote_range_outside_registered_memory(pair, caplog):
     assert engine.transfer_sync_write(pair.name, near, far, BLOCK) == 0
 
 
-def test_a_local_range_outside_registered_memory(pair, caplog):
+def test_local_range_outside_registered_memory_is_rejected(pair, caplog):
     engine, near, far = pair.near.engine, pair.near.address, pair.far.address
     for address, size in ((near + SIZE, 1), (near - 1, 2), (near, SIZE + 1), (0, 8)):
         for move in (engine.transfer_sync_write, engine.transfer_sync_read):
@@ -161,7 +161,7 @@ def test_wrong_arguments(pair, caplog):
     "notify",
     ["text", TransferNotify("n", None), TransferNotify(b"n", "m"), TransferNotify("\ud800")],
 )
-def test_a_wrong_notification_moves_nothing(pair, caplog, notify):
+def test_invalid_notification_moves_nothing(pair, caplog, notify):
     call, blocks = pair.near.engine.transfer_sync, (pair.near.address, pair.far.address, SIZE)
     refused(caplog, -1, "notify must be", call, pair.name, *blocks, WRITE, notify)
     pair.far.sees(untouched(SIZE))
@@ -179,7 +179,7 @@ def test_long_notifications(pair, caplog):
     assert notifies(pair.far) == []
 
 
-def test_notifications_of_a_peer_with_our_own_api(pair):
+def test_notifications_from_a_native_peer(pair):
     with mk.TransferEngine() as other, other.open(f"127.0.0.1:{pair.near.port}") as peer:
         for payload in (b"\xff\0hello", b"", b"MKNOTIFY", b"MKNOTIFY\xff\xff\xff\xffab"):
             other.write(peer, [], notify=payload).wait()
@@ -192,7 +192,7 @@ def test_notifications_of_a_peer_with_our_own_api(pair):
     ]
 
 
-def test_unregistered_memory_is_no_longer_reached(pair, caplog):
+def test_unregistered_memory_is_rejected(pair, caplog):
     engine, near, far = pair.near.engine, pair.near.address, pair.far.address
     assert engine.transfer_sync_write(pair.name, near, far, BLOCK) == 0
     assert engine.unregister_memory(near) == 0
@@ -201,7 +201,7 @@ def test_unregistered_memory_is_no_longer_reached(pair, caplog):
     assert engine.transfer_sync_write(pair.name, near, far, BLOCK) == 0
 
 
-def test_an_engine_reaches_itself(pair):
+def test_engine_transfers_to_itself(pair):
     engine, near = pair.near.engine, pair.near.address
     name = f"127.0.0.1:{pair.near.port}"
     assert engine.transfer_sync_write(name, near, near + SIZE // 2, SIZE // 2) == 0

@@ -29,7 +29,7 @@ from .support import COSTS, make, request
 SLO = Slo(ttft_s=5, tbt_s=0.02)
 
 
-def test_ttft_over_its_objective():
+def test_ttft_over_its_objective_is_rejected():
     for admission in (Baseline(), EarlyRejection(), PredictiveRejection()):
         conductor = make(1, slo=SLO, admission=admission)
         conductor.cluster.free_at_s[0] = 4.0
@@ -41,7 +41,7 @@ def test_ttft_over_its_objective():
         assert decision.prefill is not None and decision.decode is None
 
 
-def test_what_is_decided_again_has_waited_since_its_arrival():
+def test_wait_since_arrival_counts_toward_ttft():
     conductor = make(1, slo=SLO, admission=EarlyRejection())
     decision = conductor.decide(request(waited_s=4.0), 100.0)
     assert str(decision.reason) == "TTFT 5.000 s and TBT 0.0110 s are predicted"
@@ -69,7 +69,7 @@ def test_the_baseline_wastes_a_prefill(pre_select):
     assert later.reason.values["load"] == pytest.approx(0.021 / 0.02)
 
 
-def test_early_rejection_does_not():
+def test_early_rejection_checks_decode_load_on_arrival():
     conductor = make(1, slo=SLO, admission=EarlyRejection())
     assert full(conductor, 9).decide(request(), 0.0).accepted
     decision = full(conductor, 10).decide(request(), 0.0)
@@ -77,7 +77,7 @@ def test_early_rejection_does_not():
     assert decision.decode.instance == 1 and decision.decode.tbt_s == pytest.approx(0.021)
 
 
-def test_early_rejection_looks_at_all_that_decode_and_at_the_chosen_one():
+def test_early_rejection_checks_mean_load_and_the_chosen_instance():
     """Batches of 3 and 15 take 13 and 25 ms: the next request makes the mean 19.5 ms."""
     conductor = make(1, 2, slo=SLO, admission=EarlyRejection())
     conductor.cluster.batch_size[1:] = 3, 15
@@ -94,7 +94,7 @@ def test_early_rejection_looks_at_all_that_decode_and_at_the_chosen_one():
     assert conductor.decide(request(), 0.0).accepted
 
 
-def test_early_rejection_may_check_again():
+def test_early_rejection_may_check_again_after_prefill():
     for check_again in (True, False):
         conductor = make(1, slo=SLO, admission=EarlyRejection(check_again=check_again))
         conductor.commit(conductor.decide(request(), 0.0))
@@ -102,7 +102,7 @@ def test_early_rejection_may_check_again():
         assert later.accepted is not check_again
 
 
-def test_early_rejection_does_not_see_what_is_being_prefilled_and_prediction_does():
+def test_only_prediction_counts_requests_still_in_prefill():
     """15 are taken at once, for none is decoded yet; they meet when their prefills are over."""
     asked = [request(i, num_blocks=1, first_key=1000 * i) for i in range(15)]
     early = make(1, slo=SLO, admission=EarlyRejection(check_again=False))
@@ -122,7 +122,7 @@ def test_early_rejection_does_not_see_what_is_being_prefilled_and_prediction_doe
     assert "when its prefill ends, TBT will be 1.05 of its objective" in str(refused.reason)
 
 
-def test_prediction_sees_that_others_will_be_done():
+def test_prediction_discounts_requests_that_will_have_finished():
     """10 are decoded now. In 1 s, when this prefill ends, all have been decoded for over t_d."""
     early = make(1, slo=SLO, admission=EarlyRejection())
     predictive = make(1, slo=SLO, admission=PredictiveRejection(decode_s=0.8))
@@ -139,7 +139,7 @@ def test_prediction_sees_that_others_will_be_done():
     assert predictive.decide(request(), 0.1).reason.why is Why.FORECAST_LOAD
 
 
-def test_prediction_takes_the_mean_over_those_that_decode():
+def test_prediction_averages_over_decode_instances():
     conductor = make(1, 2, slo=SLO, admission=PredictiveRejection(decode_s=100))
     for number in range(10):
         conductor.in_flight.put(request(number + 1), 1, 0.0)
@@ -150,7 +150,7 @@ def test_prediction_takes_the_mean_over_those_that_decode():
     assert decision.reason.values["load"] == pytest.approx((0.020 + 0.011) / 2 / 0.02)
 
 
-def test_low_priorities_are_refused_first():
+def test_low_priorities_are_rejected_first():
     admission = EarlyRejection(Limits(1.0, {0: 0.62, 2: 0.92}))
     conductor = make(1, slo=SLO, admission=admission)
     taken = {}
@@ -163,14 +163,14 @@ def test_low_priorities_are_refused_first():
     assert taken == {0: 2, 1: 10, 2: 8}, "12.4, 20 and 18.4 ms are their limits"
 
 
-def test_who_is_always_taken_waits_for_room():
+def test_accept_all_waits_for_room():
     conductor = make(1, slo=Slo(1e-9, 1e-9), admission=AcceptAll(), capacity_tokens=1000)
     conductor.cluster.kv_tokens[1] = 1000
     conductor.commit(conductor.decide(request(), 0.0))
     assert conductor.prefilled(0, 1.0).accepted
 
 
-def test_no_room_is_refused():
+def test_decode_without_room_is_rejected():
     conductor = make(1, admission=EarlyRejection(), capacity_tokens=1000)
     conductor.cluster.kv_tokens[1] = 1
     assert conductor.decide(request(), 0.0).reason.why is Why.NO_DECODE_ROOM
@@ -181,7 +181,7 @@ def test_no_room_is_refused():
 
 
 @pytest.mark.parametrize("rule", [AcceptAll, Baseline, EarlyRejection, PredictiveRejection])
-def test_what_no_instance_can_ever_hold_is_refused_when_it_arrives(rule):
+def test_request_too_large_for_every_instance_is_rejected_on_arrival(rule):
     conductor = make(2, 2, admission=rule(), capacity_tokens=[0, 0, 900, 1000])
     assert conductor.decide(request(), 0.0).accepted
     for longer in ({"num_output_tokens": 1}, {"max_output_tokens": 1}):
@@ -192,7 +192,7 @@ def test_what_no_instance_can_ever_hold_is_refused_when_it_arrives(rule):
     assert conductor.decide(request(), 0.0).reason.why is not Why.TOO_LONG, "it may come back"
 
 
-def test_who_waits_for_room_does_so_where_there_can_be_some():
+def test_waiting_request_goes_to_an_instance_that_can_hold_it():
     conductor = make(1, 2, admission=AcceptAll(), capacity_tokens=[0, 999, 1000])
     conductor.cluster.batch_size[2] = 100
     assert conductor.decide(request(), 0.0).decode.instance == 2
@@ -220,7 +220,7 @@ arrivals = st.lists(
 
 @given(admissions, policies, arrivals, st.integers(0, 5))
 @settings(max_examples=150, deadline=None)
-def test_who_is_accepted_is_predicted_to_meet_the_objectives(admission, policy, asked, seed):
+def test_accepted_requests_are_predicted_to_meet_the_slo(admission, policy, asked, seed):
     slo = Slo(ttft_s=6, tbt_s=0.016)
     conductor = make(
         3, 2, slo=slo, capacity_tokens=20_000, policy=policy(), admission=admission, seed=seed
@@ -266,6 +266,6 @@ def test_who_is_accepted_is_predicted_to_meet_the_objectives(admission, policy, 
         (lambda: Slo(float("nan"), 1), "Slo: ttft_s must be positive, got nan"),
     ],
 )
-def test_a_bad_argument_is_named(call, message):
+def test_bad_arguments_are_rejected(call, message):
     with pytest.raises(InvalidArgument, match=message):
         call()

@@ -25,7 +25,7 @@ def choose(conductor, num_blocks=10, now_s=0.0):
     return conductor.decide(request(num_blocks=num_blocks), now_s).prefill
 
 
-def test_the_holder_is_chosen_while_it_is_free():
+def test_idle_cache_holder_is_chosen():
     conductor = make(3)
     conductor.index.add(1, request().keys[:8])
     choice = choose(conductor)
@@ -35,7 +35,7 @@ def test_the_holder_is_chosen_while_it_is_free():
     assert choice.reason.why is Why.LOCAL_CACHE
 
 
-def test_a_busy_holder_is_copied_from():
+def test_prefix_is_copied_from_a_busy_holder():
     """Holder: waits 1 s, computes 200. Other: fetches 800 in 0.08 s, computes 200."""
     conductor = make(2)
     conductor.index.add(1, request().keys[:8])
@@ -50,7 +50,7 @@ def test_a_busy_holder_is_copied_from():
     assert "fetches 800 tokens from instance 1 in 0.080 s" in str(choice.reason)
 
 
-def test_only_what_is_missing_is_fetched():
+def test_only_missing_blocks_are_fetched():
     conductor = make(2)
     conductor.index.add(0, request().keys[:3])
     conductor.index.add(1, request().keys[:8])
@@ -61,7 +61,7 @@ def test_only_what_is_missing_is_fetched():
     assert choice.ttft_s == pytest.approx(0.05 + 0.2)
 
 
-def test_enough_of_its_own_is_not_added_to():
+def test_sufficient_local_prefix_skips_the_fetch():
     """400 * 2 is not less than 800: by the threshold instance 0 computes the other 600."""
     conductor = make(2)
     conductor.index.add(0, request().keys[:4])
@@ -75,7 +75,7 @@ def test_enough_of_its_own_is_not_added_to():
     assert choose(conductor).fetch.num_blocks == 4
 
 
-def test_a_congested_source_makes_it_compute():
+def test_congested_source_favors_recomputing():
     """Ten others send for 5 s: a fetch takes 0.08 + min(5, 10 * 0.08) = 0.88 s, to compute 0.8."""
     conductor = make(2)
     conductor.index.add(1, request().keys[:8])
@@ -91,7 +91,7 @@ def test_a_congested_source_makes_it_compute():
     assert choice.fetch.seconds == pytest.approx(0.88) and choice.ttft_s == pytest.approx(1.08)
 
 
-def test_of_several_sources_the_one_with_the_least_to_send():
+def test_least_loaded_source_is_fetched_from():
     conductor = make(4)
     for holder in (1, 2):
         conductor.index.add(holder, request().keys[:8])
@@ -100,7 +100,7 @@ def test_of_several_sources_the_one_with_the_least_to_send():
     assert choose(conductor).fetch.source == 2
 
 
-def test_what_is_not_computed_yet_is_not_fetched():
+def test_blocks_not_yet_computed_are_not_fetched():
     """Instance 0 holds 2 blocks, and is to compute 8 more, when its queue of 5 s is over."""
     conductor = make(2)
     conductor.index.add(0, request().keys[:2])
@@ -120,7 +120,7 @@ def test_what_is_not_computed_yet_is_not_fetched():
     assert choose(conductor, now_s=5.8).fetch.num_blocks == 10
 
 
-def test_who_is_behind_computes_the_rest_only():
+def test_queued_request_reuses_blocks_of_the_one_ahead():
     """Request 2 reuses what request 1 will have computed; both blocks are sendable in turn."""
     conductor = make(2)
     conductor.cluster.free_at_s[1] = 9.0
@@ -138,7 +138,7 @@ def test_who_is_behind_computes_the_rest_only():
     assert sendable() == [10, 0, 0] and not conductor.reservations.uncomputed
 
 
-def test_what_is_computed_on_several_instances_is_sendable_where_it_is():
+def test_block_is_sendable_only_where_it_has_been_computed():
     conductor = make(3, policy=RoundRobin())
     for number in range(3):
         conductor.commit(conductor.decide(request(number), 0.0))
@@ -152,7 +152,7 @@ def test_what_is_computed_on_several_instances_is_sendable_where_it_is():
     assert not conductor.reservations.uncomputed
 
 
-def test_a_fetch_may_hide_behind_the_queue():
+def test_fetch_overlaps_with_the_queue():
     conductor = make(2, policy=KVCacheCentric(overlap_fetch=True))
     conductor.index.add(1, request().keys[:8])
     conductor.cluster.free_at_s[:2] = 0.05, 1.0
@@ -196,7 +196,9 @@ def test_a_hot_prefix_spreads():
     overlap=st.booleans(),
 )
 @settings(max_examples=200, deadline=None)
-def test_any_case_against_the_loop(local, busy, sending, down, threshold, cheaper, overlap):
+def test_choice_matches_the_documented_loop(
+    local, busy, sending, down, threshold, cheaper, overlap
+):
     n, blocks = len(local), 12
     conductor = make(n, policy=KVCacheCentric(threshold, cheaper, overlap), admission=AcceptAll())
     cluster, asked = conductor.cluster, request(num_blocks=blocks)
@@ -229,7 +231,7 @@ def test_any_case_against_the_loop(local, busy, sending, down, threshold, cheape
         assert choice.prefix_tokens == best and have[choice.fetch.source] == best
 
 
-def test_it_is_never_worse_than_its_own_caches_alone():
+def test_fetching_is_never_worse_than_local_caches_alone():
     rng = np.random.default_rng(0)
     for _ in range(200):
         conductor = make(5, admission=AcceptAll())
@@ -241,12 +243,12 @@ def test_it_is_never_worse_than_its_own_caches_alone():
         assert ours <= choose(conductor).ttft_s + 1e-12
 
 
-def test_a_bad_threshold_is_named():
+def test_bad_threshold_is_rejected():
     with pytest.raises(InvalidArgument, match="balancing_threshold must be at least 1, got 0.5"):
         KVCacheCentric(0.5)
 
 
-def test_roles_are_looked_at():
+def test_decode_role_is_not_chosen_for_prefill():
     conductor = make(2, 1)
     conductor.cluster.role[0] = Role.DECODE
     assert choose(conductor).instance == 1

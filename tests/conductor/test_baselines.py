@@ -22,7 +22,7 @@ def chosen(policy, count, seed=0, prepare=lambda conductor: None):
     return [conductor.decide(request(i), 0.0).prefill for i in range(count)]
 
 
-def test_random_is_even_and_decided_by_the_seed():
+def test_random_is_uniform_and_seeded():
     one, same, other = (
         [choice.instance for choice in chosen(Random(), 400, seed)] for seed in (1, 1, 2)
     )
@@ -30,7 +30,7 @@ def test_random_is_even_and_decided_by_the_seed():
     assert all(60 < count < 140 for count in Counter(one).values())
 
 
-def test_round_robin_goes_round_and_passes_over_who_is_down():
+def test_round_robin_skips_instances_that_are_down():
     assert [choice.instance for choice in chosen(RoundRobin(), 6)] == [0, 1, 2, 3, 0, 1]
 
     def one_down(conductor):
@@ -39,7 +39,7 @@ def test_round_robin_goes_round_and_passes_over_who_is_down():
     assert [c.instance for c in chosen(RoundRobin(), 5, prepare=one_down)] == [0, 2, 3, 0, 2]
 
 
-def test_load_balance_does_not_look_at_caches():
+def test_load_balance_ignores_caches():
     def prepare(conductor):
         conductor.cluster.free_at_s[:4] = 0.4, 0.2, 0.1, 0.3
         conductor.index.add(1, request().keys)

@@ -33,7 +33,7 @@ from mooncake_serving.conductor import (
 from .support import COSTS, make, request, state
 
 
-def test_the_life_of_a_request():
+def test_request_life_cycle():
     conductor = make(2)
     cluster, index = conductor.cluster, conductor.index
     index.add(1, request().keys[:8])
@@ -64,7 +64,7 @@ def test_the_life_of_a_request():
     assert state(conductor) == idle and len(conductor.in_flight) == 0
 
 
-def test_an_owner_adds_to_counters_and_overwrites_times():
+def test_owner_adjusts_counters_and_overwrites_times():
     conductor = make(2)
     cluster = conductor.cluster
     conductor.index.add(1, request().keys[:8])
@@ -82,7 +82,7 @@ def test_an_owner_adds_to_counters_and_overwrites_times():
     assert (times.T == (12.0, 1.0, 13.0)).all()
 
 
-def test_a_decision_reads_as_sentences():
+def test_decision_prints_as_sentences():
     conductor = make(1)
     assert str(conductor.decide(request(7), 0.0)) == (
         "request 7 is taken: TTFT 1.000 s and TBT 0.0110 s are predicted\n"
@@ -115,7 +115,7 @@ def test_the_queue_waits_for_a_fetch_which_runs_meanwhile(wait_s, first_s, secon
     assert second.instance == 0 and second.ttft_s == pytest.approx(second_s)
 
 
-def test_decode_is_where_it_was_promised_unless_that_is_down():
+def test_decode_stays_where_promised_unless_down():
     conductor = make(1, 3)
     conductor.commit(conductor.decide(request(0), 0.0))
     conductor.commit(conductor.decide(request(1), 0.0))
@@ -125,14 +125,14 @@ def test_decode_is_where_it_was_promised_unless_that_is_down():
     assert conductor.prefilled(1, 1.0).decode.instance == 3
 
 
-def test_decode_is_elsewhere_if_there_is_no_room_left_where_it_was_promised():
+def test_decode_moves_if_the_promised_instance_has_no_room():
     conductor = make(1, 2, capacity_tokens=1500)
     conductor.commit(conductor.decide(request(), 0.0))
     conductor.cluster.kv_tokens[1] = 600  # more than was foreseen
     assert conductor.prefilled(0, 1.0).decode.instance == 2
 
 
-def test_an_instance_that_does_both_keeps_its_requests():
+def test_combined_instance_keeps_its_requests():
     cluster = Cluster([Role.BOTH, Role.BOTH, Role.DECODE])
     conductor = Conductor(cluster, PrefixIndex(3), COSTS, Slo(30, 0.1))
     cluster.free_at_s[0] = 1.0
@@ -147,7 +147,7 @@ def test_an_instance_that_does_both_keeps_its_requests():
     "admission", [Baseline, EarlyRejection, PredictiveRejection, lambda: Baseline(pre_select=True)]
 )
 @pytest.mark.parametrize("full", [{"kv_tokens": 3500}, {"batch_size": 8}])
-def test_who_decodes_what_it_prefills_is_chosen_if_it_has_room(policy, admission, full):
+def test_combined_instance_is_chosen_only_with_decode_room(policy, admission, full):
     cluster = Cluster([Role.BOTH] * 4, capacity_tokens=4000, max_batch_size=8)
     conductor = Conductor(
         cluster, PrefixIndex(4), COSTS, Slo(30, 0.1), policy=policy(), admission=admission()
@@ -219,7 +219,7 @@ def test_a_prefill_instance_is_not_chosen_if_none_can_decode_for_it(policy, admi
 
 
 @pytest.mark.parametrize("admission", ADMISSIONS[1:])
-def test_a_mixed_cluster_that_is_full_says_so(admission):
+def test_full_mixed_cluster_is_reported(admission):
     cluster = Cluster([Role.PREFILL, Role.BOTH], max_batch_size=8)
     conductor = Conductor(cluster, PrefixIndex(2), COSTS, Slo(30, 0.1), admission=admission())
     cluster.batch_size[1] = 8
@@ -251,7 +251,7 @@ steps = st.lists(
 
 @given(steps, st.sampled_from([AcceptAll, Baseline]), st.booleans())
 @settings(max_examples=150, deadline=None)
-def test_the_books_balance(steps, admission, random):
+def test_reservations_balance_to_zero(steps, admission, random):
     """Whatever happens to requests: when all are over, nothing is left of them."""
     policy = Random() if random else KVCacheCentric()
     conductor = make(3, 2, slo=Slo(20, 0.02), policy=policy, admission=admission())
@@ -283,7 +283,7 @@ def test_the_books_balance(steps, admission, random):
     assert not conductor.reservations.uncomputed
 
 
-def test_who_is_given_up_leaves_the_queue():
+def test_cancelled_request_leaves_the_queue():
     conductor = make(1)
     for number in range(40):
         decision = conductor.decide(request(number), 0.0)
@@ -299,7 +299,7 @@ def test_who_is_given_up_leaves_the_queue():
     assert conductor.cluster.free_at_s[0] == pytest.approx(2.0), "it was prefilled"
 
 
-def test_who_is_given_up_takes_its_fetch_out_of_the_queue():
+def test_cancelled_request_takes_its_fetch_out_of_the_queue():
     """Nothing is behind one that fetches for 0.08 s, or another one is, which moves up."""
     for behind in (False, True):
         conductor = make(2)
@@ -318,7 +318,7 @@ def test_who_is_given_up_takes_its_fetch_out_of_the_queue():
 
 
 @pytest.mark.parametrize("fetched", [False, True])
-def test_who_is_given_up_fetches_nothing_more(fetched):
+def test_cancelled_request_releases_its_share_of_the_source(fetched):
     """Two fetches of 0.08 s, of which the second is given up before or after it is over."""
     conductor = make(2)
     conductor.index.add(1, request().keys[:8])
@@ -337,7 +337,7 @@ def test_who_is_given_up_fetches_nothing_more(fetched):
     assert conductor.cluster.free_at_s[0] == pytest.approx(0.28)
 
 
-def test_a_late_word_of_a_fetch_concerns_no_other_one():
+def test_late_fetch_report_does_not_affect_a_newer_fetch():
     """Request 0 is given up while it fetches from 1, and is decided about again: from 2."""
     conductor = make(3)
     conductor.index.add(1, request().keys[:8])
@@ -358,7 +358,7 @@ def test_a_late_word_of_a_fetch_concerns_no_other_one():
 
 
 @pytest.mark.parametrize("policy", [Random, KVCacheCentric])
-def test_the_same_requests_have_the_same_decisions(policy):
+def test_decisions_are_deterministic(policy):
     def run(seed):
         conductor = make(5, 3, policy=policy(), seed=seed)
         told = []
@@ -452,7 +452,7 @@ def test_the_same_requests_have_the_same_decisions(policy):
         (lambda: make().decoded(5), "decoded: request_id must be of a committed request, got 5"),
     ],
 )
-def test_a_bad_argument_is_named(call, message):
+def test_bad_arguments_are_rejected(call, message):
     with pytest.raises(InvalidArgument, match=message):
         call()
 
@@ -460,7 +460,7 @@ def test_a_bad_argument_is_named(call, message):
 @pytest.mark.parametrize(
     "keys", [[1, 2], np.array([1, 2]), np.array([1, 2], np.uint64), range(1, 3)], ids=repr
 )
-def test_keys_of_any_kind_are_the_same_request(keys):
+def test_key_containers_are_interchangeable(keys):
     given, plain = Request(0, 1024, keys), Request(0, 1024, (1, 2))
     assert given == plain and hash(given) == hash(plain)
     assert given.keys == (1, 2) and {type(key) for key in given.keys} == {int}
@@ -472,7 +472,7 @@ IDS = ["chatcmpl-1", 2**64 + 5, -1, ("tenant", 7), None]
 
 
 @pytest.mark.parametrize("request_id", IDS)
-def test_an_id_may_be_anything_that_is_hashable(request_id):
+def test_request_id_may_be_any_hashable(request_id):
     conductor = make(2)
     conductor.index.add(1, request().keys[:8])
     conductor.cluster.free_at_s[1] = 11.0
@@ -491,7 +491,7 @@ def test_an_id_may_be_anything_that_is_hashable(request_id):
     assert conductor.failed(2) == [request_id] and len(conductor.in_flight) == 0
 
 
-def test_requests_of_all_kinds_of_ids_leave_in_any_order():
+def test_requests_with_any_id_leave_in_any_order():
     conductor = make(1, admission=AcceptAll())
     for request_id in IDS:
         conductor.commit(conductor.decide(request(request_id), 0.0))
@@ -580,7 +580,7 @@ class Fails:
 
 
 @pytest.mark.parametrize("what", ["commit", "prefilled"])
-def test_a_cost_that_raises_leaves_nothing_half_done(what):
+def test_raising_cost_model_leaves_no_partial_state(what):
     conductor = make(2)
     costs = replace(COSTS, transfer=Fails(COSTS.transfer), decode=Fails(COSTS.decode))
     conductor.costs = conductor.reservations.costs = costs
@@ -602,7 +602,7 @@ def test_a_cost_that_raises_leaves_nothing_half_done(what):
         assert state(conductor) == {n: idle[0][n] for n in state(conductor)}, "no cost is asked"
 
 
-def test_several_threads_may_decide_and_book():
+def test_concurrent_decisions_and_reservations():
     conductor = make(2, 2, admission=AcceptAll())
     interval, start = sys.getswitchinterval(), threading.Barrier(8)
 

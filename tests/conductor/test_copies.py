@@ -33,7 +33,7 @@ def test_a_steady_rate_is_reported_as_it_is():
     assert heat.rate(2, 600.0) == 0
 
 
-def test_what_is_cold_is_forgotten():
+def test_cold_keys_are_forgotten():
     heat = Heat(10.0)
     heat.touch([1, 2], 0.0)
     heat.touch([2], 50.0)
@@ -48,7 +48,7 @@ def advise(conductor, heat, keys=range(1, 7), rate=1.0, max_holders=3):
     )
 
 
-def test_a_hot_prefix_is_copied_to_who_has_the_least_to_do():
+def test_hot_prefix_is_copied_to_the_least_loaded_instance():
     conductor = make(4)
     conductor.index.add(1, range(1, 7))
     conductor.cluster.free_at_s[:4] = 700, 800, 650, 680
@@ -63,7 +63,7 @@ def test_a_hot_prefix_is_copied_to_who_has_the_least_to_do():
     assert advise(conductor, heat, rate=0.9, max_holders=2) is None
 
 
-def test_only_what_is_missing_is_copied():
+def test_only_missing_blocks_are_copied():
     conductor = make(2)
     conductor.index.add(0, range(1, 7))
     conductor.index.add(1, range(1, 3))
@@ -72,7 +72,7 @@ def test_only_what_is_missing_is_copied():
 
 
 @pytest.mark.parametrize("max_holders", [3, 8])
-def test_a_hot_document_behind_a_prompt_that_all_hold_is_copied(max_holders):
+def test_hot_document_after_a_shared_prompt_is_copied(max_holders):
     """Block 1 is on 4 instances: by max_holders, or by 3 requests a second, those are enough."""
     conductor = make(6)
     for instance in range(1, 5):
@@ -131,7 +131,7 @@ def swaps(blocks, count, heat, conductor=None, load_s=None):
     )
 
 
-def test_the_coldest_leave_and_the_end_of_a_chain_first():
+def test_coldest_blocks_and_chain_ends_are_evicted_first():
     heat = heated([1, 2, 3], 1)
     heat.touch([11, 12], 600.0)
     left = swaps(chain([1, 2, 3]) + chain([11, 12]), 4, heat)
@@ -155,7 +155,7 @@ def test_blocks_with_another_holder_leave_before_those_without():
 
 @pytest.mark.parametrize("listed", [[3], [2, 3], [1, 2, 3]], ids=str)
 @pytest.mark.parametrize("lost", [[2], [1, 2]], ids=str)
-def test_what_another_holds_without_what_is_before_it_is_the_last_copy(listed, lost):
+def test_replica_without_its_prefix_does_not_count_as_a_copy(listed, lost):
     conductor = make(2)
     for instance in (0, 1):
         conductor.index.add(instance, [1, 2, 3])
@@ -167,7 +167,7 @@ def test_what_another_holds_without_what_is_before_it_is_the_last_copy(listed, l
     assert (last.key, last.action, last.reason.why) == (3, SwapAction.DEMOTE, Why.WORTH_KEEPING)
 
 
-def test_what_an_instance_holds_that_is_down_is_no_copy():
+def test_blocks_of_a_down_instance_do_not_count_as_copies():
     conductor = make(3)
     for instance in (0, 1, 2):
         conductor.index.add(instance, [1, 2])
@@ -180,7 +180,7 @@ def test_what_an_instance_holds_that_is_down_is_no_copy():
     assert (swap.action, swap.reason.why) == (SwapAction.DEMOTE, Why.WORTH_KEEPING)
 
 
-def test_what_an_instance_holds_that_is_down_is_asked_of_the_others():
+def test_load_of_a_down_instance_moves_to_the_remaining_holders():
     """Block 1 is asked for 3 times a second, and may be on 2 instances."""
     conductor = make(4)
     for instance in range(3):
@@ -193,7 +193,7 @@ def test_what_an_instance_holds_that_is_down_is_asked_of_the_others():
     assert advice.reason.values["holders"] == 1
 
 
-def test_a_gap_is_seen_as_far_as_the_blocks_tell():
+def test_prefix_gap_is_seen_only_within_the_listed_blocks():
     """Instance 1 has lost block 1, and holds 2 and 3."""
     conductor = make(2)
     for instance in (0, 1):
@@ -206,7 +206,7 @@ def test_a_gap_is_seen_as_far_as_the_blocks_tell():
     assert swaps([three], 1, heat, conductor)[0].reason.why is Why.HELD_ELSEWHERE
 
 
-def test_a_last_copy_is_demoted_where_loading_is_faster():
+def test_last_copy_is_demoted_if_loading_is_faster():
     heat = heated([1], 1)
     (swap,) = swaps(chain([1]), 1, heat, load_s=0.02)
     assert swap.action is SwapAction.DEMOTE and swap.reason.why is Why.WORTH_KEEPING
@@ -221,7 +221,7 @@ def test_a_last_copy_is_demoted_where_loading_is_faster():
     count=st.integers(0, 25),
 )
 @settings(max_examples=80, deadline=None)
-def test_a_block_never_leaves_before_one_that_follows_it(tree, asked, count):
+def test_block_is_never_evicted_before_its_successors(tree, asked, count):
     blocks: list[CachedBlock] = []
     for key, choice in enumerate(tree):
         parent = blocks[choice] if choice < len(blocks) else None
@@ -252,6 +252,6 @@ def test_a_block_never_leaves_before_one_that_follows_it(tree, asked, count):
         (lambda: swaps([], 1, Heat(), load_s=-1), "load_s must be at least 0, got -1"),
     ],
 )
-def test_a_bad_argument_is_named(call, message):
+def test_bad_arguments_are_rejected(call, message):
     with pytest.raises(InvalidArgument, match=message):
         call()

@@ -33,7 +33,7 @@ coefficient = st.one_of(st.just(0.0), st.floats(1e-3, 1e3))
 
 @given(coefficient, coefficient, coefficient)
 @settings(max_examples=60, deadline=None)
-def test_a_prefill_fit_finds_what_was_measured(base, per_token, per_pair):
+def test_prefill_fit_recovers_the_coefficients(base, per_token, per_pair):
     truth = PolynomialPrefill(base * 1e-3, per_token * 1e-6, per_pair * 1e-10)
     seconds = truth.seconds(TOKENS, PREFIX)
     if (seconds <= 0).any():
@@ -42,7 +42,7 @@ def test_a_prefill_fit_finds_what_was_measured(base, per_token, per_pair):
     np.testing.assert_allclose(fitted.seconds(TOKENS, PREFIX), seconds, rtol=1e-6)
 
 
-def test_a_fit_to_noise_is_never_negative_and_never_worse_than_others():
+def test_noisy_fit_is_nonnegative_and_optimal():
     rng = np.random.default_rng(0)
     truth = PolynomialPrefill(0.02, 0.0, 3e-9)  # the linear term is at its bound
     seconds = truth.seconds(TOKENS, PREFIX) * rng.uniform(0.9, 1.1, len(TOKENS))
@@ -58,7 +58,7 @@ def test_a_fit_to_noise_is_never_negative_and_never_worse_than_others():
         assert error(moved) >= error(best) - 1e-12
 
 
-def test_a_decode_fit_finds_what_was_measured():
+def test_decode_fit_recovers_the_coefficients():
     truth = LinearDecode(0.02, 1e-4, 3e-8)
     batch, tokens = (a.ravel() for a in np.meshgrid([1, 8, 64], [1000, 100_000, 1_000_000]))
     fitted = LinearDecode.fit(batch, tokens, truth.seconds(batch, tokens))
@@ -67,7 +67,7 @@ def test_a_decode_fit_finds_what_was_measured():
     assert fitted.per_kv_token_s == pytest.approx(3e-8, rel=1e-6)
 
 
-def test_specs_have_the_sizes_that_are_published():
+def test_model_specs_match_published_sizes():
     assert LLAMA3_70B.kv_bytes_per_token == 320 * 1024  # Mooncake, FAST'25, section 2.2
     assert LLAMA3_70B.weight_bytes / 2 == pytest.approx(70.6e9, rel=0.001)
     assert LLAMA2_70B.weight_bytes / 2 == pytest.approx(69.0e9, rel=0.001)
@@ -89,7 +89,7 @@ def test_roofline_by_hand():
     assert line.capacity_tokens == int(free // (2 * 40 * 40 * 128 * 2))
 
 
-def test_the_paper_and_the_roofline_agree_on_when_reuse_pays():
+def test_roofline_matches_the_paper_on_when_reuse_pays_off():
     """FAST'25, section 2.2: with 8,192 tokens, to load KV beats to compute it from 6 GB/s on."""
     prefill = RooflinePrefill(Roofline(LLAMA3_70B, A800_X8))
     saved_s = float(prefill.seconds(8193, 0) - prefill.seconds(8193, 8192))
@@ -118,7 +118,7 @@ def test_a_transfer_is_never_slower_than_predicted(own, others):
         assert predicted == pytest.approx(clock)
 
 
-def test_no_transfer_takes_no_time():
+def test_empty_transfer_takes_no_time():
     cost = NicTransfer(bytes_per_token=1, bytes_per_s=10, latency_s=0.5)
     assert cost.seconds([0, 10, 20], 1.0, [3, 0, 3]).tolist() == [0, 1.5, 3.5]
 
@@ -221,6 +221,6 @@ def test_no_transfer_takes_no_time():
         ),
     ],
 )
-def test_a_bad_argument_is_named(call, message):
+def test_bad_arguments_are_rejected(call, message):
     with pytest.raises(InvalidArgument, match=message):
         call()

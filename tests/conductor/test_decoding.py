@@ -29,7 +29,7 @@ def choose(state, cost=COSTS.decode, **options):
     return choose_decode(asked, state, cost, candidates, DecodeLoad.now(state), **options)
 
 
-def test_the_shortest_steps():
+def test_shortest_step_is_chosen():
     state = cluster()
     state.batch_size[:] = 5, 3, 4
     choice = choose(state)
@@ -37,7 +37,7 @@ def test_the_shortest_steps():
     assert choice.tbt_s == pytest.approx(0.014) and choice.kv_tokens == 100
 
 
-def test_what_is_promised_counts_in_the_choice_but_not_in_the_tbt_now():
+def test_reservations_count_in_the_choice_but_not_in_current_tbt():
     state = cluster()
     state.batch_size[:] = 5, 3, 4
     state.reserved_requests[:] = 0, 9, 0
@@ -55,7 +55,7 @@ def test_long_contexts_make_long_steps():
     assert choose(state, LinearDecode(0.01, 1e-4, 1e-8)).instance == 0
 
 
-def test_room_for_the_prompt_and_what_is_expected_of_it():
+def test_room_is_required_for_prompt_and_expected_output():
     state = cluster(2, capacity_tokens=[1000, 1000])
     state.kv_tokens[:], state.reserved_tokens[:] = (700, 851), (150, 0)
     assert choose(state).instance == 0, "700 + 150 + 100 + 50 is just 1000"
@@ -66,7 +66,7 @@ def test_room_for_the_prompt_and_what_is_expected_of_it():
     assert choose(state, needs_room=False).instance == 0
 
 
-def test_a_batch_has_a_limit():
+def test_batch_size_is_limited():
     state = cluster(2, max_batch_size=4)
     state.batch_size[:], state.reserved_requests[:] = (2, 3), (2, 0)
     assert choose(state).instance == 1
@@ -82,7 +82,7 @@ flights = st.lists(
 
 @given(flights, st.integers(0, 40), st.integers(1, 20))
 @settings(max_examples=100, deadline=None)
-def test_a_forecast_is_the_loop(steps, at_s, decode_s):
+def test_forecast_matches_the_loop(steps, at_s, decode_s):
     flying, known = InFlight(), {}
     for request_id, instance, begin_s, leaves in steps:
         if leaves:
@@ -103,7 +103,7 @@ def test_a_forecast_is_the_loop(steps, at_s, decode_s):
         assert load.reserved_requests[i] == 0
 
 
-def test_many_flights():
+def test_forecast_with_many_requests_in_flight():
     flying = InFlight()
     for number in range(1000):
         flying.put(request(number), number % 4, float(number))

@@ -4,13 +4,13 @@ from mooncake_simulator.traces import TraceProfile, read_trace, synth_trace, wri
 from tests.pages import ROOT, run_block
 
 
-def test_the_life_of_a_request(capsys):
+def test_documented_request_life_cycle_runs(capsys):
     names = run_block("serving/conductor", 0, {})
     assert names["decision"].accepted and names["later"].accepted and names["lost"] == []
     assert capsys.readouterr().out.startswith("request 1 is taken: TTFT 0.1")
 
 
-def test_the_trace_tools(tmp_path, monkeypatch, capsys):
+def test_documented_trace_tools_run(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     profile = TraceProfile.load(ROOT / "tests/simulator/conversation.profile.json")
     write_mooncake(synth_trace(profile, 300), tmp_path / "trace.jsonl")

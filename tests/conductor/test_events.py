@@ -71,7 +71,7 @@ def assert_equal(index, instances) -> None:
 @INDEXES
 @given(histories=histories, data=st.data())
 @settings(max_examples=80, deadline=None)
-def test_events_in_any_order_and_twice(new, histories, data):
+def test_events_apply_in_any_order_and_twice(new, histories, data):
     """Once all are there, the index is as if they had come in turn."""
     instances = [Instance(i) for i in range(NUM_INSTANCES)]
     events = [
@@ -89,7 +89,7 @@ def test_events_in_any_order_and_twice(new, histories, data):
 @INDEXES
 @given(histories=histories, then=histories, max_waiting=st.integers(0, 5), data=st.data())
 @settings(max_examples=80, deadline=None)
-def test_a_snapshot_mends_whatever_was_lost(new, histories, then, max_waiting, data):
+def test_snapshot_repairs_any_loss(new, histories, then, max_waiting, data):
     """Restarts, a late observer, lost and doubled events, failures that the owner has told of."""
     instances = [Instance(i) for i in range(NUM_INSTANCES)]
     told = [
@@ -122,7 +122,7 @@ def test_a_late_event_is_waited_for(new):
 
 
 @INDEXES
-def test_a_lost_event_costs_a_snapshot(new):
+def test_lost_event_requires_a_snapshot(new):
     index = new(2, max_waiting_events=3)
     index.add(1, [1])
     after = [KVEvent(0, number, stored=((number,),)) for number in (0, 2, 3, 4, 5, 6)]
@@ -147,7 +147,7 @@ def test_lost_events_may_be_sent_again(new):
 
 
 @INDEXES
-def test_events_that_are_given_up_twice_are_all_missed(new):
+def test_events_dropped_twice_all_count_as_missed(new):
     """Sent again are 2 to 4, which are too many once more, and then 1 to 4, but not 5 to 7."""
     index = new(1, max_waiting_events=2)
     came = (0, 5, 6, 7, 2, 3, 4, 1, 2, 3, 4, 8, 5, 6, 7)
@@ -159,7 +159,7 @@ def test_events_that_are_given_up_twice_are_all_missed(new):
 @INDEXES
 @given(st.lists(st.tuples(st.integers(0, 7), st.integers(1, 3)), max_size=9), st.integers(0, 2))
 @settings(max_examples=200, deadline=None)
-def test_what_is_not_missing_is_known_once_the_gaps_are_filled(new, runs, max_waiting):
+def test_index_is_current_once_all_gaps_are_filled(new, runs, max_waiting):
     """Runs of events are late, lost, doubled, and sent again in any order."""
     index = new(1, max_waiting_events=max_waiting)
     came = [number for first, count in runs for number in range(first, first + count)]
@@ -171,7 +171,7 @@ def test_what_is_not_missing_is_known_once_the_gaps_are_filled(new, runs, max_wa
 
 
 @INDEXES
-def test_who_attaches_to_a_running_instance_asks_for_a_snapshot_at_once(new):
+def test_attaching_to_a_running_instance_requests_a_snapshot(new):
     index = new(2)
     assert not index.apply(KVEvent(0, 500, stored=((5,),)))
     assert not index.apply(KVEvent(0, 503, stored=((1, 2),)))
@@ -183,7 +183,7 @@ def test_who_attaches_to_a_running_instance_asks_for_a_snapshot_at_once(new):
 
 
 @INDEXES
-def test_a_restart_empties_an_instance(new):
+def test_new_epoch_empties_an_instance(new):
     index = new(1)
     for number in range(3):
         assert index.apply(KVEvent(0, number, stored=((number,),), epoch=7))
@@ -208,7 +208,7 @@ def test_a_restart_without_epochs_is_recognised_by_clear(new):
     assert index.apply(KVEvent(0, 2)) and index.holders(3) == [], "of its earlier life"
 
 
-def test_a_failure_ends_the_order_of_events():
+def test_failure_resets_the_event_sequence():
     conductor = make(1, 1)
     index = conductor.index
     for number in range(2):

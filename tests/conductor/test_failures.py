@@ -7,7 +7,7 @@ from mooncake_serving.conductor import InvalidArgument
 from .support import make, request, state
 
 
-def test_a_failure_ends_what_was_there_and_nothing_else():
+def test_failure_loses_only_the_state_of_that_instance():
     conductor = make(2, 2)
     for number in range(4):
         conductor.commit(conductor.decide(request(number, first_key=100 * number), 0.0))
@@ -30,7 +30,7 @@ def test_a_failure_ends_what_was_there_and_nothing_else():
     assert conductor.decide(request(9), 1.0).prefill.instance == 0
 
 
-def test_who_was_to_be_decoded_on_an_instance_that_fails_leaves_the_queue():
+def test_failed_decode_instance_drops_its_queued_requests():
     conductor = make(1, 2)
     for number in range(4):
         conductor.commit(conductor.decide(request(number, first_key=100 * number), 0.0))
@@ -53,7 +53,7 @@ def test_a_failed_source_sends_to_no_one():
 
 
 @pytest.mark.parametrize("failed", range(4))
-def test_an_owner_subtracts_what_it_has_added_to_an_instance_that_failed(failed):
+def test_owner_counters_return_to_zero_after_a_failure(failed):
     conductor = make(2, 2)
     conductor.index.add(1, request().keys[:8])
     conductor.cluster.free_at_s[1] = 9.0

@@ -49,7 +49,7 @@ def follow(held: list[set[int]], step) -> None:
 )
 @given(steps=steps, asked=st.lists(chains, min_size=1, max_size=5))
 @settings(max_examples=60, deadline=None)
-def test_matches_the_obvious_index(make, steps, asked):
+def test_index_matches_sets_of_keys(make, steps, asked):
     index, held = make(NUM_INSTANCES), [set() for _ in range(NUM_INSTANCES)]
     for step in steps:
         do(index, step)
@@ -62,7 +62,7 @@ def test_matches_the_obvious_index(make, steps, asked):
 
 
 @pytest.mark.parametrize("num_instances", [1, 7, 8, 9, 1000])
-def test_every_length_of_a_long_chain(num_instances):
+def test_every_match_length_of_a_long_chain(num_instances):
     index, keys = PrefixIndex(num_instances), list(range(10_000, 10_600))
     rng = np.random.default_rng(num_instances)
     lengths = rng.integers(0, 601, num_instances)
@@ -73,7 +73,7 @@ def test_every_length_of_a_long_chain(num_instances):
     assert len(index) == lengths.max()
 
 
-def test_restarts_share_a_look_at_every_key(monkeypatch):
+def test_repeated_restarts_share_one_sweep(monkeypatch):
     index, sweeps = PrefixIndex(80), []
     sweep = PrefixIndex._sweep
     monkeypatch.setattr(PrefixIndex, "_sweep", lambda self: (sweeps.append(1), sweep(self)))
@@ -92,7 +92,7 @@ def test_restarts_share_a_look_at_every_key(monkeypatch):
     assert len(index) == len(index._holders) == 0
 
 
-def test_who_was_emptied_and_comes_back_is_no_older_holder():
+def test_restarted_instance_does_not_regain_its_old_keys():
     index = PrefixIndex(40)
     for instance in (3, 4):
         index.add(instance, [1, 2])
@@ -104,7 +104,7 @@ def test_who_was_emptied_and_comes_back_is_no_older_holder():
     assert index.holders(1) == [3] and index.holders(2) == [] and len(index) == 1
 
 
-def test_a_hole_ends_a_prefix():
+def test_hole_ends_the_matched_prefix():
     index = PrefixIndex(2)
     index.add(0, [1, 2, 3])
     index.remove(0, [2, 99])
@@ -121,7 +121,7 @@ def test_equal_sets_of_holders_are_one_object():
     assert len({id(held) for held in index._holders.values()}) <= 4
 
 
-def test_one_shard_is_asked():
+def test_match_queries_a_single_shard():
     index = ShardedIndex(2, 8, depth=2)
     index.add(0, [1, 2, 3, 4])
     answering = index.shards[index.shard_of([1, 2, 3, 4])]
@@ -129,7 +129,7 @@ def test_one_shard_is_asked():
     assert sorted(len(shard) for shard in index.shards) == [1] * 7 + [4], "block 1 is in all"
 
 
-def test_a_removal_goes_to_the_one_shard_that_has_the_block(monkeypatch):
+def test_removal_goes_to_the_shard_that_has_the_block(monkeypatch):
     index = ShardedIndex(2, 8, depth=2)
     for instance in (0, 1):
         index.add(instance, [1, 2, 3, 4])
@@ -145,7 +145,7 @@ def test_a_removal_goes_to_the_one_shard_that_has_the_block(monkeypatch):
 
 @given(steps=steps)
 @settings(max_examples=60, deadline=None)
-def test_shards_remember_the_keys_that_somebody_holds_and_no_others(steps):
+def test_shards_remember_exactly_the_held_keys(steps):
     index, held = ShardedIndex(NUM_INSTANCES, 3, depth=2), [set() for _ in range(NUM_INSTANCES)]
     for step in steps:
         do(index, step)
@@ -180,7 +180,7 @@ def test_shards_remember_the_keys_that_somebody_holds_and_no_others(steps):
         (lambda: ShardedIndex(2, 2, depth=0), "depth must be at least 1, got 0"),
     ],
 )
-def test_a_bad_argument_is_named(call, message):
+def test_bad_arguments_are_rejected(call, message):
     with pytest.raises(InvalidArgument, match=message):
         call()
 
@@ -208,7 +208,7 @@ def test_a_bad_argument_is_named(call, message):
         (lambda index: index.remove(9, [1]), r"remove: instance must be in \[0, 2\), got 9"),
     ],
 )
-def test_keys_that_are_none_are_named_and_change_nothing(make, call, message):
+def test_bad_keys_are_rejected_and_change_nothing(make, call, message):
     index = make(2)
     index.add(0, [1, 2])
     with pytest.raises(InvalidArgument, match=message):
@@ -217,7 +217,7 @@ def test_keys_that_are_none_are_named_and_change_nothing(make, call, message):
 
 
 @pytest.mark.parametrize("make", [PrefixIndex, lambda n: ShardedIndex(n, 3)])
-def test_keys_may_be_of_numpy_and_come_one_by_one(make):
+def test_keys_may_be_numpy_integers_or_iterators(make):
     index, keys = make(2), np.array([2**62, 2, 3])
     index.add(1, keys)
     assert index.match(keys).tolist() == index.match(keys.tolist()).tolist() == [0, 3]

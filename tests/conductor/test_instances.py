@@ -11,7 +11,7 @@ from .support import make
 
 
 @pytest.mark.parametrize("instance", [-1, 99, None, 1.0, True, "a"])
-def test_an_instance_that_there_is_not_neither_fails_nor_recovers(instance):
+def test_unknown_instance_neither_fails_nor_recovers(instance):
     conductor = make()
     up = conductor.cluster.up.copy()
     for call in (conductor.failed, conductor.recovered):
@@ -30,14 +30,14 @@ def test_an_instance_that_there_is_not_neither_fails_nor_recovers(instance):
         {"max_batch_size": None},
     ],
 )
-def test_a_cluster_of_impossible_instances(options):
+def test_bad_cluster_sizes_are_rejected(options):
     [name] = options
     with pytest.raises(InvalidArgument, match=f"Cluster: {name} must be an integer of at least"):
         Cluster([Role.PREFILL, Role.DECODE], **options)
 
 
 @pytest.mark.parametrize("num_instances", [0, None, "a", math.nan])
-def test_an_index_of_no_instances(num_instances):
+def test_index_requires_at_least_one_instance(num_instances):
     with pytest.raises(
         InvalidArgument, match="PrefixIndex: num_instances must be (at least 1|an integer), got"
     ):

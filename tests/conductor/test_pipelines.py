@@ -22,7 +22,7 @@ STAGE = PolynomialPrefill(base_s=0, per_token_s=MS / 4, per_pair_s=0)  # of four
 PIPELINE = PipelinedPrefill(STAGE, num_stages=4, chunk_tokens=500)
 
 
-def test_a_pipeline_takes_all_chunks_on_one_stage_and_the_largest_on_the_others():
+def test_pipeline_runs_all_chunks_on_one_stage_plus_the_largest_on_others():
     tokens, prefix = [400, 500, 2000, 2000, 2000], [0, 0, 0, 1000, 1900]
     seconds = [0.4, 0.5, 0.5 + 3 * 0.125, 0.25 + 3 * 0.125, 0.1]
     np.testing.assert_allclose(PIPELINE.seconds(tokens, prefix), seconds)
@@ -30,7 +30,7 @@ def test_a_pipeline_takes_all_chunks_on_one_stage_and_the_largest_on_the_others(
     assert float(one.seconds(2000, 100)) == float(STAGE.seconds(2000, 100))
 
 
-def test_a_pipeline_takes_the_next_prompt_before_it_is_done_with_the_last():
+def test_pipeline_overlaps_consecutive_prompts():
     """800 tokens: 0.2 s on each stage, 0.575 s to the first token; 100 tokens: 0.025 and 0.1 s."""
     conductor = make(1, policy=LoadBalance())
     conductor.costs = conductor.reservations.costs = replace(
@@ -73,19 +73,19 @@ def decide(blocks, load_s, busy_s=(0.0, 0.0), held=(8, 0)):
     return conductor.decide(request(), 0.0).prefill
 
 
-def test_a_prefill_is_not_over_before_what_it_reuses_is_loaded():
+def test_prefill_ends_no_earlier_than_its_prefix_is_loaded():
     choice = decide([8, 0], [0.5, 0])
     assert choice.instance == 0 and choice.prefix_tokens == 800
     assert choice.prefill_s == choice.ttft_s == choice.occupied_s == pytest.approx(0.5)
     assert decide([8, 0], [0.1, 0]).ttft_s == pytest.approx(0.2)  # during the computation
 
 
-def test_what_is_not_worth_loading_is_not_counted_on():
+def test_prefix_not_worth_loading_is_recomputed():
     choice = decide([3, 0], [0, 0])
     assert choice.prefix_tokens == 300 and choice.ttft_s == pytest.approx(0.7)
 
 
-def test_a_fetch_takes_the_slower_of_the_nic_and_the_slow_tiers_of_both():
+def test_fetch_takes_the_slower_of_the_nic_and_both_slow_tiers():
     busy = (9.0, 0.0)
     assert decide([8, 0], [0.5, 0], busy).fetch.seconds == pytest.approx(0.5)
     assert decide([8, 0], [0.05, 0], busy).fetch.seconds == pytest.approx(0.08)
@@ -100,6 +100,6 @@ def test_a_fetch_takes_the_slower_of_the_nic_and_the_slow_tiers_of_both():
     "stages, tokens, message",
     [(0, 1, "num_stages must be at least 1, got 0"), (1, 0, "chunk_tokens must be at least 1")],
 )
-def test_a_pipeline_of_nothing_is_named(stages, tokens, message):
+def test_bad_pipelines_are_rejected(stages, tokens, message):
     with pytest.raises(InvalidArgument, match=f"PipelinedPrefill: {message}"):
         PipelinedPrefill(STAGE, stages, tokens)

@@ -64,7 +64,7 @@ def replay(trace, policy) -> tuple[float, float]:
     return float(np.mean(ttft_s)), reused / sum(one.input_length for one in trace)
 
 
-def test_the_order_of_the_papers(trace):
+def test_policies_rank_as_in_the_papers(trace):
     policies = (KVCacheCentric(), LocalCacheAware(), LoadBalance(), Random())
     results = [replay(trace, policy) for policy in policies]
     ttft = [mean for mean, _ in results]

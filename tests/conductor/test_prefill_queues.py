@@ -13,7 +13,7 @@ CHOICE = PrefillChoice(0, 0, 0, None, 0.0, 1.0, 1.0, 1.0, Reason(Why.LEAST_TBT))
 
 
 @given(st.lists(st.tuples(*[st.sampled_from([0.0, 0.5, 1.0, 2.0])] * 4), max_size=6), st.data())
-def test_a_queue_without_whom_it_loses_is_as_if_they_had_never_been_there(times, data):
+def test_cancelled_prefills_leave_no_trace_in_the_queue(times, data):
     """Each prefill: seconds since the one before, of its fetch, in the first and later stages."""
     given_up = data.draw(st.sets(st.sampled_from(range(len(times))))) if times else set()
     order = data.draw(st.permutations(sorted(given_up)))

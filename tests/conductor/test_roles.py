@@ -13,7 +13,7 @@ def advise(conductor, advisor=None, now_s=0.0):
     return (advisor or RoleAdvisor()).advise(conductor.cluster, COSTS.decode, SLO, now_s)
 
 
-def test_decode_with_time_helps_prefill():
+def test_underused_decode_instance_moves_to_prefill():
     conductor = make(2, 3)
     conductor.cluster.free_at_s[:2] = 9, 10
     conductor.cluster.batch_size[2:] = 2, 1, 3
@@ -24,7 +24,7 @@ def test_decode_with_time_helps_prefill():
     assert "prefill load 0.95 over 0.80" in str(advice.reason)
 
 
-def test_prefill_with_time_helps_decode():
+def test_underused_prefill_instance_moves_to_decode():
     conductor = make(3, 2)
     conductor.cluster.free_at_s[:3] = 2, 1, 3
     conductor.cluster.batch_size[3:] = 35  # steps of 45 ms
@@ -33,14 +33,14 @@ def test_prefill_with_time_helps_decode():
     assert advice.reason.why is Why.DECODE_SHORT
 
 
-def test_memory_is_a_load_too():
+def test_memory_use_counts_as_load():
     conductor = make(2, 1, capacity_tokens=1000)
     conductor.cluster.kv_tokens[2] = 900
     assert advise(conductor).role == Role.DECODE
 
 
 @pytest.mark.filterwarnings("error")
-def test_who_has_no_memory_to_decode_has_nothing_to_do():
+def test_decode_instance_without_memory_has_no_load():
     conductor = make(2, 2, capacity_tokens=0)
     conductor.cluster.free_at_s[:2] = 9, 10
     assert advise(conductor).role == Role.PREFILL
@@ -65,7 +65,7 @@ def test_no_instance_moves(waits, batches, why):
     assert advise(conductor, RoleAdvisor(high=high)) is None, why
 
 
-def test_one_after_another():
+def test_moves_are_separated_by_the_cooldown():
     conductor, advisor = make(2, 3), RoleAdvisor(cooldown_s=30)
     conductor.cluster.free_at_s[:2] = 100
     assert advise(conductor, advisor, now_s=5.0) is not None
@@ -73,7 +73,7 @@ def test_one_after_another():
     assert advise(conductor, advisor, now_s=35.0) is not None
 
 
-def test_bad_arguments_are_named():
+def test_bad_arguments_are_rejected():
     with pytest.raises(InvalidArgument, match="low must be below high, got 0.9 and 0.8"):
         RoleAdvisor(low=0.9)
     with pytest.raises(InvalidArgument, match="min_instances must be at least 1, got 0"):

@@ -13,7 +13,7 @@ def of(machine, address, file):
     return f"{machine.links[f'/sys/bus/pci/devices/{address}']}/{file}"
 
 
-def test_a_nic_that_came_up_narrow(machine):
+def test_narrow_nic_link_is_a_warning(machine):
     machine.files[of(machine, NIC, "current_link_width")] = "8\n"
     (finding,) = machine.bad()
     assert (finding.check, finding.state) == ("link", State.WARNING)
@@ -22,40 +22,40 @@ def test_a_nic_that_came_up_narrow(machine):
     assert f"setpci -s {bridges(3)[3]} CAP_EXP+10.w=20:20" in finding.fix
 
 
-def test_a_nic_that_came_up_slow(machine):
+def test_slow_nic_link_is_a_warning(machine):
     machine.files[of(machine, NIC, "current_link_speed")] = "8.0 GT/s PCIe\n"
     (finding,) = machine.bad()
     assert finding.detail == "8 GT/s x16, must be 32 GT/s x16"
 
 
-def test_a_slot_that_has_no_more(machine):
+def test_link_limited_by_its_slot_is_reported_as_such(machine):
     machine.files[of(machine, NIC, "current_link_speed")] = "16.0 GT/s PCIe\n"
     machine.files[of(machine, bridges(3)[3], "max_link_speed")] = "16.0 GT/s PCIe\n"
     (finding,) = machine.bad()
     assert "all that its slot has, the card can 32 GT/s x16" in finding.detail
 
 
-def test_a_gpu_that_is_idle_slows_down(machine):
+def test_slow_link_of_an_idle_gpu_is_only_info(machine):
     machine.files[of(machine, GPU, "current_link_speed")] = "2.5 GT/s PCIe\n"
     assert machine.bad() == []
     (finding,) = [f for f in machine.findings("link") if f.state is State.INFO]
     assert finding.subject == f"GPU {GPU}" and GPU in finding.fix
 
 
-def test_a_gpu_that_is_narrow_is_not_idle(machine):
+def test_narrow_gpu_link_is_a_warning(machine):
     machine.files[of(machine, GPU, "current_link_width")] = "4\n"
     assert [finding.subject for finding in machine.bad()] == [f"GPU {GPU}"]
 
 
 @pytest.mark.parametrize("width, speed", [("255", "32.0 GT/s PCIe"), ("16", "Unknown"), ("0", "")])
-def test_a_link_that_is_not_told(machine, width, speed):
+def test_unreadable_link_is_unknown(machine, width, speed):
     machine.files[of(machine, NIC, "current_link_width")] = width
     machine.files[of(machine, NIC, "current_link_speed")] = speed
     (finding,) = [f for f in machine.findings("link") if f.state is State.UNKNOWN]
     assert NIC in finding.subject
 
 
-def test_relaxed_ordering(machine):
+def test_relaxed_ordering_is_read_from_config_space(machine):
     machine.files[of(machine, NIC, "config")] = space(device_control=0x2900)
     machine.files[of(machine, nic(4), "config")] = space()[:64]
     findings = {f.subject: f for f in machine.findings("relaxed_ordering")}
@@ -66,7 +66,7 @@ def test_relaxed_ordering(machine):
 
 
 @pytest.mark.parametrize("control, names", [(0x1D, "ReqRedir CmpltRedir"), (0x20, "EgressCtrl")])
-def test_acs_that_redirects(machine, control, names):
+def test_acs_redirection_is_a_warning(machine, control, names):
     bridge = bridges(3)[3]
     machine.files[of(machine, bridge, "config")] = space(acs=control)
     (finding,) = machine.bad()
@@ -75,12 +75,12 @@ def test_acs_that_redirects(machine, control, names):
     assert finding.fix.startswith(f"setpci -s {bridge} ECAP_ACS+6.w=0000")
 
 
-def test_acs_that_only_validates_is_no_harm(machine):
+def test_acs_source_validation_alone_is_accepted(machine):
     machine.files[of(machine, bridges(3)[0], "config")] = space(acs=0x01)
     assert machine.bad() == []
 
 
-def test_acs_that_may_not_be_read(machine):
+def test_unreadable_acs_is_unknown_and_suggests_sudo(machine):
     for pair in range(8):
         for bridge in bridges(pair):
             machine.files[of(machine, bridge, "config")] = space()[:64]
@@ -90,7 +90,7 @@ def test_acs_that_may_not_be_read(machine):
 
 
 @pytest.mark.parametrize("at", [0x34, 0x41])
-def test_a_list_of_capabilities_that_is_a_loop_ends(machine, at):
+def test_capability_list_cycle_terminates(machine, at):
     data = bytearray(space())
     data[at] = 0x40
     data[0x60] = 0
@@ -100,7 +100,7 @@ def test_a_list_of_capabilities_that_is_a_loop_ends(machine, at):
     assert machine.bad() == []
 
 
-def test_an_iommu_that_translates(machine):
+def test_translating_iommu_is_a_warning(machine):
     machine.files[f"/sys/kernel/iommu_groups/{NIC}/type"] = "DMA-FQ\n"
     (finding,) = machine.bad()
     assert (finding.check, finding.subject) == ("iommu", f"mlx5_3 ({NIC})")
@@ -110,7 +110,7 @@ def test_an_iommu_that_translates(machine):
 @pytest.mark.parametrize(
     "cmdline, state", [("quiet iommu=pt", State.OK), ("intel_iommu=on", State.UNKNOWN)]
 )
-def test_an_iommu_of_an_old_kernel(machine, cmdline, state):
+def test_iommu_mode_on_old_kernels_comes_from_the_command_line(machine, cmdline, state):
     machine.files["/proc/cmdline"] = cmdline
     machine.files[f"/sys/kernel/iommu_groups/{NIC}/devices"] = ""
     machine.remove(f"/sys/kernel/iommu_groups/{NIC}/type")
@@ -118,26 +118,26 @@ def test_an_iommu_of_an_old_kernel(machine, cmdline, state):
     assert findings[f"mlx5_3 ({NIC})"] is state
 
 
-def test_no_iommu(machine):
+def test_absent_iommu_is_ok(machine):
     machine.remove("/sys/kernel/iommu_groups")
     assert {f.state for f in machine.findings("iommu")} == {State.OK}
 
 
-def test_numa_balancing(machine):
+def test_numa_balancing_is_reported(machine):
     machine.files["/proc/sys/kernel/numa_balancing"] = "1\n"
     (finding,) = machine.bad()
     assert finding.check == "numa_balancing"
     assert finding.fix == "sysctl -w kernel.numa_balancing=0"
 
 
-def test_a_nic_without_a_node(machine):
+def test_nic_without_a_numa_node_is_reported(machine):
     machine.files[of(machine, NIC, "numa_node")] = "-1\n"
     (finding,) = machine.bad()
     assert (finding.check, finding.subject) == ("numa_node", f"mlx5_3 ({NIC})")
     assert f"> /sys/bus/pci/devices/{NIC}/numa_node" in finding.fix
 
 
-def test_one_node_needs_no_names(machine):
+def test_numa_checks_are_skipped_on_a_single_node(machine):
     machine.remove("/sys/devices/system/node/node1")
     machine.files[of(machine, NIC, "numa_node")] = "-1\n"
     machine.files["/proc/sys/kernel/numa_balancing"] = "1\n"

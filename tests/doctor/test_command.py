@@ -18,7 +18,7 @@ from mooncake_kernels.doctor.report import summary, table
 KEYS = ["group", "check", "subject", "state", "detail", "fix", "why"]
 
 
-def test_this_machine(capsys):
+def test_doctor_runs_on_this_machine(capsys):
     status = main(["doctor", "--only", "libraries"])
     out = capsys.readouterr().out
     assert status == int("problem" in out.split()[0])
@@ -28,7 +28,7 @@ def test_this_machine(capsys):
     assert any(row[-1:] and row[-1].startswith("warning") for row in rows)
 
 
-def test_a_healthy_machine(machine, capsys):
+def test_healthy_machine_exits_with_zero(machine, capsys):
     root = machine.root().root
     assert main(["doctor", "--root", str(root)]) == 0
     out = capsys.readouterr().out
@@ -37,7 +37,7 @@ def test_a_healthy_machine(machine, capsys):
     assert max(len(line) for line in out.splitlines()) < 200
 
 
-def test_problems_come_first_and_fail(machine, capsys):
+def test_problems_come_first_and_set_the_exit_status(machine, capsys):
     machine.files["/proc/self/limits"] = "Max locked memory  8388608  unlimited  bytes\n"
     machine.files["/proc/sys/vm/overcommit_memory"] = "2\n"
     assert main(["doctor", "--root", str(machine.root().root)]) == 1
@@ -49,12 +49,12 @@ def test_problems_come_first_and_fail(machine, capsys):
     assert lines[-1].startswith("1 problem, 1 warning")
 
 
-def test_warnings_do_not_fail(machine):
+def test_warnings_keep_exit_status_zero(machine):
     machine.files["/proc/sys/vm/overcommit_memory"] = "2\n"
     assert main(["doctor", "--root", str(machine.root().root), "--only", "memory"]) == 0
 
 
-def test_fixes_name_the_packages_of_commands_that_are_missing(machine):
+def test_fixes_name_packages_of_missing_commands(machine):
     machine.files["/proc/sys/vm/overcommit_memory"] = "2\n"
     machine.here = dataclasses.replace(
         machine.here, missing_commands={"sysctl": "sysctl: apt install procps"}
@@ -74,11 +74,11 @@ def test_fixes_name_the_packages_of_commands_that_are_missing(machine):
         ("docker run --device /dev/infiniband", ["ip"], "/dev/infiniband"),
     ],
 )
-def test_which_commands_a_fix_has(fix, missing, expected):
+def test_fix_lists_packages_of_the_commands_it_uses(fix, missing, expected):
     assert with_packages(fix, {name: name[0].upper() for name in missing}).endswith(expected)
 
 
-def test_no_command_is_there(monkeypatch, tmp_path):
+def test_all_commands_missing_from_path(monkeypatch, tmp_path):
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.setattr(commands, "_FOLDERS", str(tmp_path))
     missing = commands.missing_commands()
@@ -86,7 +86,7 @@ def test_no_command_is_there(monkeypatch, tmp_path):
     assert missing["ip"] == "ip: apt install iproute2, or dnf install iproute"
 
 
-def test_json(machine, capsys):
+def test_json_report_format(machine, capsys):
     machine.files["/proc/sys/vm/overcommit_memory"] = "2\n"
     assert main(["doctor", "--json", "--root", str(machine.root().root), "--only", "memory"]) == 0
     report = json.loads(capsys.readouterr().out)
@@ -97,7 +97,7 @@ def test_json(machine, capsys):
     assert bad["group"] == "memory" and bad["fix"] == "sysctl -w vm.overcommit_memory=0"
 
 
-def test_an_empty_root(tmp_path, capsys):
+def test_empty_root_has_no_problems(tmp_path, capsys):
     assert main(["doctor", "--json", "--root", str(tmp_path)]) == 0
     assert json.loads(capsys.readouterr().out)["summary"]["problem"] == 0
 
@@ -112,21 +112,21 @@ def test_an_empty_root(tmp_path, capsys):
         (["--color"], "--color"),
     ],
 )
-def test_wrong_arguments(arguments, message, capsys):
+def test_bad_arguments_are_rejected(arguments, message, capsys):
     with pytest.raises(SystemExit) as stopped:
         main(["doctor", *arguments])
     assert stopped.value.code == 2
     assert message in capsys.readouterr().err
 
 
-def test_the_names_that_only_takes_are_listed(capsys):
+def test_only_lists_the_valid_names(capsys):
     with pytest.raises(SystemExit):
         main(["doctor", "--only", "x"])
     error = capsys.readouterr().err
     assert "memlock" in error and "isolation" in error
 
 
-def test_the_summary_counts():
+def test_summary_counts_states():
     def finding(state):
         return Finding("memlock", "x", state, "d", None, "w")
 
@@ -135,7 +135,7 @@ def test_the_summary_counts():
     assert table([]) == "0 problems, 0 warnings\n"
 
 
-def test_a_check_that_failed_is_in_the_table():
+def test_failed_check_is_in_the_table():
     failed = Finding("limits", "doctor", State.UNKNOWN, "the check failed: X", None, "w")
     assert "the check failed: X" in table([failed])
 
@@ -153,7 +153,7 @@ def test_every_check_is_documented():
             assert f"| `{check}` |" in text
 
 
-def test_every_optional_package_is_looked_for():
+def test_every_optional_package_is_checked():
     tomllib = pytest.importorskip("tomllib", reason="it is of Python 3.11")
     project = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text())["project"]
     wanted = {
@@ -165,7 +165,7 @@ def test_every_optional_package_is_looked_for():
     assert wanted == set(OPTIONAL_PACKAGES)
 
 
-def test_rows_are_joined_only_if_one_fix_is_for_all():
+def test_rows_are_merged_only_if_they_share_a_fix():
     def finding(subject, fix):
         return Finding("thp", subject, State.INFO, "never", fix, "w")
 
@@ -173,7 +173,7 @@ def test_rows_are_joined_only_if_one_fix_is_for_all():
     assert "a, b  never; x" in out and "c     never; y" in out
 
 
-def test_settings_that_are_wrong(capsys, monkeypatch):
+def test_bad_settings_are_reported(capsys, monkeypatch):
     monkeypatch.setenv("MOONCAKE_KERNELS_THREADS", "x")
     monkeypatch.setenv("MOONCAKE_KERNELS_THREDS", "3")
     monkeypatch.setenv("MOONCAKE_KERNELS_CUDA", "0")  # of the build

@@ -24,7 +24,7 @@ def written(tmp_path_factory):
 
 @given(st.data())
 @settings(max_examples=60, deadline=None)
-def test_random_bytes(written, data):
+def test_random_file_contents_never_raise(written, data):
     machine, _ = written
     # Pairs are alike: one is enough to break.
     names = sorted(n for n in machine.files if "pci0000:" not in n or "pci0000:30" in n)
@@ -38,7 +38,7 @@ def test_random_bytes(written, data):
 
 @given(st.binary(min_size=64, max_size=4096), st.integers(0, 255))
 @settings(max_examples=40, deadline=None)
-def test_random_configuration_spaces(written, data, first):
+def test_random_config_spaces_never_raise(written, data, first):
     machine, _ = written
     paths = [machine.links[f"/sys/bus/pci/devices/{bridge}"] for bridge in bridges(3)]
     space = data[:0x34] + bytes([first]) + data[0x35:]

@@ -18,7 +18,7 @@ def one(machine, check, state):
     return finding
 
 
-def test_no_driver(machine):
+def test_missing_driver_is_a_problem(machine):
     machine.remove("/proc/driver/nvidia")
     problems = [f for f in machine.findings("driver") if f.state is State.PROBLEM]
     assert [f.subject for f in problems] == [gpu(pair) for pair in range(8)]
@@ -31,7 +31,7 @@ def resolved(machine):
 
 
 @pytest.mark.parametrize("driver, state", [("nouveau", State.PROBLEM), ("vfio-pci", State.INFO)])
-def test_another_driver(machine, driver, state):
+def test_foreign_driver_is_reported(machine, driver, state):
     machine.remove("/proc/driver/nvidia")
     machine.files[f"/sys/bus/pci/drivers/{driver}/bind"] = ""
     machine.links[f"{resolved(machine)}/driver"] = f"/sys/bus/pci/drivers/{driver}"
@@ -40,7 +40,7 @@ def test_another_driver(machine, driver, state):
     assert (finding.fix == "modprobe -r nouveau && modprobe nvidia") == (driver == "nouveau")
 
 
-def test_a_small_bar1(machine):
+def test_small_bar1_is_a_warning(machine):
     machine.files[f"{resolved(machine)}/resource"] = (
         "0x92000000 0x92ffffff 0x40200\n0x300000000000 0x30000fffffff 0x14220c\n"
     )
@@ -50,19 +50,19 @@ def test_a_small_bar1(machine):
     assert GPU in finding.fix
 
 
-def test_bar1_against_the_memory(machine):
+def test_bar1_is_compared_with_gpu_memory(machine):
     machine.here = Here(gpu_memory_bytes={GPU: 141 * GIB, gpu(0): 80 * GIB})
     finding = one(machine, "bar1", State.WARNING)
     assert finding.subject == GPU
     assert finding.detail == "128 GiB of BAR1, must be the GPU's 141 GiB"
 
 
-def test_no_regions(machine):
+def test_missing_bar_regions_are_unknown(machine):
     machine.files[f"{resolved(machine)}/resource"] = "0x0 0x0 0x0\n"
     assert one(machine, "bar1", State.UNKNOWN).subject == GPU
 
 
-def test_proprietary_modules_do_with_peermem(machine):
+def test_proprietary_modules_suffice_with_peermem(machine):
     machine.files["/proc/driver/nvidia/version"] = PROPRIETARY
     finding = one(machine, "dmabuf_driver", State.INFO)
     assert finding.detail == "535.129.03, proprietary kernel modules, must be the open ones"
@@ -80,7 +80,7 @@ def test_proprietary_modules_do_with_peermem(machine):
         (None, "dmabuf_call", "has no ibv_reg_dmabuf_mr"),
     ],
 )
-def test_neither_way(machine, change, check, detail):
+def test_missing_dmabuf_and_peermem_are_reported(machine, change, check, detail):
     machine.remove("/proc/modules")
     machine.files |= change or {}
     if change is None:
@@ -93,7 +93,7 @@ def test_neither_way(machine, change, check, detail):
     assert "EFAULT" in bad["peermem"].why
 
 
-def test_dmabuf_does_without_peermem(machine):
+def test_missing_peermem_is_only_info_with_dmabuf(machine):
     machine.remove("/proc/modules")
     machine.remove("/boot")
     machine.files["/proc/config.gz"] = gzip.compress(b"CONFIG_DMA_SHARED_BUFFER=y\n")
@@ -103,7 +103,7 @@ def test_dmabuf_does_without_peermem(machine):
     assert one(machine, "dmabuf_kernel", State.OK)
 
 
-def test_libraries_that_the_hardware_needs(machine):
+def test_libraries_required_by_the_hardware_are_problems(machine):
     missing = ("cuda_kernels", "torch_cuda", "cuda_driver", "libibverbs")
     rows = (*(Library(check, False, "gone") for check in missing),
             Library("packages", False, "not installed", "triton"))  # fmt: skip
@@ -115,26 +115,26 @@ def test_libraries_that_the_hardware_needs(machine):
 
 
 @pytest.mark.parametrize("check", ["cuda_driver", "cuda_kernels"])
-def test_a_build_without_cuda_is_built_again(machine, check):
+def test_build_without_cuda_suggests_a_rebuild(machine, check):
     """Where no driver is missing, none is to be installed."""
     machine.here = Here((Library(check, False, "built without cuda.h"),))
     [finding] = [f for f in machine.findings("libraries") if f.check == check]
     assert finding.fix == "install NVIDIA's CUDA toolkit, then, in the clone: pip install -e ."
 
 
-def test_a_package_that_is_not_installed(machine):
+def test_missing_optional_package_is_info(machine):
     machine.here = Here((Library("packages", False, "not installed", "triton"),))
     assert one(machine, "packages", State.INFO).fix == "pip install triton"
 
 
-def test_no_provider(machine):
+def test_missing_verbs_provider_is_a_warning(machine):
     machine.remove("/etc/libibverbs.d")
     findings = [f for f in machine.findings("verbs_provider") if f.state is State.WARNING]
     assert [f.subject for f in findings] == [f"mlx5_{pair}" for pair in range(8)]
     assert "provider mlx5" in findings[0].detail and "ibverbs-providers" in findings[0].fix
 
 
-def test_the_version_of_either_kind(machine):
+def test_driver_version_of_open_and_proprietary_modules(machine):
     assert "580.95.05, open" in one(machine, "driver", State.OK).detail
     machine.files["/proc/driver/nvidia/version"] = OPEN.replace("580.95.05  ", "")
     findings = machine.findings("driver")
@@ -142,7 +142,7 @@ def test_the_version_of_either_kind(machine):
     assert nic(0) not in {finding.subject for finding in findings}
 
 
-def test_whether_dmabuf_is_possible_is_not_known(machine):
+def test_unknown_dmabuf_support_is_not_a_problem(machine):
     machine.remove("/proc/modules")
     machine.here = Here(open_errors=machine.here.open_errors)
     assert "is not known" in one(machine, "peermem", State.UNKNOWN).detail

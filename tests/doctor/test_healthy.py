@@ -8,7 +8,7 @@ from mooncake_kernels.doctor.examine import CHECKS_OF, _run, topic_of
 from .machine import Machine
 
 
-def test_a_healthy_machine_has_no_fault(machine):
+def test_healthy_machine_has_no_findings(machine):
     findings = machine.findings()
     assert {finding.state for finding in findings} == {State.OK}
     names = {name for names in CHECKS_OF.values() for name in names}
@@ -16,7 +16,7 @@ def test_a_healthy_machine_has_no_fault(machine):
     assert {finding.check for finding in findings} == names - absent
 
 
-def test_an_empty_machine_is_not_broken(tmp_path):
+def test_empty_machine_has_no_problems(tmp_path):
     findings = examine(Machine(tmp_path).root(), Here())
     states = {finding.check: finding.state for finding in findings}
     assert not {State.PROBLEM, State.WARNING} & set(states.values())
@@ -25,7 +25,7 @@ def test_an_empty_machine_is_not_broken(tmp_path):
     assert "/proc/self/limits" in next(f.detail for f in findings if f.check == "memlock")
 
 
-def test_gpus_without_nics(machine):
+def test_gpus_without_nics_have_no_rdma_findings(machine):
     machine.remove("/sys/class/infiniband")
     machine.remove("/sys/class/infiniband_verbs")
     for pair in range(8):
@@ -36,17 +36,17 @@ def test_gpus_without_nics(machine):
     assert machine.bad() == []
 
 
-def test_every_check_names_its_reason_and_no_name_is_used_twice():
+def test_check_names_are_unique():
     names = [name for names in CHECKS_OF.values() for name in names]
     assert len(set(names)) == len(names)
     assert set(names).isdisjoint(CHECKS_OF.keys() - {"mtu"})
 
 
-def test_only_some_checks(machine):
+def test_only_selected_checks_run(machine):
     assert {f.check for f in machine.findings("gpu", "memlock")} == {"driver", "bar1", "memlock"}
 
 
-def test_a_check_that_throws_is_unknown():
+def test_check_that_raises_is_unknown():
     def check():
         yield Finding("memlock", "x", State.OK, "", None, "")
         raise KeyError("lost")
@@ -58,7 +58,7 @@ def test_a_check_that_throws_is_unknown():
 
 
 @pytest.mark.parametrize("value", ["[unset]", "", "12 13", "unlimited unlimited"])
-def test_a_file_of_nonsense_is_unknown(machine, value):
+def test_malformed_file_is_unknown(machine, value):
     machine.files["/proc/self/limits"] = value
     machine.files["/proc/sys/vm/max_map_count"] = value
     states = {f.check: f.state for f in machine.findings("limits")}

@@ -63,7 +63,7 @@ THP = "/sys/kernel/mm/transparent_hugepage"
          "sysctl -w vm.overcommit_memory=0"),
     ],
 )  # fmt: skip
-def test_one_limit_broken(machine, changes, check, state, detail, fix):
+def test_each_exceeded_limit_is_reported(machine, changes, check, state, detail, fix):
     machine.files |= changes
     (finding,) = machine.bad()
     assert (finding.check, finding.state) == (check, state)
@@ -81,20 +81,20 @@ def test_one_limit_broken(machine, changes, check, state, detail, fix):
         ({"/proc/self/mounts": "tmpfs /dev/shm tmpfs rw,size=2g 0 0\n"}, "shm", "2 GiB"),
     ],
 )  # fmt: skip
-def test_what_is_enough(machine, changes, check, detail):
+def test_sufficient_limits_are_ok(machine, changes, check, detail):
     machine.files |= changes
     (finding,) = machine.findings(check)
     assert finding.state is State.OK and detail in finding.detail
 
 
-def test_a_limit_that_cannot_be_read_is_not_known(machine):
+def test_unreadable_limit_is_unknown(machine):
     machine.remove("/proc/self")
     found = {finding.check: finding.state for finding in machine.findings("limits")}
     unread = {"memlock", "nofile", "address_space", "shm", "pids"}
     assert {check for check, state in found.items() if state is State.UNKNOWN} == unread
 
 
-def test_a_capability_of_a_user_namespace_does_not_count(machine):
+def test_user_namespace_capability_does_not_lift_memlock(machine):
     machine.files |= {
         "/proc/self/limits": SMALL,
         "/proc/self/status": "CapEff:\t000001ffffffffff\n",
@@ -103,7 +103,7 @@ def test_a_capability_of_a_user_namespace_does_not_count(machine):
     assert [finding.check for finding in machine.bad()] == ["memlock"]
 
 
-def test_the_limit_of_locked_memory_matters_to_rdma_alone(machine):
+def test_memlock_limit_is_only_info_without_rdma(machine):
     machine.files["/proc/self/limits"] = SMALL
     machine.remove("/sys/class/infiniband")
     (finding,) = machine.findings("memlock")
@@ -111,7 +111,7 @@ def test_the_limit_of_locked_memory_matters_to_rdma_alone(machine):
 
 
 @pytest.mark.parametrize("in_container", [False, True])
-def test_a_device_file_that_is_missing(machine, in_container):
+def test_missing_device_file_is_a_problem(machine, in_container):
     machine.remove("/dev/infiniband/uverbs3")
     if in_container:
         machine.files["/run/.containerenv"] = ""
@@ -122,7 +122,7 @@ def test_a_device_file_that_is_missing(machine, in_container):
     assert finding.fix.startswith(wanted)
 
 
-def test_a_device_file_that_does_not_open(machine):
+def test_unopenable_device_file_is_a_problem(machine):
     errors = machine.here.open_errors | {"uverbs3": "Operation not permitted"}
     machine.here = Here(open_errors=errors)
     (finding,) = machine.bad()
@@ -130,13 +130,13 @@ def test_a_device_file_that_does_not_open(machine):
     assert finding.fix.startswith("chmod 666 /dev/infiniband/uverbs3")
 
 
-def test_no_verbs_in_the_kernel(machine):
+def test_missing_uverbs_module_is_a_problem(machine):
     machine.remove("/sys/class/infiniband_verbs")
     (finding,) = machine.bad()
     assert finding.check == "uverbs" and finding.fix == "modprobe ib_uverbs"
 
 
-def test_rdma_cm_is_not_needed(machine):
+def test_missing_rdma_cm_is_only_info(machine):
     machine.remove("/dev/infiniband/rdma_cm")
     (finding,) = machine.findings("rdma_cm")
     assert finding.state is State.INFO and finding.fix == "modprobe rdma_ucm"
@@ -147,7 +147,7 @@ def test_rdma_cm_is_not_needed(machine):
     [(0o666, "7", State.OK), (0o660, "7", State.PROBLEM), (0o660, "GROUP", State.OK),
      (0o606, "GROUP", State.PROBLEM), (0o644, "7", State.PROBLEM)],
 )  # fmt: skip
-def test_modes_of_a_captured_machine(machine, mode, groups, state):
+def test_device_file_mode_is_checked_on_a_captured_machine(machine, mode, groups, state):
     machine.here = Here()
     root = machine.root()
     file = root.path("/dev/infiniband/uverbs3")
@@ -173,7 +173,7 @@ def test_modes_of_a_captured_machine(machine, mode, groups, state):
         (f"{THP}/shmem_enabled", "always advise [deny]", "thp_shmem", f"> {THP}/shmem_enabled"),
     ],
 )
-def test_memory_that_could_be_better(machine, name, content, check, fix):
+def test_suboptimal_memory_settings_are_info(machine, name, content, check, fix):
     machine.files[name] = content
     (finding,) = machine.findings(check)
     assert finding.state is State.INFO and fix in finding.fix
@@ -187,7 +187,7 @@ def test_memory_that_could_be_better(machine, name, content, check, fix):
         ({"/proc/self/mounts": "root / overlay rw,lowerdir=/rofs,upperdir=/cow 0 0\n"}, "echo"),
     ],
 )
-def test_what_is_a_container(machine, changes, fix):
+def test_container_runtime_is_detected(machine, changes, fix):
     machine.files |= changes | {"/proc/self/limits": SMALL}
     (finding,) = machine.findings("memlock")
     assert finding.fix.startswith(fix)

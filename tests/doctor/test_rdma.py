@@ -45,7 +45,7 @@ def left_out(machine, node_type):
         ("7: unspecified\n", "0x1d0f\n", "EFA: it has no RC queue pairs"),
     ],
 )
-def test_a_device_that_transfers_cannot_use_is_left_out(machine, node_type, vendor, reason):
+def test_unusable_device_is_left_out_of_all_checks(machine, node_type, vendor, reason):
     """Nothing of it is to be fixed: not its addresses, not its files."""
     port = f"{IB}/ports/1"
     machine.files[place(machine, f"{port}/state")] = "1: DOWN\n"
@@ -60,7 +60,7 @@ def test_a_device_that_transfers_cannot_use_is_left_out(machine, node_type, vend
     assert machine.bad() == []
 
 
-def test_a_machine_with_unusable_devices_alone(machine):
+def test_only_unusable_devices_means_host_transports_only(machine):
     for pair in range(8):
         machine.files[place(machine, f"/sys/class/infiniband/mlx5_{pair}/node_type")] = "4: RNIC\n"
     details = [f.detail for f in machine.findings("devices")]
@@ -101,33 +101,33 @@ PORT, NET = f"{IB}/ports/1", "/sys/class/net/eth3"
          "gid", State.PROBLEM, "no GID", "rdma link show mlx5_3/1"),
     ],
 )  # fmt: skip
-def test_one_port_broken(machine, changes, check, state, detail, fix):
+def test_each_broken_port_attribute_is_reported(machine, changes, check, state, detail, fix):
     (finding,) = broken(machine, changes)
     assert (finding.check, finding.subject, finding.state) == (check, "mlx5_3 port 1", state)
     assert detail in finding.detail
     assert fix in finding.fix
 
 
-def test_no_port_is_active(machine):
+def test_no_active_port_is_a_problem(machine):
     changes = {f"/sys/class/infiniband/mlx5_{i}/ports/1/state": "1: DOWN\n" for i in range(8)}
     bad = broken(machine, changes)
     assert [(f.check, f.state) for f in bad] == [("port", State.PROBLEM)] * 8
 
 
-def test_an_unreadable_state(machine):
+def test_unreadable_port_state_is_unknown(machine):
     assert broken(machine, {f"{PORT}/state": None}) == []
     (finding,) = [f for f in machine.findings("ports") if f.state is State.UNKNOWN]
     assert finding.subject == "mlx5_3 port 1"
 
 
-def test_an_interface_in_another_namespace(machine):
+def test_interface_in_another_namespace_is_a_warning(machine):
     machine.remove(NET)
     (finding,) = machine.bad()
     assert (finding.check, finding.state) == ("netdev", State.WARNING)
     assert "eth3 is not in this namespace" in finding.detail and "--network host" in finding.fix
 
 
-def test_a_slow_port_is_named(machine):
+def test_slow_port_is_only_info(machine):
     assert broken(machine, {f"{PORT}/rate": "25 Gb/sec (1X EDR)\n"}) == []
     (finding,) = machine.findings("rate")
     assert finding.state is State.INFO and finding.subject == "mlx5_3 port 1"
@@ -135,7 +135,7 @@ def test_a_slow_port_is_named(machine):
 
 
 @pytest.mark.parametrize("mtu, payload", [("1500", 1024), ("4191", 2048), ("600", 256), ("200", 0)])
-def test_a_small_mtu_on_one_port(machine, mtu, payload):
+def test_small_mtu_on_one_port_is_reported(machine, mtu, payload):
     mismatch = broken(machine, {f"{NET}/mtu": mtu})
     assert [f.state for f in mismatch] == [State.WARNING] * len(mismatch)
     assert mismatch[0].check == "mtu" and f"payload of {payload}" in mismatch[0].detail
@@ -145,7 +145,7 @@ def test_a_small_mtu_on_one_port(machine, mtu, payload):
         assert mismatch[1].detail == f"payload of {payload} bytes, where mlx5_0 port 1 has 4096"
 
 
-def test_the_smallest_mtu_that_carries_4096(machine):
+def test_smallest_mtu_that_carries_4096_bytes(machine):
     assert broken(machine, {f"/sys/class/net/eth{i}/mtu": "4192" for i in range(8)}) == []
 
 
@@ -155,7 +155,7 @@ def verbs(name, active, maximum=4096, **more):
     return DeviceInfo(name, "", "", None, None, ports=(port,), max_sge=30, **limits | more)
 
 
-def test_what_libibverbs_says_of_the_mtu(machine):
+def test_active_mtu_from_libibverbs_is_checked(machine):
     machine.here = Here(devices=(verbs("mlx5_3", 1024), verbs("mlx5_2", 4096)))
     bad = machine.bad()
     assert [f.check for f in bad] == ["mtu", "mtu_mismatch"]
@@ -163,7 +163,7 @@ def test_what_libibverbs_says_of_the_mtu(machine):
     assert "eth3 down" in bad[0].fix
 
 
-def test_infiniband_has_its_mtu_from_libibverbs(machine):
+def test_infiniband_mtu_comes_from_libibverbs(machine):
     machine.files[place(machine, f"{PORT}/link_layer")] = "InfiniBand\n"
     machine.here = Here(devices=(verbs("mlx5_3", 2048),))
     bad = machine.bad()
@@ -172,7 +172,7 @@ def test_infiniband_has_its_mtu_from_libibverbs(machine):
     assert "mtu=5" in bad[0].fix
 
 
-def test_limits_of_regions(machine):
+def test_memory_region_limits_are_reported(machine):
     machine.here = Here(
         devices=(
             verbs("mlx5_3", 4096, max_mr=100),
@@ -187,7 +187,7 @@ def test_limits_of_regions(machine):
     assert findings["max_mr", "mlx5_2"].state is State.OK
 
 
-def test_a_nic_without_its_rdma_driver(machine):
+def test_nic_without_rdma_driver_is_a_problem(machine):
     machine.remove("/sys/class/infiniband")
     machine.remove("/sys/class/infiniband_verbs")
     bad = machine.bad()
@@ -208,21 +208,21 @@ def bond(machine, mode, slave="up"):
         machine.links[place(machine, f"/sys/class/net/{name}/master")] = net
 
 
-def test_bonds(machine):
+def test_healthy_bond_is_ok(machine):
     bond(machine, "802.3ad 4\n")
     findings = machine.findings("bonding")
     assert {f.state for f in findings} == {State.OK}
     assert "802.3ad over mlx5_2, mlx5_3" in findings[0].detail
 
 
-def test_a_slave_that_is_down(machine):
+def test_bond_slave_that_is_down_is_reported(machine):
     bond(machine, "active-backup 1\n", slave="down\n")
     (finding,) = machine.bad()
     assert finding.subject == "eth3 of bond0" and finding.detail == "down, must be up"
     assert finding.fix == "ip link set dev eth3 up"
 
 
-def test_a_bond_that_rdma_cannot_use(machine):
+def test_bond_mode_unsupported_by_rdma_is_a_problem(machine):
     bond(machine, "balance-rr 0\n")
     (finding,) = machine.bad()
     assert finding.state is State.PROBLEM and finding.subject == "bond0"
@@ -233,12 +233,12 @@ def test_a_bond_that_rdma_cannot_use(machine):
     assert "ip link set dev bond0 type bond mode 802.3ad" in steps
 
 
-def test_addresses_as_people_write_them(machine):
+def test_gids_are_printed_as_ip_addresses(machine):
     findings = {finding.subject: finding.detail for finding in machine.findings("gid")}
     assert findings["mlx5_3 port 1"] == "index 3: 10.0.3.1, RoCE v2"
 
 
-def test_a_global_ipv6_address_is_as_good(machine):
+def test_global_ipv6_gid_is_accepted(machine):
     changes = {f"{PORT}/gids/2": None, f"{PORT}/gids/3": "2001:0db8:0000:0000:0000:0000:0000:0003"}
     assert broken(machine, changes) == []
     findings = {finding.subject: finding.detail for finding in machine.findings("gid")}

@@ -24,12 +24,12 @@ SOURCES = {
 
 
 @pytest.mark.parametrize("name", SOURCES)
-def test_device_code(name, tmp_path):
+def test_device_code_runs_under_the_emulator(name, tmp_path):
     result = run(build(HERE / f"{name}.cc", SOURCES[name], tmp_path))
     assert result.returncode == 0, result.stderr
 
 
-def test_a_barrier_that_not_all_threads_reach_aborts(tmp_path):
+def test_divergent_barrier_aborts(tmp_path):
     result = run(build(HERE / "test_emulator.cc", [], tmp_path), "diverge")
     assert result.returncode != 0
     assert "__syncthreads is not reached by every thread" in result.stderr

@@ -19,7 +19,7 @@ sys.exit(ctypes.CDLL(sys.argv[1]).cudaGetDeviceCount(ctypes.byref(ctypes.c_int()
 """
 
 
-def test_it_comes_before_the_driver_of_the_machine(tmp_path, monkeypatch):
+def test_fake_driver_precedes_the_real_one(tmp_path, monkeypatch):
     command = ["gcc", "-shared", "-Wl,-soname,libcuda.so.1", "-xc", os.devnull]
     library = tmp_path / "libcuda.so.1"
     subprocess.run([*command, "-o", library], check=True, env=without_sanitizer())
@@ -32,7 +32,7 @@ def test_it_comes_before_the_driver_of_the_machine(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("fake", [driver, rdma], ids=["fake_cuda", "rdma"])
-def test_the_runtime_finds_no_device(fake):
+def test_cuda_runtime_finds_no_device(fake):
     """So torch, which calls it, does not use the GPUs that are made up."""
     library = fake.build_driver()
     if library is None or not RUNTIME.exists():

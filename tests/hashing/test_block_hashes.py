@@ -44,7 +44,7 @@ def test_matches_the_reference(lengths, block_size, seed, data):
     assert keys.dtype == np.uint64 and np.array_equal(keys, expected)
 
 
-def test_as_many_threads_as_the_process_has_cpus(monkeypatch):
+def test_thread_count_follows_the_cpu_affinity(monkeypatch):
     """Of a container's or a worker's, not of the machine's."""
     asked = []
 
@@ -63,7 +63,7 @@ def test_as_many_threads_as_the_process_has_cpus(monkeypatch):
 
 @pytest.mark.parametrize("threads", [1, 2, 5])
 @pytest.mark.parametrize("num_sequences", [1, 3, 40])
-def test_many_tokens_on_any_number_of_threads(threads, num_sequences):
+def test_keys_are_independent_of_the_thread_count(threads, num_sequences):
     """Enough tokens that the work is split, in the middle of sequences too."""
     tokens = np.random.default_rng(1).integers(0, 50000, 800_000, np.uint32)
     cuts = np.sort(np.random.default_rng(2).integers(0, tokens.size, num_sequences - 1))
@@ -73,7 +73,7 @@ def test_many_tokens_on_any_number_of_threads(threads, num_sequences):
     assert np.array_equal(keys, reference.block_hashes(tokens, 64, cu_seqlens=starts))
 
 
-def test_a_prefix_keeps_its_names_and_a_parent_continues_them():
+def test_prefix_keeps_its_keys_and_a_parent_continues_them():
     tokens = list(range(1000, 1100))
     keys = mk.block_hashes(tokens, 16)
     assert len(keys) == 6
@@ -83,7 +83,7 @@ def test_a_prefix_keeps_its_names_and_a_parent_continues_them():
     assert not np.isin(changed, keys).any(), "every later name depends on the first token"
 
 
-def test_seeds_make_other_names():
+def test_different_seeds_give_different_keys():
     tokens = list(range(64))
     assert not np.isin(mk.block_hashes(tokens, 16, seed=1), mk.block_hashes(tokens, 16)).any()
 
@@ -102,17 +102,17 @@ def test_seeds_make_other_names():
     ],
     ids=["list", "tuple", "list of int64", "int64", "uint16", "strided", "torch64", "torch32"],
 )
-def test_any_kind_of_tokens(tokens):
+def test_any_token_sequence_type_is_accepted(tokens):
     assert np.array_equal(mk.block_hashes(tokens, 8), reference.block_hashes(range(40), 8))
 
 
-def test_nothing_to_name():
+def test_no_full_block_gives_no_keys():
     assert mk.block_hashes([], 16).shape == (0,)
     assert mk.block_hashes(list(range(15)), 16).shape == (0,)
     assert mk.block_hashes([1, 2, 3], 2, cu_seqlens=[0, 1, 2, 3]).shape == (0,)
 
 
-def test_many_callers_at_once():
+def test_concurrent_callers_get_equal_keys():
     tokens = np.arange(300_000, dtype=np.uint32)
     expected = mk.block_hashes(tokens, 16)
     results = []
@@ -164,13 +164,13 @@ def test_many_callers_at_once():
         ({"parents": [-1]}, r"parents\[0\] must be an integer"),
     ],
 )
-def test_a_bad_argument_is_named(arguments, message):
+def test_bad_arguments_are_rejected(arguments, message):
     good = {"tokens": [1, 2, 3, 4], "block_size": 2}
     with pytest.raises(mk.InvalidArgument, match="block_hashes: .*" + message):
         mk.block_hashes(**(good | arguments))
 
 
-def test_a_machine_without_threads_to_give():
+def test_hashing_falls_back_to_the_caller_without_threads():
     """What cannot be split is done by the caller."""
     code = """
 import resource, numpy as np, mooncake_kernels as mk

@@ -18,7 +18,7 @@ def words_of(data: bytes) -> np.ndarray:
 
 
 @pytest.mark.parametrize("seed", [0, 7])
-def test_a_prompt_made_of_a_link_has_another_key(seed):
+def test_prompt_forging_a_chained_block_has_another_key(seed):
     """Whatever is hashed for a block with a parent is also a valid block of tokens."""
     first, second = (int(key) for key in mk.block_hashes(TOKENS[:8], 4, seed=seed))
     own_seeds = [seed, *(reference.seed_of(p, seed) for p in (b"mk.block", b"mk.chain"))]
@@ -31,7 +31,7 @@ def test_a_prompt_made_of_a_link_has_another_key(seed):
             assert second not in keys and first not in keys
 
 
-def test_a_parent_of_zero_is_a_parent():
+def test_parent_zero_differs_from_no_parent():
     root, child = mk.block_hashes(TOKENS[:4], 4), mk.block_hashes(TOKENS[:4], 4, parents=[0])
     assert root[0] != child[0]
     assert root[0] == mk.block_hashes(TOKENS[:4], 4, parents=[None])[0]
@@ -89,12 +89,12 @@ def test_different_extra_keys_give_different_keys():
     [(None, ()), (None, []), ("a", ("a",)), (["a", 1], ("a", 1)), (1, np.int64(1)),
      (b"a", memoryview(b"a")), ((("a",),), [["a"]])],
 )  # fmt: skip
-def test_these_extra_keys_are_the_same(one, other):
+def test_equivalent_extra_keys_give_equal_keys(one, other):
     first, second = (mk.block_hashes(TOKENS, 8, extra_keys=[extra]) for extra in (one, other))
     assert np.array_equal(first, second)
 
 
-def test_none_is_as_no_argument():
+def test_empty_extra_keys_equal_no_extra_keys():
     keys = mk.block_hashes(TOKENS, 8)
     for extra, blocks in (
         (None, [None]),
@@ -117,7 +117,7 @@ def test_an_image_changes_the_keys_from_its_block_on():
     assert len(np.unique(np.concatenate([plain[2:], keys[0][2:], keys[1][2:]]))) == 9
 
 
-def test_a_prefix_with_extra_keys_is_continued():
+def test_prefix_with_extra_keys_can_be_continued():
     image = [None, None, "cat", "cat", None]
     options = {"extra_keys": [("lora-7", "salt")], "block_extra_keys": [image]}
     keys = mk.block_hashes(TOKENS, 8, **options)
@@ -157,12 +157,12 @@ def test_each_sequence_has_its_own_extra_keys():
         ({"block_extra_keys": [[None, 1.5]]}, r"block_extra_keys\[0\]\[1\]\[0\] must be .* 1.5"),
     ],
 )  # fmt: skip
-def test_a_bad_argument_is_named(arguments, message):
+def test_bad_arguments_are_rejected(arguments, message):
     with pytest.raises(mk.InvalidArgument, match="block_hashes: .*" + message):
         mk.block_hashes([1, 2, 3, 4, 5], 2, **arguments)
 
 
-def test_extra_keys_that_contain_themselves_are_refused():
+def test_self_containing_extra_keys_are_rejected():
     endless: list = []
     endless.append(endless)
     with pytest.raises(mk.InvalidArgument, match="at most 16 deep"):

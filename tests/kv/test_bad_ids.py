@@ -30,7 +30,7 @@ def sides():
 
 @pytest.mark.parametrize("method", ["run", "run_slots"])
 @pytest.mark.parametrize("checksum", [False, True])
-def test_plans_with_rows_compile_into_one_graph(rows, method, checksum):
+def test_plans_with_report_rows_compile_into_one_graph(rows, method, checksum):
     src, dst = sides()
     plan = mk.CopyPlan(src, dst, checksum=checksum)
     assert plan._copying.blocks.bad.address and src.bad_ids.address
@@ -50,7 +50,7 @@ def test_plans_with_rows_compile_into_one_graph(rows, method, checksum):
 
 
 @pytest.mark.parametrize("checksum", [False, True])
-def test_plans_with_rows_run_in_a_fake_mode(rows, checksum):
+def test_plans_with_report_rows_run_in_fake_mode(rows, checksum):
     src, dst = sides()
     plan = mk.CopyPlan(src, dst, checksum=checksum)
     ids = torch.tensor([4]), torch.tensor([2])
@@ -62,7 +62,7 @@ def test_plans_with_rows_run_in_a_fake_mode(rows, checksum):
     assert torch.equal(dst.plane(1, 1)[2], src.plane(1, 1)[4])
 
 
-def test_a_view_of_fake_tensors_borrows_real_rows(monkeypatch):
+def test_view_of_fake_tensors_borrows_real_report_rows(monkeypatch):
     monkeypatch.setattr(bad_ids, "_rows", SmallBufferCache(bad_ids._new_rows, 1))
     monkeypatch.setattr(_library, "has_cuda", True)
     with FakeTensorMode(allow_non_fake_inputs=True):  # a plan is one
@@ -79,7 +79,7 @@ def test_a_view_of_fake_tensors_borrows_real_rows(monkeypatch):
     bad.raise_if_any()
 
 
-def test_a_late_report_of_a_dropped_plan_is_not_of_the_next_ones():
+def test_late_report_of_a_dropped_plan_does_not_reach_later_plans():
     def plan_of(name):
         return BadIds(CUDA, (f"{name}: src_blocks", f"{name}: dst_blocks"), (8, 8))
 
@@ -94,7 +94,7 @@ def test_a_late_report_of_a_dropped_plan_is_not_of_the_next_ones():
     assert address not in {bad.address for bad in later}
 
 
-def test_rows_are_lent_again_after_others():
+def test_report_rows_are_reused_in_fifo_order():
     rows = SmallBufferCache(lambda: torch.ones(4, 2, dtype=torch.int64).unbind(), 3)
     addresses = []
     for _ in range(9):
@@ -108,7 +108,7 @@ def test_rows_are_lent_again_after_others():
 
 
 @pytest.mark.parametrize("ids", [[0, 8], torch.tensor([3, -2]), range(9)], ids=str)
-def test_ids_on_the_host_are_checked_before_they_are_moved(ids):
+def test_host_ids_are_checked_before_transfer_to_the_device(ids):
     """As for a GPU: any other device will do."""
     message = r"^op: ids\[\d\] must be -1 or in \[0, 8\), got (8|-2)$"
     with pytest.raises(mk.InvalidArgument, match=message):
@@ -137,7 +137,7 @@ def test_every_call_checks_ids_on_the_host(monkeypatch):
     assert asked == [view.num_blocks] * 5 + [num_slots] * 2
 
 
-def test_a_view_is_asked_for_late_reports(rows):
+def test_view_check_raises_late_reports(rows):
     view, other = sides()
     ids = torch.tensor([1])
     mk.checksum_blocks(view, ids)

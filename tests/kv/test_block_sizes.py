@@ -33,13 +33,15 @@ def caches(backend, src_size, dst_size, src_name="nhd_per_layer", dst_name="bloc
         (2, 4, [], []),
     ],
 )
-def test_tokens_go_in_order(backend, src_name, dst_name, src_size, dst_size, src_ids, dst_ids):
+def test_copy_between_block_sizes_keeps_token_order(
+    backend, src_name, dst_name, src_size, dst_size, src_ids, dst_ids
+):
     src, dst = caches(backend, src_size, dst_size, src_name, dst_name)
     check(src, dst, src_ids, dst_ids, backend)
 
 
 @pytest.mark.parametrize("sizes", [(16, 32), (16, 64), (64, 16), (32, 64), (64, 32)])
-def test_the_block_sizes_of_engines(sizes):
+def test_engine_block_sizes_keep_each_token_in_place(sizes):
     """Token t of the request is found at token t of both, whatever the blocks."""
     src_size, dst_size = sizes
     src = mk.KVView(addressed((8, 2, src_size, 3), torch.int16, "cpu", 1), "block head token dim")
@@ -59,13 +61,13 @@ def test_the_block_sizes_of_engines(sizes):
 @pytest.mark.parametrize("dst_name", ["nhd_per_layer", "universal", "kv_apart"])
 @pytest.mark.parametrize("ids_dtype", [torch.int32, torch.int64])
 @pytest.mark.parametrize("padding", [0, 1])
-def test_slots(backend, src_name, dst_name, ids_dtype, padding):
+def test_run_slots_copies_single_tokens(backend, src_name, dst_name, ids_dtype, padding):
     src, dst = caches(backend, 4, 3, src_name, dst_name, padding=padding)
     check(src, dst, [0, 27, HOLE, 5, 5], [20, 0, 4, HOLE, 7], backend, ids_dtype, "run_slots")
     check(src, dst, [], [], backend, ids_dtype, "run_slots")
 
 
-def test_slots_of_mla_rows_of_odd_size(backend):
+def test_run_slots_copies_mla_rows_of_odd_size(backend):
     rows = addressed((5, 4, 656), torch.uint8, backend.device, 1)
     src = mk.KVView(rows, "block token dim")
     dst = mk.KVView(torch.zeros_like(rows), "block token dim")
@@ -78,7 +80,7 @@ def finish(plan, backend):
         plan.check()
 
 
-def test_a_bad_id_is_named_by_its_own_place(backend):
+def test_bad_id_is_reported_with_its_index(backend):
     src, dst = caches(backend, 2, 4)
     plan = mk.CopyPlan(src, dst)
     before = snapshot(dst)
@@ -113,7 +115,7 @@ def test_a_bad_id_is_named_by_its_own_place(backend):
         ([], [0], "hold the 0 tokens of src_blocks.*, got 1 blocks of 4"),
     ],
 )
-def test_ids_that_do_not_hold_as_many_tokens(backend, src_ids, dst_ids, message):
+def test_run_rejects_ids_holding_different_token_counts(backend, src_ids, dst_ids, message):
     src, dst = caches(backend, 2, 4)
     with pytest.raises(mk.InvalidArgument, match=message):
         mk.CopyPlan(src, dst).run(src_ids, dst_ids, engine=backend.engine)

@@ -44,7 +44,7 @@ def parsed(*cells):
     return calibration.parse(json.dumps(table(cells)))
 
 
-def test_the_nearest_cell_decides_among_the_engines_that_can():
+def test_nearest_cell_decides_among_usable_engines():
     made = parsed(
         ("h2d", 512, 16, {"cuda": 2, "copy_engine": 1}),
         ("h2d", 1 << 20, 16, {"cuda": 20, "copy_engine": 50, "two_hop": 30}),
@@ -78,7 +78,7 @@ MALFORMED = [
 
 
 @pytest.mark.parametrize(("text", "reason"), MALFORMED)
-def test_a_malformed_table(tmp_path, monkeypatch, caplog, text, reason):
+def test_malformed_table_is_rejected(tmp_path, monkeypatch, caplog, text, reason):
     file = tmp_path / "table.json"
     file.write_text(text)
     with pytest.raises(ValueError, match=reason):
@@ -93,7 +93,7 @@ def test_a_malformed_table(tmp_path, monkeypatch, caplog, text, reason):
     assert len([line for line in caplog.messages if "table.json is ignored" in line]) == 1
 
 
-def test_a_table_that_is_not_there(tmp_path, monkeypatch, caplog):
+def test_missing_table_is_an_error_only_if_configured(tmp_path, monkeypatch, caplog):
     missing = str(tmp_path / "none.json")
     with config.override(calibration=missing):
         with pytest.raises(ValueError, match="got '.*none.json': no such file"):
@@ -104,7 +104,7 @@ def test_a_table_that_is_not_there(tmp_path, monkeypatch, caplog):
     assert not caplog.messages
 
 
-def test_a_table_of_another_machine(tmp_path, caplog):
+def test_table_of_another_machine_is_ignored(tmp_path, caplog):
     file = tmp_path / "table.json"
     file.write_text(json.dumps(table(stream_from_bytes=77, cpu="another")))
     with config.override(calibration=str(file)):
@@ -118,7 +118,7 @@ def test_a_table_of_another_machine(tmp_path, caplog):
     assert caplog.text.count("ignored for cuda:0, a a GPU, for it is of no GPU") == 1
 
 
-def test_what_it_says_of_the_cpu_comes_into_force(tmp_path):
+def test_streaming_threshold_of_the_table_is_applied(tmp_path):
     file = tmp_path / "table.json"
     file.write_text(json.dumps(table(stream_from_bytes=12345)))
     before = _library.set_stream_from_bytes(0)
@@ -165,7 +165,7 @@ def chosen(monkeypatch):
     return run
 
 
-def test_auto_is_the_fastest_that_can_take_the_call(chosen, monkeypatch, caplog):
+def test_auto_picks_the_fastest_engine_that_takes_the_call(chosen, monkeypatch, caplog):
     _library._logged.clear()
     ids = torch.tensor([0, 1])
     with caplog.at_level(logging.INFO, logger="mooncake_kernels"):
@@ -188,7 +188,7 @@ def test_auto_is_the_fastest_that_can_take_the_call(chosen, monkeypatch, caplog)
     assert chosen(GPU, HOST, ids) == "tma"
 
 
-def test_two_hops_are_not_chosen_where_they_would_be_refused(chosen):
+def test_two_hops_are_not_chosen_where_they_would_be_rejected(chosen):
     small = make_view("nhd_per_layer", Sizes())
     plan = BlockPlan(small.layout, small.layout, small.everything)
     assert not two_hop.takes(plan, True)
@@ -199,7 +199,7 @@ def test_two_hops_are_not_chosen_where_they_would_be_refused(chosen):
     assert not two_hop.takes(BlockPlan(*large.layouts, slots), True)
 
 
-def test_a_quick_calibration_is_one_that_can_be_read(tmp_path, monkeypatch, capsys):
+def test_quick_calibration_writes_a_readable_table(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(calibrate, "QUICK_RUN_BYTES", (256, 4096))
     monkeypatch.setattr(calibrate, "QUICK_NUM_RUNS", (4, 16))
     monkeypatch.setattr(calibrate, "STREAMED_SHIFTS", {True: range(14, 16)})
@@ -231,13 +231,13 @@ def not_reached(**options):
         ("/dev/null", "error: calibrate: the table must be written to a file, got /dev/null\n"),
     ],
 )
-def test_a_path_that_cannot_be_written_is_told_before_measuring(path, reason, monkeypatch, capsys):
+def test_unwritable_path_is_reported_before_measuring(path, reason, monkeypatch, capsys):
     monkeypatch.setattr(calibrate, "measure", not_reached)
     assert main(["calibrate", "--json", path]) == 2
     assert re.fullmatch(reason, capsys.readouterr().err)
 
 
-def test_a_calibration_that_fails_leaves_the_table_there_was(tmp_path, monkeypatch):
+def test_failed_calibration_keeps_the_existing_table(tmp_path, monkeypatch):
     monkeypatch.setattr(calibrate, "measure", not_reached)
     file = tmp_path / "table.json"
     file.write_text("before")
@@ -246,7 +246,7 @@ def test_a_calibration_that_fails_leaves_the_table_there_was(tmp_path, monkeypat
     assert file.read_text() == "before" and [*tmp_path.iterdir()] == [file]
 
 
-def test_where_auto_looks_nowhere_the_path_must_be_given(monkeypatch, capsys):
+def test_calibrate_requires_a_path_if_auto_has_no_table(monkeypatch, capsys):
     monkeypatch.setattr(calibrate, "measure", not_reached)
     with config.override(calibration=""), pytest.raises(SystemExit, match="2"):
         main(["calibrate"])
@@ -256,7 +256,7 @@ def test_where_auto_looks_nowhere_the_path_must_be_given(monkeypatch, capsys):
     assert message in capsys.readouterr().err
 
 
-def test_the_smallest_size_that_pays():
+def test_smallest_streaming_size_that_pays_off():
     def found(*ratios):
         rows = [{"num_bytes": 1 << i, "ratio": ratio} for i, ratio in enumerate(ratios)]
         return calibrate.smallest_that_pays(rows)

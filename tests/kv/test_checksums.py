@@ -44,7 +44,7 @@ def flip(tensor: torch.Tensor, bit: int) -> None:
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_it_is_what_the_docstring_says_in_any_layout(backend, layout):
+def test_checksum_matches_the_definition_in_any_layout(backend, layout):
     view = make_view(layout, SIZES, device=backend.device)
     ids = torch.tensor([5, HOLE, 0, 5], device=backend.device)
     sums = mk.checksum_blocks(view, ids, engine=backend.engine)
@@ -55,14 +55,14 @@ def test_it_is_what_the_docstring_says_in_any_layout(backend, layout):
 
 @pytest.mark.parametrize("dim", [1, 3, 8, 20, 656])
 @pytest.mark.parametrize("dtype", [torch.uint8, torch.bfloat16, torch.float64])
-def test_rows_of_any_length(backend, dim, dtype):
+def test_checksum_of_rows_of_any_length(backend, dim, dtype):
     sizes = Sizes(layer=1, block=3, head=1, token=2, dim=dim)
     view = make_view("nhd_per_layer", sizes, dtype=dtype, device=backend.device, padding=1)
     sums = mk.checksum_blocks(view, [2], engine=backend.engine)
     assert sums.tolist() == [by_definition(packed_rows(view, 2))]
 
 
-def test_a_copy_returns_the_sums_of_what_it_wrote(backend):
+def test_copy_returns_checksums_of_the_written_blocks(backend):
     src = make_view("nhd_per_layer", SIZES, device=backend.device)
     dst = make_view("block_first_hnd", SIZES, device=backend.device, seed=50)
     plan = mk.CopyPlan(src, dst, checksum=True)
@@ -74,7 +74,7 @@ def test_a_copy_returns_the_sums_of_what_it_wrote(backend):
     assert mk.CopyPlan(src, dst).run([0], [0]) is None
 
 
-def test_sums_of_what_was_converted_are_those_of_the_fp8_cache(backend):
+def test_fp8_conversion_checksums_the_fp8_cache(backend):
     """What travels is summed: by the writer as written, by the reader as read."""
     src = make_view("nhd_per_layer", SIZES, dtype=torch.bfloat16, device=backend.device)
     small = make_view("page_head", SIZES, dtype=torch.float8_e5m2, device=backend.device)
@@ -87,7 +87,7 @@ def test_sums_of_what_was_converted_are_those_of_the_fp8_cache(backend):
     again.check()
 
 
-def test_sums_of_parts_are_of_what_the_plan_copies(backend):
+def test_partial_copy_checksums_only_the_copied_part(backend):
     """A slice of heads, some layers, the half of a block, single slots: packed, then summed."""
     src = make_view("nhd_per_layer", SIZES, device=backend.device)
     sizes = Sizes(layer=2, block=6, head=1, token=8, dim=8)
@@ -102,7 +102,7 @@ def test_sums_of_parts_are_of_what_the_plan_copies(backend):
     assert sums.tolist() == [by_definition(rows), 0]
 
 
-def test_several_views_have_one_sum(backend):
+def test_several_views_share_one_checksum(backend):
     """As if the rows of the second view came behind those of the first."""
 
     def cache(seed):
@@ -123,7 +123,7 @@ def test_several_views_have_one_sum(backend):
 
 @given(data=st.data())
 @settings(max_examples=100, deadline=None)
-def test_one_flipped_bit_is_found_and_named(data):
+def test_flipped_bit_is_detected_and_located(data):
     name = data.draw(st.sampled_from(list(LAYOUTS)))
     src = make_view(name, SIZES, seed=data.draw(st.integers(0, 5)))
     dst = make_view("page_head", SIZES, seed=90)
@@ -142,7 +142,7 @@ def test_one_flipped_bit_is_found_and_named(data):
     assert torch.equal(snapshot(dst), before), "something was copied"
 
 
-def test_only_the_wrong_block_is_skipped(backend):
+def test_only_the_corrupt_block_is_skipped(backend):
     """Where a kernel finds it, all others are copied; on the CPU nothing is."""
     src = make_view("nhd_per_layer", SIZES, device=backend.device)
     dst = make_view("hnd_per_layer", SIZES, device=backend.device, seed=4)
@@ -163,7 +163,7 @@ def test_only_the_wrong_block_is_skipped(backend):
     plan.check()
 
 
-def test_exchanged_rows_and_exchanged_blocks_show():
+def test_swapped_rows_and_swapped_blocks_change_the_checksum():
     view = make_view("nhd_per_layer", SIZES)
     sums = mk.checksum_blocks(view, [0, 1])
     assert sums[0] != sums[1]
@@ -174,7 +174,7 @@ def test_exchanged_rows_and_exchanged_blocks_show():
     assert mk.checksum_blocks(zeros, [0]) != 0, "a block of zeros is not a hole"
 
 
-def test_bad_arguments(backend):
+def test_checksum_blocks_rejects_bad_arguments(backend):
     view = make_view("nhd_per_layer", SIZES, device=backend.device)
     with pytest.raises(
         mk.InvalidArgument, match=r"block_ids\[1\] must be -1 or in \[0, 6\), got 6"
@@ -193,14 +193,14 @@ def test_bad_arguments(backend):
         mk.checksum_blocks(3, [0])
 
 
-def test_a_wrong_slot_is_called_a_slot():
+def test_checksum_error_of_run_slots_names_a_slot():
     view = make_view("nhd_per_layer", SIZES)
     plan = mk.CopyPlan(view, make_view("nhd_per_layer", SIZES), checksum=True)
     with pytest.raises(mk.ChecksumError, match=r"CopyPlan.run_slots: src_slots\[0\]: slot 7 must"):
         plan.run_slots([7], [1], checksums=torch.zeros(1, dtype=torch.int64))
 
 
-def test_holes_of_a_cache_without_blocks(backend):
+def test_holes_of_an_empty_cache_have_checksum_zero(backend):
     view = mk.KVView(torch.zeros(0, 4, 2, 8, device=backend.device), "block token head dim")
     sums = mk.checksum_blocks(view, [HOLE, HOLE], engine=backend.engine)
     assert sums.tolist() == [0, 0]
@@ -225,7 +225,7 @@ def test_operators_pass_opcheck():
     )
 
 
-def test_memory_of_a_converted_cache_is_checked_to_its_end():
+def test_converted_cache_memory_is_checked_to_its_end():
     """Rows of dst are twice as long as src's: an address is refused, not written to."""
     src = mk.KVView(torch.zeros(4, 2, 8).to(torch.float8_e5m2), "block token dim")
     dst = mk.KVView(torch.zeros(4, 2, 8, dtype=torch.bfloat16), "block token dim")
@@ -252,7 +252,7 @@ def test_nothing_is_copied_if_a_later_view_has_no_memory():
     assert torch.equal(snapshot(caches[1][0]), before)
 
 
-def test_a_bad_id_of_a_run_with_checksums_has_the_runs_name(backend):
+def test_bad_id_in_a_checksummed_run_names_the_run(backend):
     src = make_view("nhd_per_layer", SIZES, device=backend.device)
     dst = make_view("nhd_per_layer", SIZES, device=backend.device, seed=2)
     plan = mk.CopyPlan(src, dst, checksum=True)
@@ -263,7 +263,7 @@ def test_a_bad_id_of_a_run_with_checksums_has_the_runs_name(backend):
             plan.check()
 
 
-def test_sums_of_a_pair_that_is_not_copied_are_not_looked_at(backend):
+def test_checksums_of_holes_are_ignored(backend):
     src = make_view("nhd_per_layer", SIZES, device=backend.device)
     dst = make_view("nhd_per_layer", SIZES, device=backend.device, seed=2)
     plan = mk.CopyPlan(src, dst, checksum=True)

@@ -32,7 +32,7 @@ def test_more_ranges_than_one_launch_takes(engine, num_ranges, max_sms):
     check(ranges, 96 * num_ranges + 96, engine, dst_on_gpu=True, max_sms=max_sms)
 
 
-def test_any_mix_of_sizes(engine):
+def test_copies_a_mix_of_tiny_and_large_ranges(engine):
     """12 MB, from one byte to 3 MB: a thread begins and ends within a range."""
     chosen = random.Random(5)
     ranges, src, dst = [], 0, 0
@@ -42,7 +42,7 @@ def test_any_mix_of_sizes(engine):
     check(ranges, 14 << 20, engine, src_on_gpu=True)
 
 
-def test_neighbours_are_joined(engine):
+def test_adjacent_ranges_are_merged(engine):
     """16 KiB in pieces of 16 bytes, then a piece that goes on for src alone, and for dst alone."""
     ranges = [(i * 16, 32 + i * 16, 16) for i in range(1024)]
     ranges += [(16384, 20000, 16), (18000, 20016, 16), (18016, 21000, 16)]
@@ -56,7 +56,7 @@ def test_sizes_of_zero_are_skipped_whatever_their_addresses(engine):
     assert set(dst.tolist()) == {0x77}
 
 
-def test_addresses_with_a_stride_and_the_order_of_sources(engine):
+def test_strided_address_columns_and_source_order_flag(engine):
     src, dst = memory(64, engine, seed=3), memory(64, engine)
     table = torch.tensor([[src.data_ptr(), dst.data_ptr() + 8, 9]] * 2)
     if engine == "copy_engine":
@@ -73,7 +73,7 @@ def test_addresses_with_a_stride_and_the_order_of_sources(engine):
 
 @given(data=st.data())
 @settings(max_examples=80, deadline=None)
-def test_any_list(data):
+def test_any_list_of_ranges_matches_the_loop(data):
     """Ranges that follow each other with gaps or without, in any order."""
     sizes = data.draw(st.lists(st.integers(0, 300), max_size=12))
     gaps = st.lists(st.sampled_from([0, 0, 1, 64]), min_size=len(sizes), max_size=len(sizes))

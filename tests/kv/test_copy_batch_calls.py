@@ -27,7 +27,7 @@ A, B = 1 << 20, 1 << 21  # addresses that are never looked at
         ((A + 7, A, 8), r"dst_ptrs\[2\] must not overlap the 8 bytes at 0x100007, got 0x100000"),
     ],
 )
-def test_bad_entries_are_named_before_a_byte_moves(engine, entry, message):
+def test_bad_entries_are_rejected_before_any_byte_moves(engine, entry, message):
     src, dst = memory(64, engine, seed=1), memory(64, engine)
     good = (src.data_ptr(), dst.data_ptr(), 16)
     columns = torch.tensor([good, (0, 0, 0), entry, good]).unbind(1)
@@ -52,12 +52,12 @@ GOOD = torch.zeros(2, dtype=torch.int64)
         ((GOOD, GOOD, [0, 0]), "sizes must be a tensor, got list"),
     ],
 )
-def test_bad_tensors(engine, arguments, message):
+def test_copy_batch_rejects_bad_tensors(engine, arguments, message):
     with pytest.raises(mk.InvalidArgument, match=f"copy_batch: {message}"):
         mk.copy_batch(*arguments, engine=engine)
 
 
-def test_bad_options():
+def test_copy_batch_rejects_bad_options():
     with pytest.raises(mk.InvalidArgument, match="engine must be one of .* got 'triton'"):
         mk.copy_batch(GOOD, GOOD, GOOD, engine="triton")
     with pytest.raises(mk.InvalidArgument, match="max_sms must be None or an integer .* got 0"):
@@ -67,7 +67,7 @@ def test_bad_options():
 
 
 @pytest.mark.parametrize("name", GPU_ENGINES)
-def test_pageable_memory_is_refused_by_what_runs_on_a_gpu(name):
+def test_pageable_memory_is_rejected_by_gpu_engines(name):
     src, dst = torch.zeros(16, dtype=torch.uint8), torch.ones(16, dtype=torch.uint8)
     columns = [torch.tensor([x]) for x in (src.data_ptr(), dst.data_ptr(), 16)]
     if not _library.has_cuda:
@@ -82,7 +82,7 @@ def test_pageable_memory_is_refused_by_what_runs_on_a_gpu(name):
     assert dst.all()
 
 
-def test_auto_is_the_host_for_host_memory_and_says_so_once(caplog):
+def test_auto_picks_the_host_for_host_memory_and_logs_it_once(caplog):
     src, dst = memory(64, "host", seed=1), memory(64, "host")
     _library._logged.clear()
     with caplog.at_level(logging.INFO, logger="mooncake_kernels"):
@@ -92,7 +92,7 @@ def test_auto_is_the_host_for_host_memory_and_says_so_once(caplog):
     assert torch.equal(src, dst)
 
 
-def test_it_leaves_a_compiled_graph():
+def test_copy_batch_runs_outside_the_compiled_graph():
     src, dst = memory(64, "host", seed=1), memory(64, "host")
 
     @torch.compile(backend="aot_eager")

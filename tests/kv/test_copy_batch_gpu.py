@@ -10,14 +10,14 @@ from .batches import GPU_ENGINES, memory, run
 pytestmark = pytest.mark.parametrize("engine", GPU_ENGINES, indirect=True)
 
 
-def test_auto_is_cuda_on_the_current_stream(engine):
+def test_auto_picks_cuda_on_the_current_stream(engine):
     src, dst = memory(64, engine, on_gpu=True, seed=1), memory(64, engine)
     run(src, dst, [(0, 0, 64)], "auto")
     torch.cuda.synchronize()
     assert torch.equal(src.cpu(), dst)
 
 
-def test_the_host_refuses_a_gpus_memory(engine):
+def test_host_engines_reject_gpu_memory(engine):
     src, dst = memory(64, engine, on_gpu=True, seed=1), memory(64, engine)
     message = r"src_ptrs\[0\] must be in host memory, got 0x.* on cuda:0"
     for host_engine in ("host", "reference"):
@@ -25,7 +25,7 @@ def test_the_host_refuses_a_gpus_memory(engine):
             run(src, dst, [(0, 0, 64)], host_engine)
 
 
-def test_a_range_must_not_leave_its_allocation(engine):
+def test_range_must_stay_within_its_allocation(engine):
     src, dst = (memory(64, engine, on_gpu=True) for _ in range(2))
     size = 1 << 40  # more than there is
     first, second = sorted(x.data_ptr() for x in (src, dst))
@@ -34,7 +34,7 @@ def test_a_range_must_not_leave_its_allocation(engine):
         mk.copy_batch(*columns, engine=engine)
 
 
-def test_the_copy_engine_refuses_the_default_stream(engine):
+def test_copy_engine_rejects_the_default_stream(engine):
     src, dst = memory(64, engine, on_gpu=True, seed=1), memory(64, engine)
     columns = [torch.tensor([x]) for x in (src.data_ptr(), dst.data_ptr(), 64)]
     if engine == "copy_engine":
@@ -46,7 +46,7 @@ def test_the_copy_engine_refuses_the_default_stream(engine):
         assert torch.equal(src.cpu(), dst)
 
 
-def test_a_kernel_is_captured_with_its_list(engine):
+def test_captured_kernel_keeps_its_list(engine):
     if engine == "copy_engine":
         pytest.skip("CUDA does not capture cuMemcpyBatchAsync")
     src, dst = memory(64, engine, on_gpu=True, seed=1), memory(64, engine, on_gpu=True)

@@ -31,7 +31,7 @@ def conflicts(ranges):
 
 @given(data=st.data())
 @settings(max_examples=300, deadline=None)
-def test_exactly_what_overlaps_is_refused(data):
+def test_overlapping_ranges_are_rejected_and_only_those(data):
     at = st.integers(0, 40).map(lambda i: i * 8 + data.draw(st.sampled_from([0, 0, 3])))
     ranges = data.draw(st.lists(st.tuples(at, at, st.integers(0, 24)), max_size=6))
     cache = torch.arange(400, dtype=torch.int16).to(torch.uint8)
@@ -53,7 +53,7 @@ def test_exactly_what_overlaps_is_refused(data):
 
 @pytest.mark.parametrize("order", ["ascends", "descends", "random"])
 @pytest.mark.parametrize("same_memory", [False, True])
-def test_one_of_many(engine, order, same_memory):
+def test_single_overlap_among_many_ranges_is_found(engine, order, same_memory):
     count, size = 600, 16
     targets = {"ascends": range(count), "descends": range(count)[::-1]}.get(order)
     targets = list(targets or random.Random(7).sample(range(count), count))
@@ -72,7 +72,7 @@ def test_one_of_many(engine, order, same_memory):
     assert set(dst.tolist()) == {0x77}
 
 
-def test_a_chain_of_neighbours(engine):
+def test_chained_adjacent_ranges_are_rejected(engine):
     cache = memory(64, engine)
     with pytest.raises(mk.InvalidArgument, match=r"dst_ptrs\[0\] must not overlap src_ptrs\[1\]"):
         run(cache, cache, [(0, 16, 16), (16, 32, 16)], engine)

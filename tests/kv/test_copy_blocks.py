@@ -23,7 +23,7 @@ SIZES = Sizes()
 
 
 @pytest.mark.parametrize("src_name", LAYOUTS)
-def test_any_layout_to_any_other(backend, src_name):
+def test_copies_any_layout_to_any_other(backend, src_name):
     names = list(LAYOUTS)
     if backend.engine == "triton" and backend.device == "cpu":
         # The interpreter takes a millisecond a program: each layout once on either side.
@@ -40,7 +40,7 @@ def test_any_layout_to_any_other(backend, src_name):
     ("src_ids", "dst_ids"),
     [([], []), ([3], [3]), ([6, 0, 6], [0, 1, 2]), ([HOLE], [2]), ([2, HOLE, 4], [HOLE, 1, 6])],
 )
-def test_ids_and_holes(backend, ids_dtype, src_ids, dst_ids):
+def test_copies_ids_and_skips_holes(backend, ids_dtype, src_ids, dst_ids):
     src = make_view("nhd_per_layer", SIZES, device=backend.device)
     dst = make_view("block_first_hnd", SIZES, device=backend.device, seed=50)
     check(src, dst, src_ids, dst_ids, backend, ids_dtype)
@@ -55,7 +55,7 @@ def test_every_alignment(backend, dtype, dim):
     check(src, dst, [2, 1], [0, 2], backend)
 
 
-def test_padded_rows_are_left_alone(backend):
+def test_padding_between_rows_is_left_untouched(backend):
     src = make_view("nhd_per_layer", SIZES, device=backend.device, padding=2)
     dst = make_view("hnd_per_layer", SIZES, device=backend.device, padding=1, seed=40)
     check(src, dst, [0, 6], [5, 1], backend)
@@ -73,7 +73,7 @@ def test_views_at_an_odd_offset(backend):
 
 @pytest.mark.parametrize("src_name", MLA_LAYOUTS)
 @pytest.mark.parametrize(("dtype", "dim"), [(torch.bfloat16, 576), (torch.uint8, 656)])
-def test_any_layout_of_mla_to_any_other(backend, src_name, dtype, dim):
+def test_copies_any_mla_layout_to_any_other(backend, src_name, dtype, dim):
     names = list(MLA_LAYOUTS)
     if backend.engine == "triton" and backend.device == "cpu":
         names = [names[names.index(src_name) - 1]]
@@ -88,7 +88,7 @@ def test_any_layout_of_mla_to_any_other(backend, src_name, dtype, dim):
             check(src, dst, [7, 0, 3], [1, 2, 6], backend, method="run_slots")
 
 
-def test_mla_has_no_kv_and_no_head(backend):
+def test_mla_views_need_no_kv_and_head_axes(backend):
     sizes = (5, 4, 576)
     layers = [addressed(sizes, torch.bfloat16, backend.device, i) for i in range(2)]
     src = mk.KVView(layers, "block token dim")
@@ -99,7 +99,7 @@ def test_mla_has_no_kv_and_no_head(backend):
 
 
 @pytest.mark.parametrize("layers", [None, [2], [0, 2], slice(1, None)])
-def test_some_layers_of_a_run(backend, layers):
+def test_run_copies_only_the_selected_layers(backend, layers):
     src = make_view("page_first", SIZES, device=backend.device)
     dst = make_view("block_first_hnd", SIZES, device=backend.device, seed=3)
     expected = twin(dst)
@@ -129,7 +129,7 @@ def test_offsets_beyond_32_bits(tmp_path):
     assert not cache[1].any() and not cache[2047].any()
 
 
-def test_a_large_copy_goes_past_the_cache():
+def test_large_copy_bypasses_the_cpu_cache():
     """36 MB, with ends that are not aligned; test_run_copier.cc streams on any processor."""
     cache = addressed((2, 3, 9, 1 << 20), torch.uint8, "cpu", 3)[..., 1 : (1 << 20) - 6]
     view = mk.KVView(cache, "layer block token dim")
@@ -142,7 +142,7 @@ AXES = st.permutations(["layer", "kv", "block", "head", "token"])
 
 @given(src_axes=AXES, dst_axes=AXES, data=st.data())
 @settings(max_examples=120, deadline=None)
-def test_any_axis_order_and_block_size(src_axes, dst_axes, data):
+def test_copies_any_axis_order_and_block_size(src_axes, dst_axes, data):
     extents = {axis: data.draw(st.integers(1, 3), axis) for axis in (*src_axes, "dim")}
     extents["kv"] = min(extents["kv"], 2)
 

@@ -37,7 +37,7 @@ def build_program(tmp_path_factory):
     ("name", "arguments"),
     [("test_copy_list", []), ("test_copy_list", ["old"]), ("test_list_runs", [])],
 )
-def test_with_a_driver(build_program, name, arguments):
+def test_native_copies_with_a_driver(build_program, name, arguments):
     program = build_program(name)
     result = run(program, *arguments, LD_LIBRARY_PATH=str(program.parent))
     assert result.returncode == 0, result.stderr

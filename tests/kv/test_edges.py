@@ -25,7 +25,7 @@ def test_no_ids_copy_nothing(backend, name):
     assert torch.equal(snapshot(view), before)
 
 
-def test_a_cache_of_no_blocks_has_only_holes(backend):
+def test_cache_of_zero_blocks_accepts_only_holes(backend):
     empty = make_view("nhd_per_layer", Sizes(block=0), device=backend.device)
     full = make_view("nhd_per_layer", Sizes(), device=backend.device)
     before = snapshot(full)
@@ -36,7 +36,7 @@ def test_a_cache_of_no_blocks_has_only_holes(backend):
 
 
 @pytest.mark.parametrize("checksum", [False, True])
-def test_layers_of_a_pipeline_stage(checksum):
+def test_pipeline_stages_copy_their_own_layers(checksum):
     """Stages hold layers 0 to 2 and 3 to 4 of the model; a whole model takes both."""
     model = make_view("block_first_hnd", Sizes(layer=5), dtype=torch.int16, seed=9)
     first = make_view("nhd_per_layer", Sizes(layer=3), dtype=torch.int16)
@@ -60,7 +60,7 @@ def test_layers_of_a_pipeline_stage(checksum):
     mk.CopyPlan(model, model, layers=[(0, 1)]).run([0, 1], [0, 1])  # one cache, another layer
 
 
-def test_a_run_names_its_layers_as_the_views_do(backend):
+def test_run_and_plan_name_layers_the_same_way(backend):
     sizes = Sizes(layer=5)
     src = make_view("nhd_per_layer", sizes, dtype=torch.int16, device=backend.device)
 
@@ -79,7 +79,7 @@ def test_a_run_names_its_layers_as_the_views_do(backend):
     assert copied(None, slice(-1, None)) == [4]
 
 
-def test_autograd_learns_that_a_cache_was_written(backend):
+def test_autograd_detects_a_write_to_the_cache(backend):
     weight = torch.zeros(7, 4, 8, device=backend.device)
     leaf = torch.ones_like(weight, requires_grad=True)
     product = leaf * weight  # saves weight, to differentiate by it
@@ -90,7 +90,7 @@ def test_autograd_learns_that_a_cache_was_written(backend):
         product.sum().backward()
 
 
-def test_a_cache_made_in_inference_mode(backend):
+def test_writes_a_cache_made_in_inference_mode(backend):
     with torch.inference_mode():
         view = make_view("nhd_per_layer", Sizes(), device=backend.device)
     packed = torch.zeros(view.packed_shape(1), dtype=view.dtype, device=backend.device)
@@ -104,7 +104,7 @@ def test_a_cache_made_in_inference_mode(backend):
     mk.gather_blocks(view, [0], engine=backend.engine)
 
 
-def test_a_late_report_is_of_the_call_that_made_it():
+def test_late_report_names_the_call_that_made_it():
     """As on CUDA, where the next call finds what the kernel wrote: here it is written by hand."""
     view = make_view("nhd_per_layer", Sizes())
     view.bad_ids.words.copy_(torch.tensor([-1, 0, 0]))  # half written: not yet to be looked at
@@ -120,7 +120,7 @@ def test_a_late_report_is_of_the_call_that_made_it():
 @pytest.mark.parametrize(
     "duplicate", [copy.deepcopy, lambda plan: pickle.loads(pickle.dumps(plan))]
 )
-def test_a_copied_plan_copies_its_own_caches(duplicate):
+def test_duplicated_plan_copies_its_own_caches(duplicate):
     src, dst = (
         make_view("nhd_per_layer", Sizes(), dtype=torch.int16, seed=seed) for seed in (1, 50)
     )
@@ -133,7 +133,7 @@ def test_a_copied_plan_copies_its_own_caches(duplicate):
         plan.run([4], [70])
 
 
-def test_a_block_is_not_read_and_written_by_one_run(backend):
+def test_run_rejects_a_block_that_is_both_read_and_written(backend):
     cache = make_view("nhd_per_layer", Sizes(), dtype=torch.int16, device=backend.device)
     again = mk.KVView(cache.tensors, cache.axes)
     expected = [cache.plane(layer, 1)[4].clone() for layer in range(3)]
@@ -164,7 +164,7 @@ AXES = "block token head dim"
 @pytest.mark.parametrize(
     "shared, pair", [("one tensor", (0, 1)), ("one block", (1, 2)), ("half a row", (0, 1))]
 )
-def test_a_target_whose_tensors_share_memory_is_refused(backend, shared, pair):
+def test_target_with_overlapping_tensors_is_rejected(backend, shared, pair):
     big = torch.zeros(12, 4, 2, 16, dtype=torch.int16, device=backend.device)
     tensors = {
         "one tensor": [big] * 3,
@@ -185,7 +185,7 @@ def test_a_target_whose_tensors_share_memory_is_refused(backend, shared, pair):
         mk.CopyPlan(both, both)
 
 
-def test_tensors_of_a_target_may_alternate(backend):
+def test_interleaved_target_tensors_are_accepted(backend):
     options = {"dtype": torch.int16, "device": backend.device}
     by_block, by_row = (
         torch.zeros(6, 3, 2, 4, 2, 16, **options),
@@ -205,7 +205,7 @@ def test_tensors_of_a_target_may_alternate(backend):
     mk.scatter_blocks(none, [], views[2], engine=backend.engine)
 
 
-def test_a_cache_whose_memory_was_freed_is_refused(backend):
+def test_freed_cache_memory_is_rejected(backend):
     view = make_view("nhd_per_layer", Sizes(), device=backend.device)
     mk.gather_blocks(view, [0], engine=backend.engine)
     for tensor in view.tensors:
@@ -216,7 +216,7 @@ def test_a_cache_whose_memory_was_freed_is_refused(backend):
 
 
 @pytest.mark.parametrize("mode", ["meta", "fake"])
-def test_a_first_run_under_a_mode_does_not_spoil_the_plan(backend, mode):
+def test_first_run_under_a_mode_does_not_break_the_plan(backend, mode):
     """What a plan and a view keep is on the CPU, and real."""
     src = make_view("nhd_per_layer", Sizes(), dtype=torch.int16, device=backend.device)
     dst = make_view("kv_apart", Sizes(), dtype=torch.int16, device=backend.device, seed=50)
@@ -251,7 +251,7 @@ def test_threads_share_a_plan():
             )
 
 
-def test_a_packed_buffer_whose_memory_was_freed_is_refused(backend):
+def test_freed_packed_buffer_is_rejected(backend):
     view = make_view("nhd_per_layer", Sizes(), device=backend.device)
     packed = mk.gather_blocks(view, [0], engine=backend.engine)
     packed.untyped_storage().resize_(0)
@@ -261,7 +261,7 @@ def test_a_packed_buffer_whose_memory_was_freed_is_refused(backend):
         mk.gather_blocks(view, [0], out=packed, engine=backend.engine)
 
 
-def test_a_cache_that_was_moved_is_found(backend):
+def test_moved_cache_memory_is_found_again(backend):
     """As by an engine that frees its cache to sleep, and wakes up with another."""
     view = make_view("nhd_per_layer", Sizes(), dtype=torch.int16, device=backend.device)
     packed = mk.gather_blocks(view, [3], engine=backend.engine)
@@ -276,7 +276,7 @@ def test_a_cache_that_was_moved_is_found(backend):
     del old
 
 
-def test_triton_that_is_not_installed(monkeypatch):
+def test_triton_not_installed_is_reported_as_unavailable(monkeypatch):
     monkeypatch.delitem(sys.modules, "mooncake_kernels.triton.kv", raising=False)
     monkeypatch.setitem(sys.modules, "triton", None)
     view = make_view("nhd_per_layer", Sizes())
@@ -288,14 +288,14 @@ def test_triton_that_is_not_installed(monkeypatch):
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="torch finds no CUDA device")
-def test_each_view_on_a_gpu_has_pinned_words():
+def test_each_view_on_a_gpu_has_pinned_report_words():
     views = [make_view("nhd_per_layer", Sizes(), device="cuda") for _ in range(300)]
     addresses = {view.bad_ids.address for view in views}
     assert 0 not in addresses and len(addresses) == len(views)
     assert all(view.bad_ids.words.is_pinned() for view in views)
 
 
-def test_layers_that_can_be_read_only_once():
+def test_layers_may_be_a_one_shot_iterator():
     def caches(seed):
         return [make_view(name, Sizes(), dtype=torch.int16, seed=seed)
                 for name in ("nhd_per_layer", "kv_apart")]  # fmt: skip

@@ -16,7 +16,7 @@ UNTOUCHED = 0xEE
 
 
 @pytest.mark.parametrize("name", LAYOUTS)
-def test_gather_is_the_blocks_in_order(backend, name):
+def test_gather_returns_blocks_in_order(backend, name):
     sizes = Sizes(layer=2, block=5, token=2)
     view = make_view(name, sizes, dtype=torch.int16, device=backend.device)
     ids = torch.tensor([4, 0, 4], device=backend.device)
@@ -27,7 +27,7 @@ def test_gather_is_the_blocks_in_order(backend, name):
                 assert torch.equal(out[i, layer, kv], view.plane(layer, kv)[block])
 
 
-def test_a_hole_leaves_its_row_as_it_was(backend):
+def test_hole_leaves_its_output_row_unchanged(backend):
     view = make_view("hnd_per_layer", SIZES, dtype=torch.uint8, device=backend.device)
     out = torch.full(view.packed_shape(3), UNTOUCHED, dtype=torch.uint8, device=backend.device)
     ids = torch.tensor([1, -1, 2], device=backend.device)
@@ -60,7 +60,7 @@ def test_nothing_is_copied_when_an_id_is_bad():
         assert torch.equal(snapshot(view), before)
 
 
-def test_a_bad_id_is_named(backend):
+def test_bad_id_is_reported_with_its_index(backend):
     view = make_view("nhd_per_layer", SIZES, device=backend.device)
     packed = torch.zeros(view.packed_shape(2), dtype=view.dtype, device=backend.device)
 
@@ -179,7 +179,7 @@ def view_of(shape=(2, 7, 4, 2, 8), axes="kv block token head dim", **kwargs):
          "packed must be packed"),
     ],
 )  # fmt: skip
-def test_a_bad_argument_is_named(make, message):
+def test_bad_arguments_are_rejected(make, message):
     with pytest.raises(mk.InvalidArgument, match=message):
         make()
 
@@ -234,7 +234,7 @@ def test_a_named_engine_never_falls_back():
         mk.merge_attention(torch.ones(1, 1, 1, 4), torch.ones(1, 1, 1), engine="cuda")
 
 
-def test_the_operator_refuses_a_plan_made_for_others():
+def test_operator_rejects_a_plan_made_for_other_tensors():
     """Called past the Python API, it still does not touch memory outside its tensors."""
     big, small = view_of(), view_of((2, 3, 4, 2, 8))
     out = torch.empty(big.packed_shape(1))
@@ -324,7 +324,7 @@ def test_a_bad_id_raises_in_compiled_code_too():
         compiled(torch.tensor([0, 70]))
 
 
-def test_fake_cuda_tensors_on_any_machine():
+def test_fake_cuda_tensors_work_on_any_machine():
     from torch._subclasses.fake_tensor import FakeTensorMode
 
     with FakeTensorMode(allow_non_fake_inputs=True):
@@ -340,7 +340,7 @@ def test_fake_cuda_tensors_on_any_machine():
     assert out.device.type == "cuda" and packed.shape == (2, 1, 1, 1, 16, 64)
 
 
-def test_other_threads_run_during_a_copy():
+def test_copy_releases_the_gil():
     """The interpreter lock is free while blocks move: a counting thread makes progress."""
     view = mk.KVView(torch.zeros((64, 1, 4 << 20), dtype=torch.uint8), "block token dim")
     ids, out = torch.arange(64), torch.empty(view.packed_shape(64), dtype=torch.uint8)

@@ -47,7 +47,7 @@ def start_waiting(start):
     return start_waiting
 
 
-def test_steps_of_two_threads(stream, start):
+def test_loader_and_reader_threads_stay_in_step(stream, start):
     """A forward pass reads each layer when it is there; no layer is written before it was read."""
     cache, read = torch.zeros(NUM_LAYERS, 1 << 12), mk.LayerStream(1)
     num_steps = 50
@@ -71,7 +71,7 @@ def test_steps_of_two_threads(stream, start):
     assert stream.flags.tolist() == [num_steps] * NUM_LAYERS
 
 
-def test_a_signal_may_come_first_or_by_the_host(stream, start):
+def test_signal_may_come_first_or_from_the_host(stream, start):
     stream.begin_signals()
     stream.signal_layer(1)
     stream.signal_from_host(2, 1)
@@ -85,7 +85,7 @@ def test_a_signal_may_come_first_or_by_the_host(stream, start):
     join()
 
 
-def test_a_step_without_a_begin_waits_for_nothing(stream, start_waiting):
+def test_wait_without_begin_waits_returns_immediately(stream, start_waiting):
     for layer in range(NUM_LAYERS):
         stream.wait_layer(layer)
     stream.begin_waits()
@@ -103,7 +103,7 @@ CALLS = st.sampled_from(["begin_signals", "begin_waits", "signal", "host"])
 
 @given(st.lists(st.tuples(CALLS, st.integers(0, 1)), max_size=40))
 @settings(max_examples=100, deadline=None)
-def test_a_layer_is_ready_as_the_loop_says(calls):
+def test_readiness_matches_the_loop(calls):
     """Every order of calls: a wait would pass exactly if ``flags[layer] >= wait_step``."""
     stream = mk.LayerStream(2)
     flags, signal_step, wait_step = [0, 0], 0, 0
@@ -128,7 +128,7 @@ def test_a_layer_is_ready_as_the_loop_says(calls):
                 assert not stream.is_ready(i, wait_step)
 
 
-def test_steps_that_the_host_counts(stream, start_waiting):
+def test_steps_may_be_numbered_by_the_host(stream, start_waiting):
     stream.begin_waits(7)
     stream.signal_from_host(0, 6)
     join = start_waiting(stream.wait_layer, 0)
@@ -142,7 +142,7 @@ def test_steps_that_the_host_counts(stream, start_waiting):
     assert stream.flags.tolist() == [8, 0, 0, 0]
 
 
-def test_a_layer_that_does_not_come_is_named(stream):
+def test_timeout_names_the_missing_layer(stream):
     late = mk.LayerStream(NUM_LAYERS, timeout_s=SOON_S)
     late.begin_waits(3)
     late.signal_from_host(2, 2)
@@ -159,7 +159,7 @@ def test_a_layer_that_does_not_come_is_named(stream):
     late.wait_layer(1)
 
 
-def test_the_host_may_wait_again(stream):
+def test_host_may_wait_again_after_a_timeout(stream):
     with pytest.raises(TimeoutError, match="LayerStream.wait_on_host: layer 3 .* step 1 .* step 0"):
         stream.wait_on_host(3, 1, SOON_S)
     stream.check()

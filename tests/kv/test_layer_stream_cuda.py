@@ -124,7 +124,7 @@ def test_two_eager_streams():
     reader.loaded.check()
 
 
-def test_a_graph_gives_up_once_and_begins_anew():
+def test_graph_times_out_once_and_recovers_after_reset():
     reader = Reader(timeout_s=0.05)
     reader.loaded.signal_from_host(0, 1)
     reader.graph.replay()
@@ -141,7 +141,7 @@ def test_a_graph_gives_up_once_and_begins_anew():
     reader.loaded.check()
 
 
-def test_abort_lets_a_graph_go():
+def test_abort_releases_a_waiting_graph():
     reader = Reader()
     reader.graph.replay()
     reader.loaded.abort()
@@ -150,7 +150,7 @@ def test_abort_lets_a_graph_go():
         reader.loaded.check()
 
 
-def test_a_number_cannot_be_captured():
+def test_step_number_cannot_be_captured():
     stream = mk.LayerStream(1, "cuda")
 
     def body():
@@ -161,7 +161,7 @@ def test_a_number_cannot_be_captured():
     capture(body)
 
 
-def test_flags_must_be_reached_by_the_device():
+def test_flags_must_be_in_device_accessible_memory():
     assert mk.LayerStream(1, "cuda").flags.is_pinned()
     with pytest.raises(mk.InvalidArgument, match="signal_flag: flags must be in memory that cuda"):
         signal_flag(torch.zeros(1, dtype=torch.int64), 0, 1, torch.zeros(1, device="cuda"))

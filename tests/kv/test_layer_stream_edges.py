@@ -17,7 +17,7 @@ def stream():
     return mk.LayerStream(4)
 
 
-def test_ctrl_c_is_heard_while_waiting(stream):
+def test_wait_is_interrupted_by_ctrl_c(stream):
     timer = threading.Timer(0.05, _thread.interrupt_main)
     with pytest.raises(KeyboardInterrupt):
         timer.start()
@@ -26,7 +26,7 @@ def test_ctrl_c_is_heard_while_waiting(stream):
 
 
 @pytest.mark.parametrize("num_resting", [0, 2])
-def test_memory_of_a_dead_stream_is_lent_again(monkeypatch, num_resting):
+def test_memory_of_a_dead_stream_is_reused(monkeypatch, num_resting):
     """But only after others: a kernel that is late must not signal to the next stream."""
     monkeypatch.setattr(ready_flags, "_lenders", {})
     monkeypatch.setattr(ready_flags, "_NUM_RESTING", num_resting)
@@ -41,7 +41,7 @@ def test_memory_of_a_dead_stream_is_lent_again(monkeypatch, num_resting):
     assert not any(stream.flags.any() for stream in streams)
 
 
-def test_streams_of_all_lengths_share_few_sizes_of_memory(monkeypatch):
+def test_streams_of_all_lengths_share_few_allocation_sizes(monkeypatch):
     """An engine that makes one for each number of chunks keeps little for good."""
     monkeypatch.setattr(ready_flags, "_lenders", {})
     for num_layers in range(1, 600):
@@ -54,7 +54,7 @@ def test_streams_of_all_lengths_share_few_sizes_of_memory(monkeypatch):
     assert len(addresses) <= 32
 
 
-def test_made_and_used_in_inference_mode():
+def test_stream_works_in_inference_mode():
     with torch.inference_mode():
         stream = mk.LayerStream(2)
         stream.begin_waits()
@@ -70,7 +70,7 @@ def test_made_and_used_in_inference_mode():
 
 
 @pytest.mark.parametrize("duplicate", [copy.copy, copy.deepcopy, pickle.dumps])
-def test_it_cannot_be_copied(stream, duplicate):
+def test_stream_cannot_be_copied(stream, duplicate):
     with pytest.raises(TypeError, match="cannot be copied"):
         duplicate(stream)
 
@@ -94,13 +94,13 @@ def test_it_cannot_be_copied(stream, duplicate):
         (lambda s: mk.LayerStream(2, timeout_s=float("nan")), r"timeout_s .* got nan"),
     ],
 )
-def test_arguments_are_named(stream, call, message):
+def test_bad_arguments_are_rejected(stream, call, message):
     with pytest.raises(mk.InvalidArgument, match=message):
         call(stream)
     stream.check()
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has a GPU")
-def test_no_gpu():
+def test_missing_gpu_is_reported_as_unavailable():
     with pytest.raises(mk.Unavailable, match="LayerStream: "):
         mk.LayerStream(2, "cuda:0")

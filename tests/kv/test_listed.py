@@ -40,7 +40,7 @@ def check(copy, src, dst, src_ids, dst_ids, by_slot=False, **options):
 
 @pytest.mark.parametrize("src_name", LAYOUTS)
 @pytest.mark.parametrize("copy", [listed, hops(True), hops(False)], ids=["list", "d2h", "h2d"])
-def test_any_layout_to_any_other(copy, src_name):
+def test_lists_copy_any_layout_to_any_other(copy, src_name):
     src = make_view(src_name, SIZES)
     for dst_name in LAYOUTS:
         dst = make_view(dst_name, SIZES, seed=100)
@@ -49,7 +49,7 @@ def test_any_layout_to_any_other(copy, src_name):
 
 @pytest.mark.parametrize("to_host", [False, True])
 @pytest.mark.parametrize("blocks", [1, 2, 3])
-def test_a_bufferful_at_a_time(to_host, blocks):
+def test_staging_copies_one_bufferful_at_a_time(to_host, blocks):
     src, dst = make_view("nhd_per_layer", SIZES), make_view("page_first", SIZES, seed=9)
     copy = hops(to_host, blocks * src.block_bytes + 1)
     check(copy, src, dst, [0, 1, 2, -1, 4], [4, 3, -1, 2, 0])
@@ -63,7 +63,7 @@ AXES = st.permutations(["layer", "kv", "block", "head", "token"])
 
 @given(src_axes=AXES, dst_axes=AXES, data=st.data())
 @settings(max_examples=60, deadline=None)
-def test_some_layers_and_heads_of_any_axis_order(src_axes, dst_axes, data):
+def test_lists_copy_selected_layers_and_heads_of_any_axis_order(src_axes, dst_axes, data):
     sizes = {"layer": 3, "kv": 2, "block": 4, "head": 3, "token": 2, "dim": 3}
     src, dst = (
         mk.KVView(
@@ -79,7 +79,7 @@ def test_some_layers_and_heads_of_any_axis_order(src_axes, dst_axes, data):
     check(copy, src, dst, src_ids, dst_ids, **options)
 
 
-def test_slots_are_listed_and_their_neighbours_joined():
+def test_slots_are_listed_and_adjacent_ones_merged():
     src, dst = make_view("nhd_per_layer", SIZES), make_view("kv_apart", SIZES, seed=9)
     check(listed, src, dst, [1, 2, 3, -1, 9], [4, 5, 6, 0, 0], by_slot=True)
     plan = mk.CopyPlan(src, dst)._copying.parts[0].plan("test", None, True)
@@ -91,7 +91,7 @@ def test_slots_are_listed_and_their_neighbours_joined():
 
 
 @pytest.mark.parametrize("copy", [listed, hops(True), hops(False)], ids=["list", "d2h", "h2d"])
-def test_packed_blocks(copy):
+def test_lists_copy_packed_blocks(copy):
     view = make_view("nhd_per_layer", SIZES, dtype=torch.int16)
     ids = torch.tensor([3, -1, 0, 3, 4, 1, 1])  # more than there are blocks
     out = torch.full(view.packed_shape(len(ids)), 7, dtype=view.dtype)
@@ -107,7 +107,7 @@ def test_packed_blocks(copy):
 
 
 @pytest.mark.parametrize("copy", [listed, hops(True), hops(False)], ids=["list", "d2h", "h2d"])
-def test_a_bad_id_is_found_before_a_byte_moves(copy):
+def test_bad_id_is_found_before_any_byte_moves(copy):
     src, dst = make_view("nhd_per_layer", SIZES), make_view("page_first", SIZES, seed=9)
     before = snapshot(dst)
     plan = mk.CopyPlan(src, dst)._copying.parts[0].plan("test", None, False)
@@ -116,7 +116,7 @@ def test_a_bad_id_is_found_before_a_byte_moves(copy):
     assert torch.equal(snapshot(dst), before)
 
 
-def test_two_hops_need_a_host_side_of_large_ranges():
+def test_two_hops_require_a_host_side_with_large_ranges():
     view = make_view("nhd_per_layer", SIZES)
     host = make_view("block_first_hnd", SIZES, seed=9)
     plan = mk.CopyPlan(view, host)._copying.parts[0].plan("test", None, False)
@@ -134,7 +134,7 @@ def test_two_hops_need_a_host_side_of_large_ranges():
 
 
 @pytest.mark.parametrize("engine", ["copy_engine", "two_hop"])
-def test_they_are_for_a_gpu_and_move_bytes(engine):
+def test_list_engines_need_a_gpu_and_only_move_bytes(engine):
     view = make_view("nhd_per_layer", SIZES)
     message = f"engine {engine}(: _ops.so was built without nvcc| must be given cuda tensors)"
     with pytest.raises((mk.InvalidArgument, mk.Unavailable), match=message):

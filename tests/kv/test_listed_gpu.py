@@ -25,7 +25,7 @@ def stream(gpu):
 
 @TO_GPU
 @pytest.mark.parametrize("src_name", LAYOUTS)
-def test_copy_engine(stream, gpu, src_name, to_gpu):
+def test_copy_engine_copies_any_layout(stream, gpu, src_name, to_gpu):
     for dst_name in LAYOUTS:
         src, dst = sides(src_name, dst_name, to_gpu, gpu)
         check(src, dst, [4, 0, -1, 2], [1, 3, 2, 0], engine="copy_engine")
@@ -40,7 +40,7 @@ def test_copy_engine_within_a_gpu_and_by_slots(stream, gpu):
 @TO_GPU
 @pytest.mark.parametrize("host_name", ["block_first_hnd", "page_first", "universal"])
 @pytest.mark.parametrize("max_sms", [None, 1])
-def test_two_hops(gpu, host_name, to_gpu, max_sms):
+def test_two_hops_copy_to_and_from_pinned_memory(gpu, host_name, to_gpu, max_sms):
     """On the default stream, too."""
     places = [
         make_view(host_name, LARGE, pinned=True, seed=1 if to_gpu else 70),
@@ -50,7 +50,7 @@ def test_two_hops(gpu, host_name, to_gpu, max_sms):
     check(src, dst, [4, 0, -1, 2, 3], [1, 2, 4, 3, 0], engine="two_hop", max_sms=max_sms)
 
 
-def test_two_hops_of_packed_blocks(gpu):
+def test_two_hops_copy_packed_blocks(gpu):
     view = make_view("nhd_per_layer", LARGE, device=gpu, dtype=torch.int16)
     out = torch.zeros(view.packed_shape(3), dtype=view.dtype).pin_memory()
     mk.gather_blocks(view, [3, 1, 3], out=out, engine="two_hop")
@@ -62,7 +62,7 @@ def test_two_hops_of_packed_blocks(gpu):
 
 
 @pytest.mark.parametrize("engine", ["copy_engine", "two_hop"])
-def test_what_is_refused(stream, gpu, engine):
+def test_bad_and_device_side_ids_are_rejected(stream, gpu, engine):
     src, dst = sides("nhd_per_layer", "block_first_hnd", False, gpu)
     plan = mk.CopyPlan(src, dst)
     before = snapshot(dst)
@@ -74,7 +74,7 @@ def test_what_is_refused(stream, gpu, engine):
     assert torch.equal(snapshot(dst), before)
 
 
-def test_the_default_stream_and_one_device(gpu):
+def test_default_stream_and_single_device_are_rejected(gpu):
     src, dst = sides("nhd_per_layer", "block_first_hnd", False, gpu)
     with pytest.raises(mk.InvalidArgument, match="current stream must not be the default"):
         mk.CopyPlan(src, dst).run([0], [1], engine="copy_engine")

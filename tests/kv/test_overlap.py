@@ -27,7 +27,7 @@ def touched(places, blocks):
 
 @given(data=st.data())
 @settings(max_examples=150, deadline=None)
-def test_exactly_what_overlaps_is_refused(data):
+def test_overlap_is_rejected_if_and_only_if_bytes_are_shared(data):
     memory = torch.arange(4000, dtype=torch.int16)
     sizes = {"block": 4, "layer": 2, "head": 2, "dim": 3}
     views, places = [], []
@@ -58,7 +58,7 @@ def test_exactly_what_overlaps_is_refused(data):
         assert torch.equal(got, expected)
 
 
-def test_slots_and_several_views_and_block_sizes():
+def test_overlap_of_slots_several_views_and_block_sizes():
     memory = torch.zeros(64, 8, dtype=torch.int16)
     src = mk.KVView(memory[:32].view(8, 4, 8), "block token dim")
     dst = mk.KVView(memory[24:].view(5, 8, 8), "block token dim")
@@ -81,7 +81,7 @@ def test_slots_and_several_views_and_block_sizes():
     both.run([4, 5], [0])
 
 
-def test_no_layers_are_apart():
+def test_empty_layer_selection_never_overlaps():
     memory = torch.arange(356, dtype=torch.int16)
     src, dst = (mk.KVView(memory[at:][:256].view(2, 4, 32), "layer block dim") for at in (0, 100))
     plan, before = mk.CopyPlan(src, dst), memory.clone()
@@ -93,7 +93,7 @@ def test_no_layers_are_apart():
 
 @given(st.lists(st.tuples(st.integers(-2, 6), st.integers(-2, 6)), max_size=8), st.booleans())
 @settings(max_examples=200, deadline=None)
-def test_ids_that_one_cache_both_reads_and_writes(pairs, short):
+def test_ids_both_read_and_written_are_found(pairs, short):
     src, dst = (
         torch.tensor(pairs, dtype=torch.int32 if short else torch.int64).view(-1, 2).unbind(1)
     )
@@ -106,7 +106,7 @@ def test_ids_that_one_cache_both_reads_and_writes(pairs, short):
     assert for_kernel.tolist() == ([SHARED] * len(pairs) if any(shared) else dst.tolist())
 
 
-def test_what_a_kernel_reports_of_shared_memory():
+def test_kernel_report_of_shared_memory_is_raised():
     bad = BadIds(torch.device("cpu"), ("src_blocks", "dst_blocks"), (8, 8))
     bad.words[:] = torch.tensor([2, 5, SHARED])
     with pytest.raises(mk.InvalidArgument, match="^dst_blocks must not share memory .* nothing"):
@@ -114,7 +114,7 @@ def test_what_a_kernel_reports_of_shared_memory():
 
 
 @pytest.mark.parametrize("captured", [False, True])
-def test_ids_on_a_gpu(gpu, captured):
+def test_overlap_of_ids_on_a_gpu(gpu, captured):
     memory = torch.arange(64 * 8, device=gpu).view(64, 8).short()
     before = memory.clone()
     whole = mk.KVView(memory.view(16, 4, 8), "block token dim")
@@ -144,7 +144,7 @@ def test_ids_on_a_gpu(gpu, captured):
     assert torch.equal(memory, expected)
 
 
-def test_packed_blocks_are_not_in_the_cache():
+def test_packed_blocks_inside_the_cache_are_rejected():
     cache = torch.arange(2 * 6 * 4 * 8, dtype=torch.int16).view(6, 2, 4, 8)
     view = mk.KVView(cache[:, :1], "block layer token dim")  # next to it in each block: free memory
     before = cache.clone()

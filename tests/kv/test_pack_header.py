@@ -16,7 +16,7 @@ from .packed import SIZES, sent
 
 @given(data=st.data())
 @settings(max_examples=200, deadline=None)
-def test_a_damaged_header_is_refused(data):
+def test_damaged_header_is_rejected(data):
     src = make_view("nhd_per_layer", SIZES)
     good = mk.Packer(src).header(3).to_bytes()
     assert mk.PackHeader.from_bytes(good).to_bytes() == good
@@ -50,7 +50,7 @@ def test_a_damaged_header_is_refused(data):
         {"has_tokens": False},
     ],
 )
-def test_a_header_that_lies_is_refused(change):
+def test_forged_header_is_rejected(change):
     """Whoever makes it up can make the CRC fit."""
     view = make_view("nhd_per_layer", SIZES)
     header, staging = sent(mk.Packer(view), [1])
@@ -73,20 +73,20 @@ def test_a_header_that_lies_is_refused(change):
         ({"num_blocks": 1, "chunk_bytes": 0}, "chunk_bytes must be an integer in 1 to .*, got 0"),
     ],
 )
-def test_bad_headers(arguments, message):
+def test_header_rejects_bad_arguments(arguments, message):
     with pytest.raises(mk.InvalidArgument, match=f"Packer.header: {message}"):
         mk.Packer(make_view("nhd_per_layer", SIZES)).header(**arguments)
 
 
 @pytest.mark.parametrize("body", [b"[" * 100_000, b'{"views":' * 100_000, b"1" * 5000])
-def test_a_header_that_python_cannot_read_is_refused(body):
+def test_header_with_unparsable_body_is_rejected(body):
     data = PREFIX.pack(MAGIC, VERSION, 0, len(body), zlib.crc32(body)) + body
     with pytest.raises(mk.InvalidArgument, match="PackHeader: data must be a header's"):
         mk.PackHeader.from_bytes(data)
 
 
 @pytest.mark.parametrize("reserved", [1, 0x100, 0xFFFF])
-def test_reserved_bytes_that_are_set_are_refused(reserved):
+def test_nonzero_reserved_bytes_are_rejected(reserved):
     """What a later version may mean by them must not be lost silently."""
     good = mk.Packer(make_view("nhd_per_layer", SIZES)).header(3).to_bytes()
     bad = good[:6] + reserved.to_bytes(2, "little") + good[8:]
@@ -95,13 +95,13 @@ def test_reserved_bytes_that_are_set_are_refused(reserved):
 
 
 @pytest.mark.parametrize("data", [None, "MKPK", 7, [1]])
-def test_a_header_of_no_bytes_is_refused(data):
+def test_header_that_is_not_bytes_is_rejected(data):
     with pytest.raises(mk.InvalidArgument, match="PackHeader: data must be bytes, got"):
         mk.PackHeader.from_bytes(data)
 
 
 @pytest.mark.parametrize("change", [{"has_checksums": [1]}, {"has_checksums": 1}])
-def test_a_header_with_flags_that_are_none_is_refused(change):
+def test_header_with_non_boolean_flags_is_rejected(change):
     packer = mk.Packer(make_view("nhd_per_layer", SIZES))
     header, staging = sent(packer, [1])
     lying = dataclasses.replace(mk.PackHeader.from_bytes(header), **change)

@@ -40,7 +40,7 @@ def test_any_layout_unpacks_any_other(backend, src_name, checksum):
 @pytest.mark.parametrize("src_ranks", [1, 2, 4])
 @pytest.mark.parametrize("dst_ranks", [1, 2, 4])
 @pytest.mark.parametrize("stages", [(1, 2), (2, 1), (2, 4)])
-def test_ranks_and_stages_take_what_is_theirs(src_ranks, dst_ranks, stages):
+def test_ranks_and_stages_take_their_own_share(src_ranks, dst_ranks, stages):
     """Every rank packs what it has, every other one unpacks what is its own of it."""
     model = make_view("nhd_per_layer", SIZES, dtype=torch.int16)
 
@@ -86,7 +86,7 @@ def test_replicated_heads_of_mla_and_gqa():
 
 
 @pytest.mark.parametrize("tokens", [(4, 8), (8, 4), (2, 3)])
-def test_block_sizes_differ(backend, tokens):
+def test_unpacks_into_another_block_size(backend, tokens):
     src_tokens, dst_tokens = tokens
     src = make_view("nhd_per_layer", Sizes(block=12, token=src_tokens), device=backend.device)
     dst = make_view("universal", Sizes(block=24, token=dst_tokens), device=backend.device, seed=9)
@@ -100,7 +100,7 @@ def test_block_sizes_differ(backend, tokens):
     assert torch.equal(snapshot(dst), snapshot(expected))
 
 
-def test_several_views_and_holes(backend):
+def test_packs_several_views_and_skips_holes(backend):
     def cache(axes, seed):
         keys = make_view(axes, SIZES, device=backend.device, seed=seed)
         scales = addressed((6, 4, 3), torch.uint8, backend.device, seed)
@@ -164,7 +164,7 @@ def test_chunks_are_sent_as_they_become_ready(backend):
     assert torch.equal(mk.gather_blocks(dst, range(6)), mk.gather_blocks(src, range(5, -1, -1)))
 
 
-def test_buffers_that_were_used_before_are_known_and_few_are_kept():
+def test_used_buffers_are_cached_up_to_a_limit():
     packer = mk.Packer(make_view("nhd_per_layer", SIZES, dtype=torch.int16))
     buffers = [staging_of(packer) for _ in range(6)]
     for buffer in buffers:
@@ -180,7 +180,7 @@ def test_buffers_that_were_used_before_are_known_and_few_are_kept():
     )
 
 
-def test_a_hole_leaves_its_record_as_it_was_and_its_checksum(backend):
+def test_hole_leaves_its_record_and_checksum_unchanged(backend):
     made = {"dtype": torch.int16, "device": backend.device}
     src, dst = (make_view("nhd_per_layer", SIZES, **made, seed=seed) for seed in (1, 9))
     packer, receiver = mk.Packer(src), mk.Packer(dst)
@@ -194,7 +194,7 @@ def test_a_hole_leaves_its_record_as_it_was_and_its_checksum(backend):
     assert torch.equal(mk.gather_blocks(dst, [0, 1]), mk.gather_blocks(src, [4, 2]))
 
 
-def test_nothing_packed_and_unpacked():
+def test_packs_and_unpacks_zero_blocks():
     packer = mk.Packer(make_view("nhd_per_layer", SIZES))
     nothing = torch.empty(0, dtype=torch.uint8)
     assert packer.unpack(packer.pack([], nothing), nothing, [])
@@ -207,7 +207,7 @@ class Forgetful(dict):
         """Keep nothing."""
 
 
-def test_a_buffer_that_another_thread_puts_out_is_packed_all_the_same():
+def test_buffer_evicted_by_another_thread_is_still_packed():
     packer = mk.Packer(make_view("nhd_per_layer", SIZES, dtype=torch.int16))
     packer._plans._known = Forgetful()
     staging = staging_of(packer)
@@ -219,7 +219,7 @@ def test_a_buffer_that_another_thread_puts_out_is_packed_all_the_same():
     )
 
 
-def test_a_copy_of_a_packer_packs_into_the_buffer_that_it_is_given():
+def test_copied_packer_packs_into_the_given_buffer():
     packer = mk.Packer(make_view("nhd_per_layer", SIZES, dtype=torch.int16))
     staging = staging_of(packer)
     packer.pack([1, 2], staging)
@@ -229,7 +229,7 @@ def test_a_copy_of_a_packer_packs_into_the_buffer_that_it_is_given():
     assert torch.equal(staging, wanted)
 
 
-def test_it_leaves_a_compiled_graph():
+def test_pack_and_unpack_run_outside_the_compiled_graph():
     """Also with views of several dtypes, which are one staging buffer."""
     views = [
         make_view("nhd_per_layer", SIZES, dtype=torch.int16),

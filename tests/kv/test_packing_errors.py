@@ -33,7 +33,7 @@ def other(**sizes):
         (lambda: [other(), other()], "header must have 2 views, got 1"),
     ],
 )
-def test_a_cache_of_another_kind(dst, message):
+def test_unpack_rejects_an_incompatible_cache(dst, message):
     packed = sent(mk.Packer(make_view("hnd_per_layer", SIZES)), [1])
     with pytest.raises(mk.InvalidArgument, match=f"Packer.unpack: {message}"):
         mk.Packer(dst()).unpack(*packed, [0])
@@ -63,7 +63,7 @@ def freed_staging(packer):
         (lambda p: p.pack([0], staging_of(p), max_sms=0), "max_sms must be None or an integer"),
     ],
 )
-def test_bad_calls_of_pack(call, message):
+def test_pack_rejects_bad_calls(call, message):
     with pytest.raises(mk.InvalidArgument, match=f"Packer.pack: {message}"):
         call(mk.Packer(make_view("nhd_per_layer", SIZES)))
 
@@ -84,7 +84,7 @@ def test_bad_calls_of_pack(call, message):
         ),
     ],
 )
-def test_bad_calls_of_unpack(call, message):
+def test_unpack_rejects_bad_calls(call, message):
     packer = mk.Packer(make_view("nhd_per_layer", SIZES))
     header, staging = sent(packer, [1, 2])
     before = snapshot(packer.views[0])
@@ -106,7 +106,7 @@ def test_bad_calls_of_unpack(call, message):
         ({"rope": 1}, "rope must be mk.Rope or None, got int"),
     ],
 )
-def test_bad_packers(options, message):
+def test_packer_rejects_bad_options(options, message):
     with pytest.raises(mk.InvalidArgument, match=f"Packer: {message}"):
         mk.Packer(make_view("nhd_per_layer", SIZES), **options)
 
@@ -133,12 +133,12 @@ def test_bad_packers(options, message):
         (torch.half, {"rope": mk.Rope(rotary_dim=64)}, "Rope: rotary_dim must be even and, with"),
     ],
 )
-def test_transforms_that_do_not_fit_the_views_of_a_packer(dtype, options, message):
+def test_packer_rejects_transforms_that_do_not_fit_its_views(dtype, options, message):
     with pytest.raises(mk.InvalidArgument, match=message):
         mk.Packer(make_view("nhd_per_layer", SIZES, dtype=dtype), **options)
 
 
-def test_a_packer_takes_numpys_integers():
+def test_packer_accepts_numpy_integers():
     view = make_view("nhd_per_layer", SIZES)
     packer = mk.Packer(view, first_head=np.int64(2), first_layer=np.int32(3))
     header = packer.header(np.int64(4), chunk_bytes=np.int64(1))
@@ -161,7 +161,7 @@ def test_nothing_is_written_if_a_later_view_has_no_memory():
 
 @given(data=st.data())
 @settings(max_examples=60, deadline=None)
-def test_a_flipped_bit_of_any_record_is_refused(data):
+def test_flipped_bit_in_any_record_is_detected(data):
     src, dst = make_view("nhd_per_layer", SIZES), make_view("lhbnc", SIZES, seed=7)
     header, staging = sent(mk.Packer(src), [1, 2, 3])
     record = mk.PackHeader.from_bytes(header).record_bytes
@@ -177,7 +177,7 @@ def test_a_flipped_bit_of_any_record_is_refused(data):
     assert mk.Packer(dst).unpack(header, staging, ids)
 
 
-def test_nothing_is_written_of_what_has_a_wrong_record(backend):
+def test_corrupt_records_are_not_written(backend):
     src = make_view("nhd_per_layer", SIZES, dtype=torch.int16, device=backend.device)
     dst = make_view("hnd_per_layer", SIZES, dtype=torch.int16, device=backend.device, seed=4)
     header, staging = sent(mk.Packer(src), [0, 1, 2], engine=backend.engine)
@@ -190,7 +190,7 @@ def test_nothing_is_written_of_what_has_a_wrong_record(backend):
     assert torch.equal(snapshot(dst), before)
 
 
-def test_records_that_a_kernel_is_to_take():
+def test_only_corrupt_records_are_left_to_the_kernel():
     """It skips those that are wrong by itself, and reports them."""
     records, none = torch.arange(4), torch.zeros(4, dtype=torch.bool)
     assert without_right_ones(records, none).tolist() == [0, 1, 2, 3]
@@ -203,7 +203,7 @@ def test_records_that_a_kernel_is_to_take():
 @pytest.mark.parametrize(
     ("tokens", "counts"), [((4, 3), (2, 2)), ((3, 4), (2, 2)), ((2, 4), (4, 2)), ((4, 2), (2, 4))]
 )
-def test_of_other_block_sizes_the_records_that_are_wanted_must_be_right(tokens, counts):
+def test_with_other_block_sizes_only_wanted_records_are_verified(tokens, counts):
     """A record is wanted if one of its tokens is."""
     num_records, num_ids = counts
     sizes = Sizes(layer=1, block=6, head=1, token=tokens[0], dim=8)

@@ -13,7 +13,7 @@ pytestmark = pytest.mark.usefixtures("not_triton")
 
 
 @pytest.mark.parametrize("direction", ["quantize", "dequantize", "at the receiver"])
-def test_fp8_and_rope_on_the_way(direction):
+def test_packs_with_fp8_and_rope(direction):
     wide = {"quantize": torch.bfloat16, "dequantize": torch.float8_e4m3fn}.get(
         direction, torch.half
     )
@@ -63,7 +63,7 @@ SCALES = torch.tensor([[0.1, 0.5], [2.0, 3.0], [0.7, 0.9], [4.0, 8.0]])[:, None]
         {"layers": [2], "src_heads": slice(1, 2), "dst_heads": slice(0, 1)},
     ],
 )
-def test_a_plan_packs_by_the_scales_that_it_runs_by(options, to_fp8):
+def test_plan_packs_with_the_scales_it_runs_with(options, to_fp8):
     """Those of the layers and heads of the fp8 cache, whatever their places in a record."""
     wide, fp8 = wide_and_fp8()
     mk.CopyPlan(wide, fp8, convert=mk.Fp8(0.3)).run(range(5), range(5))
@@ -77,7 +77,7 @@ def test_a_plan_packs_by_the_scales_that_it_runs_by(options, to_fp8):
 
 
 @pytest.mark.parametrize("packs_fp8", [True, False])
-def test_scales_are_by_a_packers_own_layers_and_heads(packs_fp8):
+def test_packer_selects_scales_of_its_own_layers_and_heads(packs_fp8):
     """A stage with layers 2 and 3, a rank with head 1: of the four layers and two heads."""
     wide, fp8 = wide_and_fp8()
     source = wide if packs_fp8 else fp8
@@ -101,7 +101,7 @@ def test_scales_are_by_a_packers_own_layers_and_heads(packs_fp8):
     assert torch.equal(snapshot(part), snapshot(expected))
 
 
-def test_positions_where_only_views_without_keys_have_something_in_common():
+def test_positions_are_rejected_if_only_views_without_keys_match():
     def cache(seed):
         keys = make_view("nhd_per_layer", SIZES, dtype=torch.half, seed=seed)
         return [keys, mk.KVView(addressed((6, 4, 3), torch.uint8, "cpu", seed), "block token dim")]

@@ -83,7 +83,7 @@ attend.register_fake(lambda query, layer: torch.empty_like(query))
 
 
 @pytest.mark.parametrize("compiler", ["aot_eager", "inductor"])
-def test_compiled_passes(device, compiler):
+def test_compiled_passes_keep_step_and_order(device, compiler):
     """The step is not baked, and nothing is moved over a wait or a signal."""
     passes.append(Passes(device))
     forward = torch.compile(passes[-1].forward, fullgraph=True, backend=compiler)
@@ -101,7 +101,7 @@ def test_compiled_passes(device, compiler):
     passes.pop().loaded.check()
 
 
-def test_a_wait_in_compiled_code_gives_up():
+def test_wait_in_compiled_code_times_out():
     stream = mk.LayerStream(2, timeout_s=0.02)
     wait = torch.compile(lambda x: stream.wait_layer(1, x), backend="aot_eager")
     stream.begin_waits()
@@ -111,7 +111,7 @@ def test_a_wait_in_compiled_code_gives_up():
         stream.check()
 
 
-def test_other_threads_run_while_an_operator_waits():
+def test_waiting_operator_releases_the_gil():
     """The interpreter lock is free: else no thread could signal, and the wait would raise."""
     flags, step = Flags(1, pinned=False), torch.zeros(1, dtype=torch.int64)
     with ThreadPoolExecutor(1) as threads:
@@ -122,7 +122,7 @@ def test_other_threads_run_while_an_operator_waits():
         wait.result(60)
 
 
-def test_signal_flag(device):
+def test_signal_flag_signals_each_chunk(device):
     """A flag for each chunk of what is packed, in host memory or on the device."""
     packed = torch.zeros(3, device=device)
     for flags in (
@@ -149,12 +149,12 @@ def test_signal_flag(device):
         ),
     ],
 )
-def test_signal_flag_names_arguments(flags, index, message):
+def test_signal_flag_rejects_bad_arguments(flags, index, message):
     with pytest.raises(mk.InvalidArgument, match=f"signal_flag: {message}"):
         signal_flag(flags, index, 1, torch.zeros(1))
 
 
-def test_the_operators_check_what_they_can():
+def test_operators_check_their_arguments():
     flags, two = Flags(1, pinned=False), torch.zeros(2, dtype=torch.int64)
     with pytest.raises(ValueError, match="signal_flag: step must be one int64"):
         operators.signal_flag(two, [], flags.address(0), 1)

@@ -42,23 +42,23 @@ def run_both(src, dst, backend, src_ids, dst_ids, run_options=None, **plan_optio
         assert torch.equal(snapshot(view), snapshot(other))
 
 
-def test_all_of_it_is_copied(backend):
+def test_plan_copies_every_view(backend):
     src = cache(backend.device)
     dst = cache(backend.device, seed=70, token_first=False)
     run_both(src, dst, backend, [5, -1, 0], [1, 2, 4])
 
 
-def test_heads_are_those_of_the_views_that_have_them(backend):
+def test_head_slices_apply_only_to_views_with_heads(backend):
     src, dst = cache(backend.device), cache(backend.device, seed=70, num_heads=2)
     run_both(src, dst, backend, [5, 0], [1, 4], src_heads=slice(2, 4))
 
 
-def test_layers_of_views_that_have_as_many(backend):
+def test_layers_apply_to_every_view(backend):
     src, dst = cache(backend.device)[:2], cache(backend.device, seed=70)[:2]
     run_both(src, dst, backend, [5, 0], [1, 4], layers=[0, 2], run_options={"layers": [2]})
 
 
-def test_layers_of_a_side_that_has_fewer(backend):
+def test_layers_of_a_side_with_fewer_layers(backend):
     """As the first stage of a pipeline."""
     src, dst = cache(backend.device)[:2], cache(backend.device, seed=70)[:2]
     dst = [mk.KVView(view.tensors[:2], view.axes) for view in dst]
@@ -83,7 +83,7 @@ def test_nothing_is_copied_of_any_view_when_an_id_is_bad():
     assert all(map(torch.equal, before, (snapshot(view) for view in dst)))
 
 
-def test_slots_need_tokens(backend):
+def test_run_slots_requires_a_token_axis_in_every_view(backend):
     src, dst = cache(backend.device), cache(backend.device, seed=70)
     plan = mk.CopyPlan(src[:2], dst[:2])
     plan.run_slots([23, 0], [1, 9], engine=backend.engine)
@@ -126,6 +126,6 @@ def per_token(token=TOKENS, layers=1):
         (lambda: mk.CopyPlan(per_block(), per_block(), src_heads=slice(0, 2)), "src_heads must"),
     ],
 )  # fmt: skip
-def test_a_bad_argument_is_named(make, message):
+def test_bad_arguments_are_rejected(make, message):
     with pytest.raises(mk.InvalidArgument, match=message):
         make()

@@ -71,6 +71,6 @@ def test_heads_between_any_layouts_and_block_sizes(backend, parts):
         ((8, (0.5, 1), (0, 1)), r"src must be \(rank, number of ranks\)"),
     ],
 )
-def test_bad_arguments_of_shard_heads(arguments, message):
+def test_shard_heads_rejects_bad_arguments(arguments, message):
     with pytest.raises(mk.InvalidArgument, match=f"shard_heads: {message}"):
         mk.shard_heads(*arguments)

@@ -34,7 +34,7 @@ def clear(view):
 
 
 @pytest.mark.parametrize("threads", [False, True])
-def test_streams_at_once_do_not_disturb_each_other(gpu, threads):
+def test_concurrent_streams_do_not_interfere(gpu, threads):
     """One plan, of which each stream copies blocks of its own, again and again."""
     src, dst = two_caches(gpu)
     clear(dst)
@@ -60,7 +60,7 @@ def test_streams_at_once_do_not_disturb_each_other(gpu, threads):
     assert same_blocks(src, dst, torch.cat(ids), torch.cat(targets))
 
 
-def test_a_copy_is_behind_what_its_stream_waits_for(gpu):
+def test_copy_is_ordered_after_the_work_its_stream_waits_for(gpu):
     """A slow write on one stream, a copy on the next, and one on from there on a third."""
     src, dst = two_caches(gpu, dtype=torch.float16)
     last = make_view("page_head", SIZES, device=gpu, seed=9, dtype=torch.float16)
@@ -131,7 +131,7 @@ def test_a_graph_reads_its_ids_at_each_replay(gpu, way):
             plan.check()
 
 
-def test_a_graph_takes_no_pageable_ids(gpu):
+def test_captured_copy_rejects_pageable_ids(gpu):
     plan = mk.CopyPlan(*two_caches(gpu))
     plan.run([0], [1])
     pinned = torch.tensor([0]).pin_memory()
@@ -146,7 +146,7 @@ def test_a_graph_takes_no_pageable_ids(gpu):
     plan.check()
 
 
-def test_the_copy_engine_in_a_thread_of_its_own(gpu):
+def test_copy_engine_works_in_a_thread_without_a_context(gpu):
     """A thread that has not called CUDA's runtime has no current context."""
     src, dst = two_caches(gpu)
     plan, stream = mk.CopyPlan(src, dst), torch.cuda.Stream(gpu)

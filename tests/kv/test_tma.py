@@ -24,7 +24,7 @@ def hopper(gpu):
 @pytest.mark.parametrize("sizes", SIZES, ids=["small", "large"])
 @pytest.mark.parametrize("max_sms", [None, 1, 3])
 @pytest.mark.parametrize("dst_name", ["nhd_per_layer", "block_first_hnd", "page_first"])
-def test_within_a_gpu(hopper, sizes, dst_name, max_sms):
+def test_copies_within_a_gpu(hopper, sizes, dst_name, max_sms):
     src = make_view("nhd_per_layer", sizes, device=hopper)
     dst = make_view(dst_name, sizes, device=hopper, seed=60)
     check(src, dst, [4, 0, -1, 2], [1, 3, 2, 0], engine="tma", max_sms=max_sms)
@@ -32,19 +32,19 @@ def test_within_a_gpu(hopper, sizes, dst_name, max_sms):
 
 
 @pytest.mark.parametrize("to_gpu", [False, True])
-def test_with_the_host(hopper, to_gpu):
+def test_copies_to_and_from_host_memory(hopper, to_gpu):
     src, dst = sides("nhd_per_layer", "block_first_hnd", to_gpu, hopper)
     check(src, dst, [4, 0, -1, 2], [1, 3, 2, 0], engine="tma")
 
 
-def test_many_blocks_of_a_ring_that_goes_round_often(hopper):
+def test_ring_wraps_around_over_many_blocks(hopper):
     view = make_view("nhd_per_layer", Sizes(block=2000, token=16, dim=64), device=hopper)
     ids = torch.randperm(2000, device=hopper)
     ours = mk.gather_blocks(view, ids, engine="tma", max_sms=2)
     assert torch.equal(ours.view(torch.uint8), mk.gather_blocks(view, ids).view(torch.uint8))
 
 
-def test_a_bad_id_is_named(hopper):
+def test_bad_id_is_reported_with_its_index(hopper):
     src, dst = (make_view("nhd_per_layer", SIZES[0], device=hopper, seed=s) for s in (1, 60))
     plan = mk.CopyPlan(src, dst)
     plan.run(*(torch.tensor(ids, device=hopper) for ids in ([0, 5], [1, 2])), engine="tma")
@@ -52,7 +52,7 @@ def test_a_bad_id_is_named(hopper):
         plan.check()
 
 
-def test_it_is_captured_into_a_graph(hopper):
+def test_copy_is_captured_into_a_graph(hopper):
     src, dst = (make_view("nhd_per_layer", SIZES[1], device=hopper, seed=s) for s in (1, 60))
     ids = [torch.tensor(i, device=hopper) for i in ([4, 1], [0, 2])]
     plan = mk.CopyPlan(src, dst)
@@ -66,7 +66,7 @@ def test_it_is_captured_into_a_graph(hopper):
     assert torch.equal(dst.plane(0, 1)[2].view(torch.uint8), src.plane(0, 1)[1].view(torch.uint8))
 
 
-def test_runs_that_are_not_aligned(hopper):
+def test_unaligned_runs_are_rejected(hopper):
     odd = Sizes(layer=1, block=3, head=1, token=2, dim=7)
     src, dst = (make_view("nhd_per_layer", odd, device=hopper, seed=s) for s in (1, 60))
     before = dst.tensors[0].clone()
@@ -77,7 +77,7 @@ def test_runs_that_are_not_aligned(hopper):
     assert torch.equal(dst.tensors[0].view(torch.uint8), before.view(torch.uint8))
 
 
-def test_it_is_for_a_gpu_and_moves_bytes():
+def test_engine_needs_a_gpu_and_only_moves_bytes():
     view = make_view("nhd_per_layer", SIZES[0])
     message = "engine tma(: _ops.so was built without nvcc| must be given cuda tensors)"
     with pytest.raises((mk.InvalidArgument, mk.Unavailable), match=message):

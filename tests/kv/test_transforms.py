@@ -51,7 +51,7 @@ def planes(view):
 @pytest.mark.parametrize("fp8", FP8)
 @pytest.mark.parametrize("dtype", FLOATS)
 @pytest.mark.parametrize("scale", [1.0, 0.37, "tensor", "head"])
-def test_to_fp8_and_back_is_exact(backend, fp8, dtype, scale):
+def test_fp8_round_trip_is_exact(backend, fp8, dtype, scale):
     if scale == "tensor":
         scale = torch.tensor([[[0.5], [3.1]], [[0.01], [7.0]]])
     elif scale == "head":
@@ -71,7 +71,7 @@ def test_to_fp8_and_back_is_exact(backend, fp8, dtype, scale):
 
 
 @pytest.mark.parametrize("fp8", FP8)
-def test_every_float16_becomes_what_torch_makes_of_it(backend, fp8):
+def test_every_float16_rounds_to_fp8_as_in_torch(backend, fp8):
     """All 65,536 of them: NaN stays NaN, what is too large becomes the largest."""
     codes = torch.arange(-(2**15), 2**15, dtype=torch.int32).to(torch.int16)
     numbers = codes.view(torch.float16).to(backend.device).view(4, 4, 4096)
@@ -88,7 +88,7 @@ def test_every_float16_becomes_what_torch_makes_of_it(backend, fp8):
 
 @pytest.mark.parametrize("dtype", FLOATS)
 @pytest.mark.parametrize("fp8", FP8)
-def test_every_fp8_becomes_what_torch_makes_of_it(backend, fp8, dtype):
+def test_every_fp8_code_converts_as_in_torch(backend, fp8, dtype):
     codes = torch.arange(256, dtype=torch.int32).to(torch.uint8).view(fp8).to(backend.device)
     src = mk.KVView(codes.view(1, 1, 256), "block token dim")
     dst = mk.KVView(torch.zeros(1, 1, 256, dtype=dtype, device=backend.device), "block token dim")
@@ -122,7 +122,7 @@ def turned(rows, delta, inv_freq, interleaved, first, dtype):
         (7, {"rotary_dim": 4, "first": 1}),
     ],
 )
-def test_keys_are_turned_and_values_are_not(backend, dtype, interleaved, dim, options):
+def test_rope_rotates_keys_but_not_values(backend, dtype, interleaved, dim, options):
     sizes = Sizes(layer=2, block=5, head=2, token=4, dim=dim)
     src = floats("nhd_per_layer", sizes, dtype, backend.device)
     dst = floats("page_head", sizes, dtype, backend.device, seed=5)
@@ -153,7 +153,7 @@ def test_keys_are_turned_and_values_are_not(backend, dtype, interleaved, dim, op
         assert error <= 2 * torchs, (error, torchs)
 
 
-def test_positions_of_blocks_of_different_sizes(backend):
+def test_rope_positions_follow_tokens_between_block_sizes(backend):
     """Each token has a position of its own: that of its block, and its place in it."""
     src = floats("hnd_per_layer", Sizes(layer=1, token=2, dim=8), torch.float32, backend.device)
     dst = floats("hnd_per_layer", Sizes(layer=1, token=4, dim=8), torch.float32, backend.device)
@@ -172,7 +172,7 @@ def test_positions_of_blocks_of_different_sizes(backend):
     torch.testing.assert_close(planes(dst), planes(expected), rtol=0, atol=1e-5)
 
 
-def test_a_turn_and_back_and_a_turn_of_nothing(backend):
+def test_rope_round_trip_and_zero_rotation(backend):
     src = floats("kv_apart", SIZES, torch.float32, backend.device)
     dst = floats("lbnhc", SIZES, torch.float32, backend.device, seed=8)
     plan = mk.CopyPlan(src, dst, rope=mk.Rope())
@@ -187,7 +187,7 @@ def test_a_turn_and_back_and_a_turn_of_nothing(backend):
 
 @pytest.mark.parametrize("fp8", FP8)
 @pytest.mark.parametrize("dtypes", ["quantize", "dequantize", "neither"])
-def test_fp8_and_rope_together(backend, fp8, dtypes):
+def test_fp8_and_rope_combined(backend, fp8, dtypes):
     """The values are exact; a key may be off by one step of fp8, where float32 rounds otherwise."""
     src_dtype = torch.bfloat16 if dtypes == "quantize" else fp8
     dst_dtype = torch.bfloat16 if dtypes == "dequantize" else fp8
@@ -206,7 +206,7 @@ def test_fp8_and_rope_together(backend, fp8, dtypes):
     assert (got[:, 0] == wanted[:, 0]).float().mean() > 0.95
 
 
-def test_mla_rows_are_keys_of_which_the_end_is_turned(backend):
+def test_rope_rotates_only_the_tail_of_mla_rows(backend):
     """512 latent elements and 64 turned ones, to fp8 with the same plan."""
     generator = torch.Generator().manual_seed(1)
     rows = torch.randn(3, 2, 576, generator=generator).to(torch.bfloat16).to(backend.device)
@@ -222,7 +222,7 @@ def test_mla_rows_are_keys_of_which_the_end_is_turned(backend):
 
 
 @pytest.mark.parametrize("heads", [(slice(1, 3), slice(0, 2)), (slice(0, 1), slice(3, 4))])
-def test_scales_of_heads_follow_the_slice(backend, heads):
+def test_scales_follow_the_head_slice(backend, heads):
     """Scales are those of the fp8 cache's heads, whichever of them are copied."""
     src_heads, dst_heads = heads
     scale = torch.tensor([0.5, 1.0, 2.0, 4.0])[None, None]
@@ -242,7 +242,7 @@ AXES = st.permutations(["layer", "kv", "block", "head", "token"])
 
 @given(src_axes=AXES, dst_axes=AXES, data=st.data())
 @settings(max_examples=60, deadline=None)
-def test_any_axis_order(src_axes, dst_axes, data):
+def test_transforms_work_in_any_axis_order(src_axes, dst_axes, data):
     extents = {axis: data.draw(st.integers(1, 3), axis) for axis in src_axes}
     extents |= {"kv": min(extents["kv"], 2), "dim": 2 * data.draw(st.integers(1, 9), "half dim")}
     dtypes = st.sampled_from([(torch.bfloat16, FP8[0]), (FP8[1], torch.float32)])
@@ -288,13 +288,13 @@ def test_any_axis_order(src_axes, dst_axes, data):
         (lambda: mk.Fp8(10**400), "Fp8: scale must be numbers that float64 holds, got int"),
     ],
 )
-def test_bad_transforms(make, message):
+def test_bad_transforms_are_rejected(make, message):
     with pytest.raises(mk.InvalidArgument, match=message):
         make()
 
 
 @pytest.mark.parametrize("number", [2, 0.3, Fraction(3, 10)])
-def test_a_scale_is_any_number_whatever_the_defaults_of_torch_are(number):
+def test_scale_ignores_torch_default_dtype_and_device(number):
     dtype = torch.get_default_dtype()
     torch.set_default_dtype(torch.bfloat16)  # as engines do while they load a model
     try:
@@ -325,7 +325,7 @@ def test_a_scale_is_any_number_whatever_the_defaults_of_torch_are(number):
         ),
     ],
 )
-def test_bad_plans(src, dst, options, message):
+def test_bad_plans_are_rejected(src, dst, options, message):
     src = make_view("nhd_per_layer", Sizes(), dtype=src)
     dst = make_view("hnd_per_layer", Sizes(), dtype=dst)
     with pytest.raises(mk.InvalidArgument, match=message):  # when it is made, not when it is run
@@ -351,7 +351,7 @@ def test_bad_plans(src, dst, options, message):
         ),
     ],
 )
-def test_bad_runs(options, message):
+def test_bad_runs_are_rejected(options, message):
     src, dst = (floats("nhd_per_layer", SIZES, torch.half, seed=i) for i in range(2))
     with pytest.raises(mk.InvalidArgument, match=f"CopyPlan.run: {message}"):
         mk.CopyPlan(src, dst, rope=mk.Rope()).run([0], [1], **options)
@@ -359,14 +359,14 @@ def test_bad_runs(options, message):
         mk.CopyPlan(src, dst).run([0], [1], src_positions=[0])
 
 
-def test_triton_refuses_what_it_cannot_do():
+def test_triton_rejects_checksums():
     src, dst = (floats("nhd_per_layer", SIZES, torch.half, seed=i) for i in range(2))
     with pytest.raises(mk.Unavailable, match="^CopyPlan.run: engine triton: it moves bytes"):
         mk.CopyPlan(src, dst, checksum=True).run([0], [1], engine="triton")
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_compiles(layout):
+def test_transforming_plan_compiles(layout):
     src = floats("nhd_per_layer", SIZES, torch.half)
     dst, expected = (floats(layout, SIZES, FP8[0], seed=1) for _ in range(2))
     plan = mk.CopyPlan(src, dst, convert=mk.Fp8(2.0), rope=mk.Rope(), checksum=True)

@@ -46,7 +46,7 @@ for case in [(8, "*i64", (True, True), True), (4, "*i32", (True, False), False),
 
 
 @pytest.mark.parametrize("arch", [80, 90, 100])
-def test_compiles(arch, tmp_path):
+def test_kernel_compiles_for_each_architecture(arch, tmp_path):
     if importlib.util.find_spec("triton") is None:
         skip("triton", "triton is not installed")
     variables = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"}

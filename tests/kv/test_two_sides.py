@@ -55,7 +55,7 @@ def test_a_plan_with_one_side_on_a_gpu_runs_there(monkeypatch, to_gpu, checksum)
                 plan.run([1, 2], [3, 4], engine=engine)
 
 
-def test_what_a_graph_would_read_again_is_not_taken_from_the_host(monkeypatch):
+def test_graph_capture_rejects_inputs_in_pageable_memory(monkeypatch):
     """Of pageable memory a graph would keep the address, and read at each replay what is there."""
     with FakeTensorMode():
         device = on_gpu()
@@ -82,7 +82,7 @@ def test_what_a_graph_would_read_again_is_not_taken_from_the_host(monkeypatch):
             mk.gather_blocks(view, [0], engine=engine)
 
 
-def test_devices_that_do_not_go_together():
+def test_plan_rejects_mismatched_devices():
     with FakeTensorMode():
         one, other = (
             mk.KVView(torch.zeros(2, 3, 4, device=d), "block token dim")

@@ -45,7 +45,7 @@ def check(src, dst, src_ids, dst_ids, method="run", **options):
 
 @TO_GPU
 @pytest.mark.parametrize("src_name", LAYOUTS)
-def test_any_layout_to_any_other(gpu, src_name, to_gpu):
+def test_copies_any_layout_to_any_other(gpu, src_name, to_gpu):
     for dst_name in LAYOUTS:
         src, dst = sides(src_name, dst_name, to_gpu, gpu)
         check(src, dst, [4, 0, -1, 2], [1, 3, 2, 0])
@@ -53,13 +53,13 @@ def test_any_layout_to_any_other(gpu, src_name, to_gpu):
 
 @TO_GPU
 @pytest.mark.parametrize("max_sms", [None, 1])
-def test_slots(gpu, to_gpu, max_sms):
+def test_copies_slots(gpu, to_gpu, max_sms):
     src, dst = sides("nhd_per_layer", "page_head", to_gpu, gpu)
     check(src, dst, [9, 0, 3], [1, 8, 0], "run_slots", max_sms=max_sms)
 
 
 @TO_GPU
-def test_pageable_memory_is_refused_when_the_plan_is_made(gpu, to_gpu):
+def test_pageable_memory_is_rejected_when_the_plan_is_made(gpu, to_gpu):
     device, host = make_view("nhd_per_layer", SIZES, device=gpu), make_view("page_first", SIZES)
     name = "src" if to_gpu else "dst"
     with pytest.raises(mk.InvalidArgument, match=rf"CopyPlan: {name} must be .*pin_memory\(\)\)"):
@@ -98,7 +98,7 @@ def test_packed_blocks_on_the_other_side(gpu, to_gpu):
 
 
 @TO_GPU
-def test_a_bad_id_is_named(gpu, to_gpu):
+def test_bad_id_is_reported_with_its_index(gpu, to_gpu):
     src, dst = sides("nhd_per_layer", "kv_apart", to_gpu, gpu)
     plan = mk.CopyPlan(src, dst)
     plan.run(*(torch.tensor(ids, device=gpu) for ids in ([0, 5], [1, 2])))
@@ -109,7 +109,7 @@ def test_a_bad_id_is_named(gpu, to_gpu):
 
 
 @TO_GPU
-def test_rows_that_are_looked_at(gpu, to_gpu):
+def test_transforms_and_checksums_match_the_host(gpu, to_gpu):
     """fp8, RoPE and checksums: what the same plan makes of the same bytes on the CPU."""
     src, dst = sides("nhd_per_layer", "block_first_hnd", to_gpu, gpu)
     for view in (src, dst):
@@ -130,7 +130,7 @@ def test_rows_that_are_looked_at(gpu, to_gpu):
     assert expected.shape == sums.shape
 
 
-def test_registered_memory(gpu):
+def test_tensor_across_two_registrations_is_accepted(gpu):
     """Two registrations side by side hold one tensor."""
     whole = torch.empty(3 * 4096, dtype=torch.uint8)
     start = -whole.data_ptr() % 4096

@@ -82,7 +82,7 @@ def check_flat(block_map, kind, listed, want) -> None:
 
 @given(data=st.data(), block_q=st.integers(1, 12), block_kv=st.integers(1, 12), whole=st.booleans())
 @SETTINGS
-def test_classes_are_exact(engine, data, block_q, block_kv, whole):
+def test_tile_classes_match_the_dense_mask(engine, data, block_q, block_kv, whole):
     drawn = data.draw(batches())
     batch = mk.ChunkBatch(
         drawn.q_lens_list, drawn.kv_lens_list, drawn.positions, device=engine.device
@@ -112,7 +112,7 @@ def test_more_tiles_than_one_window(engine, block_kv):
 
 @pytest.mark.parametrize(("q_len", "kv_len"), [(256, 512), (200, 500), (1, 130)])
 @pytest.mark.parametrize("rule", [mk.mask.causal(), MIXED, mk.mask.prefix_lm(300)], ids=str)
-def test_whole_tiles_are_those_of_create_block_mask(engine, rule, q_len, kv_len):
+def test_whole_tiles_match_create_block_mask(engine, rule, q_len, kv_len):
     batch = mk.ChunkBatch([q_len], [kv_len], device=engine.device)
     rows = mk.mask.rows(rule, batch)
     dense = rows.dense()[0].cpu()
@@ -132,13 +132,13 @@ def test_whole_tiles_are_those_of_create_block_mask(engine, rule, q_len, kv_len)
 
 
 @pytest.mark.parametrize("lengths", [([], []), ([0, 0], [0, 5])])
-def test_lists_of_a_given_width_without_queries(engine, lengths):
+def test_fixed_width_lists_without_queries(engine, lengths):
     rows = mk.mask.rows(mk.mask.causal(), mk.ChunkBatch(*lengths, device=engine.device))
     block_map = rows.block_map(8, 8, width=4, engine=engine.engine)
     assert block_map.partial_indices.shape == block_map.full_indices.shape == (0, 4)
 
 
-def test_spare_blocks_of_a_batch_without_requests(engine):
+def test_spare_query_blocks_of_an_empty_batch_are_empty(engine):
     """As of a graph that is replayed: every form has them, and all are empty."""
     rows = mk.mask.rows(mk.mask.causal(), mk.ChunkBatch([], [], device=engine.device))
     block_map = rows.block_map(4, 4, num_q_blocks=3, engine=engine.engine)
@@ -154,7 +154,7 @@ def test_spare_blocks_of_a_batch_without_requests(engine):
 
 
 @pytest.mark.parametrize("width", [1, 2, 5])
-def test_lists_of_a_given_width(engine, width):
+def test_fixed_width_lists_are_truncated(engine, width):
     """Made with the map; what has no room is left out, and nothing else is touched."""
     batch = mk.ChunkBatch([3, 0, 2], [40, 16, 33], device=engine.device)
     rows = mk.mask.rows(mk.mask.causal(), batch)
@@ -167,7 +167,7 @@ def test_lists_of_a_given_width(engine, width):
         assert torch.equal(own, wanted.indices(kind, 5)[:, :width])
 
 
-def test_lists_through_a_block_table(engine):
+def test_block_lists_are_translated_by_a_block_table(engine):
     batch = mk.ChunkBatch([3, 0, 2], [40, 16, 33], device=engine.device)
     rows = mk.mask.rows(mk.mask.causal() & mk.mask.sliding_window(20), batch)
     block_map = rows.block_map(2, 16, engine=engine.engine)
@@ -183,7 +183,7 @@ def test_lists_through_a_block_table(engine):
     ("dtype", "entry"),
     [(torch.int32, -1), (torch.int64, 2**32 + 3), (torch.int64, 2**31), (torch.int64, -(2**40))],
 )
-def test_a_block_that_is_listed_must_be_one(engine, dtype, entry):
+def test_listed_physical_blocks_must_be_valid(engine, dtype, entry):
     batch = mk.ChunkBatch([3, 0, 2], [40, 16, 33], device=engine.device)
     rows = mk.mask.rows(mk.mask.causal() & mk.mask.sliding_window(20), batch)
     block_map = rows.block_map(2, 16, engine=engine.engine)
@@ -199,7 +199,7 @@ def test_a_block_that_is_listed_must_be_one(engine, dtype, entry):
         block_map.physical_bsr(table)
 
 
-def test_blocks_of_a_cache_of_a_given_size(engine):
+def test_physical_blocks_are_checked_against_the_cache_size(engine):
     rows = mk.mask.rows(mk.mask.causal(), mk.ChunkBatch([3], [40], device=engine.device))
     block_map = rows.block_map(2, 16, engine=engine.engine)
     table = torch.tensor([[7, 5, 9]], device=engine.device)
@@ -213,7 +213,7 @@ def test_blocks_of_a_cache_of_a_given_size(engine):
             block_map.physical_bsr(wrong)
 
 
-def test_more_rows_than_the_counters_of_a_tile_hold():
+def test_row_count_overflow_of_a_tile_is_rejected():
     many = 1 << 26
     intervals, tail_bits = torch.zeros(1, 4, dtype=torch.int32), torch.zeros(1, dtype=torch.int64)
     rows = mk.MaskRows(
@@ -224,7 +224,7 @@ def test_more_rows_than_the_counters_of_a_tile_hold():
         rows.block_map(many, many)
 
 
-def test_more_tiles_than_an_indptr_counts():
+def test_tile_count_overflow_of_indptr_is_rejected():
     rows = mk.mask.rows(mk.mask.causal(), mk.ChunkBatch([2], [2]))
     block_map = rows.block_map(1, 1)
     many = torch.full((2,), 1 << 30, dtype=torch.int32)  # as queries of 2**30 keys have
@@ -234,7 +234,7 @@ def test_more_tiles_than_an_indptr_counts():
             block_map.bsr(kind)
 
 
-def test_empty_tiles_of_a_given_width(engine):
+def test_empty_tiles_in_fixed_width_lists(engine):
     batch = mk.ChunkBatch([3, 0, 2], [40, 16, 33], device=engine.device)
     rows = mk.mask.rows(mk.mask.causal() & mk.mask.sliding_window(4), batch)
     block_map = rows.block_map(2, 8, engine=engine.engine, num_q_blocks=5)
@@ -250,7 +250,7 @@ def test_empty_tiles_of_a_given_width(engine):
         assert block_map.indices("empty").shape == (num_q_blocks, 0)
 
 
-def test_room_for_more_blocks_than_there_are(engine):
+def test_spare_query_blocks_are_empty(engine):
     """As a CUDA graph has that is replayed with other lengths."""
     batch = mk.ChunkBatch([3, 5], [8, 8], device=engine.device)
     rows = mk.mask.rows(mk.mask.causal(), batch)
@@ -272,7 +272,7 @@ def test_room_for_more_blocks_than_there_are(engine):
         ({"block_q": 4, "block_kv": 4, "engine": "triton"}, "block_map: engine must be one of"),
     ],
 )
-def test_bad_sizes_are_named(arguments, words):
+def test_bad_sizes_are_rejected(arguments, words):
     rows = mk.mask.rows(mk.mask.causal(), mk.ChunkBatch([5], [9]))
     with pytest.raises(mk.InvalidArgument, match=words):
         rows.block_map(**arguments)

@@ -23,22 +23,22 @@ def rows(request: pytest.FixtureRequest) -> mk.MaskRows:
     return rows
 
 
-def test_flex(rows: mk.MaskRows) -> None:
+def test_builder_rows_convert_to_flex(rows: mk.MaskRows) -> None:
     check_blocks(rows, (4, 8))
 
 
-def test_flash_attn4(rows: mk.MaskRows) -> None:
+def test_builder_rows_convert_to_flash_attn4(rows: mk.MaskRows) -> None:
     check_flash_attn4(rows.block_map(4, 8, num_q_blocks=10).to_flash_attn4(), rows)
 
 
-def test_flashmask_and_sdpa(rows: mk.MaskRows) -> None:
+def test_builder_rows_convert_to_flashmask_and_sdpa(rows: mk.MaskRows) -> None:
     for columns, seen in zip(rows.to_flashmask(), rows.dense(), strict=True):
         assert torch.equal(decoded(columns, len(seen)), seen)
     assert [bias.shape for bias in rows.to_bias()] == [(3, 20), (9, 9), (0, 4)]
     assert len(rows.to_sdpa()) == 3
 
 
-def test_xformers() -> None:
+def test_builder_rows_convert_to_xformers() -> None:
     builder = mk.mask.MaskBuilder(RULES["causal"], mk.ChunkBatch([12, 12, 6], [30, 12, 9]))
     builder.set_lengths(*LATER)
     bias = builder.build().to_xformers()

@@ -7,14 +7,14 @@ import torch
 import mooncake_kernels as mk
 
 
-def test_rows_follow_one_another_at_the_end_of_their_request() -> None:
+def test_queries_are_the_last_tokens_of_each_request() -> None:
     batch = mk.ChunkBatch([3, 0, 1], [5, 4, 1])
     assert batch.cu_q.tolist() == [0, 3, 3, 4]
     assert batch.request_of().tolist() == [0, 0, 0, 2]
     assert batch.query_positions().tolist() == [2, 3, 4, 0]
 
 
-def test_selected_rows() -> None:
+def test_explicit_positions_are_kept() -> None:
     batch = mk.ChunkBatch([2, 1], [9, 7], positions=torch.tensor([8, 1, 0]))
     assert batch.query_positions().tolist() == [8, 1, 0]
 
@@ -28,7 +28,7 @@ def as_numpy(values: list[int]) -> np.ndarray:
 
 
 @pytest.mark.parametrize("made", [as_tensor, as_numpy])
-def test_a_batch_has_lengths_of_its_own(made) -> None:
+def test_batch_owns_copies_of_its_lengths(made) -> None:
     lengths = [made([4, 4]), made([8, 8]), made([*range(8)])]
     batch = mk.ChunkBatch(*lengths)
     mk.mask.MaskBuilder(mk.mask.causal(), batch).set_lengths([1, 2], [3, 4], [0, 1, 2])
@@ -62,12 +62,12 @@ def test_lengths_may_be_unsigned(dtype: torch.dtype) -> None:
         (([1], [2], [0, 1]), r"one entry a query \(1\), got 2"),
     ],
 )
-def test_bad_lengths_are_named(arguments: tuple, words: str) -> None:
+def test_bad_lengths_are_rejected(arguments: tuple, words: str) -> None:
     with pytest.raises(mk.InvalidArgument, match=words):
         mk.ChunkBatch(*arguments)
 
 
-def test_dense_is_the_definition() -> None:
+def test_dense_matches_the_definition() -> None:
     batch = mk.ChunkBatch([2], [6])
     rows = mk.MaskRows(
         batch,
@@ -79,7 +79,7 @@ def test_dense_is_the_definition() -> None:
     assert dense.int().tolist() == [[1, 1, 0, 0, 1, 1], [0, 0, 0, 0, 1, 1]]
 
 
-def test_torchs_default_device_changes_nothing():
+def test_torch_default_device_is_ignored():
     batch = mk.ChunkBatch([2, 1], [4, 3])
     rule = mk.mask.causal() | mk.mask.tree([-1])
     rows, bits = mk.mask.rows(rule, batch), mk.mask.packed(rule, batch)

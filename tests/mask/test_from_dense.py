@@ -22,7 +22,7 @@ def row_of(*runs: tuple[int, int], kv_len: int) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("name", EXAMPLES)
-def test_rows_come_back_from_their_dense_form(name: str) -> None:
+def test_dense_masks_round_trip_to_rows(name: str) -> None:
     rows = EXAMPLES[name]
     again = mk.mask.rows_from_dense(rows.dense(), rows.batch)
     if name == "tree":  # of which another tail_base may be as good
@@ -33,7 +33,7 @@ def test_rows_come_back_from_their_dense_form(name: str) -> None:
 
 @given(masks=dense_masks())
 @settings(max_examples=80, deadline=None)
-def test_masks_that_fit_come_back(masks: list[torch.Tensor]) -> None:
+def test_dense_masks_that_fit_round_trip(masks: list[torch.Tensor]) -> None:
     rows = mk.mask.rows_from_dense(masks)
     assert equal(rows.dense(), masks)
     lo0, hi0, lo1, hi1 = rows.intervals.unbind(1)
@@ -52,7 +52,7 @@ def test_any_64_keys_can_be_the_tail(masks: list[torch.Tensor]) -> None:
     assert equal(mk.mask.rows_from_dense(masks).dense(), masks)
 
 
-def test_the_tail_begins_at_the_first_query_where_it_can() -> None:
+def test_tail_begins_at_the_first_query_if_possible() -> None:
     mask = torch.stack([row_of((0, 10), (11, 12), (13, 14), kv_len=16)] * 6)
     assert mk.mask.rows_from_dense([mask]).tail_base.tolist() == [10]
     assert mk.mask.rows_from_dense([mask[:1]]).tail_base.tolist() == [13]
@@ -63,7 +63,7 @@ def test_positions_are_kept() -> None:
     assert mk.mask.rows_from_dense(rows.dense(), SELECTED).batch is SELECTED
 
 
-def test_the_first_row_that_does_not_fit_is_named() -> None:
+def test_first_unfit_row_is_reported() -> None:
     fits = row_of((0, 1), (2, 3), (10, 12), kv_len=100)
     wide = row_of((0, 1), (2, 3), (10, 12), (90, 91), kv_len=100)
     late = row_of((0, 1), (2, 3), (80, 85), kv_len=100)
@@ -84,12 +84,12 @@ def test_the_first_row_that_does_not_fit_is_named() -> None:
         ([torch.ones(3, 2, dtype=torch.bool)], r"kv_lens\[0\] must be at least q_lens\[0\]"),
     ],
 )
-def test_bad_masks_are_named(masks: list, words: str) -> None:
+def test_bad_masks_are_rejected(masks: list, words: str) -> None:
     with pytest.raises(mk.InvalidArgument, match=words):
         mk.mask.rows_from_dense(masks)
 
 
-def test_masks_are_the_batchs() -> None:
+def test_masks_must_be_tensors_matching_the_batch() -> None:
     batch = mk.ChunkBatch([2], [4])
     for masks in (None, 5, iter(())):
         with pytest.raises(mk.InvalidArgument, match="masks must be a list of tensors, got"):
@@ -111,14 +111,14 @@ def numpy_packed(masks: list[torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor]
 
 
 @pytest.mark.parametrize("name", EXAMPLES)
-def test_rows_come_back_from_packed_bits(name: str) -> None:
+def test_packed_bits_round_trip_to_rows(name: str) -> None:
     rows = EXAMPLES[name]
     mask = rows.packed()
     assert all(map(torch.equal, mask, numpy_packed(rows.dense())))
     assert equal(mk.mask.rows_from_packed(mask, rows.batch).dense(), rows.dense())
 
 
-def test_bad_bits_are_named() -> None:
+def test_bad_packed_bits_are_rejected() -> None:
     batch = mk.ChunkBatch([2, 1], [4, 4])
     mask = mk.mask.PackedMask(torch.zeros(2, dtype=torch.uint8), torch.tensor([0, 1, 2]))
     assert mk.mask.rows_from_packed(mask, batch).intervals.sum() == 0

@@ -57,7 +57,7 @@ def test_opcheck_packed():
     torch.library.opcheck(_library.mask_pack_rule, (words, *lengths, indptr, packed))
 
 
-def test_under_torch_compile():
+def test_rows_and_conversions_under_torch_compile():
     """A model's step: rows and what kernels take of them, in one graph."""
     batch = batch_on()
     builder = mk.mask.MaskBuilder(RULE, batch)
@@ -106,7 +106,7 @@ def test_a_builder_follows_its_batch(engine, rule):
 
 
 @pytest.mark.parametrize("positions", [None, [3, 1, 0, 2]])
-def test_rows_of_a_builder_keep_their_lengths(engine, positions):
+def test_built_rows_keep_their_lengths(engine, positions):
     batch = mk.ChunkBatch([2, 2], [4, 4], positions, device=engine.device)
     builder = mk.mask.MaskBuilder(mk.mask.causal(), batch, engine=engine.engine)
     rows = builder.build()
@@ -120,7 +120,7 @@ def test_rows_of_a_builder_keep_their_lengths(engine, positions):
     assert rows.batch.num_q == 4 and rows.batch.kv_lens_list == rows.batch.kv_lens.tolist()
 
 
-def test_a_builder_with_positions(engine):
+def test_builder_takes_new_positions(engine):
     batch = mk.ChunkBatch([2, 1], [9, 9], positions=[8, 0, 4], device=engine.device)
     builder = mk.mask.MaskBuilder(mk.mask.causal(), batch, engine=engine.engine)
     builder.set_lengths([1, 1], [9, 7], positions=[3, 6])
@@ -136,13 +136,13 @@ def test_a_builder_with_positions(engine):
         (([1, 1, 1], [5, 5, 5], [0, 0, 0]), "positions must be None, as for the first batch"),
     ],
 )
-def test_lengths_that_a_builder_has_no_room_for(lengths, words):
+def test_builder_rejects_lengths_over_capacity(lengths, words):
     builder = mk.mask.MaskBuilder(OTHER, batch_on())
     with pytest.raises(mk.InvalidArgument, match=words):
         builder.set_lengths(*lengths)
 
 
-def test_a_builder_names_rows_that_do_not_fit(engine):
+def test_builder_reports_unfit_rows(engine):
     unfit = mk.mask.sink(1) | (mk.mask.items(3, [4]) & mk.mask.sliding_window(7))
     batch = mk.ChunkBatch([1], [5], device=engine.device)
     builder = mk.mask.MaskBuilder(unfit | mk.mask.sink(0), batch, engine=engine.engine)
@@ -154,14 +154,14 @@ def test_a_builder_names_rows_that_do_not_fit(engine):
         builder.raise_if_unfit()
 
 
-def test_the_batch_of_a_builder_with_spare_positions(engine):
+def test_batch_of_a_builder_may_have_spare_positions(engine):
     batch = mk.ChunkBatch([4], [8], [1, 2, 3, 4], device=engine.device)
     mk.mask.MaskBuilder(mk.mask.causal(), batch).set_lengths([2], [8], [5, 6])
     rows = mk.mask.rows(mk.mask.causal(), batch, engine=engine.engine)
     assert rows.intervals[:, 1].tolist() == [6, 7]
 
 
-def test_rows_that_do_not_fit_are_not_used():
+def test_unfit_rows_are_not_used():
     """On the CPU; on a GPU nothing is read back."""
     unfit = mk.mask.sink(1) | (mk.mask.items(3, [4]) & mk.mask.sliding_window(7))
     rows = mk.mask.MaskBuilder(unfit, mk.ChunkBatch([2, 1], [9, 9])).build()
@@ -200,7 +200,7 @@ def test_a_captured_graph_replays_with_other_lengths():
 
 
 @pytest.mark.parametrize("cu_q", [[-(10**8), 10, 3001], [0, 3001, 3000], [0, 10, 10**8]])
-def test_lengths_that_were_overwritten_are_refused(cu_q):
+def test_overwritten_query_lengths_are_rejected(cu_q):
     """On the CPU; on a GPU nothing is read back."""
     batch = mk.ChunkBatch([10, 2990], [3000, 3000])
     rows = mk.mask.rows(mk.mask.causal(), batch)
@@ -222,7 +222,7 @@ TABLES = [mk.mask.tree([-1, 0]), mk.mask.documents([0, 3])]
 
 @pytest.mark.parametrize("kv_len", [0, -5, 3, 9, 2_000_000_000])
 @pytest.mark.parametrize("rule", TABLES, ids=str)
-def test_keys_that_were_overwritten_are_refused(rule, kv_len):
+def test_overwritten_kv_lengths_are_rejected(rule, kv_len):
     """On the CPU, where tables would be read past their ends."""
     batch = mk.ChunkBatch([4, 4], [8, 8])
     rows = mk.mask.rows(rule, batch)
@@ -240,7 +240,7 @@ def test_keys_that_were_overwritten_are_refused(rule, kv_len):
 
 @pytest.mark.parametrize("position", [-1, 8, 2_000_000_000, -2_000_000_000])
 @pytest.mark.parametrize("rule", [*TABLES, mk.mask.causal()], ids=str)
-def test_positions_that_were_overwritten_are_refused(rule, position):
+def test_overwritten_positions_are_rejected(rule, position):
     """On the CPU, where tables would be read past their ends, or rows would not fit."""
     batch = mk.ChunkBatch([4, 4], [8, 8], [0, 1, 2, 3] * 2)
     batch.positions[4:] = position
@@ -250,7 +250,7 @@ def test_positions_that_were_overwritten_are_refused(rule, position):
             call(rule, batch)
 
 
-def test_engines_that_are_not_here():
+def test_unavailable_engines_are_reported():
     batch = batch_on()
     if not _library.has_cuda:
         with pytest.raises(mk.Unavailable, match="built without nvcc"):

@@ -43,7 +43,7 @@ def most_runs(mask: torch.Tensor) -> int:
 
 @given(data=st.data())
 @SETTINGS
-def test_rows_are_the_predicate_or_refused(engine, data):
+def test_rows_match_the_predicate_or_are_rejected(engine, data):
     batch = moved(data.draw(batches()), engine.device)
     rule = data.draw(rules(batch))
     dense = reference.dense(rule, batch)
@@ -62,7 +62,7 @@ def test_rows_are_the_predicate_or_refused(engine, data):
 
 @given(data=st.data())
 @SETTINGS
-def test_packed_bits_are_numpys(engine, data):
+def test_packed_bits_match_numpy(engine, data):
     batch = moved(data.draw(batches(max_kv=70)), engine.device)
     rule = data.draw(rules(batch))
     dense = [mask.numpy() for mask in reference.dense(rule, batch)]
@@ -78,7 +78,7 @@ def test_packed_bits_are_numpys(engine, data):
 
 @given(data=st.data())
 @settings(SETTINGS, max_examples=40)
-def test_joining_is_the_algebra_of_predicates(data):
+def test_combining_rules_combines_their_predicates(data):
     batch = data.draw(batches())
     a, b = data.draw(rules(batch, depth=1)), data.draw(rules(batch, depth=1))
     made = {"a": a, "b": b, "both": a & b, "either": a | b, "swapped": b | a}
@@ -143,7 +143,7 @@ def test_packed_bits_past_2_to_31_pairs():
     assert packed.packed[packed.indptr[1] :].tolist() == [0b11100111, 0b01111101]
 
 
-def test_a_rule_that_needs_more_runs_than_its_rows(engine):
+def test_rule_with_more_intermediate_runs_than_rows_hold(engine):
     """Ten runs, of which the last operation leaves one: only the reference has room for them."""
     parts = [mk.mask.sink(10 + 20 * i) & mk.mask.sliding_window(400 - 20 * i) for i in range(10)]
     rule = functools.reduce(lambda a, b: a | b, parts) & mk.mask.sink(25)
@@ -156,7 +156,7 @@ def test_a_rule_that_needs_more_runs_than_its_rows(engine):
         mk.mask.rows(rule, batch, engine=engine.engine)
 
 
-def test_nothing_at_all(engine):
+def test_batch_without_queries_gives_empty_rows(engine):
     for lengths in ([], []), ([0, 0], [0, 7]):
         batch = mk.ChunkBatch(*lengths, device=engine.device)
         rows = mk.mask.rows(mk.mask.causal(), batch, engine=engine.engine)

@@ -36,14 +36,14 @@ PICTURES = {
 
 
 @pytest.mark.parametrize("name", PICTURES)
-def test_every_rule_as_drawn(engine, name):
+def test_every_rule_matches_its_drawing(engine, name):
     made, lines = PICTURES[name]
     batch = mk.ChunkBatch([len(lines)], [len(lines[0])], device=engine.device)
     dense = rule.rows(made, batch, engine=engine.engine).dense()[0]
     assert ["".join(".x"[int(seen)] for seen in line) for line in dense] == lines
 
 
-def test_one_parameter_a_request(engine):
+def test_rule_parameters_may_vary_per_request(engine):
     batch = mk.ChunkBatch([1, 1, 1], [9, 9, 9], device=engine.device)
     windows = rule.causal() & rule.sliding_window([1, 5, 20])
     assert rule.rows(windows, batch, engine=engine.engine).intervals[:, 0].tolist() == [8, 4, 0]
@@ -52,7 +52,7 @@ def test_one_parameter_a_request(engine):
     assert rows == [[0, 3], [0, 9], [6, 9]]
 
 
-def test_64_drafts_in_one_chain(engine):
+def test_chain_of_64_drafts(engine):
     """Every other draft is a dead end: runs of one key, up to the last bit."""
     parents = [-1, *(max(i - 2, 0) for i in range(1, 64))]
     batch = mk.ChunkBatch([65], [100], device=engine.device)
@@ -70,14 +70,14 @@ def test_trees_of_two_sizes_share_a_tail(engine):
     assert lines == ["xxx...", "xxxx..", "xxxxx.", "xxxxxx"]
 
 
-def test_a_rule_shows_how_it_was_written():
+def test_rule_str_is_its_source():
     made = (rule.causal() & rule.sliding_window(4096)) | rule.sink([4, 8])
     assert str(made) == "((causal() & sliding_window(4096)) | sink([4, 8]))"
     made = rule.spans([(1, 3)]) | rule.per_request([rule.tree([-1]), rule.documents([[0], [0, 4]])])
     assert str(made) == "(spans([(1, 3)]) | per_request([tree([-1]), documents([[0], [0, 4]])]))"
 
 
-def test_a_range_is_a_list():
+def test_ranges_are_accepted_as_lists():
     assert rule.documents(range(0, 30, 10)) == rule.documents([0, 10, 20])
     assert rule.documents([range(1), range(0, 8, 4)]) == rule.documents([[0], [0, 4]])
 
@@ -105,7 +105,7 @@ BAD = {
 
 
 @pytest.mark.parametrize("name", BAD)
-def test_bad_parameters_are_named(name):
+def test_bad_parameters_are_rejected(name):
     call, words = BAD[name]
     with pytest.raises(mk.InvalidArgument, match=words):
         call()
@@ -121,7 +121,7 @@ def test_bad_parameters_are_named(name):
         ("causal", "must be a rule"),
     ],
 )
-def test_a_rule_that_does_not_suit_its_batch_is_named(made, words):
+def test_rule_that_does_not_fit_its_batch_is_rejected(made, words):
     batch = mk.ChunkBatch([1, 1], [5, 4])
     for make in (rule.rows, rule.packed):
         with pytest.raises(mk.InvalidArgument, match=words):
@@ -137,13 +137,13 @@ def test_a_rule_that_does_not_suit_its_batch_is_named(made, words):
         (lambda made: "x" | made, r"\|: both sides must be rules, .* got 'x'"),
     ],
 )
-def test_what_is_no_rule_is_refused_beside_one(combine, words):
+def test_combining_with_a_non_rule_is_rejected(combine, words):
     for made in (rule.causal(), rule.causal() & rule.sink(1)):
         with pytest.raises(mk.InvalidArgument, match=f"^{words}$"):
             combine(made)
 
 
-def test_too_deep_a_rule_is_refused_and_a_long_one_is_not():
+def test_deeply_nested_rule_is_rejected_but_a_long_one_is_not():
     made = rule.causal()
     for _ in range(100):
         made = made | rule.sink(1)
@@ -156,7 +156,7 @@ def test_too_deep_a_rule_is_refused_and_a_long_one_is_not():
         rule.rows(made, mk.ChunkBatch([1], [3]))
 
 
-def test_the_longest_chain_can_be_used_and_a_longer_one_cannot_be_made(engine):
+def test_rule_chain_is_limited_in_length(engine):
     made, same = rule.per_request([rule.causal()]), rule.per_request([rule.causal()])
     for begin in range(2, 400, 2):
         made = made | rule.spans([(begin, begin + 1)])
@@ -176,13 +176,13 @@ def test_the_longest_chain_can_be_used_and_a_longer_one_cannot_be_made(engine):
             longer()
 
 
-def test_and_and_or_do_not_drop_a_rule():
+def test_python_and_or_not_are_rejected():
     for combine in (lambda a, b: a and b, lambda a, b: a or b, lambda a, b: not a):
         with pytest.raises(mk.InvalidArgument, match="must be combined by & and |, got the truth"):
             combine(rule.causal(), rule.sliding_window(4))
 
 
-def test_unfit_rows_are_named_and_packed_holds_them(engine):
+def test_unfit_rows_are_rejected_but_packed_holds_them(engine):
     three = rule.sink(1) | rule.causal() & (rule.sliding_window(1) | rule.documents([0, 3]))
     three = three | rule.prefix_lm(9) & rule.chunked_local(2) & rule.documents([0, 5])
     holes = rule.sink(1) | (rule.causal() & rule.sliding_window(1))

@@ -55,7 +55,7 @@ def check(blocks: mk.mask.FlashAttn4Blocks, rows: mk.MaskRows) -> None:
 
 @pytest.mark.parametrize("block_size", [(1, 1), (4, 8), (16, 3), (128, 128)])
 @pytest.mark.parametrize("name", EXAMPLES)
-def test_varlen_lists(name: str, block_size: tuple[int, int]) -> None:
+def test_varlen_lists_match_the_dense_mask(name: str, block_size: tuple[int, int]) -> None:
     blocks = EXAMPLES[name].block_map(*block_size).to_flash_attn4(varlen=True)
     assert blocks.mask_block_cnt.shape[0] == blocks.mask_block_idx.shape[0] == 1
     assert blocks.cu_total_m_blocks.dtype == blocks.cu_block_idx_offsets.dtype == torch.int32
@@ -63,7 +63,7 @@ def test_varlen_lists(name: str, block_size: tuple[int, int]) -> None:
 
 
 @pytest.mark.parametrize("block_size", [(4, 8), (16, 3), (128, 128)])
-def test_lists_of_requests_of_one_length(block_size: tuple[int, int]) -> None:
+def test_lists_of_equal_length_requests(block_size: tuple[int, int]) -> None:
     blocks = UNIFORM.block_map(*block_size).to_flash_attn4()
     assert blocks.cu_total_m_blocks is None and blocks.mask_block_cnt.shape[:2] == (3, 1)
     check(blocks, UNIFORM)
@@ -101,7 +101,7 @@ def fields_of_the_library() -> list[str] | None:
     return None
 
 
-def test_the_fields_are_those_of_the_library() -> None:
+def test_fields_match_the_library() -> None:
     """Of flash-attn-4 where it is installed; and of its 4.0.0b36."""
     assert mk.mask.FlashAttn4Blocks._fields == FIELDS
     theirs = fields_of_the_library()

@@ -56,7 +56,7 @@ def places_of(rows: mk.MaskRows, block_kv: int) -> tuple[list[list[int]], int]:
     return places, first
 
 
-def test_causal_and_full_differ() -> None:
+def test_causal_and_full_differ_only_in_the_mask() -> None:
     batch = mk.ChunkBatch([4], [4])
     maps = [
         mk.mask.rows(rule, batch).block_map(4, 4) for rule in (mk.mask.causal(), mk.mask.full())
@@ -69,7 +69,7 @@ def test_causal_and_full_differ() -> None:
 
 @pytest.mark.parametrize("block_kv", [1, 3, 16, 64])
 @pytest.mark.parametrize("name", EXAMPLES)
-def test_a_batch_by_single_queries(name: str, block_kv: int) -> None:
+def test_single_query_rows_match_the_dense_mask(name: str, block_kv: int) -> None:
     rows = EXAMPLES[name]
     blocks = rows.block_map(1, block_kv).to_flashinfer()
     places, size = places_of(rows, block_kv)
@@ -77,7 +77,7 @@ def test_a_batch_by_single_queries(name: str, block_kv: int) -> None:
 
 
 @pytest.mark.parametrize("rule", RULES)
-def test_rows_of_blocks_of_which_the_last_is_short(engine, rule: str) -> None:
+def test_query_blocks_with_a_short_last_one(engine, rule: str) -> None:
     batch = mk.ChunkBatch([8, 0, 4, 6], [17, 3, 4, 40], device=engine.device)
     rows = mk.mask.rows(RULES[rule], batch)
     for block_kv in (4, 16):
@@ -87,7 +87,7 @@ def test_rows_of_blocks_of_which_the_last_is_short(engine, rule: str) -> None:
         assert torch.equal(found, expected(rows, places, block_kv, size))
 
 
-def test_the_blocks_of_a_cache(engine) -> None:
+def test_columns_of_a_physical_cache(engine) -> None:
     batch = mk.ChunkBatch([4, 3], [40, 33], device=engine.device)
     rows = mk.mask.rows(RULES["window_and_sink"], batch)
     table = torch.tensor([[7, 5, 9], [1, 0, 2]], device=engine.device)
@@ -96,7 +96,7 @@ def test_the_blocks_of_a_cache(engine) -> None:
     assert torch.equal(seen_by(blocks), expected(rows, table.tolist(), 16, 10))
 
 
-def test_what_it_cannot_take_is_named() -> None:
+def test_unsupported_batches_are_rejected() -> None:
     rows = mk.mask.rows(mk.mask.causal(), MIXED)
     with pytest.raises(mk.InvalidArgument, match="all requests but the last, got 4 and 1 of req"):
         rows.block_map(4, 4).to_flashinfer()

@@ -40,7 +40,7 @@ FEWEST = {  # columns, and whether causal, of a whole prompt
 
 
 @pytest.mark.parametrize("name", [name for name in EXAMPLES if name != "tree"])
-def test_columns_say_what_rows_see(name: str) -> None:
+def test_columns_match_the_rows(name: str) -> None:
     rows = EXAMPLES[name]
     columns = rows.to_flashmask()
     for one, seen in zip(columns, rows.dense(), strict=True):
@@ -62,7 +62,7 @@ def first_key_of_three_runs(masks: list[torch.Tensor]) -> tuple[int, int] | None
 
 @given(masks=dense_masks())
 @settings(max_examples=50, deadline=None)
-def test_random_masks(masks: list[torch.Tensor]) -> None:
+def test_random_masks_convert_or_are_rejected(masks: list[torch.Tensor]) -> None:
     """Exact, or a key of three masked runs, which is named."""
     rows = mk.mask.rows_from_dense(masks)
     bad = first_key_of_three_runs(masks)
@@ -74,7 +74,7 @@ def test_random_masks(masks: list[torch.Tensor]) -> None:
         assert torch.equal(decoded(one, len(mask)), mask)
 
 
-def test_three_masked_runs_are_a_no() -> None:
+def test_key_with_three_masked_runs_is_rejected() -> None:
     with pytest.raises(mk.InvalidArgument, match="got key 15 of request 0, which 3 runs do not"):
         EXAMPLES["tree"].to_flashmask()  # draft 1: seen by itself and a child, not before or after
     mask = torch.ones(6, 8, dtype=torch.bool)
@@ -83,7 +83,7 @@ def test_three_masked_runs_are_a_no() -> None:
         mk.mask.rows_from_dense([mask[:1], mask]).to_flashmask()
 
 
-def test_bad_columns_are_named() -> None:
+def test_bad_columns_are_rejected() -> None:
     batch = mk.ChunkBatch([2], [4])
     column = torch.zeros(1, 1, 4, 1, dtype=torch.int32)
     with pytest.raises(mk.InvalidArgument, match=r"columns\[0\] must be of shape \(1, 1, 4, 2\)"):

@@ -49,12 +49,12 @@ def check_blocks(rows: mk.MaskRows, block_size: tuple[int, int]) -> None:
 
 @pytest.mark.parametrize("block_size", [(1, 1), (4, 8), (16, 3), (128, 128)])
 @pytest.mark.parametrize("name", [name for name in EXAMPLES if name != "empty"])
-def test_blocks_are_those_of_create_block_mask(name: str, block_size: tuple[int, int]) -> None:
+def test_blocks_match_create_block_mask(name: str, block_size: tuple[int, int]) -> None:
     check_blocks(EXAMPLES[name], block_size)
 
 
 @pytest.mark.parametrize("whole", [False, True])
-def test_one_request_takes_the_maps_lists(whole: bool) -> None:
+def test_single_request_reuses_the_lists_of_the_map(whole: bool) -> None:
     check_blocks(ONE, (16, 32))
     mask = ONE.block_map(16, 32, whole=whole).to_flex()
     assert blocks(mask, "full_kv") == blocks(theirs(packed(ONE.dense()), (16, 32)), "full_kv")
@@ -62,7 +62,9 @@ def test_one_request_takes_the_maps_lists(whole: bool) -> None:
 
 @given(masks=dense_masks(), block_q=st.integers(1, 20), block_kv=st.integers(1, 50))
 @settings(max_examples=60, deadline=None)
-def test_random_masks(masks: list[torch.Tensor], block_q: int, block_kv: int) -> None:
+def test_random_masks_match_create_block_mask(
+    masks: list[torch.Tensor], block_q: int, block_kv: int
+) -> None:
     if sum(map(len, masks)):
         check_blocks(mk.mask.rows_from_dense(masks), (block_q, block_kv))
 
@@ -83,13 +85,13 @@ def attended(rows: mk.MaskRows, mask: BlockMask, run) -> tuple[torch.Tensor, tor
 
 
 @pytest.mark.parametrize("name", [name for name in EXAMPLES if name != "empty"])
-def test_eager_attention(name: str) -> None:
+def test_eager_attention_matches_the_dense_mask(name: str) -> None:
     rows = EXAMPLES[name]
     got, want = attended(rows, rows.block_map(16, 16).to_flex(), flex_attention)
     torch.testing.assert_close(got, want, rtol=1e-5, atol=1e-5)
 
 
-def test_compiled_attention(soak: bool) -> None:
+def test_compiled_attention_matches_the_dense_mask(soak: bool) -> None:
     """By default what has most to compile: several requests, and tail bits."""
     for rows in [EXAMPLES["tree"], *([ONE, EXAMPLES["window_and_sink"]] if soak else [])]:
         torch._dynamo.reset()
@@ -98,7 +100,7 @@ def test_compiled_attention(soak: bool) -> None:
         torch.testing.assert_close(got, want, rtol=1e-5, atol=1e-5)
 
 
-def test_no_queries() -> None:
+def test_batch_without_queries_has_an_empty_block_mask() -> None:
     for lengths in (([], []), ([0], [5]), ([0, 0], [5, 7])):
         rows = mk.mask.rows(mk.mask.causal(), mk.ChunkBatch(*lengths))
         assert rows.block_map(4, 4).to_flex().shape == (1, 1, 0, sum(lengths[1]))
@@ -110,13 +112,13 @@ def test_a_batch_with_several_tails() -> None:
 
 
 @pytest.mark.parametrize("name", RULES)
-def test_rows_come_back_from_a_batchs_block_mask(name: str) -> None:
+def test_block_mask_of_a_batch_round_trips_to_rows(name: str) -> None:
     rows = EXAMPLES[name]
     again = mk.mask.rows_from_flex(rows.block_map(4, 8).to_flex(), MIXED)
     assert equal(again.dense(), rows.dense())
 
 
-def test_rows_come_back_from_torchs_block_mask() -> None:
+def test_block_mask_made_by_torch_converts_to_rows() -> None:
     def causal_after_4(b, h, q, kv):
         return (kv <= q + 10) & (kv >= 4 * b)
 
@@ -128,7 +130,7 @@ def test_rows_come_back_from_torchs_block_mask() -> None:
         assert torch.equal(dense, (kv <= q + 10) & (kv >= 4 * first))
 
 
-def test_what_blocks_leave_out_is_not_seen() -> None:
+def test_unlisted_blocks_are_masked() -> None:
     """A block mask whose mask_mod sees all: of the listed blocks alone, one of them full."""
     count, index = torch.ones(1, 1, 2, dtype=torch.int32), torch.tensor([[[[1], [0]]]])
     mask = BlockMask.from_kv_blocks(
@@ -138,7 +140,7 @@ def test_what_blocks_leave_out_is_not_seen() -> None:
     assert dense.int().tolist() == [[1, 1, 1, 1, 1, 0], [1, 1, 1, 1, 0, 1], [0, 0, 1, 0, 1, 1]]
 
 
-def test_bad_block_masks_are_named() -> None:
+def test_bad_block_masks_are_rejected() -> None:
     every = create_block_mask(lambda b, h, q, kv: q >= 0, 1, 2, 4, 8, device="cpu")
     with pytest.raises(mk.InvalidArgument, match="block_mask must have one head, got 2"):
         mk.mask.rows_from_flex(every)

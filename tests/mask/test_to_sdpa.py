@@ -10,7 +10,7 @@ from tests.mask.examples import EXAMPLES, attention
 
 
 @pytest.mark.parametrize("name", EXAMPLES)
-def test_sdpa_attends_to_what_rows_see(name: str) -> None:
+def test_sdpa_attends_only_to_visible_keys(name: str) -> None:
     rows = EXAMPLES[name]
     torch.manual_seed(0)
     for mask, seen in zip(rows.to_sdpa(), rows.dense(), strict=True):
@@ -40,7 +40,7 @@ def test_the_cheapest_form_is_chosen() -> None:
     assert isinstance(bias, CausalBias) and (bias.seq_len_q, bias.seq_len_kv) == (5, 20)
 
 
-def test_queries_that_see_nothing_are_0() -> None:
+def test_queries_that_see_no_keys_give_zero() -> None:
     seen = torch.tensor([[False, False], [True, False]])
     [mask] = mk.mask.rows_from_dense([seen]).to_sdpa()
     q, v = torch.randn(2, 1, 1, 2, 8)
@@ -50,7 +50,7 @@ def test_queries_that_see_nothing_are_0() -> None:
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
 @pytest.mark.parametrize("name", EXAMPLES)
-def test_a_bias_is_0_or_minus_infinity(name: str, dtype: torch.dtype) -> None:
+def test_bias_is_zero_or_minus_infinity(name: str, dtype: torch.dtype) -> None:
     rows = EXAMPLES[name]
     for bias, seen in zip(rows.to_bias(dtype), rows.dense(), strict=True):
         assert bias.dtype == dtype
@@ -58,6 +58,6 @@ def test_a_bias_is_0_or_minus_infinity(name: str, dtype: torch.dtype) -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.int32, torch.float8_e4m3fn, "float32"])
-def test_a_bias_needs_an_infinity(dtype: object) -> None:
+def test_bias_rejects_dtypes_without_infinity(dtype: object) -> None:
     with pytest.raises(mk.InvalidArgument, match="to_bias: dtype must be one of"):
         EXAMPLES["full"].to_bias(dtype)

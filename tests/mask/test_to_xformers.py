@@ -50,7 +50,7 @@ CLASSES = {
 
 
 @pytest.mark.parametrize(("name", "where"), CLASSES)
-def test_a_class_is_the_mask(name: str, where: str) -> None:
+def test_bias_class_decodes_to_the_mask(name: str, where: str) -> None:
     bias = EXAMPLES[name].to_xformers(**OPTIONS[where])
     assert bias.class_name == CLASSES[name, where]
     assert all(map(torch.equal, decoded(bias), EXAMPLES[name].dense()))
@@ -58,12 +58,12 @@ def test_a_class_is_the_mask(name: str, where: str) -> None:
     assert bias.arguments.get("page_size") == OPTIONS[where].get("page_size")
 
 
-def test_a_window_that_cuts_nothing_is_causal() -> None:
+def test_window_that_masks_nothing_becomes_causal() -> None:
     rows = mk.mask.rows(mk.mask.causal() & mk.mask.sliding_window(40), MIXED)
     assert rows.to_xformers().class_name == "BlockDiagonalCausalFromBottomRightMask"
 
 
-def test_decodes_are_causal() -> None:
+def test_full_decodes_become_causal() -> None:
     rows = mk.mask.rows(mk.mask.full(), mk.ChunkBatch([1, 1], [7, 9]))
     assert rows.to_xformers().class_name == "BlockDiagonalCausalFromBottomRightMask"
 
@@ -77,13 +77,13 @@ def test_decodes_are_causal() -> None:
         (mk.mask.rows(mk.mask.per_request([mk.mask.causal()] * 3 + [WINDOW] * 2), MIXED), 10),
     ],
 )
-def test_another_mask_is_a_no(rows: mk.MaskRows, row: int) -> None:
+def test_unsupported_mask_is_rejected(rows: mk.MaskRows, row: int) -> None:
     with pytest.raises(mk.InvalidArgument, match=r"to_xformers: rows must all be one of") as error:
         rows.to_xformers()
     assert f"got row {row}, of request {int(rows.batch.request_of()[row])}," in str(error.value)
 
 
-def test_pages_have_no_window() -> None:
+def test_paged_bias_rejects_a_window() -> None:
     with pytest.raises(mk.InvalidArgument, match=r"must all be one of \('full', 'causal'\)"):
         EXAMPLES["window"].to_xformers(**OPTIONS["Paged"])
 
@@ -100,12 +100,12 @@ def test_pages_have_no_window() -> None:
         ({"block_tables": torch.zeros(5, 4), "page_size": 16}, "got torch.float32 of shape"),
     ],
 )
-def test_bad_options_are_named(options: dict, words: str) -> None:
+def test_bad_options_are_rejected(options: dict, words: str) -> None:
     with pytest.raises(mk.InvalidArgument, match=words):
         EXAMPLES["causal"].to_xformers(**options)
 
 
-def test_without_the_library_there_is_no_object(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_build_requires_the_library(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("mslk", "xformers"):
         monkeypatch.setitem(sys.modules, name, None)
     with pytest.raises(mk.Unavailable, match="BlockDiagonalMask needs mslk or xFormers: .*mslk"):
@@ -113,7 +113,7 @@ def test_without_the_library_there_is_no_object(monkeypatch: pytest.MonkeyPatch)
 
 
 @pytest.mark.parametrize(("name", "where"), CLASSES)
-def test_the_constructor_is_called_by_names(
+def test_bias_constructor_is_called_with_keywords(
     name: str, where: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     calls = []
@@ -148,7 +148,7 @@ def test_the_constructor_is_called_by_names(
 
 
 @pytest.mark.parametrize(("name", "where"), [pair for pair in CLASSES if pair[1] != "Paged"])
-def test_the_librarys_own_dense_form(name: str, where: str) -> None:
+def test_bias_materializes_to_the_dense_mask(name: str, where: str) -> None:
     pytest.importorskip("xformers.ops.fmha.attn_bias")
     rows = EXAMPLES[name]
     padded = [

@@ -20,7 +20,7 @@ def sides():
     theirs.close()
 
 
-def test_input(sides):
+def test_has_input_reports_pending_bytes_and_eof(sides):
     ours, theirs = sides
     assert not ours.has_input()
     theirs.sendall(b"ab")
@@ -38,7 +38,7 @@ def test_a_closed_socket_has_input(sides):
 
 
 @pytest.mark.usefixtures("impatient")
-def test_bytes_now_and_then_are_too_late(sides):
+def test_trickling_bytes_time_out(sides):
     ours, theirs = sides
 
     def dribble():
@@ -61,18 +61,18 @@ def test_bytes_now_and_then_are_too_late(sides):
 
 
 @pytest.mark.usefixtures("impatient")
-def test_silence_is_too_late(sides):
+def test_silent_peer_times_out(sides):
     with pytest.raises(TimeoutError, match="no whole answer within 0.4 s"):
         sides[0].recv(1)
 
 
 @pytest.mark.usefixtures("impatient")
-def test_nobody_listens(sides):
+def test_send_to_a_peer_that_does_not_read_times_out(sides):
     with pytest.raises(TimeoutError):
         sides[0].sendall(bytes(64 << 20))
 
 
-def test_too_many_bytes(sides, monkeypatch):
+def test_oversized_answer_is_rejected(sides, monkeypatch):
     monkeypatch.setattr(bounded_socket, "MAX_BYTES", 10)
     ours, theirs = sides
     for _ in range(2):
@@ -84,7 +84,7 @@ def test_too_many_bytes(sides, monkeypatch):
         ours.recv(100)
 
 
-def test_a_look_without_waiting(sides):
+def test_zero_timeout_does_not_block(sides):
     ours, theirs = sides
     ours.settimeout(0)
     with pytest.raises(BlockingIOError):

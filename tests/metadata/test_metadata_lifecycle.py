@@ -39,7 +39,7 @@ def run_script(url: str, script: str) -> str:
      "tool.close(); threading.Thread(target=lambda: tool.lookup('a')).start()"],
     ids=["pending", "dropped", "closed_twice", "exit", "a_thread"],
 )  # fmt: skip
-def test_a_process_that_ends_gives_its_name_back(url, script):
+def test_exiting_process_releases_its_name(url, script):
     run_script(url, script)
     assert names(url) == []
 
@@ -87,7 +87,7 @@ assert names() == ["a"], names()
     )
 
 
-def test_an_unclosed_engine_gives_its_name_back(url):
+def test_unclosed_engine_releases_its_name(url):
     engine = TransferEngine("a", metadata=url)
     assert names(url) == ["a"]
     with warnings.catch_warnings(record=True) as caught:
@@ -98,9 +98,7 @@ def test_an_unclosed_engine_gives_its_name_back(url):
     assert names(url) == []
 
 
-def test_the_thread_that_refreshes_may_be_the_one_that_collects_the_engine(
-    url, short_ttl, monkeypatch
-):
+def test_refresh_thread_may_collect_the_engine(url, short_ttl, monkeypatch):
     with metadata.connect(url) as directory:
         publication = directory.publish(Entry("a", "127.0.0.1:1", instance=5), lambda holder: False)
 
@@ -119,7 +117,7 @@ def num_descriptors_and_threads() -> tuple[int, int]:
     return len(os.listdir("/proc/self/fd")), len(os.listdir("/proc/self/task"))
 
 
-def test_nothing_is_leaked(url):
+def test_engines_leak_no_descriptors_or_threads(url):
     def life():
         with TransferEngine("a", metadata=url) as engine:
             engine.open("a")

@@ -32,7 +32,7 @@ def put_segment(url: str, name: str, segment: dict | None) -> None:
         put(url, name, segment, segment=True)
 
 
-def test_a_segment(url):
+def test_mooncake_segment_is_read_as_an_entry(url):
     put_segment(url, "node-1:12345", RDMA)
     with metadata.connect(url) as directory:
         [entry] = directory.entries()
@@ -64,7 +64,7 @@ def test_a_segment(url):
         (None, "", None),
     ],
 )
-def test_segments_of_other_kinds(url, segment, protocol, num_buffers):
+def test_segments_with_other_protocols(url, segment, protocol, num_buffers):
     put_segment(url, "a", segment)
     with metadata.connect(url) as directory:
         entry = directory.lookup("a")
@@ -88,14 +88,14 @@ def test_segments_of_other_kinds(url, segment, protocol, num_buffers):
         {"priority_matrix": {"cpu:0": [[5]]}}, {"protocol": "mooncake_kernels"},
     ],
 )  # fmt: skip
-def test_segments_that_are_none(url, change):
+def test_malformed_segments_are_rejected(url, change):
     put_segment(url, "a", {**RDMA, **change})
     with metadata.connect(url) as directory:
         with pytest.raises(Unavailable, match="a is no entry: "):
             directory.lookup("a")
 
 
-def test_engines_at_mooncakes_server(mooncake_url, short_ttl):
+def test_engines_at_a_mooncake_server(mooncake_url, short_ttl):
     with TransferEngine("a", metadata=mooncake_url) as a:
         with TransferEngine("b", metadata=mooncake_url) as b:
             assert b.open("a").transport == "local"
@@ -115,7 +115,7 @@ def test_engines_at_mooncakes_server(mooncake_url, short_ttl):
         assert directory.lookup("a") is None
 
 
-def test_a_killed_engine_at_mooncakes_server(mooncake_url):
+def test_killed_engine_is_replaced_at_a_mooncake_server(mooncake_url):
     with engine_process(mooncake_url, "a") as other:
         other.kill()
     with TransferEngine("a", metadata=mooncake_url) as successor:
@@ -123,7 +123,7 @@ def test_a_killed_engine_at_mooncakes_server(mooncake_url):
             assert directory.lookup("a").instance == successor._engine.instance
 
 
-def test_a_successor_is_not_overwritten_at_mooncakes_server(mooncake_server, short_ttl, caplog):
+def test_successor_is_not_overwritten_at_a_mooncake_server(mooncake_server, short_ttl, caplog):
     mooncake_url, held = mooncake_server.url, mooncake_server._server
     other = Entry("a", f"127.0.0.1:{free_port()}", instance=5, host=socket.gethostname())
     with TransferEngine("a", metadata=mooncake_url), metadata.connect(mooncake_url) as directory:

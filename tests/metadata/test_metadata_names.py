@@ -36,7 +36,7 @@ def test_engines_find_each_other(url, transport):
 
 
 @pytest.mark.parametrize("transport", ["shm", "tcp"])
-def test_an_engine_of_another_process(url, transport):
+def test_engine_in_another_process_is_found_by_name(url, transport):
     with (
         TransferEngine(metadata=url, transports={transport, "tcp"}) as engine,
         engine_process(url, "prefill-3") as other,
@@ -53,7 +53,7 @@ def test_an_engine_of_another_process(url, transport):
             engine.open("prefill-3")
 
 
-def test_what_is_published(url):
+def test_published_entry_contents(url):
     with metadata.connect(url) as directory:
         assert directory.lookup("b") is None
         assert directory.entries() == []
@@ -71,14 +71,14 @@ def test_what_is_published(url):
         assert directory.entries() == []
 
 
-def test_names_that_are_made_up(url):
+def test_generated_names_are_unique(url):
     with TransferEngine(metadata=url) as first, TransferEngine(metadata=url) as second:
         assert first.name != second.name
         assert names(url) == sorted([first.name, second.name])
         assert first.open(second.name).name == second.name
 
 
-def test_where_an_engine_listens(url):
+def test_listen_address_is_published(url):
     listen = f"127.0.0.1:{free_port()}"
     with TransferEngine("a", metadata=url, listen=listen) as engine:
         assert engine.address == listen
@@ -92,7 +92,7 @@ def test_where_an_engine_listens(url):
         assert p2p.address == p2p.name
 
 
-def test_a_name_is_of_one_engine(url):
+def test_name_belongs_to_one_engine(url):
     with TransferEngine("a", metadata=url) as first:
         with pytest.raises(InvalidArgument) as caught:
             TransferEngine("a", metadata=url)
@@ -103,7 +103,7 @@ def test_a_name_is_of_one_engine(url):
     TransferEngine("a", metadata=url).close()  # free again
 
 
-def test_a_name_of_a_process_that_does_not_answer_stays_taken(url, monkeypatch):
+def test_name_of_an_unresponsive_process_stays_taken(url, monkeypatch):
     monkeypatch.setattr("mooncake_kernels.transfer.names.PROBE_S", 0.2)
     with engine_process(url, "a") as other:
         other.stop()
@@ -112,7 +112,7 @@ def test_a_name_of_a_process_that_does_not_answer_stays_taken(url, monkeypatch):
 
 
 @pytest.mark.parametrize("stale", [False, True])
-def test_of_racing_engines_one_gets_the_name(url, stale):
+def test_one_of_several_racing_engines_gets_the_name(url, stale):
     if stale:
         put_entry(
             url, Entry("a", f"127.0.0.1:{free_port()}", instance=5, host=socket.gethostname())
@@ -154,7 +154,7 @@ def test_of_racing_engines_one_gets_the_name(url, stale):
         ["a"],
     ],
 )
-def test_names_that_nobody_can_have(url, name):
+def test_invalid_names_are_rejected(url, name):
     with pytest.raises(InvalidArgument, match="TransferEngine: name must be 1 to 255 printable"):
         TransferEngine(name, metadata=url)
     with TransferEngine(metadata=url) as engine:
@@ -171,7 +171,7 @@ def test_names_that_nobody_can_have(url, name):
     ["*", "?", "[a-z]", "a\\", "a\"b'c", "{}", "%2F", "%41", "..", "a&key=b", "a#b", "a+b", "p2p",
      "10.0.0.1:12345", "$(x)", "-1", "x" * 255],
 )  # fmt: skip
-def test_names_that_look_like_something_else(url, name):
+def test_names_with_special_characters_are_literal(url, name):
     with TransferEngine("another", metadata=url), TransferEngine(name, metadata=url) as engine:
         assert names(url) == sorted(["another", name])
         assert engine.open("another").name == "another"
@@ -191,7 +191,7 @@ def test_prefixes_keep_clusters_apart(servers):
             assert names(f"{base}?prefix=moon") == []
 
 
-def test_transports_and_listen_must_fit(url):
+def test_transports_and_listen_must_fit_the_server(url):
     with pytest.raises(
         InvalidArgument, match="transports must have tcp or rdma with a metadata server"
     ):
@@ -204,7 +204,7 @@ def test_transports_and_listen_must_fit(url):
     assert names(url) == []
 
 
-def test_p2p_has_no_list():
+def test_p2p_cannot_list_entries():
     with metadata.connect("p2p") as p2p:
         assert p2p.lookup("10.0.0.1:80").address == "10.0.0.1:80"
         with pytest.raises(Unavailable, match="p2p has no list"):

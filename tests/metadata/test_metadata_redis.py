@@ -28,7 +28,7 @@ def works(url: str) -> None:
     assert names(url) == []
 
 
-def test_databases_and_the_unix_socket(plain):
+def test_redis_databases_and_unix_socket(plain):
     with TransferEngine("a", metadata=plain.url):
         assert names(f"redis://127.0.0.1:{plain.port}") == ["a"]
         assert names(f"unix://{plain.folder}/redis.sock") == ["a"]
@@ -37,7 +37,7 @@ def test_databases_and_the_unix_socket(plain):
     works(f"unix://{plain.folder}/redis.sock?db=1")
 
 
-def test_a_password(tmp_path):
+def test_redis_password(tmp_path):
     server = RedisServer(tmp_path, "--requirepass", PASSWORD)
     try:
         works(f"redis://:{QUOTED}@127.0.0.1:{server.port}/0")
@@ -51,7 +51,7 @@ def test_a_password(tmp_path):
         server.stop()
 
 
-def test_tls(tls_url):
+def test_redis_over_tls(tls_url):
     works(tls_url)
     bare = tls_url.split("?")[0]
     with pytest.raises(Unavailable, match="CERTIFICATE_VERIFY_FAILED"):
@@ -60,7 +60,7 @@ def test_tls(tls_url):
         names(bare.replace("rediss", "redis"))
 
 
-def test_keys_expire_by_themselves(plain):
+def test_redis_keys_expire(plain):
     client = redis.Redis(port=plain.port)
     with TransferEngine("a", metadata=plain.url):
         assert client.keys() == [b"mooncake/rpc_meta/a"]
@@ -68,7 +68,7 @@ def test_keys_expire_by_themselves(plain):
     client.close()
 
 
-def test_keys_of_others(plain):
+def test_foreign_redis_keys_are_ignored(plain):
     client = redis.Redis(port=plain.port)
     client.mset({f"other{i}": b"x" for i in range(5000)})
     client.mset({f"mooncake/rpc_meta/{i}": b"x" for i in (b"\xff", "é", "a b")})
@@ -88,7 +88,7 @@ def test_keys_of_others(plain):
     client.close()
 
 
-def test_a_connection_that_was_lost_is_made_anew(plain):
+def test_lost_redis_connection_is_reopened(plain):
     with TransferEngine("a", metadata=plain.url) as engine:
         client = redis.Redis(port=plain.port)
         for _ in range(3):
@@ -97,7 +97,7 @@ def test_a_connection_that_was_lost_is_made_anew(plain):
         client.close()
 
 
-def test_a_server_that_is_read_only(plain):
+def test_read_only_redis_is_reported(plain):
     client = redis.Redis(port=plain.port)
     client.replicaof("127.0.0.1", "1")
     try:

@@ -40,7 +40,7 @@ def ask(port, method, query, body=None, **headers):
         return response.status, response.read(), response.headers["ETag"]
 
 
-def test_values(running):
+def test_values_are_put_read_and_deleted(running):
     port = running.port
     assert ask(port, "GET", "key=mooncake%2Fram%2Fa")[0] == 404
     assert ask(port, "DELETE", "key=mooncake%2Fram%2Fa")[0] == 404
@@ -53,7 +53,7 @@ def test_values(running):
     assert ask(port, "GET", "key=%E5%90%8D%00%26")[:2] == (200, b"")
 
 
-def test_who_has_a_name_keeps_it(running):
+def test_taken_name_is_not_overwritten(running):
     key = "key=mooncake%2Frpc_meta%2Fa"
     assert ask(running.port, "PUT", key, b"one")[0] == 200
     assert ask(running.port, "PUT", key, b"two")[0] == 400
@@ -61,7 +61,7 @@ def test_who_has_a_name_keeps_it(running):
     assert ask(running.port, "GET", key)[1] == b"one"
 
 
-def test_conditions(running):
+def test_conditional_puts_and_deletes(running):
     port = running.port
     assert ask(port, "PUT", "key=a", b"one", If_Match='"x"')[0] == 412
     assert ask(port, "PUT", "key=a", b"one", If_None_Match="*")[0] == 200
@@ -82,7 +82,7 @@ def test_conditions(running):
     assert ask(port, "DELETE", "key=a", If_Match=one)[0] == 404
 
 
-def test_times_to_live_and_lists(running):
+def test_time_to_live_and_prefix_listing(running):
     port = running.port
     for key, time in (("a1", "&ttl_ms=100"), ("a2", "&ttl_ms=600000"), ("a3", ""), ("b1", "")):
         assert ask(port, "PUT", f"key={key}{time}", b"x")[0] == 200
@@ -101,12 +101,12 @@ def test_times_to_live_and_lists(running):
      ("PUT", "key=a&ttl_ms=1.5", 400), ("PUT", "key=a&ttl_ms=" + "9" * 13, 400),
      ("POST", "key=a", 501), ("DELETE", "", 400)],
 )  # fmt: skip
-def test_requests_that_are_refused(running, method, query, status):
+def test_bad_requests_are_rejected(running, method, query, status):
     assert ask(running.port, method, query, b"x")[0] == status
     assert ask(running.port, "GET", "prefix=")[1] == b"[]"
 
 
-def test_bodies_that_are_refused(running):
+def test_bad_bodies_are_rejected(running):
     head = b"PUT /metadata?key=a HTTP/1.1\r\nHost: localhost\r\n"
     for request, status in (
         (head + b"\r\n", b" 411 "),
@@ -128,7 +128,7 @@ def test_bodies_that_are_refused(running):
     assert ask(running.port, "GET", "prefix=")[1] == b"[]"
 
 
-def test_a_body_in_chunks_and_half_closed_clients(running):
+def test_chunked_bodies_and_half_closed_clients(running):
     head = b"PUT /metadata?key=a HTTP/1.1\r\nHost: localhost\r\n"
     head += b"Transfer-Encoding: chunked\r\n\r\n"
     for request, end in (
@@ -142,7 +142,7 @@ def test_a_body_in_chunks_and_half_closed_clients(running):
             assert b" 200 " in answer.splitlines()[0] and answer.endswith(end)
 
 
-def test_room_is_bounded(running, monkeypatch):
+def test_stored_keys_and_bytes_are_bounded(running, monkeypatch):
     port = running.port
     monkeypatch.setattr(values, "MAX_KEYS", 2)
     monkeypatch.setattr(values, "MAX_BYTES", 10)
@@ -155,7 +155,7 @@ def test_room_is_bounded(running, monkeypatch):
     assert ask(port, "PUT", "key=d", b"x" * 6)[0] == 200
 
 
-def test_many_at_once(running):
+def test_concurrent_puts_and_deletes(running):
     def work(i):
         for k in range(20):
             assert ask(running.port, "PUT", f"key={i}.{k}", b"x", If_None_Match="*")[0] == 200
@@ -170,7 +170,7 @@ def test_many_at_once(running):
     assert running._server.values._num_bytes == 0
 
 
-def test_why_a_request_is_refused_is_told(running, monkeypatch):
+def test_rejection_reason_reaches_the_engine(running, monkeypatch):
     monkeypatch.setattr(values, "MAX_KEYS", 0)
     with metadata.connect(running.url.removesuffix("/metadata")) as directory:
         with pytest.raises(Unavailable, match="HTTP status 404: no such path, but /metadata"):
@@ -187,7 +187,7 @@ def start(port: int) -> subprocess.Popen:
 
 
 @pytest.mark.parametrize("port", [-1, 65536])
-def test_the_command_at_no_port(port):
+def test_command_rejects_an_invalid_port(port):
     process = start(port)
     _, error = process.communicate(timeout=WAIT_S)
     assert process.returncode == 2
@@ -196,7 +196,7 @@ def test_the_command_at_no_port(port):
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_the_command(number):
+def test_command_serves_until_a_signal(number):
     process = start(0)
     url = process.stdout.readline().strip()
     with TransferEngine("a", metadata=url):
@@ -209,7 +209,7 @@ def test_the_command(number):
     assert process.returncode == 0
 
 
-def test_many_clients_at_once(running):
+def test_many_concurrent_clients(running):
     with ThreadPoolExecutor(32) as clients:
 
         def put(i):
@@ -218,7 +218,7 @@ def test_many_clients_at_once(running):
         assert set(clients.map(put, range(200))) == {200}
 
 
-def test_the_command_without_its_package(monkeypatch, capsys):
+def test_command_without_uvicorn_names_the_extra(monkeypatch, capsys):
     needs_it = ("mooncake_kernels.http_server", "mooncake_kernels.metadata.server")
     for name in [name for name in sys.modules if name.startswith(needs_it)]:
         monkeypatch.delitem(sys.modules, name)
@@ -229,7 +229,7 @@ def test_the_command_without_its_package(monkeypatch, capsys):
     assert capsys.readouterr().err == wanted
 
 
-def test_an_engine_whose_url_has_another_name(running):
+def test_unlisted_host_name_is_rejected_with_a_reason(running):
     """It learns why: the server must be given the name."""
     with monkeypatched_names("meta.example"):
         with pytest.raises(Unavailable, match="HTTP status 421: Host must be one of an IP address"):
@@ -254,7 +254,7 @@ def monkeypatched_names(name: str):
         yield
 
 
-def test_the_command_killed_and_started_again():
+def test_command_restarts_after_being_killed():
     port = free_port()
     process = start(port)
     url = process.stdout.readline().strip()

@@ -35,7 +35,7 @@ def finds_itself(engine: TransferEngine) -> bool:
     return False
 
 
-def test_a_name_stays_as_long_as_its_engine(url, log):
+def test_name_lives_as_long_as_its_engine(url, log):
     ttl_s = 4.5  # so that a refresh may be late by 3 s
     with config.override(metadata_ttl_s=ttl_s), TransferEngine("a", metadata=url):
         assert len(keepers()) == 1
@@ -47,7 +47,7 @@ def test_a_name_stays_as_long_as_its_engine(url, log):
     assert log() == []
 
 
-def test_a_server_that_loses_everything_is_told_again(server, log):
+def test_entry_is_republished_after_data_loss(server, log):
     with TransferEngine("a", metadata=server.url) as engine:
         for _ in range(2):
             num_before = len(log())
@@ -64,7 +64,7 @@ def test_a_server_that_loses_everything_is_told_again(server, log):
     assert names(server.url) == []
 
 
-def test_a_name_that_another_engine_got(url, log):
+def test_name_taken_over_by_another_engine_is_given_up(url, log):
     key = metadata.connect(url)._engines + "a"
     other = metadata.Entry("a", "127.0.0.1:1", instance=5, host=socket.gethostname())
     with TransferEngine("a", metadata=url), metadata.connect(url) as tool:
@@ -80,7 +80,7 @@ def test_a_name_that_another_engine_got(url, log):
         assert tool.lookup("a") == other, "closing removed what is another's"
 
 
-def test_without_a_server(server):
+def test_unreachable_server_is_reported(server):
     with TransferEngine("a", metadata=server.url) as engine, metadata.connect(server.url) as tool:
         server.stop()
         for call in (
@@ -109,7 +109,7 @@ def drip(connection: socket.socket) -> None:
 
 @pytest.mark.parametrize("kind", [0, 1], ids=["redis", "http"])
 @pytest.mark.parametrize("behave", [never, drip])
-def test_a_server_that_does_not_answer(kind, behave, impatient):
+def test_unresponsive_server_is_reported(kind, behave, impatient):
     with raw_server(behave) as port:
         url = urls_at(port)[kind]
         with pytest.raises(Unavailable, match=f"metadata server {url}: "):
@@ -122,7 +122,7 @@ def test_a_server_that_does_not_answer(kind, behave, impatient):
 
 
 @pytest.mark.parametrize("server", ["redis"], indirect=True)
-def test_a_server_that_freezes_under_an_engine(server, log):
+def test_server_that_freezes_is_logged_and_recovered_from(server, log):
     with TransferEngine("a", metadata=server.url) as engine:
         server.freeze()
         with impatience():
@@ -142,7 +142,7 @@ def test_a_server_that_freezes_under_an_engine(server, log):
 
 
 @pytest.mark.parametrize("body", [b"{}", b"[]"])
-def test_an_http_answer_that_ends_too_early_is_none(body):
+def test_truncated_http_answer_is_rejected(body):
     def behave(connection):
         connection.recv(1 << 16)
         connection.sendall(b"HTTP/1.1 200 OK\r\nContent-Length: 99\r\n\r\n" + body)

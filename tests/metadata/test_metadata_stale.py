@@ -41,7 +41,7 @@ def cause_of_opening(engine: TransferEngine, name: str) -> str:
     return caught.value.cause
 
 
-def test_another_engine_has_the_address(engine, url):
+def test_entry_is_stale_if_another_engine_has_its_address(engine, url):
     with TransferEngine("new", metadata=url) as new:
         with metadata.connect(url) as directory:
             entry = directory.lookup("new")
@@ -53,7 +53,7 @@ def test_another_engine_has_the_address(engine, url):
         assert engine.open("new").name == "new"
 
 
-def test_an_engine_that_is_not_the_expected_one_hears_no_more_than_hello(url):
+def test_unexpected_engine_receives_nothing_after_hello(url):
     heard = []
 
     def behave(connection):
@@ -70,7 +70,7 @@ def test_an_engine_that_is_not_the_expected_one_hears_no_more_than_hello(url):
         eventually(lambda: heard == [b"", b"", b""], "something else was said")
 
 
-def test_nobody_has_the_address(engine, url):
+def test_entry_is_stale_if_its_address_refuses_the_connection(engine, url):
     address = f"127.0.0.1:{free_port()}"
     put_entry(url, Entry("a", address, instance=5, host=HERE))
     cause = cause_of_opening(engine, "a")
@@ -78,14 +78,14 @@ def test_nobody_has_the_address(engine, url):
     assert cause.endswith(": its entry is stale")
 
 
-def test_an_address_within_another_machine(engine, url):
+def test_loopback_address_of_another_machine_is_explained(engine, url):
     put_entry(url, Entry("a", f"127.0.0.1:{free_port()}", instance=5, host="elsewhere"))
     assert "an address within elsewhere; it should listen to" in cause_of_opening(engine, "a")
     with pytest.raises(InvalidArgument, match="name must be free"):  # it cannot be told from here
         TransferEngine("a", metadata=url)
 
 
-def test_an_engine_of_another_machine_is_not_known_to_be_gone(url):
+def test_engine_on_another_machine_is_not_presumed_dead(url):
     put_entry(url, Entry("a", f"127.0.0.2:{free_port()}", instance=5, host="elsewhere"))
     put_entry(url, Entry("b", f"127.0.0.2:{free_port()}", instance=5, host=HERE))
     with pytest.raises(InvalidArgument, match="name must be free"):
@@ -93,7 +93,7 @@ def test_an_engine_of_another_machine_is_not_known_to_be_gone(url):
     TransferEngine("b", metadata=url).close()
 
 
-def test_a_killed_engine(url):
+def test_killed_engine_leaves_a_stale_entry(url):
     with engine_process(url, "a") as other, TransferEngine(metadata=url) as engine:
         memory = engine.register(np.ones(SIZE, np.uint8))
         peer = engine.open("a")
@@ -110,7 +110,7 @@ def test_a_killed_engine(url):
             assert (target._buffer.owner == 1).all()
 
 
-def test_a_killed_engine_that_comes_back_where_it_was(url):
+def test_killed_engine_restarts_at_the_same_address(url):
     listen = f"127.0.0.1:{free_port()}"
     with TransferEngine(metadata=url) as engine:
         with engine_process(url, "a", listen) as other:
@@ -129,7 +129,7 @@ def test_a_killed_engine_that_comes_back_where_it_was(url):
             engine.write(engine.open("a"), [row]).wait()
 
 
-def test_the_name_of_a_killed_engine_is_free_after_its_time_to_live(url):
+def test_name_of_a_killed_engine_expires(url):
     with engine_process(url, "a", ttl_s=TTL_S) as other:
         eventually(lambda: names(url) == ["a"], "there is no entry")
         other.kill()
@@ -138,7 +138,7 @@ def test_the_name_of_a_killed_engine_is_free_after_its_time_to_live(url):
             assert "has no such name, or its time to live is over" in cause_of_opening(engine, "a")
 
 
-def test_a_stopped_engine_loses_its_name_and_does_not_take_it_back(url, caplog):
+def test_stopped_engine_loses_its_name_and_does_not_reclaim_it(url, caplog):
     with engine_process(url, "a", ttl_s=TTL_S) as other:
         other.stop()
         eventually(lambda: names(url) == [], "the entry stays")

@@ -45,7 +45,7 @@ def attempt(call, errors):
 
 
 @pytest.mark.parametrize("value", MALFORMED, ids=lambda value: repr(value[:40]))
-def test_what_is_no_entry(url, value, caplog):
+def test_malformed_entries_are_rejected(url, value, caplog):
     caplog.set_level(logging.WARNING)
     put(url, "bad", value)
     put(url, "good", GOOD)
@@ -60,7 +60,7 @@ def test_what_is_no_entry(url, value, caplog):
             TransferEngine("bad", metadata=url)
 
 
-def test_a_value_that_is_too_long(url):
+def test_oversized_value_is_rejected(url):
     put(url, "a", b" " * MAX_VALUE_BYTES)
     with metadata.connect(url) as directory:
         with pytest.raises(Unavailable, match="is no entry: it must be JSON"):
@@ -72,21 +72,21 @@ def test_a_value_that_is_too_long(url):
                 directory.lookup("b")
 
 
-def test_names_of_keys_that_no_engine_can_have(url):
+def test_keys_with_invalid_names_are_not_listed(url):
     for name in ("a b", "x" * 300, "\x1b[31m", "c/d"):
         put(url, name, GOOD)
     with metadata.connect(url) as directory:
         assert directory.entries() == []
 
 
-def test_texts_are_made_printable():
+def test_entry_text_is_sanitized():
     entry = decode("a", json.dumps({**GOOD, "version": "\x1b[2Jé\n", "host": "x" * 999}).encode())
     assert (entry.version, entry.host) == ("?[2J??", "x" * 255)
     assert decode("a", json.dumps({**GOOD, "version": 5, "host": None}).encode()).version == ""
 
 
 @pytest.mark.parametrize("host", ["10.0.0.1", "node-7.example", "::1", "fe80::1%eth0"])
-def test_an_entry_is_what_it_was(host):
+def test_entry_round_trips(host):
     address = f"[{host}]:80" if ":" in host else f"{host}:80"
     entry = Entry("a", address, instance=2**64 - 1, version="1", host="n", pid=1)
     assert decode("a", encode(entry)) == entry
@@ -135,7 +135,7 @@ HTTP_WORDS = [
 
 @pytest.mark.parametrize("kind", [0, 1], ids=["redis", "http"])
 @pytest.mark.parametrize("seed", range(40))
-def test_a_server_that_answers_garbage(kind, seed, impatient):
+def test_garbage_from_the_server_is_reported(kind, seed, impatient):
     chance = random.Random(seed)
     words = [REDIS_WORDS, HTTP_WORDS][kind]
 
@@ -155,7 +155,7 @@ def test_a_server_that_answers_garbage(kind, seed, impatient):
 
 @pytest.mark.parametrize("kind", [0, 1], ids=["redis", "http"])
 @pytest.mark.parametrize("start", [b"", b"$2000000000\r\n", b"HTTP/1.1 200 OK\r\n\r\n"])
-def test_a_server_that_never_stops(kind, start, monkeypatch):
+def test_endless_answer_is_cut_off(kind, start, monkeypatch):
     monkeypatch.setattr(bounded_socket, "MAX_BYTES", 1 << 20)
 
     def behave(connection):
@@ -169,7 +169,7 @@ def test_a_server_that_never_stops(kind, start, monkeypatch):
             directory.lookup("a")
 
 
-def test_an_address_that_is_nowhere(url):
+def test_unresolvable_address_is_reported(url):
     put(url, "a", {**GOOD, "ip_or_host_name": "no-such-host.invalid"})
     with TransferEngine(metadata=url) as engine:
         with pytest.raises(Unavailable, match="cannot resolve no-such-host.invalid"):

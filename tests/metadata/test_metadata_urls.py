@@ -34,7 +34,7 @@ UNQUOTED = "s3cr3t!"
         ("https://h/m?ssl_ca_certs=/x&prefix=%5B*%5D", "https://h/m", "[*]"),
     ],
 )
-def test_urls(url, shown, prefix):
+def test_valid_urls_are_parsed(url, shown, prefix):
     parsed = parse_url("connect", "url", url)
     assert (str(parsed), parsed.prefix) == (shown, prefix)
     assert repr(parsed) == f"MetadataUrl({shown})"
@@ -45,7 +45,7 @@ def test_urls(url, shown, prefix):
         assert "s3cr3t" not in repr(directory)
 
 
-def test_a_text_that_may_be_a_url_is_shown_without_secrets():
+def test_url_like_text_is_shown_without_secrets():
     for text, shown in (
         ("etcd://u:hidden@h:1/x?password=hidden", "etcd://***@h:1/x"),
         ("u:hidden@h:1", "***@h:1"),
@@ -75,7 +75,7 @@ def test_a_text_that_may_be_a_url_is_shown_without_secrets():
         None, 5, b"redis://h", np.zeros(2),
     ],
 )  # fmt: skip
-def test_urls_that_are_none(url):
+def test_invalid_urls_are_rejected(url):
     for call, argument in (
         (lambda: metadata.connect(url), "connect: url"),
         (lambda: TransferEngine(metadata=url), "TransferEngine: metadata"),
@@ -86,7 +86,7 @@ def test_urls_that_are_none(url):
         assert caught.value.__cause__ is None
 
 
-def test_a_file_of_certificates_that_is_none(tmp_path):
+def test_bad_certificate_file_for_http_is_reported(tmp_path):
     for file in (tmp_path / "missing", tmp_path):
         with metadata.connect(f"https://127.0.0.1:1/m?ssl_ca_certs={file}") as directory:
             with pytest.raises(Unavailable, match=f"https://127.0.0.1:1/m: ssl_ca_certs={file}: "):
@@ -95,7 +95,7 @@ def test_a_file_of_certificates_that_is_none(tmp_path):
 
 @pytest.mark.parametrize("option", ["ssl_ca_certs", "ssl_certfile"])
 @pytest.mark.parametrize("content", [None, "no certificate"])
-def test_a_file_for_redis_that_is_none(tmp_path, option, content):
+def test_bad_certificate_file_for_redis_is_reported(tmp_path, option, content):
     file = tmp_path / "file.pem"
     if content is not None:
         file.write_text(content)
@@ -105,7 +105,7 @@ def test_a_file_for_redis_that_is_none(tmp_path, option, content):
 
 
 @pytest.mark.parametrize("name", [None, 5, b"h:1", "é" * 10_000, "h:1\n"])
-def test_names_without_a_server(name):
+def test_p2p_lookup_requires_host_and_port(name):
     with metadata.connect("p2p") as directory:
         assert directory.lookup("h:1").address == "h:1"
         with pytest.raises(InvalidArgument, match='^lookup: name must be "host:port", got ') as got:
@@ -126,7 +126,7 @@ def gibberish(connection):
 
 @pytest.mark.parametrize("scheme", ["redis", "http", "rediss", "https"])
 @pytest.mark.parametrize("behave", [unknown_command, gibberish, None])
-def test_secrets_are_in_no_message(scheme, behave, caplog):
+def test_secrets_appear_in_no_message(scheme, behave, caplog):
     caplog.set_level(logging.DEBUG)
 
     def messages(port):
@@ -150,12 +150,12 @@ def test_secrets_are_in_no_message(scheme, behave, caplog):
 
 
 @pytest.mark.parametrize("login", [f"{SECRET}@", f":{SECRET}@", f"user:{SECRET}@"])
-def test_secrets_that_a_server_quotes_are_not_shown(login):
+def test_secrets_quoted_by_the_server_are_masked(login):
     parsed = parse_url("connect", "url", f"https://{login}h/metadata")
     assert str(parsed.error(f"no such user: user {UNQUOTED}")).endswith("no such user: user ***")
 
 
-def test_redis_py_is_not_installed(monkeypatch):
+def test_missing_redis_package_names_the_extra(monkeypatch):
     monkeypatch.setitem(sys.modules, "redis", None)
     with pytest.raises(Unavailable, match=r"redis://h: .*pip install 'mooncake-kernels\[metadata"):
         TransferEngine(metadata="redis://h")

@@ -49,7 +49,7 @@ def num_connections(other: redis.Redis) -> int:
     return len(other.client_list()) - 1  # its own
 
 
-def test_a_connection_is_kept(client, other):
+def test_connection_is_reused(client, other):
     first = ask(client, "CLIENT", "ID")
     assert ask(client, "SET", "key", b"\r\n\0\xff") == b"OK"
     assert ask(client, "GET", "key") == b"\r\n\0\xff"
@@ -59,7 +59,7 @@ def test_a_connection_is_kept(client, other):
     assert num_connections(other) == 1
 
 
-def test_a_connection_is_kept_over_tls(tls_url):
+def test_tls_connection_is_reused(tls_url):
     client = client_of(tls_url)
     first = ask(client, "CLIENT", "ID")
     assert ask(client, "ECHO", 100_000 * "x") == 100_000 * b"x"  # several of its records
@@ -67,14 +67,14 @@ def test_a_connection_is_kept_over_tls(tls_url):
     client.close()
 
 
-def test_commands_are_run_together(client, other):
+def test_commands_are_pipelined(client, other):
     commands = [("INCRBY", "count", i) for i in range(100)] + [("ECHO", 100_000 * "x")]
     assert client.ask(lambda run: run(*commands))[98:] == [4851, 4950, 100_000 * b"x"]
     assert client.ask(lambda run: run()) == []
     assert client.ask(lambda run: run(pack(("ECHO", "é")), ("ECHO", 7))) == ["é".encode(), b"7"]
 
 
-def test_what_the_server_refuses(client):
+def test_error_replies_keep_the_connection(client):
     first = ask(client, "CLIENT", "ID")
     commands = [("ECHO", "a"), ("EVALSHA", 40 * "0", 0), ("NO",), ("ECHO", "b")]
     before, unknown, wrong, behind = client.ask(lambda run: run(*commands))
@@ -86,7 +86,7 @@ def test_what_the_server_refuses(client):
     assert ask(client, "CLIENT", "ID") == first
 
 
-def test_a_server_that_takes_no_orders_any_more(client, other):
+def test_read_only_reply_drops_the_connection(client, other):
     """As one that was the master: who asks again may be led to another."""
     first = ask(client, "CLIENT", "ID")
     other.replicaof("127.0.0.1", "1")
@@ -95,7 +95,7 @@ def test_a_server_that_takes_no_orders_any_more(client, other):
     assert ask(client, "CLIENT", "ID") != first
 
 
-def test_a_server_that_was_restarted(server, client):
+def test_client_survives_a_server_restart(server, client):
     assert ask(client, "SET", "key", 1) == b"OK"
     server.stop()
     for _ in range(2):
@@ -109,13 +109,13 @@ def test_a_server_that_was_restarted(server, client):
     assert ask(client, "GET", "key") is None
 
 
-def test_connections_that_the_server_closes(client, other):
+def test_connections_closed_by_the_server_are_replaced(client, other):
     for i in range(3):
         assert ask(client, "INCR", "count") == i + 1  # once, and not twice
         assert other.client_kill_filter(_type="normal", skipme=True) == 1
 
 
-def test_an_answer_that_comes_too_late(server, client):
+def test_late_reply_is_not_mistaken_for_the_next_one(server, client):
     first = ask(client, "CLIENT", "ID")
     server.freeze()
     with impatience():
@@ -142,7 +142,7 @@ NONSENSE = {
 
 
 @pytest.mark.parametrize("nonsense", NONSENSE)
-def test_nonsense_is_nobody_elses_answer(nonsense):
+def test_garbage_is_never_taken_for_a_later_reply(nonsense):
     asked = []
 
     def behave(connection):
@@ -163,7 +163,7 @@ def test_nonsense_is_nobody_elses_answer(nonsense):
     eventually(lambda: [len(messages) for messages in asked] == [1, 1, 1], f"asked {asked}")
 
 
-def test_an_answer_that_the_caller_cannot_take(client):
+def test_caller_error_keeps_the_connection(client):
     """Whole answers: nothing of them is left in the connection."""
     first = ask(client, "CLIENT", "ID")
     for error in (ValueError, TypeError, LookupError, AttributeError):
@@ -177,7 +177,7 @@ def test_an_answer_that_the_caller_cannot_take(client):
     assert ask(client, "CLIENT", "ID") == first
 
 
-def test_an_interrupted_command_is_not_answered_later(client, monkeypatch):
+def test_interrupted_command_drops_its_connection(client, monkeypatch):
     first = ask(client, "CLIENT", "ID")
     with monkeypatch.context() as patched:
 
@@ -227,7 +227,7 @@ def test_a_forked_child_has_connections_of_its_own(client, other):
     eventually(lambda: num_connections(other) == 1, "the child's connection stays")
 
 
-def test_closing(client, other):
+def test_client_reconnects_after_close(client, other):
     for _ in range(2):
         assert ask(client, "ECHO", "a") == b"a"  # it connects anew
         client.close()

@@ -41,7 +41,7 @@ def replies_of(*pieces: bytes) -> Replies:
 
 
 @pytest.mark.parametrize("num_bytes", [1, 2, 3, 5, 1000])
-def test_answers_in_pieces(num_bytes):
+def test_replies_may_arrive_in_pieces(num_bytes):
     said = b"".join(ANSWERS)
     pieces = [said[i : i + num_bytes] for i in range(0, len(said), num_bytes)]
     replies = replies_of(*pieces)
@@ -50,7 +50,7 @@ def test_answers_in_pieces(num_bytes):
     assert replies.read(0) == []
 
 
-def test_a_long_string():
+def test_long_string_reply():
     size = 3_000_000
     pieces = [b"$%d\r\n" % size, *[size // 10 * b"x"] * 10, b"\r\n:1\r\n"]
     replies = replies_of(*pieces)
@@ -58,26 +58,26 @@ def test_a_long_string():
     assert replies.read(1) == [1] and replies.is_empty()
 
 
-def test_what_comes_behind_is_noticed():
+def test_surplus_bytes_are_noticed():
     for behind in (b":2\r\n", b"$5\r\nab", b"\r"):
         replies = replies_of(b":1\r\n" + behind)
         assert replies.read(1) == [1]
         assert not replies.is_empty()
 
 
-def test_refusals():
+def test_error_replies_are_returned():
     (refused, (nested, behind)) = replies_of(b"-ERR a \xff\r\n*2\r\n-NO\r\n:1\r\n").read(2)
     assert isinstance(refused, Refused) and str(refused) == "ERR a �"
     assert isinstance(nested, Refused) and behind == 1
 
 
 @pytest.mark.parametrize("said", NONSENSE)
-def test_nonsense(said):
+def test_malformed_replies_are_rejected(said):
     with pytest.raises(ValueError):
         replies_of(said).read(1)
 
 
 @pytest.mark.parametrize("said", [b"", b":1", b"$5\r\nab", b"$2\r\nab\r", b"*2\r\n:1\r\n"])
-def test_an_end_in_the_middle(said):
+def test_truncated_reply_is_a_connection_error(said):
     with pytest.raises(ConnectionError, match="the server has closed the connection"):
         replies_of(said).read(1)

@@ -10,7 +10,7 @@ from .conftest import ROOT
 from .fake.build import build_driver, preloading
 
 
-def test_the_fake_world_passes_its_tests():
+def test_fake_verbs_tests_pass():
     driver = build_driver()
     environment = preloading(driver) if driver else os.environ
     done = subprocess.run(

@@ -9,7 +9,7 @@ import pytest
 from .conftest import IN_GUEST, ROOT
 
 
-def test_the_guest_passes_its_tests(guest_files):
+def test_guest_tests_pass(guest_files):
     guest = [IN_GUEST, "--nics", "4", "--numa", "--gpu", "--timeout", "600", "--"]
     # Its import of hypothesis takes ten seconds there.
     without = ["-p", "no:cacheprovider", "-p", "no:hypothesispytest"]

@@ -39,7 +39,7 @@ def root(tmp_path):
     return tmp_path
 
 
-def test_a_nic_on_pci(root):
+def test_pci_nic_is_described(root):
     info = describe(facts("mlx5_0"), MachineRoot(root))
     assert (info.pci, info.numa) == ("0000:3b:00.0", 1)
     assert info.pci_path == f"/{FUNCTION}"
@@ -50,18 +50,18 @@ def test_a_nic_on_pci(root):
 
 @pytest.mark.parametrize("rate, expected", [("10 Gb/sec", (10.0, None)), ("2.5 Gb/sec (1X SDR)",
                          (2.5, 1)), ("", (None, None)), ("fast", (None, None))])  # fmt: skip
-def test_what_sysfs_says_of_the_link(root, rate, expected):
+def test_link_rate_and_width_from_sysfs(root, rate, expected):
     (root / FUNCTION / "infiniband/mlx5_0/ports/1/rate").write_text(rate)
     (port,) = describe(facts("mlx5_0"), MachineRoot(root)).ports
     assert (port.rate_gbps, port.width) == expected
 
 
-def test_a_node_that_is_not_known(root):
+def test_unknown_numa_node_is_none(root):
     (root / FUNCTION / "numa_node").write_text("-1\n")
     assert describe(facts("mlx5_0"), MachineRoot(root)).numa is None
 
 
-def test_a_nic_that_is_on_no_bus(root):
+def test_nic_without_a_pci_bus(root):
     info = describe(facts("siw0"), MachineRoot(root))
     assert (info.pci, info.pci_path, info.numa) == (None, None, None)
 
@@ -72,7 +72,7 @@ def test_gids_as_text():
     assert gid_text(b"\xfe\x80" + bytes(13) + b"\x01") == "fe80::1"
 
 
-def test_without_a_library_there_is_no_device(monkeypatch, caplog, tmp_path, root):
+def test_missing_library_hides_devices_with_a_warning(monkeypatch, caplog, tmp_path, root):
     """A NIC of the kernel's is not left out silently."""
     monkeypatch.setattr(_host, "missing_verbs", lambda: "libibverbs.so.1: cannot open it")
     monkeypatch.setattr(info, "MachineRoot", lambda: MachineRoot(tmp_path / "none"))

@@ -61,7 +61,7 @@ def ends(guest_files, tmp) -> dict[str, tuple[int, str, str]]:
         return dict(zip(lines, runs, strict=True))
 
 
-def test_a_command_runs_as_it_would_here(guest_files, tmp_path, tmp):
+def test_command_runs_with_the_hosts_environment(guest_files, tmp_path, tmp):
     program, folder = tmp_path / "show.py", tmp_path / "can be, written"
     program.write_text(SHOW)
     folder.mkdir()
@@ -73,31 +73,31 @@ def test_a_command_runs_as_it_would_here(guest_files, tmp_path, tmp):
     assert sorted(os.listdir(tmp_path)) == ["can be, written", "show.py"]
 
 
-def test_a_command_that_is_not_there(ends):
+def test_missing_command_exits_with_127(ends):
     assert ends["absent"][0] == 127 and "no-such-program" in ends["absent"][2]
 
 
-def test_a_command_that_is_killed(ends):
+def test_killed_command_exits_with_137(ends):
     assert ends["killed"] == (137, "", "")
 
 
-def test_a_command_that_takes_too_long(ends):
+def test_slow_command_times_out_with_124(ends):
     assert ends["slow"][0] == 124 and "had no result after 8 s" in ends["slow"][2]
 
 
-def test_a_guest_that_dies(ends):
+def test_guest_panic_exits_with_125(ends):
     status, _, stderr = ends["panic"]
     assert status == 125
     assert "the guest died; its console ends" in stderr and "Kernel panic" in stderr
 
 
-def test_a_guest_that_panics_while_it_boots(ends):
+def test_guest_panic_during_boot_is_retried(ends):
     status, _, stderr = ends["boot"]
     assert status == 125
     assert stderr.count("end Kernel panic") == 3 and stderr.count("it is started again") == 2
 
 
-def test_much_output_arrives_whole(ends):
+def test_large_output_arrives_complete(ends):
     assert ends["large"] == (0, "".join(f"{i}\n" for i in range(1, 200001)), "")
 
 
@@ -114,7 +114,7 @@ def running(tmp: Path) -> list[Path]:
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_a_signal_ends_it_and_leaves_nothing(guest_files, tmp_path, number):
+def test_signal_stops_the_guest_and_cleans_up(guest_files, tmp_path, number):
     process = start(tmp_path, "--", "sleep", "1000")
     deadline = time.monotonic() + 30
     while not running(tmp_path) and time.monotonic() < deadline:
@@ -126,7 +126,7 @@ def test_a_signal_ends_it_and_leaves_nothing(guest_files, tmp_path, number):
     assert eventually(lambda: not running(tmp_path)) and not os.listdir(tmp_path)
 
 
-def test_nothing_is_left_behind(ends, tmp):
+def test_no_processes_or_files_are_left_behind(ends, tmp):
     assert not running(tmp) and not os.listdir(tmp)
 
 
@@ -140,12 +140,12 @@ def test_nothing_is_left_behind(ends, tmp):
         (["--numa", "--smp", "1", "--", "true"], "--numa needs --smp 2"),
     ],
 )
-def test_a_line_that_is_not_understood(words, message):
+def test_invalid_command_line_is_rejected(words, message):
     done = subprocess.run([IN_GUEST, *words], text=True, capture_output=True)
     assert done.returncode == 2 and message in done.stderr
 
 
-def test_a_program_that_is_missing(tmp_path):
+def test_missing_programs_are_named(tmp_path):
     (tmp_path / "python3").symlink_to(sys.executable)
     (tmp_path / "env").symlink_to("/usr/bin/env")
     done = subprocess.run(

@@ -42,7 +42,7 @@ def running(store, **limits):
 @pytest.mark.parametrize(
     "request_", [POST + b"Content-Length: 65537\r\n\r\n", CHUNKED + b"10001\r\n" + bytes(65537)]
 )
-def test_a_body_has_at_most_64_kib(store, request_):
+def test_body_over_64_kib_is_rejected(store, request_):
     with running(store) as port:
         refusal = answer(port, request_)
         assert refusal.startswith(b"HTTP/1.1 413 ") and b"at most 65536 bytes" in refusal
@@ -52,7 +52,7 @@ def test_a_body_has_at_most_64_kib(store, request_):
 
 
 @pytest.mark.parametrize("body", [b"9" * 60_000, b"[" * 60_000, b'{"num_bytes": ' + b"9" * 60_000])
-def test_bodies_that_are_hard_to_parse(store, body):
+def test_unparsable_bodies_are_rejected(store, body):
     with running(store) as port:
         assert status(port, POST + b"Content-Length: %d\r\n\r\n" % len(body) + body) == 400
         assert status(port, GET) == 200
@@ -61,7 +61,7 @@ def test_bodies_that_are_hard_to_parse(store, body):
 @pytest.mark.parametrize(
     "start", [b"", b"GET /hea", POST, POST + b"Content-Length: 9\r\n\r\n{", CHUNKED + b"9\r\n{"]
 )
-def test_half_requests_are_closed_and_keep_no_one_waiting(store, start):
+def test_incomplete_requests_time_out_without_blocking_others(store, start):
     with running(store, headers_s=3600, body_s=3600) as port:
         with silent(port, 200, start) as held:
             assert status(port, GET) == status(port, GET, "127.0.0.2") == 200
@@ -70,20 +70,20 @@ def test_half_requests_are_closed_and_keep_no_one_waiting(store, start):
         assert all(map(is_closed, held))
 
 
-def test_without_the_token_nothing_is_read(store):
+def test_body_is_not_read_without_the_token(store):
     with AdminServer(store, token="s3cret") as server:
         refusal = answer(server.port, POST + b"Content-Length: 2000000000\r\n\r\n")
         assert refusal.startswith(b"HTTP/1.1 401 ")
 
 
-def test_some_paths_may_be_open(store):
+def test_open_paths_need_no_token(store):
     with AdminServer(store, token="s3cret", open_paths=["/health"]) as server:
         assert status(server.port, GET) == 200
         assert status(server.port, GET.replace(b"/health", b"/metrics")) == 401
         assert status(server.port, GET.replace(b"localhost", b"evil.example")) == 421
 
 
-def test_a_socket_of_its_user(store, tmp_path, capsys):
+def test_unix_socket_is_private_to_its_user(store, tmp_path, capsys):
     path = tmp_path / "private" / "admin.sock"
     with AdminServer(store, socket=path) as server:
         assert server.url == f"unix://{path}"
@@ -103,7 +103,7 @@ def test_a_socket_of_its_user(store, tmp_path, capsys):
     AdminServer(store, socket=path).close()
 
 
-def test_sockets_that_are_refused(store, tmp_path):
+def test_invalid_socket_paths_are_rejected(store, tmp_path):
     tmp_path.chmod(0o755)
     with pytest.raises(InvalidArgument, match=r"must be a folder of this user of mode 0700, got"):
         AdminServer(store, socket=tmp_path / "admin.sock")
@@ -123,7 +123,7 @@ def test_sockets_that_are_refused(store, tmp_path):
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to be two users")
-def test_a_folder_of_another_user(store, tmp_path):
+def test_socket_in_another_users_folder_is_rejected(store, tmp_path):
     folder = tmp_path / "theirs"
     folder.mkdir(mode=0o700)
     os.chown(folder, 65534, 65534)
@@ -131,7 +131,7 @@ def test_a_folder_of_another_user(store, tmp_path):
         AdminServer(store, socket=folder / "admin.sock")
 
 
-def test_the_token_that_serve_saves(tmp_path, monkeypatch, capsys):
+def test_serve_saves_its_token_for_later_commands(tmp_path, monkeypatch, capsys):
     monkeypatch.setenv("HOME", str(tmp_path))
     path = f"/dev/shm/mk-test-{os.getpid()}-saved"
     options = ["--capacity", "1MiB", "--port", 0, "--temporary"]
@@ -149,7 +149,7 @@ def test_the_token_that_serve_saves(tmp_path, monkeypatch, capsys):
     Path(path).unlink(missing_ok=True)
 
 
-def test_a_saved_token_goes_with_its_server(tmp_path, monkeypatch):
+def test_saved_token_is_used_for_its_own_server_only(tmp_path, monkeypatch):
     monkeypatch.setenv("HOME", str(tmp_path))
     with saved_token(7, "first") as file:
         assert find_token("http://127.0.0.1:7") == "first"
@@ -166,14 +166,14 @@ def test_a_saved_token_goes_with_its_server(tmp_path, monkeypatch):
         pass
 
 
-def test_tokens_and_none_exclude_each_other(tmp_path, capsys):
+def test_no_token_excludes_token_file(tmp_path, capsys):
     (tmp_path / "token").write_text("s3cret")
     options = ["--capacity", "1MiB", "--no-token", "--token-file", str(tmp_path / "token")]
     assert main(["serve", str(tmp_path / "kv"), *options]) == 2
     assert "--no-token must not be given with --token-file" in capsys.readouterr().err
 
 
-def test_nothing_of_a_request_is_logged_as_an_error(store, caplog):
+def test_malformed_requests_log_no_errors(store, caplog):
     with running(store) as port:
         for request_ in (b"\x16\x03\x01\x02\x00", GET[:20], POST + b"Content-Length: 9\r\n\r\n{"):
             with socket.create_connection(("127.0.0.1", port)) as connection:
@@ -182,7 +182,7 @@ def test_nothing_of_a_request_is_logged_as_an_error(store, caplog):
     assert not [record for record in caplog.records if record.levelname == "ERROR"]
 
 
-def test_a_url_with_a_password_on_the_command_line_is_warned_of(tmp_path, capsys):
+def test_password_in_command_line_url_triggers_warning(tmp_path, capsys):
     command = ["serve", str(tmp_path / "kv"), "--capacity", "1MiB", "--port", "0", "--no-token"]
     url = "redis://user:hidden-word@127.0.0.1:1"
     (tmp_path / "directory").write_text(f"{url}\n")

@@ -78,7 +78,7 @@ def wait_until_full(engine: TransferEngine) -> None:
 @pytest.mark.parametrize("transport", ["shm", "tcp"])
 @pytest.mark.parametrize("secret", [None, OURS])
 @pytest.mark.parametrize("within", [False, True])
-def test_newcomers_get_in(transport, secret, within):
+def test_open_succeeds_during_connection_flood(transport, secret, within):
     with TransferEngine(secret=secret) as far:
         region = far.register(untouched(SIZE))
         with flood(far.name, within=within, beginning=b"", count=300):
@@ -92,7 +92,7 @@ def test_newcomers_get_in(transport, secret, within):
 
 
 @needs_root
-def test_newcomers_get_in_beside_those_who_begin():
+def test_open_succeeds_during_flood_of_partial_hellos():
     """Of a ClientHello, or a Hello, the first byte: they are waited for longer."""
     with TransferEngine(secret=OURS) as far:
         for beginning in (b"\x16", b"M"):

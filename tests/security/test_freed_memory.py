@@ -55,7 +55,7 @@ def sees_anything(reader: Stranger, holder) -> bool:
     return False
 
 
-def test_an_object_is_readable_while_it_is_pinned(holder, reader):
+def test_object_is_readable_only_while_pinned(holder, reader):
     holder.store.put_each(range(8), [value(i, SIZE) for i in range(8)])
     keys = holder.store.keyspace.keys(range(8))
     assert not sees_anything(reader, holder)
@@ -70,7 +70,7 @@ def test_an_object_is_readable_while_it_is_pinned(holder, reader):
     assert not sees_anything(reader, holder)
 
 
-def test_what_was_freed_is_not(holder, reader):
+def test_freed_memory_is_not_readable(holder, reader):
     """The memory of objects that were removed or evicted, that are written, or were given up."""
     store = holder.store
     store.put("removed", value(1, SIZE))
@@ -88,7 +88,7 @@ def test_what_was_freed_is_not(holder, reader):
     assert not sees_anything(reader, holder)
 
 
-def test_a_pin_that_is_left_leaves_the_others(holder, reader):
+def test_releasing_one_pin_keeps_the_others(holder, reader):
     holder.store.put("a", value(1, SIZE))
     keys = holder.store.keyspace.keys(["a"])
     tokens = [reader.pin(keys) for _ in range(3)]
@@ -99,7 +99,7 @@ def test_a_pin_that_is_left_leaves_the_others(holder, reader):
         reader.read(int(row["address"]), SIZE)
 
 
-def test_the_pins_of_who_is_gone_end(holder, reader):
+def test_pins_of_departed_members_expire(holder, reader):
     holder.store.put("a", value(1, SIZE))
     _, [row] = reader.pin(holder.store.keyspace.keys(["a"]))
     holder.node._pins.release_gone({}, -1.0)
@@ -107,7 +107,7 @@ def test_the_pins_of_who_is_gone_end(holder, reader):
         reader.read(int(row["address"]), SIZE)
 
 
-def test_other_memory_of_a_node_is_not_readable(holder, reader):
+def test_private_memory_of_a_node_is_not_readable(holder, reader):
     """What is registered for its own reads, and the staging area."""
     mine = np.full(SIZE, 9, np.uint8)
     region = holder.node.register(mine)
@@ -122,13 +122,13 @@ def test_other_memory_of_a_node_is_not_readable(holder, reader):
     holder.node.deregister(region)
 
 
-def test_no_region_is_listed(holder):
+def test_node_lists_no_regions(holder):
     with TransferEngine(transports=["shm"]) as engine, engine.open(holder.node.name) as peer:
         assert engine.regions(peer) == []
 
 
 @pytest.mark.parametrize("transports", [("tcp",), ("shm",), ("local",)])
-def test_nodes_read_by_address_as_before(hosts, transports):
+def test_nodes_read_each_other_by_address(hosts, transports):
     one, two = hosts.several(2, 128 * UNIT, transports=transports, by_key=False)
     one.cluster.put_each(range(8), [value(i, SIZE) for i in range(8)])
     assert two.cluster.get_each(range(8)) == [value(i, SIZE) for i in range(8)]

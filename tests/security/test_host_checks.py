@@ -33,23 +33,23 @@ def refusal(rule: HostRule, **headers: str) -> int:
 
 
 @pytest.mark.parametrize("host", EVIL)
-def test_other_names_are_refused(host):
+def test_foreign_host_names_are_rejected(host):
     assert refusal(LOCAL, host=host) == refusal(ANY_ADDRESS, host=host) == 421
 
 
 @pytest.mark.parametrize("host", ["localhost", "LocalHost:8080", "127.0.0.1:1", "[::1]:65535"])
-def test_names_of_this_machine_are_admitted(host):
+def test_local_host_names_are_accepted(host):
     assert refusal(LOCAL, host=host) == refusal(ANY_ADDRESS, host=host) == 0
 
 
 @pytest.mark.parametrize(
     "host", ["10.0.0.1:8080", "[fd00::1]", "[fe80::1%eth0]:80", "META.example"]
 )
-def test_addresses_and_given_names(host):
+def test_wildcard_bind_accepts_addresses_and_allowed_names(host):
     assert (refusal(LOCAL, host=host), refusal(ANY_ADDRESS, host=host)) == (421, 0)
 
 
-def test_a_host_must_be_there_once():
+def test_exactly_one_host_header_is_required():
     assert refusal(LOCAL) == 421
     with pytest.raises(CallerRefused):
         LOCAL.check([(b"host", b"localhost"), (b"host", b"localhost")])
@@ -69,11 +69,11 @@ def test_a_host_must_be_there_once():
         ({"sec_fetch_site": "none"}, 0),
     ],
 )
-def test_pages_of_other_origins_are_refused(headers, expected):
+def test_cross_origin_requests_are_rejected(headers, expected):
     assert refusal(LOCAL, host="localhost:80", **headers) == expected
 
 
-def test_a_metadata_server_is_not_written_to_by_a_page():
+def test_metadata_server_rejects_browser_writes():
     with MetadataServer("127.0.0.1", 0, ["meta.example"]) as running:
         port = int(running.url.rpartition(":")[2].partition("/")[0])
         for host, more, expected in (
@@ -90,12 +90,12 @@ def test_a_metadata_server_is_not_written_to_by_a_page():
 
 
 @pytest.mark.parametrize("name", ["a:1", "a/b", "", "a b", "http://a", "*"])
-def test_what_is_no_name_is_refused(name):
+def test_invalid_allow_host_is_rejected(name):
     with pytest.raises(InvalidArgument, match="allow_host must be a name"):
         MetadataServer("127.0.0.1", 0, [name])
 
 
-def test_an_admin_server_is_not_reached_by_a_page(pool):  # noqa: F811
+def test_admin_server_rejects_browser_requests(pool):  # noqa: F811
     store = Store(pool, namespace="a")
     store.put(1, b"x")
     with AdminServer(store, needs_token=False) as running:

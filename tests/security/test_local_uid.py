@@ -54,13 +54,13 @@ said(heard.hex())
 
 
 @pytest.mark.parametrize("speaks", [False, True])
-def test_another_user_is_not_heard(options, speaks):
+def test_other_users_are_rejected(options, speaks):
     with TransferEngine(**options) as engine:
         assert result_of(NOBODY, CONNECT, name=engine.name, speaks=speaks) == ""
         assert rejections(engine) == {ANOTHER_USER: 1}
 
 
-def test_nor_is_root_of_an_engine_that_is_not_its_own():
+def test_root_is_rejected_by_another_users_engine():
     script = """
 with TransferEngine() as engine:
     said(engine.name)
@@ -104,7 +104,7 @@ said([verdict, read])
 """
 
 
-def test_who_is_listed_must_prove_what_other_machines_do(options):
+def test_listed_users_must_authenticate_like_remote_hosts(options):
     with TransferEngine(local_users=[NOBODY], **options) as engine:
         region = engine.register(addressed(SIZE))
         verdict, read = result_of(NOBODY, LISTED, name=engine.name, flags=0, address=region.address)
@@ -132,7 +132,7 @@ with TransferEngine(transports=["shm"], secret=secret, local_users=[0]) as engin
 
 
 @pytest.mark.parametrize("secret", [None, OURS])
-def test_engines_of_users_who_list_each_other(secret):
+def test_mutually_listed_users_share_memory(secret):
     with TransferEngine(secret=secret, local_users=[NOBODY]) as engine:
         region = engine.register(addressed(SIZE))
         got = result_of(
@@ -164,7 +164,7 @@ with contextlib.suppress(OSError):
 
 
 @pytest.mark.parametrize("secret", [None, OURS])
-def test_a_squatter_of_the_name_is_not_spoken_to(secret):
+def test_squatted_socket_name_falls_back_to_tcp(secret):
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         name = f"127.0.0.1:{taken.getsockname()[1]}"
@@ -189,7 +189,7 @@ def test_a_squatter_of_the_name_is_not_spoken_to(secret):
         process.communicate()
 
 
-def test_the_setting_and_what_is_no_list():
+def test_local_users_setting_and_invalid_lists():
     with config.override(local_users=(NOBODY,)), TransferEngine() as engine:
         region = engine.register(addressed(SIZE))
         result_of(NOBODY, LISTED, name=engine.name, flags=0, address=region.address)
@@ -199,7 +199,7 @@ def test_the_setting_and_what_is_no_list():
             TransferEngine(local_users=users)
 
 
-def test_in_a_user_namespace_the_overflow_user_is_nobody(tmp_path):
+def test_overflow_uid_in_user_namespace_is_rejected(tmp_path):
     """A process there that runs as an unmapped user is shown as the same 65534 as all others."""
     script = """
 until = time.monotonic() + 20
@@ -223,7 +223,7 @@ with TransferEngine(local_users=[65534]) as engine:
     assert got == [NOBODY, {ANOTHER_USER: 1}]
 
 
-def test_the_refused_take_no_place(options):
+def test_rejected_connections_take_no_slot(options):
     with TransferEngine(**options) as engine:
         script = """
 for _ in range(600):

@@ -25,7 +25,7 @@ def port_of(running: MetadataServer) -> int:
 
 
 @pytest.mark.parametrize("start", [b"", b"G", GET[:-2], PUT % 9 + b"x"])
-def test_who_floods_keeps_no_one_waiting(start):
+def test_flood_does_not_delay_other_requests(start):
     """Neither those of another address nor those of its own."""
     with serving() as running:
         port = port_of(running)
@@ -36,7 +36,7 @@ def test_who_floods_keeps_no_one_waiting(start):
             assert is_closed(flood[0]), "the oldest one goes"
 
 
-def test_one_address_cannot_take_the_places_of_others():
+def test_one_address_cannot_evict_connections_of_others():
     with serving(connections=8, per_address=4) as running:
         port = port_of(running)
         with connected(port, "127.0.0.3") as slow:
@@ -47,13 +47,13 @@ def test_one_address_cannot_take_the_places_of_others():
 
 
 @pytest.mark.parametrize("start", [b"", b"G", GET[:-2], PUT % 9 + b"x"])
-def test_half_requests_are_closed_in_time(start):
+def test_incomplete_requests_time_out(start):
     with serving(headers_s=0.1, body_s=0.1) as running, silent(port_of(running), 4, start) as held:
         assert all(map(is_closed, held))
         assert status(port_of(running), GET) == 404
 
 
-def test_who_does_not_read_is_closed_in_time():
+def test_client_that_does_not_read_times_out():
     with serving(answer_s=0.1) as running:
         running.values.put("a", bytes(32 << 20), 60, None, False)
         with socket.socket() as reader:
@@ -71,7 +71,7 @@ def test_who_does_not_read_is_closed_in_time():
             assert num_bytes < 32 << 20
 
 
-def test_bodies_under_way_take_bounded_memory():
+def test_memory_of_incomplete_bodies_is_bounded():
     limit, size = 1 << 20, 16 << 10
     with serving(held_bytes=2 * limit, held_per_address=limit + size // 2) as running:
         port, put = port_of(running), PUT % size + bytes(size)
@@ -82,7 +82,7 @@ def test_bodies_under_way_take_bounded_memory():
         eventually(lambda: status(port, put) == 200, "it does not forget a request that is gone")
 
 
-def test_it_stops_while_clients_are_silent():
+def test_server_stops_despite_silent_clients():
     running = serving()
     with silent(port_of(running), 10, PUT % 9 + b"x") as held:
         running.close()

@@ -109,7 +109,7 @@ def outcome(path: Path, data: bytes) -> str:
 
 @pytest.mark.parametrize("name", GEOMETRY)
 @pytest.mark.parametrize("value", [0, 1, 0x7FFFFFFF, 0xFFFFFFFF, 0x40000000])
-def test_the_sizes_in_the_header(image, name, value):
+def test_invalid_header_sizes_are_rejected(image, name, value):
     data, path = image
     struct.pack_into("<I", data, GEOMETRY[name], value)
     # Of a pool with fewer processes the other parts would be elsewhere, but within the file.
@@ -119,7 +119,7 @@ def test_the_sizes_in_the_header(image, name, value):
     assert outcome(path, data) == ("used" if is_possible else "refused")
 
 
-def test_the_message(image):
+def test_damaged_header_error_message(image):
     data, path = image
     struct.pack_into("<I", data, GEOMETRY["alignment"], 0)
     path.write_bytes(data)
@@ -130,7 +130,7 @@ def test_the_message(image):
 
 @pytest.mark.parametrize("part", [(96, MUTEX), (MUTEX_END, ROWS), (ROWS, BUCKETS),
                                   (BUCKETS, ENTRIES), (ENTRIES, SPANS_END)])  # fmt: skip
-def test_random_changes(image, part, soak):
+def test_random_corruption_is_contained(image, part, soak):
     data, path = image
     random_ = random.Random(part[0])
     outcomes: Counter[str] = Counter()
@@ -143,7 +143,7 @@ def test_random_changes(image, part, soak):
     assert set(outcomes) <= {"used", "refused"}, outcomes
 
 
-def test_what_follows_from_the_objects_is_rebuilt(image):
+def test_derived_lists_are_rebuilt_from_objects(image):
     """Of the lists and orders nothing is left, and no object is lost."""
     data, path = image
     orders = ENTRIES + 64 * NUM_OBJECTS
@@ -164,7 +164,7 @@ def test_what_follows_from_the_objects_is_rebuilt(image):
         assert pool.stats().num_ready == (pool.objects().retention == 2).sum()
 
 
-def test_an_object_out_of_the_pool(image):
+def test_object_outside_the_pool_is_reported_as_damage(image):
     data, path = image
     with ObjectPool.open(path) as pool:
         numbers = (pool.ids_of([(i + 1, 1) for i in range(30)]) - 1) & 0xFFFFFFFF
@@ -181,7 +181,7 @@ def test_an_object_out_of_the_pool(image):
             pool.put_from((99, 1), b"x")
 
 
-def test_a_mutex_that_is_none(image):
+def test_invalid_mutex_is_reported_as_damage(image):
     data, path = image
     struct.pack_into("<I", data, MUTEX + 16, 0x20)  # of another kind: with the holder's priority
     path.write_bytes(data)
@@ -189,7 +189,7 @@ def test_a_mutex_that_is_none(image):
         ObjectPool.open(path)
 
 
-def test_a_mutex_whose_holder_never_was(image):
+def test_mutex_held_by_nonexistent_thread_times_out(image):
     _, path = image
     with ObjectPool.open(path) as pool:
         with path.open("r+b") as file:

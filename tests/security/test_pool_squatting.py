@@ -71,27 +71,27 @@ def refused(path: Path, why: str, **trust) -> None:
 
 @needs_root
 @pytest.mark.parametrize("mode", [0o600, 0o644, 0o666])
-def test_a_pool_of_another_user(shared, mode):
+def test_pool_of_another_user_is_rejected(shared, mode):
     path = shared / "kv"
     as_user(OTHER, lambda: make_pool(path, mode))
     refused(path, f"a file of user 0 .*, got {path} of user {OTHER}")
 
 
 @pytest.mark.parametrize("mode, why", [(0o666, "everyone"), (0o606, "everyone"), (0o660, "owner")])
-def test_a_pool_that_others_can_write(shared, mode, why):
+def test_pool_writable_by_others_is_rejected(shared, mode, why):
     path = shared / "kv"
     make_pool(path, mode)
     refused(path, f"{why} can write.*, got {path} with mode 0{mode:o}")
 
 
-def test_a_link(shared):
+def test_symlink_is_rejected(shared):
     make_pool(shared / "real", 0o600)
     (shared / "kv").symlink_to(shared / "real")
     refused(shared / "kv", "which is a link")
 
 
 @needs_root
-def test_a_link_of_another_user_to_a_file_of_this_one(shared):
+def test_symlink_planted_by_another_user_is_rejected(shared):
     (shared / "victim").write_bytes(bytes(8 << 20))
     as_user(OTHER, lambda: (shared / "kv").symlink_to(shared / "victim"))
     refused(shared / "kv", "which is a link")
@@ -103,20 +103,20 @@ def test_a_link_of_another_user_to_a_file_of_this_one(shared):
     assert not (shared / "nowhere").exists()
 
 
-def test_a_hard_link(shared):
+def test_hard_link_is_rejected(shared):
     make_pool(shared / "real", 0o600)
     (shared / "kv").hardlink_to(shared / "real")
     refused(shared / "kv", "one of 2 \\(hard links\\)")
 
 
 @needs_root
-def test_a_hard_link_to_a_pool_of_another_user(shared):
+def test_hard_link_to_another_users_pool_is_rejected(shared):
     as_user(OTHER, lambda: make_pool(shared / "real", 0o666))
     (shared / "kv").hardlink_to(shared / "real")
     refused(shared / "kv", f"of user {OTHER}")
 
 
-def test_what_is_no_file(shared):
+def test_non_regular_files_are_rejected(shared):
     os.mkfifo(shared / "fifo")
     refused(shared / "fifo", "which is a FIFO")
     (shared / "folder").mkdir()
@@ -128,7 +128,7 @@ def test_what_is_no_file(shared):
 
 
 @needs_root
-def test_a_fifo_and_a_folder_of_another_user(shared):
+def test_fifo_or_folder_of_another_user_is_rejected(shared):
     as_user(OTHER, lambda: os.mkfifo(shared / "fifo", 0o666))
     refused(shared / "fifo", "which is a FIFO")
     as_user(OTHER, lambda: (shared / "folder").mkdir())
@@ -136,7 +136,7 @@ def test_a_fifo_and_a_folder_of_another_user(shared):
 
 
 @needs_root
-def test_a_pool_is_no_one_elses(shared):
+def test_pool_file_is_private_to_its_user(shared):
     before = os.umask(0)
     try:
         pool = ObjectPool.create(BYTES, shared / "kv")
@@ -157,7 +157,7 @@ def test_a_pool_is_no_one_elses(shared):
 
 
 @needs_root
-def test_a_group_shares_a_pool(shared):
+def test_pool_can_be_shared_with_a_group(shared):
     path = shared / "kv"
     pool = ObjectPool.create(BYTES, path, group=OTHER)
     about = path.stat()
@@ -181,21 +181,21 @@ def test_a_group_shares_a_pool(shared):
 
 
 @needs_root
-def test_root_looks_at_the_pool_of_a_user(shared):
+def test_root_opens_pool_of_named_owner(shared):
     as_user(OTHER, lambda: make_pool(shared / "kv", 0o600))
     with ObjectPool.open(shared / "kv", owner=OTHER) as pool:
         assert pool.stats().num_ready == 0
 
 
 @pytest.mark.parametrize("name", ["owner", "group"])
-def test_who_is_trusted_must_exist(shared, name):
+def test_owner_and_group_must_exist(shared, name):
     make_pool(shared / "kv", 0o600)
     for value in ("no-such-name", -1, 1.5):
         with pytest.raises(InvalidArgument, match=f"^ObjectPool.open: {name} must be an "):
             ObjectPool.open(shared / "kv", **{name: value})
 
 
-def test_a_group_needs_a_file():
+def test_group_requires_a_path():
     with pytest.raises(InvalidArgument, match="^ObjectPool.create: group must be None without"):
         ObjectPool.create(BYTES, group=0)
 
@@ -216,7 +216,7 @@ def set_up(address: str = "") -> MooncakeDistributedStore | None:
 
 
 @needs_root
-def test_a_fresh_user_has_a_default_path(memory):
+def test_new_user_gets_private_default_path(memory):
     def use():
         first, second = set_up(), set_up()
         assert first.put("prompt", SECRET) == 0
@@ -254,7 +254,7 @@ def link(folder: Path) -> None:
 
 @needs_root
 @pytest.mark.parametrize("squat", [pool_in_its_place, open_folder, private_folder, link])
-def test_the_default_path_is_taken_by_another_user(memory, squat, caplog):
+def test_squatted_default_path_fails_setup(memory, squat, caplog):
     folder = memory / f"mooncake-store-{os.geteuid()}"
     as_user(OTHER, lambda: squat(folder))
     assert set_up() is None
@@ -263,7 +263,7 @@ def test_the_default_path_is_taken_by_another_user(memory, squat, caplog):
     assert files and not any(SECRET in path.read_bytes() for path in files)
 
 
-def test_the_default_folder_is_open_to_others(memory, caplog):
+def test_default_folder_open_to_others_fails_setup(memory, caplog):
     folder = memory / f"mooncake-store-{os.geteuid()}"
     folder.mkdir()
     folder.chmod(0o770)
@@ -281,7 +281,7 @@ def tier(path: Path) -> SsdTier:
 
 
 @needs_root
-def test_the_file_of_a_tier_is_of_another_user(shared):
+def test_tier_file_of_another_user_is_rejected(shared):
     def make() -> None:
         (shared / "tier").write_bytes(b"")
         (shared / "tier").chmod(0o666)
@@ -297,7 +297,7 @@ def test_the_file_of_a_tier_is_of_another_user(shared):
     assert (shared / "tier").stat().st_size == 0
 
 
-def test_the_file_of_a_tier_may_be_written_by_others(shared):
+def test_tier_file_writable_by_others_is_rejected(shared):
     tier(shared / "tier").close()
     assert stat.S_IMODE((shared / "tier").stat().st_mode) == 0o600
     (shared / "tier").chmod(0o620)
@@ -305,7 +305,7 @@ def test_the_file_of_a_tier_may_be_written_by_others(shared):
         tier(shared / "tier")
 
 
-def test_the_file_of_a_tier_is_exchanged_while_it_is_opened(shared, monkeypatch):
+def test_tier_uses_the_checked_file_when_swapped_during_open(shared, monkeypatch):
     """What moves pages opens the file that was checked, not what has its name by then."""
     path = shared / "tier"
     engine_open = TransferEngine.open

@@ -77,7 +77,7 @@ def has_nothing(host) -> bool:
     )
 
 
-def test_a_stranger_has_no_file_read(attacked, stranger, private):
+def test_stranger_cannot_make_a_node_read_files(attacked, stranger, private):
     source = f"file:{private}"
     for places in ([place_of(0, 3000)], []):
         answer = stranger.pull(1, source, places)
@@ -85,7 +85,7 @@ def test_a_stranger_has_no_file_read(attacked, stranger, private):
     assert has_nothing(attacked) and opened_nothing(attacked.engine)
 
 
-def test_nor_does_a_member(attacked, stranger, private):
+def test_member_cannot_make_a_node_read_files(attacked, stranger, private):
     attacked.node.directory.join(Member(stranger.engine.name, "elsewhere"), 60.0)
     source = f"file:{private}"
     answer = stranger.pull(1, source, [place_of(0, 3000)])
@@ -95,7 +95,7 @@ def test_nor_does_a_member(attacked, stranger, private):
 
 
 @pytest.mark.parametrize("is_member", [False, True])
-def test_no_other_server_is_connected_to(attacked, stranger, is_member):
+def test_pull_never_connects_to_a_third_party(attacked, stranger, is_member):
     if is_member:
         attacked.node.directory.join(Member(stranger.engine.name, "elsewhere"), 60.0)
     with socket.create_server(("127.0.0.1", 0)) as other:
@@ -112,7 +112,7 @@ def test_no_other_server_is_connected_to(attacked, stranger, is_member):
     assert has_nothing(attacked)
 
 
-def test_a_stranger_puts_nothing_even_of_its_own(attacked, stranger):
+def test_stranger_cannot_store_objects(attacked, stranger):
     answer = stranger.pull(1, stranger.engine.name, [place_of(stranger.place, 4096)])
     assert isinstance(answer, Refused) and has_nothing(attacked)
     attacked.node.directory.join(Member(stranger.engine.name, "elsewhere"), 60.0)
@@ -120,7 +120,7 @@ def test_a_stranger_puts_nothing_even_of_its_own(attacked, stranger):
     assert attacked.store.has_keys(np.frombuffer(key_of(1), np.uint64).reshape(1, 2)).all()
 
 
-def test_a_directory_that_names_a_file(attacked, private):
+def test_file_name_in_directory_is_never_opened(attacked, private):
     directory, name = attacked.node.directory, f"file:{private}"
     directory.join(Member(name, "elsewhere", "its pool", 1 << 30, 1 << 30), 60.0)
     directory.publish("its pool", attacked.store.keyspace.keys(["a"]))
@@ -131,7 +131,7 @@ def test_a_directory_that_names_a_file(attacked, private):
     assert opened_nothing(attacked.engine)
 
 
-def test_a_metadata_server_that_names_a_file(tmp_path, monkeypatch):
+def test_file_name_from_metadata_server_is_never_opened(tmp_path, monkeypatch):
     path = tmp_path / "private"
     path.write_bytes(PRIVATE)
     with TransferEngine() as engine:
@@ -143,7 +143,7 @@ def test_a_metadata_server_that_names_a_file(tmp_path, monkeypatch):
         assert opened_nothing(engine)
 
 
-def test_names_from_others_are_engines(tmp_path):
+def test_file_names_are_opened_only_with_allow_file(tmp_path):
     path = tmp_path / "private"
     path.write_bytes(PRIVATE)
     with TransferEngine() as engine:
@@ -159,7 +159,7 @@ def test_names_from_others_are_engines(tmp_path):
             assert peer.transport == "file"
 
 
-def test_no_engine_has_the_name_of_a_file():
+def test_hello_with_a_file_name_is_rejected():
     """Its notifications would be answered by opening the file."""
     with TransferEngine(transports=["tcp"]) as engine, connect(engine.name) as connection:
         with pytest.raises((EOFError, ConnectionError)):
@@ -184,7 +184,7 @@ def opening_calls() -> list[tuple[str, ast.Call]]:
     return found
 
 
-def test_every_place_that_opens_a_name_decides_whether_it_may_be_a_file():
+def test_every_open_call_states_allow_file():
     calls = {
         (name, ast.unparse(node.func)): {word.arg: word.value for word in node.keywords}
         for name, node in opening_calls()

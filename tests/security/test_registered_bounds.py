@@ -99,7 +99,7 @@ def _arena():
         yield store, arena, middle
 
 
-def test_every_call_that_takes_an_address_is_tried_here():
+def test_all_pointer_taking_calls_are_covered():
     calls = inspect.getmembers(MooncakeDistributedStore, inspect.isfunction)
     takes = {
         name
@@ -110,7 +110,7 @@ def test_every_call_that_takes_an_address_is_tried_here():
 
 
 @pytest.mark.parametrize("name", REFUSED)
-def test_a_range_that_leaves_its_registration(name, caplog):
+def test_range_beyond_registration_is_rejected(name, caplog):
     with _arena() as (store, arena, middle):
         for begin, size in ((0, ROOM + 1), (ROOM - 1, 2), (16, ROOM), (0, 2 * ROOM), (8, 2**63)):
             caplog.clear()
@@ -123,7 +123,7 @@ def test_a_range_that_leaves_its_registration(name, caplog):
         assert not any(store.get("begun"))  # nothing was written into it
 
 
-def test_one_of_a_batch_does_not_fail_the_others():
+def test_out_of_bounds_item_does_not_fail_its_batch():
     with _arena() as (store, arena, middle):
         codes = store.batch_put_from(
             ["a", "b", "c"], [middle, middle + 8, middle + 8], [8, ROOM, 8]
@@ -138,7 +138,7 @@ def test_one_of_a_batch_does_not_fail_the_others():
         np.testing.assert_array_equal(arena, expected)
 
 
-def test_offsets_into_a_registration_keep_its_bound(caplog):
+def test_offsets_stay_within_their_registration(caplog):
     """The bound is that of the registration the pointer is in, wherever an offset leads."""
     with _arena() as (store, arena, middle):
 
@@ -165,7 +165,7 @@ def test_offsets_into_a_registration_keep_its_bound(caplog):
         assert get(middle - 8, 8 + ROOM - 4, 4) == 4
 
 
-def test_each_registration_is_a_bound_of_its_own():
+def test_adjacent_registrations_are_not_merged():
     """Two that are adjacent are not one, as for the transfer engine; none may overlap another."""
     with _arena() as (store, arena, middle):
         assert store.register_buffer(middle + ROOM, ROOM) == 0
@@ -181,7 +181,7 @@ def test_each_registration_is_a_bound_of_its_own():
         assert store.get_into("v", middle, 2 * ROOM) == 2 * ROOM
 
 
-def test_what_begins_in_no_registration_is_looked_up():
+def test_unregistered_memory_is_accepted_by_lookup():
     with _arena() as (store, arena, middle):
         assert store.get_into("v", middle - 8, 2 * ROOM) == 2 * ROOM
         assert arena[ROOM - 8 : 3 * ROOM - 8].tobytes() == VALUE
@@ -189,7 +189,7 @@ def test_what_begins_in_no_registration_is_looked_up():
         assert store.get_into("v", middle, 2 * ROOM) == 2 * ROOM
 
 
-def test_no_transfer_leaves_a_registration():
+def test_transfers_stay_within_registered_memory():
     """Neither here nor at the peer, in any call of the engine, also into an adjacent one."""
     near, far = addressed(3 * ROOM), addressed(3 * ROOM)
     begin, begin_far = near.ctypes.data, far.ctypes.data

@@ -72,7 +72,7 @@ class Between:
 
 
 @forms
-def test_a_handshake_that_was_meant_for_another(secret_only):
+def test_relayed_handshake_is_rejected(secret_only):
     with engine(secret_only) as near, engine(secret_only) as far:
         region = far.register(untouched(SIZE))
         with raw_server(between := Between(far.name)) as name:
@@ -83,7 +83,7 @@ def test_a_handshake_that_was_meant_for_another(secret_only):
 
 
 @forms
-def test_a_handshake_that_is_led_back(secret_only):
+def test_handshake_reflected_to_its_sender_is_rejected(secret_only):
     with engine(secret_only) as near:
         region = near.register(untouched(SIZE))
         with raw_server(between := Between(near.name)) as name:
@@ -95,7 +95,7 @@ def test_a_handshake_that_is_led_back(secret_only):
 
 
 @forms
-def test_who_says_where_he_is(secret_only):
+def test_reached_at_admits_forwarded_addresses(secret_only):
     """An engine that is reached otherwise, as by NAT, says so; with any spelling."""
     with Proxy("") as proxy, engine(secret_only) as near:
         port = proxy.name.rpartition(":")[2]
@@ -109,7 +109,7 @@ def test_who_says_where_he_is(secret_only):
                 assert near.regions(peer) == []
 
 
-def test_the_address_cannot_be_changed_on_the_way():
+def test_tampered_hello_address_is_rejected():
     with engine(True) as near, engine(True) as far, Proxy(far.name) as proxy:
         reached, own = (name.replace(":", "/").encode() for name in (proxy.name, far.name))
         own = own[: len(reached)].ljust(len(reached), b"0")  # the sizes go with it
@@ -152,7 +152,7 @@ def attack(proxy: Proxy, frame: bytes) -> None:
         ),
     ],
 )
-def test_nothing_is_done_for_who_takes_a_session_over(session, frame):
+def test_hijacked_session_cannot_write(session, frame):
     near, far, proxy, region, mine = session
     peer = near.open(proxy.name)
     assert len(near.regions(peer)) == 1
@@ -163,7 +163,7 @@ def test_nothing_is_done_for_who_takes_a_session_over(session, frame):
     assert (region._buffer.owner == addressed(SIZE)).all()
 
 
-def test_a_frame_is_not_taken_twice(session):
+def test_replayed_frame_is_rejected(session):
     near, far, proxy, region, mine = session
     peer = near.open(proxy.name)
     before = len(proxy.relays[0].up.passed)
@@ -180,7 +180,7 @@ def test_a_frame_is_not_taken_twice(session):
 
 
 @pytest.mark.parametrize("where", [8, 24, 64, 72])  # id, size; the range's address and size
-def test_a_request_cannot_be_changed_on_the_way(session, where):
+def test_tampered_request_is_rejected(session, where):
     near, _far, proxy, region, mine = session
     peer = near.open(proxy.name)
 
@@ -198,7 +198,7 @@ def test_a_request_cannot_be_changed_on_the_way(session, where):
     assert (region._buffer.owner == UNTOUCHED).all()
 
 
-def test_an_answer_cannot_be_changed_on_the_way(session):
+def test_tampered_response_is_rejected(session):
     """A refusal that is made a success, and a list of other regions."""
     near, _far, proxy, region, mine = session
     address = struct.pack("<Q", region.address)
@@ -220,7 +220,7 @@ def test_an_answer_cannot_be_changed_on_the_way(session):
         near.write(other, [(mine.address, region.address + SIZE, 64)], deadline_s=WAIT_S).wait()
 
 
-def test_nothing_can_be_read_along_by_default():
+def test_traffic_with_a_secret_is_encrypted_by_default():
     with Proxy("") as proxy:
         with engine(False, reached_at=[proxy.name]) as far, engine(False) as near:
             proxy.target = far.name
@@ -232,7 +232,7 @@ def test_nothing_can_be_read_along_by_default():
             assert b"MKTRNSFR" not in flow.passed
 
 
-def test_the_hello_says_what_was_dialled():
+def test_hello_carries_the_dialled_address():
     """By hand: the addresses that a target compares."""
     heard = []
 

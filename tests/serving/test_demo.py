@@ -24,7 +24,7 @@ def demo(*arguments):
     return run_to_its_end(command)
 
 
-def test_json_has_the_answers_and_the_life_of_the_blocks(tiny_folder):
+def test_json_has_answers_and_block_life_cycles(tiny_folder):
     result = demo("--model", tiny_folder, "--json", "--max-tokens", 8, "--prompt", "the end")
     assert result.returncode == 0, result.stderr
     answer = json.loads(result.stdout)
@@ -35,7 +35,7 @@ def test_json_has_the_answers_and_the_life_of_the_blocks(tiny_folder):
     assert steps["moved"]["bytes"] > 0
 
 
-def test_the_terminal_shows_answers_and_the_table(tiny_folder):
+def test_terminal_shows_answers_and_the_block_table(tiny_folder):
     prompts = [word for prompt in ("one", "[/b] two", "three") for word in ("--prompt", prompt)]
     result = demo("--model", tiny_folder, "--max-tokens", 4, "--temperature", 1.0, *prompts)
     assert result.returncode == 0, result.stderr
@@ -53,7 +53,7 @@ def test_the_terminal_shows_answers_and_the_table(tiny_folder):
         (["--prompt", b"\xff\xfe"], "--prompt must be UTF-8 text"),
     ],
 )
-def test_a_bad_argument_is_one_line(arguments, message, tiny_folder):
+def test_bad_argument_gives_a_one_line_error(arguments, message, tiny_folder):
     model = [] if "--model" in arguments else ["--model", tiny_folder]
     result = demo(*model, *arguments)
     assert result.returncode == 2
@@ -74,14 +74,14 @@ def test_a_bad_argument_is_one_line(arguments, message, tiny_folder):
         ("--transport", "local", "invalid choice: 'local'"),
     ],
 )
-def test_a_bad_option_is_named_before_anything_is_loaded(option, value, message, capsys):
+def test_bad_option_is_rejected_before_anything_is_loaded(option, value, message, capsys):
     with pytest.raises(SystemExit) as ended:
         main(["demo", option, value])
     assert ended.value.code == 2
     assert f"error: argument {option}: {message}" in capsys.readouterr().err
 
 
-def test_what_fails_while_it_runs_is_not_a_difference(tiny_folder, capsys, monkeypatch):
+def test_runtime_failure_is_not_reported_as_a_difference(tiny_folder, capsys, monkeypatch):
     def run(options):
         raise WorkerFailed("the decode process was killed")
 
@@ -91,7 +91,7 @@ def test_what_fails_while_it_runs_is_not_a_difference(tiny_folder, capsys, monke
 
 
 @pytest.mark.parametrize("package", ["rich", "tokenizers"])
-def test_a_missing_package_is_one_line(package, tiny_folder):
+def test_missing_package_gives_a_one_line_error(package, tiny_folder):
     """As after `pip install .` without the extra."""
     code = f"""
 import sys
@@ -106,7 +106,7 @@ sys.exit(main(["demo", "--model", {str(tiny_folder)!r}]))
     )
 
 
-def test_an_interrupt_ends_it_without_a_traceback(tiny_folder):
+def test_interrupt_exits_without_a_traceback(tiny_folder):
     command = [sys.executable, "-m", "mooncake_serving", "demo", "--model", str(tiny_folder)]
     process = subprocess.Popen(
         command,

@@ -32,7 +32,7 @@ def logits_of(model, tokens, cuts):
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("cuts", [(), (5, 6, 40)], ids=str)
-def test_logits_are_those_of_the_cpu(gpu, tiny_folder, prompts, dtype, cuts):
+def test_gpu_logits_match_the_cpu(gpu, tiny_folder, prompts, dtype, cuts):
     exact = logits_of(load_model(tiny_folder)[0], prompts[-1], cuts)
     here, there = (
         logits_of(load_model(tiny_folder, dtype=dtype, device=device)[0], prompts[-1], cuts)
@@ -43,7 +43,7 @@ def test_logits_are_those_of_the_cpu(gpu, tiny_folder, prompts, dtype, cuts):
     assert error <= 1e-3 + 2 * rounded
 
 
-def test_batched_tokens_equal_lone_ones(gpu, tiny_folder, prompts, make_engine):
+def test_batched_tokens_equal_single_request_tokens(gpu, tiny_folder, prompts, make_engine):
     model = load_model(tiny_folder, device=gpu)[0]
 
     def tokens_of(prompts, **limits):

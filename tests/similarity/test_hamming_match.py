@@ -37,7 +37,7 @@ def matches(engine, queries, references, **limits):
     return index.tolist(), distance.tolist()
 
 
-def test_by_hand(engine):
+def test_small_cases_by_hand(engine):
     queries, references = [0b0000, 0b1111, 0b1010], [0b1110, 0b0001, 0b1010, 0b0000]
     assert matches(engine, queries, references) == ([3, 0, 2], [0, 1, 0])
     assert matches(engine, queries, references, window=0) == ([0, 1, 2], [3, 3, 0])
@@ -52,7 +52,7 @@ def test_ties_go_to_the_nearest_then_to_the_earlier(engine):
     assert matches(engine, [7] * 5, [6, 0, 0, 0, 6])[0] == [0, 0, 0, 4, 4]
 
 
-def test_nothing_is_near_enough(engine):
+def test_no_reference_within_the_limits_gives_minus_one(engine):
     nothing = ([-1, -1], [-1, -1])
     assert matches(engine, [1, 2], []) == nothing
     assert matches(engine, [1, 2], [0, 0], max_distance=0) == nothing
@@ -62,7 +62,7 @@ def test_nothing_is_near_enough(engine):
 
 @pytest.mark.parametrize("num_bytes", [1, 7, 8, 16, 32, 33, 64, 72, 600])
 @pytest.mark.parametrize("levels", [1, 2, 256])
-def test_any_length(engine, num_bytes, levels):
+def test_signatures_of_any_length(engine, num_bytes, levels):
     sides = signatures(150, num_bytes, 1, levels), signatures(170, num_bytes, 2, levels)
     check(*sides, engine.engine, engine.device)
     check(*sides, engine.engine, engine.device, window=11, max_distance=3 * num_bytes)
@@ -78,7 +78,7 @@ def test_more_references_than_a_chunk_and_more_queries_than_a_block(engine):
 
 @settings(max_examples=150, deadline=None)
 @given(st.data())
-def test_any_case(data):
+def test_random_cases_match_the_loop(data):
     num_bytes = data.draw(st.integers(1, 70) | st.sampled_from([8, 16, 32, 64]))
     sizes = [data.draw(st.integers(0, 60)) for _ in range(2)]
     levels = data.draw(st.sampled_from([1, 2, 3, 256]))
@@ -91,7 +91,7 @@ def test_any_case(data):
     check(*sides, **limits)
 
 
-def test_matches_that_are_planted_far_apart():
+def test_distant_planted_matches_are_found():
     """2,000 tokens in another order, each with up to 20 of its 256 bits changed."""
     references = signatures(2000, 32)
     order = torch.randperm(2000, generator=torch.Generator().manual_seed(5))
@@ -103,7 +103,7 @@ def test_matches_that_are_planted_far_apart():
     assert distance.tolist() == expected
 
 
-def test_threads_do_not_matter():
+def test_result_is_independent_of_the_thread_count():
     sides = signatures(3000, 32), signatures(4000, 32, 1)
     expected = mk.hamming_match(*sides)
     torch.set_num_threads(1)
@@ -172,14 +172,14 @@ ONE = torch.ones(2, 8, dtype=torch.uint8)
     ],
 )
 @pytest.mark.parametrize("engine", ["auto", "reference"])
-def test_bad_signatures(engine, queries, references, message):
+def test_bad_signatures_are_rejected(engine, queries, references, message):
     with pytest.raises(mk.InvalidArgument, match=f"^hamming_match: {message}"):
         mk.hamming_match(queries, references, engine=engine)
 
 
 @pytest.mark.parametrize("argument", ["max_distance", "window"])
 @pytest.mark.parametrize("value", [-1, True, 2.0, "3", 1 << 63, torch.tensor(3)])
-def test_bad_limits(argument, value):
+def test_bad_limits_are_rejected(argument, value):
     with pytest.raises(
         mk.InvalidArgument, match=f"^hamming_match: {argument} must be an integer in 0 to"
     ):
@@ -187,7 +187,7 @@ def test_bad_limits(argument, value):
 
 
 @pytest.mark.parametrize("engine", ["fast", None, "triton"])
-def test_bad_engine(engine):
+def test_bad_engine_is_rejected(engine):
     with pytest.raises(mk.InvalidArgument, match=r"^hamming_match: engine must be one of"):
         mk.hamming_match(ONE, ONE, engine=engine)
 
@@ -197,7 +197,7 @@ def test_a_named_engine_does_not_fall_back():
         mk.hamming_match(ONE, ONE, engine="cuda")
 
 
-def test_the_operator_checks_too():
+def test_operator_checks_its_arguments():
     for arguments in ((ONE, ONE[:, :4].contiguous()), (ONE, ONE.t()), (ONE[0], ONE)):
         with pytest.raises((ValueError, RuntimeError), match=r"hamming_match: .* must"):
             OPERATOR(*arguments, None, None)

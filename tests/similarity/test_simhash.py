@@ -38,7 +38,7 @@ def check(embeddings, planes, engine="auto", device="cpu"):
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("num_tokens, dim, bits", [(70, 48, 256), (3, 1, 8), (33, 200, 72)])
-def test_bits_are_signs_of_dots(engine, dtype, num_tokens, dim, bits):
+def test_bits_are_signs_of_dot_products(engine, dtype, num_tokens, dim, bits):
     embeddings, planes = tokens_and_planes(num_tokens, dim, bits, dtype)
     for normals in (planes, planes.to(dtype)):
         is_sure = check(embeddings, normals, engine.engine, engine.device)
@@ -53,7 +53,7 @@ def test_the_lowest_bit_comes_first(engine):
     assert signatures.tolist() == [[1, 2, 128], [254, 253, 127]]
 
 
-def test_zero_is_set_and_nan_is_not(engine):
+def test_zero_sets_the_bit_and_nan_does_not(engine):
     embeddings = torch.tensor([[0.0], [-0.0], [torch.nan], [torch.inf], [-torch.inf]])
     planes = torch.ones(1, 8)
     arguments = (embeddings.to(engine.device), planes.to(engine.device))
@@ -69,7 +69,7 @@ def test_float64_keeps_its_range(engine):
     assert signatures.tolist() == [[255], [0], [255], [0], [0]]
 
 
-def test_no_tokens(engine):
+def test_no_tokens_give_no_signatures(engine):
     embeddings, planes = tokens_and_planes(0, 5, 16)
     check(embeddings, planes, engine.engine, engine.device)
 
@@ -79,7 +79,7 @@ def test_no_tokens(engine):
     *(st.integers(0, 40), st.integers(0, 300), st.integers(1, 40), st.sampled_from(DTYPES)),
     st.integers(0, 9),
 )
-def test_any_shape(num_tokens, dim, num_bytes, dtype, seed):
+def test_embeddings_of_any_shape(num_tokens, dim, num_bytes, dtype, seed):
     check(*tokens_and_planes(num_tokens, dim, 8 * num_bytes, dtype, seed))
 
 
@@ -91,7 +91,7 @@ def test_strided_tokens_and_planes():
 
 
 @pytest.mark.parametrize("most", [1, 100, 1000])
-def test_rows_in_parts(monkeypatch, most):
+def test_rows_are_processed_in_parts(monkeypatch, most):
     embeddings, planes = tokens_and_planes(25, 20, 16, torch.bfloat16)
     whole = mk.simhash(embeddings, planes)
     monkeypatch.setitem(similarity.MOST_FLOATS, "cpu", most)
@@ -106,7 +106,7 @@ def test_autocast_does_not_round_the_products():
         check(embeddings, planes)
 
 
-def test_near_embeddings_have_near_signatures():
+def test_similar_embeddings_have_similar_signatures():
     """The share of differing bits is the angle over pi: here for 4096 bits, to five sigma."""
     embeddings, planes = tokens_and_planes(2, 64, 4096)
     for mix in (0.0, 0.1, 1.0, 30.0):
@@ -125,7 +125,7 @@ def test_opcheck_and_compile(monkeypatch):
 
 
 @pytest.mark.parametrize("values", [torch.ones(3), torch.ones(2, 9), torch.ones(2, 8).double()])
-def test_the_operator_checks_too(values):
+def test_operator_checks_its_argument(values):
     with pytest.raises((ValueError, RuntimeError), match="pack_signs: values must be"):
         OPERATOR(values)
 
@@ -154,20 +154,20 @@ def test_the_operator_checks_too(values):
     ],
 )
 @pytest.mark.parametrize("engine", ["auto", "reference"])
-def test_bad_arguments(engine, embeddings, planes, message):
+def test_bad_arguments_are_rejected(engine, embeddings, planes, message):
     with pytest.raises(mk.InvalidArgument, match=f"^simhash: {message}"):
         mk.simhash(embeddings, planes, engine=engine)
 
 
 @pytest.mark.parametrize("engine", ["auto", "host", "reference"])
-def test_tensors_without_data(engine):
+def test_meta_tensors_are_rejected(engine):
     tensors = (tensor.to("meta") for tensor in tokens_and_planes(2, 3, 8))
     with pytest.raises(mk.InvalidArgument, match="^simhash: tensors must be on cpu or cuda, got"):
         mk.simhash(*tensors, engine=engine)
 
 
 @pytest.mark.parametrize("engine", ["fast", None, "triton"])
-def test_bad_engine(engine):
+def test_bad_engine_is_rejected(engine):
     with pytest.raises(mk.InvalidArgument, match=f"^simhash: engine must be .*, got {engine!r}"):
         mk.simhash(*tokens_and_planes(1, 1, 8), engine=engine)
 

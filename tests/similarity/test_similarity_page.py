@@ -12,7 +12,7 @@ def differing_bits(a, b):
     return sum((x ^ y).bit_count() for x, y in zip(a.tolist(), b.tolist(), strict=True))
 
 
-def test_the_example_takes_over_the_keys_and_values():
+def test_example_reuses_matched_keys_and_values():
     torch.manual_seed(1)
     names = run_block("kernels/similarity", 0, {})
     kept, prompt, index = names["kept"], names["prompt"], names["index"]
@@ -33,7 +33,7 @@ def test_the_example_takes_over_the_keys_and_values():
 
 
 @pytest.mark.parametrize("window", [0, 3, 100])
-def test_the_loops_are_what_the_functions_do(window):
+def test_documented_loops_match_the_functions(window):
     generator = torch.Generator().manual_seed(window)
     embeddings, planes = (torch.randn(s, 16, generator=generator) for s in (12, 16))
     names = {

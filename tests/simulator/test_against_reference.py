@@ -100,7 +100,7 @@ class Reference:
 
 @pytest.mark.parametrize("rate", [0.5, 3.0, 30.0])
 @pytest.mark.parametrize("batching", Batching)
-def test_a_coupled_instance_does_what_the_reference_does(batching, rate):
+def test_coupled_instance_matches_the_reference(batching, rate):
     requests = make_load(7, rate)
     options = CoupledOptions(
         batching=batching, token_budget=700, max_batched_tokens=6000, max_batch_size=12
@@ -128,7 +128,7 @@ def test_a_coupled_instance_does_what_the_reference_does(batching, rate):
 
 
 @pytest.mark.parametrize("rate", [2.0, 20.0, 200.0])
-def test_a_decode_instance_does_what_a_loop_over_steps_does(rate):
+def test_decode_instance_matches_a_loop_over_steps(rate):
     requests = [r for r in make_load(11, rate, 150) if r.output_length > 1]
     capacity, max_batch = 80_000, 16
     clock = Clock()
@@ -167,7 +167,7 @@ def test_a_decode_instance_does_what_a_loop_over_steps_does(rate):
         assert job.gaps_s().sum() == pytest.approx(job.finished_s - job.first_token_s)
 
 
-def test_steps_that_grow_are_counted_as_one_by_one():
+def test_closed_form_of_growing_steps_matches_the_sum():
     for first, growth in ((0.02, 0.0), (0.02, 1e-6), (0.3, 0.01)):
         for count in (1, 2, 7, 1000):
             total = sum(first + growth * i for i in range(count))

@@ -113,7 +113,7 @@ def check_everybody_is_served_or_refused(report, trace):
 
 @given(clusters(), st.sampled_from(TRACES), policies, rules, slos, st.integers(0, 3))
 @settings(max_examples=250, deadline=None)
-def test_everybody_is_served_or_refused_and_nothing_is_left(
+def test_every_request_is_served_or_rejected_and_nothing_is_left(
     options, trace, policy, rule, slo, seed
 ):
     cluster, report = run(options, trace, policy, rule, slo, seed)
@@ -157,7 +157,7 @@ def test_everybody_is_served_or_refused_and_nothing_is_left(
 
 @given(clusters(), policies, rules, slos)
 @settings(max_examples=8, deadline=None)
-def test_equal_runs_are_equal(options, policy, rule, slo):
+def test_equal_runs_have_equal_results(options, policy, rule, slo):
     first, second = (run(options, TRACES[0], policy, rule, slo, 0)[1].summary() for _ in range(2))
     assert first == second
 
@@ -183,7 +183,7 @@ blind = st.sampled_from([Random, RoundRobin, LoadBalance])
 
 @given(coupled_clusters, st.sampled_from(TRACES), blind, st.integers(0, 3))
 @settings(max_examples=20, deadline=None)
-def test_coupled_clusters_serve_all_that_they_can_hold(options, trace, policy, seed):
+def test_coupled_clusters_serve_every_request_they_can_hold(options, trace, policy, seed):
     cluster = CoupledCluster(options, policy(), seed=seed)
     report = cluster.run(trace)
     check_everybody_is_served_or_refused(report, trace)

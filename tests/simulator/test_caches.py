@@ -76,7 +76,7 @@ prompts = st.lists(st.lists(st.integers(0, 12), min_size=1, max_size=6, unique=T
 @pytest.mark.parametrize("name", POLICIES)
 @given(capacity=st.integers(1, 8), prompts=prompts)
 @settings(max_examples=60, deadline=None)
-def test_policies_evict_what_a_scan_over_all_blocks_would(name, capacity, prompts):
+def test_policies_evict_as_a_full_scan_would(name, capacity, prompts):
     cache, naive = BlockCache(capacity, make_policy(name)), Naive(name, capacity)
     for prompt in prompts:
         before = set(cache.keys())
@@ -87,17 +87,17 @@ def test_policies_evict_what_a_scan_over_all_blocks_would(name, capacity, prompt
         assert len(cache) <= capacity
 
 
-def test_a_cache_of_nothing_holds_nothing():
+def test_cache_of_capacity_zero_stays_empty():
     cache = BlockCache(0, make_policy("lru"))
     assert cache.insert(["a"]) == ["a"] and len(cache) == 0 and cache.match(["a"]) == 0
 
 
-def test_an_unknown_policy_is_named():
+def test_unknown_policy_is_rejected():
     with pytest.raises(InvalidArgument, match=r"name must be one of lru.*belady, got 'mru'"):
         make_policy("mru")
 
 
-def test_blocks_that_leave_dram_are_found_on_ssd_until_they_leave_that_too():
+def test_blocks_evicted_from_dram_move_to_ssd_and_then_are_lost():
     lost = []
     store = NodeStore(2, ssd_blocks=2, lost=lost.extend)
     store.insert([1, 2])
@@ -161,7 +161,7 @@ def test_warm_up_is_replayed_but_not_counted():
 
 
 @pytest.mark.parametrize("capacity", [-1, float("nan"), "x", None])
-def test_a_capacity_that_is_none_is_named(capacity):
+def test_bad_capacity_is_rejected(capacity):
     with pytest.raises(InvalidArgument, match="capacity_tokens must be >= 0, got"):
         replay([], capacity)
 
@@ -175,10 +175,10 @@ def test_a_capacity_that_is_none_is_named(capacity):
         ({"warm_up": "x"}, r"replay: warm_up must be in \[0, 1\), got 'x'"),
     ],
 )
-def test_a_bad_argument_of_a_replay_is_named(options, message):
+def test_bad_replay_arguments_are_rejected(options, message):
     with pytest.raises(InvalidArgument, match=message):
         replay([], 1e6, **options)
 
 
-def test_offline_policies_are_those_that_need_the_replay():
+def test_offline_policies_are_not_in_the_online_list():
     assert set(OFFLINE).isdisjoint(POLICIES)

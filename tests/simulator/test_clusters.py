@@ -87,14 +87,14 @@ def test_requests_and_bytes_are_conserved():
     assert fetched > 0
 
 
-def test_the_same_seed_gives_the_same_run_and_another_one_does_not():
+def test_seed_determines_the_run():
     def times(seed):
         return [job.finished_s for job in serve(policy=Random(), seed=seed)[1].jobs]
 
     assert times(5) == times(5) != times(6)
 
 
-def test_the_index_knows_what_stores_hold_when_events_are_not_late():
+def test_index_matches_stores_if_events_are_not_delayed():
     cluster, _ = serve()
     for request in TRACE:
         held = [node.store.match(request.hash_ids)[0] for node in cluster.prefill]
@@ -114,19 +114,19 @@ def test_the_index_knows_what_stores_hold_when_events_are_not_late():
     ],
     ids=["no limit", "ssd", "sieve", "small decode", "pipelines", "late events"],
 )
-def test_other_clusters_lose_nothing_either(options):
+def test_requests_are_conserved_in_other_clusters(options):
     cluster, report = serve(options)
     check_everybody_is_served(cluster, report)
 
 
 @pytest.mark.parametrize("kind", [PrefillOptions, CoupledOptions])
-def test_blocks_have_the_size_of_the_trace(kind):
+def test_block_size_cannot_be_set_per_component(kind):
     """Another size in one place alone would count tokens that no cache holds."""
     with pytest.raises(TypeError, match="block_tokens"):
         kind(block_tokens=4096)
 
 
-def test_nothing_hits_more_than_a_cache_without_a_limit():
+def test_hit_rate_is_bounded_by_an_unlimited_cache():
     limit = trace_stats(TRACE).max_hit_rate
     ample = DisaggregatedOptions(num_prefill=1, num_decode=3, dram_tokens=None)
     assert 0 < serve(ample)[1].hit_rate <= limit
@@ -149,7 +149,7 @@ def test_more_cache_saves_prefill_and_an_ssd_counts_as_cache():
 
 
 @pytest.mark.parametrize("failed", [0, 5])
-def test_what_a_failed_instance_had_is_served_by_others(failed):
+def test_requests_of_a_failed_instance_are_served_by_others(failed):
     options = DisaggregatedOptions(
         num_prefill=4, num_decode=3, failures=(Failure(failed, 8.0, 10.0), Failure(1, 9.0, 5.0))
     )
@@ -178,7 +178,7 @@ def test_arrivals_without_an_instance_wait_if_all_are_accepted(failed, rule):
         assert [job.rejected for job in report.jobs] == [None, why, why, None]
 
 
-def test_who_is_served_anew_is_judged_from_its_arrival():
+def test_restarted_request_is_judged_from_its_arrival():
     trace = [TraceRequest(0.0, 40_000, 2, ()), TraceRequest(0.1, 40_000, 2, ())]
 
     def run(ttft_s):
@@ -194,7 +194,7 @@ def test_who_is_served_anew_is_judged_from_its_arrival():
     assert refused.rejected and refused.decision.reason.why is Why.PREFILL_LOAD
 
 
-def test_an_instance_that_fails_again_is_down_for_the_longer_of_both(monkeypatch):
+def test_overlapping_failures_last_until_the_later_recovery(monkeypatch):
     recovered = []
     bring_back = Conductor.recovered
 
@@ -209,7 +209,7 @@ def test_an_instance_that_fails_again_is_down_for_the_longer_of_both(monkeypatch
 
 
 @pytest.mark.parametrize("rule", [Baseline(), EarlyRejection(), PredictiveRejection(decode_s=5.0)])
-def test_who_is_refused_leaves_nothing_behind_and_has_a_reason(rule):
+def test_rejected_request_has_a_reason_and_leaves_nothing(rule):
     slo = Slo(ttft_s=1.5, tbt_s=0.024)
     cluster, report = serve(admission=rule, slo=slo)
     check_everybody_is_served(cluster, report)
@@ -223,7 +223,7 @@ def test_who_is_refused_leaves_nothing_behind_and_has_a_reason(rule):
     assert report.ttft_s.max() < serve(policy=KVCacheCentric())[1].ttft_s.max()
 
 
-def test_a_cache_for_all_hits_more_than_caches_of_one():
+def test_shared_cache_hits_more_than_local_caches():
     ample = DisaggregatedOptions(num_prefill=4, num_decode=3)
     trace = scale_trace(TRACE, time=4.0)  # prompts wait for each other's prefill less
     shared = serve(ample, trace, policy=KVCacheCentric(balancing_threshold=1.0))[1]
@@ -233,7 +233,7 @@ def test_a_cache_for_all_hits_more_than_caches_of_one():
 
 
 @pytest.mark.parametrize("engine", Batching, ids=lambda batching: batching.value)
-def test_coupled_clusters_lose_nothing(engine):
+def test_requests_are_conserved_in_coupled_clusters(engine):
     options = CoupledClusterOptions(num_instances=4, engine=CoupledOptions(batching=engine))
     cluster = CoupledCluster(options)
     report = cluster.run(TRACE)
@@ -269,7 +269,7 @@ def test_coupled_clusters_lose_nothing(engine):
         ),
     ],
 )
-def test_impossible_clusters_are_named(options, message):
+def test_bad_cluster_options_are_rejected(options, message):
     with pytest.raises(InvalidArgument, match=message):
         DisaggregatedOptions(**options)
 
@@ -297,20 +297,20 @@ def test_impossible_clusters_are_named(options, message):
         ),
     ],
 )
-def test_impossible_options_are_named(call, message):
+def test_bad_component_options_are_rejected(call, message):
     with pytest.raises(InvalidArgument, match=message):
         call()
 
 
 @pytest.mark.parametrize("policy", [KVCacheCentric(), LocalCacheAware()], ids=repr)
-def test_a_coupled_cluster_has_no_policy_about_caches(policy):
+def test_coupled_cluster_rejects_cache_aware_policies(policy):
     with pytest.raises(
         InvalidArgument, match=r"policy must be one that needs no caches, got \w+\("
     ):
         CoupledCluster(CoupledClusterOptions(), policy)
 
 
-def test_a_pipeline_has_at_most_a_node_for_each_layer():
+def test_pipeline_may_have_a_node_for_each_layer():
     options = DisaggregatedOptions(
         num_prefill=1, num_decode=1, prefill=PrefillOptions(group_size=80)
     )
@@ -325,7 +325,7 @@ def test_a_pipeline_has_at_most_a_node_for_each_layer():
         ((2, 4), "over 2 prefill, then 3 decode instances, got 2 and 4 of 6"),
     ],
 )
-def test_a_conductor_of_another_cluster_is_refused(roles, message):
+def test_conductor_of_another_cluster_is_rejected(roles, message):
     options = DisaggregatedOptions(num_prefill=2, num_decode=3)
     other = conductor_of(DisaggregatedOptions(num_prefill=roles[0], num_decode=roles[1]))
     with pytest.raises(InvalidArgument, match=f"Disaggregated: conductor must be {message}"):
@@ -348,7 +348,7 @@ def a_cluster(kind):
         ((0, float("nan")), "got request 1 at nan ms after 0 ms"),
     ],
 )
-def test_requests_that_are_out_of_order_are_refused(kind, times_ms, message):
+def test_requests_out_of_order_are_rejected(kind, times_ms, message):
     cluster = a_cluster(kind)
     with pytest.raises(
         InvalidArgument, match=rf"{kind.__name__}.run: requests must be .*{message}"
@@ -430,7 +430,7 @@ def test_a_run_without_tokens_takes_no_time():
         assert len(times) == 8 and set(times.values()) == {None}, "no one was served in 0 s"
 
 
-def test_what_just_fits_is_served():
+def test_request_that_just_fits_is_served():
     options = DisaggregatedOptions(num_prefill=1, num_decode=1)
     capacity = options.machine.kv_capacity_tokens(options.model)
     trace = list(unshared([TraceRequest(0, capacity - 9, 9, ())]))
@@ -440,7 +440,7 @@ def test_what_just_fits_is_served():
     assert len(report.ttft_s) == len(coupled.ttft_s) == 1
 
 
-def test_a_report_of_a_request_without_an_end_is_refused():
+def test_report_rejects_an_unfinished_request():
     job = Job(0, TRACE[0], 0.0)
     with pytest.raises(InvalidArgument, match="served or refused, each of 1, got 0 and 0"):
         Report([job], 1)
@@ -451,7 +451,7 @@ def test_a_report_of_a_request_without_an_end_is_refused():
     [(None, 6, 16), (0.5, 10, 16), (1.001, 6, 16)],
     ids=["nothing leaves", "before the fetch", "during it"],
 )
-def test_a_fetch_brings_what_the_target_has_not(leaves_at_s, num_sent, num_stored):
+def test_fetch_brings_only_the_missing_blocks(leaves_at_s, num_sent, num_stored):
     """The target is believed to hold the first 4 of 10 blocks, and loses them; 16 are asked for."""
     options = DisaggregatedOptions(num_prefill=2, num_decode=1)
     keys = tuple(range(16))

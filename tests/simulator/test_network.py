@@ -9,7 +9,7 @@ from mooncake_simulator.events import Clock
 from mooncake_simulator.network import Network, Nic
 
 
-def test_equal_times_happen_in_the_order_they_were_asked_for():
+def test_simultaneous_events_run_in_scheduling_order():
     clock, seen = Clock(), []
     clock.at(2.0, seen.append, "late")
     clock.at(1.0, seen.append, "first")
@@ -27,7 +27,7 @@ def test_equal_times_happen_in_the_order_they_were_asked_for():
         clock.at(1.0, seen.append, "past")
 
 
-def test_a_flow_alone_takes_bytes_over_rate_and_two_share():
+def test_two_flows_share_the_rate_of_a_nic():
     clock = Clock()
     network = Network(clock)
     a, b, c = Nic(100.0), Nic(100.0), Nic(50.0)
@@ -42,7 +42,7 @@ def test_a_flow_alone_takes_bytes_over_rate_and_two_share():
     assert done["bc"] == pytest.approx(4.0)  # c receives no faster
 
 
-def test_who_comes_later_slows_who_is_under_way():
+def test_later_flow_slows_the_earlier_one():
     clock, done = Clock(), {}
     network, a, b = Network(clock), Nic(10.0), Nic(10.0)
     network.send(a, b, 100, lambda: done.setdefault("first", clock.now))
@@ -52,7 +52,7 @@ def test_who_comes_later_slows_who_is_under_way():
     assert done == {"first": pytest.approx(15.0), "second": pytest.approx(20.0)}
 
 
-def test_a_machine_that_fails_loses_its_flows_and_others_get_their_share():
+def test_failed_machine_loses_its_flows_and_others_speed_up():
     clock, done, lost = Clock(), {}, []
     network, a, b, c = Network(clock), Nic(10.0), Nic(10.0), Nic(10.0)
     network.send(a, b, 100, lambda: done.setdefault("ab", clock.now), lambda: lost.append("ab"))
@@ -71,7 +71,7 @@ flows = st.lists(
 
 @given(flows=flows)
 @settings(max_examples=80, deadline=None)
-def test_bytes_are_conserved_and_no_nic_is_faster_than_it_is(flows):
+def test_bytes_are_conserved_and_no_nic_exceeds_its_rate(flows):
     clock = Clock()
     network, nics = Network(clock), [Nic(100.0), Nic(50.0), Nic(20.0), Nic(100.0)]
     ends = []
@@ -87,6 +87,6 @@ def test_bytes_are_conserved_and_no_nic_is_faster_than_it_is(flows):
         assert not nic.outbound and not nic.inbound
 
 
-def test_a_nic_without_a_rate_is_named():
+def test_nic_without_a_rate_is_rejected():
     with pytest.raises(InvalidArgument, match="bytes_per_s must be > 0, got 0"):
         Nic(0)

@@ -23,7 +23,7 @@ PROFILE = TraceProfile.load(Path(__file__).parent / "conversation.profile.json")
 COST = StepCost(LLAMA3_70B, A800_NODE)
 
 
-def test_step_cost_says_of_itself_what_it_gives():
+def test_step_cost_docstring_figures_are_current():
     cost = StepCost(LLAMA_13B, A6000)
     ms = [1e3 * cost.mixed_s([(num_tokens, 0)]) for num_tokens in (128, 256, 257)]
     assert ms == pytest.approx([52.3, 71.3, 94.4], abs=0.05)
@@ -31,7 +31,7 @@ def test_step_cost_says_of_itself_what_it_gives():
     assert said in " ".join(StepCost.__doc__.split())
 
 
-def test_a_decoding_step_takes_what_is_predicted():
+def test_decode_step_cost_matches_the_prediction():
     sizes = np.arange(1, 600)
     for tokens in (1, 1000, 16_384):
         predicted = fit_costs(LLAMA3_70B, A800_NODE, 4096).decode.seconds(sizes, sizes * tokens)
@@ -39,7 +39,7 @@ def test_a_decoding_step_takes_what_is_predicted():
         assert predicted == pytest.approx(steps, rel=1e-12)
 
 
-def test_decode_instances_are_not_filled_beyond_the_objective():
+def test_decode_batches_stay_within_the_objective():
     """A step of 129 requests takes a third longer than one of 128; the objective is between."""
     options = DisaggregatedOptions(num_decode=1)
     slo = Slo(30, 0.039)
@@ -52,7 +52,7 @@ def test_decode_instances_are_not_filled_beyond_the_objective():
 
 @pytest.mark.parametrize("stages", [1, 2, 4])
 @pytest.mark.parametrize("chunk_tokens", [1024, 4096, 32_768])
-def test_a_prefill_alone_takes_what_is_predicted(stages, chunk_tokens):
+def test_single_prefill_takes_the_predicted_time(stages, chunk_tokens):
     costs = fit_costs(LLAMA3_70B, A800_NODE, chunk_tokens, stages)
     for num_tokens in (512, 3000, 20_000, 32_768, 100_000):
         for prefix in (0, num_tokens // 2):
@@ -89,7 +89,7 @@ def predict_and_run(options, trace, policy=None):
     ],
     ids=["plain", "one group", "four groups", "large chunks", "ssd"],
 )
-def test_first_tokens_come_when_they_are_predicted(options):
+def test_ttft_is_close_to_the_prediction(options):
     options = DisaggregatedOptions(num_decode=3, **options)
     trace = scale_trace(synth_trace(PROFILE, 400, seed=3), time=1.0)
     jobs, predicted = predict_and_run(options, trace)
@@ -98,14 +98,14 @@ def test_first_tokens_come_when_they_are_predicted(options):
     assert low > 0.95 and median == pytest.approx(1, abs=0.05) and high < 1.15
 
 
-def test_no_first_token_comes_long_after_it_is_predicted():
+def test_ttft_never_exceeds_the_prediction_by_much():
     options = DisaggregatedOptions(num_decode=3)
     jobs, predicted = predict_and_run(options, synth_trace(PROFILE, 600, seed=3))
     assert sum(job.fetched_tokens > 0 for job in jobs) > 100
     assert max(job.ttft_s - p for job, p in zip(jobs, predicted, strict=True)) < 0.5
 
 
-def test_a_prompt_that_fetches_is_not_behind_a_later_one():
+def test_fetching_prompt_is_not_overtaken_by_a_later_one():
     """One prompt fetches 15 ms worth of KV when one of half a minute arrives behind it."""
     options = DisaggregatedOptions(num_prefill=2, num_decode=1)
     conductor = conductor_of(options, policy=KVCacheCentric(balancing_threshold=1.0))
@@ -124,7 +124,7 @@ def test_a_prompt_that_fetches_is_not_behind_a_later_one():
 
 
 @pytest.mark.parametrize("recompute", [False, True], ids=["fetched", "recomputed"])
-def test_a_fetch_waits_for_kv_that_streams_to_a_decode_instance(recompute):
+def test_fetch_is_delayed_by_kv_streaming_to_decode(recompute):
     """Instance 0 sends 100 blocks to be decoded when instance 1 needs 40 that only 0 has.
 
     To fetch them takes 2.2 s alone, to recompute them 2.9 s, and to fetch them during the stream
@@ -144,7 +144,7 @@ def test_a_fetch_waits_for_kv_that_streams_to_a_decode_instance(recompute):
     assert jobs[2].ttft_s == pytest.approx(predicted[2], rel=0.05)
 
 
-def test_fetches_over_slow_nics_take_about_what_is_predicted():
+def test_fetches_over_slow_nics_take_about_the_predicted_time():
     """Were streams not counted, they would be late by 1.1 s in the mean."""
     options = DisaggregatedOptions(machine=replace(A800_NODE, nic_bytes_per_s=3e9))
     jobs, predicted = predict_and_run(options, synth_trace(PROFILE, 1000, seed=1))

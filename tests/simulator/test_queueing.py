@@ -120,7 +120,7 @@ prompts = st.tuples(
 
 @given(st.lists(prompts, min_size=1, max_size=6), st.integers(1, 4))
 @settings(max_examples=200, deadline=None)
-def test_any_prompts_pass_a_pipeline_as_tick_by_tick(prompts, num_stages):
+def test_pipeline_matches_a_tick_by_tick_simulation(prompts, num_stages):
     prompts = [(at, first, max(first, loaded), c) for at, first, loaded, c in sorted(prompts)]
     free_s, ours = [0.0] * num_stages, []
     for at, first, loaded, chunks in prompts:
@@ -190,7 +190,7 @@ def waiting(*num_tokens, expected_s=0.0):
     return clock, instance, jobs, order
 
 
-def test_who_waits_for_a_fetch_is_not_overtaken():
+def test_prompt_waiting_for_a_fetch_is_not_overtaken():
     clock, instance, jobs, order = waiting(1000, 100_000, 1000)
 
     def fetched():
@@ -226,7 +226,7 @@ def test_a_prompt_that_delays_no_other_goes_ahead_of_a_fetch():
     assert [job.first_token_s for job in jobs] == pytest.approx(ends)
 
 
-def test_who_is_behind_a_fetch_goes_on_when_it_is_given_up():
+def test_queue_continues_after_a_fetching_prompt_is_cancelled():
     clock, instance, jobs, order = waiting(1000, 1000, 2000)
 
     def give_up():
@@ -240,7 +240,7 @@ def test_who_is_behind_a_fetch_goes_on_when_it_is_given_up():
     assert jobs[2].first_token_s == pytest.approx(2.0 + COST.prefill_s(2000, 0, 4096))
 
 
-def test_an_instance_is_expected_to_be_free_behind_fetches():
+def test_expected_free_time_includes_pending_fetches():
     _, instance, jobs, _ = waiting(1000, 1000, expected_s=0.375)
     jobs[0].fetched_s = 3.0
     assert instance.expected_free_s == 3.75
@@ -250,7 +250,7 @@ def test_an_instance_is_expected_to_be_free_behind_fetches():
     assert instance.expected_free_s == 0.0
 
 
-def test_who_goes_ahead_is_out_of_all_stages_when_a_fetch_ends():
+def test_prompt_goes_ahead_only_if_it_clears_all_stages_before_the_fetch():
     """In a pipeline the first prompt would otherwise queue in the later stages."""
     size, stages = 4096, 8
     prefill_s = COST.prefill_s(size, 0, 4096)

@@ -60,11 +60,11 @@ def claims(name, setup=CONVERSATION):
     "name",
     ["sarathi-tiles", "sarathi-pd-peak", "sarathi-serve-table4", "arxiv-fig7"],
 )
-def test_every_claim_of_these_papers_is_found(name):
+def test_all_claims_of_the_papers_hold(name):
     assert all(claims(name, Setup([], "")).values())
 
 
-def test_a_breakdown_accounts_for_what_comes_behind_the_prefill():
+def test_breakdown_accounts_for_time_after_the_prefill():
     outcome = REPRODUCTIONS["fast25-fig14"](Setup([], ""))
     assert all(claim.holds for claim in outcome.claims)
     ours = {row.what: row.ours for row in outcome.rows}
@@ -80,7 +80,7 @@ def test_a_breakdown_accounts_for_what_comes_behind_the_prefill():
     assert ours["128k: less TTFT as it is served"] == pytest.approx(100 * (1 - after / before))
 
 
-def test_the_best_ratio_is_fitted_and_says_so():
+def test_best_ratio_is_reported_as_fitted():
     few = replace(CONVERSATION, released={"synthetic": CONVERSATION.trace})
     outcome = REPRODUCTIONS["fast25-fig15"](few)
     assert [claim.what for claim in outcome.claims if "fitted" in claim.what] == [
@@ -94,7 +94,7 @@ def test_the_best_ratio_is_fitted_and_says_so():
 
 
 @pytest.mark.parametrize("name", ["fast25-fig5", "arxiv-fig8", "arxiv-policies"])
-def test_ties_are_no_order(name):
+def test_ties_do_not_satisfy_an_order(name):
     alone = Setup([TraceRequest(0.0, 1000, 5, (0, 1))], "one request")
     assert not any(claims(name, alone).values())
 
@@ -109,11 +109,11 @@ def test_ties_are_no_order(name):
         ([1, 1.01], False),
     ],
 )
-def test_what_stays_as_it_is_does_not_fall(values, falls):
+def test_constant_values_do_not_count_as_falling(values, falls):
     assert _falls(values) == falls
 
 
-def test_a_context_that_is_long_by_construction_is_compared_with_nothing(monkeypatch):
+def test_constructed_longest_context_has_no_published_figure(monkeypatch):
     monkeypatch.setattr(infinite_llm, "NUM_REQUESTS", 800)
     monkeypatch.setattr(infinite_llm, "MAX_TOKENS", (60_000,))
     outcome = REPRODUCTIONS["infinite-llm"](Setup([], ""))
@@ -158,7 +158,7 @@ def test_each_workload_has_its_own_published_hit_rates():
 @pytest.mark.parametrize(
     "kind, count", [("conversation", 12_031), ("synthetic", 3_993), ("toolagent", 23_608)]
 )
-def test_a_trace_as_long_as_the_published_one_is_not_remarked_on(kind, count):
+def test_trace_of_the_published_length_has_no_remark(kind, count):
     request = TraceRequest(0.0, 1, 1)
     assert Workload(kind, [request] * count, "theirs").remarks == []
     assert len(Workload(kind, [request] * (count - 1), "another").remarks) == 1
@@ -167,7 +167,7 @@ def test_a_trace_as_long_as_the_published_one_is_not_remarked_on(kind, count):
 @pytest.mark.parametrize(
     "name", [name for name in REPRODUCTIONS if name.startswith("fast25-") and "-fig14" not in name]
 )
-def test_figures_of_another_trace_are_remarked_on(name):
+def test_figures_of_another_trace_have_a_remark(name):
     requests = [TraceRequest(1e3 * i, 1024, 5, (0, i)) for i in range(1, 5)]
     others = {"synthetic": requests, "toolagent": requests}
     outcome = REPRODUCTIONS[name](Setup(requests, "another", released=others))
@@ -190,7 +190,7 @@ def test_figures_of_another_trace_are_remarked_on(name):
         "staleness",
     ],
 )
-def test_progress_is_over_the_parts_of_each_simulation(name):
+def test_progress_counts_the_parts_of_each_simulation(name):
     """The number of parts that is told before a simulation is how many are done after it."""
     told, done, totals = [], [], set()
 
@@ -210,13 +210,13 @@ def test_progress_is_over_the_parts_of_each_simulation(name):
     assert done == told and totals == {len(told)}
 
 
-def test_a_trace_of_which_nothing_is_served_is_named():
+def test_trace_with_no_servable_request_is_rejected():
     setup = Setup([TraceRequest(0.0, 10_000_000, 1)], "too long for any instance")
     with pytest.raises(ValueError, match="that the cluster can serve, got none served of 1"):
         clusters.serve_coupled(setup, clusters.VLLM["vLLM"])
 
 
-def test_a_figure_that_is_no_number_is_null():
+def test_nonfinite_figures_are_null_in_json():
     outcome = Outcome("", [Row("a", float("inf")), Row("b", float("nan")), Row("c", 1.5)])
     title, *lines = as_lines("any", replace(outcome, title="of what"))
     assert title == {"reproduction": "any", "title": "of what"}
@@ -247,7 +247,7 @@ def test_mooncake_serves_more_requests_in_time_and_with_less_prefill():
     assert found["prefill GPU time: Mooncake < prefix caching < vLLM < chunked prefill"]
 
 
-def test_the_made_up_synthetic_trace_has_the_published_figures():
+def test_generated_synthetic_trace_has_the_published_figures():
     stats = trace_stats(LIKE_SYNTHETIC)
     assert stats.input.mean == pytest.approx(15325, abs=1)
     assert stats.output.mean == pytest.approx(149, abs=1)
@@ -266,7 +266,7 @@ def test_without_the_synthetic_trace_and_its_profile_nothing_is_made_up():
         REPRODUCTIONS["fast25-fig7"](CONVERSATION)
 
 
-def test_the_made_up_tool_and_agent_trace_has_the_published_figures():
+def test_generated_tool_and_agent_trace_has_the_published_figures():
     requests = like_toolagent(0)
     assert len(requests) == 23_608 and requests[-1].timestamp_ms == pytest.approx(3.6e6, rel=0.03)
     assert np.mean([r.input_length for r in requests]) == pytest.approx(8596, rel=0.02)
@@ -279,7 +279,7 @@ def test_the_made_up_tool_and_agent_trace_has_the_published_figures():
 @pytest.mark.parametrize(
     "dataset, cached", [(ARXIV_SUMMARIZATION, 0.0), (L_EVAL, 0.8), (SIMULATED[16], 0.5)]
 )
-def test_made_up_datasets_have_the_published_averages(dataset, cached):
+def test_generated_datasets_have_the_published_averages(dataset, cached):
     requests = make(dataset, 2.0, 2000, seed=1)
     tokens = [r.input_length for r in requests]
     assert np.mean(tokens) == pytest.approx(dataset.input_tokens, rel=0.05)
@@ -294,7 +294,7 @@ def test_made_up_datasets_have_the_published_averages(dataset, cached):
         assert set(request.hash_ids) & set(other) == set(request.hash_ids[:common])
 
 
-def test_mooncake_serves_more_of_a_dataset_that_can_be_cached(monkeypatch):
+def test_mooncake_gains_more_on_a_cacheable_dataset(monkeypatch):
     monkeypatch.setattr(arxiv_datasets, "NUM_REQUESTS", 120)
     rates = arxiv_datasets._highest_rates(CONVERSATION, L_EVAL, arxiv_datasets._mean_gap)
     assert rates["Mooncake 3P + 1D"] > rates["vLLM prefix caching"] > rates["vLLM"] > 0
@@ -302,7 +302,7 @@ def test_mooncake_serves_more_of_a_dataset_that_can_be_cached(monkeypatch):
     assert gain == pytest.approx(100 * (rates["Mooncake 3P + 1D"] / rates["vLLM"] - 1))
 
 
-def test_early_rejection_wastes_no_prefill_and_refuses_fewer():
+def test_early_rejection_wastes_no_prefill_and_rejects_fewer():
     # Long enough to settle: at first no one has been decoded for t_d yet.
     overloaded = Setup(scale_trace(synth_trace(PROFILE, 2000, seed=0), time=0.6), "made up")
     rows = {row.what: row.ours for row in REPRODUCTIONS["arxiv-overload"](overloaded).rows}
@@ -332,7 +332,7 @@ def test_a_global_cache_hits_more_in_each_workload():
     assert all(holds for what, holds in found.items() if "too" not in what)
 
 
-def test_what_is_left_to_store_is_the_last_layer_or_what_the_link_is_behind():
+def test_store_latency_is_the_last_layer_or_the_backlog_of_the_link():
     assert store_latency_s(8.0, 4.0, 1) == 4
     assert store_latency_s(8.0, 4.0, 4) == 1, "one layer"
     assert store_latency_s(8.0, 16.0, 4) == 2 + 16 - 8, "it begins with the second layer"
@@ -341,7 +341,7 @@ def test_what_is_left_to_store_is_the_last_layer_or_what_the_link_is_behind():
 COST = StepCost(LLAMA3_70B, A800_NODE)
 
 
-def test_pooled_memory_serves_what_no_instance_could():
+def test_pooled_memory_serves_requests_no_single_instance_could():
     requests = [TraceRequest(0.0, 150_000, 20)] + [TraceRequest(0.0, 2_000, 20)] * 10
     alone, together = (
         serve_pooled(COST, requests, num_instances=4, capacity_tokens=60_000, pooled=pooled)
@@ -351,7 +351,7 @@ def test_pooled_memory_serves_what_no_instance_could():
     assert alone.tokens == pytest.approx(10 * 20) and together.tokens == pytest.approx(11 * 20)
 
 
-def test_instances_that_do_not_lend_take_the_time_of_their_own_steps():
+def test_instances_without_lending_take_their_own_step_time():
     requests = [TraceRequest(0.0, 30_000, 100)] * 4
     result = serve_pooled(
         COST, requests, num_instances=2, capacity_tokens=61_000, pooled=False, period_s=0.001
@@ -361,7 +361,7 @@ def test_instances_that_do_not_lend_take_the_time_of_their_own_steps():
 
 
 @pytest.mark.parametrize("num_others, borrows", [(0, True), (20, False)])
-def test_memory_is_borrowed_only_where_both_together_are_faster_by_it(num_others, borrows):
+def test_memory_is_borrowed_only_if_both_instances_together_gain(num_others, borrows):
     """A lender that decodes many short requests would lose more than the borrower gains."""
     attention_bound = StepCost(LLAMA3_70B, replace(A800_NODE, step_s=0.0, flops_per_s=1e18))
     pool = _Pool(attention_bound, 2, 600_000, 64)
@@ -376,7 +376,7 @@ def test_memory_is_borrowed_only_where_both_together_are_faster_by_it(num_others
     assert all(not i.running and i.lent_tokens == 0 for i in pool.instances), "all is given back"
 
 
-def test_throughput_is_that_of_the_time_in_which_all_have_requests_waiting():
+def test_throughput_counts_only_time_with_every_queue_nonempty():
     requests = [TraceRequest(0.0, 30_000, 100)] * 40
     result = serve_pooled(
         COST, requests, num_instances=2, capacity_tokens=61_000, pooled=False, period_s=0.01

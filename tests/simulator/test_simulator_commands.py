@@ -45,7 +45,7 @@ def test_every_command_has_a_help(command, capsys):
         assert all(name in text for name in REPRODUCTIONS)
 
 
-def test_hit_rate_prints_one_json_line_a_capacity(trace, capsys):
+def test_hit_rate_prints_one_json_line_per_capacity(trace, capsys):
     capacities = ["0", "100000", "3e6", "inf"]
     assert main(["hit-rate", "--trace", trace, "--capacity", *capacities, "--json"]) == 0
     lines = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
@@ -74,7 +74,7 @@ def test_a_pipe_without_a_reader_is_an_error(tmp_path, capfd):
     assert capfd.readouterr().err == "error: [Errno 32] Broken pipe\n"
 
 
-def test_without_an_output(trace, monkeypatch):
+def test_command_runs_without_stdout(trace, monkeypatch):
     monkeypatch.setattr(sys, "stdout", None)
     assert main(["trace", "stats", trace]) == 0
     sys.stdout.close()
@@ -93,7 +93,7 @@ GOOD = {"timestamp": 5, "input_length": 600, "output_length": 3, "hash_ids": [1,
     ],
 )
 @pytest.mark.parametrize("command", [["hit-rate", "--capacity", "inf"], ["run", "--json"]])
-def test_a_bad_line_is_named_by_its_number(command, line, message, tmp_path, capsys):
+def test_bad_line_is_reported_with_its_number(command, line, message, tmp_path, capsys):
     path = tmp_path / "bad.jsonl"
     path.write_text(json.dumps(GOOD) + "\n" + line + "\n")
     assert main([*command, "--trace", str(path)]) == 2
@@ -102,7 +102,7 @@ def test_a_bad_line_is_named_by_its_number(command, line, message, tmp_path, cap
 
 
 @pytest.mark.parametrize("text", ["-1", "nan", "many"])
-def test_a_capacity_that_is_none_is_named(text, trace, capsys):
+def test_bad_capacity_is_rejected(text, trace, capsys):
     with pytest.raises(SystemExit) as stopped:
         main(["hit-rate", "--trace", trace, f"--capacity={text}"])
     assert stopped.value.code == 2
@@ -110,7 +110,7 @@ def test_a_capacity_that_is_none_is_named(text, trace, capsys):
 
 
 @pytest.mark.parametrize("text", ["0", "-1", "1.5", "x", "\u00b2"])
-def test_a_block_of_no_tokens_is_named(text, trace, capsys):
+def test_bad_block_size_is_rejected(text, trace, capsys):
     with pytest.raises(SystemExit):
         main(["hit-rate", "--trace", trace, "--capacity=1", f"--block-tokens={text}"])
     assert f"--block-tokens: must be at least 1, got '{text}'" in capsys.readouterr().err
@@ -126,7 +126,7 @@ def test_a_run_that_serves_no_request_has_no_latencies(tmp_path, capsys):
     assert "None" not in capsys.readouterr().out
 
 
-def test_an_empty_trace_and_a_missing_one_are_errors(tmp_path, capsys):
+def test_empty_and_missing_traces_are_errors(tmp_path, capsys):
     path = tmp_path / "empty.jsonl"
     path.touch()
     assert main(["hit-rate", "--trace", str(path), "--capacity", "inf"]) == 2
@@ -135,7 +135,7 @@ def test_an_empty_trace_and_a_missing_one_are_errors(tmp_path, capsys):
     assert "No such file" in capsys.readouterr().err
 
 
-def test_hit_rate_of_a_csv_says_that_there_are_no_prefixes(tmp_path, capsys):
+def test_hit_rate_of_a_csv_is_an_error(tmp_path, capsys):
     path = tmp_path / "azure.csv"
     path.write_text("TIMESTAMP,ContextTokens,GeneratedTokens\n2023-11-16 18:00:00,374,44\n")
     assert main(["hit-rate", "--trace", str(path), "--capacity", "inf"]) == 2
@@ -143,7 +143,7 @@ def test_hit_rate_of_a_csv_says_that_there_are_no_prefixes(tmp_path, capsys):
 
 
 @pytest.mark.parametrize("command", ["run --trace", "trace scale", "fast25-fig9 --trace"])
-def test_a_seed_that_is_none_is_named(command, trace, tmp_path, capsys):
+def test_bad_seed_is_rejected(command, trace, tmp_path, capsys):
     out = [str(tmp_path / "out.jsonl")] if command == "trace scale" else []
     with pytest.raises(SystemExit) as stopped:
         main([*command.split(), trace, *out, "--seed", "-1"])
@@ -199,12 +199,12 @@ def test_run_prints_a_summary(trace, capsys):
         (["--admission", "predictive", "--decode-s", "-3"], "decode_s must be positive, got -3.0"),
     ],
 )
-def test_an_impossible_cluster_is_named(arguments, message, trace, capsys):
+def test_impossible_cluster_is_rejected(arguments, message, trace, capsys):
     assert main(["run", "--trace", trace, "--json", *arguments]) == 2
     assert message in capsys.readouterr().err
 
 
-def test_run_keeps_a_line_for_each_request_and_a_plot(trace, tmp_path, capsys):
+def test_run_saves_a_line_for_each_request_and_a_plot(trace, tmp_path, capsys):
     arguments = ["run", "--trace", trace, "--prefill", "2", "--decode", "1", "--json"]
     assert main([*arguments, "--admission", "early", "--ttft", "2", "--out", str(tmp_path)]) == 0
     summary = json.loads(capsys.readouterr().out)
@@ -227,7 +227,7 @@ def test_run_keeps_a_line_for_each_request_and_a_plot(trace, tmp_path, capsys):
     assert (tmp_path / "run.png").read_bytes().startswith(b"\x89PNG")
 
 
-def test_load_over_time_counts_who_is_there():
+def test_load_over_time_counts_active_requests():
     assert per_request._load("any", [(0.0, 2.0), (1.0, 4.0)]) == Curve(
         "any", [0.0, 1.0, 2.0, 4.0], [1, 2, 1, 0]
     )
@@ -256,7 +256,7 @@ def test_run_on_coupled_instances_of_each_machine(machine, trace, capsys):
     assert summary["served"] > 0 and summary["sent_bytes"] == 0
 
 
-def test_without_a_network_kv_never_arrives():
+def test_transfer_without_a_network_never_ends():
     transfer = fit_costs(LLAMA_13B, A6000, 4096).transfer
     assert transfer.seconds([0, 1, 10**6], 0.0, 0).tolist() == [0.0, np.inf, np.inf]
 
@@ -271,14 +271,14 @@ def test_run_takes_models_and_machines_by_name(trace, capsys):
     assert main(["run", "--trace", trace, "--json", *one_gpu]) == 0
 
 
-def test_an_instance_without_a_network_is_named():
+def test_disaggregation_requires_a_network():
     with pytest.raises(
         InvalidArgument, match=r"machine.nic_bytes_per_s must be positive, got 0\.0"
     ):
         DisaggregatedOptions(model=LLAMA_13B, machine=A6000)
 
 
-def test_the_conductors_model_is_no_model_of_the_simulator():
+def test_conductor_model_is_rejected_as_a_simulator_model():
     with pytest.raises(
         InvalidArgument, match=r"model must be a Model of .*machines, got ModelSpec"
     ):
@@ -286,7 +286,7 @@ def test_the_conductors_model_is_no_model_of_the_simulator():
 
 
 @pytest.mark.parametrize("command", ["sarathi-tiles", "fast25-fig9", "run"])
-def test_where_to_keep_results_is_looked_at_first(command, trace, monkeypatch, capsys):
+def test_output_folder_is_checked_before_simulating(command, trace, monkeypatch, capsys):
     def never(*_, **__):
         raise AssertionError("nothing is to be simulated")
 
@@ -304,7 +304,7 @@ def test_where_to_keep_results_is_looked_at_first(command, trace, monkeypatch, c
     assert "matplotlib is not installed" in capsys.readouterr().err
 
 
-def test_figure_9_of_a_trace_that_shares_nothing_is_an_error(tmp_path, capsys):
+def test_figure_9_of_a_trace_without_shared_prefixes_is_an_error(tmp_path, capsys):
     path = tmp_path / "azure.csv"
     path.write_text("TIMESTAMP,ContextTokens,GeneratedTokens\n2023-11-16 18:00:00,374,44\n")
     assert main(["fast25-fig9", "--trace", str(path), *SYNTHETIC]) == 2
@@ -323,7 +323,7 @@ def test_the_bar_shows_the_parts_that_are_reported(num_parts, total):
 
 
 @pytest.mark.parametrize("command", ["run", "sarathi-tiles"])
-def test_json_needs_no_package_that_draws(command, trace, monkeypatch, capsys):
+def test_json_output_needs_no_plotting_package(command, trace, monkeypatch, capsys):
     monkeypatch.setitem(sys.modules, "rich", None)
     for name in ("rich.console", "rich.progress", "rich.table"):
         monkeypatch.setitem(sys.modules, name, None)
@@ -337,7 +337,7 @@ def test_json_needs_no_package_that_draws(command, trace, monkeypatch, capsys):
     )
 
 
-def test_plots_name_the_extra(monkeypatch):
+def test_missing_matplotlib_names_the_extra(monkeypatch):
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     monkeypatch.delitem(sys.modules, "mooncake_simulator.plot", raising=False)
     monkeypatch.delattr(simulator, "plot", raising=False)
@@ -348,7 +348,7 @@ def test_plots_name_the_extra(monkeypatch):
     assert told.value.name == "matplotlib"
 
 
-def test_the_trace_tools(trace, tmp_path, capsys):
+def test_trace_tool_commands(trace, tmp_path, capsys):
     out, profile = str(tmp_path / "out.jsonl"), str(tmp_path / "profile.json")
     assert main(["trace", "stats", trace, "--json"]) == 0
     assert json.loads(capsys.readouterr().out)
@@ -365,7 +365,7 @@ def test_the_trace_tools(trace, tmp_path, capsys):
     assert "OUT or --save-profile must be given" in capsys.readouterr().err
 
 
-def test_a_reproduction_prints_lines_and_saves_a_plot(tmp_path, capsys):
+def test_reproduction_prints_json_lines_and_saves_a_plot(tmp_path, capsys):
     assert main(["sarathi-tiles", "--json", "--out", str(tmp_path)]) == 0
     lines = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
     assert {"128 tokens", "256 tokens", "257 tokens"} <= {line.get("what") for line in lines}
@@ -374,7 +374,7 @@ def test_a_reproduction_prints_lines_and_saves_a_plot(tmp_path, capsys):
     assert (tmp_path / "sarathi-tiles.png").read_bytes().startswith(b"\x89PNG")
 
 
-def test_a_reproduction_shows_a_table(capsys):
+def test_reproduction_prints_a_table(capsys):
     made_up = ["--profile", str(PROFILE), "--requests", "60"]
     assert main(["fast25-fig9", *made_up, *SYNTHETIC]) == 0
     text = capsys.readouterr().out

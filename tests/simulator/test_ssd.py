@@ -60,7 +60,7 @@ def serve_cached(group_size=1):
     return serve(cluster)
 
 
-def test_reads_are_one_after_the_other():
+def test_disk_reads_are_sequential():
     clock = Clock()
     disk = Disk(clock, 10.0)
     assert disk.read_s(0) == 0 and disk.read_s(50) == 5
@@ -72,7 +72,7 @@ def test_reads_are_one_after_the_other():
     assert disk.read_s(10) == 1
 
 
-def test_what_is_read_from_a_disk_is_sent_no_faster_and_leaves_with_its_machine():
+def test_flow_from_a_disk_is_limited_by_the_disk_and_dies_with_it():
     clock, done, lost = Clock(), {}, []
     network, a, b = Network(clock), Nic(100.0), Nic(100.0)
     network.send(a, b, 100, lambda: done.setdefault("disk", clock.now), limit_bytes_per_s=10.0)
@@ -86,7 +86,7 @@ def test_what_is_read_from_a_disk_is_sent_no_faster_and_leaves_with_its_machine(
 
 
 @pytest.mark.parametrize("bytes_per_s, tokens", [(1e6, 0), (1e12, 64 * BLOCK_SIZE)])
-def test_a_slow_ssd_is_computed_around_and_a_fast_one_read(bytes_per_s, tokens):
+def test_slow_ssd_is_recomputed_around_and_a_fast_one_is_read(bytes_per_s, tokens):
     cluster = make(bytes_per_s)
     put_on_ssd(cluster, 0)
     job = serve(cluster)
@@ -122,7 +122,7 @@ def test_two_fetches_from_one_ssd_share_it():
     assert second - first == pytest.approx(64 * BLOCK_BYTES / 10e9)
 
 
-def test_what_lies_on_a_slow_ssd_elsewhere_is_not_fetched():
+def test_blocks_on_a_slow_remote_ssd_are_not_fetched():
     cluster = make(1e6, num_prefill=2)
     put_on_ssd(cluster, 0)
     cluster.conductor.cluster.free_at_s[0] = 1e6
@@ -131,7 +131,7 @@ def test_what_lies_on_a_slow_ssd_elsewhere_is_not_fetched():
     assert job.ttft_s == pytest.approx(COST.prefill_s(64 * BLOCK_SIZE + 100, 0, 4096))
 
 
-def test_a_fetch_reads_what_the_target_has_on_its_own_ssd_too():
+def test_fetch_also_reads_the_local_ssd_of_the_target():
     cluster = make(10e9, num_prefill=2, policy=KVCacheCentric(balancing_threshold=1.0))
     source, target = cluster.prefill
     source.store.insert(PREFIX)
@@ -147,7 +147,7 @@ def test_a_fetch_reads_what_the_target_has_on_its_own_ssd_too():
 
 
 @pytest.mark.parametrize("gb_per_s", [0.001, 6, 24])
-def test_the_conductor_predicts_what_is_read(gb_per_s):
+def test_conductor_predicts_ssd_reads(gb_per_s):
     cluster = make(1e9 * gb_per_s)
     put_on_ssd(cluster, 0)
     commit, decisions = cluster.conductor.commit, []
@@ -157,7 +157,7 @@ def test_the_conductor_predicts_what_is_read(gb_per_s):
     assert decisions[0].prefill.prefix_tokens == job.prefix_tokens
 
 
-def test_a_faster_ssd_is_never_worse_and_the_slowest_one_is_as_none():
+def test_faster_ssd_is_never_worse_and_the_slowest_equals_none():
     keys = [tuple(range(100 * i, 100 * i + 30)) for i in range(6)]
     trace = [TraceRequest(3e3 * i, 30 * BLOCK_SIZE, 1, keys[i % 6]) for i in range(24)]
 

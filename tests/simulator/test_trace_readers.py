@@ -29,14 +29,14 @@ def path(tmp_path):
     return tmp_path / "trace"
 
 
-def test_mooncake(path):
+def test_mooncake_trace_is_read(path):
     path.write_text(lines({}, "", {"timestamp": 3.5, "hash_ids": [0, 1, 9]}))
     first, second = read_trace(path)
     assert first == TraceRequest(3, 1025, 7, (0, 1, 2))
     assert second == TraceRequest(3.5, 1025, 7, (0, 1, 9))
 
 
-def test_another_block_size(path):
+def test_mooncake_trace_with_another_block_size(path):
     path.write_text(lines({"input_length": 48}))
     assert next(read_mooncake(path, block_size=16)).hash_ids == (0, 1, 2)
 
@@ -65,7 +65,7 @@ def test_another_block_size(path):
         ({"hash_ids": [0, 1, 1]}, "hash id 1 must follow hash id 0 as before, got hash id 1"),
     ],
 )
-def test_a_bad_line_of_mooncake_is_named(path, bad, message):
+def test_bad_line_of_a_mooncake_trace_is_reported(path, bad, message):
     path.write_text(lines({}, "", bad, {}))
     with pytest.raises(InvalidTrace) as error:
         read_trace(path)
@@ -74,7 +74,7 @@ def test_a_bad_line_of_mooncake_is_named(path, bad, message):
     assert str(error.value).removeprefix(str(path)).count("line") == 1, "which of the two?"
 
 
-def test_prefixes_may_go_unchecked(path):
+def test_prefix_check_is_optional(path):
     path.write_text(lines({}, {"hash_ids": [2, 1, 0]}))
     assert len(list(read_mooncake(path, check_prefixes=False))) == 2
 
@@ -89,20 +89,20 @@ BURST = "Timestamp,Model,Request tokens,Response tokens,Total tokens,Log Type\n"
     [lines({}), AZURE + "2023-11-16 18:00:00,1025,7\n", BURST + "5,m,1025,7,1032,l\n"],
     ids=["mooncake", "azure", "burstgpt"],
 )
-def test_a_byte_order_mark_and_blank_lines_are_passed_over(path, before, text):
+def test_byte_order_mark_and_blank_lines_are_skipped(path, before, text):
     path.write_bytes((before + text).encode())
     (request,) = read_trace(path)
     assert (request.input_length, request.output_length) == (1025, 7)
 
 
 @pytest.mark.parametrize("text", ["", "\n", "\ufeff \n"])
-def test_an_empty_trace_is_called_empty(path, text):
+def test_empty_trace_is_reported_as_empty(path, text):
     path.write_bytes(text.encode())
     with pytest.raises(InvalidTrace, match="line 1: a trace must hold at least one request"):
         read_trace(path)
 
 
-def test_azure_of_2023_and_2024(path):
+def test_azure_traces_of_2023_and_2024_are_read(path):
     path.write_text(
         AZURE
         + "2023-11-16 18:15:46.6805900,374,44\n2023-11-16 18:15:50.9951690,396,109\n"
@@ -121,7 +121,7 @@ def test_azure_of_2023_and_2024(path):
     assert all(r.hash_ids == () for r in requests)
 
 
-def test_burstgpt_passes_over_failures(path):
+def test_burstgpt_failures_are_skipped(path):
     path.write_text(
         BURST
         + "5,ChatGPT,472,18,490,Conversation log\n45,ChatGPT,0,0,0,API log\n"
@@ -130,12 +130,12 @@ def test_burstgpt_passes_over_failures(path):
     assert read_trace(path) == [TraceRequest(0, 472, 18), TraceRequest(113_500, 417, 276)]
 
 
-def test_burstgpt_without_totals(path):
+def test_burstgpt_without_totals_is_read(path):
     path.write_text("Timestamp,Request tokens,Response tokens\n5,472,18\n")
     assert list(read_burstgpt(path)) == [TraceRequest(0, 472, 18)]
 
 
-def test_burstgpt_with_sessions(path):
+def test_burstgpt_with_sessions_is_read(path):
     path.write_text(
         "Timestamp,Session ID,Elapsed time,Model,Request tokens,Response tokens,Total tokens\n"
         "5,abc,1.5,ChatGPT,472,18,490\n"
@@ -175,7 +175,7 @@ def test_burstgpt_with_sessions(path):
         (read_trace, AZURE, 1, "a trace must hold at least one request"),
     ],
 )
-def test_a_bad_table_is_named(path, reader, text, line, message):
+def test_bad_table_is_reported(path, reader, text, line, message):
     path.write_text(text)
     with pytest.raises(InvalidTrace) as error:
         list(reader(path))
@@ -192,7 +192,7 @@ def test_a_bad_table_is_named(path, reader, text, line, message):
     ),
 )
 @settings(max_examples=200, deadline=None)
-def test_whatever_the_bytes_only_invalid_trace_is_raised(tmp_path_factory, head, tail):
+def test_any_bytes_give_a_trace_or_invalid_trace(tmp_path_factory, head, tail):
     path = tmp_path_factory.getbasetemp() / "any"
     path.write_bytes(head.encode() + tail)
     try:
@@ -216,7 +216,7 @@ requests_of_any_length = st.lists(
 
 @given(requests_of_any_length)
 @settings(max_examples=50, deadline=None)
-def test_what_is_written_is_read(tmp_path_factory, requests):
+def test_written_trace_round_trips(tmp_path_factory, requests):
     path = tmp_path_factory.mktemp("traces") / "trace.jsonl"
     requests = sorted(unshared(requests), key=lambda r: r.timestamp_ms)
     write_mooncake(requests, path)

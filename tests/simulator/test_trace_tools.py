@@ -76,23 +76,23 @@ def test_stats_of_one_request():
     assert stats.requests_per_s == stats.max_hit_rate == stats.seen_once == 0
 
 
-def test_stats_and_a_full_replay_agree(made_up):
+def test_stats_match_a_full_replay(made_up):
     assert trace_stats(made_up).max_hit_rate == pytest.approx(lru_hit_rate(made_up, 1e12))
 
 
-def test_a_made_up_trace_is_a_valid_one(made_up, tmp_path):
+def test_generated_trace_is_valid(made_up, tmp_path):
     write_mooncake(made_up, tmp_path / "trace.jsonl")
     assert read_trace(tmp_path / "trace.jsonl") == made_up
     assert len(made_up) == 3000 and made_up[0].timestamp_ms == 0
 
 
-def test_the_seed_decides(profile):
+def test_seed_determines_the_generated_trace(profile):
     assert synth_trace(profile, 200, seed=3) == synth_trace(profile, 200, seed=3)
     assert synth_trace(profile, 200, seed=3) != synth_trace(profile, 200, seed=4)
     assert len(synth_trace(profile, 1)) == 1
 
 
-def test_a_made_up_trace_is_like_its_profile(profile, made_up):
+def test_generated_trace_resembles_its_profile(profile, made_up):
     members = [member for family in profile.families for member in family.members]
     stats = trace_stats(made_up)
     lengths = [member.input_length for member in members]
@@ -145,7 +145,7 @@ def test_families_by_hand():
 
 
 @pytest.mark.parametrize("num_requests", [500, 3000, 9000])
-def test_families_stay_together_whatever_the_length(profile, num_requests):
+def test_families_stay_together_at_any_trace_length(profile, num_requests):
     requests = synth_trace(profile, num_requests, seed=2)
     assert len(requests) == num_requests
     assert all(len(r.hash_ids) == -(-r.input_length // 512) for r in requests)
@@ -156,7 +156,7 @@ def test_families_stay_together_whatever_the_length(profile, num_requests):
     assert sum(shape not in by_shape for shape in shapes) <= 1, "the last one is cut short"
 
 
-def test_a_whole_profile_makes_the_same_families_again(made_up):
+def test_full_profile_regenerates_the_same_families(made_up):
     whole = TraceProfile.of(made_up, max_requests=len(made_up))
     again = synth_trace(whole, len(made_up), seed=9)
     assert families(again) == families(made_up)
@@ -166,7 +166,7 @@ def test_a_whole_profile_makes_the_same_families_again(made_up):
 
 
 @pytest.mark.skipif("MK_TEST_TRACE" not in os.environ, reason="no path in MK_TEST_TRACE")
-def test_a_made_up_trace_is_like_the_real_one():
+def test_generated_trace_resembles_the_real_one():
     real = read_trace(os.environ["MK_TEST_TRACE"])
     ours = synth_trace(TraceProfile.of(real), len(real))
     for capacity in (1e6, 3e6, 1e7, 3e7, 1e12):
@@ -177,7 +177,7 @@ def test_a_made_up_trace_is_like_the_real_one():
     assert trace_stats(ours).num_unique_blocks == pytest.approx(theirs.num_unique_blocks, rel=0.03)
 
 
-def test_a_profile_is_kept_in_a_file(profile, tmp_path):
+def test_profile_round_trips_through_a_file(profile, tmp_path):
     profile.save(tmp_path / "profile.json")
     assert TraceProfile.load(tmp_path / "profile.json") == profile
     assert sum(len(f.members) for f in profile.families) == 1021 and "Apache-2.0" in profile.source
@@ -206,20 +206,20 @@ def profile_text(families: str) -> str:
         (profile_text("[[-1, [0, 9, 1]]]"), "TypeError"),
     ],
 )
-def test_a_bad_profile_is_named(tmp_path, text, message):
+def test_bad_profile_is_rejected(tmp_path, text, message):
     path = tmp_path / "profile.json"
     path.write_text(text)
     with pytest.raises(InvalidTrace, match=message):
         TraceProfile.load(path)
 
 
-def test_a_clock_that_is_stretched(made_up):
+def test_time_scaling_stretches_timestamps(made_up):
     faster = scale_trace(made_up, time=0.5)
     assert [r.timestamp_ms for r in faster] == [r.timestamp_ms / 2 for r in made_up]
     assert [r.hash_ids for r in faster] == [r.hash_ids for r in made_up]
 
 
-def test_more_load_is_other_users_at_the_same_time(made_up):
+def test_more_load_adds_other_users_at_the_same_times(made_up):
     double, one = trace_stats(scale_trace(made_up, load=2)), trace_stats(made_up)
     assert double.num_requests == 6000
     assert double.num_unique_blocks == 2 * one.num_unique_blocks
@@ -229,7 +229,7 @@ def test_more_load_is_other_users_at_the_same_time(made_up):
     assert times == sorted(times)
 
 
-def test_less_load_keeps_each_request_with_the_same_chance(made_up):
+def test_less_load_samples_requests_uniformly(made_up):
     third = scale_trace(made_up, load=0.3, seed=2)
     assert 800 < len(third) < 1000
     assert set(third) <= set(made_up) and third == scale_trace(made_up, load=0.3, seed=2)
@@ -244,7 +244,7 @@ def test_less_load_keeps_each_request_with_the_same_chance(made_up):
         (lambda: TraceProfile.of([]), "a trace must hold at least one request"),
     ],
 )
-def test_a_trace_that_is_none_is_named(call, message):
+def test_unusable_traces_are_rejected(call, message):
     with pytest.raises(ValueError, match=message):
         call()
 
@@ -269,6 +269,6 @@ def test_a_trace_that_is_none_is_named(call, message):
         (lambda: read_trace(5), "read_trace: path must be a path, got 5"),
     ],
 )
-def test_a_bad_argument_is_named(call, message):
+def test_bad_arguments_are_rejected(call, message):
     with pytest.raises(InvalidArgument, match=message):
         call()

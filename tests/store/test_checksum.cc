@@ -68,7 +68,7 @@ void test_parts(size_t size) {
   }
 }
 
-void test_what_others_write() {
+void test_concurrent_changes_of_the_source() {
   const std::string source = random_bytes(10'000);
   std::string object(source.size(), '\0'), changed = source, copy(source.size(), '\0');
   HashedCopy in(object.data(), source.size(), Way::kIn);
@@ -109,7 +109,7 @@ int main() {
       test_pieces(size);
       test_parts(size);
     }
-    test_what_others_write();
+    test_concurrent_changes_of_the_source();
   }
   test_vectors();
   return failures() > 0;

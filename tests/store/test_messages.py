@@ -70,7 +70,7 @@ def stores(tmp_path_factory):
 
 
 @pytest.mark.parametrize(("owner", "name", "parameter"), list(cases()))
-def test_it_names_the_call_the_argument_and_the_value(stores, owner, name, parameter):
+def test_errors_name_call_argument_and_value(stores, owner, name, parameter):
     call = getattr(stores[owner], name)
     for wrong in WRONG[parameter]:
         if name == "get_into_each" and parameter == "buffers" and wrong is not None:

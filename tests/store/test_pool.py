@@ -26,7 +26,7 @@ from .support import check, content, put
 KEY = (7, 1)
 
 
-def test_what_is_put_is_read_wherever_the_pool_is_open(pool):
+def test_objects_are_shared_by_all_openers_of_the_pool(pool):
     with ObjectPool.open(pool.path) as other:
         assert other.pin(KEY) is None and not other.contains(KEY)
         assert put(pool, KEY, 5000) is PutResult.STORED
@@ -50,7 +50,7 @@ def test_sizes(pool, num_bytes):
     assert check(pool) == 1
 
 
-def test_a_put_is_seen_when_it_is_committed(pool):
+def test_put_is_visible_once_committed(pool):
     with pool.begin(KEY, 100) as writing:
         writing.tensor(torch.float32).fill_(2.5)
         assert not pool.contains(KEY) and pool.pin(KEY) is None and not pool.remove(KEY)
@@ -65,7 +65,7 @@ def test_a_put_is_seen_when_it_is_committed(pool):
     assert pool.contains(KEY)
 
 
-def test_a_put_that_is_given_up_leaves_nothing(pool):
+def test_aborted_put_leaves_nothing(pool):
     with pytest.raises(RuntimeError, match="no more"), pool.begin(KEY, 4096):
         raise RuntimeError("no more")
     dropped = pool.begin(KEY, 64 * 4096)
@@ -76,7 +76,7 @@ def test_a_put_that_is_given_up_leaves_nothing(pool):
     assert check(pool) == 0 and pool.stats().free_bytes == pool.capacity_bytes
 
 
-def test_one_object_is_removed_and_not_another_under_its_key(pool):
+def test_remove_exactly_removes_only_the_given_object(pool):
     writing = pool.begin(KEY, 9)
     both = [KEY, (2, 2)]
     assert pool.ids_of(both).tolist() == [0, 0] and not pool.remove_exactly(KEY, writing.id)
@@ -97,7 +97,7 @@ def test_one_object_is_removed_and_not_another_under_its_key(pool):
     assert pool.contains(KEY) and pool.remove_exactly(KEY, int(pool.ids_of([KEY])[0]))
 
 
-def test_no_room(pool):
+def test_put_returns_full_when_the_pool_has_no_room(pool):
     assert put(pool, (1, 0), 60 * 4096) is PutResult.STORED
     assert pool.begin((2, 0), 5 * 4096) is PutResult.FULL
     assert put(pool, (2, 0), 4 * 4096) is PutResult.STORED
@@ -128,7 +128,7 @@ def test_parts_and_ranges(pool):
         pool.get_into(KEY, some, offset=3900)
 
 
-def test_many_in_one_call(pool):
+def test_batch_lookups_and_reads(pool):
     keys = object_keys(np.arange(20), "scope")
     for i, key in enumerate(keys.tolist()):
         if i != 12:
@@ -154,7 +154,7 @@ def table(*rows) -> tuple[np.ndarray, np.ndarray]:
     return places[..., 0], places[..., 1]
 
 
-def test_heads_and_what_follows_them(pool):
+def test_put_headed_and_get_headed(pool):
     keys, parts = object_keys(range(4), 1), [content((i, 1), 100 + i) for i in range(4)]
     heads, none = [b"head", b"", b"a longer head", b"HEAD"], np.empty(0, np.uint8)
     places = table(*[(part[:50], none, part[50:]) for part in parts])
@@ -176,7 +176,7 @@ def test_heads_and_what_follows_them(pool):
     assert pool.get_headed([], [], empty, empty).tolist() == pool.remove_each([]).tolist() == []
 
 
-def test_many_puts_have_positions(pool):
+def test_batch_puts_have_positions(pool):
     keys, places = object_keys(range(3), 1), table(*[(np.zeros(5, np.uint8),)] * 3)
     pool.put_headed(keys, [b""] * 3, *places, positions=[5, 1 << 40, 6])
     objects = pool.objects()
@@ -211,7 +211,7 @@ def test_heads_are_compared(pool):
             read([b"MAGIC"], *table((out,)), free=free)
 
 
-def test_many_puts_end_with_the_first_without_room(pool):
+def test_batch_put_stops_at_the_first_without_room(pool):
     keys, part = object_keys(range(6), 1), np.zeros(15 * 4096 - 4, np.uint8)
     places = table(*[(part,)] * 6)
     results = pool.put_headed(keys, [b"head"] * 6, *places, retention="hard")
@@ -225,7 +225,7 @@ def test_many_puts_end_with_the_first_without_room(pool):
         pool.put_headed(other[1:], [b"x"], places[0][:1], too_large)
 
 
-def test_a_pin_lasts_as_long_as_a_view_of_it(pool):
+def test_pin_lasts_as_long_as_its_views(pool):
     put(pool, KEY, 4096)
     pinned = pool.pin(KEY)
     array, tensor = np.frombuffer(pinned.view, np.uint8), pinned.tensor()
@@ -240,7 +240,7 @@ def test_a_pin_lasts_as_long_as_a_view_of_it(pool):
     np.testing.assert_array_equal(tensor, content(KEY, 4096))
 
 
-def test_views_end_with_close(pool):
+def test_closing_a_pin_releases_its_views(pool):
     put(pool, KEY, 10)
     with pool.pin(KEY) as pinned:
         view = pinned.view
@@ -262,7 +262,7 @@ def test_pins_are_limited(pool):
     pool.pin((8, 0)).close()
 
 
-def test_damage_is_found(pool):
+def test_damage_is_detected(pool):
     put(pool, KEY, 5000)
     put(pool, (8, 1), 5000, checksum=False)
     pool.memory().flip(0)[0]  # readable to its end
@@ -339,12 +339,12 @@ def test_keys():
         (lambda p: ObjectPool.create(4096, alignment=96), "alignment must be a power of two"),
     ],
 )
-def test_refusals(pool, call, message):
+def test_invalid_arguments_are_rejected(pool, call, message):
     with pytest.raises(InvalidArgument, match=message):
         call(pool)
 
 
-def test_arrays_of_objects_are_neither_stored_nor_read_into(pool):
+def test_object_dtype_arrays_are_rejected(pool):
     pool.put_from(KEY, b"\1" * 16)
     array = np.array([None, None], object)
     for call in (
@@ -358,14 +358,14 @@ def test_arrays_of_objects_are_neither_stored_nor_read_into(pool):
     assert array.tolist() == [None, None] and not pool.contains((8, 1))
 
 
-def test_a_tensor_of_another_size_is_refused(pool):
+def test_tensor_dtype_must_divide_the_object_size(pool):
     put(pool, KEY, 6)
     with pytest.raises(InvalidArgument, match="dtype must divide the object's 6 bytes"):
         pool.pin(KEY).tensor(torch.float32)
 
 
 @pytest.mark.parametrize("dtype", [None, "uint8", np.uint8, 1])
-def test_a_tensor_of_no_dtype_is_refused(pool, dtype):
+def test_invalid_tensor_dtype_is_rejected(pool, dtype):
     put(pool, KEY, 6)
     with pytest.raises(InvalidArgument, match="tensor: dtype must be a torch.dtype, got"):
         pool.pin(KEY).tensor(dtype)
@@ -373,7 +373,7 @@ def test_a_tensor_of_no_dtype_is_refused(pool, dtype):
         written.tensor(dtype)
 
 
-def test_names_that_nobody_holds():
+def test_named_keys_of_temporary_strings():
     """An array makes each string anew when it is asked for it, and so does such a sequence."""
 
     class Names(Sequence):
@@ -391,13 +391,13 @@ def test_names_that_nobody_holds():
 
 
 @pytest.mark.parametrize("arguments, got", [((64 << 20,), "67108864"), ((), "None")])
-def test_a_pool_is_not_made_by_its_class(arguments, got):
+def test_pool_constructor_is_not_public(arguments, got):
     message = rf"^ObjectPool: make one by ObjectPool.create\(capacity_bytes\) or .*, got {got}$"
     with pytest.raises(InvalidArgument, match=message):
         ObjectPool(*arguments)
 
 
-def test_a_closed_pool(pool):
+def test_closed_pool_is_rejected(pool):
     other = ObjectPool.open(pool.path)
     other.close()
     other.close()
@@ -408,7 +408,7 @@ def test_a_closed_pool(pool):
         other.__enter__()
 
 
-def test_what_is_no_pool(tmp_path, pool):
+def test_open_rejects_files_that_are_no_pool(tmp_path, pool):
     for size in (0, 10, 1 << 20):
         (tmp_path / "file").write_bytes(bytes(size))
         with pytest.raises(InvalidArgument, match="ObjectPool.open: path must be the memory of"):
@@ -423,13 +423,13 @@ def test_what_is_no_pool(tmp_path, pool):
 
 
 @pytest.mark.parametrize("path", [None, "/dev/shm/mk-test-too-large"])
-def test_more_memory_than_there_is(path):
+def test_create_fails_when_there_is_not_enough_memory(path):
     with pytest.raises(OSError):
         ObjectPool.create((1 << 48) - 1, path, alignment=2 << 20, num_objects=1)
     assert path is None or not os.path.exists(path)
 
 
-def test_other_layouts_and_short_files_are_refused(tmp_path):
+def test_other_layouts_and_truncated_files_are_rejected(tmp_path):
     with ObjectPool.create(4096, tmp_path / "pool", num_objects=1, num_processes=1):
         with pytest.raises(FileExistsError):
             ObjectPool.create(4096, tmp_path / "pool")
@@ -442,7 +442,7 @@ def test_other_layouts_and_short_files_are_refused(tmp_path):
         ObjectPool.open(tmp_path / "pool")
 
 
-def test_a_pool_of_before_the_last_start_of_the_machine_is_refused(tmp_path):
+def test_pool_from_before_a_reboot_is_rejected(tmp_path):
     """On a disk, a file outlasts the processes and the mutex that it describes."""
     with ObjectPool.create(4096, tmp_path / "pool", num_objects=1, num_processes=1):
         whole = (tmp_path / "pool").read_bytes()
@@ -454,7 +454,7 @@ def test_a_pool_of_before_the_last_start_of_the_machine_is_refused(tmp_path):
         ObjectPool.open(tmp_path / "pool")
 
 
-def test_an_engine_reads_a_peer_s_pool(pool):
+def test_engine_reads_a_peers_pool(pool):
     """A pool's memory is registered as any other, and an object in it is a range of it."""
     put(pool, KEY, 5000)
     with mk.TransferEngine() as near, mk.TransferEngine() as far:
@@ -469,7 +469,7 @@ def test_an_engine_reads_a_peer_s_pool(pool):
 
 
 @pytest.mark.parametrize("num_bytes", [0, 1, 1000, 300_000])
-def test_the_checksum_of_parts_is_that_of_their_object(num_bytes):
+def test_checksum_of_parts_equals_that_of_the_object(num_bytes):
     whole = np.random.default_rng(num_bytes).integers(0, 256, num_bytes, np.uint8)
     with ObjectPool.create(1 << 20) as pool:
         assert pool.put_from((1, 2), whole) is PutResult.STORED

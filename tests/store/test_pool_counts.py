@@ -77,7 +77,7 @@ def test_changes(pool):
     assert pool.counts() - before == PoolCounts(num_stored=1, stored_bytes=1)
 
 
-def test_processes_that_end_and_are_killed(pool):
+def test_counts_survive_exited_and_killed_processes(pool):
     buffer = np.zeros(10, np.uint8)
     pool.put_from((1, 0), bytes(10))
     ready, tell = os.pipe()
@@ -111,7 +111,7 @@ def test_processes_that_end_and_are_killed(pool):
     os.close(tell)
 
 
-def test_a_forked_child_sees_them(pool):
+def test_forked_child_sees_the_counts(pool):
     pool.put_from((1, 0), bytes(10))
 
     def life():
@@ -121,7 +121,7 @@ def test_a_forked_child_sees_them(pool):
         assert ended_well(pid)
 
 
-def test_they_begin_anew_with_the_pool(tmp_path):
+def test_counts_start_at_zero_with_a_new_pool(tmp_path):
     path = tmp_path / "pool"
     for _ in range(2):
         with ObjectPool.create(UNIT, path) as pool:

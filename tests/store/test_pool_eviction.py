@@ -58,7 +58,7 @@ class Sieve(OrderedDict):
 
 
 @pytest.mark.parametrize("policy, simulation", [("lru", Lru), ("sieve", Sieve)])
-def test_the_policy_is_that_of_its_simulation(policy, simulation):
+def test_policies_match_their_simulations(policy, simulation):
     capacity, expected, hits = 40, simulation(), 0
     with ObjectPool.create(capacity * 64, alignment=64, num_objects=50) as pool:
         for key in accesses(4000):
@@ -76,7 +76,7 @@ def test_the_policy_is_that_of_its_simulation(policy, simulation):
     assert 1000 < hits < 3500
 
 
-def test_what_is_ordered_or_retained_is_not_new_to_sieve():
+def test_reordered_and_retained_objects_keep_their_sieve_state():
     capacity, expected, rng = 40, Sieve(), np.random.default_rng(5)
     with ObjectPool.create(capacity * 64, alignment=64, num_objects=50) as pool:
         for i, key in enumerate(accesses(3000)):
@@ -97,7 +97,7 @@ def test_what_is_ordered_or_retained_is_not_new_to_sieve():
             expected[key] = False
 
 
-def test_what_arrived_long_ago_keeps_its_place_in_sieve():
+def test_order_uses_does_not_change_sieve_order():
     with ObjectPool.create(200 * 64, alignment=64, num_objects=200) as pool:
         for i in range(200):
             put(pool, (i, 0), 50)
@@ -108,7 +108,7 @@ def test_what_arrived_long_ago_keeps_its_place_in_sieve():
 
 
 @pytest.mark.parametrize("policy", ["lru", "sieve"])
-def test_what_is_read_or_kept_stays_and_soft_goes_last(pool, policy):
+def test_pinned_and_hard_stay_and_soft_goes_last(pool, policy):
     for i in range(20):
         put(pool, (i, 0), 4096, retention="soft" if i < 5 else "normal")
     pool.retain((6, 0), "hard")
@@ -129,7 +129,7 @@ def test_what_is_read_or_kept_stays_and_soft_goes_last(pool, policy):
 
 
 @pytest.mark.parametrize("policy", ["lru", "sieve"])
-def test_victims_are_what_would_be_evicted_and_stay(policy):
+def test_victims_are_what_evict_would_remove(policy):
     """Two pools of one history: one tells its victims, which then go, the other evicts."""
     rng = np.random.default_rng(11)
     with (
@@ -155,7 +155,7 @@ def test_victims_are_what_would_be_evicted_and_stay(policy):
 
 @pytest.mark.parametrize("policy", ["lru", "sieve"])
 @pytest.mark.parametrize("seed", range(20))
-def test_victims_among_soft_hard_and_pinned_ones(policy, seed):
+def test_victims_among_soft_hard_and_pinned_objects(policy, seed):
     rng = random.Random(seed)
     with (
         ObjectPool.create(64 * 4096, num_objects=64) as pool,
@@ -177,7 +177,7 @@ def test_victims_among_soft_hard_and_pinned_ones(policy, seed):
 
 
 @pytest.mark.parametrize("policy", ["lru", "sieve"])
-def test_victims_are_told_once_and_are_not_what_is_read_or_hard(pool, policy):
+def test_victims_are_distinct_and_exclude_pinned_and_hard(pool, policy):
     for i in range(20):
         put(pool, (i, 0), 4096, retention="soft" if i < 5 else "normal", position=i)
     pool.retain((6, 0), "hard")
@@ -199,7 +199,7 @@ def test_victims_are_told_once_and_are_not_what_is_read_or_hard(pool, policy):
         pool.victims(1, "fifo")
 
 
-def test_a_policy_in_python(pool):
+def test_policy_written_in_python(pool):
     """The least recently used of the largest, by what the pool tells of its objects."""
     for i in range(10):
         put(pool, (i, 0), 4096 * (1 + i % 2), retention="soft" if i == 3 else "normal")
@@ -212,7 +212,7 @@ def test_a_policy_in_python(pool):
     assert evicted.keys[:, 0].tolist() == [3, 5] and evicted.num_bytes == 4 * 4096
 
 
-def test_an_object_put_again_is_not_evicted_by_the_old_id(pool):
+def test_object_put_again_is_not_evicted_by_its_old_id(pool):
     for i in range(3):
         put(pool, (i, 0), 1)
     objects = pool.objects()
@@ -227,7 +227,7 @@ def test_an_object_put_again_is_not_evicted_by_the_old_id(pool):
         pool.evict_keys([(1, 0)], ["a"])
 
 
-def test_lookups_are_no_uses(pool):
+def test_lookups_do_not_count_as_uses(pool):
     for i in range(3):
         put(pool, (i, 0), 1)
     keys = [(0, 0), (1, 0), (2, 0)]

@@ -12,7 +12,7 @@ UNIT = 4096
 
 
 @pytest.mark.parametrize("kind", ["ext4", "tmpfs"])
-def test_it_is_the_one_of_the_files_device(kind, tmp_path):
+def test_file_system_is_found_by_the_files_device(kind, tmp_path):
     device = os.stat(tmp_path).st_dev
     own = f"{os.major(device)}:{os.minor(device)}"
     table = tmp_path / "proc/self/mountinfo"
@@ -32,7 +32,7 @@ def test_dev_shm():
 
 
 @pytest.mark.parametrize("kind, is_warned", [("ext4", True), ("tmpfs", False), (None, False)])
-def test_who_creates_a_pool_on_a_disk_is_warned(kind, is_warned, tmp_path, monkeypatch, caplog):
+def test_creating_a_pool_on_a_disk_triggers_warning(kind, is_warned, tmp_path, monkeypatch, caplog):
     monkeypatch.setattr(object_pool, "file_system_of", lambda path: kind)
     with ObjectPool.create(16 * UNIT, tmp_path / "pool"), ObjectPool.open(tmp_path / "pool"):
         pass
@@ -43,7 +43,7 @@ def test_who_creates_a_pool_on_a_disk_is_warned(kind, is_warned, tmp_path, monke
         assert not caplog.records
 
 
-def test_a_nameless_pool_is_in_memory(monkeypatch, caplog):
+def test_unnamed_pool_triggers_no_warning(monkeypatch, caplog):
     monkeypatch.setattr(object_pool, "file_system_of", lambda path: "ext4")
     ObjectPool.create(16 * UNIT).close()
     assert not caplog.records

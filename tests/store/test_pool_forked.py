@@ -60,7 +60,7 @@ def test_a_killed_reader_holds_nothing(pool):
     assert check(pool) == 1
 
 
-def test_a_pool_outlives_its_maker():
+def test_pool_outlives_its_creator():
     """Also one without a name, for as long as somebody has it open."""
     made_end, ready = os.pipe()
 
@@ -78,7 +78,7 @@ def test_a_pool_outlives_its_maker():
     os.close(ready)
 
 
-def test_a_stopped_reader_keeps_what_it_reads(pool):
+def test_stopped_reader_keeps_its_pin(pool):
     put(pool, KEY, 10)
 
     def read():
@@ -94,7 +94,7 @@ def test_a_stopped_reader_keeps_what_it_reads(pool):
         assert len(pool.evict(1).keys) == 0 and put(pool, (8, 1), 1) is PutResult.STORED
 
 
-def test_a_child_opens_the_pool_itself(pool):
+def test_child_must_open_the_pool_itself(pool):
     put(pool, KEY, 5000)
     pinned, writing = pool.pin(KEY), pool.begin((8, 1), 10)
 
@@ -116,7 +116,7 @@ def test_a_child_opens_the_pool_itself(pool):
     assert check(pool) == 2
 
 
-def test_of_many_writers_of_one_key_one_wins(pool):
+def test_one_of_many_writers_of_a_key_wins(pool):
     """Each of 5 keys is put by 3 processes at once: one stores it, and all read equal bytes."""
     num_keys = 5
     results = []
@@ -191,7 +191,7 @@ def test_killed_at_random_moments(pool, soak):
     assert pool.stats().largest_free_bytes == pool.capacity_bytes
 
 
-def test_who_opens_a_pool_takes_back_what_the_dead_had(pool):
+def test_open_reclaims_resources_of_dead_processes(pool):
     """Four processes die one after the other with a put and a pin, in a pool that has four rows."""
     put(pool, KEY, 10)
 

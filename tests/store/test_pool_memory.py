@@ -34,5 +34,5 @@ with ObjectPool.create(4 * SIZE) as pool:
 
 
 @pytest.mark.parametrize("how", ["truncated", "protected", "read-only"])
-def test_memory_that_is_no_longer_there(how, tmp_path):
+def test_inaccessible_buffers_raise_efault(how, tmp_path):
     assert run_forks([COMMON + SCRIPT.format(how=how)], tmp_path) == [(0, "")]

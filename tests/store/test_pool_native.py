@@ -47,14 +47,14 @@ def test_counts(tmp_path):
     assert result.returncode == 0, result.stderr[:2000]
 
 
-def test_the_mutex(tmp_path, soak):
+def test_robust_mutex(tmp_path, soak):
     program = build(HERE / "test_robust_mutex.cc", ["store/robust_mutex.cc"], tmp_path)
     for arguments in [(), ("stopped",)] if soak else [()]:  # which takes the limit, 10 s
         result = run(program, *arguments)
         assert result.returncode == 0, result.stderr[:2000]
 
 
-def test_what_is_given_up_while_a_process_that_holds_the_pool_is_stopped(tmp_path, soak):
+def test_calls_time_out_while_a_stopped_process_holds_the_pool(tmp_path, soak):
     if not soak:
         pytest.skip("with --soak")  # for it takes the limit three times
     program = build(HERE / "test_pool_stopped.cc", SOURCES, tmp_path, INCLUDE)

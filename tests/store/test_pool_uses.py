@@ -45,7 +45,7 @@ def test_uses_of_other_processes_count(pool):
     assert columns(pool) == {1: (6, 0)}
 
 
-def test_a_pin_that_does_not_touch_is_no_use(pool):
+def test_pin_without_touch_does_not_count_as_use(pool):
     for i in range(3):
         put(pool, (i, 0), 100)
     with pool.pin((0, 0), touch=False) as pinned:
@@ -59,12 +59,12 @@ def test_a_pin_that_does_not_touch_is_no_use(pool):
         pool.pin((2, 0), touch="no")
 
 
-def test_the_pins_of_a_process_are_told(pool):
+def test_num_pins_is_reported(pool):
     with ObjectPool.create(1 << 20, num_pins=3) as own, ObjectPool.open(own.path) as other:
         assert own.num_pins == other.num_pins == 3 != pool.num_pins
 
 
-def test_no_more_uses_are_counted_than_fit(pool):
+def test_use_count_saturates(pool):
     put(pool, (1, 0), 1)
     keys, buffers = np.array([(1, 0)] * 66_000, np.uint64), [bytearray(1)] * 66_000
     pool.get_into_each(keys, buffers)
@@ -72,13 +72,13 @@ def test_no_more_uses_are_counted_than_fit(pool):
 
 
 @pytest.mark.parametrize("position", [-1, "first", 1.5])
-def test_a_position_is_a_number(pool, position):
+def test_invalid_position_is_rejected(pool, position):
     for call in (pool.put_from, pool.begin):
         with pytest.raises(InvalidArgument, match="position must be"):
             call((1, 0), b"1" if call == pool.put_from else 1, position=position)
 
 
-def test_uses_are_ordered_anew_and_none_is_counted(pool):
+def test_order_uses_reorders_without_counting(pool):
     """The keys exchange the times of their last uses; those that are not there are passed over."""
     for i in range(6):
         put(pool, (i, 0), 10)
@@ -91,7 +91,7 @@ def test_uses_are_ordered_anew_and_none_is_counted(pool):
         assert pool.evict(1).keys.tolist() == [[expected, 0]]
 
 
-def test_uses_of_what_is_soft_or_hard_are_ordered(pool):
+def test_order_uses_covers_soft_and_hard_objects(pool):
     for i, retention in enumerate(("soft", "hard", "normal", "soft")):
         put(pool, (i, 0), 10, retention=retention)
     pool.order_uses([(3, 0), (2, 0), (1, 0), (0, 0)])
@@ -100,7 +100,7 @@ def test_uses_of_what_is_soft_or_hard_are_ordered(pool):
     assert pool.evict(1).keys.tolist() == [[1, 0]]
 
 
-def test_order_of_nothing_and_of_what_is_no_key(pool):
+def test_order_uses_with_empty_and_invalid_keys(pool):
     pool.order_uses(np.empty((0, 2), np.uint64))
     with pytest.raises(InvalidArgument, match="order_uses: keys must be"):
         pool.order_uses([1])

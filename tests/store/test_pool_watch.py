@@ -34,7 +34,7 @@ def keys_of(pool: ObjectPool) -> set[tuple[int, int]]:
     return {(h, s) for h, s in pool.objects().keys.tolist()}
 
 
-def test_a_look_finds_what_others_did(pool):
+def test_look_finds_changes_by_other_processes(pool):
     put(pool, (1, 1), SIZE)
     put(pool, (2, 1), SIZE)
     watch = pool.watch()
@@ -60,7 +60,7 @@ def test_a_look_finds_what_others_did(pool):
     assert {tuple(key) for key in pool.watch().look().stored.tolist()} == keys_of(pool)
 
 
-def test_processes_that_are_killed(pool, soak):
+def test_changes_by_killed_processes_are_found(pool, soak):
     """Whatever they did by then is found, once."""
 
     def live():
@@ -88,7 +88,7 @@ def test_processes_that_are_killed(pool, soak):
 
 
 @pytest.mark.parametrize("num_changes", [65_535, 65_536, 65_537, 200_000])
-def test_more_changes_than_the_pool_remembers(num_changes):
+def test_more_changes_than_the_pool_records(num_changes):
     with ObjectPool.create(64 * 1000, alignment=64, num_objects=1000) as pool:
         keys = object_keys(np.arange(1000), 1)
         put_all(pool, keys)
@@ -110,7 +110,7 @@ def put_all(pool: ObjectPool, keys: np.ndarray) -> None:
     pool.put_headed(keys, [b"x"] * len(keys), nothing, nothing, checksum=False)
 
 
-def test_a_closed_pool_is_not_looked_at():
+def test_look_at_a_closed_pool_is_rejected():
     pool = ObjectPool.create(SIZE)
     watch = pool.watch()
     pool.close()

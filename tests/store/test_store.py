@@ -82,7 +82,7 @@ def test_a_prefix_of_blocks(small):
     assert [bytes(buffer) for buffer in buffers[:7]] == blocks[:7]
 
 
-def test_positions_follow_one_another(small):
+def test_positions_of_a_batch_are_consecutive(small):
     small.put_each(range(4), [b"1"] * 4, position=3)
     small.put(9, b"1", position=20)
     objects = small.pool.objects()
@@ -92,7 +92,7 @@ def test_positions_follow_one_another(small):
     assert not small.exists(9) and small.match_prefix(range(4)) == 4
 
 
-def test_many_are_put_in_one_call_of_the_pool(small, monkeypatch):
+def test_batch_put_takes_one_pool_call(small, monkeypatch):
     def one_by_one(*_, **__):
         pytest.fail("not in one call")
 
@@ -106,7 +106,7 @@ def test_many_are_put_in_one_call_of_the_pool(small, monkeypatch):
     assert small.get_each(range(4)) == [b"", value(1), b"old", torch.arange(5).numpy().tobytes()]
 
 
-def test_many_that_evict_are_put_as_by_themselves(small):
+def test_batch_put_that_evicts_equals_single_puts(small):
     small.put_each(range(100, 130), [value(i) for i in range(30)])
     small.put("hard", value(30, 24 * UNIT), retention="hard")
     sizes = [UNIT, 4 * UNIT, 9 * UNIT, 5, 9 * UNIT]
@@ -118,7 +118,7 @@ def test_many_that_evict_are_put_as_by_themselves(small):
     assert [positions[i] for i in (0, 1, 3)] == [7, 8, 10]
 
 
-def test_room_ahead_of_need(small):
+def test_evict_frees_room_in_advance(small):
     small.put_each(range(10), [value(i) for i in range(10)])
     assert small.evict(3 * UNIT).num_bytes == 3 * UNIT
     assert small.exists_each(range(10)).tolist() == [True] * 7 + [False] * 3
@@ -130,7 +130,7 @@ def headed(*values: np.ndarray) -> tuple[list[bytes], np.ndarray, np.ndarray]:
     return [b"head"] * len(values), addresses, np.array([[v.nbytes] for v in values], np.uint64)
 
 
-def test_many_with_heads_evict_as_those_by_themselves():
+def test_put_headed_evicts_like_single_puts():
     told: list = []
     for at_once in (True, False):
         with Store.create(32 * UNIT, evict_ratio=0.0) as store:
@@ -152,7 +152,7 @@ def test_many_with_heads_evict_as_those_by_themselves():
     assert told[: len(told) // 2] == told[len(told) // 2 :] and len(told) > 20
 
 
-def test_many_with_heads_count_for_quotas_watermarks_and_tiers(pool_path, tmp_path):
+def test_put_headed_respects_quotas_watermarks_and_tiers(pool_path, tmp_path):
     values = [np.full(UNIT, i, np.uint8) for i in range(4)]
     with Store.create(32 * UNIT, pool_path, quota=Quota(num_objects=2)) as store:
         words = store.keyspace.keys(range(4))
@@ -181,7 +181,7 @@ def test_many_with_heads_count_for_quotas_watermarks_and_tiers(pool_path, tmp_pa
             assert store.get(7) is None
 
 
-def test_namespaces_do_not_see_each_other(small):
+def test_namespaces_are_isolated(small):
     other = Store(small.pool, namespace="another")
     for key in (5, "five"):
         assert small.put(key, b"ours") is STORED
@@ -191,7 +191,7 @@ def test_namespaces_do_not_see_each_other(small):
 
 
 @pytest.mark.parametrize("eviction", [lru, sieve, lfu, length_aware, largest_first])
-def test_room_is_made(eviction):
+def test_put_into_a_full_store_evicts(eviction):
     with Store.create(32 * UNIT, eviction=eviction) as store:
         for i in range(100):
             assert store.put(i, value(i, 1 + 977 * (i % 20))) is STORED
@@ -214,7 +214,7 @@ def test_no_more_is_evicted_than_needed(small):
 @pytest.mark.parametrize(
     ("eviction", "at_once"), [(lru, 2), (sieve, 2), (lfu, 10), (LengthAware(), 10)]
 )
-def test_policies_that_look_at_all_objects_evict_more_at_once(eviction, at_once):
+def test_policies_that_scan_all_objects_evict_in_bulk(eviction, at_once):
     with Store(ObjectPool.create(1000 * 64, alignment=64), eviction=eviction) as store:
         store.put_each(range(1000), [b"1"] * 1000)
         assert store.stats().num_ready == 1000
@@ -223,7 +223,7 @@ def test_policies_that_look_at_all_objects_evict_more_at_once(eviction, at_once)
 
 
 @pytest.mark.parametrize("eviction", [lru, sieve, lfu, length_aware, largest_first])
-def test_a_full_index_evicts_a_share_of_the_objects_and_not_of_the_bytes(eviction):
+def test_full_index_evicts_a_share_of_objects_not_of_bytes(eviction):
     pool = ObjectPool.create(1024 * UNIT, num_objects=100)
     with Store(pool, eviction=eviction, evict_ratio=0.1) as store:
         for i in range(100):
@@ -237,7 +237,7 @@ def test_a_full_index_evicts_a_share_of_the_objects_and_not_of_the_bytes(evictio
             assert 90 < store.stats().num_ready <= 100
 
 
-def test_what_cannot_be_evicted(small):
+def test_put_returns_full_when_nothing_can_be_evicted(small):
     for i in range(31):
         small.put(i, value(i), retention="hard")
     pinned = small.view(30)
@@ -249,7 +249,7 @@ def test_what_cannot_be_evicted(small):
         small.put("y", bytes(33 * UNIT))
 
 
-def test_a_put_that_hard_objects_leave_no_room_for_evicts_nothing(small):
+def test_put_blocked_by_hard_objects_evicts_nothing(small):
     for i in range(32):
         small.put(i, value(i), retention="hard" if i < 20 else "normal")
     assert small.put("x", value(1, 13 * UNIT)) is FULL
@@ -258,7 +258,7 @@ def test_a_put_that_hard_objects_leave_no_room_for_evicts_nothing(small):
     assert small.put("x", value(1, 12 * UNIT)) is STORED
 
 
-def test_a_fragmented_pool(small):
+def test_put_into_a_fragmented_pool(small):
     """Room in one piece: evicting as much as is needed leaves holes, until it is twice as much."""
     for i in range(32):
         small.put(i, value(i), retention="soft" if i % 2 else "normal")
@@ -266,7 +266,7 @@ def test_a_fragmented_pool(small):
     assert small.get("x") == value(1, 8 * UNIT)
 
 
-def test_what_is_damaged_is_removed(small):
+def test_damaged_object_is_removed(small):
     careless = Store(small.pool, verify=0.0)
     reads = [
         lambda: small.get("a"),
@@ -295,7 +295,7 @@ def test_what_is_damaged_is_removed(small):
 
 @pytest.mark.parametrize("damaged_at", [0, 70, 1999])
 @pytest.mark.parametrize("offset", [None, 0, 64, 100])
-def test_nothing_of_what_is_damaged_is_read(small, damaged_at, offset):
+def test_no_bytes_of_a_damaged_object_are_returned(small, damaged_at, offset):
     """Wherever it is damaged, in what is read or not; memory beyond stays as it is."""
     small.put("a", value(1, 2000))
     with small.view("a") as seen:
@@ -310,7 +310,7 @@ def test_nothing_of_what_is_damaged_is_read(small, damaged_at, offset):
     assert not target[:read].any() and (target[read:] == 7).all()
 
 
-def test_another_process(small):
+def test_store_shared_with_another_process(small):
     small.put("theirs", b"12345")
     pid = os.fork()
     if pid == 0:
@@ -346,13 +346,13 @@ def test_another_process(small):
         (lambda s: s.get_into_each([1], []), "get_into_each: buffers must be as many as keys"),
     ],
 )
-def test_refusals(small, call, message):
+def test_invalid_arguments_are_rejected(small, call, message):
     with pytest.raises(InvalidArgument, match=message):
         call(small)
 
 
 @pytest.mark.parametrize("make", [torch.zeros, np.zeros])
-def test_buffers_may_be_rows_of_one_array(store, make):
+def test_rows_of_one_array_can_be_buffers(store, make):
     values = np.random.default_rng(0).random((3, 100))
     store.put_each([1, 2, 3], values)
     rows = make((3, 100), dtype=torch.float64 if make is torch.zeros else np.float64)
@@ -371,7 +371,7 @@ def test_buffers_may_be_rows_of_one_array(store, make):
         lambda store, keys: store.get_into_each(keys, [bytearray(1)] * 3),
     ],
 )
-def test_one_key_is_no_list_of_keys(store, call, keys):
+def test_single_key_is_rejected_as_a_list_of_keys(store, call, keys):
     with pytest.raises(InvalidArgument, match="keys must be a list or an array of keys, got"):
         call(store, keys)
     assert store.stats().num_ready == 0
@@ -407,7 +407,7 @@ def test_keys_are_names_or_hashes(store, wrong):
         ([1, -1], [b"a", b"b"], "^put_each: keys must be"),
     ],
 )
-def test_values_are_all_checked_before_the_first_is_stored(store, keys, values, message):
+def test_all_values_are_checked_before_any_is_stored(store, keys, values, message):
     with pytest.raises(InvalidArgument, match=message):
         store.put_each(keys, values)
     assert store.stats().num_ready == 0
@@ -422,7 +422,7 @@ def test_values_are_all_checked_before_the_first_is_stored(store, keys, values, 
         ("text", "a torch tensor"),
     ],
 )
-def test_a_wrong_buffer_is_called_by_its_place(store, wrong, what):
+def test_error_names_index_of_invalid_buffer(store, wrong, what):
     store.put(1, b"a")
     first = bytearray(1)
     with pytest.raises(InvalidArgument, match=rf"^get_into_each: buffers\[1\] must be {what}"):
@@ -431,12 +431,12 @@ def test_a_wrong_buffer_is_called_by_its_place(store, wrong, what):
 
 
 @pytest.mark.parametrize("position", [None, "1", 1.5, [1], -1, True])
-def test_a_position_is_a_number(store, position):
+def test_invalid_position_is_rejected(store, position):
     with pytest.raises(InvalidArgument, match="put_each: position must be an integer"):
         store.put_each([1, 2], [b"1", b"2"], position=position)
 
 
-def test_a_closed_store_is_not_used(small):
+def test_closed_store_is_rejected(small):
     other = Store.open(small.pool.path)
     assert not other.closed
     other.close()
@@ -448,7 +448,7 @@ def test_a_closed_store_is_not_used(small):
 
 
 @pytest.mark.parametrize("pool", [None, "/dev/shm/kv", 1 << 20])
-def test_a_store_is_of_a_pool(pool):
+def test_store_requires_a_pool(pool):
     with pytest.raises(InvalidArgument, match="Store: pool must be an ObjectPool, got"):
         Store(pool)
 
@@ -468,7 +468,7 @@ WRONG_OPTIONS = [
 
 
 @pytest.mark.parametrize(("options", "message"), WRONG_OPTIONS)
-def test_a_wrong_option_leaves_nothing_behind(pool_path, options, message):
+def test_invalid_option_leaves_nothing_behind(pool_path, options, message):
     with pytest.raises(InvalidArgument, match=message):
         Store.create(64 * UNIT, pool_path, **options)
     assert not pool_path.exists()
@@ -481,7 +481,7 @@ def test_a_wrong_option_leaves_nothing_behind(pool_path, options, message):
         assert pool_path.exists()
 
 
-def test_the_policy_may_be_replaced_by_another_function_only(store):
+def test_policy_can_only_be_replaced_by_a_function(store):
     store.eviction = sieve
     with pytest.raises(InvalidArgument, match="eviction must be a function"):
         store.eviction = "lru"
@@ -502,7 +502,7 @@ def test_paths_are_names_of_files(path):
         lambda store, keys: store.get_into_each(keys, [bytearray(1) for _ in keys]),
     ],
 )
-def test_of_a_prompt_the_tail_goes_first(read):
+def test_tail_of_a_prompt_is_evicted_first(read):
     """What was stored together is evicted from the last to the first, also after it was read."""
     with Store.create(16 * 4096) as store:
         store.put_each(range(8), [b"1"] * 8)
@@ -514,7 +514,7 @@ def test_of_a_prompt_the_tail_goes_first(read):
         assert store.match_prefix(range(8)) == 2
 
 
-def test_a_prompt_in_several_calls_goes_from_its_tail():
+def test_prompt_put_in_several_calls_is_evicted_from_its_tail():
     with Store.create(16 * 4096) as store:
         store.put_each(range(4), [b"1"] * 4)
         store.get_into_each(range(4), [bytearray(1)] * 4)
@@ -537,7 +537,7 @@ def test_a_prompt_in_several_calls_goes_from_its_tail():
         (lambda store: store.get_into_each([1], [bytearray(9)]), (ObjectPool, "get_into_each")),
     ],
 )
-def test_what_is_put_anew_after_a_damaged_object_stays(store, monkeypatch, read, at):
+def test_object_put_again_after_damage_stays(store, monkeypatch, read, at):
     """One reader finds it damaged, and another removes it and puts it again before the first has
     removed it.
     """

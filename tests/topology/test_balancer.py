@@ -16,14 +16,14 @@ from .support import machine
 MIB = 1 << 20
 
 
-def test_a_gpu_is_its_location():
+def test_gpu_and_its_location_pick_the_same_nic():
     topology = machine("hgx-a100-8nic")
     balancer = topology.balancer()
     assert str(balancer.pick(topology.gpus[1], MIB)) == "mlx5_1"
     assert balancer.in_flight(topology.nics[1]) == MIB
 
 
-def test_equals_share_by_load():
+def test_equal_nics_share_by_load():
     balancer = machine("hgx-a100-8nic").balancer()
     assert [str(balancer.pick("cuda:1", MIB)) for _ in range(4)] == ["mlx5_1", "mlx5_0"] * 2
     assert balancer.in_flight("mlx5_0") == balancer.in_flight("mlx5_1") == 2 * MIB
@@ -31,14 +31,14 @@ def test_equals_share_by_load():
     assert str(balancer.pick("cuda:1", MIB)) == "mlx5_0"
 
 
-def test_locations_see_each_other():
+def test_load_is_shared_across_locations():
     balancer = machine("hgx-a100-8nic").balancer()
     assert str(balancer.pick("cuda:0", MIB)) == "mlx5_0"
     assert [str(balancer.pick(gpu, MIB)) for gpu in ("cuda:1", "cuda:0")] == ["mlx5_1", "mlx5_0"]
     assert str(balancer.pick("cuda:0", MIB)) == "mlx5_1"
 
 
-def test_the_next_tier_when_none_is_alive():
+def test_next_tier_is_used_when_no_nic_is_alive():
     balancer = machine("down-port").balancer()
     assert str(balancer.pick("cuda:0", MIB)) == "mlx5_0"
     balancer.set_alive("mlx5_0", False)
@@ -67,7 +67,7 @@ def test_a_faster_nic_gets_more():
     steps=st.lists(st.tuples(st.integers(0, 5), st.integers(0, 1 << 40), st.booleans())),
     data=st.data(),
 )
-def test_against_the_docstring(speeds, steps, data):
+def test_picks_match_the_documented_algorithm(speeds, steps, data):
     order = data.draw(st.permutations(range(len(speeds))))
     cut = data.draw(st.integers(0, len(speeds)))
     tiers = [order[:cut], order[cut:]]
@@ -90,7 +90,7 @@ def test_against_the_docstring(speeds, steps, data):
     assert [native.in_flight(nic) for nic in range(len(speeds))] == in_flight
 
 
-def test_threads_lose_nothing():
+def test_concurrent_picks_keep_the_load_exact():
     balancer = machine("hgx-a100-8nic").balancer()
     left = []
 
@@ -117,7 +117,7 @@ def test_threads_lose_nothing():
     assert sum(balancer.in_flight(nic) for nic in nics) == 0
 
 
-def test_what_is_wrong_is_named():
+def test_bad_arguments_are_rejected():
     balancer = machine("down-port").balancer()
     with pytest.raises(InvalidArgument, match="pick: location must be one of .* got 'cuda:9'"):
         balancer.pick("cuda:9", 1)

@@ -41,7 +41,7 @@ def test_gpus_share_nics_evenly(name, nics):
     assert first_of(machine(name)) == [f"mlx5_{i}" for i in nics]
 
 
-def test_a_card_comes_before_its_virtual_functions():
+def test_physical_function_comes_before_its_virtual_functions():
     topology = machine("hgx-a100-4nic")
     twin = dataclasses.replace(topology.nics[0], name="mlx5_00", is_vf=True)
     nics = (twin, *topology.nics)
@@ -50,7 +50,7 @@ def test_a_card_comes_before_its_virtual_functions():
     assert names(both.choose_nics("cuda:0"))[:2] == ["mlx5_0", "mlx5_00"]
 
 
-def test_what_cannot_be_used_is_chosen_by_no_policy():
+def test_unusable_nic_is_chosen_by_no_policy():
     topology = with_nics(machine("hgx-a100-4nic"), mlx5_0={"unusable": "EFA: no RC"})
     policy = NicPolicy(allow=["mlx5_0"], affinity={"cuda:0": ["mlx5_0"]}, allow_down=True)
     assert topology.choose_nics("cuda:0", policy=policy) == []
@@ -68,7 +68,7 @@ def test_four_gpus_use_eight_nics(tmp_path):
     assert Counter(nic.name for [tier] in tiers for nic in tier[:2]) == Counter(names(nics))
 
 
-def test_the_same_in_every_process_however_it_numbers_gpus():
+def test_choice_is_independent_of_gpu_numbering():
     topology = machine("hgx-a100-8nic")
     moved = topology.with_gpu_order([5, "0000:07:00.0", topology.gpus[2].uuid])
     assert [gpu.pci for gpu in moved.gpus[:3]] == [topology.gpus[i].pci for i in (5, 0, 2)]
@@ -82,14 +82,14 @@ def test_the_same_in_every_process_however_it_numbers_gpus():
             topology.with_gpu_order(order)
 
 
-def test_gpus_in_the_order_of_themselves():
+def test_gpu_order_accepts_gpu_objects():
     topology = machine("hgx-a100-8nic")
     moved = topology.with_gpu_order(topology.gpus[3:5])
     assert [gpu.pci for gpu in moved.gpus[:2]] == [gpu.pci for gpu in topology.gpus[3:5]]
 
 
 @pytest.mark.parametrize("order", [5, None, "10", b"10"])
-def test_an_order_that_is_no_list(order):
+def test_gpu_order_must_be_a_list(order):
     message = f"with_gpu_order: order must be a list of GPUs, got {order!r}"
     with pytest.raises(InvalidArgument, match=message):
         machine("hgx-a100-8nic").with_gpu_order(order)
@@ -99,7 +99,7 @@ def test_an_order_that_is_no_list(order):
     ("visible", "seen"),
     [("5,0", [5, 0]), ("5,5", [5]), ("5,9,0", [5]), ("", []), ("-1", [])],
 )
-def test_gpus_in_the_order_of_the_process(monkeypatch, visible, seen):
+def test_gpu_order_follows_cuda_visible_devices(monkeypatch, visible, seen):
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
     topology = machine("hgx-a100-8nic")
     assert topology.with_visible_gpus() == topology.with_gpu_order(seen)
@@ -107,7 +107,7 @@ def test_gpus_in_the_order_of_the_process(monkeypatch, visible, seen):
     assert topology.with_visible_gpus() == topology
 
 
-def test_nearer_is_better_than_faster_and_faster_than_named_first():
+def test_distance_outranks_speed_and_speed_outranks_name():
     topology = with_nics(machine("down-port"), mlx5_2={"gbit_per_s": 200.0})
     assert names(topology.choose_nics("cuda:2")) == ["mlx5_3", "mlx5_2", "mlx5_0"]
     assert names(topology.choose_nics("cuda:0")) == ["mlx5_0", "mlx5_3", "mlx5_2"]
@@ -118,17 +118,17 @@ def test_infiniband_before_ethernet_of_the_same_speed():
     assert names(topology.choose_nics("cuda:2"))[:2] == ["mlx5_3", "mlx5_2"]
 
 
-def test_host_memory_uses_its_own_node_first():
+def test_host_memory_prefers_nics_of_its_numa_node():
     assert names(machine("no-gpu").choose_nics("cpu:1")) == ["mlx5_1", "mlx5_0"]
 
 
-def test_a_machine_without_nics():
+def test_machine_without_nics_chooses_none():
     topology = machine("no-nic")
     assert topology.choose_nics("cuda:0") == []
     assert topology.explain("cuda:0") == "cuda:0: this machine has no NIC for RDMA"
 
 
-def test_a_port_that_is_down():
+def test_down_port_is_chosen_only_if_allowed():
     topology = machine("down-port")
     assert "mlx5_1: not chosen: port 1 is DOWN" in topology.explain("cuda:0").splitlines()
     down_too = NicPolicy(allow_down=True, allow_management=True)
@@ -145,14 +145,14 @@ def test_a_port_that_is_down():
         ({"state": "INIT"}, "port 1 is INIT"),
     ],
 )
-def test_what_is_no_nic_for_data(changes, reason):
+def test_unsuitable_nics_are_explained(changes, reason):
     topology = with_nics(machine("down-port"), mlx5_0=changes)
     for location in topology.locations:
         assert "mlx5_0" not in names(topology.choose_nics(location))
         assert f"mlx5_0: not chosen: {reason}" in topology.explain(location)
 
 
-def test_the_default_route():
+def test_nic_of_the_default_route_is_left_out_as_management():
     """It shows a management NIC, unless that is on a GPU's switch, or the only one so fast."""
     gb200 = machine("gb200")
     assert "mlx5_2: not chosen: it carries the default route" in gb200.explain("cuda:0")
@@ -166,7 +166,7 @@ def test_the_default_route():
     assert names(gb200.choose_nics("cpu:0", policy=NicPolicy(allow=["mlx5_2"]))) == ["mlx5_2"]
 
 
-def test_allow_deny_limit_and_the_others():
+def test_policy_allow_deny_limit_and_other_fields():
     topology = machine("dgx-h100")
 
     def chosen(**fields):
@@ -198,7 +198,7 @@ def test_explain_has_a_line_for_every_nic(name):
             assert all("not chosen: " in line for line in lines[len(chosen) :])
 
 
-def test_a_nic_that_cannot_reach_a_gpu():
+def test_unreachable_nic_is_left_out_for_that_gpu():
     topology = machine("down-port")
     assert first_of(topology) == ["mlx5_0", "mlx5_0", "mlx5_2", "mlx5_3"]
     topology.mark_unreachable("cuda:2", "mlx5_2", "4096 bytes written, none arrived")
@@ -212,7 +212,7 @@ def test_a_nic_that_cannot_reach_a_gpu():
     assert first_of(topology) == ["mlx5_0", "mlx5_0", "mlx5_2", "mlx5_3"]
 
 
-def test_what_does_not_exist_is_named():
+def test_unknown_names_are_rejected():
     topology = machine("down-port")
     for call in (topology.choose_nics, topology.explain, topology.nic_tiers):
         op = call.__name__
@@ -247,19 +247,19 @@ def test_what_does_not_exist_is_named():
         ({"affinity": {"cuda:0": "mlx5_0"}}, "affinity must be a list of names, got 'mlx5_0'"),
     ],
 )
-def test_a_bad_policy_is_refused(fields, message):
+def test_bad_policy_is_rejected(fields, message):
     with pytest.raises(InvalidArgument, match=f"NicPolicy: {message}"):
         NicPolicy(**fields)
 
 
-def test_what_is_returned_is_the_callers():
+def test_results_are_copies_owned_by_the_caller():
     topology = machine("down-port")
     topology.choose_nics("cuda:0").clear()
     topology.unreachable.update({("cuda:0", "mlx5_0"): "no"})
     assert first_of(topology)[0] == "mlx5_0"
 
 
-def test_policies_are_values():
+def test_policies_compare_and_hash_by_value():
     assert NicPolicy(deny=["a"]) == NicPolicy(deny=("a",))
     assert len({NicPolicy(affinity={"cuda:0": ["a"]}), NicPolicy(affinity={"cuda:0": ("a",)})}) == 1
     topology = machine("down-port")

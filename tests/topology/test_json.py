@@ -15,7 +15,7 @@ from .support import MACHINES, NAMES, check_or_refused, machine
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_what_is_written_is_read(name, tmp_path):
+def test_json_round_trips(name, tmp_path):
     topology = machine(name)
     path = tmp_path / "saved.json"
     path.write_text(topology.to_json())
@@ -23,7 +23,7 @@ def test_what_is_written_is_read(name, tmp_path):
     assert topology.to_json() == (MACHINES / f"{name}.json").read_text()
 
 
-def test_what_is_unreachable_is_kept(tmp_path):
+def test_json_keeps_unreachable_pairs(tmp_path):
     topology = machine("down-port")
     topology.mark_unreachable("cuda:0", "mlx5_0", "the probe's bytes did not arrive")
     path = tmp_path / "saved.json"
@@ -33,7 +33,7 @@ def test_what_is_unreachable_is_kept(tmp_path):
     assert again.unreachable == {("cuda:0", "mlx5_0"): "the probe's bytes did not arrive"}
 
 
-def test_what_no_transfer_can_use_is_kept(tmp_path):
+def test_json_keeps_unusable_devices(tmp_path):
     system = machine("no-gpu").system
     nic = dataclasses.replace(system.nics[0], unusable="EFA: no RC queue pairs", is_vf=True)
     topology = Topology(dataclasses.replace(system, nics=(nic, *system.nics[1:])))
@@ -44,7 +44,7 @@ def test_what_no_transfer_can_use_is_kept(tmp_path):
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_another_process_gets_it_whole(name):
+def test_pickle_round_trips(name):
     topology = machine(name)
     for place in topology.locations:
         for nic in topology.nics[:1]:
@@ -100,14 +100,14 @@ def node(**fields):
         ),
     ],
 )
-def test_a_bad_file_is_refused(text, message, tmp_path):
+def test_malformed_file_is_rejected(text, message, tmp_path):
     path = tmp_path / "bad.json"
     path.write_bytes(text.encode("latin-1"))
     with pytest.raises(InvalidArgument, match=f"from_json: path must be .*{message}"):
         Topology.from_json(path)
 
 
-def test_a_loop_of_two(tmp_path):
+def test_pci_parent_cycle_is_rejected(tmp_path):
     path = tmp_path / "loop.json"
     above, below = node(parent="0000:02:00.0"), node(address="0000:02:00.0", parent="0000:01:00.0")
     path.write_text(changed(nics=[], pci=[above, below]))
@@ -117,7 +117,7 @@ def test_a_loop_of_two(tmp_path):
 
 @given(data=st.data())
 @settings(max_examples=150, deadline=None)
-def test_a_damaged_file_is_read_or_refused(data, tmp_path_factory):
+def test_damaged_file_is_read_or_rejected(data, tmp_path_factory):
     content = bytearray((MACHINES / f"{data.draw(st.sampled_from(NAMES))}.json").read_bytes())
     for _ in range(data.draw(st.integers(0, 8))):
         content[data.draw(st.integers(0, len(content) - 1))] = data.draw(st.integers(0, 255))
@@ -136,7 +136,7 @@ ANYTHING = st.recursive(
 
 @given(data=st.data())
 @settings(max_examples=150, deadline=None)
-def test_any_value_in_any_field_is_read_or_refused(data, tmp_path_factory):
+def test_any_value_in_any_field_is_read_or_rejected(data, tmp_path_factory):
     document = json.loads((MACHINES / "down-port.json").read_text())
     for _ in range(data.draw(st.integers(1, 3))):
         group = data.draw(st.sampled_from(["numa", "pci", "gpus", "nics"]))

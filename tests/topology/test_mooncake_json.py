@@ -58,14 +58,14 @@ EMPTY_LISTS = """{
 """
 
 
-def test_bytes():
+def test_text_matches_jsoncpp_byte_for_byte():
     assert machine("no-gpu").to_mooncake_json() == NO_GPU
     matrix = {"cuda:10": [["a"], []], "cuda:2": [["mlx5_0", "mlx5_1"], ["mlx5_2"]]}
     assert to_text(matrix | {"cpu:0": [[], []]}) == EMPTY_LISTS
     assert to_text({}) == "{}\n"
 
 
-def test_a_dgx_h100():
+def test_dgx_h100_matrix():
     matrix = json.loads(machine("dgx-h100").to_mooncake_json(policy=NicPolicy(
         deny=["mlx5_1", "mlx5_2", "mlx5_7", "mlx5_8"]
     )))  # fmt: skip
@@ -90,7 +90,7 @@ def test_gpus_with_two_equal_nics_start_with_different_ones():
     assert len(matrix["cpu:2"][1]) == 9
 
 
-def test_a_nic_that_cannot_be_used_is_in_no_list():
+def test_unusable_nic_is_in_no_list():
     topology = machine("down-port")
     topology.mark_unreachable("cuda:3", "mlx5_2", "")
     matrix = json.loads(topology.to_mooncake_json())

@@ -15,7 +15,7 @@ DUMP = MACHINES / "dump-two-switches.nccl.xml"
 STATIC = MACHINES / "static-classes.nccl.xml"
 
 
-def test_a_dump():
+def test_dump_of_nccl_is_read():
     topology = Topology.from_nccl_xml(DUMP)
     assert [gpu.pci for gpu in topology.gpus] == ["0000:9a:00.0", "0000:18:00.0"]  # by `dev`
     assert [gpu.nvlinks for gpu in topology.gpus] == [(("nvswitch", 18),)] * 2
@@ -31,7 +31,7 @@ def test_a_dump():
     assert eth0 in topology.explain("cuda:1")
 
 
-def test_a_static_file():
+def test_static_file_is_read():
     topology = Topology.from_nccl_xml(STATIC)
     assert [gpu.pci for gpu in topology.gpus] == ["0001:00:00.0", "0002:00:00.0"]
     assert names(topology.nics) == ["0101:00:00.0", "0102:00:00.0"]
@@ -49,7 +49,7 @@ def cloud(name):
     return topology
 
 
-def test_the_file_of_a_cloud_with_efa():
+def test_cloud_file_with_efa_marks_nics_unusable():
     topology = cloud("aws-p4d.nccl.xml")
     assert len(topology.nics) == 4
     for gpu in topology.gpus:
@@ -57,7 +57,7 @@ def test_the_file_of_a_cloud_with_efa():
         assert topology.explain(gpu).count("not chosen: EFA: it has no RC queue pairs") == 4
 
 
-def test_the_file_of_a_cloud():
+def test_cloud_file_spreads_gpus_over_nics():
     topology = cloud("azure-ndv4.nccl.xml")
     first = [topology.choose_nics(gpu)[0] for gpu in topology.gpus]
     assert {topology.path(gpu, nic) for gpu, nic in zip(topology.gpus, first, strict=True)} == {
@@ -73,7 +73,7 @@ WITHOUT_CLASS = """<system version="1">
 </system>"""
 
 
-def test_what_the_file_omits_is_taken_from_the_machine(tmp_path, caplog):
+def test_omitted_fields_are_read_from_the_machine(tmp_path, caplog):
     """A cloud ships files that say nothing of a device but its address."""
     path = tmp_path / "cloud.xml"
     path.write_text(WITHOUT_CLASS)
@@ -96,7 +96,7 @@ def test_what_the_file_omits_is_taken_from_the_machine(tmp_path, caplog):
     assert not caplog.records
 
 
-def test_devices_that_are_not_here_are_counted(tmp_path, caplog):
+def test_absent_devices_are_counted(tmp_path, caplog):
     path = tmp_path / "cloud.xml"
     path.write_text(WITHOUT_CLASS)
     topology = Topology(read_nccl_xml(path, MachineRoot(tmp_path)))
@@ -110,7 +110,7 @@ def test_devices_that_are_not_here_are_counted(tmp_path, caplog):
 
 
 @pytest.mark.parametrize("value", ["", "soon", "-1"])
-def test_a_file_of_the_machine_that_makes_no_sense(tmp_path, value):
+def test_malformed_sysfs_values_are_not_taken_for_devices(tmp_path, value):
     path = tmp_path / "cloud.xml"
     path.write_text(WITHOUT_CLASS)
     for file in ("class", "vendor", "device", "max_link_speed", "max_link_width"):
@@ -128,7 +128,7 @@ def test_a_file_of_the_machine_that_makes_no_sense(tmp_path, value):
         ('name="mlx5_3"', ""),
     ],
 )
-def test_a_net_that_is_no_rdma_device_is_marked(tmp_path, attributes, reason):
+def test_net_without_rdma_device_is_marked_unusable(tmp_path, attributes, reason):
     path = tmp_path / "dump.xml"
     path.write_text(
         '<system><cpu numaid="0"><pci busid="0000:01:00.0" class="0x020000">'
@@ -140,7 +140,7 @@ def test_a_net_that_is_no_rdma_device_is_marked(tmp_path, attributes, reason):
     assert bool(topology.choose_nics("cpu:0")) == (not reason)
 
 
-def test_processes_that_all_saw_one_gpu(tmp_path):
+def test_equal_dev_numbers_fall_back_to_bus_order(tmp_path):
     """Each wrote dev=0: then GPUs are in the order of their buses."""
     path = tmp_path / "dump.xml"
     path.write_text(DUMP.read_text().replace('dev="1" sm', 'dev="0" sm'))
@@ -150,7 +150,7 @@ def test_processes_that_all_saw_one_gpu(tmp_path):
     ]
 
 
-def test_gpus_in_domains_of_their_own(tmp_path):
+def test_gpus_in_separate_pci_domains_are_near_by_numa_node(tmp_path):
     """GB10: nothing is below a common bridge, so the NUMA node alone says what is near."""
     path = tmp_path / "gb10.xml"
     path.write_text(
@@ -200,14 +200,14 @@ def deep(levels):
         ),
     ],
 )
-def test_a_bad_file_is_refused(text, message, tmp_path):
+def test_malformed_file_is_rejected(text, message, tmp_path):
     path = tmp_path / "bad.xml"
     path.write_text(text)
     with pytest.raises(InvalidArgument, match=f"from_nccl_xml: path must be .*{message}"):
         Topology.from_nccl_xml(path)
 
 
-def test_a_file_that_is_not_there(tmp_path):
+def test_missing_file_is_rejected(tmp_path):
     with pytest.raises(InvalidArgument, match="got .*none.xml: No such file"):
         Topology.from_nccl_xml(tmp_path / "none.xml")
     with pytest.raises(InvalidArgument, match="from_nccl_xml: path must be .* got 7"):
@@ -216,7 +216,7 @@ def test_a_file_that_is_not_there(tmp_path):
 
 @given(data=st.data())
 @settings(max_examples=150, deadline=None)
-def test_a_damaged_file_is_read_or_refused(data, tmp_path_factory):
+def test_damaged_file_is_read_or_rejected(data, tmp_path_factory):
     content = bytearray(data.draw(st.sampled_from([DUMP, STATIC])).read_bytes())
     for _ in range(data.draw(st.integers(0, 8))):
         content[data.draw(st.integers(0, len(content) - 1))] = data.draw(st.integers(32, 126))

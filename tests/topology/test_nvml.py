@@ -68,7 +68,7 @@ def system():
     return as_sysfs_tells(machine("down-port").system)
 
 
-def test_order_names_and_links(system, monkeypatch):
+def test_nvml_gives_order_names_and_links(system, monkeypatch):
     """NVML shows two of four GPUs, in an order of its own; three links go to switches."""
     shown = [system.gpus[2].pci, system.gpus[0].pci]
     links = [system.gpus[0].pci, "0000:07:00.0", None, "0000:08:00.0", ""]
@@ -84,25 +84,25 @@ def test_order_names_and_links(system, monkeypatch):
 
 
 @pytest.mark.parametrize("fails_at", ["init", "count"])
-def test_when_it_fails_sysfs_is_enough(system, monkeypatch, fails_at):
+def test_failing_nvml_falls_back_to_sysfs(system, monkeypatch, fails_at):
     nvml = FakeNvml([], [], fails_at)
     monkeypatch.setitem(sys.modules, "pynvml", nvml)
     assert with_nvml(system) == system
     assert not nvml.is_open
 
 
-def test_without_the_package(system, monkeypatch):
+def test_missing_pynvml_falls_back_to_sysfs(system, monkeypatch):
     monkeypatch.setitem(sys.modules, "pynvml", None)
     assert with_nvml(system) == system
 
 
-def test_it_is_not_asked_about_a_machine_without_gpus(system, monkeypatch):
+def test_nvml_is_not_initialized_without_gpus(system, monkeypatch):
     monkeypatch.setitem(sys.modules, "pynvml", FakeNvml([], [], "init"))
     nothing = dataclasses.replace(system, gpus=())
     assert with_nvml(nothing) is nothing
 
 
-def test_the_real_package_has_what_is_called():
+def test_pynvml_has_every_function_called():
     pynvml = pytest.importorskip("pynvml")
     for name in dir(FakeNvml):
         if name.lower().startswith("nvml"):

@@ -35,7 +35,7 @@ SELF, PIX, PXB, PHB, NODE, SYS = PathKind
         ("no-nic", "cuda:0", "cuda:1", NODE),
     ],
 )
-def test_kinds(name, a, b, kind):
+def test_path_kinds_between_devices(name, a, b, kind):
     assert machine(name).path(a, b) is kind
     assert machine(name).path(b, a) is kind
 
@@ -49,13 +49,13 @@ def test_kinds(name, a, b, kind):
         ("bonded", "cpu:0", "mlx5_2", 3.94),  # 8 GT/s, 4 lanes
     ],
 )
-def test_bandwidth_of_the_narrowest_link(name, a, b, gb_per_s):
+def test_bandwidth_is_that_of_the_narrowest_link(name, a, b, gb_per_s):
     topology = machine(name)
     assert topology.path_bandwidth(a, b) == pytest.approx(gb_per_s, rel=0.01)
     assert topology.path_bandwidth(b, a) == topology.path_bandwidth(a, b)
 
 
-def test_what_nobody_knows_is_none():
+def test_unknown_bandwidth_is_none():
     assert machine("vm-h200").path_bandwidth("cuda:0", "mlx5_0") is None
     assert machine("dgx-h100").path_bandwidth("cuda:0", "cuda:0") is None
     assert machine("dgx-h100").path_bandwidth("cpu:0", "cpu:1") is None
@@ -65,7 +65,7 @@ def test_what_nobody_knows_is_none():
     ("gt_per_s", "width", "gb_per_s"),
     [(2.5, 16, None), (5, 8, 4), (8, 16, 15.75), (64, 16, 121), (16, 0, None), (0, 16, None)],
 )
-def test_speed_of_a_link(gt_per_s, width, gb_per_s):
+def test_link_bandwidth_from_speed_and_width(gt_per_s, width, gb_per_s):
     node = PciNode("0000:01:00.0", None, "pci0000:00", gt_per_s=gt_per_s, width=width)
     assert node.gb_per_s == (gb_per_s and pytest.approx(gb_per_s, rel=0.001))
 
@@ -75,14 +75,14 @@ def test_kinds_are_ordered_and_print_as_nvidia_smi_does():
     assert [str(kind) for kind in PathKind] == ["SELF", "PIX", "PXB", "PHB", "NODE", "SYS"]
 
 
-def test_gpus_and_nics_are_places_too():
+def test_gpu_and_nic_objects_are_accepted_as_endpoints():
     topology = machine("dgx-h100")
     assert topology.path(topology.gpus[0], topology.nics[0]) is PXB
     assert [str(topology.gpus[3]), str(topology.nics[11])] == ["cuda:3", "mlx5_11"]
 
 
 @pytest.mark.parametrize("name", ["mlx5_9", "cuda:8", "cpu:2", "cuda", "", None, 3])
-def test_a_place_that_is_not_there_is_named(name):
+def test_unknown_endpoint_is_rejected(name):
     topology = machine("down-port")
     for call in (topology.path, topology.path_bandwidth):
         with pytest.raises(InvalidArgument, match=f"b must be one of cpu:0, .* got {name!r}"):
@@ -129,7 +129,7 @@ def trees(draw):
 
 
 @given(trees())
-def test_paths_of_any_tree(system):
+def test_paths_in_any_pci_tree(system):
     topology = Topology(system)
     places = [*topology.locations, *map(str, topology.nics)]
     above = {node.address: node.parent for node in system.pci}
@@ -155,7 +155,7 @@ def test_paths_of_any_tree(system):
 
 
 @given(trees(), st.data())
-def test_choice_for_any_tree(system, data):
+def test_choice_in_any_pci_tree(system, data):
     topology = Topology(system)
     for location in topology.locations:
         chosen = topology.choose_nics(location)

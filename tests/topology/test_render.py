@@ -44,7 +44,7 @@ NUMA node 1, processors 32-63
 """
 
 
-def test_matrix_and_tree():
+def test_matrix_and_tree_text():
     assert machine("down-port").matrix() == DOWN_PORT
     assert machine("no-gpu").tree() == NO_GPU
     assert Topology(System()).matrix() == "this machine has no GPU, and no NIC for RDMA\n"
@@ -52,7 +52,7 @@ def test_matrix_and_tree():
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_every_device_is_in_the_tree_and_the_picture_once(name):
+def test_every_device_is_in_the_tree_and_the_svg_once(name):
     topology = machine(name)
     drawn = [text.text for text in ET.fromstring(topology.to_svg()).iter(f"{SVG}text")]
     for device in [*topology.gpus, *topology.nics]:
@@ -77,7 +77,7 @@ def test_boxes_hold_their_text_and_do_not_overlap(name):
                 assert apart or below, (box.lines, other.lines)
 
 
-def test_strange_names_are_still_xml():
+def test_svg_escapes_strange_names():
     system = System(nics=(Nic('a<b>&"c"\x01', netdevs=("é",)),))
     root = ET.fromstring(Topology(system).to_svg())
     assert 'a<b>&"c"?' in [text.text for text in root.iter(f"{SVG}text")]
@@ -89,7 +89,7 @@ def run(capsys, *arguments):
     return status, captured.out, captured.err
 
 
-def test_command(capsys, tmp_path):
+def test_command_prints_every_format(capsys, tmp_path):
     saved = MACHINES / "down-port.json"
     source = ("--from-json", saved)
     assert run(capsys, *source) == (0, DOWN_PORT, "")
@@ -108,7 +108,7 @@ def test_command(capsys, tmp_path):
     assert run(capsys)[0] == 0  # this machine
 
 
-def test_command_refuses(capsys, tmp_path):
+def test_command_rejects_bad_input(capsys, tmp_path):
     status, out, err = run(capsys, "--from-json", tmp_path / "none.json")
     assert (status, out) == (2, "") and "No such file" in err
     status, out, err = run(capsys, "--from-json", MACHINES / "gb10.json", "--explain", "cuda:1")

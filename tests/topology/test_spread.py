@@ -17,14 +17,14 @@ def first_choices(tiers):
 @pytest.mark.parametrize(
     ("num_gpus", "num_nics", "most"), [(8, 4, 2), (8, 8, 1), (4, 8, 1), (8, 3, 3), (1, 5, 1)]
 )
-def test_gpus_with_the_same_nics(num_gpus, num_nics, most):
+def test_gpus_with_the_same_nics_share_them_evenly(num_gpus, num_nics, most):
     nics = [f"mlx5_{i}" for i in range(num_nics)]
     counts = Counter(first_choices([nics] * num_gpus))
     assert max(counts.values()) == most
     assert len(counts) == min(num_gpus, num_nics)
 
 
-def test_others_make_room():
+def test_gpus_with_a_choice_leave_single_nics_to_others():
     """The first GPU could take a, the only NIC that the second one has."""
     assert first_choices([["a", "b"], ["a"]]) == ["b", "a"]
     counts = Counter(first_choices([["a", "b"], ["b", "c"], ["a"], ["c"]]))
@@ -38,7 +38,7 @@ TIERS = st.lists(
 
 @given(TIERS)
 @settings(deadline=None)
-def test_no_other_choice_is_more_even(tiers):
+def test_no_other_assignment_is_more_even(tiers):
     chosen = first_choices(tiers)
     assert all(nic in tier for nic, tier in zip(chosen, tiers, strict=True))
     best = min(max(Counter(choice).values()) for choice in product(*tiers))
@@ -46,7 +46,7 @@ def test_no_other_choice_is_more_even(tiers):
 
 
 @given(st.lists(TIERS, min_size=1, max_size=4))
-def test_nothing_is_lost_and_nothing_depends_on_chance(tiers_of):
+def test_spread_keeps_every_nic_and_is_deterministic(tiers_of):
     ordered = spread(tiers_of)
     assert [[sorted(tier) for tier in gpu] for gpu in ordered] == [
         [sorted(tier) for tier in gpu] for gpu in tiers_of
@@ -54,6 +54,6 @@ def test_nothing_is_lost_and_nothing_depends_on_chance(tiers_of):
     assert spread(tiers_of) == ordered
 
 
-def test_no_gpus():
+def test_spread_without_gpus():
     assert spread([]) == []
     assert spread([[], [["a"]]]) == [[], [["a"]]]

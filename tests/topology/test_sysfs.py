@@ -24,7 +24,7 @@ from .support import (
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_the_sysfs_of_a_machine_is_that_machine(name, tmp_path):
+def test_discovered_sysfs_matches_the_captured_machine(name, tmp_path):
     captured = as_sysfs_tells(machine(name).system)
     found = Topology.discover(write_sysfs(captured, tmp_path))
     assert found.system == captured
@@ -40,14 +40,14 @@ def device(root, address):
     return (root / f"sys/bus/pci/devices/{address}").resolve().relative_to(root.resolve())
 
 
-def test_this_machine():
+def test_discovers_this_machine():
     topology = Topology.discover()
     assert topology.numa_nodes
     assert topology.path("cpu:0", "cpu:0") == PathKind.SELF
     assert topology.explain("cpu:0")
 
 
-def test_gpus_that_a_container_was_given_come_first(root):
+def test_gpus_given_to_the_container_come_first(root):
     """As in NVML, which shows it no others; sysfs shows all."""
     *others, given = [gpu.pci for gpu in Topology.discover(root).gpus]
     for address in others:
@@ -60,7 +60,7 @@ def test_gpus_that_a_container_was_given_come_first(root):
     assert [gpu.pci for gpu in Topology.discover(root).gpus] == [*others, given]
 
 
-def test_soft_roce_is_where_its_interface_is(root):
+def test_soft_roce_is_located_at_its_interface(root):
     """rxe0 has no device of its own; its file `parent` names an interface, here of virtio."""
     nic = device(root, "0000:1a:00.0")
     (root / f"{nic}/virtio2/net/eth0").mkdir(parents=True)
@@ -80,7 +80,7 @@ def test_soft_roce_is_where_its_interface_is(root):
     assert topology.path("cuda:0", "rxe0") == PathKind.PIX
 
 
-def test_a_nic_without_any_device(root):
+def test_nic_without_a_pci_device(root):
     rxe = "sys/devices/virtual/infiniband/rxe1"
     write(root, f"{rxe}/parent", "lo")
     link(root, "sys/class/infiniband/rxe1", rxe)
@@ -89,7 +89,7 @@ def test_a_nic_without_any_device(root):
     assert topology.path("cuda:0", "rxe1") == PathKind.SYS  # of two nodes, it is not known which
 
 
-def test_memory_of_a_gpu_is_no_node_of_its_own(root):
+def test_gpu_memory_node_is_mapped_to_the_nearest_cpu_node(root):
     """GB200: a GPU of node 2, which has no processors, belongs to the nearest one that has."""
     write(root, "sys/devices/system/node/node2/cpulist", "")
     for node, distances in enumerate(("10 20 80", "20 10 40", "80 40 10")):
@@ -101,7 +101,7 @@ def test_memory_of_a_gpu_is_no_node_of_its_own(root):
     assert topology.path("cpu:1", "cuda:0") == PathKind.PHB
 
 
-def test_processors_decide_where_the_node_is_hidden(root):
+def test_local_cpus_decide_if_the_numa_node_is_hidden(root):
     for node in Topology.discover(root).system.pci:
         write(root, f"{device(root, node.address)}/numa_node", -1)
         write(root, f"{device(root, node.address)}/local_cpulist", "0-31")
@@ -111,14 +111,14 @@ def test_processors_decide_where_the_node_is_hidden(root):
     assert {node.numa for node in Topology.discover(root).system.pci} == {-1}
 
 
-def test_without_numa_nodes_there_is_one(root, tmp_path):
+def test_single_numa_node_is_assumed_without_numa(root, tmp_path):
     (root / "sys/devices/system/node").rename(tmp_path / "away")
     (root / "sys/bus").rename(tmp_path / "bus")
     (root / "sys/class/infiniband").rename(tmp_path / "infiniband")
     assert [node.id for node in Topology.discover(root).numa_nodes] == [0]
 
 
-def test_the_default_route_of_a_vlan_is_that_of_its_card(root):
+def test_default_route_of_a_vlan_belongs_to_its_nic(root):
     (root / "sys/devices/virtual/net/ib0.7").mkdir(parents=True)
     link(root, "sys/class/net/ib0.7", "sys/devices/virtual/net/ib0.7")
     link(root, "sys/devices/virtual/net/ib0.7/lower_ib0", "sys/class/net/ib0")
@@ -126,7 +126,7 @@ def test_the_default_route_of_a_vlan_is_that_of_its_card(root):
     assert [nic.has_default_route for nic in Topology.discover(root).nics] == [1, 0, 0, 0]
 
 
-def test_the_default_route_of_ipv6(root):
+def test_default_route_of_ipv6_is_detected(root):
     zero = "0" * 32
     write(root, "proc/net/ipv6_route", f"{zero} 00 {zero} 00 {'f' * 32} 0400 1 0 0003     ib2")
     assert [nic.has_default_route for nic in Topology.discover(root).nics] == [0, 0, 1, 0]
@@ -142,7 +142,7 @@ def test_the_best_port_counts(root):
     assert (nic.port, nic.gbit_per_s, nic.link_layer) == (2, 800.0, "")
 
 
-def test_a_bmc_is_no_gpu(root):
+def test_bmc_is_not_listed_as_a_gpu(root):
     folder = "sys/devices/pci0000:00/0000:00:1f.0"
     write(root, f"{folder}/class", "0x030000")
     write(root, f"{folder}/vendor", "0x1a03")
@@ -150,7 +150,7 @@ def test_a_bmc_is_no_gpu(root):
     assert len(Topology.discover(root).gpus) == 4
 
 
-def test_a_link_that_sleeps_or_lies(root):
+def test_bandwidth_uses_maximum_speed_and_current_width(root):
     """Speeds are the highest the link can, lanes those in use; what is unknown does not limit."""
     nic = device(root, "0000:1a:00.0")
     write(root, f"{nic}/current_link_width", 8)
@@ -232,7 +232,7 @@ GPU = "0000:18:00.0"
         (break_port, "", ""),
     ],
 )
-def test_one_device_that_is_broken_hides_no_other(root, caplog, break_it, left_out, warning):
+def test_broken_device_hides_no_other(root, caplog, break_it, left_out, warning):
     before = Topology.discover(root)
     break_it(root)
     found = Topology.discover(root)
@@ -247,21 +247,21 @@ def test_one_device_that_is_broken_hides_no_other(root, caplog, break_it, left_o
     assert found.choose_nics(f"cuda:{len(found.gpus) - 1}")
 
 
-def test_folders_that_are_no_tree_are_named(root):
+def test_pci_cycle_is_rejected(root):
     break_tree(root)
     message = "PCI device 0000:18:00.0 is below .* and also below 0000:f9:00.0: a loop"
     with pytest.raises(InvalidArgument, match=f"discover: root must be .*{message}"):
         Topology.discover(root)
 
 
-def test_a_folder_that_is_no_machine(tmp_path):
+def test_root_without_sysfs_is_rejected(tmp_path):
     with pytest.raises(InvalidArgument, match="root must have a folder sys"):
         Topology.discover(tmp_path)
     with pytest.raises(InvalidArgument, match="root must be a path, got 7"):
         Topology.discover(7)
 
 
-def test_an_empty_sysfs_is_a_machine_with_nothing(tmp_path):
+def test_empty_sysfs_gives_an_empty_machine(tmp_path):
     (tmp_path / "sys").mkdir()
     topology = Topology.discover(tmp_path)
     assert (topology.gpus, topology.nics, topology.choose_nics("cpu:0")) == ((), (), [])
@@ -282,7 +282,7 @@ KINDS = [
 
 
 @pytest.mark.parametrize("node_type, reason", KINDS)
-def test_a_device_that_transfers_cannot_use(root, node_type, reason):
+def test_unusable_device_types_are_marked(root, node_type, reason):
     write(root, f"{device(root, '0000:1a:00.0')}/infiniband/mlx5_0/node_type", node_type)
     topology = Topology.discover(root)
     assert topology.nics[0].unusable == reason
@@ -290,7 +290,7 @@ def test_a_device_that_transfers_cannot_use(root, node_type, reason):
     assert (f"mlx5_0: not chosen: {reason}\n" in topology.explain("cuda:0")) == bool(reason)
 
 
-def test_efa_is_known_by_its_vendor(root):
+def test_efa_is_recognized_by_its_vendor(root):
     nic = device(root, "0000:1a:00.0")
     write(root, f"{nic}/vendor", "0x1d0f")
     write(root, f"{nic}/infiniband/mlx5_0/node_type", "7: unspecified")
@@ -314,7 +314,7 @@ def test_software_iwarp_on_the_interface_of_the_default_route(root):
         assert "siw_eth0: not chosen: iWARP" in topology.explain(location)
 
 
-def test_virtual_functions_come_after_their_card(root):
+def test_virtual_functions_come_after_their_physical_function(root):
     """They share its port: the card alone gives all of it."""
     nic = device(root, "0000:1a:00.0")
     (root / f"{nic}/physfn").mkdir()
@@ -333,7 +333,7 @@ WORDS = ["", "-1", "0x", "99999999999999999999", "1e9 GT/s", "nan Gb/sec", "4:",
 
 
 @pytest.mark.parametrize("state", [b"\x00\n\x00", b"4: ACTIVE\nDOWN", b"", b"4:"])
-def test_a_state_that_is_no_word_is_unknown(machine_root, state):
+def test_malformed_port_state_is_unknown(machine_root, state):
     path = sorted(machine_root.rglob("ports/*/state"))[0]
     whole = path.read_bytes()
     path.write_bytes(state)
@@ -346,7 +346,7 @@ def test_a_state_that_is_no_word_is_unknown(machine_root, state):
 
 @given(data=st.data())
 @settings(max_examples=150, deadline=None)
-def test_damaged_files_are_read_or_refused(data, machine_root):
+def test_damaged_files_are_read_or_rejected(data, machine_root):
     files = sorted(p for p in machine_root.rglob("*") if p.is_file() and not p.is_symlink())
     path = data.draw(st.sampled_from(files))
     whole = path.read_bytes()

@@ -49,7 +49,7 @@ def initiate(name: str, *arguments: str) -> int:
 
 @pytest.mark.parametrize("operation", ["read", "write"])
 @pytest.mark.parametrize("protocol", ["shm", "tcp"])
-def test_what_is_reported_has_been_moved(protocol, operation, target, tmp_path, capsys):
+def test_reported_bytes_match_bytes_moved(protocol, operation, target, tmp_path, capsys):
     file = tmp_path / "result.json"
     words = ["--protocol", protocol, "--operation", operation, "--threads", "2"]
     assert initiate(target, *words, "--json", str(file)) == 0
@@ -62,12 +62,12 @@ def test_what_is_reported_has_been_moved(protocol, operation, target, tmp_path, 
     assert f"{found['num_bytes']} bytes in " in printed and f"paths: {protocol}:" in printed
 
 
-def test_mooncakes_spelling_and_sequential_blocks(target, capsys):
+def test_mooncake_option_spelling_and_sequential_blocks(target, capsys):
     assert initiate(target, "--batch_size", "2", "--sequential", "--report_unit=Gb") == 0
     assert " Gb/s: " in capsys.readouterr().out
 
 
-def test_blocks_that_come_back_changed_are_an_error(target, capsys, monkeypatch):
+def test_corrupted_blocks_are_an_error(target, capsys, monkeypatch):
     read = TransferEngine.read_blocks
 
     def shifted(engine, peer, local, remote, size):
@@ -86,7 +86,7 @@ def test_blocks_that_come_back_changed_are_an_error(target, capsys, monkeypatch)
         (["--gpu-id", "99"], "--gpu-id must be one of "),
     ],
 )
-def test_what_does_not_fit_is_refused(wrong, reason, target, capsys):
+def test_sizes_that_do_not_fit_are_rejected(wrong, reason, target, capsys):
     assert initiate(target, *wrong) == 2
     assert capsys.readouterr().err.startswith(f"error: {reason}")
 
@@ -108,13 +108,13 @@ def test_wrong_arguments_are_named(wrong, reason, capsys):
     assert reason in capsys.readouterr().err
 
 
-def test_an_engine_that_is_no_target(capsys):
+def test_engine_not_started_as_target_is_rejected(capsys):
     with TransferEngine(transports=["tcp"]) as engine:
         assert initiate(engine.name, "--protocol", "tcp") == 2
     assert "is no target, which --mode target starts" in capsys.readouterr().err
 
 
-def test_a_secret_is_needed_where_the_target_has_one(capsys):
+def test_target_with_secret_rejects_initiator_without(capsys):
     process, name = start_target(MOONCAKE_KERNELS_SECRET="of the target, not ours")
     with process:
         status = initiate(name)
@@ -123,7 +123,7 @@ def test_a_secret_is_needed_where_the_target_has_one(capsys):
     assert "secret" in capsys.readouterr().err
 
 
-def test_a_target_killed_meanwhile_is_an_error(capsys):
+def test_target_killed_during_run_is_an_error(capsys):
     process, name = start_target()
     threading.Timer(0.5, process.kill).start()
     with process:
@@ -131,7 +131,7 @@ def test_a_target_killed_meanwhile_is_an_error(capsys):
     assert capsys.readouterr().err.startswith(f"error: transfer with {name}: ")
 
 
-def test_ctrl_c_reports_what_was_measured(target, capsys):
+def test_ctrl_c_reports_partial_results(target, capsys):
     threading.Timer(0.3, os.kill, [os.getpid(), signal.SIGINT]).start()
     start = time.monotonic()
     assert initiate(target, "--duration", "600") == 0
@@ -139,7 +139,7 @@ def test_ctrl_c_reports_what_was_measured(target, capsys):
     assert "batches/s" in capsys.readouterr().out
 
 
-def test_the_url_of_a_metadata_server_may_be_in_a_file(tmp_path, capsys):
+def test_metadata_server_url_can_be_read_from_a_file(tmp_path, capsys):
     url = "redis://user:hidden-word@127.0.0.1:1"
     file = tmp_path / "metadata"
     file.write_text(f"{url}\n")

@@ -64,7 +64,7 @@ def publishing(answer, timeout_s: float = 20.0):
 
 
 @pytest.mark.parametrize("split", [1, 2, 5, 100])
-def test_what_is_asked_and_answered(split):
+def test_publish_sends_keys_and_parses_reply(split):
     reply = b"$3\r\n\0\1\0\r\n"
     parts = [reply[i : i + split] for i in range(0, len(reply), split)]
     with publishing(lambda _: parts) as (publisher, asked):
@@ -89,7 +89,7 @@ def test_what_is_asked_and_answered(split):
         ([b"$3\r\n\0"], "it does not answer in time"),
     ],
 )
-def test_an_unexpected_answer_ends_it(parts, reason):
+def test_unexpected_reply_ends_the_publisher(parts, reason):
     with publishing(lambda _: parts, timeout_s=0.3) as (publisher, asked):
         assert publisher.publish(keys_of(1, 2, 3)) is None
         assert publisher.reason.startswith(reason)
@@ -102,7 +102,7 @@ def even(command: bytes) -> list[bytes]:
     return [b"$%d\r\n%b\r\n" % (len(answers), answers)]
 
 
-def test_threads_that_ask_at_a_time_share_a_question():
+def test_concurrent_publishes_share_one_command():
     """Each gets the answer to its own keys."""
     go_on, wrong = threading.Event(), []
 
@@ -131,7 +131,7 @@ def test_threads_that_ask_at_a_time_share_a_question():
         assert wrong == [] and len(asked) < 8 * 20
 
 
-def test_all_that_share_a_question_share_its_failure():
+def test_failure_of_shared_command_reaches_all_callers():
     go_on = threading.Event()
     results = []
 
@@ -153,7 +153,7 @@ def test_all_that_share_a_question_share_its_failure():
         assert results == [None] * 4 and len(asked) == 1
 
 
-def test_a_question_is_not_larger_than_the_limit():
+def test_publish_rejects_more_than_1024_keys():
     with publishing(even) as (publisher, _):
         assert publisher.publish(keys_of(*range(1024))).tolist() == [True, False] * 512
         with pytest.raises(InvalidArgument, match="publish: keys must be at most 1024, got 1025"):
@@ -162,13 +162,13 @@ def test_a_question_is_not_larger_than_the_limit():
 
 
 @pytest.mark.parametrize("timeout_s", [0, -1, float("nan"), float("inf"), 1e300])
-def test_a_timeout_that_is_none(timeout_s):
+def test_invalid_timeout_is_rejected(timeout_s):
     ours, theirs = socket.socketpair()
     with ours, theirs, pytest.raises(InvalidArgument, match="timeout_s must be above 0"):
         RedisPublisher(os.dup(ours.fileno()), HEAD, timeout_s, 0)
 
 
-def test_an_engine_stores_what_it_can_list():
+def test_engine_stores_only_what_it_could_list():
     objects = {i: content(i, 1000 * i) for i in range(4)}
     with serving() as here:
         assert here.write(objects, publish=True) == [UNLISTED] * 4
@@ -198,7 +198,7 @@ def test_a_writer_learns_whether_its_own_put_waited_to_no_effect():
         assert len(asked) == 1 and here.stored(1) is None
 
 
-def test_what_is_stored_already_is_not_listed_again():
+def test_stored_keys_are_not_published_again():
     with serving() as here, publishing(lambda _: [b"$1\r\n\0\r\n"]) as (publisher, asked):
         here.served.let_publish(publisher)
         assert here.write({1: content(1, 50)}) == [DONE]

@@ -97,7 +97,7 @@ void test_tails() {
   }
 }
 
-void test_a_tail_goes_with_its_own_regions() {
+void test_tail_stays_within_its_own_regions() {
   World world(2, 10000);
   world.add(0, 0, 1100);          // of the first regions
   world.add(10000, 10000, 1200);  // of the second
@@ -107,7 +107,7 @@ void test_a_tail_goes_with_its_own_regions() {
   for (const Slice& slice : world.slices) EXPECT(world.keys.find(slice) != nullptr);
 }
 
-void test_what_no_nic_can_move() {
+void test_ranges_that_no_nic_can_move() {
   World not_on_nics(1, 10000, false);
   not_on_nics.add(0, 0, 100);
   EXPECT(!not_on_nics.cut());
@@ -155,7 +155,7 @@ void test_any_shape() {
 }
 
 // A piece costs some allocations, whatever its size; its slices, once there are spare ones, none.
-void test_slices_are_used_again() {
+void test_slices_are_reused() {
   int counts[2];
   for (const int i : {0, 1}) {
     const uint64_t num_slices = i == 0 ? 1 : 500;
@@ -172,10 +172,10 @@ void test_slices_are_used_again() {
 }  // namespace
 
 int main() {
-  test_slices_are_used_again();
+  test_slices_are_reused();
   test_tails();
-  test_a_tail_goes_with_its_own_regions();
-  test_what_no_nic_can_move();
+  test_tail_stays_within_its_own_regions();
+  test_ranges_that_no_nic_can_move();
   test_any_shape();
   return failures() ? 1 : 0;
 }

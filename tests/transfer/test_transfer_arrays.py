@@ -39,7 +39,7 @@ def pair():
 
 @pytest.mark.parametrize("direction", ["write", "read"])
 @pytest.mark.parametrize("kind", KINDS)
-def test_every_kind(pair, direction, kind):
+def test_all_array_kinds_are_accepted(pair, direction, kind):
     source, target = addressed(SIZE), untouched(SIZE)
     near, far = (source, target) if direction == "write" else (target, source)
     here, there = pair.regions(near, far)
@@ -61,7 +61,7 @@ def test_every_kind(pair, direction, kind):
 
 
 @pytest.mark.parametrize("order", ["<", ">", "="])
-def test_numbers_of_either_byte_order(pair, order):
+def test_arrays_of_either_byte_order_are_accepted(pair, order):
     """With one size for all, which the host code takes as it is."""
     source, target = addressed(SIZE), untouched(SIZE)
     here, there = pair.regions(source, target)
@@ -76,7 +76,7 @@ def test_numbers_of_either_byte_order(pair, order):
 @pytest.mark.parametrize("direction", ["write", "read"])
 @pytest.mark.parametrize("argument", ["local_addresses", "remote_addresses", "sizes"])
 @pytest.mark.parametrize("kind", ["int32", "int64", "strided", "unaligned", "list", "tensor"])
-def test_negative_numbers_are_named(pair, direction, argument, kind):
+def test_error_names_negative_number_and_its_index(pair, direction, argument, kind):
     call = getattr(pair.near, f"{direction}_blocks")
     good = {"local_addresses": [8] * 9, "remote_addresses": [8] * 9, "sizes": [1] * 9}
     bad = KINDS[kind]([8, 8, 8, 8, 8, 8, 8, -5, -6])
@@ -103,20 +103,20 @@ def test_negative_numbers_are_named(pair, direction, argument, kind):
         ([[8], [8, 8]], ""),
     ],
 )
-def test_what_is_no_list_of_integers(pair, argument, bad, got):
+def test_non_integer_arrays_are_rejected(pair, argument, bad, got):
     good = {"local_addresses": [8], "remote_addresses": [8], "sizes": [1]}
     with pytest.raises(InvalidArgument, match=rf"^write_blocks: {argument} must be .*got {got}"):
         pair.near.write_blocks(pair.peer, **(good | {argument: bad}))
 
 
-def test_numbers_above_2_63_are_addresses(pair):
+def test_addresses_above_2_63_are_shown_unsigned(pair):
     """They are of no region, and shown as what they are."""
     for local in ([2**63 + 8], np.array([2**63 + 8], np.uint64)):
         with pytest.raises(InvalidArgument, match=r"local range 0x80{14}8 \+ 1 bytes is not"):
             pair.near.write_blocks(pair.peer, local, [8], 1)
 
 
-def test_an_empty_block_is_named(pair):
+def test_error_names_empty_block(pair):
     here, there = pair.regions(addressed(64), untouched(64))
     addresses = np.arange(4) * 16
     where = here.address + addresses, there.address + addresses

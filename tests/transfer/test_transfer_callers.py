@@ -52,7 +52,7 @@ def connections_to(name):
 
 @pytest.mark.parametrize("spin_us", [0, 200])
 @pytest.mark.parametrize("size", [1, 4096, 128 << 10, 512 << 10, (512 << 10) + 1])
-def test_one_after_the_other(spin_us, size):
+def test_sequential_writes_and_reads(spin_us, size):
     with (
         TransferEngine(transports=["tcp"], spin_us=spin_us) as near,
         TransferEngine(spin_us=spin_us) as far,
@@ -77,7 +77,7 @@ def test_a_request_without_a_waiter_ends(tcp_pair):
     assert ticket.done
 
 
-def test_done_tells_without_waiting(tcp_pair):
+def test_done_becomes_true_without_wait(tcp_pair):
     near, far = tcp_pair.regions(addressed(SIZE), untouched(SIZE))
     for verb in ("read", "write"):
         row = [(near.address, far.address, SIZE)]
@@ -86,7 +86,7 @@ def test_done_tells_without_waiting(tcp_pair):
         ticket.wait()
 
 
-def test_many_at_once_from_one_thread(tcp_pair):
+def test_many_transfers_in_flight_from_one_thread(tcp_pair):
     near, far = tcp_pair.regions(addressed(SIZE), untouched(SIZE))
     step = SIZE // 64
     tickets = [
@@ -98,7 +98,7 @@ def test_many_at_once_from_one_thread(tcp_pair):
     np.testing.assert_array_equal(near._buffer.owner, far._buffer.owner)
 
 
-def test_many_threads(tcp_pair):
+def test_many_threads_write_concurrently(tcp_pair):
     count = 16
     near, far = tcp_pair.regions(addressed(SIZE * count), untouched(SIZE * count))
 
@@ -157,7 +157,7 @@ def test_a_request_without_a_waiter_is_moved_during_those_of_another_thread(tran
                 assert eventually(lambda k=k: (far._buffer.owner[:size] == k).all())
 
 
-def test_notifications_of_threads_come_after_their_data(tcp_pair):
+def test_notifications_of_each_thread_follow_its_data(tcp_pair):
     count, num_rounds = 4, 50
     near, far = tcp_pair.regions(untouched(SIZE * count), untouched(SIZE * count))
 
@@ -177,7 +177,7 @@ def test_notifications_of_threads_come_after_their_data(tcp_pair):
     assert sorted(notes) == [bytes([i, k]) for i in range(count) for k in range(num_rounds)]
 
 
-def test_notifications_alone_of_threads_all_arrive(tcp_pair):
+def test_bare_notifications_of_all_threads_arrive_in_order(tcp_pair):
     count, num_rounds = 4, 500
 
     def work(i):
@@ -192,7 +192,7 @@ def test_notifications_alone_of_threads_all_arrive(tcp_pair):
         assert [note[:2] for note in notes if note[2] == i] == expected
 
 
-def test_several_wait_for_one(tcp_pair):
+def test_several_threads_wait_for_one_ticket(tcp_pair):
     near, far = tcp_pair.regions(addressed(SIZE), untouched(SIZE))
     with ThreadPoolExecutor(4) as threads:
         for _ in range(50):
@@ -214,7 +214,7 @@ def test_awaited_in_asyncio(tcp_pair):
     np.testing.assert_array_equal(near._buffer.owner, far._buffer.owner)
 
 
-def test_the_order_is_kept_whoever_sends(tcp_pair):
+def test_order_is_kept_whichever_thread_sends(tcp_pair):
     """A small one in the caller's thread, then more than the connection takes at once."""
     near, far = tcp_pair.regions(addressed(SIZE), untouched(SIZE))
     row = [(near.address, far.address, SIZE)]
@@ -226,7 +226,7 @@ def test_the_order_is_kept_whoever_sends(tcp_pair):
     assert [int.from_bytes(note, "big") for _, note in notes] == list(range(100))
 
 
-def test_a_timeout_leaves_it_under_way(stalled):
+def test_wait_timeout_leaves_transfer_running(stalled):
     near, here, peer = stalled
     ticket = near.write(peer, [(here.address, 1 << 20, SIZE)], deadline_s=WAIT_S)
     with pytest.raises(TimeoutError):
@@ -236,7 +236,7 @@ def test_a_timeout_leaves_it_under_way(stalled):
 
 
 @pytest.mark.parametrize("verb", ["write", "read"])
-def test_a_deadline_of_what_is_waited_for(stalled, verb):
+def test_deadline_expires_in_wait(stalled, verb):
     near, here, peer = stalled
     ticket = getattr(near, verb)(peer, [(here.address, 1 << 20, SIZE)], deadline_s=0.1)
     with pytest.raises(TransferError, match="deadline of 0.1 s passed"):
@@ -253,7 +253,7 @@ def test_the_deadline_of_a_request_without_a_waiter(stalled):
 
 @pytest.mark.parametrize("waits", [False, True])
 @pytest.mark.parametrize("what", ["ticket", "peer", "region", "engine"])
-def test_it_ends_with_what_it_needs(stalled, what, waits):
+def test_transfer_fails_when_its_region_peer_or_engine_closes(stalled, what, waits):
     near, here, peer = stalled
     ticket = near.write(peer, [(here.address, 1 << 20, SIZE)], deadline_s=WAIT_S)
     with ThreadPoolExecutor(1) as threads:
@@ -267,7 +267,7 @@ def test_it_ends_with_what_it_needs(stalled, what, waits):
                 outcome()
 
 
-def test_more_than_a_connection_takes_does_not_hold_up_its_caller():
+def test_submit_does_not_block_on_a_full_connection():
     """Of 16 KiB, but with much to say of where to, and after it, to a peer that reads nothing."""
     size = 16 << 10
     with raw_server(stall, narrow=True) as name, TransferEngine(transports=["tcp"]) as near:
@@ -278,7 +278,7 @@ def test_more_than_a_connection_takes_does_not_hold_up_its_caller():
         assert ticket.cancel()
 
 
-def test_no_more_than_a_connection_has_room_for_is_sent_by_its_caller():
+def test_caller_sends_no_more_than_the_socket_buffer_takes():
     """It returns, though the peer reads nothing and the kernel keeps no more of it."""
     size = 256 << 10
     with raw_server(stall, narrow=True) as name, TransferEngine(transports=["tcp"]) as near:
@@ -290,7 +290,7 @@ def test_no_more_than_a_connection_has_room_for_is_sent_by_its_caller():
         assert ticket.cancel()
 
 
-def test_another_request_while_somebody_waits(stalled):
+def test_request_is_sent_while_another_thread_waits(stalled):
     """Whoever waits lets the lane go: the next one is sent at once."""
     near, here, peer = stalled
     first = near.write(peer, [(here.address, 1 << 20, 8)], deadline_s=WAIT_S)
@@ -305,7 +305,7 @@ def test_another_request_while_somebody_waits(stalled):
             wait.result(WAIT_S)
 
 
-def test_an_answer_in_parts():
+def test_wait_timeout_holds_for_partial_response():
     """Its waiter does not go beyond his time for the rest."""
     go_on = threading.Event()
 
@@ -330,7 +330,7 @@ def test_an_answer_in_parts():
         assert (here._buffer.owner == ord("a")).all()
 
 
-def test_requests_after_an_answer_in_parts():
+def test_requests_follow_a_partial_response():
     """Its waiter is woken once, when all is there; whoever waits next, at the first byte."""
     size, first_bytes = 64 << 10, 8 << 10
 
@@ -362,7 +362,7 @@ def test_requests_after_an_answer_in_parts():
             near.write(peer, [(here.address, 1 << 20, num_bytes)], deadline_s=WAIT_S).wait(1)
 
 
-def test_a_connection_that_ends_under_it_is_made_anew():
+def test_lost_connection_is_reestablished_and_request_retried():
     served = []
 
     def behave(connection):
@@ -381,7 +381,7 @@ def test_a_connection_that_ends_under_it_is_made_anew():
         assert len(served) == 2
 
 
-def test_a_forked_child_waits_for_nothing_of_its_parent():
+def test_forked_child_cannot_wait_for_parents_ticket():
     with engine_pair("tcp") as pair:
         near, far = pair.regions(addressed(SIZE), untouched(SIZE))
         ticket = pair.near.write(pair.peer, [(near.address, far.address, SIZE)])

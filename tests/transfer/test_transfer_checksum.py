@@ -32,7 +32,7 @@ FLIPPED = MARK[:7] + bytes([MARK[7] ^ 4]) + MARK[8:]
 
 @pytest.mark.parametrize("verb", ["write", "read"])
 @pytest.mark.parametrize("size", [1, 4096, (40 << 20) + 3])
-def test_what_arrives_is_as_without(pair, verb, size):
+def test_checksummed_transfer_delivers_the_same_data(pair, verb, size):
     near, far = pair.regions(addressed(size), untouched(size))
     if verb == "read":
         near._buffer.owner[:], far._buffer.owner[:] = untouched(size), addressed(size)
@@ -55,7 +55,7 @@ def test_blocks_of_several_parts(pair, verb):
 
 
 @pytest.mark.parametrize("access", ["write", "read"])
-def test_the_right_to_move_is_the_right_to_compare(pair, access):
+def test_access_for_transfer_suffices_for_checksum(pair, access):
     memory = addressed(4096)
     far = pair.far.register(addressed(4096), access)
     near = pair.near.register(memory)
@@ -68,7 +68,7 @@ def flip(data: bytes) -> bytes:
 
 
 @pytest.mark.parametrize("verb", ["write", "read"])
-def test_a_byte_that_is_flipped_on_the_way(verb):
+def test_flipped_byte_in_transit_is_detected(verb):
     ours, theirs = untouched(4096), untouched(4096)
     source = ours if verb == "write" else theirs
     source[1000 : 1000 + len(MARK)] = np.frombuffer(MARK, np.uint8)
@@ -100,7 +100,7 @@ def test_a_byte_that_is_flipped_on_the_way(verb):
 
 
 @pytest.mark.parametrize("transport", ["local", "shm"])
-def test_memory_that_changes_after_the_copy(transport):
+def test_memory_changed_after_copy_is_detected(transport):
     """Somebody writes into the target, again and again; no transport carries that."""
     size = 8 << 20
     with TransferEngine(transports=[transport]) as near, TransferEngine() as far:
@@ -133,7 +133,7 @@ def test_memory_that_changes_after_the_copy(transport):
         assert causes[0].startswith("checksum: remote range")
 
 
-def test_the_engines_default_is_for_calls_that_say_nothing():
+def test_engine_checksum_default_applies_to_calls_without_one():
     ours, theirs = untouched(4096), untouched(4096)
     ours[1000 : 1000 + len(MARK)] = np.frombuffer(MARK, np.uint8)
     with (
@@ -149,7 +149,7 @@ def test_the_engines_default_is_for_calls_that_say_nothing():
         assert theirs[1000 : 1000 + len(MARK)].tobytes() == FLIPPED
 
 
-def test_the_engines_default_and_what_is_no_choice(pair):
+def test_engine_checksum_default_and_invalid_values(pair):
     size = 4096
     with TransferEngine(transports=[pair.peer.transport], checksum=True) as careful:
         here, there = careful.register(addressed(size)), pair.far.register(untouched(size))
@@ -177,7 +177,7 @@ def checksums(*values: int) -> bytes:
     return struct.pack(f"<{len(values)}Q", *values)
 
 
-def test_the_question_by_hand():
+def test_verify_request_wire_format():
     """A target says how many ranges agree, and takes the question apart as it does any other."""
     with TransferEngine() as engine:
         region = engine.register(np.zeros(4096, np.uint8))
@@ -200,7 +200,7 @@ def test_the_question_by_hand():
                 assert ended(hostile)
 
 
-def test_a_target_that_agrees_to_more_than_was_asked():
+def test_target_confirming_too_many_ranges_is_protocol_error():
     def behave(connection):
         answer(connection)
         op, _, request, _, size = HEADER.unpack(receive_exactly(connection, HEADER.size))

@@ -52,7 +52,7 @@ def asked():
         yield ask
 
 
-def test_what_the_peer_is_asked_for(asked):
+def test_adjacent_descriptors_are_merged_on_the_wire(asked):
     assert asked([0, 10, 20], [0, 10, 20], 10) == [(0, 30)]
     assert asked([0, 10, 21], [0, 10, 20], 10) == [(0, 20), (20, 10)]
     assert asked([0, 10, 20], [0, 10, 21], 10) == [(0, 20), (21, 10)]
@@ -148,7 +148,7 @@ def test_a_refusal_names_the_caller_s_descriptor(pair, direction, count, uneven)
     call(pair.peer, near.address + offsets[:-1], far.address + offsets[:-1], sizes[:-1]).wait()
 
 
-def test_a_chain_within_one_memory_is_copied_link_by_link():
+def test_overlapping_local_chain_is_copied_in_order():
     """Over ``local``: merged, the second would not see what the first has written."""
     with TransferEngine() as engine, engine.open(engine.name) as itself:
         region = engine.register(memory := addressed(4096))

@@ -58,7 +58,7 @@ def engines(count: int, transport: str, **options):
 
 
 @pytest.mark.parametrize("transport", ["tcp", "shm"])
-def test_more_peers_than_connections(transport):
+def test_more_peers_than_max_connections(transport):
     most, count = 3, 8
     with engines(count, transport, max_connections=most) as (near, far):
         here = near.register(addressed(SIZE))
@@ -78,7 +78,7 @@ def test_more_peers_than_connections(transport):
             assert eventually(lambda: num_connections(near, far) <= most)
 
 
-def test_who_is_used_again_and_again_stays():
+def test_frequently_used_peer_keeps_its_connection():
     with engines(6, "tcp", max_connections=3) as (near, far):
         here = near.register(addressed(SIZE))
         there = [other.register(untouched(SIZE)) for other in far]
@@ -101,7 +101,7 @@ def test_who_is_used_again_and_again_stays():
         assert sum(num_reconnects(i) for i in range(1, 6)) > 40
 
 
-def test_threads_and_large_requests_share_them():
+def test_threads_and_large_requests_share_limited_connections():
     size = 3 << 20  # of several pieces, for both lanes of a peer
     with config.override(transfer_lanes=2), engines(4, "tcp", max_connections=2) as (near, far):
         here = near.register(addressed(size))
@@ -126,7 +126,7 @@ def test_threads_and_large_requests_share_them():
         assert eventually(lambda: num_connections(near, far) <= 2)
 
 
-def test_a_peer_in_use_is_never_closed():
+def test_peer_in_use_is_never_disconnected():
     stalling = Stalling()
     with (
         raw_server(stalling) as name,
@@ -148,7 +148,7 @@ def test_a_peer_in_use_is_never_closed():
         near.write(peer, [(here.address, there.address, SIZE)]).wait()
 
 
-def test_closing_ends_the_wait_for_a_place():
+def test_close_ends_wait_for_a_free_connection():
     num_places = 8  # which closing makes free one after the other
     stalling = Stalling()
     with contextlib.ExitStack() as stack:
@@ -182,12 +182,12 @@ def test_a_forked_child_holds_no_connection():
 
 
 @pytest.mark.parametrize("wrong", [0, -1, 1.5, "many", True])
-def test_what_is_no_number_of_connections(wrong):
+def test_invalid_max_connections_is_rejected(wrong):
     with pytest.raises(InvalidArgument, match="TransferEngine: max_connections must be an integer"):
         TransferEngine(max_connections=wrong)
 
 
 @pytest.mark.parametrize("wrong", [-1, 0.5, 1_000_001, None])
-def test_what_is_no_time_to_spin(wrong):
+def test_invalid_spin_us_is_rejected(wrong):
     with pytest.raises(InvalidArgument, match="TransferEngine: spin_us must be an integer"):
         TransferEngine(spin_us=wrong)

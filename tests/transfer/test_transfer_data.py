@@ -56,7 +56,7 @@ def test_blocks_scattered_over_several_batches(pair, direction):
 
 
 @pytest.mark.parametrize("direction", ["write", "read"])
-def test_a_hundred_thousand_small_blocks(pair, direction):
+def test_100_000_small_blocks(pair, direction):
     count, size = 100_000, 64
     order = np.random.default_rng(2).permutation(count)
     source, target = addressed(count * size), untouched(count * size)
@@ -82,7 +82,7 @@ def test_arrays_of_any_kind(pair, make):
     np.testing.assert_array_equal(far, want)
 
 
-def test_a_range_over_neighbouring_regions_must_be_two_descriptors(pair):
+def test_range_across_adjacent_regions_takes_two_descriptors(pair):
     near, far = addressed(64), untouched(64)
     here = pair.near.register(near)
     left, right = pair.far.register(far[:32]), pair.far.register(far[32:])
@@ -91,7 +91,7 @@ def test_a_range_over_neighbouring_regions_must_be_two_descriptors(pair):
     np.testing.assert_array_equal(far, near)
 
 
-def test_local_overlap_arrives_as_through_a_buffer():
+def test_local_overlapping_copy_behaves_like_memmove():
     memory = addressed(24 * MIB)
     for shift in (-(1 * MIB + 3), 1 * MIB + 3):
         with engine_pair("local") as pair, pair.far.open(pair.far.name) as itself:
@@ -148,5 +148,5 @@ def test_any_blocks(transport):
         run()
 
 
-def test_untouched_is_not_a_value_the_source_happens_to_be_full_of():
+def test_source_pattern_differs_from_untouched_value():
     assert (addressed(4096) != UNTOUCHED).mean() > 0.9

@@ -27,7 +27,7 @@ def error_of(ticket) -> TransferError | None:
 @pytest.mark.parametrize("transport", ["shm", "tcp"])
 @pytest.mark.parametrize("direction", ["write", "read"])
 @pytest.mark.parametrize("after_s", [0.0, 0.05, 0.2])
-def test_a_peer_killed_in_the_middle(transport, direction, after_s):
+def test_peer_killed_mid_transfer_fails_requests(transport, direction, after_s):
     with (
         config.override(transfer_lanes=1 if direction == "read" else 2),  # see one_lane
         TransferEngine(transports=[transport]) as engine,
@@ -53,7 +53,7 @@ def test_a_peer_killed_in_the_middle(transport, direction, after_s):
 
 
 @pytest.mark.parametrize("direction", ["write", "read"])
-def test_a_peer_that_is_stopped_and_goes_on(direction):
+def test_stopped_peer_times_out_and_recovers(direction):
     with TransferEngine(transports=["tcp"]) as engine, peer_process(SIZE) as other:
         region = engine.register(addressed(SIZE))
         peer = engine.open(other.name)
@@ -73,7 +73,7 @@ def test_a_peer_that_is_stopped_and_goes_on(direction):
         np.testing.assert_array_equal(back._buffer.owner, addressed(SIZE))
 
 
-def test_a_stopped_peer_on_this_machine_is_not_missed():
+def test_shm_transfer_works_while_peer_is_stopped():
     with TransferEngine(transports=["shm"]) as engine, peer_process(SIZE) as other:
         region, back = engine.register(addressed(SIZE)), engine.register(untouched(SIZE))
         peer = engine.open(other.name)
@@ -100,12 +100,12 @@ def test_closing_does_not_wait_for_a_stopped_peer():
             ticket.wait()
 
 
-def test_a_peer_that_is_not_there():
+def test_open_fails_with_connection_refused():
     with TransferEngine() as engine, pytest.raises(TransferError, match="connection refused"):
         engine.open("127.0.0.1:1")
 
 
-def test_a_peer_that_hangs_up():
+def test_peer_closing_connection_fails_requests():
     with raw_server(hang_up_after_hello) as name, TransferEngine() as engine:
         region = engine.register(addressed(4096))
         peer = engine.open(name)

@@ -163,7 +163,7 @@ def move(direction, lanes, plan, near, far, sizes) -> tuple[TransferError | None
 
 @pytest.mark.parametrize("lanes", [1, 2])
 @pytest.mark.parametrize("direction", ["write", "read"])
-def test_what_is_delivered_is_there(direction, lanes):
+def test_blocks_marked_delivered_have_arrived(direction, lanes):
     """Of requests whose pieces are refused, lost and sent again, or whose peer dies."""
     step = st.sampled_from(["take", "take", "take", "take", "lose", "refuse", "die"])
 
@@ -181,7 +181,7 @@ def test_what_is_delivered_is_there(direction, lanes):
 
 @pytest.mark.parametrize("direction", ["write", "read"])
 @pytest.mark.parametrize("merged", [True, False])
-def test_what_is_delivered_is_no_prefix(direction, merged):
+def test_delivered_blocks_need_not_be_a_prefix(direction, merged):
     """One lane's first piece is refused; the other lane has moved six, and knows of four."""
     sizes = np.full(SIZE // 4096, 4096)
     near = np.arange(len(sizes)) * 4096
@@ -195,7 +195,7 @@ def test_what_is_delivered_is_no_prefix(direction, merged):
 
 
 @pytest.mark.parametrize("after_s", [0.005, 0.02])
-def test_a_peer_killed_while_two_lanes_read(after_s):
+def test_delivered_is_exact_when_peer_is_killed_during_read(after_s):
     size, block = 64 << 20, 1 << 14
     with (
         config.override(transfer_lanes=2),
@@ -219,7 +219,7 @@ def test_a_peer_killed_while_two_lanes_read(after_s):
 
 
 @pytest.mark.parametrize("direction", ["write", "read"])
-def test_a_region_of_the_peer_s_closed_in_the_middle(direction):
+def test_delivered_is_exact_when_peer_closes_its_region(direction):
     part, block = 16 << 20, 1 << 14
     source, target = addressed(4 * part), untouched(4 * part)
     near, far = (source, target) if direction == "write" else (target, source)
@@ -255,7 +255,7 @@ def error_of(ticket) -> TransferError:
 
 
 @pytest.mark.parametrize("checksum", [False, True])
-def test_all_but_the_notification(pair, checksum):
+def test_data_delivered_without_its_notification(pair, checksum):
     """An item for each block of each plane; none, if there is nothing but a notification."""
     near, far = pair.regions(addressed(4096), untouched(4096))
     ours, theirs = (
@@ -277,13 +277,13 @@ def test_all_but_the_notification(pair, checksum):
     assert refused.delivered.tolist() == [False]
 
 
-def test_a_request_that_is_only_a_notification_has_no_descriptors(pair):
+def test_bare_notification_has_no_delivered_mask(pair):
     pair.far.refuse_notifications()
     error = error_of(pair.near.write(pair.peer, [], notify=b"no"))
     assert error.delivered is None and not error.only_notification_missing
 
 
-def test_a_cancelled_request():
+def test_cancelled_request_delivered_nothing():
     with raw_server(stall) as name, TransferEngine(transports=["tcp"]) as engine:
         region, peer = engine.register(addressed(4096)), engine.open(name)
         ticket = engine.write(peer, [(region.address, 1, 8), (region.address, 9, 8)])
@@ -292,7 +292,7 @@ def test_a_cancelled_request():
         assert error.delivered.tolist() == [False, False]
 
 
-def test_an_error_that_asyncio_gets():
+def test_awaited_error_carries_delivered():
     async def run(ticket):
         await ticket
 

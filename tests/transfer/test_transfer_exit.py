@@ -23,13 +23,13 @@ from .scripts import run_forks, run_script
     ],
     ids=["pending", "dropped", "waiting_thread", "forked", "forked_and_closed"],
 )
-def test_a_process_that_closes_nothing_exits_cleanly(script):
+def test_process_exits_cleanly_without_close(script):
     run_script(script)
 
 
 @pytest.mark.parametrize("wait", ["b.receive_notifications(50)", "ticket.wait()", "a.close()"])
 @pytest.mark.parametrize("closes", [True, False], ids=["closed_at_exit", "never_closed"])
-def test_a_daemon_thread_may_wait_while_the_interpreter_ends(wait, closes):
+def test_daemon_thread_waiting_at_interpreter_exit(wait, closes):
     run_script(f"""
 import time
 class Late:  # goes after the interpreter has begun to end, and lets other threads run meanwhile
@@ -85,7 +85,7 @@ ENDS = {  # how a process ends in the middle of its transfers, and its exit stat
 }
 
 
-def test_forked_processes_end_in_the_middle_of_transfers(tmp_path, soak):
+def test_forked_processes_exit_cleanly_mid_transfer(tmp_path, soak):
     """Over each transport, at random moments; those that a signal ends at most say so."""
     rng = random.Random(seed := int.from_bytes(os.urandom(4), "little"))
     cases = list(itertools.product(["local", "shm", "tcp"], ENDS)) * (20 if soak else 1)
@@ -126,7 +126,7 @@ CALLS = {  # that end at once, most of them with an error
 }
 
 
-def test_daemon_threads_may_call_again_and_again_while_the_interpreter_ends(tmp_path, soak):
+def test_daemon_threads_calling_during_interpreter_exit(tmp_path, soak):
     """Some of them want the GIL back while an error of C++ is on its way, or is handled."""
     cases = list(CALLS) * (40 if soak else 4)
     setup = "from mooncake_kernels.hashing import block_hashes\ntokens = np.ones(4096, np.uint32)\n"
@@ -136,7 +136,7 @@ def test_daemon_threads_may_call_again_and_again_while_the_interpreter_ends(tmp_
 
 
 @pytest.mark.parametrize("handled", [True, False])
-def test_a_daemon_thread_may_make_an_error_while_the_interpreter_ends(tmp_path, handled):
+def test_daemon_thread_raising_during_interpreter_exit(tmp_path, handled):
     """The constructor of an error is Python code, which can give the GIL away."""
     script = f"""
 import mooncake_kernels.errors as errors

@@ -170,7 +170,7 @@ def setting() -> Iterator[Setting]:
         made.gate.release(*range(1000, 5000, 1000))
 
 
-def test_a_thread_does_not_wait_for_anothers_connection(setting):
+def test_threads_do_not_wait_for_each_others_connection(setting):
     held, aside = setting.occupy()
     setting.gate.release(2000)
     aside.wait()
@@ -179,7 +179,7 @@ def test_a_thread_does_not_wait_for_anothers_connection(setting):
     held.wait()
 
 
-def test_a_threads_later_request_comes_after_its_own(setting):
+def test_requests_of_one_thread_stay_in_order(setting):
     held, aside = setting.occupy()
     setting.gate.release(1000)
     held.wait()  # so the first connection is idle
@@ -193,7 +193,7 @@ def test_a_threads_later_request_comes_after_its_own(setting):
 
 @pytest.mark.parametrize("caller", [0, 1, 2])
 @pytest.mark.parametrize("with_data", [False, True])
-def test_a_notification_comes_after_the_data_of_every_thread(setting, caller, with_data):
+def test_notification_follows_the_data_of_every_thread(setting, caller, with_data):
     held, aside = setting.occupy()
     setting.gate.release(1000, 3000)
     held.wait()
@@ -209,7 +209,7 @@ def test_a_notification_comes_after_the_data_of_every_thread(setting, caller, wi
     assert setting.gate.arrived[-1] == b"told"
 
 
-def test_what_waits_for_a_side_is_cancelled_with_the_queue_going_on(setting):
+def test_cancelling_request_waiting_for_side_keeps_queue_moving(setting):
     held, aside = setting.occupy()
     setting.gate.release(1000)
     held.wait()
@@ -227,7 +227,7 @@ def test_what_waits_for_a_side_is_cancelled_with_the_queue_going_on(setting):
     again.wait()
 
 
-def test_a_side_ends_without_anybody_waiting_for_it(setting):
+def test_unawaited_side_request_completes(setting):
     setting.occupy()
     setting.gate.release(2000)
     in_flight = lambda: setting.near.stats()["peers"][setting.peer.name]["num_in_flight"]  # noqa: E731
@@ -236,7 +236,7 @@ def test_a_side_ends_without_anybody_waiting_for_it(setting):
 
 @pytest.mark.parametrize("end", ["cancel", "deadline", "region", "close"])
 @pytest.mark.parametrize("waits", [False, True])
-def test_a_side_that_does_not_answer(setting, end, waits):
+def test_unresponsive_side_request_can_be_ended(setting, end, waits):
     held, aside = setting.occupy(deadline_s=0.2 if end == "deadline" else WAIT_S)
     waiting = setting.callers[2].do(aside.wait) if waits else None
     if end == "cancel":
@@ -256,7 +256,7 @@ def test_a_side_that_does_not_answer(setting, end, waits):
         held.wait()
 
 
-def test_a_lost_side_is_made_anew_for_what_it_carried(setting):
+def test_lost_side_is_reestablished_for_its_requests(setting):
     held, aside = setting.occupy()
     setting.gate.release(2000)
     aside.wait()
@@ -283,7 +283,7 @@ def test_unused_express_lanes_disconnect(setting):
         ticket.wait()
 
 
-def test_an_engine_has_no_more_of_them_than_it_should():
+def test_number_of_sides_is_bounded():
     """Each takes a thread and descriptors, for as long as the peer is open."""
     count, threads = 16, 4
     with ExitStack() as stack:
@@ -305,7 +305,7 @@ def test_an_engine_has_no_more_of_them_than_it_should():
         assert 3 < len(lanes) <= 32
 
 
-def test_a_single_lane_is_a_single_connection():
+def test_single_lane_uses_a_single_connection():
     with config.override(transfer_lanes=1), ExitStack() as stack:
         setting = Setting(stack)
         first, second, _ = setting.callers
@@ -317,7 +317,7 @@ def test_a_single_lane_is_a_single_connection():
         assert set(setting.gate.by) == {0}
 
 
-def test_all_threads_at_once():
+def test_many_threads_keep_order_and_notifications():
     """Bytes, order and notifications of many threads, some of whose requests no one waits for."""
     count, rounds = 6, 60
     with engine_pair("tcp") as pair, ThreadPoolExecutor(count) as threads:

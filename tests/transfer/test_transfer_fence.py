@@ -58,7 +58,7 @@ def verdict(name: str, hello: Hello) -> int:
 
 @pytest.mark.parametrize("after", [0, 1, FRAME - 1, FRAME, FRAME + 1, FRAME + SIZE // 2])
 @pytest.mark.parametrize("given_up", ["cancelled", "overdue"])
-def test_a_late_write_does_not_land(target, after, given_up):
+def test_late_write_is_discarded(target, after, given_up):
     far, landing = target
     with Proxy(far.name) as proxy, TransferEngine(transports=["tcp"]) as near:
         old, new = near.register(addressed(SIZE)), near.register(addressed(SIZE) ^ 0x55)
@@ -82,7 +82,7 @@ def test_a_late_write_does_not_land(target, after, given_up):
 
 
 @pytest.mark.parametrize("ends", ["peer", "ticket"])
-def test_a_late_write_of_another_peer_object_does_not_land(target, ends):
+def test_late_write_of_another_peer_object_is_discarded(target, ends):
     """The engine is the same, whether it is opened twice or anew."""
     far, landing = target
     with Proxy(far.name) as proxy, TransferEngine(transports=["tcp"]) as near:
@@ -134,7 +134,7 @@ def test_data_in_flight_on_another_lane_does_not_land(target):
 
 
 @pytest.mark.parametrize("epoch", [1, 2])
-def test_another_connection_ends_one_that_is_lost(target, epoch):
+def test_fence_on_another_connection_ends_lost_one(target, epoch):
     far, region = target
     write = (
         HEADER.pack(WRITE, 1, 1, 0, SIZE) + RANGE.pack(region.address, SIZE) + ZEROS + bytes(SIZE)
@@ -158,7 +158,7 @@ def test_another_connection_ends_one_that_is_lost(target, epoch):
 
 
 @pytest.mark.parametrize("payload", [struct.pack("<QQ", 6, 1), bytes(15), bytes(16 * 4097)])
-def test_a_fence_that_makes_no_sense_ends_the_connection(target, payload):
+def test_malformed_fence_ends_the_connection(target, payload):
     with connect(target[0].name) as connection:
         begin(connection, hello=Hello(link=6))
         send_last(connection, HEADER.pack(FENCE, 0, 0, 0, len(payload)) + payload)
@@ -166,7 +166,7 @@ def test_a_fence_that_makes_no_sense_ends_the_connection(target, payload):
 
 
 @pytest.mark.usefixtures("one_lane")
-def test_a_cancelled_write_of_many_batches(target):
+def test_cancelled_write_does_not_land_later(target):
     """Without a proxy: what lies in the buffers of TCP comes late enough by itself."""
     far, _ = target
     size, rounds = 4 << 20, 40
@@ -185,7 +185,7 @@ def test_a_cancelled_write_of_many_batches(target):
                 assert (landing._buffer.owner == number + 1).all()
 
 
-def test_epochs_that_are_not_above_all_are_refused(target):
+def test_stale_epochs_are_rejected(target):
     name = target[0].name
     assert verdict(name, Hello(link=5, epoch=0)) == OLD_EPOCH
     for epoch, expected in [(3, WELCOMED), (3, OLD_EPOCH), (2, OLD_EPOCH), (4, WELCOMED)]:
@@ -198,7 +198,7 @@ def test_epochs_that_are_not_above_all_are_refused(target):
 
 
 @pytest.mark.parametrize("sent", [0, 10, FRAME, FRAME + 100])
-def test_a_higher_epoch_ends_the_connection_before(target, sent):
+def test_higher_epoch_ends_earlier_connection(target, sent):
     far, region = target
     write = (
         HEADER.pack(WRITE, 1, 1, 0, SIZE) + RANGE.pack(region.address, SIZE) + ZEROS + bytes(SIZE)
@@ -219,7 +219,7 @@ def test_a_higher_epoch_ends_the_connection_before(target, sent):
             assert receive_exactly(connection, ACK.size) == ACK.pack(0, 0, 1, SIZE)
 
 
-def test_of_many_that_connect_at_once_the_last_stays(target):
+def test_highest_epoch_wins_among_concurrent_connections(target):
     far, _ = target
     start = threading.Barrier(8)
     won: list[tuple[int, socket.socket]] = []
@@ -258,7 +258,7 @@ def test_of_many_that_connect_at_once_the_last_stays(target):
         connection.close()
 
 
-def test_a_stranger_cannot_end_a_connection():
+def test_stranger_cannot_fence_a_connection():
     secret = b"s" * 16
     with TransferEngine(secret=secret, secret_only=True) as far, connect(far.name) as mine:
         hellos = begin_both(mine, secret, Hello(link=5, epoch=1, flags=SECRET))

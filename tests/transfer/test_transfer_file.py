@@ -35,7 +35,7 @@ def folder(request, tmp_path):
 
 @pytest.mark.parametrize("at,offset", [(0, 0), (0, 1000), (1, 0), (100, 8292), (512, 512)])
 @pytest.mark.parametrize("size", SIZES)
-def test_any_size_from_anywhere(folder, size, at, offset):
+def test_any_size_at_any_offset(folder, size, at, offset):
     room = max(at, offset) + size + PAGE
     with Pool(folder / "pool", room) as pool:
         assert pool.peer.transport == "file"
@@ -52,7 +52,7 @@ def test_any_size_from_anywhere(folder, size, at, offset):
 
 
 @pytest.mark.parametrize("at,offset", [(0, 0), (100, 8292)])
-def test_a_gib(tmp_path, at, offset, soak):
+def test_large_file_of_up_to_one_gib(tmp_path, at, offset, soak):
     """A quarter of one without --soak, written and read back; each word of it another."""
     size = (1024 if soak else 256) * MIB + 8
     words = np.arange(size // 8, dtype=np.uint64)
@@ -103,7 +103,7 @@ def test_many_blocks(folder, size, scattered, direction):
 
 
 @pytest.mark.parametrize("lanes", [1, 2, 5])
-def test_the_same_by_any_number_of_lanes(tmp_path, lanes):
+def test_result_is_independent_of_lane_count(tmp_path, lanes):
     size = 33 * MIB + 4097
     with config.override(transfer_lanes=lanes), Pool(tmp_path / "pool", size + 3) as pool:
         pool.engine.read(pool.peer, pool.rows([(0, 3, size)])).wait()
@@ -152,7 +152,7 @@ def test_any_ranges(tmp_path, rows, write):
         assert np.array_equal(pool.content(), content)
 
 
-def test_many_requests_at_once(folder):
+def test_many_concurrent_requests(folder):
     count, size = 500, 8192
     with Pool(folder / "pool", count * size) as pool:
         rows = pool.rows([(i * size, (count - 1 - i) * size, size) for i in range(count)])
@@ -177,7 +177,7 @@ def test_read_only_memory_can_be_written_to_a_file(tmp_path):
         assert np.array_equal(pool.content()[100:356], source)
 
 
-def test_a_file_may_grow(folder):
+def test_grown_file_is_writable(folder):
     with Pool(folder / "pool", 2 * PAGE) as pool:
         os.truncate(pool.path, PAGE)
         row = pool.rows([(0, PAGE, PAGE)])
@@ -188,7 +188,7 @@ def test_a_file_may_grow(folder):
         assert (pool.content()[PAGE:] == UNTOUCHED).all()
 
 
-def test_sync_comes_after_what_was_asked_for_before(tmp_path):
+def test_sync_covers_all_earlier_writes(tmp_path):
     with Pool(tmp_path / "pool", 9 * MIB) as pool:
         for _ in range(20):
             pool.memory[:] = addressed(9 * MIB)
@@ -228,6 +228,6 @@ def test_two_engines_and_a_peer_of_another_kind(tmp_path):
         assert np.array_equal(pool.content()[7:107], addressed(PAGE)[:100])
 
 
-def test_io_uring_is_used_where_it_is_allowed(tmp_path):
+def test_io_uring_is_used_if_permitted(tmp_path):
     with Pool(tmp_path / "pool", PAGE):
         assert any("[io_uring]" in link for link in open_files()) == has_io_uring()

@@ -39,7 +39,7 @@ def error_of(ticket) -> TransferError:
     [(8 * MIB, 1), (8 * MIB - 1, 2), (2**64 - 1, 1), (2**63, 4096), (2**64 - 4096, 4096)],
 )
 @pytest.mark.parametrize("num_before", [1, 8])  # 8: several pieces, of which the last is wrong
-def test_outside(pool, direction, offset, size, num_before):
+def test_range_outside_the_file_is_rejected(pool, direction, offset, size, num_before):
     before = [(i * MIB, i * MIB, MIB - PAGE) for i in range(num_before)]
     rows = pool.rows([*before, (MIB - PAGE, offset, size)])
     error = error_of(getattr(pool.engine, direction)(pool.peer, rows))
@@ -53,7 +53,7 @@ def test_outside(pool, direction, offset, size, num_before):
     pool.engine.read(pool.peer, pool.rows([(0, 0, PAGE)])).wait()
 
 
-def test_names_that_are_no_file(tmp_path):
+def test_invalid_file_names_are_rejected(tmp_path):
     os.mkfifo(tmp_path / "pipe")
     with TransferEngine() as engine:
         for name in ("file:", "file:pool", "file:./pool", "file:/a\0b"):
@@ -73,7 +73,7 @@ def test_names_that_are_no_file(tmp_path):
             assert caught.value.peer == f"file:{tmp_path / path}"
 
 
-def test_a_file_must_be_allowed(tmp_path):
+def test_file_requires_the_file_transport(tmp_path):
     (tmp_path / "pool").write_bytes(b"1")
     with TransferEngine(transports=["local", "shm", "tcp"]) as engine:
         with pytest.raises(InvalidArgument, match="without the transport file, got .*/pool"):
@@ -91,7 +91,7 @@ def test_no_one_is_notified(pool):
                 call(pool.peer, rows, notify=b"abc")
 
 
-def test_sync_is_of_open_files(pool):
+def test_sync_requires_an_open_file(pool):
     with engine_pair("local") as pair, pytest.raises(InvalidArgument, match="must be a file, got"):
         pair.peer.sync()
     with pytest.raises(InvalidArgument, match="deadline_s must be a finite number of seconds"):
@@ -102,7 +102,7 @@ def test_sync_is_of_open_files(pool):
 
 
 @pytest.mark.parametrize("num_blocks", [2, 8])  # 8: several pieces
-def test_a_file_that_has_become_shorter(pool, num_blocks):
+def test_truncated_file_rejects_ranges_beyond_its_end(pool, num_blocks):
     rows = pool.rows([(i * MIB, i * MIB, MIB) for i in range(num_blocks)])
     os.truncate(pool.path, MIB + 5000)
     for call in (pool.engine.read, pool.engine.write):
@@ -112,7 +112,7 @@ def test_a_file_that_has_become_shorter(pool, num_blocks):
     assert pool.path.stat().st_size == MIB + 5000
 
 
-def test_a_file_that_becomes_shorter_meanwhile(pool):
+def test_file_truncated_during_read_yields_no_made_up_data(pool):
     """What is not there any more is refused, or not read; nothing is made up."""
     with ThreadPoolExecutor(1) as threads:
         for _ in range(20):
@@ -162,7 +162,7 @@ def run(script: str, *arguments, command=(), **variables) -> subprocess.Complete
     )
 
 
-def test_a_read_only_file():
+def test_read_only_file_cannot_be_written():
     with tempfile.TemporaryDirectory() as name:
         os.chmod(name, 0o755)  # pytest's own folders are ours alone
         path, secret = Path(name) / "pool", Path(name) / "secret"
@@ -193,7 +193,7 @@ with Pool(Path(sys.argv[1]), 4 * MIB) as pool:
 """
 
 
-def test_a_limit_of_the_process(tmp_path):
+def test_file_size_limit_fails_the_write(tmp_path):
     result = run(LIMITED, tmp_path / "pool")
     assert result.stdout.splitlines() == [
         f"writing at offset {3 * MIB}: File too large {MIB}",
@@ -224,7 +224,7 @@ with Pool(Path(folder) / "pool", MIB) as pool:
 """
 
 
-def test_a_full_disk(tmp_path):
+def test_full_disk_reports_bytes_written(tmp_path):
     """num_bytes_done is what the disk has: a hole before, all of that fills it."""
     if not shutil.which("unshare"):
         pytest.skip("there is no unshare")

@@ -45,7 +45,7 @@ def cause_of(ticket) -> str:
 
 @pytest.mark.parametrize("direction", ["write", "read"])
 @pytest.mark.usefixtures("one_lane")
-def test_cancelled_in_the_middle_and_used_again(tmp_path, direction):
+def test_file_is_usable_after_cancellation(tmp_path, direction):
     with Pool(tmp_path / "pool", 16 * MIB) as pool:
         for i in range(10):
             pool.memory[:] = 0x55
@@ -60,7 +60,7 @@ def test_cancelled_in_the_middle_and_used_again(tmp_path, direction):
 
 
 @pytest.mark.usefixtures("one_lane")
-def test_who_cancels_does_not_end_what_others_have_asked_for(tmp_path):
+def test_cancel_leaves_other_requests_running(tmp_path):
     with Pool(tmp_path / "pool", 16 * MIB) as pool:
         for _ in range(10):
             long = train(pool, "read", 10)
@@ -72,7 +72,7 @@ def test_who_cancels_does_not_end_what_others_have_asked_for(tmp_path):
                 ticket.wait()
 
 
-def test_the_deadline(pool):
+def test_deadline_fails_queued_requests(pool):
     tickets = train(pool, "read", deadline_s=0.05)
     assert cause_of(tickets[-1]) == "deadline of 0.05 s passed"
     pool.engine.read(pool.peer, pool.rows([(0, 0, 16 * MIB)])).wait()
@@ -81,7 +81,7 @@ def test_the_deadline(pool):
 
 @pytest.mark.parametrize("what", ["peer", "engine", "region"])
 @pytest.mark.usefixtures("one_lane")
-def test_closed_in_flight(tmp_path, what):
+def test_close_fails_requests_in_flight(tmp_path, what):
     with Pool(tmp_path / "pool", 16 * MIB) as pool:
         tickets = train(pool, "read")
         time.sleep(0.01)
@@ -93,7 +93,7 @@ def test_closed_in_flight(tmp_path, what):
         assert (pool.memory == 0xFF).all()
 
 
-def test_a_closed_peer_has_let_go_of_its_file(pool):
+def test_closed_peer_releases_its_file(pool):
     mine = [link for link in open_files() if link == str(pool.path) or "io_uring" in link]
     assert str(pool.path) in mine
     pool.engine.read(pool.peer, pool.rows([(0, 0, 16 * MIB)])).wait()
@@ -103,7 +103,7 @@ def test_a_closed_peer_has_let_go_of_its_file(pool):
         pool.engine.read(pool.peer, pool.rows([(0, 0, 1)]))
 
 
-def test_asked_while_it_is_closed(pool):
+def test_explain_path_races_with_close(pool):
     def ask(peer):
         with contextlib.suppress(InvalidArgument, TransferError):  # it is closed
             while True:
@@ -128,7 +128,7 @@ def test_a_file_without_a_name_is_still_the_same(pool):
     assert (pool.memory[:MIB] == 0xEE).all()
 
 
-def test_many_transfers_leave_no_descriptor(pool):
+def test_many_transfers_leak_no_descriptors(pool):
     row = pool.rows([(1, 1, PAGE)])
     pool.engine.read(pool.peer, pool.rows([(0, 0, 16 * MIB)])).wait()  # all lanes are there
     before = len(open_files())
@@ -145,7 +145,7 @@ def test_many_transfers_leave_no_descriptor(pool):
     assert len(open_files()) <= before + 2
 
 
-def test_what_is_queued_when_a_region_goes_fails(pool):
+def test_closing_a_region_fails_queued_requests(pool):
     other = pool.engine.register(untouched(MIB))
     running = train(pool, "read")
     queued = [pool.engine.write(pool.peer, [(other.address, 0, MIB)]) for _ in range(200)]
@@ -155,7 +155,7 @@ def test_what_is_queued_when_a_region_goes_fails(pool):
     assert cause_of(queued[-1]) == "a region in use was closed"
 
 
-def test_forked_children_leave_it_alone(pool):
+def test_forked_children_leave_the_file_alone(pool):
     row = pool.rows([(0, 0, 16 * MIB)])
     pool.engine.write(pool.peer, row).wait()
     child = os.fork()

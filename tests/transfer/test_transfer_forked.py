@@ -26,7 +26,7 @@ def run_with_a_forked_child(body: str) -> None:
     run_script(FORKED.format(body=textwrap.indent(textwrap.dedent(body), "    ")))
 
 
-def test_a_name_is_free_once_closed_though_a_forked_child_lives():
+def test_closed_name_is_free_despite_a_forked_child():
     run_with_a_forked_child("""
         name = b.name
         b.close()
@@ -42,7 +42,7 @@ def test_a_name_is_free_once_closed_though_a_forked_child_lives():
 
 
 @pytest.mark.parametrize("closes", ["b.close()", "peer.close()"])
-def test_the_other_side_learns_of_a_close_though_a_forked_child_lives(closes):
+def test_peer_sees_close_despite_a_forked_child(closes):
     run_with_a_forked_child(f"""
         def num_connections():  # a line each; 01 is ESTABLISHED
             port = "%04X" % int(b.name.rsplit(":", 1)[1])
@@ -58,7 +58,7 @@ def test_the_other_side_learns_of_a_close_though_a_forked_child_lives(closes):
 
 
 @pytest.mark.parametrize("op", ["write", "read"])
-def test_a_killed_peer_is_missed_though_its_forked_child_lives(op):
+def test_killed_peer_is_detected_despite_its_forked_child(op):
     """Its connection still stands, and so does its memory that is mapped here."""
     run_script(f"""
 import signal
@@ -98,7 +98,7 @@ a.close(), b.close()
 """)
 
 
-def test_memory_that_a_killed_peer_was_copying_is_given_back_though_its_forked_child_lives():
+def test_region_copied_by_killed_peer_closes_despite_forked_child():
     run_script("""
 import signal
 from mooncake_kernels import shared_memory
@@ -129,7 +129,7 @@ a.close(), b.close()
 """)
 
 
-def test_a_forked_child_is_told_that_it_cannot_use_the_engine():
+def test_forked_child_cannot_use_the_engine():
     run_script("""
 import asyncio, signal
 from mooncake_kernels.errors import InvalidArgument
@@ -170,7 +170,7 @@ a.close(), b.close()
 """)
 
 
-def test_a_forked_child_does_not_take_its_copies_for_its_parent_s_engines():
+def test_forked_child_does_not_mistake_its_copies_for_parents_engines():
     run_script("""
 import signal
 pid = os.fork()
@@ -189,7 +189,7 @@ a.close(), b.close()
 """)
 
 
-def test_forked_children_of_a_busy_parent_make_engines_of_their_own():
+def test_forked_children_of_busy_parent_create_their_own_engines():
     """Whatever its other threads were at when it forked."""
     run_script("""
 import signal

@@ -67,7 +67,7 @@ def give_up(ticket, how):
 
 
 @pytest.mark.parametrize("how", ["cancelled", "overdue"])
-def test_what_has_yet_to_notify_is_carried_out(held, how):
+def test_pending_notification_is_sent_after_earlier_request_fails(held, how):
     """It waits for the one before it to be confirmed."""
     before = len(held.up.passed)
     given_up, *others = held.together(
@@ -86,7 +86,7 @@ def test_what_has_yet_to_notify_is_carried_out(held, how):
 
 
 @pytest.mark.parametrize("how", ["cancelled", "overdue"])
-def test_a_notification_on_its_way_is_not_sent_again(held, how):
+def test_notification_in_flight_is_not_resent(held, how):
     given_up, on_its_way = held.together(
         lambda: [
             held.write(0, deadline_s=0.5 if how == "overdue" else None),
@@ -103,7 +103,7 @@ def test_a_notification_on_its_way_is_not_sent_again(held, how):
     assert held.received() == [b"next"]
 
 
-def test_what_is_confirmed_is_not_given_up(held):
+def test_confirmed_request_cannot_be_cancelled(held):
     """Though its lane has not looked, busy with the one behind it."""
 
     def begin():
@@ -119,7 +119,7 @@ def test_what_is_confirmed_is_not_given_up(held):
 
 
 @pytest.mark.parametrize("ends", ["cancelled", "lost"])
-def test_data_that_is_confirmed_counts_without_its_notification(held, ends):
+def test_confirmed_data_counts_without_its_notification(held, ends):
     held.down.hold(ACK.size)
     ticket = held.write(0, notify=b"once")
     assert held.received() == [b"once"]
@@ -136,7 +136,7 @@ def test_data_that_is_confirmed_counts_without_its_notification(held, ends):
     )
 
 
-def test_data_that_is_sent_again_counts_once():
+def test_resent_data_counts_once():
     """By each connection it is confirmed, and what compares its checksum is lost."""
     num_served = 0
 
@@ -159,7 +159,7 @@ def test_data_that_is_sent_again_counts_once():
     assert caught.value.delivered.tolist() == [False], "its checksum was to be compared"
 
 
-def test_a_lost_connection_is_made_anew_for_what_has_yet_to_notify(held):
+def test_lost_connection_is_reestablished_for_pending_notification(held):
     before = len(held.up.passed)
     tickets = held.together(lambda: [held.write(0), held.write(SIZE, notify=b"once")])
     held.up.wait(lambda flow: len(flow.passed) == before + 3 * FRAME)

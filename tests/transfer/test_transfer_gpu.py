@@ -5,9 +5,9 @@ from ..fake_cuda.worlds import pass_with_a_gpu, pass_with_a_made_up_driver
 FOLDER = "tests/transfer/gpu"
 
 
-def test_with_a_made_up_driver():
+def test_gpu_tests_pass_with_a_fake_driver():
     pass_with_a_made_up_driver(FOLDER)
 
 
-def test_with_a_gpu():
+def test_gpu_tests_pass_with_a_gpu():
     pass_with_a_gpu(FOLDER)

@@ -76,7 +76,7 @@ def still_serves(guarded) -> bool:
     return True
 
 
-def test_the_proof_of_the_document():
+def test_documented_proof_example():
     """The example of docs/internals/wire.md."""
     dialled = (b"kv-2.example:4711", b"10.0.0.2/4711")
     nonce = bytes(range(32))
@@ -94,7 +94,7 @@ def test_the_proof_of_the_document():
     assert signed[32:64].hex() in text and ack.hex() in text
 
 
-def test_the_handshake_by_hand(guarded):
+def test_handshake_wire_format(guarded):
     engine, region = guarded
     with connect(engine.name) as connection:
         mine, theirs = begin_both(connection, OURS)
@@ -134,7 +134,7 @@ def test_strangers_learn_nothing(guarded, hello, proof, verdict):
     assert still_serves(guarded)
 
 
-def test_every_bit_of_a_proof_counts(guarded):
+def test_proof_with_one_flipped_bit_is_rejected(guarded):
     for bit in range(256):
         with connect(guarded[0].name) as connection:
             mine = Hello(flags=SECRET, reached=address_of(connection))
@@ -155,7 +155,7 @@ def proxied():
             yield engine, engine.register(untouched(SIZE)), proxy
 
 
-def test_a_recorded_connection_is_of_no_use(proxied):
+def test_replayed_connection_is_rejected(proxied):
     engine, region, proxy = proxied
     guarded = engine, region
     with initiator(OURS) as other:
@@ -179,7 +179,7 @@ def test_a_recorded_connection_is_of_no_use(proxied):
 
 
 @pytest.mark.parametrize("own_hello", [False, True])
-def test_a_proof_sent_back(own_hello):
+def test_reflected_proof_is_rejected(own_hello):
     """A target that does not know the secret, and says what it is told."""
 
     def reflect(connection):
@@ -193,7 +193,7 @@ def test_a_proof_sent_back(own_hello):
 
 
 @pytest.mark.parametrize("flags", [0, SECRET])
-def test_a_target_that_welcomes_everybody(flags):
+def test_target_that_skips_the_proof_is_rejected(flags):
     def welcome(connection):
         hear_hello(connection)
         connection.sendall(Hello(flags=flags).packed() + WELCOME.pack(WELCOMED, 0, NOTHING))
@@ -223,7 +223,7 @@ ALTERED = {
 
 @pytest.mark.parametrize("side", ["initiator", "target"])
 @pytest.mark.parametrize("what", ALTERED)
-def test_hellos_altered_on_the_way(guarded, side, what):
+def test_tampered_hello_is_rejected(guarded, side, what):
     once = []
 
     def alter(data: bytes) -> bytes:
@@ -255,7 +255,7 @@ def test_hellos_altered_on_the_way(guarded, side, what):
 
 
 @pytest.mark.parametrize("num_bytes", [0, 1, 23, 24, 28, 29, 60, 84, 85, 86, 100, 116])
-def test_handshakes_cut_short(guarded, num_bytes):
+def test_truncated_handshake_ends_the_connection(guarded, num_bytes):
     with connect(guarded[0].name) as connection:
         send_last(connection, (Hello(flags=SECRET).packed() + bytes(31))[:num_bytes])
         while connection.recv(1 << 10):
@@ -263,7 +263,7 @@ def test_handshakes_cut_short(guarded, num_bytes):
     assert still_serves(guarded)
 
 
-def test_more_than_a_handshake(guarded):
+def test_data_sent_along_with_the_handshake(guarded):
     """Requests sent along with a wrong proof are not looked at; behind a right one they count."""
     engine, region = guarded
     write = HEADER.pack(WRITE, 1, 1, 0, 4) + RANGE.pack(region.address, 4) + ZEROS + b"\xee" * 4
@@ -282,7 +282,7 @@ def test_more_than_a_handshake(guarded):
 
 
 @pytest.mark.parametrize("cut", ["hello", "welcome"])
-def test_an_answer_cut_short(cut):
+def test_truncated_handshake_response_fails_open(cut):
     def behave(connection):
         hear_hello(connection)
         hello = Hello(flags=SECRET).packed()
@@ -297,7 +297,7 @@ def test_an_answer_cut_short(cut):
 
 
 @pytest.mark.parametrize("secret", [OURS, None])
-def test_version_1_is_told_and_left(secret):
+def test_version_1_peer_is_answered_and_disconnected(secret):
     with TransferEngine(secret=secret) as engine, connect(engine.name) as connection:
         connection.sendall(HELLO.pack(MAGIC, 1, 5, 7) + b"raw:1")
         assert hear_hello(connection).version == VERSION
@@ -306,7 +306,7 @@ def test_version_1_is_told_and_left(secret):
         assert engine.rejections() == {cause: 1}
 
 
-def test_a_target_without_a_secret_asks_for_none():
+def test_target_without_secret_rejects_a_secret():
     with TransferEngine() as engine, connect(engine.name) as connection:
         connection.sendall(Hello(flags=SECRET).packed() + bytes(32))
         assert hear_hello(connection).flags == 0

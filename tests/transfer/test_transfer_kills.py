@@ -118,7 +118,7 @@ def run(plan: Round, survivor: Survivor) -> None:
         check(plan, memory, set(range(len(plan.blocks))))
 
 
-def test_either_side_is_killed_at_random_moments(survivor, soak):
+def test_random_kills_of_either_side(survivor, soak):
     seed = int.from_bytes(os.urandom(4), "little")
     shared = set(os.listdir("/dev/shm"))
     for number in range(100 if soak else 10):

@@ -51,7 +51,7 @@ def failure(call) -> TransferError:
 # --- The table of the page, and the sources
 
 
-def test_the_page_lists_every_kind():
+def test_documentation_lists_every_failure_kind():
     page = (ROOT / "docs/transfer/transfer.md").read_text()
     rows = re.findall(r"^\| `([A-Z_]+)` \|(.*)\|$", page, re.M)
     assert [name for name, _ in rows] == [kind.name for kind in FailureKind]
@@ -59,7 +59,7 @@ def test_the_page_lists_every_kind():
         assert len(cells.split(" | ")) == 3 and all(cells.split(" | ")), name
 
 
-def test_the_numbers_are_those_of_the_engine():
+def test_failure_kind_numbers_match_the_engine():
     header = (ROOT / "csrc/transfer/base/error.h").read_text()
     body = header[
         header.index("enum class FailureKind") : header.index("FailureKind kind_of_errno")
@@ -103,7 +103,7 @@ def calls_without_kind(path: Path) -> list[str]:
     ]
 
 
-def test_no_failure_of_the_packages_is_of_no_kind():
+def test_every_python_failure_has_a_kind():
     folders = (ROOT / "mooncake_kernels", ROOT / "python/mooncake_serving")
     paths = [path for folder in folders for path in sorted(folder.rglob("*.py"))]
     assert [call for path in paths for call in calls_without_kind(path)] == []
@@ -112,7 +112,7 @@ def test_no_failure_of_the_packages_is_of_no_kind():
 # --- Requests
 
 
-def test_what_the_peer_has_not_registered(pair):
+def test_unregistered_remote_range_is_refused(pair):
     near, far = pair.regions(addressed(SIZE), untouched(SIZE))
     beyond = [(near.address, far.address + 1, SIZE)]
     for direction in (pair.near.write, pair.near.read):
@@ -123,7 +123,7 @@ def test_what_the_peer_has_not_registered(pair):
     assert error.kind is FailureKind.REFUSED
 
 
-def test_a_right_that_the_peer_does_not_give(pair):
+def test_missing_access_right_is_refused(pair):
     near = pair.near.register(addressed(SIZE))
     far = pair.far.register(untouched(SIZE), access="read")
     error = failure(lambda: pair.near.write(pair.peer, [(near.address, far.address, SIZE)]).wait())
@@ -141,7 +141,7 @@ def test_a_full_queue_is_busy(pair):
     assert error.kind is FailureKind.REFUSED
 
 
-def test_cancelled_and_overdue():
+def test_cancelled_and_timed_out():
     with raw_server(lambda connection: answer(connection)) as name, TransferEngine() as engine:
         region = engine.register(untouched(SIZE))
         with engine.open(name) as peer:
@@ -173,7 +173,7 @@ def test_answers(data, kind):
 
 
 @pytest.mark.parametrize("number", [*range(20), 2**32, 2**64 - 1])
-def test_a_peer_decides_only_about_itself(number):
+def test_peer_may_report_only_its_own_failure_kinds(number):
     """It may not claim that its initiator has cancelled, or that a deadline has passed."""
     its = {7: FailureKind.BUSY, 8: FailureKind.EXHAUSTED, 10: FailureKind.DENIED}
     its |= {11: FailureKind.INCOMPATIBLE, 12: FailureKind.INACCESSIBLE, 13: FailureKind.DEVICE}
@@ -196,7 +196,7 @@ def test_a_peer_decides_only_about_itself(number):
 
 
 @pytest.mark.parametrize("transport", ["shm", "tcp"])
-def test_a_peer_that_was_restarted_or_has_ended(transport):
+def test_restarted_or_exited_peer_is_gone(transport):
     with TransferEngine(transports=[transport]) as engine:
         region = engine.register(addressed(SIZE))
         first = TransferEngine()
@@ -213,7 +213,7 @@ def test_a_peer_that_was_restarted_or_has_ended(transport):
 
 
 @pytest.mark.parametrize("transport", ["local", "shm", "tcp"])
-def test_no_one_at_the_address(transport):
+def test_open_is_gone_when_no_one_listens(transport):
     with TransferEngine() as other:
         name = other.name
     with TransferEngine(transports=[transport]) as engine:
@@ -241,14 +241,14 @@ def test_greetings(greeting, kind):
 
 
 @pytest.mark.parametrize("verdict", [STILL_BUSY, FULL])
-def test_a_peer_without_room_for_a_connection(verdict):
+def test_peer_out_of_connections_is_busy(verdict):
     with raw_server(lambda c: answer(c, verdict=verdict)) as name, TransferEngine() as engine:
         assert failure(lambda: engine.open(name, deadline_s=WAIT_S)).kind is FailureKind.BUSY
 
 
 @pytest.mark.parametrize("transport", ["local", "shm", "tcp"])
 @pytest.mark.parametrize("secrets", [(b"a" * 32, b"b" * 32), (None, b"b" * 32), (b"a" * 32, None)])
-def test_another_secret(transport, secrets):
+def test_wrong_secret_is_denied(transport, secrets):
     near = TransferEngine(transports=[transport], secret=secrets[0])
     with near, TransferEngine(secret=secrets[1]) as far:
         assert failure(lambda: near.open(far.name)).kind is FailureKind.DENIED
@@ -319,7 +319,7 @@ def raise_loopback() -> None:
         fcntl.ioctl(any_socket, 0x8914, request)
 
 
-def test_forked_a_network_that_does_not_lead_there():
+def test_forked_unreachable_network_is_reported():
     def body():
         with TransferEngine("127.0.0.1:4711", transports=["tcp"]) as engine:
             error = failure(lambda: engine.open("10.1.2.3:4711", deadline_s=5))
@@ -332,7 +332,7 @@ def only_port(number: int) -> None:
     Path("/proc/sys/net/ipv4/ip_local_port_range").write_text(f"{number} {number}")
 
 
-def test_forked_no_local_port_is_left():
+def test_forked_open_waits_for_a_free_local_port():
     """It is waited for until the deadline, in `open` as in a request."""
 
     def body():
@@ -355,7 +355,7 @@ def test_forked_no_local_port_is_left():
     in_own_network(body)
 
 
-def test_forked_an_address_without_a_way_is_not_waited_for():
+def test_forked_unroutable_address_fails_at_once():
     """It looks the same to connect(2) as a lack of ports."""
 
     def body():

@@ -30,7 +30,7 @@ def write_mibs(pair, source, target, **named):
     ]
 
 
-def test_lanes_help_each_other_with_requests_of_one_piece(lanes):
+def test_lanes_share_single_piece_requests(lanes):
     near, far = addressed(NUM_REQUESTS * MIB), untouched(NUM_REQUESTS * MIB)
     source, target = lanes.regions(near, far)
 
@@ -47,7 +47,7 @@ def test_lanes_help_each_other_with_requests_of_one_piece(lanes):
 
 @pytest.mark.parametrize("verb", ["write", "read"])
 @pytest.mark.parametrize("mapped", [False, True])
-def test_a_large_request_directly_after_a_notification(lanes, verb, mapped):
+def test_large_request_right_after_a_notification(lanes, verb, mapped):
     """Whether it is allowed is known here: nothing is sent, and the answer is another's."""
     near, far = addressed(16 * MIB), untouched(16 * MIB)
     if mapped:
@@ -102,7 +102,7 @@ def test_any_requests_in_a_row(lanes, seed):
         lanes.far.receive_notifications()
 
 
-def test_one_request_at_a_time_is_the_leading_lane_s(lanes):
+def test_sequential_requests_use_the_leading_lane(lanes):
     near, far = addressed(MIB), untouched(MIB)
     source, target = lanes.regions(near, far)
     for _ in range(20):
@@ -112,7 +112,7 @@ def test_one_request_at_a_time_is_the_leading_lane_s(lanes):
     assert sorted(path["num_bytes_written"] for path in paths.values()) == [0, 20 * MIB]
 
 
-def test_a_notification_comes_after_what_other_lanes_carry(lanes):
+def test_notification_follows_data_of_other_lanes(lanes):
     near, far = untouched(NUM_REQUESTS * MIB), untouched(NUM_REQUESTS * MIB)
     source, target = lanes.regions(near, far)
     for i in range(60):
@@ -125,7 +125,7 @@ def test_a_notification_comes_after_what_other_lanes_carry(lanes):
             ticket.wait()
 
 
-def test_a_notification_with_data_comes_after_what_other_lanes_carry(lanes):
+def test_notification_with_data_follows_data_of_other_lanes(lanes):
     near, far = untouched(NUM_REQUESTS * MIB), untouched(NUM_REQUESTS * MIB)
     source, target = lanes.regions(near, far)
     for i in range(60):
@@ -141,7 +141,7 @@ def test_a_notification_with_data_comes_after_what_other_lanes_carry(lanes):
 
 
 @pytest.mark.parametrize("num_bytes", [1, 4096, 300 << 10])
-def test_more_threads_than_can_carry_out_their_requests_at_once(pair, num_bytes):
+def test_more_threads_than_lanes(pair, num_bytes):
     num_threads, num_rounds = 20, 10
     near, far = addressed(num_threads * num_bytes), untouched(num_threads * num_bytes)
     source, target = pair.regions(near, far)
@@ -160,7 +160,7 @@ def test_more_threads_than_can_carry_out_their_requests_at_once(pair, num_bytes)
     assert (far == near).all()
 
 
-def test_a_machine_without_threads_to_give():
+def test_remaining_lane_works_when_no_thread_can_be_started():
     """The lane that is there carries on, and the others come when they can."""
     code = """
 import os, resource, numpy as np, mooncake_kernels as mk

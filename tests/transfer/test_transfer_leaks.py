@@ -31,7 +31,7 @@ def transfer(pair, near: int, far: int, count: int) -> None:
 
 
 @pytest.mark.parametrize("transport", NUM_TRANSFERS)
-def test_nothing_grows_over_many_transfers(transport, soak):
+def test_transfers_leak_no_resources(transport, soak):
     count = (NUM_SOAK if soak else NUM_TRANSFERS)[transport]
     with engine_pair(transport) as pair:
         here, there = addressed(SIZE), untouched(SIZE)
@@ -49,7 +49,7 @@ def test_nothing_grows_over_many_transfers(transport, soak):
 
 
 @pytest.mark.parametrize("transport", ["tcp", "shm"])
-def test_nothing_grows_over_many_questions(transport):
+def test_object_requests_leak_no_resources(transport):
     with serving(transport=transport) as here:
         data = here.put(1, 5000).tobytes()
 

@@ -44,7 +44,7 @@ def rest(connection) -> np.ndarray:
 @needs_lending
 @pytest.mark.parametrize("num_bytes", [BUFFERED, LARGE])
 @pytest.mark.parametrize("ends", ["region", "engine", "fence"])
-def test_memory_that_is_free_again_is_not_sent(engine, ends, num_bytes):
+def test_reused_memory_is_not_sent(engine, ends, num_bytes):
     memory = addressed(num_bytes).copy()
     region = engine.register(memory)
     with connect(engine.name) as connection:

@@ -45,7 +45,7 @@ def causes_of_the_failed(tickets) -> list[str]:
 
 
 @pytest.mark.parametrize("what", ["peer", "engine"])
-def test_closing_fails_what_is_pending(what):
+def test_close_fails_pending_transfers(what):
     with raw_server(stall) as name, TransferEngine() as engine:
         region, peer = engine.register(addressed(SIZE)), engine.open(name)
         tickets = [engine.write(peer, [(region.address, 1, SIZE)]) for _ in range(3)]
@@ -76,7 +76,7 @@ def test_close_is_idempotent_and_in_any_order(pair):
             closed.__enter__()
 
 
-def test_every_thread_that_closes_finds_it_closed():
+def test_concurrent_closes_all_see_it_closed():
     for _ in range(10):
         with engine_pair("local") as pair, ThreadPoolExecutor(4) as threads:
             near, far = pair.regions(addressed(64 * SIZE), untouched(64 * SIZE))
@@ -93,7 +93,7 @@ def test_every_thread_that_closes_finds_it_closed():
 
 
 @pytest.mark.usefixtures("one_lane")
-def test_the_far_engine_closes(pair):
+def test_transfers_fail_when_the_remote_engine_closes(pair):
     near, far = pair.regions(addressed(LONG), untouched(LONG))
     row = (near.address, far.address, LONG)
     tickets = [pair.near.write(pair.peer, [row]) for _ in range(MANY)]
@@ -108,7 +108,7 @@ def test_the_far_engine_closes(pair):
 @pytest.mark.parametrize("direction", ["write", "read"])
 @pytest.mark.parametrize("closed", ["source", "target"])
 @pytest.mark.usefixtures("one_lane")
-def test_memory_is_left_alone_once_its_region_is_closed(pair, direction, closed):
+def test_closed_region_is_not_touched(pair, direction, closed):
     for i in range(8):
         source, target = addressed(LONG) & 0x7F, untouched(LONG) & 0x7F
         near, far = pair.regions(*((source, target) if direction == "write" else (target, source)))
@@ -131,7 +131,7 @@ def test_memory_is_left_alone_once_its_region_is_closed(pair, direction, closed)
             region.close()
 
 
-def test_a_closed_region_is_not_found_any_more(pair):
+def test_closed_region_is_rejected(pair):
     near, far = pair.regions(addressed(SIZE), untouched(SIZE))
     row = (near.address, far.address, SIZE)
     far.close()
@@ -170,7 +170,7 @@ def test_interrupted_as_memory_is_registered(pair, monkeypatch, error):
     pair.far.register(memory)
 
 
-def test_a_restarted_engine_is_not_taken_for_the_old_one(tcp_pair):
+def test_restarted_engine_is_not_mistaken_for_the_old_one(tcp_pair):
     near, _ = tcp_pair.regions(addressed(SIZE), untouched(SIZE))
     name = tcp_pair.far.name
     tcp_pair.far.close()
@@ -184,7 +184,7 @@ def test_a_restarted_engine_is_not_taken_for_the_old_one(tcp_pair):
         assert (region._buffer.owner == addressed(SIZE)).all()
 
 
-def test_handles_say_what_they_are(pair):
+def test_repr_of_handles(pair):
     near, far = pair.regions(addressed(8), untouched(8))
     assert repr(near) == f"Region({near.address:#x} + 8 bytes on cpu:0, read_write)"
     ticket = pair.near.write(pair.peer, [(near.address, far.address, 8)])
@@ -211,7 +211,7 @@ def test_an_unclosed_engine_warns_and_is_closed():
 @pytest.mark.parametrize(
     ("arguments", "error"), [({"nme": 1}, TypeError), ({"spin_us": -1}, InvalidArgument)]
 )
-def test_an_engine_that_was_never_made_goes_quietly(monkeypatch, arguments, error):
+def test_failed_construction_raises_nothing_unraisable(monkeypatch, arguments, error):
     unraisable = []
     monkeypatch.setattr(sys, "unraisablehook", unraisable.append)
     with pytest.raises(error):
@@ -220,13 +220,13 @@ def test_an_engine_that_was_never_made_goes_quietly(monkeypatch, arguments, erro
     assert not unraisable
 
 
-def test_an_engine_takes_the_topology_of_any_machine():
+def test_engine_accepts_any_topology():
     """Also of one without NICs, as ``transports`` does not name ``rdma``."""
     with TransferEngine(topology=Topology.discover()) as near, TransferEngine() as far:
         assert near.open(far.name).transport == "local"
 
 
-def test_closing_while_others_open_and_submit():
+def test_close_races_with_open_and_submit():
     for i in range(10):
         with TransferEngine() as far, ThreadPoolExecutor(4) as threads:
             near = TransferEngine(transports=["tcp"])
@@ -262,7 +262,7 @@ def num_descriptors_and_threads() -> tuple[int, int]:
 
 
 @pytest.mark.parametrize("transport", ["local", "shm", "tcp"])
-def test_nothing_is_leaked(transport):
+def test_engine_pairs_leak_no_resources(transport):
     def life():
         with engine_pair(transport) as pair:
             near, far = pair.regions(addressed(64), untouched(64))
@@ -276,7 +276,7 @@ def test_nothing_is_leaked(transport):
 
 
 @pytest.mark.parametrize("transport", ["shm", "tcp"])
-def test_connections_that_end_are_forgotten(transport):
+def test_ended_connections_are_released(transport):
     with engine_pair(transport) as pair:
         pair.regions(addressed(64), untouched(64))
         before = num_descriptors_and_threads()

@@ -181,7 +181,7 @@ def test_local_memory(transport, peer, tmp_path):
 
 
 @pytest.mark.parametrize("transport", ["tcp", "shm"])
-def test_the_peers_memory(transport, tmp_path):
+def test_peer_memory(transport, tmp_path):
     """The peer survives it, and says what it is."""
     after = KEEPS_ITS_CONNECTION if transport == "tcp" else ""
     run(
@@ -197,7 +197,7 @@ def test_the_peers_memory(transport, tmp_path):
 
 
 @pytest.mark.parametrize("side", ["here", "there"])
-def test_memory_of_one_process(side, tmp_path):
+def test_memory_within_one_process(side, tmp_path):
     whose = "local" if side == "here" else "the peer's"
     run(
         {how: IN_PROCESS.format(side=side, how=how, whose=whose) for how in WAYS},
@@ -229,7 +229,7 @@ fails(engine, "write", peer, here.address, there.address, SIZE)
 """
 
 
-def test_other_faults_are_left_to_faulthandler(tmp_path):
+def test_unrelated_faults_reach_faulthandler(tmp_path):
     """Which was there first, or comes later: then it prints its traceback, and no more."""
     end = "ctypes.string_at(16)"
     enable = "faulthandler.enable(open(2, 'w', closefd=False))"

@@ -66,7 +66,7 @@ def test_peers(used):
         assert value(values, name, **labels) == 0
 
 
-def test_the_histogram(used):
+def test_latency_histogram(used):
     labels = {"engine": used.near.name, "transport": used.peer.transport}
     values = scrape(mk.prometheus_collector(used.near))
     buckets = sorted(
@@ -98,7 +98,7 @@ def test_paths_are_sums_over_peers(tcp_pair):
         assert value(values, name, **labels) == 0
 
 
-def test_without_the_label_peer(used):
+def test_metrics_without_the_peer_label(used):
     values = scrape(mk.prometheus_collector(used.near, by_peer=False))
     labels = {"engine": used.near.name, "transport": used.peer.transport}
     assert value(values, "bytes_total", direction="write", **labels) == 1000
@@ -125,7 +125,7 @@ def test_rejections():
         assert value(values, "rejections_total", engine=engine.name, cause=ANOTHER) == 1
 
 
-def test_engines_come_and_go():
+def test_engines_are_added_and_removed():
     collector = mk.prometheus_collector()
     assert scrape(collector) == {}
     with TransferEngine() as one, TransferEngine() as other, one.open(other.name):
@@ -166,7 +166,7 @@ def test_scrapes_during_transfers(tcp_pair):
         thread.join()
 
 
-def test_what_is_refused(pair):
+def test_invalid_arguments_are_rejected(pair):
     with pytest.raises(InvalidArgument, match="engines must be TransferEngines, got 7"):
         mk.prometheus_collector(pair.near, 7)
     with pytest.raises(InvalidArgument, match="by_peer must be a bool, got 'no'"):
@@ -177,13 +177,13 @@ def test_what_is_refused(pair):
         collector.add(pair.far)
 
 
-def test_without_the_package(pair, monkeypatch):
+def test_missing_prometheus_package_is_reported(pair, monkeypatch):
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     with pytest.raises(Unavailable, match=r"mooncake-kernels\[metrics\]"):
         mk.prometheus_collector(pair.near)
 
 
-def test_a_forked_child_leaves_its_parent_s_engines_out(used):
+def test_forked_child_omits_its_parents_engines(used):
     collector = mk.prometheus_collector(used.near)
     pid = os.fork()
     if pid == 0:
@@ -191,7 +191,7 @@ def test_a_forked_child_leaves_its_parent_s_engines_out(used):
     assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
 
 
-def test_the_page_lists_every_metric_and_its_labels(used):
+def test_documentation_lists_every_metric_and_its_labels(used):
     described = {
         name: set(re.findall(r"`(\w+)`", labels))
         for name, labels in re.findall(r"^\| `(\w+)` \| (`.*?) \|", PAGE, re.M)
@@ -248,7 +248,7 @@ def test_rejections_are_logged_when_an_engine_closes(caplog):
     assert record.cause == ANOTHER
 
 
-def test_a_peer_that_is_not_opened_is_logged(caplog):
+def test_failed_open_is_logged(caplog):
     with caplog.at_level(logging.DEBUG, "mooncake_kernels.transfer"), TransferEngine() as engine:
         with pytest.raises(TransferError):
             engine.open("127.0.0.1:1")

@@ -20,14 +20,14 @@ from .support import UNTOUCHED, untouched
 
 @pytest.mark.parametrize("count", [0, 1025])
 @pytest.mark.parametrize("call", ["read_objects", "write_objects", "remove_objects"])
-def test_too_few_and_too_many_keys(kept, call, count):
+def test_key_count_limits(kept, call, count):
     arguments = [[[]] * count] if call == "write_objects" else []
     message = f"{call}: keys must be 1 to 1024, got {count}"
     with pytest.raises(InvalidArgument, match=message):
         getattr(kept.near, call)(kept.peer, [key(1)] * count, *arguments)
 
 
-def test_places_that_do_not_suit(kept):
+def test_places_must_match_the_object_size(kept):
     small, memory = untouched(5), untouched(100_000)
     with kept.ask(1) as reply:
         for places, message in (
@@ -50,7 +50,7 @@ def test_places_that_do_not_suit(kept):
 
 @pytest.mark.parametrize("verify", [True, False])
 @pytest.mark.parametrize("sizes", [[1 << 40], [1 << 63, 1 << 63], [(64 << 20) + 1], [1 << 26, 1]])
-def test_sizes_beyond_any_request(kept, sizes, verify):
+def test_sizes_beyond_any_request_are_rejected(kept, sizes, verify):
     """They are added up before a byte is touched."""
     address = place(untouched(5))[0][0]
     message = "write_objects: objects must be at most 67108864 bytes in all"
@@ -61,7 +61,7 @@ def test_sizes_beyond_any_request(kept, sizes, verify):
             kept.near.write_objects(kept.peer, asked, objects, verify=verify)
 
 
-def test_places_whose_sizes_add_up_beyond_64_bits(kept):
+def test_places_with_overflowing_sizes_are_rejected(kept):
     with kept.ask(1) as reply:
         address = place(untouched(5))[0][0]
         wrapped = [[(address, (1 << 64) - 1000), (address, 101_000)]]
@@ -69,7 +69,7 @@ def test_places_whose_sizes_add_up_beyond_64_bits(kept):
             reply.receive(wrapped, verify=True)
 
 
-def test_room_for_an_object_that_is_empty(here):
+def test_empty_object_takes_no_room(here):
     here.put(1, 0)
     room = untouched(100)
     with here.ask(1) as reply:
@@ -77,7 +77,7 @@ def test_room_for_an_object_that_is_empty(here):
             reply.receive([place(room)], verify=True)
 
 
-def test_a_reply_that_was_closed(kept):
+def test_closed_reply_cannot_be_received(kept):
     reply = kept.ask(1)
     reply.close()
     reply.close()
@@ -87,25 +87,25 @@ def test_a_reply_that_was_closed(kept):
 
 
 @pytest.mark.parametrize("wrong", [[-1], [0.5], "abc", [1 << 64], [[0]], [None]])
-def test_what_are_no_offsets_and_sizes(kept, wrong):
+def test_invalid_offsets_and_sizes_are_rejected(kept, wrong):
     for name in ("offsets", "sizes"):
         with pytest.raises(InvalidArgument, match=f"read_objects: {name} must be"):
             kept.ask(1, **{"offsets": [0], "sizes": [1], name: wrong}).close()
 
 
 @pytest.mark.parametrize("name", ["offsets", "sizes"])
-def test_offsets_and_sizes_for_other_keys(kept, name):
+def test_offsets_and_sizes_must_match_the_keys(kept, name):
     with pytest.raises(InvalidArgument, match="must be as many as keys"):
         kept.ask(1, 1, **{name: [1]})
 
 
-def test_what_are_no_pieces(kept):
+def test_invalid_pieces_are_rejected(kept):
     for wrong in (None, [None], [[None]], [[(1, -1)]], [(1, 5)], [[(0.5, 1)]]):
         with pytest.raises(InvalidArgument, match="write_objects: objects must be"):
             kept.near.write_objects(kept.peer, keys(1), wrong)
 
 
-def test_other_arguments(kept):
+def test_other_invalid_arguments_are_rejected(kept):
     near, peer = kept.near, kept.peer
     for call in (near.read_objects, near.remove_objects):
         name = call.__name__
@@ -124,7 +124,7 @@ def test_other_arguments(kept):
         near.serve(3)
 
 
-def test_what_is_neither_true_nor_false(kept):
+def test_flags_must_be_bool(kept):
     with TransferEngine() as engine:
         for name in ("is_all", "may_write", "checksum"):
             with pytest.raises(InvalidArgument, match=f"serve: {name} must be True or False"):
@@ -134,7 +134,7 @@ def test_what_is_neither_true_nor_false(kept):
             kept.ask(1, **{name: "yes"})
 
 
-def test_what_is_closed():
+def test_closed_peer_or_engine_is_rejected():
     with TransferEngine() as far, TransferEngine(transports=["tcp"]) as near:
         pool = ObjectPool.create(1 << 20)
         far.serve(pool)
@@ -149,7 +149,7 @@ def test_what_is_closed():
             engine.serve(pool)
 
 
-def test_a_served_pool_that_is_closed_is_served_no_more():
+def test_closed_service_stops_serving():
     with TransferEngine() as far, TransferEngine(transports=["tcp"]) as near:
         with far.serve(ObjectPool.create(1 << 20)) as first, near.open(far.name) as peer:
             with near.read_objects(peer, keys(1)) as reply:

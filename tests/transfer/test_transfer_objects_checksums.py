@@ -17,7 +17,7 @@ from .support import untouched
 @pytest.mark.parametrize("sums", [True, False])
 @pytest.mark.parametrize("compare", [True, False])
 @pytest.mark.parametrize("verify", [True, False])
-def test_what_is_whole_agrees_with_its_checksum(here, sums, compare, verify):
+def test_intact_objects_match_their_checksums(here, sums, compare, verify):
     objects = [here.put(1, 100_000), here.put(2, 100_000, checksum=False)]
     options = {"sums": sums, "compare": compare, "verify": verify}
     assert here.read(1, 2, **options) == [data.tobytes() for data in objects]
@@ -27,7 +27,7 @@ def test_what_is_whole_agrees_with_its_checksum(here, sums, compare, verify):
 
 
 @pytest.mark.parametrize("sums", [True, False])
-def test_what_is_damaged(here, sums):
+def test_damaged_objects_are_detected(here, sums):
     good, bad = here.put(1, 5000), here.put(2, 5000)
     here.damage(2, 4000)
     bad[4000] ^= 1
@@ -51,7 +51,7 @@ def test_damage_that_no_one_can_see(here):
 
 
 @pytest.mark.parametrize("num_pieces", [1, 3])
-def test_what_changes_on_the_way(here, num_pieces):
+def test_corruption_in_transit_is_detected(here, num_pieces):
     here.put(1, 300)
     with Proxy(here.far.name, alter_down=lambda data: data.replace(b"needle", b"noodle")) as proxy:
         with here.near.open(proxy.name) as peer:

@@ -22,7 +22,7 @@ from .support import WAIT_S, eventually
 
 @pytest.mark.parametrize("whose", ["engine", "peer"])
 @pytest.mark.parametrize("held", ["question", "answer"])
-def test_closing_ends_what_is_asked(here, whose, held):
+def test_close_ends_pending_object_requests(here, whose, held):
     with serving(2 * LARGE) as here:
         here.put(1, LARGE)
         with through(here) as (here, proxy):
@@ -51,7 +51,7 @@ def test_closing_ends_what_is_asked(here, whose, held):
         assert eventually(here.is_at_rest)
 
 
-def test_a_closed_engine_of_the_same_process():
+def test_closed_engine_in_same_process_fails_read():
     with TransferEngine() as near:
         far = TransferEngine()
         peer = near.open(far.name)
@@ -94,7 +94,7 @@ def test_deadlines(held):
             assert eventually(here.is_at_rest)
 
 
-def test_a_write_that_is_late(here):
+def test_timed_out_write_stores_nothing(here):
     with through(here) as (here, proxy):
         with here.ask(99):
             pass
@@ -111,7 +111,7 @@ def test_a_write_that_is_late(here):
         assert here.write({1: content(1, 1 << 20)}) == [DONE]
 
 
-def test_a_connection_that_has_ended_meanwhile(here):
+def test_idle_connection_lost_is_replaced(here):
     data = here.put(1, 1000).tobytes()
     with through(here) as (here, proxy):
         for ask, answer in (
@@ -148,14 +148,14 @@ def lost_on_the_way(here, proxy, direction: str, ask) -> list:
 
 
 @pytest.mark.parametrize("direction", ["up", "down"])
-def test_a_read_that_is_lost_is_asked_again(here, direction):
+def test_lost_read_is_retried(here, direction):
     data = here.put(1, 1000).tobytes()
     with through(here) as (here, proxy):
         assert lost_on_the_way(here, proxy, direction, lambda: here.read(1)) == [[data]]
 
 
 @pytest.mark.parametrize("direction", ["up", "down"])
-def test_a_write_that_is_lost_is_not_written_again(here, direction):
+def test_lost_write_is_not_retried(here, direction):
     with through(here) as (here, proxy):
         write = lambda: here.write({1: content(1, 1000)})  # noqa: E731
         assert lost_on_the_way(here, proxy, direction, write) == ["connection closed by peer"]
@@ -163,7 +163,7 @@ def test_a_write_that_is_lost_is_not_written_again(here, direction):
 
 
 @pytest.mark.parametrize("ask", ["remove", "write"])
-def test_a_change_that_is_lost_is_not_made_again(here, ask):
+def test_lost_change_is_not_retried(here, ask):
     """For who asks twice does not learn what the first time did."""
     here.put(1, 1000)
     with through(here) as (here, proxy):

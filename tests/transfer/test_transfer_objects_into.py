@@ -26,7 +26,7 @@ def read_into(here, numbers, arrays, **options) -> list[int]:
 @pytest.mark.parametrize("transport", ["tcp", "shm"])
 @pytest.mark.parametrize("verify", [True, False])
 @pytest.mark.parametrize("checksum", [True, False])
-def test_objects_are_read_into_their_places(transport, verify, checksum):
+def test_objects_are_read_into_given_memory(transport, verify, checksum):
     sizes = [1, 0, 4096, 100_000, (5 << 20) + 1]
     with serving(transport=transport) as here:
         for i, size in enumerate(sizes):
@@ -39,7 +39,7 @@ def test_objects_are_read_into_their_places(transport, verify, checksum):
         assert eventually(here.is_at_rest)
 
 
-def test_an_object_in_pieces(here):
+def test_object_is_read_into_pieces(here):
     data, memory = here.put(1, 1000), untouched(2000)
     pieces = [place(part)[0] for part in np.array_split(memory, 7)]
     pieces[2:2] = [(0, 0), (memory.ctypes.data, 0)]
@@ -47,7 +47,7 @@ def test_an_object_in_pieces(here):
     assert (memory[:1000] == data).all() and (memory[1000:] == UNTOUCHED).all()
 
 
-def test_what_is_not_there_intact_is_none_of_the_others_concern(here):
+def test_missing_or_damaged_objects_do_not_fail_the_others(here):
     here.put(1, 100)
     here.put(2, 100)
     here.damage(2)
@@ -61,7 +61,7 @@ def test_what_is_not_there_intact_is_none_of_the_others_concern(here):
     assert eventually(here.is_at_rest)
 
 
-def test_more_than_one_answer_holds():
+def test_objects_beyond_one_response_are_left_out():
     with serving(160 << 20) as here:
         here.put(1, 40 << 20)
         here.put(2, 40 << 20)
@@ -70,7 +70,7 @@ def test_more_than_one_answer_holds():
         assert sorted(sizes) == [-1, 40 << 20]  # the other one is to be asked for again
 
 
-def test_arguments_in_other_forms(here):
+def test_alternative_argument_forms(here):
     data = here.put(1, 100)
     here.put(2, 50)
     first, other = untouched(100), untouched(50)
@@ -119,7 +119,7 @@ def test_wrong_arguments(here):
     assert (memory == UNTOUCHED).all()
 
 
-def test_a_peer_that_serves_nothing_or_is_gone(here):
+def test_read_fails_when_peer_serves_nothing_or_is_gone(here):
     here.put(1, 100)
     memory = untouched(100)
     here.served.close()
@@ -130,7 +130,7 @@ def test_a_peer_that_serves_nothing_or_is_gone(here):
         read_into(here, [1], [memory], deadline_s=5)
 
 
-def test_the_deadline_is_of_the_answer_too(here):
+def test_deadline_covers_the_response(here):
     here.put(1, 100)
     with through(here) as (here, proxy):
         with here.ask(99):

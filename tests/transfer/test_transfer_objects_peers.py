@@ -24,7 +24,7 @@ from .secret import OURS, THEIRS
 from .support import addressed, eventually, untouched
 
 
-def test_who_cannot_be_asked(here, tmp_path):
+def test_local_and_file_peers_have_no_object_channel(here, tmp_path):
     (tmp_path / "file").write_bytes(bytes(4096))
     with TransferEngine() as engine:
         for name in (here.far.name, f"file:{tmp_path}/file"):
@@ -38,7 +38,7 @@ def test_who_cannot_be_asked(here, tmp_path):
                         ask()
 
 
-def test_who_serves_nothing(here):
+def test_requests_fail_when_peer_serves_nothing(here):
     data = here.put(1, 100).tobytes()
     with through(here) as (here, proxy):
         assert here.read(1) == [data]
@@ -56,7 +56,7 @@ def test_who_serves_nothing(here):
         assert len(proxy.relays) == 2  # one of the lane, and one: it has stayed good
 
 
-def test_connections_are_used_again(here):
+def test_connections_are_reused(here):
     data = here.put(1, 100_000).tobytes()
     with through(here) as (here, proxy):
         for number in range(20):
@@ -70,7 +70,7 @@ def test_connections_are_used_again(here):
         assert len(proxy.relays) == 3
 
 
-def test_who_asks_over_shm_maps_nothing_of_the_peers():
+def test_shm_object_reads_map_no_peer_memory():
     def num_mapped() -> int:
         return Path("/proc/self/maps").read_text().count("/memfd:mooncake_kernels")
 
@@ -95,7 +95,7 @@ def test_a_response_that_is_not_received_blocks_no_one():
 
 
 @pytest.mark.parametrize("checked", [True, False])
-def test_with_a_secret(checked):
+def test_objects_with_a_secret(checked):
     secret = {"secret": OURS}
     with serving(near=secret, far=secret) as here:
         objects = {1: content(1, 100), 2: content(2, 3 << 20)}

@@ -19,7 +19,7 @@ from .objects import (
 from .support import eventually, untouched
 
 
-def test_what_is_sent_is_not_evicted(here):
+def test_object_being_sent_is_not_evicted(here):
     with serving(2 * LARGE) as here:
         data = here.put(1, LARGE)
         here.put(2, 1000)
@@ -61,7 +61,7 @@ def test_a_response_that_is_not_received_is_not_kept(ends):
                 assert read(here.near, peer, keys(1)) == [data]
 
 
-def test_who_serves_may_close_while_it_sends():
+def test_server_may_close_while_sending():
     with serving(2 * LARGE) as here:
         here.put(1, LARGE)
         with here.ask(1) as reply:
@@ -74,7 +74,7 @@ def test_who_serves_may_close_while_it_sends():
             here.read(1)
 
 
-def test_another_pool_while_one_is_read():
+def test_served_pool_can_be_replaced_during_a_read():
     with serving(2 * LARGE) as here:
         data = here.put(1, LARGE)
         other = ObjectPool.create(1 << 20)
@@ -89,7 +89,7 @@ def test_another_pool_while_one_is_read():
         assert here.pool.counts().num_hits == other.counts().num_hits == 1
 
 
-def test_a_pool_is_served_though_its_owner_has_left_it(here):
+def test_served_pool_outlives_its_closed_handle(here):
     data = here.put(1, 1000).tobytes()
     with serving() as other:
         pool = ObjectPool.create(1 << 20)

@@ -84,7 +84,7 @@ def told(pipe):
 
 
 @pytest.mark.parametrize("transport", ["tcp", "shm"])
-def test_another_process(transport):
+def test_objects_of_another_process(transport):
     with process(hold, None) as (pipe, _), TransferEngine(transports=[transport]) as near:
         name, path = told(pipe)
         pool = ObjectPool.open(path)
@@ -104,7 +104,7 @@ def test_another_process(transport):
 
 
 @pytest.mark.parametrize("transport", ["tcp", "shm"])
-def test_a_reader_is_killed(transport):
+def test_killed_reader_releases_its_pins(transport):
     with serving(2 * LARGE) as here:
         here.put(1, LARGE)
         with process(pause, here.far.name, transport) as (pipe, pid):
@@ -118,7 +118,7 @@ def test_a_reader_is_killed(transport):
 
 @pytest.mark.parametrize("transport", ["tcp", "shm"])
 @pytest.mark.parametrize("after_s", [0.0, 0.003, 0.01])
-def test_a_writer_is_killed(transport, after_s):
+def test_killed_writer_leaves_no_partial_object(transport, after_s):
     with serving(LARGE, pool={"alignment": 64}) as here:
         with process(write_for_ever, here.far.name, transport) as (pipe, pid):
             while told(pipe) < 3:
@@ -141,7 +141,7 @@ def is_dead(pid: int) -> bool:
 
 
 @pytest.mark.parametrize("transport", ["tcp", "shm"])
-def test_who_serves_is_killed_and_started_again(transport):
+def test_server_is_killed_and_restarted(transport):
     with TransferEngine(transports=[transport]) as near:
         with process(hold, None) as (pipe, pid):
             name, _ = told(pipe)
@@ -163,7 +163,7 @@ def test_who_serves_is_killed_and_started_again(transport):
 
 
 @pytest.mark.parametrize("was_asked", [True, False])
-def test_who_serves_is_stopped(was_asked):
+def test_stopped_server_times_out_and_recovers(was_asked):
     """It accepts, and does not answer."""
     with process(hold, None) as (pipe, pid), TransferEngine(transports=["tcp"]) as near:
         name, _ = told(pipe)
@@ -199,7 +199,7 @@ def write_and_remove(name: str, first: int) -> None:
                 engine.remove_objects(peer, many)
 
 
-def test_who_answers_is_killed_while_it_holds_the_pool(tmp_path):
+def test_server_is_killed_while_it_holds_the_pool(tmp_path):
     """The pool's mutex is robust, also in a thread that shows its peer a sign of life."""
     path = str(tmp_path / "pool")
     data = content(0, 512)

@@ -26,7 +26,7 @@ from .support import eventually, untouched
 
 @pytest.mark.parametrize("transport", ["tcp", "shm"])
 @pytest.mark.parametrize("checksum", [True, False])
-def test_objects_arrive_as_they_are(transport, checksum):
+def test_objects_arrive_intact(transport, checksum):
     sizes = [1, 0, 2, 4095, 4096, 4097, 0, 65536, 1 << 20, (3 << 20) + 1]
     with serving(16 << 20, transport) as here:
         objects = [here.put(i, size, checksum).tobytes() for i, size in enumerate(sizes)]
@@ -57,14 +57,14 @@ def test_ranges_of_an_object(kept, ranges):
     ("offset", "size"),
     [(0, 100_001), (100_000, 1), (100_001, 0), (1, WHOLE), (WHOLE - 1, 2), (WHOLE - 1, WHOLE)],
 )
-def test_ranges_that_end_behind_it(kept, offset, size):
+def test_range_beyond_the_object_does_not_fit(kept, offset, size):
     with kept.ask(1, offsets=[offset], sizes=[size]) as reply:
         assert reply.statuses.tolist() == [DOES_NOT_FIT]
         assert reply.object_bytes.tolist() == [100_000]
         assert reply.receive([[]], verify=True).tolist() == [True]
 
 
-def test_a_whole_object_for_which_there_is_no_room(kept):
+def test_object_larger_than_its_room_does_not_fit(kept):
     for room, status in ((0, DOES_NOT_FIT), (99_999, DOES_NOT_FIT), (100_000, DONE), (WHOLE, DONE)):
         with kept.ask(1, sizes=[room]) as reply:
             assert reply.statuses.tolist() == [status]
@@ -93,7 +93,7 @@ def test_pieces_of_all_sizes(kept, cuts, seed):
     np.testing.assert_array_equal(memory, expected)
 
 
-def test_what_is_not_there(here):
+def test_missing_objects_are_absent(here):
     data = here.put(1, 1000).tobytes()
     put = here.begin(3, 100)
     assert here.read(0, 1, 2, 3) == [ABSENT, data, ABSENT, ABSENT]
@@ -103,13 +103,13 @@ def test_what_is_not_there(here):
     assert here.pool.counts().num_misses == 5
 
 
-def test_what_may_be_elsewhere():
+def test_missing_objects_of_partial_service_may_be_elsewhere():
     with serving(is_all=False) as here:
         data = here.put(1, 1000).tobytes()
         assert here.read(1, 2) == [data, ELSEWHERE]
 
 
-def test_what_is_thrown_away(here):
+def test_unwanted_objects_are_discarded(here):
     first, last = here.put(1, 70_000), here.put(3, 5)
     here.put(2, 1 << 20)
     with here.ask(1, 2, 3) as reply:
@@ -122,7 +122,7 @@ def test_what_is_thrown_away(here):
     assert here.read(3) == [last.tobytes()]
 
 
-def test_the_largest_answer():
+def test_largest_response():
     with serving(3 * MOST, pool={"alignment": 64}) as here:
         data = here.put(1, MOST).tobytes()
         here.put(2, MOST + 1)
@@ -136,7 +136,7 @@ def test_the_largest_answer():
             assert reply.statuses.tolist() == [TOO_LARGE]
 
 
-def test_what_an_answer_has_no_room_for_is_asked_for_again():
+def test_objects_beyond_one_response_are_busy():
     rest = 24 << 20
     with serving(3 * MOST) as here:
         sizes = {1: MOST - rest + 1, 2: 30 << 20, 3: 10 << 20, 4: MOST + 1, 5: 100, 6: 0}
@@ -152,7 +152,7 @@ def test_what_an_answer_has_no_room_for_is_asked_for_again():
                 assert reply.statuses.tolist() == [status, DONE]
 
 
-def test_a_thousand_objects_at_once(here):
+def test_1024_objects_in_one_request(here):
     numbers = range(1024)
     objects = [here.put(i, i % 37 * 100).tobytes() for i in numbers]
     assert here.read(*numbers) == objects
@@ -160,7 +160,7 @@ def test_a_thousand_objects_at_once(here):
     assert here.read(*range(1024, 2048)) == [ABSENT] * 1024
 
 
-def test_more_objects_than_the_process_may_read():
+def test_more_objects_than_pins_are_busy():
     with serving(pool={"num_pins": 3}) as here:
         for number in range(5):
             here.put(number, 100)

@@ -49,7 +49,7 @@ def connection(target):
         yield connection
 
 
-def test_reading_by_hand(target, connection):
+def test_read_request_wire_format(target, connection):
     data, whole_sum = target.data, checksum_of(target.data)
     target.pool.put_from((2, 7), b"without", checksum=False)
     entries = [(1, 7, WHOLE, BIG), (9, 7, WHOLE, BIG), (1, 7, 10, 20), (1, 7, SIZE, 1)]
@@ -70,7 +70,7 @@ def test_reading_by_hand(target, connection):
     assert target.pool.remove((2, 7))
 
 
-def test_writing_and_removing_by_hand(target, connection):
+def test_write_and_remove_request_wire_format(target, connection):
     first, last = b"first", b"the last"
     entries = [
         (11, 7, len(first), checksum_of(first)),
@@ -96,7 +96,7 @@ def test_writing_and_removing_by_hand(target, connection):
     assert is_good(connection, target)
 
 
-def test_questions_that_follow_one_another(target, connection):
+def test_pipelined_requests(target, connection):
     """And other batches between them."""
     region = target.engine.register(untouched(64))
     check = HEADER.pack(CHECK_READ, 1, 3, 0, 0) + RANGE.pack(region.address, 64)
@@ -117,7 +117,7 @@ def test_questions_that_follow_one_another(target, connection):
     region.close()
 
 
-def test_a_question_that_trickles_in(target, connection):
+def test_request_arriving_byte_by_byte(target, connection):
     connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     asked = frame(question(WRITE, (21, 7, 3, 0), (22, 7, 0, 0)), b"abc")
     for byte in asked:
@@ -161,7 +161,7 @@ REFUSED = [
 
 
 @pytest.mark.parametrize(("asked", "payload", "why"), REFUSED, ids=[why for _, _, why in REFUSED])
-def test_malformed_questions_are_refused(target, connection, asked, payload, why):
+def test_malformed_requests_are_refused(target, connection, asked, payload, why):
     for _ in range(2):
         connection.sendall(frame(asked, payload))
         assert refusal(connection) == f"malformed question: {why}"
@@ -186,7 +186,7 @@ def test_malformed_questions_are_refused(target, connection, asked, payload, why
         (18, 0, 1, 48, 48),  # no such op
     ],
 )
-def test_headers_that_break_the_rules(target, connection, header):
+def test_invalid_headers_end_the_connection(target, connection, header):
     memory = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     assert is_good(connection, target)
     connection.sendall(HEADER.pack(*header))
@@ -195,7 +195,7 @@ def test_headers_that_break_the_rules(target, connection, header):
     assert still_serves(target)
 
 
-def test_a_refusal_of_a_question_is_of_no_request(target, connection):
+def test_refused_object_request_does_not_fail_the_transfer_request(target, connection):
     region = target.engine.register(untouched(64))
     connection.sendall(frame(question(READ)))
     assert refusal(connection) == "malformed question: 0 keys"
@@ -210,7 +210,7 @@ WRITTEN = frame(question(WRITE, (40, 7, 1000, 0), (41, 7, 0, 0)), bytes(1000))
 
 
 @pytest.mark.parametrize("num_bytes", [1, 63, 64, 65, 96, 159, 160, 161, 1159])
-def test_a_write_that_ends_too_soon(target, connection, num_bytes):
+def test_truncated_write_stores_nothing(target, connection, num_bytes):
     assert len(WRITTEN) == 1160
     send_last(connection, WRITTEN[:num_bytes])
     assert ended(connection)
@@ -218,7 +218,7 @@ def test_a_write_that_ends_too_soon(target, connection, num_bytes):
     assert not target.pool.contains((40, 7)) and not target.pool.contains((41, 7))
 
 
-def test_what_is_written_is_seen_when_all_of_it_has_come(target, connection):
+def test_written_objects_appear_once_complete(target, connection):
     connection.sendall(WRITTEN[:-1])
     assert eventually(lambda: target.pool.stats().num_writing == 2)
     with target.connect() as other:
@@ -239,7 +239,7 @@ def test_what_is_written_is_seen_when_all_of_it_has_come(target, connection):
         assert statuses(answer_to(other, question(REMOVE, (40, 7), (41, 7)))) == done
 
 
-def test_who_comes_after_one_that_has_gone(target, connection):
+def test_aborted_write_does_not_block_the_next_writer(target, connection):
     connection.sendall(WRITTEN[:500])
     assert eventually(lambda: target.pool.stats().num_writing == 2)
     connection.close()
@@ -250,7 +250,7 @@ def test_who_comes_after_one_that_has_gone(target, connection):
         answer_to(other, question(REMOVE, (40, 7), (41, 7)))
 
 
-def test_a_payload_for_which_there_is_no_room(target, connection):
+def test_payload_without_room_is_skipped(target, connection):
     pool = target.pool
     pool.put_from((50, 7), np.zeros(pool.capacity_bytes - (8 << 20), np.uint8))
     try:
@@ -268,7 +268,7 @@ def test_a_payload_for_which_there_is_no_room(target, connection):
     assert is_good(connection, target)
 
 
-def test_who_asks_and_does_not_listen(target):
+def test_client_that_does_not_read_leaves_no_pins(target):
     """Many a time, and leaves in the end: nothing stays pinned."""
     target.pool.put_from((60, 7), np.zeros(32 << 20, np.uint8))
     for how_often in (1, 3):
@@ -296,7 +296,7 @@ def swallow(connection: socket.socket) -> None:
 
 @given(garbage=st.binary(max_size=300), num_bytes=st.integers(0, 400))
 @settings(max_examples=60, deadline=None)
-def test_garbage_for_a_question(target, garbage, num_bytes):
+def test_garbage_requests_are_rejected(target, garbage, num_bytes):
     with target.connect() as connection:
         send_last(connection, HEADER.pack(ASK, 0, 1, num_bytes, num_bytes) + garbage)
         swallow(connection)
@@ -321,7 +321,7 @@ words = st.one_of(st.integers(0, 5), st.integers(0, 2**32 - 1))
 @settings(
     max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )
-def test_questions_of_any_fields(
+def test_requests_with_arbitrary_fields(
     target, connection, kind, flags, zero, count, entries, payload, spare
 ):
     if kind == REMOVE:
@@ -335,7 +335,7 @@ def test_questions_of_any_fields(
     assert eventually(target.is_at_rest)
 
 
-def test_it_has_survived_all_that(target):
+def test_server_survives_all_of_the_above(target):
     assert still_serves(target)
     for number in range(100):
         for scope in (0, 1):

@@ -71,7 +71,7 @@ BAD_ANSWERS = [
 
 
 @pytest.mark.parametrize(("data", "cause"), BAD_ANSWERS)
-def test_answers_to_a_read_that_break_the_rules(data, cause):
+def test_malformed_read_responses_are_rejected(data, cause):
     with answering(data) as (engine, peer):
         with pytest.raises(TransferError) as caught:
             engine.read_objects(peer, [(1, 7)], sizes=[10], deadline_s=WAIT_S)
@@ -87,7 +87,7 @@ def test_answers_to_a_read_that_break_the_rules(data, cause):
         (row(object_bytes=2) + b"hello", 1, 5),  # a range that the object does not have
     ],
 )
-def test_answers_about_ranges_that_break_the_rules(answer, offset, size):
+def test_malformed_range_responses_are_rejected(answer, offset, size):
     with answering(done(answer)) as (engine, peer):
         if answer[:8] == bytes([2, 0, 0, 0, 0, 0, 0, 0]):
             with engine.read_objects(peer, [(1, 7)], offsets=[offset], sizes=[size]) as reply:
@@ -97,14 +97,14 @@ def test_answers_about_ranges_that_break_the_rules(answer, offset, size):
                 engine.read_objects(peer, [(1, 7)], offsets=[offset], sizes=[size])
 
 
-def test_a_refusal_is_made_safe_to_show():
+def test_refusal_text_is_sanitized():
     with answering(ACK.pack(1, 5, 1, 0) + b"n\xff\x00o\n") as (engine, peer):
         with pytest.raises(Unavailable, match=r"n\?\?o\?$"):
             engine.read_objects(peer, [(1, 7)])
 
 
 @pytest.mark.parametrize("checksum", [0, 5, checksum_of(b"hello")])
-def test_a_checksum_that_the_peer_tells(checksum):
+def test_checksum_from_the_peer_is_verified(checksum):
     with answering(done(row(checksum=checksum) + b"hello")) as (engine, peer):
         got = untouched(5)
         with engine.read_objects(peer, [(1, 7)]) as reply:
@@ -112,7 +112,7 @@ def test_a_checksum_that_the_peer_tells(checksum):
         assert is_right.tolist() == [checksum != 5] and got.tobytes() == b"hello"
 
 
-def test_bytes_that_do_not_come():
+def test_truncated_read_response_fails():
     with answering(done(row() + b"hell", 37)) as (engine, peer):
         got = untouched(5)
         with engine.read_objects(peer, [(1, 7)]) as reply:
@@ -124,7 +124,7 @@ def test_bytes_that_do_not_come():
 
 @pytest.mark.parametrize("call", ["write_objects", "remove_objects"])
 @pytest.mark.parametrize("num_bytes", [0, 3, 4, 9, 12])
-def test_answers_to_a_write_of_another_size(call, num_bytes):
+def test_write_responses_of_wrong_size_are_rejected(call, num_bytes):
     arguments = [[[], []]] if call == "write_objects" else []
     with answering(done(bytes(num_bytes))) as (engine, peer):
         with pytest.raises(TransferError, match=NOT_SOUND):
@@ -133,7 +133,7 @@ def test_answers_to_a_write_of_another_size(call, num_bytes):
 
 @pytest.mark.parametrize("call", ["write_objects", "remove_objects"])
 @pytest.mark.parametrize("status", [10, 256, 257, 2**32 - 1])
-def test_answers_to_a_write_that_say_nothing(call, status):
+def test_write_responses_with_invalid_status_are_rejected(call, status):
     arguments = [[[]]] if call == "write_objects" else []
     with answering(done(struct.pack("<I", status))) as (engine, peer):
         with pytest.raises(TransferError, match="protocol error"):
@@ -142,7 +142,7 @@ def test_answers_to_a_write_that_say_nothing(call, status):
 
 @given(garbage=st.binary(max_size=200), is_answer=st.booleans())
 @settings(max_examples=60, deadline=None)
-def test_garbage_for_an_answer(garbage, is_answer):
+def test_garbage_responses_are_rejected(garbage, is_answer):
     with answering(done(garbage) if is_answer else garbage) as (engine, peer):
         got = untouched(200)
         with contextlib.suppress(TransferError, Unavailable):

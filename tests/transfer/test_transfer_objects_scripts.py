@@ -60,7 +60,7 @@ a.close(), b.close()
     )
 
 
-def test_a_forked_child_is_told_that_it_cannot_ask():
+def test_forked_child_cannot_request_objects():
     run_script(
         FORKED
         + """
@@ -88,7 +88,7 @@ a.close(), b.close()
 
 
 @pytest.mark.parametrize("use", ["receive([[]], verify=True)", "close()"])
-def test_threads_that_use_up_one_reply(use):
+def test_threads_race_to_consume_one_reply(use):
     run_script(
         FORKED
         + f"""
@@ -114,11 +114,11 @@ a.close(), b.close()
 
 
 @pytest.mark.parametrize("closes", ["", "a.close()", "b.close()", "del pool", "peer.close()"])
-def test_the_interpreter_may_end_while_it_sends(closes):
+def test_interpreter_exits_while_sending(closes):
     run_script(FORKED + "reply = a.read_objects(peer, [(1, 1)])\n" + closes)
 
 
-def test_a_lost_connection_within_tls_is_no_sigpipe(node):
+def test_lost_tls_connection_raises_no_sigpipe(node):
     """In a program that left the signal as it is, OpenSSL's write in the caller's thread."""
     files = {name: str(getattr(node, name)) for name in ("certificate", "key", "ca")}
     run_script(

@@ -17,7 +17,7 @@ from .objects import (
 )
 
 
-def test_what_is_counted(here):
+def test_requests_and_read_bytes_are_counted(here):
     here.put(1, 1000)
     with here.ask(1) as reply:
         assert here.near.stats()["peers"][here.far.name]["num_in_flight"] == 1
@@ -42,7 +42,7 @@ def test_written_bytes_are_counted(here):
     assert stats["peers"][here.far.name]["num_bytes_written"] == 1024
 
 
-def test_what_fails_is_counted(here):
+def test_failed_requests_are_counted(here):
     with serving(2 * LARGE) as here:
         here.put(1, LARGE)
         with here.ask(1) as reply:
@@ -55,7 +55,7 @@ def test_what_fails_is_counted(here):
         assert (counters["num_in_flight"], counters["num_errors"]) == (0, 2)
 
 
-def test_what_is_told_of_peers(here):
+def test_served_requests_are_reported_by_take(here):
     for number, size in ((1, 1000), (2, 50)):
         here.put(number, size)
     here.read(1, 2, 3, offsets=[WHOLE, 10, WHOLE], sizes=[WHOLE, 20, WHOLE])

@@ -48,7 +48,7 @@ def test_many_threads(transport):
 
 @pytest.mark.parametrize("most", [1, 2])
 @pytest.mark.parametrize("transport", ["tcp", "shm"])
-def test_few_connections_for_questions_and_transfers(transport, most):
+def test_few_connections_for_objects_and_transfers(transport, most):
     with serving(transport=transport, near={"max_connections": most}) as here:
         data = here.put(1, 500_000).tobytes()
         source = here.near.register(addressed(1 << 20))
@@ -69,7 +69,7 @@ def test_few_connections_for_questions_and_transfers(transport, most):
             np.testing.assert_array_equal(target._buffer.owner, addressed(1 << 20))
 
 
-def test_no_connection_is_left():
+def test_read_times_out_when_no_connection_is_free():
     with serving(near={"max_connections": 1}) as here:
         data = here.put(1, 100).tobytes()
         with here.ask(1):
@@ -78,7 +78,7 @@ def test_no_connection_is_left():
         assert here.read(1) == [data]
 
 
-def test_other_pools_may_be_served_while_peers_ask(here):
+def test_served_pool_can_be_swapped_under_load(here):
     pools = [ObjectPool.create(1 << 20) for _ in range(3)]
     for number, pool in enumerate(pools):
         pool.put_from(key(1), content(number, 100_000))

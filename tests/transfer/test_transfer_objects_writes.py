@@ -34,7 +34,7 @@ from .support import WAIT_S, eventually, untouched
 @pytest.mark.parametrize("transport", ["tcp", "shm"])
 @pytest.mark.parametrize("verify", [True, False])
 @pytest.mark.parametrize("checksum", [True, False])
-def test_what_is_written_is_stored(transport, verify, checksum):
+def test_written_objects_are_stored(transport, verify, checksum):
     sizes = [1, 0, 4096, 5, (1 << 20) + 1, 0]
     with serving(transport=transport, checksum=checksum) as here:
         objects = {i: content(i, size) for i, size in enumerate(sizes)}
@@ -58,7 +58,7 @@ def test_written_pieces(here):
     assert here.stored(4) == np.concatenate(np.array_split(data, 1500)[::-1]).tobytes()
 
 
-def test_a_thousand_written_and_removed(here):
+def test_1024_objects_are_written_and_removed(here):
     objects = {i: content(i, i % 41 * 50) for i in range(1024)}
     assert here.write(objects) == [DONE] * 1024
     assert here.read(*objects) == [data.tobytes() for data in objects.values()]
@@ -94,14 +94,14 @@ def test_a_mixed_batch():
         assert (counts.num_stored, counts.stored_bytes) == (4, 75_100)
 
 
-def test_one_key_twice_in_one_batch(here):
+def test_duplicate_key_in_one_batch(here):
     places = [place(content(1, 100)), place(content(2, 200))]
     result = here.near.write_objects(here.peer, keys(1, 1), places)
     assert result.tolist() == [DONE, BEING_WRITTEN]
     assert here.stored(1) == content(1, 100).tobytes()
 
 
-def test_who_writes_first_wins(here):
+def test_first_of_concurrent_writers_wins(here):
     data = [content(i, 200_000) for i in range(6)]
     results: list = [None] * 6
     for number in range(10):
@@ -124,7 +124,7 @@ def test_the_largest_payload():
         assert here.pool.stats().num_ready == 1 and here.stored(1) == data.tobytes()
 
 
-def test_more_than_the_largest_payload():
+def test_payload_beyond_the_limit_is_rejected():
     with serving(2 * MOST) as here:
         here.put(1, 100)
         with pytest.raises(InvalidArgument, match="write_objects: objects must be"):
@@ -132,7 +132,7 @@ def test_more_than_the_largest_payload():
         assert here.read(1) == [content(1, 100).tobytes()]
 
 
-def test_a_pool_that_may_only_be_read():
+def test_read_only_service_rejects_writes():
     with serving(may_write=False) as here:
         data = here.put(1, 100)
         for size in (0, 1000, 1 << 20):
@@ -146,7 +146,7 @@ def test_a_pool_that_may_only_be_read():
         assert (counts.num_stored, counts.num_removed) == (1, 0)
 
 
-def test_a_pool_that_takes_nothing_for_a_while(here):
+def test_paused_service_rejects_writes(here):
     here.put(1, 100)
     here.served.let_put(False)
     for size in (0, 1000):
@@ -164,7 +164,7 @@ def test_a_pool_that_takes_nothing_for_a_while(here):
             only_read.write({2: content(2, 10)})
 
 
-def test_what_was_let_in_before_the_end_is_seen_in_the_pool(here):
+def test_acknowledged_writes_are_visible_after_pausing(here):
     """Writers go on until they are refused; then the pool has what was acknowledged."""
     stored, numbers = [], itertools.count(1)
 

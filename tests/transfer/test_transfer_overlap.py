@@ -117,7 +117,7 @@ def near_pairs(targets, sizes) -> set[tuple[int, int]]:
 
 
 @pytest.mark.parametrize("direction", ["write", "read"])
-def test_the_error_names_both_and_nothing_is_done(pair, regions, direction):
+def test_overlap_error_names_both_and_moves_nothing(pair, regions, direction):
     near, far = regions
     far._buffer.owner[:] = UNTOUCHED
     near._buffer.owner[:] = addressed(SIZE)
@@ -139,7 +139,7 @@ def test_the_error_names_both_and_nothing_is_done(pair, regions, direction):
     assert (target._buffer.owner == expected).all()
 
 
-def test_sources_may_be_the_same(pair, regions):
+def test_identical_sources_are_allowed(pair, regions):
     near, far = regions
     far._buffer.owner[:] = UNTOUCHED
     near._buffer.owner[:] = addressed(SIZE)
@@ -149,7 +149,7 @@ def test_sources_may_be_the_same(pair, regions):
     np.testing.assert_array_equal(far._buffer.owner[:256], np.tile(addressed(64), 4))
 
 
-def test_targets_at_the_end_of_addresses(regions):
+def test_targets_at_the_end_of_the_address_space(regions):
     """Sums would wrap around; the peer refuses these, and nothing else is wrong with them."""
     with engine_pair("local") as pair:
         near = pair.near.register(addressed(4096))
@@ -162,7 +162,7 @@ def test_targets_at_the_end_of_addresses(regions):
             pair.near.write_blocks(pair.peer, np.full(4, near.address), remote, 16)
 
 
-def test_source_and_target_of_one_memory(pair):
+def test_source_and_target_may_overlap(pair):
     """Only targets are looked at: what is written may be read as well, over ``local``."""
     with TransferEngine() as engine, engine.open(engine.name) as itself:
         region = engine.register(memory := addressed(4096))

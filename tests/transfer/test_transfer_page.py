@@ -8,7 +8,7 @@ from ..pages import ROOT, run_block
 PAGE = (ROOT / "docs/transfer/transfer.md").read_text()
 
 
-def test_the_pages_code_runs():
+def test_documentation_code_runs():
     names = run_block("transfer/transfer", 0, {})
     assert names["ticket"].done and (names["cache"] == names["other"]).all()
     run_block("transfer/transfer", 1, {})
@@ -36,7 +36,7 @@ def figures(row):
     return by_name["gb_per_s"], by_name["x_mooncake"], nixl, baseline
 
 
-def test_the_pages_figures_are_those_of_the_results():
+def test_documented_figures_match_the_results():
     _, *lines = (ROOT / "bench/results/transfer.jsonl").read_text().splitlines()
     rows = {row["case"]: row for row in map(json.loads, lines)}
     for transport, lines in tables():

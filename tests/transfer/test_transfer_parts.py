@@ -79,7 +79,7 @@ def test_slicer(tmp_path):
     assert result.returncode == 0, result.stderr
 
 
-def test_openssl_is_what_we_declare(tmp_path):
+def test_openssl_declarations_match_the_headers(tmp_path):
     if not Path("/usr/include/openssl/ssl.h").is_file():
         pytest.skip("there is no openssl/ssl.h in /usr/include")
     result = run(build(HERE / "test_openssl.cc", [], tmp_path, "-ldl"))

@@ -57,7 +57,7 @@ def test_shm(shared):
         assert f"shm: an engine that this user may use listens at {other.name}" in str(found)
 
 
-def test_a_region_that_is_new_is_asked_for():
+def test_new_region_is_looked_up_at_the_peer():
     with engine_pair("shm") as pair:
         here = pair.near.register(addressed(SIZE))
         for memory, method in (
@@ -88,7 +88,7 @@ def test_tcp_and_why_not_shm():
 
 
 @pytest.mark.parametrize("transports", [["tcp"], ["shm"]], ids="-".join)
-def test_an_engine_of_this_process_that_does_without_local(transports):
+def test_same_process_engine_without_local_transport(transports):
     """Its list is obeyed by whoever opens it, by its very name."""
     with TransferEngine() as near, TransferEngine(transports=transports) as far:
         here, there = near.register(addressed(SIZE)), far.register(untouched(SIZE))
@@ -124,14 +124,14 @@ def test_rights(pair, access):
     np.testing.assert_array_equal(memory, addressed(64))
 
 
-def test_a_read_into_read_only_memory_would_be_refused(pair):
+def test_read_into_read_only_memory_is_reported_unreadable(pair):
     here, there = pair.near.register(bytes(64), "read"), pair.far.register(untouched(64))
     found = pair.near.explain_path(here, pair.peer, there.address)
     assert found.writable and not found.readable
     assert "local range" in found.reasons[-1] and "read-only memory" in found.reasons[-1]
 
 
-def test_nothing_is_changed_or_counted(pair):
+def test_explain_path_has_no_side_effects(pair):
     memory = addressed(SIZE)
     here, there = pair.near.register(untouched(SIZE)), pair.far.register(memory)
     pair.near.explain_path(here, pair.peer, there.address, SIZE)
@@ -142,7 +142,7 @@ def test_nothing_is_changed_or_counted(pair):
     assert pair.far.rejections() == {}
 
 
-def test_what_is_refused(pair):
+def test_invalid_arguments_are_rejected(pair):
     here = pair.near.register(addressed(64))
     explain = pair.near.explain_path
     with pytest.raises(InvalidArgument, match=r"^explain_path: local must be inside .*, got 0x"):
@@ -162,7 +162,7 @@ def test_what_is_refused(pair):
         explain(here, pair.peer, 1)
 
 
-def test_a_peer_that_does_not_answer_and_one_that_is_gone():
+def test_explain_path_fails_for_stopped_and_killed_peers():
     with TransferEngine(transports=["tcp"]) as engine, peer_process(SIZE) as other:
         here = engine.register(addressed(SIZE))
         peer = engine.open(other.name)
@@ -177,7 +177,7 @@ def test_a_peer_that_does_not_answer_and_one_that_is_gone():
         assert caught.value.kind is FailureKind.GONE
 
 
-def test_a_peer_of_this_process_that_is_closed():
+def test_explain_path_fails_for_closed_local_peer():
     with engine_pair("local") as pair:
         here = pair.near.register(addressed(64))
         pair.far.close()

@@ -149,7 +149,7 @@ def test_planes_of_any_kind(make):
     assert mk.BlockPool(make([4096, 8192]), 2, 64).planes == (4096, 8192)
 
 
-def test_a_description_travels():
+def test_block_pool_survives_pickle_and_json():
     pool = mk.BlockPool([4096, 1 << 60], 10, 64, stride_bytes=96)
     assert pickle.loads(pickle.dumps(pool)) == pool
     assert mk.BlockPool(**json.loads(json.dumps(dataclasses.asdict(pool)))) == pool
@@ -157,7 +157,7 @@ def test_a_description_travels():
     assert mk.BlockPool(4096, 10, 64) == mk.BlockPool([4096], 10, 64, stride_bytes=64)
 
 
-def test_a_pool_that_was_used_is_as_it_was(pair, blocks):
+def test_using_a_block_pool_leaves_it_unchanged(pair, blocks):
     near, far = map(dataclasses.replace, blocks)
     before = [(pickle.dumps(pool), dict(vars(pool))) for pool in (near, far)]
     pair.near.write_blocks(pair.peer, near.blocks([1]), far.blocks([2])).wait()
@@ -229,7 +229,7 @@ def test_bad_ids(pair, blocks, direction, dtype, near_ids, far_ids, message):
         call(pair.peer, blocks[0].blocks(ids[0].tolist()), blocks[1].blocks(ids[1].tolist()))
 
 
-def test_a_target_named_twice(pair, blocks):
+def test_duplicate_target_ids_are_rejected(pair, blocks):
     near, far = blocks
     message = r"^write_blocks: remote ids\[1\] and ids\[3\] must differ, .*, got 7 twice$"
     with pytest.raises(InvalidArgument, match=message):
@@ -240,7 +240,7 @@ def test_a_target_named_twice(pair, blocks):
     pair.near.read_blocks(pair.peer, near.blocks([0, 1]), far.blocks([4, 4])).wait()
 
 
-def test_what_does_not_fit_together(pair, blocks):
+def test_mismatched_pools_are_rejected(pair, blocks):
     near, far = blocks
     write, some = pair.near.write_blocks, [0, 1]
     here, there = near.blocks(some), far.blocks(some)
@@ -273,7 +273,7 @@ def test_what_does_not_fit_together(pair, blocks):
     assert (pair.far.receive_notifications(), near.blocks([1]).pool) == ([], near)
 
 
-def test_a_pool_that_the_peer_does_not_have(pair, blocks):
+def test_pool_unregistered_at_the_peer_is_refused(pair, blocks):
     """Block i of plane p is ``descriptors[p * n + i]``."""
     near, far = blocks
     two = mk.BlockPool([near.planes[0], near.planes[0] + 640], 10, 64)
@@ -289,7 +289,7 @@ def test_a_pool_that_the_peer_does_not_have(pair, blocks):
     assert (region._buffer.owner == UNTOUCHED).all()
 
 
-def test_a_pool_of_which_not_all_is_registered(pair):
+def test_partially_registered_pool(pair):
     """A block must be inside a region, whatever the pool is."""
     source, target = addressed(1920), untouched(1920)
     here, there = pair.regions(source[:640], target)

@@ -30,7 +30,7 @@ def rows(pair):
     return near, far, lambda n, f, size: (near.address + n, far.address + f, size)
 
 
-def test_an_error_reaches_another_process_whole():
+def test_transfer_error_survives_pickling():
     cause, kind = "deadline of 3 s passed", FailureKind.TIMED_OUT
     error = TransferError("10.0.0.2:4711", cause, 5, 10, kind, True, np.array([True, False]))
     copy = pickle.loads(pickle.dumps(error))
@@ -45,7 +45,7 @@ def test_an_error_reaches_another_process_whole():
     ("far_offset", "size"),
     [(-1, 10), (SIZE, 1), (SIZE - 5, 6), (1 << 40, 8), (-(1 << 44), 1), (SIZE // 2, SIZE)],
 )
-def test_a_remote_range_outside_the_region(pair, rows, direction, far_offset, size):
+def test_remote_range_outside_the_region_is_refused(pair, rows, direction, far_offset, size):
     _, far, row = rows
     size_of_good = 16
     call = getattr(pair.near, direction)
@@ -62,7 +62,7 @@ def test_a_remote_range_outside_the_region(pair, rows, direction, far_offset, si
     call(pair.peer, [good]).wait()  # the peer is still good
 
 
-def test_a_request_of_many_batches_is_checked_whole(pair):
+def test_request_of_many_batches_is_checked_before_moving(pair):
     size, count = 64, 30_000
     near, far = pair.regions(addressed(count * size), untouched((count + 1) * size))
     remote = far.address + np.arange(count, 0, -1) * size  # nothing to merge
@@ -75,7 +75,7 @@ def test_a_request_of_many_batches_is_checked_whole(pair):
     assert pair.far.receive_notifications(0.05) == []
 
 
-def test_a_notification_behind_a_refused_request_arrives(pair, rows):
+def test_notification_after_a_refused_request_arrives(pair, rows):
     """The refusal is of the request before, and may be known only when the next one is sent."""
     _, _, row = rows
     for round_ in range(30):
@@ -111,7 +111,7 @@ def test_notifications_without_a_receiver(pair, rows):
         pair.far.refuse_notifications()
 
 
-def test_the_gap_between_two_regions(pair):
+def test_gap_between_two_regions_is_refused(pair):
     memory = untouched(3 * SIZE)
     near = pair.near.register(addressed(3 * SIZE))
     left, _ = pair.far.register(memory[:SIZE]), pair.far.register(memory[2 * SIZE :])
@@ -136,7 +136,7 @@ def test_access_rights(pair, access, direction, message):
 
 
 @pytest.mark.parametrize("direction", ["write", "read"])
-def test_a_local_range_outside_the_region(pair, rows, direction):
+def test_local_range_outside_the_region_is_rejected(pair, rows, direction):
     _, far, row = rows
     bad = row(SIZE + 1, 0, SIZE)
     message = (
@@ -226,7 +226,7 @@ def test_bad_arguments_of_write_blocks(pair, change, message):
         pair.near.write_blocks(**(good | change))
 
 
-def test_numbers_of_numpy_are_numbers(pair):
+def test_numpy_scalars_are_accepted(pair):
     near, far = pair.regions(addressed(SIZE), untouched(SIZE))
     row = (np.uint64(near.address), far.address, np.int64(SIZE))  # numpy would make floats of it
     for deadline_s in (np.float32(20), np.int64(20)):
@@ -235,7 +235,7 @@ def test_numbers_of_numpy_are_numbers(pair):
         assert (far._buffer.owner == addressed(SIZE)).all()
 
 
-def test_a_peer_of_another_engine(pair):
+def test_peer_of_another_engine_is_rejected(pair):
     with pytest.raises(InvalidArgument, match="peer must be a Peer that this engine opened"):
         pair.far.write(pair.peer, [(1, 1, 1)])
 
@@ -246,7 +246,7 @@ def test_a_peer_of_another_engine(pair):
      "h\0:1", "h\ud800:1", "host:1\n", "http://h:1", "\u00e9:1", "x" * 300 + ":1", "host:0080000",
      None, 7],
 )  # fmt: skip
-def test_names_that_are_none(engine, name):
+def test_malformed_names_are_rejected(engine, name):
     got = "'h.x00:1'$" if name == "h\0:1" else ""
     with pytest.raises(InvalidArgument, match=f'open: name must be "host:port", got {got}'):
         engine.open(name)
@@ -255,7 +255,7 @@ def test_names_that_are_none(engine, name):
             TransferEngine(name)
 
 
-def test_names_that_lead_nowhere(engine):
+def test_unusable_names_are_rejected(engine):
     with pytest.raises(InvalidArgument, match="name must have a port other than 0"):
         engine.open("127.0.0.1:0")
     with pytest.raises(Unavailable, match=r"cannot resolve no-such-host.invalid"):
@@ -269,7 +269,7 @@ def test_names_that_lead_nowhere(engine):
     ["0.0.0.0", "224.0.0.1", "255.255.255.255", "127.255.255.255", "[::]", "[ff02::1]",
      "[::ffff:0.0.0.0]", "[::ffff:224.0.0.1]", "[::ffff:255.255.255.255]"],
 )  # fmt: skip
-def test_names_at_which_no_peer_can_connect(host):
+def test_unreachable_bind_addresses_are_rejected(host):
     with pytest.raises(InvalidArgument, match="name must be an address at which peers reach"):
         TransferEngine(f"{host}:0")
 

@@ -28,7 +28,7 @@ MAX_LISTED = 65536
 
 
 @pytest.mark.parametrize("transport", ["local", "shm"])
-def test_in_the_order_of_registration(transport):
+def test_regions_are_listed_in_registration_order(transport):
     with engine_pair(transport) as pair:
         assert pair.near.regions(pair.peer) == []
         memory = untouched(4 * 4096)
@@ -45,13 +45,13 @@ def test_in_the_order_of_registration(transport):
         assert pair.near.regions(pair.peer) == expected
 
 
-def test_another_process():
+def test_regions_of_another_process():
     with TransferEngine() as engine, peer_process(4096) as other:
         [region] = engine.regions(engine.open(other.name))
         assert region == RemoteRegion(other.address, 4096, "read_write")
 
 
-def test_over_tcp_strangers_are_not_told(tcp_pair):
+def test_regions_are_hidden_from_strangers_over_tcp(tcp_pair):
     there = tcp_pair.far.register(untouched(64))
     with pytest.raises(TransferError, match="regions are listed only to peers with the"):
         tcp_pair.near.regions(tcp_pair.peer)
@@ -59,7 +59,7 @@ def test_over_tcp_strangers_are_not_told(tcp_pair):
     tcp_pair.near.write(tcp_pair.peer, [(here.address, there.address, 64)]).wait()
 
 
-def test_over_tcp_who_knows_the_secret_is_told():
+def test_regions_are_listed_over_tcp_with_the_secret():
     with (
         TransferEngine(secret=OURS) as far,
         TransferEngine(secret=OURS, transports=["tcp"]) as near,
@@ -69,7 +69,7 @@ def test_over_tcp_who_knows_the_secret_is_told():
         assert near.regions(peer) == [RemoteRegion(there.address, 64, "write")]
 
 
-def test_the_question_on_the_wire():
+def test_list_request_wire_format():
     """As docs/internals/wire.md says; refused, the connection stays good."""
     with TransferEngine() as engine, connect(engine.name) as connection:
         begin(connection)
@@ -92,7 +92,7 @@ def test_the_question_on_the_wire():
 
 
 @pytest.mark.parametrize("header", [(LIST, 1, 1, 0, 0), (LIST, 0, 1, 0, 1)])
-def test_a_malformed_question(header):
+def test_malformed_list_request_ends_the_connection(header):
     with initiator(OURS) as engine, connect(engine.name) as connection:
         frames = Frames(OURS, *(hello.packed() for hello in begin_both(connection, OURS)))
         connection.sendall(frames.signed(HEADER.pack(*header)))
@@ -118,7 +118,7 @@ def test_a_malformed_question(header):
         (b"", "connection closed by peer"),
     ],
 )
-def test_what_a_peer_may_not_say(said, cause):
+def test_invalid_region_lists_are_rejected(said, cause):
     def behave(connection):
         answer(connection)
         connection.recv(HEADER.size)  # of the connection that asks; the other one just closes
@@ -137,7 +137,7 @@ def ask_beside(engine: TransferEngine, name: str) -> list[RemoteRegion]:
     return [RemoteRegion(*row[:2], "read") for row in engine._engine.list_regions(peer, WAIT_S)]
 
 
-def test_the_longest_list_that_is_let_in():
+def test_longest_accepted_list():
     entries = b"".join(ENTRY.pack(4096 * (i + 1), 1, 2, 77) for i in range(MAX_LISTED))
 
     def behave(connection):
@@ -150,7 +150,7 @@ def test_the_longest_list_that_is_let_in():
         assert len(ask_beside(engine, name)) == MAX_LISTED
 
 
-def test_more_regions_than_are_listed_are_cut_off():
+def test_regions_beyond_the_list_limit_are_cut_off():
     """By their number: of the first that many, all are there."""
     count = 5000  # more than a control page has
     with TransferEngine() as far, TransferEngine(transports=["shm"]) as near:
@@ -162,7 +162,7 @@ def test_more_regions_than_are_listed_are_cut_off():
         assert [one.address for one in listed] == [memory.ctypes.data + i for i in range(count)]
 
 
-def test_what_is_refused(pair):
+def test_invalid_arguments_are_rejected(pair):
     with pytest.raises(InvalidArgument, match="regions: peer must be a Peer"):
         pair.near.regions(pair.far.name)
     with pytest.raises(InvalidArgument, match="regions: deadline_s must be"):
@@ -172,7 +172,7 @@ def test_what_is_refused(pair):
         pair.near.regions(pair.peer)
 
 
-def test_shared_memory_is_listed_like_any_other():
+def test_shared_memory_regions_are_listed():
     with engine_pair("shm") as pair:
         there = pair.far.register(mk.shared_memory(4096))
         assert pair.near.regions(pair.peer) == [RemoteRegion(there.address, 4096, "read_write")]

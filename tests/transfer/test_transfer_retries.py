@@ -16,7 +16,7 @@ HELD = 1 << 17  # what passes of a connection, which is lost in the middle of it
 
 @pytest.mark.parametrize("direction", ["write", "read"])
 @pytest.mark.parametrize("lanes", [1, 2, 4])
-def test_all_lanes_are_lost_at_once(direction, lanes):
+def test_transfer_survives_losing_all_lanes_at_once(direction, lanes):
     with (
         config.override(transfer_lanes=lanes),
         TransferEngine() as far,
@@ -42,7 +42,7 @@ def moved(relay) -> int:
 
 
 @pytest.mark.usefixtures("one_lane")
-def test_who_loses_every_connection_gives_up():
+def test_transfer_fails_after_losing_every_connection():
     with (
         TransferEngine() as far,
         Proxy(far.name, limit=HELD) as proxy,

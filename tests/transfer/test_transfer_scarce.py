@@ -36,7 +36,7 @@ def check_fails(cause, call):
 
 
 @pytest.mark.parametrize("transport", ["shm", "tcp"])
-def test_questions_without_a_descriptor(transport):
+def test_requests_work_without_free_descriptors(transport):
     run_script(
         SCARCE
         + f"""
@@ -60,7 +60,7 @@ with TransferEngine(transports=["{transport}"]) as engine, engine.open(b.name) a
 
 
 @pytest.mark.parametrize("what", ["descriptors", "threads"])
-def test_opening_without(what, tmp_path):
+def test_open_fails_cleanly_without_descriptors_or_threads(what, tmp_path):
     cause = {"descriptors": "Too many open files", "threads": "no thread can be started"}[what]
     (tmp_path / "file").touch()
     run_script(
@@ -83,7 +83,7 @@ for transport, name in names.items():
 
 
 @pytest.mark.parametrize("transport", ["shm", "tcp"])
-def test_opening_with_few_descriptors(transport):
+def test_open_with_few_descriptors(transport):
     """Those that a connection over shm receives may be the first for which there is no room."""
     run_script(
         SCARCE
@@ -110,7 +110,7 @@ far_process.communicate("\\n")
 
 
 @pytest.mark.parametrize("transport", ["local", "shm", "tcp"])
-def test_closing_without_a_descriptor(transport):
+def test_close_without_free_descriptors(transport):
     run_script(
         SCARCE
         + f"""
@@ -124,7 +124,7 @@ b.close()
     )
 
 
-def test_strangers_who_come_and_go_without_a_descriptor():
+def test_engine_survives_strangers_without_free_descriptors():
     """Others take the descriptors that the end of a stranger's session frees."""
     run_script(
         SCARCE

@@ -40,7 +40,7 @@ from .support import WAIT_S
     ],
 )
 @pytest.mark.parametrize("secret_only", [False, True])
-def test_both_sides_are_told_why(near, far, cause_near, cause_far, secret_only):
+def test_secret_mismatch_is_explained_on_both_sides(near, far, cause_near, cause_far, secret_only):
     if near and not far and not secret_only:
         cause_far = UNWANTED_TLS  # it begins with TLS
     alone = {"secret_only": secret_only}
@@ -53,7 +53,7 @@ def test_both_sides_are_told_why(near, far, cause_near, cause_far, secret_only):
         assert engine.rejections() == {}
 
 
-def test_with_and_without_tls():
+def test_tls_mismatch_is_explained_on_both_sides():
     with initiator(OURS) as alone, initiator(OURS, secret_only=False) as encrypted:
         assert cause_of_opening(alone, encrypted.name) == TLS_ONLY
         assert rejections(encrypted) == {"the peer speaks no TLS": 1}
@@ -72,17 +72,17 @@ def test_secret_only_needs_a_secret_and_no_certificates(options, tmp_path):
 
 
 @pytest.mark.parametrize("addresses", ["10.0.0.1:4711", 7, [7], ["here"], ["here:0"]])
-def test_what_is_no_list_of_addresses(addresses):
+def test_invalid_reached_at_is_rejected(addresses):
     with pytest.raises(InvalidArgument, match="TransferEngine: reached_at must"):
         TransferEngine(secret=OURS, reached_at=addresses)
 
 
-def test_a_secret_may_be_text(guarded):
+def test_secret_may_be_a_string(guarded):
     with initiator(OURS.decode()) as engine, engine.open(guarded[0].name) as peer:
         assert peer.transport == "tcp"
 
 
-def test_the_settings_have_it(guarded, tmp_path):
+def test_secret_is_read_from_the_settings(guarded, tmp_path):
     (tmp_path / "secret").write_bytes(OURS + b"\n")
     for changes in ({"secret": OURS.decode()}, {"secret_file": str(tmp_path / "secret")}):
         with config.override(secret_only=1, **changes), initiator(None) as engine:
@@ -110,7 +110,7 @@ def test_the_settings_have_it(guarded, tmp_path):
         ("2short\ud800", "secret must be text that UTF-8 can hold"),
     ],
 )
-def test_what_is_no_secret(secret, message):
+def test_invalid_secrets_are_rejected(secret, message):
     with pytest.raises(InvalidArgument, match=f"TransferEngine: {message}") as caught:
         TransferEngine(secret=secret)
     assert "2short" not in str(caught.value)
@@ -129,7 +129,7 @@ def test_the_secret_is_not_printed(capsys, caplog, guarded):
     assert "MOONCAKE_KERNELS_SECRET_FILE" in said[-2]
 
 
-def test_the_command_makes_one(capsys):
+def test_secret_command_generates_a_secret(capsys):
     made = set()
     for _ in range(2):
         assert main(["secret"]) == 0
@@ -138,7 +138,7 @@ def test_the_command_makes_one(capsys):
 
 
 @pytest.mark.parametrize("near", [NOTHING, OURS[:-1], OURS + b"\0", OURS.upper()])
-def test_a_secret_that_is_nearly_right(guarded, near):
+def test_nearly_correct_secret_is_rejected(guarded, near):
     with initiator(near) as engine:
         assert cause_of_opening(engine, guarded[0].name) == ANOTHER
 
@@ -167,7 +167,7 @@ for arguments in ({{"secret": b"x" * 32}}, {{"tls": (b"", b"", b"", True)}}):
 """
 
 
-def test_without_openssl(tmp_path):
+def test_missing_openssl_is_reported(tmp_path):
     """Empty libraries in its place: an engine works, and one with a secret says what is missing."""
     for name in ("libcrypto.so.3", "libssl.so.3"):
         command = ["g++", "-x", "c++", "/dev/null", "-shared", "-o", tmp_path / name]
@@ -192,7 +192,7 @@ def test_without_openssl(tmp_path):
         (OURS, None, NONE, UNWANTED),
     ],
 )
-def test_engines_of_one_process_need_it_too(near, far, cause_near, cause_far):
+def test_engines_of_one_process_need_the_secret(near, far, cause_near, cause_far):
     with TransferEngine(secret=near) as engine, TransferEngine(secret=far) as other:
         assert cause_of_opening(engine, other.name) == cause_near
         assert rejections(other) == {cause_far: 1}

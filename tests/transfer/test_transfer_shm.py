@@ -57,7 +57,7 @@ def test_shared_memory():
 @pytest.mark.parametrize("direction", ["write", "read"])
 @pytest.mark.parametrize("access", [None, "write", "read"])
 @pytest.mark.parametrize("far_is_shared", [True, False])
-def test_a_region_that_was_closed_since_it_was_told(pair, direction, access, far_is_shared):
+def test_region_closed_after_listing_is_refused(pair, direction, access, far_is_shared):
     """Also if the memory is offered again. A request of several pieces is refused as a whole."""
     make = shared if far_is_shared else np.copy
     far, other = make(untouched(SIZE)), make(untouched(4096))
@@ -85,7 +85,7 @@ def test_a_region_that_was_closed_since_it_was_told(pair, direction, access, far
     assert all(map(np.array_equal, before, (here, far, other)))
 
 
-def test_a_peer_that_has_no_room_for_newcomers():
+def test_open_waits_for_a_peer_with_a_full_backlog():
     """It is waited for until the deadline, and is no reason to take another transport."""
     with TransferEngine() as near, peer_process(4096) as process:
         process.stop()
@@ -146,7 +146,7 @@ def test_one_request_into_memory_of_both_kinds(pair):
         np.testing.assert_array_equal(block, near[i * 1024 : i * 1024 + 1024])
 
 
-def test_regions_that_come_and_go(pair):
+def test_regions_registered_and_closed_after_open(pair):
     """Each is found although it was not there when the peer was opened, and not any more after."""
     here = pair.near.register(addressed(4096))
     for i in range(50):
@@ -201,7 +201,7 @@ def keep_writing(pair, row, done: threading.Event) -> tuple[threading.Thread, li
     return writer, causes
 
 
-def test_closing_a_region_waits_for_who_copies():
+def test_closing_a_region_waits_for_copies_in_progress():
     """After close() nothing is written, however the two meet."""
     with engine_pair("shm") as pair:
         here = pair.near.register(addressed(SIZE))
@@ -222,7 +222,7 @@ def test_closing_a_region_waits_for_who_copies():
 
 
 @pytest.mark.parametrize("far_is_shared", [True, False])
-def test_memory_of_a_closed_engine_is_left_alone(far_is_shared):
+def test_memory_of_a_closed_engine_is_not_written(far_is_shared):
     """Also by a peer that is idle, and has not noticed yet."""
     with engine_pair("shm") as pair:
         memory = shared(untouched(SIZE)) if far_is_shared else untouched(SIZE)
@@ -238,7 +238,7 @@ def test_memory_of_a_closed_engine_is_left_alone(far_is_shared):
 
 
 @pytest.mark.parametrize("far_is_shared", [True, False])
-def test_closing_an_engine_waits_for_who_copies(far_is_shared):
+def test_closing_an_engine_waits_for_copies_in_progress(far_is_shared):
     for round_ in range(8):
         with engine_pair("shm") as pair:
             memory = shared(untouched(SIZE)) if far_is_shared else untouched(SIZE)
@@ -253,7 +253,7 @@ def test_closing_an_engine_waits_for_who_copies(far_is_shared):
 
 
 @pytest.mark.parametrize("direction", ["write", "read"])
-def test_a_killed_peer_is_noticed_though_its_memory_is_mapped(direction):
+def test_killed_peer_is_detected_despite_mapped_memory(direction):
     with TransferEngine(transports=["shm"]) as engine, peer_process(SIZE, shared=True) as other:
         region = engine.register(addressed(SIZE))
         peer = engine.open(other.name)
@@ -266,7 +266,7 @@ def test_a_killed_peer_is_noticed_though_its_memory_is_mapped(direction):
                 getattr(engine, direction)(peer, rows).wait()
 
 
-def test_a_killed_initiator_lets_go_of_the_region():
+def test_killed_initiator_releases_the_region():
     """The control page of a dead process holds nothing back."""
     with TransferEngine() as engine:
         memory = shared(untouched(SIZE))
@@ -283,7 +283,7 @@ def test_a_killed_initiator_lets_go_of_the_region():
         assert not memory.any()
 
 
-def test_a_peer_whose_backlog_is_full_is_waited_for():
+def test_open_waits_for_a_stopped_peer_with_a_full_backlog():
     """A process that is stopped, or busy, takes no connection for a moment."""
     with peer_process(4096) as other:
         host, port = other.name.split(":")
@@ -305,7 +305,7 @@ def test_a_peer_whose_backlog_is_full_is_waited_for():
             assert engine.open(other.name, deadline_s=WAIT_S).transport == "shm"
 
 
-def test_another_machine_is_not_asked_for_its_regions():
+def test_shm_region_request_over_tcp_ends_the_connection():
     """Over tcp no one is told where the regions are."""
     with TransferEngine() as engine, connect(engine.name) as connection:
         begin(connection)
@@ -313,7 +313,7 @@ def test_another_machine_is_not_asked_for_its_regions():
         assert ended(connection)
 
 
-def test_a_secret_is_asked_for_here_too():
+def test_shm_requires_the_secret():
     secret = b"0123456789abcdef"
     with TransferEngine(secret=secret) as engine:
         with TransferEngine(transports=["shm"]) as stranger:

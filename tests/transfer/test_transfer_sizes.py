@@ -77,10 +77,10 @@ def test_sizes(way, words, direction, num_bytes, start):
 
 
 @pytest.mark.parametrize("direction", ["write", "read"])
-def test_a_quarter_of_a_gib(way, words, direction):
+def test_quarter_gib_transfer(way, words, direction):
     check(way, words, direction, 256 * MIB + 1, (5, 3))
 
 
-def test_a_gib(way, words, soak):
+def test_one_gib_transfer(way, words, soak):
     for direction in ("write", "read") if soak else ("write",):
         check(way, words, direction, GIB, (PAGE - 1, 1))

@@ -60,7 +60,7 @@ def test_peers_and_transports(pair):
 
 @pytest.mark.parametrize("direction", ["write", "read"])
 @pytest.mark.parametrize("transport", ["shm", "tcp"])
-def test_the_paths_of_a_peer_carry_all_of_it(transport, direction):
+def test_path_counters_add_up_to_the_peer(transport, direction):
     with engine_pair(transport) as pair:
         near, far = pair.regions(addressed(LARGE), untouched(LARGE))
         for size in (LARGE, 5):
@@ -75,7 +75,7 @@ def test_the_paths_of_a_peer_carry_all_of_it(transport, direction):
             assert path["num_retries"] == path["num_reconnects"] == path["num_failures"] == 0
 
 
-def test_in_flight_until_it_is_over():
+def test_in_flight_counters_drop_on_completion():
     with raw_server(stall) as name, TransferEngine() as engine:
         region = engine.register(addressed(SIZE))
         peer = engine.open(name)
@@ -93,7 +93,7 @@ def test_in_flight_until_it_is_over():
         assert counters["num_requests"] == counters["num_errors"] == 2
 
 
-def test_what_is_not_submitted_is_not_counted(tcp_pair):
+def test_rejected_requests_are_not_counted(tcp_pair):
     near, far = tcp_pair.regions(addressed(SIZE), untouched(SIZE))
     host_peer = tcp_pair.peer._peer
     tcp_pair.peer.close()
@@ -104,7 +104,7 @@ def test_what_is_not_submitted_is_not_counted(tcp_pair):
     assert counters["num_in_flight"] == counters["num_requests"] == 0
 
 
-def test_a_lost_connection_is_a_failure_a_retry_and_a_reconnect():
+def test_lost_connection_counts_failure_retry_and_reconnect():
     with TransferEngine() as far, TransferEngine(transports=["tcp"]) as near:
         there, here = far.register(untouched(SIZE)), near.register(addressed(SIZE))
         row = (here.address, there.address, SIZE)
@@ -124,7 +124,7 @@ def test_a_lost_connection_is_a_failure_a_retry_and_a_reconnect():
             assert (lead["num_bytes_written"], lead["num_pieces"]) == (2 * SIZE, 2)
 
 
-def test_what_a_failed_request_has_moved_is_counted_for_its_path():
+def test_bytes_moved_by_failed_request_are_counted():
     with TransferEngine(transports=["tcp"]) as near, TransferEngine() as far:
         source, target = near.register(untouched(1000)), far.register(addressed(1000))
         with Proxy(far.name) as proxy:
@@ -141,7 +141,7 @@ def test_what_a_failed_request_has_moved_is_counted_for_its_path():
             assert (lead["num_bytes_read"], lead["num_pieces"], lead["num_retries"]) == (1000, 1, 0)
 
 
-def test_a_peer_that_is_gone():
+def test_counters_for_a_killed_peer():
     with TransferEngine() as near, peer_process(SIZE) as other:
         here = near.register(addressed(SIZE))
         peer = near.open(other.name)
@@ -155,7 +155,7 @@ def test_a_peer_that_is_gone():
         assert peer_of(near, other.name)["num_errors"] == 1
 
 
-def test_peers_of_one_name_are_one_also_when_they_are_opened_again(pair):
+def test_reopened_peer_shares_counters_by_name(pair):
     near, far = pair.regions(addressed(SIZE), untouched(SIZE))
     row = (near.address, far.address, 100)
     for _ in range(3):

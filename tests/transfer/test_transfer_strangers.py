@@ -28,7 +28,7 @@ def strangers(host: str, name: str, count: int):
         yield [stack.enter_context(connect_from(host, name)) for _ in range(count)]
 
 
-def test_a_host_of_strangers_leaves_room_for_others():
+def test_strangers_of_one_host_leave_room_for_others():
     with initiator(OURS) as far, initiator(OURS) as near:
         mine, theirs = near.register(addressed(64)), far.register(untouched(64))
         row = (mine.address, theirs.address, 64)
@@ -51,7 +51,7 @@ def test_a_host_of_strangers_leaves_room_for_others():
 
 
 @pytest.mark.parametrize("secret", [OURS, None])
-def test_who_does_not_go_on_is_left(secret):
+def test_stalled_handshakes_time_out(secret):
     """After 2 s: silent; after 10 s: in the middle of a Hello, before the proof, slowly fed."""
     options = {"secret": secret, "secret_only": True} if secret else {}
     with TransferEngine(**options) as engine, contextlib.ExitStack() as stack:
@@ -95,7 +95,7 @@ def test_an_engine_closes_among_strangers():
         assert all(ended(connection) for connection in connections)
 
 
-def test_a_stranger_who_is_turned_away_is_not_waited_for_long():
+def test_rejected_stranger_does_not_block_the_engine():
     """He may read why; but neither staying nor sending on keeps the engine busy."""
     with TransferEngine(secret=OURS) as engine, connect_from("127.0.0.2", engine.name) as stranger:
         stranger.sendall(Hello().packed())

@@ -38,7 +38,7 @@ def transfer_error(ticket) -> TransferError:
 
 
 @pytest.mark.parametrize("direction", ["write", "read"])
-def test_a_notification_comes_after_the_data(pair, direction):
+def test_notification_arrives_after_the_data(pair, direction):
     source, target = addressed(SIZE), untouched(SIZE)
     near, far = pair.regions(*((source, target) if direction == "write" else (target, source)))
     for i in range(20):
@@ -50,7 +50,7 @@ def test_a_notification_comes_after_the_data(pair, direction):
         ticket.wait()
 
 
-def test_notifications_without_data_keep_their_order(pair):
+def test_bare_notifications_keep_their_order(pair):
     messages = [b"", b"\0\xff", bytes(65536), *(b"%d" % i for i in range(100))]
     for message in messages:
         last = pair.near.write(pair.peer, [], notify=message)
@@ -60,7 +60,7 @@ def test_notifications_without_data_keep_their_order(pair):
     assert pair.far.receive_notifications() == []
 
 
-def test_a_full_queue_refuses_the_sender(pair):
+def test_full_notification_queue_rejects_the_sender(pair):
     with pytest.raises(TransferError, match="notification queue is full"):
         for _ in range(1100):
             pair.near.write(pair.peer, [], notify=bytes(65536)).wait()
@@ -82,7 +82,7 @@ def test_data_whose_notification_is_refused_has_arrived(pair):
     assert (target == source).all()
 
 
-def test_waiting_for_notifications_ends_with_the_engine():
+def test_close_ends_wait_for_notifications():
     engine = TransferEngine()
     with ThreadPoolExecutor(1) as threads:
         waiting = threads.submit(engine.receive_notifications, 2 * WAIT_S)
@@ -94,7 +94,7 @@ def test_waiting_for_notifications_ends_with_the_engine():
         engine.receive_notifications()
 
 
-def test_wait_with_a_timeout_leaves_the_transfer_under_way():
+def test_wait_timeout_leaves_transfer_running():
     with stalled_peer() as (engine, peer, region):
         ticket = engine.write(peer, [(region.address, 1, SIZE)])
         with pytest.raises(TimeoutError, match=r"still under way after 0.01 s"):
@@ -108,7 +108,7 @@ def test_wait_with_a_timeout_leaves_the_transfer_under_way():
 
 
 @pytest.mark.parametrize("direction", ["write", "read"])
-def test_the_deadline(direction):
+def test_deadline_fails_running_and_queued_transfers(direction):
     with stalled_peer() as (engine, peer, region):
         call = getattr(engine, direction)
         running = call(peer, [(region.address, 1, SIZE)], deadline_s=0.25)
@@ -119,7 +119,7 @@ def test_the_deadline(direction):
         assert (error.num_bytes_done, error.num_bytes_total) == (0, SIZE)
 
 
-def test_the_deadline_comes_from_the_settings_unless_given():
+def test_deadline_defaults_to_the_settings():
     with stalled_peer() as (engine, peer, region), config.override(deadline_s=0.125):
         ticket = engine.write(peer, [(region.address, 1, SIZE)])
         assert transfer_error(ticket).cause == "deadline of 0.125 s passed"
@@ -135,7 +135,7 @@ def test_done_notices_a_deadline_without_waiters():
         assert transfer_error(queued).cause == "deadline of 0.01 s passed"
 
 
-def test_opening_a_peer_that_does_not_answer():
+def test_open_times_out_for_a_silent_peer():
     silent = raw_server(lambda connection: None)
     message = "deadline of 0[.]1 s passed"
     with silent as name, TransferEngine() as engine, pytest.raises(TransferError, match=message):
@@ -178,7 +178,7 @@ def test_cancel(direction):
             assert (error.cause, error.kind) == ("cancelled", FailureKind.CANCELLED)
 
 
-def test_cancel_after_the_end_changes_nothing(pair):
+def test_cancel_after_completion_has_no_effect(pair):
     near, far = pair.regions(addressed(SIZE), untouched(SIZE))
     ticket = pair.near.write(pair.peer, [(near.address, far.address, SIZE)])
     ticket.wait()
@@ -188,7 +188,7 @@ def test_cancel_after_the_end_changes_nothing(pair):
 
 @pytest.mark.parametrize("transport", ["local", "shm", "tcp"])
 @pytest.mark.usefixtures("one_lane")
-def test_cancelled_in_the_middle_and_used_again(transport):
+def test_peer_is_usable_after_cancellation(transport):
     size = 64 << 20
     with engine_pair(transport) as pair:
         near, far = pair.regions(addressed(size), untouched(size))
@@ -221,7 +221,7 @@ def test_await(one_lane, pair):
 
 
 @pytest.mark.parametrize("transport", ["local", "shm"])
-def test_what_is_delivered_when_the_call_returns(transport):
+def test_transfer_completed_on_return_is_awaitable(transport):
     """It has no state in the host code, and its ticket is like any other."""
     with engine_pair(transport) as pair:
         near, far = pair.regions(addressed(8), untouched(8))
@@ -248,7 +248,7 @@ def test_what_is_delivered_when_the_call_returns(transport):
         assert (counters["num_bytes_written"], counters["num_bytes_read"]) == (16, 8)
 
 
-def test_awaiting_many_takes_one_descriptor():
+def test_awaiting_many_tickets_takes_one_descriptor():
     def num_descriptors():
         return len(os.listdir("/proc/self/fd"))
 
@@ -274,7 +274,7 @@ def test_awaiting_many_takes_one_descriptor():
         asyncio.run(main())
 
 
-def test_awaiting_without_a_descriptor_left_cancels_the_transfer(monkeypatch):
+def test_await_without_free_descriptor_cancels_the_transfer(monkeypatch):
     def fail():
         raise OSError(errno.EMFILE, "eventfd")
 
@@ -308,7 +308,7 @@ def test_await_in_two_event_loops_at_once(pair):
     assert (far._buffer.owner == near._buffer.owner).all()
 
 
-def test_a_loop_that_is_closed_in_a_wait_is_freed():
+def test_event_loop_closed_during_await_is_freed():
     with stalled_peer() as (engine, peer, region):
         ticket = engine.write(peer, [(region.address, 1, SIZE)])
 
@@ -326,7 +326,7 @@ def test_a_loop_that_is_closed_in_a_wait_is_freed():
         assert transfer_error(ticket).cause == "cancelled"
 
 
-def test_await_ends_at_the_deadline_and_with_the_task():
+def test_await_ends_at_deadline_or_task_cancellation():
     with stalled_peer() as (engine, peer, region):
 
         async def main():

@@ -36,7 +36,7 @@ SIZE = 1 << 20
 RECORD = 16 << 10
 
 
-def test_it_is_exported():
+def test_tls_is_exported():
     assert mk.Tls is Tls
 
 
@@ -86,7 +86,7 @@ def test_parts_of_all_sizes(node, sizes, seed):
 
 
 @pytest.mark.usefixtures("one_lane")
-def test_more_than_one_key(node):
+def test_rekeying_after_256_mib(node):
     """A key is good for 256 MiB; the next comes in time, in either direction."""
     size = 64 << 20
     with engines(node, node) as (near, far):
@@ -104,7 +104,7 @@ def test_more_than_one_key(node):
         near.write(peer, [row]).wait()
 
 
-def test_it_is_one_connection_and_not_readable(node):
+def test_traffic_is_encrypted_on_one_connection(node):
     with engines(node, node) as (near, far):
         source = np.frombuffer(b"plain as can be " * 4096, np.uint8)
         mine, theirs = near.register(source, access="read"), far.register(untouched(source.size))
@@ -120,7 +120,7 @@ def test_it_is_one_connection_and_not_readable(node):
                 assert far.name.encode() not in flow.passed
 
 
-def test_the_format_by_hand(ca, node):
+def test_wire_format_with_python_ssl(ca, node):
     """Python's ssl on the other side."""
     with TransferEngine(tls=node) as engine:
         region = engine.register(untouched(64))
@@ -141,7 +141,7 @@ def test_the_format_by_hand(ca, node):
 
 
 @pytest.mark.usefixtures("one_lane")
-def test_after_a_cancelled_transfer_comes_another(node):
+def test_transfer_after_a_cancelled_one(node):
     size = 16 << 20
     with engines(node, node) as (near, far):
         source, target = addressed(size), untouched(size)
@@ -179,7 +179,7 @@ def stalled(ca):
 @pytest.mark.parametrize("direction", ["write", "read"])
 @pytest.mark.parametrize("how", ["cancel", "deadline", "peer", "region", "engine"])
 @pytest.mark.usefixtures("one_lane")
-def test_a_transfer_ends_when_it_shall(ca, how, direction):
+def test_stalled_transfer_ends_on_deadline_cancel_or_close(ca, how, direction):
     with stalled(ca) as (engine, peer, region):
         deadline_s = 0.2 if how == "deadline" else None
         row = (region.address, 4096, region.num_bytes)
@@ -202,7 +202,7 @@ def test_a_transfer_ends_when_it_shall(ca, how, direction):
 
 
 @pytest.mark.parametrize("how", ["deadline", "close"])
-def test_a_handshake_that_stalls(node, how):
+def test_stalled_handshake_ends_on_deadline_or_close(node, how):
     with raw_server(lambda connection: None) as name:
         with TransferEngine(transports=["tcp"], tls=node) as engine:
             if how == "deadline":

@@ -51,7 +51,7 @@ class Relaying:
                 end.shutdown(socket.SHUT_RDWR)
 
 
-def test_the_secret_is_bound_to_the_session(ca, other_ca):
+def test_secret_is_bound_to_the_tls_session(ca, other_ca):
     """Without a CA somebody in the middle is not noticed, unless there is a secret."""
     tls, theirs = Tls(**ca.issue("bare")), other_ca.issue("middle")
     with engines(tls, tls) as (near, far):
@@ -108,7 +108,7 @@ def test_garbage_to_the_client(node, data):
             engine.open(name, deadline_s=WAIT_S)
 
 
-def test_garbage_in_the_session(node):
+def test_garbage_after_handshake_ends_the_connection(node):
     """What comes behind the handshake and is no record of TLS ends the connection."""
     with engines(node, node) as (near, far):
         theirs, mine = far.register(untouched(SIZE)), near.register(addressed(SIZE))
@@ -125,7 +125,7 @@ def test_garbage_in_the_session(node):
         assert (theirs._buffer.owner == UNTOUCHED).all()
 
 
-def test_a_connection_that_is_cut(node):
+def test_cut_connection_is_retried_over_another(node):
     """Without TLS's own goodbye, in the middle of a batch: what it carried goes over another."""
     with engines(node, node) as (near, far):
         theirs, mine = far.register(untouched(SIZE)), near.register(addressed(SIZE))

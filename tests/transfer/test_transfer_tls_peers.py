@@ -61,7 +61,7 @@ def rejected(near: Tls | None, far: Tls | None) -> tuple[str, str]:
         ),
     ],
 )
-def test_who_is_turned_away(ca, other_ca, node, near, far, causes):
+def test_unacceptable_certificates_are_rejected(ca, other_ca, node, near, far, causes):
     kinds = {
         "node": lambda: node,
         "plain": lambda: None,
@@ -80,7 +80,7 @@ def test_who_is_turned_away(ca, other_ca, node, near, far, causes):
     ("near", "far"),
     [("node", "below"), ("below", "node"), ("easy", "elsewhere"), ("node", "careless")],
 )
-def test_who_is_let_in(ca, node, near, far):
+def test_acceptable_certificates_are_accepted(ca, node, near, far):
     kinds = {
         "node": node,
         "below": ca.intermediate("middle").tls("below"),
@@ -92,7 +92,7 @@ def test_who_is_let_in(ca, node, near, far):
         one.open(two.name).close()
 
 
-def test_a_host_by_its_name(ca, node):
+def test_certificate_must_match_the_opened_name(ca, node):
     """The certificate must be for the name that was opened, not for where it leads."""
     with engines(node, ca.tls("host", host="localhost")) as (near, far):
         near.open(far.name.replace("127.0.0.1", "localhost")).close()
@@ -103,7 +103,7 @@ def test_a_host_by_its_name(ca, node):
             near.open(far.name.replace("127.0.0.1", "localhost"))
 
 
-def test_an_older_tls_is_refused(node):
+def test_tls_1_2_is_rejected(node):
     with TransferEngine(tls=dataclasses.replace(node, ca=None)) as engine:
         context = client_context(maximum_version=ssl.TLSVersion.TLSv1_2)
         with connect(engine.name) as connection, pytest.raises(ssl.SSLError):
@@ -113,7 +113,7 @@ def test_an_older_tls_is_refused(node):
                 begin(secure, hello=Hello(flags=2))
 
 
-def test_plain_text_to_a_target_with_tls(node):
+def test_plaintext_to_a_tls_target_is_rejected(node):
     with TransferEngine(tls=node) as engine:
         region = engine.register(untouched(64))
         with connect(engine.name) as connection:
@@ -148,7 +148,7 @@ def test_plain_text_to_a_target_with_tls(node):
         ({"verify_host": 1}, "tls.verify_host must be a bool, got 1"),
     ],
 )
-def test_files_that_will_not_do(ca, node, tmp_path, changes, message):
+def test_unusable_certificate_files_are_rejected(ca, node, tmp_path, changes, message):
     (tmp_path / "garbage").write_text("-----BEGIN CERTIFICATE-----\nAAAA\n")
     shutil.copy(ca.issue("second")["key"], tmp_path / "other")
     shutil.copy(ca.issue("third", password=b"open sesame")["key"], tmp_path / "locked")
@@ -160,6 +160,6 @@ def test_files_that_will_not_do(ca, node, tmp_path, changes, message):
         TransferEngine(tls=dataclasses.replace(node, **changes))
 
 
-def test_what_is_no_tls():
+def test_invalid_tls_argument_is_rejected():
     with pytest.raises(InvalidArgument, match="TransferEngine: tls must be a Tls, got dict"):
         TransferEngine(tls={})

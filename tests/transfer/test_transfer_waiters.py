@@ -52,7 +52,7 @@ def moved_by(pair, verb, num_bytes=SIZE):
 
 @pytest.mark.parametrize("num_bytes", SIZES)
 @pytest.mark.parametrize("verb", ["write", "read"])
-def test_it_is_there_when_the_wait_is_over(here, verb, num_bytes):
+def test_data_has_arrived_when_wait_returns(here, verb, num_bytes):
     near, far, move = moved_by(here, verb, num_bytes)
     for i in range(20):
         far[:] = i
@@ -70,14 +70,14 @@ def test_an_unwatched_request_is_moved(here, num_bytes):
         assert ticket.done and np.array_equal(near, far)
 
 
-def test_so_is_what_is_dropped(here):
+def test_transfer_with_dropped_ticket_completes(here):
     near, far, move = moved_by(here, "write")
     move()
     assert eventually(lambda: in_flight(here) == 0)
     assert np.array_equal(near, far)
 
 
-def test_done_makes_it_go_on(here):
+def test_polling_done_makes_progress(here):
     near, far, move = moved_by(here, "write")
     ticket = move()
     assert eventually(lambda: ticket.done)
@@ -105,7 +105,7 @@ def test_awaited(here):
 
 @pytest.mark.parametrize("num_bytes", [SIZE, SEVERAL])
 @pytest.mark.parametrize("timeout_s", [0, 1e-4])
-def test_a_wait_that_ends_soon_leaves_it_under_way(here, num_bytes, timeout_s):
+def test_short_wait_timeout_leaves_transfer_running(here, num_bytes, timeout_s):
     near, far, move = moved_by(here, "write", num_bytes)
     for i in range(20):
         far[:] = i
@@ -118,7 +118,7 @@ def test_a_wait_that_ends_soon_leaves_it_under_way(here, num_bytes, timeout_s):
 
 
 @pytest.mark.parametrize("num_bytes", [SIZE, SEVERAL])
-def test_several_wait_for_one(here, num_bytes):
+def test_several_threads_wait_for_one_ticket(here, num_bytes):
     near, far, move = moved_by(here, "write", num_bytes)
     with ThreadPoolExecutor(4) as threads:
         for _ in range(20):
@@ -129,7 +129,7 @@ def test_several_wait_for_one(here, num_bytes):
             assert np.array_equal(near, far)
 
 
-def test_the_last_one_is_waited_for_first(here):
+def test_waiting_in_reverse_order(here):
     """It is not the first of the queue, and those before it go on."""
     near, far = addressed(6 * SIZE), untouched(6 * SIZE)
     source, target = here.regions(near, far)
@@ -153,7 +153,7 @@ def test_a_notification_does_not_wait_for_the_caller(here, num_bytes):
     ticket.wait()
 
 
-def test_its_own_notification_comes_after_it(here):
+def test_own_notification_follows_the_data(here):
     near, far, move = moved_by(here, "write", SEVERAL)
     for i in range(20):
         near[:] = i
@@ -166,7 +166,7 @@ def test_its_own_notification_comes_after_it(here):
 
 
 @pytest.mark.parametrize("num_bytes", [SIZE, SEVERAL])
-def test_a_notification_behind_it_comes_after_it(here, num_bytes):
+def test_later_notification_follows_the_data(here, num_bytes):
     near, far, move = moved_by(here, "write", num_bytes)
     for i in range(20):
         near[:] = i
@@ -199,7 +199,7 @@ def test_a_refusal_is_reported(here, waits, num_bytes):
     assert (far == untouched(1)[0]).all()
 
 
-def test_a_deadline_that_passed_while_it_was_left(here):
+def test_deadline_expired_before_wait_is_reported(here):
     _, _, move = moved_by(here, "write")
     ticket = move(deadline_s=1e-6)
     with pytest.raises(TransferError, match="deadline of 1e-06 s passed"):
@@ -209,7 +209,7 @@ def test_a_deadline_that_passed_while_it_was_left(here):
 @pytest.mark.parametrize("num_bytes", [SIZE, SEVERAL])
 @pytest.mark.parametrize("what", ["ticket", "peer", "region", "engine"])
 @pytest.mark.parametrize("waits", [False, True])
-def test_it_ends_with_what_it_needs(here, what, waits, num_bytes):
+def test_transfer_ends_when_its_region_peer_or_engine_closes(here, what, waits, num_bytes):
     """Moved whole, or an error that says why; never neither."""
     for _ in range(10):
         near, far = addressed(num_bytes), untouched(num_bytes)
@@ -227,7 +227,7 @@ def test_it_ends_with_what_it_needs(here, what, waits, num_bytes):
             target.close()
 
 
-def test_memory_that_the_peer_offered_since_is_reached(here):
+def test_memory_registered_later_by_peer_is_reached(here):
     for _ in range(3):
         near, far, move = moved_by(here, "write", SEVERAL)
         move().wait()
@@ -235,7 +235,7 @@ def test_memory_that_the_peer_offered_since_is_reached(here):
 
 
 @pytest.mark.parametrize("num_bytes", [SIZE, SEVERAL])
-def test_the_peer_dies_before_anybody_waits(num_bytes):
+def test_peer_killed_before_wait_fails_the_transfer(num_bytes):
     with (
         peer_process(num_bytes, shared=True) as process,
         TransferEngine(transports=["shm"]) as near,
@@ -251,7 +251,7 @@ def test_the_peer_dies_before_anybody_waits(num_bytes):
 
 
 @pytest.mark.parametrize("num_bytes", [SIZE, SEVERAL])
-def test_many_threads_wait_for_their_own(here, num_bytes):
+def test_many_threads_wait_for_their_own_transfers(here, num_bytes):
     num_threads = 8
     near, far = addressed(num_threads * num_bytes), untouched(num_threads * num_bytes)
     source, target = here.regions(near, far)

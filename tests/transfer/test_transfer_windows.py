@@ -48,7 +48,7 @@ class Reads:
         return True
 
 
-def test_peers_read_what_is_in_a_window(pair):
+def test_peers_read_only_inside_windows(pair):
     reads = Reads(pair)
     assert reads.refuses((0, 1)) and reads.refuses((0, 1 << 16))
     one, two = reads.window(4096, 4096), reads.window(16384, 100)
@@ -70,7 +70,7 @@ def test_peers_read_what_is_in_a_window(pair):
     assert reads.refuses((0, 1))
 
 
-def test_windows_on_the_same_bytes_are_counted_and_others_may_overlap(pair):
+def test_windows_may_coincide_and_overlap(pair):
     reads = Reads(pair)
     one, two = reads.window(0, 4096), reads.window(0, 4096)
     with reads.window(2048, 4096), reads.window(0, 8192):
@@ -94,7 +94,7 @@ def test_no_one_writes_to_a_window(pair):
         assert np.array_equal(reads.far, before)
 
 
-def test_the_engine_itself_uses_all_of_the_region(pair):
+def test_owner_uses_the_whole_region(pair):
     reads = Reads(pair)
     source = np.full(4096, 5, np.uint8)
     offered = pair.near.register(source, "read")
@@ -103,7 +103,7 @@ def test_the_engine_itself_uses_all_of_the_region(pair):
     assert (reads.far[:4096] == 5).all()
 
 
-def test_a_region_is_closed_with_its_windows(pair):
+def test_closing_a_region_closes_its_windows(pair):
     reads = Reads(pair)
     window = reads.window(0, 4096)
     reads.region.close()
@@ -117,7 +117,7 @@ def test_a_region_is_closed_with_its_windows(pair):
     other.close()
 
 
-def test_it_is_no_listed_region(pair):
+def test_windows_are_not_listed_as_regions(pair):
     reads = Reads(pair)
     if pair.peer.transport == "tcp":
         return  # without a secret nothing is
@@ -125,7 +125,7 @@ def test_it_is_no_listed_region(pair):
         assert pair.near.regions(pair.peer) == []
 
 
-def test_nothing_is_read_after_a_window_was_closed(pair):
+def test_closed_window_is_not_read(pair):
     """What is written then never arrives."""
     if pair.peer.transport == "shm":
         pytest.skip("a process of the same user that copies by itself is not waited for")

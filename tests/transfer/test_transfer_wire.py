@@ -86,7 +86,7 @@ def refusal(connection: socket.socket) -> str:
     return receive_exactly(connection, size).decode()
 
 
-def test_the_format_by_hand(target, connection):
+def test_request_wire_format(target, connection):
     engine, region = target
     data = bytes(range(100))
     table = RANGE.pack(region.address + 7, 60) + RANGE.pack(region.address + 1000, 40)
@@ -103,7 +103,7 @@ def test_the_format_by_hand(target, connection):
     region._buffer.owner[:] = UNTOUCHED
 
 
-def test_the_rest_of_a_refused_request_is_refused(target, connection):
+def test_remaining_batches_of_a_refused_request_are_refused(target, connection):
     engine, region = target
     good, bad = RANGE.pack(region.address, 4), RANGE.pack(region.address + SIZE, 4)
     connection.sendall(HEADER.pack(WRITE, 1, 5, 9, 4) + bad + ZEROS + b"none")
@@ -158,7 +158,7 @@ def test_the_rest_of_a_refused_request_is_refused(target, connection):
         (18, 0, 1, 0, 0),
     ],
 )
-def test_headers_that_break_the_rules(target, connection, header):
+def test_invalid_headers_end_the_connection(target, connection, header):
     connection.sendall(HEADER.pack(*header))
     assert ended(connection)
     assert still_serves(target)
@@ -174,7 +174,7 @@ def test_headers_that_break_the_rules(target, connection, header):
         (CHECK_READ, [(0, 0)], 0),
     ],
 )
-def test_tables_that_break_the_rules(target, connection, op, ranges, num_bytes):
+def test_invalid_tables_end_the_connection(target, connection, op, ranges, num_bytes):
     table = b"".join(RANGE.pack(target[1].address + at, size) for at, size in ranges)
     zeros = bytes(-(HEADER.size + len(table)) % 64) if op == WRITE else b""
     connection.sendall(HEADER.pack(op, len(ranges), 1, 0, num_bytes) + table + zeros)
@@ -191,7 +191,7 @@ def test_addresses_at_the_edges_are_refused(connection, address, size):
 
 
 @pytest.mark.parametrize("num_bytes", [1, 31, 32, 40, 48, 49, 100])
-def test_a_connection_that_ends_within_a_batch(target, connection, num_bytes):
+def test_connection_closed_within_a_batch(target, connection, num_bytes):
     batch = (
         HEADER.pack(WRITE, 1, 1, 0, 64)
         + RANGE.pack(target[1].address + 512, 64)
@@ -219,7 +219,7 @@ def test_a_connection_that_ends_within_a_batch(target, connection, num_bytes):
         Hello().packed()[:-1],
     ],
 )
-def test_greetings_that_are_none(target, greeting):
+def test_invalid_hellos_end_the_connection(target, greeting):
     with connect(target[0].name) as connection:
         send_last(connection, greeting)
         assert ended(connection)
@@ -227,7 +227,7 @@ def test_greetings_that_are_none(target, greeting):
 
 
 @pytest.mark.parametrize("version", [1, 2, 3, 4, 5, 2**32 - 1])
-def test_another_version_is_answered_and_then_left(target, version):
+def test_other_wire_version_is_answered_and_disconnected(target, version):
     with connect(target[0].name) as connection:
         connection.sendall(HELLO.pack(MAGIC, version, 5, 7) + b"raw:1")
         assert hear_hello(connection).version == VERSION
@@ -278,7 +278,7 @@ def pool(target):
         target[0].serve(None)
 
 
-def test_questions_about_objects_by_hand(connection, pool):
+def test_object_request_wire_format(connection, pool):
     assert pool.put_from((1, 0), b"first") is PutResult.STORED
     assert pool.put_from((2, 0), b"second", checksum=False) is PutResult.STORED
     send_question(
@@ -328,7 +328,7 @@ def test_questions_about_objects_by_hand(connection, pool):
         (question(WRITE_OBJECTS, (7, BIG, 0), (8, 5, 0)), b"four"),  # the sum wraps around to it
     ],
 )
-def test_malformed_questions_are_refused(connection, pool, asked, payload):
+def test_malformed_object_requests_are_refused(connection, pool, asked, payload):
     """And the connection stays good."""
     assert pool.put_from((1, 0), b"here") is PutResult.STORED
     send_question(connection, asked, payload)
@@ -338,14 +338,14 @@ def test_malformed_questions_are_refused(connection, pool, asked, payload):
     assert pool.stats().num_ready == 1 and pool.stats().num_writing == 0
 
 
-def test_who_serves_nothing_answers_nothing(connection):
+def test_object_requests_are_refused_without_a_pool(connection):
     send_question(connection, b"anything", bytes(100_000))
     assert refusal(connection) == "it serves no objects"
     send_question(connection, question(READ_OBJECTS, (1, 0, 4)))
     assert refusal(connection) == "it serves no objects"
 
 
-def test_objects_that_may_only_be_read(target, connection, pool):
+def test_read_only_objects_reject_writes(target, connection, pool):
     target[0].serve(pool)
     for asked, payload in [(question(WRITE_OBJECTS, (1, 4, 0)), b"four"), (question(3, (1,)), b"")]:
         send_question(connection, asked, payload)
@@ -353,7 +353,7 @@ def test_objects_that_may_only_be_read(target, connection, pool):
 
 
 @pytest.mark.parametrize("num_bytes", [33, 48, 79, 80, 81, 179])
-def test_objects_that_do_not_come_whole(target, connection, pool, num_bytes):
+def test_truncated_object_write_stores_nothing(target, connection, pool, num_bytes):
     asked = question(WRITE_OBJECTS, (7, 100, 0))
     batch = HEADER.pack(ASK, 0, 1, len(asked), len(asked) + 100) + asked + bytes(100)
     assert num_bytes < len(batch)
@@ -363,7 +363,7 @@ def test_objects_that_do_not_come_whole(target, connection, pool, num_bytes):
     assert still_serves(target)
 
 
-def test_the_server_has_survived_all_that(target):
+def test_server_survives_all_of_the_above(target):
     assert still_serves(target)
 
 
@@ -407,7 +407,7 @@ def answers_with(data: bytes):
     ],
 )
 @pytest.mark.parametrize("direction", ["write", "read"])
-def test_answers_that_break_the_rules(direction, data, cause):
+def test_malformed_responses_are_rejected(direction, data, cause):
     assert ask_bad_server(answers_with(data), direction).startswith(cause)
 
 
@@ -415,7 +415,7 @@ def test_answers_that_break_the_rules(direction, data, cause):
     "text", [f"deadline of {WAIT_S:g} s passed", "checksum: ", "cancelled", "connection refused"]
 )
 @pytest.mark.parametrize("direction", ["write", "read"])
-def test_the_words_of_a_refusal_decide_nothing(direction, text):
+def test_refusal_text_does_not_affect_the_failure_kind(direction, text):
     """They may be those of a failure of our own."""
     error = error_of_bad_server(
         answers_with(ACK.pack(1, len(text), 1, 0) + text.encode()), direction
@@ -424,7 +424,7 @@ def test_the_words_of_a_refusal_decide_nothing(direction, text):
     assert not error.timed_out
 
 
-def test_a_read_that_ends_too_soon():
+def test_truncated_read_response_fails():
     cause = ask_bad_server(answers_with(ACK.pack(0, 0, 1, 100) + bytes(99)), "read")
     assert cause == "connection closed by peer"
 
@@ -448,7 +448,7 @@ def test_a_read_that_ends_too_soon():
         (b"", "connection closed by peer"),
     ],
 )
-def test_servers_that_are_none(greeting, cause):
+def test_invalid_server_hellos_are_rejected(greeting, cause):
     def behave(connection):
         hear_hello(connection)
         send_last(connection, greeting)
@@ -480,7 +480,7 @@ ONE = ROW.pack(4, 4, 0, DONE, 0)
         (b"", "connection closed by peer"),
     ],
 )
-def test_answers_about_objects_that_break_the_rules(data, cause):
+def test_malformed_object_responses_are_rejected(data, cause):
     """To a question for an object of at most 8 bytes."""
     opened = []
 

@@ -51,6 +51,6 @@ def test_two_hosts(own_network):
     run(own_network, "test_cable.py", "test_outages.py", "test_relay.py", "test_zero_copy.py")
 
 
-def test_two_hosts_with_a_bad_cable(guest_files):  # noqa: F811
+def test_two_hosts_with_a_lossy_link(guest_files):  # noqa: F811
     guest = [IN_GUEST, "--nics", "0", "--timeout", str(LIMIT_S - 60), "--"]
     run([*guest, *OWN_NETWORK[:1], "--net"], "test_netem.py")

@@ -6,7 +6,7 @@ from mooncake_kernels import InvalidArgument, _host, rdma
 from mooncake_kernels.rdma.device import Device
 
 
-def test_its_owner_closes_it(world, domain):
+def test_borrowed_domain_is_closed_by_its_owner(world, domain):
     with Device(_host.rdma_borrow(*domain)) as device:
         assert device.name == "fake0" and rdma.probe(device, bytearray(10)) == ""
         region = device.register(bytearray(100))
@@ -15,7 +15,7 @@ def test_its_owner_closes_it(world, domain):
     assert region.closed and world.calls("ibv_dealloc_pd") == 0
 
 
-def test_a_device_that_cannot_be_asked_is_left_to_its_owner(world, domain):
+def test_borrow_fails_when_device_query_fails(world, domain):
     world.fail("ibv_query_device", 5)
     with pytest.raises(OSError, match="ibv_query_device: fake0"):
         _host.rdma_borrow(*domain)
@@ -29,6 +29,6 @@ def test_null(domain, which):
         _host.rdma_borrow(*handles)
 
 
-def test_what_is_no_domain(device):
+def test_non_pd_is_rejected(device):
     with pytest.raises(InvalidArgument, match="pd must be a pyverbs PD, got"):
         rdma.on_protection_domain(device)

@@ -32,14 +32,14 @@ def regions(draw):
 
 
 @given(ENDPOINTS)
-def test_an_endpoint_survives(endpoint):
+def test_endpoint_round_trips_through_bytes(endpoint):
     data = endpoint.to_bytes()
     assert len(data) == 36 and rdma.Endpoint.from_bytes(data) == endpoint
     assert rdma.Endpoint.from_bytes(memoryview(bytearray(data))) == endpoint
 
 
 @given(regions())
-def test_a_region_survives(region):
+def test_region_round_trips_through_bytes(region):
     data = region.to_bytes()
     assert len(data) == 12 + 20 * len(region.pieces)
     again = rdma.RemoteRegion.from_bytes(data)
@@ -47,7 +47,7 @@ def test_a_region_survives(region):
 
 
 @given(st.binary(max_size=80), st.booleans())
-def test_other_bytes_are_refused(data, with_magic):
+def test_foreign_bytes_are_rejected(data, with_magic):
     for kind, magic in ((rdma.Endpoint, b"MKe1"), (rdma.RemoteRegion, b"MKr1")):
         try:
             value = kind.from_bytes(magic + data if with_magic else data)
@@ -57,7 +57,7 @@ def test_other_bytes_are_refused(data, with_magic):
 
 
 @given(regions(), st.data())
-def test_damaged_regions_are_refused_or_regions(region, data):
+def test_damaged_regions_are_rejected_or_valid(region, data):
     damaged = bytearray(region.to_bytes())
     for _ in range(data.draw(st.integers(1, 3))):
         damaged[data.draw(st.integers(0, len(damaged) - 1))] = data.draw(st.integers(0, 255))
@@ -81,20 +81,20 @@ def test_damaged_regions_are_refused_or_regions(region, data):
         [(0, 1 << 63, 1), (1 << 63, 1 << 63, 2)],
     ],
 )
-def test_pieces_must_continue_each_other(pieces):
+def test_pieces_must_be_contiguous(pieces):
     data = struct.pack("<4sII", b"MKr1", 6, len(pieces))
     data += b"".join(struct.pack("<QQI", *piece) for piece in pieces)
     with pytest.raises(InvalidArgument):
         rdma.RemoteRegion.from_bytes(data)
 
 
-def test_a_count_of_pieces_that_is_not_there():
+def test_piece_count_beyond_the_data_is_rejected():
     with pytest.raises(InvalidArgument, match="must hold the 4294967295 pieces that it says, got"):
         rdma.RemoteRegion.from_bytes(struct.pack("<4sII", b"MKr1", 6, 0xFFFFFFFF))
 
 
 @given(st.binary(min_size=32, max_size=32))
-def test_an_endpoint_of_a_peer_can_do_no_harm(world, data):
+def test_arbitrary_peer_endpoint_is_harmless(world, data):
     """Whatever it says, connecting to it is refused or fails as the NIC does."""
     endpoint = rdma.Endpoint.from_bytes(b"MKe1" + _plausible(data))
     with rdma.open("fake0") as device, device.completion_queue() as queue:
@@ -111,7 +111,7 @@ def _plausible(data: bytes) -> bytes:
     return bytes(fields)
 
 
-def test_what_is_printed(connection):
+def test_endpoint_str(connection):
     pair = connection.near.pair
     assert str(pair.endpoint) == f"queue pair {pair.number} at ::ffff:10.0.0.1"
     assert dataclasses.replace(pair.endpoint, qp_num=5).qp_num == 5
@@ -122,13 +122,13 @@ def test_what_is_printed(connection):
     [{"gid": b"short"}, {"gid": None}, {"qp_num": -1}, {"lid": 1 << 17}, {"link_layer": None},
      {"gid_type": "RoCE"}, {"mtu": 1.5}, {"max_reads_in": True}],
 )  # fmt: skip
-def test_an_endpoint_that_none_has(connection, change):
+def test_invalid_endpoint_fields_are_rejected(connection, change):
     with pytest.raises(InvalidArgument, match=f"Endpoint: {next(iter(change))} must be"):
         dataclasses.replace(connection.near.pair.endpoint, **change)
 
 
 @pytest.mark.parametrize("data", [None, 5, "text", [1]])
-def test_what_is_not_bytes(data):
+def test_from_bytes_rejects_non_bytes(data):
     for kind in (rdma.Endpoint, rdma.RemoteRegion):
         with pytest.raises(InvalidArgument, match="from_bytes: data must be bytes"):
             kind.from_bytes(data)

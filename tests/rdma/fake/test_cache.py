@@ -37,7 +37,7 @@ def stats(cache, *names: str):
     return tuple(cache.stats()[f"num_{name}"] for name in names)
 
 
-def test_what_covers_a_range_is_found(world, make_cache):
+def test_covering_region_is_reused(world, make_cache):
     cache = make_cache()
     with cache.lease(part(100, 5000)) as lease:
         [region] = lease.regions
@@ -57,7 +57,7 @@ def test_what_covers_a_range_is_found(world, make_cache):
     assert world.live()["region"] == 1
 
 
-def test_the_least_recently_used_goes_first(make_cache):
+def test_least_recently_used_region_is_evicted_first(make_cache):
     cache = make_cache(max_regions=3)
     keys = [use(cache, 1000 * i, 1000 * i + 10).rkey for i in range(3)]
     assert use(cache, 0, 10).rkey == keys[0]
@@ -76,7 +76,7 @@ def test_bytes_are_bounded(world, make_cache):
     assert stats(cache, "regions", "bytes") == (0, 0) and world.live().get("region") is None
 
 
-def test_what_is_leased_is_never_given_up(world, make_cache):
+def test_leased_regions_are_never_evicted(world, make_cache):
     cache = make_cache(max_regions=1, max_bytes=10)
     leases = [cache.lease(part(1000 * i, 1000 * i + 100)) for i in range(5)]
     assert stats(cache, "regions", "leased", "bytes") == (5, 5, 500)
@@ -87,7 +87,7 @@ def test_what_is_leased_is_never_given_up(world, make_cache):
     assert stats(cache, "regions", "leased", "bytes") == (0, 0, 0)
 
 
-def test_a_leased_region_is_not_closed_under_other_leases(world, make_cache):
+def test_closing_a_leased_region_keeps_other_leases_valid(world, make_cache):
     cache = make_cache()
     with cache.lease(part(0, 200)) as lease, cache.lease(part(50, 100)) as other:
         with other.regions[0] as region:
@@ -113,7 +113,7 @@ def test_invalidated_ranges_are_not_found(world, make_cache):
         assert (use(cache, 1000 * i, 1000 * i + 500).rkey == key) == (i >= 3)
 
 
-def test_closing_with_leases_out(world, make_cache):
+def test_close_keeps_leased_regions_until_released(world, make_cache):
     cache = make_cache()
     lease = cache.lease(part(0, 100))
     use(cache, 1000, 1100)
@@ -126,7 +126,7 @@ def test_closing_with_leases_out(world, make_cache):
     cache.close()
 
 
-def test_no_memory_to_lock(world, make_cache):
+def test_registration_failure_evicts_idle_regions_and_retries(world, make_cache):
     """What is idle is given up, all of it, and the registration tried once more."""
     cache = make_cache()
     world.set_option("max_pinned_bytes", 10000)
@@ -143,7 +143,7 @@ def test_no_memory_to_lock(world, make_cache):
     kept.close()
 
 
-def test_a_registration_that_fails_leaves_nothing(world, make_cache):
+def test_failed_registration_leaves_nothing_behind(world, make_cache):
     cache = make_cache()
     world.fail("ibv_reg_mr_iova2", errno.EIO)
     with pytest.raises(OSError, match="ibv_reg_mr"):
@@ -152,7 +152,7 @@ def test_a_registration_that_fails_leaves_nothing(world, make_cache):
     assert use(cache, 0, 100)
 
 
-def test_a_region_that_somebody_closed_is_not_found(world, device, make_cache):
+def test_externally_closed_region_is_not_reused(world, device, make_cache):
     cache = make_cache()
     use(cache, 0, 100)._handle.close()
     with cache.lease(part(0, 100)) as lease:
@@ -162,7 +162,7 @@ def test_a_region_that_somebody_closed_is_not_found(world, device, make_cache):
         cache.lease(part(0, 100))
 
 
-def test_on_several_nics(world):
+def test_lease_registers_on_all_nics(world):
     with contextlib.ExitStack() as stack:
         devices = [stack.enter_context(rdma.open(f"fake{i}")) for i in range(3)]
         cache = stack.enter_context(rdma.RegistrationCache(devices))
@@ -171,7 +171,7 @@ def test_on_several_nics(world):
         assert stats(cache, "regions", "bytes") == (1, 100)
 
 
-def test_memory_of_a_gpu_that_was_given_out_again(world, gpu, make_cache):
+def test_reallocated_gpu_memory_is_registered_again(world, gpu, make_cache):
     cache = make_cache()
     memory = gpu.allocate(MIB, MIB)
     second = memory.part(MIB, 2 * MIB)
@@ -185,7 +185,7 @@ def test_memory_of_a_gpu_that_was_given_out_again(world, gpu, make_cache):
     assert stats(cache, "invalidations", "misses") == (1, 2)
 
 
-def test_memory_of_a_gpu_that_cannot_be_registered(world, gpu, make_cache):
+def test_unregistrable_gpu_memory_is_reported(world, gpu, make_cache):
     gpu.set(dmabuf_supported=0)
     cache = make_cache()
     with pytest.raises(Unavailable, match="By nvidia_peermem"):
@@ -203,12 +203,12 @@ def test_memory_of_a_gpu_that_cannot_be_registered(world, gpu, make_cache):
         ({"devices": []}, "devices must name at least one, got none"),
     ],
 )
-def test_a_bad_argument_is_named(device, change, message):
+def test_error_names_bad_argument(device, change, message):
     with pytest.raises(InvalidArgument, match=message):
         rdma.RegistrationCache(**({"devices": [device]} | change))
 
 
-def test_memory_that_cannot_be_leased(make_cache):
+def test_read_only_and_empty_memory_cannot_be_leased(make_cache):
     cache = make_cache()
     with pytest.raises(InvalidArgument, match="buffer must be writable, got read-only"):
         cache.lease(b"read-only")

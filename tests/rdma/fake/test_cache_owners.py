@@ -33,7 +33,7 @@ OWNERS = {
 
 
 @pytest.mark.parametrize("kind", OWNERS)
-def test_what_is_freed_is_forgotten(world, cache, kind):
+def test_freed_memory_is_dropped_from_the_cache(world, cache, kind):
     memory = OWNERS[kind]()
     for _ in range(3):  # it lives: it is found again
         cache.lease(memory).close()
@@ -77,7 +77,7 @@ def _as_tensor(kept):
     return kept
 
 
-def test_a_view_is_leased_and_its_base_lives_on(cache):
+def test_leased_view_stays_cached_while_its_base_lives(cache):
     memory = np.zeros(1000, np.uint8)
     view = memory[100:200]
     cache.lease(view).close()
@@ -90,7 +90,7 @@ def test_a_view_is_leased_and_its_base_lives_on(cache):
     assert cache.stats()["num_regions"] == 0
 
 
-def test_all_of_a_storage_is_forgotten(cache):
+def test_freed_storage_drops_all_its_regions(cache):
     memory = torch.zeros(1000)
     for begin in range(0, 1000, 100):
         cache.lease(memory[begin : begin + 50]).close()
@@ -100,7 +100,7 @@ def test_all_of_a_storage_is_forgotten(cache):
     assert cache.stats()["num_regions"] == 0
 
 
-def test_a_lease_holds_its_memory(world, cache):
+def test_lease_keeps_its_memory_alive(world, cache):
     memory = torch.zeros(1000)
     lease = cache.lease(memory)
     del memory
@@ -112,7 +112,7 @@ def test_a_lease_holds_its_memory(world, cache):
     assert "region" not in world.live()
 
 
-def test_memory_that_nobody_can_watch(cache):
+def test_unwatchable_memory_is_not_cached(cache):
     """It is registered for its leases alone: it might be freed after them."""
     memory = bytearray(1000)
     with cache.lease(memory), cache.lease(memory):
@@ -122,7 +122,7 @@ def test_memory_that_nobody_can_watch(cache):
     assert cache.stats()["num_misses"] == 2
 
 
-def test_a_lease_that_is_forgotten_keeps_nothing(cache):
+def test_dropped_lease_releases_its_region(cache):
     lease = cache.lease(bytearray(1000))
     assert lease.regions
     del lease
@@ -130,7 +130,7 @@ def test_a_lease_that_is_forgotten_keeps_nothing(cache):
     assert cache.stats()["num_regions"] == 0
 
 
-def test_memory_without_an_owner_is_its_callers_to_forget(cache):
+def test_ownerless_memory_needs_explicit_invalidate(cache):
     memory = np.zeros(1000, np.uint8)
     alone = Buffer(memory.ctypes.data, 1000, "cpu:0", True, None)
     cache.lease(alone).close()
@@ -138,7 +138,7 @@ def test_memory_without_an_owner_is_its_callers_to_forget(cache):
     assert cache.invalidate(alone) == 1
 
 
-def test_a_forgotten_cache_gives_back_what_it_holds(world, device):
+def test_dropped_cache_releases_its_regions(world, device):
     memory = torch.zeros(1000)
     cache = rdma.RegistrationCache([device])
     cache.lease(memory).close()
@@ -148,7 +148,7 @@ def test_a_forgotten_cache_gives_back_what_it_holds(world, device):
     assert memory.sum() == 0
 
 
-def test_a_closed_cache_does_not_watch(world, device):
+def test_closed_cache_ignores_freed_memory(world, device):
     memory = torch.zeros(1000)
     cache = rdma.RegistrationCache([device])
     cache.lease(memory).close()
@@ -169,7 +169,7 @@ class Room:
         return Buffer(self.memory.ctypes.data, self.memory.nbytes, "cpu:0", True, self)
 
 
-def test_memory_that_was_given_out_again_while_its_first_owner_lives(cache):
+def test_memory_reused_while_first_owner_lives_is_registered_again(cache):
     """As after `mmap.close()`: a closed mapping is not gone, and another may be where it was."""
     memory = np.zeros(8192, np.uint8)
     first, second = Room(memory), Room(memory[4096:])
@@ -183,7 +183,7 @@ def test_memory_that_was_given_out_again_while_its_first_owner_lives(cache):
     assert cache.stats()["num_misses"] == 3 and cache.stats()["num_hits"] == 5
 
 
-def test_unwatched_memory_where_other_memory_was(cache):
+def test_unwatched_memory_at_a_cached_address_is_registered_again(cache):
     memory = bytearray(8192)
     alive = Room(np.frombuffer(memory, np.uint8))
     cache.lease(alive.buffer).close()
@@ -191,7 +191,7 @@ def test_unwatched_memory_where_other_memory_was(cache):
     assert cache.stats()["num_misses"] == 2
 
 
-def test_a_closed_mapping(cache):
+def test_remapped_address_is_not_a_cache_hit(cache):
     """The kernel tends to map the next one at the same address."""
     kept = []
     for _ in range(3):
@@ -203,7 +203,7 @@ def test_a_closed_mapping(cache):
     assert cache.stats()["num_hits"] == 0
 
 
-def test_an_array_that_grows_is_registered_for_its_leases_alone(cache):
+def test_growable_array_is_not_cached(cache):
     memory = array.array("d", bytes(8000))
     cache.lease(memory).close()
     assert cache.stats()["num_regions"] == 0
@@ -230,7 +230,7 @@ def num_lines(call) -> int:
 
 
 @pytest.mark.parametrize("case", ["blocks of a mapping", "with an owner each", "within one leased"])
-def test_a_first_lease_does_not_walk_all_that_is_watched(cache, case):
+def test_first_lease_does_not_scan_all_watched_memory(cache, case):
     whole = np.frombuffer(mmap.mmap(-1, 400 * 4096), np.uint8)
     blocks = [whole[i : i + 4096] for i in range(0, whole.nbytes, 4096)]
     if case == "with an owner each":
@@ -251,7 +251,7 @@ def test_a_first_lease_does_not_walk_all_that_is_watched(cache, case):
 
 
 @given(data=st.data())
-def test_what_overlaps_a_span(data):
+def test_overlapping_spans_match_linear_scan(data):
     """As a walk of all of them finds it, while some go and come again."""
     spans, model = cache_module._Spans(), []
     sizes = st.integers(0, 12).flatmap(lambda bits: st.integers(1, 1 << bits))

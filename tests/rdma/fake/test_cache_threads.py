@@ -92,7 +92,7 @@ class Model:
     max_bytes=st.integers(0, 120),
 )
 @settings(max_examples=200)
-def test_against_a_model(world, steps, max_regions, max_bytes):
+def test_cache_matches_its_model(world, steps, max_regions, max_bytes):
     model, leases = Model(max_regions, max_bytes), []
     bounds = {"max_regions": max_regions, "max_bytes": max_bytes}
     with rdma.open("fake0") as device, rdma.RegistrationCache([device], **bounds) as cache:
@@ -126,7 +126,7 @@ def test_against_a_model(world, steps, max_regions, max_bytes):
     world.check()
 
 
-def test_who_asks_at_once_registers_once(world, device):
+def test_concurrent_leases_register_once(world, device):
     """The first is delayed within the verb, so that the others come upon it."""
     world.delay("ibv_reg_mr_iova2", 20_000)
     with rdma.RegistrationCache([device]) as cache:
@@ -146,7 +146,7 @@ def test_who_asks_at_once_registers_once(world, device):
         assert world.calls("ibv_reg_mr_iova2") == 1
 
 
-def test_who_waits_for_a_registration_that_fails_tries_it_too(world, device):
+def test_waiters_retry_a_failed_registration(world, device):
     world.fail("ibv_reg_mr_iova2", errno.EIO, count=2)
     with rdma.RegistrationCache([device]) as cache:
         start, ends = threading.Barrier(4), []
@@ -169,7 +169,7 @@ def test_who_waits_for_a_registration_that_fails_tries_it_too(world, device):
 
 @pytest.mark.parametrize("seed", range(3))
 @pytest.mark.parametrize("ending", ["all done", "closed"])
-def test_many_threads(world, device, seed, ending):
+def test_many_threads_always_lease_valid_regions(world, device, seed, ending):
     """Whoever holds a lease has a region that covers its range and that is registered."""
     cache = rdma.RegistrationCache([device], max_regions=6, max_bytes=4000)
     wrong, stop = [], threading.Event()

@@ -10,7 +10,7 @@ IPV6 = "2001:db8::1"
 LINK_LOCAL = "fe80::1"
 
 
-def test_a_device_is_described(world):
+def test_device_info(world):
     world.set_device(max_mr_size=1 << 30, max_sge=5, max_qp=77)
     world.add_port()
     world.set_port(port=2, state="DOWN", link_layer="InfiniBand", lid=9, active_mtu=5)
@@ -32,21 +32,21 @@ def test_a_device_is_described(world):
     )
 
 
-def test_gids_that_are_not_set_are_left_out(world):
+def test_unset_gids_are_left_out(world):
     world.set_gid(5, IPV6, "RoCE v2")
     world.set_gid(0, "::", "RoCE v1")
     [port] = rdma.devices()[0].ports
     assert [gid.index for gid in port.gids] == [1, 5]
 
 
-def test_no_device(world):
+def test_machine_without_rdma_devices(world):
     world.reset(num_devices=0)
     assert rdma.devices() == []
     with pytest.raises(Unavailable, match='open: this machine has no RDMA device, got "fake0"'):
         rdma.open("fake0")
 
 
-def test_the_kernel_knows_nothing_of_rdma(world):
+def test_kernel_without_rdma_support(world):
     world.fail("ibv_get_device_list", errno.ENOSYS, count=2)
     assert rdma.devices() == []
     with pytest.raises(Unavailable, match="no RDMA device"):
@@ -56,7 +56,7 @@ def test_the_kernel_knows_nothing_of_rdma(world):
         rdma.devices()
 
 
-def test_a_device_goes_away_after_it_was_listed(world):
+def test_device_removed_after_listing(world):
     world.set_device(1, is_gone=1)
     assert [info.name for info in rdma.devices()] == ["fake0", "fake2", "fake3"]
     with pytest.raises(OSError, match="ibv_open_device: fake1") as caught:
@@ -64,19 +64,19 @@ def test_a_device_goes_away_after_it_was_listed(world):
     assert caught.value.errno == errno.ENODEV
 
 
-def test_a_device_goes_away_while_it_is_asked(world):
+def test_device_removed_during_query(world):
     world.fail("ibv_query_port", errno.ENODEV, device="fake2")
     world.fail("ibv_query_device", errno.ENODEV, device="fake3")
     assert [info.name for info in rdma.devices()] == ["fake0", "fake1"]
 
 
 @pytest.mark.parametrize("verb", ["ibv_open_device", "ibv_query_device", "ibv_query_port"])
-def test_a_device_that_cannot_be_asked_is_left_out(world, verb):
+def test_device_that_fails_queries_is_left_out(world, verb):
     world.fail(verb, errno.EACCES, device="fake1")
     assert [info.name for info in rdma.devices()] == ["fake0", "fake2", "fake3"]
 
 
-def test_no_device_can_be_asked(world):
+def test_listing_fails_when_no_device_can_be_queried(world):
     world.set_device(0, is_gone=1)
     world.fail("ibv_open_device", errno.EACCES, device="fake1")
     world.fail("ibv_open_device", errno.EIO, device="fake2")
@@ -96,7 +96,7 @@ def test_no_device_can_be_asked(world):
         (1, 0x1D0F, "CA", "EFA: it has no RC queue pairs"),  # as its first drivers said
     ],
 )
-def test_a_device_of_another_kind_has_no_queue_pairs(world, node_type, vendor_id, name, reason):
+def test_unsupported_device_type_has_no_queue_pairs(world, node_type, vendor_id, name, reason):
     world.set_device(node_type=node_type, vendor_id=vendor_id)
     assert rdma.devices()[0].node_type == name
     with rdma.open("fake0") as device, device.register(bytearray(64)) as region:
@@ -107,14 +107,14 @@ def test_a_device_of_another_kind_has_no_queue_pairs(world, node_type, vendor_id
 
 
 @pytest.mark.parametrize("node_type, name", [(1, "CA"), (-1 & 0xFFFFFFFF, ""), (9, "")])
-def test_a_device_may_be_usable_if_its_kind_is_not_known(world, node_type, name):
+def test_unknown_device_type_is_tried(world, node_type, name):
     world.set_device(node_type=node_type)
     assert rdma.devices()[0].node_type == name
     with rdma.open("fake0") as device, device.completion_queue() as queue:
         assert queue.queue_pair().number
 
 
-def test_another_name(world):
+def test_unknown_device_name_is_rejected(world):
     with pytest.raises(InvalidArgument, match=r'\(fake0, fake1, fake2, fake3\), got "mlx5_0"'):
         rdma.open("mlx5_0")
 
@@ -123,7 +123,7 @@ def test_another_name(world):
     "verb",
     ["ibv_open_device", "ibv_alloc_pd", "ibv_query_device", "ibv_query_port"],
 )
-def test_opening_fails_and_leaves_nothing(world, verb):
+def test_failed_open_leaves_nothing_behind(world, verb):
     world.fail(verb, errno.EIO)
     with pytest.raises(OSError, match=f"{verb}: fake0") as caught:
         rdma.open("fake0")
@@ -131,7 +131,7 @@ def test_opening_fails_and_leaves_nothing(world, verb):
     assert world.live() == {}
 
 
-def test_a_port_as_it_is_now(world, device):
+def test_port_reports_its_current_state(world, device):
     world.set_port(state="DOWN")
     assert device.port().state == "DOWN" and device.info.ports[0].state == "ACTIVE"
     with pytest.raises(InvalidArgument, match="port: number must be in 1 to 1, got 2"):
@@ -155,7 +155,7 @@ def test_a_port_as_it_is_now(world, device):
         ([("169.254.3.4", "RoCE v2"), (IPV6, "RoCE v2")], 1),
     ],
 )
-def test_the_address_that_reaches_furthest_is_chosen(world, device, gids, chosen):
+def test_most_widely_routable_gid_is_chosen(world, device, gids, chosen):
     for i, (gid, kind) in enumerate(gids):
         world.set_gid(i, gid if ":" in gid else f"::ffff:{gid}", kind)
     for i in range(len(gids), 2):
@@ -165,7 +165,7 @@ def test_the_address_that_reaches_furthest_is_chosen(world, device, gids, chosen
         assert text in str(pair.endpoint) and pair.endpoint.gid_type == kind
 
 
-def test_a_port_without_address(world, device):
+def test_port_without_gid_is_rejected(world, device):
     for i in range(2):
         world.set_gid(i, "::", "RoCE v1")
     with device.completion_queue() as queue:

@@ -10,13 +10,13 @@ SIZE = 3 << 20
 
 
 @pytest.mark.parametrize("direction", ["write", "read"])
-def test_what_arrives_is_as_without(direction):
+def test_checksummed_transfer_delivers_the_same_data(direction):
     with engines(SIZE) as pair:
         pair.move(direction, [(3, 5, SIZE - 10)], checksum=True, notify=b"done")
         assert pair.far.receive_notifications(20.0) == [(pair.near.name, b"done")]
 
 
-def test_a_nic_that_flips_a_bit(world):
+def test_bit_flipped_by_a_nic_is_detected(world):
     with engines(SIZE) as pair:
         world.set_option("corrupt", 1)
         pair.write([(0, 0, SIZE)]).wait()  # nobody has noticed
@@ -30,6 +30,6 @@ def test_a_nic_that_flips_a_bit(world):
         assert pair.far.receive_notifications(20.0) == [(pair.near.name, b"good")]
 
 
-def test_memory_that_peers_may_only_write():
+def test_checksummed_write_to_write_only_memory():
     with engines(SIZE, access="write") as pair:
         pair.move("write", [(0, 7, 4096)], checksum=True)

@@ -25,7 +25,7 @@ def test_one_block(direction, size):
 
 
 @pytest.mark.parametrize("direction", DIRECTIONS)
-def test_a_gib(direction, soak):
+def test_large_transfer_of_up_to_one_gib(direction, soak):
     """A quarter of one without --soak; from and to odd addresses, each word of it another."""
     size = (1 << 30 if soak else 1 << 28) + 5
     source = np.arange(size // 8 + 2, dtype=np.uint64)
@@ -51,7 +51,7 @@ def test_a_gib(direction, soak):
         ({"rdma_traffic_class": 104, "rdma_service_level": 3}, {"traffic_class": 104, "sl": 3}),
     ],
 )
-def test_packets_are_as_the_settings_say(world, settings, field):
+def test_queue_pair_settings_are_applied(world, settings, field):
     """At both ends."""
     with config.override(**settings), engines() as pair:
         pair.move("write", [(0, 0, 100)])
@@ -60,7 +60,7 @@ def test_packets_are_as_the_settings_say(world, settings, field):
         assert all(field.items() <= call.items() for call in ready)
 
 
-def test_a_gid_that_is_not_set():
+def test_unset_gid_index_is_rejected():
     cause = "gid_index must be of a GID that is set on fake0 port 1, got 9"
     with config.override(rdma_gid_index=9), pytest.raises(TransferError, match=cause), engines():
         pass
@@ -117,7 +117,7 @@ def test_every_nic_of_either_side_has_a_queue_pair(world, near, far):
 
 
 @pytest.mark.parametrize("direction", DIRECTIONS)
-def test_every_nic_of_either_side_moves_some_of_it(direction):
+def test_every_nic_carries_part_of_a_transfer(direction):
     size = 8 << 20
     with engines(size, near=ALL[:3], far=ALL[3:]) as pair:
         pair.move(direction, [(0, 0, size)])
@@ -131,7 +131,7 @@ def test_every_nic_of_either_side_moves_some_of_it(direction):
         assert all(moved.values())
 
 
-def test_the_path_is_explained(world):
+def test_explain_path_lists_rails_and_down_ports(world):
     world.set_port(1, state="DOWN")
     with engines(near=ALL[:2], far=ALL[2:]) as pair:
         here, there = pair.near_region, pair.far_region
@@ -158,7 +158,7 @@ def test_a_notification_waits_for_the_data(world):
         assert (pair.there[200:300] == pair.here[200:300]).all()
 
 
-def test_a_notification_alone_and_after_a_read():
+def test_bare_notification_and_notification_after_read():
     with engines() as pair:
         pair.near.write(pair.peer, [], notify=b"nothing").wait()
         pair.move("read", [(0, 0, 100)], notify=b"read")
@@ -167,7 +167,7 @@ def test_a_notification_alone_and_after_a_read():
         assert told == [b"nothing", b"read", b"written"]
 
 
-def test_requests_of_many_threads_of_work_stay_apart():
+def test_concurrent_requests_stay_separate():
     with engines(1 << 18) as pair:
         expected = pair.there.copy()
         tickets = []

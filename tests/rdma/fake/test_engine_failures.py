@@ -24,7 +24,7 @@ def in_blocks(size: int, block: int = 4096) -> list[tuple[int, int, int]]:
 @pytest.mark.parametrize("direction", ["write", "read"])
 @pytest.mark.parametrize("skip", [0, 1, 40])
 @pytest.mark.parametrize("status", ["local protection error", "remote access error"])
-def test_a_queue_pair_that_fails(world, direction, skip, status):
+def test_failed_queue_pair_is_retried(world, direction, skip, status):
     with engines(MIB) as pair:
         world.fail_work(status, skip=skip)
         pair.move(direction, in_blocks(MIB), notify=b"done")
@@ -37,7 +37,7 @@ def test_a_queue_pair_that_fails(world, direction, skip, status):
 
 
 @pytest.mark.parametrize("verb", ["ibv_post_send", "ibv_poll_cq", "ibv_req_notify_cq"])
-def test_a_nic_whose_verbs_fail(world, verb):
+def test_transfer_survives_a_nic_with_failing_verbs(world, verb):
     with engines(MIB) as pair:
         world.fail(verb, errno.EIO, device="fake0", count=1 << 20)
         for _ in range(3):
@@ -45,7 +45,7 @@ def test_a_nic_whose_verbs_fail(world, verb):
 
 
 @pytest.mark.parametrize("direction", ["write", "read"])
-def test_a_nic_that_goes_silent(world, direction):
+def test_silent_nic_is_taken_over_by_others(world, direction):
     """Others take over what it was given, after some seconds, and it is tried again later."""
     with engines(MIB) as pair:
         pair.move(direction, in_blocks(MIB))
@@ -58,7 +58,7 @@ def test_a_nic_that_goes_silent(world, direction):
         pair.move(direction, in_blocks(MIB))
 
 
-def test_a_nic_that_goes_silent_with_a_flush(world):
+def test_nic_gone_silent_during_flush_keeps_data_before_notification(world):
     """What it has written is visible before the notification, since it was taken down."""
     with engines(MIB) as pair:
         with world.held() as let:
@@ -71,7 +71,7 @@ def test_a_nic_that_goes_silent_with_a_flush(world):
         np.testing.assert_array_equal(pair.there[-4096:], pair.here[:4096])
 
 
-def test_all_nics_go_silent(world):
+def test_all_nics_silent_times_out_and_recovers(world):
     with engines(MIB) as pair:
         world.set_option("stalled", 0b0011)
         with pytest.raises(TransferError, match=r"deadline of 7 s passed") as error:
@@ -83,7 +83,7 @@ def test_all_nics_go_silent(world):
 
 @pytest.mark.parametrize("verb", ["ibv_create_cq", "ibv_create_qp", "ibv_modify_qp"])
 @pytest.mark.parametrize("nic", ["fake0", "fake2"])
-def test_a_nic_that_cannot_connect(world, verb, nic):
+def test_transfer_survives_a_nic_that_cannot_connect(world, verb, nic):
     """At one end, then at the other."""
     world.fail(verb, errno.ENOMEM, device=nic, count=1 << 20)
     with engines() as pair:
@@ -91,7 +91,7 @@ def test_a_nic_that_cannot_connect(world, verb, nic):
         pair.move("read", [(0, 0, 1 << 16)])
 
 
-def test_a_port_that_is_down_is_tried_again(world):
+def test_down_port_is_retried(world):
     world.set_port(0, state="DOWN")
     with engines() as pair:
         pair.move("write", [(0, 0, 1 << 16)])
@@ -104,7 +104,7 @@ def test_a_port_that_is_down_is_tried_again(world):
             time.sleep(0.05)
 
 
-def test_a_nic_of_the_peer_that_is_down_is_replaced(world):
+def test_down_nic_of_the_peer_is_replaced(world):
     """Both of ours go on, with the one that is left there."""
     world.set_port(2, state="DOWN")
     with engines() as pair:
@@ -112,13 +112,13 @@ def test_a_nic_of_the_peer_that_is_down_is_replaced(world):
         assert world.live()["queue pair"] == 4
 
 
-def test_no_nic_can_connect(world):
+def test_open_fails_when_no_nic_can_connect(world):
     world.fail("ibv_modify_qp", errno.ETIMEDOUT, count=1 << 20)
     with pytest.raises(TransferError, match=r"ibv_modify_qp: .* Connection timed out"), engines():
         pass
 
 
-def test_all_nics_fail_and_come_back(world):
+def test_all_nics_fail_and_recover(world):
     with engines() as pair:
         world.fail("ibv_post_send", errno.EIO, count=1 << 20)
         with pytest.raises(TransferError, match="general error") as error:
@@ -128,7 +128,7 @@ def test_all_nics_fail_and_come_back(world):
         pair.move("write", [(0, 0, 1 << 16)])
 
 
-def test_tcp_takes_over_where_it_may(world):
+def test_tcp_takes_over_if_allowed(world):
     with engines(transports=["rdma", "tcp"]) as pair:
         world.fail("ibv_post_send", errno.EIO, count=1 << 20)
         pair.move("write", in_blocks(1 << 16), notify=b"by tcp")
@@ -136,7 +136,7 @@ def test_tcp_takes_over_where_it_may(world):
         assert pair.far.receive_notifications(10.0) == [(pair.near.name, b"by tcp")]
 
 
-def test_a_region_that_is_closed_and_registered_anew():
+def test_reregistered_region_is_reached_with_new_keys():
     """The keys that were told are of the old one."""
     with engines() as pair:
         pair.move("write", [(0, 0, 100)])
@@ -148,7 +148,7 @@ def test_a_region_that_is_closed_and_registered_anew():
         pair.move("read", [(0, 0, 1 << 16)])
 
 
-def test_memory_registered_anew_takes_no_nic_down():
+def test_reregistered_memory_takes_no_nic_down():
     """Nor keeps other memory from it; the keys are asked for, and it is connected again at once."""
     with engines(near=ALL[:1], far=ALL[2:3], transports=["rdma", "tcp"]) as pair:
         other = pair.far.register(np.zeros(4096, np.uint8))
@@ -163,7 +163,7 @@ def test_memory_registered_anew_takes_no_nic_down():
 
 
 @pytest.mark.parametrize("transports", [["rdma"], ["rdma", "tcp"]])
-def test_a_peer_that_refuses_again_and_again(world, transports):
+def test_repeated_access_errors_take_the_nic_down(world, transports):
     """Only once is that put down to its keys."""
     with engines(transports=transports) as pair:
         for _ in range(1000):
@@ -179,7 +179,7 @@ def test_a_peer_that_refuses_again_and_again(world, transports):
         pair.move("write", [(0, 0, 1 << 16)])
 
 
-def test_a_flush_that_fails_at_the_peer(world):
+def test_failed_flush_at_the_peer_still_delivers(world):
     """What its NIC cannot confirm is in its memory once the connection is taken down."""
     with engines(near=ALL[:1], far=ALL[2:3]) as pair:
         pair.move("write", [(0, 0, 4096)])
@@ -195,7 +195,7 @@ def test_a_flush_that_fails_at_the_peer(world):
         )
 
 
-def test_what_is_down_is_explained(world):
+def test_explain_path_reports_down_nics(world):
     """Of the connection that requests use, and of the one that is made to find out."""
     with engines(MIB, transports=["rdma", "tcp"]) as pair:
 
@@ -228,7 +228,7 @@ def cannot_register(world, *nics: str) -> None:
 
 
 @pytest.mark.parametrize("transports", [["rdma"], ["rdma", "tcp"], None])
-def test_a_nic_that_cannot_register(world, caplog, transports):
+def test_nic_that_cannot_register_is_noted(world, caplog, transports):
     """The others have the memory, and move it."""
     cannot_register(world, "fake1")
     topology = topology_of(ALL[:2])
@@ -255,7 +255,7 @@ def test_memory_on_some_nics(world, transports, direction, without):
         assert set(used) <= set(ALL[:2]) - set(without)
 
 
-def test_the_only_nic_with_the_memory_fails(world):
+def test_only_nic_with_the_memory_fails_the_transfer(world):
     """It is tried again, though another one is up."""
     cannot_register(world, "fake1")
     with engines() as pair:
@@ -298,7 +298,7 @@ def move_beside(pair, row, match: str) -> None:
     assert after["fake1"]["num_reconnects"] == before["fake1"]["num_reconnects"]
 
 
-def test_memory_that_no_rail_can_join(world):
+def test_memory_without_a_common_rail_fails(world):
     apart(world)
     with engines(MIB) as pair:
         here = registered(world, pair.near, without="fake1")
@@ -309,7 +309,7 @@ def test_memory_that_no_rail_can_join(world):
 
 
 @pytest.mark.parametrize("verb", ["ibv_post_send", "ibv_poll_cq"])
-def test_memory_on_a_nic_that_fails(world, verb):
+def test_memory_on_a_failed_nic_fails_without_affecting_others(world, verb):
     """Whether at once or later, beside what it was given of other requests."""
     with engines(MIB) as pair:
         here = registered(world, pair.near, without="fake1")
@@ -319,7 +319,7 @@ def test_memory_on_a_nic_that_fails(world, verb):
         move_beside(pair, (here.address, there.address, 4096), r"ibv_poll_cq|general error")
 
 
-def test_memory_on_a_nic_that_rails_have_left(world):
+def test_rail_is_restored_for_memory_on_a_recovered_nic(world):
     """All have moved to the peer's other NIC; one is made to that which has the memory."""
     world.set_port(2, state="DOWN")
     with engines(MIB) as pair:
@@ -333,7 +333,7 @@ def test_memory_on_a_nic_that_rails_have_left(world):
         pair.move("write", [(0, 0, MIB)])
 
 
-def test_the_reason_is_of_a_nic_with_the_memory(world):
+def test_error_is_of_a_nic_that_has_the_memory(world):
     """Not of one that is down, too, but could not move it."""
     apart(world)
     with engines() as pair:
@@ -346,7 +346,7 @@ def test_the_reason_is_of_a_nic_with_the_memory(world):
 
 
 @pytest.mark.parametrize("transports", [["rdma"], ["rdma", "tcp"]])
-def test_a_region_that_is_closed_before_its_write_is_flushed(transports):
+def test_notification_survives_close_of_the_source_region(transports):
     """A notification needs none of the memory that was written from."""
     with engines(transports=transports) as pair:
         with pair.near.register(np.zeros(4096, np.uint8)) as source:
@@ -360,7 +360,7 @@ def test_a_region_that_is_closed_before_its_write_is_flushed(transports):
         assert sum(paths[nic]["num_bytes_written"] for nic in ALL[:2]) == 5096
 
 
-def test_a_region_that_is_registered_anew_is_larger():
+def test_region_reregistered_with_larger_size():
     with engines() as pair:
         pair.far_region.close()
         with pair.far.register(pair.there[:1000]):
@@ -370,7 +370,7 @@ def test_a_region_that_is_registered_anew_is_larger():
         pair.move("write", [(0, 0, 1 << 16)])
 
 
-def test_a_region_that_is_closed_while_its_memory_is_written(world):
+def test_closing_a_region_mid_write_stops_the_write(world):
     with engines() as pair:
         with world.held():
             ticket = pair.write([(0, 0, 1 << 16)])
@@ -383,7 +383,7 @@ def test_a_region_that_is_closed_while_its_memory_is_written(world):
 
 
 @pytest.mark.parametrize("how", ["cancel", "deadline", "close the region", "close the engine"])
-def test_what_has_ended_here_touches_nothing(world, how):
+def test_ended_read_does_not_touch_memory(world, how):
     with engines() as pair:
         pair.here[:] = UNTOUCHED
         with world.held():
@@ -404,7 +404,7 @@ def test_what_has_ended_here_touches_nothing(world, how):
             pair.move("write", [(0, 0, 1 << 16)])
 
 
-def test_a_peer_that_closes_its_engine(world):
+def test_engine_closed_by_the_peer_fails_the_write(world):
     with engines() as pair:
         with world.held():
             ticket = pair.write([(0, 0, 1 << 16)])
@@ -416,7 +416,7 @@ def test_a_peer_that_closes_its_engine(world):
         np.testing.assert_array_equal(pair.there, before)
 
 
-def test_a_request_before_a_lost_one_stays_delivered(world):
+def test_request_before_a_failed_one_stays_delivered(world):
     """What is confirmed of a request that fails is told."""
     with engines(MIB, near=ALL[:1], far=ALL[1:2]) as pair:
         pair.move("write", [(0, 0, MIB // 2)])

@@ -26,7 +26,7 @@ def pair(gpu):
             yield near, far, peer, here, there
 
 
-def test_a_notification_waits_for_the_flush(gpu, pair):
+def test_notification_waits_for_the_gpu_flush(gpu, pair):
     near, far, peer, here, there = pair
     row = [(here.address, there.address, SIZE)]
     near.write(peer, row).wait()
@@ -37,14 +37,14 @@ def test_a_notification_waits_for_the_flush(gpu, pair):
     np.testing.assert_array_equal(there.bytes, addressed(SIZE))
 
 
-def test_a_read_is_flushed_here(gpu, pair):
+def test_read_into_gpu_is_flushed_locally(gpu, pair):
     near, _, peer, here, there = pair
     near.read(peer, [(here.address, there.address, SIZE)]).wait()
     assert gpu.get("num_flushes") == 1
     np.testing.assert_array_equal(here.bytes, addressed(SIZE, 1))
 
 
-def test_nobody_is_told_what_cannot_be_flushed(gpu, pair):
+def test_no_notification_without_a_possible_flush(gpu, pair):
     near, far, peer, here, there = pair
     gpu.set(flush_options=0)
     with pytest.raises(TransferError, match="neither orders the writes of NICs"):
@@ -54,7 +54,7 @@ def test_nobody_is_told_what_cannot_be_flushed(gpu, pair):
         near.read(peer, [(here.address, there.address, SIZE)]).wait()
 
 
-def test_a_gpu_that_orders_writes_needs_no_flush(gpu, pair):
+def test_gpu_with_ordered_writes_is_not_flushed(gpu, pair):
     near, _, peer, here, there = pair
     gpu.set(writes_ordering=200)
     near.write(peer, [(here.address, there.address, SIZE)], notify=b"done").wait()

@@ -64,7 +64,7 @@ def rails(engine: TransferEngine, peer: Peer, here: int, there: int) -> list[str
     return told.partition("NIC to NIC: ")[2].split(", ")
 
 
-def test_a_way_between_the_nics_that_are_near(world):
+def test_rail_between_near_nics_is_used(world):
     """Ours of the second number, the peer's of the first: no rail by numbers is near to both."""
     here, there = addressed(SIZE), addressed(SIZE, 1)
     near, far = on_nodes(fake0=1, fake1=0), on_nodes(fake2=0, fake3=1)
@@ -76,7 +76,7 @@ def test_a_way_between_the_nics_that_are_near(world):
         assert moved(engine, peer) == {"fake1": 3 * SIZE}
 
 
-def test_a_slow_answer_to_a_small_request_does_not_send_the_next_one_far(world):
+def test_slow_small_request_does_not_switch_to_far_nics(world):
     """What the NICs that are near take for it is latency, and others have not been tried."""
     for index in range(4):
         world.set_device(index, bytes_per_s=20 << 20)  # of what the ports claim
@@ -91,7 +91,7 @@ def test_a_slow_answer_to_a_small_request_does_not_send_the_next_one_far(world):
         assert told == ["fake0 to fake2", "fake1 to fake3", "fake1 to fake2"]
 
 
-def test_no_other_way_where_numbers_are_near():
+def test_numbered_rails_suffice_when_they_are_near():
     here, there = addressed(SIZE), addressed(SIZE, 1)
     nodes = {"near": on_nodes(fake0=1, fake1=0), "far": on_nodes(fake2=1, fake3=0)}
     with joined(**nodes, here=here, there=there) as (engine, peer, a, b):
@@ -100,7 +100,7 @@ def test_no_other_way_where_numbers_are_near():
         assert moved(engine, peer) == {"fake1": SIZE}
 
 
-def test_a_way_that_cannot_be_is_done_without(world):
+def test_transfer_works_without_an_unavailable_rail(world):
     here, there = addressed(SIZE), addressed(SIZE, 1)
     near, far = on_nodes(fake0=1, fake1=0), on_nodes(fake2=0, fake3=1)
     with joined(near, far, here, there) as (engine, peer, a, b):
@@ -130,7 +130,7 @@ def test_memory_of_gpus(gpu, crossed):
         *(("0", "fake1"), ("", "fake1"), ("GPU-c", "fake1"), ("7,1", "fake1"), ("GPU-", "fake1")),
     ],
 )
-def test_gpus_are_those_that_the_process_sees(gpu, monkeypatch, visible, nic):
+def test_gpu_numbering_follows_cuda_visible_devices(gpu, monkeypatch, visible, nic):
     """What it calls cuda:0 is the second one, if that is the first that it sees."""
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
     machine = beside_gpus(fake0=1, fake1=0).system
@@ -150,7 +150,7 @@ def test_gpus_are_those_that_the_process_sees(gpu, monkeypatch, visible, nic):
         *(("0", [], 0), ("", [1], 0), ("7", [1], 0)),
     ],
 )
-def test_a_topology_in_another_order_is_warned_of(
+def test_topology_in_another_gpu_order_triggers_warning(
     world, caplog, monkeypatch, visible, order, warnings
 ):
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
@@ -163,14 +163,14 @@ def test_a_topology_in_another_order_is_warned_of(
     assert all("see Topology.with_visible_gpus" in text for text in texts)
 
 
-def test_named_nics_are_near_to_the_gpus_that_the_process_sees(monkeypatch):
+def test_named_nics_follow_visible_gpus(monkeypatch):
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "1")
     monkeypatch.setattr(Topology, "discover", lambda: beside_gpus(fake0=0, fake1=1))
     topology = names.topology_of("fake0,fake1", ("rdma",))
     assert [nic.name for nic in topology.nic_tiers("cuda:0")[0]] == ["fake1"]
 
 
-def test_a_nic_that_is_known_by_its_pci_address(world, monkeypatch, tmp_path):
+def test_nic_is_resolved_by_its_pci_address(world, monkeypatch, tmp_path):
     """As in the NCCL_TOPO_FILE of a cloud."""
     address = "0101:00:00.0"
     (tmp_path / f"sys/bus/pci/devices/{address}/infiniband/fake1").mkdir(parents=True)
@@ -186,7 +186,7 @@ def test_a_nic_that_is_known_by_its_pci_address(world, monkeypatch, tmp_path):
         TransferEngine(transports=["rdma"], topology=Topology(System(pci=pci[1:], nics=nics[1:])))
 
 
-def test_near_to_any_is_by_numbers(world):
+def test_single_node_uses_numbered_rails(world):
     """On a machine of one node all NICs are near to all of its memory."""
     here, there = addressed(SIZE), addressed(SIZE, 1)
     topologies = (on_nodes(**dict.fromkeys(names, 0)) for names in (ALL[:3], ALL[3:]))

@@ -35,7 +35,7 @@ def queue_pairs(world, at_most: int) -> int:
     return count
 
 
-def test_more_peers_than_connections(world):
+def test_more_peers_than_max_connections(world):
     with engines(max_connections=MOST) as (near, far):
         here = addressed(SIZE)
         here_at = near.register(here).address
@@ -56,7 +56,7 @@ def test_more_peers_than_connections(world):
         assert all(p["num_failures"] == 0 for e in far for p in paths[e.name].values())
 
 
-def test_who_is_in_use_keeps_its_connection(world):
+def test_peer_in_use_keeps_its_connection(world):
     with engines(max_connections=1) as (near, (first, second, *_)):
         here, there = addressed(SIZE), np.full(SIZE, UNTOUCHED, np.uint8)
         row = [(near.register(here).address, first.register(there).address, SIZE)]

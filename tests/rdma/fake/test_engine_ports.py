@@ -14,7 +14,7 @@ from .engines import ALL, engines
 
 
 @pytest.mark.parametrize("down", [[0], [1, 2, 3]])
-def test_a_round_of_the_peers_nics_is_one_failure(world, down):
+def test_one_round_over_the_peers_nics_counts_one_failure(world, down):
     """Though all of them were tried, if it is not our own port that is down."""
     for index in down:
         world.set_port(index, state="DOWN")
@@ -30,7 +30,7 @@ def with_ports(**ports: int) -> Topology:
     return Topology(System(nics=nics))
 
 
-def test_a_port_that_the_nic_lacks(world):
+def test_nonexistent_port_is_rejected(world):
     message = r"topology must give fake0 a port in 1 to 1, got 2"
     with pytest.raises(InvalidArgument, match=message):
         TransferEngine(transports=["rdma"], topology=with_ports(fake0=2))
@@ -51,7 +51,7 @@ def test_a_nic_without_its_port_is_left_out(world, caplog, is_near):
         np.testing.assert_array_equal(here, there)
 
 
-def test_a_nic_of_another_kind_is_left_out(world, caplog):
+def test_unsupported_nic_type_is_left_out(world, caplog):
     """A file that describes the machine may not say what the NIC itself does."""
     world.set_device(0, node_type=4)
     topology = with_ports(fake0=1, fake1=1)
@@ -64,7 +64,7 @@ def test_a_nic_of_another_kind_is_left_out(world, caplog):
 
 
 @pytest.mark.parametrize("index", [0, 2])
-def test_the_only_port_is_down_for_a_moment(world, index):
+def test_requests_wait_for_the_only_port(world, index):
     """At either end: requests wait for it, though nothing else could move them."""
     with engines(near=ALL[:1], far=ALL[2:3]) as pair:
         pair.move("write", [(0, 0, 4096)])
@@ -77,7 +77,7 @@ def test_the_only_port_is_down_for_a_moment(world, index):
 
 
 @pytest.mark.parametrize("how", ["deadline", "cancel"])
-def test_waiting_for_a_port_ends_with_the_request(world, how):
+def test_wait_for_a_port_ends_on_deadline_or_cancel(world, how):
     with engines(near=ALL[:1], far=ALL[2:3]) as pair:
         world.set_port(0, state="DOWN")
         world.fail_work("local protection error")
@@ -91,7 +91,7 @@ def test_waiting_for_a_port_ends_with_the_request(world, how):
         pair.move("write", [(0, 0, 4096)])
 
 
-def test_a_port_that_stays_down_is_the_reason(world):
+def test_permanently_down_port_is_named_in_the_error(world):
     world.set_port(2, state="DOWN")
     with (
         pytest.raises(TransferError, match="port 1 of fake2 is DOWN"),

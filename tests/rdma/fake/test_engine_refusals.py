@@ -22,7 +22,7 @@ QUEUE_PAIR = struct.Struct("<IIIIIHH16s")
 
 
 @pytest.mark.parametrize(("access", "direction"), [("read", "write"), ("write", "read")])
-def test_a_right_that_is_missing(access, direction):
+def test_missing_access_right_is_refused(access, direction):
     with engines(access=access) as pair:
         before = pair.here.copy(), pair.there.copy()
         with pytest.raises(TransferError, match=f"in a region that peers may not {direction}"):
@@ -32,7 +32,7 @@ def test_a_right_that_is_missing(access, direction):
 
 
 @pytest.mark.parametrize("count", [1, 9000])
-def test_a_range_outside(count):
+def test_range_outside_the_region_is_refused(count):
     """Nothing of the request has moved, in one piece or in many."""
     with engines(1 << 20) as pair:
         before = pair.there.copy()
@@ -43,7 +43,7 @@ def test_a_range_outside(count):
         np.testing.assert_array_equal(pair.there, before)
 
 
-def test_memory_that_no_nic_can_register(world):
+def test_register_fails_when_no_nic_can_register(world):
     world.fail("ibv_reg_mr_iova2", errno.ENOMEM, count=1 << 20)
     with (
         TransferEngine(transports=["rdma"], topology=topology_of()) as engine,
@@ -52,7 +52,7 @@ def test_memory_that_no_nic_can_register(world):
         engine.register(np.zeros(4096, np.uint8))
 
 
-def test_memory_that_no_nic_can_register_goes_by_tcp_if_nothing_was_named(world, caplog):
+def test_unregistrable_memory_uses_tcp_unless_rdma_is_named(world, caplog):
     world.fail("ibv_reg_mr_iova2", errno.ENOMEM, count=1 << 20)
     with (
         TransferEngine(topology=topology_of()) as engine,
@@ -63,7 +63,7 @@ def test_memory_that_no_nic_can_register_goes_by_tcp_if_nothing_was_named(world,
         assert "NICs cannot use a region" in caplog.text
 
 
-def test_a_peer_without_nics():
+def test_peer_without_nics_is_reached_by_tcp_if_allowed():
     memory = np.arange(256, dtype=np.uint8)
     target = np.zeros(256, np.uint8)
     with (
@@ -80,7 +80,7 @@ def test_a_peer_without_nics():
         assert (target == memory).all()
 
 
-def test_an_engine_that_does_without_tcp():
+def test_engine_without_tcp_rejects_tcp_transfers():
     """Its peers cannot choose that for it, though it listens, to agree upon NICs."""
     memory = np.arange(256, dtype=np.uint8)
     target = np.zeros(256, np.uint8)
@@ -96,14 +96,14 @@ def test_an_engine_that_does_without_tcp():
             assert not target.any() and memory.any()
 
 
-def test_fabrics_that_do_not_meet(world):
+def test_disjoint_fabrics_cannot_connect(world):
     for index in (2, 3):
         world.set_port(index, link_layer="InfiniBand")
     with pytest.raises(TransferError, match="no NIC that can be connected with ours"), engines():
         pass
 
 
-def test_no_nic_at_all(world):
+def test_rdma_without_any_nic_is_unavailable(world):
     with pytest.raises(Unavailable, match="no NIC can be chosen: cpu:0: this machine has no NIC"):
         TransferEngine(transports=["rdma"], topology=Topology(System()))
     world.reset(0)
@@ -114,7 +114,7 @@ def test_no_nic_at_all(world):
 
 
 @pytest.mark.parametrize("num_nics", [4, 0])
-def test_a_topology_without_nics_is_an_error_only_where_rdma_is_named(world, caplog, num_nics):
+def test_topology_without_nics_fails_only_if_rdma_is_named(world, caplog, num_nics):
     world.reset(num_nics)
     topology = Topology(System()) if num_nics else topology_of()
     with TransferEngine(topology=topology) as engine:
@@ -126,7 +126,7 @@ def test_a_topology_without_nics_is_an_error_only_where_rdma_is_named(world, cap
         TransferEngine(transports=["rdma"], topology=topology)
 
 
-def test_a_machine_that_cannot_be_read_is_warned_of(world, caplog, monkeypatch):
+def test_failed_topology_discovery_triggers_warning(world, caplog, monkeypatch):
     """There are NICs, which nobody would miss otherwise."""
 
     def fails(root: str = "/") -> Topology:
@@ -139,7 +139,7 @@ def test_a_machine_that_cannot_be_read_is_warned_of(world, caplog, monkeypatch):
     assert record.message == "no rdma: discover: root must be a machine's files"
 
 
-def test_a_topology_that_is_wrong():
+def test_invalid_topology_is_rejected():
     with pytest.raises(InvalidArgument, match="topology must be a Topology or None, got 'fake0'"):
         TransferEngine(transports=["rdma"], topology="fake0")
     with pytest.raises(InvalidArgument, match='got "mlx5_7"'):
@@ -157,7 +157,7 @@ def test_a_nic_that_cannot_be_opened_is_left_out(world, caplog):
         assert record.cause == "fake1: ibv_open_device: fake1: Input/output error"
 
 
-def test_nics_that_are_left_out_are_near_to_no_memory(world):
+def test_left_out_nics_are_not_near_any_memory(world):
     """The numbers of those that are left change."""
     world.fail("ibv_open_device", errno.EIO, device="fake0", count=1 << 20)
     facts = {"state": "ACTIVE", "gbit_per_s": 100.0, "link_layer": "Ethernet", "has_gid": True}
@@ -182,7 +182,7 @@ def test_nics_that_are_left_out_are_near_to_no_memory(world):
         ("ibv_alloc_pd", topology_of()),
     ],
 )
-def test_no_nic_can_be_opened(world, caplog, verb, topology):
+def test_rdma_fails_when_no_nic_can_be_opened(world, caplog, verb, topology):
     world.fail(verb, errno.EACCES, count=1 << 20)
     with (
         caplog.at_level(logging.INFO, "mooncake_kernels"),
@@ -220,7 +220,7 @@ def queue_pair(number: int = 99, mtu: int = 1024, layer: int = 2, kind: int = 3)
     return QUEUE_PAIR.pack(number, 7, mtu, 16, 0, layer, kind, gid)
 
 
-def test_what_is_told_of_nics_and_keys(stranger):
+def test_nics_and_keys_reported_on_the_wire(stranger):
     connection, region = stranger
     status, nics = ask(connection, NICS)
     names = [nics[i : i + 64].rstrip(b"\0").decode() for i in range(0, len(nics), NIC_BYTES)]
@@ -272,14 +272,14 @@ def test_attaching_is_refused(world, stranger, rail, nic, fields, why):
         (14, b""),
     ],
 )
-def test_malformed_questions_end_the_connection(world, stranger, op, payload):
+def test_malformed_requests_end_the_connection(world, stranger, op, payload):
     connection, _ = stranger
     connection.sendall(HEADER.pack(op, 0, 1, 0, len(payload)) + payload)
     assert ended(connection)
     assert "queue pair" not in world.live()
 
 
-def test_flushing_what_is_not_attached(stranger):
+def test_flush_of_an_unattached_rail_is_refused(stranger):
     connection, _ = stranger
     assert ask(connection, FLUSH, struct.pack("<I", 3)) == (1, b"there is no such rail")
     assert ask(connection, DETACH, struct.pack("<II", 3, 0)) == (0, b"")

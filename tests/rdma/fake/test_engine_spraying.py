@@ -34,7 +34,7 @@ def shares(pair: Engines, direction: str = "write") -> list[int]:
 
 @pytest.mark.parametrize("direction", ["write", "read"])
 @pytest.mark.parametrize("slow", [0, 1])
-def test_a_slow_nic_gets_less(world, direction, slow):
+def test_slow_nic_gets_a_smaller_share(world, direction, slow):
     """Once it has been measured; the ports of both claim the same speed."""
     speeds = [FAST, FAST]
     speeds[slow] = FAST // 4
@@ -45,7 +45,7 @@ def test_a_slow_nic_gets_less(world, direction, slow):
         assert 0 < moved[slow] < moved[1 - slow] / 2
 
 
-def test_a_very_slow_nic_gets_no_more_than_it_can_move(world):
+def test_very_slow_nic_is_not_overloaded(world):
     """However slow: one of 2 MiB/s looked as fast as one of 10."""
     set_speeds(world, FAST // 40, FAST // 5)
     with engines(SIZE) as pair:
@@ -55,7 +55,7 @@ def test_a_very_slow_nic_gets_no_more_than_it_can_move(world):
 
 
 @pytest.mark.parametrize("times", [4, 16])
-def test_a_slow_nic_gets_its_share_back_when_it_is_fast(world, times):
+def test_recovered_nic_regains_its_share(world, times):
     """Even if it was so slow that it got nothing, and was not measured any more."""
     set_speeds(world, FAST // times, FAST)
     with engines(SIZE) as pair:
@@ -66,7 +66,7 @@ def test_a_slow_nic_gets_its_share_back_when_it_is_fast(world, times):
         assert any(shares(pair)[0] > SIZE / 3 for _ in range(30))
 
 
-def test_a_nic_that_becomes_slow_gets_less(world):
+def test_nic_that_slows_down_loses_its_share(world):
     set_speeds(world, FAST, FAST)
     with engines(SIZE) as pair:
         assert min(shares(pair)) > SIZE / 4

@@ -29,7 +29,7 @@ def test_events_of_queue_pairs(world):
         assert (event.type, event.qp_num) == ("QP_FATAL", c.near.pair.number)
 
 
-def test_the_answering_side_is_told_of_a_forbidden_access(connection):
+def test_responder_gets_an_event_for_forbidden_access(connection):
     connection.far.region.close()
     remote = connection.near.region.remote  # keys of another NIC
     near = connection.near
@@ -40,13 +40,13 @@ def test_the_answering_side_is_told_of_a_forbidden_access(connection):
     assert (event.type, event.qp_num) == ("QP_ACCESS_ERR", connection.far.pair.number)
 
 
-def test_a_queue_pair_is_closed_before_its_event_is_taken(world, device):
+def test_closing_a_queue_pair_drops_its_event(world, device):
     with device.completion_queue() as queue, queue.queue_pair() as pair:
         world.inject("QP_FATAL", qp_num=pair.number)
     assert device.wait_event(0.01) is None
 
 
-def test_an_event_wakes_who_waits(world, device):
+def test_event_wakes_a_waiter(world, device):
     found = []
     thread = threading.Thread(target=lambda: found.append(device.wait_event(60.0)))
     thread.start()
@@ -56,7 +56,7 @@ def test_an_event_wakes_who_waits(world, device):
 
 
 @pytest.mark.parametrize("closes", ["early", "late"])
-def test_closing_wakes_who_waits(world, device, closes):
+def test_close_wakes_waiters(world, device, closes):
     """Either nothing has come, or the device is found closed."""
     ends, begun = [], threading.Event()
 
@@ -79,7 +79,7 @@ def test_closing_wakes_who_waits(world, device, closes):
     assert len(ends) == 3 and set(ends) <= {None, closed}
 
 
-def test_the_device_is_gone(world, device):
+def test_removed_device_fails_wait_event(world, device):
     world.fail("ibv_get_async_event", errno.EIO)
     with pytest.raises(OSError, match="ibv_get_async_event: fake0") as caught:
         device.wait_event(60.0)

@@ -24,7 +24,7 @@ def delivered(count: int) -> int:
 
 @pytest.mark.parametrize("max_sends", [1, 3, 4, 64])
 @pytest.mark.parametrize("at", [0, 1, 5, 9])
-def test_a_failure_in_the_middle(world, max_sends, at):
+def test_failed_work_flushes_later_transfers(world, max_sends, at):
     with Connection(world, max_sends=max_sends) as c:
         world.fail_work("remote access error", skip=at)
         with world.held():
@@ -44,7 +44,7 @@ def test_a_failure_in_the_middle(world, max_sends, at):
         assert (refused.token, refused.status) == (after, FLUSHED)
 
 
-def test_the_other_end_learns_of_it(world):
+def test_failure_disconnects_the_remote_end(world):
     """Its receives are flushed; nothing of it is told, but that it is not connected any more."""
     with Connection(world, max_immediates=3) as c:
         world.fail_work("remote access error")
@@ -53,7 +53,7 @@ def test_the_other_end_learns_of_it(world):
         assert not c.far.pair.connected
 
 
-def test_bytes_that_a_closed_region_refuses(connection):
+def test_write_to_a_closed_region_counts_no_bytes(connection):
     remote = connection.far.region.remote
     connection.far.region.close()
     near = connection.near
@@ -63,7 +63,7 @@ def test_bytes_that_a_closed_region_refuses(connection):
     assert caught.value.num_bytes_done == 0
 
 
-def test_a_local_region_that_is_closed_on_the_way(world, connection):
+def test_local_region_closed_in_flight_fails_the_write(world, connection):
     with world.held():
         connection.write([(0, 0, 8)])
         connection.near.region.close()
@@ -80,7 +80,9 @@ def test_a_local_region_that_is_closed_on_the_way(world, connection):
     again=st.booleans(),
 )
 @settings(max_examples=200)
-def test_each_transfer_ends_once(world, transfers, steps, failing, max_sends, how, again):
+def test_each_transfer_completes_exactly_once(
+    world, transfers, steps, failing, max_sends, how, again
+):
     """Whatever fails and whenever it is polled: no completion is lost, and none comes twice.
 
     What is said to be delivered is; more may have been of the transfer that failed.
@@ -136,7 +138,7 @@ def test_posting_fails(world, connection, skip):
     connection.check_bytes()
 
 
-def test_connecting_anew_ends_what_was_on_its_way(world, connection):
+def test_reconnecting_ends_transfers_in_flight(world, connection):
     with world.held():
         tokens = [connection.write(scattered(10)) for _ in range(3)]
         connection.connect()
@@ -147,7 +149,7 @@ def test_connecting_anew_ends_what_was_on_its_way(world, connection):
     assert [(e.token, e.ok) for e in connection.near.drain()] == [(token, True)]
 
 
-def test_connecting_anew_with_completions_that_nobody_polled(world):
+def test_reconnecting_with_unpolled_completions(world):
     """Those of the earlier connection are in the queue, which has no room to spare."""
     with Connection(world, depth=6, max_sends=4, max_immediates=2) as c:
         for round_ in range(3):
@@ -161,7 +163,7 @@ def test_connecting_anew_with_completions_that_nobody_polled(world):
 
 @pytest.mark.parametrize("verb", ["ibv_modify_qp", "ibv_post_recv"])
 @pytest.mark.parametrize("skip", [0, 1, 2, 3])
-def test_connecting_anew_fails_and_is_tried_again(world, verb, skip):
+def test_failed_reconnect_can_be_retried(world, verb, skip):
     with Connection(world, max_immediates=4) as c:
         with world.held():
             token = c.write(scattered(3))
@@ -182,7 +184,7 @@ def test_connecting_anew_fails_and_is_tried_again(world, verb, skip):
             assert [e.immediate for e in c.far.drain()] == [i]
 
 
-def test_the_first_connection_fails_and_is_tried_again(world, connection):
+def test_failed_first_connect_can_be_retried(world, connection):
     queue = connection.near.queue
     for verb, skip in (("ibv_post_recv", 1), ("ibv_modify_qp", 1), ("ibv_modify_qp", 2)):
         with queue.queue_pair(max_sends=8, max_immediates=2) as pair:
@@ -198,7 +200,7 @@ def test_the_first_connection_fails_and_is_tried_again(world, connection):
                 pair.connect(pair.endpoint)
 
 
-def test_a_peer_that_was_not_reset_is_refused(world, connection):
+def test_connecting_to_a_peer_without_reset_is_rejected(world, connection):
     """It would acknowledge what it is sent, as repetitions, and not write it."""
     near, far = connection.near.pair, connection.far.pair
     before = far.endpoint
@@ -213,7 +215,7 @@ def test_a_peer_that_was_not_reset_is_refused(world, connection):
     connection.near.queue.wait(connection.write([(0, 0, 100)]))
 
 
-def test_a_completion_queue_that_fails_loses_nothing(world, connection):
+def test_failed_poll_loses_no_completions(world, connection):
     """What was found before the error is told by the next poll."""
     tokens = [connection.write([(i, i, 1)]) for i in range(40)]
     world.fail("ibv_poll_cq", errno.EIO, skip=1)
@@ -225,7 +227,7 @@ def test_a_completion_queue_that_fails_loses_nothing(world, connection):
     assert [e.token for e in ended] == tokens
 
 
-def test_closing_ends_what_was_on_its_way(world, connection):
+def test_close_ends_transfers_in_flight(world, connection):
     near = connection.near
     with world.held():
         tokens = [connection.write(scattered(4)) for _ in range(3)]
@@ -235,7 +237,7 @@ def test_closing_ends_what_was_on_its_way(world, connection):
     assert near.drain() == []
 
 
-def test_completions_of_a_queue_pair_are_not_those_of_the_next(world, connection):
+def test_completions_are_not_attributed_to_the_next_queue_pair(world, connection):
     """A number is given out again, with completions of its former owner in the queue."""
     near = connection.near
     connection.write(scattered(1))

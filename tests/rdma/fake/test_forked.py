@@ -34,7 +34,7 @@ def in_child(call) -> None:
     assert os.waitpid(child, 0)[1] == 0
 
 
-def test_a_forked_child_can_use_nothing(connection):
+def test_forked_child_cannot_use_parents_objects(connection):
     near = connection.near
 
     def use():
@@ -53,7 +53,7 @@ def test_a_forked_child_can_use_nothing(connection):
 
 
 @pytest.mark.parametrize("how", ["close", "forget"])
-def test_a_forked_child_closes_nothing(world, connection, how):
+def test_forked_child_does_not_close_parents_objects(world, connection, how):
     before = {verb: world.calls(verb) for verb in GIVES_BACK}
     near, far = connection.near, connection.far
     cache = rdma.RegistrationCache([near.device])
@@ -79,7 +79,7 @@ def test_a_forked_child_closes_nothing(world, connection, how):
 
 
 @pytest.mark.parametrize("closed", ["queue", "device"])
-def test_a_forked_child_closes_a_queue_that_another_thread_used(connection, closed):
+def test_forked_child_closes_a_queue_locked_by_another_thread(connection, closed):
     """Its copy of the lock stays held: nobody in the child will release it."""
 
     def close():
@@ -90,7 +90,7 @@ def test_a_forked_child_closes_a_queue_that_another_thread_used(connection, clos
         in_child(close)
 
 
-def test_a_forked_child_opens_its_own(world):
+def test_forked_child_opens_its_own_device(world):
     def use():
         with rdma.open("fake1") as device:
             assert rdma.probe(device, bytearray(10)) == ""
@@ -121,7 +121,7 @@ world.check()
 
 
 @pytest.mark.parametrize("case", ["granted", "refused", "unneeded"])
-def test_the_library_prepares_for_forks_before_it_registers_memory(case):
+def test_fork_support_is_enabled_before_registration(case):
     """On old kernels a fork would part the NIC's memory from this process's."""
     command = [sys.executable, "-c", PREPARES, str(ROOT), case]
     done = subprocess.run(command, capture_output=True, text=True)

@@ -27,11 +27,11 @@ def at_once(world, verb: str, *calls) -> None:
     assert not errors
 
 
-def test_asking_a_port(world, device):
+def test_port_query_releases_the_gil(world, device):
     at_once(world, "ibv_query_port", device.port, device.port)
 
 
-def test_borrowing(world, domain):
+def test_borrow_releases_the_gil(world, domain):
     borrowed = []
     borrow = lambda: borrowed.append(_host.rdma_borrow(*domain))  # noqa: E731
     at_once(world, "ibv_query_device", borrow, borrow)
@@ -39,25 +39,25 @@ def test_borrowing(world, domain):
         device.close()
 
 
-def test_forgetting_regions(world, device):
+def test_region_destructor_releases_the_gil(world, device):
     regions = [device.register(bytearray(100)) for _ in range(2)]
     at_once(world, "ibv_dereg_mr", regions.pop, regions.pop)
     assert "region" not in world.live()
 
 
-def test_forgetting_queue_pairs(world, device):
+def test_queue_pair_destructor_releases_the_gil(world, device):
     pairs = [device.completion_queue(64).queue_pair(max_sends=8) for _ in range(2)]
     at_once(world, "ibv_destroy_qp", pairs.pop, pairs.pop)
     assert "completion queue" not in world.live()
 
 
-def test_forgetting_devices(world):
+def test_device_destructor_releases_the_gil(world):
     devices = [rdma.open("fake0"), rdma.open("fake1")]
     at_once(world, "ibv_dealloc_pd", devices.pop, devices.pop)
     assert not world.live()
 
 
-def test_forgetting_caches(world, device):
+def test_cache_destructor_releases_the_gil(world, device):
     memory = np.zeros(200, np.uint8)
     caches = [rdma.RegistrationCache([device]) for _ in range(2)]
     for cache in caches:
@@ -67,7 +67,7 @@ def test_forgetting_caches(world, device):
     assert "region" not in world.live()
 
 
-def test_a_leased_region_outlives_its_object(world, device):
+def test_leased_region_outlives_its_python_object(world, device):
     """The cache's registration, which the next lease finds."""
     memory = np.zeros(100, np.uint8)
     with rdma.RegistrationCache([device]) as cache:

@@ -44,7 +44,7 @@ def test_one_dmabuf_for_all_nics(world, gpu):
     assert gpu.get("num_sync_memops") == 1
 
 
-def test_what_is_written_is_in_the_gpus_memory(world, gpu, connection):
+def test_written_data_is_in_gpu_memory(world, gpu, connection):
     memory = gpu.allocate(MIB).part(100, 60000)
     with connection.far.device.register(memory, "remote_read_write") as there:
         near = connection.near
@@ -56,7 +56,7 @@ def test_what_is_written_is_in_the_gpus_memory(world, gpu, connection):
 
 
 @pytest.mark.parametrize("is_virtual", [False, True])
-def test_several_mappings_are_exported_as_one(world, gpu, device, is_virtual):
+def test_adjacent_mappings_are_exported_as_one_dmabuf(world, gpu, device, is_virtual):
     memory = gpu.allocate(MIB, MIB, 2 * MIB, is_virtual=is_virtual)
     with device.register(memory) as region:
         assert len(region.pieces) == 1 and region.note == ""
@@ -64,7 +64,7 @@ def test_several_mappings_are_exported_as_one(world, gpu, device, is_virtual):
     assert gpu.get("context_flags") == (SYNC_MEMOPS if is_virtual else 0)
 
 
-def test_several_mappings_one_by_one(world, gpu, connection):
+def test_mappings_are_exported_separately_if_refused_as_one(world, gpu, connection):
     """Where the driver refuses to export all of them at once."""
     gpu.set(refuse_whole=1)
     memory = gpu.allocate(MIB, 2 * MIB, MIB, is_virtual=True).part(77, 4 * MIB - 5)
@@ -103,14 +103,14 @@ def test_a_coherent_gpu_is_exported_over_pcie_first(gpu, device, refused):
     assert gpu.get("last_flags") == (0 if refused else PCIE)
 
 
-def test_elsewhere_no_flag_is_tried(gpu, device):
+def test_non_coherent_gpu_is_exported_without_flags(gpu, device):
     gpu.set(refuse_all=NOT_SUPPORTED)
     with pytest.raises(Unavailable):
         device.register(gpu.allocate(MIB))
     assert gpu.get("num_exports_tried") == 1 and gpu.get("last_flags") == 0
 
 
-def test_peermem_where_there_is_no_dmabuf(world, gpu, device):
+def test_peermem_is_used_without_dmabuf_support(world, gpu, device):
     gpu.set(dmabuf_supported=0)
     world.set_option("peermem", 1)
     memory = gpu.allocate(MIB)
@@ -120,7 +120,7 @@ def test_peermem_where_there_is_no_dmabuf(world, gpu, device):
     assert gpu.get("num_exports_tried") == 0
 
 
-def test_each_nic_falls_back_by_itself(world, gpu):
+def test_each_nic_falls_back_independently(world, gpu):
     """A NIC whose driver cannot import a dma-buf, beside others that can."""
     world.set_option("peermem", 1)
     world.fail("ibv_reg_dmabuf_mr", errno.EOPNOTSUPP, device="fake2")
@@ -130,7 +130,7 @@ def test_each_nic_falls_back_by_itself(world, gpu):
         assert "ibv_reg_dmabuf_mr: fake2: Operation not supported" in regions[2].note
 
 
-def test_both_reasons_where_neither_works(world, gpu):
+def test_error_gives_both_reasons_when_neither_works(world, gpu):
     gpu.set(refuse_all=NOT_SUPPORTED)
     with opened() as devices:
         with pytest.raises(Unavailable) as caught:
@@ -143,7 +143,7 @@ def test_both_reasons_where_neither_works(world, gpu):
         assert "region" not in world.live()
 
 
-def test_one_of_several_mappings_cannot_be_exported(world, gpu, device):
+def test_unexportable_mapping_fails_without_leaking_descriptors(world, gpu, device):
     gpu.set(refuse_whole=1, refuse_all=NOT_SUPPORTED)
     before = num_fds()
     with pytest.raises(Unavailable, match="CUDA_ERROR_NOT_SUPPORTED. By nvidia_peermem: Bad addr"):
@@ -165,21 +165,21 @@ def test_a_named_mapping_never_falls_back(world, gpu, device):
 
 
 @pytest.mark.parametrize("sizes", [(MIB, -MIB), (MIB, MIB, -MIB)])
-def test_memory_of_several_kinds(gpu, device, sizes):
+def test_mixed_memory_is_rejected(gpu, device, sizes):
     where = sum(size for size in sizes if size > 0)
     message = f"must be memory of one GPU, got cuda:0 up to byte {where} of"
     with pytest.raises(InvalidArgument, match=message):
         device.register(gpu.allocate(*sizes))
 
 
-def test_memory_that_begins_on_the_host(gpu, device):
+def test_memory_starting_on_the_host_fails_to_pin(gpu, device):
     """The driver tells nothing of where host memory ends: the kernel finds out."""
     memory = gpu.allocate(-MIB, MIB)
     with pytest.raises(OSError, match="cannot be pinned"):
         device.register(memory.bytes)
 
 
-def test_copies_that_cannot_be_made_synchronous_are_noted(world, gpu, device):
+def test_failed_sync_memops_is_noted(world, gpu, device):
     gpu.set(set_flags_fails=NOT_SUPPORTED)
     with device.register(gpu.allocate(MIB, is_virtual=True)) as region:
         assert region.mapping == "dmabuf"
@@ -190,20 +190,20 @@ def test_copies_that_cannot_be_made_synchronous_are_noted(world, gpu, device):
         assert "CUDA_ERROR_NOT_SUPPORTED; not by dma-buf: cuda:0 does not" in region.note
 
 
-def test_context_flags_are_added_to(gpu, device):
+def test_context_flags_are_preserved(gpu, device):
     gpu.set(context_flags=8)
     with device.register(gpu.allocate(MIB, is_virtual=True)):
         assert gpu.get("context_flags") == 8 | SYNC_MEMOPS
 
 
-def test_a_piece_fails_after_others(world, gpu, device):
+def test_failed_piece_deregisters_earlier_ones(world, gpu, device):
     world.fail("ibv_reg_dmabuf_mr", errno.ENOMEM, skip=2)
     with pytest.raises(Unavailable, match="ibv_reg_dmabuf_mr: fake0: Cannot allocate memory"):
         device.register(gpu.allocate(MIB), max_piece_bytes=MIB // 4)
     assert "region" not in world.live() and world.calls("ibv_dereg_mr") == 2
 
 
-def test_host_memory_beside_a_gpu(gpu, device):
+def test_host_memory_with_a_gpu_present(gpu, device):
     with device.register(bytearray(100)) as region:
         assert region.mapping == "host" and region.location == "cpu:0"
     assert gpu.get("num_sync_memops") == 0

@@ -44,7 +44,7 @@ def test_closing_in_any_order(world, order):
 
 @given(order=st.permutations(NAMES), data=st.data())
 @settings(max_examples=30)
-def test_forgetting_in_any_order(world, order, data):
+def test_dropping_references_in_any_order(world, order, data):
     handles = make()
     for name in order:
         if data.draw(st.booleans()):
@@ -54,7 +54,7 @@ def test_forgetting_in_any_order(world, order, data):
     world.check()
 
 
-def test_closing_a_device_closes_all_of_it(world):
+def test_closing_a_device_closes_its_objects(world):
     with Connection(world, max_immediates=2) as c:
         with world.held():
             c.write([(0, 0, 8)], immediate=1)
@@ -63,7 +63,7 @@ def test_closing_a_device_closes_all_of_it(world):
             assert world.live() == dict.fromkeys(KINDS, 1)
 
 
-def test_using_what_is_closed(connection):
+def test_closed_objects_are_rejected(connection):
     near, far = connection.near, connection.far
     near.device.close()
     calls = [
@@ -86,7 +86,7 @@ def test_using_what_is_closed(connection):
     assert not near.pair.connected
 
 
-def test_a_failing_close_is_not_repeated(world):
+def test_failed_close_is_not_repeated(world):
     """What the kernel does not take back is lost to us; closing goes on."""
     handles = make()
     world.fail("ibv_dereg_mr", errno.EBUSY)
@@ -125,7 +125,7 @@ def act(name: str, c: Connection, made: list) -> None:
 
 @pytest.mark.parametrize("closing", NAMES)
 @pytest.mark.parametrize("delayed", ["", "ibv_create_qp", "ibv_create_cq", "ibv_reg_mr_iova2"])
-def test_closing_while_others_use_it(world, closing, delayed):
+def test_close_races_with_use(world, closing, delayed):
     """No call sees a handle that is destroyed, and what is made meanwhile is closed as well."""
     for _ in range(5):
         with Connection(world, depth=4096, max_sends=8) as c:
@@ -158,7 +158,7 @@ def test_closing_while_others_use_it(world, closing, delayed):
         world.check()
 
 
-def test_closing_at_once_from_many_threads(world):
+def test_concurrent_closes_from_many_threads(world):
     for _ in range(20):
         handles = make()
         start = threading.Barrier(8)
@@ -178,7 +178,7 @@ def test_closing_at_once_from_many_threads(world):
         world.check()
 
 
-def test_the_last_owners_go_while_the_device_closes(world):
+def test_last_references_dropped_during_device_close(world):
     """Who closes a device may be the last to hold what lives on it."""
     c = Connection(world)
     device = c.near.device
@@ -194,7 +194,7 @@ def test_the_last_owners_go_while_the_device_closes(world):
 
 
 @pytest.mark.parametrize("end", ["wait", "poll", "failure", "close", "close of the device"])
-def test_a_transfer_holds_its_region(world, end):
+def test_transfer_keeps_its_region_alive(world, end):
     """A NIC does not write to memory that was freed, though nobody kept the region."""
     with Connection(world) as c:
         near, far = c.near, c.far
@@ -223,7 +223,7 @@ def test_a_transfer_holds_its_region(world, end):
         assert world.live()["region"] == (1 if end == "close of the device" else 2)
 
 
-def test_a_transfer_that_is_refused_holds_nothing(world, connection):
+def test_rejected_transfer_keeps_nothing_alive(world, connection):
     memory = np.zeros(4096, np.uint8)
     held = weakref.ref(memory)
     with pytest.raises(InvalidArgument, match=r"local\[0\] must be within"):
@@ -234,7 +234,7 @@ def test_a_transfer_that_is_refused_holds_nothing(world, connection):
     assert held() is None
 
 
-def test_what_is_closed_holds_no_memory(world, device):
+def test_closed_objects_release_their_memory(world, device):
     """Otherwise a mapping could not be closed: its buffer would still be exported."""
     memory = mmap.mmap(-1, 4096)
     with device.register(memory) as region:
@@ -246,7 +246,7 @@ def test_what_is_closed_holds_no_memory(world, device):
     assert region.num_bytes == lease.regions[0].num_bytes == 4096
 
 
-def test_what_a_device_closes_holds_no_memory(world):
+def test_objects_closed_by_their_device_release_memory(world):
     memory = mmap.mmap(-1, 4096)
     with rdma.open("fake0") as first, rdma.open("fake1") as second:
         regions = [*rdma.register([first, second], memory), first.register(memory)]

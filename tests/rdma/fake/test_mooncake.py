@@ -37,7 +37,7 @@ def started(device_name: str):
     ("devices", "used"),
     [("", {"fake0", "fake1", "fake2", "fake3"}), ("fake2, fake0", {"fake0", "fake2"})],
 )
-def test_blocks_go_over_the_nics_that_are_named(devices, used):
+def test_transfers_use_only_the_named_nics(devices, used):
     near, far = addressed(SIZE), np.full(SIZE, UNTOUCHED, np.uint8)
     with started(devices) as here, started("") as there:
         peer = f"127.0.0.1:{there.get_rpc_port()}"
@@ -59,14 +59,14 @@ def test_blocks_go_over_the_nics_that_are_named(devices, used):
         here.close()  # whoever asks for the engine beneath owns it
 
 
-def test_a_nic_that_is_not_there(caplog):
+def test_unknown_nic_name_fails_initialize(caplog):
     with contextlib.closing(TransferEngine()) as engine:
         arguments = ("127.0.0.1", "P2PHANDSHAKE", "rdma", "fake0,mlx5_0")
         reason = r"of which it has \['fake0', .* got 'fake0,mlx5_0'"
         refused(caplog, -1, reason, engine.initialize, *arguments)
 
 
-def test_a_batch_that_a_nic_registers_in_part(world, caplog):
+def test_partially_registered_batch_is_rolled_back(world, caplog):
     memory = addressed(SIZE)
     begins = [memory.ctypes.data + i * BLOCK for i in range(4)]
     with started("fake0") as engine:

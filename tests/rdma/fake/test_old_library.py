@@ -81,14 +81,14 @@ def test_without_iova2_relaxed_ordering_is_left_out():
     run(COMMON + WITHOUT_IOVA2 + CHECK)
 
 
-def test_without_types_of_gids():
+def test_library_without_gid_types():
     run(COMMON + WITHOUT_GID_TYPES + CHECK)
 
 
-def test_without_dmabuf(gpu):
+def test_library_without_dmabuf(gpu):
     run(COMMON + WITHOUT_DMABUF + CHECK)
 
 
-def test_without_a_library(tmp_path):
+def test_missing_library_is_reported(tmp_path):
     (tmp_path / "libibverbs.so.1").write_text("not a library")
     run(WITHOUT_LIBRARY, LD_LIBRARY_PATH=str(tmp_path))

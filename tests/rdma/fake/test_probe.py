@@ -12,7 +12,7 @@ from .pairs import addressed
 
 
 @pytest.mark.parametrize("size", [1, 100, 4096, 100_000])
-def test_memory_that_is_reached_is_as_before(world, device, size):
+def test_probe_leaves_memory_unchanged(world, device, size):
     memory = addressed(size)
     before = memory.copy()
     assert rdma.probe(device, memory) == ""
@@ -30,7 +30,7 @@ def test_memory_of_a_gpu(world, gpu, device):
         rdma.probe(device, memory)
 
 
-def test_a_registration_that_is_refused(world, device):
+def test_probe_raises_when_registration_fails(world, device):
     world.fail("ibv_reg_mr_iova2", errno.EFAULT)
     with pytest.raises(OSError, match="ibv_reg_mr: 10 bytes"):
         rdma.probe(device, bytearray(10))
@@ -46,37 +46,37 @@ def test_a_registration_that_is_refused(world, device):
         (3, "registered, but write failed: "),
     ],
 )
-def test_memory_that_is_registered_and_not_reached(world, device, skip, message):
+def test_probe_reports_unreachable_memory(world, device, skip, message):
     world.fail_work("remote access error", skip)
     assert rdma.probe(device, bytearray(10)).startswith(message)
     assert world.live() == {"context": 1, "protection domain": 1}
 
 
-def test_memory_that_is_reached_with_other_bytes(world, device):
+def test_probe_reports_corrupted_data(world, device):
     world.set_option("corrupt", 1)
     reason = rdma.probe(device, bytearray(10))
     assert reason == "registered, but what was read back is not what was written"
 
 
-def test_nothing_comes(world, device):
+def test_probe_times_out_without_completions(world, device):
     with world.held():
         reason = rdma.probe(device, bytearray(10), timeout_s=0.05)
     assert reason.startswith("registered, but read failed: wait: transfer 1 is not over")
 
 
-def test_a_port_that_is_down_tells_nothing_of_memory(world, device):
+def test_probe_requires_an_active_port(world, device):
     world.set_port(state="DOWN")
     with pytest.raises(Unavailable, match="probe: port 1 of fake0 must be ACTIVE, got DOWN"):
         rdma.probe(device, bytearray(10))
 
 
 @pytest.mark.parametrize("memory", [b"read-only", bytearray()])
-def test_memory_that_cannot_be_probed(device, memory):
+def test_probe_requires_writable_nonempty_memory(device, memory):
     with pytest.raises(InvalidArgument, match="probe: buffer must be writable and hold at least"):
         rdma.probe(device, memory)
 
 
-def test_another_port(world):
+def test_probe_on_another_port(world):
     world.add_port()
     world.set_port(port=1, state="DOWN")
     with rdma.open("fake0") as device:

@@ -38,13 +38,13 @@ def test_depths(world, device, depth):
         ({"max_sends": 60, "max_immediates": 5}, "room for 65 .* got a depth of 64, 0 of it taken"),
     ],
 )
-def test_a_bad_option_is_named(world, queue, options, message):
+def test_error_names_bad_option(world, queue, options, message):
     with pytest.raises(InvalidArgument, match=message):
         queue.queue_pair(**({"max_sends": 8} | options))
     assert "queue pair" not in world.live()
 
 
-def test_queue_pairs_share_the_room_of_their_queue(queue):
+def test_queue_pairs_share_completion_queue_capacity(queue):
     first = queue.queue_pair(max_sends=40)
     with pytest.raises(InvalidArgument, match="room for 25 .* depth of 64, 40 of it taken"):
         queue.queue_pair(max_sends=25)
@@ -52,7 +52,7 @@ def test_queue_pairs_share_the_room_of_their_queue(queue):
     assert queue.queue_pair(max_sends=60, max_immediates=4).number > 0
 
 
-def test_what_the_device_is_asked_for(world, queue):
+def test_requested_sizes_are_capped_by_the_device(world, queue):
     queue.queue_pair(max_sends=7, max_sges=100, max_immediates=3)
     [call] = world.log("ibv_create_qp")
     sizes = (call["max_send_wr"], call["max_recv_wr"], call["max_send_sge"])
@@ -60,7 +60,7 @@ def test_what_the_device_is_asked_for(world, queue):
 
 
 @pytest.mark.parametrize("verb", ["ibv_create_qp", "ibv_modify_qp", "ibv_query_port"])
-def test_making_one_fails(world, queue, verb):
+def test_failed_queue_pair_creation_returns_capacity(world, queue, verb):
     world.fail(verb, errno.ENOMEM)
     with pytest.raises(OSError, match=verb) as caught:
         queue.queue_pair(max_sends=8)
@@ -70,14 +70,14 @@ def test_making_one_fails(world, queue, verb):
 
 
 @pytest.mark.parametrize("verb", ["ibv_create_comp_channel", "ibv_create_cq"])
-def test_making_a_queue_fails(world, device, verb):
+def test_failed_completion_queue_creation(world, device, verb):
     world.fail(verb, errno.EMFILE)
     with pytest.raises(OSError, match=f"{verb}.*fake0"):
         device.completion_queue()
     assert world.live() == {"context": 1, "protection domain": 1}
 
 
-def test_more_than_the_device_has(world, queue):
+def test_queue_pairs_beyond_the_device_limit_fail(world, queue):
     world.set_device(max_qp=1)
     first = queue.queue_pair(max_sends=4)
     with pytest.raises(OSError, match="ibv_create_qp: 5 sends and 0 immediates on fake0") as caught:
@@ -98,7 +98,7 @@ def test_more_than_the_device_has(world, queue):
         ({"psn": 1 << 24}, "numbers of 24 bits"),
     ],
 )
-def test_ends_that_do_not_fit(connection, change, message):
+def test_incompatible_endpoints_are_rejected(connection, change, message):
     peer = dataclasses.replace(connection.far.pair.endpoint, **change)
     with pytest.raises(InvalidArgument, match=f"peer must (have )?{message}"):
         connection.near.pair.connect(peer)
@@ -165,7 +165,7 @@ def test_infiniband_to_another_subnet(world, prefix, is_global):
         c.near.queue.wait(c.write([(0, 0, 100)]))
 
 
-def test_no_route(world, queue, connection):
+def test_connect_without_a_route_fails(world, queue, connection):
     pair = queue.queue_pair(max_sends=8)
     peer = dataclasses.replace(connection.far.pair.endpoint, gid=bytes(15) + b"\1")
     message = f"ibv_modify_qp: queue pair {pair.number} of fake0 to RTR: no route from this port"
@@ -173,7 +173,7 @@ def test_no_route(world, queue, connection):
         pair.connect(peer)
 
 
-def test_what_is_not_connected(world, queue, connection):
+def test_unconnected_queue_pair_rejects_transfers(world, queue, connection):
     pair = queue.queue_pair(max_sends=8)
     near, far = connection.near, connection.far
     assert not pair.connected and near.pair.connected

@@ -38,13 +38,13 @@ def names(topology: Topology) -> list[str]:
     return [nic.name for nic in topology.choose_nics("cpu:0")]
 
 
-def test_all_reach(topology):
+def test_all_nics_reach_host_memory(topology):
     topology.mark_unreachable("cpu:0", "fake2", "was so yesterday")
     assert probe_all(topology) == {("cpu:0", f"fake{i}"): "" for i in range(4)}
     assert not topology.unreachable and len(names(topology)) == 4
 
 
-def test_one_that_registers_and_does_not_reach(world, topology, tmp_path):
+def test_nic_that_registers_but_does_not_reach_is_excluded(world, topology, tmp_path):
     world.fail_work("remote access error", skip=4)  # four requests a probe: the second NIC's first
     reasons = probe_all(topology)
     assert "remote access error" in reasons["cpu:0", "fake1"]
@@ -55,14 +55,14 @@ def test_one_that_registers_and_does_not_reach(world, topology, tmp_path):
     assert sorted(names(Topology.from_json(tmp_path / "topology.json"))) == names(topology)
 
 
-def test_memory_that_is_not_registered_says_nothing_of_reach(world, topology):
+def test_failed_registration_does_not_mark_unreachable(world, topology):
     world.fail("ibv_reg_mr_iova2", errno.ENOMEM, device="fake3", count=100)
     reasons = probe_all(topology)
     assert reasons["cpu:0", "fake3"].startswith("not registered: ")
     assert not topology.unreachable
 
 
-def test_a_port_that_is_down_is_left_out(world, topology):
+def test_down_port_is_not_probed(world, topology):
     world.set_port(0, state="DOWN")
     assert ("cpu:0", "fake0") not in probe_all(topology)
 
@@ -74,7 +74,7 @@ def on_two_nodes(*nics: Nic) -> Topology:
 FACTS = {"state": "ACTIVE", "gbit_per_s": 100.0, "link_layer": "Ethernet", "has_gid": True}
 
 
-def test_what_is_found_of_host_memory_is_true_of_every_node(world):
+def test_host_memory_result_applies_to_every_node(world):
     topology = on_two_nodes(*(Nic(f"fake{i}", numa=i, **FACTS) for i in range(2)))
     world.set_option("corrupt", 1)
     reasons = probe_all(topology)
@@ -86,7 +86,7 @@ def test_what_is_found_of_host_memory_is_true_of_every_node(world):
 
 
 @pytest.mark.parametrize("count", [1, 4])
-def test_a_nic_that_cannot_be_opened(world, topology, count):
+def test_nic_that_cannot_be_opened_is_reported(world, topology, count):
     """The others are probed."""
     for i in range(count):
         world.fail("ibv_open_device", errno.EACCES, device=f"fake{i}", count=1 << 20)
@@ -99,7 +99,7 @@ def test_a_nic_that_cannot_be_opened(world, topology, count):
     assert not topology.unreachable
 
 
-def test_the_port_is_the_one_that_the_topology_names(world):
+def test_port_named_by_the_topology_is_probed(world):
     world.add_port()
     world.set_port(0, 2, state="DOWN")
     nics = [Nic("fake0", port=2, **FACTS), Nic("fake1", port=2, **FACTS), Nic("fake9", **FACTS)]
@@ -111,7 +111,7 @@ def test_the_port_is_the_one_that_the_topology_names(world):
 
 
 @pytest.mark.parametrize("opened", [True, False])
-def test_a_location_that_is_not_there(world, topology, opened):
+def test_unknown_location_is_rejected(world, topology, opened):
     if not opened:
         world.fail("ibv_open_device", errno.EACCES, count=1 << 20)
     with pytest.raises(InvalidArgument, match="locations must be of cpu:0, got 'cuda:0'"):

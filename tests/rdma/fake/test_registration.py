@@ -83,7 +83,7 @@ def test_pieces(world, offset, num_bytes, limit, by_device):
     world.check()
 
 
-def test_a_region_of_several_pieces_has_no_one_key(device):
+def test_multi_piece_region_has_no_single_key(device):
     with device.register(bytearray(3 * PAGE), max_piece_bytes=PAGE) as region:
         for name in ("lkey", "rkey"):
             with pytest.raises(InvalidArgument, match=f"{name}: region must be of one piece, got"):
@@ -108,7 +108,7 @@ def test_ranges_across_pieces(world, near, far, at):
     world.check()
 
 
-def test_on_several_nics(world):
+def test_register_on_several_nics(world):
     memory = np.zeros(1000, np.uint8)
     with opened(*NAMES) as devices:
         regions = rdma.register(devices, memory, "remote_write")
@@ -116,7 +116,7 @@ def test_on_several_nics(world):
         assert len(world.log("ibv_reg_mr")) == 4 == world.live()["region"]
 
 
-def test_on_several_nics_at_once(world):
+def test_register_on_several_nics_concurrently(world):
     """Each waits within the verb until all four are there."""
     world.meet("ibv_reg_mr_iova2", 4)
     with opened(*NAMES) as devices:
@@ -125,7 +125,7 @@ def test_on_several_nics_at_once(world):
 
 @pytest.mark.parametrize("failing", NAMES)
 @pytest.mark.parametrize("skip", [0, 2])
-def test_on_all_or_none(world, failing, skip):
+def test_register_on_all_nics_or_none(world, failing, skip):
     """Also if it is a later piece that cannot be registered."""
     with opened(*NAMES) as devices:
         world.fail("ibv_reg_mr_iova2", errno.EIO, device=failing, skip=skip)
@@ -136,19 +136,19 @@ def test_on_all_or_none(world, failing, skip):
         assert world.calls("ibv_dereg_mr") == world.calls("ibv_reg_mr_iova2") - 1 > 0
 
 
-def test_a_device_twice(world, device):
+def test_duplicate_device_is_rejected(world, device):
     with pytest.raises(InvalidArgument, match=r"each be named once, got \['fake0', 'fake0'\]"):
         rdma.register([device, device], bytearray(10))
     with rdma.open("fake0") as again:  # the same NIC, another protection domain
         assert len(rdma.register([device, again], bytearray(10))) == 2
 
 
-def test_no_device(world):
+def test_empty_device_list_is_rejected(world):
     with pytest.raises(InvalidArgument, match="register: devices must name at least one, got none"):
         rdma.register([], bytearray(10))
 
 
-def test_a_closed_device(world):
+def test_closed_device_is_rejected(world):
     with opened(*NAMES) as devices:
         devices[2].close()
         with pytest.raises(InvalidArgument, match="register: device fake2 must be open, but is"):
@@ -157,7 +157,7 @@ def test_a_closed_device(world):
 
 
 @pytest.mark.parametrize("memory", [b"", bytearray(), np.zeros((0, 5)), torch.zeros(0)])
-def test_nothing(device, memory):
+def test_empty_buffer_is_rejected(device, memory):
     with pytest.raises(InvalidArgument, match="register: buffer must hold at least one byte"):
         device.register(memory)
 
@@ -173,12 +173,12 @@ def test_nothing(device, memory):
         ({"buffer": [1, 2]}, "got list"),
     ],
 )
-def test_a_bad_argument_is_named(device, change, message):
+def test_error_names_bad_argument(device, change, message):
     with pytest.raises(InvalidArgument, match=message):
         device.register(**({"buffer": bytearray(10)} | change))
 
 
-def test_a_region_holds_its_memory(device):
+def test_region_keeps_its_memory_alive(device):
     memory = bytearray(100)
     region = device.register(memory)
     with pytest.raises(BufferError):
@@ -190,7 +190,7 @@ def test_a_region_holds_its_memory(device):
 
 
 @pytest.mark.parametrize("mapping", ["dmabuf", "peermem"])
-def test_host_memory_is_not_mapped_as_a_gpus(world, device, mapping):
+def test_gpu_mapping_of_host_memory_is_rejected(world, device, mapping):
     message = f'mapping must be "auto" for host memory, got "{mapping}"'
     with pytest.raises(InvalidArgument, match=message):
         device.register(bytearray(8192), mapping=mapping)

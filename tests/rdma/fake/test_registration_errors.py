@@ -35,7 +35,7 @@ class Mapped:
         assert LIBC.mprotect(begin, ctypes.c_size_t(PAGE), rights) == 0
 
 
-def test_memory_that_is_not_mapped(device):
+def test_unmapped_memory_is_named(device):
     buffer = Buffer(1 << 20, 3 * PAGE, "cpu:0", True, None)
     with pytest.raises(OSError, match=r"0x100000 is not mapped in this process \(freed\?\)") as e:
         device.register(buffer)
@@ -43,7 +43,7 @@ def test_memory_that_is_not_mapped(device):
     assert f"ibv_reg_mr: {3 * PAGE} bytes at 0x100000 on fake0" in str(e.value)
 
 
-def test_memory_of_which_a_part_is_not_mapped(device):
+def test_partially_unmapped_memory_is_named(device):
     memory = Mapped(4)
     hole = memory.address + 2 * PAGE
     try:
@@ -57,7 +57,7 @@ def test_memory_of_which_a_part_is_not_mapped(device):
         LIBC.mmap(ctypes.c_void_p(hole), pages, mmap.PROT_READ, flags, -1, ctypes.c_size_t(0))
 
 
-def test_memory_that_is_mapped_read_only(device):
+def test_read_only_mapping_is_named(device):
     memory = Mapped(3)
     memory.protect(1, mmap.PROT_READ)
     place = memory.address + PAGE
@@ -67,7 +67,7 @@ def test_memory_that_is_mapped_read_only(device):
     device.register(buffer, "remote_read").close()
 
 
-def test_memory_that_may_not_be_read(device):
+def test_unreadable_memory_is_named(device):
     memory = Mapped(2)
     memory.protect(1, 0)
     try:
@@ -102,7 +102,7 @@ def capability():
     assert LIBC.capset(header, before) == 0
 
 
-def test_who_is_above_the_limit_of_locked_memory(world, device, memlock, capability):
+def test_privileged_process_is_not_pointed_at_rlimit_memlock(world, device, memlock, capability):
     if Path("/proc/self/uid_map").read_text().split() != ["0", "0", str((1 << 32) - 1)]:
         pytest.skip("this process is in a user namespace of its own, where nobody is")
     capability(True)
@@ -112,7 +112,7 @@ def test_who_is_above_the_limit_of_locked_memory(world, device, memlock, capabil
         device.register(bytearray(65537))
 
 
-def test_the_limit_of_locked_memory(world, device, memlock, capability):
+def test_rlimit_memlock_is_named(world, device, memlock, capability):
     capability(False)
     memlock(65536)
     world.set_option("max_pinned_bytes", 65536)
@@ -120,7 +120,7 @@ def test_the_limit_of_locked_memory(world, device, memlock, capability):
         device.register(bytearray(65537))
 
 
-def test_more_regions_than_the_device_has(world, memlock):
+def test_device_region_limit_is_named(world, memlock):
     if resource.getrlimit(resource.RLIMIT_MEMLOCK)[1] != resource.RLIM_INFINITY:
         pytest.skip("this process may not have an unlimited RLIMIT_MEMLOCK")
     memlock(resource.RLIM_INFINITY)
@@ -139,7 +139,7 @@ def test_more_regions_than_the_device_has(world, memlock):
         (errno.EIO, "100 bytes at 0x[0-9a-f]* on fake0: Input/output error"),
     ],
 )
-def test_what_else_the_kernel_may_say(world, device, error, message):
+def test_other_kernel_errors_are_explained(world, device, error, message):
     world.fail("ibv_reg_mr_iova2", error)
     with pytest.raises(OSError, match=message) as caught:
         device.register(bytearray(100))

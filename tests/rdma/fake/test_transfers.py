@@ -55,7 +55,7 @@ def test_any_ranges(world, transfers, max_sges, max_sends, piece, held):
     world.check()
 
 
-def test_ranges_that_continue_each_other_share_a_request(world, connection):
+def test_adjacent_ranges_share_a_work_request(world, connection):
     ranges = [(512 * (7 - i), 512 * i, 512) for i in range(8)]  # there in order, here backwards
     before = world.calls("ibv_post_send")
     token = connection.write(ranges)
@@ -65,7 +65,7 @@ def test_ranges_that_continue_each_other_share_a_request(world, connection):
     assert world.calls("ibv_post_send") - before == 3  # it scatters 4
 
 
-def test_a_range_is_one_part_where_it_goes_on(world, connection):
+def test_contiguous_ranges_are_one_part(world, connection):
     before = world.calls("ibv_post_send")
     ranges = [(64 * i, 64 * i, 64) for i in range(1000)]
     connection.near.queue.wait(connection.write(ranges))
@@ -74,7 +74,7 @@ def test_a_range_is_one_part_where_it_goes_on(world, connection):
     connection.check_bytes()
 
 
-def test_messages_are_no_longer_than_the_port_says(world):
+def test_messages_respect_the_port_limit(world):
     world.set_port(0, max_msg_sz=1000)
     with Connection(world) as c:
         c.near.queue.wait(c.write([(0, 0, 4500)]))
@@ -83,14 +83,14 @@ def test_messages_are_no_longer_than_the_port_says(world):
         assert world.calls("ibv_post_send") == 5
 
 
-def test_a_port_that_does_not_say_how_long_a_message_may_be(world):
+def test_port_without_a_message_limit(world):
     world.set_port(0, max_msg_sz=0)
     with Connection(world) as c:
         token = c.write([(0, 0, 100)])
         assert [e.token for e in c.near.drain()] == [token]
 
 
-def test_an_immediate_comes_after_the_data(world):
+def test_immediate_arrives_after_the_data(world):
     with Connection(world, max_immediates=4) as c:
         token = c.write([(0, 0, 5000), (9000, 100, 7), (100, 9000, 2000)], immediate=0xFFFFFFFE)
         [told] = c.far.queue.poll(timeout_s=5)
@@ -103,14 +103,14 @@ def test_an_immediate_comes_after_the_data(world):
         assert done.num_bytes == 7007 and done.immediate is None
 
 
-def test_an_immediate_needs_no_data(world):
+def test_immediate_without_data(world):
     with Connection(world, max_immediates=1) as c:
         c.near.queue.wait(c.write([], immediate=7))
         [told] = c.far.queue.poll()
         assert told.immediate == 7 and told.num_bytes == 0
 
 
-def test_immediates_wait_until_there_is_room(world):
+def test_immediates_wait_for_receive_slots(world):
     with Connection(world, max_immediates=2, max_sends=4) as c:
         tokens = [c.write([(0, 0, 8)], immediate=i) for i in range(9)]
         assert len(c.near.drain()) == 2
@@ -122,7 +122,7 @@ def test_immediates_wait_until_there_is_room(world):
         assert [e.token for e in ended] == tokens[2:]
 
 
-def test_without_room_and_patience_an_immediate_fails(world):
+def test_immediate_without_receive_slot_exhausts_retries(world):
     with Connection(world) as c:
         c.connect(rnr_retries=3)
         token = c.write([(0, 0, 8)], immediate=1)
@@ -141,7 +141,7 @@ def test_without_room_and_patience_an_immediate_fails(world):
         ({"immediate": -1}, "immediate must be an integer in 0 to 4294967295"),
     ],
 )
-def test_a_bad_argument_is_named(connection, change, message):
+def test_error_names_bad_argument(connection, change, message):
     good = {"ranges": [(0, 0, 8)], "immediate": None}
     with pytest.raises(InvalidArgument, match=message):
         connection.write(**(good | change))

@@ -32,7 +32,7 @@ class Waiter:
         return self._ended[0]
 
 
-def test_a_completion_wakes(world, connection):
+def test_completion_wakes_a_waiter(world, connection):
     """Whatever was in the queue when it was armed, and whatever comes later."""
     near = connection.near
     for _ in range(50):
@@ -41,7 +41,7 @@ def test_a_completion_wakes(world, connection):
         assert [e.token for e in waiter.result()] == [token]
 
 
-def test_what_no_nic_tells_wakes(world, connection):
+def test_software_completion_wakes_a_waiter(world, connection):
     near = connection.near
     with world.held():
         token = connection.write([(0, 0, 8)])
@@ -51,19 +51,19 @@ def test_what_no_nic_tells_wakes(world, connection):
     assert (ended.token, ended.status) == (token, "closed")
 
 
-def test_a_transfer_of_nothing_is_over_at_once(connection):
+def test_empty_transfer_completes_at_once(connection):
     token = connection.write([])
     assert [(e.token, e.ok) for e in connection.near.queue.poll()] == [(token, True)]
 
 
-def test_a_transfer_of_nothing_is_over_after_those_before(world, connection):
+def test_empty_transfer_completes_after_earlier_ones(world, connection):
     with world.held():
         tokens = [connection.write([(0, 0, 8)]), connection.write([]), connection.read([])]
         assert connection.near.queue.poll() == []
     assert [e.token for e in connection.near.drain()] == tokens
 
 
-def test_what_others_wait_for_is_kept(world, connection):
+def test_completions_for_other_waiters_are_kept(world, connection):
     near = connection.near
     first, second, third = (connection.write([(0, 0, 8)]) for _ in range(3))
     assert near.queue.wait(second).token == second
@@ -75,7 +75,7 @@ def test_what_others_wait_for_is_kept(world, connection):
             near.queue.wait(token)
 
 
-def test_a_wait_that_ends_loses_nothing(world, connection):
+def test_timed_out_or_failed_wait_loses_no_completions(world, connection):
     near = connection.near
     with world.held() as let:
         first, second = connection.write([(0, 0, 8)]), connection.write([(8, 8, 8)])
@@ -91,7 +91,7 @@ def test_a_wait_that_ends_loses_nothing(world, connection):
 
 
 @pytest.mark.parametrize("num_threads", [1, 3])
-def test_closing_wakes(connection, num_threads):
+def test_close_wakes_a_waiter(connection, num_threads):
     near = connection.near
     waiters = [Waiter(lambda: near.queue.poll(timeout_s=FOR_EVER)) for _ in range(num_threads)]
     near.queue.close()
@@ -101,7 +101,7 @@ def test_closing_wakes(connection, num_threads):
         assert "completion queue of fake0 must be open, but is closed" in str(error)
 
 
-def test_the_time_is_up(world, connection):
+def test_wait_and_poll_time_out(world, connection):
     near = connection.near
     assert near.queue.poll(timeout_s=0.01) == []
     with world.held():
@@ -111,13 +111,13 @@ def test_the_time_is_up(world, connection):
     assert near.queue.wait(token).ok  # it went on
 
 
-def test_a_queue_that_cannot_be_armed(world, connection):
+def test_poll_fails_when_the_queue_cannot_be_armed(world, connection):
     world.fail("ibv_req_notify_cq", errno.EIO)
     with pytest.raises(OSError, match="ibv_req_notify_cq: fake0"):
         connection.near.queue.poll(timeout_s=FOR_EVER)
 
 
-def test_a_nic_that_is_gone_while_one_waits(world, connection):
+def test_nic_removed_during_a_wait(world, connection):
     """Its channel is readable for ever then, and has nothing to read."""
     near = connection.near
     near.queue._handle.wait(0.0, 0.0)  # arms
@@ -139,7 +139,7 @@ def test_many_events_are_acknowledged(world, connection):
         assert [e.token for e in near.queue.poll()] == [token]
 
 
-def test_several_who_poll_share_what_is_over(world, connection):
+def test_concurrent_pollers_share_completions(world, connection):
     near = connection.near
     num_transfers, found, lock = 400, [], threading.Lock()
 
@@ -161,7 +161,7 @@ def test_several_who_poll_share_what_is_over(world, connection):
     assert sorted(found) == tokens
 
 
-def test_waiting_for_one_that_fails(world, connection):
+def test_wait_raises_the_transfer_error(world, connection):
     world.fail_work("remote access error")
     with pytest.raises(TransferError, match="transfer with queue pair .*: remote access error"):
         connection.near.queue.wait(connection.write([(0, 0, 8)]))
@@ -198,7 +198,7 @@ def until_one_sleeps(queue) -> None:
     until(lambda: queue._is_sleeping)
 
 
-def test_all_who_wait_are_told_at_once(world, connection, without_slices):
+def test_one_poll_wakes_all_waiters(world, connection, without_slices):
     """One of them polls, and finds what the others wait for."""
     queue, results = connection.near.queue, []
     with world.held() as let:
@@ -222,7 +222,9 @@ def test_all_who_wait_are_told_at_once(world, connection, without_slices):
 
 
 @pytest.mark.parametrize("waits", [True, False])
-def test_who_sleeps_is_told_of_what_another_finds(world, connection, without_slices, waits):
+def test_sleeping_waiter_gets_completion_polled_by_another(
+    world, connection, without_slices, waits
+):
     queue, results = connection.near.queue, []
     with world.held():
         mine, other = connection.write([(0, 0, 8)]), connection.write([(8, 8, 8)])
@@ -250,7 +252,7 @@ def test_who_sleeps_is_told_of_what_another_finds(world, connection, without_sli
     assert in_time == [mine]
 
 
-def test_who_wakes_without_a_result_hands_over(world, connection, without_slices):
+def test_timed_out_sleeper_hands_over_to_another_waiter(world, connection, without_slices):
     """The time of the one that sleeps is up; the others must not sleep on."""
     queue, results = connection.near.queue, []
     with world.held() as let:
@@ -270,7 +272,7 @@ def test_who_wakes_without_a_result_hands_over(world, connection, without_slices
     assert in_time == [first]
 
 
-def test_closing_wakes_all(world, connection, without_slices):
+def test_close_wakes_all_waiters(world, connection, without_slices):
     queue = connection.near.queue
     with world.held():
         tokens = [connection.write([(8 * i, 8 * i, 8)]) for i in range(3)]
@@ -307,7 +309,7 @@ def interrupted(call, num_places: int) -> bool:
     return False
 
 
-def test_an_interrupt_leaves_the_queue_as_it_was(connection):
+def test_interrupted_poll_leaves_the_queue_usable(connection):
     """Otherwise all later calls would wait: for the lock, or for a thread that does not sleep."""
     queue, num_places, left = connection.near.queue, 1, []
     while interrupted(lambda: queue.poll(timeout_s=0.001), num_places):
@@ -321,7 +323,7 @@ def test_an_interrupt_leaves_the_queue_as_it_was(connection):
     assert num_places > 10 and not left
 
 
-def test_the_beginning_of_a_wait_is_spun(monkeypatch, connection):
+def test_wait_spins_only_at_its_start(monkeypatch, connection):
     """And not that of each of the slices that it consists of."""
     monkeypatch.setattr("mooncake_kernels.rdma.completion_queue.SIGNAL_CHECK_S", 0.01)
     queue, spins, now = connection.near.queue, [], 0.0

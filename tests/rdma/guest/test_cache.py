@@ -31,7 +31,7 @@ def test_leases_move_bytes(link):
 
 @pytest.mark.parametrize("make", [lambda: np.zeros(8192, np.uint8),
                                   lambda: torch.zeros(8192, dtype=torch.uint8)])  # fmt: skip
-def test_freed_memory_is_not_found_again(link, make):
+def test_freed_memory_is_not_a_cache_hit(link, make):
     with RegistrationCache([link.a.device, link.b.device]) as cache:
         memory = make()
         cache.lease(memory[100:200]).close()
@@ -55,7 +55,7 @@ def test_bounds(link):
         assert cache.stats()["num_regions"] == 3
 
 
-def test_a_device_that_was_closed(link):
+def test_lease_on_a_closed_device_is_rejected(link):
     cache = RegistrationCache([link.a.device])
     memory = np.zeros(100, np.uint8)
     cache.lease(memory).close()

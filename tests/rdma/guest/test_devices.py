@@ -26,7 +26,7 @@ def test_devices_are_those_of_sysfs():
             assert gid.type == attrs.read_text().strip()
 
 
-def test_where_devices_are():
+def test_numa_node_and_pci_path_of_devices():
     devices = mk.rdma.devices()
     assert [device.numa for device in devices] == [0, 0, 1, 1]
     for device in devices:
@@ -34,7 +34,7 @@ def test_where_devices_are():
     assert len({device.pci for device in devices}) == 4
 
 
-def test_a_name_that_does_not_exist():
+def test_unknown_device_name_is_rejected():
     with pytest.raises(mk.InvalidArgument, match=r'rxe0, rxe1, rxe2, rxe3\), got "mlx5_0"'):
         mk.rdma.open("mlx5_0")
 
@@ -49,7 +49,7 @@ def test_the_ipv4_address_is_chosen():
             device.completion_queue().queue_pair(gid_index=77)
 
 
-def test_a_port_that_goes_down_is_told():
+def test_port_down_raises_an_event():
     with mk.rdma.open("rxe3") as device:
         assert device.wait_event() is None
         shell("ip link set eth3 down")
@@ -64,7 +64,7 @@ def test_a_port_that_goes_down_is_told():
         assert eventually(lambda: device.port().state == "ACTIVE")
 
 
-def test_limits_that_are_reached():
+def test_device_limits_are_enforced():
     with mk.rdma.open("rxe0") as device:
         with pytest.raises(
             mk.InvalidArgument, match=f"depth must be in 1 to {device.info.max_cqe}"

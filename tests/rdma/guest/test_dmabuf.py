@@ -35,7 +35,7 @@ def dmabuf():
     os.close(card)
 
 
-def test_the_kernels_answer_is_told(dmabuf):
+def test_kernel_error_is_reported(dmabuf):
     with mk.rdma.open("rxe0") as device:
         with pytest.raises(OSError, match=r"ibv_reg_dmabuf_mr: 1048576 bytes of the dma-buf") as e:
             device.register_dmabuf(dmabuf, SIZE)
@@ -43,7 +43,7 @@ def test_the_kernels_answer_is_told(dmabuf):
         device.register(np.zeros(100, np.uint8)).close()  # and the device goes on
 
 
-def test_what_is_no_dmabuf():
+def test_invalid_dmabuf_is_rejected():
     with mk.rdma.open("rxe0") as device:
         with pytest.raises(mk.InvalidArgument, match="num_bytes must be an integer in 1 to"):
             device.register_dmabuf(0, 0)

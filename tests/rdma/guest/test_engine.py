@@ -76,7 +76,7 @@ def test_bitwise(near, far, block):
 
 
 @pytest.mark.parametrize(("nics", "dying"), [(2, 1), (4, 2), (4, 0)])
-def test_a_nic_that_dies_under_load(nics, dying):
+def test_transfers_survive_a_nic_dying_under_load(nics, dying):
     """Each request is delivered, before, while and after one NIC, theirs or ours, is away."""
     half = nics // 2
     with engine(*range(half)) as first, engine(*range(half, nics)) as second:
@@ -109,7 +109,7 @@ def test_a_nic_that_dies_under_load(nics, dying):
         run()
 
 
-def test_a_peer_that_is_killed_forked():
+def test_killed_peer_fails_the_transfer_forked():
     ready, told = os.pipe()
     pid = os.fork()
     if pid == 0:

@@ -12,7 +12,7 @@ from mooncake_kernels.rdma import Endpoint, RemoteRegion
 from .links import FAST, Link, Side, eventually, noise, shell
 
 
-def test_a_nic_that_is_taken_down_mid_transfer():
+def test_nic_taken_down_mid_transfer():
     with Link("rxe0", "rxe2", 64 << 20) as first, Link("rxe1", "rxe3") as second:
         first.connect(**FAST)
         first.a.memory[:] = noise(64 << 20)
@@ -57,7 +57,7 @@ def restore_neighbours(nic: int) -> None:
             )
 
 
-def test_a_peer_that_is_killed_forked():
+def test_killed_peer_exhausts_retries_forked():
     read_end, write_end = os.pipe()
     back_read, back_write = os.pipe()
     pid = os.fork()
@@ -81,14 +81,14 @@ def test_a_peer_that_is_killed_forked():
     side.device.close()
 
 
-def test_a_peer_that_has_closed_its_end():
+def test_closed_remote_queue_pair_exhausts_retries():
     with Link() as link:
         link.b.pair.close()
         with pytest.raises(mk.TransferError, match="transport retry counter exceeded"):
             link.a.queue.wait(link.a.write(link.b, [(0, 0, 100)]), timeout_s=60.0)
 
 
-def test_closing_ends_what_is_in_flight():
+def test_close_ends_transfers_in_flight():
     with Link(num_bytes=16 << 20) as link:
         tokens = [link.a.write(link.b, [(0, 0, 16 << 20)]) for _ in range(3)]
         link.a.pair.close()

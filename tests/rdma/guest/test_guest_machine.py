@@ -32,14 +32,14 @@ def test_every_nic_has_an_active_port():
         assert (SYS / device / "ports/1/rate").read_text().startswith("100 Gb/sec")
 
 
-def test_nics_have_root_ports_of_their_own_on_two_nodes():
+def test_nics_have_separate_root_ports_on_two_nodes():
     assert [(pci(device) / "numa_node").read_text().strip() for device in NICS] == list("0011")
     root_ports = {pci(device).parts[4] for device in NICS}
     host_bridges = {pci(device).parts[3] for device in NICS}
     assert len(root_ports) == 4 and len(host_bridges) == 2
 
 
-def test_a_display_adapter_shares_the_switch_of_the_first_nic():
+def test_display_adapter_shares_the_first_nics_switch():
     for device in Path("/sys/bus/pci/devices").iterdir():
         if (device / "class").read_text().startswith("0x03"):
             assert device.resolve().parent.parent == pci("rxe0").parent.parent
@@ -79,7 +79,7 @@ def await_listener(port: int) -> None:
     pytest.fail(f"nobody listens on {port}")
 
 
-def test_pyverbs_and_the_objects_it_owns():
+def test_pyverbs_object_layout():
     device, pd = pyverbs_or_skip("device", "pd")
     context = device.Context(name="rxe1")
     domain = pd.PD(context)

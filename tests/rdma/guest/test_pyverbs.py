@@ -98,7 +98,7 @@ def test_we_write_to_and_read_from_pyverbs(ends):
     assert (side.memory == data).all()
 
 
-def test_registered_on_a_domain_that_pyverbs_owns(ends):
+def test_register_on_a_pyverbs_protection_domain(ends):
     """A queue pair of pyverbs uses our region: both must be of one domain."""
     side, peer = ends
     memory = np.zeros(SIZE, np.uint8)
@@ -123,7 +123,7 @@ def test_registered_on_a_domain_that_pyverbs_owns(ends):
     peer.move(peer.e.IBV_WR_RDMA_READ, side.region.address, side.region.rkey, 100)
 
 
-def test_what_is_no_open_domain(ends):
+def test_closed_or_invalid_domain_is_rejected(ends):
     _, peer = ends
     with pytest.raises(mk.InvalidArgument, match="must be a pyverbs PD"):
         mk.rdma.on_protection_domain(peer.context)

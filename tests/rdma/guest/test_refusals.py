@@ -34,20 +34,20 @@ def expect_refusal(link: Link, remote: RemoteRegion, here: int, there: int, size
     assert not link.a.pair.connected
 
 
-def test_a_wrong_key(link):
+def test_wrong_key_is_refused(link):
     expect_refusal(link, forged(link.b.region.remote, key=0x5500), 0, 0, 4096)
 
 
-def test_beyond_the_end(link):
+def test_range_beyond_the_region_is_refused(link):
     expect_refusal(link, forged(link.b.region.remote, more_bytes=4096), 0, (1 << 20) - 100, 200)
 
 
-def test_memory_that_peers_may_only_read(link):
+def test_write_to_read_only_region_is_refused(link):
     with link.b.device.register(link.b.memory, "remote_read") as region:
         expect_refusal(link, forged(region.remote), 0, 0, 4096)
 
 
-def test_memory_that_peers_may_not_touch(link):
+def test_write_to_local_only_region_is_refused(link):
     with link.b.device.register(link.b.memory, "local") as region:
         expect_refusal(link, forged(region.remote), 0, 0, 4096)
         rows = [(link.a.region.address, link.b.region.address, 1)]
@@ -55,13 +55,13 @@ def test_memory_that_peers_may_not_touch(link):
             link.a.pair.write(link.a.region, region.remote, rows)
 
 
-def test_a_region_that_was_closed(link):
+def test_write_to_closed_region_is_refused(link):
     remote = link.b.region.remote
     link.b.region.close()
     expect_refusal(link, remote, 0, 0, 4096)
 
 
-def test_after_a_failure_all_fails_until_connected_anew(link):
+def test_failure_fails_later_transfers_until_reconnected(link):
     bad = link.a.pair.write(
         link.a.region,
         forged(link.b.region.remote, key=0x5500),
@@ -79,7 +79,7 @@ def test_after_a_failure_all_fails_until_connected_anew(link):
     assert (link.a.memory == link.b.memory).all()
 
 
-def test_what_came_before_the_failure_is_counted(link):
+def test_bytes_before_the_failure_are_counted(link):
     here, there = link.a.region.address, link.b.region.address
     remote = forged(link.b.region.remote, more_bytes=1 << 20)
     rows = [(here, there, 1000), (here, there + 5000, 500), (here, there + (1 << 20), 10)]

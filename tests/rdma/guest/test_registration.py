@@ -70,7 +70,7 @@ def test_read_only_memory_can_be_read_by_peers():
         assert link.a.memory[:5000].tobytes() == data
 
 
-def test_pieces_and_transfers_across_them():
+def test_transfers_across_pieces():
     with Link() as link:
         target = np.zeros(100_000, np.uint8)[37:]
         region = link.b.device.register(target, "remote_read_write", max_piece_bytes=8192)
@@ -104,7 +104,7 @@ def unmap(address: int) -> None:
     ctypes.CDLL(None).munmap(ctypes.c_void_p(address), ctypes.c_size_t(8192))
 
 
-def test_memory_that_was_freed():
+def test_freed_memory_is_rejected():
     address = mapping_of(mmap.PROT_READ | mmap.PROT_WRITE)
     unmap(address)
     with mk.rdma.open("rxe0") as device:
@@ -113,7 +113,7 @@ def test_memory_that_was_freed():
         assert error.value.errno == 14
 
 
-def test_memory_that_may_not_be_written():
+def test_read_only_mapping_cannot_be_registered_for_write():
     address = mapping_of(mmap.PROT_READ)
     with mk.rdma.open("rxe0") as device:
         with pytest.raises(OSError, match="may not be written by this process"):
@@ -122,7 +122,7 @@ def test_memory_that_may_not_be_written():
     unmap(address)
 
 
-def test_all_or_none_on_several_nics():
+def test_register_on_all_nics_or_none():
     address = mapping_of(mmap.PROT_READ | mmap.PROT_WRITE)
     unmap(address)
     opened = [mk.rdma.open(f"rxe{i}") for i in range(4)]
@@ -145,7 +145,7 @@ def num_regions() -> int:
     return sum(int(words[words.index("mr") + 1]) for words in map(str.split, lines))
 
 
-def test_thousands_of_rounds_leave_nothing():
+def test_thousands_of_registrations_leak_nothing():
     memory = np.zeros(64 << 10, np.uint8)
     with mk.rdma.open("rxe1") as device:
         for _ in range(100):  # until what grows once has grown
@@ -199,7 +199,7 @@ def in_a_child(run) -> int:
     return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
 
 
-def test_a_forked_child_cannot_use_or_close_the_parents():
+def test_forked_child_cannot_use_or_close_parents_objects():
     with Link() as link:
         link.a.memory[:] = noise(1 << 20)
 
@@ -213,7 +213,7 @@ def test_a_forked_child_cannot_use_or_close_the_parents():
         assert (link.a.memory == link.b.memory).all()
 
 
-def test_memory_of_a_device_is_named_as_such():
+def test_device_memory_is_named_in_the_error():
     for function in sorted(os.listdir("/sys/bus/pci/devices")):
         with open(f"/sys/bus/pci/devices/{function}/class") as file:
             if file.read().startswith("0x0380"):

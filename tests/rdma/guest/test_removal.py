@@ -11,7 +11,7 @@ import mooncake_kernels as mk
 from .links import FAST, Link, eventually
 
 
-def test_a_nic_that_vanishes():
+def test_hot_removed_nic():
     with Link("rxe1", "rxe3") as link:
         link.connect(**FAST)
         function = mk.rdma.devices()[3].pci

@@ -54,7 +54,7 @@ def test_sixty_four_mebibytes(reads):
 
 @pytest.mark.parametrize("reads", [False, True])
 @pytest.mark.parametrize("max_sends, max_sges", [(1, 1), (4, 2), (64, 16)])
-def test_many_ranges_of_one_transfer(reads, max_sends, max_sges):
+def test_one_transfer_of_many_ranges(reads, max_sends, max_sges):
     """Scattered here, contiguous there and the other way, more than the queue pair holds."""
     with Link(max_sends=max_sends, max_sges=max_sges) as link:
         link.a.memory[:], link.b.memory[:] = noise(1 << 20, 1), noise(1 << 20, 2)
@@ -72,7 +72,7 @@ def test_many_ranges_of_one_transfer(reads, max_sends, max_sges):
         assert (link.a.memory == expected_a).all() and (link.b.memory == expected_b).all()
 
 
-def test_transfers_end_in_order_and_each_once(link):
+def test_transfers_complete_in_order_and_exactly_once(link):
     link.a.memory[:] = noise(1 << 20)
     tokens = [link.a.write(link.b, [(i * 100, i * 100, 100)]) for i in range(1000)]
     seen = []
@@ -84,7 +84,7 @@ def test_transfers_end_in_order_and_each_once(link):
     assert (link.b.memory[:100_000] == link.a.memory[:100_000]).all()
 
 
-def test_immediates_come_in_order_after_their_data(link):
+def test_immediates_arrive_in_order_after_their_data(link):
     link.b.memory[:] = 0
     for i in range(50):
         link.a.memory[i] = i + 1
@@ -102,7 +102,7 @@ def test_immediates_come_in_order_after_their_data(link):
     assert all(completion.ok for completion in done)
 
 
-def test_nothing_to_move_is_over_at_once(link):
+def test_empty_transfer_completes_at_once(link):
     completion = link.a.queue.wait(link.a.write(link.b, []))
     assert completion.ok and completion.num_bytes == 0
     completion = link.a.queue.wait(link.a.write(link.b, [(0, 0, 0)]))
@@ -135,7 +135,7 @@ def test_threads_share_a_queue_pair(link):
         assert (link.b.memory[span] == link.a.memory[span]).all()
 
 
-def test_a_nic_reaches_memory_by_itself():
+def test_probe_of_a_soft_roce_nic():
     with mk.rdma.open("rxe2") as device:
         memory = noise(5000)
         before = memory.copy()
@@ -144,7 +144,7 @@ def test_a_nic_reaches_memory_by_itself():
         assert mk.rdma.probe(device, bytearray(1)) == ""
 
 
-def test_what_the_topology_knows_and_learns_of_these_nics():
+def test_topology_discovers_and_probes_the_nics():
     topo = mk.Topology.discover()
     assert [nic.name for nic in topo.nics] == ["rxe0", "rxe1", "rxe2", "rxe3"]
     assert {nic.name for nic in topo.choose_nics("cpu:0")[:2]} == {"rxe0", "rxe1"}

@@ -25,13 +25,13 @@ def test_chunk_and_decodes_fill_tiles(num_decodes: int) -> None:
     assert chunk >= 1 and (chunk + num_decodes) % TILE == 0
 
 
-def test_without_a_ratio_the_smallest_chunk_that_saturates() -> None:
+def test_smallest_saturating_chunk_is_chosen_without_a_ratio() -> None:
     assert choose_chunk_size(roofline(512), 0) == 512
     assert choose_chunk_size(roofline(512), 17) == 512 - 17
     assert choose_chunk_size(roofline(128), 0) == 128
 
 
-def test_the_loss_that_a_smaller_chunk_may_have() -> None:
+def test_max_loss_allows_a_smaller_chunk() -> None:
     """Chunks of 256 cost 12.5 % of the peak, 512 none."""
     profile = ChunkProfile((256, 512, 1024), (256 * 1.125, 512.0, 1024.0))
     chosen = {
@@ -70,7 +70,7 @@ def test_a_cost_by_hand() -> None:
         assert found == chunk
 
 
-def test_the_time_between_tokens_bounds_the_step() -> None:
+def test_tbt_limit_bounds_the_step() -> None:
     """Sarathi-Serve: the budget is the largest multiple of the tile that keeps the promise."""
     profile = ChunkProfile(SIZES, tuple(0.01 * size for size in SIZES))
     for promise, step in ((1.28, 128), (5.13, 512), (6.39, 512), (6.4, 640), (100.0, 2048)):
@@ -93,7 +93,7 @@ def test_the_time_between_tokens_bounds_the_step() -> None:
     ratio=st.none() | st.floats(0.01, 1e4),
     promise=st.floats(0.1, 60.0),
 )
-def test_any_profile(
+def test_choice_for_any_profile(
     increments: list[float], num_decodes: int, ratio: float | None, promise: float
 ) -> None:
     seconds = [1.0]
@@ -128,14 +128,14 @@ def test_any_profile(
         (1, {"max_step_seconds": None}, "max_step_seconds must be a number, got None"),
     ],
 )
-def test_bad_numbers_are_named(num_decodes: int, options: dict, words: str) -> None:
+def test_bad_numbers_are_rejected(num_decodes: int, options: dict, words: str) -> None:
     with pytest.raises(InvalidArgument, match=words):
         choose_chunk_size(roofline(256), num_decodes, **options)
     with pytest.raises(InvalidArgument, match="profile must be a ChunkProfile, got None"):
         choose_chunk_size(None, 1)
 
 
-def test_between_measurements_is_a_line() -> None:
+def test_step_time_is_interpolated_linearly() -> None:
     profile = ChunkProfile((128, 256), (1.0, 3.0))
     times = [profile.step_seconds(n) for n in (1, 128, 160, 256)]
     assert times == [1.0, 1.0, 1.5, 3.0]
@@ -162,7 +162,7 @@ def test_between_measurements_is_a_line() -> None:
         ((128,), (math.inf,), "seconds must be positive, finite"),
     ],
 )
-def test_bad_profiles_are_named(sizes: tuple, seconds: tuple, words: str) -> None:
+def test_bad_profiles_are_rejected(sizes: tuple, seconds: tuple, words: str) -> None:
     with pytest.raises(InvalidArgument, match=words):
         ChunkProfile(sizes, seconds)
 

@@ -20,7 +20,7 @@ def taken(batch: ChunkBatch) -> list[tuple[object, int]]:
     return [(request.request_id, num_tokens) for request, num_tokens in batch.chunks]
 
 
-def test_sarathis_batch() -> None:
+def test_batch_matches_sarathi() -> None:
     """Decodes, the prompt under way, then as much of a new one as is left."""
     decodes, under_way = [decode("a", 100), decode("b", 7)], [prompt("c", 300, done=60)]
     batch = pack_batch(decodes, under_way, 256, waiting=[prompt("d", 90)])
@@ -33,7 +33,7 @@ def test_sarathis_batch() -> None:
     assert "".join(of_row) == "ab" + "c" * 240 + "d" * 14
 
 
-def test_a_chunk_has_a_limit() -> None:
+def test_chunk_size_is_limited() -> None:
     batch = pack_batch([], [prompt("a", 50), prompt("b", 50)], 60, max_chunk=16)
     assert taken(batch) == [("a", 16), ("b", 16)]
 
@@ -43,12 +43,12 @@ def test_a_step_has_at_most_that_many_requests() -> None:
     assert taken(batch) == [(0, 1), (1, 3)]
 
 
-def test_no_prompt_goes_before_a_decode_that_waits() -> None:
+def test_prompt_does_not_overtake_a_waiting_decode() -> None:
     batch = pack_batch([decode(0), decode(1, drafts=4), decode(2)], [prompt(3, 9)], 5)
     assert taken(batch) == [(0, 1)]
 
 
-def test_no_request_is_admitted_before_all_that_may_be_are_checked() -> None:
+def test_all_candidates_are_checked_before_any_is_admitted() -> None:
     asked: list[object] = []
 
     def admit(request: PendingRequest) -> bool:
@@ -63,7 +63,7 @@ def test_no_request_is_admitted_before_all_that_may_be_are_checked() -> None:
     assert asked == ["a"]
 
 
-def test_a_refused_request_holds_up_those_behind_it() -> None:
+def test_request_that_is_not_admitted_blocks_those_behind_it() -> None:
     asked: list[object] = []
 
     def admit(request: PendingRequest) -> bool:
@@ -84,7 +84,7 @@ def test_no_request_is_admitted_without_tokens() -> None:
     assert taken(full) == [(0, 1)]
 
 
-def test_nothing_to_do() -> None:
+def test_empty_step() -> None:
     batch = pack_batch([], [], 8)
     assert (batch.num_requests, batch.num_q, batch.requests) == (0, 0, [])
 
@@ -115,7 +115,7 @@ def test_nothing_to_do() -> None:
         (([], [prompt("y", 5, done=5)], 8), {}, "must have pending tokens, got .*'y'.* with 0"),
     ],
 )
-def test_bad_arguments_are_named(arguments: tuple, options: dict, words: str) -> None:
+def test_bad_arguments_are_rejected(arguments: tuple, options: dict, words: str) -> None:
     with pytest.raises(InvalidArgument, match=words):
         pack_batch(*arguments, **options)
 
@@ -126,7 +126,7 @@ lengths = st.lists(st.integers(1, 40), max_size=6)
 @given(
     st.integers(0, 6), lengths, lengths, st.integers(1, 60), st.integers(1, 60), st.integers(1, 9)
 )
-def test_any_step(
+def test_batch_invariants_hold_for_any_step(
     num_decodes: int,
     prefills: list[int],
     waiting: list[int],
@@ -161,7 +161,7 @@ def test_any_step(
 
 
 @given(st.lists(st.integers(1, 50), min_size=1, max_size=8), st.integers(8, 40), st.data())
-def test_every_request_ends(prompts: list[int], budget: int, data: st.DataObject) -> None:
+def test_every_request_finishes(prompts: list[int], budget: int, data: st.DataObject) -> None:
     """Step after step; as many decodes as fit are running, each gets a token in each step."""
     todo = {i: [0, n] for i, n in enumerate(prompts)}  # computed, of the prompt
     decodes_left = {i: data.draw(st.integers(0, 5)) for i in todo}

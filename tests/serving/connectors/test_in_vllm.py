@@ -71,7 +71,7 @@ def engines(make_engines: Callable[[Path], Engines], tmp_path: Path) -> Engines:
     return make_engines(tmp_path)
 
 
-def test_what_one_engine_has_computed_another_one_loads(engines):
+def test_second_engine_loads_blocks_computed_by_the_first(engines):
     requests = prompts(24)
     alone = engines.serve(requests, config=None)
     first, second = engines.serve(requests), engines.serve(requests)
@@ -80,7 +80,7 @@ def test_what_one_engine_has_computed_another_one_loads(engines):
     assert second["num_cached"] == [blocks(tokens) for tokens in requests]
 
 
-def test_a_cache_that_is_too_small_for_all(engines):
+def test_cache_too_small_for_all_requests_preempts_and_reloads(engines):
     """Requests are preempted, come back, and load what they had computed; prompts in chunks."""
     requests = prompts(24)
     small = {"cache_bytes": 4 << 20, "options": {"max_num_batched_tokens": 128}}
@@ -90,7 +90,7 @@ def test_a_cache_that_is_too_small_for_all(engines):
     assert second["num_cached"] == [blocks(tokens) for tokens in requests]
 
 
-def test_a_conversation_goes_on_in_another_engine(engines):
+def test_conversation_continues_in_another_engine(engines):
     """Blocks that were filled by what was generated are there, too."""
     requests = prompts(4)
     answers = engines.serve(requests, 100)["tokens"]
@@ -149,7 +149,7 @@ def loss(make_engines, tmp_path_factory) -> Loss:
         {"policy": "fail", "ahead": True},
     ],
 )
-def test_what_is_computed_beside_blocks_that_are_gone_is_not_saved(engines, loss, options):
+def test_blocks_computed_on_lost_context_are_not_saved(engines, loss, options):
     """It is wrong: who finds it answers wrongly, and saves more of it."""
     shutil.copy(loss.pool, engines.config["pool"])
     answers = engines.serve(loss.prompts, loses=True, **options)["tokens"]
@@ -163,13 +163,13 @@ def test_what_is_computed_beside_blocks_that_are_gone_is_not_saved(engines, loss
 
 
 @pytest.mark.parametrize("option", [{"ahead": True}, {"options": CHUNKS}])
-def test_what_vllm_does_not_compute_again_as_it_should_is_refused(engines, option):
+def test_unsupported_recompute_policy_is_rejected(engines, option):
     with pytest.raises(pytest.fail.Exception, match='kv_load_failure_policy must be "fail" with '):
         engines.serve(prompts(1), policy="recompute", **option)
 
 
 @pytest.mark.parametrize("dies", [3, 9])
-def test_an_engine_that_is_killed_while_it_saves(engines, dies):
+def test_engine_killed_while_saving_leaves_valid_blocks(engines, dies):
     requests = prompts(24)
     assert engines.serve(requests, dies=dies) == {}
     alone = engines.serve(requests, config=None)
@@ -178,14 +178,14 @@ def test_an_engine_that_is_killed_while_it_saves(engines, dies):
     assert sum(after["num_cached"]) > sum(alone["num_cached"])
 
 
-def test_a_pool_that_holds_less_than_one_prompt(engines):
+def test_pool_smaller_than_one_prompt_does_not_change_answers(engines):
     requests = prompts(24)
     engines.config["capacity_bytes"] = 2 << 20
     alone = engines.serve(requests, config=None)
     assert [engines.serve(requests)["tokens"] for _ in range(2)] == [alone["tokens"]] * 2
 
 
-def test_other_sizes_of_blocks_are_other_objects(engines):
+def test_block_sizes_have_separate_objects(engines):
     requests = prompts(2)
     engines.serve(requests, 1)
     assert engines.serve(requests, 1, options={"block_size": 64})["num_cached"][0] == 0

@@ -73,7 +73,7 @@ def store():
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("num_slots", [1, 3, 1000])
-def test_there_and_into_another_engine(monkeypatch, store, kind, num_slots):
+def test_blocks_round_trip_into_another_engine(monkeypatch, store, kind, num_slots):
     here, there = kind(), kind()
     fill(here)
     fill(there, 1)
@@ -92,7 +92,7 @@ def test_layers_that_share_a_cache_are_saved_once(store):
     assert caches_of([*layers, layers[0]]).block_bytes == caches_of(layers).block_bytes
 
 
-def test_what_is_not_there_is_told_and_stays_as_it_was(store):
+def test_missing_blocks_are_reported_and_left_untouched(store):
     here, there = one_storage(), one_storage()
     fill(here)
     fill(there, 1)
@@ -105,14 +105,14 @@ def test_what_is_not_there_is_told_and_stays_as_it_was(store):
         assert torch.equal(other, old)
 
 
-def test_an_object_of_another_size_is_none(store):
+def test_object_of_another_size_counts_as_missing(store):
     store.put(1, b"too short")
     layers = one_storage()
     assert caches_of(layers).load(store, Blocks([1], [5], 0)) == {5}
     assert not any(layer.any() for layer in layers)
 
 
-def test_what_the_store_has_is_not_copied_again(store):
+def test_stored_blocks_are_not_copied_again(store):
     layers = one_storage()
     fill(layers)
     caches = caches_of(layers)
@@ -123,7 +123,7 @@ def test_what_the_store_has_is_not_copied_again(store):
         assert torch.equal(layer[30], layer[0]) and torch.equal(layer[31], layer[2])
 
 
-def test_what_is_used_is_not_evicted_before_it_is_loaded():
+def test_used_blocks_are_not_evicted_before_loading():
     layers = one_storage()
     fill(layers)
     with Store.create(1 << 20) as store:
@@ -135,7 +135,7 @@ def test_what_is_used_is_not_evicted_before_it_is_loaded():
         assert caches.load(store, Blocks([4, 5], [8, 9], 0)) == {8, 9}
 
 
-def test_a_pool_that_is_full_takes_what_it_can():
+def test_full_pool_evicts_old_blocks_for_new_ones():
     layers = one_storage()
     fill(layers)
     with Store.create(1 << 20) as store:  # some 80 blocks, of which the first go for the last
@@ -150,12 +150,12 @@ def test_a_pool_that_is_full_takes_what_it_can():
     "layers",
     [[], *([torch.zeros(*shape)] for shape in [(4,), (40, 2, 2, 2, 2), (39, 2), (60, 2), (0, 2)])],
 )
-def test_caches_of_another_form(layers):
+def test_unsupported_cache_layouts_are_rejected(layers):
     with pytest.raises(Unavailable, match=r"^StoreConnector: the engine must have caches .*, got"):
         caches_of(layers)
 
 
-def test_a_pool_smaller_than_a_block():
+def test_pool_smaller_than_a_block_is_rejected():
     caches = caches_of(latents())
     with (
         Store.create(4096) as small,

@@ -39,7 +39,7 @@ def larger(config):
     return config
 
 
-def test_it_is_the_same_in_every_process():
+def test_namespace_is_the_same_in_every_process():
     assert namespace() == namespace(deepcopy(CONFIG))
     config = deepcopy(CONFIG)
     config.model_config.hf_overrides = larger
@@ -67,18 +67,18 @@ def test_it_is_the_same_in_every_process():
         (None, "speculative_config", DRAFT),
     ],
 )
-def test_engines_that_do_not_meet(part, name, value):
+def test_different_configurations_have_different_namespaces(part, name, value):
     config = deepcopy(CONFIG)
     setattr(getattr(config, part) if part else config, name, value)
     assert namespace(config) != namespace()
 
 
-def test_engines_that_do_not_meet_with_one_configuration():
+def test_version_platform_and_layout_are_part_of_the_namespace():
     others = [{"version": "0.33.0"}, {"platform": "rocm"}, {"form": FORM.replace("16", "32")}]
     assert len({namespace(), *(namespace(**other) for other in others)}) == 4
 
 
-def test_adapters_must_be_vouched_for():
+def test_adapters_require_an_explicit_setting():
     config = deepcopy(CONFIG)
     refuse_unnamed(config, parse({"pool": "p"}))
     config.lora_config = Config(max_lora_rank=16)
@@ -88,7 +88,7 @@ def test_adapters_must_be_vouched_for():
     refuse_unnamed(config, parse({"pool": "p", "adapters_by_name": True}))
 
 
-def test_scales_of_an_engines_first_step_are_refused():
+def test_scales_calculated_at_the_first_step_are_rejected():
     config = deepcopy(CONFIG)
     config.cache_config.calculate_kv_scales = False
     refuse_unnamed(config, parse({"pool": "p"}))
@@ -97,7 +97,7 @@ def test_scales_of_an_engines_first_step_are_refused():
         refuse_unnamed(config, parse({"pool": "p"}))
 
 
-def test_names_do_not_run_together():
+def test_namespace_fields_do_not_run_together():
     one, two = deepcopy(CONFIG), deepcopy(CONFIG)
     one.model_config.model, one.model_config.revision = "a/b", "c"
     two.model_config.model, two.model_config.revision = "a", "b/c"

@@ -108,7 +108,7 @@ class EngineOfVllm:
         self.worker.shutdown()
 
 
-def test_what_was_saved_before_a_reset_is_not_found(connector, tmp_path):
+def test_blocks_saved_before_a_reset_are_not_found(connector, tmp_path):
     engine, other = (EngineOfVllm(connector, tmp_path / "pool") for _ in range(2))
     assert engine.serve("a", 1.0) == 0
     assert engine.serve("b", 9.0) == 2 * BLOCK
@@ -124,7 +124,7 @@ def test_what_was_saved_before_a_reset_is_not_found(connector, tmp_path):
     other.close()
 
 
-def test_a_step_under_way_saves_nothing_for_after_the_reset(connector, tmp_path):
+def test_step_in_progress_saves_nothing_after_a_reset(connector, tmp_path):
     engine = EngineOfVllm(connector, tmp_path / "pool")
     build = engine.scheduler.build_connector_meta
 
@@ -141,7 +141,7 @@ def test_a_step_under_way_saves_nothing_for_after_the_reset(connector, tmp_path)
     engine.close()
 
 
-def test_a_request_that_is_served_saves_nothing_after_a_reset(connector, tmp_path):
+def test_running_request_saves_nothing_after_a_reset(connector, tmp_path):
     """Its blocks were computed with the former weights."""
     engine = EngineOfVllm(connector, tmp_path / "pool")
     start = engine.scheduler.update_state_after_alloc

@@ -29,12 +29,12 @@ def test_settings_and_their_defaults():
         ({"pool": "p", "path": "q"}, "must have no others than pool, .*, got 'path'"),
     ],
 )
-def test_wrong_settings(config, message):
+def test_bad_settings_are_rejected(config, message):
     with pytest.raises(InvalidArgument, match=f"^kv_connector_extra_config: {message}"):
         parse(config)
 
 
-def test_the_first_makes_the_pool_and_others_open_it(tmp_path):
+def test_first_engine_creates_the_pool_and_others_open_it(tmp_path):
     path = str(tmp_path / "kv")
     with pytest.raises(InvalidArgument, match=f"'capacity_bytes' must be given, .* no {path} yet"):
         open_store(Settings(path), "m")
@@ -49,7 +49,7 @@ def test_the_first_makes_the_pool_and_others_open_it(tmp_path):
         assert third.get(1) is None and fourth.get(1) is None
 
 
-def test_the_module_says_that_vllm_is_missing():
+def test_missing_vllm_is_reported():
     with pytest.raises(AttributeError, match="no attribute 'Connector'"):
         vllm.Connector  # noqa: B018
     if importlib.util.find_spec("vllm") is None:

@@ -14,7 +14,7 @@ def test_keys_are_the_first_bytes_of_hashes():
     assert keys_of([b"\x01" + bytes(31), b"\xff" * 32]) == [1, 2**64 - 1]
 
 
-def test_a_prompt_in_two_chunks_and_what_is_generated():
+def test_chunked_prompt_and_generated_blocks_are_saved():
     tracker, names = Tracker(saves=True), hashes(3)
     tracker.add("r", names)
     tracker.extend("r", [7, 8, 9, 10])
@@ -31,7 +31,7 @@ def test_a_prompt_in_two_chunks_and_what_is_generated():
     assert tracker.take() == ([], [Blocks([3], [10], 3)])
 
 
-def test_what_is_loaded_is_not_saved():
+def test_loaded_blocks_are_not_saved_again():
     tracker = Tracker(saves=True)
     tracker.add("r", hashes(5))
     tracker.load("r", 1, [8, 9])  # block 0 is in the engine's own cache
@@ -41,7 +41,7 @@ def test_what_is_loaded_is_not_saved():
     assert tracker.take() == ([Blocks([1, 2], [8, 9], 1)], [Blocks([3, 4], [10, 11], 3)])
 
 
-def test_a_request_that_was_preempted_begins_anew():
+def test_preempted_request_starts_over():
     tracker = Tracker(saves=True)
     tracker.add("r", hashes(3))
     tracker.extend("r", [1, 2, 3])
@@ -56,7 +56,7 @@ def test_a_request_that_was_preempted_begins_anew():
     assert tracker.take() == ([Blocks([0, 1, 2], [5, 6, 7], 0)], [Blocks([3], [8], 3)])
 
 
-def test_nothing_is_saved_where_that_is_not_wanted():
+def test_tracker_without_saving_saves_nothing():
     tracker = Tracker(saves=False)
     tracker.add("r", hashes(3))
     tracker.extend("r", [1, 2, 3])
@@ -64,7 +64,7 @@ def test_nothing_is_saved_where_that_is_not_wanted():
     assert tracker.take() == ([], [])
 
 
-def test_who_is_over_is_forgotten():
+def test_finished_request_is_forgotten():
     tracker = Tracker(saves=True)
     tracker.add("r", hashes(1))
     assert tracker.knows("r") and len(tracker) == 1
@@ -73,7 +73,7 @@ def test_who_is_over_is_forgotten():
     assert not tracker.knows("r") and len(tracker) == 0
 
 
-def test_after_a_load_that_failed_only_who_comes_then_is_saved():
+def test_only_later_requests_are_saved_after_a_failed_load():
     tracker = Tracker(saves=True)
     tracker.add("r", hashes(2))
     tracker.extend("r", [1, 2])
@@ -88,7 +88,7 @@ def test_after_a_load_that_failed_only_who_comes_then_is_saved():
 
 
 @given(st.data())
-def test_each_block_is_saved_once_and_from_where_it_is(data):
+def test_each_block_is_saved_once_from_its_own_place(data):
     """Requests of several lengths, whose steps and blocks come as they come."""
     tracker = Tracker(saves=True)
     lengths = data.draw(st.lists(st.integers(0, 12), min_size=1, max_size=4), "lengths")

@@ -73,7 +73,7 @@ def test_requests_wait_for_room_and_all_are_served(tiny_folder):
     assert [len(answer) for answer in answers] == [12] * 8
 
 
-def test_no_more_than_max_requests_are_decoded_at_a_time(tiny_folder):
+def test_concurrent_decodes_are_limited_to_max_requests(tiny_folder):
     """A request that has begun goes on: others begin when one ends."""
     jobs = [Job([11, i + 3], GREEDY) for i in range(6)]
     decoding, order = set(), []
@@ -87,7 +87,7 @@ def test_no_more_than_max_requests_are_decoded_at_a_time(tiny_folder):
     assert sorted(order) == list(range(6))
 
 
-def test_a_prompt_that_can_never_fit_is_refused(tiny_folder):
+def test_prompt_that_can_never_fit_is_rejected(tiny_folder):
     with Cluster(options(tiny_folder, num_staging_blocks=4)) as cluster:
         with pytest.raises(RequestFailed, match="request 0, decode: .*staging pool of 4 blocks"):
             collect(cluster, [Job([5] * 100, GREEDY)])
@@ -96,7 +96,7 @@ def test_a_prompt_that_can_never_fit_is_refused(tiny_folder):
             collect(cluster, [Job([5] * 100, GREEDY)])
 
 
-def test_a_bad_prompt_is_refused_with_its_reason(tiny_folder):
+def test_bad_prompt_is_rejected_with_its_reason(tiny_folder):
     for prompt, message in (
         ([10**6], "prompt_tokens.0. must be in"),
         ([5] * 600, "must be shorter than .* got 600"),
@@ -106,7 +106,7 @@ def test_a_bad_prompt_is_refused_with_its_reason(tiny_folder):
                 collect(cluster, [Job(prompt, GREEDY)])
 
 
-def test_what_is_no_job_is_refused_and_harms_no_worker(tiny_folder, monkeypatch):
+def test_invalid_job_is_rejected_without_harming_workers(tiny_folder, monkeypatch):
     with Cluster(options(tiny_folder)) as cluster:
         with pytest.raises(ValueError, match=r"^run: jobs\[0\] must be a Job, got \[1, 2, 3\]$"):
             collect(cluster, [[1, 2, 3]])
@@ -117,7 +117,7 @@ def test_what_is_no_job_is_refused_and_harms_no_worker(tiny_folder, monkeypatch)
         assert len(collect(cluster, [Job(PROMPTS[0], GREEDY)])[0]) == 12
 
 
-def test_a_prompt_that_fails_at_prefill_holds_no_room(tiny_folder, monkeypatch):
+def test_prompt_failing_at_prefill_frees_its_room(tiny_folder, monkeypatch):
     good, bad = Job([5] * 100, GREEDY), Job([5] * 99 + [10**6], GREEDY)
     with Cluster(options(tiny_folder)) as cluster:
         send = cluster.decode.send
@@ -147,7 +147,7 @@ def test_requests_that_fail_do_not_end_the_others(tiny_folder):
         assert collect(cluster, [good]) == [expected]
 
 
-def test_a_run_that_was_left_does_not_disturb_the_next(tiny_folder):
+def test_abandoned_run_does_not_disturb_the_next(tiny_folder):
     left, job = Job(PROMPTS[0], GREEDY), Job(PROMPTS[2], GREEDY)
     with Cluster(options(tiny_folder)) as cluster:
         expected = collect(cluster, [job])
@@ -170,7 +170,7 @@ def test_a_run_that_was_left_does_not_disturb_the_next(tiny_folder):
         assert collect(cluster, [job]) == expected
 
 
-def test_runs_that_were_left_hold_no_room(tiny_folder):
+def test_abandoned_runs_free_their_room(tiny_folder):
     """Wherever a request was: waiting for room, at prefill, on its way or decoding."""
     jobs = [Job([11, i + 3] * 20, GREEDY) for i in range(8)]
     with Cluster(options(tiny_folder, num_blocks=16, num_staging_blocks=7)) as cluster:
@@ -202,7 +202,7 @@ class Overheard:
         """Replaced by tests that act on a report."""
 
 
-def test_no_stranger_reaches_the_workers(tiny_folder, monkeypatch):
+def test_workers_reject_unauthenticated_peers(tiny_folder, monkeypatch):
     with Cluster(options(tiny_folder)) as cluster:
         names = Overheard(cluster, monkeypatch).engine_names
         cluster.wait_until_ready()
@@ -215,7 +215,7 @@ def test_no_stranger_reaches_the_workers(tiny_folder, monkeypatch):
     assert "secret" not in repr(cluster.options)
 
 
-def test_a_handover_counts_only_from_prefill(tiny_folder, monkeypatch):
+def test_handover_is_accepted_only_from_prefill(tiny_folder, monkeypatch):
     """Even of someone who knows the secret."""
     job = Job(PROMPTS[1], GREEDY)
     last_key = int(mk.block_hashes(job.prompt_tokens, 8)[-1])
@@ -237,7 +237,7 @@ def test_a_handover_counts_only_from_prefill(tiny_folder, monkeypatch):
         assert collect(cluster, [job] * 2) == expected * 2
 
 
-def test_what_is_no_handover_is_dropped(tiny_folder):
+def test_malformed_handover_notification_is_dropped(tiny_folder):
     """Of prefill, too: one notification that cannot be read does not end decode."""
     read, write = multiprocessing.Pipe()
     worker = DecodeWorker(write, options(tiny_folder))
@@ -274,18 +274,18 @@ def received(pipe):
         b'{"request_id": true, "first_token": 2, "last_key": 3}',
     ],
 )
-def test_a_message_that_is_no_handover_is_refused(message):
+def test_malformed_handover_is_rejected(message):
     with pytest.raises(ValueError, match="^Handover: "):
         Handover.decode(message)
 
 
-def test_a_handover_is_what_was_encoded():
+def test_handover_round_trips():
     for last_key in (None, 0, 2**64 - 1):
         handover = Handover(3, 4, last_key)
         assert Handover.decode(handover.encode()) == handover
 
 
-def test_what_is_no_options_starts_no_process():
+def test_invalid_options_start_no_process():
     before = multiprocessing.active_children()
     for bad in (None, {"num_blocks": 8}):
         with pytest.raises(ValueError, match="^Cluster: options must be WorkerOptions, got"):
@@ -293,7 +293,7 @@ def test_what_is_no_options_starts_no_process():
     assert multiprocessing.active_children() == before
 
 
-def test_a_model_that_is_not_there(tmp_path):
+def test_missing_model_is_reported(tmp_path):
     with Cluster(options(tmp_path / "nowhere")) as cluster:
         with pytest.raises(WorkerFailed, match=r"ModelNotFound.*nowhere"):
             cluster.wait_until_ready()
@@ -329,7 +329,7 @@ def test_options_are_checked_before_a_process_starts(changes, message):
 
 @pytest.mark.parametrize("victim", ["prefill", "decode"])
 @pytest.mark.parametrize("after", [0, 3])
-def test_a_killed_process_is_one_clear_error(tiny_folder, victim, after):
+def test_killed_process_gives_one_clear_error(tiny_folder, victim, after):
     long = SamplingParams(max_tokens=300, ignore_eos=True)
     with Cluster(options(tiny_folder)) as cluster:
         cluster.wait_until_ready()
@@ -352,12 +352,12 @@ def test_a_process_that_hangs_is_given_up(tiny_folder):
             collect(cluster, [Job([5, 6, 7], GREEDY)])
 
 
-def test_a_start_may_take_longer_than_the_deadline(tiny_folder):
+def test_startup_may_take_longer_than_the_deadline(tiny_folder):
     with Cluster(options(tiny_folder, deadline_s=0.05)) as cluster:
         cluster.wait_until_ready()  # imports alone take longer
 
 
-def test_processes_that_hang_while_they_start_are_given_up(tiny_folder):
+def test_processes_that_hang_during_startup_are_given_up(tiny_folder):
     with Cluster(options(tiny_folder, start_s=0.5)) as cluster:
         for process in (cluster.prefill, cluster.decode):
             os.kill(process.process.pid, signal.SIGSTOP)
@@ -365,7 +365,7 @@ def test_processes_that_hang_while_they_start_are_given_up(tiny_folder):
             cluster.wait_until_ready()
 
 
-def test_many_jobs(tiny_folder):
+def test_more_jobs_than_the_pipes_hold(tiny_folder):
     """More than the pipes hold, in both directions."""
     jobs = [Job(PROMPTS[0], SamplingParams(max_tokens=1, ignore_eos=True))] * 600
     with Cluster(options(tiny_folder)) as cluster:
@@ -373,7 +373,7 @@ def test_many_jobs(tiny_folder):
 
 
 @pytest.mark.parametrize("victim", ["prefill", "decode"])
-def test_jobs_for_a_process_that_hangs_do_not_outlast_the_deadline(tiny_folder, victim):
+def test_jobs_sent_to_a_hanging_process_meet_the_deadline(tiny_folder, victim):
     with Cluster(options(tiny_folder)) as cluster:
         cluster.wait_until_ready()
         cluster.options = options(tiny_folder, deadline_s=2.0)
@@ -382,7 +382,7 @@ def test_jobs_for_a_process_that_hangs_do_not_outlast_the_deadline(tiny_folder, 
             collect(cluster, [Job([5] * 200, GREEDY)] * 2000)
 
 
-def test_a_long_prompt_is_not_silence(tiny_folder, monkeypatch):
+def test_long_prompt_reports_progress(tiny_folder, monkeypatch):
     """Each chunk is reported."""
     seen = []
     with Cluster(options(tiny_folder)) as cluster:
@@ -409,7 +409,7 @@ def test_closing_ends_both_processes(tiny_folder):
     assert not cluster.decode.process.is_alive()
 
 
-def test_a_closed_cluster_is_one_clear_error(tiny_folder):
+def test_closed_cluster_gives_one_clear_error(tiny_folder):
     cluster = Cluster(options(tiny_folder))
     tokens = cluster.run([Job(PROMPTS[0], GREEDY)])
     next(tokens)
@@ -434,7 +434,7 @@ def test_the_processes_of_a_dropped_cluster_exit(tiny_folder):
         assert process.exitcode == 0
 
 
-def test_a_second_process_that_cannot_start_leaves_no_first_one(tiny_folder, monkeypatch):
+def test_failed_start_of_the_second_process_ends_the_first(tiny_folder, monkeypatch):
     before = multiprocessing.active_children()
     monkeypatch.setattr(cluster_module, "DecodeWorker", lambda: None)  # cannot be pickled
     with pytest.raises((pickle.PicklingError, AttributeError)) as caught:

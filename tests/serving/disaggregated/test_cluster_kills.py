@@ -93,7 +93,7 @@ def kill_one(plan: Round, folder, expected) -> str:
     return "a run failed" if end == killed else end
 
 
-def test_a_worker_is_killed_at_random_moments(tiny_folder, expected, soak):
+def test_cluster_survives_worker_kills_at_random_moments(tiny_folder, expected, soak):
     def one_round(seed: int) -> Counter[str]:
         plan = Round.of(seed)
         sys.stdout.write(f"{plan}\n")

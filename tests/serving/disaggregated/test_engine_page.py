@@ -3,7 +3,7 @@
 from tests.pages import blocks_of, run_block
 
 
-def test_the_pages_code_runs(tiny_folder, capsys):
+def test_documented_code_runs(tiny_folder, capsys):
     model = repr(str(tiny_folder))
     names = run_block("serving/engine", 0, {}, {"load_model()": f"load_model({model})"})
     assert names["here"].allocator.num_free == names["there"].allocator.num_free == 64

@@ -16,7 +16,7 @@ def pool(num_blocks, num_cache_blocks=6):
 
 @given(steps=st.lists(st.tuples(st.booleans(), st.integers(1, 6)), max_size=40))
 @settings(deadline=None)
-def test_rows_are_never_given_twice(steps):
+def test_allocated_rows_never_overlap(steps):
     staging, held = pool(12), {}
     for is_free, size in steps:
         if is_free and held:
@@ -38,7 +38,7 @@ def test_rows_are_never_given_twice(steps):
     assert staging.allocate(12) == 0, "all of it is one piece again"
 
 
-def test_gather_and_scatter_through_it():
+def test_staging_gathers_and_scatters_rows():
     staging = pool(4)
     first = staging.allocate(2)
     rows = staging.gather([5, 1], first)
@@ -47,6 +47,6 @@ def test_gather_and_scatter_through_it():
     assert torch.equal(staging.view.tensors[0][[0, 2]], staging.view.tensors[0][[5, 1]])
 
 
-def test_no_rows():
+def test_pool_of_zero_blocks_is_rejected():
     with pytest.raises(ValueError, match="num_blocks must be positive, got 0"):
         pool(0)

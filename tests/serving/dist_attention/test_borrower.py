@@ -124,7 +124,7 @@ def test_lenders_that_are_not_there_or_refuse_are_passed_over(join):
 
 
 @pytest.mark.parametrize("reply", [lambda r: None, lambda r: Refused(r.number, "no"), well])
-def test_a_reservation_that_fails_is_freed(join, reply):
+def test_failed_reservation_is_freed(join, reply):
     home = join(options=SOON)
     answer = but(Reserve, reply) if reply is not well else (lambda r, _: Stored(r.number))
     with lender_that(home.geometry, answer) as (name, heard):
@@ -190,7 +190,7 @@ def test_results_of_an_abandoned_call_land_in_memory_of_no_other(join):
         assert home.borrower.num_borrowed == 0 and results() is not None, "for a lease"
 
 
-def test_more_parts_than_a_message_has_are_refused(join):
+def test_more_parts_than_a_message_holds_are_rejected(join):
     home, lender = join(), join()
     [loan] = home.borrower.reserve(1, [Offer(lender.name, 1)])
     parts = [Part(loan.number, 1, 1)] * (MAX_PARTS + 1)
@@ -199,7 +199,7 @@ def test_more_parts_than_a_message_has_are_refused(join):
     home.borrower.free([loan])
 
 
-def test_an_answer_of_another_instance_does_not_count(join):
+def test_answer_from_another_instance_is_ignored(join):
     """A third instance that knows the number cannot answer in the lender's place."""
     home = join(options=SOON)
     with mk.TransferEngine(transports=["tcp"]) as third:
@@ -238,7 +238,7 @@ def test_a_lender_that_closes_during_a_wait_fails_it(join):
     assert home.borrower.num_borrowed == 0
 
 
-def test_loans_that_are_renewed_stay(join):
+def test_renewed_loans_stay(join):
     """Several leases pass without any other message."""
     options = LoanOptions(lease_s=0.5, heartbeat_s=0.05)
     home, lender = join(options=options), join(options=options)
@@ -255,7 +255,7 @@ def join_silent(join):
     return home
 
 
-def test_every_answer_renews_the_lease_when_it_comes(join):
+def test_every_answer_renews_the_lease_on_arrival(join):
     home, lender = join_silent(join), join()
     [loan] = home.borrower.reserve(2, [Offer(lender.name, 2)])
     known = home.borrower._lenders[lender.name]
@@ -273,7 +273,7 @@ def test_every_answer_renews_the_lease_when_it_comes(join):
     home.borrower.free([loan])
 
 
-def test_a_renewal_without_an_answer_does_not_count(join):
+def test_unanswered_renewal_does_not_extend_the_lease(join):
     home = join_silent(join)
     with lender_that(home.geometry, but(Renew, lambda r: None)) as (name, heard):
         [loan] = home.borrower.reserve(2, [Offer(name, 2)])
@@ -303,7 +303,7 @@ def test_a_loan_that_the_lender_has_ended_is_noticed_before_the_next_write(join)
     assert home.borrower.num_borrowed == 0
 
 
-def test_a_loan_that_was_freed_or_is_being_asked_for_is_not_missed(join):
+def test_freed_and_pending_loans_are_not_reported_missing(join):
     """The lender does not have them when it answers a renewal."""
     home = join_silent(join)
     answers = but(Renew, lambda r: Renewed(r.number, tuple(n for n in r.loans if n == kept.number)))

@@ -117,7 +117,7 @@ def test_blocks_are_stored_attended_to_and_freed(lender, borrowers):
 
 
 @pytest.mark.parametrize("num_blocks", [0, 11, 2**32 - 1])
-def test_no_more_is_lent_than_the_cap(lender, borrowers, num_blocks):
+def test_loans_do_not_exceed_the_cap(lender, borrowers, num_blocks):
     answer = borrowers[0].reserve(num_blocks)
     assert answer == Refused(1, f"num_blocks must be in [1, 10], got {num_blocks}")
     assert isinstance(borrowers[0].reserve(6), Reserved)
@@ -126,7 +126,7 @@ def test_no_more_is_lent_than_the_cap(lender, borrowers, num_blocks):
 
 
 @pytest.mark.parametrize("index", range(7))
-def test_another_geometry_is_refused(lender, borrowers, index):
+def test_other_geometry_is_rejected(lender, borrowers, index):
     numbers = list(lender.geometry.numbers())
     numbers[index] += 1
     answer = borrowers[0].reserve(1, geometry=numbers)
@@ -134,7 +134,7 @@ def test_another_geometry_is_refused(lender, borrowers, index):
     assert lender.lender.loans.num_lent == 0
 
 
-def test_a_long_reason_is_cut(lender, borrowers, monkeypatch):
+def test_long_reason_is_truncated(lender, borrowers, monkeypatch):
     def refuse(*_):
         raise MemoryError("é" * 1000)
 
@@ -142,7 +142,7 @@ def test_a_long_reason_is_cut(lender, borrowers, monkeypatch):
     assert borrowers[0].reserve(1) == Refused(1, "é" * MAX_REASON)
 
 
-def test_a_number_is_one_loan(lender, borrowers):
+def test_loan_number_is_unique_per_borrower(lender, borrowers):
     assert isinstance(borrowers[0].reserve(1, number=7), Reserved)
     assert borrowers[0].reserve(1, number=7) == Refused(7, "loan 7 is there already")
     assert isinstance(borrowers[1].reserve(1, number=7), Reserved), (
@@ -188,7 +188,7 @@ def test_what_is_not_a_borrowers_is_not_touched(lender, borrowers, what):
     assert isinstance(borrower.store(1, 1, packed(1)), Stored), "its own loan still works"
 
 
-def test_messages_without_sense_are_dropped(lender, borrowers):
+def test_malformed_messages_are_dropped(lender, borrowers):
     borrower, victim = borrowers
     assert isinstance(victim.reserve(2), Reserved)
     for data in (
@@ -206,7 +206,7 @@ def test_messages_without_sense_are_dropped(lender, borrowers):
     assert lender.lender.loans.lent()[victim.transfer.name] == 2
 
 
-def test_a_renewal_is_answered_with_the_loans_that_have_not_ended(lender, borrowers):
+def test_renewal_returns_the_loans_still_active(lender, borrowers):
     borrower, other = borrowers
     assert isinstance(borrower.reserve(2), Reserved) and isinstance(borrower.reserve(3), Reserved)
     assert isinstance(other.reserve(1, number=7), Reserved)
@@ -216,7 +216,7 @@ def test_a_renewal_is_answered_with_the_loans_that_have_not_ended(lender, borrow
     assert lender.lender.loans.lent()[borrower.transfer.name] == 3
 
 
-def test_loans_that_are_not_renewed_come_back(join):
+def test_unrenewed_loans_expire(join):
     options = LoanOptions(lease_s=0.5, heartbeat_s=0.05)
     lender = join(options=options)
     renewing, silent = Borrower(lender), Borrower(lender)
@@ -306,7 +306,7 @@ def test_a_restarted_borrower_begins_with_nothing(lender, borrowers):
     assert lender.lender.loans.lent() == {borrower.transfer.name: 3}
 
 
-def test_one_that_borrows_does_not_lend(join):
+def test_borrowing_instance_does_not_lend(join):
     first, second, third = join(), join(), join()
     [loan] = first.member.reserve(32)
     lender = {second.name: second, third.name: third}[loan.lender]

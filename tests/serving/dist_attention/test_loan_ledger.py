@@ -28,7 +28,7 @@ def ledger(clock):
     return LoanLedger(max_candidates=3, stale_s=5.0, clock=clock)
 
 
-def test_most_free_memory_first_and_three_at_most(ledger):
+def test_offers_are_sorted_by_free_memory_and_capped_at_three(ledger):
     for name, free in zip(NAMES, (90, 10, 40, 40, 20), strict=True):
         ledger.heartbeat(Heartbeat(name, 100, free))
     assert ledger.lenders("a", 5) == [Offer("c", 40), Offer("d", 40), Offer("e", 20)]
@@ -37,7 +37,7 @@ def test_most_free_memory_first_and_three_at_most(ledger):
     assert ledger.lenders("unknown", 1)[0] == Offer("a", 90)
 
 
-def test_one_that_borrows_is_not_proposed(ledger):
+def test_borrowing_instance_is_not_proposed(ledger):
     ledger.heartbeat(Heartbeat("a", 100, 90, num_borrowed=1))
     ledger.heartbeat(Heartbeat("b", 100, 10, lent={"a": 1}))
     assert ledger.lenders("c", 10) == [Offer("b", 10)]
@@ -45,7 +45,7 @@ def test_one_that_borrows_is_not_proposed(ledger):
     assert ledger.lenders("c", 10) == [Offer("a", 90), Offer("b", 10)]
 
 
-def test_a_stale_heartbeat_is_left_out_until_the_next(ledger, clock):
+def test_instance_with_a_stale_heartbeat_is_left_out(ledger, clock):
     ledger.heartbeat(Heartbeat("a", 100, 50))
     clock.now = 5.0
     ledger.heartbeat(Heartbeat("b", 100, 40))
@@ -56,7 +56,7 @@ def test_a_stale_heartbeat_is_left_out_until_the_next(ledger, clock):
     assert [offer.instance for offer in ledger.lenders("c", 1)] == ["a", "b"]
 
 
-def test_one_that_is_gone_takes_along_what_it_has_lent(ledger):
+def test_forgotten_instance_takes_its_loans_along(ledger):
     ledger.heartbeat(Heartbeat("a", 100, 50, lent={"b": 7}))
     assert (ledger.balance("a"), ledger.balance("b")) == (7, -7)
     ledger.forget("a")
@@ -67,7 +67,7 @@ def test_one_that_is_gone_takes_along_what_it_has_lent(ledger):
 @pytest.mark.parametrize(
     "changes", [{"num_free": -1}, {"num_free": 101}, {"lent": {"b": 51}}, {"num_borrowed": -1}]
 )
-def test_an_impossible_heartbeat_is_refused(changes):
+def test_impossible_heartbeat_is_rejected(changes):
     with pytest.raises(InvalidArgument, match="^Heartbeat: num_free and lent must be"):
         Heartbeat(**{"instance": "a", "num_blocks": 100, "num_free": 50, **changes})
 
@@ -84,7 +84,7 @@ def test_an_impossible_heartbeat_is_refused(changes):
         ({"num_borrowed": float("inf")}, "num_borrowed must be an integer, got inf"),
     ],
 )
-def test_a_heartbeat_of_other_types_is_refused(changes, message):
+def test_heartbeat_of_other_types_is_rejected(changes, message):
     with pytest.raises(InvalidArgument, match=f"^Heartbeat: .*{message}"):
         Heartbeat(**{"instance": "a", "num_blocks": 100, "num_free": 50, **changes})
 
@@ -98,12 +98,12 @@ def test_a_heartbeat_of_other_types_is_refused(changes, message):
         ({"stale_s": "5"}, "stale_s must be positive and finite, got '5'"),
     ],
 )
-def test_a_ledger_of_other_numbers_is_refused(changes, message):
+def test_ledger_rejects_bad_options(changes, message):
     with pytest.raises(InvalidArgument, match=f"^LoanLedger: {message}"):
         LoanLedger(**changes)
 
 
-def test_what_is_no_heartbeat_is_refused(ledger):
+def test_ledger_rejects_invalid_calls(ledger):
     with pytest.raises(InvalidArgument, match="^heartbeat: beat must be a Heartbeat, got None"):
         ledger.heartbeat(None)
     for bad in (True, 1.5, "1"):
@@ -111,7 +111,7 @@ def test_what_is_no_heartbeat_is_refused(ledger):
             ledger.lenders("a", bad)
 
 
-def test_a_loan_of_no_blocks_is_refused(ledger):
+def test_loan_of_zero_blocks_is_rejected(ledger):
     with pytest.raises(InvalidArgument, match="^lenders: num_blocks must be at least 1, got 0"):
         ledger.lenders("a", 0)
 
@@ -127,7 +127,7 @@ def beats(draw):
 
 
 @given(st.lists(beats(), max_size=12), st.sampled_from(NAMES), st.integers(1, 80))
-def test_it_holds_of_any_heartbeats(history, borrower, num_blocks):
+def test_ledger_invariants_hold_for_any_heartbeats(history, borrower, num_blocks):
     ledger = LoanLedger(clock=lambda: 0.0)
     latest = {}
     for beat in history:

@@ -37,7 +37,7 @@ def test_what_is_encoded_is_decoded(message):
 
 
 @given(ALL, st.data())
-def test_no_other_length_is_accepted(message, data):
+def test_messages_of_another_length_are_rejected(message, data):
     encoded = encode(message)
     cut = encoded[: data.draw(st.integers(0, len(encoded) - 1))]
     for other in (cut, encoded + b"\0"):

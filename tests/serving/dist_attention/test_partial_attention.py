@@ -48,7 +48,7 @@ def test_parts_of_any_length_are_attended_to(dtype, axes):
 
 @pytest.mark.parametrize("dtype", TOLERANCE)
 @pytest.mark.parametrize("num_lenders", [1, 2, 3])
-def test_merged_parts_are_attention_to_all_keys(join, dtype, num_lenders):
+def test_merged_parts_equal_attention_over_all_keys(join, dtype, num_lenders):
     """A chunk of 6 queries: its first 16 keys elsewhere, 10 here, of which 6 are its own."""
     home = join(dtype=dtype)
     lenders = [join(dtype=dtype) for _ in range(num_lenders)]

@@ -43,12 +43,12 @@ from tests.progress import run_to_its_end
         lambda engine: sample(torch.zeros(1, 2), []),
     ],
 )
-def test_a_wrong_argument_is_an_invalid_argument(call, make_engine):
+def test_bad_arguments_raise_invalid_argument(call, make_engine):
     with pytest.raises(InvalidArgument):
         call(make_engine())
 
 
-def test_an_engine_that_a_stream_has_is_one_too(make_engine):
+def test_busy_engine_raises_invalid_argument(make_engine):
     engine = make_engine()
     stream = engine.stream([[5]])
     next(stream)
@@ -69,7 +69,7 @@ def test_an_engine_that_a_stream_has_is_one_too(make_engine):
         (lambda engine: load_model(5), "load_model: path must be a path or None, got 5"),
     ],
 )
-def test_an_object_of_another_class_is_named(call, message, make_engine):
+def test_object_of_another_class_is_rejected(call, message, make_engine):
     with pytest.raises(InvalidArgument, match=f"^{message}"):
         call(make_engine())
 

@@ -60,7 +60,7 @@ def test_a_failed_allocation_takes_nothing():
 
 
 @pytest.mark.parametrize("bad", [[0, 7], [0, -1], [0, 2]])
-def test_freeing_what_is_not_allocated_frees_nothing(bad):
+def test_freeing_an_unallocated_block_frees_nothing(bad):
     allocator = BlockAllocator(4)
     allocator.allocate(2)
     with pytest.raises(ValueError, match=r"free: block_ids\[1\] must be an allocated block, got"):
@@ -79,7 +79,7 @@ def test_a_double_free_is_detected():
 
 
 @pytest.mark.parametrize("num_blocks", [0, -1])
-def test_a_bad_size_is_named(num_blocks):
+def test_bad_sizes_are_rejected(num_blocks):
     with pytest.raises(ValueError, match=f"num_blocks must be positive, got {num_blocks}"):
         BlockAllocator(num_blocks)
     with pytest.raises(ValueError, match="allocate: num_blocks must not be negative, got -1"):

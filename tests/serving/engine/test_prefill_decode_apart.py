@@ -25,7 +25,9 @@ def run(engine):
 
 @pytest.mark.parametrize(("src", "dst"), [(TOKEN_FIRST, BLOCK_FIRST), (BLOCK_FIRST, TOKEN_FIRST)])
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
-def test_apart_equals_together(make_engine, prompts, src, dst, temperature):
+def test_disaggregated_tokens_equal_those_of_one_engine(
+    make_engine, prompts, src, dst, temperature
+):
     params = SamplingParams(max_tokens=12, ignore_eos=True, temperature=temperature, seed=3)
     want = [generation.token_ids for generation in make_engine().generate(prompts, params)]
     sender, receiver = make_engine(axes=src, chunk_tokens=16), make_engine(axes=dst)
@@ -58,7 +60,7 @@ def test_chunks_are_reported_as_they_finish(make_engine, prompts):
 
 
 @pytest.mark.parametrize("num_cached", [1, 8, 37, 70])
-def test_a_cached_prefix_is_not_computed_again(make_engine, prompts, num_cached):
+def test_cached_prefix_is_not_recomputed(make_engine, prompts, num_cached):
     prompt = prompts[4]
     engine, reused = make_engine(), make_engine(axes=BLOCK_FIRST)
     whole = engine.prefill(prompt)
@@ -77,7 +79,7 @@ def test_a_cached_prefix_is_not_computed_again(make_engine, prompts, num_cached)
     assert (done.block_ids, written) == (blocks, [0, 1])
 
 
-def test_missing_blocks_are_added(make_engine, prompts):
+def test_missing_blocks_are_allocated(make_engine, prompts):
     prompt = prompts[4]
     [want] = make_engine().generate([prompt], PARAMS)
     engine = make_engine()
@@ -99,7 +101,7 @@ def test_a_first_token_may_be_the_last(make_engine, prompts):
 
 
 @pytest.mark.parametrize("limits", [{"max_requests": 2}, {"max_batch_tokens": 2}])
-def test_more_prefilled_requests_than_a_step_takes_wait_their_turn(make_engine, prompts, limits):
+def test_prefilled_requests_over_the_step_limit_take_turns(make_engine, prompts, limits):
     """None stands still between its first token and its last; first come, first served."""
     engine = make_engine(**limits)
     prompts = [prompt[:20] for prompt in prompts[:4]]
@@ -142,7 +144,7 @@ def test_an_aborted_request_yields_nothing(make_engine, prompts):
     assert engine.allocator.num_free == engine.cache.num_blocks
 
 
-def test_both_halves_and_whole_requests_share_an_engine(make_engine, prompts):
+def test_prefill_decode_and_whole_requests_share_an_engine(make_engine, prompts):
     engine = make_engine(chunk_tokens=16)
     want = [generation.token_ids for generation in engine.generate(prompts, PARAMS)]
     whole = [engine.add_request(prompt, PARAMS) for prompt in prompts[:3]]
@@ -154,7 +156,7 @@ def test_both_halves_and_whole_requests_share_an_engine(make_engine, prompts):
         assert [o.token_id for o in outputs if o.request_id == request_id] == tokens
 
 
-def test_a_failing_callback_frees_what_prefill_allocated(make_engine, prompts):
+def test_failing_callback_frees_blocks_allocated_by_prefill(make_engine, prompts):
     engine = make_engine(chunk_tokens=16)
     with pytest.raises(ZeroDivisionError):
         engine.prefill(prompts[4], on_chunk=lambda chunk: 1 / 0)
@@ -183,7 +185,7 @@ def test_a_failing_callback_frees_what_prefill_allocated(make_engine, prompts):
         ({"block_ids": [0, 0]}, r"at least 2 different blocks, got \[0, 0\]"),
     ],
 )
-def test_a_bad_argument_of_prefill_is_named(make_engine, prompts, arguments, message):
+def test_bad_arguments_of_prefill_are_rejected(make_engine, prompts, arguments, message):
     engine = make_engine()
     assert engine.reserve(1, SamplingParams(max_tokens=1)) == [0]
     with pytest.raises(ValueError, match=message):
@@ -192,7 +194,7 @@ def test_a_bad_argument_of_prefill_is_named(make_engine, prompts, arguments, mes
 
 
 @pytest.mark.parametrize("block_id", ["a", 0.7, True, None])
-def test_a_block_that_is_no_integer_is_not_released(make_engine, block_id):
+def test_release_rejects_block_ids_that_are_not_integers(make_engine, block_id):
     engine = make_engine()
     assert engine.reserve(1, SamplingParams(max_tokens=1)) == [0]
     message = rf"release: block_ids\[1\] must be an integer, got {block_id!r}"
@@ -201,7 +203,7 @@ def test_a_block_that_is_no_integer_is_not_released(make_engine, block_id):
     assert engine.allocator.num_free == 63
 
 
-def test_blocks_of_a_running_request_are_not_the_callers(make_engine, prompts):
+def test_caller_cannot_release_blocks_of_a_running_request(make_engine, prompts):
     engine = make_engine()
     done = engine.prefill(prompts[2])
     engine.add_prefilled(prompts[2], done.first_token, done.block_ids, PARAMS)
@@ -219,7 +221,7 @@ def test_blocks_of_a_running_request_are_not_the_callers(make_engine, prompts):
     assert engine.allocator.num_free == engine.cache.num_blocks
 
 
-def test_a_refused_request_leaves_the_blocks_with_the_caller(make_engine, prompts):
+def test_rejected_request_leaves_the_blocks_with_the_caller(make_engine, prompts):
     engine = make_engine(num_blocks=11)
     done = engine.prefill(prompts[2])  # 2 blocks
     with pytest.raises(ValueError, match=r"prompt_tokens\[0\] must be in \[0, 264\), got 4000"):

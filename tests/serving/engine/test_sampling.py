@@ -16,7 +16,7 @@ def draws(count=4000, seed=7, **params):
     return sample(LOGITS.expand(count, -1), wanted)
 
 
-def test_greedy_takes_the_likeliest():
+def test_greedy_takes_the_most_likely_token():
     assert sample(LOGITS[None], [Draw(SamplingParams(), 0, 0)]) == [1]
 
 
@@ -35,21 +35,21 @@ def test_greedy_takes_the_likeliest():
         ({"temperature": 5e-324}, [0, 1, 0, 0]),
     ],
 )
-def test_tokens_come_as_often_as_they_should(params, expected):
+def test_tokens_are_drawn_with_their_probabilities(params, expected):
     got = torch.bincount(torch.tensor(draws(**({"temperature": 1.0} | params))), minlength=4)
     for count, probability in zip(got.tolist(), expected, strict=True):
         deviation = math.sqrt(4000 * probability * (1 - probability))
         assert abs(count - 4000 * probability) <= 4.5 * deviation
 
 
-def test_a_draw_depends_on_its_seed_and_index_alone():
+def test_draw_depends_only_on_its_seed_and_index():
     assert draws(50, temperature=1.0) == draws(50, temperature=1.0)
     assert draws(50, temperature=1.0) != draws(50, temperature=1.0, seed=8)
     alone = sample(LOGITS[None], [Draw(SamplingParams(temperature=1.0), 7, 33)])
     assert alone[0] == draws(50, temperature=1.0)[33]
 
 
-def test_rows_are_chosen_each_by_its_own_params():
+def test_each_row_is_sampled_with_its_own_params():
     mixed = [Draw(SamplingParams(), 0, 0), Draw(SamplingParams(temperature=1.0, top_k=1), 0, 0)]
     assert sample(torch.stack([-LOGITS, LOGITS]), mixed) == [0, 1]
 
@@ -57,7 +57,7 @@ def test_rows_are_chosen_each_by_its_own_params():
 @pytest.mark.parametrize("bad", [math.nan, math.inf])
 @pytest.mark.parametrize("temperature", [0, 1])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_no_token_is_chosen_where_logits_are_not_finite(bad, temperature, dtype):
+def test_nonfinite_logits_are_rejected(bad, temperature, dtype):
     logits = LOGITS.to(dtype).repeat(3, 1)
     logits[1, 2] = bad
     logits[2, 3] = -math.inf  # which is a token that cannot be
@@ -86,11 +86,11 @@ def test_no_token_is_chosen_where_logits_are_not_finite(bad, temperature, dtype)
         ({"max_tokens": 0}, "max_tokens must be >= 1, got 0"),
     ],
 )
-def test_a_bad_parameter_is_named(params, message):
+def test_bad_parameters_are_rejected(params, message):
     with pytest.raises(ValueError, match=message):
         SamplingParams(**params)
 
 
-def test_as_many_draws_as_rows():
+def test_number_of_draws_must_match_the_rows():
     with pytest.raises(ValueError, match="draws must have 2 entries, got 0"):
         sample(torch.zeros(2, 4), [])

@@ -9,7 +9,7 @@ PROMPT = "The capital of France is"
 
 
 @pytest.mark.parametrize("axes", ["kv block token head dim", "block layer kv head token dim"])
-def test_the_capital_of_france(smollm2, axes):
+def test_smollm2_knows_the_capital_of_france(smollm2, axes):
     model, tokenizer = smollm2
     engine = Engine(model, PagedKVCache(model.config, 8, axes=axes), chunk_tokens=3)
     prompt = tokenizer.encode(PROMPT)
@@ -18,7 +18,7 @@ def test_the_capital_of_france(smollm2, axes):
     assert tokenizer.decode(answer.token_ids) == " Paris."
 
 
-def test_a_chat_ends_by_itself(smollm2):
+def test_chat_ends_at_eos(smollm2):
     model, tokenizer = smollm2
     chat = [{"role": "user", "content": "What is the capital of France? Answer briefly."}]
     prompt = tokenizer.encode_chat(chat)
@@ -28,13 +28,13 @@ def test_a_chat_ends_by_itself(smollm2):
     assert answer.finish_reason == "stop"
 
 
-def test_chatml_with_the_models_own_system_prompt(smollm2):
+def test_chatml_uses_the_default_system_prompt_of_the_model(smollm2):
     text = smollm2[1].render_chat([{"role": "user", "content": "hi"}])
     assert text.startswith("<|im_start|>system\nYou are a helpful AI assistant named SmolLM")
     assert text.endswith("<|im_start|>user\nhi<|im_end|>\n<|im_start|>assistant\n")
 
 
-def test_logits_equal_those_of_transformers(smollm2):
+def test_logits_match_transformers(smollm2):
     transformers = pytest.importorskip("transformers")
     model, tokenizer = smollm2
     config, weights = model.config, model.weights

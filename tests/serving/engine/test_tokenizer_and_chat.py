@@ -18,7 +18,7 @@ def tokenizer(tiny_folder):
 
 
 @pytest.mark.parametrize("text", TEXTS)
-def test_gguf_and_tokenizer_json_cut_alike(tokenizer, gguf_writer, text):
+def test_gguf_and_tokenizer_json_tokenize_alike(tokenizer, gguf_writer, text):
     _, from_gguf = load_model(gguf_writer())
     assert from_gguf.encode(text) == tokenizer.encode(text)
     assert from_gguf.decode(from_gguf.encode(text), keep_special=True) == text
@@ -31,7 +31,7 @@ def test_merges_digits_and_control_tokens(tokenizer):
     assert tokenizer.decode(one_each) == "the the12"
 
 
-def test_a_number_may_be_one_word_elsewhere(gguf_writer):
+def test_gpt2_and_llama_bpe_do_not_split_digits(gguf_writer):
     for pre in ("gpt-2", "llama-bpe"):
         _, tokenizer = load_model(gguf_writer(pre=pre))
         texts = [tokenizer.tokenizer.id_to_token(x) for x in tokenizer.encode("the12")]
@@ -39,14 +39,14 @@ def test_a_number_may_be_one_word_elsewhere(gguf_writer):
         assert texts == [*bos, "the", "12"]
 
 
-def test_a_stream_holds_back_half_characters(tokenizer):
+def test_stream_holds_back_partial_characters(tokenizer):
     stream = tokenizer.stream()
     pieces = [stream.push(token_id) for token_id in tokenizer.encode("a☃b<|im_end|>")]
     assert pieces == ["a", "", "", "☃", "b", ""]
 
 
 @pytest.mark.parametrize("text", ["a☃b", "☃", "", "the naïve 日"])
-def test_a_stream_that_stops_anywhere_is_what_is_decoded(tokenizer, text):
+def test_stream_cut_anywhere_equals_decode(tokenizer, text):
     """An answer that ends inside a character has its beginning replaced, and loses nothing else."""
     ids = tokenizer.encode(text)
     for end in range(len(ids) + 1):
@@ -58,7 +58,7 @@ def test_a_stream_that_stops_anywhere_is_what_is_decoded(tokenizer, text):
 
 
 @pytest.mark.parametrize("bad", [-1, 2**32, "a", 1.5, True])
-def test_what_is_no_token_id_is_refused(tokenizer, bad):
+def test_invalid_token_ids_are_rejected(tokenizer, bad):
     with pytest.raises(ValueError, match=r"^decode: token_ids\[1\] must be "):
         tokenizer.decode([3, bad])
     with pytest.raises(ValueError, match=r"^push: token_ids\[0\] must be "):
@@ -68,27 +68,27 @@ def test_what_is_no_token_id_is_refused(tokenizer, bad):
     assert tokenizer.decode([10**7]) == ""  # the row of an embedding that is padded
 
 
-def test_the_models_template_is_used(gguf_writer):
+def test_template_of_the_model_is_used(gguf_writer):
     _, tokenizer = load_model(gguf_writer())
     assert tokenizer.render_chat(CHAT) == "<|im_start|>user\nhi<|im_end|>\n"
     ids = tokenizer.encode_chat(CHAT)
     assert (ids[0], ids.count(2)) == (1, 1)
 
 
-def test_chatml_stands_in_for_a_missing_template(tokenizer):
+def test_chatml_replaces_a_missing_template(tokenizer):
     text = tokenizer.render_chat(CHAT)
     assert text == "<|im_start|>user\nhi<|im_end|>\n<|im_start|>assistant\n"
     assert tokenizer.render_chat(CHAT, reply=False) + "<|im_start|>assistant\n" == text
 
 
-def test_without_template_and_markers_there_is_no_chat():
+def test_chat_requires_a_template_or_chatml_markers():
     plain = Tokenizer(tokenizers.Tokenizer(tokenizers.models.BPE({"a": 0}, [])))
     with pytest.raises(ValueError, match="no chat template and no ChatML markers"):
         plain.render_chat(CHAT)
 
 
 @pytest.mark.parametrize("where", ["tokenizer_config.json", "named", "chat_template.jinja"])
-def test_a_folders_template_is_found(folder_writer, where):
+def test_template_in_the_folder_is_found(folder_writer, where):
     folder = folder_writer()
     template = "{{ bos_token }}{{ messages[0].content }}"
     settings = {"bos_token": {"content": "<|im_start|>"}}
@@ -122,7 +122,7 @@ def test_templates_get_the_usual_helpers():
         ("{{ tools is none and documents is none }}", "True"),
     ],
 )
-def test_templates_get_what_hugging_face_gives(template, text):
+def test_template_environment_matches_hugging_face(template, text):
     assert render_chat(template, CHAT) == text
 
 
@@ -139,12 +139,12 @@ def test_templates_get_what_hugging_face_gives(template, text):
         ("{{ messages.append(1) }}", "render_chat: .*not safely callable|unsafe"),
     ],
 )
-def test_a_template_that_misbehaves_is_a_value_error(template, message):
+def test_misbehaving_template_raises_value_error(template, message):
     with pytest.raises(ValueError, match=message):
         render_chat(template, CHAT)
 
 
-def test_a_bad_message_is_named(tokenizer):
+def test_bad_message_is_rejected(tokenizer):
     with pytest.raises(ValueError, match=r"messages\[1\] must have role and content"):
         tokenizer.render_chat([*CHAT, {"role": "user"}])
     with pytest.raises(ValueError, match="messages must not be empty"):

@@ -62,7 +62,7 @@ def request(client, *numbers):
     return Add(client.next_number(), numbers)
 
 
-def test_each_call_has_its_answer(made, serve):
+def test_each_call_gets_its_own_response(made, serve):
     serve(add)
 
     def ask(i):
@@ -73,7 +73,7 @@ def test_each_call_has_its_answer(made, serve):
     assert not made.client._calls
 
 
-def test_calls_are_under_way_together(made, serve):
+def test_calls_run_concurrently(made, serve):
     serve(add)
     calls = [made.client.start(made.name, request(made.client, i), WAIT_S) for i in range(5)]
     assert [made.client.wait(call, Sum).total for call in calls[::-1]] == [4, 3, 2, 1, 0]
@@ -88,7 +88,7 @@ def test_calls_are_under_way_together(made, serve):
         (lambda r: Add(r.number, ()), WAIT_S, "add: the answer is Add"),
     ],
 )
-def test_a_call_that_fails_says_why(made, serve, answer, deadline_s, cause):
+def test_failed_call_reports_its_cause(made, serve, answer, deadline_s, cause):
     serve(answer)
     with pytest.raises(TransferError) as raised:
         made.client.call(made.name, request(made.client), Sum, deadline_s)
@@ -106,7 +106,7 @@ def test_a_response_counts_once_and_only_from_the_engine_asked(made):
     assert made.client.wait(call, Sum).total == 3
 
 
-def test_an_answer_to_a_call_that_has_ended_is_not_taken(made):
+def test_response_to_an_ended_call_is_ignored(made):
     call = made.client.start(made.name, request(made.client), WAIT_S)
     made.client.end(call)
     made.client.end(call)
@@ -125,7 +125,7 @@ def test_data_arrives_before_the_request(made):
         assert CODEC.decode(data).numbers == ()
 
 
-def test_whether_an_answer_may_come(made):
+def test_call_is_pending_until_response_or_deadline(made):
     call = made.client.start(made.name, request(made.client), WAIT_S)
     wait_until(lambda: call.ticket.done)
     assert made.client.is_under_way(call)
@@ -137,7 +137,7 @@ def test_whether_an_answer_may_come(made):
     made.client.end(late)
 
 
-def test_a_request_that_is_not_delivered_fails_and_its_connection_is_not_used_again(made):
+def test_undelivered_request_fails_and_drops_its_connection(made):
     made.client.send(made.name, request(made.client), WAIT_S)
     with made.asking.register(bytearray(8)) as here:
         data = [(here.address, 4096, 8)]  # which is not registered over there
@@ -151,7 +151,7 @@ def test_a_request_that_is_not_delivered_fails_and_its_connection_is_not_used_ag
     assert not made.client._calls and not made.peers._leases
 
 
-def test_who_cannot_be_reached_is_named(made):
+def test_unreachable_peer_is_reported_by_name(made):
     for name in (NOWHERE, "no name"):
         for send in (
             lambda name: made.client.call(name, request(made.client), Sum, WAIT_S),
@@ -164,7 +164,7 @@ def test_who_cannot_be_reached_is_named(made):
     assert not made.client._calls
 
 
-def test_one_that_is_not_connected_to_is_not_if_it_may_not_be(made):
+def test_unconnected_peer_is_not_opened_if_forbidden(made):
     with pytest.raises(TransferError, match="it is not connected"):
         made.client.post(made.name, request(made.client), WAIT_S, may_open=False)
     with pytest.raises(TransferError, match="it is not connected"):
@@ -173,7 +173,7 @@ def test_one_that_is_not_connected_to_is_not_if_it_may_not_be(made):
     made.client.end(made.client.start(made.name, request(made.client), WAIT_S, may_open=False))
 
 
-def test_some_calls_fail_and_the_others_go_on(made, serve):
+def test_failing_some_calls_leaves_the_others_pending(made, serve):
     with TransferEngine(transports=["tcp"]) as third:
         lost = made.client.start(third.name, request(made.client), WAIT_S)
         kept = made.client.start(made.name, request(made.client, 1, 2), WAIT_S)
@@ -185,7 +185,7 @@ def test_some_calls_fail_and_the_others_go_on(made, serve):
 
 
 @pytest.mark.parametrize("is_closed", [False, True])
-def test_calls_that_are_not_delivered_fail_too(made, is_closed):
+def test_undelivered_calls_fail_too(made, is_closed):
     command = [sys.executable, "-c", ENGINE]
     with subprocess.Popen(command, stdin=-1, stdout=-1, text=True) as process:
         try:
@@ -205,7 +205,7 @@ def test_calls_that_are_not_delivered_fail_too(made, is_closed):
     assert not made.peers.is_open(name)
 
 
-def test_closing_fails_those_that_wait_and_all_later_ones(made):
+def test_close_fails_pending_and_later_calls(made):
     waiting = made.client.start(made.name, request(made.client), WAIT_S)
     closing = threading.Timer(0.05, made.client.close)
     closing.start()
@@ -218,7 +218,7 @@ def test_closing_fails_those_that_wait_and_all_later_ones(made):
     assert not made.client._calls
 
 
-def test_a_call_that_fails_while_its_peer_is_connected_to_is_not_sent(made, monkeypatch):
+def test_call_failed_while_connecting_is_not_sent(made, monkeypatch):
     open_peer = made.asking.open
 
     def open_and_fail(name, **options):
@@ -232,7 +232,7 @@ def test_a_call_that_fails_while_its_peer_is_connected_to_is_not_sent(made, monk
     assert not made.client._calls and not made.peers._leases
 
 
-def test_numbers_are_of_one_process_only(made):
+def test_call_numbers_are_unique_across_clients(made):
     numbers = [made.client.next_number() for _ in range(3)]
     assert numbers == [numbers[0], numbers[0] + 1, numbers[0] + 2]
     assert RpcClient(made.peers, CODEC.encode).next_number() not in numbers

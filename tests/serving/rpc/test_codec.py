@@ -20,12 +20,12 @@ MESSAGES = st.one_of(
 
 
 @given(MESSAGES)
-def test_what_is_encoded_is_decoded(message):
+def test_messages_round_trip(message):
     assert CODEC.decode(CODEC.encode(message)) == message
 
 
 @given(st.binary(max_size=60))
-def test_any_bytes_are_a_message_or_refused(data):
+def test_any_bytes_are_a_message_or_rejected(data):
     for candidate in (data, MAGIC + data):
         try:
             assert isinstance(CODEC.decode(candidate), Add | Sum | Refused)
@@ -48,18 +48,18 @@ def test_any_bytes_are_a_message_or_refused(data):
         None,
     ],
 )
-def test_what_is_out_of_bounds_is_refused(words):
+def test_out_of_bounds_fields_are_rejected(words):
     with pytest.raises(InvalidArgument, match="decode: message must be as this file says"):
         CODEC.decode(MAGIC + msgspec.msgpack.encode(words))
 
 
 @pytest.mark.parametrize("body", [b"", b"\x91" * 60_000, b"\x93\x15\x01\xa1\xff"])
-def test_what_is_not_msgpack_is_refused(body):
+def test_malformed_msgpack_is_rejected(body):
     with pytest.raises(InvalidArgument, match="message must be as"):
         CODEC.decode(MAGIC + body)
 
 
 @pytest.mark.parametrize("data", [b"", b"ADD", b"ADD\x02" + CODEC.encode(Add(1, ()))[4:]])
-def test_another_version_is_refused(data):
+def test_another_version_is_rejected(data):
     with pytest.raises(InvalidArgument, match=r"must begin with b'ADD\\x01'"):
         CODEC.decode(data)

@@ -44,7 +44,7 @@ def test_the_next_one_is_notified(peers, transports):
 
 
 @pytest.mark.parametrize("kind", FailureKind)
-def test_only_what_went_to_one_that_is_gone_is_repeated(peers, kind):
+def test_only_messages_to_a_gone_engine_are_retried(peers, kind):
     with TransferEngine(transports=["tcp"]) as other:
         tries = []
 

@@ -11,7 +11,7 @@ from mooncake_serving.rpc import Peers
 from .support import WAIT_S
 
 
-def test_all_users_have_the_same_peer(made):
+def test_all_users_share_one_peer(made):
     with ThreadPoolExecutor(8) as executor:
         leases = list(executor.map(lambda _: made.peers.lease(made.name, WAIT_S), range(16)))
     [peer] = {lease.peer for lease in leases}
@@ -20,7 +20,7 @@ def test_all_users_have_the_same_peer(made):
     assert not peer.closed and made.peers.is_open(made.name)
 
 
-def test_one_that_failed_is_opened_again_and_closed_by_its_last_user(made):
+def test_failed_peer_is_reopened_and_closed_by_its_last_user(made):
     other = made.peers.lease(made.name, WAIT_S)
     with pytest.raises(TransferError), made.peers.lease(made.name, WAIT_S) as peer:
         raise TransferError(made.name, "connection reset")
@@ -41,13 +41,13 @@ def test_a_lease_ends_once(made):
     assert other.peer.closed
 
 
-def test_another_error_leaves_it_open(made):
+def test_unrelated_error_leaves_the_peer_open(made):
     with pytest.raises(ZeroDivisionError), made.peers.lease(made.name, WAIT_S) as peer:
         raise ZeroDivisionError
     assert made.peers.is_open(made.name) and not peer.closed
 
 
-def test_those_that_are_not_kept_are_closed_once_unused(made):
+def test_peers_not_kept_are_closed_once_unused(made):
     with TransferEngine(transports=["tcp"]) as third:
         used, unused = made.peers.lease(made.name, WAIT_S), made.peers.lease(third.name, WAIT_S)
         unused.end()
@@ -59,11 +59,11 @@ def test_those_that_are_not_kept_are_closed_once_unused(made):
         assert used.peer.closed and not made.peers._leases
 
 
-def test_forgetting_one_that_is_not_there_does_nothing(made):
+def test_forgetting_an_unknown_peer_does_nothing(made):
     made.peers.forget("nobody")
 
 
-def test_closing_closes_also_those_in_use(made):
+def test_close_also_closes_peers_in_use(made):
     peers = Peers(made.asking)
     forgotten = peers.lease(made.name, WAIT_S)
     peers.forget(made.name)

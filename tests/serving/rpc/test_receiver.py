@@ -18,7 +18,7 @@ def send(made):
         yield lambda data: made.asking.write(peer, [], notify=data).wait()
 
 
-def test_all_is_taken_whatever_is_wrong_with_one(made, send, caplog):
+def test_messages_after_a_bad_one_are_still_handled(made, send, caplog):
     taken = []
 
     def take(sender, data):
@@ -39,7 +39,7 @@ def test_all_is_taken_whatever_is_wrong_with_one(made, send, caplog):
     assert f"a message from {made.asking.name} is dropped" in caplog.text
 
 
-def test_tending_goes_on_without_messages_and_after_a_fault(made, send, caplog):
+def test_tend_runs_without_messages_and_after_an_error(made, send, caplog):
     times, taken = [], []
 
     def tend():
@@ -54,7 +54,7 @@ def test_tending_goes_on_without_messages_and_after_a_fault(made, send, caplog):
     assert "ZeroDivisionError" in caplog.text
 
 
-def test_what_has_arrived_at_its_end_is_taken_and_the_rest_refused(made, send):
+def test_close_handles_arrived_messages_and_rejects_the_rest(made, send):
     taken = []
     is_tending, go_on = threading.Event(), threading.Event()
 
@@ -76,7 +76,7 @@ def test_what_has_arrived_at_its_end_is_taken_and_the_rest_refused(made, send):
     assert taken == [b"in time"] and made.asked.receive_notifications() == []
 
 
-def test_it_ends_with_the_engine(caplog):
+def test_receiver_ends_with_the_engine(caplog):
     caplog.set_level(logging.WARNING)
     with TransferEngine(transports=["tcp"]) as engine:
         receiver = Receiver(engine, lambda *_: None, lambda: None, lambda: 0.01, "receiver")

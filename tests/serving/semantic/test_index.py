@@ -19,14 +19,14 @@ def of(content, placed=None):
     return Signatures(packed(content), packed(content if placed is None else placed))
 
 
-def test_a_prompt_resembles_itself():
+def test_prompt_matches_itself():
     index = SignatureIndex(BITS)
     index.add(7, of([1, 2, 0xFF00, 2]))
     match = index.find(of([1, 2, 0xFF00, 2]))
     assert (match.prompt_id, match.similarity, match.index.tolist()) == (7, 1.0, [0, 1, 2, 3])
 
 
-def test_similarity_is_that_of_the_mean_distance_of_contents():
+def test_similarity_is_the_mean_content_distance():
     index = SignatureIndex(BITS, max_distance=4)
     index.add(0, of([0x0000, 0xFFFF]))
     # distances 0, 1, 3 and 4 of the nearest: mean 2
@@ -34,14 +34,14 @@ def test_similarity_is_that_of_the_mean_distance_of_contents():
     assert index.find(of([0x00FF] * 3)).similarity == 0.0  # 8 bits each: clipped
 
 
-def test_the_token_is_chosen_by_place_and_refused_by_content():
+def test_token_is_chosen_by_placement_and_rejected_by_content():
     index = SignatureIndex(BITS, max_token_distance=2)
     index.add(0, of(content=[0x0000, 0x0003, 0x0F00], placed=[0x1111, 0x2222, 0x3333]))
     new = of(content=[0x0000, 0x0000, 0x0000], placed=[0x2222, 0x1110, 0x3333])
     assert index.find(new).index.tolist() == [1, 0, -1]
 
 
-def test_a_token_that_follows_others_has_no_counterpart():
+def test_token_in_another_context_has_no_counterpart():
     new = of(content=[0, 0, 0], placed=[0x1111, 0x1110, 0x111E])  # 0, 1 and 4 bits from the kept
     for most, want in [(0, [0, -1, -1]), (1, [0, 0, -1]), (4, [0, 0, 0]), (None, [0, 0, -1])]:
         index = SignatureIndex(BITS, max_placed_distance=most)
@@ -50,7 +50,7 @@ def test_a_token_that_follows_others_has_no_counterpart():
         assert match.index.tolist() == want and match.similarity == 1.0
 
 
-def test_a_paragraph_that_moves_keeps_its_tokens_and_a_shuffle_does_not():
+def test_moved_paragraph_keeps_its_tokens_but_a_shuffle_does_not():
     generator = torch.Generator().manual_seed(0)
     text = torch.randn(200, 64, generator=generator)
     signer, index = Signer(64), SignatureIndex(256)
@@ -63,7 +63,7 @@ def test_a_paragraph_that_moves_keeps_its_tokens_and_a_shuffle_does_not():
     assert match.similarity == 1.0 and int((match.index >= 0).sum()) <= 20
 
 
-def test_the_most_similar_is_found_and_of_equals_the_last_used():
+def test_most_similar_prompt_wins_and_ties_go_to_the_last_used():
     index = SignatureIndex(BITS, max_distance=8)
     assert index.find(of([1])) is None
     for prompt_id, content in enumerate(([0xFFFF], [0x0003], [0x000C])):
@@ -77,7 +77,7 @@ def test_the_most_similar_is_found_and_of_equals_the_last_used():
     assert index.find(of([0x0000])).prompt_id == 0
 
 
-def test_the_order_of_use():
+def test_least_recently_used_order():
     index = SignatureIndex(BITS)
     assert index.oldest is None and len(index) == 0
     for prompt_id in range(3):
@@ -94,7 +94,7 @@ def test_the_order_of_use():
     new=st.lists(st.integers(0, 2**BITS - 1), min_size=1, max_size=6),
     most=st.integers(0, BITS),
 )
-def test_a_search_is_its_loop(prompts, new, most):
+def test_search_matches_the_loop(prompts, new, most):
     index = SignatureIndex(
         BITS, max_distance=12, max_token_distance=most, max_placed_distance=BITS, num_compared=8
     )
@@ -118,7 +118,7 @@ def test_a_search_is_its_loop(prompts, new, most):
             assert (new[i] ^ prompts[best][j]).bit_count() == nearest
 
 
-def test_a_sample_of_the_tokens_finds_it_among_many():
+def test_sampled_search_finds_the_prompt_among_many():
     generator = torch.Generator().manual_seed(0)
 
     def random(num_tokens):
@@ -149,7 +149,7 @@ def test_a_sample_of_the_tokens_finds_it_among_many():
         ({"num_compared": 0.5}, "num_compared must be an integer, got 0.5"),
     ],
 )
-def test_a_bad_argument_is_named(changes, message):
+def test_bad_arguments_are_rejected(changes, message):
     with pytest.raises(ValueError, match=f"SignatureIndex: {message}"):
         SignatureIndex(**({"bits": BITS} | changes))
 

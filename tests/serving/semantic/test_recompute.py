@@ -40,7 +40,7 @@ def test_deviation_is_the_sum_of_two_norms():
         assert got[t] == pytest.approx(sum(norms), rel=1e-6)
 
 
-def test_those_that_deviate_most_go_on():
+def test_rows_with_the_largest_deviation_are_kept():
     deviation = [0.1, 0.9, 0.5, 0.3, 0.7, 0.0]
     matched = [True] * 6
     rows = listed(deviation, matched, 4, share=0.6, decay=0.5, floor=0)
@@ -48,14 +48,14 @@ def test_those_that_deviate_most_go_on():
     assert rows == [[0, 1, 2, 3, 4, 5], [1, 2, 4, 5], [1, 4, 5], [1, 5]]
 
 
-def test_unmatched_rows_and_the_last_ones_always_do():
+def test_unmatched_and_last_rows_are_always_kept():
     matched = [True, False, True, True, False, True]
     rows = listed([9.0, 0.0, 9.0, 1.0, 0.0, 0.0], matched, 3, share=0, last_tokens=2)
     assert rows == [[0, 1, 2, 3, 4, 5], [1, 4, 5], [1, 4, 5]]
     assert listed([0.0, 0.0], [True, True], 2, share=0, last_tokens=9)[1] == [0, 1]
 
 
-def test_of_equal_deviations_the_earlier_row_goes_on_and_nan_before_all():
+def test_ties_keep_the_earlier_row_and_nan_comes_first():
     rows = listed([1.0, 2.0, 2.0, math.nan, 2.0, 0.0], [True] * 6, 2, share=0.5)
     assert rows[1] == [1, 2, 3, 5]
 
@@ -69,7 +69,7 @@ def test_of_equal_deviations_the_earlier_row_goes_on_and_nan_before_all():
     full_layers=st.integers(1, 4),
     last_tokens=st.integers(1, 4),
 )
-def test_rows_of_a_layer_are_among_those_of_the_one_before(
+def test_rows_of_each_layer_are_a_subset_of_the_previous(
     values, num_layers, share, decay, floor, full_layers, last_tokens
 ):
     recompute = Recompute(
@@ -104,12 +104,12 @@ def test_rows_of_a_layer_are_among_those_of_the_one_before(
         (torch.ones(4), [True] * 4, r"is_matched must be bool \[4\], got"),
     ],
 )
-def test_rows_of_other_shapes_are_refused(deviation, is_matched, message):
+def test_rows_by_layer_rejects_bad_tensors(deviation, is_matched, message):
     with pytest.raises(ValueError, match=f"rows_by_layer: {message}"):
         rows_by_layer(deviation, is_matched, 3, Recompute())
 
 
-def test_rows_of_other_arguments_are_refused():
+def test_rows_by_layer_rejects_bad_options():
     matched = torch.ones(4, dtype=torch.bool)
     with pytest.raises(ValueError, match="rows_by_layer: num_layers must be at least 0, got -1"):
         rows_by_layer(torch.ones(4), matched, -1, Recompute())
@@ -117,7 +117,7 @@ def test_rows_of_other_arguments_are_refused():
         rows_by_layer(torch.ones(4), matched, 2, None)
 
 
-def test_deviations_of_unequal_shapes_are_refused():
+def test_deviations_reject_unequal_shapes():
     """They would be broadcast."""
     right = torch.ones(4, 2, 8)
     for index, name in enumerate(("fresh_k", "fresh_v", "reused_k", "reused_v")):
@@ -143,6 +143,6 @@ def test_deviations_of_unequal_shapes_are_refused():
         ({"last_tokens": 1.0}, "last_tokens must be an integer, got 1.0"),
     ],
 )
-def test_a_bad_number_is_named(changes, message):
+def test_bad_numbers_are_rejected(changes, message):
     with pytest.raises(ValueError, match=f"Recompute: {message}"):
         Recompute(**changes)

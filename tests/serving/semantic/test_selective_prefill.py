@@ -145,7 +145,7 @@ def close(got, want):
         Recompute(full_layers=9),
     ],
 )
-def test_it_is_the_loop_in_float64(deep, draw, recompute):
+def test_selective_prefill_matches_the_loop_in_float64(deep, draw, recompute):
     kept, new = draw(30, 1), draw(20, 2)
     tokens = kept[:6] + new[:3] + kept[10:24] + new[3:5] + kept[20:26]
     index = [*range(6), 28, 2, -1, *range(10, 24), -1, 9, *range(20, 26)]
@@ -161,7 +161,7 @@ def test_it_is_the_loop_in_float64(deep, draw, recompute):
     close(stacked(by_position(cache, block_ids, len(tokens))), stacked((keys, values)))
 
 
-def test_a_share_of_one_is_the_plain_prefill_to_the_bit(deep, draw):
+def test_share_of_one_is_bitwise_equal_to_plain_prefill(deep, draw):
     tokens = draw(45, 3)
     want, cache, blocks = whole(deep, tokens)
     new, block_ids = rearranged(deep, draw(45, 4), list(range(45)), 45)
@@ -174,7 +174,7 @@ def test_a_share_of_one_is_the_plain_prefill_to_the_bit(deep, draw):
     assert torch.equal(stacked(mine), stacked(other))
 
 
-def test_nothing_reused_is_the_plain_prefill(deep, draw):
+def test_reusing_nothing_equals_plain_prefill(deep, draw):
     tokens = draw(45, 3)
     want, *_ = whole(deep, tokens)
     cache, block_ids = rearranged(deep, draw(45, 4), [-1] * 45, 45)
@@ -186,7 +186,7 @@ def test_nothing_reused_is_the_plain_prefill(deep, draw):
     close(got, want)
 
 
-def test_the_own_keys_and_values_reused_are_the_plain_prefill(deep, draw):
+def test_reusing_own_keys_and_values_equals_plain_prefill(deep, draw):
     tokens = draw(45, 3)
     want, *_ = whole(deep, tokens)
     cache, block_ids = rearranged(deep, tokens, list(range(45)), 45)
@@ -198,7 +198,7 @@ def test_the_own_keys_and_values_reused_are_the_plain_prefill(deep, draw):
     close(got, want)
 
 
-def test_keys_behind_a_new_sentence_are_turned_to_their_places(deep, draw):
+def test_moved_keys_are_rotated_to_their_positions(deep, draw):
     kept = draw(40, 5)
     tokens = draw(11, 6) + kept
     _, fresh, fresh_blocks = whole(deep, tokens)
@@ -211,7 +211,7 @@ def test_keys_behind_a_new_sentence_are_turned_to_their_places(deep, draw):
         assert not torch.allclose(deeper, fresh.layer(3)[part][fresh_blocks].flatten(0, 1)[11:51])
 
 
-def test_attention_of_selected_rows_is_that_of_torch(deep, draw):
+def test_attention_of_selected_rows_matches_torch(deep, draw):
     """What runs on GPUs, tried on the CPU."""
     generator = torch.Generator().manual_seed(0)
     k, v = torch.randn(2, 6, BLOCK_SIZE, 2, 16, generator=generator)
@@ -230,7 +230,7 @@ def test_attention_of_selected_rows_is_that_of_torch(deep, draw):
         assert torch.equal(mine, its)
 
 
-def test_of_an_engine_it_continues_like_a_prefill(deep_engine, draw):
+def test_engine_continues_as_after_a_plain_prefill(deep_engine, draw):
     params = SamplingParams(max_tokens=6, ignore_eos=True, temperature=1.0, seed=5)
     tokens, engine = draw(45, 3), deep_engine()
     [want] = engine.generate([tokens], params)
@@ -261,7 +261,7 @@ def test_of_an_engine_it_continues_like_a_prefill(deep_engine, draw):
         ({"params": 3}, "params must be SamplingParams"),
     ],
 )
-def test_a_bad_argument_is_named(deep_engine, draw, changes, message):
+def test_bad_arguments_are_rejected(deep_engine, draw, changes, message):
     engine = deep_engine()
     block_ids = engine.reserve(45)[:6]
     given = {
@@ -273,7 +273,7 @@ def test_a_bad_argument_is_named(deep_engine, draw, changes, message):
         engine.prefill_selected(**(given | changes))
 
 
-def test_a_model_that_computes_nan_is_named(deep, draw):
+def test_nonfinite_logits_are_rejected(deep, draw):
     broken = Llama(deep.config, replace(deep.weights, norm=deep.weights.norm * float("nan")))
     engine = Engine(broken, PagedKVCache(deep.config, 8, block_size=BLOCK_SIZE))
     block_ids = engine.reserve(5, SamplingParams(max_tokens=1))

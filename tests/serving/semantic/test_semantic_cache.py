@@ -34,7 +34,7 @@ def logits_after(engine, tokens, block_ids, following):
     return engine.model.forward(Batch.build([chunk], engine.cache.block_size), engine.cache)
 
 
-def test_the_same_prompt_is_a_cached_prefix_to_the_bit(make, draw):
+def test_same_prompt_is_an_exact_cached_prefix(make, draw):
     tokens = draw(45, 1)
     engine, cache = make()
     prompt_id = kept(engine, cache, tokens)
@@ -51,7 +51,7 @@ def test_the_same_prompt_is_a_cached_prefix_to_the_bit(make, draw):
             assert torch.equal(got, want)
 
 
-def test_a_prompt_with_a_new_beginning_reuses_what_follows(make, draw):
+def test_prompt_with_a_new_beginning_reuses_the_rest(make, draw):
     document = draw(60, 1)
     engine, cache = make(recompute=Recompute(share=0.2, decay=0.5, floor=0), threshold=0.5)
     prompt_id = kept(engine, cache, document)
@@ -65,7 +65,7 @@ def test_a_prompt_with_a_new_beginning_reuses_what_follows(make, draw):
     assert done.num_tokens == 67 and len(done.chunks) == 1
 
 
-def test_a_shared_beginning_is_exact_and_the_rest_is_not(make, draw):
+def test_shared_beginning_is_exact_and_the_rest_approximate(make, draw):
     document = draw(60, 1)
     engine, cache = make(threshold=0.5)
     kept(engine, cache, document)
@@ -109,7 +109,7 @@ def test_an_identical_prompt_wins_over_one_that_contains_it(make, draw):
 
 
 @pytest.mark.parametrize("min_tokens", [1, 1000])
-def test_a_prompt_that_was_extended_is_its_prefix(make, deep_engine, draw, min_tokens):
+def test_prefix_prompt_wins_over_a_rearranged_one(make, deep_engine, draw, min_tokens):
     document, question = draw(100, 1), draw(10, 9)
     engine, cache = make(64, engine=deep_engine(num_blocks=128), min_tokens=min_tokens)
     prompt_id = kept(engine, cache, document)
@@ -120,7 +120,7 @@ def test_a_prompt_that_was_extended_is_its_prefix(make, deep_engine, draw, min_t
     check_is_prefix_reuse(engine, done, reuse, document + question, 100)
 
 
-def test_an_exact_beginning_counts_below_the_threshold(make, draw):
+def test_exact_prefix_counts_below_the_threshold(make, draw):
     document = draw(40, 1)
     engine, cache = make(threshold=1.0)
     prompt_id = kept(engine, cache, document + draw(20, 2))
@@ -130,7 +130,7 @@ def test_an_exact_beginning_counts_below_the_threshold(make, draw):
     check_is_prefix_reuse(engine, done, reuse, tokens, 40)
 
 
-def test_a_similar_prompt_wins_over_a_beginning_that_leaves_more(make, draw):
+def test_similar_prompt_wins_over_a_short_exact_prefix(make, draw):
     beginning, document = draw(16, 1), draw(100, 2)
     engine, cache = make(64, threshold=0.5)
     kept(engine, cache, beginning + draw(5, 3))
@@ -139,7 +139,7 @@ def test_a_similar_prompt_wins_over_a_beginning_that_leaves_more(make, draw):
     assert (reuse.prompt_id, reuse.num_exact_tokens) == (similar, 0) and reuse.is_approximate
 
 
-def test_less_than_a_block_of_a_beginning_is_not_reused(make, draw):
+def test_prefix_shorter_than_a_block_is_not_reused(make, draw):
     engine, cache = make(threshold=1.0)
     kept(engine, cache, draw(7, 1) + draw(20, 2))
     assert cache.prefill(draw(7, 1) + draw(20, 3)).reuse.prompt_id is None
@@ -155,7 +155,7 @@ def test_a_similar_prompt_without_counterparts_is_not_reused(make, draw):
     assert reuse.computed_by_layer == (60,) * 5
 
 
-def test_recomputing_more_comes_nearer_to_the_whole(make, draw):
+def test_larger_recompute_share_comes_closer_to_full_prefill(make, draw):
     document = draw(60, 1)
     tokens = draw(20, 2) + document[:25] + draw(2, 3) + document[25:]
     distances = []
@@ -171,7 +171,7 @@ def test_recomputing_more_comes_nearer_to_the_whole(make, draw):
 
 
 @pytest.mark.parametrize("options", [{"threshold": 1.0}, {"min_tokens": 100}])
-def test_below_the_threshold_or_short_it_is_a_plain_prefill(make, draw, options):
+def test_dissimilar_or_short_prompt_is_prefilled_plainly(make, draw, options):
     engine, cache = make(**options)
     kept(engine, cache, draw(60, 1))
     tokens = draw(3, 2) + draw(60, 1)
@@ -182,7 +182,7 @@ def test_below_the_threshold_or_short_it_is_a_plain_prefill(make, draw, options)
     assert done.first_token == engine.prefill(tokens, PARAMS).first_token
 
 
-def test_decode_goes_on_from_there(make, draw):
+def test_decode_continues_after_an_approximate_prefill(make, draw):
     tokens = draw(45, 1)
     engine, cache = make(threshold=0, recompute=Recompute(share=1, decay=1))
     kept(engine, cache, draw(5, 2) + draw(45, 1))
@@ -205,7 +205,7 @@ def test_draws_are_repeatable_by_their_seed(make, draw):
     assert firsts == {engine.prefill(draw(45, 1), params).first_token}
 
 
-def test_approximations_are_kept_only_if_asked_for(make, draw):
+def test_approximations_are_kept_only_on_request(make, draw):
     document = draw(60, 1)
     tokens = document[:20] + draw(3, 2) + document[20:]
     engine, cache = make(threshold=0.5)
@@ -222,7 +222,7 @@ def test_approximations_are_kept_only_if_asked_for(make, draw):
     assert cache.prefill(tokens).reuse.num_exact_tokens == 62
 
 
-def test_keeping_a_prompt_again_only_makes_it_recent(make, draw):
+def test_keeping_a_prompt_again_only_refreshes_it(make, draw):
     engine, cache = make(num_blocks=12)
     first = kept(engine, cache, draw(45, 1))
     second = kept(engine, cache, draw(45, 2))
@@ -233,7 +233,7 @@ def test_keeping_a_prompt_again_only_makes_it_recent(make, draw):
     assert [i in cache for i in (first, second, third)] == [True, False, True]
 
 
-def test_the_least_recently_used_are_evicted_until_there_is_room(make, draw):
+def test_least_recently_used_prompts_are_evicted_for_room(make, draw):
     engine, cache = make(num_blocks=12)
     ids = [kept(engine, cache, draw(24, seed)) for seed in range(4)]
     assert cache.num_free == 0
@@ -245,7 +245,7 @@ def test_the_least_recently_used_are_evicted_until_there_is_room(make, draw):
     assert reuse.prompt_id is None, "what was evicted is not found"
 
 
-def test_what_is_forgotten_is_not_found(make, draw):
+def test_forgotten_prompt_is_not_found(make, draw):
     engine, cache = make()
     prompt_id = kept(engine, cache, draw(45, 1))
     cache.forget(prompt_id)
@@ -268,7 +268,7 @@ def test_retained_prompts_outlive_the_engines_blocks(make, draw):
 
 
 @pytest.mark.parametrize("axes", ["layer kv block token head dim", "block layer kv head token dim"])
-def test_any_layout_of_the_engine_will_do(make, deep_engine, draw, axes):
+def test_any_cache_layout_works(make, deep_engine, draw, axes):
     document, tokens = draw(60, 1), draw(7, 2) + draw(60, 1)
     firsts = []
     for engine in (deep_engine(), deep_engine(axes=axes)):
@@ -292,7 +292,7 @@ def test_without_free_blocks_nothing_is_allocated(make, deep_engine, draw):
 
 
 @pytest.mark.parametrize("place", ["rearrange", "save"])
-def test_after_an_error_nothing_is_allocated(make, draw, monkeypatch, place):
+def test_failed_prefill_allocates_nothing(make, draw, monkeypatch, place):
     engine, cache = make()
     kept(engine, cache, draw(45, 1))
 
@@ -326,7 +326,7 @@ def test_blocks_of_a_running_request_are_not_kept(make, deep_engine, draw):
 @pytest.mark.parametrize(
     "place", ["retained_blocks.RetainedBlocks.save", "retained_prompts.SignatureIndex.add"]
 )
-def test_an_error_while_keeping_frees_the_blocks(make, draw, monkeypatch, place, num_blocks):
+def test_failed_keep_frees_its_blocks(make, draw, monkeypatch, place, num_blocks):
     document = draw(60, 1)
     tokens = document[:20] + draw(3, 2) + document[20:]
     engine, cache = make(num_blocks, threshold=0.5)
@@ -349,7 +349,7 @@ def test_an_error_while_keeping_frees_the_blocks(make, draw, monkeypatch, place,
     assert cache.prefill(tokens).reuse.num_exact_tokens == 62
 
 
-def test_an_index_is_of_one_cache(make):
+def test_index_belongs_to_one_cache(make):
     index = SignatureIndex(256)
     engine, _ = make(index=index)
     with pytest.raises(ValueError, match="SemanticCache: index must be of no other cache, got"):
@@ -372,7 +372,7 @@ def test_an_index_is_of_one_cache(make):
         ({"index": SignatureIndex(64)}, "index must be empty and of 256 bits, got '0 of 64'"),
     ],
 )
-def test_a_bad_argument_is_named(make, changes, message):
+def test_bad_arguments_are_rejected(make, changes, message):
     with pytest.raises(ValueError, match=f"SemanticCache: {message}"):
         make(**changes)
 

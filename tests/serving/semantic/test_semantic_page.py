@@ -9,7 +9,7 @@ from mooncake_serving.semantic import Recompute, rows_by_layer, with_context
 from tests.pages import run_block
 
 
-def test_the_example_runs(deep, draw, capsys):
+def test_documented_example_runs(deep, draw, capsys):
     report = draw(480, 1)
     short = "SemanticCache(engine, num_blocks=256, min_tokens=0)"
     names = {"model": deep, "report": report, "edited_report": report[:300] + report[303:]}
@@ -21,7 +21,7 @@ def test_the_example_runs(deep, draw, capsys):
     assert names["outputs"] and not names["engine"].has_work
 
 
-def test_the_context_is_that_of_the_signer():
+def test_documented_context_matches_the_signer():
     embeddings = torch.randn(20, 16, generator=torch.Generator().manual_seed(0))
     names = {"embeddings": embeddings, "num_tokens": 20, "placed": torch.zeros(20, 16)}
     run_block("serving/semantic", 1, names)
@@ -29,7 +29,7 @@ def test_the_context_is_that_of_the_signer():
 
 
 @pytest.mark.parametrize("full_layers", [1, 2])
-def test_the_loop_chooses_the_same_rows(full_layers):
+def test_documented_loop_chooses_the_same_rows(full_layers):
     recompute = Recompute(full_layers=full_layers, share=0.5, decay=0.6, floor=0.2)
     deviation = torch.rand(20, generator=torch.Generator().manual_seed(0))
     is_matched = torch.tensor([True] * 12 + [False] * 3 + [True] * 5)

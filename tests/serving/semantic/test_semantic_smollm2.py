@@ -66,7 +66,7 @@ def test_similar_keys_and_values_are_nearly_as_good_as_fresh_ones(outcomes):
     assert ours < wrong / 3
 
 
-def test_recomputing_helps_and_all_of_it_is_the_full_prefill(outcomes):
+def test_recomputing_helps_and_full_share_equals_full_prefill(outcomes):
     assert outcomes["untouched"][0] > outcomes["ours"][0] > outcomes["whole"][0]
     assert outcomes["whole"][0] < 1e-6
 

@@ -18,7 +18,7 @@ def num_differing(ours, theirs):
 
 @pytest.mark.parametrize("num_tokens", [0, 1, 3, 40])
 @pytest.mark.parametrize("context", [0, 1, 5])
-def test_context_is_its_loop(num_tokens, context):
+def test_context_matches_the_loop(num_tokens, context):
     tokens = embeddings(num_tokens)
     want = torch.zeros_like(tokens)
     for t in range(num_tokens):
@@ -27,7 +27,7 @@ def test_context_is_its_loop(num_tokens, context):
     torch.testing.assert_close(with_context(tokens, context, 0.6), want)
 
 
-def test_positions_are_those_of_rope():
+def test_positions_match_rope():
     tokens = embeddings(9, dim=6)
     got = with_positions(tokens, 100.0)
     for t in range(9):
@@ -37,7 +37,7 @@ def test_positions_are_those_of_rope():
             torch.testing.assert_close(torch.complex(got[t, i], got[t, i + 3]), pair)
 
 
-def test_what_moves_keeps_its_signatures_but_at_the_seam():
+def test_moved_text_keeps_its_signatures_except_at_the_seam():
     text, front = embeddings(50).float(), embeddings(20, seed=1).float()
     signer = Signer(32, context_tokens=4)
     alone, behind = signer.sign(text), signer.sign(torch.cat((front, text)))
@@ -46,7 +46,7 @@ def test_what_moves_keeps_its_signatures_but_at_the_seam():
     assert min(num_differing(alone.placed[:1], behind.placed[20:21])) > 20
 
 
-def test_the_same_token_elsewhere_is_farther_away_by_rope():
+def test_moved_token_is_more_distant_with_rotary_order():
     text, front = embeddings(50).float(), embeddings(20, seed=1).float()
     signer = Signer(32, order="rotary")
     alone, behind = signer.sign(text), signer.sign(torch.cat((front, text)))
@@ -79,12 +79,12 @@ def test_equal_arguments_make_comparable_signatures():
         ({"seed": 2**70}, "seed must be below 2\\*\\*64, got 1180591620717411303424"),
     ],
 )
-def test_a_bad_argument_is_named(changes, message):
+def test_bad_arguments_are_rejected(changes, message):
     with pytest.raises(ValueError, match=f"Signer: {message}"):
         Signer(**({"dim": 32} | changes))
 
 
-def test_embeddings_of_another_model_are_refused():
+def test_embeddings_of_another_shape_are_rejected():
     with pytest.raises(ValueError, match=r"embeddings must be \[num_tokens, 32\], got 'x'"):
         Signer(32).sign("x")
     with pytest.raises(ValueError, match=r"embeddings must be \[num_tokens, 32\], got \[4, 16\]"):

@@ -17,7 +17,7 @@ FULL = PutResult.FULL
 
 
 @pytest.mark.parametrize("transports", [["tcp"], ["shm", "tcp"], ["local", "shm", "tcp"]])
-def test_what_one_host_stores_all_read(hosts, transports):
+def test_objects_of_one_host_are_read_by_all(hosts, transports):
     one, two, none = (
         hosts.make("one", transports=transports),
         hosts.make("two", transports=transports),
@@ -35,7 +35,7 @@ def test_what_one_host_stores_all_read(hosts, transports):
     assert hosts.directory.num_objects(two.node.pool_name) == 1
 
 
-def test_what_goes_for_a_quota_is_withdrawn(hosts):
+def test_objects_evicted_for_a_quota_are_withdrawn(hosts):
     one = hosts.make("one", store=Store.create(64 * UNIT, quota=Quota(num_objects=2)))
     two = hosts.make("two")
     for i in range(10):
@@ -77,7 +77,7 @@ def test_sizes(hosts, num_bytes):
         np.testing.assert_array_equal(np.frombuffer(seen.view, np.uint8), array)
 
 
-def test_names_are_refused_where_there_is_a_quota(hosts):
+def test_name_keys_are_rejected_under_a_quota(hosts):
     host = hosts.make("one", store=Store.create(64 * UNIT, quota=Quota(10 * UNIT)))
     for call in (
         lambda: host.cluster.put("name", value(1)),
@@ -88,7 +88,7 @@ def test_names_are_refused_where_there_is_a_quota(hosts):
     assert host.store.stats().num_ready == 0 and host.cluster.put(1, value(1)) is STORED
 
 
-def test_what_others_put_into_a_pool_keeps_to_the_quotas_that_it_remembers(hosts):
+def test_remote_puts_respect_quotas_stored_in_the_pool(hosts):
     pool = ObjectPool.create(64 * UNIT)
     set_quota(pool, "", Quota(3 * UNIT))
     one = hosts.make("one", store=Store(pool, namespace="another"))
@@ -100,7 +100,7 @@ def test_what_others_put_into_a_pool_keeps_to_the_quotas_that_it_remembers(hosts
     assert one.store.usage() is None
 
 
-def test_a_batch_that_evicts_its_own_beginning(hosts):
+def test_batch_that_evicts_its_own_head(hosts):
     """The directory has what is in the pool in the end, and no one has a claim to the rest."""
     one, two = hosts.make("one", 8 * UNIT), hosts.make("two")
     keys = list(range(30))
@@ -115,7 +115,7 @@ def test_a_batch_that_evicts_its_own_beginning(hosts):
     assert two.cluster.put_each(gone, [value(i) for i in gone]) == [STORED] * len(gone)
 
 
-def test_what_is_evicted_before_it_is_published_is_withdrawn(hosts):
+def test_object_evicted_before_publishing_is_withdrawn(hosts):
     one, two = hosts.several(2)
 
     def publish(original, *args, **options):
@@ -173,7 +173,7 @@ def test_wrong_arguments_are_named(hosts, has_pool, is_there):
 
 @pytest.mark.parametrize("is_there", [False, True])
 @pytest.mark.parametrize("has_pool", [False, True])
-def test_a_wrong_value_of_a_batch_is_named_before_anything_is_claimed_or_stored(
+def test_invalid_batch_value_is_named_before_any_claim_or_put(
     hosts, has_pool, is_there, monkeypatch
 ):
     one, two = hosts.make("one"), hosts.make("two", 64 * UNIT if has_pool else 0)
@@ -197,7 +197,7 @@ def test_a_wrong_value_of_a_batch_is_named_before_anything_is_claimed_or_stored(
         assert two.cluster.put_each(keys, [value(1)] * 2) == [STORED] * 2
 
 
-def test_what_is_larger_than_the_own_pool_is_refused_before_anything_is_claimed(hosts, monkeypatch):
+def test_object_larger_than_own_pool_is_rejected_before_any_claim(hosts, monkeypatch):
     one, two = hosts.make("one", 128 * UNIT), hosts.make("two")
     half, large = bytes(40 * UNIT), bytes(64 * UNIT + 1)
     with monkeypatch.context() as patch:
@@ -238,7 +238,7 @@ def test_parts_and_ranges(hosts):
         two.cluster.get_into("kv", b"12345")
 
 
-def test_a_prefix_that_lies_in_several_pools(hosts):
+def test_prefix_spread_over_several_pools(hosts):
     one, two, three = hosts.several(3)
     keys = mk.block_hashes(np.arange(60, dtype=np.uint32), 4)
     blocks = [value(i, 1000 + i) for i in range(15)]
@@ -258,7 +258,7 @@ def test_a_prefix_that_lies_in_several_pools(hosts):
     assert three.store.get_each(keys) == blocks[:12] + [None] * 3
 
 
-def test_a_namespace_is_not_seen_by_others(hosts):
+def test_namespaces_are_isolated(hosts):
     one, none = hosts.make("one"), hosts.make("none", 0, options={"namespace": "theirs"})
     one.cluster.put("a", value(1))
     assert none.cluster.get("a") is None
@@ -266,14 +266,14 @@ def test_a_namespace_is_not_seen_by_others(hosts):
         type(one.cluster)(one.node, namespace="mine")
 
 
-def test_more_objects_than_are_pinned_at_once(hosts):
+def test_more_objects_than_simultaneous_pins(hosts):
     one, two = hosts.several(2, 1000 * UNIT)
     values = [i.to_bytes(8, "little") for i in range(1000)]
     assert one.cluster.put_each(range(1000), values) == [STORED] * 1000
     assert two.cluster.get_each(range(1000)) == values
 
 
-def test_what_was_evicted_is_not_said_to_be_there(hosts):
+def test_evicted_objects_do_not_exist(hosts):
     one, two = hosts.several(2, 4 * UNIT)
     for i in range(6):
         assert one.cluster.put(i, value(i)) is STORED
@@ -292,7 +292,7 @@ def test_silent_eviction_is_reported_by_readers(hosts):
     assert two.cluster.put(1, value(9)) is STORED
 
 
-def test_a_node_without_a_pool_has_others_take_its_objects(hosts):
+def test_objects_of_a_node_without_a_pool_go_to_others(hosts):
     none = hosts.make("none", 0)
     with pytest.raises(Unavailable, match="put: no node with a pool takes it: there is none"):
         none.cluster.put("a", value(1))
@@ -315,7 +315,7 @@ def test_a_node_without_a_pool_has_others_take_its_objects(hosts):
     assert none.cluster.stats().keys() == {one.node.pool_name, two.node.pool_name}
 
 
-def test_remove_removes_everywhere(hosts):
+def test_remove_drops_all_copies(hosts):
     one, two, none = hosts.make("one"), hosts.make("two"), hosts.make("none", 0)
     one.cluster.put("a", value(1))
     two.cluster.fetch(["a"])
@@ -324,7 +324,7 @@ def test_remove_removes_everywhere(hosts):
         assert not host.cluster.exists("a") and host.cluster.get("a") is None
 
 
-def test_copies_are_taken_on_request(hosts):
+def test_pull_copies_objects_on_request(hosts):
     one, two, three = hosts.several(3)
     one.cluster.put_each(range(5), [value(i) for i in range(5)])
     keys = one.store.keyspace.keys(range(7))
@@ -335,7 +335,7 @@ def test_copies_are_taken_on_request(hosts):
     assert "is no member" in three.node.client.pull(two.node.name, keys[5:6], "nobody")[0]
 
 
-def test_who_has_just_joined_is_put_to_and_removed_from(hosts):
+def test_new_members_are_used_by_puts_and_removals(hosts):
     """A node that has not heard of another one yet asks the directory."""
     first = hosts.make("first", 0)
     second = hosts.make("second")

@@ -27,7 +27,7 @@ def write(put, num_bytes=UNIT, seed=1):
     put.view[:] = value(seed, num_bytes)
 
 
-def test_it_is_seen_once_it_is_committed(hosts):
+def test_object_is_visible_once_committed(hosts):
     one, two, none = hosts.make("one"), hosts.make("two"), hosts.make("none", 0)
     put = begun(one, "a")
     assert put.num_bytes == UNIT and put.is_open and put.result is None
@@ -62,7 +62,7 @@ def test_a_with_block_commits_unless_it_fails(hosts):
     assert one.cluster.get("b") == value(2, UNIT)
 
 
-def test_what_is_dropped_is_free_again(hosts):
+def test_dropped_put_frees_its_room_and_claim(hosts):
     one, two = hosts.make("one"), hosts.make("two")
     free = one.store.stats().free_bytes
     put = begun(one, "a")
@@ -79,7 +79,7 @@ def test_what_is_dropped_is_free_again(hosts):
     assert two.cluster.put("b", value(5)) is STORED
 
 
-def test_what_is_dropped_is_free_again_without_a_further_put(hosts):
+def test_claim_of_dropped_put_is_released_by_renewal(hosts):
     one, two = hosts.several(2)
     puts = one.cluster.begin_each(["a", "b"], [UNIT] * 2)
     assert two.cluster.put("a", value(2)) is BEING_WRITTEN
@@ -91,7 +91,7 @@ def test_what_is_dropped_is_free_again_without_a_further_put(hosts):
 
 
 @pytest.mark.parametrize("draining", [False, True])
-def test_a_node_that_has_others_take_it(hosts, draining):
+def test_put_in_place_goes_to_another_node(hosts, draining):
     two = hosts.make("two")
     one = hosts.make("one", 64 * UNIT if draining else 0)
     if draining:
@@ -128,7 +128,7 @@ def test_no_node_takes_it(hosts):
     assert not put.is_open
 
 
-def test_no_room(hosts):
+def test_begin_without_room_gives_its_claim_back(hosts):
     one, two = hosts.make("one", 8 * UNIT), hosts.make("two")
     held = begun(one, "a", 8 * UNIT)
     assert one.cluster.begin("b", UNIT) is PutResult.FULL
@@ -139,7 +139,7 @@ def test_no_room(hosts):
     assert two.cluster.put("c", value(1)) is STORED
 
 
-def test_room_is_made_and_quotas_hold(hosts):
+def test_begin_evicts_and_respects_quotas(hosts):
     one = hosts.make("one", store=Store.create(8 * UNIT, evict_ratio=0.0, quota=Quota(6 * UNIT)))
     two = hosts.make("two")
     for key in range(6):
@@ -171,7 +171,7 @@ def test_wrong_arguments(hosts, arguments, reason):
     assert one.cluster.put("a", value(1)) is STORED
 
 
-def test_after_the_end_of_the_node(hosts):
+def test_commit_after_close_is_rejected(hosts):
     one = hosts.make("one")
     put = begun(one, "a")
     one.cluster.close()
@@ -182,7 +182,7 @@ def test_after_the_end_of_the_node(hosts):
         one.cluster.begin("b", 1)
 
 
-def test_many_at_once(hosts, monkeypatch):
+def test_begin_and_commit_in_batches(hosts, monkeypatch):
     one, two, none = hosts.make("one"), hosts.make("two"), hosts.make("none", 0)
     asked = []
     for name in ("claim", "publish"):
@@ -214,7 +214,7 @@ def test_many_at_once(hosts, monkeypatch):
     assert two.cluster.get_each([5, 6]) == [value(5, UNIT)] * 2
 
 
-def test_an_error_among_many_leaves_nothing(hosts):
+def test_error_in_a_batch_leaves_nothing_begun(hosts):
     one, two = hosts.make("one", 8 * UNIT), hosts.make("two")
     free = one.store.stats().free_bytes
     with pytest.raises(InvalidArgument, match="num_bytes"):
@@ -237,7 +237,7 @@ def test_an_error_among_many_leaves_nothing(hosts):
     assert two.cluster.put(5, value(5)) is STORED
 
 
-def test_a_put_that_takes_longer_than_its_claim(hosts):
+def test_put_that_outlives_its_claim(hosts):
     one, two = hosts.make("one", options={"claim_s": 0.2}), hosts.make("two")
     slow, lost, alone = one.cluster.begin_each(["a", "b", "c"], [UNIT] * 3)
     for put in (slow, lost, alone):
@@ -252,7 +252,7 @@ def test_a_put_that_takes_longer_than_its_claim(hosts):
     assert one.cluster.put("c", value(3)) is STORED  # nothing keeps it from that
 
 
-def test_what_is_not_to_be_committed(hosts):
+def test_invalid_puts_are_not_committed(hosts):
     one, two, none = hosts.make("one"), hosts.make("two"), hosts.make("none", 0)
     put, sent = begun(one, "a"), begun(none, "b")
     for store, puts, reason in (
@@ -270,7 +270,7 @@ def test_what_is_not_to_be_committed(hosts):
     assert two.cluster.get_each(["a", "b"]) == [value(1, UNIT)] * 2
 
 
-def test_many_threads_write_one_key(hosts):
+def test_many_threads_write_the_same_key(hosts):
     one, two = hosts.make("one"), hosts.make("two")
     results: list = []
 

@@ -45,7 +45,7 @@ def away(hosts):
     return SomeDirectory(hosts.directory)
 
 
-def test_a_damaged_copy_is_dropped_and_the_next_is_read(hosts):
+def test_damaged_copy_is_dropped_and_next_one_read(hosts):
     one, two = hosts.make("near"), hosts.make("far")
     three = hosts.make("near")  # asks the pool of its host first
     one.cluster.put("a", value(1))
@@ -61,7 +61,7 @@ def test_a_damaged_copy_is_dropped_and_the_next_is_read(hosts):
     assert three.cluster.put("a", value(2)) is STORED
 
 
-def test_what_is_put_anew_after_a_damaged_object_stays(hosts, tmp_path):
+def test_object_put_again_after_damage_stays(hosts, tmp_path):
     """By its holder's node, when a reader elsewhere has found the former one damaged."""
     tier = SsdTier(tmp_path / "tier", 4 << 20, bucket_bytes=1 << 20)
     store = TieredStore(ObjectPool.create(64 * UNIT), tier, min_uses=1)
@@ -119,7 +119,7 @@ def test_damage_in_transit_is_reported_per_object(hosts):
     assert one.store.get(2) == value(2)  # where it is right
 
 
-def test_an_own_damaged_copy_is_replaced_by_another(hosts):
+def test_own_damaged_copy_is_replaced_from_another_host(hosts):
     one = hosts.make("one")
     two = hosts.make("two", store=Store.create(64 * UNIT, verify=1.0))
     one.cluster.put("a", value(1))
@@ -140,7 +140,7 @@ def test_an_own_damaged_copy_is_replaced_by_another(hosts):
 
 
 @pytest.mark.parametrize("verify", [0, 1])
-def test_what_is_not_what_was_stored_is_read_again(hosts, verify):
+def test_corrupted_read_is_repeated(hosts, verify):
     one, two = hosts.several(2, by_key=False, options={"verify": verify})
     one.cluster.put_each(range(3), [value(i) for i in range(3)])
     num_reads = 0
@@ -163,7 +163,7 @@ def test_what_is_not_what_was_stored_is_read_again(hosts, verify):
     assert two.store.stats().num_writing == 0
 
 
-def test_what_is_given_is_compared_where_it_arrives(hosts):
+def test_given_object_is_verified_on_arrival(hosts):
     one, two = hosts.make("one"), hosts.make("two", 0, by_key=False)
 
     def spoiled(read, peer, moves, **options):
@@ -192,7 +192,7 @@ def test_no_one_waits_for_the_release_of_verified_objects(hosts):
         go_on.set()
 
 
-def test_a_read_that_its_holder_does_not_confirm_is_not_trusted(hosts, monkeypatch):
+def test_read_not_confirmed_by_its_holder_is_discarded(hosts, monkeypatch):
     monkeypatch.setattr(remote, "SOONER_BYTES", 0)
     one, two, three = hosts.several(3, by_key=False, options={"verify": 0})
     one.cluster.put("a", value(1))
@@ -215,9 +215,7 @@ def test_a_read_that_its_holder_does_not_confirm_is_not_trusted(hosts, monkeypat
 
 
 @pytest.mark.parametrize("verify", [0, 1])
-def test_a_reader_that_was_taken_for_dead_learns_it_or_has_the_right_bytes(
-    hosts, verify, monkeypatch
-):
+def test_reader_taken_for_dead_never_returns_stale_data(hosts, verify, monkeypatch):
     monkeypatch.setattr(remote, "SOONER_BYTES", 0)
     one, two = hosts.several(2, by_key=False, ttl_s=SHORT_TTL_S, options={"verify": verify})
     one.cluster.put("a", value(1))
@@ -235,7 +233,7 @@ def test_a_reader_that_was_taken_for_dead_learns_it_or_has_the_right_bytes(
     assert two.store.stats().num_writing == 0
 
 
-def test_pins_of_a_reader_end_with_its_membership(hosts):
+def test_pins_of_a_reader_expire_with_its_membership(hosts):
     one, two = hosts.several(2, ttl_s=SHORT_TTL_S)
     one.cluster.put("a", value(1))
     keys = key_bytes(one.store.keyspace.keys(["a"]))
@@ -252,7 +250,7 @@ def test_pins_of_a_reader_end_with_its_membership(hosts):
     assert not released.held
 
 
-def test_pins_of_an_earlier_process_of_that_name_end(hosts):
+def test_pins_of_an_earlier_process_of_the_same_name_are_released(hosts):
     one, two = hosts.several(2, by_key=False)
     one.cluster.put("a", value(1))
     keys = one.store.keyspace.keys(["a"])
@@ -264,7 +262,7 @@ def test_pins_of_an_earlier_process_of_that_name_end(hosts):
     assert eventually(lambda: one.node.num_readers() == 0)
 
 
-def test_a_pin_that_is_answered_too_late_is_given_back(hosts):
+def test_pin_granted_too_late_is_released(hosts):
     one = hosts.make("one")
     two = hosts.make("two", answer_s=0.3, by_key=False)
     one.cluster.put("a", value(1))
@@ -297,7 +295,7 @@ def test_a_holder_with_invalid_responses_is_skipped(hosts, row):
         assert three.cluster.get("a") == value(1)
 
 
-def test_of_many_writers_one_wins(hosts):
+def test_one_of_many_writers_wins(hosts):
     made = hosts.several(3)
     none = hosts.make("none", 0)
     writers = [*made, none]
@@ -317,7 +315,7 @@ def test_of_many_writers_one_wins(hosts):
             assert host.cluster.get(k) == value(100 * won[0] + k, 300)
 
 
-def test_a_key_is_written_by_one_thread_of_a_node(hosts):
+def test_only_one_thread_of_a_node_writes_a_key(hosts):
     one, none = hosts.make("one"), hosts.make("none", 0)
     none.node._membership.refresh()
     for host, writes in ((one, (one.store, "put_key")), (none, (none.node.client, "put"))):
@@ -337,7 +335,7 @@ def test_a_key_is_written_by_one_thread_of_a_node(hosts):
     assert one.cluster.put_each(["a", "a"], [value(1), value(2)]) == [STORED, EXISTS]
 
 
-def test_what_the_own_pool_has_lost_can_be_put_again(hosts):
+def test_object_lost_from_own_pool_can_be_put_again(hosts):
     one, two = hosts.several(2)
     one.cluster.put_each(["a", "b"], [value(1), value(2)])
     two.cluster.fetch(["b"])
@@ -348,7 +346,7 @@ def test_what_the_own_pool_has_lost_can_be_put_again(hosts):
 
 
 @pytest.mark.parametrize("limit, by_key", [("pins", True), ("pins", False), ("bytes", False)])
-def test_a_holder_pins_only_so_much_at_once(hosts, limit, by_key, monkeypatch):
+def test_holder_limits_simultaneous_pins(hosts, limit, by_key, monkeypatch):
     if limit == "bytes":
         monkeypatch.setattr(pins, "MAX_PINNED_BYTES", 3 * UNIT)
     pool = ObjectPool.create(64 * UNIT, num_pins=4 if limit == "pins" else 64)
@@ -364,7 +362,7 @@ def test_a_holder_pins_only_so_much_at_once(hosts, limit, by_key, monkeypatch):
         assert two.cluster.get(29) == value(29)
 
 
-def test_what_is_proved_counts_though_the_release_fails(hosts):
+def test_verified_read_succeeds_though_the_release_fails(hosts):
     pool = ObjectPool.create(64 * UNIT, num_pins=4)
     one, two = hosts.make("one", store=Store(pool)), hosts.make("two", by_key=False)
     one.cluster.put_each(range(10), [value(i) for i in range(10)])
@@ -381,7 +379,7 @@ def test_what_is_proved_counts_though_the_release_fails(hosts):
     assert num_failures == 2 and two.store.stats().num_writing == 0
 
 
-def test_a_claim_that_comes_to_nothing_is_given_back(hosts):
+def test_claim_of_a_failed_put_is_released(hosts):
     one, two = hosts.several(2, 4 * UNIT)
     one.cluster.put("stays", value(1, 3 * UNIT), retention="hard")
     assert one.cluster.put("a", value(1, 2 * UNIT)) is FULL
@@ -403,7 +401,7 @@ def test_a_claim_that_comes_to_nothing_is_given_back(hosts):
     assert (hosts.directory.claim(two.node.name, keys, 1.0) == Claim.GRANTED).all()
 
 
-def test_without_the_directory_the_own_host_works(hosts, away):
+def test_own_host_works_without_the_directory(hosts, away):
     one = hosts.make("one", directory=away, ttl_s=SHORT_TTL_S)
     two = hosts.make("two")
     two.cluster.put("theirs", value(1))
@@ -436,7 +434,7 @@ def test_without_the_directory_the_own_host_works(hosts, away):
     assert not two.cluster.exists("beside")
 
 
-def test_a_put_is_published_late_if_the_directory_goes_in_between(hosts, away):
+def test_put_is_published_once_the_directory_returns(hosts, away):
     one, two = hosts.make("one", directory=away, ttl_s=SHORT_TTL_S), hosts.make("two")
 
     def goes(put, *args, **options):
@@ -461,7 +459,7 @@ def test_a_directory_that_lost_everything_is_filled_again(hosts, away):
     assert two.cluster.get(3) == value(3)
 
 
-def test_a_holder_whose_engine_is_gone_is_passed_over(hosts):
+def test_holder_with_a_closed_engine_is_skipped(hosts):
     one, two, three = hosts.several(3)
     one.cluster.put("a", value(1))
     one.cluster.put("only there", value(2))
@@ -475,7 +473,7 @@ def test_a_holder_whose_engine_is_gone_is_passed_over(hosts):
         three.cluster.remove("only there")
 
 
-def test_two_nodes_serve_one_pool_and_one_goes(hosts):
+def test_pool_served_by_two_nodes_survives_one(hosts):
     one = hosts.make("one")
     again = hosts.make("one", store=Store.open(one.store.pool.path))
     two = hosts.make("two")
@@ -493,7 +491,7 @@ def test_two_nodes_serve_one_pool_and_one_goes(hosts):
 
 
 @pytest.mark.parametrize("kind", ["secret", "tls"])
-def test_with_a_secret_and_with_tls(hosts, kind, tmp_path):
+def test_cluster_with_a_secret_and_with_tls(hosts, kind, tmp_path):
     options = {"secret": b"what all of us know, and others do not"}
     if kind == "tls":
         options["tls"] = authority(tmp_path).tls("node")

@@ -89,7 +89,7 @@ def test_objects_of_other_processes(hosts, start):
     assert here.cluster.remove("b") and there.do(get, "b") is None
 
 
-def test_of_writers_in_many_processes_one_wins(hosts, start):
+def test_one_of_many_writing_processes_wins(hosts, start):
     here, others = hosts.make("here"), [start(f"there-{i}") for i in range(2)]
     for i, other in enumerate(others):
         other.begin(put_all, i + 1)
@@ -100,7 +100,7 @@ def test_of_writers_in_many_processes_one_wins(hosts, start):
             assert read(key) == value(1000 * winner + key, 500)
 
 
-def test_a_reader_is_killed_while_it_has_pins(hosts, start):
+def test_pins_of_a_killed_reader_are_released(hosts, start):
     here, there = hosts.make("here", ttl_s=SHORT_TTL_S), start("there", ttl_s=SHORT_TTL_S)
     here.cluster.put("a", value(1))
     there.do(pin, here.node.name, key_bytes(here.store.keyspace.keys(["a"])))
@@ -111,7 +111,7 @@ def test_a_reader_is_killed_while_it_has_pins(hosts, start):
 
 
 @pytest.mark.parametrize("by_key", [True, False])
-def test_a_stopped_holder_is_not_asked_by_each_read(hosts, start, by_key):
+def test_stopped_holder_is_not_retried_by_every_read(hosts, start, by_key):
     here, there = hosts.make("here", answer_s=1.0, read_s=1.0, by_key=by_key), start("there")
     there.do(put, "a", value(1))
     asked = []
@@ -137,7 +137,7 @@ def test_a_stopped_holder_is_not_asked_by_each_read(hosts, start, by_key):
         assert here.cluster.get("a") == value(1)  # it was heard of
 
 
-def test_a_silent_node_is_the_last_to_be_given_something(hosts):
+def test_silent_node_is_the_last_choice_for_puts(hosts):
     homes = [hosts.make("one", 64 * UNIT), hosts.make("two", 128 * UNIT)]
     writer = hosts.make("writer", 0)
     names = [home.node.name for home in reversed(homes)]
@@ -153,7 +153,7 @@ def test_a_silent_node_is_the_last_to_be_given_something(hosts):
     assert [member.name for member in writer.cluster._writes.homes()] == names
 
 
-def test_a_writer_is_killed_after_its_claim(hosts, start):
+def test_claim_of_a_killed_writer_expires(hosts, start):
     here, there = hosts.make("here"), start("there", ttl_s=SHORT_TTL_S)
     assert there.do(claim, here.store.keyspace.keys(["a"])) == [Claim.GRANTED]
     assert here.cluster.put("a", value(1)) is BEING_WRITTEN
@@ -161,7 +161,7 @@ def test_a_writer_is_killed_after_its_claim(hosts, start):
     assert eventually(lambda: here.cluster.put("a", value(1)) is STORED)
 
 
-def test_a_writer_is_killed_between_listing_and_storing(hosts, start):
+def test_writer_killed_between_publishing_and_storing(hosts, start):
     """What is listed to no effect is withdrawn by the pool's other node, once missed."""
     here = hosts.make("here")
     with pool_file("listed") as path, Store.create(100 * UNIT, path) as store:
@@ -174,7 +174,7 @@ def test_a_writer_is_killed_between_listing_and_storing(hosts, start):
         assert here.cluster.get("a") == beside.cluster.get("a") == value(1)
 
 
-def test_a_holder_is_killed_in_the_middle_of_a_read(hosts, start):
+def test_holder_killed_during_a_read(hosts, start):
     here = hosts.make("here", by_key=False)
     near, far = start("here", ttl_s=SHORT_TTL_S), start("far")  # the near one is asked first
     near.do(put, "a", value(1, 500_000))
@@ -193,7 +193,7 @@ def test_a_holder_is_killed_in_the_middle_of_a_read(hosts, start):
 
 
 @pytest.mark.parametrize("verify", [0, 1])
-def test_a_holder_is_killed_after_the_bytes_were_read(hosts, start, verify, monkeypatch):
+def test_holder_killed_after_the_data_was_read(hosts, start, verify, monkeypatch):
     monkeypatch.setattr(remote, "SOONER_BYTES", 0)
     here, there = hosts.make("here", by_key=False, options={"verify": verify}), start("there")
     there.do(put, "a", value(1))
@@ -208,7 +208,7 @@ def test_a_holder_is_killed_after_the_bytes_were_read(hosts, start, verify, monk
     assert here.cluster.fetch(["a"]) == [None] and here.store.stats().num_writing == 0
 
 
-def test_one_of_two_nodes_of_a_pool_is_killed(hosts, start):
+def test_pool_survives_the_kill_of_one_of_two_nodes(hosts, start):
     here = hosts.make("here")
     with pool_file("two-nodes") as path:
         maker, other = (start("there", path, ttl_s=SHORT_TTL_S) for _ in range(2))
@@ -222,7 +222,7 @@ def test_one_of_two_nodes_of_a_pool_is_killed(hosts, start):
         assert eventually(lambda: not here.cluster.exists("a"))
 
 
-def test_a_writer_is_killed_anywhere(hosts, start, soak):
+def test_writer_killed_at_random_moments(hosts, start, soak):
     seed = random.randrange(1 << 30)
     draw = random.Random(seed)
     here = hosts.make("here")
@@ -255,7 +255,7 @@ def test_a_writer_is_killed_anywhere(hosts, start, soak):
             assert eventually(lambda: not here.cluster.exists_each(range(100)).any())
 
 
-def test_redis_is_killed_and_comes_back(hosts, start, redis):
+def test_cluster_recovers_from_a_redis_kill(hosts, start, redis):
     here, there = hosts.make("here", ttl_s=SHORT_TTL_S), start("there", ttl_s=SHORT_TTL_S)
     assert here.cluster.put_each(range(5), [value(i) for i in range(5)]) == [STORED] * 5
     assert there.do(put, "theirs", value(7)) is STORED

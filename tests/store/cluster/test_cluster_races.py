@@ -62,7 +62,7 @@ def unfinished(host) -> tuple[int, int, int]:
 
 
 @pytest.mark.parametrize("transports", [["tcp"], ["shm", "tcp"]])
-def test_threads_of_several_hosts(hosts, transports, soak):
+def test_races_between_threads_of_several_hosts(hosts, transports, soak):
     made = hosts.several(3, 24 * UNIT, transports=transports)
     made.append(hosts.make("none", 0, transports=transports))
     seed = random.randrange(1 << 30)

@@ -66,7 +66,7 @@ def redis(tmp_path_factory):
 
 
 @pytest.mark.parametrize("how", SCRIPTS)
-def test_a_process_that_closes_nothing(redis, tmp_path, how):
+def test_process_exits_cleanly_without_close(redis, tmp_path, how):
     script = ENDING.format(made=SCRIPTS[how])
     run = subprocess.run(
         [*PYTHON, "-c", script, redis.url, str(tmp_path)],

@@ -69,7 +69,7 @@ class TestReads:
         assert none.cluster.match_prefix(range(4)) == 4
         return one, none
 
-    def test_they_come_from_the_only_holder(self, pair):
+    def test_objects_are_read_directly_from_their_only_holder(self, pair):
         one, none = pair
         arrays = [np.zeros(4000, np.uint8) for _ in range(4)]
         with is_read_directly(none):
@@ -87,12 +87,12 @@ class TestReads:
         assert bytes(arrays[0][:3000]) == value(3, 3000)
         assert eventually(lambda: one.store.stats().num_pins == 0)
 
-    def test_one_object_takes_few_steps(self, pair):
+    def test_single_object_takes_few_calls(self, pair):
         none, array = pair[1], np.zeros(3000, np.uint8)
         assert none.cluster.get_into(3, array) == 3000  # what is made once
         assert num_calls(lambda: none.cluster.get_into(3, array)) <= 50
 
-    def test_the_rest_is_read_another_way(self, pair):
+    def test_unreadable_objects_fall_back_to_the_general_path(self, pair):
         one, none = pair
         damage(one.store, 1)
         one.store.remove(2)
@@ -103,7 +103,7 @@ class TestReads:
         assert not one.store.exists(1), "the damaged copy was dropped"
         assert none.cluster.get_into_each([0], [arrays[0]]).tolist() == [0]
 
-    def test_an_object_that_has_moved_is_found(self, hosts, pair):
+    def test_moved_object_is_found(self, hosts, pair):
         one, none = pair
         two = hosts.make("two")
         two.cluster.fetch([3])
@@ -113,7 +113,7 @@ class TestReads:
         assert none.cluster.get_into(3, array) == 3000
         assert bytes(array) == value(3, 3000)
 
-    def test_a_holder_that_is_gone_is_passed_over(self, hosts, pair):
+    def test_closed_holder_is_skipped(self, hosts, pair):
         one, none = pair
         two = hosts.make("two")
         two.cluster.fetch(range(4))
@@ -132,7 +132,7 @@ class TestReads:
             assert two.cluster.get_into("a", array) == UNIT
         assert two.store.exists("a")
 
-    def test_a_store_that_was_closed(self, pair):
+    def test_closed_store_is_rejected(self, pair):
         _, none = pair
         none.cluster.close()
         with pytest.raises(ValueError, match="node must be open"):
@@ -173,7 +173,7 @@ class TestPuts:
         assert not one.store.exists("a") and not none.cluster.exists("a")
         assert none.cluster.put("a", value(8)) is STORED and one.store.get("a") == value(8)
 
-    def test_what_exists_stays(self, hosts, pair):
+    def test_existing_objects_are_not_replaced(self, hosts, pair):
         one, none = pair
         far = hosts.make("far", 8 * UNIT)
         far.cluster.put("there", value(1))
@@ -185,7 +185,7 @@ class TestPuts:
         with fails(none.node.client, "put"):
             assert none.cluster.put("there", value(9)) is EXISTS
 
-    def test_what_others_write_is_left_to_them(self, hosts, pair):
+    def test_keys_being_written_by_others_are_left_alone(self, hosts, pair):
         one, none = pair
         two = hosts.make("two", 8 * UNIT)
         words = two.cluster.keyspace.keys(["a"])
@@ -199,12 +199,12 @@ class TestPuts:
         with one.cluster.begin("b", UNIT):
             assert none.cluster.put("b", value(1)) is BEING_WRITTEN
 
-    def test_one_object_takes_few_steps(self, pair):
+    def test_single_object_takes_few_calls(self, pair):
         none, data = pair[1], value(1)
         assert none.cluster.put("a", data) is STORED  # what is made once
         assert num_calls(lambda: none.cluster.put("b", data)) <= 50
 
-    def test_a_full_pool_makes_room(self, hosts):
+    def test_direct_put_into_a_full_pool_evicts(self, hosts):
         one, none = hosts.make("one", 8 * UNIT), hosts.make("none", 0)
         for i in range(20):
             assert none.cluster.put(i, value(i)) is STORED
@@ -213,7 +213,7 @@ class TestPuts:
         assert found.tolist() == [one.store.exists(i) for i in range(20)] and found.sum() <= 8
 
     @pytest.mark.parametrize("retention", ["soft", "hard"])
-    def test_a_retention_is_kept(self, pair, retention):
+    def test_retention_is_applied(self, pair, retention):
         one, none = pair
         assert none.cluster.put("a", value(1), retention=retention) is STORED
         kept = one.store.pool.objects().retention.tolist()
@@ -229,7 +229,7 @@ class TestPuts:
             assert none.cluster.put("b", value(1, UNIT + 1)) is STORED and len(asked) == 1
         assert one.store.exists("b")
 
-    def test_a_draining_node_takes_nothing(self, hosts, pair):
+    def test_draining_node_rejects_direct_puts(self, hosts, pair):
         one, none = pair
         two = hosts.make("two", 8 * UNIT)
         none.node.members(anew=True)
@@ -246,7 +246,7 @@ class TestPuts:
             assert none.cluster.put(i, value(i)) is STORED
         assert one.store.stats().num_ready <= 4
 
-    def test_redis_comes_back(self, hosts, redis):
+    def test_direct_puts_resume_after_a_redis_restart(self, hosts, redis):
         one = hosts.make("one", ttl_s=SHORT_TTL_S)
         none = hosts.make("none", 0, ttl_s=SHORT_TTL_S)
         assert none.cluster.put("a", value(1)) is STORED
@@ -274,7 +274,7 @@ class TestPuts:
             assert eventually(is_put_directly)
         assert eventually(lambda: none.cluster.exists_each(["a", *stored]).all())
 
-    def test_redis_does_not_answer_and_is_waited_for_once(self, hosts, redis, monkeypatch):
+    def test_unresponsive_redis_is_waited_for_once(self, hosts, redis, monkeypatch):
         monkeypatch.setattr(bounded_socket, "TIMEOUT_S", 0.4)  # of the engine
         one = hosts.make("one")
         monkeypatch.setattr(bounded_socket, "TIMEOUT_S", 60)
@@ -288,7 +288,7 @@ class TestPuts:
             redis.thaw()
         assert none.cluster.put("a", value(1)) is STORED and one.store.get("a") == value(1)
 
-    def test_only_one_of_many_writers_wins(self, hosts):
+    def test_one_of_many_direct_writers_wins(self, hosts):
         """Wherever they put it, and whichever way."""
         holders = [hosts.make(f"holder {i}") for i in range(2)]
         writers = [hosts.make(f"writer {i}", 0) for i in range(3)]
@@ -320,7 +320,7 @@ class TestPuts:
             assert copies == [value(won[0], 500)]
             assert writers[0].cluster.get(i) == copies[0]
 
-    def test_what_is_being_put_stays_listed(self, pair):
+    def test_object_being_written_stays_listed(self, pair):
         """Though the pool does not have it yet, whatever its node looks for."""
         one, none = pair
         words = one.cluster.keyspace.keys(["a"])
@@ -374,7 +374,7 @@ class TestPuts:
         timer.start()
         assert none.cluster.put("c", value(3)) is STORED
 
-    def test_an_answer_that_is_lost(self, pair):
+    def test_lost_reply_of_redis_leaves_the_object_unstored(self, pair):
         """The engine cannot know whether the object is listed, so it does not store it."""
         one, none = pair
         ours, theirs = socket.socketpair()
@@ -395,7 +395,7 @@ class TestPuts:
         theirs.close()
         assert fake.reason and one.store.get("a") == value(1) == none.cluster.get("a")
 
-    def test_what_is_written_while_it_is_removed_is_not_listed_again(self, pair):
+    def test_object_removed_while_being_written_is_not_relisted(self, pair):
         """By the node, which cannot know whether it is a copy of what was removed."""
         one, none = pair
         words = one.cluster.keyspace.keys(["a"])
@@ -434,7 +434,7 @@ class TestPuts:
         one.node.entries.publish_changes()
         assert not none.cluster.exists("a")
 
-    def test_a_node_that_joins_again_has_another_publisher(self, hosts, redis):
+    def test_rejoined_node_gets_a_new_publisher(self, hosts, redis):
         """The directory may be another server by now."""
         one = hosts.make("one", ttl_s=SHORT_TTL_S)
         before = one.node._served._publisher
@@ -443,7 +443,7 @@ class TestPuts:
         assert eventually(lambda: one.node._served._publisher is not before)
         assert before.reason == "", "it was replaced though it works"
 
-    def test_an_idle_connection_that_ends_costs_nothing(self, hosts, redis):
+    def test_publisher_reconnects_after_losing_an_idle_connection(self, hosts, redis):
         one = hosts.make("one", ttl_s=SHORT_TTL_S)
         before = one.node._served._publisher
         with Redis(port=redis.port) as client:
@@ -452,7 +452,7 @@ class TestPuts:
                 assert eventually(lambda: one.node._served._publisher is not before)
         assert before.reason and one.node._served.publishes
 
-    def test_a_closed_node_leaves_no_connection(self, hosts, redis):
+    def test_closed_node_leaves_no_redis_connections(self, hosts, redis):
         with Redis(port=redis.port) as client:
             host = hosts.make("one")
             gc.disable()  # nothing is left to it

@@ -40,9 +40,7 @@ class Ticket:
 
 
 @pytest.mark.parametrize("is_registered", [True, False])
-def test_what_is_under_way_is_cancelled_before_its_memory_is_given_back(
-    hosts, is_registered, monkeypatch
-):
+def test_transfers_are_cancelled_before_their_memory_is_freed(hosts, is_registered, monkeypatch):
     one, two = hosts.make("one"), hosts.make("two", by_key=False)
     one.cluster.put("a", value(1))
     ticket, at_abort = Ticket(), []
@@ -64,7 +62,7 @@ def test_what_is_under_way_is_cancelled_before_its_memory_is_given_back(
     assert two.store.stats().num_writing == 0
 
 
-def test_all_holders_are_done_before_memory_is_given_back(hosts, monkeypatch):
+def test_memory_is_freed_only_after_all_holders_finish(hosts, monkeypatch):
     one, two, three = hosts.make("one"), hosts.make("two"), hosts.make("three", by_key=False)
     one.cluster.put("a", value(1))
     two.cluster.put("b", value(2))
@@ -100,7 +98,7 @@ def begin_each(cluster, keys):
 @pytest.mark.parametrize(
     ("write", "has_pool"), [(put_each, True), (put_each, False), (begin_each, True)]
 )
-def test_every_bytecode_of_a_put_may_be_interrupted(hosts, write, has_pool):
+def test_interrupt_at_any_bytecode_of_a_put_leaks_nothing(hosts, write, has_pool):
     one, two = hosts.several(2)
     writer = one if has_pool else hosts.make("writer", 0)
     if not has_pool:

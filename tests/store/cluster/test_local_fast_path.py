@@ -61,7 +61,7 @@ class Asked:
         self._replaced.__exit__(*error)
 
 
-def test_nothing_is_claimed(pair):
+def test_listed_puts_take_no_claims(pair):
     one, two = pair
     values = [value(i, 100 * i) for i in range(5)]
     with Asked(one) as asked:
@@ -76,7 +76,7 @@ def test_nothing_is_claimed(pair):
     assert one.cluster.put("a", value(8)) is STORED and two.cluster.get("a") == value(8)
 
 
-def test_what_is_removed_between_its_listing_and_its_storing_counts_as_removed(pair, monkeypatch):
+def test_object_removed_between_listing_and_storing_stays_removed(pair, monkeypatch):
     one, two = pair
     begin = one.store.begin_unless_full
 
@@ -96,7 +96,7 @@ def test_what_is_removed_between_its_listing_and_its_storing_counts_as_removed(p
     assert one.cluster.put(9, value(8)) is STORED and two.cluster.get(9) == value(8)
 
 
-def test_a_removal_that_does_not_reach_the_pool(pair):
+def test_removal_that_does_not_reach_the_pool_is_completed(pair):
     """As when the remover dies: the object is found nowhere else again."""
     one, two = pair
     one.cluster.put("a", value(1))
@@ -107,7 +107,7 @@ def test_a_removal_that_does_not_reach_the_pool(pair):
     assert not two.cluster.exists("a") and not one.store.exists("a")
 
 
-def test_a_look_withdraws_what_a_process_without_a_node_has_evicted(pair):
+def test_eviction_by_a_process_without_a_node_is_withdrawn(pair):
     one, two = pair
     one.cluster.put("a", value(1))
     one.store.pool.evict(UNIT)
@@ -116,7 +116,7 @@ def test_a_look_withdraws_what_a_process_without_a_node_has_evicted(pair):
 
 
 @pytest.mark.parametrize("look", ["publish_changes", "publish_all"])
-def test_a_look_does_not_withdraw_what_is_put_again_after_its_removal(hosts, look):
+def test_object_put_again_after_removal_is_not_withdrawn(hosts, look):
     """The put is listed, and stored, before the look tells the directory what was gone."""
     node, client = hosts.make("node"), hosts.make("client", 0)
     entries = node.node.entries
@@ -137,7 +137,7 @@ def test_a_look_does_not_withdraw_what_is_put_again_after_its_removal(hosts, loo
     assert client.cluster.get("a") == value(1) and None not in found
 
 
-def test_what_others_have_or_write_is_theirs(pair):
+def test_objects_of_other_holders_and_writers_are_left_alone(pair):
     one, two = pair
     two.cluster.put("there", value(1))
     words = two.cluster.keyspace.keys(["claimed"])
@@ -151,7 +151,7 @@ def test_what_others_have_or_write_is_theirs(pair):
     assert one.cluster.put("claimed", value(9)) is STORED
 
 
-def test_what_is_known_to_be_elsewhere_is_not_copied(pair):
+def test_object_known_to_be_elsewhere_is_not_written(pair):
     one, two = pair
     two.cluster.put("there", value(1))
     assert one.cluster.exists("there")
@@ -167,7 +167,7 @@ def test_large_objects_are_claimed_first(pair, monkeypatch):
         assert one.cluster.put("b", value(1, UNIT + 1)) is STORED and asked.num_keys == 1
 
 
-def test_how_long_objects_are_kept(pair):
+def test_retention_of_listed_puts(pair):
     one, _ = pair
     one.cluster.put_from_each(
         range(3), [(value(i),) for i in range(3)], retention="soft", position=5
@@ -175,7 +175,7 @@ def test_how_long_objects_are_kept(pair):
     assert kept_by(one.store, range(3)) == [(1, 5), (1, 6), (1, 7)]
 
 
-def test_a_full_pool_makes_room(hosts):
+def test_listed_put_into_a_full_pool_evicts(hosts):
     one, none = hosts.make("one", 8 * UNIT), hosts.make("none", 0)
     for i in range(20):
         assert one.cluster.put(i, value(i)) is STORED
@@ -185,7 +185,7 @@ def test_a_full_pool_makes_room(hosts):
     assert found.tolist() == one.store.exists_each(everything).tolist() and found.sum() == 8
 
 
-def test_nothing_is_evicted_for_what_others_have(hosts):
+def test_existing_objects_cause_no_eviction(hosts):
     one, two = hosts.make("one", 8 * UNIT), hosts.make("two")
     one.cluster.put_each(range(6), [value(i) for i in range(6)])
     two.cluster.put_each(range(10, 14), [value(i) for i in range(4)])
@@ -210,7 +210,7 @@ def test_the_tail_of_a_batch_is_evicted_first(pair):
         assert one.store.match_prefix(range(5)) == num_left == one.store.stats().num_ready
 
 
-def test_a_watermark_counts_them(hosts, monkeypatch):
+def test_watermark_counts_listed_puts(hosts, monkeypatch):
     one = hosts.make("one", store=Store.create(64 * UNIT, watermark=(0.9, 0.8)))
     added = []
     monkeypatch.setattr(one.store._watermark, "added", added.append)
@@ -218,20 +218,20 @@ def test_a_watermark_counts_them(hosts, monkeypatch):
     assert added == [100, 101, 102]
 
 
-def test_a_pool_with_quotas_claims(hosts):
+def test_pool_with_quotas_uses_claims(hosts):
     one = hosts.make("one", store=Store.create(64 * UNIT, quota=Quota(4 * UNIT)))
     with Asked(one) as asked:
         assert one.cluster.put(1, value(1)) is STORED and asked.num_keys == 1
 
 
-def test_a_draining_node_gives_it_to_others(pair):
+def test_draining_node_gives_puts_to_others(pair):
     one, two = pair
     one.node.set_draining(True)
     assert one.cluster.put("a", value(1)) is STORED
     assert two.store.exists("a") and not one.store.exists("a")
 
 
-def test_a_publisher_that_breaks(pair):
+def test_broken_publisher_falls_back_to_claims(pair):
     """It is not known whether it has listed the objects: they are claimed, and what it has listed
     to no effect is withdrawn.
     """
@@ -251,7 +251,7 @@ def test_a_publisher_that_breaks(pair):
     assert one.node.entries.is_stale and two.cluster.get("a") == value(1)
 
 
-def test_a_server_that_does_not_answer_is_waited_for_once(server, hosts, monkeypatch):
+def test_unresponsive_server_is_waited_for_once(server, hosts, monkeypatch):
     monkeypatch.setattr(bounded_socket, "TIMEOUT_S", 0.4)
     one = hosts.make("one")
     monkeypatch.setattr(bounded_socket, "TIMEOUT_S", 60)
@@ -266,7 +266,7 @@ def test_a_server_that_does_not_answer_is_waited_for_once(server, hosts, monkeyp
     assert one.cluster.put("a", value(1)) is STORED and one.cluster.get("a") == value(1)
 
 
-def test_a_put_that_fails_after_the_listing(pair, monkeypatch):
+def test_put_that_fails_after_listing_is_withdrawn(pair, monkeypatch):
     one, two = pair
     begin = one.store.begin_unless_full
 
@@ -283,7 +283,7 @@ def test_a_put_that_fails_after_the_listing(pair, monkeypatch):
     assert not two.cluster.exists("a")
 
 
-def test_threads_of_all_hosts_that_put_the_same(hosts):
+def test_one_of_many_threads_on_all_hosts_wins(hosts):
     """One of them wins, by whichever way: listed, directly, or under a claim."""
     one, two, none = hosts.make("one"), hosts.make("two"), hosts.make("none", 0)
     start = threading.Barrier(6)

@@ -15,7 +15,7 @@ from .support import SHORT_TTL_S, UNIT, SomeDirectory, replaced, value
 STORED = PutResult.STORED
 
 
-def test_while_it_tells_of_its_objects(hosts):
+def test_membership_is_renewed_while_publishing_all_objects(hosts):
     """As of millions, after the directory has lost them."""
     one = hosts.make("one", ttl_s=SHORT_TTL_S)
     renewals = []
@@ -42,7 +42,7 @@ def test_while_it_tells_of_its_objects(hosts):
     assert eventually(lambda: hosts.directory.holders(keys) == [(one.node.pool_name,)])
 
 
-def test_while_a_stopped_process_holds_its_pool(hosts):
+def test_membership_is_renewed_while_the_pool_is_locked(hosts):
     """As the pool's mutex is then held, its numbers are late, and in the end a ``TimeoutError``."""
     one = hosts.make("one", ttl_s=SHORT_TTL_S)
     free_bytes = one.store.stats().free_bytes
@@ -83,7 +83,7 @@ def test_updates_after_the_membership_expired_are_repeated(hosts):
     assert eventually(lambda: hosts.directory.holders(keys) == [(one.node.pool_name,)])
 
 
-def test_a_node_that_cannot_tell_what_it_has_is_no_member(hosts):
+def test_node_that_cannot_list_its_objects_does_not_join(hosts):
     directory = EmbeddedDirectory()
     one = hosts.make("one")
     one.store.put("a", value(1))
@@ -106,7 +106,7 @@ def test_reads_no_one_ends_expire_while_the_directory_is_away(hosts):
     directory.is_away = False
 
 
-def test_a_put_does_not_wait_for_the_renewal_of_a_membership_that_is_over(hosts):
+def test_put_rejoins_at_once_after_the_membership_expired(hosts):
     one, none, two = hosts.make("one"), hosts.make("none", 0), hosts.make("two")
     one.cluster.put("before", value(1))
     put = one.cluster.begin("begun", UNIT)
@@ -121,7 +121,7 @@ def test_a_put_does_not_wait_for_the_renewal_of_a_membership_that_is_over(hosts)
     assert put.commit() is STORED and two.cluster.exists("begun")
 
 
-def test_a_node_that_leaves_does_not_come_back_for_a_put(hosts):
+def test_leaving_node_does_not_rejoin_for_a_put(hosts):
     one = hosts.make("one")
 
     def leave_before(claim, *args):

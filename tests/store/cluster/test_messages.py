@@ -51,11 +51,11 @@ MESSAGES = st.one_of(
 
 
 @given(MESSAGES)
-def test_messages_come_back_as_they_were(message):
+def test_messages_round_trip(message):
     assert decode(encode(message)) == message
 
 
-def test_the_largest_fit_into_a_notification():
+def test_largest_messages_fit_into_a_notification():
     keys, name = bytes(16 * messages.MAX_PULLED), "n" * 255
     last = 2**64 - 1
     whole = messages.MAX_PLACES_BYTES // messages.MAX_PULLED
@@ -105,18 +105,18 @@ def test_the_largest_fit_into_a_notification():
         [[[]]],
     ],
 )
-def test_what_is_out_of_bounds_is_refused(words):
+def test_out_of_bounds_messages_are_rejected(words):
     with pytest.raises(InvalidArgument, match="message must be"):
         decode(MAGIC + msgspec.msgpack.encode(words))
 
 
-def test_a_deep_one_is_refused():
+def test_deeply_nested_message_is_rejected():
     with pytest.raises(InvalidArgument, match="message must be"):
         decode(MAGIC + b"\x91" * 60_000)
 
 
 @pytest.mark.parametrize("data", [b"", b"MK", b"MKS\x01" + encode(messages.Stat(1, 2, 3))[4:]])
-def test_another_version_is_refused(data):
+def test_other_message_version_is_rejected(data):
     with pytest.raises(InvalidArgument, match="must begin with"):
         decode(data)
 
@@ -149,7 +149,7 @@ ANYTHING = st.one_of(
 
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
 @given(data=st.lists(ANYTHING, min_size=1, max_size=5))
-def test_whatever_a_stranger_says_the_node_goes_on(attacked, data):
+def test_node_survives_arbitrary_messages(attacked, data):
     one, two, send = attacked
     for message in data:
         send(message)
@@ -157,7 +157,7 @@ def test_whatever_a_stranger_says_the_node_goes_on(attacked, data):
     assert two.cluster.get("a") == value(1)
 
 
-def test_one_message_that_fails_does_not_end_the_hearing(attacked, caplog):
+def test_failing_message_does_not_stop_the_server(attacked, caplog):
     one, two, _ = attacked
     with replaced(one.node._pins, "release", lambda release, token: 1 / 0):
         two.node._rpc.post(
@@ -187,6 +187,6 @@ def test_unexpected_responses_and_those_of_others_are_ignored(attacked):
     assert not client._calls
 
 
-def test_keys_are_bytes_and_back():
+def test_keys_round_trip_through_bytes():
     keys = np.array([[1, 2], [2**64 - 1, 0]], np.uint64)
     assert (messages.keys_of(messages.key_bytes(keys)) == keys).all()

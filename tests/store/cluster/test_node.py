@@ -58,7 +58,7 @@ def test_wrong_arguments_of_calls_are_named(hosts):
         one.cluster.get(-1)
 
 
-def test_a_node_takes_objects_of_any_memory(hosts):
+def test_node_accepts_objects_in_any_memory(hosts):
     one = hosts.make("one")
     none = hosts.make("none", 0, by_key=False)
     assert none.cluster.put_from("a", *[b"x"] * 2048) is STORED
@@ -72,7 +72,7 @@ def test_a_node_takes_objects_of_any_memory(hosts):
     none.engine.register(memory, "read").close()  # nothing of it is registered any more
 
 
-def test_without_msgspec_there_is_the_store_of_one_host(monkeypatch):
+def test_single_host_store_works_without_msgspec(monkeypatch):
     monkeypatch.setitem(sys.modules, "msgspec", None)
     cluster = "mooncake_serving.store.cluster"
     for module in [name for name in sys.modules if name.startswith(cluster)]:
@@ -99,7 +99,7 @@ def test_an_engine_has_one_node_at_a_time(hosts):
 
 
 @pytest.mark.parametrize("at", ["list_objects", "serve", "join"])
-def test_a_node_that_fails_leaves_nothing_behind(at):
+def test_failed_node_construction_leaves_nothing_behind(at):
     def fails(original, *args, **options):
         raise TimeoutError(f"{at}: a stopped process guards the pool")
 
@@ -116,7 +116,7 @@ def test_a_node_that_fails_leaves_nothing_behind(at):
             assert [member.name for member in directory.members()] == [node.name]
 
 
-def test_the_end_of_a_node(hosts):
+def test_closed_node_leaves_and_rejects_calls(hosts):
     one, two = hosts.several(2)
     one.cluster.put("a", value(1))
     assert len(two.store.on_evicted) == 1
@@ -135,7 +135,7 @@ def test_the_end_of_a_node(hosts):
             call()
 
 
-def test_who_reads_may_end_it_before_a_node_is_closed(hosts):
+def test_close_waits_for_readers_to_finish(hosts):
     one, two = hosts.several(2, by_key=False)
     one.cluster.put("a", value(1))
     closing = threading.Thread(target=one.cluster.close)
@@ -151,7 +151,7 @@ def test_who_reads_may_end_it_before_a_node_is_closed(hosts):
     assert two.cluster.get("a") is None
 
 
-def test_a_node_is_closed_while_others_read_it(hosts):
+def test_node_closed_during_a_remote_read(hosts):
     one, two = hosts.several(2, by_key=False)
     one.cluster.put("a", value(1))
     one.node._answer_s = 0.5  # for which its end waits for readers
@@ -189,7 +189,7 @@ def test_no_one_waits_for_a_closed_node(hosts, by_key):
     assert {error.cause for _, error in failures} == {"the peer receives no notifications any more"}
 
 
-def test_what_waits_for_a_node_that_is_being_closed_is_refused(hosts):
+def test_requests_queued_at_a_closing_node_are_refused(hosts):
     one, two = hosts.several(2, answer_s=30)
     server = one.node._server
     working, go_on = threading.Semaphore(0), threading.Event()
@@ -239,7 +239,7 @@ def test_a_forked_child_has_no_node(hosts):
     assert two.cluster.get("a") == value(1) and one.cluster.put("b", b"") is STORED
 
 
-def test_nothing_is_left_of_many_hosts():
+def test_closed_hosts_leak_no_resources():
     def use() -> None:
         hosts = Hosts(EmbeddedDirectory())
         one, two = hosts.several(2, transports=["shm", "tcp"])
@@ -254,7 +254,7 @@ def test_nothing_is_left_of_many_hosts():
     assert settled(before), (str(before), str(held()))
 
 
-def test_what_is_said_of_a_host(hosts):
+def test_member_describes_its_host_and_pool(hosts):
     store = Store.create(64 * UNIT)
     one = hosts.make("one", store=store, host=None, ttl_s=SHORT_TTL_S)
     [member] = one.cluster.members()

@@ -39,7 +39,7 @@ def received(monkeypatch, then) -> None:
     monkeypatch.setattr(ObjectsReply, "receive", receive_and)
 
 
-def test_reads_puts_and_removals_ask_no_node(hosts):
+def test_reads_puts_and_removals_bypass_the_node(hosts):
     one, none = hosts.make("one"), hosts.make("none", 0)
     with is_asked(one):
         assert (
@@ -58,7 +58,7 @@ def test_reads_puts_and_removals_ask_no_node(hosts):
 
 
 @pytest.mark.parametrize("by_key", [True, False])
-def test_of_a_prompt_the_tail_goes_first(hosts, by_key):
+def test_tail_of_a_prompt_is_evicted_first(hosts, by_key):
     """In the holder's pool, whoever has put it, or read it."""
     holder, other = hosts.make("holder", by_key=by_key), hosts.make("other", 0, by_key=by_key)
     values = [b"1"] * 6
@@ -71,14 +71,14 @@ def test_of_a_prompt_the_tail_goes_first(hosts, by_key):
     assert gone == [3, 8, 7, 6, 2, 1]
 
 
-def test_what_is_fetched_goes_from_the_tail(hosts):
+def test_fetched_prompt_is_evicted_from_its_tail(hosts):
     one, two = hosts.make("one"), hosts.make("two")
     one.cluster.put_each(range(4), [b"1"] * 4)
     assert two.cluster.fetch(range(4)) == [STORED] * 4
     assert two.store.evict(3 * UNIT).keys[:, 0].tolist() == [3, 2, 1]
 
 
-def test_a_prompt_in_several_calls_goes_from_its_tail(hosts):
+def test_prompt_put_in_several_calls_is_evicted_from_its_tail(hosts):
     one, none = hosts.make("one"), hosts.make("none", 0)
     for first in (0, 3):
         one.cluster.put_each(range(first, first + 3), [b"1"] * 3)
@@ -87,7 +87,7 @@ def test_a_prompt_in_several_calls_goes_from_its_tail(hosts):
     none.cluster.order_prompt(range(6))  # it has no pool
 
 
-def test_what_differs_from_its_checksum_is_read_again(hosts, monkeypatch):
+def test_checksum_mismatch_is_read_again(hosts, monkeypatch):
     one, two = hosts.several(2)
     one.cluster.put_each(range(3), [value(i) for i in range(3)])
     num_answers = 0
@@ -105,7 +105,7 @@ def test_what_differs_from_its_checksum_is_read_again(hosts, monkeypatch):
 
 
 @pytest.mark.parametrize("offset", [None, 100])
-def test_what_is_damaged_at_its_holder_is_dropped_there(hosts, offset):
+def test_object_damaged_at_its_holder_is_dropped_there(hosts, offset):
     one, two = hosts.several(2)
     one.cluster.put_each(["a", "b"], [value(1), value(2)])
     damage(one.store, "a")
@@ -117,7 +117,7 @@ def test_what_is_damaged_at_its_holder_is_dropped_there(hosts, offset):
     assert two.cluster.get("b") == value(2)
 
 
-def test_a_holder_that_goes_in_the_middle_is_passed_over(hosts, monkeypatch):
+def test_holder_lost_mid_read_is_skipped(hosts, monkeypatch):
     one, two, three = hosts.make("near"), hosts.make("far"), hosts.make("near")
     one.cluster.put("a", value(1, 10 * UNIT))
     two.cluster.fetch(["a"])
@@ -135,7 +135,7 @@ def test_a_holder_that_goes_in_the_middle_is_passed_over(hosts, monkeypatch):
     assert three.store.get("a") == value(1, 10 * UNIT) and three.store.stats().num_writing == 0
 
 
-def test_a_full_pool_makes_room_by_its_node(hosts):
+def test_node_evicts_for_puts_into_its_full_pool(hosts):
     one, none = hosts.make("one", 8 * UNIT), hosts.make("none", 0)
     for i in range(20):
         assert none.cluster.put(i, value(i)) is STORED
@@ -147,7 +147,7 @@ def test_a_full_pool_makes_room_by_its_node(hosts):
     )
 
 
-def test_what_is_larger_than_an_answer_goes_by_address(hosts):
+def test_object_larger_than_a_response_is_read_by_address(hosts):
     one, two = hosts.make("one", 70 << 20), hosts.make("two")
     large = bytes(65 << 20)
     assert one.cluster.put_each(["large", "small"], [large, value(1)]) == [STORED] * 2
@@ -180,7 +180,7 @@ def test_objects_on_a_disk_are_requested_from_the_node(hosts, tmp_path):
     assert one.cluster.get_each(range(20)) == [None] * 20
 
 
-def test_what_is_damaged_in_the_pool_is_read_from_its_disk(hosts, tmp_path):
+def test_object_damaged_in_the_pool_is_read_from_disk(hosts, tmp_path):
     tier = SsdTier(tmp_path / "tier", 512 << 20)
     store = TieredStore(ObjectPool.create(8 * UNIT), tier, min_uses=1)
     one, two = hosts.make("one", store=store), hosts.make("two")
@@ -195,7 +195,7 @@ def test_what_is_damaged_in_the_pool_is_read_from_its_disk(hosts, tmp_path):
     assert two.cluster.exists_each(range(4)).all()
 
 
-def test_what_others_read_is_used(hosts, tmp_path, monkeypatch):
+def test_remote_reads_count_as_uses(hosts, tmp_path, monkeypatch):
     monkeypatch.setattr(SsdTier, "room_bytes", 0)  # the disk is full
     tier = SsdTier(tmp_path / "tier", 512 << 20)
     store = TieredStore(ObjectPool.create(8 * UNIT), tier, min_uses=2)
@@ -211,7 +211,7 @@ def test_what_others_read_is_used(hosts, tmp_path, monkeypatch):
     assert one.cluster.exists_each(range(4)).tolist() == [False, False, True, False]
 
 
-def test_a_pool_notes_what_others_do(hosts):
+def test_pool_watch_and_counts_see_remote_operations(hosts):
     pool = ObjectPool.create(64 * UNIT)
     one, none = hosts.make("one", store=Store(pool)), hosts.make("none", 0)
     watch = pool.watch()
@@ -225,7 +225,7 @@ def test_a_pool_notes_what_others_do(hosts):
     assert pool.counts() == PoolCounts(2, 0, 2, 1, 0, 2 * UNIT, 2 * UNIT)
 
 
-def test_a_writer_that_dies_before_it_publishes(hosts):
+def test_object_of_writer_killed_before_publishing_is_found(hosts):
     hosts.make("one", ttl_s=SHORT_TTL_S)
     none = hosts.make("none", 0)
     with replaced(none.node.entries, "publish_for", lambda *_: True):
@@ -234,7 +234,7 @@ def test_a_writer_that_dies_before_it_publishes(hosts):
     assert eventually(lambda: none.cluster.exists("a") and none.cluster.get("a") == value(1))
 
 
-def test_what_is_not_removed_everywhere_is_still_found(hosts):
+def test_partially_removed_object_is_still_found(hosts):
     one, two, three = hosts.several(3)
     one.cluster.put_each(["a", "b"], [value(1), value(2)])
     two.cluster.put("c", value(3))
@@ -252,7 +252,7 @@ def test_what_is_not_removed_everywhere_is_still_found(hosts):
     assert three.cluster.remove_each(["a", "b", "c"]).tolist() == [True, True, False]
 
 
-def test_what_is_removed_while_the_directory_is_away(hosts):
+def test_removal_without_the_directory_takes_effect_later(hosts):
     away = SomeDirectory(hosts.directory)
     one, two = hosts.make("one", directory=away, ttl_s=SHORT_TTL_S), hosts.make("two")
     one.cluster.put("a", value(1))
@@ -265,7 +265,7 @@ def test_what_is_removed_while_the_directory_is_away(hosts):
 
 
 @pytest.mark.parametrize("num_bytes, is_by_key", [(UNIT, True), (1 << 20, False)])
-def test_within_a_machine_what_is_large_goes_by_address(hosts, num_bytes, is_by_key, monkeypatch):
+def test_large_objects_on_one_host_are_read_by_address(hosts, num_bytes, is_by_key, monkeypatch):
     monkeypatch.setattr(
         TransferEngine,
         "read_objects",
@@ -283,7 +283,7 @@ def test_within_a_machine_what_is_large_goes_by_address(hosts, num_bytes, is_by_
 
 
 @pytest.mark.parametrize("look", ["exists_each", "match_prefix"])
-def test_where_objects_are_is_remembered(hosts, look):
+def test_object_locations_are_cached(hosts, look):
     directory = SomeDirectory(hosts.directory)
     one, two = hosts.several(2)
     three = hosts.make("three", directory=directory)
@@ -304,7 +304,7 @@ def test_where_objects_are_is_remembered(hosts, look):
     assert three.cluster.get(3) == value(3)
 
 
-def test_a_remembered_host_that_is_gone_is_not_waited_for(hosts):
+def test_cached_location_of_a_closed_host_is_skipped(hosts):
     one, two, three = hosts.several(3)
     one.cluster.put("a", value(1))
     assert three.cluster.get("a") == value(1)
@@ -313,7 +313,7 @@ def test_a_remembered_host_that_is_gone_is_not_waited_for(hosts):
     assert three.cluster.get("a") == value(1)
 
 
-def test_a_host_whose_engine_answers_is_not_silent(hosts):
+def test_host_whose_engine_responds_is_not_marked_silent(hosts):
     one, none = hosts.make("one"), hosts.make("none", 0)
     backoff, name = none.node.backoff, one.node.name
     member = none.node.member(name)

@@ -77,7 +77,7 @@ def test_the_last_update_of_a_key_counts():
     assert len(published.all().ids) == 3
 
 
-def test_what_was_evicted_to_a_disk_is_read_by_others(hosts, tmp_path):
+def test_objects_evicted_to_disk_are_read_by_other_hosts(hosts, tmp_path):
     tier = SsdTier(tmp_path / "tier", 64 * MIB, bucket_bytes=4 * MIB)
     pool = ObjectPool.create(16 * UNIT)
     store = TieredStore(pool, tier, min_uses=1, evict_ratio=0.25)

@@ -82,14 +82,14 @@ def test_objects_go_to_the_preferred_node(trio):
         assert holders(trio, *put_all_ways(one.cluster, preferred, UNIT)) == ["1"] * 8
 
 
-def test_the_usual_place_is_this_node(trio):
+def test_objects_go_to_this_node_by_default(trio):
     one = trio[0]
     for preferred in ((), ["nobody"], ["host-0", "host-1"], [one.node.name]):
         assert holders(trio, *put_all_ways(one.cluster, preferred, UNIT)) == ["0"] * 8
 
 
 @pytest.mark.parametrize("retention", ["normal", "hard"])
-def test_a_node_without_a_pool_has_the_preferred_one_take_them(hosts, trio, retention):
+def test_node_without_a_pool_puts_to_the_preferred_node(hosts, trio, retention):
     none = hosts.make("none", 0)
     for i in range(3):
         preferred = [f"host-{i}"]
@@ -99,7 +99,7 @@ def test_a_node_without_a_pool_has_the_preferred_one_take_them(hosts, trio, rete
         assert holders(trio, *put_all_ways(none.cluster, preferred, UNIT)) == [str(i)] * 8
 
 
-def test_large_ones_are_claimed_first(trio):
+def test_large_objects_are_claimed_first(trio):
     one = trio[0]
     for i, result in enumerate((STORED, EXISTS)):
         large = value(1, LARGE + i)
@@ -107,7 +107,7 @@ def test_large_ones_are_claimed_first(trio):
     assert holders(trio, "a") == ["2"] and one.cluster.get("a") == value(1, LARGE)
 
 
-def test_a_full_one_leaves_them_to_the_next(trio):
+def test_full_preferred_node_is_skipped(trio):
     one, two, three = trio
     fill(two)
     assert holders(trio, *put_all_ways(one.cluster, ["host-1"], UNIT)) == ["0"] * 8
@@ -121,7 +121,7 @@ def test_a_full_one_leaves_them_to_the_next(trio):
     assert put.result is FULL and not one.cluster.exists("a")
 
 
-def test_a_preferred_pool_evicts_as_for_any_put(trio):
+def test_preferred_pool_evicts_for_puts(trio):
     one, two, _ = trio
     assert two.cluster.put_each(range(3), [value(i, LARGE) for i in range(3)]) == [STORED] * 3
     for i in range(3, 9):
@@ -130,7 +130,7 @@ def test_a_preferred_pool_evicts_as_for_any_put(trio):
     assert one.store.stats().num_ready == 0
 
 
-def test_a_preferred_node_takes_objects_of_any_memory(trio):
+def test_preferred_node_accepts_objects_in_any_memory(trio):
     one = trio[0]
     options = {"retention": "hard", "preferred": ["host-1"]}  # "hard": not by the engine alone
     memory = np.frombuffer(value(1), np.uint8)
@@ -141,7 +141,7 @@ def test_a_preferred_node_takes_objects_of_any_memory(trio):
     assert one.cluster.get_each(["a", "b"]) == [value(1), b"x" * 2049]
 
 
-def test_some_fit_and_the_others_stay_here(hosts):
+def test_objects_that_do_not_fit_stay_here(hosts):
     one, two = hosts.make("one"), hosts.make("two", 4 * UNIT)
     one.node.members(anew=True)
     keys, values = range(8), [value(i) for i in range(8)]
@@ -154,7 +154,7 @@ def test_some_fit_and_the_others_stay_here(hosts):
     assert one.cluster.get_each(keys) == values
 
 
-def test_a_draining_one_takes_nothing(trio):
+def test_draining_preferred_node_is_skipped(trio):
     one, two, _ = trio
     two.node.set_draining(True)  # one does not know yet
     assert one.cluster.put("a", value(1), preferred=["host-1"]) is STORED
@@ -167,7 +167,7 @@ def test_a_draining_one_takes_nothing(trio):
     assert holders(trio, *put_all_ways(one.cluster, ["host-0", "host-1"], 7)) == ["1"] * 8
 
 
-def test_one_that_has_gone_takes_nothing(trio):
+def test_closed_preferred_node_is_skipped(trio):
     one, two, _ = trio
     two.engine.close()  # as if killed: it is a member for a while
     assert one.cluster.put("a", value(1), preferred=["host-1"]) is STORED
@@ -180,7 +180,7 @@ def test_one_that_has_gone_takes_nothing(trio):
         assert one.cluster.put("c", value(1), preferred=["host-1"]) is STORED
 
 
-def test_one_that_hangs_is_waited_for_once(trio):
+def test_hung_preferred_node_is_waited_for_once(trio):
     one, two, _ = trio
     error = Unavailable("no answer")
     error.timed_out = True
@@ -196,7 +196,7 @@ def test_one_that_hangs_is_waited_for_once(trio):
     assert holders(trio, "a") == ["0"]
 
 
-def test_what_exists_stays_where_it_is(trio):
+def test_existing_objects_stay_where_they_are(trio):
     one, two, three = trio
     assert one.cluster.put("one", value(1)) is three.cluster.put("three", value(3)) is STORED
     results = one.cluster.put_each(["one", "new", "three"], [value(9)] * 3, preferred=["host-1"])
@@ -217,7 +217,7 @@ def test_several_preferences_in_one_commit(trio):
     assert holders(trio, *range(3)) == ["0", "1", "2"]
 
 
-def test_a_commit_that_fails_leaves_what_it_has_not_sent_open(trio):
+def test_failed_commit_leaves_unsent_puts_open(trio):
     one = trio[0]
     puts = [one.cluster.begin(i, UNIT, preferred=[f"host-{i}"]) for i in (1, 2)]
     for put in puts:

@@ -43,7 +43,7 @@ def look_at_everything(hosts) -> None:
 
 
 @pytest.mark.parametrize("looks", [False, True])
-def test_the_answer_of_the_directory_is_lost(hosts, looks):
+def test_removal_completes_though_the_directorys_reply_is_lost(hosts, looks):
     """Then no one was asked to drop it; whoever publishes it again learns that it is removed."""
     one = hosts.make("one")
     two = hosts.make("two", directory=Forgetful(hosts.directory, "remove"))
@@ -58,7 +58,7 @@ def test_the_answer_of_the_directory_is_lost(hosts, looks):
     assert two.cluster.put("a", value(2)) is STORED and one.cluster.get("a") == value(2)
 
 
-def test_the_remover_dies_before_the_holder_has_dropped_it(hosts):
+def test_holder_drops_objects_of_a_remover_that_died(hosts):
     one, two = hosts.several(2)
     one.cluster.put("a", value(1))
     with replaced(two.node.client, "remove", lambda *_: 1 / 0):
@@ -70,7 +70,7 @@ def test_the_remover_dies_before_the_holder_has_dropped_it(hosts):
     assert hosts_with(hosts.all, "a") == [] and not two.cluster.exists("a")
 
 
-def test_what_a_node_finds_in_its_pool_when_it_comes_back(hosts):
+def test_restarted_node_drops_objects_removed_meanwhile(hosts):
     one, two = hosts.several(2)
     one.cluster.put_each(["a", "b"], [value(1), value(2)])
     one.cluster.close()
@@ -89,7 +89,7 @@ def shared(hosts):
         yield one, other, two
 
 
-def test_what_is_put_again_by_a_process_without_a_node_is_found(hosts, shared):
+def test_object_put_again_without_a_node_is_found(hosts, shared):
     one, other, two = shared
     for i in range(3):
         assert other.put("a", value(i)) is STORED
@@ -101,7 +101,7 @@ def test_what_is_put_again_by_a_process_without_a_node_is_found(hosts, shared):
     assert two.cluster.get("a") == value(7)
 
 
-def test_what_is_put_again_where_a_copy_was_is_found(hosts, shared):
+def test_object_put_again_where_a_copy_was_is_found(hosts, shared):
     one, other, two = shared
     two.cluster.put("a", value(1))
     assert one.cluster.fetch(["a"]) == [STORED]
@@ -111,7 +111,7 @@ def test_what_is_put_again_where_a_copy_was_is_found(hosts, shared):
     assert two.cluster.get("a") == value(2)
 
 
-def test_what_is_put_again_after_another_process_has_removed_it_is_found(hosts, shared):
+def test_object_put_again_after_another_process_removed_it_is_found(hosts, shared):
     one, other, two = shared
     one.cluster.put("a", value(1))
     other.remove("a")
@@ -121,7 +121,7 @@ def test_what_is_put_again_after_another_process_has_removed_it_is_found(hosts, 
     assert two.cluster.get("a") == value(2)
 
 
-def test_what_is_put_again_while_the_membership_is_over_stays(hosts):
+def test_object_put_again_without_membership_stays(hosts):
     one, two = hosts.several(2)
     one.cluster.put("a", value(1))
     assert two.cluster.remove("a")
@@ -137,7 +137,7 @@ def test_what_is_put_again_while_the_membership_is_over_stays(hosts):
     assert one.store.get("a") == value(2) and two.cluster.get("a") == value(2)
 
 
-def test_what_is_put_again_while_its_key_leaves_the_pool_stays(hosts):
+def test_object_put_again_while_its_key_leaves_the_pool_stays(hosts):
     one, two = hosts.several(2)
     one.cluster.put("a", value(1))
     two.cluster.fetch(["a"])
@@ -154,7 +154,7 @@ def test_what_is_put_again_while_its_key_leaves_the_pool_stays(hosts):
     assert hosts_with(hosts.all, "a") == [] and not two.cluster.exists("a")
 
 
-def test_a_look_before_the_own_copy_is_dropped(hosts):
+def test_look_before_the_own_copy_is_dropped_does_not_relist_it(hosts):
     one, two = hosts.several(2)
     one.cluster.put("a", value(1))
 
@@ -170,7 +170,7 @@ def test_a_look_before_the_own_copy_is_dropped(hosts):
     assert answers.tolist() == [Published.REMOVED]
 
 
-def test_the_own_pool_cannot_be_changed(hosts):
+def test_removal_fails_when_own_pool_cannot_be_changed(hosts):
     one, two = hosts.several(2)
     one.cluster.put_each(["a", "b"], [value(1), value(2)])
     two.cluster.fetch(["a", "b"])
@@ -187,7 +187,7 @@ def test_the_own_pool_cannot_be_changed(hosts):
     assert two.cluster.get("a") == value(1)
 
 
-def test_what_is_removed_while_the_membership_of_its_holder_is_over(hosts):
+def test_removal_while_holders_membership_is_expired_takes_effect(hosts):
     one, two = hosts.several(2)
     one.cluster.put("a", value(1))
     hosts.directory.leave(one.node.name)
@@ -200,7 +200,7 @@ def test_what_is_removed_while_the_membership_of_its_holder_is_over(hosts):
 
 
 @pytest.mark.parametrize("look", ["publish_changes", "publish_all"])
-def test_what_is_put_again_during_a_look_stays_listed(hosts, look):
+def test_object_put_again_during_a_look_stays_listed(hosts, look):
     one, two = hosts.several(2)
     one.cluster.put("a", value(1))
 
@@ -217,7 +217,7 @@ def test_what_is_put_again_during_a_look_stays_listed(hosts, look):
         assert two.cluster.get("a") == value(2)
 
 
-def test_what_was_put_just_before_its_key_leaves_the_pool_stays(hosts):
+def test_object_put_just_before_its_key_leaves_the_pool_stays(hosts):
     one, two = hosts.several(2)
     words = one.cluster.keyspace.keys(["a"])
     hosts.directory.remove(words, 100)
@@ -227,7 +227,7 @@ def test_what_was_put_just_before_its_key_leaves_the_pool_stays(hosts):
     assert two.cluster.get("a") == value(2) and not one.node.entries._put_leaving
 
 
-def test_a_look_that_cannot_drop_it_is_followed_by_one_that_can(hosts, monkeypatch):
+def test_failed_drop_is_retried_by_the_next_look(hosts, monkeypatch):
     one, two = hosts.several(2)
     one.cluster.put("a", value(1))
     hosts.directory.remove(one.cluster.keyspace.keys(["a"]), 100)
@@ -259,7 +259,7 @@ def removing(remover, key, looker=None):
 
 
 @pytest.mark.parametrize("looks", [False, True])
-def test_it_is_fetched_meanwhile(hosts, looks):
+def test_removal_during_a_fetch_leaves_no_copy(hosts, looks):
     one, two, three = hosts.several(3)
     one.cluster.put_each(["a", "b"], [value(1), value(2)])
     looker = two if looks else None
@@ -274,7 +274,7 @@ def test_it_is_fetched_meanwhile(hosts, looks):
 
 
 @pytest.mark.parametrize("looks", [False, True])
-def test_it_is_copied_meanwhile(hosts, looks):
+def test_removal_during_a_copy_leaves_no_copy(hosts, looks):
     one, two, three = hosts.several(3)
     one.cluster.put("a", value(1))
     looker = two if looks else None
@@ -284,7 +284,7 @@ def test_it_is_copied_meanwhile(hosts, looks):
     assert hosts_with(hosts.all, "a") == [] and not three.cluster.exists("a")
 
 
-def test_it_is_removed_by_another_thread_of_who_copies_it(hosts):
+def test_removal_by_another_thread_of_the_copier_leaves_no_copy(hosts):
     one, two = hosts.several(2)
     one.cluster.put("a", value(1))
     with replaced(two.node._reader, "read", removing(two, "a", two)):
@@ -293,7 +293,7 @@ def test_it_is_removed_by_another_thread_of_who_copies_it(hosts):
     assert hosts_with(hosts.all, "a") == [] and not one.cluster.exists("a")
 
 
-def test_who_copies_it_fails_before_he_can_tell(hosts):
+def test_copier_that_fails_before_publishing_leaves_no_copy(hosts):
     """What has come nevertheless is no put."""
     one, two, three = hosts.several(3)
     one.cluster.put_each(["a", "b"], [value(1), value(2)])
@@ -312,7 +312,7 @@ def test_who_copies_it_fails_before_he_can_tell(hosts):
     assert not len(two.node.entries.copies.here()) and not two.node.entries.copies._coming
 
 
-def test_of_two_holders_one_copies_it_from_the_other(hosts):
+def test_removal_while_holders_copy_from_each_other(hosts):
     """Who has dropped it has it again when the other one is asked."""
     one, two, three = hosts.several(3)
     one.cluster.put("a", value(1))

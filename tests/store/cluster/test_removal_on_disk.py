@@ -43,7 +43,7 @@ def is_nowhere(hosts, one) -> bool:
     return not any(host.cluster.exists("a") for host in hosts.all)
 
 
-def test_the_remover_dies_before_the_holder_has_dropped_it(hosts, holding):
+def test_holder_drops_objects_on_disk_of_a_remover_that_died(hosts, holding):
     one, two = holding
     with replaced(two.node.client, "remove", lambda *_: 1 / 0):
         with pytest.raises(ZeroDivisionError):
@@ -52,7 +52,7 @@ def test_the_remover_dies_before_the_holder_has_dropped_it(hosts, holding):
     assert not two.cluster.exists("a") and is_nowhere(hosts, one)
 
 
-def test_what_is_removed_while_the_membership_of_its_holder_is_over(hosts, holding):
+def test_removal_while_holders_membership_is_expired_reaches_disk(hosts, holding):
     one, two = holding
     hosts.directory.leave(one.node.name)
     assert not two.cluster.remove("a")  # of whom no one knows just now
@@ -60,7 +60,7 @@ def test_what_is_removed_while_the_membership_of_its_holder_is_over(hosts, holdi
     assert is_nowhere(hosts, one)
 
 
-def test_what_moves_between_a_removal_and_the_look(hosts, holding):
+def test_object_moved_to_disk_after_its_removal_is_dropped(hosts, holding):
     one, two = holding
     with replaced(two.node.client, "remove", lambda *_: 1 / 0):
         with pytest.raises(ZeroDivisionError):
@@ -70,7 +70,7 @@ def test_what_moves_between_a_removal_and_the_look(hosts, holding):
     assert is_nowhere(hosts, one)
 
 
-def test_what_a_node_finds_on_its_disk_when_it_comes_back(hosts, holding):
+def test_restarted_node_drops_removed_objects_from_its_disk(hosts, holding):
     one, two = holding
     one.cluster.close()
     assert not two.cluster.remove("a")  # of which no one knows just now
@@ -80,7 +80,7 @@ def test_what_a_node_finds_on_its_disk_when_it_comes_back(hosts, holding):
 
 
 @pytest.mark.parametrize("is_on_disk", [False, True])
-def test_what_is_put_again_stays(hosts, holding, is_on_disk):
+def test_object_put_again_stays(hosts, holding, is_on_disk):
     one, two = holding
     with replaced(two.node.client, "remove", lambda *_: 1 / 0):
         with pytest.raises(ZeroDivisionError):
@@ -95,7 +95,7 @@ def test_what_is_put_again_stays(hosts, holding, is_on_disk):
     assert two.cluster.remove("a") and is_nowhere(hosts, one)
 
 
-def test_a_copy_that_has_moved_to_the_disk_is_one(hosts, tmp_path):
+def test_copy_moved_to_disk_is_removed(hosts, tmp_path):
     tier = SsdTier(tmp_path / "tier", 4 << 20, bucket_bytes=1 << 20)
     store = TieredStore(ObjectPool.create(64 * UNIT), tier, min_uses=1)
     one, two = hosts.make("one", store=store), hosts.make("two")
@@ -116,7 +116,7 @@ def _not_from(pool_name: str):
     return publish
 
 
-def test_another_process_of_the_host_removes_it(hosts, holding):
+def test_removal_by_another_local_process_reaches_the_disk(hosts, holding):
     one, two = holding
     with Store.open(one.store.pool.path) as other:
         other.remove("a")

@@ -80,7 +80,7 @@ def ends(world: World):
 
 @pytest.mark.parametrize("end", ["leaves", "crashes"])
 @pytest.mark.parametrize("by_key", [True, False])
-def test_a_reader_that_comes_back_reads_at_once(world, ports, end, by_key):
+def test_restarted_reader_reads_at_once(world, ports, end, by_key):
     one, two = (world.start(port) for port in ports)
     assert one.cluster.put("a", value(1)) is STORED
     two.cluster.fetch(["a"])  # by a connection that one's next engine does not have
@@ -96,7 +96,7 @@ def test_a_reader_that_comes_back_reads_at_once(world, ports, end, by_key):
 
 
 @pytest.mark.parametrize("end", ["leaves", "crashes"])
-def test_a_holder_that_comes_back_is_read_at_once(world, ports, end):
+def test_restarted_holder_is_read_at_once(world, ports, end):
     one, two = (world.start(port) for port in ports)
     for key in range(3):
         assert one.cluster.put(key, value(key)) is STORED
@@ -109,7 +109,7 @@ def test_a_holder_that_comes_back_is_read_at_once(world, ports, end):
 
 
 @pytest.mark.parametrize("end", ["leaves", "crashes"])
-def test_one_that_comes_back_with_its_pool(world, ports, end, tmp_path):
+def test_node_restarted_with_its_pool_or_disk_is_read(world, ports, end, tmp_path):
     """In a file, or on a disk behind a new pool."""
     pool, disk = tmp_path / "pool", tmp_path / "disk"
     with Store.create(256 * UNIT, pool, evict_ratio=0.0) as keeping:
@@ -131,7 +131,7 @@ def test_one_that_comes_back_with_its_pool(world, ports, end, tmp_path):
         ends(world)[end](one)
 
 
-def test_a_silent_holder_is_asked_again_once_it_was_restarted(world, ports):
+def test_silent_holder_is_retried_after_a_restart(world, ports):
     """Without waiting until the silence is over, or the member is renewed."""
     one, two = (world.start(port) for port in ports)
     two.node.backoff._lasts_s = NEVER_S
@@ -146,7 +146,7 @@ def test_a_silent_holder_is_asked_again_once_it_was_restarted(world, ports):
     assert two.cluster.get("a") == value(2)
 
 
-def test_requests_to_the_one_before_end(world, ports):
+def test_requests_to_the_previous_node_fail_after_a_restart(world, ports):
     """They would never be answered, and the next node would be taken for silent."""
     one, two = (world.start(port) for port in ports)
     one.cluster.put("a", value(1))
@@ -198,7 +198,7 @@ def test_a_restarted_reader_loses_its_pins(world, ports):
     assert pin().rows()["num_bytes"] == len(value(1)) and one.node.num_readers() == 1
 
 
-def test_locations_of_the_pool_before_are_forgotten(world, ports):
+def test_locations_in_the_previous_pool_are_dropped(world, ports):
     one, two = (world.start(port) for port in ports)
     one.cluster.put("a", value(1))
     assert two.cluster.get("a") == value(1)
@@ -233,7 +233,7 @@ def test_killed_processes(redis, restarts):
         other.close()
 
 
-def test_lives():
+def test_lives_detect_a_restarted_node():
     lives = Lives()
     assert [lives.meet("a", life) for life in (1, 1, 2, 2, 1)] == [False, False, True, False, True]
     lives.keep([])

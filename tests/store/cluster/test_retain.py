@@ -17,7 +17,7 @@ def retention_of(host, key) -> str:
 
 
 @pytest.mark.parametrize("asker", [0, 1, 2])
-def test_every_copy_is_kept_so(hosts, asker):
+def test_retain_applies_to_every_copy(hosts, asker):
     one, two = hosts.several(2)
     cluster = [one, two, hosts.make("none", 0)][asker].cluster
     one.cluster.put("a", value(1))
@@ -28,7 +28,7 @@ def test_every_copy_is_kept_so(hosts, asker):
     assert cluster.retain("b", "hard") is False
 
 
-def test_what_is_kept_hard_is_not_evicted_there(hosts):
+def test_hard_retained_object_is_not_evicted(hosts):
     one, two = hosts.several(2)
     for i in range(64):  # the pool is full
         one.cluster.put(i, value(i))
@@ -37,7 +37,7 @@ def test_what_is_kept_hard_is_not_evicted_there(hosts):
     assert two.cluster.get(0) == value(0)
 
 
-def test_a_holder_that_does_not_answer(hosts):
+def test_retain_fails_when_a_holder_does_not_respond(hosts):
     one, two, three = hosts.several(3)
     one.cluster.put("a", value(1))
     Replicator(one.cluster).replicate(["a"], 3)

@@ -12,7 +12,7 @@ SOFT, HARD = 1, 2  # of PoolObjects.retention
 
 
 @pytest.mark.parametrize("draining", [False, True])
-def test_a_put_that_others_take(hosts, draining):
+def test_put_taken_by_another_node_keeps_retention_and_position(hosts, draining):
     one = hosts.make("one")
     other = hosts.make("other", 64 * UNIT if draining else 0)
     other.node._membership.refresh()
@@ -33,7 +33,7 @@ def test_a_put_that_others_take(hosts, draining):
     assert one.store.get_each([*range(4), 6]) == [*values, value(6)]
 
 
-def test_what_is_written_in_place_and_taken_at_the_end(hosts):
+def test_put_in_place_taken_at_commit_keeps_retention_and_position(hosts):
     one, none = hosts.make("one"), hosts.make("none", 0)
     puts = none.cluster.begin_each(["a", "b"], [UNIT, UNIT], retention="hard", position=3)
     puts += none.cluster.begin_each(["c"], [UNIT])
@@ -44,7 +44,7 @@ def test_what_is_written_in_place_and_taken_at_the_end(hosts):
     assert none.cluster.get_each(["a", "b", "c"]) == [value(1)] * 3
 
 
-def test_a_put_of_what_is_there_changes_nothing(hosts):
+def test_put_of_an_existing_object_keeps_its_retention(hosts):
     one, none = hosts.make("one"), hosts.make("none", 0)
     one.store.put("a", value(1))  # and no one is notified
     assert none.cluster.put("a", value(1), retention="hard") is PutResult.EXISTS

@@ -87,7 +87,7 @@ class Actions:
 
 
 @pytest.mark.parametrize("seed", [0, 1])
-def test_nothing_wrong_is_read(hosts, tmp_path, seed, soak):
+def test_damaged_data_is_never_returned(hosts, tmp_path, seed, soak):
     stores: list[Store] = []
     for i in range(3):
         pool = ObjectPool.create(1 << 20)
@@ -114,7 +114,7 @@ def test_nothing_wrong_is_read(hosts, tmp_path, seed, soak):
         assert eventually(lambda c=cluster, s=store: (listed(hosts, c) == listable(s)).all())
 
 
-def test_what_is_on_the_disk_has_no_room_in_the_pool(hosts, tmp_path):
+def test_view_of_object_on_disk_fails_without_room_in_the_pool(hosts, tmp_path):
     tier = SsdTier(tmp_path / "tier", 4 << 20, bucket_bytes=1 << 20)
     store = TieredStore(ObjectPool.create(256 << 10), tier, min_uses=1)
     cluster = hosts.make("one", store=store, options={"claim_s": 10}).cluster

@@ -16,7 +16,7 @@ EXISTS = PutResult.EXISTS
 
 
 @pytest.mark.parametrize("by_key", [True, False])
-def test_a_reader_does_not_hide_what_is_put_while_it_reads(hosts, by_key):
+def test_object_put_during_a_read_stays_listed(hosts, by_key):
     one, two, three = hosts.several(3, by_key=by_key)
     one.cluster.put("a", value(1))
     assert two.cluster.exists("a") and one.cluster.remove("a")  # and two remembers where it was
@@ -43,7 +43,7 @@ def test_a_reader_does_not_hide_what_is_put_while_it_reads(hosts, by_key):
 
 
 @pytest.mark.parametrize("by_key", [True, False])
-def test_what_a_reader_has_not_found_is_withdrawn_by_its_holder(hosts, by_key):
+def test_objects_missing_at_their_holder_are_withdrawn(hosts, by_key):
     one, two = hosts.make("one"), hosts.make("two", by_key=by_key)
     one.cluster.put_each(range(3), [value(i) for i in range(3)])
     for key in range(2):
@@ -75,7 +75,7 @@ def test_a_holder_that_cannot_be_notified_finds_it_by_itself(hosts):
     assert not two.cluster.exists("a")
 
 
-def test_what_another_process_has_put_into_the_pool_stays_listed(hosts):
+def test_object_put_by_another_process_stays_listed(hosts):
     """The node that is notified of it has just seen that it is gone."""
     one, two = hosts.several(2)
     again = hosts.make("again", store=Store.open(one.store.pool.path))
@@ -93,7 +93,7 @@ def test_what_another_process_has_put_into_the_pool_stays_listed(hosts):
     assert two.cluster.exists("a") and two.cluster.get("a") == value(2)
 
 
-def test_a_put_does_not_return_while_what_was_there_before_is_being_withdrawn(hosts):
+def test_put_waits_for_withdrawal_of_the_previous_object(hosts):
     one, two = hosts.several(2)
     words = one.cluster.keyspace.keys(["a"])
     results = []
@@ -113,7 +113,7 @@ def test_a_put_does_not_return_while_what_was_there_before_is_being_withdrawn(ho
 
 
 @pytest.mark.parametrize("retention", ["normal", "soft"])
-def test_what_exists_while_it_is_being_removed(hosts, retention):
+def test_put_racing_with_removal_leaves_no_entry_or_claim(hosts, retention):
     """It is neither listed for that, nor does the claim to it stay. (An engine answers, or, for a
     "soft" one, its node.)
     """
@@ -136,7 +136,7 @@ def test_what_exists_while_it_is_being_removed(hosts, retention):
 
 
 @pytest.mark.parametrize("retention", ["normal", "soft"])
-def test_what_exists_without_being_listed_is_listed(hosts, retention):
+def test_put_lists_an_existing_unlisted_object(hosts, retention):
     """Such as what a process without a node has put."""
     one, none = hosts.make("one"), hosts.make("none", 0)
     two = hosts.make("two", 0)
@@ -148,7 +148,7 @@ def test_what_exists_without_being_listed_is_listed(hosts, retention):
 
 
 @pytest.mark.parametrize("retention", ["normal", "soft"])
-def test_what_is_put_again_by_a_process_without_a_node_is_not_dropped(hosts, retention):
+def test_object_put_again_without_a_node_is_not_dropped(hosts, retention):
     """A node without a pool puts it, too, before the holder has looked."""
     one, none = hosts.make("one"), hosts.make("none", 0)
     none.cluster.put("a", value(1))

@@ -6,7 +6,7 @@ from hypothesis.stateful import run_state_machine_as_test
 from .machine import ClusterMachine
 
 
-def test_a_cluster_is_what_its_model_is(make_world, soak):
+def test_cluster_matches_its_model(make_world, soak):
     run_state_machine_as_test(
         lambda: ClusterMachine(make_world),
         settings=settings(

@@ -259,7 +259,7 @@ class Day:
         assert not self.directory._pools
 
 
-def test_a_day(soak):
+def test_simulated_day_of_a_cluster(soak):
     day = Day(seed=24)
     day.run((30 if soak else 1) * 86400.0)
     day.end()

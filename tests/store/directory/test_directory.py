@@ -48,7 +48,7 @@ def join(directory, *members: Member) -> None:
         directory.join(member, LONG_S)
 
 
-def test_members_come_and_go(directory):
+def test_members_join_renew_and_leave(directory):
     assert directory.members() == []
     join(directory, POOLLESS, B, A)
     assert directory.members() == [A, B, POOLLESS]
@@ -76,7 +76,7 @@ def test_names_may_be_anything(directory):
     assert list(directory.sweep()) == [odd.pool]
 
 
-def test_a_member_dies_when_its_time_is_over(world, directory):
+def test_membership_expires(world, directory):
     join(directory, A, B)
     kill(world, A)
     assert directory.members() == [B]
@@ -103,7 +103,7 @@ def test_objects_are_published_and_withdrawn(directory):
     assert holders_of(directory, 2) == [[]]
 
 
-def test_a_pool_gives_up_what_another_living_one_has(world, directory):
+def test_give_up_requires_another_living_copy(world, directory):
     join(directory, A, B)
     directory.publish("pool 1", keys(1, 2, 3, 4))
     directory.publish("pool 2", keys(2, 3, 5))
@@ -124,7 +124,7 @@ def test_a_pool_gives_up_what_another_living_one_has(world, directory):
     assert holders_of(directory, 4) == [["pool 1"]]
 
 
-def test_what_is_given_up_is_removed_from_there_as_well(world, directory):
+def test_removal_covers_pools_that_gave_up_the_object(world, directory):
     """Its pool still has it."""
     other = Member("other", "host")
     join(directory, A, B)
@@ -148,7 +148,7 @@ def test_what_is_given_up_is_removed_from_there_as_well(world, directory):
     assert names_of(directory.remove(keys(5), LONG_S)) == [["pool 2"]]
 
 
-def test_of_many_that_give_up_an_object_one_keeps_it(directory):
+def test_last_of_concurrent_give_ups_keeps_the_object(directory):
     members = [Member(f"m{i}", "host", f"pool {i}") for i in range(4)]
     join(directory, *members)
     for member in members:
@@ -198,7 +198,7 @@ def published(directory, pool: str, *numbers: int, is_copy: bool = False) -> lis
     return [Published(answer) for answer in answers]
 
 
-def test_a_copy_of_what_was_removed_is_refused(world, directory):
+def test_publishing_a_copy_of_a_removed_object_is_refused(world, directory):
     join(directory, A, B)
     assert published(directory, "pool 1", 1, 2) == [LISTED, LISTED]
     assert claims(directory, A, 3) == [Claim.GRANTED]
@@ -216,7 +216,7 @@ def test_a_copy_of_what_was_removed_is_refused(world, directory):
     assert holders_of(directory, 1) == [["pool 1", "pool 2"]]
 
 
-def test_a_removal_is_forgotten_after_its_time(world, directory):
+def test_removal_expires(world, directory):
     join(directory, A)
     directory.remove(keys(1), SOON_S)
     world.wait(
@@ -242,7 +242,7 @@ def test_a_repeated_removal_returns_the_same_pools(world, directory):
     assert directory.remove(keys(1), LONG_S) == [()]
 
 
-def test_who_publishes_learns_whether_the_pool_is_served(world, directory):
+def test_publish_reports_whether_the_pool_is_served(world, directory):
     join(directory, A)
     assert published(directory, "pool 1", 1) == [LISTED]
     for is_copy in (False, True):
@@ -251,7 +251,7 @@ def test_who_publishes_learns_whether_the_pool_is_served(world, directory):
     assert published(directory, "pool 1", 1) == [NOT_SERVED]
 
 
-def test_no_keys_at_all(directory):
+def test_empty_key_lists(directory):
     join(directory, A)
     none = np.empty((0, 2), np.uint64)
     directory.publish("pool 1", none)
@@ -290,7 +290,7 @@ def test_one_of_many_claims_wins(directory):
     assert sorted(key for part in won.values() for key in part) == wanted
 
 
-def test_a_claim_ends(directory):
+def test_claim_ends_by_publishing_or_abandoning(directory):
     join(directory, A, A2, B, POOLLESS)
     assert claims(directory, A, 1, 2, 3) == [Claim.GRANTED] * 3
     assert claims(directory, A, 1, 2, 3) == [Claim.GRANTED] * 3
@@ -311,7 +311,7 @@ def test_a_claim_ends(directory):
     assert claims(directory, B, 1) == [Claim.GRANTED]
 
 
-def test_a_claim_is_void_after_its_time(world, directory):
+def test_claim_expires(world, directory):
     join(directory, A, B)
     assert claims(directory, A, 1, 2) == [Claim.GRANTED] * 2
     assert claims(directory, A, 1, ttl_s=SOON_S) == [Claim.GRANTED]
@@ -320,7 +320,7 @@ def test_a_claim_is_void_after_its_time(world, directory):
 
 
 @pytest.mark.parametrize("dies", [True, False], ids=["dies", "leaves"])
-def test_the_claims_of_the_dead_are_void(world, directory, dies):
+def test_claims_of_dead_members_are_void(world, directory, dies):
     join(directory, A, B, POOLLESS)
     assert claims(directory, A, 1) == claims(directory, POOLLESS, 2) == [Claim.GRANTED]
     for member in (A, POOLLESS):
@@ -335,7 +335,7 @@ def test_the_claims_of_the_dead_are_void(world, directory, dies):
     assert claims(directory, A, 1) == [Claim.TAKEN]
 
 
-def test_a_claim_outlasts_its_member_joining_again(directory):
+def test_claim_survives_its_member_rejoining(directory):
     join(directory, A, B)
     assert claims(directory, A, 1) == [Claim.GRANTED]
     join(directory, A)
@@ -344,7 +344,7 @@ def test_a_claim_outlasts_its_member_joining_again(directory):
     assert claims(directory, B, 1) == [Claim.GRANTED]
 
 
-def test_a_pool_lives_as_long_as_one_of_its_members(world, directory):
+def test_pool_lives_as_long_as_any_of_its_members(world, directory):
     join(directory, A, A2, B)
     directory.publish("pool 1", keys(1, 2))
     directory.publish("pool 2", keys(2))
@@ -366,7 +366,7 @@ def test_a_pool_lives_as_long_as_one_of_its_members(world, directory):
     assert directory.sweep() == []
 
 
-def test_members_of_a_pool_come_and_go_in_any_order(world, directory):
+def test_members_of_a_pool_join_and_leave_in_any_order(world, directory):
     join(directory, A, A2)
     directory.publish("pool 1", keys(1))
     kill(world, A2)
@@ -384,7 +384,7 @@ def test_members_of_a_pool_come_and_go_in_any_order(world, directory):
     assert directory.sweep() == ["pool 1", "pool 3"]
 
 
-def test_a_member_that_goes_to_another_pool(directory):
+def test_member_moves_to_another_pool(directory):
     join(directory, A)
     directory.publish("pool 1", keys(1))
     moved = Member("a", "host 1", "pool 3")
@@ -396,7 +396,7 @@ def test_a_member_that_goes_to_another_pool(directory):
     assert directory.sweep() == ["pool 1"]
 
 
-def test_sweep_by_many_at_once(directory):
+def test_concurrent_sweeps(directory):
     join(directory, *(Member(f"m{i}", "host", f"pool {i}") for i in range(6)))
     everything = keys(*range(3000))
     for i in range(6):
@@ -414,7 +414,7 @@ def test_sweep_by_many_at_once(directory):
     assert set(directory.holders(everything)) == {("pool 0",)}
 
 
-def test_what_stays_is_found_while_others_come_and_go(directory):
+def test_keys_of_lists_stable_keys_during_changes(directory):
     join(directory, A)
     stay, go = list(range(0, 4000, 2)), list(range(1, 4000, 2))
     directory.publish("pool 1", keys(*range(4000)))
@@ -431,7 +431,7 @@ def test_what_stays_is_found_while_others_come_and_go(directory):
     assert turn > 10
 
 
-def test_as_many_keys_as_there_may_be(directory):
+def test_maximum_number_of_keys(directory):
     join(directory, A, B)
     many = keys(*range(MAX_KEYS))
     assert (directory.claim("a", many, LONG_S) == Claim.GRANTED).all()
@@ -453,7 +453,7 @@ def test_as_many_keys_as_there_may_be(directory):
         directory.claim("a", keys(*range(MAX_KEYS + 1)), LONG_S)
 
 
-def test_match_prefix_is_a_loop(make_world):
+def test_match_prefix_equals_a_loop_over_holders(make_world):
     directory = make_world().directory
     join(directory, A, B)
 
@@ -486,7 +486,7 @@ def test_a_prefix_of_any_length(directory, length):
     assert prefix_of(directory, *range(length), 20_000, 10_000) == [["pool 1"]] * length
 
 
-def test_many_pools_have_an_object(directory):
+def test_object_held_by_many_pools(directory):
     """Pools whose numbers are a part of one another's are not one another."""
     pools = [f"pool {i:03}" for i in range(1, 150)]
     for pool in pools:
@@ -565,7 +565,7 @@ def test_wrong_arguments(directory, message):
     assert directory.members() == [A]
 
 
-def test_a_closed_directory_in_redis_does_not_connect_again(server):
+def test_closed_redis_directory_does_not_reconnect(server):
     directory = RedisDirectory(f"unix://{server.folder}/redis.sock", "test-closed")
     directory.join(A, LONG_S)
     directory.close()

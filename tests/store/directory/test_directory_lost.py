@@ -28,7 +28,7 @@ def unavailable(directory) -> bool:
     return True
 
 
-def test_a_server_that_was_killed_and_comes_back_empty(start):
+def test_server_restarted_empty(start):
     server = start()
     with connect(server.url) as directory:
         settle(directory, A, keys(1, 2))
@@ -56,7 +56,7 @@ def test_a_server_that_was_killed_and_comes_back_empty(start):
         assert directory.claim("b", keys(3), LONG_S) == Claim.GRANTED
 
 
-def test_a_server_that_was_flushed(start):
+def test_server_flushed(start):
     server = start()
     with connect(server.url) as directory, redis.Redis(port=server.port) as client:
         settle(directory, A, keys(1))
@@ -66,7 +66,7 @@ def test_a_server_that_was_flushed(start):
         assert directory.renew(A, LONG_S) and len(directory.match_prefix(keys(1))) == 1
 
 
-def test_a_restart_that_remembers_members_but_maybe_not_all(start):
+def test_server_restarted_from_an_old_snapshot(start):
     """Written to disk before the last objects: who is known cannot tell by that alone."""
     server = start("--dbfilename", "dump.rdb")
     with connect(server.url) as directory, redis.Redis(port=server.port) as client:
@@ -83,7 +83,7 @@ def test_a_restart_that_remembers_members_but_maybe_not_all(start):
         assert holders_of(directory, 1, 2) == [["pool 1"], ["pool 1"]]
 
 
-def test_a_failover_to_a_replica_that_missed_the_last(start, tmp_path):
+def test_failover_to_a_lagging_replica(start, tmp_path):
     """Both servers behind one Unix socket, as behind a virtual address."""
     first, second = start(), start()
     address = tmp_path / "address"

@@ -169,7 +169,7 @@ class DirectoryMachine(RuleBasedStateMachine):
         self.world.close()
 
 
-def test_a_directory_is_what_its_model_is(make_world, soak):
+def test_directory_matches_its_model(make_world, soak):
     run_state_machine_as_test(
         lambda: DirectoryMachine(make_world),
         settings=settings(max_examples=1000 if soak else 25, stateful_step_count=30, deadline=None),

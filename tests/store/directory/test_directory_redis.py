@@ -61,7 +61,7 @@ def test_wrong_clusters(cluster):
         connect("redis://127.0.0.1:1", cluster)
 
 
-def test_clusters_do_not_see_each_other(url):
+def test_clusters_are_isolated(url):
     with connect(url, "one") as one, connect(url, "two") as two, connect(url, "one") as again:
         one.join(A, LONG_S)
         two.join(B, LONG_S)
@@ -88,7 +88,7 @@ def test_a_password_is_used_and_not_shown(start):
         assert SECRET not in str(caught.value)
 
 
-def test_scripts_that_the_server_forgot(url, client):
+def test_flushed_scripts_are_reloaded(url, client):
     with connect(url) as directory:
         for _ in range(2):
             directory.join(A, LONG_S)
@@ -127,7 +127,7 @@ def test_one_call_is_one_round_trip(url, client):
             assert reads() - before == 1 + 1  # this question itself
 
 
-def test_nothing_stays_of_the_dead(url, client):
+def test_sweep_leaves_nothing_of_dead_members(url, client):
     with connect(url) as directory:
         directory.join(A, LONG_S)
         directory.join(B, LONG_S)
@@ -144,7 +144,7 @@ def test_nothing_stays_of_the_dead(url, client):
         assert client.keys() == [b"{mooncake}:numbers"]
 
 
-def test_claims_go_by_themselves_and_pools_are_numbers(url, client):
+def test_claims_expire_in_redis_and_pools_are_stored_as_numbers(url, client):
     with connect(url, "c") as directory:
         directory.join(A, LONG_S)
         directory.join(B, LONG_S)
@@ -163,7 +163,7 @@ def test_claims_go_by_themselves_and_pools_are_numbers(url, client):
         assert client.mget(sorted(names)) == [b"3 ", b"1 "]
 
 
-def test_a_replica_takes_no_orders(start):
+def test_replica_rejects_calls(start):
     server = start()
     with connect(server.url) as directory, redis.Redis(port=server.port) as client:
         directory.join(A, LONG_S)
@@ -176,7 +176,7 @@ def test_a_replica_takes_no_orders(start):
         assert not directory.renew(A, LONG_S)  # it was a replica, who knows of whom
 
 
-def test_a_full_server_takes_no_more_and_gives_up_what_it_has(start):
+def test_full_server_rejects_writes_but_allows_removal(start):
     server = start()
     many = keys(*range(10))
     with connect(server.url) as directory, redis.Redis(port=server.port) as client:
@@ -202,7 +202,7 @@ def test_a_full_server_takes_no_more_and_gives_up_what_it_has(start):
         assert client.keys("{mooncake}:o*") == []
 
 
-def test_a_type_of_others_under_our_name(url, client):
+def test_foreign_redis_type_under_our_key_is_reported(url, client):
     with connect(url) as directory:
         client.set("{mooncake}:members", "x")
         with pytest.raises(Unavailable, match="metadata server redis://.*WRONGTYPE"):
@@ -249,7 +249,7 @@ NONSENSE = {
 
 
 @pytest.mark.parametrize("nonsense", NONSENSE)
-def test_a_server_that_answers_nonsense(nonsense, impatient):
+def test_malformed_server_replies_are_reported(nonsense, impatient):
     def behave(connection):
         while connection.recv(1 << 16):
             connection.sendall(NONSENSE[nonsense])
@@ -271,7 +271,7 @@ def test_no_server_is_there():
                 call(directory)
 
 
-def test_keys_lie_little_endian(url, client):
+def test_keys_are_stored_little_endian(url, client):
     with connect(url) as directory:
         directory.join(A, LONG_S)
         directory.publish("pool 1", np.array([[1, 2]], np.uint64))

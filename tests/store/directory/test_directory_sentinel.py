@@ -69,7 +69,7 @@ def port_of(sentinel: redis.Redis) -> int:
     return sentinel.connection_pool.connection_kwargs["port"]
 
 
-def test_a_failover_by_a_sentinel(servers, sentinel):
+def test_sentinel_failover(servers, sentinel):
     holding = reserved_port()  # where no one listens
     nobody = holding.getsockname()[1]
     shown = f"redis+sentinel://127.0.0.1:{nobody},127.0.0.1:{port_of(sentinel)}/kv"
@@ -99,7 +99,7 @@ def test_a_failover_by_a_sentinel(servers, sentinel):
     holding.close()
 
 
-def test_a_master_that_becomes_a_replica(servers, sentinel):
+def test_master_demoted_to_replica_is_abandoned(servers, sentinel):
     """It still answers, and closes nothing: a connection to it is left at the first refusal."""
     url = f"redis+sentinel://:{PASSWORD}@127.0.0.1:{port_of(sentinel)}/kv"
     with (
@@ -120,7 +120,7 @@ def test_a_master_that_becomes_a_replica(servers, sentinel):
         assert new.exists(b"{mooncake}:o" + keys(1).tobytes())
 
 
-def test_engines_find_each_other_by_a_sentinel(servers, sentinel):
+def test_engines_find_each_other_through_sentinel(servers, sentinel):
     url = f"redis+sentinel://:{PASSWORD}@127.0.0.1:{port_of(sentinel)}/kv"
     with TransferEngine("a", metadata=url), TransferEngine("b", metadata=url) as engine:
         assert engine.open("a").name == "a"
@@ -128,7 +128,7 @@ def test_engines_find_each_other_by_a_sentinel(servers, sentinel):
             assert [entry.name for entry in directory.entries()] == ["a", "b"]
 
 
-def test_a_service_that_the_sentinel_does_not_know(servers, sentinel):
+def test_unknown_sentinel_service_is_reported(servers, sentinel):
     with connect(f"redis+sentinel://127.0.0.1:{port_of(sentinel)}/other") as directory:
         with pytest.raises(Unavailable, match="No master found for 'other'"):
             directory.members()

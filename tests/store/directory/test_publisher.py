@@ -36,7 +36,7 @@ def test_new_objects_are_listed(world):
     assert holders_of(directory, 1, 3) == [[A.pool], [A.pool]]
 
 
-def test_what_another_pool_has_is_not(world):
+def test_objects_of_another_pool_are_not_listed(world):
     directory = world.directory
     directory.publish(B.pool, keys(1, 2))
     publisher = directory.publisher(A.pool)
@@ -48,7 +48,7 @@ def test_what_another_pool_has_is_not(world):
     assert holders_of(directory, 1) == [[A.pool]]
 
 
-def test_what_another_member_writes_is_not(world):
+def test_objects_claimed_by_another_member_are_not_listed(world):
     directory = world.directory
     assert directory.claim(WRITER.name, keys(1), LONG_S).tolist() == [Claim.GRANTED]
     publisher = directory.publisher(A.pool)
@@ -75,7 +75,7 @@ def test_a_removal_ends_with_the_next_put(world):
     assert holders_of(directory, 2) == [[A.pool, B.pool]]
 
 
-def test_nothing_is_listed_for_a_pool_without_members(world):
+def test_pool_without_members_lists_nothing(world):
     publisher = world.directory.publisher(A.pool)
     world.directory.leave(A.name)
     assert not publisher.publish(keys(1, 2)).any()
@@ -84,7 +84,7 @@ def test_nothing_is_listed_for_a_pool_without_members(world):
     assert publisher.publish(keys(1)).all()
 
 
-def test_a_server_that_is_gone_and_comes_back(start):
+def test_publisher_fails_after_a_server_restart(start):
     server = start()
     with RedisDirectory(f"redis://127.0.0.1:{server.port}/0") as directory:
         directory.join(A, LONG_S)
@@ -102,7 +102,7 @@ def test_a_server_that_is_gone_and_comes_back(start):
         assert another.publish(keys(2)).all()
 
 
-def test_its_connection_is_its_own(start):
+def test_publisher_has_its_own_connection(start):
     server = start()
     directory = RedisDirectory(f"redis://127.0.0.1:{server.port}/0")
     with redis.Redis(port=server.port) as client:
@@ -122,7 +122,7 @@ def test_its_connection_is_its_own(start):
         eventually(lambda: num_clients() == 1, "its connection is left")
 
 
-def test_a_late_command_has_no_effect(start, impatient):
+def test_timed_out_publish_has_no_effect(start, impatient):
     """Whoever has sent it has given up."""
     server = start()
     with RedisDirectory(f"redis://127.0.0.1:{server.port}/0") as directory:
@@ -137,14 +137,14 @@ def test_a_late_command_has_no_effect(start, impatient):
         assert holders_of(directory, 1) == [[]]
 
 
-def test_encrypted_connections_have_none(request):
+def test_no_publisher_over_tls(request):
     with RedisDirectory(request.getfixturevalue("tls_url")) as directory:
         directory.join(A, LONG_S)
         assert directory.publisher(A.pool) is None
         assert directory.members() == [A]
 
 
-def test_neither_has_a_directory_in_this_process():
+def test_embedded_directory_has_no_publisher():
     assert EmbeddedDirectory().publisher("pool") is None
 
 

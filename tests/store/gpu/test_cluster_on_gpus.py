@@ -39,7 +39,7 @@ def make(hosts, name: str, kind: str, **options):
 
 @pytest.mark.parametrize("transport", ["tcp", "shm"])
 @pytest.mark.parametrize("kind", ["gpu", "host", "none"])
-def test_others_read_what_is_on_a_gpu(hosts, gpus, kind, transport):
+def test_other_hosts_read_objects_on_a_gpu(hosts, gpus, kind, transport):
     """Into host memory and into a GPU's; whole objects and parts; one after the other and many."""
     by = {"transports": (transport,)}
     holder, other = make(hosts, "holder", "gpu", **by), make(hosts, "other", kind, **by)
@@ -65,7 +65,7 @@ def test_others_read_what_is_on_a_gpu(hosts, gpus, kind, transport):
     assert holder.cluster.get(0) is None
 
 
-def test_others_put_onto_a_gpu(hosts, gpus):
+def test_other_hosts_put_objects_onto_a_gpu(hosts, gpus):
     """A host without a pool has the other's node fetch what it gives."""
     holder, other = make(hosts, "holder", "gpu"), make(hosts, "other", "none")
     other.node.members(anew=True)
@@ -93,7 +93,7 @@ def test_from_gpu_to_gpu(hosts, gpus):
             assert pinned.to_bytes() == value.tobytes()
 
 
-def test_what_is_damaged_on_a_gpu_is_not_returned(hosts, gpus):
+def test_object_damaged_on_a_gpu_is_not_returned(hosts, gpus):
     holder, other = make(hosts, "holder", "gpu"), make(hosts, "other", "none")
     holder.cluster.put(1, content((1, 0), UNIT))
     with holder.store.view(1) as pinned:
@@ -104,7 +104,7 @@ def test_what_is_damaged_on_a_gpu_is_not_returned(hosts, gpus):
     assert not holder.store.exists(1)
 
 
-def test_a_gpu_that_fails_while_a_node_fetches(hosts, gpus, driver):
+def test_gpu_copy_failure_during_fetch_is_retried(hosts, gpus, driver):
     """As if the other could not be reached: it is looked for anew, and read again."""
     holder, other = make(hosts, "holder", "gpu"), make(hosts, "other", "host")
     other.cluster.put(1, content((1, 0), UNIT))
@@ -114,7 +114,7 @@ def test_a_gpu_that_fails_while_a_node_fetches(hosts, gpus, driver):
     assert holder.store.get(1) == content((1, 0), UNIT).tobytes()
 
 
-def test_a_gpu_that_fails_at_the_commit(hosts, gpus, driver):
+def test_gpu_failure_at_commit_is_raised(hosts, gpus, driver):
     """Its checksum cannot be computed: the error is the caller's."""
     holder, other = make(hosts, "holder", "gpu"), make(hosts, "other", "host")
     other.cluster.put(1, content((1, 0), UNIT))

@@ -87,7 +87,7 @@ def test_tensors_into_tensors_on_gpus(store, gpus):
     np.testing.assert_array_equal(other.get(), content((1, 1), 1000))
 
 
-def test_a_driver_that_fails_to_copy_a_tensor(store, gpus, driver):
+def test_failed_tensor_copy_returns_error_code(store, gpus, driver):
     memory = gpus.allocate(UNIT)
     assert store.put_tensor("a", torch.zeros(UNIT, dtype=torch.uint8)) == 0
     driver.fail("cuMemcpyAsync", ILLEGAL_ADDRESS)
@@ -96,14 +96,14 @@ def test_a_driver_that_fails_to_copy_a_tensor(store, gpus, driver):
     assert not memory.get().any()
 
 
-def test_what_is_not_all_of_one_allocation(store, gpus):
+def test_range_beyond_an_allocation_is_rejected(store, gpus):
     memory = gpus.allocate(UNIT)
     assert store.register_buffer(memory.address, UNIT + (1 << 30)) == WRONG
     assert store.put_from("a", memory.address + 10, UNIT + (1 << 30)) == WRONG
     assert store.is_exist("a") == 0
 
 
-def test_a_driver_that_fails(store, gpus, driver):
+def test_driver_failures_return_error_codes(store, gpus, driver):
     memory = gpus.allocate(UNIT)
     driver.fail("cuMemcpyAsync", ILLEGAL_ADDRESS)
     assert store.put_from("a", memory.address, UNIT) == FAILED

@@ -22,7 +22,7 @@ KEY = (1, 2)
 
 
 @pytest.mark.parametrize("sizes", [[1], [UNIT], [3 * UNIT + 17], [100, 0, UNIT, 7], [1] * 40])
-def test_an_object_of_pieces_on_gpus_and_in_the_host(pool, gpus, sizes):
+def test_object_of_pieces_on_gpus_and_host(pool, gpus, sizes):
     """Part i is on GPU 0, GPU 1 or in the host, in turn; and so is where it is read into."""
     whole = content(KEY, sum(sizes))
     parts = np.split(whole, np.cumsum(sizes)[:-1])
@@ -43,7 +43,7 @@ def test_an_object_of_pieces_on_gpus_and_in_the_host(pool, gpus, sizes):
     np.testing.assert_array_equal(np.concatenate(read), whole)
 
 
-def test_a_range_and_what_is_larger_than_the_object(pool, gpus):
+def test_get_range_and_get_into_larger_buffers(pool, gpus):
     whole = content(KEY, 3 * UNIT)
     pool.put_from(KEY, on_gpu(gpus, whole).buffer)
     part = gpus.allocate(UNIT)
@@ -59,7 +59,7 @@ def test_a_range_and_what_is_larger_than_the_object(pool, gpus):
     assert (small.get() == UNTOUCHED).all()
 
 
-def test_many_at_once(pool, gpus):
+def test_get_each_into_gpus(pool, gpus):
     keys = np.array([(i, 5) for i in range(6)], np.uint64)
     for key in keys.tolist():
         pool.put_from(tuple(key), on_gpu(gpus, content(tuple(key), UNIT), key[0] % 2).buffer)
@@ -72,7 +72,7 @@ def test_many_at_once(pool, gpus):
     assert (targets[6].get() == UNTOUCHED).all()
 
 
-def test_what_is_damaged_does_not_go_to_a_gpu(pool, gpus):
+def test_damaged_object_is_not_copied_to_a_gpu(pool, gpus):
     pool.put_from(KEY, on_gpu(gpus, content(KEY, UNIT)).buffer)
     with pool.pin(KEY) as pinned:
         at = np.frombuffer(pinned.view, np.uint8).ctypes.data - pool.memory().data_ptr()
@@ -106,7 +106,7 @@ def in_thread(call):
     return thread, results
 
 
-def test_a_put_takes_what_the_stream_has_written(pool, gpus, driver):
+def test_put_waits_for_the_stream(pool, gpus, driver):
     """The GPU computes what is stored: the put waits for it, and copies what it has become."""
     stream = driver.stream()
     old, new = content((7, 7), UNIT), content(KEY, UNIT)
@@ -125,7 +125,7 @@ def test_a_put_takes_what_the_stream_has_written(pool, gpus, driver):
     stream.close()
 
 
-def test_a_get_comes_after_what_the_stream_reads(pool, gpus, driver):
+def test_get_waits_for_reads_on_the_stream(pool, gpus, driver):
     """What a kernel still reads is not overwritten before it has done so."""
     pool.put_from(KEY, content(KEY, UNIT))
     stream = driver.stream()
@@ -144,7 +144,7 @@ def test_a_get_comes_after_what_the_stream_reads(pool, gpus, driver):
     stream.close()
 
 
-def test_a_stream_that_a_graph_is_captured_from_is_refused(pool, gpus, driver):
+def test_stream_under_graph_capture_is_rejected(pool, gpus, driver):
     stream = driver.stream()
     source, target = on_gpu(gpus, content(KEY, UNIT)), gpus.allocate(UNIT)
     pool.put_from(KEY, source.buffer)
@@ -160,7 +160,7 @@ def test_a_stream_that_a_graph_is_captured_from_is_refused(pool, gpus, driver):
 
 
 @pytest.mark.parametrize("has_no_batch", [0, 1])
-def test_page_locked_memory_is_copied_by_one_call(gpus, driver, has_no_batch):
+def test_page_locked_memory_is_copied_with_one_call(gpus, driver, has_no_batch):
     """Where the driver has it, and not in the default stream, which does not take it."""
     driver.set(has_no_batch=has_no_batch)
     stream = driver.stream()
@@ -185,7 +185,7 @@ def test_page_locked_memory_is_copied_by_one_call(gpus, driver, has_no_batch):
     ("function", "after"),
     [("cuMemcpyAsync", 0), ("cuMemcpyAsync", 1), ("cuStreamSynchronize", 0)],
 )
-def test_a_copy_that_fails_leaves_nothing(pool, gpus, driver, function, after):
+def test_failed_copy_leaves_nothing_behind(pool, gpus, driver, function, after):
     parts = [on_gpu(gpus, content((i, 0), UNIT)).buffer for i in range(3)]
     before = pool.stats()
     driver.fail(function, ILLEGAL_ADDRESS, after)
@@ -204,7 +204,7 @@ def test_a_copy_that_fails_leaves_nothing(pool, gpus, driver, function, after):
     np.testing.assert_array_equal(targets[2].get(), content((2, 0), UNIT))
 
 
-def test_page_lock_holds_until_the_pool_is_done_with(gpus):
+def test_page_lock_lasts_as_long_as_the_pool(gpus):
     with ObjectPool.create(64 * UNIT) as pool:
         pool.page_lock(0)
         pool.page_lock(1)  # it is, for all
@@ -221,7 +221,7 @@ def test_page_lock_holds_until_the_pool_is_done_with(gpus):
         assert gpus.driver.get("num_pinned") == 0
 
 
-def test_page_lock_that_is_refused(driver):
+def test_failed_page_lock_is_raised(driver):
     with ObjectPool.create(64 * UNIT) as pool:
         driver.fail("cuMemHostRegister", INVALID_VALUE)
         with pytest.raises(CudaError, match="cuMemHostRegister: CUDA_ERROR_INVALID_VALUE"):
@@ -249,12 +249,12 @@ def _put_and_get(device: int | None, page_lock: int | None) -> bytes:
 
 
 @pytest.mark.parametrize(("device", "page_lock"), [(0, None), (1, None), (None, 0)])
-def test_a_process_that_has_not_used_cuda_before(gpus, device, page_lock):
+def test_put_and_get_in_a_process_new_to_cuda(gpus, device, page_lock):
     place = None if device is None else device % gpus.count
     assert in_new_process(_put_and_get, place, page_lock) == b"12345"
 
 
-def test_a_forked_child_cannot_use_cuda_as_well(gpus):
+def test_forked_child_cannot_use_cuda(gpus):
     gpus.allocate(1)
     child = os.fork()
     if child == 0:
@@ -271,7 +271,7 @@ def test_a_forked_child_cannot_use_cuda_as_well(gpus):
     assert os.waitpid(child, 0)[1] == 0
 
 
-def test_where_a_buffer_is(gpus):
+def test_location_of_a_buffer(gpus):
     memory = gpus.allocate(16, 1)
     buffer = as_buffer(memory.buffer)
     assert not buffer.is_host

@@ -33,7 +33,7 @@ def pool(request, gpus):
 
 @pytest.mark.parametrize("sizes", [[0], [1], [UNIT], [3 * UNIT + 17], [100, 0, UNIT, 7], [1] * 40])
 @pytest.mark.parametrize("has_checksum", [True, False])
-def test_an_object_of_pieces_on_gpus_and_in_the_host(pool, gpus, sizes, has_checksum):
+def test_object_of_pieces_on_gpus_and_host(pool, gpus, sizes, has_checksum):
     """Part i is on GPU 0, GPU 1 or in the host, in turn; and so is where it is read into."""
     whole = content(KEY, sum(sizes))
     parts = np.split(whole, np.cumsum(sizes)[:-1])
@@ -57,7 +57,7 @@ def test_an_object_of_pieces_on_gpus_and_in_the_host(pool, gpus, sizes, has_chec
     np.testing.assert_array_equal(copy_to_host(into), whole)
 
 
-def test_of_the_host_alone(pool):
+def test_host_buffers_with_a_gpu_pool(pool):
     """Nothing but the pool is on a GPU."""
     whole = content(KEY, 5 * UNIT + 3)
     assert pool.put_from(KEY, whole[:100], whole[100:].tobytes()) is STORED
@@ -71,7 +71,7 @@ def test_of_the_host_alone(pool):
     np.testing.assert_array_equal(part, whole[90:140])
 
 
-def test_a_put_that_is_filled_in_place(pool):
+def test_put_filled_in_place(pool):
     whole = content(KEY, 2 * UNIT)
     with pool.begin(KEY, len(whole)) as put:
         assert put.device == pool.device
@@ -113,7 +113,7 @@ def test_tensors(pool, gpus):
         pinned.verify()
 
 
-def test_the_memory_stays_for_who_reads_it(gpus):
+def test_memory_outlives_the_pool_while_read(gpus):
     whole = content(KEY, UNIT)
     pool = ObjectPool.create(4 * UNIT, device=0)
     pool.put_from(KEY, whole)
@@ -126,14 +126,14 @@ def test_the_memory_stays_for_who_reads_it(gpus):
         _ = pinned.buffer
 
 
-def test_others_cannot_open_it(pool):
+def test_gpu_pool_cannot_be_opened_by_path(pool):
     with pytest.raises(
         InvalidArgument, match=r"path must be of a pool in host memory, .* is on GPU"
     ):
         ObjectPool.open(pool.path)
 
 
-def test_what_cannot_be(gpus, tmp_path, pool):
+def test_unsupported_gpu_pool_options_are_rejected(gpus, tmp_path, pool):
     with pytest.raises(InvalidArgument, match=r"path must be None on a GPU, got .*kv"):
         ObjectPool.create(64 * UNIT, tmp_path / "kv", device=0)
     for device in (-1, 1.5, "cuda:0", True):
@@ -153,7 +153,7 @@ def test_what_cannot_be(gpus, tmp_path, pool):
         TieredStore(pool, tier)
 
 
-def test_no_memory_left(gpus, driver):
+def test_out_of_gpu_memory_leaves_nothing_behind(gpus, driver):
     before = driver.owned()
     driver.fail("cuMemAlloc", OUT_OF_MEMORY)
     with pytest.raises(CudaError, match="CUDA: cuMemAlloc: CUDA_ERROR_OUT_OF_MEMORY"):
@@ -167,7 +167,7 @@ def test_no_memory_left(gpus, driver):
 @pytest.mark.parametrize(
     ("function", "after"), [("cuMemcpyAsync", 0), ("cuMemcpyAsync", 2), ("cuStreamSynchronize", 0)]
 )
-def test_a_copy_that_fails_leaves_nothing(pool, gpus, driver, function, after):
+def test_failed_copy_leaves_nothing_behind(pool, gpus, driver, function, after):
     parts = [content((i, 0), UNIT) for i in range(3)]
     before = pool.stats()
     driver.fail(function, ILLEGAL_ADDRESS, after)
@@ -185,7 +185,7 @@ def test_a_copy_that_fails_leaves_nothing(pool, gpus, driver, function, after):
 
 
 @pytest.mark.parametrize("function", ["cuStreamSynchronize", "cuMemcpyAsync"])
-def test_a_commit_that_fails_is_still_open(pool, driver, function):
+def test_failed_commit_leaves_the_put_open(pool, driver, function):
     put = pool.begin(KEY, UNIT)
     copy_from_host(content(KEY, UNIT), [put.buffer])
     driver.fail(function, ILLEGAL_ADDRESS)
@@ -196,7 +196,7 @@ def test_a_commit_that_fails_is_still_open(pool, driver, function):
     assert check(pool) == 1
 
 
-def test_what_was_put_by_a_stream_is_there_when_it_is_committed(gpus, driver, pool):
+def test_commit_waits_for_the_default_stream(gpus, driver, pool):
     """The checksum is of what the legacy default stream has written, before the commit."""
     old, new = content((7, 7), UNIT), content(KEY, UNIT)
     source = on_gpu(gpus, new)
@@ -206,7 +206,7 @@ def test_what_was_put_by_a_stream_is_there_when_it_is_committed(gpus, driver, po
     assert check(pool) == 1
 
 
-def test_what_is_damaged(pool):
+def test_damaged_objects_are_removed_and_not_returned(pool):
     with Store(pool, verify=1.0) as store:
         for key in (1, 2):
             assert store.put(key, content((key, 0), UNIT)) is STORED
@@ -254,7 +254,7 @@ def test_a_store_that_is_always_full(gpus, eviction):
         assert len(keys) > 4
 
 
-def test_many_threads(pool, gpus):
+def test_many_threads_put_and_get(pool, gpus):
     """Each puts and reads; none sees another's bytes."""
 
     def work(number: int) -> None:

@@ -32,7 +32,7 @@ def tiered(tmp_path):
         yield store
 
 
-def test_what_a_disk_has_is_read_into_gpus(gpus, tiered):
+def test_objects_on_disk_are_read_into_gpus(gpus, tiered):
     keys = list(range(24))
     assert tiered.put_each(keys, [on_gpu(gpus, key, key % 2).buffer for key in keys]) == [
         STORED
@@ -49,7 +49,7 @@ def test_what_a_disk_has_is_read_into_gpus(gpus, tiered):
         assert (target.get()[UNIT:] == UNTOUCHED).all()
 
 
-def test_past_a_pool_that_is_full(gpus, tiered):
+def test_objects_on_disk_are_read_past_a_full_pool(gpus, tiered):
     tiered.put_each(range(12), [content((key, 0), UNIT) for key in range(12)])
     assert tiered.flush(30)
     on_disk = [key for key in range(12) if not tiered.pool.contains(tiered.keyspace.key(key))]

@@ -13,7 +13,7 @@ from .oracles import LruOracle, most_hits
 
 @settings(deadline=None, max_examples=150)
 @given(accesses=st.lists(st.integers(0, 5), max_size=14), capacity=st.integers(0, 4))
-def test_no_choice_finds_more(accesses, capacity):
+def test_belady_is_optimal(accesses, capacity):
     found = belady(accesses, capacity)
     assert len(found) == len(accesses)
     assert found.sum() == most_hits(accesses, capacity)
@@ -33,7 +33,7 @@ def test_lru_finds_less():
     assert 1000 < hits < belady(accesses, 60).sum()
 
 
-def test_the_ends():
+def test_edge_cases():
     accesses = [1, 2, 1, 3, 2, 1]
     assert belady(accesses, 3).tolist() == [False, False, True, False, True, True]
     assert not belady(accesses, 0).any() and belady([], 3).shape == (0,)

@@ -36,7 +36,7 @@ def victim(pool: ObjectPool, policy) -> int:
 
 @settings(deadline=None, max_examples=40)
 @given(steps=STEPS, half_life=st.sampled_from([0.5, 1.0, 3.0, 1000.0]))
-def test_lfu_takes_what_is_worth_least(steps, half_life):
+def test_lfu_evicts_the_least_valuable(steps, half_life):
     oracle, policy = AgedOracle(half_life), Lfu(half_life)
     with small_pool() as pool:
         for key, evicts in steps:
@@ -52,7 +52,7 @@ def test_lfu_takes_what_is_worth_least(steps, half_life):
 
 @settings(deadline=None, max_examples=40)
 @given(steps=STEPS, attention=st.sampled_from([math.inf, 10.0]), data=st.data())
-def test_length_aware_takes_what_saves_least(steps, attention, data):
+def test_length_aware_evicts_what_saves_least(steps, attention, data):
     oracle, policy = AgedOracle(2.0), LengthAware(2.0, depth=7, attention=attention)
     with small_pool() as pool:
         for key, evicts in steps:
@@ -71,7 +71,7 @@ def test_length_aware_takes_what_saves_least(steps, attention, data):
 
 @settings(deadline=None, max_examples=40)
 @given(steps=STEPS)
-def test_without_memory_lfu_is_lru(steps):
+def test_lfu_with_a_tiny_half_life_is_lru(steps):
     oracle, forgetful = LruOracle(), Lfu(half_life=1e-6)
     with small_pool() as pool, small_pool() as other:
         for key, evicts in steps:
@@ -83,7 +83,7 @@ def test_without_memory_lfu_is_lru(steps):
                 assert victim(pool, forgetful) == victim(other, lru) == oracle.evict()
 
 
-def test_the_tail_of_a_prompt_goes_before_its_head():
+def test_tail_of_a_prompt_is_evicted_before_its_head():
     with small_pool() as pool:
         for i in range(10):
             put(pool, i, position=i)
@@ -95,7 +95,7 @@ POLICIES = [Lfu(), LengthAware(), largest_first]
 
 
 @pytest.mark.parametrize("policy", POLICIES)
-def test_what_is_read_or_hard_stays_and_soft_goes_last(policy):
+def test_pinned_and_hard_stay_and_soft_goes_last(policy):
     with small_pool() as pool:
         for i in range(20):
             put(pool, i, retention="soft" if i < 5 else "normal")
@@ -113,7 +113,7 @@ def test_what_is_read_or_hard_stays_and_soft_goes_last(policy):
 
 @settings(deadline=None, max_examples=30)
 @given(data=st.data())
-def test_enough_is_evicted_and_no_more(data):
+def test_no_more_is_evicted_than_requested(data):
     """Also where what would go first is being read."""
     policy = data.draw(st.sampled_from(POLICIES))
     sizes = data.draw(st.lists(st.integers(1, 5 * UNIT), min_size=1, max_size=30))

@@ -31,7 +31,7 @@ def store():
         yield made
 
 
-def test_its_own_objects_make_room(store):
+def test_namespace_over_quota_evicts_its_own_objects(store):
     other = Store(store.pool, namespace="theirs")
     assert [other.put(i, bytes(UNIT)) for i in range(40)] == [STORED] * 40
     assert [store.put(i, bytes(UNIT)) for i in range(8)] == [STORED] * 8
@@ -51,7 +51,7 @@ def test_evictions_for_a_quota_are_reported(store):
     assert gone == store.keyspace.keys(range(2)).tolist()
 
 
-def test_what_cannot_go(store):
+def test_put_over_quota_fails_when_nothing_can_be_evicted(store):
     for i in range(8):
         assert store.put(i, bytes(UNIT), retention="hard" if i else "soft") is STORED
     assert store.put(0, bytes(UNIT)) is EXISTS
@@ -64,7 +64,7 @@ def test_what_cannot_go(store):
     assert store.usage().num_objects <= 8
 
 
-def test_what_is_being_written_counts(store):
+def test_open_puts_count_towards_the_quota(store):
     writing = [store.begin(i, UNIT) for i in range(8)]
     assert store.usage() == (8 * UNIT, 8) and store.pool.stats().num_ready == 0
     assert store.put(8, b"1") is OVER_QUOTA and store.begin(8, 1) is OVER_QUOTA
@@ -75,7 +75,7 @@ def test_what_is_being_written_counts(store):
     assert store.usage() == (2 * UNIT, 2)
 
 
-def test_names_are_refused(store):
+def test_name_keys_are_rejected(store):
     for op, call in (
         ("put", lambda: store.put("a name", b"1")),
         ("begin", lambda: store.begin(b"a name", 1)),
@@ -84,7 +84,7 @@ def test_names_are_refused(store):
             call()
 
 
-def test_wrong_arguments_are_refused_as_ever(store):
+def test_invalid_arguments_are_rejected_under_a_quota(store):
     for call in (
         lambda: store.put(1, bytes(65 * UNIT)),
         lambda: store.begin(1, -1),
@@ -101,7 +101,7 @@ def test_wrong_quotas(limits):
         Quota(*limits)
 
 
-def test_a_pool_remembers_quotas_for_all_who_open_it(store):
+def test_quotas_are_stored_in_the_pool(store):
     """In any process, and for puts under a key of any namespace; what a process names itself holds
     there.
     """
@@ -177,7 +177,7 @@ PUTS = st.lists(
 
 @settings(deadline=None, max_examples=60)
 @given(puts=PUTS, num_units=st.integers(1, 20) | st.none(), num_objects=st.integers(1, 20))
-def test_one_process_never_passes_it(puts, num_units, num_objects):
+def test_one_process_never_exceeds_the_quota(puts, num_units, num_objects):
     """And its objects are those that an LRU of this size would have, where one goes at a time."""
     limit = 1 << 40 if num_units is None else num_units * UNIT
     quota = Quota(None if num_units is None else limit, num_objects)
@@ -212,7 +212,7 @@ def test_one_process_never_passes_it(puts, num_units, num_objects):
         assert neighbour.exists(1)
 
 
-def test_threads_of_one_process():
+def test_threads_of_one_process_keep_the_quota():
     with Store.create(256 * UNIT, quota=Quota(20 * UNIT)) as store:
         over = []
 
@@ -230,7 +230,7 @@ def test_threads_of_one_process():
         assert store.usage().num_bytes <= 20 * UNIT
 
 
-def test_two_processes():
+def test_two_processes_keep_the_quota():
     """Each counts what the other put; neither passes the quota by more than the other's share."""
     quota = Quota(32 * UNIT)
     with Store.create(256 * UNIT, quota=quota) as store:
@@ -256,7 +256,7 @@ def test_two_processes():
         assert store.put(5000, bytes(UNIT)) is STORED and store.usage().num_bytes <= 32 * UNIT
 
 
-def test_a_day_of_two_processes():
+def test_simulated_day_of_two_processes():
     """Who has just counted leaves the quota kept; in between it is passed by one share at most."""
     rng = np.random.default_rng(9)
     now, limit = 0.0, 24
@@ -289,7 +289,7 @@ def test_a_day_of_two_processes():
         assert num_passed < 100
 
 
-def test_a_quota_that_changes_is_never_none(store):
+def test_quota_is_always_set_while_it_changes(store):
     pool, limits = store.pool, [(5000, 0), (0, 9)]
     scope = int(store.keyspace.scope)
     assert pool.set_quota(scope, *limits[0])

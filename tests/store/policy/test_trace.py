@@ -41,7 +41,7 @@ def replay(policy, at_once: float) -> list[int]:
 
 
 @pytest.mark.parametrize("at_once", [0.0, 0.1])
-def test_lru_is_a_dict_in_the_order_of_use(at_once):
+def test_lru_matches_an_ordered_dict(at_once):
     oracle, expected = LruOracle(), []
     for keys in prompts():
         held = [key in oracle for key in keys]
@@ -66,6 +66,6 @@ def test_lru_is_a_dict_in_the_order_of_use(at_once):
 
 
 @pytest.mark.parametrize("policy", [lru, sieve, lfu, length_aware, largest_first])
-def test_no_policy_finds_more_than_the_bound(policy):
+def test_no_policy_beats_belady(policy):
     bound = belady(np.concatenate(prompts()), NUM_BLOCKS).sum()
     assert 500 < sum(replay(policy, 0.1)) < bound

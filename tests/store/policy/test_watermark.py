@@ -48,7 +48,7 @@ class Noted:
 
 
 @pytest.mark.parametrize("policy", [lru, lfu])
-def test_puts_slower_than_it_evicts_never_evict(policy):
+def test_slow_puts_never_evict_themselves(policy):
     noted = Noted(policy)
     with make(eviction=noted, watermark=(0.75, 0.5)) as store:
         for key in range(300):
@@ -60,7 +60,7 @@ def test_puts_slower_than_it_evicts_never_evict(policy):
         assert store.exists_each(range(300 - 16, 300)).all() or policy is lfu
 
 
-def test_a_put_that_comes_too_fast_evicts_by_itself():
+def test_put_faster_than_the_watermark_evicts_by_itself():
     asked = threading.Event()
     go = threading.Event()
 
@@ -80,7 +80,7 @@ def test_a_put_that_comes_too_fast_evicts_by_itself():
 
 
 @pytest.mark.parametrize("policy", [lru, lfu])
-def test_it_looks_at_the_index_too(policy):
+def test_watermark_covers_the_index(policy):
     """Small objects use it up, and not the bytes."""
     pool = ObjectPool.create(1024 * UNIT, num_objects=20)
     with Store(pool, eviction=policy) as store:
@@ -91,14 +91,14 @@ def test_it_looks_at_the_index_too(policy):
             assert store.stats().num_ready >= 10 or key < 10
 
 
-def test_puts_of_others_are_found_at_the_interval():
+def test_puts_of_other_stores_are_found_at_the_interval():
     with make() as store, Watermark(store, 0.75, 0.5, interval_s=0.005):
         for key in range(30):
             store.put(key, bytes(UNIT))
         assert eventually(lambda: used_units(store) <= 24)
 
 
-def test_it_ends_with_its_store():
+def test_watermark_thread_ends_with_its_store():
     before = threads()
     store = make(watermark=(0.9, 0.8))
     assert len(threads()) == len(before) + 1
@@ -107,7 +107,7 @@ def test_it_ends_with_its_store():
     assert threads() == before
 
 
-def test_a_pool_that_is_closed_under_it_ends_it(caplog):
+def test_watermark_thread_ends_when_the_pool_is_closed(caplog):
     store = make()
     watermark = Watermark(store, interval_s=0.005)
     store.pool.close()
@@ -116,7 +116,7 @@ def test_a_pool_that_is_closed_under_it_ends_it(caplog):
     watermark.close()
 
 
-def test_a_policy_that_fails_is_logged_and_asked_again(caplog):
+def test_failing_policy_is_logged_and_retried(caplog):
     def broken(pool: ObjectPool, num_bytes: int) -> Evicted:
         if len(calls) < 3:
             calls.append(num_bytes)
@@ -147,7 +147,7 @@ def test_a_full_pool_is_not_evicted_from_at_each_put():
         assert put(store, 99) is PutResult.FULL
 
 
-def test_what_is_read_is_not_evicted_twice():
+def test_pinned_evicted_objects_are_not_counted_twice():
     """What readers hold of evicted objects is on its way out: no more goes for its sake."""
     with make() as store, Watermark(store, 0.75, 0.5, interval_s=NEVER_S) as watermark:
         for key in range(24):
@@ -158,7 +158,7 @@ def test_what_is_read_is_not_evicted_twice():
             assert used_units(store) == 25 and watermark.check() == 0
 
 
-def test_one_of_them_evicts():
+def test_only_one_of_two_watermarks_evicts():
     inside, go = threading.Event(), threading.Event()
 
     def slow(pool: ObjectPool, num_bytes: int) -> Evicted:
@@ -179,7 +179,7 @@ def test_one_of_them_evicts():
 
 
 @pytest.mark.parametrize("kind", ["file", "nameless"])
-def test_another_takes_over_when_it_is_killed(kind, tmp_path):
+def test_another_process_takes_over_after_a_kill(kind, tmp_path):
     reads, writes = os.pipe()
     with make(path=tmp_path / "pool" if kind == "file" else None) as store:
         for key in range(30):
@@ -205,7 +205,7 @@ def test_another_takes_over_when_it_is_killed(kind, tmp_path):
     os.close(writes)
 
 
-def test_a_forked_child_leaves_it_alone():
+def test_forked_child_leaves_the_watermark_alone():
     with make(watermark=(0.9, 0.8)) as store:
         pid = os.fork()
         if pid == 0:
@@ -215,7 +215,7 @@ def test_a_forked_child_leaves_it_alone():
         assert store._watermark._thread.is_alive()
 
 
-def test_a_day():
+def test_simulated_day_of_a_watermark():
     """A look each 5 s, and between two of them up to a tenth of the pool is put."""
     rng = np.random.default_rng(5)
     key = 0
@@ -230,7 +230,7 @@ def test_a_day():
 
 
 @pytest.mark.parametrize("interval_s", [math.inf, 1e30, 10**400])
-def test_an_interval_that_never_ends(interval_s):
+def test_infinite_interval_still_reacts_to_puts(interval_s):
     """It does not end the thread: puts have it look."""
     with make() as store, Watermark(store, 0.5, 0.25, interval_s) as watermark:
         for key in range(20):

@@ -26,7 +26,7 @@ def names(hosts) -> set[str]:
     return {member.name for member in hosts.directory.members()}
 
 
-def test_what_only_it_had_is_elsewhere_and_it_has_left(hosts):
+def test_drain_moves_unique_objects_and_leaves(hosts):
     made = hosts.several(3, 512 * UNIT)
     one = made[0]
     for i in range(300):
@@ -47,7 +47,7 @@ def test_what_only_it_had_is_elsewhere_and_it_has_left(hosts):
         drain(one.node)
 
 
-def test_what_moves_is_kept_as_before(hosts):
+def test_drained_objects_keep_retention_and_position(hosts):
     one, two = hosts.several(2)
     for i, retention in enumerate(("normal", "soft", "hard", "hard")):
         assert one.cluster.put(i, value(i), retention=retention, position=i) is STORED
@@ -60,7 +60,7 @@ def test_what_moves_is_kept_as_before(hosts):
     assert two.store.get_each([2, 3]) == [value(2), value(3)]
 
 
-def test_while_all_hosts_write_and_read(hosts):
+def test_drain_while_all_hosts_write_and_read(hosts):
     """Nothing that was acknowledged is lost, and no one is notified that it is not there."""
     made = hosts.several(3, 1 << 30)
     one, two, three = made
@@ -107,7 +107,7 @@ def test_while_all_hosts_write_and_read(hosts):
     assert problems == []
 
 
-def test_stopped_and_taken_up_again(hosts):
+def test_stopped_drain_can_be_resumed(hosts):
     one, two = hosts.several(2, 1024 * UNIT)
     for i in range(300):
         one.cluster.put(i, value(i, 64))
@@ -123,7 +123,7 @@ def test_stopped_and_taken_up_again(hosts):
     assert two.store.get_each(range(300)) == [value(i, 64) for i in range(300)]
 
 
-def test_stopped_while_another_process_writes(hosts, monkeypatch, caplog):
+def test_drain_stopped_while_another_process_writes(hosts, monkeypatch, caplog):
     monkeypatch.setattr(draining, "SAY_S", 0.0)
     one, two = hosts.several(2)
     one.cluster.put("a", value(1))
@@ -164,7 +164,7 @@ def test_objects_without_room_elsewhere_stay_and_are_reported(hosts):
     assert two.store.get("back") == value(1)
 
 
-def test_it_leaves_when_what_had_no_room_elsewhere_has_gone(hosts):
+def test_node_leaves_once_unmovable_objects_are_gone(hosts):
     one, two = hosts.several(2, 16 * UNIT)
     for i in range(16):
         two.store.put(f"mine/{i}", value(i), retention="hard")
@@ -174,7 +174,7 @@ def test_it_leaves_when_what_had_no_room_elsewhere_has_gone(hosts):
     assert drained.has_left and not drained.failed
 
 
-def test_a_pool_that_another_node_serves_stays(hosts):
+def test_pool_served_by_another_node_is_not_drained(hosts):
     one = hosts.make("one")
     other = hosts.make("one", store=Store.open(one.store.pool.path))
     far = hosts.make("far")
@@ -185,7 +185,7 @@ def test_a_pool_that_another_node_serves_stays(hosts):
     assert other.store.get("a") == far.cluster.get("a") == value(1)
 
 
-def test_the_last_node_keeps_what_it_has(hosts):
+def test_last_node_keeps_its_objects(hosts):
     one = hosts.make("one")
     one.cluster.put("a", value(1))
     drained = drain(one.node)
@@ -195,7 +195,7 @@ def test_the_last_node_keeps_what_it_has(hosts):
         one.cluster.put("b", value(2))
 
 
-def test_two_that_drain_give_each_other_nothing(hosts):
+def test_draining_nodes_give_each_other_nothing(hosts):
     one, two, three = hosts.several(3, 512 * UNIT)
     for i in range(200):
         (one, two)[i % 2].cluster.put(i, value(i, 64))
@@ -210,7 +210,7 @@ def test_two_that_drain_give_each_other_nothing(hosts):
     assert three.store.get_each(range(200)) == [value(i, 64) for i in range(200)]
 
 
-def test_a_copy_that_the_directory_only_thinks_of_is_made_again(hosts):
+def test_listed_but_missing_copy_is_recreated(hosts):
     one, two = hosts.several(2)
     Replicator(one.cluster).put("a", value(1), replicas=2)
     assert two.store.remove("a")  # and no one is notified
@@ -219,7 +219,7 @@ def test_a_copy_that_the_directory_only_thinks_of_is_made_again(hosts):
     assert two.store.get("a") == value(1)
 
 
-def test_of_two_that_keep_it_one_is_dead(hosts):
+def test_drain_checks_that_a_keeping_copy_is_alive(hosts):
     made = hosts.several(3)
     one, *others = made
     Replicator(one.cluster).put("a", value(1), replicas=3)
@@ -229,7 +229,7 @@ def test_of_two_that_keep_it_one_is_dead(hosts):
     assert living.store.get("a") == value(1)
 
 
-def test_what_a_dead_neighbour_has_is_not_elsewhere(hosts):
+def test_copy_on_a_dead_host_does_not_count(hosts):
     one, dead, two = hosts.several(3)
     for i in range(20):
         one.cluster.put(i, value(i))
@@ -245,7 +245,7 @@ def test_what_a_dead_neighbour_has_is_not_elsewhere(hosts):
     assert two.store.get_each(range(20)) == [value(i) for i in range(20)]
 
 
-def test_a_directory_that_is_away(hosts):
+def test_drain_without_the_directory_is_unavailable(hosts):
     directory = SomeDirectory(hosts.directory)
     one = hosts.make("one", directory=directory)
     two = hosts.make("two")
@@ -258,12 +258,12 @@ def test_a_directory_that_is_away(hosts):
     assert drain(one.node).has_left and two.store.get("a") == value(1)
 
 
-def test_a_node_without_a_pool_has_nothing_to_drain(hosts):
+def test_drain_of_a_node_without_a_pool_is_rejected(hosts):
     with pytest.raises(InvalidArgument, match="node must have a pool"):
         drain(hosts.make("none", 0).node)
 
 
-def test_two_that_drain_at_once_lose_nothing(hosts):
+def test_concurrent_drains_lose_nothing(hosts):
     made = hosts.several(2, 256 * UNIT)
     assert (
         Replicator(made[0].cluster).put_each(
@@ -277,7 +277,7 @@ def test_two_that_drain_at_once_lose_nothing(hosts):
 
 
 @pytest.mark.parametrize("by_key", [True, False])
-def test_who_has_not_heard_of_it_is_refused_and_asks_the_next(hosts, by_key):
+def test_put_to_a_draining_node_goes_to_the_next(hosts, by_key):
     one, two, three = [
         hosts.make("one", 128 * UNIT),
         hosts.make("two"),
@@ -296,7 +296,7 @@ def test_who_has_not_heard_of_it_is_refused_and_asks_the_next(hosts, by_key):
     assert three.cluster.put("b", value(2)) is STORED and one.store.exists("b")
 
 
-def test_what_goes_to_a_pool_that_has_left_goes_to_the_next_one_too(hosts):
+def test_put_to_a_pool_that_left_is_repeated_elsewhere(hosts):
     one, two, three = hosts.make("one", 128 * UNIT), hosts.make("two"), hosts.make("three", 0)
 
     def leave_then(put, member, *args, **options):
@@ -311,7 +311,7 @@ def test_what_goes_to_a_pool_that_has_left_goes_to_the_next_one_too(hosts):
     assert three.cluster.get("a") == value(1)
 
 
-def test_a_put_that_has_nowhere_to_go_is_not_acknowledged(hosts):
+def test_put_without_any_target_is_not_acknowledged(hosts):
     one, three = hosts.make("one"), hosts.make("three", 0)
 
     def leave_then(put, *args, **options):
@@ -325,7 +325,7 @@ def test_a_put_that_has_nowhere_to_go_is_not_acknowledged(hosts):
 
 
 @pytest.mark.parametrize("way", ["put", "begin", "pull"])
-def test_who_came_in_before_is_waited_for(hosts, way):
+def test_drain_waits_for_puts_already_admitted(hosts, way):
     one, two = hosts.several(2)
     two.cluster.put("copied", value(2))
     is_in, goes_on = threading.Event(), threading.Event()

@@ -67,7 +67,7 @@ def names(hosts) -> set[str]:
     return {member.name for member in hosts.directory.members()}
 
 
-def test_what_only_the_disk_has_is_moved_too(hosts, with_disk):
+def test_objects_only_on_disk_are_drained(hosts, with_disk):
     one, two = with_disk(), hosts.make("two", 256 * UNIT)
     num_on_disk = len(only_on_disk(one.store))
     seen = []
@@ -87,7 +87,7 @@ def test_what_only_the_disk_has_is_moved_too(hosts, with_disk):
     assert two.store.get_each(range(NUM)) == [value(i) for i in range(NUM)]
 
 
-def test_where_there_is_not_room_for_all_the_most_recently_used_go(hosts, with_disk):
+def test_most_recently_used_objects_are_moved_when_room_is_short(hosts, with_disk):
     one, two = with_disk(), hosts.make("two", 30 * UNIT)
     kept = list(range(100, 108))
     for i in kept:
@@ -119,7 +119,7 @@ def test_where_there_is_not_room_for_all_the_most_recently_used_go(hosts, with_d
     assert found(two, range(NUM)) == set(range(NUM))
 
 
-def test_a_full_disk_gives_up_nothing_for_what_is_moved(hosts, tmp_path):
+def test_draining_a_full_disk_loses_nothing(hosts, tmp_path):
     """A record of each removal would push out what is not moved yet."""
     tier = SsdTier(tmp_path / "tier", 1 << 20, bucket_bytes=128 << 10)
     store = TieredStore(ObjectPool.create(IN_POOL * UNIT), tier, min_uses=1, evict_ratio=0.25)
@@ -135,7 +135,7 @@ def test_a_full_disk_gives_up_nothing_for_what_is_moved(hosts, tmp_path):
     assert tier.stats().written_bytes == num_written + 4096 and not len(tier.keys())
 
 
-def test_what_another_pool_has_needs_no_room(hosts, with_disk):
+def test_objects_with_copies_elsewhere_need_no_room(hosts, with_disk):
     one, two = with_disk(), hosts.make("two", 256 * UNIT)
     Replicator(one.cluster).replicate(range(NUM), 2)
     full = [i for i in range(1000, 1200) if two.store.put(i, value(i), retention="hard") is STORED]
@@ -148,7 +148,7 @@ def test_what_another_pool_has_needs_no_room(hosts, with_disk):
     assert found(two, range(NUM)) == set(range(NUM))
 
 
-def test_a_disk_that_comes_back_may_be_left(hosts, with_disk, tmp_path):
+def test_drain_can_leave_the_disk_for_a_restart(hosts, with_disk, tmp_path):
     one, two = with_disk(path=str(tmp_path / "pool")), hosts.make("two", 256 * UNIT)
     before = only_on_disk(one.store)
     drained = drain(one.node, leave_disk=True)
@@ -162,7 +162,7 @@ def test_a_disk_that_comes_back_may_be_left(hosts, with_disk, tmp_path):
     assert found(two, range(NUM)) == set(range(NUM))
 
 
-def test_what_is_only_in_memory_and_cannot_be_moved_stays_there(hosts, with_disk, monkeypatch):
+def test_unmovable_object_in_memory_is_not_evicted(hosts, with_disk, monkeypatch):
     """What is brought up evicts nothing: it would be lost, if it was not used enough."""
     one, two = with_disk(), hosts.make("two", 256 * UNIT)
     large = value(7, IN_POOL * UNIT)
@@ -183,7 +183,7 @@ def test_what_is_only_in_memory_and_cannot_be_moved_stays_there(hosts, with_disk
     assert two.store.get("large") == large and found(two, range(NUM)) == set(range(NUM))
 
 
-def test_what_is_damaged_on_the_disk_does_not_keep_it(hosts, with_disk):
+def test_damaged_object_on_disk_does_not_block_the_drain(hosts, with_disk):
     one, two = with_disk(), hosts.make("two", 256 * UNIT)
     bad = min(only_on_disk(one.store))
     [(first, second)] = one.store.keyspace.keys([bad]).tolist()
@@ -197,7 +197,7 @@ def test_what_is_damaged_on_the_disk_does_not_keep_it(hosts, with_disk):
     assert found(two, range(NUM)) == set(range(NUM)) - {bad}
 
 
-def test_a_disk_that_cannot_be_read_ends_it_after_what_is_in_memory(hosts, with_disk):
+def test_unreadable_disk_ends_the_drain_after_memory_is_moved(hosts, with_disk):
     one, two = with_disk(), hosts.make("two", 256 * UNIT)
     before = only_on_disk(one.store)
 
@@ -211,7 +211,7 @@ def test_a_disk_that_cannot_be_read_ends_it_after_what_is_in_memory(hosts, with_
     assert drain(one.node).has_left and found(two, range(NUM)) == set(range(NUM))
 
 
-def test_stopped_while_the_disk_is_moved_and_taken_up_again(hosts, with_disk):
+def test_drain_stopped_during_the_disk_can_be_resumed(hosts, with_disk):
     one, two = with_disk(), hosts.make("two", 256 * UNIT)
     num_on_disk, stop = len(only_on_disk(one.store)), threading.Event()
 
@@ -226,7 +226,7 @@ def test_stopped_while_the_disk_is_moved_and_taken_up_again(hosts, with_disk):
     assert drain(one.node).has_left and found(two, range(NUM)) == set(range(NUM))
 
 
-def test_a_pool_that_another_node_serves_stays_and_so_does_its_disk(hosts, with_disk, tmp_path):
+def test_pool_served_by_another_node_and_its_disk_stay(hosts, with_disk, tmp_path):
     path = str(tmp_path / "pool")
     one, far = with_disk(path=path), hosts.make("far", 256 * UNIT)
     other = hosts.make("one", store=Store.open(path))
@@ -242,7 +242,7 @@ def test_a_pool_that_another_node_serves_stays_and_so_does_its_disk(hosts, with_
     assert found(far, range(NUM)) == set(range(NUM))
 
 
-def test_what_is_removed_meanwhile_does_not_come_back(hosts, with_disk):
+def test_objects_removed_during_a_drain_do_not_return(hosts, with_disk):
     one, two = with_disk(), hosts.make("two", 256 * UNIT)
     gone = sorted(only_on_disk(one.store))[:10]
 

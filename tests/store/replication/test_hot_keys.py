@@ -13,7 +13,7 @@ from .support import hosts_with
 STORED = PutResult.STORED
 
 
-def test_what_is_read_often_is_copied_here(hosts):
+def test_hot_object_is_copied_here(hosts):
     one = hosts.make("one")
     two = hosts.make("two", options={"hot": HotKeys(2)})
     one.cluster.put_each(["hot", "cold"], [value(1), value(2)])
@@ -28,7 +28,7 @@ def test_what_is_read_often_is_copied_here(hosts):
     assert hosts.directory.num_objects(two.node.pool_name) == 1
 
 
-def test_a_batch_and_a_bound_on_copies(hosts):
+def test_max_copies_bounds_hot_copies_of_a_batch(hosts):
     one = hosts.make("one")
     readers = [hosts.make(f"r{i}", options={"hot": HotKeys(0, max_copies=3)}) for i in range(4)]
     keys = list(range(10))
@@ -41,7 +41,7 @@ def test_a_batch_and_a_bound_on_copies(hosts):
         assert hosts_with([one, *readers], i) == ["one", "r0", "r1"]
 
 
-def test_what_is_evicted_again_waits_for_its_cooldown(hosts):
+def test_evicted_hot_copy_waits_for_its_cooldown(hosts):
     one = hosts.make("one")
     two = hosts.make("two", options={"hot": HotKeys(0, cooldown_s=3600)})
     one.cluster.put("a", value(1))
@@ -52,7 +52,7 @@ def test_what_is_evicted_again_waits_for_its_cooldown(hosts):
     assert hosts_with([one, two], "a") == ["one"]
 
 
-def test_hot_objects_are_read_though_they_cannot_be_copied(hosts):
+def test_hot_object_is_read_when_it_cannot_be_copied(hosts):
     directory = SomeDirectory(hosts.directory)
     one = hosts.make("one")
     two = hosts.make("two", directory=directory, options={"hot": HotKeys(0)})

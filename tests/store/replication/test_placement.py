@@ -53,7 +53,7 @@ def questions(draw) -> dict:
 
 
 @given(questions())
-def test_who_is_chosen_can_take_it_and_all_who_can_are(question):
+def test_chosen_members_are_exactly_the_able_ones(question):
     chosen = [choice.member for choice in place(**question)]
     for member in chosen:
         assert member in question["members"]
@@ -80,13 +80,13 @@ def test_the_order_of_members_does_not_matter(question, random_source):
 
 
 @given(questions())
-def test_more_copies_go_on_where_fewer_end(question):
+def test_more_copies_extend_the_choice_for_fewer(question):
     all_copies = place(**{**question, "num_copies": 9})
     assert place(**question) == all_copies[: question["num_copies"]]
 
 
 @given(questions())
-def test_a_host_gets_a_second_copy_only_when_no_other_can(question):
+def test_host_gets_a_second_copy_only_as_last_resort(question):
     question["placement"] = Placement(num_sampled=question["placement"].num_sampled)
     having, members = question["having"], question["members"]
     hosts = {member.host for member in members if member.pool in having}
@@ -98,7 +98,7 @@ def test_a_host_gets_a_second_copy_only_when_no_other_can(question):
 
 
 @given(questions())
-def test_room_then_wishes_come_first(question):
+def test_room_then_preference_decides_first(question):
     placement, num_bytes = question["placement"], question["num_bytes"]
     order = [
         (choice.member.free_bytes < num_bytes, placement.preference(choice.member))
@@ -108,7 +108,7 @@ def test_room_then_wishes_come_first(question):
 
 
 @given(clusters(), st.integers(0, 5))
-def test_the_emptiest_pool_of_all_is_taken_if_nothing_else_decides(members, seed):
+def test_emptiest_pool_wins_ties(members, seed):
     alone = [  # each on a host of its own
         Member(m.name, m.name, m.name, m.capacity_bytes, m.free_bytes, m.is_draining)
         for m in members
@@ -138,26 +138,26 @@ def names(*args, **options) -> list[str]:
     return [choice.member.name for choice in place(*args, **options)]
 
 
-def test_near_is_taken_until_its_host_has_a_copy():
+def test_near_host_is_chosen_until_it_has_a_copy():
     members = [*pools(90, 50, 10), Member("n3", "h2", "p3", 100, 100)]
     assert names(members, 2, 1, placement=Placement(near="h2")) == ["n3", "n0"]
     assert names(members, 1, 1, placement=Placement(near="h2"), having=["p2"]) == ["n0"]
 
 
-def test_a_preferred_host_is_taken_though_it_has_a_copy():
+def test_preferred_host_is_chosen_even_with_a_copy():
     members = [*pools(90, 50, 10), Member("n3", "h2", "p3", 100, 100)]
     wish = Placement(preferred=["h2"])
     assert names(members, 1, 1, placement=wish, having=["p2"]) == ["n3"]
 
 
-def test_of_a_pool_a_member_that_is_not_draining_takes_it():
+def test_non_draining_member_of_a_pool_is_chosen():
     leaving = Member("a", "h", "p", 100, 100, is_draining=True)
     staying = Member("b", "h", "p", 100, 100)
     assert names([leaving, staying], 1, 1) == ["b"]
     assert names([leaving], 1, 1) == []
 
 
-def test_samples_spread_what_the_emptiest_would_get_alone():
+def test_sampling_spreads_load_from_the_emptiest_pool():
     members = pools(100, *[99] * 15)
     assert {names(members, 1, 1, seed=seed)[0] for seed in range(64)} == {"n0"}
     sampled = Placement(num_sampled=2)
@@ -165,12 +165,12 @@ def test_samples_spread_what_the_emptiest_would_get_alone():
     assert set(taken) == {member.name for member in members}
 
 
-def test_members_of_one_pool_share_its_copies():
+def test_members_of_one_pool_share_its_load():
     members = [Member(f"m{i}", "h", "p", 100, 50) for i in range(4)]
     assert {names(members, 1, 1, seed=seed)[0] for seed in range(64)} == {"m0", "m1", "m2", "m3"}
 
 
-def test_a_member_that_is_preferred_takes_what_its_pool_gets():
+def test_preferred_member_is_chosen_within_its_pool():
     members = [Member(f"m{i}", "h", "p", 100, 50) for i in range(4)]
     for seed in range(16):
         assert names(members, 1, 1, placement=Placement(preferred=["m2"]), seed=seed) == ["m2"]
@@ -213,7 +213,7 @@ def test_wrong_arguments_are_named(call, message):
     assert str(caught.value).startswith(message)
 
 
-def test_two_of_a_sample_keep_pools_equally_full():
+def test_sampling_two_keeps_pools_balanced():
     """Each choice knows what the ones before it took: the pools fill alike."""
     random_source = random.Random(1)
     members = {m.name: m for m in pools(*[100] * 40)}

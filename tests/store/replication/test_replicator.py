@@ -21,7 +21,7 @@ EXISTS = PutResult.EXISTS
 FULL = PutResult.FULL
 
 
-def test_a_put_with_copies(hosts):
+def test_put_with_replicas(hosts):
     made = hosts.several(3)
     copies = Replicator(made[0].cluster)
     assert copies.put("a", value(1), replicas=2) == Stored(STORED, 2)
@@ -35,7 +35,7 @@ def test_a_put_with_copies(hosts):
     assert pools_of(hosts.directory, made[0], "a") == pools
 
 
-def test_copies_are_kept_as_long(hosts):
+def test_replicas_keep_the_retention(hosts):
     made = hosts.several(3)
     one = made[0]
     copies = Replicator(one.cluster)
@@ -49,7 +49,7 @@ def test_copies_are_kept_as_long(hosts):
         copies.replicate(["d"], 3, retention="long")
 
 
-def test_what_is_moved_from_here_is_kept_as_here(hosts):
+def test_moved_objects_keep_retention_and_position(hosts):
     one, two, three = hosts.several(3)
     copies = Replicator(one.cluster)
     for key, retention in (("a", "hard"), ("b", "soft"), ("c", "normal")):
@@ -65,7 +65,7 @@ def test_what_is_moved_from_here_is_kept_as_here(hosts):
     assert kept_by(three.store, ["d"]) == [(2, 0)]
 
 
-def test_many_puts_with_copies_of_many_sizes(hosts):
+def test_batch_put_with_replicas_of_many_sizes(hosts):
     made = hosts.several(4, 1024 * UNIT)
     blocks = [value(i, 1 + 37 * i) for i in range(300)]
     stored = Replicator(made[0].cluster).put_each(list(range(300)), blocks, replicas=3)
@@ -75,7 +75,7 @@ def test_many_puts_with_copies_of_many_sizes(hosts):
         assert host.store.stats().num_ready >= 100  # spread over all
 
 
-def test_another_host_before_another_pool_of_the_same(hosts):
+def test_another_host_is_preferred_to_another_pool_of_the_same_host(hosts):
     one = hosts.make("one")
     beside = hosts.make("one", 1024 * UNIT)  # emptier than
     other = hosts.make("other")
@@ -86,14 +86,14 @@ def test_another_host_before_another_pool_of_the_same(hosts):
     assert beside.store.exists("a")
 
 
-def test_a_node_without_a_pool_puts_copies(hosts):
+def test_node_without_a_pool_puts_replicas(hosts):
     one, two = hosts.several(2)
     none = hosts.make("none", 0)
     assert Replicator(none.cluster).put("a", value(1), replicas=2) == Stored(STORED, 2)
     assert one.store.get("a") == two.store.get("a") == value(1)
 
 
-def test_pools_without_room_are_passed_over_or_evict(hosts):
+def test_pools_without_room_are_skipped_or_evict(hosts):
     one, two, three = hosts.several(3)
     for host in (two, three):
         for i in range(64):
@@ -112,7 +112,7 @@ def test_pools_without_room_are_passed_over_or_evict(hosts):
     assert three.store.exists("host-2/7")
 
 
-def test_copies_of_objects_that_are_there(hosts):
+def test_replicate_existing_objects(hosts):
     made = hosts.several(4)
     for i in range(20):
         made[i % 3].cluster.put(i, value(i))
@@ -124,7 +124,7 @@ def test_copies_of_objects_that_are_there(hosts):
     assert copies.replicate(range(20), 2).num_made == 0
 
 
-def test_large_batches_are_cut(hosts, monkeypatch):
+def test_large_batches_are_split(hosts, monkeypatch):
     one, two = hosts.several(2)
     monkeypatch.setattr(replicate, "BATCH_BYTES", 3 * UNIT)
     monkeypatch.setattr(replicate, "BATCH_KEYS", 8)
@@ -142,7 +142,7 @@ def test_large_batches_are_cut(hosts, monkeypatch):
     assert two.store.get_each(range(10)) == blocks
 
 
-def test_a_source_that_has_it_no_more_is_followed_by_the_next(hosts):
+def test_source_that_lost_the_object_is_skipped(hosts):
     made = hosts.several(4)
     assert Replicator(made[0].cluster).put("a", value(1), replicas=3).num_copies == 3
     holders = [host for host in made if host.store.exists("a")]
@@ -170,7 +170,7 @@ def test_copies_are_added_and_removed_by_name(hosts):
     assert made[2].cluster.get_each(keys) == [value(i) for i in keys]
 
 
-def test_a_key_that_is_named_twice_is_one_object(hosts):
+def test_duplicate_keys_are_one_object(hosts):
     made = hosts.several(3)
     one, two, three = made
     copies = Replicator(one.cluster)
@@ -191,7 +191,7 @@ def test_a_key_that_is_named_twice_is_one_object(hosts):
 
 
 @pytest.mark.parametrize("is_move", [False, True])
-def test_two_that_give_up_their_copies_at_once_keep_one(hosts, is_move):
+def test_concurrent_give_ups_keep_one_copy(hosts, is_move):
     made = hosts.several(2)
     names = [host.node.name for host in made]
     copies = [Replicator(host.cluster) for host in made]
@@ -215,7 +215,7 @@ def test_two_that_give_up_their_copies_at_once_keep_one(hosts, is_move):
         assert listed == {h.node.pool_name for h in made if h.node.host in holders}
 
 
-def test_who_gives_up_a_copy_sees_that_another_goes(hosts):
+def test_give_up_notices_the_loss_of_the_other_copy(hosts):
     """The other one goes between the first look at the directory and the removal."""
     one, two = hosts.several(2)
     copies = Replicator(one.cluster)
@@ -232,7 +232,7 @@ def test_who_gives_up_a_copy_sees_that_another_goes(hosts):
 
 
 @pytest.mark.parametrize("is_told", [False, True])
-def test_what_two_give_up_at_once_is_listed_all_the_while(hosts, is_told):
+def test_object_given_up_by_two_holders_stays_listed(hosts, is_told):
     """Each of two holders, or who tells them, looks for the other's copy, which just goes."""
     one, two, three = hosts.several(3)
     one.cluster.put("a", value(1))
@@ -260,7 +260,7 @@ def test_what_two_give_up_at_once_is_listed_all_the_while(hosts, is_told):
 
 
 @pytest.mark.parametrize("is_told", [False, True])
-def test_what_is_removed_while_its_pool_gives_it_up_is_gone(hosts, is_told):
+def test_object_removed_during_a_give_up_is_gone(hosts, is_told):
     one, two, three = hosts.several(3)
     one.cluster.put("a", value(1))
     two.cluster.fetch(["a"])
@@ -278,7 +278,7 @@ def test_what_is_removed_while_its_pool_gives_it_up_is_gone(hosts, is_told):
     assert two.cluster.put("a", value(2)) is STORED and one.cluster.get("a") == value(2)
 
 
-def test_what_is_evicted_while_its_last_copy_stays_is_not_listed(hosts):
+def test_last_copy_evicted_during_a_give_up_is_not_listed(hosts):
     one, two = hosts.several(2)
     one.cluster.put("a", value(1))
     words = one.cluster.keyspace.keys(["a"])
@@ -303,7 +303,7 @@ def test_the_last_copy_is_never_removed(hosts):
     assert not one.store.exists("a")
 
 
-def test_a_move_has_never_fewer_copies_than_before(hosts):
+def test_move_never_reduces_the_number_of_copies(hosts):
     one, two, three = hosts.several(3)
     keys = list(range(30))
     one.cluster.put_each(keys, [value(i) for i in keys])
@@ -326,7 +326,7 @@ def test_a_move_has_never_fewer_copies_than_before(hosts):
 
 @pytest.mark.parametrize("target", ["host-1", "host-2"])
 @pytest.mark.parametrize("call", ["get", "get_into", "fetch", "view"])
-def test_what_is_moved_while_it_is_looked_for_is_found(hosts, call, target):
+def test_object_moved_during_a_lookup_is_found(hosts, call, target):
     """The directory has said where it is, and there it is no more, but elsewhere, or here."""
     one, two, three = hosts.several(3)
     to = two if target == "host-1" else three
@@ -353,7 +353,7 @@ def test_what_is_moved_while_it_is_looked_for_is_found(hosts, call, target):
     assert moves[0].failed == {} and not one.store.exists("a") and to.store.exists("a")
 
 
-def test_what_cannot_be_copied_is_not_removed(hosts):
+def test_move_that_cannot_copy_removes_nothing(hosts):
     one, two = hosts.several(2)
     small = hosts.make("small", 4 * UNIT)
     for i in range(4):
@@ -367,7 +367,7 @@ def test_what_cannot_be_copied_is_not_removed(hosts):
     assert "draining" in moved.failed[0] and one.store.get("a") == value(1)
 
 
-def test_a_dead_target_takes_nothing(hosts):
+def test_move_to_a_dead_target_fails(hosts):
     one, two, dead = hosts.several(3)
     one.cluster.put("a", value(1))
     die(dead)
@@ -377,7 +377,7 @@ def test_a_dead_target_takes_nothing(hosts):
     assert two.store.get("b") == value(2)
 
 
-def test_one_host_down_and_what_has_a_copy_elsewhere_is_read(hosts):
+def test_replicated_objects_survive_the_loss_of_a_host(hosts):
     made = hosts.several(4)
     keys = list(range(40))
     blocks = [value(i) for i in keys]
@@ -392,7 +392,7 @@ def test_one_host_down_and_what_has_a_copy_elsewhere_is_read(hosts):
         assert host.cluster.get_each(keys) == blocks
 
 
-def test_repair_makes_good_what_a_dead_host_had(hosts):
+def test_repair_restores_copies_of_a_dead_host(hosts):
     made = hosts.several(4, 256 * UNIT)
     keys = list(range(60))
     for i in keys:
@@ -412,7 +412,7 @@ def test_repair_makes_good_what_a_dead_host_had(hosts):
     assert Replicator(made[0].cluster).repair(2).num_made == 0
 
 
-def test_repairs_at_once_do_no_harm(hosts):
+def test_concurrent_repairs_are_safe(hosts):
     made = hosts.several(3, 256 * UNIT)
     for i in range(60):
         made[i % 3].cluster.put(i, value(i))
@@ -433,7 +433,7 @@ def test_failures_of_a_repair_are_reported(hosts):
     assert repaired.num_made == 1 and list(repaired.failed) == [key]
 
 
-def test_a_directory_that_is_away(hosts):
+def test_copies_without_the_directory_are_unavailable(hosts):
     directory = SomeDirectory(hosts.directory)
     one = hosts.make("one", directory=directory)
     hosts.make("two")
@@ -456,7 +456,7 @@ def test_a_directory_that_is_away(hosts):
     assert copies.replicate(["a"], 2).num_copies.tolist() == [2]
 
 
-def test_who_was_a_member_is_no_wrong_argument(hosts):
+def test_departed_member_is_unavailable_not_invalid(hosts):
     """The directory may have forgotten it just now."""
     one, two = hosts.several(2)
     none = hosts.make("none", 0)

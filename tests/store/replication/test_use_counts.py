@@ -66,7 +66,7 @@ def test_few_objects_are_counted_exactly(calls):
         )
 
 
-def test_more_objects_than_counters_are_never_counted_too_little_and_rarely_too_much():
+def test_sketch_never_undercounts_and_rarely_overcounts():
     clock, rng, width = Clock(), np.random.default_rng(5), 1 << 10
     counts, exact = UseCounts(60.0, width=width, clock=clock), ExactCounts(60.0, clock)
     for _ in range(200):
@@ -81,7 +81,7 @@ def test_more_objects_than_counters_are_never_counted_too_little_and_rarely_too_
     assert (too_much > bound).mean() < 1 / 55
 
 
-def test_keys_that_differ_in_scope_alone_are_counted_apart():
+def test_keys_of_different_scopes_are_counted_separately():
     counts = UseCounts(clock=Clock())
     hashes = np.arange(512)
     assert (counts.add(object_keys(hashes, 1)) == 1).all()
@@ -89,7 +89,7 @@ def test_keys_that_differ_in_scope_alone_are_counted_apart():
     assert (counts.counts(object_keys(hashes, 3)) == 0).all()
 
 
-def test_counts_outlast_many_half_lives_without_a_change_of_scale():
+def test_counts_survive_rescaling_over_many_half_lives():
     clock = Clock()
     counts = UseCounts(1.0, clock=clock)
     keys = object_keys([7], 0)
@@ -113,7 +113,7 @@ def test_a_second_use_within_a_half_life_differs_from_a_first_one():
     assert not (counts.add(keys[1:]) >= 1.5).any()
 
 
-def test_no_use_by_any_thread_is_lost():
+def test_uses_by_many_threads_are_all_counted():
     counts = UseCounts(clock=Clock())
     keys = object_keys(np.arange(100), 0)
 
@@ -129,12 +129,12 @@ def test_no_use_by_any_thread_is_lost():
     assert (counts.counts(keys) == 200).all()
 
 
-def test_no_keys():
+def test_empty_key_lists():
     assert UseCounts().add(object_keys([], 0)).shape == (0,)
     assert HotKeys().read(object_keys([], 0), np.array([])).shape == (0,)
 
 
-def test_what_is_read_from_afar_again_and_again_is_chosen_once_a_cooldown():
+def test_hot_remote_object_is_chosen_once_per_cooldown():
     clock = Clock()
     hot = HotKeys(2, cooldown_s=30, clock=clock)
     keys = object_keys([1, 2], 0)
@@ -148,12 +148,12 @@ def test_what_is_read_from_afar_again_and_again_is_chosen_once_a_cooldown():
     assert hot.read(keys, 1).tolist() == [True, True]
 
 
-def test_objects_of_many_copies_get_no_more():
+def test_objects_with_max_copies_are_not_chosen():
     hot = HotKeys(0, max_copies=3, clock=Clock())
     assert hot.read(object_keys([1, 2, 3], 0), np.array([2, 3, 4])).tolist() == [True, False, False]
 
 
-def test_what_is_read_rarely_is_never_chosen():
+def test_rarely_read_object_is_never_chosen():
     clock = Clock()
     hot = HotKeys(2, half_life_s=60, clock=clock)
     for _ in range(1000):
@@ -161,7 +161,7 @@ def test_what_is_read_rarely_is_never_chosen():
         assert not hot.read(object_keys([1], 0), 1)[0]
 
 
-def test_what_cools_down_is_forgotten_in_time_and_bounded(monkeypatch):
+def test_cooldown_entries_expire_and_are_bounded(monkeypatch):
     monkeypatch.setattr(hot_keys, "MAX_COOLING", 10)
     clock = Clock()
     hot = HotKeys(0, cooldown_s=30, clock=clock)

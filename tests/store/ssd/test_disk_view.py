@@ -14,7 +14,7 @@ KEY = (1, 0)
 
 
 @pytest.mark.parametrize("call", ["remove", "retry"])
-def test_what_is_put_after_a_removal_is_not_removed_by_another_thread(tmp_path, monkeypatch, call):
+def test_object_put_after_removal_survives_concurrent_retry(tmp_path, monkeypatch, call):
     with open_tier(tmp_path / "tier") as tier, ObjectPool.create(1 << 20) as pool:
         disk, begun, goes_on = DiskView(tier, pool), threading.Event(), threading.Event()
         assert disk.put_each([KEY], [b"old"], lambda _: 1) == [PutResult.STORED]

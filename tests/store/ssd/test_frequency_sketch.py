@@ -12,7 +12,7 @@ WORD = st.integers(0, 2**64 - 1)
 
 @settings(max_examples=50, deadline=None)
 @given(st.lists(st.tuples(WORD, WORD), min_size=1, max_size=60))
-def test_never_less_than_the_truth(keys):
+def test_sketch_never_underestimates(keys):
     sketch = FrequencySketch(64)
     for key in keys:
         sketch.add(np.array([key], np.uint64))
@@ -21,7 +21,7 @@ def test_never_less_than_the_truth(keys):
     assert (estimates >= np.minimum(list(counts.values()), MAX_COUNT)).all()
 
 
-def test_seldom_more_also_of_keys_in_a_row():
+def test_sketch_rarely_overestimates_sequential_keys():
     sketch = FrequencySketch(10_000)
     keys = object_keys(np.arange(20_000), "model")
     sketch.add(keys[:10_000])
@@ -32,7 +32,7 @@ def test_seldom_more_also_of_keys_in_a_row():
     assert len(sketch.estimate(keys[:0])) == 0
 
 
-def test_what_is_old_fades():
+def test_old_uses_fade():
     sketch = FrequencySketch(256)
     keys = object_keys(np.arange(256), "model")
     for _ in range(20):

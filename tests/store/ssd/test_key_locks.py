@@ -68,7 +68,7 @@ def test_an_interrupted_call_holds_nothing(call, where):
     assert is_free(locks, KEY) and is_free(locks)
 
 
-def test_a_removal_of_all_that_is_interrupted_leaves_the_store_usable(opened):
+def test_interrupted_remove_all_leaves_the_store_usable(opened):
     store = opened()
     put(store, *KEYS)
     assert store.flush()

@@ -37,7 +37,7 @@ def test_keys_by_use(path):
         assert list(map(tuple, tier.keys_by_use().tolist())) == last_first
 
 
-def test_what_is_put_is_read_also_after_a_restart(path):
+def test_objects_are_read_after_a_restart(path):
     with open_tier(path) as tier:
         assert put(tier, *KEYS) == [STORED] * len(KEYS)
         assert read(tier, *KEYS) == keys_of(tier) == set(KEYS)
@@ -52,7 +52,7 @@ def test_what_is_put_is_read_also_after_a_restart(path):
         assert read(tier, *KEYS, (100, 0)) == {*KEYS, (100, 0)}
 
 
-def test_what_comes_and_goes_is_seen_by_who_watches(path):
+def test_watch_sees_stored_and_removed_keys(path):
     def keys(changes):
         return changes.removed.tolist(), changes.stored.tolist()
 
@@ -126,7 +126,7 @@ def test_positions_are_kept(path):
         check(tier)
 
 
-def test_many_are_removed_at_once(path):
+def test_remove_each_across_buckets(path):
     """More removals than fit into a bucket, which begins others, and frees the oldest."""
     wanted = [(i, 1) for i in range(300)]
     with open_tier(path) as tier:
@@ -141,7 +141,7 @@ def test_many_are_removed_at_once(path):
         assert keys_of(tier) == set()
 
 
-def test_a_look_at_the_start_of_an_object_is_no_use(path):
+def test_read_starts_does_not_count_as_use(path):
     with open_tier(path) as tier:
         put(tier, *KEYS)
         wanted = [KEYS[1], (9, 9), KEYS[2]]
@@ -154,7 +154,7 @@ def test_a_look_at_the_start_of_an_object_is_no_use(path):
 
 
 @pytest.mark.parametrize("kill", [False, True])
-def test_what_is_removed_stays_so(path, kill):
+def test_removed_objects_stay_removed(path, kill):
     with open_tier(path) as tier:
         put(tier, *KEYS)
         assert tier.remove(KEYS[3]) and not tier.remove(KEYS[3])
@@ -172,7 +172,7 @@ def test_what_is_removed_stays_so(path, kill):
         assert read(tier, *KEYS) == {KEYS[0]}
 
 
-def test_objects_that_were_read_are_moved_on_and_others_go(path):
+def test_used_objects_are_moved_and_others_dropped(path):
     used = [(2, 0), (3, 0)]
     with open_tier(path, 3) as tier:
         put(tier, *used)
@@ -193,7 +193,7 @@ def test_objects_that_were_read_are_moved_on_and_others_go(path):
 
 
 @pytest.mark.parametrize("number", range(2))
-def test_what_is_moved_on_leaves_room_for_a_large_object(path, number):
+def test_moving_leaves_room_for_a_large_object(path, number):
     """The bucket that it begins is the last free one: first, used objects are moved there."""
     large = [(4 * i + number, LARGE) for i in range(12)]
     with open_tier(path, 4) as tier:
@@ -208,7 +208,7 @@ def test_what_is_moved_on_leaves_room_for_a_large_object(path, number):
         assert read(tier, *there) == keys_of(tier) == there
 
 
-def test_nothing_is_moved_on_if_nothing_may_be(path):
+def test_nothing_is_moved_with_move_ratio_zero(path):
     with open_tier(path, 3, move_ratio=0) as tier:
         put(tier, (3, 0))
         for i in range(100, 150):
@@ -217,7 +217,7 @@ def test_nothing_is_moved_on_if_nothing_may_be(path):
         assert tier.stats().num_moved == 0 and not tier.contains_each([(3, 0)])[0]
 
 
-def test_a_tier_grows_and_does_not_shrink(path):
+def test_tier_can_grow_but_not_shrink(path):
     with open_tier(path, 3) as tier:
         put(tier, *KEYS[:8])
         had = keys_of(tier)
@@ -232,7 +232,7 @@ def test_a_tier_grows_and_does_not_shrink(path):
     assert path.stat().st_size == size
 
 
-def test_one_tier_at_a_time_has_the_file(path):
+def test_only_one_tier_can_open_a_file(path):
     with open_tier(path) as tier:
         put(tier, (1, 0))
         with pytest.raises(Unavailable, match="another tier has '.*tier' open"):
@@ -249,7 +249,7 @@ def test_one_tier_at_a_time_has_the_file(path):
         assert keys_of(tier) == {(1, 0)}
 
 
-def test_a_tier_that_is_dropped_releases_the_file(path):
+def test_dropped_tier_releases_its_file(path):
     descriptors = set(os.listdir("/proc/self/fd"))
     tiers = [open_tier(path)]
     put(tiers[0], (1, 0))
@@ -261,7 +261,7 @@ def test_a_tier_that_is_dropped_releases_the_file(path):
 
 
 @pytest.mark.parametrize("version", [1, 2, 4])
-def test_another_version_is_refused(path, version):
+def test_other_layout_version_is_rejected(path, version):
     with open_tier(path) as tier:
         put(tier, (1, 0))
     with open(path, "r+b") as file:
@@ -273,7 +273,7 @@ def test_another_version_is_refused(path, version):
     assert path.read_bytes() == image
 
 
-def test_another_file_is_refused_and_left_alone(path):
+def test_foreign_file_is_rejected_and_left_alone(path):
     path.write_bytes(b"precious" * 1000)
     with pytest.raises(InvalidArgument, match="path must be a tier or a new file"):
         open_tier(path, 8)
@@ -287,7 +287,7 @@ def test_another_file_is_refused_and_left_alone(path):
 
 
 @pytest.mark.parametrize("before", [0, PAGE, layout.FIRST_BUCKET + BUCKET, 9 << 20])
-def test_a_file_that_begins_with_zeros_is_refused_and_left_alone(path, before):
+def test_file_with_zeroed_head_is_rejected_and_left_alone(path, before):
     """Wherever its data are: it is of someone else, or a tier whose head is lost."""
     path.touch()
     os.truncate(path, max(before, PAGE))
@@ -299,7 +299,7 @@ def test_a_file_that_begins_with_zeros_is_refused_and_left_alone(path, before):
     assert path.read_bytes() == image
 
 
-def test_a_tier_whose_head_became_zeros_is_refused(path):
+def test_tier_with_zeroed_head_is_rejected(path):
     with open_tier(path) as tier:
         put(tier, (1, 0))
     image = path.read_bytes()
@@ -313,7 +313,7 @@ def test_a_tier_whose_head_became_zeros_is_refused(path):
 
 @pytest.mark.parametrize("num_bytes", [0, 100, 3 << 20])
 @pytest.mark.parametrize("is_written", [False, True])
-def test_a_file_of_zeros_becomes_a_tier(path, num_bytes, is_written):
+def test_zero_filled_file_becomes_a_tier(path, num_bytes, is_written):
     """As one is of a process that has died while making it."""
     path.write_bytes(bytes(num_bytes if is_written else 0))
     os.truncate(path, num_bytes)
@@ -343,7 +343,7 @@ def test_wrong_options(path, options, message):
 
 
 @pytest.mark.parametrize("name", [None, 5, "", b"tier", "a\0b", "\ud800"])
-def test_a_path_is_the_name_of_a_file(tmp_path, monkeypatch, name):
+def test_path_must_be_a_file_name(tmp_path, monkeypatch, name):
     monkeypatch.chdir(tmp_path)
     with pytest.raises(InvalidArgument, match="SsdTier: path must be the name of a file, got"):
         SsdTier(name, 1 << 30)

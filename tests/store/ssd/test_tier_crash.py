@@ -100,7 +100,7 @@ def half(chance: random.Random) -> Callable[[int], bool]:
     return lambda place: chance.random() < 0.5
 
 
-def test_power_is_lost_after_any_write(tmp_path, monkeypatch, soak):
+def test_power_loss_after_any_write(tmp_path, monkeypatch, soak):
     """What was synced, and not dropped since, is there, and what was removed is not."""
     path, copy = tmp_path / "tier", tmp_path / "copy"
     recorder = Recorder(monkeypatch)
@@ -123,7 +123,7 @@ def test_power_is_lost_after_any_write(tmp_path, monkeypatch, soak):
             assert put(tier, (1000, 0)) == [PutResult.STORED]  # and it goes on
 
 
-def test_power_is_lost_twice(tmp_path, monkeypatch, soak):
+def test_power_loss_twice(tmp_path, monkeypatch, soak):
     """What the first loss took does not come back by the second."""
     path, copy, chance = tmp_path / "tier", tmp_path / "copy", random.Random(5)
     recorder = Recorder(monkeypatch)
@@ -159,7 +159,7 @@ def life(path, report: int, start: int, num_buckets: int) -> None:
 
 
 @pytest.mark.parametrize("num_buckets", [4, 256], ids=["over laps", "with room for all"])
-def test_a_killed_writer(tmp_path, soak, num_buckets):
+def test_killed_writer_loses_no_synced_objects(tmp_path, soak, num_buckets):
     """Killed again and again: what it said that it has synced is there, and each byte of it."""
     path, start, chance = tmp_path / "tier", 0, random.Random()
     for _ in range(100 if soak else 4):
@@ -189,7 +189,7 @@ def test_a_killed_writer(tmp_path, soak, num_buckets):
             start = 0
 
 
-def test_bytes_of_another_tier_are_not_taken_for_its_own(tmp_path):
+def test_data_of_another_tier_is_not_recovered(tmp_path):
     """As if a file were made anew where an old one was."""
     path = tmp_path / "tier"
     with open_tier(path, SIZE) as tier:

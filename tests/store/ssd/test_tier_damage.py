@@ -69,7 +69,7 @@ def damage(path, how, start, num_bytes) -> None:
     path.write_bytes(image)
 
 
-def test_the_fields_are_where_this_file_says(path):
+def test_record_field_offsets(path):
     record = make(path, sealed=False)[KEYS[2]]
     page = path.read_bytes()[record.offset :][:PAGE]
     words = {name: page[at : at + size] for name, (at, size) in FIELDS.items()}
@@ -84,7 +84,7 @@ def test_the_fields_are_where_this_file_says(path):
 
 @pytest.mark.parametrize("how", [zero, flip])
 @pytest.mark.parametrize("field", FIELDS)
-def test_a_torn_header(path, field, how):
+def test_torn_header_loses_only_its_object(path, field, how):
     """Nothing but that object is lost: the next header is looked for page by page."""
     record = make(path, sealed=False)[KEYS[2]]
     at, size = FIELDS[field]
@@ -99,7 +99,7 @@ def test_a_torn_header(path, field, how):
 
 @pytest.mark.parametrize("how", [zero, flip])
 @pytest.mark.parametrize("place", [0, PAGE, -1])
-def test_torn_data(path, how, place):
+def test_torn_data_loses_only_its_object(path, how, place):
     record = make(path, sealed=False)[KEYS[-1]]
     assert record.num_bytes > 2 * PAGE
     damage(path, how, record.offset + PAGE + place % record.num_bytes, 1)
@@ -108,7 +108,7 @@ def test_torn_data(path, how, place):
 
 
 @pytest.mark.parametrize("kept", [0, 1, PAGE, 2 * PAGE, 20_000 + PAGE - 1])
-def test_a_write_that_ended_early(path, kept):
+def test_truncated_write_loses_only_its_object(path, kept):
     """What follows on the disk is older: zeros, as in a new file."""
     record = make(path, sealed=False)[KEYS[-1]]
     damage(path, zero, record.offset + kept, 2 * BUCKET)
@@ -119,7 +119,7 @@ def test_a_write_that_ended_early(path, kept):
         assert read(tier, *KEYS) == set(KEYS)
 
 
-def test_a_file_that_was_cut_off(path):
+def test_truncated_file_keeps_complete_objects(path):
     record = make(path, sealed=False)[KEYS[-1]]
     with open(path, "r+b") as file:
         file.truncate(record.offset + 2 * PAGE)
@@ -143,7 +143,7 @@ def test_flipped_bits_in_data_are_reported_and_zeroed(path, bit, caplog):
         assert read(tier, *KEYS) == set(KEYS)  # of one key the latest
 
 
-def test_a_damaged_object_is_not_moved_on(path):
+def test_damaged_object_is_not_moved(path):
     record = make(path, sealed=True)[KEYS[1]]
     damage(path, flip, record.offset + PAGE, 1 + 1)
     with opened(path) as tier:
@@ -154,7 +154,7 @@ def test_a_damaged_object_is_not_moved_on(path):
         assert tier.stats().num_damaged == 1 and not tier.contains_each(KEYS[1:2])[0]
 
 
-def test_a_place_that_cannot_be_read(path):
+def test_unreadable_object_does_not_fail_its_batch(path):
     """The others of the same call are served."""
     record = make(path, sealed=True)[KEYS[3]]
     with opened(path) as tier:
@@ -168,7 +168,7 @@ def test_a_place_that_cannot_be_read(path):
 
 @pytest.mark.parametrize("how", [zero, flip])
 @pytest.mark.parametrize("part", ["last page", "entries"])
-def test_without_a_footer_the_records_are_looked_at(path, how, part):
+def test_records_are_scanned_without_a_footer(path, how, part):
     make(path, sealed=True)
     back = PAGE if part == "last page" else layout.footer_bytes(len(KEYS))
     damage(path, how, layout.FIRST_BUCKET + BUCKET - back + 40, 8)
@@ -177,7 +177,7 @@ def test_without_a_footer_the_records_are_looked_at(path, how, part):
 
 
 @pytest.mark.parametrize("how", [zero, flip])
-def test_without_the_head_of_a_bucket_its_footer_is_looked_at(path, how):
+def test_footer_is_used_without_a_bucket_head(path, how):
     make(path, sealed=True)
     damage(path, how, layout.FIRST_BUCKET, 32)
     with opened(path) as tier:
@@ -185,7 +185,7 @@ def test_without_the_head_of_a_bucket_its_footer_is_looked_at(path, how):
 
 
 @pytest.mark.parametrize("how", [zero, flip])
-def test_without_the_head_of_a_bucket_nothing_is_appended(path, how):
+def test_bucket_without_its_head_is_not_appended_to(path, how):
     """For its footer is all that leads to what it holds."""
     make(path, sealed=True)
     damage(path, how, layout.FIRST_BUCKET, 32)

@@ -26,7 +26,7 @@ def path(tmp_path):
     return tmp_path / "tier"
 
 
-def test_writes_fail_and_succeed_later(path, caplog):
+def test_failed_writes_succeed_later(path, caplog):
     with open_tier(path, retry_s=0) as tier, caplog.at_level(logging.WARNING):
         put(tier, *KEYS)
         tier.sync()
@@ -50,7 +50,7 @@ def test_writes_fail_and_succeed_later(path, caplog):
         assert read(tier, *there) == keys_of(tier) == there
 
 
-def test_after_an_error_it_is_not_tried_for_some_time(path):
+def test_writes_pause_after_an_error(path):
     with open_tier(path, retry_s=1000) as tier:
         put(tier, *KEYS)
         with no_writes_from(0):
@@ -61,7 +61,7 @@ def test_after_an_error_it_is_not_tried_for_some_time(path):
 
 
 @pytest.mark.parametrize("place", range(0, 4 * BUCKET, 5 * 4096))
-def test_a_part_of_the_disk_that_cannot_be_written(path, place):
+def test_unwritable_part_of_the_disk_is_survived(path, place):
     """Wherever a lap is stopped: what is there is right, and it goes on when it can."""
     with open_tier(path, 4, retry_s=0) as tier:
         stored = set()
@@ -81,7 +81,7 @@ def test_a_part_of_the_disk_that_cannot_be_written(path, place):
         assert read(tier, *there, verify=False) == there and len(there) >= 5
 
 
-def test_a_sync_that_fails_is_told(path, monkeypatch):
+def test_failed_sync_is_reported(path, monkeypatch):
     """By a stand-in for the system call's error: no disk of a test refuses fdatasync."""
     with open_tier(path, retry_s=0) as tier:
         put(tier, *KEYS)
@@ -100,7 +100,7 @@ def test_a_sync_that_fails_is_told(path, monkeypatch):
         assert put(tier, (100, 0)) == [STORED] and tier.stats().error == ""
 
 
-def test_after_a_remove_all_that_failed_nothing_is_lost(path, monkeypatch):
+def test_failed_remove_all_loses_nothing_put_later(path, monkeypatch):
     """Whether its sync fails, by a stand-in as above, or its write, before or after it is done."""
 
     def fail(own, *_):
@@ -128,7 +128,7 @@ def test_after_a_remove_all_that_failed_nothing_is_lost(path, monkeypatch):
             assert read(tier, *there) == keys_of(tier) == there
 
 
-def test_close_survives_it(path):
+def test_close_succeeds_when_writes_fail(path):
     tier = open_tier(path)
     put(tier, *KEYS)
     with no_writes_from(0):
@@ -174,7 +174,7 @@ print("survived")
 """
 
 
-def test_a_disk_that_is_full(tmp_path):
+def test_full_disk_is_survived(tmp_path):
     if not shutil.which("unshare"):
         pytest.skip("there is no unshare")
     alone = ["unshare", "--mount", *(["--map-root-user"] if os.getuid() else [])]

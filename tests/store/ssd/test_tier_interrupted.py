@@ -99,7 +99,7 @@ def check(path, tier, tickets) -> None:
 
 @pytest.mark.parametrize("again", [0, 2])
 @pytest.mark.parametrize("number", range(60))
-def test_a_write(tmp_path, interrupted, number, again):
+def test_interrupted_write(tmp_path, interrupted, number, again):
     """Whichever it is: of records, of heads, of footers; also again while that is ended."""
     path, num_waits = tmp_path / "tier", 0
     open_tier(path, SIZE).close()
@@ -120,7 +120,7 @@ def test_a_write(tmp_path, interrupted, number, again):
 
 
 @pytest.mark.parametrize("number", range(40))
-def test_before_what_was_added_is_written(tmp_path, monkeypatch, number):
+def test_interrupt_before_the_flush(tmp_path, monkeypatch, number):
     path, num_flushes, real = tmp_path / "tier", 0, Appender.flush
 
     def flush(appender):
@@ -138,7 +138,7 @@ def test_before_what_was_added_is_written(tmp_path, monkeypatch, number):
 
 
 @pytest.mark.parametrize("is_bad", [False, True], ids=["all at once", "each alone"])
-def test_a_read(tmp_path, interrupted, is_bad):
+def test_interrupted_read(tmp_path, interrupted, is_bad):
     """Also of those that are tried again, each alone, after one of them cannot be read."""
     keys, error = [(i, 0) for i in range(5)], TransferError("file", "reading: Input/output error")
     with open_tier(tmp_path / "tier") as tier:
@@ -153,7 +153,7 @@ def test_a_read(tmp_path, interrupted, is_bad):
 
 
 @pytest.mark.parametrize("number", range(8, 24))
-def test_what_was_added_is_not_written_elsewhere(tmp_path, monkeypatch, number):
+def test_appended_data_of_an_interrupted_put_is_discarded(tmp_path, monkeypatch, number):
     """As where the footer of its bucket is, or the head of the file, by what comes next."""
     path, real, sizes = tmp_path / "tier", log.checksum, []
 
@@ -214,7 +214,7 @@ def reopened(path, tier):
     return open_tier(path, SIZE)
 
 
-def test_what_an_interrupted_put_appended_is_not_stored_by_the_next(tmp_path, before):
+def test_next_put_does_not_store_objects_of_an_interrupted_one(tmp_path, before):
     path = tmp_path / "tier"
     tier = open_tier(path, SIZE)
     put(tier, (1, 0))
@@ -227,7 +227,7 @@ def test_what_an_interrupted_put_appended_is_not_stored_by_the_next(tmp_path, be
         assert read(tier, *there) == keys_of(tier) == there
 
 
-def test_an_interrupted_removal_is_not_made_by_the_next_put(tmp_path, before):
+def test_next_put_does_not_apply_an_interrupted_removal(tmp_path, before):
     path = tmp_path / "tier"
     tier = open_tier(path, SIZE)
     put(tier, (1, 0))
@@ -239,7 +239,7 @@ def test_an_interrupted_removal_is_not_made_by_the_next_put(tmp_path, before):
         assert read(tier, *there) == keys_of(tier) == there
 
 
-def test_what_is_added_as_a_put_is_interrupted_may_be_on_the_disk(tmp_path, before):
+def test_large_object_of_interrupted_put_is_removed_on_disk(tmp_path, before):
     """Before it is flushed, since it is larger than what is written at once."""
     with open_tier(tmp_path / "tier", SIZE) as tier:
         key = (6, 0)
@@ -251,7 +251,7 @@ def test_what_is_added_as_a_put_is_interrupted_may_be_on_the_disk(tmp_path, befo
 
 @pytest.mark.parametrize("after", [False, True])
 @pytest.mark.parametrize("number", [1, 2, 3])
-def test_after_what_was_added_is_written(tmp_path, before, number, after):
+def test_interrupt_after_the_flush_keeps_the_objects(tmp_path, before, number, after):
     """Then it is stored, and can be removed."""
     path, keys = tmp_path / "tier", [(1, 0), (2, 0), (3, 0)]
     tier = open_tier(path, SIZE)
@@ -269,7 +269,9 @@ def test_after_what_was_added_is_written(tmp_path, before, number, after):
 @pytest.mark.parametrize(
     "kind,name", [(Bucket, "clear"), (Index, "remove_bucket"), (Log, "_begin_run")]
 )
-def test_between_two_steps_of_the_next_bucket(tmp_path, before, kind, name, number, after):
+def test_interrupt_between_two_steps_of_the_next_bucket(
+    tmp_path, before, kind, name, number, after
+):
     """No bucket is lost, and none is written that is in use."""
     path = tmp_path / "tier"
     tier = open_tier(path, SIZE)
@@ -298,7 +300,7 @@ def test_between_two_steps_of_the_next_bucket(tmp_path, before, kind, name, numb
         (Disk, "sync", 1, False),
     ],
 )
-def test_remove_all(tmp_path, before, kind, name, number, after):
+def test_interrupted_remove_all(tmp_path, before, kind, name, number, after):
     """All is there, or nothing, and what is put then is."""
     path, keys = tmp_path / "tier", [(i, 0) for i in range(8)]
     tier = open_tier(path, SIZE)
@@ -313,7 +315,7 @@ def test_remove_all(tmp_path, before, kind, name, number, after):
 
 
 @pytest.mark.parametrize("kind,name", [(Index, "wait_unread"), (Log, "close"), (Disk, "sync")])
-def test_close_releases_the_file(tmp_path, before, kind, name):
+def test_interrupted_close_releases_the_file(tmp_path, before, kind, name):
     path = tmp_path / "tier"
     tier = open_tier(path, SIZE)
     put(tier, (1, 0))
@@ -326,7 +328,7 @@ def test_close_releases_the_file(tmp_path, before, kind, name):
         put(tier, (2, 0))
 
 
-def test_close_releases_the_file_while_an_object_is_read(tmp_path, before, monkeypatch):
+def test_interrupted_close_during_a_read_releases_the_file(tmp_path, before, monkeypatch):
     """Then that fails, and says so."""
     path, begun, goes_on, ended = tmp_path / "tier", Event(), Event(), []
     tier, real = open_tier(path, SIZE), Disk.read

@@ -43,7 +43,7 @@ def failing(monkeypatch):
     return fail
 
 
-def test_a_bucket_that_is_begun_again_after_its_head_was_lost(path):
+def test_bucket_restarted_after_its_head_was_lost(path):
     """By damage: what was written behind that head has the same place, and the same number."""
     tier = open_tier(path)
     old, new = np.zeros(100, np.uint8), np.ones(100, np.uint8)
@@ -64,7 +64,7 @@ def test_a_bucket_that_is_begun_again_after_its_head_was_lost(path):
 
 
 @pytest.mark.parametrize("is_closed", [False, True], ids=["in one life", "after a restart"])
-def test_what_a_put_that_failed_has_left_behind(path, failing, is_closed):
+def test_leftovers_of_a_failed_put_are_not_recovered(path, failing, is_closed):
     tier = open_tier(path, retry_s=0)
     put(tier, (1, 0))
     assert failing(lambda: put(tier, (2, 0), (3, 0))) == [FULL, FULL]
@@ -77,7 +77,7 @@ def test_what_a_put_that_failed_has_left_behind(path, failing, is_closed):
         assert read(tier, (1, 0), (4, 0)) == keys_of(tier) == {(1, 0), (4, 0)}
 
 
-def test_what_a_put_that_failed_has_left_behind_is_removed(path, failing):
+def test_leftovers_of_a_failed_put_can_be_removed(path, failing):
     """After a death it would be found, and removed is removed."""
     tier = open_tier(path, retry_s=0)
     put(tier, (1, 0))
@@ -93,7 +93,7 @@ def test_what_a_put_that_failed_has_left_behind_is_removed(path, failing):
         assert read(tier, (1, 0)) == keys_of(tier) == {(1, 0)}
 
 
-def test_what_a_put_that_failed_has_left_behind_is_not_moved_behind_by_damage(path, failing):
+def test_leftovers_of_a_failed_put_stay_stale_after_damage(path, failing):
     """A record that is damaged still says that what lies behind it is older."""
     tier = open_tier(path, retry_s=0)
     put(tier, (1, 0))
@@ -108,7 +108,7 @@ def test_what_a_put_that_failed_has_left_behind_is_not_moved_behind_by_damage(pa
         assert read(tier, (1, 0)) == keys_of(tier) == {(1, 0)}
 
 
-def test_what_was_written_behind_a_footer_that_came_back(path, monkeypatch):
+def test_objects_behind_a_resurrected_footer(path, monkeypatch):
     """The write that takes it away is lost with the power, and what was appended is not."""
     with open_tier(path) as tier:
         put(tier, (1, 0))
@@ -144,7 +144,7 @@ def footer_fails(monkeypatch):
 
 
 @pytest.mark.parametrize("error", [TransferError("file", "timed out"), KeyboardInterrupt()])
-def test_what_is_written_behind_a_footer_whose_write_failed(path, footer_fails, error):
+def test_failed_footer_write_does_not_hide_later_objects(path, footer_fails, error):
     """It may be there: it must not hide what is stored, nor what is removed, afterwards."""
     tier = open_tier(path, retry_s=0)
     put(tier, (1, 0), (2, 0), (7, 0))
@@ -161,7 +161,7 @@ def test_what_is_written_behind_a_footer_whose_write_failed(path, footer_fails, 
         assert read(tier, (2, 0), (3, 0), (7, 0)) == keys_of(tier) == {(2, 0), (3, 0), (7, 0)}
 
 
-def test_a_footer_whose_write_failed_is_written_again(path, footer_fails, monkeypatch):
+def test_failed_footer_write_is_retried(path, footer_fails, monkeypatch):
     tier = open_tier(path, retry_s=0)
     put(tier, (1, 0), (2, 0), (7, 0))
     footer_fails(TransferError("file", "timed out"))
@@ -173,7 +173,7 @@ def test_a_footer_whose_write_failed_is_written_again(path, footer_fails, monkey
     tier.close()
 
 
-def test_a_footer_that_cannot_be_removed_is_written_again(path, monkeypatch):
+def test_footer_is_rewritten_when_its_removal_fails(path, monkeypatch):
     """It may be gone, or not."""
     with open_tier(path) as tier:
         put(tier, (1, 0))
@@ -201,7 +201,7 @@ def without_footer(path) -> None:
 
 
 @pytest.mark.parametrize("is_closed", [False, True], ids=["in one life", "after a restart"])
-def test_what_a_put_that_failed_has_left_behind_in_an_older_bucket(path, failing, is_closed):
+def test_leftovers_of_a_failed_put_in_an_older_bucket(path, failing, is_closed):
     tier = open_tier(path, retry_s=0)
     put(tier, (1, 0))
     assert failing(lambda: put(tier, (2, 0), (3, 0))) == [FULL, FULL]
@@ -216,7 +216,7 @@ def test_what_a_put_that_failed_has_left_behind_in_an_older_bucket(path, failing
         assert read(tier, (1, 0), (0, LARGE)) == keys_of(tier) == {(1, 0), (0, LARGE)}
 
 
-def test_what_a_removal_that_failed_has_left_behind_in_an_older_bucket(path, failing):
+def test_leftovers_of_a_failed_removal_in_an_older_bucket(path, failing):
     tier = open_tier(path, retry_s=0)
     put(tier, (1, 0))
     with pytest.raises(Unavailable):
@@ -228,9 +228,7 @@ def test_what_a_removal_that_failed_has_left_behind_in_an_older_bucket(path, fai
         assert read(tier, (1, 0), (0, LARGE)) == keys_of(tier) == {(1, 0), (0, LARGE)}
 
 
-def test_what_a_put_that_failed_has_left_behind_in_a_bucket_that_is_freed(
-    path, failing, monkeypatch
-):
+def test_leftovers_of_a_failed_put_in_a_freed_bucket(path, failing, monkeypatch):
     """Its footer is gone, and its head is not yet overwritten."""
     tier = open_tier(path, 3, retry_s=0)
     put(tier, (1, 0))

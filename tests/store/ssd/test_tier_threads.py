@@ -30,7 +30,7 @@ def in_threads(*lives) -> None:
         raise errors[0]
 
 
-def test_readers_never_get_other_bytes(tmp_path, soak):
+def test_readers_never_see_bytes_of_another_object(tmp_path, soak):
     """Three threads read without comparing checksums, while two write over lap after lap."""
     num_puts, over = 2000 if soak else 120, threading.Event()
     with open_tier(tmp_path / "tier", 3, num_slots=2) as tier:
@@ -61,7 +61,7 @@ def test_readers_never_get_other_bytes(tmp_path, soak):
         assert stats.num_damaged == stats.num_write_errors == 0
 
 
-def test_a_bucket_is_not_reused_while_it_is_read(tmp_path, monkeypatch):
+def test_bucket_is_not_reused_while_being_read(tmp_path, monkeypatch):
     """A read that has begun stays right, however long it takes: the writer waits for it."""
     key, begun, goes_on = (7, 0), threading.Event(), threading.Event()
     real = Reader.read_each
@@ -97,7 +97,7 @@ def test_a_bucket_is_not_reused_while_it_is_read(tmp_path, monkeypatch):
         np.testing.assert_array_equal(got, value(key))
 
 
-def test_of_many_writers_of_one_key_one_wins(tmp_path):
+def test_one_of_many_writers_of_a_key_wins(tmp_path):
     with open_tier(tmp_path / "tier") as tier:
         results = []
         lives = [lambda: results.extend(put(tier, (1, 0), (2, 0), (3, 0))) for _ in range(6)]
@@ -106,7 +106,7 @@ def test_of_many_writers_of_one_key_one_wins(tmp_path):
         assert results.count(PutResult.EXISTS) == 15 and len(keys_of(tier)) == 3
 
 
-def test_close_waits_for_who_reads(tmp_path, monkeypatch):
+def test_close_waits_for_readers(tmp_path, monkeypatch):
     begun, goes_on = threading.Event(), threading.Event()
     real = Reader.read_each
 

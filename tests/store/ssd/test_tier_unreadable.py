@@ -66,7 +66,7 @@ def bad(monkeypatch) -> set[int]:
 
 @pytest.mark.parametrize("window_bytes", [4 * PAGE, recovery.WINDOW_BYTES])
 @pytest.mark.parametrize("page", range(1, BUCKET // PAGE))
-def test_any_page_of_a_bucket(path, bad, monkeypatch, page, window_bytes):
+def test_any_unreadable_page_of_a_bucket(path, bad, monkeypatch, page, window_bytes):
     monkeypatch.setattr(recovery, "WINDOW_BYTES", window_bytes)
     where, place = make(path), layout.FIRST_BUCKET + page * PAGE
     bad.add(place)
@@ -81,7 +81,7 @@ def test_any_page_of_a_bucket(path, bad, monkeypatch, page, window_bytes):
         assert put(tier, (100, 0)) == [PutResult.STORED]
 
 
-def test_many_pages(path, bad):
+def test_many_unreadable_pages(path, bad):
     """Also as often as it is started, until the bucket is reused."""
     where = make(path)
     bad |= {where[key].offset for key in KEYS[::2]}
@@ -98,7 +98,7 @@ def test_many_pages(path, bad):
 
 
 @pytest.mark.parametrize("bucket", [0, 1, 3], ids=["an older one", "the newest", "a free one"])
-def test_the_head_of_a_bucket_without_a_footer(path, bad, bucket):
+def test_unreadable_bucket_head_without_footer_fails_open(path, bad, bucket):
     """Which of its records are the latest is unknown: nothing may be written, or served."""
     with opened(path) as tier:
         put(tier, *KEYS, *((i, 1) for i in range(8)))
@@ -116,7 +116,7 @@ def test_the_head_of_a_bucket_without_a_footer(path, bad, bucket):
         assert read(tier, *there) == keys_of(tier) == there
 
 
-def test_the_head_of_a_bucket_with_a_footer(path, bad):
+def test_unreadable_bucket_head_with_footer_is_not_appended_to(path, bad):
     """It is as good, as long as it is there: nothing is appended."""
     with opened(path) as tier:
         put(tier, *KEYS)
@@ -134,7 +134,7 @@ def test_the_head_of_a_bucket_with_a_footer(path, bad):
         bad.clear()
 
 
-def test_the_entries_of_a_footer_for_a_moment(path, monkeypatch):
+def test_temporarily_unreadable_footer_entries(path, monkeypatch):
     """Its records are looked at. It must not hide what is written then once it can be read."""
     with opened(path) as tier:
         put(tier, *KEYS)
@@ -151,7 +151,7 @@ def test_the_entries_of_a_footer_for_a_moment(path, monkeypatch):
 
 
 @pytest.mark.parametrize("when", ["at the start", "later", "when it is moved on"])
-def test_what_is_removed_although_it_cannot_be_read(path, bad, when):
+def test_unreadable_object_that_was_removed_does_not_return(path, bad, when):
     """It does not return once it can be read."""
     where, key = make(path), KEYS[3]
     place = where[key].offset + PAGE
@@ -171,7 +171,7 @@ def test_what_is_removed_although_it_cannot_be_read(path, bad, when):
         assert read(tier, *KEYS) == keys_of(tier) == set(KEYS) - {key}
 
 
-def test_what_is_put_again_since_it_could_not_be_read(path, bad):
+def test_unreadable_object_can_be_put_again(path, bad):
     where, key = make(path), KEYS[3]
     with opened(path) as tier:
         bad.add(where[key].offset + PAGE)

@@ -8,7 +8,7 @@ from .support import PAGE
 from .tiered import IN_POOL, KEYS, OBJECT, STORED, flip_in_pool, put, read, value
 
 
-def test_damaged_on_the_disk(opened, tmp_path):
+def test_object_damaged_on_disk(opened, tmp_path):
     store = opened()
     put(store, *KEYS)
     store.flush()
@@ -29,7 +29,7 @@ def test_damaged_on_the_disk(opened, tmp_path):
     assert put(store, first) == [STORED]
 
 
-def test_what_is_damaged_in_the_pool_does_not_get_to_the_disk(opened):
+def test_object_damaged_in_the_pool_is_not_written_to_disk(opened):
     store = opened()
     put(store, *range(IN_POOL))
     flip_in_pool(store, 0)
@@ -63,7 +63,7 @@ def into(read) -> bytes:
 
 
 @pytest.mark.parametrize("name", READS)
-def test_damaged_in_the_pool_it_is_read_from_the_disk(opened, name):
+def test_object_damaged_in_the_pool_is_read_from_disk(opened, name):
     store = opened(verify=1.0)
     put(store, *KEYS)
     store.flush()
@@ -74,7 +74,7 @@ def test_damaged_in_the_pool_it_is_read_from_the_disk(opened, name):
 
 
 @pytest.mark.parametrize("name", READS)
-def test_damaged_in_the_pool_and_on_the_disk(opened, tmp_path, name):
+def test_object_damaged_in_pool_and_on_disk(opened, tmp_path, name):
     store = opened(verify=1.0)
     put(store, *KEYS)
     store.flush()
@@ -90,7 +90,7 @@ def test_damaged_in_the_pool_and_on_the_disk(opened, tmp_path, name):
     assert not store.exists(0) and store.get(0) is None
 
 
-def test_damaged_in_the_pool_and_not_on_the_disk(opened):
+def test_object_damaged_in_pool_and_not_on_disk(opened):
     store = opened(verify=1.0)
     put(store, 0)
     flip_in_pool(store, 0)

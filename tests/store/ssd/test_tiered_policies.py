@@ -27,7 +27,7 @@ policies = pytest.mark.parametrize("policy", POLICIES)
 @policies
 @pytest.mark.parametrize("min_uses", [1, 2])
 @pytest.mark.usefixtures("full_disk")
-def test_the_order_is_that_of_a_pool_without_a_disk(tmp_path, policy, min_uses):
+def test_eviction_order_matches_a_pool_without_a_disk(tmp_path, policy, min_uses):
     """Whether objects are written first or not: those in the pool are the same."""
     rng = np.random.default_rng(4)
     pools = [ObjectPool.create(40 * PAGE, num_objects=40) for _ in range(2)]
@@ -61,7 +61,7 @@ def test_the_order_is_that_of_a_pool_without_a_disk(tmp_path, policy, min_uses):
 
 
 @policies
-def test_nothing_is_lost_that_was_evicted(opened, policy):
+def test_evicted_objects_are_not_lost(opened, policy):
     store = opened(eviction=policy)
     assert put(store, *KEYS) == [STORED] * len(KEYS)
     assert store.flush() and store.exists_each(KEYS).all()
@@ -70,7 +70,7 @@ def test_nothing_is_lost_that_was_evicted(opened, policy):
 
 
 @policies
-def test_a_full_disk_gets_only_what_was_used_again(opened, full_disk, policy):
+def test_full_disk_admits_only_reused_objects(opened, full_disk, policy):
     store = opened(eviction=policy, min_uses=2)
     put(store, 0, 1, 2)
     others = Store(store.pool, namespace="model")  # as of a process that has not the tier
@@ -81,7 +81,7 @@ def test_a_full_disk_gets_only_what_was_used_again(opened, full_disk, policy):
 
 
 @policies
-def test_what_is_queued_counts_as_evicted_and_a_put_takes_the_next(opened, monkeypatch, policy):
+def test_queued_objects_count_as_evicted(opened, monkeypatch, policy):
     store, goes_on = opened(eviction=policy), threading.Event()
     real = store.tier.put_each
     monkeypatch.setattr(store.tier, "put_each", lambda *values: goes_on.wait(60) and real(*values))
@@ -100,7 +100,7 @@ def test_what_is_queued_counts_as_evicted_and_a_put_takes_the_next(opened, monke
 
 
 @policies
-def test_what_is_read_or_hard_stays_and_soft_goes_last(opened, policy):
+def test_pinned_and_hard_stay_and_soft_goes_last(opened, policy):
     store = opened(eviction=policy)
     for key in range(IN_POOL):
         store.put(key, value(key), retention=["soft", "hard", "normal"][min(key, 2)])
@@ -131,7 +131,7 @@ def test_a_full_queue_drops_and_counts(opened, monkeypatch, policy):
 
 
 @policies
-def test_a_quota_and_a_full_index(tmp_path, policy):
+def test_quota_with_a_full_index(tmp_path, policy):
     tier = SsdTier(tmp_path / "tier", 8 * BUCKET, bucket_bytes=BUCKET)
     pool = ObjectPool.create(1 << 20, num_objects=20)
     options = {"eviction": policy, "quota": Quota(num_objects=15), "namespace": "model"}
@@ -151,7 +151,7 @@ def test_a_quota_and_a_full_index(tmp_path, policy):
 
 
 @pytest.mark.parametrize("is_quota", [False, True])
-def test_what_has_left_for_the_disk_since_a_policy_looked_stays_there(opened, is_quota):
+def test_objects_demoted_after_the_policy_looked_are_kept(opened, is_quota):
     store = opened()
 
     def late(pool, num_bytes):
@@ -166,7 +166,7 @@ def test_what_has_left_for_the_disk_since_a_policy_looked_stays_there(opened, is
     assert read(store, *range(IN_POOL)) == [OBJECT] * IN_POOL
 
 
-def test_what_comes_back_from_the_disk_keeps_its_position(opened):
+def test_promoted_object_keeps_its_position(opened):
     """So `length_aware` takes the tail of a prompt first also then."""
     store = opened()
     put(store, *range(IN_POOL))
@@ -190,7 +190,7 @@ def test_what_comes_back_from_the_disk_keeps_its_position(opened):
     ]
 
 
-def test_the_policy_may_be_replaced(opened):
+def test_policy_can_be_replaced(opened):
     store = opened()
     assert store.eviction is lru
     store.eviction = largest_first
@@ -200,7 +200,7 @@ def test_the_policy_may_be_replaced(opened):
     assert store.flush() and store.exists(0) and not store.pool.contains(store.keyspace.key(0))
 
 
-def test_a_policy_of_ones_own_that_fails(opened, full_disk):
+def test_failing_custom_policy_raises_and_reports_evictions(opened, full_disk):
     """It raises, and what it evicted before that is reported."""
     store, gone = opened(min_uses=2), []
     store.on_evicted.append(lambda keys: gone.extend(keys[:, 0].tolist()))
@@ -231,9 +231,7 @@ def oldest_by_id(pool, num_bytes):
 @pytest.mark.parametrize("policy", [oldest_in_a_list, oldest_by_id])
 @pytest.mark.parametrize("num_objects", [40, 64])
 @pytest.mark.parametrize("tiered", [False, True])
-def test_policies_of_ones_own_name_objects_as_a_pool_takes_them(
-    tmp_path, policy, num_objects, tiered
-):
+def test_custom_policies_with_tiered_and_plain_stores(tmp_path, policy, num_objects, tiered):
     """Also where entries of the index are missing: there are 40 of 64 units."""
     pool = ObjectPool.create(64 * PAGE, num_objects=num_objects)
     tier = SsdTier(tmp_path / "tier", 16 * BUCKET, bucket_bytes=BUCKET)

@@ -44,7 +44,7 @@ def is_nowhere(store: TieredStore, key: int) -> bool:
     return not store.exists(key) and not store.pool.contains_each(words).any()
 
 
-def test_many_are_removed_from_both_at_once(opened):
+def test_remove_each_removes_from_both_tiers(opened):
     store = opened()
     put(store, 0, 1, 2)
     to_disk(store, 0, 1)
@@ -54,7 +54,7 @@ def test_many_are_removed_from_both_at_once(opened):
     assert not len(store.tier.keys())
 
 
-def test_what_is_removed_twice_at_once_may_be_queued(opened, monkeypatch):
+def test_duplicate_removal_of_queued_objects(opened, monkeypatch):
     store = opened()
     put(store, 0, 1)
     monkeypatch.setattr(store._demoter, "_is_whole", lambda *_: time.sleep(0.2) or True)
@@ -80,7 +80,7 @@ def holding(opened, request, monkeypatch):
         yield store, others
 
 
-def test_what_another_process_removes_is_gone(holding):
+def test_object_removed_by_another_process_is_gone(holding):
     store, others = holding
     others.remove(0)
     assert is_nowhere(store, 0)
@@ -88,7 +88,7 @@ def test_what_another_process_removes_is_gone(holding):
     assert not store.remove(0)
 
 
-def test_what_is_put_after_that_stays(holding):
+def test_object_put_after_a_foreign_removal_stays(holding):
     store, others = holding
     others.remove(0)
     assert others.put(0, NEW) is STORED
@@ -102,7 +102,7 @@ def test_what_is_put_after_that_stays(holding):
 
 
 @pytest.mark.parametrize("call", ["remove", "remove_all"])
-def test_what_another_process_has_removed_is_not_there_to_be_removed(opened, call):
+def test_object_removed_by_another_process_cannot_be_removed_again(opened, call):
     store = opened()
     put(store, 0, 1)
     to_disk(store, 0, 1)
@@ -115,7 +115,7 @@ def test_what_another_process_has_removed_is_not_there_to_be_removed(opened, cal
     assert store.tier.stats().num_objects == 0
 
 
-def test_a_process_that_is_none_of_ours(opened):
+def test_unrelated_process_removes_objects(opened):
     store = opened()
     put(store, 0, 1)
     to_disk(store, 0, 1)
@@ -130,7 +130,7 @@ def test_a_process_that_is_none_of_ours(opened):
     assert is_nowhere(store, 0) and is_nowhere(store, 1)
 
 
-def test_all_that_another_process_removes_is_gone(opened):
+def test_remove_all_by_another_process(opened):
     store = opened()
     put(store, 0, 1)
     to_disk(store, 0, 1)
@@ -143,7 +143,7 @@ def test_all_that_another_process_removes_is_gone(opened):
     assert read(store, 3) == [OBJECT] and store.tier.stats().num_objects == 1
 
 
-def test_more_removals_than_the_pool_keeps(opened, monkeypatch):
+def test_more_removals_than_the_pool_records(opened, monkeypatch):
     """Then nothing on the disk may be given out, and nothing is lost from the pool."""
     monkeypatch.setattr(demotion, "LOOK_S", 3600.0)
     store = opened()
@@ -164,7 +164,7 @@ def test_more_removals_than_the_pool_keeps(opened, monkeypatch):
     assert store.get(0) == NEW and store.tier.stats().num_objects == 1
 
 
-def test_what_is_removed_while_it_is_brought_up_does_not_come_back(opened, monkeypatch):
+def test_object_removed_during_promotion_does_not_return(opened, monkeypatch):
     store = opened()
     put(store, 0)
     to_disk(store, 0)
@@ -184,7 +184,7 @@ def test_what_is_removed_while_it_is_brought_up_does_not_come_back(opened, monke
 
 
 @pytest.mark.parametrize("when", ["before", "after"])
-def test_what_is_removed_while_it_is_written_is_not_seen(opened, monkeypatch, when):
+def test_object_removed_during_its_write_is_not_visible(opened, monkeypatch, when):
     store = opened()
     put(store, 0)
     key, real, seen = store.keyspace.key(0), store.tier.put_each, []
@@ -211,7 +211,7 @@ def test_what_is_removed_while_it_is_written_is_not_seen(opened, monkeypatch, wh
         assert is_nowhere(store, 0) and not is_on_disk(store, 0)
 
 
-def test_what_is_removed_while_it_waits_to_be_written_is_not(opened, monkeypatch):
+def test_object_removed_while_queued_is_not_written(opened, monkeypatch):
     """Also if the removal was recorded by then: nothing is left of it that would hide it."""
     store = opened()
     put(store, 0)
@@ -237,7 +237,7 @@ def test_what_is_removed_while_it_waits_to_be_written_is_not(opened, monkeypatch
 
 
 @pytest.mark.parametrize("how", ["written", "on the disk"])
-def test_what_is_put_again_just_before_the_old_one_is_evicted_stays(opened, monkeypatch, how):
+def test_object_put_again_before_eviction_of_the_old_one_stays(opened, monkeypatch, how):
     store = opened()
     put(store, 0)
     if how == "on the disk":
@@ -259,7 +259,7 @@ def test_what_is_put_again_just_before_the_old_one_is_evicted_stays(opened, monk
     assert store.get(0) == NEW
 
 
-def test_the_disk_learns_of_it_without_a_call(opened, monkeypatch):
+def test_foreign_removal_reaches_the_disk_in_the_background(opened, monkeypatch):
     monkeypatch.setattr(demotion, "LOOK_S", 0.01)
     store = opened()
     put(store, 0)
@@ -269,7 +269,7 @@ def test_the_disk_learns_of_it_without_a_call(opened, monkeypatch):
     assert eventually(lambda: not is_on_disk(store, 0))
 
 
-def test_a_damaged_object_that_another_process_drops_stays_on_the_disk(opened):
+def test_damaged_object_dropped_by_another_process_stays_on_disk(opened):
     store = opened()
     put(store, 0)
     to_disk(store, 0)
@@ -281,7 +281,7 @@ def test_a_damaged_object_that_another_process_drops_stays_on_the_disk(opened):
     assert read(store, 0) == [OBJECT]
 
 
-def test_an_id_stays_with_its_object(opened):
+def test_object_id_is_stable_across_tiers(opened):
     store = opened()
     put(store, 0, 1)
     words = store.keyspace.keys([0, 1])
@@ -347,7 +347,7 @@ def fill(store: TieredStore) -> None:
 
 
 @pytest.mark.parametrize("what", ["one", "all"])
-def test_what_is_removed_while_the_process_with_the_tier_is_dead(tmp_path, pool, what):
+def test_removal_while_the_tier_owner_is_dead(tmp_path, pool, what):
     killed_after(tmp_path, pool, fill)
     others = Store(pool, namespace="model")
     assert others.remove(0) if what == "one" else others.remove_all() == 1
@@ -355,7 +355,7 @@ def test_what_is_removed_while_the_process_with_the_tier_is_dead(tmp_path, pool,
         assert is_nowhere(store, 0) and read(store, 1) == [OBJECT if what == "one" else -1]
 
 
-def test_it_dies_before_the_disk_has_recorded_what_it_has_learnt(tmp_path, pool):
+def test_tier_owner_dies_before_recording_a_removal(tmp_path, pool):
     def life(store):
         def fail(key):
             raise Unavailable("the disk could not be written")
@@ -372,7 +372,7 @@ def test_it_dies_before_the_disk_has_recorded_what_it_has_learnt(tmp_path, pool)
         assert is_nowhere(store, 0) and read(store, 1) == [OBJECT]
 
 
-def test_what_was_put_since_survives_a_death(tmp_path, pool):
+def test_object_put_after_removal_survives_a_crash(tmp_path, pool):
     def life(store):
         fill(store)
         others = others_of(store)
@@ -385,7 +385,7 @@ def test_what_was_put_since_survives_a_death(tmp_path, pool):
         assert is_nowhere(store, 0) and store.get(1) == NEW
 
 
-def test_the_remover_dies(tmp_path, pool):
+def test_remover_killed_at_any_moment(tmp_path, pool):
     """At any moment: then the object is there as a whole, in one tier or both, or nowhere."""
     with reopened(tmp_path, pool) as store:
         fill(store)

@@ -45,14 +45,14 @@ def test_old_bytes_do_not_replace_new_ones(promoted, new):
     assert store.get(0) == new  # by now used twice
 
 
-def test_what_a_process_without_the_tier_evicts_stays_on_the_disk(promoted):
+def test_eviction_by_a_process_without_the_tier_keeps_disk_copy(promoted):
     store, others = promoted
     others.evict(IN_POOL * OBJECT)
     assert read(store, 0) == [OBJECT]
     assert store.remove(0) and not store.exists(0)
 
 
-def test_what_came_from_the_disk_is_evicted_without_a_look_at_it(promoted):
+def test_promoted_object_is_evicted_without_reading_the_disk(promoted):
     store, _ = promoted
     hits = store.tier.stats().num_hits
     evict(store)
@@ -60,7 +60,7 @@ def test_what_came_from_the_disk_is_evicted_without_a_look_at_it(promoted):
 
 
 @pytest.mark.parametrize("why", ["too_large", "queue_full", "unwritten"])
-def test_what_cannot_be_replaced_is_gone(promoted, monkeypatch, why):
+def test_object_that_cannot_replace_its_disk_copy_is_dropped(promoted, monkeypatch, why):
     store, others = promoted
 
     def fail(key):
@@ -81,7 +81,7 @@ def test_what_cannot_be_replaced_is_gone(promoted, monkeypatch, why):
     assert store.flush() and not is_on_disk(store)
 
 
-def test_what_cannot_be_compared_is_replaced(promoted, monkeypatch):
+def test_disk_copy_that_cannot_be_compared_is_replaced(promoted, monkeypatch):
     store, others = promoted
 
     def fail(*arguments):
@@ -97,9 +97,7 @@ def test_what_cannot_be_compared_is_replaced(promoted, monkeypatch):
 
 @pytest.mark.parametrize("is_replaced", [False, True])
 @pytest.mark.parametrize("checksum", [False, True])
-def test_after_a_restart_with_the_same_pool_both_are_compared(
-    opened, tmp_path, is_replaced, checksum
-):
+def test_restart_with_the_same_pool_compares_both_tiers(opened, tmp_path, is_replaced, checksum):
     store = opened(checksum=checksum)
     put(store, 0)
     assert store._demoter.offer(store.keyspace.key(0)) and store.flush()

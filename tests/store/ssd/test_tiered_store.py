@@ -26,7 +26,7 @@ from .tiered import (
 )
 
 
-def test_nothing_is_lost_that_was_evicted(opened):
+def test_evicted_objects_are_not_lost(opened):
     store = opened()
     assert put(store, *KEYS) == [STORED] * len(KEYS)
     assert store.exists_each(KEYS).all() and store.match_prefix([*KEYS, 99, 0]) == len(KEYS)
@@ -37,7 +37,7 @@ def test_nothing_is_lost_that_was_evicted(opened):
     assert store.demotion_stats().num_dropped == 0
 
 
-def test_what_is_on_the_disk_is_not_written_again(opened):
+def test_object_on_disk_is_not_rewritten(opened):
     store = opened()
     put(store, *KEYS)
     for _ in range(3):
@@ -45,7 +45,7 @@ def test_what_is_on_the_disk_is_not_written_again(opened):
     assert store.tier.stats().user_bytes <= len(KEYS) * OBJECT
 
 
-def test_wrong_values_and_buffers_are_named_before_anything_moves(opened):
+def test_invalid_values_and_buffers_are_named_before_any_copy(opened):
     store = opened()
     too_large = bytes(store.pool.capacity_bytes + 1)
     for values, place in (([b"a", "text"], 1), ([b"a", b"b", too_large], 2)):
@@ -60,7 +60,7 @@ def test_wrong_values_and_buffers_are_named_before_anything_moves(opened):
     assert not any(map(any, buffers))
 
 
-def test_after_a_restart_of_the_host(opened):
+def test_objects_on_disk_survive_a_host_restart(opened):
     store = opened()
     put(store, *KEYS)
     store.flush()
@@ -75,7 +75,7 @@ def test_after_a_restart_of_the_host(opened):
     assert put(store, *KEYS) == [EXISTS if t else STORED for t in there]
 
 
-def test_each_way_to_read_brings_it_into_the_pool(opened):
+def test_every_read_call_promotes_into_the_pool(opened):
     store = opened()
     put(store, *KEYS)
     store.flush()
@@ -102,7 +102,7 @@ def test_named_objects_and_other_namespaces(opened):
     assert not other.exists("name") and not other.exists_each(KEYS).any()
 
 
-def test_a_disk_with_room_gets_all(opened):
+def test_disk_with_room_admits_everything(opened):
     """Also what was seen once, by default; none is lost but by its own fault."""
     store = opened(num_buckets=64, min_uses=2)
     assert put(store, *range(600)) == [STORED] * 600
@@ -113,7 +113,7 @@ def test_a_disk_with_room_gets_all(opened):
 
 
 @pytest.mark.parametrize("queue_bytes", [OBJECT, 64 * OBJECT])
-def test_until_it_is_full(opened, queue_bytes):
+def test_full_disk_keeps_its_objects(opened, queue_bytes):
     """Then what was used once does not push out what is there; each that is lost is counted."""
     store = opened(num_buckets=3, min_uses=2, queue_bytes=queue_bytes)
     num_put = 0
@@ -133,7 +133,7 @@ def test_until_it_is_full(opened, queue_bytes):
     assert store.flush() and store.exists(again) and store.tier.stats().num_dropped > 0
 
 
-def test_a_restart_knows_what_room_is_left(opened):
+def test_free_room_is_known_after_a_restart(opened):
     store = opened(num_buckets=3)
     put(store, *range(IN_POOL + 8))
     assert store.flush()
@@ -145,7 +145,7 @@ def test_a_restart_knows_what_room_is_left(opened):
     assert store.tier.room_bytes > room_bytes + 8 * OBJECT
 
 
-def test_a_full_disk_gets_only_what_was_used_again(opened, full_disk):
+def test_full_disk_admits_only_reused_objects(opened, full_disk):
     store = opened(min_uses=2)
     put(store, 0, 1, 2)
     read(store, 1)
@@ -159,7 +159,7 @@ def test_a_full_disk_gets_only_what_was_used_again(opened, full_disk):
 
 @pytest.mark.parametrize("quota", [None, Quota(num_objects=IN_POOL - 1)])
 @pytest.mark.usefixtures("full_disk")
-def test_what_other_processes_use_again_is_written(opened, quota):
+def test_objects_reused_by_other_processes_are_written(opened, quota):
     store = opened(min_uses=2, quota=quota)
     others = Store(store.pool, namespace="model")  # as of a process that has not the tier
     put(others, 0, 1, 2)
@@ -170,7 +170,7 @@ def test_what_other_processes_use_again_is_written(opened, quota):
     assert read(store, 1, 2) == [OBJECT, OBJECT]
 
 
-def test_a_watermark_writes_before_other_processes_evict(opened):
+def test_watermark_demotes_before_other_processes_evict(opened):
     store = opened()
     others = Store(store.pool, namespace="model")  # as of a process that has not the tier
     with Watermark(store, 0.75, 0.5, interval_s=0.01):
@@ -182,7 +182,7 @@ def test_a_watermark_writes_before_other_processes_evict(opened):
     assert read(store, *KEYS) == [OBJECT] * len(KEYS)
 
 
-def test_the_next_go_in_place_of_what_is_being_read(opened, full_disk):
+def test_pinned_objects_are_skipped_by_eviction(opened, full_disk):
     store = opened(min_uses=2)
     put(store, *range(IN_POOL))
     coldest = store.keyspace.keys(range(IN_POOL))[::-1][:4]
@@ -207,7 +207,7 @@ def test_begin(opened):
     assert {store.begin(key, OBJECT) for key in KEYS} == {EXISTS}
 
 
-def test_removed_is_removed_from_both(opened):
+def test_remove_removes_from_both_tiers(opened):
     store = opened()
     put(store, *KEYS)
     assert [store.remove(key) for key in KEYS] == [True] * len(KEYS)
@@ -244,7 +244,7 @@ def test_a_full_index_evicts_a_share_of_the_objects(tmp_path, min_uses):
         assert store.tier.stats().num_objects == (80 if min_uses == 1 else 0)
 
 
-def test_a_put_that_hard_objects_leave_no_room_for_evicts_nothing(opened):
+def test_put_blocked_by_hard_objects_evicts_nothing(opened):
     store = opened()
     for key in range(IN_POOL):
         store.put(key, value(key), retention="hard" if key < 5 else "normal")
@@ -296,7 +296,7 @@ def test_readers_keep_half_of_the_pins(tmp_path, monkeypatch):
         assert store.flush() and read(store, 0, 1) == [OBJECT] * 2
 
 
-def test_what_is_queued_counts_as_evicted_and_not_as_used(opened, monkeypatch):
+def test_queued_objects_count_as_evicted_and_not_as_used(opened, monkeypatch):
     """The next look queues nothing else, unless a put finds no room."""
     store, goes_on = opened(), threading.Event()
     real = store.tier.put_each
@@ -317,7 +317,7 @@ def test_what_is_queued_counts_as_evicted_and_not_as_used(opened, monkeypatch):
     assert in_pool.tolist() == [*[True] * 5, *[False] * 3, True]  # the tail goes first
 
 
-def test_a_disk_that_fails_makes_it_a_store_without_one(opened):
+def test_failed_disk_degrades_to_a_plain_store(opened):
     store = opened()
     with no_writes_from(0):
         assert put(store, *KEYS) == [STORED] * len(KEYS)
@@ -331,7 +331,7 @@ def test_a_disk_that_fails_makes_it_a_store_without_one(opened):
 
 
 @pytest.mark.parametrize("key", [None, 1.5, -1, 2**64, [], [1], {}, np.zeros(2)])
-def test_what_is_no_key(opened, key):
+def test_invalid_keys_are_rejected(opened, key):
     store = opened()
     for call in (store.get, store.view, store.remove, lambda key: store.put(key, b"x")):
         with pytest.raises(InvalidArgument, match="key must be a name or an integer from 0 to"):
@@ -339,12 +339,12 @@ def test_what_is_no_key(opened, key):
 
 
 @pytest.mark.parametrize("num_bytes", [None, "x", 1.5, -1, 2**64, []])
-def test_no_number_of_bytes_to_evict(opened, num_bytes):
+def test_invalid_num_bytes_to_evict_is_rejected(opened, num_bytes):
     with pytest.raises(InvalidArgument, match="evict: num_bytes must be an integer in 0 to"):
         opened().evict(num_bytes)
 
 
-def test_without_room_in_the_pool_it_is_read_past_it(opened):
+def test_objects_are_read_from_disk_past_a_full_pool(opened):
     store = opened()
     put(store, *KEYS)
     store.flush()
@@ -367,7 +367,7 @@ def test_without_room_in_the_pool_it_is_read_past_it(opened):
             store.get_into(cold[1], parts[0], offset=8100)
 
 
-def test_what_comes_back_stays_within_the_quota(opened):
+def test_promotion_stays_within_the_quota(opened):
     store = opened()
     put(store, *KEYS)
     store.flush()
@@ -387,7 +387,7 @@ def test_what_comes_back_stays_within_the_quota(opened):
         assert store.usage().num_bytes <= limit
 
 
-def test_what_a_quota_evicts_goes_to_the_disk(opened, full_disk):
+def test_objects_evicted_for_a_quota_go_to_disk(opened, full_disk):
     """Written before it goes, if it is worth that; the put waits, and is within the quota."""
     limit = 3 * OBJECT
     store = opened(quota=Quota(num_bytes=limit))
@@ -409,7 +409,7 @@ def test_what_a_quota_evicts_goes_to_the_disk(opened, full_disk):
     assert store.exists_each(new).tolist() == [False] * 9 + [True] * 3
 
 
-def test_a_quota_whose_disk_fails(opened):
+def test_quota_holds_when_the_disk_fails(opened):
     store = opened(quota=Quota(num_bytes=3 * OBJECT))
     with no_writes_from(0):
         assert put(store, *KEYS[:12]) == [STORED] * 12
@@ -435,7 +435,7 @@ def test_wrong_options(opened, options, message):
     assert put(opened(), 0) == [STORED]  # no one has the file open
 
 
-def test_a_pool_that_cannot_be_made_or_opened_leaves_the_tier_closed(tmp_path):
+def test_failed_create_or_open_closes_the_tier(tmp_path):
     path = tmp_path / "pool"
     path.write_bytes(b"something else")
     calls = [
@@ -481,12 +481,12 @@ def test_sizes_and_starts_of_both_tiers(opened):
     assert store.pool.contains_each(keys).tolist() == [False, True, False]  # nothing was read
 
 
-def test_a_store_without_a_tier():
+def test_missing_tier_is_rejected():
     with pytest.raises(InvalidArgument, match="tier must be an SsdTier, got None"):
         TieredStore.create(IN_POOL * OBJECT, tier=None)
 
 
-def test_a_forked_child_does_not_close_it(opened):
+def test_forked_child_does_not_close_the_store(opened):
     store = opened(watermark=(0.9, 0.5))
     put(store, *KEYS)
     with child(store.close) as pid:
@@ -495,7 +495,7 @@ def test_a_forked_child_does_not_close_it(opened):
     assert store.exists_each(KEYS).all() and read(store, *KEYS) == [OBJECT] * len(KEYS)
 
 
-def test_what_is_hidden_is_gone_and_is_recorded_at_once_or_with_the_next_write(opened):
+def test_hidden_objects_are_gone_and_recorded(opened):
     store = opened()
     put(store, *KEYS)
     assert store.flush()
@@ -514,7 +514,7 @@ def test_what_is_hidden_is_gone_and_is_recorded_at_once_or_with_the_next_write(o
     assert put(store, *KEYS) == [STORED] * len(KEYS)
 
 
-def test_what_is_brought_up_evicts_nothing(opened):
+def test_bring_up_evicts_nothing(opened):
     store = opened()
     put(store, *KEYS)
     assert store.flush()

@@ -17,7 +17,7 @@ from .test_tier_threads import in_threads
 from .tiered import EXISTS, FULL, IN_POOL, KEYS, OBJECT, STORED, put, read, value
 
 
-def test_who_reads_what_another_brings_up_waits_for_it(opened, monkeypatch):
+def test_reader_waits_for_a_promotion_in_progress(opened, monkeypatch):
     store = opened()
     put(store, *KEYS)
     store.flush()
@@ -50,7 +50,7 @@ def test_who_reads_what_another_brings_up_waits_for_it(opened, monkeypatch):
     assert results == [value(cold).tobytes()] * 4
 
 
-def test_threads_that_read_the_same_all_get_it(opened):
+def test_concurrent_readers_of_one_object_all_get_it(opened):
     store = opened()
     put(store, *KEYS)
     store.flush()
@@ -65,7 +65,7 @@ def test_threads_that_read_the_same_all_get_it(opened):
     in_threads(life, life, life)
 
 
-def test_what_was_removed_does_not_come_back(opened, soak):
+def test_removed_objects_do_not_return(opened, soak):
     """While others evict it, and bring it up."""
     store = opened()
     done = threading.Event()
@@ -100,7 +100,7 @@ def test_what_was_removed_does_not_come_back(opened, soak):
 
 @pytest.mark.parametrize("call", [Store.put_key, Store.begin_key], ids=["put", "begin"])
 @pytest.mark.parametrize("look", [0, 1])
-def test_what_moves_to_the_disk_after_a_look_there_exists(opened, monkeypatch, call, look):
+def test_object_demoted_during_a_lookup_exists(opened, monkeypatch, call, look):
     """A put looks at the disk, where the object is not yet, and then at the pool."""
     store = opened()
     put(store, 0)
@@ -142,7 +142,7 @@ def slow(opened, monkeypatch):
 
 
 @pytest.mark.parametrize("who", ["this store", "another process"])
-def test_what_is_removed_and_put_anew_while_it_is_written_stays(slow, who):
+def test_object_replaced_during_its_write_stays(slow, who):
     store, goes_on = slow
     others = Store(store.pool, namespace="model")  # as of a process that has not the tier
     assert others.remove(0)
@@ -153,16 +153,14 @@ def test_what_is_removed_and_put_anew_while_it_is_written_stays(slow, who):
     assert store.flush() and store.get(0) == b"other"
 
 
-def test_what_another_process_removes_while_it_is_written_is_gone(slow):
+def test_object_removed_by_another_process_during_its_write_is_gone(slow):
     store, goes_on = slow
     assert Store(store.pool, namespace="model").remove(0)
     goes_on.set()
     assert store.flush() and not store.exists(0)
 
 
-def test_a_removal_that_the_disk_cannot_record_yet_is_hidden_until_it_can(
-    slow, opened, monkeypatch
-):
+def test_removal_the_disk_cannot_record_is_hidden_until_it_can(slow, opened, monkeypatch):
     store, goes_on = slow
     put(store, 1)
     assert store._demoter.offer(store.keyspace.key(1))
@@ -189,9 +187,7 @@ def test_a_removal_that_the_disk_cannot_record_yet_is_hidden_until_it_can(
     assert store.tier.contains_each(key).all() and store.get(0) == b"new"
 
 
-def test_a_removal_that_the_disk_cannot_record_yet_is_recorded_at_the_end(
-    slow, opened, monkeypatch
-):
+def test_removal_the_disk_cannot_record_is_recorded_on_close(slow, opened, monkeypatch):
     store, goes_on = slow
     real, num_failures = store.tier.remove, 0
 
@@ -224,7 +220,7 @@ def test_objects_gone_from_both_are_reported(opened):
     assert told == {key for key in new if not store.exists(key)} and len(told) >= 30 - IN_POOL
 
 
-def test_who_waits_for_room_goes_on_if_what_was_queued_is_removed(opened, monkeypatch):
+def test_wait_for_queue_room_ends_when_queued_objects_are_removed(opened, monkeypatch):
     goes_on, real = threading.Event(), Demoter._take
 
     def take(demoter):

@@ -116,7 +116,7 @@ def test_a_pool_that_does_not_answer_is_reported(client, store, monkeypatch):
     refused(client.get("/health"), 500, None, "ZeroDivisionError")
 
 
-def test_objects_page_by_page(client, store, pool):
+def test_objects_are_paged(client, store, pool):
     store.put_each(range(10), [bytes(size) for size in range(10)])
     store.put(10, b"x", retention="hard")
     expected = sorted(map(tuple, pool.objects().keys.tolist()))
@@ -144,12 +144,12 @@ def test_objects_page_by_page(client, store, pool):
         ({"after": "12"}, "after"),
     ],
 )
-def test_pages_that_there_cannot_be(client, query, argument):
+def test_invalid_page_parameters_are_rejected(client, query, argument):
     value = str(next(iter(query.values())))[:20]
     refused(client.get("/objects", params=query), 400, argument, argument, value)
 
 
-def test_one_object(client, store, pool):
+def test_get_and_delete_one_object(client, store, pool):
     store.put(7, b"abc", retention="soft")
     recency = int(pool.objects().recency[0])
     key = key_text(pool.objects().keys[0])
@@ -175,7 +175,7 @@ def test_pools(client, store):
     assert entry["fragmentation"] == stats.fragmentation and entry["num_objects"] == 1
 
 
-def test_a_disk_behind_the_pool(pool, tmp_path):
+def test_objects_on_disk_are_listed_and_removed(pool, tmp_path):
     tier = SsdTier(tmp_path / "tier", 1 << 20, bucket_bytes=1 << 18)
     with (
         TieredStore(pool, tier, min_uses=1, evict_ratio=0) as store,
@@ -222,7 +222,7 @@ def test_evict(client, store):
     assert store.exists_each(range(10)).sum() == 7
 
 
-def test_a_store_of_one_host_has_no_members(client):
+def test_single_host_store_has_no_members(client):
     refused(client.get("/members"), 501, None, "no directory")
     refused(client.post("/drain", json={"node": "x"}), 501, None, "no directory")
     refused(client.get("/drain"), 501, None, "no directory")
@@ -276,7 +276,7 @@ def test_drain(of_cluster, cluster):
     assert cluster.drained == []
 
 
-def test_what_is_not_there(client):
+def test_unknown_paths_and_methods_are_rejected(client):
     refused(client.get("/nothing"), 404, None)
     refused(client.put("/health"), 405, None)
 
@@ -295,7 +295,7 @@ def test_openapi_describes_all(client):
             assert error["$ref"].endswith("ErrorAnswer")
 
 
-def test_a_token(store):
+def test_requests_need_the_token(store):
     with AdminServer(store, token="s3cret") as server:
         for given in (None, "Bearer", "Bearer s3creT", "Basic s3cret", "Bearer s3cret2"):
             headers = {} if given is None else {"Authorization": given}
@@ -317,7 +317,7 @@ def test_a_token(store):
         assert httpx.get(f"{server.url}/docs", timeout=WAIT_S).status_code == 200
 
 
-def test_without_the_token_no_body_is_read(store):
+def test_body_is_not_read_without_the_token(store):
     """Whoever may not ask can neither fill the memory nor learn what is there."""
     app = make_app(store, token="s3cret")
     sent: list[dict] = []
@@ -335,7 +335,7 @@ def test_without_the_token_no_body_is_read(store):
         assert sent[-2]["status"] == 401 and b"Bearer" in sent[-1]["body"]
 
 
-def test_without_a_token_it_answers_to_this_machines_names_alone(client):
+def test_server_without_a_token_answers_only_to_local_host_names(client):
     """A page that a browser shows may have made its own name point here."""
     port = client.base_url.port
     for name in ("127.0.0.1", "localhost", f"localhost:{port}", f"[::1]:{port}"):
@@ -345,7 +345,7 @@ def test_without_a_token_it_answers_to_this_machines_names_alone(client):
 
 
 @pytest.mark.parametrize("host", ["127.0.0.2", "::1", "0:0:0:0:0:0:0:1", "LOCALHOST"])
-def test_it_answers_at_its_own_address(store, host):
+def test_server_answers_at_its_own_address(store, host):
     with AdminServer(store, host=host, needs_token=False) as server:
         assert httpx.get(f"{server.url}/health", timeout=WAIT_S).status_code == 200
         headers = {"Host": server.url.removeprefix("http://")}
@@ -354,7 +354,7 @@ def test_it_answers_at_its_own_address(store, host):
 
 
 @pytest.mark.parametrize("host", ["0.0.0.0", "::"])
-def test_who_can_be_reached_needs_a_token(store, host):
+def test_reachable_server_needs_a_token(store, host):
     for options in ({}, {"needs_token": False}):
         with pytest.raises(InvalidArgument, match="AdminServer: token must be given where others"):
             AdminServer(store, host=host, **options)
@@ -383,7 +383,7 @@ def test_wrong_arguments(store, options, message):
 
 
 @pytest.mark.parametrize("make", [partial(AdminServer, token="t"), make_app])
-def test_what_is_no_store_or_no_cluster(make, store):
+def test_invalid_store_or_cluster_is_rejected(make, store):
     with pytest.raises(InvalidArgument, match="^make_app: store must be a Store, got 5$"):
         make(5)
     with pytest.raises(InvalidArgument, match="cluster must be a Cluster or None, got 5$"):
@@ -394,13 +394,13 @@ def test_what_is_no_store_or_no_cluster(make, store):
         make_app(store, host=5)
 
 
-def test_a_token_is_not_shown(store):
+def test_token_is_not_shown_in_errors(store):
     with pytest.raises(InvalidArgument) as caught:
         make_app(store, token="hidden\0")
     assert "hidden" not in str(caught.value)
 
 
-def test_it_ends(store):
+def test_close_frees_the_port_and_thread(store):
     server = AdminServer(store, host="localhost", needs_token=False)
     port = int(server.url.rpartition(":")[2])
     with pytest.raises(OSError, match="ddress already in use"):
@@ -415,7 +415,7 @@ def test_it_ends(store):
 
 
 @pytest.mark.parametrize("header", ["Content-Length: 20", "Transfer-Encoding: chunked"])
-def test_it_ends_while_a_body_is_awaited(store, monkeypatch, header):
+def test_close_ends_requests_awaiting_a_body(store, monkeypatch, header):
     monkeypatch.setattr(server_module, "CLOSE_S", 10 * WAIT_S)
     server = AdminServer(store, needs_token=False)
     head = f"POST /evict HTTP/1.1\r\nHost: localhost\r\n{header}\r\n\r\n"
@@ -432,7 +432,7 @@ def test_it_ends_while_a_body_is_awaited(store, monkeypatch, header):
     assert answer.startswith(b"HTTP/1.1 503") and b"stops before the body is there" in answer
 
 
-def test_many_ask_while_objects_come_and_go(client, store):
+def test_requests_during_puts_and_evictions(client, store):
     done = threading.Event()
 
     def change():

@@ -47,7 +47,7 @@ def stdin_of(monkeypatch, content: bytes) -> None:
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(content)))
 
 
-def test_serve_and_what_it_serves(path, tmp_path, run, monkeypatch):
+def test_serve_from_start_to_end(path, tmp_path, run, monkeypatch):
     """The command as users start it, from its start to its end."""
     token = tmp_path / "token"
     token.write_text("s3cret\n")
@@ -83,7 +83,7 @@ def check_server(url: str, events: str, path) -> None:
         assert httpx.get(f"{url}/health", timeout=WAIT_S).status_code == 401
 
 
-def test_sigint_ends_serve_and_a_pool_that_was_there_stays(path):
+def test_sigint_ends_serve_and_keeps_an_existing_pool(path):
     ObjectPool.create(1 << 20, path).close()
     with serving(path, "--port", 0, "--temporary") as (pid, lines):
         assert lines[-1].startswith(f"serving {path} at http://127.0.0.1:")
@@ -149,7 +149,7 @@ def test_a_killed_server_leaves_the_pool(path):
         assert len(page["objects"]) == 1
 
 
-def test_a_watermark_evicts_ahead_of_need(path):
+def test_watermark_option_evicts_in_advance(path):
     """The server makes room for what others put, by the policy that it was told, and counts it."""
     options = ["--watermark", "0.5,0.25", "--eviction", "lfu"]
     with serving(path, "--capacity", "256KiB", "--port", 0, *options) as (pid, _):
@@ -162,7 +162,7 @@ def test_a_watermark_evicts_ahead_of_need(path):
         assert ended_well(pid)
 
 
-def test_quotas_hold_for_all_who_open_the_pool(path):
+def test_quota_option_applies_to_all_processes(path):
     """Also once the server has gone, until it is told otherwise."""
     options = ["--capacity", "1MiB", "--port", 0]
     with serving(path, *options, "--quota", "a=64KiB", "--quota", "b=c=8KiB"):
@@ -176,7 +176,7 @@ def test_quotas_hold_for_all_who_open_the_pool(path):
             assert b.usage().num_bytes <= 8 << 10
 
 
-def test_what_all_processes_do_is_counted(path, run):
+def test_stats_count_all_processes(path, run):
     with serving(path, "--capacity", "1MiB", "--port", 0) as (_, lines):
 
         def life():
@@ -199,7 +199,7 @@ def test_what_all_processes_do_is_counted(path, run):
         assert told["read_bytes"] >= 1003
 
 
-def test_a_disk_behind_the_pool(path, tmp_path, run):
+def test_ssd_option_demotes_and_survives_a_restart(path, tmp_path, run):
     """What is used again goes to the disk before it goes, and is there after a restart."""
     disk = tmp_path / "disk"
     ssd = ["--ssd", disk, "--ssd-capacity", "2MiB", "--ssd-bucket", "512KiB"]
@@ -239,7 +239,7 @@ def test_no_one_reads_the_output(pool, path):
     assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 1
 
 
-def test_files_in_and_out(pool, path, run, tmp_path):
+def test_put_and_get_files(pool, path, run, tmp_path):
     source, landing = tmp_path / "in", tmp_path / "out"
     source.write_bytes(np.random.default_rng(0).bytes(10_000))
     assert run("put", path, "x", source, "--namespace", "a", "--retention", "soft") == (0, "", "")
@@ -277,7 +277,7 @@ def test_prefix_hashes_and_whole_keys(pool, path, run, monkeypatch):
     assert pool.stats().num_ready == 0
 
 
-def test_a_pool_without_room(path, run, tmp_path):
+def test_put_fails_when_the_pool_has_no_room(path, run, tmp_path):
     with ObjectPool.create(4096, path) as pool:
         pool.put_from((1, 1), b"x", retention="hard")
         file = tmp_path / "file"
@@ -289,7 +289,7 @@ def test_a_pool_without_room(path, run, tmp_path):
         assert status == 2 and "4097" in error
 
 
-def test_a_damaged_object_is_removed_and_not_written(pool, path, run, tmp_path):
+def test_get_removes_a_damaged_object_and_writes_nothing(pool, path, run, tmp_path):
     pool.put_from((1, 2), b"whole")
     pool.memory().fill_(1)
     status, out, error = run("get", path, key_text((1, 2)), tmp_path / "out")
@@ -385,14 +385,14 @@ def test_stat_and_top_of_a_server(pool, path, run, tmp_path):
     assert status == 2 and "does not answer" in error
 
 
-def test_the_address_of_a_server_may_end_with_a_slash(pool, run):
+def test_server_url_may_end_with_a_slash(pool, run):
     from mooncake_serving.store.admin import AdminServer
 
     with AdminServer(Store(pool), needs_token=False) as server:
         assert run("stat", f"{server.url}/", "--json")[0] == 0
 
 
-def test_a_server_whose_pool_a_stopped_process_holds(run, pool, monkeypatch):
+def test_stat_reports_a_pool_held_by_a_stopped_process(run, pool, monkeypatch):
     from mooncake_serving.store.admin import AdminServer
 
     def stats(timeout_s):
@@ -416,7 +416,7 @@ def test_a_server_whose_pool_a_stopped_process_holds(run, pool, monkeypatch):
         (b'HTTP/1.0 200 OK\r\n\r\n{"state": "left"}', "is no admin server of a store"),
     ],
 )
-def test_what_is_no_admin_server(run, answer, words):
+def test_url_of_another_server_is_reported(run, answer, words):
     """A port was mistyped: one line says so, and names the address."""
     with socket.create_server(("127.0.0.1", 0)) as listener:
         is_closed = threading.Event()
@@ -469,7 +469,7 @@ def test_a_cancelled_drain_is_reported_as_such(pool, run):
     assert error == "error: n was not drained: it was told to stay meanwhile\n"
 
 
-def test_bench_evicts_nothing_of_others(path, run):
+def test_bench_evicts_no_foreign_objects(path, run):
     sizes = ["--sizes", "4KiB", "--seconds", "0.01", "--ops", "put"]
     with ObjectPool.create(64 << 12, path, num_objects=64) as pool:
         for key in range(62):
@@ -560,7 +560,7 @@ def test_wrong_arguments(run, arguments, words):
     assert (status, out) == (2, "") and words in error and error.count("\n") == 1, error
 
 
-def test_serve_says_that_a_pool_keeps_its_capacity(path, run):
+def test_serve_warns_that_an_existing_pool_keeps_its_capacity(path, run):
     ObjectPool.create(1 << 20, path).close()
     bad_port = ["--port", "70000"]
     _, _, error = run("serve", path, "--capacity", "2MiB", *bad_port)
@@ -568,7 +568,7 @@ def test_serve_says_that_a_pool_keeps_its_capacity(path, run):
     assert "warning" not in run("serve", path, "--capacity", "1MiB", *bad_port)[2]
 
 
-def test_serve_leaves_a_disk_that_another_has_made_meanwhile(path, run, tmp_path, monkeypatch):
+def test_failed_serve_keeps_a_disk_created_by_another_process(path, run, tmp_path, monkeypatch):
     disk, others = tmp_path / "disk", []
     ssd = ["--ssd", disk, "--ssd-capacity", "2MiB", "--ssd-bucket", "512KiB"]
 
@@ -593,7 +593,7 @@ def test_serve_leaves_a_disk_that_another_has_made_meanwhile(path, run, tmp_path
     assert status == 2 and "port must be" in error and disk.exists() and not path.exists()
 
 
-def test_serve_removes_a_disk_while_it_has_it_locked(path, run, tmp_path, monkeypatch):
+def test_failed_serve_removes_its_disk_under_lock(path, run, tmp_path, monkeypatch):
     """Once it is not, another process may have it."""
     disk, there, close = tmp_path / "disk", [], SsdTier.close
 
@@ -608,7 +608,7 @@ def test_serve_removes_a_disk_while_it_has_it_locked(path, run, tmp_path, monkey
     assert there == [False] and not disk.exists() and not path.exists()
 
 
-def test_serve_refuses_before_it_serves(path, run, tmp_path):
+def test_serve_rejects_invalid_options_before_creating_anything(path, run, tmp_path):
     disk = tmp_path / "disk"
     make = ["serve", path, "--capacity", "1MiB"]
     before = signal.getsignal(signal.SIGTERM), signal.getsignal(signal.SIGINT)
@@ -644,7 +644,7 @@ def test_serve_refuses_before_it_serves(path, run, tmp_path):
     assert (signal.getsignal(signal.SIGTERM), signal.getsignal(signal.SIGINT)) == before
 
 
-def test_serve_names_the_option_that_does_not_fit_the_disk(path, run, tmp_path):
+def test_serve_names_the_option_in_conflict_with_the_disk(path, run, tmp_path):
     disk = tmp_path / "disk"
     with SsdTier(disk, 2 << 20, bucket_bytes=512 << 10):
         pass

@@ -110,7 +110,7 @@ def test_drain(served, cluster, servers, path, capsys):
         assert cluster.get_each(list(values)) == list(values.values())
 
 
-def test_what_cannot_be_drained(served, cluster, capsys):
+def test_drain_reports_objects_that_cannot_be_moved(served, cluster, capsys):
     """There is nowhere to go."""
     _, name, client = served
     cluster.put("x", VALUE)
@@ -121,7 +121,7 @@ def test_what_cannot_be_drained(served, cluster, capsys):
     assert len(client.get("/objects").json()["objects"]) == 1
 
 
-def test_a_drain_that_failed_is_given_up(served, cluster, servers, capsys):
+def test_failed_drain_can_be_cancelled(served, cluster, servers, capsys):
     _, name, client = served
     cluster.put("x", VALUE)
     url = str(client.base_url)
@@ -165,7 +165,7 @@ def fill(cluster) -> None:
     assert cluster.get_each(list(VALUES)) == list(VALUES.values())
 
 
-def test_a_node_with_a_disk_takes_it_along_or_says_what_it_leaves(serve_with_disk, servers, capsys):
+def test_drain_moves_the_disk_or_reports_what_stays(serve_with_disk, servers, capsys):
     with (
         serve_with_disk() as (_, name, client),
         TransferEngine() as engine,
@@ -194,7 +194,7 @@ def test_a_node_with_a_disk_takes_it_along_or_says_what_it_leaves(serve_with_dis
             assert too_small.name in [one.name for one in servers.members()]
 
 
-def test_a_node_that_is_killed_while_it_takes_its_disk_along(serve_with_disk, servers):
+def test_node_killed_while_draining_its_disk_loses_nothing(serve_with_disk, servers):
     """What was acknowledged is where it went, or still on the disk."""
     with (
         Store.create(16 << 20) as store,
@@ -221,7 +221,7 @@ def test_a_node_that_is_killed_while_it_takes_its_disk_along(serve_with_disk, se
                 assert node.name in [one.name for one in servers.members()]
 
 
-def test_it_leaves(served, servers):
+def test_serve_leaves_the_directory_on_sigterm(served, servers):
     pid, name, client = served
     assert [member.name for member in servers.members()] == [name]
     assert client.get("/health").status_code == 200
@@ -230,7 +230,7 @@ def test_it_leaves(served, servers):
     assert servers.members() == []
 
 
-def test_a_directory_that_does_not_answer(path, capfd):
+def test_serve_fails_with_an_unreachable_directory(path, capfd):
     with pytest.raises(AssertionError, match="serve has ended"):
         with serving(path, "--capacity", "1MiB", "--port", 0, "--directory", "redis://127.0.0.1:1"):
             pass

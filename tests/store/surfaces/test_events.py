@@ -107,7 +107,7 @@ def hear(subscription, num_hashes: int) -> list[tuple[type, list]]:
 
 
 @pytest.mark.parametrize("form", ["map", "array"])
-def test_what_is_published_is_heard(endpoints, form):
+def test_published_events_are_received(endpoints, form):
     options = {"replay_endpoint": endpoints[1], "namespace": "a", "form": form}
     others = np.concatenate([keys(5, namespace="b"), keys(1, 2)])
     with EventPublisher(endpoints[0], **options) as publisher, listening(publisher) as heard:
@@ -126,7 +126,7 @@ def test_whole_keys_are_published_for_all_namespaces():
         assert hear(heard, 1) == [(BlockStored, [bytes(7) + b"\x01" + b"\xff" * 8])]
 
 
-def test_a_snapshot_is_all_and_nothing_else(publisher):
+def test_snapshot_replaces_all_previous_state(publisher):
     many = keys(*range(10_000))
     with listening(publisher) as heard:
         tell_stored(publisher, keys(99_999))
@@ -139,7 +139,7 @@ def test_a_snapshot_is_all_and_nothing_else(publisher):
     ]
 
 
-def test_nothing_comes_into_a_snapshot(publisher, monkeypatch):
+def test_snapshot_is_queued_atomically(publisher, monkeypatch):
     """What happens while it is published comes after it, or before."""
     taken = []
     monkeypatch.setattr(publisher._queue, "put", lambda *changes: taken.append(len(changes)))
@@ -147,7 +147,7 @@ def test_nothing_comes_into_a_snapshot(publisher, monkeypatch):
     assert taken == [4]
 
 
-def test_keys_that_are_none(publisher):
+def test_invalid_snapshot_keys_are_rejected(publisher):
     for wrong in (None, "x", [1, 2, 3], [[1, 2, 3]], [[-1, 2]], [[1.5, 2]]):
         with pytest.raises(InvalidArgument, match="^publish_snapshot: keys must be"):
             publisher.publish_snapshot(wrong)
@@ -155,7 +155,7 @@ def test_keys_that_are_none(publisher):
 
 
 @pytest.mark.skipif(not socket.has_ipv6, reason="without IPv6")
-def test_addresses_of_ipv6():
+def test_ipv6_endpoints():
     with EventPublisher("tcp://[::1]:0", replay_endpoint="tcp://[::1]:0", namespace="a") as made:
         assert made.endpoint.startswith("tcp://[::1]:")
         with listening(made) as heard:
@@ -163,7 +163,7 @@ def test_addresses_of_ipv6():
             assert hear(heard, 1) == [(BlockStored, [1])]
 
 
-def test_frames_and_fields_are_vllms():
+def test_frames_and_fields_match_vllm():
     """A subscriber that is not ours, with vLLM's structs and sockets."""
     with EventPublisher(
         TCP, topic="kv", replay_endpoint=TCP, namespace="a", block_size=256, data_parallel_rank=3
@@ -219,7 +219,7 @@ def test_only_the_last_batches_are_kept(monkeypatch):
             assert eventually(lambda: kept() == [[2], [3], [4]])
 
 
-def test_silence_displaces_nothing_that_is_kept(monkeypatch):
+def test_heartbeats_do_not_displace_kept_batches(monkeypatch):
     monkeypatch.setattr(publisher_module, "HEARTBEAT_S", 0.005)
     with EventPublisher(TCP, replay_endpoint=TCP, buffer_steps=3, namespace="a") as publisher:
         with listening(publisher) as heard:
@@ -237,7 +237,7 @@ def test_silence_displaces_nothing_that_is_kept(monkeypatch):
                 assert batch.events == [] and not batch.is_after_gap
 
 
-def test_kept_batches(monkeypatch):
+def test_replay_buffer(monkeypatch):
     """Numbers that were skipped stay so; of too many empty ones the last are there."""
     kept = replay_module.KeptBatches(3)
     for number in (10, 11, 12, 14, 15, 16, 17, 18, 20, 21):
@@ -284,7 +284,7 @@ def test_replays_of_arrays_have_no_topic():
             assert kind == "BlockStored" and len(hashes) == 2
 
 
-def test_strangers_are_passed_over(publisher):
+def test_malformed_replay_requests_are_ignored(publisher):
     with zmq.Context.instance().socket(zmq.DEALER) as stranger:
         stranger.connect(publisher.replay_endpoint)
         for frames in [(b"x",), (b"", b"short"), (b"x", bytes(8)), (b"", bytes(8), b"more")]:
@@ -294,7 +294,7 @@ def test_strangers_are_passed_over(publisher):
         assert stranger.recv_multipart() == [b"", b"", b"\xff" * 8, b""]
 
 
-def test_a_slow_subscriber_has_it_all_in_the_end(monkeypatch):
+def test_slow_subscriber_catches_up_by_replay(monkeypatch):
     """20 MB are more than its socket holds; the rest is dropped, and had again."""
     monkeypatch.setattr(publisher_module, "MAX_BATCH", 1)
     monkeypatch.setattr(publisher_module, "HEARTBEAT_S", 0.1)
@@ -339,7 +339,7 @@ def test_stopped_and_killed_subscribers_delay_no_one(publisher, monkeypatch):
             assert hear(heard, 4096)[0][0] is BlockRemoved
 
 
-def test_a_killed_publisher_that_comes_again_is_a_gap(tmp_path):
+def test_restarted_publisher_is_reported_as_a_gap(tmp_path):
     endpoint = f"ipc://{tmp_path}/events"
 
     def life():
@@ -387,14 +387,14 @@ def test_silence_is_reported_while_replays_are_requested(monkeypatch):
         assert eventually(is_heard)
 
 
-def test_nothing_is_kept_for_no_replays():
+def test_nothing_is_kept_without_a_replay_endpoint():
     with EventPublisher(TCP, namespace="a") as publisher, listening(publisher) as heard:
         tell_stored(publisher, keys(1))
         assert hear(heard, 1) == [(BlockStored, [1])]
         assert publisher._kept is None
 
 
-def test_closing_sends_what_is_queued(publisher):
+def test_close_sends_queued_events(publisher):
     with listening(publisher) as heard:
         tell_stored(publisher, keys(*range(1, 4)))
         publisher.close()
@@ -423,7 +423,7 @@ def test_changes_by_threads_are_published_once(publisher):
         assert own == sorted(own)
 
 
-def test_a_thread_that_is_too_slow_leaves_a_gap(monkeypatch):
+def test_queue_overflow_leaves_a_gap(monkeypatch):
     """A put does not wait for it: what does not fit is dropped, and the subscriber knows where."""
     may_go_on, encode = threading.Event(), publisher_module.encode
     with EventPublisher(TCP, namespace="a") as publisher, listening(publisher) as heard:
@@ -447,7 +447,7 @@ def test_a_thread_that_is_too_slow_leaves_a_gap(monkeypatch):
         assert hear(heard, 1) == [(BlockStored, [32])]
 
 
-def test_the_queue():
+def test_change_queue():
     queue: ChangeQueue[int] = ChangeQueue(2)
     for number in range(5):
         queue.put(number)
@@ -494,7 +494,7 @@ def test_wrong_arguments(options, message):
         EventPublisher(**{"endpoint": TCP, **options})
 
 
-def test_somebody_else_listens_there(publisher):
+def test_endpoint_in_use_is_reported(publisher):
     with pytest.raises(OSError, match=f"endpoint {publisher.endpoint}"):
         EventPublisher(publisher.endpoint)
     with EventPublisher(TCP) as other:

@@ -75,7 +75,7 @@ def test_an_index_follows_a_store(pool):
         assert not any(store.exists_each(keys[:4])) and follow(0)
 
 
-def test_after_a_gap_the_store_is_asked():
+def test_index_is_rebuilt_from_the_store_after_a_gap():
     from mooncake_serving.store.events import EventBatch
 
     index = PrefixIndex(1)

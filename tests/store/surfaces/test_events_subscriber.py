@@ -100,7 +100,7 @@ def numbers(heard, count: int) -> list[tuple[int, bool]]:
 
 
 @pytest.mark.parametrize("has_topic", [True, False])
-def test_missed_batches_are_had_again(publisher, has_topic):
+def test_missed_batches_are_replayed(publisher, has_topic):
     topic = (b"",) if has_topic else ()
     publisher.answers = [
         *((*topic, number.to_bytes(8, "big"), payload(number)) for number in range(1, 6)),
@@ -113,7 +113,7 @@ def test_missed_batches_are_had_again(publisher, has_topic):
         assert publisher.requests == [1] and heard.receive(0.05) is None
 
 
-def test_what_came_before_the_first_is_had(publisher):
+def test_batches_before_the_first_are_replayed(publisher):
     publisher.answers = [
         *((b"", number.to_bytes(8, "big"), payload(number)) for number in range(7, 12)),
         (b"", END, b""),
@@ -134,7 +134,7 @@ def test_what_came_before_the_first_is_had(publisher):
 
 @pytest.mark.parametrize("number", [0, 7])
 @pytest.mark.parametrize("is_snapshot", [False, True])
-def test_before_the_first_something_may_have_come(publisher, number, is_snapshot):
+def test_first_batch_is_after_a_gap_unless_complete(publisher, number, is_snapshot):
     events = [AllBlocksCleared()] if is_snapshot else []
     with subscribe(publisher.endpoint) as heard:
         batches = []
@@ -148,14 +148,14 @@ def test_before_the_first_something_may_have_come(publisher, number, is_snapshot
         assert batches[-1].is_after_gap == (number > 0 and not is_snapshot)
 
 
-def test_what_cannot_be_had_again_is_a_gap(publisher):
+def test_batches_missing_from_the_replay_are_a_gap(publisher):
     publisher.answers = [(b"", (4).to_bytes(8, "big"), payload(4)), (b"", END, b"")]
     with listening(publisher) as heard:
         publisher.send(5)
         assert numbers(heard, 2) == [(4, True), (5, False)]
 
 
-def test_without_replay_every_gap_is_for_good(publisher):
+def test_gaps_without_replay_are_permanent(publisher):
     with listening(publisher, replay=False) as heard:
         publisher.send(1)
         publisher.send(3)
@@ -163,7 +163,7 @@ def test_without_replay_every_gap_is_for_good(publisher):
         assert numbers(heard, 3) == [(1, False), (3, True), (4, False)]
 
 
-def test_a_publisher_that_begins_anew_is_a_gap(publisher):
+def test_restarted_publisher_is_a_gap(publisher):
     with listening(publisher, replay=False) as heard:
         publisher.send(1)
         publisher.send(0)
@@ -180,7 +180,7 @@ def test_a_publisher_that_begins_anew_is_a_gap(publisher):
         [(b"", (9).to_bytes(8, "big"), payload(9)), (b"", END, b"")],  # not asked for
     ],
 )
-def test_replays_that_are_nonsense(publisher, answers, monkeypatch):
+def test_malformed_replays_are_a_gap(publisher, answers, monkeypatch):
     monkeypatch.setattr(replay_module, "WAIT_S", 0.3)
     publisher.answers = answers
     with listening(publisher) as heard:
@@ -198,7 +198,7 @@ def test_no_one_answers(publisher, monkeypatch):
         assert numbers(heard, 1) == [(2, True)]
 
 
-def test_nonsense_is_logged_once(publisher, caplog):
+def test_malformed_batches_are_logged_once(publisher, caplog):
     with subscribe(publisher.endpoint) as heard:
 
         def has_skipped() -> bool:
@@ -209,7 +209,7 @@ def test_nonsense_is_logged_once(publisher, caplog):
     assert caplog.text.count("is no batch of KV events, and is skipped") == 1
 
 
-def test_nonsense_is_counted_and_shows_as_a_gap(publisher):
+def test_malformed_batches_are_counted_and_reported_as_a_gap(publisher):
     with listening(publisher, replay=False) as heard:
         publisher.send_frames(b"", b"short", payload(1))
         publisher.send_frames(b"alone")
@@ -268,7 +268,7 @@ class Cable:
                         self._other_end.pop(self._other_end.pop(one))
 
 
-def test_a_publisher_whose_host_has_vanished_is_connected_to_anew(publisher, monkeypatch):
+def test_subscriber_reconnects_when_the_publishers_host_vanished(publisher, monkeypatch):
     """A subscriber says nothing by itself, and so would never learn that no one is there."""
     monkeypatch.setattr(subscriber_module, "PING_S", 0.1)
     monkeypatch.setattr(subscriber_module, "GONE_S", 0.5)

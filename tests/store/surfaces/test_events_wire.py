@@ -32,7 +32,7 @@ EVENTS = [
 ]
 
 
-def test_vllm_reads_the_maps():
+def test_vllm_decodes_map_events():
     before = time.time()
     batch = msgspec.msgpack.decode(encode(EVENTS, 3, "map"), type=VllmMapBatch)
     assert before <= batch.ts <= time.time() and batch.data_parallel_rank == 3
@@ -47,7 +47,7 @@ def test_vllm_reads_the_maps():
     ]  # fmt: skip
 
 
-def test_older_readers_read_the_arrays():
+def test_older_readers_decode_array_events():
     batch = msgspec.msgpack.decode(encode(EVENTS, None, "array"), type=OldBatch)
     assert batch.events == [
         OldBlockStored([1, 2**64 - 1], None, [], 16, None),
@@ -56,7 +56,7 @@ def test_older_readers_read_the_arrays():
     ]
 
 
-def test_what_vllm_writes_is_read():
+def test_events_of_vllm_are_decoded():
     theirs = [
         VllmBlockStored([b"\0" * 32], b"\1" * 32, [5, 6], 2, 7, "GPU", "lora", group_idx=0),
         VllmBlockRemoved([1], None),
@@ -83,7 +83,7 @@ def test_a_batch_may_be_a_map():
         decode(msgspec.msgpack.encode({"events": [event]}))
 
 
-def test_longer_events_and_batches_are_read():
+def test_extra_fields_are_ignored():
     longer = ["BlockRemoved", [1], "CPU", 0, "LOCAL"]
     assert decode(msgspec.msgpack.encode([1.0, [longer], 0, "later"])) == (
         1.0,
@@ -93,7 +93,7 @@ def test_longer_events_and_batches_are_read():
     )
 
 
-def test_unknown_events_are_left_out():
+def test_unknown_events_are_skipped():
     known = {"type": "BlockRemoved", "block_hashes": [7], "medium": "CPU"}
     later = {"type": "BlockMoved", "block_hashes": [1], "to": {"medium": "STORAGE"}}
     batch = [1.0, [later, known, ["TierAdded"], ["BlockRemoved", [1], "CPU"]], 0]
@@ -102,7 +102,7 @@ def test_unknown_events_are_left_out():
     assert decode(msgspec.msgpack.encode(batch)) == (1.0, events, 0, unknown)
 
 
-def test_an_array_may_have_something_else_after_the_medium():
+def test_array_with_a_foreign_field_after_the_medium_is_decoded():
     """SGLang's arrays have no name of a LoRA."""
     fields = [[1], None, [5, 6], 2, None, "GPU"]
     batch = [1.0, [["BlockStored", *fields, {"cache_salt": "tenant"}]], None]
@@ -119,7 +119,7 @@ ANY_EVENT = (
 
 @given(st.lists(ANY_EVENT, max_size=5), st.none() | st.integers(0, 9), st.booleans())
 @settings(deadline=None)
-def test_both_forms_come_back(events, rank, as_maps):
+def test_map_and_array_forms_round_trip(events, rank, as_maps):
     assert decode(encode(events, rank, "map" if as_maps else "array"))[1:] == (events, rank, [])
 
 
@@ -144,7 +144,7 @@ def test_both_forms_come_back(events, rank, as_maps):
         [1.0, [], "zero"],
     ],
 )
-def test_what_is_no_batch(batch):
+def test_invalid_batches_are_rejected(batch):
     with pytest.raises(InvalidArgument, match="^decode: payload must be a batch of KV events"):
         decode(msgspec.msgpack.encode(batch))
 

@@ -109,7 +109,7 @@ def test_a_disk_is_reported(pool, tiered):
     assert not scrape(collector)
 
 
-def test_a_pool_that_a_stopped_process_holds(pool, tiered, monkeypatch):
+def test_scrape_while_a_stopped_process_holds_the_pool(pool, tiered, monkeypatch):
     def stats(timeout_s):
         assert timeout_s < 10, "Prometheus does not wait longer"
         raise TimeoutError("a stopped process holds the pool")
@@ -127,7 +127,7 @@ def test_a_pool_that_a_stopped_process_holds(pool, tiered, monkeypatch):
         assert (without_the_pool, pool.path) in values
 
 
-def test_several_stores_and_closed_ones(pool):
+def test_collector_with_several_and_closed_stores(pool):
     other = Store.create(4096)
     collector = metrics.StoreCollector(Store(pool))
     collector.add(other)
@@ -156,7 +156,7 @@ def test_a_pool_that_is_reopened_is_reported_again(path):
     assert not collector._stores, "nor does it keep what was closed"
 
 
-def test_the_page_lists_all_metrics(tiered):
+def test_documentation_lists_all_metrics(tiered):
     names = {name for name, _ in scrape(metrics.StoreCollector(tiered))}
     table = PAGE[PAGE.index("## Metrics") :].partition("\n## ")[0]
     assert set(re.findall(r"^\| `([a-z_]+)` \|", table, re.MULTILINE)) == names

@@ -63,7 +63,7 @@ def held(hosts):
         yield one, two, cluster, goes_on
 
 
-def test_a_drain_that_is_cancelled_in_the_middle(held):
+def test_drain_cancelled_in_progress(held):
     one, two, cluster, goes_on = held
     cluster.cancel_drain(one.node.name)
     progress = cluster.draining()
@@ -82,7 +82,7 @@ def test_a_drain_that_is_cancelled_in_the_middle(held):
         cluster.cancel_drain(one.node.name)
 
 
-def test_a_drain_that_is_wanted_again_while_it_is_being_cancelled(held):
+def test_drain_requested_again_during_cancellation(held):
     one, two, cluster, goes_on = held
     for _ in range(2):
         cluster.cancel_drain(one.node.name)
@@ -93,7 +93,7 @@ def test_a_drain_that_is_wanted_again_while_it_is_being_cancelled(held):
 
 
 @pytest.mark.parametrize("is_cancelled", [False, True])
-def test_a_drain_that_shall_leave_the_disk_after_all(hosts, tmp_path, is_cancelled):
+def test_running_drain_is_switched_to_leave_the_disk(hosts, tmp_path, is_cancelled):
     """The one that runs ends after its current batch, and another one follows."""
     tier = SsdTier(tmp_path / "tier", 64 << 20, bucket_bytes=4 << 20)
     store = TieredStore(ObjectPool.create(16 * UNIT), tier, min_uses=1)
@@ -123,7 +123,7 @@ def test_a_drain_that_shall_leave_the_disk_after_all(hosts, tmp_path, is_cancell
     assert sum(map(two.store.exists, range(64))) == 64 - progress.num_on_disk
 
 
-def test_a_drain_is_given_up_without_the_directory(hosts):
+def test_drain_is_cancelled_without_the_directory(hosts):
     directory = SomeDirectory(hosts.directory)
     one = hosts.make("one", directory=directory, ttl_s=SHORT_TTL_S)
     one.cluster.put("a", value(1))

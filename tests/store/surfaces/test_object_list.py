@@ -16,7 +16,7 @@ KEYS = st.tuples(WORDS, WORDS)
 
 @given(keys=st.sets(KEYS, max_size=30), limit=st.integers(1, 7), digits=st.integers(0, 3))
 @settings(max_examples=40, deadline=None)
-def test_pages_are_the_sorted_list(keys, limit, digits):
+def test_pages_concatenate_to_the_sorted_list(keys, limit, digits):
     with ObjectPool.create(64 * 4096) as pool:
         for key in keys:
             pool.put_from(key, bytes(key[0] % 100))
@@ -34,7 +34,7 @@ def test_pages_are_the_sorted_list(keys, limit, digits):
         assert all(found.num_bytes == found.key[0] % 100 for found in listed)
 
 
-def test_an_object_is_looked_at_and_not_used(pool):
+def test_find_object_does_not_count_as_use(pool):
     pool.put_from((1, 2), b"abc", retention="soft")
     found = find_object(pool, (1, 2))
     assert (found.num_bytes, found.retention) == (3, "soft")
@@ -49,6 +49,6 @@ def test_keys_as_text(key):
 
 
 @pytest.mark.parametrize("text", ["", "0x", "12", "0x" + "0" * 33, "g" * 32, "0x0x" + "0" * 30])
-def test_what_is_no_key(text):
+def test_invalid_key_text_is_rejected(text):
     with pytest.raises(InvalidArgument, match=r"^op: this must be .*32 hexadecimal digits, got"):
         parse_key("op", text, argument="this")

@@ -91,7 +91,7 @@ def live(path) -> None:
                 store.evict(SIZE)
 
 
-def test_a_served_pool_that_other_processes_change(path):
+def test_changes_by_other_processes_are_published(path):
     """They are killed again and again. Whoever subscribes late, or missed much, gets it all."""
     with ObjectPool.create(64 * SIZE, path, num_objects=64) as pool:
         pool.put_from((1, 1), b"before")
@@ -112,7 +112,7 @@ def test_a_served_pool_that_other_processes_change(path):
                     assert Router(late).hears(pool.objects().keys)
 
 
-def test_a_process_with_the_interface_of_mooncake(path):
+def test_changes_through_the_mooncake_api_are_published(path):
     """And whoever removes it: another process, or the server."""
 
     def use() -> None:
@@ -169,7 +169,7 @@ def to_disk(store: TieredStore, *keys: int) -> None:
     assert store.flush()
 
 
-def test_what_moves_to_the_disk_and_back(tiered, publisher):
+def test_moves_to_the_disk_and_back_are_published(tiered, publisher):
     with (
         tiered() as store,
         StoreEvents(store, publisher, interval_s=0.01) as events,
@@ -199,7 +199,7 @@ def test_what_moves_to_the_disk_and_back(tiered, publisher):
         assert router.blocks["STORAGE"] == {word} and not store.tier._index._watches
 
 
-def test_a_disk_that_gives_up_what_is_oldest(tiered):
+def test_objects_dropped_from_a_full_disk_are_published(tiered):
     """Whatever moves, and is dropped with its bucket, it is told so in the end, also to a router
     that begins with what was on the disk before.
     """
@@ -226,7 +226,7 @@ def test_a_disk_that_gives_up_what_is_oldest(tiered):
             assert router.hears(store.pool.objects().keys, store.tier.keys())
 
 
-def test_what_another_node_puts_and_removes(hosts, publisher):
+def test_puts_and_removals_by_another_node_are_published(hosts, publisher):
     """Of which this process's Python learns nothing."""
     one, two = hosts.several(2)
     two.node.set_draining(True)  # it puts into the other pool
@@ -239,7 +239,7 @@ def test_what_another_node_puts_and_removes(hosts, publisher):
         assert router.hears(one.cluster.keyspace.keys([0, 1, 2, 4]))
 
 
-def test_a_stopped_process_delays_events(pool, publisher, caplog):
+def test_events_are_delayed_while_a_stopped_process_holds_the_pool(pool, publisher, caplog):
     """It holds the pool: they come once it goes on, and are late until then."""
     with Store(pool) as store, hearing(publisher) as heard:
         with StoreEvents(store, publisher, interval_s=0.001) as events:
@@ -263,7 +263,7 @@ def test_a_stopped_process_delays_events(pool, publisher, caplog):
             assert router.hears(pool.objects().keys)
 
 
-def test_a_store_that_was_closed_before(pool, publisher, caplog):
+def test_closing_the_pool_ends_its_events(pool, publisher, caplog):
     with StoreEvents(Store(pool), publisher, interval_s=0.001) as events:
         pool.close()
         assert eventually(lambda: not events._thread.is_alive())

@@ -66,7 +66,7 @@ def test_a_read_waits_for_an_event(pair, driver):
     stream.close()
 
 
-def test_host_memory_waits_as_well(pair, driver):
+def test_write_of_host_memory_waits_for_an_event(pair, driver):
     near, far = untouched(4096), untouched(4096)
     local, remote = pair.regions(near, far)
     stream = driver.stream()
@@ -83,7 +83,7 @@ def test_host_memory_waits_as_well(pair, driver):
     stream.close()
 
 
-def test_the_deadline_holds(pair, late):
+def test_deadline_expires_while_waiting_for_event(pair, late):
     near, far, stream = late
     event = stream.record()
     row = [(near.address, far.address, SIZE)]
@@ -98,7 +98,7 @@ def test_the_deadline_holds(pair, late):
     stream.forget(event)
 
 
-def test_it_can_be_cancelled_and_its_region_closed(pair, late, driver):
+def test_waiting_transfer_can_be_cancelled_or_lose_its_region(pair, late, driver):
     near, far, stream = late
     event = stream.record()
     row = [(near.address, far.address, SIZE)]
@@ -117,7 +117,7 @@ def test_it_can_be_cancelled_and_its_region_closed(pair, late, driver):
     stream.forget(event)
 
 
-def test_others_are_finished_before_it_waits(pair, late):
+def test_requests_ahead_finish_before_the_event_wait(pair, late):
     near, far, stream = late
     first, second = untouched(SIZE), untouched(SIZE)
     first[:] = addressed(SIZE)
@@ -134,7 +134,7 @@ def test_others_are_finished_before_it_waits(pair, late):
     stream.forget(event)
 
 
-def test_a_driver_that_fails_fails_the_request(pair, late, driver):
+def test_driver_error_in_event_query_fails_the_request(pair, late, driver):
     near, far, stream = late
     event = stream.record()
     driver.fail("cuEventQuery", 700)
@@ -145,7 +145,7 @@ def test_a_driver_that_fails_fails_the_request(pair, late, driver):
     stream.forget(event)
 
 
-def test_what_is_neither_an_event_nor_a_stream(pair):
+def test_after_rejects_non_events(pair):
     local, remote = pair.regions(untouched(16), untouched(16))
     for wrong in ("now", 0, -1, 1 << 64, 1.5, True, object()):
         with pytest.raises(InvalidArgument, match=r"write: after must be a torch\.cuda\.Event"):
@@ -160,7 +160,7 @@ def _write_after_an_event() -> int:
         return GPUS.driver.get("cuInit")
 
 
-def test_a_process_that_does_not_use_cuda_has_no_events(driver):
+def test_after_without_cuda_context_is_rejected(driver):
     assert in_new_process(_write_after_an_event) == 0
 
 
@@ -173,7 +173,7 @@ class TorchLike:
 
 
 @pytest.mark.parametrize("kind", ["Stream", "Event"])
-def test_what_torch_calls_streams_and_events(pair, late, monkeypatch, kind):
+def test_after_accepts_torch_like_streams_and_events(pair, late, monkeypatch, kind):
     near, far, stream = late
     monkeypatch.setattr(torch.cuda, kind, TorchLike)
     event = stream.record()
@@ -194,7 +194,7 @@ def test_what_torch_calls_streams_and_events(pair, late, monkeypatch, kind):
     stream.forget(event)
 
 
-def test_a_stream_that_a_graph_is_captured_from_is_refused(pair, late, driver, monkeypatch):
+def test_after_rejects_stream_under_graph_capture(pair, late, driver, monkeypatch):
     """An event in it would be part of the graph, and nobody could ask for it."""
     near, far, stream = late
     monkeypatch.setattr(torch.cuda, "Stream", TorchLike)

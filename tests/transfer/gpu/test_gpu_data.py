@@ -46,7 +46,7 @@ def move(pair: Pair, verb: str, rows, **options):
     ticket.wait(WAIT_S)
 
 
-def test_a_region_tells_where_it_is(pair):
+def test_region_reports_its_location(pair):
     near = pair.near.register(GPUS.allocate(4096, device=1).buffer)
     assert near.location == f"cuda:{1 % GPUS.count}"
     pair.far.register(GPUS.allocate(4096).buffer)
@@ -144,7 +144,7 @@ def test_one_request_over_all_kinds_of_memory(pair, data):
         region.close()
 
 
-def test_a_notification_comes_when_the_bytes_are_there(pair):
+def test_notification_arrives_after_the_data(pair):
     near, far = GPUS.allocate(2 * MIB), GPUS.allocate(2 * MIB)
     pair.regions(near.buffer, far.buffer)
     for step in range(5):
@@ -157,7 +157,7 @@ def test_a_notification_comes_when_the_bytes_are_there(pair):
         ticket.wait(WAIT_S)
 
 
-def test_a_part_of_an_allocation(pair):
+def test_part_of_an_allocation_can_be_registered(pair):
     near, far = GPUS.allocate(8192), GPUS.allocate(8192)
     near.put(addressed(8192))
     inner = far.part(4096, 6144)

@@ -48,7 +48,9 @@ def get(memory):
         ("cuEventQuery", ILLEGAL_ADDRESS, 1),
     ],
 )
-def test_a_call_that_fails(driver, transport, verb, kinds, function, error, after):
+def test_driver_call_failure_fails_the_request(
+    driver, transport, verb, kinds, function, error, after
+):
     if transport == "local" and (function == "cuMemHostAlloc" or after):
         pytest.skip("local makes no such call")
     made, (near, far) = connect(transport, kinds)
@@ -70,7 +72,7 @@ def test_a_call_that_fails(driver, transport, verb, kinds, function, error, afte
 
 
 @pytest.mark.parametrize("transport", ["local", "shm", "tcp"])
-def test_a_gpu_that_hangs_until_the_deadline(driver, transport):
+def test_hung_gpu_times_out_and_recovers(driver, transport):
     made, (near, far) = connect(transport, ("gpu", "host"))
     with made as pair:
         local, remote = pair.regions(near, far)
@@ -85,7 +87,7 @@ def test_a_gpu_that_hangs_until_the_deadline(driver, transport):
         assert np.array_equal(far, addressed(SIZE))
 
 
-def test_a_gpu_that_hangs_for_good_is_given_up(driver):
+def test_permanently_hung_gpu_leaks_its_pinned_memory(driver):
     made, (near, far) = connect("tcp", ("gpu", "host"))
     with made as pair:
         local, remote = pair.regions(near, far)
@@ -99,7 +101,7 @@ def test_a_gpu_that_hangs_for_good_is_given_up(driver):
 
 
 @pytest.mark.parametrize("transport", ["shm", "tcp"])
-def test_a_region_that_is_closed_in_the_middle(driver, transport):
+def test_closing_region_mid_transfer_fails_it(driver, transport):
     driver.set(num_looks=4000)  # a slow GPU
     made, (near, far) = connect(transport, ("host", "gpu"))
     with made as pair:
@@ -133,7 +135,7 @@ def test_files(driver, tmp_path, function, verb):
         assert np.array_equal(near.get(), expected)
 
 
-def test_what_cannot_be_registered(driver):
+def test_invalid_gpu_registrations_are_rejected(driver):
     memory = GPUS.allocate(8192, device=1).buffer
     host = untouched(4096)
     with TransferEngine() as engine:

@@ -51,7 +51,7 @@ def on_gpu(num_bytes: int, device: int = 0):
 @pytest.mark.parametrize("at", [0, PAGE, PAGE + 3])
 @pytest.mark.parametrize("size", [PAGE, 9 * MIB + 77])
 @pytest.mark.parametrize("offset", [0, 7])
-def test_there_and_back(cufile, tmp_path, at, size, offset):
+def test_write_and_read_back_at_any_offset(cufile, tmp_path, at, size, offset):
     """Wherever it is in the file and in memory; pages past the host, ends of pages through it."""
     path = file_of(tmp_path, size + 3 * PAGE)
     near = on_gpu(size + 16, 1)
@@ -98,7 +98,7 @@ def test_blocks_of_two_gpus_and_of_the_host(cufile, tmp_path):
         assert cufile.num_writes() > 0 and cufile.num_reads() > 0
 
 
-def test_calls_that_move_less_than_they_are_asked(cufile, tmp_path):
+def test_short_cufile_calls_are_continued(cufile, tmp_path):
     path = file_of(tmp_path, MIB)
     near = on_gpu(MIB)
     cufile.set(NVIDIA_FS, most_bytes=8 * PAGE)
@@ -114,7 +114,7 @@ def test_calls_that_move_less_than_they_are_asked(cufile, tmp_path):
 
 @pytest.mark.parametrize("after", [0, 1, 3])
 @pytest.mark.parametrize("result", [IO_NOT_SUPPORTED, -errno.EINVAL])
-def test_what_cufile_does_not_take_goes_by_way_of_the_host(cufile, tmp_path, result, after):
+def test_cufile_refusal_falls_back_to_host_staging(cufile, tmp_path, result, after):
     """From the call on that it refuses: nothing is lost, and nothing asked again."""
     path = file_of(tmp_path, 8 * MIB)
     near = on_gpu(8 * MIB)
@@ -130,7 +130,7 @@ def test_what_cufile_does_not_take_goes_by_way_of_the_host(cufile, tmp_path, res
         assert cufile.num_writes() + cufile.num_reads() == calls
 
 
-def test_a_disk_that_fails(cufile, tmp_path):
+def test_disk_error_fails_the_request(cufile, tmp_path):
     path = file_of(tmp_path, 4 * MIB)
     near = on_gpu(4 * MIB)
     with TransferEngine() as engine, engine.open(f"file:{path}") as peer:
@@ -142,7 +142,7 @@ def test_a_disk_that_fails(cufile, tmp_path):
         assert (near.get() == 0).all()
 
 
-def test_where_it_is_not_to_be_had(found, tmp_path):
+def test_unavailable_gds_is_explained(found, tmp_path):
     path = file_of(tmp_path, MIB)
     near, host = on_gpu(MIB), untouched(PAGE)
     ways = []
@@ -164,7 +164,7 @@ def test_where_it_is_not_to_be_had(found, tmp_path):
     assert "GPUDirect Storage" in str(ways[2])
 
 
-def test_tmpfs_has_none(cufile):
+def test_tmpfs_falls_back_without_o_direct(cufile):
     with open("/dev/shm/mk-test-gpu-file", "wb") as file:
         file.write(bytes(MIB))
     try:

@@ -37,7 +37,7 @@ def counted(engine, peer) -> dict[str, int]:
 
 @pytest.mark.parametrize("transport", ["cuda_ipc", "shm", "tcp"])
 @pytest.mark.parametrize("device", [0, 1])
-def test_an_object_of_a_pool_on_a_gpu(gpus, remote, transport, device):
+def test_pool_object_on_gpu_is_read(gpus, remote, transport, device):
     """As nodes read it, when it was pinned."""
     near = GPUS.allocate(SIZE)
     address = remote.store(SIZE, device % gpus.count)
@@ -94,7 +94,7 @@ def test_many_small_blocks(remote, engine, verb):
 
 
 @pytest.mark.parametrize("transports", [None, ["tcp"]], ids=str)
-def test_a_notification_comes_when_the_bytes_are_there(gpus, remote, transports):
+def test_notification_arrives_after_the_data(gpus, remote, transports):
     near = GPUS.allocate(SIZE)
     address = remote.register(SIZE)
     with TransferEngine(transports=transports) as engine, engine.open(remote.name()) as peer:
@@ -109,7 +109,7 @@ def test_a_notification_comes_when_the_bytes_are_there(gpus, remote, transports)
 
 
 @pytest.mark.parametrize("transports", [None, ["tcp"]], ids=str)
-def test_a_graph_that_another_thread_captures_is_not_broken(driver, remote, transports):
+def test_transfer_does_not_break_graph_capture_in_other_thread(driver, remote, transports):
     """Then the driver refuses many calls of other threads, and gives the graph up."""
     near = GPUS.allocate(SIZE)
     near.put(addressed(SIZE))
@@ -138,7 +138,7 @@ def test_host_memory_at_one_end(remote, engine, kind):
         assert engine.explain_path(local, peer, address).transport == "cuda_ipc"
 
 
-def test_a_gpu_and_host_memory_of_the_peer(remote, engine):
+def test_gpu_to_host_memory_of_peer_uses_staging(remote, engine):
     near = GPUS.allocate(SIZE)
     near.put(addressed(SIZE))
     address = remote.register_host(untouched(SIZE))
@@ -153,7 +153,7 @@ def test_a_gpu_and_host_memory_of_the_peer(remote, engine):
         assert "cuda:0 goes by way of pinned memory here" in path.reasons
 
 
-def test_memory_that_cannot_be_exported_is_staged(remote, engine, driver):
+def test_unexportable_memory_is_staged(remote, engine, driver):
     near = GPUS.allocate(SIZE)
     near.put(addressed(SIZE))
     address = remote.register(SIZE, exportable=False)
@@ -172,7 +172,7 @@ def test_memory_that_cannot_be_exported_is_staged(remote, engine, driver):
             only.write(peer, [(near.address, address, SIZE)]).wait(WAIT_S)
 
 
-def test_a_gpu_that_is_not_visible_here(remote, engine, driver):
+def test_gpu_invisible_to_this_process_is_staged(remote, engine, driver):
     address = remote.register(SIZE)
     remote.driver("set", first_gpu=64)
     near = GPUS.allocate(SIZE)
@@ -186,7 +186,7 @@ def test_a_gpu_that_is_not_visible_here(remote, engine, driver):
         )
 
 
-def test_a_process_that_does_not_use_cuda_is_not_made_to(remote, engine, driver):
+def test_process_without_cuda_stays_without_a_context(remote, engine, driver):
     here = GPUS.allocate(SIZE)
     here.put(addressed(SIZE))
     address = engine.register(here.buffer).address
@@ -201,7 +201,7 @@ def test_a_process_that_does_not_use_cuda_is_not_made_to(remote, engine, driver)
     assert remote.driver("get", "num_imports") == 0  # closed with the peer
 
 
-def test_what_is_open_is_closed_with_its_region_or_its_peer(one_lane, remote, engine, driver):
+def test_ipc_handles_are_closed_with_region_or_peer(one_lane, remote, engine, driver):
     near = GPUS.allocate(SIZE)
     engine.register(near.buffer)
     first, second = remote.register(SIZE), remote.register(SIZE)
@@ -229,7 +229,7 @@ def test_regions_registered_later_are_found(remote, engine):
             assert np.array_equal(remote.get(index), addressed(SIZE))
 
 
-def test_a_peer_that_is_killed(remote, engine):
+def test_killed_peer_fails_writes_and_closes_imports(remote, engine):
     near = GPUS.allocate(SIZE)
     engine.register(near.buffer)
     address = remote.register(SIZE)

@@ -73,7 +73,7 @@ def test_blocks_from_and_to_gpus(gpus, monkeypatch, transport, places):
         assert here.unregister_memory(near) == there.unregister_memory(far) == 0
 
 
-def test_a_peer_of_this_machine(engine, gpus):
+def test_local_peer_uses_ipc_handles(engine, gpus):
     """Opened by a handle of the driver, as its own tests have it."""
     memory = gpus.allocate(SIZE)
     memory.put(addressed(SIZE))
@@ -89,7 +89,7 @@ def test_a_peer_of_this_machine(engine, gpus):
         assert not any(peer.close().values())
 
 
-def test_what_cannot_be_registered(engine, gpus, caplog):
+def test_invalid_gpu_registrations_return_error(engine, gpus, caplog):
     memory = gpus.allocate(SIZE)
     register = engine.register_memory
     refused(caplog, -1, "one allocation on a GPU", register, memory.address, SIZE + (1 << 30))
@@ -102,7 +102,7 @@ def test_what_cannot_be_registered(engine, gpus, caplog):
         engine.read_bytes_from_buffer(memory.address, 8)
 
 
-def test_a_driver_that_fails(engine, driver, gpus, caplog):
+def test_driver_failures_return_error_codes(engine, driver, gpus, caplog):
     """All or none of a batch, and a code, whoever fails."""
     first, second = gpus.allocate(SIZE), gpus.allocate(SIZE)
     batch = [first.address, second.address], [SIZE, SIZE]

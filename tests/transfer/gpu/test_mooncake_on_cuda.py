@@ -78,7 +78,7 @@ def is_told(caplog, engine: TransferEngine, reason: str) -> bool:
     return re.search(f"a transfer in a stream failed: .*{reason}", error) is not None
 
 
-def test_a_write_begins_when_its_stream_arrives(ends, stream):
+def test_write_starts_when_the_stream_reaches_it(ends, stream):
     data = GPUS.allocate(SIZE)
     data.put(addressed(SIZE))
     stream.stall()
@@ -94,7 +94,7 @@ def test_a_write_begins_when_its_stream_arrives(ends, stream):
     assert ends.here.check_transfers_on_cuda() == 0
 
 
-def test_what_is_behind_a_read_finds_its_bytes(ends, stream):
+def test_work_queued_after_read_sees_its_data(ends, stream):
     ends.far[:] = addressed(SIZE)
     target = GPUS.allocate(SIZE)
     offsets = np.arange(COUNT) * BLOCK
@@ -110,7 +110,7 @@ def test_what_is_behind_a_read_finds_its_bytes(ends, stream):
     np.testing.assert_array_equal(target.get(), expected)
 
 
-def test_transfers_of_a_stream_are_in_order(ends, stream):
+def test_transfers_on_one_stream_run_in_order(ends, stream):
     """A flag that is written after its data is not there before it."""
     address, there = ends.near.ctypes.data, ends.far.ctypes.data
     values = [GPUS.allocate(8) for _ in range(20)]
@@ -128,7 +128,7 @@ def test_transfers_of_a_stream_are_in_order(ends, stream):
     np.testing.assert_array_equal(ends.near[:160], expected)
 
 
-def test_a_stream_does_not_wait_for_the_transfers_of_another(ends, stream, driver):
+def test_streams_do_not_wait_for_each_other(ends, stream, driver):
     ends.near[:] = addressed(SIZE)
     held = driver.stream()
     held.stall()
@@ -146,7 +146,7 @@ def test_a_stream_does_not_wait_for_the_transfers_of_another(ends, stream, drive
     held.close()
 
 
-def test_calls_without_a_stream_go_on_meanwhile(ends, stream):
+def test_blocking_calls_proceed_while_a_stream_stalls(ends, stream):
     """Memory of a GPU, too: they have connections of their own."""
     data = GPUS.allocate(SIZE)
     data.put(addressed(SIZE))
@@ -160,7 +160,7 @@ def test_calls_without_a_stream_go_on_meanwhile(ends, stream):
     np.testing.assert_array_equal(ends.near, addressed(SIZE))
 
 
-def test_the_time_counts_from_the_arrival(gpus, stream, monkeypatch, caplog):
+def test_timeout_starts_when_the_stream_arrives(gpus, stream, monkeypatch, caplog):
     monkeypatch.setattr(names, "timeout_s", lambda: 2.0)
     monkeypatch.setitem(names._TRANSPORTS, "tcp", ("tcp",))
     monkeypatch.setattr(StreamTransfers, "_check_far", lambda *_: None)  # it has no secret
@@ -183,7 +183,7 @@ def test_the_time_counts_from_the_arrival(gpus, stream, monkeypatch, caplog):
         other.go_on()
 
 
-def test_after_a_failure_none_begins_until_it_is_told(gpus, stream, monkeypatch, caplog):
+def test_failure_blocks_stream_until_it_is_checked(gpus, stream, monkeypatch, caplog):
     with contextlib.closing(start(TransferEngine())) as here:
         near, flag, offset = addressed(SIZE), untouched(8), 0
         assert here.register_memory(near.ctypes.data, SIZE) == 0
@@ -219,7 +219,7 @@ def test_after_a_failure_none_begins_until_it_is_told(gpus, stream, monkeypatch,
             np.testing.assert_array_equal(flag, addressed(8))
 
 
-def test_memory_that_is_gone_when_the_stream_arrives(ends, stream, caplog):
+def test_memory_unregistered_before_stream_arrival_fails(ends, stream, caplog):
     ends.near[:] = addressed(SIZE)
     stream.stall()
     ends.here.transfer_write_on_cuda(*ends.row, stream.handle)
@@ -230,7 +230,7 @@ def test_memory_that_is_gone_when_the_stream_arrives(ends, stream, caplog):
     assert is_told(caplog, ends.here, "a region in use was closed")
 
 
-def test_an_engine_that_is_closed_before_the_stream_arrives(ends, stream, caplog):
+def test_engine_closed_before_stream_arrival_fails_transfer(ends, stream, caplog):
     stream.stall()
     ends.here.transfer_write_on_cuda(*ends.row, stream.handle)
     streams = ends.here._state.streams
@@ -269,7 +269,7 @@ def test_why_memory_of_gpus_is_refused(gpus, stream, monkeypatch, caplog):
         assert is_told(caplog, here, "deadline of 0.5")
 
 
-def test_it_needs_no_lock_of_python(ends, stream, driver):
+def test_stream_transfer_does_not_need_the_gil(ends, stream, driver):
     """Who holds it may wait for the stream."""
     ends.near[:] = addressed(SIZE)
     library = ctypes.PyDLL(driver.library._name)
@@ -279,7 +279,7 @@ def test_it_needs_no_lock_of_python(ends, stream, driver):
     np.testing.assert_array_equal(ends.far, addressed(SIZE))
 
 
-def test_a_peer_that_does_not_say_where_its_memory_is(gpus, stream, monkeypatch):
+def test_peer_that_hides_its_regions_is_rejected(gpus, stream, monkeypatch):
     monkeypatch.setitem(names._TRANSPORTS, "tcp", ("tcp",))
     here, there = start(TransferEngine()), start(TransferEngine())
     with contextlib.closing(here), contextlib.closing(there):
@@ -288,7 +288,7 @@ def test_a_peer_that_does_not_say_where_its_memory_is(gpus, stream, monkeypatch)
             here.transfer_write_on_cuda(*ends.row, stream.handle)
 
 
-def test_memory_that_the_peer_registers_later(ends, stream):
+def test_memory_registered_later_by_peer_is_found(ends, stream):
     peer, here, there, _ = ends.row
     ends.here.transfer_write_on_cuda(peer, here, there, 8, stream.handle)
     other = untouched(8)
@@ -302,7 +302,7 @@ def test_memory_that_the_peer_registers_later(ends, stream):
     np.testing.assert_array_equal(other, addressed(8))
 
 
-def test_what_is_wrong_enqueues_nothing(ends, stream, driver):
+def test_invalid_arguments_enqueue_nothing(ends, stream, driver):
     peer, here, there, size = ends.row
     write = ends.here.transfer_write_on_cuda
     with pytest.raises(InvalidArgument, match="not inside"):
@@ -333,7 +333,7 @@ def test_what_is_wrong_enqueues_nothing(ends, stream, driver):
     np.testing.assert_array_equal(ends.far, addressed(SIZE))
 
 
-def test_the_default_stream_of_the_current_gpu(ends, driver):
+def test_default_stream_of_current_gpu_is_used(ends, driver):
     context = ctypes.create_string_buffer(8)
     ends.near[:] = addressed(SIZE)
     assert driver.library.cuCtxPushCurrent_v2(context) == 0

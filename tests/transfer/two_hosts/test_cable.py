@@ -35,7 +35,7 @@ def test_both_directions_at_once(both):
 
 
 @pytest.mark.parametrize("direction", ["write", "read"])
-def test_a_slow_cable(both, direction):
+def test_slow_link_times_out_and_recovers(both, direction):
     both.hosts.both("tc qdisc add dev wire root tbf rate 40mbit burst 32k latency 20ms")
     with pytest.raises(TransferError, match=r"deadline of 0.3 s passed") as caught:
         both.start(direction, key=1, deadline_s=0.3).wait(WAIT_S)

@@ -78,7 +78,7 @@ def test_a_short_outage_is_survived(both, outage, direction):
     both.check(direction)
 
 
-def test_a_long_outage_is_reported_and_the_peer_is_good_again_after_it(both, outage):
+def test_long_outage_is_reported_and_peer_recovers(both, outage):
     both.hosts.both(SLOW)
     ticket = both.start("write", key=1, deadline_s=0.5)
     assert eventually(lambda: both.begun("write"))
@@ -113,7 +113,7 @@ def test_closing_does_not_wait_for_the_network(both, outage):
 @pytest.mark.parametrize("host", ["near", "far"])
 @pytest.mark.parametrize("direction", ["write", "read"])
 @pytest.mark.parametrize("lanes", [1, 4])
-def test_connections_that_are_reset_are_replaced(hosts, host, direction, lanes):
+def test_reset_connections_are_replaced(hosts, host, direction, lanes):
     """All at once, in the middle: as who stands between does when it forgets its connections."""
     with config.override(transfer_lanes=lanes), transfers(hosts) as both:
         hosts.both(SLOW)

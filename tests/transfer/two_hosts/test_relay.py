@@ -36,7 +36,7 @@ def on_far(hosts, act: Callable[[], None]) -> threading.Thread:
 
 @forms
 @pytest.mark.parametrize("leads_back", [False, True])
-def test_a_relay_on_another_machine_gets_nothing(hosts, secret_only, leads_back):
+def test_relay_on_another_host_learns_nothing(hosts, secret_only, leads_back):
     with (
         engine(secret_only, name=f"{NEAR}:0") as near,
         engine(secret_only, name=f"{NEAR}:0") as far,

@@ -30,7 +30,7 @@ def slow(hosts):
 
 
 @pytest.mark.parametrize("direction", ["write", "read"])
-def test_lent_until_it_turns_out_to_be_copied(slow, direction):
+def test_zero_copy_is_disabled_once_kernel_copies(slow, direction):
     sender = os.getpid() if direction == "write" else slow.hosts.pid
     assert not lends(sender)
     ticket = slow.start(direction, key=1)
@@ -45,7 +45,7 @@ def test_lent_until_it_turns_out_to_be_copied(slow, direction):
 
 
 @pytest.mark.parametrize("ends", ["cancel", "deadline"])
-def test_memory_that_is_written_after_a_failed_request_is_not_sent(slow, ends):
+def test_memory_written_after_a_failed_request_is_not_sent(slow, ends):
     ticket = slow.start("write", key=1, deadline_s=0.3 if ends == "deadline" else WAIT_S)
     assert eventually(lambda: lends() and slow.begun("write"))
     if ends == "cancel":

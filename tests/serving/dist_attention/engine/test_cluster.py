@@ -70,7 +70,7 @@ def test_a_prompt_larger_than_an_instance_is_answered(pair, expected):
     wait_until(lambda: pair.ledger.loans() == {})
 
 
-def test_a_run_that_is_closed_is_aborted(pair, expected):
+def test_closed_run_is_aborted(pair, expected):
     run = pair.run([Job(LONG, PARAMS)])
     next(run)
     with pytest.raises(ValueError, match="run must not begin before the last run"):
@@ -80,7 +80,7 @@ def test_a_run_that_is_closed_is_aborted(pair, expected):
     assert collect(pair, [Job(LONG, PARAMS)]) == (expected[:1], {})
 
 
-def test_what_no_instances_hold_together_fails_and_bad_prompts_do(pair, expected):
+def test_oversized_and_bad_prompts_fail_alone(pair, expected):
     too_long = Job([5] * 500, PARAMS)
     answers, failures = collect(
         pair, [too_long, Job(SHORT, PARAMS), Job([5] * 600, PARAMS), Job([10**6], PARAMS)]
@@ -90,7 +90,7 @@ def test_what_no_instances_hold_together_fails_and_bad_prompts_do(pair, expected
     assert "must be shorter than" in failures[2] and "must be in" in failures[3]
 
 
-def test_what_is_no_job_is_refused_and_harms_no_instance(pair, expected):
+def test_invalid_job_is_rejected_without_harming_instances(pair, expected):
     for jobs, message in (
         ([Job(SHORT, PARAMS), [1, 2, 3]], r"jobs\[1\] must be a Job, got \[1, 2, 3\]"),
         (5, "jobs must be Jobs, got 5"),
@@ -100,7 +100,7 @@ def test_what_is_no_job_is_refused_and_harms_no_instance(pair, expected):
     assert collect(pair, [Job(SHORT, PARAMS)] * 2) == ([expected[1]] * 2, {})
 
 
-def test_a_request_that_breaks_at_its_instance_fails_alone(pair, expected, monkeypatch):
+def test_request_that_breaks_its_instance_fails_alone(pair, expected, monkeypatch):
     with monkeypatch.context() as patch:
         patch.setattr(cluster_module, "as_jobs", list)
         _, failures = collect(pair, [[1, 2, 3]])
@@ -115,7 +115,7 @@ class NotRead:
         return int, ("x",)
 
 
-def test_an_instance_that_has_failed_gets_no_jobs_while_it_ends(tiny_folder, expected):
+def test_failed_instance_gets_no_jobs_while_exiting(tiny_folder, expected):
     with DistAttentionCluster(options(tiny_folder), 2) as cluster:
         run = cluster.run([Job(SHORT, SAY_MUCH)])
         next(run)
@@ -135,22 +135,22 @@ def test_an_instance_that_has_failed_gets_no_jobs_while_it_ends(tiny_folder, exp
         ((SHORT, {"max_tokens": 3}), "params must be SamplingParams, got {'max_tokens': 3}"),
     ],
 )
-def test_a_wrong_job_is_refused_where_it_is_made(arguments, message):
+def test_job_rejects_bad_arguments(arguments, message):
     with pytest.raises(ValueError, match=f"^Job: {message}$"):
         Job(*arguments)
 
 
-def test_a_job_takes_any_integers():
+def test_job_accepts_any_integers():
     assert Job(iter([1, 2]), PARAMS) == Job(np.array([1, 2]), PARAMS) == Job([1, 2], PARAMS)
 
 
-def test_a_job_behind_one_that_fits_nowhere_is_answered(pair, expected):
+def test_job_behind_an_oversized_one_is_answered(pair, expected):
     jobs = [Job([5] * 500, PARAMS), Job(SHORT, PARAMS), Job(SHORT, PARAMS)]  # 0 and 2 at one
     answers, failures = collect(pair, jobs)
     assert list(failures) == [0] and answers[1:] == [expected[1]] * 2
 
 
-def test_heartbeats_are_signs_of_life_and_a_stopped_instance_has_none(tiny_folder, expected):
+def test_heartbeats_count_as_progress_until_the_instance_stops(tiny_folder, expected):
     beats = options(tiny_folder, wait_s=6.0, loan_options=LoanOptions(heartbeat_s=0.2))
     with DistAttentionCluster(beats, 2) as cluster:
         cluster.wait_until_ready()
@@ -167,7 +167,7 @@ def test_heartbeats_are_signs_of_life_and_a_stopped_instance_has_none(tiny_folde
         assert collect(cluster, [Job(LONG, PARAMS)]) == (expected[:1], {})
 
 
-def test_a_start_has_a_limit_of_its_own(tiny_folder):
+def test_startup_has_its_own_time_limit(tiny_folder):
     with DistAttentionCluster(options(tiny_folder, deadline_s=0.05), 1) as cluster:
         cluster.wait_until_ready()
     with DistAttentionCluster(options(tiny_folder, start_s=0.5), 1) as cluster:
@@ -234,13 +234,13 @@ def test_a_stopped_lender_is_given_up(tiny_folder):
 
 
 @pytest.mark.parametrize(("heartbeat_s", "stale_s"), [(1.0, 5.0), (10.0, 30.0)])
-def test_the_ledger_waits_for_late_heartbeats(tmp_path, heartbeat_s, stale_s):
+def test_ledger_tolerates_late_heartbeats(tmp_path, heartbeat_s, stale_s):
     slow = options(tmp_path / "none", loan_options=LoanOptions(heartbeat_s=heartbeat_s))
     with DistAttentionCluster(slow, 1) as cluster:
         assert cluster.ledger._stale_s == stale_s
 
 
-def test_a_model_that_is_not_there_is_reported(tmp_path):
+def test_missing_model_is_reported(tmp_path):
     with DistAttentionCluster(options(tmp_path / "none"), 1) as cluster:
         with pytest.raises(WorkerFailed, match="process failed: .*none"):
             cluster.wait_until_ready()

@@ -110,7 +110,7 @@ def kill_all_but_one(plan: Round, folder, expected) -> Counter[str]:
     return counts
 
 
-def test_instances_are_killed_at_random_moments(tiny_folder, expected, soak):
+def test_cluster_survives_instance_kills_at_random_moments(tiny_folder, expected, soak):
     def one_round(seed: int) -> Counter[str]:
         plan = Round.of(seed)
         sys.stdout.write(f"{plan}\n")

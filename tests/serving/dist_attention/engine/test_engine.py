@@ -70,7 +70,7 @@ def test_three_lenders_hold_one_prompt(make_engine, join, ledger):
     assert [got[request_id]] == want
 
 
-def test_many_at_once_of_which_some_borrow(make_engine, join):
+def test_concurrent_requests_of_which_some_borrow(make_engine, join):
     prompts = [prompt_of(n, seed=n) for n in (100, 9, 150, 33, 1, 64, 210)]
     want = tokens(make_engine(num_blocks=200).generate(prompts, PARAMS))
     home = join(16, chunk_tokens=40, min_own_blocks=2)
@@ -133,7 +133,7 @@ def test_a_request_that_fits_borrows_nothing(make_engine, join, ledger):
     assert ledger.loans() == {} and home.num_running == 1
 
 
-def test_aborting_a_request_frees_what_it_has_borrowed(join, settled, ledger):
+def test_aborting_a_request_frees_its_loans(join, settled, ledger):
     home, lender = join(8), join(60)
     request_id = home.add_request(prompt_of(200), PARAMS)
     home.step()
@@ -143,7 +143,7 @@ def test_aborting_a_request_frees_what_it_has_borrowed(join, settled, ledger):
     assert lender.allocator.num_free == 60 and home.allocator.num_free == 8
 
 
-def test_it_waits_while_others_lack_memory_and_is_served_later(make_engine, join, ledger):
+def test_request_waits_for_lendable_memory_and_is_served_later(make_engine, join, ledger):
     prompt = prompt_of(200)
     want = tokens(make_engine(num_blocks=64).generate([prompt], PARAMS))
     home, lender = join(8), join(30)
@@ -182,7 +182,7 @@ def test_a_refusal_is_reported(join):
         home.step()
 
 
-def test_it_asks_again_after_a_heartbeat_while_others_run(join, ledger):
+def test_borrowing_is_retried_after_a_heartbeat(join, ledger):
     quick = LoanOptions(heartbeat_s=0.05)
     home, lender = join(30, loan_options=quick), join(40, loan_options=quick)
     theirs = lender.allocator.allocate(40)
@@ -199,7 +199,7 @@ def test_it_asks_again_after_a_heartbeat_while_others_run(join, ledger):
     assert (home.num_running, home.num_waiting) == (2, 0)
 
 
-def test_a_manager_that_cannot_be_reached_lends_nothing_and_what_runs_goes_on(
+def test_unreachable_manager_lends_nothing_and_running_requests_continue(
     make_engine, join, ledger, monkeypatch
 ):
     want = tokens(make_engine(num_blocks=64).generate([prompt_of(9)], PARAMS))
@@ -227,7 +227,7 @@ def test_a_window_of_one_block_still_advances(make_engine, join):
     assert tokens(home.generate([prompt], PARAMS)) == want
 
 
-def test_bad_options_are_refused(join):
+def test_bad_options_are_rejected(join):
     with pytest.raises(
         ValueError, match="DistAttentionEngine: min_own_blocks must be positive, got 0"
     ):
@@ -259,7 +259,7 @@ def test_bad_options_are_refused(join):
             LoanOptions(**changes)
 
 
-def test_objects_of_other_classes_are_named(tiny, ledger):
+def test_objects_of_other_classes_are_rejected(tiny, ledger):
     cache = PagedKVCache(tiny.config, 8, block_size=BLOCK_SIZE)
     with mk.TransferEngine(transports=("local",)) as transfer:
         for arguments, pool, message in (
@@ -285,7 +285,7 @@ def test_a_transfer_engine_serves_one_engine(tiny, ledger):
                 assert len(engine.generate([prompt_of(10)], PARAMS)) == 1
 
 
-def test_a_closed_engine_serves_nothing(join):
+def test_closed_engine_rejects_calls(join):
     home, _ = join(8), join(60)
     home.add_request(prompt_of(10), PARAMS)
     home.close()

@@ -65,7 +65,7 @@ def test_a_request_at_two_lenders_ends_with_either(join, ledger, settled):
     assert first.allocator.num_free == 20 and not home.has_work
 
 
-def test_generate_reports_it_and_leaves_an_idle_engine(make_engine, join, ledger):
+def test_lost_loans_are_raised_and_leave_an_idle_engine(make_engine, join, ledger):
     home, lender = join(8), join(60)
     stream = home.stream([prompt_of(200), prompt_of(5)], LONG)
     next(stream)
@@ -75,7 +75,7 @@ def test_generate_reports_it_and_leaves_an_idle_engine(make_engine, join, ledger
     assert not home.has_work and home.allocator.num_free == 8
 
 
-def test_a_lease_that_ended_ends_the_request(join, ledger):
+def test_expired_lease_ends_the_request(join, ledger):
     """The borrower's thread does not run, as in a process that was stopped for too long."""
     lends = LoanOptions(lease_s=0.5, heartbeat_s=0.1)
     home, lender = (

@@ -4,7 +4,7 @@ from mooncake_serving.engine import Engine, PagedKVCache
 from tests.pages import run_block
 
 
-def test_the_pages_code_runs(tiny_folder):
+def test_documented_code_runs(tiny_folder):
     model_of_ours = {"load_model()": f"load_model({str(tiny_folder)!r})"}
     names = run_block("serving/dist_attention", 0, {}, model_of_ours)
     model = names["model"]

@@ -107,7 +107,7 @@ def put(pipe, key: str, seed: int, num_bytes: int = UNIT):
     return received(pipe)
 
 
-def test_what_is_behind_the_cut_is_not_there_until_it_is_mended(far):
+def test_objects_behind_a_partition_are_unavailable_until_it_heals(far):
     pipe, near = far
     assert put(pipe, "a", 1) == (STORED, 0)
     assert eventually(lambda: near.cluster.get("a") == value(1))
@@ -123,7 +123,7 @@ def test_what_is_behind_the_cut_is_not_there_until_it_is_mended(far):
 
 
 @pytest.mark.parametrize("by_key", [False])
-def test_a_cut_in_the_middle_of_a_read(far):
+def test_partition_during_a_read(far):
     pipe, near = far
     assert put(pipe, "a", 1, 200_000)[0] is STORED
     fetcher = near.node._reader._fetcher
@@ -144,7 +144,7 @@ def test_a_cut_in_the_middle_of_a_read(far):
 
 
 @pytest.mark.parametrize("by_key", [False])
-def test_a_cut_after_the_bytes_were_read(far):
+def test_partition_after_the_data_was_read(far):
     pipe, near = far
     put(pipe, "a", 1)
     assert eventually(lambda: near.cluster.get("a") == value(1))  # by the connections it takes
@@ -162,7 +162,7 @@ def test_a_cut_after_the_bytes_were_read(far):
 
 
 @pytest.mark.parametrize("by_key", [False])
-def test_a_cut_before_the_holder_confirms(far):
+def test_partition_before_the_holder_confirms(far):
     pipe, near = far
     put(pipe, "b", 1)
     into = np.zeros(1000, np.uint8)
