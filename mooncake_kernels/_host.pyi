@@ -390,7 +390,7 @@ class TransferEngine:
         sums: bool,
         compare: bool,
         deadline_s: float,
-    ) -> ObjectsReply: ...
+    ) -> ObjectsResponse: ...
     def read_objects_into(
         self,
         peer: TransferPeer,
@@ -433,8 +433,8 @@ class TransferEngine:
     def close(self) -> bool: ...
 
 WHOLE_OBJECT: int
-MAX_ASKED_KEYS: int
-MAX_ASKED_BYTES: int
+MAX_RPC_KEYS: int
+MAX_RPC_BYTES: int
 
 class RedisPublisher:
     def __init__(self, fd: int, head: bytes, timeout_s: float, clock_ms: int) -> None: ...
@@ -452,7 +452,7 @@ class ObjectService:
     def let_publish(self, publisher: RedisPublisher | None) -> None: ...
     def take_done(self) -> tuple[np.ndarray, bool]: ...
 
-class ObjectsReply:
+class ObjectsResponse:
     @property
     def statuses(self) -> np.ndarray: ...
     @property

@@ -46,9 +46,9 @@ py::array_t<T> column(const Rows& rows, Field field) {
   return result;
 }
 
-std::unique_ptr<ObjectsReply> read(Engine& engine, Peer& peer, const Keys& keys,
-                                   const Words& offsets, const Words& sizes, bool sums,
-                                   bool compare, double deadline_s) {
+std::unique_ptr<ObjectsResponse> read(Engine& engine, Peer& peer, const Keys& keys,
+                                      const Words& offsets, const Words& sizes, bool sums,
+                                      bool compare, double deadline_s) {
   const size_t count = num_keys(keys);
   MK_CHECK(static_cast<size_t>(offsets.size()) == count && offsets.size() == sizes.size(),
            "read_objects: keys, offsets and sizes must be as many");
@@ -61,7 +61,7 @@ std::unique_ptr<ObjectsReply> read(Engine& engine, Peer& peer, const Keys& keys,
   return read_objects(engine, peer, entries, flags, deadline_s);
 }
 
-py::array_t<bool> receive(ObjectsReply& reply, const std::vector<Places>& places, bool verify,
+py::array_t<bool> receive(ObjectsResponse& reply, const std::vector<Places>& places, bool verify,
                           double deadline_s) {
   py::array_t<bool> is_right(static_cast<py::ssize_t>(reply.rows().size()));
   bool* const data = is_right.mutable_data();
@@ -179,8 +179,8 @@ py::tuple take_done(ObjectService& service) {
 
 void bind_served_objects(py::module_& m, EngineClass& engine) {
   m.attr("WHOLE_OBJECT") = kWhole;
-  m.attr("MAX_ASKED_KEYS") = kMaxRequestKeys;
-  m.attr("MAX_ASKED_BYTES") = transfer::kMaxRpcPayloadBytes;
+  m.attr("MAX_RPC_KEYS") = kMaxRequestKeys;
+  m.attr("MAX_RPC_BYTES") = transfer::kMaxRpcPayloadBytes;
   py::class_<RedisPublisher, std::shared_ptr<RedisPublisher>>(m, "RedisPublisher")
       .def(py::init([](int fd, const py::bytes& head, double timeout_s, int64_t clock_ms) {
              return std::make_shared<RedisPublisher>(Fd(fd), head, timeout_s, clock_ms);
@@ -198,21 +198,21 @@ void bind_served_objects(py::module_& m, EngineClass& engine) {
       .def("let_put", &ObjectService::let_put, py::arg("takes_puts"))
       .def("let_publish", &ObjectService::let_publish, py::arg("publisher").none(true))
       .def("take_done", &take_done);
-  py::class_<ObjectsReply>(m, "ObjectsReply")
+  py::class_<ObjectsResponse>(m, "ObjectsResponse")
       .def_property_readonly("statuses",
-                             [](const ObjectsReply& reply) {
+                             [](const ObjectsResponse& reply) {
                                return column<uint8_t>(reply.rows(), [](const ReadRow& row) {
                                  return static_cast<uint8_t>(row.status);
                                });
                              })
       .def_property_readonly("object_bytes",
-                             [](const ObjectsReply& reply) {
+                             [](const ObjectsResponse& reply) {
                                return column<uint64_t>(reply.rows(), [](const ReadRow& row) {
                                  return row.object_bytes;
                                });
                              })
       .def("receive", &receive, py::arg("places"), py::arg("verify"), py::arg("deadline_s"))
-      .def("close", &ObjectsReply::close, ReleaseGil());
+      .def("close", &ObjectsResponse::close, ReleaseGil());
   engine
       .def(
           "serve_objects",

@@ -7,7 +7,7 @@
 
 namespace mk::host {
 
-// ObjectService, ObjectsReply, and the calls of an engine that serve and ask.
+// ObjectService, ObjectsResponse, and the calls of an engine that serve and ask.
 void bind_served_objects(pybind11::module_& m, EngineClass& engine);
 
 }  // namespace mk::host

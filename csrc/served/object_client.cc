@@ -77,9 +77,9 @@ std::vector<ObjectStatus> call_for_statuses(Engine& engine, Peer& peer, const Rp
 
 }  // namespace
 
-std::unique_ptr<ObjectsReply> read_objects(Engine& engine, Peer& peer,
-                                           const std::vector<ReadEntry>& entries, uint32_t flags,
-                                           double deadline_s) {
+std::unique_ptr<ObjectsResponse> read_objects(Engine& engine, Peer& peer,
+                                              const std::vector<ReadEntry>& entries, uint32_t flags,
+                                              double deadline_s) {
   const RpcRequest request{"read_objects", text_of(ObjectOp::kRead, flags, entries), {}, true};
   const Deadline deadline = Deadline::after(deadline_s);
   std::unique_ptr<RpcResponse> response = engine.call(peer, request, deadline);
@@ -92,7 +92,7 @@ std::unique_ptr<ObjectsReply> read_objects(Engine& engine, Peer& peer,
     left -= rows[i].num_bytes;
   }
   expect(is_sound && left == 0, peer);
-  return std::make_unique<ObjectsReply>(std::move(response), std::move(rows));
+  return std::make_unique<ObjectsResponse>(std::move(response), std::move(rows));
 }
 
 std::vector<int64_t> read_objects_into(Engine& engine, Peer& peer, const std::vector<Key>& keys,

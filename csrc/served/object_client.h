@@ -2,7 +2,7 @@
 // the other side of ObjectService. Each is one round trip.
 //
 //   auto reply = read_objects(engine, peer, entries, kReadSums, /*deadline_s=*/5.0);
-//   reply->rows()[0].status;   // and then its bytes: objects_reply.h
+//   reply->rows()[0].status;   // and then its bytes: objects_response.h
 //
 // Layer: served, above store and transfer. They take 1 to kMaxRequestKeys keys, and throw
 // TransferError; Unavailable: the peer refuses.
@@ -13,15 +13,15 @@
 #include <vector>
 
 #include "served/object_wire.h"
-#include "served/objects_reply.h"
+#include "served/objects_response.h"
 #include "transfer/engine/engine.h"
 
 namespace mk::served {
 
 // `flags`: kReadSums, kReadCompare. Returns once the peer has answered what it will send.
-std::unique_ptr<ObjectsReply> read_objects(transfer::Engine& engine, transfer::Peer& peer,
-                                           const std::vector<ReadEntry>& entries, uint32_t flags,
-                                           double deadline_s);
+std::unique_ptr<ObjectsResponse> read_objects(transfer::Engine& engine, transfer::Peer& peer,
+                                              const std::vector<ReadEntry>& entries, uint32_t flags,
+                                              double deadline_s);
 
 // Reads whole objects into memory that has room for them, places[i] for keys[i]: for each its size,
 // or -1 where it has not arrived intact, whatever the reason. Less work than read_objects and a

@@ -42,10 +42,10 @@ it fail at their deadlines, but NICs serve its memory.
 from .engine import TransferEngine
 from .handles import Access, Peer, Region, Ticket, Window
 from .objects import (
-    MAX_ASKED_BYTES,
-    MAX_ASKED_KEYS,
+    MAX_RPC_BYTES,
+    MAX_RPC_KEYS,
     WHOLE,
-    ObjectsReply,
+    ObjectsResponse,
     ObjectStatus,
     RedisPublisher,
     Served,
@@ -57,15 +57,15 @@ from .regions import RemoteRegion
 from .security import Tls
 
 __all__ = [
-    "MAX_ASKED_BYTES",
-    "MAX_ASKED_KEYS",
+    "MAX_RPC_BYTES",
+    "MAX_RPC_KEYS",
     "WHOLE",
     "Access",
     "BlockPool",
     "Blocks",
     "PathChoice",
     "ObjectStatus",
-    "ObjectsReply",
+    "ObjectsResponse",
     "Peer",
     "RedisPublisher",
     "Region",

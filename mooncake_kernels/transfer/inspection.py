@@ -42,7 +42,7 @@ class Inspection:
             the call on, and no less than the previous bound; the last bound is infinite) and
             ``latency_total_us`` (their sum).
 
-            A path is a connection, like ``tcp:0``, a NIC, or ``questions``: queries about objects,
+            A path is a connection, like ``tcp:0``, a NIC, or ``rpc``: requests about objects,
             over their own connections. Its counters are ``num_bytes_read``,
             ``num_bytes_written``, ``num_pieces`` (parts of requests it has moved), ``num_retries``,
             ``num_reconnects`` and ``num_failures`` (times that it was lost or could not be

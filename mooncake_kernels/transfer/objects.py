@@ -19,8 +19,8 @@ from .handles import Peer
 Place = tuple[int, int]  # address and bytes of local memory
 
 WHOLE = _host.WHOLE_OBJECT
-MAX_ASKED_KEYS = _host.MAX_ASKED_KEYS
-MAX_ASKED_BYTES = _host.MAX_ASKED_BYTES  # in one request, or one answer
+MAX_RPC_KEYS = _host.MAX_RPC_KEYS
+MAX_RPC_BYTES = _host.MAX_RPC_BYTES  # in one request, or one answer
 
 
 class ObjectStatus(enum.IntEnum):
@@ -99,7 +99,7 @@ class ServedPool(Closeable):
         self._service.let_publish(publisher)
 
 
-class ObjectsReply(Closeable):
+class ObjectsResponse(Closeable):
     """Objects that a peer sends: what ``TransferEngine.read_objects`` returns. A context manager.
 
     Until it is received or closed, but for at most a minute, it holds a connection and, at the
@@ -110,7 +110,7 @@ class ObjectsReply(Closeable):
         object_bytes: ``[n]`` uint64: sizes of the objects, 0 where unknown.
     """
 
-    def __init__(self, reply: _host.ObjectsReply):
+    def __init__(self, reply: _host.ObjectsResponse):
         self._reply = reply
         self.statuses: np.ndarray = reply.statuses
         self.object_bytes: np.ndarray = reply.object_bytes
@@ -205,7 +205,7 @@ class ObjectCalls:
         sums: bool = True,
         compare: bool = False,
         deadline_s: float | None = None,
-    ) -> ObjectsReply:
+    ) -> ObjectsResponse:
         """Ask a peer for objects of the pool it serves: one round trip, without addresses.
 
         Equivalent to, in the peer's process::
@@ -240,7 +240,7 @@ class ObjectCalls:
         counts = _as_each("read_objects", "sizes", sizes, len(words))
         _check_bool("read_objects", sums=sums, compare=compare)
         deadline_s = as_deadline("read_objects", deadline_s)
-        return ObjectsReply(
+        return ObjectsResponse(
             self._engine.read_objects(peer._peer, words, starts, counts, sums, compare, deadline_s)
         )
 
@@ -395,6 +395,6 @@ def _wrong_places(op: str, argument: str, count: int, given: Any) -> InvalidArgu
 
 def _as_asked(op: str, keys: Any) -> np.ndarray:
     words = as_keys(op, keys)
-    if not 1 <= len(words) <= MAX_ASKED_KEYS:
-        raise InvalidArgument(f"{op}: keys must be 1 to {MAX_ASKED_KEYS}, got {len(words)}")
+    if not 1 <= len(words) <= MAX_RPC_KEYS:
+        raise InvalidArgument(f"{op}: keys must be 1 to {MAX_RPC_KEYS}, got {len(words)}")
     return words

@@ -13,7 +13,7 @@ import pytest
 from mooncake_kernels.pool import ObjectPool, ObjectPut, checksum_of
 from mooncake_kernels.transfer import (
     WHOLE,
-    ObjectsReply,
+    ObjectsResponse,
     ObjectStatus,
     Peer,
     ServedPool,
@@ -76,7 +76,7 @@ class Serving:
         assert isinstance(put, ObjectPut)
         return put
 
-    def ask(self, *numbers: int, **options) -> ObjectsReply:
+    def ask(self, *numbers: int, **options) -> ObjectsResponse:
         return self.near.read_objects(self.peer, keys(*numbers), **options)
 
     def read(self, *numbers: int, verify: bool = True, **options) -> list:

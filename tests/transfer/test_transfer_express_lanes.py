@@ -301,7 +301,7 @@ def test_number_of_sides_is_bounded():
 
             list(executor.map(work, range(threads)))
         paths = [path for of in near.stats()["paths"].values() for path in of]
-        lanes = [path for path in paths if path not in ("tcp:0", "tcp:1", "questions")]
+        lanes = [path for path in paths if path not in ("tcp:0", "tcp:1", "rpc")]
         assert 3 < len(lanes) <= 32
 
 

@@ -34,7 +34,7 @@ def test_local_and_file_peers_have_no_object_channel(here, tmp_path):
                     lambda peer=peer: engine.write_objects(peer, keys(1), [[]]),
                     lambda peer=peer: engine.remove_objects(peer, keys(1)),
                 ):
-                    with pytest.raises(Unavailable, match="has no channel for questions"):
+                    with pytest.raises(Unavailable, match="has no channel for RPC"):
                         ask()
 
 

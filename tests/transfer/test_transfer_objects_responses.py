@@ -26,7 +26,7 @@ def answering(data: bytes):
     def behave(connection):
         answer(connection)
         connections.append(connection)
-        if len(connections) > 1:  # the first is not for questions
+        if len(connections) > 1:  # the first is not for RPC
             _, _, _, _, num_bytes = HEADER.unpack(receive_exactly(connection, HEADER.size))
             receive_exactly(connection, num_bytes)
             send_last(connection, data)

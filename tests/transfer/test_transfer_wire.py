@@ -441,9 +441,12 @@ def test_truncated_read_response_fails():
         (Hello().packed(), "connection closed by peer"),
         (
             Hello().packed() + WELCOME.pack(10, 0, NOTHING),
-            "protocol error: welcome with verdict 10",
+            "protocol error: welcome with reject reason 10",
         ),
-        (Hello().packed() + WELCOME.pack(0, 1, NOTHING), "protocol error: welcome with verdict 0"),
+        (
+            Hello().packed() + WELCOME.pack(0, 1, NOTHING),
+            "protocol error: welcome with reject reason 0",
+        ),
         (Hello().packed() + WELCOME.pack(0, 0, NOTHING)[:39], "connection closed by peer"),
         (b"", "connection closed by peer"),
     ],

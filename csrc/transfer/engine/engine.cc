@@ -145,7 +145,7 @@ void Engine::prepare(const Peer& peer, Request& request) const {
   const char* const op = request.op;
   owner_.check(op, "engine");
   MK_CHECK(!request.notify || peer.transport() != Transport::kFile, op,
-           ": notify must be None for a file, which has nobody to be notified, got ",
+           ": notify must be None for a file, which has no one to notify, got ",
            request.notify->size(), " bytes");
   MK_CHECK(
       !request.verify || peer.transport() != Transport::kFile, op,

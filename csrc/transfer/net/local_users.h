@@ -5,7 +5,7 @@
 //   users.admit(credentials.uid)     // ours, or 1000
 //
 // Layer: transfer. Users are those of this process's user namespace. The kernel shows every user
-// that the namespace does not map as the overflow user (65534), which is then nobody in particular:
+// that the namespace does not map as the overflow user (65534), which is then no one in particular:
 // it is neither ours nor admitted, even if this process runs as the overflow user itself.
 #pragma once
 

@@ -9,7 +9,7 @@
 namespace mk::transfer {
 namespace {
 
-constexpr char kNoRpc[] = "this transport has no channel for questions";
+constexpr char kNoRpc[] = "this transport has no channel for RPC";
 constexpr size_t kScratchBytes = 64 << 10;  // for what is discarded
 
 }  // namespace
@@ -168,7 +168,7 @@ RpcResponse::Connection& RpcClient::take(const char* op) {
   }
   if (!channel) throw Unavailable(concat(op, ": ", peer_, ": ", kNoRpc));
   return *connections_.emplace_back(
-      std::make_unique<Connection>(std::move(channel), counters_->path("questions")));
+      std::make_unique<Connection>(std::move(channel), counters_->path("rpc")));
 }
 
 void RpcClient::give_back(Connection& connection, bool is_good) {

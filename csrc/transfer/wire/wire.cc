@@ -111,7 +111,7 @@ void check_tail(const HelloTail& tail) {
 
 void check_welcome(const Welcome& welcome) {
   expect(welcome.reject_reason <= RejectReason::kOtherAddress && welcome.zero == 0,
-         "welcome with verdict ", static_cast<uint32_t>(welcome.reject_reason));
+         "welcome with reject reason ", static_cast<uint32_t>(welcome.reject_reason));
 }
 
 void check_header(const BatchHeader& header) {

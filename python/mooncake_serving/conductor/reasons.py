@@ -15,11 +15,11 @@ class Why(Enum):
     LOCAL_CACHE = "the shortest TTFT, {ttft_s:.3f} s, with {local_tokens} tokens of its own cache"
     FETCH = (
         "the shortest TTFT, {ttft_s:.3f} s: it fetches {fetched_tokens} tokens from instance "
-        "{source} in {fetch_s:.3f} s, beside {local_tokens} of its own"
+        "{source} in {fetch_s:.3f} s, in addition to {local_tokens} of its own"
     )
     RECOMPUTE_BALANCED = (
-        "the shortest TTFT, {ttft_s:.3f} s: its {local_tokens} tokens are enough beside the best "
-        "{best_tokens}, by the balancing threshold"
+        "the shortest TTFT, {ttft_s:.3f} s: its {local_tokens} tokens are enough compared "
+        "with the best {best_tokens}, by the balancing threshold"
     )
     RECOMPUTE_CHEAPER = (
         "the shortest TTFT, {ttft_s:.3f} s: to compute what it lacks is faster than the "

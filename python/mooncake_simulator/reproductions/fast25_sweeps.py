@@ -139,7 +139,7 @@ def ratio(setup: Setup) -> Outcome:
         ],
         "prefill instances of 16",
         remarks=[
-            f"fitted: a step costs {1e3 * FITTED_STEP_S:.0f} ms beside its computation; "
+            f"fitted: a step costs {1e3 * FITTED_STEP_S:.0f} ms in addition to its computation; "
             f"as assumed elsewhere: {1e3 * A800_NODE.step_s:.0f} ms",
             *workload.remarks,
         ],
@@ -206,6 +206,6 @@ def breakdown(setup: Setup) -> Outcome:
         log_x=True,
         remarks=[
             "in TTFT: queue, prefill, transfer at 800 Gbps, load from DRAM to HBM at 128 GB/s",
-            "as served: what streams beside the prefill costs nothing",
+            "as served: what streams during the prefill costs nothing",
         ],
     )

@@ -262,7 +262,7 @@ def test_namespaces_are_isolated(hosts):
     one, none = hosts.make("one"), hosts.make("none", 0, options={"namespace": "theirs"})
     one.cluster.put("a", value(1))
     assert none.cluster.get("a") is None
-    with pytest.raises(InvalidArgument, match="namespace must be None beside a store's own"):
+    with pytest.raises(InvalidArgument, match="namespace must be None where a store has its own"):
         type(one.cluster)(one.node, namespace="mine")
 
 

@@ -9,7 +9,7 @@ import pytest
 
 from mooncake_kernels.errors import FailureKind, TransferError, Unavailable
 from mooncake_kernels.pool import ObjectPool, PoolCounts, PutResult
-from mooncake_kernels.transfer import ObjectsReply, TransferEngine
+from mooncake_kernels.transfer import ObjectsResponse, TransferEngine
 from mooncake_serving.store import Quota, SsdTier, Store, TieredStore
 from mooncake_serving.store.cluster.directory_entries import Locations
 
@@ -30,13 +30,13 @@ def is_asked(host) -> contextlib.AbstractContextManager:
 
 def received(monkeypatch, then) -> None:
     """Have something happen when an answer has arrived, before it is looked at."""
-    receive = ObjectsReply.receive
+    receive = ObjectsResponse.receive
 
     def receive_and(reply, places, **options):
         is_right = receive(reply, places, **options)
         return then(places, is_right)
 
-    monkeypatch.setattr(ObjectsReply, "receive", receive_and)
+    monkeypatch.setattr(ObjectsResponse, "receive", receive_and)
 
 
 def test_reads_puts_and_removals_bypass_the_node(hosts):
@@ -121,7 +121,7 @@ def test_holder_lost_mid_read_is_skipped(hosts, monkeypatch):
     one, two, three = hosts.make("near"), hosts.make("far"), hosts.make("near")
     one.cluster.put("a", value(1, 10 * UNIT))
     two.cluster.fetch(["a"])
-    receive = ObjectsReply.receive
+    receive = ObjectsResponse.receive
     failed = []
 
     def fail_once(reply, places, **options):
@@ -130,7 +130,7 @@ def test_holder_lost_mid_read_is_skipped(hosts, monkeypatch):
             raise TransferError(one.node.name, "connection closed by peer")
         return receive(reply, places, **options)
 
-    monkeypatch.setattr(ObjectsReply, "receive", fail_once)
+    monkeypatch.setattr(ObjectsResponse, "receive", fail_once)
     assert three.cluster.fetch(["a"]) == [STORED] and failed
     assert three.store.get("a") == value(1, 10 * UNIT) and three.store.stats().num_writing == 0
 

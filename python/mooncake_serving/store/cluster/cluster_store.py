@@ -81,7 +81,7 @@ class ClusterStore(Closeable):
             raise InvalidArgument(f"ClusterStore: hot must be HotKeys or None, got {hot!r}")
         if node.store is not None and namespace is not None:
             raise InvalidArgument(
-                f"ClusterStore: namespace must be None beside a store's own, got {namespace!r}"
+                f"ClusterStore: namespace must be None where a store has its own, got {namespace!r}"
             )
         self.node = node
         self._store = node.store

@@ -13,7 +13,7 @@ import numpy as np
 from mooncake_kernels.buffers import Buffer, copy_into
 from mooncake_kernels.errors import TransferError, Unavailable
 from mooncake_kernels.pool import ObjectPut, PutResult
-from mooncake_kernels.transfer import MAX_ASKED_KEYS, Peer, RedisPublisher
+from mooncake_kernels.transfer import MAX_RPC_KEYS, Peer, RedisPublisher
 
 from ...rpc import Peers
 from ..directory import Member
@@ -82,7 +82,7 @@ class FastPath:
             For each whether it is in its destination; the others are to be read another way. None
             instead of a list: all are.
         """
-        if len(destinations) > MAX_ASKED_KEYS:
+        if len(destinations) > MAX_RPC_KEYS:
             return None
         pool = self._locations.only_pool(keys)
         member = None if pool is None else self._membership.server_of(pool)
@@ -144,7 +144,7 @@ class FastPath:
             anywhere. None instead of a list: all are to be put another way.
         """
         member = home or next(iter(self._membership.homes()), None)
-        if member is None or not member.publishes or not 0 < len(keys) <= MAX_ASKED_KEYS:
+        if member is None or not member.publishes or not 0 < len(keys) <= MAX_RPC_KEYS:
             return None
         places, num_bytes = [], 0
         for parts in objects:
@@ -194,7 +194,7 @@ class FastPath:
             Whatever a put does; some may be stored.
         """
         publisher = None if self._served is None else self._served.publisher
-        if publisher is None or not 0 < len(keys) <= MAX_ASKED_KEYS:
+        if publisher is None or not 0 < len(keys) <= MAX_RPC_KEYS:
             return None
         num_bytes = sum(part.num_bytes for parts in objects for part in parts)
         if num_bytes > MAX_PUT_BYTES or self._locations.knows_any(keys):

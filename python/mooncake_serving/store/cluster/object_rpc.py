@@ -13,8 +13,8 @@ from mooncake_kernels.buffers import Buffer
 from mooncake_kernels.errors import Unavailable
 from mooncake_kernels.pool import PutResult
 from mooncake_kernels.transfer import (
-    MAX_ASKED_BYTES,
-    MAX_ASKED_KEYS,
+    MAX_RPC_BYTES,
+    MAX_RPC_KEYS,
     ObjectStatus,
     Peer,
     TransferEngine,
@@ -207,7 +207,7 @@ class ObjectRpc:
         sizes = [sum(part.num_bytes for part in parts) for parts in objects]
         host = [all(part.is_host for part in parts) for parts in objects]
         suited = [i for i, size in enumerate(sizes) if host[i] and self.suits(peer, size)]
-        for batch in _batches([i for i in suited if sizes[i] <= MAX_ASKED_BYTES], sizes):
+        for batch in _batches([i for i in suited if sizes[i] <= MAX_RPC_BYTES], sizes):
             places = [[(part.address, part.num_bytes) for part in objects[i]] for i in batch]
             try:
                 statuses = self._engine.write_objects(
@@ -282,8 +282,8 @@ class ObjectRpc:
         removed = np.zeros(len(keys), bool)
         if peer.transport == "local":
             return None
-        for first in range(0, len(keys), MAX_ASKED_KEYS):
-            part = slice(first, first + MAX_ASKED_KEYS)
+        for first in range(0, len(keys), MAX_RPC_KEYS):
+            part = slice(first, first + MAX_RPC_KEYS)
             try:
                 statuses = self._engine.remove_objects(peer, keys[part], deadline_s=self._answer_s)
             except Unavailable:
@@ -298,7 +298,7 @@ def _batches(indices: Sequence[int], sizes: Sequence[int]) -> Iterator[list[int]
     batch: list[int] = []
     num_bytes = 0
     for i in indices:
-        if batch and (num_bytes + sizes[i] > MAX_ASKED_BYTES or len(batch) == MAX_ASKED_KEYS):
+        if batch and (num_bytes + sizes[i] > MAX_RPC_BYTES or len(batch) == MAX_RPC_KEYS):
             yield batch
             batch, num_bytes = [], 0
         batch.append(i)

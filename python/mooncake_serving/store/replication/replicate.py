@@ -363,7 +363,7 @@ def drop_from(
             node.store.remove_key((first, second))
         node.entries.withdraw(keys)
         return ""
-    reason = f"nobody serves {pool}"
+    reason = f"no node serves {pool}"
     for member in members:
         if member.pool == pool:
             try:

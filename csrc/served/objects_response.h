@@ -1,6 +1,6 @@
-// ObjectsReply: a peer's answer with the objects that it was asked for, being received.
+// ObjectsResponse: a peer's answer with the objects that it was asked for, being received.
 //
-//   const std::unique_ptr<ObjectsReply> reply = read_objects(...);   // object_client.h
+//   const std::unique_ptr<ObjectsResponse> reply = read_objects(...);   // object_client.h
 //   reply->receive(places, /*verify=*/true, Deadline::after(30.0), is_right);
 //
 // Layer: served, above store and transfer. Thread-safe: an answer is received once.
@@ -24,10 +24,10 @@ using Places = std::vector<std::pair<uint64_t, uint64_t>>;
 
 uint64_t total_of(const Places& places);  // at most 2**64 - 1, whatever the sum is
 
-class ObjectsReply {
+class ObjectsResponse {
  public:
   // `reply` has as many bytes left as the rows say.
-  ObjectsReply(std::unique_ptr<transfer::RpcResponse> reply, std::vector<ReadRow> rows)
+  ObjectsResponse(std::unique_ptr<transfer::RpcResponse> reply, std::vector<ReadRow> rows)
       : reply_(std::move(reply)), rows_(std::move(rows)) {}
 
   const std::vector<ReadRow>& rows() const { return rows_; }  // one for each key

@@ -1,4 +1,4 @@
-#include "served/objects_reply.h"
+#include "served/objects_response.h"
 
 #include <algorithm>
 #include <cstddef>
@@ -95,7 +95,7 @@ uint64_t total_of(const Places& places) {
   return total;
 }
 
-std::vector<iovec> ObjectsReply::parts_of(const std::vector<Places>& places) const {
+std::vector<iovec> ObjectsResponse::parts_of(const std::vector<Places>& places) const {
   MK_CHECK(places.size() == rows_.size(), "receive: places must be ", rows_.size(), ", got ",
            places.size());
   std::vector<iovec> parts;
@@ -103,8 +103,8 @@ std::vector<iovec> ObjectsReply::parts_of(const std::vector<Places>& places) con
   return parts;
 }
 
-void ObjectsReply::receive(const std::vector<Places>& places, bool verify, const Deadline& deadline,
-                           bool* is_right) {
+void ObjectsResponse::receive(const std::vector<Places>& places, bool verify,
+                              const Deadline& deadline, bool* is_right) {
   std::vector<iovec> parts;
   std::unique_ptr<RpcResponse> reply;
   {
@@ -120,7 +120,7 @@ void ObjectsReply::receive(const std::vector<Places>& places, bool verify, const
   });
 }
 
-void ObjectsReply::close() {
+void ObjectsResponse::close() {
   std::unique_ptr<RpcResponse> reply;
   const std::lock_guard lock(mutex_);
   reply = std::move(reply_);  // which ends once the mutex is unlocked
