@@ -27,6 +27,12 @@ CSRC_MAY_USE = {
 # The folders of csrc/transfer, each of which includes only itself and those before it.
 TRANSFER = "base memory wire net request gpu channel tcp local file shm rdma server peer engine"
 TRANSFER_RANK = {folder: rank for rank, folder in enumerate(TRANSFER.split())}
+# The parts of python/mooncake_serving/store, each of which imports only itself and those before it.
+STORE = """
+    keyspace bounce_buffer checks ssd directory object_list eviction quotas watermark store tiered
+    cluster metrics events replication admin cli
+"""
+STORE_RANK = {part: rank for rank, part in enumerate(STORE.split())}
 KERNELS_ONLY = {"mooncake_kernels"}
 BASE = {"mooncake_kernels", "arguments", "rpc"}
 ALL_BELOW = BASE | {"chunking", "conductor", "dist_attention", "semantic", "store"}
@@ -90,6 +96,34 @@ def test_transfer_includes_only_folders_before_its_own(path):
         if include.startswith("transfer/"):
             other = include.split("/")[1]
             assert TRANSFER_RANK[other] <= TRANSFER_RANK[folder], f"must not include {include}"
+
+
+STORE_FOLDER = ROOT / "python/mooncake_serving/store"
+STORE_FILES = [p for p in SERVING if STORE_FOLDER in p.parents]
+
+
+def store_part(module: str) -> str:
+    """The part of the store that a module is in; "" of none, and for the package itself."""
+    found = re.match(r"mooncake_serving\.store\.(\w+)", module)
+    return found[1] if found and found[1] in STORE_RANK else ""
+
+
+@pytest.mark.parametrize("path", STORE_FILES, ids=name)
+def test_the_store_imports_only_parts_before_its_own(path):
+    part = path.relative_to(STORE_FOLDER).with_suffix("").parts[0]
+    if part in ("__init__", "__main__"):
+        return
+    for module in imports(path):
+        if other := store_part(module):
+            assert STORE_RANK[other] <= STORE_RANK[part], f"must not import {module}"
+
+
+@pytest.mark.parametrize("path", [p for p in SERVING if p not in STORE_FILES], ids=name)
+def test_others_import_what_packages_of_the_store_export(path):
+    for module in imports(path):
+        if found := re.match(r"mooncake_serving\.store\.(.+)\.\w+$", module):
+            folder = STORE_FOLDER / found[1].replace(".", "/")
+            assert folder.is_dir(), f"must not import from a file of the store: {module}"
 
 
 def test_a_transport_needs_few_functions():

@@ -32,9 +32,10 @@ from .eviction import (
     lru,
     sieve,
 )
+from .keyspace import Keyspace
 from .quotas import Quota, Usage, set_quota
 from .ssd import SsdStats, SsdTier
-from .store import Store
+from .store import ABSENT, Store
 from .tiered import TieredStore
 from .watermark import Watermark
 
@@ -43,15 +44,17 @@ if TYPE_CHECKING:
     from .replication import Placement, Replicator, drain
 
 __all__ = [
+    "ABSENT",
     "ClusterStore",
-    "Replicator",
     "EvictionPolicy",
     "HotKeys",
+    "Keyspace",
     "LengthAware",
     "Lfu",
     "Node",
     "Placement",
     "Quota",
+    "Replicator",
     "SsdStats",
     "SsdTier",
     "Store",

@@ -7,15 +7,23 @@ import os
 import threading
 from collections.abc import Iterator
 from numbers import Real
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 from mooncake_kernels.closeable import Closeable
 from mooncake_kernels.errors import InvalidArgument
-
-if TYPE_CHECKING:
-    from .store import Store
+from mooncake_kernels.pool import Evicted, ObjectPool, PoolStats
 
 _log = logging.getLogger(__name__)
+
+
+class Evictable(Protocol):
+    """What a ``Store`` has for it: a pool, and a policy that evicts from it."""
+
+    @property
+    def pool(self) -> ObjectPool: ...
+    def stats(self) -> PoolStats: ...
+    def evict(self, num_bytes: int) -> Evicted: ...
+    def evict_objects(self, num_objects: int) -> Evicted: ...
 
 
 class _Room:
@@ -50,7 +58,7 @@ class Watermark(Closeable):
 
     def __init__(
         self,
-        store: "Store",
+        store: Evictable,
         high: float = 0.90,
         low: float = 0.85,
         interval_s: float = 1.0,

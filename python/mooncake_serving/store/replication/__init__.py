@@ -2,6 +2,7 @@
 
 from .draining import drain
 from .placement import Placement
+from .replicate import ANYWHERE, drop_from
 from .replicator import Replicator
 
-__all__ = ["Placement", "Replicator", "drain"]
+__all__ = ["ANYWHERE", "Placement", "Replicator", "drain", "drop_from"]

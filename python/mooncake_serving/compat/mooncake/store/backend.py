@@ -12,9 +12,7 @@ import numpy as np
 from mooncake_kernels.buffers import Buffer, as_buffer
 from mooncake_kernels.errors import InvalidArgument
 from mooncake_kernels.pool import PinnedObject, PutResult
-from mooncake_serving.store import Store
-from mooncake_serving.store.keyspace import Keyspace
-from mooncake_serving.store.store import ABSENT
+from mooncake_serving.store import ABSENT, Keyspace, Store
 
 from ..codes import Failed
 from .buffers import Memory, Places, size_of, too_small

@@ -13,17 +13,16 @@ from mooncake_kernels.buffers import Buffer
 from mooncake_kernels.errors import InvalidArgument, Unavailable
 from mooncake_kernels.pool import PutResult
 from mooncake_kernels.transfer import Region
-from mooncake_serving.store import ClusterStore, Node, Replicator
-from mooncake_serving.store.cluster import ClusterPut
-from mooncake_serving.store.cluster.destinations import (
+from mooncake_serving.store import ClusterStore, Keyspace, Node, Replicator
+from mooncake_serving.store.cluster import (
     BufferDestination,
     BytesDestination,
+    ClusterPut,
     Destination,
     Outcome,
 )
 from mooncake_serving.store.directory import Directory
-from mooncake_serving.store.keyspace import Keyspace
-from mooncake_serving.store.replication.replicate import ANYWHERE, drop_from
+from mooncake_serving.store.replication import ANYWHERE, drop_from
 
 from ..codes import Failed
 from .backend import LocalBackend, Views, named

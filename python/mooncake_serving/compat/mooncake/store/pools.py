@@ -16,7 +16,7 @@ from mooncake_kernels.errors import InvalidArgument, Unavailable
 from mooncake_kernels.pool import ObjectPool
 from mooncake_kernels.transfer import TransferEngine
 from mooncake_serving.store import SsdTier, Store, TieredStore
-from mooncake_serving.store.ssd.layout import FIRST_BUCKET
+from mooncake_serving.store.ssd import FIRST_BUCKET
 
 from .. import names
 from ..codes import Failed
