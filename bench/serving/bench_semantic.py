@@ -65,12 +65,14 @@ class Caches:
         self.engine, self.tokenizer, self.num_paragraphs = engine, tokenizer, num_paragraphs
         self.answer = tokenizer.encode(texts.ANSWER)
         self.ours = self.cache(texts.REPORT)
+        self.others = {"wrong": self.cache(texts.OTHER, index=anywhere())}
+        if num_paragraphs is not None:  # quick
+            return
         rotary = Signer(engine.model.config.hidden_size, order="rotary")
-        self.others = {
+        self.others |= {
             "thorough": self.cache(texts.REPORT, recompute=Recompute(share=0.7, decay=1)),
             "rotary": self.cache(texts.REPORT, signer=rotary, index=anywhere()),
             "untouched": self.cache(texts.REPORT, recompute=Recompute(share=0)),
-            "wrong": self.cache(texts.OTHER, index=anywhere()),
         }
 
     def tokens(self, paragraphs: list[str], question: str = texts.QUESTION) -> list[int]:
