@@ -12,6 +12,10 @@ TIMEOUT_S = 3.0  # to connect; to send a message; and to receive all of its answ
 MAX_BYTES = 32 << 20  # of an answer
 
 
+class TooLate(TimeoutError):
+    """An answer, or the rest of one, did not arrive in time."""
+
+
 class BoundedSocket(io.RawIOBase):
     """A connected socket that bounds, in time and bytes, what arrives between two sends.
 
@@ -110,5 +114,5 @@ class BoundedSocket(io.RawIOBase):
             self._set_s = seconds
 
 
-def _too_late() -> TimeoutError:
-    return TimeoutError(f"no whole answer within {TIMEOUT_S:g} s")
+def _too_late() -> TooLate:
+    return TooLate(f"no whole answer within {TIMEOUT_S:g} s")

@@ -32,13 +32,15 @@ class RedisClient:
     def __init__(self, url: MetadataUrl):
         try:
             import redis
-            from redis._parsers import _RESP2Parser
             from redis.backoff import NoBackoff
             from redis.retry import Retry
+
+            from .redis_parser import Parser
         except ImportError as error:
             raise url.error(f"{error}: pip install 'mooncake-kernels[metadata]'") from None
         self._url = url
         self._errors = (redis.RedisError, *NONSENSE)
+        self._reasons = (bounded_socket.TooLate, redis.ReadOnlyError)
         bounds = {
             "protocol": 2,
             "driver_info": None,  # omitted: it would take two more requests
@@ -47,7 +49,7 @@ class RedisClient:
             "socket_timeout": bounded_socket.TIMEOUT_S,
             "redis_connect_func": _bound,
         }
-        parser = {"parser_class": _RESP2Parser}  # hiredis's does not see TLS in a bounded socket
+        parser = {"parser_class": Parser}
         self._pool = (
             _sentinel_pool(url, bounds, parser) if url.sentinels else _pool(url, bounds | parser)
         )
@@ -112,7 +114,10 @@ class RedisClient:
                 )  # no question to the user
         except OSError as wrong:
             return self._url.error(f"ssl_certfile={certificate}, ssl_keyfile={key}: {wrong}")
-        return self._url.error(str(error) or type(error).__name__)
+        reason = error.__context__  # which redis-py may replace with an error that says less
+        if not isinstance(reason, self._reasons):
+            reason = error
+        return self._url.error(str(reason) or type(reason).__name__)
 
 
 def accepted(replies: list[Any]) -> list[Any]:

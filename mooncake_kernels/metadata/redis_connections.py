@@ -1,17 +1,15 @@
-"""Pooled redis-py connections, with a fast path for running commands on them.
+"""redis-py connections, which are kept here while they are idle.
 
-``redis.Redis`` takes a connection out of its pool for each command, puts it back, keeps statistics
-about that, and reads an answer in many small steps. All of this takes longer than the requests of a
-store's directory themselves. So the pool only makes connections, which log in, choose their
-database and find the master behind sentinels, and is asked for another one only when no idle one is
-left. Commands are sent, and replies read, here.
+redis-py makes connections, logs in, chooses their database and finds the master behind sentinels;
+it sends commands and reads their replies. Its pool is used only to make connections, because it
+keeps statistics whenever one is taken out and put back. With these an ``exists`` of a cluster store
+takes 1.2 times as long, a first ``get``, a ``remove`` or an ``exists`` of 64 objects 1.1 times (of
+64 KiB, over tcp, both ways interleaved in one process).
 """
 
 import os
 from collections.abc import Callable
 from typing import Any
-
-from .redis_replies import Replies
 
 Word = bytes | str | int
 Command = tuple[Word, ...] | bytes  # its words, or the packed form
@@ -28,8 +26,12 @@ class RedisConnections:
     """
 
     def __init__(self, pool: Any):
+        from redis import RedisError, ResponseError
+
         self._pool = pool
-        self._idle: list[_Conversation] = []
+        self._idle: list[Any] = []
+        self._refusal = ResponseError
+        self._ended = (RedisError, OSError, AttributeError)  # the last if closed by another thread
 
     def run(self, *commands: Command) -> list[Any]:
         """Send commands together, and return their replies, including errors from the server.
@@ -38,15 +40,15 @@ class RedisConnections:
         replies is discarded. Nor is one to a server that no longer accepts commands.
 
         Raises:
-            Exception: of those that redis-py raises, ``OSError`` or ``ValueError``.
+            Exception: of those that redis-py raises for a connection, or for nonsense.
         """
-        conversation = self._take()
+        connection = self._take()
         try:
-            replies = conversation.run(b"".join(map(pack, commands)), len(commands))
+            replies = self._converse(connection, commands)
         except BaseException:
-            self._drop(conversation)
+            self._drop(connection)
             raise
-        self._idle.append(conversation)
+        self._idle.append(connection)
         return replies
 
     def detach(self, *commands: Command) -> tuple[int, list[Any]] | None:
@@ -55,72 +57,64 @@ class RedisConnections:
         Returns:
             Its descriptor, and the replies. None: it would be encrypted.
         """
-        conversation = _Conversation(self._pool.get_connection())
+        connection = self._pool.get_connection()
         try:
-            replies = conversation.run(b"".join(map(pack, commands)), len(commands))
-            fd = conversation.detach()
+            replies = self._converse(connection, commands)
+            fd = connection._sock.detach()
         finally:
-            self._drop(conversation)
+            self._drop(connection)
         return None if fd is None else (fd, replies)
 
     def close(self) -> None:
         """Disconnect all, even those in use. Idempotent."""
         self._pool.disconnect()
-        while (conversation := self._pop()) is not None:
-            self._drop(conversation)
+        while (connection := self._pop()) is not None:
+            self._drop(connection)
 
-    def _take(self) -> "_Conversation":
-        while (conversation := self._pop()) is not None:
-            if self._is_ours(conversation.connection) and conversation.is_quiet():
-                return conversation
-            self._drop(conversation)
-        return _Conversation(self._pool.get_connection())
+    def _converse(self, connection: Any, commands: tuple[Command, ...]) -> list[Any]:
+        connection.send_packed_command([b"".join(map(pack, commands))])
+        replies = []
+        for _ in commands:
+            try:
+                replies.append(connection.read_response(disable_decoding=True))
+            except self._refusal as error:
+                if _concerns_all(error):
+                    raise
+                replies.append(error)
+        return replies
 
-    def _pop(self) -> "_Conversation | None":
+    def _take(self) -> Any:
+        while (connection := self._pop()) is not None:
+            if self._is_usable(connection):
+                return connection
+            self._drop(connection)
+        return self._pool.get_connection()
+
+    def _pop(self) -> Any | None:
         try:
             return self._idle.pop()
         except IndexError:
             return None
 
-    def _is_ours(self, connection: Any) -> bool:
-        """Whether it belongs to this process, and leads to the current master."""
-        return connection.pid == os.getpid() and self._pool.owns_connection(connection)
+    def _is_usable(self, connection: Any) -> bool:
+        """Whether it is this process's, leads to the current master, and has nothing to read."""
+        if connection.pid != os.getpid() or not self._pool.owns_connection(connection):
+            return False
+        try:
+            return not connection.can_read()
+        except self._ended:
+            return False
 
-    def _drop(self, conversation: "_Conversation") -> None:
-        conversation.connection.disconnect()
-        self._pool.release(conversation.connection)  # reconnects it when one is needed
-
-
-class _Conversation:
-    """The traffic of a connection, from its creation until it is lost."""
-
-    def __init__(self, connection: Any):
-        self.connection = connection
-        self._socket = connection._sock
-        self._replies = Replies(self._socket.recv, _refusal)
-
-    def run(self, packed: bytes, count: int) -> list[Any]:
-        self._socket.sendall(packed)
-        return self._replies.read(count)
-
-    def detach(self) -> int | None:
-        return self._socket.detach()
-
-    def is_quiet(self) -> bool:
-        """Whether there is no unsolicited input, nor the end of the connection."""
-        return self._replies.is_empty() and not self._socket.has_input()
+    def _drop(self, connection: Any) -> None:
+        connection.disconnect()
+        self._pool.release(connection)  # reconnects it when one is needed
 
 
-def _refusal(text: str) -> Exception:
-    """The server's error for a command; raised if it concerns more than this command."""
-    from redis import ConnectionError, ReadOnlyError
-    from redis._parsers import _RESP2Parser
+def _concerns_all(error: Exception) -> bool:
+    """Whether the server refuses more than this command: it is a replica."""
+    from redis import ReadOnlyError
 
-    error = _RESP2Parser.parse_error(text)
-    in_a_script = " -READONLY " in text  # as Redis 6 says it
-    if in_a_script or isinstance(error, ConnectionError | ReadOnlyError):
-        raise error
-    return error
+    return isinstance(error, ReadOnlyError) or " -READONLY " in str(error)  # Redis 6, of a script
 
 
 def pack(command: Command) -> bytes:

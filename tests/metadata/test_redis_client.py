@@ -2,15 +2,16 @@
 
 import contextlib
 import os
+import socket
 import threading
 
 import pytest
 import redis
 
 from mooncake_kernels.errors import Unavailable
+from mooncake_kernels.metadata import bounded_socket
 from mooncake_kernels.metadata.redis_client import RedisClient, accepted
 from mooncake_kernels.metadata.redis_connections import pack
-from mooncake_kernels.metadata.redis_replies import Replies
 from mooncake_kernels.metadata.url import parse_url
 
 from .support import RedisServer, eventually, impatience, raw_server
@@ -128,21 +129,29 @@ def test_late_reply_is_not_mistaken_for_the_next_one(server, client):
     assert ask(client, "CLIENT", "ID") != first
 
 
+UNFINISHED = ("half an answer", "elements without end")
 NONSENSE = {
     "two answers": b":1\r\n:2\r\n",
     "one and a half": b":1\r\n$5\r\nab",
     "half an answer": b"*2\r\n:1\r\n",
     "no protocol": b"HTTP/1.1 400 Bad Request\r\n",
+    "an empty line": b"\r\n",
+    "no number": b":1.5\r\n",
     "a size that is none": b"$x\r\n",
+    "an element that is none": b"*2\r\n:1\r\n?\r\n",
+    "elements without end": b"*1000000000\r\n",
+    "too many levels": b"*1\r\n" * 100_000,
     "a busy server": b"-LOADING\r\n",
     "a replica": b"-READONLY no\r\n",
     "a replica of Redis 6": b"-ERR Error running script: @user_script:1: -READONLY no\r\n",
-    "more than there may be": b"$40000000\r\n" + b"x" * 40_000_000,
+    "a string of more than there may be": b"$2000000\r\n" + b"x" * 2_000_000,
+    "a line of more than there may be": b"+" + b"x" * 2_000_000,
 }
 
 
 @pytest.mark.parametrize("nonsense", NONSENSE)
-def test_garbage_is_never_taken_for_a_later_reply(nonsense):
+def test_garbage_is_never_taken_for_a_later_reply(nonsense, monkeypatch):
+    monkeypatch.setattr(bounded_socket, "MAX_BYTES", 1 << 20)
     asked = []
 
     def behave(connection):
@@ -151,7 +160,7 @@ def test_garbage_is_never_taken_for_a_later_reply(nonsense):
             asked[-1].append(message)
             connection.sendall(NONSENSE[nonsense])
 
-    waits = impatience() if nonsense == "half an answer" else contextlib.nullcontext()
+    waits = impatience() if nonsense in UNFINISHED else contextlib.nullcontext()
     with raw_server(behave) as port, waits:
         client = client_of(f"redis://127.0.0.1:{port}/0")
         for _ in range(3):
@@ -161,6 +170,50 @@ def test_garbage_is_never_taken_for_a_later_reply(nonsense):
                 assert nonsense not in ("two answers", "one and a half")
         client.close()
     eventually(lambda: [len(messages) for messages in asked] == [1, 1, 1], f"asked {asked}")
+
+
+@pytest.mark.parametrize("said", [b"", b":1", b"$5\r\nab", b"$2\r\nab\r", b"*2\r\n:1\r\n"])
+def test_truncated_reply_is_reported(said):
+    def behave(connection):
+        connection.recv(1 << 16)
+        connection.sendall(said)
+
+    with raw_server(behave) as port:
+        client = client_of(f"redis://127.0.0.1:{port}/0")
+        with pytest.raises(Unavailable, match="Connection closed by server"):
+            ask(client, "GET", "key")
+        client.close()
+
+
+REPLIES = {
+    b"+OK\r\n": b"OK",
+    b"+\r\n": b"",
+    b":-7\r\n": -7,
+    b"$0\r\n\r\n": b"",
+    b"$-1\r\n": None,
+    b"$6\r\na\r\n\0\xffb\r\n": b"a\r\n\0\xffb",
+    b"*-1\r\n": None,
+    b"*0\r\n": [],
+    b"*3\r\n:1\r\n*2\r\n$1\r\na\r\n$-1\r\n+b\r\n": [1, [b"a", None], b"b"],
+}
+
+
+@pytest.mark.parametrize("num_bytes", [1, 3, 1000])
+def test_replies_may_arrive_in_pieces(num_bytes):
+    said = b"".join(REPLIES)
+
+    def behave(connection):
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        while connection.recv(1 << 16):
+            for i in range(0, len(said), num_bytes):
+                connection.sendall(said[i : i + num_bytes])
+
+    with raw_server(behave) as port:
+        client = client_of(f"redis://127.0.0.1:{port}/0")
+        for _ in range(2):
+            replies = client.ask(lambda run: run(*[("GET", "key")] * len(REPLIES)))
+            assert replies == list(REPLIES.values())
+        client.close()
 
 
 def test_caller_error_keeps_the_connection(client):
@@ -181,10 +234,10 @@ def test_interrupted_command_drops_its_connection(client, monkeypatch):
     first = ask(client, "CLIENT", "ID")
     with monkeypatch.context() as patched:
 
-        def interrupt(replies, count):
+        def interrupt(*_, **__):
             raise KeyboardInterrupt
 
-        patched.setattr(Replies, "read", interrupt)
+        patched.setattr(redis.Connection, "read_response", interrupt)
         with pytest.raises(KeyboardInterrupt):
             ask(client, "ECHO", "a")
     assert ask(client, "ECHO", "b") == b"b"
