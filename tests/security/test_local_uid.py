@@ -202,9 +202,11 @@ def test_local_users_setting_and_invalid_lists():
 def test_overflow_uid_in_user_namespace_is_rejected(tmp_path):
     """A process there that runs as an unmapped user is shown as the same 65534 as all others."""
     script = """
-until = time.monotonic() + 20
-while ctypes.CDLL(None).unshare(0x10000000):  # threads of what was imported are ending
-    assert time.monotonic() < until
+until = time.monotonic() + 60
+libc = ctypes.CDLL(None, use_errno=True)
+while libc.unshare(0x10000000):  # threads of what was imported are ending
+    why = os.strerror(ctypes.get_errno()), os.listdir("/proc/self/task")
+    assert time.monotonic() < until, why
     time.sleep(0.01)
 with TransferEngine(local_users=[65534]) as engine:
     with socket.socket(socket.AF_UNIX) as end:

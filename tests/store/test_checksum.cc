@@ -19,7 +19,7 @@ namespace {
 
 using mk::store::HashedCopy;
 using mk::store::Xxh3;
-using Way = HashedCopy::Way;
+using Direction = HashedCopy::Direction;
 
 std::mt19937 randomly(1);
 
@@ -36,7 +36,7 @@ void test_pieces(size_t size) {
   const uint64_t expected = XXH3_64bits(source.data(), size);
   for (const size_t most : {size, size_t{3}, size_t{64}, size_t{200}, size_t{5000}}) {
     std::string object(size, '\0'), copy(size, '\0');
-    HashedCopy in(object.data(), size, Way::kIn), out(source.data(), size, Way::kOut);
+    HashedCopy in(object.data(), size, Direction::kIn), out(source.data(), size, Direction::kOut);
     for (size_t at = 0; at < size;) {
       const size_t part = most == size ? size : std::min(up_to(most), size - at);
       // The source, then the destination, is somewhere else for each piece, at any alignment.
@@ -59,7 +59,7 @@ void test_parts(size_t size) {
   for (int i = 0; i < 20; ++i) {
     const size_t begin = up_to(size), count = up_to(size - begin);
     std::string copy(count, '\0');
-    HashedCopy out(source.data(), size, Way::kOut);
+    HashedCopy out(source.data(), size, Direction::kOut);
     out.skip(begin);
     out.add(copy.data(), source.data() + begin, count);
     out.skip(size - begin - count);
@@ -71,8 +71,8 @@ void test_parts(size_t size) {
 void test_concurrent_changes_of_the_source() {
   const std::string source = random_bytes(10'000);
   std::string object(source.size(), '\0'), changed = source, copy(source.size(), '\0');
-  HashedCopy in(object.data(), source.size(), Way::kIn);
-  HashedCopy out(source.data(), source.size(), Way::kOut);
+  HashedCopy in(object.data(), source.size(), Direction::kIn);
+  HashedCopy out(source.data(), source.size(), Direction::kOut);
   for (size_t at = 0; at < source.size(); at += 1000) {
     in.add(object.data() + at, changed.data() + at, 1000);
     std::memset(changed.data() + at, 0, 1000);
