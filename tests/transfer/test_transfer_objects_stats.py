@@ -31,14 +31,14 @@ def test_requests_and_read_bytes_are_counted(here):
     assert counters["num_bytes_read"] == 1000 + 2 * ANSWER.size
     assert counters["num_in_flight"] == counters["num_bytes_in_flight"] == 0
     assert (counters["num_requests"], counters["num_errors"]) == (3, 1)
-    path = stats["paths"][here.far.name]["questions"]
+    path = stats["paths"][here.far.name]["rpc"]
     assert (path["num_bytes_read"], path["num_pieces"]) == (1000 + 2 * ANSWER.size, 2)
 
 
 def test_written_bytes_are_counted(here):
     assert here.write({1: content(1, 1000), 2: content(2, 24)}) == [DONE, DONE]
     stats = here.near.stats()
-    assert stats["paths"][here.far.name]["questions"]["num_bytes_written"] == 1024
+    assert stats["paths"][here.far.name]["rpc"]["num_bytes_written"] == 1024
     assert stats["peers"][here.far.name]["num_bytes_written"] == 1024
 
 
