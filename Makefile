@@ -16,29 +16,25 @@ RESULTS ?= build/bench
 BALANCER := tests/topology/test_balancer.py
 CXX_FILES = $(shell git ls-files 'csrc/*.h' 'csrc/*.cc' 'csrc/*.cu' 'csrc/*.cuh' 'tests/*.h' 'tests/*.cc')
 
-.PHONY: demo test test-transfer test-peers test-others test-rdma test-vllm build docs lint format types sanitize sanitize-address sanitize-thread fuzz bench bench-quick figures wheel clean same-python FORCE
+.PHONY: demo test test-peers test-others test-rdma test-vllm build docs lint format types sanitize sanitize-address sanitize-thread fuzz bench bench-quick figures wheel clean same-python FORCE
 
 demo: build $(VENV)/.demo
 	$(BIN)/python -m mooncake_serving demo $(DEMO)
 
-# All tests in three groups at once, two of which mostly wait for peers; or those that PYTEST names.
+# All tests, those that wait for peers in parallel with those that compute; or those that PYTEST names.
 test: build $(VENV)/.demo $(VENV)/.test
 ifdef PYTEST
 	$(BIN)/python -m pytest $(PYTEST)
 else
-	$(MAKE) -j3 test-transfer test-peers test-others
+	$(MAKE) -j2 test-peers test-others
 endif
 
-TRANSFER := tests/transfer tests/serving/disaggregated
-PEERS := tests/rdma tests/compat tests/metadata
-test-transfer:
-	$(BIN)/python -m pytest $(TRANSFER)
-
+PEERS := tests/transfer tests/rdma tests/compat tests/metadata tests/serving/disaggregated
 test-peers:
 	$(BIN)/python -m pytest $(PEERS)
 
 test-others:
-	$(BIN)/python -m pytest $(addprefix --ignore ,$(TRANSFER) $(PEERS))
+	$(BIN)/python -m pytest $(PEERS:%=--ignore %)
 
 # In a guest with soft-RoCE NICs, see CONTRIBUTING.md. `make test` runs them too if qemu is installed.
 test-rdma: build $(VENV)/.test
