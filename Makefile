@@ -13,6 +13,8 @@ SOURCES := setup.py pyproject.toml $(shell find csrc third_party -type f)
 BENCHES = $(sort $(wildcard bench/*/bench_*.py))
 # `make bench RESULTS=bench/results` replaces the files there; docs/performance.md says which need more.
 RESULTS ?= build/bench
+# RERUNS=1: a test that fails is run once more, which the summary tells.
+RUN_TESTS = $(BIN)/python -m pytest $(if $(RERUNS),--reruns $(RERUNS) -r fER)
 BALANCER := tests/topology/test_balancer.py
 CXX_FILES = $(shell git ls-files 'csrc/*.h' 'csrc/*.cc' 'csrc/*.cu' 'csrc/*.cuh' 'tests/*.h' 'tests/*.cc')
 
@@ -24,21 +26,21 @@ demo: build $(VENV)/.demo
 # All tests, those that wait for peers in parallel with those that compute; or those that PYTEST names.
 test: build $(VENV)/.demo $(VENV)/.test
 ifdef PYTEST
-	$(BIN)/python -m pytest $(PYTEST)
+	$(RUN_TESTS) $(PYTEST)
 else
 	$(MAKE) -j2 test-peers test-others
 endif
 
 PEERS := tests/transfer tests/rdma tests/compat tests/metadata tests/serving/disaggregated
 test-peers:
-	$(BIN)/python -m pytest $(PEERS)
+	$(RUN_TESTS) $(PEERS)
 
 test-others:
-	$(BIN)/python -m pytest $(PEERS:%=--ignore %)
+	$(RUN_TESTS) $(PEERS:%=--ignore %)
 
 # In a guest with soft-RoCE NICs, see CONTRIBUTING.md. `make test` runs them too if qemu is installed.
 test-rdma: build $(VENV)/.test
-	MOONCAKE_KERNELS_REQUIRE=rdma $(BIN)/python -m pytest tests/rdma $(PYTEST)
+	MOONCAKE_KERNELS_REQUIRE=rdma $(RUN_TESTS) tests/rdma $(PYTEST)
 
 # Inside vLLM, in a separate environment of 2.3 GB.
 test-vllm: build $(VENV)/.test
