@@ -75,7 +75,7 @@ def in_turn(
 ) -> list[tuple[float, float]]:
     ours()
     rounds = []
-    for i in range(min(options.repeat, 3) if options.quick else options.repeat):
+    for i in range(options.repeat):
         if i % 2:
             second = theirs()
             rounds.append((ours(), second))

@@ -6,7 +6,6 @@ of the same memory.
 """
 
 import contextlib
-import multiprocessing
 import os
 import shutil
 import socket
@@ -22,6 +21,7 @@ from typing import Any
 import numpy as np
 
 import mooncake_kernels as mk
+from lib.processes import new_processes
 from mooncake_serving.compat.mooncake.store import MooncakeDistributedStore
 from mooncake_serving.store import ClusterStore, Node, Store, directory
 
@@ -291,7 +291,7 @@ def hold(pipe: Any, make: Any) -> None:
 @contextlib.contextmanager
 def holder(target: Any, *arguments: Any) -> Iterator[Any]:
     """A process that runs it; yields the first thing it sends."""
-    context = multiprocessing.get_context("spawn")
+    context = new_processes()
     ours, theirs = context.Pipe()
     process = context.Process(target=target, args=(theirs, *arguments), daemon=True)
     process.start()

@@ -7,7 +7,6 @@ turn: threads that poll while idle, as NIXL's do, would take a processor from th
 """
 
 import ctypes
-import multiprocessing
 import os
 import signal
 import socket
@@ -23,6 +22,7 @@ import numpy as np
 import torch
 
 import mooncake_kernels as mk
+from lib.processes import new_processes
 
 WAIT_S = 120.0
 MAX_MOONCAKE_BATCH = 2048  # 0.3.13 refuses larger ones
@@ -328,7 +328,7 @@ class Library:
     def __init__(self, name: str, num_bytes: int):
         self.name = name
         self._pipes, self.processes = [], []
-        context = multiprocessing.get_context("spawn")
+        context = new_processes()
         for _ in range(2):
             ours, theirs = context.Pipe()
             process = context.Process(target=run_side, args=(theirs, name, num_bytes), daemon=True)

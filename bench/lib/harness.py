@@ -123,7 +123,7 @@ def arguments(
     if options.device == "cuda" and not torch.cuda.is_available():
         parser.error("--device: torch finds no GPU, got cuda")
     if options.quick:
-        options.repeat = min(options.repeat, 5)
+        options.repeat = min(options.repeat, 3)
     torch.set_num_threads(options.threads)
     torch.manual_seed(0)
     if options.device == "cuda":

@@ -9,7 +9,6 @@ values at the lender, which an instance that fetched them would move.
 """
 
 import argparse
-import multiprocessing
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -22,6 +21,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # bench/: lib and 
 
 import mooncake_kernels as mk
 from lib.harness import Case, arguments
+from lib.processes import new_processes
 from lib.table import report
 from mooncake_serving.dist_attention import (
     DistAttention,
@@ -98,7 +98,7 @@ def lend(pipe: Any, shape: Shape, num_tokens: int, transport: str, num_threads: 
 
 def case_of(shape: Shape, num_tokens: int, transport: str, num_threads: int) -> Iterator[Case]:
     """One row; the processes and caches live as long as it is measured."""
-    context = multiprocessing.get_context("spawn")
+    context = new_processes()
     pipe, theirs = context.Pipe()
     half = num_tokens // 2
     arguments_of = (theirs, shape, half, transport, num_threads)

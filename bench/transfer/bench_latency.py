@@ -9,7 +9,6 @@ The programs run in turn in each round; the figures are medians of the rounds' m
 
 import argparse
 import contextlib
-import multiprocessing
 import socket
 import statistics
 import subprocess
@@ -27,6 +26,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # bench/: lib and 
 
 import mooncake_kernels as mk
 from lib.harness import arguments, at_least
+from lib.processes import new_processes
 from lib.table import heading, save
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -102,7 +102,7 @@ class Peer:
 
     def __init__(self, transport: str, options: argparse.Namespace):
         self.is_local = transport == "local"
-        context = multiprocessing.get_context("spawn")
+        context = new_processes()
         self.pipe, theirs = context.Pipe()
         where = (theirs, transport == "shm-mapped", options.spin_us)
         kind: Any = threading.Thread if self.is_local else context.Process

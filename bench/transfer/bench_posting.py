@@ -12,7 +12,6 @@ medians.
 
 import argparse
 import contextlib
-import multiprocessing
 import statistics
 import sys
 import time
@@ -26,6 +25,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # bench/: lib and 
 
 import mooncake_kernels as mk
 from lib.harness import arguments
+from lib.processes import new_processes
 from lib.table import heading, save
 
 TRANSPORTS = ("tcp", "shm")
@@ -105,7 +105,7 @@ class Batch:
 
 def measure(transport: str, options: argparse.Namespace) -> Any:
     """Yield the row of each case."""
-    context = multiprocessing.get_context("spawn")
+    context = new_processes()
     pipe, theirs = context.Pipe()
     context.Process(target=serve, args=(theirs,), daemon=True).start()
     name, remote = pipe.recv()

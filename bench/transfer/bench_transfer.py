@@ -67,10 +67,11 @@ def name_of(ours: str, verb: str, size: int, batch: int) -> str:
     return f"{ours} {verb}, {batch} x {unit}"
 
 
-def jobs(verb: str, size: int, batch: int, threads: int) -> list[Job]:
+def jobs(verb: str, size: int, batch: int, threads: int, quick: bool) -> list[Job]:
     rng = np.random.default_rng(size + batch)
     room = REGION_BYTES // threads
-    calls = min(max(MIN_WINDOW_BYTES // (size * batch), 1), MAX_WINDOW_CALLS)
+    window = MIN_WINDOW_BYTES // 16 if quick else MIN_WINDOW_BYTES
+    calls = min(max(window // (size * batch), 1), MAX_WINDOW_CALLS)
 
     def places(first: int) -> np.ndarray:
         return first + rng.permutation(room // size)[:batch] * size
@@ -147,7 +148,7 @@ def main() -> None:
                     left_out.append({"case": case, "left_out": why})
                     sys.stdout.write(f"{case} left out: {why}\n")
                     continue
-                work = jobs(verb, size, batch, options.threads)
+                work = jobs(verb, size, batch, options.threads, options.quick)
                 rows.append({"case": case, **measure(ours, libraries, work, options)})
                 say(rows[-1], ours)
                 save(head, rows, options, left_out)

@@ -42,7 +42,7 @@ def used_by(pid: int) -> dict[str, int]:
 
 def measure(ours: str, num_transfers: int) -> dict[str, Any]:
     with Library(ours, REGION_BYTES) as library:
-        work = jobs("write", SIZE, 1, NUM_THREADS)
+        work = jobs("write", SIZE, 1, NUM_THREADS, quick=False)
         for job in work:
             job.count = num_transfers // NUM_SAMPLES // NUM_THREADS
         library.check(work[0])

@@ -34,14 +34,16 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--operation", nargs="+", default=verbs, choices=verbs)
 
 
-def rates(library: Library, verb: str, size: int, batch: int, repeat: int) -> dict[int, list]:
+def rates(
+    library: Library, verb: str, size: int, batch: int, options: argparse.Namespace
+) -> dict[int, list]:
     """For each number of threads, of each round: bytes a second, and seconds a call."""
-    work = jobs(verb, size, batch, max(NUM_THREADS))
+    work = jobs(verb, size, batch, max(NUM_THREADS), options.quick)
     library.check(work[0])
     for threads in NUM_THREADS:
         library.run(work, threads)
     found: dict[int, list] = {threads: [] for threads in NUM_THREADS}
-    for i in range(repeat):
+    for i in range(options.repeat):
         first = i % len(NUM_THREADS)
         for threads in NUM_THREADS[first:] + NUM_THREADS[:first]:
             taken = library.run(work, threads)
@@ -57,7 +59,7 @@ def main() -> None:
         with Library(ours, REGION_BYTES) as library:
             cases = QUICK if options.quick else CASES
             for verb, (size, batch) in itertools.product(options.operation, cases):
-                found = rates(library, verb, size, batch, options.repeat)
+                found = rates(library, verb, size, batch, options)
                 for threads in NUM_THREADS:
                     row: dict[str, Any] = {
                         "case": f"{name_of(ours, verb, size, batch)}, {threads} threads",

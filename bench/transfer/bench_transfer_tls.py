@@ -31,7 +31,7 @@ def main() -> None:
         sides = {name: stack.enter_context(Library(name, REGION_BYTES)) for name in SIDES}
         cases = QUICK if options.quick else CASES
         for verb, (size, batch) in itertools.product(("write", "read"), cases):
-            work = jobs(verb, size, batch, options.threads)
+            work = jobs(verb, size, batch, options.threads, options.quick)
             row = {"case": name_of(OURS, verb, size, batch), **measure(OURS, sides, work, options)}
             rows.append(row)
             text = f"{row['case']:38} {row['us']:10.1f} us {row['gb_per_s']:6.2f} GB/s"
