@@ -13,8 +13,9 @@ SOURCES := setup.py pyproject.toml $(shell find csrc third_party -type f)
 BENCHES = $(sort $(wildcard bench/*/bench_*.py))
 # `make bench RESULTS=bench/results` replaces the files there; docs/performance.md says which need more.
 RESULTS ?= build/bench
+# REQUIRE=rdma,redis: tests that need one of these fail without it, instead of being skipped.
 # RERUNS=1: a test that fails is run once more, which the summary tells.
-RUN_TESTS = $(BIN)/python -m pytest $(if $(RERUNS),--reruns $(RERUNS) -r fER)
+RUN_TESTS = $(if $(REQUIRE),MOONCAKE_KERNELS_REQUIRE=$(REQUIRE)) $(BIN)/python -m pytest $(if $(RERUNS),--reruns $(RERUNS) -r fER)
 BALANCER := tests/topology/test_balancer.py
 CXX_FILES = $(shell git ls-files 'csrc/*.h' 'csrc/*.cc' 'csrc/*.cu' 'csrc/*.cuh' 'tests/*.h' 'tests/*.cc')
 
@@ -39,8 +40,9 @@ test-others:
 	$(RUN_TESTS) $(PEERS:%=--ignore %)
 
 # In a guest with soft-RoCE NICs, see CONTRIBUTING.md. `make test` runs them too if qemu is installed.
+test-rdma: REQUIRE := rdma
 test-rdma: build $(VENV)/.test
-	MOONCAKE_KERNELS_REQUIRE=rdma $(RUN_TESTS) tests/rdma $(PYTEST)
+	$(RUN_TESTS) tests/rdma $(PYTEST)
 
 # Inside vLLM, in a separate environment of 2.3 GB.
 test-vllm: build $(VENV)/.test
