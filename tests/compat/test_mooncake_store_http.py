@@ -42,7 +42,9 @@ def warnings(caplog) -> list[str]:
 
 
 @pytest.mark.parametrize("is_on_disk", [False, True])
-def test_health_and_metrics_of_the_pool(tmp_path, caplog, is_on_disk):
+def test_health_and_metrics_of_the_pool(tmp_path, caplog, monkeypatch, is_on_disk):
+    monkeypatch.setenv("MOONCAKE_OFFLOAD_TOTAL_SIZE_LIMIT_BYTES", str(64 << 20))
+    monkeypatch.setenv("MOONCAKE_OFFLOAD_BUCKET_SIZE_LIMIT_BYTES", str(16 << 20))
     port = free_port()
     options = {"enable_ssd_offload": is_on_disk, "ssd_offload_path": str(tmp_path)}
     with pool_file() as path:
