@@ -1,21 +1,33 @@
-"""A client of Redis, or a compatible server, by redis-py: bounded, with this package's errors."""
+"""A client of Redis, or a compatible server: bounded, with this package's errors.
 
+redis-py makes connections, logs in, chooses their database and finds the master behind sentinels.
+The connections are kept here while they are idle, and replies are read here: redis-py's pool keeps
+statistics whenever a connection is taken out and put back, and its parser in Python is slow. That
+of hiredis reserves memory for as many elements as a reply claims to have, and returns it while no
+other thread can run, which takes 1.7 s for 1e9 of them.
+"""
+
+import contextlib
 import os
 import ssl
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 from urllib.parse import urlencode
 
 from ..errors import Unavailable
 from . import bounded_socket
-from .bounded_socket import BoundedSocket
-from .redis_connections import Command, RedisConnections, Run
+from .bounded_socket import BoundedSocket, TooLate
 from .url import MetadataUrl
 
-# Whatever redis-py raises for a nonsensical answer.
-NONSENSE = (OSError, ValueError, TypeError, LookupError, AttributeError, RecursionError)
+# Whatever redis-py, or a function that parses replies, raises for a nonsensical answer.
+NONSENSE = (
+    OSError, EOFError, ValueError, TypeError, LookupError, AttributeError, RecursionError
+)  # fmt: skip
 
 FILES = ("ssl_ca_certs", "ssl_certfile", "ssl_keyfile")  # options of a URL
+READ_BYTES = 64 << 10  # at once
+MAX_DEPTH = 16  # of arrays in arrays
+CLOSED = "Connection closed by server."
 
 Answer = TypeVar("Answer")
 
@@ -23,7 +35,8 @@ Answer = TypeVar("Answer")
 class RedisClient:
     """A client that connects on first use, and reconnects when the connection is lost.
 
-    Thread-safe: threads that call at the same time use separate connections.
+    Thread-safe: threads that call at the same time use separate connections. A forked child uses
+    none of its parent's.
 
     Raises:
         Unavailable: redis-py is not installed.
@@ -32,15 +45,14 @@ class RedisClient:
     def __init__(self, url: MetadataUrl):
         try:
             import redis
+            from redis._parsers import _RESP2Parser
             from redis.backoff import NoBackoff
             from redis.retry import Retry
-
-            from .redis_parser import Parser
         except ImportError as error:
             raise url.error(f"{error}: pip install 'mooncake-kernels[metadata]'") from None
         self._url = url
         self._errors = (redis.RedisError, *NONSENSE)
-        self._reasons = (bounded_socket.TooLate, redis.ReadOnlyError)
+        self._unknown_script = redis.exceptions.NoScriptError
         bounds = {
             "protocol": 2,
             "driver_info": None,  # omitted: it would take two more requests
@@ -49,54 +61,110 @@ class RedisClient:
             "socket_timeout": bounded_socket.TIMEOUT_S,
             "redis_connect_func": _bound,
         }
-        parser = {"parser_class": Parser}
+        parser = {"parser_class": _RESP2Parser}  # not hiredis's: it would trust a reply's sizes
         self._pool = (
             _sentinel_pool(url, bounds, parser) if url.sentinels else _pool(url, bounds | parser)
         )
-        self._connections = RedisConnections(self._pool)
+        self._idle: list[_Connection] = []
 
-    def ask(self, question: Callable[[Run], Answer]) -> Answer:
-        """Return what a function makes of replies.
+    def ask(
+        self,
+        commands: Sequence[bytes],
+        parse: Callable[..., Answer],
+        *arguments: Any,
+        script: str | None = None,
+    ) -> Answer:
+        """Send commands together, and return what a function makes of their replies.
 
-        It is called with ``run(*commands)``, which sends commands together and returns their
-        replies; a command that the server refuses has an exception as its reply.
+        Nothing is sent twice, except to a server that does not know a script. A connection that
+        fails midway is not used again, and the rest of its replies is discarded. Nor is one to a
+        server that no longer accepts commands.
 
-        Raises:
-            Unavailable: the server cannot be reached, or the function rejects its answer.
-        """
-        try:
-            return question(self._connections.run)
-        except self._errors as error:
-            raise self._unavailable(error) from None
-
-    def detach(
-        self, parse: Callable[[list[Any]], Answer], *commands: Command
-    ) -> tuple[int, Answer] | None:
-        """Make a connection that the caller closes, see ``RedisConnections.detach``: return its
-        descriptor, and what a function makes of the commands' replies.
+        Args:
+            commands: in wire form, see ``pack``.
+            parse: that function.
+            *arguments: of it, after the replies.
+            script: that the commands run by its hash: if the server does not know it, as after a
+                restart, it is loaded, and they are sent again.
 
         Raises:
             Unavailable: the server cannot be reached, refuses a command, or the function rejects
                 its answer.
         """
         try:
-            made = self._connections.detach(*commands)
-            if made is None:
-                return None
-            fd, replies = made
+            connection = self._take()
             try:
-                return fd, parse(accepted(replies))
+                replies = connection.converse(commands)
             except BaseException:
-                os.close(fd)
+                self._drop(connection)
                 raise
+            self._idle.append(connection)
+            for reply in replies:
+                if isinstance(reply, Exception):
+                    raise reply
+            return parse(replies, *arguments)
+        except self._errors as error:
+            if script is None or not isinstance(error, self._unknown_script):
+                raise self._unavailable(error) from None
+        load = pack("SCRIPT", "LOAD", script)
+        return self.ask([load, *commands], lambda replies: parse(replies[1:], *arguments))
+
+    def detach(
+        self, commands: Sequence[bytes], parse: Callable[[list[Any]], Answer]
+    ) -> tuple[int, Answer] | None:
+        """Make a connection, run commands on it as ``ask`` does, and give it away.
+
+        Returns:
+            Its descriptor, which the caller closes, and what a function makes of the replies. None:
+            it would be encrypted.
+
+        Raises:
+            Unavailable: as in ``ask``.
+        """
+        try:
+            connection = _Connection(self._pool.get_connection())
+            try:
+                replies = connection.converse(commands)
+                for reply in replies:
+                    if isinstance(reply, Exception):
+                        raise reply
+                answer = parse(replies)
+                fd = connection.socket.detach()
+            finally:
+                self._drop(connection)
         except self._errors as error:
             raise self._unavailable(error) from None
+        return None if fd is None else (fd, answer)
 
     def close(self) -> None:
-        """Disconnect. Idempotent."""
-        self._connections.close()
+        """Disconnect all, even those in use. Idempotent."""
+        self._pool.disconnect()
+        while self._idle:
+            with contextlib.suppress(IndexError):  # taken by another thread
+                self._drop(self._idle.pop())
         if self._url.sentinels:
             self._pool.sentinel_manager.close()
+
+    def _take(self) -> "_Connection":
+        """A connection of this process's to the current master, with nothing to read."""
+        while self._idle:
+            try:
+                connection = self._idle.pop()
+            except IndexError:  # taken by another thread
+                break
+            if (
+                connection.made.pid == os.getpid()
+                and self._pool.owns_connection(connection.made)
+                and not connection.num_unread
+                and connection.socket.is_quiet()
+            ):
+                return connection
+            self._drop(connection)
+        return _Connection(self._pool.get_connection())
+
+    def _drop(self, connection: "_Connection") -> None:
+        connection.made.disconnect()
+        self._pool.release(connection.made)  # reconnects it when one is needed
 
     def _unavailable(self, error: Exception) -> Unavailable:
         """The error to raise. redis-py blames the connection for files that it cannot use."""
@@ -115,17 +183,102 @@ class RedisClient:
         except OSError as wrong:
             return self._url.error(f"ssl_certfile={certificate}, ssl_keyfile={key}: {wrong}")
         reason = error.__context__  # which redis-py may replace with an error that says less
-        if not isinstance(reason, self._reasons):
+        if not isinstance(reason, TooLate):
             reason = error
         return self._url.error(str(reason) or type(reason).__name__)
 
 
-def accepted(replies: list[Any]) -> list[Any]:
-    """Return replies; if any of them is an exception, raise the first one."""
-    for reply in replies:
-        if isinstance(reply, Exception):
-            raise reply
-    return replies
+class _Connection:
+    """A connection that redis-py has made and logged in, used by one thread at a time.
+
+    Attributes:
+        made: redis-py's.
+        socket: of it.
+        num_unread: bytes that have arrived after the last reply.
+    """
+
+    def __init__(self, made: Any):
+        self.made = made
+        self.socket: BoundedSocket = made._sock
+        self.num_unread = 0
+        self._input = self.socket.makefile(buffering=READ_BYTES)
+
+    def converse(self, commands: Sequence[bytes]) -> list[Any]:
+        """Send commands together, and return their replies: bytes, int, None or a list of them; or
+        an exception for a command that the server refuses.
+
+        Raises:
+            Exception: the connection is of no more use.
+        """
+        self.made.send_packed_command([b"".join(commands)])
+        replies: list[Any] = []
+        array, num_missing = replies, len(commands)
+        outer: list[tuple[list[Any], int]] = []  # arrays around this one
+        num_read = 0
+        try:
+            while num_missing or outer:
+                if not num_missing:
+                    array, num_missing = outer.pop()
+                    continue
+                num_missing -= 1
+                line = self._input.readline()
+                num_read += len(line)
+                kind, rest = line[:1], line[1:-2]
+                if line[-2:] != b"\r\n":
+                    raise EOFError(CLOSED)
+                if kind == b":":
+                    array.append(int(rest))
+                elif kind == b"+":
+                    array.append(rest)
+                elif kind == b"-":
+                    array.append(_refusal(rest))
+                elif kind not in (b"$", b"*") or (size := int(rest)) < -1 or len(outer) > MAX_DEPTH:
+                    raise ValueError(f"Protocol Error: {line[:-2]!r}")
+                elif size == -1:
+                    array.append(None)
+                elif kind == b"*":
+                    outer.append((array, num_missing))
+                    array.append([])
+                    array, num_missing = array[-1], size
+                else:
+                    string = self._input.read(min(size, bounded_socket.MAX_BYTES) + 2)
+                    num_read += len(string)
+                    if len(string) != size + 2:
+                        raise EOFError(CLOSED)
+                    array.append(string[:-2])
+        except TooLate:
+            raise
+        except OSError as error:
+            raise ConnectionError(
+                f"Error while reading from {self.made._host_error()} : {error.args}"
+            ) from None
+        self.num_unread = self.socket.num_received - num_read
+        return replies
+
+
+def pack(*words: bytes | str | int, num_more: int = 0) -> bytes:
+    """A command in wire form; its first words, if more follow."""
+    packed = [b"*%d\r\n" % (len(words) + num_more)]
+    for word in words:
+        string = word if isinstance(word, bytes) else str(word).encode()
+        packed.append(b"$%d\r\n%b\r\n" % (len(string), string))
+    return b"".join(packed)
+
+
+def _refusal(words: bytes) -> Exception:
+    """The exception for an error of the server.
+
+    Raises:
+        Exception: it is about more than one command: the server is a replica, or not ready.
+    """
+    from redis import ConnectionError, ReadOnlyError
+    from redis._parsers import _RESP2Parser
+
+    error: Exception = _RESP2Parser.parse_error(words.decode("utf-8", errors="replace"))
+    is_of_script = " -READONLY " in str(error)  # Redis 6
+    if is_of_script or isinstance(error, ConnectionError | ReadOnlyError):
+        raise error
+    return error
 
 
 def _pool(url: MetadataUrl, bounds: dict[str, Any]) -> Any:

@@ -2,12 +2,12 @@
 
 import time
 from collections.abc import Callable
+from operator import itemgetter
 from typing import Any
 
 from ..errors import Unavailable
 from .base import milliseconds
-from .redis_client import RedisClient, accepted
-from .redis_connections import Word
+from .redis_client import RedisClient, pack
 from .untrusted import MAX_VALUE_BYTES, Malformed
 from .url import MetadataUrl
 
@@ -68,15 +68,17 @@ class RedisStore:
     def close(self) -> None:
         self._client.close()
 
-    def _ask(self, *command: Word, parse: Callable[[Any], Any] = lambda reply: reply) -> Any:
+    def _ask(
+        self, *command: bytes | str | int, parse: Callable[[list[Any]], Any] = itemgetter(0)
+    ) -> Any:
         try:
-            return self._client.ask(lambda run: parse(*accepted(run(command))))
+            return self._client.ask([pack(*command)], parse)
         except Unavailable as error:
             if ": WRONGTYPE" in str(error):
                 raise Malformed("it must be a string, got another type of Redis") from None
             raise
 
 
-def _as_page(reply: list[Any]) -> tuple[int, list[str]]:
-    cursor, keys = reply
+def _as_page(replies: list[Any]) -> tuple[int, list[str]]:
+    ((cursor, keys),) = replies
     return int(cursor), [key.decode("ascii", "replace") for key in keys]

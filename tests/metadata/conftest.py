@@ -1,5 +1,3 @@
-import shutil
-import subprocess
 from urllib.parse import quote
 
 import pytest
@@ -14,6 +12,7 @@ from .support import (
     RedisServer,
     has_tls,
     impatience,
+    make_certificate,
     redis_program,
 )
 
@@ -78,17 +77,9 @@ def mooncake_url(mooncake_server):
 @pytest.fixture
 def tls_url(tmp_path):
     """Of a Redis that accepts TLS only, with its own certificate."""
-    if shutil.which("openssl") is None:
-        skip("redis", "there is no openssl to make a certificate with")
     if not has_tls(redis_program()):
         skip("redis", f"{redis_program()} was built without TLS")
-    key, certificate = tmp_path / "key.pem", tmp_path / "certificate.pem"
-    subprocess.run(
-        ["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1",
-         "-nodes", "-days", "2", "-subj", "/CN=localhost", "-keyout", key, "-out", certificate,
-         "-addext", "subjectAltName=IP:127.0.0.1,DNS:localhost"],
-        check=True, capture_output=True,
-    )  # fmt: skip
+    certificate, key = make_certificate(tmp_path)
     options = ["--tls-cert-file", str(certificate), "--tls-key-file", str(key)]
     server = RedisServer(tmp_path, *options, "--tls-auth-clients", "no", tls=True)
     yield f"rediss://127.0.0.1:{server.port}/0?ssl_ca_certs={certificate}"

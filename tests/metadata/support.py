@@ -100,6 +100,20 @@ def has_tls(program: str) -> bool:
     return "tls-cert-file" in ended.stdout
 
 
+def make_certificate(folder: Path) -> tuple[Path, Path]:
+    """Files of a certificate of this machine, and of its key."""
+    if shutil.which("openssl") is None:
+        skip("redis", "there is no openssl to make a certificate with")
+    key, certificate = folder / "key.pem", folder / "certificate.pem"
+    subprocess.run(
+        ["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1",
+         "-nodes", "-days", "2", "-subj", "/CN=localhost", "-keyout", key, "-out", certificate,
+         "-addext", "subjectAltName=IP:127.0.0.1,DNS:localhost"],
+        check=True, capture_output=True,
+    )  # fmt: skip
+    return certificate, key
+
+
 class RedisServer:
     """redis-server, or Valkey, on a port of its own. It loses its data when it is stopped."""
 
@@ -143,7 +157,9 @@ class RedisServer:
     def _answers(self) -> bool:
         try:
             socket.create_connection(("127.0.0.1", self.port), timeout=WAIT_S).close()
-        except ConnectionRefusedError:
+            with socket.socket(socket.AF_UNIX) as local:  # at which it listens later
+                local.connect(str(self.folder / "redis.sock"))
+        except (ConnectionRefusedError, FileNotFoundError):
             assert self.process.poll() is None, f"{self.program} has ended"
             return False
         return True

@@ -1,17 +1,19 @@
 """Pooled connections to Redis: reused while they are good, and no longer."""
 
 import contextlib
+import hashlib
 import os
 import socket
 import threading
+from operator import itemgetter
 
 import pytest
 import redis
 
 from mooncake_kernels.errors import Unavailable
 from mooncake_kernels.metadata import bounded_socket
-from mooncake_kernels.metadata.redis_client import RedisClient, accepted
-from mooncake_kernels.metadata.redis_connections import pack
+from mooncake_kernels.metadata.bounded_socket import BoundedSocket
+from mooncake_kernels.metadata.redis_client import RedisClient, pack
 from mooncake_kernels.metadata.url import parse_url
 
 from .support import RedisServer, eventually, impatience, raw_server
@@ -43,7 +45,7 @@ def client_of(url: str) -> RedisClient:
 
 
 def ask(client: RedisClient, *command):
-    return client.ask(lambda run: accepted(run(command))[0])
+    return client.ask([pack(*command)], itemgetter(0))
 
 
 def num_connections(other: redis.Redis) -> int:
@@ -69,22 +71,35 @@ def test_tls_connection_is_reused(tls_url):
 
 
 def test_commands_are_pipelined(client, other):
-    commands = [("INCRBY", "count", i) for i in range(100)] + [("ECHO", 100_000 * "x")]
-    assert client.ask(lambda run: run(*commands))[98:] == [4851, 4950, 100_000 * b"x"]
-    assert client.ask(lambda run: run()) == []
-    assert client.ask(lambda run: run(pack(("ECHO", "é")), ("ECHO", 7))) == ["é".encode(), b"7"]
+    commands = [pack("INCRBY", "count", i) for i in range(100)]
+    commands += [pack("ECHO", 100_000 * "x"), pack("ECHO", num_more=1) + b"$2\r\n\xc3\xa9\r\n"]
+    replies = client.ask(commands, list)
+    assert replies[98:] == [4851, 4950, 100_000 * b"x", "é".encode()]
+    assert client.ask([], list) == []
+    assert client.ask([pack("ECHO", 7)], lambda replies, *rest: (*replies, *rest), 8) == (b"7", 8)
 
 
 def test_error_replies_keep_the_connection(client):
     first = ask(client, "CLIENT", "ID")
-    commands = [("ECHO", "a"), ("EVALSHA", 40 * "0", 0), ("NO",), ("ECHO", "b")]
-    before, unknown, wrong, behind = client.ask(lambda run: run(*commands))
-    assert (before, behind) == (b"a", b"b")
-    assert isinstance(unknown, redis.exceptions.NoScriptError)
-    assert isinstance(wrong, redis.ResponseError)
-    with pytest.raises(Unavailable, match="metadata server redis://.*unknown command .NO"):
-        ask(client, "NO")
+    for wrong, why in ((("NO",), "unknown command .NO"), (("EVALSHA", 40 * "0", 0), "script")):
+        commands = [pack(*command) for command in (("ECHO", "a"), wrong, ("ECHO", "b"))]
+        with pytest.raises(Unavailable, match=f"metadata server redis://.*{why}"):
+            client.ask(commands, list)
+        assert ask(client, "ECHO", "c") == b"c"
     assert ask(client, "CLIENT", "ID") == first
+
+
+def test_unknown_script_is_loaded(client, other):
+    script = "return redis.call('INCRBY', 'count', ARGV[1])"
+    sha = hashlib.sha1(script.encode()).hexdigest()
+    commands = [pack("EVALSHA", sha, 0, i) for i in (1, 2)]
+    assert client.ask(commands, list, script=script) == [1, 3]
+    assert client.ask(commands, list) == [4, 6]
+    with pytest.raises(Unavailable, match="No matching script"):  # that is another
+        client.ask([pack("EVALSHA", 40 * "0", 0)], list, script=script)
+    with pytest.raises(Unavailable, match="unknown command"):
+        client.ask([pack("NO"), *commands], list, script=script)
+    assert num_connections(other) == 1
 
 
 def test_read_only_reply_drops_the_connection(client, other):
@@ -138,6 +153,9 @@ NONSENSE = {
     "an empty line": b"\r\n",
     "no number": b":1.5\r\n",
     "a size that is none": b"$x\r\n",
+    "a size below none": b"$-2\r\n",
+    "a length below none": b"*-2\r\n",
+    "a line that ends early": b":1\n",
     "an element that is none": b"*2\r\n:1\r\n?\r\n",
     "elements without end": b"*1000000000\r\n",
     "too many levels": b"*1\r\n" * 100_000,
@@ -211,7 +229,7 @@ def test_replies_may_arrive_in_pieces(num_bytes):
     with raw_server(behave) as port:
         client = client_of(f"redis://127.0.0.1:{port}/0")
         for _ in range(2):
-            replies = client.ask(lambda run: run(*[("GET", "key")] * len(REPLIES)))
+            replies = client.ask([pack("GET", "key")] * len(REPLIES), list)
             assert replies == list(REPLIES.values())
         client.close()
 
@@ -221,12 +239,11 @@ def test_caller_error_keeps_the_connection(client):
     first = ask(client, "CLIENT", "ID")
     for error in (ValueError, TypeError, LookupError, AttributeError):
 
-        def fail(run, error=error):
-            run(("ECHO", "a"))
+        def fail(replies, error=error):
             raise error
 
         with pytest.raises(Unavailable, match=error.__name__):
-            client.ask(fail)
+            client.ask([pack("ECHO", "a")], fail)
     assert ask(client, "CLIENT", "ID") == first
 
 
@@ -234,10 +251,10 @@ def test_interrupted_command_drops_its_connection(client, monkeypatch):
     first = ask(client, "CLIENT", "ID")
     with monkeypatch.context() as patched:
 
-        def interrupt(*_, **__):
+        def interrupt(*_):
             raise KeyboardInterrupt
 
-        patched.setattr(redis.Connection, "read_response", interrupt)
+        patched.setattr(BoundedSocket, "readinto", interrupt)
         with pytest.raises(KeyboardInterrupt):
             ask(client, "ECHO", "a")
     assert ask(client, "ECHO", "b") == b"b"

@@ -26,6 +26,7 @@ MAX_NAME_BYTES = 255
 MAX_TTL_S = 1e9
 MAX_COUNT = 1 << 16  # that keys_of returns at once
 KEY_BYTES = 16
+KEY_WORD = np.dtype("<u8")
 
 
 @dataclass(frozen=True)
@@ -198,12 +199,13 @@ class Directory(Protocol):
 
 def as_keys(op: str, keys: Any) -> np.ndarray:
     """Check keys: ``[n, 2]`` little-endian uint64, packed."""
-    if not isinstance(keys, np.ndarray | Sequence) or isinstance(keys, str | bytes):
-        raise InvalidArgument(f"{op}: keys must be [n, 2] integers, got {keys!r}")
-    array = pool.as_keys(op, keys).astype("<u8", copy=False)
-    if len(array) > MAX_KEYS:
-        raise InvalidArgument(f"{op}: keys must be at most {MAX_KEYS}, got {len(array)}")
-    return array
+    if type(keys) is not np.ndarray or keys.dtype != KEY_WORD or keys.shape[1:] != (2,):
+        if not isinstance(keys, np.ndarray | Sequence) or isinstance(keys, str | bytes):
+            raise InvalidArgument(f"{op}: keys must be [n, 2] integers, got {keys!r}")
+        keys = pool.as_keys(op, keys)
+    if len(keys) > MAX_KEYS:
+        raise InvalidArgument(f"{op}: keys must be at most {MAX_KEYS}, got {len(keys)}")
+    return np.ascontiguousarray(keys, KEY_WORD)
 
 
 def as_name(op: str, argument: str, value: Any) -> str:

@@ -11,9 +11,7 @@ import numpy as np
 
 from mooncake_kernels.errors import InvalidArgument, Unavailable
 from mooncake_kernels.metadata import bounded_socket
-from mooncake_kernels.metadata.base import milliseconds
-from mooncake_kernels.metadata.redis_client import Answer, RedisClient
-from mooncake_kernels.metadata.redis_connections import pack_words
+from mooncake_kernels.metadata.redis_client import Answer, RedisClient, pack
 from mooncake_kernels.metadata.url import DEFAULT_PREFIX, parse_url
 from mooncake_kernels.transfer import RedisPublisher
 
@@ -33,7 +31,7 @@ from .base import (
     as_ttl_s,
     prefix_of,
 )
-from .redis_scripts import Script, command_head, run_script
+from .redis_scripts import Script
 
 FORMS = (
     '"redis://host:port/db", "rediss://host:port/db", "unix:///path?db=db" '
@@ -46,6 +44,7 @@ INDEX = np.dtype("<u4")
 CLAIMS = bytes(Claim)
 PUBLISHED = bytes(Published)
 GIVEN_UP = bytes((False, True))
+CLOSED = "RedisDirectory: the directory must be open, got a closed one"
 
 
 class RedisDirectory(Directory):
@@ -79,138 +78,134 @@ class RedisDirectory(Directory):
         self._is_closed = False
 
     def join(self, member: Member, ttl_s: float) -> None:
-        self._run(scripts.JOIN, [_entry("join", member, ttl_s)], _as_done)
+        self._run(scripts.JOIN, _entry("join", member, ttl_s), _as_done)
 
     def renew(self, member: Member, ttl_s: float) -> bool:
-        return self._run(scripts.RENEW, [_entry("renew", member, ttl_s)], _as_done)
+        return self._run(scripts.RENEW, _entry("renew", member, ttl_s), _as_done)
 
     def leave(self, name: str) -> None:
-        self._run(scripts.LEAVE, [(as_name("leave", "name", name),)], _as_done)
+        self._run(scripts.LEAVE, (as_name("leave", "name", name),), _as_done)
 
     def members(self) -> list[Member]:
-        return self._run(scripts.MEMBERS, [()], _as_members)
+        return self._run(scripts.MEMBERS, (), _as_members)
 
     def claim(self, name: str, keys: np.ndarray, ttl_s: float) -> np.ndarray:
-        as_name("claim", "name", name)
-        chunks = _chunks("claim", keys)
-        ttl_ms = milliseconds(as_ttl_s("claim", ttl_s))
-        claims = self._run(
-            scripts.CLAIM,
-            [(name, ttl_ms, chunk) for chunk in chunks],
-            lambda replies: _as_claims(replies, chunks),
-        )
+        before = as_name("claim", "name", name), _as_ttl_ms("claim", ttl_s)
+        claims = self._run_on_keys("claim", scripts.CLAIM, keys, _as_claims, before)
         if claims is None:
             raise NotAMember(f"claim: the directory knows no living member {name!r}")
         return claims
 
     def publish(self, pool: str, keys: np.ndarray, *, is_copy: bool = False) -> np.ndarray:
-        as_name("publish", "pool", pool)
-        chunks = _chunks("publish", keys)
-        return self._run(
-            scripts.PUBLISH_COPIES if is_copy else scripts.PUBLISH,
-            [(pool, chunk) for chunk in chunks],
-            lambda replies: _as_published(replies, chunks),
-        )
+        script = scripts.PUBLISH_COPIES if is_copy else scripts.PUBLISH
+        before = (as_name("publish", "pool", pool),)
+        return self._run_on_keys("publish", script, keys, _as_published, before)
 
     def publisher(self, pool: str) -> RedisPublisher | None:
         """None if the connection is encrypted; see ``Directory.publisher``."""
         as_name("publisher", "pool", pool)
         script = scripts.PUBLISH_NEW
-        commands = ("SCRIPT", "LOAD", script.source), ("TIME",)
-        self._check_open()
-        made = self._client.detach(lambda replies: _as_time_ms(replies[1]), *commands)
+        if self._is_closed:
+            raise Unavailable(CLOSED)
+        commands = pack("SCRIPT", "LOAD", script.source), pack("TIME")
+        made = self._client.detach(commands, _as_time_ms)
         if made is None:
             return None
         fd, now_ms = made
-        head = command_head(script, self._prefix, 3) + pack_words((pool,))
+        head = pack("EVALSHA", script.sha, 1, self._prefix, pool, num_more=2)
         clock_ms = now_ms - int(time.monotonic() * 1000)
         return RedisPublisher(fd, head, bounded_socket.TIMEOUT_S, clock_ms)
 
     def withdraw(self, pool: str, keys: np.ndarray) -> None:
-        self._say("withdraw", "pool", pool, keys, scripts.WITHDRAW)
+        before = (as_name("withdraw", "pool", pool),)
+        self._run_on_keys("withdraw", scripts.WITHDRAW, keys, _as_done, before)
 
     def give_up(self, pool: str, keys: np.ndarray, ttl_s: float) -> np.ndarray:
-        as_name("give_up", "pool", pool)
-        chunks = _chunks("give_up", keys)
-        ttl_ms = milliseconds(as_ttl_s("give_up", ttl_s))
-        return self._run(
-            scripts.GIVE_UP,
-            [(pool, chunk, ttl_ms) for chunk in chunks],
-            lambda replies: _as_given_up(replies, chunks),
-        )
+        before, after = (as_name("give_up", "pool", pool),), (_as_ttl_ms("give_up", ttl_s),)
+        return self._run_on_keys("give_up", scripts.GIVE_UP, keys, _as_given_up, before, after)
 
     def remove(self, keys: np.ndarray, ttl_s: float) -> Holders:
-        ttl_ms = milliseconds(as_ttl_s("remove", ttl_s))
-        return self._where("remove", keys, scripts.REMOVE, ttl_ms)
+        after = (_as_ttl_ms("remove", ttl_s),)
+        return self._run_on_keys("remove", scripts.REMOVE, keys, _as_holders, after=after)
 
     def abandon(self, name: str, keys: np.ndarray) -> None:
-        self._say("abandon", "name", name, keys, scripts.ABANDON)
+        before = (as_name("abandon", "name", name),)
+        self._run_on_keys("abandon", scripts.ABANDON, keys, _as_done, before)
 
     def holders(self, keys: np.ndarray) -> Holders:
-        return self._where("holders", keys, scripts.HOLDERS)
+        return self._run_on_keys("holders", scripts.HOLDERS, keys, _as_holders)
 
     def match_prefix(self, keys: np.ndarray) -> Holders:
-        return prefix_of(self._where("match_prefix", keys, scripts.MATCH_PREFIX))
+        found = self._run_on_keys("match_prefix", scripts.MATCH_PREFIX, keys, _as_holders)
+        return prefix_of(found)
 
     def keys_of(self, pool: str, cursor: int = 0, count: int = 1000) -> tuple[int, np.ndarray]:
         """Return about ``count`` keys, at times a few more; see ``Directory.keys_of``."""
         as_name("keys_of", "pool", pool)
         call = (pool, *as_range("keys_of", cursor, count))
-        return self._run(scripts.KEYS_OF, [call], _as_page)
+        return self._run(scripts.KEYS_OF, call, _as_page)
 
     def num_objects(self, pool: str) -> int:
         as_name("num_objects", "pool", pool)
-        return self._run(
-            scripts.NUM_OBJECTS,
-            [(pool,)],
-            lambda replies: _as_integer(replies[0], MAX_OBJECTS),
-        )
+        return self._run(scripts.NUM_OBJECTS, (pool,), _as_count)
 
     def sweep(self) -> Sequence[str]:
         """Forget 4096 objects per round trip; see ``Directory.sweep``."""
         swept: set[str] = set()
         more = True
         while more:
-            more, names = self._run(scripts.SWEEP, [(CHUNK,)], _as_swept)
+            more, names = self._run(scripts.SWEEP, (CHUNK,), _as_swept)
             swept.update(names)
         return sorted(swept)
 
     def close(self) -> None:
         """Disconnect; later calls raise ``Unavailable``. Idempotent."""
-        self._is_closed = True
+        self._is_closed = True  # the client would connect again
         self._client.close()
 
-    def _check_open(self) -> None:
-        if self._is_closed:  # redis-py would connect again
-            raise Unavailable("RedisDirectory: the directory must be open, got a closed one")
-
-    def _say(self, op: str, argument: str, who: str, keys: np.ndarray, script: Script) -> None:
-        as_name(op, argument, who)
-        self._run(script, [(who, chunk) for chunk in _chunks(op, keys)], _as_done)
-
-    def _where(self, op: str, keys: np.ndarray, script: Script, *arguments: Any) -> Holders:
-        chunks = _chunks(op, keys)
-        calls = [(chunk, *arguments) for chunk in chunks]
-        return self._run(script, calls, lambda replies: _as_holders(replies, chunks))
-
     def _run(
-        self, script: Script, calls: list[tuple], parse: Callable[[list[Any]], Answer]
+        self, script: Script, words: tuple[str | int, ...], parse: Callable[[list[Any]], Answer]
     ) -> Answer:
-        """Run a script once for each call's arguments, in one round trip."""
-        self._check_open()
-        return self._client.ask(lambda run: parse(run_script(run, script, self._prefix, calls)))
+        """Return what a function makes of a script's answer, as a list of one."""
+        if self._is_closed:
+            raise Unavailable(CLOSED)
+        command = pack("EVALSHA", script.sha, 1, self._prefix, *words)
+        return self._client.ask([command], parse, script=script.source)
+
+    def _run_on_keys(
+        self,
+        op: str,
+        script: Script,
+        keys: np.ndarray,
+        parse: Callable[[list[Any], int], Answer],
+        before: tuple[str | int, ...] = (),
+        after: tuple[str | int, ...] = (),
+    ) -> Answer:
+        """Run a script on keys, between other arguments, in one round trip.
+
+        Returns:
+            What a function makes of the answers and the number of keys: an answer for each chunk.
+        """
+        packed = as_keys(op, keys).tobytes()
+        if self._is_closed:
+            raise Unavailable(CLOSED)
+        head = "EVALSHA", script.sha, 1, self._prefix, *before
+        size = CHUNK * KEY_BYTES
+        commands = []
+        for i in range(0, len(packed) or 1, size):
+            commands.append(pack(*head, packed[i : i + size], *after))
+        num_keys = len(packed) // KEY_BYTES
+        return self._client.ask(commands, parse, num_keys, script=script.source)
 
 
 def _entry(op: str, member: Member, ttl_s: float) -> tuple[str, str, str, int]:
     as_member(op, member)
-    ttl_ms = milliseconds(as_ttl_s(op, ttl_s))
+    ttl_ms = _as_ttl_ms(op, ttl_s)
     return member.name, member.pool, json.dumps(asdict(member), default=int), ttl_ms
 
 
-def _chunks(op: str, keys: np.ndarray) -> list[bytes]:
-    packed = as_keys(op, keys).tobytes()
-    size = CHUNK * KEY_BYTES
-    return [packed[i : i + size] for i in range(0, max(1, len(packed)), size)]
+def _as_ttl_ms(op: str, ttl_s: float) -> int:
+    return max(1, round(as_ttl_s(op, ttl_s) * 1000))
 
 
 # A server's answers are checked: anything unexpected is a ``ValueError``.
@@ -223,14 +218,18 @@ def _as_integer(answer: Any, high: int) -> int:
     return answer
 
 
-def _as_done(answers: list[Any]) -> bool:
+def _as_done(answers: list[Any], num_keys: int = 0) -> bool:
     """Whether the last of some scripts, each of which reports this, has done something."""
     return [_as_integer(answer, 1) for answer in answers][-1] == 1
 
 
-def _as_time_ms(answer: Any) -> int:
+def _as_count(answers: list[Any]) -> int:
+    return _as_integer(answers[0], MAX_OBJECTS)
+
+
+def _as_time_ms(answers: list[Any]) -> int:
     """The server's clock, of two strings: seconds, and microseconds beyond them."""
-    seconds, microseconds = map(int, answer)
+    seconds, microseconds = map(int, answers[-1])
     return seconds * 1000 + microseconds // 1000
 
 
@@ -246,52 +245,53 @@ def _as_members(answers: list[Any]) -> list[Member]:
     return sorted(members, key=lambda member: member.name)
 
 
-def _as_claims(answers: list[Any], chunks: Sequence[bytes]) -> np.ndarray | None:
+def _as_claims(answers: list[Any], num_keys: int) -> np.ndarray | None:
     """``[n]`` int8 of ``Claim``; None if the member is not known."""
     if None in answers:
         return None
-    return _as_bytes(answers, chunks, CLAIMS).view(np.int8)
+    return _as_bytes(answers, num_keys, CLAIMS).view(np.int8)
 
 
-def _as_published(answers: list[Any], chunks: Sequence[bytes]) -> np.ndarray:
+def _as_published(answers: list[Any], num_keys: int) -> np.ndarray:
     """``[n]`` int8 of ``Published``."""
-    return _as_bytes(answers, chunks, PUBLISHED).view(np.int8)
+    return _as_bytes(answers, num_keys, PUBLISHED).view(np.int8)
 
 
-def _as_given_up(answers: list[Any], chunks: Sequence[bytes]) -> np.ndarray:
+def _as_given_up(answers: list[Any], num_keys: int) -> np.ndarray:
     """``[n]`` bool."""
-    return _as_bytes(answers, chunks, GIVEN_UP).view(bool)
+    return _as_bytes(answers, num_keys, GIVEN_UP).view(bool)
 
 
-def _as_bytes(answers: list[Any], chunks: Sequence[bytes], allowed: bytes) -> np.ndarray:
+def _as_bytes(answers: list[Any], num_keys: int, allowed: bytes) -> np.ndarray:
     """``[n]`` uint8: one byte per key."""
-    for answer, chunk in zip(answers, chunks, strict=True):
-        if len(answer) != _num_keys(chunk):
-            raise ValueError(f"{_num_keys(chunk)} bytes were expected, got {len(answer)}")
+    for answer in answers:
+        num_here = min(num_keys, CHUNK)
+        if len(answer) != num_here:
+            raise ValueError(f"{num_here} bytes were expected, got {len(answer)}")
+        num_keys -= num_here
     packed = b"".join(answers)
     if packed.strip(allowed):
         raise ValueError(f"bytes of {allowed!r} were expected")
     return np.frombuffer(bytearray(packed), np.uint8)
 
 
-def _as_holders(answers: list[Any], chunks: Sequence[bytes]) -> Holders:
+def _as_holders(answers: list[Any], num_keys: int) -> Holders:
     """For each key the names of pools, by index into lists of names; none of the last keys."""
     found: Holders = []
-    for (lists, indices), chunk in zip(answers, chunks, strict=True):
-        names: Holders = [(), *map(_names, json.loads(lists.decode()))]
-        known = [names[index] for index in np.frombuffer(indices, INDEX).tolist()]
-        missing = _num_keys(chunk) - len(known)
-        if missing < 0:
-            raise ValueError(f"holders of {_num_keys(chunk)} keys were expected, got {len(known)}")
-        found += known
-        found += [()] * missing
+    for lists, indices in answers:
+        names: Holders = [()]
+        for pools in json.loads(lists.decode()):
+            if not isinstance(pools, list) or not {str}.issuperset(map(type, pools)):
+                raise ValueError("names of pools were expected")
+            names.append(tuple(sorted(pools)))
+        known = np.frombuffer(indices, INDEX).tolist()
+        num_here = min(num_keys, CHUNK)
+        if len(known) > num_here:
+            raise ValueError(f"holders of {num_here} keys were expected, got {len(known)}")
+        found.extend(map(names.__getitem__, known))
+        found.extend([()] * (num_here - len(known)))
+        num_keys -= num_here
     return found
-
-
-def _names(pools: Any) -> tuple[str, ...]:
-    if not isinstance(pools, list) or not all(isinstance(name, str) for name in pools):
-        raise ValueError("names of pools were expected")
-    return tuple(sorted(pools))
 
 
 def _as_page(answers: list[Any]) -> tuple[int, np.ndarray]:
@@ -304,7 +304,3 @@ def _as_swept(answers: list[Any]) -> tuple[bool, list[str]]:
     """Whether there is more to do, and the names of pools that are done."""
     ((more, *names),) = answers
     return _as_integer(more, 1) == 1, [name.decode() for name in names]
-
-
-def _num_keys(chunk: bytes) -> int:
-    return len(chunk) // KEY_BYTES

@@ -31,47 +31,15 @@ The files in lua/ are parts of scripts: what several share comes first, then the
 
 import hashlib
 from dataclasses import dataclass
-from functools import cached_property, lru_cache
 from importlib.resources import files
-from typing import Any
-
-from mooncake_kernels.metadata.redis_client import accepted
-from mooncake_kernels.metadata.redis_connections import Run, pack_words
 
 
 @dataclass(frozen=True)
 class Script:
-    """Lua that Redis knows by its hash, once it is loaded."""
+    """Lua that Redis knows by its hash, once it is loaded. Any may be run twice."""
 
     source: str
-
-    @cached_property
-    def sha(self) -> str:
-        return hashlib.sha1(self.source.encode()).hexdigest()
-
-
-def run_script(run: Run, script: Script, prefix: str, calls: list[tuple]) -> list[Any]:
-    """Return a script's answers to each call's arguments, in one round trip.
-
-    If the server does not know the script, as after a restart, it is loaded and the calls are
-    retried: any script may be run twice.
-    """
-    commands = [command_head(script, prefix, len(call)) + pack_words(call) for call in calls]
-    try:
-        return accepted(run(*commands))
-    except Exception as error:
-        from redis.exceptions import NoScriptError
-
-        if not isinstance(error, NoScriptError):
-            raise
-    return accepted(run(("SCRIPT", "LOAD", script.source), *commands))[1:]
-
-
-@lru_cache
-def command_head(script: Script, prefix: str, num_arguments: int) -> bytes:
-    """The beginning of a command that runs a script, up to its arguments."""
-    words = ("EVALSHA", script.sha, 1, prefix)
-    return b"*%d\r\n%b" % (len(words) + num_arguments, pack_words(words))
+    sha: str
 
 
 def _script(*names: str, begin: str = "") -> Script:
@@ -79,7 +47,8 @@ def _script(*names: str, begin: str = "") -> Script:
     folder = files(__package__) / "lua"
     parts = [(folder / f"{name}.lua").read_text() for name in names]
     parts[-1] = begin + "\n" + parts[-1]
-    return Script("\n" + "\n".join(parts[:-1]) + parts[-1])
+    source = "\n" + "\n".join(parts[:-1]) + parts[-1]
+    return Script(source, hashlib.sha1(source.encode()).hexdigest())
 
 
 _SEATS = "prelude", "seats"  # members join and leave
