@@ -2,7 +2,7 @@
 
 redis-py makes connections, logs in, chooses their database and finds the master behind sentinels.
 The connections are kept here while they are idle, and replies are read here: redis-py's pool keeps
-statistics whenever a connection is taken out and put back, and its parser in Python is slow. That
+statistics whenever a connection is taken out and put back, its parser in Python is slower, and that
 of hiredis reserves memory for as many elements as a reply claims to have, and returns it while no
 other thread can run, which takes 1.7 s for 1e9 of them.
 """
@@ -19,10 +19,8 @@ from . import bounded_socket
 from .bounded_socket import BoundedSocket, TooLate
 from .url import MetadataUrl
 
-# Whatever redis-py, or a function that parses replies, raises for a nonsensical answer.
-NONSENSE = (
-    OSError, EOFError, ValueError, TypeError, LookupError, AttributeError, RecursionError
-)  # fmt: skip
+# Whatever a connection, or a function that parses replies, raises for a nonsensical answer.
+NONSENSE = (OSError, EOFError, ValueError, TypeError, LookupError, AttributeError, RecursionError)
 
 FILES = ("ssl_ca_certs", "ssl_certfile", "ssl_keyfile")  # options of a URL
 READ_BYTES = 64 << 10  # at once
@@ -271,12 +269,12 @@ def _refusal(words: bytes) -> Exception:
     Raises:
         Exception: it is about more than one command: the server is a replica, or not ready.
     """
-    from redis import ConnectionError, ReadOnlyError
+    import redis
     from redis._parsers import _RESP2Parser
 
     error: Exception = _RESP2Parser.parse_error(words.decode("utf-8", errors="replace"))
     is_of_script = " -READONLY " in str(error)  # Redis 6
-    if is_of_script or isinstance(error, ConnectionError | ReadOnlyError):
+    if is_of_script or isinstance(error, redis.ConnectionError | redis.ReadOnlyError):
         raise error
     return error
 
