@@ -107,15 +107,18 @@ def call(operator: Callable[..., Any], *arguments: Any) -> Any:
     """Call an operator; convert its errors to those of ``errors.py``."""
     try:
         return operator(*arguments)
-    except ValueError as error:  # pybind11's form of mk::InvalidArgument
-        is_sum = "must have checksum" in str(error)
-        raise (ChecksumError if is_sum else InvalidArgument)(str(error)) from None
-    except RuntimeError as error:
-        if str(error).startswith("CUDA: "):
-            raise CudaError(str(error)) from None
-        if str(error).startswith("engine "):  # mk::Unavailable
-            raise Unavailable(str(error)) from None
-        raise
+    except (ValueError, RuntimeError) as error:
+        raise converted(error) from None
+
+
+def converted(error: ValueError | RuntimeError) -> Exception:
+    """Return an operator's error as that of ``errors.py``; any other as it is."""
+    text = str(error)
+    if isinstance(error, ValueError):  # pybind11's form of mk::InvalidArgument
+        return (ChecksumError if "must have checksum" in text else InvalidArgument)(text)
+    if text.startswith("CUDA: "):
+        return CudaError(text)
+    return Unavailable(text) if text.startswith("engine ") else error  # mk::Unavailable
 
 
 @torch.library.register_fake("mooncake_kernels::copy_blocks")

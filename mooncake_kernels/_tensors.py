@@ -35,12 +35,10 @@ def refuse_gradients(op: str, **tensors: torch.Tensor | None) -> None:
 def check_plain(name: str, tensor: torch.Tensor) -> None:
     """Refuse a tensor that is more than its bytes: copying is wrong, or wrong for autograd."""
     check_stored(name, tensor)
-    for wrong, what in (
-        (tensor.requires_grad, "require grad"),
-        (_has_tangent(tensor), "have a tangent"),
-    ):
-        if wrong:
-            raise InvalidArgument(f"{name} must not {what}: pass what its detach() returns")
+    if tensor.requires_grad:
+        raise InvalidArgument(f"{name} must not require grad: pass what its detach() returns")
+    if forward_ad._current_level >= 0 and _has_tangent(tensor):
+        raise InvalidArgument(f"{name} must not have a tangent: pass what its detach() returns")
 
 
 def check_stored(name: str, tensor: torch.Tensor) -> None:
@@ -49,14 +47,17 @@ def check_stored(name: str, tensor: torch.Tensor) -> None:
         raise InvalidArgument(f"{name} must be strided, got {tensor.layout}")
     if torch.compiler.is_compiling():  # cannot trace the rest
         return
-    for wrong, what, cure in (
-        (tensor.is_nested, "be nested", "to_padded_tensor()"),
-        (tensor.is_quantized, "be quantized", "int_repr()"),
-        (tensor.is_conj(), "be conjugated lazily", "resolve_conj()"),
-        (tensor.is_neg(), "be negated lazily", "resolve_neg()"),
-    ):
-        if wrong:
-            raise InvalidArgument(f"{name} must not {what}: pass what its {cure} returns")
+    if tensor.is_nested:
+        what, cure = "be nested", "to_padded_tensor()"
+    elif tensor.is_quantized:
+        what, cure = "be quantized", "int_repr()"
+    elif tensor.is_conj():
+        what, cure = "be conjugated lazily", "resolve_conj()"
+    elif tensor.is_neg():
+        what, cure = "be negated lazily", "resolve_neg()"
+    else:
+        return
+    raise InvalidArgument(f"{name} must not {what}: pass what its {cure} returns")
 
 
 def check_device(op: str, name: str, tensor: torch.Tensor) -> None:

@@ -32,18 +32,20 @@ class BadIds:
     Attributes:
         address: where a CUDA kernel writes; 0 for nowhere. A plain number, for compiled code
             cannot ask a tensor for it.
+        seen: the memory of ``words``, in whatever mode torch is; None while there is none, so that
+            nothing can have been reported.
     """
 
     def __init__(self, device: torch.device, names: tuple[str, str], num_blocks: tuple[int, int]):
         self._made_of = (device, names, num_blocks)
         self._words: torch.Tensor | None = None
-        self._seen: np.ndarray | None = None  # the same memory, in whatever mode torch is
+        self.seen: np.ndarray | None = None
         self.address = 0
         # While a graph is being traced there is no row to lend, and no reader.
         if device.type == "cuda" and not torch.compiler.is_compiling():
             with unset_fake_temporarily():
                 self._words = row = _rows.lend(self)
-                self._seen, self.address = row.numpy(), row.data_ptr()
+                self.seen, self.address = row.numpy(), row.data_ptr()
 
     @property
     def words(self) -> torch.Tensor:
@@ -51,7 +53,7 @@ class BadIds:
             # Out of inference mode they could not be reset otherwise.
             with unset_fake_temporarily(), torch.inference_mode(False):
                 self._words = torch.zeros(WORDS, dtype=torch.int64, device="cpu")
-                self._seen = self._words.numpy()
+                self.seen = self._words.numpy()
         return self._words
 
     def error(self, side: int, index: int, block_id: int) -> InvalidArgument | ChecksumError:
@@ -75,12 +77,12 @@ class BadIds:
 
     def raise_if_any(self) -> None:
         """Raise for the reported id or checksum, if any, and clear it."""
-        if self._seen is None:
+        if self.seen is None:
             return
-        side = int(self._seen[0])  # first: a kernel writes it last
+        side = int(self.seen[0])  # first: a kernel writes it last
         if side > 0:
-            index, block_id = self._seen[1:WORDS].tolist()
-            self._seen[:] = 0
+            index, block_id = self.seen[1:WORDS].tolist()
+            self.seen[:] = 0
             raise self.error(side, index, block_id)
 
     def on(self, device: torch.device) -> "BadIds":

@@ -2,18 +2,18 @@
 
 import torch
 
+from ..errors import InvalidArgument
 from .choose import choose
-from .devices import bad_ids_on, device_of_call
+from .devices import bad_ids_on
 from .execute import (
     BlockIds,
     Engine,
+    Packed,
     add_checksums,
     as_ids,
     as_packed,
     check_call,
     check_engine,
-    check_view,
-    check_writable,
     execute,
 )
 from .overlap import check_packed_overlap
@@ -56,23 +56,16 @@ def gather_blocks(
             next gather or scatter of this view raises, or ``view.check()``.
         Unavailable: the named engine is not available.
     """
-    check_view("gather_blocks", view)
-    check_call("gather_blocks", max_sms, engine)
-    device = device_of_call(view, out)
-    check_engine("gather_blocks", engine, device)
-    if device.type == "cuda":
-        other = out if isinstance(out, torch.Tensor) else view
-        engine = choose(engine, view, other, [view.gather_plan], [block_ids])
-    ids = as_ids("gather_blocks: block_ids", block_ids, device, engine, num_ids=view.num_blocks)
-    shape = view.packed_shape(ids.numel())
-    is_given = out is not None
+    device, gpu, engine, ids = _begin("gather_blocks", view, out, block_ids, max_sms, engine)
     if out is None:
-        out = torch.empty(shape, dtype=view.dtype, device=view.device)
-    packed = as_packed("gather_blocks: out", out, shape, view, device)
-    if is_given:
-        check_packed_overlap("gather_blocks: out", view, out, ids)
-    bad = view.bad_ids if device == view.device else bad_ids_on(view, device)
-    execute(engine, view, packed, view.gather_plan, ids, None, bad, max_sms)
+        out = torch.empty(view.packed_shape(ids.numel()), dtype=view.dtype, device=view.device)
+        is_real = type(out) is torch.Tensor and not torch.compiler.is_compiling()
+        packed = Packed(out, out.data_ptr() if is_real else None)
+    else:
+        packed = as_packed("gather_blocks: out", out, ids.numel(), view, device)
+        check_packed_overlap("gather_blocks: out", view, packed, ids)
+    bad = view.bad_ids if gpu == view.gpu else bad_ids_on(view, device)
+    execute(engine, view, packed, view.gather_plan, ids, None, bad, max_sms, gpu)
     return out
 
 
@@ -105,20 +98,11 @@ def scatter_blocks(
         InvalidArgument: an argument is not as above; see ``gather_blocks``.
         Unavailable: the named engine is not available.
     """
-    check_view("scatter_blocks", view)
-    check_call("scatter_blocks", max_sms, engine)
-    check_writable("scatter_blocks: view", view)
-    device = device_of_call(view, packed)
-    check_engine("scatter_blocks", engine, device)
-    if device.type == "cuda":
-        other = packed if isinstance(packed, torch.Tensor) else view
-        engine = choose(engine, other, view, [view.scatter_plan], [block_ids])
-    ids = as_ids("scatter_blocks: block_ids", block_ids, device, engine, num_ids=view.num_blocks)
-    shape = view.packed_shape(ids.numel())
-    source = as_packed("scatter_blocks: packed", packed, shape, view, device)
-    check_packed_overlap("scatter_blocks: packed", view, packed, ids)
-    bad = view.bad_ids if device == view.device else bad_ids_on(view, device)
-    execute(engine, source, view, view.scatter_plan, None, ids, bad, max_sms)
+    device, gpu, engine, ids = _begin("scatter_blocks", view, packed, block_ids, max_sms, engine)
+    source = as_packed("scatter_blocks: packed", packed, ids.numel(), view, device)
+    check_packed_overlap("scatter_blocks: packed", view, source, ids)
+    bad = view.bad_ids if gpu == view.gpu else bad_ids_on(view, device)
+    execute(engine, source, view, view.scatter_plan, None, ids, bad, max_sms, gpu)
 
 
 def checksum_blocks(
@@ -159,10 +143,50 @@ def checksum_blocks(
             next call for this view raises, or ``view.check()``.
         Unavailable: the named engine is not available.
     """
-    check_view("checksum_blocks", view)
-    check_call("checksum_blocks", max_sms, engine)
+    if not isinstance(view, KVView):
+        raise _no_view("checksum_blocks", view)
+    if max_sms is not None or type(engine) is not str or engine != "auto":
+        check_call("checksum_blocks", max_sms, engine)
     ids = as_ids("checksum_blocks: block_ids", block_ids, view.device, num_ids=view.num_blocks)
     sums = torch.zeros(ids.numel(), dtype=torch.int64, device=view.device)
     plan, bad = whole_view(view)
     add_checksums(engine, view, plan, ids, sums, bad, max_sms)
     return sums
+
+
+def _begin(
+    op: str,
+    view: KVView,
+    packed: torch.Tensor | None,
+    block_ids: BlockIds,
+    max_sms: int | None,
+    engine: Engine,
+) -> tuple[torch.device, int, Engine, torch.Tensor]:
+    """Check a gather or a scatter, except for its packed side.
+
+    Returns:
+        Where it runs, the index of that GPU (-1 for the CPU), the engine and the ids.
+    """
+    if not isinstance(view, KVView):
+        raise _no_view(op, view)
+    if max_sms is not None or type(engine) is not str or engine != "auto":
+        check_call(op, max_sms, engine)
+    gathers = op == "gather_blocks"
+    if not gathers:
+        view.check_writable(f"{op}: view")
+    device, gpu = view.device, view.gpu
+    if gpu < 0 and isinstance(packed, torch.Tensor) and packed.is_cuda:
+        device, gpu = packed.device, packed.get_device()
+    if engine != "auto":
+        check_engine(op, engine, device)
+    if gpu >= 0:
+        other = packed if isinstance(packed, torch.Tensor) else view
+        src, dst = (view, other) if gathers else (other, view)
+        plan = view.gather_plan if gathers else view.scatter_plan
+        engine = choose(engine, src, dst, [plan], [block_ids])
+    ids = as_ids(f"{op}: block_ids", block_ids, device, engine, num_ids=view.num_blocks)
+    return device, gpu, engine, ids
+
+
+def _no_view(op: str, view: object) -> InvalidArgument:
+    return InvalidArgument(f"{op}: view must be a KVView, got {type(view).__name__}")

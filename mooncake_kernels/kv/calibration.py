@@ -112,7 +112,7 @@ def cpu_name() -> str:
 _UNREAD: Any = object()
 _current: Calibration | None = _UNREAD
 _gpus: dict[int, bool] = {}  # by index: whether the table is for that GPU
-_defaults: dict[str, str] = {}  # by type of device, since the table was read
+defaults: dict[str, str] = {}  # what default_engine() returned, since the table was read
 
 
 def current() -> Calibration | None:
@@ -134,14 +134,8 @@ def current() -> Calibration | None:
 
 def default_engine(device_type: str) -> str:
     """Return what "auto" is where no cell says more; also applies the settings for the CPU."""
-    known = _defaults.get(device_type)
-    if known is not None:
-        return known
-    if _current is _UNREAD:
-        current()
-    chosen = _library.choose_engine(device_type)
-    if not torch.compiler.is_compiling():  # else it has not been logged yet
-        _defaults[device_type] = chosen
+    current()
+    chosen = defaults[device_type] = _library.choose_engine(device_type)
     return chosen
 
 
@@ -150,7 +144,7 @@ def forget() -> None:
     global _current
     _current = _UNREAD
     _gpus.clear()
-    _defaults.clear()
+    defaults.clear()
     _library.set_stream_from_bytes(0)
 
 

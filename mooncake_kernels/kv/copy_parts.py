@@ -5,11 +5,9 @@ from typing import Any
 
 import torch
 
-from .._tensors import have_addresses
 from ..errors import InvalidArgument
 from ..transforms import FP8, Fp8, Rope
-from .devices import device_of_copy
-from .execute import check_writable
+from .devices import device_of_copy, gpu_index
 from .layout import Selection, as_pairs, check_written_once, choose_heads, choose_layers
 from .pack_overlap import Held
 from .row_plan import RowPlan, check_dtypes
@@ -19,7 +17,16 @@ Layers = slice | Sequence[int | tuple[int, int]] | None
 
 
 class CopyPart:
-    """One view of src and its destination."""
+    """One view of src and its destination.
+
+    Attributes:
+        src, dst: both sides.
+        device: where it is copied.
+        gpu: the index of that GPU; -1 for the CPU.
+        converts: whether the dtypes differ.
+        looks_at_elements: whether elements are processed rather than only bytes moved.
+        meets_itself: whether it would read what it writes if both sides were one cache.
+    """
 
     def __init__(
         self,
@@ -34,6 +41,7 @@ class CopyPart:
         several: bool,
     ):
         self.device = device_of_copy(src, dst)
+        self.gpu = gpu_index(self.device)
         for name in ("head_dim", "num_kv"):
             mine, other = getattr(src, name), getattr(dst, name)
             if mine != other:
@@ -43,7 +51,7 @@ class CopyPart:
                 f"CopyPlan: dst must have a 'token' axis if src has one ({src.axes!r}), "
                 f"got {dst.axes!r}"
             )
-        check_writable("CopyPlan: dst", dst)
+        dst.check_writable("CopyPlan: dst")
         check_dtypes(src, dst, convert, rope)
         self.src, self.dst = src, dst
         self.converts = src.dtype != dst.dtype
@@ -96,6 +104,12 @@ class CopyPart:
             )
         return self._row_plans[key]
 
+    def check_memory(self, plan: BlockPlan | RowPlan) -> None:
+        """Refuse caches whose memory was freed; for several, before the first one is written to."""
+        can_tell = self.src.has_addresses and self.dst.has_addresses
+        if can_tell and not torch.compiler.is_compiling():
+            plan.resolved(self.src.registered, self.dst.registered, self.gpu)
+
     def _selection(self, layers: tuple[tuple[int, int], ...] | None, by_slot: bool) -> Selection:
         chosen = self._layers if layers is None else layers
         return Selection(chosen, self.src.num_kv, *self._heads, by_slot)
@@ -123,9 +137,12 @@ class CopyPart:
         return tuple(chosen)
 
 
+Job = tuple[CopyPart, BlockPlan | RowPlan]
+
+
 def are_one_cache(src: KVView, dst: KVView) -> bool:
     """Tell whether block i of src and block i of dst are the same memory."""
-    if torch.compiler.is_compiling() or not have_addresses([*src.tensors, *dst.tensors]):
+    if torch.compiler.is_compiling() or not (src.has_addresses and dst.has_addresses):
         return False  # addresses are not known yet
     places = [[tensor.data_ptr() for tensor in view.tensors] for view in (src, dst)]
     return src.num_blocks > 0 and places[0] == places[1] and src.layout == dst.layout

@@ -4,70 +4,16 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
-from torch import Tensor
 
-from .. import _library
-from ..bad_ids import BadIds
 from ..errors import InvalidArgument
 from ..transforms import FP8, Fp8, Rope
-from .calibration import default_engine
-from .choose import choose
-from .copy_parts import CopyPart, Layers
-from .copying import Copying, RunOptions
-from .devices import gpu_index
+from .copy_parts import Layers
+from .copying import Copying
 from .execute import BlockIds, Engine
 from .pack_header import PackHeader
 from .pack_overlap import Held
 from .packing import Packer, Side
-from .view import BlockPlan, KVView
-
-
-class QuickRun:
-    """Copies all layers, by the host's or CUDA's kernel; or does nothing and returns False.
-
-    The operator itself checks the ids before a byte moves. If it refuses them, or anything is
-    unusual, the caller must take the slow path, which reports what is wrong.
-
-    Args:
-        part: the view to copy; its tensors must have addresses.
-        bad: where a kernel reports a bad id.
-        by_slot: whether ids name slots.
-    """
-
-    def __init__(self, part: CopyPart, bad: BadIds, *, by_slot: bool):
-        self._part, self._bad, self._by_slot = part, bad, by_slot
-        self._device, self._gpu = part.device, gpu_index(part.device)
-        self._type = part.device.type  # reading it takes a third of a microsecond
-        self._on_cpu = self._type == "cpu"
-        self._kernel = "host" if self._on_cpu else "cuda"
-        self._plan: BlockPlan | None = None  # made by the first run
-
-    def __call__(self, src_ids: object, dst_ids: object, engine: Engine) -> bool:
-        if torch.compiler.is_compiling():
-            return False
-        if type(src_ids) is not Tensor or type(dst_ids) is not Tensor:
-            return False
-        part, plan = self._part, self._plan
-        if self._on_cpu:
-            if not (src_ids.is_cpu and dst_ids.is_cpu):  # half the time of comparing devices
-                return False
-        elif src_ids.device != self._device or dst_ids.device != self._device:
-            return False
-        if plan is None:
-            plan = self._plan = part.plan("CopyPlan", None, self._by_slot)
-        if not self._on_cpu:
-            engine = choose(engine, part.src, part.dst, (plan,), (src_ids, dst_ids))
-        chosen = default_engine(self._type) if engine == "auto" else engine
-        if chosen != self._kernel:
-            return False
-        self._bad.raise_if_any()
-        table = plan.resolved(part.src.tensors, part.dst.tensors, self._gpu)
-        try:
-            _library.copy_resolved(table, 0, 0, src_ids, dst_ids, self._bad.address, 0)
-        except (ValueError, RuntimeError):
-            return False
-        torch.autograd.graph.increment_version(part.dst.versioned)
-        return True
+from .view import KVView
 
 
 class CopyPlan:
@@ -131,7 +77,7 @@ class CopyPlan:
         checksum: bool = False,
     ):
         self.src, self.dst = src, dst
-        self._copying = copying = Copying(
+        self._copying = Copying(
             *(src, dst),
             layers=layers,
             src_heads=src_heads,
@@ -142,11 +88,6 @@ class CopyPlan:
         )
         self._transforms = (convert, rope, checksum)
         self._packers: tuple[Packer, Packer] | None = None
-        part = copying.parts[0]
-        self._quick = self._quick_slots = None
-        if copying.is_plain:
-            self._quick = QuickRun(part, copying.blocks.bad, by_slot=False)
-            self._quick_slots = QuickRun(part, copying.slots.bad, by_slot=True)
 
     def run(
         self,
@@ -214,11 +155,9 @@ class CopyPlan:
             Unavailable: the named engine is not available.
             CudaError: CUDA refused the launch.
         """
-        usual = _is_usual(layers, src_positions, dst_positions, checksums, max_sms)
-        if usual and self._quick is not None and self._quick(src_blocks, dst_blocks, engine):
-            return None
-        options = RunOptions(layers, src_positions, dst_positions, checksums)
-        return self._copying.blocks.run(src_blocks, dst_blocks, options, max_sms, engine)
+        return self._copying.blocks.run(
+            src_blocks, dst_blocks, layers, src_positions, dst_positions, checksums, max_sms, engine
+        )
 
     def run_slots(
         self,
@@ -275,12 +214,9 @@ class CopyPlan:
                 raise InvalidArgument(
                     f"CopyPlan.run_slots: views must have a 'token' axis, got {part.src.axes!r}"
                 )
-        usual = _is_usual(layers, src_positions, dst_positions, checksums, max_sms)
-        quick = self._quick_slots
-        if usual and quick is not None and quick(src_slots, dst_slots, engine):
-            return None
-        options = RunOptions(layers, src_positions, dst_positions, checksums)
-        return self._copying.slots.run(src_slots, dst_slots, options, max_sms, engine)
+        return self._copying.slots.run(
+            src_slots, dst_slots, layers, src_positions, dst_positions, checksums, max_sms, engine
+        )
 
     def pack(self, src_blocks: BlockIds, staging: torch.Tensor, **options: Any) -> PackHeader:
         """Pack what the plan copies of src, for one write over the network: see ``Packer.pack``.
@@ -331,18 +267,6 @@ class CopyPlan:
             torch.cuda.current_stream(copying.device).synchronize()
         copying.blocks.bad.raise_if_any()
         copying.slots.bad.raise_if_any()
-
-
-def _is_usual(
-    layers: Layers,
-    src_positions: BlockIds | None,
-    dst_positions: BlockIds | None,
-    checksums: torch.Tensor | None,
-    max_sms: int | None,
-) -> bool:
-    """Tell whether a run is given nothing but ids and an engine."""
-    positions = src_positions is None and dst_positions is None
-    return layers is None and positions and checksums is None and max_sms is None
 
 
 def _converts(src: Held, dst: Held) -> bool:

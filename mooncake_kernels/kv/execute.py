@@ -2,33 +2,36 @@
 
 import numbers
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, Literal, get_args
+from types import NoneType
+from typing import Any, Literal, get_args
 
 import numpy as np
 import torch
+from torch import Tensor
+from torch.autograd.graph import increment_version
+from torch.compiler import is_compiling
 
 from .. import _library
 from .._arguments import as_one_of
-from .._tensors import check_plain, count_write, have_addresses, is_captured
+from .._tensors import PLAIN, check_plain, count_write, have_addresses, is_captured
 from ..bad_ids import BadIds, check_ids
 from ..errors import InvalidArgument, Unavailable, shown
 from ..reference import kv as reference
-from .calibration import default_engine
-from .devices import check_packed_device, device_of, gpu_index, packed_address
+from .calibration import default_engine, defaults
+from .devices import check_packed_device, gpu_address
 from .execute_listed import COPY_ENGINE, copy_by_kernel, copy_listed
 from .row_plan import RowCall, RowPlan
 from .two_hop import copy_in_two_hops
 from .view import BlockPlan, KVView
 
-if TYPE_CHECKING:
-    from .row_plan import RowPlan
-
-
 Engine = Literal["auto", "host", "cuda", "tma", "copy_engine", "two_hop", "triton", "reference"]
 ENGINES: tuple[str, ...] = get_args(Engine)
 LISTED = ("copy_engine", "two_hop")  # the host lists their runs, from ids on the CPU
+MOVES_BYTES = ("triton", "tma", *LISTED)
 BlockIds = torch.Tensor | np.ndarray | Sequence[int]
 ID_DTYPES = (torch.int32, torch.int64)
+PLAIN_IDS = (*PLAIN, NoneType)
+CPU = torch.device("cpu")
 
 
 class Packed:
@@ -36,19 +39,15 @@ class Packed:
 
     Args:
         tensor: the blocks.
-        address: their address for the copying GPU, if they are in host memory.
+        base: their address for the kernel that copies; None if they have none.
     """
 
-    def __init__(self, tensor: torch.Tensor, address: int | None = None):
+    def __init__(self, tensor: torch.Tensor, base: int | None):
         self.tensors = self.versioned = [tensor]
         self.registered: list[torch.Tensor] = []  # the tensor differs at each call
         self.num_blocks = tensor.shape[0]
         self.device = tensor.device
-        self._address = address
-
-    @property
-    def base(self) -> int:
-        return self.tensors[0].data_ptr() if self._address is None else self._address
+        self.has_addresses, self.base = base is not None, base or 0
 
     def plane(self, layer: int, kv: int) -> torch.Tensor:
         return self.tensors[0][:, layer, kv]
@@ -63,34 +62,43 @@ def execute(
     dst_ids: torch.Tensor | None,
     bad: BadIds,
     max_sms: int | None,
+    gpu: int,
 ) -> None:
-    place = src.device if src.device == dst.device else device_of(src.device, dst.device)
-    device = place.type
-    arguments = (src.tensors, dst.tensors, plan.values, src_ids, dst_ids)
-    if torch.compiler.is_compiling() and engine in ("auto", "host", "cuda"):
-        if engine != "auto":
-            _library.require_engine(engine, device)
-        _library.copy_blocks(*arguments, bad.address, int(max_sms or 0))
-        return
-    if engine == "tma" and torch.compiler.is_compiling():
-        raise _not_compiled(engine)
-    chosen = default_engine(device) if engine == "auto" else engine
-    bad.raise_if_any()
+    """Copy bytes: on the GPU of that index, or on the CPU if it is -1."""
+    device = "cpu" if gpu < 0 else "cuda"
+    bad_address, limit = bad.address, 0 if max_sms is None else int(max_sms)
+    if is_compiling():
+        if engine in ("auto", "host", "cuda"):
+            if engine != "auto":
+                _library.require_engine(engine, device)
+            tensors = (src.tensors, dst.tensors, plan.values, src_ids, dst_ids)
+            _library.copy_blocks(*tensors, bad_address, limit)
+            return
+        if engine == "tma":
+            raise _not_compiled(engine)
+    chosen: str = engine
+    if engine == "auto":
+        chosen = defaults.get(device) or default_engine(device)
+    if bad.seen is not None:
+        bad.raise_if_any()
     if chosen in ("host", "cuda", "tma"):
         if engine != "auto":
             _library.require_engine(chosen, device)
-        if have_addresses((src.tensors[0], dst.tensors[0], src_ids, dst_ids)):
-            numbers = (bad.address, int(max_sms or 0), gpu_index(place))
-            copy_by_kernel(plan, src, dst, src_ids, dst_ids, *numbers, bulk=chosen == "tma")
-        elif chosen == "tma":
+        are_plain = type(src_ids) in PLAIN_IDS and type(dst_ids) in PLAIN_IDS
+        if are_plain and src.has_addresses and dst.has_addresses:
+            numbers = (bad_address, limit, gpu, chosen == "tma")
+            copy_by_kernel(plan, src, dst, src_ids, dst_ids, *numbers)
+            increment_version(dst.versioned)
+            return
+        if chosen == "tma":
             raise _not_compiled(chosen)
-        else:
-            _library.call(_library.copy_blocks, *arguments, bad.address, int(max_sms or 0))
+        tensors = (src.tensors, dst.tensors, plan.values, src_ids, dst_ids)
+        _library.call(_library.copy_blocks, *tensors, bad_address, limit)
     elif chosen in LISTED:
-        _execute_listed(chosen, src, dst, plan, src_ids, dst_ids, bad, max_sms)
+        _execute_listed(chosen, src, dst, plan, src_ids, dst_ids, bad_address, limit, gpu)
     elif chosen == "triton":
         triton_kv = _library.triton_module("copy_blocks", "kv", src.device)
-        if device != "cpu" and max_sms is not None:
+        if gpu >= 0 and max_sms is not None:
             raise InvalidArgument(f"engine triton: max_sms must be None, got {max_sms}")
         if src.device != dst.device:
             raise InvalidArgument(
@@ -98,7 +106,7 @@ def execute(
                 f"{dst.device}"
             )
         triton_kv.copy_blocks(src.tensors, dst.tensors, plan, src_ids, dst_ids, bad.words)
-        if device == "cpu":
+        if gpu < 0:
             bad.raise_if_any()
     else:
         reference.copy_blocks(src, dst, plan.selection, src_ids, dst_ids, bad)
@@ -112,37 +120,29 @@ def _execute_listed(
     plan: BlockPlan,
     src_ids: torch.Tensor | None,
     dst_ids: torch.Tensor | None,
-    bad: BadIds,
-    max_sms: int | None,
+    bad_address: int,
+    limit: int,
+    gpu: int,
 ) -> None:
-    place = device_of(src.device, dst.device)
-    _library.require_engine(engine, place.type)
-    if torch.compiler.is_compiling() or not have_addresses((src.tensors[0], dst.tensors[0])):
+    _library.require_engine(engine, "cpu" if gpu < 0 else "cuda")
+    if torch.compiler.is_compiling() or not (src.has_addresses and dst.has_addresses):
         raise _not_compiled(engine)
     if is_captured():
         raise InvalidArgument(f"engine {engine} must not be named while a CUDA graph is captured")
-    gpu = gpu_index(place)
     if engine == "copy_engine":
         copy_listed(plan, src, dst, src_ids, dst_ids, COPY_ENGINE, gpu)
         return
     if src.device == dst.device:
         raise InvalidArgument(
-            f"engine two_hop must be given one side in pinned host memory, got both on {place}"
+            f"engine two_hop must be given one side in pinned host memory, got both on {src.device}"
         )
-    numbers = (bad.address, int(max_sms or 0), gpu)
     to_host = dst.device.type == "cpu"
-    copy_in_two_hops(plan, src, dst, src_ids, dst_ids, *numbers, to_host=to_host)
+    sides = (plan, src, dst, src_ids, dst_ids)
+    copy_in_two_hops(*sides, bad_address, limit, gpu, to_host=to_host)
 
 
 def _not_compiled(engine: str) -> InvalidArgument:
     return InvalidArgument(f"engine {engine} must not be named in compiled code, got tracing")
-
-
-def check_memory(src: KVView, dst: KVView, plan: "BlockPlan | RowPlan") -> None:
-    """Refuse caches whose memory was freed; for several, before the first one is written to."""
-    if not torch.compiler.is_compiling() and have_addresses((src.tensors[0], dst.tensors[0])):
-        gpu = gpu_index(device_of(src.device, dst.device))
-        plan.resolved(src.registered, dst.registered, gpu)
 
 
 def as_ids(
@@ -150,7 +150,6 @@ def as_ids(
     ids: BlockIds,
     device: torch.device,
     engine: Engine = "auto",
-    *,
     num_ids: int | None = None,
 ) -> torch.Tensor:
     """Return ids where the engine reads them: on the copy's device, or on the CPU.
@@ -164,20 +163,23 @@ def as_ids(
                 f"{name} must be on the CPU for engine {engine} (cpu() waits for the device), "
                 f"got {ids.device}"
             )
-        device = torch.device("cpu")
-    if isinstance(ids, torch.Tensor) and ids.device == device and _are_ids(ids):
-        return ids
-    if isinstance(ids, torch.Tensor):
+        device = CPU
+    if isinstance(ids, Tensor):
         tensor = ids
     else:
-        _refuse_bools(name, ids)
+        is_listed = isinstance(ids, list | tuple) and not torch.compiler.is_compiling()
+        if is_listed and bool in map(type, ids):  # torch would make an id of it
+            raise InvalidArgument(f"{name} must be 1-d int32 or int64, got a bool in the list")
         try:
-            tensor = torch.as_tensor(ids, dtype=None if len(ids) else torch.int64, device="cpu")
+            tensor = torch.as_tensor(ids, dtype=None if len(ids) else torch.int64, device=CPU)
         except (TypeError, ValueError, RuntimeError, OverflowError) as error:
             raise InvalidArgument(
                 f"{name} must be 1-d int32 or int64, got {type(ids).__name__}: {error}"
             ) from None
-    if not _are_ids(tensor, packed=False):
+    is_list = tensor.dtype in ID_DTYPES and tensor.layout is torch.strided and tensor.dim() == 1
+    if is_list and tensor.device == device:
+        return tensor.contiguous()
+    if not is_list or tensor.is_meta:
         raise InvalidArgument(
             f"{name} must be 1-d int32 or int64, got {tensor.dtype} of shape "
             f"{tuple(tensor.shape)}, {tensor.layout} on {tensor.device}"
@@ -192,16 +194,6 @@ def _check_before_upload(name: str, ids: torch.Tensor, num_ids: int) -> None:
     """Refuse bad ids on the host; a graph that is captured reads others than these."""
     if not torch.compiler.is_compiling() and have_addresses((ids,)) and not is_captured():
         check_ids(name, ids, num_ids)
-
-
-def _refuse_bools(name: str, ids: BlockIds) -> None:
-    """Refuse a bool among integers, of which torch would make an id."""
-    if (
-        isinstance(ids, list | tuple)
-        and not torch.compiler.is_compiling()
-        and bool in map(type, ids)
-    ):
-        raise InvalidArgument(f"{name} must be 1-d int32 or int64, got a bool in the list")
 
 
 def to_device(name: str, tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
@@ -219,21 +211,14 @@ def to_device(name: str, tensor: torch.Tensor, device: torch.device) -> torch.Te
     return tensor.to(device, non_blocking=device.type == "cuda").contiguous()
 
 
-def _are_ids(tensor: torch.Tensor, *, packed: bool = True) -> bool:
-    is_list = tensor.dtype in ID_DTYPES and tensor.layout is torch.strided and tensor.dim() == 1
-    return is_list and not tensor.is_meta and (not packed or tensor.is_contiguous())
-
-
 def as_packed(
-    name: str,
-    tensor: torch.Tensor,
-    shape: tuple[int, ...],
-    view: KVView,
-    device: torch.device,
+    name: str, tensor: torch.Tensor, num_blocks: int, view: KVView, device: torch.device
 ) -> Packed:
+    """Return packed blocks, as many as ids, as a side of a copy on that device."""
     if not isinstance(tensor, torch.Tensor):
         raise InvalidArgument(f"{name} must be a torch tensor, got {type(tensor).__name__}")
     check_plain(name, tensor)
+    shape = (num_blocks, *view.packed_sizes)
     if tensor.shape != shape:
         raise InvalidArgument(f"{name} must have shape {shape}, got {tuple(tensor.shape)}")
     if tensor.dtype != view.dtype:
@@ -245,15 +230,12 @@ def as_packed(
         check_packed_device(name, tensor, device)
     if not tensor.is_contiguous():
         raise InvalidArgument(f"{name} must be packed, got strides {tensor.stride()}")
-    has_address = not torch.compiler.is_compiling() and have_addresses([tensor])
-    if has_address and tensor.numel() > 0 and tensor.data_ptr() == 0:
+    if torch.compiler.is_compiling() or type(tensor) not in PLAIN:
+        return Packed(tensor, None)
+    base = tensor.data_ptr()
+    if base == 0 and tensor.numel() > 0:
         raise InvalidArgument(f"{name} must have memory, got a tensor whose storage was freed")
-    return Packed(tensor, None if is_beside else packed_address(name, tensor, device))
-
-
-def check_view(op: str, view: KVView) -> None:
-    if not isinstance(view, KVView):
-        raise InvalidArgument(f"{op}: view must be a KVView, got {type(view).__name__}")
+    return Packed(tensor, base if is_beside else gpu_address(name, tensor, device))
 
 
 def check_call(op: str, max_sms: int | None, engine: Engine) -> None:
@@ -277,15 +259,6 @@ def check_max_sms(op: str, max_sms: int | None) -> None:
         )
 
 
-def check_writable(name: str, view: KVView) -> None:
-    shared = view.shared_step or view.shared_tensors()
-    if shared is not None:
-        raise InvalidArgument(f"{name} must have memory for each of its elements, got {shared}")
-
-
-MOVES_BYTES = ("triton", "tma", "copy_engine", "two_hop")
-
-
 def transform(
     engine: Engine,
     src: KVView,
@@ -298,15 +271,15 @@ def transform(
     max_sms: int | None,
 ) -> None:
     """Copy, adding to ``call.sums``. Mismatches are refused, or reported to ``bad``."""
-    if not torch.compiler.is_compiling():
+    if bad.seen is not None and not is_compiling():
         bad.raise_if_any()
-    if _choose(engine, plan.device.type) == "reference":
+    if _choose(engine, plan.gpu) == "reference":
         reference.transform_blocks(src, dst, plan, src_ids, dst_ids, call, bad)
     else:
         ids = (src_ids, dst_ids, plan.scales, plan.cos_sin(call))
         arguments = (*ids, call.expected, call.actual, call.sums, bad.address, int(max_sms or 0))
         if _is_eager(src, dst, src_ids, dst_ids):
-            table = plan.resolved(src.registered, dst.registered, gpu_index(plan.device))
+            table = plan.resolved(src.registered, dst.registered, plan.gpu)
             _library.call(_library.transform_resolved, table, plan.transform, *arguments)
         else:
             plans = (plan.plan.values, plan.transform)
@@ -324,23 +297,22 @@ def add_checksums(
     max_sms: int | None,
 ) -> None:
     """Add to ``sums`` the checksums of what the plan reads of each of src's blocks."""
-    if not torch.compiler.is_compiling():
+    if bad.seen is not None and not is_compiling():
         bad.raise_if_any()
-    if _choose(engine, plan.device.type) == "reference":
+    if _choose(engine, plan.gpu) == "reference":
         reference.add_checksums(view, plan, ids, sums, bad)
     else:
         arguments = (plan.checksum_transform, ids, sums, bad.address, int(max_sms or 0))
-        if _is_eager(view, view, ids, ids):
-            places = (view.registered, view.registered, gpu_index(plan.device))
-            table = plan.checksum_plan.resolved(*places)
+        if _is_eager(view, view, ids):
+            table = plan.checksum_plan.resolved(view.registered, view.registered, plan.gpu)
             _library.call(_library.checksum_resolved, table, *arguments)
         else:
             _call(_library.checksum_blocks, view.tensors, plan.checksum_plan.values, *arguments)
 
 
-def _is_eager(src: KVView, dst: KVView, src_ids: torch.Tensor, dst_ids: torch.Tensor) -> bool:
-    tensors = (src.tensors[0], dst.tensors[0], src_ids, dst_ids)
-    return not torch.compiler.is_compiling() and have_addresses(tensors)
+def _is_eager(src: KVView, dst: KVView, *ids: torch.Tensor) -> bool:
+    are_plain = src.has_addresses and dst.has_addresses and have_addresses(ids)
+    return are_plain and not torch.compiler.is_compiling()
 
 
 def _call(operator: Callable[..., Any], *arguments: Any) -> None:
@@ -350,7 +322,8 @@ def _call(operator: Callable[..., Any], *arguments: Any) -> None:
         _library.call(operator, *arguments)
 
 
-def _choose(engine: Engine, device: str) -> str:
+def _choose(engine: Engine, gpu: int) -> str:
+    device = "cpu" if gpu < 0 else "cuda"
     if torch.compiler.is_compiling() and engine == "auto":
         return "host"  # the operator dispatches by its tensors
     chosen = _library.choose_engine(device) if engine == "auto" else engine

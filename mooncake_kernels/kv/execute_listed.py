@@ -6,6 +6,7 @@ from typing import Protocol
 import torch
 
 from .. import _library
+from .row_plan import RowPlan
 from .view import BlockPlan
 
 CHECK, COUNT, EACH, COPY_ENGINE = range(4)  # csrc/ops/copy_listed.cc
@@ -39,7 +40,7 @@ def copy_listed(
 
 
 def copy_by_kernel(
-    plan: BlockPlan,
+    plan: BlockPlan | RowPlan,
     src: Place,
     dst: Place,
     src_ids: Ids,
@@ -47,11 +48,15 @@ def copy_by_kernel(
     bad_address: int,
     max_sms: int,
     gpu: int,
-    *,
     bulk: bool = False,
 ) -> None:
     """Copy where the ids are: on the CPU, or queued on the current stream of their GPU."""
     table = plan.resolved(src.registered, dst.registered, gpu)
-    arguments = (table, src.base, dst.base, src_ids, dst_ids, bad_address, max_sms)
-    # Each extra argument costs time.
-    _library.call(_library.copy_resolved, *arguments, *((True,) if bulk else ()))
+    copy, src_base, dst_base = _library.copy_resolved, src.base, dst.base
+    try:
+        if bulk:
+            copy(table, src_base, dst_base, src_ids, dst_ids, bad_address, max_sms, True)
+        else:  # each extra argument costs time
+            copy(table, src_base, dst_base, src_ids, dst_ids, bad_address, max_sms)
+    except (ValueError, RuntimeError) as error:
+        raise _library.converted(error) from None

@@ -8,18 +8,17 @@ from typing import cast
 
 import torch
 
-from .._tensors import have_addresses
 from ..bad_ids import SHARED
 from ..errors import InvalidArgument
-from .copy_jobs import Job
-from .copy_parts import CopyPart, are_one_cache
+from .copy_parts import CopyPart, Job, are_one_cache
+from .execute import Packed
 from .layout import HEADER, MAX_AXES, PLANE_FIELDS, SIDE_FIELDS
 from .view import KVView
 
 
 def touch(src: KVView, dst: KVView) -> bool:
     """Tell whether the extents of a tensor of src and one of dst overlap in memory."""
-    if torch.compiler.is_compiling() or not have_addresses([*src.tensors, *dst.tensors]):
+    if torch.compiler.is_compiling() or not (src.has_addresses and dst.has_addresses):
         return False
     ranges = sorted(
         (*_range(tensor), is_dst)
@@ -136,18 +135,19 @@ def unless_shared(dst_ids: torch.Tensor, is_shared: torch.Tensor) -> torch.Tenso
     return torch.where(is_shared.any(), SHARED, dst_ids)
 
 
-def check_packed_overlap(
-    name: str, view: KVView, packed: torch.Tensor, block_ids: torch.Tensor
-) -> None:
+def check_packed_overlap(name: str, view: KVView, packed: Packed, block_ids: torch.Tensor) -> None:
     """Raise if packed blocks are in the memory of the cache's blocks.
 
     For ids on a device, which are not read, in the memory from its first block to its last.
     """
-    if torch.compiler.is_compiling() or not have_addresses((packed, *view.tensors[:1])):
+    if torch.compiler.is_compiling() or not (packed.has_addresses and view.has_addresses):
         return
-    begin = packed.data_ptr()
-    end = begin + packed.numel() * packed.element_size()
-    begins, reach = _span(view)
+    [tensor] = packed.tensors
+    begin = tensor.data_ptr()
+    end = begin + tensor.numel() * tensor.element_size()
+    if view.span is None or view.span[0] != view.tensors[0].data_ptr():
+        view.span = _span(view)
+    _, begins, reach = view.span
     before = bisect_left(begins, end)  # number of tensors that begin before it ends
     if begin == end or before == 0 or reach[before - 1] <= begin:
         return
@@ -157,19 +157,16 @@ def check_packed_overlap(
         if not ((run_begins < end) & (run_ends > begin)).any():
             return
     raise InvalidArgument(
-        f"{name} must not share memory with the cache's blocks, got {packed.numel()} elements at "
+        f"{name} must not share memory with the cache's blocks, got {tensor.numel()} elements at "
         f"{begin:#x} in both"
     )
 
 
-def _span(view: KVView) -> tuple[list[int], list[int]]:
-    """Return where the view's tensors begin, in order, and the furthest end up to each."""
-    first = view.tensors[0].data_ptr()
-    if view.span is None or view.span[0] != first:
-        ranges = sorted(_range(tensor) for tensor in view.tensors)
-        reach = list(accumulate((end for _, end in ranges), max))
-        view.span = (first, [begin for begin, _ in ranges], reach)
-    return view.span[1], view.span[2]
+def _span(view: KVView) -> tuple[int, list[int], list[int]]:
+    """Return the first tensor's address, where all begin, in order, and the furthest end so far."""
+    ranges = sorted(_range(tensor) for tensor in view.tensors)
+    reach = list(accumulate((end for _, end in ranges), max))
+    return view.tensors[0].data_ptr(), [begin for begin, _ in ranges], reach
 
 
 def _range(tensor: torch.Tensor) -> tuple[int, int]:

@@ -10,10 +10,9 @@ from .._tensors import not_traced
 from ..bad_ids import BadIds, check_ids
 from ..errors import ChecksumError, InvalidArgument, shown
 from ..transforms import ELEMENT_TYPES, FLOATS, FP8, Fp8, Rope
-from .copy_jobs import check_checksum, check_jobs_engine, check_transforms, run_jobs
 from .copy_parts import as_views, block_size_of
-from .copying import Copying, RunOptions
-from .execute import BlockIds, Engine, as_ids, check_call, check_memory
+from .copying import Copying, check_checksum, check_jobs_engine, check_transforms
+from .execute import BlockIds, Engine, as_ids, check_call
 from .layer_stream import LayerStream
 from .layout import choose_heads
 from .pack_header import ALIGNMENT, MAX_BLOCKS, PackedView, PackHeader, align
@@ -325,7 +324,7 @@ class Packer:
             end = chunk.first_block + chunk.num_blocks
             records = torch.arange(chunk.first_block, end, device=self.device)
             part = ids[chunk.first_block : end]
-            sums = plan.blocks.run(part, records, RunOptions(), max_sms, engine)
+            sums = plan.blocks.run(part, records, max_sms=max_sms, engine=engine)
             if sums is not None:  # a hole's record keeps its checksum
                 before = packed.checksums(end)[chunk.first_block :]
                 before.copy_(torch.where(part == HOLE, before, sums))
@@ -380,7 +379,7 @@ class Packer:
             return False
         packed, plans = self._plans.of("unpack", header, staging)
         records = torch.arange(header.num_blocks, device=self.device)
-        positions = RunOptions(src_positions=src_positions, dst_positions=dst_positions)
+        positions = (src_positions, dst_positions)
         # Positions for keys that are not here are ignored.
         takes = None if self._plans.side.rope is not None and overlaps[0] is None else plans[0]
         prepared = []
@@ -388,12 +387,12 @@ class Packer:
             runs = plan.blocks
             jobs = runs.jobs(op)
             check_jobs_engine(op, engine, jobs)
-            options = positions if plan is takes else RunOptions()
+            given = positions if plan is takes else ()
             names = ("staging's records", "block_ids")
-            call, dst_ids = runs.prepare(op, names, jobs, records, ids, options)
+            call, dst_ids = runs.prepare(op, names, jobs, records, ids, *given)
             prepared.append((runs, jobs, dst_ids, call))
             for part, rows_or_bytes in jobs:  # all are checked before the first write
-                check_memory(part.src, part.dst, rows_or_bytes)
+                part.check_memory(rows_or_bytes)
         expected, actual = self._checksums(header, packed, max_sms, engine)
         if expected is not None and actual is not None:
             wrong = (expected != actual) & self._wanted(header, ids)
@@ -404,7 +403,7 @@ class Packer:
                 records = without_right_ones(records, wrong)
         for runs, jobs, dst_ids, call in prepared:
             call.expected, call.actual = expected, actual
-            run_jobs(jobs, records, dst_ids, call, runs.bad, max_sms, engine)
+            runs.launch(jobs, records, dst_ids, call, max_sms, engine)
         return True
 
     def check(self) -> None:

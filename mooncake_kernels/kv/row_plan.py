@@ -8,7 +8,7 @@ import torch
 from ..bad_ids import BadIds
 from ..errors import InvalidArgument
 from ..transforms import BYTES, ELEMENT_TYPES, FLOATS, FP8, Fp8, Rope
-from .devices import device_of
+from .devices import device_of, gpu_index
 from .layout import Layout, Selection, plan_values, tokens_of_piece
 from .view import KVView, PlanTensor, constants
 
@@ -32,6 +32,7 @@ class RowPlan:
     Attributes:
         selection: what to copy.
         device: where.
+        gpu: the index of that GPU; -1 for the CPU.
         plan: of csrc/ops/copy_plan.h, by rows.
         transform: the numbers of csrc/ops/transform.cc.
         checksum_plan, checksum_transform: the same for summing src's blocks.
@@ -53,6 +54,7 @@ class RowPlan:
     ):
         self.selection, self.rope, self.first_words = selection, rope, first_words
         self.device = device_of(src.device, dst.device)
+        self.gpu = gpu_index(self.device)
         self.keys_alternate = selection.num_kv == 2
         row_bytes = dst.head_dim * dst.layout.itemsize
         values = plan_values(src.layout, dst.layout, selection, by_row=True)

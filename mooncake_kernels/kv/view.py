@@ -12,6 +12,7 @@ from .. import _library
 from .._tensors import check_device, check_plain, have_addresses, versioned
 from ..bad_ids import BadIds
 from ..errors import InvalidArgument
+from .devices import gpu_index
 from .layout import (
     HEADER,
     PLANE_FIELDS,
@@ -23,6 +24,8 @@ from .layout import (
     parse_axes,
     plan_values,
 )
+
+NOT_RESOLVED: tuple[int, int, int, Any] = (-1, -1, -1, None)
 
 
 class PlanTensor:
@@ -37,7 +40,7 @@ class PlanTensor:
         self.values = constants(values)
         src_run_bytes = values[1 + 2 * SIDE_FIELDS]
         self._dst_run_bytes = src_run_bytes if dst_run_bytes is None else dst_run_bytes
-        self._resolved: tuple[tuple[int, int, int], torch.Tensor] | None = None
+        self._resolved = NOT_RESOLVED
         self.triton_planes: Any = None
 
     @property
@@ -53,17 +56,18 @@ class PlanTensor:
         the call. A side without tensors keeps its offsets. For a GPU, given by its index, host
         tensors must be pinned; their addresses are then those of the GPU.
         """
-        first = (src[0].data_ptr() if src else 0, dst[0].data_ptr() if dst else 0, gpu)
-        if self._resolved is None or self._resolved[0] != first:
+        of_src, of_dst = src[0].data_ptr() if src else 0, dst[0].data_ptr() if dst else 0
+        known_src, known_dst, known_gpu, table = self._resolved
+        if of_src != known_src or of_dst != known_dst or gpu != known_gpu:
             table = constants([0] * (HEADER + RESOLVED_FIELDS * self.num_planes))
             arguments = (self.values, table, self._dst_run_bytes, gpu)
             with unset_fake_temporarily():
                 _library.call(_library.resolve_copy_plan, src, dst, *arguments)
-            self._resolved = (first, table)
-        return self._resolved[1]
+            self._resolved = (of_src, of_dst, gpu, table)
+        return table
 
     def __getstate__(self) -> dict[str, object]:  # a copy has its own tensors
-        return self.__dict__ | {"_resolved": None}
+        return self.__dict__ | {"_resolved": NOT_RESOLVED}
 
 
 class BlockPlan(PlanTensor):
@@ -123,8 +127,8 @@ class KVView:
             does not exist); ``block_size`` is in tokens.
         has_tokens, has_heads: whether the axis exists.
         dtype, device: of the tensors.
-        layout, everything, versioned, gather_plan, scatter_plan, sums, span,
-            shared_step, bad_ids, gpu_bad_ids, registered, base: for this package's own use.
+        packed_sizes, gpu, has_addresses, layout, everything, versioned, gather_plan, scatter_plan,
+            sums, span, bad_ids, gpu_bad_ids, registered, base: for this package's own use.
 
     Raises:
         InvalidArgument: the axes do not match the tensors, or the tensors each other.
@@ -163,7 +167,9 @@ class KVView:
         self.num_layers, self.num_kv = sizes["layer"], sizes["kv"]
         self.num_blocks, self.block_size = sizes["block"], sizes["token"]
         self.num_heads, self.head_dim = sizes["head"], sizes["dim"]
+        self.packed_sizes = tuple(sizes[axis] for axis in ("layer", "kv", "head", "token", "dim"))
         self.dtype, self.device = first.dtype, first.device
+        self.gpu, self.has_addresses = gpu_index(first.device), have_addresses(self.tensors)
         count = iter(range(len(self.tensors)))
         table = tuple(tuple(next(count) for _ in row) for row in grid)
         self.layout = Layout(sizes, strides, itemsize, table)
@@ -175,8 +181,7 @@ class KVView:
         self.sums: Any = None  # how its blocks are summed: made on first use
         self.span: Any = None  # where its tensors are: likewise, and again if they move
         names = ("gather_blocks: block_ids", "scatter_blocks: block_ids")
-        self.shared_step = self.layout.shared_step()
-        self._shared_tensors: str | None = None  # "" for none; asked for on the first write
+        self._shared: str | None = self.layout.shared_step()  # "": no memory is shared
         self.bad_ids = BadIds(self.device, names, (self.num_blocks, self.num_blocks))
         self.gpu_bad_ids: Any = None  # for a GPU that accesses it in pinned memory: on first use
 
@@ -188,10 +193,7 @@ class KVView:
 
     def packed_shape(self, num_blocks: int) -> tuple[int, ...]:
         """Return the shape of n packed blocks: ``[n, layer, kv, head, token, dim]``."""
-        return (
-            *(num_blocks, self.num_layers, self.num_kv),
-            *(self.num_heads, self.block_size, self.head_dim),
-        )
+        return (num_blocks, *self.packed_sizes)
 
     def check(self) -> None:
         """Wait for the current stream, and raise if a gather, scatter or checksum met a bad id.
@@ -224,18 +226,20 @@ class KVView:
             tensor.storage_offset() + offset // itemsize,
         )
 
-    def shared_tensors(self) -> str | None:
-        """Tell which tensors share elements, if two do; for this package's own use.
+    def check_writable(self, name: str) -> None:
+        """Refuse elements that share memory; for this package's own use.
 
-        Those of a list may alternate in one range of memory. The answer is kept.
+        The tensors of a list may alternate in one range of memory. The first write asks for it.
         """
-        if torch.compiler.is_compiling() or not have_addresses(self.tensors):
-            return None
-        if self._shared_tensors is None:
-            self._shared_tensors = self._find_shared_tensors()
-        return self._shared_tensors or None
+        if self._shared is None and not torch.compiler.is_compiling() and self.has_addresses:
+            self._shared = self._find_shared_tensors()
+        if self._shared:
+            raise InvalidArgument(
+                f"{name} must have memory for each of its elements, got {self._shared}"
+            )
 
     def _find_shared_tensors(self) -> str:
+        """Tell which tensors share elements, if two do; else ""."""
         if self.num_blocks == 0:
             return ""
         addresses = sorted((tensor.data_ptr(), i) for i, tensor in enumerate(self.tensors))
