@@ -7,7 +7,7 @@ import numpy as np
 import torch
 
 from .. import config
-from .._arguments import as_bool, as_integer, as_integers, as_seconds, as_triples
+from .._arguments import as_bool, as_integer, as_integers, as_seconds
 from ..errors import InvalidArgument
 
 Integers = np.ndarray | torch.Tensor | Sequence[int]
@@ -31,10 +31,6 @@ def as_deadline(op: str, deadline_s: float | None) -> float:
 
 def as_checksum(op: str, checksum: bool | None, *, default: bool) -> bool:
     return default if checksum is None else as_bool(op, "checksum", checksum)
-
-
-def as_rows(op: str, descriptors: Descriptors) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    return as_triples(op, "descriptors", descriptors, "(local_address, remote_address, num_bytes)")
 
 
 def as_columns(

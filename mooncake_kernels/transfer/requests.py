@@ -5,18 +5,14 @@ from typing import Any
 import numpy as np
 
 from .. import _host, config
+from .._arguments import as_bool, as_triples
 from ..errors import InvalidArgument
-from .arguments import (
-    Descriptors,
-    Integers,
-    as_checksum,
-    as_columns,
-    as_deadline,
-    as_rows,
-)
-from .fences import After, Fence, as_fence
+from .arguments import Descriptors, Integers, as_columns, as_deadline
+from .fences import After, as_fence
 from .handles import Peer, Ticket
 from .pools import Blocks, Where, as_paged
+
+ROW = "(local_address, remote_address, num_bytes)"
 
 
 class Requests:
@@ -217,25 +213,33 @@ class Requests:
         after: After,
         checksum: bool | None,
     ) -> Ticket:
-        # The common case, in few steps: they take as long as moving some KiB. The host code looks
-        # at the other arguments. None: something is uncommon, or wrong, and nothing was done.
-        if after is None and self._is_ours(peer):
-            submitted = peer._submit_plain(
-                op,
-                where,
-                notify,
-                config.current().deadline_s if deadline_s is None else deadline_s,
-                self._checksum if checksum is None else checksum,
-            )
+        is_ours = self._is_ours(peer)
+        seconds = config.current().deadline_s if deadline_s is None else deadline_s
+        verify = self._checksum if checksum is None else checksum
+        # The host code looks at most arguments as they are: a short request takes 1 us so, and 5 us
+        # from arrays. None: something is uncommon, or wrong, and nothing was done.
+        if after is None and is_ours:
+            submitted = peer._submit_plain(op, where, notify, seconds, verify)
             if submitted is not None:
                 return Ticket(submitted, peer.transport)
         takes_rows = op in ("write", "read")
         if not takes_rows and len(where) == 3:
             where = as_paged(op, *where)  # refuses blocks of pools that come with sizes
-        options = self._check_call(op, peer, notify, deadline_s, after, checksum)
+        if not is_ours:
+            self._check_peer(op, peer)
+        if notify is not None:
+            if not isinstance(notify, (bytes, bytearray, memoryview)):
+                raise InvalidArgument(f"{op}: notify must be bytes, got {type(notify).__name__}")
+            notify = bytes(notify)
+        if checksum is not None:
+            as_bool(op, "checksum", checksum)
+        if deadline_s is not None:
+            seconds = as_deadline(op, deadline_s)
+        fence = None if after is None else as_fence(op, after)
+        options = (notify, seconds, fence, verify)
         columns: tuple[np.ndarray, np.ndarray, np.ndarray | int]
         if takes_rows:
-            columns = as_rows(op, where)
+            columns = as_triples(op, "descriptors", where, ROW)
         elif len(where) == 3:
             columns = as_columns(op, *where)
         else:
@@ -247,23 +251,6 @@ class Requests:
         local, remote, sizes = columns
         submitted = self._engine.submit(peer._peer, op, local, remote, sizes, *options)
         return Ticket(submitted, peer.transport)
-
-    def _check_call(
-        self,
-        op: str,
-        peer: Peer,
-        notify: bytes | None,
-        deadline_s: float | None,
-        after: After,
-        checksum: bool | None,
-    ) -> tuple[bytes | None, float, Fence, bool]:
-        self._check_peer(op, peer)
-        if notify is not None:
-            if not isinstance(notify, (bytes, bytearray, memoryview)):
-                raise InvalidArgument(f"{op}: notify must be bytes, got {type(notify).__name__}")
-            notify = bytes(notify)
-        verify = as_checksum(op, checksum, default=self._checksum)
-        return notify, as_deadline(op, deadline_s), as_fence(op, after), verify
 
     def _is_ours(self, peer: Peer) -> bool:
         """Whether it is an open peer of this engine, which is open, too."""
