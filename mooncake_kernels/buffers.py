@@ -15,6 +15,7 @@ from . import _host
 from ._arguments import as_integer
 from .errors import InvalidArgument
 
+HOST = "cpu:0"
 HOST_TYPES = frozenset({memoryview, bytes, bytearray, np.ndarray})  # but not their subclasses
 
 
@@ -77,7 +78,7 @@ def as_buffer(memory: Any, *, argument: str = "buffer") -> Buffer:
         raise InvalidArgument(f"{argument} must be packed, got strides {view.strides}")
     array = np.frombuffer(view, np.uint8) if view.nbytes else np.empty(0, np.uint8)
     # The owner is the array, which holds the export: so a bytearray cannot be resized meanwhile.
-    return Buffer(_host.address_of_bytes(array), view.nbytes, "cpu:0", not view.readonly, array)
+    return Buffer(_host.address_of_bytes(array), view.nbytes, HOST, not view.readonly, array)
 
 
 def gpu_memory_at(address: int, num_bytes: int) -> Buffer | None:
@@ -177,6 +178,24 @@ def place_of(buffer: Buffer) -> tuple[int, int, int, int]:
         on = torch.cuda.is_available()
         stream = torch.cuda.current_stream(device).cuda_stream if on else 0
     return buffer.address, buffer.num_bytes, device, stream
+
+
+def parts_of(
+    objects: Sequence[Sequence[Buffer]],
+) -> tuple[list[tuple[int, int, int, int]], list[int], int]:
+    """Return what the host code takes for objects of many parts: the ``place_of`` of all parts in
+    order, how many of them each object has, and how many bytes there are in all.
+    """
+    places, counts, num_bytes = [], [], 0
+    for parts in objects:
+        counts.append(len(parts))
+        for part in parts:
+            num_bytes += part.num_bytes
+            if part.location == HOST:
+                places.append((part.address, part.num_bytes, -1, 0))
+            else:
+                places.append(place_of(part))
+    return places, counts, num_bytes
 
 
 def shared_memory(num_bytes: int) -> torch.Tensor:

@@ -2,7 +2,9 @@
 
 #include <pybind11/stl.h>
 
+#include <cstddef>
 #include <exception>
+#include <numeric>
 #include <optional>
 #include <string>
 #include <string_view>
@@ -83,6 +85,86 @@ class ObjectPut {
   bool is_open_ = true;
 };
 
+using Indices = py::array_t<int64_t, py::array::c_style>;
+
+// Objects that are written together: their bytes are in the pool, and no one sees them yet.
+class ObjectPuts {
+ public:
+  ObjectPuts(PoolRef pool, size_t most) : pool_(std::move(pool)) {
+    states.reserve(most);  // no failure in between loses what was begun
+    ids.reserve(most);
+    puts_.reserve(most);
+  }
+  ObjectPuts(const ObjectPuts&) = delete;
+  ~ObjectPuts() { abort(); }
+
+  // Returns false, and has begun nothing of it, if there is no room.
+  bool begin(const Key& key, const Pieces& pieces, const PutOptions& options) {
+    Put put{{}, 0, options};
+    const PutState state = pool_->begin(key, total_bytes(pieces), &put.writing);
+    if (state == PutState::kFull) return false;
+    put.is_open = state == PutState::kOpen;
+    states.push_back(static_cast<int>(state));
+    ids.push_back(put.is_open ? put.writing.id() : 0);
+    puts_.push_back(put);
+    return true;
+  }
+
+  void fill(size_t i, const Pieces& pieces) {
+    Put& put = puts_[i];
+    if (put.is_open) put.checksum = store::fill(*pool_, put.writing, pieces, put.options.checksum);
+  }
+
+  // Commits some of those that were begun; the others stay open.
+  void commit(const Indices& indices) {
+    const int64_t* const begin = indices.data();
+    const int64_t* const end = begin + indices.size();
+    const GilReleased released;
+    for (const int64_t* i = begin; i != end; ++i) {
+      auto& [writing, checksum, options, is_open] = puts_.at(static_cast<size_t>(*i));
+      MK_CHECK(is_open, "commit: put must be open, got one that was committed or aborted");
+      pool_->commit(writing, checksum, options.retention, options.position);
+      is_open = false;
+    }
+  }
+
+  void abort() {
+    std::vector<Writing> left;
+    for (Put& put : puts_) {
+      if (put.is_open) left.push_back(put.writing);
+      put.is_open = false;
+    }
+    pool_->give_up(left);
+  }
+
+  std::vector<uint64_t> sizes() const {
+    std::vector<uint64_t> sizes;
+    for (const Put& put : puts_) {
+      if (put.is_open) sizes.push_back(put.writing.num_bytes);
+    }
+    return sizes;
+  }
+
+  std::vector<int> states{};    // PutState of each
+  std::vector<uint64_t> ids{};  // 0: it was not begun
+
+ private:
+  struct Put {
+    Writing writing;
+    uint64_t checksum;
+    PutOptions options;
+    bool is_open = false;
+  };
+
+  const PoolRef pool_;
+  std::vector<Put> puts_{};
+};
+
+template <class T>
+py::array_t<T> column_of(const std::vector<T>& values) {
+  return py::array_t<T>(static_cast<py::ssize_t>(values.size()), values.data());
+}
+
 uint64_t address_of(const char* data) { return reinterpret_cast<uint64_t>(data); }
 
 py::buffer_info bytes_at(const char* data, uint64_t num_bytes, int device) {
@@ -145,6 +227,38 @@ std::pair<int, std::unique_ptr<ObjectPut>> begin(const PoolRef& pool, uint64_t h
           state == PutState::kOpen ? std::make_unique<ObjectPut>(pool, writing) : nullptr};
 }
 
+using Retentions = py::array_t<uint8_t, py::array::c_style>;
+using Positions = py::array_t<uint16_t, py::array::c_style>;
+
+// Begins n objects, and copies them if there is room for all: else nothing is begun, and None.
+// `counts`: how many consecutive parts each has.
+std::unique_ptr<ObjectPuts> begin_each(const PoolRef& pool, const Keys& keys,
+                                       const py::sequence& parts, const std::vector<size_t>& counts,
+                                       bool checksum, const Retentions& retentions,
+                                       const Positions& positions) {
+  const size_t count = num_keys(keys);
+  const Buffers held(parts, /*writable=*/false);
+  MK_CHECK(counts.size() == count && static_cast<size_t>(retentions.size()) == count &&
+               static_cast<size_t>(positions.size()) == count &&
+               std::accumulate(counts.begin(), counts.end(), size_t{0}) == held.pieces.size(),
+           "objects: counts, retentions and positions must be as many as keys");
+  const uint8_t* const retention = retentions.data();
+  const uint16_t* const position = positions.data();
+  const GilReleased released;
+  auto puts = std::make_unique<ObjectPuts>(pool, count);
+  std::vector<Pieces> objects;
+  auto piece = held.pieces.begin();
+  for (size_t i = 0; i < count; ++i) {
+    const auto end = piece + static_cast<std::ptrdiff_t>(counts[i]);
+    objects.emplace_back(piece, end);
+    piece = end;
+    const PutOptions options{checksum, static_cast<Retention>(retention[i]), position[i]};
+    if (!puts->begin(keys_of(keys)[i], objects[i], options)) return nullptr;
+  }
+  for (size_t i = 0; i < count; ++i) puts->fill(i, objects[i]);
+  return puts;
+}
+
 int write(Pool& pool, uint64_t hash, uint64_t scope, const py::sequence& buffers, bool checksum,
           int retention, uint16_t position) {
   const Buffers held(buffers, /*writable=*/false);
@@ -197,7 +311,6 @@ py::array_t<int64_t> read_each(Pool& pool, const Keys& keys, const py::sequence&
 }
 
 using Table = py::array_t<uint64_t, py::array::c_style>;  // [n, w]
-using Positions = py::array_t<uint16_t, py::array::c_style>;
 
 // n objects in host memory: a head of each, and up to w places of what follows it.
 class Headed {
@@ -348,8 +461,18 @@ void bind_objects(py::module_& m, py::class_<Pool, std::shared_ptr<Pool>>& pool)
       .def_buffer([](const ObjectPut& p) {
         return bytes_at(p.writing().data, p.writing().num_bytes, p.device());
       });
+  py::class_<ObjectPuts>(m, "ObjectPuts")
+      .def_readonly("states", &ObjectPuts::states)
+      .def_property_readonly("ids", [](const ObjectPuts& p) { return column_of(p.ids); })
+      .def_property_readonly("sizes", &ObjectPuts::sizes)
+      .def("commit", &ObjectPuts::commit, py::arg("indices"))
+      .def("abort", &ObjectPuts::abort, ReleaseGil())
+      .def("__enter__", [](py::object self) { return self; })
+      .def("__exit__", [](ObjectPuts& p, const py::args&) { p.abort(); }, ReleaseGil());
   pool.def("pin", &pin, py::arg("hash"), py::arg("scope"), py::arg("touch"))
       .def("begin", &begin, py::arg("hash"), py::arg("scope"), py::arg("num_bytes"), ReleaseGil())
+      .def("begin_each", &begin_each, py::arg("keys"), py::arg("parts"), py::arg("counts"),
+           py::arg("checksum"), py::arg("retentions"), py::arg("positions"))
       .def("write", &write, py::arg("hash"), py::arg("scope"), py::arg("buffers"),
            py::arg("checksum"), py::arg("retention"), py::arg("position"))
       .def("read", &read, py::arg("hash"), py::arg("scope"), py::arg("offset").none(true),

@@ -192,23 +192,23 @@ uint64_t checksum_of(const Pieces& pieces) {
   return checksum.value();
 }
 
+uint64_t fill(const Pool& pool, const Writing& writing, const Pieces& pieces, bool checksum) {
+  const Piece target = pool.piece(writing.data, writing.num_bytes);
+  if (checksum && are_in_host(pieces) && !is_on_gpu(target)) {
+    return copy_and_hash(writing.data, writing.num_bytes, pieces);
+  }
+  gather(pieces, target, pool.is_page_locked());
+  if (!checksum) return 0;
+  // What came from the host need not be copied back, unless it changed meanwhile.
+  return are_in_host(pieces) ? checksum_of(pieces) : checksum_of({target});
+}
+
 PutState put_from(Pool* pool, const Key& key, const Pieces& pieces, const PutOptions& options) {
   Writing writing;
-  const uint64_t num_bytes = total_bytes(pieces);
-  const PutState state = pool->begin(key, num_bytes, &writing);
+  const PutState state = pool->begin(key, total_bytes(pieces), &writing);
   if (state != PutState::kOpen) return state;
-  const Piece target = pool->piece(writing.data, num_bytes);
-  uint64_t checksum = 0;
   try {
-    if (options.checksum && are_in_host(pieces) && !is_on_gpu(target)) {
-      checksum = copy_and_hash(writing.data, num_bytes, pieces);
-    } else {
-      gather(pieces, target, pool->is_page_locked());
-      // What came from the host need not be copied back, unless it changed meanwhile.
-      if (options.checksum) {
-        checksum = are_in_host(pieces) ? checksum_of(pieces) : checksum_of({target});
-      }
-    }
+    const uint64_t checksum = fill(*pool, writing, pieces, options.checksum);
     pool->commit(writing, checksum, options.retention, options.position);
   } catch (...) {
     pool->give_up({writing});

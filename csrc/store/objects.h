@@ -38,7 +38,10 @@ struct PutOptions {
   Retention retention;
   uint16_t position = 0;
 };
-// The object is the concatenation of the pieces. Throws as Pool::begin, and as gather().
+// Copies the object, the concatenation of the pieces, to where it is being written. Returns its
+// checksum; 0: none. Throws as gather().
+uint64_t fill(const Pool& pool, const Writing& writing, const Pieces& pieces, bool checksum);
+// Throws as Pool::begin, and as gather().
 PutState put_from(Pool* pool, const Key& key, const Pieces& pieces, const PutOptions& options);
 
 enum class ReadStatus {

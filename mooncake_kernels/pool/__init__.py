@@ -5,7 +5,7 @@ Mechanism only: a pool never decides what to evict or when; ``mooncake_serving.s
 docs/store/store.md says what holds when processes die.
 """
 
-from .handles import ObjectPut, PinnedObject, Retention
+from .handles import ObjectPut, ObjectPuts, PinnedObject, Retention
 from .object_pool import ObjectPool
 from .reads import checksum_of
 from .values import (
@@ -16,6 +16,7 @@ from .values import (
     PoolStats,
     PutResult,
     as_keys,
+    hash_names,
     named_keys,
     object_key,
     object_keys,
@@ -27,6 +28,7 @@ __all__ = [
     "Key",
     "ObjectPool",
     "ObjectPut",
+    "ObjectPuts",
     "PinnedObject",
     "PoolChanges",
     "PoolCounts",
@@ -37,6 +39,7 @@ __all__ = [
     "Retention",
     "as_keys",
     "checksum_of",
+    "hash_names",
     "named_keys",
     "object_key",
     "object_keys",

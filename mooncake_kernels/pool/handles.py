@@ -9,6 +9,7 @@ import torch
 
 from .. import _host
 from .._arguments import as_instance, as_integer, as_integers, as_one_of
+from .._host import ObjectPuts as ObjectPuts
 from ..buffers import Buffer, copy_to_host, place_of
 from ..closeable import Closeable
 from ..errors import ChecksumError, InvalidArgument, Unavailable

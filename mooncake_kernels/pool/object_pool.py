@@ -196,20 +196,20 @@ class ObjectPool(Closeable):
 
     def contains(self, key: Key) -> bool:
         """Tell whether an object can be read. Does not count as a use."""
-        return self._pool.contains(*as_key("contains", key))
+        return self.native.contains(*as_key("contains", key))
 
     def contains_each(self, keys: Any, *, or_written: bool = False) -> np.ndarray:
         """Tell which of ``[n, 2]`` keys are present: ``[n]`` bool. ``or_written``: or are being
         written, by any living process.
         """
         as_bool("contains_each", "or_written", or_written)
-        return self._pool.contains_each(as_keys("contains_each", keys), or_written)
+        return self.native.contains_each(as_keys("contains_each", keys), or_written)
 
     def ids_of(self, keys: Any) -> np.ndarray:
         """Return the ids of the objects under ``[n, 2]`` keys: ``[n]`` uint64, see
         ``PoolObjects.ids``; 0 where there is none.
         """
-        return self._pool.ids_of(as_keys("ids_of", keys))
+        return self.native.ids_of(as_keys("ids_of", keys))
 
     def match_prefix(self, keys: Any) -> int:
         """Count the leading ``[n, 2]`` keys that are present, up to the first that is not.
@@ -222,7 +222,7 @@ class ObjectPool(Closeable):
 
         No promise: objects may be evicted before they are pinned.
         """
-        return self._pool.match_prefix(as_keys("match_prefix", keys))
+        return self.native.match_prefix(as_keys("match_prefix", keys))
 
     def pin(self, key: Key, *, touch: bool = True) -> PinnedObject | None:
         """Pin an object for reading in place; None if there is none.
@@ -237,7 +237,7 @@ class ObjectPool(Closeable):
             Unavailable: this process already reads ``num_pins`` objects.
         """
         as_bool("pin", "touch", touch)
-        pin = self._pool.pin(*as_key("pin", key), touch)
+        pin = self.native.pin(*as_key("pin", key), touch)
         return None if pin is None else PinnedObject(pin)
 
     def get_into(
@@ -262,7 +262,7 @@ class ObjectPool(Closeable):
                 instead if they and the pool are all in host memory.
             Unavailable, CudaError: from the driver, if a buffer is on a GPU.
         """
-        words, native = as_key("get_into", key), self._native or self._pool
+        words, native = as_key("get_into", key), self._native or self.native
         start = None if offset is None else as_offset(offset)
         if type(verify) is not bool:
             as_bool("get_into", "verify", verify)
@@ -291,7 +291,7 @@ class ObjectPool(Closeable):
         Raises:
             InvalidArgument: an argument is wrong.
         """
-        words, read_each = as_keys("get_into_each", keys), self._pool.read_each
+        words, read_each = as_keys("get_into_each", keys), self.native.read_each
         as_bool("get_into_each", "verify", verify)
         try:
             num_buffers = len(buffers)
@@ -336,7 +336,7 @@ class ObjectPool(Closeable):
             InvalidArgument: an argument is wrong; nothing was copied.
             Unavailable: this process already reads ``num_pins`` objects.
         """
-        op, native = "get_headed", self._pool
+        op, native = "get_headed", self.native
         words = as_keys(op, keys)
         as_bool(op, "verify", verify)
         placed = as_headed(op, len(words), heads, addresses, sizes)
@@ -378,7 +378,7 @@ class ObjectPool(Closeable):
         kind, place = as_retention("begin", retention), as_position("begin", position)
         size = as_integer("begin", "num_bytes", num_bytes, 0, END - 1)
         as_bool("begin", "checksum", checksum)
-        result, put = self._pool.begin(*words, size)
+        result, put = self.native.begin(*words, size)
         return RESULTS[result] if put is None else ObjectPut(put, checksum, kind, place)
 
     def put_from(
@@ -410,7 +410,7 @@ class ObjectPool(Closeable):
         kind, place = as_retention("put_from", retention), as_position("put_from", position)
         if type(checksum) is not bool:
             as_bool("put_from", "checksum", checksum)
-        native = self._native or self._pool
+        native = self._native or self.native
         write = partial(native.write, *words)
         return RESULTS[with_buffers("put_from", buffers, False, write, checksum, kind, place)]
 
@@ -451,7 +451,7 @@ class ObjectPool(Closeable):
         as_bool(op, "checksum", checksum)
         placed = as_headed(op, len(words), heads, addresses, sizes)
         order = as_positions(op, len(words), positions)
-        results = self._pool.write_headed(words, *placed, checksum, kind, order)
+        results = self.native.write_headed(words, *placed, checksum, kind, order)
         return [RESULTS[result] for result in results]
 
     def remove(self, key: Key, *, noted: bool = True) -> bool:
@@ -462,11 +462,11 @@ class ObjectPool(Closeable):
             noted: tell who keeps removals, also if it was not there, see ``keep_removals``.
         """
         as_bool("remove", "noted", noted)
-        return self._pool.remove(*as_key("remove", key), noted)
+        return self.native.remove(*as_key("remove", key), noted)
 
     def remove_each(self, keys: Any) -> np.ndarray:
         """Remove ``[n, 2]`` objects at once, see ``remove``: ``[n]`` bool, which were there."""
-        return self._pool.remove_each(as_keys("remove_each", keys))
+        return self.native.remove_each(as_keys("remove_each", keys))
 
     def remove_exactly(self, key: Key, object_id: int) -> bool:
         """Remove an object, unless its key has another object by now. It is not noted.
@@ -476,13 +476,13 @@ class ObjectPool(Closeable):
             object_id: from ``ids_of``, ``objects`` or, after its commit, an ``ObjectPut``.
         """
         as_key("remove_exactly", key)
-        return self._pool.remove_exactly(
+        return self.native.remove_exactly(
             as_integer("remove_exactly", "object_id", object_id, 0, END - 1)
         )
 
     def retain(self, key: Key, retention: Retention) -> bool:
         """Set how long an object stays, see ``begin``. Returns whether it was there."""
-        return self._pool.retain(*as_key("retain", key), as_retention("retain", retention))
+        return self.native.retain(*as_key("retain", key), as_retention("retain", retention))
 
     def keep_removals(self) -> int:
         """Have the pool keep the keys that its processes ``remove``, from now on.
@@ -494,27 +494,27 @@ class ObjectPool(Closeable):
         Returns:
             The number of the first removal that has not been dealt with.
         """
-        self._pool.keep_removals()
-        return self._pool.first_removal
+        self.native.keep_removals()
+        return self.native.first_removal
 
     @property
     def removals_end(self) -> int:
         """The number of the next removal."""
-        return self._pool.removals_end
+        return self.native.removals_end
 
     def removals_from(self, number: int) -> tuple[np.ndarray | None, int]:
         """Return the keys, ``[n, 2]``, that were removed from this number on, and the number of the
         next removal. None: some are not kept any more, or all objects were removed.
         """
-        return self._pool.removals_from(as_integer("removals_from", "number", number, 0, END - 1))
+        return self.native.removals_from(as_integer("removals_from", "number", number, 0, END - 1))
 
     def forget_removals(self, end: int) -> None:
         """Record that the removals before this number have been dealt with."""
-        self._pool.forget_removals(as_integer("forget_removals", "end", end, 0, END - 1))
+        self.native.forget_removals(as_integer("forget_removals", "end", end, 0, END - 1))
 
     def note_all_removed(self) -> None:
         """Note that all objects were removed."""
-        self._pool.note_all_removed()
+        self.native.note_all_removed()
 
     def order_uses(self, keys: Any) -> None:
         """Swap the last-use times of ``[n, 2]`` objects so that the first of these keys is the
@@ -527,7 +527,7 @@ class ObjectPool(Closeable):
         Raises:
             TimeoutError: a stopped process holds the pool.
         """
-        self._pool.order_uses(as_keys("order_uses", keys))
+        self.native.order_uses(as_keys("order_uses", keys))
 
     def evict(self, num_bytes: int, policy: Literal["lru", "sieve"] = "lru") -> Evicted:
         """Remove objects until ``num_bytes`` more are free, not necessarily contiguous.
@@ -545,7 +545,7 @@ class ObjectPool(Closeable):
         Raises:
             InvalidArgument: an argument is wrong.
         """
-        return Evicted(*self._pool.evict(*_as_eviction("evict", num_bytes, policy)))
+        return Evicted(*self.native.evict(*_as_eviction("evict", num_bytes, policy)))
 
     def victims(self, num_bytes: int, policy: Literal["lru", "sieve"] = "lru") -> PoolObjects:
         """Return the objects that ``evict`` would remove, in that order; all stay.
@@ -553,7 +553,7 @@ class ObjectPool(Closeable):
         For who has something to do before they go, by ``evict_keys``. SIEVE's hand moves on as if
         they had gone, so that the next call continues with others.
         """
-        return PoolObjects(*self._pool.victims(*_as_eviction("victims", num_bytes, policy)))
+        return PoolObjects(*self.native.victims(*_as_eviction("victims", num_bytes, policy)))
 
     def evict_keys(self, keys: Any, ids: np.ndarray | None = None) -> Evicted:
         """Remove those of ``[n, 2]`` objects that have no reader and are not "hard".
@@ -569,7 +569,7 @@ class ObjectPool(Closeable):
                 raise InvalidArgument(
                     f"evict_keys: ids must be [{len(words)}], got shape {ids.shape}"
                 )
-        return Evicted(*self._pool.evict_keys(words, ids))
+        return Evicted(*self.native.evict_keys(words, ids))
 
     def set_quota(self, scope: int, num_bytes: int = 0, num_objects: int = 0) -> bool:
         """Remember what the objects of a scope may take, for all processes. The pool itself does
@@ -585,21 +585,21 @@ class ObjectPool(Closeable):
         """
         limits = (scope, num_bytes, num_objects)
         names = ("scope", "num_bytes", "num_objects")
-        return self._pool.set_quota(
+        return self.native.set_quota(
             *(as_integer("set_quota", n, x, 0, END - 1) for n, x in zip(names, limits, strict=True))
         )
 
     def quotas(self) -> dict[int, tuple[int, int]]:
         """The quotas that are set: bytes and objects by scope, 0 for no limit."""
-        return {scope: tuple(limits) for scope, *limits in self._pool.quotas()}  # type: ignore[misc]
+        return {scope: tuple(limits) for scope, *limits in self.native.quotas()}  # type: ignore[misc]
 
     def objects(self) -> PoolObjects:
         """List all objects, for policies that choose victims themselves."""
-        return PoolObjects(*self._pool.scan())
+        return PoolObjects(*self.native.scan())
 
     def watch(self) -> PoolWatch:
         """Watch which objects come and go, whichever process stores and removes them."""
-        return PoolWatch(self, self._pool)
+        return PoolWatch(self, self.native)
 
     def stats(self, timeout_s: float = LIMIT_S) -> PoolStats:
         """Describe the pool.
@@ -611,7 +611,7 @@ class ObjectPool(Closeable):
             TimeoutError: the process still has the pool: it was stopped.
         """
         timeout_s = as_seconds("stats", "timeout_s", timeout_s, minimum=0.0)
-        return PoolStats(**self._pool.stats(min(timeout_s, LIMIT_S)))
+        return PoolStats(**self.native.stats(min(timeout_s, LIMIT_S)))
 
     def counts(self) -> PoolCounts:
         """Return what all processes have done with the pool since it was made. Takes no lock.
@@ -620,7 +620,7 @@ class ObjectPool(Closeable):
         unless they do not count as a use; ``contains``, ``match_prefix`` and the like are not. The
         call during which a process is killed may be missing.
         """
-        return PoolCounts(**self._pool.counts())
+        return PoolCounts(**self.native.counts())
 
     def reap(self) -> int:
         """Reclaim what dead processes were reading and writing; returns how many.
@@ -628,7 +628,7 @@ class ObjectPool(Closeable):
         This also happens when the pool is opened, when an eviction frees too little, and for a key
         that a dead process was writing.
         """
-        return self._pool.reap()
+        return self.native.reap()
 
     def page_lock(self, device: int | None = None) -> None:
         """Page-lock the bytes of all objects, for this process, until it closes the pool.
@@ -649,7 +649,7 @@ class ObjectPool(Closeable):
         """
         if device is None:
             device = torch.cuda.current_device() if torch.cuda.is_available() else 0
-        self._pool.page_lock(as_integer("page_lock", "device", device, 0, MAX_DEVICE))
+        self.native.page_lock(as_integer("page_lock", "device", device, 0, MAX_DEVICE))
 
     def reopen(self) -> int:
         """Open the pool's memory again, whatever has become of its path; for locks on it.
@@ -660,12 +660,12 @@ class ObjectPool(Closeable):
         Raises:
             OSError: there is none left, or access to the file was taken away.
         """
-        return self._pool.reopen()
+        return self.native.reopen()
 
     @property
     def buffer(self) -> Buffer:
         """The bytes of all objects, in host or GPU memory, for registering."""
-        return buffer_of(self._pool, self.capacity_bytes, writable=True)
+        return buffer_of(self.native, self.capacity_bytes, writable=True)
 
     def memory(self) -> torch.Tensor:
         """Return the bytes of all objects, ``[capacity_bytes]`` uint8, without a copy.
@@ -673,7 +673,7 @@ class ObjectPool(Closeable):
         Raises:
             Unavailable: they are on a GPU, and torch has no CUDA.
         """
-        return tensor_of(self._pool, self.capacity_bytes, torch.uint8)
+        return tensor_of(self.native, self.capacity_bytes, torch.uint8)
 
     def close(self) -> None:
         """Stop using the pool; open pins and puts remain valid until they end. Idempotent."""
@@ -685,8 +685,8 @@ class ObjectPool(Closeable):
         return self._native is None
 
     @property
-    def _pool(self) -> _host.ObjectPool:
-        """The native pool. ``_native or _pool`` is the same, and faster."""
+    def native(self) -> _host.ObjectPool:
+        """The native pool, which checks no arguments. ``_native or native`` is faster."""
         if self._native is None:
             raise InvalidArgument(
                 f"ObjectPool: pool must be open, got the closed {shown(self.path)}"

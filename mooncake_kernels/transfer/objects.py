@@ -191,7 +191,7 @@ class ObjectCalls:
                 f"serve: pool must be in host memory, got one on GPU {pool.device}"
             )
         _check_bool("serve", is_all=is_all, may_write=may_write, checksum=checksum)
-        service = _host.ObjectService(pool._pool, is_all, may_write, checksum)
+        service = _host.ObjectService(pool.native, is_all, may_write, checksum)
         self._engine.serve_objects(service)
         return ServedPool(self._engine, service)
 

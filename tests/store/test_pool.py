@@ -10,6 +10,7 @@ import pytest
 import torch
 
 import mooncake_kernels as mk
+from mooncake_kernels.buffers import as_buffer, parts_of
 from mooncake_kernels.errors import ChecksumError, InvalidArgument, Unavailable
 from mooncake_kernels.pool import (
     ObjectPool,
@@ -185,6 +186,54 @@ def test_batch_puts_have_positions(pool):
     for wrong in ([1, 2], [[1, 2, 3]], [-1] * 3, 5):
         with pytest.raises(InvalidArgument, match="put_headed: positions must be"):
             pool.put_headed(keys, [b""] * 3, *places, positions=wrong)
+
+
+def begin_each(pool, keys, objects, retention=0, positions=None):
+    """Begin objects of many parts, as ``Store.begin_keys`` does."""
+    buffers = [[as_buffer(part) for part in parts] for parts in objects]
+    parts, counts, num_bytes = parts_of(buffers)
+    assert num_bytes == sum(len(part) for parts in objects for part in parts)
+    places = np.zeros(len(keys), np.uint16) if positions is None else positions
+    kept = np.full(len(keys), retention, np.uint8)
+    return pool.native.begin_each(np.array(keys, np.uint64), parts, counts, True, kept, places)
+
+
+def test_objects_begun_together_are_visible_once_committed(pool):
+    pool.put_from((1, 0), b"old")
+    being_written = pool.begin((2, 0), 3)
+    keys = [(i, 0) for i in range(5)] + [(0, 0)]
+    objects = [(b"a", b"bc"), (b"new",), (b"new",), (), (b"", b"dropped"), (b"again",)]
+    positions = np.arange(3, 9).astype(np.uint16)
+    with begin_each(pool, keys, objects, retention=1, positions=positions) as begun:
+        assert begun.states == [0, 1, 2, 0, 0, 2] and begun.sizes == [3, 0, 7]
+        assert begun.ids.astype(bool).tolist() == [True, False, False, True, True, False]
+        assert pool.contains_each(keys).tolist() == [False, True, False, False, False, False]
+        begun.commit(np.array([0, 3]))
+        assert pool.stats().num_writing == 2  # the one that is not committed, and the other's
+        with pytest.raises(InvalidArgument, match="put must be open"):
+            begun.commit(np.array([0]))
+        with pytest.raises(InvalidArgument, match="put must be open"):
+            begun.commit(np.array([1]))
+    being_written.abort()
+    assert pool.stats().num_writing == 0
+    assert pool.contains_each(keys).tolist() == [True, True, False, True, False, True]
+    for key, stored, position in (((0, 0), b"abc", 3), ((3, 0), b"", 6)):
+        with pool.pin(key) as pinned:
+            pinned.verify()
+            assert pinned.to_bytes() == stored and pinned.position == position
+            assert pinned.checksum == checksum_of(stored)
+    objects = pool.objects()
+    assert sorted(objects.retention.tolist()) == [0, 1, 1]
+    assert set(begun.ids[[0, 3]].tolist()) < set(objects.ids.tolist())
+
+
+def test_objects_begun_together_need_room_for_all(pool):
+    big = bytes(pool.capacity_bytes // 2)
+    assert begin_each(pool, [(i, 0) for i in range(4)], [(b"x",), (big,), (big,), (b"y",)]) is None
+    assert pool.stats().num_writing == 0 and pool.stats().num_ready == 0
+    with begin_each(pool, [(1, 0), (2, 0)], [(big,), (b"x",)]) as begun:
+        begun.commit(np.array([0, 1]))
+    assert pool.stats().num_ready == 2
 
 
 def test_heads_are_compared(pool):
