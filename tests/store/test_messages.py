@@ -44,7 +44,7 @@ OF_EACH = {
 }
 # For this project's own layers.
 INNER = (
-    r".*_keys?|.*_headed|age_tail_first|begin_unless_full|check_puts|note_read|read_each|read_starts"
+    r".*_keys?|.*_headed|age_tail_first|check_puts|note_read|read_each|read_starts"
     r"|remove_damaged|remove_exactly"
 )
 

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from mooncake_kernels.errors import InvalidArgument, shown
-from mooncake_kernels.pool import Key, named_keys, object_key, object_keys
+from mooncake_kernels.pool import Key, hash_names, object_key, object_keys
 
 StoreKey = str | bytes | int | np.integer
 StoreKeys = Sequence[StoreKey] | np.ndarray
@@ -52,8 +52,8 @@ class Keyspace:
         """``[1, 2]`` uint64 of one key."""
         if isinstance(key, str | bytes):
             try:
-                return named_keys((key,), self.scope)
-            except InvalidArgument:
+                return hash_names((key,), self.scope)
+            except (TypeError, UnicodeError):
                 raise _wrong_key(op, key) from None
         return np.array([self.key(key, op)], np.uint64)
 
@@ -62,7 +62,7 @@ class Keyspace:
         check_keys(op, keys)
         try:
             return self._keys(keys)
-        except InvalidArgument:
+        except (InvalidArgument, TypeError, UnicodeError):
             raise InvalidArgument(
                 f"{op}: keys must be [n] names or integers from 0 to 2**64 - 1, got {keys!r:.80}"
             ) from None
@@ -72,12 +72,12 @@ class Keyspace:
             return object_keys(keys, self.scope)
         kinds = set(map(type, keys))
         if kinds == NAMES:  # usually
-            return named_keys(keys, self.scope)  # type: ignore[arg-type]
+            return hash_names(keys, self.scope)  # type: ignore[arg-type]
         if kinds & {bool, np.bool_}:  # among integers it would be one
             raise InvalidArgument("keys must not be bools")
         are_names = {issubclass(kind, str | bytes) for kind in kinds}
         if are_names == {True}:
-            return named_keys(keys, self.scope)  # type: ignore[arg-type]
+            return hash_names(keys, self.scope)  # type: ignore[arg-type]
         if are_names == {True, False}:
             return np.array([self.key(key) for key in keys], np.uint64).reshape(-1, 2)
         return object_keys(keys, self.scope)

@@ -16,6 +16,7 @@ from mooncake_kernels.pool import (
     Key,
     ObjectPool,
     ObjectPut,
+    ObjectPuts,
     PinnedObject,
     PoolStats,
     PutResult,
@@ -299,20 +300,16 @@ class Store(Closeable):
         """Copy what follows the heads of objects in the pool, see ``ObjectPool.get_headed``, in the
         order of ``get_into_each``. Damaged ones stay: the calls that raise an error remove them.
         """
+        verify = self._verifies()
         return self.pool.get_headed(
-            keys[::-1],
-            heads[::-1],
-            addresses[::-1],
-            sizes[::-1],
-            free=free,
-            verify=self._verifies(),
+            keys[::-1], heads[::-1], addresses[::-1], sizes[::-1], free=free, verify=verify
         )[::-1]
 
     def remove_key(self, key: Key) -> bool:
         return self.pool.remove(key)
 
     def remove_keys(self, keys: np.ndarray) -> np.ndarray:
-        return self.pool.remove_each(keys)
+        return self.pool.native.remove_each(keys)
 
     def remove_exactly(self, key: Key, object_id: int) -> bool:
         """Remove an object, unless its key has one of another id by now, see ``ids_of``."""
@@ -389,14 +386,8 @@ class Store(Closeable):
         self, key: Key, *parts: Any, retention: Retention = "normal", position: int = 0
     ) -> PutResult:
         """Do the same with a key of the pool, of any namespace."""
-        attempt = partial(
-            self.pool.put_from,
-            key,
-            *parts,
-            checksum=self._checksum,
-            retention=retention,
-            position=position,
-        )
+        put = partial(self.pool.put_from, key, *parts, checksum=self._checksum)
+        attempt = partial(put, retention=retention, position=position)
         return self._put(key, lambda: sum(as_buffer(part).num_bytes for part in parts), attempt)
 
     def put_headed(
@@ -416,15 +407,8 @@ class Store(Closeable):
         results: list[PutResult] = []
         while (i := len(results)) < len(keys):
             if at_once:
-                new = self.pool.put_headed(
-                    keys[i:],
-                    heads[i:],
-                    addresses[i:],
-                    sizes[i:],
-                    checksum=self._checksum,
-                    retention=retention,
-                    positions=positions[i:],
-                )
+                put = partial(self.pool.put_headed, checksum=self._checksum, retention=retention)
+                new = put(keys[i:], heads[i:], addresses[i:], sizes[i:], positions=positions[i:])
                 for k, result in enumerate(new, i):
                     if self._watermark is not None and result is PutResult.STORED:
                         self._watermark.added(len(heads[k]) + int(sizes[k].sum()))
@@ -437,8 +421,8 @@ class Store(Closeable):
             places = zip(addresses[i].tolist(), sizes[i].tolist(), strict=True)
             parts = [Buffer(*place, "cpu:0", False, None) for place in places]
             position = positions[i] if len(positions) else 0
-            put = partial(self.put_key, (first, second), heads[i], *parts)
-            results.append(put(retention=retention, position=position))
+            put_one = partial(self.put_key, (first, second), heads[i], *parts)
+            results.append(put_one(retention=retention, position=position))
         return results
 
     def begin(
@@ -466,14 +450,27 @@ class Store(Closeable):
             ),
         )
 
-    def begin_unless_full(
-        self, key: Key, num_bytes: int, *, retention: Retention = "normal", position: int = 0
-    ) -> ObjectPut | PutResult:
-        """Do the same without evicting anything, and without regard to a quota or a disk."""
-        begun = self.pool.begin(
-            key, num_bytes, checksum=self._checksum, retention=retention, position=position
+    def begin_keys(
+        self,
+        keys: np.ndarray,
+        parts: list[tuple[int, int, int, int]],
+        counts: list[int],
+        retentions: np.ndarray,
+        positions: np.ndarray,
+    ) -> ObjectPuts | None:
+        """Copy those of ``[n, 2]`` objects that are new into the pool, where no one sees them until
+        they are committed. Nothing is evicted, and neither a quota nor a disk is regarded.
+
+        ``parts`` and ``counts`` are of ``parts_of``, the rest is ``[n]``, as in ``PoolObjects``.
+        Returns None if there is no room for all of them: then nothing was done.
+        """
+        puts = self.pool.native.begin_each(
+            keys, parts, counts, self._checksum, retentions, positions
         )
-        return self._counted(begun, lambda: num_bytes)
+        if self._watermark is not None and puts is not None:
+            for num_bytes in puts.sizes:
+                self._watermark.added(num_bytes)
+        return puts
 
     def put_each(
         self, keys: StoreKeys, values: Sequence[Any], *, position: int = 0
@@ -531,7 +528,7 @@ class Store(Closeable):
     def age_tail_first(self, keys: np.ndarray) -> None:
         """Have LRU evict ``[n, 2]`` objects of a prompt, in its order, from tail to head."""
         if len(keys) > 1:
-            self.pool.order_uses(keys[::-1])
+            self.pool.native.order_uses(keys[::-1])
 
     def retain(self, key: StoreKey, retention: Retention) -> bool:
         """Set how long an object shall stay, see ``put_from``. Returns whether it was there."""

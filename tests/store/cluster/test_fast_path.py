@@ -17,7 +17,7 @@ from mooncake_kernels.metadata import bounded_socket
 from mooncake_kernels.pool import PutResult
 from mooncake_kernels.transfer import RedisPublisher
 from mooncake_serving.store import HotKeys, Quota, Store
-from mooncake_serving.store.cluster import fast_path, writes
+from mooncake_serving.store.cluster import writes
 from mooncake_serving.store.directory import Claim, connect
 
 from ...metadata.support import RedisServer
@@ -220,7 +220,7 @@ class TestPuts:
         assert kept == [["normal", "soft", "hard"].index(retention)]
 
     def test_large_objects_are_claimed_first(self, hosts, monkeypatch):
-        monkeypatch.setattr(fast_path, "MAX_PUT_BYTES", UNIT)
+        monkeypatch.setattr(writes, "MAX_PUT_BYTES", UNIT)
         one, none = hosts.make("one"), hosts.make("none", 0)
         asked = []
         ask = none.node.claims.ask
@@ -325,7 +325,7 @@ class TestPuts:
         one, none = pair
         words = one.cluster.keyspace.keys(["a"])
         put = one.store.begin("a", UNIT)
-        assert one.node._served._publisher.publish(words).all()
+        assert one.node._served.publisher.publish(words).all()
         assert one.node.entries.withdraw_gone(words).tolist() == [False]
         one.node.entries.withdraw(words)  # of the one that was there before
         one.node.entries.publish_all()
@@ -370,7 +370,7 @@ class TestPuts:
         assert one.store.get("b") == b"0123456789"
         put = one.store.begin("c", UNIT)
         timer = threading.Timer(0.02, put.abort)
-        monkeypatch.setattr(none.node.fast_path, "put", lambda *_, **__: None)
+        monkeypatch.setattr(none.cluster._writes, "_put_at", lambda *_: None)
         timer.start()
         assert none.cluster.put("c", value(3)) is STORED
 
@@ -407,7 +407,7 @@ class TestPuts:
     def test_entries_without_an_object_are_withdrawn(self, hosts, monkeypatch):
         one = hosts.make("one", ttl_s=SHORT_TTL_S)
         none = hosts.make("none", 0, ttl_s=SHORT_TTL_S)
-        assert one.node._served._publisher.publish(one.cluster.keyspace.keys(["lost"])).all()
+        assert one.node._served.publisher.publish(one.cluster.keyspace.keys(["lost"])).all()
         served = one.node._served._served
         take = served.take
         is_noted = threading.Event()
@@ -437,19 +437,19 @@ class TestPuts:
     def test_rejoined_node_gets_a_new_publisher(self, hosts, redis):
         """The directory may be another server by now."""
         one = hosts.make("one", ttl_s=SHORT_TTL_S)
-        before = one.node._served._publisher
+        before = one.node._served.publisher
         with Redis(port=redis.port) as client:
             client.flushall()
-        assert eventually(lambda: one.node._served._publisher is not before)
+        assert eventually(lambda: one.node._served.publisher is not before)
         assert before.reason == "", "it was replaced though it works"
 
     def test_publisher_reconnects_after_losing_an_idle_connection(self, hosts, redis):
         one = hosts.make("one", ttl_s=SHORT_TTL_S)
-        before = one.node._served._publisher
+        before = one.node._served.publisher
         with Redis(port=redis.port) as client:
             client.execute_command("CLIENT", "KILL", "TYPE", "normal", "SKIPME", "yes")
             with fails(one.node.entries, "publish_all"):
-                assert eventually(lambda: one.node._served._publisher is not before)
+                assert eventually(lambda: one.node._served.publisher is not before)
         assert before.reason and one.node._served.publishes
 
     def test_closed_node_leaves_no_redis_connections(self, hosts, redis):
@@ -458,7 +458,7 @@ class TestPuts:
             gc.disable()  # nothing is left to it
             try:
                 host.close()
-                assert host.node._served._publisher is None
+                assert host.node._served.publisher is None
                 hosts.all.remove(host)
                 names = {entry["cmd"] for entry in client.client_list()}
                 assert eventually(

@@ -9,7 +9,7 @@ from mooncake_kernels.errors import Unavailable
 from mooncake_kernels.metadata import bounded_socket
 from mooncake_kernels.pool import PutResult
 from mooncake_serving.store import Quota, Store
-from mooncake_serving.store.cluster import fast_path
+from mooncake_serving.store.cluster import writes
 from mooncake_serving.store.directory import Claim, connect
 
 from ...metadata.support import RedisServer
@@ -40,6 +40,32 @@ def hosts_with_redis(server):
 @pytest.fixture
 def pair(hosts):
     return hosts.several(2)
+
+
+class Begun:
+    """What is begun in a pool, whose commit does something else first."""
+
+    def __init__(self, puts, do):
+        self._puts = puts
+        self._do = do
+
+    def __getattr__(self, name):
+        return getattr(self._puts, name)
+
+    def __enter__(self):
+        return self._puts.__enter__()
+
+    def __exit__(self, *error):
+        self._puts.__exit__(*error)
+
+    def commit(self, indices):
+        self._do()
+        self._puts.commit(indices)
+
+
+def before_commit(host, do):
+    """Do something whenever what the host puts is listed, and about to be stored."""
+    return replaced(host.store, "begin_keys", lambda begin, *args: Begun(begin(*args), do))
 
 
 class Asked:
@@ -76,18 +102,9 @@ def test_listed_puts_take_no_claims(pair):
     assert one.cluster.put("a", value(8)) is STORED and two.cluster.get("a") == value(8)
 
 
-def test_object_removed_between_listing_and_storing_stays_removed(pair, monkeypatch):
+def test_object_removed_between_listing_and_storing_stays_removed(pair):
     one, two = pair
-    begin = one.store.begin_unless_full
-
-    def begin_what_is_removed(key, num_bytes, **options):
-        put = begin(key, num_bytes, **options)
-        commit = put.commit
-        monkeypatch.setattr(put, "commit", lambda: two.cluster.remove(9) or commit())
-        return put
-
-    with monkeypatch.context() as patch:
-        patch.setattr(one.store, "begin_unless_full", begin_what_is_removed)
+    with before_commit(one, lambda: two.cluster.remove(9)):
         assert one.cluster.put(9, value(9)) is STORED
     assert not two.cluster.exists(9) and one.store.exists(9)
     one.node.entries.publish_changes()
@@ -155,12 +172,12 @@ def test_object_known_to_be_elsewhere_is_not_written(pair):
     one, two = pair
     two.cluster.put("there", value(1))
     assert one.cluster.exists("there")
-    with replaced(one.store, "begin_unless_full", lambda *_, **__: pytest.fail("it was begun")):
+    with replaced(one.store, "begin_keys", lambda *_: pytest.fail("it was begun")):
         assert one.cluster.put("there", value(9)) is EXISTS
 
 
 def test_large_objects_are_claimed_first(pair, monkeypatch):
-    monkeypatch.setattr(fast_path, "MAX_PUT_BYTES", UNIT)
+    monkeypatch.setattr(writes, "MAX_PUT_BYTES", UNIT)
     one, _ = pair
     with Asked(one) as asked:
         assert one.cluster.put("a", value(1, UNIT)) is STORED and asked.num_keys == 0
@@ -236,7 +253,7 @@ def test_broken_publisher_falls_back_to_claims(pair):
     to no effect is withdrawn.
     """
     one, two = pair
-    publisher = one.node._served._publisher
+    publisher = one.node._served.publisher
 
     class Broken:
         reason = ""
@@ -245,7 +262,7 @@ def test_broken_publisher_falls_back_to_claims(pair):
         def publish(self, keys):
             assert publisher.publish(keys).all()
 
-    one.node._served._publisher = Broken()
+    one.node._served.publisher = Broken()
     with Asked(one) as asked:
         assert one.cluster.put("a", value(1)) is STORED and asked.num_keys == 1
     assert one.node.entries.is_stale and two.cluster.get("a") == value(1)
@@ -266,17 +283,13 @@ def test_unresponsive_server_is_waited_for_once(server, hosts, monkeypatch):
     assert one.cluster.put("a", value(1)) is STORED and one.cluster.get("a") == value(1)
 
 
-def test_put_that_fails_after_listing_is_withdrawn(pair, monkeypatch):
+def test_put_that_fails_after_listing_is_withdrawn(pair):
     one, two = pair
-    begin = one.store.begin_unless_full
 
-    def begin_what_fails(key, num_bytes, **options):
-        put = begin(key, num_bytes, **options)
-        monkeypatch.setattr(put, "commit", lambda: (_ for _ in ()).throw(TimeoutError("stopped")))
-        return put
+    def fail():
+        raise TimeoutError("stopped")
 
-    monkeypatch.setattr(one.store, "begin_unless_full", begin_what_fails)
-    with pytest.raises(TimeoutError, match="stopped"):
+    with before_commit(one, fail), pytest.raises(TimeoutError, match="stopped"):
         one.cluster.put("a", value(1))
     assert one.store.stats().num_writing == 0 and one.node.entries.is_stale
     one.node.entries.publish_all()

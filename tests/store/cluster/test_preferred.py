@@ -189,7 +189,7 @@ def test_hung_preferred_node_is_waited_for_once(trio):
         one.node.backoff.failed(one.node.member(two.node.name), error)
 
     with (
-        replaced(one.node.fast_path, "put", directly),
+        replaced(one.cluster._writes, "_put_at", directly),
         replaced(one.cluster._writes, "_offer", lambda *_: pytest.fail("it was silent just now")),
     ):
         assert one.cluster.put("a", value(1), preferred=["host-1"]) is STORED

@@ -158,11 +158,11 @@ def test_look_before_the_own_copy_is_dropped_does_not_relist_it(hosts):
     one, two = hosts.several(2)
     one.cluster.put("a", value(1))
 
-    def look_then(remove, key):
+    def look_then(remove, keys):
         look_at_everything(hosts)
-        return remove(key)
+        return remove(keys)
 
-    with replaced(one.store, "remove_key", look_then):
+    with replaced(one.store, "remove_keys", look_then):
         one.cluster.remove("a")
     assert hosts_with(hosts.all, "a") == [] and not two.cluster.exists("a")
     keys = one.cluster.keyspace.keys(["a"])
@@ -175,12 +175,11 @@ def test_removal_fails_when_own_pool_cannot_be_changed(hosts):
     one.cluster.put_each(["a", "b"], [value(1), value(2)])
     two.cluster.fetch(["a", "b"])
 
-    def fail(remove, key):
-        if key == one.cluster.keyspace.key("a"):
-            raise OSError("a stopped process guards the pool")
-        return remove(key)
+    def fail(remove, keys):
+        remove(keys[1:])
+        raise OSError("a stopped process guards the pool")
 
-    with replaced(one.store, "remove_key", fail):
+    with replaced(one.store, "remove_keys", fail):
         with pytest.raises(Unavailable, match="not removed everywhere: a stopped process"):
             one.cluster.remove_each(["a", "b"])
     assert hosts_with(hosts.all, "a") == ["host-0"] and hosts_with(hosts.all, "b") == []

@@ -1,5 +1,6 @@
 """The store over all hosts: the calls of ``Store``, which look in the local pool first."""
 
+import math
 import time
 from collections.abc import Iterable, Sequence
 from typing import Any
@@ -29,6 +30,7 @@ from .membership import check_preferred
 from .node import Node
 from .put import ClusterPut
 from .reads import Reads
+from .removals import Removals
 from .retention import prompt_options
 from .writes import Writes
 
@@ -89,6 +91,7 @@ class ClusterStore(Closeable):
         self._wait_s = claim_s
         self._reads = Reads(node, verify, hot)
         self._writes = Writes(node, self._reads, verify=verify > 0, claim_s=claim_s)
+        self._removals = Removals(node)
 
     def get(self, key: StoreKey) -> bytes | None:
         """Return a copy of an object; None if none can be reached.
@@ -463,8 +466,9 @@ class ClusterStore(Closeable):
             Unavailable: the directory, or a node that has it, does not answer; the object was
                 removed from all other pools.
         """
-        self._keyspace.key(key, "remove")
-        return bool(self.remove_each([key])[0])
+        words = self._keyspace.row(key, "remove")
+        self.node.check_process()
+        return bool(self._removals.remove_each(words)[0])
 
     def remove_each(self, keys: StoreKeys) -> np.ndarray:
         """Remove n objects everywhere; current readers keep them.
@@ -478,7 +482,7 @@ class ClusterStore(Closeable):
         """
         self.node.check_process()
         words = self._keyspace.keys(keys, "remove_each")
-        return self._writes.remove_each(words)
+        return self._removals.remove_each(words)
 
     def retain(self, key: StoreKey, retention: Retention) -> bool:
         """Set how long an object's copies shall stay, in all pools that have one by now.
@@ -493,7 +497,7 @@ class ClusterStore(Closeable):
         self.node.check_process()
         words = self._keyspace.row(key, "retain")
         check_retention("retain", retention)
-        return self._writes.retain(words, retention)
+        return self._removals.retain(words, retention)
 
     @property
     def keyspace(self) -> Keyspace:
@@ -587,29 +591,28 @@ class ClusterStore(Closeable):
             position: of the first.
             preferred: who takes them.
         """
-        self._check_put(op, retention, position, preferred)
-        buffers = [
-            self._as_buffers(op, whole.format(i), part, parts) for i, parts in enumerate(objects)
-        ]
-        if self._store is not None:
-            self._store.check_puts(op, keys)
-        return self._writes.put_each(
-            words,
-            buffers,
-            lambda: prompt_options(len(keys), retention, position),
-            retention == "normal",
-            preferred,
-        )
-
-    def _as_buffers(self, op: str, whole: str, part: str, parts: Sequence[Any]) -> list[Buffer]:
-        """The memory of an object's parts, which must fit into the pool if it is put here."""
-        begin = f"{op}: {whole}"
-        buffers = [
-            as_buffer(memory, argument=begin + part.format(j)) for j, memory in enumerate(parts)
-        ]
-        if self._store is not None and not self.node.is_draining:
-            self._store.check_size(op, whole, sum(buffer.num_bytes for buffer in buffers))
-        return buffers
+        options = self._put_options(op, len(words), retention, position, preferred)
+        store = self._store
+        most = math.inf
+        if store is not None and self.node.admission.is_open:
+            most = store.pool.capacity_bytes
+        buffers: list[list[Buffer]] = []
+        for i, memories in enumerate(objects):
+            num_bytes, parts = 0, []
+            for j, memory in enumerate(memories):
+                try:
+                    buffer = as_buffer(memory)
+                except InvalidArgument:  # to name it each time takes long
+                    as_buffer(memory, argument=f"{op}: {whole.format(i)}{part.format(j)}")
+                    raise
+                num_bytes += buffer.num_bytes
+                parts.append(buffer)
+            if num_bytes > most and store is not None:
+                store.check_size(op, whole.format(i), num_bytes)
+            buffers.append(parts)
+        if store is not None:
+            store.check_puts(op, keys)
+        return self._writes.put_each(words, buffers, options, preferred)
 
     def _begin(
         self,
@@ -621,17 +624,23 @@ class ClusterStore(Closeable):
         position: int,
         preferred: Sequence[str],
     ) -> list[ClusterPut | PutResult]:
-        self._check_put(op, retention, position, preferred)
-        return self._writes.begin_each(op, keys, words, num_bytes, retention, position, preferred)
+        options = self._put_options(op, len(words), retention, position, preferred)
+        return self._writes.begin_each(op, keys, words, num_bytes, options, preferred)
 
-    def _check_put(
-        self, op: str, retention: Retention, position: int, preferred: Sequence[str]
-    ) -> None:
+    def _put_options(
+        self,
+        op: str,
+        num_objects: int,
+        retention: Retention,
+        position: int,
+        preferred: Sequence[str],
+    ) -> np.ndarray:
+        """Check how n objects are to be put, and return it as ``[n]`` of ``PUT_OPTIONS``."""
         self.node.check_process()
-        check_retention(op, retention)
-        check_number(op, "position", position)
+        options = prompt_options(op, num_objects, retention, position)
         if preferred != ():
             check_preferred(op, preferred)
+        return options
 
 
 def _damaged(op: str, key: np.ndarray) -> ChecksumError:

@@ -184,7 +184,8 @@ class DirectoryEntries:
 
         What was removed in between counts as removed: ``publish_all`` drops it.
         """
-        self._wait_for_withdrawal()
+        if self._gone.locked():
+            self._wait_for_withdrawal()
         self._published.record(Objects(keys, ids))
 
     def publish_copies(self, keys: np.ndarray) -> np.ndarray:
@@ -236,7 +237,10 @@ class DirectoryEntries:
         Raises:
             Unavailable: the directory is away.
         """
-        return _where(keys, lambda part: self._directory.remove(part, self._removed_s))
+        pools: Holders = []
+        for first in range(0, len(keys), MAX_KEYS):
+            pools += self._directory.remove(keys[first : first + MAX_KEYS], self._removed_s)
+        return pools
 
     def withdraw(self, keys: np.ndarray) -> None:
         """Record that the pool lacks objects; later, if the directory is away.

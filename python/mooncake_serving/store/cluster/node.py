@@ -16,7 +16,7 @@ import numpy as np
 
 from mooncake_kernels.closeable import Closeable
 from mooncake_kernels.errors import InvalidArgument
-from mooncake_kernels.transfer import Region, TransferEngine
+from mooncake_kernels.transfer import RedisPublisher, Region, TransferEngine
 
 from ...rpc import Peers
 from ..directory import Directory, Member
@@ -86,7 +86,7 @@ class Node(Closeable):
         client: requests to other nodes.
         entries: of the pool in the directory.
         claims: which objects this node may write.
-        fast_path: the usual reads and puts, in one round trip.
+        fast_path: the usual reads, in one round trip.
         memory: what is registered with the engine.
 
     Raises:
@@ -202,9 +202,6 @@ class Node(Closeable):
             self._membership,
             self.backoff,
             answer_s,
-            self.entries,
-            store,
-            self._served,
         )
 
     def members(self, *, anew: bool = False) -> list[Member]:
@@ -243,6 +240,12 @@ class Node(Closeable):
     def is_draining(self) -> bool:
         """Whether it accepts no new objects, see ``set_draining``."""
         return not self.admission.is_open
+
+    @property
+    def publisher(self) -> RedisPublisher | None:
+        """What lists objects of the pool in the directory; None if nothing can."""
+        publisher = None if self._served is None else self._served.publisher
+        return None if publisher is None or publisher.reason else publisher
 
     def member(self, name: str) -> Member | None:
         """Return a member; the directory is asked if it is not known yet.

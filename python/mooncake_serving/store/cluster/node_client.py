@@ -28,7 +28,7 @@ from .messages import (
     Stats,
     key_bytes,
 )
-from .object_rpc import ObjectRpc
+from .object_rpc import NewResult, ObjectRpc
 from .pulls import Offers
 from .retention import NORMAL
 
@@ -116,6 +116,19 @@ class NodeClient:
         for i, result in zip(normal, stored, strict=True):
             results[i] = result
         return results
+
+    def put_new(
+        self,
+        member: str,
+        keys: np.ndarray,
+        places: Sequence[Sequence[tuple[int, int]]],
+        num_bytes: int,
+        *,
+        verify: bool,
+    ) -> list[NewResult] | None:
+        """Have a node's engine list and store n objects, see ``ObjectRpc.put_new``."""
+        with self._peers.lease(member, self._answer_s) as peer:
+            return self._object_rpc.put_new(peer, keys, places, num_bytes, verify=verify)
 
     def give(
         self,

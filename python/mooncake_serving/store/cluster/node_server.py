@@ -237,6 +237,10 @@ class PoolService:
         store: of the pool. The node that puts or removes also tells the directory, unless the
             engine lists what is put; if it dies before that, the next look at the pool does.
         publisher: makes the engine's connection to the directory, or None.
+
+    Attributes:
+        publisher: what the engine lists objects with, unless it has ended: see its ``reason``. None
+            if it lists nothing.
     """
 
     def __init__(
@@ -244,7 +248,7 @@ class PoolService:
     ):
         self._store = store
         self._make_publisher = publisher
-        self._publisher: RedisPublisher | None = None
+        self.publisher: RedisPublisher | None = None
         self._renewing = threading.Lock()
         self._may_write = store.is_pool_all and not store.has_quota
         self._served = engine.serve(
@@ -258,13 +262,8 @@ class PoolService:
     @property
     def publishes(self) -> bool:
         """Whether the engine lists what others put, if they ask for that."""
-        return self.publisher is not None
-
-    @property
-    def publisher(self) -> RedisPublisher | None:
-        """What the engine lists objects with; None if it cannot."""
-        publisher = self._publisher
-        return None if publisher is None or publisher.reason else publisher
+        publisher = self.publisher
+        return publisher is not None and not publisher.reason
 
     def renew_publisher(self, *, anew: bool = False) -> None:
         """Make a publisher, unless there is one that works; ``anew``: even then, since the
@@ -273,17 +272,17 @@ class PoolService:
         if not self._may_write:
             return
         with self._renewing:
-            served, old = self._served, self._publisher
+            served, old = self._served, self.publisher
             if served is None or (self.publishes and not anew):
                 return
             if old is not None and old.reason:
                 logger.info("the engine's connection to the directory has ended: %s", old.reason)
             try:
-                self._publisher = self._make_publisher()
+                self.publisher = self._make_publisher()
             except Unavailable as error:
                 logger.info("the engine cannot list what others put: %s", error)
-                self._publisher = None
-            served.let_publish(self._publisher)
+                self.publisher = None
+            served.let_publish(self.publisher)
 
     def let_put(self, is_open: bool) -> None:
         """Set whether the engine accepts objects; if not, the node is asked, which also refuses."""
@@ -309,4 +308,4 @@ class PoolService:
         with self._renewing:
             if self._served is not None:
                 self._served.let_publish(None)
-            self._served = self._publisher = None  # they hold the pool, and a connection
+            self._served = self.publisher = None  # they hold the pool, and a connection

@@ -6,7 +6,7 @@ import numpy as np
 
 from mooncake_kernels.pool import ObjectPool, PoolObjects, Retention
 
-from ..checks import RETENTIONS
+from ..checks import RETENTIONS, check_number, check_retention
 
 # The index in RETENTIONS, and the position, both as in ``PoolObjects``: a row for each object.
 PUT_OPTIONS = np.dtype([("retention", "u1"), ("position", "<u2")])
@@ -22,10 +22,19 @@ def uniform_options(num_objects: int, retention: Retention = "normal") -> np.nda
     return options
 
 
-def prompt_options(num_objects: int, retention: Retention, position: int) -> np.ndarray:
-    """``[n]`` of ``PUT_OPTIONS`` for consecutive objects of a prompt, the first at ``position``."""
-    options = uniform_options(num_objects, retention)
+def prompt_options(op: str, num_objects: int, retention: Retention, position: int) -> np.ndarray:
+    """``[n]`` of ``PUT_OPTIONS`` for consecutive objects of a prompt, the first at ``position``.
+
+    Raises:
+        InvalidArgument: from ``op``: the retention or the position is not one.
+    """
+    if type(retention) is not str or retention not in RETENTIONS:
+        check_retention(op, retention)
+    if type(position) is not int or not 0 <= position <= MAX_POSITION:
+        check_number(op, "position", position)
     first = min(int(position), MAX_POSITION)
+    options = np.zeros(num_objects, PUT_OPTIONS)
+    options["retention"] = RETENTIONS.index(retention)
     options["position"] = np.minimum(first + np.arange(num_objects), MAX_POSITION)
     return options
 

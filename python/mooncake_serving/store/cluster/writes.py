@@ -1,5 +1,6 @@
-"""How a node writes objects, into its pool or by having others take them, and removes them."""
+"""How a node writes objects, into its pool or by having others take them."""
 
+import logging
 import time
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -7,9 +8,10 @@ from typing import TypeVar
 
 import numpy as np
 
-from mooncake_kernels.buffers import Buffer, as_buffer, copy_to_host
+from mooncake_kernels.buffers import Buffer, as_buffer, copy_to_host, parts_of
 from mooncake_kernels.errors import InvalidArgument, TransferError, Unavailable
-from mooncake_kernels.pool import PutResult, Retention
+from mooncake_kernels.pool import PutResult
+from mooncake_kernels.transfer import MAX_RPC_KEYS
 
 from ..directory import Claim, Member
 from ..keyspace import StoreKeys
@@ -22,19 +24,23 @@ from .node_client import Pulls
 from .object_rpc import UNSURE, NewResult
 from .put import ClusterPut, LocalPut, StagedPut
 from .reads import GONE, Reads
-from .retention import NORMAL, PUT_OPTIONS, prompt_options, put_arguments
+from .retention import NORMAL, PUT_OPTIONS, put_arguments
+
+logger = logging.getLogger(__name__)
 
 Result = TypeVar("Result")
 
 DIRECT_S = 0.1  # for which a claimant waits for a direct put that its claim ends
 PAUSE_S = 0.001
+MAX_PUT_BYTES = 4 << 20  # above, asking whether they exist costs little compared with sending them
 UNSURE_S = 5.0  # for which a put waits until what is listed to no effect is withdrawn
 BEING_WRITTEN = PutResult.BEING_WRITTEN
+BEGUN = {PutResult.EXISTS.value: PutResult.EXISTS}  # by ``ObjectPuts.states``
 RESULT_OF = {Claim.EXISTS: PutResult.EXISTS, Claim.TAKEN: PutResult.BEING_WRITTEN}
 
 
 class Writes:
-    """Puts and removals of a ``ClusterStore``, each object once in all hosts. Thread-safe.
+    """Puts of a ``ClusterStore``, each object once in all hosts. Thread-safe.
 
     Args:
         node: of this process.
@@ -54,39 +60,45 @@ class Writes:
         self,
         words: np.ndarray,
         objects: Sequence[Sequence[Buffer]],
-        make_options: Callable[[], np.ndarray],
-        is_normal: bool,
+        options: np.ndarray,
         preferred: Sequence[str],
     ) -> list[PutResult]:
-        """Store many objects: directly, or after they have been claimed.
+        """Store many objects: in one round trip if possible, or else after they have been claimed.
 
         Args:
             words: ``[n, 2]`` keys of the pool.
             objects: n of them.
-            make_options: returns ``[n]`` of ``PUT_OPTIONS``: how they are kept.
-            is_normal: whether all have the retention "normal".
+            options: ``[n]`` of ``PUT_OPTIONS``: how they are kept.
             preferred: who takes them.
         """
-        self._node.claims.settle_dropped()
+        node, store = self._node, self._store
+        node.claims.settle_dropped()
         homes = self._preferred_homes(preferred) if preferred else []
         direct: list[NewResult] | None = None
-        store = self._store
-        if store is not None and not homes:
-            direct = self._put_here(store, words, objects, make_options)
-        elif is_normal and not (homes and self._reads.are_here(words).any()):
-            home = homes[0] if homes else None
-            direct = self._node.fast_path.put(words, objects, home, verify=self._verify)
+        if store is None or homes:
+            direct = self._put_at(homes, words, objects, options)
+        else:
+            with node.admission.enter():
+                if node.admission.is_open:
+                    direct = self._put_here(store, words, objects, options)
         if direct is None:
-            return self._put_claimed(words, objects, make_options(), preferred)
-        results = [r if isinstance(r, PutResult) else PutResult.EXISTS for r in direct]
-        left = [i for i, result in enumerate(direct) if not isinstance(result, PutResult)]
+            return self._put_claimed(words, objects, options, preferred)
+        results: list[PutResult] = []
+        left = []
+        for i, result in enumerate(direct):
+            if isinstance(result, PutResult):
+                results.append(result)
+            else:
+                results.append(PutResult.EXISTS)
+                left.append(i)
         if not left:
             return results
         is_mixed = len(left) < len(words)
         until = time.monotonic() + UNSURE_S
         while left:
-            options = make_options()[left]
-            rest = self._put_claimed(words[left], [objects[i] for i in left], options, preferred)
+            rest = self._put_claimed(
+                words[left], [objects[i] for i in left], options[left], preferred
+            )
             for i, result in zip(left, rest, strict=True):
                 results[i] = result
             left = self._find_unsure(words, direct, results)
@@ -104,8 +116,7 @@ class Writes:
         keys: StoreKeys,
         words: np.ndarray,
         num_bytes: Sequence[int],
-        retention: Retention,
-        position: int,
+        options: np.ndarray,
         preferred: Sequence[str],
     ) -> list[ClusterPut | PutResult]:
         """Reserve space for many objects, see ``ClusterStore.begin_each``.
@@ -115,8 +126,7 @@ class Writes:
             keys: n of them.
             words: ``[n, 2]``: the same in the pool.
             num_bytes: n sizes.
-            retention: of all of them.
-            position: of the first.
+            options: ``[n]`` of ``PUT_OPTIONS``: how they are kept.
             preferred: who takes them.
         """
         self._node.claims.settle_dropped()
@@ -125,10 +135,9 @@ class Writes:
             if self._store is not None and self._node.admission.is_open:
                 self._store.check_puts(op, keys)
                 if is_here:
-                    return self._begin_each_here(guard, words, num_bytes, retention, position)
+                    return self._begin_each_here(guard, words, num_bytes, options)
                 for size in num_bytes:  # the pool must be able to take what others do not
                     self._store.check_size(op, "num_bytes", size)
-        options = prompt_options(len(keys), retention, position)
         return self._begin_staged(keys, words, num_bytes, options, preferred)
 
     def commit_each(self, puts: Sequence[ClusterPut]) -> list[PutResult]:
@@ -151,43 +160,6 @@ class Writes:
                 self._send([put for put in staged if put.preferred == preferred], preferred)
         return [put.result for put in puts if put.result is not None]
 
-    def remove_each(self, words: np.ndarray) -> np.ndarray:
-        """Remove ``[n, 2]`` objects everywhere, see ``ClusterStore.remove_each``."""
-        unreached: list[str] = []
-        try:
-            pools = self._node.entries.remove(words)
-        except Unavailable:
-            self._remove_here(words, unreached)
-            raise
-        removed = self._remove_here(words, unreached)
-        for pool in sorted({name for names in pools for name in names} - {self._node.pool_name}):
-            held = [i for i, names in enumerate(pools) if pool in names]
-            try:
-                removed[held] |= self._remove_from(pool, words[held])
-            except (TransferError, Unavailable) as error:
-                self._node.entries.publish_for(pool, words[held])  # where they may still be
-                unreached.append(str(error))
-        self._node.locations.forget(words)
-        if unreached:
-            raise Unavailable(f"remove: it is not removed everywhere: {'; '.join(unreached)}")
-        return removed
-
-    def retain(self, word: np.ndarray, retention: Retention) -> bool:
-        """Set how long an object, ``[1, 2]``, shall stay, see ``ClusterStore.retain``."""
-        found = False
-        if self._store is not None:
-            first, second = word[0].tolist()
-            found = self._store.pool.retain((first, second), retention)
-        unreached: list[str] = []
-        for pool in sorted(set(self._node.entries.holders(word)[0]) - {self._node.pool_name}):
-            try:
-                found |= self._retain_in(pool, word, retention)
-            except TransferError as error:
-                unreached.append(str(error))
-        if unreached:
-            raise Unavailable(f"retain: it is not set everywhere: {'; '.join(unreached)}")
-        return found
-
     def homes(self) -> list[Member]:
         """Members whose pools take objects, without this node's: those that were silent lately
         last, and of the others the emptiest pool first.
@@ -200,16 +172,108 @@ class Writes:
         store: Store,
         words: np.ndarray,
         objects: Sequence[Sequence[Buffer]],
-        make_options: Callable[[], np.ndarray],
+        options: np.ndarray,
     ) -> list[NewResult] | None:
-        """Put many objects into this node's pool in one round trip, see ``FastPath.put_here``."""
-        results = None
-        with self._node.admission.enter():
-            if self._node.admission.is_open:
-                results = self._node.fast_path.put_here(words, objects, make_options)
-        if results is not None:
-            store.age_tail_first(words[_which(results, PutResult.STORED)])
+        """Put n objects into this node's pool, in one round trip to the directory.
+
+        They are copied first. Then the directory lists those that no one else has or writes, and
+        these become visible. What others have is copied to no effect: so this is for few bytes, and
+        for objects that are probably new. Nothing is evicted. The rest is left to puts under
+        claims.
+
+        Returns:
+            For each ``STORED``; ``EXISTS`` here; None: it is to be put another way; ``UNSURE``:
+            likewise, and it may be listed. None instead of a list: all are, since that cannot be
+            done here now, is probably to no effect, or there is no room.
+
+        Raises:
+            Unavailable: the directory does not answer; objects may be listed, and are not stored.
+            Whatever a put does; some may be stored.
+        """
+        node = self._node
+        publisher = node.publisher
+        if publisher is None or not 0 < len(words) <= MAX_RPC_KEYS:
+            return None
+        parts, counts, num_bytes = parts_of(objects)
+        if num_bytes > MAX_PUT_BYTES or node.locations.knows_any(words):
+            return None
+        begun = store.begin_keys(words, parts, counts, options["retention"], options["position"])
+        if begun is None:
+            return None
+        with begun:
+            results: list[NewResult] = [BEGUN.get(state) for state in begun.states]
+            asked = begun.ids.nonzero()[0]
+            if not len(asked):
+                return results
+            try:
+                listed = publisher.publish(words[asked])
+                if listed is not None:
+                    asked = asked[listed]
+                    begun.commit(asked)
+            except BaseException:
+                node.entries.is_stale = True  # what it lists may not be there
+                raise
+        if listed is None:
+            node.entries.is_stale = True
+            if publisher.is_late:  # so would be the answer to a claim
+                raise Unavailable("put: the directory does not answer in time")
+            for i in asked.tolist():
+                results[i] = UNSURE
+            return results
+        for i in asked.tolist():
+            results[i] = PutResult.STORED
+        node.entries.note_listed(words[asked], begun.ids[asked])
+        store.age_tail_first(words[asked])
         return results
+
+    def _put_at(
+        self,
+        homes: Sequence[Member],
+        words: np.ndarray,
+        objects: Sequence[Sequence[Buffer]],
+        options: np.ndarray,
+    ) -> list[NewResult] | None:
+        """Put n objects into another pool, if its node's engine also publishes them, and none of
+        them is known to be somewhere. Objects that others have, or are writing, are not stored.
+
+        No one is asked beforehand, so it is for few bytes: they may be sent to no effect.
+
+        Args:
+            homes: of which the first takes them; none: the emptiest pool does.
+            words: ``[n, 2]``.
+            objects: the parts of each, in order.
+            options: ``[n]`` of ``PUT_OPTIONS``.
+
+        Returns:
+            For each ``STORED``; ``BEING_WRITTEN`` by another writer; None: it is to be put another
+            way, which also finds out why; ``UNSURE``: likewise, but it may be listed without being
+            anywhere. None instead of a list: all are to be put another way.
+        """
+        node = self._node
+        member = next(iter(homes or node.homes()), None)
+        if member is None or not member.publishes or not 0 < len(words) <= MAX_RPC_KEYS:
+            return None
+        if (options["retention"] != NORMAL).any() or (homes and self._reads.are_here(words).any()):
+            return None
+        places, num_bytes = [], 0
+        for parts in objects:
+            place = []
+            for part in parts:
+                if not part.is_host:
+                    return None
+                num_bytes += part.num_bytes
+                place.append((part.address, part.num_bytes))
+            places.append(place)
+        if num_bytes > min(MAX_PUT_BYTES, member.free_bytes) or member in node.backoff:
+            return None
+        if node.locations.knows_any(words):
+            return None
+        try:
+            return node.client.put_new(member.name, words, places, num_bytes, verify=self._verify)
+        except TransferError as error:
+            logger.info("%s is passed over: %s", member.name, error)
+            node.backoff.failed(member, error)
+            return None
 
     def _find_unsure(
         self, words: np.ndarray, direct: Sequence[NewResult], results: Sequence[PutResult]
@@ -410,8 +474,7 @@ class Writes:
         guard: Guard,
         words: np.ndarray,
         num_bytes: Sequence[int],
-        retention: Retention,
-        position: int,
+        options: np.ndarray,
     ) -> list[ClusterPut | PutResult]:
         """Reserve space for many objects in this node's pool."""
         claimed_s = time.monotonic()
@@ -419,9 +482,7 @@ class Writes:
         results: list[ClusterPut | PutResult] = [*claimed]
         try:
             for i in granted:
-                results[i] = self._begin_here(
-                    words[[i]], num_bytes[i], claimed_s, retention=retention, position=position + i
-                )
+                results[i] = self._begin_here(words[[i]], num_bytes[i], claimed_s, options[i])
         except BaseException:
             try:
                 for put in results:
@@ -436,19 +497,13 @@ class Writes:
         return results
 
     def _begin_here(
-        self,
-        word: np.ndarray,
-        num_bytes: int,
-        claimed_s: float,
-        *,
-        retention: Retention,
-        position: int,
+        self, word: np.ndarray, num_bytes: int, claimed_s: float, options: np.void
     ) -> ClusterPut | PutResult:
         """Reserve space in this node's pool, under a granted claim."""
         assert self._store is not None
         first, second = word[0].tolist()
         begin = partial(self._store.begin_key, (first, second), num_bytes)
-        begun = _under_claim(partial(begin, retention=retention, position=position))
+        begun = _under_claim(partial(begin, **put_arguments(options)))
         if isinstance(begun, PutResult):
             return begun
         return LocalPut(
@@ -499,8 +554,7 @@ class Writes:
         results = self.put_each(
             np.concatenate([put.word for put in puts]),
             [(as_buffer(put.bytes),) for put in puts],
-            lambda: options,
-            bool((options["retention"] == NORMAL).all()),
+            options,
             preferred,
         )
         for put, result in zip(puts, results, strict=True):
@@ -531,55 +585,6 @@ class Writes:
                 put.give_up(RESULT_OF[claim])
         if (lost := claims != Claim.GRANTED).any():
             self._node.claims.settle(words[lost])
-
-    def _remove_here(self, words: np.ndarray, unreached: list[str]) -> np.ndarray:
-        """Remove objects from this node's pool: ``[n]`` bool, which were there. Objects that cannot
-        be removed are published again.
-        """
-        removed = np.zeros(len(words), bool)
-        if self._store is None:
-            return removed
-        for i, (first, second) in enumerate(words.tolist()):
-            try:
-                removed[i] = self._store.remove_key((first, second))
-            except (Unavailable, OSError) as error:  # a disk's, or a stopped process holds the pool
-                unreached.append(str(error))
-                self._node.entries.publish(words[[i]])
-        return removed
-
-    def _remove_from(self, pool: str, words: np.ndarray) -> np.ndarray:
-        """Have a pool's nodes remove objects: ``[n]`` bool, which were there. All its nodes are
-        asked, since one may have a disk behind it.
-        """
-        removed = np.zeros(len(words), bool)
-        failures: list[TransferError] = []
-        members = self._members_of(pool)
-        for member in members:
-            try:
-                removed |= self._node.client.remove(member.name, words)
-            except TransferError as error:
-                failures.append(error)
-        if members and len(failures) == len(members):
-            raise failures[0]
-        return removed
-
-    def _retain_in(self, pool: str, key: np.ndarray, retention: Retention) -> bool:
-        """Have one of a pool's nodes keep an object so long; returns whether the pool has it."""
-        failure: TransferError | None = None
-        for member in self._members_of(pool):
-            try:
-                return self._node.client.retain(member.name, key, retention)
-            except TransferError as error:
-                failure = error
-        if failure is not None:
-            raise failure
-        return False
-
-    def _members_of(self, pool: str) -> list[Member]:
-        members = [member for member in self._node.members() if member.pool == pool]
-        return members or [
-            member for member in self._node.members(anew=True) if member.pool == pool
-        ]
 
 
 def _which(results: Sequence[NewResult], wanted: PutResult) -> list[int]:

@@ -122,7 +122,7 @@ class Replicator:
         if replicas > 1 and stored:
             sizes = np.array([buffers[i].num_bytes for i in stored], np.int64)
             words = self._cluster.keyspace.keys(keys, "put_each")[stored]
-            options = prompt_options(len(keys), retention, 0)[stored]
+            options = prompt_options("put_each", len(keys), retention, 0)[stored]
             try:
                 copied = self._replicate(words, replicas, sizes, options)
             except Unavailable:  # it is unknown where copies could go

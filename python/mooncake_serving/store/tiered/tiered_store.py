@@ -190,7 +190,7 @@ class TieredStore(Store):
 
     def bring_up_keys(self, keys: np.ndarray) -> np.ndarray:
         with self._moving.hold(tuple(key) for key in keys.tolist()):
-            self._promote_held(keys, self.begin_unless_full)
+            self._promote_held(keys, self._begin_unless_full)
         return self.pool.contains_each(keys)
 
     def hide_keys(self, keys: np.ndarray) -> None:
@@ -471,6 +471,12 @@ class TieredStore(Store):
             for _, put in puts:
                 put.abort()  # no effect after a commit
         return damaged
+
+    def _begin_unless_full(
+        self, words: Key, num_bytes: int, *, position: int
+    ) -> ObjectPut | PutResult:
+        begun = self.pool.begin(words, num_bytes, checksum=self._checksum, position=position)
+        return self._counted(begun, lambda: num_bytes)
 
     def _begin_in_pool(self, words: Key, num_bytes: int, *, position: int) -> ObjectPut | PutResult:
         return super()._put(

@@ -1,0 +1,99 @@
+"""How many functions of this project one put and one removal enter, and in how many files: the
+directory is in Redis, and what a round trip to it takes is not counted.
+"""
+
+import sys
+from pathlib import Path
+
+import pytest
+
+import mooncake_kernels
+import mooncake_serving
+from mooncake_kernels.pool import PutResult
+from mooncake_serving.store.directory import connect
+
+from ...metadata.support import RedisServer
+from .support import Hosts, value
+
+ROOTS = tuple(str(Path(each.__file__).parent) for each in (mooncake_kernels, mooncake_serving))
+ROUND_TRIP = ("/mooncake_kernels/metadata/", "/mooncake_serving/store/directory/")
+STORED = PutResult.STORED
+
+
+@pytest.fixture
+def pair(tmp_path):
+    server = RedisServer(tmp_path)
+    with connect(server.url) as servers:
+        hosts = Hosts(servers)
+        yield hosts.several(2)
+        hosts.close()
+    server.stop()
+
+
+def is_asking(frame) -> bool:
+    """Whether it is part of a round trip to the directory."""
+    files = [each.f_code.co_filename for each in (frame, frame.f_back)]
+    return any(folder in file for folder in ROUND_TRIP for file in files)
+
+
+def steps_of(call) -> list[tuple[str, str]]:
+    """(file, function) of what a call enters, in order."""
+    steps = []
+
+    def note(frame, event, _):
+        if event == "call" and frame.f_code.co_filename.startswith(ROOTS) and not is_asking(frame):
+            steps.append((frame.f_code.co_filename, frame.f_code.co_qualname))
+
+    sys.setprofile(note)
+    try:
+        call()
+    finally:
+        sys.setprofile(None)
+    return steps
+
+
+def counts_of(steps) -> tuple[int, int]:
+    """Functions, and files."""
+    return len(steps), len({file for file, _ in steps})
+
+
+def test_put_into_the_own_pool(pair):
+    one, _ = pair
+    results = [one.cluster.put("first", value(1))]
+    steps = steps_of(lambda: results.append(one.cluster.put("a", value(1))))
+    assert results == [STORED] * 2
+    functions, files = counts_of(steps)
+    assert functions <= 24 and files <= 10, steps
+
+
+def test_put_of_a_batch_takes_as_many_steps_however_large_it_is(pair):
+    one, _ = pair
+
+    def names(keys) -> list[str]:
+        values = [value(1)] * len(keys)
+        steps = steps_of(lambda: one.cluster.put_each(keys, values))
+        assert one.store.exists_each(keys).all()
+        return [name for _, name in steps if name != "as_buffer"]
+
+    names(range(2))
+    assert names(range(10, 18)) == names(range(20, 22))
+
+
+def test_removal_from_the_own_pool(pair):
+    one, _ = pair
+    one.cluster.put_each(range(9), [value(i) for i in range(9)])
+    assert one.cluster.remove(0)
+    functions, files = counts_of(steps_of(lambda: one.cluster.remove(1)))
+    assert functions <= 12 and files <= 7
+    of_two = steps_of(lambda: one.cluster.remove_each(range(2, 4)))
+    assert steps_of(lambda: one.cluster.remove_each(range(4, 9))) == of_two
+    assert not one.store.exists_each(range(9)).any()
+
+
+def test_removal_from_another_pool(pair):
+    one, two = pair
+    one.cluster.put_each(range(2), [value(i) for i in range(2)])
+    assert two.cluster.remove(0)
+    functions, files = counts_of(steps_of(lambda: two.cluster.remove(1)))
+    assert functions <= 40 and files <= 17
+    assert not one.store.exists_each(range(2)).any()
