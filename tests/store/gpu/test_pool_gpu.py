@@ -6,7 +6,7 @@ import threading
 import numpy as np
 import pytest
 
-from mooncake_kernels.buffers import as_buffer, copy_from_host, copy_to_host
+from mooncake_kernels.buffers import as_buffer, copy_from_host, copy_to_host, parts_of
 from mooncake_kernels.errors import ChecksumError, CudaError, InvalidArgument, Unavailable
 from mooncake_kernels.pool import ObjectPool, PutResult, checksum_of
 
@@ -41,6 +41,22 @@ def test_object_of_pieces_on_gpus_and_host(pool, gpus, sizes):
     assert pool.get_into(KEY, *into, verify=True) == len(whole)
     read = [target if i % 3 == 0 else target.get() for i, target in enumerate(targets)]
     np.testing.assert_array_equal(np.concatenate(read), whole)
+
+
+def test_objects_of_pieces_on_gpus_and_host_are_begun_together(pool, gpus):
+    data = content(KEY, 3 * UNIT)
+    held = [on_gpu(gpus, data[:UNIT], 0), on_gpu(gpus, data[UNIT : 2 * UNIT], 1)]
+    parts = [*(as_buffer(part.buffer) for part in held), as_buffer(data[2 * UNIT :])]
+    places, counts, num_bytes = parts_of([parts, parts[:1]])
+    assert counts == [3, 1] and num_bytes == 4 * UNIT
+    keys = np.array([KEY, (3, 4)], np.uint64)
+    kept = np.zeros(2, np.uint8), np.zeros(2, np.uint16)
+    with pool.native.begin_each(keys, places, counts, True, *kept) as begun:
+        begun.commit(np.arange(2))
+    for key, whole in ((KEY, data), ((3, 4), data[:UNIT])):
+        with pool.pin(key) as pinned:
+            np.testing.assert_array_equal(np.frombuffer(pinned.view, np.uint8), whole)
+            assert pinned.checksum == checksum_of(whole)
 
 
 def test_get_range_and_get_into_larger_buffers(pool, gpus):
