@@ -4,7 +4,7 @@ import logging
 import os
 from collections.abc import Sequence
 from functools import partial
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal, TypeVar, cast
 
 import numpy as np
 import torch
@@ -28,6 +28,7 @@ from .handles import (
 from .reads import ABSENT, DONE, as_headed, as_offset, failed_read, with_buffers
 from .values import (
     END,
+    ClosedPool,
     Evicted,
     Key,
     PoolCounts,
@@ -81,6 +82,7 @@ class ObjectPool(Closeable):
         alignment: of objects, in bytes.
         num_pins: how many objects this process can read at once.
         device: the GPU that holds the objects; None: they are in host memory.
+        native: the pool of the host code, which checks no arguments.
     """
 
     def __init__(self, native: _host.ObjectPool | None = None):
@@ -94,7 +96,7 @@ class ObjectPool(Closeable):
         self.alignment = native.alignment
         self.num_pins = native.num_pins
         self.device: int | None = None if native.device < 0 else native.device
-        self._native: _host.ObjectPool | None = native
+        self.native = native
 
     @classmethod
     def create(
@@ -262,7 +264,7 @@ class ObjectPool(Closeable):
                 instead if they and the pool are all in host memory.
             Unavailable, CudaError: from the driver, if a buffer is on a GPU.
         """
-        words, native = as_key("get_into", key), self._native or self.native
+        words, native = as_key("get_into", key), self.native
         start = None if offset is None else as_offset(offset)
         if type(verify) is not bool:
             as_bool("get_into", "verify", verify)
@@ -410,8 +412,7 @@ class ObjectPool(Closeable):
         kind, place = as_retention("put_from", retention), as_position("put_from", position)
         if type(checksum) is not bool:
             as_bool("put_from", "checksum", checksum)
-        native = self._native or self.native
-        write = partial(native.write, *words)
+        write = partial(self.native.write, *words)
         return RESULTS[with_buffers("put_from", buffers, False, write, checksum, kind, place)]
 
     def put_headed(
@@ -599,7 +600,7 @@ class ObjectPool(Closeable):
 
     def watch(self) -> PoolWatch:
         """Watch which objects come and go, whichever process stores and removes them."""
-        return PoolWatch(self, self.native)
+        return PoolWatch(self)
 
     def stats(self, timeout_s: float = LIMIT_S) -> PoolStats:
         """Describe the pool.
@@ -677,21 +678,12 @@ class ObjectPool(Closeable):
 
     def close(self) -> None:
         """Stop using the pool; open pins and puts remain valid until they end. Idempotent."""
-        self._native = None
+        self.native = cast(_host.ObjectPool, ClosedPool(self.path))
 
     @property
     def closed(self) -> bool:
         """Whether ``close`` was called."""
-        return self._native is None
-
-    @property
-    def native(self) -> _host.ObjectPool:
-        """The native pool, which checks no arguments. ``_native or native`` is faster."""
-        if self._native is None:
-            raise InvalidArgument(
-                f"ObjectPool: pool must be open, got the closed {shown(self.path)}"
-            )
-        return self._native
+        return isinstance(self.native, ClosedPool)
 
 
 def _as_eviction(op: str, num_bytes: Any, policy: Any) -> tuple[int, bool]:

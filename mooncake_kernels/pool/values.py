@@ -230,6 +230,25 @@ def named_keys(names: Sequence[str | bytes], scope: int | str = 0) -> np.ndarray
         ) from None
 
 
+def closed_pool(path: str) -> InvalidArgument:
+    """The error of a call of a pool that was closed."""
+    return InvalidArgument(f"ObjectPool: pool must be open, got the closed {shown(path)}")
+
+
+class ClosedPool:
+    """What an ``ObjectPool`` has in place of its native pool once it is closed: refuses all calls.
+
+    Args:
+        path: of the pool.
+    """
+
+    def __init__(self, path: str):
+        self._path = path
+
+    def __getattr__(self, name: str) -> Any:
+        raise closed_pool(self._path)
+
+
 def as_path(op: str, path: Any) -> str:
     """The name of a file, not empty."""
     try:

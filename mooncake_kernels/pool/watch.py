@@ -7,6 +7,7 @@ import numpy as np
 
 from .. import _host
 from ..errors import InvalidArgument, shown
+from .values import closed_pool
 
 if TYPE_CHECKING:
     from .object_pool import ObjectPool
@@ -28,9 +29,11 @@ class PoolChanges:
 class PoolWatch:
     """What ``ObjectPool.watch`` returns. Thread-safe."""
 
-    def __init__(self, pool: "ObjectPool", native: _host.ObjectPool):
+    def __init__(self, pool: "ObjectPool"):
+        if pool.closed:
+            raise closed_pool(pool.path)
         self._pool = pool
-        self._native = _host.PoolWatch(native)
+        self._native = _host.PoolWatch(pool.native)
 
     def look(self) -> PoolChanges:
         """Return what came and went since the last look; the first time, everything that is there.

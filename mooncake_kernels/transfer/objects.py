@@ -12,7 +12,7 @@ from .._host import RedisPublisher as RedisPublisher
 from ..closeable import Closeable
 from ..errors import InvalidArgument, shown
 from ..pool import ObjectPool
-from ..pool.values import as_keys
+from ..pool.values import as_keys, closed_pool
 from .arguments import as_deadline
 from .handles import Peer
 
@@ -190,6 +190,8 @@ class ObjectCalls:
             raise InvalidArgument(
                 f"serve: pool must be in host memory, got one on GPU {pool.device}"
             )
+        if pool.closed:
+            raise closed_pool(pool.path)
         _check_bool("serve", is_all=is_all, may_write=may_write, checksum=checksum)
         service = _host.ObjectService(pool.native, is_all, may_write, checksum)
         self._engine.serve_objects(service)

@@ -452,6 +452,9 @@ def test_closed_pool_is_rejected(pool):
     other.close()
     with pytest.raises(InvalidArgument, match="ObjectPool: pool must be open, got the closed"):
         other.contains(KEY)
+    for call in (other.watch, other.stats, lambda: other.buffer, lambda: other.get_into(KEY)):
+        with pytest.raises(InvalidArgument, match="ObjectPool: pool must be open, got the closed"):
+            call()
     assert other.closed and not pool.closed
     with pytest.raises(InvalidArgument, match="^ObjectPool: what is entered must be open, got"):
         other.__enter__()
