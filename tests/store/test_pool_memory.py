@@ -2,7 +2,7 @@
 
 import pytest
 
-from ..transfer.scripts import run_forks
+from ..transfer.scripts import run_fork
 from ..transfer.test_transfer_memory_forked import COMMON
 
 SCRIPT = """
@@ -34,5 +34,5 @@ with ObjectPool.create(4 * SIZE) as pool:
 
 
 @pytest.mark.parametrize("how", ["truncated", "protected", "read-only"])
-def test_inaccessible_buffers_raise_efault(how, tmp_path):
-    assert run_forks([COMMON + SCRIPT.format(how=how)], tmp_path) == [(0, "")]
+def test_inaccessible_buffers_raise_efault(how):
+    assert run_fork(COMMON + SCRIPT.format(how=how)) == (0, "")

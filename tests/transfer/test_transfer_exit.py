@@ -7,7 +7,7 @@ import signal
 
 import pytest
 
-from .scripts import run_forks, run_script
+from .scripts import run_fork, run_script
 
 
 @pytest.mark.parametrize(
@@ -33,7 +33,7 @@ def test_daemon_thread_waiting_at_interpreter_exit(wait, closes):
     run_script(f"""
 import time
 class Late:  # goes after the interpreter has begun to end, and lets other threads run meanwhile
-    def __del__(self): time.sleep(0.5)
+    def __del__(self): time.sleep(0.1)
 late = Late()
 a._finalizer.atexit = b._finalizer.atexit = {closes}
 ticket = keep_busy(5000)
@@ -46,11 +46,11 @@ time.sleep(0.05)
 
 
 BUSY = """
-memory = np.ones(32 << 20, np.uint8)
+memory = np.ones(8 << 20, np.uint8)
 a, b = TransferEngine(transports=["{transport}"]), TransferEngine()
-near, far = a.register(memory), b.register(np.zeros(32 << 20, np.uint8))
+near, far = a.register(memory), b.register(np.zeros(8 << 20, np.uint8))
 peer = a.open(b.name)
-row = (near.address, far.address, 32 << 20)
+row = (near.address, far.address, 8 << 20)
 def move():
     while True:
         a.write(peer, [row]).wait()
@@ -85,29 +85,30 @@ ENDS = {  # how a process ends in the middle of its transfers, and its exit stat
 }
 
 
-def test_forked_processes_exit_cleanly_mid_transfer(tmp_path, soak):
+def test_forked_processes_exit_cleanly_mid_transfer(soak):
     """Over each transport, at random moments; those that a signal ends at most say so."""
     rng = random.Random(seed := int.from_bytes(os.urandom(4), "little"))
     cases = list(itertools.product(["local", "shm", "tcp"], ENDS)) * (20 if soak else 1)
-    scripts = []
     for transport, end in cases:
+        last, expected = ENDS[end]
+        script = (BUSY + last).replace("{transport}", transport)
         delay_s = rng.uniform(0, 0.05)
-        script = BUSY + ENDS[end][0]
-        scripts.append(
-            script.replace("{transport}", transport).replace("{delay_s}", f"{delay_s:.6f}")
-        )
-    for case, (status, complaint) in zip(cases, run_forks(scripts, tmp_path), strict=True):
-        assert status == ENDS[case[1]][1], (seed, case, complaint)
-        if case[1] == "sigint":
-            assert complaint.startswith("Traceback") and complaint.count("Traceback") == 1
-            assert complaint.rstrip().endswith("KeyboardInterrupt"), (seed, case, complaint)
+        status, complaint = run_fork(script.replace("{delay_s}", f"{delay_s:.6f}"))
+        case = (seed, transport, end, complaint)
+        assert status == expected, case
+        if end == "sigint":
+            assert complaint.startswith("Traceback") and complaint.count("Traceback") == 1, case
+            assert complaint.rstrip().endswith("KeyboardInterrupt"), case
         else:
-            assert complaint == "", (seed, case)
+            assert complaint == "", case
 
 
 LATE = """
 class Late:  # goes after the interpreter has begun to end, and lets other threads run meanwhile
-    def __del__(self): time.sleep(0.3)
+    is_ending = threading.Event()
+    def __del__(self):
+        self.is_ending.set()
+        time.sleep(0.1)
 late = Late()
 engine = TransferEngine("127.0.0.1:0", transports=["tcp"])
 def again_and_again(call):
@@ -126,17 +127,17 @@ CALLS = {  # that end at once, most of them with an error
 }
 
 
-def test_daemon_threads_calling_during_interpreter_exit(tmp_path, soak):
+@pytest.mark.parametrize("case", CALLS)
+def test_daemon_threads_calling_during_interpreter_exit(case, soak):
     """Some of them want the GIL back while an error of C++ is on its way, or is handled."""
-    cases = list(CALLS) * (40 if soak else 4)
     setup = "from mooncake_kernels.hashing import block_hashes\ntokens = np.ones(4096, np.uint32)\n"
-    scripts = [f"{setup}{LATE}in_threads(lambda: {CALLS[case]})\ntime.sleep(0.1)" for case in cases]
-    ends = run_forks(scripts, tmp_path)
-    assert [*zip(cases, ends, strict=True)] == [(case, (0, "")) for case in cases]
+    for _ in range(40 if soak else 3):
+        script = f"{setup}{LATE}in_threads(lambda: {CALLS[case]})\ntime.sleep(0.1)"
+        assert run_fork(script) == (0, "")
 
 
 @pytest.mark.parametrize("handled", [True, False])
-def test_daemon_thread_raising_during_interpreter_exit(tmp_path, handled):
+def test_daemon_thread_raising_during_interpreter_exit(handled):
     """The constructor of an error is Python code, which can give the GIL away."""
     script = f"""
 import mooncake_kernels.errors as errors
@@ -144,7 +145,7 @@ made = threading.Event()
 class Slow(errors.TransferError):
     def __init__(self, *arguments):
         made.set()
-        time.sleep(0.2)
+        Late.is_ending.wait()
 {LATE}
 errors.TransferError = Slow
 def fail():
@@ -153,4 +154,4 @@ def fail():
 in_threads(fail if {handled} else lambda: engine.open("127.0.0.1:1"), 1)
 assert made.wait(30)
 """
-    assert run_forks([script], tmp_path) == [(0, "")]
+    assert run_fork(script) == (0, "")

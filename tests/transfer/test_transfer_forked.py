@@ -202,7 +202,7 @@ def keep_opening():
             engines[0].write(near_peer, [(source.address, target.address, 4096)]).wait()
 threads = [threading.Thread(target=keep_opening) for _ in range(3)]
 for thread in threads: thread.start()
-for _ in range(200):
+for _ in range(50):
     pid = os.fork()
     if not pid:
         signal.alarm(50)

@@ -5,7 +5,7 @@ Each case is a forked process, so that a signal is its exit status.
 
 import pytest
 
-from .scripts import run_forks
+from .scripts import run_fork
 
 COMMON = """
 import ctypes, mmap
@@ -134,7 +134,7 @@ with engine, other, engine.open(other.name) as peer:
 
 ON_DISK = """
 here = Memory(5)
-path = f"{folder}/{how}{number}"
+path = "{path}"
 with open(path, "wb") as made:
     made.truncate(2 * SIZE)
 engine = TransferEngine(transports=["file"])
@@ -149,69 +149,44 @@ with engine, engine.open("file:" + path) as peer:
             move(engine, direction, peer, here.address + {shift}, 0, SMALL)
 """
 
-WAYS = ("truncated", "protected", "read-only")
+
+every_way = pytest.mark.parametrize("how", ["truncated", "protected", "read-only"])
 
 
-def run(scripts: dict[str, str], folder) -> None:
-    """Each script by its name: none may fail, or end by a signal."""
-    ends = run_forks([COMMON + script for script in scripts.values()], folder)
-    failed = {
-        name: (status, error[-1500:])
-        for name, (status, error) in zip(scripts, ends, strict=True)
-        if status or error
-    }
-    assert not failed
+def run(script: str, **named: str) -> None:
+    assert run_fork(COMMON + script.format(**named)) == (0, "")
 
 
+@every_way
 @pytest.mark.parametrize(
     ("transport", "peer"), [("tcp", "Memory"), ("shm", "Memory"), ("shm", "Shared")]
 )
-def test_local_memory(transport, peer, tmp_path):
+def test_local_memory(transport, peer, how):
     """Of which the peer knows nothing."""
-    run(
-        {
-            how: NEAR.format(
-                transport=transport, peer=peer, spoil=f"here.spoil({how!r})", whose="local",
-                how=how, after="",
-            )
-            for how in WAYS
-        },
-        tmp_path,
-    )  # fmt: skip
+    spoil = f"here.spoil({how!r})"
+    run(NEAR, transport=transport, peer=peer, how=how, spoil=spoil, whose="local", after="")
 
 
+@every_way
 @pytest.mark.parametrize("transport", ["tcp", "shm"])
-def test_peer_memory(transport, tmp_path):
+def test_peer_memory(transport, how):
     """The peer survives it, and says what it is."""
-    after = KEEPS_ITS_CONNECTION if transport == "tcp" else ""
-    run(
-        {
-            how: NEAR.format(
-                transport=transport, peer="Memory", spoil=f"spoil({how!r})", whose="the peer's",
-                how=how, after=after,
-            )
-            for how in WAYS
-        },
-        tmp_path,
-    )  # fmt: skip
+    spoil, after = f"spoil({how!r})", KEEPS_ITS_CONNECTION if transport == "tcp" else ""
+    whose = "the peer's"
+    run(NEAR, transport=transport, peer="Memory", how=how, spoil=spoil, whose=whose, after=after)
 
 
-@pytest.mark.parametrize("side", ["here", "there"])
-def test_memory_within_one_process(side, tmp_path):
-    whose = "local" if side == "here" else "the peer's"
-    run(
-        {how: IN_PROCESS.format(side=side, how=how, whose=whose) for how in WAYS},
-        tmp_path,
-    )
+@every_way
+@pytest.mark.parametrize(("side", "whose"), [("here", "local"), ("there", "the peer's")])
+def test_memory_within_one_process(side, whose, how):
+    run(IN_PROCESS, side=side, how=how, whose=whose)
 
 
+@every_way
 @pytest.mark.parametrize("shift", [0, 1])
-def test_memory_for_a_file(shift, tmp_path):
+def test_memory_for_a_file(shift, how, tmp_path):
     """Also what has to be copied, as it is not aligned."""
-    script = ON_DISK.replace("{shift}", str(shift)).replace("{folder}", str(tmp_path))
-    script = script.replace("{number}", str(shift))
-    scripts = {how: script.replace("{how!r}", repr(how)).replace("{how}", how) for how in WAYS}
-    run(scripts, tmp_path)
+    run(ON_DISK, shift=shift, how=how, path=tmp_path / "file")
 
 
 CRASH = """
@@ -229,18 +204,17 @@ fails(engine, "write", peer, here.address, there.address, SIZE)
 """
 
 
-def test_unrelated_faults_reach_faulthandler(tmp_path):
+def test_unrelated_faults_reach_faulthandler():
     """Which was there first, or comes later: then it prints its traceback, and no more."""
     end = "ctypes.string_at(16)"
     enable = "faulthandler.enable(open(2, 'w', closefd=False))"
-    scripts = [
-        COMMON + CRASH.format(before=before, after=after, end=last)
-        for before, after, last in [
-            (enable, "", ""), (enable, "", end), ("", "", end), ("", enable, ""),
-        ]
-    ]  # fmt: skip
-    survived, crashed, plain, later = run_forks(scripts, tmp_path)
-    assert survived == (0, "")
-    assert crashed[0] == -11 and crashed[1].startswith("Fatal Python error: Segmentation fault")
-    assert plain == (-11, "")
-    assert later[0] == 0 and later[1].startswith("Fatal Python error: Segmentation fault")
+
+    def end_of(before: str, after: str, last: str) -> tuple[int, str]:
+        return run_fork(COMMON + CRASH.format(before=before, after=after, end=last))
+
+    assert end_of(enable, "", "") == (0, "")
+    status, error = end_of(enable, "", end)
+    assert status == -11 and error.startswith("Fatal Python error: Segmentation fault")
+    assert end_of("", "", end) == (-11, "")
+    status, error = end_of("", enable, "")
+    assert status == 0 and error.startswith("Fatal Python error: Segmentation fault")

@@ -95,7 +95,7 @@ def test_threads_race_to_consume_one_reply(use):
 sys.setswitchinterval(1e-6)
 barrier, replies = threading.Barrier(4), []
 def work():
-    for _ in range(2000):
+    for _ in range(500):
         barrier.wait()
         try:
             replies[-1].{use}
@@ -104,7 +104,7 @@ def work():
         barrier.wait()
 threads = [threading.Thread(target=work, daemon=True) for _ in range(3)]
 for thread in threads: thread.start()
-for _ in range(2000):
+for _ in range(500):
     replies = [a.read_objects(peer, [(2, 1)])]
     barrier.wait(), barrier.wait()
 for thread in threads: thread.join()

@@ -4,8 +4,6 @@ import ctypes
 import dataclasses
 import platform
 import signal
-import subprocess
-import sys
 
 import numpy as np
 import pytest
@@ -14,6 +12,7 @@ import mooncake_kernels as mk
 from mooncake_kernels.errors import FailureKind, InvalidArgument, TransferError
 from mooncake_kernels.transfer import TransferEngine
 
+from .scripts import run_fork
 from .support import addressed, engine_pair, peer_process, untouched
 
 SIZE = 1 << 20
@@ -190,8 +189,7 @@ def test_explain_path_fails_for_closed_local_peer():
 # The system calls, which a filter of seccomp refuses as a kernel does that restricts ptrace.
 CALLS = {"x86_64": (310, 311), "aarch64": (270, 271)}
 NOT_PERMITTED = """
-import ctypes, sys
-import numpy as np
+import ctypes
 
 class Filter(ctypes.Structure):
     _fields_ = [("code", ctypes.c_uint16), ("jt", ctypes.c_uint8), ("jf", ctypes.c_uint8),
@@ -200,7 +198,6 @@ class Filter(ctypes.Structure):
 class Program(ctypes.Structure):
     _fields_ = [("len", ctypes.c_uint16), ("filter", ctypes.POINTER(Filter))]
 
-read, write = map(int, sys.argv[1:])
 filters = (Filter * 5)(
     Filter(0x20, 0, 0, 0),  # the number of the call
     Filter(0x15, 1, 0, read),
@@ -211,8 +208,6 @@ filters = (Filter * 5)(
 libc = ctypes.CDLL(None, use_errno=True)
 assert libc.prctl(38, 1, 0, 0, 0) == 0  # PR_SET_NO_NEW_PRIVS
 assert libc.prctl(22, 2, ctypes.byref(Program(5, filters)), 0, 0) == 0, "PR_SET_SECCOMP"
-
-from mooncake_kernels.transfer import TransferEngine
 
 with TransferEngine(transports=["shm"]) as near, TransferEngine() as far:
     here = near.register(np.full(64, 7, np.uint8))
@@ -232,7 +227,5 @@ def test_memory_that_the_kernel_closes_goes_by_the_connection():
     # PR_GET_SECCOMP fails where the kernel has none.
     if ctypes.CDLL(None).prctl(21, 0, 0, 0, 0) < 0:
         pytest.skip("the kernel has no seccomp")
-    numbers = map(str, CALLS[platform.machine()])
-    command = [sys.executable, "-c", NOT_PERMITTED, *numbers]
-    ran = subprocess.run(command, capture_output=True, text=True, timeout=120)
-    assert ran.returncode == 0, ran.stderr
+    numbers = "read, write = {}, {}".format(*CALLS[platform.machine()])
+    assert run_fork(numbers + NOT_PERMITTED) == (0, "")
