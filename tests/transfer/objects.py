@@ -227,12 +227,6 @@ def hear_answer(connection: socket.socket, request: int = 1) -> bytes:
     return receive_exactly(connection, num_bytes)
 
 
-def refusal(connection: socket.socket) -> str:
-    status, size, _, num_bytes = ACK.unpack(receive_exactly(connection, ACK.size))
-    assert (status, num_bytes) == (1, 0)
-    return receive_exactly(connection, size).decode()
-
-
 def statuses(answer: bytes) -> list[int]:
     return list(struct.unpack(f"<{len(answer) // 4}I", answer))
 

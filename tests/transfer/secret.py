@@ -4,7 +4,7 @@ import time
 
 import pytest
 
-from mooncake_kernels.errors import TransferError
+from mooncake_kernels.errors import FailureKind, TransferError
 from mooncake_kernels.transfer import TransferEngine
 
 from .support import WAIT_S
@@ -37,4 +37,6 @@ def rejections(engine: TransferEngine, count: int = 1) -> dict[str, int]:
 def cause_of_opening(engine: TransferEngine, name: str) -> str:
     with pytest.raises(TransferError) as caught:
         engine.open(name, deadline_s=WAIT_S)
+    if caught.value.cause in (ANOTHER, NONE, UNWANTED, TLS_ONLY, NO_TLS):
+        assert caught.value.kind is FailureKind.DENIED
     return caught.value.cause

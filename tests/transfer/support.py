@@ -13,12 +13,14 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
+import pytest
 
 from mooncake_kernels.buffers import shared_memory
-from mooncake_kernels.transfer import Peer, Region, TransferEngine
+from mooncake_kernels.errors import TransferError
+from mooncake_kernels.transfer import Peer, Region, Ticket, TransferEngine
 
 from ..stopping import stop
-from .handshake import answer
+from .handshake import answer, receive_exactly
 
 UNTOUCHED = 0xEE  # what targets start full of, so that a byte written by mistake shows
 WAIT_S = 20.0  # longer than anything here takes; a test that needs it has failed
@@ -54,6 +56,14 @@ def eventually(condition: Callable[[], bool]) -> bool:
             return False
         time.sleep(0.005)
     return True
+
+
+def error_of(ticket: Ticket) -> TransferError:
+    """Why a request failed, once it has."""
+    with pytest.raises(TransferError) as caught:
+        ticket.wait()
+    assert ticket.done
+    return caught.value
 
 
 def close_when_it_opens(engine: TransferEngine, name: str) -> None:
@@ -147,6 +157,12 @@ def ended(connection: socket.socket) -> bool:
         return connection.recv(1) == b""
     except ConnectionResetError:
         return True
+
+
+def refusal(connection: socket.socket) -> str:
+    status, size, _, num_bytes = ACK.unpack(receive_exactly(connection, ACK.size))
+    assert (status, num_bytes) == (1, 0)
+    return receive_exactly(connection, size).decode()
 
 
 def send_last(connection: socket.socket, data: bytes) -> None:

@@ -1,6 +1,5 @@
 """Small tcp requests, which their callers' threads carry out, whether they wait or not."""
 
-import asyncio
 import contextlib
 import os
 import socket
@@ -8,7 +7,6 @@ import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 
-import numpy as np
 import pytest
 
 from mooncake_kernels.errors import TransferError
@@ -66,50 +64,6 @@ def test_sequential_writes_and_reads(spin_us, size):
             there._buffer.owner[:] = i + 1
             near.read(peer, [(here.address, there.address, size)]).wait()
             assert (here._buffer.owner == i + 1).all()
-
-
-def test_a_request_without_a_waiter_ends(tcp_pair):
-    near, far = tcp_pair.regions(addressed(SIZE), untouched(SIZE))
-    ticket = tcp_pair.near.write(tcp_pair.peer, [(near.address, far.address, SIZE)])
-    requests = lambda: tcp_pair.near.stats()["peers"][tcp_pair.far.name]  # noqa: E731
-    assert eventually(lambda: requests()["num_in_flight"] == 0)
-    assert (far._buffer.owner == near._buffer.owner).all()
-    assert ticket.done
-
-
-def test_done_becomes_true_without_wait(tcp_pair):
-    near, far = tcp_pair.regions(addressed(SIZE), untouched(SIZE))
-    for verb in ("read", "write"):
-        row = [(near.address, far.address, SIZE)]
-        ticket = getattr(tcp_pair.near, verb)(tcp_pair.peer, row)
-        assert eventually(lambda ticket=ticket: ticket.done)
-        ticket.wait()
-
-
-def test_many_transfers_in_flight_from_one_thread(tcp_pair):
-    near, far = tcp_pair.regions(addressed(SIZE), untouched(SIZE))
-    step = SIZE // 64
-    tickets = [
-        tcp_pair.near.write(tcp_pair.peer, [(near.address + at, far.address + at, step)])
-        for at in range(0, SIZE, step)
-    ]
-    for ticket in reversed(tickets):
-        ticket.wait()
-    np.testing.assert_array_equal(near._buffer.owner, far._buffer.owner)
-
-
-def test_many_threads_write_concurrently(tcp_pair):
-    count = 16
-    near, far = tcp_pair.regions(addressed(SIZE * count), untouched(SIZE * count))
-
-    def work(i):
-        for _ in range(40):
-            row = [(near.address + i * SIZE, far.address + i * SIZE, SIZE)]
-            tcp_pair.near.write(tcp_pair.peer, row).wait()
-
-    with ThreadPoolExecutor(count) as threads:
-        list(threads.map(work, range(count)))
-    np.testing.assert_array_equal(near._buffer.owner, far._buffer.owner)
 
 
 @contextlib.contextmanager
@@ -192,28 +146,6 @@ def test_bare_notifications_of_all_threads_arrive_in_order(tcp_pair):
         assert [note[:2] for note in notes if note[2] == i] == expected
 
 
-def test_several_threads_wait_for_one_ticket(tcp_pair):
-    near, far = tcp_pair.regions(addressed(SIZE), untouched(SIZE))
-    with ThreadPoolExecutor(4) as threads:
-        for _ in range(50):
-            ticket = tcp_pair.near.write(tcp_pair.peer, [(near.address, far.address, SIZE)])
-            waits = [threads.submit(ticket.wait) for _ in range(4)]
-            ticket.wait()
-            for wait in waits:
-                wait.result(WAIT_S)
-
-
-def test_awaited_in_asyncio(tcp_pair):
-    near, far = tcp_pair.regions(addressed(SIZE), untouched(SIZE))
-
-    async def main():
-        for _ in range(20):
-            await tcp_pair.near.write(tcp_pair.peer, [(near.address, far.address, SIZE)])
-
-    asyncio.run(main())
-    np.testing.assert_array_equal(near._buffer.owner, far._buffer.owner)
-
-
 def test_order_is_kept_whichever_thread_sends(tcp_pair):
     """A small one in the caller's thread, then more than the connection takes at once."""
     near, far = tcp_pair.regions(addressed(SIZE), untouched(SIZE))
@@ -224,15 +156,6 @@ def test_order_is_kept_whichever_thread_sends(tcp_pair):
     while len(notes) < 100:
         notes += tcp_pair.far.receive_notifications(WAIT_S)
     assert [int.from_bytes(note, "big") for _, note in notes] == list(range(100))
-
-
-def test_wait_timeout_leaves_transfer_running(stalled):
-    near, here, peer = stalled
-    ticket = near.write(peer, [(here.address, 1 << 20, SIZE)], deadline_s=WAIT_S)
-    with pytest.raises(TimeoutError):
-        ticket.wait(0.05)
-    assert not ticket.done
-    assert ticket.cancel()
 
 
 @pytest.mark.parametrize("verb", ["write", "read"])

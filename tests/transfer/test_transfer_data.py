@@ -1,14 +1,11 @@
 """Transfers move bytes: every comparison is exact, and each byte identifies its source."""
 
-from concurrent.futures import ThreadPoolExecutor
-
 import numpy as np
 import pytest
-import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from .support import UNTOUCHED, addressed, engine_pair, untouched
+from .support import addressed, engine_pair, untouched
 
 MIB = 1 << 20
 
@@ -42,13 +39,6 @@ def check(pair, direction, num_bytes, blocks):
 
 
 @pytest.mark.parametrize("direction", ["write", "read"])
-@pytest.mark.parametrize("size", [1, 3, 4096, 4097, 16 * MIB, 16 * MIB + 1, 64 * MIB])
-@pytest.mark.parametrize("offset", [0, 1])
-def test_one_block(pair, direction, size, offset):
-    check(pair, direction, size + 64, [(offset, 5 - offset, size)])
-
-
-@pytest.mark.parametrize("direction", ["write", "read"])
 def test_blocks_scattered_over_several_batches(pair, direction):
     order = np.random.default_rng(1).permutation(2048)
     blocks = [(i * 16384, int(order[i]) * 16384, 16384) for i in range(2048)]
@@ -66,20 +56,6 @@ def test_100_000_small_blocks(pair, direction):
     getattr(pair.near, f"{direction}_blocks")(pair.peer, *blocks).wait()
     near_blocks, far_blocks = near.reshape(count, size), far.reshape(count, size)
     np.testing.assert_array_equal(far_blocks[order], near_blocks)
-
-
-@pytest.mark.parametrize(
-    "make", [np.asarray, torch.tensor, list, lambda v: np.asarray(v, np.uint64)]
-)
-def test_arrays_of_any_kind(pair, make):
-    near, far = addressed(100), untouched(100)
-    near_region, far_region = pair.regions(near, far)
-    local = [near_region.address + i for i in (0, 10, 50)]
-    remote = [far_region.address + i for i in (90, 1, 30)]
-    pair.near.write_blocks(pair.peer, make(local), make(remote), make([3, 5, 7])).wait()
-    want = untouched(100)
-    want[90:93], want[1:6], want[30:37] = near[0:3], near[10:15], near[50:57]
-    np.testing.assert_array_equal(far, want)
 
 
 def test_range_across_adjacent_regions_takes_two_descriptors(pair):
@@ -105,23 +81,6 @@ def test_local_overlapping_copy_behaves_like_memmove():
             np.testing.assert_array_equal(memory, want)
 
 
-def test_requests_from_many_threads(pair):
-    num_threads, num_rounds, size = 8, 20, 10_000
-    near, far = addressed(num_threads * size), untouched(num_threads * size)
-    near_region, far_region = pair.regions(near, far)
-
-    def work(index):
-        row = (near_region.address + index * size, far_region.address + index * size, size)
-        for _ in range(num_rounds):
-            pair.near.write(pair.peer, [row]).wait()
-            pair.near.read(pair.peer, [row]).wait()
-
-    with ThreadPoolExecutor(num_threads) as threads:
-        list(threads.map(work, range(num_threads)))
-    np.testing.assert_array_equal(far, near)
-    np.testing.assert_array_equal(near, addressed(num_threads * size))
-
-
 @st.composite
 def disjoint_blocks(draw):
     """Blocks that overlap on neither side, in any order, some of them neighbours."""
@@ -141,12 +100,8 @@ def test_any_blocks(transport):
     with engine_pair(transport) as pair:
 
         @given(case=disjoint_blocks(), direction=st.sampled_from(["write", "read"]))
-        @settings(max_examples=40, deadline=None)
+        @settings(max_examples=25, deadline=None)
         def run(case, direction):
             check(pair, direction, *case)
 
         run()
-
-
-def test_source_pattern_differs_from_untouched_value():
-    assert (addressed(4096) != UNTOUCHED).mean() > 0.9

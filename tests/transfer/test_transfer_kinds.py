@@ -18,10 +18,7 @@ from ..conftest import skip
 from ..pages import ROOT
 from .handshake import (
     FULL,
-    HELLO,
-    MAGIC,
     STILL_BUSY,
-    VERSION,
     Hello,
     answer,
     hear_hello,
@@ -112,66 +109,6 @@ def test_every_python_failure_has_a_kind():
 # --- Requests
 
 
-def test_unregistered_remote_range_is_refused(pair):
-    near, far = pair.regions(addressed(SIZE), untouched(SIZE))
-    beyond = [(near.address, far.address + 1, SIZE)]
-    for direction in (pair.near.write, pair.near.read):
-        error = failure(direction(pair.peer, beyond).wait)
-        assert error.kind is FailureKind.REFUSED
-    far.close()
-    error = failure(lambda: pair.near.write(pair.peer, [(near.address, far.address, SIZE)]).wait())
-    assert error.kind is FailureKind.REFUSED
-
-
-def test_missing_access_right_is_refused(pair):
-    near = pair.near.register(addressed(SIZE))
-    far = pair.far.register(untouched(SIZE), access="read")
-    error = failure(lambda: pair.near.write(pair.peer, [(near.address, far.address, SIZE)]).wait())
-    assert error.kind is FailureKind.REFUSED
-
-
-def test_a_full_queue_is_busy(pair):
-    def fill():
-        for _ in range(1100):
-            pair.near.write(pair.peer, [], notify=bytes(65536)).wait()
-
-    assert failure(fill).kind is FailureKind.BUSY
-    pair.far.refuse_notifications()
-    error = failure(lambda: pair.near.write(pair.peer, [], notify=b"1").wait())
-    assert error.kind is FailureKind.REFUSED
-
-
-def test_cancelled_and_timed_out():
-    with raw_server(lambda connection: answer(connection)) as name, TransferEngine() as engine:
-        region = engine.register(untouched(SIZE))
-        with engine.open(name) as peer:
-            row = (region.address, 4096, SIZE)
-            ticket = engine.write(peer, [row])
-            ticket.cancel()
-            assert failure(ticket.wait).kind is FailureKind.CANCELLED
-
-
-@pytest.mark.parametrize(
-    ("data", "kind"),
-    [
-        (ACK.pack(0, 0, 2, 100), FailureKind.INCOMPATIBLE),
-        (ACK.pack(1, 2, 1, 0) + b"no", FailureKind.REFUSED),
-        (ACK.pack(0, 0, 1, 100)[:10], FailureKind.DISCONNECTED),
-    ],
-)
-def test_answers(data, kind):
-    def behave(connection):
-        answer(connection)
-        receive_exactly(connection, HEADER.size)
-        send_last(connection, data)
-
-    with raw_server(behave) as name, TransferEngine() as engine:
-        region = engine.register(untouched(SIZE))
-        with engine.open(name) as peer:
-            read = engine.read(peer, [(region.address, 4096, 100)], deadline_s=WAIT_S)
-            assert failure(read.wait).kind is kind
-
-
 @pytest.mark.parametrize("number", [*range(20), 2**32, 2**64 - 1])
 def test_peer_may_report_only_its_own_failure_kinds(number):
     """It may not claim that its initiator has cancelled, or that a deadline has passed."""
@@ -223,12 +160,8 @@ def test_open_is_gone_when_no_one_listens(transport):
 @pytest.mark.parametrize(
     ("greeting", "kind"),
     [
-        (b"HTTP/1.1 400 Bad Request\r\n\r\n", FailureKind.INCOMPATIBLE),
-        (HELLO.pack(MAGIC, 9, 1, 7) + b"x", FailureKind.INCOMPATIBLE),
-        (HELLO.pack(MAGIC, VERSION, 256, 7), FailureKind.INCOMPATIBLE),
         (Hello(flags=1).packed(), FailureKind.DENIED),
         (Hello(flags=2).packed(), FailureKind.DENIED),
-        (b"", FailureKind.DISCONNECTED),
     ],
 )
 def test_greetings(greeting, kind):
@@ -244,14 +177,6 @@ def test_greetings(greeting, kind):
 def test_peer_out_of_connections_is_busy(verdict):
     with raw_server(lambda c: answer(c, verdict=verdict)) as name, TransferEngine() as engine:
         assert failure(lambda: engine.open(name, deadline_s=WAIT_S)).kind is FailureKind.BUSY
-
-
-@pytest.mark.parametrize("transport", ["local", "shm", "tcp"])
-@pytest.mark.parametrize("secrets", [(b"a" * 32, b"b" * 32), (None, b"b" * 32), (b"a" * 32, None)])
-def test_wrong_secret_is_denied(transport, secrets):
-    near = TransferEngine(transports=[transport], secret=secrets[0])
-    with near, TransferEngine(secret=secrets[1]) as far:
-        assert failure(lambda: near.open(far.name)).kind is FailureKind.DENIED
 
 
 def test_this_side_is_closed():

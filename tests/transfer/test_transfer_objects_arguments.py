@@ -162,9 +162,3 @@ def test_closed_service_stops_serving():
             with pytest.raises(Unavailable, match="read_objects: "):
                 near.read_objects(peer, keys(1))
     second.close()  # after its engine
-
-
-def test_errors_name_the_call(here):
-    here.far.serve(None)
-    with pytest.raises(Unavailable, match="read_objects: "):
-        here.read(1)

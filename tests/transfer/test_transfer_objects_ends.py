@@ -162,11 +162,9 @@ def test_lost_write_is_not_retried(here, direction):
         assert write() == [DONE if direction == "up" else EXISTS]
 
 
-@pytest.mark.parametrize("ask", ["remove", "write"])
-def test_lost_change_is_not_retried(here, ask):
+def test_lost_removal_is_not_retried(here):
     """For who asks twice does not learn what the first time did."""
     here.put(1, 1000)
     with through(here) as (here, proxy):
-        change = {"remove": lambda: here.remove(1), "write": lambda: here.write({2: content(2, 0)})}
-        result = lost_on_the_way(here, proxy, "down", change[ask])
+        result = lost_on_the_way(here, proxy, "down", lambda: here.remove(1))
         assert result in ([[DONE]], ["connection closed by peer"])

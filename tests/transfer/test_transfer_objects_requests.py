@@ -30,11 +30,20 @@ from .objects import (
     hear_answer,
     is_good,
     question,
-    refusal,
     statuses,
     still_serves,
 )
-from .support import ACK, CHECK_READ, HEADER, RANGE, ended, eventually, send_last, untouched
+from .support import (
+    ACK,
+    CHECK_READ,
+    HEADER,
+    RANGE,
+    ended,
+    eventually,
+    refusal,
+    send_last,
+    untouched,
+)
 
 
 @pytest.fixture(scope="module")
@@ -141,7 +150,7 @@ REFUSED = [
     (question(READ, ONE, flags=2**32 - 1), b"", "flags 4294967295"),
     (question(READ, ONE, zero=1), b"", "flags 0"),
     (question(READ, ONE), b"payload", "7 bytes of payload"),
-    (question(READ, ONE), bytes(MOST), "67108864 bytes of payload"),
+    (question(READ, ONE), bytes(100_000), "100000 bytes of payload"),
     (question(0, ONE), b"", "kind 0"),
     (question(4, ONE), b"", "kind 4"),
     (question(2**32 - 1, ONE), b"", "kind 4294967295"),
@@ -295,7 +304,7 @@ def swallow(connection: socket.socket) -> None:
 
 
 @given(garbage=st.binary(max_size=300), num_bytes=st.integers(0, 400))
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=30, deadline=None)
 def test_garbage_requests_are_rejected(target, garbage, num_bytes):
     with target.connect() as connection:
         send_last(connection, HEADER.pack(ASK, 0, 1, num_bytes, num_bytes) + garbage)
@@ -319,7 +328,7 @@ words = st.one_of(st.integers(0, 5), st.integers(0, 2**32 - 1))
     spare=st.binary(max_size=3),
 )
 @settings(
-    max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+    max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )
 def test_requests_with_arbitrary_fields(
     target, connection, kind, flags, zero, count, entries, payload, spare

@@ -141,7 +141,7 @@ def test_write_responses_with_invalid_status_are_rejected(call, status):
 
 
 @given(garbage=st.binary(max_size=200), is_answer=st.booleans())
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=25, deadline=None)
 def test_garbage_responses_are_rejected(garbage, is_answer):
     with answering(done(garbage) if is_answer else garbage) as (engine, peer):
         got = untouched(200)

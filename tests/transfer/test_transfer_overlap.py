@@ -6,7 +6,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mooncake_kernels.errors import InvalidArgument
-from mooncake_kernels.transfer import TransferEngine
 
 from .support import UNTOUCHED, addressed, engine_pair, untouched
 
@@ -64,7 +63,7 @@ def places(count, alignment):
     return lists.flatmap(lambda all_: st.sampled_from([all_, sorted(all_), sorted(all_)[::-1]]))
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(
     targets=st.sampled_from([1, 3, 64, 512]).flatmap(lambda alignment: places(40, alignment)),
     size=st.sampled_from([1, 2, 3, 64, 100, 512, 4096, 8191]),
@@ -74,7 +73,7 @@ def test_blocks_of_one_size(pair, regions, targets, size, direction):
     check(pair, regions, direction, targets, size)
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(
     blocks=st.lists(st.tuples(st.integers(0, 4000), st.integers(1, 300)), min_size=1, max_size=40),
     direction=st.sampled_from(["write", "read"]),
@@ -139,16 +138,6 @@ def test_overlap_error_names_both_and_moves_nothing(pair, regions, direction):
     assert (target._buffer.owner == expected).all()
 
 
-def test_identical_sources_are_allowed(pair, regions):
-    near, far = regions
-    far._buffer.owner[:] = UNTOUCHED
-    near._buffer.owner[:] = addressed(SIZE)
-    pair.near.write_blocks(
-        pair.peer, [near.address] * 4, far.address + np.arange(4) * 64, 64
-    ).wait()
-    np.testing.assert_array_equal(far._buffer.owner[:256], np.tile(addressed(64), 4))
-
-
 def test_targets_at_the_end_of_the_address_space(regions):
     """Sums would wrap around; the peer refuses these, and nothing else is wrong with them."""
     with engine_pair("local") as pair:
@@ -160,16 +149,3 @@ def test_targets_at_the_end_of_the_address_space(regions):
         remote[1] = 2**64 - 20
         with pytest.raises(InvalidArgument, match=r"descriptors\[1\] and descriptors\[2\] must"):
             pair.near.write_blocks(pair.peer, np.full(4, near.address), remote, 16)
-
-
-def test_source_and_target_may_overlap(pair):
-    """Only targets are looked at: what is written may be read as well, over ``local``."""
-    with TransferEngine() as engine, engine.open(engine.name) as itself:
-        region = engine.register(memory := addressed(4096))
-        expected = memory.copy()
-        rows = [(0, 64, 64), (64, 128, 64), (1000, 3000, 100)]  # a chain, in the order of the list
-        for src, dst, size in rows:
-            expected[dst : dst + size] = expected[src : src + size].copy()
-        rows = [(region.address + src, region.address + dst, size) for src, dst, size in rows]
-        engine.write(itself, rows).wait()
-        np.testing.assert_array_equal(memory, expected)

@@ -54,11 +54,12 @@ def test_remote_range_outside_the_region_is_refused(pair, rows, direction, far_o
     message = rf"descriptors\[1\] remote range {far.address + far_offset:#x} \+ {size} bytes is not"
     with pytest.raises(TransferError, match=message) as caught:
         ticket.wait()
-    assert caught.value.peer == pair.far.name
+    assert (caught.value.peer, caught.value.kind) == (pair.far.name, FailureKind.REFUSED)
     assert caught.value.num_bytes_done == 0
     assert caught.value.num_bytes_total == size_of_good + size
     assert (far._buffer.owner == UNTOUCHED).all(), "the good descriptor was carried out"
-    assert pair.far.receive_notifications(0.05) == []
+    pair.near.write(pair.peer, [], notify=b"next").wait()
+    assert pair.far.receive_notifications() == [(pair.near.name, b"next")]
     call(pair.peer, [good]).wait()  # the peer is still good
 
 
@@ -72,7 +73,8 @@ def test_request_of_many_batches_is_checked_before_moving(pair):
         pair.near.write_blocks(pair.peer, local, remote, size, notify=b"never").wait()
     assert caught.value.num_bytes_done == 0
     assert (far._buffer.owner == UNTOUCHED).all()
-    assert pair.far.receive_notifications(0.05) == []
+    pair.near.write(pair.peer, [], notify=b"next").wait()
+    assert pair.far.receive_notifications() == [(pair.near.name, b"next")]
 
 
 def test_notification_after_a_refused_request_arrives(pair, rows):
@@ -94,14 +96,14 @@ def test_notifications_without_a_receiver(pair, rows):
     late = pair.near.write(pair.peer, [row(0, 0, 8)], notify=b"late")
     with pytest.raises(TransferError, match="receives no notifications any more") as caught:
         late.wait()
-    assert caught.value.only_notification_missing
+    assert caught.value.only_notification_missing and caught.value.kind is FailureKind.REFUSED
     assert pair.far.receive_notifications() == [], "from now on there is somebody again"
     pair.near.write(pair.peer, [], notify=b"again").wait()
     assert pair.far.receive_notifications(20.0) == [(pair.near.name, b"again")]
     with ThreadPoolExecutor(1) as thread:
         thread.submit(int).result()  # it runs
-        receiving = thread.submit(pair.far.receive_notifications, 1.0)
-        time.sleep(0.4)
+        receiving = thread.submit(pair.far.receive_notifications, 0.5)
+        time.sleep(0.1)
         pair.far.refuse_notifications()
         assert receiving.result() == []
     with pytest.raises(TransferError, match="receives no notifications any more"):
@@ -129,8 +131,10 @@ def test_access_rights(pair, access, direction, message):
     near, memory = pair.near.register(untouched(SIZE)), untouched(SIZE)
     far = pair.far.register(memory, access)
     assert far.access == access
-    with pytest.raises(TransferError, match=rf"descriptors\[0\] remote range .* {message}"):
+    message = rf"descriptors\[0\] remote range .* {message}"
+    with pytest.raises(TransferError, match=message) as caught:
         getattr(pair.near, direction)(pair.peer, [(near.address, far.address, 1)]).wait()
+    assert caught.value.kind is FailureKind.REFUSED
     allowed = "read" if direction == "write" else "write"
     getattr(pair.near, allowed)(pair.peer, [(near.address, far.address, 1)]).wait()
 

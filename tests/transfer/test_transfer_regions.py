@@ -4,7 +4,6 @@ import struct
 
 import pytest
 
-import mooncake_kernels as mk
 from mooncake_kernels.errors import InvalidArgument, TransferError
 from mooncake_kernels.transfer import RemoteRegion, TransferEngine
 
@@ -170,9 +169,3 @@ def test_invalid_arguments_are_rejected(pair):
     pair.peer.close()
     with pytest.raises(InvalidArgument, match="regions: peer must be open"):
         pair.near.regions(pair.peer)
-
-
-def test_shared_memory_regions_are_listed():
-    with engine_pair("shm") as pair:
-        there = pair.far.register(mk.shared_memory(4096))
-        assert pair.near.regions(pair.peer) == [RemoteRegion(there.address, 4096, "read_write")]

@@ -30,8 +30,7 @@ from .secret import (
 )
 from .support import WAIT_S
 
-
-@pytest.mark.parametrize(
+mismatches = pytest.mark.parametrize(
     ("near", "far", "cause_near", "cause_far"),
     [
         (THEIRS, OURS, ANOTHER, ANOTHER),
@@ -39,6 +38,9 @@ from .support import WAIT_S
         (OURS, None, NONE, UNWANTED),
     ],
 )
+
+
+@mismatches
 @pytest.mark.parametrize("secret_only", [False, True])
 def test_secret_mismatch_is_explained_on_both_sides(near, far, cause_near, cause_far, secret_only):
     if near and not far and not secret_only:
@@ -184,14 +186,7 @@ def test_missing_openssl_is_reported(tmp_path):
         assert line.startswith(f"TransferEngine: {what} needs OpenSSL 3: ")
 
 
-@pytest.mark.parametrize(
-    ("near", "far", "cause_near", "cause_far"),
-    [
-        (THEIRS, OURS, ANOTHER, ANOTHER),
-        (None, OURS, UNWANTED, NONE),
-        (OURS, None, NONE, UNWANTED),
-    ],
-)
+@mismatches
 def test_engines_of_one_process_need_the_secret(near, far, cause_near, cause_far):
     with TransferEngine(secret=near) as engine, TransferEngine(secret=far) as other:
         assert cause_of_opening(engine, other.name) == cause_near

@@ -20,11 +20,13 @@ from .resources import held, settled
 from .support import (
     ACK,
     HEADER,
+    UNTOUCHED,
     WAIT_S,
     addressed,
     connect,
     ended,
     engine_pair,
+    eventually,
     peer_process,
     untouched,
 )
@@ -99,35 +101,12 @@ def test_open_waits_for_a_peer_with_a_full_backlog():
             with pytest.raises(TransferError, match="deadline of 0.25 s passed") as caught:
                 near.open(process.name, deadline_s=0.25)
             assert caught.value.timed_out
-        later = threading.Timer(1.5, process.signal, [signal.SIGCONT])
+        later = threading.Timer(0.3, process.signal, [signal.SIGCONT])
         later.start()
         try:
             assert near.open(process.name, deadline_s=WAIT_S).transport == "shm"
         finally:
             later.join()
-
-
-@pytest.mark.parametrize("direction", ["write", "read"])
-@pytest.mark.parametrize("size", [1, 4097, 300_001, SIZE - 7])
-@pytest.mark.parametrize("far_is_shared", [True, False])
-def test_memory_of_either_kind(pair, direction, size, far_is_shared):
-    source, target = addressed(SIZE), untouched(SIZE)
-    near, far = (source, target) if direction == "write" else (target, source)
-    if far_is_shared:
-        far = shared(far)
-    here, there = pair.regions(near, far)
-    getattr(pair.near, direction)(pair.peer, [(here.address + 3, there.address + 7, size)]).wait()
-    (source, at), (target, to) = (
-        ((near, 3), (far, 7))
-        if direction == "write"
-        else (
-            (far, 7),
-            (near, 3),
-        )
-    )
-    want = untouched(SIZE)
-    want[to : to + size] = source[at : at + size]
-    np.testing.assert_array_equal(target, want)
 
 
 def test_one_request_into_memory_of_both_kinds(pair):
@@ -205,12 +184,12 @@ def test_closing_a_region_waits_for_copies_in_progress():
     """After close() nothing is written, however the two meet."""
     with engine_pair("shm") as pair:
         here = pair.near.register(addressed(SIZE))
-        for round_ in range(20):
+        for round_ in range(8):
             memory = shared(untouched(SIZE))
             there = pair.far.register(memory)
             done = threading.Event()
             writer, causes = keep_writing(pair, (here.address, there.address, SIZE), done)
-            time.sleep(0.002 * round_)
+            time.sleep(0.004 * round_)
             there.close()
             memory[:] = 0
             time.sleep(0.01)
@@ -239,13 +218,13 @@ def test_memory_of_a_closed_engine_is_not_written(far_is_shared):
 
 @pytest.mark.parametrize("far_is_shared", [True, False])
 def test_closing_an_engine_waits_for_copies_in_progress(far_is_shared):
-    for round_ in range(8):
+    for round_ in range(4):
         with engine_pair("shm") as pair:
             memory = shared(untouched(SIZE)) if far_is_shared else untouched(SIZE)
             here, there = pair.regions(addressed(SIZE), memory)
             row = (here.address, there.address, SIZE)
             writer, causes = keep_writing(pair, row, threading.Event())
-            time.sleep(0.002 * round_)
+            time.sleep(0.004 * round_)
             pair.far.close()
             memory[:] = 0
             writer.join(WAIT_S)
@@ -272,37 +251,13 @@ def test_killed_initiator_releases_the_region():
         memory = shared(untouched(SIZE))
         region = engine.register(memory)
         with peer_process(SIZE, writes_to=(engine.name, region.address)) as other:
-            until = time.monotonic() + WAIT_S
-            while (memory == untouched(SIZE)).all() and time.monotonic() < until:
-                time.sleep(0.001)
+            assert eventually(lambda: memory[0] != UNTOUCHED or memory[-1] != UNTOUCHED)
             other.signal(signal.SIGKILL)
             other.process.join()
         region.close()
         memory[:] = 0
         time.sleep(0.05)
         assert not memory.any()
-
-
-def test_open_waits_for_a_stopped_peer_with_a_full_backlog():
-    """A process that is stopped, or busy, takes no connection for a moment."""
-    with peer_process(4096) as other:
-        host, port = other.name.split(":")
-        other.signal(signal.SIGSTOP)
-        waiting = []
-        with contextlib.suppress(BlockingIOError):
-            while True:
-                stranger = socket.socket(socket.AF_UNIX)
-                waiting.append(stranger)
-                stranger.setblocking(False)
-                stranger.connect(f"\0mooncake_kernels/{host}/{port}")
-        with TransferEngine(transports=["shm"]) as engine:
-            with pytest.raises(TransferError, match="deadline") as raised:
-                engine.open(other.name, deadline_s=0.5)
-            assert raised.value.timed_out
-            threading.Timer(0.3, other.signal, [signal.SIGCONT]).start()
-            for stranger in waiting:
-                stranger.close()
-            assert engine.open(other.name, deadline_s=WAIT_S).transport == "shm"
 
 
 def test_shm_region_request_over_tcp_ends_the_connection():

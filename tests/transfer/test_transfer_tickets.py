@@ -17,7 +17,16 @@ from mooncake_kernels import _host, config
 from mooncake_kernels.errors import FailureKind, InvalidArgument, TransferError
 from mooncake_kernels.transfer import TransferEngine
 
-from .support import WAIT_S, addressed, engine_pair, raw_server, stall, untouched
+from .support import (
+    WAIT_S,
+    addressed,
+    engine_pair,
+    error_of,
+    eventually,
+    raw_server,
+    stall,
+    untouched,
+)
 
 SIZE = 1 << 20
 
@@ -28,13 +37,6 @@ def stalled_peer():
     with raw_server(stall) as name, TransferEngine() as engine:
         region = engine.register(addressed(SIZE))
         yield engine, engine.open(name), region
-
-
-def transfer_error(ticket) -> TransferError:
-    with pytest.raises(TransferError) as caught:
-        ticket.wait()
-    assert ticket.done
-    return caught.value
 
 
 @pytest.mark.parametrize("direction", ["write", "read"])
@@ -61,9 +63,10 @@ def test_bare_notifications_keep_their_order(pair):
 
 
 def test_full_notification_queue_rejects_the_sender(pair):
-    with pytest.raises(TransferError, match="notification queue is full"):
+    with pytest.raises(TransferError, match="notification queue is full") as caught:
         for _ in range(1100):
             pair.near.write(pair.peer, [], notify=bytes(65536)).wait()
+    assert caught.value.kind is FailureKind.BUSY
     assert len(pair.far.receive_notifications()) > 1000
     pair.near.write(pair.peer, [], notify=b"room again").wait()
     assert pair.far.receive_notifications() == [(pair.near.name, b"room again")]
@@ -76,7 +79,7 @@ def test_data_whose_notification_is_refused_has_arrived(pair):
         for _ in range(1100):
             pair.near.write(pair.peer, [], notify=bytes(65536)).wait()
     row = (near.address, far.address, SIZE)
-    error = transfer_error(pair.near.write(pair.peer, [row], notify=bytes(65536)))
+    error = error_of(pair.near.write(pair.peer, [row], notify=bytes(65536)))
     assert error.cause == "the peer's notification queue is full"
     assert error.num_bytes_done == SIZE
     assert (target == source).all()
@@ -111,28 +114,26 @@ def test_wait_timeout_leaves_transfer_running():
 def test_deadline_fails_running_and_queued_transfers(direction):
     with stalled_peer() as (engine, peer, region):
         call = getattr(engine, direction)
-        running = call(peer, [(region.address, 1, SIZE)], deadline_s=0.25)
+        running = call(peer, [(region.address, 1, SIZE)], deadline_s=0.1)
         queued = call(peer, [(region.address, 1, SIZE)], deadline_s=0.05)
-        assert transfer_error(queued).cause == "deadline of 0.05 s passed"
-        error = transfer_error(running)
-        assert error.cause == "deadline of 0.25 s passed"
+        assert error_of(queued).cause == "deadline of 0.05 s passed"
+        error = error_of(running)
+        assert error.cause == "deadline of 0.1 s passed"
         assert (error.num_bytes_done, error.num_bytes_total) == (0, SIZE)
 
 
 def test_deadline_defaults_to_the_settings():
     with stalled_peer() as (engine, peer, region), config.override(deadline_s=0.125):
         ticket = engine.write(peer, [(region.address, 1, SIZE)])
-        assert transfer_error(ticket).cause == "deadline of 0.125 s passed"
+        assert error_of(ticket).cause == "deadline of 0.125 s passed"
 
 
 def test_done_notices_a_deadline_without_waiters():
     with stalled_peer() as (engine, peer, region):
         engine.write(peer, [(region.address, 1, SIZE)])
         queued = engine.write(peer, [(region.address, 1, SIZE)], deadline_s=0.01)
-        until = time.monotonic() + WAIT_S
-        while not queued.done and time.monotonic() < until:
-            time.sleep(0.005)
-        assert transfer_error(queued).cause == "deadline of 0.01 s passed"
+        assert eventually(lambda: queued.done)
+        assert error_of(queued).cause == "deadline of 0.01 s passed"
 
 
 def test_open_times_out_for_a_silent_peer():
@@ -155,12 +156,10 @@ def test_ctrl_c_ends_a_wait(what):
             "wait": lambda: ticket.wait(2 * WAIT_S),
             "receive_notifications": lambda: engine.receive_notifications(2 * WAIT_S),
         }[what]
-        until = time.monotonic() + WAIT_S
         with pytest.raises(KeyboardInterrupt):
-            threading.Timer(0.3, signal.pthread_kill, [main, signal.SIGINT]).start()
+            threading.Timer(0.1, signal.pthread_kill, [main, signal.SIGINT]).start()
             wait()
             pytest.fail("it was not interrupted")
-        assert time.monotonic() < until
 
 
 @pytest.mark.parametrize("direction", ["write", "read"])
@@ -174,7 +173,7 @@ def test_cancel(direction):
         assert running.cancel()
         assert running.cancel(), "cancelling is idempotent"
         for ticket in running, queued:
-            error = transfer_error(ticket)
+            error = error_of(ticket)
             assert (error.cause, error.kind) == ("cancelled", FailureKind.CANCELLED)
 
 
@@ -189,17 +188,18 @@ def test_cancel_after_completion_has_no_effect(pair):
 @pytest.mark.parametrize("transport", ["local", "shm", "tcp"])
 @pytest.mark.usefixtures("one_lane")
 def test_peer_is_usable_after_cancellation(transport):
-    size = 64 << 20
+    size = 16 << 20
     with engine_pair(transport) as pair:
         near, far = pair.regions(addressed(size), untouched(size))
         row = (near.address, far.address, size)
-        for i in range(20):
-            tickets = [pair.near.write(pair.peer, [row]) for _ in range(100)]
-            time.sleep(i * 1e-3)
+        for i in range(8):
+            tickets = [pair.near.write(pair.peer, [row]) for _ in range(400)]
+            if i % 2:
+                assert eventually(lambda: tickets[i].done)  # noqa: B023
             cancelled = [ticket.cancel() for ticket in reversed(tickets)]  # the running one last
             assert cancelled == sorted(cancelled, reverse=True) and cancelled[0]
             for ticket in tickets[len(tickets) - sum(cancelled) :]:
-                error = transfer_error(ticket)
+                error = error_of(ticket)
                 assert error.cause == "cancelled" and error.num_bytes_done <= error.num_bytes_total
             pair.near.write(pair.peer, [row]).wait()
 
@@ -285,7 +285,7 @@ def test_await_without_free_descriptor_cancels_the_transfer(monkeypatch):
             ticket = engine.write(peer, [(region.address, 1, SIZE)])
             with pytest.raises(OSError, match="eventfd"):
                 await ticket
-            assert transfer_error(ticket).cause == "cancelled"
+            assert error_of(ticket).cause == "cancelled"
 
         asyncio.run(main())
 
@@ -323,7 +323,7 @@ def test_event_loop_closed_during_await_is_freed():
         del loop, task
         gc.collect()
         assert left() is None
-        assert transfer_error(ticket).cause == "cancelled"
+        assert error_of(ticket).cause == "cancelled"
 
 
 def test_await_ends_at_deadline_or_task_cancellation():
@@ -335,6 +335,6 @@ def test_await_ends_at_deadline_or_task_cancellation():
                 await engine.write(peer, [(region.address, 1, SIZE)], deadline_s=0.05)
             with pytest.raises(asyncio.TimeoutError):
                 await asyncio.wait_for(running, 0.05)
-            assert transfer_error(running).cause == "cancelled"
+            assert error_of(running).cause == "cancelled"
 
         asyncio.run(main())

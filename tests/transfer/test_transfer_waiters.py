@@ -1,5 +1,5 @@
-"""Requests within a machine that the waiting thread carries out, with lanes if they are of several
-pieces; and what if no thread waits.
+"""Requests that the waiting thread carries out, with lanes if they are of several pieces; and what
+if no thread waits.
 """
 
 import asyncio
@@ -20,10 +20,11 @@ from .support import WAIT_S, addressed, engine_pair, eventually, peer_process, u
 SIZE = 1 << 20  # more than is moved at once when it is asked for, and one piece
 ENDED = re.compile("cancelled|closed")
 SEVERAL = (6 << 20) + 1  # of several pieces
-SIZES = [SIZE, 2 * SIZE, SEVERAL]
+SMALL = 4096  # over tcp the caller's thread sends it
+SIZES = [SMALL, SIZE, SEVERAL]
 
 
-@pytest.fixture(params=["local", "shm"])
+@pytest.fixture(params=["local", "shm", "tcp"])
 def here(request):
     with engine_pair(request.param) as engines:
         yield engines
@@ -54,7 +55,7 @@ def moved_by(pair, verb, num_bytes=SIZE):
 @pytest.mark.parametrize("verb", ["write", "read"])
 def test_data_has_arrived_when_wait_returns(here, verb, num_bytes):
     near, far, move = moved_by(here, verb, num_bytes)
-    for i in range(20):
+    for i in range(8):
         far[:] = i
         move().wait()
         assert np.array_equal(near, far)
@@ -77,8 +78,9 @@ def test_transfer_with_dropped_ticket_completes(here):
     assert np.array_equal(near, far)
 
 
-def test_polling_done_makes_progress(here):
-    near, far, move = moved_by(here, "write")
+@pytest.mark.parametrize("num_bytes", [SMALL, SIZE])
+def test_polling_done_makes_progress(here, num_bytes):
+    near, far, move = moved_by(here, "write", num_bytes)
     ticket = move()
     assert eventually(lambda: ticket.done)
     assert np.array_equal(near, far)
@@ -93,7 +95,7 @@ def test_awaited(here):
         return here.near.write(here.peer, [row])
 
     async def main():
-        for _ in range(20):
+        for _ in range(8):
             far[:] = 0xEE
             await move(0)
             assert np.array_equal(near[:SIZE], far[:SIZE])
@@ -107,7 +109,7 @@ def test_awaited(here):
 @pytest.mark.parametrize("timeout_s", [0, 1e-4])
 def test_short_wait_timeout_leaves_transfer_running(here, num_bytes, timeout_s):
     near, far, move = moved_by(here, "write", num_bytes)
-    for i in range(20):
+    for i in range(8):
         far[:] = i
         ticket = move()
         try:
@@ -117,11 +119,11 @@ def test_short_wait_timeout_leaves_transfer_running(here, num_bytes, timeout_s):
         assert np.array_equal(near, far)
 
 
-@pytest.mark.parametrize("num_bytes", [SIZE, SEVERAL])
+@pytest.mark.parametrize("num_bytes", SIZES)
 def test_several_threads_wait_for_one_ticket(here, num_bytes):
     near, far, move = moved_by(here, "write", num_bytes)
     with ThreadPoolExecutor(4) as threads:
-        for _ in range(20):
+        for _ in range(8 if num_bytes > SMALL else 50):
             far[:] = 0xEE
             ticket = move()
             for wait in [threads.submit(ticket.wait) for _ in range(4)]:
@@ -155,7 +157,7 @@ def test_a_notification_does_not_wait_for_the_caller(here, num_bytes):
 
 def test_own_notification_follows_the_data(here):
     near, far, move = moved_by(here, "write", SEVERAL)
-    for i in range(20):
+    for i in range(8):
         near[:] = i
         ticket = move(notify=b"all")
         with ThreadPoolExecutor(1) as threads:
@@ -168,7 +170,7 @@ def test_own_notification_follows_the_data(here):
 @pytest.mark.parametrize("num_bytes", [SIZE, SEVERAL])
 def test_later_notification_follows_the_data(here, num_bytes):
     near, far, move = moved_by(here, "write", num_bytes)
-    for i in range(20):
+    for i in range(8):
         near[:] = i
         first = move()
         with ThreadPoolExecutor(1) as threads:
@@ -211,7 +213,7 @@ def test_deadline_expired_before_wait_is_reported(here):
 @pytest.mark.parametrize("waits", [False, True])
 def test_transfer_ends_when_its_region_peer_or_engine_closes(here, what, waits, num_bytes):
     """Moved whole, or an error that says why; never neither."""
-    for _ in range(10):
+    for _ in range(4):
         near, far = addressed(num_bytes), untouched(num_bytes)
         with TransferEngine(transports=[here.peer.transport]) as engine:
             source, target = engine.register(near), here.far.register(far)
@@ -250,7 +252,7 @@ def test_peer_killed_before_wait_fails_the_transfer(num_bytes):
             near.write(peer, row, deadline_s=5).wait()
 
 
-@pytest.mark.parametrize("num_bytes", [SIZE, SEVERAL])
+@pytest.mark.parametrize("num_bytes", SIZES)
 def test_many_threads_wait_for_their_own_transfers(here, num_bytes):
     num_threads = 8
     near, far = addressed(num_threads * num_bytes), untouched(num_threads * num_bytes)
