@@ -6,7 +6,6 @@ import signal
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Iterator
 
 import pytest
@@ -114,28 +113,21 @@ def test_engine_not_started_as_target_is_rejected(capsys):
     assert "is no target, which --mode target starts" in capsys.readouterr().err
 
 
-def test_target_with_secret_rejects_initiator_without(capsys):
-    process, name = start_target(MOONCAKE_KERNELS_SECRET="of the target, not ours")
+def test_target_with_a_secret_rejects_others_and_is_killed_during_a_run(capsys):
+    secret = "of the target, not ours"
+    process, name = start_target(MOONCAKE_KERNELS_SECRET=secret)
     with process:
-        status = initiate(name)
-        process.terminate()
-    assert status == 2
-    assert "secret" in capsys.readouterr().err
-
-
-def test_target_killed_during_run_is_an_error(capsys):
-    process, name = start_target()
-    threading.Timer(0.5, process.kill).start()
-    with process:
-        assert initiate(name, "--protocol", "tcp", "--duration", "60") == 2
+        assert initiate(name) == 2
+        assert "secret" in capsys.readouterr().err
+        threading.Timer(0.2, process.kill).start()
+        with config.override(secret=secret):
+            assert initiate(name, "--protocol", "tcp", "--duration", "60") == 2
     assert capsys.readouterr().err.startswith(f"error: transfer with {name}: ")
 
 
 def test_ctrl_c_reports_partial_results(target, capsys):
-    threading.Timer(0.3, os.kill, [os.getpid(), signal.SIGINT]).start()
-    start = time.monotonic()
+    threading.Timer(0.1, os.kill, [os.getpid(), signal.SIGINT]).start()
     assert initiate(target, "--duration", "600") == 0
-    assert time.monotonic() - start < 300
     assert "batches/s" in capsys.readouterr().out
 
 

@@ -1,7 +1,6 @@
 """Peers that die or stop, in separate processes."""
 
 import signal
-import time
 
 import numpy as np
 import pytest
@@ -10,10 +9,17 @@ from mooncake_kernels import config
 from mooncake_kernels.errors import TransferError
 from mooncake_kernels.transfer import TransferEngine
 
-from .support import addressed, hang_up_after_hello, peer_process, raw_server, untouched
+from .support import (
+    addressed,
+    eventually,
+    hang_up_after_hello,
+    peer_process,
+    raw_server,
+    untouched,
+)
 
-PIECE = 8 << 20  # what is confirmed at once, or more
-SIZE = 64 << 20
+PIECE = 4 << 20  # what is confirmed at once, or more
+SIZE = 32 << 20
 
 
 def error_of(ticket) -> TransferError | None:
@@ -24,10 +30,11 @@ def error_of(ticket) -> TransferError | None:
     return None
 
 
-@pytest.mark.parametrize("transport", ["shm", "tcp"])
-@pytest.mark.parametrize("direction", ["write", "read"])
-@pytest.mark.parametrize("after_s", [0.0, 0.05, 0.2])
-def test_peer_killed_mid_transfer_fails_requests(transport, direction, after_s):
+@pytest.mark.parametrize(
+    ("transport", "direction", "num_done"),
+    [("shm", "write", 0), ("shm", "read", 4), ("tcp", "write", 4), ("tcp", "read", 0)],
+)
+def test_peer_killed_mid_transfer_fails_requests(transport, direction, num_done):
     with (
         config.override(transfer_lanes=1 if direction == "read" else 2),  # see one_lane
         TransferEngine(transports=[transport]) as engine,
@@ -38,7 +45,7 @@ def test_peer_killed_mid_transfer_fails_requests(transport, direction, after_s):
             assert peer.transport == transport
             row = (region.address, other.address, SIZE)
             tickets = [getattr(engine, direction)(peer, [row]) for _ in range(100)]
-            time.sleep(after_s)
+            assert eventually(lambda: all(ticket.done for ticket in tickets[:num_done]))
             other.signal(signal.SIGKILL)
             errors = [error for ticket in tickets if (error := error_of(ticket))]
             assert errors, "all were over before it was killed"
@@ -60,8 +67,8 @@ def test_stopped_peer_times_out_and_recovers(direction):
         row = (region.address, other.address, SIZE)
         other.stop()
         with pytest.raises(TransferError) as caught:
-            getattr(engine, direction)(peer, [row], deadline_s=0.4).wait()
-        assert caught.value.cause == "deadline of 0.4 s passed"
+            getattr(engine, direction)(peer, [row], deadline_s=0.2).wait()
+        assert caught.value.cause == "deadline of 0.2 s passed"
         assert caught.value.num_bytes_done == 0
         with pytest.raises(TransferError, match=r"deadline of 0.1 s passed"):
             engine.open(other.name, deadline_s=0.1)
@@ -81,8 +88,8 @@ def test_shm_transfer_works_while_peer_is_stopped():
         engine.write(peer, [(region.address, other.address, SIZE)], deadline_s=20).wait()
         engine.read(peer, [(back.address, other.address, SIZE)], deadline_s=20).wait()
         np.testing.assert_array_equal(back._buffer.owner, addressed(SIZE))
-        with pytest.raises(TransferError, match=r"deadline of 0.3 s passed"):
-            engine.write(peer, [], notify=b"are you there?", deadline_s=0.3).wait()
+        with pytest.raises(TransferError, match=r"deadline of 0.1 s passed"):
+            engine.write(peer, [], notify=b"are you there?", deadline_s=0.1).wait()
 
 
 def test_closing_does_not_wait_for_a_stopped_peer():

@@ -16,7 +16,8 @@ from mooncake_kernels.errors import InvalidArgument, TransferError
 from mooncake_kernels.transfer import TransferEngine
 
 from .files import PAGE, Pool, environment
-from .support import UNTOUCHED, addressed, engine_pair
+from .scripts import run_fork
+from .support import UNTOUCHED, addressed, engine_pair, error_of
 
 MIB = 1 << 20
 
@@ -25,12 +26,6 @@ MIB = 1 << 20
 def pool(tmp_path):
     with Pool(tmp_path / "pool", 8 * MIB) as pool:
         yield pool
-
-
-def error_of(ticket) -> TransferError:
-    with pytest.raises(TransferError) as caught:
-        ticket.wait()
-    return caught.value
 
 
 @pytest.mark.parametrize("direction", ["write", "read"])
@@ -115,7 +110,7 @@ def test_truncated_file_rejects_ranges_beyond_its_end(pool, num_blocks):
 def test_file_truncated_during_read_yields_no_made_up_data(pool):
     """What is not there any more is refused, or not read; nothing is made up."""
     with ThreadPoolExecutor(1) as threads:
-        for _ in range(20):
+        for _ in range(8):
             os.truncate(pool.path, 8 * MIB)
             rows = pool.rows([(0, 0, 8 * MIB)])
             tickets = [pool.engine.read(pool.peer, rows) for _ in range(20)]
@@ -129,37 +124,22 @@ def test_file_truncated_during_read_yields_no_made_up_data(pool):
 
 
 PERMISSION = """
-import os, sys
-from mooncake_kernels.errors import TransferError
-from tests.transfer.files import addressed, paged
-from mooncake_kernels.transfer import TransferEngine
-path = sys.argv[1]
+import mooncake_kernels as mk
 if os.getuid() == 0:
     os.setgid(65534); os.setuid(65534)
 with TransferEngine() as engine:
-    memory = paged(8192)
+    memory = mk.shared_memory(8192).numpy()
     region = engine.register(memory)
-    peer = engine.open("file:" + path)
+    peer = engine.open("file:{path}")
     engine.read(peer, [(region.address, 0, 8192)]).wait()
-    assert (memory == addressed(8192)).all()
+    assert memory.tobytes() == open("{path}", "rb").read()
     try:
         engine.write(peer, [(region.address, 0, 8192)]).wait()
     except TransferError as error:
-        print(error.cause)
+        print(error.cause, file=sys.stderr)
     peer.sync().wait()
-    os.environ["SECRET"] and engine.open("file:" + os.environ["SECRET"])
+    engine.open("file:{secret}")
 """
-
-
-def run(script: str, *arguments, command=(), **variables) -> subprocess.CompletedProcess:
-    return subprocess.run(
-        [*command, sys.executable, "-c", script, *map(str, arguments)],
-        capture_output=True,
-        text=True,
-        env=environment(**variables),
-        cwd="/",
-        timeout=120,
-    )
 
 
 def test_read_only_file_cannot_be_written():
@@ -169,37 +149,39 @@ def test_read_only_file_cannot_be_written():
         for file, mode in ((path, 0o444), (secret, 0)):
             file.write_bytes(addressed(8192))
             file.chmod(mode)
-        result = run(PERMISSION, path, SECRET=str(secret))
-        assert result.stdout == "the file may only be read: Permission denied\n", result.stderr
-        assert f"transfer with file:{secret}: open: Permission denied" in result.stderr
+        status, said = run_fork(PERMISSION.format(path=path, secret=secret))
+        assert said.startswith("the file may only be read: Permission denied\n")
+        assert status == 1 and f"transfer with file:{secret}: open: Permission denied" in said
         assert np.array_equal(np.frombuffer(path.read_bytes(), np.uint8), addressed(8192))
 
 
 LIMITED = """
-import resource, signal, sys
-from pathlib import Path
-from mooncake_kernels.errors import TransferError
-from tests.transfer.files import Pool
+import resource
+import mooncake_kernels as mk
 MIB = 1 << 20
-with Pool(Path(sys.argv[1]), 4 * MIB) as pool:
+with open("{path}", "wb") as file:
+    file.truncate(4 * MIB)
+with TransferEngine() as engine:
+    at = engine.register(mk.shared_memory(4 * MIB)).address
+    peer = engine.open("file:{path}")
     resource.setrlimit(resource.RLIMIT_FSIZE, (MIB, MIB))
     for offset, size in ((3 * MIB, 8192), (3 * MIB + 1, 100)):  # past the page cache, and not
-        rows = pool.rows([(0, 0, MIB), (2 * MIB, offset, size)])
+        rows = [(at, 0, MIB), (at + 2 * MIB, offset, size)]
         try:
-            pool.engine.write(pool.peer, rows).wait()
+            engine.write(peer, rows).wait()
         except TransferError as error:
-            print(error.cause, error.num_bytes_done)
-    pool.engine.write(pool.peer, rows[:1]).wait()
+            print(error.cause, error.num_bytes_done, file=sys.stderr)
+    engine.write(peer, rows[:1]).wait()
 """
 
 
 def test_file_size_limit_fails_the_write(tmp_path):
-    result = run(LIMITED, tmp_path / "pool")
-    assert result.stdout.splitlines() == [
+    status, said = run_fork(LIMITED.format(path=tmp_path / "pool"))
+    assert said.splitlines() == [
         f"writing at offset {3 * MIB}: File too large {MIB}",
         f"writing at offset {3 * MIB + 1}: File too large {MIB}",
-    ], result.stderr
-    assert result.returncode == 0, result.stderr
+    ]
+    assert status == 0
 
 
 FULL = """
@@ -235,5 +217,12 @@ def test_full_disk_reports_bytes_written(tmp_path):
     if mounted.returncode:
         pytest.skip(f"tmpfs cannot be mounted: {mounted.stderr.strip()}")
     # One lane: what another had under way when this one failed is not known to be done.
-    result = run(FULL, tmp_path, command=alone, MOONCAKE_KERNELS_TRANSFER_LANES="1")
+    result = subprocess.run(
+        [*alone, sys.executable, "-c", FULL, tmp_path],
+        capture_output=True,
+        text=True,
+        env=environment(MOONCAKE_KERNELS_TRANSFER_LANES="1"),
+        cwd="/",
+        timeout=120,
+    )
     assert (result.returncode, result.stdout) == (0, "No space left on device\n"), result.stderr

@@ -54,7 +54,7 @@ def work(pipe: Connection, transport: str, name: str, address: int, number: int)
 
 @pytest.mark.parametrize("transport", ["tcp", "shm"])
 def test_all_forked_clients_of_an_engine_are_served(transport, soak):
-    num_clients, seconds = (64, 60.0) if soak else (4, 0.5)
+    num_clients, seconds = (64, 60.0) if soak else (4, 0.2)
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload([__name__])
     forkserver.ensure_running()

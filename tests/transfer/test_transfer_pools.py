@@ -111,7 +111,7 @@ def test_any_pools(transport):
     with engine_pair(transport) as pair:
 
         @given(case=moves(), direction=st.sampled_from(["write", "read"]))
-        @settings(max_examples=60, deadline=None)
+        @settings(max_examples=30, deadline=None)
         def run(case, direction):
             src_pool, dst_pool, src_ids, dst_ids = case
             if direction == "write":
@@ -131,7 +131,7 @@ def any_planes(draw):
 
 
 @given(any_planes())
-@settings(max_examples=500, deadline=None)
+@settings(max_examples=150, deadline=None)
 def test_planes_that_overlap_are_refused(case):
     planes, num_blocks, block_bytes, stride = case
     starts = [p + i * stride for p in planes for i in range(num_blocks)]

@@ -61,7 +61,7 @@ def test_bytes_arrive(node, verified, secret):
 
 
 @given(sizes=st.lists(st.integers(1, 2 * RECORD), min_size=1, max_size=60), seed=st.integers(0, 99))
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=12, deadline=None)
 def test_parts_of_all_sizes(node, sizes, seed):
     """Small parts share a record, large ones take several."""
     gaps = np.random.default_rng(seed).integers(0, 100, len(sizes))
@@ -94,11 +94,11 @@ def test_rekeying_after_256_mib(node):
         mine, theirs = near.register(source), far.register(target)
         peer = near.open(far.name)
         row = (mine.address, theirs.address, size)
-        for _ in range(6):
+        for _ in range(5):
             near.write(peer, [row]).wait()
         assert (target == source).all()
         source[:] = UNTOUCHED
-        for _ in range(6):
+        for _ in range(5):
             near.read(peer, [row]).wait()
         assert (target == source).all()
         near.write(peer, [row]).wait()

@@ -85,7 +85,7 @@ def test_an_engine_closes_next_to_a_stalled_one(node, num_bytes):
 
 
 @given(data=st.binary(max_size=300))
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=15, deadline=None)
 def test_garbage_to_the_server(node, data):
     with TransferEngine(tls=node) as engine, connect(engine.name) as connection:
         send_last(connection, b"\x16" + data)
@@ -97,7 +97,7 @@ def test_garbage_to_the_server(node, data):
 
 
 @given(data=st.binary(max_size=300))
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=15, deadline=None)
 def test_garbage_to_the_client(node, data):
     def behave(connection):
         connection.recv(1)
