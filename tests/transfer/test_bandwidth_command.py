@@ -1,5 +1,6 @@
 """``python -m mooncake_kernels bandwidth``: a target process, and initiators in this one."""
 
+import itertools
 import json
 import os
 import signal
@@ -125,8 +126,15 @@ def test_target_with_a_secret_rejects_others_and_is_killed_during_a_run(capsys):
     assert capsys.readouterr().err.startswith(f"error: transfer with {name}: ")
 
 
-def test_ctrl_c_reports_partial_results(target, capsys):
-    threading.Timer(0.1, os.kill, [os.getpid(), signal.SIGINT]).start()
+def test_ctrl_c_reports_partial_results(target, capsys, monkeypatch):
+    read, count = TransferEngine.read_blocks, itertools.count()
+
+    def interrupting(engine, *arguments):
+        if next(count) == 100:
+            os.kill(os.getpid(), signal.SIGINT)
+        return read(engine, *arguments)
+
+    monkeypatch.setattr(TransferEngine, "read_blocks", interrupting)
     assert initiate(target, "--duration", "600") == 0
     assert "batches/s" in capsys.readouterr().out
 

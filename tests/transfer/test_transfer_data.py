@@ -1,5 +1,7 @@
 """Transfers move bytes: every comparison is exact, and each byte identifies its source."""
 
+from concurrent.futures import ThreadPoolExecutor
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -79,6 +81,23 @@ def test_local_overlapping_copy_behaves_like_memmove():
             rows = [(region.address + src, region.address + dst, size)]
             pair.far.write(itself, rows).wait()
             np.testing.assert_array_equal(memory, want)
+
+
+def test_requests_from_many_threads(pair):
+    num_threads, num_rounds, size = 8, 20, 10_000
+    near, far = addressed(num_threads * size), untouched(num_threads * size)
+    near_region, far_region = pair.regions(near, far)
+
+    def work(index):
+        row = (near_region.address + index * size, far_region.address + index * size, size)
+        for _ in range(num_rounds):
+            pair.near.write(pair.peer, [row]).wait()
+            pair.near.read(pair.peer, [row]).wait()
+
+    with ThreadPoolExecutor(num_threads) as threads:
+        list(threads.map(work, range(num_threads)))
+    np.testing.assert_array_equal(far, near)
+    np.testing.assert_array_equal(near, addressed(num_threads * size))
 
 
 @st.composite

@@ -154,7 +154,6 @@ def test_more_threads_than_lanes(pair, num_bytes):
             pair.near.write(pair.peer, [(here, there, num_bytes)]).wait()
             assert (far[part] == near[part]).all()
             pair.near.write_blocks(pair.peer, np.array([here]), np.array([there]), num_bytes).wait()
-            pair.near.read(pair.peer, [(here, there, num_bytes)]).wait()
 
     with ThreadPoolExecutor(num_threads) as threads:
         list(threads.map(move, range(num_threads)))
