@@ -116,9 +116,10 @@ def reconnects():
     return sum(path["num_reconnects"] for path in engine.stats()["paths"][name].values())
 
 before, begin = reconnects(), SIZE // 2 - (512 << 10)
-for _ in range(5):  # over one connection: what fails ends others that have a part of it
+for _ in range(20):  # over one connection: what fails ends others that have a part of it
     fails(engine, "write", peer, here.address + begin, address + begin, 1 << 20)
-assert reconnects() == before, (before, reconnects())
+# Those that ended before may still be coming back, one for each lane.
+assert reconnects() - before < 8, (before, reconnects())
 """
 
 IN_PROCESS = """

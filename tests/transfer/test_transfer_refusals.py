@@ -43,7 +43,7 @@ def test_transfer_error_survives_pickling():
 @pytest.mark.parametrize("direction", ["write", "read"])
 @pytest.mark.parametrize(
     ("far_offset", "size"),
-    [(-1, 10), (SIZE, 1), (SIZE - 5, 6), (1 << 40, 8), (-(1 << 44), 1), (SIZE // 2, SIZE)],
+    [(-1, 10), (SIZE, 1), (SIZE - 5, 6), (1 << 40, 8), (-(1 << 20), 1), (SIZE // 2, SIZE)],
 )
 def test_remote_range_outside_the_region_is_refused(pair, rows, direction, far_offset, size):
     _, far, row = rows
@@ -346,5 +346,5 @@ def test_cuda_memory_needs_the_driver(engine):
             "shape": (4,), "typestr": "|u1", "data": (0x1000, False), "version": 3,
         }  # fmt: skip
 
-    with pytest.raises(Unavailable, match="register: memory of cuda:0: libcuda.so.1"):
+    with pytest.raises(Unavailable, match="register: memory of cuda:0: (libcuda.so.1|built without cuda.h)"):
         engine.register(OnTheGpu())
