@@ -2,12 +2,14 @@
 
 import threading
 from collections.abc import Callable, Container
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from mooncake_kernels.errors import FailureKind, InvalidArgument, TransferError, Unavailable
 from mooncake_kernels.transfer import Peer, TransferEngine
 
 R = TypeVar("R")
+
+NEAR_BYTES = 256 << 10  # up to here a request is faster than memory that is mapped, or a NIC
 
 
 class Lease:
@@ -19,18 +21,20 @@ class Lease:
 
     __slots__ = ("_peers", "peer")
 
-    def __init__(self, peers: "Peers", peer: Peer):
-        self._peers, self.peer = peers, peer
+    peer: Peer
+
+    def __init__(self, peers: "Peers"):
+        self._peers = peers
 
     def __enter__(self) -> Peer:
         return self.peer
 
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
-        self._peers._end(self, has_failed=isinstance(error, TransferError))
+        self.end(error)
 
     def end(self, error: BaseException | None = None) -> None:
         """End the use; ``error``: what has ended it. Thread-safe, idempotent."""
-        self._peers._end(self, has_failed=isinstance(error, TransferError))
+        self._peers._end(self.peer, self, has_failed=isinstance(error, TransferError))
 
 
 class Peers:
@@ -39,7 +43,7 @@ class Peers:
     def __init__(self, engine: TransferEngine):
         self.engine = engine
         self._peers: dict[str, Peer] = {}
-        self._leases: dict[Peer, set[Lease]] = {}  # also of forgotten ones, until they are unused
+        self._users: dict[Peer, set[object]] = {}  # also of forgotten ones, until they are unused
         self._lock = threading.Lock()
         self._is_closed = False
 
@@ -54,49 +58,40 @@ class Peers:
         Raises:
             TransferError: it cannot be reached, or may not be connected to.
         """
-        with self._lock:
-            if self._is_closed:
-                raise TransferError(name, "this side was closed", kind=FailureKind.CLOSED)
-            if (peer := self._peers.get(name)) is not None:
-                return self._begin(peer)
-        if not may_open:
-            raise TransferError(name, "it is not connected", kind=FailureKind.DISCONNECTED)
-        try:
-            opened = self.engine.open(name, allow_file=False, deadline_s=deadline_s)
-        except Unavailable as error:  # no such host
-            raise TransferError(name, str(error), kind=FailureKind.UNREACHABLE) from error
-        except InvalidArgument as error:  # the engine was closed
-            raise TransferError(name, str(error), kind=FailureKind.CLOSED) from error
-        with self._lock:
-            peer = None if self._is_closed else self._peers.setdefault(name, opened)
-            lease = None if peer is None else self._begin(peer)
-        if peer is not opened:
-            opened.close()  # these peers are closed, or another thread came first
-        if lease is None:
-            raise TransferError(name, "this side was closed", kind=FailureKind.CLOSED)
+        lease = Lease(self)
+        lease.peer = self._begin(name, deadline_s, lease, may_open)
         return lease
 
-    def use(self, name: str, deadline_s: float, action: Callable[[Peer], R]) -> R:
+    def use(self, name: str, deadline_s: float, action: Callable[..., R], *args: Any) -> R:
         """Carry out an action with a peer; if its engine turns out to be gone, once more with the
         one that has its name now.
 
         Args:
             name: of its engine.
             deadline_s: of connecting.
-            action: called with the peer, within a lease.
+            action: called with the peer, which is not closed meanwhile.
+            *args: further arguments of it.
 
         Raises:
             TransferError: it cannot be reached, or the action raises it.
         """
-        lease = self.lease(name, deadline_s)
-        try:
-            with lease as peer:
-                return action(peer)
-        except TransferError as error:
-            if error.kind is not FailureKind.GONE:
-                raise
-        with self.lease(name, deadline_s) as peer:
-            return action(peer)
+        may_retry = True
+        while True:
+            user, has_failed = object(), False
+            peer = self._begin(name, deadline_s, user)
+            try:
+                return action(peer, *args)
+            except TransferError as error:
+                has_failed = True
+                if error.kind is not FailureKind.GONE or not may_retry:
+                    raise
+                may_retry = False
+            finally:
+                self._end(peer, user, has_failed=has_failed)
+
+    def prefers_rpc(self, peer: Peer, num_bytes: int) -> bool:
+        """Whether so many bytes are moved faster with a request, or its answer, than by address."""
+        return peer.transport == "tcp" or (peer.transport != "local" and num_bytes <= NEAR_BYTES)
 
     def is_open(self, name: str) -> bool:
         """Whether a peer is connected to."""
@@ -104,12 +99,12 @@ class Peers:
             return name in self._peers
 
     def forget(self, name: str) -> None:
-        """Close a peer once no lease uses it."""
+        """Close a peer once no one uses it."""
         with self._lock:
             peer = self._peers.pop(name, None)
-            if peer is None or self._leases.get(peer):
+            if peer is None or self._users.get(peer):
                 return
-            self._leases.pop(peer, None)
+            self._users.pop(peer, None)
         peer.close()
 
     def keep(self, names: Container[str]) -> None:
@@ -123,25 +118,44 @@ class Peers:
         """Close all, even those in use, whose transfers fail. Idempotent."""
         with self._lock:
             self._is_closed = True
-            peers = list(self._leases)
-            self._peers, self._leases = {}, {}
+            peers = list(self._users)
+            self._peers, self._users = {}, {}
         for peer in peers:
             peer.close()
 
-    def _begin(self, peer: Peer) -> Lease:
-        lease = Lease(self, peer)
-        self._leases.setdefault(peer, set()).add(lease)
-        return lease
+    def _begin(self, name: str, deadline_s: float, user: object, may_open: bool = True) -> Peer:
+        with self._lock:
+            if self._is_closed:
+                raise TransferError(name, "this side was closed", kind=FailureKind.CLOSED)
+            if (peer := self._peers.get(name)) is not None:
+                self._users[peer].add(user)
+                return peer
+        if not may_open:
+            raise TransferError(name, "it is not connected", kind=FailureKind.DISCONNECTED)
+        try:
+            opened = self.engine.open(name, allow_file=False, deadline_s=deadline_s)
+        except Unavailable as error:  # no such host
+            raise TransferError(name, str(error), kind=FailureKind.UNREACHABLE) from error
+        except InvalidArgument as error:  # the engine was closed
+            raise TransferError(name, str(error), kind=FailureKind.CLOSED) from error
+        with self._lock:
+            peer = None if self._is_closed else self._peers.setdefault(name, opened)
+            if peer is not None:
+                self._users.setdefault(peer, set()).add(user)
+        if peer is not opened:
+            opened.close()  # these peers are closed, or another thread came first
+        if peer is None:
+            raise TransferError(name, "this side was closed", kind=FailureKind.CLOSED)
+        return peer
 
-    def _end(self, lease: Lease, *, has_failed: bool) -> None:
-        peer = lease.peer
+    def _end(self, peer: Peer, user: object, *, has_failed: bool) -> None:
         with self._lock:
             if has_failed and self._peers.get(peer.name) is peer:
                 del self._peers[peer.name]
-            leases = self._leases.get(peer)
-            if leases is not None:
-                leases.discard(lease)
-            if leases or self._peers.get(peer.name) is peer:
+            users = self._users.get(peer)
+            if users is not None:
+                users.discard(user)
+            if users or self._peers.get(peer.name) is peer:
                 return
-            self._leases.pop(peer, None)
+            self._users.pop(peer, None)
         peer.close()

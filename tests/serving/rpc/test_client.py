@@ -148,7 +148,7 @@ def test_undelivered_request_fails_and_drops_its_connection(made):
                 finish(call)
             assert not made.peers.is_open(made.name)
             made.client.end(call)
-    assert not made.client._calls and not made.peers._leases
+    assert not made.client._calls and not made.peers._users
 
 
 def test_unreachable_peer_is_reported_by_name(made):
@@ -229,7 +229,7 @@ def test_call_failed_while_connecting_is_not_sent(made, monkeypatch):
     with pytest.raises(TransferError, match="it is gone"):
         made.client.start(made.name, request(made.client), WAIT_S)
     assert made.asked.receive_notifications(0) == []
-    assert not made.client._calls and not made.peers._leases
+    assert not made.client._calls and not made.peers._users
 
 
 def test_call_numbers_are_unique_across_clients(made):

@@ -56,7 +56,7 @@ def test_peers_not_kept_are_closed_once_unused(made):
         made.peers.keep([])
         assert unused.peer.closed and not used.peer.closed
         used.end()
-        assert used.peer.closed and not made.peers._leases
+        assert used.peer.closed and not made.peers._users
 
 
 def test_forgetting_an_unknown_peer_does_nothing(made):
@@ -71,7 +71,7 @@ def test_close_also_closes_peers_in_use(made):
     peers.close()
     peers.close()
     assert forgotten.peer.closed and used.peer.closed
-    assert not peers._leases, "a peer has its descriptors until nobody refers to it"
+    assert not peers._users, "a peer has its descriptors until nobody refers to it"
     for lease in (forgotten, used):
         lease.end()
     for name in (made.name, "127.0.0.1:1"):  # no one is connected to any more
