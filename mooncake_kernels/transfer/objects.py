@@ -150,6 +150,7 @@ class ObjectCalls:
     """The calls of ``TransferEngine`` about objects of pools."""
 
     _engine: _host.TransferEngine
+    _closed: bool
 
     def serve(
         self,
@@ -243,7 +244,7 @@ class ObjectCalls:
         _check_bool("read_objects", sums=sums, compare=compare)
         deadline_s = as_deadline("read_objects", deadline_s)
         return ObjectsResponse(
-            self._engine.read_objects(peer._peer, words, starts, counts, sums, compare, deadline_s)
+            read_checked(self, peer, words, starts, counts, sums, compare, deadline_s)
         )
 
     def read_objects_into(
@@ -370,6 +371,58 @@ class ObjectCalls:
 
     def _check_open(self, op: str) -> None:
         raise NotImplementedError
+
+
+def read_checked(
+    engine: ObjectCalls,
+    peer: Peer,
+    keys: np.ndarray,
+    offsets: np.ndarray,
+    sizes: np.ndarray,
+    sums: bool,
+    compare: bool,
+    deadline_s: float,
+) -> _host.ObjectsResponse:
+    """``TransferEngine.read_objects`` of arguments that are right: only whether the engine is still
+    open is checked again.
+
+    Args:
+        engine: of the peer.
+        peer: see ``read_objects``.
+        keys: ``[n, 2]`` uint64, packed, n from 1 to 1024.
+        offsets: ``[n]`` uint64.
+        sizes: ``[n]`` uint64.
+        sums: see ``read_objects``.
+        compare: see there.
+        deadline_s: see there.
+
+    Returns:
+        What ``ObjectsResponse`` wraps; to be closed.
+
+    Raises:
+        InvalidArgument: the engine is closed.
+        TransferError, Unavailable: as ``read_objects``; a closed peer is a ``TransferError``.
+    """
+    if engine._closed:
+        engine._check_open("read_objects")
+    return engine._engine.read_objects(peer._peer, keys, offsets, sizes, sums, compare, deadline_s)
+
+
+def read_into_checked(
+    engine: ObjectCalls,
+    peer: Peer,
+    keys: np.ndarray,
+    places: list[list[Place]],
+    verify: bool,
+    answer_s: float,
+    deadline_s: float,
+) -> np.ndarray:
+    """``TransferEngine.read_objects_into`` of arguments that are right, as ``read_checked``."""
+    if engine._closed:
+        engine._check_open("read_objects_into")
+    read = peer._peer, keys, places, verify, answer_s, deadline_s
+    sizes = engine._engine.read_plain(*read)
+    return engine._engine.read_objects_into(*read) if sizes is None else sizes
 
 
 def _as_each(op: str, argument: str, values: Any, count: int) -> np.ndarray:

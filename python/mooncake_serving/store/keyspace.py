@@ -105,6 +105,13 @@ def fingerprints(keys: np.ndarray) -> np.ndarray:
     return keys[:, 0] ^ (keys[:, 1] * SPREAD)
 
 
+def words_of(keys: np.ndarray) -> list[bytes]:
+    """Keys as elements of a set."""
+    if len(keys) == 1:
+        return [keys.tobytes()]
+    return np.ascontiguousarray(keys, np.uint64).view("V16").reshape(-1).tolist()
+
+
 def key_text(key: Key) -> str:
     """Format a key: ``0x`` and 32 hexadecimal digits, the hash first."""
     return f"0x{int(key[0]):016x}{int(key[1]):016x}"

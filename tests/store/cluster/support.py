@@ -60,7 +60,7 @@ def make_host(
     engine = TransferEngine(engine_name, transports=transports, secret=secret, tls=tls)
     node = Node(store, engine, directory, **{"host": name, "ttl_s": TTL_S} | node_options)
     if not by_key:
-        node._reader._object_rpc.suits = lambda *_: False
+        node._peers.prefers_rpc = lambda *_: False
     return Host(store, engine, node, ClusterStore(node, **(options or {})))
 
 

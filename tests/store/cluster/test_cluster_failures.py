@@ -17,8 +17,7 @@ from mooncake_kernels.errors import (
 )
 from mooncake_kernels.pool import ObjectPool, PinnedObject, PutResult
 from mooncake_serving.store import SsdTier, Store, TieredStore
-from mooncake_serving.store.cluster import pins
-from mooncake_serving.store.cluster import remote_reads as remote
+from mooncake_serving.store.cluster import pinned_reads, pins
 from mooncake_serving.store.cluster.messages import (
     PINNED,
     Pin,
@@ -107,10 +106,10 @@ def test_damage_in_transit_is_reported_per_object(hosts):
 
     def spoiled(read, peer, moves, **options):
         read(peer, moves, **options)
-        if bad in [address for address, _ in moves]:
+        if bad in [remote for _, remote, _ in moves]:
             raise TransferError(peer.name, "a range differs", kind=FailureKind.CHECKSUM)
 
-    with replaced(two.node._reader._fetcher, "read", spoiled):
+    with replaced(two.node.reads._pinned._fetcher, "read", spoiled):
         assert two.cluster.fetch(range(4)) == [STORED, STORED, None, STORED]
         with pytest.raises(ChecksumError):
             two.cluster.get(2)
@@ -150,14 +149,14 @@ def test_corrupted_read_is_repeated(hosts, verify):
         num_reads += 1
         read(peer, moves, **options)
         if num_reads == 1:
-            ctypes.memset(moves[1][1].address + 7, 0, 1)
+            ctypes.memset(moves[1][0] + 7, 0, 1)
 
     into = np.zeros((3, UNIT), np.uint8)
-    with replaced(two.node._reader._fetcher, "read", spoiled):
+    with replaced(two.node.reads._pinned._fetcher, "read", spoiled):
         assert two.cluster.get_into_each(range(3), into).tolist() == [UNIT] * 3
     assert [bytes(row) for row in into] == [value(i) for i in range(3)] and num_reads == 4
     num_reads = 0
-    with replaced(two.node._reader._fetcher, "read", spoiled):
+    with replaced(two.node.reads._pinned._fetcher, "read", spoiled):
         assert two.cluster.fetch(range(3)) == [STORED] * 3
     assert two.store.get_each(range(3)) == [value(i) for i in range(3)] and num_reads == 4
     assert two.store.stats().num_writing == 0
@@ -168,9 +167,9 @@ def test_given_object_is_verified_on_arrival(hosts):
 
     def spoiled(read, peer, moves, **options):
         read(peer, moves, **options)
-        ctypes.memset(moves[0][1].address + 7, 0, 1)
+        ctypes.memset(moves[0][0] + 7, 0, 1)
 
-    with replaced(one.node._reader._fetcher, "read", spoiled):
+    with replaced(one.node.reads._pinned._fetcher, "read", spoiled):
         with pytest.raises(Unavailable, match="checksum: what has arrived is something else"):
             two.cluster.put("a", value(1))
     assert not one.store.exists("a") and one.store.stats().num_writing == 0
@@ -193,7 +192,7 @@ def test_no_one_waits_for_the_release_of_verified_objects(hosts):
 
 
 def test_read_not_confirmed_by_its_holder_is_discarded(hosts, monkeypatch):
-    monkeypatch.setattr(remote, "SOONER_BYTES", 0)
+    monkeypatch.setattr(pinned_reads, "SOONER_BYTES", 0)
     one, two, three = hosts.several(3, by_key=False, options={"verify": 0})
     one.cluster.put("a", value(1))
 
@@ -216,7 +215,7 @@ def test_read_not_confirmed_by_its_holder_is_discarded(hosts, monkeypatch):
 
 @pytest.mark.parametrize("verify", [0, 1])
 def test_reader_taken_for_dead_never_returns_stale_data(hosts, verify, monkeypatch):
-    monkeypatch.setattr(remote, "SOONER_BYTES", 0)
+    monkeypatch.setattr(pinned_reads, "SOONER_BYTES", 0)
     one, two = hosts.several(2, by_key=False, ttl_s=SHORT_TTL_S, options={"verify": verify})
     one.cluster.put("a", value(1))
 
@@ -227,7 +226,7 @@ def test_reader_taken_for_dead_never_returns_stale_data(hosts, verify, monkeypat
         hosts.directory.leave(two.node.name)
         assert eventually(lambda: one.node.num_readers() == 0)
 
-    with replaced(two.node._reader._fetcher, "read", slow):
+    with replaced(two.node.reads._pinned._fetcher, "read", slow):
         assert two.cluster.fetch(["a"]) == [STORED if verify else None]
     assert two.store.get("a") == (value(1) if verify else None)
     assert two.store.stats().num_writing == 0
@@ -374,7 +373,7 @@ def test_verified_read_succeeds_though_the_release_fails(hosts):
         release(member, token)
         raise TransferError(member.name, "it was closed")
 
-    with replaced(two.node._reader, "_release", failing):
+    with replaced(two.node.reads._pinned, "_release", failing):
         assert two.cluster.fetch(range(10)) == [STORED] * 10
     assert num_failures == 2 and two.store.stats().num_writing == 0
 

@@ -10,7 +10,7 @@ import pytest
 from mooncake_kernels.errors import FailureKind, TransferError, Unavailable
 from mooncake_kernels.pool import PutResult
 from mooncake_serving.store import Store
-from mooncake_serving.store.cluster import remote_reads as remote
+from mooncake_serving.store.cluster import pinned_reads
 from mooncake_serving.store.cluster.messages import Pin, Pinned, key_bytes
 from mooncake_serving.store.directory import Claim, connect
 
@@ -116,11 +116,11 @@ def test_stopped_holder_is_not_retried_by_every_read(hosts, start, by_key):
     there.do(put, "a", value(1))
     asked = []
 
-    def lease(original, name, deadline_s, **options):
+    def begin(original, name, *args):
         asked.append(name)
-        return original(name, deadline_s, **options)
+        return original(name, *args)
 
-    with replaced(here.node._peers, "lease", lease):
+    with replaced(here.node._peers, "_begin", begin):
         assert here.cluster.get("a") == value(1)
         there.stop()
         try:
@@ -185,7 +185,7 @@ def test_holder_killed_during_a_read(hosts, start):
         near.kill()
         return read(*args, **options)
 
-    with replaced(here.node._reader._fetcher, "read", killed):
+    with replaced(here.node.reads._pinned._fetcher, "read", killed):
         assert here.cluster.get("a") == value(1, 500_000)
     assert here.cluster.get("only there") is None
     assert eventually(lambda: not here.cluster.exists("only there"))
@@ -194,7 +194,7 @@ def test_holder_killed_during_a_read(hosts, start):
 
 @pytest.mark.parametrize("verify", [0, 1])
 def test_holder_killed_after_the_data_was_read(hosts, start, verify, monkeypatch):
-    monkeypatch.setattr(remote, "SOONER_BYTES", 0)
+    monkeypatch.setattr(pinned_reads, "SOONER_BYTES", 0)
     here, there = hosts.make("here", by_key=False, options={"verify": verify}), start("there")
     there.do(put, "a", value(1))
 
@@ -202,7 +202,7 @@ def test_holder_killed_after_the_data_was_read(hosts, start, verify, monkeypatch
         read(*args, **options)
         there.kill()
 
-    with replaced(here.node._reader._fetcher, "read", killed):
+    with replaced(here.node.reads._pinned._fetcher, "read", killed):
         # Their checksum says that the bytes are good, or no one does.
         assert here.cluster.get("a") == (value(1) if verify else None)
     assert here.cluster.fetch(["a"]) == [None] and here.store.stats().num_writing == 0

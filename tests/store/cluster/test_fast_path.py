@@ -39,10 +39,6 @@ def fails(owner, name: str) -> contextlib.AbstractContextManager:
     return replaced(owner, name, refuse)
 
 
-def is_read_directly(host) -> contextlib.AbstractContextManager:
-    return fails(host.node._reader, "read")
-
-
 def num_calls(function) -> int:
     """How many Python functions it calls."""
     count = 0
@@ -72,7 +68,8 @@ class TestReads:
     def test_objects_are_read_directly_from_their_only_holder(self, pair):
         one, none = pair
         arrays = [np.zeros(4000, np.uint8) for _ in range(4)]
-        with is_read_directly(none):
+        pinned, locations = none.node.reads._pinned, none.node.locations
+        with fails(pinned, "read"), fails(locations, "_keep"):
             sizes = none.cluster.get_into_each(range(4), arrays)
             assert none.cluster.get_into(3, arrays[0][:1000], arrays[0][1000:]) == 3000
             assert none.cluster.get(2) == value(2, 2000)

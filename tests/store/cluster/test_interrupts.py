@@ -11,7 +11,7 @@ import pytest
 import mooncake_serving.store
 from mooncake_kernels.pool import PutResult
 from mooncake_serving.store import drain
-from mooncake_serving.store.cluster import remote_reads as remote
+from mooncake_serving.store.cluster import reads as remote
 
 from ...interrupts import CtrlC
 from ..support import eventually
@@ -80,7 +80,7 @@ def test_memory_is_freed_only_after_all_holders_finish(hosts, monkeypatch):
         raise Interrupted
 
     monkeypatch.setattr(remote, "wait", interrupted)
-    with replaced(three.node._reader._fetcher, "read", read):
+    with replaced(three.node.reads._pinned._fetcher, "read", read):
         with pytest.raises(Interrupted):
             three.cluster.get_each(["a", "b"])
     assert num_reading == []

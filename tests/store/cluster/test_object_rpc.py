@@ -9,9 +9,9 @@ import pytest
 
 from mooncake_kernels.errors import FailureKind, TransferError, Unavailable
 from mooncake_kernels.pool import ObjectPool, PoolCounts, PutResult
-from mooncake_kernels.transfer import ObjectsResponse, TransferEngine
 from mooncake_serving.store import Quota, SsdTier, Store, TieredStore
-from mooncake_serving.store.cluster.directory_entries import Locations
+from mooncake_serving.store.cluster import reads
+from mooncake_serving.store.cluster.reads import Locations
 
 from ..support import eventually
 from .support import SHORT_TTL_S, UNIT, SomeDirectory, damage, replaced, value
@@ -30,13 +30,22 @@ def is_asked(host) -> contextlib.AbstractContextManager:
 
 def received(monkeypatch, then) -> None:
     """Have something happen when an answer has arrived, before it is looked at."""
-    receive = ObjectsResponse.receive
+    read = reads.read_checked
 
-    def receive_and(reply, places, **options):
-        is_right = receive(reply, places, **options)
-        return then(places, is_right)
+    def read_and(*args):
+        answer = read(*args)
 
-    monkeypatch.setattr(ObjectsResponse, "receive", receive_and)
+        def receive(places, *options):
+            return then(places, answer.receive(places, *options))
+
+        return SimpleNamespace(
+            statuses=answer.statuses,
+            object_bytes=answer.object_bytes,
+            receive=receive,
+            close=answer.close,
+        )
+
+    monkeypatch.setattr(reads, "read_checked", read_and)
 
 
 def test_reads_puts_and_removals_bypass_the_node(hosts):
@@ -121,16 +130,15 @@ def test_holder_lost_mid_read_is_skipped(hosts, monkeypatch):
     one, two, three = hosts.make("near"), hosts.make("far"), hosts.make("near")
     one.cluster.put("a", value(1, 10 * UNIT))
     two.cluster.fetch(["a"])
-    receive = ObjectsResponse.receive
     failed = []
 
-    def fail_once(reply, places, **options):
+    def fail_once(places, is_right):
         if not failed:
-            failed.append(reply)
+            failed.append(places)
             raise TransferError(one.node.name, "connection closed by peer")
-        return receive(reply, places, **options)
+        return is_right
 
-    monkeypatch.setattr(ObjectsResponse, "receive", fail_once)
+    received(monkeypatch, fail_once)
     assert three.cluster.fetch(["a"]) == [STORED] and failed
     assert three.store.get("a") == value(1, 10 * UNIT) and three.store.stats().num_writing == 0
 
@@ -266,13 +274,8 @@ def test_removal_without_the_directory_takes_effect_later(hosts):
 
 @pytest.mark.parametrize("num_bytes, is_by_key", [(UNIT, True), (1 << 20, False)])
 def test_large_objects_on_one_host_are_read_by_address(hosts, num_bytes, is_by_key, monkeypatch):
-    monkeypatch.setattr(
-        TransferEngine,
-        "read_objects",
-        lambda *args, read=TransferEngine.read_objects, **options: (
-            asked.append(args) or read(*args, **options)
-        ),
-    )
+    read = reads.read_into_checked
+    monkeypatch.setattr(reads, "read_into_checked", lambda *args: asked.append(args) or read(*args))
     one = hosts.make("one", 4 << 20, transports=["shm"])
     two = hosts.make("two", transports=["shm"])
     asked = []
@@ -325,14 +328,14 @@ def test_host_whose_engine_responds_is_not_marked_silent(hosts):
         assert member in backoff
         return call(*args, **options)
 
-    by_key = none.node._reader._object_rpc
+    by_key = none.node.client._object_rpc
     with is_asked(one):
-        for call, use in (
-            ("put", lambda: none.cluster.put("a", value(1)) is STORED),
-            ("read", lambda: none.cluster.get("a") == value(1)),
-            ("remove", lambda: none.cluster.remove("a")),
+        for owner, call, use in (
+            (by_key, "put", lambda: none.cluster.put("a", value(1)) is STORED),
+            (none.node.reads, "_read_inline", lambda: none.cluster.get("a") == value(1)),
+            (by_key, "remove", lambda: none.cluster.remove("a")),
         ):
-            with replaced(by_key, call, noted_before):
+            with replaced(owner, call, noted_before):
                 assert use()
             assert member not in backoff
 
@@ -347,7 +350,7 @@ def test_locations():
     def keys(*numbers: int) -> np.ndarray:
         return np.array([(n, 7) for n in numbers], np.uint64).reshape(-1, 2)
 
-    locations = Locations(ask, 60.0)
+    locations = Locations(SimpleNamespace(holders=ask), 60.0)
     pools, is_remembered = locations.find(keys(1, 2, 3))
     assert pools == [["p"], [], ["p"]] and is_remembered == [False] * 3
     pools, is_remembered = locations.find(keys(3, 2, 1))  # what is nowhere is asked for again
@@ -356,7 +359,7 @@ def test_locations():
     locations.find(keys(1, 3))
     locations.find(keys(1, 3), anew=True)
     assert now.asked == [[1, 2, 3], [2], [1], [1, 3]]
-    soon = Locations(ask, 0.0)
+    soon = Locations(SimpleNamespace(holders=ask), 0.0)
     soon.find(keys(1))
     assert soon.find(keys(1))[1] == [False]
     locations.find(np.stack([np.arange(1, 140_001, 2), np.ones(70_000)], axis=1).astype(np.uint64))

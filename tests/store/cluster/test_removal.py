@@ -262,7 +262,7 @@ def test_removal_during_a_fetch_leaves_no_copy(hosts, looks):
     one, two, three = hosts.several(3)
     one.cluster.put_each(["a", "b"], [value(1), value(2)])
     looker = two if looks else None
-    with replaced(two.node._reader, "read", removing(three, "a", looker)):
+    with replaced(two.node.reads, "read_from", removing(three, "a", looker)):
         assert two.cluster.fetch(["a", "b"]) == [None, STORED]
     assert hosts_with(hosts.all, "a") == [] and not three.cluster.exists("a")
     assert hosts_with(hosts.all, "b") == ["host-0", "host-1"]
@@ -277,7 +277,7 @@ def test_removal_during_a_copy_leaves_no_copy(hosts, looks):
     one, two, three = hosts.several(3)
     one.cluster.put("a", value(1))
     looker = two if looks else None
-    with replaced(two.node._reader, "read", removing(three, "a", looker)):
+    with replaced(two.node.reads, "read_from", removing(three, "a", looker)):
         copied = Replicator(one.cluster).copy(["a"], two.node.name)
     assert copied.failed == {0: f"{two.node.name}: it was removed meanwhile"}
     assert hosts_with(hosts.all, "a") == [] and not three.cluster.exists("a")
@@ -286,7 +286,7 @@ def test_removal_during_a_copy_leaves_no_copy(hosts, looks):
 def test_removal_by_another_thread_of_the_copier_leaves_no_copy(hosts):
     one, two = hosts.several(2)
     one.cluster.put("a", value(1))
-    with replaced(two.node._reader, "read", removing(two, "a", two)):
+    with replaced(two.node.reads, "read_from", removing(two, "a", two)):
         assert two.cluster.fetch(["a"]) == [None]
     look_at_everything(hosts)
     assert hosts_with(hosts.all, "a") == [] and not one.cluster.exists("a")
@@ -301,7 +301,7 @@ def test_copier_that_fails_before_publishing_leaves_no_copy(hosts):
         removing(three, "a")(read, *args, **options)
         raise Unavailable("the directory is away")
 
-    with replaced(two.node._reader, "read", fail):
+    with replaced(two.node.reads, "read_from", fail):
         with pytest.raises(Unavailable):
             two.cluster.fetch(["a", "b"])
     assert two.store.exists("a") and two.store.exists("b")
@@ -349,7 +349,7 @@ def test_a_copy_is_kept_and_published_later_if_the_directory_is_away(hosts):
         away.is_away = True
         return outcomes
 
-    with replaced(two.node._reader, "read", read):
+    with replaced(two.node.reads, "read_from", read):
         assert two.cluster.fetch(["a"]) == [STORED]
     away.is_away = False
     assert two.node.entries.is_stale

@@ -89,7 +89,7 @@ def test_restarted_reader_reads_at_once(world, ports, end, by_key):
         one = world.start(ports[0])
         for host in (one, two):
             if not by_key:
-                host.node._reader._object_rpc.suits = lambda *_: False
+                host.node._peers.prefers_rpc = lambda *_: False
         assert one.cluster.exists("a") and one.cluster.get("a") == value(1)
         assert two.cluster.get("a") == value(1)
         assert not one.node._rpc._calls and not two.node._rpc._calls

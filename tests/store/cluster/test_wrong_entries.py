@@ -33,7 +33,7 @@ def test_object_put_during_a_read_stays_listed(hosts, by_key):
         return withdraw_gone(keys)
 
     with replaced(one.node.entries, "withdraw_gone", look):
-        with replaced(two.node._reader, "_read_from", put_again):
+        with replaced(two.node.reads, "_read_group", put_again):
             assert two.cluster.get("a") == value(2)
         assert three.cluster.exists("a") and three.cluster.get("a") == value(2)
         assert eventually(lambda: looked_at)

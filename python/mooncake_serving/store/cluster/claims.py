@@ -10,7 +10,8 @@ import numpy as np
 from mooncake_kernels.errors import Unavailable
 
 from ..directory import Claim, Directory, NotAMember
-from .directory_entries import DirectoryEntries, in_parts, words_of
+from ..keyspace import words_of
+from .directory_entries import DirectoryEntries, in_parts
 
 logger = logging.getLogger(__name__)
 

@@ -1,6 +1,7 @@
 """The store over all hosts: the calls of ``Store``, which look in the local pool first."""
 
 import math
+import random
 import time
 from collections.abc import Iterable, Sequence
 from typing import Any
@@ -29,7 +30,6 @@ from .hot_keys import HotKeys
 from .membership import check_preferred
 from .node import Node
 from .put import ClusterPut
-from .reads import Reads
 from .removals import Removals
 from .retention import prompt_options
 from .writes import Writes
@@ -89,8 +89,10 @@ class ClusterStore(Closeable):
         self._store = node.store
         self._keyspace = node.store.keyspace if node.store else Keyspace(namespace or "")
         self._wait_s = claim_s
-        self._reads = Reads(node, verify, hot)
-        self._writes = Writes(node, self._reads, verify=verify > 0, claim_s=claim_s)
+        self._reads = node.reads
+        self._verify = float(verify)
+        self._hot = hot
+        self._writes = Writes(node, node.reads, verify=verify > 0, claim_s=claim_s)
         self._removals = Removals(node)
 
     def get(self, key: StoreKey) -> bytes | None:
@@ -103,9 +105,14 @@ class ClusterStore(Closeable):
         value, is_damaged = self._get_here(key)
         if value is not None:
             return value
+        words = self._keyspace.row(key, "get")
         destination = BytesDestination()
-        outcome = self._read("get", key, destination, is_damaged)
-        return None if outcome is Outcome.ABSENT else destination.value()
+        [outcome] = self.read_each(words, [destination])
+        if outcome is Outcome.DONE:
+            return destination.value()
+        if is_damaged or outcome is Outcome.DAMAGED:
+            raise _damaged("get", words[0])
+        return None
 
     def get_into(self, key: StoreKey, *buffers: Any, offset: int | None = None) -> int | None:
         """Copy an object, or the part of it from ``offset`` on, see ``ObjectPool.get_into``.
@@ -128,13 +135,16 @@ class ClusterStore(Closeable):
                 is_damaged = True
                 self._withdraw(key)
         destination = BufferDestination("get_into", buffers, offset)
-        outcome = self._read("get_into", key, destination, is_damaged)
-        if outcome is Outcome.ABSENT:
-            return None
+        words = self._keyspace.row(key, "get_into")
+        [outcome] = self.read_each(words, [destination])
+        if outcome is Outcome.DONE:
+            destination.deliver()
+            return destination.object_bytes
         if outcome is Outcome.NOT_TAKEN:
-            destination.check("get_into")
-        destination.deliver()
-        return destination.object_bytes
+            raise destination.refusal("get_into")
+        if is_damaged or outcome is Outcome.DAMAGED:
+            raise _damaged("get_into", words[0])
+        return None
 
     def get_each(self, keys: StoreKeys) -> list[bytes | None]:
         """Return copies of many objects, see ``get``; those of one holder are read at once."""
@@ -143,7 +153,7 @@ class ClusterStore(Closeable):
         found = [value for value, _ in here]
         missing = [i for i, value in enumerate(found) if value is None]
         destinations = [BytesDestination() for _ in missing]
-        outcomes = self._reads.read_each(words[missing], destinations)
+        outcomes = self.read_each(words[missing], destinations)
         for i, destination, outcome in zip(missing, destinations, outcomes, strict=True):
             if outcome is Outcome.DONE:
                 found[i] = destination.value()
@@ -181,7 +191,7 @@ class ClusterStore(Closeable):
             missing = np.flatnonzero((sizes == ABSENT) | (sizes == DAMAGED)).tolist()
             left = words[missing]
         destinations = [BufferDestination("get_into_each", [buffers[i]]) for i in missing]
-        outcomes = self._reads.read_each(left, destinations)
+        outcomes = self.read_each(left, destinations)
         for i, destination, outcome in zip(missing, destinations, outcomes, strict=True):
             if outcome is Outcome.DONE:
                 destination.deliver()
@@ -216,7 +226,7 @@ class ClusterStore(Closeable):
             except ChecksumError:
                 is_damaged = True
                 self._withdraw(key)
-            [result], [outcome] = self._reads.fetch(words)
+            [result], [outcome] = self._reads.fetch(words, verify=random.random() < self._verify)
             if result is None:
                 if is_damaged or outcome is Outcome.DAMAGED:
                     raise _damaged("view", words[0])
@@ -246,7 +256,8 @@ class ClusterStore(Closeable):
             Unavailable: the directory does not answer, and some objects are not here.
         """
         self._own_pool("fetch")
-        return self._reads.fetch(self._keyspace.keys(keys, "fetch"))[0]
+        words = self._keyspace.keys(keys, "fetch")
+        return self._reads.fetch(words, verify=random.random() < self._verify)[0]
 
     def exists(self, key: StoreKey) -> bool:
         """Tell whether any pool has an object, as far as the directory knows."""
@@ -286,7 +297,10 @@ class ClusterStore(Closeable):
         Raises:
             Unavailable: the directory does not answer.
         """
-        return self._reads.read_each(words, destinations)
+        hot = None if self._hot is None or self.node.is_draining else self._hot
+        return self._reads.read_each(
+            words, destinations, verify=random.random() < self._verify, hot=hot
+        )
 
     def put(
         self,
@@ -557,14 +571,6 @@ class ClusterStore(Closeable):
     def _withdraw(self, key: StoreKey) -> None:
         """Tell the directory that the local object is gone because it was damaged."""
         self.node.entries.withdraw(self._keyspace.row(key))
-
-    def _read(self, op: str, key: StoreKey, destination: Destination, is_damaged: bool) -> Outcome:
-        """Read one object: ``DONE``, ``NOT_TAKEN`` by its destination, ``ABSENT``."""
-        words = self._keyspace.row(key, op)
-        [outcome] = self._reads.read_each(words, [destination])
-        if outcome is Outcome.DAMAGED or (is_damaged and outcome is Outcome.ABSENT):
-            raise _damaged(op, words[0])
-        return outcome
 
     def _put(
         self,

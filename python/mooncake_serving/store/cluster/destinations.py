@@ -3,11 +3,11 @@
 import enum
 import logging
 from collections.abc import Sequence
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Protocol
 
 import numpy as np
 
-from mooncake_kernels.buffers import as_buffer
+from mooncake_kernels.buffers import Buffer, as_buffer
 from mooncake_kernels.errors import InvalidArgument
 from mooncake_kernels.pool import Key, ObjectPut, PutResult, checksum_of
 from mooncake_kernels.transfer import WHOLE
@@ -22,6 +22,7 @@ ANY_SIZE = (1 << 64) - 1
 DEFAULT_OPTIONS: np.void = np.zeros(1, PUT_OPTIONS)[0]
 logger = logging.getLogger(__name__)
 
+HOST = "cpu:0"  # what all host memory is called, see ``Buffer``
 GONE = "it was removed meanwhile"
 
 
@@ -35,43 +36,36 @@ class Outcome(enum.Enum):
     UNREACHED = 4  # the holder cannot be reached
     BUSY = 5  # too much is pinned there
     SPOILED = 6  # it, or an object read with it, was damaged on its way
+    BY_ADDRESS = 7  # the holder's engine leaves it to its node
 
 
-class Range(NamedTuple):
-    """A part of an object, and its destination in local memory."""
-
-    address: int
-    offset: int
-    num_bytes: int
+Places = list[tuple[int, int]]  # pieces of local memory, to be filled in order: address, bytes
 
 
 class Destination(Protocol):
     """Takes one object. ``open`` may be called again after ``abort``, for another copy of it.
 
     Attributes:
-        takes_all: whether it takes the whole object, not a part of it.
+        wanted: offset of the wanted part in the object, or ``WHOLE``, and its maximum size.
         was_compared: whether the holder has compared the object with its checksum, and need not do
             so again for a part of it.
-        location: the memory of its ranges, as in ``Buffer``.
-        places: pieces of host memory, (address, bytes), for the whole object, if ``fill`` may be
-            called instead of ``open`` and ``commit``. Otherwise None.
+        location: its memory, as in ``Buffer``.
+        places: where a whole object of any size goes that is accepted, if that is known before it
+            is opened: then ``arrive`` may be called instead of ``open`` and ``commit``.
     """
 
-    takes_all: bool
+    wanted: tuple[int, int]
     was_compared: bool
     location: str
-    places: list[tuple[int, int]] | None
+    places: Places | None
 
-    def wants(self) -> tuple[int, int]:
-        """Offset of the wanted part in the object, or ``WHOLE``, and its maximum size."""
-
-    def fill(self, num_bytes: int) -> None:
+    def arrive(self, num_bytes: int) -> None:
         """Accept an object of this size, which is in ``places``."""
         self.open(num_bytes)
         self.commit()
 
-    def open(self, num_bytes: int) -> Sequence[Range] | None:
-        """Return where the bytes of an object of this size go; None: it is refused."""
+    def open(self, num_bytes: int) -> Places | None:
+        """Return where the bytes wanted of an object of this size go; None: it is refused."""
 
     def commit(self) -> None:
         """Accept the bytes: they are there, and right."""
@@ -86,10 +80,11 @@ class BufferDestination:
     Data for a GPU goes to host memory first, until it is delivered.
 
     Attributes:
+        num_bytes: size of the memory.
         object_bytes: size of the object, once it is known.
     """
 
-    location = "cpu:0"
+    location = HOST
 
     def __init__(
         self,
@@ -99,55 +94,44 @@ class BufferDestination:
         *,
         was_compared: bool = False,
     ):
-        given = as_writable(op, buffers)
+        self._buffers: Sequence[Buffer] = as_writable(op, buffers)
         if offset is not None:
             check_number(op, "offset", offset)
-        self._bounce = BounceBuffers(given)
         self._offset = offset
-        self.takes_all = offset is None
+        self._bounce: BounceBuffers | None = None
+        self._places: Places = []
+        self.places = self._places if offset is None else None
+        self.num_bytes = self.object_bytes = 0
         self.was_compared = was_compared
-        self.object_bytes = 0
-        self.num_bytes = 0
-        places = []
-        for buffer in self._bounce.buffers:
-            places.append((buffer.address, buffer.num_bytes))
+        for buffer in self._buffers:
+            if buffer.location != HOST and self._bounce is None:
+                self._bounce = BounceBuffers(self._buffers)
+                self._buffers = self._bounce.buffers
+        for buffer in self._buffers:
+            self._places.append((buffer.address, buffer.num_bytes))
             self.num_bytes += buffer.num_bytes
-        self.places = places if offset is None else None
+        self.wanted = WHOLE if offset is None else offset, self.num_bytes
 
-    def wants(self) -> tuple[int, int]:
-        return WHOLE if self._offset is None else self._offset, self.num_bytes
+    def arrive(self, num_bytes: int) -> None:
+        self.object_bytes = num_bytes
 
-    def fits(self) -> bool:
-        """Whether the object, or the requested part of it, has the right size."""
+    def open(self, num_bytes: int) -> Places | None:
+        self.object_bytes = num_bytes
         if self._offset is None:
-            return self.object_bytes <= self.num_bytes
-        return self._offset + self.num_bytes <= self.object_bytes
+            if num_bytes < self.num_bytes:
+                return first_bytes(self._places, num_bytes)
+            return self._places if num_bytes == self.num_bytes else None
+        return self._places if self._offset + self.num_bytes <= num_bytes else None
 
-    def check(self, op: str) -> None:
-        """Raise what ``ObjectPool.get_into`` raises if the object did not fit."""
-        if not self.fits():
-            need = (
-                f"must have room for {self.object_bytes} bytes, got {self.num_bytes}"
-                if self._offset is None
-                else f"and offset must be within the object's {self.object_bytes} bytes, got "
-                f"{self.num_bytes} from {self._offset}"
-            )
-            raise InvalidArgument(f"{op}: buffers {need}")
-
-    def fill(self, num_bytes: int) -> None:
-        self.object_bytes = num_bytes
-
-    def open(self, num_bytes: int) -> list[Range] | None:
-        self.object_bytes = num_bytes
-        if not self.fits():
-            return None
-        ranges, offset = [], self._offset or 0
-        end = num_bytes if self._offset is None else offset + self.num_bytes
-        for buffer in self._bounce.buffers:
-            if part := min(buffer.num_bytes, end - offset):
-                ranges.append(Range(buffer.address, offset, part))
-                offset += part
-        return ranges
+    def refusal(self, op: str) -> InvalidArgument:
+        """What ``ObjectPool.get_into`` raises if the object does not fit."""
+        need = (
+            f"must have room for {self.object_bytes} bytes, got {self.num_bytes}"
+            if self._offset is None
+            else f"and offset must be within the object's {self.object_bytes} bytes, got "
+            f"{self.num_bytes} from {self._offset}"
+        )
+        return InvalidArgument(f"{op}: buffers {need}")
 
     def commit(self) -> None:
         pass  # it is in place, once it is delivered
@@ -158,28 +142,33 @@ class BufferDestination:
         Raises:
             Unavailable, CudaError: of the driver.
         """
-        self._bounce.deliver(self.object_bytes if self._offset is None else self.num_bytes)
+        if self._bounce is not None:
+            self._bounce.deliver(self.object_bytes if self._offset is None else self.num_bytes)
 
     def abort(self) -> None:
         pass  # the content of the buffers is undefined
 
 
-class BytesDestination(BufferDestination):
+class BytesDestination(Destination):
     """New memory, as large as the object."""
 
+    location = HOST
+    wanted = WHOLE, ANY_SIZE
+    was_compared = False
+    places: Places | None = None
+
     def __init__(self) -> None:
-        super().__init__("get", ())
-        self.places = None  # its size is not known
         self._array = np.empty(0, np.uint8)
 
-    def wants(self) -> tuple[int, int]:
-        return WHOLE, ANY_SIZE
-
-    def open(self, num_bytes: int) -> list[Range] | None:
+    def open(self, num_bytes: int) -> Places | None:
         self._array = np.empty(num_bytes, np.uint8)
-        self._bounce = BounceBuffers([as_buffer(self._array)])
-        self.num_bytes = num_bytes
-        return super().open(num_bytes)
+        return [(as_buffer(self._array).address, num_bytes)]
+
+    def commit(self) -> None:
+        pass
+
+    def abort(self) -> None:
+        pass
 
     def value(self) -> bytes:
         return self._array.tobytes()
@@ -198,9 +187,8 @@ class PoolDestination(Destination):
         result: of the put; None while there is none.
     """
 
-    takes_all = True
     was_compared = False
-    places: list[tuple[int, int]] | None = None
+    places: Places | None = None
 
     def __init__(
         self,
@@ -215,13 +203,11 @@ class PoolDestination(Destination):
         self._options = options
         self._put: ObjectPut | None = None
         self._stored_id = 0
+        self.wanted = WHOLE, store.pool.capacity_bytes
         self.location = store.pool.buffer.location
         self.result: PutResult | None = None
 
-    def wants(self) -> tuple[int, int]:
-        return WHOLE, self._store.pool.capacity_bytes
-
-    def open(self, num_bytes: int) -> list[Range] | None:
+    def open(self, num_bytes: int) -> Places | None:
         if num_bytes > self._store.pool.capacity_bytes:
             self.result = PutResult.FULL
             return None
@@ -235,7 +221,7 @@ class PoolDestination(Destination):
         self._put = begun
         if self._copies is not None:
             self._copies.begin(begun.id)
-        return [Range(begun.buffer.address, 0, num_bytes)] if num_bytes else []
+        return [(begun.buffer.address, num_bytes)] if num_bytes else []
 
     def exists(self) -> None:
         """Take the object for the one that is there already. A copy of one that is never evicted
@@ -277,6 +263,16 @@ class PoolDestination(Destination):
     def _unmark(self, object_id: int) -> None:
         if self._copies is not None:
             self._copies.end(np.array([object_id], np.uint64))
+
+
+def first_bytes(places: Places, num_bytes: int) -> Places:
+    """The first bytes of memory."""
+    first: Places = []
+    for address, size in places:
+        if part := min(size, num_bytes):
+            first.append((address, part))
+            num_bytes -= part
+    return first
 
 
 def keep_copies(

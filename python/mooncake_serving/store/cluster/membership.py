@@ -6,7 +6,7 @@ import os
 import socket
 import threading
 import time
-from collections.abc import Callable, Container, Iterator, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from pathlib import Path
 from typing import Any
@@ -26,7 +26,7 @@ BEATS_A_SWEEP = 10
 
 
 class Membership:
-    """Membership in a directory, for as long as this is open.
+    """Membership in a directory, from ``join`` until ``close``.
 
     One thread keeps the node a member, another publishes what its pool has: publishing millions of
     objects may take longer than a membership lasts.
@@ -42,8 +42,8 @@ class Membership:
         on_beat: is called as often, also while the directory does not answer.
         on_rejoin: is called after the directory has forgotten the member, or was replaced.
 
-    Raises:
-        Unavailable: the directory does not answer.
+    Attributes:
+        serving: by the name of each pool the living members that serve it; none for this node's.
     """
 
     def __init__(
@@ -65,17 +65,25 @@ class Membership:
         self._on_members = on_members
         self._on_beat = on_beat
         self._on_rejoin = on_rejoin
-        entry = describe()
-        self._name, self._pool = entry.name, entry.pool
+        self._name = self._pool = ""
         self._is_over = threading.Event()
         self._must_look = threading.Event()
         self._joining = threading.Lock()  # so that none joins who has left
         self._members: dict[str, Member] = {}
-        self._servers: dict[str, Member | None] = {}
+        self.serving: dict[str, list[Member]] = {}
         self._homes: tuple[Member, ...] = ()
         self._served: set[str] = set()  # names of all members with pools so far
         self._threads: list[threading.Thread] = []
-        self._directory.join(entry, ttl_s)
+
+    def join(self) -> None:
+        """Become a member.
+
+        Raises:
+            Unavailable: the directory does not answer.
+        """
+        entry = self._describe()
+        self._name, self._pool = entry.name, entry.pool
+        self._directory.join(entry, self._ttl_s)
         try:
             for run, name in ((self._renew, "mk-store-member"), (self._look, "mk-store-look")):
                 thread = threading.Thread(target=run, name=name, daemon=True)
@@ -91,10 +99,6 @@ class Membership:
         """The living members, as last reported."""
         return self._members
 
-    def server_of(self, pool: str) -> Member | None:
-        """The only living member that serves another pool; None if there is none, or more."""
-        return self._servers.get(pool)
-
     def homes(self) -> tuple[Member, ...]:
         """The living members whose pools take objects, without this node's: the emptiest first."""
         return self._homes
@@ -109,10 +113,11 @@ class Membership:
         self._members = {member.name: member for member in self._directory.members()}
         for name, member in self._members.items():
             self._meet(member, before.get(name))
-        servers: dict[str, Member | None] = {self._pool: None}
+        serving: dict[str, list[Member]] = {self._pool: []}
         for member in self._members.values():
-            servers[member.pool] = None if member.pool in servers else member
-        self._servers = servers
+            if member.pool not in ("", self._pool):
+                serving.setdefault(member.pool, []).append(member)
+        self.serving = serving
         homes = (
             member
             for member in self._members.values()
@@ -236,32 +241,40 @@ class PeerBackoff:
 
     Args:
         lasts_s: for how long a node is not asked.
+
+    Attributes:
+        silent: by the name of a node its life, and until when it is not asked; usually empty.
     """
 
     def __init__(self, lasts_s: float):
         self._lasts_s = lasts_s
-        self._until: dict[str, tuple[int, float]] = {}  # by name: its life, and until when
+        self.silent: dict[str, tuple[int, float]] = {}
         self._lock = threading.Lock()
 
     def failed(self, member: Member, error: TransferError | Unavailable) -> None:
         """Note that a request to a node failed: if it was not answered in time, it is silent."""
+        logger.info("%s is passed over: %s", member.name, error)
         if getattr(error, "timed_out", False):
             with self._lock:
-                self._until[member.name] = member.life, time.monotonic() + self._lasts_s
+                self.silent[member.name] = member.life, time.monotonic() + self._lasts_s
 
     def heard(self, name: str) -> None:
         """Note that something came from a node."""
-        if self._until:  # seldom, and messages are many
+        if self.silent:  # messages are many
             with self._lock:
-                self._until.pop(name, None)
+                self.silent.pop(name, None)
+
+    def among(self, holders: Iterable[Sequence[Member]]) -> set[str]:
+        """Names of the members that are not asked now."""
+        return {member.name for members in holders for member in members if member in self}
 
     def __contains__(self, member: Member) -> bool:
-        if not self._until:
+        if not self.silent:
             return False
         with self._lock:
-            life, until = self._until.get(member.name, (0, 0.0))
+            life, until = self.silent.get(member.name, (0, 0.0))
             if until and time.monotonic() >= until:
-                del self._until[member.name]
+                del self.silent[member.name]
                 until = 0.0
             return until > 0 and life == member.life
 

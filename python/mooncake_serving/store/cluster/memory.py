@@ -1,4 +1,4 @@
-"""Memory that the engine may use: registered regions, and a staging area for everything else."""
+"""Memory that the engine may use: registered regions, a staging area for the rest, and offers."""
 
 import contextlib
 import queue
@@ -103,6 +103,30 @@ class RegisteredMemory:
                 if region.address <= address and end <= region.address + region.num_bytes:
                     return region
         return None
+
+
+class Offers:
+    """Memory that others have been asked to read. Thread-safe.
+
+    At the end they ask whether the offer was valid until then: what was read from an offer given up
+    meanwhile does not become an object, however late it was read.
+    """
+
+    def __init__(self) -> None:
+        self._names: dict[int, str] = {}
+        self._lock = threading.Lock()
+
+    def add(self, number: int, name: str) -> None:
+        with self._lock:
+            self._names[number] = name
+
+    def end(self, number: int, name: str) -> bool:
+        """End an offer; returns whether it was still valid."""
+        with self._lock:
+            if self._names.get(number) != name:
+                return False
+            del self._names[number]
+            return True
 
 
 class Staging:

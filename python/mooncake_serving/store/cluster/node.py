@@ -6,8 +6,6 @@ import os
 import threading
 import time
 import weakref
-from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from types import UnionType
 from typing import Any
@@ -22,23 +20,21 @@ from ...rpc import Peers
 from ..directory import Directory, Member
 from ..store import Store
 from .claims import Admission, Claims
-from .destinations import Destination, Outcome
-from .directory_entries import DirectoryEntries, Locations
-from .fast_path import FastPath
+from .directory_entries import DirectoryEntries
 from .fetcher import Fetcher
 from .membership import CachedStats, Lives, Membership, PeerBackoff, host_name, pool_name
-from .memory import RegisteredMemory, Staging
+from .memory import Offers, RegisteredMemory, Staging
 from .messages import NodeRpc
 from .node_client import NodeClient
 from .node_server import Handler, NodeServer, PoolHandler, PoolService
 from .object_rpc import ObjectRpc
+from .pinned_reads import PinnedReads
 from .pins import Pins
-from .pulls import Offers, Puller
-from .remote_reads import RemoteReader
+from .pulls import Puller
+from .reads import Locations, Reads
 
 logger = logging.getLogger(__name__)
 
-READS_AT_ONCE = 8  # holders, of all threads together
 STATS_TTLS = 0.1  # how long a renewal waits for the pool's numbers
 PAUSE_S = 0.005  # while others finish their reads
 MAX_S = 600  # seconds, of anything
@@ -86,8 +82,8 @@ class Node(Closeable):
         client: requests to other nodes.
         entries: of the pool in the directory.
         claims: which objects this node may write.
-        fast_path: the usual reads, in one round trip.
         memory: what is registered with the engine.
+        reads: of objects of other pools.
 
     Raises:
         InvalidArgument: an argument is wrong, or the engine has a node, or has registered the pool.
@@ -144,32 +140,44 @@ class Node(Closeable):
             self.memory.register(store.pool.buffer)
         removed_s = max(REMOVED_S, REMOVED_TTLS * ttl_s)
         self.entries = DirectoryEntries(directory, self.pool_name, store, removed_s)
-        self.locations = Locations(self.entries.holders, ttl_s)
-        self.claims = Claims(directory, self.name, self.entries, lambda: self._membership.rejoin())
+        self._membership = Membership(
+            directory,
+            self.entries,
+            self._describe,
+            ttl_s,
+            self._meet_member,
+            self._on_members,
+            self._on_beat,
+            self._on_rejoin,
+        )
+        self.locations = Locations(directory, ttl_s)
+        self.claims = Claims(directory, self.name, self.entries, self._membership.rejoin)
         self.backoff = PeerBackoff(answer_s)
         self._peers = Peers(engine)
         opened.callback(self._peers.close)
         self._rpc = NodeRpc(self._peers)
         self._senders, self._lives = Lives(), Lives()
-        self._executor = ThreadPoolExecutor(READS_AT_ONCE, "mk-store-read")
-        opened.callback(self._executor.shutdown)
-        object_rpc = ObjectRpc(engine, answer_s, read_s, self.backoff.heard)
+        object_rpc = ObjectRpc(self._peers, answer_s, read_s, self.backoff.heard)
         fetcher = Fetcher(engine, self.memory, Staging(self.memory, staging_slots, slot_bytes))
-        self._reader = RemoteReader(
-            self._rpc,
-            self._peers,
-            object_rpc,
-            fetcher,
-            self._executor,
-            self.backoff,
-            host=self.host,
-            answer_s=answer_s,
-            read_s=read_s,
-        )
         offers = Offers()
         self.client = NodeClient(
             self._rpc, self._peers, object_rpc, offers, self.memory, answer_s, read_s
         )
+        self.reads = Reads(
+            store,
+            self.entries,
+            self.locations,
+            self._membership,
+            self._peers,
+            self.client,
+            PinnedReads(self._rpc, self._peers, fetcher, self.backoff, answer_s, read_s),
+            self.backoff,
+            self.check_process,
+            host=self.host,
+            answer_s=answer_s,
+            read_s=read_s,
+        )
+        opened.callback(self.reads.close)
         self._stats: CachedStats | None = None
         self._pins: Pins | None = None
         self._served: PoolService | None = None
@@ -185,24 +193,7 @@ class Node(Closeable):
         )
         opened.callback(self._server.close)
         opened.callback(self._rpc.close)
-        self._membership = Membership(
-            directory,
-            self.entries,
-            self._describe,
-            ttl_s,
-            self._meet_member,
-            self._on_members,
-            self._on_beat,
-            self._on_rejoin,
-        )
-        self.fast_path = FastPath(
-            self._peers,
-            object_rpc,
-            self.locations,
-            self._membership,
-            self.backoff,
-            answer_s,
-        )
+        self._membership.join()
 
     def members(self, *, anew: bool = False) -> list[Member]:
         """Return the members by name, as last reported; ``anew``: ask the directory now.
@@ -273,39 +264,6 @@ class Node(Closeable):
     def deregister(self, region: Region) -> None:
         self.memory.deregister(region)
 
-    def read(
-        self,
-        keys: np.ndarray,
-        destinations: Sequence[Destination],
-        pools: Sequence[Sequence[str]] | None = None,
-        *,
-        verify: bool = True,
-    ) -> list[Outcome]:
-        """Read n objects of other pools, see ``RemoteReader.read``.
-
-        Args:
-            keys: ``[n, 2]``.
-            destinations: n destinations.
-            pools: where they are; None: the directory is asked.
-            verify: whether checksums are compared.
-
-        Raises:
-            Unavailable: the directory does not answer.
-        """
-        self.check_process()
-        if pools is None:
-            pools = self.entries.holders(keys)
-        others = [[name for name in names if name != self.pool_name] for names in pools]
-        members = self._membership.members().values()
-        if not {name for names in others for name in names} <= {m.pool for m in members}:
-            members = self._membership.refresh().values()
-        outcomes = self._reader.read(keys, destinations, others, list(members), verify=verify)
-        if left := [i for i, outcome in enumerate(outcomes) if outcome is Outcome.UNREACHED]:
-            again = self._read_again(keys[left], [destinations[i] for i in left], verify=verify)
-            for i, outcome in zip(left, again, strict=True):
-                outcomes[i] = Outcome.ABSENT if outcome is Outcome.UNREACHED else outcome
-        return outcomes
-
     def num_readers(self) -> int:
         """How many reads of other nodes have pinned objects of this pool."""
         return 0 if self._pins is None else self._pins.num_tokens()
@@ -349,7 +307,7 @@ class Node(Closeable):
             store,
             self.admission,
             self.entries,
-            self._reader,
+            self.reads,
             self._rpc,
             self._peers,
             fetcher,
@@ -357,17 +315,6 @@ class Node(Closeable):
             self._answer_s,
         )
         return PoolHandler(store, self.entries, self._pins, puller)
-
-    def _read_again(
-        self, keys: np.ndarray, destinations: Sequence[Destination], *, verify: bool
-    ) -> list[Outcome]:
-        """Read objects whose holders could not be reached from where they are by now: a holder may
-        have been restarted, or another one have got them.
-        """
-        members = self._membership.refresh().values()
-        pools = self.entries.holders(keys)
-        others = [[name for name in names if name != self.pool_name] for names in pools]
-        return self._reader.read(keys, destinations, others, list(members), verify=verify)
 
     def _look(self) -> None:
         if self._served is not None and self._served.look():

@@ -1,16 +1,18 @@
 """Requests of a node about another node's pool."""
 
+import logging
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 
 import numpy as np
 
 from mooncake_kernels.buffers import Buffer, as_buffer, copy_to_host
+from mooncake_kernels.errors import TransferError
 from mooncake_kernels.pool import PoolStats, PutResult, Retention, checksum_of
 
 from ...rpc import Peers
 from ..checks import RETENTIONS
-from .memory import RegisteredMemory
+from .memory import Offers, RegisteredMemory
 from .messages import (
     MAX_KEYS,
     MAX_PLACES_BYTES,
@@ -19,6 +21,7 @@ from .messages import (
     PLACE_BYTES,
     Drop,
     Dropped,
+    Missed,
     NodeRpc,
     Pull,
     Pulled,
@@ -29,8 +32,9 @@ from .messages import (
     key_bytes,
 )
 from .object_rpc import NewResult, ObjectRpc
-from .pulls import Offers
 from .retention import NORMAL
+
+logger = logging.getLogger(__name__)
 
 Pulls = list[PutResult | str]  # a string is the reason of a failure
 
@@ -38,8 +42,8 @@ Pulls = list[PutResult | str]  # a string is the reason of a failure
 class NodeClient:
     """Requests to other nodes, any number of keys at a time. Thread-safe.
 
-    All methods raise ``TransferError`` if the node cannot be reached, refuses, or does not answer
-    in time; the request may have been carried out even so.
+    All methods but ``tell_missed`` raise ``TransferError`` if the node cannot be reached, refuses,
+    or does not answer in time; the request may have been carried out even so.
 
     Args:
         rpc: sends the requests.
@@ -109,9 +113,10 @@ class NodeClient:
         stored = self._peers.use(
             member,
             self._answer_s,
-            lambda peer: self._object_rpc.put(
-                peer, keys[normal], [objects[i] for i in normal], verify=verify
-            ),
+            self._object_rpc.put,
+            keys[normal],
+            [objects[i] for i in normal],
+            verify,
         )
         for i, result in zip(normal, stored, strict=True):
             results[i] = result
@@ -170,9 +175,7 @@ class NodeClient:
         """Have a node's engine, or else the node, remove ``[n, 2]`` objects: ``[n]`` bool, which
         were there. They are not withdrawn.
         """
-        removed = self._peers.use(
-            member, self._answer_s, lambda peer: self._object_rpc.remove(peer, keys)
-        )
+        removed = self._peers.use(member, self._answer_s, self._object_rpc.remove, keys)
         if removed is None:
             removed = np.array([self.drop(member, keys[[i]]) > 0 for i in range(len(keys))], bool)
         return removed
@@ -192,6 +195,18 @@ class NodeClient:
             keys=key_bytes(key), retention=RETENTIONS.index(retention),
         )  # fmt: skip
         return answer.count > 0
+
+    def tell_missed(self, member: str, keys: np.ndarray) -> None:
+        """Tell a node what its pool does not have, so that it is withdrawn: not from here, since it
+        may have been put there meanwhile. If the message is lost, the node finds it by itself.
+        """
+        try:
+            for first in range(0, len(keys), MAX_KEYS):
+                part = key_bytes(keys[first : first + MAX_KEYS])
+                missed = self._rpc.make(Missed, self._answer_s, keys=part)
+                self._rpc.post(member, missed, self._answer_s)
+        except TransferError as error:
+            logger.info("%s finds by itself what it does not have: %s", member, error)
 
     def stat(self, member: str) -> PoolStats | None:
         """Return the statistics of a node's pool; None if it has none."""

@@ -14,6 +14,7 @@ from ...rpc import Receiver, Refused
 from ..checks import RETENTIONS
 from ..store import Store
 from .directory_entries import DirectoryEntries
+from .memory import Offers
 from .messages import (
     Drop,
     Dropped,
@@ -36,7 +37,7 @@ from .messages import (
     reason_of,
 )
 from .pins import Pins
-from .pulls import Offers, Puller
+from .pulls import Puller
 
 logger = logging.getLogger(__name__)
 

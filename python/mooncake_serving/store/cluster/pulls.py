@@ -1,6 +1,5 @@
-"""Copies that this node takes at another's request, and memory that it offers to others."""
+"""Copies that this node takes at another's request."""
 
-import threading
 from collections.abc import Callable, Sequence
 
 import numpy as np
@@ -9,38 +8,14 @@ from mooncake_kernels.errors import FailureKind, InvalidArgument, TransferError
 from mooncake_kernels.pool import PutResult
 
 from ...rpc import MAX_REASON, Peers
-from ..directory import Member
+from ..directory import Holders, Member
 from ..store import Store
 from .claims import Admission
-from .destinations import GONE, PoolDestination, Range, keep_copies
+from .destinations import GONE, Places, PoolDestination, keep_copies
 from .directory_entries import DirectoryEntries
-from .fetcher import Fetch, Fetcher
+from .fetcher import Fetcher, Row
 from .messages import PLACE, NodeRpc, Pull, Pulled, Release, Released, keys_of, reason_of
-from .remote_reads import RemoteReader
-
-
-class Offers:
-    """Memory that others have been asked to read. Thread-safe.
-
-    At the end they ask whether the offer was valid until then: what was read from an offer given up
-    meanwhile does not become an object, however late it was read.
-    """
-
-    def __init__(self) -> None:
-        self._names: dict[int, str] = {}
-        self._lock = threading.Lock()
-
-    def add(self, number: int, name: str) -> None:
-        with self._lock:
-            self._names[number] = name
-
-    def end(self, number: int, name: str) -> bool:
-        """End an offer; returns whether it was still valid."""
-        with self._lock:
-            if self._names.get(number) != name:
-                return False
-            del self._names[number]
-            return True
+from .reads import Reads
 
 
 class Puller:
@@ -55,7 +30,7 @@ class Puller:
         store: Store,
         admission: Admission,
         entries: DirectoryEntries,
-        reader: RemoteReader,
+        reads: Reads,
         rpc: NodeRpc,
         peers: Peers,
         fetcher: Fetcher,
@@ -65,7 +40,7 @@ class Puller:
         self._store = store
         self._admission = admission
         self._entries = entries
-        self._reader = reader
+        self._reads = reads
         self._rpc = rpc
         self._peers = peers
         self._fetcher = fetcher
@@ -124,29 +99,30 @@ class Puller:
         if source is None or not source.pool:
             what = "is no member" if source is None else "has no pool"
             return [f"{request.source} {what}"[:MAX_REASON]] * len(keys)
-        pools = [[source.pool]] * len(keys)
-        outcomes = self._reader.read(keys, destinations, pools, [source], verify=request.verify)
+        pools: Holders = [(source.pool,)] * len(keys)
+        serving = {source.pool: [source]}
+        outcomes = self._reads.read_from(keys, destinations, pools, serving, verify=request.verify)
         return [f"{outcome.name} at {request.source}" for outcome in outcomes]
 
     def _from_memory(self, request: Pull, destinations: Sequence[PoolDestination]) -> list[str]:
         checksums = np.frombuffer(request.checksums, "<u8").tolist()
         opened: list[tuple[int, PoolDestination]] = []
-        fetches: list[Fetch] = []
+        rows: list[Row] = []
         reason, is_good = "", False
         try:
             for i, (destination, place) in enumerate(
                 zip(destinations, request.places, strict=True)
             ):
                 parts = np.frombuffer(place, PLACE).tolist()
-                ranges = destination.open(sum(num_bytes for _, num_bytes in parts))
-                if ranges is not None:
+                places = destination.open(sum(num_bytes for _, num_bytes in parts))
+                if places is not None:
                     opened.append((i, destination))
-                    fetches += _fetches(ranges, parts)
-            if fetches:
+                    rows += _rows(places, parts)
+            if rows:
                 checksum = request.verify and not checksums
                 with self._peers.lease(request.source, self._answer_s) as peer:
                     deadline_s = max(0.001, request.deadline_ms / 1000)
-                    self._fetcher.read(peer, fetches, checksum=checksum, deadline_s=deadline_s)
+                    self._fetcher.read(peer, rows, checksum=checksum, deadline_s=deadline_s)
             if any(
                 destination.checksum() != checksums[i] for i, destination in opened if checksums
             ):
@@ -165,10 +141,11 @@ class Puller:
         return [reason] * len(destinations)
 
 
-def _fetches(ranges: Sequence[Range], parts: Sequence[tuple[int, int]]) -> list[Fetch]:
-    fetches, done = [], ranges[0].address if ranges else 0
+def _rows(places: Places, parts: Sequence[tuple[int, int]]) -> list[Row]:
+    """How one range of local memory is filled from the parts of an object, one after another."""
+    rows, done = [], places[0][0] if places else 0
     for address, num_bytes in parts:
         if num_bytes:
-            fetches.append((address, Range(done, 0, num_bytes)))
+            rows.append((done, address, num_bytes))
             done += num_bytes
-    return fetches
+    return rows

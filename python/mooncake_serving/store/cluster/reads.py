@@ -3,38 +3,195 @@
 import ctypes
 import logging
 import random
-from collections.abc import Sequence
+import threading
+import time
+from collections import OrderedDict, defaultdict
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 
 import numpy as np
 
 from mooncake_kernels.buffers import as_buffer, copy_to_host
-from mooncake_kernels.errors import ChecksumError, Unavailable
+from mooncake_kernels.errors import ChecksumError, TransferError, Unavailable
 from mooncake_kernels.pool import PutResult
+from mooncake_kernels.transfer import MAX_RPC_KEYS, WHOLE, ObjectStatus, Peer
+from mooncake_kernels.transfer.objects import read_checked, read_into_checked
 
-from ..directory import Holders
-from .destinations import Destination, Outcome, PoolDestination, keep_copies
+from ...rpc import Peers
+from ..directory import MAX_KEYS, Directory, Holders, Member
+from ..keyspace import words_of
+from ..store import Store
+from .destinations import (
+    HOST,
+    Destination,
+    Outcome,
+    Places,
+    PoolDestination,
+    keep_copies,
+)
+from .directory_entries import DirectoryEntries
 from .hot_keys import HotKeys
-from .node import Node
+from .membership import Membership, PeerBackoff
+from .node_client import NodeClient
+from .pinned_reads import PinnedReads
 
 logger = logging.getLogger(__name__)
 
-GONE = (Outcome.ABSENT, Outcome.DAMAGED)
+Serving = Mapping[str, Sequence[Member]]  # by the name of a pool, who serves it
+Group = tuple[Member, list[int]]  # a holder, and which objects it is asked for
+
+MAX_REMEMBERED = 65_536  # objects: about 20 MB
+READS_AT_ONCE = 8  # holders, of all threads together
+NOWHERE: tuple[tuple[str, ...], float] = ((), 0.0)
+DONE, ABSENT, DAMAGED, NOT_TAKEN, UNREACHED, BUSY, SPOILED, BY_ADDRESS = Outcome  # looked up once
+GONE = (ABSENT, DAMAGED)
+OUTCOMES = [BY_ADDRESS] * len(ObjectStatus)  # by what a holder's engine answers
+OUTCOMES[ObjectStatus.ABSENT] = ABSENT
+OUTCOMES[ObjectStatus.DONE] = DONE  # unless the read fails
+OUTCOMES[ObjectStatus.DAMAGED] = SPOILED  # its node is notified, and drops it
+OUTCOMES[ObjectStatus.BUSY] = BUSY
+OUTCOMES[ObjectStatus.DOES_NOT_FIT] = NOT_TAKEN
+
+
+class Locations:
+    """Pools of objects, as the directory last reported them. Thread-safe.
+
+    A remembered location may be outdated, like everything in a directory: a pool that does not have
+    the object says so, and then ``find`` is called with ``anew``.
+
+    Args:
+        directory: knows where they are.
+        valid_s: for how long an answer is remembered.
+    """
+
+    def __init__(self, directory: Directory, valid_s: float):
+        self._directory = directory
+        self._valid_s = valid_s
+        self._found: OrderedDict[bytes, tuple[tuple[str, ...], float]] = OrderedDict()
+        self._lock = threading.Lock()
+
+    def find(self, keys: np.ndarray, *, anew: bool = False) -> tuple[Holders, list[bool]]:
+        """Return where objects are; the directory is asked for those that are not remembered.
+
+        Returns:
+            For each key the names of pools, and n of bool: whether that was remembered.
+
+        Raises:
+            Unavailable: the directory is away.
+        """
+        now = time.monotonic()
+        pools: Holders = []
+        is_remembered: list[bool] = []
+        asked: list[int] = []
+        unknown: list[bytes] = []
+        with self._lock:
+            for i, word in enumerate(words_of(keys)):
+                names, until = NOWHERE if anew else self._found.get(word, NOWHERE)
+                pools.append(names)
+                is_remembered.append(now < until)
+                if now >= until:
+                    asked.append(i)
+                    unknown.append(word)
+        for first in range(0, len(asked), MAX_KEYS):
+            part = asked[first : first + MAX_KEYS]
+            answers = self._directory.holders(keys[part])
+            for i, names in zip(part, answers, strict=True):
+                pools[i] = names
+            self._keep(unknown[first : first + MAX_KEYS], answers)
+        return pools, is_remembered
+
+    def knows_any(self, keys: np.ndarray) -> bool:
+        """Whether it is remembered of any object that a pool has it."""
+        now = time.monotonic()
+        with self._lock:
+            for word in words_of(keys):
+                if now < self._found.get(word, NOWHERE)[1]:
+                    return True
+        return False
+
+    def remember(self, keys: np.ndarray, pools: Holders) -> None:
+        """Remember where objects are; objects without a location are forgotten."""
+        self._keep(words_of(keys), pools)
+
+    def forget_pool(self, pool: str) -> None:
+        """Forget all that a pool was said to have."""
+        with self._lock:
+            gone = [word for word, (names, _) in self._found.items() if pool in names]
+            for word in gone:
+                del self._found[word]
+
+    def forget(self, keys: np.ndarray) -> None:
+        with self._lock:
+            for word in words_of(keys):
+                self._found.pop(word, None)
+
+    def _keep(self, words: Sequence[bytes], pools: Holders) -> None:
+        until = time.monotonic() + self._valid_s
+        with self._lock:
+            for word, names in zip(words, pools, strict=True):
+                self._found.pop(word, None)
+                if names:
+                    self._found[word] = (names, until)
+            while len(self._found) > MAX_REMEMBERED:
+                self._found.popitem(last=False)
 
 
 class Reads:
-    """Reads of a ``ClusterStore``, of keys of pools. Thread-safe.
+    """Reads of objects of other pools, many at a time, by keys of pools. Thread-safe.
+
+    Where they are is remembered, or the directory is asked. They are grouped by holder, and each
+    holder gets one request: its engine sends them with the answer if that is the fastest way, and
+    otherwise its node pins them. What is missing then is looked for once more, with fresh answers
+    of the directory.
 
     Args:
-        node: of this process.
-        verify: the share of reads whose checksums are compared, 0 to 1.
-        hot: chooses which objects are copied into this node's pool; None: none.
+        store: of this node's pool; None: it has none.
+        entries: of that pool.
+        locations: where objects are.
+        membership: who serves which pool.
+        peers: connections to the holders.
+        client: tells holders what they do not have.
+        pinned: reads by address.
+        backoff: holders that are not asked.
+        check: raises an error if this node cannot read any more.
+        host: of this node, whose pools are asked first.
+        answer_s: how long an answer may take.
+        read_s: how long the data may take in addition.
     """
 
-    def __init__(self, node: Node, verify: float, hot: HotKeys | None):
-        self._node = node
-        self._store = node.store
-        self._verify = verify
-        self._hot = hot
+    def __init__(
+        self,
+        store: Store | None,
+        entries: DirectoryEntries,
+        locations: Locations,
+        membership: Membership,
+        peers: Peers,
+        client: NodeClient,
+        pinned: PinnedReads,
+        backoff: PeerBackoff,
+        check: Callable[[], None],
+        *,
+        host: str,
+        answer_s: float,
+        read_s: float,
+    ):
+        self._store = store
+        self._entries = entries
+        self._locations = locations
+        self._membership = membership
+        self._peers = peers
+        self._client = client
+        self._pinned = pinned
+        self._backoff = backoff
+        self._check = check
+        self._host = host
+        self._answer_s = float(answer_s)
+        self._read_s = float(read_s)
+        self._executor = ThreadPoolExecutor(READS_AT_ONCE, "mk-store-read")
+
+    def close(self) -> None:
+        """Wait for what is being read."""
+        self._executor.shutdown()
 
     def are_here(self, words: np.ndarray) -> np.ndarray:
         """``[n]`` bool: which of ``[n, 2]`` objects this node's pool has, or the disk behind it."""
@@ -50,7 +207,7 @@ class Reads:
         """
         found = self.are_here(words)
         if not found.all():
-            pools, _ = self._node.locations.find(words[~found], anew=True)
+            pools, _ = self._locations.find(words[~found], anew=True)
             found[~found] = [bool(names) for names in pools]
         return found
 
@@ -66,47 +223,16 @@ class Reads:
             if here == 0 and count > 0:
                 break  # where the directory stopped, too
             count += here
-            pools = self._node.entries.match_prefix(words[count:])
+            pools = self._entries.match_prefix(words[count:])
             if not pools:
                 break
-            self._node.locations.remember(words[count : count + len(pools)], pools)
+            self._locations.remember(words[count : count + len(pools)], pools)
             count += len(pools)
         return count
 
-    def read_each(self, words: np.ndarray, destinations: Sequence[Destination]) -> list[Outcome]:
-        """Read objects of other pools; those that are read repeatedly are copied here.
-
-        Args:
-            words: ``[n, 2]`` keys of pools, of objects that are not in this node's.
-            destinations: n destinations; the caller calls ``deliver``.
-
-        Returns:
-            For each: ``DONE``; ``NOT_TAKEN`` by its destination; ``DAMAGED``: every copy is;
-            ``ABSENT``.
-
-        Raises:
-            Unavailable: the directory does not answer.
-        """
-        if not len(words):
-            return []
-        verify = self._verifies()
-        self._node.check_process()
-        are_read = self._node.fast_path.read(words, destinations, verify=verify)
-        if are_read is None:
-            return self._find_and_read(words, destinations, verify=verify)
-        outcomes = [Outcome.DONE] * len(destinations)
-        if not all(are_read):
-            left = [i for i, is_read in enumerate(are_read) if not is_read]
-            others = self._find_and_read(
-                words[left], [destinations[i] for i in left], verify=verify
-            )
-            for i, outcome in zip(left, others, strict=True):
-                outcomes[i] = outcome
-        if self._hot is not None:
-            self._count_reads(words[are_read], np.ones(sum(are_read), np.int64))
-        return outcomes
-
-    def fetch(self, words: np.ndarray) -> tuple[list[PutResult | None], list[Outcome]]:
+    def fetch(
+        self, words: np.ndarray, *, verify: bool = True
+    ) -> tuple[list[PutResult | None], list[Outcome]]:
         """Copy objects from other pools into this node's, which it must have, and publish them.
 
         Returns:
@@ -118,105 +244,404 @@ class Reads:
         store = self._store
         assert store is not None
         results: list[PutResult | None] = [PutResult.EXISTS] * len(words)
-        outcomes = [Outcome.DONE] * len(words)
+        outcomes = [DONE] * len(words)
         missing = np.flatnonzero(~self.are_here(words))
-        copies = self._node.entries.copies
+        copies = self._entries.copies
         destinations = [
             PoolDestination(store, tuple(word), copies) for word in words[missing].tolist()
         ]
-        pools, is_remembered = self._node.locations.find(words[missing], anew=True)
-        verify = self._verifies()
-        read = self._read_from(words[missing], destinations, pools, is_remembered, verify=verify)
-        for gone in keep_copies(store, self._node.entries, words[missing], destinations):
-            read[gone] = Outcome.ABSENT
+        pools, _ = self._locations.find(words[missing], anew=True)
+        read = self.read_each(words[missing], destinations, pools, verify=verify)
+        for gone in keep_copies(store, self._entries, words[missing], destinations):
+            read[gone] = ABSENT
         for i, destination, outcome in zip(missing, destinations, read, strict=True):
             results[i], outcomes[i] = destination.result, outcome
         return results, outcomes
 
-    def _find_and_read(
-        self, words: np.ndarray, destinations: Sequence[Destination], *, verify: bool
+    def read_each(
+        self,
+        words: np.ndarray,
+        destinations: Sequence[Destination],
+        pools: Holders | None = None,
+        *,
+        verify: bool = True,
+        hot: HotKeys | None = None,
     ) -> list[Outcome]:
-        """``read_each``, from whatever pools have them."""
-        pools, is_remembered = self._node.locations.find(words)
-        outcomes = self._read_from(words, destinations, pools, is_remembered, verify=verify)
-        if self._hot is not None:
-            read = [i for i, outcome in enumerate(outcomes) if outcome is Outcome.DONE]
-            self._count_reads(words[read], np.array([len(pools[i]) for i in read]))
+        """Read objects of other pools.
+
+        Args:
+            words: ``[n, 2]`` keys of pools, of objects that are not in this node's.
+            destinations: n destinations; the caller calls ``deliver``.
+            pools: where they are, as the directory has just answered; None: to be found out.
+            verify: whether what has arrived is compared with its checksum.
+            hot: chooses what is copied into this node's pool, since it is read repeatedly.
+
+        Returns:
+            For each: ``DONE``; ``NOT_TAKEN`` by its destination; ``DAMAGED``: every copy is;
+            ``ABSENT``.
+
+        Raises:
+            Unavailable: the directory does not answer.
+        """
+        if not len(words):
+            return []
+        self._check()
+        if pools is None:
+            pools, is_remembered = self._locations.find(words)
+        else:
+            is_remembered = [False] * len(words)
+        outcomes = self.read_from(words, destinations, pools, verify=verify)
+        if outcomes.count(DONE) < len(outcomes):
+            self._read_missing(words, destinations, pools, is_remembered, outcomes, verify)
+        if hot is not None and self._store is not None:
+            self._count_reads(hot, words, pools, outcomes, verify)
         return outcomes
 
-    def _read_from(
+    def read_from(
+        self,
+        words: np.ndarray,
+        destinations: Sequence[Destination],
+        pools: Holders,
+        serving: Serving | None = None,
+        *,
+        verify: bool,
+    ) -> list[Outcome]:
+        """Read objects, each from the first of its pools that has it and can be reached.
+
+        Args:
+            words: ``[n, 2]``.
+            destinations: n destinations.
+            pools: for each object, names of pools that may have it.
+            serving: who serves each pool; None: the members of the directory.
+            verify: whether what has arrived is compared with its checksum.
+
+        Returns:
+            For each: ``DONE``; ``NOT_TAKEN`` by its destination; ``DAMAGED``: every copy that could
+            be read is; ``ABSENT``: no pool has it; ``UNREACHED``: of those that answer.
+
+        Raises:
+            Unavailable: a pool is served by an unknown member, and the directory does not answer.
+        """
+        holders = self._order(pools, serving)
+        silent = self._backoff.among(holders) if self._backoff.silent else set()
+        outcomes = [ABSENT] * len(words)
+        missed: dict[str, list[int]] = defaultdict(list)  # by the member that does not have them
+        left: Sequence[int] = range(len(words))
+        while left and (groups := _group(left, holders, silent)):
+            left = []
+            if len(groups) == 1:
+                results = [self._read_group(groups[0], words, destinations, verify)]
+            else:
+                results = self._read_groups(groups, words, destinations, verify)
+            for (member, indices), found in zip(groups, results, strict=True):
+                num_busy = 0
+                for i, outcome in zip(indices, found, strict=True):
+                    if outcome is DONE or outcome is NOT_TAKEN:
+                        outcomes[i] = outcome
+                        continue
+                    left.append(i)
+                    if outcome is BUSY:
+                        num_busy += 1  # it is asked again if it has answered for others
+                    elif outcome is UNREACHED:
+                        silent.add(member.name)
+                    else:
+                        holders[i] = [other for other in holders[i] if other.pool != member.pool]
+                        if outcome is ABSENT:
+                            missed[member.name].append(i)
+                        else:
+                            outcomes[i] = DAMAGED
+                if num_busy == len(found):
+                    silent.add(member.name)
+        for i, outcome in enumerate(outcomes):
+            if outcome is ABSENT and holders[i]:
+                outcomes[i] = UNREACHED
+        for name, missing in missed.items():
+            self._client.tell_missed(name, words[missing])
+        return outcomes
+
+    def _order(self, pools: Holders, serving: Serving | None) -> list[list[Member]]:
+        """For each object the members that may have it, the best first: of pools of this host, and
+        then of the others, in any order; several members of a pool are in any order, too.
+        """
+        known = self._membership.serving if serving is None else serving
+        orders: list[list[Member]] = []
+        alone: dict[tuple[str, ...], list[Member]] = {}  # where there is no choice
+        for names in pools:
+            order = alone.get(names)
+            if order is None:
+                served = []
+                for name in names:
+                    if name not in known and serving is None:
+                        self._membership.refresh()
+                        known = serving = self._membership.serving
+                    if members := known.get(name):
+                        served.append(members)
+                if len(served) > 1:
+                    random.shuffle(served)
+                    served.sort(key=lambda members: members[0].host != self._host)
+                order = []
+                for members in served:
+                    order += random.sample(members, len(members)) if len(members) > 1 else members
+                if len(order) < 2:
+                    alone[names] = order
+            orders.append(order)
+        return orders
+
+    def _read_groups(
+        self,
+        groups: Sequence[Group],
+        words: np.ndarray,
+        destinations: Sequence[Destination],
+        verify: bool,
+    ) -> list[list[Outcome]]:
+        """Ask several holders at once: for each the results of its objects."""
+        reads: list[Future[list[Outcome]]] = []
+        try:
+            for group in groups:
+                reads.append(
+                    self._executor.submit(self._read_group, group, words, destinations, verify)
+                )
+        finally:
+            _wait_for_all(reads)  # so that the caller does not free its buffers too early
+        return [read.result() for read in reads]
+
+    def _read_group(
+        self, group: Group, words: np.ndarray, destinations: Sequence[Destination], verify: bool
+    ) -> list[Outcome]:
+        """Read objects of one holder: with the answer of its engine, and the rest by address."""
+        member, indices = group
+        if len(indices) < len(words):
+            words, destinations = words[indices], [destinations[i] for i in indices]
+        try:
+            found = self._peers.use(
+                member.name, self._answer_s, self._read_inline, words, destinations, verify
+            )
+        except (TransferError, Unavailable) as error:
+            self._backoff.failed(member, error)
+            return [UNREACHED] * len(words)
+        if BY_ADDRESS in found:
+            left = [i for i, outcome in enumerate(found) if outcome is BY_ADDRESS]
+            rest = [destinations[i] for i in left]
+            pinned = self._pinned.read(member, words[left], rest, verify=verify)
+            for i, outcome in zip(left, pinned, strict=True):
+                found[i] = outcome
+        if SPOILED in found:  # was it this one, and where?
+            for i, outcome in enumerate(found):
+                if outcome is SPOILED:
+                    [found[i]] = self._pinned.read_at_once(
+                        member, words[[i]], [destinations[i]], verify=verify, is_careful=True
+                    )
+        return found
+
+    def _read_inline(
+        self, peer: Peer, words: np.ndarray, destinations: Sequence[Destination], verify: bool
+    ) -> list[Outcome]:
+        """Have a holder's engine look objects up and send them with its answer, without its node.
+
+        Returns:
+            The result of each; ``BY_ADDRESS``: its node is to be asked, which can do more.
+
+        Raises:
+            TransferError: the holder is gone, or does not answer in time; no destination has
+                received anything.
+        """
+        places: list[Places] = []  # as far as they are known beforehand
+        num_bytes = 0
+        for destination in destinations:
+            num_bytes += destination.wanted[1]
+            if destination.location != HOST:
+                return [BY_ADDRESS] * len(words)
+            if destination.places is not None:
+                places.append(destination.places)
+        if not self._peers.prefers_rpc(peer, num_bytes):
+            return [BY_ADDRESS] * len(words)
+        try:
+            if len(places) < len(words):
+                return self._read_opened(peer, words, destinations, verify)
+            within_s = self._answer_s + self._read_s
+            sizes = read_into_checked(
+                self._peers.engine, peer, words, places, verify, self._answer_s, within_s
+            )
+            if self._backoff.silent:
+                self._backoff.heard(peer.name)
+            outcomes = [DONE] * len(words)
+            left: list[int] = []
+            for i, size in enumerate(sizes.tolist()):
+                if size >= 0:
+                    destinations[i].arrive(size)
+                else:
+                    left.append(i)
+            if left:  # why have they not arrived?
+                rest = [destinations[i] for i in left]
+                for i, outcome in zip(
+                    left, self._read_opened(peer, words[left], rest, verify), strict=True
+                ):
+                    outcomes[i] = outcome
+            return outcomes
+        except Unavailable:
+            return [BY_ADDRESS] * len(words)
+
+    def _read_opened(
+        self, peer: Peer, words: np.ndarray, destinations: Sequence[Destination], verify: bool
+    ) -> list[Outcome]:
+        """``_read_inline``, where the destinations learn the sizes of the objects first."""
+        offsets: list[int] = []
+        sizes: list[int] = []
+        compare = False
+        for destination in destinations:
+            offset, size = destination.wanted
+            offsets.append(offset)
+            sizes.append(size)
+            compare |= verify and offset != WHOLE and not destination.was_compared
+        starts, counts = np.array((offsets, sizes), np.uint64)
+        answer = read_checked(
+            self._peers.engine, peer, words, starts, counts, verify, compare, self._answer_s
+        )
+        if self._backoff.silent:
+            self._backoff.heard(peer.name)
+        outcomes: list[Outcome] = []
+        places: list[Places] = []
+        opened: list[int] = []
+        is_right: list[bool] = []
+        try:
+            rows = zip(answer.statuses.tolist(), answer.object_bytes.tolist(), strict=True)
+            for i, (status, object_bytes) in enumerate(rows):
+                outcome, place = OUTCOMES[status], None
+                if outcome is DONE or outcome is NOT_TAKEN:
+                    place = destinations[i].open(object_bytes)  # it has a size now
+                if place is None and outcome is DONE:
+                    outcome = NOT_TAKEN
+                elif outcome is DONE:
+                    opened.append(i)
+                outcomes.append(outcome)
+                places.append(place or [])
+            is_right = answer.receive(places, verify, self._read_s).tolist()
+        finally:
+            answer.close()
+            for i in opened:
+                if is_right and is_right[i]:
+                    destinations[i].commit()
+                else:
+                    destinations[i].abort()
+                    outcomes[i] = SPOILED
+        return outcomes
+
+    def _read_missing(
         self,
         words: np.ndarray,
         destinations: Sequence[Destination],
         pools: Holders,
         is_remembered: Sequence[bool],
-        *,
+        outcomes: list[Outcome],
         verify: bool,
-    ) -> list[Outcome]:
-        """Read objects from their remembered locations. For those that are missing or damaged
-        there, ask the directory again: they may have been moved meanwhile, also to this node.
+    ) -> None:
+        """Look once more for what was not found where it should be: it may have been moved
+        meanwhile, also to this node, or its holder have been restarted.
         """
-        outcomes = self._node.read(words, destinations, pools, verify=verify)
-        gone = [i for i, outcome in enumerate(outcomes) if pools[i] and outcome in GONE]
-        if not gone:
-            return outcomes
-        found, _ = self._node.locations.find(words[gone], anew=True)
-        elsewhere = {
+        left = [
+            i
+            for i, outcome in enumerate(outcomes)
+            if pools[i] and outcome is not DONE and outcome is not NOT_TAKEN
+        ]
+        if not left:
+            return
+        if UNREACHED in outcomes:
+            self._membership.refresh()
+        found, _ = self._locations.find(words[left], anew=True)
+        again = {
             i: names
-            for i, names in zip(gone, found, strict=True)
-            if is_remembered[i] or not set(names) <= set(pools[i])
+            for i, names in zip(left, found, strict=True)
+            if is_remembered[i] or outcomes[i] is UNREACHED or not set(names) <= set(pools[i])
         }
-        indices = list(elsewhere)
-        read = self._node.read(
+        indices = list(again)
+        read = self.read_from(
             words[indices],
             [destinations[i] for i in indices],
-            list(elsewhere.values()),
+            list(again.values()),
             verify=verify,
         )
         for i, outcome in zip(indices, read, strict=True):
-            if outcome is not Outcome.ABSENT:
+            if outcome in (DONE, NOT_TAKEN, DAMAGED):
                 outcomes[i] = outcome
-        for i, names in zip(gone, found, strict=True):
-            if outcomes[i] is Outcome.ABSENT and self._node.pool_name in names:
-                outcomes[i] = self._read_here(words[i], destinations[i], verify=verify)
-        return outcomes
+        for i, names in zip(left, found, strict=True):
+            if outcomes[i] in (ABSENT, UNREACHED):
+                outcomes[i] = ABSENT
+                if names and self._store is not None:
+                    outcomes[i] = _read_here(self._store, words[i], destinations[i], verify)
 
-    def _read_here(self, word: np.ndarray, destination: Destination, *, verify: bool) -> Outcome:
-        """Read an object that has entered this node's pool since the pool was checked."""
-        first, second = word.tolist()
-        try:
-            assert self._store is not None
-            pinned = self._store.pin_key((first, second))
-            if pinned is None:
-                return Outcome.ABSENT
-            with pinned:
-                if verify:
-                    pinned.verify()
-                ranges = destination.open(pinned.num_bytes)
-                if ranges is None:
-                    return Outcome.NOT_TAKEN
-                source = pinned.buffer
-                if not source.is_host:
-                    source = as_buffer(copy_to_host([source]))
-                for part in ranges:
-                    ctypes.memmove(part.address, source.address + part.offset, part.num_bytes)
-        except ChecksumError:
-            return Outcome.DAMAGED
-        destination.commit()
-        return Outcome.DONE
-
-    def _count_reads(self, words: np.ndarray, num_copies: np.ndarray) -> None:
+    def _count_reads(
+        self,
+        hot: HotKeys,
+        words: np.ndarray,
+        pools: Holders,
+        outcomes: Sequence[Outcome],
+        verify: bool,
+    ) -> None:
         """Copy here what is read repeatedly from elsewhere."""
-        if self._hot is None or self._store is None or self._node.is_draining:
-            return
-        if (chosen := self._hot.read(words, num_copies)).any():
-            self._fetch_hot(words[chosen])
+        read = [i for i, outcome in enumerate(outcomes) if outcome is DONE]
+        chosen = hot.read(words[read], np.array([len(pools[i]) for i in read]))
+        if chosen.any():
+            try:
+                self.fetch(words[read][chosen], verify=verify)
+            except Unavailable as error:  # the requested objects have been read
+                logger.info("hot objects are not copied here: %s", error)
 
-    def _fetch_hot(self, words: np.ndarray) -> None:
+
+def _group(
+    left: Sequence[int], holders: Sequence[Sequence[Member]], silent: set[str]
+) -> list[Group]:
+    """Which members to ask next, and for which objects: no more than fit into a request."""
+    groups: list[Group] = []
+    of_member: dict[str, list[int]] = {}
+    for i in left:
+        for member in holders[i]:
+            if member.name not in silent:
+                indices = of_member.get(member.name)
+                if indices is None or len(indices) == MAX_RPC_KEYS:
+                    indices = of_member[member.name] = []
+                    groups.append((member, indices))
+                indices.append(i)
+                break
+    return groups
+
+
+def _wait_for_all(reads: Sequence[Future[list[Outcome]]]) -> None:
+    """Wait until all are over, however often Ctrl-C comes: their deadlines end them."""
+    interrupt: BaseException | None = None
+    while True:
         try:
-            self.fetch(words)
-        except Unavailable as error:  # the requested objects have been read
-            logger.info("hot objects are not copied here: %s", error)
+            wait(reads)
+            break
+        except BaseException as error:  # noqa: BLE001 - raised below
+            interrupt = interrupt or error
+            for read in reads:
+                read.cancel()
+    if interrupt is not None:
+        raise interrupt
 
-    def _verifies(self) -> bool:
-        return self._verify > 0 and random.random() < self._verify
+
+def _read_here(store: Store, word: np.ndarray, destination: Destination, verify: bool) -> Outcome:
+    """Read an object that has entered this node's pool since the pool was checked."""
+    first, second = word.tolist()
+    try:
+        pinned = store.pin_key((first, second))
+        if pinned is None:
+            return ABSENT
+        with pinned:
+            if verify:
+                pinned.verify()
+            places = destination.open(pinned.num_bytes)
+            if places is None:
+                return NOT_TAKEN
+            source = pinned.buffer
+            if not source.is_host:
+                source = as_buffer(copy_to_host([source]))
+            offset = destination.wanted[0]
+            at = source.address + (0 if offset == WHOLE else offset)
+            for address, num_bytes in places:
+                ctypes.memmove(address, at, num_bytes)
+                at += num_bytes
+    except ChecksumError:
+        return DAMAGED
+    destination.commit()
+    return DONE

@@ -423,8 +423,8 @@ def _copy_here(
         for i in np.flatnonzero(is_here).tolist():
             destinations[i].exists()
         missing = np.flatnonzero(~is_here).tolist()
-        outcomes = node.read(
-            keys[missing], [destinations[i] for i in missing], [pools[i] for i in missing]
+        outcomes = node.reads.read_each(
+            keys[missing], [destinations[i] for i in missing], [tuple(pools[i]) for i in missing]
         )
         results: list[PutResult | str] = [PutResult.EXISTS] * len(keys)
         for i, outcome in zip(missing, outcomes, strict=True):

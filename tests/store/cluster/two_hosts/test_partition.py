@@ -33,7 +33,7 @@ def make(servers, name: str, address: str, by_key: bool = True) -> Host:
     engine = TransferEngine(f"{address}:0")
     node = Node(store, engine, servers, host=name, ttl_s=TTL_S, answer_s=2.0, read_s=2.0)
     if not by_key:
-        node._reader._object_rpc.suits = lambda *_: False
+        node._peers.prefers_rpc = lambda *_: False
     return Host(store, engine, node, ClusterStore(node))
 
 
@@ -126,7 +126,7 @@ def test_objects_behind_a_partition_are_unavailable_until_it_heals(far):
 def test_partition_during_a_read(far):
     pipe, near = far
     assert put(pipe, "a", 1, 200_000)[0] is STORED
-    fetcher = near.node._reader._fetcher
+    fetcher = near.node.reads._pinned._fetcher
 
     def cut(read, *args, **options):
         shell(CUT)
@@ -153,7 +153,7 @@ def test_partition_after_the_data_was_read(far):
         read(*args, **options)
         shell(CUT)
 
-    with replaced(near.node._reader._fetcher, "read", cut):
+    with replaced(near.node.reads._pinned._fetcher, "read", cut):
         assert near.cluster.get("a") == value(1)  # their checksum says that they are right
         assert near.cluster.get("a") is None
         assert near.cluster.fetch(["a"]) == [None] and not near.store.exists("a")
@@ -171,7 +171,7 @@ def test_partition_before_the_holder_confirms(far):
         read(*args, **options)
         shell(CUT)
 
-    with replaced(near.node._reader._fetcher, "read", cut):
+    with replaced(near.node.reads._pinned._fetcher, "read", cut):
         assert near.cluster.get_into("b", into, offset=0) is None  # a part has no checksum
     shell(REPAIRED)
     assert eventually(lambda: near.cluster.get("b") == value(1))

@@ -586,7 +586,7 @@ class RemoteBackend:
     def _read_starts(self, keys: np.ndarray, sizes: Sequence[int]) -> list[bytearray]:
         starts = [bytearray(size) for size in sizes]
         destinations = [BufferDestination("names", [start], 0) for start in starts]
-        outcomes = self._cluster.node.read(keys, destinations, verify=False) if len(keys) else []
+        outcomes = self._cluster.node.reads.read_each(keys, destinations, verify=False)
         return [
             start if outcome is Outcome.DONE else bytearray()
             for start, outcome in zip(starts, outcomes, strict=True)
