@@ -95,5 +95,5 @@ def test_removal_from_another_pool(pair):
     one.cluster.put_each(range(2), [value(i) for i in range(2)])
     assert two.cluster.remove(0)
     functions, files = counts_of(steps_of(lambda: two.cluster.remove(1)))
-    assert functions <= 40 and files <= 17
+    assert functions <= 30 and files <= 16
     assert not one.store.exists_each(range(2)).any()

@@ -204,6 +204,17 @@ class Node(Closeable):
         members = self._membership.refresh() if anew else self._membership.members()
         return [member for _, member in sorted(members.items())]
 
+    def servers_of(self, pool: str) -> list[Member]:
+        """Return the members that serve another node's pool; the directory is asked if none is
+        known.
+
+        Raises:
+            Unavailable: it is asked, and does not answer.
+        """
+        if pool not in self._membership.serving:
+            self._membership.refresh()
+        return self._membership.serving.get(pool, [])
+
     def homes(self, *, anew: bool = False) -> tuple[Member, ...]:
         """Return the members whose pools take objects, without this node's: the emptiest first, as
         last reported; ``anew``: ask the directory now.

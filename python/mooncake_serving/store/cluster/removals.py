@@ -5,7 +5,6 @@ import numpy as np
 from mooncake_kernels.errors import TransferError, Unavailable
 from mooncake_kernels.pool import Retention
 
-from ..directory import Member
 from .node import Node
 
 
@@ -92,7 +91,7 @@ class Removals:
         """
         removed = np.zeros(len(words), bool)
         failures: list[TransferError] = []
-        members = self._members_of(pool)
+        members = self._node.servers_of(pool)
         for member in members:
             try:
                 removed |= self._node.client.remove(member.name, words)
@@ -105,7 +104,7 @@ class Removals:
     def _retain_in(self, pool: str, key: np.ndarray, retention: Retention) -> bool:
         """Have one of a pool's nodes keep an object so long; returns whether the pool has it."""
         failure: TransferError | None = None
-        for member in self._members_of(pool):
+        for member in self._node.servers_of(pool):
             try:
                 return self._node.client.retain(member.name, key, retention)
             except TransferError as error:
@@ -113,9 +112,3 @@ class Removals:
         if failure is not None:
             raise failure
         return False
-
-    def _members_of(self, pool: str) -> list[Member]:
-        members = [member for member in self._node.members() if member.pool == pool]
-        return members or [
-            member for member in self._node.members(anew=True) if member.pool == pool
-        ]
