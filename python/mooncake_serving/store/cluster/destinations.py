@@ -94,23 +94,28 @@ class BufferDestination:
         *,
         was_compared: bool = False,
     ):
-        self._buffers: Sequence[Buffer] = as_writable(op, buffers)
+        held: Sequence[Buffer] = as_writable(op, buffers)
         if offset is not None:
             check_number(op, "offset", offset)
-        self._offset = offset
         self._bounce: BounceBuffers | None = None
-        self._places: Places = []
-        self.places = self._places if offset is None else None
-        self.num_bytes = self.object_bytes = 0
+        for buffer in held:
+            if buffer.location != HOST:
+                self._bounce = BounceBuffers(held)
+                held = self._bounce.buffers
+                break
+        places: Places = []
+        num_bytes = 0
+        for buffer in held:
+            places.append((buffer.address, buffer.num_bytes))
+            num_bytes += buffer.num_bytes
+        self._buffers = held  # as long as they are written to
+        self._places = places
+        self._offset = offset
+        self.places = places if offset is None else None
+        self.wanted = WHOLE if offset is None else offset, num_bytes
         self.was_compared = was_compared
-        for buffer in self._buffers:
-            if buffer.location != HOST and self._bounce is None:
-                self._bounce = BounceBuffers(self._buffers)
-                self._buffers = self._bounce.buffers
-        for buffer in self._buffers:
-            self._places.append((buffer.address, buffer.num_bytes))
-            self.num_bytes += buffer.num_bytes
-        self.wanted = WHOLE if offset is None else offset, self.num_bytes
+        self.num_bytes = num_bytes
+        self.object_bytes = 0
 
     def arrive(self, num_bytes: int) -> None:
         self.object_bytes = num_bytes

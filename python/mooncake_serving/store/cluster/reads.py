@@ -5,7 +5,7 @@ import logging
 import random
 import threading
 import time
-from collections import OrderedDict, defaultdict
+from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 
@@ -325,7 +325,7 @@ class Reads:
         holders = self._order(pools, serving)
         silent = self._backoff.among(holders) if self._backoff.silent else set()
         outcomes = [ABSENT] * len(words)
-        missed: dict[str, list[int]] = defaultdict(list)  # by the member that does not have them
+        missed: dict[str, list[int]] = {}  # by the member that does not have them
         left: Sequence[int] = range(len(words))
         while left and (groups := _group(left, holders, silent)):
             left = []
@@ -347,14 +347,15 @@ class Reads:
                     else:
                         holders[i] = [other for other in holders[i] if other.pool != member.pool]
                         if outcome is ABSENT:
-                            missed[member.name].append(i)
+                            missed.setdefault(member.name, []).append(i)
                         else:
                             outcomes[i] = DAMAGED
                 if num_busy == len(found):
                     silent.add(member.name)
-        for i, outcome in enumerate(outcomes):
-            if outcome is ABSENT and holders[i]:
-                outcomes[i] = UNREACHED
+        if ABSENT in outcomes:
+            for i, outcome in enumerate(outcomes):
+                if outcome is ABSENT and holders[i]:
+                    outcomes[i] = UNREACHED
         for name, missing in missed.items():
             self._client.tell_missed(name, words[missing])
         return outcomes
@@ -458,9 +459,9 @@ class Reads:
         try:
             if len(places) < len(words):
                 return self._read_opened(peer, words, destinations, verify)
-            within_s = self._answer_s + self._read_s
+            answer_s, all_s = self._answer_s, self._answer_s + self._read_s
             sizes = read_into_checked(
-                self._peers.engine, peer, words, places, verify, self._answer_s, within_s
+                self._peers.engine, peer, words, places, verify, answer_s, all_s
             )
             if self._backoff.silent:
                 self._backoff.heard(peer.name)
