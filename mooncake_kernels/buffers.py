@@ -15,7 +15,7 @@ from . import _host
 from ._arguments import as_integer
 from .errors import InvalidArgument
 
-HOST = "cpu:0"
+HOST = "cpu:0"  # what all host memory is called
 HOST_TYPES = frozenset({memoryview, bytes, bytearray, np.ndarray})  # but not their subclasses
 
 

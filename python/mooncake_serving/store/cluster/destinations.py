@@ -7,7 +7,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from mooncake_kernels.buffers import Buffer, as_buffer
+from mooncake_kernels.buffers import HOST, Buffer, as_buffer
 from mooncake_kernels.errors import InvalidArgument
 from mooncake_kernels.pool import Key, ObjectPut, PutResult, checksum_of
 from mooncake_kernels.transfer import WHOLE
@@ -22,7 +22,6 @@ ANY_SIZE = (1 << 64) - 1
 DEFAULT_OPTIONS: np.void = np.zeros(1, PUT_OPTIONS)[0]
 logger = logging.getLogger(__name__)
 
-HOST = "cpu:0"  # what all host memory is called, see ``Buffer``
 GONE = "it was removed meanwhile"
 
 

@@ -11,7 +11,7 @@ from concurrent.futures import Future, ThreadPoolExecutor, wait
 
 import numpy as np
 
-from mooncake_kernels.buffers import as_buffer, copy_to_host
+from mooncake_kernels.buffers import HOST, as_buffer, copy_to_host
 from mooncake_kernels.errors import ChecksumError, TransferError, Unavailable
 from mooncake_kernels.pool import PutResult
 from mooncake_kernels.transfer import MAX_RPC_KEYS, WHOLE, ObjectStatus, Peer
@@ -22,7 +22,6 @@ from ..directory import MAX_KEYS, Directory, Holders, Member
 from ..keyspace import words_of
 from ..store import Store
 from .destinations import (
-    HOST,
     Destination,
     Outcome,
     Places,

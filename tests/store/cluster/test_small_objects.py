@@ -332,7 +332,7 @@ class TestPuts:
         put.commit()
         assert none.cluster.get("a") == value(1) == one.store.get("a")
 
-    def test_a_claim_ends_a_put_on_the_fast_path(self, hosts, pair):
+    def test_a_claim_ends_a_put_without_claims(self, hosts, pair):
         """Of two nodes of a pool one is draining: what it puts goes elsewhere."""
         one, none = pair
         twin = hosts.make("one", store=Store.open(one.store.pool.path))
@@ -351,7 +351,7 @@ class TestPuts:
         assert given == [BEING_WRITTEN]
         assert other.store.get("a") == value(2) and not one.store.exists("a")
 
-    def test_a_claimant_waits_for_the_fast_path_put_that_it_ends(self, hosts, pair, monkeypatch):
+    def test_a_claimant_waits_for_the_put_that_it_ends(self, hosts, pair, monkeypatch):
         """Both would lose otherwise."""
         one, none = pair
         put = one.store.begin("a", UNIT)  # as an engine does
