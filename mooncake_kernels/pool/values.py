@@ -11,6 +11,7 @@ import numpy as np
 
 from .. import _host
 from .._arguments import as_integers, as_utf8
+from .._host import hash_name as hash_name
 from .._host import hash_names as hash_names
 from .._machine_root import MachineRoot
 from ..errors import InvalidArgument, shown

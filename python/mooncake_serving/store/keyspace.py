@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from mooncake_kernels.errors import InvalidArgument, shown
-from mooncake_kernels.pool import Key, hash_names, object_key, object_keys
+from mooncake_kernels.pool import Key, hash_name, hash_names, object_keys
 
 StoreKey = str | bytes | int | np.integer
 StoreKeys = Sequence[StoreKey] | np.ndarray
@@ -37,9 +37,10 @@ class Keyspace:
         """``(hash, scope)`` of one key; errors name the call ``op``."""
         if type(key) is str or isinstance(key, str | bytes):
             try:
-                return object_key(key, self.scope)
-            except InvalidArgument:
+                first, second = hash_name(key)
+            except (TypeError, UnicodeError):
                 raise _wrong_key(op, key) from None
+            return first, second ^ self.scope
         try:
             word = -1 if isinstance(key, bool) else operator.index(key)
         except TypeError:

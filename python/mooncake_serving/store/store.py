@@ -176,7 +176,7 @@ class Store(Closeable):
     def _view(self, op: str, key: StoreKey) -> PinnedObject | None:
         words = self.keyspace.key(key, op)
         pinned = self.pin_key(words)
-        if pinned is not None and self._verifies():
+        if pinned is not None and random.random() < self._verify:
             try:
                 pinned.verify()
             except ChecksumError:
@@ -199,7 +199,9 @@ class Store(Closeable):
         """
         words = self.keyspace.key(key, "get_into")
         try:
-            return self.pool.get_into(words, *buffers, offset=offset, verify=self._verifies())
+            return self.pool.get_into(
+                words, *buffers, offset=offset, verify=random.random() < self._verify
+            )
         except ChecksumError:
             self.remove_damaged(words)
             raise
@@ -228,7 +230,7 @@ class Store(Closeable):
         """
         check_pairs("get_into_each", "buffers", keys, buffers)
         key_array = self.keyspace.keys(keys, "get_into_each")[::-1]
-        verify = self._verifies()
+        verify = random.random() < self._verify
         held = list(buffers)
         try:
             sizes = self.pool.get_into_each(key_array, held[::-1], verify=verify)
@@ -300,7 +302,7 @@ class Store(Closeable):
         """Copy what follows the heads of objects in the pool, see ``ObjectPool.get_headed``, in the
         order of ``get_into_each``. Damaged ones stay: the calls that raise an error remove them.
         """
-        verify = self._verifies()
+        verify = random.random() < self._verify
         return self.pool.get_headed(
             keys[::-1], heads[::-1], addresses[::-1], sizes[::-1], free=free, verify=verify
         )[::-1]
@@ -341,9 +343,6 @@ class Store(Closeable):
         """Keys and ids of all objects, of all namespaces."""
         objects = self.pool.objects()
         return objects.keys, objects.ids
-
-    def _verifies(self) -> bool:
-        return self._verify == 1 or (self._verify > 0 and random.random() < self._verify)
 
     def put(
         self, key: StoreKey, value: Any, *, retention: Retention = "normal", position: int = 0
