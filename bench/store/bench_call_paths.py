@@ -64,7 +64,7 @@ class Trace:
             return
         code = frame.f_code
         if code.co_filename.startswith(ROOTS):
-            self.steps.append((code.co_filename, code.co_qualname))
+            self.steps.append((code.co_filename, getattr(code, "co_qualname", code.co_name)))
         elif frame.f_back is not None and frame.f_back.f_code is not self.of.__code__:
             self.others += 1
 

@@ -26,6 +26,8 @@ int64_t set_ids(Side& side, const std::optional<Tensor>& ids, const char* name) 
                (side.is_64_bit || ids->scalar_type() == ScalarType::Int),
            "copy_blocks: ", name, " must be a packed 1-d int32 or int64 tensor");
   side.ids = ids->data_ptr();
+  MK_CHECK(side.ids || ids->numel() == 0, "copy_blocks: ", name,
+           " must have memory, got a tensor whose storage was freed");
   return ids->numel() * side.pieces_per_id;
 }
 

@@ -189,6 +189,7 @@ void checksum_blocks(Tensors src, Tensor plan_tensor, Tensor transform, Tensor i
   mk::ops::check_not_empty(src, src);
   const CopyPlan plan(plan_tensor, CopyPlan::kPlaneFields);
   TransformBlocksParams p = params_of(plan, transform, ids, std::nullopt);
+  p.copy.dst.num_ids = p.copy.src.num_ids;  // src stands for it: ids may repeat
   const PlanesOfTensors planes(plan, p.copy, src, src, p.src_row_bytes, p.src_row_bytes,
                                mk::ops::gpu_of(ids));
   add_up(plan, p, planes, ids, sums, bad_id, max_sms);

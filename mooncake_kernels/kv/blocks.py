@@ -60,7 +60,10 @@ def gather_blocks(
     if out is None:
         out = torch.empty(view.packed_shape(ids.numel()), dtype=view.dtype, device=view.device)
         is_real = type(out) is torch.Tensor and not torch.compiler.is_compiling()
-        packed = Packed(out, out.data_ptr() if is_real else None)
+        base = out.data_ptr() if is_real else None
+        if base == 0 and out.numel():
+            raise InvalidArgument("gather_blocks: out must have memory, got a tensor without any")
+        packed = Packed(out, base)
     else:
         packed = as_packed("gather_blocks: out", out, ids.numel(), view, device)
         check_packed_overlap("gather_blocks: out", view, packed, ids)

@@ -9,8 +9,9 @@ from torch.autograd.graph import increment_version
 from torch.compiler import is_compiling
 
 from .. import _library
+from .._tensors import PLAIN
 from ..bad_ids import BadIds
-from ..errors import InvalidArgument, Unavailable
+from ..errors import CudaError, InvalidArgument, Unavailable
 from ..transforms import Fp8, Rope
 from .calibration import default_engine, defaults
 from .choose import choose
@@ -120,21 +121,24 @@ class CopyRuns:
         adds = src_positions is not None or dst_positions is not None or checksums is not None
         if is_usual and self._is_plain and not adds and not is_compiling():
             # The operator checks ids before a byte moves; here it would take 0.5 of 3.3 us.
-            if type(src) is not Tensor or src.device != device or not src.is_contiguous():
-                src = as_ids(self._in_errors[0], src, device, engine, num_ids=self._num_ids[0])
-            if type(dst) is not Tensor or dst.device != device or not dst.is_contiguous():
-                dst = as_ids(self._in_errors[1], dst, device, engine, num_ids=self._num_ids[1])
-            if engine == "auto" and self._device_type not in defaults:
-                default_engine(self._device_type)  # which reads the calibration
             bad, (part, plan) = self.bad, jobs[0]
-            if bad.seen is not None:
-                bad.raise_if_any()
             try:
-                limit = 0 if max_sms is None else int(max_sms)
-                copy_by_kernel(plan, part.src, part.dst, src, dst, bad.address, limit, gpu)
-                increment_version(part.dst.versioned)
-                return None
-            except (InvalidArgument, NotImplementedError) as error:
+                if type(src) is not Tensor or src.device != device or not src.is_contiguous():
+                    src = as_ids(self._in_errors[0], src, device, engine, num_ids=self._num_ids[0])
+                if type(dst) is not Tensor or dst.device != device or not dst.is_contiguous():
+                    dst = as_ids(self._in_errors[1], dst, device, engine, num_ids=self._num_ids[1])
+                if engine == "auto" and self._device_type not in defaults:
+                    default_engine(self._device_type)  # which reads the calibration
+                if bad.seen is not None:
+                    bad.raise_if_any()
+                if type(src) in PLAIN and type(dst) in PLAIN:  # others may be traced
+                    limit = 0 if max_sms is None else int(max_sms)
+                    copy_by_kernel(plan, part.src, part.dst, src, dst, bad.address, limit, gpu)
+                    increment_version(part.dst.versioned)
+                    return None
+            except (InvalidArgument, RuntimeError) as error:
+                if isinstance(error, CudaError | Unavailable):
+                    raise
                 if isinstance(error, InvalidArgument) and not str(error).startswith(BY_OPERATOR):
                     raise
             # Of another shape or dtype, or too few: the checks below say which.

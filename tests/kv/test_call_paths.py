@@ -19,7 +19,9 @@ def entered(call) -> list[str]:
     def note(frame, event, _):
         code = frame.f_code
         if event == "call" and code.co_filename.startswith(ROOT):
-            names.append(f"{Path(code.co_filename).stem}.{code.co_qualname}")
+            names.append(
+                f"{Path(code.co_filename).stem}.{getattr(code, 'co_qualname', code.co_name)}"
+            )
 
     sys.setprofile(note)
     try:

@@ -8,6 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.fx.experimental.proxy_tensor import make_fx
 
 import mooncake_kernels as mk
 
@@ -305,3 +306,68 @@ def test_layers_may_be_a_one_shot_iterator():
     mk.CopyPlan(src, dst, layers=(i for i in (0, 2))).run([1], [2], layers=iter([2]))
     for view, wanted in zip(dst, expected, strict=True):
         assert torch.equal(snapshot(view), snapshot(wanted))
+
+
+def plain_view(num_blocks: int = 6) -> mk.KVView:
+    return mk.KVView(
+        torch.arange(num_blocks * 16.0).view(num_blocks, 2, 2, 4), "block token head dim"
+    )
+
+
+@pytest.mark.parametrize("call", ["gather", "run", "checksum"])
+def test_freed_ids_are_refused(call):
+    """They count as none, which would stand for all blocks in turn."""
+    view = plain_view()
+    ids = torch.full((12,), 99)
+    ids.untyped_storage().resize_(0)
+    calls = {
+        "gather": lambda: mk.gather_blocks(view, ids),
+        "run": lambda: mk.CopyPlan(view, plain_view()).run(ids, torch.arange(12) % 6),
+        "checksum": lambda: mk.checksum_blocks(view, ids),
+    }
+    with pytest.raises(
+        mk.InvalidArgument, match="must have memory, got a tensor whose storage was"
+    ):
+        calls[call]()
+
+
+def test_gather_into_functional_memory_is_refused():
+    view = plain_view()
+    mk.gather_blocks(view, [0])
+    with pytest.raises(mk.InvalidArgument, match="out must have memory"):
+        torch.func.functionalize(lambda ids: mk.gather_blocks(view, ids))(torch.tensor([0, 1]))
+
+
+@pytest.mark.parametrize("mode", ["fake", "symbolic"])
+def test_traced_copy_is_no_dead_code(mode):
+    src, dst = plain_view(), mk.KVView(torch.zeros(6, 2, 2, 4), "block token head dim")
+    plan = mk.CopyPlan(src, dst)
+    ids = torch.tensor([1, 2])
+    trace = make_fx(
+        lambda a, b: (plan.run(a, b), a + 1)[1], tracing_mode=mode, _allow_non_fake_inputs=True
+    )
+    graph = trace(ids, ids)
+    graph.graph.eliminate_dead_code()
+    graph.recompile()
+    graph(ids, ids)
+    assert torch.equal(dst.tensors[0][1:3], src.tensors[0][1:3])
+
+
+@pytest.mark.parametrize(
+    "ids",
+    [torch.eye(2).to_sparse_csr(), torch.zeros(2, dtype=torch.uint16), torch.zeros(2).bool()],
+    ids=["sparse", "uint16", "bool"],
+)
+def test_ids_of_other_kinds_are_named(ids):
+    plan = mk.CopyPlan(plain_view(), plain_view())
+    for src, dst, name in [(ids, [0, 1], "src_blocks"), ([0, 1], ids, "dst_blocks")]:
+        with pytest.raises(
+            mk.InvalidArgument, match=f"run: {name} must be 1-d int32 or int64, got"
+        ):
+            plan.run(src, dst)
+
+
+def test_compiled_checksum_takes_more_ids_than_blocks():
+    view, ids = plain_view(3), torch.tensor([0, 1, 2, 0])
+    compiled = torch.compile(lambda ids: mk.checksum_blocks(view, ids), backend="eager")
+    assert torch.equal(compiled(ids), mk.checksum_blocks(view, ids))

@@ -42,7 +42,12 @@ def steps_of(call) -> list[tuple[str, str]]:
 
     def note(frame, event, _):
         if event == "call" and frame.f_code.co_filename.startswith(ROOTS) and not is_asking(frame):
-            steps.append((frame.f_code.co_filename, frame.f_code.co_qualname))
+            steps.append(
+                (
+                    frame.f_code.co_filename,
+                    getattr(frame.f_code, "co_qualname", frame.f_code.co_name),
+                )
+            )
 
     sys.setprofile(note)
     try:

@@ -25,7 +25,7 @@ def entered(call: Callable) -> list[tuple[str, str]]:
         file = code.co_filename
         is_ours = file.startswith(ROOTS) and not any(part in file for part in OF_DIRECTORIES)
         if event == "call" and is_ours:
-            steps.append((file, code.co_qualname))
+            steps.append((file, getattr(code, "co_qualname", code.co_name)))
 
     sys.setprofile(note)
     try:
