@@ -293,9 +293,12 @@ def _sentinel_pool(url: MetadataUrl, bounds: dict[str, Any], parser: dict[str, A
     from redis.sentinel import Sentinel, SentinelConnectionPool
 
     user, password = url.login
+    sentinel = Sentinel(url.sentinels, sentinel_kwargs=bounds)
+    for server in sentinel.sentinels:  # not hiredis's there either, which redis-py would choose
+        server.connection_pool.connection_kwargs |= parser
     return SentinelConnectionPool(
         url.parts.path[1:],
-        Sentinel(url.sentinels, sentinel_kwargs=bounds),
+        sentinel,
         db=int(url.options.get("db") or 0),
         username=user or None,
         password=password or None,

@@ -1,11 +1,19 @@
 """The way of a read of another host's object: a reader of the code follows each function."""
 
 import sys
+import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+
+import numpy as np
+import pytest
 
 import mooncake_kernels
 import mooncake_serving
+from mooncake_kernels.errors import InvalidArgument
+from mooncake_kernels.pool import ObjectPool
+from mooncake_serving.store import Store
 
 from .support import UNIT, value
 
@@ -61,3 +69,41 @@ def test_objects_of_one_holder_are_read_in_one_request(hosts):
     names = [name for _, name in steps]
     for once in ("Locations.find", "Reads._read_inline", "read_into_checked"):
         assert names.count(once) == 1, once
+
+
+def test_many_objects_of_one_holder_do_not_take_all_its_pins(hosts):
+    pool = ObjectPool.create(4096 * UNIT, num_objects=4096, num_pins=1024)
+    one, two = hosts.make("one", store=Store(pool, evict_ratio=0.0)), hosts.make("two", 0)
+    keys, content = range(3000), value(1)
+    one.cluster.put_each(keys, [content] * len(keys))
+    arrays = [bytearray(UNIT) for _ in keys]
+    for _ in range(2):  # where they are is found out, then remembered
+        assert (two.cluster.get_into_each(keys, arrays) == UNIT).all()
+    assert all(array == content for array in arrays)
+
+
+def test_read_waits_for_pins_of_other_readers(hosts):
+    pool = ObjectPool.create(64 * UNIT, num_pins=4)
+    one, two = hosts.make("one", store=Store(pool, evict_ratio=0.0)), hosts.make("two", 0)
+    for key in range(5):
+        one.cluster.put(key, value(key))
+    held = [one.store.view(key) for key in range(4)]
+    with ThreadPoolExecutor(1) as thread:
+        read = thread.submit(two.cluster.get, 4)
+        time.sleep(0.05)  # it is refused meanwhile
+        for pinned in held:
+            pinned.close()
+        assert read.result(10) == value(4)
+
+
+@pytest.mark.parametrize("size", [UNIT, 4 << 20])
+@pytest.mark.parametrize("offset", [np.int8(5), np.int32(5), np.uint64(5)])
+def test_offset_may_be_an_integer_of_numpy(hosts, size, offset):
+    one, two = hosts.make("one", 8 << 20), hosts.make("two", 0)
+    content = np.random.default_rng(1).integers(0, 256, size, np.uint8).tobytes()
+    one.cluster.put("a", content)
+    into = bytearray(300)
+    assert two.cluster.get_into("a", into, offset=offset) == size
+    assert into == content[5:305]
+    with pytest.raises(InvalidArgument, match="offset must be within the object"):
+        two.cluster.get_into("a", into, offset=np.uint64(2**64 - 2))

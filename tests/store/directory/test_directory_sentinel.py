@@ -4,6 +4,7 @@ import subprocess
 
 import pytest
 import redis
+from redis._parsers import _RESP2Parser
 
 from mooncake_kernels import metadata
 from mooncake_kernels.errors import Unavailable
@@ -132,3 +133,14 @@ def test_unknown_sentinel_service_is_reported(servers, sentinel):
     with connect(f"redis+sentinel://127.0.0.1:{port_of(sentinel)}/other") as directory:
         with pytest.raises(Unavailable, match="No master found for 'other'"):
             directory.members()
+
+
+def test_no_server_is_read_by_hiredis(servers, sentinel):
+    """redis-py chooses it where it is installed; it would trust the sizes in a reply."""
+    url = f"redis+sentinel://:{PASSWORD}@127.0.0.1:{port_of(sentinel)}/kv"
+    with connect(url) as directory:
+        directory.members()
+        pool = directory._client._pool
+        pools = [pool, *(server.connection_pool for server in pool.sentinel_manager.sentinels)]
+        for each in pools:
+            assert isinstance(each.get_connection()._parser, _RESP2Parser)

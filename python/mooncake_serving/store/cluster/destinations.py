@@ -96,6 +96,7 @@ class BufferDestination:
         held: Sequence[Buffer] = as_writable(op, buffers)
         if offset is not None:
             check_number(op, "offset", offset)
+            offset = int(offset)  # one of numpy's would overflow
         self._bounce: BounceBuffers | None = None
         for buffer in held:
             if buffer.location != HOST:

@@ -41,8 +41,11 @@ Group = tuple[Member, list[int]]  # a holder, and which objects it is asked for
 
 MAX_REMEMBERED = 65_536  # objects: about 20 MB
 READS_AT_ONCE = 8  # holders, of all threads together
+PAUSE_S = 0.001  # while a holder has no pins left
 NOWHERE: tuple[tuple[str, ...], float] = ((), 0.0)
-DONE, ABSENT, DAMAGED, NOT_TAKEN, UNREACHED, BUSY, SPOILED, BY_ADDRESS = Outcome  # looked up once
+DONE, ABSENT, DAMAGED = Outcome.DONE, Outcome.ABSENT, Outcome.DAMAGED  # looked up once
+NOT_TAKEN, UNREACHED, BUSY = Outcome.NOT_TAKEN, Outcome.UNREACHED, Outcome.BUSY
+SPOILED, BY_ADDRESS = Outcome.SPOILED, Outcome.BY_ADDRESS
 GONE = (ABSENT, DAMAGED)
 OUTCOMES = [BY_ADDRESS] * len(ObjectStatus)  # by what a holder's engine answers
 OUTCOMES[ObjectStatus.ABSENT] = ABSENT
@@ -326,6 +329,7 @@ class Reads:
         outcomes = [ABSENT] * len(words)
         missed: dict[str, list[int]] = {}  # by the member that does not have them
         left: Sequence[int] = range(len(words))
+        until = time.monotonic() + self._answer_s
         while left and (groups := _group(left, holders, silent)):
             left = []
             if len(groups) == 1:
@@ -349,8 +353,11 @@ class Reads:
                             missed.setdefault(member.name, []).append(i)
                         else:
                             outcomes[i] = DAMAGED
-                if num_busy == len(found):
-                    silent.add(member.name)
+                if num_busy == len(found):  # other readers have all pins, which they soon release
+                    if time.monotonic() < until:
+                        time.sleep(PAUSE_S)
+                    else:
+                        silent.add(member.name)
         if ABSENT in outcomes:
             for i, outcome in enumerate(outcomes):
                 if outcome is ABSENT and holders[i]:
@@ -408,30 +415,40 @@ class Reads:
     def _read_group(
         self, group: Group, words: np.ndarray, destinations: Sequence[Destination], verify: bool
     ) -> list[Outcome]:
-        """Read objects of one holder: with the answer of its engine, and the rest by address."""
+        """Read objects of one holder: with the answer of its engine, and the rest by address.
+
+        One request follows the other: a holder has pins for some thousands of objects.
+        """
         member, indices = group
-        if len(indices) < len(words):
-            words, destinations = words[indices], [destinations[i] for i in indices]
-        try:
-            found = self._peers.use(
-                member.name, self._answer_s, self._read_inline, words, destinations, verify
-            )
-        except (TransferError, Unavailable) as error:
-            self._backoff.failed(member, error)
-            return [UNREACHED] * len(words)
-        if BY_ADDRESS in found:
-            left = [i for i, outcome in enumerate(found) if outcome is BY_ADDRESS]
-            rest = [destinations[i] for i in left]
-            pinned = self._pinned.read(member, words[left], rest, verify=verify)
-            for i, outcome in zip(left, pinned, strict=True):
-                found[i] = outcome
-        if SPOILED in found:  # was it this one, and where?
-            for i, outcome in enumerate(found):
-                if outcome is SPOILED:
-                    [found[i]] = self._pinned.read_at_once(
-                        member, words[[i]], [destinations[i]], verify=verify, is_careful=True
-                    )
-        return found
+        results: list[Outcome] = []
+        for first in range(0, len(indices), MAX_RPC_KEYS):
+            part = indices[first : first + MAX_RPC_KEYS]
+            keys, into = words, destinations
+            if len(part) < len(words):
+                keys, into = words[part], [destinations[i] for i in part]
+            try:
+                found = self._peers.use(
+                    member.name, self._answer_s, self._read_inline, keys, into, verify
+                )
+            except (TransferError, Unavailable) as error:
+                self._backoff.failed(member, error)
+                break
+            if BY_ADDRESS in found:
+                left = [i for i, outcome in enumerate(found) if outcome is BY_ADDRESS]
+                rest = [into[i] for i in left]
+                pinned = self._pinned.read(member, keys[left], rest, verify=verify)
+                for i, outcome in zip(left, pinned, strict=True):
+                    found[i] = outcome
+            if SPOILED in found:  # was it this one, and where?
+                for i, outcome in enumerate(found):
+                    if outcome is SPOILED:
+                        [found[i]] = self._pinned.read_at_once(
+                            member, keys[[i]], [into[i]], verify=verify, is_careful=True
+                        )
+            results += found
+            if found[-1] is UNREACHED:
+                break
+        return results + [UNREACHED] * (len(indices) - len(results))
 
     def _read_inline(
         self, peer: Peer, words: np.ndarray, destinations: Sequence[Destination], verify: bool
@@ -442,8 +459,7 @@ class Reads:
             The result of each; ``BY_ADDRESS``: its node is to be asked, which can do more.
 
         Raises:
-            TransferError: the holder is gone, or does not answer in time; no destination has
-                received anything.
+            TransferError: the holder is gone, or does not answer in time.
         """
         places: list[Places] = []  # as far as they are known beforehand
         num_bytes = 0
@@ -590,19 +606,16 @@ class Reads:
 def _group(
     left: Sequence[int], holders: Sequence[Sequence[Member]], silent: set[str]
 ) -> list[Group]:
-    """Which members to ask next, and for which objects: no more than fit into a request."""
-    groups: list[Group] = []
-    of_member: dict[str, list[int]] = {}
+    """Which members to ask next, and for which objects."""
+    groups: dict[str, Group] = {}
     for i in left:
         for member in holders[i]:
             if member.name not in silent:
-                indices = of_member.get(member.name)
-                if indices is None or len(indices) == MAX_RPC_KEYS:
-                    indices = of_member[member.name] = []
-                    groups.append((member, indices))
-                indices.append(i)
+                if member.name not in groups:
+                    groups[member.name] = member, []
+                groups[member.name][1].append(i)
                 break
-    return groups
+    return list(groups.values())
 
 
 def _wait_for_all(reads: Sequence[Future[list[Outcome]]]) -> None:

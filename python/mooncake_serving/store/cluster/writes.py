@@ -1,6 +1,5 @@
 """How a node writes objects, into its pool or by having others take them."""
 
-import logging
 import time
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -25,8 +24,6 @@ from .object_rpc import UNSURE, NewResult
 from .put import ClusterPut, LocalPut, StagedPut
 from .reads import GONE, Reads
 from .retention import NORMAL, PUT_OPTIONS, put_arguments
-
-logger = logging.getLogger(__name__)
 
 Result = TypeVar("Result")
 
@@ -271,7 +268,6 @@ class Writes:
         try:
             return node.client.put_new(member.name, words, places, num_bytes, verify=self._verify)
         except TransferError as error:
-            logger.info("%s is passed over: %s", member.name, error)
             node.backoff.failed(member, error)
             return None
 
@@ -290,7 +286,7 @@ class Writes:
             return []
         self._node.locations.forget(words[unsure])
         nothing = [BufferDestination("put", [], 0) for _ in unsure]
-        outcomes = self._reads.read_each(words[unsure], nothing)
+        outcomes = self._reads.read_each(words[unsure], nothing, verify=self._verify)
         return [i for i, outcome in zip(unsure, outcomes, strict=True) if outcome in GONE]
 
     def _put_claimed(
