@@ -311,7 +311,7 @@ class Store(Closeable):
         return self.pool.remove(key)
 
     def remove_keys(self, keys: np.ndarray) -> np.ndarray:
-        return self.pool.native.remove_each(keys)
+        return self.pool.remove_each(keys)
 
     def remove_exactly(self, key: Key, object_id: int) -> bool:
         """Remove an object, unless its key has one of another id by now, see ``ids_of``."""
