@@ -1,14 +1,12 @@
 """How many functions of this package a short request enters: it takes as long as a few dozen."""
 
-import sys
-from pathlib import Path
-
 import pytest
 import torch
 
 import mooncake_kernels as mk
 
-ROOT = str(Path(mk.__file__).parent)
+from ..walk import walk
+
 NUM_BYTES = 1024
 
 
@@ -32,17 +30,6 @@ def requests():
     ("case", "most"), [("tuples", 8), ("tensor", 12), ("array", 12), ("columns", 8)]
 )
 def test_request_enters_few_functions(requests, case, most):
-    steps: list[str] = []
-
-    def note(frame, event, _):
-        code = frame.f_code
-        if event == "call" and code.co_filename.startswith(ROOT):
-            steps.append(getattr(code, "co_qualname", code.co_name))
-
     requests[case]()
-    sys.setprofile(note)
-    try:
-        requests[case]()
-    finally:
-        sys.setprofile(None)
+    steps = walk(requests[case])
     assert len(steps) <= most, steps

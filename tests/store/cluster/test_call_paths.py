@@ -2,21 +2,15 @@
 directory is in Redis, and what a round trip to it takes is not counted.
 """
 
-import sys
-from pathlib import Path
-
 import pytest
 
-import mooncake_kernels
-import mooncake_serving
 from mooncake_kernels.pool import PutResult
 from mooncake_serving.store.directory import connect
 
 from ...metadata.support import RedisServer
+from ...walk import OF_DIRECTORIES, walk
 from .support import Hosts, value
 
-ROOTS = tuple(str(Path(each.__file__).parent) for each in (mooncake_kernels, mooncake_serving))
-ROUND_TRIP = ("/mooncake_kernels/metadata/", "/mooncake_serving/store/directory/")
 STORED = PutResult.STORED
 
 
@@ -30,31 +24,8 @@ def pair(tmp_path):
     server.stop()
 
 
-def is_asking(frame) -> bool:
-    """Whether it is part of a round trip to the directory."""
-    files = [each.f_code.co_filename for each in (frame, frame.f_back)]
-    return any(folder in file for folder in ROUND_TRIP for file in files)
-
-
 def steps_of(call) -> list[tuple[str, str]]:
-    """(file, function) of what a call enters, in order."""
-    steps = []
-
-    def note(frame, event, _):
-        if event == "call" and frame.f_code.co_filename.startswith(ROOTS) and not is_asking(frame):
-            steps.append(
-                (
-                    frame.f_code.co_filename,
-                    getattr(frame.f_code, "co_qualname", frame.f_code.co_name),
-                )
-            )
-
-    sys.setprofile(note)
-    try:
-        call()
-    finally:
-        sys.setprofile(None)
-    return steps
+    return walk(call, without=OF_DIRECTORIES)
 
 
 def counts_of(steps) -> tuple[int, int]:

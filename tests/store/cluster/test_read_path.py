@@ -1,46 +1,24 @@
 """The way of a read of another host's object: a reader of the code follows each function."""
 
-import sys
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 
 import numpy as np
 import pytest
 
-import mooncake_kernels
-import mooncake_serving
 from mooncake_kernels.errors import InvalidArgument
 from mooncake_kernels.pool import ObjectPool
 from mooncake_serving.store import Store
 
+from ...walk import OF_DIRECTORIES, walk
 from .support import UNIT, value
 
-ROOTS = tuple(
-    str(Path(package.__file__).parent) for package in (mooncake_kernels, mooncake_serving)
-)
 OF_READS = ("/store/cluster/", "/rpc/", "/transfer/")
-OF_DIRECTORIES = ("/store/directory/", "/metadata/")
 
 
 def entered(call: Callable) -> list[tuple[str, str]]:
-    """(file, function) of this project that a call enters in this thread, without directories."""
-    steps = []
-
-    def note(frame, event, _):
-        code = frame.f_code
-        file = code.co_filename
-        is_ours = file.startswith(ROOTS) and not any(part in file for part in OF_DIRECTORIES)
-        if event == "call" and is_ours:
-            steps.append((file, getattr(code, "co_qualname", code.co_name)))
-
-    sys.setprofile(note)
-    try:
-        call()
-    finally:
-        sys.setprofile(None)
-    return steps
+    return walk(call, without=OF_DIRECTORIES)
 
 
 def test_a_read_from_another_host_takes_few_steps(hosts):
