@@ -90,7 +90,7 @@ class Peers:
                 self._end(peer, user, has_failed=has_failed)
 
     def prefers_rpc(self, peer: Peer, num_bytes: int) -> bool:
-        """Whether so many bytes are moved faster with a request, or its answer, than by address."""
+        """Whether that many bytes move faster with a request, or its answer, than by address."""
         return peer.transport == "tcp" or (peer.transport != "local" and num_bytes <= NEAR_BYTES)
 
     def is_open(self, name: str) -> bool:

@@ -180,8 +180,7 @@ class DirectoryEntries:
 
         What was removed in between counts as removed: ``publish_all`` drops it.
         """
-        if self._gone.locked():
-            self._wait_for_withdrawal()
+        self._wait_for_withdrawal()
         self._published.record(Objects(keys, ids))
 
     def publish_copies(self, keys: np.ndarray) -> np.ndarray:

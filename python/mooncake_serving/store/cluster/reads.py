@@ -142,9 +142,9 @@ class Reads:
     """Reads of objects of other pools, many at a time, by keys of pools. Thread-safe.
 
     Where they are is remembered, or the directory is asked. They are grouped by holder, and each
-    holder gets one request: its engine sends them with the answer if that is the fastest way, and
-    otherwise its node pins them. What is missing then is looked for once more, with fresh answers
-    of the directory.
+    holder gets one request at a time, of at most 1,024 objects: its engine sends them with the
+    answer if that is the fastest way, and otherwise its node pins them. What
+    is missing then is looked for once more, with fresh answers of the directory.
 
     Args:
         store: of this node's pool; None: it has none.
