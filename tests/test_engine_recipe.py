@@ -10,7 +10,7 @@ import torch
 
 import mooncake_kernels as mk
 
-from .kv.layouts import addressed
+from .kv.layouts import PACKED_AXES, addressed
 from .pages import run_page
 
 RECIPE = (Path(__file__).parent.parent / "docs/kernels/engines.md").read_text()
@@ -44,11 +44,11 @@ def test_vllm_layers_in_any_layout(recipe, order):
     assert next(iter(caches.values())).shape == sizes
     view = recipe.view_of_vllm(caches, DIM)
     assert (view.num_blocks, view.block_size, view.num_layers) == (PAGES, PAGE, LAYERS)
-    packed = mk.gather_blocks(view, [4, 1])  # [n, layer, kv, head, token, dim]
+    packed = mk.gather_blocks(view, [4, 1], axes=PACKED_AXES)
     for i, cache in enumerate(caches.values()):
         k, v = cache.split(DIM, dim=-1)
         assert torch.equal(packed[:, i, 0], k[[4, 1]]) and torch.equal(packed[:, i, 1], v[[4, 1]])
-    mk.scatter_blocks(packed, [0, 5], view)
+    mk.scatter_blocks(packed, [0, 5], view, axes=PACKED_AXES)
     assert all(torch.equal(cache[[0, 5]], cache[[4, 1]]) for cache in caches.values())
 
 
@@ -87,7 +87,7 @@ def test_remaining_rows_of_the_layout_table(shape, unflatten, axes):
     assert (view.num_blocks, view.block_size, view.num_layers) == (PAGES, PAGE, LAYERS)
     index = {"kv": 1, "layer": 2, "block": 4, "head": 3, "token": 1}
     row = tensor[tuple(index[axis] for axis in axes.split()[:-1])]
-    assert torch.equal(mk.gather_blocks(view, [4])[0, 2, 1, 3, 1], row)
+    assert torch.equal(mk.gather_blocks(view, [4], axes=PACKED_AXES)[0, 2, 1, 3, 1], row)
 
 
 def test_the_hook_copies_and_falls_back(recipe, monkeypatch):
@@ -174,7 +174,9 @@ def test_request_moves_to_another_tensor_parallel_size(recipe):
         of_rank = (mine, rank, 2, HEADS)
         header = recipe.send_request(*of_rank, [4, 1], staging, ready, rank + 1, send)
         recipe.receive_request(decode, 0, 1, HEADS, header, arrived, [0, 3])
-    assert torch.equal(mk.gather_blocks(decode, [0, 3]), mk.gather_blocks(whole, [4, 1]))
+    assert torch.equal(
+        mk.gather_blocks(decode, [0, 3]), mk.gather_blocks(whole, [4, 1], axes=PACKED_AXES)
+    )
 
 
 def test_layers_are_loaded_and_saved_during_the_pass(recipe):

@@ -18,7 +18,7 @@ from .execute import (
 )
 from .overlap import check_packed_overlap
 from .row_plan import whole_view
-from .view import KVView
+from .view import KVView, PackedBlocks
 
 
 def gather_blocks(
@@ -26,6 +26,7 @@ def gather_blocks(
     block_ids: BlockIds,
     out: torch.Tensor | None = None,
     *,
+    axes: str | None = None,
     max_sms: int | None = None,
     engine: Engine = "auto",
 ) -> torch.Tensor:
@@ -35,16 +36,19 @@ def gather_blocks(
 
         for i, block_id in enumerate(block_ids):
             if block_id != -1:
-                out[i] = view[block_id]
+                out[i] = view[block_id], with its axes in the order of ``axes``
 
     Args:
         view: the cache.
         block_ids: ``[n]``, int32 or int64. Each in ``[0, view.num_blocks)``, or -1 for a hole,
             which leaves its row of ``out`` unchanged. Repeats are allowed.
-        out: ``[n, layer, kv, head, token, dim]``, packed, of view's dtype, not overlapping it. On
+        out: ``view.packed_shape(n, axes)``, packed, of view's dtype, not overlapping it. On
             view's device; or one of the two on a GPU and the other in pinned host memory, which
             the GPU then writes or reads. None allocates it on view's device; rows of holes, and of
             bad ids on a GPU, are then undefined.
+        axes: of a packed block: layer, kv, head, token and dim in any order, dim last. None keeps
+            the cache's own, ``view.packed_axes``, which is the fastest. Name them for a receiver
+            whose cache has another order, and give the same to ``scatter_blocks``.
         max_sms: as for ``CopyPlan.run``.
         engine: as for ``CopyPlan.run``.
 
@@ -56,19 +60,20 @@ def gather_blocks(
             next gather or scatter of this view raises, or ``view.check()``.
         Unavailable: the named engine is not available.
     """
-    device, gpu, engine, ids = _begin("gather_blocks", view, out, block_ids, max_sms, engine)
+    begun = _begin("gather_blocks", view, out, block_ids, axes, max_sms, engine)
+    blocks, device, gpu, engine, ids = begun
     if out is None:
-        out = torch.empty(view.packed_shape(ids.numel()), dtype=view.dtype, device=view.device)
+        out = torch.empty((ids.numel(), *blocks.sizes), dtype=view.dtype, device=view.device)
         is_real = type(out) is torch.Tensor and not torch.compiler.is_compiling()
         base = out.data_ptr() if is_real else None
         if base == 0 and out.numel():
             raise InvalidArgument("gather_blocks: out must have memory, got a tensor without any")
-        packed = Packed(out, base)
+        packed = Packed(out, base, blocks.axes)
     else:
-        packed = as_packed("gather_blocks: out", out, ids.numel(), view, device)
+        packed = as_packed("gather_blocks: out", out, ids.numel(), view, blocks, device)
         check_packed_overlap("gather_blocks: out", view, packed, ids)
     bad = view.bad_ids if gpu == view.gpu else bad_ids_on(view, device)
-    execute(engine, view, packed, view.gather_plan, ids, None, bad, max_sms, gpu)
+    execute(engine, view, packed, blocks.gather_plan, ids, None, bad, max_sms, gpu)
     return out
 
 
@@ -77,6 +82,7 @@ def scatter_blocks(
     block_ids: BlockIds,
     view: KVView,
     *,
+    axes: str | None = None,
     max_sms: int | None = None,
     engine: Engine = "auto",
 ) -> None:
@@ -86,14 +92,16 @@ def scatter_blocks(
 
         for i, block_id in enumerate(block_ids):
             if block_id != -1:
-                view[block_id] = packed[i]
+                view[block_id] = packed[i], whose axes are in the order of ``axes``
 
     Args:
-        packed: ``[n, layer, kv, head, token, dim]``, packed, of view's dtype, on the devices that
-            ``out`` of ``gather_blocks`` may have: its result, from a cache of any axis order.
+        packed: ``view.packed_shape(n, axes)``, packed, of view's dtype, on the devices that
+            ``out`` of ``gather_blocks`` may have: its result.
         block_ids: ``[n]``, int32 or int64. Each in ``[0, view.num_blocks)``, or -1 to skip the
             row. The contents of a block that is named twice are undefined; this is not checked.
         view: the cache, which is written to.
+        axes: of a packed block. None for ``view.packed_axes``; for blocks that were gathered from
+            a cache of another order, that one's.
         max_sms: as for ``CopyPlan.run``.
         engine: as for ``CopyPlan.run``.
 
@@ -101,11 +109,12 @@ def scatter_blocks(
         InvalidArgument: an argument is not as above; see ``gather_blocks``.
         Unavailable: the named engine is not available.
     """
-    device, gpu, engine, ids = _begin("scatter_blocks", view, packed, block_ids, max_sms, engine)
-    source = as_packed("scatter_blocks: packed", packed, ids.numel(), view, device)
+    begun = _begin("scatter_blocks", view, packed, block_ids, axes, max_sms, engine)
+    blocks, device, gpu, engine, ids = begun
+    source = as_packed("scatter_blocks: packed", packed, ids.numel(), view, blocks, device)
     check_packed_overlap("scatter_blocks: packed", view, source, ids)
     bad = view.bad_ids if gpu == view.gpu else bad_ids_on(view, device)
-    execute(engine, source, view, view.scatter_plan, None, ids, bad, max_sms, gpu)
+    execute(engine, source, view, blocks.scatter_plan, None, ids, bad, max_sms, gpu)
 
 
 def checksum_blocks(
@@ -162,19 +171,22 @@ def _begin(
     view: KVView,
     packed: torch.Tensor | None,
     block_ids: BlockIds,
+    axes: str | None,
     max_sms: int | None,
     engine: Engine,
-) -> tuple[torch.device, int, Engine, torch.Tensor]:
+) -> tuple[PackedBlocks, torch.device, int, Engine, torch.Tensor]:
     """Check a gather or a scatter, except for its packed side.
 
     Returns:
-        Where it runs, the index of that GPU (-1 for the CPU), the engine and the ids.
+        Its packed form, where it runs, the index of that GPU (-1 for the CPU), the engine and the
+        ids.
     """
     if not isinstance(view, KVView):
         raise _no_view(op, view)
     if max_sms is not None or type(engine) is not str or engine != "auto":
         check_call(op, max_sms, engine)
     gathers = op == "gather_blocks"
+    blocks = view.packed if axes is None else view.packed_as(op, axes)
     if not gathers:
         view.check_writable(f"{op}: view")
     device, gpu = view.device, view.gpu
@@ -185,10 +197,10 @@ def _begin(
     if gpu >= 0:
         other = packed if isinstance(packed, torch.Tensor) else view
         src, dst = (view, other) if gathers else (other, view)
-        plan = view.gather_plan if gathers else view.scatter_plan
+        plan = blocks.gather_plan if gathers else blocks.scatter_plan
         engine = choose(engine, src, dst, [plan], [block_ids])
     ids = as_ids(f"{op}: block_ids", block_ids, device, engine, num_ids=view.num_blocks)
-    return device, gpu, engine, ids
+    return blocks, device, gpu, engine, ids
 
 
 def _no_view(op: str, view: object) -> InvalidArgument:

@@ -20,9 +20,10 @@ from ..reference import kv as reference
 from .calibration import default_engine, defaults
 from .devices import check_packed_device, gpu_address
 from .execute_listed import COPY_ENGINE, copy_by_kernel, copy_listed
+from .layout import PACKED_AXES
 from .row_plan import RowCall, RowPlan
 from .two_hop import copy_in_two_hops
-from .view import BlockPlan, KVView
+from .view import BlockPlan, KVView, PackedBlocks
 
 Engine = Literal["auto", "host", "cuda", "tma", "copy_engine", "two_hop", "triton", "reference"]
 ENGINES: tuple[str, ...] = get_args(Engine)
@@ -40,17 +41,20 @@ class Packed:
     Args:
         tensor: the blocks.
         base: their address for the kernel that copies; None if they have none.
+        axes: of a block.
     """
 
-    def __init__(self, tensor: torch.Tensor, base: int | None):
+    def __init__(self, tensor: torch.Tensor, base: int | None, axes: Sequence[str] = PACKED_AXES):
         self.tensors = self.versioned = [tensor]
+        self._axes = axes
         self.registered: list[torch.Tensor] = []  # the tensor differs at each call
         self.num_blocks = tensor.shape[0]
         self.device = tensor.device
         self.has_addresses, self.base = base is not None, base or 0
 
     def plane(self, layer: int, kv: int) -> torch.Tensor:
-        return self.tensors[0][:, layer, kv]
+        places = [1 + self._axes.index(axis) for axis in PACKED_AXES]
+        return self.tensors[0].permute(0, *places)[:, layer, kv]
 
 
 def execute(
@@ -212,15 +216,23 @@ def to_device(name: str, tensor: torch.Tensor, device: torch.device) -> torch.Te
 
 
 def as_packed(
-    name: str, tensor: torch.Tensor, num_blocks: int, view: KVView, device: torch.device
+    name: str,
+    tensor: torch.Tensor,
+    num_blocks: int,
+    view: KVView,
+    blocks: PackedBlocks,
+    device: torch.device,
 ) -> Packed:
     """Return packed blocks, as many as ids, as a side of a copy on that device."""
     if not isinstance(tensor, torch.Tensor):
         raise InvalidArgument(f"{name} must be a torch tensor, got {type(tensor).__name__}")
     check_plain(name, tensor)
-    shape = (num_blocks, *view.packed_sizes)
+    shape = (num_blocks, *blocks.sizes)
     if tensor.shape != shape:
-        raise InvalidArgument(f"{name} must have shape {shape}, got {tuple(tensor.shape)}")
+        raise InvalidArgument(
+            f"{name} must have shape {shape} (block {' '.join(blocks.axes)}), "
+            f"got {tuple(tensor.shape)}"
+        )
     if tensor.dtype != view.dtype:
         raise InvalidArgument(
             f"{name} must have the cache's dtype {view.dtype}, got {tensor.dtype}"
@@ -231,11 +243,12 @@ def as_packed(
     if not tensor.is_contiguous():
         raise InvalidArgument(f"{name} must be packed, got strides {tensor.stride()}")
     if torch.compiler.is_compiling() or type(tensor) not in PLAIN:
-        return Packed(tensor, None)
+        return Packed(tensor, None, blocks.axes)
     base = tensor.data_ptr()
     if base == 0 and tensor.numel() > 0:
         raise InvalidArgument(f"{name} must have memory, got a tensor whose storage was freed")
-    return Packed(tensor, base if is_beside else gpu_address(name, tensor, device))
+    address = base if is_beside else gpu_address(name, tensor, device)
+    return Packed(tensor, address, blocks.axes)
 
 
 def check_call(op: str, max_sms: int | None, engine: Engine) -> None:

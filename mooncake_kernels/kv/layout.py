@@ -138,6 +138,7 @@ def _indices(op: str, name: str, chosen: slice, size: int) -> tuple[int, int, in
 
 
 AXES = ("layer", "kv", "block", "head", "token", "dim")
+PACKED_AXES = ("layer", "kv", "head", "token", "dim")  # of a packed block; in this order in docs
 # The operator's plan, as described in csrc/ops/copy_plan.h: whether ids are slots, SIDE_FIELDS
 # numbers for src and for dst, run_bytes, MAX_AXES x (extent, strides), and PLANE_FIELDS numbers per
 # plane, or RESOLVED_FIELDS once it contains addresses.
@@ -217,10 +218,37 @@ class Layout:
         )
 
 
-def packed_layout(like: Layout) -> Layout:
-    """Return the layout ``[block, layer, kv, head, token, dim]`` of packed blocks of a view."""
+def own_order(layout: Layout, names: Sequence[str]) -> tuple[str, ...]:
+    """Return the order of a packed block's axes that leaves the longest runs of a view's.
+
+    Lists first, then from the largest stride to the smallest. An axis that the view does not have
+    stands before the next one of ``PACKED_AXES``.
+    """
+    lists = [axis for axis in PACKED_AXES if layout.is_list(axis)]
+    inside = [axis for axis in names if axis in PACKED_AXES[:-1]]
+    order = [*lists, *sorted(inside, key=lambda axis: -layout.strides[axis]), "dim"]
+    for axis in PACKED_AXES:
+        if axis not in order:
+            later = PACKED_AXES[PACKED_AXES.index(axis) :]
+            order.insert(next(i for i, other in enumerate(order) if other in later), axis)
+    return tuple(order)
+
+
+def parse_packed_axes(op: str, axes: str) -> tuple[str, ...]:
+    """Split the axes of a packed block, such as ``"layer kv token head dim"``, and check them."""
+    names = tuple(axes.split()) if isinstance(axes, str) else ()
+    if sorted(names) != sorted(PACKED_AXES) or names[-1] != "dim":
+        raise InvalidArgument(
+            f"{op}: axes must be None or name {', '.join(PACKED_AXES)} once each, 'dim' last, "
+            f"got {shown(axes, 80)}"
+        )
+    return names
+
+
+def packed_layout(like: Layout, order: Sequence[str]) -> Layout:
+    """Return the layout of packed blocks of a view, each of its axes in that order."""
     sizes, strides, step = dict(like.sizes), {}, like.itemsize
-    for axis in ("dim", "token", "head", "kv", "layer", "block"):
+    for axis in (*reversed(order), "block"):
         strides[axis] = step
         step *= sizes[axis]
     return Layout(sizes, strides, like.itemsize, ((0,),))

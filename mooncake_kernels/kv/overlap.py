@@ -152,7 +152,7 @@ def check_packed_overlap(name: str, view: KVView, packed: Packed, block_ids: tor
     if begin == end or before == 0 or reach[before - 1] <= begin:
         return
     if block_ids.device.type == "cpu":
-        job = cast(Job, (SimpleNamespace(src=view, dst=view), view.gather_plan))
+        job = cast(Job, (SimpleNamespace(src=view, dst=view), view.packed.gather_plan))
         run_begins, run_ends = _runs(job, 0, block_ids, block_ids)
         if not ((run_begins < end) & (run_ends > begin)).any():
             return

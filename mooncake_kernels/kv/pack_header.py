@@ -9,8 +9,9 @@ from typing import Any
 import torch
 
 from ..errors import InvalidArgument
+from .layout import PACKED_AXES
 
-MAGIC, VERSION = b"MKPK", 1
+MAGIC, VERSION = b"MKPK", 2
 PREFIX = struct.Struct("<4sHHII")  # magic, version, 0, bytes of JSON, their CRC-32
 MAX_BLOCKS = 1 << 24  # per header: bounds the number of chunks a sender can make a receiver list
 ALIGNMENT = 128  # of a view in a record, and of a record: a GPU's cache line
@@ -27,26 +28,42 @@ def align(num_bytes: int) -> int:
 
 @dataclass(frozen=True)
 class PackedView:
-    """One view's part of a record: ``[layer, kv, head, token, dim]``, packed, at ``offset``."""
+    """One view's part of a record: packed, at ``offset``.
+
+    Attributes:
+        dtype: torch's name of it.
+        axes: in the order of the sender's cache; "layer kv token head dim", for example. Without
+            "head" or "token" if the cache has none.
+        layers: their numbers in the model.
+        first_head: its number in the model.
+        kv, heads, tokens, dim: sizes, 1 for an axis that does not exist.
+        offset: in the record.
+    """
 
     dtype: str
-    layers: tuple[int, ...]  # their numbers in the model
+    axes: str
+    layers: tuple[int, ...]
     kv: int
-    first_head: int  # its number in the model
+    first_head: int
     heads: int
     tokens: int
     dim: int
-    has_heads: bool
-    has_tokens: bool
     offset: int
 
     @property
+    def has_heads(self) -> bool:
+        return "head" in self.axes.split()
+
+    @property
+    def has_tokens(self) -> bool:
+        return "token" in self.axes.split()
+
+    @property
     def shape(self) -> tuple[int, ...]:
-        """Sizes of layer, kv, head (if the axis exists), token (likewise) and dim."""
-        axes = [len(self.layers), self.kv]
-        axes += [self.heads] if self.has_heads else []
-        axes += [self.tokens] if self.has_tokens else []
-        return (*axes, self.dim)
+        """Sizes of the axes."""
+        sizes = (len(self.layers), self.kv, self.heads, self.tokens, self.dim)
+        by_name = dict(zip(PACKED_AXES, sizes, strict=True))
+        return tuple(by_name[axis] for axis in self.axes.split())
 
     @property
     def num_bytes(self) -> int:
@@ -60,7 +77,7 @@ class PackedView:
         return (
             isinstance(self.dtype, str)
             and self.dtype in DTYPES
-            and type(self.has_heads) is type(self.has_tokens) is bool
+            and self._has_good_axes()
             and bool(self.layers)
             and len(set(self.layers)) == len(self.layers)
             and all(type(number) is int and 1 <= number < 2**62 for number in numbers)
@@ -69,6 +86,11 @@ class PackedView:
             and (self.has_tokens or self.tokens == 1)
             and self.offset % ALIGNMENT == 0
         )
+
+    def _has_good_axes(self) -> bool:
+        names = self.axes.split() if isinstance(self.axes, str) else []
+        optional = [axis for axis in ("head", "token") if axis not in names]
+        return sorted([*names, *optional]) == sorted(PACKED_AXES) and names[-1] == "dim"
 
 
 @dataclass(frozen=True)

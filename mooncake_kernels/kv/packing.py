@@ -76,14 +76,13 @@ class PackPlans:
             packed.append(
                 PackedView(
                     dtype=str(dtype).removeprefix("torch."),
+                    axes=_axes_of_record(view),
                     layers=tuple(held.layers),
                     kv=view.num_kv,
                     first_head=held.first_head + first if view.has_heads else 0,
                     heads=heads,
                     tokens=view.block_size,
                     dim=view.head_dim,
-                    has_heads=view.has_heads,
-                    has_tokens=view.has_tokens,
                     offset=offset,
                 )
             )
@@ -190,7 +189,7 @@ class Packer:
     Sender and receiver each have a packer for their own cache; what the receiver needs to know
     travels in a ``PackHeader``. Equivalent to::
 
-        staging[i] = src[layers, :, src_blocks[i], heads], packed     # pack, record i
+        staging[i] = src[layers, :, src_blocks[i], heads], packed in src's order     # pack
         dst[layers, :, dst_blocks[i], heads] = staging[i]             # unpack, what both sides have
 
     Axis orders and block sizes may differ, as may the heads and layers of the model that each side
@@ -450,6 +449,13 @@ class Packer:
         # The number of ids before each that are not holes.
         before = torch.cat((ids.new_zeros(1), (ids != HOLE).cumsum(0)))
         return before[last // dst_size + 1] > before[first // dst_size]
+
+
+def _axes_of_record(view: KVView) -> str:
+    """Return the axes of its packed blocks without those that it does not have."""
+    absent = {"head"} if not view.has_heads else set()
+    absent |= {"token"} if not view.has_tokens else set()
+    return " ".join(axis for axis in view.packed.axes if axis not in absent)
 
 
 def _check_convert(views: Sequence[KVView], convert: Fp8, dtype: torch.dtype | None) -> None:

@@ -64,13 +64,8 @@ class Staging:
                 (self._header.record_bytes // dtype.itemsize, *strides),
                 tensor.storage_offset() + packed.offset // dtype.itemsize,
             ),
-            axes_of(packed),
+            f"block {packed.axes}",
         )
-
-
-def axes_of(packed: PackedView) -> str:
-    heads = "head " if packed.has_heads else ""
-    return f"block layer kv {heads}{'token ' if packed.has_tokens else ''}dim"
 
 
 def check_buffer(op: str, buffer: torch.Tensor, header: PackHeader, device: torch.device) -> None:

@@ -20,8 +20,10 @@ from .layout import (
     SIDE_FIELDS,
     Layout,
     Selection,
+    own_order,
     packed_layout,
     parse_axes,
+    parse_packed_axes,
     plan_values,
 )
 
@@ -90,6 +92,23 @@ class BlockPlan(PlanTensor):
         return super().__getstate__() | {"hops": None, "choices": {}}
 
 
+class PackedBlocks:
+    """What packed blocks of a view look like, in one order of their axes, and how to copy them.
+
+    Attributes:
+        axes: of a block.
+        sizes: of these axes.
+        gather_plan, scatter_plan: from the view into packed blocks, and back.
+    """
+
+    def __init__(self, layout: Layout, order: tuple[str, ...], everything: Selection):
+        packed = packed_layout(layout, order)
+        self.axes = order
+        self.sizes = tuple(layout.sizes[axis] for axis in order)
+        self.gather_plan = BlockPlan(layout, packed, everything)
+        self.scatter_plan = BlockPlan(packed, layout, everything)
+
+
 def constants(values: list[int]) -> torch.Tensor:
     """Make a real int64 CPU tensor, whatever the default device, even among fake tensors."""
     if torch.compiler.is_compiling():
@@ -126,9 +145,12 @@ class KVView:
         num_layers, num_kv, num_blocks, num_heads, block_size, head_dim: sizes (1 for an axis that
             does not exist); ``block_size`` is in tokens.
         has_tokens, has_heads: whether the axis exists.
+        packed_axes: of a packed block, in the order that leaves the longest contiguous runs of this
+            cache: ``"layer kv token head dim"`` for NHD. Axes that the cache does not have are
+            named, too, and have size 1.
         dtype, device: of the tensors.
-        packed_sizes, gpu, has_addresses, layout, everything, versioned, gather_plan, scatter_plan,
-            sums, span, bad_ids, gpu_bad_ids, registered, base: for this package's own use.
+        gpu, has_addresses, layout, everything, versioned, packed, sums, span, bad_ids,
+            gpu_bad_ids, registered, base: for this package's own use.
 
     Raises:
         InvalidArgument: the axes do not match the tensors, or the tensors each other.
@@ -167,17 +189,16 @@ class KVView:
         self.num_layers, self.num_kv = sizes["layer"], sizes["kv"]
         self.num_blocks, self.block_size = sizes["block"], sizes["token"]
         self.num_heads, self.head_dim = sizes["head"], sizes["dim"]
-        self.packed_sizes = tuple(sizes[axis] for axis in ("layer", "kv", "head", "token", "dim"))
         self.dtype, self.device = first.dtype, first.device
         self.gpu, self.has_addresses = gpu_index(first.device), have_addresses(self.tensors)
         count = iter(range(len(self.tensors)))
         table = tuple(tuple(next(count) for _ in row) for row in grid)
         self.layout = Layout(sizes, strides, itemsize, table)
-        packed = packed_layout(self.layout)
         layers = [(i, i) for i in range(self.num_layers)]
         self.everything = Selection(layers, self.num_kv, 0, 0, self.num_heads)
-        self.gather_plan = BlockPlan(self.layout, packed, self.everything)
-        self.scatter_plan = BlockPlan(packed, self.layout, self.everything)
+        self.packed = PackedBlocks(self.layout, own_order(self.layout, names), self.everything)
+        self.packed_axes = " ".join(self.packed.axes)
+        self._packed_as = {self.packed_axes: self.packed}
         self.sums: Any = None  # how its blocks are summed: made on first use
         self.span: Any = None  # where its tensors are: likewise, and again if they move
         names = ("gather_blocks: block_ids", "scatter_blocks: block_ids")
@@ -191,9 +212,24 @@ class KVView:
         elements = self.num_layers * self.num_kv * self.num_heads * self.block_size * self.head_dim
         return elements * self.layout.itemsize
 
-    def packed_shape(self, num_blocks: int) -> tuple[int, ...]:
-        """Return the shape of n packed blocks: ``[n, layer, kv, head, token, dim]``."""
-        return (num_blocks, *self.packed_sizes)
+    def packed_shape(self, num_blocks: int, axes: str | None = None) -> tuple[int, ...]:
+        """Return the shape of n packed blocks: n, and the sizes of ``axes``.
+
+        Args:
+            num_blocks: n.
+            axes: of a block, as for ``gather_blocks``; None for ``packed_axes``.
+        """
+        return (num_blocks, *self.packed_as("packed_shape", axes).sizes)
+
+    def packed_as(self, op: str, axes: str | None) -> PackedBlocks:
+        """Return packed blocks with axes in that order; for this package's own use."""
+        if axes is None:
+            return self.packed
+        known = self._packed_as.get(axes) if isinstance(axes, str) else None
+        if known is None:
+            order = parse_packed_axes(op, axes)
+            known = self._packed_as[axes] = PackedBlocks(self.layout, order, self.everything)
+        return known
 
     def check(self) -> None:
         """Wait for the current stream, and raise if a gather, scatter or checksum met a bad id.

@@ -8,6 +8,8 @@ import torch
 
 import mooncake_kernels as mk
 
+PACKED_AXES = "layer kv head token dim"  # of a packed block, in the order of docs and checksums
+
 
 @dataclass(frozen=True)
 class Sizes:

@@ -129,7 +129,7 @@ def test_the_operator_checks_the_number_of_ids():
         torch.ops.mooncake_kernels.copy_blocks(
             src.tensors,
             dst.tensors,
-            src.gather_plan.values,
+            src.packed.gather_plan.values,
             torch.tensor([0]),
             torch.tensor([0, 1]),
             0,

@@ -128,7 +128,7 @@ def test_streaming_threshold_of_the_table_is_applied(tmp_path):
         assert _library.set_stream_from_bytes(0) == before
         packed = mk.gather_blocks(view, [1, 2])
         assert _library.set_stream_from_bytes(12345) == 12345
-        assert torch.equal(packed[1, 2, 1], view.plane(2, 1)[2])
+        assert torch.equal(packed[1, 2, 1], view.plane(2, 1)[2].transpose(0, 1))
     calibration.forget()
     assert _library.set_stream_from_bytes(0) == before
     with pytest.raises(mk.InvalidArgument, match="num_bytes must be 0 or more, got -1"):

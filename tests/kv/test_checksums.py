@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 import mooncake_kernels as mk
 
-from .layouts import LAYOUTS, Sizes, addressed, make_view, snapshot
+from .layouts import LAYOUTS, PACKED_AXES, Sizes, addressed, make_view, snapshot
 
 HOLE = -1
 SIZES = Sizes(layer=2, block=6, head=2, token=4, dim=8)
@@ -32,9 +32,8 @@ def by_definition(rows: list[bytes]) -> int:
 
 
 def packed_rows(view, block):
-    packed = mk.gather_blocks(
-        view, [block], engine="reference" if view.device.type == "cpu" else "auto"
-    )
+    engine = "reference" if view.device.type == "cpu" else "auto"
+    packed = mk.gather_blocks(view, [block], axes=PACKED_AXES, engine=engine)
     return [bytes(row) for row in packed.view(torch.uint8).flatten(0, -2).cpu().numpy()]
 
 

@@ -1,5 +1,6 @@
 """gather_blocks and scatter_blocks: packed buffers, torch.compile, and refusals."""
 
+import itertools
 import threading
 import time
 
@@ -7,12 +8,23 @@ import pytest
 import torch
 
 import mooncake_kernels as mk
-from mooncake_kernels.kv.layout import HEADER
+from mooncake_kernels.kv.layout import HEADER, SIDE_FIELDS
 
-from .layouts import LAYOUTS, Sizes, make_view, snapshot
+from .layouts import LAYOUTS, PACKED_AXES, Sizes, make_view, snapshot
 
 SIZES = Sizes()
 UNTOUCHED = 0xEE
+
+
+def canonical(packed, axes):
+    """Return packed blocks as ``[n, layer, kv, head, token, dim]``."""
+    return packed.permute(0, *(1 + axes.split().index(axis) for axis in PACKED_AXES.split()))
+
+
+def num_runs(plan):
+    """Return the contiguous ranges of one block."""
+    axes = plan.values[2 + 2 * SIDE_FIELDS : HEADER].reshape(-1, 3)
+    return plan.num_planes * int(axes[:, 0].prod())
 
 
 @pytest.mark.parametrize("name", LAYOUTS)
@@ -20,11 +32,62 @@ def test_gather_returns_blocks_in_order(backend, name):
     sizes = Sizes(layer=2, block=5, token=2)
     view = make_view(name, sizes, dtype=torch.int16, device=backend.device)
     ids = torch.tensor([4, 0, 4], device=backend.device)
-    out = mk.gather_blocks(view, ids, engine=backend.engine)
-    for i, block in enumerate([4, 0, 4]):
-        for layer in range(view.num_layers):
-            for kv in range(view.num_kv):
-                assert torch.equal(out[i, layer, kv], view.plane(layer, kv)[block])
+    for axes in (None, PACKED_AXES, "token kv layer head dim"):
+        out = mk.gather_blocks(view, ids, axes=axes, engine=backend.engine)
+        assert out.shape == view.packed_shape(3, axes) and out.is_contiguous()
+        out = canonical(out, axes or view.packed_axes)
+        for i, block in enumerate([4, 0, 4]):
+            for layer in range(view.num_layers):
+                for kv in range(view.num_kv):
+                    assert torch.equal(out[i, layer, kv], view.plane(layer, kv)[block])
+
+
+@pytest.mark.parametrize("name", LAYOUTS)
+def test_packed_order_is_the_one_of_the_longest_runs(name):
+    """A block that is contiguous in the cache is one run; else no order has fewer runs."""
+    view = make_view(name, SIZES)
+    orders = [
+        " ".join([*order, "dim"]) for order in itertools.permutations(PACKED_AXES.split()[:-1])
+    ]
+    runs = {axes: num_runs(view.packed_as("", axes).gather_plan) for axes in orders}
+    assert runs[view.packed_axes] == min(runs.values())
+
+
+@pytest.mark.parametrize(
+    ("axes_of_view", "num_lists", "expected"),
+    [
+        ("kv block token head dim", 1, "layer kv token head dim"),
+        ("kv block head token dim", 1, "layer kv head token dim"),
+        ("block token head dim", 2, "layer kv token head dim"),
+        ("block token kv head dim", 1, "layer token kv head dim"),
+        ("block head layer kv token dim", 0, "head layer kv token dim"),
+        ("block layer token dim", 0, "layer kv head token dim"),
+        ("block dim", 1, "layer kv head token dim"),
+    ],
+)
+def test_packed_axes_follow_the_cache(axes_of_view, num_lists, expected):
+    tensor = torch.zeros([2] * len(axes_of_view.split()))
+    tensors = {0: tensor, 1: [tensor, tensor.clone()]}.get(num_lists)
+    if num_lists == 2:
+        tensors = [[tensor.clone() for _ in range(2)] for _ in range(2)]
+    assert mk.KVView(tensors, axes_of_view).packed_axes == expected
+
+
+@pytest.mark.parametrize(
+    "axes",
+    [
+        *("", 3, "layer kv token head", "layer kv kv head dim"),
+        *("dim layer kv head token", "block layer kv head token dim"),
+    ],
+)
+def test_axes_that_are_none_of_a_packed_block_are_refused(axes):
+    view = make_view("nhd_per_layer", SIZES)
+    with pytest.raises(mk.InvalidArgument, match="gather_blocks: axes must be None or name layer"):
+        mk.gather_blocks(view, [1], axes=axes)
+    with pytest.raises(mk.InvalidArgument, match="scatter_blocks: axes must be None or name layer"):
+        mk.scatter_blocks(torch.zeros(view.packed_shape(1)), [1], view, axes=axes)
+    with pytest.raises(mk.InvalidArgument, match="packed_shape: axes must be None or name layer"):
+        view.packed_shape(1, axes)
 
 
 def test_hole_leaves_its_output_row_unchanged(backend):
@@ -43,7 +106,7 @@ def test_gather_then_scatter_into_another_layout(backend, src_name, dst_name):
     dst = make_view(dst_name, sizes, dtype=torch.int16, device=backend.device, seed=70)
     src_ids, dst_ids = [6, 2, 3], [0, -1, 5]
     packed = mk.gather_blocks(src, src_ids, engine=backend.engine)
-    mk.scatter_blocks(packed, dst_ids, dst, engine=backend.engine)
+    mk.scatter_blocks(packed, dst_ids, dst, axes=src.packed_axes, engine=backend.engine)
     for layer in range(src.num_layers):
         for kv in range(2):
             assert torch.equal(dst.plane(layer, kv)[0], src.plane(layer, kv)[6])
@@ -173,9 +236,9 @@ def view_of(shape=(2, 7, 4, 2, 8), axes="kv block token head dim", **kwargs):
         (lambda: mk.scatter_blocks(torch.zeros(1, 1, 1, 1, 4, 8), [0], mk.KVView(
             torch.zeros(7, 1, 8).expand(7, 4, 8), "block token dim")), "stride 0 along 'token'"),
         (lambda: mk.gather_blocks(view_of(), [0], out=torch.zeros(1, 2)), "out must have shape"),
-        (lambda: mk.scatter_blocks(torch.zeros(1, 2, 2, 2, 4, 8).half(), [0], view_of()),
+        (lambda: mk.scatter_blocks(torch.zeros(1, 2, 2, 4, 2, 8).half(), [0], view_of()),
          "packed must have the cache's dtype"),
-        (lambda: mk.scatter_blocks(torch.zeros(1, 2, 2, 2, 8, 4).mT, [0], view_of()),
+        (lambda: mk.scatter_blocks(torch.zeros(1, 2, 2, 4, 8, 2).mT, [0], view_of()),
          "packed must be packed"),
     ],
 )  # fmt: skip
@@ -241,7 +304,7 @@ def test_operator_rejects_a_plan_made_for_other_tensors():
     ids = torch.tensor([6])
     with pytest.raises(ValueError, match="made for others"):
         torch.ops.mooncake_kernels.copy_blocks(
-            small.tensors, [out], big.gather_plan.values, ids, None, 0, 0
+            small.tensors, [out], big.packed.gather_plan.values, ids, None, 0, 0
         )
     with pytest.raises(ValueError, match="plan must be an int64"):
         torch.ops.mooncake_kernels.copy_blocks(
@@ -254,7 +317,7 @@ def operator_arguments(device):
     ids = torch.tensor([1, 3], device=device)
     out = torch.zeros(view.packed_shape(2), dtype=torch.int32, device=device)
     bad_id = view.bad_ids.address
-    return view.tensors, [out], view.gather_plan.values, ids, None, bad_id, 0
+    return view.tensors, [out], view.packed.gather_plan.values, ids, None, bad_id, 0
 
 
 @pytest.mark.parametrize("device", ["cpu", "cuda"])
@@ -273,7 +336,7 @@ def test_opcheck(device):
     ]:
         result = torch.library.opcheck(operator.default, given)
         assert set(result.values()) == {"SUCCESS"}, (operator, result)
-    assert torch.equal(out[:, 1, 0], src[1][0, ids.cpu()].transpose(1, 2))
+    assert torch.equal(out[:, 1, 0], src[1][0, ids.cpu()])
 
 
 @pytest.mark.parametrize("device", ["cpu", "cuda"])
@@ -332,7 +395,7 @@ def test_fake_cuda_tensors_work_on_any_machine():
         out = torch.empty(view.packed_shape(2), device="cuda")
         ids = torch.empty(2, dtype=torch.int32, device="cuda")
         torch.ops.mooncake_kernels.copy_blocks(
-            view.tensors, [out], view.gather_plan.values, ids, None, 0, 0
+            view.tensors, [out], view.packed.gather_plan.values, ids, None, 0, 0
         )
         cache = mk.KVView(torch.empty(4, 16, 64), "block token dim")  # and through the functions
         packed = mk.gather_blocks(cache, torch.empty(2, dtype=torch.int64))
@@ -356,7 +419,7 @@ def test_copy_releases_the_gil():
     while during <= 100 and time.monotonic() < until:  # a copy may be over before it has a core
         before = ticks[0]
         torch.ops.mooncake_kernels.copy_blocks(
-            view.tensors, [out], view.gather_plan.values, ids, None, 0, 0
+            view.tensors, [out], view.packed.gather_plan.values, ids, None, 0, 0
         )
         during = ticks[0] - before
     stop.set()

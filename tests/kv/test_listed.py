@@ -96,13 +96,13 @@ def test_lists_copy_packed_blocks(copy):
     ids = torch.tensor([3, -1, 0, 3, 4, 1, 1])  # more than there are blocks
     out = torch.full(view.packed_shape(len(ids)), 7, dtype=view.dtype)
     expected = mk.gather_blocks(view, ids, out=out.clone())
-    copy(view.gather_plan, view, Packed(out, out.data_ptr()), ids, None)
+    copy(view.packed.gather_plan, view, Packed(out, out.data_ptr()), ids, None)
     assert torch.equal(out, expected)
     dst = make_view("page_head", SIZES, dtype=torch.int16, seed=9)
     wanted = twin(dst)
     back = torch.tensor([2, -1, 4, 0, -1, 1, -1])
     mk.scatter_blocks(expected, back, wanted)
-    copy(dst.scatter_plan, Packed(expected, expected.data_ptr()), dst, None, back)
+    copy(dst.packed.scatter_plan, Packed(expected, expected.data_ptr()), dst, None, back)
     assert torch.equal(snapshot(dst), snapshot(wanted))
 
 

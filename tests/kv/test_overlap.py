@@ -9,7 +9,7 @@ import mooncake_kernels as mk
 from mooncake_kernels.bad_ids import SHARED, BadIds
 from mooncake_kernels.kv.overlap import shared_ids, unless_shared
 
-from .layouts import snapshot
+from .layouts import PACKED_AXES, snapshot
 
 ORDERS = st.permutations(["block", "layer", "head", "token"])
 
@@ -52,9 +52,9 @@ def test_overlap_is_rejected_if_and_only_if_bytes_are_shared(data):
             plan.run(src_ids, dst_ids)
         assert torch.equal(memory, before)
     else:
-        expected = mk.gather_blocks(src, [i for i in src_ids if i >= 0])
+        expected = mk.gather_blocks(src, [i for i in src_ids if i >= 0], axes=PACKED_AXES)
         plan.run(src_ids, dst_ids)
-        got = mk.gather_blocks(dst, [i for i in dst_ids if i >= 0])
+        got = mk.gather_blocks(dst, [i for i in dst_ids if i >= 0], axes=PACKED_AXES)
         assert torch.equal(got, expected)
 
 

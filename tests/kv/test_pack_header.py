@@ -47,7 +47,11 @@ def test_damaged_header_is_rejected(data):
         {"layers": ()},
         {"layers": (1, 1)},
         {"dim": 1 << 61},
-        {"has_tokens": False},
+        {"axes": "layer kv head dim"},
+        {"axes": "layer kv head token"},
+        {"axes": "dim layer kv head token"},
+        {"axes": "layer kv kv head token dim"},
+        {"axes": ["layer", "kv", "head", "token", "dim"]},
     ],
 )
 def test_forged_header_is_rejected(change):
@@ -56,7 +60,7 @@ def test_forged_header_is_rejected(change):
     header, staging = sent(mk.Packer(view), [1])
     header = mk.PackHeader.from_bytes(header)
     [[name, _]] = change.items()
-    if name in ("offset", "dtype", "kv", "heads", "layers", "dim", "has_tokens"):
+    if name in ("offset", "dtype", "kv", "heads", "layers", "dim", "axes"):
         change = {"views": (dataclasses.replace(header.views[0], **change),)}
     lie = dataclasses.replace(header, **change)
     with pytest.raises(mk.InvalidArgument, match="data must describe|data must be a header"):

@@ -84,6 +84,6 @@ def test_engine_needs_a_gpu_and_only_moves_bytes():
         mk.gather_blocks(view, [0], engine="tma")
     with pytest.raises(mk.Unavailable, match="engine tma: it moves bytes"):
         mk.checksum_blocks(view, [0], engine="tma")
-    plan = view.gather_plan.resolved(view.tensors, [])
+    plan = view.packed.gather_plan.resolved(view.tensors, [])
     with pytest.raises(mk.InvalidArgument, match="bulk must be false for ids on the CPU"):
         _library.call(_library.copy_resolved, plan, 0, 0, torch.tensor([0]), None, 0, 0, True)

@@ -24,7 +24,7 @@ def test_pageable_memory_has_no_address_on_a_gpu():
     assert _library.gpu_address(torch.zeros(8)) == 0
     assert _library.gpu_address(torch.zeros(0)) == torch.zeros(0).data_ptr()
     view = make_view("nhd_per_layer", SIZES)
-    plan = view.gather_plan.values
+    plan = view.packed.gather_plan.values
     table = torch.zeros(HEADER + (plan.numel() - HEADER) // 2, dtype=torch.int64)
     message = r"src must be on the GPU or in pinned .* \(pin_memory\(\)\), got tensor 0 in pageable"
     with pytest.raises(mk.InvalidArgument, match=message):

@@ -17,7 +17,7 @@ from mooncake_kernels.errors import InvalidArgument, TransferError
 from ..rpc import Call, Message, RpcClient
 from .buffers import ResultBuffer
 from .errors import LenderFailed
-from .geometry import Cache, Geometry
+from .geometry import BLOCK_AXES, Cache, Geometry
 from .ledger import Offer
 from .messages import (
     MAX_NUMBERS,
@@ -115,7 +115,8 @@ class Borrower:
         """
         lender = self._known(loan.lender, is_writing=True)
         some = list(block_ids[: lender.num_staged])
-        gather_blocks(self._view, some, out=lender.requests.staged[: len(some)])
+        staged = lender.requests.staged[: len(some)]
+        gather_blocks(self._view, some, out=staged, axes=BLOCK_AXES)
         request = Store(self._calls.next_number(), loan.number, loan.num_stored, len(some))
         data = lender.requests.send_staged(len(some), lender.requests_address)
         with self._losing(loan.lender, after=BaseException):

@@ -9,6 +9,7 @@ from mooncake_kernels import KVView
 from mooncake_kernels.errors import InvalidArgument
 
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)
+BLOCK_AXES = "layer kv head token dim"  # of a block in transit: layouts of caches may differ
 
 
 class Cache(Protocol):
@@ -71,5 +72,5 @@ class Geometry:
         return self.num_heads, self.head_dim
 
     def block_shape(self) -> tuple[int, ...]:
-        """Return the shape of one packed block: layer, kv, head, token, dim."""
+        """Return the shape of one packed block, in the order of ``BLOCK_AXES``."""
         return self.num_layers, 2, self.num_kv_heads, self.block_size, self.head_dim

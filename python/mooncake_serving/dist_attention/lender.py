@@ -11,7 +11,7 @@ from mooncake_kernels.transfer import Ticket
 
 from ..rpc import MAX_REASON, Descriptors, Refused, RpcClient
 from .errors import Refusal
-from .geometry import Cache, Geometry
+from .geometry import BLOCK_AXES, Cache, Geometry
 from .loans import Loans
 from .messages import (
     Answer,
@@ -232,7 +232,7 @@ class Lender:
                 f"most {self._num_staged}, got {first} to {end}"
             )
         staged = self._session(borrower).requests.staged[: request.num_blocks]
-        scatter_blocks(staged, loan.block_ids[first:end], self._view)
+        scatter_blocks(staged, loan.block_ids[first:end], self._view, axes=BLOCK_AXES)
         loan.num_stored = end
         return Stored(request.number)
 

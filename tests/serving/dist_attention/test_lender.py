@@ -9,6 +9,7 @@ import torch
 import mooncake_kernels as mk
 from mooncake_serving.dist_attention import LoanOptions
 from mooncake_serving.dist_attention.buffers import RequestBuffer, ResultBuffer
+from mooncake_serving.dist_attention.geometry import BLOCK_AXES
 from mooncake_serving.dist_attention.messages import (
     MAGIC,
     Attend,
@@ -87,7 +88,7 @@ def borrowers(lender):
 
 def packed(count, seed=5):
     source = make_cache(num_blocks=count, seed=seed)
-    return mk.gather_blocks(source.view(), list(range(count)))
+    return mk.gather_blocks(source.view(), list(range(count)), axes=BLOCK_AXES)
 
 
 def contents(lender):

@@ -6,6 +6,8 @@ import mooncake_kernels as mk
 
 from ..arguments import as_positive
 
+AXES = "layer kv head token dim"  # of a block in transit: the layouts of the two caches differ
+
 
 class StagingPool:
     """A host buffer ``[num_blocks, layer, kv, head, token, dim]``, allocated in contiguous rows.
@@ -22,7 +24,7 @@ class StagingPool:
         num_blocks = as_positive("StagingPool", "num_blocks", num_blocks)
         self.view, self.num_blocks = view, num_blocks
         on_gpu = view.device.type == "cuda"
-        shape = view.packed_shape(num_blocks)
+        shape = view.packed_shape(num_blocks, AXES)
         self.memory = torch.zeros(shape, dtype=view.dtype, pin_memory=on_gpu)
         self._free = [(0, num_blocks)]  # (first row, rows), in order, never touching
 
@@ -53,14 +55,15 @@ class StagingPool:
         """Copy blocks of the cache into rows from ``first`` on; done when it returns."""
         rows = self.rows(first, len(block_ids))
         if self.view.device.type == "cpu":
-            return mk.gather_blocks(self.view, block_ids, out=rows)
-        rows.copy_(mk.gather_blocks(self.view, block_ids), non_blocking=True)
+            return mk.gather_blocks(self.view, block_ids, out=rows, axes=AXES)
+        rows.copy_(mk.gather_blocks(self.view, block_ids, axes=AXES), non_blocking=True)
         torch.cuda.current_stream(self.view.device).synchronize()
         return rows
 
     def scatter(self, first: int, block_ids: list[int]) -> None:
         """Copy rows from ``first`` on into blocks of the cache; done when it returns."""
         rows = self.rows(first, len(block_ids))
-        mk.scatter_blocks(rows.to(self.view.device, non_blocking=True), block_ids, self.view)
+        there = rows.to(self.view.device, non_blocking=True)
+        mk.scatter_blocks(there, block_ids, self.view, axes=AXES)
         if self.view.device.type == "cuda":
             torch.cuda.current_stream(self.view.device).synchronize()
