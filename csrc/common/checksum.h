@@ -22,26 +22,38 @@ constexpr int64_t kWordBytes = 8;
 
 MK_HD int64_t words_of(int64_t num_bytes) { return (num_bytes + kWordBytes - 1) / kWordBytes; }
 
+constexpr uint64_t kKeyStep = 0x9e3779b97f4a7c15u;  // between the keys of two words in a row
+
+MK_HD uint64_t checksum_key(uint64_t index) { return index * kKeyStep + 0xd1b54a32d192ed03u; }
+
+// Adds the term of a word, or those of a vector of them.
+template <class Words>
+MK_HD void add_checksum_term(Words& sum, const Words& word, const Words& key) {
+  const Words product = ((word ^ word >> 32) + 0x8cb92ba72f3d8dd7u) * (key | 1);
+  sum += product ^ product >> 32;
+}
+
 MK_HD uint64_t checksum_term(uint64_t word, uint64_t index) {
-  const uint64_t key = (index * 0x9e3779b97f4a7c15u + 0xd1b54a32d192ed03u) | 1;
-  const uint64_t product = ((word ^ word >> 32) + 0x8cb92ba72f3d8dd7u) * key;
-  return product ^ product >> 32;
+  uint64_t term = 0;
+  add_checksum_term(term, word, checksum_key(index));
+  return term;
 }
 
 MK_HD uint64_t checksum_bytes(const char* bytes, int64_t num_bytes, uint64_t index) {
-  uint64_t sum = 0;
+  uint64_t sum = 0, key = checksum_key(index);  // stepped: a product less for each word
   int64_t i = 0;
-  for (; i + kWordBytes <= num_bytes; i += kWordBytes, ++index) {
+  for (; i + kWordBytes <= num_bytes; i += kWordBytes, key += kKeyStep) {
     uint64_t word;
     memcpy(&word, bytes + i, kWordBytes);
-    sum += checksum_term(word, index);
+    add_checksum_term(sum, word, key);
   }
   if (i == num_bytes) return sum;
   uint64_t last = 0;
   for (int64_t k = 0; i + k < num_bytes; ++k) {
     last |= static_cast<uint64_t>(static_cast<unsigned char>(bytes[i + k])) << 8 * k;
   }
-  return sum + checksum_term(last, index);
+  add_checksum_term(sum, last, key);
+  return sum;
 }
 
 }  // namespace mk

@@ -1,5 +1,9 @@
 #include "common/element_rows.h"
 
+#if defined(__x86_64__)
+#include <immintrin.h>
+#endif
+
 #include "common/checksum.h"
 
 namespace mk {
@@ -38,6 +42,48 @@ MK_INLINE void rotate(const float* cos_sin, int64_t num_pairs, float* values) {
   }
 }
 
+// A line of words. The compiler makes it of the vectors that the target has.
+using Words = uint64_t __attribute__((vector_size(64)));
+constexpr int64_t kLineBytes = sizeof(Words);
+constexpr int64_t kWordsOfLine = kLineBytes / kWordBytes;
+
+// checksum_bytes() of each row, added up. A macro, as `store` must be inlined into a function of
+// its own target.
+#define MK_SUM_ROWS(store)                                                         \
+  const Words steps = Words{0, 1, 2, 3, 4, 5, 6, 7} * kKeyStep;                    \
+  Words sums = {};                                                                 \
+  uint64_t rest = 0, index = rows.index;                                           \
+  for (int64_t r = 0; r < rows.count; ++r, index += rows.index_step) {             \
+    const char* const row = rows.first + r * rows.stride;                          \
+    const char* const next = rows.next + r * rows.stride;                          \
+    [[maybe_unused]] char* const copy = rows.copy + r * rows.copy_stride;          \
+    Words keys = steps + checksum_key(index);                                      \
+    int64_t i = 0;                                                                 \
+    for (; i + kLineBytes <= rows.row_bytes; i += kLineBytes) {                    \
+      __builtin_prefetch(next + i);                                                \
+      Words words;                                                                 \
+      std::memcpy(&words, row + i, sizeof words);                                  \
+      store(copy + i, row + i);                                                    \
+      add_checksum_term(sums, words, keys);                                        \
+      keys += kWordsOfLine * kKeyStep;                                             \
+    }                                                                              \
+    if (i < rows.row_bytes) {                                                      \
+      rest += checksum_bytes(row + i, rows.row_bytes - i, index + i / kWordBytes); \
+    }                                                                              \
+  }                                                                                \
+  for (int k = 0; k < kWordsOfLine; ++k) rest += sums[k];                          \
+  return rest;
+
+#define MK_STORE_NOTHING(to, from)
+#define MK_COPY_LINE(to, from) std::memcpy(to, from, kLineBytes)
+#define MK_STREAM_AVX512(to, from) \
+  _mm512_stream_si512(reinterpret_cast<__m512i*>(to), _mm512_loadu_si512(from))
+#define MK_STREAM_AVX2(to, from)                                                              \
+  for (int64_t half = 0; half < kLineBytes; half += 32) {                                     \
+    _mm256_stream_si256(reinterpret_cast<__m256i*>((to) + half),                              \
+                        _mm256_loadu_si256(reinterpret_cast<const __m256i*>((from) + half))); \
+  }
+
 #define MK_EACH_TYPE(call)                   \
   switch (type) {                            \
     case ElementType::kFloat32:              \
@@ -57,31 +103,33 @@ MK_INLINE void rotate(const float* cos_sin, int64_t num_pairs, float* values) {
 #define MK_STORE(type) store<type>(values, count, row)
 
 // One source for all instruction sets: code inlined into a function is compiled for its target.
-#define MK_ROW_FUNCTIONS(name, target)                                                          \
-  target void load_##name(ElementType type, const char* row, int64_t count, float* values){     \
-      MK_EACH_TYPE(MK_LOAD)} target void store_##name(ElementType type, const float* values,    \
-                                                      int64_t count, char* row){MK_EACH_TYPE(   \
-      MK_STORE)} target void multiply_##name(float* values, int64_t count, float factor) {      \
-    for (int64_t i = 0; i < count; ++i) values[i] *= factor;                                    \
-  }                                                                                             \
-  target void divide_##name(float* values, int64_t count, float divisor) {                      \
-    for (int64_t i = 0; i < count; ++i) values[i] /= divisor;                                   \
-  }                                                                                             \
-  target void rotate_##name(const Rotation& rotation, const float* cos_sin, float* values) {    \
-    const int64_t num_pairs = rotation.num_pairs;                                               \
-    if (rotation.interleaved) return rotate<true>(cos_sin, num_pairs, values + rotation.first); \
-    rotate<false>(cos_sin, num_pairs, values + rotation.first);                                 \
-  }                                                                                             \
-  target uint64_t sum_##name(const char* row, int64_t num_bytes, uint64_t index) {              \
-    return checksum_bytes(row, num_bytes, index);                                               \
-  }                                                                                             \
-  constexpr RowFunctions k_##name{load_##name,   store_##name,  multiply_##name,                \
-                                  divide_##name, rotate_##name, sum_##name};
+#define MK_ROW_FUNCTIONS(name, target, stream)                                                     \
+  target void load_##name(ElementType type, const char* row, int64_t count, float* values){        \
+      MK_EACH_TYPE(MK_LOAD)} target void store_##name(ElementType type, const float* values,       \
+                                                      int64_t count, char* row){MK_EACH_TYPE(      \
+      MK_STORE)} target void multiply_##name(float* values, int64_t count, float factor) {         \
+    for (int64_t i = 0; i < count; ++i) values[i] *= factor;                                       \
+  }                                                                                                \
+  target void divide_##name(float* values, int64_t count, float divisor) {                         \
+    for (int64_t i = 0; i < count; ++i) values[i] /= divisor;                                      \
+  }                                                                                                \
+  target void rotate_##name(const Rotation& rotation, const float* cos_sin, float* values) {       \
+    const int64_t num_pairs = rotation.num_pairs;                                                  \
+    if (rotation.interleaved) return rotate<true>(cos_sin, num_pairs, values + rotation.first);    \
+    rotate<false>(cos_sin, num_pairs, values + rotation.first);                                    \
+  }                                                                                                \
+  target uint64_t sum_##name(const SummedRows& rows){                                              \
+      MK_SUM_ROWS(MK_STORE_NOTHING)} target uint64_t copy_and_sum_##name(const SummedRows& rows) { \
+    MK_SUM_ROWS(stream)                                                                            \
+  }                                                                                                \
+  constexpr RowFunctions k_##name{load_##name,   store_##name, multiply_##name,    divide_##name,  \
+                                  rotate_##name, sum_##name,   copy_and_sum_##name};
 
-MK_ROW_FUNCTIONS(plain, )
+MK_ROW_FUNCTIONS(plain, , MK_COPY_LINE)
 #if defined(__x86_64__)
-MK_ROW_FUNCTIONS(avx2, __attribute__((target("avx2"))))
-MK_ROW_FUNCTIONS(avx512, __attribute__((target("avx512f,avx512bw,avx512dq,avx512vl"))))
+MK_ROW_FUNCTIONS(avx2, __attribute__((target("avx2"))), MK_STREAM_AVX2)
+MK_ROW_FUNCTIONS(avx512, __attribute__((target("avx512f,avx512bw,avx512dq,avx512vl"))),
+                 MK_STREAM_AVX512)
 #endif
 
 }  // namespace

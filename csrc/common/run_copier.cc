@@ -178,13 +178,6 @@ __attribute__((target("avx512f"))) void copy_and_fetch_avx512(const Run& run, co
   std::memcpy(run.dst + i, run.src + i, run_bytes - i);
 }
 
-// Non-temporal stores are not ordered with later stores that announce them to others.
-void fence() { _mm_sfence(); }
-
-#else
-
-void fence() {}
-
 #endif
 
 }  // namespace
@@ -213,6 +206,12 @@ RunCopier::CopyAndFetch RunCopier::copying_and_fetching() {
 int64_t stream_from_bytes() {
   const int64_t chosen = chosen_stream_from_bytes.load(std::memory_order_relaxed);
   return chosen != 0 ? chosen : last_level_cache_bytes() / 3 + 1;
+}
+
+void fence_streamed_stores() {
+#if defined(__x86_64__)
+  _mm_sfence();
+#endif
 }
 
 int64_t set_stream_from_bytes(int64_t num_bytes) {
@@ -277,7 +276,7 @@ void RunCopier::finish() {
   }
   for (; done < num_pending_; ++done) copy_alone(pending_[done]);
   num_pending_ = 0;
-  if (stream_.copy) fence();
+  if (stream_.copy) fence_streamed_stores();
 }
 
 // Copies one of the runs that were to be read kStreams at a time.

@@ -35,6 +35,9 @@ int64_t stream_from_bytes();
 // Sets it for the whole process (0: the default); returns the previous value.
 int64_t set_stream_from_bytes(int64_t num_bytes);
 
+// Orders stores that bypass the cache with later stores, which may announce them to others.
+void fence_streamed_stores();
+
 class RunCopier {
  public:
   // `total_bytes` is what all threads together will copy.

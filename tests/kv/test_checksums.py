@@ -6,6 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import mooncake_kernels as mk
+from mooncake_kernels import _library
 
 from .layouts import LAYOUTS, PACKED_AXES, Sizes, addressed, make_view, snapshot
 
@@ -59,6 +60,29 @@ def test_checksum_of_rows_of_any_length(backend, dim, dtype):
     view = make_view("nhd_per_layer", sizes, dtype=dtype, device=backend.device, padding=1)
     sums = mk.checksum_blocks(view, [2], engine=backend.engine)
     assert sums.tolist() == [by_definition(packed_rows(view, 2))]
+
+
+@pytest.fixture
+def streams_always():
+    """As a copy that is larger than the cache."""
+    before = _library.set_stream_from_bytes(1)
+    yield
+    _library.set_stream_from_bytes(before)
+
+
+@pytest.mark.parametrize("dim", [32, 64, 20])  # rows of 1, 2 and 5/8 lines of the cache
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.usefixtures("streams_always")
+def test_copy_past_the_cache_has_the_same_bytes_and_checksums(layout, dim):
+    sizes = Sizes(layer=2, block=6, head=3, token=4, dim=dim)
+    src = make_view("nhd_per_layer", sizes)
+    views = [make_view(layout, sizes, seed=50) for _ in range(2)]
+    sums = [
+        mk.CopyPlan(src, dst, checksum=True).run([4, HOLE, 0], [1, 2, 3], engine=engine)
+        for dst, engine in zip(views, ("host", "reference"), strict=True)
+    ]
+    assert torch.equal(*sums)
+    assert torch.equal(*(snapshot(view) for view in views))
 
 
 def test_copy_returns_checksums_of_the_written_blocks(backend):
