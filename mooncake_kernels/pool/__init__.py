@@ -5,9 +5,8 @@ Mechanism only: a pool never decides what to evict or when; ``mooncake_serving.s
 docs/store/store.md says what holds when processes die.
 """
 
-from .handles import ObjectPut, ObjectPuts, PinnedObject, Retention
+from .handles import ObjectPut, ObjectPuts, PinnedObject, PoolChanges, PoolWatch, Retention
 from .object_pool import ObjectPool
-from .reads import checksum_of
 from .values import (
     Evicted,
     Key,
@@ -16,13 +15,13 @@ from .values import (
     PoolStats,
     PutResult,
     as_keys,
+    checksum_of,
     hash_name,
     hash_names,
     named_keys,
     object_key,
     object_keys,
 )
-from .watch import PoolChanges, PoolWatch
 
 __all__ = [
     "Evicted",

@@ -1,6 +1,8 @@
-"""The objects an ``ObjectPool`` returns: one for reading and one for writing an object."""
+"""The objects an ``ObjectPool`` returns: to read an object, to write one, and to watch them all."""
 
 import contextlib
+from collections.abc import Callable
+from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Literal
 
@@ -12,7 +14,7 @@ from .._arguments import as_instance, as_integer, as_integers, as_one_of
 from .._host import ObjectPuts as ObjectPuts
 from ..buffers import Buffer, copy_to_host, place_of
 from ..closeable import Closeable
-from ..errors import ChecksumError, InvalidArgument, Unavailable
+from ..errors import ChecksumError, InvalidArgument, Unavailable, shown
 from .values import END
 
 Retention = Literal["normal", "soft", "hard"]
@@ -305,3 +307,40 @@ class ObjectPut(_Bytes):
             self.abort()
         elif self._put is not None:
             self.commit()
+
+
+@dataclass(frozen=True)
+class PoolChanges:
+    """What differs between two looks at a pool. A key in both was removed, and then stored again.
+
+    Attributes:
+        removed: ``[n, 2]`` uint64 keys.
+        stored: ``[n, 2]`` uint64 keys.
+    """
+
+    removed: np.ndarray
+    stored: np.ndarray
+
+
+class PoolWatch:
+    """What ``ObjectPool.watch`` returns. Thread-safe."""
+
+    def __init__(self, pool: _host.ObjectPool, is_closed: Callable[[], bool]):
+        self._path = pool.path
+        self._is_closed = is_closed
+        self._native = _host.PoolWatch(pool)
+
+    def look(self) -> PoolChanges:
+        """Return what came and went since the last look; the first time, everything that is there.
+
+        An object that came and went in between is not reported. It takes no lock if there was no
+        change, and else time for each change; after more than 65,536, for each object that the pool
+        has room for.
+
+        Raises:
+            InvalidArgument: the pool was closed.
+            TimeoutError: a stopped process holds the pool; the next look reports everything.
+        """
+        if self._is_closed():
+            raise InvalidArgument(f"look: pool must be open, got the closed {shown(self._path)}")
+        return PoolChanges(*self._native.look())

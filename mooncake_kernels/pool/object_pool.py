@@ -14,10 +14,10 @@ from .._arguments import as_bool, as_integer, as_integers, as_one_of, as_seconds
 from ..buffers import Buffer
 from ..closeable import Closeable
 from ..errors import InvalidArgument, shown
-from .access import as_group, as_user
 from .handles import (
     ObjectPut,
     PinnedObject,
+    PoolWatch,
     Retention,
     as_position,
     as_positions,
@@ -25,8 +25,9 @@ from .handles import (
     buffer_of,
     tensor_of,
 )
-from .reads import ABSENT, DONE, as_headed, as_offset, failed_read, with_buffers
 from .values import (
+    ABSENT,
+    DONE,
     END,
     ClosedPool,
     Evicted,
@@ -35,12 +36,17 @@ from .values import (
     PoolObjects,
     PoolStats,
     PutResult,
+    as_group,
+    as_headed,
     as_key,
     as_keys,
+    as_offset,
     as_path,
+    as_user,
+    failed_read,
     file_system_of,
+    with_buffers,
 )
-from .watch import PoolWatch
 
 logger = logging.getLogger("mooncake_kernels")
 
@@ -600,7 +606,7 @@ class ObjectPool(Closeable):
 
     def watch(self) -> PoolWatch:
         """Watch which objects come and go, whichever process stores and removes them."""
-        return PoolWatch(self)
+        return PoolWatch(self.native, lambda: self.closed)
 
     def stats(self, timeout_s: float = LIMIT_S) -> PoolStats:
         """Describe the pool.
