@@ -7,11 +7,11 @@ import torch
 
 from ..errors import InvalidArgument
 from ..transforms import FP8, Fp8, Rope
-from .devices import device_of_copy, gpu_index
+from .devices import device_of_copy
 from .layout import Selection, as_pairs, check_written_once, choose_heads, choose_layers
 from .pack_overlap import Held
 from .row_plan import RowPlan, check_dtypes
-from .view import BlockPlan, KVView
+from .view import BlockPlan, KVView, gpu_index
 
 Layers = slice | Sequence[int | tuple[int, int]] | None
 

@@ -8,9 +8,9 @@ import torch
 from ..bad_ids import BadIds
 from ..errors import InvalidArgument
 from ..transforms import BYTES, ELEMENT_TYPES, FLOATS, FP8, Fp8, Rope
-from .devices import device_of, gpu_index
+from .devices import device_of
 from .layout import Layout, Selection, plan_values, tokens_of_piece
-from .view import KVView, PlanTensor, constants
+from .view import KVView, PlanTensor, constants, gpu_index
 
 WORD_BYTES = 8
 

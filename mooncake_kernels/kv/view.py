@@ -12,7 +12,6 @@ from .. import _library
 from .._tensors import check_device, check_plain, have_addresses, versioned
 from ..bad_ids import BadIds
 from ..errors import InvalidArgument
-from .devices import gpu_index
 from .layout import (
     HEADER,
     PLANE_FIELDS,
@@ -28,6 +27,14 @@ from .layout import (
 )
 
 NOT_RESOLVED: tuple[int, int, int, Any] = (-1, -1, -1, None)
+
+
+def gpu_index(device: torch.device) -> int:
+    """Return the GPU that a plan's addresses are for, as its operators take it; -1 for none.
+
+    Callers keep it: reading a device's type takes 0.2 us.
+    """
+    return device.index if device.type == "cuda" else -1
 
 
 class PlanTensor:
