@@ -14,10 +14,8 @@ Anyone who can write to it decides which engine a name resolves to. See docs/tra
 from typing import Any
 
 from .base import Metadata, Publication
-from .directory import Directory
-from .entry import PROTOCOL, Entry
-from .p2p import P2P
-from .segment import Segment, SegmentBuffer, SegmentDevice
+from .directory import P2P, Directory
+from .entry import PROTOCOL, Entry, Segment, SegmentBuffer, SegmentDevice
 from .url import parse_url
 
 __all__ = [

@@ -8,7 +8,7 @@ from .entry import Entry
 
 
 class Store(Protocol):
-    """Keys and values on a server; a key may expire.
+    """Keys and values on a server; a key may expire, after milliseconds.
 
     Thread-safe. No call but ``keys`` takes longer than a few times ``bounded_socket.TIMEOUT_S``.
     Each raises ``Unavailable`` if the server cannot be reached, or gives an invalid answer.
@@ -20,10 +20,10 @@ class Store(Protocol):
     def keys(self, prefix: str) -> list[str]:
         """Return the keys with this prefix."""
 
-    def create(self, key: str, value: bytes, ttl_s: float) -> bool:
+    def create(self, key: str, value: bytes, ttl_ms: int) -> bool:
         """Set a key that does not exist; return whether it did not."""
 
-    def replace(self, key: str, expected: bytes, value: bytes, ttl_s: float) -> bool:
+    def replace(self, key: str, expected: bytes, value: bytes, ttl_ms: int) -> bool:
         """Replace the expected value; return whether it was there."""
 
     def remove(self, key: str, expected: bytes) -> None:
@@ -31,11 +31,6 @@ class Store(Protocol):
 
     def close(self) -> None:
         """Disconnect."""
-
-
-def milliseconds(ttl_s: float) -> int:
-    """A time to live in the servers' unit."""
-    return max(1, round(ttl_s * 1000))
 
 
 class Publication(Protocol):

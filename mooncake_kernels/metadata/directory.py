@@ -1,22 +1,26 @@
-"""The engines in a metadata server, of any kind."""
+"""The engines in a metadata server, of any kind, or in none."""
 
 import contextlib
 import dataclasses
 import logging
+import os
 import re
+import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
 from .. import config
 from ..errors import InvalidArgument, Unavailable, shown
 from .base import Metadata, Publication, Store
-from .entry import PROTOCOL, Entry, decode, encode
-from .publication import KeptPublication
-from .segment import decode_segment
+from .entry import PROTOCOL, Entry, decode, decode_segment, encode
 from .untrusted import Malformed
 
 NAME = re.compile(r"[!-.0-~]{1,255}")  # part of a Hello, and of a key
 ATTEMPTS = 8  # to take a name that other engines take and release meanwhile
+
+REFRESHED = "is published again"
+TAKEN = "is another engine's by now"
+AWAY = "cannot be refreshed"
 
 _log = logging.getLogger(__name__)
 
@@ -91,9 +95,9 @@ class Directory(Metadata):
             Unavailable: the server does not answer.
         """
         key, value = self._engines + entry.name, encode(entry)
-        ttl_s = config.current().metadata_ttl_s
+        ttl_ms = max(1, round(config.current().metadata_ttl_s * 1000))
         for _ in range(ATTEMPTS):
-            if self._store.create(key, value, ttl_s):
+            if self._store.create(key, value, ttl_ms):
                 break
             with self._naming(entry.name):
                 held = self._store.get(key)
@@ -102,11 +106,11 @@ class Directory(Metadata):
                 holder = self._decode(entry.name, held)
             if not is_gone(holder):
                 raise self._taken(holder)
-            if self._store.replace(key, held, value, ttl_s):
+            if self._store.replace(key, held, value, ttl_ms):
                 break
         else:
             raise Unavailable(f"metadata server {self.url}: {entry.name} comes and goes")
-        return KeptPublication(self._store, key, value, ttl_s)
+        return KeptPublication(self._store, key, value, ttl_ms)
 
     def close(self) -> None:
         """Disconnect. Idempotent."""
@@ -135,3 +139,75 @@ class Directory(Metadata):
             f"TransferEngine: name must be free at {self.url}, got {holder.name!r}, which the "
             f"engine at {holder.address} has ({who})"
         )
+
+
+class KeptPublication:
+    """An entry that exists until this is closed or its process ends: a thread refreshes it.
+
+    If a server goes away, or loses its data, the entry is restored once it is back. Each change is
+    logged once.
+    """
+
+    def __init__(self, store: Store, key: str, value: bytes, ttl_ms: int):
+        self._store = store
+        self._key = key
+        self._value = value
+        self._ttl_ms = ttl_ms
+        self._pid = os.getpid()
+        self._closing = threading.Event()
+        self._thread = threading.Thread(target=self._keep, name=f"keep {key}", daemon=True)
+        self._thread.start()
+
+    def close(self) -> None:
+        """Stop refreshing, and remove the entry if it is still ours. Idempotent."""
+        if self._closing.is_set() or os.getpid() != self._pid:
+            return  # a forked child: the parent owns the entry, and the thread is not here
+        self._closing.set()
+        if threading.current_thread() is not self._thread:  # if it collects garbage
+            self._thread.join()
+        try:
+            self._store.remove(self._key, self._value)
+        except Unavailable as error:
+            _log.warning("%s stays for up to %g s: %s", self._key, self._ttl_ms / 1000, error)
+
+    def _keep(self) -> None:
+        before = REFRESHED
+        while not self._closing.wait(self._ttl_ms / 3000):
+            now, why = self._refresh()
+            if now != before:
+                _log.warning("%s %s%s", self._key, now, why)
+            before = now
+
+    def _refresh(self) -> tuple[str, str]:
+        try:
+            if self._store.replace(self._key, self._value, self._value, self._ttl_ms):
+                return REFRESHED, ""
+            if self._store.create(self._key, self._value, self._ttl_ms):
+                return REFRESHED, ""  # it had expired, or the server was restarted
+            return TAKEN, ""
+        except Unavailable as error:
+            return AWAY, f": {error}"
+
+
+class P2P(Metadata):
+    """No server: finds the engine that listens at ``"host:port"``, whichever it is."""
+
+    url = "p2p"
+
+    def check_name(self, op: str, name: Any) -> str:
+        """Return the name; raise ``InvalidArgument`` unless it is text: the rest shows later."""
+        if not isinstance(name, str) or not name.isascii() or not name.isprintable():
+            raise InvalidArgument(f'{op}: name must be "host:port", got {shown(name)}')
+        return name
+
+    def lookup(self, name: str) -> Entry | None:
+        """Return an entry with that address. Whether an engine is there shows when it is opened."""
+        return Entry(self.check_name("lookup", name), name)
+
+    def entries(self) -> list[Entry]:
+        """Raise ``Unavailable``: there is no list."""
+        raise Unavailable("entries: p2p has no list of engines")
+
+    def publish(self, entry: Entry, is_gone: Callable[[Entry], bool]) -> "P2P":
+        """Do nothing: listening is enough."""
+        return self

@@ -14,7 +14,6 @@ from typing import Any
 from urllib.parse import quote, urlencode
 
 from . import bounded_socket
-from .base import milliseconds
 from .bounded_socket import BoundedSocket
 from .untrusted import MAX_VALUE_BYTES
 from .url import MetadataUrl, basic
@@ -53,18 +52,18 @@ class HttpStore:
             raise self._url.error("a list of keys that is none")
         return [key for key in keys if key.startswith(prefix)]
 
-    def create(self, key: str, value: bytes, ttl_s: float) -> bool:
-        status = self._put(key, value, ttl_s, {"If-None-Match": "*"})
+    def create(self, key: str, value: bytes, ttl_ms: int) -> bool:
+        status = self._put(key, value, ttl_ms, {"If-None-Match": "*"})
         return status in (OK, CREATED)
 
-    def replace(self, key: str, expected: bytes, value: bytes, ttl_s: float) -> bool:
-        status = self._put(key, value, ttl_s, {"If-Match": etag(expected)})
+    def replace(self, key: str, expected: bytes, value: bytes, ttl_ms: int) -> bool:
+        status = self._put(key, value, ttl_ms, {"If-Match": etag(expected)})
         if status != BAD_REQUEST:
             return status != CHANGED
         held = self.get(key)  # a server that never overwrites
         if held == expected != value:
             self.remove(key, expected)
-            return self.create(key, value, ttl_s)
+            return self.create(key, value, ttl_ms)
         return held == value
 
     def remove(self, key: str, expected: bytes) -> None:
@@ -77,8 +76,8 @@ class HttpStore:
     def close(self) -> None:
         pass
 
-    def _put(self, key: str, value: bytes, ttl_s: float, condition: dict[str, str]) -> int:
-        query = {"key": key, "ttl_ms": str(milliseconds(ttl_s))}
+    def _put(self, key: str, value: bytes, ttl_ms: int, condition: dict[str, str]) -> int:
+        query = {"key": key, "ttl_ms": str(ttl_ms)}
         status, why = self._request("PUT", query, value, condition)
         self._expect(status in (OK, CREATED, BAD_REQUEST, CHANGED), status, why)
         return status

@@ -6,7 +6,6 @@ from operator import itemgetter
 from typing import Any
 
 from ..errors import Unavailable
-from .base import milliseconds
 from .redis_client import RedisClient, pack
 from .untrusted import MAX_VALUE_BYTES, Malformed
 from .url import MetadataUrl
@@ -56,11 +55,11 @@ class RedisStore:
             if time.monotonic() > until or len(found) > MAX_KEYS:
                 raise self._url.error("it has too many keys to be looked through")
 
-    def create(self, key: str, value: bytes, ttl_s: float) -> bool:
-        return self._ask("SET", key, value, "NX", "PX", milliseconds(ttl_s)) == b"OK"
+    def create(self, key: str, value: bytes, ttl_ms: int) -> bool:
+        return self._ask("SET", key, value, "NX", "PX", ttl_ms) == b"OK"
 
-    def replace(self, key: str, expected: bytes, value: bytes, ttl_s: float) -> bool:
-        return self._ask("EVAL", REPLACE, 1, key, expected, value, milliseconds(ttl_s)) == 1
+    def replace(self, key: str, expected: bytes, value: bytes, ttl_ms: int) -> bool:
+        return self._ask("EVAL", REPLACE, 1, key, expected, value, ttl_ms) == 1
 
     def remove(self, key: str, expected: bytes) -> None:
         self._ask("EVAL", REMOVE, 1, key, expected)

@@ -12,8 +12,7 @@ from hypothesis import strategies as st
 from mooncake_kernels import metadata
 from mooncake_kernels.errors import InvalidArgument, TransferError, Unavailable
 from mooncake_kernels.metadata import Entry, bounded_socket
-from mooncake_kernels.metadata.entry import decode, encode
-from mooncake_kernels.metadata.segment import decode_segment
+from mooncake_kernels.metadata.entry import decode, decode_segment, encode
 from mooncake_kernels.metadata.untrusted import MAX_VALUE_BYTES, Malformed
 from mooncake_kernels.transfer import TransferEngine
 
