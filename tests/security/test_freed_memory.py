@@ -117,10 +117,7 @@ def test_private_memory_of_a_node_is_not_readable(holder, reader):
         assert reader.read(region.address, SIZE) == mine.tobytes()
     with pytest.raises(TransferError):
         reader.read(region.address, SIZE)
-    with (
-        holder.node.reads._pinned._fetcher._staging.slot() as address,
-        pytest.raises(TransferError),
-    ):
+    with holder.node.memory._slot() as address, pytest.raises(TransferError):
         reader.read(address, UNIT)
     holder.node.deregister(region)
 

@@ -109,7 +109,7 @@ def test_damage_in_transit_is_reported_per_object(hosts):
         if bad in [remote for _, remote, _ in moves]:
             raise TransferError(peer.name, "a range differs", kind=FailureKind.CHECKSUM)
 
-    with replaced(two.node.reads._pinned._fetcher, "read", spoiled):
+    with replaced(two.node.memory, "read", spoiled):
         assert two.cluster.fetch(range(4)) == [STORED, STORED, None, STORED]
         with pytest.raises(ChecksumError):
             two.cluster.get(2)
@@ -152,11 +152,11 @@ def test_corrupted_read_is_repeated(hosts, verify):
             ctypes.memset(moves[1][0] + 7, 0, 1)
 
     into = np.zeros((3, UNIT), np.uint8)
-    with replaced(two.node.reads._pinned._fetcher, "read", spoiled):
+    with replaced(two.node.memory, "read", spoiled):
         assert two.cluster.get_into_each(range(3), into).tolist() == [UNIT] * 3
     assert [bytes(row) for row in into] == [value(i) for i in range(3)] and num_reads == 4
     num_reads = 0
-    with replaced(two.node.reads._pinned._fetcher, "read", spoiled):
+    with replaced(two.node.memory, "read", spoiled):
         assert two.cluster.fetch(range(3)) == [STORED] * 3
     assert two.store.get_each(range(3)) == [value(i) for i in range(3)] and num_reads == 4
     assert two.store.stats().num_writing == 0
@@ -169,7 +169,7 @@ def test_given_object_is_verified_on_arrival(hosts):
         read(peer, moves, **options)
         ctypes.memset(moves[0][0] + 7, 0, 1)
 
-    with replaced(one.node.reads._pinned._fetcher, "read", spoiled):
+    with replaced(one.node.memory, "read", spoiled):
         with pytest.raises(Unavailable, match="checksum: what has arrived is something else"):
             two.cluster.put("a", value(1))
     assert not one.store.exists("a") and one.store.stats().num_writing == 0
@@ -226,7 +226,7 @@ def test_reader_taken_for_dead_never_returns_stale_data(hosts, verify, monkeypat
         hosts.directory.leave(two.node.name)
         assert eventually(lambda: one.node.num_readers() == 0)
 
-    with replaced(two.node.reads._pinned._fetcher, "read", slow):
+    with replaced(two.node.memory, "read", slow):
         assert two.cluster.fetch(["a"]) == [STORED if verify else None]
     assert two.store.get("a") == (value(1) if verify else None)
     assert two.store.stats().num_writing == 0

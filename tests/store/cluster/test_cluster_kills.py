@@ -185,7 +185,7 @@ def test_holder_killed_during_a_read(hosts, start):
         near.kill()
         return read(*args, **options)
 
-    with replaced(here.node.reads._pinned._fetcher, "read", killed):
+    with replaced(here.node.memory, "read", killed):
         assert here.cluster.get("a") == value(1, 500_000)
     assert here.cluster.get("only there") is None
     assert eventually(lambda: not here.cluster.exists("only there"))
@@ -202,7 +202,7 @@ def test_holder_killed_after_the_data_was_read(hosts, start, verify, monkeypatch
         read(*args, **options)
         there.kill()
 
-    with replaced(here.node.reads._pinned._fetcher, "read", killed):
+    with replaced(here.node.memory, "read", killed):
         # Their checksum says that the bytes are good, or no one does.
         assert here.cluster.get("a") == (value(1) if verify else None)
     assert here.cluster.fetch(["a"]) == [None] and here.store.stats().num_writing == 0

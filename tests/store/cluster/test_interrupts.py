@@ -55,7 +55,7 @@ def test_transfers_are_cancelled_before_their_memory_is_freed(hosts, is_register
     monkeypatch.setattr(two.store, "begin_key", begin)
     monkeypatch.setattr(two.engine, "read", lambda *_, **__: ticket)
     if not is_registered:
-        monkeypatch.setattr(two.node.memory, "covers", lambda *_: False)
+        monkeypatch.setattr(two.node.memory, "_region_of", lambda *_: None)
     with pytest.raises(Interrupted):
         two.cluster.fetch(["a"])
     assert at_abort == [["wait", "cancel"]]
@@ -80,7 +80,7 @@ def test_memory_is_freed_only_after_all_holders_finish(hosts, monkeypatch):
         raise Interrupted
 
     monkeypatch.setattr(remote, "wait", interrupted)
-    with replaced(three.node.reads._pinned._fetcher, "read", read):
+    with replaced(three.node.memory, "read", read):
         with pytest.raises(Interrupted):
             three.cluster.get_each(["a", "b"])
     assert num_reading == []

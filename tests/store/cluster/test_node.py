@@ -145,7 +145,7 @@ def test_close_waits_for_readers_to_finish(hosts):
         assert eventually(lambda: one.node.name not in two.node._membership.refresh())
         return read(*args, **options)
 
-    with replaced(two.node.reads._pinned._fetcher, "read", begin_to_close):
+    with replaced(two.node.memory, "read", begin_to_close):
         assert two.cluster.get("a") == value(1)
     closing.join()
     assert two.cluster.get("a") is None
@@ -160,7 +160,7 @@ def test_node_closed_during_a_remote_read(hosts):
         one.node.close()
         return read(*args, **options)
 
-    with replaced(two.node.reads._pinned._fetcher, "read", closed):
+    with replaced(two.node.memory, "read", closed):
         assert two.cluster.get("a") is None
     assert one.store.stats().num_pins == 0
     with pytest.raises(TransferError, match="this side was closed"):

@@ -1,25 +1,40 @@
-"""Memory that the engine may use: registered regions, a staging area for the rest, and offers."""
+"""Memory that the engine may use: registered regions, bounce buffers for the rest, and offers."""
 
 import contextlib
+import ctypes
 import queue
 import threading
+import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from mooncake_kernels.buffers import Buffer, as_buffer, copy_to_host, shared_memory
 from mooncake_kernels.errors import InvalidArgument
-from mooncake_kernels.transfer import Region, TransferEngine, Window
+from mooncake_kernels.transfer import Peer, Region, Ticket, TransferEngine, Window
+
+Row = tuple[int, int, int]  # local address, address at the peer, bytes
 
 
 class RegisteredMemory:
     """Regions of an engine, looked up by address. Thread-safe.
 
-    Peers may read only what is shown to them: the rest may be of other objects, or of none.
+    Peers may read only what is shown to them: the rest may be of other objects, or of none. What is
+    read from peers goes to registered memory directly, and to other memory by way of slots, which
+    are registered on first use.
+
+    Args:
+        engine: of the regions.
+        num_slots: how many may be in use at once; one more caller waits.
+        slot_bytes: size of each.
     """
 
-    def __init__(self, engine: TransferEngine):
+    def __init__(self, engine: TransferEngine, num_slots: int, slot_bytes: int):
         self._engine = engine
+        self._num_slots = num_slots
+        self._slot_bytes = slot_bytes
+        self._slots: queue.SimpleQueue[int] = queue.SimpleQueue()  # their addresses
+        self._has_slots = False
         self._regions: list[Region] = []
         self._num_lent: Counter[Region] = Counter()  # regions that end with their last user
         self._lock = threading.RLock()
@@ -36,10 +51,6 @@ class RegisteredMemory:
             if region in self._regions:
                 self._regions.remove(region)
         region.close()
-
-    def covers(self, address: int, num_bytes: int) -> bool:
-        """Whether a range lies in one region."""
-        return self._region_of(address, num_bytes) is not None
 
     def show(self, address: int, num_bytes: int) -> Window:
         """Let peers read a range of a region, until the window is closed.
@@ -79,12 +90,66 @@ class RegisteredMemory:
             if is_lent:
                 self._take_back(region)
 
+    def read(self, peer: Peer, rows: Sequence[Row], *, checksum: bool, deadline_s: float) -> None:
+        """Read ranges of a peer's memory, and wait until they are there.
+
+        Args:
+            peer: whose memory it is.
+            rows: what goes where.
+            checksum: whether the peer compares what has arrived with what it has.
+            deadline_s: seconds for all of it.
+
+        Raises:
+            TransferError: it failed, or was not over in time.
+        """
+        until = time.monotonic() + deadline_s
+        direct: list[Row] = []
+        staged: list[Row] = []
+        for row in rows:
+            address, _, num_bytes = row
+            (staged if self._region_of(address, num_bytes) is None else direct).append(row)
+        with contextlib.ExitStack() as under_way:
+            if direct:
+                ticket = self._engine.read(peer, direct, checksum=checksum, deadline_s=deadline_s)
+                under_way.enter_context(_over_at_the_end(ticket))
+            for batch in _batches(staged, self._slot_bytes):
+                self._read_staged(peer, batch, checksum, until)
+
     def close(self) -> None:
         """Deregister everything."""
         with self._lock:
             regions, self._regions = self._regions, []
         for region in regions:
             region.close()
+
+    def _read_staged(self, peer: Peer, batch: Sequence[Row], checksum: bool, until: float) -> None:
+        with self._slot() as address:
+            rows, copies = [], []
+            for local, remote, num_bytes in batch:
+                rows.append((address, remote, num_bytes))
+                copies.append((local, address, num_bytes))
+                address += num_bytes
+            remaining_s = max(0.001, until - time.monotonic())
+            ticket = self._engine.read(peer, rows, checksum=checksum, deadline_s=remaining_s)
+            with _over_at_the_end(ticket):
+                pass
+            for copy in copies:
+                ctypes.memmove(*copy)
+
+    @contextlib.contextmanager
+    def _slot(self) -> Iterator[int]:
+        """Borrow a slot; yields its address."""
+        with self._lock:
+            if not self._has_slots:
+                first = self.register(shared_memory(self._num_slots * self._slot_bytes)).address
+                for i in range(self._num_slots):
+                    self._slots.put(first + i * self._slot_bytes)
+                self._has_slots = True
+        address = self._slots.get()
+        try:
+            yield address
+        finally:
+            self._slots.put(address)
 
     def _take_back(self, region: Region) -> None:
         with self._lock:
@@ -129,38 +194,32 @@ class Offers:
             return True
 
 
-class Staging:
-    """Registered memory in slots, for data on its way to memory that is not registered.
-    Thread-safe.
-
-    Args:
-        memory: registers it, on first use.
-        num_slots: how many may be in use at once; one more caller waits.
-        slot_bytes: size of each.
+@contextlib.contextmanager
+def _over_at_the_end(ticket: Ticket) -> Iterator[None]:
+    """Wait for a transfer at the end. If an exception ends the block or the wait, even Ctrl-C, the
+    transfer is cancelled: it no longer writes to its destination afterwards.
     """
+    try:
+        yield
+        ticket.wait()
+    except BaseException:
+        ticket.cancel()
+        raise
 
-    def __init__(self, memory: RegisteredMemory, num_slots: int, slot_bytes: int):
-        self.slot_bytes = slot_bytes
-        self._memory = memory
-        self._num_slots = num_slots
-        self._slots: queue.SimpleQueue[int] = queue.SimpleQueue()
-        self._lock = threading.Lock()
-        self._region: Region | None = None
 
-    @contextlib.contextmanager
-    def slot(self) -> Iterator[int]:
-        """Borrow a slot; yields its address."""
-        self._prepare()
-        address = self._slots.get()
-        try:
-            yield address
-        finally:
-            self._slots.put(address)
-
-    def _prepare(self) -> None:
-        with self._lock:
-            if self._region is None:
-                area = shared_memory(self._num_slots * self.slot_bytes)
-                self._region = self._memory.register(area)
-                for i in range(self._num_slots):
-                    self._slots.put(self._region.address + i * self.slot_bytes)
+def _batches(rows: Sequence[Row], limit: int) -> Iterator[list[Row]]:
+    """Split ranges that are larger than ``limit``, and join smaller ones."""
+    batch: list[Row] = []
+    room = limit
+    for local, remote, num_bytes in rows:
+        done = 0
+        while done < num_bytes:
+            size = min(room, num_bytes - done)
+            batch.append((local + done, remote + done, size))
+            done += size
+            room -= size
+            if room == 0:
+                yield batch
+                batch, room = [], limit
+    if batch:
+        yield batch

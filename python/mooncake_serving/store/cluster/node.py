@@ -21,9 +21,8 @@ from ..directory import Directory, Member
 from ..store import Store
 from .claims import Admission, Claims
 from .directory_entries import DirectoryEntries
-from .fetcher import Fetcher
 from .membership import CachedStats, Lives, Membership, PeerBackoff, host_name, pool_name
-from .memory import Offers, RegisteredMemory, Staging
+from .memory import Offers, RegisteredMemory
 from .messages import NodeRpc
 from .node_client import NodeClient
 from .node_server import Handler, NodeServer, PoolHandler, PoolService
@@ -123,15 +122,15 @@ class Node(Closeable):
         self._answer_s = answer_s
         self._is_closed = False
         self._engine = engine
-        self.memory = RegisteredMemory(engine)
+        self.memory = RegisteredMemory(engine, staging_slots, slot_bytes)
         _take_engine(engine)
         with ExitStack() as opened:
             opened.callback(_return_engine, engine)
-            self._open(opened, staging_slots, slot_bytes, read_s)
+            self._open(opened, read_s)
             self._opened = opened.pop_all()
         _close_at_exit(self)
 
-    def _open(self, opened: ExitStack, staging_slots: int, slot_bytes: int, read_s: float) -> None:
+    def _open(self, opened: ExitStack, read_s: float) -> None:
         """Join; ``opened`` closes in reverse what has been opened by then."""
         store, engine, directory = self.store, self._engine, self.directory
         ttl_s, answer_s = self._ttl_s, self._answer_s
@@ -158,7 +157,6 @@ class Node(Closeable):
         self._rpc = NodeRpc(self._peers)
         self._senders, self._lives = Lives(), Lives()
         object_rpc = ObjectRpc(self._peers, answer_s, read_s, self.backoff.heard)
-        fetcher = Fetcher(engine, self.memory, Staging(self.memory, staging_slots, slot_bytes))
         offers = Offers()
         self.client = NodeClient(
             self._rpc, self._peers, object_rpc, offers, self.memory, answer_s, read_s
@@ -170,7 +168,7 @@ class Node(Closeable):
             self._membership,
             self._peers,
             self.client,
-            PinnedReads(self._rpc, self._peers, fetcher, self.backoff, answer_s, read_s),
+            PinnedReads(self._rpc, self._peers, self.memory, self.backoff, answer_s, read_s),
             self.backoff,
             self.check_process,
             host=self.host,
@@ -181,7 +179,7 @@ class Node(Closeable):
         self._stats: CachedStats | None = None
         self._pins: Pins | None = None
         self._served: PoolService | None = None
-        handler = None if store is None else self._make_handler(opened, store, fetcher)
+        handler = None if store is None else self._make_handler(opened, store)
         self._server = NodeServer(
             engine,
             self._rpc,
@@ -301,7 +299,7 @@ class Node(Closeable):
             time.sleep(PAUSE_S)
         self._opened.close()
 
-    def _make_handler(self, opened: ExitStack, store: Store, fetcher: Fetcher) -> PoolHandler:
+    def _make_handler(self, opened: ExitStack, store: Store) -> PoolHandler:
         """Make the handler of requests to the pool, whose removals are withdrawn from now on."""
         store.on_evicted.append(self.entries.withdraw)
         opened.callback(store.on_evicted.remove, self.entries.withdraw)
@@ -321,7 +319,7 @@ class Node(Closeable):
             self.reads,
             self._rpc,
             self._peers,
-            fetcher,
+            self.memory,
             self.member,
             self._answer_s,
         )

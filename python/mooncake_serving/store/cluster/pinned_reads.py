@@ -18,8 +18,8 @@ from ...rpc import Peers
 from ..directory import Member
 from . import messages
 from .destinations import Destination, Outcome, Places
-from .fetcher import Fetcher, Row
 from .membership import PeerBackoff
+from .memory import RegisteredMemory, Row
 from .messages import NodeRpc, Pin, Pinned, Release, Released, key_bytes
 
 logger = logging.getLogger(__name__)
@@ -77,7 +77,7 @@ class PinnedReads:
     Args:
         rpc: sends the requests.
         peers: connections to the holders.
-        fetcher: reads what is pinned.
+        memory: by which what is pinned is read.
         backoff: is notified of holders that do not answer.
         answer_s: how long an answer may take.
         read_s: how long it may take to read what was pinned at once.
@@ -87,14 +87,14 @@ class PinnedReads:
         self,
         rpc: NodeRpc,
         peers: Peers,
-        fetcher: Fetcher,
+        memory: RegisteredMemory,
         backoff: PeerBackoff,
         answer_s: float,
         read_s: float,
     ):
         self._rpc = rpc
         self._peers = peers
-        self._fetcher = fetcher
+        self._memory = memory
         self._backoff = backoff
         self._answer_s = answer_s
         self._read_s = read_s
@@ -159,7 +159,7 @@ class PinnedReads:
             if rows := [row for one in opened for row in one.rows()]:
                 checksum = (verify or is_careful) and not is_proved
                 with self._peers.lease(member.name, self._answer_s) as peer:
-                    self._fetcher.read(peer, rows, checksum=checksum, deadline_s=self._read_s)
+                    self._memory.read(peer, rows, checksum=checksum, deadline_s=self._read_s)
             if is_proved:
                 for one in opened:
                     one.check(member)

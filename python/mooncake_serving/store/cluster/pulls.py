@@ -13,7 +13,7 @@ from ..store import Store
 from .claims import Admission
 from .destinations import GONE, Places, PoolDestination, keep_copies
 from .directory_entries import DirectoryEntries
-from .fetcher import Fetcher, Row
+from .memory import RegisteredMemory, Row
 from .messages import PLACE, NodeRpc, Pull, Pulled, Release, Released, keys_of, reason_of
 from .reads import Reads
 
@@ -33,7 +33,7 @@ class Puller:
         reads: Reads,
         rpc: NodeRpc,
         peers: Peers,
-        fetcher: Fetcher,
+        memory: RegisteredMemory,
         find: Callable[[str], Member | None],
         answer_s: float,
     ):
@@ -43,7 +43,7 @@ class Puller:
         self._reads = reads
         self._rpc = rpc
         self._peers = peers
-        self._fetcher = fetcher
+        self._memory = memory
         self._find = find
         self._answer_s = answer_s
 
@@ -122,7 +122,7 @@ class Puller:
                 checksum = request.verify and not checksums
                 with self._peers.lease(request.source, self._answer_s) as peer:
                     deadline_s = max(0.001, request.deadline_ms / 1000)
-                    self._fetcher.read(peer, rows, checksum=checksum, deadline_s=deadline_s)
+                    self._memory.read(peer, rows, checksum=checksum, deadline_s=deadline_s)
             if any(
                 destination.checksum() != checksums[i] for i, destination in opened if checksums
             ):

@@ -126,14 +126,13 @@ def test_objects_behind_a_partition_are_unavailable_until_it_heals(far):
 def test_partition_during_a_read(far):
     pipe, near = far
     assert put(pipe, "a", 1, 200_000)[0] is STORED
-    fetcher = near.node.reads._pinned._fetcher
 
     def cut(read, *args, **options):
         shell(CUT)
         return read(*args, **options)
 
     into = np.zeros(200_000, np.uint8)
-    with replaced(fetcher, "read", cut):
+    with replaced(near.node.memory, "read", cut):
         assert near.cluster.get_into("a", into) is None
     shell(REPAIRED)
     assert eventually(lambda: near.cluster.get_into("a", into) == 200_000)
@@ -153,7 +152,7 @@ def test_partition_after_the_data_was_read(far):
         read(*args, **options)
         shell(CUT)
 
-    with replaced(near.node.reads._pinned._fetcher, "read", cut):
+    with replaced(near.node.memory, "read", cut):
         assert near.cluster.get("a") == value(1)  # their checksum says that they are right
         assert near.cluster.get("a") is None
         assert near.cluster.fetch(["a"]) == [None] and not near.store.exists("a")
@@ -171,7 +170,7 @@ def test_partition_before_the_holder_confirms(far):
         read(*args, **options)
         shell(CUT)
 
-    with replaced(near.node.reads._pinned._fetcher, "read", cut):
+    with replaced(near.node.memory, "read", cut):
         assert near.cluster.get_into("b", into, offset=0) is None  # a part has no checksum
     shell(REPAIRED)
     assert eventually(lambda: near.cluster.get("b") == value(1))
