@@ -328,12 +328,12 @@ def test_host_whose_engine_responds_is_not_marked_silent(hosts):
         assert member in backoff
         return call(*args, **options)
 
-    by_key = none.node.client._object_rpc
+    client = none.node.client
     with is_asked(one):
         for owner, call, use in (
-            (by_key, "put", lambda: none.cluster.put("a", value(1)) is STORED),
+            (client, "_put_inline", lambda: none.cluster.put("a", value(1)) is STORED),
             (none.node.reads, "_read_inline", lambda: none.cluster.get("a") == value(1)),
-            (by_key, "remove", lambda: none.cluster.remove("a")),
+            (client, "_remove_inline", lambda: none.cluster.remove("a")),
         ):
             with replaced(owner, call, noted_before):
                 assert use()

@@ -26,7 +26,6 @@ from .memory import Offers, RegisteredMemory
 from .messages import NodeRpc
 from .node_client import NodeClient
 from .node_server import Handler, NodeServer, PoolHandler, PoolService
-from .object_rpc import ObjectRpc
 from .pinned_reads import PinnedReads
 from .pins import Pins
 from .pulls import Puller
@@ -156,10 +155,9 @@ class Node(Closeable):
         opened.callback(self._peers.close)
         self._rpc = NodeRpc(self._peers)
         self._senders, self._lives = Lives(), Lives()
-        object_rpc = ObjectRpc(self._peers, answer_s, read_s, self.backoff.heard)
         offers = Offers()
         self.client = NodeClient(
-            self._rpc, self._peers, object_rpc, offers, self.memory, answer_s, read_s
+            self._rpc, self._peers, self.backoff, offers, self.memory, answer_s, read_s
         )
         self.reads = Reads(
             store,

@@ -1,17 +1,24 @@
-"""Requests of a node about another node's pool."""
+"""Requests of a node about another node's pool: to its engine, or to the node itself.
+
+An engine carries out small ones at once, without Python. It cannot use a disk, check a quota or
+make room, and takes no options.
+"""
 
 import logging
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
+from typing import Literal
 
 import numpy as np
 
 from mooncake_kernels.buffers import Buffer, as_buffer, copy_to_host
-from mooncake_kernels.errors import TransferError
+from mooncake_kernels.errors import TransferError, Unavailable
 from mooncake_kernels.pool import PoolStats, PutResult, Retention, checksum_of
+from mooncake_kernels.transfer import MAX_RPC_BYTES, MAX_RPC_KEYS, ObjectStatus, Peer
 
 from ...rpc import Peers
 from ..checks import RETENTIONS
+from .membership import PeerBackoff
 from .memory import Offers, RegisteredMemory
 from .messages import (
     MAX_KEYS,
@@ -31,12 +38,26 @@ from .messages import (
     Stats,
     key_bytes,
 )
-from .object_rpc import NewResult, ObjectRpc
 from .retention import NORMAL
 
 logger = logging.getLogger(__name__)
 
 Pulls = list[PutResult | str]  # a string is the reason of a failure
+NewResult = PutResult | Literal["unsure"] | None
+
+UNSURE: Literal["unsure"] = "unsure"
+RESULTS = {
+    ObjectStatus.DONE: PutResult.STORED,
+    ObjectStatus.EXISTS: PutResult.EXISTS,
+    ObjectStatus.BEING_WRITTEN: PutResult.BEING_WRITTEN,
+}
+NEW: dict[int, NewResult] = {
+    ObjectStatus.DONE: PutResult.STORED,
+    ObjectStatus.BEING_WRITTEN: PutResult.BEING_WRITTEN,
+    ObjectStatus.UNSURE: UNSURE,
+}
+DONE = int(ObjectStatus.DONE)  # an array is slow to compare with an enum's member
+LATE = int(ObjectStatus.LATE)
 
 
 class NodeClient:
@@ -48,7 +69,7 @@ class NodeClient:
     Args:
         rpc: sends the requests.
         peers: connections to the nodes.
-        object_rpc: sends requests to their engines.
+        backoff: is notified of engines that have answered.
         offers: memory that they may read.
         memory: registers the rest temporarily.
         answer_s: how long an answer may take.
@@ -59,7 +80,7 @@ class NodeClient:
         self,
         rpc: NodeRpc,
         peers: Peers,
-        object_rpc: ObjectRpc,
+        backoff: PeerBackoff,
         offers: Offers,
         memory: RegisteredMemory,
         answer_s: float,
@@ -67,7 +88,7 @@ class NodeClient:
     ):
         self._rpc = rpc
         self._peers = peers
-        self._object_rpc = object_rpc
+        self._backoff = backoff
         self._offers = offers
         self._memory = memory
         self._answer_s = answer_s
@@ -101,26 +122,24 @@ class NodeClient:
         *,
         verify: bool,
     ) -> list[PutResult | None]:
-        """Have a node's engine store n objects, see ``ObjectRpc.put``. They are not published.
+        """Have a node's engine store n objects. They are not published; their positions are lost.
 
-        An engine takes no such options: whatever is kept longer than normally
-        (``options``) is left to the node, and positions are lost.
+        Args:
+            member: its name.
+            keys: ``[n, 2]``.
+            objects: the parts of each, in order.
+            options: ``[n]`` of ``PUT_OPTIONS``: what is kept longer than normally is left to the
+                node.
+            verify: compare what has arrived with what is here.
+
+        Returns:
+            The result of each; None: ask the node, which can make room.
         """
-        results: list[PutResult | None] = [None] * len(keys)
         normal = np.flatnonzero(options["retention"] == NORMAL).tolist()
         if not normal:
-            return results
-        stored = self._peers.use(
-            member,
-            self._answer_s,
-            self._object_rpc.put,
-            keys[normal],
-            [objects[i] for i in normal],
-            verify,
-        )
-        for i, result in zip(normal, stored, strict=True):
-            results[i] = result
-        return results
+            return [None] * len(keys)
+        put = self._peers.use
+        return put(member, self._answer_s, self._put_inline, keys, objects, normal, verify)
 
     def put_new(
         self,
@@ -131,9 +150,38 @@ class NodeClient:
         *,
         verify: bool,
     ) -> list[NewResult] | None:
-        """Have a node's engine list and store n objects, see ``ObjectRpc.put_new``."""
+        """Have a node's engine list objects in the directory and store them, if no one has or
+        writes them.
+
+        Args:
+            member: its name.
+            keys: ``[n, 2]``.
+            places: for each object its memory, (address, bytes).
+            num_bytes: of all of them.
+            verify: compare what has arrived with what is here.
+
+        Returns:
+            For each ``STORED``; ``BEING_WRITTEN`` into that pool by another writer; None: it did
+            not; ``UNSURE``: nor that, but it may have listed it. None instead of a list: it does
+            not do that.
+
+        Raises:
+            Unavailable: the directory has not answered the engine in time.
+        """
         with self._peers.lease(member, self._answer_s) as peer:
-            return self._object_rpc.put_new(peer, keys, places, num_bytes, verify=verify)
+            if not self._peers.prefers_rpc(peer, num_bytes):
+                return None
+            try:
+                statuses = self._peers.engine.write_objects(
+                    peer, keys, places, publish=True, verify=verify, deadline_s=self._pull_s
+                )
+            except Unavailable:
+                return None
+        self._backoff.heard(member)
+        found = statuses.tolist()
+        if LATE in found:  # so would be the answer to a claim
+            raise Unavailable("put: the directory does not answer in time")
+        return [NEW.get(status) for status in found]
 
     def give(
         self,
@@ -157,7 +205,8 @@ class NodeClient:
         """
         objects = [_fitting(parts) for parts in objects]
         results: Pulls = []
-        for first, end in _batches([PLACE_BYTES * len(parts) for parts in objects]):
+        sizes = [PLACE_BYTES * len(parts) for parts in objects]
+        for first, end in _batches(sizes, MAX_PLACES_BYTES, MAX_PULLED):
             with ExitStack() as under_way:
                 lend = self._memory.lend
                 lent = [
@@ -175,7 +224,7 @@ class NodeClient:
         """Have a node's engine, or else the node, remove ``[n, 2]`` objects: ``[n]`` bool, which
         were there. They are not withdrawn.
         """
-        removed = self._peers.use(member, self._answer_s, self._object_rpc.remove, keys)
+        removed = self._peers.use(member, self._answer_s, self._remove_inline, keys)
         if removed is None:
             removed = np.array([self.drop(member, keys[[i]]) > 0 for i in range(len(keys))], bool)
         return removed
@@ -211,6 +260,56 @@ class NodeClient:
     def stat(self, member: str) -> PoolStats | None:
         """Return the statistics of a node's pool; None if it has none."""
         return self._rpc.request(member, Stat, Stats, self._answer_s).pool
+
+    def _put_inline(
+        self,
+        peer: Peer,
+        keys: np.ndarray,
+        objects: Sequence[Sequence[Buffer]],
+        chosen: Sequence[int],
+        verify: bool,
+    ) -> list[PutResult | None]:
+        """``put`` of those of n objects that are chosen, in host memory and small enough."""
+        results: list[PutResult | None] = [None] * len(keys)
+        suited, sizes = [], []
+        for i in chosen:
+            num_bytes = sum(part.num_bytes for part in objects[i])
+            if (
+                num_bytes <= MAX_RPC_BYTES
+                and all(part.is_host for part in objects[i])
+                and self._peers.prefers_rpc(peer, num_bytes)
+            ):
+                suited.append(i)
+                sizes.append(num_bytes)
+        for first, end in _batches(sizes, MAX_RPC_BYTES, MAX_RPC_KEYS):
+            batch = suited[first:end]
+            places = [[(part.address, part.num_bytes) for part in objects[i]] for i in batch]
+            try:
+                statuses = self._peers.engine.write_objects(
+                    peer, keys[batch], places, verify=verify, deadline_s=self._pull_s
+                )
+            except Unavailable:
+                return results
+            self._backoff.heard(peer.name)
+            for i, status in zip(batch, statuses.tolist(), strict=True):
+                results[i] = RESULTS.get(status)
+        return results
+
+    def _remove_inline(self, peer: Peer, keys: np.ndarray) -> np.ndarray | None:
+        """``remove`` by the engine; None: it cannot do that."""
+        if peer.transport == "local":
+            return None
+        removed = np.zeros(len(keys), bool)
+        for first in range(0, len(keys), MAX_RPC_KEYS):
+            part = slice(first, first + MAX_RPC_KEYS)
+            remove = self._peers.engine.remove_objects
+            try:
+                removed[part] = remove(peer, keys[part], deadline_s=self._answer_s) == DONE
+            except Unavailable:
+                return None
+            if self._backoff.silent:
+                self._backoff.heard(peer.name)
+        return removed
 
     def _pull(
         self,
@@ -248,11 +347,11 @@ def _places(parts: Sequence[Buffer]) -> bytes:
     return np.array([(part.address, part.num_bytes) for part in parts], PLACE).tobytes()
 
 
-def _batches(sizes: Sequence[int]) -> Iterator[tuple[int, int]]:
-    """Ranges of objects, each of which fits into one request; ``sizes``: of their places."""
+def _batches(sizes: Sequence[int], most_bytes: int, most: int) -> Iterator[tuple[int, int]]:
+    """Ranges of objects that fit into one request, whose places or bytes have these sizes."""
     first = num_bytes = 0
     for i, size in enumerate(sizes):
-        if i - first == MAX_PULLED or num_bytes + size > MAX_PLACES_BYTES:
+        if i - first == most or num_bytes + size > most_bytes:
             yield first, i
             first, num_bytes = i, 0
         num_bytes += size

@@ -19,8 +19,7 @@ from .claims import Guard
 from .destinations import BufferDestination
 from .membership import preference
 from .node import Node
-from .node_client import Pulls
-from .object_rpc import UNSURE, NewResult
+from .node_client import UNSURE, NewResult, Pulls
 from .put import ClusterPut, LocalPut, StagedPut
 from .reads import GONE, Reads
 from .retention import NORMAL, PUT_OPTIONS, put_arguments
