@@ -30,7 +30,6 @@ from .hot_keys import HotKeys
 from .membership import check_preferred
 from .node import Node
 from .put import ClusterPut
-from .removals import Removals
 from .retention import prompt_options
 from .writes import Writes
 
@@ -93,7 +92,6 @@ class ClusterStore(Closeable):
         self._verify = float(verify)
         self._hot = hot
         self._writes = Writes(node, node.reads, verify=verify > 0, claim_s=claim_s)
-        self._removals = Removals(node)
 
     def get(self, key: StoreKey) -> bytes | None:
         """Return a copy of an object; None if none can be reached.
@@ -482,7 +480,7 @@ class ClusterStore(Closeable):
         """
         words = self._keyspace.row(key, "remove")
         self.node.check_process()
-        return bool(self._removals.remove_each(words)[0])
+        return bool(self._writes.remove_each(words)[0])
 
     def remove_each(self, keys: StoreKeys) -> np.ndarray:
         """Remove n objects everywhere; current readers keep them.
@@ -496,7 +494,7 @@ class ClusterStore(Closeable):
         """
         self.node.check_process()
         words = self._keyspace.keys(keys, "remove_each")
-        return self._removals.remove_each(words)
+        return self._writes.remove_each(words)
 
     def retain(self, key: StoreKey, retention: Retention) -> bool:
         """Set how long an object's copies shall stay, in all pools that have one by now.
@@ -511,7 +509,7 @@ class ClusterStore(Closeable):
         self.node.check_process()
         words = self._keyspace.row(key, "retain")
         check_retention("retain", retention)
-        return self._removals.retain(words, retention)
+        return self._writes.retain(words, retention)
 
     @property
     def keyspace(self) -> Keyspace:
