@@ -2,7 +2,7 @@
 
 import threading
 from collections.abc import Callable, Container
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 from mooncake_kernels.errors import FailureKind, InvalidArgument, TransferError, Unavailable
 from mooncake_kernels.transfer import Peer, TransferEngine
@@ -32,9 +32,21 @@ class Lease:
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         self.end(error)
 
+    def locked(self) -> bool:
+        """Whether the use goes on, until ``end``: as that of ``Peers.use``, which is a lock."""
+        return True
+
     def end(self, error: BaseException | None = None) -> None:
         """End the use; ``error``: what has ended it. Thread-safe, idempotent."""
         self._peers._end(self.peer, self, has_failed=isinstance(error, TransferError))
+
+
+class User(Protocol):
+    """Uses a peer. Ctrl-C may come before it is taken off the list, but not before a lock is
+    released that a ``with`` block holds.
+    """
+
+    def locked(self) -> bool: ...
 
 
 class Peers:
@@ -43,7 +55,7 @@ class Peers:
     def __init__(self, engine: TransferEngine):
         self.engine = engine
         self._peers: dict[str, Peer] = {}
-        self._users: dict[Peer, set[object]] = {}  # also of forgotten ones, until they are unused
+        self._users: dict[Peer, set[User]] = {}  # also of forgotten ones, until they are unused
         self._lock = threading.Lock()
         self._is_closed = False
 
@@ -77,17 +89,17 @@ class Peers:
         """
         may_retry = True
         while True:
-            user, has_failed = object(), False
-            peer = self._begin(name, deadline_s, user)
-            try:
-                return action(peer, *args)
-            except TransferError as error:
-                has_failed = True
-                if error.kind is not FailureKind.GONE or not may_retry:
-                    raise
-                may_retry = False
-            finally:
-                self._end(peer, user, has_failed=has_failed)
+            with (user := threading.Lock()):
+                peer, has_failed = self._begin(name, deadline_s, user), False
+                try:
+                    return action(peer, *args)
+                except TransferError as error:
+                    has_failed = True
+                    if error.kind is not FailureKind.GONE or not may_retry:
+                        raise
+                    may_retry = False
+                finally:
+                    self._end(peer, user, has_failed=has_failed)
 
     def prefers_rpc(self, peer: Peer, num_bytes: int) -> bool:
         """Whether that many bytes move faster with a request, or its answer, than by address."""
@@ -101,18 +113,14 @@ class Peers:
     def forget(self, name: str) -> None:
         """Close a peer once no one uses it."""
         with self._lock:
-            peer = self._peers.pop(name, None)
-            if peer is None or self._users.get(peer):
-                return
-            self._users.pop(peer, None)
-        peer.close()
+            self._peers.pop(name, None)
+        self._close_unused()
 
     def keep(self, names: Container[str]) -> None:
         """Forget all others."""
         with self._lock:
-            others = [name for name in self._peers if name not in names]
-        for name in others:
-            self.forget(name)
+            self._peers = {name: peer for name, peer in self._peers.items() if name in names}
+        self._close_unused()
 
     def close(self) -> None:
         """Close all, even those in use, whose transfers fail. Idempotent."""
@@ -123,7 +131,7 @@ class Peers:
         for peer in peers:
             peer.close()
 
-    def _begin(self, name: str, deadline_s: float, user: object, may_open: bool = True) -> Peer:
+    def _begin(self, name: str, deadline_s: float, user: User, may_open: bool = True) -> Peer:
         with self._lock:
             if self._is_closed:
                 raise TransferError(name, "this side was closed", kind=FailureKind.CLOSED)
@@ -148,14 +156,24 @@ class Peers:
             raise TransferError(name, "this side was closed", kind=FailureKind.CLOSED)
         return peer
 
-    def _end(self, peer: Peer, user: object, *, has_failed: bool) -> None:
+    def _end(self, peer: Peer, user: User, *, has_failed: bool) -> None:
         with self._lock:
-            if has_failed and self._peers.get(peer.name) is peer:
+            is_kept = self._peers.get(peer.name) is peer
+            if is_kept and has_failed:
                 del self._peers[peer.name]
-            users = self._users.get(peer)
-            if users is not None:
-                users.discard(user)
-            if users or self._peers.get(peer.name) is peer:
-                return
-            self._users.pop(peer, None)
-        peer.close()
+            self._users.get(peer, set()).discard(user)
+        if has_failed or not is_kept:
+            self._close_unused()
+
+    def _close_unused(self) -> None:
+        """Close the forgotten peers that no one uses any more."""
+        with self._lock:
+            unused = [
+                peer
+                for peer, users in self._users.items()
+                if self._peers.get(peer.name) is not peer and not any(u.locked() for u in users)
+            ]
+            for peer in unused:
+                del self._users[peer]
+        for peer in unused:
+            peer.close()

@@ -8,8 +8,10 @@ from pathlib import Path
 
 import pytest
 
+import mooncake_serving.rpc
 import mooncake_serving.store
 from mooncake_kernels.pool import PutResult
+from mooncake_serving.rpc import Peers
 from mooncake_serving.store import drain
 from mooncake_serving.store.cluster import reads as remote
 
@@ -18,6 +20,7 @@ from ..support import eventually
 from .support import replaced, value
 
 FOLDER = str(Path(mooncake_serving.store.__file__).parent)
+RPC_FOLDER = str(Path(mooncake_serving.rpc.__file__).parent)
 
 
 class Interrupted(BaseException):
@@ -84,6 +87,25 @@ def test_memory_is_freed_only_after_all_holders_finish(hosts, monkeypatch):
         with pytest.raises(Interrupted):
             three.cluster.get_each(["a", "b"])
     assert num_reading == []
+
+
+def test_interrupt_at_any_bytecode_of_a_use_leaves_no_user_of_a_peer(hosts):
+    one, two = hosts.several(2)
+    peers = Peers(one.engine)
+    count, is_left = 0, True
+    while is_left:
+        count += 1
+        used = []
+        try:
+            with CtrlC(RPC_FOLDER, count) as ctrl_c:
+                peers.use(two.node.name, 5.0, used.append)
+        except KeyboardInterrupt:
+            pass
+        is_left = ctrl_c.has_come
+        peers.forget(two.node.name)
+        assert not peers._users and all(peer.closed for peer in used), count
+    assert count > 50
+    peers.close()
 
 
 def put_each(cluster, keys):

@@ -1,6 +1,7 @@
 """What every directory must do."""
 
 import threading
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -8,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mooncake_kernels.errors import InvalidArgument, Unavailable
+from mooncake_serving.store import directory as package
 from mooncake_serving.store.directory import (
     MAX_KEYS,
     Claim,
@@ -18,6 +20,7 @@ from mooncake_serving.store.directory import (
     RedisDirectory,
 )
 
+from ...interrupts import CtrlC
 from .support import (
     LONG_S,
     SOON_S,
@@ -578,3 +581,26 @@ def test_closing_twice(directory):
     with directory as same:
         assert same is directory
     directory.close()
+
+
+def test_interrupt_at_any_bytecode_leaves_lists_that_can_be_changed():
+    folder = str(Path(package.__file__).parent)
+    count, has_come = 0, True
+    while has_come:
+        count += 1
+        directory = EmbeddedDirectory()
+        directory.join(A, LONG_S)
+        directory.publish(A.pool, keys(1, 2, 3))
+        try:
+            with CtrlC(folder, count) as ctrl_c:
+                directory.withdraw(A.pool, keys(1))
+                directory.publish(A.pool, keys(4))
+        except KeyboardInterrupt:
+            pass
+        has_come = ctrl_c.has_come
+        assert {2, 3} <= all_of(directory, A.pool) <= {1, 2, 3, 4}, count
+        directory.withdraw(A.pool, keys(1, 3))
+        directory.publish(A.pool, keys(4, 5))
+        assert all_of(directory, A.pool) == {2, 4, 5}, count
+        assert directory.num_objects(A.pool) == 3, count
+    assert count > 100

@@ -36,33 +36,48 @@ class KeySet:
 
     def __init__(self) -> None:
         self._keys: list[bytes] = []
-        self._index: dict[bytes, int] = {}
+        self._index: dict[bytes, int] = {}  # decides which keys there are
+        self._is_changing = False
 
     def add(self, key: bytes) -> None:
         if key not in self._index:
+            self._begin_change()
             self._index[key] = len(self._keys)
             self._keys.append(key)
+            self._is_changing = False
 
     def discard(self, key: bytes) -> None:
-        index = self._index.pop(key, None)
-        if index is None:
-            return
-        last = self._keys.pop()
-        if last != key:
-            self._keys[index] = last
-            self._index[last] = index
+        if key in self._index:
+            self._begin_change()
+            index = self._index.pop(key)
+            last = self._keys.pop()
+            if last != key:
+                self._keys[index] = last
+                self._index[last] = index
+            self._is_changing = False
 
     def scan(self, cursor: int, count: int) -> tuple[int, list[bytes]]:
         """Return the next cursor and up to count keys; 0 is both the first cursor and the end."""
+        if self._is_changing:
+            self._begin_change()
+            self._is_changing = False
         end = min(cursor, len(self._keys)) if cursor else len(self._keys)
         start = max(0, end - count)
         return start, self._keys[start:end]
 
+    def _begin_change(self) -> None:
+        """Note that the list changes; complete a change during which Ctrl-C came."""
+        if self._is_changing:
+            there = dict.fromkeys((*self._keys, *self._index))
+            self._keys = [key for key in there if key in self._index]
+            self._index = {key: i for i, key in enumerate(self._keys)}
+        self._is_changing = True
+
     def __iter__(self) -> Iterator[bytes]:
-        return iter(self._keys)
+        return iter(self._index)
 
     def __len__(self) -> int:
-        return len(self._keys)
+        return len(self._index)
 
 
 LISTED, REMOVED, NOT_SERVED = map(int, Published)  # looking up an enum's members is slow
