@@ -51,7 +51,7 @@ class Stranger:
     def pull(self, key: int, source: str, places: Sequence[bytes]) -> messages.Response:
         return self.ask(
             messages.Pull, keys=key_of(key), source=source, verify=False,
-            places=list(places), checksums=b"", kept=b"",
+            places=list(places), checksums=b"", options=b"",
         )  # fmt: skip
 
     def pin(self, keys: np.ndarray) -> tuple[int, np.ndarray]:

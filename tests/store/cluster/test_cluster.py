@@ -345,3 +345,26 @@ def test_new_members_are_used_by_puts_and_removals(hosts):
     third.cluster.put_each([2, 3], [value(2), value(3)])
     assert first.cluster.remove_each([2, 3, 4]).tolist() == [True, True, False]
     assert third.store.exists_each([2, 3]).tolist() == [False, False]
+
+
+@pytest.mark.parametrize("has_pool", [True, False])
+@pytest.mark.parametrize("size", [UNIT, 5 << 20])
+def test_key_named_twice_is_put_once(hosts, has_pool, size):
+    one = hosts.make("one", 16 << 20)
+    writer = one if has_pool else hosts.make("none", 0)
+    values = [value(seed, size) for seed in range(3)]
+    results = writer.cluster.put_each(["a", "b", "a"], values)
+    assert results == [PutResult.STORED, PutResult.STORED, PutResult.EXISTS]
+    assert one.store.get("a") == values[0]
+    put, other = writer.cluster.begin_each(["c", "c"], [UNIT, UNIT])
+    assert other is PutResult.BEING_WRITTEN
+    put.abort()
+
+
+@pytest.mark.parametrize("has_pool", [True, False])
+def test_key_named_twice_without_room_gets_one_answer(hosts, has_pool):
+    one = hosts.make("one", 4 * UNIT)
+    writer = one if has_pool else hosts.make("none", 0)
+    for key in range(4):
+        assert one.cluster.put(key, value(key), retention="hard") is PutResult.STORED
+    assert writer.cluster.put_each(["a", "a"], [value(5), value(6)]) == [PutResult.FULL] * 2

@@ -11,7 +11,7 @@ from mooncake_kernels.transfer import TransferEngine
 from mooncake_serving.rpc import Refused
 from mooncake_serving.store.cluster import messages
 from mooncake_serving.store.cluster.messages import MAGIC, decode, encode
-from mooncake_serving.store.cluster.retention import uniform_options
+from mooncake_serving.store.cluster.put_batch import uniform_options
 from mooncake_serving.store.directory import EmbeddedDirectory
 
 from .support import Hosts, replaced, value
@@ -28,8 +28,8 @@ def pulls(number, life, deadline_ms, places, is_placed):
     keys = value(1, 16 * len(places))
     places = places if is_placed else []
     sums = value(2, 8 * len(places))
-    kept = uniform_options(len(keys) // 16, "hard").tobytes() if number % 2 else b""
-    return messages.Pull(number, life, deadline_ms, keys, "10.0.0.1:7", True, places, sums, kept)
+    options = uniform_options(len(keys) // 16, "hard").tobytes() if number % 2 else b""
+    return messages.Pull(number, life, deadline_ms, keys, "10.0.0.1:7", True, places, sums, options)
 
 
 MESSAGES = st.one_of(
@@ -60,11 +60,11 @@ def test_largest_messages_fit_into_a_notification():
     last = 2**64 - 1
     whole = messages.MAX_PLACES_BYTES // messages.MAX_PULLED
     places = [bytes(whole)] * messages.MAX_PULLED
-    kept = bytes(messages.PUT_OPTIONS.itemsize * len(places))
+    options = bytes(messages.PUT_OPTIONS.itemsize * len(places))
     for message in (
         messages.Pin(last, last, 1, bytes(16 * messages.MAX_KEYS), True),
         messages.Pinned(last, bytes(32 * messages.MAX_KEYS)),
-        messages.Pull(last, last, 1, keys, name, True, places, bytes(8 * len(places)), kept),
+        messages.Pull(last, last, 1, keys, name, True, places, bytes(8 * len(places)), options),
         messages.Pulled(last, ["x" * messages.MAX_REASON] * messages.MAX_PULLED),
     ):
         assert len(encode(message)) <= messages.MAX_MESSAGE_BYTES

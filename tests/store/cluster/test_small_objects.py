@@ -340,13 +340,13 @@ class TestPuts:
         assert twin.node.pool_name == one.node.pool_name
         twin.node.set_draining(True)
         none.node.members(anew=True)
-        given, put = [], twin.cluster._writes._give
+        given, put = [], twin.cluster._writes._offer
 
         def give(_, *args):
             given.append(none.cluster.put("a", value(1)))
             return put(*args)
 
-        with replaced(twin.cluster._writes, "_give", give):
+        with replaced(twin.cluster._writes, "_offer", give):
             assert twin.cluster.put("a", value(2)) is STORED
         assert given == [BEING_WRITTEN]
         assert other.store.get("a") == value(2) and not one.store.exists("a")

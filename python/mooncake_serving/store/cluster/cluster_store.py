@@ -30,7 +30,7 @@ from .hot_keys import HotKeys
 from .membership import check_preferred
 from .node import Node
 from .put import ClusterPut
-from .retention import prompt_options
+from .put_batch import PutBatch, prompt_options
 from .writes import Writes
 
 TOO_SMALL = -2  # of ObjectPool.get_into_each
@@ -361,7 +361,8 @@ class ClusterStore(Closeable):
     ) -> list[PutResult]:
         """Store many objects, in their order; the directory is queried and notified once.
 
-        An error ends the call: later objects are not stored.
+        An error ends the call: later objects are not stored. A key that is named twice is put once:
+        its later values get ``EXISTS``, or the result of the first if that is not ``STORED``.
 
         Raises:
             InvalidArgument: an argument is wrong, or a value is larger than this node's pool;
@@ -446,7 +447,8 @@ class ClusterStore(Closeable):
     ) -> list[ClusterPut | PutResult]:
         """Reserve space for many objects, see ``begin``; the directory is asked once.
 
-        On an error nothing is reserved.
+        On an error nothing is reserved. A key that is named twice is begun once, and then
+        ``BEING_WRITTEN``.
         """
         check_pairs("begin_each", "num_bytes", keys, num_bytes)
         for i, size in enumerate(num_bytes):
@@ -616,7 +618,7 @@ class ClusterStore(Closeable):
             buffers.append(parts)
         if store is not None:
             store.check_puts(op, keys)
-        return self._writes.put_each(words, buffers, options, preferred)
+        return self._writes.put_each(PutBatch(words, buffers, options), preferred)
 
     def _begin(
         self,

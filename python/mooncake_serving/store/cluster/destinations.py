@@ -16,7 +16,7 @@ from ..bounce_buffer import BounceBuffers
 from ..checks import as_writable, check_number
 from ..store import Store
 from .directory_entries import CopyMarks, DirectoryEntries
-from .retention import HARD, PUT_OPTIONS, put_arguments
+from .put_batch import HARD, PUT_OPTIONS, put_arguments
 
 ANY_SIZE = (1 << 64) - 1
 DEFAULT_OPTIONS: np.void = np.zeros(1, PUT_OPTIONS)[0]

@@ -13,7 +13,7 @@ from mooncake_kernels.pool import PoolStats, PutResult
 
 from ... import rpc
 from ...rpc import MAX_REASON, Number, Reason
-from .retention import HARD, PUT_OPTIONS
+from .put_batch import HARD, PUT_OPTIONS
 
 MAGIC = b"MKS\x02"
 MAX_MESSAGE_BYTES = 64 << 10  # of a notification
@@ -76,7 +76,7 @@ class Pull(_OfKeys, frozen=True, tag=3):
         places: for each key the ranges of its bytes, in order (``PLACE``); empty: in the source's
             pool.
         checksums: of those bytes, 8 bytes for each place; empty: not computed.
-        kept: how the copies are kept, ``PUT_OPTIONS`` for each key; empty: as after any put.
+        options: how the copies are kept, ``PUT_OPTIONS`` for each key; empty: as after any put.
     """
 
     source: Name
@@ -86,7 +86,7 @@ class Pull(_OfKeys, frozen=True, tag=3):
         msgspec.Meta(max_length=MAX_PULLED),
     ]
     checksums: Annotated[bytes, msgspec.Meta(max_length=CHECKSUM_BYTES * MAX_PULLED)]
-    kept: Annotated[bytes, msgspec.Meta(max_length=PUT_OPTIONS.itemsize * MAX_PULLED)]
+    options: Annotated[bytes, msgspec.Meta(max_length=PUT_OPTIONS.itemsize * MAX_PULLED)]
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -97,15 +97,15 @@ class Pull(_OfKeys, frozen=True, tag=3):
             raise ValueError("places must be of 16 bytes each")
         if len(self.checksums) not in (0, CHECKSUM_BYTES * len(self.places)):
             raise ValueError("checksums must be of 8 bytes each, for all places or none")
-        if len(self.kept) not in (0, PUT_OPTIONS.itemsize * num_keys):
-            raise ValueError("kept must be of 3 bytes each, for all keys or none")
+        if len(self.options) not in (0, PUT_OPTIONS.itemsize * num_keys):
+            raise ValueError("options must be of 3 bytes each, for all keys or none")
         if (self.option_rows()["retention"] > HARD).any():
-            raise ValueError(f"kept must have retentions up to {HARD}")
+            raise ValueError(f"options must have retentions up to {HARD}")
 
     def option_rows(self) -> np.ndarray:
         """``[n]`` of ``PUT_OPTIONS``."""
-        if self.kept:
-            return np.frombuffer(self.kept, PUT_OPTIONS)
+        if self.options:
+            return np.frombuffer(self.options, PUT_OPTIONS)
         return np.zeros(len(self.keys) // KEY_BYTES, PUT_OPTIONS)
 
 

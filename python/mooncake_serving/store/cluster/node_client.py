@@ -38,7 +38,7 @@ from .messages import (
     Stats,
     key_bytes,
 )
-from .retention import NORMAL
+from .put_batch import NORMAL, PutBatch
 
 logger = logging.getLogger(__name__)
 
@@ -113,33 +113,23 @@ class NodeClient:
             results += self._pull(member, keys[part], source, verify, options=part_options)
         return results
 
-    def put(
-        self,
-        member: str,
-        keys: np.ndarray,
-        objects: Sequence[Sequence[Buffer]],
-        options: np.ndarray,
-        *,
-        verify: bool,
-    ) -> list[PutResult | None]:
+    def put(self, member: str, batch: PutBatch, *, verify: bool) -> list[PutResult | None]:
         """Have a node's engine store n objects. They are not published; their positions are lost.
 
         Args:
             member: its name.
-            keys: ``[n, 2]``.
-            objects: the parts of each, in order.
-            options: ``[n]`` of ``PUT_OPTIONS``: what is kept longer than normally is left to the
-                node.
+            batch: n objects; what is kept longer than normally is left to the node.
             verify: compare what has arrived with what is here.
 
         Returns:
             The result of each; None: ask the node, which can make room.
         """
-        normal = np.flatnonzero(options["retention"] == NORMAL).tolist()
+        normal = np.flatnonzero(batch.options["retention"] == NORMAL).tolist()
         if not normal:
-            return [None] * len(keys)
-        put = self._peers.use
-        return put(member, self._answer_s, self._put_inline, keys, objects, normal, verify)
+            return [None] * len(batch.words)
+        return self._peers.use(
+            member, self._answer_s, self._put_inline, batch.words, batch.objects, normal, verify
+        )
 
     def put_new(
         self,
@@ -183,26 +173,16 @@ class NodeClient:
             raise Unavailable("put: the directory does not answer in time")
         return [NEW.get(status) for status in found]
 
-    def give(
-        self,
-        member: str,
-        keys: np.ndarray,
-        objects: Sequence[Sequence[Buffer]],
-        options: np.ndarray,
-        source: str,
-        *,
-        verify: bool = True,
-    ) -> Pulls:
+    def give(self, member: str, batch: PutBatch, source: str, *, verify: bool = True) -> Pulls:
         """Have a node copy n objects out of this node's memory.
 
         Args:
             member: its name.
-            keys: ``[n, 2]``.
-            objects: the parts of each, in host memory, in order; registered temporarily if need be.
-            options: ``[n]`` of ``PUT_OPTIONS``: how it keeps them.
+            batch: n objects in host memory, which is registered temporarily if need be.
             source: name of this node.
             verify: whether what has arrived is compared with what is here.
         """
+        keys, objects, options = batch
         objects = [_fitting(parts) for parts in objects]
         results: Pulls = []
         sizes = [PLACE_BYTES * len(parts) for parts in objects]
@@ -329,7 +309,7 @@ class NodeClient:
                 member, Pull, Pulled, self._pull_s,
                 number=number, keys=key_bytes(keys), source=source, verify=verify,
                 places=list(places), checksums=np.array(checksums, "<u8").tobytes(),
-                kept=b"" if options is None else options.tobytes(),
+                options=b"" if options is None else options.tobytes(),
             )  # fmt: skip
         finally:
             self._offers.end(number, member)  # what is not taken by now must never be

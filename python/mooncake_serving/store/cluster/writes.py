@@ -13,7 +13,7 @@ from mooncake_kernels.pool import PutResult, Retention
 from mooncake_kernels.transfer import MAX_RPC_KEYS
 
 from ..directory import Claim, Member
-from ..keyspace import StoreKeys
+from ..keyspace import StoreKeys, words_of
 from ..store import Store
 from .claims import Guard
 from .destinations import BufferDestination
@@ -21,8 +21,8 @@ from .membership import preference
 from .node import Node
 from .node_client import UNSURE, NewResult, Pulls
 from .put import ClusterPut, LocalPut, StagedPut
+from .put_batch import NORMAL, PUT_OPTIONS, PutBatch, put_arguments
 from .reads import GONE, Reads
-from .retention import NORMAL, PUT_OPTIONS, put_arguments
 
 Result = TypeVar("Result")
 
@@ -52,19 +52,11 @@ class Writes:
         self._verify = verify
         self._claim_s = claim_s
 
-    def put_each(
-        self,
-        words: np.ndarray,
-        objects: Sequence[Sequence[Buffer]],
-        options: np.ndarray,
-        preferred: Sequence[str],
-    ) -> list[PutResult]:
-        """Store many objects: in one round trip if possible, or else after they have been claimed.
+    def put_each(self, batch: PutBatch, preferred: Sequence[str]) -> list[PutResult]:
+        """Store objects: in one round trip if possible, or else after they have been claimed.
 
         Args:
-            words: ``[n, 2]`` keys of the pool.
-            objects: n of them.
-            options: ``[n]`` of ``PUT_OPTIONS``: how they are kept.
+            batch: n of them.
             preferred: who takes them.
         """
         node, store = self._node, self._store
@@ -72,13 +64,13 @@ class Writes:
         homes = self._preferred_homes(preferred) if preferred else []
         direct: list[NewResult] | None = None
         if store is None or homes:
-            direct = self._put_at(homes, words, objects, options)
+            direct = self._put_at(homes, batch)
         else:
             with node.admission.enter():
                 if node.admission.is_open:
-                    direct = self._put_here(store, words, objects, options)
+                    direct = self._put_here(store, batch)
         if direct is None:
-            return self._put_claimed(words, objects, options, preferred)
+            return self._put_claimed(batch, preferred)
         results: list[PutResult] = []
         left = []
         for i, result in enumerate(direct):
@@ -89,21 +81,19 @@ class Writes:
                 left.append(i)
         if not left:
             return results
-        is_mixed = len(left) < len(words)
+        is_mixed = len(left) < len(results)
         until = time.monotonic() + UNSURE_S
         while left:
-            rest = self._put_claimed(
-                words[left], [objects[i] for i in left], options[left], preferred
-            )
+            rest = self._put_claimed(batch.at(left), preferred)
             for i, result in zip(left, rest, strict=True):
                 results[i] = result
-            left = self._find_unsure(words, direct, results)
+            left = self._find_unsure(batch.words, direct, results)
             if left and time.monotonic() > until:
                 raise Unavailable("put: the directory lists an object that cannot be found")
             if left:
                 time.sleep(PAUSE_S)
         if store is not None and is_mixed:  # each way has ordered only its own
-            store.age_tail_first(words[_which(results, PutResult.STORED)])
+            store.age_tail_first(batch.words[_which(results, PutResult.STORED)])
         return results
 
     def begin_each(
@@ -206,13 +196,7 @@ class Writes:
         homes = self._node.homes() or self._node.homes(anew=True)
         return sorted(homes, key=lambda member: member in self._node.backoff)
 
-    def _put_here(
-        self,
-        store: Store,
-        words: np.ndarray,
-        objects: Sequence[Sequence[Buffer]],
-        options: np.ndarray,
-    ) -> list[NewResult] | None:
+    def _put_here(self, store: Store, batch: PutBatch) -> list[NewResult] | None:
         """Put n objects into this node's pool, in one round trip to the directory.
 
         They are copied first. Then the directory lists those that no one else has or writes, and
@@ -230,6 +214,7 @@ class Writes:
             Whatever a put does; some may be stored.
         """
         node = self._node
+        words, objects, options = batch
         publisher = node.publisher
         if publisher is None or not 0 < len(words) <= MAX_RPC_KEYS:
             return None
@@ -265,13 +250,7 @@ class Writes:
         store.age_tail_first(words[asked])
         return results
 
-    def _put_at(
-        self,
-        homes: Sequence[Member],
-        words: np.ndarray,
-        objects: Sequence[Sequence[Buffer]],
-        options: np.ndarray,
-    ) -> list[NewResult] | None:
+    def _put_at(self, homes: Sequence[Member], batch: PutBatch) -> list[NewResult] | None:
         """Put n objects into another pool, if its node's engine also publishes them, and none of
         them is known to be somewhere. Objects that others have, or are writing, are not stored.
 
@@ -279,9 +258,7 @@ class Writes:
 
         Args:
             homes: of which the first takes them; none: the emptiest pool does.
-            words: ``[n, 2]``.
-            objects: the parts of each, in order.
-            options: ``[n]`` of ``PUT_OPTIONS``.
+            batch: n objects.
 
         Returns:
             For each ``STORED``; ``BEING_WRITTEN`` by another writer; None: it is to be put another
@@ -289,6 +266,7 @@ class Writes:
             anywhere. None instead of a list: all are to be put another way.
         """
         node = self._node
+        words, objects, options = batch
         member = next(iter(homes or node.homes()), None)
         if member is None or not member.publishes or not 0 < len(words) <= MAX_RPC_KEYS:
             return None
@@ -331,38 +309,33 @@ class Writes:
         outcomes = self._reads.read_each(words[unsure], nothing, verify=self._verify)
         return [i for i, outcome in zip(unsure, outcomes, strict=True) if outcome in GONE]
 
-    def _put_claimed(
-        self,
-        words: np.ndarray,
-        objects: Sequence[Sequence[Buffer]],
-        options: np.ndarray,
-        preferred: Sequence[str],
-    ) -> list[PutResult]:
-        """Store many objects, after they have been claimed: there, or else here or elsewhere."""
+    def _put_claimed(self, batch: PutBatch, preferred: Sequence[str]) -> list[PutResult]:
+        """Store objects, after they have been claimed: there, or else here or elsewhere."""
         with (guard := Guard()):
-            results = self._put_under(guard, words, objects, options, preferred)
-        taken = _which(results, PutResult.BEING_WRITTEN)
+            results = self._put_under(guard, batch, preferred)
+        taken = _which(results, BEING_WRITTEN)
         if taken:
-            for i, is_here in zip(taken, self._reads.are_here(words[taken]), strict=True):
-                if is_here:  # by now, as where a key is named twice
+            first: dict[bytes, int] = {}
+            for i, word in enumerate(words_of(batch.words)):
+                if first.setdefault(word, i) < i and results[i] is BEING_WRITTEN:  # by this put
+                    result = results[first[word]]
+                    results[i] = PutResult.EXISTS if result is PutResult.STORED else result
+            for i, is_here in zip(taken, self._reads.are_here(batch.words[taken]), strict=True):
+                if is_here:  # by now
                     results[i] = PutResult.EXISTS
         return results
 
     def _put_under(
-        self,
-        guard: Guard,
-        words: np.ndarray,
-        objects: Sequence[Sequence[Buffer]],
-        options: np.ndarray,
-        preferred: Sequence[str],
+        self, guard: Guard, batch: PutBatch, preferred: Sequence[str]
     ) -> list[PutResult]:
         """Claim objects, store those that are granted, and settle their claims."""
+        words, objects, options = batch
         results, granted = self._claim(words, guard)
         published = np.zeros(len(words), bool)
         left = granted
         try:
             if homes := self._preferred_homes(preferred):  # one may have been silent just now
-                left, *_ = self._offer(homes, words, objects, options, granted, results, published)
+                left, *_ = self._offer(homes, batch, granted, results, published)
             with self._node.admission.enter():
                 is_in = self._node.admission.is_open
                 if self._store is not None and is_in:
@@ -375,7 +348,9 @@ class Writes:
                     new = [i for i in left if results[i] is PutResult.STORED]
                     self._store.age_tail_first(words[new])
             if left and (self._store is None or not is_in):
-                self._give(words, objects, options, left, results, published)
+                _, unanswered, reason = self._offer(self.homes(), batch, left, results, published)
+                if unanswered:
+                    raise Unavailable(f"put: no node with a pool takes it: {reason}")
         finally:
             self._node.claims.settle(words[granted], published[granted])
         return results
@@ -391,29 +366,10 @@ class Writes:
             results[i] = RESULT_OF.get(claim, PutResult.FULL)
         return results, missing[claims == Claim.GRANTED].tolist()
 
-    def _give(
-        self,
-        words: np.ndarray,
-        objects: Sequence[Sequence[Buffer]],
-        options: np.ndarray,
-        granted: list[int],
-        results: list[PutResult],
-        published: np.ndarray,
-    ) -> None:
-        """Have others take objects, whichever can."""
-        homes = self.homes()
-        _, unanswered, reason = self._offer(
-            homes, words, objects, options, granted, results, published
-        )
-        if unanswered:
-            raise Unavailable(f"put: no node with a pool takes it: {reason}")
-
     def _offer(
         self,
         homes: Sequence[Member],
-        words: np.ndarray,
-        objects: Sequence[Sequence[Buffer]],
-        options: np.ndarray,
+        batch: PutBatch,
         granted: list[int],
         results: list[PutResult],
         published: np.ndarray,
@@ -423,14 +379,16 @@ class Writes:
         Returns:
             Which objects none of them has taken; for which of these none has answered; and why.
         """
-        buffers = {i: [_in_host(part) for part in objects[i]] for i in granted}
+        objects = list(batch.objects)
+        for i in granted:
+            objects[i] = [_in_host(part) for part in objects[i]]
+        batch = batch._replace(objects=objects)
         left, unanswered, reason = list(granted), set(granted), "there is none"
         for member in homes:
             if not left:
                 break
             try:
-                sent = [buffers[i] for i in left]
-                answers = self._give_to(member, words[left], sent, options[left])
+                answers = self._give_to(member, batch.at(left))
             except TransferError as error:
                 self._node.backoff.failed(member, error)
                 reason = str(error)
@@ -446,44 +404,28 @@ class Writes:
                     left.remove(i)
         return left, unanswered, reason
 
-    def _give_to(
-        self,
-        member: Member,
-        words: np.ndarray,
-        objects: Sequence[Sequence[Buffer]],
-        options: np.ndarray,
-    ) -> Pulls:
+    def _give_to(self, member: Member, batch: PutBatch) -> Pulls:
         """Have one node take objects, and ensure that they are published: those that its engine has
         stored. What exists there and is not listed may be about to be removed: its node says, and
         lists it.
         """
         verify = self._verify
         asking = self._node.client
-        answers: list[PutResult | str | None] = list(
-            asking.put(member.name, words, objects, options, verify=verify)
-        )
+        answers: list[PutResult | str | None] = list(asking.put(member.name, batch, verify=verify))
         until = time.monotonic() + DIRECT_S
         while again := [i for i, answer in enumerate(answers) if answer is BEING_WRITTEN]:
             if time.monotonic() > until:
                 break
             time.sleep(PAUSE_S)
-            sent = [objects[i] for i in again]
-            results = asking.put(member.name, words[again], sent, options[again], verify=verify)
+            results = asking.put(member.name, batch.at(again), verify=verify)
             for i, result in zip(again, results, strict=True):
                 answers[i] = result
         stored = [i for i, answer in enumerate(answers) if answer is PutResult.STORED]
-        if not self._node.entries.publish_for(member.pool, words[stored]):
+        if not self._node.entries.publish_for(member.pool, batch.words[stored]):
             for i in stored:
                 answers[i] = f"{member.pool} has left"
         if left := [i for i, answer in enumerate(answers) if answer in (None, PutResult.EXISTS)]:
-            taken = asking.give(
-                member.name,
-                words[left],
-                [objects[i] for i in left],
-                options[left],
-                self._node.name,
-                verify=verify,
-            )
+            taken = asking.give(member.name, batch.at(left), self._node.name, verify=verify)
             for i, answer in zip(left, taken, strict=True):
                 answers[i] = answer
         return [answer for answer in answers if answer is not None]
@@ -570,14 +512,17 @@ class Writes:
         if self._store is not None and self._node.admission.is_open:  # it takes what others do not
             largest = max(largest, self._store.pool.capacity_bytes)
         results: list[ClusterPut | PutResult] = []
-        for i, (key, size, there) in enumerate(
-            zip(keys, num_bytes, is_there.tolist(), strict=True)
-        ):
-            if there:
+        begun: set[bytes] = set()
+        for i, word in enumerate(words_of(words)):
+            key, size = keys[i], num_bytes[i]
+            if is_there[i]:
                 results.append(PutResult.EXISTS)
+            elif word in begun:
+                results.append(BEING_WRITTEN)
             elif size > largest:
                 results.append(PutResult.FULL)
             else:
+                begun.add(word)
                 results.append(StagedPut(key, words[[i]], size, options[i], preferred, self))
         return results
 
@@ -585,16 +530,14 @@ class Writes:
         """Put what was written in memory of this process."""
         for put in puts:
             put.end()
-        keys = [put.key for put in puts]
-        options = np.array([put.options for put in puts], PUT_OPTIONS)
         if self._store is not None:
-            self._store.check_puts("commit_each", keys)
-        results = self.put_each(
+            self._store.check_puts("commit_each", [put.key for put in puts])
+        batch = PutBatch(
             np.concatenate([put.word for put in puts]),
             [(as_buffer(put.bytes),) for put in puts],
-            options,
-            preferred,
+            np.array([put.options for put in puts], PUT_OPTIONS),
         )
+        results = self.put_each(batch, preferred)
         for put, result in zip(puts, results, strict=True):
             put.end(result)
 

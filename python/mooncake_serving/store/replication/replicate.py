@@ -14,7 +14,7 @@ from mooncake_kernels.pool import PutResult
 from ..cluster import Node
 from ..cluster.destinations import GONE, PoolDestination, keep_copies
 from ..cluster.directory_entries import in_parts
-from ..cluster.retention import uniform_options
+from ..cluster.put_batch import uniform_options
 from ..directory import Holders, Member
 from .placement import Placement, place
 

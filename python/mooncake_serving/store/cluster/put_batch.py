@@ -1,9 +1,11 @@
-"""How long pools keep objects, and where those belong in their prompts: what a put says of each."""
+"""Objects to be put: their keys, their memory, how long pools keep them, and their positions."""
 
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 
+from mooncake_kernels.buffers import Buffer
 from mooncake_kernels.pool import ObjectPool, PoolObjects, Retention
 
 from ..checks import RETENTIONS, check_number, check_retention
@@ -13,6 +15,25 @@ PUT_OPTIONS = np.dtype([("retention", "u1"), ("position", "<u2")])
 NORMAL = RETENTIONS.index("normal")
 HARD = RETENTIONS.index("hard")
 MAX_POSITION = (1 << 16) - 1
+
+
+class PutBatch(NamedTuple):
+    """Objects to be put.
+
+    Attributes:
+        words: ``[n, 2]`` keys of the pool.
+        objects: the parts of each, in order.
+        options: ``[n]`` of ``PUT_OPTIONS``: how they are kept.
+    """
+
+    words: np.ndarray
+    objects: Sequence[Sequence[Buffer]]
+    options: np.ndarray
+
+    def at(self, indices: Sequence[int]) -> "PutBatch":
+        """Those with these indices."""
+        chosen = [self.objects[i] for i in indices]
+        return PutBatch(self.words[indices], chosen, self.options[indices])
 
 
 def uniform_options(num_objects: int, retention: Retention = "normal") -> np.ndarray:
