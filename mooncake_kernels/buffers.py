@@ -4,7 +4,7 @@ torch tensors, cupy and numpy arrays, memoryviews and any object with Python's b
 accepted without a copy. The memory must be packed: one range of bytes.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -79,6 +79,23 @@ def as_buffer(memory: Any, *, argument: str = "buffer") -> Buffer:
     array = np.frombuffer(view, np.uint8) if view.nbytes else np.empty(0, np.uint8)
     # The owner is the array, which holds the export: so a bytearray cannot be resized meanwhile.
     return Buffer(_host.address_of_bytes(array), view.nbytes, HOST, not view.readonly, array)
+
+
+def as_writable(op: str, buffers: Iterable[Any]) -> list[Buffer]:
+    """Describe memory that something is copied to; ``op`` is the call, whose ``buffers`` they are.
+
+    Raises:
+        InvalidArgument: one is not memory, see ``as_buffer``, or is read-only.
+    """
+    described = []
+    for i, buffer in enumerate(buffers):
+        memory = buffer
+        if type(memory) is not Buffer:  # it is when others have called this before
+            memory = as_buffer(buffer, argument=f"{op}: buffers[{i}]")
+        if not memory.writable:
+            raise InvalidArgument(f"{op}: buffers[{i}] must be writable, got read-only memory")
+        described.append(memory)
+    return described
 
 
 def gpu_memory_at(address: int, num_bytes: int) -> Buffer | None:

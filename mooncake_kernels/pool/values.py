@@ -16,7 +16,7 @@ from .._arguments import as_integer, as_integers, as_utf8
 from .._host import hash_name as hash_name
 from .._host import hash_names as hash_names
 from .._machine_root import MachineRoot
-from ..buffers import Buffer, as_buffer, place_of
+from ..buffers import as_buffer, as_writable, place_of
 from ..errors import ChecksumError, InvalidArgument, shown
 
 Key = tuple[int, int]  # hash, scope
@@ -345,7 +345,10 @@ def with_buffers(
     except (BufferError, ValueError) as error:
         if isinstance(error, InvalidArgument):  # not about a buffer
             raise
-    owners = [_as_buffer(op, i, buffer, writable) for i, buffer in enumerate(listed)]
+    if writable:
+        owners = as_writable(op, listed)
+    else:
+        owners = [as_buffer(b, argument=f"{op}: buffers[{i}]") for i, b in enumerate(listed)]
     return call([place_of(owner) for owner in owners], *options)
 
 
@@ -359,13 +362,6 @@ def _is_taken(buffer: Any) -> bool:
     if isinstance(buffer, np.ndarray):
         return not buffer.dtype.hasobject
     return isinstance(buffer, bytes | bytearray)
-
-
-def _as_buffer(op: str, i: int, buffer: Any, writable: bool) -> Buffer:
-    owner = as_buffer(buffer, argument=f"{op}: buffers[{i}]")
-    if writable and not owner.writable:
-        raise InvalidArgument(f"{op}: buffers[{i}] must be writable, got read-only memory")
-    return owner
 
 
 def checksum_of(*buffers: Any) -> int:

@@ -7,7 +7,6 @@ from typing import Any, get_args
 
 import numpy as np
 
-from mooncake_kernels.buffers import Buffer, as_buffer
 from mooncake_kernels.errors import ChecksumError, InvalidArgument, shown
 from mooncake_kernels.pool import ObjectPool, PinnedObject, Retention
 
@@ -95,19 +94,6 @@ def check_pairs(op: str, argument: str, keys: StoreKeys, others: Sequence[Any]) 
         raise InvalidArgument(
             f"{op}: {argument} must be as many as keys, got {len(others)} and {len(keys)}"
         )
-
-
-def as_writable(op: str, buffers: Sequence[Any]) -> list[Buffer]:
-    """Describe memory; refuse what nothing can be copied to, in the pool's words."""
-    described = []
-    for i, buffer in enumerate(buffers):
-        memory = buffer
-        if type(memory) is not Buffer:  # it is when others have called this before
-            memory = as_buffer(buffer, argument=f"{op}: buffers[{i}]")
-        if not memory.writable:
-            raise InvalidArgument(f"{op}: buffers[{i}] must be writable, got read-only memory")
-        described.append(memory)
-    return described
 
 
 def is_whole(pinned: PinnedObject) -> bool:

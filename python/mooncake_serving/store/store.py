@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from mooncake_kernels.buffers import Buffer, as_buffer
+from mooncake_kernels.buffers import Buffer, as_buffer, as_writable
 from mooncake_kernels.closeable import Closeable
 from mooncake_kernels.errors import ChecksumError, InvalidArgument, Unavailable
 from mooncake_kernels.pool import (
@@ -24,7 +24,6 @@ from mooncake_kernels.pool import (
 )
 
 from .checks import (
-    as_writable,
     check_bool,
     check_number,
     check_pairs,
@@ -311,7 +310,7 @@ class Store(Closeable):
         return self.pool.remove(key)
 
     def remove_keys(self, keys: np.ndarray) -> np.ndarray:
-        return self.pool.remove_each(keys)
+        return self.pool.native.remove_each(keys)
 
     def remove_exactly(self, key: Key, object_id: int) -> bool:
         """Remove an object, unless its key has one of another id by now, see ``ids_of``."""

@@ -39,7 +39,7 @@ def test_put_into_the_own_pool(pair):
     steps = steps_of(lambda: results.append(one.cluster.put("a", value(1))))
     assert results == [STORED] * 2
     functions, files = counts_of(steps)
-    assert functions <= 23 and files <= 10, steps
+    assert functions <= 23 and files <= 9, steps
 
 
 def test_put_of_a_batch_takes_as_many_steps_however_large_it_is(pair):
@@ -60,7 +60,7 @@ def test_removal_from_the_own_pool(pair):
     one.cluster.put_each(range(9), [value(i) for i in range(9)])
     assert one.cluster.remove(0)
     functions, files = counts_of(steps_of(lambda: one.cluster.remove(1)))
-    assert functions <= 13 and files <= 9
+    assert functions <= 11 and files <= 6
     of_two = steps_of(lambda: one.cluster.remove_each(range(2, 4)))
     assert steps_of(lambda: one.cluster.remove_each(range(4, 9))) == of_two
     assert not one.store.exists_each(range(9)).any()
@@ -71,5 +71,5 @@ def test_removal_from_another_pool(pair):
     one.cluster.put_each(range(2), [value(i) for i in range(2)])
     assert two.cluster.remove(0)
     functions, files = counts_of(steps_of(lambda: two.cluster.remove(1)))
-    assert functions <= 30 and files <= 17
+    assert functions <= 25 and files <= 13
     assert not one.store.exists_each(range(2)).any()

@@ -11,7 +11,7 @@ from mooncake_kernels.errors import FailureKind, TransferError, Unavailable
 from mooncake_kernels.pool import ObjectPool, PoolCounts, PutResult
 from mooncake_serving.store import Quota, SsdTier, Store, TieredStore
 from mooncake_serving.store.cluster import reads
-from mooncake_serving.store.cluster.reads import Locations
+from mooncake_serving.store.cluster.directory_entries import Locations
 
 from ..support import eventually
 from .support import SHORT_TTL_S, UNIT, SomeDirectory, damage, replaced, value

@@ -8,14 +8,13 @@ from typing import Any
 
 import numpy as np
 
-from mooncake_kernels.buffers import Buffer, as_buffer
+from mooncake_kernels.buffers import Buffer, as_buffer, as_writable
 from mooncake_kernels.closeable import Closeable
 from mooncake_kernels.errors import ChecksumError, InvalidArgument, TransferError, Unavailable
 from mooncake_kernels.pool import PinnedObject, PoolStats, PutResult, Retention
 from mooncake_kernels.transfer import Region
 
 from ..checks import (
-    as_writable,
     check_number,
     check_pairs,
     check_positive,

@@ -1,9 +1,11 @@
-"""A pool's entries in the directory: any number of keys at a time."""
+"""A pool's entries in the directory, and what that says of others: any number of keys at a time."""
 
 import contextlib
 import logging
 import threading
-from collections.abc import Iterator
+import time
+from collections import OrderedDict
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -11,11 +13,13 @@ import numpy as np
 from mooncake_kernels.errors import Unavailable
 
 from ..directory import MAX_KEYS, Directory, Holders, Published
-from ..keyspace import are_in, fingerprints
+from ..keyspace import are_in, fingerprints, words_of
 from ..store import Store
 
 logger = logging.getLogger(__name__)
 
+MAX_REMEMBERED = 65_536  # objects: about 20 MB
+NOWHERE: tuple[tuple[str, ...], float] = ((), 0.0)
 NO_KEYS = np.empty((0, 2), np.uint64)
 LISTED, REMOVED, NOT_SERVED = map(int, Published)  # looking up an enum's members is slow
 
@@ -530,6 +534,89 @@ class DirectoryEntries:
         if not self.is_stale:
             logger.warning("the directory is told later: %s", error)
         self.is_stale = True
+
+
+class Locations:
+    """Pools of objects, as the directory last reported them. Thread-safe.
+
+    A remembered location may be outdated, like everything in a directory: a pool that does not have
+    the object says so, and then ``find`` is called with ``anew``.
+
+    Args:
+        directory: knows where they are.
+        valid_s: for how long an answer is remembered.
+    """
+
+    def __init__(self, directory: Directory, valid_s: float):
+        self._directory = directory
+        self._valid_s = valid_s
+        self._found: OrderedDict[bytes, tuple[tuple[str, ...], float]] = OrderedDict()
+        self._lock = threading.Lock()
+
+    def find(self, keys: np.ndarray, *, anew: bool = False) -> tuple[Holders, list[bool]]:
+        """Return where objects are; the directory is asked for those that are not remembered.
+
+        Returns:
+            For each key the names of pools, and n of bool: whether that was remembered.
+
+        Raises:
+            Unavailable: the directory is away.
+        """
+        now = time.monotonic()
+        pools: Holders = []
+        is_remembered: list[bool] = []
+        asked: list[int] = []
+        unknown: list[bytes] = []
+        with self._lock:
+            for i, word in enumerate(words_of(keys)):
+                names, until = NOWHERE if anew else self._found.get(word, NOWHERE)
+                pools.append(names)
+                is_remembered.append(now < until)
+                if now >= until:
+                    asked.append(i)
+                    unknown.append(word)
+        for first in range(0, len(asked), MAX_KEYS):
+            part = asked[first : first + MAX_KEYS]
+            answers = self._directory.holders(keys[part])
+            for i, names in zip(part, answers, strict=True):
+                pools[i] = names
+            self._keep(unknown[first : first + MAX_KEYS], answers)
+        return pools, is_remembered
+
+    def knows_any(self, keys: np.ndarray) -> bool:
+        """Whether it is remembered of any object that a pool has it."""
+        now = time.monotonic()
+        with self._lock:
+            for word in words_of(keys):
+                if now < self._found.get(word, NOWHERE)[1]:
+                    return True
+        return False
+
+    def remember(self, keys: np.ndarray, pools: Holders) -> None:
+        """Remember where objects are; objects without a location are forgotten."""
+        self._keep(words_of(keys), pools)
+
+    def forget_pool(self, pool: str) -> None:
+        """Forget all that a pool was said to have."""
+        with self._lock:
+            gone = [word for word, (names, _) in self._found.items() if pool in names]
+            for word in gone:
+                del self._found[word]
+
+    def forget(self, keys: np.ndarray) -> None:
+        with self._lock:
+            for word in words_of(keys):
+                self._found.pop(word, None)
+
+    def _keep(self, words: Sequence[bytes], pools: Holders) -> None:
+        until = time.monotonic() + self._valid_s
+        with self._lock:
+            for word, names in zip(words, pools, strict=True):
+                self._found.pop(word, None)
+                if names:
+                    self._found[word] = (names, until)
+            while len(self._found) > MAX_REMEMBERED:
+                self._found.popitem(last=False)
 
 
 def _present(keys: np.ndarray, ids: np.ndarray) -> Objects:

@@ -20,7 +20,7 @@ from ...rpc import Peers
 from ..directory import Directory, Member
 from ..store import Store
 from .claims import Admission, Claims
-from .directory_entries import DirectoryEntries
+from .directory_entries import DirectoryEntries, Locations
 from .membership import CachedStats, Lives, Membership, PeerBackoff, host_name, pool_name
 from .memory import Offers, RegisteredMemory
 from .messages import NodeRpc
@@ -29,7 +29,7 @@ from .node_server import Handler, NodeServer, PoolHandler, PoolService
 from .pinned_reads import PinnedReads
 from .pins import Pins
 from .pulls import Puller
-from .reads import Locations, Reads
+from .reads import Reads
 
 logger = logging.getLogger(__name__)
 

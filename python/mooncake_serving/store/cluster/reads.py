@@ -3,9 +3,7 @@
 import ctypes
 import logging
 import random
-import threading
 import time
-from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 
@@ -18,8 +16,7 @@ from mooncake_kernels.transfer import MAX_RPC_KEYS, WHOLE, ObjectStatus, Peer
 from mooncake_kernels.transfer.objects import read_checked, read_into_checked
 
 from ...rpc import Peers
-from ..directory import MAX_KEYS, Directory, Holders, Member
-from ..keyspace import words_of
+from ..directory import Holders, Member
 from ..store import Store
 from .destinations import (
     Destination,
@@ -28,7 +25,7 @@ from .destinations import (
     PoolDestination,
     keep_copies,
 )
-from .directory_entries import DirectoryEntries
+from .directory_entries import DirectoryEntries, Locations
 from .hot_keys import HotKeys
 from .membership import Membership, PeerBackoff
 from .node_client import NodeClient
@@ -39,10 +36,8 @@ logger = logging.getLogger(__name__)
 Serving = Mapping[str, Sequence[Member]]  # by the name of a pool, who serves it
 Group = tuple[Member, list[int]]  # a holder, and which objects it is asked for
 
-MAX_REMEMBERED = 65_536  # objects: about 20 MB
 READS_AT_ONCE = 8  # holders, of all threads together
 PAUSE_S = 0.001  # while a holder has no pins left
-NOWHERE: tuple[tuple[str, ...], float] = ((), 0.0)
 DONE, ABSENT, DAMAGED = Outcome.DONE, Outcome.ABSENT, Outcome.DAMAGED  # looked up once
 NOT_TAKEN, UNREACHED, BUSY = Outcome.NOT_TAKEN, Outcome.UNREACHED, Outcome.BUSY
 SPOILED, BY_ADDRESS = Outcome.SPOILED, Outcome.BY_ADDRESS
@@ -53,89 +48,6 @@ OUTCOMES[ObjectStatus.DONE] = DONE  # unless the read fails
 OUTCOMES[ObjectStatus.DAMAGED] = SPOILED  # its node is notified, and drops it
 OUTCOMES[ObjectStatus.BUSY] = BUSY
 OUTCOMES[ObjectStatus.DOES_NOT_FIT] = NOT_TAKEN
-
-
-class Locations:
-    """Pools of objects, as the directory last reported them. Thread-safe.
-
-    A remembered location may be outdated, like everything in a directory: a pool that does not have
-    the object says so, and then ``find`` is called with ``anew``.
-
-    Args:
-        directory: knows where they are.
-        valid_s: for how long an answer is remembered.
-    """
-
-    def __init__(self, directory: Directory, valid_s: float):
-        self._directory = directory
-        self._valid_s = valid_s
-        self._found: OrderedDict[bytes, tuple[tuple[str, ...], float]] = OrderedDict()
-        self._lock = threading.Lock()
-
-    def find(self, keys: np.ndarray, *, anew: bool = False) -> tuple[Holders, list[bool]]:
-        """Return where objects are; the directory is asked for those that are not remembered.
-
-        Returns:
-            For each key the names of pools, and n of bool: whether that was remembered.
-
-        Raises:
-            Unavailable: the directory is away.
-        """
-        now = time.monotonic()
-        pools: Holders = []
-        is_remembered: list[bool] = []
-        asked: list[int] = []
-        unknown: list[bytes] = []
-        with self._lock:
-            for i, word in enumerate(words_of(keys)):
-                names, until = NOWHERE if anew else self._found.get(word, NOWHERE)
-                pools.append(names)
-                is_remembered.append(now < until)
-                if now >= until:
-                    asked.append(i)
-                    unknown.append(word)
-        for first in range(0, len(asked), MAX_KEYS):
-            part = asked[first : first + MAX_KEYS]
-            answers = self._directory.holders(keys[part])
-            for i, names in zip(part, answers, strict=True):
-                pools[i] = names
-            self._keep(unknown[first : first + MAX_KEYS], answers)
-        return pools, is_remembered
-
-    def knows_any(self, keys: np.ndarray) -> bool:
-        """Whether it is remembered of any object that a pool has it."""
-        now = time.monotonic()
-        with self._lock:
-            for word in words_of(keys):
-                if now < self._found.get(word, NOWHERE)[1]:
-                    return True
-        return False
-
-    def remember(self, keys: np.ndarray, pools: Holders) -> None:
-        """Remember where objects are; objects without a location are forgotten."""
-        self._keep(words_of(keys), pools)
-
-    def forget_pool(self, pool: str) -> None:
-        """Forget all that a pool was said to have."""
-        with self._lock:
-            gone = [word for word, (names, _) in self._found.items() if pool in names]
-            for word in gone:
-                del self._found[word]
-
-    def forget(self, keys: np.ndarray) -> None:
-        with self._lock:
-            for word in words_of(keys):
-                self._found.pop(word, None)
-
-    def _keep(self, words: Sequence[bytes], pools: Holders) -> None:
-        until = time.monotonic() + self._valid_s
-        with self._lock:
-            for word, names in zip(words, pools, strict=True):
-                self._found.pop(word, None)
-                if names:
-                    self._found[word] = (names, until)
-            while len(self._found) > MAX_REMEMBERED:
-                self._found.popitem(last=False)
 
 
 class Reads:
