@@ -11,8 +11,7 @@ Needs the packages of the extra ``store``. docs/store/admin.md has all routes.
 from mooncake_kernels.extras import needed_from
 
 with needed_from("store", __name__):
-    from .cluster import Cluster, Draining
-    from .node_cluster import NodeCluster
+    from .cluster import Cluster, Draining, NodeCluster
     from .server import AdminServer, make_app
 
 __all__ = ["AdminServer", "Cluster", "Draining", "NodeCluster", "make_app"]

@@ -1,19 +1,24 @@
-"""Routes of a cluster: its members, and draining one of them."""
+"""What the routes need from a cluster, and that of a node of this process."""
 
-import dataclasses
+import logging
+import threading
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Annotated, Literal, Protocol, runtime_checkable
+from dataclasses import dataclass, replace
+from typing import Literal, Protocol, runtime_checkable
 
-from fastapi import APIRouter, HTTPException, Query, Response
+import numpy as np
 
+from mooncake_kernels.closeable import Closeable
+from mooncake_kernels.errors import InvalidArgument, Unavailable, shown
 from mooncake_kernels.pool import Key
 
+from ..cluster import Node
 from ..directory import Member
-from .models import DrainProgress, DrainRequest, MemberEntry, NotHere, PoolEntry
+from ..replication.draining import DrainResult, drain
+
+logger = logging.getLogger(__name__)
 
 DrainState = Literal["idle", "draining", "left", "failed"]
-NO_DIRECTORY = "this store has no directory: it is of one host"
 
 
 @dataclass(frozen=True)
@@ -78,81 +83,143 @@ class Cluster(Protocol):
         """Progress of this node."""
 
 
-def cluster_routes(cluster: Cluster | None) -> APIRouter:
-    """Make ``/members`` and ``/drain``, which answer 501 without a cluster."""
-    routes = APIRouter(tags=["cluster"])
+class NodeCluster(Closeable):
+    """The cluster of a node, for ``make_app``. A context manager.
 
-    @routes.get("/members", summary="List the members that live")
-    def members() -> list[MemberEntry]:
-        return [
-            MemberEntry(
-                name=member.name,
-                host=member.host,
-                pool=member.pool,
-                capacity_bytes=member.capacity_bytes,
-                free_bytes=member.free_bytes,
-                is_draining=member.is_draining,
+    Args:
+        node: whose pool is that of the app's store; the caller owns it and closes it after this
+            object. A node that was drained closes itself.
+
+    Raises:
+        InvalidArgument: it is no node.
+    """
+
+    def __init__(self, node: Node):
+        if not isinstance(node, Node):
+            raise InvalidArgument(f"NodeCluster: node must be a Node, got {shown(node)}")
+        self._node = node
+        self._lock = threading.Lock()
+        self._thread: threading.Thread | None = None
+        self._stop = threading.Event()  # of the drain that runs
+        self._is_draining = self._is_cancelled = self._is_closed = False
+        self._is_wanted_again = False  # while a cancelled drain ends
+        self._leave_disk = False  # of the drain that runs, or is wanted
+        self._drained = DrainResult()
+        self._error: str | None = None
+
+    def members(self) -> Sequence[Member]:
+        if not self._drained.has_left:
+            return self._node.members()
+        # The node, which has left, is not notified of changes any more.
+        return sorted(self._node.directory.members(), key=lambda member: member.name)
+
+    def own_name(self) -> str:
+        return self._node.name
+
+    def own_pool(self) -> str:
+        return self._node.pool_name
+
+    def withdraw(self, key: Key) -> None:
+        self._node.entries.withdraw(np.array([key], np.uint64))
+
+    def drain(self, name: str, *, leave_disk: bool = False) -> None:
+        """Start draining the node in a thread; do nothing if it is draining or was drained.
+
+        A drain that was cancelled and has not ended yet is followed by another one. So is one that
+        treats the disk otherwise, which ends after its current batch.
+        """
+        self._check_own(name)
+        with self._lock:
+            if self._is_closed or self._drained.has_left:
+                return
+            if self._is_draining and leave_disk != self._leave_disk:
+                self._stop.set()
+                self._is_cancelled = True
+            self._leave_disk = leave_disk
+            if self._is_draining:
+                self._is_wanted_again = self._is_cancelled
+            else:
+                self._begin()
+
+    def cancel_drain(self, name: str) -> None:
+        """Have the node accept objects again: at once, or when the current batch is done."""
+        self._check_own(name)
+        with self._lock:
+            if self._drained.has_left:
+                raise NotImplementedError(f"{name} has left: its process must be started again")
+            self._stop.set()
+            self._is_cancelled, self._is_wanted_again = True, False
+            if not self._is_draining:
+                self._accept()
+
+    def draining(self) -> Draining:
+        with self._lock:
+            drained = self._drained
+            return Draining(
+                self._state(),
+                drained.num_moved,
+                drained.num_left,
+                len(drained.failed),
+                self._error,
+                not self._drained.has_left and not self._node.is_draining,
+                drained.num_on_disk,
+                drained.num_gone,
             )
-            for member in _known(cluster).members()
-        ]
 
-    @routes.post("/drain", status_code=202, summary="Move what a member has elsewhere")
-    def drain(request: DrainRequest) -> Response:
-        known = _known(cluster)
-        _check_member(known, request.node)
-        try:
-            known.drain(request.node, leave_disk=request.leave_disk)
-        except NotImplementedError as reason:
-            raise NotHere(str(reason)) from None
-        return Response(status_code=202)
+    def close(self) -> None:
+        """Stop draining after the current batch; draining can be resumed later. Idempotent."""
+        with self._lock:
+            self._is_closed = True
+            self._stop.set()
+        if self._thread is not None:  # no other begins now
+            self._thread.join()
 
-    @routes.delete("/drain", status_code=202, summary="Let a member stay, with what it still has")
-    def cancel_drain(node: Annotated[str, Query(min_length=1)]) -> Response:
-        known = _known(cluster)
-        _check_member(known, node)
-        try:
-            known.cancel_drain(node)
-        except NotImplementedError as reason:
-            raise NotHere(str(reason)) from None
-        return Response(status_code=202)
+    def _state(self) -> DrainState:
+        if self._drained.has_left:
+            return "left"
+        if self._is_draining:
+            return "draining"
+        return "failed" if self._error is not None or self._drained.failed else "idle"
 
-    @routes.get("/drain", summary="Tell how far this node is")
-    def draining() -> DrainProgress:
-        return DrainProgress(**dataclasses.asdict(_known(cluster).draining()))
+    def _check_own(self, name: str) -> None:
+        if name != self._node.name:
+            raise NotImplementedError(f"only {name} itself can do that: ask its admin server")
 
-    return routes
-
-
-def pools_elsewhere(cluster: Cluster) -> list[PoolEntry]:
-    """Entries of the other pools, as their members last reported."""
-    own = cluster.own_pool()
-    by_name = {member.pool: member for member in cluster.members() if member.pool not in ("", own)}
-    return [
-        PoolEntry(
-            pool=name,
-            host=member.host,
-            capacity_bytes=member.capacity_bytes,
-            free_bytes=member.free_bytes,
-            largest_free_bytes=None,
-            num_free_spans=None,
-            fragmentation=None,
-            num_objects=None,
-            num_pins=None,
-            num_processes=None,
-            ssd=None,
+    def _begin(self) -> None:
+        self._stop = threading.Event()
+        self._is_cancelled = self._is_wanted_again = False
+        self._drained, self._error = DrainResult(), None
+        self._thread = threading.Thread(
+            target=self._drain,
+            args=(self._leave_disk, self._stop),
+            name="store-drain",
+            daemon=True,
         )
-        for name, member in sorted(by_name.items())
-    ]
+        self._thread.start()
+        self._is_draining = True
 
+    def _drain(self, leave_disk: bool, stop: threading.Event) -> None:
+        try:
+            drained = drain(self._node, leave_disk=leave_disk, on_progress=self._note, stop=stop)
+            self._note(drained)
+        except Exception as error:  # whatever it is, it is reported to whoever asks
+            logger.warning("%s was not drained", self._node.name, exc_info=True)
+            self._error = str(error) or type(error).__name__
+        finally:
+            with self._lock:
+                self._is_draining = False
+                if self._is_cancelled and not self._drained.has_left:
+                    if self._is_wanted_again and not self._is_closed:
+                        self._begin()
+                    else:
+                        self._accept()
 
-def _check_member(cluster: Cluster, name: str) -> None:
-    if name == cluster.own_name():  # without asking the directory, which may not answer
-        return
-    if name not in [member.name for member in cluster.members()]:
-        raise HTTPException(404, f"there is no member {name}")
+    def _accept(self) -> None:
+        self._drained, self._error = replace(self._drained, failed={}), None
+        try:
+            self._node.set_draining(False)
+        except Unavailable as error:
+            logger.warning("%s tells the directory later that it stays: %s", self._node.name, error)
 
-
-def _known(cluster: Cluster | None) -> Cluster:
-    if cluster is None:
-        raise NotHere(NO_DIRECTORY)
-    return cluster
+    def _note(self, drained: DrainResult) -> None:
+        self._drained = drained

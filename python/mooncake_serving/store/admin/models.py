@@ -115,10 +115,6 @@ class DrainRequest(BaseModel):
     ] = False
 
 
-class NotHere(Exception):
-    """The request needs something that this store does not have; the message says what."""
-
-
 def add_error_handlers(app: FastAPI) -> None:
     """Make the app answer errors as ``models.ErrorAnswer``."""
 
@@ -138,8 +134,8 @@ def add_error_handlers(app: FastAPI) -> None:
     def unavailable(_: Request, error: Exception) -> JSONResponse:
         return problem(503, str(error))
 
-    @app.exception_handler(NotHere)
-    def not_here(_: Request, error: NotHere) -> JSONResponse:
+    @app.exception_handler(NotImplementedError)  # of a cluster, or for want of one
+    def impossible(_: Request, error: NotImplementedError) -> JSONResponse:
         return problem(501, str(error))
 
     @app.exception_handler(HTTPException)

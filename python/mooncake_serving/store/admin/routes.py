@@ -1,5 +1,6 @@
-"""Routes of objects, of pools, and of the server itself."""
+"""Routes of objects, of pools, of the server itself, and of a cluster."""
 
+import dataclasses
 from typing import Annotated
 
 from fastapi import APIRouter, HTTPException, Query, Response
@@ -11,12 +12,15 @@ from ..metrics import StoreCollector
 from ..object_list import ListedObject, find_object, list_objects
 from ..store import Store
 from ..tiered import TieredStore
-from .cluster import Cluster, pools_elsewhere
+from .cluster import Cluster
 from .models import (
+    DrainProgress,
+    DrainRequest,
     Evictions,
     EvictRequest,
     Health,
     KeyText,
+    MemberEntry,
     ObjectEntry,
     ObjectPage,
     PoolEntry,
@@ -99,7 +103,7 @@ def pool_routes(store: Store, cluster: Cluster | None) -> APIRouter:
 
     @routes.get("/pools", summary="List pools, this one first: capacity, room, fragmentation")
     def pools() -> list[PoolEntry]:
-        others = [] if cluster is None else pools_elsewhere(cluster)
+        others = [] if cluster is None else _pools_elsewhere(cluster)
         return [_pool_entry(store), *others]
 
     @routes.post("/evict", summary="Make room in this pool by the store's policy")
@@ -138,3 +142,68 @@ def _ssd_entry(store: TieredStore) -> SsdEntry:
         is_writable=stats.is_writable,
         error=stats.error,
     )
+
+
+def cluster_routes(cluster: Cluster | None) -> APIRouter:
+    """Make ``/members`` and ``/drain``, which answer 501 without a cluster."""
+    routes = APIRouter(tags=["cluster"])
+
+    @routes.get("/members", summary="List the members that live")
+    def members() -> list[MemberEntry]:
+        names = MemberEntry.model_fields
+        return [
+            MemberEntry(**{name: getattr(member, name) for name in names})
+            for member in _known(cluster).members()
+        ]
+
+    @routes.post("/drain", status_code=202, summary="Move what a member has elsewhere")
+    def drain(request: DrainRequest) -> Response:
+        known = _known(cluster)
+        _check_member(known, request.node)
+        known.drain(request.node, leave_disk=request.leave_disk)
+        return Response(status_code=202)
+
+    @routes.delete("/drain", status_code=202, summary="Let a member stay, with what it still has")
+    def cancel_drain(node: Annotated[str, Query(min_length=1)]) -> Response:
+        known = _known(cluster)
+        _check_member(known, node)
+        known.cancel_drain(node)
+        return Response(status_code=202)
+
+    @routes.get("/drain", summary="Tell how far this node is")
+    def draining() -> DrainProgress:
+        return DrainProgress(**dataclasses.asdict(_known(cluster).draining()))
+
+    return routes
+
+
+def _pools_elsewhere(cluster: Cluster) -> list[PoolEntry]:
+    """Entries of the other pools, as their members last reported."""
+    own = cluster.own_pool()
+    by_name = {member.pool: member for member in cluster.members() if member.pool not in ("", own)}
+    unknown = dict.fromkeys(PoolEntry.model_fields)
+    return [
+        PoolEntry.model_validate(
+            {
+                **unknown,
+                "pool": name,
+                "host": member.host,
+                "capacity_bytes": member.capacity_bytes,
+                "free_bytes": member.free_bytes,
+            }
+        )
+        for name, member in sorted(by_name.items())
+    ]
+
+
+def _check_member(cluster: Cluster, name: str) -> None:
+    if name == cluster.own_name():  # without asking the directory, which may not answer
+        return
+    if name not in [member.name for member in cluster.members()]:
+        raise HTTPException(404, f"there is no member {name}")
+
+
+def _known(cluster: Cluster | None) -> Cluster:
+    if cluster is None:
+        raise NotImplementedError("this store has no directory: it is of one host")
+    return cluster

@@ -23,9 +23,9 @@ from mooncake_kernels.http_server import (
 )
 
 from ..store import Store
-from .cluster import Cluster, cluster_routes
+from .cluster import Cluster
 from .models import ErrorAnswer, add_error_handlers
-from .routes import object_routes, pool_routes
+from .routes import cluster_routes, object_routes, pool_routes
 from .security import MAX_BODY_BYTES, BodyLimit, HostCheck, TokenCheck, check_token
 
 DESCRIPTION = "Look at a store of KV objects, and after it. Keys are those of the pool."
