@@ -182,6 +182,41 @@ def copy_from_host(source: Any, buffers: Sequence[Any]) -> None:
     _host.scatter(place_of(held), [place_of(target) for target in targets])
 
 
+class BounceBuffers:
+    """Buffers in host memory, for data from a disk or a connection: those that were given, or
+    stand-ins for those on GPUs.
+
+    Attributes:
+        buffers: as many as were given, of the same sizes.
+    """
+
+    def __init__(self, given: Sequence[Buffer]):
+        self._given = given
+        self.buffers = given
+        for buffer in given:
+            if not buffer.is_host:
+                self.buffers = [_on_host(other) for other in given]
+                break
+
+    def deliver(self, num_bytes: int) -> None:
+        """Copy this many bytes, from the first buffer on, to their destination.
+
+        Raises:
+            Unavailable, CudaError: of the driver.
+        """
+        if self.buffers is self._given:
+            return
+        for given, bounced in zip(self._given, self.buffers, strict=True):
+            size = min(bounced.num_bytes, num_bytes)
+            if bounced is not given:
+                copy_from_host(bounced.owner[:size], [given])
+            num_bytes -= size
+
+
+def _on_host(buffer: Buffer) -> Buffer:
+    return buffer if buffer.is_host else as_buffer(np.empty(buffer.num_bytes, np.uint8))
+
+
 def place_of(buffer: Buffer) -> tuple[int, int, int, int]:
     """Return address, size, GPU (-1: host memory), and the stream in which that GPU copies it: the
     current one of the array's library, or torch's, or the legacy default stream (0).

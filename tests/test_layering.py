@@ -29,7 +29,7 @@ TRANSFER = "base memory wire net request gpu channel tcp local file shm rdma ser
 TRANSFER_RANK = {folder: rank for rank, folder in enumerate(TRANSFER.split())}
 # The parts of python/mooncake_serving/store, each of which imports only itself and those before it.
 STORE = """
-    keyspace bounce_buffer checks ssd directory object_list eviction quotas watermark store tiered
+    keyspace checks ssd directory object_list eviction quotas watermark store tiered
     cluster metrics events replication admin cli
 """
 STORE_RANK = {part: rank for rank, part in enumerate(STORE.split())}

@@ -126,14 +126,8 @@ class Store(Closeable):
         **options: Any,
     ) -> "Store":
         """Make the pool too, see ``ObjectPool.create``; other processes call ``Store.open``."""
-        pool = ObjectPool.create(capacity_bytes, path, device=device, group=group)
-        try:
-            return cls(pool, **options)
-        except BaseException:
-            pool.close()
-            if path is not None:
-                os.unlink(path)
-            raise
+        create = partial(ObjectPool.create, capacity_bytes, path, device=device, group=group)
+        return cls._on(create, options, new_path=path)
 
     @classmethod
     def open(
@@ -145,11 +139,18 @@ class Store(Closeable):
         **options: Any,
     ) -> "Store":
         """Open a pool that another process of this host has made, see ``ObjectPool.open``."""
-        pool = ObjectPool.open(path, owner=owner, group=group)
+        return cls._on(partial(ObjectPool.open, path, owner=owner, group=group), options)
+
+    @classmethod
+    def _on(cls, make: Callable[[], ObjectPool], options: Any, new_path: Any = None) -> "Store":
+        """Make a pool, and the store; if that fails, the pool is closed, and a new file removed."""
+        pool = make()
         try:
             return cls(pool, **options)
         except BaseException:
             pool.close()
+            if new_path is not None:
+                os.unlink(new_path)
             raise
 
     def get(self, key: StoreKey) -> bytes | None:

@@ -7,12 +7,11 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from mooncake_kernels.buffers import HOST, Buffer, as_buffer, as_writable
+from mooncake_kernels.buffers import HOST, BounceBuffers, Buffer, as_buffer, as_writable
 from mooncake_kernels.errors import InvalidArgument
 from mooncake_kernels.pool import Key, ObjectPut, PutResult, checksum_of
 from mooncake_kernels.transfer import WHOLE
 
-from ..bounce_buffer import BounceBuffers
 from ..checks import check_number
 from ..store import Store
 from .directory_entries import CopyMarks, DirectoryEntries

@@ -2,7 +2,6 @@
 
 import contextlib
 import fcntl
-import operator
 import os
 import struct
 import weakref
@@ -12,7 +11,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from mooncake_kernels.buffers import as_buffer, copy_from_host
+from mooncake_kernels.buffers import BounceBuffers, as_buffer, copy_from_host
 from mooncake_kernels.errors import ChecksumError, InvalidArgument, Unavailable
 from mooncake_kernels.pool import (
     Key,
@@ -20,9 +19,9 @@ from mooncake_kernels.pool import (
     ObjectPut,
     PinnedObject,
     PutResult,
+    as_key,
 )
 
-from ..bounce_buffer import BounceBuffers
 from ..checks import check_pool
 from ..eviction import EvictionPolicy
 from ..eviction.room import Room
@@ -149,29 +148,9 @@ class TieredStore(Store):
             undo.pop_all()
 
     @classmethod
-    def create(
-        cls,
-        capacity_bytes: int,
-        path: str | os.PathLike[str] | None = None,
-        *,
-        device: int | None = None,
-        group: int | str | None = None,
-        **options: Any,
-    ) -> Store:
+    def _on(cls, make: Callable[[], ObjectPool], options: Any, new_path: Any = None) -> Store:
         with _closed_on_failure(options.get("tier")):
-            return super().create(capacity_bytes, path, device=device, group=group, **options)
-
-    @classmethod
-    def open(
-        cls,
-        path: str | os.PathLike[str],
-        *,
-        owner: int | str | None = None,
-        group: int | str | None = None,
-        **options: Any,
-    ) -> Store:
-        with _closed_on_failure(options.get("tier")):
-            return super().open(path, owner=owner, group=group, **options)
+            return super()._on(make, options, new_path)
 
     def _make_room(self, eviction: EvictionPolicy, at_least: int) -> Room:
         # The queue must have room for what is evicted at once.
@@ -498,15 +477,7 @@ def _closed_on_failure(tier: Any) -> Iterator[None]:
 
 def _words(op: str, key: Key) -> np.ndarray:
     """``[1, 2]`` of a key, which may be invalid."""
-    try:
-        words = [operator.index(word) for word in key]
-    except TypeError:
-        words = []
-    if len(words) != 2 or not all(0 <= word < 1 << 64 for word in words):
-        raise InvalidArgument(
-            f"{op}: key must be two integers from 0 to 2**64 - 1, got {key!r:.100}"
-        )
-    return np.array([words], np.uint64)
+    return np.array([as_key(op, key)], np.uint64)
 
 
 def _damaged(words: np.ndarray) -> ChecksumError:
