@@ -5,7 +5,7 @@ import pytest
 from mooncake_kernels.errors import Unavailable
 from mooncake_kernels.pool import PutResult
 from mooncake_serving.store import Store
-from mooncake_serving.store.cluster.destinations import GONE
+from mooncake_serving.store.cluster.copies import GONE
 from mooncake_serving.store.directory import Published
 from mooncake_serving.store.replication.replicate import copy_to
 from mooncake_serving.store.replication.replicator import Replicator

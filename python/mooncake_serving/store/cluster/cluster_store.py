@@ -1,5 +1,6 @@
 """The store over all hosts: the calls of ``Store``, which look in the local pool first."""
 
+import logging
 import math
 import random
 import time
@@ -24,6 +25,7 @@ from ..checks import (
 from ..directory import Member
 from ..keyspace import Keyspace, StoreKey, StoreKeys
 from ..store import ABSENT, DAMAGED, Store
+from .copies import Copies
 from .destinations import BufferDestination, BytesDestination, Destination, Outcome
 from .hot_keys import HotKeys
 from .membership import check_preferred
@@ -31,6 +33,8 @@ from .node import Node
 from .put import ClusterPut
 from .put_batch import PutBatch, prompt_options
 from .writes import Writes
+
+logger = logging.getLogger(__name__)
 
 TOO_SMALL = -2  # of ObjectPool.get_into_each
 PAUSE_S = 0.001  # between looks while another process of this host brings an object here
@@ -211,7 +215,7 @@ class ClusterStore(Closeable):
                 finish, or the directory does not answer.
             ChecksumError: as in ``get``.
         """
-        store = self._own_pool("view")
+        store, copies = self._own_pool("view")
         until = time.monotonic() + self._wait_s
         words = self._keyspace.row(key, "view")
         was_only_on_disk = False
@@ -223,7 +227,7 @@ class ClusterStore(Closeable):
             except ChecksumError:
                 is_damaged = True
                 self._withdraw(key)
-            [result], [outcome] = self._reads.fetch(words, verify=random.random() < self._verify)
+            [result], [outcome] = copies.fetch(words, verify=random.random() < self._verify)
             if result is None:
                 if is_damaged or outcome is Outcome.DAMAGED:
                     raise _damaged("view", words[0])
@@ -252,9 +256,9 @@ class ClusterStore(Closeable):
             InvalidArgument: the node has no pool.
             Unavailable: the directory does not answer, and some objects are not here.
         """
-        self._own_pool("fetch")
+        _, copies = self._own_pool("fetch")
         words = self._keyspace.keys(keys, "fetch")
-        return self._reads.fetch(words, verify=random.random() < self._verify)[0]
+        return copies.fetch(words, verify=random.random() < self._verify)[0]
 
     def exists(self, key: StoreKey) -> bool:
         """Tell whether any pool has an object, as far as the directory knows."""
@@ -294,10 +298,12 @@ class ClusterStore(Closeable):
         Raises:
             Unavailable: the directory does not answer.
         """
-        hot = None if self._hot is None or self.node.is_draining else self._hot
-        return self._reads.read_each(
-            words, destinations, verify=random.random() < self._verify, hot=hot
-        )
+        verify = random.random() < self._verify
+        outcomes = self._reads.read_each(words, destinations, verify=verify)
+        if self._hot is not None and self.node.copies is not None and not self.node.is_draining:
+            read = words[[i for i, outcome in enumerate(outcomes) if outcome is Outcome.DONE]]
+            self._copy_hot(self._hot, self.node.copies, read, verify)
+        return outcomes
 
     def put(
         self,
@@ -554,10 +560,20 @@ class ClusterStore(Closeable):
         """Close the node, see there. Idempotent."""
         self.node.close()
 
-    def _own_pool(self, op: str) -> Store:
-        if self._store is None:
+    def _own_pool(self, op: str) -> tuple[Store, Copies]:
+        if self._store is None or self.node.copies is None:
             raise InvalidArgument(f"{op}: node must have a pool, got {self.node.name} without")
-        return self._store
+        return self._store, self.node.copies
+
+    def _copy_hot(self, hot: HotKeys, copies: Copies, read: np.ndarray, verify: bool) -> None:
+        """Count reads of ``[n, 2]`` objects of other pools; copy here what is read repeatedly."""
+        try:
+            pools, _ = self.node.locations.find(read)
+            chosen = hot.read(read, np.array([len(names) for names in pools]))
+            if chosen.any():
+                copies.fetch(read[chosen], verify=verify)
+        except Unavailable as error:  # the requested objects have been read
+            logger.info("hot objects are not copied here: %s", error)
 
     def _get_here(self, key: StoreKey) -> tuple[bytes | None, bool]:
         """Return the local object, and whether it was damaged and is now removed."""

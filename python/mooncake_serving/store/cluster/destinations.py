@@ -1,7 +1,6 @@
 """Destinations of an object that is read from another node."""
 
 import enum
-import logging
 from collections.abc import Sequence
 from typing import Any, Protocol
 
@@ -9,19 +8,11 @@ import numpy as np
 
 from mooncake_kernels.buffers import HOST, BounceBuffers, Buffer, as_buffer, as_writable
 from mooncake_kernels.errors import InvalidArgument
-from mooncake_kernels.pool import Key, ObjectPut, PutResult, checksum_of
 from mooncake_kernels.transfer import WHOLE
 
 from ..checks import check_number
-from ..store import Store
-from .directory_entries import CopyMarks, DirectoryEntries
-from .put_batch import HARD, PUT_OPTIONS, put_arguments
 
 ANY_SIZE = (1 << 64) - 1
-DEFAULT_OPTIONS: np.void = np.zeros(1, PUT_OPTIONS)[0]
-logger = logging.getLogger(__name__)
-
-GONE = "it was removed meanwhile"
 
 
 class Outcome(enum.Enum):
@@ -178,97 +169,6 @@ class BytesDestination(Destination):
         return self._array.tobytes()
 
 
-class PoolDestination(Destination):
-    """This node's pool: room is made there as for any put.
-
-    Args:
-        store: of the pool.
-        key: in it.
-        copies: where it is marked, unless it is a put.
-        options: a row of ``PUT_OPTIONS``: how it is kept.
-
-    Attributes:
-        result: of the put; None while there is none.
-    """
-
-    was_compared = False
-    places: Places | None = None
-
-    def __init__(
-        self,
-        store: Store,
-        key: Key,
-        copies: CopyMarks | None = None,
-        options: np.void = DEFAULT_OPTIONS,
-    ):
-        self._store = store
-        self._key = key
-        self._copies = copies
-        self._options = options
-        self._put: ObjectPut | None = None
-        self._stored_id = 0
-        self.wanted = WHOLE, store.pool.capacity_bytes
-        self.location = store.pool.buffer.location
-        self.result: PutResult | None = None
-
-    def open(self, num_bytes: int) -> Places | None:
-        if num_bytes > self._store.pool.capacity_bytes:
-            self.result = PutResult.FULL
-            return None
-        begun = self._store.begin_key(self._key, num_bytes, **put_arguments(self._options))
-        if begun is PutResult.EXISTS:
-            self.exists()
-            return None
-        if isinstance(begun, PutResult):
-            self.result = begun
-            return None
-        self._put = begun
-        if self._copies is not None:
-            self._copies.begin(begun.id)
-        return [(begun.buffer.address, num_bytes)] if num_bytes else []
-
-    def exists(self) -> None:
-        """Take the object for the one that is there already. A copy of one that is never evicted
-        makes that one so, too: the other may go in its favour.
-        """
-        self.result = PutResult.EXISTS
-        if self._copies is not None and self._options["retention"] == HARD:
-            self._store.pool.retain(self._key, "hard")
-
-    def checksum(self) -> int:
-        """Checksum of the bytes, before they are committed."""
-        return checksum_of() if self._put is None else checksum_of(self._put.buffer)
-
-    def commit(self) -> None:
-        if self._put is not None:
-            try:
-                self._put.commit()
-            except BaseException:
-                self.abort()
-                raise
-            if self._copies is not None:
-                self._copies.commit(self._put.id)
-            self.result = PutResult.STORED
-            self._stored_id, self._put = self._put.id, None
-
-    def retract(self) -> None:
-        """Remove what was committed, if it is still there; then there is no result."""
-        self.result = None
-        if self._stored_id:
-            self._store.remove_exactly(self._key, self._stored_id)
-            self._unmark(self._stored_id)
-
-    def abort(self) -> None:
-        put, self._put = self._put, None
-        if put is not None:
-            self._unmark(put.id)  # it never becomes visible
-            put.abort()
-
-    def _unmark(self, object_id: int) -> None:
-        if self._copies is not None:
-            self._copies.end(np.array([object_id], np.uint64))
-
-
 def first_bytes(places: Places, num_bytes: int) -> Places:
     """The first bytes of memory."""
     first: Places = []
@@ -277,34 +177,3 @@ def first_bytes(places: Places, num_bytes: int) -> Places:
             first.append((address, part))
             num_bytes -= part
     return first
-
-
-def keep_copies(
-    store: Store,
-    entries: DirectoryEntries,
-    keys: np.ndarray,
-    destinations: Sequence[PoolDestination],
-) -> list[int]:
-    """Publish those of n objects read into the pool that are still here, with its ``copies``.
-
-    Objects that were removed meanwhile are taken back, and then have no result.
-
-    Returns:
-        Which are still here.
-    """
-    is_new = np.array(
-        [destination.result is PutResult.STORED for destination in destinations], bool
-    )
-    is_old = np.array(
-        [destination.result is PutResult.EXISTS for destination in destinations], bool
-    )
-    store.age_tail_first(keys[is_new])
-    here = np.flatnonzero(is_new | is_old)
-    gone = here[~entries.publish_copies(keys[here])].tolist()
-    for i in gone:
-        try:
-            destinations[i].retract()
-        except OSError as error:  # a stopped process holds the pool; the next look does it
-            logger.warning("what was removed is still here: %s", error)
-            entries.is_stale = True
-    return gone

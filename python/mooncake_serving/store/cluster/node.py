@@ -20,6 +20,7 @@ from ...rpc import Peers
 from ..directory import Directory, Member
 from ..store import Store
 from .claims import Admission, Claims
+from .copies import Copies
 from .directory_entries import DirectoryEntries, Locations
 from .membership import CachedStats, Lives, Membership, PeerBackoff, host_name, pool_name
 from .memory import Offers, RegisteredMemory
@@ -28,7 +29,6 @@ from .node_client import NodeClient
 from .node_server import Handler, NodeServer, PoolHandler, PoolService
 from .pinned_reads import PinnedReads
 from .pins import Pins
-from .pulls import Puller
 from .reads import Reads
 
 logger = logging.getLogger(__name__)
@@ -82,6 +82,7 @@ class Node(Closeable):
         claims: which objects this node may write.
         memory: what is registered with the engine.
         reads: of objects of other pools.
+        copies: of such objects in the pool; None: there is no pool.
 
     Raises:
         InvalidArgument: an argument is wrong, or the engine has a node, or has registered the pool.
@@ -175,6 +176,7 @@ class Node(Closeable):
         )
         opened.callback(self.reads.close)
         self._stats: CachedStats | None = None
+        self.copies: Copies | None = None
         self._pins: Pins | None = None
         self._served: PoolService | None = None
         handler = None if store is None else self._make_handler(opened, store)
@@ -310,10 +312,11 @@ class Node(Closeable):
                 self._engine, store, lambda: self.directory.publisher(self.pool_name)
             )
             opened.callback(self._served.close)
-        puller = Puller(
+        self.copies = Copies(
             store,
             self.admission,
             self.entries,
+            self.locations,
             self.reads,
             self._rpc,
             self._peers,
@@ -321,7 +324,7 @@ class Node(Closeable):
             self.member,
             self._answer_s,
         )
-        return PoolHandler(store, self.entries, self._pins, puller)
+        return PoolHandler(store, self.entries, self._pins, self.copies)
 
     def _look(self) -> None:
         if self._served is not None and self._served.look():

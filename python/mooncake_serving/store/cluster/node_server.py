@@ -13,6 +13,7 @@ from mooncake_kernels.transfer import RedisPublisher, TransferEngine
 from ...rpc import Receiver, Refused
 from ..checks import RETENTIONS
 from ..store import Store
+from .copies import Copies
 from .directory_entries import DirectoryEntries
 from .memory import Offers
 from .messages import (
@@ -37,7 +38,6 @@ from .messages import (
     reason_of,
 )
 from .pins import Pins
-from .pulls import Puller
 
 logger = logging.getLogger(__name__)
 
@@ -54,13 +54,13 @@ class PoolHandler:
         store: of the pool.
         entries: the pool's entries in the directory.
         pins: what others are reading.
-        puller: takes copies.
+        copies: takes them.
     """
 
-    def __init__(self, store: Store, entries: DirectoryEntries, pins: Pins, puller: Puller):
+    def __init__(self, store: Store, entries: DirectoryEntries, pins: Pins, copies: Copies):
         self._store = store
         self._entries = entries
-        self._puller = puller
+        self._copies = copies
         self.pins = pins
 
     def pin(self, sender: str, request: Pin) -> Pinned:
@@ -91,7 +91,7 @@ class PoolHandler:
         if isinstance(request, Pin):
             return self.pin(sender, request)
         if isinstance(request, Pull):
-            return self._puller.pull(sender, request)
+            return self._copies.pull(sender, request)
         if isinstance(request, Drop):
             return self.drop(request)
         if isinstance(request, Retain):

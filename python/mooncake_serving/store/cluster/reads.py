@@ -11,7 +11,6 @@ import numpy as np
 
 from mooncake_kernels.buffers import HOST, as_buffer, copy_to_host
 from mooncake_kernels.errors import ChecksumError, TransferError, Unavailable
-from mooncake_kernels.pool import PutResult
 from mooncake_kernels.transfer import MAX_RPC_KEYS, WHOLE, ObjectStatus, Peer
 from mooncake_kernels.transfer.objects import read_checked, read_into_checked
 
@@ -22,11 +21,8 @@ from .destinations import (
     Destination,
     Outcome,
     Places,
-    PoolDestination,
-    keep_copies,
 )
 from .directory_entries import DirectoryEntries, Locations
-from .hot_keys import HotKeys
 from .membership import Membership, PeerBackoff
 from .node_client import NodeClient
 from .pinned_reads import PinnedReads
@@ -144,34 +140,6 @@ class Reads:
             count += len(pools)
         return count
 
-    def fetch(
-        self, words: np.ndarray, *, verify: bool = True
-    ) -> tuple[list[PutResult | None], list[Outcome]]:
-        """Copy objects from other pools into this node's, which it must have, and publish them.
-
-        Returns:
-            For each ``[n, 2]`` key the result, see ``ClusterStore.fetch``, and that of its read.
-
-        Raises:
-            Unavailable: the directory does not answer, and some objects are not here.
-        """
-        store = self._store
-        assert store is not None
-        results: list[PutResult | None] = [PutResult.EXISTS] * len(words)
-        outcomes = [DONE] * len(words)
-        missing = np.flatnonzero(~self.are_here(words))
-        copies = self._entries.copies
-        destinations = [
-            PoolDestination(store, tuple(word), copies) for word in words[missing].tolist()
-        ]
-        pools, _ = self._locations.find(words[missing], anew=True)
-        read = self.read_each(words[missing], destinations, pools, verify=verify)
-        for gone in keep_copies(store, self._entries, words[missing], destinations):
-            read[gone] = ABSENT
-        for i, destination, outcome in zip(missing, destinations, read, strict=True):
-            results[i], outcomes[i] = destination.result, outcome
-        return results, outcomes
-
     def read_each(
         self,
         words: np.ndarray,
@@ -179,7 +147,6 @@ class Reads:
         pools: Holders | None = None,
         *,
         verify: bool = True,
-        hot: HotKeys | None = None,
     ) -> list[Outcome]:
         """Read objects of other pools.
 
@@ -188,7 +155,6 @@ class Reads:
             destinations: n destinations; the caller calls ``deliver``.
             pools: where they are, as the directory has just answered; None: to be found out.
             verify: whether what has arrived is compared with its checksum.
-            hot: chooses what is copied into this node's pool, since it is read repeatedly.
 
         Returns:
             For each: ``DONE``; ``NOT_TAKEN`` by its destination; ``DAMAGED``: every copy is;
@@ -207,8 +173,6 @@ class Reads:
         outcomes = self.read_from(words, destinations, pools, verify=verify)
         if outcomes.count(DONE) < len(outcomes):
             self._read_missing(words, destinations, pools, is_remembered, outcomes, verify)
-        if hot is not None and self._store is not None:
-            self._count_reads(hot, words, pools, outcomes, verify)
         return outcomes
 
     def read_from(
@@ -496,23 +460,6 @@ class Reads:
                 outcomes[i] = ABSENT
                 if names and self._store is not None:
                     outcomes[i] = _read_here(self._store, words[i], destinations[i], verify)
-
-    def _count_reads(
-        self,
-        hot: HotKeys,
-        words: np.ndarray,
-        pools: Holders,
-        outcomes: Sequence[Outcome],
-        verify: bool,
-    ) -> None:
-        """Copy here what is read repeatedly from elsewhere."""
-        read = [i for i, outcome in enumerate(outcomes) if outcome is DONE]
-        chosen = hot.read(words[read], np.array([len(pools[i]) for i in read]))
-        if chosen.any():
-            try:
-                self.fetch(words[read][chosen], verify=verify)
-            except Unavailable as error:  # the requested objects have been read
-                logger.info("hot objects are not copied here: %s", error)
 
 
 def _group(

@@ -12,7 +12,6 @@ from mooncake_kernels.errors import TransferError, Unavailable
 from mooncake_kernels.pool import PutResult
 
 from ..cluster import Node
-from ..cluster.destinations import GONE, PoolDestination, keep_copies
 from ..cluster.directory_entries import in_parts
 from ..cluster.put_batch import uniform_options
 from ..directory import Holders, Member
@@ -326,7 +325,9 @@ def copy_to(
     """
     options = uniform_options(len(keys)) if options is None else options
     if target.pool == node.pool_name:
-        return _copy_here(node, keys, pools, options)
+        if node.copies is None:
+            return [f"{node.name} has no pool"] * len(keys)
+        return node.copies.copy(keys, [tuple(names) for names in pools], options)
     takers = [target.name]
     takers += [m.name for m in members if m.pool == target.pool and m.name != target.name]
     sources = [_sources(names, members, target) for names in pools]
@@ -405,33 +406,6 @@ def _sources(pools: Iterable[str], members: Iterable[Member], target: Member) ->
     serving = [m for m in members if m.pool in pools and m.pool != target.pool]
     random.shuffle(serving)
     return [m.name for m in sorted(serving, key=lambda m: m.host != target.host)]
-
-
-def _copy_here(
-    node: Node, keys: np.ndarray, pools: Sequence[Sequence[str]], options: np.ndarray
-) -> list[PutResult | str]:
-    if node.store is None:
-        return [f"{node.name} has no pool"] * len(keys)
-    with node.admission.enter():
-        if not node.admission.is_open:
-            return ["it is draining"] * len(keys)
-        destinations = [
-            PoolDestination(node.store, tuple(key), node.entries.copies, row)
-            for key, row in zip(keys.tolist(), options, strict=True)
-        ]
-        is_here = node.store.has_keys(keys)
-        for i in np.flatnonzero(is_here).tolist():
-            destinations[i].exists()
-        missing = np.flatnonzero(~is_here).tolist()
-        outcomes = node.reads.read_each(
-            keys[missing], [destinations[i] for i in missing], [tuple(pools[i]) for i in missing]
-        )
-        results: list[PutResult | str] = [PutResult.EXISTS] * len(keys)
-        for i, outcome in zip(missing, outcomes, strict=True):
-            results[i] = destinations[i].result or outcome.name
-        for i in keep_copies(node.store, node.entries, keys, destinations):
-            results[i] = GONE
-    return results
 
 
 def _words(result: PutResult | str) -> str:
