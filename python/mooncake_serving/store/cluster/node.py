@@ -44,7 +44,8 @@ MAX_SLOT_BYTES = 1 << 30
 # A node takes all notifications of its engine, so that each has one node at most.
 _taken: weakref.WeakSet[TransferEngine] = weakref.WeakSet()
 _lock = threading.Lock()
-# Nodes that are open when the interpreter exits leave then, as if they had been closed.
+# Nodes that are open when the interpreter exits leave then, as if they had been closed. Their
+# engines, stores and directories are closed later, or not at all.
 _open: weakref.WeakSet[Closeable] = weakref.WeakSet()
 
 
@@ -125,10 +126,10 @@ class Node(Closeable):
         self.memory = RegisteredMemory(engine, staging_slots, slot_bytes)
         _take_engine(engine)
         with ExitStack() as opened:
-            opened.callback(_return_engine, engine)
+            opened.callback(_taken.discard, engine)
             self._open(opened, read_s)
             self._opened = opened.pop_all()
-        _close_at_exit(self)
+        _open.add(self)
 
     def _open(self, opened: ExitStack, read_s: float) -> None:
         """Join; ``opened`` closes in reverse what has been opened by then."""
@@ -292,7 +293,7 @@ class Node(Closeable):
         if self._is_closed or os.getpid() != self._pid:
             return
         self._is_closed = True
-        _needs_no_closing(self)
+        _open.discard(self)
         self._membership.close()
         until = time.monotonic() + self._answer_s
         while self.num_readers() and time.monotonic() < until:
@@ -409,25 +410,6 @@ def _take_engine(engine: TransferEngine) -> None:
                 f"Node: engine must be without a node, got {engine.name}, which has one"
             )
         _taken.add(engine)
-
-
-def _return_engine(engine: TransferEngine) -> None:
-    """Record that an engine no longer has a node."""
-    with _lock:
-        _taken.discard(engine)
-
-
-def _close_at_exit(node: Closeable) -> None:
-    """Close a node when the interpreter exits, unless ``_needs_no_closing`` is called before.
-
-    Its engine, its store and its directory are closed later, or not at all.
-    """
-    _open.add(node)
-
-
-def _needs_no_closing(node: Closeable) -> None:
-    """Record that a node needs no closing."""
-    _open.discard(node)
 
 
 @atexit.register
