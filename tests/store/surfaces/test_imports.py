@@ -11,7 +11,7 @@ import mooncake_serving.store
 
 ROOT = Path(mooncake_serving.store.__file__).parent
 EXTRA = {"fastapi", "prometheus_client", "pydantic", "rich", "starlette", "uvicorn", "zmq"}
-SURFACES = {"admin", "events", "metrics", "cli/view"}  # whoever imports these wants them
+SURFACES = {"admin", "events", "metrics"}  # whoever imports these wants them
 MODULES = [
     path
     for path in sorted(ROOT.rglob("*.py"))

@@ -65,7 +65,7 @@ def run(options: argparse.Namespace) -> None:
         return
     from rich.table import Table
 
-    from .view import console, size
+    from .stat import console, size
 
     table = Table("operation", "size", "GB/s", "operations/s")
     for row in rows:
