@@ -18,6 +18,7 @@ from .eviction.policy import EvictionPolicy, evict_in_order, pool_bytes
 from .keyspace import Keyspace
 
 NO_LIMIT = np.iinfo(np.int64).max // 4  # so that sums of some still fit
+MAX_AGE_S = 1.0  # of a count
 EVICT_SHARE = 20  # a twentieth of the quota is evicted at once, so that not every put has to
 
 Result = TypeVar("Result")
@@ -91,15 +92,14 @@ class QuotaKeeper:
     The pool is the truth: the usage of a namespace is counted from ``pool.objects()``, plus what
     this process has begun to put since. Between two counts a process may put its share of the
     remaining room: the room divided by the number of processes that have the pool open. It counts
-    again when its share is used up, and after ``max_age_s``. So a single process never exceeds the
-    quota. Several may, by what the others put within ``max_age_s`` or are still writing.
+    again when its share is used up, and after a second. So a single process never exceeds the
+    quota. Several may, by what the others put within that second or are still writing.
 
     Args:
         pool: where the objects are.
         scope: of the namespace's keys.
         quota: the limits.
         evict: removes by a policy, see ``Room.evict_by``.
-        max_age_s: how long a count is valid, in seconds.
         clock: seconds, from any origin.
     """
 
@@ -109,14 +109,12 @@ class QuotaKeeper:
         scope: int,
         quota: Quota,
         evict: Callable[[EvictionPolicy, int], Evicted],
-        max_age_s: float = 1.0,
         clock: Callable[[], float] = time.monotonic,
     ):
         self._pool = pool
         self._scope = scope
         self._evict = evict
         self._clock = clock
-        self._max_age_s = max_age_s
         # Pairs of bytes and objects, from here on.
         limits = (quota.num_bytes, quota.num_objects)
         self._limit = np.array([min(limit or NO_LIMIT, NO_LIMIT) for limit in limits])
@@ -159,7 +157,7 @@ class QuotaKeeper:
     def _has_room(self, need: np.ndarray) -> bool:
         if (need > self._limit).any():
             return False
-        is_recent = self._clock() - self._counted_at < self._max_age_s
+        is_recent = self._clock() - self._counted_at < MAX_AGE_S
         if is_recent and (need <= self._share).all():
             return True
         own, count = self._count()

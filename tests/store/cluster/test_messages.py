@@ -11,7 +11,7 @@ from mooncake_kernels.transfer import TransferEngine
 from mooncake_serving.rpc import Refused
 from mooncake_serving.store.cluster import messages
 from mooncake_serving.store.cluster.messages import MAGIC, decode, encode
-from mooncake_serving.store.cluster.put_batch import uniform_options
+from mooncake_serving.store.cluster.put import uniform_options
 from mooncake_serving.store.directory import EmbeddedDirectory
 
 from .support import Hosts, replaced, value

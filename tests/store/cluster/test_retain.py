@@ -5,7 +5,7 @@ import pytest
 from mooncake_kernels.errors import InvalidArgument, Unavailable
 from mooncake_serving.store import Replicator
 from mooncake_serving.store.checks import RETENTIONS
-from mooncake_serving.store.cluster.put_batch import HARD
+from mooncake_serving.store.cluster.put import HARD
 
 from ..replication.support import die, forget
 from .support import kept_by, value

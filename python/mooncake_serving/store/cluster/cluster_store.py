@@ -30,8 +30,7 @@ from .destinations import BufferDestination, BytesDestination, Destination, Outc
 from .hot_keys import HotKeys
 from .membership import check_preferred
 from .node import Node
-from .put import ClusterPut
-from .put_batch import PutBatch, prompt_options
+from .put import ClusterPut, PutBatch, prompt_options
 from .writes import Writes
 
 logger = logging.getLogger(__name__)

@@ -17,7 +17,7 @@ from .destinations import Destination, Outcome, Places
 from .directory_entries import CopyMarks, DirectoryEntries, Locations
 from .memory import RegisteredMemory, Row
 from .messages import PLACE, NodeRpc, Pull, Pulled, Release, Released, keys_of, reason_of
-from .put_batch import HARD, PUT_OPTIONS, put_arguments
+from .put import HARD, PUT_OPTIONS, put_arguments
 from .reads import Reads
 
 logger = logging.getLogger(__name__)

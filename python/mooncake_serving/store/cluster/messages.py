@@ -13,7 +13,7 @@ from mooncake_kernels.pool import PoolStats, PutResult
 
 from ... import rpc
 from ...rpc import MAX_REASON, Number, Reason
-from .put_batch import HARD, PUT_OPTIONS
+from .put import HARD, PUT_OPTIONS
 
 MAGIC = b"MKS\x02"
 MAX_MESSAGE_BYTES = 64 << 10  # of a notification

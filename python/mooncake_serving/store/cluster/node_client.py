@@ -38,7 +38,7 @@ from .messages import (
     Stats,
     key_bytes,
 )
-from .put_batch import NORMAL, PutBatch
+from .put import NORMAL, PutBatch
 
 logger = logging.getLogger(__name__)
 

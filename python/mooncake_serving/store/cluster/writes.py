@@ -20,8 +20,7 @@ from .destinations import BufferDestination
 from .membership import preference
 from .node import Node
 from .node_client import UNSURE, NewResult, Pulls
-from .put import ClusterPut, LocalPut, StagedPut
-from .put_batch import NORMAL, PUT_OPTIONS, PutBatch, put_arguments
+from .put import NORMAL, PUT_OPTIONS, ClusterPut, LocalPut, PutBatch, StagedPut, put_arguments
 from .reads import GONE, Reads
 
 Result = TypeVar("Result")

@@ -14,7 +14,7 @@ from mooncake_kernels.pool import Key
 
 from ..checks import check_bool, check_callable
 from ..cluster import Node
-from ..cluster.put_batch import PUT_OPTIONS, options_of, uniform_options
+from ..cluster.put import PUT_OPTIONS, options_of, uniform_options
 from ..eviction.policy import pool_bytes
 from ..keyspace import are_in
 from ..store import Store

@@ -13,7 +13,7 @@ from mooncake_kernels.pool import PutResult
 
 from ..cluster import Node
 from ..cluster.directory_entries import in_parts
-from ..cluster.put_batch import uniform_options
+from ..cluster.put import uniform_options
 from ..directory import Holders, Member
 from .placement import Placement, place
 

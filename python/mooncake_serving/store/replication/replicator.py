@@ -12,7 +12,7 @@ from mooncake_kernels.pool import Key, PutResult, Retention
 
 from ..checks import check_integer, check_pairs, check_retention
 from ..cluster import ClusterStore
-from ..cluster.put_batch import options_in, prompt_options, uniform_options
+from ..cluster.put import options_in, prompt_options, uniform_options
 from ..directory import Member
 from ..keyspace import StoreKey, StoreKeys
 from .placement import Placement, check_placement
