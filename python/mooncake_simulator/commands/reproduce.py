@@ -10,7 +10,7 @@ from ..reproductions import NEEDS_TRACE, ON_CONVERSATION, REPRODUCTIONS, USES, S
 from ..reproductions.workloads import SYNTHETIC, TOOLAGENT
 from ..traces import TraceProfile, TraceRequest, read_trace, synth_trace
 from . import arguments
-from .null_view import make_view
+from .view import make_view
 
 
 def add_commands(commands: Any) -> None:

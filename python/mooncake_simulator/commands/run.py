@@ -32,7 +32,7 @@ from ..prefill import PrefillOptions
 from ..reproductions.clusters import VLLM
 from ..traces import read_trace, scale_trace
 from . import arguments, per_request
-from .null_view import make_view
+from .view import make_view
 
 SUMMARY = "Replay a trace on prefill and decode instances under the conductor, or on coupled ones."
 PREFILL_POLICIES = {

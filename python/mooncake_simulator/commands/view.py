@@ -1,20 +1,46 @@
-"""The terminal output of the commands: a progress bar, and tables."""
+"""The terminal output of the commands: a progress bar and tables, or nothing."""
 
 from collections.abc import Mapping
 from typing import Any
 
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-from rich.table import Table
-
 from ..reproductions import Outcome
-from .null_view import NullView
+
+
+class NullView:
+    """Show nothing; ``View`` shows all of it."""
+
+    def __enter__(self) -> "NullView":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """End what is shown."""
+
+    def step(self, text: str, total: int, num_parts: int) -> None:
+        """Begin a simulation, one of ``total``; ``num_parts`` is its length, 0 if unknown."""
+
+    def advance(self) -> None:
+        """Advance by a completed request, or another part."""
+
+    def outcome(self, outcome: Outcome) -> None:
+        """Show figures and claims."""
+
+    def summary(self, title: str, figures: Mapping[str, Any]) -> None:
+        """Show named figures."""
 
 
 class View(NullView):
     """A progress bar over the parts of a simulation on stderr, and tables on stdout."""
 
     def __init__(self) -> None:
+        from rich.console import Console
+        from rich.progress import (
+            BarColumn,
+            MofNCompleteColumn,
+            Progress,
+            TextColumn,
+            TimeRemainingColumn,
+        )
+
         self._console = Console(highlight=False)
         self._steps = 0
         self._progress = Progress(
@@ -52,6 +78,8 @@ class View(NullView):
 
     def outcome(self, outcome: Outcome) -> None:
         """Show figures and claims."""
+        from rich.table import Table
+
         self._console.print(outcome.title, style="bold")
         table = Table()
         for name in ("", "ours", "published"):
@@ -68,9 +96,20 @@ class View(NullView):
 
     def summary(self, title: str, figures: Mapping[str, Any]) -> None:
         """Show named figures."""
+        from rich.table import Table
+
         self._console.print(title, style="bold")
         table = Table(show_header=False)
         for name, value in figures.items():
             shown = f"{value:,.4g}" if isinstance(value, float) else str(value)
             table.add_row(name, "-" if value is None else shown)
         self._console.print(table)
+
+
+def make_view(*, quiet: bool) -> NullView:
+    """Make the view of a command; a quiet one needs no package.
+
+    Raises:
+        ModuleNotFoundError: rich is missing.
+    """
+    return NullView() if quiet else View()
