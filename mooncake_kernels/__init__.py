@@ -27,8 +27,13 @@ from .errors import (
 )
 from .hashing import block_hashes
 from .kv import (
+    CacheGroup,
+    CacheGroups,
     CopyPlan,
     Fp8,
+    GroupsHeader,
+    GroupsPacker,
+    GroupsPlan,
     KVView,
     LayerStream,
     Packer,
@@ -39,6 +44,7 @@ from .kv import (
     gather_blocks,
     scatter_blocks,
     shard_heads,
+    shard_tokens,
 )
 from .mask import ChunkBatch, MaskRows
 from .metrics import prometheus_collector
@@ -51,12 +57,17 @@ __version__ = "0.1.0"
 
 __all__ = [
     "BlockPool",
+    "CacheGroup",
+    "CacheGroups",
     "ChecksumError",
     "ChunkBatch",
     "CopyPlan",
     "CudaError",
     "FailureKind",
     "Fp8",
+    "GroupsHeader",
+    "GroupsPacker",
+    "GroupsPlan",
     "InvalidArgument",
     "KVView",
     "LayerStream",
@@ -97,6 +108,7 @@ __all__ = [
     "rdma",
     "scatter_blocks",
     "shard_heads",
+    "shard_tokens",
     "shared_memory",
     "simhash",
     "similarity",

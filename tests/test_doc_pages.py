@@ -107,6 +107,7 @@ def test_attention_page_runs():
 def test_copies():
     names = run("kernels/copies", 0, {})
     assert len(names["sums"]) == 2
+    assert run("kernels/copies", 1, names)["header"]["state"].first_block == 1
 
 
 def test_chunking_page_runs():

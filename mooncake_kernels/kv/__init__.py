@@ -12,6 +12,8 @@ from ..transforms import Fp8, Rope
 from .batch import copy_batch
 from .blocks import checksum_blocks, gather_blocks, scatter_blocks
 from .copy_plan import CopyPlan
+from .groups import CacheGroup, CacheGroups, shard_tokens
+from .groups_copy import GroupsHeader, GroupsPacker, GroupsPlan
 from .layer_stream import LayerStream
 from .layout import shard_heads
 from .pack_header import PackHeader
@@ -19,8 +21,13 @@ from .packing import Packer
 from .view import KVView
 
 __all__ = [
+    "CacheGroup",
+    "CacheGroups",
     "CopyPlan",
     "Fp8",
+    "GroupsHeader",
+    "GroupsPacker",
+    "GroupsPlan",
     "KVView",
     "LayerStream",
     "PackHeader",
@@ -31,4 +38,5 @@ __all__ = [
     "gather_blocks",
     "scatter_blocks",
     "shard_heads",
+    "shard_tokens",
 ]

@@ -1,6 +1,6 @@
 """What a ``CopyPlan`` and a ``Packer`` copy, checked once, and the runs that do it."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -10,7 +10,7 @@ from torch.compiler import is_compiling
 
 from .. import _library
 from .._tensors import PLAIN
-from ..bad_ids import BadIds
+from ..bad_ids import BadIds, check_ids
 from ..errors import CudaError, InvalidArgument, Unavailable
 from ..transforms import Fp8, Rope
 from .calibration import default_engine, defaults
@@ -150,6 +150,35 @@ class CopyRuns:
             self._add_up(jobs, src_ids, call.actual, max_sms, engine)
         self.launch(jobs, src_ids, dst_ids, call, max_sms, engine)
         return call.sums
+
+    def checked(
+        self, src: BlockIds, dst: BlockIds, max_sms: int | None, engine: Engine
+    ) -> Callable[[], torch.Tensor | None]:
+        """Check a run of all layers, and return what makes it; only ids on a GPU may still be bad.
+
+        For several runs that must all be right before the first byte moves.
+        """
+        check_call(self._op, max_sms, engine)
+        jobs = self.jobs(self._op)
+        check_jobs_engine(self._op, engine, jobs)
+        if self._gpu >= 0:
+            first = jobs[0][0]
+            engine = choose(engine, first.src, first.dst, [plan for _, plan in jobs], (src, dst))
+        ids = []
+        for side, given in enumerate((src, dst)):
+            name, num_ids = self._in_errors[side], self._num_ids[side]
+            ids.append(as_ids(name, given, self._device, engine, num_ids=num_ids))
+            if ids[side].device.type == "cpu":
+                check_ids(name, ids[side], num_ids)
+        call, dst_ids = self.prepare(self._op, self._names, jobs, *ids)
+        for part, plan in jobs:
+            part.check_memory(plan)
+
+        def make() -> torch.Tensor | None:
+            self.launch(jobs, ids[0], dst_ids, call, max_sms, engine)
+            return call.sums
+
+        return make
 
     def jobs(self, op: str, layers: Layers = None) -> list[Job]:
         """Return the jobs of a run, all of them checked before the first byte moves.

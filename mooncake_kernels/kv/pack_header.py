@@ -148,8 +148,7 @@ class PackHeader:
 
     def to_bytes(self) -> bytes:
         """Return the form that ``from_bytes`` reads: a prefix with a CRC-32, and JSON."""
-        body = json.dumps(asdict(self), separators=(",", ":")).encode()
-        return PREFIX.pack(MAGIC, VERSION, 0, len(body), zlib.crc32(body)) + body
+        return framed(MAGIC, VERSION, asdict(self))
 
     @classmethod
     def from_bytes(cls, data: bytes) -> "PackHeader":
@@ -159,30 +158,12 @@ class PackHeader:
             InvalidArgument: it is not a header, has another version or reserved bytes that are not
                 0, or was damaged in transit.
         """
-        if not isinstance(data, (bytes, bytearray, memoryview)):
-            raise InvalidArgument(f"PackHeader: data must be bytes, got {type(data).__name__}")
-        data = bytes(data)
-        if len(data) < PREFIX.size or not data.startswith(MAGIC):
-            raise InvalidArgument(f"PackHeader: data must begin with {MAGIC!r}, got {data[:4]!r}")
-        _, version, reserved, length, crc = PREFIX.unpack_from(data)
-        if version != VERSION:
-            raise InvalidArgument(f"PackHeader: data must be of version {VERSION}, got {version}")
-        if reserved:
-            raise InvalidArgument(
-                f"PackHeader: data must have 0 in its reserved bytes, got {reserved:#x}"
-            )
-        body = data[PREFIX.size :]
-        if len(body) != length or zlib.crc32(body) != crc:
-            raise InvalidArgument(
-                f"PackHeader: data must be {length} bytes with CRC {crc:#x}, got {len(body)} with "
-                f"{zlib.crc32(body):#x}"
-            )
-        return cls._from_json(body)
+        return cls.from_json(unframed("PackHeader", data, MAGIC, VERSION))
 
     @classmethod
-    def _from_json(cls, body: bytes) -> "PackHeader":
+    def from_json(cls, values: Any) -> "PackHeader":
+        """Read the fields of a header, as JSON has them; errors are those of ``from_bytes``."""
         try:
-            values: dict[str, Any] = json.loads(body)
             views = tuple(
                 PackedView(**{**view, "layers": tuple(view["layers"])}) for view in values["views"]
             )
@@ -211,3 +192,38 @@ class PackHeader:
             starts[-1] = self.checksum_offset
         in_order = all(end <= start for end, start in zip(ends, starts, strict=True))
         return in_order and self.record_bytes % ALIGNMENT == 0
+
+
+def framed(magic: bytes, version: int, fields: dict[str, Any]) -> bytes:
+    """Return a prefix with a CRC-32, and the fields as JSON."""
+    body = json.dumps(fields, separators=(",", ":")).encode()
+    return PREFIX.pack(magic, version, 0, len(body), zlib.crc32(body)) + body
+
+
+def unframed(op: str, data: bytes, magic: bytes, version: int) -> Any:
+    """Return what ``framed`` was given, if it is that.
+
+    Raises:
+        InvalidArgument: it has another magic or version, or reserved bytes that are not 0; or was
+            damaged in transit.
+    """
+    if not isinstance(data, (bytes, bytearray, memoryview)):
+        raise InvalidArgument(f"{op}: data must be bytes, got {type(data).__name__}")
+    data = bytes(data)
+    if len(data) < PREFIX.size or not data.startswith(magic):
+        raise InvalidArgument(f"{op}: data must begin with {magic!r}, got {data[:4]!r}")
+    _, got_version, reserved, length, crc = PREFIX.unpack_from(data)
+    if got_version != version:
+        raise InvalidArgument(f"{op}: data must be of version {version}, got {got_version}")
+    if reserved:
+        raise InvalidArgument(f"{op}: data must have 0 in its reserved bytes, got {reserved:#x}")
+    body = data[PREFIX.size :]
+    if len(body) != length or zlib.crc32(body) != crc:
+        raise InvalidArgument(
+            f"{op}: data must be {length} bytes with CRC {crc:#x}, got {len(body)} with "
+            f"{zlib.crc32(body):#x}"
+        )
+    try:
+        return json.loads(body)
+    except (ValueError, RecursionError) as error:
+        raise InvalidArgument(f"{op}: data must be a header's, got {error!r}") from None

@@ -1,6 +1,6 @@
 """Pack blocks for one write over the network, and unpack them elsewhere: ``mk.Packer``."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -302,7 +302,7 @@ class Packer:
         """
         op = "Packer.pack"
         check_call(op, max_sms, engine)
-        ids = self._ids(op, block_ids)
+        ids = self.as_ids(op, block_ids)
         header = self.header(ids.numel(), chunk_bytes=chunk_bytes)
         check_buffer(op, staging, header, self.device)
         chunks = header.chunks
@@ -367,18 +367,36 @@ class Packer:
                 not as above; nothing has been written then.
             Unavailable: the named engine is not available.
         """
+        positions = (src_positions, dst_positions)
         op = "Packer.unpack"
+        make = self.checked_unpack(op, header, staging, block_ids, positions, max_sms, engine)
+        if make is not None:
+            make()
+        return make is not None
+
+    def checked_unpack(
+        self,
+        op: str,
+        header: PackHeader | bytes,
+        staging: torch.Tensor,
+        block_ids: BlockIds,
+        positions: tuple[BlockIds | None, BlockIds | None],
+        max_sms: int | None,
+        engine: Engine,
+    ) -> Callable[[], None] | None:
+        """Check an ``unpack``, checksums on the CPU included, and return what makes it; None if
+        there is nothing to unpack. For this package's own use.
+        """
         check_call(op, max_sms, engine)
         header = _as_header(op, header)
-        ids = self._ids(op, block_ids)
+        ids = self.as_ids(op, block_ids)
         check_buffer(op, staging, header, self.device)
         self._plans.check_kind(op, header)
         overlaps = self._plans.overlaps(header)
         if not any(overlaps):
-            return False
+            return None
         packed, plans = self._plans.of("unpack", header, staging)
         records = torch.arange(header.num_blocks, device=self.device)
-        positions = (src_positions, dst_positions)
         # Positions for keys that are not here are ignored.
         takes = None if self._plans.side.rope is not None and overlaps[0] is None else plans[0]
         prepared = []
@@ -400,10 +418,13 @@ class Packer:
                 expected = actual = None  # no need to compare them again
             else:
                 records = without_right_ones(records, wrong)
-        for runs, jobs, dst_ids, call in prepared:
-            call.expected, call.actual = expected, actual
-            runs.launch(jobs, records, dst_ids, call, max_sms, engine)
-        return True
+
+        def make() -> None:
+            for runs, jobs, dst_ids, call in prepared:
+                call.expected, call.actual = expected, actual
+                runs.launch(jobs, records, dst_ids, call, max_sms, engine)
+
+        return make
 
     def check(self) -> None:
         """Wait for the current stream and raise if a call met a bad id or checksum; not on the CPU.
@@ -417,8 +438,8 @@ class Packer:
         for bad in self._plans.bad.values():
             bad.raise_if_any()
 
-    def _ids(self, op: str, block_ids: BlockIds) -> torch.Tensor:
-        """Return the ids on the device; those that are not there yet are checked."""
+    def as_ids(self, op: str, block_ids: BlockIds) -> torch.Tensor:
+        """Return ids on the device, checked unless they were there; for this package's own use."""
         name, num_blocks = f"{op}: block_ids", self.views[0].num_blocks
         on_device = isinstance(block_ids, torch.Tensor) and block_ids.device.type != "cpu"
         ids = as_ids(name, block_ids, self.device if on_device else torch.device("cpu"))

@@ -1,5 +1,7 @@
 """A staging buffer as records: their views and their checksums."""
 
+from typing import Protocol
+
 import torch
 
 from ..bad_ids import BadIds
@@ -68,7 +70,16 @@ class Staging:
         )
 
 
-def check_buffer(op: str, buffer: torch.Tensor, header: PackHeader, device: torch.device) -> None:
+class Records(Protocol):
+    """What a header says of the whole buffer."""
+
+    @property
+    def num_blocks(self) -> int: ...
+    @property
+    def num_bytes(self) -> int: ...
+
+
+def check_buffer(op: str, buffer: torch.Tensor, header: Records, device: torch.device) -> None:
     """Refuse a buffer that cannot hold the header's records."""
     if not isinstance(buffer, torch.Tensor) or buffer.dtype != torch.uint8 or buffer.dim() != 1:
         got = type(buffer).__name__

@@ -1,0 +1,366 @@
+"""Caches of several groups of layers: what a prefix needs, copies and packed buffers."""
+
+import dataclasses
+from itertools import product
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import mooncake_kernels as mk
+
+from .layouts import addressed, snapshot
+
+BLOCKS = 6
+
+
+def view(axes: str, num_layers: int, seed: int, dtype=torch.int16, **sizes: int) -> mk.KVView:
+    shape = [{"kv": 2, "block": BLOCKS, **sizes}[axis] for axis in axes.split()]
+    tensors = [addressed(tuple(shape), dtype, "cpu", seed + i) for i in range(num_layers)]
+    return mk.KVView(tensors, axes)
+
+
+def kimi_linear(heads: int, seed: int, tokens: int = 4) -> mk.CacheGroups:
+    """MLA layers, whose latent every rank has; KDA layers: a convolution and a state a head."""
+    mla = view("block token dim", 2, seed, token=tokens, dim=36)
+    conv = view("block head dim", 3, seed + 10, head=heads, dim=6)
+    state = view("block head dim", 3, seed + 20, torch.float32, head=heads, dim=16)
+    return mk.CacheGroups(
+        mk.CacheGroup("mla", mla),
+        mk.CacheGroup("kda", [conv, state], "state", tokens_per_block=8),
+    )
+
+
+def qwen(heads: int, seed: int, tokens: int = 4) -> mk.CacheGroups:
+    """Gated attention in NHD, gated DeltaNet states: Qwen3.5's."""
+    full = view("kv block token head dim", 1, seed, token=tokens, head=heads, dim=8)
+    state = view("block head dim", 3, seed + 20, torch.float32, head=heads, dim=16)
+    return mk.CacheGroups(
+        mk.CacheGroup("full", full),
+        mk.CacheGroup("delta", state, "state", tokens_per_block=16),
+    )
+
+
+def gpt_oss(heads: int, seed: int, tokens: int = 4) -> mk.CacheGroups:
+    """Layers of full attention and of a window, in HND."""
+    sizes = {"token": tokens, "head": heads, "dim": 8}
+    return mk.CacheGroups(
+        mk.CacheGroup("full", view("kv block head token dim", 2, seed, **sizes)),
+        mk.CacheGroup(
+            "window", view("kv block head token dim", 2, seed + 20, **sizes), "window", window=9
+        ),
+    )
+
+
+def deepseek(heads: int, seed: int, tokens: int = 4) -> mk.CacheGroups:
+    """MLA and the fp8 keys of DeepSeek-V3.2's indexer with their scales: all ranks have all."""
+    mla = view("block token dim", 2, seed, token=tokens, dim=36)
+    keys = view("block token dim", 2, seed + 10, torch.uint8, token=tokens, dim=132)
+    return mk.CacheGroups(mk.CacheGroup("mla", [mla, keys]))
+
+
+MODELS = {"kimi": kimi_linear, "qwen": qwen, "gpt_oss": gpt_oss, "deepseek": deepseek}
+HEADS = 4
+
+
+def rank_of(whole: mk.CacheGroups, part: mk.CacheGroups, rank: int) -> mk.CacheGroups:
+    """Fill a rank's part of a cache that holds all heads, and return it."""
+    for name, group in part.items():
+        for mine, all_heads in zip(group.views, whole[name].views, strict=True):
+            first = rank * mine.num_heads
+            heads = slice(first, first + mine.num_heads) if mine.has_heads else None
+            mk.CopyPlan(all_heads, mine, src_heads=heads).run(range(BLOCKS), range(BLOCKS))
+    return part
+
+
+def heads_of(groups: mk.CacheGroups, heads: slice) -> dict[str, slice]:
+    return {name: heads for name, group in groups.items() if group.views[0].has_heads}
+
+
+SRC_IDS, DST_IDS = [5, -1, 2], [0, 3, 4]
+
+
+@pytest.mark.parametrize("model", MODELS.values(), ids=MODELS)
+@pytest.mark.parametrize(("src_ranks", "dst_ranks"), list(product((1, 2, 4), repeat=2)))
+def test_any_tensor_parallel_size_to_any(model, src_ranks, dst_ranks):
+    """By a plan and through packed buffers: the bytes of a copy between single ranks."""
+    src_whole, dst_whole, expected = model(HEADS, 1), model(HEADS, 500), model(HEADS, 500)
+    ids = dict.fromkeys(expected, SRC_IDS), dict.fromkeys(expected, DST_IDS)
+    mk.GroupsPlan(src_whole, expected).run(*ids)
+    to = {name: [DST_IDS[0], -1, DST_IDS[2]] for name in expected}  # a hole on both sides
+    srcs = [rank_of(src_whole, model(HEADS // src_ranks, 0), r) for r in range(src_ranks)]
+    for rank in range(dst_ranks):
+        copied, unpacked = (rank_of(dst_whole, model(HEADS // dst_ranks, 0), rank) for _ in "12")
+        first_head = dict.fromkeys(unpacked, rank * HEADS // dst_ranks)
+        unpacker = mk.GroupsPacker(unpacked, first_head=first_head)
+        for src_rank, src in enumerate(srcs):
+            shards = mk.shard_heads(HEADS, (src_rank, src_ranks), (rank, dst_ranks))
+            if shards is not None:
+                heads = [heads_of(src, heads) for heads in shards]
+                plan = mk.GroupsPlan(src, copied, src_heads=heads[0], dst_heads=heads[1])
+                plan.run(*ids)
+            first_head = dict.fromkeys(src, src_rank * HEADS // src_ranks)
+            packer = mk.GroupsPacker(src, first_head=first_head)
+            staging = torch.zeros(packer.header(dict.fromkeys(src, 3)).num_bytes, dtype=torch.uint8)
+            header = packer.pack(ids[0], staging)
+            unpacker.unpack(header.to_bytes(), staging, to)
+        right = rank_of(expected, model(HEADS // dst_ranks, 0), rank)
+        for name, group in right.items():
+            views = (group.views, copied[name].views, unpacked[name].views)
+            for wanted, by_plan, by_packer in zip(*views, strict=True):
+                assert torch.equal(snapshot(by_plan), snapshot(wanted)), (name, rank)
+                assert torch.equal(snapshot(by_packer), snapshot(wanted)), (name, rank)
+
+
+def test_block_sizes_may_differ_where_blocks_have_tokens():
+    src, dst = qwen(2, 1, tokens=4), qwen(2, 500, tokens=8)
+    header, staging = packed(src, {"full": [5, 2, 1], "delta": [3]})
+    assert mk.GroupsPacker(dst).unpack(header, staging, {"full": [4, 0], "delta": [1]})
+    one, two = src["full"].views[0], dst["full"].views[0]
+    assert torch.equal(two.plane(0, 1)[4, :, 4:], one.plane(0, 1)[2])
+    assert torch.equal(two.plane(0, 1)[0, :, :4], one.plane(0, 1)[1])
+    assert torch.equal(dst["delta"].views[0].plane(2, 0)[1], src["delta"].views[0].plane(2, 0)[3])
+
+
+def packed(groups, ids, **options):
+    packer = mk.GroupsPacker(groups)
+    counts = {name: len(of_group) for name, of_group in ids.items()}
+    staging = torch.zeros(packer.header(counts).num_bytes, dtype=torch.uint8)
+    return packer.pack(ids, staging, **options), staging
+
+
+def test_header_says_kind_and_coverage():
+    groups = gpt_oss(2, 1)
+    needed = groups.needed(22)
+    assert needed == {"full": range(6), "window": range(3, 6)}
+    firsts = {name: places.start for name, places in needed.items()}
+    header, _ = packed(
+        groups, {"full": range(6), "window": [3, 4, 5]}, first_blocks=firsts, chunk_bytes=1
+    )
+    read = mk.GroupsHeader.from_bytes(header.to_bytes())
+    assert read == header
+    window = read["window"]
+    assert (window.kind, window.window, window.tokens_per_block) == ("window", 9, 4)
+    assert (window.first_block, window.packed.num_blocks) == (3, 3)
+    assert len(read.chunks) == 9
+    assert [chunk.offset for chunk in read.chunks][6] == window.offset
+    assert sum(chunk.num_bytes for chunk in read.chunks) == read.num_bytes
+
+
+def test_some_groups_can_be_copied_alone():
+    src, dst = gpt_oss(2, 1), gpt_oss(2, 500)
+    before = snapshot(dst["full"].views[0])
+    assert mk.GroupsPlan(src, dst).run({"window": [1]}, {"window": [2]}) == {"window": None}
+    assert torch.equal(snapshot(dst["full"].views[0]), before)
+    window = dst["window"].views[0]
+    assert torch.equal(window.plane(1, 1)[2], src["window"].views[0].plane(1, 1)[1])
+    header, staging = packed(src, {"window": [3]})
+    assert mk.GroupsPacker(dst).unpack(header, staging, {"window": [0]})
+    assert torch.equal(window.plane(0, 0)[0], src["window"].views[0].plane(0, 0)[3])
+
+
+def test_groups_that_a_receiver_has_not_are_passed_over():
+    src, dst = gpt_oss(2, 1), gpt_oss(2, 500)
+    header, staging = packed(src, {"full": [1], "window": [1]})
+    stage = mk.CacheGroups(dst["window"])
+    assert mk.GroupsPacker(stage).unpack(header, staging, {"window": [4]})
+    assert torch.equal(dst["window"].views[0].plane(1, 0)[4],
+                       src["window"].views[0].plane(1, 0)[1])  # fmt: skip
+
+
+@pytest.mark.parametrize("how", ["plan", "pack", "unpack", "unpack: damaged"])
+def test_nothing_is_written_if_one_group_is_wrong(how):
+    src, dst = gpt_oss(2, 1), gpt_oss(2, 500)
+    good, bad = {"full": [1], "window": [2]}, {"full": [1], "window": [BLOCKS]}
+    header, staging = packed(src, good)
+    before = [snapshot(group.views[0]) for group in dst.values()], staging.clone()
+    match = r"group 'window'.*\[0\] must be -1 or in \[0, 6\), got 6"
+    if how == "plan":
+        with pytest.raises(mk.InvalidArgument, match=match):
+            mk.GroupsPlan(src, dst).run(good, bad)
+    elif how == "pack":
+        with pytest.raises(mk.InvalidArgument, match=r"block_ids\[0\] must be -1 or in"):
+            mk.GroupsPacker(dst).pack(bad, staging)
+    elif how == "unpack":
+        with pytest.raises(mk.InvalidArgument, match=match):
+            mk.GroupsPacker(dst).unpack(header, staging, bad)
+    else:
+        staging[header["window"].offset + 5] ^= 1
+        before[1].copy_(staging)
+        with pytest.raises(mk.ChecksumError, match="group 'window'.* record 0 must have checksum"):
+            mk.GroupsPacker(dst).unpack(header, staging, good)
+    assert all(
+        torch.equal(snapshot(group.views[0]), was)
+        for group, was in zip(dst.values(), before[0], strict=True)
+    )
+    assert torch.equal(staging, before[1])
+
+
+def test_checksums_are_returned_for_each_group():
+    src, dst = gpt_oss(2, 1), gpt_oss(2, 500)
+    ids = {"full": [1, 2], "window": [2]}
+    sums = mk.GroupsPlan(src, dst, checksum=True).run(ids, ids)
+    for name, of_group in ids.items():
+        assert torch.equal(sums[name], mk.checksum_blocks(src[name].views[0], of_group))
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.data())
+def test_longest_hit_is_the_definition(data):
+    size = st.integers(1, 4)
+    a = view("block token dim", 1, 1, token=(full := data.draw(size)), dim=4)
+    b = view("block token dim", 1, 2, token=(window := data.draw(size)), dim=4)
+    groups = mk.CacheGroups(
+        mk.CacheGroup("full", a),
+        mk.CacheGroup("window", b, "window", window=data.draw(st.integers(1, 9))),
+        mk.CacheGroup("state", view("block dim", 1, 3, dim=4), "state",
+                      tokens_per_block=data.draw(size)),
+        mk.CacheGroup("encoder", view("block token dim", 1, 4, token=2, dim=4), "encoder"),
+    )  # fmt: skip
+    assert (groups["full"].tokens_per_block, groups["window"].tokens_per_block) == (full, window)
+    flags = st.lists(st.booleans(), max_size=12)
+    found = {name: data.draw(flags) for name in ("full", "window", "state")}
+    tokens = min(len(found[name]) * groups[name].tokens_per_block for name in found)
+    step = groups.tokens_per_hit
+    expected = 0
+    for n in range(0, tokens + 1, step):
+        if all(found[name][i] for name in found for i in groups[name].needed(n)):
+            expected = n
+    assert groups.longest_hit(found) == expected
+
+
+def by_definition(group, num_tokens, encoder_tokens):
+    tokens = {
+        "full": range(num_tokens),
+        "window": range(max(0, num_tokens - (group.window or 0) + 1), num_tokens),
+        "state": range(max(0, num_tokens - 1), num_tokens),
+        "encoder": range(encoder_tokens),
+    }[group.kind]
+    return sorted({token // group.tokens_per_block for token in tokens})
+
+
+@pytest.mark.parametrize("kind", ["full", "window", "state", "encoder"])
+def test_needed_blocks_are_the_definition(kind):
+    for window, size, num_tokens in product((1, 2, 5, 8), (1, 3, 4), range(20)):
+        window = window if kind == "window" else None
+        cache = view("block token dim", 1, 1, token=size, dim=2)
+        group = mk.CacheGroup("g", cache, kind, window=window)
+        assert [*group.needed(num_tokens, 7)] == by_definition(group, num_tokens, 7)
+
+
+@pytest.mark.parametrize("run", [1, 2, 4])
+@pytest.mark.parametrize(("src_ranks", "dst_ranks"), list(product((1, 2, 3), repeat=2)))
+def test_tokens_of_context_parallel_ranks(src_ranks, dst_ranks, run):
+    """Ranks with every nth token, or every nth run, to ranks with runs of others."""
+    num_tokens, dst_run = 23, 3
+
+    def held(rank, num_ranks, run):
+        return [t for t in range(num_tokens) if t // run % num_ranks == rank]
+
+    moved = {}
+    for src_rank, dst_rank in product(range(src_ranks), range(dst_ranks)):
+        src, dst = (src_rank, src_ranks, run), (dst_rank, dst_ranks, dst_run)
+        src_tokens, dst_tokens = mk.shard_tokens(num_tokens, src, dst)
+        for i, j in zip(src_tokens.tolist(), dst_tokens.tolist(), strict=True):
+            assert held(*src)[i] == held(*dst)[j]
+            assert moved.setdefault(held(*src)[i], dst_rank) == dst_rank
+    assert sorted(moved) == [*range(num_tokens)]
+
+
+def mla(**options):
+    return view("block token dim", 1, 1, token=4, dim=4, **options)
+
+
+def state(dim=4):
+    return view("block dim", 1, 1, dim=dim)
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: mk.CacheGroup("", mla()), "name must be a str that is not empty, got ''"),
+        (lambda: mk.CacheGroup("a", mla(), "ful"), "kind must be one of .*, got 'ful'"),
+        (lambda: mk.CacheGroup("a", []), "CacheGroup: views must be a KVView or a list .*, got"),
+        (lambda: mk.CacheGroup("a", mla(), "window"), "window must be given for kind 'window'"),
+        (lambda: mk.CacheGroup("a", mla(), window=4), "window must be None for kind 'full', got 4"),
+        (lambda: mk.CacheGroup("a", mla(), "window", window=0), "window must be an integer in 1"),
+        (lambda: mk.CacheGroup("a", state()), "tokens_per_block must be given for views without"),
+        (lambda: mk.CacheGroup("a", mla(), tokens_per_block=8), "must be 4, as of the .*, got 8"),
+        (lambda: mk.CacheGroups(), "groups must be at least one, got none"),
+        (lambda: mk.CacheGroups(mla()), "groups must be CacheGroup objects, got KVView"),
+        (lambda: mk.CacheGroups(*[mk.CacheGroup("a", mla())] * 2), "got 'a' twice"),
+        (lambda: gpt_oss(1, 1).needed(-1), "num_tokens must be an integer in 0 to .*, got -1"),
+        (lambda: gpt_oss(1, 1).longest_hit({"full": []}), r"\['full', 'window'\], got \['full'\]"),
+        (lambda: mk.GroupsPlan(gpt_oss(1, 1), mla()), "dst must be CacheGroups"),
+        (lambda: mk.GroupsPlan(gpt_oss(1, 1), qwen(1, 1)), r"dst must be a mapping .*'window'\]"),
+        (lambda: mk.GroupsPlan(gpt_oss(1, 1), gpt_oss(2, 1)), "group 'full': .*src_heads"),
+        (lambda: mk.GroupsPlan(gpt_oss(1, 1), gpt_oss(1, 1), src_heads={"fully": slice(1)}),
+         r"src_heads must be a mapping of some of the groups .*, got \['fully'\]"),
+        (lambda: mk.GroupsPlan(gpt_oss(1, 1), gpt_oss(1, 9)).run({"full": [0]}, {"window": [0]}),
+         r"dst_blocks must be a mapping with the groups \['full'\], got \['window'\]"),
+        (lambda: mk.GroupsPlan(gpt_oss(1, 1), gpt_oss(1, 9)).run([0], [0]),
+         r"src_blocks must be a mapping of some of the groups .*, got \['list'\]"),
+        (lambda: mk.GroupsPacker(mla()), "groups must be CacheGroups"),
+        (lambda: mk.GroupsPacker(gpt_oss(1, 1)).header({}), "num_blocks must name a group, got {}"),
+        (lambda: mk.GroupsPacker(gpt_oss(1, 1)).pack({"full": [0]}, torch.zeros(8)),
+         "staging must be a 1-d uint8 tensor"),
+        (lambda: mk.GroupsPacker(gpt_oss(1, 1)).pack({"full": [0]}, torch.zeros(8).byte()),
+         "staging must have 384 bytes for 1 blocks, got 8"),
+        (lambda: mk.shard_tokens(4, (2, 2, 1), (0, 1, 1)), r"src must be .*, got \(2, 2, 1\)"),
+        (lambda: mk.shard_tokens(4, (0, 2, 1), (0, 1)), r"dst must be .*, got \(0, 1\)"),
+    ],
+)  # fmt: skip
+def test_bad_arguments_are_refused(make, message):
+    with pytest.raises(mk.InvalidArgument, match=message):
+        make()
+
+
+def test_groups_of_other_kinds_are_refused():
+    window = mk.CacheGroups(mk.CacheGroup("a", mla(), "window", window=4))
+    wider = mk.CacheGroups(mk.CacheGroup("a", mla(), "window", window=5))
+    with pytest.raises(mk.InvalidArgument, match="'a' must have the same window .*, got 4 and 5"):
+        mk.GroupsPlan(window, wider)
+    header, staging = packed(window, {"a": [1]})
+    with pytest.raises(mk.InvalidArgument, match="'a' must have the same window .*, got 4 and 5"):
+        mk.GroupsPacker(wider).unpack(header, staging, {"a": [1]})
+    states = [
+        mk.CacheGroups(mk.CacheGroup("a", state(), "state", tokens_per_block=n)) for n in (8, 16)
+    ]
+    with pytest.raises(mk.InvalidArgument, match="the same tokens_per_block .*, got 8 and 16"):
+        mk.GroupsPlan(*states)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"name": ""},
+        {"name": 3},
+        {"kind": "other"},
+        {"kind": "full"},
+        {"window": None},
+        {"window": 0},
+        {"window": 2.5},
+        {"tokens_per_block": 0},
+        {"first_block": -1},
+        {"offset": 128},
+    ],
+)
+def test_forged_header_is_refused(change):
+    groups = mk.CacheGroups(mk.CacheGroup("a", mla(), "window", window=4))
+    header, staging = packed(groups, {"a": [1]})
+    lie = mk.GroupsHeader((dataclasses.replace(header.groups[0], **change),))
+    with pytest.raises(mk.InvalidArgument, match="data must describe packed groups"):
+        mk.GroupsHeader.from_bytes(lie.to_bytes())
+    with pytest.raises(mk.InvalidArgument, match="header must be a GroupsHeader or its bytes"):
+        mk.GroupsPacker(groups).unpack(lie, staging, {"a": [1]})
+
+
+def test_damaged_header_is_refused():
+    header, _ = packed(gpt_oss(1, 1), {"full": [1]})
+    data = header.to_bytes()
+    for bad in (b"", data[:-1], data[:20] + b"x" + data[21:], b"MKPK" + data[4:], "text"):
+        with pytest.raises(mk.InvalidArgument, match="^GroupsHeader: data must be"):
+            mk.GroupsHeader.from_bytes(bad)
+    with pytest.raises(mk.InvalidArgument, match="^PackHeader: data must begin with"):
+        mk.PackHeader.from_bytes(data)
