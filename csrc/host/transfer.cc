@@ -228,6 +228,7 @@ void bind_transfer(py::module_& m) {
   py::class_<Ticket, TicketRef>(m, "TransferTicket")
       .def_property_readonly("num_bytes", &Ticket::num_bytes)
       .def_property_readonly("remaining_s", [](const Ticket& t) { return t.deadline().left_s(); })
+      .def_property_readonly("ended_s", &Ticket::ended_s)
       .def("finished", &Ticket::finished, ReleaseGil())
       .def("wait", &wait_ticket, py::arg("timeout_s").none(true))
       .def("cancel", &Ticket::cancel, ReleaseGil())

@@ -220,6 +220,14 @@ class Ticket:
         """Whether it has ended: delivered, failed, cancelled or past its deadline. Never blocks."""
         return isinstance(self._ticket, int) or self._ticket.finished()
 
+    @property
+    def ended_s(self) -> float | None:
+        """When it ended, on the clock of ``time.monotonic()``, however late that is noticed.
+
+        None while it is under way, and for a request that was over when its call returned.
+        """
+        return None if isinstance(self._ticket, int) else self._ticket.ended_s
+
     def wait(self, timeout_s: float | None = None) -> None:
         """Wait until all of it is delivered: a write is visible at the peer, a read is here.
 

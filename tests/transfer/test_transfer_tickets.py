@@ -338,3 +338,22 @@ def test_await_ends_at_deadline_or_task_cancellation():
             assert error_of(running).cause == "cancelled"
 
         asyncio.run(main())
+
+
+def test_a_ticket_knows_when_it_ended(pair):
+    near, far = pair.regions(addressed(SIZE), untouched(SIZE))
+    begin = time.monotonic()
+    ticket = pair.near.write(pair.peer, [(near.address, far.address, SIZE)])
+    ticket.wait()
+    end = time.monotonic()
+    time.sleep(0.05)
+    assert ticket.ended_s is None or begin <= ticket.ended_s <= end
+
+
+def test_a_ticket_under_way_has_no_end():
+    with stalled_peer() as (engine, peer, region):
+        ticket = engine.write(peer, [(region.address, 1 << 20, 8)])
+        assert not ticket.done and ticket.ended_s is None
+        before = time.monotonic()
+        assert ticket.cancel()
+        assert before <= ticket.ended_s <= time.monotonic()

@@ -62,6 +62,12 @@ void Ticket::check() const {
                       delivered_);
 }
 
+std::optional<double> Ticket::ended_s() const {
+  const std::lock_guard lock(mutex_);
+  if (!finished_) return std::nullopt;
+  return std::chrono::duration<double>(ended_at_.time_since_epoch()).count();
+}
+
 bool Ticket::cancel() {
   owner_.check("cancel", "ticket");
   abandon({"cancelled", FailureKind::kCancelled});
@@ -110,6 +116,7 @@ void Ticket::finish(const ErrorReason& reason, uint64_t num_bytes_done,
   only_notification_missing_ = request_.notify && !delivered_.empty() && all;
   request_ = {};  // the ticket may be kept for long
   finished_ = true;
+  ended_at_ = std::chrono::steady_clock::now();
   changed_.notify_all();
   for (const auto& [queue, key] : completions_) queue->push(key);
   completions_.clear();

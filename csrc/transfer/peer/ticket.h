@@ -9,10 +9,12 @@
 #pragma once
 
 #include <atomic>
+#include <chrono>
 #include <condition_variable>
 #include <cstdint>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <string>
 #include <thread>
 #include <utility>
@@ -51,6 +53,9 @@ class Ticket {
 
   // Throws TransferError unless everything was delivered. Call it once finished.
   void check() const;
+
+  // When it finished, in seconds of the monotonic clock; none while it is not finished.
+  std::optional<double> ended_s() const;
 
   // Ends the request unless it is finished. When it returns, local memory is no longer touched.
   // Returns whether it was ended so, by this call or an earlier one.
@@ -91,6 +96,7 @@ class Ticket {
   mutable std::mutex mutex_;
   std::condition_variable changed_;
   bool finished_ = false;
+  std::chrono::steady_clock::time_point ended_at_;
   ErrorReason reason_;
   uint64_t num_bytes_done_ = 0;
   // Of a request that failed:
