@@ -1,0 +1,289 @@
+"""Transfers between memory of agents, and the handles that callers hold of them."""
+
+import contextlib
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+
+from mooncake_kernels import config
+from mooncake_kernels.errors import CudaError, InvalidArgument, TransferError
+from mooncake_kernels.transfer import Peer, Ticket, TransferEngine
+
+from .descriptors import nixl_mem_t
+from .errors import (
+    LOST,
+    as_nixl,
+    nixlInvalidParamError,
+    nixlNotPostedError,
+    nixlRepostActiveError,
+)
+from .logging import get_logger
+from .remotes import Remote
+
+_S_PER_BYTE = 1e-8  # that a transfer may take, in addition to the deadline: 100 MB/s
+# Small transfers within the machine are copied by the thread that posts them, as the engine lets a
+# thread do that waits. One that polls would have to wake another thread, which takes longer.
+_MAX_COPIED_BYTES = 2 << 20
+_MAX_COPYING_S = 1e-3
+_log = get_logger(__name__)
+
+
+@dataclass
+class nixlXferTelemetry:  # noqa: N801
+    """How a transfer went. Times are in microseconds.
+
+    Attributes:
+        startTime: when it was posted, on the clock of ``time.monotonic()``.
+        postDuration: how long the call that posted it took.
+        xferDuration: from then until its end, not until the caller noticed.
+        totalBytes: its bytes.
+        descCount: its descriptors.
+    """
+
+    startTime: int = 0  # noqa: N815
+    postDuration: int = 0  # noqa: N815
+    xferDuration: int = 0  # noqa: N815
+    totalBytes: int = 0  # noqa: N815
+    descCount: int = 0  # noqa: N815
+
+
+@dataclass(eq=False)
+class Side:
+    """Descriptors of one side of transfers, checked.
+
+    Attributes:
+        kind: of memory.
+        addresses: ``[n]`` uint64; of files, offsets.
+        sizes: ``[n]`` uint64 bytes, or one number if all are equal.
+        devices: ``[n]`` uint64, of files; else None.
+        remote: whose memory it is; None: the agent's own, as the local side.
+    """
+
+    kind: nixl_mem_t
+    addresses: np.ndarray
+    sizes: np.ndarray | int
+    devices: np.ndarray | None = None
+    remote: Remote | None = None
+
+    @classmethod
+    def of(cls, kind: nixl_mem_t, rows: np.ndarray, remote: Remote | None) -> "Side":
+        """The columns of ``[n, 3]`` rows."""
+        sizes: np.ndarray | int = rows[:, 1].copy()
+        if len(rows) and (rows[:, 1] == rows[0, 1]).all():
+            sizes = int(rows[0, 1])
+        is_file = kind == nixl_mem_t.FILE_SEG
+        devices = rows[:, 2].copy() if is_file else None
+        return cls(kind, rows[:, 0].copy(), sizes, devices, remote)
+
+    def take(self, op: str, argument: str, indices: Any) -> "Side":
+        """Those of the indices.
+
+        Raises:
+            nixlInvalidParamError: one is no integer or out of range.
+        """
+        places = np.asarray(indices)
+        if places.ndim != 1 or (len(places) and places.dtype.kind not in "iu"):
+            raise nixlInvalidParamError(
+                f"{op}: {argument} must be [n] integers, got {indices!r:.80}"
+            )
+        count = len(self.addresses)
+        if len(places) and not (places.min() >= 0 and places.max() < count):
+            bad = int(np.argmax((places < 0) | (places >= count)))
+            raise nixlInvalidParamError(
+                f"{op}: {argument} must be from 0 to {count - 1}, got {places[bad]} at {bad}"
+            )
+        places = places.astype(np.int64, copy=False)
+        sizes = self.sizes if isinstance(self.sizes, int) else self.sizes[places]
+        devices = None if self.devices is None else self.devices[places]
+        return Side(self.kind, self.addresses[places], sizes, devices, self.remote)
+
+
+class Job(Protocol):
+    """What a transfer handle holds: one direction, memory and a target."""
+
+    backend_kind: nixl_mem_t
+
+    def post(self, pieces: list[bytes]) -> None:
+        """Start it, with a notification after the data."""
+
+    def state(self) -> str:
+        """``DONE``, ``PROC`` or ``ERR``."""
+
+    def cancel(self) -> None:
+        """End it; local memory is no longer touched when this returns."""
+
+    def telemetry(self) -> nixlXferTelemetry:
+        """How it went, once it is done."""
+
+
+class MemoryTransfer:
+    """A request between this agent's memory and that of another, or its own."""
+
+    backend_kind = nixl_mem_t.DRAM_SEG
+
+    def __init__(
+        self,
+        engine: TransferEngine,
+        operation: str,
+        near: Side,
+        far: Side,
+        lost: Callable[[Remote, Exception], None],
+    ):
+        assert far.remote is not None
+        self._move = engine.read_blocks if operation == "READ" else engine.write_blocks
+        self._notify = engine.write
+        self._columns = (near.addresses, far.addresses, near.sizes)
+        self.remote = far.remote
+        self._lost = lost
+        count = len(near.addresses)
+        sizes = near.sizes
+        self._num_bytes = sizes * count if isinstance(sizes, int) else int(sizes.sum())
+        self._deadline_s = config.current().deadline_s + self._num_bytes * _S_PER_BYTE
+        is_of_hosts = near.kind == far.kind == nixl_mem_t.DRAM_SEG
+        self._may_copy = is_of_hosts and self._num_bytes <= _MAX_COPIED_BYTES
+        self._is_near = False  # whether the peer is on this machine
+        self._lock = threading.Lock()  # between a thread that starts it, and one that ends it
+        self._pieces: list[bytes] = []
+        self._state = ""  # not posted
+        self._ticket: Ticket | None = None  # None: it waits for the peer to be opened
+        self._error: Exception | None = None
+        self._begin_s = self._posted_s = self._end_s = 0.0
+
+    def post(self, pieces: list[bytes]) -> None:
+        """Start it.
+
+        Raises:
+            nixlRepostActiveError: it is still running.
+        """
+        if self._state == "PROC" and self.state() == "PROC":
+            raise nixlRepostActiveError("transfer: handle must not be active, it is still running")
+        self._begin_s = time.monotonic()
+        self._pieces, self._ticket, self._error, self._state = pieces, None, None, "PROC"
+        self.remote.post(self)
+        if self._may_copy and self._is_near and (ticket := self._ticket) is not None:
+            with contextlib.suppress(TimeoutError, TransferError):  # state() raises a failure
+                ticket.wait(_MAX_COPYING_S)
+        self._posted_s = time.monotonic()
+
+    def start(self, peer: Peer) -> None:
+        """Submit it."""
+        with self._lock:
+            if self._state != "PROC":  # it was cancelled meanwhile
+                return
+            self._is_near = peer.transport in ("local", "shm")
+            try:
+                notify = None
+                if self._pieces:
+                    for piece in self._pieces[:-1]:
+                        self._notify(peer, [], notify=piece, deadline_s=self._deadline_s)
+                    notify = self._pieces[-1]
+                self._ticket = self._move(
+                    peer, *self._columns, deadline_s=self._deadline_s, notify=notify
+                )
+                self._end_s = time.monotonic()  # of one that is over when the call returns
+            except (TransferError, InvalidArgument, CudaError, OSError) as error:
+                self._error = error
+
+    def fail(self, error: Exception) -> None:
+        """End it: the peer cannot be opened."""
+        self._error = error
+
+    def state(self) -> str:
+        """``DONE``, ``PROC`` or ``ERR``.
+
+        Raises:
+            nixlNotPostedError: it was not posted.
+            nixlRemoteDisconnectError, nixlBackendError, ...: it has failed; only once.
+        """
+        if self._state != "PROC":
+            if not self._state:
+                raise nixlNotPostedError("check_xfer_state: handle must have been posted")
+            return self._state
+        ticket = self._ticket
+        if self._error is None:
+            if ticket is None or not ticket.done:
+                return "PROC"
+            try:
+                ticket.wait()
+            except TransferError as failure:
+                self._error = failure
+        if ticket is not None and ticket.ended_s is not None:
+            self._end_s = ticket.ended_s
+        error = self._error
+        if error is None:
+            self._state = "DONE"
+            return "DONE"
+        self._state = "ERR"
+        if isinstance(error, TransferError) and error.kind in LOST:
+            self._lost(self.remote, error)
+        _log.error("a transfer with agent %s failed: %s", self.remote.name, error)
+        raise as_nixl(error) from error
+
+    def cancel(self) -> None:
+        """End it; local memory is no longer touched when this returns."""
+        with self._lock:
+            was_active = self._state == "PROC"
+            if was_active:
+                self._state = "ERR"
+        if was_active and self._ticket is not None:
+            self._ticket.cancel()
+
+    def telemetry(self) -> nixlXferTelemetry:
+        """How it went."""
+        return nixlXferTelemetry(
+            int(self._begin_s * 1e6),
+            int((self._posted_s - self._begin_s) * 1e6),
+            int((self._end_s - self._begin_s) * 1e6),
+            self._num_bytes,
+            len(self._columns[0]),
+        )
+
+
+class nixl_prepped_dlist_handle:  # noqa: N801
+    """A list of descriptors that ``prep_xfer_dlist`` has checked."""
+
+    __slots__ = ("side",)
+
+    def __init__(self, side: Side):
+        self.side: Side | None = side
+
+    def __repr__(self) -> str:
+        held = "released" if self.side is None else f"{len(self.side.addresses)} descriptors"
+        return f"nixl_prepped_dlist_handle({held})"
+
+    def release(self) -> None:
+        """Free it. Transfers that were made of it go on. Idempotent."""
+        self.side = None
+
+
+class nixl_xfer_handle:  # noqa: N801
+    """A transfer, from ``make_prepped_xfer`` or ``initialize_xfer``.
+
+    One that is dropped while it runs is cancelled.
+    """
+
+    __slots__ = ("__weakref__", "job", "message")
+
+    def __init__(self, job: Job, message: bytes | str):
+        self.job: Job | None = job
+        self.message = message
+
+    def __repr__(self) -> str:
+        return f"nixl_xfer_handle(released={self.job is None})"
+
+    def release(self) -> None:
+        """Free it; a running transfer is cancelled first. Idempotent.
+
+        Local memory is no longer touched when this returns. What a cancelled write has sent may
+        still land at the peer until this agent's next transfer to it.
+        """
+        job, self.job = self.job, None
+        if job is not None:
+            job.cancel()
+
+    def __del__(self) -> None:
+        self.release()

@@ -1,0 +1,185 @@
+"""Files: by descriptor and by path, many at once, errors."""
+
+import os
+
+import numpy as np
+import pytest
+
+from mooncake_serving.compat.nixl import _bindings as nixl_bind
+from mooncake_serving.compat.nixl import nixl_agent_config
+
+from ..support import SIZE, UNTOUCHED, addressed
+from .support import BLOCK, near_agent, rows_at, settle
+
+
+@pytest.fixture
+def near():
+    with near_agent("near", addressed(SIZE), backends=["UCX", "POSIX"]) as near:
+        yield near
+
+
+def descriptors(path, flags=os.O_RDWR | os.O_CREAT):
+    return os.open(path, flags, 0o644)
+
+
+def move(near, operation, memory_rows, file_rows):
+    agent = near.agent
+    handle = agent.initialize_xfer(
+        operation,
+        agent.get_xfer_descs(memory_rows, "DRAM"),
+        agent.get_xfer_descs(file_rows, "FILE"),
+        near.name,
+    )
+    agent.transfer(handle)
+    assert settle(agent, handle) == "DONE"
+    assert agent.query_xfer_backend(handle) == "POSIX"
+    told = agent.get_xfer_telemetry(handle)
+    assert told.totalBytes == int(np.asarray(memory_rows, np.uint64)[:, 1].sum())
+    agent.release_xfer_handle(handle)
+
+
+def test_write_and_read_back_by_descriptor(near, tmp_path):
+    fd = descriptors(tmp_path / "pool")
+    near.agent.register_memory([(0, SIZE, fd, "")], "FILE")
+    order = np.random.default_rng(0).permutation(SIZE // BLOCK)
+    rows = near.blocks()
+    places = rows_at(0)
+    places[:, 2] = fd
+    move(near, "WRITE", rows, places[order])
+    expected = np.empty_like(near.memory).reshape(-1, BLOCK)
+    expected[order] = addressed(SIZE).reshape(-1, BLOCK)
+    np.testing.assert_array_equal(np.fromfile(tmp_path / "pool", np.uint8), expected.reshape(-1))
+    near.memory[:] = UNTOUCHED
+    move(near, "READ", rows, places[order])
+    np.testing.assert_array_equal(near.memory, addressed(SIZE))
+    os.close(fd)
+
+
+def test_by_path_and_prepared(near, tmp_path):
+    """One file a block, as SGLang's and LMCache's stores have it."""
+    agent = near.agent
+    count = 40
+    tuples = [(0, BLOCK, 1000 + i, f"rw,create:{tmp_path}/{i}") for i in range(count)]
+    reg = agent.register_memory(tuples, "FILE")
+    local = agent.prep_xfer_dlist("", near.blocks(), "DRAM")
+    remote = agent.prep_xfer_dlist("near", reg.trim())
+    for operation in ("WRITE", "READ"):
+        handle = agent.make_prepped_xfer(operation, local, range(count), remote, range(count))
+        agent.transfer(handle)
+        assert settle(agent, handle) == "DONE"
+        near.memory[:] = UNTOUCHED
+        if operation == "WRITE":
+            files = [np.fromfile(tmp_path / str(i), np.uint8) for i in range(count)]
+            np.testing.assert_array_equal(np.concatenate(files), addressed(SIZE)[: count * BLOCK])
+    agent.deregister_memory(reg)
+    with pytest.raises(nixl_bind.nixlNotFoundError, match="registered file, got 1000"):
+        agent.prep_xfer_dlist("near", reg.trim())
+
+
+def test_a_descriptor_that_is_closed_and_used_again(near, tmp_path):
+    """What was registered is what is written, whatever the number stands for by then."""
+    fd = descriptors(tmp_path / "mine")
+    near.agent.register_memory([(0, BLOCK, fd, "")], "FILE")
+    os.close(fd)
+    other = descriptors(tmp_path / "other")
+    assert other == fd
+    move(near, "WRITE", [(near.address, BLOCK, 0)], [(0, BLOCK, fd)])
+    np.testing.assert_array_equal(np.fromfile(tmp_path / "mine", np.uint8), addressed(SIZE)[:BLOCK])
+    assert os.fstat(other).st_size == 0
+    os.close(other)
+
+
+def test_registered_twice(near, tmp_path):
+    fd = descriptors(tmp_path / "pool")
+    first = near.agent.register_memory([(0, BLOCK, fd, ""), (BLOCK, BLOCK, fd, "")], "FILE")
+    near.agent.register_memory([(0, BLOCK, fd, "")], "FILE")
+    near.agent.deregister_memory(first)
+    move(near, "WRITE", [(near.address, BLOCK, 0)], [(0, BLOCK, fd)])
+    near.agent.deregister_memory(near.agent.get_reg_descs([(0, BLOCK, fd, "")], "FILE"))
+    with pytest.raises(nixl_bind.nixlNotFoundError, match="the file"):
+        near.agent.deregister_memory(first)
+    os.close(fd)
+
+
+def test_query(near, tmp_path):
+    (tmp_path / "there").write_bytes(b"12345")
+    tuples = [(0, 0, 0, str(tmp_path / "there")), (0, 0, 0, str(tmp_path / "missing"))]
+    there, missing = near.agent.query_memory(tuples, "POSIX", "FILE")
+    assert there["size"] == "5" and int(there["mode"]) & 0o400 and int(there["mtime"]) > 0
+    assert missing is None
+    with pytest.raises(ValueError, match="backend must be one of"):
+        near.agent.query_memory(tuples, "GDS", "FILE")
+    with pytest.raises(nixl_bind.nixlNotSupportedError, match="must be files"):
+        near.agent.query_memory(tuples, "UCX", "FILE")
+
+
+def test_the_probe_of_sglang(near):
+    descs = near.agent.get_reg_descs([(0, 4096, 1, "rw:/nonexistent-nixl-probe")], "FILE")
+    with pytest.raises(nixl_bind.nixlBackendError, match="nonexistent-nixl-probe"):
+        near.agent.register_memory(descs)
+
+
+def test_what_is_refused(near, tmp_path):
+    agent = near.agent
+    with pytest.raises(nixl_bind.nixlBackendError, match="descriptor of an open file"):
+        agent.register_memory([(0, 1, 987_654, "")], "FILE")
+    with pytest.raises(nixl_bind.nixlInvalidParamError, match="flags of a path"):
+        agent.register_memory([(0, 1, 1, f"rw,fast:{tmp_path}/x")], "FILE")
+    agent.register_memory([(0, 1, 1001, f"rw,create:{tmp_path}/x")], "FILE")
+    with pytest.raises(nixl_bind.nixlInvalidParamError, match="one that no registered file has"):
+        agent.register_memory([(0, 1, 1001, f"rw,create:{tmp_path}/y")], "FILE")
+    rows = agent.get_xfer_descs([(0, BLOCK, 1001)], "FILE")
+    for name in ("", "far"):
+        with pytest.raises(nixl_bind.nixlInvalidParamError, match="a remote side of this agent"):
+            agent.prep_xfer_dlist(name, rows)
+    remote = agent.prep_xfer_dlist("near", rows)
+    local = agent.prep_xfer_dlist("", near.blocks(), "DRAM")
+    with pytest.raises(nixl_bind.nixlInvalidParamError):
+        agent.make_prepped_xfer("READ", remote, [0], local, [0])
+    handle = agent.make_prepped_xfer("WRITE", local, [0], remote, [0], b"notice")
+    with pytest.raises(nixl_bind.nixlBackendError, match="notif_msg must be empty for files"):
+        agent.transfer(handle)
+
+
+@pytest.mark.parametrize("flags", [os.O_RDONLY, os.O_RDWR])
+def test_failures_are_raised_once(near, tmp_path, flags):
+    """Beyond the end of a file; and writes to one that may only be read."""
+    (tmp_path / "short").write_bytes(b"12345")
+    fd = descriptors(tmp_path / "short", flags)
+    agent = near.agent
+    agent.register_memory([(0, BLOCK, fd, "")], "FILE")
+    operation = "WRITE" if flags == os.O_RDONLY else "READ"
+    handle = agent.initialize_xfer(
+        operation,
+        agent.get_xfer_descs(near.blocks()[:1], "DRAM"),
+        agent.get_xfer_descs([(0, BLOCK, fd)], "FILE"),
+        "near",
+    )
+    with pytest.raises(nixl_bind.nixlBackendError):
+        agent.transfer(handle)
+        settle(agent, handle)
+    assert agent.check_xfer_state(handle) == "ERR"
+    assert (tmp_path / "short").read_bytes() == b"12345"
+    agent.release_xfer_handle(handle)
+    os.close(fd)
+
+
+def test_release_while_it_runs(near, tmp_path):
+    agent = near.agent
+    tuples = [(0, BLOCK, 2000 + i, f"rw,create:{tmp_path}/{i}") for i in range(200)]
+    reg = agent.register_memory(tuples, "FILE")
+    local = agent.prep_xfer_dlist("", near.blocks(), "DRAM")
+    remote = agent.prep_xfer_dlist("near", reg.trim())
+    handle = agent.make_prepped_xfer("WRITE", local, range(200), remote, range(200))
+    agent.transfer(handle)
+    agent.release_xfer_handle(handle)
+    sizes = {path.stat().st_size for path in tmp_path.iterdir()}
+    assert sizes <= {0, BLOCK}
+    agent.deregister_memory(reg)
+
+
+def test_only_files():
+    with near_agent("plain", addressed(SIZE)) as near:
+        with pytest.raises(nixl_bind.nixlNotFoundError, match="a backend that takes FILE_SEG"):
+            near.agent.register_memory([(0, 1, 5, "")], "FILE")
+    assert nixl_agent_config().backends == ["UCX"]
