@@ -22,6 +22,7 @@ import numpy as np
 import torch
 
 import mooncake_kernels as mk
+from baselines.nixl import Prepared
 from lib.processes import new_processes
 
 WAIT_S = 120.0
@@ -241,6 +242,10 @@ LIBRARIES = {
     "mooncake": (Mooncake, "tcp"),
     "nixl-tcp": (Nixl, "tcp"),
     "nixl-cma": (Nixl, "self,cma,sysv,posix,tcp"),
+    "nixl-compat-tcp": (Prepared, "compat:tcp"),
+    "nixl-compat-shm": (Prepared, "compat:sm"),
+    "nixl-wheel-tcp": (Prepared, "wheel:tcp"),
+    "nixl-wheel-shm": (Prepared, "wheel:self,cma,sysv,posix,tcp"),
     "stream": (Stream, ""),
     "memcpy": (Memcpy, ""),
     "memcpy-mapped": (Memcpy, "mapped"),  # machines have rules of their own for its huge pages
