@@ -46,6 +46,26 @@ def test_page_by_page_is_one_region(agent, memory):
         agent.prep_xfer_dlist("", [(memory.ctypes.data, 1, 0)], "DRAM")
 
 
+def test_thousands_of_separate_ranges(agent, memory):
+    rows = [(memory.ctypes.data + i * 256, 128, 0, "") for i in range(SIZE // 256)]
+    descs = agent.register_memory(rows, "DRAM")
+    again = agent.register_memory(rows[::2], "DRAM")
+    assert regions(agent) == len(rows)
+    agent.prep_xfer_dlist("", descs.trim())
+    with pytest.raises(nixl_bind.nixlNotFoundError, match="descriptor 0"):
+        agent.prep_xfer_dlist("", [(memory.ctypes.data, 129, 0)], "DRAM")
+    agent.deregister_memory(descs)
+    assert regions(agent) == len(rows) // 2
+    agent.deregister_memory(again)
+    assert regions(agent) == 0
+
+
+def test_metadata_does_not_grow_with_pages(agent, memory):
+    rows = [(memory.ctypes.data + i * BLOCK, BLOCK, 0, "") for i in range(SIZE // BLOCK)]
+    agent.register_memory(rows, "DRAM")
+    assert len(agent.get_agent_metadata()) < 400
+
+
 def test_again_and_inside(agent, memory):
     inner = [(memory.ctypes.data + BLOCK, BLOCK, 0, "")]
     first = agent.register_memory(reg_list(memory), "DRAM")

@@ -1,5 +1,6 @@
 """Memory that an agent has registered, and whether descriptors are inside of it."""
 
+import bisect
 import threading
 from collections import Counter
 
@@ -31,6 +32,10 @@ class Ranges:
         firsts = np.flatnonzero(np.append(True, begins[1:] > reached[:-1])[: len(begins)])
         self.begins = begins[firsts]
         self.ends = reached[np.append(firsts, len(begins))[1:] - 1]
+
+    def rows(self) -> np.ndarray:
+        """``[n, 3]`` uint64: as rows that do not touch, of device 0."""
+        return np.column_stack([self.begins, self.ends - self.begins, np.zeros_like(self.begins)])
 
     def first_outside(self, rows: np.ndarray) -> int | None:
         """The index of the first row that is not inside one range; None if all are."""
@@ -71,6 +76,7 @@ class Memory:
         self._lock = threading.RLock()
         self._regions: dict[tuple[nixl_mem_t, Row], list[Region]] = {}  # a region for each time
         self._uses: Counter[Region] = Counter()
+        self._sorted: list[Region] = []  # by address; none overlap
         self._ranges: dict[nixl_mem_t, Ranges] = {}  # made when they are needed
 
     def register(self, descs: DescList) -> None:
@@ -91,10 +97,10 @@ class Memory:
         with self._lock:
             regions: list[Region] = []
             try:
-                held = [self._holder(row, [*self._uses, *regions]) for row in rows]
-                missing = [row for row, region in zip(rows, held, strict=True) if region is None]
+                missing = [row for row in rows if self._holder(row) is None]
+                mapped = MappedMemory()
                 for address, num_bytes in _joined(missing):
-                    regions += self._register(kind, address, num_bytes, missing)
+                    regions += self._register(kind, address, num_bytes, missing, mapped)
             except BaseException as error:
                 for region in regions:
                     region.close()
@@ -103,8 +109,9 @@ class Memory:
                 if isinstance(error, Unavailable | CudaError | OSError):
                     raise nixlBackendError(_named(error)) from None
                 raise
-            for row, found in zip(rows, held, strict=True):
-                holder = found or self._holder(row, regions)
+            self._sorted = sorted([*self._sorted, *regions], key=_address)
+            for row in rows:
+                holder = self._holder(row)
                 assert holder is not None
                 self._regions.setdefault((kind, row), []).append(holder)
                 self._uses[holder] += 1
@@ -135,48 +142,50 @@ class Memory:
                 if not self._uses[region]:
                     del self._uses[region]
                     closing.append(region)
+            self._sorted = [region for region in self._sorted if region in self._uses]
             self._ranges.pop(kind, None)
         for region in closing:
             region.close()
-
-    def rows(self, kind: nixl_mem_t) -> np.ndarray:
-        """``[n, 3]`` uint64: what is registered of that kind, each once."""
-        with self._lock:
-            rows = [row for of_kind, row in self._regions if of_kind == kind]
-        return np.array(rows, np.uint64).reshape(-1, 3)
 
     def ranges(self, kind: nixl_mem_t) -> Ranges:
         """What is registered of that kind now."""
         with self._lock:
             if kind not in self._ranges:
-                self._ranges[kind] = Ranges(self.rows(kind))
+                rows = [row for of_kind, row in self._regions if of_kind == kind]
+                self._ranges[kind] = Ranges(np.array(rows, np.uint64).reshape(-1, 3))
             return self._ranges[kind]
 
-    def _holder(self, row: Row, regions: list[Region]) -> Region | None:
+    def _holder(self, row: Row) -> Region | None:
         """The region that contains the row.
 
         Raises:
             nixlInvalidParamError: one overlaps it, and does not contain it.
         """
         begin, end = row[0], row[0] + row[1]
-        for region in regions:
+        place = bisect.bisect_right(self._sorted, begin, key=_address)
+        for region in self._sorted[max(place - 1, 0) : place + 1]:
             first, last = region.address, region.address + region.num_bytes
             if first <= begin and end <= last:
                 return region
             if first < end and begin < last:
                 raise nixlInvalidParamError(
                     "register_memory: a descriptor must lie inside registered memory, or not "
-                    f"overlap it, got 0x{begin:x} + {row[1]} bytes beside 0x{first:x} + "
+                    f"overlap it, got 0x{begin:x} + {row[1]} bytes, which overlap 0x{first:x} + "
                     f"{region.num_bytes} bytes"
                 )
         return None
 
     def _register(
-        self, kind: nixl_mem_t, address: int, num_bytes: int, rows: list[Row]
+        self,
+        kind: nixl_mem_t,
+        address: int,
+        num_bytes: int,
+        rows: list[Row],
+        mapped: MappedMemory,
     ) -> list[Region]:
         """Register a range as one region, or, on a GPU, as one for each allocation."""
         if kind == nixl_mem_t.DRAM_SEG:
-            access = MappedMemory().access(address, num_bytes)
+            access = mapped.access(address, num_bytes)
             if not access:
                 raise InvalidArgument(
                     "a descriptor of DRAM must be memory that this process can read, got "
@@ -202,10 +211,14 @@ class Memory:
         return regions
 
 
+def _address(region: Region) -> int:
+    return region.address
+
+
 def _joined(rows: list[Row]) -> list[tuple[int, int]]:
     """The rows as ranges (address, bytes), those joined that touch."""
-    ranges = Ranges(np.array(rows, np.uint64).reshape(-1, 3))
-    return [(a, b - a) for a, b in zip(ranges.begins.tolist(), ranges.ends.tolist(), strict=True)]
+    rows_of = Ranges(np.array(rows, np.uint64).reshape(-1, 3)).rows()
+    return [(address, num_bytes) for address, num_bytes, _ in rows_of.tolist()]
 
 
 def _named(error: Exception) -> str:

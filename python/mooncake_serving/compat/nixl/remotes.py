@@ -173,7 +173,9 @@ class Remotes:
 
     def metadata(self, ranges: dict[nixl_mem_t, np.ndarray] | None = None) -> AgentMetadata:
         """What others need to know of this agent: all, or these ranges only."""
-        every = {kind: self._memory.rows(kind) for kind in _MEMORY} if ranges is None else ranges
+        every = ranges
+        if every is None:
+            every = {kind: self._memory.ranges(kind).rows() for kind in _MEMORY}
         return AgentMetadata(
             self.name,
             self._engine.name,
