@@ -189,3 +189,20 @@ def test_block_sizes_have_separate_objects(engines):
     requests = prompts(2)
     engines.serve(requests, 1)
     assert engines.serve(requests, 1, options={"block_size": 64})["num_cached"][0] == 0
+
+
+@pytest.mark.parametrize("url", ["shm:{}/kv?size=256MiB", "tiered:{0}?{1}&pool={0}/kv"])
+def test_fresh_engine_loads_chunks_from_the_tier(engines, tmp_path, url):
+    """By vLLM's own offloading: what the first has computed, the second finds in the store.
+
+    The pool behind the disk, and vLLM's own memory, are smaller than what is stored.
+    """
+    tier = {"url": url.format(tmp_path, "memory=8MiB&disk=256MiB")}
+    requests = prompts(24)
+    alone = engines.serve(requests, config=None)
+    first, second = (engines.serve(requests, tier=tier, cpu_bytes=8 << 20) for _ in range(2))
+    assert first["tokens"] == second["tokens"] == alone["tokens"]
+    assert first["num_cached"] == alone["num_cached"]
+    assert sum(second["num_cached"]) > 2 * sum(first["num_cached"])
+    if "shm" in url:
+        assert second["num_cached"] == [blocks(tokens) for tokens in requests]

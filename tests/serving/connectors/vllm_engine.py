@@ -90,7 +90,24 @@ def serve(task: dict[str, Any]) -> dict[str, Any]:
         "kv_cache_memory_bytes": task.get("cache_bytes", 64 << 20),
         **task.get("options", {}),
     }  # fmt: skip
-    if task.get("config"):
+    if task.get("tier"):
+        options["kv_transfer_config"] = {
+            "kv_connector": "OffloadingConnector",
+            "kv_role": "kv_both",
+            "kv_connector_extra_config": {
+                "spec_name": "CpuTieringSpec",
+                "spec_module_path": "tests.serving.connectors.vllm_cpu_spec",
+                "cpu_bytes_to_use": task.get("cpu_bytes", 64 << 20),
+                "secondary_tiers": [
+                    {
+                        "type": "StoreTier",
+                        "module_path": "mooncake_serving.connectors.vllm.tier",
+                        **task["tier"],
+                    }
+                ],
+            },
+        }
+    elif task.get("config"):
         options["kv_transfer_config"] = {
             "kv_connector": "StoreConnector",
             "kv_connector_module_path": "mooncake_serving.connectors.vllm",
@@ -102,6 +119,8 @@ def serve(task: dict[str, Any]) -> dict[str, Any]:
     sampling = {"max_tokens": task["num_tokens"], "ignore_eos": True, "detokenize": False}
     prompts = [{"prompt_token_ids": tokens} for tokens in task["prompts"]]
     answers = engine.generate(prompts, SamplingParams(temperature=0, **sampling), use_tqdm=False)
+    if task.get("tier"):  # what is on its way is stored
+        engine.llm_engine.engine_core.shutdown()
     return {
         "tokens": [list(answer.outputs[0].token_ids) for answer in answers],
         "num_cached": [answer.num_cached_tokens for answer in answers],
