@@ -1,0 +1,1 @@
+"""The store as the storage behind SGLang's HiCache: ``hicache.HiCacheStore``."""
