@@ -24,6 +24,7 @@ def server(tmp_path):
     [
         ("MK_TEST_VLLM", "vLLM: see `make test-vllm`", "test_vllm_tier.py"),
         ("MK_TEST_ENGINES", "SGLang: see make_engines", "test_sglang_hicache.py"),
+        ("MK_TEST_ENGINES", "LMCache: see make_engines", "test_lmcache_l2.py"),
     ],
 )
 def test_connector_works_with_the_engines_own_classes(environment, needed, file, server):
