@@ -3,8 +3,8 @@
 import math
 import sys
 import threading
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 import pytest
@@ -30,6 +30,7 @@ from mooncake_serving.conductor import (
     Why,
 )
 
+from ..threads import in_threads
 from .support import COSTS, make, request, state
 
 
@@ -622,8 +623,7 @@ def test_concurrent_decisions_and_reservations():
 
     sys.setswitchinterval(1e-5)
     try:
-        with ThreadPoolExecutor(8) as threads:
-            list(threads.map(serve, range(8)))
+        in_threads(*(partial(serve, each) for each in range(8)))
     finally:
         sys.setswitchinterval(interval)
     assert not any(any(values) for values in state(conductor).values())

@@ -3,7 +3,6 @@
 import os
 import subprocess
 import sys
-import threading
 
 import numpy as np
 import pytest
@@ -16,6 +15,8 @@ from mooncake_kernels import config, hashing
 
 pytest.importorskip("xxhash", reason="the specification uses the Python xxhash package")
 from mooncake_kernels.reference import hashing as reference
+
+from ..threads import in_threads
 
 
 @given(
@@ -120,11 +121,7 @@ def test_concurrent_callers_get_equal_keys():
     def call():
         results.append(np.array_equal(mk.block_hashes(tokens, 16), expected))
 
-    threads = [threading.Thread(target=call) for _ in range(8)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    in_threads(*[call] * 8)
     assert results == [True] * 8
 
 

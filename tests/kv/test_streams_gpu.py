@@ -1,12 +1,14 @@
 """Copies on streams of a GPU: concurrent, in sequence, from threads, and in CUDA graphs."""
 
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 
 import pytest
 import torch
 
 import mooncake_kernels as mk
 
+from ..threads import in_threads
 from .layouts import Sizes, make_view
 
 SIZES = Sizes(layer=4, block=64, head=4, token=16, dim=64)
@@ -50,8 +52,7 @@ def test_concurrent_streams_do_not_interfere(gpu, threads):
                 plan.run(ids[i], targets[i], max_sms=i or None)
 
     if threads:
-        with ThreadPoolExecutor(NUM_STREAMS) as pool:
-            list(pool.map(copy, range(NUM_STREAMS)))
+        in_threads(*(partial(copy, each) for each in range(NUM_STREAMS)))
     else:
         for i in range(NUM_STREAMS):
             copy(i)

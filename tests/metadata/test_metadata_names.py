@@ -2,7 +2,7 @@
 
 import os
 import socket
-from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 
 import numpy as np
 import pytest
@@ -12,6 +12,7 @@ from mooncake_kernels.errors import InvalidArgument, TransferError, Unavailable
 from mooncake_kernels.metadata import Entry
 from mooncake_kernels.transfer import TransferEngine
 
+from ..threads import in_threads
 from .support import engine_process, free_port, names, put_entry
 
 SIZE = 1 << 16
@@ -124,8 +125,7 @@ def test_one_of_several_racing_engines_gets_the_name(url, stale):
         except InvalidArgument as error:
             return str(error)
 
-    with ThreadPoolExecutor(8) as threads:
-        results = list(threads.map(start, range(8)))
+    results = in_threads(*(partial(start, each) for each in range(8)))
     engines = [result for result in results if isinstance(result, TransferEngine)]
     assert len(engines) == 1
     assert all("name must be free" in text for text in results if isinstance(text, str))

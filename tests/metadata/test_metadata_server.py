@@ -7,8 +7,8 @@ import signal
 import socket
 import subprocess
 import sys
-import threading
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 
 import pytest
 
@@ -19,6 +19,7 @@ from mooncake_kernels.metadata import values
 from mooncake_kernels.metadata.server import MetadataServer
 from mooncake_kernels.transfer import TransferEngine
 
+from ..threads import in_threads
 from .support import WAIT_S, HttpServer, eventually, free_port, names
 
 
@@ -161,11 +162,7 @@ def test_concurrent_puts_and_deletes(running):
             assert ask(running.port, "PUT", f"key={i}.{k}", b"x", If_None_Match="*")[0] == 200
             assert ask(running.port, "DELETE", f"key={i}.{k}")[0] == 200
 
-    threads = [threading.Thread(target=work, args=(i,)) for i in range(8)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    in_threads(*(partial(work, i) for i in range(8)))
     assert ask(running.port, "GET", "prefix=")[1] == b"[]"
     assert running._server.values._num_bytes == 0
 

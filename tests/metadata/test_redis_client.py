@@ -5,6 +5,7 @@ import hashlib
 import os
 import socket
 import threading
+from functools import partial
 from operator import itemgetter
 
 import pytest
@@ -16,6 +17,7 @@ from mooncake_kernels.metadata.bounded_socket import BoundedSocket
 from mooncake_kernels.metadata.redis_client import RedisClient, pack
 from mooncake_kernels.metadata.url import parse_url
 
+from ..threads import in_threads
 from .support import RedisServer, eventually, impatience, raw_server
 
 
@@ -272,11 +274,7 @@ def test_threads_have_connections_of_their_own(client, other):
             if ask(client, "ECHO", text) != text.encode():
                 wrong.append(text)
 
-    threads = [threading.Thread(target=work, args=(number,)) for number in range(num_threads)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    in_threads(*(partial(work, number) for number in range(num_threads)))
     assert not wrong
     assert 1 <= num_connections(other) <= num_threads
 

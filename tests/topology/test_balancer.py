@@ -1,7 +1,7 @@
 """The balancer: the NIC that is done first, of the first live tier; on many threads."""
 
-import threading
 from collections import Counter
+from functools import partial
 
 import pytest
 from hypothesis import given
@@ -11,6 +11,7 @@ from mooncake_kernels import _host
 from mooncake_kernels.errors import InvalidArgument
 from mooncake_kernels.topology import NicPolicy
 
+from ..threads import in_threads
 from .support import machine
 
 MIB = 1 << 20
@@ -100,11 +101,7 @@ def test_concurrent_picks_keep_the_load_exact():
             balancer.done(nic, size)
         left.extend(held[1::2])
 
-    threads = [threading.Thread(target=work, args=(f"cuda:{i}",)) for i in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    in_threads(*(partial(work, f"cuda:{i}") for i in range(4)))
     total = Counter()
     for nic, size in left:
         total[nic.name] += size
