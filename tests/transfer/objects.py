@@ -3,7 +3,6 @@
 import contextlib
 import socket
 import struct
-import threading
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -22,7 +21,7 @@ from mooncake_kernels.transfer import (
 
 from .handshake import begin, receive_exactly
 from .proxy import Proxy
-from .support import ACK, HEADER, WAIT_S, addressed, connect, eventually, untouched
+from .support import ACK, HEADER, addressed, connect, eventually, untouched
 
 ABSENT, DONE, DAMAGED, BUSY, DOES_NOT_FIT, TOO_LARGE, EXISTS, BEING_WRITTEN, FULL, *_ = ObjectStatus
 ELSEWHERE, UNLISTED, UNSURE, LATE = tuple(ObjectStatus)[-4:]
@@ -161,26 +160,6 @@ def through(proxy_of: Serving):
     both = proxy_of
     with Proxy(both.far.name) as proxy, both.near.open(proxy.name) as peer:
         yield Serving(both.near, both.far, peer, both.pool, both.served), proxy
-
-
-def in_threads(work, count: int) -> None:
-    """Run ``work(i)`` in threads; raise what one of them raises."""
-    errors = []
-
-    def run(i):
-        try:
-            work(i)
-        except BaseException as error:  # noqa: BLE001 - raised below
-            errors.append(error)
-
-    threads = [threading.Thread(target=run, args=(i,), daemon=True) for i in range(count)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(3 * WAIT_S)
-        assert not thread.is_alive(), "it hangs"
-    if errors:
-        raise errors[0]
 
 
 # By hand, over raw sockets.

@@ -6,12 +6,15 @@ import socket
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 
 import pytest
 
 from mooncake_kernels.errors import TransferError
 from mooncake_kernels.transfer import TransferEngine
 
+from ..store.support import child, ended_well
+from ..threads import in_threads
 from .handshake import answer, receive_exactly
 from .support import (
     ACK,
@@ -125,8 +128,7 @@ def test_notifications_of_each_thread_follow_its_data(tcp_pair):
             assert (far._buffer.owner[part] == k).all()
             ticket.wait()
 
-    with ThreadPoolExecutor(count) as threads:
-        list(threads.map(work, range(count)))
+    in_threads(*(partial(work, each) for each in range(count)))
     notes = [note for _, note in tcp_pair.far.receive_notifications()]
     assert sorted(notes) == [bytes([i, k]) for i in range(count) for k in range(num_rounds)]
 
@@ -138,8 +140,7 @@ def test_bare_notifications_of_all_threads_arrive_in_order(tcp_pair):
         for k in range(num_rounds):
             tcp_pair.near.write(tcp_pair.peer, [], notify=k.to_bytes(2, "big") + bytes([i])).wait()
 
-    with ThreadPoolExecutor(count) as threads:
-        list(threads.map(work, range(count)))
+    in_threads(*(partial(work, each) for each in range(count)))
     notes = [note for _, note in tcp_pair.far.receive_notifications()]
     expected = [k.to_bytes(2, "big") for k in range(num_rounds)]
     for i in range(count):  # those of a thread in their order
@@ -158,18 +159,12 @@ def test_order_is_kept_whichever_thread_sends(tcp_pair):
     assert [int.from_bytes(note, "big") for _, note in notes] == list(range(100))
 
 
+@pytest.mark.parametrize("waits", [False, True])
 @pytest.mark.parametrize("verb", ["write", "read"])
-def test_deadline_expires_in_wait(stalled, verb):
+def test_deadline_expires_before_or_in_wait(stalled, verb, waits):
     near, here, peer = stalled
-    ticket = getattr(near, verb)(peer, [(here.address, 1 << 20, SIZE)], deadline_s=0.1)
-    with pytest.raises(TransferError, match="deadline of 0.1 s passed"):
-        ticket.wait()
-
-
-def test_the_deadline_of_a_request_without_a_waiter(stalled):
-    near, here, peer = stalled
-    ticket = near.write(peer, [(here.address, 1 << 20, SIZE)], deadline_s=0.05)
-    time.sleep(0.1)
+    ticket = getattr(near, verb)(peer, [(here.address, 1 << 20, SIZE)], deadline_s=0.05)
+    time.sleep(0 if waits else 0.1)
     with pytest.raises(TransferError, match="deadline of 0.05 s passed"):
         ticket.wait()
 
@@ -304,16 +299,14 @@ def test_lost_connection_is_reestablished_and_request_retried():
         assert len(served) == 2
 
 
-def test_forked_child_cannot_wait_for_parents_ticket():
-    with engine_pair("tcp") as pair:
-        near, far = pair.regions(addressed(SIZE), untouched(SIZE))
-        ticket = pair.near.write(pair.peer, [(near.address, far.address, SIZE)])
-        pid = os.fork()
-        if pid == 0:
-            try:
-                ticket.wait()
-            except ValueError:
-                os._exit(0)
-            os._exit(1)
-        assert os.waitpid(pid, 0)[1] == 0
-        ticket.wait()
+def test_forked_child_cannot_wait_for_parents_ticket(tcp_pair):
+    near, far = tcp_pair.regions(addressed(SIZE), untouched(SIZE))
+    ticket = tcp_pair.near.write(tcp_pair.peer, [(near.address, far.address, SIZE)])
+
+    def wait():
+        with pytest.raises(ValueError):
+            ticket.wait()
+
+    with child(wait) as pid:
+        assert ended_well(pid)
+    ticket.wait()

@@ -31,7 +31,7 @@ FLIPPED = MARK[:7] + bytes([MARK[7] ^ 4]) + MARK[8:]
 
 
 @pytest.mark.parametrize("verb", ["write", "read"])
-@pytest.mark.parametrize("size", [1, 4096, (40 << 20) + 3])
+@pytest.mark.parametrize("size", [1, 4096, 1 << 20, (40 << 20) + 3])
 def test_checksummed_transfer_delivers_the_same_data(pair, verb, size):
     near, far = pair.regions(addressed(size), untouched(size))
     if verb == "read":
@@ -159,8 +159,6 @@ def test_engine_checksum_default_and_invalid_values(pair):
         for wrong in (1, "yes"):
             with pytest.raises(InvalidArgument, match="write: checksum must be True or False, got"):
                 careful.write(peer, [(here.address, there.address, size)], checksum=wrong)
-    with pytest.raises(InvalidArgument, match="TransferEngine: checksum must be True or False"):
-        TransferEngine(checksum=3)
 
 
 def test_a_file_has_no_peer_that_compares(tmp_path):

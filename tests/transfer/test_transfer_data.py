@@ -1,12 +1,13 @@
 """Transfers move bytes: every comparison is exact, and each byte identifies its source."""
 
-from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from ..threads import in_threads
 from .support import addressed, engine_pair, untouched
 
 MIB = 1 << 20
@@ -94,8 +95,7 @@ def test_requests_from_many_threads(pair):
             pair.near.write(pair.peer, [row]).wait()
             pair.near.read(pair.peer, [row]).wait()
 
-    with ThreadPoolExecutor(num_threads) as threads:
-        list(threads.map(work, range(num_threads)))
+    in_threads(*(partial(work, each) for each in range(num_threads)))
     np.testing.assert_array_equal(far, near)
     np.testing.assert_array_equal(near, addressed(num_threads * size))
 

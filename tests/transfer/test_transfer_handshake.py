@@ -296,13 +296,14 @@ def test_truncated_handshake_response_fails_open(cut):
         assert cause_of_opening(engine, name) == "connection closed by peer"
 
 
+@pytest.mark.parametrize("version", [1, 2, 3, 4, 5, 2**32 - 1])
 @pytest.mark.parametrize("secret", [OURS, None])
-def test_version_1_peer_is_answered_and_disconnected(secret):
+def test_other_wire_version_is_answered_and_disconnected(secret, version):
     with TransferEngine(secret=secret) as engine, connect(engine.name) as connection:
-        connection.sendall(HELLO.pack(MAGIC, 1, 5, 7) + b"raw:1")
+        connection.sendall(HELLO.pack(MAGIC, version, 5, 7) + b"raw:1")
         assert hear_hello(connection).version == VERSION
         assert ended(connection)
-        cause = "the peer speaks wire version 1, this engine speaks 6"
+        cause = f"the peer speaks wire version {version}, this engine speaks 6"
         assert engine.rejections() == {cause: 1}
 
 

@@ -2,13 +2,14 @@
 
 import subprocess
 import sys
-from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 
 import numpy as np
 import pytest
 
 import mooncake_kernels as mk
 
+from ..threads import in_threads
 from .support import UNTOUCHED, WAIT_S, addressed, engine_pair, eventually, untouched
 
 MIB = 1 << 20
@@ -155,8 +156,7 @@ def test_more_threads_than_lanes(pair, num_bytes):
             assert (far[part] == near[part]).all()
             pair.near.write_blocks(pair.peer, np.array([here]), np.array([there]), num_bytes).wait()
 
-    with ThreadPoolExecutor(num_threads) as threads:
-        list(threads.map(move, range(num_threads)))
+    in_threads(*(partial(move, each) for each in range(num_threads)))
     assert (far == near).all()
 
 

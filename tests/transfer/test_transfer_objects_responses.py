@@ -123,21 +123,18 @@ def test_truncated_read_response_fails():
 
 
 @pytest.mark.parametrize("call", ["write_objects", "remove_objects"])
-@pytest.mark.parametrize("num_bytes", [0, 3, 4, 9, 12])
-def test_write_responses_of_wrong_size_are_rejected(call, num_bytes):
-    arguments = [[[], []]] if call == "write_objects" else []
-    with answering(done(bytes(num_bytes))) as (engine, peer):
-        with pytest.raises(TransferError, match=NOT_SOUND):
-            getattr(engine, call)(peer, [(1, 7), (2, 7)], *arguments)
-
-
-@pytest.mark.parametrize("call", ["write_objects", "remove_objects"])
-@pytest.mark.parametrize("status", [10, 256, 257, 2**32 - 1])
-def test_write_responses_with_invalid_status_are_rejected(call, status):
-    arguments = [[[]]] if call == "write_objects" else []
-    with answering(done(struct.pack("<I", status))) as (engine, peer):
-        with pytest.raises(TransferError, match="protocol error"):
-            getattr(engine, call)(peer, [(1, 7)], *arguments)
+@pytest.mark.parametrize(
+    ("answer", "num_keys", "message"),
+    [
+        *((bytes(num_bytes), 2, NOT_SOUND) for num_bytes in (0, 3, 4, 9, 12)),
+        *((struct.pack("<I", status), 1, "protocol error") for status in (10, 256, 257, 2**32 - 1)),
+    ],
+)
+def test_malformed_write_responses_are_rejected(call, answer, num_keys, message):
+    arguments = [[[]] * num_keys] if call == "write_objects" else []
+    with answering(done(answer)) as (engine, peer):
+        with pytest.raises(TransferError, match=message):
+            getattr(engine, call)(peer, [(1, 7), (2, 7)][:num_keys], *arguments)
 
 
 @given(garbage=st.binary(max_size=200), is_answer=st.booleans())

@@ -1,6 +1,7 @@
 """Objects read and written by many threads at once."""
 
 import threading
+from functools import partial
 
 import numpy as np
 import pytest
@@ -8,11 +9,11 @@ import pytest
 from mooncake_kernels.errors import TransferError
 from mooncake_kernels.pool import ObjectPool
 
+from ..threads import in_threads
 from .objects import (
     DONE,
     content,
     here_fixture,  # noqa: F401
-    in_threads,
     key,
     serving,
 )
@@ -37,7 +38,7 @@ def test_many_threads(transport):
                     here.ask(*numbers).close()
                 assert here.remove(mine) == [DONE]
 
-        in_threads(work, 8)
+        in_threads(*(partial(work, i) for i in range(8)))
         assert eventually(here.is_at_rest)
         stats = here.near.stats()["peers"][here.far.name]
         assert stats["num_in_flight"] == stats["num_errors"] == 0
@@ -64,7 +65,7 @@ def test_few_connections_for_objects_and_transfers(transport, most):
                 else:
                     assert here.read(1) == [data]
 
-        in_threads(work, 5)
+        in_threads(*(partial(work, i) for i in range(5)))
         for target in targets:
             np.testing.assert_array_equal(target._buffer.owner, addressed(1 << 20))
 

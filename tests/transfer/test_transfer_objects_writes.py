@@ -2,8 +2,8 @@
 
 import contextlib
 import itertools
-import threading
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 
 import numpy as np
 import pytest
@@ -11,6 +11,7 @@ import pytest
 from mooncake_kernels.errors import InvalidArgument, Unavailable
 from mooncake_kernels.pool import checksum_of
 
+from ..threads import in_threads
 from .objects import (
     ABSENT,
     BEING_WRITTEN,
@@ -22,13 +23,12 @@ from .objects import (
     TOO_LARGE,
     content,
     here_fixture,  # noqa: F401
-    in_threads,
     key,
     keys,
     place,
     serving,
 )
-from .support import WAIT_S, eventually, untouched
+from .support import eventually, untouched
 
 
 @pytest.mark.parametrize("transport", ["tcp", "shm"])
@@ -103,15 +103,8 @@ def test_duplicate_key_in_one_batch(here):
 
 def test_first_of_concurrent_writers_wins(here):
     data = [content(i, 200_000) for i in range(6)]
-    results: list = [None] * 6
     for number in range(10):
-        start = threading.Barrier(6)
-
-        def write(i, number=number, start=start):
-            start.wait(WAIT_S)
-            results[i] = here.write({number: data[i]})[0]
-
-        in_threads(write, 6)
+        results = [r for [r] in in_threads(*(partial(here.write, {number: one}) for one in data))]
         assert results.count(DONE) == 1
         assert set(results) <= {DONE, EXISTS, BEING_WRITTEN}
         assert here.stored(number) == data[results.index(DONE)].tobytes()
@@ -184,7 +177,7 @@ def test_acknowledged_writes_are_visible_after_pausing(here):
 
     with ThreadPoolExecutor(1) as executor:
         num_ready = executor.submit(end)
-        in_threads(write, 2)
+        in_threads(*(partial(write, i) for i in range(2)))
     assert num_ready.result() == len(stored) == here.pool.stats().num_ready
 
 

@@ -278,16 +278,28 @@ def test_unreachable_bind_addresses_are_rejected(host):
         TransferEngine(f"{host}:0")
 
 
-def test_bad_arguments_of_the_engine():
-    with pytest.raises(InvalidArgument, match='metadata must be "p2p", .* got no URL'):
-        TransferEngine(metadata="etcd")
-    with pytest.raises(InvalidArgument, match="metadata must be"):
-        TransferEngine(metadata=np.zeros(2))
-    for transports in (["RDMA"], [], "tcp", ["tcp", "nvlink"], 5, [["tcp"]], np.zeros(2), {}):
-        with pytest.raises(
-            InvalidArgument, match="transports must be .* local, shm, cuda_ipc, rdma, tcp and file"
-        ):
-            TransferEngine(transports=transports)
+TRANSPORTS = "must be .* local, shm, cuda_ipc, rdma, tcp and file"
+
+
+@pytest.mark.parametrize(
+    ("name", "message", "wrongs"),
+    [
+        ("metadata", 'must be "p2p", .* got no URL', ["etcd"]),
+        ("metadata", "must be", [np.zeros(2)]),
+        ("transports", TRANSPORTS, [["RDMA"], [], "tcp", ["tcp", "nvlink"], 5, [["tcp"]], {}]),
+        ("transports", TRANSPORTS, [np.zeros(2)]),
+        ("max_connections", "must be an integer", [0, -1, 1.5, "many", True]),
+        ("spin_us", "must be an integer", [-1, 0.5, 1_000_001, None]),
+        ("reached_at", "must", ["10.0.0.1:4711", 7, [7], ["here"], ["here:0"]]),
+        ("tls", "must be a Tls, got dict", [{}]),
+        ("checksum", "must be True or False", [3]),
+    ],
+)
+def test_bad_arguments_of_the_engine(name, message, wrongs):
+    secret = b"0123456789abcdef" if name == "reached_at" else None
+    for wrong in wrongs:
+        with pytest.raises(InvalidArgument, match=f"TransferEngine: {name} {message}"):
+            TransferEngine(secret=secret, **{name: wrong})
 
 
 def test_cuda_ipc_alone_needs_a_driver(monkeypatch):

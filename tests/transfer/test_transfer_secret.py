@@ -73,12 +73,6 @@ def test_secret_only_needs_a_secret_and_no_certificates(options, tmp_path):
         TransferEngine(secret=OURS, secret_only=1)
 
 
-@pytest.mark.parametrize("addresses", ["10.0.0.1:4711", 7, [7], ["here"], ["here:0"]])
-def test_invalid_reached_at_is_rejected(addresses):
-    with pytest.raises(InvalidArgument, match="TransferEngine: reached_at must"):
-        TransferEngine(secret=OURS, reached_at=addresses)
-
-
 def test_secret_may_be_a_string(guarded):
     with initiator(OURS.decode()) as engine, engine.open(guarded[0].name) as peer:
         assert peer.transport == "tcp"

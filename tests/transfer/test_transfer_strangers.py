@@ -3,14 +3,15 @@
 import contextlib
 import socket
 import threading
+from functools import partial
 
 import pytest
 
 from mooncake_kernels.errors import TransferError
 from mooncake_kernels.transfer import TransferEngine
 
+from ..threads import in_threads
 from .handshake import Hello, hear_hello
-from .objects import in_threads
 from .secret import OURS, initiator, rejections
 from .support import WAIT_S, addressed, ended, untouched
 
@@ -53,7 +54,7 @@ def test_strangers_of_one_host_leave_room_for_others():
 
 def test_stalled_handshakes_time_out():
     """After 2 s: silent; after 10 s: in the middle of a Hello, before the proof, slowly fed."""
-    in_threads(lambda i: stall_with([OURS, None][i]), 2)  # which wait together
+    in_threads(*(partial(stall_with, secret) for secret in (OURS, None)))  # which wait together
 
 
 def stall_with(secret: bytes | None) -> None:

@@ -39,13 +39,14 @@ def stalled_peer():
         yield engine, engine.open(name), region
 
 
+@pytest.mark.parametrize("size", [SIZE, (6 << 20) + 1], ids=["one piece", "several"])
 @pytest.mark.parametrize("direction", ["write", "read"])
-def test_notification_arrives_after_the_data(pair, direction):
-    source, target = addressed(SIZE), untouched(SIZE)
+def test_notification_arrives_after_the_data(pair, direction, size):
+    source, target = addressed(size), untouched(size)
     near, far = pair.regions(*((source, target) if direction == "write" else (target, source)))
     for i in range(20):
         target[:] = 0
-        row = (near.address, far.address, SIZE)
+        row = (near.address, far.address, size)
         ticket = getattr(pair.near, direction)(pair.peer, [row], notify=b"%d" % i)
         assert pair.far.receive_notifications(WAIT_S) == [(pair.near.name, b"%d" % i)]
         assert (target == source).all()
@@ -212,8 +213,10 @@ def test_await(one_lane, pair):
         ticket = pair.near.write(pair.peer, [row])
         await ticket
         await ticket
-        assert ticket.done
+        assert ticket.done and (far._buffer.owner == near._buffer.owner).all()
+        far._buffer.owner[:] = 0
         await asyncio.gather(*(pair.near.write(pair.peer, [row]) for _ in range(50)))
+        assert (far._buffer.owner == near._buffer.owner).all()
         with pytest.raises(TransferError, match="is not inside a registered region"):
             await pair.near.write(pair.peer, [(near.address, far.address + 1, SIZE)])
 

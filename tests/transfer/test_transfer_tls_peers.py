@@ -158,8 +158,3 @@ def test_unusable_certificate_files_are_rejected(ca, node, tmp_path, changes, me
     }
     with pytest.raises(InvalidArgument, match=f"TransferEngine: {message}"):
         TransferEngine(tls=dataclasses.replace(node, **changes))
-
-
-def test_invalid_tls_argument_is_rejected():
-    with pytest.raises(InvalidArgument, match="TransferEngine: tls must be a Tls, got dict"):
-        TransferEngine(tls={})

@@ -9,16 +9,9 @@ import pytest
 from mooncake_kernels.errors import InvalidArgument, TransferError
 from mooncake_kernels.transfer import TransferEngine, Window
 
-from .support import Pair, engine_pair, untouched
+from .support import Pair, untouched
 
-TRANSPORTS = ["local", "shm", "tcp"]
 MAY_NOT = "may not read"
-
-
-@pytest.fixture(params=TRANSPORTS)
-def pair(request):
-    with engine_pair(request.param) as pair:
-        yield pair
 
 
 class Reads:

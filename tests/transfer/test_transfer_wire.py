@@ -206,14 +206,6 @@ def test_invalid_hellos_end_the_connection(target, greeting):
     assert still_serves(target)
 
 
-@pytest.mark.parametrize("version", [1, 2, 3, 4, 5, 2**32 - 1])
-def test_other_wire_version_is_answered_and_disconnected(target, version):
-    with connect(target[0].name) as connection:
-        connection.sendall(HELLO.pack(MAGIC, version, 5, 7) + b"raw:1")
-        assert hear_hello(connection).version == VERSION
-        assert ended(connection)
-
-
 @given(garbage=st.binary(max_size=300), greet=st.booleans(), op=st.integers(0, 18))
 @settings(
     max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]

@@ -24,3 +24,8 @@ def _has_gpu():
             engine.register(GPUS.allocate(16).buffer)
         except Unavailable as error:
             skip("cuda", str(error))
+
+
+@pytest.fixture
+def pair(gpus, pair):  # noqa: F811
+    return pair

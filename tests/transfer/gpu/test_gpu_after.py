@@ -15,12 +15,6 @@ from ..support import UNTOUCHED, WAIT_S, addressed, engine_pair, untouched
 SIZE = 1 << 20
 
 
-@pytest.fixture(params=["local", "shm", "tcp"])
-def pair(request, gpus):
-    with engine_pair(request.param) as engines:
-        yield engines
-
-
 @pytest.fixture
 def late(pair, driver):
     """A region whose bytes a stalled stream has yet to write; the target's region; that stream."""

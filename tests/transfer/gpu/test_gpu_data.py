@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from mooncake_kernels.transfer import TransferEngine
 
 from ...fake_cuda.gpus import GPUS, IS_FAKE
-from ..support import UNTOUCHED, WAIT_S, Pair, addressed, engine_pair, untouched
+from ..support import UNTOUCHED, WAIT_S, Pair, addressed, untouched
 
 MIB = 1 << 20
 BETWEEN = [("gpu", "gpu"), ("gpu", "host"), ("host", "gpu")]
@@ -33,12 +33,6 @@ class Host:
 
 def memory(kind: str, num_bytes: int, device: int = 0):
     return Host(num_bytes) if kind == "host" else GPUS.allocate(num_bytes, device)
-
-
-@pytest.fixture(params=["local", "shm", "tcp"])
-def pair(request, gpus):
-    with engine_pair(request.param) as engines:
-        yield engines
 
 
 def move(pair: Pair, verb: str, rows, **options):
