@@ -101,19 +101,18 @@ def test_bad_line_is_reported_with_its_number(command, line, message, tmp_path, 
     assert error.startswith("error: ") and f"bad.jsonl, {message}" in error
 
 
-@pytest.mark.parametrize("text", ["-1", "nan", "many"])
-def test_bad_capacity_is_rejected(text, trace, capsys):
-    with pytest.raises(SystemExit) as stopped:
-        main(["hit-rate", "--trace", trace, f"--capacity={text}"])
-    assert stopped.value.code == 2
-    assert f"must be a number of tokens, or inf, got '{text}'" in capsys.readouterr().err
-
-
-@pytest.mark.parametrize("text", ["0", "-1", "1.5", "x", "\u00b2"])
-def test_bad_block_size_is_rejected(text, trace, capsys):
-    with pytest.raises(SystemExit):
-        main(["hit-rate", "--trace", trace, "--capacity=1", f"--block-tokens={text}"])
-    assert f"--block-tokens: must be at least 1, got '{text}'" in capsys.readouterr().err
+@pytest.mark.parametrize(
+    ("option", "texts", "message"),
+    [
+        ("--capacity", ["-1", "nan", "many"], "must be a number of tokens, or inf"),
+        ("--block-tokens", ["0", "-1", "1.5", "x", "\u00b2"], "must be at least 1"),
+    ],
+)
+def test_bad_numbers_are_rejected(option, texts, message, trace, capsys):
+    for text in texts:
+        with pytest.raises(SystemExit, match="2"):
+            main(["hit-rate", "--trace", trace, "--capacity=1", f"{option}={text}"])
+        assert f"{option}: {message}, got '{text}'" in capsys.readouterr().err
 
 
 def test_a_run_that_serves_no_request_has_no_latencies(tmp_path, capsys):
@@ -126,20 +125,29 @@ def test_a_run_that_serves_no_request_has_no_latencies(tmp_path, capsys):
     assert "None" not in capsys.readouterr().out
 
 
-def test_empty_and_missing_traces_are_errors(tmp_path, capsys):
-    path = tmp_path / "empty.jsonl"
-    path.touch()
-    assert main(["hit-rate", "--trace", str(path), "--capacity", "inf"]) == 2
-    assert "a trace must hold at least one request" in capsys.readouterr().err
-    assert main(["hit-rate", "--trace", str(tmp_path / "none"), "--capacity", "inf"]) == 2
-    assert "No such file" in capsys.readouterr().err
+CSV = "TIMESTAMP,ContextTokens,GeneratedTokens\n2023-11-16 18:00:00,374,44\n"
 
 
-def test_hit_rate_of_a_csv_is_an_error(tmp_path, capsys):
-    path = tmp_path / "azure.csv"
-    path.write_text("TIMESTAMP,ContextTokens,GeneratedTokens\n2023-11-16 18:00:00,374,44\n")
-    assert main(["hit-rate", "--trace", str(path), "--capacity", "inf"]) == 2
-    assert "got a CSV, which does not say what prompts share" in capsys.readouterr().err
+@pytest.mark.parametrize(
+    ("command", "name", "content", "message"),
+    [
+        (["hit-rate", "--capacity", "inf"], "empty.jsonl", "", "must hold at least one request"),
+        (["hit-rate", "--capacity", "inf"], "none", None, "No such file"),
+        (["hit-rate", "--capacity", "inf"], "azure.csv", CSV, "got a CSV, which does not say what"),
+        (
+            ["fast25-fig9", *SYNTHETIC],
+            "azure.csv",
+            CSV,
+            "must hold requests that share prefixes, got 1 that share none: azure.csv",
+        ),
+    ],
+)
+def test_unusable_traces_are_errors(command, name, content, message, tmp_path, capsys):
+    path = tmp_path / name
+    if content is not None:
+        path.write_text(content)
+    assert main([*command, "--trace", str(path)]) == 2
+    assert message in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("command", ["run --trace", "trace scale", "fast25-fig9 --trace"])
@@ -302,14 +310,6 @@ def test_output_folder_is_checked_before_simulating(command, trace, monkeypatch,
     monkeypatch.delattr(simulator, "plot", raising=False)
     assert main([command, *source, "--out", "results"]) == 1
     assert "matplotlib is not installed" in capsys.readouterr().err
-
-
-def test_figure_9_of_a_trace_without_shared_prefixes_is_an_error(tmp_path, capsys):
-    path = tmp_path / "azure.csv"
-    path.write_text("TIMESTAMP,ContextTokens,GeneratedTokens\n2023-11-16 18:00:00,374,44\n")
-    assert main(["fast25-fig9", "--trace", str(path), *SYNTHETIC]) == 2
-    error = capsys.readouterr().err
-    assert "must hold requests that share prefixes, got 1 that share none: azure.csv" in error
 
 
 @pytest.mark.parametrize("num_parts, total", [(0, None), (8, 8), (12_031, 12_031)])
