@@ -343,15 +343,6 @@ def test_killed_process_gives_one_clear_error(tiny_folder, victim, after):
         )
 
 
-def test_a_process_that_hangs_is_given_up(tiny_folder):
-    with Cluster(options(tiny_folder)) as cluster:
-        cluster.wait_until_ready()
-        cluster.options = options(tiny_folder, deadline_s=2.0)
-        os.kill(cluster.decode.process.pid, signal.SIGSTOP)
-        with pytest.raises(WorkerFailed, match="neither process has reported for 2 s"):
-            collect(cluster, [Job([5, 6, 7], GREEDY)])
-
-
 def test_startup_may_take_longer_than_the_deadline(tiny_folder):
     with Cluster(options(tiny_folder, deadline_s=0.05)) as cluster:
         cluster.wait_until_ready()  # imports alone take longer
@@ -372,14 +363,19 @@ def test_more_jobs_than_the_pipes_hold(tiny_folder):
         assert all(len(answer) == 1 for answer in collect(cluster, jobs))
 
 
-@pytest.mark.parametrize("victim", ["prefill", "decode"])
-def test_jobs_sent_to_a_hanging_process_meet_the_deadline(tiny_folder, victim):
+MANY = [Job([5] * 200, GREEDY)] * 2000  # more than the pipe to a process holds
+
+
+@pytest.mark.parametrize(
+    ("victim", "jobs"), [("decode", [Job([5, 6, 7], GREEDY)]), ("prefill", MANY), ("decode", MANY)]
+)
+def test_jobs_sent_to_a_hanging_process_meet_the_deadline(tiny_folder, victim, jobs):
     with Cluster(options(tiny_folder)) as cluster:
         cluster.wait_until_ready()
         cluster.options = options(tiny_folder, deadline_s=2.0)
         os.kill(getattr(cluster, victim).process.pid, signal.SIGSTOP)
         with pytest.raises(WorkerFailed, match="neither process has reported for 2 s"):
-            collect(cluster, [Job([5] * 200, GREEDY)] * 2000)
+            collect(cluster, jobs)
 
 
 def test_long_prompt_reports_progress(tiny_folder, monkeypatch):

@@ -181,21 +181,6 @@ def test_truncated_safetensors_are_rejected(folder_writer):
         load_model(path.parent)
 
 
-@pytest.mark.parametrize("name", ["config.json", "model.safetensors", "tokenizer.json"])
-def test_missing_file_is_reported(folder_writer, name):
-    folder = folder_writer()
-    (folder / name).unlink()
-    with pytest.raises(InvalidModel, match=f"has no {name}"):
-        load_model(folder)
-
-
-def test_damaged_json_is_reported(folder_writer):
-    folder = folder_writer()
-    (folder / "config.json").write_text("{")
-    with pytest.raises(InvalidModel, match=r"config.json is not JSON"):
-        load_model(folder)
-
-
 @pytest.mark.parametrize(
     ("change", "message"),
     [
@@ -308,17 +293,18 @@ def test_missing_shard_is_reported(folder_writer):
         load_model(folder)
 
 
-@pytest.mark.parametrize("name", ["config.json", "generation_config.json", "tokenizer_config.json"])
-def test_json_that_is_not_an_object_is_rejected(folder_writer, name):
-    folder = folder_writer()
-    (folder / name).write_text("[1]")
-    with pytest.raises(InvalidModel, match=rf"{name} must hold an object, got \[1\]"):
-        load_model(folder)
-
-
 @pytest.mark.parametrize(
     ("name", "content", "message"),
     [
+        *(
+            (name, None, f"has no {name}")
+            for name in ("config.json", "model.safetensors", "tokenizer.json")
+        ),
+        *(
+            (name, b"[1]", rf"{name} must hold an object, got \[1\]")
+            for name in ("config.json", "generation_config.json", "tokenizer_config.json")
+        ),
+        ("config.json", b"{", "config.json is not JSON"),
         ("tokenizer.json", b'{"model": 1}', "tokenizer.json is damaged"),
         ("chat_template.jinja", b"\xff", "chat_template.jinja is damaged"),
         ("tokenizer_config.json", b'{"bos_token": 1}', "bos_token of .* must be text, got 1"),
@@ -327,9 +313,12 @@ def test_json_that_is_not_an_object_is_rejected(folder_writer, name):
         ("model.safetensors.index.json", b'{"weight_map": {"x": 1}}', "weight_map of .* must map"),
     ],
 )
-def test_damaged_file_is_reported(folder_writer, name, content, message):
+def test_missing_or_damaged_file_is_reported(folder_writer, name, content, message):
     folder = folder_writer()
-    (folder / name).write_bytes(content)
+    if content is None:
+        (folder / name).unlink()
+    else:
+        (folder / name).write_bytes(content)
     with pytest.raises(InvalidModel, match=message):
         load_model(folder)
 

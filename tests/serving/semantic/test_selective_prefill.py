@@ -174,27 +174,17 @@ def test_share_of_one_is_bitwise_equal_to_plain_prefill(deep, draw):
     assert torch.equal(stacked(mine), stacked(other))
 
 
-def test_reusing_nothing_equals_plain_prefill(deep, draw):
+@pytest.mark.parametrize("reuses", [False, True])
+def test_reusing_nothing_or_own_keys_and_values_equals_plain_prefill(deep, draw, reuses):
     tokens = draw(45, 3)
     want, *_ = whole(deep, tokens)
-    cache, block_ids = rearranged(deep, draw(45, 4), [-1] * 45, 45)
-    is_reused = torch.zeros(45, dtype=torch.bool)
+    source = (tokens, list(range(45))) if reuses else (draw(45, 4), [-1] * 45)
+    cache, block_ids = rearranged(deep, *source, 45)
+    is_reused = torch.full((45,), reuses)
     got, num_rows = forward_selected(
         deep, cache, batch_of(tokens, 0, block_ids), is_reused, Recompute(share=0)
     )
-    assert num_rows == (45,) * 5
-    close(got, want)
-
-
-def test_reusing_own_keys_and_values_equals_plain_prefill(deep, draw):
-    tokens = draw(45, 3)
-    want, *_ = whole(deep, tokens)
-    cache, block_ids = rearranged(deep, tokens, list(range(45)), 45)
-    is_reused = torch.ones(45, dtype=torch.bool)
-    got, num_rows = forward_selected(
-        deep, cache, batch_of(tokens, 0, block_ids), is_reused, Recompute(share=0)
-    )
-    assert num_rows == (45, 45, 1, 1, 1)
+    assert num_rows == ((45, 45, 1, 1, 1) if reuses else (45,) * 5)
     close(got, want)
 
 
