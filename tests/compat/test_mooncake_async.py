@@ -88,8 +88,8 @@ def test_transfers_that_cannot_begin(pair, caplog):
     call = engine.batch_transfer_async
     refused(caplog, 0, "opcode must be", call, name, local, remote, sizes, 0)
     call = engine.transfer_submit_write
-    refused(caplog, -1, "connection refused", call, "127.0.0.1:1", local[0], remote[0], 8)
-    refused(caplog, -1, "local range", call, name, 8, remote[0], 8)
+    refused(caplog, 0, "connection refused", call, "127.0.0.1:1", local[0], remote[0], 8)
+    refused(caplog, 0, "local range", call, name, 8, remote[0], 8)
 
 
 @pytest.mark.parametrize("opcode", [TransferOpcode.Read, TransferOpcode.Write])

@@ -160,7 +160,7 @@ INTEGERS = {
     "batch_transfer_async_write": (0, ("h:1", [1], [1], [1])),
     "batch_transfer_async_read": (0, ("h:1", [1], [1], [1])),
     "batch_transfer_async": (0, ("h:1", [1], [1], [1], TransferEngine.TransferOpcode.Read)),
-    "transfer_submit_write": (-1, ("h:1", 1, 1, 1)),
+    "transfer_submit_write": (0, ("h:1", 1, 1, 1)),
     "send_probe": (-1, ("h:1",)),
 }
 

@@ -424,7 +424,7 @@ class TransferEngine:
         """Begin to move blocks: an id, else 0."""
         return self._begin(target_hostname, buffers, peer_buffer_addresses, lengths, opcode)
 
-    @returns(ERR_INVALID_ARGUMENT)
+    @returns(0)
     def transfer_submit_write(
         self,
         target_hostname: str,
@@ -433,7 +433,7 @@ class TransferEngine:
         length: int,
         transport_hint: str = "",
     ) -> int:
-        """Begin to write one block: an id, else -1."""
+        """Begin to write one block: an id, 0 on failure."""
         return self._begin(target_hostname, [buffer], [peer_buffer_address], [length], Write)
 
     @returns(ERR_INVALID_ARGUMENT)
