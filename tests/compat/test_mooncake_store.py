@@ -163,6 +163,28 @@ def test_a_full_store_evicts_unpinned_values(store):
     assert store.batch_is_exist(["hard", "soft", "k0", "k19"]) == [1, 1, 0, 1]
 
 
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("soft_pin_action", True),
+        ("soft_pin_action", 1),
+        ("soft_pin_action", "ENABLE"),
+        ("soft_pin_ttl_ms", "5"),
+        ("soft_pin_ttl_ms", 5.0),
+        ("soft_pin_ttl_ms", -1),
+    ],
+)
+def test_a_soft_pin_of_a_wrong_type_is_refused_when_it_is_set(name, value):
+    config = ReplicateConfig()
+    before = getattr(config, name)
+    with pytest.raises(TypeError, match=name):
+        setattr(config, name, value)
+    assert getattr(config, name) is before
+    for right in (None, np.int64(5)):
+        config.soft_pin_ttl_ms = right
+        assert config.soft_pin_ttl_ms == right
+
+
 def test_put_fails_when_nothing_can_be_evicted(store, caplog):
     pinned = ReplicateConfig(with_hard_pin=True)
     codes = [store.put(f"k{i}", bytes(20 << 20), config=pinned) for i in range(4)]
@@ -276,15 +298,21 @@ def test_setup_by_dict():
 @pytest.mark.parametrize(
     ("changes", "code", "reason"),
     [
-        ({"master_server_addr": "127.0.0.1:50051"}, -1, "nothing here speaks to a mooncake_master"),
+        ({"master_server_addr": "127.0.0.1:1"}, -900, "got 127.0.0.1:1: Connection refused; a"),
+        ({"master_server_addr": "10.0.0.1"}, WRONG, "the host:port of a master, got '10.0.0.1'"),
+        ({"master_server_address": "h:70000"}, WRONG, "the host:port of a master, got 'h:70000'"),
+        ({"master_server_addr": "etcd://a:1;b:2"}, -900, "no client of etcd here, got etcd"),
+        ({"metadata_server": ""}, -900, "or http://host:port/metadata, got nothing"),
+        ({"local_buffer_size": "16 QB"}, WRONG, "a text such as \"16GB\", got '16 QB'"),
         ({"master_server_addr": "/dev/shm/none/there"}, -1, "none/there"),
         ({"master_server_addr": "/dev/shm/mk-none", "global_segment_size": 0}, WRONG, "above 0"),
         ({"local_hostname": 5}, WRONG, "local_hostname must be of type str, got 5"),
-        ({"global_segment_size": "abc"}, WRONG, "global_segment_size must be of type int"),
+        ({"global_segment_size": "abc"}, WRONG, "global_segment_size must be a number of bytes"),
+        ({"global_segment_size": 1.5}, WRONG, "global_segment_size must be of type int, got 1.5"),
+        ({"client_http_port": "1GB"}, WRONG, "client_http_port must be of type int, got '1GB'"),
         ({"global_segment_size": -1}, WRONG, "must not be negative"),
         ({"enable_ssd_offload": "on"}, WRONG, "enable_ssd_offload must be True or False, got 'on'"),
         ({"enable_client_http_server": "on"}, WRONG, "http_server must be True or False, got 'on'"),
-        ({"unknown": 1}, WRONG, "config must have names of setup, got 'unknown'"),
         ({"metadata_server": "etcd://1"}, -900, "no client of etcd"),
         ({"protocol": "cxl"}, -900, "protocol must be one of"),
     ],
@@ -295,6 +323,19 @@ def test_failed_setup_returns_error_code(monkeypatch, caplog, changes, code, rea
     assert store.setup(SETTINGS | changes) == code
     reasons(caplog, reason)
     assert store.health_check() == 1
+
+
+def test_setup_by_dict_as_lmcache_passes_it(caplog):
+    """Texts with the names of configuration files, and what is for a later Mooncake."""
+    with pool_file() as path:
+        store = MooncakeDistributedStore()
+        texts = {"global_segment_size": "1.5 MB", "local_buffer_size": "16mb", "device_name": ""}
+        texts |= {"master_server_address": path, "some_later_setting": "5", "ipc_socket_path": ""}
+        assert store.setup({**SETTINGS, **texts}) == 0
+        assert store.put("a", bytes(1 << 20)) == 0
+        assert (1 << 20) < os.path.getsize(path) < 8 << 20
+        store.close()
+    assert "'some_later_setting' is ignored" in caplog.text and "ipc_socket" not in caplog.text
 
 
 def test_setup_names_missing_arguments(caplog):

@@ -209,7 +209,7 @@ def test_setup_dummy_uses_an_existing_pool(store, path, caplog):
     assert dummy.close() == 0
     assert dummy.setup_dummy(1 << 20, 1 << 20, path + "-none") == WRONG
     reasons(caplog, "global_segment_size must be above 0")
-    assert dummy.setup_dummy(1 << 20, 1 << 20, "127.0.0.1:50052") == -1
-    reasons(caplog, "nothing here speaks to a mooncake_master")
+    assert dummy.setup_dummy(1 << 20, 1 << 20, "127.0.0.1:1") == -900
+    reasons(caplog, "master_server_addr must be where .* runs")
     assert dummy.setup_dummy(1 << 20, -1, path) == WRONG
     reasons(caplog, "local_buffer_size must not be negative")

@@ -10,12 +10,13 @@ Callers of ``mooncake.engine`` change the import, and nothing else::
     assert engine.transfer_sync_write("10.0.0.2:4711", address, peer_address, num_bytes) == 0
 
 Calls that return an integer do not raise: a failure returns one of Mooncake's codes, and its reason
-is logged as an error of the logger ``mooncake_serving.compat.mooncake``. ``engine`` and ``store``
-stand in for ``mooncake.engine`` and ``mooncake.store``, under Mooncake's own name after
-``install()``. docs/serving/mooncake_compat.md has the table of all calls and every difference.
+is logged as an error of the logger ``mooncake_serving.compat.mooncake``. ``engine``, ``store`` and
+``mooncake_config`` stand in for ``mooncake.engine`` and so on, under Mooncake's own name after
+``install()`` or ``python -m mooncake_kernels drop-in enable mooncake``.
+docs/serving/mooncake_compat.md has the table of all calls and every difference.
 """
 
-from . import engine, store
+from . import engine, mooncake_config, store
 from .codes import (
     ERR_ADDRESS_NOT_REGISTERED,
     ERR_ADDRESS_OVERLAPPED,
@@ -62,5 +63,6 @@ __all__ = [
     "Write",
     "engine",
     "install",
+    "mooncake_config",
     "store",
 ]

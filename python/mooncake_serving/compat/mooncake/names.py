@@ -61,9 +61,10 @@ def metadata_of(server: str, kind: str = "etcd", environ: Mapping[str, str] = os
     url = server if "://" in server else f"{kind}://{server}"
     scheme = url.partition("://")[0]
     if scheme not in _SERVERS:
+        why = f"for there is no client of {scheme} here, got {without_secrets(url)}"
         raise Unavailable(
             f'metadata_server must be "{_P2P}", redis://host:port or http://host:port/metadata, '
-            f"for there is no client of {scheme} here, got {without_secrets(url)}"
+            f"{why if server else 'got nothing'}"
         )
     added = {"prefix": _prefix(environ)} | (_redis_login(url, environ) if "redis" in scheme else {})
     query = urlencode({name: value for name, value in added.items() if value})

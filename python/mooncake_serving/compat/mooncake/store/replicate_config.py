@@ -2,7 +2,7 @@
 
 import enum
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from mooncake_kernels.errors import InvalidArgument
 from mooncake_kernels.pool import Retention
@@ -63,6 +63,17 @@ class ReplicateConfig:
     data_type: ObjectDataType = ObjectDataType.UNKNOWN
     group_ids: list[str] | None = None
 
+    def __setattr__(self, name: str, value: Any) -> None:
+        """Raise a ``TypeError`` for a soft pin of a wrong type, as Mooncake does."""
+        if name == "soft_pin_action" and not isinstance(value, SoftPinAction):
+            raise TypeError(f"{name} must be a SoftPinAction, got {value!r:.80}")
+        if name == "soft_pin_ttl_ms" and value is not None:
+            try:
+                value = as_natural(name, value)
+            except InvalidArgument as error:
+                raise TypeError(str(error)) from None
+        object.__setattr__(self, name, value)
+
 
 class PutOptions(NamedTuple):
     """How long pools keep an object, how many pools do, and which take it first."""
@@ -92,10 +103,6 @@ def put_options(config: ReplicateConfig | None) -> PutOptions:
                 f"config.{name} must be 0, for objects are in memory, got {number!r:.80}"
             )
     is_hard = as_flag("config.with_hard_pin", config.with_hard_pin)
-    if not isinstance(config.soft_pin_action, int):
-        raise InvalidArgument(
-            f"config.soft_pin_action must be a SoftPinAction, got {config.soft_pin_action!r:.80}"
-        )
     retention: Retention = "normal"
     if is_hard:
         retention = "hard"

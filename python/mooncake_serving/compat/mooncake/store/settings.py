@@ -12,11 +12,13 @@ from typing import Any
 from mooncake_kernels.errors import InvalidArgument
 
 from ..codes import as_flag
+from ..sizes import parse_size
 from .codes import warn_once
 
 SHARED_MEMORY = "/dev/shm"
 _FLAGS = {"true": True, "1": True, "false": False, "0": False}
-_IGNORED = ("ipc_socket_path",)  # of Mooncake's dict: there is no client in another process here
+_OTHER_NAMES = {"device_name": "rdma_devices", "master_server_address": "master_server_addr"}
+_SIZES = ("global_segment_size", "local_buffer_size")
 _DEFAULT_BYTES = 16 << 20
 
 
@@ -33,7 +35,8 @@ class Settings:
         protocol: "tcp", or "rdma"; any if the environment has ``MC_FORCE_TCP``.
         rdma_devices: the devices that "rdma" uses between hosts; empty: all.
         master_server_addr: the file of the pool that the processes of this host share, "" for the
-            one of this user; or the URL of a directory, ``redis://...``: the store of many hosts.
+            one of this user; or the URL of a directory, ``redis://...``: the store of many hosts;
+            or the ``host:port`` of a ``master``, which knows one.
         engine: ignored, with a warning: a store has an engine of its own.
         enable_ssd_offload: whether what the pool evicts goes to a disk, see ``ssd_offload``.
         ssd_offload_path: the folder for that; "": what the environment says. Ignored without.
@@ -58,10 +61,13 @@ class Settings:
 
     @classmethod
     def of(cls, config: Mapping[str, Any]) -> "Settings":
-        """Make the settings from a dict, whose numbers and flags may be strings.
+        """Make the settings from a dict, whose numbers and flags may be strings, sizes with units.
+
+        Two have the names of configuration files, too, which LMCache passes. A name that is not
+        known is ignored, with a warning: the dict may be for a later version of Mooncake.
 
         Raises:
-            InvalidArgument: a name is unknown, or missing.
+            InvalidArgument: a name is missing, or a size is not one.
         """
         values: dict[str, Any] = {
             "global_segment_size": _DEFAULT_BYTES,
@@ -71,18 +77,14 @@ class Settings:
             "master_server_addr": "",
         }
         known = {field.name: field.type for field in dataclasses.fields(cls)}
-        for name, value in config.items():
-            if name in _IGNORED:
-                if value:
-                    warn_once(f"setup: {name} is ignored")
-                continue
+        for given, value in config.items():
+            name = _OTHER_NAMES.get(given, given)
             if name not in known:
-                raise InvalidArgument(f"config must have names of setup, got {name!r:.80}")
-            is_text = isinstance(value, str)
-            if known[name] is int and is_text and value.isdecimal():
-                value = int(value)
-            if known[name] is bool and is_text:
-                value = _FLAGS.get(value.lower(), value)
+                if value:
+                    warn_once(f"setup: {given!r:.80} is ignored: it is no name of setup")
+                continue
+            if isinstance(value, str):
+                value = _of_text(name, known[name], value)
             values[name] = value
         missing = [name for name in ("local_hostname", "metadata_server") if name not in values]
         if missing:
@@ -118,6 +120,15 @@ class Settings:
     def path(self) -> str:
         """The file of the pool of this host, see ``default_path``."""
         return self.master_server_addr or default_path()
+
+
+def _of_text(name: str, kind: Any, text: str) -> Any:
+    """The value of a text, or the text if there is none."""
+    if name in _SIZES:
+        return parse_size(text, name)
+    if kind is int and text.strip().isdecimal():
+        return int(text)
+    return _FLAGS.get(text.strip().lower(), text) if kind is bool else text
 
 
 def _as_type(field: dataclasses.Field, value: Any) -> Any:

@@ -6,26 +6,25 @@ import secrets
 import threading
 import weakref
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
 from mooncake_kernels import config
-from mooncake_kernels.errors import InvalidArgument
+from mooncake_kernels.errors import InvalidArgument, Unavailable
 from mooncake_kernels.metadata.url import without_secrets
 
 from .. import names
-from ..codes import Failed
+from ..master_client import SCHEMES, directory_at
 from .backend import LocalBackend
 from .buffers import Buffers
-from .codes import INTERNAL_ERROR, code_of, log
+from .codes import code_of, log
 from .pools import join, new_pool, open_pool, open_store
 from .replicas import Tasks
 from .sessions import OpenSessions
 from .settings import Settings
 
 OPEN_PATHS = ("/health", "/metrics")
-_SCHEMES = ("redis://", "rediss://", "unix://", "redis+sentinel://")
 
 
 @dataclass(frozen=True)
@@ -123,19 +122,20 @@ def open_backend(settings: Settings) -> LocalBackend:
 
     Raises:
         InvalidArgument, Unavailable, OSError: a setting is wrong, or something cannot be opened.
-        Failed: the address is that of a Mooncake master.
     """
     names.metadata_of(settings.metadata_server)
     names.transports_of(settings.protocol)
-    if settings.master_server_addr.startswith(_SCHEMES):
+    address = settings.master_server_addr
+    if address.startswith(SCHEMES):
         return _open_cluster(settings)
-    if "/" not in settings.path:
-        raise Failed(
-            INTERNAL_ERROR,
-            "master_server_addr must be the path of a pool (/dev/shm/kv) or the URL of a directory "
-            f"(redis://host:port), for nothing here speaks to a mooncake_master, got "
-            f"{without_secrets(settings.path)!r:.80}",
+    if "://" in address:
+        raise Unavailable(
+            "master_server_addr must be the path of a pool (/dev/shm/kv), the URL of a directory "
+            "(redis://host:port) or the host:port of a master, for there is no client of "
+            f"{address.partition('://')[0]:.20} here, got {without_secrets(address):.80}"
         )
+    if "/" not in settings.path:
+        return _open_cluster(replace(settings, master_server_addr=directory_at(address)))
     namespace = settings.namespace
     store = open_store(settings, partial(open_pool, settings), namespace=namespace)
     return LocalBackend(store, store, namespace)

@@ -1,0 +1,86 @@
+"""Where the directory of a store is, according to the ``master`` at a ``host:port``.
+
+A master sends one line to everyone who connects, and reads nothing:
+``mooncake-kernels directory redis://10.0.0.1:6379/0``. A URL without a host, ``redis://:6379/0``,
+is at the host of the master.
+"""
+
+import os
+import socket
+import time
+from collections.abc import Mapping
+from urllib.parse import urlencode
+
+from mooncake_kernels.errors import InvalidArgument, Unavailable
+from mooncake_kernels.metadata.url import without_secrets
+
+GREETING = b"mooncake-kernels directory "
+MAX_BYTES = 2048  # of the line
+SCHEMES = ("redis://", "rediss://", "unix://", "redis+sentinel://")
+COMMAND = "python -m mooncake_serving.compat.mooncake.master"
+DEADLINE_S = 5.0  # to connect and be told
+
+
+def directory_at(address: str, environ: Mapping[str, str] = os.environ) -> str:
+    """Ask the master at ``"host:port"`` for the URL of its directory.
+
+    ``MC_REDIS_USERNAME`` and ``MC_REDIS_PASSWORD`` are its login, which a master does not tell.
+
+    Raises:
+        InvalidArgument: the address is no ``host:port``.
+        Unavailable: there is no master, or it does not answer in time.
+    """
+    host, port = _split(address)
+    told = _told_by(host, port, address)
+    url = told.removeprefix(GREETING).decode("ascii", "replace").strip()
+    if not told.startswith(GREETING) or not url.startswith(SCHEMES) or not url.isprintable():
+        raise _no_master(address, f"it sends {told[:60]!r}")
+    scheme, _, rest = url.partition("://")
+    if rest.startswith(":"):
+        url = f"{scheme}://{f'[{host}]' if ':' in host else host}{rest}"
+    return with_login(url, environ)
+
+
+def with_login(url: str, environ: Mapping[str, str] = os.environ) -> str:
+    """The same URL with the login of the environment."""
+    login = {n: environ.get(f"MC_REDIS_{n.upper()}", "") for n in ("username", "password")}
+    query = urlencode({name: value for name, value in login.items() if value})
+    return f"{url}{'&' if '?' in url else '?'}{query}" if query else url
+
+
+def _told_by(host: str, port: int, address: str) -> bytes:
+    """The first line that is sent by what listens there."""
+    until_s = time.monotonic() + DEADLINE_S
+    told = b""
+    try:
+        with socket.create_connection((host, port), timeout=DEADLINE_S) as connected:
+            while b"\n" not in told and len(told) < MAX_BYTES:
+                connected.settimeout(max(until_s - time.monotonic(), 0.001))
+                if not (piece := connected.recv(MAX_BYTES)):
+                    break
+                told += piece
+    except TimeoutError:
+        raise _no_master(address, f"it says nothing within {DEADLINE_S:.0f} s") from None
+    except OSError as error:
+        raise _no_master(address, error.strerror or str(error)) from None
+    return told
+
+
+def _no_master(address: str, reason: str) -> Unavailable:
+    return Unavailable(
+        f"master_server_addr must be where `{COMMAND}` runs, the path of a pool (/dev/shm/kv) or "
+        f"the URL of a directory (redis://host:port), got {address:.80}: {reason}; a "
+        "mooncake_master speaks a protocol of its own"
+    )
+
+
+def _split(address: str) -> tuple[str, int]:
+    host, _, port = address.rpartition(":")
+    host = host.removeprefix("[").removesuffix("]")
+    if not host or not (port.isascii() and port.isdecimal()) or not 0 < int(port) < 65536:
+        raise InvalidArgument(
+            "master_server_addr must be the path of a pool (/dev/shm/kv), the URL of a directory "
+            "(redis://host:port) or the host:port of a master, got "
+            f"{without_secrets(address)!r:.80}"
+        )
+    return host, int(port)
