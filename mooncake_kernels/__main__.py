@@ -1,4 +1,4 @@
-"""``python -m mooncake_kernels``: doctor, topo, bandwidth, config, calibrate, metadata, secret."""
+"""``python -m mooncake_kernels``: doctor, topo, bandwidth, config, calibrate, drop-in, ..."""
 
 import argparse
 import json
@@ -6,7 +6,7 @@ import secrets
 import sys
 from pathlib import Path
 
-from . import config
+from . import config, drop_in
 from .command_line import run_command
 from .errors import TransferError, Unavailable
 from .topology import Topology
@@ -63,6 +63,7 @@ def run(arguments: list[str] | None) -> int:
     commands.add_parser("secret", help="make a secret for TransferEngine, of 256 random bits")
     topology_cli.add_parser(commands)
     bandwidth.add_parser(commands)
+    drop_in.add_parser(commands)
     options = parser.parse_args(arguments)
     command = options.command
     if command == "doctor":
@@ -76,6 +77,8 @@ def run(arguments: list[str] | None) -> int:
         return topology_cli.run(options, probe)
     if command == "bandwidth":
         return bandwidth.run(options)
+    if command == "drop-in":
+        return drop_in.run(options)
     if command == "metadata":
         from .metadata import server
 
