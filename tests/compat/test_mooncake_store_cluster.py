@@ -449,6 +449,7 @@ def test_processes_of_one_host_get_distinct_names(server, monkeypatch, caplog):
     assert one.setup(settings) == two.setup(settings) == 0
     hosts, ports = zip(*(one.get_hostname().split(":") for one in (one, two)), strict=True)
     assert hosts == ("127.0.0.1", "127.0.0.1") and ports[0] != ports[1]
+    assert all(int(port) in range(12300, 14301) for port in ports)  # as Mooncake's
     socket.create_connection((hosts[0], int(ports[0])), 30).close()  # it listens there, too
     assert one.put("a", b"1") == 0 and two.get("a") == b"1"
     taken = iter([int(port) for port in ports])

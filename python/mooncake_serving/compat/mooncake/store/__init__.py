@@ -14,6 +14,7 @@ logger ``mooncake_serving.compat.mooncake.store``. docs/serving/mooncake_store.m
 calls and every difference.
 """
 
+from .buffer_pool import BufferLease, BufferPool
 from .buffers import BufferHandle, MooncakeHostMemAllocator
 from .codes import (
     CHECKSUM_MISMATCH,
@@ -57,6 +58,7 @@ from .tensor_layout import ParallelAxis, ReadTarget, TensorParallelism
 UNDEFINED, INITIALIZED, _, COMPLETE, REMOVED, _ = ReplicaStatus
 PENDING, PROCESSING, FAILED, SUCCESS = TaskStatus
 REPLICA_COPY, REPLICA_MOVE = TaskType
+RegisteredBufferLease, RegisteredBufferPool = BufferLease, BufferPool  # Mooncake's other names
 
 __all__ = [
     "ACTIVATION",
@@ -90,6 +92,8 @@ __all__ = [
     "UNKNOWN",
     "WEIGHT",
     "BufferHandle",
+    "BufferLease",
+    "BufferPool",
     "Descriptor",
     "MemoryDescriptor",
     "MooncakeDistributedStore",
@@ -98,6 +102,8 @@ __all__ = [
     "ParallelAxis",
     "QueryTaskResponse",
     "ReadTarget",
+    "RegisteredBufferLease",
+    "RegisteredBufferPool",
     "ReplicaDescriptor",
     "ReplicaStatus",
     "ReplicateConfig",

@@ -8,7 +8,7 @@ from typing import Any, Concatenate
 
 import torch
 
-from mooncake_kernels.buffers import as_buffer
+from mooncake_kernels.buffers import as_buffer, shared_memory
 from mooncake_kernels.errors import InvalidArgument
 
 from ..codes import as_natural
@@ -65,6 +65,7 @@ class MooncakeDistributedStore:
         self._batches = Batches(self._setup)
         self._sessions = SessionCalls(self._setup, self._batches)
         self._tensors = Tensors(self._setup, self._batches)
+        self._allocated: list[torch.Tensor] = []
 
     def setup(self, *args: Any, **kwargs: Any) -> int:
         """Open the store. A second call has no effect.
@@ -256,6 +257,16 @@ class MooncakeDistributedStore:
             running.buffers.unregister(buffer_ptr)
             raise
         return 0
+
+    @returns_instead(0)
+    def alloc_from_mem_pool(self, size: int) -> int:
+        """Return the address of ``size`` zeroed bytes, which stay as long as this object; 0 on
+        failure. Register them to use them.
+        """
+        self._running()
+        memory = shared_memory(as_natural("size", size, minimum=1))
+        self._allocated.append(memory)
+        return memory.data_ptr()
 
     @returns_code
     def unregister_buffer(self, buffer_ptr: int) -> int:

@@ -6,6 +6,7 @@ The environment says the rest about the disk, in Mooncake's variables; see ``Tie
 import contextlib
 import errno
 import os
+import random
 import shutil
 import socket
 from collections.abc import Callable
@@ -33,6 +34,8 @@ _BYTES_PER_OBJECT = 8 << 10  # of a pool: at most one object for each, see Objec
 _STAGING_SLOTS = 8
 _MIN_SLOT_BYTES = 64 << 10
 _MAX_NAMES = 8  # that are tried, one after the other
+_PORTS = range(12300, 14301)  # Mooncake's
+_MAX_PORTS = 64  # that are tried
 
 FILE_NAME = "mooncake-store.ssd"
 _FOLDER = "MOONCAKE_OFFLOAD_FILE_STORAGE_PATH"
@@ -64,15 +67,16 @@ def join(
 def _start_engine(settings: Settings) -> TransferEngine:
     """Start the engine of this process.
 
-    At a metadata server it must have a name of its own: as in Mooncake, the processes of a host may
-    all give the host, and each of them adds a free port.
+    Processes of a host may all give the host, and each of them adds a free port, in Mooncake's
+    range: firewalls let it through. At a metadata server the port is a part of the name, which
+    must be free there, too.
     """
     metadata = names.metadata_of(settings.metadata_server)
     transports = names.transports_of(settings.protocol)
     topology = names.topology_of(settings.rdma_devices, transports)
     listen = names.listen_name(settings.local_hostname)
     host, _, port = listen.rpartition(":")
-    if metadata == "p2p" or port != "0":
+    if port != "0":
         return start_engine(settings.local_hostname, listen, metadata, transports, topology)
     with contextlib.ExitStack() as reserved:
         for _ in range(_MAX_NAMES):
@@ -85,7 +89,8 @@ def _start_engine(settings: Settings) -> TransferEngine:
 
 
 def _reserve_port(host: str, reserved: contextlib.ExitStack) -> int:
-    """A port that no other process is given while ``reserved`` is open.
+    """A port that no other process is given while ``reserved`` is open: one of ``_PORTS``, or any
+    if they are all in use.
 
     Its socket does not listen and lets others name the port: the engine can listen there.
     """
@@ -94,8 +99,14 @@ def _reserve_port(host: str, reserved: contextlib.ExitStack) -> int:
             host.strip("[]"), 0, type=socket.SOCK_STREAM
         )[0]
         holding = reserved.enter_context(socket.socket(family, kind))
-        holding.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        holding.bind(address)
+        for port in (*random.sample(_PORTS, _MAX_PORTS), 0):
+            try:
+                holding.bind((address[0], port, *address[2:]))
+                break
+            except OSError as error:
+                if port == 0 or error.errno != errno.EADDRINUSE:
+                    raise
+        holding.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # for the engine, not before
     except OSError as error:
         raise InvalidArgument(
             f"local_hostname must be a host of this machine ({error}), got {host!r:.80}"
