@@ -7,7 +7,25 @@ import pytest
 
 from mooncake_kernels.pool import ObjectPool
 
+from ..metadata.support import RedisServer
+
 collect_ignore = [] if os.environ.get("MK_TEST_WORLD") in ("gpu", "fake_gpu") else ["gpu"]
+
+
+@pytest.fixture
+def redis(tmp_path):
+    """A server of the test's own."""
+    server = RedisServer(tmp_path)
+    yield server
+    server.stop()
+
+
+@pytest.fixture(scope="module")
+def shared_redis(tmp_path_factory):
+    """A server for all tests of a file."""
+    server = RedisServer(tmp_path_factory.mktemp("redis"))
+    yield server
+    server.stop()
 
 
 @pytest.fixture(params=["file", "nameless"])

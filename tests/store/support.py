@@ -11,6 +11,8 @@ import numpy as np
 from mooncake_kernels.pool import Key, ObjectPool, PutResult
 
 WAIT_S = 60
+STORED, EXISTS, BEING_WRITTEN = PutResult.STORED, PutResult.EXISTS, PutResult.BEING_WRITTEN
+FULL, OVER_QUOTA = PutResult.FULL, PutResult.OVER_QUOTA
 
 
 def content(key: Key, num_bytes: int) -> np.ndarray:

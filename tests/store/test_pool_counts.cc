@@ -1,4 +1,5 @@
-// What a pool counts: of all processes, also of those that are killed.
+// What a pool counts: of all processes, also of those that are killed; test_pool_counts.py has
+// reads.
 #include <signal.h>
 #include <sys/mman.h>
 #include <unistd.h>
@@ -22,40 +23,12 @@ bool operator==(const PoolCounts& a, const PoolCounts& b) {
          a.read_bytes == b.read_bytes && a.stored_bytes == b.stored_bytes;
 }
 
-ReadStatus read(Pool* pool, const Key& key, uint64_t room = kBytes,
-                std::optional<uint64_t> offset = {}) {
-  std::vector<char> buffer(room);
+void read(Pool* pool, const Key& key) {
+  char buffer[kBytes];
   uint64_t object_bytes = 0;
   ReadCounts counts;
-  const ReadStatus status =
-      get_into(pool, key, offset, {{buffer.data(), room}}, true, &object_bytes, &counts);
+  get_into(pool, key, {}, {{buffer, kBytes}}, true, &object_bytes, &counts);
   pool->count(counts);
-  return status;
-}
-
-void reads() {
-  const auto pool = Pool::create("", Geometry::of(16 * 128, 128, 8, 3, 4));
-  Pool* const p = pool.get();
-  EXPECT(p->counts() == PoolCounts{});
-  put(p, kHere, kBytes);
-  EXPECT(put(p, kHere, kBytes) == PutState::kExists);
-  EXPECT((p->counts() == PoolCounts{0, 0, 1, 0, 0, 0, kBytes}));
-  EXPECT(read(p, kHere) == ReadStatus::kDone && read(p, kHere, 2 * kBytes) == ReadStatus::kDone);
-  EXPECT(read(p, kHere, 30, 10) == ReadStatus::kDone && read(p, kAbsent) == ReadStatus::kAbsent);
-  const PoolCounts after{3, 1, 1, 0, 0, 2 * kBytes + 30, kBytes};
-  EXPECT(p->counts() == after);
-  EXPECT(read(p, kHere, 5) == ReadStatus::kTooSmall &&
-         read(p, kHere, 5, 99) == ReadStatus::kOutOfRange);
-  bool found = false;
-  ObjectId id = 0;
-  p->contains_each(&kAbsent, 1, true, &found);
-  p->ids_of(&kHere, 1, &id);
-  EXPECT(p->contains(kHere) && p->match_prefix(&kHere, 1) == 1 && id != 0);
-  const auto pin = p->pin(kHere);
-  p->data()[0] ^= 1;
-  EXPECT(read(p, kHere) == ReadStatus::kDamaged);
-  p->unpin(*pin);
-  EXPECT(p->counts() == after);
 }
 
 void changes() {
@@ -163,7 +136,6 @@ void killed_processes() {
 }  // namespace
 
 int main() {
-  reads();
   changes();
   several_processes();
   killed_processes();

@@ -38,6 +38,8 @@ def test_reads(pool):
     assert pool.counts() == counts and counts.num_reads == 8 and counts.hit_rate == 5 / 8
     with pytest.raises(InvalidArgument, match="room"):
         pool.get_into((1, 0), small)
+    with pytest.raises(InvalidArgument, match="within the object's 26 bytes"):
+        pool.get_into((1, 0), small, offset=25)
     pool.memory().fill_(1)
     with pytest.raises(ChecksumError):
         pool.get_into((1, 0), buffer, verify=True)

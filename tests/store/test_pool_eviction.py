@@ -108,27 +108,6 @@ def test_order_uses_does_not_change_sieve_order():
 
 
 @pytest.mark.parametrize("policy", ["lru", "sieve"])
-def test_pinned_and_hard_stay_and_soft_goes_last(pool, policy):
-    for i in range(20):
-        put(pool, (i, 0), 4096, retention="soft" if i < 5 else "normal")
-    pool.retain((6, 0), "hard")
-    with pool.pin((0, 0)), pool.pin((7, 0)), pool.begin((50, 0), 4096) as writing:
-        # The first round of SIEVE takes the mark off what was just read.
-        normal = pool.evict(13 * 4096, policy)
-        assert sorted(normal.keys[:, 0].tolist()) == [5, *range(8, 20)]
-        assert normal.num_bytes == 13 * 4096
-        soft = pool.evict(1 << 40, policy)
-        assert sorted(soft.keys[:, 0].tolist()) == [1, 2, 3, 4] and soft.num_bytes == 4 * 4096
-        assert len(pool.evict(1 << 40, policy).keys) == 0
-        writing.abort()
-    assert pool.evict(1 << 40, policy).keys[:, 0].tolist() in ([0, 7], [7, 0])
-    assert pool.objects().keys.tolist() == [[6, 0]]
-    assert pool.retain((6, 0), "normal") and not pool.retain((5, 0), "hard")
-    assert pool.evict(1, policy).keys.tolist() == [[6, 0]]
-    assert check(pool) == 0
-
-
-@pytest.mark.parametrize("policy", ["lru", "sieve"])
 def test_victims_are_what_evict_would_remove(policy):
     """Two pools of one history: one tells its victims, which then go, the other evicts."""
     rng = np.random.default_rng(11)

@@ -1,4 +1,4 @@
-"""A pool alone, in C++: it loses nothing whenever a process that uses it dies."""
+"""A pool and its parts alone, in C++: it loses nothing whenever a process that uses it dies."""
 
 import os
 import sys
@@ -17,6 +17,21 @@ SOURCES += [
                  "stream_copy")
 ]  # fmt: skip
 INCLUDE = f"-I{CSRC.parent / 'third_party'}"
+
+
+XXH3 = ["store/xxh3.cc", "store/xxh3_avx2.cc"]
+PARTS = {
+    "allocator": ["store/allocator.cc"],
+    "checksum": ["common/cpu_cache.cc", "common/run_copier.cc", "store/checksum.cc", *XXH3],
+    "pool_counts": SOURCES,
+    "xxh3": XXH3,
+}
+
+
+@pytest.mark.parametrize("name", PARTS)
+def test_native_part(tmp_path, name):
+    result = run(build(HERE / f"test_{name}.cc", PARTS[name], tmp_path, INCLUDE))
+    assert result.returncode == 0, result.stderr[:2000]
 
 
 def test_killed_between_any_two_instructions(tmp_path, soak):
@@ -40,11 +55,6 @@ def test_threads(tmp_path, sanitizers, soak):
     program = build(HERE / "test_pool_threads.cc", SOURCES, tmp_path, INCLUDE, *flags)
     result = run(program)
     assert result.returncode == 0, result.stderr[:4000]
-
-
-def test_counts(tmp_path):
-    result = run(build(HERE / "test_pool_counts.cc", SOURCES, tmp_path, INCLUDE))
-    assert result.returncode == 0, result.stderr[:2000]
 
 
 def test_robust_mutex(tmp_path, soak):

@@ -71,13 +71,6 @@ def test_use_count_saturates(pool):
     assert columns(pool) == {1: (65535, 0)}
 
 
-@pytest.mark.parametrize("position", [-1, "first", 1.5])
-def test_invalid_position_is_rejected(pool, position):
-    for call in (pool.put_from, pool.begin):
-        with pytest.raises(InvalidArgument, match="position must be"):
-            call((1, 0), b"1" if call == pool.put_from else 1, position=position)
-
-
 def test_order_uses_reorders_without_counting(pool):
     """The keys exchange the times of their last uses; those that are not there are passed over."""
     for i in range(6):

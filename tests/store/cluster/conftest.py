@@ -6,7 +6,7 @@ import threading
 import pytest
 
 from mooncake_serving.store.cluster import node_server as server
-from mooncake_serving.store.directory import EmbeddedDirectory
+from mooncake_serving.store.directory import EmbeddedDirectory, connect
 
 from ..support import eventually
 from .support import Hosts
@@ -18,6 +18,15 @@ collect_ignore = [] if os.environ.get("MK_TEST_WORLD") == "two_hosts" else ["two
 def _closed_soon(monkeypatch):
     """Nodes notice their end at once."""
     monkeypatch.setattr(server, "POLL_S", 0.01)
+
+
+@pytest.fixture
+def hosts_with_redis(redis):
+    """Makes hosts whose directory is in Redis."""
+    with connect(redis.url) as servers:
+        made = Hosts(servers)
+        yield made
+        made.close()
 
 
 @pytest.fixture

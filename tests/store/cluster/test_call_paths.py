@@ -4,14 +4,12 @@ directory is in Redis, and what a round trip to it takes is not counted.
 
 import pytest
 
-from mooncake_kernels.pool import PutResult
 from mooncake_serving.store.directory import connect
 
 from ...metadata.support import RedisServer
 from ...walk import OF_DIRECTORIES, walk
+from ..support import STORED
 from .support import Hosts, value
-
-STORED = PutResult.STORED
 
 
 @pytest.fixture

@@ -4,17 +4,15 @@ put is found again."""
 import pytest
 
 from mooncake_kernels.errors import Unavailable
-from mooncake_kernels.pool import PutResult
 from mooncake_serving.store.directory import connect
 
 from ...clock.shifted import JUMPS_S, ShiftedClock
 from ...metadata.support import RedisServer
 from ..directory.conftest import patient  # noqa: F401
-from ..support import eventually
+from ..support import STORED, eventually
 from .processes import HostProcess, put
 from .support import SHORT_TTL_S, Hosts, value
 
-STORED = PutResult.STORED
 NUM_OBJECTS = 8
 
 

@@ -1,7 +1,6 @@
 """``ClusterStore.begin``: objects written in place, and abandoned ones."""
 
 import gc
-import threading
 import time
 
 import pytest
@@ -10,11 +9,8 @@ from mooncake_kernels.errors import InvalidArgument, Unavailable
 from mooncake_kernels.pool import PutResult
 from mooncake_serving.store import Quota, Store
 
+from ..support import BEING_WRITTEN, EXISTS, STORED
 from .support import UNIT, value
-
-STORED = PutResult.STORED
-EXISTS = PutResult.EXISTS
-BEING_WRITTEN = PutResult.BEING_WRITTEN
 
 
 def begun(host, key, num_bytes=UNIT, **options):
@@ -152,25 +148,6 @@ def test_begin_evicts_and_respects_quotas(hosts):
         one.cluster.begin("name", UNIT)
 
 
-@pytest.mark.parametrize(
-    "arguments, reason",
-    [
-        (("a", -1), "num_bytes must be an integer in 0 to"),
-        (("a", 1.5), "num_bytes must be an integer in 0 to"),
-        ((2.5, 1), "key"),
-    ],
-)
-def test_wrong_arguments(hosts, arguments, reason):
-    one = hosts.make("one")
-    with pytest.raises(InvalidArgument, match=reason):
-        one.cluster.begin(*arguments)
-    with pytest.raises(InvalidArgument, match="retention"):
-        one.cluster.begin("a", 1, retention="long")
-    with pytest.raises(InvalidArgument, match="position"):
-        one.cluster.begin("a", 1, position=-1)
-    assert one.cluster.put("a", value(1)) is STORED
-
-
 def test_commit_after_close_is_rejected(hosts):
     one = hosts.make("one")
     put = begun(one, "a")
@@ -268,24 +245,3 @@ def test_invalid_puts_are_not_committed(hosts):
     write(sent)
     assert one.cluster.commit_each([put]) == none.cluster.commit_each([sent]) == [STORED]
     assert two.cluster.get_each(["a", "b"]) == [value(1, UNIT)] * 2
-
-
-def test_many_threads_write_the_same_key(hosts):
-    one, two = hosts.make("one"), hosts.make("two")
-    results: list = []
-
-    def run(host, seed):
-        put = host.cluster.begin("a", UNIT)
-        if not isinstance(put, PutResult):
-            write(put, seed=seed)
-            put = (put.commit(), seed)
-        results.append(put)
-
-    threads = [threading.Thread(target=run, args=((one, two)[i % 2], i)) for i in range(8)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    stored = [seed for result in results if isinstance(result, tuple) for _, seed in [result]]
-    assert len(stored) == 1
-    assert one.cluster.get("a") == two.cluster.get("a") == value(stored[0], UNIT)

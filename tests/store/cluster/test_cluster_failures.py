@@ -29,13 +29,8 @@ from mooncake_serving.store.cluster.messages import (
 from mooncake_serving.store.directory import Claim
 
 from ...transfer.certificates import authority
-from ..support import eventually
+from ..support import BEING_WRITTEN, EXISTS, FULL, STORED, eventually
 from .support import SHORT_TTL_S, UNIT, SomeDirectory, damage, replaced, value
-
-STORED = PutResult.STORED
-EXISTS = PutResult.EXISTS
-BEING_WRITTEN = PutResult.BEING_WRITTEN
-FULL = PutResult.FULL
 
 
 @pytest.fixture

@@ -12,34 +12,19 @@ from mooncake_kernels.pool import PutResult
 from mooncake_serving.store import Store
 from mooncake_serving.store.cluster import pinned_reads
 from mooncake_serving.store.cluster.messages import Pin, Pinned, key_bytes
-from mooncake_serving.store.directory import Claim, connect
+from mooncake_serving.store.directory import Claim
 
-from ...metadata.support import RedisServer
 from ..directory.conftest import patient  # noqa: F401
-from ..support import eventually
+from ..support import BEING_WRITTEN, EXISTS, STORED, eventually
 from .processes import HostProcess, fetch, get, pool_file, put, put_until_listed
-from .support import SHORT_TTL_S, UNIT, Hosts, replaced, value
+from .support import SHORT_TTL_S, UNIT, replaced, value
 
-STORED = PutResult.STORED
-EXISTS = PutResult.EXISTS
-BEING_WRITTEN = PutResult.BEING_WRITTEN
 NUM_RACED = 30
 
 
 @pytest.fixture
-def redis(tmp_path):
-    server = RedisServer(tmp_path)
-    yield server
-    server.stop()
-
-
-@pytest.fixture
-def hosts(redis):
-    """Makes hosts of this process, whose directory is in Redis."""
-    with connect(redis.url) as servers:
-        made = Hosts(servers)
-        yield made
-        made.close()
+def hosts(hosts_with_redis):
+    return hosts_with_redis
 
 
 @pytest.fixture

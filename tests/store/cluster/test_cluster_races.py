@@ -2,14 +2,16 @@
 
 import contextlib
 import random
-import threading
+import sys
 import time
+from functools import partial
 
 import numpy as np
 import pytest
 
 from mooncake_kernels.errors import Unavailable
 
+from ...threads import in_threads
 from ..support import WAIT_S, content, eventually
 from .support import UNIT
 
@@ -67,25 +69,12 @@ def test_races_between_threads_of_several_hosts(hosts, transports, soak):
     made.append(hosts.make("none", 0, transports=transports))
     seed = random.randrange(1 << 30)
     until = time.monotonic() + (120 if soak else 1)
-    errors, counts = [], [0]
-
-    def run(host, number: int) -> None:
-        try:
-            work(host, seed + number, until, counts)
-        except BaseException as error:
-            errors.append(error)
-            raise
-
-    threads = [
-        threading.Thread(target=run, args=(host, 2 * i + j))
-        for i, host in enumerate(made)
-        for j in range(2)
-    ]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert not errors, seed
+    sys.stdout.write(f"seed {seed}\n")
+    counts = [0]
+    seeds = range(seed, seed + 2 * len(made))
+    in_threads(
+        *(partial(work, host, i, until, counts) for i, host in zip(seeds, made * 2, strict=True))
+    )
     assert counts[0] > 0
     for host in made[:3]:
         assert eventually(lambda h=host: h.node.num_readers() == 0)

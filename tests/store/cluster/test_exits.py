@@ -1,22 +1,19 @@
 """A process that closes nothing ends, prints no errors, and its node leaves the directory."""
 
-import subprocess
-
 import pytest
 
 from mooncake_serving.store.directory import connect
 
-from ...metadata.support import WAIT_S, RedisServer
-from ...transfer.scripts import PYTHON
+from ...transfer.scripts import run_fork
 
 # Handlers of the interpreter's end run after its executors were shut down: the threads of a node
 # run on for several of its beats, before the node is closed by a handler that was registered first.
 ENDING = """
-import atexit, sys, time
+import atexit, time
 import numpy as np
 from mooncake_kernels.pool import ObjectPool
 from mooncake_kernels.transfer import TransferEngine
-url, folder = sys.argv[1:]
+url, folder = {url!r}, {folder!r}
 {made}
 atexit.register(time.sleep, 1.5)
 """
@@ -58,22 +55,9 @@ assert engine.initialize("127.0.0.1:0", url, "tcp", "") == 0
 }
 
 
-@pytest.fixture(scope="module")
-def redis(tmp_path_factory):
-    server = RedisServer(tmp_path_factory.mktemp("redis"))
-    yield server
-    server.stop()
-
-
 @pytest.mark.parametrize("how", SCRIPTS)
-def test_process_exits_cleanly_without_close(redis, tmp_path, how):
-    script = ENDING.format(made=SCRIPTS[how])
-    run = subprocess.run(
-        [*PYTHON, "-c", script, redis.url, str(tmp_path)],
-        capture_output=True,
-        text=True,
-        timeout=WAIT_S,
-    )
-    assert (run.returncode, run.stderr) == (0, "")
-    with connect(redis.url) as servers:
+def test_process_exits_cleanly_without_close(shared_redis, tmp_path, how):
+    script = ENDING.format(made=SCRIPTS[how], url=shared_redis.url, folder=str(tmp_path))
+    assert run_fork(script) == (0, "")
+    with connect(shared_redis.url) as servers:
         assert servers.members() == []

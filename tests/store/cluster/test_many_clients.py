@@ -10,13 +10,11 @@ import time
 from pathlib import Path
 
 import numpy as np
-import pytest
 
 from mooncake_kernels.errors import TransferError, Unavailable
 from mooncake_kernels.pool import PutResult
 from mooncake_serving.store.directory import connect
 
-from ...metadata.support import RedisServer
 from ...transfer.resources import held, settled
 from ..directory.conftest import patient  # noqa: F401
 from ..support import eventually
@@ -25,13 +23,6 @@ from .support import UNIT, Hosts, value
 
 NUM_SHARED = 16
 SIZE = 4 * UNIT
-
-
-@pytest.fixture
-def redis(tmp_path):
-    server = RedisServer(tmp_path)
-    yield server
-    server.stop()
 
 
 def work(host, number: int, seconds: float) -> tuple[int, list[str], int, float]:

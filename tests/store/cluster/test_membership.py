@@ -5,14 +5,11 @@ import threading
 import pytest
 
 from mooncake_kernels.errors import Unavailable
-from mooncake_kernels.pool import PutResult
 from mooncake_serving.store.cluster.messages import PINNED
 from mooncake_serving.store.directory import EmbeddedDirectory
 
-from ..support import eventually
+from ..support import STORED, eventually
 from .support import SHORT_TTL_S, UNIT, SomeDirectory, replaced, value
-
-STORED = PutResult.STORED
 
 
 def test_membership_is_renewed_while_publishing_all_objects(hosts):

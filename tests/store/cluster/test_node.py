@@ -10,17 +10,14 @@ import pytest
 
 import mooncake_serving.store as store_package
 from mooncake_kernels.errors import InvalidArgument, TransferError, Unavailable
-from mooncake_kernels.pool import PutResult
 from mooncake_kernels.transfer import TransferEngine
 from mooncake_serving.store import ClusterStore, Node, Store
 from mooncake_serving.store.cluster.node_server import MAX_PENDING, NUM_THREADS
 from mooncake_serving.store.directory import EmbeddedDirectory
 
 from ...transfer.resources import held, settled
-from ..support import child, ended_well, eventually
+from ..support import STORED, child, ended_well, eventually
 from .support import SHORT_TTL_S, UNIT, Hosts, replaced, value
-
-STORED = PutResult.STORED
 
 
 @pytest.mark.parametrize(

@@ -13,10 +13,8 @@ from mooncake_serving.store import Quota, SsdTier, Store, TieredStore
 from mooncake_serving.store.cluster import reads
 from mooncake_serving.store.cluster.directory_entries import Locations
 
-from ..support import eventually
+from ..support import STORED, eventually
 from .support import SHORT_TTL_S, UNIT, SomeDirectory, damage, replaced, value
-
-STORED = PutResult.STORED
 
 
 def is_asked(host) -> contextlib.AbstractContextManager:

@@ -1,6 +1,8 @@
 """Puts into the own pool that take one round trip to Redis: copied, listed, then visible."""
 
 import threading
+from collections.abc import Callable
+from functools import partial
 
 import numpy as np
 import pytest
@@ -10,31 +12,17 @@ from mooncake_kernels.metadata import bounded_socket
 from mooncake_kernels.pool import PutResult
 from mooncake_serving.store import Quota, Store
 from mooncake_serving.store.cluster import writes
-from mooncake_serving.store.directory import Claim, connect
+from mooncake_serving.store.directory import Claim
 
-from ...metadata.support import RedisServer
+from ...threads import in_threads
 from ..directory.conftest import patient  # noqa: F401
-from ..support import eventually
-from .support import UNIT, Hosts, kept_by, replaced, value
-
-STORED = PutResult.STORED
-EXISTS = PutResult.EXISTS
-BEING_WRITTEN = PutResult.BEING_WRITTEN
+from ..support import BEING_WRITTEN, EXISTS, STORED, eventually
+from .support import UNIT, kept_by, replaced, value
 
 
 @pytest.fixture
-def server(tmp_path):
-    server = RedisServer(tmp_path)
-    yield server
-    server.stop()
-
-
-@pytest.fixture(name="hosts")
-def hosts_with_redis(server):
-    with connect(server.url) as servers:
-        made = Hosts(servers)
-        yield made
-        made.close()
+def hosts(hosts_with_redis):
+    return hosts_with_redis
 
 
 @pytest.fixture
@@ -176,12 +164,15 @@ def test_object_known_to_be_elsewhere_is_not_written(pair):
         assert one.cluster.put("there", value(9)) is EXISTS
 
 
-def test_large_objects_are_claimed_first(pair, monkeypatch):
+@pytest.mark.parametrize("is_here", [True, False])
+def test_large_objects_are_claimed_first(hosts, monkeypatch, is_here):
     monkeypatch.setattr(writes, "MAX_PUT_BYTES", UNIT)
-    one, _ = pair
-    with Asked(one) as asked:
-        assert one.cluster.put("a", value(1, UNIT)) is STORED and asked.num_keys == 0
-        assert one.cluster.put("b", value(1, UNIT + 1)) is STORED and asked.num_keys == 1
+    one = hosts.make("one")
+    writer = one if is_here else hosts.make("none", 0)
+    with Asked(writer) as asked:
+        assert writer.cluster.put("a", value(1, UNIT)) is STORED and asked.num_keys == 0
+        assert writer.cluster.put("b", value(1, UNIT + 1)) is STORED and asked.num_keys == 1
+    assert one.store.exists("b")
 
 
 def test_retention_of_listed_puts(pair):
@@ -268,19 +259,21 @@ def test_broken_publisher_falls_back_to_claims(pair):
     assert one.node.entries.is_stale and two.cluster.get("a") == value(1)
 
 
-def test_unresponsive_server_is_waited_for_once(server, hosts, monkeypatch):
-    monkeypatch.setattr(bounded_socket, "TIMEOUT_S", 0.4)
+@pytest.mark.parametrize("is_here", [True, False])
+def test_unresponsive_server_is_waited_for_once(redis, hosts, monkeypatch, is_here):
+    monkeypatch.setattr(bounded_socket, "TIMEOUT_S", 0.4)  # of the engine
     one = hosts.make("one")
     monkeypatch.setattr(bounded_socket, "TIMEOUT_S", 60)
-    with Asked(one) as asked:
-        server.freeze()
+    writer = one if is_here else hosts.make("none", 0)
+    with Asked(writer) as asked:
+        redis.freeze()
         try:
             with pytest.raises(Unavailable, match="put: the directory does not answer in time"):
-                one.cluster.put("a", value(1))
+                writer.cluster.put("a", value(1))
         finally:
-            server.thaw()
+            redis.thaw()
         assert asked.num_keys == 0
-    assert one.cluster.put("a", value(1)) is STORED and one.cluster.get("a") == value(1)
+    assert writer.cluster.put("a", value(1)) is STORED and one.cluster.get("a") == value(1)
 
 
 def test_put_that_fails_after_listing_is_withdrawn(pair):
@@ -297,10 +290,14 @@ def test_put_that_fails_after_listing_is_withdrawn(pair):
 
 
 def test_one_of_many_threads_on_all_hosts_wins(hosts):
-    """One of them wins, by whichever way: listed, directly, or under a claim."""
-    one, two, none = hosts.make("one"), hosts.make("two"), hosts.make("none", 0)
-    start = threading.Barrier(6)
-    results: list[list[PutResult]] = [[] for _ in range(6)]
+    """By whichever way: listed, directly into either pool, or under a claim."""
+    one, two = hosts.make("one"), hosts.make("two")
+    clients = [hosts.make(f"client {i}", 0) for i in range(3)]
+    for client, home in zip(clients, (one, two, one), strict=True):
+        members = client.node._membership
+        members._homes = tuple(
+            sorted(members._homes, key=lambda member, name=home.node.name: member.name != name)
+        )
 
     def claim_and_write(cluster, key, data) -> PutResult:
         begun = cluster.begin(key, len(data))
@@ -309,29 +306,19 @@ def test_one_of_many_threads_on_all_hosts_wins(hosts):
         begun.view[:] = data
         return begun.commit()
 
-    ways = [
-        one.cluster.put,
-        one.cluster.put,
-        two.cluster.put,
-        none.cluster.put,
-        lambda key, data: claim_and_write(one.cluster, key, data),
-        lambda key, data: claim_and_write(two.cluster, key, data),
-    ]
+    ways = [host.cluster.put for host in (one, one, two, *clients)]
+    ways += [partial(claim_and_write, host.cluster) for host in (one, two)]
+    start = threading.Barrier(len(ways))
 
-    def run(which: int) -> None:
-        for i in range(40):
-            start.wait(60)
-            results[which].append(ways[which](i, value(which, 500)))
+    def run(way: Callable, data: bytes) -> list[PutResult]:
+        return [start.wait(60) >= 0 and way(i, data) for i in range(40)]
 
-    threads = [threading.Thread(target=run, args=(which,)) for which in range(6)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    for i in range(40):
-        won = [which for which in range(6) if results[which][i] is STORED]
-        assert len(won) == 1, [result[i] for result in results]
-        copies = [host.store.get(i) for host in (one, two) if host.store.exists(i)]
-        assert copies == [value(won[0], 500)]
-        assert eventually(lambda i=i, copies=copies: none.cluster.get(i) == copies[0])
+    values = [value(which, 500) for which in range(len(ways))]
+    results = in_threads(*(partial(run, *each) for each in zip(ways, values, strict=True)))
+    for i, result in enumerate(zip(*results, strict=True)):
+        [won] = [
+            data for data, one_result in zip(values, result, strict=True) if one_result is STORED
+        ]
+        assert [host.store.get(i) for host in (one, two) if host.store.exists(i)] == [won], result
+        assert eventually(lambda i=i, won=won: clients[0].cluster.get(i) == won)
     assert not np.any([host.store.stats().num_writing for host in (one, two)])

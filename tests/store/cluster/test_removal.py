@@ -3,7 +3,6 @@
 import pytest
 
 from mooncake_kernels.errors import Unavailable
-from mooncake_kernels.pool import PutResult
 from mooncake_serving.store import Store
 from mooncake_serving.store.cluster.copies import GONE
 from mooncake_serving.store.directory import Published
@@ -11,9 +10,8 @@ from mooncake_serving.store.replication.replicate import copy_to
 from mooncake_serving.store.replication.replicator import Replicator
 
 from ..replication.support import hosts_with
+from ..support import STORED
 from .support import SomeDirectory, replaced, value
-
-STORED = PutResult.STORED
 
 
 class Forgetful(SomeDirectory):
@@ -56,18 +54,6 @@ def test_removal_completes_though_the_directorys_reply_is_lost(hosts, looks):
     look_at_everything(hosts)
     assert hosts_with(hosts.all, "a") == [] and not two.cluster.exists("a")
     assert two.cluster.put("a", value(2)) is STORED and one.cluster.get("a") == value(2)
-
-
-def test_holder_drops_objects_of_a_remover_that_died(hosts):
-    one, two = hosts.several(2)
-    one.cluster.put("a", value(1))
-    with replaced(two.node.client, "remove", lambda *_: 1 / 0):
-        with pytest.raises(ZeroDivisionError):
-            two.cluster.remove("a")
-    one.node.entries.publish_changes()
-    assert not two.cluster.exists("a")
-    one.node.entries.publish_all()
-    assert hosts_with(hosts.all, "a") == [] and not two.cluster.exists("a")
 
 
 def test_restarted_node_drops_objects_removed_meanwhile(hosts):
@@ -184,18 +170,6 @@ def test_removal_fails_when_own_pool_cannot_be_changed(hosts):
             one.cluster.remove_each(["a", "b"])
     assert hosts_with(hosts.all, "a") == ["host-0"] and hosts_with(hosts.all, "b") == []
     assert two.cluster.get("a") == value(1)
-
-
-def test_removal_while_holders_membership_is_expired_takes_effect(hosts):
-    one, two = hosts.several(2)
-    one.cluster.put("a", value(1))
-    hosts.directory.leave(one.node.name)
-    assert not two.cluster.remove("a")  # of whom no one knows just now
-    for _ in range(2):
-        one.node.entries.publish_all()  # to a directory that does not serve the pool
-    one.node._membership._renew_once()
-    look_at_everything(hosts)
-    assert hosts_with(hosts.all, "a") == [] and not two.cluster.exists("a")
 
 
 @pytest.mark.parametrize("look", ["publish_changes", "publish_all"])

@@ -6,26 +6,19 @@ import threading
 import pytest
 
 from mooncake_kernels.errors import FailureKind, TransferError
-from mooncake_kernels.pool import ObjectPool, PutResult
+from mooncake_kernels.pool import ObjectPool
 from mooncake_kernels.transfer import TransferEngine
 from mooncake_serving.store import ClusterStore, Node, SsdTier, Store, TieredStore
 from mooncake_serving.store.cluster.membership import Lives
 from mooncake_serving.store.cluster.messages import Pin, Pinned, key_bytes
 from mooncake_serving.store.directory import EmbeddedDirectory, connect
 
-from ...metadata.support import RedisServer, free_port
+from ...metadata.support import free_port
+from ..support import STORED
 from .processes import HostProcess, get, put
 from .support import UNIT, Host, replaced, value
 
-STORED = PutResult.STORED
 NEVER_S = 3600.0  # nothing is noticed by the passing of time
-
-
-@pytest.fixture(scope="module")
-def redis(tmp_path_factory):
-    server = RedisServer(tmp_path_factory.mktemp("redis"))
-    yield server
-    server.stop()
 
 
 @pytest.fixture(params=["embedded", "redis"])
@@ -33,7 +26,7 @@ def directory(request):
     if request.param == "embedded":
         yield EmbeddedDirectory()
         return
-    server, name = request.getfixturevalue("redis"), f"test-{free_port()}"
+    server, name = request.getfixturevalue("shared_redis"), f"test-{free_port()}"
     with connect(server.url, cluster=name) as made:
         yield made
 
@@ -212,17 +205,17 @@ def test_locations_in_the_previous_pool_are_dropped(world, ports):
 
 
 @pytest.mark.parametrize("restarts", [1, 2])
-def test_killed_processes(redis, restarts):
+def test_killed_processes(shared_redis, restarts):
     """With a directory that takes the killed one for alive."""
     name = f"127.0.0.1:{free_port()}"
-    other = HostProcess(redis.url, "other")
-    host = HostProcess(redis.url, "host", engine_name=name)
+    other = HostProcess(shared_redis.url, "other")
+    host = HostProcess(shared_redis.url, "host", engine_name=name)
     try:
         assert host.do(put, 1, value(1)) is STORED
         assert other.do(get, 1) == value(1)
         for number in range(restarts):
             host.kill()
-            host = HostProcess(redis.url, "host", engine_name=name)
+            host = HostProcess(shared_redis.url, "host", engine_name=name)
             key = 10 + number
             assert other.do(put, key, value(key)) is STORED
             assert host.do(get, key) == value(key)

@@ -2,10 +2,9 @@
 
 import pytest
 
-from mooncake_kernels.errors import InvalidArgument, Unavailable
+from mooncake_kernels.errors import Unavailable
 from mooncake_serving.store import Replicator
 from mooncake_serving.store.checks import RETENTIONS
-from mooncake_serving.store.cluster.put import HARD
 
 from ..replication.support import die, forget
 from .support import kept_by, value
@@ -47,12 +46,3 @@ def test_retain_fails_when_a_holder_does_not_respond(hosts):
     assert retention_of(one, "a") == retention_of(three, "a") == "hard"
     forget(hosts.directory, two)
     assert three.cluster.retain("a", "soft") and retention_of(one, "a") == "soft"
-
-
-def test_wrong_arguments(hosts):
-    none = hosts.make("none", 0)
-    for wrong in ("soft pin", HARD, None):
-        with pytest.raises(InvalidArgument, match="^retain: retention must be one of"):
-            none.cluster.retain("a", wrong)
-    with pytest.raises(InvalidArgument, match="^retain: key"):
-        none.cluster.retain(1.5, "hard")

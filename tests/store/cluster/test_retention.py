@@ -5,9 +5,9 @@ import pytest
 from mooncake_kernels.pool import PutResult
 from mooncake_serving.store import Store
 
+from ..support import STORED
 from .support import UNIT, kept_by, value
 
-STORED = PutResult.STORED
 SOFT, HARD = 1, 2  # of PoolObjects.retention
 
 

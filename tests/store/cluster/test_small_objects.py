@@ -13,21 +13,14 @@ import pytest
 from redis import Redis
 
 from mooncake_kernels.errors import Unavailable
-from mooncake_kernels.metadata import bounded_socket
-from mooncake_kernels.pool import PutResult
 from mooncake_kernels.transfer import RedisPublisher
 from mooncake_serving.store import HotKeys, Quota, Store
 from mooncake_serving.store.cluster import writes
-from mooncake_serving.store.directory import Claim, connect
+from mooncake_serving.store.directory import Claim
 
-from ...metadata.support import RedisServer
 from ..directory.conftest import patient  # noqa: F401
-from ..support import eventually
-from .support import SHORT_TTL_S, UNIT, Hosts, damage, replaced, value
-
-STORED = PutResult.STORED
-EXISTS = PutResult.EXISTS
-BEING_WRITTEN = PutResult.BEING_WRITTEN
+from ..support import BEING_WRITTEN, EXISTS, STORED, eventually
+from .support import SHORT_TTL_S, UNIT, damage, replaced, value
 
 
 def fails(owner, name: str) -> contextlib.AbstractContextManager:
@@ -140,17 +133,8 @@ class TestPuts:
     """Of a node without a pool, with a directory in Redis."""
 
     @pytest.fixture
-    def redis(self, tmp_path):
-        server = RedisServer(tmp_path)
-        yield server
-        server.stop()
-
-    @pytest.fixture
-    def hosts(self, redis):
-        with connect(redis.url) as servers:
-            made = Hosts(servers)
-            yield made
-            made.close()
+    def hosts(self, hosts_with_redis):
+        return hosts_with_redis
 
     @pytest.fixture
     def pair(self, hosts):
@@ -216,16 +200,6 @@ class TestPuts:
         kept = one.store.pool.objects().retention.tolist()
         assert kept == [["normal", "soft", "hard"].index(retention)]
 
-    def test_large_objects_are_claimed_first(self, hosts, monkeypatch):
-        monkeypatch.setattr(writes, "MAX_PUT_BYTES", UNIT)
-        one, none = hosts.make("one"), hosts.make("none", 0)
-        asked = []
-        ask = none.node.claims.ask
-        with replaced(none.node.claims, "ask", lambda _, *args: asked.append(args) or ask(*args)):
-            assert none.cluster.put("a", value(1, UNIT)) is STORED and not asked
-            assert none.cluster.put("b", value(1, UNIT + 1)) is STORED and len(asked) == 1
-        assert one.store.exists("b")
-
     def test_draining_node_rejects_direct_puts(self, hosts, pair):
         one, none = pair
         two = hosts.make("two", 8 * UNIT)
@@ -270,52 +244,6 @@ class TestPuts:
         with replaced(none.node.claims, "ask", lambda _, *args: asked.append(args) or ask(*args)):
             assert eventually(is_put_directly)
         assert eventually(lambda: none.cluster.exists_each(["a", *stored]).all())
-
-    def test_unresponsive_redis_is_waited_for_once(self, hosts, redis, monkeypatch):
-        monkeypatch.setattr(bounded_socket, "TIMEOUT_S", 0.4)  # of the engine
-        one = hosts.make("one")
-        monkeypatch.setattr(bounded_socket, "TIMEOUT_S", 60)
-        none = hosts.make("none", 0)
-        redis.freeze()
-        try:
-            with fails(none.node.claims, "ask"):
-                with pytest.raises(Unavailable, match="put: the directory does not answer in time"):
-                    none.cluster.put("a", value(1))
-        finally:
-            redis.thaw()
-        assert none.cluster.put("a", value(1)) is STORED and one.store.get("a") == value(1)
-
-    def test_one_of_many_direct_writers_wins(self, hosts):
-        """Wherever they put it, and whichever way."""
-        holders = [hosts.make(f"holder {i}") for i in range(2)]
-        writers = [hosts.make(f"writer {i}", 0) for i in range(3)]
-        results: list[list[PutResult]] = [[] for _ in range(4)]
-        start = threading.Barrier(4)
-
-        def put(which: int, cluster) -> None:
-            for i in range(40):
-                start.wait(60)
-                results[which].append(cluster.put(i, value(which, 500)))
-
-        clusters = [*(writer.cluster for writer in writers), holders[1].cluster]
-        # Two of the writers put into one pool, the third into the other.
-        homes = [holders[i % 2].node.name for i in range(3)]
-        for writer, home in zip(writers, homes, strict=True):
-            members = writer.node._membership
-            members._homes = tuple(sorted(members._homes, key=lambda m, h=home: m.name != h))
-        threads = [
-            threading.Thread(target=put, args=(i, cluster)) for i, cluster in enumerate(clusters)
-        ]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-        for i in range(40):
-            won = [which for which in range(4) if results[which][i] is STORED]
-            assert len(won) == 1, [result[i] for result in results]
-            copies = [h.store.get(i) for h in holders if h.store.exists(i)]
-            assert copies == [value(won[0], 500)]
-            assert writers[0].cluster.get(i) == copies[0]
 
     def test_object_being_written_stays_listed(self, pair):
         """Though the pool does not have it yet, whatever its node looks for."""

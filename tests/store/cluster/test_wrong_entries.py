@@ -5,14 +5,10 @@ import threading
 import pytest
 
 from mooncake_kernels.errors import TransferError
-from mooncake_kernels.pool import PutResult
 from mooncake_serving.store import Store
 
-from ..support import eventually
+from ..support import EXISTS, STORED, eventually
 from .support import replaced, value
-
-STORED = PutResult.STORED
-EXISTS = PutResult.EXISTS
 
 
 @pytest.mark.parametrize("by_key", [True, False])

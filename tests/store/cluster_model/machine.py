@@ -13,18 +13,15 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from mooncake_kernels.errors import Unavailable
-from mooncake_kernels.pool import Evicted, ObjectPool, PutResult, object_keys
+from mooncake_kernels.pool import Evicted, ObjectPool, object_keys
 from mooncake_serving.store import Store, lru
 from mooncake_serving.store.replication.draining import drain
 from mooncake_serving.store.replication.replicator import Replicator
 
 from ..cluster.support import Host, make_host
 from ..replication.support import die
-from ..support import eventually
+from ..support import EXISTS, FULL, STORED, eventually
 
-STORED = PutResult.STORED
-EXISTS = PutResult.EXISTS
-FULL = PutResult.FULL
 UNIT, UNITS, NUM_KEYS = 4096, 12, 12
 POOLS = 3
 KEYS = st.integers(0, NUM_KEYS - 1)

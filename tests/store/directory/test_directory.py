@@ -1,6 +1,6 @@
 """What every directory must do."""
 
-import threading
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -21,6 +21,7 @@ from mooncake_serving.store.directory import (
 )
 
 from ...interrupts import CtrlC
+from ...threads import in_threads
 from .support import (
     LONG_S,
     SOON_S,
@@ -156,18 +157,8 @@ def test_last_of_concurrent_give_ups_keeps_the_object(directory):
     join(directory, *members)
     for member in members:
         directory.publish(member.pool, keys(*range(20)))
-    answers: list[np.ndarray] = []
-    start = threading.Barrier(len(members))
-
-    def give_up(pool: str) -> None:
-        start.wait()
-        answers.append(directory.give_up(pool, keys(*range(20)), LONG_S))
-
-    threads = [threading.Thread(target=give_up, args=(member.pool,)) for member in members]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    give_up = partial(directory.give_up, keys=keys(*range(20)), ttl_s=LONG_S)
+    answers = in_threads(*(partial(give_up, member.pool) for member in members))
     assert (np.sum(answers, axis=0) == len(members) - 1).all()
     assert {len(names) for names in holders_of(directory, *range(20))} == {1}
 
@@ -274,23 +265,16 @@ def test_one_of_many_claims_wins(directory):
     members = [Member(f"m{i}", "host") for i in range(8)]
     join(directory, *members)
     wanted = list(range(100))
-    won = {}
 
-    def ask(index: int) -> None:
+    def ask(index: int) -> list[int]:
         order = np.random.default_rng(index).permutation(wanted).tolist()
-        won[index] = []
-        for start in range(0, len(order), 10):
-            part = order[start : start + 10]
-            answers = claims(directory, members[index], *part)
-            assert set(answers) <= {Claim.GRANTED, Claim.TAKEN}
-            won[index] += [key for key, a in zip(part, answers, strict=True) if a is Claim.GRANTED]
+        parts = [order[start : start + 10] for start in range(0, len(order), 10)]
+        answers = [answer for part in parts for answer in claims(directory, members[index], *part)]
+        assert set(answers) <= {Claim.GRANTED, Claim.TAKEN}
+        return [key for key, a in zip(order, answers, strict=True) if a is Claim.GRANTED]
 
-    threads = [threading.Thread(target=ask, args=(i,)) for i in range(len(members))]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert sorted(key for part in won.values() for key in part) == wanted
+    won = in_threads(*(partial(ask, i) for i in range(len(members))))
+    assert sorted(key for part in won for key in part) == wanted
 
 
 def test_claim_ends_by_publishing_or_abandoning(directory):
@@ -406,13 +390,8 @@ def test_concurrent_sweeps(directory):
         directory.publish(f"pool {i}", everything)
     for i in range(1, 6):
         directory.leave(f"m{i}")
-    swept = []
-    sweepers = [threading.Thread(target=lambda: swept.extend(directory.sweep())) for _ in range(4)]
-    for sweeper in sweepers:
-        sweeper.start()
-    for sweeper in sweepers:
-        sweeper.join()
-    assert sorted(swept) == [f"pool {i}" for i in range(1, 6)]
+    swept = in_threads(*[directory.sweep] * 4)
+    assert sorted(pool for pools in swept for pool in pools) == [f"pool {i}" for i in range(1, 6)]
     assert len(directory.match_prefix(everything)) == 3000
     assert set(directory.holders(everything)) == {("pool 0",)}
 

@@ -7,17 +7,14 @@ import pytest
 
 from mooncake_kernels.buffers import Buffer, copy_from_host
 from mooncake_kernels.errors import ChecksumError, CudaError
-from mooncake_kernels.pool import PutResult
 from mooncake_serving.store import Store
 from mooncake_serving.store.directory import EmbeddedDirectory
 
 from ...fake_cuda.driver import ILLEGAL_ADDRESS
 from ..cluster.support import Hosts
-from ..support import content
+from ..support import EXISTS, STORED, content
 from .conftest import UNIT
 from .support import on_gpu
-
-STORED, EXISTS = PutResult.STORED, PutResult.EXISTS
 
 
 @pytest.fixture

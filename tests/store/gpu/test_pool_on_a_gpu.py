@@ -1,7 +1,7 @@
 """Pools whose objects are in the memory of a GPU, alone and under a store."""
 
 import random
-from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 
 import numpy as np
 import pytest
@@ -9,19 +9,19 @@ import torch
 
 from mooncake_kernels.buffers import as_buffer, copy_from_host, copy_to_host
 from mooncake_kernels.errors import ChecksumError, CudaError, InvalidArgument, Unavailable
-from mooncake_kernels.pool import ObjectPool, PutResult, checksum_of
+from mooncake_kernels.pool import ObjectPool, checksum_of
 from mooncake_kernels.transfer import TransferEngine
 from mooncake_serving.store import SsdTier, Store, TieredStore, lfu
 
 from ...fake_cuda.driver import ILLEGAL_ADDRESS, OUT_OF_MEMORY
 from ...fake_cuda.gpus import IS_FAKE
+from ...threads import in_threads
 from ...transfer.support import UNTOUCHED
-from ..support import check, content
+from ..support import STORED, check, content
 from .conftest import UNIT
 from .support import on_gpu
 
 KEY = (1, 2)
-STORED = PutResult.STORED
 
 
 @pytest.fixture(params=[0, 1])
@@ -267,6 +267,5 @@ def test_many_threads_put_and_get(pool, gpus):
             np.testing.assert_array_equal(target, whole)
             assert pool.remove(key)
 
-    with ThreadPoolExecutor(4) as executor:
-        list(executor.map(work, range(4)))
+    in_threads(*(partial(work, each) for each in range(4)))
     assert check(pool) == 0

@@ -6,16 +6,14 @@ import numpy as np
 import pytest
 
 from mooncake_kernels.errors import InvalidArgument
-from mooncake_kernels.pool import PutResult
 from mooncake_serving.store import SsdTier, TieredStore
 from mooncake_serving.store.directory import EmbeddedDirectory
 
 from ...transfer.support import UNTOUCHED
 from ..cluster.support import Hosts
-from ..support import content
+from ..support import STORED, content
 from .conftest import UNIT
 
-STORED = PutResult.STORED
 BUCKET = 64 * UNIT
 
 

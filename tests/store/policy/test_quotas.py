@@ -12,16 +12,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mooncake_kernels.errors import InvalidArgument, Unavailable
-from mooncake_kernels.pool import ObjectPool, ObjectPut, PutResult, object_keys
+from mooncake_kernels.pool import ObjectPool, ObjectPut, object_keys
 from mooncake_serving.store import Quota, Store, lru, set_quota
 from mooncake_serving.store.eviction.room import Room
 from mooncake_serving.store.quotas import QuotaKeeper
 
-from ..support import child, ended_well
+from ...threads import in_threads
+from ..support import EXISTS, OVER_QUOTA, STORED, child, ended_well
 
 UNIT = 4096
-STORED, EXISTS, FULL = PutResult.STORED, PutResult.EXISTS, PutResult.FULL
-OVER_QUOTA = PutResult.OVER_QUOTA
 
 
 @pytest.fixture
@@ -214,19 +213,13 @@ def test_one_process_never_exceeds_the_quota(puts, num_units, num_objects):
 
 def test_threads_of_one_process_keep_the_quota():
     with Store.create(256 * UNIT, quota=Quota(20 * UNIT)) as store:
-        over = []
 
         def life(first: int) -> None:
             for i in range(first, first + 100):
                 store.put(i, bytes(UNIT + i % UNIT))
-                over.append(store.usage().num_bytes - store._quota._under_way[0] > 20 * UNIT)
+                assert store.usage().num_bytes - store._quota._under_way[0] <= 20 * UNIT
 
-        threads = [threading.Thread(target=life, args=(1000 * i,)) for i in range(4)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-        assert len(over) == 400 and not any(over)
+        in_threads(*(partial(life, 1000 * i) for i in range(4)))
         assert store.usage().num_bytes <= 20 * UNIT
 
 

@@ -12,7 +12,7 @@ from mooncake_kernels.errors import InvalidArgument
 from mooncake_kernels.pool import Evicted, ObjectPool, PutResult
 from mooncake_serving.store import Store, Watermark, lfu, lru
 
-from ..support import child, eventually, kill
+from ..support import child, ended_well, eventually, kill
 
 UNIT = 4096
 NEVER_S = 3600.0  # an interval that no test sees the end of
@@ -207,11 +207,8 @@ def test_another_process_takes_over_after_a_kill(kind, tmp_path):
 
 def test_forked_child_leaves_the_watermark_alone():
     with make(watermark=(0.9, 0.8)) as store:
-        pid = os.fork()
-        if pid == 0:
-            store.close()
-            os._exit(0)
-        assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+        with child(store.close) as pid:
+            assert ended_well(pid)
         assert store._watermark._thread.is_alive()
 
 

@@ -4,22 +4,21 @@ import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from functools import partial
 
 import pytest
 
 from mooncake_kernels.errors import InvalidArgument, Unavailable
-from mooncake_kernels.pool import PutResult
 from mooncake_serving.store import Store
 from mooncake_serving.store.replication import draining
 from mooncake_serving.store.replication.draining import drain
 from mooncake_serving.store.replication.placement import Placement
 from mooncake_serving.store.replication.replicator import Replicator
 
+from ...threads import in_threads
 from ..cluster.support import UNIT, SomeDirectory, kept_by, replaced, value
-from ..support import WAIT_S, eventually
+from ..support import STORED, WAIT_S, eventually
 from .support import die, forget, hosts_with
-
-STORED = PutResult.STORED
 
 
 def names(hosts) -> set[str]:
@@ -201,11 +200,7 @@ def test_draining_nodes_give_each_other_nothing(hosts):
         (one, two)[i % 2].cluster.put(i, value(i, 64))
     one.node.set_draining(True)
     two.node.set_draining(True)
-    threads = [threading.Thread(target=drain, args=(host.node,)) for host in (one, two)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    in_threads(*(partial(drain, host.node) for host in (one, two)))
     assert names(hosts) == {three.node.name}
     assert three.store.get_each(range(200)) == [value(i, 64) for i in range(200)]
 
@@ -265,14 +260,10 @@ def test_drain_of_a_node_without_a_pool_is_rejected(hosts):
 
 def test_concurrent_drains_lose_nothing(hosts):
     made = hosts.several(2, 256 * UNIT)
-    assert (
-        Replicator(made[0].cluster).put_each(
-            range(100), [value(i, 64) for i in range(100)], replicas=2
-        )
-        == [(STORED, 2)] * 100
-    )
-    with ThreadPoolExecutor() as executor:
-        list(executor.map(lambda host: drain(host.node), made))
+    values = [value(i, 64) for i in range(100)]
+    stored = Replicator(made[0].cluster).put_each(range(100), values, replicas=2)
+    assert stored == [(STORED, 2)] * 100
+    in_threads(*(partial(drain, host.node) for host in made))
     assert all(hosts_with(made, i) for i in range(100))
 
 

@@ -6,16 +6,15 @@ import numpy as np
 import pytest
 
 from mooncake_kernels.errors import TransferError
-from mooncake_kernels.pool import ObjectPool, PutResult
+from mooncake_kernels.pool import ObjectPool
 from mooncake_serving.store import SsdTier, Store, TieredStore
 from mooncake_serving.store.replication.draining import drain
 from mooncake_serving.store.replication.replicator import Replicator
 
 from ..cluster.support import UNIT, Hosts, replaced, value
 from ..directory.conftest import make_world, patient, permanent  # noqa: F401
-from ..support import eventually
+from ..support import STORED, eventually
 
-STORED = PutResult.STORED
 IN_POOL = 16  # objects that its pool has room for
 NUM = 48
 

@@ -1,16 +1,12 @@
 """Objects that are often read from other hosts are copied closer."""
 
-import threading
-
 import numpy as np
 
-from mooncake_kernels.pool import PutResult
 from mooncake_serving.store.cluster.hot_keys import HotKeys
 
+from ...threads import in_threads
 from ..cluster.support import SomeDirectory, value
 from .support import hosts_with
-
-STORED = PutResult.STORED
 
 
 def test_hot_object_is_copied_here(hosts):
@@ -71,14 +67,5 @@ def test_many_readers_of_one_hot_object(hosts):
     one = hosts.make("one")
     two = hosts.make("two", options={"hot": HotKeys(3)})
     one.cluster.put("a", value(1))
-    got = []
-
-    def read() -> None:
-        got.extend(two.cluster.get("a") for _ in range(20))
-
-    threads = [threading.Thread(target=read) for _ in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert got == [value(1)] * 80 and two.store.get("a") == value(1)
+    got = in_threads(*[lambda: [two.cluster.get("a") for _ in range(20)]] * 4)
+    assert got == [[value(1)] * 20] * 4 and two.store.get("a") == value(1)

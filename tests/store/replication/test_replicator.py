@@ -1,24 +1,22 @@
 """Copies on several hosts: made with a put and later, moved, given up, replaced."""
 
 import threading
+from functools import partial
 
 import numpy as np
 import pytest
 
 from mooncake_kernels.errors import InvalidArgument, Unavailable
-from mooncake_kernels.pool import PutResult
 from mooncake_serving.store import HotKeys, drain
 from mooncake_serving.store.replication import replicate as replicate
 from mooncake_serving.store.replication.placement import Placement
 from mooncake_serving.store.replication.replicate import ReplicaChange
 from mooncake_serving.store.replication.replicator import Replicator, Stored
 
+from ...threads import in_threads
 from ..cluster.support import UNIT, SomeDirectory, kept_by, replaced, value
+from ..support import EXISTS, STORED
 from .support import die, forget, hosts_with, pools_of
-
-STORED = PutResult.STORED
-EXISTS = PutResult.EXISTS
-FULL = PutResult.FULL
 
 
 def test_put_with_replicas(hosts):
@@ -195,20 +193,14 @@ def test_concurrent_give_ups_keep_one_copy(hosts, is_move):
     made = hosts.several(2)
     names = [host.node.name for host in made]
     copies = [Replicator(host.cluster) for host in made]
+
+    def give_up(i: int, key: int) -> None:
+        add = [names[1 - i]] if is_move else []
+        copies[i].change_replica([key], add=add, remove=[names[i]])
+
     for key in range(50):
         assert copies[0].put(key, value(key, 64), replicas=2) == Stored(STORED, 2)
-        start = threading.Barrier(2)
-
-        def give_up(i: int, key: int, start: threading.Barrier) -> None:
-            start.wait()
-            add = [names[1 - i]] if is_move else []
-            copies[i].change_replica([key], add=add, remove=[names[i]])
-
-        threads = [threading.Thread(target=give_up, args=(i, key, start)) for i in range(2)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
+        in_threads(*(partial(give_up, i, key) for i in range(2)))
         holders = hosts_with(made, key)
         assert holders
         listed = pools_of(hosts.directory, made[0], key)
@@ -416,11 +408,7 @@ def test_concurrent_repairs_are_safe(hosts):
     made = hosts.several(3, 256 * UNIT)
     for i in range(60):
         made[i % 3].cluster.put(i, value(i))
-    threads = [threading.Thread(target=Replicator(host.cluster).repair, args=(2,)) for host in made]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    in_threads(*(partial(Replicator(host.cluster).repair, 2) for host in made))
     assert all(len(hosts_with(made, i)) >= 2 for i in range(60))
     assert made[0].cluster.get_each(range(60)) == [value(i) for i in range(60)]
 

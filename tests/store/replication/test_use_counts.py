@@ -1,7 +1,5 @@
 """Decayed counts against exact ones, and the choices made from them."""
 
-import threading
-
 import numpy as np
 import pytest
 from hypothesis import given
@@ -11,6 +9,8 @@ from mooncake_kernels.errors import InvalidArgument
 from mooncake_kernels.pool import object_keys
 from mooncake_serving.store.cluster import hot_keys
 from mooncake_serving.store.cluster.hot_keys import MAX_HALF_LIVES, HotKeys, UseCounts
+
+from ...threads import in_threads
 
 
 class Clock:
@@ -121,11 +121,7 @@ def test_uses_by_many_threads_are_all_counted():
         for _ in range(50):
             counts.add(keys)
 
-    threads = [threading.Thread(target=use) for _ in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    in_threads(*[use] * 4)
     assert (counts.counts(keys) == 200).all()
 
 

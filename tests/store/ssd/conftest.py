@@ -15,6 +15,12 @@ from .tiered import (
 
 
 @pytest.fixture
+def path(tmp_path):
+    """A tier's file."""
+    return tmp_path / "tier"
+
+
+@pytest.fixture
 def full_disk(monkeypatch):
     """Whatever a disk has: it must drop something for each object that is written."""
     monkeypatch.setattr(SsdTier, "room_bytes", 0)

@@ -19,6 +19,10 @@ LARGEST = BUCKET - 4 * PAGE  # `max_object_bytes`
 LARGE = 100  # scope of keys whose objects take most of a bucket
 
 
+LARGE_BUCKET = 128 << 10
+LARGE_KEYS = [(i, 0) for i in range(2, 8)]
+
+
 def size_of(key: Key) -> int:
     """Each key has an object of its own size."""
     if key[1] == LARGE:
@@ -52,6 +56,22 @@ def read(tier: SsdTier, *keys: Key, verify: bool = True) -> set[Key]:
 
 def keys_of(tier: SsdTier) -> set[Key]:
     return set(map(tuple, tier.keys().tolist()))
+
+
+def open_large(path: Path) -> SsdTier:
+    """A tier whose first bucket has room for all LARGE_KEYS."""
+    return open_tier(path, 4, bucket_bytes=LARGE_BUCKET)
+
+
+def make_large(path: Path, sealed: bool = False) -> dict:
+    """Put all LARGE_KEYS; return where their records are. Without a footer, as after a death."""
+    with open_large(path) as tier:
+        put(tier, *LARGE_KEYS)
+        where = {key: tier._index.find(key).record for key in LARGE_KEYS}
+        image = path.read_bytes()
+    if not sealed:
+        path.write_bytes(image)
+    return where
 
 
 @contextlib.contextmanager

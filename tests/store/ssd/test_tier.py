@@ -9,19 +9,13 @@ import pytest
 import torch
 
 from mooncake_kernels.errors import InvalidArgument, Unavailable
-from mooncake_kernels.pool import PutResult, object_keys
+from mooncake_kernels.pool import object_keys
 from mooncake_serving.store.ssd import SsdTier, layout
 
-from ..support import child, content, ended_well
+from ..support import EXISTS, STORED, child, content, ended_well
 from .support import BUCKET, LARGE, LARGEST, PAGE, keys_of, open_tier, put, read, value
 
 KEYS = [(i, i % 3) for i in range(24)]
-STORED, EXISTS, FULL = PutResult.STORED, PutResult.EXISTS, PutResult.FULL
-
-
-@pytest.fixture
-def path(tmp_path):
-    return tmp_path / "tier"
 
 
 def test_keys_by_use(path):
@@ -286,29 +280,18 @@ def test_foreign_file_is_rejected_and_left_alone(path):
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
 
 
-@pytest.mark.parametrize("before", [0, PAGE, layout.FIRST_BUCKET + BUCKET, 9 << 20])
+@pytest.mark.parametrize("before", [None, 0, PAGE, layout.FIRST_BUCKET + BUCKET, 9 << 20])
 def test_file_with_zeroed_head_is_rejected_and_left_alone(path, before):
-    """Wherever its data are: it is of someone else, or a tier whose head is lost."""
-    path.touch()
-    os.truncate(path, max(before, PAGE))
-    with open(path, "ab") as file:
-        file.write(b"precious")
-    image = path.read_bytes()
+    """Wherever its data are: someone else's, or, without `before`, a tier that lost its head."""
+    image = bytes(max(before or 0, PAGE)) + b"precious"
+    if before is None:
+        with open_tier(path) as tier:
+            put(tier, (1, 0))
+        image = bytes(PAGE) + path.read_bytes()[PAGE:]
+    path.write_bytes(image)
     with pytest.raises(InvalidArgument, match="begins with zeros, but has data"):
         open_tier(path, 256)
     assert path.read_bytes() == image
-
-
-def test_tier_with_zeroed_head_is_rejected(path):
-    with open_tier(path) as tier:
-        put(tier, (1, 0))
-    image = path.read_bytes()
-    path.write_bytes(bytes(PAGE) + image[PAGE:])
-    with pytest.raises(InvalidArgument, match="begins with zeros, but has data"):
-        open_tier(path)
-    path.write_bytes(image)
-    with open_tier(path) as tier:
-        assert read(tier, (1, 0)) == keys_of(tier) == {(1, 0)}
 
 
 @pytest.mark.parametrize("num_bytes", [0, 100, 3 << 20])

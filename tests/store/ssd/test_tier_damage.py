@@ -10,11 +10,12 @@ from mooncake_kernels.errors import InvalidArgument
 from mooncake_kernels.pool import PutResult
 from mooncake_serving.store.ssd import layout
 
-from .support import PAGE, keys_of, open_tier, put, read
+from .support import LARGE_BUCKET as BUCKET
+from .support import LARGE_KEYS as KEYS
+from .support import PAGE, keys_of, put, read
+from .support import make_large as make
+from .support import open_large as opened
 
-BUCKET = 128 << 10  # with room for all KEYS
-
-KEYS = [(i, 0) for i in range(2, 8)]
 FIELDS = {  # of the header of a record: where, how many bytes
     "magic": (0, 8),
     "version": (8, 4),
@@ -33,15 +34,6 @@ FIELDS = {  # of the header of a record: where, how many bytes
 }
 
 
-@pytest.fixture
-def path(tmp_path):
-    return tmp_path / "tier"
-
-
-def opened(path):
-    return open_tier(path, 4, bucket_bytes=BUCKET)
-
-
 def zero(image, start, num_bytes):
     num_bytes = min(num_bytes, len(image) - start)
     image[start : start + num_bytes] = bytes(num_bytes)
@@ -50,17 +42,6 @@ def zero(image, start, num_bytes):
 def flip(image, start, num_bytes):
     for i in {start, start + num_bytes - 1}:
         image[i] ^= 0x10
-
-
-def make(path, sealed: bool) -> dict:
-    """Put all KEYS; return where their records are. Without a footer, as after a death."""
-    with opened(path) as tier:
-        put(tier, *KEYS)
-        where = {key: tier._index.find(key).record for key in KEYS}
-        image = path.read_bytes()
-    if not sealed:
-        path.write_bytes(image)
-    return where
 
 
 def damage(path, how, start, num_bytes) -> None:

@@ -10,20 +10,14 @@ import sys
 import pytest
 
 from mooncake_kernels.errors import FailureKind, TransferError, Unavailable
-from mooncake_kernels.pool import PutResult
 from mooncake_serving.store.ssd.disk import Disk
 from mooncake_serving.store.ssd.log import Log
 
 from ...transfer.files import environment
+from ..support import EXISTS, FULL, STORED
 from .support import BUCKET, keys_of, no_writes_from, open_tier, put, read
 
-STORED, EXISTS, FULL = PutResult.STORED, PutResult.EXISTS, PutResult.FULL
 KEYS = [(i, 0) for i in range(5)]
-
-
-@pytest.fixture
-def path(tmp_path):
-    return tmp_path / "tier"
 
 
 def test_failed_writes_succeed_later(path, caplog):

@@ -99,9 +99,9 @@ def check(path, tier, tickets) -> None:
 
 @pytest.mark.parametrize("again", [0, 2])
 @pytest.mark.parametrize("number", range(60))
-def test_interrupted_write(tmp_path, interrupted, number, again):
+def test_interrupted_write(path, interrupted, number, again):
     """Whichever it is: of records, of heads, of footers; also again while that is ended."""
-    path, num_waits = tmp_path / "tier", 0
+    num_waits = 0
     open_tier(path, SIZE).close()
 
     def waits(ticket):
@@ -120,8 +120,8 @@ def test_interrupted_write(tmp_path, interrupted, number, again):
 
 
 @pytest.mark.parametrize("number", range(40))
-def test_interrupt_before_the_flush(tmp_path, monkeypatch, number):
-    path, num_flushes, real = tmp_path / "tier", 0, Appender.flush
+def test_interrupt_before_the_flush(path, monkeypatch, number):
+    num_flushes, real = 0, Appender.flush
 
     def flush(appender):
         nonlocal num_flushes
@@ -138,10 +138,10 @@ def test_interrupt_before_the_flush(tmp_path, monkeypatch, number):
 
 
 @pytest.mark.parametrize("is_bad", [False, True], ids=["all at once", "each alone"])
-def test_interrupted_read(tmp_path, interrupted, is_bad):
+def test_interrupted_read(path, interrupted, is_bad):
     """Also of those that are tried again, each alone, after one of them cannot be read."""
     keys, error = [(i, 0) for i in range(5)], TransferError("file", "reading: Input/output error")
-    with open_tier(tmp_path / "tier") as tier:
+    with open_tier(path) as tier:
         put(tier, *keys)
         tickets = interrupted(
             "read", lambda ticket: error if is_bad and ticket is tickets[0] else KeyboardInterrupt()
@@ -153,9 +153,9 @@ def test_interrupted_read(tmp_path, interrupted, is_bad):
 
 
 @pytest.mark.parametrize("number", range(8, 24))
-def test_appended_data_of_an_interrupted_put_is_discarded(tmp_path, monkeypatch, number):
+def test_appended_data_of_an_interrupted_put_is_discarded(path, monkeypatch, number):
     """As where the footer of its bucket is, or the head of the file, by what comes next."""
-    path, real, sizes = tmp_path / "tier", log.checksum, []
+    real, sizes = log.checksum, []
 
     def checksum(data):
         sizes.append(len(data))
@@ -214,8 +214,7 @@ def reopened(path, tier):
     return open_tier(path, SIZE)
 
 
-def test_next_put_does_not_store_objects_of_an_interrupted_one(tmp_path, before):
-    path = tmp_path / "tier"
+def test_next_put_does_not_store_objects_of_an_interrupted_one(path, before):
     tier = open_tier(path, SIZE)
     put(tier, (1, 0))
     before(lambda: put(tier, (2, 0), (3, 0)), Log, "flush")
@@ -227,8 +226,7 @@ def test_next_put_does_not_store_objects_of_an_interrupted_one(tmp_path, before)
         assert read(tier, *there) == keys_of(tier) == there
 
 
-def test_next_put_does_not_apply_an_interrupted_removal(tmp_path, before):
-    path = tmp_path / "tier"
+def test_next_put_does_not_apply_an_interrupted_removal(path, before):
     tier = open_tier(path, SIZE)
     put(tier, (1, 0))
     before(lambda: tier.remove((1, 0)), Log, "flush")
@@ -239,9 +237,9 @@ def test_next_put_does_not_apply_an_interrupted_removal(tmp_path, before):
         assert read(tier, *there) == keys_of(tier) == there
 
 
-def test_large_object_of_interrupted_put_is_removed_on_disk(tmp_path, before):
+def test_large_object_of_interrupted_put_is_removed_on_disk(path, before):
     """Before it is flushed, since it is larger than what is written at once."""
-    with open_tier(tmp_path / "tier", SIZE) as tier:
+    with open_tier(path, SIZE) as tier:
         key = (6, 0)
         assert size_of(key) > 2 * PAGE
         before(lambda: put(tier, key), Appender, "add", 2, True)
@@ -251,9 +249,9 @@ def test_large_object_of_interrupted_put_is_removed_on_disk(tmp_path, before):
 
 @pytest.mark.parametrize("after", [False, True])
 @pytest.mark.parametrize("number", [1, 2, 3])
-def test_interrupt_after_the_flush_keeps_the_objects(tmp_path, before, number, after):
+def test_interrupt_after_the_flush_keeps_the_objects(path, before, number, after):
     """Then it is stored, and can be removed."""
-    path, keys = tmp_path / "tier", [(1, 0), (2, 0), (3, 0)]
+    keys = [(1, 0), (2, 0), (3, 0)]
     tier = open_tier(path, SIZE)
     before(lambda: put(tier, *keys), Index, "add", number, after)
     assert read(tier, *keys) == keys_of(tier) == set(keys)
@@ -269,11 +267,8 @@ def test_interrupt_after_the_flush_keeps_the_objects(tmp_path, before, number, a
 @pytest.mark.parametrize(
     "kind,name", [(Bucket, "clear"), (Index, "remove_bucket"), (Log, "_begin_run")]
 )
-def test_interrupt_between_two_steps_of_the_next_bucket(
-    tmp_path, before, kind, name, number, after
-):
+def test_interrupt_between_two_steps_of_the_next_bucket(path, before, kind, name, number, after):
     """No bucket is lost, and none is written that is in use."""
-    path = tmp_path / "tier"
     tier = open_tier(path, SIZE)
     before(lambda: [put(tier, (i, 0)) for i in range(100)], kind, name, number, after)
     assert put(tier, *((i, 1) for i in range(40))) == [PutResult.STORED] * 40
@@ -300,9 +295,9 @@ def test_interrupt_between_two_steps_of_the_next_bucket(
         (Disk, "sync", 1, False),
     ],
 )
-def test_interrupted_remove_all(tmp_path, before, kind, name, number, after):
+def test_interrupted_remove_all(path, before, kind, name, number, after):
     """All is there, or nothing, and what is put then is."""
-    path, keys = tmp_path / "tier", [(i, 0) for i in range(8)]
+    keys = [(i, 0) for i in range(8)]
     tier = open_tier(path, SIZE)
     put(tier, *keys)
     before_it = keys_of(tier)
@@ -315,8 +310,7 @@ def test_interrupted_remove_all(tmp_path, before, kind, name, number, after):
 
 
 @pytest.mark.parametrize("kind,name", [(Index, "wait_unread"), (Log, "close"), (Disk, "sync")])
-def test_interrupted_close_releases_the_file(tmp_path, before, kind, name):
-    path = tmp_path / "tier"
+def test_interrupted_close_releases_the_file(path, before, kind, name):
     tier = open_tier(path, SIZE)
     put(tier, (1, 0))
     before(tier.close, kind, name)
@@ -328,9 +322,9 @@ def test_interrupted_close_releases_the_file(tmp_path, before, kind, name):
         put(tier, (2, 0))
 
 
-def test_interrupted_close_during_a_read_releases_the_file(tmp_path, before, monkeypatch):
+def test_interrupted_close_during_a_read_releases_the_file(path, before, monkeypatch):
     """Then that fails, and says so."""
-    path, begun, goes_on, ended = tmp_path / "tier", Event(), Event(), []
+    begun, goes_on, ended = Event(), Event(), []
     tier, real = open_tier(path, SIZE), Disk.read
 
     def late(disk, moves):

@@ -4,19 +4,12 @@ import numpy as np
 import pytest
 
 from mooncake_kernels.errors import FailureKind, TransferError, Unavailable
-from mooncake_kernels.pool import PutResult
 from mooncake_serving.store.ssd import layout
 from mooncake_serving.store.ssd.log import Appender, Log
 
+from ..support import FULL, STORED
 from .support import BUCKET, LARGE, PAGE, keys_of, open_tier, put, read
 from .test_tier_crash import Recorder, power_loss
-
-STORED, FULL = PutResult.STORED, PutResult.FULL
-
-
-@pytest.fixture
-def path(tmp_path):
-    return tmp_path / "tier"
 
 
 def killed(path, tier) -> None:
@@ -61,20 +54,6 @@ def test_bucket_restarted_after_its_head_was_lost(path):
         found = np.zeros(100, np.uint8)
         assert tier.get_into_each([(9, 0)], [found]).tolist() == [100]
         assert found.all() and keys_of(tier) == {(9, 0)}
-
-
-@pytest.mark.parametrize("is_closed", [False, True], ids=["in one life", "after a restart"])
-def test_leftovers_of_a_failed_put_are_not_recovered(path, failing, is_closed):
-    tier = open_tier(path, retry_s=0)
-    put(tier, (1, 0))
-    assert failing(lambda: put(tier, (2, 0), (3, 0))) == [FULL, FULL]
-    if is_closed:
-        tier.close()
-        tier = open_tier(path)
-    assert put(tier, (4, 0)) == [STORED]
-    killed(path, tier)
-    with open_tier(path) as tier:
-        assert read(tier, (1, 0), (4, 0)) == keys_of(tier) == {(1, 0), (4, 0)}
 
 
 def test_leftovers_of_a_failed_put_can_be_removed(path, failing):
@@ -200,20 +179,24 @@ def without_footer(path) -> None:
         file.write(bytes(PAGE))
 
 
+@pytest.mark.parametrize("later", [(4, 0), (0, LARGE)], ids=["same bucket", "an older bucket"])
 @pytest.mark.parametrize("is_closed", [False, True], ids=["in one life", "after a restart"])
-def test_leftovers_of_a_failed_put_in_an_older_bucket(path, failing, is_closed):
+def test_leftovers_of_a_failed_put_are_not_recovered(path, failing, is_closed, later):
     tier = open_tier(path, retry_s=0)
     put(tier, (1, 0))
     assert failing(lambda: put(tier, (2, 0), (3, 0))) == [FULL, FULL]
     if is_closed:
         tier.close()
         tier = open_tier(path)
-    assert put(tier, (0, LARGE)) == [STORED] and not tier.remove((2, 0))
-    tier.close()
-    without_footer(path)
+    assert put(tier, later) == [STORED] and not tier.remove((2, 0))
+    if later[1] == LARGE:
+        tier.close()
+        without_footer(path)
+    else:
+        killed(path, tier)
     with open_tier(path) as tier:
-        assert tier.stats().num_buckets_begun == 2
-        assert read(tier, (1, 0), (0, LARGE)) == keys_of(tier) == {(1, 0), (0, LARGE)}
+        assert tier.stats().num_buckets_begun == 1 + (later[1] == LARGE)
+        assert read(tier, (1, 0), later) == keys_of(tier) == {(1, 0), later}
 
 
 def test_leftovers_of_a_failed_removal_in_an_older_bucket(path, failing):

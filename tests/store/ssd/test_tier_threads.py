@@ -8,32 +8,14 @@ import numpy as np
 from mooncake_kernels.pool import PutResult
 from mooncake_serving.store.ssd.disk import Reader
 
+from ...threads import in_threads
 from .support import keys_of, open_tier, put, read, size_of, value
 
 
-def in_threads(*lives) -> None:
-    """Run each in a thread of its own; what one raises is raised here."""
-    errors = []
-
-    def run(life):
-        try:
-            life()
-        except BaseException as error:  # noqa: BLE001
-            errors.append(error)
-
-    threads = [threading.Thread(target=run, args=(life,)) for life in lives]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    if errors:
-        raise errors[0]
-
-
-def test_readers_never_see_bytes_of_another_object(tmp_path, soak):
+def test_readers_never_see_bytes_of_another_object(path, soak):
     """Three threads read without comparing checksums, while two write over lap after lap."""
     num_puts, over = 2000 if soak else 120, threading.Event()
-    with open_tier(tmp_path / "tier", 3, num_slots=2) as tier:
+    with open_tier(path, 3, num_slots=2) as tier:
         num_read = [0, 0, 0]
 
         def reader(number):
@@ -61,7 +43,7 @@ def test_readers_never_see_bytes_of_another_object(tmp_path, soak):
         assert stats.num_damaged == stats.num_write_errors == 0
 
 
-def test_bucket_is_not_reused_while_being_read(tmp_path, monkeypatch):
+def test_bucket_is_not_reused_while_being_read(path, monkeypatch):
     """A read that has begun stays right, however long it takes: the writer waits for it."""
     key, begun, goes_on = (7, 0), threading.Event(), threading.Event()
     real = Reader.read_each
@@ -72,7 +54,7 @@ def test_bucket_is_not_reused_while_being_read(tmp_path, monkeypatch):
             assert goes_on.wait(60)
         return real(own, ranges)
 
-    with open_tier(tmp_path / "tier", 3, move_ratio=0, deadline_s=60) as tier:
+    with open_tier(path, 3, move_ratio=0, deadline_s=60) as tier:
         put(tier, key)
         monkeypatch.setattr(Reader, "read_each", slow)
         got = np.zeros(size_of(key), np.uint8)
@@ -97,16 +79,15 @@ def test_bucket_is_not_reused_while_being_read(tmp_path, monkeypatch):
         np.testing.assert_array_equal(got, value(key))
 
 
-def test_one_of_many_writers_of_a_key_wins(tmp_path):
-    with open_tier(tmp_path / "tier") as tier:
+def test_one_of_many_writers_of_a_key_wins(path):
+    with open_tier(path) as tier:
         results = []
-        lives = [lambda: results.extend(put(tier, (1, 0), (2, 0), (3, 0))) for _ in range(6)]
-        in_threads(*lives)
+        in_threads(*[lambda: results.extend(put(tier, (1, 0), (2, 0), (3, 0)))] * 6)
         assert results.count(PutResult.STORED) == 3
         assert results.count(PutResult.EXISTS) == 15 and len(keys_of(tier)) == 3
 
 
-def test_close_waits_for_readers(tmp_path, monkeypatch):
+def test_close_waits_for_readers(path, monkeypatch):
     begun, goes_on = threading.Event(), threading.Event()
     real = Reader.read_each
 
@@ -115,7 +96,7 @@ def test_close_waits_for_readers(tmp_path, monkeypatch):
         assert goes_on.wait(60)
         return real(own, ranges)
 
-    tier = open_tier(tmp_path / "tier")
+    tier = open_tier(path)
     put(tier, (7, 0))
     monkeypatch.setattr(Reader, "read_each", slow)
 

@@ -11,29 +11,11 @@ from mooncake_kernels.pool import PutResult
 from mooncake_serving.store.ssd import layout, recovery
 from mooncake_serving.store.ssd.disk import Disk
 
-from .support import PAGE, keys_of, open_tier, put, read
-
-BUCKET = 128 << 10  # with room for all KEYS
-KEYS = [(i, 0) for i in range(2, 8)]
-
-
-@pytest.fixture
-def path(tmp_path):
-    return tmp_path / "tier"
-
-
-def opened(path):
-    return open_tier(path, 4, bucket_bytes=BUCKET)
-
-
-def make(path) -> dict:
-    """Put all KEYS, and die; return where their records are."""
-    with opened(path) as tier:
-        put(tier, *KEYS)
-        where = {key: tier._index.find(key).record for key in KEYS}
-        image = path.read_bytes()
-    path.write_bytes(image)
-    return where
+from .support import LARGE_BUCKET as BUCKET
+from .support import LARGE_KEYS as KEYS
+from .support import PAGE, keys_of, put, read
+from .support import make_large as make
+from .support import open_large as opened
 
 
 class Failed:

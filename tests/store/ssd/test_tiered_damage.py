@@ -4,8 +4,9 @@ import pytest
 
 from mooncake_kernels.errors import ChecksumError
 
+from ..support import STORED
 from .support import PAGE
-from .tiered import IN_POOL, KEYS, OBJECT, STORED, flip_in_pool, put, read, value
+from .tiered import IN_POOL, KEYS, OBJECT, flip_in_pool, put, read, value
 
 
 def test_object_damaged_on_disk(opened, tmp_path):

@@ -11,8 +11,9 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 from mooncake_kernels.pool import ObjectPool
 from mooncake_serving.store import SsdTier, Store, TieredStore, lru
 
+from ..support import EXISTS, STORED
 from .support import PAGE
-from .tiered import BUCKET, EXISTS, IN_POOL, OBJECT, POLICIES, STORED
+from .tiered import BUCKET, IN_POOL, OBJECT, POLICIES
 
 NUM_KEYS = 12  # more than the pool has room for
 MOST_PINS = 3  # so that there is room for what is put

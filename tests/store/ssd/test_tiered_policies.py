@@ -17,9 +17,9 @@ from mooncake_serving.store import (
     lru,
 )
 
-from ..support import eventually
+from ..support import EXISTS, STORED, eventually
 from .support import PAGE
-from .tiered import BUCKET, IN_POOL, KEYS, OBJECT, POLICIES, STORED, put, read, value
+from .tiered import BUCKET, IN_POOL, KEYS, OBJECT, POLICIES, put, read, value
 
 policies = pytest.mark.parametrize("policy", POLICIES)
 
@@ -64,31 +64,40 @@ def test_eviction_order_matches_a_pool_without_a_disk(tmp_path, policy, min_uses
 def test_evicted_objects_are_not_lost(opened, policy):
     store = opened(eviction=policy)
     assert put(store, *KEYS) == [STORED] * len(KEYS)
+    assert store.exists_each(KEYS).all() and store.match_prefix([*KEYS, 99, 0]) == len(KEYS)
     assert store.flush() and store.exists_each(KEYS).all()
+    assert store.demotion_stats().num_written >= len(KEYS) - IN_POOL
     assert read(store, *KEYS) == [OBJECT] * len(KEYS)
-    assert store.demotion_stats().num_dropped == 0
+    assert store.match_prefix(KEYS) == len(KEYS) and store.demotion_stats().num_dropped == 0
 
 
 @policies
 def test_full_disk_admits_only_reused_objects(opened, full_disk, policy):
     store = opened(eviction=policy, min_uses=2)
-    put(store, 0, 1, 2)
+    put(store, 0, 1, 2, 3)
     others = Store(store.pool, namespace="model")  # as of a process that has not the tier
     assert others.get(1) == value(1).tobytes() and read(store, 2) == [OBJECT]
+    assert put(store, 3) == [EXISTS]  # a use as well
     store.evict(IN_POOL * OBJECT)
-    assert store.flush() and store.exists_each([0, 1, 2]).tolist() == [False, True, True]
-    assert store.demotion_stats().num_unadmitted == 1
+    assert store.flush() and store.exists_each(range(4)).tolist() == [False, True, True, True]
+    put(store, *range(10, 30))
+    assert store.flush()
+    stats = store.demotion_stats()
+    assert stats.num_dropped == stats.num_unadmitted == 1 + 20 - store.stats().num_ready
 
 
 @policies
-def test_queued_objects_count_as_evicted(opened, monkeypatch, policy):
+def test_queued_objects_count_as_evicted_and_not_as_used(opened, monkeypatch, policy):
+    """The next look queues nothing else, unless a put finds no room."""
     store, goes_on = opened(eviction=policy), threading.Event()
     real = store.tier.put_each
     monkeypatch.setattr(store.tier, "put_each", lambda *values: goes_on.wait(60) and real(*values))
     put(store, *range(IN_POOL))
+    before = store.pool.objects().recency.tolist()
     for _ in range(3):
         assert len(store.evict(2 * OBJECT).keys) == len(store.evict_objects(2).keys) == 0
         assert store.demotion_stats().num_queued == 2
+    assert store.pool.objects().recency.tolist() == before
     writer = threading.Thread(target=put, args=(store, 10))
     writer.start()
     assert eventually(lambda: store.demotion_stats().num_queued == 3)
@@ -126,8 +135,14 @@ def test_a_full_queue_drops_and_counts(opened, monkeypatch, policy):
     stats = store.demotion_stats()
     assert (stats.num_queued, stats.queued_bytes, stats.num_queue_full) == (2, 2 * OBJECT, 3)
     assert stats.num_dropped == 3
+    assert put(store, *range(10, 14)) == [STORED] * 4  # without waiting for the disk
+    stats = store.demotion_stats()
+    assert (stats.num_queued, stats.queued_bytes, stats.num_written) == (2, 2 * OBJECT, 0)
+    assert stats.num_dropped == stats.num_queue_full >= 4
     goes_on.set()
-    assert store.flush() and store.exists_each(range(IN_POOL)).sum() == IN_POOL - 3
+    assert store.flush()
+    gone = store.demotion_stats().num_dropped
+    assert (~store.exists_each([*range(IN_POOL), *range(10, 14)])).sum() == gone
 
 
 @policies

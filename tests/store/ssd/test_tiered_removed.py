@@ -11,28 +11,23 @@ from mooncake_kernels.pool import ObjectPool
 from mooncake_serving.store import SsdTier, Store, TieredStore
 from mooncake_serving.store.tiered import demotion
 
-from ..support import child, ended_well, eventually, kill
+from ..support import STORED, child, ended_well, eventually, kill
 from .support import PAGE
-from .tiered import BUCKET, IN_POOL, OBJECT, STORED, flip_in_pool, put, read, value
+from .tiered import (
+    BUCKET,
+    IN_POOL,
+    OBJECT,
+    flip_in_pool,
+    is_on_disk,
+    others_of,
+    put,
+    read,
+    to_disk,
+    value,
+)
 
 NEW = b"new" * 1000
 NUM_KEPT = 1 << 14  # removals, in csrc/store/layout.h
-
-
-def others_of(store: TieredStore) -> Store:
-    """Another process's store on its pool."""
-    return Store(ObjectPool.open(store.pool.path), namespace="model")
-
-
-def to_disk(store: TieredStore, *keys: int) -> None:
-    for key in keys:
-        assert store._demoter.offer(store.keyspace.key(key))
-    assert store.flush() and is_on_disk(store, *keys)
-    assert not store.pool.contains_each(store.keyspace.keys(keys)).any()
-
-
-def is_on_disk(store: TieredStore, *keys: int) -> bool:
-    return bool(store.tier.contains_each(store.keyspace.keys(keys)).all())
 
 
 def is_nowhere(store: TieredStore, key: int) -> bool:

@@ -6,8 +6,9 @@ from mooncake_kernels.errors import TransferError, Unavailable
 from mooncake_kernels.pool import ObjectPool
 from mooncake_serving.store import SsdTier, Store, TieredStore
 
+from ..support import STORED
 from .support import PAGE
-from .tiered import BUCKET, IN_POOL, OBJECT, STORED, put, read, value
+from .tiered import BUCKET, IN_POOL, OBJECT, is_on_disk, put, read, to_disk, value
 
 NEW = b"new" * 1000
 
@@ -17,8 +18,8 @@ def promoted(opened, request):
     """A store whose object 0 is in both tiers, and another process's store on its pool."""
     store = opened(min_uses=request.param)
     put(store, 0)
-    assert store._demoter.offer(store.keyspace.key(0)) and store.flush()
-    assert not store.pool.contains(store.keyspace.key(0)) and read(store, 0) == [OBJECT]
+    to_disk(store, 0)
+    assert read(store, 0) == [OBJECT]
     return store, Store(store.pool, namespace="model")
 
 
@@ -30,10 +31,6 @@ def replace(others: Store, new: bytes = NEW) -> None:
 def evict(store: TieredStore) -> None:
     store.evict(IN_POOL * OBJECT)
     assert store._demoter.flush() and not store.pool.contains(store.keyspace.key(0))
-
-
-def is_on_disk(store: TieredStore) -> bool:
-    return bool(store.tier.contains_each(store.keyspace.keys([0]))[0])
 
 
 @pytest.mark.parametrize("new", [NEW, value(1).tobytes(), b""], ids=["size", "bytes", "empty"])
@@ -78,7 +75,7 @@ def test_object_that_cannot_replace_its_disk_copy_is_dropped(promoted, monkeypat
         evict(store)
         stats = store.demotion_stats()
         assert store.get(0) is None and stats.num_dropped == getattr(stats, f"num_{why}") == 1
-    assert store.flush() and not is_on_disk(store)
+    assert store.flush() and not is_on_disk(store, 0)
 
 
 def test_disk_copy_that_cannot_be_compared_is_replaced(promoted, monkeypatch):
@@ -100,7 +97,7 @@ def test_disk_copy_that_cannot_be_compared_is_replaced(promoted, monkeypatch):
 def test_restart_with_the_same_pool_compares_both_tiers(opened, tmp_path, is_replaced, checksum):
     store = opened(checksum=checksum)
     put(store, 0)
-    assert store._demoter.offer(store.keyspace.key(0)) and store.flush()
+    to_disk(store, 0)
     assert read(store, 0) == [OBJECT]
     pool = ObjectPool.open(store.pool.path)
     if is_replaced:
@@ -110,5 +107,5 @@ def test_restart_with_the_same_pool_compares_both_tiers(opened, tmp_path, is_rep
     with TieredStore(pool, tier, namespace="model", checksum=checksum) as store:
         before = tier.stats().user_bytes
         evict(store)
-        assert is_on_disk(store) and (tier.stats().user_bytes > before) == is_replaced
+        assert is_on_disk(store, 0) and (tier.stats().user_bytes > before) == is_replaced
         assert store.get(0) == (NEW if is_replaced else value(0).tobytes())

@@ -10,31 +10,9 @@ from mooncake_kernels.errors import InvalidArgument, Unavailable
 from mooncake_kernels.pool import ObjectPool, ObjectPut
 from mooncake_serving.store import Quota, SsdTier, Store, TieredStore, Watermark
 
-from ..support import child, ended_well, eventually
+from ..support import EXISTS, FULL, STORED, child, ended_well, eventually
 from .support import PAGE, no_writes_from
-from .tiered import (
-    BUCKET,
-    EXISTS,
-    FULL,
-    IN_POOL,
-    KEYS,
-    OBJECT,
-    STORED,
-    put,
-    read,
-    value,
-)
-
-
-def test_evicted_objects_are_not_lost(opened):
-    store = opened()
-    assert put(store, *KEYS) == [STORED] * len(KEYS)
-    assert store.exists_each(KEYS).all() and store.match_prefix([*KEYS, 99, 0]) == len(KEYS)
-    assert store.flush()
-    assert store.demotion_stats().num_written >= len(KEYS) - IN_POOL
-    assert read(store, *KEYS) == [OBJECT] * len(KEYS)
-    assert store.match_prefix(KEYS) == len(KEYS)
-    assert store.demotion_stats().num_dropped == 0
+from .tiered import BUCKET, IN_POOL, KEYS, OBJECT, put, read, to_disk, value
 
 
 def test_object_on_disk_is_not_rewritten(opened):
@@ -145,18 +123,6 @@ def test_free_room_is_known_after_a_restart(opened):
     assert store.tier.room_bytes > room_bytes + 8 * OBJECT
 
 
-def test_full_disk_admits_only_reused_objects(opened, full_disk):
-    store = opened(min_uses=2)
-    put(store, 0, 1, 2)
-    read(store, 1)
-    assert put(store, 2) == [EXISTS]  # a use as well
-    put(store, *range(10, 30))
-    store.flush()
-    assert store.exists_each([0, 1, 2]).tolist() == [False, True, True]
-    stats = store.demotion_stats()
-    assert stats.num_dropped == stats.num_unadmitted == 23 - 2 - store.stats().num_ready
-
-
 @pytest.mark.parametrize("quota", [None, Quota(num_objects=IN_POOL - 1)])
 @pytest.mark.usefixtures("full_disk")
 def test_objects_reused_by_other_processes_are_written(opened, quota):
@@ -221,16 +187,6 @@ def test_remove_removes_from_both_tiers(opened):
     assert not opened().exists_each(KEYS).any()
 
 
-def test_retention(opened):
-    store = opened()
-    store.put(0, value(0), retention="soft")
-    store.put(1, value(1), retention="hard")
-    put(store, *range(2, IN_POOL + 2))
-    assert store.pool.contains(store.keyspace.key(0))  # goes last
-    put(store, *range(10, 30))
-    assert store.pool.contains(store.keyspace.key(1))  # never
-
-
 @pytest.mark.parametrize("min_uses", [1, 2])
 @pytest.mark.usefixtures("full_disk")
 def test_a_full_index_evicts_a_share_of_the_objects(tmp_path, min_uses):
@@ -254,29 +210,6 @@ def test_put_blocked_by_hard_objects_evicts_nothing(opened):
     assert store.put(9, bytes(3 * OBJECT)) is STORED
 
 
-def test_a_full_queue_drops_and_counts(opened, monkeypatch):
-    store = opened(queue_bytes=2 * OBJECT)
-    goes_on = threading.Event()
-    real = store.tier.put_each
-
-    def slow(*values):
-        assert goes_on.wait(60)
-        return real(*values)
-
-    monkeypatch.setattr(store.tier, "put_each", slow)
-    put(store, *range(IN_POOL))
-    assert all(store._demoter.offer(store.keyspace.key(k)) for k in (0, 1))
-    assert put(store, *range(10, 14)) == [STORED] * 4  # without waiting for the disk
-    stats = store.demotion_stats()
-    assert (stats.num_queued, stats.queued_bytes, stats.num_written) == (2, 2 * OBJECT, 0)
-    assert stats.num_dropped == stats.num_queue_full >= 1
-    goes_on.set()
-    assert store.flush()
-    assert store.exists_each([0, 1]).all()
-    gone = store.demotion_stats().num_dropped
-    assert (~store.exists_each([*range(IN_POOL), *range(10, 14)])).sum() == gone
-
-
 def test_readers_keep_half_of_the_pins(tmp_path, monkeypatch):
     """However many small objects there are for a disk that is slow."""
     goes_on = threading.Event()
@@ -296,27 +229,6 @@ def test_readers_keep_half_of_the_pins(tmp_path, monkeypatch):
         assert store.flush() and read(store, 0, 1) == [OBJECT] * 2
 
 
-def test_queued_objects_count_as_evicted_and_not_as_used(opened, monkeypatch):
-    """The next look queues nothing else, unless a put finds no room."""
-    store, goes_on = opened(), threading.Event()
-    real = store.tier.put_each
-    monkeypatch.setattr(store.tier, "put_each", lambda *values: goes_on.wait(60) and real(*values))
-    put(store, *range(IN_POOL))
-    before = store.pool.objects()
-    for _ in range(3):
-        assert len(store.evict(2 * OBJECT).keys) == 0
-        assert store.demotion_stats().num_queued == 2
-    assert store.pool.objects().recency.tolist() == before.recency.tolist()
-    writer = threading.Thread(target=put, args=(store, 10))
-    writer.start()
-    assert eventually(lambda: store.demotion_stats().num_queued == 3)
-    goes_on.set()
-    writer.join()
-    assert store.flush() and store.demotion_stats().num_dropped == 0
-    in_pool = store.pool.contains_each(store.keyspace.keys([*range(IN_POOL), 10]))
-    assert in_pool.tolist() == [*[True] * 5, *[False] * 3, True]  # the tail goes first
-
-
 def test_failed_disk_degrades_to_a_plain_store(opened):
     store = opened()
     with no_writes_from(0):
@@ -328,20 +240,6 @@ def test_failed_disk_degrades_to_a_plain_store(opened):
     assert put(store, *range(100, 130)) == [STORED] * 30
     store.flush()
     assert store.exists_each(range(100, 130)).all()
-
-
-@pytest.mark.parametrize("key", [None, 1.5, -1, 2**64, [], [1], {}, np.zeros(2)])
-def test_invalid_keys_are_rejected(opened, key):
-    store = opened()
-    for call in (store.get, store.view, store.remove, lambda key: store.put(key, b"x")):
-        with pytest.raises(InvalidArgument, match="key must be a name or an integer from 0 to"):
-            call(key)
-
-
-@pytest.mark.parametrize("num_bytes", [None, "x", 1.5, -1, 2**64, []])
-def test_invalid_num_bytes_to_evict_is_rejected(opened, num_bytes):
-    with pytest.raises(InvalidArgument, match="evict: num_bytes must be an integer in 0 to"):
-        opened().evict(num_bytes)
 
 
 def test_objects_are_read_from_disk_past_a_full_pool(opened):
@@ -474,7 +372,7 @@ def test_sizes_and_starts_of_both_tiers(opened):
     store = opened()
     put(store, 0, 1)
     keys = store.keyspace.keys([0, 1, 2])
-    assert store._demoter.offer(store.keyspace.key(0)) and store.flush()
+    to_disk(store, 0)
     assert [store.num_bytes(key) for key in (0, 1, 2)] == [OBJECT, OBJECT, None]
     starts = [value(0).tobytes()[:10], value(1).tobytes()[:10], b""]
     assert store.read_starts(keys, 10) == starts

@@ -11,10 +11,10 @@ from mooncake_kernels.pool import PutResult
 from mooncake_serving.store import Store
 from mooncake_serving.store.tiered.demotion import Demoter
 
-from ..support import eventually
+from ...threads import in_threads
+from ..support import EXISTS, FULL, STORED, eventually
 from .support import no_writes_from
-from .test_tier_threads import in_threads
-from .tiered import EXISTS, FULL, IN_POOL, KEYS, OBJECT, STORED, put, read, value
+from .tiered import IN_POOL, KEYS, OBJECT, put, read, value
 
 
 def test_reader_waits_for_a_promotion_in_progress(opened, monkeypatch):
@@ -151,13 +151,6 @@ def test_object_replaced_during_its_write_stays(slow, who):
     assert store.flush() and store.get(0) == b"other"
     store.evict(IN_POOL * OBJECT)
     assert store.flush() and store.get(0) == b"other"
-
-
-def test_object_removed_by_another_process_during_its_write_is_gone(slow):
-    store, goes_on = slow
-    assert Store(store.pool, namespace="model").remove(0)
-    goes_on.set()
-    assert store.flush() and not store.exists(0)
 
 
 def test_removal_the_disk_cannot_record_is_hidden_until_it_can(slow, opened, monkeypatch):

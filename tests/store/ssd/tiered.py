@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from mooncake_kernels.pool import PutResult
+from mooncake_kernels.pool import ObjectPool, PutResult
 from mooncake_serving.store import (
     Store,
     TieredStore,
@@ -16,7 +16,6 @@ from mooncake_serving.store import (
 from ..support import content
 from .support import PAGE
 
-STORED, EXISTS, FULL = PutResult.STORED, PutResult.EXISTS, PutResult.FULL
 BUCKET = 256 << 10
 OBJECT = 2 * PAGE
 IN_POOL = 8  # objects that it has room for
@@ -39,6 +38,22 @@ def read(store: Store, *keys: int) -> list[int]:
     for key, buffer, size in zip(keys, buffers, sizes.tolist(), strict=True):
         np.testing.assert_array_equal(buffer, value(key) if size > 0 else np.uint8(7))
     return sizes.tolist()
+
+
+def others_of(store: TieredStore) -> Store:
+    """Another process's store on its pool."""
+    return Store(ObjectPool.open(store.pool.path), namespace="model")
+
+
+def to_disk(store: TieredStore, *keys: int) -> None:
+    for key in keys:
+        assert store._demoter.offer(store.keyspace.key(key))
+    assert store.flush() and is_on_disk(store, *keys)
+    assert not store.pool.contains_each(store.keyspace.keys(keys)).any()
+
+
+def is_on_disk(store: TieredStore, *keys: int) -> bool:
+    return bool(store.tier.contains_each(store.keyspace.keys(keys)).all())
 
 
 def flip_in_pool(store: TieredStore, key: int) -> None:

@@ -374,6 +374,7 @@ def test_stat_and_top_of_a_server(pool, path, run, tmp_path):
         here = json.loads(run("stat", path, "--json")[1])
         there = run("stat", server.url, "--json", "--token-file", token)[1]
         assert {**here, "processes": 0} == {**json.loads(there), "processes": 0}
+        assert run("stat", f"{server.url}/", "--token-file", token)[0] == 0
         arguments = ["--once", "--interval", "0.01", "--token-file", token]
         status, out, _ = run("top", server.url, *arguments)
         assert status == 0 and str(path) in out
@@ -383,13 +384,6 @@ def test_stat_and_top_of_a_server(pool, path, run, tmp_path):
         assert status == 2 and "answers 501" in error and "no directory" in error
     status, _, error = run("stat", server.url)
     assert status == 2 and "does not answer" in error
-
-
-def test_server_url_may_end_with_a_slash(pool, run):
-    from mooncake_serving.store.admin import AdminServer
-
-    with AdminServer(Store(pool), needs_token=False) as server:
-        assert run("stat", f"{server.url}/", "--json")[0] == 0
 
 
 def test_stat_reports_a_pool_held_by_a_stopped_process(run, pool, monkeypatch):

@@ -13,7 +13,6 @@ from mooncake_kernels.transfer import TransferEngine
 from mooncake_serving.store import ClusterStore, Node, Store, directory
 from mooncake_serving.store.cli import main
 
-from ...metadata.support import RedisServer
 from ..directory.conftest import patient  # noqa: F401
 from ..support import WAIT_S, ended_well, eventually, kill
 from .support import serving, url_of
@@ -21,17 +20,10 @@ from .support import serving, url_of
 VALUE = np.random.default_rng(0).bytes(10_000)
 
 
-@pytest.fixture(scope="module")
-def redis(tmp_path_factory):
-    server = RedisServer(tmp_path_factory.mktemp("redis"))
-    yield server
-    server.stop()
-
-
 @pytest.fixture
-def served(redis, path):
+def served(shared_redis, path):
     """A node with a pool in a process of its own: its id, its name, and a client of its routes."""
-    options = ["--directory", redis.url, "--cluster", path.name]
+    options = ["--directory", shared_redis.url, "--cluster", path.name]
     with serving(path, "--capacity", "1MiB", "--port", 0, *options) as (pid, lines):
         name = lines[0].split()[1]
         with httpx.Client(base_url=url_of(lines), timeout=WAIT_S) as client:
@@ -39,8 +31,8 @@ def served(redis, path):
 
 
 @pytest.fixture
-def servers(redis, path):
-    with directory.connect(redis.url, cluster=path.name) as made:
+def servers(shared_redis, path):
+    with directory.connect(shared_redis.url, cluster=path.name) as made:
         yield made
 
 
@@ -110,24 +102,16 @@ def test_drain(served, cluster, servers, path, capsys):
         assert cluster.get_each(list(values)) == list(values.values())
 
 
-def test_drain_reports_objects_that_cannot_be_moved(served, cluster, capsys):
-    """There is nowhere to go."""
-    _, name, client = served
-    cluster.put("x", VALUE)
-    assert main(["drain", str(client.base_url), name, "--wait"]) == 1
-    assert "1 objects could not be moved" in capsys.readouterr().err
-    progress = client.get("/drain").json()
-    assert (progress["state"], progress["num_failed"], progress["num_left"]) == ("failed", 1, 1)
-    assert len(client.get("/objects").json()["objects"]) == 1
-
-
-def test_failed_drain_can_be_cancelled(served, cluster, servers, capsys):
+def test_failed_drain_is_reported_and_can_be_cancelled(served, cluster, servers, capsys):
     _, name, client = served
     cluster.put("x", VALUE)
     url = str(client.base_url)
     assert main(["drain", url, name, "--wait"]) == 1  # there is nowhere to go
-    assert "drain --cancel" in capsys.readouterr().err
-    assert client.get("/drain").json()["is_accepting"] is False
+    said = capsys.readouterr().err
+    assert "1 objects could not be moved" in said and "drain --cancel" in said
+    progress = client.get("/drain").json()
+    assert (progress["state"], progress["num_failed"], progress["num_left"]) == ("failed", 1, 1)
+    assert progress["is_accepting"] is False and len(client.get("/objects").json()["objects"]) == 1
     assert [one.is_draining for one in servers.members() if one.name == name] == [True]
     assert main(["drain", url, "nobody", "--cancel"]) == 2
     assert main(["drain", url, name, "--cancel"]) == 0
@@ -140,10 +124,10 @@ def test_failed_drain_can_be_cancelled(served, cluster, servers, capsys):
 
 
 @pytest.fixture
-def serve_with_disk(redis, path, tmp_path):
+def serve_with_disk(shared_redis, path, tmp_path):
     """Serves a node with a disk behind its pool: its id, its name, and a client of its routes."""
     disk = ["--ssd", tmp_path / "disk", "--ssd-capacity", "16MiB", "--ssd-bucket", "1MiB"]
-    options = ["--ssd-min-uses", 1, *disk, "--directory", redis.url, "--cluster", path.name]
+    options = ["--ssd-min-uses", 1, *disk, "--directory", shared_redis.url, "--cluster", path.name]
 
     @contextlib.contextmanager
     def serve():

@@ -155,20 +155,12 @@ def test_batches_missing_from_the_replay_are_a_gap(publisher):
         assert numbers(heard, 2) == [(4, True), (5, False)]
 
 
-def test_gaps_without_replay_are_permanent(publisher):
+@pytest.mark.parametrize("sent", [(1, 3, 4), (1, 0, 1)], ids=["lost", "restarted"])
+def test_gaps_without_replay_are_permanent(publisher, sent):
     with listening(publisher, replay=False) as heard:
-        publisher.send(1)
-        publisher.send(3)
-        publisher.send(4)
-        assert numbers(heard, 3) == [(1, False), (3, True), (4, False)]
-
-
-def test_restarted_publisher_is_a_gap(publisher):
-    with listening(publisher, replay=False) as heard:
-        publisher.send(1)
-        publisher.send(0)
-        publisher.send(1)
-        assert numbers(heard, 3) == [(1, False), (0, True), (1, False)]
+        for number in sent:
+            publisher.send(number)
+        assert numbers(heard, 3) == [(sent[0], False), (sent[1], True), (sent[2], False)]
 
 
 @pytest.mark.parametrize(
