@@ -35,9 +35,11 @@ from .transfers import (
     Job,
     MemoryTransfer,
     Side,
+    job_of,
     nixl_prepped_dlist_handle,
     nixl_xfer_handle,
     nixlXferTelemetry,
+    side_of,
 )
 
 NIXL_INIT_AGENT = "NIXL_INIT_AGENT"
@@ -324,7 +326,7 @@ class nixl_agent:  # noqa: N801
         self._check_backends("make_connection", backends)
         self.agent.remotes.get("make_connection", _text(remote_agent)).connect()
 
-    def send_local_metadata(self, ip_addr: str = "", port: int = DEFAULT_COMM_PORT) -> None:
+    def send_local_metadata(self, *args: Any, **kwargs: Any) -> None:
         """Not supported."""
         raise _by_caller("send_local_metadata")
 
@@ -332,17 +334,11 @@ class nixl_agent:  # noqa: N801
         """Not supported."""
         raise _by_caller("send_partial_agent_metadata")
 
-    def fetch_remote_metadata(
-        self,
-        remote_agent: str,
-        ip_addr: str = "",
-        port: int = DEFAULT_COMM_PORT,
-        label: str = "",
-    ) -> None:
+    def fetch_remote_metadata(self, *args: Any, **kwargs: Any) -> None:
         """Not supported."""
         raise _by_caller("fetch_remote_metadata")
 
-    def invalidate_local_metadata(self, ip_addr: str = "", port: int = DEFAULT_COMM_PORT) -> None:
+    def invalidate_local_metadata(self, *args: Any, **kwargs: Any) -> None:
         """Not supported."""
         raise _by_caller("invalidate_local_metadata")
 
@@ -417,7 +413,7 @@ class nixl_agent:  # noqa: N801
         """
         op = "make_prepped_xfer"
         self._check_backends(op, backends)
-        near, far = _side_of(op, local_xfer_side), _side_of(op, remote_xfer_side)
+        near, far = side_of(op, local_xfer_side), side_of(op, remote_xfer_side)
         if near.remote is not None or (far.remote is None and far.devices is None):
             raise nixlInvalidParamError(
                 f"{op}: local_xfer_side must be of this agent (NIXL_INIT_AGENT), and "
@@ -466,7 +462,7 @@ class nixl_agent:  # noqa: N801
             nixlNotFoundError: the remote agent was removed, or lost.
             nixlBackendError: files cannot be notified; or as for ``check_xfer_state``.
         """
-        job = _job_of("transfer", handle)
+        job = job_of("transfer", handle)
         if isinstance(job, MemoryTransfer) and not self.agent.remotes.knows(job.remote):
             self.agent.remotes.get("transfer", job.remote.name)
             raise nixlNotFoundError(
@@ -492,7 +488,7 @@ class nixl_agent:  # noqa: N801
             nixlInvalidParamError: targets overlap, or local memory is no longer registered.
             nixlBackendError: anything else, such as memory that is no longer registered there.
         """
-        return _job_of("check_xfer_state", handle).state()
+        return job_of("check_xfer_state", handle).state()
 
     def release_xfer_handle(self, handle: nixl_xfer_handle) -> None:
         """Free a transfer; one that runs is cancelled first: see ``nixl_xfer_handle.release``."""
@@ -503,13 +499,13 @@ class nixl_agent:  # noqa: N801
         handle.release()
 
     def query_xfer_backend(self, handle: nixl_xfer_handle) -> str:
-        """Return the name of the first created backend that takes the remote side's memory."""
-        kind = _job_of("query_xfer_backend", handle).backend_kind.name
+        """Return the first created backend that takes the remote side's memory."""
+        kind = job_of("query_xfer_backend", handle).backend_kind.name
         return next(name for name in self.backends if kind in PLUGINS[name])
 
     def estimate_xfer_cost(self, req_handle: nixl_xfer_handle) -> tuple[int, int, str]:
         """Return (0, 0, ``UNKNOWN``): nothing is estimated."""
-        _job_of("estimate_xfer_cost", req_handle)
+        job_of("estimate_xfer_cost", req_handle)
         return 0, 0, "UNKNOWN"
 
     def get_xfer_telemetry(self, handle: nixl_xfer_handle) -> nixlXferTelemetry:
@@ -524,7 +520,7 @@ class nixl_agent:  # noqa: N801
             raise nixlNoTelemetryError(
                 "get_xfer_telemetry: the agent must be created with capture_telemetry"
             )
-        job = _job_of("get_xfer_telemetry", handle)
+        job = job_of("get_xfer_telemetry", handle)
         if (state := job.state()) != "DONE":
             raise nixlInvalidParamError(f"get_xfer_telemetry: handle must be DONE, got {state}")
         return job.telemetry()
@@ -688,22 +684,6 @@ class nixl_agent:  # noqa: N801
 
 def _text(name: str | bytes) -> str:
     return name.decode(errors="backslashreplace") if isinstance(name, bytes) else name
-
-
-def _job_of(op: str, handle: nixl_xfer_handle) -> Job:
-    if not isinstance(handle, nixl_xfer_handle) or handle.job is None:
-        raise nixlInvalidParamError(
-            f"{op}: handle must be a transfer that is not released, got {handle!r:.80}"
-        )
-    return handle.job
-
-
-def _side_of(op: str, handle: nixl_prepped_dlist_handle) -> Side:
-    if not isinstance(handle, nixl_prepped_dlist_handle) or handle.side is None:
-        raise nixlInvalidParamError(
-            f"{op}: a side must be a prepared list that is not released, got {handle!r:.80}"
-        )
-    return handle.side
 
 
 def _by_caller(op: str) -> nixlNotSupportedError:

@@ -287,3 +287,21 @@ class nixl_xfer_handle:  # noqa: N801
 
     def __del__(self) -> None:
         self.release()
+
+
+def job_of(op: str, handle: nixl_xfer_handle) -> Job:
+    """What a handle holds, unless it is released."""
+    if not isinstance(handle, nixl_xfer_handle) or handle.job is None:
+        raise nixlInvalidParamError(
+            f"{op}: handle must be a transfer that is not released, got {handle!r:.80}"
+        )
+    return handle.job
+
+
+def side_of(op: str, handle: nixl_prepped_dlist_handle) -> Side:
+    """The descriptors of a prepared list, unless it is released."""
+    if not isinstance(handle, nixl_prepped_dlist_handle) or handle.side is None:
+        raise nixlInvalidParamError(
+            f"{op}: a side must be a prepared list that is not released, got {handle!r:.80}"
+        )
+    return handle.side
