@@ -1,4 +1,4 @@
-"""``python -m mooncake_kernels``: doctor, topo, bandwidth, config, calibrate, drop-in, ..."""
+"""``python -m mooncake_kernels``: diagnoses, measurements, servers, the drop-in; see ``--help``."""
 
 import argparse
 import json

@@ -305,7 +305,8 @@ def test_nixl_is_ours_after_the_command(real):
         pytest.skip("mooncake_serving.compat.nixl is not there yet")
     assert "nixl: enabled" in drop_in_command(real, "enable", "nixl")
     program = "import nixl._bindings\nfrom nixl._api import nixl_agent, nixl_agent_config\n"
-    assert real.run(program + "print(nixl_agent.__module__)") == "mooncake_serving.compat.nixl._api"
+    told = real.run(program + "print(nixl_agent.__module__)")
+    assert told.startswith("mooncake_serving.compat.nixl")
 
 
 def test_names_are_checked_by_the_command():

@@ -551,7 +551,7 @@ print(json.dumps(found))
 """
 
 # What is not here, and docs/serving/mooncake_store.md says so.
-ABSENT = re.compile("alloc_from_mem_pool|init_all|get_offload_rpc_read_count")
+ABSENT = re.compile("init_all|get_offload_rpc_read_count")
 
 OVERLOADED = ("setup", "put_parts", "upsert_parts")
 
