@@ -223,8 +223,11 @@ class TierStore(Closeable):
             words = self._own.keyspace.keys(keys)
             no_heads = [b""] * len(words)
             found = self._own.get_headed(words, no_heads, addresses, sizes, free=(0, 0)).copy()
-            for first, second in words[found == DAMAGED].tolist():
+            damaged = words[found == DAMAGED]
+            for first, second in damaged.tolist():
                 self._own.remove_damaged((first, second))
+            if len(damaged) and self._cluster is not None:
+                self._cluster.node.entries.withdraw(damaged)
         missing = np.flatnonzero((found == ABSENT) | (found == DAMAGED))
         if len(missing):
             parts = _parts(addresses[missing], sizes[missing])

@@ -213,12 +213,18 @@ def test_directory_that_is_gone_is_a_miss(tmp_path):
         assert "store: Unavailable" in store.failures and "load: Unavailable" in store.failures
 
 
+@pytest.mark.parametrize("scheme", ["shm", "redis"])
 @pytest.mark.parametrize("num_parts", [1, 3])
-def test_damaged_page_is_a_miss_and_can_be_put_again(tmp_path, num_parts):
+def test_damaged_page_is_a_miss_and_can_be_put_again(tmp_path, num_parts, scheme, request):
     memory, there = Memory(2, num_parts, seed=1), Memory(2, num_parts)
-    with TierStore(f"shm:{tmp_path}/kv?size=1MiB", "m") as store:
+    url = f"shm:{tmp_path}/kv?size=1MiB"
+    if scheme == "redis":
+        server = RedisServer(tmp_path)
+        request.addfinalizer(server.stop)
+        url = f"{server.url}?size=1MiB"
+    with TierStore(url, "m") as store:
         store.put_each(names(0, 1), *memory.places([0, 1]))
-        store._store.pool.memory()[2048::4096] ^= 1
+        store._own.pool.memory()[2048::4096] ^= 1
         assert not store.get_each(names(0, 1), *there.places([0, 1])).any()
         assert not store.exists_each(names(0, 1)).any()
         assert store.put_each(names(0, 1), *memory.places([0, 1])).all()

@@ -179,7 +179,7 @@ class StoreTier(SecondaryTierManager):  # type: ignore[misc]  # vLLM is not ther
 
     def drain_jobs(self) -> None:
         """Wait until all jobs have ended; their results are those of the next calls."""
-        wait(self._running)
+        wait(self._running.copy())
 
     def shutdown(self) -> None:
         """Wait for all jobs, and close the store, whose objects stay. Idempotent."""
@@ -204,9 +204,9 @@ class StoreTier(SecondaryTierManager):  # type: ignore[misc]  # vLLM is not ther
         keys, begin = list(job.keys), time.monotonic()
         try:
             moved = move(keys, addresses, np.full(len(keys), self.block_size_bytes))
-        except BaseException:
-            self._end(job, keys, np.zeros(len(keys), bool), begin)
-            raise
+        except Exception:
+            log.exception("job %d failed", job.job_id)
+            moved = np.zeros(len(keys), bool)
         self._end(job, keys, moved, begin)
 
     def _end(
