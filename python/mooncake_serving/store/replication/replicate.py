@@ -241,8 +241,7 @@ class ReplicaChange:
                 self._pools[i].add(target.pool)
                 self._copied.num_made += result is PutResult.STORED
             else:
-                reason = result.name if isinstance(result, PutResult) else result
-                self._copied.failed[i] = f"{target.name}: {reason}"
+                self._copied.failed[i] = f"{target.name}: {_words(result)}"
 
     def _remove(self, pool: str, removed: Collection[str]) -> None:
         """Remove objects from a pool, but no last copy.
