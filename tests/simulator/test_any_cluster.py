@@ -99,7 +99,7 @@ def run(options, trace, policy, rule, slo, seed):
 
 
 def check_everybody_is_served_or_refused(report, trace):
-    assert [job.request for job in report.jobs] == trace
+    assert [job.request for job in report.jobs] == list(trace)
     summary = report.summary()
     assert summary["served"] + summary["rejected"] == summary["requests"] == len(trace)
     for job in report.jobs:
@@ -107,8 +107,23 @@ def check_everybody_is_served_or_refused(report, trace):
         if job.finished_s is not None:
             assert job.arrival_s < job.first_token_s <= job.finished_s
             gaps = job.gaps_s()
-            assert len(gaps) == job.request.output_length - 1
+            assert len(gaps) == job.request.output_length - 1 and (gaps > 0).all()
             assert abs(gaps.sum() - (job.finished_s - job.first_token_s)) < 1e-6
+
+
+def check_nothing_is_left(cluster, report):
+    for instance in cluster.decode:
+        assert instance.peak_tokens <= instance.capacity_tokens
+        assert len(instance) == instance.reserved_tokens == 0
+    for instance in cluster.prefill:
+        assert len(instance) == 0
+        for tier in (instance.store.dram, instance.store.ssd):
+            assert tier.capacity_blocks is None or len(tier) <= tier.capacity_blocks
+    assert all(job.fetch is None for job in report.jobs)
+    assert not cluster.streams and not cluster.landed
+    state = cluster.conductor.cluster
+    for name in ("batch_size", "kv_tokens", "reserved_requests", "reserved_tokens", "num_sending"):
+        assert not getattr(state, name).any(), name
 
 
 @given(clusters(), st.sampled_from(TRACES), policies, rules, slos, st.integers(0, 3))
@@ -118,20 +133,7 @@ def test_every_request_is_served_or_rejected_and_nothing_is_left(
 ):
     cluster, report = run(options, trace, policy, rule, slo, seed)
     check_everybody_is_served_or_refused(report, trace)
-    for instance in cluster.decode:
-        assert instance.peak_tokens <= instance.capacity_tokens
-        assert len(instance) == instance.reserved_tokens == 0
-    for instance in cluster.prefill:
-        assert len(instance) == 0
-        for tier in (instance.store.dram, instance.store.ssd):
-            assert tier.capacity_blocks is None or len(tier) <= tier.capacity_blocks
-    assert (
-        all(job.fetch is None for job in report.jobs) and not cluster.streams and not cluster.landed
-    )
-    state = cluster.conductor.cluster
-    for name in ("batch_size", "kv_tokens", "reserved_requests", "reserved_tokens", "num_sending"):
-        assert not getattr(state, name).any(), name
-
+    check_nothing_is_left(cluster, report)
     if rule == AcceptAll():
         assert {job.rejected for job in report.jobs} <= {None, "TOO_LONG"}
     sent, received = (

@@ -40,6 +40,8 @@ from mooncake_simulator.traces import (
     unshared,
 )
 
+from .test_any_cluster import check_everybody_is_served_or_refused, check_nothing_is_left
+
 PROFILE = TraceProfile.load(Path(__file__).parent / "conversation.profile.json")
 TRACE = scale_trace(synth_trace(PROFILE, 400, seed=3), time=0.25)
 ONE_GPU = replace(A800_NODE, name="one GPU", memory_bytes=80e9)
@@ -51,33 +53,10 @@ def serve(options=SMALL, trace=TRACE, **conductor):
     return cluster, cluster.run(trace)
 
 
-def check_everybody_is_served(cluster, report, trace=TRACE):
-    assert [job.request for job in report.jobs] == list(trace)
-    for job in report.jobs:
-        assert (job.finished_s is None) == (job.rejected is not None)
-        if job.rejected is None:
-            assert job.arrival_s < job.first_token_s <= job.finished_s
-            gaps = job.gaps_s()
-            assert len(gaps) == job.request.output_length - 1 and (gaps > 0).all()
-            assert gaps.sum() == pytest.approx(job.finished_s - job.first_token_s)
-    for instance in cluster.decode:
-        assert instance.peak_tokens <= instance.capacity_tokens
-        assert instance.reserved_tokens == 0 and len(instance) == 0
-    for instance in cluster.prefill:
-        assert len(instance) == 0
-        capacity = instance.store.dram.capacity_blocks
-        assert capacity is None or len(instance.store.dram) <= capacity
-    assert (
-        all(job.fetch is None for job in report.jobs) and not cluster.streams and not cluster.landed
-    )
-    state = cluster.conductor.cluster
-    for name in ("batch_size", "reserved_requests", "reserved_tokens", "num_sending"):
-        assert not getattr(state, name).any(), name
-
-
 def test_requests_and_bytes_are_conserved():
     cluster, report = serve()
-    check_everybody_is_served(cluster, report)
+    check_everybody_is_served_or_refused(report, TRACE)
+    check_nothing_is_left(cluster, report)
     per_token = SMALL.model.kv_bytes_per_token
     streamed = sum(j.request.input_length for j in report.jobs if j.request.output_length > 1)
     fetched = sum(job.fetched_tokens for job in report.jobs)
@@ -100,23 +79,6 @@ def test_index_matches_stores_if_events_are_not_delayed():
         held = [node.store.match(request.hash_ids)[0] for node in cluster.prefill]
         index = cluster.conductor.index.match(request.hash_ids)
         assert index[: SMALL.num_prefill].tolist() == held
-
-
-@pytest.mark.parametrize(
-    "options",
-    [
-        DisaggregatedOptions(num_prefill=4, num_decode=3, dram_tokens=None),
-        DisaggregatedOptions(num_prefill=4, num_decode=3, dram_tokens=50_000, ssd_tokens=400_000),
-        DisaggregatedOptions(num_prefill=4, num_decode=3, eviction="sieve", dram_tokens=100_000),
-        DisaggregatedOptions(num_prefill=4, num_decode=1, stream=False, max_batch_size=4),
-        DisaggregatedOptions(num_prefill=2, num_decode=3, prefill=PrefillOptions(group_size=2)),
-        DisaggregatedOptions(num_prefill=4, num_decode=3, event_delay_s=5.0),
-    ],
-    ids=["no limit", "ssd", "sieve", "small decode", "pipelines", "late events"],
-)
-def test_requests_are_conserved_in_other_clusters(options):
-    cluster, report = serve(options)
-    check_everybody_is_served(cluster, report)
 
 
 @pytest.mark.parametrize("kind", [PrefillOptions, CoupledOptions])
@@ -154,7 +116,8 @@ def test_requests_of_a_failed_instance_are_served_by_others(failed):
         num_prefill=4, num_decode=3, failures=(Failure(failed, 8.0, 10.0), Failure(1, 9.0, 5.0))
     )
     cluster, report = serve(options)
-    check_everybody_is_served(cluster, report)
+    check_everybody_is_served_or_refused(report, TRACE)
+    check_nothing_is_left(cluster, report)
     assert sum(job.restarts for job in report.jobs) > 0
     assert all(job.rejected is None for job in report.jobs)
 
@@ -167,7 +130,8 @@ def test_arrivals_without_an_instance_wait_if_all_are_accepted(failed, rule):
     options = DisaggregatedOptions(num_prefill=1, num_decode=1, failures=failures)
     trace = list(unshared([TraceRequest(1e3 * at, 8192, 20, ()) for at in (0, 4.9, 6, 30)]))
     cluster, report = serve(options, trace, admission=rule)
-    check_everybody_is_served(cluster, report, trace)
+    check_everybody_is_served_or_refused(report, trace)
+    check_nothing_is_left(cluster, report)
     assert not cluster._waiting
     if rule == AcceptAll():
         assert [job.rejected for job in report.jobs] == [None] * 4
@@ -212,7 +176,8 @@ def test_overlapping_failures_last_until_the_later_recovery(monkeypatch):
 def test_rejected_request_has_a_reason_and_leaves_nothing(rule):
     slo = Slo(ttft_s=1.5, tbt_s=0.024)
     cluster, report = serve(admission=rule, slo=slo)
-    check_everybody_is_served(cluster, report)
+    check_everybody_is_served_or_refused(report, TRACE)
+    check_nothing_is_left(cluster, report)
     rejected = {job.rejected for job in report.jobs if job.rejected}
     assert rejected and rejected <= {
         "PREFILL_LOAD", "DECODE_LOAD", "NO_DECODE_ROOM", "FORECAST_LOAD"
@@ -230,19 +195,6 @@ def test_shared_cache_hits_more_than_local_caches():
     local = serve(ample, trace, policy=LocalCacheAware())[1]
     by_chance = serve(ample, trace, policy=Random())[1]
     assert shared.hit_rate > local.hit_rate > by_chance.hit_rate
-
-
-@pytest.mark.parametrize("engine", Batching, ids=lambda batching: batching.value)
-def test_requests_are_conserved_in_coupled_clusters(engine):
-    options = CoupledClusterOptions(num_instances=4, engine=CoupledOptions(batching=engine))
-    cluster = CoupledCluster(options)
-    report = cluster.run(TRACE)
-    assert report.hit_rate == 0 and len(report.ttft_s) == len(TRACE)
-    for instance in cluster.instances:
-        assert instance.peak_tokens <= instance.capacity_tokens and len(instance) == 0
-    for job in report.jobs:
-        gaps = job.gaps_s()
-        assert gaps.sum() == pytest.approx(job.finished_s - job.first_token_s)
 
 
 @pytest.mark.parametrize(
@@ -386,7 +338,8 @@ def test_what_fits_nowhere_is_refused_and_holds_up_no_other(rule):
     options = DisaggregatedOptions(num_prefill=1, num_decode=1)
     trace = with_one_too_long(options.machine.kv_capacity_tokens(options.model))
     cluster, report = serve(options, trace, admission=rule)
-    check_everybody_is_served(cluster, report, trace)
+    check_everybody_is_served_or_refused(report, trace)
+    check_nothing_is_left(cluster, report)
     assert [job.rejected for job in report.jobs] == [None, "TOO_LONG", "TOO_LONG"] + [None] * 5
     summary = report.summary()
     assert (summary["requests"], summary["served"], summary["rejected"]) == (8, 6, 2)
@@ -435,7 +388,8 @@ def test_request_that_just_fits_is_served():
     capacity = options.machine.kv_capacity_tokens(options.model)
     trace = list(unshared([TraceRequest(0, capacity - 9, 9, ())]))
     cluster, report = serve(options, trace)
-    check_everybody_is_served(cluster, report, trace)
+    check_everybody_is_served_or_refused(report, trace)
+    check_nothing_is_left(cluster, report)
     coupled = CoupledCluster(CoupledClusterOptions(num_instances=1)).run(trace)
     assert len(report.ttft_s) == len(coupled.ttft_s) == 1
 
