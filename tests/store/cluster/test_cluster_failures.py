@@ -76,6 +76,7 @@ def test_object_put_again_after_damage_stays(hosts, tmp_path):
         replacing.enter_context(replaced(PinnedObject, "verify", verify_late))
         found = one.node._pins.pin(("a reader", 1, 7), words, verify=True, keep_s=60)
     assert found["status"].tolist() == [PINNED] and one.store.get("a") == value(2)
+    assert one.node._pins.release(("a reader", 1, 7))
 
 
 def test_damage_is_reported_per_object(hosts):
@@ -352,6 +353,7 @@ def test_holder_limits_simultaneous_pins(hosts, limit, by_key, monkeypatch):
         with contextlib.ExitStack() as held:
             for i in range(4):
                 held.enter_context(one.store.view(i))
+            monkeypatch.setattr(two.node.reads, "_answer_s", 1.0)  # for which it tries again
             assert two.cluster.get_each(range(30)) == [None] * 30
         assert two.cluster.get(29) == value(29)
 

@@ -189,6 +189,7 @@ def test_a_restarted_reader_loses_its_pins(world, ports):
     two = world.start(ports[1])
     assert two.cluster.get("a") == value(1)
     assert pin().rows()["num_bytes"] == len(value(1)) and one.node.num_readers() == 1
+    one.node._pins.close()  # its end would wait for them
 
 
 def test_locations_in_the_previous_pool_are_dropped(world, ports):
