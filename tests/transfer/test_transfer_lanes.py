@@ -1,7 +1,5 @@
 """Concurrent requests: which lanes and threads carry them, and in what order they arrive."""
 
-import subprocess
-import sys
 from functools import partial
 
 import numpy as np
@@ -10,6 +8,7 @@ import pytest
 import mooncake_kernels as mk
 
 from ..threads import in_threads
+from .scripts import run_fork
 from .support import UNTOUCHED, WAIT_S, addressed, engine_pair, eventually, untouched
 
 MIB = 1 << 20
@@ -163,8 +162,8 @@ def test_more_threads_than_lanes(pair, num_bytes):
 def test_remaining_lane_works_when_no_thread_can_be_started():
     """The lane that is there carries on, and the others come when they can."""
     code = """
-import os, resource, numpy as np, mooncake_kernels as mk
-with mk.TransferEngine() as there, mk.TransferEngine(transports=["tcp"]) as here:
+import resource
+with TransferEngine() as there, TransferEngine(transports=["tcp"]) as here:
     source, target = np.ones(8 << 20, np.uint8), np.zeros(8 << 20, np.uint8)
     row = (here.register(source).address, there.register(target).address, 8 << 20)
     peer = here.open(there.name)
@@ -179,4 +178,4 @@ with mk.TransferEngine() as there, mk.TransferEngine(transports=["tcp"]) as here
     here.write(peer, [row]).wait()
     assert len(os.listdir("/proc/self/task")) > num_threads
 """
-    subprocess.run([sys.executable, "-c", code], check=True)
+    assert run_fork(code) == (0, "")
