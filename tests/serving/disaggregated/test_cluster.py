@@ -50,27 +50,27 @@ def collect(cluster, jobs):
     return answers
 
 
-@pytest.mark.parametrize("params", [GREEDY, SAMPLED], ids=["greedy", "sampled"])
-def test_same_tokens_as_a_single_process(tiny_folder, params):
+@pytest.fixture(scope="module")
+def shared(tiny_folder):
+    """A cluster for all tests that leave it as it was."""
+    with Cluster(options(tiny_folder, num_staging_blocks=100)) as cluster:
+        cluster.wait_until_ready()
+        yield cluster
+
+
+def test_same_tokens_as_a_single_process(tiny_folder):
     model, _ = load_model(tiny_folder, batch_invariant=True)
     engine = Engine(model, PagedKVCache(model.config, 64, block_size=8), chunk_tokens=16)
-    expected = [answer.token_ids for answer in engine.generate(PROMPTS, params)]
     with Cluster(options(tiny_folder)) as cluster:
-        assert collect(cluster, [Job(prompt, params) for prompt in PROMPTS]) == expected
-        again = collect(cluster, [Job(PROMPTS[2], params)])  # the blocks were given back
-        assert again == [expected[2]]
+        for params in (GREEDY, SAMPLED):
+            expected = [answer.token_ids for answer in engine.generate(PROMPTS, params)]
+            assert collect(cluster, [Job(prompt, params) for prompt in PROMPTS]) == expected
+            again = collect(cluster, [Job(PROMPTS[2], params)])  # the blocks were given back
+            assert again == [expected[2]]
         rows = {step.name: step for step in cluster.life.rows()}
     assert list(rows) == list(STEPS), "every step of a block's life was seen, in its order"
     assert rows["gathered"].num_bytes == rows["moved"].num_bytes == rows["scattered"].num_bytes > 0
     assert all(step.seconds > 0 for step in rows.values())
-
-
-def test_requests_wait_for_room_and_all_are_served(tiny_folder):
-    """Both the cache and the staging pool hold fewer requests than there are."""
-    jobs = [Job([11, i + 3] * 20, GREEDY) for i in range(8)]
-    with Cluster(options(tiny_folder, num_blocks=16, num_staging_blocks=7)) as cluster:
-        answers = collect(cluster, jobs)
-    assert [len(answer) for answer in answers] == [12] * 8
 
 
 def test_concurrent_decodes_are_limited_to_max_requests(tiny_folder):
@@ -96,84 +96,82 @@ def test_prompt_that_can_never_fit_is_rejected(tiny_folder):
             collect(cluster, [Job([5] * 100, GREEDY)])
 
 
-def test_bad_prompt_is_rejected_with_its_reason(tiny_folder):
-    for prompt, message in (
-        ([10**6], "prompt_tokens.0. must be in"),
-        ([5] * 600, "must be shorter than .* got 600"),
-    ):
-        with Cluster(options(tiny_folder, num_staging_blocks=100)) as cluster:
-            with pytest.raises(RequestFailed, match=f"request 0, decode: .*{message}"):
-                collect(cluster, [Job(prompt, GREEDY)])
+@pytest.mark.parametrize(
+    ("prompt", "message"),
+    [([10**6], "prompt_tokens.0. must be in"), ([5] * 600, "must be shorter than .* got 600")],
+)
+def test_bad_prompt_is_rejected_with_its_reason(shared, prompt, message):
+    with pytest.raises(RequestFailed, match=f"request 0, decode: .*{message}"):
+        collect(shared, [Job(prompt, GREEDY)])
 
 
-def test_invalid_job_is_rejected_without_harming_workers(tiny_folder, monkeypatch):
-    with Cluster(options(tiny_folder)) as cluster:
-        with pytest.raises(ValueError, match=r"^run: jobs\[0\] must be a Job, got \[1, 2, 3\]$"):
-            collect(cluster, [[1, 2, 3]])
-        with monkeypatch.context() as patch:
-            patch.setattr(cluster_module, "as_jobs", list)
-            with pytest.raises(RequestFailed, match="request 0, decode: AttributeError: 'list'"):
-                collect(cluster, [[1, 2, 3]])
-        assert len(collect(cluster, [Job(PROMPTS[0], GREEDY)])[0]) == 12
+def test_invalid_job_is_rejected_without_harming_workers(shared, monkeypatch):
+    with pytest.raises(ValueError, match=r"^run: jobs\[0\] must be a Job, got \[1, 2, 3\]$"):
+        collect(shared, [[1, 2, 3]])
+    with monkeypatch.context() as patch:
+        patch.setattr(cluster_module, "as_jobs", list)
+        with pytest.raises(RequestFailed, match="request 0, decode: AttributeError: 'list'"):
+            collect(shared, [[1, 2, 3]])
+    assert len(collect(shared, [Job(PROMPTS[0], GREEDY)])[0]) == 12
 
 
-def test_prompt_failing_at_prefill_frees_its_room(tiny_folder, monkeypatch):
+def test_prompt_failing_at_prefill_frees_its_room(shared, monkeypatch):
     good, bad = Job([5] * 100, GREEDY), Job([5] * 99 + [10**6], GREEDY)
-    with Cluster(options(tiny_folder)) as cluster:
-        send = cluster.decode.send
+    send = shared.decode.send
 
-        def send_good(command):
-            send(replace(command, job=good) if isinstance(command, Reserve) else command)
+    def send_good(command):
+        send(replace(command, job=good) if isinstance(command, Reserve) else command)
 
-        with monkeypatch.context() as patch:
-            patch.setattr(cluster.decode, "send", send_good)
-            for _ in range(6):  # the cache and the staging pool have room for fewer
-                with pytest.raises(RequestFailed, match="request 0, prefill: "):
-                    collect(cluster, [bad])
-        assert len(collect(cluster, [good])[0]) == 12
+    with monkeypatch.context() as patch:
+        patch.setattr(shared.decode, "send", send_good)
+        for _ in range(10):  # the cache and the staging pool have room for fewer
+            with pytest.raises(RequestFailed, match="request 0, prefill: "):
+                collect(shared, [bad])
+    assert len(collect(shared, [good])[0]) == 12
 
 
-def test_requests_that_fail_do_not_end_the_others(tiny_folder):
+def test_requests_that_fail_do_not_end_the_others(shared):
     good, bad = Job(PROMPTS[2], GREEDY), Job([10**6], GREEDY)
-    with Cluster(options(tiny_folder)) as cluster:
-        expected = collect(cluster, [good])[0]
-        answers = {index: [] for index in range(5)}
-        with pytest.raises(RequestFailed, match="request 1, .*; request 3, ") as caught:
-            for token in cluster.run([good, bad, good, bad, good]):
-                answers[token.request_id].append(token.token_id)
-        assert answers == {0: expected, 1: [], 2: expected, 3: [], 4: expected}
-        assert list(caught.value.reasons) == [1, 3]
-        assert re.match(r"decode: .*prompt_tokens\[0\] must be in", caught.value.reasons[3])
-        assert collect(cluster, [good]) == [expected]
+    expected = collect(shared, [good])[0]
+    answers = {index: [] for index in range(5)}
+    with pytest.raises(RequestFailed, match="request 1, .*; request 3, ") as caught:
+        for token in shared.run([good, bad, good, bad, good]):
+            answers[token.request_id].append(token.token_id)
+    assert answers == {0: expected, 1: [], 2: expected, 3: [], 4: expected}
+    assert list(caught.value.reasons) == [1, 3]
+    assert re.match(r"decode: .*prompt_tokens\[0\] must be in", caught.value.reasons[3])
+    assert collect(shared, [good]) == [expected]
 
 
-def test_abandoned_run_does_not_disturb_the_next(tiny_folder):
+def test_abandoned_run_does_not_disturb_the_next(shared):
     left, job = Job(PROMPTS[0], GREEDY), Job(PROMPTS[2], GREEDY)
-    with Cluster(options(tiny_folder)) as cluster:
-        expected = collect(cluster, [job])
-        for _ in range(2):
-            tokens = cluster.run([left] * 3)
-            next(tokens)
-            with pytest.raises(ValueError, match="finished or closed, got 3 unfinished jobs"):
-                collect(cluster, [job])
-            tokens.close()
-            assert collect(cluster, [job]) == expected
-        ended = cluster.run([left])
-        for _ in range(12):
-            next(ended)
-        tokens = cluster.run([job])
-        first = next(tokens)
-        ended.close()  # which has nothing to abort
-        assert [token.token_id for token in (first, *tokens)] == expected[0]
-        with pytest.raises(RequestFailed, match="request 1, "):
-            collect(cluster, [left, Job([10**6], GREEDY), left])
-        assert collect(cluster, [job]) == expected
+    expected = collect(shared, [job])
+    for _ in range(2):
+        tokens = shared.run([left] * 3)
+        next(tokens)
+        with pytest.raises(ValueError, match="finished or closed, got 3 unfinished jobs"):
+            collect(shared, [job])
+        tokens.close()
+        assert collect(shared, [job]) == expected
+    ended = shared.run([left])
+    for _ in range(12):
+        next(ended)
+    tokens = shared.run([job])
+    first = next(tokens)
+    ended.close()  # which has nothing to abort
+    assert [token.token_id for token in (first, *tokens)] == expected[0]
+    with pytest.raises(RequestFailed, match="request 1, "):
+        collect(shared, [left, Job([10**6], GREEDY), left])
+    assert collect(shared, [job]) == expected
 
 
-def test_abandoned_runs_free_their_room(tiny_folder):
-    """Wherever a request was: waiting for room, at prefill, on its way or decoding."""
+def test_requests_wait_for_room_and_abandoned_ones_free_it(tiny_folder):
+    """Both the cache and the staging pool hold fewer requests than there are, which are abandoned
+    wherever they are: waiting for room, at prefill, on their way or decoding.
+    """
     jobs = [Job([11, i + 3] * 20, GREEDY) for i in range(8)]
     with Cluster(options(tiny_folder, num_blocks=16, num_staging_blocks=7)) as cluster:
+        assert [len(answer) for answer in collect(cluster, jobs)] == [12] * 8
         for num_tokens in (1, 2, 14, 30):
             tokens = cluster.run(jobs)
             for _ in range(num_tokens):
@@ -356,11 +354,10 @@ def test_processes_that_hang_during_startup_are_given_up(tiny_folder):
             cluster.wait_until_ready()
 
 
-def test_more_jobs_than_the_pipes_hold(tiny_folder):
+def test_more_jobs_than_the_pipes_hold(shared):
     """More than the pipes hold, in both directions."""
     jobs = [Job(PROMPTS[0], SamplingParams(max_tokens=1, ignore_eos=True))] * 600
-    with Cluster(options(tiny_folder)) as cluster:
-        assert all(len(answer) == 1 for answer in collect(cluster, jobs))
+    assert all(len(answer) == 1 for answer in collect(shared, jobs))
 
 
 MANY = [Job([5] * 200, GREEDY)] * 2000  # more than the pipe to a process holds
@@ -378,38 +375,25 @@ def test_jobs_sent_to_a_hanging_process_meet_the_deadline(tiny_folder, victim, j
             collect(cluster, jobs)
 
 
-def test_long_prompt_reports_progress(tiny_folder, monkeypatch):
+def test_long_prompt_reports_progress(shared, monkeypatch):
     """Each chunk is reported."""
     seen = []
-    with Cluster(options(tiny_folder)) as cluster:
-        cluster.wait_until_ready()
-        reports = cluster._reports
-
-        def recorded():
-            for process, report in reports():
-                seen.append(report)
-                yield process, report
-
-        monkeypatch.setattr(cluster, "_reports", recorded)
-        collect(cluster, [Job([5] * 100, GREEDY)])
-    done = [report.num_tokens for report in seen if isinstance(report, Computed)]
+    monkeypatch.setattr(Overheard, "each", lambda _, report: seen.append(report))
+    Overheard(shared, monkeypatch)
+    collect(shared, [Job([5] * 100, GREEDY)])
+    reports = [report for report in seen if isinstance(report, Computed)]
+    number = reports[-1].request_id  # runs that were abandoned may report as well
+    done = [report.num_tokens for report in reports if report.request_id == number]
     assert done == [16, 32, 48, 64, 80, 96, 100]
 
 
-def test_closing_ends_both_processes(tiny_folder):
-    cluster = Cluster(options(tiny_folder))
-    cluster.wait_until_ready()
-    cluster.close()
-    cluster.close()
-    assert not cluster.prefill.process.is_alive()
-    assert not cluster.decode.process.is_alive()
-
-
-def test_closed_cluster_gives_one_clear_error(tiny_folder):
+def test_closed_cluster_ends_its_processes_and_gives_one_clear_error(tiny_folder):
     cluster = Cluster(options(tiny_folder))
     tokens = cluster.run([Job(PROMPTS[0], GREEDY)])
     next(tokens)
     cluster.close()
+    cluster.close()
+    assert not cluster.prefill.process.is_alive() and not cluster.decode.process.is_alive()
     for call in (
         lambda: list(tokens),
         lambda: collect(cluster, [Job(PROMPTS[0], GREEDY)]),
