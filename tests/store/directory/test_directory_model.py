@@ -12,9 +12,9 @@ from hypothesis.stateful import (
 )
 
 from mooncake_kernels.errors import Unavailable
-from mooncake_serving.store.directory import Claim, Member, Published
+from mooncake_serving.store.directory import Claim, EmbeddedDirectory, Member, Published
 
-from .support import LONG_S, all_of, holders_of, keys, kill, prefix_of
+from .support import LONG_S, SOON_S, all_of, holders_of, keys, kill, prefix_of
 
 NAMES = st.sampled_from(["a", "b", "c"])
 POOLS = st.sampled_from(["p", "q"])
@@ -94,6 +94,20 @@ class DirectoryMachine(RuleBasedStateMachine):
                 self.claims[key] = name
         assert self.directory.claim(name, keys(*asked), LONG_S).tolist() == expected
 
+    @precondition(lambda self: len(self.members) > 1)
+    @rule(data=st.data(), key=st.integers(0, 4))
+    def claim_expires(self, data, key):
+        name, other = data.draw(st.permutations(sorted(self.members)))[:2]
+        is_held = any(key in objects for objects in self.objects.values())
+        if is_held or self.claims.get(key, name) != name:
+            return
+        assert self.directory.claim(name, keys(key), SOON_S).tolist() == [Claim.GRANTED]
+        self.world.wait(
+            lambda: self.directory.claim(other, keys(key), LONG_S).tolist() == [Claim.GRANTED],
+            "the claim stays",
+        )
+        self.claims[key] = other
+
     @rule(pool=POOLS, told=SOME_KEYS)
     def publish(self, pool, told):
         self.published(pool, told, told, is_copy=False)
@@ -166,6 +180,12 @@ class DirectoryMachine(RuleBasedStateMachine):
             assert self.directory.num_objects(pool) == len(objects)
 
     def teardown(self):
+        for name in self.members:
+            self.directory.leave(name)
+        self.directory.sweep()
+        if isinstance(self.directory, EmbeddedDirectory):
+            assert not self.directory._holders and not self.directory._claims
+            assert not self.directory._pools, "something is left of dead pools"
         self.world.close()
 
 
