@@ -14,6 +14,8 @@ from hypothesis import strategies as st
 from mooncake_kernels import InvalidArgument, rdma
 from mooncake_kernels.buffers import Buffer
 
+from ...threads import in_threads
+
 MEMORY = np.zeros(1 << 14, np.uint8)
 BASE = MEMORY.ctypes.data
 RANGES = st.tuples(st.integers(0, 60), st.integers(1, 30))
@@ -137,11 +139,7 @@ def test_concurrent_leases_register_once(world, device):
             with cache.lease(part(0, 1000)) as lease:
                 keys.append(lease.regions[0].rkey)
 
-        threads = [threading.Thread(target=ask) for _ in range(6)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
+        in_threads(*[ask] * 6)
         assert len(keys) == 6 and len(set(keys)) == 1
         assert world.calls("ibv_reg_mr_iova2") == 1
 
@@ -159,11 +157,7 @@ def test_waiters_retry_a_failed_registration(world, device):
             except OSError:
                 ends.append("failed")
 
-        threads = [threading.Thread(target=ask) for _ in range(4)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
+        in_threads(*[ask] * 4)
         assert sorted(ends) == ["failed", "failed", "leased", "leased"]
 
 

@@ -370,14 +370,21 @@ def test_region_reregistered_with_larger_size():
         pair.move("write", [(0, 0, 1 << 16)])
 
 
-def test_closing_a_region_mid_write_stops_the_write(world):
+@pytest.mark.parametrize(
+    ("what", "message"),
+    [
+        ("far_region", "is not inside a registered region"),
+        ("far", r"connection (refused|closed by peer|reset)"),
+    ],
+)
+def test_closing_a_region_or_engine_mid_write_stops_the_write(world, what, message):
     with engines() as pair:
         with world.held():
             ticket = pair.write([(0, 0, 1 << 16)])
             time.sleep(0.1)
             before = pair.there.copy()
-            pair.far_region.close()  # nothing lands from here on
-        with pytest.raises(TransferError, match="is not inside a registered region"):
+            getattr(pair, what).close()  # nothing lands from here on
+        with pytest.raises(TransferError, match=message):
             ticket.wait()
         np.testing.assert_array_equal(pair.there, before)
 
@@ -402,18 +409,6 @@ def test_ended_read_does_not_touch_memory(world, how):
         if how in ("cancel", "deadline"):
             pair.here[:] = addressed(1 << 16)
             pair.move("write", [(0, 0, 1 << 16)])
-
-
-def test_engine_closed_by_the_peer_fails_the_write(world):
-    with engines() as pair:
-        with world.held():
-            ticket = pair.write([(0, 0, 1 << 16)])
-            time.sleep(0.1)
-            before = pair.there.copy()
-            pair.far.close()
-        with pytest.raises(TransferError, match=r"connection (refused|closed by peer|reset)"):
-            ticket.wait()
-        np.testing.assert_array_equal(pair.there, before)
 
 
 def test_request_before_a_failed_one_stays_delivered(world):

@@ -1,30 +1,23 @@
 """Other threads run while a verb takes its time: two calls of it are inside at once."""
 
 import gc
-import threading
+from functools import partial
 
 import numpy as np
 
 from mooncake_kernels import _host, rdma
 
+from ...threads import in_threads
+
 
 def at_once(world, verb: str, *calls) -> None:
     """Each call waits within the verb for the others; it fails if they do not come."""
-    errors = []
 
-    def run(call) -> None:
-        try:
-            call()
-        except BaseException as error:  # noqa: BLE001
-            errors.append(error)
+    def run(call) -> None:  # and drop its result, whose destructor may be what is tested
+        call()
 
     world.meet(verb, len(calls))
-    threads = [threading.Thread(target=run, args=(call,)) for call in calls]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert not errors
+    in_threads(*(partial(run, call) for call in calls))
 
 
 def test_port_query_releases_the_gil(world, device):

@@ -8,6 +8,7 @@ import mmap
 import threading
 import time
 import weakref
+from functools import partial
 
 import numpy as np
 import pytest
@@ -16,6 +17,7 @@ from hypothesis import strategies as st
 
 from mooncake_kernels import InvalidArgument, rdma
 
+from ...threads import in_threads
 from .pairs import Connection
 from .world import KINDS
 
@@ -168,13 +170,7 @@ def test_concurrent_closes_from_many_threads(world):
             handle.close()
             assert handle.closed
 
-        threads = [
-            threading.Thread(target=close, args=(handle,)) for handle in [*handles.values()] * 2
-        ]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
+        in_threads(*(partial(close, handle) for handle in [*handles.values()] * 2))
         world.check()
 
 
