@@ -281,6 +281,7 @@ def test_claim_ends_by_publishing_or_abandoning(directory):
     join(directory, A, A2, B, POOLLESS)
     assert claims(directory, A, 1, 2, 3) == [Claim.GRANTED] * 3
     assert claims(directory, A, 1, 2, 3) == [Claim.GRANTED] * 3
+    assert directory.sweep() == []
     assert claims(directory, B, 1, 2, 3, 4) == [Claim.TAKEN] * 3 + [Claim.GRANTED]
     directory.publish("pool 1", keys(1))
     for _ in range(2):
