@@ -1,8 +1,11 @@
 """Tests that are C++ programs, built with the sanitizers from sources of csrc."""
 
 import os
+import re
+import shutil
 import subprocess
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 TESTS = Path(__file__).parent
@@ -11,22 +14,23 @@ VERBS_INCLUDE = TESTS.parent / "third_party/rdma-core"  # of infiniband/verbs.h
 
 
 def build(test: Path, sources: Sequence[str], folder: Path, *more_flags: str) -> Path:
-    """Compile a test with the named files of csrc; return the program."""
+    """Compile a test with the named files of csrc, each alone for ccache; return the program."""
     program = folder / test.stem
-    files = [test, *(CSRC / source for source in sources)]
     flags = ["-O1", "-g", "-std=c++17", "-Wall", "-Wno-unknown-pragmas", "-Wno-attributes"]
     flags += ["-fsanitize=address,undefined", "-fno-sanitize-recover=undefined"]
-    command = [
-        "g++",
-        *flags,
-        f"-I{CSRC}",
-        f"-I{TESTS}",
-        f"-isystem{VERBS_INCLUDE}",
-        *files,
-        "-o",
-        program,
-    ]
-    command += more_flags
+    flags += [f"-I{CSRC}", f"-I{TESTS}", f"-isystem{VERBS_INCLUDE}"]
+    cache = ["ccache"] if shutil.which("ccache") else []
+    to_compile = [flag for flag in more_flags if re.match("-(?!l|Wl)", flag)]
+
+    def compiled(file: Path) -> Path:
+        made = folder / f"{program.stem}-{str(file.relative_to(TESTS.parent)).replace('/', '-')}.o"
+        command = [*cache, "g++", *flags, *to_compile, "-c", file, "-o", made]
+        subprocess.run(command, check=True, env=without_sanitizer())
+        return made
+
+    with ThreadPoolExecutor(os.cpu_count()) as pool:
+        objects = list(pool.map(compiled, [test, *(CSRC / source for source in sources)]))
+    command = ["g++", *flags, *objects, "-o", program, *more_flags]
     subprocess.run(command, check=True, env=without_sanitizer())
     return program
 
