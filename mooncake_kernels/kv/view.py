@@ -235,7 +235,10 @@ class KVView:
         known = self._packed_as.get(axes) if isinstance(axes, str) else None
         if known is None:
             order = parse_packed_axes(op, axes)
-            known = self._packed_as[axes] = PackedBlocks(self.layout, order, self.everything)
+            known = self._packed_as.get(" ".join(order))
+        if known is None:
+            known = PackedBlocks(self.layout, order, self.everything)
+            self._packed_as[" ".join(order)] = known
         return known
 
     def check(self) -> None:

@@ -179,8 +179,8 @@ def test_only_the_corrupt_block_is_skipped(backend):
     if backend.device == "cpu":
         assert torch.equal(snapshot(dst), before)
     else:
-        copied = mk.gather_blocks(dst, [3, 5], engine="cuda").view(torch.uint8)
-        packed = mk.gather_blocks(src, [0, 2], engine="cuda").view(torch.uint8)
+        copied = mk.gather_blocks(dst, [3, 5], axes=PACKED_AXES, engine="cuda").view(torch.uint8)
+        packed = mk.gather_blocks(src, [0, 2], axes=PACKED_AXES, engine="cuda").view(torch.uint8)
         assert torch.equal(copied, packed)
     plan.run([0, HOLE, 2], [3, 4, 5], checksums=sums, engine=backend.engine)
     plan.check()

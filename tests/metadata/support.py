@@ -237,12 +237,12 @@ class MooncakeServer(ThreadingHTTPServer):
         super().__init__(("127.0.0.1", port), MooncakeHandler)
 
 
-def put(url: str, name: str, value: bytes | dict, ttl_s: float = 3600.0, segment=False) -> None:
+def put(url: str, name: str, value: bytes | dict, ttl_ms: int = 3_600_000, segment=False) -> None:
     """Put any bytes under a name, as another program might."""
     value = value if isinstance(value, bytes) else json.dumps(value).encode()
     with metadata.connect(url) as directory:
         key = (directory._segments if segment else directory._engines) + name
-        assert directory._store.create(key, value, ttl_s)
+        assert directory._store.create(key, value, ttl_ms)
 
 
 def put_entry(url: str, entry: metadata.Entry) -> None:

@@ -71,7 +71,7 @@ def test_name_taken_over_by_another_engine_is_given_up(url, log):
 
         def takes_over():
             held = tool._store.get(key)
-            return held is not None and tool._store.replace(key, held, encode(other), 60)
+            return held is not None and tool._store.replace(key, held, encode(other), 60_000)
 
         eventually(takes_over, "it is not there")
         eventually(lambda: log() == [f"{key} is another engine's by now"], "nothing is logged")

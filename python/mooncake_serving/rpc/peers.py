@@ -136,7 +136,7 @@ class Peers:
             if self._is_closed:
                 raise TransferError(name, "this side was closed", kind=FailureKind.CLOSED)
             if (peer := self._peers.get(name)) is not None:
-                self._users[peer].add(user)
+                self._users.setdefault(peer, set()).add(user)
                 return peer
         if not may_open:
             raise TransferError(name, "it is not connected", kind=FailureKind.DISCONNECTED)
@@ -147,9 +147,10 @@ class Peers:
         except InvalidArgument as error:  # the engine was closed
             raise TransferError(name, str(error), kind=FailureKind.CLOSED) from error
         with self._lock:
-            peer = None if self._is_closed else self._peers.setdefault(name, opened)
-            if peer is not None:
+            peer = None if self._is_closed else self._peers.get(name, opened)
+            if peer is not None:  # its user first: Ctrl-C may come between the two
                 self._users.setdefault(peer, set()).add(user)
+                self._peers[name] = peer
         if peer is not opened:
             opened.close()  # these peers are closed, or another thread came first
         if peer is None:
@@ -173,7 +174,7 @@ class Peers:
                 for peer, users in self._users.items()
                 if self._peers.get(peer.name) is not peer and not any(u.locked() for u in users)
             ]
-            for peer in unused:
-                del self._users[peer]
         for peer in unused:
             peer.close()
+            with self._lock:
+                self._users.pop(peer, None)

@@ -343,6 +343,19 @@ def test_key_named_twice_is_put_once(hosts, has_pool, size):
     put.abort()
 
 
+@pytest.mark.parametrize("preferred", [(), ("two",)])
+@pytest.mark.parametrize("has_pool", [True, False])
+def test_key_named_twice_is_put_once_with_redis(hosts_with_redis, has_pool, preferred):
+    two = hosts_with_redis.make("two", 16 << 20)
+    writer = hosts_with_redis.make("one", (16 << 20) * has_pool)
+    assert two.cluster.put("there", value(1)) is PutResult.STORED
+    results = writer.cluster.put_each(
+        ["new", "there", "new", "there"], [value(i) for i in range(4)], preferred=preferred
+    )
+    assert results == [PutResult.STORED, *[PutResult.EXISTS] * 3]
+    assert writer.cluster.get("new") == value(0)
+
+
 @pytest.mark.parametrize("has_pool", [True, False])
 def test_key_named_twice_without_room_gets_one_answer(hosts, has_pool):
     one = hosts.make("one", 4 * UNIT)

@@ -102,6 +102,7 @@ def test_interrupt_at_any_bytecode_of_a_use_leaves_no_user_of_a_peer(hosts):
         except KeyboardInterrupt:
             pass
         is_left = ctrl_c.has_come
+        peers.use(two.node.name, 5.0, used.append)  # it is usable after that
         peers.forget(two.node.name)
         assert not peers._users and all(peer.closed for peer in used), count
     assert count > 50

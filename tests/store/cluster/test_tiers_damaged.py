@@ -101,7 +101,7 @@ def test_damaged_data_is_never_returned(hosts, tmp_path, seed, soak):
         hosts.make(f"host-{i}", store=store, transports=transports[i])
         for i, store in enumerate(stores)
     ]
-    made[0].cluster._reads._hot = HotKeys(1)
+    made[0].cluster._hot = HotKeys(1)
     clusters = [host.cluster for host in made] + [hosts.make("none", 0).cluster]
     actions = Actions(seed)
     names = [name for name in vars(Actions) if name[0] != "_" and name != "keys"]

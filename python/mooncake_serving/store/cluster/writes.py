@@ -52,12 +52,23 @@ class Writes:
         self._claim_s = claim_s
 
     def put_each(self, batch: PutBatch, preferred: Sequence[str]) -> list[PutResult]:
-        """Store objects: in one round trip if possible, or else after they have been claimed.
+        """Store objects; a key that is named twice once.
 
         Args:
             batch: n of them.
             preferred: who takes them.
         """
+        results = self._put_all(batch, preferred)
+        if BEING_WRITTEN in results:
+            first: dict[bytes, int] = {}
+            for i, word in enumerate(words_of(batch.words)):
+                if first.setdefault(word, i) < i and results[i] is BEING_WRITTEN:  # by this put
+                    result = results[first[word]]
+                    results[i] = PutResult.EXISTS if result is PutResult.STORED else result
+        return results
+
+    def _put_all(self, batch: PutBatch, preferred: Sequence[str]) -> list[PutResult]:
+        """Store objects: in one round trip if possible, or else after they have been claimed."""
         node, store = self._node, self._store
         node.claims.settle_dropped()
         homes = self._preferred_homes(preferred) if preferred else []
@@ -314,11 +325,6 @@ class Writes:
             results = self._put_under(guard, batch, preferred)
         taken = _which(results, BEING_WRITTEN)
         if taken:
-            first: dict[bytes, int] = {}
-            for i, word in enumerate(words_of(batch.words)):
-                if first.setdefault(word, i) < i and results[i] is BEING_WRITTEN:  # by this put
-                    result = results[first[word]]
-                    results[i] = PutResult.EXISTS if result is PutResult.STORED else result
             for i, is_here in zip(taken, self._reads.are_here(batch.words[taken]), strict=True):
                 if is_here:  # by now
                     results[i] = PutResult.EXISTS
