@@ -120,6 +120,9 @@ def test_pieces_in_any_order():
 def test_of_others_and_incomplete(caplog):
     inbox = notifications.Inbox(Engine(b"plain", b"MKNIXLN1"))
     assert inbox.take() == {"10.0.0.1:1": [b"plain", b"MKNIXLN1"]}
+    for index, count in ((0, 0), (3, 3), (0, 1 << 20)):
+        odd = notifications._HEADER.pack(b"MKNIXLN1", 1, index, count, 0)
+        assert notifications.Inbox(Engine(odd)).take() == {"10.0.0.1:1": [odd]}
     sender = notifications.Sender("me")
     halves = [sender.pieces("send_notif", bytes(100_000))[0] for _ in range(100)]
     inbox = notifications.Inbox(Engine(*halves))

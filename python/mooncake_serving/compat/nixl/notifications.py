@@ -20,6 +20,7 @@ _HEADER = struct.Struct("<8sQIIH")  # magic, message, piece, pieces, bytes of th
 _MAGIC = b"MKNIXLN1"
 _MAX_PIECE = 65536  # of the engine
 _MAX_MESSAGE = 16 << 20
+_MAX_PIECES = 512  # what the largest message needs, however long the sender's name is
 _MAX_INCOMPLETE = 64  # messages; a sender that dies in the middle of one leaves it
 _log = get_logger(__name__)
 
@@ -79,6 +80,8 @@ class Inbox:
         if not data.startswith(_MAGIC) or len(data) < _HEADER.size:
             return engine_name, data
         _, number, index, count, num_chars = _HEADER.unpack_from(data)
+        if not index < count <= _MAX_PIECES:
+            return engine_name, data
         begin = _HEADER.size + num_chars
         name = data[_HEADER.size : begin].decode(errors="backslashreplace")
         if count == 1:
