@@ -352,7 +352,9 @@ def test_invalid_arguments_are_rejected(small, call, message):
         call(small)
 
 
-@pytest.mark.parametrize("keys", [["name", 1.5], ["name", None], ["name", np.True_], [1.0, 1]])
+@pytest.mark.parametrize(
+    "keys", [["name", 1.5], ["name", None], ["name", np.True_], [1.0, 1], [[1], 1]]
+)
 def test_floats_among_names_and_hashes_are_rejected(store, keys):
     """A float is not the hash below it."""
     with pytest.raises(
