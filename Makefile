@@ -19,7 +19,7 @@ RUN_TESTS = $(if $(REQUIRE),MOONCAKE_KERNELS_REQUIRE=$(REQUIRE)) $(BIN)/python -
 BALANCER := tests/topology/test_balancer.py
 CXX_FILES = $(shell git ls-files 'csrc/*.h' 'csrc/*.cc' 'csrc/*.cu' 'csrc/*.cuh' 'tests/*.h' 'tests/*.cc')
 
-.PHONY: demo test test-peers test-others test-rdma test-vllm build docs lint format types sanitize sanitize-address sanitize-thread fuzz bench bench-quick figures wheel clean same-python FORCE
+.PHONY: demo test test-peers test-others test-rdma test-vllm test-engines build docs lint format types sanitize sanitize-address sanitize-thread fuzz bench bench-quick figures wheel clean same-python FORCE
 
 demo: build $(VENV)/.demo
 	$(BIN)/python -m mooncake_serving demo $(DEMO)
@@ -47,6 +47,11 @@ test-rdma: build $(VENV)/.test
 # Inside vLLM, in a separate environment of 2.3 GB.
 test-vllm: build $(VENV)/.test
 	MK_TEST_VLLM="$$(tests/serving/connectors/make_vllm $(VENV)-vllm)" \
+	  $(BIN)/python -m pytest tests/serving/connectors $(PYTEST)
+
+# Against the Python files of SGLang and LMCache, in a separate environment.
+test-engines: build $(VENV)/.test
+	MK_TEST_ENGINES="$$(tests/serving/connectors/make_engines $(VENV)-engines)" \
 	  $(BIN)/python -m pytest tests/serving/connectors $(PYTEST)
 
 build: $(VENV)/.build
