@@ -194,8 +194,8 @@ class EmbeddedDirectory(Directory):
             if living is None:
                 return
             for key in key_bytes:
+                self._forget(living, key)  # first: what is still listed is withdrawn again
                 living.keys.discard(key)
-                self._forget(living, key)
                 if key in self._leaving:
                     self._leaving[key][0].discard(living)
 
