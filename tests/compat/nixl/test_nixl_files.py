@@ -1,14 +1,16 @@
 """Files: by descriptor and by path, many at once, errors."""
 
+import errno
 import os
+import threading
 
 import numpy as np
 import pytest
 
 from mooncake_serving.compat.nixl import _bindings as nixl_bind
-from mooncake_serving.compat.nixl import nixl_agent_config
+from mooncake_serving.compat.nixl import files, nixl_agent_config
 
-from ..support import SIZE, UNTOUCHED, addressed
+from ..support import SIZE, UNTOUCHED, WAIT_S, addressed
 from .support import BLOCK, near_agent, rows_at, settle
 
 
@@ -20,6 +22,44 @@ def near():
 
 def descriptors(path, flags=os.O_RDWR | os.O_CREAT):
     return os.open(path, flags, 0o644)
+
+
+def prepared(near, operation, memory_rows, file_rows):
+    agent = near.agent
+    return agent.initialize_xfer(
+        operation,
+        agent.get_xfer_descs(memory_rows, "DRAM"),
+        agent.get_xfer_descs(file_rows, "FILE"),
+        near.name,
+    )
+
+
+def many(near, tmp_path, count):
+    """A write of a block to each of that many files."""
+    tuples = [(0, BLOCK, 3000 + i, f"rw,create:{tmp_path}/{i}") for i in range(count)]
+    reg = near.agent.register_memory(tuples, "FILE")
+    return prepared(near, "WRITE", near.blocks()[:count], reg.trim())
+
+
+def bounded(call, *arguments):
+    """The call must return."""
+    thread = threading.Thread(target=call, args=arguments, daemon=True)
+    thread.start()
+    thread.join(WAIT_S)
+    assert not thread.is_alive(), "it hangs"
+
+
+class Held:
+    """A replacement of ``File.grow`` that waits until it is let go."""
+
+    def __init__(self, monkeypatch):
+        self.num_begun = 0
+        self.go_on = threading.Event()
+        monkeypatch.setattr(files.File, "grow", self)
+
+    def __call__(self, num_bytes):
+        self.num_begun += 1
+        assert self.go_on.wait(WAIT_S)
 
 
 def move(near, operation, memory_rows, file_rows):
@@ -176,6 +216,123 @@ def test_release_while_it_runs(near, tmp_path):
     sizes = {path.stat().st_size for path in tmp_path.iterdir()}
     assert sizes <= {0, BLOCK}
     agent.deregister_memory(reg)
+
+
+@pytest.mark.parametrize("error", [MemoryError(), OverflowError("too large"), KeyError("x")])
+def test_an_unforeseen_error_ends_the_transfer(near, tmp_path, monkeypatch, error):
+    def grow(file, num_bytes):
+        raise error
+
+    monkeypatch.setattr(files.File, "grow", grow)
+    handle = many(near, tmp_path, 3)
+    with pytest.raises(nixl_bind.nixlBackendError, match=str(error) or "MemoryError"):
+        near.agent.transfer(handle)
+        settle(near.agent, handle)
+    assert near.agent.check_xfer_state(handle) == "ERR"
+    bounded(near.agent.release_xfer_handle, handle)
+
+
+@pytest.mark.parametrize("offset", [(1 << 63) - BLOCK, 1 << 63, (1 << 64) - BLOCK, (1 << 64) - 1])
+def test_offsets_that_no_file_has(near, tmp_path, offset):
+    near.agent.register_memory([(0, BLOCK, 1, f"rw,create:{tmp_path}/x")], "FILE")
+    with pytest.raises(nixl_bind.nixlInvalidParamError, match="descriptor 1 must end below 2"):
+        prepared(near, "WRITE", near.blocks()[:2], [(0, BLOCK, 1), (offset, BLOCK, 1)])
+
+
+def test_closed_with_files_that_have_not_begun(near, tmp_path, monkeypatch):
+    held = Held(monkeypatch)
+    handle = many(near, tmp_path, 20)
+    assert near.agent.transfer(handle) == "PROC"
+    late = prepared(near, "WRITE", near.blocks()[:1], [(0, BLOCK, 3000)])
+    near.close()
+    held.go_on.set()
+    with pytest.raises(nixl_bind.nixlCancelledError, match="the agent was closed"):
+        settle(near.agent, handle)
+    with pytest.raises(nixl_bind.nixlCancelledError, match="the agent was closed"):
+        near.agent.transfer(late)
+    assert near.agent.check_xfer_state(late) == "ERR"
+    bounded(near.agent.release_xfer_handle, late)
+    bounded(near.agent.release_xfer_handle, handle)
+
+
+def test_release_while_others_keep_the_threads(near, tmp_path, monkeypatch):
+    held = Held(monkeypatch)
+    handle = many(near, tmp_path, 20)
+    near.agent.transfer(handle)
+    second = prepared(near, "WRITE", near.blocks()[:1], [(0, BLOCK, 3000)])
+    near.agent.transfer(second)
+    bounded(near.agent.release_xfer_handle, second)  # no thread has begun it
+    held.go_on.set()
+    bounded(near.agent.release_xfer_handle, handle)
+    assert held.num_begun < 20
+
+
+def test_a_number_that_is_another_file_by_now(near, tmp_path):
+    """Registered again, the number is of the new file; what was prepared before is refused."""
+    agent = near.agent
+    fd = descriptors(tmp_path / "old")
+    old = agent.register_memory([(0, BLOCK, fd, "")], "FILE")
+    local = agent.prep_xfer_dlist("", near.blocks(), "DRAM")
+    remote = agent.prep_xfer_dlist("near", old.trim())
+    begun = agent.make_prepped_xfer("WRITE", local, [1], remote, [0])
+    os.close(fd)
+    with pytest.raises(nixl_bind.nixlBackendError, match="descriptor of an open file"):
+        agent.register_memory([(0, BLOCK, fd, "")], "FILE")
+    other = descriptors(tmp_path / "new")
+    assert other == fd
+    agent.register_memory([(0, BLOCK, fd, "")], "FILE")
+    move(near, "WRITE", near.blocks()[:1], [(0, BLOCK, fd)])
+    with pytest.raises(nixl_bind.nixlNotFoundError, match="registered for another file since"):
+        agent.make_prepped_xfer("WRITE", local, [0], remote, [0])
+    assert os.stat(tmp_path / "old").st_size == 0
+    agent.transfer(begun)
+    assert settle(agent, begun) == "DONE"
+    blocks = addressed(SIZE).reshape(-1, BLOCK)
+    np.testing.assert_array_equal(np.fromfile(tmp_path / "new", np.uint8), blocks[0])
+    np.testing.assert_array_equal(np.fromfile(tmp_path / "old", np.uint8), blocks[1])
+    os.close(other)
+
+
+@pytest.mark.parametrize("is_without", [False, True])
+def test_growing_never_makes_a_file_shorter(near, tmp_path, monkeypatch, is_without):
+    """Another process makes it longer between the look at its size and the change of it."""
+    fd = descriptors(tmp_path / "shared")
+    near.agent.register_memory([(0, BLOCK, fd, "")], "FILE")
+    allocate = os.posix_fallocate
+
+    def late(descriptor, offset, num_bytes):
+        os.pwrite(fd, b"other", SIZE)
+        if is_without:  # as on file systems that have no such call
+            raise OSError(errno.EOPNOTSUPP, "not supported")
+        allocate(descriptor, offset, num_bytes)
+
+    monkeypatch.setattr(os, "posix_fallocate", late)
+    move(near, "WRITE", near.blocks()[:1], [(0, BLOCK, fd)])
+    assert os.pread(fd, 10, SIZE) == b"other"
+    assert os.pread(fd, BLOCK, 0) == addressed(SIZE)[:BLOCK].tobytes()
+    os.close(fd)
+
+
+@pytest.mark.parametrize("operation", ["READ", "WRITE"])
+@pytest.mark.parametrize("is_path", [False, True])
+def test_what_a_file_was_opened_for(near, tmp_path, operation, is_path):
+    (tmp_path / "x").write_bytes(bytes(2 * BLOCK))
+    (tmp_path / "y").write_bytes(bytes(2 * BLOCK))
+    access = {"READ": "wo", "WRITE": "ro"}[operation]
+    flags = {"wo": os.O_WRONLY, "ro": os.O_RDONLY}[access]
+    fd = descriptors(tmp_path / "x", flags)
+    device, text = (7, f"{access}:{tmp_path}/x") if is_path else (fd, "")
+    near.agent.register_memory([(0, 0, device, text), (0, 0, 8, f"rw:{tmp_path}/y")], "FILE")
+    near.memory[:] = UNTOUCHED
+    rows = near.blocks()[:2]
+    handle = prepared(near, operation, rows, [(0, BLOCK, 8), (0, BLOCK, device)])
+    with pytest.raises(nixl_bind.nixlBackendError, match=f"must be opened for .*, got {access}: "):
+        near.agent.transfer(handle)
+    assert near.agent.check_xfer_state(handle) == "ERR"
+    assert (near.memory == UNTOUCHED).all()
+    assert {(tmp_path / name).read_bytes() for name in "xy"} == {bytes(2 * BLOCK)}
+    move(near, {"READ": "WRITE", "WRITE": "READ"}[operation], rows[:1], [(0, BLOCK, device)])
+    os.close(fd)
 
 
 def test_only_files():

@@ -2,7 +2,7 @@
 
 import contextlib
 from collections import deque
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -654,8 +654,7 @@ class nixl_agent:  # noqa: N801
                 raise nixlInvalidParamError(
                     f"{op}: files must be a remote side of this agent, {self.name}, got {agent!r}"
                 )
-            self.agent.files.check(op, rows[:, 2])
-            return Side.of(kind, rows, None)
+            return replace(Side.of(kind, rows, None), files=self.agent.files.find(op, rows))
         if is_local:
             self.agent.memory.ranges(kind).check(op, rows, self.name)
             return Side.of(kind, rows, None)

@@ -68,4 +68,4 @@ def as_nixl(error: Exception) -> Exception:
         return _CLASSES.get(error.kind, nixlBackendError)(str(error))
     if isinstance(error, InvalidArgument):
         return nixlInvalidParamError(str(error))
-    return nixlBackendError(str(error))
+    return nixlBackendError(str(error) or type(error).__name__)

@@ -2,17 +2,21 @@
 
 import concurrent.futures
 import contextlib
+import errno
+import fcntl
+import functools
 import os
 import re
 import threading
 import time
 from collections import Counter
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 
 from mooncake_kernels import config
-from mooncake_kernels.errors import InvalidArgument, TransferError, Unavailable
+from mooncake_kernels.errors import FailureKind, TransferError
 from mooncake_kernels.transfer import Ticket, TransferEngine
 
 from .descriptors import nixl_mem_t, nixlRegDList
@@ -24,27 +28,57 @@ from .errors import (
     nixlNotPostedError,
     nixlRepostActiveError,
 )
-from .transfers import Side, nixlXferTelemetry
+from .transfers import S_PER_BYTE, Side, nixlXferTelemetry
 
 _MAX_WORKERS = 8  # files of an agent that are read and written at once
 _PATH = re.compile(rb"(ro|rw|wo)((?:,[a-z]+)*):(.+)", re.DOTALL)
 _MODES = {b"ro": os.O_RDONLY, b"rw": os.O_RDWR, b"wo": os.O_RDWR}  # what is written is read, too
 _FLAGS = {b"create": os.O_CREAT, b"direct": 0, b"trunc": os.O_TRUNC}  # past the cache anyway
+_MAX_BYTES = (1 << 63) - 1  # of a file
+_REFUSED = {  # by what a file was opened for
+    "READ": (frozenset({"wo"}), "a file that is read must be opened for reading"),
+    "WRITE": (frozenset({"ro"}), "a file that is written must be opened for writing"),
+}
 
 
 class File:
-    """A registered file: a descriptor of its own, closed when no one uses the object any more."""
+    """A registered file: a descriptor of its own, closed when no one uses the object any more.
 
-    def __init__(self, descriptor: int):
+    Attributes:
+        access: ``ro``, ``rw`` or ``wo``: what callers may do; the engine may do more.
+        is_path: whether a path was opened for it, so that its device is no descriptor.
+    """
+
+    def __init__(self, descriptor: int, access: str, is_path: bool):
         self.descriptor = descriptor
+        self.access = access
+        self.is_path = is_path
         self.name = os.readlink(f"/proc/self/fd/{descriptor}")
-        self._lock = threading.Lock()
 
     def grow(self, num_bytes: int) -> None:
-        """Make it at least that large; holes read as zeros."""
-        with self._lock:
+        """Make it at least that large; holes read as zeros.
+
+        It never becomes shorter, as by truncation, whatever other processes do at the same time.
+        Only the last byte, which the caller is about to write, is allocated.
+        """
+        if os.fstat(self.descriptor).st_size >= num_bytes:
+            return
+        try:
+            os.posix_fallocate(self.descriptor, num_bytes - 1, 1)
+        except OSError as error:
+            if error.errno not in (errno.EOPNOTSUPP, errno.EINVAL):
+                raise
             if os.fstat(self.descriptor).st_size < num_bytes:
-                os.truncate(self.descriptor, num_bytes)
+                os.pwrite(self.descriptor, b"\0", num_bytes - 1)
+
+    def is_of(self, descriptor: int) -> bool:
+        """Whether a descriptor is of this file.
+
+        Raises:
+            OSError: it is not open.
+        """
+        mine, other = os.fstat(self.descriptor), os.fstat(descriptor)
+        return (mine.st_dev, mine.st_ino) == (other.st_dev, other.st_ino)
 
     def __del__(self) -> None:
         with contextlib.suppress(OSError):
@@ -59,13 +93,16 @@ class Files:
         self._lock = threading.Lock()
         self._files: dict[int, File] = {}
         self._uses: Counter[int] = Counter()
-        self._pool: concurrent.futures.ThreadPoolExecutor | None = None
+        self._is_closed = False
+        self._pool = concurrent.futures.ThreadPoolExecutor(_MAX_WORKERS, "nixl-files")
 
     def register(self, descs: nixlRegDList) -> None:
         """Register all of them, or none.
 
         A text of the form ``"rw,create:/path"`` opens that file: ``ro``, ``rw`` or ``wo``, then
         ``create``, ``trunc`` or ``direct``. Otherwise the device is the descriptor of an open file.
+        If that number is registered, but was closed and is of another file by now, it is of this
+        one from now on; lists prepared before must be prepared again.
 
         Raises:
             nixlBackendError: it cannot be opened, or is no open file.
@@ -76,10 +113,10 @@ class Files:
         with self._lock:
             for device, text in zip(devices, descs.metas, strict=True):
                 path = _PATH.fullmatch(text)
-                is_known = device in self._files or device in opened
-                if is_known and path is None:
+                known = opened.get(device) or self._files.get(device)
+                if known and path is None and _is_same(known, device):
                     continue
-                if is_known:
+                if known and path:
                     raise nixlInvalidParamError(
                         "register_memory: the device of a path must be one that no registered "
                         f"file has, got {device} for {text!r:.80}"
@@ -121,14 +158,22 @@ class Files:
             found.append({name: str(int(value)) for name, value in fields.items()})
         return found
 
-    def check(self, op: str, devices: np.ndarray) -> None:
-        """Refuse files that are not registered.
+    def find(self, op: str, rows: np.ndarray) -> dict[int, File]:
+        """The files of ``[n, 3]`` rows (offset, bytes, device), by device.
 
         Raises:
-            nixlNotFoundError: one is not.
+            nixlNotFoundError: one is not registered.
+            nixlInvalidParamError: a row ends where no file does.
         """
-        for device in np.unique(devices).tolist():
-            self.get(op, device)
+        is_beyond = (rows[:, 0] > _MAX_BYTES) | (rows[:, 1] > _MAX_BYTES - rows[:, 0])
+        if is_beyond.any():
+            bad = int(np.argmax(is_beyond))
+            offset, num_bytes, _ = rows[bad].tolist()
+            raise nixlInvalidParamError(
+                f"{op}: descriptor {bad} must end below 2**63 bytes of its file, got offset "
+                f"{offset} + {num_bytes} bytes"
+            )
+        return {device: self.get(op, device) for device in np.unique(rows[:, 2]).tolist()}
 
     def get(self, op: str, device: int) -> File:
         """The file of that device."""
@@ -139,25 +184,44 @@ class Files:
         return file
 
     def transfer(self, operation: str, near: Side, far: Side) -> "FileTransfer":
-        """A request between memory of this agent and files."""
+        """A request between memory of this agent and files.
+
+        Raises:
+            nixlNotFoundError: a file is not registered any more, or its device is of another one.
+        """
         assert far.devices is not None
         sizes = np.broadcast_to(np.asarray(near.sizes, np.uint64), near.addresses.shape)
         parts = []
         for device in np.unique(far.devices).tolist():
+            file = self.get("make_prepped_xfer", device)
+            if file is not far.files[device]:
+                raise nixlNotFoundError(
+                    "make_prepped_xfer: remote_xfer_side must be prepared again, because device "
+                    f"{device} was registered for another file since"
+                )
             mine = far.devices == device
-            columns = (near.addresses[mine], far.addresses[mine], sizes[mine].copy())
-            parts.append((self.get("make_prepped_xfer", device), columns))
-        with self._lock:
-            if self._pool is None:
-                self._pool = concurrent.futures.ThreadPoolExecutor(_MAX_WORKERS, "nixl-files")
-        return FileTransfer(self._engine, self._pool, operation, parts)
+            parts.append((file, (near.addresses[mine], far.addresses[mine], sizes[mine].copy())))
+        return FileTransfer(self._engine, self._submit, operation, parts)
 
     def close(self) -> None:
-        """End the threads."""
+        """End the threads, once what they do is over. What has not begun is cancelled."""
         with self._lock:
-            pool, self._pool = self._pool, None
-        if pool is not None:
-            pool.shutdown(wait=False, cancel_futures=True)
+            self._is_closed = True
+        self._pool.shutdown(wait=False, cancel_futures=True)
+
+    def _submit(self, run: Callable[[int], None], part: int) -> concurrent.futures.Future[None]:
+        """Have a thread call ``run(part)``.
+
+        Raises:
+            TransferError: it was closed.
+            RuntimeError: there is no thread left.
+        """
+        try:
+            return self._pool.submit(run, part)
+        except RuntimeError:
+            if self._is_closed:
+                raise _closed_error() from None
+            raise
 
 
 class FileTransfer:
@@ -168,20 +232,21 @@ class FileTransfer:
     def __init__(
         self,
         engine: TransferEngine,
-        pool: concurrent.futures.ThreadPoolExecutor,
+        submit: Callable[[Callable[[int], None], int], concurrent.futures.Future[None]],
         operation: str,
         parts: list[tuple[File, tuple[np.ndarray, np.ndarray, np.ndarray]]],
     ):
         self._engine = engine
-        self._pool = pool
-        self._writes = operation == "WRITE"
-        self._move = engine.write_blocks if self._writes else engine.read_blocks
+        self._submit = submit
+        self._operation = operation
+        self._move = engine.write_blocks if operation == "WRITE" else engine.read_blocks
         self._parts = parts
         self._num_bytes = sum(int(sizes.sum()) for _, (_, _, sizes) in parts)
         self._lock = threading.Lock()
         self._changed = threading.Condition(self._lock)
         self._state = ""
-        self._num_left = 0  # files that are not finished
+        self._waiting: set[int] = set()  # parts that no thread has begun
+        self._num_left = 0  # parts that are not finished
         self._is_cancelled = False
         self._tickets: set[Ticket] = set()
         self._error: Exception | None = None
@@ -200,10 +265,17 @@ class FileTransfer:
             if self._state == "PROC" and self._num_left:
                 raise nixlRepostActiveError("transfer: handle must not be active, it is running")
             self._begin_s = time.monotonic()
-            self._state, self._error, self._num_left = "PROC", None, len(self._parts)
-            self._is_cancelled = False
-        for part in self._parts:
-            self._pool.submit(self._run, *part)
+            self._state, self._error, self._is_cancelled = "PROC", self._refusal(), False
+            self._waiting = set() if self._error else set(range(len(self._parts)))
+            self._num_left = len(self._waiting)
+            parts = [*self._waiting]
+        for part in parts:
+            try:
+                future = self._submit(self._run, part)
+            except (TransferError, RuntimeError) as error:
+                self._drop(part, error)
+            else:
+                future.add_done_callback(functools.partial(self._drop_if_cancelled, part))
         self._posted_s = time.monotonic()
 
     def state(self) -> str:
@@ -227,6 +299,8 @@ class FileTransfer:
             if self._state != "PROC":
                 return
             self._is_cancelled = True
+            self._num_left -= len(self._waiting)  # threads find nothing to do there
+            self._waiting.clear()
             tickets = [*self._tickets]
         for ticket in tickets:
             ticket.cancel()
@@ -244,13 +318,41 @@ class FileTransfer:
             sum(len(sizes) for _, (_, _, sizes) in self._parts),
         )
 
-    def _run(self, file: File, columns: tuple[np.ndarray, np.ndarray, np.ndarray]) -> None:
-        error: Exception | None = None
+    def _refusal(self) -> Exception | None:
+        """Why a file may not be used so; None if all may."""
+        refused, need = _REFUSED[self._operation]
+        for file, _ in self._parts:
+            if file.access in refused:
+                return nixlBackendError(f"transfer: {need}, got {file.access}: {file.name!r:.200}")
+        return None
+
+    def _drop_if_cancelled(self, part: int, future: concurrent.futures.Future[None]) -> None:
+        if future.cancelled():
+            self._drop(part, _closed_error())
+
+    def _drop(self, part: int, error: Exception) -> None:
+        """Count a part that no thread will carry out."""
+        with self._lock:
+            is_mine = part in self._waiting
+            self._waiting.discard(part)
+        if is_mine:
+            self._finish(error)
+
+    def _run(self, part: int) -> None:
+        with self._lock:
+            if part not in self._waiting:  # it was cancelled, or dropped
+                return
+            self._waiting.discard(part)
+        error: Exception | None = TransferError(self._parts[part][0].name, "it was interrupted")
         try:
-            if not self._is_cancelled:
-                self._carry_out(file, columns)
-        except (TransferError, InvalidArgument, Unavailable, OSError) as failure:
+            self._carry_out(*self._parts[part])
+            error = None
+        except Exception as failure:  # noqa: BLE001 - state() raises it, whatever it is
             error = failure
+        finally:
+            self._finish(error)
+
+    def _finish(self, error: Exception | None) -> None:
         with self._changed:
             self._error = self._error or error
             self._num_left -= 1
@@ -259,14 +361,14 @@ class FileTransfer:
                 self._changed.notify_all()
 
     def _carry_out(self, file: File, columns: tuple[Any, Any, Any]) -> None:
-        if self._writes:
+        if self._operation == "WRITE":
             file.grow(int((columns[1] + columns[2]).max()))
-        name = f"file:{file.name}"
-        with self._engine.open(name, descriptor=file.descriptor) as peer:
+        deadline_s = config.current().deadline_s + int(columns[2].sum()) * S_PER_BYTE
+        with self._engine.open(f"file:{file.name}", descriptor=file.descriptor) as peer:
             with self._lock:
                 if self._is_cancelled:
                     return
-                ticket = self._move(peer, *columns, deadline_s=config.current().deadline_s)
+                ticket = self._move(peer, *columns, deadline_s=deadline_s)
                 self._tickets.add(ticket)
             try:
                 ticket.wait()
@@ -285,7 +387,8 @@ def _opened(match: re.Match[bytes]) -> File:
             )
         flags |= _FLAGS[flag]
     try:
-        return File(os.open(match[3], flags | os.O_CLOEXEC, 0o644))
+        descriptor = os.open(match[3], flags | os.O_CLOEXEC, 0o644)
+        return File(descriptor, match[1].decode(), is_path=True)
     except (OSError, ValueError) as error:
         raise nixlBackendError(f"register_memory: {error}") from None
 
@@ -293,9 +396,27 @@ def _opened(match: re.Match[bytes]) -> File:
 def _duplicated(device: int) -> File:
     """The caller may close its descriptor, and the number may be used again, while it is used."""
     try:
-        return File(os.dup(device))
+        descriptor = os.dup(device)
+        mode = fcntl.fcntl(descriptor, fcntl.F_GETFL) & os.O_ACCMODE
+        access = {os.O_RDONLY: "ro", os.O_WRONLY: "wo"}.get(mode, "rw")
+        return File(descriptor, access, is_path=False)
     except (OSError, OverflowError) as error:
         raise nixlBackendError(
             "register_memory: the device must be the descriptor of an open file, or the text "
             f'flags and path ("rw:/path"), got {device}: {error}'
         ) from None
+
+
+def _is_same(known: File, device: int) -> bool:
+    """Whether a device that is registered again stands for the same file as before."""
+    try:
+        return known.is_path or known.is_of(device)
+    except (OSError, OverflowError) as error:
+        raise nixlBackendError(
+            f"register_memory: the device must be the descriptor of an open file, got {device}: "
+            f"{error}"
+        ) from None
+
+
+def _closed_error() -> TransferError:
+    return TransferError("files", "the agent was closed", kind=FailureKind.CLOSED)

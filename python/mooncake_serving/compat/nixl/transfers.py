@@ -3,8 +3,8 @@
 import contextlib
 import threading
 import time
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
 import numpy as np
@@ -24,7 +24,7 @@ from .errors import (
 from .logging import get_logger
 from .remotes import Remote
 
-_S_PER_BYTE = 1e-8  # that a transfer may take, in addition to the deadline: 100 MB/s
+S_PER_BYTE = 1e-8  # that a transfer may take, in addition to the deadline: 100 MB/s
 # Small transfers within the machine are copied by the thread that posts them, as the engine lets a
 # thread do that waits. One that polls would have to wake another thread, which takes longer.
 _MAX_COPIED_BYTES = 2 << 20
@@ -60,6 +60,7 @@ class Side:
         addresses: ``[n]`` uint64; of files, offsets.
         sizes: ``[n]`` uint64 bytes, or one number if all are equal.
         devices: ``[n]`` uint64, of files; else None.
+        files: what they stood for when this was prepared.
         remote: whose memory it is; None: the agent's own, as the local side.
     """
 
@@ -68,6 +69,7 @@ class Side:
     sizes: np.ndarray | int
     devices: np.ndarray | None = None
     remote: Remote | None = None
+    files: Mapping[int, Any] = field(default_factory=dict)
 
     @classmethod
     def of(cls, kind: nixl_mem_t, rows: np.ndarray, remote: Remote | None) -> "Side":
@@ -99,7 +101,7 @@ class Side:
         places = places.astype(np.int64, copy=False)
         sizes = self.sizes if isinstance(self.sizes, int) else self.sizes[places]
         devices = None if self.devices is None else self.devices[places]
-        return Side(self.kind, self.addresses[places], sizes, devices, self.remote)
+        return replace(self, addresses=self.addresses[places], sizes=sizes, devices=devices)
 
 
 class Job(Protocol):
@@ -142,7 +144,7 @@ class MemoryTransfer:
         count = len(near.addresses)
         sizes = near.sizes
         self._num_bytes = sizes * count if isinstance(sizes, int) else int(sizes.sum())
-        self._deadline_s = config.current().deadline_s + self._num_bytes * _S_PER_BYTE
+        self._deadline_s = config.current().deadline_s + self._num_bytes * S_PER_BYTE
         is_of_hosts = near.kind == far.kind == nixl_mem_t.DRAM_SEG
         self._may_copy = is_of_hosts and self._num_bytes <= _MAX_COPIED_BYTES
         self._is_near = False  # whether the peer is on this machine
