@@ -222,9 +222,11 @@ def expand_strided(runs: np.ndarray) -> np.ndarray:
     if runs.dtype.kind not in _INTEGERS:
         raise nixlInvalidParamError(f"xfer_list must be [n, 5] integers, got {runs.dtype}")
     runs = runs.astype(np.uint64, copy=False)
-    counts = runs[:, 4].astype(np.int64)
-    if (counts < 0).any() or counts.sum() >= 1 << 32:
+    counts = runs[:, 4]
+    # Each is looked at before their sum, which may overflow.
+    if (counts >= 1 << 32).any() or int(counts.sum()) >= 1 << 32:
         raise nixlInvalidParamError("xfer_list must expand to less than 2**32 descriptors")
+    counts = counts.astype(np.int64)
     rows = np.repeat(runs[:, :3], counts, axis=0)
     starts = np.repeat(np.cumsum(counts) - counts, counts)
     steps = (np.arange(len(rows)) - starts).astype(np.uint64)
