@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 
+from mooncake_kernels.errors import TransferError
 from mooncake_serving.compat.nixl import _bindings as nixl_bind
 from mooncake_serving.compat.nixl import notifications
 
@@ -129,6 +130,39 @@ def test_of_others_and_incomplete(caplog):
     assert inbox.take() == {}
     assert len(inbox._incomplete) <= 64
     assert "never became complete" in caplog.text
+
+
+@pytest.mark.parametrize("lost", [0, 1])
+def test_a_lost_piece_fails_the_transfer(pair, monkeypatch, lost):
+    """The transfer is not done without its notification, of which one piece was refused."""
+    agent = pair.near.agent
+    local, remote = sides(pair.near, pair.far)
+    handle = agent.make_prepped_xfer("WRITE", local, [0], remote, [0], bytes(150_000))
+    notify, num_sent = handle.job._notify, 0
+
+    class Refused:
+        done, ended_s = True, None
+
+        def wait(self, timeout_s=None):
+            raise TransferError("far", "its queue of notifications is full")
+
+        def cancel(self):
+            return False
+
+    def dropping(*arguments, **options):
+        nonlocal num_sent
+        num_sent += 1
+        ticket = notify(*arguments, **options)
+        return Refused() if num_sent == lost + 1 else ticket
+
+    handle.job._notify = dropping
+    with pytest.raises(nixl_bind.nixlBackendError, match="queue of notifications is full"):
+        agent.transfer(handle)
+        settle(agent, handle)
+    assert agent.check_xfer_state(handle) == "ERR"
+    assert num_sent == 2
+    agent.transfer(handle)
+    assert settle(agent, handle) == "DONE"
 
 
 def test_to_one_who_dies(caplog, monkeypatch):

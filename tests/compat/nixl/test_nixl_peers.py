@@ -1,6 +1,7 @@
 """Peers that are opened late, unreachable, killed, restarted, removed; memory that is gone."""
 
 import socket
+import threading
 import time
 
 import pytest
@@ -210,3 +211,42 @@ def test_a_closed_agent(apart):
         | nixl_bind.nixlInvalidParamError
         | nixl_bind.nixlNotFoundError,
     )
+
+
+def test_an_unforeseen_error_is_of_one_transfer_alone(apart):
+    """Those that wait after it are carried out, and the agent stays usable."""
+    near, far = apart
+    local, remote = sides(near, far)
+    handles = [near.agent.make_prepped_xfer("WRITE", local, [i], remote, [i]) for i in range(4)]
+
+    def fails(*arguments, **options):
+        raise MemoryError("none left")
+
+    def starts(peer):
+        raise KeyError("unforeseen")
+
+    handles[0].job.start = starts  # in the thread that opens the peer
+    handles[1].job._move = fails
+    for handle, match in zip(handles[:2], ["unforeseen", "none left"], strict=True):
+        with pytest.raises(nixl_bind.nixlBackendError, match=match):
+            near.agent.transfer(handle)
+            settle(near.agent, handle)
+    for handle in handles[2:]:
+        near.agent.transfer(handle)
+        assert settle(near.agent, handle) == "DONE"
+
+
+def test_no_thread_is_left_to_open_a_peer(apart, monkeypatch):
+    near, far = apart
+    local, remote = sides(near, far)
+    handle = near.agent.make_prepped_xfer("WRITE", local, [0], remote, [0])
+
+    def start(thread):
+        raise RuntimeError("can't start new thread")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(threading.Thread, "start", start)
+        with pytest.raises(nixl_bind.nixlBackendError, match="can't start new thread"):
+            near.agent.transfer(handle)
+    near.agent.transfer(handle)
+    assert settle(near.agent, handle) == "DONE"

@@ -1,6 +1,8 @@
 """Transfers between agents, over each transport, compared bitwise."""
 
 import gc
+import sys
+import threading
 import time
 
 import numpy as np
@@ -11,7 +13,7 @@ from mooncake_serving.compat.nixl import _bindings as nixl_bind
 from mooncake_serving.compat.nixl import nixl_agent, nixl_agent_config
 from mooncake_serving.compat.nixl.core import transports_of
 
-from ..support import SIZE, UNTOUCHED, addressed, in_threads, untouched
+from ..support import SIZE, UNTOUCHED, WAIT_S, addressed, in_threads, untouched
 from .support import BLOCK, NUM_BLOCKS, near_agent, settle, sides
 
 
@@ -216,6 +218,69 @@ def test_states_before_and_after(near):
     for call in (agent.transfer, agent.check_xfer_state, agent.query_xfer_backend):
         with pytest.raises(nixl_bind.nixlInvalidParamError, match="not released"):
             call(handle)
+
+
+def itself(near):
+    """A write of this agent to itself."""
+    source, target = (near.agent.get_xfer_descs(near.blocks()[[i]], "DRAM") for i in (0, 9))
+    return near.agent.initialize_xfer("WRITE", source, target, "near")
+
+
+def test_one_of_many_threads_posts_a_handle(near, monkeypatch):
+    handle, posted, refused = itself(near), [], []
+    monkeypatch.setattr(handle.job.remote, "post", posted.append)
+
+    def post(_):
+        try:
+            near.agent.transfer(handle)
+        except nixl_bind.nixlRepostActiveError as error:
+            refused.append(error)
+
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    try:
+        in_threads(8, post)
+    finally:
+        sys.setswitchinterval(interval)
+    assert (len(posted), len(refused)) == (1, 7)
+
+
+def test_a_handle_that_the_opening_thread_collects(near):
+    """It is in a cycle, and found while that thread holds the lock of its transfer."""
+    agent = near.agent
+    handle = itself(near)
+    job, move = handle.job, handle.job._move
+    is_dropped = threading.Event()
+
+    def collecting(*arguments, **options):
+        assert is_dropped.wait(WAIT_S)
+        gc.collect()
+        return move(*arguments, **options)
+
+    job._move = collecting
+    cycle = [handle]
+    cycle.append(cycle)
+    agent.transfer(handle)
+    handle = cycle = None
+    is_dropped.set()
+    after = itself(near)
+    agent.transfer(after)
+    assert settle(agent, after) == "DONE"
+    until = time.monotonic() + WAIT_S
+    while job._state == "PROC":
+        assert time.monotonic() < until
+        time.sleep(0.0005)
+    assert job.state() == "ERR"
+
+
+@pytest.mark.parametrize(
+    "counts", [[1 << 32], [1 << 31, 1 << 31], [-1], [(1 << 63) - 1, (1 << 63) - 1, 10]]
+)
+def test_too_many_strided_runs(near, counts):
+    runs = np.zeros((len(counts), 5), np.int64)
+    runs[:, 4] = counts
+    with pytest.raises(nixl_bind.nixlInvalidParamError, match="less than 2.*32 descriptors"):
+        near.agent.prep_xfer_dlist("", runs, "DRAM")
 
 
 def test_released_lists(near):

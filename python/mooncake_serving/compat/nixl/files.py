@@ -19,6 +19,7 @@ from mooncake_kernels import config
 from mooncake_kernels.errors import FailureKind, TransferError
 from mooncake_kernels.transfer import Ticket, TransferEngine
 
+from . import dropped
 from .descriptors import nixl_mem_t, nixlRegDList
 from .errors import (
     as_nixl,
@@ -94,7 +95,9 @@ class Files:
         self._files: dict[int, File] = {}
         self._uses: Counter[int] = Counter()
         self._is_closed = False
-        self._pool = concurrent.futures.ThreadPoolExecutor(_MAX_WORKERS, "nixl-files")
+        self._pool = concurrent.futures.ThreadPoolExecutor(
+            _MAX_WORKERS, "nixl-files", dropped.JOBS.enter
+        )
 
     def register(self, descs: nixlRegDList) -> None:
         """Register all of them, or none.

@@ -16,6 +16,7 @@ from mooncake_kernels.errors import (
 )
 from mooncake_kernels.transfer import Peer, TransferEngine
 
+from . import dropped
 from .descriptors import nixl_mem_t
 from .errors import nixlInvalidParamError, nixlNotAllowedError, nixlNotFoundError
 from .logging import get_logger
@@ -89,15 +90,20 @@ class Remote:
     def post(self, request: Request) -> None:
         """Start a request, now or when the peer is open."""
         peer = self._peer  # set once nothing waits for it any more
+        error: Exception | None = None
         if peer is None:
             with self._lock:
                 peer = self._peer
                 if peer is None and not self._is_closed:
-                    self._waiting.append(request)
-                    self._open_in_background()
-                    return
+                    try:
+                        self._open_in_background()
+                    except RuntimeError as failure:  # there is no thread left
+                        error = failure
+                    else:
+                        self._waiting.append(request)
+                        return
         if peer is None:
-            request.fail(self._closed_error())
+            request.fail(error or self._closed_error())
         else:
             request.start(peer)
 
@@ -123,11 +129,12 @@ class Remote:
 
     def _open_in_background(self) -> None:
         if not self._is_opening:
-            self._is_opening = True
             name = f"nixl-open-{self.name[:40]}"
             threading.Thread(target=self._open, name=name, daemon=True).start()
+            self._is_opening = True  # the thread looks at it under the lock
 
     def _open(self) -> None:
+        dropped.JOBS.enter()
         try:
             peer = self._opened()
         except Exception as error:  # noqa: BLE001 - for those that wait, whatever it is
@@ -145,7 +152,11 @@ class Remote:
                     self._peer = None if is_closed else peer
                     break
                 request = self._waiting.popleft()
-            request.start(peer)
+            try:
+                request.start(peer)
+            except Exception as error:  # noqa: BLE001 - of that request alone, whatever it is
+                _log.exception("a request to agent %s failed", self.name)
+                request.fail(error)
         if is_closed:
             peer.close()
 
@@ -279,7 +290,7 @@ class Notice:
         """Submit it."""
         try:
             self._send(peer)
-        except (TransferError, InvalidArgument) as error:
+        except Exception as error:  # noqa: BLE001 - it is logged, whatever it is
             self._lost(error)
 
     def fail(self, error: Exception) -> None:

@@ -10,9 +10,10 @@ from typing import Any, Protocol
 import numpy as np
 
 from mooncake_kernels import config
-from mooncake_kernels.errors import CudaError, InvalidArgument, TransferError
+from mooncake_kernels.errors import TransferError
 from mooncake_kernels.transfer import Peer, Ticket, TransferEngine
 
+from . import dropped
 from .descriptors import nixl_mem_t
 from .errors import (
     LOST,
@@ -150,6 +151,7 @@ class MemoryTransfer:
         self._is_near = False  # whether the peer is on this machine
         self._lock = threading.Lock()  # between a thread that starts it, and one that ends it
         self._pieces: list[bytes] = []
+        self._notices: list[Ticket] = []  # of all pieces but the last, which goes with the data
         self._state = ""  # not posted
         self._ticket: Ticket | None = None  # None: it waits for the peer to be opened
         self._error: Exception | None = None
@@ -161,10 +163,14 @@ class MemoryTransfer:
         Raises:
             nixlRepostActiveError: it is still running.
         """
-        if self._state == "PROC" and self.state() == "PROC":
-            raise nixlRepostActiveError("transfer: handle must not be active, it is still running")
-        self._begin_s = time.monotonic()
-        self._pieces, self._ticket, self._error, self._state = pieces, None, None, "PROC"
+        with self._lock:
+            if self._state == "PROC" and self.state() == "PROC":
+                raise nixlRepostActiveError(
+                    "transfer: handle must not be active, it is still running"
+                )
+            self._begin_s = time.monotonic()
+            self._pieces, self._notices, self._ticket, self._error = pieces, [], None, None
+            self._state = "PROC"
         self.remote.post(self)
         if self._may_copy and self._is_near and (ticket := self._ticket) is not None:
             with contextlib.suppress(TimeoutError, TransferError):  # state() raises a failure
@@ -181,13 +187,15 @@ class MemoryTransfer:
                 notify = None
                 if self._pieces:
                     for piece in self._pieces[:-1]:
-                        self._notify(peer, [], notify=piece, deadline_s=self._deadline_s)
+                        self._notices.append(
+                            self._notify(peer, [], notify=piece, deadline_s=self._deadline_s)
+                        )
                     notify = self._pieces[-1]
                 self._ticket = self._move(
                     peer, *self._columns, deadline_s=self._deadline_s, notify=notify
                 )
                 self._end_s = time.monotonic()  # of one that is over when the call returns
-            except (TransferError, InvalidArgument, CudaError, OSError) as error:
+            except Exception as error:  # noqa: BLE001 - state() raises it, whatever it is
                 self._error = error
 
     def fail(self, error: Exception) -> None:
@@ -209,8 +217,11 @@ class MemoryTransfer:
         if self._error is None:
             if ticket is None or not ticket.done:
                 return "PROC"
+            if not all(notice.done for notice in self._notices):
+                return "PROC"
             try:
-                ticket.wait()
+                for one in (*self._notices, ticket):
+                    one.wait()
             except TransferError as failure:
                 self._error = failure
         if ticket is not None and ticket.ended_s is not None:
@@ -231,8 +242,11 @@ class MemoryTransfer:
             was_active = self._state == "PROC"
             if was_active:
                 self._state = "ERR"
-        if was_active and self._ticket is not None:
-            self._ticket.cancel()
+        if was_active:
+            for notice in self._notices:
+                notice.cancel()
+            if self._ticket is not None:
+                self._ticket.cancel()
 
     def telemetry(self) -> nixlXferTelemetry:
         """How it went."""
@@ -288,7 +302,9 @@ class nixl_xfer_handle:  # noqa: N801
             job.cancel()
 
     def __del__(self) -> None:
-        self.release()
+        job, self.job = self.job, None
+        if job is not None:
+            dropped.JOBS.cancel(job)
 
 
 def job_of(op: str, handle: nixl_xfer_handle) -> Job:
