@@ -6,6 +6,7 @@ import pytest
 from mooncake_kernels.errors import TransferError
 from mooncake_serving.compat.nixl import _bindings as nixl_bind
 from mooncake_serving.compat.nixl import notifications
+from mooncake_serving.compat.nixl.logging import shown
 
 from ..support import SIZE, addressed
 from .support import BLOCK, far_agent, gathered, near_agent, settle, sides
@@ -103,11 +104,11 @@ def test_wrong_messages(pair):
 class Engine:
     """Stands for the engine of an inbox."""
 
-    def __init__(self, *received):
-        self.received = received
+    def __init__(self, *received, name="10.0.0.1:1"):
+        self.received, self.name = received, name
 
     def receive_notifications(self):
-        return [("10.0.0.1:1", data) for data in self.received]
+        return [(self.name, data) for data in self.received]
 
 
 def test_pieces_in_any_order():
@@ -128,8 +129,47 @@ def test_of_others_and_incomplete(caplog):
     halves = [sender.pieces("send_notif", bytes(100_000))[0] for _ in range(100)]
     inbox = notifications.Inbox(Engine(*halves))
     assert inbox.take() == {}
-    assert len(inbox._incomplete) <= 64
+    assert len(inbox._incomplete["10.0.0.1:1"]) <= 64
     assert "never became complete" in caplog.text
+
+
+def test_incomplete_ones_push_out_none_of_another_engine():
+    message = addressed(200_000).tobytes()
+    engine = Engine(notifications.Sender("me").pieces("send_notif", message)[0])
+    inbox = notifications.Inbox(engine)
+    assert inbox.take() == {}
+    stranger = notifications.Sender("stranger")
+    engine.name = "10.0.0.2:1"
+    engine.received = [stranger.pieces("send_notif", bytes(100_000))[0] for _ in range(100)]
+    assert inbox.take() == {}
+    engine.name = "10.0.0.1:1"
+    engine.received = notifications.Sender("me").pieces("send_notif", message)[1:]
+    assert inbox.take() == {"me": [message]}
+    assert [*inbox._incomplete] == ["10.0.0.2:1"]
+
+
+def test_incomplete_ones_are_bounded_in_bytes_and_engines(monkeypatch):
+    monkeypatch.setattr(notifications, "_MAX_INCOMPLETE_BYTES", 1 << 20)
+    monkeypatch.setattr(notifications, "_MAX_ENGINES", 4)
+    engine = Engine()
+    inbox = notifications.Inbox(engine)
+    for number in range(10):
+        engine.name = f"10.0.0.{number}:1"
+        sender = notifications.Sender("me")
+        engine.received = [sender.pieces("send_notif", bytes(150_000))[0] for _ in range(40)]
+        assert inbox.take() == {}
+    assert [*inbox._incomplete] == [f"10.0.0.{number}:1" for number in range(6, 10)]
+    assert {len(one) for one in inbox._incomplete.values()} == {16}
+
+
+def test_what_strangers_send_is_logged_printable_and_short():
+    assert shown("far\n\x1b[31mERROR \u202e") == r"far\n\x1b[31mERROR \u202e"
+    assert len(shown("x" * 10_000)) == 400
+
+
+def test_a_text_that_cannot_be_encoded(near):
+    with pytest.raises(nixl_bind.nixlInvalidParamError, match="a text that can be encoded"):
+        near.agent.send_notif("near", "\ud800")
 
 
 @pytest.mark.parametrize("lost", [0, 1])

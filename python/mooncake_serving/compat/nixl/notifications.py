@@ -14,14 +14,18 @@ from typing import Any
 from mooncake_kernels.transfer import TransferEngine
 
 from .errors import nixlInvalidParamError
-from .logging import get_logger
+from .logging import get_logger, shown
 
 _HEADER = struct.Struct("<8sQIIH")  # magic, message, piece, pieces, bytes of the sender's name
 _MAGIC = b"MKNIXLN1"
 _MAX_PIECE = 65536  # of the engine
 _MAX_MESSAGE = 16 << 20
 _MAX_PIECES = 512  # what the largest message needs, however long the sender's name is
-_MAX_INCOMPLETE = 64  # messages; a sender that dies in the middle of one leaves it
+# Incomplete messages of an engine, so that none can push out those of another. A sender that dies
+# in the middle of a message leaves it.
+_MAX_INCOMPLETE = 64
+_MAX_INCOMPLETE_BYTES = 128 << 20
+_MAX_ENGINES = 1024  # that have incomplete messages
 _log = get_logger(__name__)
 
 
@@ -39,7 +43,12 @@ class Sender:
         Raises:
             nixlInvalidParamError: it is no bytes or text, or is larger than 16 MiB.
         """
-        data = message.encode() if isinstance(message, str) else message
+        try:
+            data = message.encode() if isinstance(message, str) else message
+        except UnicodeEncodeError:
+            raise nixlInvalidParamError(
+                f"{op}: notif_msg must be a text that can be encoded, got {message!r:.80}"
+            ) from None
         if not isinstance(data, bytes | bytearray | memoryview) or len(data) > _MAX_MESSAGE:
             raise nixlInvalidParamError(
                 f"{op}: notif_msg must be at most {_MAX_MESSAGE} bytes, got "
@@ -55,13 +64,45 @@ class Sender:
         ]
 
 
+class _Incomplete:
+    """The messages of an engine that are not complete, the oldest first."""
+
+    def __init__(self) -> None:
+        self._messages: OrderedDict[tuple[int, int], dict[int, bytes]] = OrderedDict()
+        self._num_bytes = 0
+
+    def __len__(self) -> int:
+        return len(self._messages)
+
+    def add(self, number: int, count: int, index: int, part: bytes) -> bytes | None:
+        """Add one of ``count`` pieces of a message. Returns the message if it is complete."""
+        key = (number, count)
+        pieces = self._messages.setdefault(key, {})
+        self._num_bytes += len(part) - len(pieces.get(index, b""))
+        pieces[index] = part
+        if len(pieces) < count:
+            return None
+        self._remove(key)
+        return b"".join(pieces[one] for one in range(count))
+
+    def trim(self) -> int:
+        """Drop the oldest ones if they are too many or too large. Returns how many."""
+        before = len(self._messages)
+        while len(self._messages) > _MAX_INCOMPLETE or self._num_bytes > _MAX_INCOMPLETE_BYTES:
+            self._remove(next(iter(self._messages)))
+        return before - len(self._messages)
+
+    def _remove(self, key: tuple[int, int]) -> None:
+        self._num_bytes -= sum(map(len, self._messages.pop(key).values()))
+
+
 class Inbox:
     """The messages that an engine has received, by the name of their agent. Thread-safe."""
 
     def __init__(self, engine: TransferEngine):
         self._engine = engine
         self._lock = threading.Lock()
-        self._incomplete: OrderedDict[tuple[str, int], dict[int, bytes]] = OrderedDict()
+        self._incomplete: OrderedDict[str, _Incomplete] = OrderedDict()
 
     def take(self) -> dict[str, list[bytes]]:
         """The messages that are complete and were not taken before, in order of arrival.
@@ -86,13 +127,18 @@ class Inbox:
         name = data[_HEADER.size : begin].decode(errors="backslashreplace")
         if count == 1:
             return name, data[begin:]
-        key = (engine_name, number)
-        pieces = self._incomplete.setdefault(key, {})
-        pieces[index] = data[begin:]
-        if len(pieces) < count:
-            if len(self._incomplete) > _MAX_INCOMPLETE:
-                (lost, _), _ = self._incomplete.popitem(last=False)
-                _log.warning("a notification of %s never became complete, and is dropped", lost)
-            return name, None
-        del self._incomplete[key]
-        return name, b"".join(pieces[one] for one in sorted(pieces))
+        incomplete = self._incomplete.setdefault(engine_name, _Incomplete())
+        message = incomplete.add(number, count, index, data[begin:])
+        num_lost = incomplete.trim()
+        if not incomplete:
+            del self._incomplete[engine_name]
+        if len(self._incomplete) > _MAX_ENGINES:
+            engine_name, oldest = self._incomplete.popitem(last=False)
+            num_lost += len(oldest)
+        if num_lost:
+            _log.warning(
+                "%d notifications of %s never became complete, and are dropped",
+                num_lost,
+                shown(engine_name),
+            )
+        return name, message
