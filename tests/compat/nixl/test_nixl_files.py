@@ -1,6 +1,7 @@
 """Files: by descriptor and by path, many at once, errors."""
 
 import errno
+import gc
 import os
 import threading
 
@@ -10,7 +11,7 @@ import pytest
 from mooncake_serving.compat.nixl import _bindings as nixl_bind
 from mooncake_serving.compat.nixl import files, nixl_agent_config
 
-from ..support import SIZE, UNTOUCHED, WAIT_S, addressed
+from ..support import SIZE, UNTOUCHED, WAIT_S, addressed, in_threads
 from .support import BLOCK, near_agent, rows_at, settle
 
 
@@ -267,6 +268,26 @@ def test_release_while_others_keep_the_threads(near, tmp_path, monkeypatch):
     assert held.num_begun < 20
 
 
+def test_a_handle_that_a_working_thread_collects(near, tmp_path, monkeypatch):
+    """It is in a cycle, and found by the thread that its cancellation waits for."""
+    is_dropped = threading.Event()
+
+    def collecting(file, num_bytes):
+        assert is_dropped.wait(WAIT_S)
+        gc.collect()
+
+    monkeypatch.setattr(files.File, "grow", collecting)
+    handle = many(near, tmp_path, 1)
+    job = handle.job
+    cycle = [handle]
+    cycle.append(cycle)
+    near.agent.transfer(handle)
+    handle = cycle = None
+    is_dropped.set()
+    bounded(job.cancel)
+    assert job.state() == "ERR"
+
+
 def test_a_number_that_is_another_file_by_now(near, tmp_path):
     """Registered again, the number is of the new file; what was prepared before is refused."""
     agent = near.agent
@@ -313,6 +334,25 @@ def test_growing_never_makes_a_file_shorter(near, tmp_path, monkeypatch, is_with
     os.close(fd)
 
 
+def test_two_agents_make_one_file_longer(tmp_path):
+    """Each writes every second block, and finds what the other has appended meanwhile."""
+    source = addressed(SIZE)
+    with (
+        near_agent("a", source.copy(), backends=["UCX", "POSIX"]) as first,
+        near_agent("b", source.copy(), backends=["UCX", "POSIX"]) as second,
+    ):
+        for near in (first, second):
+            near.agent.register_memory([(0, 0, 1, f"rw,create:{tmp_path}/shared")], "FILE")
+
+        def write(index):
+            near = (first, second)[index]
+            for block in range(index, 60, 2):
+                move(near, "WRITE", near.blocks()[[block]], [(block * BLOCK, BLOCK, 1)])
+
+        in_threads(2, write)
+    np.testing.assert_array_equal(np.fromfile(tmp_path / "shared", np.uint8), source[: 60 * BLOCK])
+
+
 @pytest.mark.parametrize("operation", ["READ", "WRITE"])
 @pytest.mark.parametrize("is_path", [False, True])
 def test_what_a_file_was_opened_for(near, tmp_path, operation, is_path):
@@ -333,6 +373,14 @@ def test_what_a_file_was_opened_for(near, tmp_path, operation, is_path):
     assert {(tmp_path / name).read_bytes() for name in "xy"} == {bytes(2 * BLOCK)}
     move(near, {"READ": "WRITE", "WRITE": "READ"}[operation], rows[:1], [(0, BLOCK, device)])
     os.close(fd)
+
+
+def test_paths_that_are_no_text(near, tmp_path):
+    name = os.fsdecode(b"\xff-pool")
+    near.agent.register_memory([(0, BLOCK, 5, f"rw,create:{tmp_path}/{name}")], "FILE")
+    assert (tmp_path / name).exists()
+    with pytest.raises(nixl_bind.nixlInvalidParamError, match="a text that can be encoded"):
+        near.agent.get_reg_descs([(0, BLOCK, 6, "rw:/\ud800")], "FILE")
 
 
 def test_only_files():

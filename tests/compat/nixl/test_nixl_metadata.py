@@ -132,6 +132,14 @@ def test_whole_but_wrong():
         metadata.decode_metadata(metadata.encode_metadata(metadata.AgentMetadata("")))
 
 
+@pytest.mark.parametrize("field", ["name", "address", "machine"])
+def test_fields_are_bounded(field):
+    fields = {"name": "x", field: "y" * 1025}
+    broken = metadata.encode_metadata(metadata.AgentMetadata(**fields))
+    with pytest.raises(nixl_bind.nixlMismatchError, match=f"an? {field} of . to .* got 1025 bytes"):
+        metadata.decode_metadata(broken)
+
+
 def test_an_address_is_never_a_file(near, far):
     body = metadata.decode_metadata(far.metadata)
     body.address = "file:/etc/passwd"

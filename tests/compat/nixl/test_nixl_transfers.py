@@ -283,6 +283,18 @@ def test_too_many_strided_runs(near, counts):
         near.agent.prep_xfer_dlist("", runs, "DRAM")
 
 
+def test_descriptors_without_bytes(near):
+    rows = near.agent.get_xfer_descs([(near.address, 1, 0), (near.address, 0, 0)], "DRAM")
+    with pytest.raises(nixl_bind.nixlInvalidParamError, match="descriptor 1 must have bytes"):
+        near.agent.initialize_xfer("WRITE", rows, rows, "near")
+
+
+@pytest.mark.parametrize("name", ["", "x" * 1025, "\ud800", 5])
+def test_names_of_agents(name):
+    with pytest.raises(nixl_bind.nixlInvalidParamError, match="agent_name must be a text of 1 to"):
+        nixl_agent(name)
+
+
 def test_released_lists(near):
     agent = near.agent
     local, remote = sides_of_itself(near)
@@ -395,6 +407,12 @@ def test_a_stopped_peer_and_release(monkeypatch):
         ("sm, cuda_copy,cuda_ipc", ["local", "file", "cuda_ipc", "shm"]),
         ("rc_x,tcp", ["local", "file", "rdma", "tcp"]),
         ("^ib", ["local", "file", "cuda_ipc", "shm", "tcp"]),
+        ("", None),
+        ("self", ["local", "file"]),
+        ("self,tcp", ["local", "file", "tcp"]),
+        ("dc_mlx5", ["local", "file", "rdma"]),
+        ("ud_mlx5,sm", ["local", "file", "rdma", "shm"]),
+        ("^self", None),
     ],
 )
 def test_transports_of_ucx_tls(text, allowed):

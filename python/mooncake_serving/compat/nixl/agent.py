@@ -29,7 +29,7 @@ from .errors import (
     nixlNotFoundError,
     nixlNotSupportedError,
 )
-from .logging import get_logger
+from .logging import get_logger, shown
 from .remotes import Notice, Remote
 from .transfers import (
     Job,
@@ -227,6 +227,9 @@ class nixl_agent:  # noqa: N801
 
     def deregister_memory(self, dereg_list: nixlRegDList, backends: list[str] | tuple = ()) -> None:
         """Undo a registration. Transfers that use the memory fail; those of files go on.
+
+        Memory that was registered together with memory next to it, in one call, stays accessible
+        to those who know its address until all of that is deregistered.
 
         Raises:
             nixlNotFoundError: some of it is not registered.
@@ -603,7 +606,7 @@ class nixl_agent:  # noqa: N801
                     self._not_sent(remote, error)
 
     def _not_sent(self, remote: Remote, error: Exception) -> None:
-        _log.error("a notification to agent %s failed: %s", remote.name, error)
+        _log.error("a notification to agent %s failed: %s", shown(remote.name), shown(error))
         if isinstance(error, TransferError) and error.kind in LOST:
             self.agent.remotes.lose(remote, error)
 
@@ -618,20 +621,7 @@ class nixl_agent:  # noqa: N801
             )
         if near.devices is not None:
             raise nixlInvalidParamError(f"{op}: the local side must be memory, got files")
-        count, others = len(near.addresses), len(far.addresses)
-        if count != others or not count:
-            raise nixlInvalidParamError(
-                f"{op}: both sides must have as many descriptors, and at least one, got "
-                f"{count} local and {others} remote"
-            )
-        differ = near.sizes != far.sizes
-        if differ if isinstance(differ, bool) else differ.any():
-            bad = int(np.argmax(np.broadcast_to(differ, count)))
-            sizes = [int(np.broadcast_to(side.sizes, count)[bad]) for side in (near, far)]
-            raise nixlInvalidParamError(
-                f"{op}: descriptor {bad} must be as long on both sides, got {sizes[0]} bytes local "
-                f"and {sizes[1]} bytes remote"
-            )
+        near.check_matches(op, far)
         job: Job
         if far.devices is not None:
             job = self.agent.files.transfer(operation, near, far)

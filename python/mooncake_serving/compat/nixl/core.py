@@ -26,10 +26,16 @@ PLUGINS: dict[str, tuple[str, ...]] = {  # backends, and the kinds of memory the
 _UCX: dict[str, tuple[str, ...]] = {
     "all": ("shm", "cuda_ipc", "rdma", "tcp"),
     "tcp": ("tcp",),
+    "self": (),  # within the process, which is always allowed
     **dict.fromkeys(("cuda", "cuda_ipc"), ("cuda_ipc",)),
     **dict.fromkeys(("sm", "shm", "mm", "posix", "sysv", "cma", "knem", "xpmem"), ("shm",)),
     **dict.fromkeys(
-        ["ib", "rc", "rc_v", "rc_x", "rc_mlx5", "rc_verbs", "ud", "ud_v", "ud_x", "dc", "dc_x"],
+        [
+            "ib",
+            *("rc", "rc_v", "rc_x", "rc_mlx5", "rc_verbs"),
+            *("ud", "ud_v", "ud_x", "ud_mlx5", "ud_verbs"),
+            *("dc", "dc_x", "dc_mlx5"),
+        ],
         ("rdma",),
     ),
 }
@@ -72,7 +78,7 @@ class nixlAgent:  # noqa: N801
     """
 
     def __init__(self, name: str, config: nixlAgentConfig):
-        if not isinstance(name, str) or not 1 <= len(name.encode()) <= 1024:
+        if not isinstance(name, str) or not 1 <= _num_bytes(name) <= 1024:
             raise nixlInvalidParamError(
                 f"nixl_agent: agent_name must be a text of 1 to 1024 bytes, got {name!r:.80}"
             )
@@ -101,23 +107,31 @@ class nixlAgent:  # noqa: N801
 def transports_of(environ: Mapping[str, str] = os.environ) -> list[str] | None:
     """The transports that ``UCX_TLS`` allows, with those of this process and of files.
 
-    None: all. A name that is not known allows nothing; ``^`` in front excludes.
+    None: all, as if it is empty. A name that is not known allows nothing; ``^`` in front excludes.
 
     Raises:
         nixlInvalidParamError: it allows none of ours.
     """
-    text = environ.get("UCX_TLS", "all").strip()
+    text = environ.get("UCX_TLS", "").strip() or "all"
     names = {name.strip() for name in text.removeprefix("^").split(",")}
     listed = {transport for name in names for transport in _UCX.get(name, ())}
     if text.startswith("^"):
         listed = {*_UCX["all"]} - listed
     if listed == {*_UCX["all"]}:
         return None
-    if not listed:
+    if not listed and (text.startswith("^") or "self" not in names):
         raise nixlInvalidParamError(
             f"nixl_agent: UCX_TLS must allow one of {', '.join(_UCX)}, got {text!r:.80}"
         )
     return ["local", "file", *sorted(listed)]
+
+
+def _num_bytes(text: str) -> int:
+    """In UTF-8; 0 if it cannot be encoded."""
+    try:
+        return len(text.encode())
+    except UnicodeEncodeError:
+        return 0
 
 
 def _is_on(variable: str) -> bool:

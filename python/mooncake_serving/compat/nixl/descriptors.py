@@ -6,6 +6,7 @@ file, the offset, and the device is its descriptor, or any number that its regis
 
 import enum
 import operator
+import os
 from collections.abc import Sequence
 from typing import Any
 
@@ -295,7 +296,12 @@ def _of_tensors(op: str, tensors: Sequence[torch.Tensor]) -> tuple[nixl_mem_t, n
 def _as_text(text: Any) -> bytes:
     if not isinstance(text, str | bytes):
         raise nixlInvalidParamError(f"descs must end in a text, got {text!r:.80}")
-    return text.encode() if isinstance(text, str) else text
+    try:
+        return os.fsencode(text)  # a path may have bytes that are no text
+    except UnicodeEncodeError:
+        raise nixlInvalidParamError(
+            f"descs must end in a text that can be encoded, got {text!r:.80}"
+        ) from None
 
 
 def _is_integer(value: Any) -> bool:

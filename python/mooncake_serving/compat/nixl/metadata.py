@@ -21,6 +21,11 @@ _HEADER = struct.Struct("<8sHHI")  # the magic, the version, what it is, a CRC-3
 _ROW_BYTES = 24
 
 
+_MAX_NAME_BYTES = 1024
+_MAX_ADDRESS_BYTES = 1024
+_MAX_MACHINE_BYTES = 128
+
+
 class AgentMetadata(msgspec.Struct):
     """An agent: where it listens, and which memory it has registered."""
 
@@ -53,11 +58,21 @@ def decode_metadata(data: Any) -> AgentMetadata:
         nixlMismatchError: these bytes are not that.
     """
     metadata = _decode("add_remote_agent: metadata", data, AgentMetadata)
-    if not metadata.name or any(
+    for field, text, fewest, most in (
+        ("a name", metadata.name, 1, _MAX_NAME_BYTES),
+        ("an address", metadata.address, 0, _MAX_ADDRESS_BYTES),
+        ("a machine", metadata.machine, 0, _MAX_MACHINE_BYTES),
+    ):
+        if not fewest <= len(text.encode()) <= most:
+            raise nixlMismatchError(
+                f"add_remote_agent: metadata must have {field} of {fewest} to {most} bytes, got "
+                f"{len(text.encode())} bytes"
+            )
+    if any(
         kind not in nixl_mem_t.__members__ or len(rows) % _ROW_BYTES
         for kind, rows in metadata.ranges.items()
     ):
-        raise nixlMismatchError("add_remote_agent: metadata must have a name and whole rows")
+        raise nixlMismatchError("add_remote_agent: metadata must have whole rows of memory")
     return metadata
 
 

@@ -19,7 +19,7 @@ from mooncake_kernels.transfer import Peer, TransferEngine
 from . import dropped
 from .descriptors import nixl_mem_t
 from .errors import nixlInvalidParamError, nixlNotAllowedError, nixlNotFoundError
-from .logging import get_logger
+from .logging import get_logger, shown
 from .memory import Memory, Ranges
 from .metadata import AgentMetadata, as_array, as_bytes, this_machine
 
@@ -155,7 +155,7 @@ class Remote:
             try:
                 request.start(peer)
             except Exception as error:  # noqa: BLE001 - of that request alone, whatever it is
-                _log.exception("a request to agent %s failed", self.name)
+                _log.exception("a request to agent %s failed", shown(self.name))
                 request.fail(error)
         if is_closed:
             peer.close()
@@ -225,7 +225,9 @@ class Remotes:
             if self._known.get(remote.name) is not remote:
                 return
             del self._known[remote.name]
-        _log.warning("agent %s is lost, and must be added again: %s", remote.name, error)
+        _log.warning(
+            "agent %s is lost, and must be added again: %s", shown(remote.name), shown(error)
+        )
         threading.Thread(target=remote.close, name="nixl-close", daemon=True).start()
 
     def get(self, op: str, name: str) -> Remote:

@@ -22,7 +22,7 @@ from .errors import (
     nixlNotPostedError,
     nixlRepostActiveError,
 )
-from .logging import get_logger
+from .logging import get_logger, shown
 from .remotes import Remote
 
 S_PER_BYTE = 1e-8  # that a transfer may take, in addition to the deadline: 100 MB/s
@@ -81,6 +81,30 @@ class Side:
         is_file = kind == nixl_mem_t.FILE_SEG
         devices = rows[:, 2].copy() if is_file else None
         return cls(kind, rows[:, 0].copy(), sizes, devices, remote)
+
+    def check_matches(self, op: str, far: "Side") -> None:
+        """Refuse a remote side that has not the same lengths, and lengths of 0.
+
+        Raises:
+            nixlInvalidParamError: the message names the descriptor.
+        """
+        count, others = len(self.addresses), len(far.addresses)
+        if count != others or not count:
+            raise nixlInvalidParamError(
+                f"{op}: both sides must have as many descriptors, and at least one, got "
+                f"{count} local and {others} remote"
+            )
+        differ = np.broadcast_to(np.not_equal(self.sizes, far.sizes), count)
+        if differ.any():
+            bad = int(np.argmax(differ))
+            sizes = [int(np.broadcast_to(side.sizes, count)[bad]) for side in (self, far)]
+            raise nixlInvalidParamError(
+                f"{op}: descriptor {bad} must be as long on both sides, got {sizes[0]} bytes local "
+                f"and {sizes[1]} bytes remote"
+            )
+        if not np.all(self.sizes):
+            bad = int(np.argmin(np.broadcast_to(self.sizes, count)))
+            raise nixlInvalidParamError(f"{op}: descriptor {bad} must have bytes, got 0 bytes")
 
     def take(self, op: str, argument: str, indices: Any) -> "Side":
         """Those of the indices.
@@ -233,7 +257,7 @@ class MemoryTransfer:
         self._state = "ERR"
         if isinstance(error, TransferError) and error.kind in LOST:
             self._lost(self.remote, error)
-        _log.error("a transfer with agent %s failed: %s", self.remote.name, error)
+        _log.error("a transfer with agent %s failed: %s", shown(self.remote.name), shown(error))
         raise as_nixl(error) from error
 
     def cancel(self) -> None:
