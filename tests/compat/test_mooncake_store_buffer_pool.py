@@ -9,7 +9,11 @@ import numpy as np
 import pytest
 
 from mooncake_serving.compat.mooncake import store as module
-from mooncake_serving.compat.mooncake.store import BufferPool, MooncakeDistributedStore
+from mooncake_serving.compat.mooncake.store import (
+    INVALID_PARAMS,
+    BufferPool,
+    MooncakeDistributedStore,
+)
 
 from .store_support import reasons, value_of
 from .support import WAIT_S
@@ -176,6 +180,31 @@ def test_a_store_that_is_closed_first(store):
     lease.buffer[:] = value_of(1, 8)  # the memory stays
     lease.release()
     pool.close()
+
+
+def test_a_dropped_pool_leaves_nothing_registered(store):
+    pool = BufferPool(store, **SMALL)
+    lease = pool.acquire(4096)
+    idle, lent = pool.acquire(4096), lease.ptr
+    address = idle.ptr
+    idle.release()
+    del idle, pool
+    gc.collect()
+    assert store.unregister_buffer(address) == INVALID_PARAMS
+    lease.buffer[:1] = b"x"  # what is lent stays until the lease ends
+    assert store.put_from("a", lent, 1) == 0
+    lease.release()
+    assert store.unregister_buffer(lent) == INVALID_PARAMS
+
+
+def test_a_pool_that_cannot_be_filled_leaves_nothing_registered(store, monkeypatch):
+    registered = []
+    real = store.register_buffer
+    monkeypatch.setattr(store, "register_buffer", lambda *a: registered.append(a[0]) or real(*a))
+    with pytest.raises(RuntimeError, match="exhausted") as raised:
+        BufferPool(store, 8192, prewarm_size=4096, prewarm_count=3, **SMALL)
+    assert raised.traceback and len(registered) == 2
+    assert [store.unregister_buffer(address) for address in registered] == [INVALID_PARAMS] * 2
 
 
 def test_threads_share_a_pool(store):

@@ -1,5 +1,6 @@
 """``BufferPool``: registered memory that is used again, lent by the piece."""
 
+import contextlib
 import threading
 import time
 import weakref
@@ -115,18 +116,25 @@ class BufferPool:
             raise RuntimeError(
                 f"alignment must be a power of two from {_MIN_ALIGNMENT} on, got {alignment}"
             )
-        self._max_regions = (
+        most_regions = (
             _MAX_BYTES if max_regions is None else _number("max_regions", max_regions, minimum=1)
         )
         self._blocks, self._default_timeout = bool(block_on_exhaustion), default_timeout
         if not callable(getattr(store, "register_buffer", None)) or store.health_check() == 1:
             raise RuntimeError("store must be a MooncakeDistributedStore that is set up")
-        self._store = store
-        self._changed = threading.Condition()  # reentrant: a lease may end while the lock is held
-        self._idle: list[np.ndarray] = []
-        self._num_bytes = self._num_regions = self._num_leases = 0
-        self._is_closed = False
-        self.prewarm(self._min_class if prewarm_size is None else prewarm_size, prewarm_count)
+        self._regions = _Regions(
+            store,
+            max_bytes=self._max_bytes,
+            max_regions=most_regions,
+            max_kept=self._max_class,
+        )
+        # A pool that is dropped must not leave memory registered that is then unmapped.
+        weakref.finalize(self, self._regions.close).atexit = False
+        try:
+            self.prewarm(self._min_class if prewarm_size is None else prewarm_size, prewarm_count)
+        except BaseException:
+            self._regions.close()
+            raise
 
     def acquire(
         self, size: int, block: bool | None = None, timeout: float | None = None
@@ -148,16 +156,10 @@ class BufferPool:
         timeout = self._default_timeout if timeout is None else timeout
         if timeout is not None and not timeout >= 0:
             raise RuntimeError(f"acquire: timeout must be non-negative, got {timeout!r}")
-        until_s = None if timeout is None else time.monotonic() + timeout
-        with self._changed:
-            while (region := self._take(needed)) is None:
-                left_s = None if until_s is None else until_s - time.monotonic()
-                if not (self._blocks if block is None else block) or (left_s or 1) <= 0:
-                    raise RuntimeError("acquire: the pool is exhausted: all of it is lent")
-                self._changed.wait(left_s)
-            self._num_leases += 1
+        may_wait = self._blocks if block is None else block
+        region = self._regions.lend(needed, 0.0 if not may_wait else timeout)
         memory = region[:num_bytes]
-        weakref.finalize(memory, self._give_back, region).atexit = False
+        weakref.finalize(memory, self._regions.give_back, region).atexit = False
         return BufferLease(memory)
 
     buffer = acquire
@@ -168,8 +170,9 @@ class BufferPool:
         Raises:
             RuntimeError: there is no room, or the pool is closed.
         """
-        for lease in [self.acquire(size, block=False) for _ in range(_number("count", count))]:
-            lease.release()
+        with contextlib.ExitStack() as leases:
+            for _ in range(_number("count", count)):
+                leases.enter_context(self.acquire(size, block=False))
 
     def close(self) -> None:
         """Give all memory back to the system. Idempotent.
@@ -177,18 +180,63 @@ class BufferPool:
         Raises:
             RuntimeError: some is lent.
         """
+        self._regions.close(refuse_leases=True)
+
+    def _class_of(self, num_bytes: int) -> int:
+        size = max(num_bytes, self._min_class, 1)
+        return size if size > self._max_class else min(1 << (size - 1).bit_length(), _MAX_BYTES)
+
+
+class _Regions:
+    """The registered memory of a pool. Leases refer to it, not to the pool, which may end first."""
+
+    def __init__(
+        self,
+        store: "MooncakeDistributedStore",
+        *,
+        max_bytes: int,
+        max_regions: int,
+        max_kept: int,
+    ):
+        self._store = store
+        self._max_bytes, self._max_regions, self._max_kept = max_bytes, max_regions, max_kept
+        self._changed = threading.Condition()  # reentrant: a lease may end while the lock is held
+        self._idle: list[np.ndarray] = []
+        self._num_bytes = self._num_regions = self._num_leases = 0
+        self._is_closed = False
+
+    def lend(self, needed: int, timeout_s: float | None) -> np.ndarray:
+        """Return memory of that many bytes, once there is room; None: wait as long as it takes."""
+        until_s = None if timeout_s is None else time.monotonic() + timeout_s
         with self._changed:
-            if self._num_leases:
+            while (region := self._take(needed)) is None:
+                left_s = None if until_s is None else until_s - time.monotonic()
+                if left_s is not None and left_s <= 0:
+                    raise RuntimeError("acquire: the pool is exhausted: all of it is lent")
+                self._changed.wait(left_s)
+            self._num_leases += 1
+        return region
+
+    def give_back(self, region: np.ndarray) -> None:
+        """End a lease."""
+        with self._changed:
+            self._num_leases -= 1
+            if region.nbytes > self._max_kept or self._is_closed:
+                self._drop(region)
+            else:
+                self._idle.append(region)
+            self._changed.notify_all()
+
+    def close(self, *, refuse_leases: bool = False) -> None:
+        """Give the memory back to the system; what is lent follows when its lease ends."""
+        with self._changed:
+            if refuse_leases and self._num_leases:
                 raise RuntimeError(
                     f"close: the pool must have no active leases, got {self._num_leases}"
                 )
             self._is_closed = True
             while self._idle:
                 self._drop(self._idle.pop())
-
-    def _class_of(self, num_bytes: int) -> int:
-        size = max(num_bytes, self._min_class, 1)
-        return size if size > self._max_class else min(1 << (size - 1).bit_length(), _MAX_BYTES)
 
     def _take(self, needed: int) -> np.ndarray | None:
         """Memory of that many bytes; None if there is no room."""
@@ -214,15 +262,6 @@ class BufferPool:
         self._num_bytes += num_bytes
         self._num_regions += 1
         return region
-
-    def _give_back(self, region: np.ndarray) -> None:
-        with self._changed:
-            self._num_leases -= 1
-            if region.nbytes > self._max_class or self._is_closed:
-                self._drop(region)
-            else:
-                self._idle.append(region)
-            self._changed.notify_all()
 
     def _drop(self, region: np.ndarray) -> None:
         if self._store.health_check() != 1:  # a store that is closed has forgotten it
