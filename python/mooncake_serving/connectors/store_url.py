@@ -7,7 +7,7 @@ import logging
 import os
 import re
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 from urllib.parse import parse_qsl, quote, unquote, urlencode
@@ -44,9 +44,9 @@ MIN_BUCKETS = 8  # of a small disk; each time it is full, one of them is freed
 PAGE = 4096
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class StoreUrl:
-    """A checked URL, see ``open_store``. Its text has no password.
+    """A checked URL, see ``open_store``. Its ``repr`` has no login.
 
     Attributes:
         scheme: "shm", "tiered" or "redis".
@@ -55,7 +55,7 @@ class StoreUrl:
         memory_bytes: of the pool, if it is to be made; None: not given.
         disk_bytes: of the file on the disk; 0: none.
         bucket_bytes: in which that file is written.
-        server: URL of the cluster's directory, without a password.
+        server: URL of the cluster's directory, with its login if the URL has one.
         cluster: its name.
         engine: where other hosts reach the pool, as ``host:port``; None: at a free port.
         password_file: whose first line is the directory's password; "": none.
@@ -73,6 +73,11 @@ class StoreUrl:
     engine: str | None = None
     password_file: str = ""
     password_env: str = ""
+
+    def __repr__(self) -> str:
+        values = {field.name: getattr(self, field.name) for field in fields(self)}
+        values["server"] = without_secrets(self.server)
+        return f"StoreUrl({', '.join(f'{name}={value!r}' for name, value in values.items())})"
 
     def password(self) -> str:
         """Read the password of the directory; "" if a file or a variable of it is not named.

@@ -132,6 +132,16 @@ def test_password_comes_from_a_file_or_the_environment(monkeypatch, tmp_path):
     assert parsed.password() == "secret"
 
 
+@pytest.mark.parametrize(
+    "url", ["redis://user:secret@host/3?size=1MiB", "redis://host/3?size=1MiB&password=secret"]
+)
+def test_text_of_a_url_has_no_login(url):
+    parsed = parse_store_url(url)
+    assert "secret" in parsed.server  # it is what connects
+    assert "secret" not in f"{parsed!r} {parsed}" and "user" not in repr(parsed)
+    assert "host/3'" in repr(parsed) and "memory_bytes=1048576" in repr(parsed)
+
+
 def test_password_reaches_the_server(server, monkeypatch):
     with redis.Redis(port=server.port) as client:
         client.config_set("requirepass", "a:b@c/d?&")
