@@ -279,5 +279,56 @@ def test_hosts_and_logins_are_filled_in():
         told = master_client.directory_at(address, environ)
         assert told == "redis://127.0.0.1:7/0?username=u&password=p%26s"
     with answers(master_client.GREETING + b"redis+sentinel://a:1,b:2/s?db=3\n") as address:
-        told = master_client.directory_at(address, {"MC_REDIS_PASSWORD": "p"})
+        environ = {"MC_REDIS_PASSWORD": "p", "MC_REDIS_HOST": "B, a"}
+        told = master_client.directory_at(address, environ)
         assert told == "redis+sentinel://a:1,b:2/s?db=3&password=p"
+
+
+@pytest.mark.parametrize(
+    "url",
+    ["redis://other:7/0", "rediss://other", "unix:///tmp/x", "redis+sentinel://127.0.0.1,b/s"],
+)
+def test_a_login_goes_to_no_other_host(url):
+    with answers(master_client.GREETING + url.encode() + b"\n") as address:
+        assert master_client.directory_at(address, {}) == url
+        for more in ({}, {"MC_REDIS_HOST": "another"}):
+            with pytest.raises(Unavailable, match="sent to the host of the master only") as raised:
+                master_client.directory_at(address, {"MC_REDIS_PASSWORD": "hidden", **more})
+            assert "hidden" not in str(raised.value) and "set MC_REDIS_HOST to" in str(raised.value)
+    with answers(master_client.GREETING + b"redis://h:x/0\n") as address:
+        with pytest.raises(Unavailable, match="must be where"):
+            master_client.directory_at(address, {"MC_REDIS_PASSWORD": "hidden"})
+
+
+@pytest.mark.parametrize("host", ["a" * 300, "\ud800", "h\0", "."])
+def test_what_is_no_host_is_no_master(host, caplog):
+    with pytest.raises(Unavailable, match="must be where"):
+        master_client.directory_at(f"{host}:5")
+    settings = ("127.0.0.1", "P2PHANDSHAKE", 1 << 20, 1 << 20, "tcp", "", f"{host}:5")
+    assert MooncakeDistributedStore().setup(*settings) == RPC_FAIL
+    reasons(caplog, "must be where")
+
+
+def test_a_url_is_no_address():
+    with pytest.raises(InvalidArgument, match=r"or the host:port of a master, got '\*\*\*@h:5'"):
+        master_client.directory_at("user:hidden@h:5")
+
+
+@pytest.mark.parametrize("asked", ["127.0.0.1", "[::1]"])
+def test_all_addresses_are_those_of_ipv4_too(running, asked):
+    redis_program()
+    if not socket.has_dualstack_ipv6():
+        pytest.skip("no IPv6 here")
+    port = free_port()
+    one = running("--host", "::", "--directory-port", str(port))
+    url = master_client.directory_at(f"{asked}:{one.port}", {})
+    assert url == f"redis://{asked}:{port}/0"
+    master._check_answers(url)
+
+
+def test_a_server_that_has_the_port_is_not_taken_for_its_own(server, capsys, monkeypatch):
+    words = ["--host", "127.0.0.1", "--port", str(free_port())]
+    assert master.main([*words, "--directory-port", str(server.port)]) == 2
+    assert "give another --directory-port" in capsys.readouterr().err
+    with pytest.raises(Unavailable, match="another server is at port 7: give another --directory-"):
+        master._check_is(os.getpid(), server.url, 7)

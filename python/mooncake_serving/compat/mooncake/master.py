@@ -22,7 +22,8 @@ from urllib.parse import urlsplit
 
 from mooncake_kernels.command_line import run_command
 from mooncake_kernels.errors import InvalidArgument, Unavailable
-from mooncake_kernels.metadata.url import has_secret, without_secrets
+from mooncake_kernels.metadata.redis_client import RedisClient, pack
+from mooncake_kernels.metadata.url import has_secret, parse_url, without_secrets
 
 from .master_client import COMMAND, GREETING, MAX_BYTES, SCHEMES, with_login
 
@@ -32,9 +33,9 @@ _LOOK_S = 0.5  # between two looks at the server that the master runs
 _PDEATHSIG = 1
 
 # Who reaches the port may use the directory, as anyone may use a mooncake_master; but neither the
-# server's configuration nor its modules and files.
+# server's configuration nor its modules and files. They may remove all that is in it, and block it.
 _SERVER = """
-bind {host}
+bind {hosts}
 port {port}
 protected-mode no
 save ""
@@ -113,7 +114,9 @@ def _started_server(host: str, port: int) -> Iterator["subprocess.Popen[bytes]"]
     """Run a Redis or Valkey until the block ends; it ends with this process in any case."""
     program = _program()
     with tempfile.TemporaryDirectory(prefix="mooncake-master-") as folder:
-        config = _SERVER.format(host=host, port=port, folder=folder)
+        # Of "::" alone the server would take IPv6 only, which this program's own port does not.
+        hosts = "0.0.0.0 ::" if host == "::" else host
+        config = _SERVER.format(hosts=hosts, port=port, folder=folder)
         with open(f"{folder}/log", "wb") as log:
             server = subprocess.Popen(
                 [program, "-"],
@@ -138,7 +141,9 @@ def _await(server: "subprocess.Popen[bytes]", url: str, log: str, port: int) -> 
     while True:
         try:
             if server.poll() is None:
-                return _check_answers(url)
+                _check_answers(url)
+                _check_is(server.pid, url, port)
+                return
         except Unavailable as error:
             reason = str(error)
         if server.poll() is not None:
@@ -179,7 +184,8 @@ def _check_told(url: str) -> None:
     if has_secret(url):
         raise InvalidArgument(
             "--directory must have no login, for it is told to whoever connects: set "
-            f"MC_REDIS_USERNAME and MC_REDIS_PASSWORD where stores run, got {without_secrets(url)}"
+            "MC_REDIS_USERNAME and MC_REDIS_PASSWORD, and MC_REDIS_HOST if the directory is not at "
+            f"this host, where stores run, got {without_secrets(url)}"
         )
     if len(url) + len(GREETING) >= MAX_BYTES or not (url.isascii() and url.isprintable()):
         raise InvalidArgument(f"--directory must be short and printable ASCII, got {url!r:.80}")
@@ -193,6 +199,17 @@ def _check_answers(url: str) -> None:
 
     with directory.connect(url) as servers:
         servers.members()
+
+
+def _check_is(pid: int, url: str, port: int) -> None:
+    """Raise unless what answers is this process: the port may have been another server's."""
+    parsed = parse_url(COMMAND, "directory", url)
+    told = RedisClient(parsed).ask([pack("INFO", "server")], lambda replies: bytes(replies[0]))
+    if f"process_id:{pid}".encode() not in told.split():
+        raise Unavailable(
+            f"another server is at port {port}: give another --directory-port, or --directory "
+            "for that one"
+        )
 
 
 def _reached_by(host: str, port: int) -> str:
