@@ -146,6 +146,10 @@ class DropIn:
         self.site = site
         self.folder = site / f"{FOLDER}{target.name}"
         self.pth = site / f"{FOLDER}{target.name}.pth"
+        own = f"{target.name}.{os.getpid()}"
+        self._new, self._new_pth = site / f".{FOLDER}{own}", site / f".{FOLDER}{own}.pth.new"
+        self._old, self._old_pth = site / f".{FOLDER}{own}.old", site / f".{FOLDER}{own}.pth.old"
+        self._is_in_place = False  # what ``write`` wrote
 
     def is_written(self) -> bool:
         """Whether there is anything of it."""
@@ -168,7 +172,8 @@ class DropIn:
         """Whether it is there as ``write`` would write it."""
         try:
             return self.pth.read_text() == self.pth_text(goes_first=goes_first) and all(
-                (self.folder / name).read_text() == text for name, text in self._files().items()
+                (self.folder / name).read_text() == text and _is_for_all(self.folder / name)
+                for name, text in self._files().items()
             )
         except OSError:
             return False
@@ -176,23 +181,51 @@ class DropIn:
     def write(self, *, goes_first: bool) -> None:
         """Write it: the folder as a whole, and then what makes it effective.
 
+        What was there before is put aside: ``undo`` brings it back, ``keep`` removes it.
+
         Raises:
-            OSError: that is not possible, and nothing was written.
+            OSError: that is not possible, and what was there before is there again.
         """
-        new = self.folder.with_name(f".{self.folder.name}.{os.getpid()}")
         try:
             for name, text in self._files().items():
-                (new / name).parent.mkdir(parents=True, exist_ok=True)
-                (new / name).write_text(text)
-            new.rename(self.folder)
-            part = self.pth.with_name(f".{self.pth.name}.{os.getpid()}")
-            part.write_text(self.pth_text(goes_first=goes_first))
-            part.replace(self.pth)
-        except OSError:
-            shutil.rmtree(new, ignore_errors=True)
-            with contextlib.suppress(OSError):
-                self.remove()
+                (self._new / name).parent.mkdir(parents=True, exist_ok=True)
+                (self._new / name).write_text(text)
+            self._new_pth.write_text(self.pth_text(goes_first=goes_first))
+            for path in (self._new, *self._new.rglob("*"), self._new_pth):  # whatever the umask
+                path.chmod(0o755 if path.is_dir() else 0o644)
+            for current, old in ((self.pth, self._old_pth), (self.folder, self._old)):
+                if current.exists():
+                    current.rename(old)
+            self._new.rename(self.folder)
+            self._is_in_place = True
+            self._new_pth.rename(self.pth)
+        except BaseException:
+            self.undo()
             raise
+
+    def undo(self) -> None:
+        """Put back what ``write`` has replaced, as far as it has come."""
+        shutil.rmtree(self._new, ignore_errors=True)
+        for current, old in ((self.pth, self._old_pth), (self.folder, self._old)):
+            with contextlib.suppress(OSError):
+                if old.exists() or self._is_in_place:
+                    _remove(current)
+                if old.exists():
+                    old.rename(current)
+        self._new_pth.unlink(missing_ok=True)
+
+    def keep(self) -> None:
+        """Remove what ``write`` has replaced."""
+        for old in (self._old_pth, self._old):
+            _remove(old)
+
+    def foreign(self) -> list[Path]:
+        """The files in the folder that others wrote."""
+        ours = {self.folder / name for name in self._recorded()}
+        return sorted(
+            path for path in self.folder.rglob("*")
+            if not path.is_dir() and path not in ours and path.parent.name != "__pycache__"
+        )  # fmt: skip
 
     def remove(self) -> list[Path]:
         """Remove what was written, and what Python compiled from it; returns what else is there.
@@ -264,21 +297,31 @@ def enable(names: Sequence[str], *, over_installed: bool, site: Path) -> str:
                 "it, or give --over-installed to leave it there, unused"
             )
     written, lines = [], []
+    changed = [one for one in drop_ins if not one.is_up_to_date(goes_first=over_installed)]
+    for drop_in in changed:
+        if foreign := drop_in.foreign():
+            raise Unavailable(
+                f"{OP} enable: {drop_in.folder} must have no files of others to be replaced, got "
+                f"{', '.join(map(str, foreign)):.400}: move them away"
+            )
     try:
         for drop_in in drop_ins:
             name = drop_in.target.name
-            if drop_in.is_up_to_date(goes_first=over_installed):
+            if drop_in not in changed:
                 lines.append(f"{name}: was enabled already\n")
                 continue
-            drop_in.remove()
             drop_in.write(goes_first=over_installed)
             written.append(drop_in)
             lines.append(f"{name}: enabled, {drop_in.target.package} by {drop_in.folder}\n")
         _check_found([drop_in.target for drop_in in drop_ins])
-    except (OSError, Unavailable) as error:
-        for drop_in in written:
-            drop_in.remove()
+    except BaseException as error:
+        for drop_in in reversed(written):
+            drop_in.undo()
+        if not isinstance(error, (OSError, Unavailable)):
+            raise
         raise _explained("enable", site, error) from None
+    for drop_in in written:
+        drop_in.keep()
     return "".join(lines)
 
 
@@ -292,7 +335,9 @@ def disable(names: Sequence[str], site: Path) -> str:
     for name in names:
         drop_in = DropIn(TARGETS[name], site)
         if not drop_in.is_written():
-            lines.append(f"{name}: was not enabled\n")
+            of = _drop_in_of(drop_in.target, _find(name, sys.path))
+            where = f" in this environment, but is by {of}" if of else ""
+            lines.append(f"{name}: was not enabled{where}\n")
             continue
         try:
             left = drop_in.remove()
@@ -349,7 +394,7 @@ def _status_of(drop_in: DropIn) -> str:
     found = _find(target.name, sys.path)
     if found is None:
         said = "nothing: it cannot be imported"
-    elif _is_inside(found, drop_in.folder):
+    elif of := _drop_in_of(target, found):
         said = f"{target.package} of mooncake-kernels, by {found}"
         with contextlib.suppress(importlib.metadata.PackageNotFoundError):
             version = importlib.metadata.version(target.distribution)
@@ -358,10 +403,12 @@ def _status_of(drop_in: DropIn) -> str:
             said += f"; it precedes {brought}"
         if not _is_there(target.package):
             said += f"; importing it fails, for {target.package} is not installed"
+        if not _is_inside(found, drop_in.folder):
+            said += f"; it was enabled in another environment, by {of}"
     else:
         said = f"{_brought_by(target) or 'a package that is not ours'}, by {found}"
     lines = [f"{target.name}: {said}\n"]
-    if drop_in.is_written() and (found is None or not _is_inside(found, drop_in.folder)):
+    if drop_in.is_written() and _drop_in_of(target, found) is None:
         lines.append(
             f"{target.name}: the drop-in in {drop_in.folder} is not in effect: enable it again, "
             "with --over-installed to precede what is installed, or disable it\n"
@@ -374,7 +421,18 @@ def _installed(drop_in: DropIn) -> str:
     if brought := _brought_by(drop_in.target):
         return brought
     outside = [path for path in sys.path if Path(path or ".").resolve() != drop_in.folder.resolve()]
-    return _find(drop_in.target.name, outside) or ""
+    found = _find(drop_in.target.name, outside)
+    # That of an environment which this one sees, as a system's, gives our package, too.
+    return "" if found is None or _drop_in_of(drop_in.target, found) else found
+
+
+def _drop_in_of(target: Target, found: str | None) -> Path | None:
+    """The folder of the drop-in that a file is of, in whichever environment; None if it is not."""
+    folder = Path(found or "").parent.parent
+    if folder.name != f"{FOLDER}{target.name}":
+        return None
+    installers = folder.glob("*.dist-info/INSTALLER")
+    return folder if any(one.read_text().strip() == INSTALLER for one in installers) else None
 
 
 def _brought_by(target: Target) -> str:
@@ -420,7 +478,7 @@ def _check_found(targets: Sequence[Target]) -> None:
         why = (done.stderr.strip().splitlines() or ["another package precedes it"])[-1]
         raise Unavailable(
             f"{OP} enable: a new process of {sys.executable} must be able to import "
-            f"{', '.join(wanted)}, and is not ({why}); nothing is enabled"
+            f"{', '.join(wanted)}, and is not ({why}); nothing was changed"
         )
 
 
@@ -447,6 +505,19 @@ def _is_there(package: str, module: str = "__init__") -> bool:
 
 def _is_inside(file: str, folder: Path) -> bool:
     return folder.resolve() in Path(file).resolve().parents
+
+
+def _is_for_all(file: Path) -> bool:
+    """Whether every user may read it."""
+    return file.stat().st_mode & 0o444 == 0o444 and file.parent.stat().st_mode & 0o555 == 0o555
+
+
+def _remove(path: Path) -> None:
+    """Remove a file, or a folder with all that is in it."""
+    if path.is_dir():
+        shutil.rmtree(path)
+    else:
+        path.unlink(missing_ok=True)
 
 
 def _digest(text: str) -> str:

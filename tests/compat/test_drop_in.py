@@ -223,7 +223,7 @@ def test_enable_refuses_what_we_do_not_have(environment):
 
 def test_enable_refuses_what_a_new_process_cannot_import(environment):
     (environment.ours / "api.py").write_text("raise OSError('no libcuda')\n")
-    with pytest.raises(Unavailable, match=r"must be able to import .*no libcuda\); nothing is en"):
+    with pytest.raises(Unavailable, match=r"must be able to import .*no libcuda\); nothing was ch"):
         enable(environment)
     assert environment.written() == []
 
@@ -252,6 +252,92 @@ def test_a_full_disk_leaves_nothing(environment, monkeypatch):
     with pytest.raises(OSError, match="no space"):
         enable(environment)
     assert environment.written() == []
+
+
+def contents(environment) -> dict:
+    names = [environment.site / name for name in environment.written()]
+    files = [file for name in names for file in (name, *name.rglob("*")) if file.is_file()]
+    return {file: file.read_text() for file in files if file.suffix != ".pyc"}
+
+
+@pytest.mark.parametrize("failure", ["check", "mkdir", "chmod", "rename", "interrupt"])
+def test_a_failed_enable_leaves_what_was_enabled(environment, monkeypatch, failure):
+    enable(environment)
+    before = contents(environment)
+
+    def interrupt(_targets):
+        raise KeyboardInterrupt
+
+    def full(*_args, **_options):
+        raise OSError(errno.ENOSPC, "no space")
+
+    if failure == "check":
+        (environment.ours / "api.py").write_text("raise OSError('no libcuda')\n")
+    elif failure == "interrupt":
+        monkeypatch.setattr(drop_in, "_check_found", interrupt)
+    elif failure == "rename":  # of the last one
+        real = Path.rename
+
+        def rename(path, target):
+            return full() if path.suffix == ".new" else real(path, target)
+
+        monkeypatch.setattr(Path, "rename", rename)
+    else:
+        monkeypatch.setattr(Path, failure, full)
+    reasons = {"check": Unavailable, "interrupt": KeyboardInterrupt}
+    with pytest.raises(reasons.get(failure, OSError)):
+        enable(environment, over=True)
+    monkeypatch.undo()
+    assert contents(environment) == before and len(before) == 8
+    assert len(environment.written()) == 2
+    if failure != "check":
+        assert environment.run("import theirs; print(theirs.call())") == "7"
+
+
+def test_enable_does_not_replace_a_folder_with_files_of_others(environment):
+    enable(environment)
+    other = environment.site / f"{drop_in.FOLDER}theirs/theirs/note.txt"
+    other.write_text("mine")
+    before = contents(environment)
+    assert enable(environment) == "theirs: was enabled already\n"
+    with pytest.raises(Unavailable, match=f"no files of others to be replaced, got {other}: move"):
+        enable(environment, over=True)
+    assert contents(environment) == before
+
+
+def test_what_is_written_is_for_all_users(environment):
+    umask = os.umask(0o077)
+    try:
+        enable(environment)
+    finally:
+        os.umask(umask)
+    paths = [environment.site / name for name in environment.written()]
+    inside = [path for path in paths[0].rglob("*") if "__pycache__" not in path.parts]
+    for path in (*paths, *inside):
+        assert path.stat().st_mode & 0o777 == (0o755 if path.is_dir() else 0o644), path
+    paths[1].parent.joinpath(f"{drop_in.FOLDER}theirs/theirs/api.py").chmod(0o600)
+    assert enable(environment).startswith("theirs: enabled")
+
+
+def test_the_drop_in_of_an_outer_environment_is_known(environment, tmp_path, monkeypatch):
+    outer = Environment(tmp_path / "outer")
+    (environment.site / "outer.pth").write_text(
+        f"import site; site.addsitedir({str(outer.site)!r})"
+    )
+    monkeypatch.setattr(sys, "executable", outer.python)
+    drop_in.enable(["theirs"], over_installed=False, site=outer.site)
+    monkeypatch.setattr(sys, "executable", environment.python)
+
+    told = look(environment, monkeypatch)
+    folder = outer.site / f"{drop_in.FOLDER}theirs"
+    assert told.startswith("theirs: ours.theirs of mooncake-kernels, by ")
+    assert told.endswith(f"it was enabled in another environment, by {folder}\n")
+    told = drop_in.disable(["theirs"], environment.site)
+    assert told == f"theirs: was not enabled in this environment, but is by {folder}\n"
+    assert enable(environment).startswith("theirs: enabled")
+    assert "not in effect" not in look(environment, monkeypatch)
+    assert drop_in.disable(["theirs"], environment.site) == "theirs: disabled\n"
+    assert environment.run("import theirs; print(theirs.call())") == "7"
 
 
 USE = """
