@@ -142,6 +142,8 @@ class StoreTier(SecondaryTierManager):  # type: ignore[misc]  # vLLM is not ther
 
     def submit_load(self, job_metadata: TransferJob) -> None:
         """Have a thread load chunks."""
+        if self._lookups is None:
+            self._failed.setdefault(job_metadata.req_context.req_id, set())
         self._submit(job_metadata, self._store.get_each)
 
     def get_finished_jobs(self) -> Iterable[JobResult]:
@@ -153,8 +155,9 @@ class StoreTier(SecondaryTierManager):  # type: ignore[misc]  # vLLM is not ther
                 missing = set(job.keys) - set(result.successful_keys or ())
                 if self._lookups is not None:
                     self._lookups.mark_miss(missing)
-                else:
-                    self._failed.setdefault(job.req_context.req_id, set()).update(missing)
+                # Of a request that has finished meanwhile, nothing would remove it again.
+                elif (failed := self._failed.get(job.req_context.req_id)) is not None:
+                    failed.update(missing)
             results.append(result)
         return results
 

@@ -251,6 +251,26 @@ def test_failing_store_is_a_miss_and_releases_vllms_memory(tmp_path, monkeypatch
         assert engine.tier._store.failures["store: OSError"] == 32
 
 
+def test_load_that_ends_after_its_request_leaves_nothing(tmp_path):
+    with Engine(f"shm:{tmp_path}/kv?size=4MiB") as engine:
+        tier, missing = engine.tier, keys_of(1)
+        for is_first in (True, False):
+            context = engine.request(f"r{is_first}")
+            job = SimpleNamespace(
+                job_id=1 << 40, keys=missing, chunk_ids=[0], is_promotion=True, req_context=context
+            )
+            tier.submit_load(job)
+            tier.drain_jobs()
+            if is_first:
+                tier.on_request_finished(context)
+            assert [result.success for result in tier.get_finished_jobs()] == [False]
+            assert tier._failed == ({} if is_first else {context.req_id: set(missing)})
+            if not is_first:
+                assert tier.lookup(missing[0], context) is MISS
+                tier.on_request_finished(context)
+        assert not tier._failed
+
+
 @pytest.mark.parametrize(
     "options, message",
     [
