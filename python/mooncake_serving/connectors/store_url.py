@@ -6,6 +6,7 @@ import hashlib
 import logging
 import os
 import re
+from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass, fields
 from pathlib import Path
@@ -41,6 +42,7 @@ PASSWORDS = {"password_file", "password_env"}
 WATERMARK = (0.90, 0.85)  # what other processes evict does not reach the disk
 BUCKET_BYTES = 256 << 20
 MIN_BUCKETS = 8  # of a small disk; each time it is full, one of them is freed
+MIN_BUCKET_BYTES = 64 << 10
 PAGE = 4096
 
 
@@ -119,6 +121,8 @@ def parse_store_url(url: Any) -> StoreUrl:
         if name not in known:
             raise _wrong(f"url ({scheme}:)", f"one with no options but {_names(known)}", repr(name))
     path = unquote(address.removeprefix("//"))
+    if scheme == "tiered" and path.startswith("/") and (path.endswith("/") or Path(path).is_dir()):
+        path = f"{path.rstrip('/')}/mooncake.tier"
     if not path.startswith("/") or path.endswith("/"):
         raise _wrong(f"url ({scheme}:)", "one with an absolute path, as " + FORMS, repr(url))
     if scheme == "shm":
@@ -126,9 +130,13 @@ def parse_store_url(url: Any) -> StoreUrl:
     disk = _size(options, "disk")
     if disk is None:
         raise _wrong("url (tiered:)", "one with disk=, such as disk=100GiB", repr(url))
-    if Path(path).is_dir():
-        path = f"{path}/mooncake.tier"
     bucket = _size(options, "bucket") or min(BUCKET_BYTES, disk // MIN_BUCKETS // PAGE * PAGE)
+    if bucket < MIN_BUCKET_BYTES:
+        name, least = ("bucket", MIN_BUCKET_BYTES) if "bucket" in options else (
+            "disk", MIN_BUCKETS * MIN_BUCKET_BYTES)  # fmt: skip
+        need = f"a size of at least {least >> 10}KiB"
+        raise _wrong(f"url's {name}=", need, repr(options[name]))
+    _check_pool(options)
     pool = options.get("pool") or _pool_of(path)
     return StoreUrl("tiered", path, pool, _size(options, "memory"), disk, bucket)
 
@@ -180,10 +188,11 @@ def _open_pool(url: StoreUrl) -> ObjectPool:
         if asked is not None and abs(asked - has) >= pool.alignment:
             log.warning("%s is there and has %d bytes: %d changes nothing", url.pool, has, asked)
         return pool
+    name = "memory" if url.scheme == "tiered" else "size"
     if url.memory_bytes is None:
-        name = "memory" if url.scheme == "tiered" else "size"
         raise _wrong("url", f"one with {name}=, for there is no pool {url.pool} yet", "none")
-    with contextlib.suppress(FileExistsError):  # another process has made it meanwhile
+    # Another process may make it meanwhile.
+    with contextlib.suppress(FileExistsError), _sized_by(name):
         return ObjectPool.create(url.memory_bytes, url.pool)
     return ObjectPool.open(url.pool)
 
@@ -225,7 +234,9 @@ def _open_cluster(url: StoreUrl, options: dict[str, Any]) -> "ClusterStore":
         if url.pool is not None:
             store = opened.enter_context(_open_store(url, options))
         elif url.memory_bytes is not None:
-            store = opened.enter_context(Store.create(url.memory_bytes, **options))
+            with _sized_by("size"):
+                store = Store.create(url.memory_bytes, **options)
+            opened.enter_context(store)
         engine = opened.enter_context(TransferEngine(url.engine))
         server = opened.enter_context(directory.connect(_with_password(url), url.cluster))
         node = opened.enter_context(Node(store, engine, server))
@@ -239,8 +250,7 @@ def _cluster_url(server: str, options: dict[str, str]) -> StoreUrl:
     server += f"?{urlencode(options)}" if options else ""
     if len(own.keys() & PASSWORDS) + has_secret(server) > 1:
         raise _wrong("url", "one with a login, password_file= or password_env=", "several")
-    if "pool" in own and not own["pool"].startswith("/"):
-        raise _wrong("url's pool=", "an absolute path", repr(own["pool"]))
+    _check_pool(own)
     size, cluster = _size(own, "size"), own.get("cluster", "mooncake")
     try:
         directory.connect(server, cluster).close()  # it connects on first use
@@ -257,6 +267,20 @@ def _cluster_url(server: str, options: dict[str, str]) -> StoreUrl:
         password_file=own.get("password_file", ""),
         password_env=own.get("password_env", ""),
     )
+
+
+def _check_pool(options: dict[str, str]) -> None:
+    if "pool" in options and not options["pool"].startswith("/"):
+        raise _wrong("url's pool=", "an absolute path", repr(options["pool"]))
+
+
+@contextlib.contextmanager
+def _sized_by(name: str) -> Iterator[None]:
+    """Name the option of the URL in errors about the size of a pool that is made."""
+    try:
+        yield
+    except InvalidArgument as error:
+        raise InvalidArgument(f"open_store: url's {name}= or path is wrong: {error}") from None
 
 
 def _with_password(url: StoreUrl) -> str:

@@ -81,6 +81,13 @@ def test_default_pool_of_a_tiered_url_follows_from_its_path(tmp_path):
     assert pool(tmp_path / "link" / "a") == pool(tmp_path / "a")
 
 
+def test_folder_of_a_tiered_url_may_end_in_a_slash(tmp_path):
+    url = f"tiered:{tmp_path}/?disk=1GiB"
+    assert parse_store_url(url) == parse_store_url(f"tiered:{tmp_path}?disk=1GiB")
+    assert parse_store_url(url).path == f"{tmp_path}/mooncake.tier"
+    assert parse_store_url("tiered:/mk-none/?disk=1GiB").path == "/mk-none/mooncake.tier"
+
+
 def test_small_disk_has_several_buckets():
     assert parse_store_url("tiered:/x?disk=64MiB").bucket_bytes == 8 * MIB
     assert parse_store_url("tiered:/x?disk=1TiB").bucket_bytes == 256 * MIB
@@ -175,6 +182,23 @@ def test_password_reaches_the_server(server, monkeypatch):
             "tiered:/mnt/kv?disk=1GiB&size=1",
             "no options but memory, disk, pool, bucket, got 'size'",
         ),
+        ("tiered:/x?disk=1GiB&pool=kv", "url's pool= must be an absolute path, got 'kv'"),
+        ("tiered:/x?disk=1GiB&pool=", "url's pool= must be an absolute path, got ''"),
+        ("tiered:/x?disk=10000", "url's disk= must be a size of at least 512KiB, got '10000'"),
+        (
+            "tiered:/x?disk=1MiB&bucket=4K",
+            "url's bucket= must be a size of at least 64KiB, got",
+        ),
+        ("tiered:mnt/kv/?disk=1GiB", "must be one with an absolute path"),
+        (
+            "shm:/dev/shm/mk-none?size=100",
+            "url's size= or path is wrong: .* from 4096 .*got 100$",
+        ),
+        (
+            "tiered:/mk-none/x?disk=1GiB&memory=1&pool=/dev/shm/mk-none",
+            "url's memory= or path is wrong: .*got 1$",
+        ),
+        ("redis://127.0.0.1:1?size=1", "url's size= or path is wrong: .*got 1$"),
         ("redis://host?sise=1GiB", "url is wrong: .*, or its options size, pool, cluster, engine"),
         ("redis://?size=1GiB", "url is wrong: RedisDirectory: url must be .*, got a URL without a"),
         ("redis://host?size=1X", "url's size= must be a size such as .*, got '1X'"),
@@ -206,4 +230,4 @@ def test_disk_that_was_made_otherwise_is_refused(tmp_path):
     with pytest.raises(InvalidArgument, match="url's disk= and bucket= do not fit: SsdTier: "):
         open_store(tiered_url(tmp_path, bucket="1MiB"))
     with pytest.raises(InvalidArgument, match="url's disk= and bucket= do not fit: SsdTier: "):
-        open_store(tiered_url(tmp_path, disk="4KiB"))
+        open_store(tiered_url(tmp_path, disk="1MiB"))
