@@ -13,6 +13,7 @@ from .view import KVView
 
 KINDS = ("full", "window", "state", "encoder")
 MAX_TOKENS = 1 << 40
+MAX_RANKS = 1 << 20
 
 
 class CacheGroup:
@@ -93,8 +94,13 @@ class CacheGroup:
         Args:
             num_tokens: of the prefix.
             encoder_tokens: of the encoder's output.
+
+        Raises:
+            InvalidArgument: an argument is not an integer from 0 on.
         """
-        num_tokens = as_integer("CacheGroup.needed", "num_tokens", num_tokens, 0, MAX_TOKENS)
+        op = "CacheGroup.needed"
+        num_tokens = as_integer(op, "num_tokens", num_tokens, 0, MAX_TOKENS)
+        encoder_tokens = as_integer(op, "encoder_tokens", encoder_tokens, 0, MAX_TOKENS)
         stop = encoder_tokens if self.kind == "encoder" else num_tokens
         first = 0
         if self.window is not None:
@@ -178,10 +184,17 @@ class CacheGroups(Mapping[str, CacheGroup]):
                 found, in the order of its block table.
 
         Raises:
-            InvalidArgument: a group is missing or unknown.
+            InvalidArgument: a group is missing or unknown, or has no sequence.
         """
+        op = "CacheGroups.longest_hit"
         of_prefix = [group for group in self._groups.values() if group.kind != "encoder"]
-        check_names("CacheGroups.longest_hit", "found", found, {g.name for g in of_prefix})
+        check_names(op, "found", found, {g.name for g in of_prefix})
+        for name, blocks in found.items():
+            if not _is_sequence(blocks):
+                raise InvalidArgument(
+                    f"{op}: found[{name!r}] must be a sequence of bools, one a block, "
+                    f"got {shown(blocks)}"
+                )
         longest = min(
             (len(found[group.name]) * group.tokens_per_block for group in of_prefix), default=0
         )
@@ -196,6 +209,17 @@ class CacheGroups(Mapping[str, CacheGroup]):
             if all(found[g.name][i] for g in partial for i in g.needed(num_tokens)):
                 return num_tokens
         return 0
+
+
+def _is_sequence(value: object) -> bool:
+    """Whether it is a list, a tensor or the like of one axis or more."""
+    if isinstance(value, str | Mapping) or not hasattr(value, "__getitem__"):
+        return False
+    try:
+        len(value)  # type: ignore[arg-type]
+    except TypeError:
+        return False
+    return True
 
 
 def check_names(op: str, argument: str, given: object, names: set[str]) -> None:
@@ -227,7 +251,7 @@ def shard_tokens(
 
     Args:
         num_tokens: of the request, on all ranks.
-        src: (rank, number of ranks, tokens of a run).
+        src: (rank, number of ranks, tokens of a run), at most 2^20 ranks and 2^40 tokens.
         dst: likewise.
 
     Returns:
@@ -242,10 +266,11 @@ def shard_tokens(
     for name, side in (("src", src), ("dst", dst)):
         is_triple = isinstance(side, (tuple, list)) and len(side) == 3
         integers = is_triple and all(type(n) is int for n in side)
-        if not integers or not 0 <= side[0] < side[1] or side[2] < 1:
+        is_good = integers and 0 <= side[0] < side[1] <= MAX_RANKS and 1 <= side[2] <= MAX_TOKENS
+        if not is_good:
             raise InvalidArgument(
-                f"shard_tokens: {name} must be (rank, number of ranks, tokens of a run), "
-                f"got {shown(side)}"
+                f"shard_tokens: {name} must be (rank, number of ranks, tokens of a run), at most "
+                f"{MAX_RANKS} ranks and {MAX_TOKENS} tokens, got {shown(side)}"
             )
         rank, num_ranks, run = side
         held &= tokens // run % num_ranks == rank

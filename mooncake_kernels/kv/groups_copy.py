@@ -12,7 +12,7 @@ from ..errors import InvalidArgument, shown
 from .copying import Copying
 from .execute import BlockIds, Engine
 from .groups import KINDS, MAX_TOKENS, CacheGroup, CacheGroups, check_names
-from .pack_header import Chunk, PackHeader, framed, unframed
+from .pack_header import MAX_BLOCKS, Chunk, PackHeader, framed, unframed
 from .packing import DEFAULT_CHUNK_BYTES, MAX_FIRST, Packer
 from .staging import check_buffer
 
@@ -139,14 +139,14 @@ class PackedGroup:
 
     def check(self) -> bool:
         """Tell whether it is valid: a header may come from an untrusted source."""
-        numbers = (self.tokens_per_block, self.first_block + 1, self.offset + 1)
+        window = 1 if self.window is None else self.window
+        numbers = (self.tokens_per_block, self.first_block + 1, self.offset + 1, window)
         return (
             isinstance(self.name, str)
             and bool(self.name)
             and self.kind in KINDS
             and (self.window is None) == (self.kind != "window")
             and all(type(number) is int and 1 <= number <= MAX_TOKENS for number in numbers)
-            and (self.window is None or (type(self.window) is int and self.window >= 1))
         )
 
 
@@ -211,8 +211,10 @@ class GroupsHeader:
         return header
 
     def check(self) -> bool:
-        """Tell whether its groups are valid, differ in name and follow each other."""
+        """Tell whether its groups are valid, few enough, differ in name and follow each other."""
         if not self.groups or not all(group.check() for group in self.groups):
+            return False
+        if self.num_blocks > MAX_BLOCKS:
             return False
         offset = 0
         for group in self.groups:
@@ -280,21 +282,46 @@ class GroupsPacker:
             first_blocks: of these, the place of the first block in the request's block table,
                 ``needed(...)[name].start``; 0 where it is not given.
             chunk_bytes: as for ``Packer.pack``.
+
+        Raises:
+            InvalidArgument: an argument is not as above, or there are more than 2^24 blocks in all.
         """
-        op = "GroupsPacker.header"
+        return self._header("GroupsPacker.header", num_blocks, first_blocks, chunk_bytes)
+
+    def _header(
+        self,
+        op: str,
+        num_blocks: Mapping[str, int],
+        first_blocks: Mapping[str, int] | None,
+        chunk_bytes: int,
+    ) -> GroupsHeader:
         counts = _of_groups(op, "num_blocks", num_blocks, self.groups)
         firsts = _of_groups(op, "first_blocks", first_blocks, self.groups)
+        if not_packed := sorted(set(firsts) - set(counts)):
+            raise InvalidArgument(
+                f"{op}: first_blocks must be of groups that are packed, got {shown(not_packed)}"
+            )
         offset, packed = 0, []
         for name in (name for name in self.groups if name in counts):
             group = self.groups[name]
-            header = self._packers[name].header(counts[name], chunk_bytes=chunk_bytes)
-            first = as_integer(op, "first_blocks", firsts.get(name, 0), 0, MAX_TOKENS - 1)
+            of_group = f"{op}: group {name!r}"
+            try:
+                header = self._packers[name].header(counts[name], chunk_bytes=chunk_bytes)
+            except InvalidArgument as error:
+                raise InvalidArgument(f"{of_group}: {error}") from None
+            first = as_integer(of_group, "first_blocks", firsts.get(name, 0), 0, MAX_TOKENS - 1)
             of_sender = (group.name, group.kind, group.window, group.tokens_per_block)
             packed.append(PackedGroup(*of_sender, first, header, offset))
             offset += header.num_bytes
         if not packed:
             raise InvalidArgument(f"{op}: num_blocks must name a group, got {{}}")
-        return GroupsHeader(tuple(packed))
+        made = GroupsHeader(tuple(packed))
+        if made.num_blocks > MAX_BLOCKS:
+            raise InvalidArgument(
+                f"{op}: num_blocks must be at most {MAX_BLOCKS} of all groups, got "
+                f"{made.num_blocks}"
+            )
+        return made
 
     @not_traced
     def pack(
@@ -327,9 +354,11 @@ class GroupsPacker:
         """
         op = "GroupsPacker.pack"
         given = _of_groups(op, "block_ids", block_ids, self.groups)
-        ids = {name: self._packers[name].as_ids(op, given[name]) for name in given}
+        ids = {
+            name: self._packers[name].as_ids(f"{op}: group {name!r}", given[name]) for name in given
+        }
         counts = {name: tensor.numel() for name, tensor in ids.items()}
-        header = self.header(counts, first_blocks=first_blocks, chunk_bytes=chunk_bytes)
+        header = self._header(op, counts, first_blocks, chunk_bytes)
         check_buffer(op, staging, header, self.groups.device)
         for group in header.groups:
             part = staging[group.offset : group.offset + group.packed.num_bytes]

@@ -308,6 +308,28 @@ def state(dim=4):
         (lambda: mk.GroupsPacker(gpt_oss(1, 1)).pack({"full": [0]}, torch.zeros(8).byte()),
          "staging must have 384 bytes for 1 blocks, got 8"),
         (lambda: mk.shard_tokens(4, (2, 2, 1), (0, 1, 1)), r"src must be .*, got \(2, 2, 1\)"),
+        (lambda: mk.shard_tokens(10, (0, 4, 2**62), (0, 1, 1)), "src must be .rank, number of"),
+        (lambda: mk.shard_tokens(10, (0, 1, 1), (0, 2**64, 1)), "dst must be .rank, number of"),
+        (lambda: gpt_oss(1, 1).needed(5, 2.5), "encoder_tokens must be an integer .*, got 2.5"),
+        (lambda: gpt_oss(1, 1).needed(5, -1), "encoder_tokens must be an integer in 0 .*, got -1"),
+        (lambda: gpt_oss(1, 1).longest_hit({"full": None, "window": []}),
+         r"longest_hit: found\['full'\] must be a sequence of bools, one a block, got None"),
+        (lambda: gpt_oss(1, 1).longest_hit({"full": [], "window": iter([True])}),
+         r"longest_hit: found\['window'\] must be a sequence of bools"),
+        (lambda: gpt_oss(1, 1).longest_hit({"full": [], "window": torch.tensor(True)}),
+         r"longest_hit: found\['window'\] must be a sequence of bools"),
+        (lambda: mk.GroupsPacker(gpt_oss(1, 1)).header({"full": 1}, first_blocks={"window": 3}),
+         r"header: first_blocks must be of groups that are packed, got \['window'\]"),
+        (lambda: mk.GroupsPacker(gpt_oss(1, 1)).header({"full": 1}, first_blocks={"full": -1}),
+         "GroupsPacker.header: group 'full': first_blocks must be an integer in 0"),
+        (lambda: mk.GroupsPacker(gpt_oss(1, 1)).header({"full": 1, "window": -1}),
+         "GroupsPacker.header: group 'window': Packer.header: num_blocks must be an integer"),
+        (lambda: mk.GroupsPacker(gpt_oss(1, 1)).header({"full": 1 << 24, "window": 1}),
+         "header: num_blocks must be at most 16777216 of all groups, got 16777217"),
+        (lambda: mk.GroupsPacker(gpt_oss(1, 1)).pack({"full": [0], "window": [99]}, torch.zeros(8)),
+         "GroupsPacker.pack: group 'window': block_ids"),
+        (lambda: mk.GroupsPacker(gpt_oss(1, 1)).pack({"full": [0]}, 0, first_blocks={"window": 0}),
+         "GroupsPacker.pack: first_blocks must be of groups that are packed"),
         (lambda: mk.shard_tokens(4, (0, 2, 1), (0, 1)), r"dst must be .*, got \(0, 1\)"),
     ],
 )  # fmt: skip
@@ -341,6 +363,7 @@ def test_groups_of_other_kinds_are_refused():
         {"window": None},
         {"window": 0},
         {"window": 2.5},
+        {"window": (1 << 40) + 1},
         {"tokens_per_block": 0},
         {"first_block": -1},
         {"offset": 128},
@@ -354,6 +377,23 @@ def test_forged_header_is_refused(change):
         mk.GroupsHeader.from_bytes(lie.to_bytes())
     with pytest.raises(mk.InvalidArgument, match="header must be a GroupsHeader or its bytes"):
         mk.GroupsPacker(groups).unpack(lie, staging, {"a": [1]})
+
+
+def test_forged_header_of_too_many_blocks_is_refused():
+    """It would have the receiver list that many chunks."""
+    header, _ = packed(gpt_oss(1, 1), {"full": [1], "window": [1]})
+    many = []
+    for group in header.groups:
+        blocks = dataclasses.replace(group.packed, num_blocks=(1 << 23) + 1, chunk_blocks=1)
+        many.append(dataclasses.replace(group, packed=blocks, offset=sum(
+            g.packed.num_bytes for g in many)))  # fmt: skip
+    for forged in (many[:1], many):
+        data = mk.GroupsHeader(tuple(forged)).to_bytes()
+        if len(forged) == 1:
+            assert mk.GroupsHeader.from_bytes(data).num_blocks == (1 << 23) + 1
+            continue
+        with pytest.raises(mk.InvalidArgument, match="data must describe packed groups"):
+            mk.GroupsHeader.from_bytes(data)
 
 
 def test_damaged_header_is_refused():
