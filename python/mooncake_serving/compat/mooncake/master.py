@@ -133,7 +133,11 @@ def _started_server(host: str, port: int) -> Iterator["subprocess.Popen[bytes]"]
             yield server
         finally:
             server.terminate()
-            server.wait()
+            try:
+                server.wait(_START_S)
+            except subprocess.TimeoutExpired:  # a script of a visitor keeps it busy
+                server.kill()
+                server.wait()
 
 
 def _await(server: "subprocess.Popen[bytes]", url: str, log: str, port: int) -> None:
