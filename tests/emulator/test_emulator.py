@@ -13,7 +13,10 @@ SOURCES = {
     "test_copy_bulk": [],
     "test_merge_attention": ["attention/merge_attention.cc", "common/element_rows.cc"],
     "test_copy_blocks": ["kv/copy_blocks.cc", "common/run_copier.cc", "common/cpu_cache.cc"],
-    "test_transform_blocks": ["kv/transform_blocks.cc", "common/element_rows.cc"],
+    "test_transform_blocks": [
+        *("kv/transform_blocks.cc", "common/element_rows.cc"),
+        *("common/run_copier.cc", "common/cpu_cache.cc"),
+    ],
     "test_ready_flags": ["kv/ready_flags.cc"],
     "test_mask_rows": ["mask/mask_rows.cc"],
     "test_block_map": ["mask/block_map.cc"],

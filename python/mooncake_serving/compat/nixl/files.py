@@ -367,7 +367,8 @@ class FileTransfer:
         if self._operation == "WRITE":
             file.grow(int((columns[1] + columns[2]).max()))
         deadline_s = config.current().deadline_s + int(columns[2].sum()) * S_PER_BYTE
-        with self._engine.open(f"file:{file.name}", descriptor=file.descriptor) as peer:
+        opened = self._engine.open(f"file:{file.name}", allow_file=True, descriptor=file.descriptor)
+        with opened as peer:
             with self._lock:
                 if self._is_cancelled:
                     return
