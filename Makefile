@@ -47,12 +47,12 @@ test-rdma: build $(VENV)/.test
 # Inside vLLM, in a separate environment of 2.3 GB.
 test-vllm: build $(VENV)/.test
 	MK_TEST_VLLM="$$(tests/serving/connectors/make_vllm $(VENV)-vllm)" \
-	  $(BIN)/python -m pytest tests/serving/connectors $(PYTEST)
+	  $(BIN)/python -m pytest tests/serving/connectors tests/compat/test_mooncake_in_vllm.py $(PYTEST)
 
 # Against the Python files of SGLang and LMCache, in a separate environment.
 test-engines: build $(VENV)/.test
 	MK_TEST_ENGINES="$$(tests/serving/connectors/make_engines $(VENV)-engines)" \
-	  $(BIN)/python -m pytest tests/serving/connectors $(PYTEST)
+	  $(BIN)/python -m pytest tests/serving/connectors/test_in_engines.py $(PYTEST)
 
 build: $(VENV)/.build
 
