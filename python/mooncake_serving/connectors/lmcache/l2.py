@@ -70,9 +70,9 @@ class StoreL2Adapter(L2AdapterInterface):  # type: ignore[misc]  # LMCache is no
         self._store = TierStore(
             config.get("url", ""), namespace_of("lmcache", {"namespace": namespace})
         )
-        self._stores = _Tasks()
-        self._lookups = _Tasks()
-        self._loads = _Tasks()
+        self._stores = _Tasks(lambda _: L2StoreResult(False, 0))
+        self._lookups = _Tasks(Bitmap)
+        self._loads = _Tasks(Bitmap)
         self._ids = itertools.count()
         self._forms: dict[tuple[str, int], str] = {}  # of the last objects, by model and group
         self._threads = ThreadPoolExecutor(num_threads, "mk-l2")
@@ -202,9 +202,14 @@ class StoreL2Adapter(L2AdapterInterface):  # type: ignore[misc]  # LMCache is no
 
 
 class _Tasks:
-    """Tasks of one kind: their results, until they are taken, and an event for each that ends."""
+    """Tasks of one kind: their results, until they are taken, and an event for each that ends.
 
-    def __init__(self) -> None:
+    Args:
+        none: makes the result of a task that failed, of the number of its objects.
+    """
+
+    def __init__(self, none: Callable[[int], Any]) -> None:
+        self._none = none
         self.event = create_event_notifier()
         self._results: dict[L2TaskId, Any] = {}
         self._lock = threading.Lock()
@@ -215,8 +220,7 @@ class _Tasks:
             result = run(*arguments)
         except Exception:
             log.exception("task %d failed", task_id)
-            is_store = run.__name__ == "_run_store"
-            result = L2StoreResult(False, 0) if is_store else Bitmap(len(arguments[0]))
+            result = self._none(len(arguments[0]))
         with self._lock:
             self._results[task_id] = result
         self.event.notify()
