@@ -52,7 +52,7 @@ class GroupsPlan:
                 raise InvalidArgument(f"{op}: {name} must be CacheGroups, got {shown(side)}")
         check_names(op, "dst", dst, set(src))
         heads = [
-            _of_groups(op, name, given, src)
+            _optional(op, name, given, src)
             for name, given in (("src_heads", src_heads), ("dst_heads", dst_heads))
         ]
         self.src, self.dst = src, dst
@@ -255,8 +255,8 @@ class GroupsPacker:
         op = "GroupsPacker"
         if not isinstance(groups, CacheGroups):
             raise InvalidArgument(f"{op}: groups must be CacheGroups, got {shown(groups)}")
-        first_heads = _of_groups(op, "first_head", first_head, groups)
-        first_layers = _of_groups(op, "first_layer", first_layer, groups)
+        first_heads = _optional(op, "first_head", first_head, groups)
+        first_layers = _optional(op, "first_layer", first_layer, groups)
         self.groups = groups
         self._packers = {
             name: Packer(
@@ -296,7 +296,7 @@ class GroupsPacker:
         chunk_bytes: int,
     ) -> GroupsHeader:
         counts = _of_groups(op, "num_blocks", num_blocks, self.groups)
-        firsts = _of_groups(op, "first_blocks", first_blocks, self.groups)
+        firsts = _optional(op, "first_blocks", first_blocks, self.groups)
         if not_packed := sorted(set(firsts) - set(counts)):
             raise InvalidArgument(
                 f"{op}: first_blocks must be of groups that are packed, got {shown(not_packed)}"
@@ -431,18 +431,23 @@ class GroupsPacker:
 
 
 def _of_groups(
-    op: str, argument: str, given: Mapping[str, Any] | None, groups: CacheGroups
+    op: str, argument: str, given: Mapping[str, Any], groups: CacheGroups
 ) -> Mapping[str, Any]:
     """Return what is given for some of the groups."""
-    if given is None and argument.startswith(("first", "src_heads", "dst_heads")):
-        return {}
     unknown = set(given) - set(groups) if isinstance(given, Mapping) else {type(given).__name__}
-    if unknown or given is None:
+    if unknown:
         raise InvalidArgument(
             f"{op}: {argument} must be a mapping of some of the groups {sorted(groups)}, "
             f"got {shown(sorted(map(str, unknown)))}"
         )
     return given
+
+
+def _optional(
+    op: str, argument: str, given: Mapping[str, Any] | None, groups: CacheGroups
+) -> Mapping[str, Any]:
+    """Likewise; None is nothing."""
+    return {} if given is None else _of_groups(op, argument, given, groups)
 
 
 def _check_alike(op: str, src: CacheGroup | PackedGroup, dst: CacheGroup) -> None:
