@@ -346,7 +346,9 @@ class FileTransfer:
             if part not in self._waiting:  # it was cancelled, or dropped
                 return
             self._waiting.discard(part)
-        error: Exception | None = TransferError(self._parts[part][0].name, "it was interrupted")
+        error: Exception | None = TransferError(
+            self._parts[part][0].name, "it was interrupted", kind=FailureKind.CANCELLED
+        )
         try:
             self._carry_out(*self._parts[part])
             error = None
