@@ -199,6 +199,13 @@ class Settings:
         f"a comma-separated list of integers in [0, {MAX_USER_ID}]",
         "ids of other users whose processes may connect to a TransferEngine within its machine",
     )
+    engine_copies: int = _setting(
+        0,
+        _integer_in(0, 1),
+        "0 or 1",
+        "1: vLLM's offloading, and SGLang's staging between prefill and decode, copy with our "
+        "kernels",
+    )
     calibration: str = _setting(
         "~/.cache/mooncake-kernels/calibration.json",
         str,

@@ -6,8 +6,10 @@ is imported here, and a vLLM that registers connectors otherwise starts all the 
 
 import importlib
 import logging
+import os
 
 FACTORY = "vllm.distributed.kv_transfer.kv_connector.factory"
+SETTING = "MOONCAKE_KERNELS_ENGINE_COPIES"
 CONNECTORS = {  # by the name that goes into kv_connector: its module, and its class there
     "MooncakeKernelsConnector": ("mooncake_serving.connectors.vllm", "StoreConnector"),
 }
@@ -17,8 +19,27 @@ log = logging.getLogger(__name__)
 
 def register() -> None:
     """Let ``kv_connector`` of vLLM's ``--kv-transfer-config`` name our connectors, without a
-    ``kv_connector_module_path``. Idempotent; never raises.
+    ``kv_connector_module_path``, and call ``use_copy_batch`` if MOONCAKE_KERNELS_ENGINE_COPIES
+    is 1. Idempotent; never raises.
     """
+    _register_connectors()
+    if SETTING in os.environ:
+        _use_copies()
+
+
+def _use_copies() -> None:
+    try:
+        from mooncake_kernels import config
+
+        if config.current().engine_copies:
+            from .vllm.copies import use_copy_batch
+
+            use_copy_batch()
+    except Exception as error:  # noqa: BLE001 - vLLM does not start if a plugin raises
+        log.warning("vLLM's offloading copies with its own functions: %s", error)
+
+
+def _register_connectors() -> None:
     for name, (module, connector) in CONNECTORS.items():
         try:
             factory = importlib.import_module(FACTORY).KVConnectorFactory

@@ -23,7 +23,9 @@ def server(tmp_path):
     "environment, needed, file",
     [
         ("MK_TEST_VLLM", "vLLM: see `make test-vllm`", "test_vllm_tier.py"),
+        ("MK_TEST_VLLM", "vLLM: see `make test-vllm`", "test_vllm_copies.py"),
         ("MK_TEST_ENGINES", "SGLang: see make_engines", "test_sglang_hicache.py"),
+        ("MK_TEST_ENGINES", "SGLang: see make_engines", "test_sglang_copies.py"),
         ("MK_TEST_ENGINES", "LMCache: see make_engines", "test_lmcache_l2.py"),
     ],
 )
