@@ -11,8 +11,8 @@ import torch
 
 from mooncake_kernels import config
 from mooncake_kernels.errors import InvalidArgument
+from mooncake_serving.compat.mapped_memory import MappedMemory
 from mooncake_serving.compat.mooncake import TransferEngine, names
-from mooncake_serving.compat.mooncake.memory import MappedMemory
 
 from .support import addressed, in_threads, refused, side, start, untouched
 

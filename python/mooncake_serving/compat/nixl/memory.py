@@ -10,7 +10,7 @@ from mooncake_kernels.buffers import Buffer, gpu_memory_at
 from mooncake_kernels.errors import CudaError, InvalidArgument, Unavailable
 from mooncake_kernels.transfer import Region, TransferEngine
 
-from ..mooncake.memory import MappedMemory
+from ..mapped_memory import MappedMemory
 from .descriptors import DescList, nixl_mem_t
 from .errors import nixlBackendError, nixlInvalidParamError, nixlNotFoundError
 

@@ -15,8 +15,8 @@ import torch
 from mooncake_kernels.buffers import Buffer, gpu_memory_at, shared_memory
 from mooncake_kernels.errors import InvalidArgument
 
+from ...mapped_memory import MappedMemory
 from ..codes import as_natural
-from ..memory import MappedMemory
 
 log = logging.getLogger(__package__)
 
