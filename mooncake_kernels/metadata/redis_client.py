@@ -9,7 +9,9 @@ other thread can run, which takes 1.7 s for 1e9 of them.
 
 import contextlib
 import os
+import select
 import ssl
+import time
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 from urllib.parse import urlencode
@@ -63,7 +65,7 @@ class RedisClient:
         self._pool = (
             _sentinel_pool(url, bounds, parser) if url.sentinels else _pool(url, bounds | parser)
         )
-        self._idle: list[_Connection] = []
+        self._idle: list[RedisConnection] = []
 
     def ask(
         self,
@@ -120,14 +122,14 @@ class RedisClient:
             Unavailable: as in ``ask``.
         """
         try:
-            connection = _Connection(self._pool.get_connection())
+            connection = RedisConnection(self._pool.get_connection())
             try:
                 replies = connection.converse(commands)
                 for reply in replies:
                     if isinstance(reply, Exception):
                         raise reply
                 answer = parse(replies)
-                fd = connection.socket.detach()
+                fd = connection.detach()
             finally:
                 self._drop(connection)
         except self._errors as error:
@@ -143,7 +145,7 @@ class RedisClient:
         if self._url.sentinels:
             self._pool.sentinel_manager.close()
 
-    def _take(self) -> "_Connection":
+    def _take(self) -> "RedisConnection":
         """A connection of this process's to the current master, with nothing to read."""
         while self._idle:
             try:
@@ -153,14 +155,14 @@ class RedisClient:
             if (
                 connection.made.pid == os.getpid()
                 and self._pool.owns_connection(connection.made)
-                and not connection.num_unread
-                and connection.socket.is_quiet()
+                and connection.is_clean
+                and connection.is_quiet()
             ):
                 return connection
             self._drop(connection)
-        return _Connection(self._pool.get_connection())
+        return RedisConnection(self._pool.get_connection())
 
-    def _drop(self, connection: "_Connection") -> None:
+    def _drop(self, connection: "RedisConnection") -> None:
         connection.made.disconnect()
         self._pool.release(connection.made)  # reconnects it when one is needed
 
@@ -186,20 +188,21 @@ class RedisClient:
         return self._url.error(str(reason) or type(reason).__name__)
 
 
-class _Connection:
-    """A connection that redis-py has made and logged in, used by one thread at a time.
+class RedisConnection:
+    """A connection that redis-py has made and logged in, used by one thread at a time. Its replies
+    are as bounded as those of a ``BoundedSocket``, which redis-py has used.
 
     Attributes:
         made: redis-py's.
-        socket: of it.
-        num_unread: bytes that have arrived after the last reply.
+        is_clean: nothing had arrived beyond the last reply.
     """
 
     def __init__(self, made: Any):
         self.made = made
-        self.socket: BoundedSocket = made._sock
-        self.num_unread = 0
-        self._input = self.socket.makefile(buffering=READ_BYTES)
+        self.is_clean = True
+        self._socket = made._sock.connected  # of a BoundedSocket
+        self._input = select.poll()
+        self._input.register(self._socket, select.POLLIN)
 
     def converse(self, commands: Sequence[bytes]) -> list[Any]:
         """Send commands together, and return their replies: bytes, int, None or a list of them; or
@@ -208,50 +211,98 @@ class _Connection:
         Raises:
             Exception: the connection is of no more use.
         """
-        self.made.send_packed_command([b"".join(commands)])
+        self._socket.settimeout(bounded_socket.TIMEOUT_S)
+        try:
+            self._socket.sendall(b"".join(commands))
+        except OSError as error:
+            raise ConnectionError(f"Error while writing to socket. {error}") from None
+        until = time.monotonic() + bounded_socket.TIMEOUT_S
+        arrived, at = bytearray(), 0
         replies: list[Any] = []
         array, num_missing = replies, len(commands)
         outer: list[tuple[list[Any], int]] = []  # arrays around this one
-        num_read = 0
-        try:
-            while num_missing or outer:
-                if not num_missing:
-                    array, num_missing = outer.pop()
-                    continue
-                num_missing -= 1
-                line = self._input.readline()
-                num_read += len(line)
-                kind, rest = line[:1], line[1:-2]
-                if line[-2:] != b"\r\n":
-                    raise EOFError(CLOSED)
-                if kind == b":":
-                    array.append(int(rest))
-                elif kind == b"+":
-                    array.append(rest)
-                elif kind == b"-":
-                    array.append(_refusal(rest))
-                elif kind not in (b"$", b"*") or (size := int(rest)) < -1 or len(outer) > MAX_DEPTH:
-                    raise ValueError(f"Protocol Error: {line[:-2]!r}")
-                elif size == -1:
-                    array.append(None)
-                elif kind == b"*":
-                    outer.append((array, num_missing))
-                    array.append([])
-                    array, num_missing = array[-1], size
-                else:
-                    string = self._input.read(min(size, bounded_socket.MAX_BYTES) + 2)
-                    num_read += len(string)
-                    if len(string) != size + 2:
-                        raise EOFError(CLOSED)
-                    array.append(string[:-2])
-        except TooLate:
-            raise
-        except OSError as error:
-            raise ConnectionError(
-                f"Error while reading from {self.made._host_error()} : {error.args}"
-            ) from None
-        self.num_unread = self.socket.num_received - num_read
+        while num_missing or outer:
+            if not num_missing:
+                array, num_missing = outer.pop()
+                continue
+            num_missing -= 1
+            looked = at
+            while (end := arrived.find(b"\n", looked)) < 0:
+                looked = len(arrived)
+                self._receive(arrived, until)
+            line, at = bytes(arrived[at:end]), end + 1
+            kind, rest = line[:1], line[1:-1]
+            if line[-1:] != b"\r":
+                raise ValueError(f"Protocol Error: {line!r}")
+            if kind == b":":
+                array.append(int(rest))
+            elif kind == b"+":
+                array.append(rest)
+            elif kind == b"-":
+                array.append(_refusal(rest))
+            elif kind not in (b"$", b"*") or (size := int(rest)) < -1 or len(outer) > MAX_DEPTH:
+                raise ValueError(f"Protocol Error: {line!r}")
+            elif size == -1:
+                array.append(None)
+            elif kind == b"*":
+                outer.append((array, num_missing))
+                array.append([])
+                array, num_missing = array[-1], size
+            else:
+                while len(arrived) - at < size + 2:
+                    self._receive(arrived, until)
+                array.append(bytes(arrived[at : at + size]))
+                at += size + 2
+        self.is_clean = at == len(arrived)
         return replies
+
+    def is_quiet(self) -> bool:
+        """Whether there is nothing to read, not even the end or an error. False if closed.
+
+        If it is False, some of the input may be gone.
+        """
+        is_tls = isinstance(self._socket, ssl.SSLSocket)
+        if self._socket.fileno() < 0 or (is_tls and self._socket.pending()):
+            return False  # TLS may have read ahead
+        if not self._input.poll(0):
+            return True
+        self._socket.settimeout(0)
+        try:
+            self._socket.recv(1)
+        except ssl.SSLWantReadError:  # it was for TLS alone, as a ticket for a later session is
+            return True
+        except OSError:
+            pass
+        return False
+
+    def detach(self) -> int | None:
+        """Give up the connection, and return its descriptor; None: it is encrypted, and is kept."""
+        return None if isinstance(self._socket, ssl.SSLSocket) else self._socket.detach()
+
+    def _receive(self, arrived: bytearray, until: float) -> None:
+        """Receive some more.
+
+        Raises:
+            EOFError: there is no more.
+            TooLate: there is none until then.
+            OSError: it is too much, or the connection has failed.
+        """
+        left = until - time.monotonic()
+        try:
+            if left <= 0:
+                raise TimeoutError
+            self._socket.settimeout(left)
+            more = self._socket.recv(READ_BYTES)
+        except TimeoutError:
+            raise bounded_socket.too_late() from None
+        except OSError as error:
+            host = self.made._host_error()
+            raise ConnectionError(f"Error while reading from {host} : {error.args}") from None
+        if not more:
+            raise EOFError(CLOSED)
+        arrived += more
+        if len(arrived) > bounded_socket.MAX_BYTES:
+            raise bounded_socket.too_much()
 
 
 def pack(*words: bytes | str | int, num_more: int = 0) -> bytes:

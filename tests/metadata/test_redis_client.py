@@ -3,10 +3,14 @@
 import contextlib
 import hashlib
 import os
+import select
 import socket
+import ssl
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from operator import itemgetter
+from types import SimpleNamespace
 
 import pytest
 import redis
@@ -14,11 +18,18 @@ import redis
 from mooncake_kernels.errors import Unavailable
 from mooncake_kernels.metadata import bounded_socket
 from mooncake_kernels.metadata.bounded_socket import BoundedSocket
-from mooncake_kernels.metadata.redis_client import RedisClient, pack
+from mooncake_kernels.metadata.redis_client import RedisClient, RedisConnection, pack
 from mooncake_kernels.metadata.url import parse_url
 
 from ..threads import in_threads
-from .support import RedisServer, eventually, impatience, raw_server
+from .support import (
+    WAIT_S,
+    RedisServer,
+    eventually,
+    impatience,
+    make_certificate,
+    raw_server,
+)
 
 
 @pytest.fixture
@@ -52,6 +63,62 @@ def ask(client: RedisClient, *command):
 
 def num_connections(other: redis.Redis) -> int:
     return len(other.client_list()) - 1  # its own
+
+
+@pytest.fixture
+def sides():
+    """Ours and theirs."""
+    ours, theirs = socket.socketpair()
+    yield ours, theirs
+    ours.close()
+    theirs.close()
+
+
+def connection_over(connected: socket.socket) -> RedisConnection:
+    return RedisConnection(SimpleNamespace(_sock=BoundedSocket(connected)))
+
+
+def test_pending_bytes_and_the_end_are_not_quiet(sides):
+    ours, theirs = sides
+    connection = connection_over(ours)
+    assert connection.is_quiet()
+    theirs.sendall(b"ab")
+    assert not connection.is_quiet()
+    assert ours.recv(100)[-1:] == b"b" and connection.is_quiet()
+    theirs.close()
+    assert not connection.is_quiet()
+
+
+def test_a_closed_socket_is_not_quiet(sides):
+    ours, _ = sides
+    connection = connection_over(ours)
+    ours.close()
+    assert not connection.is_quiet()
+
+
+def test_tickets_of_tls_are_quiet(sides, tmp_path):
+    ours, theirs = sides
+    certificate, key = make_certificate(tmp_path)
+    server, client = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER), ssl.create_default_context()
+    server.load_cert_chain(certificate, key)
+    client.load_verify_locations(certificate)
+    with ThreadPoolExecutor(1) as pool:
+        wrapping = pool.submit(server.wrap_socket, theirs, server_side=True)
+        encrypted = client.wrap_socket(ours, server_hostname="localhost")
+        theirs = wrapping.result()
+    with theirs, encrypted:
+        connection = connection_over(encrypted)
+        assert select.select([encrypted], [], [], WAIT_S)[0], "no ticket has come"
+        assert connection.is_quiet() and connection.is_quiet()
+        encrypted.settimeout(WAIT_S)
+        encrypted.sendall(b"a question")
+        assert theirs.recv(100) == b"a question"
+        theirs.sendall(b"abc")
+        assert encrypted.recv(1) == b"a"
+        assert not connection.is_quiet(), "TLS has read ahead"
+        assert encrypted.recv(2) == b"bc" and connection.is_quiet()
+        theirs.sendall(b"d")
+        assert not connection.is_quiet()
 
 
 def test_connection_is_reused(client, other):
@@ -256,7 +323,7 @@ def test_interrupted_command_drops_its_connection(client, monkeypatch):
         def interrupt(*_):
             raise KeyboardInterrupt
 
-        patched.setattr(BoundedSocket, "readinto", interrupt)
+        patched.setattr(RedisConnection, "_receive", interrupt)
         with pytest.raises(KeyboardInterrupt):
             ask(client, "ECHO", "a")
     assert ask(client, "ECHO", "b") == b"b"
