@@ -425,6 +425,32 @@ def read_into_checked(
     return engine._engine.read_objects_into(*read) if sizes is None else sizes
 
 
+def write_checked(
+    engine: ObjectCalls,
+    peer: Peer,
+    keys: np.ndarray,
+    objects: list[list[Place]],
+    publish: bool,
+    verify: bool,
+    deadline_s: float,
+) -> np.ndarray:
+    """``TransferEngine.write_objects`` of arguments that are right, as ``read_checked``."""
+    if engine._closed:
+        engine._check_open("write_objects")
+    write = peer._peer, keys, objects, publish, verify, deadline_s
+    statuses = engine._engine.write_plain(*write)
+    return engine._engine.write_objects(*write) if statuses is None else statuses
+
+
+def remove_checked(
+    engine: ObjectCalls, peer: Peer, keys: np.ndarray, deadline_s: float
+) -> np.ndarray:
+    """``TransferEngine.remove_objects`` of arguments that are right, as ``read_checked``."""
+    if engine._closed:
+        engine._check_open("remove_objects")
+    return engine._engine.remove_objects(peer._peer, keys, deadline_s)
+
+
 def _as_each(op: str, argument: str, values: Any, count: int) -> np.ndarray:
     if values is None:
         return np.full(count, WHOLE)

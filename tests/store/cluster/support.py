@@ -79,7 +79,7 @@ class Hosts:
     def several(self, num_hosts: int, *args, **options) -> list[Host]:
         made = [self.make(f"host-{i}", *args, **options) for i in range(num_hosts)]
         for host in made:
-            host.node._membership.refresh()
+            host.node.membership.refresh()
         return made
 
     def close(self) -> None:

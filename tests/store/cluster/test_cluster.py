@@ -279,7 +279,7 @@ def test_objects_of_a_node_without_a_pool_go_to_others(hosts):
     with pytest.raises(Unavailable, match="put: no node with a pool takes it: there is none"):
         none.cluster.put("a", value(1))
     one, two = hosts.make("one", 4 * UNIT), hosts.make("two", 16 * UNIT)
-    none.node._membership.refresh()
+    none.node.membership.refresh()
     layers = np.arange(300.0).reshape(3, 100)
     assert none.cluster.put_from("kv", *layers, b"end") is STORED
     assert two.store.get("kv") == layers.tobytes() + b"end"  # it has more room

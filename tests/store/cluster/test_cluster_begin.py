@@ -81,7 +81,7 @@ def test_claim_of_dropped_put_is_released_by_renewal(hosts):
     assert two.cluster.put("a", value(2)) is BEING_WRITTEN
     del puts
     gc.collect()
-    one.node._membership._renew_once()
+    one.node.membership._renew_once()
     assert two.cluster.put_each(["a", "b"], [value(2)] * 2) == [STORED] * 2
     assert one.cluster.get("a") == value(2)
 

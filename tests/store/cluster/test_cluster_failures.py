@@ -218,7 +218,7 @@ def test_reader_taken_for_dead_never_returns_stale_data(hosts, verify, monkeypat
     def slow(read, *args, **options):
         read(*args, **options)
         assert one.node.num_readers() == 1
-        two.node._membership._is_over.set()  # as if it had been stopped meanwhile
+        two.node.membership._is_over.set()  # as if it had been stopped meanwhile
         hosts.directory.leave(two.node.name)
         assert eventually(lambda: one.node.num_readers() == 0)
 
@@ -237,7 +237,7 @@ def test_pins_of_a_reader_expire_with_its_membership(hosts):
     )
     assert one.node.num_readers() == 1 and one.store.stats().num_pins == 1
     hosts.directory.leave(two.node.name)
-    two.node._membership._is_over.set()  # it does not come back
+    two.node.membership._is_over.set()  # it does not come back
     assert eventually(lambda: one.node.num_readers() == 0) and one.store.stats().num_pins == 0
     released = two.node._rpc.request(
         one.node.name, Release, Released, 5.0, token=answer.number, is_answered=True
@@ -312,7 +312,7 @@ def test_one_of_many_writers_wins(hosts):
 
 def test_only_one_thread_of_a_node_writes_a_key(hosts):
     one, none = hosts.make("one"), hosts.make("none", 0)
-    none.node._membership.refresh()
+    none.node.membership.refresh()
     for host, writes in ((one, (one.store, "put_key")), (none, (none.node.client, "put"))):
         others = []
 
@@ -498,5 +498,5 @@ def test_cluster_with_a_secret_and_with_tls(hosts, kind, tmp_path):
     assert stranger.cluster.exists("a") and stranger.cluster.get("a") is None
     with pytest.raises(TransferError):
         stranger.node.client.stat(one.node.name)
-    two.node._membership.refresh()
+    two.node.membership.refresh()
     assert two.cluster.stats().keys() == {one.node.pool_name, two.node.pool_name}

@@ -201,7 +201,7 @@ def test_pool_survives_the_kill_of_one_of_two_nodes(hosts, start):
         maker.kill()
         for _ in range(5):
             assert eventually(lambda: here.cluster.get("a") == value(1))
-        assert eventually(lambda: maker.name not in here.node._membership.refresh())
+        assert eventually(lambda: maker.name not in here.node.membership.refresh())
         assert here.cluster.exists("a") and here.cluster.get("a") == value(1)
         other.kill()
         assert eventually(lambda: not here.cluster.exists("a"))

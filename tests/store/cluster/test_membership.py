@@ -122,7 +122,7 @@ def test_leaving_node_does_not_rejoin_for_a_put(hosts):
     one = hosts.make("one")
 
     def leave_before(claim, *args):
-        one.node._membership.close()
+        one.node.membership.close()
         return claim(*args)
 
     with replaced(hosts.directory, "claim", leave_before):

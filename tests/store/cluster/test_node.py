@@ -139,7 +139,7 @@ def test_close_waits_for_readers_to_finish(hosts):
 
     def begin_to_close(read, *args, **options):
         closing.start()
-        assert eventually(lambda: one.node.name not in two.node._membership.refresh())
+        assert eventually(lambda: one.node.name not in two.node.membership.refresh())
         return read(*args, **options)
 
     with replaced(two.node.memory, "read", begin_to_close):
@@ -169,7 +169,7 @@ def test_no_one_waits_for_a_closed_node(hosts, by_key):
     """Its engine stays open. Who still takes it for a member is refused, and asks the next."""
     one, two = hosts.make("one", by_key=by_key), hosts.make("two", 32 * UNIT, by_key=by_key)
     none = hosts.make("none", 0, by_key=by_key)
-    assert none.node.homes()[0].name == one.node.name
+    assert none.node.membership.homes[0].name == one.node.name
     one.cluster.put("a", value(1))
     assert none.cluster.exists("a")  # and it remembers where
     two.cluster.fetch(["a"])

@@ -56,7 +56,7 @@ def test_wrongly_withdrawn_objects_are_published_again(hosts):
     one.cluster.put("a", value(1))
     hosts.directory.withdraw(one.node.pool_name, one.cluster.keyspace.keys(["a"]))
     assert not two.cluster.exists("a")
-    one.node._membership._look_once(BEATS_A_COMPARISON)
+    one.node.membership._look_once(BEATS_A_COMPARISON)
     assert two.cluster.get("a") == value(1)
 
 

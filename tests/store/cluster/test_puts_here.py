@@ -294,9 +294,9 @@ def test_one_of_many_threads_on_all_hosts_wins(hosts):
     one, two = hosts.make("one"), hosts.make("two")
     clients = [hosts.make(f"client {i}", 0) for i in range(3)]
     for client, home in zip(clients, (one, two, one), strict=True):
-        members = client.node._membership
-        members._homes = tuple(
-            sorted(members._homes, key=lambda member, name=home.node.name: member.name != name)
+        members = client.node.membership
+        members.homes = tuple(
+            sorted(members.homes, key=lambda member, name=home.node.name: member.name != name)
         )
 
     def claim_and_write(cluster, key, data) -> PutResult:

@@ -118,7 +118,7 @@ def test_object_put_again_without_membership_stays(hosts):
 
     with replaced(hosts.directory, "publish", leave_then):
         assert one.cluster.put("a", value(2)) is STORED
-    one.node._membership._renew_once()
+    one.node.membership._renew_once()
     look_at_everything(hosts)
     assert one.store.get("a") == value(2) and two.cluster.get("a") == value(2)
 
@@ -315,7 +315,7 @@ def test_removal_while_holders_copy_from_each_other(hosts):
 def test_a_copy_is_kept_and_published_later_if_the_directory_is_away(hosts):
     away = SomeDirectory(hosts.directory)
     one, two = hosts.make("one"), hosts.make("two", directory=away)
-    two.node._membership.refresh()
+    two.node.membership.refresh()
     one.cluster.put("a", value(1))
 
     def read(read, *args, **options):

@@ -62,7 +62,7 @@ def test_removal_while_holders_membership_is_expired_reaches_disk(hosts, holding
     assert not two.cluster.remove("a")  # of whom no one knows just now
     for _ in range(2):
         one.node.entries.publish_all()  # to a directory that does not serve the pool
-    one.node._membership._renew_once()
+    one.node.membership._renew_once()
     assert is_nowhere(hosts, one)
 
 

@@ -15,7 +15,7 @@ SOFT, HARD = 1, 2  # of PoolObjects.retention
 def test_put_taken_by_another_node_keeps_retention_and_position(hosts, draining):
     one = hosts.make("one")
     other = hosts.make("other", 64 * UNIT if draining else 0)
-    other.node._membership.refresh()
+    other.node.membership.refresh()
     if draining:
         other.node.set_draining(True)
     values = [value(i) for i in range(4)]

@@ -142,7 +142,7 @@ class TestPuts:
 
     def test_only_the_engine_is_asked(self, pair):
         one, none = pair
-        assert none.node.homes()[0].publishes
+        assert none.node.membership.homes[0].publishes
         with fails(none.node.claims, "ask"), fails(one.node._server._handler, "handle"):
             values = [value(i, 100 * i) for i in range(5)]
             assert none.cluster.put_each(range(5), values) == [STORED] * 5
@@ -205,14 +205,14 @@ class TestPuts:
         two = hosts.make("two", 8 * UNIT)
         none.node.members(anew=True)
         one.node.set_draining(True)
-        assert none.node.homes()[0].name == one.node.name, "it does not know yet"
+        assert none.node.membership.homes[0].name == one.node.name, "it does not know yet"
         assert none.cluster.put("a", value(1)) is STORED
         assert two.store.exists("a") and not one.store.exists("a")
 
     def test_a_pool_with_quotas_is_put_into_by_its_node(self, hosts):
         one = hosts.make("one", store=Store.create(64 * UNIT, quota=Quota(4 * UNIT)))
         none = hosts.make("none", 0)
-        assert not none.node.homes()[0].publishes
+        assert not none.node.membership.homes[0].publishes
         for i in range(10):
             assert none.cluster.put(i, value(i)) is STORED
         assert one.store.stats().num_ready <= 4

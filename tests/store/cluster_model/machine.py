@@ -94,8 +94,8 @@ class ClusterMachine(RuleBasedStateMachine):
     def beat(self) -> None:
         """What every host does periodically: see which members are alive, and forget the others."""
         for host in self.hosts():
-            host.node._membership._renew_once()
-            host.node._membership._look_once(0)  # with all that is not done each time
+            host.node.membership._renew_once()
+            host.node.membership._look_once(0)  # with all that is not done each time
 
     # What is known beforehand.
 

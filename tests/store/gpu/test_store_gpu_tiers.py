@@ -69,7 +69,7 @@ def test_between_hosts(gpus, by_key):
     """Puts of a host without a pool go to the other, and its reads come from there."""
     with contextlib.closing(Hosts(EmbeddedDirectory())) as hosts:
         holder, other = hosts.make("holder", by_key=by_key), hosts.make("other", 0, by_key=by_key)
-        other.node._membership.refresh()
+        other.node.membership.refresh()
         source = on_gpu(gpus, 1, 1)
         assert other.cluster.put_from(1, source.buffer, b"tail") is STORED
         whole = np.concatenate([content((1, 0), UNIT), np.frombuffer(b"tail", np.uint8)])

@@ -7,7 +7,7 @@ from ..cluster.support import Host
 
 def die(host: Host) -> None:
     """From now on answer and publish nothing: the directory still considers it alive."""
-    host.node._membership.stop()
+    host.node.membership.stop()
     host.engine.close()
 
 

@@ -26,11 +26,12 @@ from ..directory import Member
 from ..keyspace import Keyspace, StoreKey, StoreKeys
 from ..store import ABSENT, DAMAGED, Store
 from .copies import Copies
-from .destinations import BufferDestination, BytesDestination, Destination, Outcome
+from .destinations import Destination, Outcome
 from .hot_keys import HotKeys
 from .membership import check_preferred
 from .node import Node
 from .put import ClusterPut, PutBatch, prompt_options
+from .reads import BufferDestination, BytesDestination
 from .writes import Writes
 
 logger = logging.getLogger(__name__)
@@ -226,6 +227,8 @@ class ClusterStore(Closeable):
             except ChecksumError:
                 is_damaged = True
                 self._withdraw(key)
+            if not self.node.is_open:
+                raise self.node.not_open()
             [result], [outcome] = copies.fetch(words, verify=random.random() < self._verify)
             if result is None:
                 if is_damaged or outcome is Outcome.DAMAGED:
@@ -256,6 +259,8 @@ class ClusterStore(Closeable):
             Unavailable: the directory does not answer, and some objects are not here.
         """
         _, copies = self._own_pool("fetch")
+        if not self.node.is_open:
+            raise self.node.not_open()
         words = self._keyspace.keys(keys, "fetch")
         return copies.fetch(words, verify=random.random() < self._verify)[0]
 
@@ -297,6 +302,10 @@ class ClusterStore(Closeable):
         Raises:
             Unavailable: the directory does not answer.
         """
+        if not len(words):
+            return []
+        if not self.node.is_open:
+            raise self.node.not_open()
         verify = random.random() < self._verify
         outcomes = self._reads.read_each(words, destinations, verify=verify)
         if self._hot is not None and self.node.copies is not None and not self.node.is_draining:
@@ -472,7 +481,8 @@ class ClusterStore(Closeable):
         """Have LRU evict a prompt's objects in this node's pool from tail to head, see
         ``Store.order_prompt``.
         """
-        self.node.check_process()
+        if not self.node.is_open:
+            raise self.node.not_open()
         words = self._keyspace.keys(keys, "order_prompt")
         if self._store is not None:
             self._store.age_tail_first(words)
@@ -485,7 +495,8 @@ class ClusterStore(Closeable):
                 removed from all other pools.
         """
         words = self._keyspace.row(key, "remove")
-        self.node.check_process()
+        if not self.node.is_open:
+            raise self.node.not_open()
         return bool(self._writes.remove_each(words)[0])
 
     def remove_each(self, keys: StoreKeys) -> np.ndarray:
@@ -498,7 +509,8 @@ class ClusterStore(Closeable):
             Unavailable: the directory, or a node that has some, does not answer; the objects were
                 removed from all other pools.
         """
-        self.node.check_process()
+        if not self.node.is_open:
+            raise self.node.not_open()
         words = self._keyspace.keys(keys, "remove_each")
         return self._writes.remove_each(words)
 
@@ -512,7 +524,8 @@ class ClusterStore(Closeable):
             Unavailable: the directory, or every node of a pool that has it, does not answer; it is
                 set in all other pools.
         """
-        self.node.check_process()
+        if not self.node.is_open:
+            raise self.node.not_open()
         words = self._keyspace.row(key, "retain")
         check_retention("retain", retention)
         return self._writes.retain(words, retention)
@@ -656,7 +669,8 @@ class ClusterStore(Closeable):
         preferred: Sequence[str],
     ) -> np.ndarray:
         """Check how n objects are to be put, and return it as ``[n]`` of ``PUT_OPTIONS``."""
-        self.node.check_process()
+        if not self.node.is_open:
+            raise self.node.not_open()
         options = prompt_options(op, num_objects, retention, position)
         if preferred != ():
             check_preferred(op, preferred)

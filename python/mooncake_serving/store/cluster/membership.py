@@ -43,6 +43,8 @@ class Membership:
         on_rejoin: is called after the directory has forgotten the member, or was replaced.
 
     Attributes:
+        members: the living members by name, as last reported.
+        homes: those whose pools take objects, without this node's: the emptiest first.
         serving: by the name of each pool the living members that serve it; none for this node's.
     """
 
@@ -69,9 +71,9 @@ class Membership:
         self._is_over = threading.Event()
         self._must_look = threading.Event()
         self._joining = threading.Lock()  # so that none joins who has left
-        self._members: dict[str, Member] = {}
+        self.members: dict[str, Member] = {}
         self.serving: dict[str, list[Member]] = {}
-        self._homes: tuple[Member, ...] = ()
+        self.homes: tuple[Member, ...] = ()
         self._served: set[str] = set()  # names of all members with pools so far
         self._threads: list[threading.Thread] = []
 
@@ -95,37 +97,29 @@ class Membership:
             self.close()
             raise
 
-    def members(self) -> dict[str, Member]:
-        """The living members, as last reported."""
-        return self._members
-
-    def homes(self) -> tuple[Member, ...]:
-        """The living members whose pools take objects, without this node's: the emptiest first."""
-        return self._homes
-
     def refresh(self) -> dict[str, Member]:
         """Ask which members live.
 
         Raises:
             Unavailable: the directory does not answer.
         """
-        before = self._members
-        self._members = {member.name: member for member in self._directory.members()}
-        for name, member in self._members.items():
+        before = self.members
+        self.members = {member.name: member for member in self._directory.members()}
+        for name, member in self.members.items():
             self._meet(member, before.get(name))
         serving: dict[str, list[Member]] = {self._pool: []}
-        for member in self._members.values():
+        for member in self.members.values():
             if member.pool not in ("", self._pool):
                 serving.setdefault(member.pool, []).append(member)
         self.serving = serving
         homes = (
             member
-            for member in self._members.values()
+            for member in self.members.values()
             if member.pool not in ("", self._pool) and not member.is_draining
         )
-        self._homes = tuple(sorted(homes, key=lambda member: -member.free_bytes))
-        self._served.update(name for name, member in self._members.items() if member.pool)
-        return self._members
+        self.homes = tuple(sorted(homes, key=lambda member: -member.free_bytes))
+        self._served.update(name for name, member in self.members.items() if member.pool)
+        return self.members
 
     def has_served(self, name: str) -> bool:
         """Whether a member of that name with a pool was ever reported."""

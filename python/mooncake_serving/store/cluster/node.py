@@ -45,8 +45,9 @@ MAX_SLOT_BYTES = 1 << 30
 _taken: weakref.WeakSet[TransferEngine] = weakref.WeakSet()
 _lock = threading.Lock()
 # Nodes that are open when the interpreter exits leave then, as if they had been closed. Their
-# engines, stores and directories are closed later, or not at all.
-_open: weakref.WeakSet[Closeable] = weakref.WeakSet()
+# engines, stores and directories are closed later, or not at all. In a forked child they are its
+# parent's.
+_open: "weakref.WeakSet[Node]" = weakref.WeakSet()
 
 
 class Node(Closeable):
@@ -72,9 +73,11 @@ class Node(Closeable):
 
     Attributes:
         name: of the engine.
+        is_open: whether it was not closed, and is of this process, not of its parent.
         host: see above.
         pool_name: name of the pool in the directory, the same for all that serve it; "" for none.
         directory: see above.
+        membership: of this node, and who else takes part.
         locations: where objects are.
         admission: whether the pool accepts objects, and whether any are being put.
         backoff: nodes that were asked and have not answered in time.
@@ -118,7 +121,7 @@ class Node(Closeable):
         self.directory = directory
         self.pool_name = "" if store is None else pool_name(store.pool.path)
         self.admission = Admission()
-        self._pid = os.getpid()
+        self.is_open = True
         self._ttl_s = ttl_s
         self._answer_s = answer_s
         self._is_closed = False
@@ -138,9 +141,9 @@ class Node(Closeable):
         opened.callback(self.memory.close)
         if store is not None:
             self.memory.register(store.pool.buffer)
-        removed_s = max(REMOVED_S, REMOVED_TTLS * ttl_s)
+        removed_s = float(max(REMOVED_S, REMOVED_TTLS * ttl_s))
         self.entries = DirectoryEntries(directory, self.pool_name, store, removed_s)
-        self._membership = Membership(
+        self.membership = Membership(
             directory,
             self.entries,
             self._describe,
@@ -151,7 +154,7 @@ class Node(Closeable):
             self._on_rejoin,
         )
         self.locations = Locations(directory, ttl_s)
-        self.claims = Claims(directory, self.name, self.entries, self._membership.rejoin)
+        self.claims = Claims(directory, self.name, self.entries, self.membership.rejoin)
         self.backoff = PeerBackoff(answer_s)
         self._peers = Peers(engine)
         opened.callback(self._peers.close)
@@ -165,12 +168,11 @@ class Node(Closeable):
             store,
             self.entries,
             self.locations,
-            self._membership,
+            self.membership,
             self._peers,
             self.client,
             PinnedReads(self._rpc, self._peers, self.memory, self.backoff, answer_s, read_s),
             self.backoff,
-            self.check_process,
             host=self.host,
             answer_s=answer_s,
             read_s=read_s,
@@ -192,7 +194,7 @@ class Node(Closeable):
         )
         opened.callback(self._server.close)
         opened.callback(self._rpc.close)
-        self._membership.join()
+        self.membership.join()
 
     def members(self, *, anew: bool = False) -> list[Member]:
         """Return the members by name, as last reported; ``anew``: ask the directory now.
@@ -200,30 +202,8 @@ class Node(Closeable):
         Raises:
             Unavailable: it is asked, and does not answer.
         """
-        members = self._membership.refresh() if anew else self._membership.members()
+        members = self.membership.refresh() if anew else self.membership.members
         return [member for _, member in sorted(members.items())]
-
-    def servers_of(self, pool: str) -> list[Member]:
-        """Return the members that serve another node's pool; the directory is asked if none is
-        known.
-
-        Raises:
-            Unavailable: it is asked, and does not answer.
-        """
-        if pool not in self._membership.serving:
-            self._membership.refresh()
-        return self._membership.serving.get(pool, [])
-
-    def homes(self, *, anew: bool = False) -> tuple[Member, ...]:
-        """Return the members whose pools take objects, without this node's: the emptiest first, as
-        last reported; ``anew``: ask the directory now.
-
-        Raises:
-            Unavailable: it is asked, and does not answer.
-        """
-        if anew:
-            self._membership.refresh()
-        return self._membership.homes()
 
     def set_draining(self, is_draining: bool) -> None:
         """Set whether the node accepts no new objects, and puts its own into other pools.
@@ -231,11 +211,12 @@ class Node(Closeable):
         Raises:
             Unavailable: the directory does not answer; it is notified later.
         """
-        self.check_process()
+        if not self.is_open:
+            raise self.not_open()
         self.admission.set_open(not is_draining)
         if self._served is not None:
             self._served.let_put(not is_draining)
-        self._membership.announce()
+        self.membership.announce()
 
     @property
     def is_draining(self) -> bool:
@@ -254,11 +235,11 @@ class Node(Closeable):
         Raises:
             Unavailable: the directory does not answer.
         """
-        return self._membership.members().get(name) or self._membership.refresh().get(name)
+        return self.membership.members.get(name) or self.membership.refresh().get(name)
 
     def has_served(self, name: str) -> bool:
         """Whether a member of that name with a pool was ever reported, even if it is not now."""
-        return self._membership.has_served(name)
+        return self.membership.has_served(name)
 
     def register(self, buffer: Any) -> Region:
         """Register memory, so that objects are read into it, and written from it, without a copy.
@@ -278,11 +259,10 @@ class Node(Closeable):
         """How many reads of other nodes have pinned objects of this pool."""
         return 0 if self._pins is None else self._pins.num_tokens()
 
-    def check_process(self) -> None:
-        """Refuse to work after ``close``, and in a forked child."""
-        if self._is_closed or os.getpid() != self._pid:
-            state = "closed" if self._is_closed else "its parent's"
-            raise InvalidArgument(f"Node: node must be open, got {self.name}, which is {state}")
+    def not_open(self) -> InvalidArgument:
+        """The error of a call after ``close``, or in a forked child."""
+        state = "closed" if self._is_closed else "its parent's"
+        return InvalidArgument(f"Node: node must be open, got {self.name}, which is {state}")
 
     def close(self) -> None:
         """Leave. Current readers have ``answer_s`` to finish; this node's own requests fail.
@@ -290,11 +270,11 @@ class Node(Closeable):
 
         In a forked child it has no effect.
         """
-        if self._is_closed or os.getpid() != self._pid:
+        if not self.is_open:
             return
-        self._is_closed = True
+        self._is_closed, self.is_open = True, False
         _open.discard(self)
-        self._membership.close()
+        self.membership.close()
         until = time.monotonic() + self._answer_s
         while self.num_readers() and time.monotonic() < until:
             time.sleep(PAUSE_S)
@@ -410,6 +390,14 @@ def _take_engine(engine: TransferEngine) -> None:
                 f"Node: engine must be without a node, got {engine.name}, which has one"
             )
         _taken.add(engine)
+
+
+def _leave_to_parent() -> None:
+    for node in list(_open):
+        node.is_open = False
+
+
+os.register_at_fork(after_in_child=_leave_to_parent)
 
 
 @atexit.register

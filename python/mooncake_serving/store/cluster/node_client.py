@@ -15,9 +15,11 @@ from mooncake_kernels.buffers import Buffer, as_buffer, copy_to_host
 from mooncake_kernels.errors import TransferError, Unavailable
 from mooncake_kernels.pool import PoolStats, PutResult, Retention, checksum_of
 from mooncake_kernels.transfer import MAX_RPC_BYTES, MAX_RPC_KEYS, ObjectStatus, Peer
+from mooncake_kernels.transfer.objects import remove_checked, write_checked
 
 from ...rpc import Peers
 from ..checks import RETENTIONS
+from .destinations import Places
 from .membership import PeerBackoff
 from .memory import Offers, RegisteredMemory
 from .messages import (
@@ -135,7 +137,7 @@ class NodeClient:
         self,
         member: str,
         keys: np.ndarray,
-        places: Sequence[Sequence[tuple[int, int]]],
+        places: list[Places],
         num_bytes: int,
         *,
         verify: bool,
@@ -162,12 +164,13 @@ class NodeClient:
             if not self._peers.prefers_rpc(peer, num_bytes):
                 return None
             try:
-                statuses = self._peers.engine.write_objects(
-                    peer, keys, places, publish=True, verify=verify, deadline_s=self._pull_s
+                statuses = write_checked(
+                    self._peers.engine, peer, keys, places, True, verify, self._pull_s
                 )
             except Unavailable:
                 return None
-        self._backoff.heard(member)
+        if self._backoff.silent:
+            self._backoff.heard(member)
         found = statuses.tolist()
         if LATE in found:  # so would be the answer to a claim
             raise Unavailable("put: the directory does not answer in time")
@@ -265,12 +268,13 @@ class NodeClient:
             batch = suited[first:end]
             places = [[(part.address, part.num_bytes) for part in objects[i]] for i in batch]
             try:
-                statuses = self._peers.engine.write_objects(
-                    peer, keys[batch], places, verify=verify, deadline_s=self._pull_s
+                statuses = write_checked(
+                    self._peers.engine, peer, keys[batch], places, False, verify, self._pull_s
                 )
             except Unavailable:
                 return results
-            self._backoff.heard(peer.name)
+            if self._backoff.silent:
+                self._backoff.heard(peer.name)
             for i, status in zip(batch, statuses.tolist(), strict=True):
                 results[i] = RESULTS.get(status)
         return results
@@ -282,9 +286,9 @@ class NodeClient:
         removed = np.zeros(len(keys), bool)
         for first in range(0, len(keys), MAX_RPC_KEYS):
             part = slice(first, first + MAX_RPC_KEYS)
-            remove = self._peers.engine.remove_objects
+            engine = self._peers.engine
             try:
-                removed[part] = remove(peer, keys[part], deadline_s=self._answer_s) == DONE
+                removed[part] = remove_checked(engine, peer, keys[part], self._answer_s) == DONE
             except Unavailable:
                 return None
             if self._backoff.silent:

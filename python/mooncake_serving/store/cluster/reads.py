@@ -4,24 +4,29 @@ import ctypes
 import logging
 import random
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
+from typing import Any
 
 import numpy as np
 
-from mooncake_kernels.buffers import HOST, as_buffer, copy_to_host
-from mooncake_kernels.errors import ChecksumError, TransferError, Unavailable
+from mooncake_kernels.buffers import (
+    HOST,
+    BounceBuffers,
+    Buffer,
+    as_buffer,
+    as_writable,
+    copy_to_host,
+)
+from mooncake_kernels.errors import ChecksumError, InvalidArgument, TransferError, Unavailable
 from mooncake_kernels.transfer import MAX_RPC_KEYS, WHOLE, ObjectStatus, Peer
 from mooncake_kernels.transfer.objects import read_checked, read_into_checked
 
 from ...rpc import Peers
+from ..checks import check_number
 from ..directory import Holders, Member
 from ..store import Store
-from .destinations import (
-    Destination,
-    Outcome,
-    Places,
-)
+from .destinations import Destination, Outcome, Places
 from .directory_entries import DirectoryEntries, Locations
 from .membership import Membership, PeerBackoff
 from .node_client import NodeClient
@@ -32,6 +37,7 @@ logger = logging.getLogger(__name__)
 Serving = Mapping[str, Sequence[Member]]  # by the name of a pool, who serves it
 Group = tuple[Member, list[int]]  # a holder, and which objects it is asked for
 
+ANY_SIZE = (1 << 64) - 1
 READS_AT_ONCE = 8  # holders, of all threads together
 PAUSE_S = 0.001  # while a holder has no pins left
 DONE, ABSENT, DAMAGED = Outcome.DONE, Outcome.ABSENT, Outcome.DAMAGED  # looked up once
@@ -44,6 +50,122 @@ OUTCOMES[ObjectStatus.DONE] = DONE  # unless the read fails
 OUTCOMES[ObjectStatus.DAMAGED] = SPOILED  # its node is notified, and drops it
 OUTCOMES[ObjectStatus.BUSY] = BUSY
 OUTCOMES[ObjectStatus.DOES_NOT_FIT] = NOT_TAKEN
+
+
+class BufferDestination:
+    """Packed, writable memory of the caller, filled as ``ObjectPool.get_into`` does.
+
+    Data for a GPU goes to host memory first, until it is delivered.
+
+    Attributes:
+        num_bytes: size of the memory.
+        object_bytes: size of the object, once it is known.
+    """
+
+    location = HOST
+
+    def __init__(
+        self,
+        op: str,
+        buffers: Sequence[Any],
+        offset: int | None = None,
+        *,
+        was_compared: bool = False,
+    ):
+        held: Sequence[Buffer] = as_writable(op, buffers)
+        if offset is not None:
+            check_number(op, "offset", offset)
+            offset = int(offset)  # one of numpy's would overflow
+        self._bounce: BounceBuffers | None = None
+        for buffer in held:
+            if buffer.location != HOST:
+                self._bounce = BounceBuffers(held)
+                held = self._bounce.buffers
+                break
+        places: Places = []
+        num_bytes = 0
+        for buffer in held:
+            places.append((buffer.address, buffer.num_bytes))
+            num_bytes += buffer.num_bytes
+        self._buffers = held  # as long as they are written to
+        self._places = places
+        self._offset = offset
+        self.places = places if offset is None else None
+        self.wanted = WHOLE if offset is None else offset, num_bytes
+        self.was_compared = was_compared
+        self.num_bytes = num_bytes
+        self.object_bytes = 0
+
+    def arrive(self, num_bytes: int) -> None:
+        self.object_bytes = num_bytes
+
+    def open(self, num_bytes: int) -> Places | None:
+        self.object_bytes = num_bytes
+        if self._offset is None:
+            if num_bytes < self.num_bytes:
+                return first_bytes(self._places, num_bytes)
+            return self._places if num_bytes == self.num_bytes else None
+        return self._places if self._offset + self.num_bytes <= num_bytes else None
+
+    def refusal(self, op: str) -> InvalidArgument:
+        """What ``ObjectPool.get_into`` raises if the object does not fit."""
+        need = (
+            f"must have room for {self.object_bytes} bytes, got {self.num_bytes}"
+            if self._offset is None
+            else f"and offset must be within the object's {self.object_bytes} bytes, got "
+            f"{self.num_bytes} from {self._offset}"
+        )
+        return InvalidArgument(f"{op}: buffers {need}")
+
+    def commit(self) -> None:
+        pass  # it is in place, once it is delivered
+
+    def deliver(self) -> None:
+        """Copy to the GPUs what is in host memory on their behalf.
+
+        Raises:
+            Unavailable, CudaError: of the driver.
+        """
+        if self._bounce is not None:
+            self._bounce.deliver(self.object_bytes if self._offset is None else self.num_bytes)
+
+    def abort(self) -> None:
+        pass  # the content of the buffers is undefined
+
+
+class BytesDestination(Destination):
+    """New memory, as large as the object."""
+
+    location = HOST
+    wanted = WHOLE, ANY_SIZE
+    was_compared = False
+    places: Places | None = None
+
+    def __init__(self) -> None:
+        self._array = np.empty(0, np.uint8)
+
+    def open(self, num_bytes: int) -> Places | None:
+        self._array = np.empty(num_bytes, np.uint8)
+        return [(as_buffer(self._array).address, num_bytes)]
+
+    def commit(self) -> None:
+        pass
+
+    def abort(self) -> None:
+        pass
+
+    def value(self) -> bytes:
+        return self._array.tobytes()
+
+
+def first_bytes(places: Places, num_bytes: int) -> Places:
+    """The first bytes of memory."""
+    first: Places = []
+    for address, size in places:
+        if part := min(size, num_bytes):
+            first.append((address, part))
+            num_bytes -= part
+    return first
 
 
 class Reads:
@@ -63,7 +185,6 @@ class Reads:
         client: tells holders what they do not have.
         pinned: reads by address.
         backoff: holders that are not asked.
-        check: raises an error if this node cannot read any more.
         host: of this node, whose pools are asked first.
         answer_s: how long an answer may take.
         read_s: how long the data may take in addition.
@@ -79,7 +200,6 @@ class Reads:
         client: NodeClient,
         pinned: PinnedReads,
         backoff: PeerBackoff,
-        check: Callable[[], None],
         *,
         host: str,
         answer_s: float,
@@ -93,7 +213,6 @@ class Reads:
         self._client = client
         self._pinned = pinned
         self._backoff = backoff
-        self._check = check
         self._host = host
         self._answer_s = float(answer_s)
         self._read_s = float(read_s)
@@ -165,7 +284,6 @@ class Reads:
         """
         if not len(words):
             return []
-        self._check()
         if pools is None:
             pools, is_remembered = self._locations.find(words)
         else:

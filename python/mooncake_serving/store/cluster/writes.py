@@ -16,12 +16,11 @@ from ..directory import Claim, Member
 from ..keyspace import StoreKeys, words_of
 from ..store import Store
 from .claims import Guard
-from .destinations import BufferDestination
 from .membership import preference
 from .node import Node
 from .node_client import UNSURE, NewResult, Pulls
 from .put import NORMAL, PUT_OPTIONS, ClusterPut, LocalPut, PutBatch, StagedPut, put_arguments
-from .reads import GONE, Reads
+from .reads import GONE, BufferDestination, Reads
 
 Result = TypeVar("Result")
 
@@ -138,7 +137,8 @@ class Writes:
 
     def commit_each(self, puts: Sequence[ClusterPut]) -> list[PutResult]:
         """Commit the puts that ``begin_each`` returned, see ``ClusterStore.commit_each``."""
-        self._node.check_process()
+        if not self._node.is_open:
+            raise self._node.not_open()
         self._check_puts(puts)
         here = [put for put in puts if isinstance(put, LocalPut)]
         self._renew_claims(here)
@@ -203,8 +203,10 @@ class Writes:
         """Members whose pools take objects, without this node's: those that were silent lately
         last, and of the others the emptiest pool first.
         """
-        homes = self._node.homes() or self._node.homes(anew=True)
-        return sorted(homes, key=lambda member: member in self._node.backoff)
+        membership = self._node.membership
+        if not membership.homes:
+            membership.refresh()
+        return sorted(membership.homes, key=lambda member: member in self._node.backoff)
 
     def _put_here(self, store: Store, batch: PutBatch) -> list[NewResult] | None:
         """Put n objects into this node's pool, in one round trip to the directory.
@@ -277,7 +279,7 @@ class Writes:
         """
         node = self._node
         words, objects, options = batch
-        member = next(iter(homes or node.homes()), None)
+        member = next(iter(homes or node.membership.homes), None)
         if member is None or not member.publishes or not 0 < len(words) <= MAX_RPC_KEYS:
             return None
         if (options["retention"] != NORMAL).any() or (homes and self._reads.are_here(words).any()):
@@ -446,7 +448,7 @@ class Writes:
             for member in self._node.members():
                 if member.pool == self._node.pool_name:
                     bound = min(bound, preference(member, preferred))
-        ranks = [(preference(member, preferred), member) for member in self._node.homes()]
+        ranks = [(preference(member, preferred), member) for member in self._node.membership.homes]
         wanted = [
             (rank, member)
             for rank, member in ranks
@@ -601,7 +603,7 @@ class Writes:
         """
         removed = np.zeros(len(words), bool)
         failures: list[TransferError] = []
-        members = self._node.servers_of(pool)
+        members = self._servers_of(pool)
         for member in members:
             try:
                 removed |= self._node.client.remove(member.name, words)
@@ -611,10 +613,21 @@ class Writes:
             raise failures[0]
         return removed
 
+    def _servers_of(self, pool: str) -> list[Member]:
+        """The members that serve another node's pool; the directory is asked if none is known.
+
+        Raises:
+            Unavailable: it is asked, and does not answer.
+        """
+        membership = self._node.membership
+        if pool not in membership.serving:
+            membership.refresh()
+        return membership.serving.get(pool, [])
+
     def _retain_in(self, pool: str, key: np.ndarray, retention: Retention) -> bool:
         """Have one of a pool's nodes keep an object so long; returns whether the pool has it."""
         failure: TransferError | None = None
-        for member in self._node.servers_of(pool):
+        for member in self._servers_of(pool):
             try:
                 return self._node.client.retain(member.name, key, retention)
             except TransferError as error:

@@ -18,6 +18,9 @@ from mooncake_kernels.transfer import RedisPublisher
 from . import redis_scripts as scripts
 from .base import (
     KEY_BYTES,
+    KEY_WORD,
+    MAX_KEYS,
+    MAX_TTL_S,
     Claim,
     Directory,
     Holders,
@@ -186,7 +189,10 @@ class RedisDirectory(Directory):
         Returns:
             What a function makes of the answers and the number of keys: an answer for each chunk.
         """
-        packed = as_keys(op, keys).tobytes()
+        is_right = type(keys) is np.ndarray and keys.dtype == KEY_WORD and keys.shape[1:] == (2,)
+        if not is_right or len(keys) > MAX_KEYS:
+            keys = as_keys(op, keys)
+        packed = keys.tobytes()
         if self._is_closed:
             raise Unavailable(CLOSED)
         head = "EVALSHA", script.sha, 1, self._prefix, *before
@@ -205,7 +211,9 @@ def _entry(op: str, member: Member, ttl_s: float) -> tuple[str, str, str, int]:
 
 
 def _as_ttl_ms(op: str, ttl_s: float) -> int:
-    return max(1, round(as_ttl_s(op, ttl_s) * 1000))
+    if type(ttl_s) is not float or not 0 < ttl_s <= MAX_TTL_S:
+        ttl_s = as_ttl_s(op, ttl_s)
+    return max(1, round(ttl_s * 1000))
 
 
 # A server's answers are checked: anything unexpected is a ``ValueError``.

@@ -98,7 +98,8 @@ def drain(
     check_placement("drain", placement)
     check_bool("drain", "leave_disk", leave_disk)
     check_callable("drain", "on_progress", on_progress)
-    node.check_process()
+    if not node.is_open:
+        raise node.not_open()
     if node.store is None:
         raise InvalidArgument(f"drain: node must have a pool, got {node.name} without")
     node.set_draining(True)
