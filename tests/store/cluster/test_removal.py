@@ -2,7 +2,7 @@
 
 import pytest
 
-from mooncake_kernels.errors import Unavailable
+from mooncake_kernels.errors import FailureKind, TransferError, Unavailable
 from mooncake_serving.store import Store
 from mooncake_serving.store.cluster.copies import GONE
 from mooncake_serving.store.directory import Published
@@ -310,6 +310,43 @@ def test_removal_while_holders_copy_from_each_other(hosts):
         assert three.cluster.remove("a")
     assert len(asked) == 2
     assert hosts_with(hosts.all, "a") == [] and not three.cluster.exists("a")
+
+
+def test_holders_are_asked_after_the_directory(hosts):
+    one, two, three = hosts.several(3)
+    one.cluster.put("a", value(1))
+    two.cluster.fetch(["a"])
+    order = []
+
+    def record(remove, *args):
+        order.append("directory")
+        return remove(*args)
+
+    def ask(remove, member, keys):
+        order.append("holder")
+        return remove(member, keys)
+
+    with replaced(hosts.directory, "remove", record), replaced(three.node.client, "remove", ask):
+        assert three.cluster.remove("a")
+    assert order == ["directory", "holder", "holder"]
+    assert hosts_with(hosts.all, "a") == []
+
+
+def test_unreached_holders_are_named_and_the_others_asked(hosts):
+    one, two, three = hosts.several(3)
+    one.cluster.put("a", value(1))
+    two.cluster.fetch(["a"])
+
+    def fail(remove, member, keys):
+        if member == two.node.name:
+            raise TransferError(member, "drop: no answer in 5 s", kind=FailureKind.TIMED_OUT)
+        return remove(member, keys)
+
+    with replaced(three.node.client, "remove", fail):
+        with pytest.raises(Unavailable, match=f"not removed everywhere: .*{two.node.name}.* 5 s"):
+            three.cluster.remove("a")
+    assert hosts_with(hosts.all, "a") == ["host-1"] and three.cluster.get("a") == value(1)
+    assert three.cluster.remove("a") and hosts_with(hosts.all, "a") == []
 
 
 def test_a_copy_is_kept_and_published_later_if_the_directory_is_away(hosts):
