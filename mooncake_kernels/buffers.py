@@ -4,16 +4,18 @@ torch tensors, cupy and numpy arrays, memoryviews and any object with Python's b
 accepted without a copy. The memory must be packed: one range of bytes.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
 
 from . import _host
 from ._arguments import as_integer
-from .errors import InvalidArgument
+from .errors import ChecksumError, InvalidArgument
+
+Result = TypeVar("Result")
 
 HOST = "cpu:0"  # what all host memory is called
 HOST_TYPES = frozenset({memoryview, bytes, bytearray, np.ndarray})  # but not their subclasses
@@ -230,6 +232,38 @@ def place_of(buffer: Buffer) -> tuple[int, int, int, int]:
         on = torch.cuda.is_available()
         stream = torch.cuda.current_stream(device).cuda_stream if on else 0
     return buffer.address, buffer.num_bytes, device, stream
+
+
+def with_buffers(
+    op: str, buffers: Iterable[Any], writable: bool, call: Callable[..., Result], *options: Any
+) -> Result:
+    """Call with the buffers as the host code takes them, and options; raise for one that is
+    wrong.
+    """
+    listed = list(buffers)
+    try:
+        if all(map(_is_taken, listed)):
+            return call(listed, *options)
+    except (BufferError, ValueError) as error:
+        if isinstance(error, InvalidArgument | ChecksumError):  # not about a buffer
+            raise
+    if writable:
+        owners = as_writable(op, listed)
+    else:
+        owners = [as_buffer(b, argument=f"{op}: buffers[{i}]") for i, b in enumerate(listed)]
+    return call([place_of(owner) for owner in owners], *options)
+
+
+def _is_taken(buffer: Any) -> bool:
+    """Whether the host code takes it directly; for others it gets address and size."""
+    kind = type(buffer)
+    if kind is memoryview:
+        return "O" not in buffer.format
+    if kind is bytes or kind is bytearray:
+        return True
+    if isinstance(buffer, np.ndarray):
+        return not buffer.dtype.hasobject
+    return isinstance(buffer, bytes | bytearray)
 
 
 def parts_of(

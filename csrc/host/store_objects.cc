@@ -14,6 +14,7 @@
 #include "common/check.h"
 #include "common/stream_copy.h"
 #include "host/gil.h"
+#include "host/module.h"
 #include "store/checksum.h"
 #include "store/objects.h"
 
@@ -267,18 +268,32 @@ int write(Pool& pool, uint64_t hash, uint64_t scope, const py::sequence& buffers
   return static_cast<int>(put_from(&pool, {hash, scope}, held.pieces, options));
 }
 
-// (ReadStatus, the object's size)
-std::pair<int, uint64_t> read(Pool& pool, uint64_t hash, uint64_t scope,
-                              std::optional<uint64_t> offset, const py::sequence& buffers,
-                              bool verify) {
+// As ObjectPool.get_into, and with its errors: the object's size, or None.
+std::optional<uint64_t> read(Pool& pool, uint64_t hash, uint64_t scope,
+                             std::optional<uint64_t> offset, const py::sequence& buffers,
+                             bool verify) {
   const Buffers held(buffers, /*writable=*/true);
-  const GilReleased released;
   uint64_t object_bytes = 0;
-  ReadCounts counts;
-  const ReadStatus status =
-      get_into(&pool, {hash, scope}, offset, held.pieces, verify, &object_bytes, &counts);
-  pool.count(counts);
-  return {static_cast<int>(status), object_bytes};
+  ReadStatus status{};
+  {
+    const GilReleased released;
+    ReadCounts counts;
+    status = get_into(&pool, {hash, scope}, offset, held.pieces, verify, &object_bytes, &counts);
+    pool.count(counts);
+  }
+  if (status == ReadStatus::kDone) return object_bytes;
+  if (status == ReadStatus::kAbsent) return std::nullopt;
+  if (status == ReadStatus::kDamaged) {
+    raise("ChecksumError", py::make_tuple(concat("get_into: object (", hash, ", ", scope,
+                                                 ") is not what its checksum says")));
+    throw py::error_already_set();
+  }
+  uint64_t wanted = 0;
+  for (const auto& piece : held.pieces) wanted += piece.num_bytes;
+  MK_CHECK(status != ReadStatus::kTooSmall, "get_into: buffers must have room for ", object_bytes,
+           " bytes, got ", wanted);
+  throw InvalidArgument(concat("get_into: offset and buffers must be within the object's ",
+                               object_bytes, " bytes, got ", wanted, " from ", offset.value_or(0)));
 }
 
 // Calls `read(i, &num_bytes, &counts)` for each object: returns these numbers, or a negative

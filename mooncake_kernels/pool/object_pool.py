@@ -11,7 +11,7 @@ import torch
 
 from .. import _host
 from .._arguments import as_bool, as_integer, as_integers, as_one_of, as_seconds
-from ..buffers import Buffer
+from ..buffers import Buffer, with_buffers
 from ..closeable import Closeable
 from ..errors import InvalidArgument, shown
 from .handles import (
@@ -26,8 +26,6 @@ from .handles import (
     tensor_of,
 )
 from .values import (
-    ABSENT,
-    DONE,
     END,
     ClosedPool,
     Evicted,
@@ -43,9 +41,7 @@ from .values import (
     as_offset,
     as_path,
     as_user,
-    failed_read,
     file_system_of,
-    with_buffers,
 )
 
 logger = logging.getLogger("mooncake_kernels")
@@ -274,14 +270,7 @@ class ObjectPool(Closeable):
         start = None if offset is None else as_offset(offset)
         if type(verify) is not bool:
             as_bool("get_into", "verify", verify)
-        outcome, object_bytes = with_buffers(
-            "get_into", buffers, True, partial(native.read, *words, start), verify
-        )
-        if outcome == DONE:
-            return object_bytes
-        if outcome == ABSENT:
-            return None
-        raise failed_read(outcome, object_bytes, key, offset, buffers)
+        return with_buffers("get_into", buffers, True, partial(native.read, *words, start), verify)
 
     def get_into_each(self, keys: Any, buffers: Any, *, verify: bool = False) -> np.ndarray:
         """Copy many whole objects, each into its own buffer, in one call.

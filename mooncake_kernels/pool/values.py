@@ -5,9 +5,9 @@ import grp
 import operator
 import os
 import pwd
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 
@@ -16,15 +16,13 @@ from .._arguments import as_integer, as_integers, as_utf8
 from .._host import hash_name as hash_name
 from .._host import hash_names as hash_names
 from .._machine_root import MachineRoot
-from ..buffers import as_buffer, as_writable, place_of
-from ..errors import ChecksumError, InvalidArgument, shown
+from ..buffers import with_buffers
+from ..errors import InvalidArgument, shown
 
 Key = tuple[int, int]  # hash, scope
-Result = TypeVar("Result")
 
 END = 1 << 64
 MAX_ID = (1 << 32) - 2  # the kernel takes the next one for none
-DONE, ABSENT, TOO_SMALL, OUT_OF_RANGE, DAMAGED = range(5)  # of csrc/store/objects.h
 THIS_MACHINE = MachineRoot()
 
 
@@ -332,38 +330,6 @@ def _as_id(op: str, name: str, value: Any, find: Callable[[str], int]) -> int | 
         ) from None
 
 
-def with_buffers(
-    op: str, buffers: Iterable[Any], writable: bool, call: Callable[..., Result], *options: Any
-) -> Result:
-    """Call with the buffers as the host code takes them, and options; raise for one that is
-    wrong.
-    """
-    listed = list(buffers)
-    try:
-        if all(map(_is_taken, listed)):
-            return call(listed, *options)
-    except (BufferError, ValueError) as error:
-        if isinstance(error, InvalidArgument):  # not about a buffer
-            raise
-    if writable:
-        owners = as_writable(op, listed)
-    else:
-        owners = [as_buffer(b, argument=f"{op}: buffers[{i}]") for i, b in enumerate(listed)]
-    return call([place_of(owner) for owner in owners], *options)
-
-
-def _is_taken(buffer: Any) -> bool:
-    """Whether the host code takes it directly; for others it gets address and size."""
-    kind = type(buffer)
-    if kind is memoryview:
-        return "O" not in buffer.format
-    if kind is bytes or kind is bytearray:
-        return True
-    if isinstance(buffer, np.ndarray):
-        return not buffer.dtype.hasobject
-    return isinstance(buffer, bytes | bytearray)
-
-
 def checksum_of(*buffers: Any) -> int:
     """Return the checksum of an object that consists of these buffers, see
     ``PinnedObject.checksum``.
@@ -399,20 +365,3 @@ def as_headed(
 
 def as_offset(offset: Any) -> int:
     return as_integer("get_into", "offset", offset, 0, END - 1)
-
-
-def failed_read(
-    outcome: int, object_bytes: int, key: Key, offset: int | None, buffers: Iterable[Any]
-) -> InvalidArgument | ChecksumError:
-    """The error of a read that is neither ``DONE`` nor finds it ``ABSENT``."""
-    wanted = sum(as_buffer(buffer).num_bytes for buffer in buffers)
-    if outcome == TOO_SMALL:
-        return InvalidArgument(
-            f"get_into: buffers must have room for {object_bytes} bytes, got {wanted}"
-        )
-    if outcome == OUT_OF_RANGE:
-        return InvalidArgument(
-            f"get_into: offset and buffers must be within the object's {object_bytes} bytes, got "
-            f"{wanted} from {offset}"
-        )
-    return ChecksumError(f"get_into: object {shown(key)} is not what its checksum says")

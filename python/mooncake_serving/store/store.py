@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from mooncake_kernels.buffers import Buffer, as_buffer, as_writable
+from mooncake_kernels.buffers import Buffer, as_buffer, as_writable, with_buffers
 from mooncake_kernels.closeable import Closeable
 from mooncake_kernels.errors import ChecksumError, InvalidArgument, Unavailable
 from mooncake_kernels.pool import (
@@ -198,10 +198,12 @@ class Store(Closeable):
             ChecksumError: as in ``get``; for what buffers hold then see ``ObjectPool.get_into``.
         """
         words = self.keyspace.key(key, "get_into")
+        if offset is not None:
+            check_number("get_into", "offset", offset)
+            offset = int(offset)
+        read = partial(self.pool.native.read, *words, offset)
         try:
-            return self.pool.get_into(
-                words, *buffers, offset=offset, verify=random.random() < self._verify
-            )
+            return with_buffers("get_into", buffers, True, read, random.random() < self._verify)
         except ChecksumError:
             self.remove_damaged(words)
             raise
