@@ -20,6 +20,7 @@ from mooncake_serving.compat.mooncake.store import (
     TensorParallelism,
     pools,
 )
+from mooncake_serving.store import Node
 
 from ..metadata.support import RedisServer, eventually, free_port
 from .store_processes import processes
@@ -66,6 +67,31 @@ def store(server):
 def other(server, store):
     with processes(settings_of(server)) as (other,):
         yield other
+
+
+@pytest.mark.parametrize("text, seconds", [(None, 30), ("7", 7), ("1", 5)])
+def test_others_may_take_as_long_as_a_transfer(server, monkeypatch, text, seconds):
+    given = {}
+
+    class SomeNode(Node):
+        def __init__(self, *args, **options):
+            given.update(options)
+            super().__init__(*args, **options)
+
+    monkeypatch.setattr("mooncake_serving.store.Node", SomeNode)
+    monkeypatch.delenv("MC_TRANSFER_TIMEOUT", raising=False)
+    if text is not None:
+        monkeypatch.setenv("MC_TRANSFER_TIMEOUT", text)
+    store = MooncakeDistributedStore()
+    assert store.setup(settings_of(server)) == 0
+    assert store.close() == 0
+    assert given["answer_s"] == seconds
+
+
+def test_wrong_transfer_timeout_is_refused(server, monkeypatch, caplog):
+    monkeypatch.setenv("MC_TRANSFER_TIMEOUT", "soon")
+    assert MooncakeDistributedStore().setup(settings_of(server)) == INVALID_PARAMS
+    reasons(caplog, "MC_TRANSFER_TIMEOUT must be whole seconds, got 'soon'")
 
 
 def test_values_of_other_hosts_are_read(store, other):

@@ -54,13 +54,25 @@ _WATERMARK = (0.90, 0.85)
 def join(
     settings: Settings, store: Store | None, servers: "Directory", opened: contextlib.ExitStack
 ) -> "Node":
-    """Start an engine and a node for a pool, which ``opened`` closes."""
+    """Start an engine and a node for a pool, which ``opened`` closes.
+
+    Others may take as long to answer as Mooncake lets a transfer take: an engine that computes on
+    all processors is not dead, and a value that exists is not absent.
+    """
     from mooncake_serving.store import Node
 
+    answer_s = names.timeout_s()
     slot_bytes = max(settings.local_buffer_size // _STAGING_SLOTS, _MIN_SLOT_BYTES)
     engine = opened.enter_context(_start_engine(settings))
     return opened.enter_context(
-        Node(store, engine, servers, staging_slots=_STAGING_SLOTS, slot_bytes=slot_bytes)
+        Node(
+            store,
+            engine,
+            servers,
+            answer_s=answer_s,
+            staging_slots=_STAGING_SLOTS,
+            slot_bytes=slot_bytes,
+        )
     )
 
 
