@@ -2,6 +2,7 @@
 
 import threading
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 
 import numpy as np
@@ -16,7 +17,7 @@ from mooncake_serving.store.directory import Claim
 
 from ...threads import in_threads
 from ..directory.conftest import patient  # noqa: F401
-from ..support import BEING_WRITTEN, EXISTS, STORED, eventually
+from ..support import BEING_WRITTEN, EXISTS, STORED, WAIT_S, eventually
 from .support import UNIT, kept_by, replaced, value
 
 
@@ -73,6 +74,35 @@ class Asked:
 
     def __exit__(self, *error):
         self._replaced.__exit__(*error)
+
+
+def test_object_that_exists_and_is_not_stored_yet_is_waited_for(pair):
+    one, two = pair
+    listed, missed = threading.Event(), threading.Event()
+
+    def hold():
+        listed.set()
+        assert missed.wait(WAIT_S)
+
+    def note_missed(tell, *args):
+        tell(*args)
+        missed.set()
+
+    with ThreadPoolExecutor(1) as executor, before_commit(one, hold):
+        with replaced(two.node.client, "tell_missed", note_missed):
+            put = executor.submit(one.cluster.put, "a", value(1))
+            assert listed.wait(WAIT_S)
+            assert two.cluster.exists("a")
+            assert two.cluster.get("a") == value(1)
+            assert put.result() is STORED
+
+
+def test_object_that_is_listed_and_never_stored_is_absent(pair):
+    one, two = pair
+    one.node.entries._directory.publish(one.node.pool_name, one.store.keyspace.keys(["a"]))
+    assert two.cluster.exists("a")
+    assert two.cluster.get("a") is None
+    assert eventually(lambda: not two.cluster.exists("a"))
 
 
 def test_listed_puts_take_no_claims(pair):

@@ -39,7 +39,9 @@ Group = tuple[Member, list[int]]  # a holder, and which objects it is asked for
 
 ANY_SIZE = (1 << 64) - 1
 READS_AT_ONCE = 8  # holders, of all threads together
-PAUSE_S = 0.001  # while a holder has no pins left
+PAUSE_S = 0.001  # while a holder has no pins left; the first one for what is about to be stored
+MAX_PAUSE_S = 0.05
+STORED_S = 1.0  # for which what is listed, and not stored yet, is waited for
 DONE, ABSENT, DAMAGED = Outcome.DONE, Outcome.ABSENT, Outcome.DAMAGED  # looked up once
 NOT_TAKEN, UNREACHED, BUSY = Outcome.NOT_TAKEN, Outcome.UNREACHED, Outcome.BUSY
 SPOILED, BY_ADDRESS = Outcome.SPOILED, Outcome.BY_ADDRESS
@@ -573,11 +575,49 @@ class Reads:
         for i, outcome in zip(indices, read, strict=True):
             if outcome in (DONE, NOT_TAKEN, DAMAGED):
                 outcomes[i] = outcome
+        listed = {i: names for i, names in zip(left, found, strict=True) if outcomes[i] is ABSENT}
+        self._wait_for_stored(words, destinations, listed, outcomes, verify)
         for i, names in zip(left, found, strict=True):
             if outcomes[i] in (ABSENT, UNREACHED):
                 outcomes[i] = ABSENT
                 if names and self._store is not None:
                     outcomes[i] = _read_here(self._store, words[i], destinations[i], verify)
+
+    def _wait_for_stored(
+        self,
+        words: np.ndarray,
+        destinations: Sequence[Destination],
+        listed: Mapping[int, Sequence[str]],
+        outcomes: list[Outcome],
+        verify: bool,
+    ) -> None:
+        """Read what its holders do not have, as long as the directory lists it in their pools: it
+        does so just before an object is stored. Of the others, the holders withdraw what they were
+        told was missed.
+
+        Args:
+            words: ``[n, 2]``.
+            destinations: n destinations.
+            listed: which of them to read, and the pools that were named last.
+            outcomes: n results, which are updated.
+            verify: whether what has arrived is compared with its checksum.
+        """
+        serving = self._membership.serving  # not of this node's pool
+        until, pause_s = time.monotonic() + STORED_S, PAUSE_S
+        while left := [i for i, names in listed.items() if any(map(serving.get, names))]:
+            if time.monotonic() > until:
+                return
+            time.sleep(pause_s)
+            pause_s = min(2 * pause_s, MAX_PAUSE_S)
+            pools, _ = self._locations.find(words[left], anew=True)
+            sinks = [destinations[i] for i in left]
+            read = self.read_from(words[left], sinks, pools, verify=verify)
+            listed = {}
+            for i, names, outcome in zip(left, pools, read, strict=True):
+                if outcome in (DONE, NOT_TAKEN, DAMAGED):
+                    outcomes[i] = outcome
+                elif outcome is ABSENT:
+                    listed[i] = names
 
 
 def _group(
