@@ -49,6 +49,7 @@ class TierStore(Closeable):
     Args:
         url: see ``open_store``.
         namespace: see ``namespace_of``.
+        verify: share of the reads that compare checksums, see ``Store``.
 
     Attributes:
         failures: how often each kind of failure occurred.
@@ -58,8 +59,8 @@ class TierStore(Closeable):
         InvalidArgument, OSError, Unavailable: as ``open_store``.
     """
 
-    def __init__(self, url: str, namespace: str):
-        self._store: Store | ClusterStore = open_store(url, namespace=namespace)
+    def __init__(self, url: str, namespace: str, *, verify: float = 1.0):
+        self._store: Store | ClusterStore = open_store(url, namespace=namespace, verify=verify)
         self._cluster: ClusterStore | None = None
         self._own: Store | None = None  # with the pool of this process
         if isinstance(self._store, Store):
