@@ -10,7 +10,7 @@ CONFIG = {
     "kv_connector": "StoreConnector",
     "kv_connector_module_path": "mooncake_serving.connectors.vllm",
     "kv_role": "kv_both",
-    "kv_connector_extra_config": {"pool": "/dev/shm/kv-example", "capacity_bytes": 1 << 30},
+    "kv_connector_extra_config": {"url": "shm:/dev/shm/kv-example?size=1GiB"},
 }
 
 

@@ -1,7 +1,8 @@
 """The connector inside vLLM, on the CPU: the output equals that without it.
 
-Each engine is a separate process, run by the Python that MK_TEST_VLLM names, in whose environment
-vLLM is installed (`make test-vllm` makes one). Tokens are compared one by one.
+Engines run in processes of the Python that MK_TEST_VLLM names, in whose environment vLLM is
+installed (`make test-vllm` makes one); several follow each other in one process, and serve several
+rounds of prompts. Tokens are compared one by one.
 """
 
 import json
@@ -9,8 +10,6 @@ import os
 import random
 import shutil
 import signal
-from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 
 import pytest
@@ -22,6 +21,11 @@ from tests.progress import run_to_its_end
 ROOT = Path(__file__).parents[3]
 ENGINE = Path(__file__).with_name("vllm_engine.py")
 CHUNKS = {"max_num_batched_tokens": 128, "long_prefill_token_threshold": 40}
+LFM2 = {
+    "kind": "lfm2",
+    "options": {"max_num_batched_tokens": 256, "enable_prefix_caching": True},
+}
+LONG, SHORT = 200, 24  # tokens of an answer
 
 
 def prompts(count: int, seed: int = 1) -> list[list[int]]:
@@ -37,81 +41,166 @@ def blocks(tokens: list[int]) -> int:
     return (len(tokens) - 1) // 32 * 32
 
 
-class Engines:
-    def __init__(self, python: str, model: Path, folder: Path):
-        self._python, self._model = python, str(model)
-        self.config = {"pool": str(folder / "kv"), "capacity_bytes": 256 << 20}
-        if not model.exists():
-            self._run({"make": self._model})
+def all_blocks(requests: list[list[int]]) -> list[int]:
+    return [blocks(tokens) for tokens in requests]
 
-    def serve(self, requests: list[list[int]], num_tokens: int = 24, **task) -> dict:
-        named = {"model": self._model, "prompts": requests, "num_tokens": num_tokens}
-        return self._run({"config": self.config, **named, **task})
 
-    def _run(self, task: dict) -> dict:
+def short(tokens: list[list[int]]) -> list[list[int]]:
+    return [answer[:SHORT] for answer in tokens]
+
+
+PROMPTS = prompts(16)
+LOST_PROMPTS = [a + b[:200] for a, b in zip(prompts(12), prompts(12, seed=2), strict=True)]
+
+
+def a_round(requests: list[list[int]], num_tokens: int = SHORT, **options) -> dict:
+    return {"prompts": requests, "num_tokens": num_tokens, **options}
+
+
+class Vllm:
+    """Runs engines, in a folder for their stores."""
+
+    def __init__(self, python: str, models: Path, folder: Path):
+        self._python, self._models, self.folder = python, models, folder
+        if not models.exists():
+            self._run({"make": str(models)})
+
+    def config(self, name: str, size: str = "256MiB") -> dict:
+        return {"url": f"shm:{self.folder}/{name}?size={size}"}
+
+    def serve(self, *tasks: dict) -> list:
+        """Return of each engine what it answers in each of its rounds."""
+        return self._run(
+            [{"model": f"{self._models}/{t.pop('kind', 'llama')}", **t} for t in tasks]
+        )
+
+    def _run(self, told: dict | list[dict]) -> list:
         paths = os.pathsep.join([str(ROOT / "python"), str(ROOT)])
-        command = [self._python, ENGINE, json.dumps(task)]
+        tasks = self.folder / "tasks.json"
+        tasks.write_text(json.dumps(told))
+        command = [self._python, ENGINE, tasks]
         done = run_to_its_end(command, os.environ | {"PYTHONPATH": paths})
-        if done.returncode and not (task.get("dies") and done.returncode == -signal.SIGKILL):
+        dies = isinstance(told, list) and any(task.get("dies") for task in told)
+        if done.returncode and not (dies and done.returncode == -signal.SIGKILL):
             pytest.fail(f"exit status {done.returncode}\n{done.stdout}{done.stderr}", pytrace=False)
-        told = [line for line in done.stdout.splitlines() if line.startswith("ANSWER ")]
-        return json.loads(told[-1].removeprefix("ANSWER ")) if told else {}
+        lines = [line for line in done.stdout.splitlines() if line.startswith("ANSWER ")]
+        return [json.loads(line.removeprefix("ANSWER ")) for line in lines]
 
 
 @pytest.fixture(scope="module")
-def make_engines(tmp_path_factory: pytest.TempPathFactory) -> Callable[[Path], Engines]:
+def vllm(tmp_path_factory: pytest.TempPathFactory) -> Vllm:
     python = os.environ.get("MK_TEST_VLLM")
     if not python:
         pytest.skip("MK_TEST_VLLM names no Python that has vLLM: see `make test-vllm`")
-    return partial(Engines, python, tmp_path_factory.mktemp("model") / "model")
+    folder = tmp_path_factory.mktemp("vllm")
+    return Vllm(python, folder / "models", folder)
 
 
-@pytest.fixture
-def engines(make_engines: Callable[[Path], Engines], tmp_path: Path) -> Engines:
-    return make_engines(tmp_path)
+@pytest.fixture(scope="module")
+def alone(vllm) -> list:
+    """What engines without the connector answer."""
+    return vllm.serve({"rounds": [a_round(PROMPTS, LONG), a_round(LOST_PROMPTS)]})[0]
 
 
-def test_second_engine_loads_blocks_computed_by_the_first(engines):
-    requests = prompts(24)
-    alone = engines.serve(requests, config=None)
-    first, second = engines.serve(requests), engines.serve(requests)
-    assert first["tokens"] == second["tokens"] == alone["tokens"]
-    assert first["num_cached"] == alone["num_cached"]
-    assert second["num_cached"] == [blocks(tokens) for tokens in requests]
-
-
-def test_cache_too_small_for_all_requests_preempts_and_reloads(engines):
-    """Requests are preempted, come back, and load what they had computed; prompts in chunks."""
-    requests = prompts(24)
+@pytest.fixture(scope="module")
+def first(vllm, alone) -> list:
+    """The engines of a process: one that finds nothing, then what it has saved itself, and one
+    whose cache is too small for all requests.
+    """
+    turns = [a + b for a, b in zip(PROMPTS[:4], alone[0]["tokens"][:4], strict=True)]
     small = {"cache_bytes": 4 << 20, "options": {"max_num_batched_tokens": 128}}
-    alone = engines.serve(requests, 200, config=None)
-    first, second = (engines.serve(requests, 200, **small) for _ in range(2))
-    assert first["tokens"] == second["tokens"] == alone["tokens"]
-    assert second["num_cached"] == [blocks(tokens) for tokens in requests]
+    return vllm.serve(
+        {
+            "config": vllm.config("first"),
+            "rounds": [
+                a_round(PROMPTS, LONG),
+                a_round(PROMPTS, LONG, forgets=True),
+                a_round(turns, 1, forgets=True),
+                a_round(PROMPTS, damages=True, forgets=True),
+                a_round(PROMPTS, resets=True),
+            ],
+        },
+        {
+            "config": vllm.config("small"),
+            "rounds": [a_round(PROMPTS, LONG), a_round(PROMPTS, LONG, forgets=True)],
+            **small,
+        },
+        {
+            "config": vllm.config("tiny", "2MiB"),
+            "rounds": [a_round(PROMPTS), a_round(PROMPTS, forgets=True)],
+        },
+        {"config": vllm.config("first"), "rounds": [a_round(PROMPTS[:2], 1)],
+         "options": {"block_size": 64}},
+    )  # fmt: skip
 
 
-def test_conversation_continues_in_another_engine(engines):
-    """Blocks that were filled by what was generated are there, too."""
-    requests = prompts(4)
-    answers = engines.serve(requests, 100)["tokens"]
-    longer = [a + b for a, b in zip(requests, answers, strict=True)]
-    found = engines.serve(longer, 1)["num_cached"]
-    assert found == [blocks(tokens) for tokens in longer]
+def test_cold_and_warm_engine_answer_alike(alone, first):
+    cold, warm, *_ = first[0]
+    assert cold["tokens"] == warm["tokens"] == alone[0]["tokens"]
+    assert cold["num_cached"] == alone[0]["num_cached"]
+    assert warm["num_cached"] == all_blocks(PROMPTS)
 
 
-def test_prefill_here_and_decode_there(engines):
-    requests = prompts(6)
-    alone = engines.serve(requests, config=None)
-    engines.serve(requests, 1, role="kv_producer")
-    there = engines.serve(requests, role="kv_consumer")
-    assert there["tokens"] == alone["tokens"]
-    assert there["num_cached"] == [blocks(tokens) for tokens in requests]
-    others = prompts(6, seed=2)
-    engines.serve(others, role="kv_consumer")  # which saves nothing
-    assert engines.serve(others, role="kv_producer")["num_cached"][0] == 0  # and loads nothing
+def test_metrics_count_what_is_loaded_and_saved(first):
+    cold, warm, _, damaged, _ = [answers["metrics"] for answers in first[0]]
+    assert cold["loads"] == 0 < cold["saved_blocks"] and cold["unsaved_blocks"] == 0
+    assert warm["loaded_blocks"] == sum(all_blocks(PROMPTS)) // 32 and warm["failed_loads"] == 0
+    assert warm["loaded_bytes"] == warm["loaded_blocks"] * 3 * 2 * 2 * 64 * 32 * 4
+    assert damaged["failed_loads"] > 0
 
 
-def objects(pool: str) -> dict[tuple[int, int], torch.Tensor]:
+def test_conversation_finds_what_was_generated(alone, first):
+    turns = [a + b for a, b in zip(PROMPTS[:4], alone[0]["tokens"][:4], strict=True)]
+    assert first[0][2]["num_cached"] == all_blocks(turns)
+
+
+def test_damaged_blocks_are_computed_again(alone, first):
+    damaged = first[0][3]
+    assert damaged["tokens"] == short(alone[0]["tokens"])
+    assert sum(damaged["num_cached"]) > 0
+
+
+def test_reset_engine_finds_nothing(alone, first):
+    after = first[0][4]
+    assert after["tokens"] == short(alone[0]["tokens"])
+    assert after["num_cached"] == alone[0]["num_cached"]
+
+
+def test_cache_too_small_for_all_requests_preempts_and_reloads(alone, first):
+    """Requests are preempted, come back, and load what they had computed; prompts in chunks."""
+    cold, warm = first[1]
+    assert cold["tokens"] == warm["tokens"] == alone[0]["tokens"]
+    assert sum(warm["num_cached"]) > sum(alone[0]["num_cached"])
+
+
+def test_pool_smaller_than_one_prompt_does_not_change_answers(alone, first):
+    for answers in first[2]:
+        assert answers["tokens"] == short(alone[0]["tokens"])
+
+
+def test_block_sizes_have_separate_objects(first):
+    assert first[3][0]["num_cached"][0] == 0
+
+
+def test_another_process_loads_what_the_first_has_computed(vllm, alone, first):
+    others = prompts(4, seed=2)
+    (warm,), _, (there, _), (not_loaded,) = vllm.serve(
+        {"config": vllm.config("first"), "rounds": [a_round(PROMPTS)]},
+        {"config": vllm.config("pd"), "role": "kv_producer", "rounds": [a_round(PROMPTS, 1)]},
+        {
+            "config": vllm.config("pd"),
+            "role": "kv_consumer",
+            "rounds": [a_round(PROMPTS), a_round(others, 1)],
+        },
+        {"config": vllm.config("pd"), "role": "kv_producer", "rounds": [a_round(others, 1)]},
+    )
+    assert warm["tokens"] == there["tokens"] == short(alone[0]["tokens"])
+    assert warm["num_cached"] == there["num_cached"] == all_blocks(PROMPTS)
+    # The consumer has saved nothing of the others, and the producer loads nothing.
+    assert not_loaded["num_cached"][0] == 0
+
+
+def objects(pool: Path) -> dict[tuple[int, int], torch.Tensor]:
     """All blocks of a pool, by their keys."""
     with Store.open(pool) as store:
         keys, _ = store.list_objects()
@@ -120,92 +209,111 @@ def objects(pool: str) -> dict[tuple[int, int], torch.Tensor]:
                 for key, one in pinned}  # fmt: skip
 
 
-class Loss:
-    """A pool that has the beginnings of some prompts, and what is right for them."""
-
-    def __init__(self, engines: Engines):
-        beginnings = prompts(12)
-        rests = [tokens[:200] for tokens in prompts(12, seed=2)]
-        self.prompts = [a + b for a, b in zip(beginnings, rests, strict=True)]
-        engines.serve(beginnings, 1)
-        self.pool = engines.config["pool"]
-        engines.config["pool"] += "_right"
-        self.answers = engines.serve(self.prompts)["tokens"]
-        self.objects = objects(engines.config["pool"])
+LOSSES = [
+    {"loses": 0, "policy": "recompute"},
+    {"loses": 2, "policy": "recompute", "options": CHUNKS},
+    {"loses": 2, "policy": "recompute", "ahead": True},
+    {"loses": 2, "policy": "fail", "ahead": True},
+]
 
 
-@pytest.fixture(scope="module")
-def loss(make_engines, tmp_path_factory) -> Loss:
-    return Loss(make_engines(tmp_path_factory.mktemp("loss")))
+def test_blocks_lost_between_lookup_and_load(vllm, alone):
+    """Nothing wrong is answered, nor saved: who finds it answers wrongly, and saves more of it."""
+    vllm.serve(
+        {"config": vllm.config("begun"), "rounds": [a_round(prompts(12), 1)]},
+        {"config": vllm.config("right"), "rounds": [a_round(LOST_PROMPTS)]},
+    )
+    right = objects(vllm.folder / "right")
+    tasks = []
+    for i, loss in enumerate(LOSSES):
+        shutil.copy(vllm.folder / "begun", vllm.folder / f"loss{i}")
+        tasks.append({"config": vllm.config(f"loss{i}"), "rounds": [a_round(LOST_PROMPTS)], **loss})
+    for i, ((answers,), loss) in enumerate(zip(vllm.serve(*tasks), LOSSES, strict=True)):
+        saved = objects(vllm.folder / f"loss{i}")
+        found = saved.keys() & right.keys()
+        assert found
+        for key in found:
+            torch.testing.assert_close(saved[key], right[key], rtol=0, atol=0.01)
+        num_failed = 0
+        for answer, wanted in zip(answers["tokens"], alone[1]["tokens"], strict=True):
+            num_failed += answer == []
+            assert answer in ([], wanted)
+        assert (num_failed > 0) == (loss["policy"] == "fail")
 
 
-@pytest.mark.parametrize(
-    "options",
-    [
-        {"policy": "recompute"},
-        {"policy": "recompute", "options": {"max_num_batched_tokens": 128}},
-        {"policy": "fail"},
-        {"policy": "fail", "options": CHUNKS},
-        {"policy": "fail", "ahead": True},
-    ],
-)
-def test_blocks_computed_on_lost_context_are_not_saved(engines, loss, options):
-    """It is wrong: who finds it answers wrongly, and saves more of it."""
-    shutil.copy(loss.pool, engines.config["pool"])
-    answers = engines.serve(loss.prompts, loses=True, **options)["tokens"]
-    saved = objects(engines.config["pool"])
-    found = saved.keys() & loss.objects.keys()
-    assert found
-    for key in found:
-        torch.testing.assert_close(saved[key], loss.objects[key], rtol=0, atol=0.01)
-    for answer, right in zip(answers, loss.answers, strict=True):
-        assert answer == right or (options["policy"] == "fail" and answer == [])
+def test_engine_killed_while_saving_leaves_valid_blocks(vllm, alone):
+    config = vllm.config("dies")
+    assert vllm.serve({"config": config, "dies": 9, "rounds": [a_round(PROMPTS)]}) == []
+    [[after]] = vllm.serve({"config": config, "rounds": [a_round(PROMPTS)]})
+    assert after["tokens"] == short(alone[0]["tokens"])
+    assert sum(after["num_cached"]) > sum(alone[0]["num_cached"])
 
 
-@pytest.mark.parametrize("option", [{"ahead": True}, {"options": CHUNKS}])
-def test_unsupported_recompute_policy_is_rejected(engines, option):
-    with pytest.raises(pytest.fail.Exception, match='kv_load_failure_policy must be "fail" with '):
-        engines.serve(prompts(1), policy="recompute", **option)
+def test_sliding_windows_load_their_tail(vllm):
+    """A Gemma, of whose layers one half sees 64 tokens: two groups with block tables of their own,
+    so that blocks of a running request are freed while they are saved."""
+    gemma = {"kind": "gemma", "options": {"max_num_batched_tokens": 128}}
+    (plain,), (cold, warm, *_), (there,) = vllm.serve(
+        {"rounds": [a_round(PROMPTS, LONG)], **gemma},
+        {
+            "config": vllm.config("gemma"),
+            "rounds": [a_round(PROMPTS, LONG), a_round(PROMPTS, LONG, forgets=True)],
+            **gemma,
+        },
+        {"config": vllm.config("gemma"), "rounds": [a_round(PROMPTS)], "kind": "gemma"},
+    )
+    assert cold["tokens"] == warm["tokens"] == plain["tokens"]
+    assert short(plain["tokens"]) == there["tokens"]
+    assert warm["num_cached"] == there["num_cached"] == all_blocks(PROMPTS)
 
 
-@pytest.mark.parametrize("dies", [3, 9])
-def test_engine_killed_while_saving_leaves_valid_blocks(engines, dies):
-    requests = prompts(24)
-    assert engines.serve(requests, dies=dies) == {}
-    alone = engines.serve(requests, config=None)
-    after = engines.serve(requests)
-    assert after["tokens"] == alone["tokens"]
-    assert sum(after["num_cached"]) > sum(alone["num_cached"])
+def test_recurrent_layers_load_their_last_state(vllm):
+    """An LFM2, of whose layers one half has a state instead of keys and values."""
+    (plain,), (cold, warm) = vllm.serve(
+        {"rounds": [a_round(PROMPTS, LONG)], **LFM2},
+        {
+            "config": vllm.config("lfm2"),
+            "rounds": [a_round(PROMPTS, LONG), a_round(PROMPTS, LONG, forgets=True)],
+            **LFM2,
+        },
+    )
+    assert cold["tokens"] == warm["tokens"] == plain["tokens"]
+    assert sum(warm["num_cached"]) > sum(cold["num_cached"])
 
 
-def test_pool_smaller_than_one_prompt_does_not_change_answers(engines):
-    requests = prompts(24)
-    engines.config["capacity_bytes"] = 2 << 20
-    alone = engines.serve(requests, config=None)
-    assert [engines.serve(requests)["tokens"] for _ in range(2)] == [alone["tokens"]] * 2
+@pytest.mark.parametrize("parallel", ["tensor_parallel_size", "pipeline_parallel_size"])
+def test_two_workers_have_a_part_of_each_block(vllm, alone, parallel):
+    two = {"options": {parallel: 2, "distributed_executor_backend": "mp"}}
+    [[cold, warm]] = vllm.serve(
+        {
+            "config": vllm.config(parallel),
+            "rounds": [a_round(PROMPTS), a_round(PROMPTS, forgets=True)],
+            **two,
+        }
+    )
+    assert cold["tokens"] == warm["tokens"] == short(alone[0]["tokens"])
+    assert warm["num_cached"] == all_blocks(PROMPTS)
 
 
-def test_block_sizes_have_separate_objects(engines):
-    requests = prompts(2)
-    engines.serve(requests, 1)
-    assert engines.serve(requests, 1, options={"block_size": 64})["num_cached"][0] == 0
+def test_disk_behind_the_pool(vllm, alone):
+    url = f"tiered:{vllm.folder}/disk?memory=8MiB&disk=256MiB&pool={vllm.folder}/disk_pool"
+    rounds = [a_round(PROMPTS), a_round(PROMPTS, forgets=True)]
+    [[cold, warm]] = vllm.serve({"config": {"url": url}, "rounds": rounds})
+    assert cold["tokens"] == warm["tokens"] == short(alone[0]["tokens"])
+    assert sum(warm["num_cached"]) > 2 * sum(cold["num_cached"])
 
 
-def test_fresh_engine_loads_chunks_from_the_tier(engines, tmp_path):
+def test_fresh_engine_loads_chunks_from_the_tier(vllm, alone):
     """By vLLM's own offloading: what the first has computed, the second finds in the store."""
-    requests, tier = prompts(24), {"url": f"shm:{tmp_path}/kv?size=256MiB"}
-    alone = engines.serve(requests, config=None)
-    first, second = engines.serve(requests, tier=tier), engines.serve(requests, tier=tier)
-    assert first["tokens"] == second["tokens"] == alone["tokens"]
-    assert first["num_cached"] == alone["num_cached"]
-    assert second["num_cached"] == [blocks(tokens) for tokens in requests]
-
-
-def test_fresh_engine_loads_chunks_from_the_disk(engines, tmp_path):
-    """The pool in front of the disk, and vLLM's own memory, hold a part of the chunks."""
-    url = f"tiered:{tmp_path}?memory=8MiB&disk=256MiB&pool={tmp_path}/kv"
-    requests, tier = prompts(24), {"url": url}
-    alone = engines.serve(requests, config=None)
-    first, second = (engines.serve(requests, tier=tier, cpu_bytes=8 << 20) for _ in range(2))
-    assert first["tokens"] == second["tokens"] == alone["tokens"]
-    assert sum(second["num_cached"]) > 2 * sum(first["num_cached"])
+    tier = {"tier": {"url": f"shm:{vllm.folder}/tier?size=256MiB"}, "rounds": [a_round(PROMPTS)]}
+    disk = {
+        "tier": {"url": f"tiered:{vllm.folder}/t?memory=8MiB&disk=256MiB&pool={vllm.folder}/t_p"},
+        "rounds": [a_round(PROMPTS)],
+        "cpu_bytes": 8 << 20,
+    }
+    (first,), (second,), (third,), (fourth,) = vllm.serve(tier, tier, disk, disk)
+    for answers in (first, second, third, fourth):
+        assert answers["tokens"] == short(alone[0]["tokens"])
+    assert first["num_cached"] == alone[0]["num_cached"]
+    assert second["num_cached"] == all_blocks(PROMPTS)
+    assert sum(fourth["num_cached"]) > 2 * sum(third["num_cached"])

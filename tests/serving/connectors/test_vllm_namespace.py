@@ -80,21 +80,21 @@ def test_version_platform_and_layout_are_part_of_the_namespace():
 
 def test_adapters_require_an_explicit_setting():
     config = deepcopy(CONFIG)
-    refuse_unnamed(config, parse({"pool": "p"}))
+    refuse_unnamed(config, parse({"url": "shm:/p"}))
     config.lora_config = Config(max_lora_rank=16)
-    for settings in ({"pool": "p"}, {"pool": "p", "adapters_by_name": False}):
+    for settings in ({"url": "shm:/p"}, {"url": "shm:/p", "adapters_by_name": False}):
         with pytest.raises(Unavailable, match="^StoreConnector: adapters_by_name must be set with"):
             refuse_unnamed(config, parse(settings))
-    refuse_unnamed(config, parse({"pool": "p", "adapters_by_name": True}))
+    refuse_unnamed(config, parse({"url": "shm:/p", "adapters_by_name": True}))
 
 
 def test_scales_calculated_at_the_first_step_are_rejected():
     config = deepcopy(CONFIG)
     config.cache_config.calculate_kv_scales = False
-    refuse_unnamed(config, parse({"pool": "p"}))
+    refuse_unnamed(config, parse({"url": "shm:/p"}))
     config.cache_config.calculate_kv_scales = True
     with pytest.raises(Unavailable, match="^StoreConnector: calculate_kv_scales must be off"):
-        refuse_unnamed(config, parse({"pool": "p"}))
+        refuse_unnamed(config, parse({"url": "shm:/p"}))
 
 
 def test_namespace_fields_do_not_run_together():

@@ -1,4 +1,4 @@
-"""The connector's configuration, and the module where vLLM is missing."""
+"""The connector's configuration, its store, and the module where vLLM is missing."""
 
 import importlib.util
 
@@ -6,27 +6,34 @@ import pytest
 
 from mooncake_kernels.errors import InvalidArgument, Unavailable
 from mooncake_serving.connectors import vllm
-from mooncake_serving.connectors.vllm.settings import Settings, open_store, parse
+from mooncake_serving.connectors.vllm.settings import (
+    Settings,
+    acquire_store,
+    parse,
+    release_store,
+    without_pool,
+)  # fmt: skip
 
 
 def test_settings_and_their_defaults():
-    assert parse({"pool": "/dev/shm/kv"}) == Settings("/dev/shm/kv", 0, "", 0.0, False)
-    config = {"pool": "p", "capacity_bytes": 1 << 30, "namespace": "team", "verify": 1}
-    assert parse(config) == Settings("p", 1 << 30, "team", 1)
+    assert parse({"url": "shm:/dev/shm/kv"}) == Settings("shm:/dev/shm/kv", "", 1.0, False, 2)
+    config = {"url": "shm:/p", "namespace": "team", "verify": 0, "num_threads": 4}
+    assert parse(config) == Settings("shm:/p", "team", 0, False, 4)
 
 
 @pytest.mark.parametrize(
     "config, message",
     [
-        ({}, "must have 'pool', the path of the store's pool, got {}"),
-        ({"pool": ""}, "must have 'pool'"),
-        ({"pool": 3}, "'pool' must be str, got 3"),
-        ({"pool": "p", "capacity_bytes": "1G"}, "'capacity_bytes' must be int, got '1G'"),
-        ({"pool": "p", "capacity_bytes": True}, "'capacity_bytes' must be int, got True"),
-        ({"pool": "p", "capacity_bytes": -1}, "'capacity_bytes' must be at least 0, got -1"),
-        ({"pool": "p", "verify": "always"}, "'verify' must be float, got 'always'"),
-        ({"pool": "p", "adapters_by_name": 1}, "'adapters_by_name' must be bool, got 1"),
-        ({"pool": "p", "path": "q"}, "must have no others than pool, .*, got 'path'"),
+        ({}, "must have 'url', which names the store, got"),
+        ({"url": ""}, "must have 'url'"),
+        ({"url": 3}, "'url' must be str, got 'int'"),
+        ({"pool": "/p"}, "'pool' must be part of 'url', such as \"shm:PATH\", got '/p'"),
+        ({"url": "shm:/p", "capacity_bytes": 9}, "'capacity_bytes' must be part of 'url', such as"),
+        ({"url": "shm:/p", "verify": "always"}, "'verify' must be float, got 'always'"),
+        ({"url": "shm:/p", "verify": 2.0}, "'verify' must be from 0 to 1, got 2.0"),
+        ({"url": "shm:/p", "adapters_by_name": 1}, "'adapters_by_name' must be bool, got 1"),
+        ({"url": "shm:/p", "num_threads": 0}, "'num_threads' must be from 1 to 64, got 0"),
+        ({"url": "shm:/p", "path": "q"}, "must have no others than url, .*, got 'path'"),
     ],
 )
 def test_bad_settings_are_rejected(config, message):
@@ -34,19 +41,31 @@ def test_bad_settings_are_rejected(config, message):
         parse(config)
 
 
-def test_first_engine_creates_the_pool_and_others_open_it(tmp_path):
-    path = str(tmp_path / "kv")
-    with pytest.raises(InvalidArgument, match=f"'capacity_bytes' must be given, .* no {path} yet"):
-        open_store(Settings(path), "m")
-    with (
-        open_store(Settings(path, 8 << 20), "m") as first,
-        open_store(Settings(path), "m") as second,
-        open_store(Settings(path, 1 << 20), "other model") as third,
-        open_store(Settings(path, namespace="team"), "m") as fourth,
-    ):
-        first.put(1, b"one")
-        assert second.get(1) == b"one"
-        assert third.get(1) is None and fourth.get(1) is None
+def test_bad_urls_are_rejected():
+    with pytest.raises(InvalidArgument, match="^open_store: url must be"):
+        parse({"url": "/dev/shm/kv"})
+
+
+def test_process_opens_a_store_once(tmp_path):
+    url = f"tiered:{tmp_path}/kv?memory=1MiB&disk=4MiB&pool={tmp_path}/pool"
+    first, second = (acquire_store(url, "n", 1.0) for _ in range(2))
+    other = acquire_store(url, "m", 1.0)
+    assert first is second and other is not first
+    release_store(first)
+    assert not second.closed
+    release_store(second)
+    assert second.closed and not other.closed
+    release_store(other)
+    release_store(other)
+    again = acquire_store(url, "n", 1.0)
+    assert again is not first and not again.closed
+    release_store(again)
+
+
+def test_scheduler_of_a_cluster_offers_no_memory():
+    url = "redis://host:6379/0?size=8GiB&cluster=a&engine=h:1&pool=/p&password_env=P"
+    assert without_pool(url) == "redis://host:6379/0?cluster=a&password_env=P"
+    assert without_pool("redis://host:6379/0?size=8GiB") == "redis://host:6379/0"
 
 
 def test_missing_vllm_is_reported():

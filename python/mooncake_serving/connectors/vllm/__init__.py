@@ -6,9 +6,9 @@
         "kv_connector": "StoreConnector",
         "kv_connector_module_path": "mooncake_serving.connectors.vllm",
         "kv_role": "kv_both",
-        "kv_connector_extra_config": {"pool": "/dev/shm/kv", "capacity_bytes": 68719476736}}'
+        "kv_connector_extra_config": {"url": "shm:/dev/shm/kv?size=64GiB"}}'
 
-All engines of a host that use the same pool share everything that any of them has computed.
+All engines that use the same store share everything that any of them has computed.
 docs/serving/vllm.md describes how, and the limitations. Only the connector itself imports vLLM.
 """
 

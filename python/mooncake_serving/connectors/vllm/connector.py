@@ -1,81 +1,99 @@
 """``StoreConnector``: the calls that vLLM makes, in its scheduler and in its workers."""
 
-import logging
-from dataclasses import dataclass, field
+import os
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-import torch
 import vllm
 from vllm.distributed.kv_transfer.kv_connector.v1.base import (
     KVConnectorBase_V1,
     KVConnectorMetadata,
     KVConnectorRole,
+    KVConnectorTransferResults,
+    KVConnectorWorkerMetadata,
+    SupportsHMA,
 )
 from vllm.platforms import current_platform
+from vllm.v1.core.kv_cache_utils import resolve_kv_cache_block_sizes
 from vllm.v1.kv_cache_interface import (
     FullAttentionSpec,
+    MambaSpec,
     MLAAttentionSpec,
+    SlidingWindowSpec,
     UniformTypeKVCacheSpecs,
 )
+from vllm.v1.metrics.cache_hit_source import CacheHitSource
 
 from mooncake_kernels.errors import Unavailable
-from mooncake_serving.store import Store
 
-from .caches import Caches, use
-from .namespace import fresh, namespace_of, refuse_unnamed
-from .settings import open_store, parse
-from .tracking import Blocks, Tracker, keys_of
+from .namespace import namespace_of, refuse_unnamed
+from .scheduler import StoreScheduler
+from .settings import Settings, acquire_store, parse, release_store, without_pool
+from .stats import StoreMetrics, StoreStats
+from .steps import GroupForm, Report, Shards, Step
+from .worker import StoreWorker
 
 if TYPE_CHECKING:
+    import torch
     from vllm.config import VllmConfig
+    from vllm.v1.core.block_pool import BlockPool
     from vllm.v1.core.kv_cache_manager import KVCacheBlocks
     from vllm.v1.core.sched.output import SchedulerOutput
-    from vllm.v1.kv_cache_interface import AttentionSpec, KVCacheConfig
+    from vllm.v1.kv_cache_interface import KVCacheConfig, KVCacheSpec
     from vllm.v1.outputs import KVConnectorOutput
     from vllm.v1.request import Request
 
-log = logging.getLogger("mooncake_serving.connectors.vllm")
-
-# The step in which a block did not come, and one that the scheduler may have begun before it knew.
-NUM_WRONG_STEPS = 2
+SOURCES = {
+    "shm": CacheHitSource.HOST,
+    "tiered": CacheHitSource.DISK,
+    "redis": CacheHitSource.EXTERNAL_UNSPECIFIED,
+}
 
 
 @dataclass
-class StoreMetadata(KVConnectorMetadata):  # type: ignore[misc]  # vLLM is not there
-    """The scheduler's instructions to the workers for a step.
+class ConnectorMetadata(KVConnectorMetadata):  # type: ignore[misc]  # vLLM is not there
+    """A step's instructions to the workers.
 
     Attributes:
-        namespace: of all keys.
-        loads: before it computes.
-        saves: after it.
+        store: of the ``StoreScheduler``.
+        handoff: of a hand-off's scheduler, if there is one.
     """
 
-    namespace: str
-    loads: list[Blocks] = field(default_factory=list)
-    saves: list[Blocks] = field(default_factory=list)
+    store: Step
+    handoff: Any = None
 
 
-class StoreConnector(KVConnectorBase_V1):  # type: ignore[misc]
-    """Extends vLLM's prefix cache by a store that all engines of a host share.
+@dataclass
+class ConnectorWorkerMetadata(KVConnectorWorkerMetadata):  # type: ignore[misc]
+    """What a worker reports to the scheduler: a ``StoreWorker``'s part."""
 
-    The scheduler looks up which blocks of a prompt the store has beyond those of the engine's own
-    cache, without a lock and in microseconds; the worker loads them before the step that needs
-    them, and saves each block after the step that fills it. A block is an object of the store under
-    the engine's own hash of all tokens up to its end. A block evicted between the look-up and the
-    load is reported, and vLLM fails the request or recomputes it, according to its
-    ``kv_load_failure_policy``; what was computed in the same step is not saved.
+    store: Report
+
+    def aggregate(self, other: "ConnectorWorkerMetadata") -> "ConnectorWorkerMetadata":
+        return ConnectorWorkerMetadata(self.store.merged(other.store))
+
+
+class StoreConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
+    """Extends vLLM's prefix cache by a store that engines share.
+
+    A ``StoreScheduler`` looks up what the store has of a prompt beyond the engine's own cache;
+    each worker's ``StoreWorker`` loads it before the request joins the batch, and saves blocks
+    after the step that fills them. This class passes vLLM's calls on to them.
+
+    Each side may have a hand-off between two engines, ``handoff_scheduler`` and
+    ``handoff_worker``, with the calls made here. It is asked first: of a request that it serves,
+    the store loads nothing.
 
     Args:
         vllm_config: as passed to every connector; its ``kv_connector_extra_config`` is described at
             ``Settings``. ``kv_producer`` does not load, ``kv_consumer`` does not save.
         role: of this connector, scheduler or worker.
-        kv_cache_config: one group of layers that attend to all tokens before them.
+        kv_cache_config: the groups of the engine's cache.
 
     Raises:
         InvalidArgument: the configuration is wrong.
-        Unavailable: the blocks of the model's caches are not all alike, the engine has several
-            workers, blocks depend on something that does not distinguish their keys, or vLLM would
-            not recompute correctly.
+        Unavailable: there is a group whose blocks a store cannot hold, blocks depend on something
+            that does not distinguish their keys, or the store cannot be opened.
     """
 
     def __init__(
@@ -85,227 +103,325 @@ class StoreConnector(KVConnectorBase_V1):  # type: ignore[misc]
         kv_cache_config: "KVCacheConfig",
     ):
         super().__init__(vllm_config, role, kv_cache_config)
-        form = _form_of_caches(vllm_config, kv_cache_config)
-        transfers = vllm_config.kv_transfer_config
-        self._block_size: int = form.block_size
-        self._settings = parse(transfers.kv_connector_extra_config)
-        refuse_unnamed(vllm_config, self._settings)
-        self._loads = transfers.is_kv_consumer
-        if self._loads:
-            _check_recomputing(vllm_config)
-        kind = current_platform.device_type
-        self._namespace = namespace_of(vllm_config, vllm.__version__, kind, form)
-        self._store: Store | None = None  # a worker opens it when it knows the namespace
-        self._opened_namespace = ""
+        settings = parse(vllm_config.kv_transfer_config.kv_connector_extra_config)
+        refuse_unnamed(vllm_config, settings)
+        _check_processes(vllm_config, settings)
+        self._cache_hit_source = SOURCES[settings.store_url.scheme]
+        groups = _groups_of(kv_cache_config)
+        self.scheduler: StoreScheduler | None = None
+        self.worker: StoreWorker | None = None
+        self.handoff_scheduler: Any = None
+        self.handoff_worker: Any = None
+        self._handed_off: set[str] = set()  # requests that the hand-off loads
+        self._transfers: KVConnectorTransferResults | None = None
         if role == KVConnectorRole.SCHEDULER:
-            self._opened(self._namespace)
-        self._tracker = Tracker(saves=transfers.is_kv_producer)
-        self._num_computed: dict[str, int] = {}  # blocks, of requests being looked up
-        self._caches: Caches | None = None
-        self._failed: set[int] = set()
-        self._num_wrong_steps = 0  # whose results are not saved
+            self._make_scheduler(settings, groups)
+        else:
+            self._make_worker(settings, groups)
+
+    def _make_scheduler(self, settings: Settings, groups: list[GroupForm]) -> None:
+        config, caches = self._vllm_config, self._kv_cache_config
+        parallel, transfers = config.parallel_config, config.kv_transfer_config
+        num_shards = _shards_of(config, caches).count
+        form = {
+            "groups": [[str(g.kv_cache_spec), g.layer_names] for g in caches.kv_cache_groups],
+            "shards": [num_shards, parallel.pipeline_parallel_size],
+            "partition": os.environ.get("VLLM_PP_LAYER_PARTITION"),
+        }
+        namespace = namespace_of(config, vllm.__version__, current_platform.device_type, form)
+        url = settings.url
+        if settings.store_url.scheme == "redis" and not _is_one_process(config):
+            url = without_pool(url)
+        self._store = acquire_store(url, f"{settings.namespace}/{namespace}", settings.verify)
+        self.scheduler = StoreScheduler(
+            self._store,
+            namespace,
+            groups,
+            tokens_per_hash=resolve_kv_cache_block_sizes(caches, config)[1],
+            num_blocks=caches.num_blocks,
+            num_shards=num_shards,
+            num_workers=parallel.world_size,
+            loads=transfers.is_kv_consumer,
+            saves=transfers.is_kv_producer,
+        )
+
+    def _make_worker(self, settings: Settings, groups: list[GroupForm]) -> None:
+        caches = self._kv_cache_config
+        self.worker = StoreWorker(
+            lambda name: acquire_store(
+                settings.url, f"{settings.namespace}/{name}", settings.verify
+            ),
+            release_store,
+            groups,
+            [group.layer_names for group in caches.kv_cache_groups],
+            num_blocks=caches.num_blocks,
+            shards=_shards_of(self._vllm_config, caches),
+            num_threads=settings.num_threads,
+        )
 
     @property
     def requires_kv_delivery(self) -> bool:
-        """Whether delivery is required: no, what is not saved is recomputed."""
-        return False
+        """Whether delivery is required: what is not saved is recomputed, what is not handed off is
+        lost.
+        """
+        return self.handoff_scheduler is not None and super().requires_kv_delivery
 
     # --- of the scheduler ---------------------------------------------------------------------
+
+    def bind_gpu_block_pool(self, gpu_block_pool: "BlockPool") -> None:
+        """Give the scheduler's side the references that keep blocks."""
+        assert self.scheduler is not None
+        self.scheduler.bind_block_pool(gpu_block_pool)
 
     def get_num_new_matched_tokens(
         self, request: "Request", num_computed_tokens: int
     ) -> tuple[int | None, bool]:
-        """Count the tokens that the store has after those that the engine has."""
-        first = num_computed_tokens // self._block_size
-        self._num_computed[request.request_id] = first
-        if not self._loads or num_computed_tokens % self._block_size:
-            return 0, False
-        # The last token is always computed: its output is needed.
-        end = (request.num_tokens - 1) // self._block_size
-        keys = keys_of(request.block_hashes[first:end])
-        return self._opened(self._namespace).match_prefix(keys) * self._block_size, False
+        """Count the tokens that can be loaded after those that the engine has."""
+        assert self.scheduler is not None
+        self._handed_off.discard(request.request_id)
+        if self.handoff_scheduler is not None:
+            count = self.handoff_scheduler.matched(request, num_computed_tokens)
+            if count > 0:
+                self._handed_off.add(request.request_id)
+                return count, True
+        return self.scheduler.matched(request, num_computed_tokens)
+
+    def get_loaded_kv_cache_group_ids(self, request: "Request") -> tuple[int, ...]:
+        """Return the groups that a load fills: a hand-off has the request's own blocks."""
+        if request.request_id in self._handed_off:
+            return self._kv_cache_config.transfer_group_ids
+        return super().get_loaded_kv_cache_group_ids(request)
 
     def update_state_after_alloc(
         self, request: "Request", blocks: "KVCacheBlocks", num_external_tokens: int
     ) -> None:
         """Track the request, and load what was found for it."""
-        self._tracker.add(request.request_id, request.block_hashes)
-        first = self._num_computed.pop(request.request_id, 0)
-        count = num_external_tokens // self._block_size
-        if count > 0:
-            (ids,) = blocks.get_block_ids()
-            self._tracker.load(request.request_id, first, ids[first : first + count])
-            keys = keys_of(request.block_hashes[first : first + count])
-            use(self._opened(self._namespace), keys)
+        assert self.scheduler is not None
+        ids = blocks.get_block_ids()
+        is_handed_off = request.request_id in self._handed_off
+        if self.handoff_scheduler is not None:
+            count = num_external_tokens if is_handed_off else 0
+            self.handoff_scheduler.allocated(request, ids, count)
+        self.scheduler.allocated(request, ids, 0 if is_handed_off else num_external_tokens)
 
-    def build_connector_meta(self, scheduler_output: "SchedulerOutput") -> StoreMetadata:
+    def build_connector_meta(self, scheduler_output: "SchedulerOutput") -> ConnectorMetadata:
         """Return what this step loads and saves."""
-        scheduled = scheduler_output.num_scheduled_tokens
-        for new in scheduler_output.scheduled_new_reqs:
-            self._step(new.req_id, new.block_ids, new.num_computed_tokens, scheduled, is_new=True)
-        cached = scheduler_output.scheduled_cached_reqs
-        for i, name in enumerate(cached.req_ids):
-            ids, done = cached.new_block_ids[i], cached.num_computed_tokens[i]
-            self._step(name, ids, done, scheduled, is_new=name in cached.resumed_req_ids)
-        return StoreMetadata(self._namespace, *self._tracker.take())
-
-    def _step(
-        self,
-        name: str,
-        ids: tuple[list[int], ...] | None,
-        num_computed: int,
-        scheduled: dict[str, int],
-        *,
-        is_new: bool,
-    ) -> None:
-        if not self._tracker.knows(name):
-            return
-        if is_new:
-            self._tracker.forget_blocks(name)
-            self._tracker.skip(name, num_computed // self._block_size)
-        if ids is not None:
-            self._tracker.extend(name, ids[0])
-        self._tracker.compute(name, (num_computed + scheduled[name]) // self._block_size)
+        assert self.scheduler is not None
+        handoff = None
+        if self.handoff_scheduler is not None:
+            handoff = self.handoff_scheduler.step(scheduler_output)
+        return ConnectorMetadata(self.scheduler.step(scheduler_output), handoff)
 
     def update_connector_output(self, connector_output: "KVConnectorOutput") -> None:
-        """After a failed load, trust nothing that may have been computed in the same step.
-
-        In vLLM, requests share blocks from their allocation on, under the hashes of their future
-        content. So nothing more is saved of the current requests, and new requests do not find
-        their blocks in vLLM's own cache: the correct ones are in the store.
-        """
-        if connector_output.invalid_block_ids:
-            self._tracker.forget_all()
-            assert self._kv_cache_manager is not None, "vLLM binds it before the first step"
-            self._kv_cache_manager.evict_blocks(set(range(self._kv_cache_config.num_blocks)))
+        """Take the workers' reports."""
+        assert self.scheduler is not None
+        told = connector_output.kv_connector_worker_meta
+        self.scheduler.output(
+            told.store if isinstance(told, ConnectorWorkerMetadata) else None,
+            connector_output.finished_recving or (),
+            connector_output.failed_recving or (),
+        )
+        if self.handoff_scheduler is not None:
+            self.handoff_scheduler.output(connector_output)
 
     def request_finished(
         self, request: "Request", block_ids: list[int]
     ) -> tuple[bool, dict[str, Any] | None]:
-        """Forget the request: its blocks were saved when they became full."""
-        self._num_computed.pop(request.request_id, None)
-        self._tracker.remove(request.request_id)
+        """Likewise, for an engine with one group."""
+        return self.request_finished_all_groups(request, (block_ids,))
+
+    def request_finished_all_groups(
+        self, request: "Request", block_ids: tuple[list[int], ...]
+    ) -> tuple[bool, dict[str, Any] | None]:
+        """Forget the request. vLLM may free its blocks: references keep those still to be saved."""
+        assert self.scheduler is not None
+        self._handed_off.discard(request.request_id)
+        self.scheduler.finished(request, block_ids)
+        if self.handoff_scheduler is not None:
+            return self.handoff_scheduler.finished(request)
         return False, None
+
+    def has_pending_push_work(self) -> bool:
+        """Keep an engine without requests going until its blocks are copied out."""
+        return self.scheduler is not None and self.scheduler.has_waiting
 
     def reset_cache(self) -> bool | None:
         """Neither load nor save any more what any engine has in the store now.
 
-        The weights may have changed, and those of other engines not: this one has a namespace of
-        its own from now on. The workers learn of it with the next step; one that is under way still
-        saves to the former one. What is left there, the store evicts.
+        The weights may have changed, and those of other engines not: this one's blocks have names
+        of their own from now on. A step that is under way still saves under the former ones. What
+        is left there, the store evicts.
         """
-        self._namespace = fresh(self._namespace)
-        self._tracker.forget_all()
-        return True
+        assert self.scheduler is not None
+        return self.scheduler.reset()
 
     # --- of a worker --------------------------------------------------------------------------
 
-    def register_kv_caches(self, kv_caches: dict[str, torch.Tensor]) -> None:
+    def register_kv_caches(self, kv_caches: dict[str, "torch.Tensor"]) -> None:
         """Set the caches of all layers."""
-        self._caches = Caches(list(kv_caches.values()), self._kv_cache_config.num_blocks)
-        log.info("%d layers, %d bytes a block", len(kv_caches), self._caches.block_bytes)
+        for side in self._workers():
+            side.register_kv_caches(kv_caches)
+
+    def handle_preemptions(self, kv_connector_metadata: KVConnectorMetadata) -> None:
+        """Stop the hand-off from reading blocks that this step overwrites. Those of a save are
+        kept from that.
+        """
+        if self.handoff_worker is not None:
+            assert isinstance(kv_connector_metadata, ConnectorMetadata)
+            self.handoff_worker.preempted(kv_connector_metadata.handoff)
 
     def start_load_kv(self, forward_context: Any, **kwargs: Any) -> None:
-        """Load, and wait for the end."""
+        """Begin what this step loads."""
+        assert self.worker is not None
         told = self._told()
-        for blocks in told.loads:
-            assert self._caches is not None, "vLLM registers its caches before the first step"
-            try:
-                missing = self._caches.load(self._opened(told.namespace), blocks)
-            except (OSError, Unavailable) as error:
-                log.warning("%d blocks could not be loaded: %s", len(blocks.ids), error)
-                missing = set(blocks.ids)
-            self._failed |= missing
-            if missing:
-                self._num_wrong_steps = NUM_WRONG_STEPS
+        if self.handoff_worker is not None:
+            self.handoff_worker.start(told.handoff)
+        self.worker.start(told.store)
 
     def wait_for_layer_load(self, layer_name: str) -> None:
-        """Do nothing: all layers are there when ``start_load_kv`` returns."""
+        """Do nothing: a request joins the batch when all its layers are there."""
 
     def save_kv_layer(
-        self, layer_name: str, kv_layer: torch.Tensor, attn_metadata: Any, **kwargs: Any
+        self, layer_name: str, kv_layer: "torch.Tensor", attn_metadata: Any, **kwargs: Any
     ) -> None:
         """Do nothing: whole blocks are saved when the last layer has been computed."""
 
     def wait_for_save(self) -> None:
-        """Save the blocks that this step has filled, unless it used blocks that did not come.
-
-        Requests of one step may share blocks, so nothing of it is saved then.
-        """
-        if self._num_wrong_steps > 0:
-            self._num_wrong_steps -= 1
-            return
+        """Begin to save the blocks that this step fills. Waits for nothing."""
+        assert self.worker is not None
         told = self._told()
-        for blocks in told.saves:
-            assert self._caches is not None, "vLLM registers its caches before the first step"
-            try:
-                self._caches.save(self._opened(told.namespace), blocks)
-            except (OSError, Unavailable) as error:
-                log.warning("%d blocks could not be saved: %s", len(blocks.ids), error)
+        if self.handoff_worker is not None:
+            self.handoff_worker.save(told.handoff)
+        self.worker.save(told.store)
 
-    def get_block_ids_with_load_errors(self) -> set[int]:
-        """Return the blocks that did not come, once."""
-        failed, self._failed = self._failed, set()
-        return failed
+    def get_finished(self, finished_req_ids: set[str]) -> tuple[set[str] | None, set[str] | None]:
+        """Return the requests whose blocks were sent, and those whose blocks came."""
+        results = self.get_transfer_results(finished_req_ids)
+        return results.finished_sending or None, results.finished_recving or None
+
+    def get_transfer_results(self, finished_req_ids: set[str]) -> KVConnectorTransferResults:
+        """Likewise, with those whose load failed: of such a request, nothing was computed."""
+        assert self.worker is not None
+        received, failed = self.worker.get_finished()
+        if self.handoff_worker is None:
+            return KVConnectorTransferResults(set(), received, failed)
+        more = self.handoff_worker.results(finished_req_ids)
+        return KVConnectorTransferResults(more.sent, received | more.received, failed | more.failed)
+
+    def build_connector_worker_meta(self) -> ConnectorWorkerMetadata | None:
+        """Return what the scheduler's side has to learn."""
+        assert self.worker is not None
+        report = self.worker.report()
+        return None if report is None else ConnectorWorkerMetadata(report)
+
+    def get_kv_connector_stats(self) -> StoreStats | None:
+        """Return what this connector has counted since the last call."""
+        side = self.scheduler or self.worker
+        assert side is not None
+        counts = side.counts()
+        return StoreStats(data=counts) if counts else None
+
+    @classmethod
+    def build_kv_connector_stats(cls, data: dict[str, Any] | None = None) -> StoreStats | None:
+        """Return counts that another process has sent."""
+        return StoreStats(data=data or {})
+
+    @classmethod
+    def build_prom_metrics(
+        cls,
+        vllm_config: "VllmConfig",
+        metric_types: dict[Any, Any],
+        labelnames: list[str],
+        per_engine_labelvalues: dict[int, list[object]],
+    ) -> StoreMetrics:
+        """Return the metrics of vLLM's /metrics."""
+        return StoreMetrics(vllm_config, metric_types, labelnames, per_engine_labelvalues)
 
     def shutdown(self) -> None:
-        """Close the pool; its objects stay for other engines."""
-        if self._store is not None:
-            self._store.close()
-            self._store = None
+        """End the threads and close the store; its objects stay for other engines."""
+        for side in (*self._workers(), self.handoff_scheduler):
+            if side is not None:
+                side.close()
+        if self.scheduler is not None:
+            self.scheduler.close()
+            release_store(self._store)
 
-    def _opened(self, namespace: str) -> Store:
-        if self._store is None or namespace != self._opened_namespace:
-            self.shutdown()
-            self._store = open_store(self._settings, namespace)
-            self._opened_namespace = namespace
-        return self._store
+    def _workers(self) -> list[Any]:
+        return [side for side in (self.worker, self.handoff_worker) if side is not None]
 
-    def _told(self) -> StoreMetadata:
+    def _told(self) -> ConnectorMetadata:
         told = self._get_connector_metadata()
-        assert isinstance(told, StoreMetadata), "vLLM passes on what build_connector_meta returned"
+        assert isinstance(told, ConnectorMetadata), "vLLM passes on what build_connector_meta made"
         return told
 
 
-def _check_recomputing(config: "VllmConfig") -> None:
-    """Refuse what makes vLLM 0.32 compute wrong results, or crash, after blocks that did not come.
-
-    https://github.com/vllm-project/vllm/issues/49250: tokens that are scheduled ahead remain
-    counted for the request, and the V2 model runner continues where it was. With a threshold,
-    requests that share its blocks compute before these are correct again.
-    """
-    if config.kv_transfer_config.kv_load_failure_policy != "recompute":
-        return
-    for is_wrong, what in (
-        (config.scheduler_config.async_scheduling, "async scheduling"),
-        (config.use_v2_model_runner, "the V2 model runner"),
-        (config.scheduler_config.long_prefill_token_threshold > 0, "long_prefill_token_threshold"),
-    ):
-        if is_wrong:
-            raise Unavailable(
-                f'StoreConnector: kv_load_failure_policy must be "fail" with {what}, '
-                'got "recompute"'
-            )
-
-
-def _form_of_caches(config: "VllmConfig", caches: "KVCacheConfig") -> "AttentionSpec":
-    """Return the form of a layer's cache; refuse blocks that a hash alone does not name."""
-    specs = [group.kv_cache_spec for group in caches.kv_cache_groups]
-    if len(specs) == 1 and isinstance(specs[0], UniformTypeKVCacheSpecs):
-        specs = [*specs[0].kv_cache_specs.values()]
-    elif len(specs) != 1:
+def _groups_of(caches: "KVCacheConfig") -> list[GroupForm]:
+    """Return the groups' forms; refuse blocks that a hash alone does not name."""
+    groups = caches.kv_cache_groups
+    if caches.prefix_cacheable_group_ids != tuple(range(len(groups))):
         raise Unavailable(
-            f"StoreConnector: the model must have one group of KV caches, got {len(specs)}"
+            "StoreConnector: all groups of layers must be those of a prefix cache, got "
+            f"{[type(group.kv_cache_spec).__name__ for group in groups]}"
         )
-    for spec in specs:
-        if type(spec) not in (FullAttentionSpec, MLAAttentionSpec):
+    return [_form_of(group.kv_cache_spec) for group in groups]
+
+
+def _form_of(spec: "KVCacheSpec") -> GroupForm:
+    is_mixed = isinstance(spec, UniformTypeKVCacheSpecs)
+    for one in spec.kv_cache_specs.values() if is_mixed else [spec]:
+        if type(one) is MambaSpec:
+            _check_states(one)
+            continue
+        if type(one) not in (FullAttentionSpec, MLAAttentionSpec, SlidingWindowSpec):
             raise Unavailable(
-                "StoreConnector: layers must have FullAttentionSpec or MLAAttentionSpec, got "
-                f"{type(spec).__name__}"
+                "StoreConnector: layers must have FullAttentionSpec, MLAAttentionSpec, "
+                f"SlidingWindowSpec or MambaSpec, got {type(one).__name__}"
             )
-        if spec.non_causal:  # blocks depend on what comes after them
+        if getattr(one, "non_causal", False):  # blocks depend on what comes after them
             raise Unavailable("StoreConnector: layers must be causal, got one that is not")
-    # Several would have to learn of each other's failed loads before any of them saves.
-    if (size := config.parallel_config.world_size) != 1:
-        raise Unavailable(f"StoreConnector: the engine must have one worker, got {size}")
-    return specs[0]
+    if type(one) is MambaSpec:
+        return GroupForm("state", spec.block_size)
+    window = getattr(one, "sliding_window", None) if type(one) is SlidingWindowSpec else None
+    return GroupForm("full" if window is None else "window", spec.block_size, window)
+
+
+def _check_states(spec: "MambaSpec") -> None:
+    """Refuse states of which vLLM does not say where one of a whole block is."""
+    if spec.mamba_cache_mode != "align":
+        raise Unavailable(
+            'StoreConnector: mamba_cache_mode must be "align", got '
+            f'"{spec.mamba_cache_mode}" (vLLM sets it with enable_prefix_caching)'
+        )
+    if spec.num_speculative_blocks:
+        raise Unavailable(
+            "StoreConnector: a model with recurrent layers must have no speculative decoding, got "
+            f"{spec.num_speculative_blocks} blocks for it"
+        )
+
+
+def _shards_of(config: "VllmConfig", caches: "KVCacheConfig") -> Shards:
+    """Return which part of a block is this worker's."""
+    parallel = config.parallel_config
+    tensor, pipeline = parallel.tensor_parallel_size, parallel.pipeline_parallel_size
+    replicas = max(caches.kv_tp_replicas, 1)  # as of latents, and of fewer heads than workers
+    per_stage = max(tensor // replicas, 1)
+    stage, rank = parallel.rank // tensor % pipeline, parallel.rank % tensor
+    number = stage * per_stage + rank // replicas
+    return Shards(per_stage * pipeline, number, rank % replicas == 0)
+
+
+def _is_one_process(config: "VllmConfig") -> bool:
+    return config.parallel_config.distributed_executor_backend == "uni"
+
+
+def _check_processes(config: "VllmConfig", settings: Settings) -> None:
+    """Refuse what engines of several workers cannot do."""
+    parallel = config.parallel_config
+    for name in ("decode_context_parallel_size", "prefill_context_parallel_size"):
+        if (size := getattr(parallel, name, 1)) != 1:
+            raise Unavailable(f"StoreConnector: {name} must be 1, got {size}")
+    if settings.store_url.scheme == "tiered" and not _is_one_process(config):
+        raise Unavailable(
+            "StoreConnector: url must be shm: or redis: for an engine whose workers are processes "
+            "of their own, since one process has a disk, got tiered:"
+        )

@@ -1,14 +1,11 @@
 """Which engines can use each other's blocks: those with the same namespace."""
 
 import json
-import secrets
 from typing import Any
 
 from mooncake_kernels.errors import Unavailable
 
 from .settings import Settings
-
-MARK = " reset "  # between a namespace, which ends with a brace, and what makes it another
 
 
 def refuse_unnamed(config: Any, settings: Settings) -> None:
@@ -43,7 +40,7 @@ def namespace_of(config: Any, version: str, platform: str, form: Any) -> str:
         config: a ``VllmConfig``.
         version: of vLLM.
         platform: by name.
-        form: of the caches, as ``str`` writes it.
+        form: of the caches, and how workers divide them; ``str`` writes what JSON cannot.
     """
     model, cache, draft = config.model_config, config.cache_config, config.speculative_config
     overrides = model.hf_overrides
@@ -68,12 +65,3 @@ def namespace_of(config: Any, version: str, platform: str, form: Any) -> str:
         "draft": draft and [draft.method, draft.model, draft.revision],
     }
     return json.dumps(parts, sort_keys=True, default=str)
-
-
-def fresh(namespace: str) -> str:
-    """Return one that no engine has, nor had: for blocks of weights that were replaced.
-
-    A count of replacements would not do: other engines may have replaced theirs as often, by
-    others.
-    """
-    return f"{namespace.partition(MARK)[0]}{MARK}{secrets.token_hex(16)}"
