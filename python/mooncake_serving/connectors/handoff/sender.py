@@ -1,0 +1,680 @@
+"""The prefill side: packs the blocks of requests, and writes them where receivers want them."""
+
+import logging
+import threading
+import time
+from collections import OrderedDict, deque
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from math import lcm
+
+import torch
+
+import mooncake_kernels as mk
+from mooncake_kernels.closeable import Closeable
+from mooncake_kernels.errors import InvalidArgument, TransferError
+
+from ...rpc import MAX_REASON
+from .endpoint import Endpoint
+from .messages import (
+    MAX_HEADER,
+    MAX_NUMBERS,
+    Ask,
+    Asking,
+    Cancel,
+    Chunk,
+    Describe,
+    Described,
+    Ended,
+    Grant,
+    GroupForm,
+    Release,
+    Serving,
+    Spare,
+    Want,
+)
+
+logger = logging.getLogger(__name__)
+
+SERVING_S = 1.0
+MAX_WANTS = 2  # of one receiver: one chunk is packed while another is written
+MAX_REMEMBERED = 4096  # transfers that are over, so that a late receiver is told why
+
+Pieces = dict[str, range]  # by group: places in the block table of the sender
+
+
+@dataclass(eq=False)
+class _Transfer:
+    transfer_id: str
+    digest: bytes
+    num_tokens: int
+    block_ids: dict[str, list[int]] = field(default_factory=dict)
+    num_computed: int = 0
+    after: torch.cuda.Event | None = None
+    is_paused: bool = False
+    num_packing: int = 0  # threads that read its blocks
+    num_receivers: int | None = None  # None: none has come yet
+    num_served: int = 0  # receivers that need its blocks no longer
+    asks: list["_Ask"] = field(default_factory=list)
+    computed_s: float | None = None  # when all of it was computed
+    is_released: bool = False  # no one needs its blocks any more
+
+
+@dataclass(eq=False)
+class _Ask:
+    """What one receiver rank wants of a transfer."""
+
+    peer: str
+    ask: Ask
+    started_s: float
+    heard_s: float
+    transfer: _Transfer | None = None
+    unit: int = 1  # tokens, of which chunks begin at multiples
+    max_tokens: int = 0  # of a chunk
+    next_token: int = 0  # of the groups that need all of the prefix
+    tails: deque[Pieces] = field(default_factory=deque)  # of the others, at the end
+    num_wanted: int = 0  # slots
+    slots: deque[tuple[int, int]] = field(default_factory=deque)  # granted: number, address
+    num_in_flight: int = 0
+    is_served: bool = False  # all of it was packed
+    reason: str | None = None  # why it is over
+
+    @property
+    def key(self) -> tuple[str, int]:
+        return self.peer, self.ask.number
+
+    @property
+    def num_available(self) -> int:
+        """Tokens that are computed, and can be packed now."""
+        transfer = self.transfer
+        if transfer is None or transfer.is_paused:
+            return 0
+        stop = min(transfer.num_computed, self.ask.num_tokens)
+        if stop < self.ask.num_tokens:
+            stop -= stop % self.unit
+        return max(0, stop - self.next_token)
+
+    @property
+    def num_ready(self) -> int:
+        """Chunks that can be packed now."""
+        transfer = self.transfer
+        if transfer is None or transfer.is_paused or self.is_served:
+            return 0
+        count = -(-self.num_available // self.max_tokens) if self.max_tokens else 0
+        return count + (len(self.tails) if transfer.num_computed >= self.ask.num_tokens else 0)
+
+    def take(self, groups: mk.CacheGroups) -> Pieces:
+        """Return the next chunk: of the groups that need all of the prefix first."""
+        if count := min(self.num_available, self.max_tokens):
+            first, stop = self.next_token, self.next_token + count
+            self.next_token = stop
+            return {
+                name: range(first // group.tokens_per_block, -(-stop // group.tokens_per_block))
+                for name, group in groups.items()
+                if group.kind == "full"
+            }
+        return self.tails.popleft()
+
+
+class Sender(Closeable):
+    """Offers requests while they are prefilled, and streams their blocks to all who ask.
+
+    Cache pages are read only by its threads, between ``progress`` and the return of ``pause`` or
+    ``drop``, or the transfer's appearance in ``take_released``. Thread-safe.
+
+    Args:
+        endpoint: of this rank; not started yet.
+        groups: its cache.
+        engine_id: of its engine: receivers that want another one are refused.
+        first_head: of this rank in the model, of the groups that have heads: as for
+            ``GroupsPacker``.
+
+    Raises:
+        InvalidArgument: a group is of an encoder, or a chunk's header is too large for a message.
+    """
+
+    def __init__(
+        self,
+        endpoint: Endpoint,
+        groups: mk.CacheGroups,
+        *,
+        engine_id: str,
+        first_head: Mapping[str, int] | None = None,
+    ):
+        for group in groups.values():
+            if group.kind == "encoder":
+                raise InvalidArgument(
+                    f"Sender: groups must not be of an encoder, got {group.name!r}"
+                )
+        self._endpoint, self._settings = endpoint, endpoint.settings
+        self._groups, self._engine_id = groups, engine_id
+        packer = mk.GroupsPacker(groups, first_head=first_head)
+        one_each = packer.header(dict.fromkeys(groups, 1))
+        if (size := len(one_each.to_bytes()) + 256) > MAX_HEADER:
+            raise InvalidArgument(
+                f"Sender: groups must have a header of at most {MAX_HEADER} bytes, got {size}"
+            )
+        self._record_bytes = {one.name: one.packed.record_bytes for one in one_each.groups}
+        self._on_gpu = groups.device.type == "cuda"
+        num_slots, slot_bytes = self._settings.num_slots, self._settings.slot_bytes
+        self._staging = torch.zeros(
+            num_slots * _aligned(slot_bytes), dtype=torch.uint8, device=groups.device
+        )
+        self._region = endpoint.engine.register(self._staging, access="read")
+        self._state = threading.Condition()
+        self._transfers: dict[str, _Transfer] = {}
+        self._asks: dict[tuple[str, int], _Ask] = {}
+        self._turns: deque[_Ask] = deque()  # who is served next
+        self._early: dict[str, list[_Ask]] = {}  # asked for before they are offered
+        self._over: OrderedDict[str, str] = OrderedDict()  # transfers, and what became of them
+        self._released: set[str] = set()
+        self._ranks: list[str] = []
+        self._describes: list[tuple[str, int]] = []  # that wait for these
+        self._next_serving_s = 0.0
+        self.closed = False
+        for kind, handler in (
+            (Ask, self._take_ask), (Grant, self._take_grant), (Cancel, self._take_cancel),
+            (Asking, self._take_asking), (Release, self._take_release),
+            (Describe, self._take_describe),
+        ):  # fmt: skip
+            endpoint.handle(kind, handler)
+        endpoint.on_tick(self._tick)
+        endpoint.on_failure(self._peer_failed)
+        self._threads = [
+            threading.Thread(
+                target=self._serve,
+                args=(self._slot(index), mk.GroupsPacker(groups, first_head=first_head)),
+                name=f"handoff sender {index}",
+                daemon=True,
+            )
+            for index in range(num_slots)
+        ]
+        for thread in self._threads:
+            thread.start()
+
+    # --- of the engine ------------------------------------------------------------------------
+
+    def set_ranks(self, ranks: Sequence[str]) -> None:
+        """Set the names of the transfer engines of all ranks, which receivers may ask this for."""
+        with self._state:
+            self._ranks = list(ranks)
+            waiting, self._describes = self._describes, []
+            for peer, number in waiting:
+                self._endpoint.send(peer, Described(number, self._engine_id, self._ranks))
+
+    def offer(self, transfer_id: str, digest: bytes, num_tokens: int) -> None:
+        """Let a request be asked for, from before it is computed.
+
+        Args:
+            transfer_id: which the receiver names, too; not one that is offered already.
+            digest: of its prompt; see ``Ask``.
+            num_tokens: of its prompt.
+
+        Raises:
+            InvalidArgument: the transfer is offered already.
+        """
+        with self._state:
+            if transfer_id in self._transfers:
+                raise InvalidArgument(
+                    f"offer: transfer_id must be of no current transfer, got {transfer_id!r}"
+                )
+            transfer = self._transfers[transfer_id] = _Transfer(transfer_id, digest, num_tokens)
+            if self._over.pop(transfer_id, None) == RELEASED:  # before it was offered
+                transfer.num_receivers = 0
+            for ask in self._early.pop(transfer_id, []):
+                self._attach(ask, transfer)
+
+    def progress(
+        self,
+        transfer_id: str,
+        num_computed: int,
+        block_ids: Mapping[str, Sequence[int]],
+        *,
+        after: torch.cuda.Event | None = None,
+    ) -> None:
+        """Have what is computed by now sent; after ``pause``, from other blocks.
+
+        Args:
+            transfer_id: that was offered; one that is over meanwhile is ignored.
+            num_computed: tokens whose blocks are complete.
+            block_ids: the whole block table of each group so far.
+            after: on CUDA, an event after which these blocks are complete.
+        """
+        with self._state:
+            transfer = self._transfers.get(transfer_id)
+            if transfer is None:
+                return
+            transfer.block_ids = {name: list(ids) for name, ids in block_ids.items()}
+            transfer.num_computed, transfer.after = num_computed, after
+            transfer.is_paused = False
+            if num_computed >= transfer.num_tokens and transfer.computed_s is None:
+                transfer.computed_s = time.monotonic()
+            for ask in transfer.asks:
+                self._want(ask)
+            self._settle(transfer)
+
+    def pause(self, transfer_id: str) -> None:
+        """Stop to read a request's blocks, which it has lost: when this returns, none is read.
+
+        What was sent stays sent; ``progress`` continues, with other blocks.
+        """
+        with self._state:
+            transfer = self._transfers.get(transfer_id)
+            if transfer is not None:
+                transfer.is_paused, transfer.num_computed = True, 0
+                for ask in transfer.asks:
+                    self._spare(ask)
+                self._state.wait_for(lambda: transfer.num_packing == 0)
+
+    def drop(self, transfer_id: str, reason: str) -> None:
+        """End a transfer: when this returns, its blocks are not read any more.
+
+        Args:
+            transfer_id: unknown ones, and those that are over, are ignored.
+            reason: that receivers get, also those that come later.
+        """
+        with self._state:
+            transfer = self._transfers.pop(transfer_id, None)
+            if transfer is not None:
+                transfer.computed_s = None  # what its last receiver ends is not a hand-over
+            asks = [*(transfer.asks if transfer else ()), *self._early.get(transfer_id, ())]
+            for ask in asks:
+                self._finish(ask, reason)
+            if transfer is None:
+                if transfer_id not in self._over:
+                    self._remember(transfer_id, reason)
+                return
+            self._state.wait_for(lambda: transfer.num_packing == 0)
+            self._release(transfer, reason)
+
+    def take_released(self) -> set[str]:
+        """Return the transfers that need their blocks no longer, each once."""
+        with self._state:
+            released, self._released = self._released, set()
+            return released
+
+    def close(self) -> None:
+        """End all transfers. Idempotent."""
+        with self._state:
+            if self.closed:
+                return
+            self.closed = True
+            for ask in [*self._asks.values()]:
+                self._finish(ask, "the sender was closed")
+            self._state.notify_all()
+        for thread in self._threads:
+            thread.join()
+        try:
+            self._region.close()
+        except TimeoutError as error:  # the engine keeps the memory
+            logger.warning("hand-off: %s", error)
+
+    # --- messages -----------------------------------------------------------------------------
+
+    def _take_ask(self, peer: str, message: Ask) -> None:
+        now = time.monotonic()
+        ask = _Ask(peer, message, now, now)
+        wanted = message.engine_id
+        with self._state:
+            self._asks[ask.key] = ask
+            if wanted not in ("", self._engine_id):
+                self._finish(ask, f"the engine here is {self._engine_id}, not {wanted}")
+            elif (transfer := self._transfers.get(message.transfer_id)) is not None:
+                self._attach(ask, transfer)
+            elif (over := self._over.get(message.transfer_id)) is not None:
+                self._finish(ask, f"transfer {message.transfer_id} is over: {over}")
+            else:
+                self._early.setdefault(message.transfer_id, []).append(ask)
+
+    def _take_grant(self, peer: str, message: Grant) -> None:
+        with self._state:
+            ask = self._asks.get((peer, message.number))
+            if ask is None or ask.reason is not None:
+                return  # its ``Ended`` gives the slot back
+            ask.heard_s = time.monotonic()
+            ask.num_wanted -= 1
+            ask.slots.append((message.slot, message.address))
+            self._spare(ask)
+            self._state.notify()
+
+    def _take_cancel(self, peer: str, message: Cancel) -> None:
+        with self._state:
+            ask = self._asks.get((peer, message.number))
+            if ask is None:
+                self._endpoint.send(peer, Ended(message.number, "it is not asked for here"))
+                return
+            self._finish(ask, "the receiver has cancelled it")
+            transfer_id = ask.ask.transfer_id
+            if ask.transfer is None and transfer_id not in self._early:
+                self._remember(transfer_id, RELEASED)
+
+    def _take_asking(self, peer: str, message: Asking) -> None:
+        with self._state:
+            for number in message.numbers:
+                ask = self._asks.get((peer, number))
+                if ask is not None:
+                    ask.heard_s = time.monotonic()
+                else:
+                    reason = "the sender does not know it: all was sent, or it was restarted"
+                    self._endpoint.send(peer, Ended(number, reason))
+
+    def _take_release(self, peer: str, message: Release) -> None:
+        if message.engine_id not in ("", self._engine_id):
+            return
+        with self._state:
+            transfer = self._transfers.get(message.transfer_id)
+            if transfer is None:
+                if message.transfer_id not in self._over:
+                    self._remember(message.transfer_id, RELEASED)
+            elif not transfer.asks:
+                transfer.num_receivers = 0
+                self._settle(transfer)
+
+    def _take_describe(self, peer: str, message: Describe) -> None:
+        with self._state:
+            if self._ranks:
+                self._endpoint.send(peer, Described(message.number, self._engine_id, self._ranks))
+            else:
+                self._describes.append((peer, message.number))
+
+    def _peer_failed(self, peer: str, error: TransferError) -> None:
+        with self._state:
+            for ask in [ask for ask in self._asks.values() if ask.peer == peer]:
+                self._finish(ask, f"a message did not reach the receiver: {error.cause}")
+
+    def _tick(self) -> None:
+        now, settings = time.monotonic(), self._settings
+        with self._state:
+            for ask in [*self._asks.values()]:
+                if now - ask.heard_s > settings.silence_s:
+                    self._finish(ask, f"the receiver was silent for {settings.silence_s:g} s")
+                elif ask.transfer is None and now - ask.started_s > settings.lease_s:
+                    self._finish(ask, f"it was not offered within {settings.lease_s:g} s")
+            for transfer in [*self._transfers.values()]:
+                computed_s = transfer.computed_s
+                is_due = computed_s is not None and now - computed_s > settings.lease_s
+                is_idle = transfer.num_packing == 0 and all(
+                    ask.reason is not None for ask in transfer.asks
+                )
+                if is_due and is_idle:
+                    logger.warning(
+                        "hand-off: %s was not asked for within %g s: its blocks are freed",
+                        transfer.transfer_id,
+                        settings.lease_s,
+                    )
+                    reason = f"it was not asked for within {settings.lease_s:g} s"
+                    self._transfers.pop(transfer.transfer_id)
+                    self._release(transfer, reason)
+            if now >= self._next_serving_s:
+                self._next_serving_s = now + SERVING_S
+                by_peer: dict[str, list[int]] = {}
+                for peer, number in self._asks:
+                    by_peer.setdefault(peer, []).append(number)
+                for peer, numbers in by_peer.items():
+                    for first in range(0, len(numbers), MAX_NUMBERS):
+                        part = numbers[first : first + MAX_NUMBERS]
+                        self._endpoint.send(peer, Serving(0, part), repeats=True)
+
+    # --- with the lock held -------------------------------------------------------------------
+
+    def _attach(self, ask: _Ask, transfer: _Transfer) -> None:
+        """Begin to serve a receiver, or say why not."""
+        if reason := self._refusal(ask.ask, transfer):
+            self._finish(ask, reason)
+            transfer.num_receivers = transfer.num_receivers or ask.ask.num_receivers
+            transfer.num_served += 1
+            self._settle(transfer)
+            return
+        full = [group for group in self._groups.values() if group.kind == "full"]
+        slot_bytes = min(ask.ask.slot_bytes, self._settings.slot_bytes)
+        theirs = [form.tokens_per_block for form in ask.ask.groups if form.kind == "full"]
+        ask.unit = lcm(*(group.tokens_per_block for group in full), *theirs)
+        if full:
+            unit_bytes = self._unit_bytes(ask.unit)
+            ask.max_tokens = slot_bytes // unit_bytes * ask.unit
+            ask.next_token = ask.ask.first_token // ask.unit * ask.unit
+        else:
+            ask.next_token = ask.ask.num_tokens
+        needed = self._groups.needed(ask.ask.num_tokens)
+        for name, group in self._groups.items():
+            if group.kind != "full":
+                at_once = slot_bytes // self._record_bytes[name]
+                places = needed[name]
+                for first in range(places.start, places.stop, at_once):
+                    ask.tails.append({name: range(first, min(first + at_once, places.stop))})
+        ask.transfer, transfer.num_receivers = transfer, ask.ask.num_receivers
+        transfer.asks.append(ask)
+        self._turns.append(ask)
+        self._want(ask)
+
+    def _refusal(self, ask: Ask, transfer: _Transfer) -> str | None:
+        """Return why an ask is not served."""
+        ours = self._settings.model
+        if ours and ask.model and ours != ask.model:
+            return f"the model here is {ours}, not {ask.model}"
+        if ask.num_tokens != transfer.num_tokens:
+            return f"the prompt here has {transfer.num_tokens} tokens, not {ask.num_tokens}"
+        if ask.digest != transfer.digest:
+            return "the prompt here is another one"
+        if ask.first_token >= ask.num_tokens:
+            return f"the first token must be below {ask.num_tokens}, got {ask.first_token}"
+        forms = {form.name: form for form in ask.groups}
+        if set(forms) != set(self._groups):
+            return f"the groups here are {sorted(self._groups)}, not {sorted(forms)}"
+        for name, group in self._groups.items():
+            if reason := _difference(group, forms[name]):
+                return f"group {name} must have the same {reason}"
+        slot_bytes = min(ask.slot_bytes, self._settings.slot_bytes)
+        theirs = [form.tokens_per_block for form in ask.groups if form.kind == "full"]
+        full = [group.tokens_per_block for group in self._groups.values() if group.kind == "full"]
+        least = max(
+            [self._unit_bytes(lcm(*full, *theirs)) if full else 0]
+            + [self._record_bytes[g.name] for g in self._groups.values() if g.kind != "full"]
+        )
+        if least > slot_bytes:
+            return f"slot_bytes must be at least {least} on both sides, got {slot_bytes}"
+        return None
+
+    def _unit_bytes(self, unit: int) -> int:
+        """Return the packed bytes of that many tokens, of groups that need all of the prefix."""
+        return sum(
+            self._record_bytes[group.name] * unit // group.tokens_per_block
+            for group in self._groups.values()
+            if group.kind == "full"
+        )
+
+    def _want(self, ask: _Ask) -> None:
+        """Ask for slots for what is ready."""
+        if ask.reason is not None or ask.is_served:
+            return
+        wanted = min(MAX_WANTS, ask.num_ready) - ask.num_wanted - len(ask.slots)
+        for _ in range(wanted):
+            ask.num_wanted += 1
+            self._endpoint.send(ask.peer, Want(ask.ask.number))
+        if ask.slots:
+            self._state.notify()
+
+    def _spare(self, ask: _Ask) -> None:
+        """Give back slots for which nothing is ready, as of a request that is preempted."""
+        while len(ask.slots) > ask.num_ready:
+            slot, _ = ask.slots.pop()
+            self._endpoint.send(ask.peer, Spare(ask.ask.number, slot))
+
+    def _finish(self, ask: _Ask, reason: str) -> None:
+        """End an ask: no write of it begins any more; the receiver hears it when none is under way.
+
+        ``reason`` is "" if all was written.
+        """
+        if ask.reason is None:
+            ask.reason = reason
+            if reason:
+                logger.info("hand-off of %s to %s ends: %s", ask.ask.transfer_id, ask.peer, reason)
+            if ask.transfer is not None and not ask.is_served:
+                ask.is_served = True
+                ask.transfer.num_served += 1
+                self._settle(ask.transfer)
+            early = self._early.get(ask.ask.transfer_id, [])
+            if ask in early:
+                early.remove(ask)
+                if not early:
+                    del self._early[ask.ask.transfer_id]
+        if ask.num_in_flight == 0 and self._asks.pop(ask.key, None) is not None:
+            if ask in self._turns:
+                self._turns.remove(ask)
+            self._endpoint.send(ask.peer, Ended(ask.ask.number, ask.reason[:MAX_REASON]))
+
+    def _settle(self, transfer: _Transfer) -> None:
+        """Release a transfer whose receivers have all been served."""
+        expected = transfer.num_receivers
+        is_served = expected is not None and transfer.num_served >= expected
+        if is_served and transfer.computed_s is not None and transfer.num_packing == 0:
+            self._transfers.pop(transfer.transfer_id, None)
+            self._release(transfer, "it was handed over" if expected else RELEASED)
+
+    def _release(self, transfer: _Transfer, what_became: str) -> None:
+        if not transfer.is_released:
+            transfer.is_released = True
+            self._released.add(transfer.transfer_id)
+            self._remember(transfer.transfer_id, what_became)
+
+    def _remember(self, transfer_id: str, what_became: str) -> None:
+        self._over[transfer_id] = what_became
+        while len(self._over) > MAX_REMEMBERED:
+            self._over.popitem(last=False)
+
+    # --- its threads --------------------------------------------------------------------------
+
+    def _slot(self, index: int) -> torch.Tensor:
+        size = self._settings.slot_bytes
+        first = index * _aligned(size)
+        return self._staging[first : first + size]
+
+    def _next(self) -> tuple[_Ask, Pieces, tuple[int, int]] | None:
+        """Take the next chunk for which there is a landing slot; None if there is none now."""
+        most = max(1, self._settings.num_slots // 2)  # a slow receiver does not take all threads
+        in_flight: dict[str, int] = {}
+        for ask in self._turns:
+            in_flight[ask.peer] = in_flight.get(ask.peer, 0) + ask.num_in_flight
+        for _ in range(len(self._turns)):
+            ask = self._turns[0]
+            self._turns.rotate(-1)
+            if not ask.slots or ask.num_ready == 0 or ask.reason is not None:
+                continue
+            if in_flight[ask.peer] >= most:
+                continue
+            assert ask.transfer is not None, "what is ready is of a transfer"
+            ask.num_in_flight += 1
+            ask.transfer.num_packing += 1
+            return ask, ask.take(self._groups), ask.slots.popleft()
+        return None
+
+    def _serve(self, staging: torch.Tensor, packer: mk.GroupsPacker) -> None:
+        """Pack and write chunks, by one slot of staging memory, until the sender is closed."""
+        stream = torch.cuda.Stream(self._groups.device) if self._on_gpu else None
+        while True:
+            with self._state:
+                while (work := self._next()) is None:
+                    if self.closed:
+                        return
+                    self._state.wait(0.5)
+                ask, pieces, slot = work
+                transfer = ask.transfer
+                assert transfer is not None, "it is that of the chunk"
+                ids = {
+                    name: [transfer.block_ids[name][place] for place in places]
+                    for name, places in pieces.items()
+                    if max(places, default=-1) < len(transfer.block_ids[name])
+                }
+                after = transfer.after
+            header, reason = None, ""
+            try:
+                if set(ids) != set(pieces):
+                    raise InvalidArgument("progress: block_ids must have the computed tokens")
+                header = self._pack(packer, staging, pieces, ids, stream, after)
+            except Exception as error:  # of this receiver: the others are served
+                logger.exception("hand-off: %s was not packed", ask.ask.transfer_id)
+                reason = f"a chunk was not packed: {error}"
+            self._packed(ask, transfer)
+            if header is not None and ask.reason is None:
+                try:
+                    self._write(ask, staging, header, slot)
+                except TransferError as error:
+                    reason = f"a chunk was not written: {error.cause}"
+                except Exception as error:  # likewise
+                    logger.exception("hand-off: %s was not written", ask.ask.transfer_id)
+                    reason = f"a chunk was not written: {error!r}"
+            self._written(ask, reason)
+
+    def _pack(
+        self,
+        packer: mk.GroupsPacker,
+        staging: torch.Tensor,
+        pieces: Pieces,
+        ids: Mapping[str, Sequence[int]],
+        stream: torch.cuda.Stream | None,
+        after: torch.cuda.Event | None,
+    ) -> mk.GroupsHeader:
+        first_blocks = {name: places.start for name, places in pieces.items()}
+        if stream is None:
+            return packer.pack(ids, staging, first_blocks=first_blocks)
+        with torch.cuda.stream(stream):
+            if after is not None:
+                stream.wait_event(after)
+            header = packer.pack(ids, staging, first_blocks=first_blocks)
+            packer.check()  # also waits: the blocks may be given away, and the staging is sent
+        return header
+
+    def _packed(self, ask: _Ask, transfer: _Transfer) -> None:
+        """Note that a thread reads a transfer's blocks no longer."""
+        with self._state:
+            transfer.num_packing -= 1
+            is_last = ask.next_token >= ask.ask.num_tokens and not ask.tails
+            if is_last and not ask.is_served:
+                ask.is_served = True
+                transfer.num_served += 1
+            self._settle(transfer)
+            self._state.notify_all()
+
+    def _write(
+        self, ask: _Ask, staging: torch.Tensor, header: mk.GroupsHeader, slot: tuple[int, int]
+    ) -> None:
+        number, address = slot
+        chunk = Chunk(ask.ask.number, number, header.to_bytes())
+        self._endpoint.write(ask.peer, [(staging.data_ptr(), address, header.num_bytes)], chunk)
+
+    def _written(self, ask: _Ask, reason: str) -> None:
+        with self._state:
+            ask.num_in_flight -= 1
+            if reason or ask.reason is not None:
+                self._finish(ask, reason)
+            elif ask.is_served and ask.num_in_flight == 0:
+                self._finish(ask, "")
+            else:
+                self._want(ask)
+            self._state.notify()
+
+
+RELEASED = "no one needs it"
+
+
+def forms_of(groups: mk.CacheGroups) -> list[GroupForm]:
+    """Return what a sender must know of a receiver's cache."""
+    return [
+        GroupForm(group.name, group.kind, group.window, group.tokens_per_block)
+        for group in groups.values()
+    ]
+
+
+def _difference(group: mk.CacheGroup, form: GroupForm) -> str | None:
+    """Return in what a receiver's group must not differ, and does."""
+    fields: Iterable[str] = ("kind", "window")
+    if group.kind != "full" or not group.has_tokens:
+        fields = (*fields, "tokens_per_block")
+    for name in fields:
+        if getattr(group, name) != getattr(form, name):
+            return f"{name} on both sides: {getattr(group, name)} and {getattr(form, name)}"
+    return None
+
+
+def _aligned(num_bytes: int) -> int:
+    return -(-num_bytes // 128) * 128
