@@ -1,0 +1,225 @@
+"""The scheduler's part of a hand-off between two engines of vLLM: ``HandoffScheduler``.
+
+``kv_transfer_params`` of a request decide. For the engine that prefills: ``do_remote_decode``, and
+``transfer_id`` if the proxy sends the request to both at once (otherwise the request's own id). It
+answers with those for the other engine: ``do_remote_prefill``, ``transfer_id``, and where its ranks
+are. A proxy written for NixlConnector passes these on; one that sends to both at once gives
+``do_remote_prefill``, ``transfer_id``, ``remote_host`` and ``remote_port``.
+"""
+
+import logging
+from collections import OrderedDict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from .handoff_step import (
+    HandoffStep,
+    Offer,
+    Progress,
+    Receive,
+    digest_of,
+    source_of,
+)
+
+log = logging.getLogger("mooncake_serving.connectors.vllm")
+
+MAX_BEGUN = 4096  # transfers that are remembered as received
+COMPLETE = ("FINISHED_STOPPED", "FINISHED_LENGTH_CAPPED")
+
+
+@dataclass
+class _Sending:
+    transfer_id: str
+    num_tokens: int
+    num_computed: int = 0
+
+
+class HandoffScheduler:
+    """Decides what is handed over, and says so to the workers. Imports nothing of vLLM.
+
+    Args:
+        engine_id: of this engine.
+        group_ids: places of the transferred groups in vLLM's block tables.
+        sends: whether requests may be prefilled here for other engines.
+        receives: whether requests may be prefilled elsewhere for this one.
+    """
+
+    def __init__(
+        self, engine_id: str, group_ids: Sequence[int] = (0,), *, sends: bool, receives: bool
+    ):
+        self._engine_id, self._group_ids = engine_id, tuple(group_ids)
+        self._sends, self._receives = sends, receives
+        self._ranks: list[str] = []
+        self._sending: dict[str, _Sending] = {}  # by request, until the workers are done with it
+        self._receiving: set[str] = set()  # requests, until the workers have reported them
+        self._begun: OrderedDict[str, None] = OrderedDict()  # transfers that were asked for
+        self._step = HandoffStep()
+
+    def set_ranks(self, ranks: Sequence[str]) -> None:
+        """Set where the ranks of this engine are reached, in order."""
+        self._ranks = list(ranks)
+        self._step.ranks = list(ranks)
+
+    def added(self, request: Any) -> None:
+        """Let other engines ask for a request, which may have to wait until it is computed."""
+        params, request_id = request.kv_transfer_params or {}, request.request_id
+        if not self._sends or not params.get("do_remote_decode") or request_id in self._sending:
+            return
+        transfer_id = str(params.get("transfer_id") or request_id)
+        if request.prompt_token_ids is None:
+            log.warning("%s is not handed over: its prompt is not of tokens", request_id)
+        elif any(other.transfer_id == transfer_id for other in self._sending.values()):
+            log.warning(
+                "%s is not handed over: another request has its transfer_id %s",
+                request_id,
+                transfer_id,
+            )
+        else:
+            num_tokens = len(request.prompt_token_ids)
+            self._sending[request_id] = _Sending(transfer_id, num_tokens)
+            self._step.offers.append(Offer(request_id, transfer_id, digest_of(request), num_tokens))
+
+    def matched(self, request: Any, num_computed_tokens: int) -> int:
+        """Return how many tokens after the computed ones another engine will send; 0: none.
+
+        It has no effect, and may be called again.
+        """
+        params = request.kv_transfer_params or {}
+        if not self._receives or not params.get("do_remote_prefill"):
+            return 0
+        if _transfer_id(params, request.request_id) in self._begun:
+            return 0  # another sample of the same prompt has received it
+        if request.prompt_token_ids is None or source_of(params) is None:
+            log.warning(
+                "%s is computed here: its kv_transfer_params name no engine, or its prompt is not "
+                "of tokens",
+                request.request_id,
+            )
+            return 0
+        return max(0, len(request.prompt_token_ids) - num_computed_tokens)
+
+    def allocated(
+        self, request: Any, block_ids: Sequence[Sequence[int]], num_external_tokens: int
+    ) -> None:
+        """Begin a hand-off: the request has blocks.
+
+        Args:
+            request: of vLLM.
+            block_ids: its block table in each group.
+            num_external_tokens: what ``matched`` has returned, or 0 if nothing is to come.
+        """
+        params, request_id = request.kv_transfer_params or {}, request.request_id
+        if self._receives and params.get("do_remote_prefill"):
+            params["do_remote_prefill"] = False  # once: if it is preempted, it is computed here
+            source, transfer_id = source_of(params), _transfer_id(params, request_id)
+            if source is None or transfer_id in self._begun:
+                return
+            self._begin(transfer_id)
+            if num_external_tokens == 0:  # the engine's own cache has all of it
+                self._step.releases.append((source, transfer_id))
+                return
+            self._receiving.add(request_id)
+            num_tokens = len(request.prompt_token_ids)
+            self._step.receives.append(
+                Receive(
+                    request_id,
+                    source,
+                    transfer_id,
+                    digest_of(request),
+                    num_tokens - num_external_tokens,
+                    num_tokens,
+                    self._tables(block_ids),
+                )
+            )
+        else:
+            self.added(request)
+
+    def step(self, scheduler_output: Any) -> HandoffStep:
+        """Return what the workers do at this step, once.
+
+        Args:
+            scheduler_output: vLLM's.
+        """
+        for request_id in scheduler_output.preempted_req_ids or ():
+            if sending := self._sending.get(request_id):
+                sending.num_computed = 0
+                self._step.pauses.append(sending.transfer_id)
+        computed = {
+            new.req_id: new.num_computed_tokens for new in scheduler_output.scheduled_new_reqs
+        }
+        cached = scheduler_output.scheduled_cached_reqs
+        computed |= dict(zip(cached.req_ids, cached.num_computed_tokens, strict=True))
+        for request_id, num_computed in computed.items():
+            sending = self._sending.get(request_id)
+            if sending is None or sending.num_computed >= sending.num_tokens:
+                continue
+            num_computed += scheduler_output.num_scheduled_tokens[request_id]
+            sending.num_computed = min(num_computed, sending.num_tokens)
+            tables = scheduler_output.kv_connector_block_state.get_block_ids(request_id)
+            self._step.progress.append(
+                Progress(sending.transfer_id, sending.num_computed, self._tables(tables))
+            )
+        step, self._step = self._step, HandoffStep()
+        return step
+
+    def finished(self, request: Any) -> tuple[bool, dict[str, Any] | None]:
+        """End a request.
+
+        Returns:
+            Whether its blocks must stay until the workers report it as sent; and the answer's
+            ``kv_transfer_params``.
+        """
+        params, request_id = request.kv_transfer_params or {}, request.request_id
+        if request_id in self._receiving:  # vLLM itself keeps its blocks until it is received
+            self._step.cancels.append(request_id)
+            return False, None
+        if self._receives and params.get("do_remote_prefill"):  # aborted before it had blocks
+            params["do_remote_prefill"] = False
+            source, transfer_id = source_of(params), _transfer_id(params, request_id)
+            if source is not None and transfer_id not in self._begun:
+                self._begin(transfer_id)
+                self._step.releases.append((source, transfer_id))
+            return False, None
+        sending = self._sending.get(request_id)
+        if sending is None:
+            return False, None
+        if request.status.name not in COMPLETE:
+            reason = f"the prefill engine has ended the request: {request.status.name}"
+            self._step.drops.append((sending.transfer_id, reason))
+            return True, None
+        return True, self._answer(sending, request)
+
+    def output(self, connector_output: Any) -> None:
+        """Forget what the workers have reported as sent or received."""
+        for request_id in connector_output.finished_sending or ():
+            self._sending.pop(request_id, None)
+        self._receiving.difference_update(connector_output.finished_recving or ())
+
+    def _begin(self, transfer_id: str) -> None:
+        self._begun[transfer_id] = None
+        while len(self._begun) > MAX_BEGUN:
+            self._begun.popitem(last=False)
+
+    def _answer(self, sending: _Sending, request: Any) -> dict[str, Any]:
+        host, _, port = (self._ranks[0] if self._ranks else ":0").rpartition(":")
+        return {
+            "do_remote_prefill": True,
+            "do_remote_decode": False,
+            "transfer_id": sending.transfer_id,
+            "remote_engine_id": self._engine_id,
+            "remote_request_id": request.request_id,
+            "remote_host": host,
+            "remote_port": int(port),
+            "remote_ranks": list(self._ranks),
+            "remote_num_tokens": sending.num_tokens,
+            "tp_size": len(self._ranks),
+        }
+
+    def _tables(self, block_ids: Sequence[Sequence[int]]) -> list[list[int]]:
+        return [list(block_ids[group]) for group in self._group_ids]
+
+
+def _transfer_id(params: Mapping[str, Any], request_id: str) -> str:
+    """Return the name by which the prefill engine knows a request."""
+    return str(params.get("transfer_id") or params.get("remote_request_id") or request_id)

@@ -1,0 +1,386 @@
+"""The scheduler's and the worker's part of a hand-off, without vLLM: what it calls, by hand."""
+
+import enum
+import pickle
+import time
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from mooncake_kernels.errors import InvalidArgument, Unavailable
+from mooncake_serving.connectors.handoff import HandoffSettings, Source
+from mooncake_serving.connectors.vllm.handoff_scheduler import HandoffScheduler
+from mooncake_serving.connectors.vllm.handoff_step import (
+    HandoffOptions,
+    digest_of,
+    parse_handoff,
+    source_of,
+)
+from mooncake_serving.connectors.vllm.handoff_worker import HandoffWorker
+
+NUM_BLOCKS, BLOCK, HEADS, DIM = 32, 16, 4, 8
+SETTINGS = HandoffSettings(slot_bytes=64 << 10, num_slots=2)
+
+
+class Status(enum.Enum):
+    RUNNING = 0
+    FINISHED_LENGTH_CAPPED = 1
+    FINISHED_ABORTED = 2
+
+
+def request(name: str, prompt: list[int], **params) -> SimpleNamespace:
+    return SimpleNamespace(
+        request_id=name, prompt_token_ids=prompt, kv_transfer_params=params,
+        status=Status.FINISHED_LENGTH_CAPPED,
+    )  # fmt: skip
+
+
+def output(new=(), cached=(), preempted=(), tables=None) -> SimpleNamespace:
+    """A step of the scheduler: (request, tokens computed before, tokens of the step) each."""
+    return SimpleNamespace(
+        scheduled_new_reqs=[
+            SimpleNamespace(req_id=name, num_computed_tokens=done) for name, done, _ in new
+        ],
+        scheduled_cached_reqs=SimpleNamespace(
+            req_ids=[name for name, _, _ in cached],
+            num_computed_tokens=[done for _, done, _ in cached],
+        ),
+        num_scheduled_tokens={name: count for name, _, count in [*new, *cached]},
+        preempted_req_ids=set(preempted) or None,
+        kv_connector_block_state=SimpleNamespace(get_block_ids=lambda name: (tables[name],)),
+    )
+
+
+class Engine:
+    """A scheduler and its workers."""
+
+    def __init__(self, role: str, num_ranks: int = 1, block: int = BLOCK):
+        roles = {"sends": role == "P", "receives": role == "D"}
+        self.scheduler = HandoffScheduler(role, **roles)
+        self.workers, self.caches = [], []
+        for rank in range(num_ranks):
+            spec = type("FullAttentionSpec", (), {"block_size": block})()
+            group = SimpleNamespace(kv_cache_spec=spec, layer_names=["a", "b"])
+            worker = HandoffWorker(
+                HandoffOptions("127.0.0.1", settings=SETTINGS),
+                role,
+                SimpleNamespace(transfer_groups=(group,), num_blocks=NUM_BLOCKS),
+                rank=rank,
+                num_ranks=num_ranks,
+                num_heads=HEADS,
+                **roles,
+            )
+            shape = (2, NUM_BLOCKS, HEADS // num_ranks, block, 2 * DIM)
+            caches = torch.full(shape, float("nan"))
+            worker.register_kv_caches({"a": caches[0], "b": caches[1]})
+            self.workers.append(worker)
+            self.caches.append(caches)
+        self.scheduler.set_ranks([worker.address for worker in self.workers])
+        self._counts: dict[tuple[str, str], int] = {}
+        self.finished: set[str] = set()
+
+    def step(self, scheduled: SimpleNamespace, compute=lambda: None) -> SimpleNamespace:
+        """A step of the engine; returns what all workers have reported by now."""
+        step = pickle.loads(pickle.dumps(self.scheduler.step(scheduled)))
+        reported: dict[str, set[str]] = {"sent": set(), "received": set(), "failed": set()}
+        finished, self.finished = self.finished, set()
+        for worker in self.workers:
+            worker.preempted(step)
+        compute()
+        for worker in self.workers:
+            worker.start(step)
+            worker.save(step)
+            results = worker.results(finished)
+            for kind in ("sent", "received"):
+                for name in getattr(results, kind):
+                    self._counts[kind, name] = self._counts.get((kind, name), 0) + 1
+                    assert self._counts[kind, name] <= len(self.workers), "each once"
+                    if self._counts[kind, name] == len(self.workers):
+                        reported[kind].add(name)
+            reported["failed"] |= results.failed
+        self.scheduler.output(
+            SimpleNamespace(
+                finished_sending=reported["sent"], finished_recving=reported["received"]
+            )
+        )
+        return SimpleNamespace(**reported)
+
+    def until(self, kind: str, name: str) -> SimpleNamespace:
+        """Steps without a token until a request is reported."""
+        end = time.monotonic() + 60
+        failed: set[str] = set()
+        while time.monotonic() < end:
+            reported = self.step(output())
+            failed |= reported.failed
+            if name in getattr(reported, kind):
+                return SimpleNamespace(failed=failed)
+            time.sleep(0.005)
+        raise AssertionError(f"{name} was not reported")
+
+    def fill(self, ids: list[int]) -> None:
+        """Compute these blocks: what they hold depends on head, layer and place in ``ids``."""
+        for rank, caches in enumerate(self.caches):
+            own = caches.shape[2]
+            for place, block in enumerate(ids):
+                for head in range(own):
+                    caches[0, block, head] = place * 100 + rank * own + head
+                    caches[1, block, head] = -(place * 100 + rank * own + head)
+
+    def holds(self, ids: list[int], first: int = 0) -> bool:
+        """Whether the blocks hold what ``fill`` writes."""
+        return all(
+            bool((caches[layer, block, head] == sign * (place * 100 + rank * own + head)).all())
+            for rank, caches in enumerate(self.caches)
+            for own in [caches.shape[2]]
+            for place, block in enumerate(ids, first)
+            for head in range(own)
+            for layer, sign in ((0, 1), (1, -1))
+        )
+
+    def close(self) -> None:
+        for worker in self.workers:
+            worker.close()
+
+
+@pytest.fixture
+def engines():
+    made: list[Engine] = []
+
+    def make(*arguments, **options) -> Engine:
+        made.append(Engine(*arguments, **options))
+        return made[-1]
+
+    yield make
+    for engine in made:
+        engine.close()
+
+
+PROMPT = [*range(40)]
+
+
+def prefill(engine: Engine, ids: list[int], **params) -> dict:
+    """Serve a prompt in two steps; returns the answer's parameters."""
+    one = request("p", PROMPT, do_remote_decode=True, **params)
+    assert engine.scheduler.matched(one, 0) == 0
+    engine.scheduler.allocated(one, (ids[:2],), 0)
+    engine.step(output(new=[("p", 0, 32)], tables={"p": ids[:2]}), lambda: engine.fill(ids[:2]))
+    engine.step(output(cached=[("p", 32, 8)], tables={"p": ids}), lambda: engine.fill(ids))
+    stays, answer = engine.scheduler.finished(one)
+    assert stays
+    engine.finished.add("p")
+    return answer
+
+
+@pytest.mark.parametrize("num_senders, num_receivers", [(1, 1), (1, 2), (2, 1), (2, 4)])
+def test_prefill_first(engines, num_senders, num_receivers):
+    p, d = engines("P", num_senders), engines("D", num_receivers)
+    answer = prefill(p, [3, 1, 2])
+    one = request("d", PROMPT, **answer)
+    assert d.scheduler.matched(one, 16) == 24
+    assert d.scheduler.matched(one, 16) == 24  # without an effect
+    d.scheduler.allocated(one, ([7, 8, 9],), 24)
+    assert not d.until("received", "d").failed
+    assert all(caches[:, 7].isnan().all() for caches in d.caches)  # it had that block
+    assert d.holds([8, 9], first=1)
+    p.until("sent", "p")
+    assert d.scheduler.matched(one, 0) == 0  # once: after a preemption it is computed
+    assert d.scheduler.finished(one) == (False, None)
+
+
+@pytest.mark.parametrize("by", ["host and port", "bootstrap address"])
+def test_both_at_once(engines, by):
+    p, d = engines("P", 2), engines("D", 1)
+    host, port = p.workers[0].address.rsplit(":", 1)
+    where = {
+        "host and port": {"remote_host": host, "remote_port": int(port)},
+        "bootstrap address": {"remote_bootstrap_addr": f"http://{host}:{port}"},
+    }[by]
+    p.step(output())  # the workers know each other
+    one = request("d", PROMPT, do_remote_prefill=True, transfer_id="t", **where)
+    d.scheduler.allocated(one, ([7, 8, 9],), d.scheduler.matched(one, 0))
+    d.step(output())
+    prefill(p, [3, 1, 2], transfer_id="t")
+    assert not d.until("received", "d").failed
+    assert d.holds([7, 8, 9])
+    p.until("sent", "p")
+
+
+def test_a_prompt_that_is_another_one_fails(engines):
+    p, d = engines("P"), engines("D")
+    one = request("d", [*PROMPT[:-1], 7], **prefill(p, [3, 1, 2]))
+    d.scheduler.allocated(one, ([7, 8, 9],), 40)
+    assert d.until("received", "d").failed == {"d"}
+    assert d.caches[0].isnan().all()
+    p.until("sent", "p")
+
+
+def test_an_abort_of_the_receiver_ends_both(engines):
+    p, d = engines("P"), engines("D")
+    host, port = p.workers[0].address.rsplit(":", 1)
+    where = {"remote_host": host, "remote_port": int(port), "transfer_id": "t"}
+    p.step(output())
+    one = request("d", PROMPT, do_remote_prefill=True, **where)
+    d.scheduler.allocated(one, ([7, 8, 9],), 40)
+    d.step(output())
+    one.status = Status.FINISHED_ABORTED
+    assert d.scheduler.finished(one) == (False, None)  # vLLM keeps the blocks of a waiting one
+    assert d.until("received", "d").failed == {"d"}
+    time.sleep(0.3)
+    prefill(p, [3, 1, 2], transfer_id="t")
+    p.until("sent", "p")
+
+
+def test_an_abort_of_the_sender_is_the_receivers_failure(engines):
+    p, d = engines("P"), engines("D")
+    one = request("p", PROMPT, do_remote_decode=True, transfer_id="t")
+    p.scheduler.allocated(one, ([3, 1],), 0)
+    p.step(output(new=[("p", 0, 32)], tables={"p": [3, 1]}), lambda: p.fill([3, 1]))
+    source = {"remote_ranks": [p.workers[0].address], "transfer_id": "t"}
+    other = request("d", PROMPT, do_remote_prefill=True, **source)
+    d.scheduler.allocated(other, ([7, 8, 9],), 40)
+    d.step(output())
+    one.status = Status.FINISHED_ABORTED
+    assert p.scheduler.finished(one) == (True, None)
+    p.finished.add("p")
+    p.until("sent", "p")
+    assert d.until("received", "d").failed == {"d"}
+
+
+@pytest.mark.parametrize("when", ["all is here", "before it has blocks"])
+def test_what_no_one_needs_is_released(engines, when):
+    p, d = engines("P"), engines("D")
+    one = request("d", PROMPT, **prefill(p, [3, 1, 2]))
+    if when == "all is here":
+        assert d.scheduler.matched(one, 40) == 0
+        d.scheduler.allocated(one, ([7, 8, 9],), 0)
+    else:
+        assert d.scheduler.finished(one) == (False, None)
+    d.step(output())
+    p.until("sent", "p")
+
+
+def test_a_preempted_request_is_sent_from_its_new_blocks(engines):
+    p, d = engines("P"), engines("D")
+    one = request("p", PROMPT, do_remote_decode=True)
+    p.scheduler.allocated(one, ([3, 1],), 0)
+    p.step(output(new=[("p", 0, 32)], tables={"p": [3, 1]}), lambda: p.fill([3, 1]))
+    p.step(output(preempted=["p"]), lambda: p.caches[0].fill_(7.0))
+    p.scheduler.allocated(one, ([5, 6, 4],), 0)
+    tables = {"p": [5, 6, 4]}
+    p.step(output(cached=[("p", 0, 40)], tables=tables), lambda: p.fill([5, 6, 4]))
+    _, answer = p.scheduler.finished(one)
+    p.finished.add("p")
+    other = request("d", PROMPT, **answer)
+    d.scheduler.allocated(other, ([7, 8, 9],), 40)
+    assert not d.until("received", "d").failed
+    assert d.holds([7, 8, 9])
+    p.until("sent", "p")
+
+
+def test_two_requests_of_one_transfer(engines, caplog):
+    p = engines("P")
+    for name in ("p", "q"):
+        one = request(name, PROMPT, do_remote_decode=True, transfer_id="t")
+        p.scheduler.allocated(one, ([1, 2, 3],), 0)
+    assert "q is not handed over: another request has its transfer_id t" in caplog.text
+    assert p.scheduler.finished(one) == (False, None)
+
+
+def test_one_sample_of_a_prompt_receives_it(engines):
+    p, d = engines("P"), engines("D")
+    answer = prefill(p, [3, 1, 2])
+    one, other = (request(name, PROMPT, **answer) for name in ("0_d", "1_d"))
+    d.scheduler.allocated(one, ([7, 8, 9],), d.scheduler.matched(one, 0))
+    assert d.scheduler.matched(other, 0) == 0
+    d.scheduler.allocated(other, ([4, 5, 6],), 0)
+    assert not d.until("received", "0_d").failed
+    assert d.holds([7, 8, 9])
+    assert d.scheduler.finished(other) == (False, None)
+    p.until("sent", "p")
+
+
+@pytest.mark.parametrize("params", [{}, {"do_remote_prefill": True}, None])
+def test_requests_without_another_engine_are_computed(params):
+    scheduler = HandoffScheduler("D", sends=False, receives=True)
+    one = request("d", PROMPT)
+    one.kv_transfer_params = params
+    assert scheduler.matched(one, 0) == 0
+    scheduler.allocated(one, ([1],), 0)
+    step = scheduler.step(output())
+    assert not step.receives and not step.releases
+    assert scheduler.finished(one) == (False, None)
+
+
+def test_the_digest_is_of_all_that_blocks_depend_on():
+    one = request("a", PROMPT)
+    digests = {digest_of(one), digest_of(request("b", PROMPT[:-1]))}
+    assert digest_of(request("c", PROMPT)) in digests
+    one.lora_request = SimpleNamespace(lora_name="l")
+    digests.add(digest_of(one))
+    place = SimpleNamespace(offset=1, length=2)
+    one.mm_features = [SimpleNamespace(identifier="image", mm_position=place)]
+    digests.add(digest_of(one))
+    assert len(digests) == 4
+
+
+@pytest.mark.parametrize(
+    "params, expected",
+    [
+        ({"remote_ranks": ["h:1", "h:2"], "remote_engine_id": "P"}, Source("P", ("h:1", "h:2"))),
+        ({"remote_host": "h", "remote_port": 7}, Source("", first_rank="h:7")),
+        ({"remote_host": "::1", "remote_port": 7}, Source("", first_rank="[::1]:7")),
+        ({"remote_bootstrap_addr": "http://h:7"}, Source("", first_rank="h:7")),
+        ({"remote_bootstrap_addr": "h:7"}, Source("", first_rank="h:7")),
+        ({"remote_host": None, "remote_port": None}, None),
+        ({"remote_ranks": "h:1"}, None),
+    ],
+)
+def test_where_the_other_engine_is(params, expected):
+    assert source_of(params) == expected
+
+
+@pytest.mark.parametrize(
+    "config, match",
+    [
+        ({"hosts": 1}, r"must have no others than .*, got \['hosts'\]"),
+        ({"port": -1}, "'port' must be a port, or 0, got -1"),
+        ({"transports": "tcp"}, "'transports' must be a list of"),
+        ({"lease_s": 0}, "lease_s must be positive"),
+        ({"require_rdma": 1}, "require_rdma must be a bool, got 1"),
+        ([], "must be an object"),
+    ],
+)
+def test_wrong_settings(config, match):
+    with pytest.raises(InvalidArgument, match=match):
+        parse_handoff(config)
+
+
+def test_settings():
+    options = parse_handoff({"port": 5, "transports": ["rdma"], "require_rdma": True}, "m")
+    assert (options.port, options.transports) == (5, ("rdma",))
+    assert options.settings == HandoffSettings(require_rdma=True, model="m")
+    assert parse_handoff({"model": ""}, "m").settings.model == ""
+
+
+@pytest.mark.parametrize(
+    "shape, spec, match",
+    [
+        ((NUM_BLOCKS, 2, BLOCK, 8), "FullAttentionSpec", "must have 4 heads on each of 1 ranks"),
+        ((NUM_BLOCKS + 1, 4, BLOCK, 8), "FullAttentionSpec", "for the engine's 32 blocks"),
+        ((2, NUM_BLOCKS, 4, BLOCK, 8), "FullAttentionSpec", "for the engine's 32 blocks"),
+        ((NUM_BLOCKS, 4, BLOCK, 8), "MambaSpec", "must have one of FullAttentionSpec, MLA"),
+    ],
+)
+def test_caches_of_another_form_are_refused(shape, spec, match):
+    group = SimpleNamespace(
+        kv_cache_spec=type(spec, (), {"block_size": BLOCK})(), layer_names=["a"]
+    )
+    config = SimpleNamespace(transfer_groups=(group,), num_blocks=NUM_BLOCKS)
+    worker = HandoffWorker(
+        HandoffOptions(), "P", config, rank=0, num_ranks=1, num_heads=HEADS, sends=True,
+        receives=False,
+    )  # fmt: skip
+    with pytest.raises(Unavailable, match=match):
+        worker.register_kv_caches({"a": torch.zeros(shape)})
+    worker.close()
