@@ -1,0 +1,80 @@
+"""An engine of vLLM with ``HandoffConnector``, which serves what it reads: run by
+test_handoff_in_vllm.py.
+
+  python handoff_engine.py '{"model": ..., "role": "kv_producer", "port": ..., "options": {...}}'
+
+A line of stdin is a task, as JSON: prompts, how many tokens of each, and its kv_transfer_params.
+Runs in an environment with vLLM, not the one of the tests.
+"""
+
+import json
+import os
+import sys
+from typing import Any
+
+os.environ |= {
+    "HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1", "DO_NOT_TRACK": "1",
+    "OMP_NUM_THREADS": "1", "VLLM_HOST_IP": "127.0.0.1", "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
+}  # fmt: skip
+
+
+def say(answer: dict[str, Any]) -> None:
+    print("ANSWER " + json.dumps(answer), flush=True)  # noqa: T201 - to the test
+
+
+def written() -> dict[str, list[int]]:
+    """Bytes and requests of this engine's writes, by transport."""
+    from vllm.distributed.kv_transfer import get_kv_transfer_group
+
+    transports = get_kv_transfer_group()._worker._engine.stats()["transports"]
+    return {
+        name: [counters["num_bytes_written"], counters["num_requests"]]
+        for name, counters in transports.items()
+        if counters["num_bytes_written"]
+    }
+
+
+def main(told: dict[str, Any]) -> None:
+    from vllm import LLM, SamplingParams
+
+    connector = {
+        "kv_connector": "HandoffConnector",
+        "kv_connector_module_path": "mooncake_serving.connectors.vllm.handoff_connector",
+        "kv_role": told["role"], "engine_id": told["role"], "kv_load_failure_policy": "fail",
+        "kv_connector_extra_config": {
+            "handoff": {"host": "127.0.0.1", "port": told["port"], "silence_s": 5.0,
+                        "slot_bytes": 8 << 20, **told["options"]},
+        },
+    }  # fmt: skip
+    engine = LLM(
+        model=told["model"], skip_tokenizer_init=True, dtype="float32", block_size=32,
+        max_model_len=1024, max_num_seqs=8, enforce_eager=True, kv_cache_memory_bytes=64 << 20,
+        max_num_batched_tokens=128, kv_transfer_config=connector,
+    )  # fmt: skip
+    say({})
+    for line in sys.stdin:
+        task = json.loads(line)
+        options = {"temperature": 0, "ignore_eos": True, "detokenize": False}
+        sampling = [
+            SamplingParams(
+                max_tokens=task["num_tokens"],
+                extra_args={"kv_transfer_params": params} if params else None,
+                **options,
+            )
+            for params in task["params"]
+        ]
+        prompts = [{"prompt_token_ids": tokens} for tokens in task["prompts"]]
+        answers = engine.generate(prompts, sampling, use_tqdm=False)
+        say(
+            {
+                "tokens": [list(answer.outputs[0].token_ids) for answer in answers],
+                "reasons": [answer.outputs[0].finish_reason for answer in answers],
+                "num_cached": [answer.num_cached_tokens for answer in answers],
+                "params": [answer.kv_transfer_params for answer in answers],
+                "written": written(),
+            }
+        )
+
+
+if __name__ == "__main__":
+    main(json.loads(sys.argv[1]))

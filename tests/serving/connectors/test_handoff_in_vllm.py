@@ -1,0 +1,142 @@
+"""``HandoffConnector`` in vLLM: prefill and decode in two processes, compared with one alone.
+
+Each engine is run by the Python that MK_TEST_VLLM names (`make test-vllm`).
+"""
+
+import json
+import os
+import signal
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from tests.metadata.support import free_port
+from tests.serving.connectors.test_in_vllm import ENGINE, ROOT, prompts
+
+SERVER = Path(__file__).with_name("handoff_engine.py")
+PREFILL_ONLY = {"do_remote_decode": True, "do_remote_prefill": False}
+TOKEN_BYTES = 3 * 2 * 2 * 64 * 4  # layers, key and value, heads, their size, float32
+
+
+class Engine:
+    """An engine in a process of its own."""
+
+    def __init__(self, python: str, model: Path, folder: Path, role: str, options: dict):
+        env = os.environ | {"PYTHONPATH": os.pathsep.join([str(ROOT / "python"), str(ROOT)])}
+        self.port = free_port() if role == "kv_producer" else 0
+        told = {"model": str(model), "role": role, "port": self.port, "options": options}
+        self._log = (folder / f"{role}.log").open("w+")
+        self.process = subprocess.Popen(
+            [python, SERVER, json.dumps(told)],
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._log, text=True, env=env,
+            start_new_session=True,
+        )  # fmt: skip
+
+    @property
+    def log(self) -> str:
+        """Its stderr, and the lines of its stdout that are no answers."""
+        self._log.flush()
+        return Path(self._log.name).read_text()
+
+    def answer(self) -> dict:
+        for line in self.process.stdout:
+            if line.startswith("ANSWER "):
+                return json.loads(line.removeprefix("ANSWER "))
+            self._log.write(line)
+        text = self.log[-8000:]
+        pytest.fail(f"the engine has ended: {self.process.wait()}\n{text}", pytrace=False)
+
+    def begin(self, requests: list, num_tokens: int, params: list | None = None) -> None:
+        task = {"prompts": requests, "num_tokens": num_tokens}
+        task["params"] = params or [None] * len(requests)
+        self.process.stdin.write(json.dumps(task) + "\n")
+        self.process.stdin.flush()
+
+    def serve(self, requests: list, num_tokens: int, params: list | None = None) -> dict:
+        self.begin(requests, num_tokens, params)
+        return self.answer()
+
+    def kill(self) -> None:
+        os.killpg(self.process.pid, signal.SIGKILL)
+        self.process.wait()
+
+    def close(self) -> None:
+        if self.process.poll() is None:
+            self.kill()
+        self.process.stdin.close()
+        self.process.stdout.close()
+        self._log.close()
+
+
+@pytest.fixture
+def make_engine(tmp_path_factory):
+    """Start engines of a small model with random weights."""
+    python = os.environ.get("MK_TEST_VLLM")
+    if not python:
+        pytest.skip("MK_TEST_VLLM names no Python that has vLLM: see `make test-vllm`")
+    folder = tmp_path_factory.mktemp("handoff_engines")
+    model = folder / "model"
+    env = os.environ | {"PYTHONPATH": str(ROOT)}
+    subprocess.run([python, ENGINE, json.dumps({"make": str(model)})], check=True, env=env)
+    started = []
+
+    def start(role: str, **options) -> Engine:
+        started.append(Engine(python, model, folder, role, options))
+        return started[-1]
+
+    yield start
+    for engine in started:
+        engine.close()
+
+
+def test_prefill_here_and_decode_there(make_engine):
+    prefill, decode = make_engine("kv_producer"), make_engine("kv_consumer")
+    for engine in (prefill, decode):
+        engine.answer()
+
+    # A proxy that has the prompt computed first, and passes on what it is answered.
+    requests = prompts(6, 1)
+    handed = prefill.serve(requests, 1, [PREFILL_ONLY] * len(requests))
+    there = decode.serve(requests, 24, handed["params"])
+    assert set(there["reasons"]) == {"length"}
+    # The prefill engine alone; its cache has the prompts, and not one token that came after.
+    expected = prefill.serve(requests, 24)["tokens"]
+    assert there["tokens"] == expected
+    assert handed["tokens"] == [tokens[:1] for tokens in expected]
+    num_tokens = sum(map(len, requests)) - sum(there["num_cached"])
+    num_bytes, _ = prefill.serve(requests[:1], 1)["written"]["shm"]
+    assert num_bytes >= num_tokens * TOKEN_BYTES > 0
+
+    # A proxy that sends a request to both at once: here the decode engine has it long before.
+    requests = prompts(6, 2)
+    ids = [f"both-{number}" for number in range(len(requests))]
+    where = {"remote_host": "127.0.0.1", "remote_port": prefill.port, "do_remote_prefill": True}
+    decode.begin(requests, 24, [{**where, "transfer_id": one} for one in ids])
+    prefill.serve(requests, 1, [{**PREFILL_ONLY, "transfer_id": one} for one in ids])
+    there = decode.answer()
+    assert there["tokens"] == prefill.serve(requests, 24)["tokens"]
+
+    # A prompt that is another one is an error, and not another answer.
+    [one, other] = prompts(2, 3)
+    handed = prefill.serve([one], 1, [PREFILL_ONLY])
+    failed = decode.serve([other], 24, handed["params"])
+    assert (failed["reasons"], failed["tokens"]) == (["error"], [[]])
+    assert "the prompt here" in decode.log
+
+    # The prefill engine dies with one request handed over, and one asked for.
+    requests = prompts(2, 4)
+    handed = prefill.serve(requests, 1, [PREFILL_ONLY] * 2)
+    expected = prefill.serve(requests[:1], 24)["tokens"]
+    early = {**where, "transfer_id": "never"}
+    decode.begin(requests, 24, [handed["params"][0], early])
+    prefill.kill()
+    there = decode.answer()
+    assert there["reasons"][1] == "error"
+    assert there["reasons"][0] == "error" or there["tokens"][0] == expected[0]
+    failed = decode.serve(requests[1:], 24, handed["params"][1:])
+    assert (failed["reasons"], failed["tokens"]) == (["error"], [[]])
+    alone = decode.serve(requests[:1], 24)  # and lives on
+    assert (alone["reasons"], alone["tokens"]) == (["length"], expected)
+    reached = [line for line in decode.log.splitlines() if " reaches " in line]
+    assert len(reached) == 1 and "by shm" in reached[0]
