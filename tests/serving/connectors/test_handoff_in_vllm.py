@@ -22,10 +22,13 @@ TOKEN_BYTES = 3 * 2 * 2 * 64 * 4  # layers, key and value, heads, their size, fl
 class Engine:
     """An engine in a process of its own."""
 
-    def __init__(self, python: str, model: Path, folder: Path, role: str, options: dict):
+    def __init__(
+        self, python: str, model: Path, folder: Path, role: str, ranks: int, options: dict
+    ):
         env = os.environ | {"PYTHONPATH": os.pathsep.join([str(ROOT / "python"), str(ROOT)])}
         self.port = free_port() if role == "kv_producer" else 0
-        told = {"model": str(model), "role": role, "port": self.port, "options": options}
+        told = {"model": str(model), "role": role, "port": self.port, "ranks": ranks}
+        told["options"] = options
         self._log = (folder / f"{role}.log").open("w+")
         self.process = subprocess.Popen(
             [python, SERVER, json.dumps(told)],
@@ -47,8 +50,8 @@ class Engine:
         text = self.log[-8000:]
         pytest.fail(f"the engine has ended: {self.process.wait()}\n{text}", pytrace=False)
 
-    def begin(self, requests: list, num_tokens: int, params: list | None = None) -> None:
-        task = {"prompts": requests, "num_tokens": num_tokens}
+    def begin(self, requests: list, num_tokens: int, params: list | None = None, **options) -> None:
+        task = {"prompts": requests, "num_tokens": num_tokens, **options}
         task["params"] = params or [None] * len(requests)
         self.process.stdin.write(json.dumps(task) + "\n")
         self.process.stdin.flush()
@@ -81,8 +84,8 @@ def make_engine(tmp_path_factory):
     subprocess.run([python, ENGINE, json.dumps({"make": str(model)})], check=True, env=env)
     started = []
 
-    def start(role: str, **options) -> Engine:
-        started.append(Engine(python, model, folder, role, options))
+    def start(role: str, ranks: int = 1, **options) -> Engine:
+        started.append(Engine(python, model, folder, role, ranks, options))
         return started[-1]
 
     yield start
@@ -94,6 +97,7 @@ def test_prefill_here_and_decode_there(make_engine):
     prefill, decode = make_engine("kv_producer"), make_engine("kv_consumer")
     for engine in (prefill, decode):
         engine.answer()
+    num_free = [engine.serve([[7] * 5], 1)["num_free"] for engine in (prefill, decode)]
 
     # A proxy that has the prompt computed first, and passes on what it is answered.
     requests = prompts(6, 1)
@@ -124,6 +128,12 @@ def test_prefill_here_and_decode_there(make_engine):
     assert (failed["reasons"], failed["tokens"]) == (["error"], [[]])
     assert "the prompt here" in decode.log
 
+    # An abort while a request is received; then no engine has blocks that no request has.
+    decode.begin([one], 8, [{**where, "transfer_id": "aborted"}], aborts=True)
+    assert decode.answer()["in_use"] == 0
+    engines = prefill, decode
+    assert [engine.serve([[7] * 5], 1)["num_free"] for engine in engines] == num_free
+
     # The prefill engine dies with one request handed over, and one asked for.
     requests = prompts(2, 4)
     handed = prefill.serve(requests, 1, [PREFILL_ONLY] * 2)
@@ -140,3 +150,21 @@ def test_prefill_here_and_decode_there(make_engine):
     assert (alone["reasons"], alone["tokens"]) == (["length"], expected)
     reached = [line for line in decode.log.splitlines() if " reaches " in line]
     assert len(reached) == 1 and "by shm" in reached[0]
+
+
+@pytest.mark.parametrize("num_senders, num_receivers", [(2, 1), (1, 2)])
+def test_other_numbers_of_ranks(make_engine, num_senders, num_receivers):
+    prefill = make_engine("kv_producer", num_senders)
+    decode = make_engine("kv_consumer", num_receivers)
+    for engine in (prefill, decode):
+        engine.answer()
+    requests = prompts(4, 1)
+    handed = prefill.serve(requests, 1, [PREFILL_ONLY] * len(requests))
+    there = decode.serve(requests, 16, handed["params"])
+    assert set(there["reasons"]) == {"length"}
+    # Sums over ranks are rounded in another way, which does not change these tokens.
+    assert there["tokens"] == prefill.serve(requests, 16)["tokens"]
+    [one, other] = prompts(2, 3)
+    handed = prefill.serve([one], 1, [PREFILL_ONLY])
+    failed = decode.serve([other], 16, handed["params"])
+    assert (failed["reasons"], failed["tokens"]) == (["error"], [[]])
