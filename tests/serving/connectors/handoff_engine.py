@@ -1,4 +1,4 @@
-"""An engine of vLLM with ``HandoffConnector``, which serves what it reads: run by
+"""An engine of vLLM that hands requests over, which serves what it reads: run by
 test_handoff_in_vllm.py.
 
   python handoff_engine.py '{"model": ..., "role": ..., "port": ..., "ranks": 1, "options": {}}'
@@ -30,7 +30,7 @@ def written() -> dict[str, list[int]]:
 
     if not has_kv_transfer_group():  # the workers are other processes
         return {}
-    transports = get_kv_transfer_group()._worker._engine.stats()["transports"]
+    transports = get_kv_transfer_group().handoff_worker._engine.stats()["transports"]
     return {
         name: [counters["num_bytes_written"], counters["num_requests"]]
         for name, counters in transports.items()
@@ -65,8 +65,8 @@ def main(told: dict[str, Any]) -> None:
     from vllm import LLM, SamplingParams
 
     connector = {
-        "kv_connector": "HandoffConnector",
-        "kv_connector_module_path": "mooncake_serving.connectors.vllm.handoff_connector",
+        "kv_connector": "StoreConnector",
+        "kv_connector_module_path": "mooncake_serving.connectors.vllm",
         "kv_role": told["role"], "engine_id": told["role"], "kv_load_failure_policy": "fail",
         "kv_connector_extra_config": {
             "handoff": {"host": "127.0.0.1", "port": told["port"], "silence_s": 5.0,

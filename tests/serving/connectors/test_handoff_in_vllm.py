@@ -1,4 +1,4 @@
-"""``HandoffConnector`` in vLLM: prefill and decode in two processes, compared with one alone.
+"""Hand-offs in vLLM: prefill and decode in two processes, compared with one alone.
 
 Each engine is run by the Python that MK_TEST_VLLM names (`make test-vllm`).
 """

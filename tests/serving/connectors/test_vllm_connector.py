@@ -96,6 +96,7 @@ def connector(monkeypatch):
         "vllm": {"__version__": "0"},
         "vllm.distributed.kv_transfer.kv_connector.v1.base": {
             "KVConnectorBase_V1": Base,
+            "KVConnectorHandshakeMetadata": object,
             "KVConnectorMetadata": object,
             "KVConnectorWorkerMetadata": object,
             "KVConnectorTransferResults": Results,
@@ -107,6 +108,8 @@ def connector(monkeypatch):
             "KVConnectorPromMetrics": Metrics,
         },
         "prometheus_client": {"Counter": "counter", "Histogram": "histogram"},
+        "vllm.distributed.parallel_state": {"get_tensor_model_parallel_rank": lambda: 0},
+        "vllm.utils.network_utils": {"get_ip": lambda: "127.0.0.1"},
         "vllm.platforms": {"current_platform": SimpleNamespace(device_type="cpu")},
         "vllm.v1.core.kv_cache_utils": {
             "resolve_kv_cache_block_sizes": lambda caches, config: (BLOCK, BLOCK)

@@ -19,12 +19,13 @@ def test_settings_and_their_defaults():
     assert parse({"url": "shm:/dev/shm/kv"}) == Settings("shm:/dev/shm/kv", "", 1.0, False, 2)
     config = {"url": "shm:/p", "namespace": "team", "verify": 0, "num_threads": 4}
     assert parse(config) == Settings("shm:/p", "team", 0, False, 4)
+    assert parse({"handoff": {}}) == Settings(handoff={})
 
 
 @pytest.mark.parametrize(
     "config, message",
     [
-        ({}, "must have 'url', which names the store, got"),
+        ({}, "must have 'url', which names the store, or 'handoff', got"),
         ({"url": ""}, "must have 'url'"),
         ({"url": 3}, "'url' must be str, got 'int'"),
         ({"pool": "/p"}, "'pool' must be part of 'url', such as \"shm:PATH\", got '/p'"),
@@ -33,11 +34,13 @@ def test_settings_and_their_defaults():
         ({"url": "shm:/p", "verify": 2.0}, "'verify' must be from 0 to 1, got 2.0"),
         ({"url": "shm:/p", "adapters_by_name": 1}, "'adapters_by_name' must be bool, got 1"),
         ({"url": "shm:/p", "num_threads": 0}, "'num_threads' must be from 1 to 64, got 0"),
+        ({"handoff": 3}, r"\['handoff'\] must be an object of settings, got 3"),
+        ({"handoff": {"prot": 1}}, r"\['handoff'\] must have no others than .*, got \['prot'\]"),
         ({"url": "shm:/p", "path": "q"}, "must have no others than url, .*, got 'path'"),
     ],
 )
 def test_bad_settings_are_rejected(config, message):
-    with pytest.raises(InvalidArgument, match=f"^kv_connector_extra_config: {message}"):
+    with pytest.raises(InvalidArgument, match=f"^kv_connector_extra_config:? ?{message}"):
         parse(config)
 
 

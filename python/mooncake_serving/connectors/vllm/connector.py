@@ -1,19 +1,25 @@
 """``StoreConnector``: the calls that vLLM makes, in its scheduler and in its workers."""
 
+import logging
 import os
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
+import torch
 import vllm
 from vllm.distributed.kv_transfer.kv_connector.v1.base import (
     KVConnectorBase_V1,
+    KVConnectorHandshakeMetadata,
     KVConnectorMetadata,
     KVConnectorRole,
     KVConnectorTransferResults,
     KVConnectorWorkerMetadata,
     SupportsHMA,
 )
+from vllm.distributed.parallel_state import get_tensor_model_parallel_rank
 from vllm.platforms import current_platform
+from vllm.utils.network_utils import get_ip
 from vllm.v1.core.kv_cache_utils import resolve_kv_cache_block_sizes
 from vllm.v1.kv_cache_interface import (
     FullAttentionSpec,
@@ -26,7 +32,10 @@ from vllm.v1.metrics.cache_hit_source import CacheHitSource
 
 from mooncake_kernels.errors import Unavailable
 
-from .namespace import namespace_of, refuse_unnamed
+from .handoff_scheduler import HandoffScheduler
+from .handoff_step import HandoffStep, parse_handoff
+from .handoff_worker import HandoffWorker
+from .namespace import identity_of, namespace_of, refuse_unnamed
 from .scheduler import StoreScheduler
 from .settings import Settings, acquire_store, parse, release_store, without_pool
 from .stats import StoreMetrics, StoreStats
@@ -34,7 +43,6 @@ from .steps import GroupForm, Report, Shards, Step
 from .worker import StoreWorker
 
 if TYPE_CHECKING:
-    import torch
     from vllm.config import VllmConfig
     from vllm.v1.core.block_pool import BlockPool
     from vllm.v1.core.kv_cache_manager import KVCacheBlocks
@@ -55,12 +63,12 @@ class ConnectorMetadata(KVConnectorMetadata):  # type: ignore[misc]  # vLLM is n
     """A step's instructions to the workers.
 
     Attributes:
-        store: of the ``StoreScheduler``.
-        handoff: of a hand-off's scheduler, if there is one.
+        store: of the ``StoreScheduler``, if there is a store.
+        handoff: of the ``HandoffScheduler``, if there are hand-offs.
     """
 
-    store: Step
-    handoff: Any = None
+    store: Step | None
+    handoff: HandoffStep | None
 
 
 @dataclass
@@ -73,16 +81,23 @@ class ConnectorWorkerMetadata(KVConnectorWorkerMetadata):  # type: ignore[misc]
         return ConnectorWorkerMetadata(self.store.merged(other.store))
 
 
+@dataclass
+class WorkerAddress(KVConnectorHandshakeMetadata):  # type: ignore[misc]
+    """Where a worker is reached for hand-offs."""
+
+    name: str
+
+
 class StoreConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
-    """Extends vLLM's prefix cache by a store that engines share.
+    """Extends vLLM's prefix cache by a store that engines share, and hands requests over from an
+    engine that prefills to one that decodes; either, or both.
 
     A ``StoreScheduler`` looks up what the store has of a prompt beyond the engine's own cache;
     each worker's ``StoreWorker`` loads it before the request joins the batch, and saves blocks
     after the step that fills them. This class passes vLLM's calls on to them.
 
-    Each side may have a hand-off between two engines, ``handoff_scheduler`` and
-    ``handoff_worker``, with the calls made here. It is asked first: of a request that it serves,
-    the store loads nothing.
+    For hand-offs, a ``HandoffScheduler`` and each worker's ``HandoffWorker`` get the same calls
+    first: of a request that another engine prefills, the store loads nothing.
 
     Args:
         vllm_config: as passed to every connector; its ``kv_connector_extra_config`` is described at
@@ -104,16 +119,25 @@ class StoreConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
     ):
         super().__init__(vllm_config, role, kv_cache_config)
         settings = parse(vllm_config.kv_transfer_config.kv_connector_extra_config)
+        self.scheduler: StoreScheduler | None = None
+        self.worker: StoreWorker | None = None
+        self.handoff_scheduler: HandoffScheduler | None = None
+        self.handoff_worker: HandoffWorker | None = None
+        self._handed_off: set[str] = set()  # requests that another engine prefills
+        if settings.handoff is not None:
+            _check_handoff(vllm_config, kv_cache_config)
+            if role == KVConnectorRole.SCHEDULER:
+                self.handoff_scheduler = _handoff_scheduler(vllm_config, kv_cache_config)
+            else:
+                self.handoff_worker = _handoff_worker(
+                    vllm_config, kv_cache_config, settings.handoff
+                )
+        if not settings.url:
+            return
         refuse_unnamed(vllm_config, settings)
         _check_processes(vllm_config, settings)
         self._cache_hit_source = SOURCES[settings.store_url.scheme]
         groups = _groups_of(kv_cache_config)
-        self.scheduler: StoreScheduler | None = None
-        self.worker: StoreWorker | None = None
-        self.handoff_scheduler: Any = None
-        self.handoff_worker: Any = None
-        self._handed_off: set[str] = set()  # requests that the hand-off loads
-        self._transfers: KVConnectorTransferResults | None = None
         if role == KVConnectorRole.SCHEDULER:
             self._make_scheduler(settings, groups)
         else:
@@ -168,22 +192,33 @@ class StoreConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
 
     # --- of the scheduler ---------------------------------------------------------------------
 
+    def set_xfer_handshake_metadata(self, metadata: dict[int, WorkerAddress]) -> None:
+        """Learn where the workers are reached."""
+        if self.handoff_scheduler is not None:
+            self.handoff_scheduler.set_ranks([metadata[rank].name for rank in sorted(metadata)])
+
     def bind_gpu_block_pool(self, gpu_block_pool: "BlockPool") -> None:
         """Give the scheduler's side the references that keep blocks."""
-        assert self.scheduler is not None
-        self.scheduler.bind_block_pool(gpu_block_pool)
+        if self.scheduler is not None:
+            self.scheduler.bind_block_pool(gpu_block_pool)
+
+    def on_new_request(self, request: "Request") -> None:
+        """Let other engines ask for a request before it is computed."""
+        if self.handoff_scheduler is not None:
+            self.handoff_scheduler.added(request)
 
     def get_num_new_matched_tokens(
         self, request: "Request", num_computed_tokens: int
     ) -> tuple[int | None, bool]:
         """Count the tokens that can be loaded after those that the engine has."""
-        assert self.scheduler is not None
         self._handed_off.discard(request.request_id)
         if self.handoff_scheduler is not None:
             count = self.handoff_scheduler.matched(request, num_computed_tokens)
             if count > 0:
                 self._handed_off.add(request.request_id)
                 return count, True
+        if self.scheduler is None:
+            return 0, False
         return self.scheduler.matched(request, num_computed_tokens)
 
     def get_loaded_kv_cache_group_ids(self, request: "Request") -> tuple[int, ...]:
@@ -196,31 +231,32 @@ class StoreConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
         self, request: "Request", blocks: "KVCacheBlocks", num_external_tokens: int
     ) -> None:
         """Track the request, and load what was found for it."""
-        assert self.scheduler is not None
         ids = blocks.get_block_ids()
         is_handed_off = request.request_id in self._handed_off
         if self.handoff_scheduler is not None:
             count = num_external_tokens if is_handed_off else 0
             self.handoff_scheduler.allocated(request, ids, count)
-        self.scheduler.allocated(request, ids, 0 if is_handed_off else num_external_tokens)
+        if self.scheduler is not None:
+            self.scheduler.allocated(request, ids, 0 if is_handed_off else num_external_tokens)
 
     def build_connector_meta(self, scheduler_output: "SchedulerOutput") -> ConnectorMetadata:
-        """Return what this step loads and saves."""
-        assert self.scheduler is not None
-        handoff = None
+        """Return what this step loads, saves and hands over."""
+        handoff = store = None
         if self.handoff_scheduler is not None:
             handoff = self.handoff_scheduler.step(scheduler_output)
-        return ConnectorMetadata(self.scheduler.step(scheduler_output), handoff)
+        if self.scheduler is not None:
+            store = self.scheduler.step(scheduler_output)
+        return ConnectorMetadata(store, handoff)
 
     def update_connector_output(self, connector_output: "KVConnectorOutput") -> None:
         """Take the workers' reports."""
-        assert self.scheduler is not None
-        told = connector_output.kv_connector_worker_meta
-        self.scheduler.output(
-            told.store if isinstance(told, ConnectorWorkerMetadata) else None,
-            connector_output.finished_recving or (),
-            connector_output.failed_recving or (),
-        )
+        if self.scheduler is not None:
+            told = connector_output.kv_connector_worker_meta
+            self.scheduler.output(
+                told.store if isinstance(told, ConnectorWorkerMetadata) else None,
+                connector_output.finished_recving or (),
+                connector_output.failed_recving or (),
+            )
         if self.handoff_scheduler is not None:
             self.handoff_scheduler.output(connector_output)
 
@@ -233,10 +269,12 @@ class StoreConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
     def request_finished_all_groups(
         self, request: "Request", block_ids: tuple[list[int], ...]
     ) -> tuple[bool, dict[str, Any] | None]:
-        """Forget the request. vLLM may free its blocks: references keep those still to be saved."""
-        assert self.scheduler is not None
+        """Forget the request. References keep the blocks still to be saved; those to be sent stay
+        until the workers say that they were.
+        """
         self._handed_off.discard(request.request_id)
-        self.scheduler.finished(request, block_ids)
+        if self.scheduler is not None:
+            self.scheduler.finished(request, block_ids)
         if self.handoff_scheduler is not None:
             return self.handoff_scheduler.finished(request)
         return False, None
@@ -252,15 +290,18 @@ class StoreConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
         of their own from now on. A step that is under way still saves under the former ones. What
         is left there, the store evicts.
         """
-        assert self.scheduler is not None
-        return self.scheduler.reset()
+        return self.scheduler.reset() if self.scheduler is not None else True
 
     # --- of a worker --------------------------------------------------------------------------
 
     def register_kv_caches(self, kv_caches: dict[str, "torch.Tensor"]) -> None:
-        """Set the caches of all layers."""
+        """Set the caches of all layers, and listen for other engines."""
         for side in self._workers():
             side.register_kv_caches(kv_caches)
+
+    def get_handshake_metadata(self) -> WorkerAddress | None:
+        """Return where this worker is reached for hand-offs."""
+        return None if self.handoff_worker is None else WorkerAddress(self.handoff_worker.address)
 
     def handle_preemptions(self, kv_connector_metadata: KVConnectorMetadata) -> None:
         """Stop the hand-off from reading blocks that this step overwrites. Those of a save are
@@ -268,15 +309,16 @@ class StoreConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
         """
         if self.handoff_worker is not None:
             assert isinstance(kv_connector_metadata, ConnectorMetadata)
+            assert kv_connector_metadata.handoff is not None
             self.handoff_worker.preempted(kv_connector_metadata.handoff)
 
     def start_load_kv(self, forward_context: Any, **kwargs: Any) -> None:
         """Begin what this step loads."""
-        assert self.worker is not None
         told = self._told()
-        if self.handoff_worker is not None:
+        if self.handoff_worker is not None and told.handoff is not None:
             self.handoff_worker.start(told.handoff)
-        self.worker.start(told.store)
+        if self.worker is not None and told.store is not None:
+            self.worker.start(told.store)
 
     def wait_for_layer_load(self, layer_name: str) -> None:
         """Do nothing: a request joins the batch when all its layers are there."""
@@ -287,12 +329,12 @@ class StoreConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
         """Do nothing: whole blocks are saved when the last layer has been computed."""
 
     def wait_for_save(self) -> None:
-        """Begin to save the blocks that this step fills. Waits for nothing."""
-        assert self.worker is not None
+        """Begin to save and to send the blocks that this step fills. Waits for nothing."""
         told = self._told()
-        if self.handoff_worker is not None:
+        if self.handoff_worker is not None and told.handoff is not None:
             self.handoff_worker.save(told.handoff)
-        self.worker.save(told.store)
+        if self.worker is not None and told.store is not None:
+            self.worker.save(told.store)
 
     def get_finished(self, finished_req_ids: set[str]) -> tuple[set[str] | None, set[str] | None]:
         """Return the requests whose blocks were sent, and those whose blocks came."""
@@ -301,8 +343,7 @@ class StoreConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
 
     def get_transfer_results(self, finished_req_ids: set[str]) -> KVConnectorTransferResults:
         """Likewise, with those whose load failed: of such a request, nothing was computed."""
-        assert self.worker is not None
-        received, failed = self.worker.get_finished()
+        received, failed = (set(), set()) if self.worker is None else self.worker.get_finished()
         if self.handoff_worker is None:
             return KVConnectorTransferResults(set(), received, failed)
         more = self.handoff_worker.results(finished_req_ids)
@@ -310,15 +351,13 @@ class StoreConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
 
     def build_connector_worker_meta(self) -> ConnectorWorkerMetadata | None:
         """Return what the scheduler's side has to learn."""
-        assert self.worker is not None
-        report = self.worker.report()
+        report = None if self.worker is None else self.worker.report()
         return None if report is None else ConnectorWorkerMetadata(report)
 
     def get_kv_connector_stats(self) -> StoreStats | None:
         """Return what this connector has counted since the last call."""
         side = self.scheduler or self.worker
-        assert side is not None
-        counts = side.counts()
+        counts = None if side is None else side.counts()
         return StoreStats(data=counts) if counts else None
 
     @classmethod
@@ -339,9 +378,8 @@ class StoreConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
 
     def shutdown(self) -> None:
         """End the threads and close the store; its objects stay for other engines."""
-        for side in (*self._workers(), self.handoff_scheduler):
-            if side is not None:
-                side.close()
+        for side in self._workers():
+            side.close()
         if self.scheduler is not None:
             self.scheduler.close()
             release_store(self._store)
@@ -424,4 +462,72 @@ def _check_processes(config: "VllmConfig", settings: Settings) -> None:
         raise Unavailable(
             "StoreConnector: url must be shm: or redis: for an engine whose workers are processes "
             "of their own, since one process has a disk, got tiered:"
+        )
+
+
+def _handoff_scheduler(config: "VllmConfig", caches: "KVCacheConfig") -> HandoffScheduler:
+    transfers = config.kv_transfer_config
+    return HandoffScheduler(
+        transfers.engine_id,
+        caches.transfer_group_ids,
+        sends=transfers.is_kv_producer,
+        receives=transfers.is_kv_consumer,
+    )
+
+
+def _handoff_worker(
+    config: "VllmConfig", caches: "KVCacheConfig", given: Mapping[str, Any]
+) -> HandoffWorker:
+    _log_as_vllm()
+    transfers, parallel = config.kv_transfer_config, config.parallel_config
+    # In a block, attention on a CPU orders bytes by what the processor can do.
+    kind = current_platform.device_type
+    if kind == "cpu":
+        kind = f"cpu {torch.backends.cpu.get_cpu_capability()}"
+    options = parse_handoff(given)
+    name = identity_of(config, options.settings.model, kind)
+    return HandoffWorker(
+        replace(
+            options,
+            host=options.host or get_ip(),
+            port=options.port and options.port + parallel.data_parallel_index,
+            settings=replace(options.settings, model=name),
+        ),
+        transfers.engine_id,
+        caches,
+        rank=get_tensor_model_parallel_rank(),
+        num_ranks=parallel.tensor_parallel_size,
+        num_heads=config.model_config.get_total_num_kv_heads(),
+        sends=transfers.is_kv_producer,
+        receives=transfers.is_kv_consumer,
+    )
+
+
+def _log_as_vllm() -> None:
+    """Show our messages among vLLM's, which prints no others below a warning."""
+    ours, theirs = logging.getLogger("mooncake_serving"), logging.getLogger("vllm")
+    if ours.level == logging.NOTSET and not ours.hasHandlers():
+        ours.setLevel(theirs.getEffectiveLevel())
+        for handler in theirs.handlers:
+            ours.addHandler(handler)
+
+
+def _check_handoff(config: "VllmConfig", caches: "KVCacheConfig") -> None:
+    """Refuse engines whose blocks cannot be handed over."""
+    parallel = config.parallel_config
+    if parallel.world_size != parallel.tensor_parallel_size:
+        raise Unavailable(
+            "StoreConnector: the engine must be tensor parallel alone for a hand-off, got "
+            f"{parallel.world_size} workers for {parallel.tensor_parallel_size} ranks"
+        )
+    if (size := parallel.decode_context_parallel_size) != 1:
+        raise Unavailable(
+            f"StoreConnector: decode_context_parallel_size must be 1 for a hand-off, got {size}"
+        )
+    # It then zeroes blocks before it says which requests have lost theirs.
+    if caches.needs_kv_cache_zeroing and config.use_v2_model_runner:
+        raise Unavailable(
+            "StoreConnector: caches must need no zeroing for a hand-off with the V2 model runner, "
+            "as those of several dtypes (kv_cache_dtype_skip_layers) do: set "
+            "VLLM_USE_V2_MODEL_RUNNER=0"
         )

@@ -1,5 +1,6 @@
 """Which engines can use each other's blocks: those with the same namespace."""
 
+import hashlib
 import json
 from typing import Any
 
@@ -42,8 +43,7 @@ def namespace_of(config: Any, version: str, platform: str, form: Any) -> str:
         platform: by name.
         form: of the caches, and how workers divide them; ``str`` writes what JSON cannot.
     """
-    model, cache, draft = config.model_config, config.cache_config, config.speculative_config
-    overrides = model.hf_overrides
+    model = config.model_config
     parts = {
         "vllm": version,
         "platform": platform,
@@ -52,16 +52,44 @@ def namespace_of(config: Any, version: str, platform: str, form: Any) -> str:
         "revision": model.revision,
         "commit": getattr(model.hf_config, "_commit_hash", None),
         "load_format": config.load_config.load_format,
-        # What is computed with them; some rotary embeddings differ for longer contexts.
+        "max_model_len": model.max_model_len,  # some rotary embeddings differ for longer contexts
+        # The layout of a block; an attention backend may have an order of its own.
+        "form": form,
+        "layout": config.cache_config.kv_cache_layout,
+        "attention": [config.attention_config.backend, config.attention_config.backend_per_kind],
+    }
+    return json.dumps(parts | _values_of(config), sort_keys=True, default=str)
+
+
+def identity_of(config: Any, name: str, platform: str) -> str:
+    """Return what must be the same in two engines that hand requests over, at most 512 characters.
+
+    They may differ in the layout and the size of blocks, and in how workers divide them.
+
+    Args:
+        config: a ``VllmConfig``.
+        name: of the model, if the user gives one; "": the one in the configuration, its revision
+            and commit.
+        platform: by name.
+    """
+    model = config.model_config
+    if not name:
+        commit = getattr(model.hf_config, "_commit_hash", None)
+        name = " ".join(str(part) for part in (model.model, model.revision, commit) if part)
+    values = json.dumps(_values_of(config), sort_keys=True, default=str)
+    digest = hashlib.sha256(f"{name} {values}".encode()).hexdigest()[:16]
+    cache_dtype = config.cache_config.cache_dtype
+    return f"{name[-300:]} ({model.dtype}, cache {cache_dtype}, {digest}) on {platform[-64:]}"
+
+
+def _values_of(config: Any) -> dict[str, Any]:
+    """Return what the numbers of a cache depend on, besides weights and tokens."""
+    model, cache, draft = config.model_config, config.cache_config, config.speculative_config
+    overrides = model.hf_overrides
+    return {
         "hf_overrides": getattr(overrides, "__qualname__", overrides),
         "dtype": model.dtype,
         "quantization": [model.quantization, model.quantization_config],
-        "max_model_len": model.max_model_len,
-        # The layout of a block; an attention backend may have an order of its own.
-        "form": form,
         "cache_dtype": [cache.cache_dtype, cache.kv_cache_dtype_skip_layers],
-        "layout": cache.kv_cache_layout,
-        "attention": [config.attention_config.backend, config.attention_config.backend_per_kind],
         "draft": draft and [draft.method, draft.model, draft.revision],
     }
-    return json.dumps(parts, sort_keys=True, default=str)

@@ -10,6 +10,7 @@ from mooncake_kernels.errors import InvalidArgument
 
 from ..store_url import StoreUrl, parse_store_url
 from ..tier_store import TierStore
+from .handoff_step import parse_handoff
 
 MAX_THREADS = 64
 OLD_NAMES = {"pool": "shm:PATH", "capacity_bytes": "shm:PATH?size=BYTES"}
@@ -20,19 +21,21 @@ class Settings:
     """The settings by name.
 
     Attributes:
-        url: of the store, see ``open_store``.
+        url: of the store, see ``open_store``; "": there is none.
         namespace: of the keys; engines with different ones do not share blocks.
         verify: share of the loads that compare checksums.
         adapters_by_name: in all engines of the namespace, at any time, LoRA adapters of one name
             have the same weights.
         num_threads: of a worker that load, and that save.
+        handoff: between engines that prefill and that decode, see ``HandoffOptions``; None: none.
     """
 
-    url: str
+    url: str = ""
     namespace: str = ""
     verify: float = 1.0
     adapters_by_name: bool = False
     num_threads: int = 2
+    handoff: Mapping[str, Any] | None = None
 
     @property
     def store_url(self) -> StoreUrl:
@@ -53,18 +56,22 @@ def parse(config: Mapping[str, Any]) -> Settings:
             )
         if name not in types:
             raise _wrong("must have", f"no others than {', '.join(types)}", name)
+        if name == "handoff":
+            parse_handoff(value)
+            continue
         is_right = isinstance(value, (int, float) if types[name] is float else types[name])  # type: ignore[arg-type]
         if not is_right or isinstance(value, bool) != (types[name] is bool):
             shown = type(value).__name__ if name == "url" else value  # it may have a password
             raise _wrong(f"{name!r} must be", types[name].__name__, shown)  # type: ignore[union-attr]
-    if not config.get("url"):
-        raise _wrong("must have", "'url', which names the store", sorted(config))
+    if not config.get("url") and "handoff" not in config:
+        raise _wrong("must have", "'url', which names the store, or 'handoff'", sorted(config))
     settings = Settings(**config)
     if not 0 <= settings.verify <= 1:
         raise _wrong("'verify' must be", "from 0 to 1", settings.verify)
     if not 1 <= settings.num_threads <= MAX_THREADS:
         raise _wrong("'num_threads' must be", f"from 1 to {MAX_THREADS}", settings.num_threads)
-    parse_store_url(settings.url)
+    if settings.url:
+        parse_store_url(settings.url)
     return settings
 
 
