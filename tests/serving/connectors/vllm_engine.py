@@ -47,9 +47,19 @@ def make_models(folder: str) -> None:
     transformers.Gemma3ForCausalLM(config).float().save_pretrained(f"{folder}/gemma")
     heads = {"num_attention_heads": 2, "num_key_value_heads": 1}
     config = transformers.Lfm2Config(
-        num_hidden_layers=4, layer_types=["conv", "full_attention"] * 2, **sizes, **heads, **rest
+        num_hidden_layers=4,
+        layer_types=["conv", "full_attention"] * 2,
+        block_auto_adjust_ff_dim=False,
+        **sizes,
+        **heads,
+        **rest,
     )
     transformers.Lfm2ForCausalLM(config).float().save_pretrained(f"{folder}/lfm2")
+    with open(f"{folder}/lfm2/config.json", "r+") as file:  # vLLM reads more than that class writes
+        values = json.load(file) | {"conv_dim": 128, "block_dim": 128}
+        file.seek(0)
+        json.dump(values, file)
+        file.truncate()
 
 
 def copy_states_without_triton() -> None:
@@ -71,7 +81,8 @@ def lose_what_was_found(from_place: int) -> None:
     from mooncake_serving.connectors.vllm.steps import object_names
     from mooncake_serving.connectors.vllm.worker import StoreWorker
 
-    start = StoreWorker.start
+    start = getattr(StoreWorker, "start_of_ours", StoreWorker.start)
+    StoreWorker.start_of_ours = start
 
     def lose(worker: Any, step: Any) -> None:
         for load in step.loads:
@@ -195,6 +206,8 @@ def serve(task: dict[str, Any]) -> list[dict[str, Any]]:
     copy_states_without_triton()
     if task.get("dies"):
         die_while_it_saves(task["dies"])
+    if "distributed_executor_backend" in task.get("options", {}):  # a NUMA node each, otherwise
+        os.environ["VLLM_CPU_OMP_THREADS_BIND"] = "nobind"
     engine = LLM(**configured(task))
     rounds = []
     url = (task.get("config") or {}).get("url", "")
