@@ -315,7 +315,7 @@ def both(pair):
         (2, 1, 2, [(1, 0, True), (1, 0, False)]),
         (4, 1, 2, [(2, 0, True), (2, 0, False), (2, 1, True), (2, 1, False)]),
         (2, 2, 1, [(4, 0, True), (4, 1, True), (4, 2, True), (4, 3, True)]),
-        (2, 2, 2, [(2, 0, True), (2, 0, False), (2, 1, True), (2, 1, False)]),
+        (2, 2, 2, [(4, 0, True), (4, 1, True), (4, 2, True), (4, 3, True)]),  # stages may differ
     ],
 )
 def test_each_worker_has_its_part(connector, url, tensor, pipeline, replicas, shards):
@@ -325,6 +325,39 @@ def test_each_worker_has_its_part(connector, url, tensor, pipeline, replicas, sh
         )
         caches.kv_tp_replicas = replicas
         assert connector._shards_of(config, caches) == connector.Shards(*want)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"distributed_executor_backend": "external_launcher", "world_size": 2},
+         "must not be external_launcher for an engine of several workers"),
+        ({"pipeline_parallel_size": 2, "world_size": 2},
+         "pipeline_parallel_size must be 1 with speculative decoding, .*, got 2"),
+    ],
+)  # fmt: skip
+def test_engines_whose_workers_do_not_all_save_are_refused(connector, url, changes, message):
+    config, caches = configs(url, [connector.kinds.FullAttentionSpec()], **changes)
+    config.speculative_config = SimpleNamespace(method="suffix", model="", revision="")
+    with pytest.raises(connector.Unavailable, match=f"^StoreConnector: .*{message}"):
+        connector.StoreConnector(config, "scheduler", caches)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"world_size": 4, "tensor_parallel_size": 2},
+         "must be tensor parallel alone for a hand-off, got 4 workers for 2 ranks"),
+        ({"decode_context_parallel_size": 2}, "must be 1 for a hand-off, got 2"),
+        ({}, "caches must need no zeroing for a hand-off with the V2 model runner"),
+    ],
+)  # fmt: skip
+def test_engines_that_cannot_hand_over_are_refused(connector, url, changes, message):
+    config, caches = configs(url, [connector.kinds.FullAttentionSpec()], **changes)
+    config.kv_transfer_config.kv_connector_extra_config = {"handoff": {}}
+    config.use_v2_model_runner = caches.needs_kv_cache_zeroing = True
+    with pytest.raises(connector.Unavailable, match=message):
+        connector.StoreConnector(config, "scheduler", caches)
 
 
 class Handoff:

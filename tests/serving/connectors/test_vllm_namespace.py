@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from mooncake_kernels.errors import Unavailable
-from mooncake_serving.connectors.vllm.namespace import namespace_of, refuse_unnamed
+from mooncake_serving.connectors.vllm.namespace import identity_of, namespace_of, refuse_unnamed
 from mooncake_serving.connectors.vllm.settings import parse
 
 CONFIG = Config(
@@ -21,7 +21,12 @@ CONFIG = Config(
         quantization_config=None,
         max_model_len=8192,
     ),
-    cache_config=Config(cache_dtype="auto", kv_cache_dtype_skip_layers=[], kv_cache_layout="LBNHC"),
+    cache_config=Config(
+        cache_dtype="auto",
+        kv_cache_dtype_skip_layers=[],
+        kv_cache_layout="LBNHC",
+        enable_prefix_caching=True,
+    ),
     load_config=Config(load_format="auto"),
     attention_config=Config(backend=None, backend_per_kind={}),
     speculative_config=None,
@@ -54,6 +59,8 @@ def test_namespace_is_the_same_in_every_process():
         ("model_config", "hf_config", Config(_commit_hash="3c4d")),
         ("model_config", "hf_overrides", {"rope_parameters": {"factor": 2.0}}),
         ("model_config", "hf_overrides", larger),
+        ("model_config", "hf_config", Config(_commit_hash="1a2b", to_dict=lambda: {"theta": 5})),
+        ("model_config", "multimodal_config", Config(mm_processor_kwargs={"fps": 4})),
         ("model_config", "dtype", torch.float16),
         ("model_config", "quantization", "fp8"),
         ("model_config", "quantization_config", {"bits": 4}),
@@ -95,6 +102,40 @@ def test_scales_calculated_at_the_first_step_are_rejected():
     config.cache_config.calculate_kv_scales = True
     with pytest.raises(Unavailable, match="^StoreConnector: calculate_kv_scales must be off"):
         refuse_unnamed(config, parse({"url": "shm:/p"}))
+
+
+def test_images_that_vllm_only_numbers_are_rejected():
+    config = deepcopy(CONFIG)
+    config.model_config.multimodal_config = Config(mm_processor_cache_gb=0)
+    refuse_unnamed(config, parse({"url": "shm:/p"}))
+    config.cache_config.enable_prefix_caching = False
+    with pytest.raises(Unavailable, match="^StoreConnector: mm_processor_cache_gb must be above 0"):
+        refuse_unnamed(config, parse({"url": "shm:/p"}))
+    config.model_config.multimodal_config.mm_processor_cache_gb = 4
+    refuse_unnamed(config, parse({"url": "shm:/p"}))
+
+
+def test_engines_that_hand_over_may_differ_in_layout_and_not_in_values():
+    other = deepcopy(CONFIG)
+    other.cache_config.kv_cache_layout = "BHLNC"
+    other.model_config.max_model_len = 1024
+    other.load_config.load_format = "dummy"
+    name = identity_of(CONFIG, "", "cuda")
+    assert name == identity_of(other, "", "cuda") and "org/model 1a2b" in name
+    assert len(identity_of(CONFIG, "m" * 600, "cuda")) < 512
+    for part, field, value in (
+        ("cache_config", "cache_dtype", "fp8_e5m2"),
+        ("model_config", "dtype", torch.float16),
+        ("model_config", "revision", "v2"),
+        ("model_config", "quantization", "fp8"),
+        ("model_config", "hf_overrides", {"rope_parameters": {"factor": 2.0}}),
+    ):
+        other = deepcopy(CONFIG)
+        setattr(getattr(other, part), field, value)
+        assert identity_of(other, "", "cuda") != name
+    assert identity_of(CONFIG, "", "cpu") != name
+    other.model_config.model, other.model_config.hf_overrides = "/models/m", {}
+    assert identity_of(CONFIG, "m", "cuda") == identity_of(other, "m", "cuda")
 
 
 def test_namespace_fields_do_not_run_together():

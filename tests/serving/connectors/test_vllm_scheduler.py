@@ -180,10 +180,15 @@ def test_blocks_that_were_found_are_not_saved():
     one.side.output(None, ["r"], [])
     step = one.step(new=[(r, 3 * BLOCK, 2 * BLOCK)])
     assert [blocks.ids for blocks in step.save.blocks] == [[10, 11]]
-    s = request("s", 2)
-    one.side.allocated(s, ([12, 13],), 0)
-    one.tables["s"] = ([12, 13],)
-    assert one.step(new=[(s, BLOCK, BLOCK)]).save.blocks[0].ids == [13]
+
+
+def test_blocks_that_the_engine_had_are_offered_again_once():
+    """The store may have lost them: what follows is of no use without."""
+    one, r = Scheduler(), request("r", 4)
+    one.side.allocated(r, ([12, 13],), 0)
+    one.tables["r"] = ([12, 13, 14],)
+    assert one.step(new=[(r, BLOCK, BLOCK)]).save.blocks[0].ids == [12, 13]
+    assert one.step(running=[(r, 2 * BLOCK, BLOCK)]).save.blocks[0].ids == [14]
 
 
 def test_block_is_kept_until_all_workers_have_copied_it():
@@ -364,5 +369,5 @@ def test_each_block_is_saved_once_from_its_own_place(data):
             saved.update(zip([i] * len(blocks.ids), blocks.places, strict=True))
         if step.save:
             one.side.output(Report({step.save.number: 1}), [], [])
-    want = {(i, b): 1 for i, n in enumerate(lengths) for b in range(known[i], n)}
+    want = {(i, b): 1 for i, n in enumerate(lengths) for b in range(n)}
     assert saved == Counter(want) and not one.pool.held()

@@ -2,6 +2,7 @@
 
 import logging
 import os
+import platform
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
@@ -152,7 +153,7 @@ class StoreConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
             "shards": [num_shards, parallel.pipeline_parallel_size],
             "partition": os.environ.get("VLLM_PP_LAYER_PARTITION"),
         }
-        namespace = namespace_of(config, vllm.__version__, current_platform.device_type, form)
+        namespace = namespace_of(config, vllm.__version__, _platform(), form)
         url = settings.url
         if settings.store_url.scheme == "redis" and not _is_one_process(config):
             url = without_pool(url)
@@ -441,11 +442,21 @@ def _shards_of(config: "VllmConfig", caches: "KVCacheConfig") -> Shards:
     """Return which part of a block is this worker's."""
     parallel = config.parallel_config
     tensor, pipeline = parallel.tensor_parallel_size, parallel.pipeline_parallel_size
-    replicas = max(caches.kv_tp_replicas, 1)  # as of latents, and of fewer heads than workers
+    # As of latents. Stages may differ in it, and each would have to know that of all.
+    replicas = max(caches.kv_tp_replicas, 1) if pipeline == 1 else 1
     per_stage = max(tensor // replicas, 1)
     stage, rank = parallel.rank // tensor % pipeline, parallel.rank % tensor
     number = stage * per_stage + rank // replicas
     return Shards(per_stage * pipeline, number, rank % replicas == 0)
+
+
+def _platform() -> str:
+    """Name the kind of device; attention on a CPU orders a block's bytes by what it can do."""
+    kind: str = current_platform.device_type
+    if kind != "cpu":
+        return kind
+    amx = "amx" if torch.cpu._is_amx_tile_supported() else "no amx"
+    return f"cpu {platform.machine()} {torch.backends.cpu.get_cpu_capability()} {amx}"
 
 
 def _is_one_process(config: "VllmConfig") -> bool:
@@ -455,6 +466,16 @@ def _is_one_process(config: "VllmConfig") -> bool:
 def _check_processes(config: "VllmConfig", settings: Settings) -> None:
     """Refuse what engines of several workers cannot do."""
     parallel = config.parallel_config
+    if parallel.distributed_executor_backend == "external_launcher" and parallel.world_size > 1:
+        raise Unavailable(
+            "StoreConnector: distributed_executor_backend must not be external_launcher for an "
+            "engine of several workers, whose reports vLLM does not gather then"
+        )
+    if parallel.pipeline_parallel_size > 1 and config.speculative_config is not None:
+        raise Unavailable(
+            "StoreConnector: pipeline_parallel_size must be 1 with speculative decoding, with "
+            f"which vLLM's first stages do not save, got {parallel.pipeline_parallel_size}"
+        )
     for name in ("decode_context_parallel_size", "prefill_context_parallel_size"):
         if (size := getattr(parallel, name, 1)) != 1:
             raise Unavailable(f"StoreConnector: {name} must be 1, got {size}")
@@ -480,12 +501,8 @@ def _handoff_worker(
 ) -> HandoffWorker:
     _log_as_vllm()
     transfers, parallel = config.kv_transfer_config, config.parallel_config
-    # In a block, attention on a CPU orders bytes by what the processor can do.
-    kind = current_platform.device_type
-    if kind == "cpu":
-        kind = f"cpu {torch.backends.cpu.get_cpu_capability()}"
     options = parse_handoff(given)
-    name = identity_of(config, options.settings.model, kind)
+    name = identity_of(config, options.settings.model, _platform())
     return HandoffWorker(
         replace(
             options,

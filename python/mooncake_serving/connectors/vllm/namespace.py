@@ -24,6 +24,15 @@ def refuse_unnamed(config: Any, settings: Settings) -> None:
             "StoreConnector: calculate_kv_scales must be off, for each engine has other scales, "
             "got True"
         )
+    images = getattr(config.model_config, "multimodal_config", None)
+    is_hashed = config.cache_config.enable_prefix_caching or getattr(
+        images, "mm_processor_cache_gb", None
+    )
+    if images is not None and not is_hashed:  # a request's images are numbered then
+        raise Unavailable(
+            "StoreConnector: mm_processor_cache_gb must be above 0, or enable_prefix_caching on, "
+            "for vLLM to tell images apart, got neither"
+        )
     if config.lora_config is not None and not settings.adapters_by_name:
         raise Unavailable(
             "StoreConnector: adapters_by_name must be set with LoRA, whose adapters vLLM's hashes "
@@ -85,9 +94,18 @@ def identity_of(config: Any, name: str, platform: str) -> str:
 def _values_of(config: Any) -> dict[str, Any]:
     """Return what the numbers of a cache depend on, besides weights and tokens."""
     model, cache, draft = config.model_config, config.cache_config, config.speculative_config
-    overrides = model.hf_overrides
+    overrides, images = model.hf_overrides, getattr(model, "multimodal_config", None)
+    described: dict[str, Any] = getattr(model.hf_config, "to_dict", dict)()
     return {
         "hf_overrides": getattr(overrides, "__qualname__", overrides),
+        "hf_config": hashlib.sha256(
+            json.dumps(described, sort_keys=True, default=str).encode()
+        ).hexdigest(),
+        "images": images
+        and [
+            getattr(images, option, None)
+            for option in ("mm_processor_kwargs", "media_io_kwargs", "video_pruning_rate")
+        ],
         "dtype": model.dtype,
         "quantization": [model.quantization, model.quantization_config],
         "cache_dtype": [cache.cache_dtype, cache.kv_cache_dtype_skip_layers],

@@ -171,10 +171,10 @@ class StoreScheduler:
             output: a ``SchedulerOutput``.
         """
         for new in output.scheduled_new_reqs:
-            self._fill(output, new.req_id, new.num_computed_tokens, is_new=True)
+            self._fill(output, new.req_id, new.num_computed_tokens)
         cached = output.scheduled_cached_reqs
         for name, done in zip(cached.req_ids, cached.num_computed_tokens, strict=True):
-            self._fill(output, name, done, is_new=name in cached.resumed_req_ids)
+            self._fill(output, name, done)
         self._save_states(output.kv_connector_block_state.boundary_state_offloads)
         save = None
         if self._to_save:
@@ -294,15 +294,13 @@ class StoreScheduler:
 
     # --- saves ----------------------------------------------------------------------------------
 
-    def _fill(self, output: Any, name: str, num_computed: int, *, is_new: bool) -> None:
-        """Save the blocks of a request that this step makes full."""
+    def _fill(self, output: Any, name: str, num_computed: int) -> None:
+        """Save the blocks of a request that this step makes full, and once those that the engine
+        had: the store may have lost them, and without them no one finds what follows.
+        """
         tracked = self._requests.get(name)
         if tracked is None or not self._saves:
             return
-        if is_new:  # the engine's own cache had those before
-            for i, group in enumerate(self._groups):
-                known = num_computed // group.tokens_per_block
-                tracked.num_saved[i] = max(tracked.num_saved[i], known)
         num_tokens = num_computed + output.num_scheduled_tokens[name]
         if not any(
             self._num_full(tracked, i, num_tokens) > saved

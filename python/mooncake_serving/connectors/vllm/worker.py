@@ -10,6 +10,8 @@ from typing import Any
 
 import torch
 
+from mooncake_kernels.errors import Unavailable
+
 from ..tier_store import TierStore
 from .caches import GroupCaches, StagedBlocks
 from .steps import (
@@ -94,8 +96,14 @@ class StoreWorker:
         """Set the caches of all layers, by name.
 
         Raises:
-            Unavailable: their layout is unknown.
+            Unavailable: their layout is unknown, or a pipeline stage has no layer of a group.
         """
+        for number, names in enumerate(self._layers):
+            if not any(name in kv_caches for name in names):
+                raise Unavailable(
+                    "StoreConnector: each pipeline stage must have layers of each group of caches, "
+                    f"got none of group {number} here: {', '.join(names) or 'no layers'}"
+                )
         self._caches = [
             GroupCaches([kv_caches[n] for n in names if n in kv_caches], self._num_blocks)
             for names in self._layers
@@ -206,7 +214,9 @@ class StoreWorker:
         copied, begin = False, time.monotonic()
         try:
             names = object_names(epoch, blocks.group, blocks.hashes, [self._shards.number])
-            new = [i for i, there in enumerate(store.exists_each(names).tolist()) if not there]
+            there = store.exists_each(names).tolist()
+            store.use_each([name for name, is_there in zip(names, there, strict=True) if is_there])
+            new = [i for i, is_there in enumerate(there) if not is_there]
             if new:
                 staged = self._staged()[blocks.group]
                 with self._stream(event):
