@@ -46,8 +46,9 @@ test-rdma: build $(VENV)/.test
 
 # Inside vLLM, in a separate environment of 2.3 GB.
 test-vllm: build $(VENV)/.test
-	MK_TEST_VLLM="$$(tests/serving/connectors/make_vllm $(VENV)-vllm)" \
-	  $(BIN)/python -m pytest tests/serving/connectors tests/compat/test_mooncake_in_vllm.py $(PYTEST)
+	MK_TEST_VLLM="$$(tests/serving/in_vllm/make_vllm $(VENV)-vllm)" \
+	  $(RUN_TESTS) tests/serving/in_vllm $(wildcard tests/serving/connectors/test_*in_vllm.py) \
+	  tests/serving/connectors/test_in_engines.py tests/serving/connectors/test_vllm_plugin.py $(PYTEST)
 
 # Against the Python files of SGLang and LMCache, in a separate environment.
 test-engines: build $(VENV)/.test

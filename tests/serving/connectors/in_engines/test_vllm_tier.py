@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 pytest.importorskip(
-    "vllm.v1.kv_offload.tiering", reason="no vLLM: see make_vllm", exc_type=ImportError
+    "vllm.v1.kv_offload.tiering", reason="no vLLM: see `make test-vllm`", exc_type=ImportError
 )
 
 from vllm.v1.kv_offload.base import (
