@@ -17,6 +17,7 @@ import socket
 import sys
 
 PR_SET_PDEATHSIG = 1
+KEPT: list[socket.socket] = []  # connected until the process has said all, and ends
 
 
 def main(path: str) -> None:
@@ -33,16 +34,17 @@ def main(path: str) -> None:
             connection.close()
         else:
             return
-    with connection, connection.makefile("r") as lines, connection.makefile("w") as answers:
+    KEPT.append(connection)
+    lines, answers = connection.makefile("r"), connection.makefile("w")
 
-        def say(answer: object) -> None:
-            answers.write(json.dumps(answer) + "\n")
-            answers.flush()
+    def say(answer: object) -> None:
+        answers.write(json.dumps(answer) + "\n")
+        answers.flush()
 
-        told = json.loads(lines.readline())
-        begin(told["env"], told["log"])
-        say(os.getpid())
-        getattr(engine, told["run"])(told["arguments"], lines, say)
+    told = json.loads(lines.readline())
+    begin(told["env"], told["log"])
+    say(os.getpid())
+    getattr(engine, told["run"])(told["arguments"], lines, say)
 
 
 def begin(env: dict[str, str], log: str) -> None:
