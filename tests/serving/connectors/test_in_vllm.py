@@ -284,12 +284,11 @@ def test_recurrent_layers_load_their_last_state(vllm):
     assert own["metrics"]["loads"] == 0 < loaded["metrics"]["loads"]
 
 
-@pytest.mark.parametrize("parallel", ["tensor_parallel_size"])
-def test_two_workers_have_a_part_of_each_block(vllm, alone, parallel):
-    two = {"options": {parallel: 2, "distributed_executor_backend": "mp"}}
+def test_two_workers_have_a_part_of_each_block(vllm, alone):
+    two = {"options": {"tensor_parallel_size": 2, "distributed_executor_backend": "mp"}}
     [[cold, warm]] = vllm.serve(
         {
-            "config": vllm.config(parallel),
+            "config": vllm.config("two"),
             "rounds": [a_round(PROMPTS), a_round(PROMPTS, forgets=True)],
             **two,
         }

@@ -290,6 +290,7 @@ def test_unsupported_caches_and_workers_are_rejected(connector, url):
         ([full, state], {}, 'mamba_cache_mode must be "align", got "none"'),
         ([full, draft], {}, "must have no speculative decoding, got 2"),
         ([backwards], {}, "layers must be causal"),
+        ([full], {"pipeline_parallel_size": 2}, "pipeline_parallel_size must be 1, got 2"),
         ([full], {"decode_context_parallel_size": 2}, "decode_context_parallel_size must be 1"),
     ):
         with pytest.raises(Unavailable, match=f"^StoreConnector: .*{message}"):
@@ -332,13 +333,10 @@ def test_each_worker_has_its_part(connector, url, tensor, pipeline, replicas, sh
     [
         ({"distributed_executor_backend": "external_launcher", "world_size": 2},
          "must not be external_launcher for an engine of several workers"),
-        ({"pipeline_parallel_size": 2, "world_size": 2},
-         "pipeline_parallel_size must be 1 with speculative decoding, .*, got 2"),
     ],
 )  # fmt: skip
 def test_engines_whose_workers_do_not_all_save_are_refused(connector, url, changes, message):
     config, caches = configs(url, [connector.kinds.FullAttentionSpec()], **changes)
-    config.speculative_config = SimpleNamespace(method="suffix", model="", revision="")
     with pytest.raises(connector.Unavailable, match=f"^StoreConnector: .*{message}"):
         connector.StoreConnector(config, "scheduler", caches)
 

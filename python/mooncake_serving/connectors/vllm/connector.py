@@ -471,12 +471,11 @@ def _check_processes(config: "VllmConfig", settings: Settings) -> None:
             "StoreConnector: distributed_executor_backend must not be external_launcher for an "
             "engine of several workers, whose reports vLLM does not gather then"
         )
-    if parallel.pipeline_parallel_size > 1 and config.speculative_config is not None:
-        raise Unavailable(
-            "StoreConnector: pipeline_parallel_size must be 1 with speculative decoding, with "
-            f"which vLLM's first stages do not save, got {parallel.pipeline_parallel_size}"
-        )
-    for name in ("decode_context_parallel_size", "prefill_context_parallel_size"):
+    for name in (
+        "pipeline_parallel_size",  # vLLM 0.32 on the CPU fails with it, and nothing else was tried
+        "decode_context_parallel_size",
+        "prefill_context_parallel_size",
+    ):
         if (size := getattr(parallel, name, 1)) != 1:
             raise Unavailable(f"StoreConnector: {name} must be 1, got {size}")
     if settings.store_url.scheme == "tiered" and not _is_one_process(config):
