@@ -3,6 +3,7 @@
 import enum
 import pickle
 import time
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
@@ -55,7 +56,7 @@ def output(new=(), cached=(), preempted=(), tables=None) -> SimpleNamespace:
 class Engine:
     """A scheduler and its workers."""
 
-    def __init__(self, role: str, num_ranks: int = 1, block: int = BLOCK):
+    def __init__(self, role: str, num_ranks: int = 1, block: int = BLOCK, settings=SETTINGS):
         roles = {"sends": role == "P", "receives": role == "D"}
         self.scheduler = HandoffScheduler(role, **roles)
         self.workers, self.caches = [], []
@@ -63,7 +64,7 @@ class Engine:
             spec = type("FullAttentionSpec", (), {"block_size": block})()
             group = SimpleNamespace(kv_cache_spec=spec, layer_names=["a", "b"])
             worker = HandoffWorker(
-                HandoffOptions("127.0.0.1", settings=SETTINGS),
+                HandoffOptions("127.0.0.1", settings=settings),
                 role,
                 SimpleNamespace(transfer_groups=(group,), num_blocks=NUM_BLOCKS),
                 rank=rank,
@@ -207,7 +208,7 @@ def test_both_at_once(engines, by):
 
 
 def test_a_prompt_that_is_another_one_fails(engines):
-    p, d = engines("P"), engines("D")
+    p, d = engines("P", settings=replace(SETTINGS, lease_s=1.0)), engines("D")
     one = request("d", [*PROMPT[:-1], 7], **prefill(p, [3, 1, 2]))
     d.scheduler.allocated(one, ([7, 8, 9],), 40)
     assert d.until("received", "d").failed == {"d"}

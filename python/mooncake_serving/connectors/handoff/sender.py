@@ -54,10 +54,15 @@ class _Transfer:
     is_paused: bool = False
     num_packing: int = 0  # threads that read its blocks
     num_receivers: int | None = None  # None: none has come yet
-    num_served: int = 0  # receivers that need its blocks no longer
+    done: set[str] = field(default_factory=set)  # receivers' ranks that need it no longer
     asks: list["_Ask"] = field(default_factory=list)
     computed_s: float | None = None  # when all of it was computed
     is_released: bool = False  # no one needs its blocks any more
+
+    @property
+    def is_needed(self) -> bool:
+        """Whether a thread reads its blocks, or will."""
+        return self.num_packing > 0 or any(not ask.is_over for ask in self.asks)
 
 
 @dataclass(eq=False)
@@ -82,6 +87,11 @@ class _Ask:
     @property
     def key(self) -> tuple[str, int]:
         return self.peer, self.ask.number
+
+    @property
+    def is_over(self) -> bool:
+        """Whether no chunk of it will be packed any more."""
+        return self.is_served or self.reason is not None
 
     @property
     def num_available(self) -> int:
@@ -219,7 +229,7 @@ class Sender(Closeable):
                     f"offer: transfer_id must be of no current transfer, got {transfer_id!r}"
                 )
             transfer = self._transfers[transfer_id] = _Transfer(transfer_id, digest, num_tokens)
-            if self._over.pop(transfer_id, None) == RELEASED:  # before it was offered
+            if self._over.pop(transfer_id, None) in (RELEASED, CANCELLED):  # before it was offered
                 transfer.num_receivers = 0
             for ask in self._early.pop(transfer_id, []):
                 self._attach(ask, transfer)
@@ -281,7 +291,7 @@ class Sender(Closeable):
             for ask in asks:
                 self._finish(ask, reason)
             if transfer is None:
-                if transfer_id not in self._over:
+                if self._over.get(transfer_id, CANCELLED) == CANCELLED:
                     self._remember(transfer_id, reason)
                 return
             self._state.wait_for(lambda: transfer.num_packing == 0)
@@ -316,14 +326,17 @@ class Sender(Closeable):
         ask = _Ask(peer, message, now, now)
         wanted = message.engine_id
         with self._state:
+            if ask.key in self._asks:
+                return  # it is served already
             self._asks[ask.key] = ask
             if wanted not in ("", self._engine_id):
                 self._finish(ask, f"the engine here is {self._engine_id}, not {wanted}")
             elif (transfer := self._transfers.get(message.transfer_id)) is not None:
                 self._attach(ask, transfer)
-            elif (over := self._over.get(message.transfer_id)) is not None:
+            elif (over := self._over.get(message.transfer_id)) not in (None, CANCELLED):
                 self._finish(ask, f"transfer {message.transfer_id} is over: {over}")
-            else:
+            else:  # also if an earlier receiver has given up: this one may be another try
+                self._over.pop(message.transfer_id, None)
                 self._early.setdefault(message.transfer_id, []).append(ask)
 
     def _take_grant(self, peer: str, message: Grant) -> None:
@@ -343,10 +356,12 @@ class Sender(Closeable):
             if ask is None:
                 self._endpoint.send(peer, Ended(message.number, "it is not asked for here"))
                 return
+            if ask.transfer is not None:
+                ask.transfer.done.add(peer)
             self._finish(ask, "the receiver has cancelled it")
             transfer_id = ask.ask.transfer_id
             if ask.transfer is None and transfer_id not in self._early:
-                self._remember(transfer_id, RELEASED)
+                self._remember(transfer_id, CANCELLED)
 
     def _take_asking(self, peer: str, message: Asking) -> None:
         with self._state:
@@ -364,9 +379,9 @@ class Sender(Closeable):
         with self._state:
             transfer = self._transfers.get(message.transfer_id)
             if transfer is None:
-                if message.transfer_id not in self._over:
+                if self._over.get(message.transfer_id, CANCELLED) == CANCELLED:
                     self._remember(message.transfer_id, RELEASED)
-            elif not transfer.asks:
+            elif not transfer.is_needed:
                 transfer.num_receivers = 0
                 self._settle(transfer)
 
@@ -393,10 +408,7 @@ class Sender(Closeable):
             for transfer in [*self._transfers.values()]:
                 computed_s = transfer.computed_s
                 is_due = computed_s is not None and now - computed_s > settings.lease_s
-                is_idle = transfer.num_packing == 0 and all(
-                    ask.reason is not None for ask in transfer.asks
-                )
-                if is_due and is_idle:
+                if is_due and not transfer.is_needed:
                     logger.warning(
                         "hand-off: %s was not asked for within %g s: its blocks are freed",
                         transfer.transfer_id,
@@ -421,9 +433,6 @@ class Sender(Closeable):
         """Begin to serve a receiver, or say why not."""
         if reason := self._refusal(ask.ask, transfer):
             self._finish(ask, reason)
-            transfer.num_receivers = transfer.num_receivers or ask.ask.num_receivers
-            transfer.num_served += 1
-            self._settle(transfer)
             return
         full = [group for group in self._groups.values() if group.kind == "full"]
         slot_bytes = min(ask.ask.slot_bytes, self._settings.slot_bytes)
@@ -485,7 +494,7 @@ class Sender(Closeable):
 
     def _want(self, ask: _Ask) -> None:
         """Ask for slots for what is ready."""
-        if ask.reason is not None or ask.is_served:
+        if ask.is_over:
             return
         wanted = min(MAX_WANTS, ask.num_ready) - ask.num_wanted - len(ask.slots)
         for _ in range(wanted):
@@ -509,9 +518,7 @@ class Sender(Closeable):
             ask.reason = reason
             if reason:
                 logger.info("hand-off of %s to %s ends: %s", ask.ask.transfer_id, ask.peer, reason)
-            if ask.transfer is not None and not ask.is_served:
-                ask.is_served = True
-                ask.transfer.num_served += 1
+            if ask.transfer is not None:
                 self._settle(ask.transfer)
             early = self._early.get(ask.ask.transfer_id, [])
             if ask in early:
@@ -524,16 +531,25 @@ class Sender(Closeable):
             self._endpoint.send(ask.peer, Ended(ask.ask.number, ask.reason[:MAX_REASON]))
 
     def _settle(self, transfer: _Transfer) -> None:
-        """Release a transfer whose receivers have all been served."""
+        """Release a transfer that all of a receiver's ranks are done with, if no other one asks.
+
+        Asks that were refused, or whose receiver is gone, do not count: another one may come within
+        the lease.
+        """
+        if transfer.is_released or transfer.computed_s is None or transfer.is_needed:
+            return
         expected = transfer.num_receivers
-        is_served = expected is not None and transfer.num_served >= expected
-        if is_served and transfer.computed_s is not None and transfer.num_packing == 0:
+        if expected is not None and len(transfer.done) >= expected:
             self._transfers.pop(transfer.transfer_id, None)
             self._release(transfer, "it was handed over" if expected else RELEASED)
 
     def _release(self, transfer: _Transfer, what_became: str) -> None:
+        """Give a transfer's blocks back, which no thread reads now, nor will."""
         if not transfer.is_released:
             transfer.is_released = True
+            for ask in transfer.asks:
+                if not ask.is_over:
+                    self._finish(ask, what_became)
             self._released.add(transfer.transfer_id)
             self._remember(transfer.transfer_id, what_became)
 
@@ -558,7 +574,7 @@ class Sender(Closeable):
         for _ in range(len(self._turns)):
             ask = self._turns[0]
             self._turns.rotate(-1)
-            if not ask.slots or ask.num_ready == 0 or ask.reason is not None:
+            if not ask.slots or ask.num_ready == 0 or ask.is_over:
                 continue
             if in_flight[ask.peer] >= most:
                 continue
@@ -594,7 +610,7 @@ class Sender(Closeable):
             except Exception as error:  # of this receiver: the others are served
                 logger.exception("hand-off: %s was not packed", ask.ask.transfer_id)
                 reason = f"a chunk was not packed: {error}"
-            self._packed(ask, transfer)
+            self._packed(ask, transfer, has_failed=bool(reason))
             if header is not None and ask.reason is None:
                 try:
                     self._write(ask, staging, header, slot)
@@ -624,14 +640,14 @@ class Sender(Closeable):
             packer.check()  # also waits: the blocks may be given away, and the staging is sent
         return header
 
-    def _packed(self, ask: _Ask, transfer: _Transfer) -> None:
+    def _packed(self, ask: _Ask, transfer: _Transfer, *, has_failed: bool) -> None:
         """Note that a thread reads a transfer's blocks no longer."""
         with self._state:
             transfer.num_packing -= 1
             is_last = ask.next_token >= ask.ask.num_tokens and not ask.tails
-            if is_last and not ask.is_served:
+            if is_last and not has_failed and not ask.is_over:
                 ask.is_served = True
-                transfer.num_served += 1
+                transfer.done.add(ask.peer)
             self._settle(transfer)
             self._state.notify_all()
 
@@ -655,6 +671,7 @@ class Sender(Closeable):
 
 
 RELEASED = "no one needs it"
+CANCELLED = "its receiver has cancelled it"  # before it was offered, and not asked for since
 
 
 def forms_of(groups: mk.CacheGroups) -> list[GroupForm]:

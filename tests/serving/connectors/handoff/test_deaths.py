@@ -134,7 +134,8 @@ def test_a_slot_is_replaced_if_its_sender_does_not_answer(make):
 
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGSTOP], ids=["killed", "stopped"])
 def test_a_receiver_that_is_killed_or_stopped(make, how):
-    sender, receiver, other = make("sender"), make("receiver", child=True), make("receiver")
+    sender, receiver = make("sender", lease_s=3.0), make("receiver", child=True)
+    other = make("receiver")
     receiver.do("ask", "a", sender.name, [1, 2, 3, 4], 64)
     sender.sender.offer("a", b"", 64)
     sender.sender.drop("a", "a new one follows")  # so that it has asked, and is known

@@ -1,6 +1,7 @@
 """What fails is one request, with a reason, in bounded time; and nothing is reused too early."""
 
 import threading
+import time
 
 import pytest
 
@@ -160,6 +161,52 @@ def test_an_engine_that_is_not_there(pair, what):
     receiver.ask("a", source, [1], 10)
     assert name in receiver.result("a")
     check_serving(sender, receiver)
+
+
+# --- several receivers ask for one transfer -------------------------------------------------
+
+
+@pytest.mark.parametrize("first", ["cancelled", "refused", "served"])
+def test_blocks_stay_while_another_receiver_asks_for_them(pair, first):
+    sender, receiver = pair(slot_bytes=16 << 10)
+    with Rank("receiver", settings=receiver.endpoint.settings) as other:
+        ids = [*range(10)]
+        slots = [*other.receiver._free]
+        other.receiver._free.clear()  # it has no slot at the moment
+        sender.sender.offer("a", digest_of("a"), 160)
+        digest = digest_of("b" if first == "refused" else "a")
+        receiver.ask("a", source_of(sender), ids, 160, digest=digest)
+        if first == "cancelled":
+            assert eventually(lambda: sender.sender._transfers["a"].asks)
+            receiver.receiver.cancel("a")
+            assert eventually(lambda: not sender.sender._asks)
+        other.ask("a", source_of(sender), ids, 160)
+        assert eventually(lambda: any(key[0] == other.name for key in sender.sender._asks))
+        sender.fill("a", ids, 0, 160, 160)
+        sender.sender.progress("a", 160, {"0": ids})
+        assert (receiver.result("a") is None) == (first == "served")
+        time.sleep(0.3)
+        assert not sender.sender.take_released()
+        with other.receiver._state:
+            other.receiver._give_back(*slots)
+        assert other.result("a") is None
+        assert other.holds("a", ids, 160)
+        sender.released("a")
+
+
+def test_a_receiver_that_gave_up_early_does_not_spoil_the_next_try(pair):
+    sender, receiver = pair()
+    receiver.ask("a", source_of(sender), [1, 2], 32)
+    assert eventually(lambda: "a" in sender.sender._early)
+    receiver.receiver.cancel("a")
+    assert "cancelled" in receiver.result("a")
+    assert eventually(lambda: not sender.sender._asks)
+    receiver.ask("a", source_of(sender), [3, 4], 32, request_id="again")
+    assert eventually(lambda: "a" in sender.sender._early)
+    sender.prefill("a", [1, 2], 32)
+    assert receiver.result("again") is None
+    assert receiver.holds("a", [3, 4], 32)
+    sender.released("a")
 
 
 # --- a chunk is damaged -----------------------------------------------------------------------
