@@ -56,8 +56,10 @@ def output(new=(), cached=(), preempted=(), tables=None) -> SimpleNamespace:
 class Engine:
     """A scheduler and its workers."""
 
-    def __init__(self, role: str, num_ranks: int = 1, block: int = BLOCK, settings=SETTINGS):
-        roles = {"sends": role == "P", "receives": role == "D"}
+    def __init__(
+        self, role: str, num_ranks: int = 1, block: int = BLOCK, settings=SETTINGS, both=False
+    ):
+        roles = {"sends": role == "P" or both, "receives": role == "D" or both}
         self.scheduler = HandoffScheduler(role, **roles)
         self.workers, self.caches = [], []
         for rank in range(num_ranks):
@@ -313,6 +315,43 @@ def test_requests_without_another_engine_are_computed(params):
     assert scheduler.finished(one) == (False, None)
 
 
+@pytest.mark.parametrize("name", ["t" * 513, ["t"], {"t": 1}, "\ud800"])
+def test_a_transfer_that_has_no_right_name_is_computed(name, caplog):
+    scheduler = HandoffScheduler("D", sends=True, receives=True)
+    one = request("d", PROMPT, do_remote_prefill=True, remote_ranks=["h:1"], transfer_id=name)
+    assert scheduler.matched(one, 0) == 0
+    scheduler.allocated(one, ([1],), 0)
+    other = request("p", PROMPT, do_remote_decode=True, transfer_id=name)
+    scheduler.added(other)
+    assert "p is not handed over" in caplog.text
+    step = scheduler.step(output())
+    assert not step.receives and not step.releases and not step.offers
+    assert scheduler.finished(one) == scheduler.finished(other) == (False, None)
+
+
+@pytest.mark.parametrize("when", ["while it is received", "before it has blocks"])
+def test_an_abort_of_a_request_that_is_handed_on(engines, when):
+    p, d = engines("P"), engines("D", both=True)
+    where = {"remote_ranks": [p.workers[0].address], "transfer_id": "t"}
+    one = request("d", PROMPT, do_remote_prefill=True, do_remote_decode=True, **where)
+    d.scheduler.added(one)
+    if when == "while it is received":
+        d.scheduler.allocated(one, ([7, 8, 9],), 40)
+        d.step(output())
+    one.status = Status.FINISHED_ABORTED
+    stays, _ = d.scheduler.finished(one)
+    d.finished.add("d")
+    if stays:
+        d.until("sent", "d")
+    else:
+        d.until("received", "d")
+        for _ in range(20):
+            assert not d.step(output()).sent  # once: vLLM has freed its blocks
+            time.sleep(0.01)
+    worker = d.workers[0]
+    assert not worker._sender._transfers and not d.scheduler._sending and not worker._request_of
+
+
 def test_the_digest_is_of_all_that_blocks_depend_on():
     one = request("a", PROMPT)
     digests = {digest_of(one), digest_of(request("b", PROMPT[:-1]))}
@@ -335,6 +374,21 @@ def test_the_digest_is_of_all_that_blocks_depend_on():
         ({"remote_bootstrap_addr": "h:7"}, Source("", first_rank="h:7")),
         ({"remote_host": None, "remote_port": None}, None),
         ({"remote_ranks": "h:1"}, None),
+        ({"remote_ranks": ["h"]}, None),
+        ({"remote_ranks": ["h:1", 2]}, None),
+        ({"remote_ranks": ["h:1"] * 4097}, None),
+        ({"remote_ranks": ["h:1"], "remote_engine_id": "P" * 513}, None),
+        ({"remote_host": "h" * 513, "remote_port": 7}, None),
+        ({"remote_host": "h", "remote_port": "x"}, None),
+        ({"remote_host": "h", "remote_port": 1 << 16}, None),
+        ({"remote_host": "h", "remote_port": True}, None),
+        ({"remote_host": "", "remote_port": 7}, None),
+        ({"remote_host": "\ud800", "remote_port": 7}, None),
+        ({"remote_bootstrap_addr": "http://["}, None),
+        ({"remote_bootstrap_addr": "[::1"}, None),
+        ({"remote_bootstrap_addr": "http://[::1]:7/path"}, Source("", first_rank="[::1]:7")),
+        ({"remote_bootstrap_addr": "http://h"}, None),
+        ({"remote_bootstrap_addr": ""}, None),
     ],
 )
 def test_where_the_other_engine_is(params, expected):

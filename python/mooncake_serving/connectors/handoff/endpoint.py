@@ -20,8 +20,18 @@ logger = logging.getLogger(__name__)
 TICK_S = 0.05
 IDLE_S = 30.0  # after which a line's thread ends
 LAST_WORDS_S = 1.0  # at most, to send what was queued before it is closed
+MAX_LINES = 512  # peers that messages go to at a time: each has a thread
+MAX_BYTES = 64 << 10  # of a notification
+OF_PEER = {  # errors after which a peer gets no other message, either
+    FailureKind.TIMED_OUT,
+    FailureKind.GONE,
+    FailureKind.DISCONNECTED,
+    FailureKind.UNREACHABLE,
+    FailureKind.DENIED,
+    FailureKind.INCOMPATIBLE,
+}
 
-Failed = Callable[[str, TransferError], None]
+Failed = Callable[[str, TransferError, Message | None], None]
 
 
 class Endpoint(Closeable):
@@ -42,6 +52,7 @@ class Endpoint(Closeable):
         self._ticks: list[Callable[[], None]] = []
         self._failures: list[Failed] = []
         self._lines: dict[str, _Line] = {}
+        self._refused: list[tuple[str, TransferError, Message]] = []  # for want of a line
         self._transports: dict[str, str] = {}  # by peer, as logged
         self._lock = threading.Lock()
         self._thread: Receiver | None = None
@@ -56,7 +67,10 @@ class Endpoint(Closeable):
         self._ticks.append(tick)
 
     def on_failure(self, failed: Failed) -> None:
-        """Have the name of a peer and the error passed on when a message could not be sent."""
+        """Have a message that could not be sent passed on: the name of the peer, and the error.
+
+        The message is None if the peer has failed, so that none reaches it.
+        """
         self._failures.append(failed)
 
     def start(self) -> None:
@@ -79,9 +93,17 @@ class Endpoint(Closeable):
             line = self._lines.get(name)
             if line is not None and repeats and line.is_busy:
                 return
-            if line is None or not line.put(message):
-                line = self._lines[name] = _Line(name, self._send_now, self._has_failed)
-                line.put(message)
+            if line is not None and line.put(message):
+                return
+            if len(self._lines) >= MAX_LINES:
+                self._lines = {key: line for key, line in self._lines.items() if not line.is_over}
+            if len(self._lines) >= MAX_LINES:
+                what = f"{MAX_LINES} other peers are being sent messages"
+                error = TransferError(name, what, kind=FailureKind.EXHAUSTED)
+                self._refused.append((name, error, message))  # its caller may hold its own lock
+                return
+            line = self._lines[name] = _Line(name, self._send_now, self._has_failed)
+            line.put(message)
 
     def write(self, name: str, descriptors: Sequence[tuple[int, int, int]], last: Message) -> None:
         """Write data, then send a message, and wait until both are there.
@@ -117,6 +139,10 @@ class Endpoint(Closeable):
 
     def _send_now(self, name: str, message: Message) -> None:
         data, deadline_s = CODEC.encode(message), self.settings.deadline_s
+        if len(data) > MAX_BYTES:
+            raise InvalidArgument(
+                f"send: a message must be at most {MAX_BYTES} bytes, got {len(data)}"
+            )
 
         def send(peer: Peer) -> None:
             self._say_way(peer)
@@ -145,11 +171,11 @@ class Endpoint(Closeable):
                 kind=FailureKind.INCOMPATIBLE,
             )
 
-    def _has_failed(self, name: str, error: TransferError) -> None:
+    def _has_failed(self, name: str, error: TransferError, message: Message) -> None:
         if self.closed:
             return
         for failed in self._failures:
-            failed(name, error)
+            failed(name, error, None if error.kind in OF_PEER else message)
 
     def _take(self, sender: str, data: bytes) -> None:
         message = CODEC.decode(data)
@@ -159,6 +185,10 @@ class Endpoint(Closeable):
         handler(sender, message)
 
     def _tick(self) -> None:
+        with self._lock:
+            refused, self._refused = self._refused, []
+        for name, error, message in refused:
+            self._has_failed(name, error, message)
         for tick in self._ticks:
             tick()
 
@@ -168,11 +198,16 @@ class _Line:
     answer delays none of them.
     """
 
-    def __init__(self, name: str, send: Callable[[str, Message], None], failed: Failed):
+    def __init__(
+        self,
+        name: str,
+        send: Callable[[str, Message], None],
+        failed: Callable[[str, TransferError, Message], None],
+    ):
         self._name, self._send, self._failed = name, send, failed
         self._queue: queue.SimpleQueue[Message | None] = queue.SimpleQueue()
         self._lock = threading.Lock()
-        self._is_over = False
+        self.is_over = False
         self._thread = threading.Thread(target=self._run, name=f"handoff to {name}", daemon=True)
         self._thread.start()
 
@@ -183,9 +218,9 @@ class _Line:
     def put(self, message: Message) -> bool:
         """Queue a message; returns False if the line's thread has ended."""
         with self._lock:
-            if not self._is_over:
+            if not self.is_over:
                 self._queue.put(message)
-            return not self._is_over
+            return not self.is_over
 
     def close(self) -> None:
         """End it after what is queued."""
@@ -202,14 +237,14 @@ class _Line:
                 with self._lock:
                     if not self._queue.empty():
                         continue
-                    self._is_over = True
+                    self.is_over = True
                 return
             if message is None:
                 return
             try:
                 self._send(self._name, message)
             except TransferError as error:
-                self._failed(self._name, error)
-            except Exception as error:  # the thread serves what comes later
+                self._failed(self._name, error, message)
+            except Exception as error:  # of this message: the thread serves what comes later
                 logger.exception("a message to %s was not sent", self._name)
-                self._failed(self._name, TransferError(self._name, repr(error)))
+                self._failed(self._name, TransferError(self._name, repr(error)), message)

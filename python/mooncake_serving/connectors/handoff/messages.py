@@ -11,8 +11,9 @@ MAX_HEADER = 48 << 10  # bytes; with the rest of its message it fits in a notifi
 MAX_GROUPS = 64
 MAX_RANKS = 4096
 MAX_NUMBERS = 4096
+MAX_TEXT = 512  # characters of a name
 
-Text = Annotated[str, msgspec.Meta(max_length=512)]
+Text = Annotated[str, msgspec.Meta(max_length=MAX_TEXT)]
 Digest = Annotated[bytes, msgspec.Meta(max_length=64)]
 Size = Annotated[int, msgspec.Meta(ge=0, lt=1 << 62)]
 

@@ -18,9 +18,12 @@ from mooncake_kernels.errors import FailureKind, InvalidArgument, TransferError
 from mooncake_kernels.kv.groups_copy import PackedGroup
 from mooncake_kernels.transfer import Region
 
+from ...rpc import Message
 from .endpoint import Endpoint
 from .messages import (
     MAX_NUMBERS,
+    MAX_RANKS,
+    MAX_TEXT,
     Ask,
     Asking,
     Cancel,
@@ -224,6 +227,15 @@ class Receiver(Closeable):
             raise InvalidArgument(
                 f"{op}: first_token must be in [0, {num_tokens}), got {first_token}"
             )
+        for name, text in (("transfer_id", transfer_id), ("engine_id", source.engine_id)):
+            if len(text) > MAX_TEXT:
+                raise InvalidArgument(
+                    f"{op}: {name} must be at most {MAX_TEXT} characters, got {len(text)}"
+                )
+        if len(source.ranks) > MAX_RANKS:
+            raise InvalidArgument(
+                f"{op}: source must have at most {MAX_RANKS} ranks, got {len(source.ranks)}"
+            )
         if not source.ranks and not source.first_rank:
             raise InvalidArgument(f"{op}: source must have ranks or first_rank, got {source}")
         blocks: dict[str, dict[int, int]] = {}
@@ -369,7 +381,7 @@ class Receiver(Closeable):
     def _take_described(self, peer: str, message: Described) -> None:
         with self._state:
             question = self._asked.get(message.number)
-            if question is None or question.name != peer:
+            if question is None:  # its number is as good as a name, which may be another one here
                 return
             del self._asked[message.number]
             what = question.what
@@ -386,13 +398,15 @@ class Receiver(Closeable):
             else:
                 self._ask(what, message.ranks)
 
-    def _peer_failed(self, peer: str, error: TransferError) -> None:
+    def _peer_failed(self, peer: str, error: TransferError, message: Message | None) -> None:
+        """Fail all that a peer is asked for; only what a message is about if it was not sent."""
         with self._state:
             for number, question in [*self._asked.items()]:
-                if question.name == peer:
+                if question.name == peer and (message is None or message.number == number):
                     self._give_up(number, str(error))
             for call in [call for call in self._calls.values() if call.peer == peer]:
-                self._fail(call.request, str(error))
+                if message is None or message.number == call.number:
+                    self._fail(call.request, str(error))
             if error.kind is FailureKind.GONE:
                 for call in self._fenced.values():
                     if call.peer == peer and call.gone_s is None:

@@ -14,7 +14,7 @@ import mooncake_kernels as mk
 from mooncake_kernels.closeable import Closeable
 from mooncake_kernels.errors import InvalidArgument, TransferError
 
-from ...rpc import MAX_REASON
+from ...rpc import MAX_REASON, Message
 from .endpoint import Endpoint
 from .messages import (
     MAX_HEADER,
@@ -392,10 +392,12 @@ class Sender(Closeable):
             else:
                 self._describes.append((peer, message.number))
 
-    def _peer_failed(self, peer: str, error: TransferError) -> None:
+    def _peer_failed(self, peer: str, error: TransferError, message: Message | None) -> None:
+        """End all that a peer asks for; only what a message is about if it was not sent."""
         with self._state:
             for ask in [ask for ask in self._asks.values() if ask.peer == peer]:
-                self._finish(ask, f"a message did not reach the receiver: {error.cause}")
+                if message is None or message.number == ask.ask.number:
+                    self._finish(ask, f"a message did not reach the receiver: {error.cause}")
 
     def _tick(self) -> None:
         now, settings = time.monotonic(), self._settings

@@ -9,7 +9,7 @@ are. A proxy written for NixlConnector passes these on; one that sends to both a
 
 import logging
 from collections import OrderedDict
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,6 +20,7 @@ from .handoff_step import (
     Receive,
     digest_of,
     source_of,
+    transfer_id_of,
 )
 
 log = logging.getLogger("mooncake_serving.connectors.vllm")
@@ -66,8 +67,11 @@ class HandoffScheduler:
         params, request_id = request.kv_transfer_params or {}, request.request_id
         if not self._sends or not params.get("do_remote_decode") or request_id in self._sending:
             return
-        transfer_id = str(params.get("transfer_id") or request_id)
-        if request.prompt_token_ids is None:
+        named = {"transfer_id": params.get("transfer_id")}
+        transfer_id = transfer_id_of(named, request_id)
+        if transfer_id is None:
+            log.warning("%s is not handed over: its transfer_id is no name", request_id)
+        elif request.prompt_token_ids is None:
             log.warning("%s is not handed over: its prompt is not of tokens", request_id)
         elif any(other.transfer_id == transfer_id for other in self._sending.values()):
             log.warning(
@@ -88,12 +92,13 @@ class HandoffScheduler:
         params = request.kv_transfer_params or {}
         if not self._receives or not params.get("do_remote_prefill"):
             return 0
-        if _transfer_id(params, request.request_id) in self._begun:
+        transfer_id = transfer_id_of(params, request.request_id)
+        if transfer_id in self._begun:
             return 0  # another sample of the same prompt has received it
-        if request.prompt_token_ids is None or source_of(params) is None:
+        if request.prompt_token_ids is None or transfer_id is None or source_of(params) is None:
             log.warning(
-                "%s is computed here: its kv_transfer_params name no engine, or its prompt is not "
-                "of tokens",
+                "%s is computed here: its kv_transfer_params name no engine or transfer, or its "
+                "prompt is not of tokens",
                 request.request_id,
             )
             return 0
@@ -112,8 +117,8 @@ class HandoffScheduler:
         params, request_id = request.kv_transfer_params or {}, request.request_id
         if self._receives and params.get("do_remote_prefill"):
             params["do_remote_prefill"] = False  # once: if it is preempted, it is computed here
-            source, transfer_id = source_of(params), _transfer_id(params, request_id)
-            if source is None or transfer_id in self._begun:
+            source, transfer_id = source_of(params), transfer_id_of(params, request_id)
+            if source is None or transfer_id is None or transfer_id in self._begun:
                 return
             self._begin(transfer_id)
             if num_external_tokens == 0:  # the engine's own cache has all of it
@@ -173,18 +178,19 @@ class HandoffScheduler:
         params, request_id = request.kv_transfer_params or {}, request.request_id
         if request_id in self._receiving:  # vLLM itself keeps its blocks until it is received
             self._step.cancels.append(request_id)
+            if sending := self._sending.pop(request_id, None):
+                self._step.drops.append((sending.transfer_id, "the request was aborted"))
             return False, None
+        sending, is_complete = self._sending.get(request_id), request.status.name in COMPLETE
         if self._receives and params.get("do_remote_prefill"):  # aborted before it had blocks
-            params["do_remote_prefill"] = False
-            source, transfer_id = source_of(params), _transfer_id(params, request_id)
-            if source is not None and transfer_id not in self._begun:
+            params["do_remote_prefill"], is_complete = False, False
+            source, transfer_id = source_of(params), transfer_id_of(params, request_id)
+            if source and transfer_id and transfer_id not in self._begun:
                 self._begin(transfer_id)
                 self._step.releases.append((source, transfer_id))
-            return False, None
-        sending = self._sending.get(request_id)
         if sending is None:
             return False, None
-        if request.status.name not in COMPLETE:
+        if not is_complete:
             reason = f"the prefill engine has ended the request: {request.status.name}"
             self._step.drops.append((sending.transfer_id, reason))
             return True, None
@@ -218,8 +224,3 @@ class HandoffScheduler:
 
     def _tables(self, block_ids: Sequence[Sequence[int]]) -> list[list[int]]:
         return [list(block_ids[group]) for group in self._group_ids]
-
-
-def _transfer_id(params: Mapping[str, Any], request_id: str) -> str:
-    """Return the name by which the prefill engine knows a request."""
-    return str(params.get("transfer_id") or params.get("remote_request_id") or request_id)

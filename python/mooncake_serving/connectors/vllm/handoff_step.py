@@ -5,12 +5,12 @@ from array import array
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any
-from urllib.parse import urlsplit
 
 from mooncake_kernels.errors import InvalidArgument
 from mooncake_kernels.transfer.engine import TRANSPORTS
 
 from ..handoff import HandoffSettings, Source
+from ..handoff.messages import MAX_RANKS, MAX_TEXT
 
 
 @dataclass(frozen=True)
@@ -140,21 +140,50 @@ def digest_of(request: Any) -> bytes:
     return digest.digest()
 
 
+def transfer_id_of(params: Mapping[str, Any], request_id: str) -> str | None:
+    """Return the name by which the prefill engine knows a request; None if it can be no name."""
+    name = params.get("transfer_id") or params.get("remote_request_id") or request_id
+    if isinstance(name, int):
+        name = str(name)
+    return name if _is_text(name) else None
+
+
 def source_of(params: Mapping[str, Any]) -> Source | None:
-    """Return the engine that ``kv_transfer_params`` name; None if they name none.
+    """Return the engine that ``kv_transfer_params`` name; None if they name none, or wrongly.
 
     ``remote_ranks`` is what a prefill engine has answered; ``remote_host`` and ``remote_port``, or
-    ``remote_bootstrap_addr``, are what a proxy knows beforehand.
+    ``remote_bootstrap_addr``, are what a proxy knows beforehand. They come from a client: whatever
+    they hold, this raises nothing.
     """
     engine_id = params.get("remote_engine_id")
     ranks, host, port = (params.get(f"remote_{name}") for name in ("ranks", "host", "port"))
-    engine_id = engine_id if isinstance(engine_id, str) else ""
-    if isinstance(ranks, list) and ranks and all(isinstance(rank, str) for rank in ranks):
-        return Source(engine_id, tuple(ranks))
+    if not isinstance(engine_id, str):
+        engine_id = ""
+    if engine_id and not _is_text(engine_id):
+        return None
+    if isinstance(ranks, list) and ranks:
+        is_right = len(ranks) <= MAX_RANKS and all(_is_address(rank) for rank in ranks)
+        return Source(engine_id, tuple(ranks)) if is_right else None
     if isinstance(address := params.get("remote_bootstrap_addr"), str):
-        first = urlsplit(address if "//" in address else f"//{address}").netloc
-        return Source(engine_id, first_rank=first) if first else None
-    if isinstance(host, str) and host and isinstance(port, int | str) and port:
-        name = f"[{host}]" if ":" in host and not host.startswith("[") else host
-        return Source(engine_id, first_rank=f"{name}:{port}")
-    return None
+        first = address.partition("://")[2] if "://" in address else address
+        first = first.lstrip("/").partition("/")[0]
+    elif isinstance(host, str) and isinstance(port, int | str):
+        first = f"[{host}]:{port}" if ":" in host and host[0] != "[" else f"{host}:{port}"
+    else:
+        return None
+    return Source(engine_id, first_rank=first) if _is_address(first) else None
+
+
+def _is_text(value: object) -> bool:
+    """Whether it fits in a message."""
+    return isinstance(value, str) and 0 < len(value) <= MAX_TEXT and value.isprintable()
+
+
+def _is_address(value: object) -> bool:
+    """Whether it is "host:port", with an address of IPv6 in brackets."""
+    if not isinstance(value, str) or not _is_text(value):
+        return False
+    host, _, port = value.rpartition(":")
+    is_port = port.isascii() and port.isdecimal() and len(port) <= 5 and 0 < int(port) < 1 << 16
+    is_bracketed = host.startswith("[") and host.endswith("]") and len(host) > 2
+    return is_port and bool(host) and (is_bracketed or not set(host) & set("[]:/@ "))

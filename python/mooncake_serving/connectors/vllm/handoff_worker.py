@@ -155,6 +155,11 @@ class HandoffWorker:
                     self._failed[one.request_id] = str(error)
             for request_id in step.cancels:
                 self._receiver.cancel(request_id)
+                self._request_of = {  # one that was offered, too, is reported as received alone
+                    transfer_id: offered
+                    for transfer_id, offered in self._request_of.items()
+                    if offered != request_id
+                }
             if self._rank == 0:
                 for source, transfer_id in step.releases:
                     self._receiver.release(source, transfer_id)

@@ -6,10 +6,11 @@ import time
 import pytest
 
 import mooncake_kernels as mk
-from mooncake_kernels.errors import InvalidArgument
-from mooncake_serving.connectors.handoff import Source
+from mooncake_kernels.errors import FailureKind, InvalidArgument, TransferError
+from mooncake_serving.connectors.handoff import Source, endpoint
 from mooncake_serving.connectors.handoff.messages import (
     CODEC,
+    Ask,
     Cancel,
     Chunk,
     Described,
@@ -161,6 +162,58 @@ def test_an_engine_that_is_not_there(pair, what):
     receiver.ask("a", source, [1], 10)
     assert name in receiver.result("a")
     check_serving(sender, receiver)
+
+
+# --- a message is not sent ------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("what", ["too long", "not text", "queue full"])
+def test_a_message_that_is_not_sent_is_one_requests_failure(pair, what):
+    sender, receiver = pair()
+    receiver.ask("good", source_of(sender), [1], 10)
+    assert eventually(lambda: "good" in sender.sender._early)
+    if what == "queue full":
+        send = receiver.endpoint._send_now
+
+        def refuse(name, message):
+            if isinstance(message, Ask):
+                raise TransferError(name, "its queue is full", kind=FailureKind.BUSY)
+            send(name, message)
+
+        for line in receiver.endpoint._lines.values():
+            line._send = refuse
+    digest = b"x" * (70 << 10) if what == "too long" else b"x"
+    transfer_id = "\ud800" if what == "not text" else "bad"
+    receiver.receiver.receive("bad", source_of(sender), transfer_id, digest, {"0": [2]}, 10)
+    assert receiver.result("bad")
+    sender.prefill("good", [1], 10)
+    assert receiver.result("good") is None
+    assert receiver.holds("good", [1], 10)
+
+
+def test_peers_that_messages_go_to_are_bounded(pair, monkeypatch):
+    monkeypatch.setattr(endpoint, "MAX_LINES", 4)
+    sender, receiver = pair()
+    receiver.ask("good", source_of(sender), [1], 10)
+    assert eventually(lambda: "good" in sender.sender._early)
+    names = [f"127.0.0.1:{port}" for port in range(2, 102)]
+    before = threading.active_count()
+    receiver.receiver.release(Source("P", names), "a")
+    assert threading.active_count() <= before + 3
+    receiver.ask("bad", Source("P", ["127.0.0.1:1"]), [2], 10)
+    assert "other peers" in receiver.result("bad")
+    sender.prefill("good", [1], 10)
+    assert receiver.result("good") is None
+
+
+def test_an_engine_that_has_another_name_for_itself(pair):
+    sender, receiver = pair()
+    sender.sender.set_ranks([sender.name])
+    sender.prefill("a", [1], 10)
+    first = f"localhost:{sender.name.rpartition(':')[2]}"
+    receiver.ask("a", Source("P", first_rank=first), [2], 10)
+    assert receiver.result("a") is None
+    assert receiver.holds("a", [2], 10)
 
 
 # --- several receivers ask for one transfer -------------------------------------------------
@@ -431,6 +484,9 @@ def test_closing_either_side_ends_its_requests(pair):
         ({"first_token": 10}, r"first_token must be in \[0, 10\), got 10"),
         ({"first_token": 3}, "first_token must be a multiple of 16, got 3"),
         ({"source": Source("P")}, "source must have ranks or first_rank"),
+        ({"source": Source("P" * 513, ["h:1"])}, "engine_id must be at most 512 .*, got 513"),
+        ({"source": Source("P", ["h:1"] * 4097)}, "source must have at most 4096 ranks, got 4097"),
+        ({"transfer_id": "t" * 513}, "transfer_id must be at most 512 characters, got 513"),
     ],
 )
 def test_wrong_arguments_of_receive(pair, change, match):
@@ -438,7 +494,7 @@ def test_wrong_arguments_of_receive(pair, change, match):
     options = {"source": source_of(sender), "block_ids": {"0": [1]}, "first_token": 0, **change}
     with pytest.raises(InvalidArgument, match=match):
         receiver.receiver.receive(
-            "a", options["source"], "a", b"", options["block_ids"], 10,
+            "a", options["source"], options.get("transfer_id", "a"), b"", options["block_ids"], 10,
             first_token=options["first_token"],
         )  # fmt: skip
     assert not receiver.receiver.take_results()
