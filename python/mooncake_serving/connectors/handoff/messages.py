@@ -11,6 +11,7 @@ MAX_HEADER = 48 << 10  # bytes; with the rest of its message it fits in a notifi
 MAX_GROUPS = 64
 MAX_RANKS = 4096
 MAX_NUMBERS = 4096
+MAX_WANTS = 2  # unanswered, of one call: a chunk is packed while another is written
 MAX_TEXT = 512  # characters of a name
 
 Text = Annotated[str, msgspec.Meta(max_length=MAX_TEXT)]

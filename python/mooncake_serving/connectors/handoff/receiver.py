@@ -24,6 +24,7 @@ from .messages import (
     MAX_NUMBERS,
     MAX_RANKS,
     MAX_TEXT,
+    MAX_WANTS,
     Ask,
     Asking,
     Cancel,
@@ -87,7 +88,8 @@ class _Call:
     request: _Request
     missing: dict[str, set[int]]  # by group: places that were not written yet
     heard_s: float
-    num_wanted: int = 0
+    num_wanted: int = 0  # slots that it waits for
+    moved_s: float = 0.0  # when it last got a slot or a chunk, or began to wait for one
     granted: set[int] = field(default_factory=set)  # slots that it may write to
     parts: dict[tuple[str, int], Part] = field(default_factory=dict)  # that came, by view
     num_pending: int = 0  # chunks that came, and are not unpacked yet
@@ -327,7 +329,10 @@ class Receiver(Closeable):
     def _take_want(self, peer: str, message: Want) -> None:
         with self._state:
             call = self._heard(peer, message.number)
-            if call is not None:
+            if call is not None and call.num_wanted < MAX_WANTS:
+                if not call.num_wanted and not call.granted:
+                    call.moved_s = call.heard_s
+                call.num_wanted += 1
                 self._wants.append(call)
                 self._grant()
 
@@ -354,6 +359,7 @@ class Receiver(Closeable):
         if call is None or slot not in call.granted:
             raise InvalidArgument(f"handoff: slot {slot} was not granted for this")
         call.granted.discard(slot)
+        call.moved_s = time.monotonic()
         return call
 
     def _take_ended(self, peer: str, message: Ended) -> None:
@@ -415,10 +421,16 @@ class Receiver(Closeable):
     def _tick(self) -> None:
         now = time.monotonic()
         silence_s, lease_s = self._settings.silence_s, self._settings.lease_s
+        stall_s = self._settings.stall_s
         with self._state:
             for call in [*self._calls.values()]:
                 if now - call.heard_s > silence_s and not call.has_ended:
                     self._fail(call.request, f"{call.peer} was silent for {silence_s:g} s")
+                elif not call.num_wanted and not call.granted:
+                    continue  # it computes
+                elif now - call.moved_s > stall_s and not call.has_ended:
+                    what = "used no slot it has" if call.granted else "got no slot: none was free"
+                    self._fail(call.request, f"{call.peer} {what} for {stall_s:g} s")
             for number, question in [*self._asked.items()]:
                 if now - question.started_s > lease_s:
                     error = f"{question.name} did not name its ranks within {lease_s:g} s"
@@ -505,10 +517,12 @@ class Receiver(Closeable):
         """Give free slots to those who want some, in turn."""
         while self._free and self._wants:
             call = self._wants.popleft()
+            call.num_wanted -= 1
             if self._calls.get((call.peer, call.number)) is not call or call.has_ended:
                 continue
             slot = self._free.popleft()
             call.granted.add(slot)
+            call.moved_s = time.monotonic()
             memory, _ = self._slots[slot]
             self._endpoint.send(call.peer, Grant(call.number, slot, memory.data_ptr()))
 
@@ -566,6 +580,8 @@ class Receiver(Closeable):
         if self._calls.pop((call.peer, call.number), None) is None or call.has_ended:
             return
         self._endpoint.send(call.peer, Cancel(call.number))
+        if call.num_wanted:
+            self._wants = deque(other for other in self._wants if other is not call)
         if call.granted:
             call.fenced_s = time.monotonic()
             self._fenced[call.peer, call.number] = call

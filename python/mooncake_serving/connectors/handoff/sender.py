@@ -19,6 +19,7 @@ from .endpoint import Endpoint
 from .messages import (
     MAX_HEADER,
     MAX_NUMBERS,
+    MAX_WANTS,
     Ask,
     Asking,
     Cancel,
@@ -37,7 +38,6 @@ from .messages import (
 logger = logging.getLogger(__name__)
 
 SERVING_S = 1.0
-MAX_WANTS = 2  # of one receiver: one chunk is packed while another is written
 MAX_REMEMBERED = 4096  # transfers that are over, so that a late receiver is told why
 
 Pieces = dict[str, range]  # by group: places in the block table of the sender
@@ -81,6 +81,7 @@ class _Ask:
     num_wanted: int = 0  # slots
     slots: deque[tuple[int, int]] = field(default_factory=deque)  # granted: number, address
     num_in_flight: int = 0
+    moved_s: float = 0.0  # when a chunk was last on its way, or none was ready
     is_served: bool = False  # all of it was packed
     reason: str | None = None  # why it is over
 
@@ -342,7 +343,7 @@ class Sender(Closeable):
     def _take_grant(self, peer: str, message: Grant) -> None:
         with self._state:
             ask = self._asks.get((peer, message.number))
-            if ask is None or ask.reason is not None:
+            if ask is None or ask.reason is not None or ask.num_wanted == 0:
                 return  # its ``Ended`` gives the slot back
             ask.heard_s = time.monotonic()
             ask.num_wanted -= 1
@@ -407,6 +408,10 @@ class Sender(Closeable):
                     self._finish(ask, f"the receiver was silent for {settings.silence_s:g} s")
                 elif ask.transfer is None and now - ask.started_s > settings.lease_s:
                     self._finish(ask, f"it was not offered within {settings.lease_s:g} s")
+                elif ask.num_ready == 0 or ask.num_in_flight:
+                    ask.moved_s = now
+                elif now - ask.moved_s > settings.stall_s:
+                    self._finish(ask, f"no chunk could be sent for {settings.stall_s:g} s")
             for transfer in [*self._transfers.values()]:
                 computed_s = transfer.computed_s
                 is_due = computed_s is not None and now - computed_s > settings.lease_s
@@ -454,6 +459,7 @@ class Sender(Closeable):
                 for first in range(places.start, places.stop, at_once):
                     ask.tails.append({name: range(first, min(first + at_once, places.stop))})
         ask.transfer, transfer.num_receivers = transfer, ask.ask.num_receivers
+        ask.moved_s = time.monotonic()
         transfer.asks.append(ask)
         self._turns.append(ask)
         self._want(ask)

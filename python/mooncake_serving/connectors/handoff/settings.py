@@ -16,7 +16,9 @@ class HandoffSettings:
             its requests.
         lease_s: how long blocks of a finished prefill wait to be asked for; and how long a receiver
             that comes first waits until the transfer is offered.
-        silence_s: after which a peer that says nothing is given up.
+        silence_s: after which a peer that says nothing is given up. A request whose peer does say
+            something, but sends no chunk or grants no slot for one, is given up after the longer of
+            ``lease_s`` and this.
         deadline_s: of a connection, and of one write.
         require_rdma: whether a peer on another machine is refused that only tcp leads to.
         model: name of the model; engines that name different ones refuse each other. "": none.
@@ -45,6 +47,11 @@ class HandoffSettings:
             refuse(op, "require_rdma", "a bool", self.require_rdma)
         if not isinstance(self.model, str) or len(self.model) > 512:
             refuse(op, "model", "a string of at most 512 characters", self.model)
+
+    @property
+    def stall_s(self) -> float:
+        """After which a request is given up that makes no progress."""
+        return max(self.lease_s, self.silence_s)
 
 
 @dataclass(frozen=True)

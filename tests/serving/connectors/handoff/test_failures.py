@@ -164,6 +164,68 @@ def test_an_engine_that_is_not_there(pair, what):
     check_serving(sender, receiver)
 
 
+# --- alive, but without progress ------------------------------------------------------------
+
+
+def test_a_request_that_gets_no_slot_fails(pair):
+    sender, receiver = pair(lease_s=1.0, silence_s=3.0, num_slots=1)
+    slots = [*receiver.receiver._free]
+    receiver.receiver._free.clear()
+    sender.prefill("a", [1], 10)
+    receiver.ask("a", source_of(sender), [2], 10)
+    error = receiver.result("a")
+    assert "for 3 s" in error and "silent" not in error
+    sender.released("a")
+    with receiver.receiver._state:
+        assert not receiver.receiver._wants
+        receiver.receiver._give_back(*slots)
+
+
+@pytest.mark.parametrize("side", ["sender", "receiver"])
+def test_a_peer_that_lives_and_does_nothing(pair, side):
+    sender, receiver = pair(lease_s=1.0, silence_s=3.0)
+    if side == "sender":
+        sender.sender._next = lambda: None
+    else:
+        receiver.endpoint._handlers[Want] = lambda *_: None
+    sender.prefill("a", [1], 10)
+    receiver.ask("a", source_of(sender), [2], 10)
+    error = receiver.result("a")
+    assert "for 3 s" in error and "silent" not in error
+    sender.released("a")
+    assert eventually(lambda: receiver.receiver.num_free_slots == 4)
+
+
+def test_waiting_for_the_prefill_is_no_lack_of_progress(pair):
+    sender, receiver = pair(lease_s=1.0, silence_s=3.0)
+    sender.sender.offer("a", digest_of("a"), 64)
+    receiver.ask("a", source_of(sender), [1, 2, 3, 4], 64)
+    sender.fill("a", [1, 2], 0, 32, 64)
+    sender.sender.progress("a", 32, {"0": [1, 2]})
+    assert eventually(lambda: receiver.receiver._requests["a"].calls[0].missing["0"] == {2, 3})
+    time.sleep(3.5)
+    assert not receiver.receiver.take_results()
+    sender.prefill("a", [1, 2, 3, 4], 64, offer=False)
+    assert receiver.result("a") is None
+
+
+@pytest.mark.parametrize("message", [Want, Grant])
+def test_more_slots_than_are_wanted(pair, message):
+    sender, receiver = pair()
+    receiver.ask("a", source_of(sender), [1], 10)
+    sender.sender.offer("a", digest_of("a"), 10)
+    assert eventually(lambda: sender.sender._transfers["a"].asks)
+    [ask] = sender.sender._transfers["a"].asks
+    if message is Want:
+        receiver.receiver._free.clear()
+        for _ in range(10):
+            receiver.receiver._take_want(sender.name, Want(ask.ask.number))
+        assert len(receiver.receiver._wants) == 2
+    else:
+        sender.sender._take_grant(receiver.name, Grant(ask.ask.number, 0, 1 << 40))
+        assert not ask.slots and ask.num_wanted == 0
+
+
 # --- a message is not sent ------------------------------------------------------------------
 
 
