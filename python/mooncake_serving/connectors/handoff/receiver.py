@@ -2,6 +2,7 @@
 
 import itertools
 import logging
+import math
 import queue
 import secrets
 import threading
@@ -46,6 +47,14 @@ logger = logging.getLogger(__name__)
 
 ASKING_S = 1.0
 GRACE_S = 1.0  # after a sender's death, for what the network or this process still delivers
+REPLACE_S = 5.0  # after which slots get other memory whose sender does not answer
+RETRY_S = 5.0  # if that was not possible
+
+# Memory of slots that were replaced is freed if their sender was out of reach for so long. That is
+# safe: its region is closed, so that writes to it are refused. Only if that process was frozen all
+# the time, and other memory that peers may write to has the address by then, does a late write
+# reach it: in a slot, a chunk that is damaged by it does not match its checksums.
+FORGET_S = 600.0
 
 Part = tuple[tuple[int, ...], int, int]  # layers of the model, first head, number of heads
 
@@ -94,8 +103,9 @@ class _Call:
     parts: dict[tuple[str, int], Part] = field(default_factory=dict)  # that came, by view
     num_pending: int = 0  # chunks that came, and are not unpacked yet
     has_ended: bool = False  # on the sender's side
-    fenced_s: float = 0.0  # since when its slots are kept aside
+    replace_s: float = 0.0  # when they get other memory
     gone_s: float | None = None  # when its process turned out to be gone
+    lost_s: float | None = None  # since when it is out of reach
     retired: list[torch.Tensor] = field(default_factory=list)  # slots' memory, replaced since
 
     @property
@@ -174,6 +184,7 @@ class Receiver(Closeable):
         self._results: list[Result] = []
         self._chunks: queue.SimpleQueue[tuple[_Call, int, bytes] | None] = queue.SimpleQueue()
         self._next_asking_s = 0.0
+        self._has_closed = threading.Event()
         self.closed = False
         for kind, handler in (
             (Want, self._take_want), (Chunk, self._take_chunk), (Spare, self._take_spare),
@@ -314,6 +325,7 @@ class Receiver(Closeable):
             if self.closed:
                 return
             self.closed = True
+            self._has_closed.set()
             for request in [*self._requests.values()]:
                 self._fail(request, "the receiver was closed")
         self._chunks.put(None)
@@ -383,6 +395,8 @@ class Receiver(Closeable):
         with self._state:
             for number in message.numbers:
                 self._heard(peer, number)
+                if (fenced := self._fenced.get((peer, number))) is not None:
+                    fenced.lost_s = None
 
     def _take_described(self, peer: str, message: Described) -> None:
         with self._state:
@@ -413,10 +427,11 @@ class Receiver(Closeable):
             for call in [call for call in self._calls.values() if call.peer == peer]:
                 if message is None or message.number == call.number:
                     self._fail(call.request, str(error))
-            if error.kind is FailureKind.GONE:
-                for call in self._fenced.values():
-                    if call.peer == peer and call.gone_s is None:
-                        call.gone_s = time.monotonic()
+            for call in [call for call in self._fenced.values() if call.peer == peer]:
+                if error.kind is FailureKind.GONE:
+                    call.gone_s = call.gone_s or time.monotonic()
+                elif error.kind in (FailureKind.UNREACHABLE, FailureKind.TIMED_OUT):
+                    call.lost_s = call.lost_s or time.monotonic()
 
     def _tick(self) -> None:
         now = time.monotonic()
@@ -436,10 +451,15 @@ class Receiver(Closeable):
                     error = f"{question.name} did not name its ranks within {lease_s:g} s"
                     self._give_up(number, error)
             for call in [*self._fenced.values()]:
-                if call.gone_s is not None and now - call.gone_s > GRACE_S:
+                is_gone = call.gone_s is not None and now - call.gone_s > GRACE_S
+                is_lost = call.lost_s is not None and now - call.lost_s > FORGET_S
+                if is_gone or (is_lost and not call.granted):
                     self._unfence(call)
-                elif call.granted and now - call.fenced_s > lease_s:
-                    self._replace(call)
+                elif call.granted and now > call.replace_s and self._may_replace:
+                    call.replace_s = math.inf  # until it is done
+                    threading.Thread(
+                        target=self._replace, args=(call,), name="handoff replace", daemon=True
+                    ).start()
             if now >= self._next_asking_s:
                 self._next_asking_s = now + ASKING_S
                 for call in self._fenced.values():
@@ -454,6 +474,12 @@ class Receiver(Closeable):
                         self._endpoint.send(peer, Asking(0, part), repeats=True)
 
     # --- with the lock held -------------------------------------------------------------------
+
+    @property
+    def _may_replace(self) -> bool:
+        """Whether memory that is set aside may grow: to what the slots have, at most."""
+        num_retired = sum(len(call.retired) for call in self._fenced.values())
+        return num_retired < self._settings.num_slots
 
     def _heard(self, peer: str, number: int) -> _Call | None:
         call = self._calls.get((peer, number))
@@ -539,28 +565,6 @@ class Receiver(Closeable):
         self._give_back(*call.granted)
         call.granted.clear()
 
-    def _replace(self, call: _Call) -> None:
-        """Use other memory for the slots of a call whose sender does not answer.
-
-        The engine refuses writes to the old memory from now on. It is not freed before the sender
-        has answered, or is gone: an address that it may still use is given to no other memory.
-        """
-        for slot in [*call.granted]:
-            memory, region = self._slots[slot]
-            try:
-                region.close()
-            except TimeoutError:  # it is stopped in the middle of a copy, on this machine
-                continue
-            logger.warning(
-                "hand-off: %s does not answer: %d bytes that it may write to are set aside",
-                call.peer,
-                len(memory),
-            )
-            call.retired.append(memory)
-            call.granted.discard(slot)
-            self._slots[slot] = self._new_slot()
-            self._give_back(slot)
-
     def _new_slot(self) -> tuple[torch.Tensor, Region]:
         memory = torch.zeros(
             self._settings.slot_bytes, dtype=torch.uint8, device=self._groups.device
@@ -583,7 +587,7 @@ class Receiver(Closeable):
         if call.num_wanted:
             self._wants = deque(other for other in self._wants if other is not call)
         if call.granted:
-            call.fenced_s = time.monotonic()
+            call.replace_s = time.monotonic() + min(REPLACE_S, self._settings.lease_s)
             self._fenced[call.peer, call.number] = call
 
     def _close(self, request: _Request) -> None:
@@ -593,7 +597,56 @@ class Receiver(Closeable):
                 self._results.append(Result(request.request_id, request.error))
             self._state.notify_all()
 
-    # --- its thread ---------------------------------------------------------------------------
+    # --- its threads --------------------------------------------------------------------------
+
+    def _replace(self, call: _Call) -> None:
+        """Use other memory for the slots of a call whose sender does not answer.
+
+        The old memory takes no write any more once its region is closed. It is not freed before the
+        sender has answered, is gone, or was out of reach for long (``FORGET_S``): an address that
+        it may still use is given to no other memory. On a thread of its own, and without the lock
+        where it may take seconds.
+        """
+        regions: list[Region] = []
+        with self._state:
+            slots = [*call.granted]
+        for slot in slots:
+            try:
+                fresh = self._new_slot()
+            except Exception:  # as memory that is short: the slot stays as it is
+                logger.exception("hand-off: a slot is not replaced yet")
+                break
+            with self._state:
+                is_due = slot in call.granted and self._may_replace and not self.closed
+                if is_due:
+                    memory, region = self._slots[slot]
+                    self._slots[slot] = fresh
+                    call.granted.discard(slot)
+                    call.retired.append(memory)
+                    self._give_back(slot)
+            if is_due:
+                regions.append(region)
+                logger.warning(
+                    "hand-off: %s does not answer: %d bytes that it may write to are set aside",
+                    call.peer,
+                    len(memory),
+                )
+            else:
+                fresh[1].close()
+        with self._state:
+            call.replace_s = time.monotonic() + RETRY_S
+        for region in regions:
+            self._close_region(region)
+
+    def _close_region(self, region: Region) -> None:
+        """Close a region, however long it is in use; the engine keeps its memory as long."""
+        while True:
+            try:
+                region.close()
+                return
+            except TimeoutError:  # its sender is stopped in the middle of a copy, on this machine
+                if self._has_closed.wait(RETRY_S):
+                    return
 
     def _unpack_all(self) -> None:
         stream = torch.cuda.Stream(self._groups.device) if self._on_gpu else None

@@ -88,7 +88,8 @@ def test_a_sender_that_is_killed(make):
     assert sender.name in receiver.result("d")
 
 
-def test_a_sender_that_is_stopped_and_writes_when_it_goes_on(make):
+def test_a_sender_that_is_stopped_and_writes_when_it_goes_on(make, monkeypatch):
+    monkeypatch.setattr("mooncake_serving.connectors.handoff.receiver.REPLACE_S", 60.0)
     sender, receiver, other = make("sender", child=True), make("receiver"), make("sender")
     sender.do("hold")
     sender.do("prefill", "a", [1, 2], 32, 0)

@@ -8,9 +8,11 @@ import pytest
 import mooncake_kernels as mk
 from mooncake_kernels.errors import FailureKind, InvalidArgument, TransferError
 from mooncake_serving.connectors.handoff import Source, endpoint
+from mooncake_serving.connectors.handoff import receiver as receiving
 from mooncake_serving.connectors.handoff.messages import (
     CODEC,
     Ask,
+    Asking,
     Cancel,
     Chunk,
     Described,
@@ -224,6 +226,104 @@ def test_more_slots_than_are_wanted(pair, message):
     else:
         sender.sender._take_grant(receiver.name, Grant(ask.ask.number, 0, 1 << 40))
         assert not ask.slots and ask.num_wanted == 0
+
+
+# --- slots of a sender that does not answer -------------------------------------------------
+
+
+@pytest.fixture
+def frozen(pair, monkeypatch):
+    """Makes a sender that has got a slot and says nothing since, and the receiver."""
+    monkeypatch.setattr(receiving, "REPLACE_S", 0.1)
+    monkeypatch.setattr(receiving, "RETRY_S", 0.2)
+
+    def make(**settings) -> tuple[Rank, Rank]:
+        sender, receiver = pair(num_slots=2, **settings)
+        for kind in (Grant, Cancel, Asking):
+            sender.endpoint._handlers[kind] = lambda *_: None
+        sender.endpoint._ticks.clear()
+        sender.prefill("a", [1, 2], 32)
+        receiver.ask("a", source_of(sender), [1, 2], 32)
+        assert eventually(lambda: receiver.receiver.num_free_slots == 1)
+        return sender, receiver
+
+    return make
+
+
+def test_slots_are_replaced_long_before_the_lease_ends(frozen):
+    _, receiver = frozen()
+    receiver.receiver.cancel("a")
+    assert eventually(lambda: receiver.receiver.num_free_slots == 2)
+    [fenced] = receiver.receiver._fenced.values()
+    assert len(fenced.retired) == 1
+
+
+def test_a_slot_whose_replacement_fails_is_tried_again(frozen):
+    _, receiver = frozen()
+    new_slot, failed = receiver.receiver._new_slot, threading.Event()
+
+    def fail():
+        failed.set()
+        raise MemoryError("there is none")
+
+    receiver.receiver._new_slot = fail
+    receiver.receiver.cancel("a")
+    assert failed.wait(60)
+    with Rank("sender") as other:  # it goes on meanwhile
+        other.prefill("b", [1], 10)
+        receiver.ask("b", source_of(other), [3], 10)
+        assert receiver.result("b") is None
+    assert receiver.receiver.num_free_slots == 1
+    receiver.receiver._new_slot = new_slot
+    assert eventually(lambda: receiver.receiver.num_free_slots == 2)
+
+
+def test_a_region_that_is_long_in_use_delays_no_step(frozen):
+    _, receiver = frozen()
+    closing, go_on = threading.Event(), threading.Event()
+
+    class InUse:
+        def __init__(self, region):
+            self._region, self._is_first = region, True
+
+        def close(self):
+            if self._is_first:
+                self._is_first = False
+                closing.set()
+                assert go_on.wait(60)
+                raise TimeoutError
+            self._region.close()
+
+    slots = receiver.receiver._slots
+    receiver.receiver._slots = [(memory, InUse(region)) for memory, region in slots]
+    receiver.receiver.cancel("a")
+    assert closing.wait(60)
+    assert receiver.receiver.num_free_slots == 2
+    receiver.receiver.take_results()
+    go_on.set()
+
+
+def test_memory_set_aside_is_bounded_and_freed_in_the_end(frozen, monkeypatch):
+    sender, receiver = frozen()
+    receiver.receiver.cancel("a")
+    for prompt in "bcdef":  # it takes one slot after the other
+        sender.prefill(prompt, [1, 2], 32)
+        receiver.ask(prompt, source_of(sender), [1, 2], 32)
+        time.sleep(0.3)
+        receiver.receiver.cancel(prompt)
+    time.sleep(0.5)
+    calls = [*receiver.receiver._fenced.values()]
+    assert sum(len(call.retired) for call in calls) == 2
+    monkeypatch.setattr(receiving, "FORGET_S", 0.1)
+    monkeypatch.setattr(receiver.endpoint, "send", lambda *_, **__: None)
+    for _ in range(100):
+        error = TransferError(sender.name, "no route", kind=FailureKind.UNREACHABLE)
+        receiver.receiver._peer_failed(sender.name, error, None)
+        time.sleep(0.05)
+        if not receiver.receiver._fenced:
+            break
+    assert not receiver.receiver._fenced
+    assert receiver.receiver.num_free_slots == 2
 
 
 # --- a message is not sent ------------------------------------------------------------------
