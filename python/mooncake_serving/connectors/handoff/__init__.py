@@ -9,7 +9,9 @@ and the slot is free again. So:
 
 * It does not matter who comes first. A receiver that comes before the prefill gets chunks while
   the prompt is computed; one that comes after it gets all of them at once. Blocks that no one asks
-  for within ``lease_s`` are released, and a receiver that comes later is told so.
+  for within ``lease_s`` are released, and a receiver that comes later is told so. Once a receiver
+  has all of them, or cancels, they are released when no other one asks for them; one that was
+  refused, or has died, leaves them to the lease.
 * Slots bound the memory on both sides. They are granted only for chunks that are ready, and given
   back (``Spare``) if a request loses its blocks meanwhile, so that none keeps others waiting.
 * **No page is reused while it is read or written.** Peers write to staging memory only. A sender's
@@ -17,11 +19,12 @@ and the slot is free again. So:
   receiver's pages are written by its own thread, and likewise ``cancel``.
 * **No slot is reused while it is written.** If a request ends early, slots that its sender may
   still write to stay aside until that says that it does not (``Ended``), or its process is gone. If
-  it does neither within ``lease_s``, its slots get other memory, and writes to the old are refused.
+  it does neither for some seconds, its slots get other memory, and writes to the old are refused.
+  Memory that is set aside so is at most that of all slots.
 * **A failure is one request's.** Its reason comes with ``Result``: the sender has dropped it, is
-  gone or silent, a chunk does not match its checksum, the prompt or the model is another one. A
-  request is complete only if each of its blocks has come with all layers and heads of this rank,
-  as the chunks' own headers say.
+  gone, silent or makes no progress, a message about it could not be sent, a chunk does not match
+  its checksum, the prompt or the model is another one. A request is complete only if each of its
+  blocks has come with all layers and heads of this rank, as the chunks' own headers say.
 
 Both sides say every second what they still wait for (``Asking``, ``Serving``), so that either finds
 out in bounded time that the other is stopped, restarted or cut off.
