@@ -9,7 +9,6 @@ import threading
 import time
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
 
 import torch
 
@@ -21,6 +20,7 @@ from mooncake_kernels.transfer import Region
 
 from ...rpc import Message
 from .endpoint import Endpoint
+from .incoming import Call, Question, Request, Result
 from .messages import (
     MAX_NUMBERS,
     MAX_RANKS,
@@ -55,71 +55,6 @@ RETRY_S = 5.0  # if that was not possible
 # the time, and other memory that peers may write to has the address by then, does a late write
 # reach it: in a slot, a chunk that is damaged by it does not match its checksums.
 FORGET_S = 600.0
-
-Part = tuple[tuple[int, ...], int, int]  # layers of the model, first head, number of heads
-
-
-@dataclass(frozen=True)
-class Result:
-    """How a request ended.
-
-    Attributes:
-        request_id: of the request.
-        error: why it has not come; None: all of it is in its blocks.
-    """
-
-    request_id: str
-    error: str | None
-
-
-@dataclass(eq=False)
-class _Request:
-    request_id: str
-    source: Source
-    transfer_id: str
-    digest: bytes
-    first_token: int
-    num_tokens: int
-    blocks: dict[str, dict[int, int]]  # by group: place in the block table -> id
-    after: torch.cuda.Event | None
-    calls: list["_Call"] = field(default_factory=list)
-    num_unpacking: int = 0
-    is_over: bool = False
-    error: str | None = None
-
-
-@dataclass(eq=False)
-class _Call:
-    """What one sender rank is asked for a request."""
-
-    number: int
-    peer: str
-    request: _Request
-    missing: dict[str, set[int]]  # by group: places that were not written yet
-    heard_s: float
-    num_wanted: int = 0  # slots that it waits for
-    moved_s: float = 0.0  # when it last got a slot or a chunk, or began to wait for one
-    granted: set[int] = field(default_factory=set)  # slots that it may write to
-    parts: dict[tuple[str, int], Part] = field(default_factory=dict)  # that came, by view
-    num_pending: int = 0  # chunks that came, and are not unpacked yet
-    has_ended: bool = False  # on the sender's side
-    replace_s: float = 0.0  # when they get other memory
-    gone_s: float | None = None  # when its process turned out to be gone
-    lost_s: float | None = None  # since when it is out of reach
-    retired: list[torch.Tensor] = field(default_factory=list)  # slots' memory, replaced since
-
-    @property
-    def is_complete(self) -> bool:
-        return not any(self.missing.values())
-
-
-@dataclass(eq=False)
-class _Question:
-    """A sending engine's first rank was asked for the others: what is to be sent to them."""
-
-    name: str
-    what: _Request | Release
-    started_s: float
 
 
 class Receiver(Closeable):
@@ -175,14 +110,14 @@ class Receiver(Closeable):
         ]
         self._state = threading.Condition()
         self._numbers = itertools.count(secrets.randbits(62))
-        self._requests: dict[str, _Request] = {}
-        self._calls: dict[tuple[str, int], _Call] = {}  # that are under way
-        self._fenced: dict[tuple[str, int], _Call] = {}  # that may still write to their slots
+        self._requests: dict[str, Request] = {}
+        self._calls: dict[tuple[str, int], Call] = {}  # that are under way
+        self._fenced: dict[tuple[str, int], Call] = {}  # that may still write to their slots
         self._free = deque(range(num_slots))
-        self._wants: deque[_Call] = deque()
-        self._asked: dict[int, _Question] = {}  # by number: whose ranks are not known yet
+        self._wants: deque[Call] = deque()
+        self._asked: dict[int, Question] = {}  # by number: whose ranks are not known yet
         self._results: list[Result] = []
-        self._chunks: queue.SimpleQueue[tuple[_Call, int, bytes] | None] = queue.SimpleQueue()
+        self._chunks: queue.SimpleQueue[tuple[Call, int, bytes] | None] = queue.SimpleQueue()
         self._next_asking_s = 0.0
         self._has_closed = threading.Event()
         self.closed = False
@@ -266,7 +201,7 @@ class Receiver(Closeable):
                     f"{op}: block_ids[{name!r}] must be at least {places.stop}, got {len(ids)}"
                 )
             blocks[name] = {place: int(ids[place]) for place in places}
-        request = _Request(
+        request = Request(
             request_id, source, transfer_id, digest, first_token, num_tokens, blocks, after
         )
         with self._state:
@@ -365,7 +300,7 @@ class Receiver(Closeable):
             if (peer, message.number) in self._fenced:
                 self._unfence(call, only_if_empty=True)
 
-    def _came_back(self, peer: str, number: int, slot: int) -> _Call:
+    def _came_back(self, peer: str, number: int, slot: int) -> Call:
         """Return the call whose sender has said that it does not write to a slot any more."""
         call = self._heard(peer, number) or self._fenced.get((peer, number))
         if call is None or slot not in call.granted:
@@ -405,7 +340,7 @@ class Receiver(Closeable):
                 return
             del self._asked[message.number]
             what = question.what
-            if isinstance(what, _Request) and what.is_over:
+            if isinstance(what, Request) and what.is_over:
                 if self._rank != 0:
                     return
                 what = Release(0, what.source.engine_id, what.transfer_id)  # not asked for yet
@@ -481,23 +416,23 @@ class Receiver(Closeable):
         num_retired = sum(len(call.retired) for call in self._fenced.values())
         return num_retired < self._settings.num_slots
 
-    def _heard(self, peer: str, number: int) -> _Call | None:
+    def _heard(self, peer: str, number: int) -> Call | None:
         call = self._calls.get((peer, number))
         if call is not None:
             call.heard_s = time.monotonic()
         return call
 
-    def _describe(self, name: str, what: "_Request | Release") -> None:
+    def _describe(self, name: str, what: "Request | Release") -> None:
         number = next(self._numbers)
-        self._asked[number] = _Question(name, what, time.monotonic())
+        self._asked[number] = Question(name, what, time.monotonic())
         self._endpoint.send(name, Describe(number))
 
     def _give_up(self, number: int, error: str) -> None:
         what = self._asked.pop(number).what
-        if isinstance(what, _Request):
+        if isinstance(what, Request):
             self._fail(what, error)
 
-    def _ask(self, request: _Request, ranks: Sequence[str]) -> None:
+    def _ask(self, request: Request, ranks: Sequence[str]) -> None:
         """Ask each sender rank that is needed, and release the others."""
         source, num_senders = request.source, len(ranks)
         if not ranks:
@@ -512,7 +447,7 @@ class Receiver(Closeable):
             self._fail(request, str(error))
             return
         for sender in asked[self._rank]:
-            call = _Call(
+            call = Call(
                 next(self._numbers), ranks[sender], request,
                 {name: set(places) for name, places in request.blocks.items()},
                 time.monotonic(),
@@ -556,7 +491,7 @@ class Receiver(Closeable):
         self._free.extend(slots)
         self._grant()
 
-    def _unfence(self, call: _Call, *, only_if_empty: bool = False) -> None:
+    def _unfence(self, call: Call, *, only_if_empty: bool = False) -> None:
         """Use the slots of a call again, to which its sender does not write any more."""
         if only_if_empty and (call.granted or call.retired):
             return
@@ -571,7 +506,7 @@ class Receiver(Closeable):
         )
         return memory, self._endpoint.engine.register(memory, access="write")
 
-    def _fail(self, request: _Request, error: str) -> None:
+    def _fail(self, request: Request, error: str) -> None:
         """End a request. Its blocks may be being written until ``num_unpacking`` is 0."""
         if not request.is_over:
             request.is_over, request.error = True, error
@@ -579,7 +514,7 @@ class Receiver(Closeable):
                 self._leave(call)
         self._close(request)
 
-    def _leave(self, call: _Call) -> None:
+    def _leave(self, call: Call) -> None:
         """Ask no more of a sender; keep the slots aside that it may write to."""
         if self._calls.pop((call.peer, call.number), None) is None or call.has_ended:
             return
@@ -590,7 +525,7 @@ class Receiver(Closeable):
             call.replace_s = time.monotonic() + min(REPLACE_S, self._settings.lease_s)
             self._fenced[call.peer, call.number] = call
 
-    def _close(self, request: _Request) -> None:
+    def _close(self, request: Request) -> None:
         """Report the end of a request, once its blocks are not written any more."""
         if request.is_over and request.num_unpacking == 0:
             if self._requests.pop(request.request_id, None) is not None:
@@ -599,7 +534,7 @@ class Receiver(Closeable):
 
     # --- its threads --------------------------------------------------------------------------
 
-    def _replace(self, call: _Call) -> None:
+    def _replace(self, call: Call) -> None:
         """Use other memory for the slots of a call whose sender does not answer.
 
         The old memory takes no write any more once its region is closed. It is not freed before the
@@ -677,7 +612,7 @@ class Receiver(Closeable):
                 self._close(request)
 
     def _unpack(
-        self, call: _Call, slot: int, data: bytes, stream: torch.cuda.Stream | None
+        self, call: Call, slot: int, data: bytes, stream: torch.cuda.Stream | None
     ) -> dict[str, list[int]]:
         """Unpack a chunk; returns the places of the block tables that are complete now."""
         header = mk.GroupsHeader.from_bytes(data)
@@ -730,7 +665,7 @@ class Receiver(Closeable):
             )
         return range(first // size, -(-stop // size))
 
-    def _wrote(self, call: _Call, written: Mapping[str, Iterable[int]]) -> None:
+    def _wrote(self, call: Call, written: Mapping[str, Iterable[int]]) -> None:
         """Note what has come; if that is all, the request is over."""
         for name, places in written.items():
             call.missing[name].difference_update(places)
@@ -739,39 +674,22 @@ class Receiver(Closeable):
         self._leave_complete(call)
         request = call.request
         if all(other.is_complete for other in request.calls):
-            if lacking := self._lacking(request):
+            if lacking := request.lacking(self._groups, self._first_heads):
                 self._fail(request, f"group {lacking} came without some of its layers or heads")
             else:
                 request.is_over = True
 
-    def _check_ended(self, call: _Call) -> None:
+    def _check_ended(self, call: Call) -> None:
         """Fail a request if a sender has sent all that it will, and something is missing."""
         if call.has_ended and call.num_pending == 0 and not call.is_complete:
             self._fail(call.request, f"{call.peer} has sent its part, and blocks are missing")
 
-    def _leave_complete(self, call: _Call) -> None:
+    def _leave_complete(self, call: Call) -> None:
         """Forget a call whose sender has written all of it."""
         if call.granted:  # it has asked for more slots than it has used
             self._leave(call)
         else:
             self._calls.pop((call.peer, call.number), None)
-
-    def _lacking(self, request: _Request) -> str | None:
-        """Return a group of which not all layers and heads of this rank have come."""
-        for name, group in self._groups.items():
-            if not request.blocks[name]:
-                continue
-            for index, view in enumerate(group.views):
-                came: set[tuple[int, int]] = set()
-                for call in request.calls:
-                    if (part := call.parts.get((name, index))) is not None:
-                        layers, head, count = part
-                        came.update(itertools.product(layers, range(head, head + count)))
-                first = self._first_heads[name] if view.has_heads else 0
-                heads = range(first, first + (view.num_heads if view.has_heads else 1))
-                if not came.issuperset(itertools.product(range(view.num_layers), heads)):
-                    return name
-        return None
 
 
 __all__ = ["REPLICATED", "Receiver", "Result"]

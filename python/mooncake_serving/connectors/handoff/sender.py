@@ -5,7 +5,6 @@ import threading
 import time
 from collections import OrderedDict, deque
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
 from math import lcm
 
 import torch
@@ -34,97 +33,12 @@ from .messages import (
     Spare,
     Want,
 )
+from .outgoing import Demand, Pieces, Transfer
 
 logger = logging.getLogger(__name__)
 
 SERVING_S = 1.0
 MAX_REMEMBERED = 4096  # transfers that are over, so that a late receiver is told why
-
-Pieces = dict[str, range]  # by group: places in the block table of the sender
-
-
-@dataclass(eq=False)
-class _Transfer:
-    transfer_id: str
-    digest: bytes
-    num_tokens: int
-    block_ids: dict[str, list[int]] = field(default_factory=dict)
-    num_computed: int = 0
-    after: torch.cuda.Event | None = None
-    is_paused: bool = False
-    num_packing: int = 0  # threads that read its blocks
-    num_receivers: int | None = None  # None: none has come yet
-    done: set[str] = field(default_factory=set)  # receivers' ranks that need it no longer
-    asks: list["_Ask"] = field(default_factory=list)
-    computed_s: float | None = None  # when all of it was computed
-    is_released: bool = False  # no one needs its blocks any more
-
-    @property
-    def is_needed(self) -> bool:
-        """Whether a thread reads its blocks, or will."""
-        return self.num_packing > 0 or any(not ask.is_over for ask in self.asks)
-
-
-@dataclass(eq=False)
-class _Ask:
-    """What one receiver rank wants of a transfer."""
-
-    peer: str
-    ask: Ask
-    started_s: float
-    heard_s: float
-    transfer: _Transfer | None = None
-    unit: int = 1  # tokens, of which chunks begin at multiples
-    max_tokens: int = 0  # of a chunk
-    next_token: int = 0  # of the groups that need all of the prefix
-    tails: deque[Pieces] = field(default_factory=deque)  # of the others, at the end
-    num_wanted: int = 0  # slots
-    slots: deque[tuple[int, int]] = field(default_factory=deque)  # granted: number, address
-    num_in_flight: int = 0
-    moved_s: float = 0.0  # when a chunk was last on its way, or none was ready
-    is_served: bool = False  # all of it was packed
-    reason: str | None = None  # why it is over
-
-    @property
-    def key(self) -> tuple[str, int]:
-        return self.peer, self.ask.number
-
-    @property
-    def is_over(self) -> bool:
-        """Whether no chunk of it will be packed any more."""
-        return self.is_served or self.reason is not None
-
-    @property
-    def num_available(self) -> int:
-        """Tokens that are computed, and can be packed now."""
-        transfer = self.transfer
-        if transfer is None or transfer.is_paused:
-            return 0
-        stop = min(transfer.num_computed, self.ask.num_tokens)
-        if stop < self.ask.num_tokens:
-            stop -= stop % self.unit
-        return max(0, stop - self.next_token)
-
-    @property
-    def num_ready(self) -> int:
-        """Chunks that can be packed now."""
-        transfer = self.transfer
-        if transfer is None or transfer.is_paused or self.is_served:
-            return 0
-        count = -(-self.num_available // self.max_tokens) if self.max_tokens else 0
-        return count + (len(self.tails) if transfer.num_computed >= self.ask.num_tokens else 0)
-
-    def take(self, groups: mk.CacheGroups) -> Pieces:
-        """Return the next chunk: of the groups that need all of the prefix first."""
-        if count := min(self.num_available, self.max_tokens):
-            first, stop = self.next_token, self.next_token + count
-            self.next_token = stop
-            return {
-                name: range(first // group.tokens_per_block, -(-stop // group.tokens_per_block))
-                for name, group in groups.items()
-                if group.kind == "full"
-            }
-        return self.tails.popleft()
 
 
 class Sender(Closeable):
@@ -173,10 +87,10 @@ class Sender(Closeable):
         )
         self._region = endpoint.engine.register(self._staging, access="read")
         self._state = threading.Condition()
-        self._transfers: dict[str, _Transfer] = {}
-        self._asks: dict[tuple[str, int], _Ask] = {}
-        self._turns: deque[_Ask] = deque()  # who is served next
-        self._early: dict[str, list[_Ask]] = {}  # asked for before they are offered
+        self._transfers: dict[str, Transfer] = {}
+        self._asks: dict[tuple[str, int], Demand] = {}
+        self._turns: deque[Demand] = deque()  # who is served next
+        self._early: dict[str, list[Demand]] = {}  # asked for before they are offered
         self._over: OrderedDict[str, str] = OrderedDict()  # transfers, and what became of them
         self._released: set[str] = set()
         self._ranks: list[str] = []
@@ -229,7 +143,7 @@ class Sender(Closeable):
                 raise InvalidArgument(
                     f"offer: transfer_id must be of no current transfer, got {transfer_id!r}"
                 )
-            transfer = self._transfers[transfer_id] = _Transfer(transfer_id, digest, num_tokens)
+            transfer = self._transfers[transfer_id] = Transfer(transfer_id, digest, num_tokens)
             if self._over.pop(transfer_id, None) in (RELEASED, CANCELLED):  # before it was offered
                 transfer.num_receivers = 0
             for ask in self._early.pop(transfer_id, []):
@@ -324,7 +238,7 @@ class Sender(Closeable):
 
     def _take_ask(self, peer: str, message: Ask) -> None:
         now = time.monotonic()
-        ask = _Ask(peer, message, now, now)
+        ask = Demand(peer, message, now, now)
         wanted = message.engine_id
         with self._state:
             if ask.key in self._asks:
@@ -436,7 +350,7 @@ class Sender(Closeable):
 
     # --- with the lock held -------------------------------------------------------------------
 
-    def _attach(self, ask: _Ask, transfer: _Transfer) -> None:
+    def _attach(self, ask: Demand, transfer: Transfer) -> None:
         """Begin to serve a receiver, or say why not."""
         if reason := self._refusal(ask.ask, transfer):
             self._finish(ask, reason)
@@ -464,7 +378,7 @@ class Sender(Closeable):
         self._turns.append(ask)
         self._want(ask)
 
-    def _refusal(self, ask: Ask, transfer: _Transfer) -> str | None:
+    def _refusal(self, ask: Ask, transfer: Transfer) -> str | None:
         """Return why an ask is not served."""
         ours = self._settings.model
         if ours and ask.model and ours != ask.model:
@@ -500,7 +414,7 @@ class Sender(Closeable):
             if group.kind == "full"
         )
 
-    def _want(self, ask: _Ask) -> None:
+    def _want(self, ask: Demand) -> None:
         """Ask for slots for what is ready."""
         if ask.is_over:
             return
@@ -511,13 +425,13 @@ class Sender(Closeable):
         if ask.slots:
             self._state.notify()
 
-    def _spare(self, ask: _Ask) -> None:
+    def _spare(self, ask: Demand) -> None:
         """Give back slots for which nothing is ready, as of a request that is preempted."""
         while len(ask.slots) > ask.num_ready:
             slot, _ = ask.slots.pop()
             self._endpoint.send(ask.peer, Spare(ask.ask.number, slot))
 
-    def _finish(self, ask: _Ask, reason: str) -> None:
+    def _finish(self, ask: Demand, reason: str) -> None:
         """End an ask: no write of it begins any more; the receiver hears it when none is under way.
 
         ``reason`` is "" if all was written.
@@ -538,7 +452,7 @@ class Sender(Closeable):
                 self._turns.remove(ask)
             self._endpoint.send(ask.peer, Ended(ask.ask.number, ask.reason[:MAX_REASON]))
 
-    def _settle(self, transfer: _Transfer) -> None:
+    def _settle(self, transfer: Transfer) -> None:
         """Release a transfer that all of a receiver's ranks are done with, if no other one asks.
 
         Asks that were refused, or whose receiver is gone, do not count: another one may come within
@@ -551,7 +465,7 @@ class Sender(Closeable):
             self._transfers.pop(transfer.transfer_id, None)
             self._release(transfer, "it was handed over" if expected else RELEASED)
 
-    def _release(self, transfer: _Transfer, what_became: str) -> None:
+    def _release(self, transfer: Transfer, what_became: str) -> None:
         """Give a transfer's blocks back, which no thread reads now, nor will."""
         if not transfer.is_released:
             transfer.is_released = True
@@ -573,7 +487,7 @@ class Sender(Closeable):
         first = index * _aligned(size)
         return self._staging[first : first + size]
 
-    def _next(self) -> tuple[_Ask, Pieces, tuple[int, int]] | None:
+    def _next(self) -> tuple[Demand, Pieces, tuple[int, int]] | None:
         """Take the next chunk for which there is a landing slot; None if there is none now."""
         most = max(1, self._settings.num_slots // 2)  # a slow receiver does not take all threads
         in_flight: dict[str, int] = {}
@@ -648,7 +562,7 @@ class Sender(Closeable):
             packer.check()  # also waits: the blocks may be given away, and the staging is sent
         return header
 
-    def _packed(self, ask: _Ask, transfer: _Transfer, *, has_failed: bool) -> None:
+    def _packed(self, ask: Demand, transfer: Transfer, *, has_failed: bool) -> None:
         """Note that a thread reads a transfer's blocks no longer."""
         with self._state:
             transfer.num_packing -= 1
@@ -660,13 +574,13 @@ class Sender(Closeable):
             self._state.notify_all()
 
     def _write(
-        self, ask: _Ask, staging: torch.Tensor, header: mk.GroupsHeader, slot: tuple[int, int]
+        self, ask: Demand, staging: torch.Tensor, header: mk.GroupsHeader, slot: tuple[int, int]
     ) -> None:
         number, address = slot
         chunk = Chunk(ask.ask.number, number, header.to_bytes())
         self._endpoint.write(ask.peer, [(staging.data_ptr(), address, header.num_bytes)], chunk)
 
-    def _written(self, ask: _Ask, reason: str) -> None:
+    def _written(self, ask: Demand, reason: str) -> None:
         with self._state:
             ask.num_in_flight -= 1
             if reason or ask.reason is not None:
