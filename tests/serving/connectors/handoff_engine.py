@@ -71,6 +71,7 @@ def main(told: dict[str, Any]) -> None:
         "kv_connector_extra_config": {
             "handoff": {"host": "127.0.0.1", "port": told["port"], "silence_s": 5.0,
                         "slot_bytes": 8 << 20, **told["options"]},
+            **({"url": told["url"]} if told["url"] else {}),
         },
     }  # fmt: skip
     engine = LLM(

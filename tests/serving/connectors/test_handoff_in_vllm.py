@@ -24,12 +24,12 @@ class Engine:
     """An engine in a process of its own."""
 
     def __init__(
-        self, python: str, model: Path, folder: Path, role: str, ranks: int, options: dict
+        self, python: str, model: Path, folder: Path, role: str, ranks: int, url: str, options: dict
     ):
         env = os.environ | {"PYTHONPATH": os.pathsep.join([str(ROOT / "python"), str(ROOT)])}
         self.port = free_port() if role == "kv_producer" else 0
         told = {"model": str(model), "role": role, "port": self.port, "ranks": ranks}
-        told["options"] = options
+        told |= {"url": url, "options": options}
         self._log = (folder / f"{role}.log").open("w+")
         self.process = subprocess.Popen(
             [python, SERVER, json.dumps(told)],
@@ -80,13 +80,14 @@ def make_engine(tmp_path_factory):
     if not python:
         pytest.skip("MK_TEST_VLLM names no Python that has vLLM: see `make test-vllm`")
     folder = tmp_path_factory.mktemp("handoff_engines")
-    model = folder / "model"
-    env = os.environ | {"PYTHONPATH": str(ROOT)}
-    subprocess.run([python, ENGINE, json.dumps({"make": str(model)})], check=True, env=env)
+    model, task = folder / "models/llama", folder / "task.json"
+    task.write_text(json.dumps({"make": str(model.parent)}))
+    env = os.environ | {"PYTHONPATH": os.pathsep.join([str(ROOT / "python"), str(ROOT)])}
+    subprocess.run([python, ENGINE, task], check=True, env=env)
     started = []
 
-    def start(role: str, ranks: int = 1, **options) -> Engine:
-        started.append(Engine(python, model, folder, role, ranks, options))
+    def start(role: str, ranks: int = 1, url: str = "", **options) -> Engine:
+        started.append(Engine(python, model, folder, role, ranks, url, options))
         return started[-1]
 
     yield start
@@ -173,3 +174,26 @@ def test_other_numbers_of_ranks(make_engine, num_senders, num_receivers):
     handed = prefill.serve([one], 1, [PREFILL_ONLY])
     failed = decode.serve([other], 16, handed["params"])
     assert (failed["reasons"], failed["tokens"]) == (["error"], [[]])
+
+
+def test_engines_with_a_store_as_well(make_engine, tmp_path):
+    """What a prefill engine has computed outlives it, and another one hands it over."""
+    url = f"shm:{tmp_path}/kv?size=64MiB"
+    prefill, decode = (make_engine(role, url=url) for role in ("kv_producer", "kv_consumer"))
+    for engine in (prefill, decode):
+        engine.answer()
+    requests = prompts(4, 1)
+    handed = prefill.serve(requests, 1, [PREFILL_ONLY] * len(requests))
+    there = decode.serve(requests, 16, handed["params"])
+    expected = prefill.serve(requests, 16)["tokens"]
+    assert there["tokens"] == expected
+    prefill.serve([[7] * 5], 1)  # saves end with a step
+    prefill.kill()
+
+    [longer] = [[*requests[0], *expected[0]]]
+    prefill = make_engine("kv_both", url=url)
+    prefill.answer()
+    handed = prefill.serve([longer], 1, [PREFILL_ONLY])
+    assert handed["num_cached"][0] >= len(requests[0]) // 32 * 32, "loaded from the store"
+    there = decode.serve([longer], 16, handed["params"])
+    assert there["tokens"] == prefill.serve([longer], 16)["tokens"]
