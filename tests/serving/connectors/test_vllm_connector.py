@@ -367,7 +367,8 @@ class Handoff:
     def matched(self, request, num_computed):
         return 8 if request.request_id == "mine" else 0
 
-    def finished(self, request):
+    def finished(self, request, *, is_loading):
+        assert is_loading == (request.request_id == "b")
         return True, {"host": "there"}
 
     def results(self, finished):

@@ -203,6 +203,35 @@ def test_block_is_kept_until_all_workers_have_copied_it():
     assert one.pool.held() == set() and not one.side.has_waiting
 
 
+@pytest.mark.parametrize("is_received", [False, True])
+def test_blocks_that_another_engine_sends_are_saved_only_once_they_are_there(is_received):
+    """vLLM counts the whole prompt as computed from the begin, and keeps that if it fails."""
+    one, r = Scheduler(), request("r", 3)
+    one.side.allocated(r, ([7, 8, 9],), 0, is_awaited=True)
+    one.tables["r"] = ([7, 8, 9],)
+    r.num_computed_tokens = 3 * BLOCK + 1
+    one.step()
+    if is_received:
+        one.side.output(None, ["r"], [])
+        save = one.step(new=[(r, 3 * BLOCK, 1)]).save
+        assert save.blocks[0].ids == [7, 8, 9]
+        return
+    one.side.finished(r, one.tables["r"])
+    assert one.step().save is None and not one.pool.held()
+    one.side.output(None, ["r"], ["r"])  # what vLLM still waits for
+    assert one.step().save is None and not one.pool.held()
+
+
+def test_handed_off_request_that_failed_may_be_loaded_from_the_store():
+    one, r = Scheduler(), request("r", 3)
+    one.side.allocated(r, ([7, 8, 9],), 0, is_awaited=True)
+    one.side.output(None, ["r"], ["r"])
+    one.save(hashes(3))
+    assert one.add(r, [7, 8, 9, 10]) == 3 * BLOCK and one.side.is_loading("r")
+    one.side.output(None, ["r"], [])
+    assert not one.side.is_loading("r")
+
+
 def test_finished_request_saves_what_was_hashed_late():
     one, r = Scheduler(), request("r", 1)
     one.add(r, [7, 8])

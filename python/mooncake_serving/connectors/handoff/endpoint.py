@@ -247,4 +247,5 @@ class _Line:
                 self._failed(self._name, error, message)
             except Exception as error:  # of this message: the thread serves what comes later
                 logger.exception("a message to %s was not sent", self._name)
-                self._failed(self._name, TransferError(self._name, repr(error)), message)
+                unforeseen = TransferError(self._name, repr(error), kind=FailureKind.OTHER)
+                self._failed(self._name, unforeseen, message)

@@ -238,7 +238,9 @@ class StoreConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
             count = num_external_tokens if is_handed_off else 0
             self.handoff_scheduler.allocated(request, ids, count)
         if self.scheduler is not None:
-            self.scheduler.allocated(request, ids, 0 if is_handed_off else num_external_tokens)
+            is_awaited = is_handed_off and num_external_tokens > 0
+            count = 0 if is_handed_off else num_external_tokens
+            self.scheduler.allocated(request, ids, count, is_awaited=is_awaited)
 
     def build_connector_meta(self, scheduler_output: "SchedulerOutput") -> ConnectorMetadata:
         """Return what this step loads, saves and hands over."""
@@ -274,10 +276,12 @@ class StoreConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
         until the workers say that they were.
         """
         self._handed_off.discard(request.request_id)
+        is_loading = False
         if self.scheduler is not None:
             self.scheduler.finished(request, block_ids)
+            is_loading = self.scheduler.is_loading(request.request_id)
         if self.handoff_scheduler is not None:
-            return self.handoff_scheduler.finished(request)
+            return self.handoff_scheduler.finished(request, is_loading=is_loading)
         return False, None
 
     def has_pending_push_work(self) -> bool:

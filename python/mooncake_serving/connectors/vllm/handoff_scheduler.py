@@ -168,17 +168,25 @@ class HandoffScheduler:
         step, self._step = self._step, HandoffStep()
         return step
 
-    def finished(self, request: Any) -> tuple[bool, dict[str, Any] | None]:
+    def finished(
+        self, request: Any, *, is_loading: bool = False
+    ) -> tuple[bool, dict[str, Any] | None]:
         """End a request.
+
+        Args:
+            request: of vLLM.
+            is_loading: whether vLLM waits for a load of it from a store.
 
         Returns:
             Whether its blocks must stay until the workers report it as sent; and the answer's
             ``kv_transfer_params``.
         """
         params, request_id = request.kv_transfer_params or {}, request.request_id
-        if request_id in self._receiving:  # vLLM itself keeps its blocks until it is received
+        # vLLM itself keeps its blocks until it is received, and takes no other report of it.
+        if request_id in self._receiving or is_loading:
             self._step.cancels.append(request_id)
-            if sending := self._sending.pop(request_id, None):
+            sending = self._sending.pop(request_id, None)
+            if sending is not None and not self._take_back(sending):
                 self._step.drops.append((sending.transfer_id, "the request was aborted"))
             return False, None
         sending, is_complete = self._sending.get(request_id), request.status.name in COMPLETE
@@ -191,6 +199,9 @@ class HandoffScheduler:
         if sending is None:
             return False, None
         if not is_complete:
+            if self._take_back(sending):
+                del self._sending[request_id]
+                return False, None
             reason = f"the prefill engine has ended the request: {request.status.name}"
             self._step.drops.append((sending.transfer_id, reason))
             return True, None
@@ -201,6 +212,12 @@ class HandoffScheduler:
         for request_id in connector_output.finished_sending or ():
             self._sending.pop(request_id, None)
         self._receiving.difference_update(connector_output.finished_recving or ())
+
+    def _take_back(self, sending: _Sending) -> bool:
+        """Take back an offer that no worker knows of yet."""
+        offers = self._step.offers
+        self._step.offers = [one for one in offers if one.transfer_id != sending.transfer_id]
+        return len(self._step.offers) < len(offers)
 
     def _begin(self, transfer_id: str) -> None:
         self._begun[transfer_id] = None

@@ -132,10 +132,7 @@ class HandoffWorker:
         if self._sender is not None:
             if step.ranks:
                 self._sender.set_ranks(step.ranks)
-            for offer in step.offers:
-                self._request_of[offer.transfer_id] = offer.request_id
-                self._sender.offer(offer.transfer_id, offer.digest, offer.num_tokens)
-            for transfer_id, reason in step.drops:
+            for transfer_id, reason in step.drops:  # first: one may be offered again by its name
                 self._sender.drop(transfer_id, reason)
         if self._receiver is not None:
             after = self._event()
@@ -163,6 +160,10 @@ class HandoffWorker:
             if self._rank == 0:
                 for source, transfer_id in step.releases:
                     self._receiver.release(source, transfer_id)
+        if self._sender is not None:
+            for offer in step.offers:
+                self._request_of[offer.transfer_id] = offer.request_id
+                self._sender.offer(offer.transfer_id, offer.digest, offer.num_tokens)
 
     def save(self, step: HandoffStep) -> None:
         """Have what the step has computed sent: after it."""

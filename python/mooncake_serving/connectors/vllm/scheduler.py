@@ -93,6 +93,7 @@ class StoreScheduler:
         self._bases: dict[str, int] = {}  # tokens that the engine has, of requests looked up
         self._usable: dict[str, int] = {}  # tokens, of requests whose load failed
         self._loading: dict[str, int] = {}  # tokens that the engine had before
+        self._awaited: set[str] = set()  # requests that another engine prefills
         self._failing: dict[str, int] = {}  # tokens that came, of loads that are not over
         self._to_load: list[Load] = []
         self._to_save: list[Blocks] = []
@@ -137,15 +138,30 @@ class StoreScheduler:
         self._bases[name] = num_computed
         return hit - num_computed, True
 
-    def allocated(self, request: Any, ids: Sequence[Sequence[int]], num_external: int) -> None:
+    def is_loading(self, name: str) -> bool:
+        """Whether vLLM waits for a load of a request, also if the request is over."""
+        return name in self._loading
+
+    def allocated(
+        self,
+        request: Any,
+        ids: Sequence[Sequence[int]],
+        num_external: int,
+        *,
+        is_awaited: bool = False,
+    ) -> None:
         """Track the request, and load what was found for it.
 
         Args:
             request: of vLLM.
             ids: its block table of each group.
             num_external: tokens to load; 0: none.
+            is_awaited: whether another engine sends its blocks, which have nothing before it is
+                reported as received.
         """
         name = request.request_id
+        if is_awaited:
+            self._awaited.add(name)
         base = self._bases.pop(name, None)
         tracked = self._requests.setdefault(
             name, _Tracked(request.block_hashes, [0] * len(self._groups))
@@ -195,7 +211,8 @@ class StoreScheduler:
         self._usable.pop(name, None)
         if (lookup := self._lookups.pop(name, None)) is not None:
             lookup[1].cancel()
-        if tracked is not None and name not in self._loading:
+        # vLLM counts tokens as computed that are only on their way.
+        if tracked is not None and name not in self._loading and name not in self._awaited:
             most = int(MAX_WAITING_AT_END * self._num_blocks)
             self._num_unsaved += self._save(tracked, ids, request.num_computed_tokens, most)
 
@@ -215,6 +232,7 @@ class StoreScheduler:
                 self._release(self._waiting.pop(number).blocks)
         for name, tokens in report.usable.items():
             self._failing[name] = min(tokens, self._failing.get(name, tokens))
+        self._awaited.difference_update(received)
         for name in received:
             base = self._loading.pop(name, None)
             usable = self._failing.pop(name, 0)
