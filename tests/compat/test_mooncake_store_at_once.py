@@ -30,7 +30,7 @@ LONG = "long" * 100
 
 @pytest.fixture
 def calls(monkeypatch):
-    """The calls of a pool that move or remove objects, as they are made."""
+    """The calls of a store or its pool that move or remove objects, as they are made."""
     made = []
 
     def noted(kind, name):
@@ -42,8 +42,9 @@ def calls(monkeypatch):
 
         monkeypatch.setattr(kind, name, call)
 
-    for name in ("get_headed", "put_headed", "get_into", "put_from", "remove", "remove_each"):
+    for name in ("get_headed", "put_headed", "put_from", "remove", "remove_each"):
         noted(ObjectPool, name)
+    noted(Store, "get_into")
     noted(Store, "remove_keys")  # one call of the pool, whose check of the keys is not made again
     return made
 

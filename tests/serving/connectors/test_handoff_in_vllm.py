@@ -179,7 +179,7 @@ def test_other_numbers_of_ranks(make_engine, num_senders, num_receivers):
 def test_engines_with_a_store_as_well(make_engine, tmp_path):
     """What a prefill engine has computed outlives it, and another one hands it over."""
     url = f"shm:{tmp_path}/kv?size=64MiB"
-    prefill, decode = (make_engine(role, url=url) for role in ("kv_producer", "kv_consumer"))
+    prefill, decode = (make_engine(role, url=url) for role in ("kv_producer", "kv_both"))
     for engine in (prefill, decode):
         engine.answer()
     requests = prompts(4, 1)
@@ -187,13 +187,21 @@ def test_engines_with_a_store_as_well(make_engine, tmp_path):
     there = decode.serve(requests, 16, handed["params"])
     expected = prefill.serve(requests, 16)["tokens"]
     assert there["tokens"] == expected
-    prefill.serve([[7] * 5], 1)  # saves end with a step
+    # Of a prompt that has not come nothing is saved, although vLLM counts it as computed.
+    [one, other] = prompts(2, 3)
+    handed = prefill.serve([one], 1, [PREFILL_ONLY])
+    failed = decode.serve([other], 16, handed["params"])
+    assert (failed["reasons"], failed["tokens"]) == (["error"], [[]])
+    for engine in (prefill, decode):
+        engine.serve([[7] * 5], 1)  # saves end with a step
     prefill.kill()
 
-    [longer] = [[*requests[0], *expected[0]]]
     prefill = make_engine("kv_both", url=url)
     prefill.answer()
+    alone = prefill.serve([other], 16)
+    assert alone["num_cached"] == [0]
+    [longer] = [[*requests[0], *expected[0]]]
     handed = prefill.serve([longer], 1, [PREFILL_ONLY])
     assert handed["num_cached"][0] >= len(requests[0]) // 32 * 32, "loaded from the store"
-    there = decode.serve([longer], 16, handed["params"])
-    assert there["tokens"] == prefill.serve([longer], 16)["tokens"]
+    there = decode.serve([longer, other], 16, [handed["params"][0], None])
+    assert there["tokens"] == [prefill.serve([longer], 16)["tokens"][0], alone["tokens"][0]]
