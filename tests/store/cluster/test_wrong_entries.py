@@ -6,6 +6,7 @@ import pytest
 
 from mooncake_kernels.errors import TransferError
 from mooncake_serving.store import Store
+from mooncake_serving.store.cluster import reads
 
 from ..support import EXISTS, STORED, eventually
 from .support import replaced, value
@@ -39,7 +40,8 @@ def test_object_put_during_a_read_stays_listed(hosts, by_key):
 
 
 @pytest.mark.parametrize("by_key", [True, False])
-def test_objects_missing_at_their_holder_are_withdrawn(hosts, by_key):
+def test_objects_missing_at_their_holder_are_withdrawn(hosts, by_key, monkeypatch):
+    monkeypatch.setattr(reads, "STORED_S", 0.0)  # it asks again while they are listed
     one, two = hosts.make("one"), hosts.make("two", by_key=by_key)
     one.cluster.put_each(range(3), [value(i) for i in range(3)])
     for key in range(2):
