@@ -2,9 +2,14 @@
 
 import pytest
 
-from .machine import healthy
+from .machine import Disk, healthy
+
+
+@pytest.fixture(scope="session")
+def disk(tmp_path_factory):
+    return Disk(tmp_path_factory.mktemp("machine"))
 
 
 @pytest.fixture
-def machine(tmp_path):
-    return healthy(tmp_path)
+def machine(disk):
+    return healthy(disk)

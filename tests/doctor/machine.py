@@ -61,12 +61,48 @@ def space(acs: int = 0, device_control: int = 0x2910) -> bytes:
     return bytes(data)
 
 
+class Disk:
+    """A folder that holds one machine at a time: only what differs from the last one is written."""
+
+    def __init__(self, folder: Path):
+        self.root = MachineRoot(folder)
+        self._files: dict[str, bytes] = {}
+        self._links: dict[str, str] = {}
+
+    def write(self, files: dict[str, bytes], links: dict[str, str]) -> MachineRoot:
+        for old, new in ((self._files, files), (self._links, links)):
+            for name in [name for name, content in old.items() if new.get(name) != content]:
+                self._remove(name)
+                del old[name]
+        for name in files.keys() - self._files.keys():
+            path = self._path(name)
+            path.write_bytes(files[name])
+            path.chmod(0o666)
+        for name in links.keys() - self._links.keys():
+            self._path(name).symlink_to(links[name])
+        self._files, self._links = dict(files), dict(links)
+        return self.root
+
+    def _path(self, name: str) -> Path:
+        path = self.root.root / name.lstrip("/")
+        path.parent.mkdir(parents=True, exist_ok=True)
+        return path
+
+    def _remove(self, name: str) -> None:
+        """Remove a file or link, and the folders that become empty."""
+        path = self.root.root / name.lstrip("/")
+        path.unlink()
+        for parent in path.parents:
+            if parent == self.root.root or any(parent.iterdir()):
+                return
+            parent.rmdir()
+
+
 class Machine:
     """Files and links, by their names on the machine."""
 
-    def __init__(self, folder: Path):
-        self.folder = folder
-        self.num_written = 0
+    def __init__(self, disk: Disk):
+        self.disk = disk
         self.here = HERE
         self.files: dict[str, str | bytes] = {}
         self.links: dict[str, str] = {}
@@ -78,20 +114,12 @@ class Machine:
                 del names[name]
 
     def root(self) -> MachineRoot:
-        """Write everything, each time into a new folder."""
-        folder = self.folder / str(self.num_written)
-        folder.mkdir()
-        self.num_written += 1
-        for name, content in self.files.items():
-            path = folder / name.lstrip("/")
-            path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_bytes(content.encode() if isinstance(content, str) else content)
-            path.chmod(0o666)
-        for name, target in self.links.items():
-            path = folder / name.lstrip("/")
-            path.parent.mkdir(parents=True, exist_ok=True)
-            path.symlink_to(target)
-        return MachineRoot(folder)
+        """Write everything, in place of the machine that the disk held."""
+        files = {
+            name: content.encode() if isinstance(content, str) else content
+            for name, content in self.files.items()
+        }
+        return self.disk.write(files, self.links)
 
     def findings(self, *only: str) -> list[Finding]:
         return examine(self.root(), self.here, frozenset(only))
@@ -101,8 +129,8 @@ class Machine:
         return [f for f in self.findings() if f.state in (State.PROBLEM, State.WARNING)]
 
 
-def healthy(folder: Path) -> Machine:
-    machine = Machine(folder)
+def healthy(disk: Disk) -> Machine:
+    machine = Machine(disk)
     _kernel(machine)
     for pair in range(NUM_PAIRS):
         _pair(machine, pair)

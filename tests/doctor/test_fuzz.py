@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from mooncake_kernels.doctor import examine
 from mooncake_kernels.doctor.report import as_json, table
 
-from .machine import bridges, healthy
+from .machine import Disk, bridges, healthy
 
 WORDS = st.sampled_from(
     [b"", b"\0", b"-1", b"0x", b"9" * 30, b"\xff\xfe", b"../../..", b"unlimited", b"a" * 300,
@@ -18,7 +18,7 @@ CONTENT = st.one_of(st.binary(max_size=600), st.lists(WORDS, max_size=6).map(b"\
 
 @pytest.fixture(scope="module")
 def written(tmp_path_factory):
-    machine = healthy(tmp_path_factory.mktemp("machine"))
+    machine = healthy(Disk(tmp_path_factory.mktemp("machine")))
     return machine, machine.root()
 
 

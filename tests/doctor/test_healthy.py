@@ -16,8 +16,8 @@ def test_healthy_machine_has_no_findings(machine):
     assert {finding.check for finding in findings} == names - absent
 
 
-def test_empty_machine_has_no_problems(tmp_path):
-    findings = examine(Machine(tmp_path).root(), Here())
+def test_empty_machine_has_no_problems(disk):
+    findings = examine(Machine(disk).root(), Here())
     states = {finding.check: finding.state for finding in findings}
     assert not {State.PROBLEM, State.WARNING} & set(states.values())
     assert states["devices"] is states["driver"] is states["peermem"] is State.INFO

@@ -4,7 +4,7 @@ import pytest
 
 from mooncake_kernels.doctor import Here, State
 
-from .machine import LIMITS, MEMINFO
+from .machine import LIMITS, MEMINFO, Disk
 
 SMALL = LIMITS.replace("memory         unlimited            unlimited", "memory 8388608 8388608")
 SOFT = LIMITS.replace("memory         unlimited            unlimited", "memory 8388608 unlimited")
@@ -147,8 +147,8 @@ def test_missing_rdma_cm_is_only_info(machine):
     [(0o666, "7", State.OK), (0o660, "7", State.PROBLEM), (0o660, "GROUP", State.OK),
      (0o606, "GROUP", State.PROBLEM), (0o644, "7", State.PROBLEM)],
 )  # fmt: skip
-def test_device_file_mode_is_checked_on_a_captured_machine(machine, mode, groups, state):
-    machine.here = Here()
+def test_device_file_mode_is_checked_on_a_captured_machine(machine, tmp_path, mode, groups, state):
+    machine.here, machine.disk = Here(), Disk(tmp_path)  # it is changed by hand
     root = machine.root()
     file = root.path("/dev/infiniband/uverbs3")
     owner = file.stat()

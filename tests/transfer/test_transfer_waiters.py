@@ -59,7 +59,9 @@ def test_data_has_arrived_when_wait_returns(pair, verb, num_bytes):
 @pytest.mark.parametrize("num_bytes", SIZES)
 def test_an_unwatched_request_is_moved(pair, num_bytes, is_dropped):
     near, far, move = moved_by(pair, "write", num_bytes)
-    for _ in range(5):
+    # Once, if dropped: stats() orders nothing, so a second pass would overwrite what a lane has
+    # written with nothing between them.
+    for _ in range(1 if is_dropped else 5):
         far[:] = 0xEE
         ticket = move()
         if is_dropped:
