@@ -72,7 +72,7 @@ def test_a_sender_that_is_killed(make):
     source = Source("P", [sender.name])
     receiver.ask("a", source, [1, 2, 3, 4], 64)
     sender.do("part", "a", [1, 2, 3, 4], 32, 64)
-    eventually(lambda: not receiver.read([1, 2], 0, 32).isnan().any())
+    assert eventually(lambda: not receiver.read([1, 2], 0, 32).isnan().any())
     sender.do("hold")
     sender.do("prefill", "b", [5, 6], 32, 0)
     receiver.ask("b", source, [5, 6], 32)
@@ -83,7 +83,7 @@ def test_a_sender_that_is_killed(make):
     assert receiver.result("c") is None
     for prompt in "ab":
         assert sender.name in receiver.result(prompt)
-    eventually(lambda: receiver.receiver.num_free_slots == 2)
+    assert eventually(lambda: receiver.receiver.num_free_slots == 2)
     receiver.ask("d", source, [1], 10)
     assert sender.name in receiver.result("d")
 
@@ -104,7 +104,7 @@ def test_a_sender_that_is_stopped_and_writes_when_it_goes_on(make, monkeypatch):
     sender.process.stdin.write('["go"]\n')
     sender.process.stdin.flush()
     sender.send(signal.SIGCONT)
-    eventually(lambda: receiver.receiver.num_free_slots == 2)
+    assert eventually(lambda: receiver.receiver.num_free_slots == 2)
     assert receiver.holds("b", [3, 4], 32)
 
 
@@ -127,7 +127,7 @@ def test_a_slot_is_replaced_if_its_sender_does_not_answer(make):
     sender.process.stdin.write('["go"]\n')
     sender.process.stdin.flush()
     sender.send(signal.SIGCONT)
-    eventually(lambda: not receiver.receiver._fenced)
+    assert eventually(lambda: not receiver.receiver._fenced)
     assert (old == 9).all()  # what it wrote was refused
     assert not fenced.retired
     assert receiver.holds("b", [3, 4], 32)
@@ -141,11 +141,11 @@ def test_a_receiver_that_is_killed_or_stopped(make, how):
     sender.sender.offer("a", b"", 64)
     sender.sender.drop("a", "a new one follows")  # so that it has asked, and is known
     receiver.do("ask", "b", sender.name, [1, 2, 3, 4], 64)
-    eventually(lambda: "b" in sender.sender._early)
+    assert eventually(lambda: "b" in sender.sender._early)
     receiver.send(how)
     sender.prefill("b", [1, 2, 3, 4], 64, step=32)
     sender.released("b")
     sender.prefill("c", [5, 6], 32)
     other.ask("c", source_of(sender), [7, 8], 32)
     assert other.result("c") is None
-    eventually(lambda: not sender.sender._asks)
+    assert eventually(lambda: not sender.sender._asks)

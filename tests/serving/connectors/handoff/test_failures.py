@@ -73,7 +73,7 @@ def check_serving(sender: Rank, receiver: Rank, prompt: str = "next") -> None:
     assert receiver.holds(prompt, [57, 58, 59], 40)
     sender.released(prompt)
     num_slots = receiver.endpoint.settings.num_slots
-    eventually(lambda: receiver.receiver.num_free_slots == num_slots)
+    assert eventually(lambda: receiver.receiver.num_free_slots == num_slots)
     assert not sender.sender._asks
 
 
@@ -107,7 +107,7 @@ def test_a_release_ends_the_lease(pair, before):
         sender.prefill("a", [1], 10)
     receiver.receiver.release(source_of(sender), "a")
     if before:
-        eventually(lambda: "a" in sender.sender._over)
+        assert eventually(lambda: "a" in sender.sender._over)
         sender.prefill("a", [1], 10)
     sender.released("a")
     check_serving(sender, receiver)
@@ -485,7 +485,7 @@ def test_either_side_gives_up(pair, stage, side):
         sender.prefill("a", ids, 64, step=32, offer=False) if False else None
         sender.fill("a", ids, 0, 32, 64)
         sender.sender.progress("a", 32, {"0": ids})
-        eventually(lambda: not receiver.read(there, 0, 32).isnan().any())
+        assert eventually(lambda: not receiver.read(there, 0, 32).isnan().any())
     elif stage in ("packing", "writing"):
         owner, name = {
             "packing": (sender.sender, "_pack"),
@@ -502,7 +502,7 @@ def test_either_side_gives_up(pair, stage, side):
         if gate is not None:
             assert receiver.receiver.num_free_slots == 1  # it may still be written
             gate.open()
-        eventually(lambda: not sender.sender._asks)
+        assert eventually(lambda: not sender.sender._asks)
         if stage not in ("packing", "writing"):
             sender.prefill("a", ids, 64, offer=stage == "not offered")
         sender.released("a")  # long before the lease ends
@@ -531,7 +531,7 @@ def test_either_side_gives_up(pair, stage, side):
             assert "the client has gone" in receiver.result("a")
         if stage != "not offered":
             sender.released("a")
-    eventually(lambda: receiver.receiver.num_free_slots == 2)
+    assert eventually(lambda: receiver.receiver.num_free_slots == 2)
     if side == "receiver":  # its blocks are someone else's now
         assert receiver.read(there, 0, 64).isnan().all()
     assert not (receiver.read(there, 0, 64) == 7.0).any()
@@ -584,7 +584,7 @@ def test_a_preempted_request_goes_on_from_other_blocks(pair):
     sender.sender.offer("a", digest_of("a"), 64)
     sender.fill("a", ids, 0, 32, 64)
     sender.sender.progress("a", 32, {"0": ids[:2]})
-    eventually(lambda: not receiver.read(there, 0, 32).isnan().any())
+    assert eventually(lambda: not receiver.read(there, 0, 32).isnan().any())
     sender.fill("a", ids, 32, 48, 64)
     gate = Gate(sender.sender, "_pack")
     sender.sender.progress("a", 48, {"0": ids[:3]})
@@ -610,7 +610,7 @@ def test_a_preempted_request_does_not_keep_slots(pair):
     sender, receiver = pair(num_slots=1)
     sender.sender.offer("a", digest_of("a"), 64)
     receiver.ask("a", source_of(sender), [1, 2, 3, 4], 64)
-    eventually(lambda: sender.sender._transfers["a"].asks)
+    assert eventually(lambda: sender.sender._transfers["a"].asks)
     with receiver.receiver._state:  # it cannot answer now
         sender.fill("a", [1, 2], 0, 32, 64)
         sender.sender.progress("a", 32, {"0": [1, 2]})
@@ -627,7 +627,7 @@ def test_closing_either_side_ends_its_requests(pair):
     sender, receiver = pair(lease_s=60.0)
     sender.sender.offer("a", digest_of("a"), 64)
     receiver.ask("a", source_of(sender), [1, 2, 3, 4], 64)
-    eventually(lambda: sender.sender._transfers["a"].asks)
+    assert eventually(lambda: sender.sender._transfers["a"].asks)
     sender.sender.close()
     assert "the sender was closed" in receiver.result("a")
     receiver.ask("b", source_of(sender), [1, 2, 3, 4], 64)

@@ -111,7 +111,7 @@ def test_chunks_stream_while_the_prompt_is_computed(stack, slot_tokens):
         def came(stop=stop, expected=expected):
             return receiver.read(there, 0, stop).equal(expected)
 
-        eventually(came)
+        assert eventually(came)
         assert receiver.read(there, stop, 120).isnan().all()
         assert not receiver.receiver.take_results()
     sender.fill("a", ids, 96, 120, 120)
@@ -146,7 +146,7 @@ def test_many_requests_at_once_through_little_staging(stack):
             assert receiver.result(prompt) is None
             assert receiver.holds(prompt, ids[prompt], 70)
     for receiver in receivers:
-        eventually(lambda receiver=receiver: receiver.receiver.num_free_slots == 2)
+        assert eventually(lambda receiver=receiver: receiver.receiver.num_free_slots == 2)
 
 
 def test_ranks_are_asked_for_at_the_first_one(stack):
@@ -154,7 +154,7 @@ def test_ranks_are_asked_for_at_the_first_one(stack):
     [receiver] = make(stack, "receiver", 1)
     source = Source("P", first_rank=senders[0].name)
     receiver.ask("a", source, [1], 10)
-    eventually(lambda: senders[0].sender._describes)  # it does not know them yet
+    assert eventually(lambda: senders[0].sender._describes)  # it does not know them yet
     senders[0].sender.set_ranks([sender.name for sender in senders])
     receiver.ask("b", source, [2], 10)
     for prompt in "ab":

@@ -92,8 +92,8 @@ def check(sender: Rank, receiver: Rank, chance: random.Random) -> None:
         released.update(sender.sender.take_released())
         return released == set(fates)
 
-    eventually(is_released)
-    eventually(lambda: not sender.sender._asks)
+    assert eventually(is_released)
+    assert eventually(lambda: not sender.sender._asks)
     num_slots = receiver.endpoint.settings.num_slots
-    eventually(lambda: receiver.receiver.num_free_slots == num_slots)
+    assert eventually(lambda: receiver.receiver.num_free_slots == num_slots)
     assert not receiver.receiver._calls and not receiver.receiver._requests
