@@ -230,10 +230,13 @@ def test_simulated_day_of_a_watermark():
 def test_infinite_interval_still_reacts_to_puts(interval_s):
     """It does not end the thread: puts have it look."""
     with make() as store, Watermark(store, 0.5, 0.25, interval_s) as watermark:
-        for key in range(17):  # one more than `high`, so that it evicts once, whenever it looks
-            put(store, key)
-            watermark.added(UNIT)
-        assert eventually(lambda: used_units(store) == 8)
+        # One more than `high`, so that it evicts once, whenever it looks; the second time it has
+        # begun, and only puts wake it.
+        for keys in (range(17), range(17, 26)):
+            for key in keys:
+                put(store, key)
+                watermark.added(UNIT)
+            assert eventually(lambda: used_units(store) == 8)
 
 
 @pytest.mark.parametrize(

@@ -30,21 +30,6 @@ from tests.serving.connectors.handoff.rank import (
 from tests.transfer.support import eventually
 
 
-@pytest.fixture
-def pair():
-    """Makes a sender and a receiver with the same settings."""
-    made: list[Rank] = []
-
-    def make(**settings) -> tuple[Rank, Rank]:
-        options = {"settings": settings_of(**settings)}
-        made.extend([Rank("sender", **options), Rank("receiver", **options)])
-        return made[0], made[1]
-
-    yield make
-    for rank in reversed(made):
-        rank.close()
-
-
 class Gate:
     """Holds calls of a method until it is opened."""
 
@@ -482,7 +467,6 @@ def test_either_side_gives_up(pair, stage, side):
     if stage != "not offered":
         sender.sender.offer("a", digest_of("a"), 64)
     if stage == "streaming":
-        sender.prefill("a", ids, 64, step=32, offer=False) if False else None
         sender.fill("a", ids, 0, 32, 64)
         sender.sender.progress("a", 32, {"0": ids})
         assert eventually(lambda: not receiver.read(there, 0, 32).isnan().any())
