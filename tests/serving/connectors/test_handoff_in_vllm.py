@@ -13,8 +13,10 @@ from pathlib import Path
 import pytest
 
 from tests.metadata.support import free_port
-from tests.serving.connectors.test_in_vllm import ENGINE, ROOT, prompts
+from tests.serving.in_vllm.support import ROOT
+from tests.serving.in_vllm.support import related_prompts as prompts
 
+ENGINE = Path(__file__).with_name("vllm_engine.py")
 SERVER = Path(__file__).with_name("handoff_engine.py")
 PREFILL_ONLY = {"do_remote_decode": True, "do_remote_prefill": False}
 TOKEN_BYTES = 3 * 2 * 2 * 64 * 4  # layers, key and value, heads, their size, float32

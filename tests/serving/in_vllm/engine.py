@@ -7,6 +7,7 @@ and what sends an answer.
 
 import itertools
 import json
+import mmap
 import os
 import runpy
 import signal
@@ -14,6 +15,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterable
+from pathlib import Path
 from typing import Any
 
 # What an engine imports later anyway. None of it starts a thread.
@@ -26,6 +28,9 @@ import vllm.v1.worker.cpu_model_runner
 import vllm.v1.worker.cpu_worker  # noqa: F401
 from vllm import LLM, SamplingParams
 
+from mooncake_serving.store import Store
+
+METRICS = "vllm:mooncake_kernels_"
 VOCABULARY = 512
 
 
@@ -33,21 +38,53 @@ Say = Callable[[Any], None]
 
 
 def model(arguments: dict[str, Any], _lines: Iterable[str], say: Say) -> None:
-    """Write a Llama of three layers with random weights, and a word for each token."""
-    import tokenizers
+    """Write a model with random weights: its ``kind`` is a name in MODELS."""
     import torch
 
     torch.manual_seed(0)
-    sizes = {"hidden_size": 128, "intermediate_size": 256, "num_hidden_layers": 3}
-    heads = {"num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 64}
-    rest = {"max_position_embeddings": 2048, "tie_word_embeddings": True, "initializer_range": 0.3}
-    config = transformers.LlamaConfig(vocab_size=VOCABULARY, **sizes, **heads, **rest)
-    folder = arguments["folder"]
+    MODELS[arguments["kind"]](arguments["folder"])
+    say("made")
+
+
+SIZES = {"vocab_size": VOCABULARY, "hidden_size": 128, "intermediate_size": 256}
+HEADS = {"num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 64}
+REST = {"max_position_embeddings": 2048, "tie_word_embeddings": True, "initializer_range": 0.3}
+
+
+def write_llama(folder: str) -> None:
+    """Three layers of full attention, and a word for each token."""
+    import tokenizers
+
+    config = transformers.LlamaConfig(num_hidden_layers=3, **SIZES, **HEADS, **REST)
     transformers.LlamaForCausalLM(config).float().save_pretrained(folder)
     words = {f"w{i}": i for i in range(VOCABULARY)}
     words = tokenizers.Tokenizer(tokenizers.models.WordLevel(words, unk_token="w0"))
     transformers.PreTrainedTokenizerFast(tokenizer_object=words).save_pretrained(folder)
-    say("made")
+
+
+def write_gemma(folder: str) -> None:
+    """Four layers, of which two see a window of 64 tokens."""
+    layers = ["sliding_attention", "full_attention"] * 2
+    config = transformers.Gemma3TextConfig(
+        num_hidden_layers=4, sliding_window=64, layer_types=layers, **SIZES, **HEADS, **REST
+    )
+    transformers.Gemma3ForCausalLM(config).float().save_pretrained(folder)
+
+
+def write_lfm2(folder: str) -> None:
+    """Four layers, of which two are recurrent."""
+    heads = {"num_attention_heads": 2, "num_key_value_heads": 1}
+    layers = ["conv", "full_attention"] * 2
+    config = transformers.Lfm2Config(
+        num_hidden_layers=4, layer_types=layers, block_auto_adjust_ff_dim=False,
+        **SIZES, **heads, **REST,
+    )  # fmt: skip
+    transformers.Lfm2ForCausalLM(config).float().save_pretrained(folder)
+    path = Path(folder, "config.json")  # vLLM reads more than that class writes
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"conv_dim": 128, "block_dim": 128}))
+
+
+MODELS = {"llama": write_llama, "gemma": write_gemma, "lfm2": write_lfm2}
 
 
 def server(arguments: list[str], _lines: Iterable[str], _say: Say) -> None:
@@ -63,23 +100,28 @@ def llm(arguments: dict[str, Any], lines: Iterable[str], say: Say) -> None:
         arguments: ``options`` of the engine; ``counts`` whether it counts what is read by NIXL's
             API; ``loses``, ``dies`` and ``ahead``: see below.
         lines: of tasks as JSON: ``prompts``, ``num_tokens``, and for each prompt ``params``,
-            its kv_transfer_params. The cache on the device is empty before each. Answers have the
-            tokens, how many of each prompt's were not computed, how long it took, and how many
-            bytes were read.
+            its kv_transfer_params. Before that, ``forgets`` empties the engine's own prefix cache
+            (an engine without a connector always does), ``resets`` the connector's, too, and
+            ``damages`` changes bytes in the pool of its store. Answers have the tokens, how many of
+            each prompt's were not computed, how long it took, how many bytes were read, and the
+            metrics of our connector.
         say: sends an answer.
     """
-    if arguments.get("loses"):
-        lose_what_was_found()
+    if "loses" in arguments:
+        lose_what_was_found(arguments["loses"])
     if arguments.get("ahead"):
         schedule_ahead()
     if arguments.get("dies"):
         die_while_it_saves(arguments["dies"])
+    copy_states_without_triton()
     agents = record_agents() if arguments.get("counts") else []
     options = {
         "skip_tokenizer_init": True, "dtype": "float32", "block_size": 32, "max_model_len": 1024,
         "max_num_seqs": 8, "enforce_eager": True, "kv_cache_memory_bytes": 64 << 20,
-        **arguments["options"],
+        "disable_log_stats": False, **arguments["options"],
     }  # fmt: skip
+    connector = options.get("kv_transfer_config")
+    pool = pool_of(connector)
     engine = LLM(**options)
     say("ready")
     for line in lines:
@@ -95,19 +137,68 @@ def llm(arguments: dict[str, Any], lines: Iterable[str], say: Say) -> None:
             for params in task["params"]
         ]
         prompts = [{"prompt_token_ids": tokens} for tokens in task["prompts"]]
-        if not options.get("kv_transfer_config"):
-            engine.reset_prefix_cache()
+        if not connector or task.get("forgets"):
+            assert engine.reset_prefix_cache(), "blocks are still in use"
+        if task.get("resets"):
+            assert engine.reset_prefix_cache(reset_connector=True)
+        if task.get("damages"):
+            damage(pool)
         started = time.perf_counter()
         outputs = engine.generate(prompts, sampling, use_tqdm=False)
+        seconds = time.perf_counter() - started
+        settle(engine, pool)
         answer = {
             "tokens": [list(output.outputs[0].token_ids) for output in outputs],
             "num_cached": [output.num_cached_tokens for output in outputs],
             "params": [output.kv_transfer_params for output in outputs],
-            "seconds": time.perf_counter() - started,
+            "seconds": seconds,
             "read": bytes_read(agents),
+            "metrics": {
+                one.name.removeprefix(METRICS): one.value
+                for one in engine.get_metrics()
+                if one.name.startswith(METRICS) and hasattr(one, "value")
+            },
         }
         say(answer)
     engine.llm_engine.engine_core.shutdown()  # what is on its way is stored
+
+
+def pool_of(connector: dict[str, Any] | None) -> str | None:
+    """The file of our connector's pool, if it is one in memory alone."""
+    url = ((connector or {}).get("kv_connector_extra_config") or {}).get("url", "")
+    return url.removeprefix("shm:").partition("?")[0] if url.startswith("shm:") else None
+
+
+def settle(engine: Any, pool: str | None) -> None:
+    """Let what is on its way be saved: as the loop of an engine in a process of its own does, and
+    until a pool gets nothing more.
+    """
+    core = getattr(engine.llm_engine.engine_core, "engine_core", None)
+    while core is not None and core.scheduler.has_requests():
+        engine.llm_engine.step()
+    if pool is not None and os.path.exists(pool):
+        with Store.open(pool) as store:
+            seen: list[Any] = []
+            while len(seen) < 5 or len(set(seen[-5:])) > 1:
+                stats = store.stats()
+                seen.append((stats.num_ready, stats.num_writing))
+                time.sleep(0.05)
+
+
+def damage(path: str, most: int = 6) -> None:
+    """Change a byte of some objects of a pool."""
+    num_damaged = 0
+    with Store.open(path) as store, open(path, "r+b") as file:
+        keys, _ = store.list_objects()
+        memory = mmap.mmap(file.fileno(), 0)
+        for key in keys.tolist()[:: max(len(keys) // most, 1)]:
+            with store.pin_key(tuple(key)) as pinned:
+                data = pinned.to_bytes()
+            if (at := memory.find(data)) >= 0:
+                memory[at + len(data) // 2] ^= 0xFF
+                num_damaged += 1
+        memory.close()
+    assert num_damaged
 
 
 def record_agents() -> list[Any]:
@@ -133,33 +224,50 @@ def bytes_read(agents: list[Any]) -> dict[str, int]:
     return {name: count for name, count in read.items() if count}
 
 
-def lose_what_was_found() -> None:
-    """Have the store lose everything between the look-up and the load."""
-    from mooncake_serving.connectors.vllm import StoreConnector
+def lose_what_was_found(from_place: int) -> None:
+    """Have the store lose blocks between the look-up and the load, from one of a prompt on."""
+    from mooncake_serving.connectors.vllm.steps import object_names
+    from mooncake_serving.connectors.vllm.worker import StoreWorker
 
-    load = StoreConnector.start_load_kv
+    start = StoreWorker.start
 
-    def lose(connector: Any, *arguments: Any, **options: Any) -> None:
-        told = connector._told()
-        if told.loads:
-            connector._opened(told.namespace).remove_all()
-        load(connector, *arguments, **options)
+    def lose(worker: Any, step: Any) -> None:
+        for load in step.loads:
+            for blocks in load.blocks:
+                lost = [h for p, h in zip(blocks.places, blocks.hashes) if p >= from_place]  # noqa: B905
+                names = object_names(step.epoch, blocks.group, lost, [worker._shards.number])
+                worker._opened(step.namespace).remove_each(names)
+        start(worker, step)
 
-    StoreConnector.start_load_kv = lose
+    StoreWorker.start = lose
 
 
 def die_while_it_saves(times: int) -> None:
     """Have the process killed a few microseconds after it has begun to save for that time."""
-    from mooncake_serving.connectors.vllm.caches import Caches
+    from mooncake_serving.connectors.tier_store import TierStore
 
-    save, count = Caches.save, itertools.count(1)
+    put, count = TierStore.put_each, itertools.count(1)
 
-    def save_or_die(caches: Any, *arguments: Any) -> None:
+    def put_or_die(store: Any, *arguments: Any) -> Any:
         if next(count) == times:
             threading.Timer(1e-4, os.kill, (os.getpid(), signal.SIGKILL)).start()
-        save(caches, *arguments)
+        return put(store, *arguments)
 
-    Caches.save = save_or_die
+    TierStore.put_each = put_or_die
+
+
+def copy_states_without_triton() -> None:
+    """Have vLLM copy the states of recurrent layers by the C library: its own copy is a kernel."""
+    import ctypes
+
+    from vllm.v1.worker import mamba_utils
+
+    def copy(sources: Any, targets: Any, sizes: Any) -> None:
+        pairs = zip(targets.tolist(), sources.tolist(), sizes.tolist())  # noqa: B905
+        for target, source, size in pairs:
+            ctypes.memmove(target, source, size)
+
+    mamba_utils.batch_memcpy = copy
 
 
 def schedule_ahead() -> None:

@@ -40,6 +40,14 @@ def random_prompts(count: int, seed: int) -> list[list[int]]:
     return [[rng.randrange(5, 505) for _ in range(rng.randrange(70, 400))] for _ in range(count)]
 
 
+def related_prompts(count: int, seed: int = 1) -> list[list[int]]:
+    """Prompts of any lengths, many of which begin alike."""
+    rng = random.Random(seed)
+    common = [rng.randrange(5, 505) for _ in range(300)]
+    rests = [[rng.randrange(5, 505) for _ in range(rng.randrange(1, 400))] for _ in range(count)]
+    return [common[: rng.randrange(300)] + rest for rest in rests]
+
+
 def num_in_blocks(tokens: Sequence[int]) -> int:
     """Tokens of a prompt that are in full blocks, without the last token."""
     return (len(tokens) - 1) // BLOCK * BLOCK
@@ -155,8 +163,10 @@ class Engine(Process):
         prompts: Sequence[Sequence[int]],
         num_tokens: int,
         params: Sequence[dict | None] | None = None,
+        **before: bool,
     ) -> dict[str, Any]:
-        self.begin(prompts, num_tokens, params)
+        """See ``engine.llm`` for what can be done before."""
+        self.begin(prompts, num_tokens, params, **before)
         return self.answer()
 
     def begin(
@@ -164,9 +174,10 @@ class Engine(Process):
         prompts: Sequence[Sequence[int]],
         num_tokens: int,
         params: Sequence[dict | None] | None = None,
+        **before: bool,
     ) -> None:
         params = [None] * len(prompts) if params is None else params
-        self.tell({"prompts": prompts, "num_tokens": num_tokens, "params": params})
+        self.tell({"prompts": prompts, "num_tokens": num_tokens, "params": params, **before})
 
 
 class Answer(NamedTuple):
@@ -278,7 +289,6 @@ class Vllm:
     def __init__(self, python: str, folder: Path, packages: Path | None = None):
         self.folder = folder
         self.socket = folder / "engines"
-        self.model = str(folder / "model")
         self._started: list[Process] = []
         site, info = folder / "site", folder / "plugin/cpu-0.dist-info"
         site.mkdir()
@@ -299,8 +309,7 @@ class Vllm:
         )  # fmt: skip
         try:
             wait_for(self._listens, self)
-            made = self._keep(Process(self, "model", {"folder": self.model}, {}))
-            assert made.answer() == "made"
+            self.model = self.model_of("llama")
         except BaseException:
             self.close()
             raise
@@ -323,6 +332,16 @@ class Vllm:
         if self._process.poll() is not None:
             raise EngineEnded(self.tail())
         return self.socket.exists()
+
+    def model_of(self, kind: str) -> str:
+        """A folder with a model of that kind; see ``engine.MODELS``."""
+        folder = self.folder / kind
+        if not folder.exists():
+            made = Process(self, "model", {"kind": kind, "folder": str(folder)}, {})
+            self._started.append(made)
+            assert made.answer() == "made"
+            made.end()
+        return str(folder)
 
     def new_log(self, name: str) -> Path:
         return self.folder / f"{name}-{len(list(self.folder.glob('*.log')))}.log"
