@@ -53,7 +53,7 @@ test-vllm: build $(VENV)/.test
 # Against the Python files of SGLang and LMCache, in a separate environment.
 test-engines: build $(VENV)/.test
 	MK_TEST_ENGINES="$$(tests/serving/connectors/make_engines $(VENV)-engines)" \
-	  $(BIN)/python -m pytest tests/serving/connectors/test_in_engines.py $(PYTEST)
+	  $(RUN_TESTS) tests/serving/connectors/test_in_engines.py $(PYTEST)
 
 build: $(VENV)/.build
 
