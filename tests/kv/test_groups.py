@@ -10,68 +10,16 @@ from hypothesis import strategies as st
 
 import mooncake_kernels as mk
 
+from .group_caches import (
+    BLOCKS,
+    MODELS,
+    gpt_oss,
+    packed,
+    qwen,
+    rank_of,
+    view,
+)
 from .layouts import addressed, snapshot
-
-BLOCKS = 6
-
-
-def view(axes: str, num_layers: int, seed: int, dtype=torch.int16, **sizes: int) -> mk.KVView:
-    shape = [{"kv": 2, "block": BLOCKS, **sizes}[axis] for axis in axes.split()]
-    tensors = [addressed(tuple(shape), dtype, "cpu", seed + i) for i in range(num_layers)]
-    return mk.KVView(tensors, axes)
-
-
-def kimi_linear(heads: int, seed: int, tokens: int = 4) -> mk.CacheGroups:
-    """MLA layers, whose latent every rank has; KDA layers: a convolution and a state a head."""
-    mla = view("block token dim", 2, seed, token=tokens, dim=36)
-    conv = view("block head dim", 3, seed + 10, head=heads, dim=6)
-    state = view("block head dim", 3, seed + 20, torch.float32, head=heads, dim=16)
-    return mk.CacheGroups(
-        mk.CacheGroup("mla", mla),
-        mk.CacheGroup("kda", [conv, state], "state", tokens_per_block=8),
-    )
-
-
-def qwen(heads: int, seed: int, tokens: int = 4) -> mk.CacheGroups:
-    """Gated attention in NHD, gated DeltaNet states: Qwen3.5's."""
-    full = view("kv block token head dim", 1, seed, token=tokens, head=heads, dim=8)
-    state = view("block head dim", 3, seed + 20, torch.float32, head=heads, dim=16)
-    return mk.CacheGroups(
-        mk.CacheGroup("full", full),
-        mk.CacheGroup("delta", state, "state", tokens_per_block=16),
-    )
-
-
-def gpt_oss(heads: int, seed: int, tokens: int = 4) -> mk.CacheGroups:
-    """Layers of full attention and of a window, in HND."""
-    sizes = {"token": tokens, "head": heads, "dim": 8}
-    return mk.CacheGroups(
-        mk.CacheGroup("full", view("kv block head token dim", 2, seed, **sizes)),
-        mk.CacheGroup(
-            "window", view("kv block head token dim", 2, seed + 20, **sizes), "window", window=9
-        ),
-    )
-
-
-def deepseek(heads: int, seed: int, tokens: int = 4) -> mk.CacheGroups:
-    """MLA and the fp8 keys of DeepSeek-V3.2's indexer with their scales: all ranks have all."""
-    mla = view("block token dim", 2, seed, token=tokens, dim=36)
-    keys = view("block token dim", 2, seed + 10, torch.uint8, token=tokens, dim=132)
-    return mk.CacheGroups(mk.CacheGroup("mla", [mla, keys]))
-
-
-MODELS = {"kimi": kimi_linear, "qwen": qwen, "gpt_oss": gpt_oss, "deepseek": deepseek}
-HEADS = 4
-
-
-def rank_of(whole: mk.CacheGroups, part: mk.CacheGroups, rank: int) -> mk.CacheGroups:
-    """Fill a rank's part of a cache that holds all heads, and return it."""
-    for name, group in part.items():
-        for mine, all_heads in zip(group.views, whole[name].views, strict=True):
-            first = rank * mine.num_heads
-            heads = slice(first, first + mine.num_heads) if mine.has_heads else None
-            mk.CopyPlan(all_heads, mine, src_heads=heads).run(range(BLOCKS), range(BLOCKS))
-    return part
 
 
 def heads_of(groups: mk.CacheGroups, heads: slice) -> dict[str, slice]:
@@ -79,38 +27,77 @@ def heads_of(groups: mk.CacheGroups, heads: slice) -> dict[str, slice]:
 
 
 SRC_IDS, DST_IDS = [5, -1, 2], [0, 3, 4]
+SHARDS = [(4, *ranks) for ranks in product((1, 2, 4), repeat=2)]  # heads, ranks of both sides
+SHARDS += [(2, 4, 1), (2, 4, 2), (2, 1, 4), (2, 4, 4), (1, 4, 2)]  # heads that several ranks have
 
 
-@pytest.mark.parametrize("model", MODELS.values(), ids=MODELS)
-@pytest.mark.parametrize(("src_ranks", "dst_ranks"), list(product((1, 2, 4), repeat=2)))
-def test_any_tensor_parallel_size_to_any(model, src_ranks, dst_ranks):
+@pytest.mark.parametrize(("src_model", "dst_model"), MODELS.values(), ids=MODELS)
+@pytest.mark.parametrize(("heads", "src_ranks", "dst_ranks"), SHARDS)
+def test_any_tensor_parallel_size_to_any(src_model, dst_model, heads, src_ranks, dst_ranks):
     """By a plan and through packed buffers: the bytes of a copy between single ranks."""
-    src_whole, dst_whole, expected = model(HEADS, 1), model(HEADS, 500), model(HEADS, 500)
+    src_whole, dst_whole, expected = (
+        src_model(heads, 1), dst_model(heads, 500), dst_model(heads, 500)
+    )  # fmt: skip
     ids = dict.fromkeys(expected, SRC_IDS), dict.fromkeys(expected, DST_IDS)
     mk.GroupsPlan(src_whole, expected).run(*ids)
     to = {name: [DST_IDS[0], -1, DST_IDS[2]] for name in expected}  # a hole on both sides
-    srcs = [rank_of(src_whole, model(HEADS // src_ranks, 0), r) for r in range(src_ranks)]
+
+    def rank_with(model, whole, rank, num_ranks):
+        part = model(max(1, heads // num_ranks), 0)
+        return rank_of(whole, part, rank * heads // num_ranks)
+
+    srcs = [rank_with(src_model, src_whole, rank, src_ranks) for rank in range(src_ranks)]
     for rank in range(dst_ranks):
-        copied, unpacked = (rank_of(dst_whole, model(HEADS // dst_ranks, 0), rank) for _ in "12")
-        first_head = dict.fromkeys(unpacked, rank * HEADS // dst_ranks)
+        copied, unpacked = (rank_with(dst_model, dst_whole, rank, dst_ranks) for _ in "12")
+        first_head = dict.fromkeys(unpacked, rank * heads // dst_ranks)
         unpacker = mk.GroupsPacker(unpacked, first_head=first_head)
         for src_rank, src in enumerate(srcs):
-            shards = mk.shard_heads(HEADS, (src_rank, src_ranks), (rank, dst_ranks))
+            shards = mk.shard_heads(heads, (src_rank, src_ranks), (rank, dst_ranks))
             if shards is not None:
-                heads = [heads_of(src, heads) for heads in shards]
-                plan = mk.GroupsPlan(src, copied, src_heads=heads[0], dst_heads=heads[1])
+                of_groups = [heads_of(src, heads) for heads in shards]
+                plan = mk.GroupsPlan(src, copied, src_heads=of_groups[0], dst_heads=of_groups[1])
                 plan.run(*ids)
-            first_head = dict.fromkeys(src, src_rank * HEADS // src_ranks)
+            first_head = dict.fromkeys(src, src_rank * heads // src_ranks)
             packer = mk.GroupsPacker(src, first_head=first_head)
             staging = torch.zeros(packer.header(dict.fromkeys(src, 3)).num_bytes, dtype=torch.uint8)
             header = packer.pack(ids[0], staging)
             unpacker.unpack(header.to_bytes(), staging, to)
-        right = rank_of(expected, model(HEADS // dst_ranks, 0), rank)
+        right = rank_with(dst_model, expected, rank, dst_ranks)
         for name, group in right.items():
             views = (group.views, copied[name].views, unpacked[name].views)
             for wanted, by_plan, by_packer in zip(*views, strict=True):
                 assert torch.equal(snapshot(by_plan), snapshot(wanted)), (name, rank)
                 assert torch.equal(snapshot(by_packer), snapshot(wanted)), (name, rank)
+
+
+def interleaved(scales):
+    """Scales ``[..., token, dim]`` with 4 tokens side by side, as of TensorRT-LLM's values."""
+    tokens, dim = scales.shape[-2:]
+    tiles = scales.unflatten(-2, (tokens // 4, 4)).transpose(-1, -2)
+    return tiles.reshape(*scales.shape[:-2], tokens * dim)
+
+
+def test_interleaved_scales_are_split_by_heads_but_not_by_tokens():
+    linear = addressed((BLOCKS, 4, 16, 8), torch.float8_e4m3fn, "cpu", 3).view(torch.uint8)
+
+    def rank(heads, scales, tokens=16):
+        data = view("block head token dim", 1, 9, torch.uint8, head=heads, token=tokens, dim=64)
+        return mk.CacheGroups(
+            mk.CacheGroup("full", [data, mk.KVView(scales, axes="block head dim")])
+        )
+
+    header, staging = packed(rank(4, interleaved(linear)), {"full": [5, 2]})
+    half = torch.zeros(BLOCKS, 2, 16 * 8, dtype=torch.uint8)
+    packer = mk.GroupsPacker(rank(2, half), first_head={"full": 2})
+    assert packer.unpack(header, staging, {"full": [0, 4]})
+    assert torch.equal(half[[0, 4]], interleaved(linear[[5, 2], 2:]))
+    smaller = rank(4, torch.zeros(BLOCKS, 4, 8 * 8, dtype=torch.uint8), tokens=8)
+    with pytest.raises(
+        mk.InvalidArgument, match="'full': .*dst must have src's head_dim 128, got 64"
+    ):
+        mk.GroupsPlan(rank(4, interleaved(linear)), smaller)
+    with pytest.raises(mk.InvalidArgument, match="header must have the cache's dim 64, got 128"):
+        mk.GroupsPacker(smaller).unpack(header, staging, {"full": [0, 1, 2, 3]})
 
 
 def test_block_sizes_may_differ_where_blocks_have_tokens():
@@ -121,13 +108,6 @@ def test_block_sizes_may_differ_where_blocks_have_tokens():
     assert torch.equal(two.plane(0, 1)[4, :, 4:], one.plane(0, 1)[2])
     assert torch.equal(two.plane(0, 1)[0, :, :4], one.plane(0, 1)[1])
     assert torch.equal(dst["delta"].views[0].plane(2, 0)[1], src["delta"].views[0].plane(2, 0)[3])
-
-
-def packed(groups, ids, **options):
-    packer = mk.GroupsPacker(groups)
-    counts = {name: len(of_group) for name, of_group in ids.items()}
-    staging = torch.zeros(packer.header(counts).num_bytes, dtype=torch.uint8)
-    return packer.pack(ids, staging, **options), staging
 
 
 def test_header_says_kind_and_coverage():
