@@ -108,6 +108,7 @@ def test_copies():
     names = run("kernels/copies", 0, {})
     assert len(names["sums"]) == 2
     assert run("kernels/copies", 1, names)["header"]["state"].first_block == 1
+    assert len(run("kernels/copies", 2, names)["four_bit"]["full"].views) == 2
 
 
 def test_chunking_page_runs():
