@@ -11,6 +11,7 @@ from mooncake_serving.compat.mooncake.store import (
     OBJECT_NOT_FOUND,
     MooncakeDistributedStore,
     ReplicateConfig,
+    _tensor_metadata_size,
 )
 
 from .store_support import reasons
@@ -29,6 +30,7 @@ def test_get_tensor_into_memory_and_put_from_it(store, memory):
         into = store.get_tensor_into(f"t{i}", p + 4096, 4096)
         assert into.dtype == dtype and torch.equal(into, tensor)
         assert p + 4096 <= into.data_ptr() < into.data_ptr() + into.nbytes == p + 4096 + size
+        assert size == _tensor_metadata_size() + tensor.nbytes
         assert store.put_tensor_from(f"u{i}", p + 4096, size) == 0
         assert torch.equal(store.get_tensor(f"u{i}"), tensor)
     memory.bytes[4096:8192] = 0

@@ -39,7 +39,7 @@ from .replicas import (
     TaskType,
 )
 from .replicate_config import ObjectDataType, ReplicateConfig, SoftPinAction
-from .tensor_layout import ParallelAxis, ReadTarget, TensorParallelism
+from .tensor_layout import HEADER_BYTES, ParallelAxis, ReadTarget, TensorParallelism
 
 # The values of the enumerations are names of the module, too, as in Mooncake's, where PROCESSING
 # and FAILED are those of a task.
@@ -112,3 +112,8 @@ __all__ = [
     "TaskType",
     "TensorParallelism",
 ]
+
+
+def _tensor_metadata_size() -> int:
+    """Bytes that precede a tensor's elements. ``mooncake.structured_object_store`` asks for it."""
+    return HEADER_BYTES
