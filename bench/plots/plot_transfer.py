@@ -70,6 +70,7 @@ def draw(axes: Axes, rows: list[Row], verb: str) -> None:
                   **{"linewidth": 1.2, **STYLES[side]})  # fmt: skip
     axes.set_yscale("log")
     axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+    axes.minorticks_off()
     axes.tick_params("x", rotation=60)
     axes.set_ylabel("GB/s, moved")
     axes.set_title(verb, loc="left", fontweight="bold")

@@ -154,7 +154,8 @@ def measure(requests: list[Request], num_blocks: int, total: int) -> dict[str, f
 
 
 def plot(file: Path, rows: list[dict[str, float]], infinite: float) -> None:
-    with mpl.rc_context({"svg.hashsalt": "mooncake-kernels", "font.size": 9}):
+    settings = {"svg.hashsalt": "mooncake-kernels", "svg.fonttype": "none", "font.size": 9}
+    with mpl.rc_context(settings):
         figure, axes = plt.subplots(figsize=(7, 4.2))
         millions = [row["capacity_tokens"] / 1e6 for row in rows]
         for name, (marker, line) in MARKS.items():
