@@ -11,7 +11,6 @@ import signal
 import socket
 import subprocess
 import threading
-import time
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from urllib.parse import parse_qs, urlsplit
@@ -27,18 +26,11 @@ from mooncake_kernels.transfer import TransferEngine
 
 from ..conftest import skip
 from ..stopping import stop
+from ..waiting import WAIT_S
+from ..waiting import eventually as eventually
 
-WAIT_S = 120.0  # longer than anything here takes; a test that needs it has failed
 TTL_S = 1.2  # short enough to be waited for
 IMPATIENCE_S = 0.4  # see impatience
-
-
-def eventually(condition, what: str) -> None:
-    """Wait until it holds."""
-    until = time.monotonic() + WAIT_S
-    while not condition():
-        assert time.monotonic() < until, what
-        time.sleep(0.02)
 
 
 @contextlib.contextmanager

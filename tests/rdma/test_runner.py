@@ -4,7 +4,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -116,10 +115,8 @@ def running(tmp: Path) -> list[Path]:
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_signal_stops_the_guest_and_cleans_up(guest_files, tmp_path, number):
     process = start(tmp_path, "--", "sleep", "1000")
-    deadline = time.monotonic() + 30
-    while not running(tmp_path) and time.monotonic() < deadline:
-        time.sleep(0.05)
-    assert running(tmp_path) and os.listdir(tmp_path)
+    eventually(lambda: running(tmp_path))
+    assert os.listdir(tmp_path)
     process.send_signal(number)
     assert finish(process)[0] == 128 + number
     # Had it just begun to start qemu, the kernel ends that: a moment after this process.

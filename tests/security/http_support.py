@@ -2,10 +2,10 @@
 
 import contextlib
 import socket
-import time
 from collections.abc import Iterator
 
-WAIT_S = 60.0  # longer than anything here takes
+from ..waiting import WAIT_S
+from ..waiting import eventually as eventually
 
 
 def connected(port: int, source: str = "127.0.0.1") -> socket.socket:
@@ -46,11 +46,3 @@ def is_closed(connection: socket.socket) -> bool:
         return False
     except OSError:
         return True
-
-
-def eventually(condition, what: str) -> None:
-    """Wait until it holds."""
-    until = time.monotonic() + WAIT_S
-    while not condition():
-        assert time.monotonic() < until, what
-        time.sleep(0.02)

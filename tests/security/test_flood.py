@@ -1,14 +1,13 @@
 """Strangers who come without end: who has the right user or secret gets in each time."""
 
 import contextlib
-import time
 
 import pytest
 
 from mooncake_kernels.transfer import TransferEngine
 
 from ..transfer.secret import OURS
-from ..transfer.support import WAIT_S, addressed, untouched
+from ..transfer.support import WAIT_S, addressed, eventually, untouched
 from .other_user import NOBODY, heard_from, needs_root, start
 
 NUM_OPENS = 20
@@ -68,10 +67,7 @@ def flood(name: str, *, within: bool, beginning: bytes, count: int, user: int = 
 
 def wait_until_full(engine: TransferEngine) -> None:
     """Until some have been turned away."""
-    until = time.monotonic() + WAIT_S
-    while not engine.rejections():
-        assert time.monotonic() < until
-        time.sleep(0.01)
+    eventually(engine.rejections)
 
 
 @needs_root

@@ -10,7 +10,9 @@ import numpy as np
 
 from mooncake_kernels.pool import Key, ObjectPool, PutResult
 
-WAIT_S = 60
+from ..waiting import WAIT_S
+from ..waiting import eventually as eventually
+
 STORED, EXISTS, BEING_WRITTEN = PutResult.STORED, PutResult.EXISTS, PutResult.BEING_WRITTEN
 FULL, OVER_QUOTA = PutResult.FULL, PutResult.OVER_QUOTA
 
@@ -78,12 +80,3 @@ def ended_well(pid: int) -> bool:
             return os.waitstatus_to_exitcode(status) == 0
         time.sleep(0.005)
     raise AssertionError("it did not end")
-
-
-def eventually(condition: Callable[[], bool]) -> bool:
-    until = time.monotonic() + WAIT_S
-    while not condition():
-        if time.monotonic() > until:
-            return False
-        time.sleep(0.002)
-    return True

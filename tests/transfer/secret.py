@@ -1,13 +1,11 @@
 """Shared by the tests of the secret: engines that know it, others, and the errors of each."""
 
-import time
-
 import pytest
 
 from mooncake_kernels.errors import FailureKind, TransferError
 from mooncake_kernels.transfer import TransferEngine
 
-from .support import WAIT_S
+from .support import WAIT_S, eventually
 
 OURS = b"what all of us know, and others do not"
 THEIRS = b"what others know, and none of us does"
@@ -28,9 +26,7 @@ def initiator(secret: bytes | None, **options) -> TransferEngine:
 
 def rejections(engine: TransferEngine, count: int = 1) -> dict[str, int]:
     """What an engine has rejected, once it has: that may be after the other side knows."""
-    until = time.monotonic() + WAIT_S
-    while sum(engine.rejections().values()) < count and time.monotonic() < until:
-        time.sleep(0.001)
+    eventually(lambda: sum(engine.rejections().values()) >= count)
     return engine.rejections()
 
 

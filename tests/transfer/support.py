@@ -9,7 +9,6 @@ import socket
 import struct
 import threading
 import time
-from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -20,6 +19,7 @@ from mooncake_kernels.errors import TransferError
 from mooncake_kernels.transfer import Peer, Region, Ticket, TransferEngine
 
 from ..stopping import stop
+from ..waiting import eventually
 from .handshake import answer, receive_exactly
 
 UNTOUCHED = 0xEE  # what targets start full of, so that a byte written by mistake shows
@@ -47,15 +47,6 @@ def addressed(num_bytes: int) -> np.ndarray:
 
 def untouched(num_bytes: int) -> np.ndarray:
     return np.full(num_bytes, UNTOUCHED, np.uint8)
-
-
-def eventually(condition: Callable[[], bool]) -> bool:
-    until = time.monotonic() + WAIT_S
-    while not condition():
-        if time.monotonic() > until:
-            return False
-        time.sleep(0.005)
-    return True
 
 
 def error_of(ticket: Ticket) -> TransferError:

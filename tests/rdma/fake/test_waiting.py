@@ -10,6 +10,8 @@ import pytest
 
 from mooncake_kernels import InvalidArgument, TransferError
 
+from ...waiting import eventually
+
 FOR_EVER = 60.0
 
 
@@ -187,15 +189,8 @@ class Handle:
         return getattr(self._handle, name)
 
 
-def until(true) -> None:
-    deadline = time.monotonic() + DEADLINE
-    while not true() and time.monotonic() < deadline:
-        time.sleep(0.001)
-    assert true()
-
-
 def until_one_sleeps(queue) -> None:
-    until(lambda: queue._is_sleeping)
+    eventually(lambda: queue._is_sleeping)
 
 
 def test_one_poll_wakes_all_waiters(world, connection, without_slices):
@@ -263,7 +258,7 @@ def test_timed_out_sleeper_hands_over_to_another_waiter(world, connection, witho
             target=lambda: results.append(queue.wait(first, timeout_s=FOR_EVER).token)
         )
         other.start()
-        until(lambda: queue._changed._waiters)
+        eventually(lambda: queue._changed._waiters)
         assert isinstance(sleeper.result(), TimeoutError)
         let(1)
         other.join(DEADLINE)

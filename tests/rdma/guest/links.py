@@ -1,8 +1,6 @@
 """Two NICs of the guest, connected, with memory to move between them."""
 
 import subprocess
-import time
-from collections.abc import Callable
 
 import numpy as np
 
@@ -65,12 +63,3 @@ def noise(num_bytes: int, seed: int = 0) -> np.ndarray:
 
 def shell(command: str) -> None:
     subprocess.run(command.split(), check=True)
-
-
-def eventually(condition: Callable[[], bool], timeout_s: float = 20.0) -> bool:
-    until = time.monotonic() + timeout_s
-    while not condition():
-        if time.monotonic() > until:
-            return False
-        time.sleep(0.02)
-    return True

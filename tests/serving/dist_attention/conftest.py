@@ -1,6 +1,5 @@
 """Members without engines: a cache each, over any transport."""
 
-import time
 from types import SimpleNamespace
 
 import pytest
@@ -41,14 +40,6 @@ def attend_to(q, k, v):
     k, v = (t.double().repeat_interleave(q.shape[0] // t.shape[1], dim=1) for t in (k, v))
     scores = torch.einsum("hd,nhd->hn", q.double(), k) / q.shape[1] ** 0.5
     return torch.einsum("hn,nhd->hd", scores.softmax(-1), v)
-
-
-def wait_until(condition, seconds=30.0):
-    """Wait for what another thread does; the deadline is generous."""
-    until = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < until, "it did not happen in time"
-        time.sleep(0.005)
 
 
 @pytest.fixture

@@ -27,8 +27,7 @@ from mooncake_serving.dist_attention.messages import (
     encode,
 )
 from mooncake_serving.rpc import Refused
-
-from .conftest import wait_until
+from tests.waiting import eventually
 
 SOON = LoanOptions(answer_s=1.0, heartbeat_s=0.1)
 
@@ -90,11 +89,11 @@ def test_loans_of_two_lenders_are_all_or_nothing(join, ledger):
     assert home.borrower.num_borrowed == 12
     assert home.borrower.reserve(9, [*offers, Offer("127.0.0.1:1", 5)]) == []
     assert home.borrower.num_borrowed == 12
-    wait_until(lambda: second.blocks.num_free == 6)
+    eventually(lambda: second.blocks.num_free == 6)
     home.borrower.free(loans)
     home.borrower.free(loans)
-    wait_until(lambda: first.blocks.num_free == 10 and second.blocks.num_free == 8)
-    wait_until(lambda: ledger.loans() == {})
+    eventually(lambda: first.blocks.num_free == 10 and second.blocks.num_free == 8)
+    eventually(lambda: ledger.loans() == {})
 
 
 def test_an_interrupted_reservation_keeps_no_loan(join, monkeypatch):
@@ -110,7 +109,7 @@ def test_an_interrupted_reservation_keeps_no_loan(join, monkeypatch):
     with pytest.raises(KeyboardInterrupt):
         home.borrower.reserve(12, [Offer(first.name, 8), Offer(second.name, 8)])
     assert home.borrower.num_borrowed == 0
-    wait_until(lambda: first.blocks.num_free == second.blocks.num_free == 10)
+    eventually(lambda: first.blocks.num_free == second.blocks.num_free == 10)
 
 
 def test_lenders_that_are_not_there_or_refuse_are_passed_over(join):
@@ -130,7 +129,7 @@ def test_failed_reservation_is_freed(join, reply):
     with lender_that(home.geometry, answer) as (name, heard):
         assert home.borrower.reserve(3, [Offer(name, 3)]) == []
         assert home.borrower.num_borrowed == 0
-        wait_until(lambda: any(isinstance(request, Free) for request in heard))
+        eventually(lambda: any(isinstance(request, Free) for request in heard))
     [reserve] = [request for request in heard if isinstance(request, Reserve)]
     assert reserve.num_blocks == 3 and Free(reserve.number) in heard
 
@@ -164,7 +163,7 @@ def test_a_lender_that_fails_is_named_and_its_loans_are_lost(join, kind, what):
         assert home.borrower.num_borrowed == 2, "of the good one"
         with pytest.raises(LenderFailed, match="it has failed before"):
             home.borrower.store(loans[1], [0])
-        wait_until(lambda: {Free(loan.number) for loan in loans} <= set(heard))
+        eventually(lambda: {Free(loan.number) for loan in loans} <= set(heard))
     assert home.borrower.store(safe, [0, 1]) == 2
     home.borrower.free([safe])
 
@@ -261,7 +260,7 @@ def test_every_answer_renews_the_lease_on_arrival(join):
     known = home.borrower._lenders[lender.name]
     reserved_s = known._renewed_s
     home.borrower.renew()
-    wait_until(lambda: known._renewed_s > reserved_s)
+    eventually(lambda: known._renewed_s > reserved_s)
     renewed_s = known._renewed_s
     home.borrower.store(loan, [0, 1])
     stored_s = known._renewed_s
@@ -280,7 +279,7 @@ def test_unanswered_renewal_does_not_extend_the_lease(join):
         known = home.borrower._lenders[name]
         reserved_s = known._renewed_s
         home.borrower.renew()
-        wait_until(lambda: any(isinstance(request, Renew) for request in heard))
+        eventually(lambda: any(isinstance(request, Renew) for request in heard))
         home.borrower.renew()
         assert known._renewed_s == reserved_s
         known.lease_s = 0.0  # it has passed
@@ -297,7 +296,7 @@ def test_a_loan_that_the_lender_has_ended_is_noticed_before_the_next_write(join)
     )
     known = home.borrower._lenders[lender.name]
     lender.lender.loans.free(home.name, ended.number)
-    wait_until(lambda: not known.is_leased)
+    eventually(lambda: not known.is_leased)
     with pytest.raises(LenderFailed, match="was not renewed in time"):
         home.borrower.store(other, [0])
     assert home.borrower.num_borrowed == 0
@@ -317,10 +316,10 @@ def test_freed_and_pending_loans_are_not_reported_missing(join):
         with home.borrower._lock:  # the answer is taken after the loan was freed
             del home.borrower._borrowed[freed.number]
         calls = home.borrower._start_renewals(name, known, [kept.number, freed.number])
-        wait_until(calls[0].future.done)
-        wait_until(lambda: known._renewed_s > reserved_s)
+        eventually(calls[0].future.done)
+        eventually(lambda: known._renewed_s > reserved_s)
         home.borrower.renew()
-        wait_until(lambda: sum(isinstance(request, Renew) for request in heard) == 2)
+        eventually(lambda: sum(isinstance(request, Renew) for request in heard) == 2)
         assert heard[-1].loans == (kept.number,) and known.is_leased
         home.borrower.free([kept, asked])
 

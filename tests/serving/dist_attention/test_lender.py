@@ -26,8 +26,9 @@ from mooncake_serving.dist_attention.messages import (
     encode,
 )
 from mooncake_serving.rpc import MAX_REASON, Refused
+from tests.waiting import eventually
 
-from .conftest import make_cache, wait_until
+from .conftest import make_cache
 
 
 class Borrower:
@@ -114,7 +115,7 @@ def test_blocks_are_stored_attended_to_and_freed(lender, borrowers):
     assert torch.equal(borrower.results.out[:5], out) and torch.equal(borrower.results.lse[:5], lse)
     assert lender.lender.loans.lent() == {borrower.transfer.name: 3}
     borrower.send(Free(1))
-    wait_until(lambda: lender.blocks.num_free == lender.blocks.num_blocks)
+    eventually(lambda: lender.blocks.num_free == lender.blocks.num_blocks)
 
 
 @pytest.mark.parametrize("num_blocks", [0, 11, 2**32 - 1])
@@ -229,8 +230,8 @@ def test_unrenewed_loans_expire(join):
             renewing.send(Renew(9, (1,)))
             return lender.lender.loans.lent() == {renewing.transfer.name: 2}
 
-        wait_until(only_the_silent_ones_ended)
-        wait_until(lambda: lender.blocks.num_free == lender.blocks.num_blocks)
+        eventually(only_the_silent_ones_ended)
+        eventually(lambda: lender.blocks.num_free == lender.blocks.num_blocks)
 
 
 def test_a_borrower_that_cannot_be_answered_loses_its_loans(lender, borrowers):
@@ -240,7 +241,7 @@ def test_a_borrower_that_cannot_be_answered_loses_its_loans(lender, borrowers):
     assert isinstance(borrower.store(1, 0, packed(1)), Stored)
     borrower.results.close()  # where the answer would go
     borrower.send(Attend(50, 0, (Part(1, 1, 1),)), borrower.requests.send_queries(1, borrower.to))
-    wait_until(lambda: lender.lender.loans.lent() == {other.transfer.name: 1})
+    eventually(lambda: lender.lender.loans.lent() == {other.transfer.name: 1})
 
 
 class Undelivered:
@@ -266,11 +267,11 @@ def test_a_borrower_that_takes_no_answer_holds_up_no_other(lender, borrowers, mo
 
     monkeypatch.setattr(calls, "post", send_to_none_that_is_stopped)
     stopped.send(Store(50, 1, 0, 1), stopped.requests.send_staged(1, stopped.to))
-    wait_until(lambda: stopped.transfer.name in lender.lender._under_way)
+    eventually(lambda: stopped.transfer.name in lender.lender._under_way)
     stopped.send(Attend(51, 0, (Part(1, 1, 1),)), stopped.requests.send_queries(1, stopped.to))
     assert isinstance(other.reserve(2), Reserved)
     assert isinstance(other.store(1, 0, packed(2)), Stored)
-    wait_until(lambda: lender.lender.has_waiting)
+    eventually(lambda: lender.lender.has_waiting)
     assert stopped.transfer.receive_notifications(0.0) == []
     ticket.goes_on.set()
     [(_, answer)] = stopped.transfer.receive_notifications(30.0)

@@ -7,8 +7,9 @@ import pytest
 
 from mooncake_kernels.transfer import TransferEngine
 from mooncake_serving.rpc import Peers, RpcClient
+from tests.waiting import eventually
 
-from .support import CODEC, wait_until
+from .support import CODEC
 
 
 @pytest.fixture
@@ -26,4 +27,4 @@ def made():
         )
         client.close()
         peers.close()
-    wait_until(lambda: set(threading.enumerate()) <= before)
+    eventually(lambda: set(threading.enumerate()) <= before)

@@ -1,6 +1,5 @@
 """A protocol with one request and one answer."""
 
-import time
 from typing import Annotated
 
 from msgspec import Meta
@@ -18,10 +17,3 @@ class Sum(rpc.Message, frozen=True, tag=16):
 
 CODEC: rpc.Codec = rpc.Codec(b"ADD\x01", Add | Sum | rpc.Refused, "this file")
 WAIT_S = 30.0
-
-
-def wait_until(condition):
-    until = time.monotonic() + WAIT_S
-    while not condition():
-        assert time.monotonic() < until, "it did not happen in time"
-        time.sleep(0.005)

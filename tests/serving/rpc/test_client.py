@@ -12,8 +12,9 @@ import pytest
 from mooncake_kernels.errors import FailureKind, TransferError
 from mooncake_kernels.transfer import TransferEngine
 from mooncake_serving.rpc import Peers, Receiver, Refused, RpcClient
+from tests.waiting import eventually
 
-from .support import CODEC, WAIT_S, Add, Sum, wait_until
+from .support import CODEC, WAIT_S, Add, Sum
 
 NOWHERE = "127.0.0.1:1"
 ENGINE = """
@@ -127,12 +128,12 @@ def test_data_arrives_before_the_request(made):
 
 def test_call_is_pending_until_response_or_deadline(made):
     call = made.client.start(made.name, request(made.client), WAIT_S)
-    wait_until(lambda: call.ticket.done)
+    eventually(lambda: call.ticket.done)
     assert made.client.is_under_way(call)
     made.client.take_response(made.name, Sum(call.number, 1))
     assert not made.client.is_under_way(call)
     late = made.client.start(made.name, request(made.client), 0.01)
-    wait_until(lambda: not late.seconds_left)
+    eventually(lambda: not late.seconds_left)
     assert not made.client.is_under_way(late)
     made.client.end(late)
 
@@ -143,7 +144,7 @@ def test_undelivered_request_fails_and_drops_its_connection(made):
         data = [(here.address, 4096, 8)]  # which is not registered over there
         for finish in (made.client.is_under_way, lambda call: made.client.wait(call, Sum)):
             call = made.client.start(made.name, request(made.client), WAIT_S, data)
-            wait_until(lambda call=call: call.ticket.done)
+            eventually(lambda call=call: call.ticket.done)
             with pytest.raises(TransferError):
                 finish(call)
             assert not made.peers.is_open(made.name)

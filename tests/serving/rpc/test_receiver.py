@@ -8,8 +8,7 @@ import pytest
 from mooncake_kernels.errors import InvalidArgument, TransferError
 from mooncake_kernels.transfer import TransferEngine
 from mooncake_serving.rpc import Receiver
-
-from .support import wait_until
+from tests.waiting import eventually
 
 
 @pytest.fixture
@@ -31,7 +30,7 @@ def test_messages_after_a_bad_one_are_still_handled(made, send, caplog):
     receiver = Receiver(made.asked, take, lambda: None, lambda: 0.01, "receiver")
     for data in (b"one", b"nonsense", b"a fault", b"two"):
         send(data)
-    wait_until(lambda: len(taken) == 2)
+    eventually(lambda: len(taken) == 2)
     receiver.close()
     receiver.close()
     assert taken == [(made.asking.name, b"one"), (made.asking.name, b"two")] and receiver.closed
@@ -47,9 +46,9 @@ def test_tend_runs_without_messages_and_after_an_error(made, send, caplog):
         raise ZeroDivisionError
 
     receiver = Receiver(made.asked, lambda *one: taken.append(one), tend, lambda: 0.01, "receiver")
-    wait_until(lambda: len(times) >= 3)
+    eventually(lambda: len(times) >= 3)
     send(b"one")
-    wait_until(lambda: taken)
+    eventually(lambda: taken)
     receiver.close()
     assert "ZeroDivisionError" in caplog.text
 
@@ -67,7 +66,7 @@ def test_close_handles_arrived_messages_and_rejects_the_rest(made, send):
     send(b"in time")
     closing = threading.Thread(target=receiver.close)
     closing.start()
-    wait_until(lambda: receiver.closed)
+    eventually(lambda: receiver.closed)
     go_on.set()
     closing.join()
     assert taken == [b"in time"]
@@ -80,6 +79,6 @@ def test_receiver_ends_with_the_engine(caplog):
     caplog.set_level(logging.WARNING)
     with TransferEngine(transports=["tcp"]) as engine:
         receiver = Receiver(engine, lambda *_: None, lambda: None, lambda: 0.01, "receiver")
-    wait_until(lambda: not receiver._thread.is_alive())
+    eventually(lambda: not receiver._thread.is_alive())
     assert "hears no longer" in caplog.text and not receiver.closed
     receiver.close()

@@ -1,23 +1,14 @@
 """Pooled engines on the tiny model, in one process."""
 
-import time
-
 import pytest
 
 import mooncake_kernels as mk
 from mooncake_serving.dist_attention import LoanLedger, LoanOptions
 from mooncake_serving.dist_attention.engine import DistAttentionEngine
 from mooncake_serving.engine import PagedKVCache
+from tests.waiting import eventually
 
 BLOCK_SIZE = 8
-
-
-def wait_until(condition, seconds=30.0):
-    """Wait for what another thread does; the deadline is generous."""
-    until = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < until, "it did not happen in time"
-        time.sleep(0.005)
 
 
 @pytest.fixture
@@ -56,4 +47,4 @@ def join(tiny, ledger):
 @pytest.fixture
 def settled(ledger):
     """Wait until nothing is lent, as the ledger sees it."""
-    return lambda: wait_until(lambda: ledger.loans() == {})
+    return lambda: eventually(lambda: ledger.loans() == {})

@@ -17,8 +17,7 @@ from mooncake_serving.dist_attention.engine import (
 )
 from mooncake_serving.dist_attention.engine import cluster as cluster_module
 from mooncake_serving.engine import Engine, PagedKVCache, SamplingParams, load_model
-
-from .conftest import wait_until
+from tests.waiting import eventually
 
 WAIT_S = 120.0  # longer than anything here takes
 PARAMS = SamplingParams(max_tokens=20, ignore_eos=True)
@@ -67,7 +66,7 @@ def pair(tiny_folder):
 def test_a_prompt_larger_than_an_instance_is_answered(pair, expected):
     for _ in range(2):  # the blocks were given back
         assert collect(pair, [Job(LONG, PARAMS), Job(SHORT, PARAMS)]) == (expected, {})
-    wait_until(lambda: pair.ledger.loans() == {})
+    eventually(lambda: pair.ledger.loans() == {})
 
 
 def test_closed_run_is_aborted(pair, expected):
@@ -76,7 +75,7 @@ def test_closed_run_is_aborted(pair, expected):
     with pytest.raises(ValueError, match="run must not begin before the last run"):
         next(pair.run([Job(SHORT, PARAMS)]))
     run.close()
-    wait_until(lambda: pair.ledger.loans() == {})
+    eventually(lambda: pair.ledger.loans() == {})
     assert collect(pair, [Job(LONG, PARAMS)]) == (expected[:1], {})
 
 
@@ -213,7 +212,7 @@ def test_a_killed_borrower_gives_back_what_it_had(tiny_folder, expected):
         os.kill(cluster.processes[0].process.pid, signal.SIGKILL)
         _, failures = drain(run)
         assert failures == {0: "instance 0: the instance 0 process was killed by signal 9"}
-        wait_until(lambda: cluster.ledger.loans() == {})
+        eventually(lambda: cluster.ledger.loans() == {})
         assert collect(cluster, [Job(SHORT, PARAMS)]) == ([expected[1]], {})
     with pytest.raises(WorkerFailed, match="the cluster is closed"):
         next(cluster.run([Job(SHORT, PARAMS)]))

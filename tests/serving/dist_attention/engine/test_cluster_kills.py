@@ -22,8 +22,7 @@ from mooncake_serving.dist_attention.engine import (
 )
 from mooncake_serving.engine import SamplingParams
 from tests.serving.kills import WAIT_S, answers_of_one_process, do_rounds, make_jobs, run_and_kill
-
-from .conftest import wait_until
+from tests.waiting import eventually
 
 NUM_INSTANCES, NUM_BLOCKS, BLOCK_SIZE = 3, 30, 8
 JOBS = make_jobs(3, 40, 100, 230, 260)  # the last two borrow
@@ -88,7 +87,7 @@ def kill_all_but_one(plan: Round, folder, expected) -> Counter[str]:
             timer = threading.Timer(plan.delays_s[number], os.kill, kill)
             failures = run(cluster, expected, plan.num_tokens[number], timer.start)
             timer.join(timeout=WAIT_S)
-            wait_until(lambda count=number + 1: len(cluster._dead) == count)
+            eventually(lambda count=number + 1: len(cluster._dead) == count)
             gone = [cluster.names[f"instance {i}"] for i in plan.victims[: number + 1]]
             for reason in failures.values():
                 is_home = f"the instance {victim} process was killed by signal 9" in reason
@@ -99,7 +98,7 @@ def kill_all_but_one(plan: Round, folder, expected) -> Counter[str]:
                 counts[f"failed by its {what}"] += 1
             counts["served"] += len(JOBS) - len(failures)
             counts["kills"] += 1
-            wait_until(lambda: cluster.ledger.loans() == {})
+            eventually(lambda: cluster.ledger.loans() == {})
         (token,) = cluster.run([FULL])  # which needs every block of the last one
         assert token.finish_reason
         fits = {index for index, job in enumerate(JOBS) if len(job.prompt_tokens) < 180}

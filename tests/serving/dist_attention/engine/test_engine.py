@@ -11,8 +11,9 @@ from mooncake_serving.dist_attention import LoanOptions
 from mooncake_serving.dist_attention.engine import DistAttentionEngine
 from mooncake_serving.dist_attention.engine.attention import DistPagedAttention
 from mooncake_serving.engine import Batch, Chunk, OutOfBlocks, PagedKVCache, SamplingParams
+from tests.waiting import eventually
 
-from .conftest import BLOCK_SIZE, wait_until
+from .conftest import BLOCK_SIZE
 
 PARAMS = SamplingParams(max_tokens=24, ignore_eos=True)
 
@@ -150,13 +151,13 @@ def test_request_waits_for_lendable_memory_and_is_served_later(make_engine, join
     theirs = lender.add_request(prompt_of(100), PARAMS)
     lender.step()
     request_id = home.add_request(prompt, PARAMS)
-    wait_until(lambda: ledger._beats[lender.name][1].num_free < 20)
+    eventually(lambda: ledger._beats[lender.name][1].num_free < 20)
     message = "the next of 1 requests needs 28 blocks, of which 8 are free here; no instances lend"
     with pytest.raises(OutOfBlocks, match=message):
         home.step()
     assert home.allocator.num_free == 8 and ledger.loans() == {}
     lender.abort(theirs)
-    wait_until(lambda: ledger.lenders(home.name, 20))
+    eventually(lambda: ledger.lenders(home.name, 20))
     assert [run(home)[request_id]] == want
 
 
@@ -193,7 +194,7 @@ def test_borrowing_is_retried_after_a_heartbeat(join, ledger):
     home.step()
     assert (home.num_running, home.num_waiting) == (1, 1), "no one lends"
     lender.allocator.free(theirs)
-    wait_until(lambda: ledger.lenders(home.name, 30))
+    eventually(lambda: ledger.lenders(home.name, 30))
     time.sleep(0.1)  # longer than a heartbeat
     home.step()
     assert (home.num_running, home.num_waiting) == (2, 0)

@@ -5,8 +5,8 @@ import pytest
 from mooncake_serving.dist_attention import LoanOptions
 from mooncake_serving.dist_attention.engine import LoansLost
 from mooncake_serving.engine import SamplingParams
+from tests.waiting import eventually
 
-from .conftest import wait_until
 from .test_engine import PARAMS, prompt_of, run, tokens
 
 LONG = SamplingParams(max_tokens=100, ignore_eos=True)
@@ -84,7 +84,7 @@ def test_expired_lease_ends_the_request(join, ledger):
     )
     home.add_request(prompt_of(200), LONG)
     home.step()
-    wait_until(lambda: ledger.loans() == {})
+    eventually(lambda: ledger.loans() == {})
     with pytest.raises(LoansLost, match="the lease of 0.5 s was not renewed in time"):
         while home.has_work:
             home.step()
