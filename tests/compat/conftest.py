@@ -2,6 +2,7 @@ import dataclasses
 
 import pytest
 
+from ..metadata.support import RedisServer
 from .store_support import Memory, pool_file, set_up
 from .support import SIZE, Process, Side, addressed, other_process, side, untouched
 
@@ -28,6 +29,16 @@ def pair(request, monkeypatch):
             host = {"local": "127.0.0.1", "tcp": "localhost"}[request.param]
             with side(untouched(SIZE)) as far:
                 yield Pair(near, far, f"{host}:{far.port}")
+
+
+@pytest.fixture
+def server(tmp_path):
+    """Where a cluster has its directory."""
+    pytest.importorskip("redis")
+    pytest.importorskip("msgspec")
+    server = RedisServer(tmp_path)
+    yield server
+    server.stop()
 
 
 @pytest.fixture

@@ -35,6 +35,17 @@ def set_up(path: str, capacity: int = CAPACITY, **options) -> MooncakeDistribute
     return store
 
 
+def settings_of(address: str, capacity: int = 32 << 20, name: str = "127.0.0.1") -> dict:
+    """Settings of a member of a cluster, or of a store in a file."""
+    return {
+        "local_hostname": name,
+        "metadata_server": "P2PHANDSHAKE",
+        "global_segment_size": capacity,
+        "local_buffer_size": 1 << 20,
+        "master_server_addr": address,
+    }
+
+
 class Memory:
     """Registered memory of bytes hashed from their position."""
 

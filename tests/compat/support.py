@@ -16,20 +16,12 @@ import numpy as np
 from mooncake_serving.compat.mooncake import TransferEngine
 
 from ..stopping import stop
+from ..transfer.support import UNTOUCHED as UNTOUCHED
+from ..transfer.support import addressed as addressed
+from ..transfer.support import untouched
+from ..waiting import WAIT_S, eventually
 
-UNTOUCHED = 0xEE
-WAIT_S = 120.0  # longer than anything here takes
 SIZE = 1 << 20
-
-
-def addressed(num_bytes: int) -> np.ndarray:
-    """Bytes hashed from their own position: a block from the wrong place differs."""
-    position = np.arange(num_bytes, dtype=np.uint32)
-    return (position * np.uint32(2654435761) >> np.uint32(13)).astype(np.uint8)
-
-
-def untouched(num_bytes: int) -> np.ndarray:
-    return np.full(num_bytes, UNTOUCHED, np.uint8)
 
 
 def start(engine: TransferEngine, hostname: str = "127.0.0.1") -> TransferEngine:
@@ -110,6 +102,13 @@ def serve(pipe, hostname: str, num_bytes: int) -> None:
         while True:
             method, arguments = pipe.recv()
             pipe.send(getattr(engine, method)(*arguments))
+
+
+def checked(engine: TransferEngine, batch_id: int) -> int:
+    """What transfer_check_status says in the end."""
+    seen: list[int] = []
+    eventually(lambda: seen.append(engine.transfer_check_status(batch_id)) or seen[-1] != 0)
+    return seen[-1]
 
 
 @contextlib.contextmanager

@@ -1,13 +1,11 @@
 """Asynchronous transfers, whose results are queried later by their ids."""
 
-import time
-
 import numpy as np
 import pytest
 
 from mooncake_serving.compat.mooncake import TransferOpcode
 
-from .support import SIZE, UNTOUCHED, WAIT_S, addressed, in_threads, refused, untouched
+from .support import SIZE, UNTOUCHED, addressed, checked, in_threads, refused, untouched
 
 BLOCK = SIZE // 16
 
@@ -16,14 +14,6 @@ def blocks(pair):
     local = [pair.near.address + i * BLOCK for i in range(16)]
     remote = [pair.far.address + i * BLOCK for i in range(16)]
     return pair.name, local, remote, [BLOCK] * 16
-
-
-def checked(engine, batch_id: int) -> int:
-    """What transfer_check_status says in the end."""
-    until = time.monotonic() + WAIT_S
-    while (status := engine.transfer_check_status(batch_id)) == 0 and time.monotonic() < until:
-        time.sleep(0.001)
-    return status
 
 
 @pytest.mark.parametrize("wait", ["check", "status"])

@@ -92,13 +92,6 @@ def set_up(address: str, **changes) -> MooncakeDistributedStore:
     return store
 
 
-@pytest.fixture
-def server(tmp_path):
-    server = RedisServer(tmp_path)
-    yield server
-    server.stop()
-
-
 def test_stores_share_a_directory_of_the_masters_own(running):
     redis_program()
     port = free_port()

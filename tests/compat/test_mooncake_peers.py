@@ -19,6 +19,7 @@ from .support import (
     UNTOUCHED,
     WAIT_S,
     addressed,
+    checked,
     in_threads,
     other_process,
     refused,
@@ -171,13 +172,6 @@ def test_stopped_peer_times_out_every_call(over_tcp, caplog, monkeypatch):
         assert caplog.text.count("s passed") == 3
         far.go_on()
         eventually(lambda: near.engine.transfer_sync_write(*block) == 0, "it does not go on")
-
-
-def checked(engine, batch_id: int) -> int:
-    until = time.monotonic() + WAIT_S
-    while (status := engine.transfer_check_status(batch_id)) == 0 and time.monotonic() < until:
-        time.sleep(0.01)
-    return status
 
 
 def test_a_failed_call_does_not_end_concurrent_ones(caplog, monkeypatch):

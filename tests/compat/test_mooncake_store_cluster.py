@@ -22,9 +22,9 @@ from mooncake_serving.compat.mooncake.store import (
 )
 from mooncake_serving.store import Node
 
-from ..metadata.support import RedisServer, eventually, free_port
+from ..metadata.support import eventually, free_port
 from .store_processes import processes
-from .store_support import Memory, reasons, value_of
+from .store_support import Memory, reasons, settings_of, value_of
 
 pytest.importorskip("redis")
 pytest.importorskip("msgspec")
@@ -34,38 +34,21 @@ PUT_SHARD = "put_tensor_with_parallelism"
 LONG = "n" * 500  # a name that does not fit into the first line of an object
 
 
-@pytest.fixture
-def server(tmp_path):
-    server = RedisServer(tmp_path)
-    yield server
-    server.stop()
-
-
 def tp(rank: int, size: int, split_dim: int = 0) -> TensorParallelism:
     return TensorParallelism([ParallelAxis("tp", rank, size, split_dim)])
-
-
-def settings_of(server: RedisServer, capacity: int = CAPACITY) -> dict:
-    return {
-        "local_hostname": "127.0.0.1",
-        "metadata_server": "P2PHANDSHAKE",
-        "global_segment_size": capacity,
-        "local_buffer_size": 1 << 20,
-        "master_server_addr": server.url,
-    }
 
 
 @pytest.fixture
 def store(server):
     store = MooncakeDistributedStore()
-    assert store.setup(settings_of(server)) == 0
+    assert store.setup(settings_of(server.url)) == 0
     yield store
     assert store.close() == 0
 
 
 @pytest.fixture
 def other(server, store):
-    with processes(settings_of(server)) as (other,):
+    with processes(settings_of(server.url)) as (other,):
         yield other
 
 
@@ -83,14 +66,14 @@ def test_others_may_take_as_long_as_a_transfer(server, monkeypatch, text, second
     if text is not None:
         monkeypatch.setenv("MC_TRANSFER_TIMEOUT", text)
     store = MooncakeDistributedStore()
-    assert store.setup(settings_of(server)) == 0
+    assert store.setup(settings_of(server.url)) == 0
     assert store.close() == 0
     assert given["answer_s"] == seconds
 
 
 def test_wrong_transfer_timeout_is_refused(server, monkeypatch, caplog):
     monkeypatch.setenv("MC_TRANSFER_TIMEOUT", "soon")
-    assert MooncakeDistributedStore().setup(settings_of(server)) == INVALID_PARAMS
+    assert MooncakeDistributedStore().setup(settings_of(server.url)) == INVALID_PARAMS
     reasons(caplog, "MC_TRANSFER_TIMEOUT must be whole seconds, got 'soon'")
 
 
@@ -127,7 +110,7 @@ def test_a_tensor_with_shards_on_two_hosts(store, other):
 def test_a_size_is_returned_without_reading_the_value(server, store):
     """Wherever it is: that of a damaged value, too."""
     other = MooncakeDistributedStore()
-    assert other.setup(settings_of(server)) == 0
+    assert other.setup(settings_of(server.url)) == 0
     value = value_of(0, 5000)
     assert other.put("there", value) == 0
     memory = other._running().backend._own.pool.memory().numpy()
@@ -303,7 +286,7 @@ def test_names_are_listed_from_all_hosts(store, other):
 
 def test_client_without_a_pool(server, store, other):
     client = MooncakeDistributedStore()
-    assert client.setup(settings_of(server, 0)) == 0
+    assert client.setup(settings_of(server.url, 0)) == 0
     memory = Memory(client)
     assert client.put_from("a", memory.address, 100_000) == 0
     assert store.get("a") == client.get("a") == memory.at(0, 100_000)
@@ -317,7 +300,7 @@ def test_client_without_a_pool(server, store, other):
 def test_pins_of_client_without_a_pool_hold(server, store, other):
     """Whoever takes the values keeps them, and all copies of them, however many others come."""
     client = MooncakeDistributedStore()
-    assert client.setup(settings_of(server, 0)) == 0
+    assert client.setup(settings_of(server.url, 0)) == 0
     try:
         pinned = ReplicateConfig(replica_num=2, with_hard_pin=True)
         size = CAPACITY // 16
@@ -367,7 +350,7 @@ def test_values_go_to_the_preferred_segment(server, store, other, has_pool):
     theirs = other.call("get_hostname")
     config = ReplicateConfig(preferred_segments=["gone:1", theirs])
     writer = MooncakeDistributedStore()
-    assert writer.setup(settings_of(server, CAPACITY if has_pool else 0)) == 0
+    assert writer.setup(settings_of(server.url, CAPACITY if has_pool else 0)) == 0
     try:
         memory, tensor = Memory(writer), torch.arange(6.0)
         address = memory.address
@@ -413,7 +396,7 @@ def test_preferences(store, other):
 
 
 def test_replicas_go_to_the_other_preferred_segments(server, store, other):
-    with processes(settings_of(server)) as (third,):
+    with processes(settings_of(server.url)) as (third,):
         segments = [one.call("get_hostname") for one in (other, third)]
         store._running().backend._cluster.node.members(anew=True)
         for i in range(8):
@@ -470,7 +453,7 @@ def test_addresses_that_are_not_servers(caplog):
 
 def test_processes_of_one_host_get_distinct_names(server, monkeypatch, caplog):
     """At a metadata server, where names are unique: each adds a free port to its host."""
-    settings = settings_of(server) | {"metadata_server": server.url}
+    settings = settings_of(server.url) | {"metadata_server": server.url}
     one, two, three = (MooncakeDistributedStore() for _ in range(3))
     assert one.setup(settings) == two.setup(settings) == 0
     hosts, ports = zip(*(one.get_hostname().split(":") for one in (one, two)), strict=True)
@@ -489,13 +472,13 @@ def test_processes_of_one_host_get_distinct_names(server, monkeypatch, caplog):
 
 @pytest.mark.parametrize("host", ["no.such.host.invalid", "192.0.2.1"])
 def test_foreign_local_hostname_is_rejected(server, caplog, host):
-    settings = settings_of(server) | {"metadata_server": server.url, "local_hostname": host}
+    settings = settings_of(server.url) | {"metadata_server": server.url, "local_hostname": host}
     assert MooncakeDistributedStore().setup(settings) == INVALID_PARAMS
     reasons(caplog, f"local_hostname must be a host of this machine .* got '{host}'")
 
 
 def test_name_with_a_port_is_used_unchanged(server, caplog):
-    settings = settings_of(server) | {"metadata_server": server.url}
+    settings = settings_of(server.url) | {"metadata_server": server.url}
     name = f"127.0.0.1:{free_port()}"
     one, two = MooncakeDistributedStore(), MooncakeDistributedStore()
     assert one.setup(settings | {"local_hostname": name}) == 0 and one.get_hostname() == name

@@ -7,17 +7,8 @@ import pytest
 from ..metadata.support import eventually
 from ..transfer.scripts import PYTHON
 from .store_processes import processes
-from .store_support import Memory, pool_file, set_up, value_of
+from .store_support import Memory, pool_file, set_up, settings_of, value_of
 from .support import in_threads
-
-
-def settings_of(path: str) -> dict:
-    return {
-        "local_hostname": "127.0.0.1",
-        "metadata_server": "P2PHANDSHAKE",
-        "global_segment_size": 32 << 20,
-        "master_server_addr": path,
-    }
 
 
 def test_processes_share_their_values(path):

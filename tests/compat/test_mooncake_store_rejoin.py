@@ -10,7 +10,7 @@ from mooncake_serving.compat.mooncake.store import MooncakeDistributedStore, Rep
 
 from ..metadata.support import RedisServer, free_port
 from .store_processes import Process
-from .store_support import value_of
+from .store_support import settings_of, value_of
 
 pytest.importorskip("redis")
 pytest.importorskip("msgspec")
@@ -18,26 +18,9 @@ pytest.importorskip("msgspec")
 NUM_VALUES = 4
 
 
-@pytest.fixture
-def server(tmp_path):
-    server = RedisServer(tmp_path)
-    yield server
-    server.stop()
-
-
-def settings_of(server: RedisServer, name: str) -> dict:
-    return {
-        "local_hostname": name,
-        "metadata_server": "P2PHANDSHAKE",
-        "global_segment_size": 32 << 20,
-        "local_buffer_size": 1 << 20,
-        "master_server_addr": server.url,
-    }
-
-
 def set_up(server: RedisServer, name: str) -> MooncakeDistributedStore:
     store = MooncakeDistributedStore()
-    assert store.setup(settings_of(server, name)) == 0
+    assert store.setup(settings_of(server.url, name=name)) == 0
     return store
 
 
@@ -82,13 +65,13 @@ def test_closed_client_reads_at_once_after_rejoining(server):
 def test_a_client_that_was_killed_reads_at_once_when_it_is_back(server, num_kills):
     names = [f"localhost:{free_port()}" for _ in range(2)]
     two = set_up(server, names[1])
-    one = Process(settings_of(server, names[0]))
+    one = Process(settings_of(server.url, name=names[0]))
     for key, value in VALUES.items():
         assert two.put(key, value, two_copies()) == 0
         assert len(two.get_replica_desc(key)) == 2
     for _ in range(num_kills):
         one.kill()
-        one = Process(settings_of(server, names[0]))
+        one = Process(settings_of(server.url, name=names[0]))
 
         calls = [partial(one.call, name) for name in ("get", "is_exist", "get_replica_desc")]
         assert has_all(*calls, names[1])

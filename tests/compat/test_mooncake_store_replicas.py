@@ -17,9 +17,9 @@ from mooncake_serving.compat.mooncake.store import (
     TaskType,
 )
 
-from ..metadata.support import RedisServer, eventually
+from ..metadata.support import eventually
 from .store_processes import processes
-from .store_support import reasons, value_of
+from .store_support import reasons, settings_of, value_of
 
 
 def memory_of(replica):
@@ -94,17 +94,8 @@ def test_before_setup(caplog):
 
 
 @pytest.fixture
-def settings(tmp_path):
-    pytest.importorskip("redis")
-    pytest.importorskip("msgspec")
-    server = RedisServer(tmp_path)
-    yield {
-        "local_hostname": "127.0.0.1",
-        "metadata_server": "P2PHANDSHAKE",
-        "global_segment_size": 32 << 20,
-        "master_server_addr": server.url,
-    }
-    server.stop()
+def settings(server):
+    return settings_of(server.url)
 
 
 @pytest.fixture

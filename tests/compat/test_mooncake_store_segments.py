@@ -20,10 +20,10 @@ from mooncake_serving.compat.mooncake.store import (
 from mooncake_serving.store.cluster import node_server
 
 from ..interrupts import CtrlC
-from ..metadata.support import RedisServer, eventually, free_port
+from ..metadata.support import eventually, free_port
 from ..transfer.scripts import PYTHON
 from .store_processes import processes
-from .store_support import Memory, reasons, set_up, value_of
+from .store_support import Memory, reasons, set_up, settings_of, value_of
 from .support import in_threads
 
 pytest.importorskip("redis")
@@ -41,27 +41,10 @@ def _closed_soon(monkeypatch):
 
 
 @pytest.fixture
-def server(tmp_path):
-    server = RedisServer(tmp_path)
-    yield server
-    server.stop()
-
-
-def settings_of(server: RedisServer, capacity: int = 0) -> dict:
-    return {
-        "local_hostname": "127.0.0.1",
-        "metadata_server": "P2PHANDSHAKE",
-        "global_segment_size": capacity,
-        "local_buffer_size": MIB,
-        "master_server_addr": server.url,
-    }
-
-
-@pytest.fixture
 def store(server):
     """It has no pool, and is alone."""
     store = MooncakeDistributedStore()
-    assert store.setup(settings_of(server)) == 0
+    assert store.setup(settings_of(server.url, 0)) == 0
     yield store
     assert store.close() == 0
 
@@ -102,7 +85,7 @@ def members(store: MooncakeDistributedStore) -> set[str]:
 def test_allocated_segment_stores_values_until_unmounted(server, store):
     assert store.put("before", b"1") == RPC_FAIL
     name, memory = allocated(store), Memory(store)
-    with processes(settings_of(server)) as (other,):
+    with processes(settings_of(server.url, 0)) as (other,):
         for i, num_bytes in enumerate((1, 4096, 300_000, 5 * MIB)):
             value = value_of(i, num_bytes)
             assert other.call("put", f"k{i}", value) == 0
@@ -129,7 +112,7 @@ def test_sizes_are_rounded_up_as_in_mooncake(store):
 
 def test_values_stay_readable_for_the_grace_period(server, store):
     name = allocated(store)
-    with processes(settings_of(server)) as (other,):
+    with processes(settings_of(server.url, 0)) as (other,):
         assert store.put("a", b"1") == 0
         assert store.unmount_and_free_segment([name], 1000) == 0
         assert store.get("a") == other.call("get", "a") == b"1"
@@ -141,7 +124,7 @@ def test_values_stay_readable_for_the_grace_period(server, store):
 
 def test_values_are_gone_after_the_grace_period(server, store):
     name = allocated(store)
-    with processes(settings_of(server)) as (other,):
+    with processes(settings_of(server.url, 0)) as (other,):
         assert store.put("a", b"1") == 0
         assert store.unmount_and_free_segment([name], 1) == 0
         eventually(
@@ -240,9 +223,9 @@ def test_unknown_segments_are_skipped(store, file, caplog):
 def test_a_segment_of_a_process_with_a_pool(server):
     """The process puts into its pool; the segment takes copies, and what others put."""
     store, client = MooncakeDistributedStore(), MooncakeDistributedStore()
-    assert store.setup(settings_of(server, 16 * MIB)) == 0
+    assert store.setup(settings_of(server.url, 16 * MIB)) == 0
     name = allocated(store)
-    assert client.setup(settings_of(server)) == 0
+    assert client.setup(settings_of(server.url, 0)) == 0
     assert store.put("mine", b"1") == 0 and holders(store, "mine") == [store.get_hostname()]
     assert client.put("theirs", b"2") == 0 and holders(store, "theirs") == [name]
     assert store.get("theirs") == b"2"
@@ -261,7 +244,7 @@ def test_a_segment_of_a_process_with_a_pool(server):
 def test_segments_with_a_metadata_server(server):
     store = MooncakeDistributedStore()
     own = f"127.0.0.1:{free_port()}"
-    settings = settings_of(server) | {"metadata_server": server.url, "local_hostname": own}
+    settings = settings_of(server.url, 0) | {"metadata_server": server.url, "local_hostname": own}
     assert store.setup(settings) == 0 and store.get_hostname() == own
     name = allocated(store)
     assert name != own and store.put("a", b"1") == 0
@@ -277,7 +260,7 @@ def test_close_leaves_no_threads_files_or_members(server, file):
     threads, num_files = set(threading.enumerate()), []
     for _ in range(4):
         store = MooncakeDistributedStore()
-        assert store.setup(settings_of(server)) == 0
+        assert store.setup(settings_of(server.url, 0)) == 0
         names = [allocated(store) for _ in range(3)]
         mounted(store, file)
         assert store.put("a", bytes(MIB)) == 0 and len(store.get("a")) == MIB
@@ -290,7 +273,7 @@ def test_close_leaves_no_threads_files_or_members(server, file):
         num_files.append(num_open_files())
     assert num_files[-1] <= num_files[0], num_files
     other = MooncakeDistributedStore()
-    assert other.setup(settings_of(server)) == 0 and len(members(other)) == 1
+    assert other.setup(settings_of(server.url, 0)) == 0 and len(members(other)) == 1
     assert other.close() == 0
 
 
@@ -331,7 +314,7 @@ def test_interrupt_at_any_bytecode_leaks_nothing(server, file):
     while is_left:
         count += 7
         store = MooncakeDistributedStore()
-        assert store.setup(settings_of(server)) == 0
+        assert store.setup(settings_of(server.url, 0)) == 0
         try:
             with CtrlC(segments.__file__, count) as ctrl_c:
                 [name] = store.mount_segment(file, SIZE)["segment_ids"]

@@ -13,22 +13,12 @@ from mooncake_serving.compat.mooncake.store import (
     MooncakeDistributedStore,
 )
 
-from ..metadata.support import RedisServer
 from .store_processes import processes
-from .store_support import CAPACITY, Memory, reasons, set_up, value_of
+from .store_support import CAPACITY, Memory, reasons, set_up, settings_of, value_of
 
 WRONG, ABSENT, THERE = INVALID_PARAMS, OBJECT_NOT_FOUND, OBJECT_ALREADY_EXISTS
 LAYERS, LAYER_BYTES = 8, 3000
 SIZE = LAYERS * LAYER_BYTES
-
-
-def settings_of(address: str, capacity: int = 32 << 20) -> dict:
-    return {
-        "local_hostname": "127.0.0.1",
-        "metadata_server": "P2PHANDSHAKE",
-        "global_segment_size": capacity,
-        "master_server_addr": address,
-    }
 
 
 def put_layer(store, keys, memory, layer, at=0):
@@ -259,15 +249,6 @@ def test_threads_write_layers_of_one_value(store, memory):
         thread.join()
     assert store.batch_put_session_end(["a"]) == [0]
     assert store.get("a") == memory.at(0, SIZE)
-
-
-@pytest.fixture
-def server(tmp_path):
-    pytest.importorskip("redis")
-    pytest.importorskip("msgspec")
-    server = RedisServer(tmp_path)
-    yield server
-    server.stop()
 
 
 @pytest.mark.parametrize("capacity", [32 << 20, 0])

@@ -15,9 +15,9 @@ from mooncake_serving.compat.mooncake.store import (
 )
 from mooncake_serving.compat.mooncake.store.pools import FILE_NAME
 
-from ..metadata.support import RedisServer, eventually
+from ..metadata.support import eventually
 from .store_processes import processes
-from .store_support import Memory, pool_file, reasons, set_up, value_of
+from .store_support import Memory, pool_file, reasons, set_up, settings_of, value_of
 
 MIB = 1 << 20
 IN_POOL = 4 * MIB
@@ -293,32 +293,18 @@ def test_a_folder_alone_enables_nothing(path, folder):
     assert set_up(path, ssd_offload_path="none").get("a") == b"1"
 
 
-@pytest.fixture
-def server(tmp_path):
-    pytest.importorskip("redis")
-    pytest.importorskip("msgspec")
-    server = RedisServer(tmp_path)
-    yield server
-    server.stop()
-
-
 def test_ssd_in_a_cluster(folder, server, caplog):
     """Others read from its SSD, and it has that again after a restart."""
-    settings = {
-        "local_hostname": "127.0.0.1",
-        "metadata_server": "P2PHANDSHAKE",
-        "local_buffer_size": MIB,
-        "master_server_addr": server.url,
-    }
-    ssd = {"enable_ssd_offload": True, "ssd_offload_path": str(folder)}
-    assert MooncakeDistributedStore().setup({**settings, **ssd, "global_segment_size": 0}) == -600
+    settings = settings_of(server.url, IN_POOL)
+    offloading = settings | {"enable_ssd_offload": True, "ssd_offload_path": str(folder)}
+    assert MooncakeDistributedStore().setup(offloading | {"global_segment_size": 0}) == -600
     reasons(caplog, "global_segment_size must be above 0 with enable_ssd_offload")
     store = MooncakeDistributedStore()
-    assert store.setup({**settings, **ssd, "global_segment_size": IN_POOL}) == 0
+    assert store.setup(offloading) == 0
     put_each(store)
     assert store.put(LONG, b"long") == 0
     assert are_on_disk(store, *KEYS[:50])
-    with processes({**settings, "global_segment_size": IN_POOL}) as (other,):
+    with processes(settings) as (other,):
         assert other.call("get_batch", KEYS[:4]) == VALUES[:4]
         assert other.call("get_size", KEYS[4]) == store.get_size(KEYS[5]) == SIZE
         assert store.get_batch(KEYS) == VALUES
@@ -328,7 +314,7 @@ def test_ssd_in_a_cluster(folder, server, caplog):
         on_disk = [key for key in KEYS[4:] if are_on_disk(store, key)]
         store.close()
         again = MooncakeDistributedStore()
-        assert again.setup({**settings, **ssd, "global_segment_size": IN_POOL}) == 0
+        assert again.setup(offloading) == 0
         eventually(lambda: all(other.call("batch_is_exist", on_disk)), "they are not listed")
         for key in on_disk[::10]:
             assert again.get(key) == other.call("get", key) == VALUES[KEYS.index(key)]
