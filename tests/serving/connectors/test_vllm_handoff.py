@@ -19,9 +19,11 @@ from mooncake_serving.connectors.vllm.handoff_step import (
     source_of,
 )
 from mooncake_serving.connectors.vllm.handoff_worker import HandoffWorker
+from mooncake_serving.connectors.vllm.steps import GroupForm
 
 NUM_BLOCKS, BLOCK, HEADS, DIM = 32, 16, 4, 8
 SETTINGS = HandoffSettings(slot_bytes=64 << 10, num_slots=2)
+ALL = {0: GroupForm("full", BLOCK)}
 
 
 class Status(enum.Enum):
@@ -31,10 +33,20 @@ class Status(enum.Enum):
 
 
 def request(name: str, prompt: list[int], **params) -> SimpleNamespace:
-    return SimpleNamespace(
-        request_id=name, prompt_token_ids=prompt, kv_transfer_params=params,
-        status=Status.FINISHED_LENGTH_CAPPED,
+    hashes: list[str] = []
+
+    def update_block_hashes() -> None:
+        all_hashes = [hash((*prompt[:end],)) for end in range(8, len(one._all_token_ids) + 1, 8)]
+        hashes.extend(all_hashes[len(hashes) :])
+
+    one = SimpleNamespace(
+        request_id=name, prompt_token_ids=prompt, prompt_embeds=None, _all_token_ids=[*prompt],
+        num_prompt_tokens=len(prompt), block_hashes=hashes, kv_transfer_params=params,
+        update_block_hashes=update_block_hashes, skip_reading_prefix_cache=False, max_tokens=1,
+        mm_features=[], status=Status.FINISHED_LENGTH_CAPPED,
     )  # fmt: skip
+    update_block_hashes()
+    return one
 
 
 def output(new=(), cached=(), preempted=(), tables=None) -> SimpleNamespace:
@@ -49,39 +61,55 @@ def output(new=(), cached=(), preempted=(), tables=None) -> SimpleNamespace:
         ),
         num_scheduled_tokens={name: count for name, _, count in [*new, *cached]},
         preempted_req_ids=set(preempted) or None,
-        kv_connector_block_state=SimpleNamespace(get_block_ids=lambda name: (tables[name],)),
+        kv_connector_block_state=SimpleNamespace(
+            get_block_ids=lambda name: (
+                tables[name] if isinstance(tables[name], tuple) else (tables[name],)
+            )
+        ),
     )
 
 
+def empty(*shape: int) -> torch.Tensor:
+    return torch.full(shape, float("nan"))
+
+
 class Engine:
-    """A scheduler and its workers."""
+    """A scheduler and its workers, by default with caches of attention to all tokens."""
 
     def __init__(
         self, role: str, num_ranks: int = 1, block: int = BLOCK, settings=SETTINGS, both=False
     ):
+        self.block, self.num_ranks = block, num_ranks
         roles = {"sends": role == "P" or both, "receives": role == "D" or both}
-        self.scheduler = HandoffScheduler(role, **roles)
+        forms, layers = self.forms()
+        self.scheduler = HandoffScheduler(role, dict(enumerate(forms)), **roles)
         self.workers, self.caches = [], []
         for rank in range(num_ranks):
-            spec = type("FullAttentionSpec", (), {"block_size": block})()
-            group = SimpleNamespace(kv_cache_spec=spec, layer_names=["a", "b"])
             worker = HandoffWorker(
                 HandoffOptions("127.0.0.1", settings=settings),
                 role,
-                SimpleNamespace(transfer_groups=(group,), num_blocks=NUM_BLOCKS),
+                forms,
+                layers,
+                num_blocks=NUM_BLOCKS,
                 rank=rank,
                 num_ranks=num_ranks,
                 num_heads=HEADS,
                 **roles,
             )
-            shape = (2, NUM_BLOCKS, HEADS // num_ranks, block, 2 * DIM)
-            caches = torch.full(shape, float("nan"))
-            worker.register_kv_caches({"a": caches[0], "b": caches[1]})
+            self.caches.append(self.make_caches(worker))
             self.workers.append(worker)
-            self.caches.append(caches)
         self.scheduler.set_ranks([worker.address for worker in self.workers])
         self._counts: dict[tuple[str, str], int] = {}
         self.finished: set[str] = set()
+
+    def forms(self) -> tuple[list[GroupForm], list[list[str]]]:
+        """Its groups, and the names of the layers of each."""
+        return [GroupForm("full", self.block)], [["a", "b"]]
+
+    def make_caches(self, worker: HandoffWorker):
+        caches = empty(2, NUM_BLOCKS, HEADS // self.num_ranks, self.block, 2 * DIM)
+        worker.register_kv_caches({"a": caches[0], "b": caches[1]})
+        return caches
 
     def step(self, scheduled: SimpleNamespace, compute=lambda: None) -> SimpleNamespace:
         """A step of the engine; returns what all workers have reported by now."""
@@ -150,8 +178,8 @@ class Engine:
 def engines():
     made: list[Engine] = []
 
-    def make(*arguments, **options) -> Engine:
-        made.append(Engine(*arguments, **options))
+    def make(*arguments, kind=Engine, **options) -> Engine:
+        made.append(kind(*arguments, **options))
         return made[-1]
 
     yield make
@@ -165,6 +193,7 @@ PROMPT = [*range(40)]
 def prefill(engine: Engine, ids: list[int], **params) -> dict:
     """Serve a prompt in two steps; returns the answer's parameters."""
     one = request("p", PROMPT, do_remote_decode=True, **params)
+    engine.scheduler.added(one)
     assert engine.scheduler.matched(one, 0) == 0
     engine.scheduler.allocated(one, (ids[:2],), 0)
     engine.step(output(new=[("p", 0, 32)], tables={"p": ids[:2]}), lambda: engine.fill(ids[:2]))
@@ -180,9 +209,9 @@ def test_prefill_first(engines, num_senders, num_receivers):
     p, d = engines("P", num_senders), engines("D", num_receivers)
     answer = prefill(p, [3, 1, 2])
     one = request("d", PROMPT, **answer)
-    assert d.scheduler.matched(one, 16) == 24
-    assert d.scheduler.matched(one, 16) == 24  # without an effect
-    d.scheduler.allocated(one, ([7, 8, 9],), 24)
+    assert d.scheduler.matched(one, 16) == 23  # but the last one
+    assert d.scheduler.matched(one, 16) == 23  # without an effect
+    d.scheduler.allocated(one, ([7, 8, 9],), 23)
     assert not d.until("received", "d").failed
     assert all(caches[:, 7].isnan().all() for caches in d.caches)  # it had that block
     assert d.holds([8, 9], first=1)
@@ -211,8 +240,8 @@ def test_both_at_once(engines, by):
 
 def test_a_prompt_that_is_another_one_fails(engines):
     p, d = engines("P", settings=replace(SETTINGS, lease_s=1.0)), engines("D")
-    one = request("d", [*PROMPT[:-1], 7], **prefill(p, [3, 1, 2]))
-    d.scheduler.allocated(one, ([7, 8, 9],), 40)
+    one = request("d", [7, *PROMPT[1:]], **prefill(p, [3, 1, 2]))
+    d.scheduler.allocated(one, ([7, 8, 9],), 39)
     assert d.until("received", "d").failed == {"d"}
     assert d.caches[0].isnan().all()
     p.until("sent", "p")
@@ -224,10 +253,12 @@ def test_an_abort_of_the_receiver_ends_both(engines):
     where = {"remote_host": host, "remote_port": int(port), "transfer_id": "t"}
     p.step(output())
     one = request("d", PROMPT, do_remote_prefill=True, **where)
-    d.scheduler.allocated(one, ([7, 8, 9],), 40)
+    d.scheduler.allocated(one, ([7, 8, 9],), 39)
     d.step(output())
     one.status = Status.FINISHED_ABORTED
+    assert not d.scheduler.has_waiting
     assert d.scheduler.finished(one) == (False, None)  # vLLM keeps the blocks of a waiting one
+    assert d.scheduler.has_waiting
     assert d.until("received", "d").failed == {"d"}
     time.sleep(0.3)
     prefill(p, [3, 1, 2], transfer_id="t")
@@ -237,11 +268,12 @@ def test_an_abort_of_the_receiver_ends_both(engines):
 def test_an_abort_of_the_sender_is_the_receivers_failure(engines):
     p, d = engines("P"), engines("D")
     one = request("p", PROMPT, do_remote_decode=True, transfer_id="t")
+    p.scheduler.added(one)
     p.scheduler.allocated(one, ([3, 1],), 0)
     p.step(output(new=[("p", 0, 32)], tables={"p": [3, 1]}), lambda: p.fill([3, 1]))
     source = {"remote_ranks": [p.workers[0].address], "transfer_id": "t"}
     other = request("d", PROMPT, do_remote_prefill=True, **source)
-    d.scheduler.allocated(other, ([7, 8, 9],), 40)
+    d.scheduler.allocated(other, ([7, 8, 9],), 39)
     d.step(output())
     one.status = Status.FINISHED_ABORTED
     assert p.scheduler.finished(one) == (True, None)
@@ -255,7 +287,7 @@ def test_what_no_one_needs_is_released(engines, when):
     p, d = engines("P"), engines("D")
     one = request("d", PROMPT, **prefill(p, [3, 1, 2]))
     if when == "all is here":
-        assert d.scheduler.matched(one, 40) == 0
+        assert d.scheduler.matched(one, 39) == 0
         d.scheduler.allocated(one, ([7, 8, 9],), 0)
     else:
         assert d.scheduler.finished(one) == (False, None)
@@ -266,6 +298,7 @@ def test_what_no_one_needs_is_released(engines, when):
 def test_a_preempted_request_is_sent_from_its_new_blocks(engines):
     p, d = engines("P"), engines("D")
     one = request("p", PROMPT, do_remote_decode=True)
+    p.scheduler.added(one)
     p.scheduler.allocated(one, ([3, 1],), 0)
     p.step(output(new=[("p", 0, 32)], tables={"p": [3, 1]}), lambda: p.fill([3, 1]))
     p.step(output(preempted=["p"]), lambda: p.caches[0].fill_(7.0))
@@ -275,7 +308,7 @@ def test_a_preempted_request_is_sent_from_its_new_blocks(engines):
     _, answer = p.scheduler.finished(one)
     p.finished.add("p")
     other = request("d", PROMPT, **answer)
-    d.scheduler.allocated(other, ([7, 8, 9],), 40)
+    d.scheduler.allocated(other, ([7, 8, 9],), 39)
     assert not d.until("received", "d").failed
     assert d.holds([7, 8, 9])
     p.until("sent", "p")
@@ -285,7 +318,7 @@ def test_two_requests_of_one_transfer(engines, caplog):
     p = engines("P")
     for name in ("p", "q"):
         one = request(name, PROMPT, do_remote_decode=True, transfer_id="t")
-        p.scheduler.allocated(one, ([1, 2, 3],), 0)
+        p.scheduler.added(one)
     assert "q is not handed over: another request has its transfer_id t" in caplog.text
     assert p.scheduler.finished(one) == (False, None)
 
@@ -305,7 +338,7 @@ def test_one_sample_of_a_prompt_receives_it(engines):
 
 @pytest.mark.parametrize("params", [{}, {"do_remote_prefill": True}, None])
 def test_requests_without_another_engine_are_computed(params):
-    scheduler = HandoffScheduler("D", sends=False, receives=True)
+    scheduler = HandoffScheduler("D", ALL, sends=False, receives=True)
     one = request("d", PROMPT)
     one.kv_transfer_params = params
     assert scheduler.matched(one, 0) == 0
@@ -317,7 +350,7 @@ def test_requests_without_another_engine_are_computed(params):
 
 @pytest.mark.parametrize("name", ["t" * 513, ["t"], {"t": 1}, "\ud800"])
 def test_a_transfer_that_has_no_right_name_is_computed(name, caplog):
-    scheduler = HandoffScheduler("D", sends=True, receives=True)
+    scheduler = HandoffScheduler("D", ALL, sends=True, receives=True)
     one = request("d", PROMPT, do_remote_prefill=True, remote_ranks=["h:1"], transfer_id=name)
     assert scheduler.matched(one, 0) == 0
     scheduler.allocated(one, ([1],), 0)
@@ -336,7 +369,7 @@ def test_an_abort_of_a_request_that_is_handed_on(engines, when):
     one = request("d", PROMPT, do_remote_prefill=True, do_remote_decode=True, **where)
     d.scheduler.added(one)
     if when == "while it is received":
-        d.scheduler.allocated(one, ([7, 8, 9],), 40)
+        d.scheduler.allocated(one, ([7, 8, 9],), 39)
         d.step(output())
     one.status = Status.FINISHED_ABORTED
     stays, _ = d.scheduler.finished(one)
@@ -372,13 +405,14 @@ def test_a_request_that_ends_while_a_store_loads_it_is_not_reported_as_sent(engi
 
 def test_the_digest_is_of_all_that_blocks_depend_on():
     one = request("a", PROMPT)
-    digests = {digest_of(one), digest_of(request("b", PROMPT[:-1]))}
-    assert digest_of(request("c", PROMPT)) in digests
+    digests = {digest_of(one, 39), digest_of(one, 38)}
+    assert digest_of(request("c", PROMPT), 39) in digests
+    assert digest_of(request("d", [*PROMPT[:-1], 7]), 39) in digests
     one.lora_request = SimpleNamespace(lora_name="l")
-    digests.add(digest_of(one))
+    digests.add(digest_of(one, 39))
     place = SimpleNamespace(offset=1, length=2)
     one.mm_features = [SimpleNamespace(identifier="image", mm_position=place)]
-    digests.add(digest_of(one))
+    digests.add(digest_of(one, 39))
     assert len(digests) == 4
 
 
@@ -437,23 +471,21 @@ def test_settings():
 
 
 @pytest.mark.parametrize(
-    "shape, spec, match",
+    "caches, kind, match",
     [
-        ((NUM_BLOCKS, 2, BLOCK, 8), "FullAttentionSpec", "must have 4 heads on each of 1 ranks"),
-        ((NUM_BLOCKS + 1, 4, BLOCK, 8), "FullAttentionSpec", "for the engine's 32 blocks"),
-        ((2, NUM_BLOCKS, 4, BLOCK, 8), "FullAttentionSpec", "for the engine's 32 blocks"),
-        ((NUM_BLOCKS, 4, BLOCK, 8), "MambaSpec", "must have one of FullAttentionSpec, MLA"),
+        (torch.zeros(NUM_BLOCKS, 2, BLOCK, 8), "full", "must have 4 heads on each of 1 ranks"),
+        (torch.zeros(NUM_BLOCKS + 1, 4, BLOCK, 8), "full", "for the engine's 32 blocks"),
+        (torch.zeros(2, NUM_BLOCKS, 4, BLOCK, 8), "full", "for the engine's 32 blocks"),
+        ([torch.zeros(NUM_BLOCKS + 1, 8)], "state", "states must be of the engine's 32 blocks"),
+        ([torch.zeros(NUM_BLOCKS, 3, 8).mT], "state", "must be in one piece in each block"),
+        ([], "state", "the model must have caches, got none"),
     ],
 )
-def test_caches_of_another_form_are_refused(shape, spec, match):
-    group = SimpleNamespace(
-        kv_cache_spec=type(spec, (), {"block_size": BLOCK})(), layer_names=["a"]
-    )
-    config = SimpleNamespace(transfer_groups=(group,), num_blocks=NUM_BLOCKS)
+def test_caches_of_another_form_are_refused(caches, kind, match):
     worker = HandoffWorker(
-        HandoffOptions(), "P", config, rank=0, num_ranks=1, num_heads=HEADS, sends=True,
-        receives=False,
+        HandoffOptions(), "P", [GroupForm(kind, BLOCK)], [["a"]], num_blocks=NUM_BLOCKS, rank=0,
+        num_ranks=1, num_heads=HEADS, sends=True, receives=False,
     )  # fmt: skip
     with pytest.raises(Unavailable, match=match):
-        worker.register_kv_caches({"a": torch.zeros(shape)})
+        worker.register_kv_caches({"a": caches})
     worker.close()

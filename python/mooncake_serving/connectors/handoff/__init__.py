@@ -34,9 +34,10 @@ from .endpoint import Endpoint
 from .receiver import Receiver, Result
 from .sender import Sender
 from .settings import HandoffSettings, Source
-from .shards import REPLICATED, first_head, sources
+from .shards import INDIVISIBLE, REPLICATED, first_head, sources
 
 __all__ = [
+    "INDIVISIBLE",
     "REPLICATED",
     "Endpoint",
     "HandoffSettings",

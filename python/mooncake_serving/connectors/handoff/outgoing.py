@@ -30,6 +30,15 @@ class Transfer:
     computed_s: float | None = None  # when all of it was computed
     is_released: bool = False  # no one needs its blocks any more
 
+    def ids_of(self, pieces: Pieces) -> dict[str, list[int]] | None:
+        """Return the blocks at these places; None if there is none at one of them."""
+        ids = {name: [*self.block_ids[name][p.start : p.stop]] for name, p in pieces.items()}
+        is_there = all(
+            len(ids[name]) == len(places) and min(ids[name], default=0) >= 0
+            for name, places in pieces.items()
+        )
+        return ids if is_there else None
+
     @property
     def is_needed(self) -> bool:
         """Whether a thread reads its blocks, or will."""

@@ -68,7 +68,7 @@ class Receiver(Closeable):
     Args:
         endpoint: of this rank; not started yet.
         groups: its cache.
-        num_heads: KV heads of the model, of each group; ``REPLICATED``: each rank holds all.
+        num_heads: KV heads of the model, of each group, as for ``sources``.
         rank, num_ranks: of tensor parallelism.
 
     Raises:
@@ -155,8 +155,8 @@ class Receiver(Closeable):
             source: the engine that prefills.
             transfer_id: as the sender has offered it, or will.
             digest: of the prompt; see ``Ask``.
-            block_ids: the whole block table of each group. Blocks before ``first_token`` are not
-                written.
+            block_ids: the whole block table of each group, -1 where it has no block. Blocks
+                before ``first_token`` are not written.
             num_tokens: of the prompt.
             first_token: a multiple of each group's ``tokens_per_block``, of those that need all
                 tokens.
@@ -189,16 +189,20 @@ class Receiver(Closeable):
         blocks: dict[str, dict[int, int]] = {}
         for name, places in self._groups.needed(num_tokens).items():
             group, ids = self._groups[name], block_ids[name]
-            if group.kind == "full":
-                if first_token % group.tokens_per_block:
-                    raise InvalidArgument(
-                        f"{op}: first_token must be a multiple of {group.tokens_per_block}, "
-                        f"got {first_token}"
-                    )
-                places = range(first_token // group.tokens_per_block, places.stop)
+            size = group.tokens_per_block
+            if group.kind == "full" and first_token % size:
+                raise InvalidArgument(
+                    f"{op}: first_token must be a multiple of {size}, got {first_token}"
+                )
+            places = range(max(places.start, first_token // size), places.stop)
             if places.stop > len(ids):
                 raise InvalidArgument(
                     f"{op}: block_ids[{name!r}] must be at least {places.stop}, got {len(ids)}"
+                )
+            if (none := next((place for place in places if ids[place] < 0), None)) is not None:
+                raise InvalidArgument(
+                    f"{op}: block_ids[{name!r}] must have a block at {places.start} up to "
+                    f"{places.stop}, got none at {none}"
                 )
             blocks[name] = {place: int(ids[place]) for place in places}
         request = Request(

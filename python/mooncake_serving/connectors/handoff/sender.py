@@ -162,7 +162,7 @@ class Sender(Closeable):
         Args:
             transfer_id: that was offered; one that is over meanwhile is ignored.
             num_computed: tokens whose blocks are complete.
-            block_ids: the whole block table of each group so far.
+            block_ids: the whole block table of each group so far, -1 where it has no block.
             after: on CUDA, an event after which these blocks are complete.
         """
         with self._state:
@@ -518,15 +518,10 @@ class Sender(Closeable):
                 ask, pieces, slot = work
                 transfer = ask.transfer
                 assert transfer is not None, "it is that of the chunk"
-                ids = {
-                    name: [transfer.block_ids[name][place] for place in places]
-                    for name, places in pieces.items()
-                    if max(places, default=-1) < len(transfer.block_ids[name])
-                }
-                after = transfer.after
+                ids, after = transfer.ids_of(pieces), transfer.after
             header, reason = None, ""
             try:
-                if set(ids) != set(pieces):
+                if ids is None:
                     raise InvalidArgument("progress: block_ids must have the computed tokens")
                 header = self._pack(packer, staging, pieces, ids, stream, after)
             except Exception as error:  # of this receiver: the others are served

@@ -285,8 +285,11 @@ class StoreConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
         return False, None
 
     def has_pending_push_work(self) -> bool:
-        """Keep an engine without requests going until its blocks are copied out."""
-        return self.scheduler is not None and self.scheduler.has_waiting
+        """Keep an engine without requests going until its blocks are copied out, and its workers
+        know what there is to know of hand-offs.
+        """
+        sides = (self.scheduler, self.handoff_scheduler)
+        return any(side is not None and side.has_waiting for side in sides)
 
     def reset_cache(self) -> bool | None:
         """Neither load nor save any more what any engine has in the store now.
@@ -409,11 +412,19 @@ def _groups_of(caches: "KVCacheConfig") -> list[GroupForm]:
     return [_form_of(group.kv_cache_spec) for group in groups]
 
 
-def _form_of(spec: "KVCacheSpec") -> GroupForm:
+def _transferred(caches: "KVCacheConfig") -> list[GroupForm]:
+    """Return the forms of the groups that are handed over: also states that no hash names."""
+    return [
+        _form_of(group.kv_cache_spec, state_modes=("align", "none"))
+        for group in caches.transfer_groups
+    ]
+
+
+def _form_of(spec: "KVCacheSpec", state_modes: tuple[str, ...] = ("align",)) -> GroupForm:
     is_mixed = isinstance(spec, UniformTypeKVCacheSpecs)
     for one in spec.kv_cache_specs.values() if is_mixed else [spec]:
         if type(one) is MambaSpec:
-            _check_states(one)
+            _check_states(one, state_modes)
             continue
         if type(one) not in (FullAttentionSpec, MLAAttentionSpec, SlidingWindowSpec):
             raise Unavailable(
@@ -428,11 +439,12 @@ def _form_of(spec: "KVCacheSpec") -> GroupForm:
     return GroupForm("full" if window is None else "window", spec.block_size, window)
 
 
-def _check_states(spec: "MambaSpec") -> None:
-    """Refuse states of which vLLM does not say where one of a whole block is."""
-    if spec.mamba_cache_mode != "align":
+def _check_states(spec: "MambaSpec", modes: tuple[str, ...]) -> None:
+    """Refuse states of which vLLM does not say where the one is that is wanted."""
+    if spec.mamba_cache_mode not in modes:
+        wanted = " or ".join(f'"{mode}"' for mode in modes)
         raise Unavailable(
-            'StoreConnector: mamba_cache_mode must be "align", got '
+            f"StoreConnector: mamba_cache_mode must be {wanted}, got "
             f'"{spec.mamba_cache_mode}" (vLLM sets it with enable_prefix_caching)'
         )
     if spec.num_speculative_blocks:
@@ -493,7 +505,7 @@ def _handoff_scheduler(config: "VllmConfig", caches: "KVCacheConfig") -> Handoff
     transfers = config.kv_transfer_config
     return HandoffScheduler(
         transfers.engine_id,
-        caches.transfer_group_ids,
+        dict(zip(caches.transfer_group_ids, _transferred(caches), strict=True)),
         sends=transfers.is_kv_producer,
         receives=transfers.is_kv_consumer,
     )
@@ -514,7 +526,9 @@ def _handoff_worker(
             settings=replace(options.settings, model=name),
         ),
         transfers.engine_id,
-        caches,
+        _transferred(caches),
+        [group.layer_names for group in caches.transfer_groups],
+        num_blocks=caches.num_blocks,
         rank=get_tensor_model_parallel_rank(),
         num_ranks=parallel.tensor_parallel_size,
         num_heads=config.model_config.get_total_num_kv_heads(),
@@ -548,6 +562,6 @@ def _check_handoff(config: "VllmConfig", caches: "KVCacheConfig") -> None:
     if caches.needs_kv_cache_zeroing and config.use_v2_model_runner:
         raise Unavailable(
             "StoreConnector: caches must need no zeroing for a hand-off with the V2 model runner, "
-            "as those of several dtypes (kv_cache_dtype_skip_layers) do: set "
-            "VLLM_USE_V2_MODEL_RUNNER=0"
+            "as those of recurrent layers and of several dtypes (kv_cache_dtype_skip_layers) do: "
+            "set VLLM_USE_V2_MODEL_RUNNER=0"
         )

@@ -5,11 +5,15 @@
 answers with those for the other engine: ``do_remote_prefill``, ``transfer_id``, and where its ranks
 are. A proxy written for NixlConnector passes these on; one that sends to both at once gives
 ``do_remote_prefill``, ``transfer_id``, ``remote_host`` and ``remote_port``.
+
+What is handed over is the prompt without its last token, which the decode engine computes for the
+next one. A state of a recurrent layer is of one number of tokens, and no other can be had from it:
+where there are such layers, the engine that prefills leaves the last token away, too.
 """
 
 import logging
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,9 +23,11 @@ from .handoff_step import (
     Progress,
     Receive,
     digest_of,
+    is_of_tokens,
     source_of,
     transfer_id_of,
 )
+from .steps import GroupForm
 
 log = logging.getLogger("mooncake_serving.connectors.vllm")
 
@@ -41,15 +47,16 @@ class HandoffScheduler:
 
     Args:
         engine_id: of this engine.
-        group_ids: places of the transferred groups in vLLM's block tables.
+        groups: that are handed over, by their places in vLLM's block tables.
         sends: whether requests may be prefilled here for other engines.
         receives: whether requests may be prefilled elsewhere for this one.
     """
 
     def __init__(
-        self, engine_id: str, group_ids: Sequence[int] = (0,), *, sends: bool, receives: bool
+        self, engine_id: str, groups: Mapping[int, GroupForm], *, sends: bool, receives: bool
     ):
-        self._engine_id, self._group_ids = engine_id, tuple(group_ids)
+        self._engine_id, self._groups = engine_id, dict(groups)
+        self._has_states = any(form.kind == "state" for form in groups.values())
         self._sends, self._receives = sends, receives
         self._ranks: list[str] = []
         self._sending: dict[str, _Sending] = {}  # by request, until the workers are done with it
@@ -57,13 +64,21 @@ class HandoffScheduler:
         self._begun: OrderedDict[str, None] = OrderedDict()  # transfers that were asked for
         self._step = HandoffStep()
 
+    @property
+    def has_waiting(self) -> bool:
+        """Whether the workers have to be told something, even if no request is computed."""
+        return self._step != HandoffStep()
+
     def set_ranks(self, ranks: Sequence[str]) -> None:
         """Set where the ranks of this engine are reached, in order."""
         self._ranks = list(ranks)
         self._step.ranks = list(ranks)
 
     def added(self, request: Any) -> None:
-        """Let other engines ask for a request, which may have to wait until it is computed."""
+        """Let other engines ask for a request, before anything of it is computed.
+
+        Its last token is taken from it if the model has recurrent layers.
+        """
         params, request_id = request.kv_transfer_params or {}, request.request_id
         if not self._sends or not params.get("do_remote_decode") or request_id in self._sending:
             return
@@ -71,18 +86,22 @@ class HandoffScheduler:
         transfer_id = transfer_id_of(named, request_id)
         if transfer_id is None:
             log.warning("%s is not handed over: its transfer_id is no name", request_id)
-        elif request.prompt_token_ids is None:
-            log.warning("%s is not handed over: its prompt is not of tokens", request_id)
         elif any(other.transfer_id == transfer_id for other in self._sending.values()):
             log.warning(
                 "%s is not handed over: another request has its transfer_id %s",
                 request_id,
                 transfer_id,
             )
+        elif reason := self._refusal(request):
+            log.warning("%s is not handed over: %s", request_id, reason)
+            self._step.drops.append((transfer_id, reason))
         else:
-            num_tokens = len(request.prompt_token_ids)
+            num_tokens = len(request.prompt_token_ids) - 1
+            if self._has_states:
+                _leave_last_token_away(request)
+            digest = digest_of(request, num_tokens)
             self._sending[request_id] = _Sending(transfer_id, num_tokens)
-            self._step.offers.append(Offer(request_id, transfer_id, digest_of(request), num_tokens))
+            self._step.offers.append(Offer(request_id, transfer_id, digest, num_tokens))
 
     def matched(self, request: Any, num_computed_tokens: int) -> int:
         """Return how many tokens after the computed ones another engine will send; 0: none.
@@ -95,14 +114,14 @@ class HandoffScheduler:
         transfer_id = transfer_id_of(params, request.request_id)
         if transfer_id in self._begun:
             return 0  # another sample of the same prompt has received it
-        if request.prompt_token_ids is None or transfer_id is None or source_of(params) is None:
+        if not is_of_tokens(request) or transfer_id is None or source_of(params) is None:
             log.warning(
                 "%s is computed here: its kv_transfer_params name no engine or transfer, or its "
                 "prompt is not of tokens",
                 request.request_id,
             )
             return 0
-        return max(0, len(request.prompt_token_ids) - num_computed_tokens)
+        return max(0, len(request.prompt_token_ids) - 1 - num_computed_tokens)
 
     def allocated(
         self, request: Any, block_ids: Sequence[Sequence[int]], num_external_tokens: int
@@ -125,20 +144,18 @@ class HandoffScheduler:
                 self._step.releases.append((source, transfer_id))
                 return
             self._receiving.add(request_id)
-            num_tokens = len(request.prompt_token_ids)
+            num_tokens = len(request.prompt_token_ids) - 1
             self._step.receives.append(
                 Receive(
                     request_id,
                     source,
                     transfer_id,
-                    digest_of(request),
+                    digest_of(request, num_tokens),
                     num_tokens - num_external_tokens,
                     num_tokens,
                     self._tables(block_ids),
                 )
             )
-        else:
-            self.added(request)
 
     def step(self, scheduler_output: Any) -> HandoffStep:
         """Return what the workers do at this step, once.
@@ -198,11 +215,13 @@ class HandoffScheduler:
                 self._step.releases.append((source, transfer_id))
         if sending is None:
             return False, None
-        if not is_complete:
+        if not is_complete or sending.num_computed < sending.num_tokens:
             if self._take_back(sending):
                 del self._sending[request_id]
                 return False, None
             reason = f"the prefill engine has ended the request: {request.status.name}"
+            if is_complete:  # its last token was on its way when it lost its blocks
+                reason = "the prefill engine has preempted the request"
             self._step.drops.append((sending.transfer_id, reason))
             return True, None
         return True, self._answer(sending, request)
@@ -212,6 +231,31 @@ class HandoffScheduler:
         for request_id in connector_output.finished_sending or ():
             self._sending.pop(request_id, None)
         self._receiving.difference_update(connector_output.finished_recving or ())
+
+    def _refusal(self, request: Any) -> str | None:
+        """Return why a request cannot be handed over."""
+        prompt, params = request.prompt_token_ids, request.kv_transfer_params
+        if not is_of_tokens(request):
+            return "its prompt is not of tokens"
+        if len(prompt) < 2:
+            return "all but the last token of a prompt is handed over, and it has one"
+        if all(form.kind == "full" for form in self._groups.values()):
+            return None
+        if request.max_tokens != 1:  # its windows and states move on
+            return (
+                "max_tokens must be 1 in the prefill engine of a model with sliding windows or "
+                f"recurrent layers, got {request.max_tokens}"
+            )
+        if not self._has_states:
+            return None
+        if params.get("do_remote_prefill"):
+            return "of a model with recurrent layers, what was received is not handed on"
+        if request.skip_reading_prefix_cache:
+            return "it asks for more than the prompt's states, as prompt_logprobs do"
+        for feature in request.mm_features or ():
+            if feature.mm_position.offset + feature.mm_position.length >= len(prompt):
+                return "its prompt ends with an image, and the model has recurrent layers"
+        return None
 
     def _take_back(self, sending: _Sending) -> bool:
         """Take back an offer that no worker knows of yet."""
@@ -240,4 +284,14 @@ class HandoffScheduler:
         }
 
     def _tables(self, block_ids: Sequence[Sequence[int]]) -> list[list[int]]:
-        return [list(block_ids[group]) for group in self._group_ids]
+        return [list(block_ids[group]) for group in self._groups]
+
+
+def _leave_last_token_away(request: Any) -> None:
+    """Have vLLM compute all but the last token of a request that it has not scheduled yet."""
+    request.prompt_token_ids = request.prompt_token_ids[:-1]  # the list may be its sender's
+    request._all_token_ids.pop()
+    request.num_prompt_tokens -= 1
+    if request.block_hashes:  # the last one may be of that token
+        request.block_hashes.pop()
+        request.update_block_hashes()

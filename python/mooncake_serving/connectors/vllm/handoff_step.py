@@ -71,7 +71,11 @@ def _wrong(what: str, wanted: str, value: Any) -> InvalidArgument:
 
 @dataclass(frozen=True)
 class Offer:
-    """A request that is going to be prefilled here for another engine."""
+    """A request that is going to be prefilled here for another engine.
+
+    Attributes:
+        num_tokens: that are handed over.
+    """
 
     request_id: str
     transfer_id: str
@@ -81,7 +85,7 @@ class Offer:
 
 @dataclass(frozen=True)
 class Progress:
-    """How much of it this step completes, and its block table in each group."""
+    """How much of it this step completes, and its block table in each group, as vLLM has it."""
 
     transfer_id: str
     num_computed: int
@@ -90,7 +94,11 @@ class Progress:
 
 @dataclass(frozen=True)
 class Receive:
-    """A request that another engine prefills, with its block table in each group."""
+    """A request that another engine prefills, with its block table in each group.
+
+    Attributes:
+        first_token, num_tokens: tokens ``first_token`` up to ``num_tokens`` are received.
+    """
 
     request_id: str
     source: Source
@@ -125,13 +133,19 @@ class HandoffStep:
     releases: list[tuple[Source, str]] = field(default_factory=list)
 
 
-def digest_of(request: Any) -> bytes:
-    """Return a digest of all that a request's prompt blocks depend on, besides the model.
+def is_of_tokens(request: Any) -> bool:
+    """Whether tokens are all that a request's prompt has, so that a digest tells prompts apart."""
+    return request.prompt_token_ids is not None and request.prompt_embeds is None
+
+
+def digest_of(request: Any, num_tokens: int) -> bytes:
+    """Return a digest of all that the blocks of a prompt's head depend on, besides the model.
 
     Args:
         request: of vLLM, with ``prompt_token_ids``.
+        num_tokens: of the head.
     """
-    digest = hashlib.sha256(array("q", request.prompt_token_ids).tobytes())
+    digest = hashlib.sha256(array("q", request.prompt_token_ids[:num_tokens]).tobytes())
     lora = getattr(request, "lora_request", None)
     digest.update(repr(getattr(lora, "lora_name", "")).encode())
     for feature in getattr(request, "mm_features", None) or ():

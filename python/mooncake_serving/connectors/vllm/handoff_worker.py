@@ -10,14 +10,15 @@ import torch
 import mooncake_kernels as mk
 from mooncake_kernels.errors import InvalidArgument, Unavailable
 
-from ..handoff import REPLICATED, Endpoint, Receiver, Sender, first_head
+from ..handoff import INDIVISIBLE, REPLICATED, Endpoint, Receiver, Sender, first_head
+from .caches import state_rows
 from .handoff_step import HandoffOptions, HandoffStep
+from .steps import NULL_BLOCK, GroupForm
 
 log = logging.getLogger("mooncake_serving.connectors.vllm")
 
 CPU_AXES = {2: "block dim", 3: "block dim", 4: "block head dim"}  # tokens have an order of its own
 AXES = {3: "block token dim", 4: "block head token dim"}
-FULL = ("FullAttentionSpec", "MLAAttentionSpec")
 
 
 @dataclass
@@ -41,7 +42,9 @@ class HandoffWorker:
     Args:
         options: of the engine.
         engine_id: of the engine.
-        kv_cache_config: vLLM's.
+        groups: that are handed over.
+        layers: the names of each group's layers.
+        num_blocks: of the engine's cache.
         rank, num_ranks: of tensor parallelism.
         num_heads: KV heads of the model.
         sends: whether requests may be prefilled here for other engines.
@@ -52,8 +55,10 @@ class HandoffWorker:
         self,
         options: HandoffOptions,
         engine_id: str,
-        kv_cache_config: Any,
+        groups: Sequence[GroupForm],
+        layers: Sequence[Sequence[str]],
         *,
+        num_blocks: int,
         rank: int,
         num_ranks: int,
         num_heads: int,
@@ -61,7 +66,7 @@ class HandoffWorker:
         receives: bool,
     ):
         self._options, self._engine_id = options, engine_id
-        self._config = kv_cache_config
+        self._forms, self._layers, self._num_blocks = groups, layers, num_blocks
         self._rank, self._num_ranks, self._num_heads = rank, num_ranks, num_heads
         self._sends, self._receives = sends, receives
         self._parts: dict[str, int] = {}  # of the cache's blocks in one of the engine's
@@ -78,15 +83,14 @@ class HandoffWorker:
         """Where this rank is reached; only after ``register_kv_caches``."""
         return self._engine.name
 
-    def register_kv_caches(self, kv_caches: Mapping[str, torch.Tensor]) -> None:
+    def register_kv_caches(self, kv_caches: Mapping[str, Any]) -> None:
         """Set the caches, and listen for other engines.
 
         Args:
-            kv_caches: a tensor a layer, by name.
+            kv_caches: a tensor a layer, by name; of a recurrent layer a tensor or several.
 
         Raises:
-            Unavailable: the model has other caches than of attention to all tokens, or their form
-                is unknown.
+            Unavailable: the form of the caches is unknown.
             OSError, Unavailable: see ``mk.TransferEngine``.
         """
         groups, heads = self._groups(kv_caches)
@@ -224,31 +228,39 @@ class HandoffWorker:
         return event
 
     def _by_group(self, tables: Sequence[Sequence[int]]) -> dict[str, list[int]]:
-        """Return block tables as of the caches, whose blocks may be parts of the engine's."""
+        """Return block tables as of the caches, whose blocks may be parts of the engine's: -1 where
+        vLLM has its null block, as before a window.
+        """
         return {
-            name: [block * parts + part for block in table for part in range(parts)]
+            name: [
+                -1 if block == NULL_BLOCK else block * parts + part
+                for block in table
+                for part in range(parts)
+            ]
             for (name, parts), table in zip(self._parts.items(), tables, strict=True)
         }
 
-    def _groups(
-        self, kv_caches: Mapping[str, torch.Tensor]
-    ) -> tuple[mk.CacheGroups, dict[str, int]]:
+    def _groups(self, kv_caches: Mapping[str, Any]) -> tuple[mk.CacheGroups, dict[str, int]]:
         """Return the caches as groups, and the heads of each in the model."""
-        config = self._config
         groups, heads = [], {}
-        for index, group in enumerate(config.transfer_groups):
-            name, spec = str(index), group.kv_cache_spec
-            specs = [*getattr(spec, "kv_cache_specs", {"": spec}).values()]
-            if wrong := [type(one).__name__ for one in specs if type(one).__name__ not in FULL]:
-                raise Unavailable(
-                    f"hand-off: layers must have one of {', '.join(FULL)}, got {wrong[0]}"
+        for index, (form, names) in enumerate(zip(self._forms, self._layers, strict=True)):
+            name, layers = str(index), [kv_caches[one] for one in names if one in kv_caches]
+            if form.kind == "state":
+                views, heads[name], parts = _states(layers, self._num_blocks), INDIVISIBLE, 1
+            else:
+                views, has_heads = self._views(layers, self._num_blocks)
+                heads[name] = self._num_heads if has_heads else REPLICATED
+                parts = views[0].num_blocks // self._num_blocks
+            self._parts[name] = parts
+            groups.append(
+                mk.CacheGroup(
+                    name,
+                    views,
+                    form.kind,
+                    window=form.window,
+                    tokens_per_block=form.tokens_per_block // parts,
                 )
-            layers = [kv_caches[layer] for layer in group.layer_names if layer in kv_caches]
-            views, has_heads = self._views(layers, config.num_blocks)
-            self._parts[name] = views[0].num_blocks // config.num_blocks
-            heads[name] = self._num_heads if has_heads else REPLICATED
-            tokens = spec.block_size // self._parts[name]
-            groups.append(mk.CacheGroup(name, views, tokens_per_block=tokens))
+            )
         return mk.CacheGroups(*groups), heads
 
     def _views(
@@ -281,3 +293,22 @@ class HandoffWorker:
         if len({*has_heads}) > 1:
             raise Unavailable("hand-off: caches of a group must all have heads, or none")
         return [mk.KVView(tensors, axes) for (axes, *_), tensors in by_form.items()], has_heads[0]
+
+
+def _states(layers: Sequence[Any], num_blocks: int) -> list[mk.KVView]:
+    """Return views of the states of recurrent layers: a tensor or several each."""
+    alike: dict[Any, list[torch.Tensor]] = {}
+    for layer in layers:
+        for state in [layer] if isinstance(layer, torch.Tensor) else layer:
+            rows = state_rows(state)
+            if len(rows) != num_blocks:
+                raise Unavailable(
+                    f"hand-off: states must be of the engine's {num_blocks} blocks, got "
+                    f"{tuple(state.shape)}"
+                )
+            of_form = alike.setdefault((rows.shape, rows.stride(), rows.dtype), [])
+            if all(rows.data_ptr() != other.data_ptr() for other in of_form):
+                of_form.append(rows)
+    if not alike:
+        raise Unavailable("hand-off: the model must have caches, got none")
+    return [mk.KVView(rows, "block dim") for rows in alike.values()]

@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import os
 from typing import Any
 
 from mooncake_kernels.errors import Unavailable
@@ -108,6 +109,7 @@ def _values_of(config: Any) -> dict[str, Any]:
         ],
         "dtype": model.dtype,
         "quantization": [model.quantization, model.quantization_config],
+        "conv_layout": os.environ.get("VLLM_SSM_CONV_STATE_LAYOUT"),
         "cache_dtype": [cache.cache_dtype, cache.kv_cache_dtype_skip_layers],
         "draft": draft and [draft.method, draft.model, draft.revision],
     }
