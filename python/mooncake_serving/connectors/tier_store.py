@@ -15,6 +15,7 @@ from mooncake_kernels.errors import ChecksumError, InvalidArgument
 from mooncake_kernels.pool import PutResult, hash_names
 from mooncake_serving.store import ABSENT, Store
 
+from .page_watch import PageWatch
 from .store_url import open_store
 
 if TYPE_CHECKING:
@@ -185,6 +186,12 @@ class TierStore(Closeable):
             raise InvalidArgument(
                 f"{op}: url must name a store with room for a page's {num_bytes} bytes, got {most}"
             )
+
+    def watch(self) -> PageWatch | None:
+        """Watch which pages leave the own pool, or the disk behind it; close it before this. None:
+        this process has no pool.
+        """
+        return None if self._own is None else PageWatch(self._own)
 
     def used_bytes(self) -> tuple[int, int]:
         """How much of the own pool is used, by anyone, and its size; zeros if there is none."""

@@ -18,7 +18,7 @@ from mooncake_kernels.errors import InvalidArgument, Unavailable
 
 BLOCK, NUM_BLOCKS = 4, 8
 NAME = "mooncake_serving.connectors.vllm.connector"
-STATS = "mooncake_serving.connectors.vllm.stats"
+WITH_VLLM = (NAME, *(f"mooncake_serving.connectors.vllm.{n}" for n in ("stats", "kv_events")))
 
 
 class Base:
@@ -72,6 +72,14 @@ class Metric:
     observe = inc
 
 
+class Stored(SimpleNamespace):
+    """``BlockStored``."""
+
+
+class Removed(SimpleNamespace):
+    """``BlockRemoved``."""
+
+
 class Spec:
     """A layer's form: the same string in all processes."""
 
@@ -94,6 +102,13 @@ def connector(monkeypatch):
     sources = dict.fromkeys(("HOST", "DISK", "EXTERNAL_UNSPECIFIED"), "somewhere")
     modules = {
         "vllm": {"__version__": "0"},
+        "vllm.distributed.kv_events": {
+            "MEDIUM_CPU": "CPU",
+            "MEDIUM_STORAGE": "STORAGE",
+            "KVCacheEvent": object,
+            "BlockStored": Stored,
+            "BlockRemoved": Removed,
+        },
         "vllm.distributed.kv_transfer.kv_connector.v1.base": {
             "KVConnectorBase_V1": Base,
             "KVConnectorHandshakeMetadata": object,
@@ -112,9 +127,16 @@ def connector(monkeypatch):
         "vllm.utils.network_utils": {"get_ip": lambda: "127.0.0.1"},
         "vllm.platforms": {"current_platform": SimpleNamespace(device_type="cpu")},
         "vllm.v1.core.kv_cache_utils": {
-            "resolve_kv_cache_block_sizes": lambda caches, config: (BLOCK, BLOCK)
+            "resolve_kv_cache_block_sizes": lambda caches, config: (BLOCK, BLOCK),
+            "maybe_convert_block_hash": lambda name: name[0],
+            "generate_block_hash_extra_keys": lambda request, first, end, _: ((first, end), 0),
+            "to_event_extra_keys": list,
         },
-        "vllm.v1.kv_cache_interface": {kind: type(kind, (Spec,), {}) for kind in kinds},
+        "vllm.v1.kv_cache_interface": {kind: type(kind, (Spec,), {}) for kind in kinds}
+        | {
+            "get_kv_cache_spec_kind": lambda spec: SimpleNamespace(value=type(spec).__name__),
+            "get_kv_cache_spec_sliding_window": lambda spec: None,
+        },
         "vllm.v1.metrics.cache_hit_source": {"CacheHitSource": SimpleNamespace(**sources)},
     }
     for name, contents in modules.items():
@@ -123,12 +145,12 @@ def connector(monkeypatch):
             if parent not in sys.modules:
                 monkeypatch.setitem(sys.modules, parent, ModuleType(parent))
         vars(sys.modules[name]).update(contents)
-    for name in (NAME, STATS):
+    for name in WITH_VLLM:
         monkeypatch.delitem(sys.modules, name, raising=False)
     module = importlib.import_module(NAME)
     module.kinds = SimpleNamespace(**modules["vllm.v1.kv_cache_interface"])
     yield module
-    for name in (NAME, STATS):
+    for name in WITH_VLLM:
         sys.modules.pop(name, None)
 
 
@@ -165,8 +187,9 @@ def configs(url, groups, **parallel):
 class EngineOfVllm:
     """A scheduler's connector and a worker's, and caches whose blocks are full of one number."""
 
-    def __init__(self, module, url):
+    def __init__(self, module, url, *, events=False):
         config, caches = configs(url, [module.kinds.FullAttentionSpec()])
+        config.kv_events_config = SimpleNamespace(enable_kv_cache_events=events)
         self.module = module
         self.scheduler = module.StoreConnector(config, "scheduler", caches)
         self.worker = module.StoreConnector(config, "worker", caches)
@@ -210,8 +233,9 @@ class EngineOfVllm:
         """Serve a prompt of two blocks; return how many tokens of it were found."""
         hashes = [bytes([block]) * 32 for block in (1, 2)]
         request = SimpleNamespace(
-            request_id=name, num_tokens=2 * BLOCK + 1, block_hashes=hashes, num_computed_tokens=0
-        )
+            request_id=name, num_tokens=2 * BLOCK + 1, block_hashes=hashes, num_computed_tokens=0,
+            all_token_ids=list(range(2 * BLOCK + 1)), lora_request=None, session_id=name,
+        )  # fmt: skip
         found, is_async = self.scheduler.get_num_new_matched_tokens(request, 0)
         assert is_async == (found > 0)
         ids = ([3, 4, 5],)
@@ -265,6 +289,36 @@ def test_running_request_saves_nothing_after_a_reset(connector, url):
     engine = EngineOfVllm(connector, url)
     assert engine.serve("a", 1.0, before_compute=engine.scheduler.reset_cache) == 0
     assert engine.serve("b", 2.0) == 0
+    engine.close()
+
+
+def test_events_have_what_vllm_has_in_its_own(connector, url):
+    engine = EngineOfVllm(connector, url, events=True)
+    engine.serve("a", 1.0)
+    event = Stored(
+        block_hashes=[1, 2], parent_block_hash=None, token_ids=list(range(2 * BLOCK)),
+        block_size=BLOCK, lora_id=None, medium="CPU", lora_name=None,
+        extra_keys=[(0, BLOCK), (BLOCK, 2 * BLOCK)], group_idx=0,
+        kv_cache_spec_kind="FullAttentionSpec", kv_cache_spec_sliding_window=None, session_id="a",
+    )  # fmt: skip
+    assert engine.scheduler.take_events() == [event]
+    assert engine.scheduler.take_events() == []
+    engine.serve("b", 2.0)
+    event.session_id = "b"
+    assert engine.scheduler.take_events() == [event], "b has loaded them"
+    engine.scheduler._store.clear()
+    engine.scheduler.scheduler._events._look_at = 0.0
+    [removed] = engine.scheduler.take_events()
+    assert sorted(removed.block_hashes) == [1, 2]
+    assert (removed.medium, removed.group_idx) == ("CPU", 0)
+    engine.close()
+
+
+def test_engine_without_events_has_none(connector, url):
+    engine = EngineOfVllm(connector, url)
+    engine.serve("a", 1.0)
+    assert engine.scheduler.take_events() == []
+    assert engine.worker.take_events() == []
     engine.close()
 
 

@@ -13,9 +13,11 @@ from mooncake_serving.connectors.vllm.steps import (
     Blocks,
     GroupForm,
     Load,
+    Report,
     Save,
     Shards,
     Step,
+    Stored,
     object_names,
 )  # fmt: skip
 from mooncake_serving.connectors.vllm.worker import StoreWorker
@@ -101,6 +103,34 @@ def test_blocks_round_trip_into_another_engine(make, url, monkeypatch, num_rows)
     for name, layer in there.layers.items():
         before[name][others] = here.layers[name][ids]
         assert torch.equal(layer, before[name])
+
+
+def test_saves_report_which_blocks_the_store_has(make, url, monkeypatch):
+    monkeypatch.setattr(module, "STAGING_BYTES", 2 * 2 * 2 * BLOCK * 8 * 4)  # pieces of two blocks
+    here, copy = make(url, caches()), make(url, caches(), shards=Shards(writes=False))
+    put = TierStore.put_each
+
+    def put_but_the_second(store, names, addresses, sizes):
+        stored = put(store, names, addresses, sizes)
+        return stored & np.array([name[-32:] != hashes(2)[0] for name in names])
+
+    monkeypatch.setattr(TierStore, "put_each", put_but_the_second)
+    first = Blocks(0, [0, 1, 2], [5, 6, 7], hashes(1, 2, 3))
+    again = Blocks(0, [0, 2, 3], [5, 7, 8], hashes(1, 3, 4))
+
+    def stored(side, number, *blocks):
+        side.save(Step("n", b"", [], Save(number, list(blocks), is_reported=True)))
+        found = {}
+        wait_for(lambda: found.update(((report := side.report()) and report.stored) or {}) or found)
+        return found
+
+    assert stored(here.side, 0, first) == {0: Stored(1, [1, 0, 1])}
+    assert stored(here.side, 1, again) == {1: Stored(1, [1, 1, 1])}, "some it has found there"
+    monkeypatch.setattr(here.side, "_store", None)
+    monkeypatch.setattr(here.side, "_retry_at", float("inf"))
+    assert stored(here.side, 2, first) == {2: Stored(1, [0, 0, 0])}
+    copy.side.save(Step("n", b"", [], Save(3, [first], is_reported=True)))
+    assert copy.side.report() == Report(copied={3: 1}), "another worker saves what this one has"
 
 
 def test_groups_have_objects_of_their_own(make, url):

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 import vllm
+from vllm.distributed.kv_events import MEDIUM_CPU, MEDIUM_STORAGE, KVCacheEvent
 from vllm.distributed.kv_transfer.kv_connector.v1.base import (
     KVConnectorBase_V1,
     KVConnectorHandshakeMetadata,
@@ -36,6 +37,7 @@ from mooncake_kernels.errors import Unavailable
 from .handoff_scheduler import HandoffScheduler
 from .handoff_step import HandoffStep, parse_handoff
 from .handoff_worker import HandoffWorker
+from .kv_events import KVEvents
 from .namespace import identity_of, namespace_of, refuse_unnamed
 from .scheduler import StoreScheduler
 from .settings import Settings, acquire_store, parse, release_store, without_pool
@@ -168,7 +170,10 @@ class StoreConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
             num_workers=parallel.world_size,
             loads=transfers.is_kv_consumer,
             saves=transfers.is_kv_producer,
+            events=bool(config.kv_events_config and config.kv_events_config.enable_kv_cache_events),
         )
+        medium = MEDIUM_STORAGE if settings.store_url.scheme == "tiered" else MEDIUM_CPU
+        self._kv_events = KVEvents(caches.kv_cache_groups, medium)
 
     def _make_worker(self, settings: Settings, groups: list[GroupForm]) -> None:
         caches = self._kv_cache_config
@@ -284,9 +289,13 @@ class StoreConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
             return self.handoff_scheduler.finished(request, is_loading=is_loading)
         return False, None
 
+    def take_events(self) -> list[KVCacheEvent]:
+        """Return which blocks have come to the store, with their tokens, and gone from it."""
+        return [] if self.scheduler is None else self._kv_events.of(self.scheduler.take_events())
+
     def has_pending_push_work(self) -> bool:
-        """Keep an engine without requests going until its blocks are copied out, and its workers
-        know what there is to know of hand-offs.
+        """Keep an engine without requests going until its blocks are copied out and told of, and its
+        workers know what there is to know of hand-offs.
         """
         sides = (self.scheduler, self.handoff_scheduler)
         return any(side is not None and side.has_waiting for side in sides)

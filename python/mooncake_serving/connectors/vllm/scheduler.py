@@ -13,6 +13,7 @@ import mooncake_kernels as mk
 from mooncake_kernels.kv import CacheGroup, CacheGroups
 
 from ..tier_store import TierStore
+from .block_events import BlockEvents, DescribedBlocks, RemovedBlocks, StoredBlocks
 from .steps import NULL_BLOCK, Blocks, GroupForm, Load, Report, Save, Step, object_names
 
 log = logging.getLogger("mooncake_serving.connectors.vllm")
@@ -25,6 +26,7 @@ MAX_WAITING, MAX_WAITING_AT_END = 1 / 4, 1 / 2
 
 @dataclass
 class _Tracked:
+    request: Any
     hashes: Sequence[bytes]  # of all full blocks of tokens so far: it grows
     num_saved: list[int]  # by group: blocks at the head that were saved, or need not be
 
@@ -56,6 +58,7 @@ class StoreScheduler:
         num_shards: parts of a block that the store has as objects.
         num_workers: that report.
         loads, saves: whether this engine does.
+        events: whether ``take_events`` tells which blocks the store has.
     """
 
     def __init__(
@@ -70,6 +73,7 @@ class StoreScheduler:
         num_workers: int = 1,
         loads: bool = True,
         saves: bool = True,
+        events: bool = False,
     ):
         self._store, self._namespace = store, namespace
         no_bytes = mk.KVView(torch.empty((1, 1), dtype=torch.uint8), "block dim")
@@ -102,6 +106,7 @@ class StoreScheduler:
         self._waiting: dict[int, _Waiting] = {}  # by number of a save
         self._num_waiting = 0  # blocks
         self._num_unsaved = 0
+        self._events = BlockEvents(store, num_shards) if events else None
         # A lookup that asks other hosts would hold up all requests.
         self._threads = None if store.is_local else ThreadPoolExecutor(1, "mk-lookup")
         self._lookups: dict[str, tuple[Any, Future[int]]] = {}
@@ -112,8 +117,9 @@ class StoreScheduler:
 
     @property
     def has_waiting(self) -> bool:
-        """Whether blocks wait to be copied out."""
-        return bool(self._to_save or self._waiting)
+        """Whether blocks wait to be copied out, or to be known to be saved, for an event."""
+        is_untold = self._events is not None and self._events.has_saving
+        return bool(self._to_save or self._waiting) or is_untold
 
     def matched(self, request: Any, num_computed: int) -> tuple[int | None, bool]:
         """Count the tokens that the store has after those that the engine has.
@@ -164,7 +170,7 @@ class StoreScheduler:
             self._awaited.add(name)
         base = self._bases.pop(name, None)
         tracked = self._requests.setdefault(
-            name, _Tracked(request.block_hashes, [0] * len(self._groups))
+            name, _Tracked(request, request.block_hashes, [0] * len(self._groups))
         )
         if num_external <= 0:
             return
@@ -178,6 +184,8 @@ class StoreScheduler:
             loaded.append(self._blocks(tracked, number, places, table))
             tracked.num_saved[number] = hit // group.tokens_per_block
         self._to_load.append(Load(name, loaded))
+        if self._events is not None:
+            self._events.begin_load(name, [self._described(tracked, one) for one in loaded])
         self._loading[name] = base
 
     def step(self, output: Any) -> Step:
@@ -194,7 +202,9 @@ class StoreScheduler:
         self._save_states(output.kv_connector_block_state.boundary_state_offloads)
         save = None
         if self._to_save:
-            save = Save(self._num_saves, self._to_save)
+            save = Save(self._num_saves, self._to_save, self._events is not None)
+            if self._events is not None:
+                self._events.begin_save(save.number)
             self._waiting[save.number] = _Waiting(self._num_workers, self._to_save)
             self._num_saves += 1
             self._to_save = []
@@ -230,12 +240,17 @@ class StoreScheduler:
             waiting.num_workers -= count
             if waiting.num_workers == 0:
                 self._release(self._waiting.pop(number).blocks)
+        for number, stored in report.stored.items():
+            if self._events is not None:
+                self._events.end_save(number, stored)
         for name, tokens in report.usable.items():
             self._failing[name] = min(tokens, self._failing.get(name, tokens))
         self._awaited.difference_update(received)
         for name in received:
             base = self._loading.pop(name, None)
             usable = self._failing.pop(name, 0)
+            if self._events is not None:
+                self._events.end_load(name, has_failed=name in failed)
             if base is None or name not in failed or name not in self._requests:
                 continue
             self._usable[name] = usable
@@ -254,7 +269,15 @@ class StoreScheduler:
         self._lookups.clear()
         self._release(self._to_save)
         self._to_save = []
+        if self._events is not None:
+            self._events.reset(self._epoch)
         return not self._loading
+
+    def take_events(self) -> list[StoredBlocks | RemovedBlocks]:
+        """Return which blocks have come to the store and gone since the last call, see
+        ``BlockEvents``.
+        """
+        return [] if self._events is None else self._events.take()
 
     def counts(self) -> dict[str, Any]:
         """Return what was counted since the last call, see ``stats``."""
@@ -262,9 +285,11 @@ class StoreScheduler:
         return {"unsaved_blocks": num_unsaved} if num_unsaved else {}
 
     def close(self) -> None:
-        """End the thread of lookups."""
+        """End the thread of lookups, and the events."""
         if self._threads is not None:
             self._threads.shutdown(wait=True, cancel_futures=True)
+        if self._events is not None:
+            self._events.close()
 
     # --- lookups --------------------------------------------------------------------------------
 
@@ -356,7 +381,7 @@ class StoreScheduler:
             places = [place for place in range(first, end) if ids[i][place] != NULL_BLOCK]
             tracked.num_saved[i] = max(first, end)
             if places:
-                self._keep(self._blocks(tracked, i, places, ids[i]))
+                self._keep(tracked, self._blocks(tracked, i, places, ids[i]))
         return num_unsaved
 
     def _save_states(self, offered: Mapping[str, Sequence[tuple[int, int, int]]]) -> None:
@@ -377,11 +402,13 @@ class StoreScheduler:
                     continue
                 place = num_tokens // size - 1
                 hashes = self._hashes(tracked.hashes, group, num_tokens - size, num_tokens)
-                self._keep(Blocks(group, [place], [block], hashes))
+                self._keep(tracked, Blocks(group, [place], [block], hashes))
 
-    def _keep(self, blocks: Blocks) -> None:
+    def _keep(self, tracked: _Tracked, blocks: Blocks) -> None:
         """Save blocks with this step, and keep them until they are copied out."""
         self._to_save.append(blocks)
+        if self._events is not None:
+            self._events.will_save(self._described(tracked, blocks))
         self._num_waiting += len(blocks.ids)
         if self._pool is not None:
             self._pool.touch([self._pool.blocks[block] for block in blocks.ids])
@@ -398,3 +425,14 @@ class StoreScheduler:
         step = self._groups[group].tokens_per_block // self._tokens_per_hash
         hashes = [tracked.hashes[(place + 1) * step - 1] for place in places]
         return Blocks(group, places, [table[place] for place in places], hashes)
+
+    def _described(self, tracked: _Tracked, blocks: Blocks) -> DescribedBlocks:
+        """Add what an event says of blocks: later the request may be changed."""
+        size = self._groups[blocks.group].tokens_per_block
+        step, tokens = size // self._tokens_per_hash, tracked.request.all_token_ids
+        return DescribedBlocks(
+            tracked.request,
+            blocks,
+            [tracked.hashes[place * step - 1] if place else None for place in blocks.places],
+            [list(tokens[place * size : (place + 1) * size]) for place in blocks.places],
+        )

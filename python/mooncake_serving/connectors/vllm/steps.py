@@ -78,10 +78,16 @@ class Load:
 class Save:
     """What a step has filled. The scheduler keeps the blocks until each worker has reported that
     it has copied those of this number.
+
+    Attributes:
+        number: of this save.
+        blocks: to be saved.
+        is_reported: whether workers report which of them the store has in the end.
     """
 
     number: int
     blocks: list[Blocks]
+    is_reported: bool = False
 
 
 @dataclass(frozen=True)
@@ -101,6 +107,26 @@ class Step:
     save: Save | None
 
 
+@dataclass(frozen=True)
+class Stored:
+    """What has become of a ``Save``.
+
+    Attributes:
+        num_workers: that report, of those that write.
+        counts: how many of them have their part of each block in the store, in the save's order.
+    """
+
+    num_workers: int = 0
+    counts: Sequence[int] = ()
+
+    def merged(self, other: "Stored") -> "Stored":
+        """Return what both report together."""
+        if not self.num_workers or not other.num_workers:
+            return self if self.num_workers else other
+        counts = [a + b for a, b in zip(self.counts, other.counts, strict=True)]
+        return Stored(self.num_workers + other.num_workers, counts)
+
+
 @dataclass
 class Report:
     """What workers report back.
@@ -108,10 +134,12 @@ class Report:
     Attributes:
         copied: by number of a ``Save``: how many workers have copied it out of their caches.
         usable: by request whose load failed: the tokens before the first block that did not come.
+        stored: by number of a ``Save`` of which that is reported.
     """
 
     copied: dict[int, int] = field(default_factory=dict)
     usable: dict[str, int] = field(default_factory=dict)
+    stored: dict[int, Stored] = field(default_factory=dict)
 
     def merged(self, other: "Report") -> "Report":
         """Return what both report together."""
@@ -121,7 +149,10 @@ class Report:
         usable = self.usable.copy()
         for name, tokens in other.usable.items():
             usable[name] = min(tokens, usable.get(name, tokens))
-        return Report(copied, usable)
+        stored = self.stored.copy()
+        for number, one in other.stored.items():
+            stored[number] = one.merged(stored.get(number, Stored()))
+        return Report(copied, usable, stored)
 
 
 def object_names(

@@ -23,6 +23,7 @@ from .steps import (
     Save,
     Shards,
     Step,
+    Stored,
     object_names,
 )
 
@@ -42,8 +43,10 @@ class _Staging(threading.local):
 class _Pending:
     """A load or a save of which some pieces are not over."""
 
-    def __init__(self, num_pieces: int):
-        self.num_pieces = num_pieces
+    def __init__(self, num_pieces: int, num_blocks: int = 0):
+        self.num_pieces = num_pieces  # of a save: that are not copied
+        self.num_unstored = num_pieces
+        self.stored = [0] * num_blocks  # which the store has
         self.usable: int | None = None  # tokens before the first block that did not come
         self.begin = time.monotonic()
 
@@ -131,13 +134,17 @@ class StoreWorker:
         if (save := step.save) is None:
             return
         store = self._opened(step.namespace) if self._shards.writes else None
+        num_blocks = sum(len(blocks.ids) for blocks in save.blocks)
         if store is None:
-            self._end_copy(save, _Pending(1))
+            pending = _Pending(1, num_blocks)
+            self._end_copy(save, pending)
+            self._end_save(save, pending, 0, [])
             return
         pieces, event = self._cut(save.blocks), self._event()
-        pending = _Pending(len(pieces))
+        pending, first = _Pending(len(pieces), num_blocks), 0
         for piece in pieces:
-            self._savers.submit(self._save, store, step.epoch, save, piece, pending, event)
+            self._savers.submit(self._save, store, step.epoch, save, piece, first, pending, event)
+            first += len(piece.ids)
 
     def get_finished(self) -> tuple[set[str], set[str]]:
         """Return the requests whose load has ended since the last call, and those of them whose
@@ -152,7 +159,7 @@ class StoreWorker:
         """Return what the scheduler has to learn; None: nothing."""
         with self._lock:
             report, self._report = self._report, Report()
-        return report if report.copied or report.usable else None
+        return report if report != Report() else None
 
     def counts(self) -> dict[str, Any]:
         """Return what was counted since the last call, see ``stats``."""
@@ -209,9 +216,16 @@ class StoreWorker:
                 self._report.usable[load.request_id] = pending.usable
 
     def _save(
-        self, store: TierStore, epoch: bytes, save: Save, blocks: Blocks, pending: Any, event: Any
+        self,
+        store: TierStore,
+        epoch: bytes,
+        save: Save,
+        blocks: Blocks,
+        first: int,
+        pending: Any,
+        event: Any,
     ) -> None:
-        copied, begin = False, time.monotonic()
+        copied, there, begin = False, [], time.monotonic()
         try:
             names = object_names(epoch, blocks.group, blocks.hashes, [self._shards.number])
             there = store.exists_each(names).tolist()
@@ -226,17 +240,29 @@ class StoreWorker:
             if new:
                 stored = store.put_each([names[i] for i in new], *staged.places(len(new)))
                 self._count("saved", blocks.group, int(stored.sum()), time.monotonic() - begin)
+                for i, is_stored in zip(new, stored.tolist(), strict=True):
+                    there[i] = is_stored
         except Exception:
             log.exception("%d blocks could not be saved", len(blocks.ids))
         finally:
             if not copied:
                 self._end_copy(save, pending)
+            self._end_save(save, pending, first, there)
 
     def _end_copy(self, save: Save, pending: _Pending) -> None:
         with self._lock:
             pending.num_pieces -= 1
             if pending.num_pieces == 0:
                 self._report.copied[save.number] = 1
+
+    def _end_save(self, save: Save, pending: _Pending, first: int, there: Sequence[bool]) -> None:
+        if not save.is_reported or not self._shards.writes:
+            return
+        with self._lock:
+            pending.stored[first : first + len(there)] = map(int, there)
+            pending.num_unstored -= 1
+            if pending.num_unstored == 0:
+                self._report.stored[save.number] = Stored(1, pending.stored)
 
     def _count(self, what: str, group: int, num_blocks: int, seconds: float | None = None) -> None:
         with self._lock:
