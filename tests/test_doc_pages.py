@@ -109,6 +109,7 @@ def test_copies():
     assert len(names["sums"]) == 2
     assert run("kernels/copies", 1, names)["header"]["state"].first_block == 1
     assert len(run("kernels/copies", 2, names)["four_bit"]["full"].views) == 2
+    assert run("kernels/copies", 3, names)["header"]["full"].token_shard == (3, 4, 1)
 
 
 def test_chunking_page_runs():

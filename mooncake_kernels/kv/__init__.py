@@ -12,12 +12,13 @@ from ..transforms import Fp8, Rope
 from .batch import copy_batch
 from .blocks import checksum_blocks, gather_blocks, scatter_blocks
 from .copy_plan import CopyPlan
-from .groups import CacheGroup, CacheGroups, shard_tokens
+from .groups import CacheGroup, CacheGroups
 from .groups_copy import GroupsHeader, GroupsPacker, GroupsPlan
 from .layer_stream import LayerStream
 from .layout import shard_heads
 from .pack_header import PackHeader
 from .packing import Packer
+from .token_shard import shard_tokens
 from .view import KVView
 
 __all__ = [

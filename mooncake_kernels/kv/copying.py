@@ -327,7 +327,8 @@ class Copying:
     """A copy between two caches. The arguments and their errors are those of a ``CopyPlan``.
 
     Args:
-        bad: where kernels report bad ids of blocks; None for an object of its own.
+        bad, slots_bad: where kernels report bad ids of blocks and of slots; None for objects of
+            its own.
 
     Attributes:
         parts: the views that are copied.
@@ -347,6 +348,7 @@ class Copying:
         rope: Rope | None = None,
         checksum: bool = False,
         bad: BadIds | None = None,
+        slots_bad: BadIds | None = None,
     ):
         check_transforms(convert, rope)
         check_checksum("CopyPlan", checksum)
@@ -399,6 +401,7 @@ class Copying:
             turns=turns,
             checksum=checksum,
             by_slot=True,
+            bad=slots_bad,
         )
 
 

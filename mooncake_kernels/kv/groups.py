@@ -4,16 +4,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from itertools import count, takewhile
 from math import lcm
 
-import torch
-
 from .._arguments import as_integer, as_one_of
 from ..errors import InvalidArgument, shown
 from .copy_parts import as_views, block_size_of
+from .token_shard import ALL_TOKENS, MAX_TOKENS, TokenShard
 from .view import KVView
 
 KINDS = ("full", "window", "state", "encoder")
-MAX_TOKENS = 1 << 40
-MAX_RANKS = 1 << 20
 
 
 class CacheGroup:
@@ -31,9 +28,13 @@ class CacheGroup:
         window: tokens that a query of a "window" group sees, itself included.
         tokens_per_block: tokens whose state one block holds. Required if no view has a ``token``
             axis, otherwise that of the views.
+        token_shard: (rank, number of ranks, tokens of a run) of context parallelism, see
+            ``shard_tokens``: the rank holds these tokens of a request only, in order. Its views
+            all have a ``token`` axis then, and a block holds whole runs. None: all tokens.
 
     Attributes:
         name, views, kind, window, tokens_per_block: as given; ``views`` is a list.
+        token_shard: as given; ``(0, 1, 1)`` for all tokens.
         num_blocks, device: of the views.
 
     Raises:
@@ -48,6 +49,7 @@ class CacheGroup:
         *,
         window: int | None = None,
         tokens_per_block: int | None = None,
+        token_shard: tuple[int, int, int] | None = None,
     ):
         op = "CacheGroup"
         if not isinstance(name, str) or not name:
@@ -74,6 +76,31 @@ class CacheGroup:
                 f"got {self.tokens_per_block}"
             )
         self.num_blocks, self.device = self.views[0].num_blocks, self.views[0].device
+        self.token_shard = ALL_TOKENS
+        if token_shard is not None:
+            self.token_shard = TokenShard.checked(f"{op}: token_shard", token_shard)
+        if self.token_shard.num_ranks > 1:
+            self._check_token_shard(op)
+
+    def _check_token_shard(self, op: str) -> None:
+        """Refuse what has no tokens to divide, and blocks with a part of a run."""
+        without = [view.axes for view in self.views if not view.has_tokens]
+        if without or self.kind == "state":
+            got = f"a view {without[0]!r}" if without else "kind 'state'"
+            raise InvalidArgument(
+                f"{op}: token_shard must be None for states and views without a 'token' axis, "
+                f"got {self.token_shard[:]} for {got}"
+            )
+        if self.tokens_per_block % self.token_shard.run:
+            raise InvalidArgument(
+                f"{op}: token_shard must have runs that divide blocks of {self.tokens_per_block} "
+                f"tokens, got {self.token_shard.run}"
+            )
+
+    @property
+    def span(self) -> int:
+        """Tokens of a request, on all ranks, that one place of the block table stands for."""
+        return self.tokens_per_block * self.token_shard.num_ranks
 
     @property
     def has_tokens(self) -> bool:
@@ -89,10 +116,12 @@ class CacheGroup:
                       "window": range(max(0, num_tokens - window + 1), num_tokens),
                       "state": range(max(0, num_tokens - 1), num_tokens),
                       "encoder": range(encoder_tokens)}[kind]
-            return the range of {token // tokens_per_block for token in tokens}
+            held = the tokens of the request that this rank holds: all without a token_shard
+            return the range of {held.index(token) // tokens_per_block
+                                 for token in tokens if token in held}
 
         Args:
-            num_tokens: of the prefix.
+            num_tokens: of the prefix, on all ranks.
             encoder_tokens: of the encoder's output.
 
         Raises:
@@ -107,6 +136,7 @@ class CacheGroup:
             first = max(0, stop - self.window + 1)
         elif self.kind == "state":
             first = max(0, stop - 1)
+        first, stop = self.token_shard.count(first), self.token_shard.count(stop)
         if first >= stop:
             return range(0)
         return range(first // self.tokens_per_block, -(-stop // self.tokens_per_block))
@@ -124,7 +154,7 @@ class CacheGroups(Mapping[str, CacheGroup]):
     Attributes:
         device: of all.
         tokens_per_hit: a prefix that a store holds is a multiple of this: the least common multiple
-            of the groups' ``tokens_per_block``, without "encoder" groups.
+            of the groups' ``span``, without "encoder" groups.
 
     Raises:
         InvalidArgument: there is no group, two have one name, or devices differ.
@@ -152,7 +182,7 @@ class CacheGroups(Mapping[str, CacheGroup]):
                     f"{group.device}"
                 )
         of_prefix = [group for group in groups if group.kind != "encoder"]
-        self.tokens_per_hit = lcm(*(group.tokens_per_block for group in of_prefix))
+        self.tokens_per_hit = lcm(*(group.span for group in of_prefix))
 
     def __getitem__(self, name: str) -> CacheGroup:
         return self._groups[name]
@@ -195,13 +225,11 @@ class CacheGroups(Mapping[str, CacheGroup]):
                     f"{op}: found[{name!r}] must be a sequence of bools, one a block, "
                     f"got {shown(blocks)}"
                 )
-        longest = min(
-            (len(found[group.name]) * group.tokens_per_block for group in of_prefix), default=0
-        )
+        longest = min((len(found[group.name]) * group.span for group in of_prefix), default=0)
         for group in of_prefix:
             if group.kind == "full":
                 num_found = sum(1 for _ in takewhile(bool, found[group.name]))
-                longest = min(longest, num_found * group.tokens_per_block)
+                longest = min(longest, num_found * group.span)
         partial = [group for group in of_prefix if group.kind != "full"]
         hits = takewhile(lambda n: n > 0, count(longest - longest % self.tokens_per_hit,
                                                 -self.tokens_per_hit))  # fmt: skip
@@ -230,49 +258,3 @@ def check_names(op: str, argument: str, given: object, names: set[str]) -> None:
             f"{op}: {argument} must be a mapping with the groups {sorted(names)}, got "
             f"{shown(sorted(map(str, got))) if got is not None else type(given).__name__}"
         )
-
-
-def shard_tokens(
-    num_tokens: int, src: tuple[int, int, int], dst: tuple[int, int, int]
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """Say which tokens of one context-parallel rank's cache go to which of another's.
-
-    Rank r of s, with tokens interleaved in runs of k, holds the tokens t of a request with
-    ``t // k % s == r``, in order: k = 1 for token by token, a block's size for block by block, as
-    of vLLM's decode and prefill context parallelism. Equivalent to::
-
-        for t in range(num_tokens):
-            if held by both:
-                src_tokens.append(number of tokens < t that src holds)
-                dst_tokens.append(number of tokens < t that dst holds)
-
-    A token's slot, for ``CopyPlan.run_slots``, is ``table[i // block_size] * block_size + i %
-    block_size`` for its number i in the rank's own cache.
-
-    Args:
-        num_tokens: of the request, on all ranks.
-        src: (rank, number of ranks, tokens of a run), at most 2^20 ranks and 2^40 tokens.
-        dst: likewise.
-
-    Returns:
-        ``(src_tokens, dst_tokens)``, int64, equally long, on the CPU.
-
-    Raises:
-        InvalidArgument: an argument is not as above.
-    """
-    num_tokens = as_integer("shard_tokens", "num_tokens", num_tokens, 0, MAX_TOKENS)
-    tokens = torch.arange(num_tokens, device="cpu")
-    numbers, held = [], torch.ones(num_tokens, dtype=torch.bool, device="cpu")
-    for name, side in (("src", src), ("dst", dst)):
-        is_triple = isinstance(side, (tuple, list)) and len(side) == 3
-        integers = is_triple and all(type(n) is int for n in side)
-        is_good = integers and 0 <= side[0] < side[1] <= MAX_RANKS and 1 <= side[2] <= MAX_TOKENS
-        if not is_good:
-            raise InvalidArgument(
-                f"shard_tokens: {name} must be (rank, number of ranks, tokens of a run), at most "
-                f"{MAX_RANKS} ranks and {MAX_TOKENS} tokens, got {shown(side)}"
-            )
-        rank, num_ranks, run = side
-        held &= tokens // run % num_ranks == rank
-        numbers.append(tokens // (run * num_ranks) * run + tokens % run)
-    return numbers[0][held], numbers[1][held]

@@ -1,6 +1,6 @@
 """Copies of caches of several groups: one list of ids a group."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
@@ -8,15 +8,17 @@ import torch
 
 from .._arguments import as_integer
 from .._tensors import not_traced
+from ..bad_ids import check_ids
 from ..errors import InvalidArgument, shown
 from .copying import Copying
-from .execute import BlockIds, Engine
-from .groups import KINDS, MAX_TOKENS, CacheGroup, CacheGroups, check_names
+from .execute import BlockIds, Engine, as_ids
+from .groups import KINDS, CacheGroup, CacheGroups, check_names
 from .pack_header import MAX_BLOCKS, Chunk, PackHeader, framed, unframed
 from .packing import DEFAULT_CHUNK_BYTES, MAX_FIRST, Packer
 from .staging import check_buffer
+from .token_shard import MAX_TOKENS, TableBlocks, TokenShard, common_tokens, slots_of
 
-MAGIC, VERSION = b"MKPG", 1
+MAGIC, VERSION = b"MKPG", 2
 
 
 class GroupsPlan:
@@ -26,6 +28,9 @@ class GroupsPlan:
 
         for name in src_blocks:
             CopyPlan(src[name].views, dst[name].views).run(src_blocks[name], dst_blocks[name])
+
+    or, where the two sides differ in ``token_shard`` or places in block tables are given, to what
+    ``CopyPlan.run_slots`` does with the tokens of the request that both sides have.
 
     Args:
         src, dst: caches whose groups have the same names, kinds and windows. Groups without a
@@ -74,6 +79,8 @@ class GroupsPlan:
         src_blocks: Mapping[str, BlockIds],
         dst_blocks: Mapping[str, BlockIds],
         *,
+        src_first_blocks: Mapping[str, int] | None = None,
+        dst_first_blocks: Mapping[str, int] | None = None,
         max_sms: int | None = None,
         engine: Engine = "auto",
     ) -> dict[str, torch.Tensor | None]:
@@ -81,12 +88,18 @@ class GroupsPlan:
 
         Args:
             src_blocks: ids as for ``CopyPlan.run``, of the groups to copy: all or some.
-            dst_blocks: likewise, of the same groups.
+            dst_blocks: likewise, of the same groups. Copied token by token, they hold at least
+                the tokens of src's blocks that dst's rank holds, but for tokens of the first one,
+                and of the last one behind its first token.
+            src_first_blocks: the place of the first of ``src_blocks`` in the request's block
+                table: tokens then go to their places in the request, whatever the block sizes. 0
+                for a group of which only dst's is given, or whose ``token_shard`` differs.
+            dst_first_blocks: likewise, of dst.
             max_sms: as for ``CopyPlan.run``.
             engine: as for ``CopyPlan.run``.
 
         Returns:
-            For each of these groups what ``CopyPlan.run`` returns.
+            For each of these groups what ``CopyPlan.run`` returns, or ``run_slots``.
 
         Raises:
             InvalidArgument: an id is out of range, or an argument is not as above. No group has
@@ -96,14 +109,51 @@ class GroupsPlan:
         op = "GroupsPlan.run"
         known = _of_groups(op, "src_blocks", src_blocks, self.src)
         check_names(op, "dst_blocks", dst_blocks, set(known))
+        firsts = [
+            _optional(op, name, given, self.src)
+            for name, given in (
+                ("src_first_blocks", src_first_blocks), ("dst_first_blocks", dst_first_blocks)
+            )
+        ]  # fmt: skip
         runs = {}
         for name, ids in known.items():
+            copying, both = self._copies[name], (ids, dst_blocks[name])
+            of_group, by_slots = f"{op}: group {name!r}", None
+            places = [first.get(name) for first in firsts]
+            if places != [None, None] or self.src[name].token_shard != self.dst[name].token_shard:
+                by_slots = self._slots(of_group, name, both, places)
             try:
-                blocks = self._copies[name].blocks
-                runs[name] = blocks.checked(ids, dst_blocks[name], max_sms, engine)
+                if by_slots is None:
+                    runs[name] = copying.blocks.checked(*both, max_sms, engine)
+                else:
+                    runs[name] = copying.slots.checked(*by_slots, max_sms, engine)
             except InvalidArgument as error:
-                raise InvalidArgument(f"{op}: group {name!r}: {error}") from None
+                raise InvalidArgument(f"{of_group}: {error}") from None
         return {name: make() for name, make in runs.items()}
+
+    def _slots(
+        self, op: str, name: str, ids: Sequence[BlockIds], firsts: Sequence[int | None]
+    ) -> tuple[torch.Tensor, torch.Tensor] | None:
+        """Return the slots of the tokens that blocks of both sides have in common; None if they
+        are the same blocks.
+        """
+        blocks, tables = [], []
+        for side, given, first, group in zip(
+            ("src", "dst"), ids, firsts, (self.src[name], self.dst[name]), strict=True
+        ):
+            argument = f"{op}: {side}_blocks"
+            device = given.device if isinstance(given, torch.Tensor) else torch.device("cpu")
+            blocks.append(as_ids(argument, given, device))
+            if device.type == "cpu":
+                check_ids(argument, blocks[-1], group.num_blocks)
+            tables.append(_table(op, f"{side}_first_blocks", group, first, len(blocks[-1])))
+        tokens = common_tokens(op, "dst_blocks", *tables)
+        if tokens is None:
+            return None
+        return (
+            slots_of(blocks[0], tokens[0], tables[0].block_size),
+            slots_of(blocks[1], tokens[1], tables[1].block_size),
+        )
 
     def check(self) -> None:
         """Wait for the current stream and raise if a run met a bad id. Does nothing on the CPU.
@@ -115,6 +165,7 @@ class GroupsPlan:
             torch.cuda.current_stream(self.src.device).synchronize()
         for copies in self._copies.values():
             copies.blocks.bad.raise_if_any()
+            copies.slots.bad.raise_if_any()
 
 
 @dataclass(frozen=True)
@@ -122,7 +173,7 @@ class PackedGroup:
     """One group's part of a staging buffer.
 
     Attributes:
-        name, kind, window, tokens_per_block: of the sender's ``CacheGroup``.
+        name, kind, window, tokens_per_block, token_shard: of the sender's ``CacheGroup``.
         first_block: the place in the request's block table of the first record: with
             ``packed.num_blocks``, which part of the request was sent.
         packed: of its records, which begin at ``offset`` of the buffer.
@@ -133,6 +184,7 @@ class PackedGroup:
     kind: str
     window: int | None
     tokens_per_block: int
+    token_shard: TokenShard
     first_block: int
     packed: PackHeader
     offset: int
@@ -147,7 +199,20 @@ class PackedGroup:
             and self.kind in KINDS
             and (self.window is None) == (self.kind != "window")
             and all(type(number) is int and 1 <= number <= MAX_TOKENS for number in numbers)
+            and self._has_good_tokens()
         )
+
+    def _has_good_tokens(self) -> bool:
+        """Tell whether blocks are as ``CacheGroup`` has them."""
+        views = self.packed.views
+        if any(view.has_tokens and view.tokens != self.tokens_per_block for view in views):
+            return False
+        if not isinstance(self.token_shard, TokenShard) or not self.token_shard.is_valid():
+            return False
+        if self.token_shard.num_ranks == 1:
+            return True
+        have_tokens = self.kind != "state" and all(view.has_tokens for view in views)
+        return have_tokens and self.tokens_per_block % self.token_shard.run == 0
 
 
 @dataclass(frozen=True)
@@ -197,7 +262,13 @@ class GroupsHeader:
         try:
             header = cls(
                 tuple(
-                    PackedGroup(**{**group, "packed": PackHeader.from_json(group["packed"])})
+                    PackedGroup(
+                        **{
+                            **group,
+                            "token_shard": TokenShard(*group["token_shard"]),
+                            "packed": PackHeader.from_json(group["packed"]),
+                        }
+                    )
                     for group in values["groups"]
                 )
             )
@@ -233,7 +304,8 @@ class GroupsPacker:
             Packer(groups[name].views).pack(block_ids[name], the next part of staging)
 
     A receiver's groups may have other layouts, heads, layers and, with a ``token`` axis, block
-    sizes; from a record it takes what it holds.
+    sizes and ``token_shard``; from a record it takes what it holds. With context parallelism it
+    unpacks what each rank of the sender has packed of its own block table.
 
     Args:
         groups: the cache.
@@ -311,7 +383,7 @@ class GroupsPacker:
                 raise InvalidArgument(f"{of_group}: {error}") from None
             first = as_integer(of_group, "first_blocks", firsts.get(name, 0), 0, MAX_TOKENS - 1)
             of_sender = (group.name, group.kind, group.window, group.tokens_per_block)
-            packed.append(PackedGroup(*of_sender, first, header, offset))
+            packed.append(PackedGroup(*of_sender, group.token_shard, first, header, offset))
             offset += header.num_bytes
         if not packed:
             raise InvalidArgument(f"{op}: num_blocks must name a group, got {{}}")
@@ -374,6 +446,7 @@ class GroupsPacker:
         staging: torch.Tensor,
         block_ids: Mapping[str, BlockIds],
         *,
+        first_blocks: Mapping[str, int] | None = None,
         max_sms: int | None = None,
         engine: Engine = "auto",
     ) -> bool:
@@ -383,12 +456,17 @@ class GroupsPacker:
             header: what ``pack`` returned, or its ``to_bytes()``.
             staging: as for ``pack``: the peer's, or a buffer that received its bytes.
             block_ids: destinations as for ``Packer.unpack``, of each group of the header that this
-                cache has, too; others are passed over.
+                cache has, too; others are passed over. Unpacked token by token, they hold at least
+                the records' tokens that this rank holds, but for tokens of the first record, and of
+                the last one behind its first token.
+            first_blocks: the place of the first of ``block_ids`` in the request's block table here:
+                tokens then go to their places in the request, whatever the block sizes and the
+                sender's first block. 0 for a group that is not named whose ``token_shard`` differs.
             max_sms: as for ``CopyPlan.run``.
             engine: as for ``CopyPlan.run``.
 
         Returns:
-            Whether the records contain any of this cache's heads and layers.
+            Whether the records contain any of this cache's heads, layers and tokens.
 
         Raises:
             ChecksumError: a record that is needed does not match its checksum. No group has been
@@ -407,13 +485,23 @@ class GroupsPacker:
         check_buffer(op, staging, header, self.groups.device)
         known = [group for group in header.groups if group.name in self.groups]
         check_names(op, "block_ids", block_ids, {group.name for group in known})
+        firsts = _optional(op, "first_blocks", first_blocks, self.groups)
         makes = []
         for group in known:
             _check_alike(op, group, self.groups[group.name])
             part = staging[group.offset : group.offset + group.packed.num_bytes]
             ids, packer = block_ids[group.name], self._packers[group.name]
-            arguments = (group.packed, part, ids, (None, None), max_sms, engine)
-            makes.append(packer.checked_unpack(f"{op}: group {group.name!r}", *arguments))
+            of_group, mine = f"{op}: group {group.name!r}", self.groups[group.name]
+            tokens, first = None, firsts.get(group.name)
+            if first is not None or group.token_shard != mine.token_shard:
+                ids = packer.as_ids(of_group, ids)
+                tokens = common_tokens(
+                    *(of_group, "block_ids"),
+                    _table(of_group, "header", group, group.first_block, group.packed.num_blocks),
+                    _table(of_group, "first_blocks", mine, first, len(ids)),
+                )
+            arguments = (group.packed, part, ids, (None, None), max_sms, engine, tokens)
+            makes.append(packer.checked_unpack(of_group, *arguments))
         for make in makes:
             if make is not None:
                 make()
@@ -448,6 +536,15 @@ def _optional(
 ) -> Mapping[str, Any]:
     """Likewise; None is nothing."""
     return {} if given is None else _of_groups(op, argument, given, groups)
+
+
+def _table(
+    op: str, argument: str, group: CacheGroup | PackedGroup, first: int | None, count: int
+) -> TableBlocks:
+    first = as_integer(op, argument, 0 if first is None else first, 0, MAX_TOKENS - 1)
+    views = group.views if isinstance(group, CacheGroup) else group.packed.views
+    have_tokens = all(view.has_tokens for view in views)
+    return TableBlocks(group.token_shard, group.tokens_per_block, have_tokens, first, count)
 
 
 def _check_alike(op: str, src: CacheGroup | PackedGroup, dst: CacheGroup) -> None:

@@ -19,6 +19,7 @@ from .pack_header import ALIGNMENT, MAX_BLOCKS, PackedView, PackHeader, align
 from .pack_overlap import Held, Overlap
 from .row_plan import check_rope
 from .staging import Staging, check_buffer
+from .token_shard import slots_of
 from .view import KVView
 
 MAX_STAGINGS = 4  # the most that are cached
@@ -47,8 +48,8 @@ class PackPlans:
     Attributes:
         side: the cache.
         device: of the cache.
-        bad: where the kernels of "pack" and of "unpack" report. Shared by all buffers, so that a
-            report is not lost when a plan is dropped from the cache.
+        bad: where the kernels of "pack", of "unpack" and of one by "tokens" report. Shared by all
+            buffers, so that a report is not lost when a plan is dropped from the cache.
     """
 
     def __init__(self, side: Side):
@@ -61,6 +62,7 @@ class PackPlans:
         self.bad = {
             "pack": BadIds(self.device, of_pack, (num_blocks, 0)),
             "unpack": BadIds(self.device, of_unpack, (0, num_blocks)),
+            "tokens": BadIds(self.device, of_unpack, (0, num_blocks * block_size_of(self._views))),
         }
         self._known: dict[tuple, tuple[Staging, list[Copying]]] = {}
 
@@ -172,6 +174,7 @@ class PackPlans:
                     # On a device the kernel compares the checksums.
                     checksum=header.has_checksums and self.device.type != "cpu",
                     bad=self.bad["unpack"],
+                    slots_bad=self.bad["tokens"],
                 )
             )
         return plans
@@ -383,9 +386,13 @@ class Packer:
         positions: tuple[BlockIds | None, BlockIds | None],
         max_sms: int | None,
         engine: Engine,
+        tokens: tuple[torch.Tensor, torch.Tensor] | None = None,
     ) -> Callable[[], None] | None:
         """Check an ``unpack``, checksums on the CPU included, and return what makes it; None if
         there is nothing to unpack. For this package's own use.
+
+        ``tokens``: which tokens of the records go to which of the blocks, as ``common_tokens``
+        returns them; None for all, in order.
         """
         check_call(op, max_sms, engine)
         header = _as_header(op, header)
@@ -393,36 +400,49 @@ class Packer:
         check_buffer(op, staging, header, self.device)
         self._plans.check_kind(op, header)
         overlaps = self._plans.overlaps(header)
-        if not any(overlaps):
+        if not any(overlaps) or (tokens is not None and tokens[0].numel() == 0):
             return None
         packed, plans = self._plans.of("unpack", header, staging)
-        records = torch.arange(header.num_blocks, device=self.device)
+        if tokens is None:
+            src_ids = torch.arange(header.num_blocks, device=self.device)
+        else:
+            ids = slots_of(ids, tokens[1], block_size_of(self.views))
+            src_ids = tokens[0].to(self.device)
         # Positions for keys that are not here are ignored.
         takes = None if self._plans.side.rope is not None and overlaps[0] is None else plans[0]
         prepared = []
         for plan in plans:
-            runs = plan.blocks
+            runs = plan.blocks if tokens is None else plan.slots
             jobs = runs.jobs(op)
             check_jobs_engine(op, engine, jobs)
             given = positions if plan is takes else ()
             names = ("staging's records", "block_ids")
-            call, dst_ids = runs.prepare(op, names, jobs, records, ids, *given)
+            call, dst_ids = runs.prepare(op, names, jobs, src_ids, ids, *given)
             prepared.append((runs, jobs, dst_ids, call))
             for part, rows_or_bytes in jobs:  # all are checked before the first write
                 part.check_memory(rows_or_bytes)
         expected, actual = self._checksums(header, packed, max_sms, engine)
         if expected is not None and actual is not None:
-            wrong = (expected != actual) & self._wanted(header, ids)
+            if tokens is None:
+                wrong = (expected != actual) & self._wanted(header, ids)
+            else:
+                record_of = src_ids // _record_tokens(header)
+                taken = torch.zeros_like(expected).index_add_(0, record_of, (ids != HOLE).long())
+                wrong = (expected != actual) & (taken > 0)
             if self.device.type == "cpu":
                 _raise_for_first(op, wrong, expected, actual)
                 expected = actual = None  # no need to compare them again
             else:
-                records = without_right_ones(records, wrong)
+                if tokens is not None:  # the kernel compares a checksum for each id
+                    wrong, expected, actual = (
+                        of_records[record_of] for of_records in (wrong, expected, actual)
+                    )
+                src_ids = without_right_ones(src_ids, wrong)
 
         def make() -> None:
             for runs, jobs, dst_ids, call in prepared:
                 call.expected, call.actual = expected, actual
-                runs.launch(jobs, records, dst_ids, call, max_sms, engine)
+                runs.launch(jobs, src_ids, dst_ids, call, max_sms, engine)
 
         return make
 
@@ -463,13 +483,17 @@ class Packer:
 
     def _wanted(self, header: PackHeader, ids: torch.Tensor) -> torch.Tensor:
         """Tell for each record whether one of its tokens goes to a block that is not a hole."""
-        src_size = next((view.tokens for view in header.views if view.has_tokens), 1)
+        src_size = _record_tokens(header)
         dst_size = block_size_of(self.views)
         first = torch.arange(header.num_blocks, device=ids.device) * src_size
         last = (first + src_size - 1).clamp(max=ids.numel() * dst_size - 1)
         # The number of ids before each that are not holes.
         before = torch.cat((ids.new_zeros(1), (ids != HOLE).cumsum(0)))
         return before[last // dst_size + 1] > before[first // dst_size]
+
+
+def _record_tokens(header: PackHeader) -> int:
+    return next((view.tokens for view in header.views if view.has_tokens), 1)
 
 
 def _axes_of_record(view: KVView) -> str:

@@ -39,7 +39,7 @@ from .messages import (
     Spare,
     Want,
 )
-from .sender import forms_of
+from .sender import check_groups, forms_of
 from .settings import Source
 from .shards import REPLICATED, first_head, sources
 
@@ -72,7 +72,7 @@ class Receiver(Closeable):
         rank, num_ranks: of tensor parallelism.
 
     Raises:
-        InvalidArgument: a group is of an encoder, or has no number of heads.
+        InvalidArgument: a group is of an encoder or has a ``token_shard``, or no number of heads.
     """
 
     def __init__(
@@ -89,11 +89,7 @@ class Receiver(Closeable):
                 f"Receiver: num_heads must be of the groups {sorted(groups)}, "
                 f"got {sorted(num_heads)}"
             )
-        for group in groups.values():
-            if group.kind == "encoder":
-                raise InvalidArgument(
-                    f"Receiver: groups must not be of an encoder, got {group.name!r}"
-                )
+        check_groups("Receiver", groups)
         self._endpoint, self._settings = endpoint, endpoint.settings
         self._groups, self._num_heads = groups, dict(num_heads)
         self._rank, self._num_ranks = rank, num_ranks

@@ -55,7 +55,8 @@ class Sender(Closeable):
             ``GroupsPacker``.
 
     Raises:
-        InvalidArgument: a group is of an encoder, or a chunk's header is too large for a message.
+        InvalidArgument: a group is of an encoder or has a ``token_shard``, or a chunk's header is
+            too large for a message.
     """
 
     def __init__(
@@ -66,11 +67,7 @@ class Sender(Closeable):
         engine_id: str,
         first_head: Mapping[str, int] | None = None,
     ):
-        for group in groups.values():
-            if group.kind == "encoder":
-                raise InvalidArgument(
-                    f"Sender: groups must not be of an encoder, got {group.name!r}"
-                )
+        check_groups("Sender", groups)
         self._endpoint, self._settings = endpoint, endpoint.settings
         self._groups, self._engine_id = groups, engine_id
         packer = mk.GroupsPacker(groups, first_head=first_head)
@@ -589,6 +586,18 @@ class Sender(Closeable):
 
 RELEASED = "no one needs it"
 CANCELLED = "its receiver has cancelled it"  # before it was offered, and not asked for since
+
+
+def check_groups(op: str, groups: mk.CacheGroups) -> None:
+    """Refuse a cache that cannot be handed over."""
+    for group in groups.values():
+        if group.kind == "encoder":
+            raise InvalidArgument(f"{op}: groups must not be of an encoder, got {group.name!r}")
+        if group.token_shard.num_ranks > 1:
+            raise InvalidArgument(
+                f"{op}: groups must have all tokens of a request, got {group.name!r} with "
+                f"token_shard {group.token_shard[:]}"
+            )
 
 
 def forms_of(groups: mk.CacheGroups) -> list[GroupForm]:

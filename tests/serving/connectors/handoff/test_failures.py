@@ -4,6 +4,7 @@ import threading
 import time
 
 import pytest
+import torch
 
 import mooncake_kernels as mk
 from mooncake_kernels.errors import FailureKind, InvalidArgument, TransferError
@@ -21,6 +22,7 @@ from mooncake_serving.connectors.handoff.messages import (
     Spare,
     Want,
 )
+from mooncake_serving.connectors.handoff.sender import check_groups
 from tests.serving.connectors.handoff.rank import (
     Rank,
     digest_of,
@@ -691,3 +693,17 @@ def test_another_rank_cannot_end_or_fill_a_request(pair):
         gate.open()
         assert receiver.result("a") is None
         assert receiver.holds("a", [3, 4], 32)
+
+
+@pytest.mark.parametrize(
+    ("kind", "token_shard", "message"),
+    [
+        ("encoder", None, "^Sender: groups must not be of an encoder, got 'a'"),
+        ("full", (1, 2, 4), r"must have all tokens of a request, got 'a' with .* \(1, 2, 4\)"),
+    ],
+)
+def test_groups_that_cannot_be_handed_over_are_refused(kind, token_shard, message):
+    view = mk.KVView(torch.zeros(2, 4, 8), "block token dim")
+    group = mk.CacheGroup("a", view, kind, token_shard=token_shard)
+    with pytest.raises(InvalidArgument, match=message):
+        check_groups("Sender", mk.CacheGroups(group))
