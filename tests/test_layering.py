@@ -45,6 +45,7 @@ SERVING_MAY_USE = {
     "store": {"mooncake_kernels", "rpc"},
     "dist_attention": BASE,
     "dist_attention/engine": BASE | {"dist_attention", "engine"},
+    "router": {"mooncake_kernels", "conductor", "store"},
     "engine": ALL_BELOW - {"dist_attention"},
     "connectors": ALL_BELOW,
     "compat": ALL_BELOW,

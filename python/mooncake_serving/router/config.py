@@ -1,0 +1,393 @@
+"""The configuration of a router: one TOML file, each wrong entry of which is named."""
+
+import difflib
+import math
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, NoReturn
+from urllib.parse import urlsplit
+
+from mooncake_kernels.errors import InvalidArgument, shown
+from mooncake_serving.conductor import Role
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
+
+ROLES = {"prefill": Role.PREFILL, "decode": Role.DECODE, "both": Role.BOTH}
+CONNECTORS = ("nixl", "mooncake", "mooncake_kernels")
+RULES = ("accept_all", "baseline", "early", "predictive")
+MOST = 2**31 - 1
+
+
+@dataclass(frozen=True)
+class InstanceConfig:
+    """An engine.
+
+    Attributes:
+        name: in decisions and metrics; unique.
+        url: of its OpenAI server, without ``/v1``.
+        role: ``Role.BOTH`` for an engine that decodes what it prefills.
+        events: ZeroMQ endpoint where it publishes KV events; "": none.
+        replay: endpoint where it sends missed events again; "": none.
+        topic: of its events.
+        bootstrap: of a prefill instance with vLLM's MooncakeConnector, its bootstrap server.
+        capacity_tokens: whose KV fits into its memory; 0: what it reports itself.
+        max_batch_size: requests that it decodes at once.
+    """
+
+    name: str
+    url: str
+    role: Role
+    events: str = ""
+    replay: str = ""
+    topic: str = ""
+    bootstrap: str = ""
+    capacity_tokens: int = 0
+    max_batch_size: int = MOST
+
+
+@dataclass(frozen=True)
+class AdmissionConfig:
+    """Objectives, and who is refused when they cannot be met.
+
+    Attributes:
+        ttft_s: from arrival to the first token; infinite: none.
+        tbt_s: between two tokens; infinite: none.
+        rule: one of ``RULES``.
+        decode_s: how long "predictive" assumes that a request decodes.
+        limits: by vLLM's priority, the share of the objectives up to which a request is accepted.
+    """
+
+    ttft_s: float = math.inf
+    tbt_s: float = math.inf
+    rule: str = "early"
+    decode_s: float = 10.0
+    limits: dict[int, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class CostConfig:
+    """What is assumed of the engines until their own times are known.
+
+    Attributes:
+        prefill: seconds per prompt, per new token, and per pair of tokens in attention.
+        decode: seconds per step, per request in it, and per token that it attends to.
+        output_tokens: that a request is expected to generate, at most its own limit.
+    """
+
+    prefill: tuple[float, ...] = (0.02, 1e-4, 0.0)
+    decode: tuple[float, ...] = (0.02, 1e-4, 0.0)
+    output_tokens: int = 256
+
+
+@dataclass(frozen=True)
+class StoreConfig:
+    """A store that all engines share: what one has computed, another one loads from there.
+
+    Attributes:
+        kv_bytes_per_token: of the model.
+        bytes_per_s: at which an engine loads.
+        balancing_threshold: of :class:`~mooncake_serving.conductor.KVCacheCentric`.
+    """
+
+    kv_bytes_per_token: float
+    bytes_per_s: float
+    balancing_threshold: float = 2.0
+
+
+@dataclass(frozen=True)
+class RouterConfig:
+    """All of the file.
+
+    Attributes:
+        instances: the engines, all of one model.
+        host: to listen on.
+        port: to listen on.
+        connector: of the prefill and decode instances, one of ``CONNECTORS``.
+        block_size: tokens of a block by which prefixes are compared; that of the engines, or a
+            divisor of it.
+        api_keys: one of which clients need; none: no client needs one.
+        engine_api_key: that the engines need.
+        max_body_bytes: of a request.
+        max_requests: under way at once; others are refused.
+        max_attempts: how often a request is placed before it fails.
+        connect_s: after which an engine that does not accept a connection counts as down.
+        silence_s: after which an engine that sends nothing fails a request.
+        health_s: between two looks at an engine.
+        admission: see there.
+        costs: see there.
+        store: None: engines share none.
+    """
+
+    instances: tuple[InstanceConfig, ...]
+    host: str = "127.0.0.1"
+    port: int = 8000
+    connector: str = "nixl"
+    block_size: int = 16
+    api_keys: tuple[str, ...] = ()
+    engine_api_key: str = ""
+    max_body_bytes: int = 16 << 20
+    max_requests: int = 4096
+    max_attempts: int = 3
+    connect_s: float = 2.0
+    silence_s: float = 300.0
+    health_s: float = 2.0
+    admission: AdmissionConfig = AdmissionConfig()
+    costs: CostConfig = CostConfig()
+    store: StoreConfig | None = None
+
+
+def load_config(path: str | Path) -> RouterConfig:
+    """Read the file of a router.
+
+    Raises:
+        InvalidArgument: it is no TOML, or an entry is missing, wrong or unknown: the message names
+            it.
+        OSError: it, or a file of keys that it names, cannot be read.
+    """
+    path = Path(path)
+    try:
+        content = tomllib.loads(path.read_text())
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise InvalidArgument(f"{path}: the file must be TOML, got an error: {error}") from None
+    return parse_config(content, file=str(path))
+
+
+def parse_config(content: dict[str, Any], *, file: str = "config") -> RouterConfig:
+    """Check what a file contains; see :func:`load_config`."""
+    top = _Table(content, file, "")
+    config = RouterConfig(
+        instances=tuple(_instance(table) for table in top.tables("instance")),
+        host=top.text("host", RouterConfig.host),
+        port=top.integer("port", 0, 65_535, RouterConfig.port),
+        connector=top.choice("connector", CONNECTORS, RouterConfig.connector),
+        block_size=top.integer("block_size", 1, 1 << 20, RouterConfig.block_size),
+        api_keys=tuple(_keys(top, "api_keys_file")),
+        engine_api_key=next(iter(_keys(top, "engine_api_key_file")), ""),
+        max_body_bytes=top.integer("max_body_bytes", 1, MOST, RouterConfig.max_body_bytes),
+        max_requests=top.integer("max_requests", 1, MOST, RouterConfig.max_requests),
+        max_attempts=top.integer("max_attempts", 1, 100, RouterConfig.max_attempts),
+        connect_s=top.seconds("connect_s", RouterConfig.connect_s),
+        silence_s=top.seconds("silence_s", RouterConfig.silence_s),
+        health_s=top.seconds("health_s", RouterConfig.health_s),
+        admission=_admission(top.table("admission")),
+        costs=_costs(top.table("costs")),
+        store=_store(top.table("store")) if "store" in content else None,
+    )
+    top.end()
+    _check_together(config, file)
+    return config
+
+
+def _instance(table: "_Table") -> InstanceConfig:
+    role = ROLES[table.choice("role", tuple(ROLES))]
+    instance = InstanceConfig(
+        name=table.text("name"),
+        url=table.url("url"),
+        role=role,
+        events=table.endpoint("events"),
+        replay=table.endpoint("replay"),
+        topic=table.text("topic", "", may_be_empty=True),
+        bootstrap=table.url("bootstrap", ""),
+        capacity_tokens=table.integer("capacity_tokens", 1, 2**62, 0),
+        max_batch_size=table.integer("max_batch_size", 1, MOST, MOST),
+    )
+    if instance.replay and not instance.events:
+        table.refuse("replay", "given only with events", instance.replay)
+    table.end()
+    return instance
+
+
+def _admission(table: "_Table") -> AdmissionConfig:
+    limits = table.table("limits")
+    admission = AdmissionConfig(
+        ttft_s=table.seconds("ttft_s", math.inf),
+        tbt_s=table.seconds("tbt_s", math.inf),
+        rule=table.choice("rule", RULES, AdmissionConfig.rule),
+        decode_s=table.seconds("decode_s", AdmissionConfig.decode_s),
+        limits={limits.as_integer(name): limits.share(name) for name in limits.names()},
+    )
+    limits.end()
+    table.end()
+    return admission
+
+
+def _costs(table: "_Table") -> CostConfig:
+    costs = CostConfig(
+        prefill=table.three("prefill", CostConfig.prefill),
+        decode=table.three("decode", CostConfig.decode),
+        output_tokens=table.integer("output_tokens", 1, MOST, CostConfig.output_tokens),
+    )
+    table.end()
+    return costs
+
+
+def _store(table: "_Table") -> StoreConfig:
+    store = StoreConfig(
+        kv_bytes_per_token=table.number("kv_bytes_per_token"),
+        bytes_per_s=table.number("bytes_per_s"),
+        balancing_threshold=table.number("balancing_threshold", 1.0, 2.0),
+    )
+    table.end()
+    return store
+
+
+def _keys(table: "_Table", name: str) -> Sequence[str]:
+    """Read a file of secrets, one a line; none if the entry is not there."""
+    path = table.text(name, "")
+    if not path:
+        return ()
+    keys = [line.strip() for line in Path(path).read_text().splitlines() if line.strip()]
+    if not keys or not all(key.isascii() and key.isprintable() for key in keys):
+        table.refuse(name, "a file with a key of printable ASCII in each line", path)
+    return keys
+
+
+def _check_together(config: RouterConfig, file: str) -> None:
+    """Refuse instances that cannot serve a request together."""
+    for what in ("name", "url"):
+        values = [getattr(instance, what) for instance in config.instances]
+        if twice := [value for value in values if values.count(value) > 1]:
+            raise InvalidArgument(f"{file}: instance.{what} must be unique, got {twice[0]!r} twice")
+    roles = {instance.role for instance in config.instances}
+    if Role.BOTH not in roles and roles != {Role.PREFILL, Role.DECODE}:
+        got = ", ".join(instance.name for instance in config.instances) or "none"
+        raise InvalidArgument(
+            f'{file}: instance must be at least one of role "both", or one of "prefill" and one '
+            f'of "decode", got {got}'
+        )
+    for instance in config.instances:
+        needs = config.connector == "mooncake" and instance.role == Role.PREFILL
+        if bool(instance.bootstrap) != needs:
+            raise InvalidArgument(
+                f"{file}: instance.bootstrap must be given for prefill instances of the connector "
+                f'"mooncake", and for no others, got {instance.bootstrap!r} for {instance.name}'
+            )
+
+
+class _Table:
+    """A table of TOML, whose entries are taken one after another."""
+
+    def __init__(self, content: Any, file: str, path: str):
+        self._file, self._path = file, path
+        if not isinstance(content, dict):
+            raise InvalidArgument(f"{file}: {path} must be a table, got {shown(content)}")
+        self._content, self._known = content, set[str]()
+
+    def refuse(self, name: str, wanted: str, value: Any) -> NoReturn:
+        raise InvalidArgument(
+            f"{self._file}: {self._path}{name} must be {wanted}, got {shown(value, 80)}"
+        )
+
+    def end(self) -> None:
+        """Refuse what nobody has asked for."""
+        for name in sorted(set(self._content) - self._known):
+            alike = difflib.get_close_matches(name, self._known, 1)
+            hint = f": is {alike[0]} meant?" if alike else ""
+            raise InvalidArgument(
+                f"{self._file}: {self._path}{name} must not be there: it is unknown{hint}"
+            )
+
+    def names(self) -> list[str]:
+        return list(self._content)
+
+    def tables(self, name: str) -> list["_Table"]:
+        value = self._take(name, [])
+        if not isinstance(value, list):
+            self.refuse(name, f"an array of tables, [[{name}]]", value)
+        return [
+            _Table(item, self._file, f"{self._path}{name}[{index}].")
+            for index, item in enumerate(value)
+        ]
+
+    def table(self, name: str) -> "_Table":
+        return _Table(self._take(name, {}), self._file, f"{self._path}{name}.")
+
+    def text(self, name: str, default: str | None = None, *, may_be_empty: bool = False) -> str:
+        value = self._take(name, default)
+        if value is default and default is not None:
+            return default
+        is_text = isinstance(value, str) and value.isprintable()
+        if not is_text or not (value or may_be_empty):
+            self.refuse(name, "a text", value)
+        return value
+
+    def choice(self, name: str, among: Sequence[str], default: str | None = None) -> str:
+        value = self._take(name, default)
+        if value not in among:
+            self.refuse(name, f"one of {', '.join(among)}", value)
+        return value
+
+    def url(self, name: str, default: str | None = None) -> str:
+        value = self.text(name, default)
+        if value == default:
+            return value
+        try:
+            parts = urlsplit(value)
+            is_good = parts.scheme in ("http", "https") and bool(parts.hostname)
+            is_good = is_good and not parts.query and parts.port != 0
+        except ValueError:  # of a port
+            is_good = False
+        if not is_good or value.rstrip("/").endswith("/v1"):
+            self.refuse(name, "a URL like http://10.0.0.1:8100, without /v1", value)
+        return value.rstrip("/")
+
+    def endpoint(self, name: str) -> str:
+        value = self.text(name, "")
+        if value and not value.startswith(("tcp://", "ipc://", "inproc://")):
+            self.refuse(name, "a ZeroMQ endpoint like tcp://10.0.0.1:5557", value)
+        return value
+
+    def integer(self, name: str, low: int, high: int, default: int) -> int:
+        value = self._take(name, default)
+        if value is default:
+            return default
+        if not isinstance(value, int) or isinstance(value, bool) or not low <= value <= high:
+            self.refuse(name, f"an integer from {low} to {high}", value)
+        return value
+
+    def as_integer(self, name: str) -> int:
+        try:
+            return int(name)
+        except ValueError:
+            self.refuse(name, "a priority, as -1", name)
+
+    def number(self, name: str, low: float | None = None, default: float | None = None) -> float:
+        value = self._take(name, default)
+        is_good = isinstance(value, (int, float)) and not isinstance(value, bool)
+        if (
+            not is_good
+            or not math.isfinite(value)
+            or not (value > 0 if low is None else value >= low)
+        ):
+            self.refuse(name, "positive" if low is None else f"at least {low:g}", value)
+        return float(value)
+
+    def seconds(self, name: str, default: float) -> float:
+        self._known.add(name)
+        return self.number(name) if name in self._content else default
+
+    def share(self, name: str) -> float:
+        value = self.number(name)
+        if value > 1:
+            self.refuse(name, "above 0 and at most 1", value)
+        return value
+
+    def three(self, name: str, default: tuple[float, ...]) -> tuple[float, ...]:
+        value = self._take(name, list(default))
+        is_good = isinstance(value, list) and len(value) == 3
+        is_good = is_good and all(
+            isinstance(one, (int, float)) and not isinstance(one, bool) and 0 <= one < math.inf
+            for one in value
+        )
+        if not is_good or not any(value):
+            self.refuse(name, "three numbers of at least 0, not all of them 0", value)
+        return tuple(map(float, value))
+
+    def _take(self, name: str, default: Any = None) -> Any:
+        self._known.add(name)
+        return self._content.get(name, default)

@@ -1,0 +1,202 @@
+"""Calls of engines over HTTP."""
+
+import re
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import httpx
+import msgspec
+
+from .call import Call
+from .config import InstanceConfig, RouterConfig
+from .errors import ErrorAnswer
+
+# Engines close a connection that was idle for 5 s; one that is used at that moment fails.
+IDLE_S = 2.0
+PROBE_S = 5.0
+MAX_TOLD = 500  # characters of an engine's error
+OURS = (401, 403)  # the router has another key than the engine
+CAPACITY = "vllm:cache_config_info"
+
+
+class EngineFailed(Exception):
+    """An engine did not serve a request, which another one might.
+
+    Attributes:
+        is_gone: whether nobody accepts connections there.
+    """
+
+    def __init__(self, instance: InstanceConfig, what: str, *, is_gone: bool = False):
+        super().__init__(f"{instance.name}: {what}")
+        self.is_gone = is_gone
+
+
+class EngineRefused(Exception):
+    """An engine's answer that the request is wrong; the client gets it as it is."""
+
+    def __init__(self, answer: httpx.Response):
+        super().__init__(answer.status_code)
+        self.status, self.body = answer.status_code, answer.content
+        names = ("content-type", "retry-after")
+        self.headers = {name: answer.headers[name] for name in names if name in answer.headers}
+
+
+class Engines:
+    """A client of all engines; ``await close()`` it."""
+
+    def __init__(self, config: RouterConfig):
+        headers = {"Content-Type": "application/json", "Accept-Encoding": "identity"}
+        if config.engine_api_key:
+            headers["Authorization"] = f"Bearer {config.engine_api_key}"
+        self._client = httpx.AsyncClient(
+            headers=headers,
+            timeout=httpx.Timeout(config.silence_s, connect=config.connect_s, pool=None),
+            limits=httpx.Limits(max_connections=None, keepalive_expiry=IDLE_S),
+            trust_env=False,
+        )
+
+    async def close(self) -> None:
+        """Close all connections."""
+        await self._client.aclose()
+
+    @asynccontextmanager
+    async def post(
+        self, instance: InstanceConfig, call: Call, body: bytes
+    ) -> AsyncIterator[httpx.Response]:
+        """Send a call to an engine, and have its answer while the block runs.
+
+        Raises:
+            EngineFailed: it is gone, or has failed, before or while it answered.
+            EngineRefused: the request is wrong.
+        """
+        url, headers = instance.url + call.path, {"X-Request-Id": call.request_id}
+        try:
+            async with self._client.stream("POST", url, content=body, headers=headers) as answer:
+                if answer.status_code >= 400:
+                    await answer.aread()
+                    if answer.status_code < 500 and answer.status_code not in OURS:
+                        raise EngineRefused(answer)
+                    what = f"HTTP {answer.status_code}: {answer.text[:MAX_TOLD]}"
+                    raise EngineFailed(instance, what)
+                yield answer
+        except httpx.HTTPError as error:
+            what = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
+            is_gone = isinstance(error, (httpx.ConnectError, httpx.ConnectTimeout))
+            raise EngineFailed(instance, what, is_gone=is_gone) from None
+
+    async def ask(self, instance: InstanceConfig, call: Call, body: bytes) -> dict[str, Any]:
+        """Send a call to an engine, and return the JSON that it answers; see ``post``."""
+        async with self.post(instance, call, body) as answer:
+            content = await answer.aread()
+        try:
+            return msgspec.json.decode(content, type=dict[str, Any])
+        except msgspec.MsgspecError:
+            raise EngineFailed(instance, f"it answered {content[:80]!r}") from None
+
+    async def tokenize(self, instance: InstanceConfig, call: Call) -> list[int] | None:
+        """Ask an engine for the tokens of a prompt; None: it did not tell.
+
+        Raises:
+            ErrorAnswer: the prompt is wrong.
+        """
+        try:
+            answer = await self._client.post(
+                instance.url + "/tokenize", content=msgspec.json.encode(call.tokenize_body())
+            )
+        except httpx.HTTPError:
+            return None
+        if answer.status_code in (400, 422):
+            told = _message(answer)
+            raise ErrorAnswer(400, told, "invalid_value", call.prompt_name)
+        try:
+            return msgspec.json.decode(answer.content, type=_Tokens).tokens
+        except msgspec.MsgspecError:
+            return None
+
+    async def check_health(self, instance: InstanceConfig) -> None:
+        """Ask an engine whether it serves.
+
+        Raises:
+            EngineFailed: it does not.
+        """
+        await self._get(instance, instance.url + "/health")
+
+    async def models(self, instance: InstanceConfig) -> list[dict[str, Any]]:
+        """Ask an engine what it serves: the cards of its model and its adapters.
+
+        Raises:
+            EngineFailed: it does not say.
+        """
+        content = await self._get(instance, instance.url + "/v1/models")
+        try:
+            cards = msgspec.json.decode(content, type=_Models).data
+        except msgspec.MsgspecError:
+            cards = []
+        if not all(isinstance(card.get("id"), str) for card in cards) or not cards:
+            raise EngineFailed(instance, f"/v1/models: it answered {content[:80]!r}")
+        return cards
+
+    async def capacity_tokens(self, instance: InstanceConfig) -> int:
+        """Ask an engine how many tokens its cache holds; 0: it does not say."""
+        try:
+            text = (await self._get(instance, instance.url + "/metrics")).decode()
+        except (EngineFailed, UnicodeDecodeError):
+            return 0
+        return _capacity(text)
+
+    async def engine_id(self, instance: InstanceConfig) -> str:
+        """Ask a bootstrap server how decode engines call its engine.
+
+        Raises:
+            EngineFailed: it does not say.
+        """
+        content = await self._get(instance, f"{instance.bootstrap}/query")
+        try:
+            ranks = msgspec.json.decode(content, type=dict[str, _Rank])
+            return ranks["0"].engine_id
+        except (msgspec.MsgspecError, KeyError):
+            raise EngineFailed(instance, f"/query: it answered {content[:80]!r}") from None
+
+    async def _get(self, instance: InstanceConfig, url: str) -> bytes:
+        try:
+            answer = await self._client.get(url, timeout=PROBE_S)
+        except httpx.HTTPError as error:
+            raise EngineFailed(instance, f"{url}: {type(error).__name__}") from None
+        if answer.status_code != 200:
+            raise EngineFailed(instance, f"{url}: HTTP {answer.status_code}")
+        return answer.content
+
+
+class _Tokens(msgspec.Struct):
+    tokens: list[int]
+
+
+class _Models(msgspec.Struct):
+    data: list[dict[str, Any]]
+
+
+class _Rank(msgspec.Struct):
+    engine_id: str
+
+
+def _message(answer: httpx.Response) -> str:
+    """The text of an engine's error body."""
+    try:
+        body = msgspec.json.decode(answer.content, type=dict[str, Any])
+    except msgspec.MsgspecError:
+        return answer.text[:MAX_TOLD]
+    error = body.get("error", body)
+    message = error.get("message") if isinstance(error, dict) else None
+    return str(message or answer.text)[:MAX_TOLD]
+
+
+def _capacity(metrics: str) -> int:
+    """The blocks of a vLLM engine's cache times their size, from its labels."""
+    for line in metrics.splitlines():
+        if line.startswith(CAPACITY + "{"):
+            labels = dict(re.findall(r'(\w+)="([^"]*)"', line))
+            size, count = labels.get("block_size", ""), labels.get("num_gpu_blocks", "")
+            if size.isdigit() and count.isdigit():
+                return int(size) * int(count)
+    return 0

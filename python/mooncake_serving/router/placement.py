@@ -1,0 +1,328 @@
+"""Where requests go: the conductor, on engines as they are now."""
+
+import dataclasses
+import math
+import time
+from collections.abc import Callable, Collection, Hashable, Sequence
+from dataclasses import dataclass
+
+from mooncake_serving.conductor import (
+    AcceptAll,
+    Admission,
+    Baseline,
+    Cluster,
+    Conductor,
+    Costs,
+    Decision,
+    DecodeChoice,
+    DecodeLoad,
+    EarlyRejection,
+    KVCacheCentric,
+    Limits,
+    LocalCacheAware,
+    NicTransfer,
+    PredictiveRejection,
+    PrefillPolicy,
+    PrefixIndex,
+    Reason,
+    Request,
+    Role,
+    Slo,
+    Why,
+)
+from mooncake_serving.conductor.admission import Arrival
+
+from .block_names import block_names
+from .call import Call
+from .config import AdmissionConfig, RouterConfig
+from .fitted_costs import FittedDecode, FittedPrefill
+from .known_blocks import KnownBlocks
+from .prefills import PrefillBacklog
+
+NO_OBJECTIVE_S = 1e9
+UNKNOWN_CAPACITY = 2**62
+MAX_ASSUMED = 1 << 16  # blocks of an engine whose capacity is unknown
+NO_TRANSFER = NicTransfer(bytes_per_token=1.0, bytes_per_s=1.0)  # no policy asks for it
+
+
+@dataclass(eq=False)
+class Placed:
+    """A request that was placed, and is not over.
+
+    Attributes:
+        decision: the last one about it.
+        sent_s: when its prefill was sent.
+        is_prefilled: whether its prefill is over.
+        is_held: whether the conductor has reserved something for it.
+    """
+
+    decision: Decision
+    sent_s: float
+    is_prefilled: bool = False
+    is_held: bool = True
+
+    @property
+    def prefill(self) -> int:
+        """Which engine prefills it."""
+        assert self.decision.prefill is not None
+        return self.decision.prefill.instance
+
+    @property
+    def decode(self) -> int:
+        """Which engine decodes it; the one that prefills it, unless another one is chosen."""
+        chosen = self.decision.decode
+        return self.prefill if chosen is None else chosen.instance
+
+
+class Placement:
+    """Decides where requests go, and follows them.
+
+    For one thread, except that events of engines may be applied to ``blocks`` by others.
+
+    Args:
+        config: of the router.
+        clock: seconds, of which only differences matter.
+
+    Attributes:
+        conductor: that decides.
+        prefill_cost: its model, which follows what is measured.
+        decode_cost: the same.
+        blocks: what each engine holds, by its number.
+    """
+
+    def __init__(self, config: RouterConfig, clock: Callable[[], float] = time.monotonic):
+        instances = config.instances
+        self._config, self._clock = config, clock
+        self._backlog = PrefillBacklog(len(instances))
+        self._open: dict[Hashable, Placed] = {}
+        self.prefill_cost = FittedPrefill(config.costs.prefill)
+        self.decode_cost = FittedDecode(config.costs.decode)
+        cluster = Cluster(
+            [instance.role for instance in instances],
+            capacity_tokens=[i.capacity_tokens or UNKNOWN_CAPACITY for i in instances],
+            max_batch_size=[instance.max_batch_size for instance in instances],
+        )
+        policy, transfer = _policy(config)
+        self.conductor = Conductor(
+            cluster,
+            PrefixIndex(len(instances)),
+            Costs(self.prefill_cost, self.decode_cost, transfer),
+            _slo(config.admission),
+            policy=policy,
+            admission=_admission(config.admission),
+        )
+        self.blocks = [
+            KnownBlocks(self.conductor, number, config.block_size, self._max_assumed(number))
+            for number in range(len(instances))
+        ]
+        for number in range(len(instances)):
+            self.conductor.failed(number)  # until it is seen
+
+    def place(self, call: Call, *, adapter: str, without: Collection[int]) -> Placed | Decision:
+        """Decide about a request, and reserve what is promised.
+
+        Args:
+            call: the request.
+            adapter: name of the LoRA adapter that it wants; "": none.
+            without: engines that have failed it, which are not chosen if there are others.
+
+        Returns:
+            Where it goes, or the decision that refuses it.
+        """
+        request = self._request(call, adapter)
+        with self.conductor.lock:
+            now_s = self._clock()
+            cluster = self.conductor.cluster
+            cluster.free_at_s[:] = self._backlog.free_at_s(now_s)
+            decision = self._decide(request, now_s, without)
+            if not decision.accepted or decision.prefill is None:
+                return decision
+            self.conductor.commit(decision)
+            prefill = decision.prefill
+            num_held = -(-prefill.local_tokens // request.block_size)
+            self.blocks[prefill.instance].assume(request.keys, num_held)
+        seconds = prefill.prefill_s + (prefill.fetch.seconds if prefill.fetch else 0.0)
+        self._backlog.put(request.request_id, prefill.instance, seconds, now_s)
+        placed = self._open[request.request_id] = Placed(decision, now_s)
+        return placed
+
+    def prefilled(self, placed: Placed) -> Decision | None:
+        """Record that a prefill is over, and decide where the request is decoded.
+
+        Returns:
+            The decision, which may refuse it; None if there is nothing to decide any more: the
+            conductor gave the request up as one of its engines failed, or this was said before.
+        """
+        if placed.is_prefilled:
+            return None
+        placed.is_prefilled = True
+        now_s, request = self._clock(), placed.decision.request
+        was_alone = self._backlog.end(request.request_id, placed.prefill, now_s)
+        prefill = placed.decision.prefill
+        if was_alone and prefill is not None and prefill.fetch is None and now_s > placed.sent_s:
+            self.prefill_cost.observe(
+                request.num_tokens, prefill.prefix_tokens, now_s - placed.sent_s
+            )
+        if not placed.is_held:
+            return None
+        later = self.conductor.prefilled(request.request_id, now_s)
+        placed.is_held = later.accepted
+        if later.accepted:
+            placed.decision = dataclasses.replace(placed.decision, decode=later.decode)
+        return later
+
+    def estimated_prefilled(self, placed: Placed) -> None:
+        """Record that a prefill is probably over, of which its engine does not tell the end.
+
+        Its time is not measured: without a place in the backlog it counts as disturbed.
+        """
+        self._backlog.end(placed.decision.request.request_id, placed.prefill, self._clock())
+        self.prefilled(placed)
+
+    def ended(self, placed: Placed) -> None:
+        """Record that a request is over, whether it was answered or not. Idempotent."""
+        request_id = placed.decision.request.request_id
+        self._open.pop(request_id, None)
+        self._backlog.end(request_id, placed.prefill, self._clock())
+        if placed.is_held:
+            placed.is_held = False
+            self.conductor.decoded(request_id)
+
+    def stepped(self, placed: Placed, seconds: float) -> None:
+        """Record the time between two tokens of a request that is decoded."""
+        cluster, instance = self.conductor.cluster, placed.decode
+        batch_size, kv_tokens = cluster.batch_size[instance], cluster.kv_tokens[instance]
+        if batch_size > 0 and seconds > 0:
+            self.decode_cost.observe(float(batch_size), float(kv_tokens), seconds)
+
+    def failed(self, instance: int) -> list[str]:
+        """Record that an engine is down; returns the requests that were there."""
+        with self.conductor.lock:
+            lost: list[str] = self.conductor.failed(instance)
+            self.blocks[instance].forget()
+        for request_id in lost:
+            self._open[request_id].is_held = False
+        return lost
+
+    def recovered(self, instance: int, capacity_tokens: int) -> None:
+        """Record that an engine is up, and what it says of its memory; 0: nothing."""
+        if capacity_tokens and not self._config.instances[instance].capacity_tokens:
+            self.conductor.cluster.capacity_tokens[instance] = capacity_tokens
+            self.blocks[instance].max_assumed = self._max_assumed(instance)
+        self.conductor.recovered(instance)
+
+    def is_up(self, instance: int) -> bool:
+        """Whether an engine is up, as far as is known."""
+        return bool(self.conductor.cluster.up[instance])
+
+    def can_serve(self) -> bool:
+        """Whether engines are up that can serve a request together."""
+        cluster = self.conductor.cluster
+        num_prefill, num_decode, num_both = (
+            len(cluster.of_role_only(role)) for role in (Role.PREFILL, Role.DECODE, Role.BOTH)
+        )
+        return bool((num_prefill and num_decode) or num_both)
+
+    def num_prefills(self, instance: int) -> int:
+        """How many prefills an engine has not finished."""
+        return self._backlog.length(instance)
+
+    def matched_tokens(self, tokens: Sequence[int], adapter: str) -> list[int]:
+        """Return how many tokens of a prompt each engine holds, or will."""
+        names = block_names(tokens, self._config.block_size, adapter=adapter)
+        with self.conductor.lock:
+            return (self.conductor.index.match(names) * self._config.block_size).tolist()
+
+    def retry_after_s(self, reason: Reason) -> int:
+        """Return after how many seconds a refused request may be accepted: an estimate."""
+        if reason.why is not Why.PREFILL_LOAD:
+            return 1
+        too_long_s = reason.values["ttft_s"] * (1 - reason.values["limit"] / reason.values["load"])
+        return max(1, math.ceil(too_long_s))
+
+    def _request(self, call: Call, adapter: str) -> Request:
+        size = self._config.block_size
+        keys = block_names(call.tokens or (), size, adapter=adapter) if call.is_plain else ()
+        expected = self._config.costs.output_tokens
+        limit = call.max_tokens
+        return Request(
+            request_id=call.request_id,
+            num_tokens=call.num_tokens,
+            keys=keys,
+            block_size=size,
+            num_output_tokens=call.num_samples * (min(limit, expected) if limit else expected),
+            max_output_tokens=limit,
+            priority=call.priority,
+            waited_s=max(0.0, self._clock() - call.arrived_s),
+        )
+
+    def _decide(self, request: Request, now_s: float, without: Collection[int]) -> Decision:
+        """Decide without some engines, unless no others can serve the request."""
+        if without:
+            up = self.conductor.cluster.up
+            failed_now = [instance for instance in without if up[instance]]
+            up[failed_now] = False
+            try:
+                decision = self.conductor.decide(request, now_s)
+            finally:
+                up[failed_now] = True
+            if decision.reason.why not in (Why.NO_PREFILL_INSTANCE, Why.NO_DECODE_INSTANCE):
+                return decision
+        return self.conductor.decide(request, now_s)
+
+    def _max_assumed(self, instance: int) -> int:
+        tokens = int(self.conductor.cluster.capacity_tokens[instance])
+        return MAX_ASSUMED if tokens == UNKNOWN_CAPACITY else tokens // self._config.block_size
+
+
+class _LiveRule:
+    """A rule that checks again after a prefill only where the request can still be refused.
+
+    An engine that decodes what it prefills is doing so already.
+    """
+
+    def __init__(self, rule: Admission):
+        self._rule = rule
+
+    @property
+    def needs_room(self) -> bool:
+        return self._rule.needs_room
+
+    def refuse_prefill(self, arrival: Arrival) -> Reason | None:
+        return self._rule.refuse_prefill(arrival)
+
+    def decode_load(self, arrival: Arrival) -> DecodeLoad | None:
+        return self._rule.decode_load(arrival)
+
+    def refuse_decode(
+        self, arrival: Arrival, load: DecodeLoad, decode: DecodeChoice
+    ) -> Reason | None:
+        return self._rule.refuse_decode(arrival, load, decode)
+
+    def refuse_later(self, request: Request, slo: Slo, decode: DecodeChoice) -> Reason | None:
+        if decode.reason.why is Why.SAME_INSTANCE:
+            return None
+        return self._rule.refuse_later(request, slo, decode)
+
+
+def _admission(config: AdmissionConfig) -> Admission:
+    if config.rule == "accept_all" or (math.isinf(config.ttft_s) and math.isinf(config.tbt_s)):
+        return AcceptAll()
+    limits = Limits(by_priority=config.limits)
+    if config.rule == "baseline":
+        return _LiveRule(Baseline(limits))
+    if config.rule == "early":
+        return _LiveRule(EarlyRejection(limits))
+    return _LiveRule(PredictiveRejection(limits, decode_s=config.decode_s))
+
+
+def _slo(config: AdmissionConfig) -> Slo:
+    return Slo(min(config.ttft_s, NO_OBJECTIVE_S), min(config.tbt_s, NO_OBJECTIVE_S))
+
+
+def _policy(config: RouterConfig) -> tuple[PrefillPolicy, NicTransfer]:
+    """What engines can do decides: without a common store nothing can be fetched."""
+    if config.store is None:
+        return LocalCacheAware(), NO_TRANSFER
+    transfer = NicTransfer(config.store.kv_bytes_per_token, config.store.bytes_per_s)
+    return KVCacheCentric(config.store.balancing_threshold), transfer

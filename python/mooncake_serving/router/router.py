@@ -1,0 +1,379 @@
+"""The life of a request: placed, prefilled, decoded, and answered; or placed again."""
+
+import asyncio
+import logging
+import time
+from collections.abc import Awaitable, Callable, MutableMapping
+from dataclasses import dataclass
+from typing import Any
+
+import httpx
+import msgspec
+
+from mooncake_serving.conductor import Decision, Role, Why
+
+from .call import Call, read_call
+from .config import RouterConfig
+from .decisions import DecisionLog, header_of
+from .engines import EngineFailed, EngineRefused, Engines
+from .errors import ErrorAnswer
+from .event_feed import EventFeed
+from .handoff import HANDOFFS, prefill_body
+from .health import HealthWatch
+from .metrics import RouterMetrics
+from .placement import Placed, Placement
+from .reply import Reply
+
+logger = logging.getLogger(__name__)
+
+Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
+Read = Callable[[], Awaitable[bytes | None]]
+CLIENT_LEFT = 499  # in metrics, as nginx has it
+STEPS = 16  # tokens of a stream whose mean interval is one sample
+UNAVAILABLE = (Why.NO_PREFILL_INSTANCE, Why.NO_DECODE_INSTANCE)
+
+
+class Router:
+    """Serves requests by engines. ``await start()`` it, and ``await close()`` it.
+
+    Args:
+        config: which engines, and how.
+
+    Attributes:
+        placement: decides.
+        log: of its decisions.
+        metrics: for Prometheus.
+    """
+
+    def __init__(self, config: RouterConfig):
+        self.config = config
+        self.placement = Placement(config)
+        self.log = DecisionLog(config.instances)
+        self.metrics = RouterMetrics(self)
+        self.engines = Engines(config)
+        self.health = HealthWatch(config, self.engines, self.placement, self._lost)
+        self._handoff = HANDOFFS[config.connector]
+        self._attempts: dict[str, _Attempt] = {}
+        self._feeds: list[EventFeed] = []
+        self._next_tokenizer = 0
+        self._num_requests = 0
+
+    async def start(self) -> None:
+        """Look at all engines once, and follow them from now on.
+
+        Raises:
+            InvalidArgument: an endpoint of events is invalid.
+        """
+        for instance, blocks in zip(self.config.instances, self.placement.blocks, strict=True):
+            if instance.events:
+                self._feeds.append(EventFeed(instance, blocks))
+        await self.health.start()
+
+    async def close(self) -> None:
+        """Stop following the engines, and disconnect. Idempotent."""
+        await self.health.close()
+        for feed in self._feeds:
+            await asyncio.to_thread(feed.close)
+        await self.engines.close()
+
+    async def serve(self, path: str, read: Read, receive: Receive, reply: Reply) -> None:
+        """Answer a request, unless its client leaves.
+
+        Args:
+            path: ``CHAT`` or ``COMPLETIONS``.
+            read: returns its body; None: the client has left.
+            receive: of the request, whose body has been read.
+            reply: where it is answered.
+        """
+        self._num_requests += 1
+        try:
+            await self._serve(path, read, receive, reply)
+        except ErrorAnswer as error:
+            await reply.error(error)
+        finally:
+            self._num_requests -= 1
+            self.metrics.requests.labels(path, reply.status or CLIENT_LEFT).inc()
+
+    def instances(self) -> list[dict[str, Any]]:
+        """Describe all engines, as they are now."""
+        cluster = self.placement.conductor.cluster
+        return [
+            {
+                "name": instance.name,
+                "url": instance.url,
+                "role": instance.role.name.lower() if instance.role.name else "",
+                "up": self.placement.is_up(number),
+                "prefills": self.placement.num_prefills(number),
+                "decoding": int(cluster.batch_size[number]),
+                "kv_tokens": int(cluster.kv_tokens[number]),
+                "capacity_tokens": int(cluster.capacity_tokens[number]),
+                "held_blocks": blocks.num_held,
+                "event_batches": blocks.num_batches,
+                "event_gaps": blocks.num_gaps,
+                "unnamed_blocks": blocks.num_unnamed,
+            }
+            for number, (instance, blocks) in enumerate(
+                zip(self.config.instances, self.placement.blocks, strict=True)
+            )
+        ]
+
+    async def _serve(self, path: str, read: Read, receive: Receive, reply: Reply) -> None:
+        if self._num_requests > self.config.max_requests:
+            message = f"{self.config.max_requests} requests are under way, and no more are taken"
+            raise ErrorAnswer(429, message, "overloaded", headers={"retry-after": "1"})
+        raw = await read()
+        if raw is None:
+            return
+        call = read_call(path, raw)
+        client_left = asyncio.ensure_future(receive())  # nothing else can come
+        try:
+            await self._answer(call, client_left, reply)
+        finally:
+            client_left.cancel()
+
+    async def _answer(self, call: Call, client_left: "asyncio.Future[Any]", reply: Reply) -> None:
+        """Place a request until it is answered, or its client has left.
+
+        Raises:
+            ErrorAnswer: it is refused, or has failed too often.
+        """
+        adapter = self.health.adapter_of(call.model)
+        if call.tokens is None:
+            call.tokens = await self._tokenize(call)
+        without: set[int] = set()
+        failure = ""
+        while call.num_attempts < self.config.max_attempts and not client_left.done():
+            call.num_attempts += 1
+            placed = self.placement.place(call, adapter=adapter, without=without)
+            if isinstance(placed, Decision):
+                raise self._refusal(call, placed, failure)
+            try:
+                if await self._attempt(call, placed, client_left, reply):
+                    return
+            except _AttemptFailed as failed:
+                failure = str(failed.error)
+                without.add(failed.instance)
+                self._note_failure(failed, reply)
+        if not client_left.done():
+            message = f"the request failed {call.num_attempts} times: {failure}"
+            raise ErrorAnswer(502, message, "engine_failed")
+
+    async def _attempt(
+        self, call: Call, placed: Placed, client_left: "asyncio.Future[Any]", reply: Reply
+    ) -> bool:
+        """Have a request served where it was placed.
+
+        Returns:
+            True: it was answered, or its client has left.
+
+        Raises:
+            _AttemptFailed: an engine has failed before the first byte.
+            ErrorAnswer: it is refused after its prefill.
+        """
+        entry = self.log.add(call, placed.decision)
+        self._count(placed)
+        run = self._coupled if self._is_coupled(placed) else self._handed_over
+        task = asyncio.ensure_future(run(call, placed, entry, reply))
+        attempt = self._attempts[call.request_id] = _Attempt(task, reply)
+        try:
+            await asyncio.wait({task, client_left}, return_when=asyncio.FIRST_COMPLETED)
+            if not task.done():
+                entry["outcome"] = "the client has left"
+                return True
+            if attempt.lost_with >= 0:
+                lost = self.config.instances[attempt.lost_with]
+                raise _AttemptFailed(attempt.lost_with, EngineFailed(lost, "it is down"))
+            task.result()
+            entry["outcome"] = "answered"
+            return True
+        except _AttemptFailed as failed:
+            entry["outcome"] = f"failed: {failed.error}"
+            if not reply.status:
+                raise
+            logger.warning("a stream has ended early: %s", failed.error)
+            await reply.error(ErrorAnswer(502, str(failed.error), "engine_failed"))
+            return True
+        except EngineRefused as refused:
+            entry["outcome"] = f"the engine has answered {refused.status}"
+            headers = {**refused.headers, "x-mooncake-decision": header_of(entry)}
+            await reply.whole(refused.status, headers, refused.body)
+            return True
+        finally:
+            del self._attempts[call.request_id]
+            task.cancel()
+            await asyncio.wait({task})
+            self.placement.ended(placed)
+            entry["seconds"] = time.monotonic() - call.arrived_s
+
+    async def _coupled(
+        self, call: Call, placed: Placed, entry: dict[str, Any], reply: Reply
+    ) -> None:
+        """Have one engine do everything."""
+        timer = None
+        if not call.is_stream and placed.decision.prefill is not None:
+            loop, ttft_s = asyncio.get_running_loop(), placed.decision.prefill.ttft_s
+            timer = loop.call_later(ttft_s, self.placement.estimated_prefilled, placed)
+        try:
+            await self._pass_on(call, call.raw, placed, entry, reply)
+        finally:
+            if timer is not None:
+                timer.cancel()
+
+    async def _handed_over(
+        self, call: Call, placed: Placed, entry: dict[str, Any], reply: Reply
+    ) -> None:
+        """Have one engine compute the prompt, and another one generate."""
+        number = placed.prefill
+        prefill = self.config.instances[number]
+        params = self._handoff.prefill_params(call.request_id)
+        body = msgspec.json.encode(prefill_body(call.body, params))
+        try:
+            answer = await self.engines.ask(prefill, call, body)
+            given = self._handoff.decode_params(
+                call.request_id,
+                prefill,
+                self.health.engine_id(number),
+                answer.get("kv_transfer_params"),
+            )
+            if given is None:
+                raise EngineFailed(prefill, "it answers no kv_transfer_params: has it a connector?")
+        except EngineFailed as error:
+            raise _AttemptFailed(number, error) from None
+        later = self.placement.prefilled(placed)
+        if later is not None and not later.accepted:
+            entry["outcome"] = f"refused after its prefill: {later.reason}"
+            raise self._error_of(later)
+        if later is not None:
+            entry["decode"] = self.log.decode_part(later)
+        entry["prefilled_s"] = time.monotonic() - call.arrived_s
+        body = msgspec.json.encode(call.body | {"kv_transfer_params": given})
+        await self._pass_on(call, body, placed, entry, reply)
+
+    async def _pass_on(
+        self, call: Call, body: bytes, placed: Placed, entry: dict[str, Any], reply: Reply
+    ) -> None:
+        """Send a request to the engine that generates, and its answer to the client."""
+        number = placed.decode
+        try:
+            async with self.engines.post(self.config.instances[number], call, body) as answer:
+                headers = {
+                    "content-type": answer.headers.get("content-type", "application/json"),
+                    "x-request-id": call.request_id,
+                }
+                if call.is_stream:
+                    await self._pass_stream(call, answer, headers, placed, entry, reply)
+                    return
+                content = await answer.aread()
+        except EngineFailed as error:
+            raise _AttemptFailed(number, error) from None
+        self.placement.prefilled(placed)
+        headers["x-mooncake-decision"] = header_of(entry)
+        await reply.whole(answer.status_code, headers, content)
+
+    async def _pass_stream(
+        self,
+        call: Call,
+        answer: httpx.Response,
+        headers: dict[str, str],
+        placed: Placed,
+        entry: dict[str, Any],
+        reply: Reply,
+    ) -> None:
+        """Send parts as they come; the answer begins with the first of them."""
+        num_steps, since_s = 0, 0.0
+        async for part in answer.aiter_raw():
+            if not reply.status:
+                if part.startswith(b'data: {"error"'):
+                    what = part[:500].decode(errors="replace").strip()
+                    raise EngineFailed(self.config.instances[placed.decode], what)
+                since_s = time.monotonic()
+                self.placement.prefilled(placed)
+                entry["first_byte_s"] = since_s - call.arrived_s
+                self.metrics.ttft.observe(entry["first_byte_s"])
+                headers["x-mooncake-decision"] = header_of(entry)
+                await reply.begin(answer.status_code, headers)
+            else:
+                num_steps += part.count(b"data: ")
+                if num_steps >= STEPS:
+                    now_s = time.monotonic()
+                    self.placement.stepped(placed, (now_s - since_s) / num_steps)
+                    num_steps, since_s = 0, now_s
+            await reply.write(part)
+        if not reply.status:
+            raise EngineFailed(self.config.instances[placed.decode], "its stream is empty")
+        await reply.write(b"", is_last=True)
+
+    async def _tokenize(self, call: Call) -> list[int] | None:
+        """Ask the next engine for the tokens of a prompt; None: it did not tell."""
+        count = len(self.config.instances)
+        for _ in range(count):
+            self._next_tokenizer = (self._next_tokenizer + 1) % count
+            if self.placement.is_up(self._next_tokenizer):
+                instance = self.config.instances[self._next_tokenizer]
+                return await self.engines.tokenize(instance, call)
+        return None
+
+    def _lost(self, instance: int, request_ids: list[str]) -> None:
+        """Give up attempts that need an engine that is down; streams that have begun go on."""
+        for request_id in request_ids:
+            attempt = self._attempts.get(request_id)
+            if attempt and not attempt.reply.status and not attempt.task.done():
+                attempt.lost_with = instance
+                attempt.task.cancel()
+
+    def _note_failure(self, failed: "_AttemptFailed", reply: Reply) -> None:
+        name = self.config.instances[failed.instance].name
+        logger.warning("an attempt has failed: %s", failed.error)
+        self.metrics.replaced.labels(name).inc()
+        if failed.error.is_gone:
+            self.health.down(failed.instance)
+
+    def _is_coupled(self, placed: Placed) -> bool:
+        return self.config.instances[placed.prefill].role == Role.BOTH
+
+    def _count(self, placed: Placed) -> None:
+        prefill = placed.decision.prefill
+        assert prefill is not None
+        self.metrics.prompt_tokens.inc(placed.decision.request.num_tokens)
+        self.metrics.cached_tokens.inc(prefill.prefix_tokens)
+
+    def _refusal(self, call: Call, decision: Decision, failure: str) -> ErrorAnswer:
+        entry = self.log.add(call, decision)
+        entry["outcome"] = "refused"
+        error = self._error_of(decision, failure)
+        error.headers = {**error.headers, "x-mooncake-decision": header_of(entry)}
+        return error
+
+    def _error_of(self, decision: Decision, failure: str = "") -> ErrorAnswer:
+        reason = decision.reason
+        self.metrics.refusals.labels(reason.why.name).inc()
+        if reason.why is Why.TOO_LONG:
+            return ErrorAnswer(400, str(reason), "context_length_exceeded", "max_tokens")
+        retry = {"retry-after": str(self.placement.retry_after_s(reason))}
+        if reason.why in UNAVAILABLE:
+            message = f"{reason}: {failure}" if failure else str(reason)
+            return ErrorAnswer(503, message, "no_engine", headers=retry)
+        return ErrorAnswer(429, f"overloaded: {reason}", "overloaded", headers=retry)
+
+
+@dataclass(eq=False)
+class _Attempt:
+    """A request at the engines where it was placed.
+
+    Attributes:
+        task: that has it served.
+        reply: to its client.
+        lost_with: the engine by whose failure it was given up; -1: none.
+    """
+
+    task: "asyncio.Task[None]"
+    reply: Reply
+    lost_with: int = -1
+
+
+class _AttemptFailed(Exception):
+    """An engine has failed; the instance is its number."""
+
+    def __init__(self, instance: int, error: EngineFailed):
+        super().__init__(str(error))
+        self.instance, self.error = instance, error

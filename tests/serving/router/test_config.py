@@ -1,0 +1,108 @@
+import math
+
+import pytest
+
+from mooncake_kernels.errors import InvalidArgument
+from mooncake_serving.conductor import Role
+from mooncake_serving.router import load_config
+from mooncake_serving.router.__main__ import main
+
+GOOD = """
+host = "0.0.0.0"
+port = 9000
+connector = "mooncake_kernels"
+block_size = 32
+api_keys_file = "KEYS"
+[admission]
+ttft_s = 5
+rule = "predictive"
+limits = {"0" = 1.0, "5" = 0.5}
+[costs]
+prefill = [0.1, 1e-4, 0]
+[store]
+kv_bytes_per_token = 131072
+bytes_per_s = 2e10
+[[instance]]
+name = "p0"
+role = "prefill"
+url = "http://10.0.0.1:8100/"
+events = "tcp://10.0.0.1:5557"
+replay = "tcp://10.0.0.1:5558"
+[[instance]]
+name = "d0"
+role = "decode"
+url = "http://10.0.0.2:8200"
+capacity_tokens = 100000
+"""
+
+
+@pytest.fixture
+def written(tmp_path):
+    (tmp_path / "KEYS").write_text("one\ntwo\n")
+
+    def write(text: str):
+        path = tmp_path / "router.toml"
+        path.write_text(text.replace("KEYS", str(tmp_path / "KEYS")))
+        return path
+
+    return write
+
+
+def test_a_file_is_read(written):
+    config = load_config(written(GOOD))
+    assert (config.host, config.port, config.connector) == ("0.0.0.0", 9000, "mooncake_kernels")
+    assert config.api_keys == ("one", "two")
+    assert config.admission.ttft_s == 5 and math.isinf(config.admission.tbt_s)
+    assert config.admission.limits == {0: 1.0, 5: 0.5}
+    assert config.costs.prefill == (0.1, 1e-4, 0.0)
+    assert config.store is not None and config.store.bytes_per_s == 2e10
+    prefill, decode = config.instances
+    assert (prefill.role, prefill.url) == (Role.PREFILL, "http://10.0.0.1:8100")
+    assert (decode.role, decode.capacity_tokens, decode.events) == (Role.DECODE, 100000, "")
+
+
+@pytest.mark.parametrize(
+    "line, by, message",
+    [
+        ("port = 9000", "port = 70000", "port must be an integer from 0 to 65535, got 70000"),
+        ("port = 9000", "port = true", "port must be an integer from 0 to 65535, got True"),
+        ("port = 9000", "prot = 9000", "prot must not be there: it is unknown: is port meant?"),
+        ("ttft_s = 5", "ttft_s = 0", r"admission.ttft_s must be positive, got 0"),
+        ("ttft_s = 5", "ttft = 5", r"admission.ttft must not be there.*is ttft_s meant"),
+        ('"5" = 0.5', '"5" = 1.5', r"admission.limits.5 must be above 0 and at most 1, got 1.5"),
+        ('"5" = 0.5', '"low" = 0.5', r"admission.limits.low must be a priority"),
+        ("predictive", "lucky", r"admission.rule must be one of accept_all, .*got 'lucky'"),
+        ("1e-4, 0]", "1e-4]", r"costs.prefill must be three numbers"),
+        ("[0.1, 1e-4, 0]", "[0, 0, 0]", r"costs.prefill must be three numbers"),
+        ("bytes_per_s = 2e10", "", r"store.bytes_per_s must be positive, got None"),
+        ('role = "decode"', 'role = "decoder"', r"instance\[1\].role must be one of"),
+        ('role = "decode"', 'role = "prefill"', r"instance must be at least one of role"),
+        ('name = "d0"', 'name = "p0"', r"instance.name must be unique, got 'p0' twice"),
+        ('name = "d0"', "", r"instance\[1\].name must be a text, got None"),
+        ("10.0.0.2:8200", "10.0.0.2:8200/v1", r"instance\[1\].url must be a URL.*without /v1"),
+        ("http://10.0.0.2:8200", "10.0.0.2:8200", r"instance\[1\].url must be a URL"),
+        ("tcp://10.0.0.1:5557", "10.0.0.1:5557", r"instance\[0\].events must be a ZeroMQ endpoint"),
+        ('events = "tcp://10.0.0.1:5557"', "", r"instance\[0\].replay must be given only with"),
+        ('connector = "mooncake_kernels"', 'connector = "mooncake"', "instance.bootstrap must be"),
+        ("[admission]", "admission = 3\n[other]", "admission. must be a table, got 3"),
+        ("[[instance]]", "[[instance]", "the file must be TOML"),
+    ],
+)
+def test_a_wrong_entry_is_named(written, line, by, message):
+    assert line in GOOD
+    with pytest.raises(InvalidArgument, match=message):
+        load_config(written(GOOD.replace(line, by)))
+
+
+def test_the_command_checks_a_file(written, capsys):
+    assert main(["--config", str(written(GOOD)), "--check"]) == 0
+    assert "2 instances" in capsys.readouterr().out
+    assert main(["--config", str(written(GOOD.replace("port = 9000", "port = -1")))]) == 2
+    assert "port must be an integer" in capsys.readouterr().err
+
+
+def test_a_file_of_keys_must_have_keys(written, tmp_path):
+    path = written(GOOD)
+    (tmp_path / "KEYS").write_text("\n")
+    with pytest.raises(InvalidArgument, match="api_keys_file must be a file with a key"):
+        load_config(path)
