@@ -42,6 +42,7 @@ class KnownBlocks:
     that were sent last. For an engine without events that is all there is to know.
 
     Attributes:
+        num_held: blocks of the engine that its events have told, and not withdrawn.
         num_batches: of events that were applied.
         num_gaps: times that events were lost, or the engine was restarted.
         num_unnamed: blocks of events that cannot be named: their tokens are not told, the block
@@ -53,12 +54,7 @@ class KnownBlocks:
         self.max_assumed = max_assumed
         self._assumed: OrderedDict[int, None] = OrderedDict()
         self._blocks: dict[BlockHash, _Block] = {}
-        self.num_batches = self.num_gaps = self.num_unnamed = 0
-
-    @property
-    def num_held(self) -> int:
-        """How many blocks of the engine its events have told, and not withdrawn."""
-        return sum(1 for block in list(self._blocks.values()) if block.media)
+        self.num_held = self.num_batches = self.num_gaps = self.num_unnamed = 0
 
     def assume(self, names: Sequence[int], num_held: int) -> None:
         """Record that the engine will hold the blocks of a prompt that it was sent.
@@ -85,6 +81,7 @@ class KnownBlocks:
             self._blocks = {key: block for key, block in self._blocks.items() if block.media}
             for block in self._blocks.values():
                 block.media = set()
+            self.num_held = 0
             self._conductor.index.clear(self._instance)
 
     def apply(self, batch: EventBatch) -> None:
@@ -111,19 +108,23 @@ class KnownBlocks:
             self.num_unnamed += count
             return
         adapter = event.lora_name or ("" if event.lora_id is None else str(event.lora_id))
-        names = block_names(
-            event.token_ids,
-            self._block_size,
-            adapter=adapter,
-            parent=parent.names[-1] if parent else None,
-        )
+        try:
+            names = block_names(
+                event.token_ids,
+                self._block_size,
+                adapter=adapter,
+                parent=parent.names[-1] if parent else None,
+            )
+        except ValueError:  # they are no tokens
+            self.num_unnamed += count
+            return
         each, medium = size // self._block_size, _medium(event)
         with self._conductor.lock:
             added = self._ancestors(before, medium)
             for position, key in enumerate(event.block_hashes):
                 own = names[position * each : (position + 1) * each]
                 block = self._blocks.setdefault(key, _Block(own, before, set()))
-                block.media.add(medium)
+                self._put(block, medium)
                 before = key
             added.extend(names)
             self._conductor.index.add(self._instance, added)
@@ -137,22 +138,28 @@ class KnownBlocks:
         """
         lost: list[_Block] = []
         while key is not None and (block := self._blocks.get(key)) and not block.media:
-            block.media.add(medium)
+            self._put(block, medium)
             lost.append(block)
             key = block.parent
         return [name for block in reversed(lost) for name in block.names]
+
+    def _put(self, block: _Block, medium: str) -> None:
+        if not block.media:
+            self.num_held += 1
+        block.media.add(medium)
 
     def _removed(self, event: BlockRemoved) -> None:
         gone: list[int] = []
         with self._conductor.lock:
             for key in event.block_hashes:
                 block = self._blocks.get(key)
-                if block is None:
+                if block is None or not block.media:
                     continue
                 block.media.discard(_medium(event))
                 if event.medium is None:
                     block.media.clear()
                 if not block.media:
+                    self.num_held -= 1
                     del self._blocks[key]
                     gone.extend(block.names)
             self._conductor.index.remove(self._instance, gone)

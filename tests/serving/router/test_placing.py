@@ -4,7 +4,7 @@ import threading
 
 import pytest
 
-from mooncake_serving.store.events import AllBlocksCleared, BlockRemoved
+from mooncake_serving.store.events import AllBlocksCleared, BlockRemoved, BlockStored
 from tests.serving.router.support import (
     ADAPTER,
     APART,
@@ -138,9 +138,10 @@ def test_blocks_that_cannot_be_named_are_counted(cluster):
     engines["both"].events.send(
         stored(tokens, parent=12345), stored(tokens[:24], size=24), stored(tokens, size=8)
     )
-    eventually(lambda: router.instance("both")["event_batches"] == 1)
-    assert router.instance("both")["unnamed_blocks"] == 2 + 1 + 4
-    assert router.metric("mooncake_router_instance_unnamed_blocks_total") == 7
+    engines["both"].events.send(BlockStored([1], None, [-1] * BLOCK, BLOCK, None, "GPU"))
+    eventually(lambda: router.instance("both")["event_batches"] == 2)
+    assert router.instance("both")["unnamed_blocks"] == 2 + 1 + 4 + 1
+    assert router.metric("mooncake_router_instance_unnamed_blocks_total") == 8
 
 
 def test_requests_spread_over_engines_that_hold_nothing(cluster):
