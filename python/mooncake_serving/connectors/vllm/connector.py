@@ -294,8 +294,8 @@ class StoreConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
         return [] if self.scheduler is None else self._kv_events.of(self.scheduler.take_events())
 
     def has_pending_push_work(self) -> bool:
-        """Keep an engine without requests going until its blocks are copied out and told of, and its
-        workers know what there is to know of hand-offs.
+        """Keep an engine without requests going until its blocks are copied out and told of, and
+        its workers know what there is to know of hand-offs.
         """
         sides = (self.scheduler, self.handoff_scheduler)
         return any(side is not None and side.has_waiting for side in sides)
