@@ -93,7 +93,8 @@ class GroupsPlan:
                 and of the last one behind its first token.
             src_first_blocks: the place of the first of ``src_blocks`` in the request's block
                 table: tokens then go to their places in the request, whatever the block sizes. 0
-                for a group of which only dst's is given, or whose ``token_shard`` differs.
+                for a group of which only dst's is given, or whose ``token_shard`` differs. One of
+                the two is required for "window" groups of different block sizes.
             dst_first_blocks: likewise, of dst.
             max_sms: as for ``CopyPlan.run``.
             engine: as for ``CopyPlan.run``.
@@ -122,6 +123,8 @@ class GroupsPlan:
             places = [first.get(name) for first in firsts]
             if places != [None, None] or self.src[name].token_shard != self.dst[name].token_shard:
                 by_slots = self._slots(of_group, name, both, places)
+            else:
+                _check_begin(of_group, "dst_first_blocks", self.src[name], self.dst[name], 0)
             try:
                 if by_slots is None:
                     runs[name] = copying.blocks.checked(*both, max_sms, engine)
@@ -462,6 +465,7 @@ class GroupsPacker:
             first_blocks: the place of the first of ``block_ids`` in the request's block table here:
                 tokens then go to their places in the request, whatever the block sizes and the
                 sender's first block. 0 for a group that is not named whose ``token_shard`` differs.
+                Required for a "window" group if block sizes differ.
             max_sms: as for ``CopyPlan.run``.
             engine: as for ``CopyPlan.run``.
 
@@ -500,6 +504,8 @@ class GroupsPacker:
                     _table(of_group, "header", group, group.first_block, group.packed.num_blocks),
                     _table(of_group, "first_blocks", mine, first, len(ids)),
                 )
+            else:
+                _check_begin(of_group, "first_blocks", group, mine, group.first_block)
             arguments = (group.packed, part, ids, (None, None), max_sms, engine, tokens)
             makes.append(packer.checked_unpack(of_group, *arguments))
         for make in makes:
@@ -545,6 +551,18 @@ def _table(
     views = group.views if isinstance(group, CacheGroup) else group.packed.views
     have_tokens = all(view.has_tokens for view in views)
     return TableBlocks(group.token_shard, group.tokens_per_block, have_tokens, first, count)
+
+
+def _check_begin(
+    op: str, argument: str, src: CacheGroup | PackedGroup, dst: CacheGroup, first: int
+) -> None:
+    """Refuse blocks of other sizes, in order, that may begin at another token than src's."""
+    sizes = src.tokens_per_block, dst.tokens_per_block
+    if sizes[0] != sizes[1] and (src.kind == "window" or first * sizes[0] % sizes[1]):
+        raise InvalidArgument(
+            f"{op}: {argument} must be given for blocks of {sizes[1]} tokens that may begin at "
+            f"another token than the other side's, of {sizes[0]}, got None"
+        )
 
 
 def _check_alike(op: str, src: CacheGroup | PackedGroup, dst: CacheGroup) -> None:

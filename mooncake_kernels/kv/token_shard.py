@@ -132,7 +132,7 @@ def common_tokens(
 
     Token i is in block ``i // block_size`` of its side. The first block of src may begin before
     what the request needs, and the last one may end behind it: of all others, and of the last one's
-    first token, dst must have what its rank holds.
+    first token, dst must have what its rank holds. Its blocks, if any, reach up to that token.
 
     Args:
         op: the call, for errors.
@@ -169,11 +169,14 @@ def common_tokens(
     theirs -= dst.first * dst.block_size
     there = (theirs >= 0) & (theirs < dst.count * dst.block_size)
     needed = slice(size, max(size, len(tokens) - size + 1))
-    lacking = tokens[needed][(held & ~there)[needed]]
-    if lacking.numel():
+    lacking = tokens[needed][(held & ~there)[needed]].tolist()
+    if src.count and dst.count:
+        behind = dst.shard.tokens((dst.first + dst.count) * dst.block_size)
+        lacking += [behind] if behind < int(tokens[-size]) else []
+    if lacking:
         raise InvalidArgument(
-            f"{op}: {argument} must be of blocks with token {int(lacking[0])}, which the other "
-            f"side has and this rank holds, got {dst.count} from place {dst.first} on"
+            f"{op}: {argument} must be of blocks with token {lacking[0]} of the request, which "
+            f"this rank holds, got {dst.count} from place {dst.first} on"
         )
     both = held & there
     return numbers[both], theirs[both]

@@ -110,6 +110,33 @@ def test_block_sizes_may_differ_where_blocks_have_tokens():
     assert torch.equal(dst["delta"].views[0].plane(2, 0)[1], src["delta"].views[0].plane(2, 0)[3])
 
 
+@pytest.mark.parametrize("num_tokens", [17, 20, 23])
+def test_tokens_of_a_window_keep_their_places_in_other_block_sizes(num_tokens):
+    """Whose first blocks begin at different tokens."""
+    src, dst = gpt_oss(2, 1, tokens=8), gpt_oss(2, 500, tokens=4)
+    theirs, ours = (list(groups.needed(num_tokens)["window"]) for groups in (src, dst))
+    ids, firsts = {"window": [5, 2, 1][: len(theirs)]}, {"window": theirs[0]}
+    to = {"window": [0, 3, 4][: len(ours)]}
+    plan, packer = mk.GroupsPlan(src, dst), mk.GroupsPacker(dst)
+    header, staging = packed(src, ids, first_blocks=firsts)
+    with pytest.raises(mk.InvalidArgument, match="'window': dst_first_blocks must be given for"):
+        plan.run(ids, to)
+    with pytest.raises(mk.InvalidArgument, match="'window': first_blocks must be given for .* 4 t"):
+        packer.unpack(header, staging, to)
+
+    def check():
+        for token in range(num_tokens - 8, num_tokens):
+            here = dst["window"].views[0].plane(1, 1)[to["window"][token // 4 - ours[0]]]
+            there = src["window"].views[0].plane(1, 1)[ids["window"][token // 8 - theirs[0]]]
+            assert torch.equal(here[:, token % 4], there[:, token % 8])
+
+    assert packer.unpack(header, staging, to, first_blocks={"window": ours[0]})
+    check()
+    dst["window"].views[0].plane(1, 1).zero_()
+    plan.run(ids, to, src_first_blocks=firsts, dst_first_blocks={"window": ours[0]})
+    check()
+
+
 def test_header_says_kind_and_coverage():
     groups = gpt_oss(2, 1)
     needed = groups.needed(22)

@@ -286,9 +286,9 @@ def group(axes="block token dim", kind="full", **options):
          r"must be None for states and views without .*, got \(0, 2, 1\) for a view 'block dim'"),
         (lambda: group(kind="state", token_shard=(0, 2, 1)), "got .* for kind 'state'"),
         (lambda: unpacked([0] * 3),
-         "unpack: group 'full': block_ids must be of blocks with token 12, .*, got 3 from place 0"),
+         "unpack: group 'full': block_ids must be of blocks with token 12 .*, got 3 from place 0"),
         (lambda: unpacked(range(10), first_blocks={"full": 3}),
-         "block_ids must be of blocks with token 8, .*, got 10 from place 3"),
+         "block_ids must be of blocks with token 8 .*, got 10 from place 3"),
         (lambda: unpacked([*range(9), BLOCKS]), r"group 'full': block_ids\[9\] must be -1 or in"),
         (lambda: unpacked([0] * 10, first_blocks={"full": -1}),
          "group 'full': first_blocks must be an integer in 0"),
@@ -297,7 +297,7 @@ def group(axes="block token dim", kind="full", **options):
         (lambda: unpacked([0] * 10, 1 << 39),
          "group 'full': block tables must be of at most 1099511627776 tokens"),
         (lambda: planned([0] * 3),
-         "run: group 'full': dst_blocks must be of blocks with token 12, .*, got 3 from place 0"),
+         "run: group 'full': dst_blocks must be of blocks with token 12 .*, got 3 from place 0"),
         (lambda: planned([*range(9), BLOCKS]), r"'full': dst_blocks\[9\] must be -1 or in"),
         (lambda: planned([0] * 10, dst_first_blocks={"full": 1.5}),
          "group 'full': dst_first_blocks must be an integer"),
@@ -325,3 +325,12 @@ def test_states_go_to_the_same_place_only():
     assert packer.unpack(*sent, {"g": [3]}, first_blocks={"g": 5})
     with pytest.raises(mk.InvalidArgument, match="'g': block_ids must be, .* from place 4 on with"):
         packer.unpack(*sent, {"g": [3]}, first_blocks={"g": 4})
+
+
+def test_a_window_without_its_first_block_is_refused():
+    src, dst = Rank((1, 2, 1), 4, 33, 100), Rank((0, 1, 1), 4, 33, 900)
+    header, staging = packed(
+        src.groups, {"window": src.ids["window"][-1:]}, first_blocks={"window": 3}
+    )
+    with pytest.raises(mk.InvalidArgument, match="blocks with token 12 of .*, got 3 from place 0"):
+        mk.GroupsPacker(dst.groups).unpack(header, staging, {"window": dst.ids["window"]})
