@@ -31,7 +31,8 @@ out in bounded time that the other is stopped, restarted or cut off.
 """
 
 from .endpoint import Endpoint
-from .receiver import Receiver, Result
+from .incoming import Result
+from .receiver import Receiver
 from .sender import Sender
 from .settings import HandoffSettings, Source
 from .shards import INDIVISIBLE, REPLICATED, first_head, sources

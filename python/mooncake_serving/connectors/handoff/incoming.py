@@ -32,6 +32,7 @@ class Request:
     """What is received into one request's blocks."""
 
     request_id: str
+    receiver_id: str
     source: Source
     transfer_id: str
     digest: bytes

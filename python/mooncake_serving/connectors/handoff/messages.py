@@ -6,7 +6,7 @@ import msgspec
 
 from ...rpc import Codec, Message, Number, Reason
 
-MAGIC = b"MKH\x01"
+MAGIC = b"MKH\x02"
 MAX_HEADER = 48 << 10  # bytes; with the rest of its message it fits in a notification
 MAX_GROUPS = 64
 MAX_RANKS = 4096
@@ -37,7 +37,8 @@ class Ask(Message, frozen=True, tag=1):
         model: its name; "" on either side: not compared.
         digest: of the prompt's first ``num_tokens`` tokens, so that another prompt is refused.
         first_token, num_tokens: tokens ``first_token`` up to ``num_tokens`` are required.
-        num_receivers: of how many ranks this sender is asked for the transfer.
+        receiver_id: of the receiving engine, the same of all its ranks.
+        num_receivers: of how many of these this sender is asked for the transfer.
         slot_bytes: of a landing slot.
         groups: of the receiver's cache.
     """
@@ -48,6 +49,7 @@ class Ask(Message, frozen=True, tag=1):
     digest: Digest
     first_token: Size
     num_tokens: Size
+    receiver_id: Text
     num_receivers: Annotated[int, msgspec.Meta(ge=1, le=MAX_RANKS)]
     slot_bytes: Size
     groups: Annotated[list[GroupForm], msgspec.Meta(max_length=MAX_GROUPS)]

@@ -13,6 +13,25 @@ Pieces = dict[str, range]  # by group: places in the block table of the sender
 
 
 @dataclass(eq=False)
+class Reception:
+    """What an engine that receives a transfer has asked for, all its ranks together.
+
+    Attributes:
+        num_ranks: that ask.
+        done: those that need it no longer.
+        has_failed: whether it cannot be complete any more.
+    """
+
+    num_ranks: int
+    done: set[str] = field(default_factory=set)
+    has_failed: bool = False
+
+    @property
+    def is_complete(self) -> bool:
+        return len(self.done) >= self.num_ranks
+
+
+@dataclass(eq=False)
 class Transfer:
     """A request that is offered, and its blocks so far."""
 
@@ -24,11 +43,17 @@ class Transfer:
     after: torch.cuda.Event | None = None
     is_paused: bool = False
     num_packing: int = 0  # threads that read its blocks
-    num_receivers: int | None = None  # None: none has come yet
-    done: set[str] = field(default_factory=set)  # receivers' ranks that need it no longer
+    receptions: dict[str, Reception] = field(default_factory=dict)  # by receiving engine
+    is_unwanted: bool = False  # no one will ask for it
     asks: list["Demand"] = field(default_factory=list)
     computed_s: float | None = None  # when all of it was computed
     is_released: bool = False  # no one needs its blocks any more
+
+    @property
+    def is_handed_over(self) -> bool:
+        """Whether an engine has all of it, and none is still to ask for a part."""
+        is_over = [one.is_complete or one.has_failed for one in self.receptions.values()]
+        return all(is_over) and any(one.is_complete for one in self.receptions.values())
 
     def ids_of(self, pieces: Pieces) -> dict[str, list[int]] | None:
         """Return the blocks at these places; None if there is none at one of them."""
@@ -54,6 +79,7 @@ class Demand:
     started_s: float
     heard_s: float
     transfer: Transfer | None = None
+    reception: Reception | None = None  # that of its engine, once it has a transfer
     unit: int = 1  # tokens, of which chunks begin at multiples
     max_tokens: int = 0  # of a chunk
     next_token: int = 0  # of the groups that need all of the prefix

@@ -41,7 +41,7 @@ from .messages import (
 )
 from .sender import check_groups, forms_of
 from .settings import Source
-from .shards import REPLICATED, first_head, sources
+from .shards import first_head, sources
 
 logger = logging.getLogger(__name__)
 
@@ -139,6 +139,7 @@ class Receiver(Closeable):
         block_ids: Mapping[str, Sequence[int]],
         num_tokens: int,
         *,
+        receiver_id: str = "",
         first_token: int = 0,
         after: torch.cuda.Event | None = None,
     ) -> None:
@@ -157,6 +158,7 @@ class Receiver(Closeable):
             first_token: a multiple of each group's ``tokens_per_block``, of those that need all
                 tokens.
             after: on CUDA, an event after which the blocks may be written.
+            receiver_id: of this engine, the same in all its ranks; all that give "" count as one.
 
         Raises:
             InvalidArgument: an argument is not as above.
@@ -171,7 +173,8 @@ class Receiver(Closeable):
             raise InvalidArgument(
                 f"{op}: first_token must be in [0, {num_tokens}), got {first_token}"
             )
-        for name, text in (("transfer_id", transfer_id), ("engine_id", source.engine_id)):
+        names = {"transfer_id": transfer_id, "engine_id": source.engine_id}
+        for name, text in {**names, "receiver_id": receiver_id}.items():
             if len(text) > MAX_TEXT:
                 raise InvalidArgument(
                     f"{op}: {name} must be at most {MAX_TEXT} characters, got {len(text)}"
@@ -195,14 +198,15 @@ class Receiver(Closeable):
                 raise InvalidArgument(
                     f"{op}: block_ids[{name!r}] must be at least {places.stop}, got {len(ids)}"
                 )
-            if (none := next((place for place in places if ids[place] < 0), None)) is not None:
+            if none := [place for place in places if ids[place] < 0]:
                 raise InvalidArgument(
                     f"{op}: block_ids[{name!r}] must have a block at {places.start} up to "
-                    f"{places.stop}, got none at {none}"
+                    f"{places.stop}, got none at {none[0]}"
                 )
             blocks[name] = {place: int(ids[place]) for place in places}
         request = Request(
-            request_id, source, transfer_id, digest, first_token, num_tokens, blocks, after
+            *(request_id, receiver_id, source, transfer_id, digest, first_token, num_tokens),
+            *(blocks, after),
         )
         with self._state:
             if request_id in self._requests:
@@ -417,8 +421,7 @@ class Receiver(Closeable):
         return num_retired < self._settings.num_slots
 
     def _heard(self, peer: str, number: int) -> Call | None:
-        call = self._calls.get((peer, number))
-        if call is not None:
+        if (call := self._calls.get((peer, number))) is not None:
             call.heard_s = time.monotonic()
         return call
 
@@ -464,6 +467,7 @@ class Receiver(Closeable):
                     digest=request.digest,
                     first_token=request.first_token,
                     num_tokens=request.num_tokens,
+                    receiver_id=request.receiver_id,
                     num_receivers=sum(sender in of_rank for of_rank in asked),
                     slot_bytes=self._settings.slot_bytes,
                     groups=self._forms,
@@ -690,6 +694,3 @@ class Receiver(Closeable):
             self._leave(call)
         else:
             self._calls.pop((call.peer, call.number), None)
-
-
-__all__ = ["REPLICATED", "Receiver", "Result"]

@@ -33,7 +33,7 @@ from .messages import (
     Spare,
     Want,
 )
-from .outgoing import Demand, Pieces, Transfer
+from .outgoing import Demand, Pieces, Reception, Transfer
 
 logger = logging.getLogger(__name__)
 
@@ -142,7 +142,7 @@ class Sender(Closeable):
                 )
             transfer = self._transfers[transfer_id] = Transfer(transfer_id, digest, num_tokens)
             if self._over.pop(transfer_id, None) in (RELEASED, CANCELLED):  # before it was offered
-                transfer.num_receivers = 0
+                transfer.is_unwanted = True
             for ask in self._early.pop(transfer_id, []):
                 self._attach(ask, transfer)
 
@@ -268,8 +268,8 @@ class Sender(Closeable):
             if ask is None:
                 self._endpoint.send(peer, Ended(message.number, "it is not asked for here"))
                 return
-            if ask.transfer is not None:
-                ask.transfer.done.add(peer)
+            if ask.reception is not None:
+                ask.reception.done.add(peer)
             self._finish(ask, "the receiver has cancelled it")
             transfer_id = ask.ask.transfer_id
             if ask.transfer is None and transfer_id not in self._early:
@@ -294,7 +294,7 @@ class Sender(Closeable):
                 if self._over.get(message.transfer_id, CANCELLED) == CANCELLED:
                     self._remember(message.transfer_id, RELEASED)
             elif not transfer.is_needed:
-                transfer.num_receivers = 0
+                transfer.is_unwanted = True
                 self._settle(transfer)
 
     def _take_describe(self, peer: str, message: Describe) -> None:
@@ -369,7 +369,8 @@ class Sender(Closeable):
                 places = needed[name]
                 for first in range(places.start, places.stop, at_once):
                     ask.tails.append({name: range(first, min(first + at_once, places.stop))})
-        ask.transfer, transfer.num_receivers = transfer, ask.ask.num_receivers
+        ask.transfer, of_engine = transfer, Reception(ask.ask.num_receivers)
+        ask.reception = transfer.receptions.setdefault(ask.ask.receiver_id, of_engine)
         ask.moved_s = time.monotonic()
         transfer.asks.append(ask)
         self._turns.append(ask)
@@ -438,6 +439,8 @@ class Sender(Closeable):
             if reason:
                 logger.info("hand-off of %s to %s ends: %s", ask.ask.transfer_id, ask.peer, reason)
             if ask.transfer is not None:
+                if ask.reception is not None and ask.peer not in ask.reception.done:
+                    ask.reception.has_failed = True
                 self._settle(ask.transfer)
             early = self._early.get(ask.ask.transfer_id, [])
             if ask in early:
@@ -450,17 +453,18 @@ class Sender(Closeable):
             self._endpoint.send(ask.peer, Ended(ask.ask.number, ask.reason[:MAX_REASON]))
 
     def _settle(self, transfer: Transfer) -> None:
-        """Release a transfer that all of a receiver's ranks are done with, if no other one asks.
+        """Release a transfer that all ranks of an engine are done with, if no other engine has a
+        part of it and is to ask for the rest.
 
         Asks that were refused, or whose receiver is gone, do not count: another one may come within
         the lease.
         """
         if transfer.is_released or transfer.computed_s is None or transfer.is_needed:
             return
-        expected = transfer.num_receivers
-        if expected is not None and len(transfer.done) >= expected:
+        if transfer.is_handed_over or transfer.is_unwanted:
             self._transfers.pop(transfer.transfer_id, None)
-            self._release(transfer, "it was handed over" if expected else RELEASED)
+            what = "it was handed over" if transfer.is_handed_over else RELEASED
+            self._release(transfer, what)
 
     def _release(self, transfer: Transfer, what_became: str) -> None:
         """Give a transfer's blocks back, which no thread reads now, nor will."""
@@ -561,7 +565,8 @@ class Sender(Closeable):
             is_last = ask.next_token >= ask.ask.num_tokens and not ask.tails
             if is_last and not has_failed and not ask.is_over:
                 ask.is_served = True
-                transfer.done.add(ask.peer)
+                assert ask.reception is not None, "it has one with its transfer"
+                ask.reception.done.add(ask.peer)
             self._settle(transfer)
             self._state.notify_all()
 

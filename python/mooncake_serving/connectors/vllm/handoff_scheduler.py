@@ -12,6 +12,7 @@ where there are such layers, the engine that prefills leaves the last token away
 """
 
 import logging
+import secrets
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -58,6 +59,8 @@ class HandoffScheduler:
         self._engine_id, self._groups = engine_id, dict(groups)
         self._has_states = any(form.kind == "state" for form in groups.values())
         self._sends, self._receives = sends, receives
+        # Not the engine's id, which users may give to several.
+        self._receiver_id = secrets.token_hex(8)
         self._ranks: list[str] = []
         self._sending: dict[str, _Sending] = {}  # by request, until the workers are done with it
         self._receiving: set[str] = set()  # requests, until the workers have reported them
@@ -148,6 +151,7 @@ class HandoffScheduler:
             self._step.receives.append(
                 Receive(
                     request_id,
+                    self._receiver_id,
                     source,
                     transfer_id,
                     digest_of(request, num_tokens),

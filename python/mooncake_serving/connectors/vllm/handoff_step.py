@@ -97,10 +97,12 @@ class Receive:
     """A request that another engine prefills, with its block table in each group.
 
     Attributes:
+        receiver_id: of this engine.
         first_token, num_tokens: tokens ``first_token`` up to ``num_tokens`` are received.
     """
 
     request_id: str
+    receiver_id: str
     source: Source
     transfer_id: str
     digest: bytes

@@ -151,6 +151,7 @@ class HandoffWorker:
                         one.num_tokens,
                         first_token=one.first_token,
                         after=after,
+                        receiver_id=one.receiver_id,
                     )
                 except InvalidArgument as error:
                     self._failed[one.request_id] = str(error)

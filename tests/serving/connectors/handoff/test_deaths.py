@@ -111,7 +111,7 @@ def test_a_sender_that_is_stopped_and_writes_when_it_goes_on(make, monkeypatch):
 def test_a_slot_is_replaced_if_its_sender_does_not_answer(make):
     sender, other = make("sender", child=True), make("sender")
     receiver = make("receiver", num_slots=1, lease_s=1.0)
-    [(old, _)] = receiver.receiver._slots
+    [(old, region)] = receiver.receiver._slots
     sender.do("hold")
     sender.do("prefill", "a", [1, 2], 32, 0)
     receiver.ask("a", Source("P", [sender.name]), [3, 4], 32)
@@ -124,6 +124,7 @@ def test_a_slot_is_replaced_if_its_sender_does_not_answer(make):
     old.fill_(9)
     [fenced] = receiver.receiver._fenced.values()
     assert fenced.retired == [old]
+    assert eventually(lambda: region._buffer is None)  # closed, on a thread of its own
     sender.process.stdin.write('["go"]\n')
     sender.process.stdin.flush()
     sender.send(signal.SIGCONT)

@@ -368,34 +368,6 @@ def test_an_engine_that_has_another_name_for_itself(pair):
 # --- several receivers ask for one transfer -------------------------------------------------
 
 
-@pytest.mark.parametrize("first", ["cancelled", "refused", "served"])
-def test_blocks_stay_while_another_receiver_asks_for_them(pair, first):
-    sender, receiver = pair(slot_bytes=16 << 10)
-    with Rank("receiver", settings=receiver.endpoint.settings) as other:
-        ids = [*range(10)]
-        slots = [*other.receiver._free]
-        other.receiver._free.clear()  # it has no slot at the moment
-        sender.sender.offer("a", digest_of("a"), 160)
-        digest = digest_of("b" if first == "refused" else "a")
-        receiver.ask("a", source_of(sender), ids, 160, digest=digest)
-        if first == "cancelled":
-            assert eventually(lambda: sender.sender._transfers["a"].asks)
-            receiver.receiver.cancel("a")
-            assert eventually(lambda: not sender.sender._asks)
-        other.ask("a", source_of(sender), ids, 160)
-        assert eventually(lambda: any(key[0] == other.name for key in sender.sender._asks))
-        sender.fill("a", ids, 0, 160, 160)
-        sender.sender.progress("a", 160, {"0": ids})
-        assert (receiver.result("a") is None) == (first == "served")
-        time.sleep(0.3)
-        assert not sender.sender.take_released()
-        with other.receiver._state:
-            other.receiver._give_back(*slots)
-        assert other.result("a") is None
-        assert other.holds("a", ids, 160)
-        sender.released("a")
-
-
 def test_a_receiver_that_gave_up_early_does_not_spoil_the_next_try(pair):
     sender, receiver = pair()
     receiver.ask("a", source_of(sender), [1, 2], 32)
