@@ -31,7 +31,7 @@ class Call:
         path: ``CHAT`` or ``COMPLETIONS``.
         body: of the request.
         raw: the same, as it came.
-        request_id: by which engines know it, too.
+        request_id: in the router, and in the answer.
         arrived_s: when it came, by ``time.monotonic``.
         tokens: of the prompt; None: not known.
         num_attempts: how often it has been placed.
@@ -67,6 +67,11 @@ class Call:
         """How many tokens it may generate; 0: no limit is given."""
         names = ("max_completion_tokens", "max_tokens")
         return next((self.body[n] for n in names if self.body.get(n)), DEFAULT_TOKENS[self.path])
+
+    @property
+    def attempt_id(self) -> str:
+        """By which engines know it: another one each time, for the last may linger there."""
+        return f"{self.request_id}-{self.num_attempts}"
 
     @property
     def num_tokens(self) -> int:

@@ -70,7 +70,7 @@ class Engines:
             EngineFailed: it is gone, or has failed, before or while it answered.
             EngineRefused: the request is wrong.
         """
-        url, headers = instance.url + call.path, {"X-Request-Id": call.request_id}
+        url, headers = instance.url + call.path, {"X-Request-Id": call.attempt_id}
         try:
             async with self._client.stream("POST", url, content=body, headers=headers) as answer:
                 if answer.status_code >= 400:

@@ -15,17 +15,17 @@ OF_OUTPUT = ("stream", "stream_options", "min_tokens", "best_of", "n", "max_comp
 class Handoff(Protocol):
     """The ``kv_transfer_params`` of one connector."""
 
-    def prefill_params(self, request_id: str) -> dict[str, Any]:
+    def prefill_params(self, attempt_id: str) -> dict[str, Any]:
         """Return those for the prefill engine."""
         ...
 
     def decode_params(
-        self, request_id: str, prefill: InstanceConfig, engine_id: str, answered: Any
+        self, attempt_id: str, prefill: InstanceConfig, engine_id: str, answered: Any
     ) -> dict[str, Any] | None:
         """Return those for the decode engine.
 
         Args:
-            request_id: as before.
+            attempt_id: as before.
             prefill: the engine that has computed the prompt.
             engine_id: what its bootstrap server calls it, if it has one.
             answered: the ``kv_transfer_params`` of its answer; None: there were none.
@@ -42,12 +42,12 @@ class AsAnswered:
     def __init__(self, first: dict[str, Any]):
         self._first = first
 
-    def prefill_params(self, request_id: str) -> dict[str, Any]:
+    def prefill_params(self, attempt_id: str) -> dict[str, Any]:
         """Return the same for all."""
         return self._first
 
     def decode_params(
-        self, request_id: str, prefill: InstanceConfig, engine_id: str, answered: Any
+        self, attempt_id: str, prefill: InstanceConfig, engine_id: str, answered: Any
     ) -> dict[str, Any] | None:
         """Return what was answered."""
         return answered if isinstance(answered, dict) else None
@@ -56,22 +56,22 @@ class AsAnswered:
 class ByBootstrap:
     """The decode engine finds the prefill engine at its bootstrap server: MooncakeConnector."""
 
-    def prefill_params(self, request_id: str) -> dict[str, Any]:
+    def prefill_params(self, attempt_id: str) -> dict[str, Any]:
         """Return the name of the transfer."""
         return {
             "do_remote_decode": True,
             "do_remote_prefill": False,
-            "transfer_id": f"xfer-{request_id}",
+            "transfer_id": f"xfer-{attempt_id}",
         }
 
     def decode_params(
-        self, request_id: str, prefill: InstanceConfig, engine_id: str, answered: Any
+        self, attempt_id: str, prefill: InstanceConfig, engine_id: str, answered: Any
     ) -> dict[str, Any] | None:
         """Return the same name, and where the blocks are."""
         return {
             "do_remote_decode": False,
             "do_remote_prefill": True,
-            "transfer_id": f"xfer-{request_id}",
+            "transfer_id": f"xfer-{attempt_id}",
             "remote_engine_id": engine_id,
             "remote_bootstrap_addr": prefill.bootstrap,
         }

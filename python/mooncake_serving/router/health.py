@@ -13,7 +13,7 @@ from .placement import Placement
 logger = logging.getLogger(__name__)
 
 FAILURES = 2  # in a row, after which an engine that was up is down
-LOOKS_BETWEEN_CARDS = 15  # adapters come and go
+LOOKS_BETWEEN_CARDS = 15  # adapters come and go, and an engine may restart between two looks
 
 
 class HealthWatch:
@@ -118,9 +118,9 @@ class HealthWatch:
         was_up = self._placement.is_up(number)
         if not was_up or self._looks[number] % LOOKS_BETWEEN_CARDS == 0:
             self._cards[number] = await self._engines.models(instance)
+            if instance.bootstrap:
+                self._engine_ids[number] = await self._engines.engine_id(instance)
         if was_up:
             return
-        if instance.bootstrap:
-            self._engine_ids[number] = await self._engines.engine_id(instance)
         self._placement.recovered(number, await self._engines.capacity_tokens(instance))
         logger.info("%s is up: %s", instance.name, self._cards[number][0]["id"])

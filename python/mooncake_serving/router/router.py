@@ -148,8 +148,8 @@ class Router:
             if isinstance(placed, Decision):
                 raise self._refusal(call, placed, failure)
             try:
-                if await self._attempt(call, placed, client_left, reply):
-                    return
+                await self._attempt(call, placed, client_left, reply)
+                return
             except _AttemptFailed as failed:
                 failure = str(failed.error)
                 without.add(failed.instance)
@@ -160,11 +160,8 @@ class Router:
 
     async def _attempt(
         self, call: Call, placed: Placed, client_left: "asyncio.Future[Any]", reply: Reply
-    ) -> bool:
-        """Have a request served where it was placed.
-
-        Returns:
-            True: it was answered, or its client has left.
+    ) -> None:
+        """Have a request served where it was placed, unless its client leaves.
 
         Raises:
             _AttemptFailed: an engine has failed before the first byte.
@@ -179,25 +176,22 @@ class Router:
             await asyncio.wait({task, client_left}, return_when=asyncio.FIRST_COMPLETED)
             if not task.done():
                 entry["outcome"] = "the client has left"
-                return True
+                return
             if attempt.lost_with >= 0:
                 lost = self.config.instances[attempt.lost_with]
                 raise _AttemptFailed(attempt.lost_with, EngineFailed(lost, "it is down"))
             task.result()
             entry["outcome"] = "answered"
-            return True
         except _AttemptFailed as failed:
             entry["outcome"] = f"failed: {failed.error}"
             if not reply.status:
                 raise
             logger.warning("a stream has ended early: %s", failed.error)
             await reply.error(ErrorAnswer(502, str(failed.error), "engine_failed"))
-            return True
         except EngineRefused as refused:
             entry["outcome"] = f"the engine has answered {refused.status}"
             headers = {**refused.headers, "x-mooncake-decision": header_of(entry)}
             await reply.whole(refused.status, headers, refused.body)
-            return True
         finally:
             del self._attempts[call.request_id]
             task.cancel()
@@ -225,12 +219,12 @@ class Router:
         """Have one engine compute the prompt, and another one generate."""
         number = placed.prefill
         prefill = self.config.instances[number]
-        params = self._handoff.prefill_params(call.request_id)
+        params = self._handoff.prefill_params(call.attempt_id)
         body = msgspec.json.encode(prefill_body(call.body, params))
         try:
             answer = await self.engines.ask(prefill, call, body)
             given = self._handoff.decode_params(
-                call.request_id,
+                call.attempt_id,
                 prefill,
                 self.health.engine_id(number),
                 answer.get("kv_transfer_params"),

@@ -34,7 +34,7 @@ def test_apart_answers_as_one_engine(cluster, connector, path, stream):
 
     [(_, first, head)] = [c for name in APART for c in engines[name].calls if "prefill" in name]
     [(_, second, then)] = [c for name in APART for c in engines[name].calls if "decode" in name]
-    assert head["x-request-id"] == then["x-request-id"] == answer.headers["x-request-id"]
+    assert head["x-request-id"] == then["x-request-id"] == answer.headers["x-request-id"] + "-1"
     assert (first["max_tokens"], first["stream"]) == (1, False)
     assert first["kv_transfer_params"]["do_remote_decode"] is True
     given = second.pop("kv_transfer_params")
