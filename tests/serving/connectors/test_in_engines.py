@@ -25,6 +25,8 @@ def server(tmp_path):
         ("MK_TEST_VLLM", "vLLM: see `make test-vllm`", "test_vllm_tier.py"),
         ("MK_TEST_VLLM", "vLLM: see `make test-vllm`", "test_vllm_copies.py"),
         ("MK_TEST_ENGINES", "SGLang: see make_engines", "test_sglang_hicache.py"),
+        ("MK_TEST_ENGINES", "SGLang: see make_engines", "test_sglang_pools.py"),
+        ("MK_TEST_ENGINES", "SGLang: see make_engines", "test_sglang_tree.py"),
         ("MK_TEST_ENGINES", "SGLang: see make_engines", "test_sglang_copies.py"),
         ("MK_TEST_ENGINES", "LMCache: see make_engines", "test_lmcache_l2.py"),
     ],

@@ -179,7 +179,8 @@ class HiCacheStore(HiCacheStorage):  # type: ignore[misc]  # SGLang is not there
         """Tell how many leading pages all pools can serve, and all shorter prefixes that they can.
 
         Of ALL_PAGES, a pool needs every page of a prefix; of TRAILING_PAGES, as many of its last
-        ones as the transfer has keys. A pool with another policy is not reported on.
+        ones as the transfer has keys. A pool of BLOCK_GROUPS limits no prefix: how many pages are
+        covered by the leading groups of its keys that are complete, is reported beside.
         """
         asked = [one for one in pool_transfers or () if self._is_gate(one)]
         pools = [self._kv, *(self._of(one.name) for one in asked)]
@@ -199,6 +200,11 @@ class HiCacheStore(HiCacheStorage):  # type: ignore[misc]  # SGLang is not there
             if serves.any():
                 hits[transfer.name] = int(lengths[serves][-1])
             restorable &= serves
+        for transfer in pool_transfers or ():
+            if transfer.hit_policy == PoolHitPolicy.BLOCK_GROUPS and (
+                covered := self._leading_groups(transfer) * transfer.block_pages
+            ):
+                hits[transfer.name] = covered
         prefixes = lengths[restorable].tolist()
         return PoolTransferResult(prefixes[-1] if prefixes else 0, hits, prefixes)
 
@@ -276,6 +282,11 @@ class HiCacheStore(HiCacheStorage):  # type: ignore[misc]  # SGLang is not there
 
     def _is_gate(self, transfer: PoolTransfer) -> bool:
         return transfer.hit_policy in (PoolHitPolicy.ALL_PAGES, PoolHitPolicy.TRAILING_PAGES)
+
+    def _leading_groups(self, transfer: PoolTransfer) -> int:
+        """Count the leading groups of ``group_pages`` keys whose pages are all there."""
+        keys, size = transfer.keys or [], transfer.group_pages
+        return _leading(self._exist(keys, [self._of(transfer.name)])[0]) // size if size > 0 else 0
 
     def _exist(self, keys: Sequence[str], pools: Sequence["_Pages"]) -> np.ndarray:
         """``[pools, n]`` bool, by one look-up."""

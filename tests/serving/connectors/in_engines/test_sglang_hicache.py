@@ -6,8 +6,6 @@ are called one after the other.
 
 import os
 import queue
-import sys
-import types
 import uuid
 
 import pytest
@@ -15,24 +13,7 @@ import torch
 
 pytest.importorskip("sglang", reason="no SGLang: see make_engines")
 
-import transformers.utils
-
-# SGLang imports torchvision for models with images; the one for CPUs is not on PyPI.
-if not transformers.utils.is_torchvision_available():
-
-    class Anything(type):
-        def __getattr__(cls, name):
-            if name.startswith("__"):
-                raise AttributeError(name)
-            return Anything(name, (), {})
-
-    for module in ("", ".io", ".transforms", ".transforms.functional", ".transforms.v2"):
-        stub = types.ModuleType(f"torchvision{module}")
-        stub.__path__ = []
-        stub.__getattr__ = lambda name: getattr(Anything("anything", (), {}), name)
-        sys.modules[stub.__name__] = stub
-    sys.modules["torchvision.transforms.v2.functional"] = sys.modules["torchvision.transforms.v2"]
-
+import sglang_cpu  # noqa: F401  # before SGLang
 from sglang.srt.managers.cache_controller import (
     HiCacheController,
     PrefetchOperation,
