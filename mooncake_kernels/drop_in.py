@@ -29,6 +29,7 @@ import importlib.util
 import json
 import os
 import re
+import shlex
 import shutil
 import subprocess
 import sys
@@ -60,6 +61,7 @@ class Target:
         package: ours.
         modules: those that others import; of ``optional`` those that ours has.
         optional: further modules.
+        commands: what launch scripts call, next to the interpreter, and the module that it runs.
     """
 
     name: str
@@ -68,6 +70,7 @@ class Target:
     package: str
     modules: tuple[str, ...]
     optional: tuple[str, ...] = ()
+    commands: tuple[tuple[str, str], ...] = ()
 
     def is_of(self, distribution: str) -> bool:
         """Whether a distribution of this name brings the package, or a part of it."""
@@ -84,6 +87,7 @@ TARGETS = {
             "0.3.13.post1",
             "mooncake_serving.compat.mooncake",
             ("engine", "store", "mooncake_config"),
+            commands=(("mooncake_master", "mooncake_serving.compat.mooncake.master"),),
         ),
         Target(
             "nixl",
@@ -130,6 +134,14 @@ import {package}.{module} as _ours
 sys.modules[__name__] = _ours
 '''
 
+_OURS = "# Written by mooncake-kernels;"
+_COMMAND = (
+    f"#!/bin/sh\n{_OURS} "
+    """to remove it: python -m mooncake_kernels drop-in disable {name}
+exec {python} -m {module} "$@"
+"""
+)
+
 _METADATA = """Metadata-Version: 2.1
 Name: {distribution}
 Version: {version}
@@ -150,6 +162,7 @@ class DropIn:
         self._new, self._new_pth = site / f".{FOLDER}{own}", site / f".{FOLDER}{own}.pth.new"
         self._old, self._old_pth = site / f".{FOLDER}{own}.old", site / f".{FOLDER}{own}.pth.old"
         self._is_in_place = False  # what ``write`` wrote
+        self.bin = Path(sys.executable).parent
 
     def is_written(self) -> bool:
         """Whether there is anything of it."""
@@ -219,6 +232,54 @@ class DropIn:
         for old in (self._old_pth, self._old):
             _remove(old)
 
+    def commands(self) -> dict[str, tuple[Path | None, bool]]:
+        """The file that each command of the package is, if there is one, and whether it is ours."""
+        found = {}
+        for name, _ in self.target.commands:
+            file: Path | None = self.bin / name
+            if not self.bin.joinpath(name).exists():
+                other = shutil.which(name)
+                file = Path(other) if other else None
+            found[name] = file, file is not None and _is_our_command(file)
+        return found
+
+    def write_commands(self) -> list[str]:
+        """Write the commands, but not over nor before those of others; returns what was done.
+
+        Raises:
+            OSError: one cannot be written.
+        """
+        lines = []
+        for command, module in self.target.commands:
+            found, is_ours = self.commands()[command]
+            if found and not is_ours:
+                lines.append(
+                    f"{command}: {found} is of others, and stays: use python -m {module}\n"
+                )
+                continue
+            python = shlex.quote(sys.executable)
+            new = self.bin / f".{command}.{os.getpid()}"
+            try:
+                new.write_text(_COMMAND.format(python=python, module=module, **vars(self.target)))
+                new.chmod(0o755)
+                new.rename(self.bin / command)
+            finally:
+                new.unlink(missing_ok=True)
+            lines.append(f"{command}: {self.bin / command} runs {module}\n")
+        return lines
+
+    def remove_commands(self) -> list[str]:
+        """Remove what ``write_commands`` wrote; returns what was done.
+
+        Raises:
+            OSError: a command cannot be removed.
+        """
+        files = [self.bin / name for name, _ in self.target.commands]
+        ours = [file for file in files if _is_our_command(file)]
+        for file in ours:
+            file.unlink(missing_ok=True)
+        return [f"{file.name}: removed {file}\n" for file in ours]
+
     def foreign(self) -> list[Path]:
         """The files in the folder that others wrote."""
         ours = {self.folder / name for name in self._recorded()}
@@ -269,6 +330,11 @@ class DropIn:
         # As of any package, so that `pip uninstall` removes it, too.
         lines = [f"{name},{_digest(text)},{len(text.encode())}" for name, text in files.items()]
         lines += [f"../{self.pth.name},,", f"{self._info}/RECORD,,"]
+        lines += [
+            f"{os.path.relpath(self.bin / command, self.folder)},,"
+            for command, (found, is_ours) in self.commands().items()
+            if is_ours or not found
+        ]
         files[f"{self._info}/RECORD"] = "".join(f"{line}\n" for line in lines)
         return files
 
@@ -314,6 +380,8 @@ def enable(names: Sequence[str], *, over_installed: bool, site: Path) -> str:
             written.append(drop_in)
             lines.append(f"{name}: enabled, {drop_in.target.package} by {drop_in.folder}\n")
         _check_found([drop_in.target for drop_in in drop_ins])
+        for drop_in in drop_ins:
+            lines += drop_in.write_commands()
     except BaseException as error:
         for drop_in in reversed(written):
             drop_in.undo()
@@ -334,6 +402,10 @@ def disable(names: Sequence[str], site: Path) -> str:
     lines = []
     for name in names:
         drop_in = DropIn(TARGETS[name], site)
+        try:
+            lines += drop_in.remove_commands()
+        except OSError as error:
+            raise _explained("disable", drop_in.bin, error) from None
         if not drop_in.is_written():
             of = _drop_in_of(drop_in.target, _find(name, sys.path))
             where = f" in this environment, but is by {of}" if of else ""
@@ -413,6 +485,9 @@ def _status_of(drop_in: DropIn) -> str:
             f"{target.name}: the drop-in in {drop_in.folder} is not in effect: enable it again, "
             "with --over-installed to precede what is installed, or disable it\n"
         )
+    for command, (file, is_ours) in drop_in.commands().items():
+        whose = "mooncake-kernels" if is_ours else "others"
+        lines.append(f"{command}: {f'{file}, of {whose}' if file else 'nothing'}\n")
     return "".join(lines)
 
 
@@ -505,6 +580,13 @@ def _is_there(package: str, module: str = "__init__") -> bool:
 
 def _is_inside(file: str, folder: Path) -> bool:
     return folder.resolve() in Path(file).resolve().parents
+
+
+def _is_our_command(file: Path) -> bool:
+    try:
+        return _OURS in file.read_text()
+    except (OSError, UnicodeDecodeError):
+        return False
 
 
 def _is_for_all(file: Path) -> bool:

@@ -2,6 +2,7 @@
 lines; and once the real ones.
 """
 
+import dataclasses
 import errno
 import os
 import re
@@ -340,6 +341,67 @@ def test_the_drop_in_of_an_outer_environment_is_known(environment, tmp_path, mon
     assert environment.run("import theirs; print(theirs.call())") == "7"
 
 
+@pytest.fixture
+def command(environment, monkeypatch):
+    """The file of a command that the package brings."""
+    (environment.ours / "run.py").write_text("import sys; print('ran', sys.argv[1:])")
+    target = dataclasses.replace(TARGET, commands=(("theirs_master", "ours.theirs.run"),))
+    monkeypatch.setattr(drop_in, "TARGETS", {"theirs": target})
+    monkeypatch.setenv("PATH", str(environment.site.parent))
+    return Path(environment.python).with_name("theirs_master")
+
+
+def test_a_command_runs_our_module_and_goes_with_the_drop_in(environment, monkeypatch, command):
+    assert look(environment, monkeypatch).endswith("theirs_master: nothing\n")
+    assert enable(environment).endswith(f"theirs_master: {command} runs ours.theirs.run\n")
+    done = subprocess.run([command, "--port", "a b"], capture_output=True, text=True, timeout=120)
+    assert done.stdout == "ran ['--port', 'a b']\n", done.stderr
+    assert look(environment, monkeypatch).endswith(
+        f"theirs_master: {command}, of mooncake-kernels\n"
+    )
+    assert "theirs: was enabled already\n" in enable(environment)
+    program = """
+import importlib.metadata
+files = importlib.metadata.distribution("theirs-engine").files
+print(*(file.locate().resolve() for file in files if file.name == "theirs_master"))
+"""
+    assert environment.run(program) == str(command.resolve())
+    told = drop_in.disable(["theirs"], environment.site)
+    assert told == f"theirs_master: removed {command}\ntheirs: disabled\n"
+    assert not command.exists()
+
+
+@pytest.mark.parametrize("is_beside", [True, False])
+def test_a_command_of_others_is_neither_replaced_nor_shadowed(
+    environment, monkeypatch, command, is_beside
+):
+    other = command if is_beside else environment.site.parent / command.name
+    other.write_text("#!/bin/sh\necho theirs\n")
+    other.chmod(0o755)
+    told = enable(environment)
+    assert told.endswith(
+        f"theirs_master: {other} is of others and stays: use python -m ours.theirs.run\n"
+    )
+    assert environment.run("import theirs; print(theirs.call())") == "7"
+    assert look(environment, monkeypatch).endswith(f"theirs_master: {other}, of others\n")
+    assert drop_in.disable(["theirs"], environment.site) == "theirs: disabled\n"
+    assert other.read_text().endswith("echo theirs\n") and command.exists() == is_beside
+
+
+def test_a_command_that_cannot_be_written_leaves_nothing(environment, monkeypatch, command):
+    real = Path.write_text
+
+    def write_some(path, text, *args):
+        if command.name in path.name:
+            raise OSError(errno.ENOSPC, "no space")
+        return real(path, text, *args)
+
+    monkeypatch.setattr(Path, "write_text", write_some)
+    with pytest.raises(OSError, match="no space"):
+        enable(environment)
+    assert environment.written() == [] and not command.exists()
+
+
 USE = """
 import importlib.util, os
 assert importlib.util.find_spec("mooncake.engine") and importlib.util.find_spec("mooncake.store")
@@ -382,8 +444,13 @@ def test_mooncake_is_ours_after_the_command(real):
     assert "mooncake: mooncake_serving.compat.mooncake of mooncake-kernels, by " in told
     assert "says it is mooncake-transfer-engine 0.3.13.post1+mooncake.kernels" in told
     assert "nixl: nothing" in told
+    master = Path(real.python).with_name("mooncake_master")
+    done = subprocess.run([master, "--help"], capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0 and "--directory URL" in done.stdout, done.stderr
+    assert f"mooncake_master: {master}, of mooncake-kernels" in told
     told = drop_in_command(real, "disable")
-    assert told == "mooncake: disabled\nnixl: was not enabled\n"
+    removed = f"mooncake_master: removed {master}\n"
+    assert told == f"{removed}mooncake: disabled\nnixl: was not enabled\n"
 
 
 def test_nixl_is_ours_after_the_command(real):

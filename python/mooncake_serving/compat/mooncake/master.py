@@ -59,7 +59,8 @@ def run(arguments: list[str] | None) -> int:
     parser.add_argument(
         "--host", default="0.0.0.0", help="to listen on (default: all addresses, as Mooncake's)"
     )
-    parser.add_argument("--port", type=int, default=PORT, help=f"(default: {PORT})")
+    names = "--port", "-port", "--rpc_port", "-rpc_port"  # Mooncake's, for scripts that start one
+    parser.add_argument(*names, type=int, default=PORT, metavar="PORT", help=f"(default: {PORT})")
     directory = parser.add_mutually_exclusive_group()
     directory.add_argument(
         "--directory", metavar="URL",
