@@ -25,7 +25,7 @@ def gpus():
     before = GPUS.driver.owned()
     yield GPUS
     left = GPUS.driver.owned
-    assert eventually(lambda: all(left()[name] <= before[name] for name in before)), left()
+    eventually(lambda: all(left()[name] <= before[name] for name in before), left())
     assert GPUS.driver.get("num_forbidden") == 0
 
 

@@ -29,14 +29,14 @@ def test_a_killed_writer_leaves_nothing(pool):
             time.sleep(60)
 
     with child(write) as pid:
-        assert eventually(lambda: pool.stats().num_writing == 1)
+        eventually(lambda: pool.stats().num_writing == 1)
         assert pool.begin(KEY, 1) is PutResult.BEING_WRITTEN and not pool.contains(KEY)
         assert pool.contains_each([KEY], or_written=True).all()
         os.kill(pid, signal.SIGKILL)
         # A zombie, that no one has waited for: it is known to be dead all the same.
-        assert eventually(lambda: not pool.contains_each([KEY], or_written=True).any())
+        eventually(lambda: not pool.contains_each([KEY], or_written=True).any())
         assert pool.stats().num_writing == 1
-        assert eventually(lambda: put(pool, KEY, 4096) is PutResult.STORED)
+        eventually(lambda: put(pool, KEY, 4096) is PutResult.STORED)
     assert check(pool) == 1 and pool.stats().free_bytes == 63 * 4096
 
 
@@ -50,7 +50,7 @@ def test_a_killed_reader_holds_nothing(pool):
             time.sleep(60)
 
     with child(read) as pid:
-        assert eventually(lambda: pool.stats().num_pins == 1)
+        eventually(lambda: pool.stats().num_pins == 1)
         assert len(pool.evict(1).keys) == 0 and pool.contains(KEY)
         assert pool.remove(KEY) and pool.stats().doomed_bytes == 60 * 4096
         assert put(pool, KEY, 60 * 4096) is PutResult.FULL
@@ -88,7 +88,7 @@ def test_stopped_reader_keeps_its_pin(pool):
             pinned.close()
 
     with child(read) as pid:
-        assert eventually(lambda: pool.stats().num_pins == 1)
+        eventually(lambda: pool.stats().num_pins == 1)
         stop(pid)
         assert pool.reap() == 0 and pool.stats().num_pins == 1
         assert len(pool.evict(1).keys) == 0 and put(pool, (8, 1), 1) is PutResult.STORED

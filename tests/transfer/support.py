@@ -33,16 +33,20 @@ ZEROS = bytes(48)  # between the table of a write, if it has one entry, and its 
 WRITE, READ, CHECK_WRITE, CHECK_READ, NOTIFY = range(1, 6)
 
 
-@functools.cache
-def _addressed(num_bytes: int) -> np.ndarray:
+def _hashed(num_bytes: int) -> np.ndarray:
     position = np.arange(num_bytes, dtype=np.uint32)
     return (position * np.uint32(2654435761) >> np.uint32(13)).astype(np.uint8)
 
 
+_kept = functools.cache(_hashed)
+
+
 def addressed(num_bytes: int) -> np.ndarray:
     """Bytes hashed from their own position: a block from the wrong place differs."""
-    sizes = (1 << 20, 8 << 20, 65 << 20)
-    return _addressed(next(size for size in sizes if num_bytes <= size))[:num_bytes].copy()
+    for size in (1 << 20, 8 << 20, 65 << 20):  # what is asked for often
+        if num_bytes <= size:
+            return _kept(size)[:num_bytes].copy()
+    return _hashed(num_bytes)
 
 
 def untouched(num_bytes: int) -> np.ndarray:

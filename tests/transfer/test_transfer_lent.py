@@ -53,7 +53,7 @@ def test_reused_memory_is_not_sent(engine, ends, num_bytes):
         row = RANGE.pack(region.address, num_bytes)
         connection.sendall(HEADER.pack(READ, 1, 1, 0, num_bytes) + row)
         assert ACK.unpack(receive_exactly(connection, ACK.size)) == (0, 0, 1, num_bytes)
-        assert eventually(lends)
+        eventually(lends)
         if ends == "region":
             region.close()
         elif ends == "engine":
@@ -63,7 +63,7 @@ def test_reused_memory_is_not_sent(engine, ends, num_bytes):
                 begin(other, hello=replace(hello, epoch=2))
         memory[:] ^= 0xFF
         data = rest(connection)
-    assert eventually(lambda: not lends())
+    eventually(lambda: not lends())
     assert 0 < len(data) < num_bytes
     assert (data == addressed(num_bytes)[: len(data)]).all()
 
@@ -87,7 +87,7 @@ def test_objects_arrive_and_are_pinned_until_then(num_bytes):
     with serving(4 * num_bytes, far={"name": ELSEWHERE}) as here:
         data = here.put(1, num_bytes)
         with here.ask(1) as reply:
-            assert eventually(lends)
+            eventually(lends)
             time.sleep(0.1)
             assert here.pool.stats().num_pins == 1
             got = untouched(num_bytes)
@@ -96,7 +96,7 @@ def test_objects_arrive_and_are_pinned_until_then(num_bytes):
         written = content(2, num_bytes)
         assert here.write({2: written}) == [1]
         assert here.stored(2) == written.tobytes()
-        assert eventually(here.is_at_rest)
+        eventually(here.is_at_rest)
 
 
 def test_without_locked_memory():

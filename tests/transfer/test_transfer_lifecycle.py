@@ -90,7 +90,7 @@ def test_concurrent_closes_all_see_it_closed():
                 pair.near.close()
                 return [ticket.done for ticket in tickets]
 
-            assert eventually(lambda tickets=tickets: tickets[0].done)
+            eventually(lambda tickets=tickets: tickets[0].done)
             closers = [threads.submit(close) for _ in range(4)]
             assert [closer.result(WAIT_S) for closer in closers] == [[True] * 80] * 4
 
@@ -100,7 +100,7 @@ def test_transfers_fail_when_the_remote_engine_closes(pair):
     near, far = pair.regions(addressed(LONG), untouched(LONG))
     row = (near.address, far.address, LONG)
     tickets = [pair.near.write(pair.peer, [row]) for _ in range(MANY)]
-    assert eventually(lambda: tickets[0].done)
+    eventually(lambda: tickets[0].done)
     pair.far.close()
     ends = {"connection refused", "the peer's engine was closed"}
     for cause in causes_of_the_failed(tickets):  # its regions go before its connections
@@ -117,7 +117,7 @@ def test_closed_region_is_not_touched(pair, direction, closed):
         near, far = pair.regions(*((source, target) if direction == "write" else (target, source)))
         row = (near.address, far.address, LONG)
         tickets = [getattr(pair.near, direction)(pair.peer, [row]) for _ in range(MANY)]
-        assert eventually(lambda: tickets[i].done)  # noqa: B023
+        eventually(lambda: tickets[i].done)  # noqa: B023
         is_near = (closed == "source") == (direction == "write")
         (near if is_near else far).close()
         memory = source if closed == "source" else target
@@ -253,7 +253,7 @@ def test_a_closed_peer_is_disconnected(tcp_pair):
     before = num_descriptors_and_threads()
     peer = tcp_pair.near.open(tcp_pair.far.name)
     peer.close()  # and kept
-    assert eventually(lambda: num_descriptors_and_threads()[1] <= before[1])
+    eventually(lambda: num_descriptors_and_threads()[1] <= before[1])
 
 
 def num_descriptors_and_threads() -> tuple[int, int]:
@@ -285,4 +285,4 @@ def test_ended_connections_are_released(transport):
                     open_at_once.enter_context(pair.near.open(pair.far.name))
         del open_at_once  # and with it the peers
         # Fewer, where a test before this one had left some that have ended meanwhile.
-        assert eventually(lambda: not any(map(operator.gt, num_descriptors_and_threads(), before)))
+        eventually(lambda: not any(map(operator.gt, num_descriptors_and_threads(), before)))

@@ -48,7 +48,7 @@ def test_close_ends_pending_object_requests(here, whose, held):
             assert [error.cause for error in caught] == [f"the {whose} was closed"]
             assert not caught[0].timed_out
             flow.release()
-        assert eventually(here.is_at_rest)
+        eventually(here.is_at_rest)
 
 
 def test_closed_engine_in_same_process_fails_read():
@@ -68,7 +68,7 @@ def test_a_reply_outlives_its_engine():
             here.near.close()
             with pytest.raises(TransferError, match="the engine was closed"):
                 reply.receive([[]], verify=True)
-        assert eventually(here.is_at_rest)
+        eventually(here.is_at_rest)
 
 
 @pytest.mark.parametrize("held", ["question", "answer"])
@@ -91,7 +91,7 @@ def test_deadlines(held):
             flow.release()
             assert here.read(1) == [data]  # by another connection
             assert len(proxy.relays) == 3
-            assert eventually(here.is_at_rest)
+            eventually(here.is_at_rest)
 
 
 def test_timed_out_write_stores_nothing(here):
@@ -103,10 +103,10 @@ def test_timed_out_write_stores_nothing(here):
         with pytest.raises(TransferError) as caught:
             here.write({1: content(1, 1 << 20)}, deadline_s=0.3)
         assert caught.value.timed_out
-        assert eventually(lambda: here.pool.stats().num_writing == 1)
+        eventually(lambda: here.pool.stats().num_writing == 1)
         assert here.read(1) == [ABSENT]
         proxy.cut()
-        assert eventually(here.is_at_rest)
+        eventually(here.is_at_rest)
         assert here.stored(1) is None
         assert here.write({1: content(1, 1 << 20)}) == [DONE]
 

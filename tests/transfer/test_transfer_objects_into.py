@@ -36,7 +36,7 @@ def test_objects_are_read_into_given_memory(transport, verify, checksum):
         for i, (array, size) in enumerate(zip(arrays, sizes, strict=True)):
             assert (array[:size] == content(i, size)).all()
             assert (array[size:] == UNTOUCHED).all()
-        assert eventually(here.is_at_rest)
+        eventually(here.is_at_rest)
 
 
 def test_object_is_read_into_pieces(here):
@@ -58,7 +58,7 @@ def test_missing_or_damaged_objects_do_not_fail_the_others(here):
         assert (arrays[i] == UNTOUCHED).all()
     assert (arrays[3] == content(1, 100)).all() and (arrays[4] == content(1, 100)).all()
     assert read_into(here, [2], arrays[:1], verify=False) == [100]
-    assert eventually(here.is_at_rest)
+    eventually(here.is_at_rest)
 
 
 def test_objects_beyond_one_response_are_left_out():
@@ -140,4 +140,4 @@ def test_deadline_covers_the_response(here):
             read_into(here, [1], [untouched(100)], answer_s=600.0, deadline_s=0.3)
         assert late.value.timed_out
         proxy.relays[1].down.release()
-        assert eventually(here.is_at_rest)
+        eventually(here.is_at_rest)

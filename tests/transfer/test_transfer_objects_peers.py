@@ -121,4 +121,4 @@ def test_over_tls(node, secret):
         here.ask(6).close()
         assert here.read(*objects) == expected
         assert here.remove(*objects, 99) == [DONE] * len(sizes) + [ABSENT]
-        assert eventually(here.is_at_rest)
+        eventually(here.is_at_rest)

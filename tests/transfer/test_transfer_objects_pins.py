@@ -34,7 +34,7 @@ def test_object_being_sent_is_not_evicted(here):
             got = untouched(LARGE)
             assert reply.receive([place(got)], verify=True).all()
         assert (got == data).all()
-        assert eventually(here.is_at_rest)
+        eventually(here.is_at_rest)
         assert here.pool.stats().num_doomed == 0
 
 
@@ -56,7 +56,7 @@ def test_a_response_that_is_not_received_is_not_kept(ends):
                 here.far.close()
                 with pytest.raises(TransferError, match="connection closed by peer"):
                     reply.receive([[]], verify=True)
-            assert eventually(here.is_at_rest)
+            eventually(here.is_at_rest)
             if ends in ("close", "drop"):
                 assert read(here.near, peer, keys(1)) == [data]
 
@@ -85,7 +85,7 @@ def test_served_pool_can_be_replaced_during_a_read():
             got = untouched(LARGE)
             assert reply.receive([place(got)], verify=True).all()
         assert (got == data).all()
-        assert eventually(here.is_at_rest)
+        eventually(here.is_at_rest)
         assert here.pool.counts().num_hits == other.counts().num_hits == 1
 
 

@@ -99,7 +99,7 @@ def test_write_and_remove_request_wire_format(target, connection):
         if pin:
             assert pin.checksum == checksum_of(data)
             pin.close()
-    assert eventually(target.is_at_rest)
+    eventually(target.is_at_rest)
     answer = answer_to(connection, question(REMOVE, *((number, 7) for number in range(11, 16))))
     assert statuses(answer) == [done, ObjectStatus.ABSENT, done, done, done]
     assert is_good(connection, target)
@@ -229,7 +229,7 @@ def test_truncated_write_stores_nothing(target, connection, num_bytes):
 
 def test_written_objects_appear_once_complete(target, connection):
     connection.sendall(WRITTEN[:-1])
-    assert eventually(lambda: target.pool.stats().num_writing == 2)
+    eventually(lambda: target.pool.stats().num_writing == 2)
     with target.connect() as other:
         absent = ANSWER.pack(0, 0, 0, ObjectStatus.ABSENT, 0)
         asked = question(READ, (40, 7, WHOLE, BIG), (41, 7, WHOLE, BIG))
@@ -250,9 +250,9 @@ def test_written_objects_appear_once_complete(target, connection):
 
 def test_aborted_write_does_not_block_the_next_writer(target, connection):
     connection.sendall(WRITTEN[:500])
-    assert eventually(lambda: target.pool.stats().num_writing == 2)
+    eventually(lambda: target.pool.stats().num_writing == 2)
     connection.close()
-    assert eventually(target.is_at_rest)
+    eventually(target.is_at_rest)
     with target.connect() as other:
         other.sendall(WRITTEN)
         assert statuses(hear_answer(other)) == [ObjectStatus.DONE] * 2
@@ -283,9 +283,9 @@ def test_client_that_does_not_read_leaves_no_pins(target):
     for how_often in (1, 3):
         with target.connect() as connection:
             connection.sendall(how_often * frame(question(READ, (60, 7, WHOLE, BIG))))
-            assert eventually(lambda: target.pool.stats().num_pins == 1)
+            eventually(lambda: target.pool.stats().num_pins == 1)
             assert still_serves_others(target)
-        assert eventually(target.is_at_rest)
+        eventually(target.is_at_rest)
     assert target.pool.remove((60, 7))
 
 
@@ -341,7 +341,7 @@ def test_requests_with_arbitrary_fields(
     assert status <= 1 and request == 1 and (refusal_bytes > 0) == (status == 1)
     receive_exactly(connection, refusal_bytes + num_bytes)
     assert is_good(connection, target)
-    assert eventually(target.is_at_rest)
+    eventually(target.is_at_rest)
 
 
 def test_server_survives_all_of_the_above(target):

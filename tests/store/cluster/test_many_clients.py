@@ -85,7 +85,7 @@ def test_all_clients_of_a_node_are_served(redis, soak):
         reports = [client.end() for client in clients]
         for client in clients:
             client.close()
-        assert eventually(lambda: node.node.num_readers() == 0)
+        eventually(lambda: node.node.num_readers() == 0)
         stats = node.store.stats()
         assert (stats.num_pins, stats.num_writing, stats.num_ready) == (0, 0, NUM_SHARED)
         del clients, client

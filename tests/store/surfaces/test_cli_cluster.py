@@ -45,7 +45,7 @@ def cluster(served, servers):
 def test_members_and_objects(served, cluster):
     _, name, client = served
     names = sorted([name, cluster.node.name])
-    assert eventually(lambda: [one["name"] for one in client.get("/members").json()] == names)
+    eventually(lambda: [one["name"] for one in client.get("/members").json()] == names)
     assert len(client.get("/pools").json()) == 1
     cluster.put("x", VALUE)
     [entry] = client.get("/objects").json()["objects"]
@@ -71,7 +71,7 @@ def test_drain(served, cluster, servers, path, capsys):
     values = {f"x{i}": np.random.default_rng(i).bytes(1000 * i) for i in range(20)}
     cluster.put_each(list(values), list(values.values()))
     url, other = str(client.base_url), cluster.node.name
-    assert eventually(lambda: other in [one["name"] for one in client.get("/members").json()])
+    eventually(lambda: other in [one["name"] for one in client.get("/members").json()])
     assert main(["drain", url, other]) == 2
     assert "ask its admin server" in capsys.readouterr().err
     assert client.get("/drain").json()["state"] == "idle"
@@ -192,7 +192,7 @@ def test_node_killed_while_draining_its_disk_loses_nothing(serve_with_disk, serv
             with Node(store, engine, servers) as node:
                 assert client.post("/drain", json={"node": name}).status_code == 202
                 # The pool has room for a fifth of them.
-                assert eventually(lambda: client.get("/drain").json()["num_moved"] > 150)
+                eventually(lambda: client.get("/drain").json()["num_moved"] > 150)
                 kill(pid)
                 num_there = store.stats().num_ready
                 assert num_there > 150

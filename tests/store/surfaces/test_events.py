@@ -85,7 +85,7 @@ def listening(publisher, **options):
             heard.append(subscription.receive(0.02))
             return heard[-1] is not None
 
-        assert eventually(is_heard)
+        eventually(is_heard)
         publisher.publish_snapshot(keys(0))
         while BlockStored not in [type(event) for event in heard[-1].events]:
             heard.append(subscription.receive(WAIT_S))
@@ -178,7 +178,7 @@ def test_frames_and_fields_match_vllm():
                 tell_stored(publisher, keys(1, 2))
                 return listener.poll(20)
 
-            assert eventually(is_heard)
+            eventually(is_heard)
             topic, number, payload = listener.recv_multipart()
             assert topic == b"kv" and len(number) == 8
             batch = msgspec.msgpack.decode(payload, type=VllmMapBatch)
@@ -216,7 +216,7 @@ def test_only_the_last_batches_are_kept(monkeypatch):
                 batches = [msgspec.msgpack.decode(answer[3]) for answer in answers[:-1]]
                 return [batch[1][0]["block_hashes"] for batch in batches]
 
-            assert eventually(lambda: kept() == [[2], [3], [4]])
+            eventually(lambda: kept() == [[2], [3], [4]])
 
 
 def test_heartbeats_do_not_displace_kept_batches(monkeypatch):
@@ -277,7 +277,7 @@ def test_replays_of_arrays_have_no_topic():
                     answers.append(asking.recv_multipart()[1:])
                 return answers
 
-            assert eventually(lambda: len(ask()) > 1)
+            eventually(lambda: len(ask()) > 1)
             (number, payload), end = ask()
             assert len(number) == 8 and end == [b"\xff" * 8, b""]
             [[kind, hashes, *_]] = msgspec.msgpack.decode(payload)[1]
@@ -307,7 +307,7 @@ def test_slow_subscriber_catches_up_by_replay(monkeypatch):
         with listening(publisher, hwm=1) as heard:
             for number in range(40):
                 tell_stored(publisher, object_keys(np.full(1 << 15, number), "a"))
-            assert eventually(lambda: not publisher._queue._changes)
+            eventually(lambda: not publisher._queue._changes)
             [(kind, hashes)] = hear(heard, 40 << 15)
     numbers = [int.from_bytes(one[:8], "big") for one in hashes]
     assert kind is BlockStored and numbers == [i for i in range(40) for _ in range(1 << 15)]
@@ -327,7 +327,7 @@ def test_stopped_and_killed_subscribers_delay_no_one(publisher, monkeypatch):
             return os.get_blocking(stalled.stdout.fileno()) or stalled.stdout.read()
 
         os.set_blocking(stalled.stdout.fileno(), False)
-        assert eventually(has_heard)
+        eventually(has_heard)
         stop(stalled.pid)
         some = keys(*range(4096))
         with listening(publisher) as heard:
@@ -384,7 +384,7 @@ def test_silence_is_reported_while_replays_are_requested(monkeypatch):
             asking.send_multipart((b"", b"\xff" * 8))
             return heard.receive(0.01) is not None
 
-        assert eventually(is_heard)
+        eventually(is_heard)
 
 
 def test_nothing_is_kept_without_a_replay_endpoint():
@@ -401,7 +401,7 @@ def test_close_sends_queued_events(publisher):
         publisher.close()
         tell_stored(publisher, keys(9))
         assert hear(heard, 3) == [(BlockStored, [1, 2, 3])]
-    assert eventually(lambda: not [one for one in threading.enumerate() if one.name == "kv-events"])
+    eventually(lambda: not [one for one in threading.enumerate() if one.name == "kv-events"])
 
 
 def test_changes_by_threads_are_published_once(publisher):
@@ -435,7 +435,7 @@ def test_queue_overflow_leaves_a_gap(monkeypatch):
 
         monkeypatch.setattr(publisher_module, "encode", slow)
         tell_stored(publisher, keys(1))
-        assert eventually(lambda: not publisher._queue._changes)  # the thread has it
+        eventually(lambda: not publisher._queue._changes)  # the thread has it
         for key in range(2, 32):
             tell_stored(publisher, keys(key))
         assert publisher.num_dropped == 20
@@ -509,5 +509,5 @@ def test_endpoint_in_use_is_reported(publisher):
 
     # ZeroMQ gives ports back in a thread of its own.
     taken = publisher.replay_endpoint
-    assert eventually(lambda: f"replay_endpoint {taken}" in complaint(replay_endpoint=taken))
-    assert eventually(lambda: complaint() == ""), "the one that failed has given it back"
+    eventually(lambda: f"replay_endpoint {taken}" in complaint(replay_endpoint=taken))
+    eventually(lambda: complaint() == "", "the one that failed has given it back")

@@ -30,13 +30,13 @@ def test_a_failed_drain_is_reported_and_can_be_repeated(error, told):
         with NodeCluster(one.node) as cluster:
             with replaced(one.store, "hide_keys", fails):
                 cluster.drain(one.node.name)
-                assert eventually(lambda: cluster.draining().state == "failed")
+                eventually(lambda: cluster.draining().state == "failed")
             assert told in cluster.draining().error
             words = one.cluster.keyspace.keys(["a"])
             assert one.node.pool_name in hosts.directory.holders(words)[0]
             assert np.array_equal(one.store.list_objects()[0], words)
             cluster.drain(one.node.name)
-            assert eventually(lambda: cluster.draining().state == "left")
+            eventually(lambda: cluster.draining().state == "left")
         assert two.store.get("a") == value(1)
     finally:
         hosts.close()
@@ -54,12 +54,12 @@ def held(hosts):
 
     def pull(original, *args, **options):
         is_moving.set()
-        assert eventually(goes_on.is_set)
+        eventually(goes_on.is_set)
         return original(*args, **options)
 
     with NodeCluster(one.node) as cluster, replaced(one.node.client, "pull", pull):
         cluster.drain(one.node.name)
-        assert eventually(is_moving.is_set)
+        eventually(is_moving.is_set)
         yield one, two, cluster, goes_on
 
 
@@ -69,13 +69,13 @@ def test_drain_cancelled_in_progress(held):
     progress = cluster.draining()
     assert progress.state == "draining" and not progress.is_accepting
     goes_on.set()
-    assert eventually(lambda: cluster.draining().is_accepting)
+    eventually(lambda: cluster.draining().is_accepting)
     progress = cluster.draining()
     assert (progress.state, progress.num_moved, progress.num_left) == ("idle", 128, 172)
     assert one.cluster.put("new", value(1)) is PutResult.STORED and one.store.exists("new")
     assert two.cluster.get_each(range(300)) == [value(i, 64) for i in range(300)]
     cluster.drain(one.node.name)
-    assert eventually(lambda: cluster.draining().state == "left")
+    eventually(lambda: cluster.draining().state == "left")
     assert two.store.get("new") == value(1)
     assert not cluster.draining().is_accepting
     with pytest.raises(NotImplementedError, match="has left"):
@@ -88,7 +88,7 @@ def test_drain_requested_again_during_cancellation(held):
         cluster.cancel_drain(one.node.name)
         cluster.drain(one.node.name)
     goes_on.set()
-    assert eventually(lambda: cluster.draining().state == "left")
+    eventually(lambda: cluster.draining().state == "left")
     assert two.store.get_each(range(300)) == [value(i, 64) for i in range(300)]
 
 
@@ -105,19 +105,19 @@ def test_running_drain_is_switched_to_leave_the_disk(hosts, tmp_path, is_cancell
 
     def bring_up_keys(original, keys):
         is_up.set()
-        assert eventually(goes_on.is_set)
+        eventually(goes_on.is_set)
         return original(keys)
 
     with NodeCluster(one.node) as cluster, replaced(store, "bring_up_keys", bring_up_keys):
         cluster.drain(one.node.name)
-        assert eventually(is_up.is_set)
+        eventually(is_up.is_set)
         cluster.drain(one.node.name)  # is the same
         assert not cluster._stop.is_set()
         cluster.drain(one.node.name, leave_disk=True)
         if is_cancelled:
             cluster.cancel_drain(one.node.name)
         goes_on.set()
-        assert eventually(lambda: cluster.draining().state == ("idle" if is_cancelled else "left"))
+        eventually(lambda: cluster.draining().state == ("idle" if is_cancelled else "left"))
         progress = cluster.draining()
     assert 0 < progress.num_on_disk == len(store.on_disk()[0]) and progress.num_left == 0
     assert sum(map(two.store.exists, range(64))) == 64 - progress.num_on_disk
@@ -132,7 +132,7 @@ def test_drain_is_cancelled_without_the_directory(hosts):
         assert cluster.draining().state == "idle"
         directory.is_away = True
         cluster.drain(one.node.name)
-        assert eventually(lambda: cluster.draining().state == "failed")
+        eventually(lambda: cluster.draining().state == "failed")
         assert not cluster.draining().is_accepting
         cluster.cancel_drain(one.node.name)
         progress = cluster.draining()
@@ -140,5 +140,5 @@ def test_drain_is_cancelled_without_the_directory(hosts):
         with pytest.raises(NotImplementedError, match="only another"):
             cluster.cancel_drain("another")
         directory.is_away = False
-        assert eventually(lambda: [m.is_draining for m in hosts.directory.members()] == [False])
+        eventually(lambda: [m.is_draining for m in hosts.directory.members()] == [False])
         assert one.cluster.put("b", value(2)) is PutResult.STORED

@@ -257,7 +257,7 @@ def test_events_are_delayed_while_a_stopped_process_holds_the_pool(pool, publish
             events._pool.look = fails
             store.put(1, b"x")
             with caplog.at_level(logging.WARNING):
-                assert eventually(lambda: num_looks > 3)
+                eventually(lambda: num_looks > 3)
             assert caplog.text.count("events of a store are late") == 1
             is_free.set()
             assert router.hears(pool.objects().keys)
@@ -266,7 +266,7 @@ def test_events_are_delayed_while_a_stopped_process_holds_the_pool(pool, publish
 def test_closing_the_pool_ends_its_events(pool, publisher, caplog):
     with StoreEvents(Store(pool), publisher, interval_s=0.001) as events:
         pool.close()
-        assert eventually(lambda: not events._thread.is_alive())
+        eventually(lambda: not events._thread.is_alive())
     assert "events of a store end: look: pool must be open" in caplog.text
 
 

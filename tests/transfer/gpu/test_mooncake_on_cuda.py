@@ -27,7 +27,6 @@ from ..support import UNTOUCHED, addressed, eventually, untouched
 
 SIZE = 1 << 20
 BLOCK, COUNT = 4096, 64
-LOGGER = "mooncake_serving.compat.mooncake"
 
 
 def part(array: np.ndarray) -> SimpleNamespace:
@@ -200,7 +199,7 @@ def test_failure_blocks_stream_until_it_is_checked(gpus, stream, monkeypatch, ca
             here.transfer_write_on_cuda(*say_so)
             other.kill()
             stream.release()
-            assert eventually(lambda: len(errors_of(caplog)) == 2)
+            eventually(lambda: len(errors_of(caplog)) == 2)
             first, second = errors_of(caplog)
             assert first.startswith(f"transfer_write_on_cuda: transfer with {other.name}: ")
             assert second == (
@@ -237,7 +236,7 @@ def test_engine_closed_before_stream_arrival_fails_transfer(ends, stream, caplog
     ends.here.close()
     stream.release()
     stream.synchronize()
-    assert eventually(lambda: not streams._enqueued)
+    eventually(lambda: not streams._enqueued)
     assert "closed" in errors_of(caplog)[0] and (ends.far == UNTOUCHED).all()
 
 

@@ -110,7 +110,7 @@ def put(pipe, key: str, seed: int, num_bytes: int = UNIT):
 def test_objects_behind_a_partition_are_unavailable_until_it_heals(far):
     pipe, near = far
     assert put(pipe, "a", 1) == (STORED, 0)
-    assert eventually(lambda: near.cluster.get("a") == value(1))
+    eventually(lambda: near.cluster.get("a") == value(1))
     shell(CUT)
     assert near.cluster.get("a") is None and near.cluster.exists("a")
     assert near.cluster.put("a", value(2)) is EXISTS and near.cluster.put("b", value(3)) is STORED
@@ -118,8 +118,8 @@ def test_objects_behind_a_partition_are_unavailable_until_it_heals(far):
         near.cluster.remove("a")
     assert put(pipe, "b", 4)[0] is EXISTS and put(pipe, "c", 5)[0] is STORED
     shell(REPAIRED)
-    assert eventually(lambda: near.cluster.get("a") == value(1))
-    assert eventually(lambda: near.cluster.get("c") == value(5))
+    eventually(lambda: near.cluster.get("a") == value(1))
+    eventually(lambda: near.cluster.get("c") == value(5))
 
 
 @pytest.mark.parametrize("by_key", [False])
@@ -135,18 +135,18 @@ def test_partition_during_a_read(far):
     with replaced(near.node.memory, "read", cut):
         assert near.cluster.get_into("a", into) is None
     shell(REPAIRED)
-    assert eventually(lambda: near.cluster.get_into("a", into) == 200_000)
+    eventually(lambda: near.cluster.get_into("a", into) == 200_000)
     assert bytes(into) == value(1, 200_000)
     # The pins of the read that failed end, though no one could be notified.
     keys = iter(range(1_000_000))
-    assert eventually(lambda: put(pipe, f"key {next(keys)}", 1, 1)[1] == 0)
+    eventually(lambda: put(pipe, f"key {next(keys)}", 1, 1)[1] == 0)
 
 
 @pytest.mark.parametrize("by_key", [False])
 def test_partition_after_the_data_was_read(far):
     pipe, near = far
     put(pipe, "a", 1)
-    assert eventually(lambda: near.cluster.get("a") == value(1))  # by the connections it takes
+    eventually(lambda: near.cluster.get("a") == value(1))  # by the connections it takes
 
     def cut(read, *args, **options):
         read(*args, **options)
@@ -157,7 +157,7 @@ def test_partition_after_the_data_was_read(far):
         assert near.cluster.get("a") is None
         assert near.cluster.fetch(["a"]) == [None] and not near.store.exists("a")
     shell(REPAIRED)
-    assert eventually(lambda: near.cluster.get("a") == value(1))
+    eventually(lambda: near.cluster.get("a") == value(1))
 
 
 @pytest.mark.parametrize("by_key", [False])
@@ -173,7 +173,7 @@ def test_partition_before_the_holder_confirms(far):
     with replaced(near.node.memory, "read", cut):
         assert near.cluster.get_into("b", into, offset=0) is None  # a part has no checksum
     shell(REPAIRED)
-    assert eventually(lambda: near.cluster.get("b") == value(1))
+    eventually(lambda: near.cluster.get("b") == value(1))
 
 
 assert os.environ.get("MK_TEST_WORLD") == "two_hosts", "these tests need a network of their own"
