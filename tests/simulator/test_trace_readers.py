@@ -130,16 +130,16 @@ def test_burstgpt_failures_are_skipped(path):
     assert read_trace(path) == [TraceRequest(0, 472, 18), TraceRequest(113_500, 417, 276)]
 
 
-def test_burstgpt_without_totals_is_read(path):
-    path.write_text("Timestamp,Request tokens,Response tokens\n5,472,18\n")
-    assert list(read_burstgpt(path)) == [TraceRequest(0, 472, 18)]
-
-
-def test_burstgpt_with_sessions_is_read(path):
-    path.write_text(
+@pytest.mark.parametrize(
+    "text",
+    [
+        "Timestamp,Request tokens,Response tokens\n5,472,18\n",  # without totals
         "Timestamp,Session ID,Elapsed time,Model,Request tokens,Response tokens,Total tokens\n"
-        "5,abc,1.5,ChatGPT,472,18,490\n"
-    )
+        "5,abc,1.5,ChatGPT,472,18,490\n",
+    ],
+)
+def test_other_columns_of_burstgpt_are_read(path, text):
+    path.write_text(text)
     assert list(read_burstgpt(path)) == [TraceRequest(0, 472, 18)]
 
 

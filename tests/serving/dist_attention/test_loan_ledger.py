@@ -65,16 +65,12 @@ def test_forgotten_instance_takes_its_loans_along(ledger):
 
 
 @pytest.mark.parametrize(
-    "changes", [{"num_free": -1}, {"num_free": 101}, {"lent": {"b": 51}}, {"num_borrowed": -1}]
-)
-def test_impossible_heartbeat_is_rejected(changes):
-    with pytest.raises(InvalidArgument, match="^Heartbeat: num_free and lent must be"):
-        Heartbeat(**{"instance": "a", "num_blocks": 100, "num_free": 50, **changes})
-
-
-@pytest.mark.parametrize(
     "changes, message",
     [
+        ({"num_free": -1}, "num_free and lent must be"),
+        ({"num_free": 101}, "num_free and lent must be"),
+        ({"lent": {"b": 51}}, "num_free and lent must be"),
+        ({"num_borrowed": -1}, "num_free and lent must be"),
         ({"instance": 5}, "instance and the borrowers must be names, got 5"),
         ({"lent": {1: 2}}, "instance and the borrowers must be names, got 1"),
         ({"lent": [1]}, r"lent must be blocks by borrower, got \[1\]"),
@@ -84,7 +80,7 @@ def test_impossible_heartbeat_is_rejected(changes):
         ({"num_borrowed": float("inf")}, "num_borrowed must be an integer, got inf"),
     ],
 )
-def test_heartbeat_of_other_types_is_rejected(changes, message):
+def test_wrong_heartbeat_is_rejected(changes, message):
     with pytest.raises(InvalidArgument, match=f"^Heartbeat: .*{message}"):
         Heartbeat(**{"instance": "a", "num_blocks": 100, "num_free": 50, **changes})
 
