@@ -34,10 +34,10 @@ def as_device(op: str, device: Any) -> torch.device:
         refuse(op, "device", "a device of torch", device)
 
 
-def check_text(op: str, name: str, value: Any, *, optional: bool = False) -> None:
-    """Check that it is a string, or None if it is optional."""
-    if not (isinstance(value, str) or (optional and value is None)):
-        refuse(op, name, "a string or None" if optional else "a string", value)
+def check_text(op: str, name: str, value: Any) -> None:
+    """Check that it is a string."""
+    if not isinstance(value, str):
+        refuse(op, name, "a string", value)
 
 
 def as_prompts(op: str, prompts: Any) -> list[Any]:

@@ -86,10 +86,10 @@ def _redis_login(url: str, environ: Mapping[str, str]) -> dict[str, str]:
     return {option: environ.get(f"MC_REDIS_{name}", "") for option, name in login.items()}
 
 
-def transports_of(protocol: str, environ: Mapping[str, str] = os.environ) -> tuple[str, ...]:
+def transports_of(protocol: str) -> tuple[str, ...]:
     """The transports of a protocol. ``MC_FORCE_TCP``, whatever its value, makes it tcp."""
     check_text("protocol", protocol)
-    if "MC_FORCE_TCP" in environ and protocol != "tcp":
+    if "MC_FORCE_TCP" in os.environ and protocol != "tcp":
         log.info("MC_FORCE_TCP is set: tcp instead of %s", protocol)
         return _TRANSPORTS["tcp"]
     if protocol in _TRANSPORTS:
@@ -120,9 +120,9 @@ def topology_of(device_name: str | None, transports: tuple[str, ...]) -> mk.Topo
     return mk.Topology(dataclasses.replace(system, nics=kept))
 
 
-def timeout_s(environ: Mapping[str, str] = os.environ) -> float:
+def timeout_s() -> float:
     """``MC_TRANSFER_TIMEOUT``: seconds that a transfer may take, in addition to 1 ns a byte."""
-    text = environ.get("MC_TRANSFER_TIMEOUT", "30")
+    text = os.environ.get("MC_TRANSFER_TIMEOUT", "30")
     if not text.isdecimal():
         raise InvalidArgument(f"MC_TRANSFER_TIMEOUT must be whole seconds, got {text!r}")
     return float(max(int(text), _MIN_TIMEOUT_S))
