@@ -122,7 +122,9 @@ class NinjaFile:
         self.folder = folder  # where ninja runs
         self.cxx = os.environ.get("CXX", "g++")
         self.ccache = shutil.which("ccache") or ""
-        self.sanitize = [f"-fsanitize={','.join(BUILD.sanitize)}"] if BUILD.sanitize else []
+        self.instrument = [f"-fsanitize={','.join(BUILD.sanitize)}"] if BUILD.sanitize else []
+        if BUILD.coverage:  # threads and forked processes count, too
+            self.instrument += ["--coverage", "-fprofile-update=atomic"]
         self.lines = []
         self.add_rule("cxx", f"{self.ccache} {self.cxx} $flags -MD -MF $out.d -c $in -o $out")
         self.add_rule("link", f"{self.cxx} -shared -o $out $in $flags", depfile=False)
@@ -148,12 +150,12 @@ class NinjaFile:
 
     def cxx_flags(self, *includes: Path | str) -> list[str]:
         warnings = ["-Wall", "-Wextra", "-Wno-unused-parameter"]
-        optimize = "-O1" if self.sanitize else "-O3"  # half the compile time
+        optimize = "-O1" if self.instrument else "-O3"  # half the compile time
         return [
             *(optimize, "-g1", "-std=c++17", "-fPIC", "-fvisibility=hidden", *warnings),
             *(f"-ffile-prefix-map={ROOT}/=", f"-I{ROOT}/csrc"),
             *(word for include in includes for word in ("-isystem", str(include))),
-            *self.sanitize,
+            *self.instrument,
         ]
 
     def ops(self, out: Path, torch: Path, cuda: Path | None) -> None:
@@ -170,11 +172,11 @@ class NinjaFile:
             # cudart is static and opens libcuda.so.1 at its first call: no driver, no problem.
             link += [f"-L{cuda}/lib64", "-lcudart_static", "-lrt", "-lpthread"]
             link += ["-Wl,--exclude-libs,ALL"]
-        if not self.sanitize:
+        if not self.instrument:
             link.append("-Wl,-z,defs")  # an undefined symbol fails here, not at import
         files = [file for file in sources(OPS_FAMILIES, "*.cc") if not file.match(HOST_ONLY)]
         objects += self.compile("ops", files, "cxx", flags)
-        self.add_build(str(out), "link", objects, [*link, "-ldl", *self.sanitize])
+        self.add_build(str(out), "link", objects, [*link, "-ldl", *self.instrument])
 
     def cuda_objects(self, cuda: Path) -> list[str]:
         archs = BUILD.cuda_archs
@@ -195,7 +197,7 @@ class NinjaFile:
         includes += [ROOT / "third_party", ROOT / "third_party/rdma-core"]
         flags = self.cxx_flags(*includes, *([cuda / "include"] if cuda else []))
         objects = self.compile("host", sources(HOST_FAMILIES, "*.cc"), "cxx", flags)
-        self.add_build(str(out), "link", objects, ["-ldl", "-lpthread", *self.sanitize])
+        self.add_build(str(out), "link", objects, ["-ldl", "-lpthread", *self.instrument])
 
 
 class BuildExt(build_ext):
@@ -207,8 +209,9 @@ class BuildExt(build_ext):
 
     def build_extensions(self):
         # One folder for every way to build (wheel, editable, build_ext), so that all are
-        # incremental; a separate one for sanitizers.
-        kind = "-".join([sysconfig.get_config_var("SOABI"), *BUILD.sanitize])
+        # incremental; a separate one for sanitizers and for coverage.
+        counts = ["coverage"] if BUILD.coverage else []
+        kind = "-".join([sysconfig.get_config_var("SOABI"), *BUILD.sanitize, *counts])
         folder = ROOT / "build" / kind
         folder.mkdir(parents=True, exist_ok=True)
         wanted = [Path(self.get_ext_fullpath(extension.name)) for extension in self.extensions]

@@ -248,6 +248,12 @@ class BuildSettings:
         "a comma-separated list of address, undefined, thread",
         "sanitizers to build with",
     )
+    coverage: int = _setting(
+        0,
+        _integer_in(0, 1),
+        "0 or 1",
+        "1: the host code counts which of its lines and branches run, see tests/coverage",
+    )
 
 
 def read(kind: type, environ: Mapping[str, str] | None = None) -> Any:
@@ -321,18 +327,17 @@ def _check(item: Any, value: Any) -> None:
         raise ValueError(f"override: {item.name} must be {item.metadata['expected']}, got {got}")
 
 
-def problems(environ: Mapping[str, str] | None = None) -> dict[str, str]:
+def problems() -> dict[str, str]:
     """Return what is wrong with each variable of ours that is malformed, or that nothing reads."""
-    environ = os.environ if environ is None else environ
     known = {name for name, _, _ in table()}
     found = {}
-    for name in sorted(name for name in environ if name.startswith(PREFIX)):
+    for name in sorted(name for name in os.environ if name.startswith(PREFIX)):
         if name not in known:
             found[name] = NO_SUCH_SETTING
             continue
         try:
             for kind in (Settings, BuildSettings):
-                read(kind, {name: environ[name]})
+                read(kind, {name: os.environ[name]})
         except ValueError as error:
             found[name] = str(error)
     return found

@@ -26,6 +26,7 @@ class CtrlC:
         self.has_come = False
         self._folder = folder
         self._left = count
+        self._before = sys.gettrace()  # that of tests/coverage
 
     def __enter__(self) -> "CtrlC":
         sys._getframe().f_trace_opcodes = True  # Python 3.12 looks for one only here
@@ -33,7 +34,7 @@ class CtrlC:
         return self
 
     def __exit__(self, *_: object) -> None:
-        sys.settrace(None)
+        sys.settrace(self._before)
 
     def _trace(self, frame: FrameType, event: str, _: object) -> Callable | None:
         if not frame.f_code.co_filename.startswith(self._folder):

@@ -25,13 +25,14 @@ class Interrupter:
 
     def __init__(self, count):
         self.left = count
+        self.before = sys.gettrace()  # that of tests/coverage
 
     def __enter__(self):
         sys.settrace(self._trace)
         return self
 
     def __exit__(self, *_):
-        sys.settrace(None)
+        sys.settrace(self.before)
 
     def _trace(self, frame, event, _):
         if frame.f_code.co_filename not in FILES:
