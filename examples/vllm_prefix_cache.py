@@ -7,8 +7,7 @@ import importlib.util
 import sys
 
 CONFIG = {
-    "kv_connector": "StoreConnector",
-    "kv_connector_module_path": "mooncake_serving.connectors.vllm",
+    "kv_connector": "MooncakeKernelsConnector",  # by this package's plugin of vLLM
     "kv_role": "kv_both",
     "kv_connector_extra_config": {"url": "shm:/dev/shm/kv-example?size=1GiB"},
 }

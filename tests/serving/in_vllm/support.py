@@ -13,7 +13,7 @@ import threading
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -273,6 +273,25 @@ class Server(Process):
         url = f"http://127.0.0.1:{self.port}/v1/completions"
         request = urllib.request.Request(url, json.dumps(body).encode(), headers)
         return urllib.request.urlopen(request, timeout=IDLE_S)
+
+
+@contextlib.contextmanager
+def proxy(serve: Callable[[dict], object]) -> Iterator[Server]:
+    """A program that serves as ``server`` in the names that it is given."""
+    names: dict[str, Any] = {}
+    thread = threading.Thread(target=serve, args=(names,), daemon=True)
+    thread.start()
+    while "server" not in names:
+        assert thread.is_alive(), "the proxy has ended"
+        time.sleep(POLL_S)
+    server = Server.__new__(Server)
+    server.port = names["server"].server_port
+    try:
+        yield server
+    finally:
+        names["server"].shutdown()
+        names["server"].server_close()
+        thread.join()
 
 
 class Vllm:

@@ -5,11 +5,13 @@ answer was not computed a second time.
 """
 
 import itertools
+import sys
 
 import pytest
 
 from tests.metadata.support import free_port
-from tests.serving.in_vllm.support import at_once, num_in_blocks, random_prompts
+from tests.pages import run_block
+from tests.serving.in_vllm.support import at_once, num_in_blocks, proxy, random_prompts
 
 START = {
     "do_remote_decode": True, "do_remote_prefill": False, "remote_engine_id": None,
@@ -92,6 +94,22 @@ def servers(vllm):
 @pytest.mark.parametrize("prefill, decode", [("one", "other"), ("one", "two"), ("two", "other")])
 def test_decode_pulls_from_prefill(servers, alone, prefill, decode):
     Pair(servers[prefill], servers[decode]).check(alone, random_prompts(6, next(SEEDS)))
+
+
+def test_guides_proxy_gives_the_tokens_of_one_engine(servers, alone, monkeypatch):
+    prefill, decode = servers["one"], servers["other"]
+    monkeypatch.setattr(sys, "argv", ["pd_proxy.py", "nixl"])
+    places = {
+        "(8100, 8200, 8998)": f"({prefill.port}, {decode.port}, 0)",
+        '("127.0.0.1", 8000)': '("127.0.0.1", 0)',
+    }
+    prompts = random_prompts(4, next(SEEDS))
+    before = decode.metric(HITS)
+    with proxy(lambda names: run_block("serving/drop_in", 0, names, places)) as server:
+        answers = at_once(server.complete, [(prompt, 24) for prompt in prompts])
+    assert [answer.status for answer in answers] == [200] * len(prompts), decode.tail()
+    assert [answer.tokens for answer in answers] == alone.serve(prompts, 24)["tokens"]
+    assert decode.metric(HITS) - before >= sum(map(num_in_blocks, prompts))
 
 
 def test_killed_consumer_does_not_disturb_the_producer(servers, alone):
