@@ -6,13 +6,15 @@ Tokens are compared with those of one engine alone. Loads that fail fail the req
 
 import itertools
 import json
+import sys
 import urllib.request
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
 from tests.metadata.support import free_port
-from tests.serving.in_vllm.support import at_once, num_in_blocks, random_prompts
+from tests.pages import run_block
+from tests.serving.in_vllm.support import at_once, num_in_blocks, proxy, random_prompts
 
 HITS = "vllm:external_prefix_cache_hits_total"
 SEEDS = itertools.count(1)
@@ -74,6 +76,24 @@ def pairs(vllm):
 def test_decode_gets_blocks_of_prefill(pairs, alone):
     for pair in pairs:
         pair.check(alone, random_prompts(6, next(SEEDS)))
+
+
+def test_guides_proxy_gives_the_tokens_of_one_engine(pairs, alone, monkeypatch):
+    pair = pairs[0]
+    prefill, decode = pair.prefill, pair.decode
+    monkeypatch.setattr(sys, "argv", ["pd_proxy.py", "mooncake"])
+    bootstrap = pair.bootstrap.rpartition(":")[2]
+    places = {
+        "(8100, 8200, 8998)": f"({prefill.port}, {decode.port}, {bootstrap})",
+        '("127.0.0.1", 8000)': '("127.0.0.1", 0)',
+    }
+    prompts = random_prompts(4, next(SEEDS))
+    before = decode.metric(HITS)
+    with proxy(lambda names: run_block("serving/drop_in", 0, names, places)) as server:
+        answers = at_once(server.complete, [(prompt, 24) for prompt in prompts])
+    assert [answer.status for answer in answers] == [200] * len(prompts), decode.tail()
+    assert [answer.tokens for answer in answers] == alone.serve(prompts, 24)["tokens"]
+    assert decode.metric(HITS) - before >= sum(map(num_in_blocks, prompts))
 
 
 def test_killed_consumer_does_not_disturb_the_producer(pairs, alone):
