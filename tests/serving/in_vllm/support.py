@@ -380,15 +380,19 @@ class Vllm:
         return self._keep(Engine(self, "llm", {"options": options, **arguments}, env))
 
     def server(
-        self, connector: dict | None = None, env: dict[str, str] | None = None, ranks: int = 1
+        self,
+        connector: dict | None = None,
+        env: dict[str, str] | None = None,
+        ranks: int = 1,
+        **more: Any,
     ) -> Server:
-        """Start an OpenAI server with a kv_transfer_config."""
+        """Start an OpenAI server with a kv_transfer_config; ``more`` are further options of it."""
         port = free_port()
         options = {
             "model": self.model, "served-model-name": "llama", "dtype": "float32",
             "block-size": BLOCK, "max-model-len": 1024, "max-num-seqs": 8,
             "kv-cache-memory-bytes": 64 << 20, "tensor-parallel-size": ranks,
-            "host": "127.0.0.1", "port": port,
+            "host": "127.0.0.1", "port": port, **more,
         }  # fmt: skip
         if connector:
             options["kv-transfer-config"] = json.dumps(connector)
