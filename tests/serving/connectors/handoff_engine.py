@@ -1,7 +1,8 @@
 """An engine of vLLM that hands requests over, which serves what it reads: run by
 test_handoff_in_vllm.py.
 
-  python handoff_engine.py '{"model": ..., "role": ..., "port": ..., "ranks": 1, "options": {}}'
+  python handoff_engine.py '{"model": ..., "role": ..., "port": ..., "url": "",
+      "ahead": false, "options": {}, "llm": {}}'
 
 A line of stdin is a task, as JSON: prompts, how many tokens of each, and its kv_transfer_params.
 Runs in an environment with vLLM, not the one of the tests.
@@ -64,6 +65,10 @@ def abort(engine: Any, prompt: dict[str, Any], sampling: Any) -> int:
 def main(told: dict[str, Any]) -> None:
     from vllm import LLM, SamplingParams
 
+    from tests.serving.connectors.vllm_engine import copy_states_without_triton, schedule_ahead
+
+    copy_states_without_triton()
+    schedule_ahead(is_on=told["ahead"])
     connector = {
         "kv_connector": "StoreConnector",
         "kv_connector_module_path": "mooncake_serving.connectors.vllm",
@@ -74,12 +79,13 @@ def main(told: dict[str, Any]) -> None:
             **({"url": told["url"]} if told["url"] else {}),
         },
     }  # fmt: skip
-    engine = LLM(
-        model=told["model"], skip_tokenizer_init=True, dtype="float32", block_size=32,
-        max_model_len=1024, max_num_seqs=8, enforce_eager=True, kv_cache_memory_bytes=64 << 20,
-        max_num_batched_tokens=128, kv_transfer_config=connector,
-        tensor_parallel_size=told["ranks"],
-    )  # fmt: skip
+    options = {
+        "model": told["model"], "skip_tokenizer_init": True, "dtype": "float32", "block_size": 32,
+        "max_model_len": 1024, "max_num_seqs": 8, "enforce_eager": True,
+        "kv_cache_memory_bytes": 64 << 20, "max_num_batched_tokens": 128,
+        "kv_transfer_config": connector, **told["llm"],
+    }  # fmt: skip
+    engine = LLM(**options)
     say({})
     for line in sys.stdin:
         task = json.loads(line)
@@ -96,6 +102,8 @@ def main(told: dict[str, Any]) -> None:
         if task.get("aborts"):
             say({"in_use": abort(engine, prompts[0], sampling[0])})
             continue
+        if task.get("forgets"):  # what it has in its cache
+            assert engine.reset_prefix_cache(), "blocks are still in use"
         answers = engine.generate(prompts, sampling, use_tqdm=False)
         say(
             {

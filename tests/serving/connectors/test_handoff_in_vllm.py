@@ -15,6 +15,7 @@ import pytest
 from tests.metadata.support import free_port
 from tests.serving.in_vllm.support import ROOT
 from tests.serving.in_vllm.support import related_prompts as prompts
+from tests.waiting import eventually
 
 ENGINE = Path(__file__).with_name("vllm_engine.py")
 SERVER = Path(__file__).with_name("handoff_engine.py")
@@ -25,13 +26,10 @@ TOKEN_BYTES = 3 * 2 * 2 * 64 * 4  # layers, key and value, heads, their size, fl
 class Engine:
     """An engine in a process of its own."""
 
-    def __init__(
-        self, python: str, model: Path, folder: Path, role: str, ranks: int, url: str, options: dict
-    ):
+    def __init__(self, python: str, model: Path, folder: Path, role: str, told: dict):
         env = os.environ | {"PYTHONPATH": os.pathsep.join([str(ROOT / "python"), str(ROOT)])}
         self.port = free_port() if role == "kv_producer" else 0
-        told = {"model": str(model), "role": role, "port": self.port, "ranks": ranks}
-        told |= {"url": url, "options": options}
+        told |= {"model": str(model), "role": role, "port": self.port}
         self._log = (folder / f"{role}.log").open("w+")
         self.process = subprocess.Popen(
             [python, SERVER, json.dumps(told)],
@@ -59,8 +57,8 @@ class Engine:
         self.process.stdin.write(json.dumps(task) + "\n")
         self.process.stdin.flush()
 
-    def serve(self, requests: list, num_tokens: int, params: list | None = None) -> dict:
-        self.begin(requests, num_tokens, params)
+    def serve(self, requests: list, num_tokens: int, params: list | None = None, **options) -> dict:
+        self.begin(requests, num_tokens, params, **options)
         return self.answer()
 
     def kill(self) -> None:
@@ -77,19 +75,28 @@ class Engine:
 
 @pytest.fixture
 def make_engine(tmp_path_factory):
-    """Start engines of a small model with random weights."""
+    """Start engines of small models with random weights."""
     python = os.environ.get("MK_TEST_VLLM")
     if not python:
         pytest.skip("MK_TEST_VLLM names no Python that has vLLM: see `make test-vllm`")
     folder = tmp_path_factory.mktemp("handoff_engines")
-    model, task = folder / "models/llama", folder / "task.json"
-    task.write_text(json.dumps({"make": str(model.parent)}))
+    models, task = folder / "models", folder / "task.json"
+    task.write_text(json.dumps({"make": str(models)}))
     env = os.environ | {"PYTHONPATH": os.pathsep.join([str(ROOT / "python"), str(ROOT)])}
     subprocess.run([python, ENGINE, task], check=True, env=env)
     started = []
 
-    def start(role: str, ranks: int = 1, url: str = "", **options) -> Engine:
-        started.append(Engine(python, model, folder, role, ranks, url, options))
+    def start(
+        role: str,
+        kind: str = "llama",
+        *,
+        url: str = "",
+        ahead: bool = False,
+        llm: dict | None = None,
+        **options,
+    ) -> Engine:
+        told = {"url": url, "ahead": ahead, "llm": llm or {}, "options": options}
+        started.append(Engine(python, models / kind, folder, role, told))
         return started[-1]
 
     yield start
@@ -112,7 +119,7 @@ def test_prefill_here_and_decode_there(make_engine):
     expected = prefill.serve(requests, 24)["tokens"]
     assert there["tokens"] == expected
     assert handed["tokens"] == [tokens[:1] for tokens in expected]
-    num_tokens = sum(map(len, requests)) - sum(there["num_cached"])
+    num_tokens = sum(len(tokens) - 1 for tokens in requests) - sum(there["num_cached"])
     num_bytes, _ = prefill.serve(requests[:1], 1)["written"]["shm"]
     assert num_bytes >= num_tokens * TOKEN_BYTES > 0
 
@@ -162,8 +169,8 @@ def test_prefill_here_and_decode_there(make_engine):
 
 @pytest.mark.parametrize("num_senders, num_receivers", [(2, 1), (1, 2)])
 def test_other_numbers_of_ranks(make_engine, num_senders, num_receivers):
-    prefill = make_engine("kv_producer", num_senders)
-    decode = make_engine("kv_consumer", num_receivers)
+    prefill = make_engine("kv_producer", llm={"tensor_parallel_size": num_senders})
+    decode = make_engine("kv_consumer", llm={"tensor_parallel_size": num_receivers})
     for engine in (prefill, decode):
         engine.answer()
     requests = prompts(4, 1)
@@ -209,3 +216,51 @@ def test_engines_with_a_store_as_well(make_engine, tmp_path):
     assert handed["num_cached"][0] >= len(requests[0]) // 32 * 32, "loaded from the store"
     there = decode.serve([longer, other], 16, [handed["params"][0], None])
     assert there["tokens"] == [prefill.serve([longer], 16)["tokens"][0], alone["tokens"][0]]
+
+
+@pytest.mark.parametrize("ahead", [False, True])
+def test_sliding_windows(make_engine, ahead):
+    """A Gemma; ahead, vLLM schedules a step while another one computes."""
+    prefill, decode = (
+        make_engine(role, "gemma", ahead=ahead, lease_s=10.0)
+        for role in ("kv_producer", "kv_consumer")
+    )
+    for engine in (prefill, decode):
+        engine.answer()
+    num_free = {one: one.serve([[7] * 5], 1)["num_free"] for one in (prefill, decode)}
+
+    def alone(requests: list) -> list:
+        """What an engine answers that computes all itself."""
+        assert eventually(lambda: prefill.serve([[7] * 5], 1)["num_free"] == num_free[prefill])
+        return prefill.serve(requests, 24, forgets=True)["tokens"]
+
+    requests = [[number, *one] for number, one in enumerate(prompts(6, 1))]
+    handed = prefill.serve(requests, 1, [PREFILL_ONLY] * len(requests))
+    there = decode.serve(requests, 24, handed["params"])
+    assert set(there["reasons"]) == {"length"}
+    expected = alone(requests)
+    assert there["tokens"] == expected
+    assert min(len(set(tokens)) for tokens in expected) > 2, "they depend on what came before"
+
+    # The decode engine first, and the next turn of a conversation.
+    turns = [a + b for a, b in zip(requests, expected, strict=True)]
+    ids = [f"both-{number}" for number in range(len(turns))]
+    where = {"remote_host": "127.0.0.1", "remote_port": prefill.port, "do_remote_prefill": True}
+    decode.begin(turns, 24, [{**where, "transfer_id": one} for one in ids])
+    prefill.serve(turns, 1, [{**PREFILL_ONLY, "transfer_id": one} for one in ids])
+    there = decode.answer()
+    assert set(there["reasons"]) == {"length"}
+    assert there["tokens"] == alone(turns)
+    assert sum(there["num_cached"]) > sum(map(len, requests)) - 32 * len(turns)
+
+    # An abort while it is received.
+    decode.begin(prompts(1, 9), 8, [{**where, "transfer_id": "aborted"}], aborts=True)
+    assert decode.answer()["in_use"] == 0
+    # A request of which the prefill engine generates more is refused there, and fails here.
+    [one] = prompts(1, 5)
+    assert prefill.serve([one], 4, [{**PREFILL_ONLY, "transfer_id": "t"}])["params"] == [None]
+    failed = decode.serve([one], 24, [{**where, "transfer_id": "t"}])
+    assert (failed["reasons"], failed["tokens"]) == (["error"], [[]])
+    assert "max_tokens must be 1" in decode.log
+    for engine, count in num_free.items():
+        assert eventually(lambda: engine.serve([[7] * 5], 1)["num_free"] == count)  # noqa: B023

@@ -42,7 +42,8 @@ def make_models(folder: str) -> None:
         layer_types=["sliding_attention", "full_attention"] * 2,
         **sizes,
         **heads,
-        **rest,
+        # With the words' own vectors, it repeats the last token, whatever came before.
+        **(rest | {"tie_word_embeddings": False}),
     )
     transformers.Gemma3ForCausalLM(config).float().save_pretrained(f"{folder}/gemma")
     heads = {"num_attention_heads": 2, "num_key_value_heads": 1}
