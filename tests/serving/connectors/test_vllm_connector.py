@@ -412,6 +412,14 @@ def test_engines_that_cannot_hand_over_are_refused(connector, url, changes, mess
         connector.StoreConnector(config, "scheduler", caches)
 
 
+def test_recurrent_layers_are_not_handed_over(connector, url):
+    state = connector.kinds.MambaSpec()
+    state.mamba_cache_mode, state.num_speculative_blocks = "align", 0
+    caches = SimpleNamespace(transfer_groups=[SimpleNamespace(kv_cache_spec=state)])
+    with pytest.raises(connector.Unavailable, match="must not be recurrent for a hand-off"):
+        connector._transferred(caches)
+
+
 class Handoff:
     """Both sides of a hand-off that serves one request."""
 
