@@ -44,9 +44,9 @@ test-rdma: REQUIRE := rdma
 test-rdma: build $(VENV)/.test
 	$(RUN_TESTS) tests/rdma $(PYTEST)
 
-# Inside vLLM, in a separate environment of 2.3 GB.
+# Inside vLLM, in a separate environment of 2.3 GB. Another version: make test-vllm VLLM=0.31.0
 test-vllm: build $(VENV)/.test
-	MK_TEST_VLLM="$$(tests/serving/in_vllm/make_vllm $(VENV)-vllm)" \
+	MK_TEST_VLLM="$$(tests/serving/in_vllm/make_vllm $(VENV)-vllm$(VLLM:%=-%) $(VLLM))" \
 	  $(RUN_TESTS) tests/serving/in_vllm $(wildcard tests/serving/connectors/test_*in_vllm.py) \
 	  tests/serving/connectors/test_in_engines.py tests/serving/connectors/test_vllm_plugin.py $(PYTEST)
 

@@ -30,7 +30,6 @@ from vllm.v1.kv_cache_interface import (
     SlidingWindowSpec,
     UniformTypeKVCacheSpecs,
 )
-from vllm.v1.metrics.cache_hit_source import CacheHitSource
 
 from mooncake_kernels.errors import Unavailable
 
@@ -54,11 +53,16 @@ if TYPE_CHECKING:
     from vllm.v1.outputs import KVConnectorOutput
     from vllm.v1.request import Request
 
-SOURCES = {
-    "shm": CacheHitSource.HOST,
-    "tiered": CacheHitSource.DISK,
-    "redis": CacheHitSource.EXTERNAL_UNSPECIFIED,
-}
+try:
+    from vllm.v1.metrics.cache_hit_source import CacheHitSource
+except ImportError:  # before vLLM 0.32, which does not ask for a source
+    SOURCES: dict[str, Any] = {}
+else:
+    SOURCES = {
+        "shm": CacheHitSource.HOST,
+        "tiered": CacheHitSource.DISK,
+        "redis": CacheHitSource.EXTERNAL_UNSPECIFIED,
+    }
 
 
 @dataclass
@@ -139,7 +143,7 @@ class StoreConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
             return
         refuse_unnamed(vllm_config, settings)
         _check_processes(vllm_config, settings)
-        self._cache_hit_source = SOURCES[settings.store_url.scheme]
+        self._cache_hit_source = SOURCES.get(settings.store_url.scheme)
         groups = _groups_of(kv_cache_config)
         if role == KVConnectorRole.SCHEDULER:
             self._make_scheduler(settings, groups)
