@@ -65,8 +65,10 @@ def write_llama(folder: str) -> None:
 def write_gemma(folder: str) -> None:
     """Four layers, of which two see a window of 64 tokens."""
     layers = ["sliding_attention", "full_attention"] * 2
+    # With the words' own vectors, it repeats the last token, whatever came before.
+    rest = REST | {"tie_word_embeddings": False}
     config = transformers.Gemma3TextConfig(
-        num_hidden_layers=4, sliding_window=64, layer_types=layers, **SIZES, **HEADS, **REST
+        num_hidden_layers=4, sliding_window=64, layer_types=layers, **SIZES, **HEADS, **rest
     )
     transformers.Gemma3ForCausalLM(config).float().save_pretrained(folder)
 
@@ -102,9 +104,11 @@ def llm(arguments: dict[str, Any], lines: Iterable[str], say: Say) -> None:
         lines: of tasks as JSON: ``prompts``, ``num_tokens``, and for each prompt ``params``,
             its kv_transfer_params. Before that, ``forgets`` empties the engine's own prefix cache
             (an engine without a connector always does), ``resets`` the connector's, too, and
-            ``damages`` changes bytes in the pool of its store. Answers have the tokens, how many of
-            each prompt's were not computed, how long it took, how many bytes were read, and the
-            metrics of our connector.
+            ``damages`` changes bytes in the pool of its store. Answers have the tokens, why each
+            request ended, how many of each prompt's tokens were not computed, how long it took,
+            how many bytes were read, the metrics of our connector, the bytes that its hand-offs
+            wrote, and the free blocks. ``aborts``: the first prompt's request is aborted while it
+            is received, and the answer says how many blocks are ``in_use`` after that.
         say: sends an answer.
     """
     if "loses" in arguments:
@@ -121,7 +125,8 @@ def llm(arguments: dict[str, Any], lines: Iterable[str], say: Say) -> None:
         "disable_log_stats": False, **arguments["options"],
     }  # fmt: skip
     connector = options.get("kv_transfer_config")
-    pool = pool_of(connector)
+    extra = (connector or {}).get("kv_connector_extra_config") or {}
+    pool, hands_over = pool_of(extra.get("url", "")), "handoff" in extra
     engine = LLM(**options)
     say("ready")
     for line in lines:
@@ -143,16 +148,23 @@ def llm(arguments: dict[str, Any], lines: Iterable[str], say: Say) -> None:
             assert engine.reset_prefix_cache(reset_connector=True)
         if task.get("damages"):
             damage(pool)
+        if task.get("aborts"):
+            say({"in_use": abort(engine, prompts[0], sampling[0])})
+            continue
         started = time.perf_counter()
         outputs = engine.generate(prompts, sampling, use_tqdm=False)
         seconds = time.perf_counter() - started
-        settle(engine, pool)
+        if not hands_over:  # blocks that no engine has asked for would be waited for
+            settle(engine, pool)
         answer = {
             "tokens": [list(output.outputs[0].token_ids) for output in outputs],
+            "reasons": [output.outputs[0].finish_reason for output in outputs],
             "num_cached": [output.num_cached_tokens for output in outputs],
             "params": [output.kv_transfer_params for output in outputs],
             "seconds": seconds,
             "read": bytes_read(agents),
+            "written": bytes_handed_over(),
+            "num_free": num_free(engine),
             "metrics": {
                 one.name.removeprefix(METRICS): one.value
                 for one in engine.get_metrics()
@@ -163,9 +175,8 @@ def llm(arguments: dict[str, Any], lines: Iterable[str], say: Say) -> None:
     engine.llm_engine.engine_core.shutdown()  # what is on its way is stored
 
 
-def pool_of(connector: dict[str, Any] | None) -> str | None:
-    """The file of our connector's pool, if it is one in memory alone."""
-    url = ((connector or {}).get("kv_connector_extra_config") or {}).get("url", "")
+def pool_of(url: str) -> str | None:
+    """The file of a store, if it is a pool in memory alone."""
     return url.removeprefix("shm:").partition("?")[0] if url.startswith("shm:") else None
 
 
@@ -222,6 +233,42 @@ def bytes_read(agents: list[Any]) -> dict[str, int]:
         for name, counters in agent.agent.engine.stats()["transports"].items():
             read[name] = read.get(name, 0) + counters["num_bytes_read"]
     return {name: count for name, count in read.items() if count}
+
+
+def bytes_handed_over() -> dict[str, int]:
+    """What this process has written for other engines, by transport."""
+    from vllm.distributed.kv_transfer import get_kv_transfer_group, has_kv_transfer_group
+
+    # The workers of an engine of several ranks are other processes.
+    worker = has_kv_transfer_group() and getattr(get_kv_transfer_group(), "handoff_worker", None)
+    if not worker:
+        return {}
+    transports = worker._engine.stats()["transports"]
+    written = {name: counters["num_bytes_written"] for name, counters in transports.items()}
+    return {name: count for name, count in written.items() if count}
+
+
+def num_free(engine: Any) -> int | None:
+    """Blocks of the cache that no request has, after a step that frees what was reported."""
+    core = getattr(engine.llm_engine.engine_core, "engine_core", None)
+    return (
+        None if core is None else core.scheduler.kv_cache_manager.block_pool.get_num_free_blocks()
+    )
+
+
+def abort(engine: Any, prompt: dict[str, Any], sampling: Any) -> int:
+    """Abort a request while it is received; returns the blocks that are in use after that."""
+    before = num_free(engine)
+    engine.llm_engine.add_request("aborted", prompt, sampling)
+    for _ in range(3):
+        engine.llm_engine.step()
+    assert num_free(engine) < before
+    engine.llm_engine.abort_request(["aborted"])
+    end = time.monotonic() + 60
+    core = engine.llm_engine.engine_core.engine_core
+    while num_free(engine) < before and time.monotonic() < end:
+        core.step_fn()
+    return before - num_free(engine)
 
 
 def lose_what_was_found(from_place: int) -> None:
