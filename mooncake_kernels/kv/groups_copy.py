@@ -16,7 +16,14 @@ from .groups import KINDS, CacheGroup, CacheGroups, check_names
 from .pack_header import MAX_BLOCKS, Chunk, PackHeader, framed, unframed
 from .packing import DEFAULT_CHUNK_BYTES, MAX_FIRST, Packer
 from .staging import check_buffer
-from .token_shard import MAX_TOKENS, TableBlocks, TokenShard, common_tokens, slots_of
+from .token_shard import (
+    ALL_TOKENS,
+    MAX_TOKENS,
+    TableBlocks,
+    TokenShard,
+    common_tokens,
+    slots_of,
+)
 
 MAGIC, VERSION = b"MKPG", 2
 
@@ -195,13 +202,15 @@ class PackedGroup:
     def check(self) -> bool:
         """Tell whether it is valid: a header may come from an untrusted source."""
         window = 1 if self.window is None else self.window
-        numbers = (self.tokens_per_block, self.first_block + 1, self.offset + 1, window)
+        least = ((self.tokens_per_block, 1), (window, 1), (self.first_block, 0), (self.offset, 0))
         return (
             isinstance(self.name, str)
             and bool(self.name)
             and self.kind in KINDS
             and (self.window is None) == (self.kind != "window")
-            and all(type(number) is int and 1 <= number <= MAX_TOKENS for number in numbers)
+            and all(
+                type(number) is int and low <= number < MAX_TOKENS + low for number, low in least
+            )
             and self._has_good_tokens()
         )
 
@@ -213,7 +222,7 @@ class PackedGroup:
         if not isinstance(self.token_shard, TokenShard) or not self.token_shard.is_valid():
             return False
         if self.token_shard.num_ranks == 1:
-            return True
+            return self.token_shard == ALL_TOKENS
         have_tokens = self.kind != "state" and all(view.has_tokens for view in views)
         return have_tokens and self.tokens_per_block % self.token_shard.run == 0
 
@@ -275,6 +284,12 @@ class GroupsHeader:
                     for group in values["groups"]
                 )
             )
+            for shard in (group.token_shard for group in header.groups):
+                if shard.num_ranks == 1 and shard != ALL_TOKENS:
+                    raise InvalidArgument(
+                        f"GroupsHeader: data must have token_shard {ALL_TOKENS[:]} if there is one "
+                        f"rank, got {shown(shard[:])}"
+                    )
             good = len(values) == 1 and header.check()
         except (TypeError, KeyError, AttributeError) as error:
             raise InvalidArgument(f"GroupsHeader: data must be a header's, got {error!r}") from None
@@ -499,6 +514,7 @@ class GroupsPacker:
             tokens, first = None, firsts.get(group.name)
             if first is not None or group.token_shard != mine.token_shard:
                 ids = packer.as_ids(of_group, ids)
+                packer._plans.check_kind(of_group, group.packed)  # before memory for its tokens
                 tokens = common_tokens(
                     *(of_group, "block_ids"),
                     _table(of_group, "header", group, group.first_block, group.packed.num_blocks),

@@ -169,7 +169,7 @@ def common_tokens(
     theirs -= dst.first * dst.block_size
     there = (theirs >= 0) & (theirs < dst.count * dst.block_size)
     needed = slice(size, max(size, len(tokens) - size + 1))
-    lacking = tokens[needed][(held & ~there)[needed]].tolist()
+    lacking = tokens[needed][(held & ~there)[needed]][:1].tolist()
     if src.count and dst.count:
         behind = dst.shard.tokens((dst.first + dst.count) * dst.block_size)
         lacking += [behind] if behind < int(tokens[-size]) else []

@@ -373,7 +373,10 @@ def test_groups_of_other_kinds_are_refused():
         {"window": (1 << 40) + 1},
         {"tokens_per_block": 0},
         {"first_block": -1},
+        {"first_block": True},
+        {"first_block": 1 << 40},
         {"offset": 128},
+        {"offset": False},
     ],
 )
 def test_forged_header_is_refused(change):
