@@ -192,6 +192,48 @@ def test_reset_forgets_what_was_saved_before(make):
     assert one.events() == [stored(again, 0, 2)]
 
 
+def test_reset_withdraws_what_was_told(make):
+    """vLLM clears its own blocks only if none is in use."""
+    one, r = make("shm:{}/kv?size=1MiB", (FULL, WINDOW)), prompt("r", 4)
+    save = one.compute(r, [1, 2, 3, 4], [0, 0, 5, 6])
+    one.put(r.block_hashes), one.put(r.block_hashes[2:], group=1)
+    one.report(save, [1] * 6)
+    assert one.events() == [stored(r, 0, 4), stored(r, 2, 4, group=1)]
+    one.tier.remove_each(object_names(b"", 0, r.block_hashes[:1], [0]))
+    one.side._events._look()
+    late = prompt("late", 1, seed=1)
+    save = one.compute(late, [7], [8])
+    one.put(late.block_hashes), one.put(late.block_hashes, group=1)
+    one.report(save, [1] * 2)
+    one.side.reset()
+    assert (
+        one.events()
+        == [
+            RemovedBlocks(0, r.block_hashes[:1]),  # it had gone before, which was not told yet
+            RemovedBlocks(0, [*r.block_hashes[1:], *late.block_hashes]),
+            RemovedBlocks(1, [*r.block_hashes[2:], *late.block_hashes]),
+        ]
+    )
+    one.side.reset()
+    assert one.events() == [], "once"
+
+
+def test_blocks_of_before_a_reset_are_not_those_stored_since(make):
+    one, r, again = make(), prompt("r", 2), prompt("again", 2)
+    save = one.compute(r, [1, 2])
+    one.put(r.block_hashes)
+    one.report(save, [1, 1])
+    one.side.reset()
+    save = one.compute(again, [3, 4])
+    one.put(again.block_hashes, epoch=one.side._epoch)
+    one.report(save, [1, 1])
+    assert one.events() == [RemovedBlocks(0, r.block_hashes), stored(again, 0, 2)]
+    one.tier.remove_each(object_names(b"", 0, r.block_hashes, [0]))
+    assert one.events() == []
+    one.tier.remove_each(object_names(one.side._epoch, 0, r.block_hashes[1:], [0]))
+    assert one.events() == [RemovedBlocks(0, r.block_hashes[1:])]
+
+
 def test_store_without_a_pool_of_its_own_withdraws_nothing(monkeypatch, make):
     monkeypatch.setattr(TierStore, "watch", lambda store: None)
     monkeypatch.setattr(block_events, "MAX_KNOWN", 2)

@@ -652,7 +652,7 @@ class Receiver(Closeable):
         """Return the places in this side's block table of a chunk's records.
 
         Raises:
-            InvalidArgument: they are not whole blocks here.
+            InvalidArgument: they are not whole blocks here, with all tokens.
         """
         group = self._groups.get(packed.name)
         if group is None or not packed.packed.has_checksums:
@@ -660,6 +660,9 @@ class Receiver(Closeable):
                 f"a chunk must have checksums, and of the groups {sorted(self._groups)}, "
                 f"got {packed.name!r}"
             )
+        if packed.token_shard.num_ranks > 1:
+            shard = packed.token_shard[:]
+            raise InvalidArgument(f"a chunk must have all tokens, got token_shard {shard}")
         size = group.tokens_per_block
         first = packed.first_block * packed.tokens_per_block
         stop = first + packed.packed.num_blocks * packed.tokens_per_block

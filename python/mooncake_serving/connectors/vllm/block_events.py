@@ -163,17 +163,17 @@ class BlockEvents:
         return events
 
     def reset(self, epoch: bytes) -> None:
-        """Forget all blocks, without events: vLLM has an event that withdraws them all.
+        """Withdraw all blocks, since vLLM clears all only while none of its own is in use.
 
         Args:
             epoch: of the names from now on.
         """
         self._epoch = epoch
-        self._known.clear()
         self._next.clear()
         self._saving.clear()
         self._loading.clear()
-        self._events.clear()
+        self._events = [one for one in self._events if isinstance(one, RemovedBlocks)]
+        self._remove([*self._known])
 
     def close(self) -> None:
         """End the watch. Idempotent."""
@@ -185,7 +185,7 @@ class BlockEvents:
         each = [(blocks.group, name) for name in blocks.hashes]
         if self._watch is not None and any(there):
             names = object_names(self._epoch, blocks.group, blocks.hashes, self._shards)
-            tags = [one for one in each for _ in self._shards]
+            tags = [(self._epoch, one) for one in each for _ in self._shards]
             self._look()  # what the watch has not seen until now, it would not miss either
             with self._failures_logged():
                 # Some may have been evicted since.
@@ -203,9 +203,11 @@ class BlockEvents:
         assert self._watch is not None
         self._look_at = time.monotonic() + LOOK_SECONDS
         with self._failures_logged():
-            self._remove(self._watch.gone())
+            tags: Any = self._watch.gone()
+            # Blocks of a former epoch were withdrawn, and may be stored again in this one.
+            self._remove([one for epoch, one in tags if epoch == self._epoch])
 
-    def _remove(self, gone: Sequence[Any]) -> None:
+    def _remove(self, gone: Sequence[_Block]) -> None:
         removed: dict[int, list[bytes]] = {}
         for one in gone:
             if one in self._known:  # else it has gone before, with another part

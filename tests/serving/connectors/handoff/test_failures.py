@@ -8,6 +8,7 @@ import torch
 
 import mooncake_kernels as mk
 from mooncake_kernels.errors import FailureKind, InvalidArgument, TransferError
+from mooncake_kernels.kv.token_shard import TokenShard
 from mooncake_serving.connectors.handoff import Source, endpoint
 from mooncake_serving.connectors.handoff import receiver as receiving
 from mooncake_serving.connectors.handoff.messages import (
@@ -386,8 +387,15 @@ def test_a_receiver_that_gave_up_early_does_not_spoil_the_next_try(pair):
 # --- a chunk is damaged -----------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("where", ["data", "header"])
-def test_a_damaged_chunk_is_that_requests_failure(pair, where):
+@pytest.mark.parametrize(
+    ("where", "reason"),
+    [
+        ("data", "checksum"),
+        ("layers", "layers or heads"),
+        ("tokens", "all tokens, got token_shard (0, 2, 1)"),
+    ],
+)
+def test_a_damaged_chunk_is_that_requests_failure(pair, where, reason):
     sender, receiver = pair(num_slots=1)
     pack = sender.sender._pack
 
@@ -396,6 +404,8 @@ def test_a_damaged_chunk_is_that_requests_failure(pair, where):
         if 7 in ids["0"]:
             if where == "data":
                 staging[100] ^= 1
+            elif where == "tokens":  # of a context-parallel rank
+                object.__setattr__(header.groups[0], "token_shard", TokenShard(0, 2, 1))
             else:  # another part of the model than it is
                 packed = header.groups[0].packed
                 object.__setattr__(packed.views[0], "first_head", 4)
@@ -408,7 +418,7 @@ def test_a_damaged_chunk_is_that_requests_failure(pair, where):
         receiver.ask(prompt, source_of(sender), ids, 32)
     assert receiver.result("good") is None
     assert receiver.holds("good", [1, 2], 32)
-    assert ("checksum" if where == "data" else "layers or heads") in receiver.result("bad")
+    assert reason in receiver.result("bad")
     check_serving(sender, receiver)
 
 
