@@ -1,6 +1,7 @@
 """The body of a request: no longer than allowed, and awaited only as long as the server stays."""
 
 import re
+from collections.abc import Callable
 
 from .asgi import Receive, Scope
 from .connections import STATE, Connection
@@ -18,13 +19,21 @@ class BodyRefused(Exception):
         self.status = status
 
 
-async def read_body(scope: Scope, receive: Receive, max_bytes: int) -> bytes | None:
+async def read_body(
+    scope: Scope,
+    receive: Receive,
+    max_bytes: int,
+    *,
+    hold: Callable[[int], bool] | None = None,
+) -> bytes | None:
     """Read the whole body of a request.
 
     Args:
         scope: of the request.
         receive: of the request.
         max_bytes: that it may have.
+        hold: reserves memory for a part of so many bytes, and returns whether there is that much;
+            None: that of an ``HttpServer``, or of any other one, unlimited memory.
 
     Returns:
         The body; None: the client is gone.
@@ -34,6 +43,8 @@ async def read_body(scope: Scope, receive: Receive, max_bytes: int) -> bytes | N
             before the body is there.
     """
     connection: Connection | None = scope.get("state", {}).get(STATE)
+    if hold is None and connection is not None:
+        hold = connection.hold
     announced = b"".join(value for name, value in scope["headers"] if name == b"content-length")
     if re.fullmatch(b"[0-9]{1,20}", announced) and int(announced) > max_bytes:
         raise BodyRefused(
@@ -49,7 +60,7 @@ async def read_body(scope: Scope, receive: Receive, max_bytes: int) -> bytes | N
         num_bytes += len(part)
         if num_bytes > max_bytes:
             raise BodyRefused(413, f"the body must have at most {max_bytes} bytes, got more")
-        if connection is not None and not connection.hold(len(part)):
+        if hold is not None and not hold(len(part)):
             raise BodyRefused(503, "the requests under way take too much memory")
         parts.append(part)
         if not message.get("more_body", False):

@@ -1,7 +1,9 @@
 """``python -m mooncake_serving.router --config router.toml``: serve requests by engines."""
 
 import argparse
+import contextlib
 import logging
+import resource
 import socket
 import sys
 from pathlib import Path
@@ -11,6 +13,7 @@ from mooncake_kernels.command_line import run_command
 COMMAND = "python -m mooncake_serving.router"
 CLOSE_S = 30  # for requests in flight
 KEEP_ALIVE_S = 75  # of idle connections of clients
+MOST_MS = 2**31 - 1  # an int of C
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -41,9 +44,10 @@ def run(arguments: list[str] | None) -> int:
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
     logging.getLogger("httpx").setLevel(logging.WARNING)
     silence_uvicorn()
+    raise_file_limit()
     app = make_app(config)
     with listen("router", config.host, config.port) as listening:
-        send_at_once(listening)
+        prepare(listening, config.client_s)
         host, port = listening.getsockname()[:2]
         sys.stdout.write(f"router: http://{host}:{port} for {len(config.instances)} instances\n")
         sys.stdout.flush()
@@ -66,13 +70,24 @@ def run(arguments: list[str] | None) -> int:
     return 0
 
 
-def send_at_once(listening: socket.socket) -> None:
-    """Have the connections of a listening socket not wait for an acknowledgement to send more.
+def raise_file_limit() -> None:
+    """Raise the number of open files to what this process may have: a connection is one."""
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with contextlib.suppress(OSError, ValueError):  # a hard limit that the system does not allow
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
-    asyncio does so only for sockets whose protocol is given, which accepted ones here do not have:
-    the second write of an answer would wait 40 ms for a client that delays its acknowledgements.
+
+def prepare(listening: socket.socket, client_s: float) -> None:
+    """Set what the connections of a listening socket inherit.
+
+    They do not wait for an acknowledgement to send more: asyncio sees to that only for sockets
+    whose protocol is given, which accepted ones here do not have, and the second write of an answer
+    would wait 40 ms for a client that delays its acknowledgements. And they break when a client has
+    taken nothing for ``client_s`` seconds: one that is closed still waits for what is not sent.
     """
     listening.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    milliseconds = max(1, min(int(client_s * 1000), MOST_MS))
+    listening.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, milliseconds)
 
 
 if __name__ == "__main__":

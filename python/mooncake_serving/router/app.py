@@ -16,9 +16,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from mooncake_kernels.http_server import BodyRefused, read_body
-
-from .call import CHAT, COMPLETIONS
+from .call import CHAT, COMPLETIONS, are_token_ids
 from .config import RouterConfig
 from .decisions import MAX_KEPT
 from .errors import ErrorAnswer, invalid
@@ -90,7 +88,8 @@ class KeyCheck:
             return
         message = "the header Authorization must be 'Bearer <an API key>'"
         headers = {"www-authenticate": "Bearer"}
-        await Reply(send).error(ErrorAnswer(401, message, "invalid_api_key", headers=headers))
+        error = ErrorAnswer(401, message, "invalid_api_key", headers=headers)
+        await Response(error.body(), 401, headers, "application/json")(scope, receive, send)
 
     def _knows(self, scope: Scope) -> bool:
         scheme, _, key = Headers(scope=scope).get("authorization", "").partition(" ")
@@ -107,15 +106,8 @@ class _Generate:
         self._router, self._path = router, path
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        await self._router.serve(
-            self._path, lambda: self._read(scope, receive), receive, Reply(send)
-        )
-
-    async def _read(self, scope: Scope, receive: Receive) -> bytes | None:
-        try:
-            return await read_body(scope, receive, self._router.config.max_body_bytes)
-        except BodyRefused as refused:
-            raise ErrorAnswer(refused.status, str(refused), "body_too_large") from None
+        reply = Reply(send, self._router.config.client_s)
+        await self._router.serve(self._path, scope, receive, reply)
 
 
 class _Routes:
@@ -151,15 +143,14 @@ class _Routes:
 
     async def query(self, request: Request) -> Response:
         """Tell how much of a prompt each engine holds, as the conductor of Mooncake does."""
-        try:
-            raw = await read_body(
-                request.scope, request.receive, self._router.config.max_body_bytes
-            )
-            query = msgspec.json.decode(raw or b"", type=_Query)
-        except BodyRefused as refused:
-            raise ErrorAnswer(refused.status, str(refused), "body_too_large") from None
-        except msgspec.MsgspecError as error:
-            raise ErrorAnswer(400, f"the body must be a query: {error}", "invalid_json") from None
+        async with self._router.bodies.read(request.scope, request.receive) as raw:
+            try:
+                query = msgspec.json.decode(raw or b"", type=_Query)
+            except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+                what = f"the body must be a query: {error}"
+                raise ErrorAnswer(400, what, "invalid_json") from None
+        if not are_token_ids(query.token_ids):
+            raise invalid("token_ids", "of token ids in [0, 2**32)")
         tokens = self._router.placement.matched_tokens(query.token_ids, query.lora_name or "")
         names = [instance.name for instance in self._router.config.instances]
         return _json(

@@ -2,6 +2,7 @@
 
 import time
 import uuid
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -85,10 +86,10 @@ class Call:
 
     @property
     def _has_media(self) -> bool:
-        return any(
+        return self.path == CHAT and any(
             not isinstance(message["content"], str | None)
             and any(part.get("type", "text") != "text" for part in message["content"])
-            for message in self.body.get("messages", ())
+            for message in self.body["messages"]
             if "content" in message
         )
 
@@ -133,6 +134,11 @@ def read_call(path: str, raw: bytes) -> Call:
     return call
 
 
+def are_token_ids(tokens: Sequence[int]) -> bool:
+    """Whether all of them are such as engines have; true of none."""
+    return not tokens or (min(tokens) >= 0 and max(tokens) < 2**32)
+
+
 def _check_messages(messages: Any) -> None:
     if not isinstance(messages, list) or not messages:
         raise invalid("messages", f"a list of messages, got {shown(messages, 80)}")
@@ -151,7 +157,7 @@ def _check_prompt(prompt: Any) -> list[int] | None:
     if isinstance(prompt, str):
         return None
     if isinstance(prompt, list) and prompt and set(map(type, prompt)) == {int}:
-        if not (min(prompt) >= 0 and max(prompt) < 2**32):
+        if not are_token_ids(prompt):
             raise invalid("prompt", "of token ids in [0, 2**32)")
         return prompt
     raise invalid("prompt", f"one text, or one list of token ids, got {shown(prompt, 80)}")

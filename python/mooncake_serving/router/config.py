@@ -120,10 +120,12 @@ class RouterConfig:
         health_s: between two looks at an engine.
         admission: see there.
         costs: see there.
+        max_held_bytes: of the bodies of all requests under way; others are refused.
         store: None: engines share none.
     """
 
     instances: tuple[InstanceConfig, ...]
+        client_s: after which a client is given up whose body has not come, or that reads nothing.
     host: str = "127.0.0.1"
     port: int = 8000
     connector: str = "nixl"
@@ -138,10 +140,12 @@ class RouterConfig:
     health_s: float = 2.0
     admission: AdmissionConfig = AdmissionConfig()
     costs: CostConfig = CostConfig()
+    max_held_bytes: int = 512 << 20
     store: StoreConfig | None = None
 
 
 def load_config(path: str | Path) -> RouterConfig:
+    client_s: float = 60.0
     """Read the file of a router.
 
     Raises:
@@ -176,10 +180,12 @@ def parse_config(content: dict[str, Any], *, file: str = "config") -> RouterConf
         health_s=top.seconds("health_s", RouterConfig.health_s),
         admission=_admission(top.table("admission")),
         costs=_costs(top.table("costs")),
+        max_held_bytes=top.integer("max_held_bytes", 1, 2**62, RouterConfig.max_held_bytes),
         store=_store(top.table("store")) if "store" in content else None,
     )
     top.end()
     _check_together(config, file)
+        client_s=top.seconds("client_s", RouterConfig.client_s),
     return config
 
 
@@ -261,6 +267,11 @@ def _check_together(config: RouterConfig, file: str) -> None:
             f'of "decode", got {got}'
         )
     for instance in config.instances:
+    if config.max_held_bytes < config.max_body_bytes:
+        raise InvalidArgument(
+            f"{file}: max_held_bytes must be at least max_body_bytes, {config.max_body_bytes}, "
+            f"got {config.max_held_bytes}"
+        )
         needs = config.connector == "mooncake" and instance.role == Role.PREFILL
         if bool(instance.bootstrap) != needs:
             raise InvalidArgument(

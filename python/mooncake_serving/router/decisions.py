@@ -11,6 +11,7 @@ from .call import Call
 from .config import InstanceConfig
 
 MAX_KEPT = 1000
+MAX_MODEL = 80  # characters of a name, which any client may choose
 
 
 class DecisionLog:
@@ -29,7 +30,7 @@ class DecisionLog:
         entry: dict[str, Any] = {
             "at": time.time(),
             "request_id": call.request_id,
-            "model": call.model,
+            "model": call.model[:MAX_MODEL],
             "attempt": call.num_attempts,
             "prompt_tokens": decision.request.num_tokens,
             "accepted": decision.accepted,

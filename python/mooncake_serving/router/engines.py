@@ -1,7 +1,8 @@
 """Calls of engines over HTTP."""
 
+import errno
 import re
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -17,6 +18,8 @@ IDLE_S = 2.0
 PROBE_S = 5.0
 MAX_TOLD = 500  # characters of an engine's error
 OURS = (401, 403)  # the router has another key than the engine
+GONE = {errno.ECONNREFUSED, errno.EHOSTUNREACH, errno.ENETUNREACH, errno.ETIMEDOUT}
+OURS_LACK = {errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM}
 CAPACITY = "vllm:cache_config_info"
 
 
@@ -25,21 +28,25 @@ class EngineFailed(Exception):
 
     Attributes:
         is_gone: whether nobody accepts connections there.
+        is_ours: whether the router lacked something to reach it, as file descriptors.
     """
 
-    def __init__(self, instance: InstanceConfig, what: str, *, is_gone: bool = False):
+    def __init__(self, instance: InstanceConfig, what: str, error: httpx.HTTPError | None = None):
         super().__init__(f"{instance.name}: {what}")
-        self.is_gone = is_gone
+        numbers = set() if error is None else _errnos(error)
+        self.is_ours = bool(numbers & OURS_LACK)
+        is_refused = isinstance(error, httpx.ConnectError) and bool(numbers & GONE)
+        self.is_gone = isinstance(error, httpx.ConnectTimeout) or (is_refused and not self.is_ours)
 
 
 class EngineRefused(Exception):
     """An engine's answer that the request is wrong; the client gets it as it is."""
 
-    def __init__(self, answer: httpx.Response):
-        super().__init__(answer.status_code)
-        self.status, self.body = answer.status_code, answer.content
+    def __init__(self, status: int, headers: Mapping[str, str], body: bytes):
+        super().__init__(status)
+        self.status, self.body = status, body
         names = ("content-type", "retry-after")
-        self.headers = {name: answer.headers[name] for name in names if name in answer.headers}
+        self.headers = {name: headers[name] for name in names if name in headers}
 
 
 class Engines:
@@ -76,14 +83,13 @@ class Engines:
                 if answer.status_code >= 400:
                     await answer.aread()
                     if answer.status_code < 500 and answer.status_code not in OURS:
-                        raise EngineRefused(answer)
+                        raise EngineRefused(answer.status_code, answer.headers, answer.content)
                     what = f"HTTP {answer.status_code}: {answer.text[:MAX_TOLD]}"
                     raise EngineFailed(instance, what)
                 yield answer
         except httpx.HTTPError as error:
             what = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
-            is_gone = isinstance(error, (httpx.ConnectError, httpx.ConnectTimeout))
-            raise EngineFailed(instance, what, is_gone=is_gone) from None
+            raise EngineFailed(instance, what, error) from None
 
     async def ask(self, instance: InstanceConfig, call: Call, body: bytes) -> dict[str, Any]:
         """Send a call to an engine, and return the JSON that it answers; see ``post``."""
@@ -162,7 +168,7 @@ class Engines:
         try:
             answer = await self._client.get(url, timeout=PROBE_S)
         except httpx.HTTPError as error:
-            raise EngineFailed(instance, f"{url}: {type(error).__name__}") from None
+            raise EngineFailed(instance, f"{url}: {type(error).__name__}", error) from None
         if answer.status_code != 200:
             raise EngineFailed(instance, f"{url}: HTTP {answer.status_code}")
         return answer.content
@@ -178,6 +184,19 @@ class _Models(msgspec.Struct):
 
 class _Rank(msgspec.Struct):
     engine_id: str
+
+
+def _errnos(error: BaseException) -> set[int]:
+    """The numbers of the system's errors by which a call failed: one for each address tried."""
+    numbers, todo, seen = set[int](), [error], set[int]()
+    while todo:
+        each = todo.pop()
+        seen.add(id(each))
+        if isinstance(each, OSError) and each.errno is not None:
+            numbers.add(each.errno)
+        inner = (each.__cause__, each.__context__, *getattr(each, "exceptions", ()))
+        todo += [one for one in inner if one is not None and id(one) not in seen]
+    return numbers
 
 
 def _message(answer: httpx.Response) -> str:

@@ -40,6 +40,11 @@ class ErrorAnswer(Exception):
         return {"message": self.message, "type": kind, "param": self.param, "code": self.code}
 
 
+def overloaded(message: str) -> ErrorAnswer:
+    """Make the error of a request that may be tried again in a second."""
+    return ErrorAnswer(429, message, "overloaded", headers={"retry-after": "1"})
+
+
 def invalid(param: str, wanted: str) -> ErrorAnswer:
     """Make the error of a body with a wrong entry."""
     return ErrorAnswer(400, f"{param} must be {wanted}", "invalid_value", param)

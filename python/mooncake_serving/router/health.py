@@ -82,6 +82,14 @@ class HealthWatch:
             raise ErrorAnswer(404, what, "model_not_found", "model")
         return ""
 
+    def lacking(self, model: str) -> set[int]:
+        """Return which engines have said what they serve, and a model is not among that."""
+        return {
+            number
+            for number, cards in enumerate(self._cards)
+            if cards and all(card["id"] != model for card in cards)
+        }
+
     def engine_id(self, instance: int) -> str:
         """Return what an engine's bootstrap server calls it; "": it has none."""
         return self._engine_ids[instance]
@@ -102,6 +110,9 @@ class HealthWatch:
             await self._ask(number)
             self._failures[number] = 0
         except EngineFailed as error:
+            if error.is_ours:
+                logger.warning("%s", error)
+                return
             logger.debug("%s", error)
             self._failures[number] += 1
             if self._failures[number] >= FAILURES:

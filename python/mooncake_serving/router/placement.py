@@ -1,10 +1,13 @@
 """Where requests go: the conductor, on engines as they are now."""
 
+import contextlib
 import dataclasses
 import math
 import time
-from collections.abc import Callable, Collection, Hashable, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterator, Sequence
 from dataclasses import dataclass
+
+import numpy as np
 
 from mooncake_serving.conductor import (
     AcceptAll,
@@ -42,6 +45,7 @@ from .prefills import PrefillBacklog
 NO_OBJECTIVE_S = 1e9
 UNKNOWN_CAPACITY = 2**62
 MAX_ASSUMED = 1 << 16  # blocks of an engine whose capacity is unknown
+OTHERS_MIGHT = (Why.NO_PREFILL_INSTANCE, Why.NO_DECODE_INSTANCE, Why.TOO_LONG)
 NO_TRANSFER = NicTransfer(bytes_per_token=1.0, bytes_per_s=1.0)  # no policy asks for it
 
 
@@ -52,12 +56,16 @@ class Placed:
     Attributes:
         decision: the last one about it.
         sent_s: when its prefill was sent.
+        lacking: engines that do not serve its model.
+        is_guessed: whether its tokens are not known, and so tell nothing of the costs.
         is_prefilled: whether its prefill is over.
         is_held: whether the conductor has reserved something for it.
     """
 
     decision: Decision
     sent_s: float
+    lacking: Collection[int] = ()
+    is_guessed: bool = False
     is_prefilled: bool = False
     is_held: bool = True
 
@@ -102,6 +110,7 @@ class Placement:
             capacity_tokens=[i.capacity_tokens or UNKNOWN_CAPACITY for i in instances],
             max_batch_size=[instance.max_batch_size for instance in instances],
         )
+        self._rule = _LiveRule(_admission(config.admission))
         policy, transfer = _policy(config)
         self.conductor = Conductor(
             cluster,
@@ -109,7 +118,7 @@ class Placement:
             Costs(self.prefill_cost, self.decode_cost, transfer),
             _slo(config.admission),
             policy=policy,
-            admission=_admission(config.admission),
+            admission=self._rule,
         )
         self.blocks = [
             KnownBlocks(self.conductor, number, config.block_size, self._max_assumed(number))
@@ -118,23 +127,33 @@ class Placement:
         for number in range(len(instances)):
             self.conductor.failed(number)  # until it is seen
 
-    def place(self, call: Call, *, adapter: str, without: Collection[int]) -> Placed | Decision:
+    def place(
+        self,
+        call: Call,
+        *,
+        adapter: str,
+        without: Collection[int] = (),
+        lacking: Collection[int] = (),
+    ) -> Placed | Decision:
         """Decide about a request, and reserve what is promised.
 
         Args:
             call: the request.
             adapter: name of the LoRA adapter that it wants; "": none.
             without: engines that have failed it, which are not chosen if there are others.
+            lacking: engines that do not serve its model, which are not chosen.
 
         Returns:
             Where it goes, or the decision that refuses it.
         """
         request = self._request(call, adapter)
+        if call.tokens is None:
+            request = self._shortened(request)
         with self.conductor.lock:
             now_s = self._clock()
             cluster = self.conductor.cluster
             cluster.free_at_s[:] = self._backlog.free_at_s(now_s)
-            decision = self._decide(request, now_s, without)
+            decision = self._decide(request, now_s, without, lacking)
             if not decision.accepted or decision.prefill is None:
                 return decision
             self.conductor.commit(decision)
@@ -143,8 +162,17 @@ class Placement:
             self.blocks[prefill.instance].assume(request.keys, num_held)
         seconds = prefill.prefill_s + (prefill.fetch.seconds if prefill.fetch else 0.0)
         self._backlog.put(request.request_id, prefill.instance, seconds, now_s)
-        placed = self._open[request.request_id] = Placed(decision, now_s)
+        placed = self._open[request.request_id] = Placed(
+            decision, now_s, lacking, is_guessed=call.tokens is None
+        )
         return placed
+
+    def may_hold(self, request: Request, lacking: Collection[int]) -> bool:
+        """Whether an engine could hold a request if it were up, as far as is known."""
+        cluster = self.conductor.cluster
+        able = np.flatnonzero(cluster.role & int(Role.PREFILL) != 0)
+        able = np.setdiff1d(able, [*lacking])
+        return bool((cluster.most_kv_tokens(able) >= request.max_kv_tokens).any())
 
     def prefilled(self, placed: Placed) -> Decision | None:
         """Record that a prefill is over, and decide where the request is decoded.
@@ -159,13 +187,16 @@ class Placement:
         now_s, request = self._clock(), placed.decision.request
         was_alone = self._backlog.end(request.request_id, placed.prefill, now_s)
         prefill = placed.decision.prefill
-        if was_alone and prefill is not None and prefill.fetch is None and now_s > placed.sent_s:
+        is_measured = was_alone and not placed.is_guessed and now_s > placed.sent_s
+        if is_measured and prefill is not None and prefill.fetch is None:
             self.prefill_cost.observe(
                 request.num_tokens, prefill.prefix_tokens, now_s - placed.sent_s
             )
         if not placed.is_held:
             return None
-        later = self.conductor.prefilled(request.request_id, now_s)
+        is_running = self._config.instances[placed.prefill].role == Role.BOTH
+        with self._excluded(placed.lacking), self._rule.waived(is_running):
+            later = self.conductor.prefilled(request.request_id, now_s)
         placed.is_held = later.accepted
         if later.accepted:
             placed.decision = dataclasses.replace(placed.decision, decode=later.decode)
@@ -192,7 +223,7 @@ class Placement:
         """Record the time between two tokens of a request that is decoded."""
         cluster, instance = self.conductor.cluster, placed.decode
         batch_size, kv_tokens = cluster.batch_size[instance], cluster.kv_tokens[instance]
-        if batch_size > 0 and seconds > 0:
+        if batch_size > 0 and seconds > 0 and not placed.is_guessed:
             self.decode_cost.observe(float(batch_size), float(kv_tokens), seconds)
 
     def failed(self, instance: int) -> list[str]:
@@ -256,19 +287,43 @@ class Placement:
             waited_s=max(0.0, self._clock() - call.arrived_s),
         )
 
-    def _decide(self, request: Request, now_s: float, without: Collection[int]) -> Decision:
+    def _shortened(self, request: Request) -> Request:
+        """Guess no more tokens of a prompt than engines that are up can hold."""
+        cluster = self.conductor.cluster
+        able = cluster.of_role(Role.PREFILL)
+        if not len(able):
+            return request
+        room = int(cluster.most_kv_tokens(able).max())
+        most = room - (request.max_kv_tokens - request.num_tokens)
+        return dataclasses.replace(request, num_tokens=max(1, min(request.num_tokens, most)))
+
+    def _decide(
+        self,
+        request: Request,
+        now_s: float,
+        without: Collection[int],
+        lacking: Collection[int],
+    ) -> Decision:
         """Decide without some engines, unless no others can serve the request."""
         if without:
-            up = self.conductor.cluster.up
-            failed_now = [instance for instance in without if up[instance]]
-            up[failed_now] = False
-            try:
+            with self._excluded({*without, *lacking}):
                 decision = self.conductor.decide(request, now_s)
-            finally:
-                up[failed_now] = True
-            if decision.reason.why not in (Why.NO_PREFILL_INSTANCE, Why.NO_DECODE_INSTANCE):
+            if decision.reason.why not in OTHERS_MIGHT:
                 return decision
-        return self.conductor.decide(request, now_s)
+        with self._excluded(lacking):
+            return self.conductor.decide(request, now_s)
+
+    @contextlib.contextmanager
+    def _excluded(self, instances: Collection[int]) -> Iterator[None]:
+        """Have the conductor choose none of some engines while the block runs."""
+        with self.conductor.lock:
+            up = self.conductor.cluster.up
+            excluded = [instance for instance in instances if up[instance]]
+            up[excluded] = False
+            try:
+                yield
+            finally:
+                up[excluded] = True
 
     def _max_assumed(self, instance: int) -> int:
         tokens = int(self.conductor.cluster.capacity_tokens[instance])
@@ -278,15 +333,24 @@ class Placement:
 class _LiveRule:
     """A rule that checks again after a prefill only where the request can still be refused.
 
-    An engine that decodes what it prefills is doing so already.
+    An engine that decodes what it prefills is doing so already, whether there is room or not.
     """
 
     def __init__(self, rule: Admission):
-        self._rule = rule
+        self._rule, self._is_waived = rule, False
 
     @property
     def needs_room(self) -> bool:
-        return self._rule.needs_room
+        return self._rule.needs_room and not self._is_waived
+
+    @contextlib.contextmanager
+    def waived(self, is_running: bool) -> Iterator[None]:
+        """Ask for no room while the block runs, for a request that is running."""
+        self._is_waived = is_running
+        try:
+            yield
+        finally:
+            self._is_waived = False
 
     def refuse_prefill(self, arrival: Arrival) -> Reason | None:
         return self._rule.refuse_prefill(arrival)
@@ -310,10 +374,10 @@ def _admission(config: AdmissionConfig) -> Admission:
         return AcceptAll()
     limits = Limits(by_priority=config.limits)
     if config.rule == "baseline":
-        return _LiveRule(Baseline(limits))
+        return Baseline(limits)
     if config.rule == "early":
-        return _LiveRule(EarlyRejection(limits))
-    return _LiveRule(PredictiveRejection(limits, decode_s=config.decode_s))
+        return EarlyRejection(limits)
+    return PredictiveRejection(limits, decode_s=config.decode_s)
 
 
 def _slo(config: AdmissionConfig) -> Slo:

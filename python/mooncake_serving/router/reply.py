@@ -3,20 +3,30 @@
 from collections.abc import Awaitable, Callable, Mapping, MutableMapping
 from typing import Any
 
+import anyio
+
 from .errors import ErrorAnswer
 
 Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 
 
+class ClientStalled(Exception):
+    """A client does not read its answer."""
+
+
 class Reply:
     """Sends one answer.
+
+    Args:
+        send: of ASGI.
+        client_s: after which a client is given up that takes nothing.
 
     Attributes:
         status: that was sent; 0: nothing was sent yet.
     """
 
-    def __init__(self, send: Send):
-        self._send = send
+    def __init__(self, send: Send, client_s: float):
+        self._send, self._client_s = send, client_s
         self.status = 0
 
     async def begin(self, status: int, headers: Mapping[str, str]) -> None:
@@ -26,8 +36,18 @@ class Reply:
         await self._send({"type": "http.response.start", "status": status, "headers": raw})
 
     async def write(self, part: bytes, *, is_last: bool = False) -> None:
-        """Send a part of the body."""
-        await self._send({"type": "http.response.body", "body": part, "more_body": not is_last})
+        """Send a part of the body.
+
+        Raises:
+            ClientStalled: there is no room for it, since the client does not read.
+        """
+        try:
+            with anyio.fail_after(self._client_s):
+                await self._send(
+                    {"type": "http.response.body", "body": part, "more_body": not is_last}
+                )
+        except TimeoutError:
+            raise ClientStalled(f"the client has read nothing for {self._client_s:g} s") from None
 
     async def whole(self, status: int, headers: Mapping[str, str], body: bytes) -> None:
         """Send all of an answer."""

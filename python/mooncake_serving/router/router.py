@@ -3,7 +3,6 @@
 import asyncio
 import logging
 import time
-from collections.abc import Awaitable, Callable, MutableMapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,25 +11,24 @@ import msgspec
 
 from mooncake_serving.conductor import Decision, Role, Why
 
+from .bodies import Bodies, Receive, Scope
 from .call import Call, read_call
-from .config import RouterConfig
+from .config import InstanceConfig, RouterConfig
 from .decisions import DecisionLog, header_of
-from .engines import EngineFailed, EngineRefused, Engines
-from .errors import ErrorAnswer
+from .engines import OURS, PROBE_S, EngineFailed, EngineRefused, Engines
+from .errors import ErrorAnswer, overloaded
 from .event_feed import EventFeed
 from .handoff import HANDOFFS, prefill_body
 from .health import HealthWatch
 from .metrics import RouterMetrics
 from .placement import Placed, Placement
-from .reply import Reply
+from .reply import ClientStalled, Reply
 
 logger = logging.getLogger(__name__)
 
-Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
-Read = Callable[[], Awaitable[bytes | None]]
 CLIENT_LEFT = 499  # in metrics, as nginx has it
 STEPS = 16  # tokens of a stream whose mean interval is one sample
-UNAVAILABLE = (Why.NO_PREFILL_INSTANCE, Why.NO_DECODE_INSTANCE)
+UNAVAILABLE = (Why.NO_PREFILL_INSTANCE, Why.NO_DECODE_INSTANCE, Why.TOO_LONG)
 
 
 class Router:
@@ -43,6 +41,7 @@ class Router:
         placement: decides.
         log: of its decisions.
         metrics: for Prometheus.
+        bodies: of requests.
     """
 
     def __init__(self, config: RouterConfig):
@@ -50,6 +49,7 @@ class Router:
         self.placement = Placement(config)
         self.log = DecisionLog(config.instances)
         self.metrics = RouterMetrics(self)
+        self.bodies = Bodies(config)
         self.engines = Engines(config)
         self.health = HealthWatch(config, self.engines, self.placement, self._lost)
         self._handoff = HANDOFFS[config.connector]
@@ -76,23 +76,30 @@ class Router:
             await asyncio.to_thread(feed.close)
         await self.engines.close()
 
-    async def serve(self, path: str, read: Read, receive: Receive, reply: Reply) -> None:
+    async def serve(self, path: str, scope: Scope, receive: Receive, reply: Reply) -> None:
         """Answer a request, unless its client leaves.
 
         Args:
             path: ``CHAT`` or ``COMPLETIONS``.
-            read: returns its body; None: the client has left.
-            receive: of the request, whose body has been read.
+            scope: of the request.
+            receive: of the request.
             reply: where it is answered.
         """
-        self._num_requests += 1
+        unanswered = CLIENT_LEFT
         try:
-            await self._serve(path, read, receive, reply)
+            self._check_load()
+            async with self.bodies.read(scope, receive) as raw:
+                if raw is not None:
+                    await self._serve(path, raw, receive, reply)
         except ErrorAnswer as error:
             await reply.error(error)
+        except ClientStalled as stalled:
+            logger.warning("%s", stalled)
+        except Exception:
+            unanswered = 500
+            raise
         finally:
-            self._num_requests -= 1
-            self.metrics.requests.labels(path, reply.status or CLIENT_LEFT).inc()
+            self.metrics.requests.labels(path, reply.status or unanswered).inc()
 
     def instances(self) -> list[dict[str, Any]]:
         """Describe all engines, as they are now."""
@@ -117,19 +124,21 @@ class Router:
             )
         ]
 
-    async def _serve(self, path: str, read: Read, receive: Receive, reply: Reply) -> None:
-        if self._num_requests > self.config.max_requests:
-            message = f"{self.config.max_requests} requests are under way, and no more are taken"
-            raise ErrorAnswer(429, message, "overloaded", headers={"retry-after": "1"})
-        raw = await read()
-        if raw is None:
-            return
+    async def _serve(self, path: str, raw: bytes, receive: Receive, reply: Reply) -> None:
+        self._check_load()  # a request counts from its body on, for which a client may take long
         call = read_call(path, raw)
+        self._num_requests += 1
         client_left = asyncio.ensure_future(receive())  # nothing else can come
         try:
             await self._answer(call, client_left, reply)
         finally:
             client_left.cancel()
+            self._num_requests -= 1
+
+    def _check_load(self) -> None:
+        if self._num_requests >= self.config.max_requests:
+            most = self.config.max_requests
+            raise overloaded(f"{most} requests are under way, and no more are taken")
 
     async def _answer(self, call: Call, client_left: "asyncio.Future[Any]", reply: Reply) -> None:
         """Place a request until it is answered, or its client has left.
@@ -139,14 +148,16 @@ class Router:
         """
         adapter = self.health.adapter_of(call.model)
         if call.tokens is None:
-            call.tokens = await self._tokenize(call)
+            call.tokens = await self._tokenize(call, client_left)
+        lacking = self.health.lacking(call.model)
         without: set[int] = set()
         failure = ""
         while call.num_attempts < self.config.max_attempts and not client_left.done():
             call.num_attempts += 1
-            placed = self.placement.place(call, adapter=adapter, without=without)
+            placed = self.placement.place(call, adapter=adapter, without=without, lacking=lacking)
             if isinstance(placed, Decision):
-                raise self._refusal(call, placed, failure)
+                may_hold = self.placement.may_hold(placed.request, lacking)
+                raise self._refusal(call, placed, failure, may_hold=may_hold)
             try:
                 await self._attempt(call, placed, client_left, reply)
                 return
@@ -188,6 +199,9 @@ class Router:
                 raise
             logger.warning("a stream has ended early: %s", failed.error)
             await reply.error(ErrorAnswer(502, str(failed.error), "engine_failed"))
+        except ClientStalled as stalled:
+            entry["outcome"] = str(stalled)
+            raise
         except EngineRefused as refused:
             entry["outcome"] = f"the engine has answered {refused.status}"
             headers = {**refused.headers, "x-mooncake-decision": header_of(entry)}
@@ -260,7 +274,7 @@ class Router:
                 content = await answer.aread()
         except EngineFailed as error:
             raise _AttemptFailed(number, error) from None
-        self.placement.prefilled(placed)
+        self.placement.estimated_prefilled(placed)  # when it was over is not told
         headers["x-mooncake-decision"] = header_of(entry)
         await reply.whole(answer.status_code, headers, content)
 
@@ -278,8 +292,7 @@ class Router:
         async for part in answer.aiter_raw():
             if not reply.status:
                 if part.startswith(b'data: {"error"'):
-                    what = part[:500].decode(errors="replace").strip()
-                    raise EngineFailed(self.config.instances[placed.decode], what)
+                    raise _error_in(part, self.config.instances[placed.decode])
                 since_s = time.monotonic()
                 self.placement.prefilled(placed)
                 entry["first_byte_s"] = since_s - call.arrived_s
@@ -297,14 +310,30 @@ class Router:
             raise EngineFailed(self.config.instances[placed.decode], "its stream is empty")
         await reply.write(b"", is_last=True)
 
-    async def _tokenize(self, call: Call) -> list[int] | None:
-        """Ask the next engine for the tokens of a prompt; None: it did not tell."""
-        count = len(self.config.instances)
+    async def _tokenize(self, call: Call, client_left: "asyncio.Future[Any]") -> list[int] | None:
+        """Ask one engine after another for the tokens of a prompt; None: they did not tell.
+
+        Raises:
+            ErrorAnswer: the prompt is wrong.
+        """
+        count, lacking = len(self.config.instances), self.health.lacking(call.model)
+        num_asked = 0
         for _ in range(count):
-            self._next_tokenizer = (self._next_tokenizer + 1) % count
-            if self.placement.is_up(self._next_tokenizer):
-                instance = self.config.instances[self._next_tokenizer]
-                return await self.engines.tokenize(instance, call)
+            number = self._next_tokenizer = (self._next_tokenizer + 1) % count
+            if not self.placement.is_up(number) or number in lacking:
+                continue
+            task = asyncio.ensure_future(self.engines.tokenize(self.config.instances[number], call))
+            try:
+                await asyncio.wait(
+                    {task, client_left}, timeout=PROBE_S, return_when=asyncio.FIRST_COMPLETED
+                )
+                if task.done() and (tokens := task.result()) is not None:
+                    return tokens
+            finally:
+                task.cancel()
+            num_asked += 1
+            if num_asked == self.config.max_attempts or client_left.done():
+                break
         return None
 
     def _lost(self, instance: int, request_ids: list[str]) -> None:
@@ -331,17 +360,21 @@ class Router:
         self.metrics.prompt_tokens.inc(placed.decision.request.num_tokens)
         self.metrics.cached_tokens.inc(prefill.prefix_tokens)
 
-    def _refusal(self, call: Call, decision: Decision, failure: str) -> ErrorAnswer:
+    def _refusal(
+        self, call: Call, decision: Decision, failure: str, *, may_hold: bool
+    ) -> ErrorAnswer:
         entry = self.log.add(call, decision)
         entry["outcome"] = "refused"
-        error = self._error_of(decision, failure)
+        error = self._error_of(decision, failure, may_hold=may_hold)
         error.headers = {**error.headers, "x-mooncake-decision": header_of(entry)}
         return error
 
-    def _error_of(self, decision: Decision, failure: str = "") -> ErrorAnswer:
+    def _error_of(
+        self, decision: Decision, failure: str = "", *, may_hold: bool = False
+    ) -> ErrorAnswer:
         reason = decision.reason
         self.metrics.refusals.labels(reason.why.name).inc()
-        if reason.why is Why.TOO_LONG:
+        if reason.why is Why.TOO_LONG and not may_hold:
             return ErrorAnswer(400, str(reason), "context_length_exceeded", "max_tokens")
         retry = {"retry-after": str(self.placement.retry_after_s(reason))}
         if reason.why in UNAVAILABLE:
@@ -371,3 +404,23 @@ class _AttemptFailed(Exception):
     def __init__(self, instance: int, error: EngineFailed):
         super().__init__(str(error))
         self.instance, self.error = instance, error
+
+
+def _error_in(part: bytes, instance: InstanceConfig) -> EngineFailed | EngineRefused:
+    """Make the error of a stream whose first event is one; vLLM has its status in ``code``."""
+    event = part.partition(b"\n")[0].removeprefix(b"data: ")
+    try:
+        status = msgspec.json.decode(event, type=_ErrorEvent).error.code
+    except (msgspec.MsgspecError, UnicodeDecodeError):
+        status = None
+    if isinstance(status, int) and 400 <= status < 500 and status not in OURS:
+        return EngineRefused(status, {"content-type": "application/json"}, event)
+    return EngineFailed(instance, part[:500].decode(errors="replace").strip())
+
+
+class _Told(msgspec.Struct):
+    code: int | str | None = None
+
+
+class _ErrorEvent(msgspec.Struct):
+    error: _Told

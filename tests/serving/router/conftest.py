@@ -29,12 +29,18 @@ def cluster(start):
     """Makes a router in front of engines: of their roles, by name."""
 
     def make(
-        roles: dict[str, str], *, events: bool = False, engine: dict | None = None, **more: Any
+        roles: dict[str, str],
+        *,
+        events: bool = False,
+        engine: dict | None = None,
+        serves: dict[str, list[str]] | None = None,
+        **more: Any,
     ):
         engines = {}
         for name, role in roles.items():
             kwargs = {"is_prefill": role == "prefill", "needs_params": role == "decode"}
             engines[name] = start(Engine, **kwargs, **(engine or {}))
+            engines[name].serves = (serves or {}).get(name, engines[name].serves)
         entries = [
             {"name": name, "role": role, "url": engines[name].url}
             | ({"bootstrap": engines[name].url} if _needs_bootstrap(role, more) else {})

@@ -18,7 +18,7 @@ from starlette.routing import Route
 from mooncake_kernels.hashing import block_hashes
 from mooncake_kernels.http_server import listen
 from mooncake_serving.router import make_app, parse_config
-from mooncake_serving.router.__main__ import send_at_once
+from mooncake_serving.router.__main__ import prepare
 from mooncake_serving.store.events import BlockStored
 from mooncake_serving.store.events.messages import encode
 from mooncake_serving.store.events.replay import (
@@ -47,9 +47,9 @@ def eventually(condition: Callable[[], Any]) -> Any:
 class Served:
     """An ASGI app on a port of its own, in a thread."""
 
-    def __init__(self, app: Any, port: int = 0):
+    def __init__(self, app: Any, port: int = 0, client_s: float = WAIT_S):
         self._socket = listen("test", "127.0.0.1", port)
-        send_at_once(self._socket)
+        prepare(self._socket, client_s)
         self.port = self._socket.getsockname()[1]
         self.url = f"http://127.0.0.1:{self.port}"
         config = uvicorn.Config(
@@ -73,6 +73,10 @@ class Served:
 
         loop.call_soon_threadsafe(break_all)
         self.close()
+
+    @property
+    def num_connections(self) -> int:
+        return len(self._server.server_state.connections)
 
     def stop(self) -> None:
         """Begin to close."""
@@ -146,6 +150,10 @@ class Engine:
         die_after: parts of a stream after which the connection breaks.
         stall_after: parts of a stream after which no more come until the caller leaves.
         num_left: requests whose caller has left.
+        tokenizes: False: it answers 404; None: it never answers.
+        serves: its models.
+        first_event: of each stream, if there is one.
+        padding: letters behind each word of a stream.
     """
 
     def __init__(
@@ -157,6 +165,8 @@ class Engine:
         self.gate.set()
         self.fail_with, self.die_after, self.stall_after = 0, -1, -1
         self.num_left = self.num_tokenized = 0
+        self.tokenizes: bool | None = True
+        self.serves, self.first_event, self.padding = [MODEL, ADAPTER], b"", 0
         self.events = Events()
         self.app = Starlette(
             routes=[
@@ -185,7 +195,7 @@ class Engine:
         self.events.close()
 
     async def _models(self, _: Request) -> Response:
-        cards = [{"id": MODEL, "parent": None}, {"id": ADAPTER, "parent": MODEL}]
+        cards = [{"id": one, "parent": None if one == MODEL else MODEL} for one in self.serves]
         return JSONResponse({"object": "list", "data": cards})
 
     async def _metrics(self, _: Request) -> Response:
@@ -197,6 +207,11 @@ class Engine:
     async def _tokenize(self, request: Request) -> Response:
         body = await request.json()
         self.num_tokenized += 1
+        if self.tokenizes is None:
+            while not await request.is_disconnected():
+                await anyio.sleep(0.005)
+        if not self.tokenizes:
+            return JSONResponse({"detail": "Not Found"}, 404)
         if "messages" in body:
             text = "".join(f"<{m['role']}>{m['content']}" for m in body["messages"])
         else:
@@ -236,12 +251,14 @@ class Engine:
         return JSONResponse(answer)
 
     async def _stream(self, words: list[str]):
+        if self.first_event:
+            yield self.first_event
         for index, word in enumerate(words):
             if index == self.die_after:
                 raise ConnectionResetError("as a test wants it")
             if index == self.stall_after:
                 await self._stall()
-            choice = json.dumps({"choices": [{"index": 0, "text": word}]})
+            choice = json.dumps({"choices": [{"index": 0, "text": word + "x" * self.padding}]})
             yield f"data: {choice}\n\n".encode()
             await anyio.sleep(0)
         yield b"data: [DONE]\n\n"
@@ -265,7 +282,7 @@ class RouterServer:
     def __init__(self, content: dict[str, Any]):
         self.app = make_app(parse_config(content))
         self.router = self.app.state.router
-        self.server = Served(self.app)
+        self.server = Served(self.app, client_s=self.router.config.client_s)
         self.client = httpx.Client(base_url=self.server.url, timeout=WAIT_S)
 
     def get(self, path: str) -> Any:

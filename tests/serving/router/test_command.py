@@ -1,5 +1,6 @@
 import os
 import re
+import resource
 import signal
 import subprocess
 import sys
@@ -36,6 +37,8 @@ def test_the_command_serves_until_it_is_told_to_stop(start, tmp_path):
                     return False
 
             eventually(is_healthy)
+            soft, hard = resource.prlimit(process.pid, resource.RLIMIT_NOFILE)
+            assert soft == hard
             body = {"model": MODEL, "prompt": "abc", "max_tokens": 2}
             answer = httpx.post(f"{url[0]}/v1/completions", json=body)
             assert answer.status_code == 200 and len(engine.calls) == 1

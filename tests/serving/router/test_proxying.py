@@ -217,6 +217,30 @@ def test_bad_messages(cluster, messages):
     assert answer.json()["error"]["param"].startswith("messages")
 
 
+@pytest.mark.parametrize("messages", [None, 5, ["content"], [{"content": [1]}]])
+def test_messages_of_a_completion_are_the_engines_business(cluster, messages):
+    router, engines = cluster({"both": "both"})
+    assert router.complete("abc", messages=messages).status_code == 200
+    assert engines["both"].calls[0][1]["messages"] == messages
+
+
+@pytest.mark.parametrize(
+    "body, param",
+    [
+        (b"", None),
+        (b"\xff", None),
+        (b'{"token_ids": "abc"}', None),
+        (b'{"token_ids": [1, -1]}', "token_ids"),
+        (b'{"token_ids": [4294967296]}', "token_ids"),
+        (b'{"token_ids": [100000000000000000000000]}', "token_ids"),
+    ],
+)
+def test_bad_queries(cluster, body, param):
+    router, _ = cluster({"both": "both"})
+    answer = router.client.post("/query", content=body)
+    assert answer.status_code == 400 and answer.json()["error"]["param"] == param
+
+
 def test_other_routes_and_methods(cluster):
     router, _ = cluster(COUPLED)
     assert [card["id"] for card in router.get("/v1/models")["data"]] == ["llama", "llama-lora"]

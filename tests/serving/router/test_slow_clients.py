@@ -1,0 +1,65 @@
+"""Clients that do not send, do not read, or send too much: they cost others nothing."""
+
+import contextlib
+import json
+import socket
+
+import pytest
+
+from tests.serving.router.support import COUPLED, MODEL, eventually
+
+
+def begun(router, num_announced: int, body: bytes = b""):
+    """A connection that has sent the headers of a request, and a part of its body."""
+    client = socket.create_connection(("127.0.0.1", router.server.port))
+    head = f"POST /v1/completions HTTP/1.1\r\nHost: a\r\nContent-Length: {num_announced}\r\n\r\n"
+    client.sendall(head.encode() + body)
+    return contextlib.closing(client)
+
+
+@pytest.mark.parametrize("body", [b"", b'{"model": "llama",'])
+def test_a_body_that_does_not_come_is_given_up(cluster, body):
+    router, _ = cluster({"both": "both"}, client_s=0.2, max_requests=1)
+    with begun(router, 1000, body) as client:
+        client.settimeout(30)
+        assert router.complete("abc").status_code == 200  # it counts for no request under way
+        answer = b"".join(iter(lambda: client.recv(4096), b""))  # to the connection's end
+    assert answer.startswith(b"HTTP/1.1 408 ")
+    assert json.loads(answer.partition(b"\r\n\r\n")[2])["error"]["code"] == "body_too_slow"
+    assert router.router.bodies.num_bytes == 0
+
+
+def test_bodies_have_limited_memory_together(cluster):
+    router, _ = cluster({"both": "both"}, max_body_bytes=4000, max_held_bytes=4000)
+    with begun(router, 3500, b"a" * 3000):
+        eventually(lambda: router.router.bodies.num_bytes == 3000)
+        assert router.complete("a" * 500).status_code == 200
+        refused = router.complete("a" * 1500)
+        assert refused.status_code == 429 and refused.headers["retry-after"] == "1"
+        assert "too much memory" in refused.json()["error"]["message"]
+    eventually(lambda: router.router.bodies.num_bytes == 0)
+    assert router.complete("a" * 1500).status_code == 200
+
+
+def test_a_client_that_does_not_read_is_given_up(cluster):
+    router, engines = cluster({"both": "both"}, client_s=0.3, max_requests=1)
+    engines["both"].padding = 1 << 16
+    body = json.dumps({"model": MODEL, "prompt": "abc", "max_tokens": 1000, "stream": True})
+    with begun(router, len(body), body.encode()):
+        eventually(lambda: router.get("/decisions")["decisions"])
+        outcome = eventually(lambda: router.last().get("outcome"))
+        # Whichever deadline comes first, that of the router or that of its socket.
+        assert outcome in ("the client has read nothing for 0.3 s", "the client has left")
+        assert router.instance("both")["decoding"] == 0
+        assert router.complete("abc", max_tokens=1).status_code == 200
+        eventually(lambda: router.server.num_connections == 1)  # that of ``router.client``
+
+
+def test_an_unforeseen_error_counts_as_500(cluster, monkeypatch):
+    router, _ = cluster(COUPLED)
+    monkeypatch.setattr(router.router.placement, "place", None)
+    answer = router.complete("abc")
+    assert answer.status_code == 500 and answer.json()["error"]["code"] == "internal_error"
+    lines = router.client.get("/metrics").text.splitlines()
+    counted = [line for line in lines if line.startswith("mooncake_router_requests_total")]
+    assert len(counted) == 1 and 'status="500"' in counted[0]
