@@ -2,12 +2,15 @@
 
 import difflib
 import math
+import re
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NoReturn
 from urllib.parse import urlsplit
+
+import httpx
 
 from mooncake_kernels.errors import InvalidArgument, shown
 from mooncake_serving.conductor import Role
@@ -21,6 +24,10 @@ ROLES = {"prefill": Role.PREFILL, "decode": Role.DECODE, "both": Role.BOTH}
 CONNECTORS = ("nixl", "mooncake", "mooncake_kernels")
 RULES = ("accept_all", "baseline", "early", "predictive")
 MOST = 2**31 - 1
+MOST_FLOAT = sys.float_info.max
+ENDPOINT = re.compile(
+    r"tcp://(\[[0-9a-fA-F:.]+\]|[\w.-]+):([0-9]{1,5})|(ipc|inproc)://.{1,100}", re.ASCII
+)
 
 
 @dataclass(frozen=True)
@@ -28,7 +35,7 @@ class InstanceConfig:
     """An engine.
 
     Attributes:
-        name: in decisions and metrics; unique.
+        name: in decisions, headers and metrics: printable ASCII without ";"; unique.
         url: of its OpenAI server, without ``/v1``.
         role: ``Role.BOTH`` for an engine that decodes what it prefills.
         events: ZeroMQ endpoint where it publishes KV events; "": none.
@@ -113,19 +120,19 @@ class RouterConfig:
         api_keys: one of which clients need; none: no client needs one.
         engine_api_key: that the engines need.
         max_body_bytes: of a request.
+        max_held_bytes: of the bodies of all requests under way; others are refused.
         max_requests: under way at once; others are refused.
         max_attempts: how often a request is placed before it fails.
         connect_s: after which an engine that does not accept a connection counts as down.
         silence_s: after which an engine that sends nothing fails a request.
+        client_s: after which a client is given up whose body has not come, or that reads nothing.
         health_s: between two looks at an engine.
         admission: see there.
         costs: see there.
-        max_held_bytes: of the bodies of all requests under way; others are refused.
         store: None: engines share none.
     """
 
     instances: tuple[InstanceConfig, ...]
-        client_s: after which a client is given up whose body has not come, or that reads nothing.
     host: str = "127.0.0.1"
     port: int = 8000
     connector: str = "nixl"
@@ -133,19 +140,19 @@ class RouterConfig:
     api_keys: tuple[str, ...] = ()
     engine_api_key: str = ""
     max_body_bytes: int = 16 << 20
+    max_held_bytes: int = 512 << 20
     max_requests: int = 4096
     max_attempts: int = 3
     connect_s: float = 2.0
     silence_s: float = 300.0
+    client_s: float = 60.0
     health_s: float = 2.0
     admission: AdmissionConfig = AdmissionConfig()
     costs: CostConfig = CostConfig()
-    max_held_bytes: int = 512 << 20
     store: StoreConfig | None = None
 
 
 def load_config(path: str | Path) -> RouterConfig:
-    client_s: float = 60.0
     """Read the file of a router.
 
     Raises:
@@ -156,7 +163,7 @@ def load_config(path: str | Path) -> RouterConfig:
     path = Path(path)
     try:
         content = tomllib.loads(path.read_text())
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+    except (ValueError, RecursionError) as error:  # also of numbers that Python does not read
         raise InvalidArgument(f"{path}: the file must be TOML, got an error: {error}") from None
     return parse_config(content, file=str(path))
 
@@ -173,26 +180,26 @@ def parse_config(content: dict[str, Any], *, file: str = "config") -> RouterConf
         api_keys=tuple(_keys(top, "api_keys_file")),
         engine_api_key=next(iter(_keys(top, "engine_api_key_file")), ""),
         max_body_bytes=top.integer("max_body_bytes", 1, MOST, RouterConfig.max_body_bytes),
+        max_held_bytes=top.integer("max_held_bytes", 1, 2**62, RouterConfig.max_held_bytes),
         max_requests=top.integer("max_requests", 1, MOST, RouterConfig.max_requests),
         max_attempts=top.integer("max_attempts", 1, 100, RouterConfig.max_attempts),
         connect_s=top.seconds("connect_s", RouterConfig.connect_s),
         silence_s=top.seconds("silence_s", RouterConfig.silence_s),
+        client_s=top.seconds("client_s", RouterConfig.client_s),
         health_s=top.seconds("health_s", RouterConfig.health_s),
         admission=_admission(top.table("admission")),
         costs=_costs(top.table("costs")),
-        max_held_bytes=top.integer("max_held_bytes", 1, 2**62, RouterConfig.max_held_bytes),
         store=_store(top.table("store")) if "store" in content else None,
     )
     top.end()
     _check_together(config, file)
-        client_s=top.seconds("client_s", RouterConfig.client_s),
     return config
 
 
 def _instance(table: "_Table") -> InstanceConfig:
     role = ROLES[table.choice("role", tuple(ROLES))]
     instance = InstanceConfig(
-        name=table.text("name"),
+        name=table.name("name"),
         url=table.url("url"),
         role=role,
         events=table.endpoint("events"),
@@ -247,7 +254,8 @@ def _keys(table: "_Table", name: str) -> Sequence[str]:
     path = table.text(name, "")
     if not path:
         return ()
-    keys = [line.strip() for line in Path(path).read_text().splitlines() if line.strip()]
+    content = Path(path).read_bytes().decode(errors="replace")
+    keys = [line.strip() for line in content.splitlines() if line.strip()]
     if not keys or not all(key.isascii() and key.isprintable() for key in keys):
         table.refuse(name, "a file with a key of printable ASCII in each line", path)
     return keys
@@ -259,6 +267,11 @@ def _check_together(config: RouterConfig, file: str) -> None:
         values = [getattr(instance, what) for instance in config.instances]
         if twice := [value for value in values if values.count(value) > 1]:
             raise InvalidArgument(f"{file}: instance.{what} must be unique, got {twice[0]!r} twice")
+    if config.max_held_bytes < config.max_body_bytes:
+        raise InvalidArgument(
+            f"{file}: max_held_bytes must be at least max_body_bytes, {config.max_body_bytes}, "
+            f"got {config.max_held_bytes}"
+        )
     roles = {instance.role for instance in config.instances}
     if Role.BOTH not in roles and roles != {Role.PREFILL, Role.DECODE}:
         got = ", ".join(instance.name for instance in config.instances) or "none"
@@ -267,11 +280,6 @@ def _check_together(config: RouterConfig, file: str) -> None:
             f'of "decode", got {got}'
         )
     for instance in config.instances:
-    if config.max_held_bytes < config.max_body_bytes:
-        raise InvalidArgument(
-            f"{file}: max_held_bytes must be at least max_body_bytes, {config.max_body_bytes}, "
-            f"got {config.max_held_bytes}"
-        )
         needs = config.connector == "mooncake" and instance.role == Role.PREFILL
         if bool(instance.bootstrap) != needs:
             raise InvalidArgument(
@@ -327,6 +335,12 @@ class _Table:
             self.refuse(name, "a text", value)
         return value
 
+    def name(self, name: str) -> str:
+        value = self.text(name)
+        if not value.isascii() or ";" in value:
+            self.refuse(name, 'printable ASCII without ";"', value)
+        return value
+
     def choice(self, name: str, among: Sequence[str], default: str | None = None) -> str:
         value = self._take(name, default)
         if value not in among:
@@ -339,9 +353,12 @@ class _Table:
             return value
         try:
             parts = urlsplit(value)
-            is_good = parts.scheme in ("http", "https") and bool(parts.hostname)
-            is_good = is_good and not parts.query and parts.port != 0
-        except ValueError:  # of a port
+            host = parts.hostname or ""
+            is_good = parts.scheme in ("http", "https") and bool(re.fullmatch(r"[\w.:%-]+", host))
+            is_good = is_good and not parts.query and not parts.fragment and parts.port != 0
+            host.encode("idna")  # as a connection does
+            httpx.URL(value)
+        except (ValueError, httpx.InvalidURL):  # of a port, a label that is empty or too long, ...
             is_good = False
         if not is_good or value.rstrip("/").endswith("/v1"):
             self.refuse(name, "a URL like http://10.0.0.1:8100, without /v1", value)
@@ -349,7 +366,8 @@ class _Table:
 
     def endpoint(self, name: str) -> str:
         value = self.text(name, "")
-        if value and not value.startswith(("tcp://", "ipc://", "inproc://")):
+        match = ENDPOINT.fullmatch(value)
+        if value and not (match and 0 < int(match[2] or 1) <= 65_535):
             self.refuse(name, "a ZeroMQ endpoint like tcp://10.0.0.1:5557", value)
         return value
 
@@ -362,19 +380,13 @@ class _Table:
         return value
 
     def as_integer(self, name: str) -> int:
-        try:
-            return int(name)
-        except ValueError:
+        if not re.fullmatch(r"0|-?[1-9][0-9]{0,9}", name):
             self.refuse(name, "a priority, as -1", name)
+        return int(name)
 
     def number(self, name: str, low: float | None = None, default: float | None = None) -> float:
         value = self._take(name, default)
-        is_good = isinstance(value, (int, float)) and not isinstance(value, bool)
-        if (
-            not is_good
-            or not math.isfinite(value)
-            or not (value > 0 if low is None else value >= low)
-        ):
+        if not _is_number(value) or not (value > 0 if low is None else value >= low):
             self.refuse(name, "positive" if low is None else f"at least {low:g}", value)
         return float(value)
 
@@ -391,10 +403,7 @@ class _Table:
     def three(self, name: str, default: tuple[float, ...]) -> tuple[float, ...]:
         value = self._take(name, list(default))
         is_good = isinstance(value, list) and len(value) == 3
-        is_good = is_good and all(
-            isinstance(one, (int, float)) and not isinstance(one, bool) and 0 <= one < math.inf
-            for one in value
-        )
+        is_good = is_good and all(_is_number(one) and one >= 0 for one in value)
         if not is_good or not any(value):
             self.refuse(name, "three numbers of at least 0, not all of them 0", value)
         return tuple(map(float, value))
@@ -402,3 +411,9 @@ class _Table:
     def _take(self, name: str, default: Any = None) -> Any:
         self._known.add(name)
         return self._content.get(name, default)
+
+
+def _is_number(value: Any) -> bool:
+    """Whether it is a finite number, which a float can hold."""
+    is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
+    return is_number and -MOST_FLOAT <= value <= MOST_FLOAT

@@ -86,6 +86,24 @@ def test_a_file_is_read(written):
         ('connector = "mooncake_kernels"', 'connector = "mooncake"', "instance.bootstrap must be"),
         ("[admission]", "admission = 3\n[other]", "admission. must be a table, got 3"),
         ("[[instance]]", "[[instance]", "the file must be TOML"),
+        ("port = 9000", f"port = {'9' * 5000}", "the file must be TOML"),
+        ("ttft_s = 5", f"ttft_s = 1{'0' * 400}", r"admission.ttft_s must be positive, got 1000"),
+        ("ttft_s = 5", "ttft_s = nan", r"admission.ttft_s must be positive, got nan"),
+        ("[0.1, 1e-4, 0]", f"[1{'0' * 400}, 0, 0]", r"costs.prefill must be three numbers"),
+        ('"5" = 0.5', '"5" = 0.5, "05" = 1.0', r"admission.limits.05 must be a priority"),
+        ('"5" = 0.5', '" 5" = 0.5', r"admission.limits. 5 must be a priority"),
+        ('name = "d0"', 'name = "dö"', r"instance\[1\].name must be printable ASCII without"),
+        ('name = "d0"', 'name = "d;0"', r"instance\[1\].name must be printable ASCII without"),
+        ("10.0.0.2:8200", "10.0.0.2:82000", r"instance\[1\].url must be a URL"),
+        ("10.0.0.2:8200", "10.0.0.2:port", r"instance\[1\].url must be a URL"),
+        ("10.0.0.2:8200", "10.0.0.2:8200/#a", r"instance\[1\].url must be a URL"),
+        ("10.0.0.2:8200", "a b:8200", r"instance\[1\].url must be a URL"),
+        ("10.0.0.2:8200", "a..b:8200", r"instance\[1\].url must be a URL"),
+        ("10.0.0.2:8200", f"{'a' * 70}:8200", r"instance\[1\].url must be a URL"),
+        ("10.0.0.1:5557", "10.0.0.1", r"instance\[0\].events must be a ZeroMQ endpoint"),
+        ("10.0.0.1:5557", "*:5557", r"instance\[0\].events must be a ZeroMQ endpoint"),
+        ("10.0.0.1:5558", "10.0.0.1:99999", r"instance\[0\].replay must be a ZeroMQ endpoint"),
+        ("port = 9000", "max_held_bytes = 1", "max_held_bytes must be at least max_body_bytes"),
     ],
 )
 def test_a_wrong_entry_is_named(written, line, by, message):
@@ -103,6 +121,7 @@ def test_the_command_checks_a_file(written, capsys):
 
 def test_a_file_of_keys_must_have_keys(written, tmp_path):
     path = written(GOOD)
-    (tmp_path / "KEYS").write_text("\n")
-    with pytest.raises(InvalidArgument, match="api_keys_file must be a file with a key"):
-        load_config(path)
+    for content in (b"\n", b"\xff\xfe\x00k", "schlüssel".encode()):
+        (tmp_path / "KEYS").write_bytes(content)
+        with pytest.raises(InvalidArgument, match="api_keys_file must be a file with a key"):
+            load_config(path)
