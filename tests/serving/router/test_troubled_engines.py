@@ -35,7 +35,7 @@ def capacities(router, *tokens: int) -> None:
 
 @pytest.mark.parametrize("tokenizes", [None, False])
 def test_another_engine_tokenizes_if_one_does_not(cluster, monkeypatch, tokenizes):
-    monkeypatch.setattr(router_module, "PROBE_S", 0.1)
+    monkeypatch.setattr(router_module, "PROBE_S", 2.0)
     router, engines = cluster(COUPLED)
     engines["both-0"].tokenizes = tokenizes
     for _ in range(2):
