@@ -11,8 +11,9 @@ from .commands import missing_commands
 from .here import Here, Library
 
 OPTIONAL_PACKAGES = (  # what the extras for users bring
-    "fastapi", "gguf", "jinja2", "matplotlib", "msgspec", "nvidia-ml-py", "prometheus-client",
-    "pyzmq", "redis", "rich", "safetensors", "tokenizers", "triton", "uvicorn",
+    "fastapi", "gguf", "httpx", "jinja2", "matplotlib", "msgspec", "nvidia-ml-py",
+    "prometheus-client", "pyzmq", "redis", "rich", "safetensors", "starlette", "tokenizers",
+    "triton", "uvicorn",
 )  # fmt: skip
 INFINIBAND = "/dev/infiniband"
 

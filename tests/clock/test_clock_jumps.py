@@ -18,6 +18,7 @@ WALL_CLOCK = re.compile(
 MAY_USE_IT = {
     "csrc/store/robust_mutex.cc": "under ThreadSanitizer only",
     "mooncake_kernels/kv/calibrate.py": "the date of a calibration",
+    "python/mooncake_serving/router/decisions.py": "when a decision was made",
     "python/mooncake_serving/engine/chat.py": "the date in a prompt",
     "python/mooncake_serving/compat/mooncake/store/replicas.py": "when a task was begun",
     "python/mooncake_serving/store/events/messages.py": "when a batch of events was sent",
