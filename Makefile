@@ -45,10 +45,11 @@ test-rdma: build $(VENV)/.test
 	$(RUN_TESTS) tests/rdma $(PYTEST)
 
 # Inside vLLM, in a separate environment of 2.3 GB. Another version: make test-vllm VLLM=0.31.0
+IN_VLLM := tests/serving/in_vllm tests/serving/connectors/test_in_engines.py \
+  tests/serving/connectors/test_vllm_plugin.py
 test-vllm: build $(VENV)/.test
 	MK_TEST_VLLM="$$(tests/serving/in_vllm/make_vllm $(VENV)-vllm$(VLLM:%=-%) $(VLLM))" \
-	  $(RUN_TESTS) tests/serving/in_vllm tests/serving/connectors/test_in_engines.py \
-	  tests/serving/connectors/test_vllm_plugin.py $(PYTEST)
+	  $(RUN_TESTS) $(IN_VLLM) $(PYTEST)
 
 # Against the Python files of SGLang and LMCache, in a separate environment.
 test-engines: build $(VENV)/.test
