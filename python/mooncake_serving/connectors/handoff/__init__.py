@@ -35,10 +35,9 @@ from .incoming import Result
 from .receiver import Receiver
 from .sender import Sender
 from .settings import HandoffSettings, Source
-from .shards import INDIVISIBLE, REPLICATED, first_head, sources
+from .shards import REPLICATED, first_head, sources
 
 __all__ = [
-    "INDIVISIBLE",
     "REPLICATED",
     "Endpoint",
     "HandoffSettings",

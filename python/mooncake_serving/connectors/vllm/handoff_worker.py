@@ -10,8 +10,7 @@ import torch
 import mooncake_kernels as mk
 from mooncake_kernels.errors import InvalidArgument, Unavailable
 
-from ..handoff import INDIVISIBLE, REPLICATED, Endpoint, Receiver, Sender, first_head
-from .caches import state_rows
+from ..handoff import REPLICATED, Endpoint, Receiver, Sender, first_head
 from .handoff_step import HandoffOptions, HandoffStep
 from .steps import NULL_BLOCK, GroupForm
 
@@ -83,11 +82,11 @@ class HandoffWorker:
         """Where this rank is reached; only after ``register_kv_caches``."""
         return self._engine.name
 
-    def register_kv_caches(self, kv_caches: Mapping[str, Any]) -> None:
+    def register_kv_caches(self, kv_caches: Mapping[str, torch.Tensor]) -> None:
         """Set the caches, and listen for other engines.
 
         Args:
-            kv_caches: a tensor a layer, by name; of a recurrent layer a tensor or several.
+            kv_caches: a tensor a layer, by name.
 
         Raises:
             Unavailable: the form of the caches is unknown.
@@ -241,17 +240,16 @@ class HandoffWorker:
             for (name, parts), table in zip(self._parts.items(), tables, strict=True)
         }
 
-    def _groups(self, kv_caches: Mapping[str, Any]) -> tuple[mk.CacheGroups, dict[str, int]]:
+    def _groups(
+        self, kv_caches: Mapping[str, torch.Tensor]
+    ) -> tuple[mk.CacheGroups, dict[str, int]]:
         """Return the caches as groups, and the heads of each in the model."""
         groups, heads = [], {}
         for index, (form, names) in enumerate(zip(self._forms, self._layers, strict=True)):
             name, layers = str(index), [kv_caches[one] for one in names if one in kv_caches]
-            if form.kind == "state":
-                views, heads[name], parts = _states(layers, self._num_blocks), INDIVISIBLE, 1
-            else:
-                views, has_heads = self._views(layers, self._num_blocks)
-                heads[name] = self._num_heads if has_heads else REPLICATED
-                parts = views[0].num_blocks // self._num_blocks
+            views, has_heads = self._views(layers, self._num_blocks)
+            heads[name] = self._num_heads if has_heads else REPLICATED
+            parts = views[0].num_blocks // self._num_blocks
             self._parts[name] = parts
             groups.append(
                 mk.CacheGroup(
@@ -294,22 +292,3 @@ class HandoffWorker:
         if len({*has_heads}) > 1:
             raise Unavailable("hand-off: caches of a group must all have heads, or none")
         return [mk.KVView(tensors, axes) for (axes, *_), tensors in by_form.items()], has_heads[0]
-
-
-def _states(layers: Sequence[Any], num_blocks: int) -> list[mk.KVView]:
-    """Return views of the states of recurrent layers: a tensor or several each."""
-    alike: dict[Any, list[torch.Tensor]] = {}
-    for layer in layers:
-        for state in [layer] if isinstance(layer, torch.Tensor) else layer:
-            rows = state_rows(state)
-            if len(rows) != num_blocks:
-                raise Unavailable(
-                    f"hand-off: states must be of the engine's {num_blocks} blocks, got "
-                    f"{tuple(state.shape)}"
-                )
-            of_form = alike.setdefault((rows.shape, rows.stride(), rows.dtype), [])
-            if all(rows.data_ptr() != other.data_ptr() for other in of_form):
-                of_form.append(rows)
-    if not alike:
-        raise Unavailable("hand-off: the model must have caches, got none")
-    return [mk.KVView(rows, "block dim") for rows in alike.values()]
