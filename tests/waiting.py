@@ -3,21 +3,23 @@
 import inspect
 import time
 from collections.abc import Callable
+from typing import TypeVar
 
+Result = TypeVar("Result")
 WAIT_S = 120.0  # longer than anything here takes: a test that needs it has failed
 
 
-def eventually(condition: Callable[[], object], what: str = "") -> bool:
-    """Wait until it holds, and return True.
+def eventually(condition: Callable[[], Result], what: str = "") -> Result:
+    """Wait until its result is true, and return that.
 
     Raises:
         AssertionError: it never does; ``what``, or the source of the condition, says what.
     """
     until = time.monotonic() + WAIT_S
-    while not condition():
+    while not (result := condition()):
         assert time.monotonic() < until, what or f"it never holds: {_source(condition)}"
         time.sleep(0.002)
-    return True
+    return result
 
 
 def _source(condition: Callable[[], object]) -> str:

@@ -32,8 +32,8 @@ async def read_body(
         scope: of the request.
         receive: of the request.
         max_bytes: that it may have.
-        hold: reserves memory for a part of so many bytes, and returns whether there is that much;
-            None: that of an ``HttpServer``, or of any other one, unlimited memory.
+        hold: reserves memory for that many bytes, and returns whether there is enough. None: the
+            ``HttpServer`` that serves the request does, or no one.
 
     Returns:
         The body; None: the client is gone.

@@ -166,5 +166,5 @@ def test_more_objects_than_pins_are_busy():
             here.put(number, 100)
         with here.ask(*range(5)) as reply:
             assert reply.statuses.tolist() == [BUSY, BUSY, DONE, DONE, DONE]
-        eventually(here.is_at_rest)  # who has sent them lets them go a little later
+        eventually(here.is_at_rest)  # the senders release them a little later
         assert here.read(0, 1) == [content(i, 100).tobytes() for i in (0, 1)]

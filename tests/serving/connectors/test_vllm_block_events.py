@@ -23,7 +23,7 @@ from tests.serving.connectors.test_vllm_scheduler import (
 PAGE = np.zeros(1000, np.uint8)
 
 
-class Told(Scheduler):
+class EventScheduler(Scheduler):
     """A ``StoreScheduler`` that tells of a store, with what workers would put there."""
 
     def __init__(self, url, groups=(FULL,), **options):
@@ -57,7 +57,7 @@ def make(tmp_path):
     made = []
 
     def make_scheduler(form="shm:{}/kv?size=1MiB", *groups, **options):
-        made.append(Told(form.format(tmp_path), *groups, **options))
+        made.append(EventScheduler(form.format(tmp_path), *groups, **options))
         return made[-1]
 
     yield make_scheduler

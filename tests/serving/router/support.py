@@ -2,8 +2,6 @@
 
 import json
 import threading
-import time
-from collections.abc import Callable
 from typing import Any
 
 import anyio
@@ -27,21 +25,13 @@ from mooncake_serving.store.events.replay import (
     endpoint_of,
     listening,
 )
+from tests.waiting import eventually
 
 BLOCK = 16
 MODEL, ADAPTER = "llama", "llama-lora"
 WAIT_S = 30.0
 COUPLED = {"both-0": "both", "both-1": "both"}
 APART = {"prefill-0": "prefill", "prefill-1": "prefill", "decode-0": "decode", "decode-1": "decode"}
-
-
-def eventually(condition: Callable[[], Any]) -> Any:
-    """The first result of a condition that is true."""
-    until = time.monotonic() + WAIT_S
-    while not (result := condition()):
-        assert time.monotonic() < until, "it has not come about"
-        time.sleep(0.005)
-    return result
 
 
 class Served:

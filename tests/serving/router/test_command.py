@@ -7,7 +7,8 @@ import sys
 
 import httpx
 
-from tests.serving.router.support import MODEL, Engine, eventually
+from tests.serving.router.support import MODEL, Engine
+from tests.waiting import eventually
 
 CONFIG = """
 port = 0

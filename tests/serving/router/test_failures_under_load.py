@@ -7,7 +7,8 @@ from concurrent.futures import ThreadPoolExecutor
 
 import httpx
 
-from tests.serving.router.support import APART, MODEL, WAIT_S, Engine, eventually
+from tests.serving.router.support import APART, MODEL, WAIT_S, Engine
+from tests.waiting import eventually
 
 CLIENTS, REQUESTS = 4, 15
 ERRORS = {429, 502, 503}

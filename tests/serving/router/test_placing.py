@@ -11,10 +11,10 @@ from tests.serving.router.support import (
     BLOCK,
     COUPLED,
     MODEL,
-    eventually,
     stored,
     tokens_of,
 )
+from tests.waiting import eventually
 
 SHARED = "You are an assistant that answers in one word, and never explains why. "
 SLOW = {"prefill": [0.0, 1.0, 0.0]}  # a second a token: only the queues and the cache count

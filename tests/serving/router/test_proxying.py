@@ -7,7 +7,8 @@ import threading
 import httpx
 import pytest
 
-from tests.serving.router.support import APART, COUPLED, MODEL, eventually
+from tests.serving.router.support import APART, COUPLED, MODEL
+from tests.waiting import eventually
 
 CHAT = [{"role": "user", "content": "What is a cache?"}]
 

@@ -7,7 +7,8 @@ import socket
 import httpx
 import pytest
 
-from tests.serving.router.support import COUPLED, MODEL, eventually
+from tests.serving.router.support import COUPLED, MODEL
+from tests.waiting import eventually
 
 
 def begun(router, num_announced: int, body: bytes = b""):

@@ -22,9 +22,9 @@ from tests.serving.router.support import (
     COUPLED,
     MODEL,
     RouterServer,
-    eventually,
 )
 from tests.serving.router.test_placing import SLOW, prefill_of
+from tests.waiting import eventually
 
 INSTANCE = InstanceConfig("one", "http://127.0.0.1:1", Role.BOTH)
 

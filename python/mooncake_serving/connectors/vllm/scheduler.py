@@ -118,8 +118,8 @@ class StoreScheduler:
     @property
     def has_waiting(self) -> bool:
         """Whether blocks wait to be copied out, or to be known to be saved, for an event."""
-        is_untold = self._events is not None and self._events.has_saving
-        return bool(self._to_save or self._waiting) or is_untold
+        is_unreported = self._events is not None and self._events.has_saving
+        return bool(self._to_save or self._waiting) or is_unreported
 
     def matched(self, request: Any, num_computed: int) -> tuple[int | None, bool]:
         """Count the tokens that the store has after those that the engine has.

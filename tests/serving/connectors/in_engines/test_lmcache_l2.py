@@ -2,7 +2,6 @@
 
 import os
 import select
-import time
 import uuid
 
 import pytest
@@ -30,6 +29,7 @@ from lmcache.v1.memory_management import MemoryObjMetadata, TensorMemoryObj
 from lmcache.v1.platform import consume_fd
 
 from mooncake_kernels.errors import InvalidArgument
+from tests.waiting import eventually
 
 SHAPE, DTYPE = torch.Size([2, 3, 16, 64]), torch.float16
 LAYOUT = MemoryLayoutDesc([SHAPE], [DTYPE])
@@ -109,13 +109,6 @@ def value_of(seed, layout=LAYOUT):
     return torch.randint(
         0, 256, (size,), dtype=torch.uint8, generator=torch.Generator().manual_seed(seed)
     )
-
-
-def eventually(condition):
-    until = time.monotonic() + WAIT_S
-    while not condition():
-        assert time.monotonic() < until
-        time.sleep(0.01)
 
 
 def same(found, expected):
