@@ -380,7 +380,7 @@ def test_a_command_of_others_is_neither_replaced_nor_shadowed(
     other.chmod(0o755)
     told = enable(environment)
     assert told.endswith(
-        f"theirs_master: {other} is of others and stays: use python -m ours.theirs.run\n"
+        f"theirs_master: {other} is of others, and stays: use python -m ours.theirs.run\n"
     )
     assert environment.run("import theirs; print(theirs.call())") == "7"
     assert look(environment, monkeypatch).endswith(f"theirs_master: {other}, of others\n")

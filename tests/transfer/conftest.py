@@ -28,9 +28,10 @@ def one_lane():
     """For large requests to one target that follow one another, or are in flight together.
 
     Two lanes that write there at once race, which ThreadSanitizer spends its time reporting though
-    the race does not matter here.
+    the race does not matter here. Gigabytes may wait in that lane, under a sanitizer on a busy
+    machine for longer than the deadline that transfers have by default.
     """
-    with config.override(transfer_lanes=1):
+    with config.override(transfer_lanes=1, deadline_s=600.0):
         yield
 
 

@@ -18,7 +18,6 @@ from mooncake_serving.connectors.engine_versions import check_version
 from mooncake_serving.connectors.sglang import copies as sglang_copies
 from mooncake_serving.connectors.vllm.copies import cache_view, use_copy_batch
 from tests.kv.layouts import PACKED_AXES, addressed
-from tests.pages import run_page
 
 DTYPE = torch.int16  # any bits, and comparable
 LAYERS, PAGES, PAGE, HEADS, DIM = 3, 6, 4, 4, 8
@@ -232,15 +231,12 @@ def row_of_host_pool(host, layout, kv, layer, slot, head):
 
 
 @pytest.mark.parametrize("layout", HOST_SHAPES)
-def test_pools_of_sglang_are_backed_up_by_the_plan_of_the_page(layout):
+def test_pools_of_sglang_are_backed_up_by_a_plan_of_the_two_views(layout):
     k, v = sglang_pool(1)
-    plan_of = run_page("kernels/engines", {})["backup_plan"]
     host = addressed(HOST_SHAPES[layout], DTYPE, "cpu", 50)
     before = host.clone()
-    plan_of(
-        types.SimpleNamespace(k_buffer=k, v_buffer=v, page_size=PAGE),
-        types.SimpleNamespace(kv_buffer=host, layout=layout, page_size=PAGE),
-    ).run([5, 1], [0, 3])
+    device = sglang_copies.device_view(k, v, PAGE)
+    mk.CopyPlan(device, sglang_copies.host_view(host, layout, PAGE)).run([5, 1], [0, 3])
     for kv, side in enumerate((k, v)):
         for layer, tensor in enumerate(side):
             for slot in range(PAGES * PAGE):
