@@ -1,13 +1,13 @@
 """What the connector for vLLM costs when no prompt hits, and what a hit saves.
 
 Engines of vLLM on this machine's processors, with a small Llama of random weights: one without a
-connector, and two with ours on one `shm:` store, measured in turn. In a row "no hits", `us` is the
-time of a batch of prompts that no one has seen, each of which is saved; `x_without` is how many
-times as fast that is as without the connector, and `x_cpu` the same of the processors' time, which
-includes the threads that save. In a row "hit", `us` is the time to the first token of a prompt that
-the other engine has computed; `x_cold` is how many times as fast that is as to compute it, and
-`gb_per_s` the bytes of its blocks by the time that loading them takes: how much longer the request
-is than once more, when nothing has to be loaded.
+connector, and two with ours on one `shm:` store, measured in turn, and started anew several times.
+In a row "no hits", `us` is the time of a batch of prompts that no one has seen, each of which is
+saved; `x_without` is how many times as fast that is as without the connector, and `x_cpu` the same
+of the processors' time, which includes the threads that save. In a row "hit", `us` is the time to
+the first token of a prompt that the other engine has computed; `x_cold` is how many times as fast
+that is as to compute it, and `gb_per_s` the bytes of its blocks by the time that loading takes: how
+much longer the request is than once more, when nothing has to be loaded.
 
 `--vllm` is a Python with vLLM (tests/serving/in_vllm/make_vllm makes one). Without it all rows are
 missing.
@@ -62,6 +62,18 @@ LOADS = [
     Load("no hits, prefill and decode", 8, 128, 64),
 ]
 HITS = [256, 992]  # tokens
+STARTS = 5  # a process of vLLM may be some percent slower than another all its life
+
+
+class Hit(NamedTuple):
+    """Seconds to the first token: computed, loaded; and how much longer than the engine's own."""
+
+    cold: float
+    warm: float
+    loading: float
+
+
+Batch = dict[str, tuple[float, float]]  # by engine: seconds, and those of processors
 
 
 class Sides:
@@ -81,7 +93,7 @@ class Sides:
         stack.callback(Path(f"/dev/shm/mk-bench-{os.getpid()}").unlink, missing_ok=True)
         options = {"model": model, "kv_cache_memory_bytes": 256 << 20}
         self._engines = {
-            name: vllm.engine(told, options=options)
+            name: vllm.engine(told, options=options, is_one_process=False)
             for name, told in {"without": None, "ours": connector, "other": connector}.items()
         }
         for engine in self._engines.values():
@@ -106,9 +118,11 @@ class Sides:
 
 
 def cpu_seconds(pid: int) -> float:
-    """What a process has computed so far."""
+    """What a process and those that it has started have computed so far."""
     fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    return (int(fields[11]) + int(fields[12])) * TICK_S
+    children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+    own = (int(fields[11]) + int(fields[12])) * TICK_S
+    return own + sum(cpu_seconds(int(child)) for child in children)
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
@@ -117,64 +131,78 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 def main() -> None:
     options = arguments(__doc__, add_options, without=("device", "seconds"))
-    head, rows = heading("vllm_overhead", options), []
+    head = heading("vllm_overhead", options)
     if not options.vllm:
         left_out = [{"case": "all", "left_out": "--vllm names no Python with vLLM"}]
-        save(head, rows, options, left_out)
+        save(head, [], options, left_out)
         return
-    with ExitStack() as stack:
-        folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
-        sides = Sides(options.vllm, folder, stack)
-        cases = [lambda load=load: without_hits(sides, load, options.repeat) for load in LOADS]
-        cases += [lambda count=count: with_hits(sides, count, options.repeat) for count in HITS]
-        for case in cases:
-            rows.append(row := case())
-            sys.stdout.write(line(row))
-            sys.stdout.flush()
-            save(head, rows, options)
+    starts = 1 if options.quick else STARTS
+    rounds = -(-options.repeat // starts)
+    cold: dict[Load, list[Batch]] = {load: [] for load in LOADS}
+    warm: dict[int, list[Hit]] = {count: [] for count in HITS}
+    for _ in range(starts):
+        with ExitStack() as stack:
+            folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
+            sides = Sides(options.vllm, folder, stack)
+            for load, batches in cold.items():
+                batches += without_hits(sides, load, rounds)
+            for count, hits in warm.items():
+                hits += with_hits(sides, count, rounds)
+    rows = [row_of_batches(*one) for one in cold.items()]
+    rows += [row_of_hits(*one) for one in warm.items()]
+    sys.stdout.write("".join(map(line, rows)))
+    save(head, rows, options)
 
 
-def without_hits(sides: Sides, load: Load, rounds: int) -> dict[str, Any]:
-    """One row: an engine with the connector and one without, going first equally often."""
-    taken: list[dict[str, tuple[float, float]]] = []
+def without_hits(sides: Sides, load: Load, rounds: int) -> list[Batch]:
+    """An engine with the connector and one without, going first equally often."""
+    batches: list[Batch] = []
     for i in range(2 + rounds):
         names = ["ours", "without"] if i % 2 else ["without", "ours"]
         prompts = sides.prompts(load.prompts, load.tokens)
-        taken.append({name: sides.serve(name, prompts, load.answer) for name in names})
-    taken = taken[2:]  # without the first of each, in which memory is touched
-    seconds = statistics.median(one["ours"][0] for one in taken)
+        batches.append({name: sides.serve(name, prompts, load.answer) for name in names})
+    return batches[2:]  # without the first of each, in which memory is touched
+
+
+def row_of_batches(load: Load, batches: list[Batch]) -> dict[str, Any]:
+    """One row: prompts that no engine has seen."""
+    seconds = statistics.median(one["ours"][0] for one in batches)
     row: dict[str, Any] = {
         "case": f"{load.name}, {load.prompts} x {load.tokens} tokens, {load.answer} generated",
         "us": seconds * 1e6,
         "tokens_per_s": load.prompts * (load.tokens + load.answer) / seconds,
-        "rounds": len(taken),
+        "rounds": len(batches),
     }
     for name, clock in (("without", 0), ("cpu", 1)):
-        ratios = [one["without"][clock] / one["ours"][clock] for one in taken]
+        ratios = [one["without"][clock] / one["ours"][clock] for one in batches]
         row[f"x_{name}"], row[f"x_{name}_quartiles"] = spread(ratios)
     return row
 
 
-def with_hits(sides: Sides, count: int, rounds: int) -> dict[str, Any]:
-    """One row: a prompt that the other engine has computed, and to compute it."""
-    taken: list[tuple[float, float, float]] = []
+def with_hits(sides: Sides, count: int, rounds: int) -> list[Hit]:
+    """A prompt that the other engine has computed, and to compute it."""
+    hits: list[Hit] = []
     for _ in range(2 + rounds):
         prompt = sides.prompts(1, count + 1)
         sides.serve("other", prompt, 1)
         cold = sides.serve("without", prompt, 1)[0]
         warm = sides.serve("ours", prompt, 1)[0]
-        taken.append((cold, warm, max(warm - sides.serve("ours", prompt, 1)[0], 1e-6)))
-    taken = taken[2:]
-    loading = statistics.median(one[2] for one in taken)
+        hits.append(Hit(cold, warm, max(warm - sides.serve("ours", prompt, 1)[0], 1e-6)))
+    return hits[2:]
+
+
+def row_of_hits(count: int, hits: list[Hit]) -> dict[str, Any]:
+    """One row: a prompt that is in the store."""
+    loading = statistics.median(one.loading for one in hits)
     row: dict[str, Any] = {
         "case": f"hit, {count} tokens",
-        "us": statistics.median(one[1] for one in taken) * 1e6,
-        "us_cold": statistics.median(one[0] for one in taken) * 1e6,
+        "us": statistics.median(one.warm for one in hits) * 1e6,
+        "us_cold": statistics.median(one.cold for one in hits) * 1e6,
         "us_loading": loading * 1e6,
         "gb_per_s": count // BLOCK * BLOCK * TOKEN_BYTES / loading / 1e9,
-        "rounds": len(taken),
+        "rounds": len(hits),
     }
-    row["x_cold"], row["x_cold_quartiles"] = spread([one[0] / one[1] for one in taken])
+    row["x_cold"], row["x_cold_quartiles"] = spread([one.cold / one.warm for one in hits])
     return row
 
 
