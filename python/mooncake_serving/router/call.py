@@ -9,8 +9,7 @@ from typing import Any
 import msgspec
 
 from mooncake_kernels.errors import shown
-
-from .errors import ErrorAnswer, invalid
+from mooncake_serving.http_api import ErrorAnswer, invalid
 
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
 DEFAULT_TOKENS = {CHAT: 0, COMPLETIONS: 16}  # of vLLM; 0: as many as the model can

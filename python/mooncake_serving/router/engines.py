@@ -9,9 +9,10 @@ from typing import Any
 import httpx
 import msgspec
 
+from mooncake_serving.http_api import ErrorAnswer
+
 from .call import Call
 from .config import InstanceConfig, RouterConfig
-from .errors import ErrorAnswer
 
 # Engines close a connection that was idle for 5 s; one that is used at that moment fails.
 IDLE_S = 2.0

@@ -5,9 +5,10 @@ import logging
 from collections.abc import Callable
 from typing import Any
 
+from mooncake_serving.http_api import ErrorAnswer
+
 from .config import RouterConfig
 from .engines import EngineFailed, Engines
-from .errors import ErrorAnswer
 from .placement import Placement
 
 logger = logging.getLogger(__name__)

@@ -10,19 +10,25 @@ import httpx
 import msgspec
 
 from mooncake_serving.conductor import Decision, Role, Why
+from mooncake_serving.http_api import (
+    Bodies,
+    ClientStalled,
+    ErrorAnswer,
+    Receive,
+    Reply,
+    Scope,
+    overloaded,
+)
 
-from .bodies import Bodies, Receive, Scope
 from .call import Call, read_call
 from .config import InstanceConfig, RouterConfig
 from .decisions import DecisionLog, header_of
 from .engines import OURS, PROBE_S, EngineFailed, EngineRefused, Engines
-from .errors import ErrorAnswer, overloaded
 from .event_feed import EventFeed
 from .handoff import HANDOFFS, prefill_body
 from .health import HealthWatch
 from .metrics import RouterMetrics
 from .placement import Placed, Placement
-from .reply import ClientStalled, Reply
 
 logger = logging.getLogger(__name__)
 
@@ -49,7 +55,7 @@ class Router:
         self.placement = Placement(config)
         self.log = DecisionLog(config.instances)
         self.metrics = RouterMetrics(self)
-        self.bodies = Bodies(config)
+        self.bodies = Bodies(config.max_body_bytes, config.max_held_bytes, config.client_s)
         self.engines = Engines(config)
         self.health = HealthWatch(config, self.engines, self.placement, self._lost)
         self._handoff = HANDOFFS[config.connector]

@@ -10,13 +10,12 @@ import pytest
 import torch
 
 from mooncake_kernels.errors import InvalidArgument, Unavailable
-from mooncake_serving.connectors.handoff import HandoffSettings, Source
+from mooncake_serving.connectors.handoff import HandoffSettings, Source, source_of
 from mooncake_serving.connectors.vllm.handoff_scheduler import HandoffScheduler
 from mooncake_serving.connectors.vllm.handoff_step import (
     HandoffOptions,
     digest_of,
     parse_handoff,
-    source_of,
 )
 from mooncake_serving.connectors.vllm.handoff_worker import HandoffWorker
 from mooncake_serving.connectors.vllm.steps import GroupForm

@@ -15,8 +15,8 @@ from starlette.routing import Route
 
 from mooncake_kernels.hashing import block_hashes
 from mooncake_kernels.http_server import listen
+from mooncake_serving.http_api import prepare
 from mooncake_serving.router import make_app, parse_config
-from mooncake_serving.router.__main__ import prepare
 from mooncake_serving.store.events import BlockStored
 from mooncake_serving.store.events.messages import encode
 from mooncake_serving.store.events.replay import (

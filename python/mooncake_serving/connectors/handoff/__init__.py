@@ -32,6 +32,7 @@ out in bounded time that the other is stopped, restarted or cut off.
 
 from .endpoint import Endpoint
 from .incoming import Result
+from .params import answer_params, digest_of_tokens, source_of, transfer_id_of
 from .receiver import Receiver
 from .sender import Sender
 from .settings import HandoffSettings, Source
@@ -45,6 +46,10 @@ __all__ = [
     "Result",
     "Sender",
     "Source",
+    "answer_params",
+    "digest_of_tokens",
     "first_head",
+    "source_of",
     "sources",
+    "transfer_id_of",
 ]

@@ -17,16 +17,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from .handoff_step import (
-    HandoffStep,
-    Offer,
-    Progress,
-    Receive,
-    digest_of,
-    is_of_tokens,
-    source_of,
-    transfer_id_of,
-)
+from ..handoff import answer_params, source_of, transfer_id_of
+from .handoff_step import HandoffStep, Offer, Progress, Receive, digest_of, is_of_tokens
 from .steps import GroupForm
 
 log = logging.getLogger("mooncake_serving.connectors.vllm")
@@ -255,19 +247,13 @@ class HandoffScheduler:
             self._begun.popitem(last=False)
 
     def _answer(self, sending: _Sending, request: Any) -> dict[str, Any]:
-        host, _, port = (self._ranks[0] if self._ranks else ":0").rpartition(":")
-        return {
-            "do_remote_prefill": True,
-            "do_remote_decode": False,
-            "transfer_id": sending.transfer_id,
-            "remote_engine_id": self._engine_id,
-            "remote_request_id": request.request_id,
-            "remote_host": host,
-            "remote_port": int(port),
-            "remote_ranks": list(self._ranks),
-            "remote_num_tokens": sending.num_tokens,
-            "tp_size": len(self._ranks),
-        }
+        return answer_params(
+            self._ranks,
+            self._engine_id,
+            sending.transfer_id,
+            request.request_id,
+            sending.num_tokens,
+        )
 
     def _tables(self, block_ids: Sequence[Sequence[int]]) -> list[list[int]]:
         return [list(block_ids[group]) for group in self._groups]

@@ -1,7 +1,5 @@
 """What vLLM's scheduler tells its workers of hand-offs at a step, and the settings. Plain data."""
 
-import hashlib
-from array import array
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any
@@ -9,8 +7,7 @@ from typing import Any
 from mooncake_kernels.errors import InvalidArgument
 from mooncake_kernels.transfer.engine import TRANSPORTS
 
-from ..handoff import HandoffSettings, Source
-from ..handoff.messages import MAX_RANKS, MAX_TEXT
+from ..handoff import HandoffSettings, Source, digest_of_tokens
 
 
 @dataclass(frozen=True)
@@ -147,59 +144,9 @@ def digest_of(request: Any, num_tokens: int) -> bytes:
         request: of vLLM, with ``prompt_token_ids``.
         num_tokens: of the head.
     """
-    digest = hashlib.sha256(array("q", request.prompt_token_ids[:num_tokens]).tobytes())
     lora = getattr(request, "lora_request", None)
-    digest.update(repr(getattr(lora, "lora_name", "")).encode())
+    more = [repr(getattr(lora, "lora_name", ""))]
     for feature in getattr(request, "mm_features", None) or ():
         place = feature.mm_position
-        digest.update(repr((feature.identifier, place.offset, place.length)).encode())
-    return digest.digest()
-
-
-def transfer_id_of(params: Mapping[str, Any], request_id: str) -> str | None:
-    """Return the name by which the prefill engine knows a request; None if it can be no name."""
-    name = params.get("transfer_id") or params.get("remote_request_id") or request_id
-    if isinstance(name, int):
-        name = str(name)
-    return name if _is_text(name) else None
-
-
-def source_of(params: Mapping[str, Any]) -> Source | None:
-    """Return the engine that ``kv_transfer_params`` name; None if they name none, or wrongly.
-
-    ``remote_ranks`` is what a prefill engine has answered; ``remote_host`` and ``remote_port``, or
-    ``remote_bootstrap_addr``, are what a proxy knows beforehand. They come from a client: whatever
-    they hold, this raises nothing.
-    """
-    engine_id = params.get("remote_engine_id")
-    ranks, host, port = (params.get(f"remote_{name}") for name in ("ranks", "host", "port"))
-    if not isinstance(engine_id, str):
-        engine_id = ""
-    if engine_id and not _is_text(engine_id):
-        return None
-    if isinstance(ranks, list) and ranks:
-        is_right = len(ranks) <= MAX_RANKS and all(_is_address(rank) for rank in ranks)
-        return Source(engine_id, tuple(ranks)) if is_right else None
-    if isinstance(address := params.get("remote_bootstrap_addr"), str):
-        first = address.partition("://")[2] if "://" in address else address
-        first = first.lstrip("/").partition("/")[0]
-    elif isinstance(host, str) and isinstance(port, int | str):
-        first = f"[{host}]:{port}" if ":" in host and host[0] != "[" else f"{host}:{port}"
-    else:
-        return None
-    return Source(engine_id, first_rank=first) if _is_address(first) else None
-
-
-def _is_text(value: object) -> bool:
-    """Whether it fits in a message."""
-    return isinstance(value, str) and 0 < len(value) <= MAX_TEXT and value.isprintable()
-
-
-def _is_address(value: object) -> bool:
-    """Whether it is "host:port", with an address of IPv6 in brackets."""
-    if not isinstance(value, str) or not _is_text(value):
-        return False
-    host, _, port = value.rpartition(":")
-    is_port = port.isascii() and port.isdecimal() and len(port) <= 5 and 0 < int(port) < 1 << 16
-    is_bracketed = host.startswith("[") and host.endswith("]") and len(host) > 2
-    return is_port and bool(host) and (is_bracketed or not set(host) & set("[]:/@ "))
+        more.append(repr((feature.identifier, place.offset, place.length)))
+    return digest_of_tokens(request.prompt_token_ids[:num_tokens], *more)

@@ -8,7 +8,6 @@ import anyio
 
 from mooncake_kernels.http_server import BodyRefused, read_body
 
-from .config import RouterConfig
 from .errors import ErrorAnswer, overloaded
 
 Scope = MutableMapping[str, Any]
@@ -18,12 +17,18 @@ Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
 class Bodies:
     """Reads them.
 
+    Args:
+        max_bytes: of one.
+        max_held_bytes: of those of all requests under way.
+        client_s: in which one has to come.
+
     Attributes:
         num_bytes: of all requests under way.
     """
 
-    def __init__(self, config: RouterConfig):
-        self._config = config
+    def __init__(self, max_bytes: int, max_held_bytes: int, client_s: float):
+        self._max_bytes, self._max_held_bytes = max_bytes, max_held_bytes
+        self._client_s = client_s
         self.num_bytes = 0
 
     @asynccontextmanager
@@ -37,7 +42,7 @@ class Bodies:
 
         def hold(num_bytes: int) -> bool:
             nonlocal held
-            if self.num_bytes + num_bytes > self._config.max_held_bytes:
+            if self.num_bytes + num_bytes > self._max_held_bytes:
                 return False
             self.num_bytes += num_bytes
             held += num_bytes
@@ -52,13 +57,13 @@ class Bodies:
         self, scope: Scope, receive: Receive, hold: Callable[[int], bool]
     ) -> bytes | None:
         try:
-            with anyio.fail_after(self._config.client_s):
-                return await read_body(scope, receive, self._config.max_body_bytes, hold=hold)
+            with anyio.fail_after(self._client_s):
+                return await read_body(scope, receive, self._max_bytes, hold=hold)
         except BodyRefused as refused:
             if refused.status != 413:
                 raise overloaded(str(refused)) from None
             raise ErrorAnswer(413, str(refused), "body_too_large") from None
         except TimeoutError:
-            what = f"the body has not come within {self._config.client_s:g} s"
+            what = f"the body has not come within {self._client_s:g} s"
             headers = {"connection": "close"}
             raise ErrorAnswer(408, what, "body_too_slow", headers=headers) from None
