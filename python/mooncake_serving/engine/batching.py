@@ -3,7 +3,7 @@
 import itertools
 import random
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
 import torch
@@ -14,6 +14,7 @@ from ..arguments import refuse
 from .arguments import as_positive, as_prompts, check_params
 from .batch import Batch
 from .block_allocator import BlockAllocator
+from .caching_allocator import CachingAllocator
 from .errors import NotFinite, OutOfBlocks
 from .kv_cache import PagedKVCache
 from .llama import Llama
@@ -23,6 +24,7 @@ from .sampling import SamplingParams, sample
 from .scheduler import Scheduler
 
 GREEDY = SamplingParams()
+OnComputed = Callable[[Request], None]
 
 
 class BatchingEngine:
@@ -37,6 +39,11 @@ class BatchingEngine:
         max_batch_tokens: tokens of one step.
         chunk_tokens: tokens of one prompt in one step; None: as many as the step has.
         max_requests: requests of one step.
+        keep_prefixes: keep full blocks of prompts and answers until their memory is needed, and
+            begin prompts behind those that they have in common with earlier ones. Ctrl-C in a step
+            may then cost blocks.
+        on_computed: called with each request that a step has computed tokens of, when these are in
+            the cache, and before it may end. It must not raise.
 
     Raises:
         InvalidArgument: the cache does not belong to the model, or a number is not positive.
@@ -50,6 +57,8 @@ class BatchingEngine:
         max_batch_tokens: int = 512,
         chunk_tokens: int | None = None,
         max_requests: int = 64,
+        keep_prefixes: bool = False,
+        on_computed: OnComputed | None = None,
     ) -> None:
         max_batch_tokens = as_positive("Engine", "max_batch_tokens", max_batch_tokens)
         max_requests = as_positive("Engine", "max_requests", max_requests)
@@ -59,6 +68,9 @@ class BatchingEngine:
         _check_cache(model, cache)
         self.model, self.cache = model, cache
         self.allocator = BlockAllocator(cache.num_blocks)
+        if keep_prefixes:
+            self.allocator = CachingAllocator(cache.num_blocks, cache.block_size)
+        self._on_computed = on_computed
         self.scheduler = Scheduler(
             self.allocator,
             cache.block_size,
@@ -271,7 +283,13 @@ class BatchingEngine:
                 request.tokens[index:] = [output.token_id]
             if self._ready[-1:] != outputs[-1:]:
                 self._ready += outputs
-            if outputs and outputs[-1].finished:
+            if self._on_computed is not None:
+                self._on_computed(request)
+            is_over = bool(outputs) and outputs[-1].finished
+            # Of a prompt at once, for others that wait; of the answer when that is whole.
+            if request.block_ids and (is_over or (outputs and outputs[-1].token_index == 0)):
+                self.allocator.keep(request.tokens[:num_computed], request.block_ids)
+            if is_over:
                 self._end(request)
             self._advances.popleft()
 

@@ -72,6 +72,18 @@ class BlockAllocator:
         self._complete()
         return block_ids
 
+    def allocate_for(self, token_ids: Sequence[int], num_blocks: int, into: list[int]) -> int:
+        """Take the blocks of a request, see ``allocate``; here all of its tokens are to compute.
+
+        Returns:
+            How many tokens at its beginning have their keys and values there: 0.
+        """
+        self.allocate(num_blocks, into)
+        return 0
+
+    def keep(self, token_ids: Sequence[int], block_ids: Sequence[int]) -> None:
+        """Note what blocks contain, for requests that begin alike; here it is forgotten."""
+
     def share(self, block_ids: Iterable[int]) -> None:
         """Add a holder to each block; it takes one more ``free`` to free it.
 

@@ -28,6 +28,42 @@ class Engine(BatchingEngine):
     the caller holds the blocks, and ``release`` frees them.
     """
 
+    def add_request(
+        self,
+        prompt_tokens: Sequence[int],
+        params: SamplingParams = GREEDY,
+        *,
+        block_ids: Sequence[int] | None = None,
+        num_cached_tokens: int = 0,
+    ) -> int:
+        """Queue a prompt, whose first tokens may be computed already; see ``BatchingEngine``.
+
+        Args:
+            prompt_tokens: the prompt.
+            params: how its tokens are chosen.
+            block_ids: allocated blocks for the whole answer, as from ``reserve_for``; they are the
+                request's, and freed when it ends. None: allocated when it runs.
+            num_cached_tokens: how many of its first tokens have their keys and values there.
+
+        Returns:
+            The request's id, which is not used again.
+
+        Raises:
+            InvalidArgument: see ``BatchingEngine``; or the blocks are not as above, and stay the
+                caller's.
+        """
+        if block_ids is None:
+            return super().add_request(prompt_tokens, params)
+        self._check_usable("add_request")
+        request = self._new_request("add_request", prompt_tokens, params)
+        num_cached_tokens = _check_num_cached("add_request", num_cached_tokens, request)
+        num_needed = self.scheduler.num_blocks_for(request)
+        request.block_ids = self.held("add_request", block_ids, num_needed)
+        request.num_computed = request.num_cached_tokens = num_cached_tokens
+        self._requests[request.request_id] = request
+        self.scheduler.add_with_blocks(request)
+        return request.request_id
+
     def prefill(
         self,
         prompt_tokens: Sequence[int],
@@ -143,8 +179,27 @@ class Engine(BatchingEngine):
             self.cache.num_blocks_for(num_prompt_tokens + max_tokens - 1)
         )
 
+    def reserve_for(
+        self, prompt_tokens: Sequence[int], params: SamplingParams = GREEDY
+    ) -> tuple[list[int], int]:
+        """Allocate all the blocks of a request, the first of them with what is kept of its prompt.
+
+        Returns:
+            The blocks, and how many of the first tokens have their keys and values there: 0 without
+            ``keep_prefixes``.
+
+        Raises:
+            InvalidArgument: see ``add_request``.
+            OutOfBlocks: they are not free now.
+        """
+        request = self._new_request("reserve_for", prompt_tokens, params)
+        num_blocks = self.scheduler.num_blocks_for(request)
+        block_ids: list[int] = []
+        num_cached = self.allocator.allocate_for(request.tokens, num_blocks, into=block_ids)
+        return block_ids, num_cached
+
     def release(self, block_ids: Sequence[int]) -> None:
-        """Free blocks that ``prefill`` or ``reserve`` returned.
+        """Free blocks that ``prefill``, ``reserve`` or ``reserve_for`` returned.
 
         Raises:
             InvalidArgument: a block is not the caller's to free; nothing was freed.
@@ -194,7 +249,7 @@ class Engine(BatchingEngine):
             self.scheduler.finish(request)
         else:
             self._requests[request.request_id] = request
-            self.scheduler.add_prefilled(request)
+            self.scheduler.add_with_blocks(request)
         return request.request_id
 
     def held(self, op: str, block_ids: Sequence[int], num_needed: int) -> list[int]:

@@ -21,6 +21,7 @@ class Request:
     max_tokens: int  # params.max_tokens, limited by the model's context
     block_ids: list[int] = field(default_factory=list)  # empty: not admitted yet
     num_computed: int = 0  # tokens whose keys and values are in the cache
+    num_cached_tokens: int = 0  # those of them that were there before its first step
     num_lent: int = 0  # the first of those, whose blocks other instances hold
     is_prefilled: bool = False  # elsewhere: its first token came with it
 

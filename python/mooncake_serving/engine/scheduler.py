@@ -4,6 +4,7 @@ from collections import deque
 
 from ..chunking import pack_batch
 from .block_allocator import BlockAllocator
+from .errors import OutOfBlocks
 from .request import Request
 
 
@@ -12,7 +13,7 @@ class Scheduler:
 
     A request is admitted when every block it can ever need is free, so a running request never runs
     out and none is preempted. The head of the queue waits for its blocks; those behind wait for it.
-    Prompts that were prefilled elsewhere come before: they have their blocks.
+    Requests that came with their blocks, as prompts that were prefilled elsewhere, come before.
 
     A step that Ctrl-C interrupts may be chosen again.
 
@@ -43,10 +44,10 @@ class Scheduler:
         """Count the blocks that a request can ever need."""
         return -(-request.max_kv_tokens // self.block_size)
 
-    def add_prefilled(self, request: Request) -> None:
+    def add_with_blocks(self, request: Request) -> None:
         """Queue a request that has its blocks, behind others of its kind."""
         self._complete_admission()
-        index = sum(1 for waiting in self.waiting if waiting.is_prefilled)
+        index = sum(1 for waiting in self.waiting if waiting.block_ids)
         self.waiting.insert(index, request)
 
     def next_step(self) -> list[tuple[Request, int]]:
@@ -77,9 +78,13 @@ class Scheduler:
             return False
         if not request.block_ids:
             num_blocks = self.num_blocks_for(request)
-            if num_blocks > self.allocator.num_free:
+            try:
+                num_cached = self.allocator.allocate_for(
+                    request.tokens, num_blocks, into=request.block_ids
+                )
+            except OutOfBlocks:
                 return False
-            self.allocator.allocate(num_blocks, into=request.block_ids)
+            request.num_computed = request.num_cached_tokens = num_cached
         self.running.append(request)
         self._complete_admission()
         return True

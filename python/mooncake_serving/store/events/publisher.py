@@ -23,6 +23,7 @@ from .messages import (
     BlockHash,
     BlockRemoved,
     BlockStored,
+    Event,
     Form,
     encode,
 )
@@ -74,12 +75,12 @@ class ChangeQueue:
     def __init__(self, capacity: int):
         self._capacity = capacity
         self._lock = threading.Lock()
-        self._changes: deque[Change | None] = deque()
+        self._changes: deque[Change | AnyEvent | None] = deque()
         self.wake_fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self.is_closed = False
         self.num_dropped = 0
 
-    def put(self, *changes: Change) -> None:
+    def put(self, *changes: Change | AnyEvent) -> None:
         """Append changes, with no other between them; drop what there is no room for, and ignore
         them after ``close``.
         """
@@ -97,7 +98,7 @@ class ChangeQueue:
             if was_empty:
                 os.eventfd_write(self.wake_fd, 1)
 
-    def take(self, max_changes: int) -> list[Change | None]:
+    def take(self, max_changes: int) -> list[Change | AnyEvent | None]:
         """Take the oldest changes, at most this many."""
         with self._lock:
             count = min(len(self._changes), max_changes)
@@ -229,6 +230,13 @@ class EventPublisher(Closeable):
         if queued:
             self._queue.put(*queued)
 
+    def publish_events(self, *events: AnyEvent) -> None:
+        """Publish events as they are, in their order, with no others between them.
+
+        For those who know more of a block than its hash: the tokens, and the block before it.
+        """
+        self._queue.put(*events)
+
     def publish_snapshot(self, keys: Any) -> None:
         """Publish that exactly these objects are there: how a router starts, and starts over.
 
@@ -279,7 +287,7 @@ class EventPublisher(Closeable):
             self._replay.close()
         self._queue.destroy()
 
-    def _send_changes(self, changes: list[Change | None]) -> None:
+    def _send_changes(self, changes: list[Change | AnyEvent | None]) -> None:
         """Send a batch; adjacent changes of a kind form one event, and a gap skips a number."""
         events: list[AnyEvent] = []
         for place, group in itertools.groupby(changes, _place):
@@ -287,8 +295,12 @@ class EventPublisher(Closeable):
                 self._send(events)
                 self._next += 1
                 events = []
+            elif isinstance(place, Event):
+                events += [place for _ in group]
             else:
-                hashes = [one for change in group if change is not None for one in change.hashes]
+                hashes = [
+                    one for change in group if isinstance(change, Change) for one in change.hashes
+                ]
                 events.append(self._event(*place, hashes))
         self._send(events)  # even an empty one: it shows the gap before it
 
@@ -309,5 +321,5 @@ class EventPublisher(Closeable):
         return AllBlocksCleared()
 
 
-def _place(change: Change | None) -> tuple[type[AnyEvent], str] | None:
-    return None if change is None else (change.kind, change.medium)
+def _place(change: Change | AnyEvent | None) -> tuple[type[AnyEvent], str] | AnyEvent | None:
+    return (change.kind, change.medium) if isinstance(change, Change) else change
