@@ -1,27 +1,42 @@
-"""``python -m mooncake_serving demo``: see each command's ``--help``."""
+"""``python -m mooncake_serving serve | demo``: see each command's ``--help``."""
 
 import argparse
+import importlib
 import sys
 
 from mooncake_kernels.command_line import run_command
 
-from .demo_options import SUMMARY, add_arguments
+from . import demo_options
+from .serve import options as serve_options
 
 
 def main(arguments: list[str] | None = None) -> int:
     """Run one command; return its exit status."""
-    return run_command(lambda: run(arguments), extra="demo", errors=(RuntimeError,))
-
-
-def run(arguments: list[str] | None) -> int:
-    """The same, with what it raises."""
     parser = argparse.ArgumentParser(prog="python -m mooncake_serving")
     commands = parser.add_subparsers(dest="command", required=True)
-    add_arguments(commands.add_parser("demo", help=SUMMARY, description=SUMMARY))
+    serve = commands.add_parser(
+        "serve",
+        help=serve_options.SUMMARY,
+        description=serve_options.SUMMARY,
+        epilog=serve_options.EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    serve_options.add_commands(serve)
+    summary = demo_options.SUMMARY
+    demo_options.add_arguments(commands.add_parser("demo", help=summary, description=summary))
     options = parser.parse_args(arguments)
-    from . import demo  # needs packages of an extra, which --help does not
+    if options.command == "demo":
+        return run_command(lambda: _run("demo", options), extra="demo", errors=(RuntimeError,))
+    module = f"serve.{options.module}"
+    return run_command(
+        lambda: _run(module, options), extra="serving,router", errors=(RuntimeError,)
+    )
 
-    return demo.run(options)
+
+def _run(module: str, options: argparse.Namespace) -> int:
+    """Run a command's module: it needs packages of an extra, which ``--help`` does not."""
+    status: int = importlib.import_module(f"mooncake_serving.{module}").run(options)
+    return status
 
 
 if __name__ == "__main__":

@@ -20,6 +20,8 @@ MAY_USE_IT = {
     "mooncake_kernels/kv/calibrate.py": "the date of a calibration",
     "python/mooncake_serving/router/decisions.py": "when a decision was made",
     "python/mooncake_serving/engine/chat.py": "the date in a prompt",
+    "python/mooncake_serving/serve/answers.py": "when an answer was begun",
+    "python/mooncake_serving/serve/app.py": "when a model was loaded",
     "python/mooncake_serving/compat/mooncake/store/replicas.py": "when a task was begun",
     "python/mooncake_serving/store/events/messages.py": "when a batch of events was sent",
     "python/mooncake_serving/store/events/publisher.py": "the first number of a publisher's events",

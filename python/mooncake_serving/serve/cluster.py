@@ -1,0 +1,215 @@
+"""Engines and the router as processes of this machine, which are restarted when they die."""
+
+import logging
+import os
+import secrets
+import shutil
+import tempfile
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TextIO
+
+import httpx
+import msgspec
+
+from mooncake_kernels import config
+from mooncake_kernels.closeable import Closeable
+from mooncake_kernels.private_files import write_private
+
+from .children import Child, Port
+
+logger = logging.getLogger(__name__)
+
+LOOK_S = 0.1
+PROBE_S = 5.0
+BACKOFF_S, MAX_BACKOFF_S = 0.5, 30.0
+STABLE_S = 60.0  # after which a server that dies is restarted at once
+CLOSE_S = 10.0  # in which servers end by themselves
+OP = "serve up"
+
+
+class StartFailed(RuntimeError):
+    """A process has ended before the cluster was ready."""
+
+
+@dataclass(eq=False)
+class Server:
+    """A server of the cluster, which one process after the other is.
+
+    Attributes:
+        name: for people; unique.
+        arguments: of ``serve``.
+        port: where it listens.
+        child: its process; None: it has died, and is to be restarted.
+        started_s: when that was started, by the monotonic clock.
+        restart_s: when it is to be restarted.
+        num_restarts: so far.
+        backoff_s: before the next one.
+    """
+
+    name: str
+    arguments: Sequence[str]
+    port: Port
+    child: Child | None = None
+    started_s: float = 0.0
+    restart_s: float = 0.0
+    num_restarts: int = 0
+    backoff_s: float = field(default=BACKOFF_S)
+
+
+class LocalCluster(Closeable):
+    """Starts the processes of a cluster, and restarts them; close it, which ends them all.
+
+    They end also when this process dies. A restarted one has its port again, so the router finds
+    it. Not thread-safe.
+
+    Args:
+        roles: of the engines, by their names: "prefill", "decode" or "both".
+        engine_arguments: of ``serve engine``, the same for all.
+        host, port: of the router; port 0: a free one.
+        block_size: tokens of an engine's block.
+        output: where the processes' lines go.
+
+    Attributes:
+        servers: the engines and the router, by their names.
+        url: of the router.
+
+    Raises:
+        InvalidArgument: the port is taken, or there is no such host.
+    """
+
+    def __init__(
+        self,
+        roles: Mapping[str, str],
+        engine_arguments: Sequence[str],
+        *,
+        host: str,
+        port: int,
+        block_size: int,
+        output: TextIO,
+    ):
+        self._output = output
+        self._folder = Path(tempfile.mkdtemp(prefix="mooncake-"))
+        self.servers: dict[str, Server] = {}
+        self._is_closed = False
+        try:
+            self._environment = self._secured()
+            router = Port(OP, host, port)
+            self.servers["router"] = Server(
+                "router", ["router", "--config", str(self._folder / "router.toml")], router
+            )
+            for name, role in roles.items():
+                events = [f"{option}={self._events(name, option[2:])}" for option in EVENTS]
+                arguments = ["engine", f"--role={role}", *events, *engine_arguments]
+                self.servers[name] = Server(name, arguments, Port(OP, "127.0.0.1", 0))
+            toml = self._router_config(roles, block_size)
+            (self._folder / "router.toml").write_text(toml)
+            self.url = router.url
+            for server in self.servers.values():
+                self._start(server)
+        except BaseException:
+            self.close()
+            raise
+
+    def wait_until_ready(self) -> None:
+        """Wait until all engines and the router answer.
+
+        Raises:
+            StartFailed: a process has ended.
+        """
+        waiting = dict(self.servers)
+        with httpx.Client(timeout=PROBE_S, trust_env=False) as client:
+            while waiting:
+                for server in self.servers.values():
+                    assert server.child is not None, "none has been restarted yet"
+                    if (how := server.child.poll()) is not None:
+                        raise StartFailed(f"{OP}: {server.name} {how} before it was ready")
+                for name, server in [*waiting.items()]:
+                    if _is_healthy(client, server):
+                        del waiting[name]
+                        logger.info("%s is ready", name)
+                time.sleep(LOOK_S)
+
+    def supervise(self) -> None:
+        """Restart what has died, if it is time for that; to be called again and again."""
+        now = time.monotonic()
+        for server in self.servers.values():
+            if server.child is None:
+                if now >= server.restart_s:
+                    server.num_restarts += 1
+                    self._start(server)
+                continue
+            how = server.child.poll()
+            if how is None:
+                continue
+            server.child.kill()  # what is left of it: its pipes
+            server.child = None
+            if now - server.started_s > STABLE_S:
+                server.backoff_s = BACKOFF_S
+            server.restart_s = now + server.backoff_s
+            logger.warning("%s %s: restarted in %g s", server.name, how, server.backoff_s)
+            server.backoff_s = min(2 * server.backoff_s, MAX_BACKOFF_S)
+
+    def model(self) -> str:
+        """Return the name of the model, as the router tells it."""
+        answer = httpx.get(f"{self.url}/v1/models", timeout=PROBE_S, trust_env=False)
+        return msgspec.json.decode(answer.content)["data"][0]["id"]
+
+    def close(self) -> None:
+        """End all processes, by force if they take long. Idempotent."""
+        if self._is_closed:
+            return
+        self._is_closed = True
+        children = [one.child for one in self.servers.values() if one.child is not None]
+        for child in children:
+            child.terminate()
+        until = time.monotonic() + CLOSE_S
+        try:
+            while any(child.poll() is None for child in children) and time.monotonic() < until:
+                time.sleep(LOOK_S / 2)
+        finally:  # another Ctrl-C: at once
+            for child in children:
+                child.kill()
+            for server in self.servers.values():
+                server.port.close()
+            shutil.rmtree(self._folder, ignore_errors=True)
+
+    def _start(self, server: Server) -> None:
+        server.started_s = time.monotonic()
+        server.child = Child(
+            server.name, server.arguments, server.port, self._environment, self._output
+        )
+
+    def _secured(self) -> dict[str, str]:
+        """Return the environment of the processes, with a secret of theirs if there is none."""
+        current = config.current()
+        if current.secret or current.secret_file:
+            return dict(os.environ)
+        write_private(self._folder / "secret", secrets.token_hex())
+        return {**os.environ, SECRET_FILE: str(self._folder / "secret")}
+
+    def _events(self, name: str, what: str) -> str:
+        return f"ipc://{self._folder}/{name}-{what}"
+
+    def _router_config(self, roles: Mapping[str, str], block_size: int) -> str:
+        lines = ['connector = "mooncake_kernels"', f"block_size = {block_size}", "health_s = 0.5"]
+        for name, role in roles.items():
+            lines += [
+                "[[instance]]", f'name = "{name}"', f'role = "{role}"',
+                f'url = "{self.servers[name].port.url}"',
+                *(f'{one[2:]} = "{self._events(name, one[2:])}"' for one in EVENTS),
+            ]  # fmt: skip
+        return "\n".join(lines) + "\n"
+
+
+EVENTS = ("--events", "--replay")
+SECRET_FILE = "MOONCAKE_KERNELS_SECRET_FILE"
+
+
+def _is_healthy(client: httpx.Client, server: Server) -> bool:
+    try:
+        return client.get(f"{server.port.url}/health").status_code == 200
+    except httpx.HTTPError:
+        return False

@@ -1,0 +1,144 @@
+"""``serve engine``: one engine as an OpenAI server."""
+
+import argparse
+import logging
+import os
+import socket
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import partial
+
+import torch
+
+import mooncake_kernels as mk
+from mooncake_kernels.http_server import in_url, is_loopback, listen, silence_uvicorn
+from mooncake_serving.engine import Engine, Llama, PagedKVCache, find_model, load_model
+from mooncake_serving.engine.batching import OnComputed
+from mooncake_serving.engine.caching_allocator import CachingAllocator
+from mooncake_serving.http_api import make_server, raise_file_limit
+from mooncake_serving.store.events import EventPublisher
+
+from .app import CLIENT_S, make_app
+from .calls import Served
+from .children import end_with_stdin
+from .events import event_of
+from .transfers import Transfers
+from .worker import Worker
+
+
+def run(options: argparse.Namespace) -> int:
+    """Serve until the process is told to end; returns the exit status."""
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
+    logging.getLogger("mooncake_kernels").setLevel(logging.WARNING)  # which kernel, which way
+    if options.until_stdin_closes:
+        end_with_stdin()
+    torch.set_num_threads(options.threads or os.cpu_count() or 1)
+    with _listening(options) as listening, _publisher(options) as publisher:
+        model, served = load(options)
+        make = partial(make_engine, options, model, publisher)
+        failed = False
+
+        def fail() -> None:
+            nonlocal failed
+            failed = server.should_exit = True
+
+        silence_uvicorn()
+        raise_file_limit()
+        app = make_app(served, lambda loop: Worker(make, loop, fail))
+        server = make_server(app, listening, CLIENT_S)
+        address = listening.getsockname()
+        url = f"http://{in_url(address[0])}:{address[1]}"
+        sys.stdout.write(f"engine: {url} serves {served.name}\n")
+        sys.stdout.flush()
+        if not is_loopback(address):
+            logging.warning("whoever reaches %s may use it: there are no keys", url)
+        server.run(sockets=[listening])
+    return 1 if failed else 0
+
+
+def load(options: argparse.Namespace) -> tuple[Llama, Served]:
+    """Load the model, and say what is served of it.
+
+    Raises:
+        ModelNotFound, InvalidModel, UnsupportedModel, InvalidArgument: see ``load_model``.
+    """
+    path = find_model(options.model)
+    model, tokenizer = load_model(
+        path,
+        dtype=getattr(torch, options.dtype),
+        device=options.device,
+        batch_invariant=options.batch_invariant,
+    )
+    served = Served(
+        options.name or (path.stem if path.is_file() else path.resolve().name),
+        tokenizer,
+        model.config.vocab_size,
+        min(model.config.max_position, options.num_blocks * options.block_size),
+        sends=options.role == "prefill",
+        receives=options.role == "decode",
+    )
+    return model, served
+
+
+def make_engine(
+    options: argparse.Namespace,
+    model: Llama,
+    publisher: EventPublisher | None,
+    on_computed: OnComputed,
+) -> tuple[Engine, Transfers | None]:
+    """Make an engine of the options, and what hands its prompts over, if its role does.
+
+    Args:
+        options: of the command.
+        model: the model.
+        publisher: of its KV events; None: there is none.
+        on_computed: see ``BatchingEngine``.
+    """
+    cache = PagedKVCache(
+        model.config,
+        options.num_blocks,
+        block_size=options.block_size,
+        dtype=model.dtype,
+        device=options.device,
+    )
+    engine = Engine(
+        model,
+        cache,
+        max_batch_tokens=max(512, options.max_requests),  # a token of each
+        chunk_tokens=options.chunk_tokens,
+        max_requests=options.max_requests,
+        keep_prefixes=True,
+        on_computed=on_computed,
+    )
+    if publisher is not None and isinstance(engine.allocator, CachingAllocator):
+        engine.allocator.on_change = lambda change: publisher.publish_events(
+            event_of(change, options.block_size)
+        )
+    if options.role == "both":
+        return engine, None
+    host = in_url(options.handoff_host or options.host)
+    is_prefill = options.role == "prefill"
+    transfer = mk.TransferEngine(f"{host}:0")
+    return engine, Transfers(engine, transfer, sends=is_prefill, receives=not is_prefill)
+
+
+@contextmanager
+def _listening(options: argparse.Namespace) -> Iterator[socket.socket]:
+    """Take the port before the model is loaded, which takes long."""
+    if options.fd is None:
+        listening = listen("serve engine", options.host, options.port)
+    else:
+        listening = socket.socket(fileno=options.fd)
+    with listening:
+        yield listening
+
+
+@contextmanager
+def _publisher(options: argparse.Namespace) -> Iterator[EventPublisher | None]:
+    if not options.events:
+        yield None
+        return
+    replay = options.replay or None
+    with EventPublisher(options.events, replay_endpoint=replay) as publisher:
+        yield publisher

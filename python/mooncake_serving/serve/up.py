@@ -1,0 +1,83 @@
+"""``serve up``: a cluster on this machine, by one command."""
+
+import argparse
+import json
+import logging
+import os
+import shlex
+import signal
+import sys
+import time
+from types import FrameType
+
+from mooncake_kernels.errors import InvalidArgument
+
+from .cluster import LOOK_S, LocalCluster
+
+ENGINE_OPTIONS = (
+    "model", "name", "device", "dtype", "num_blocks", "block_size", "max_requests", "chunk_tokens",
+)  # fmt: skip
+
+
+def run(options: argparse.Namespace) -> int:
+    """Start the cluster, and keep it up until Ctrl-C or SIGTERM; returns the exit status."""
+    logging.basicConfig(level=logging.INFO, format="serve: %(message)s")
+    logging.getLogger("httpx").setLevel(logging.WARNING)
+    roles = _roles(options)
+    signal.signal(signal.SIGTERM, _interrupt)
+    try:
+        with LocalCluster(
+            roles,
+            _engine_arguments(options, len(roles)),
+            host=options.host,
+            port=options.port,
+            block_size=options.block_size,
+            output=sys.stderr,
+        ) as cluster:
+            cluster.wait_until_ready()
+            sys.stdout.write(_ready(cluster.url, cluster.model(), roles))
+            sys.stdout.flush()
+            while True:
+                cluster.supervise()
+                time.sleep(LOOK_S)
+    except KeyboardInterrupt:
+        return 0
+
+
+def _roles(options: argparse.Namespace) -> dict[str, str]:
+    default = 0 if options.both else 1
+    counts = {
+        "prefill": default if options.prefill is None else options.prefill,
+        "decode": default if options.decode is None else options.decode,
+        "both": options.both,
+    }
+    if not options.both and not (counts["prefill"] and counts["decode"]):
+        raise InvalidArgument(
+            "serve up: --prefill and --decode must be at least 1 without --both, "
+            f"got {counts['prefill']} and {counts['decode']}"
+        )
+    return {f"{role}-{i}": role for role, count in counts.items() for i in range(count)}
+
+
+def _engine_arguments(options: argparse.Namespace, num_engines: int) -> list[str]:
+    given = {name: getattr(options, name) for name in ENGINE_OPTIONS}
+    given["threads"] = options.threads or max(1, (os.cpu_count() or 1) // num_engines)
+    arguments = [
+        f"--{name.replace('_', '-')}={value}" for name, value in given.items() if value is not None
+    ]
+    return arguments + ["--batch-invariant"] * options.batch_invariant
+
+
+def _ready(url: str, model: str, roles: dict[str, str]) -> str:
+    """Return what is told when all are ready, with a command to paste."""
+    message = {"role": "user", "content": "What is a cache? Answer in one sentence."}
+    body = json.dumps({"model": model, "messages": [message], "max_tokens": 64, "stream": True})
+    return (
+        f"serve: ready at {url}: {model} by {', '.join(roles)}\n\n"
+        f"curl -N {url}/v1/chat/completions -H 'Content-Type: application/json' \\\n"
+        f"    -d {shlex.quote(body)}\n\n"
+    )
+
+
+def _interrupt(signal_number: int, frame: FrameType | None) -> None:
+    raise KeyboardInterrupt

@@ -1,0 +1,254 @@
+"""The thread that owns an engine: requests come in, their tokens go out."""
+
+import asyncio
+import logging
+import queue
+import threading
+from collections import Counter, deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from mooncake_kernels.closeable import Closeable
+from mooncake_kernels.errors import InvalidArgument
+from mooncake_serving.engine import Engine, NotFinite, OutOfBlocks, TokenOutput
+from mooncake_serving.engine.request import Request
+from mooncake_serving.http_api import ErrorAnswer, invalid
+
+from .job import Fetch, Job, Send
+from .transfers import Transfers
+
+logger = logging.getLogger(__name__)
+
+POLL_S = 0.002  # between two looks at transfers while nothing is computed
+Output = TokenOutput | ErrorAnswer
+
+
+@dataclass
+class Counts:
+    """Totals, written by the engine's thread."""
+
+    prompt_tokens: int = 0
+    cached_tokens: int = 0  # of those
+    generated_tokens: int = 0
+    finished: Counter[str] = field(default_factory=Counter)  # requests, by reason
+    failed_transfers: int = 0
+    num_free_blocks: int = 0  # now
+
+
+class Worker(Closeable):
+    """Computes jobs in a thread of its own.
+
+    Args:
+        make: makes the engine and its transfers, if it has any; called with what the engine is to
+            call as ``on_computed``. Nothing else uses them.
+        loop: on which ``Job.outputs`` are filled.
+        failed: called on that loop if the thread ends by an error.
+
+    Attributes:
+        engine: to read its configuration and its counts.
+        counts: totals.
+        is_alive: whether jobs are computed.
+    """
+
+    def __init__(
+        self,
+        make: Callable[[Callable[[Request], None]], tuple[Engine, Transfers | None]],
+        loop: asyncio.AbstractEventLoop,
+        failed: Callable[[], None],
+    ):
+        self.engine, self.transfers = make(self._computed)
+        self.counts, self.is_alive = Counts(), True
+        self.counts.num_free_blocks = self.engine.allocator.num_free
+        self._loop, self._failed = loop, failed
+        self._commands: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
+        self._to_fetch: deque[Job] = deque()  # that have no blocks yet
+        self._ids: dict[Job, int] = {}  # of those in the engine
+        self._jobs: dict[int, Job] = {}
+        self._outputs: list[tuple[Job, Output]] = []  # to be delivered
+        self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
+        self._thread.start()
+
+    @property
+    def num_waiting(self) -> int:
+        """Count the requests that have no blocks, or whose prompts are on their way."""
+        return len(self._to_fetch) + self.engine.num_waiting
+
+    def submit(self, job: Job) -> None:
+        """Queue a job."""
+        self._commands.put(lambda: self._begin(job))
+
+    def end(self, job: Job, reason: str) -> None:
+        """End a job now and free its blocks; one that has ended is ignored."""
+        self._commands.put(lambda: self._drop(job, reason))
+
+    def close(self) -> None:
+        """End the thread; jobs that are not finished fail. Idempotent."""
+        self._commands.put(None)
+        self._thread.join()
+
+    # --- the engine's thread ------------------------------------------------------------------
+
+    def _run(self) -> None:
+        try:
+            is_busy = False
+            while self._take_commands(is_busy=is_busy):
+                is_busy = self._work()
+                self.counts.num_free_blocks = self.engine.allocator.num_free
+                self._deliver()
+        except Exception:
+            logger.exception("the engine has failed")
+            self._loop.call_soon_threadsafe(self._failed)
+        finally:
+            self.is_alive = False
+            for job in [*self._jobs.values(), *self._to_fetch]:
+                self._outputs.append((job, _failure("the engine has ended")))
+            self._deliver()
+            if self.transfers is not None:
+                self.transfers.close()
+
+    def _take_commands(self, *, is_busy: bool) -> bool:
+        """Carry out what was asked for; wait for it if there is nothing else to do.
+
+        Returns:
+            False: the thread is to end.
+        """
+        wait_s = 0.0 if is_busy else None
+        if not is_busy and self.transfers is not None and self.transfers.is_busy:
+            wait_s = POLL_S
+        try:
+            while (command := self._commands.get(wait_s != 0.0, wait_s)) is not None:
+                command()
+                wait_s = 0.0
+        except queue.Empty:
+            return True
+        return False
+
+    def _work(self) -> bool:
+        """Compute a step; returns whether there may be another one at once."""
+        if self.transfers is not None:
+            for job, block_ids, error in self.transfers.poll():
+                if error is None:
+                    self._add(job, block_ids, len(job.prompt) - 1)
+                else:
+                    self.counts.failed_transfers += 1
+                    self._fail(job, _failure(f"the prompt was not handed over: {error}"))
+            while self._to_fetch and self._fetch(self._to_fetch[0]):
+                self._to_fetch.popleft()
+        if not self.engine.has_work:
+            return False
+        try:
+            outputs = self.engine.step()
+        except OutOfBlocks:  # transfers hold them
+            return False
+        except NotFinite as error:
+            for request_id in error.requests:
+                job = self._jobs[request_id]
+                self._drop(job, "error")
+                self._outputs.append((job, _failure(str(error))))
+            return True
+        for output in outputs:
+            job = self._jobs[output.request_id]
+            self.counts.generated_tokens += 1
+            if output.finish_reason is not None:
+                self._finished(job, output.finish_reason)
+            self._outputs.append((job, output))
+        return True
+
+    def _begin(self, job: Job) -> None:
+        if isinstance(job.transfer, Fetch):
+            self._to_fetch.append(job)
+            return
+        try:
+            if isinstance(job.transfer, Send) and self.transfers is not None:
+                self.transfers.offer(job, job.transfer)
+        except InvalidArgument as error:
+            self._fail(job, invalid("kv_transfer_params", f"of a new transfer: {error}"))
+            return
+        self._add(job)
+
+    def _add(self, job: Job, block_ids: list[int] | None = None, num_cached: int = 0) -> None:
+        """Give a job to the engine, and the blocks that it has."""
+        try:
+            request_id = self.engine.add_request(
+                job.prompt, job.params, block_ids=block_ids, num_cached_tokens=num_cached
+            )
+        except InvalidArgument as error:
+            if block_ids is not None:
+                self.engine.release(block_ids)
+            if isinstance(job.transfer, Send) and self.transfers is not None:
+                self.transfers.drop(job.transfer, "the request was refused")
+            self._fail(job, ErrorAnswer(400, str(error), "invalid_value"))
+            return
+        self._ids[job], self._jobs[request_id] = request_id, job
+
+    def _fetch(self, job: Job) -> bool:
+        """Begin to receive a prompt; False: its blocks are not free now."""
+        fetch, transfers = job.transfer, self.transfers
+        assert isinstance(fetch, Fetch) and transfers is not None, "others are not queued for it"
+        try:
+            block_ids, num_cached = self.engine.reserve_for(job.prompt, job.params)
+        except OutOfBlocks:
+            return False
+        job.num_cached_tokens = num_cached
+        try:
+            if num_cached < len(job.prompt) - 1:
+                transfers.fetch(job, fetch, block_ids, num_cached)
+            else:  # all of it is here
+                transfers.release(fetch)
+                self._add(job, block_ids, num_cached)
+        except InvalidArgument as error:
+            self.engine.release(block_ids)
+            self._fail(job, invalid("kv_transfer_params", f"such as can be asked for: {error}"))
+        return True
+
+    def _drop(self, job: Job, reason: str) -> None:
+        """End a job wherever it is, and free its blocks; ignored if it has ended."""
+        transfers, request_id = self.transfers, self._ids.pop(job, None)
+        if job in self._to_fetch:
+            self._to_fetch.remove(job)
+        elif request_id is not None:
+            self.engine.abort(request_id)
+            del self._jobs[request_id]
+        elif transfers is None or not transfers.cancel(job):
+            return
+        if transfers is not None and isinstance(job.transfer, Send):
+            transfers.drop(job.transfer, "the request was aborted")
+        self._count(job, reason)
+
+    def _computed(self, request: Request) -> None:
+        """Note the progress of a request: what the engine calls after each step."""
+        job = self._jobs[request.request_id]
+        if not isinstance(job.transfer, Fetch):  # of those it is known since they have blocks
+            job.num_cached_tokens = request.num_cached_tokens
+        if isinstance(job.transfer, Send) and self.transfers is not None:
+            self.transfers.computed(job, job.transfer, request.block_ids, request.num_computed)
+
+    def _finished(self, job: Job, reason: str) -> None:
+        del self._jobs[self._ids.pop(job)]
+        if isinstance(job.transfer, Send) and self.transfers is not None:
+            job.answer_params = self.transfers.answer(job, job.transfer)
+        self._count(job, reason)
+
+    def _count(self, job: Job, reason: str) -> None:
+        self.counts.finished[reason] += 1
+        self.counts.prompt_tokens += len(job.prompt)
+        self.counts.cached_tokens += job.num_cached_tokens
+
+    def _fail(self, job: Job, error: ErrorAnswer) -> None:
+        self.counts.finished["error"] += 1
+        self._outputs.append((job, error))
+
+    def _deliver(self) -> None:
+        """Hand what has come out to the loop, all at once."""
+        if self._outputs:
+            outputs, self._outputs = self._outputs, []
+            self._loop.call_soon_threadsafe(_put_all, outputs)
+
+
+def _put_all(outputs: list[tuple[Job, Output]]) -> None:
+    for job, output in outputs:
+        job.outputs.put_nowait(output)
+
+
+def _failure(message: str) -> ErrorAnswer:
+    return ErrorAnswer(500, message, "engine_failed")

@@ -1,0 +1,107 @@
+"""Engine servers in this process, as ``serve engine`` makes them, and their clients."""
+
+import argparse
+import asyncio
+import contextlib
+import json
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import httpx
+
+from mooncake_serving.engine import Llama
+from mooncake_serving.serve import options as serve_options
+from mooncake_serving.serve.app import make_app
+from mooncake_serving.serve.engine import load, make_engine
+from mooncake_serving.serve.worker import Worker
+from mooncake_serving.store.events import EventPublisher
+from tests.serving.router.support import Served as HttpServer
+
+WAIT_S = 60.0
+BLOCK = 8
+
+
+def engine_options(folder: Path, *more: str) -> argparse.Namespace:
+    """Parse options of ``serve engine``, for the tiny model."""
+    parser = argparse.ArgumentParser()
+    serve_options.add_commands(parser)
+    small = [f"--block-size={BLOCK}", "--num-blocks=128", "--chunk-tokens=32", "--threads=1"]
+    given = [f"--model={folder}", "--name=tiny", "--batch-invariant", *small, *more]
+    return parser.parse_args(["engine", *given])
+
+
+class EngineServer:
+    """An engine on a port of its own.
+
+    Attributes:
+        worker: of the engine.
+        client: of the server.
+        url: of the server.
+        publisher: of its events, if it has ``events``.
+    """
+
+    def __init__(self, folder: Path, *more: str, events: bool = False):
+        options = engine_options(folder, *more)
+        model, served = load(options)
+        self.publisher = None
+        if events:
+            endpoint = "tcp://127.0.0.1:0"
+            self.publisher = EventPublisher(endpoint, replay_endpoint=endpoint)
+        self.app = make_app(served, partial(self._make_worker, options, model))
+        self.server = HttpServer(self.app)
+        self.url = self.server.url
+        self.client = httpx.Client(base_url=self.url, timeout=WAIT_S)
+
+    def _make_worker(
+        self, options: argparse.Namespace, model: Llama, loop: asyncio.AbstractEventLoop
+    ) -> Worker:
+        make = partial(make_engine, options, model, self.publisher)
+        self.worker = Worker(make, loop, lambda: None)
+        return self.worker
+
+    @property
+    def num_free_blocks(self) -> int:
+        return self.worker.engine.allocator.num_free
+
+    def complete(self, prompt: Any, max_tokens: int = 8, **more: Any) -> httpx.Response:
+        body = {"model": "tiny", "prompt": prompt, "max_tokens": max_tokens, "temperature": 0}
+        return self.client.post("/v1/completions", json={**body, **more})
+
+    def chat(self, content: str, max_tokens: int = 8, **more: Any) -> httpx.Response:
+        messages = [{"role": "user", "content": content}]
+        body = {"model": "tiny", "messages": messages, "max_tokens": max_tokens, "temperature": 0}
+        return self.client.post("/v1/chat/completions", json={**body, **more})
+
+    def metric(self, name: str) -> float:
+        """The sum of a metric over its labels."""
+        rows = (line.rpartition(" ") for line in self.client.get("/metrics").text.splitlines())
+        return sum(float(value) for text, _, value in rows if text.partition("{")[0] == name)
+
+    def close(self) -> None:
+        self.client.close()
+        self.server.kill()
+        if self.publisher is not None:
+            self.publisher.close()
+
+
+def events_of(answer: httpx.Response) -> list[dict[str, Any]]:
+    """The events of a stream, which is whole."""
+    lines = [line for line in answer.text.split("\n\n") if line]
+    assert lines.pop() == "data: [DONE]"
+    return [json.loads(line.removeprefix("data: ")) for line in lines]
+
+
+def text_of(events: list[dict[str, Any]]) -> str:
+    """The text of a stream's events."""
+    choices = [choice for event in events for choice in event["choices"]]
+    return "".join(c["text"] if "text" in c else c["delta"].get("content", "") for c in choices)
+
+
+@contextlib.contextmanager
+def closing(*parts: Any):
+    """Close them at the end, the last one first."""
+    with contextlib.ExitStack() as stack:
+        for part in parts:
+            stack.callback(part.close)
+        yield parts

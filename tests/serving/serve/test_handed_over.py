@@ -1,0 +1,177 @@
+"""Prompts that one engine server prefills for another one, alone and behind the router."""
+
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from typing import Any
+
+import httpx
+import pytest
+
+from mooncake_serving.serve import transfers
+from tests.serving.router.support import RouterServer
+from tests.serving.serve.support import EngineServer, events_of, text_of
+from tests.waiting import eventually
+
+PREFILL = {"max_tokens": 1, "kv_transfer_params": {"do_remote_decode": True}}
+PROMPTS = ["the end", "in the inner 12, " * 6, "the " * 50, "abcdefgh", "abcdefghi"]
+
+
+@pytest.fixture
+def pair(start):
+    """An engine that prefills and one that decodes."""
+    return start("--role=prefill"), start("--role=decode")
+
+
+def params_of(prefill: EngineServer, prompt: Any) -> dict[str, Any]:
+    answer = prefill.complete(prompt, **PREFILL)
+    assert answer.status_code == 200, answer.text
+    return answer.json()["kv_transfer_params"]
+
+
+def all_free(*servers: EngineServer) -> None:
+    for server in servers:
+        eventually(lambda server=server: server.num_free_blocks == 128)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_tokens_are_those_of_an_engine_alone(pair, expected, stream):
+    prefill, decode = pair
+    for prompt in PROMPTS:
+        params = params_of(prefill, prompt)
+        answer = decode.complete(prompt, 12, kv_transfer_params=params, stream=stream)
+        text = text_of(events_of(answer)) if stream else answer.json()["choices"][0]["text"]
+        assert text == expected(prompt, 12)[0]
+    assert decode.worker.counts.failed_transfers == 0
+    all_free(prefill, decode)
+
+
+def test_blocks_leave_while_the_prompt_is_computed(pair, expected):
+    """A receiver that comes first, with a transfer's name that both are told."""
+    prefill, decode = pair
+    prompt = "the " * 120
+    params = params_of(prefill, "where it is")
+    assert decode.complete("where it is", kv_transfer_params=params).status_code == 200
+    params["transfer_id"] = "both at once"
+    steps: list[int] = []
+    sender = prefill.worker.transfers._sender
+    progress = sender.progress
+
+    def record(transfer_id: str, num_computed: int, block_ids: Any) -> None:
+        steps.append(num_computed)
+        progress(transfer_id, num_computed, block_ids)
+
+    sender.progress = record
+    with ThreadPoolExecutor(1) as pool:
+        answer = pool.submit(decode.complete, prompt, 9, kv_transfer_params=params)
+        eventually(lambda: decode.worker.transfers.is_busy)
+        named = {"do_remote_decode": True, "transfer_id": "both at once"}
+        assert prefill.complete(prompt, max_tokens=1, kv_transfer_params=named).status_code == 200
+        text = answer.result().json()["choices"][0]["text"]
+    assert text == expected(prompt, 9)[0]
+    assert len(steps) > 2 and steps == sorted({*steps})  # a chunk of 32 tokens each
+    all_free(prefill, decode)
+
+
+def test_what_the_decode_engine_has_is_not_sent(pair, expected):
+    prefill, decode = pair
+    prompt = "a long prefix of some more blocks than one: "
+    asked: list[int] = []
+    receiver = decode.worker.transfers._receiver
+    receive = receiver.receive
+
+    def record(*args: Any, **more: Any) -> None:
+        asked.append(more["first_token"])
+        receive(*args, **more)
+
+    receiver.receive = record
+    for end in ("x", "yz", "yz"):
+        params = params_of(prefill, prompt + end)
+        answer = decode.complete(prompt + end, 5, kv_transfer_params=params).json()
+        assert answer["choices"][0]["text"] == expected(prompt + end, 5)[0]
+    cached = answer["usage"]["prompt_tokens_details"]["cached_tokens"]
+    assert asked[0] == 0 and 0 < asked[1] <= cached and cached % 8 == 0
+    all_free(prefill, decode)
+
+
+def test_prompt_of_one_token_is_computed_where_it_arrives(pair, expected):
+    prefill, decode = pair
+    params = params_of(prefill, [7])
+    answer = decode.complete([7], 5, kv_transfer_params=params).json()
+    assert answer["choices"][0]["text"] == expected([7], 5)[0]
+
+
+def test_transfer_that_is_over_fails_the_request_alone(pair, expected):
+    prefill, decode = pair
+    params = params_of(prefill, "the end")
+    assert decode.complete("the end", kv_transfer_params=params).status_code == 200
+    again = decode.complete("the end of it all", kv_transfer_params=params)
+    assert again.status_code == 500
+    assert "was not handed over" in again.json()["error"]["message"]
+    assert decode.complete("abc", 4).json()["choices"][0]["text"] == expected("abc", 4)[0]
+    all_free(prefill, decode)
+
+
+def test_blocks_of_another_prompt_are_refused(pair):
+    prefill, decode = pair
+    params = params_of(prefill, [5, 6, 7, 8])
+    answer = decode.complete([5, 6, 9, 8], kv_transfer_params=params)
+    assert answer.status_code == 500 and "another one" in answer.json()["error"]["message"]
+
+
+def test_prefill_that_nobody_fetches_ends_with_its_lease(start, monkeypatch):
+    settings = replace(transfers.SETTINGS, lease_s=0.2)
+    monkeypatch.setattr(transfers.Transfers.__init__, "__kwdefaults__", {"settings": settings})
+    prefill, decode = start("--role=prefill"), start("--role=decode")
+    params = params_of(prefill, "the end of it")
+    all_free(prefill)
+    late = decode.complete("the end of it", kv_transfer_params=params)
+    assert late.status_code == 500 and "asked for" in late.json()["error"]["message"]
+
+
+def test_client_that_leaves_while_its_prompt_is_awaited(pair):
+    prefill, decode = pair
+    params = {**params_of(prefill, "abc"), "transfer_id": "never offered"}
+    body = {"model": "tiny", "prompt": "the " * 9, "kv_transfer_params": params, "stream": True}
+    with pytest.raises(httpx.ReadTimeout):
+        decode.client.post("/v1/completions", json=body, timeout=0.5)
+    eventually(lambda: decode.worker.counts.finished["abort"] == 1)
+    all_free(decode)
+
+
+def test_router_hands_over_and_knows_what_is_cached(start, expected):
+    engines = {
+        "prefill": start("--role=prefill", events=True),
+        "decode": start("--role=decode", events=True),
+    }
+    instances = [
+        {
+            "name": name, "role": name, "url": engine.url,
+            "events": engine.publisher.endpoint, "replay": engine.publisher.replay_endpoint,
+        }
+        for name, engine in engines.items()
+    ]  # fmt: skip
+    content = {"connector": "mooncake_kernels", "block_size": 8, "instance": instances}
+    router = RouterServer(content)
+    try:
+        for prompt in PROMPTS:
+            body = {"model": "tiny", "prompt": prompt, "max_tokens": 10, "temperature": 0}
+            answer = router.client.post("/v1/completions", json=body)
+            assert answer.json()["choices"][0]["text"] == expected(prompt, 10)[0], answer.text
+            streamed = router.client.post("/v1/completions", json={**body, "stream": True})
+            assert text_of(events_of(streamed)) == expected(prompt, 10)[0]
+        messages = [{"role": "user", "content": "hello, router"}]
+        body = {"model": "tiny", "messages": messages, "max_tokens": 6, "temperature": 0}
+        chat = router.client.post("/v1/chat/completions", json=body).json()
+        alone = engines["decode"].client.post("/v1/chat/completions", json=body).json()
+        assert chat["choices"][0]["message"] == alone["choices"][0]["message"]
+        eventually(lambda: router.instance("prefill")["held_blocks"] > 0)
+        assert router.instance("prefill")["unnamed_blocks"] == 0
+        eventually(
+            lambda: (
+                router.complete(PROMPTS[2], 2, model="tiny").status_code == 200
+                and router.last()["prefill"]["cached_tokens"] > 0
+            )
+        )
+        assert router.instance("prefill")["capacity_tokens"] == 1024
+    finally:
+        router.close()

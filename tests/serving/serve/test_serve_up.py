@@ -1,0 +1,228 @@
+"""``serve up``: a cluster as its user has it, with servers that are killed."""
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import httpx
+import pytest
+
+from mooncake_kernels.errors import InvalidArgument
+from mooncake_serving.__main__ import main
+from mooncake_serving.serve.children import Port
+from tests.serving.serve.support import WAIT_S, events_of, text_of
+from tests.waiting import eventually
+
+COMMAND = [sys.executable, "-m", "mooncake_serving", "serve"]
+PROMPTS = ["the end", "in the inner 12, " * 6, "the " * 50, "a b c", "the end"]
+
+
+class Up:
+    """A running ``serve up``, of the tiny model."""
+
+    def __init__(self, folder: Path, tmp_path: Path):
+        small = ["--block-size=8", "--num-blocks=128", "--chunk-tokens=32", "--batch-invariant"]
+        self._out, self.err = tmp_path / "out", tmp_path / "err"
+        with self._out.open("w") as out, self.err.open("w") as err:
+            self.process = subprocess.Popen(
+                [*COMMAND, "up", "--port=0", f"--model={folder}", "--name=tiny", *small],
+                stdout=out,
+                stderr=err,
+            )
+        eventually(lambda: "curl" in self.out or self.process.poll() is not None)
+        assert "serve: ready at " in self.out, self.err.read_text()
+        self.url = self.out.split()[3].rstrip(":")
+        self.client = httpx.Client(base_url=self.url, timeout=WAIT_S)
+
+    @property
+    def out(self) -> str:
+        return self._out.read_text()
+
+    def pid_of(self, role: str) -> int | None:
+        """The number of a server's process; None while there is none."""
+        for pid in self.children():
+            words = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
+            if f"--role={role}".encode() in words or role.encode() in words:
+                return pid
+        return None
+
+    def children(self) -> list[int]:
+        pid = self.process.pid
+        return [int(one) for one in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+
+    def complete(self, prompt: str, **more) -> httpx.Response:
+        body = {"model": "tiny", "prompt": prompt, "max_tokens": 10, "temperature": 0, **more}
+        return self.client.post("/v1/completions", json=body)
+
+
+@pytest.fixture(scope="module")
+def up(tiny_folder, tmp_path_factory):
+    made = Up(tiny_folder, tmp_path_factory.mktemp("up"))
+    yield made
+    made.client.close()
+    made.process.kill()
+    made.process.wait()
+
+
+def test_command_that_it_prints_works(up):
+    command = up.out[up.out.index("curl") :].replace("curl -N", "curl -sSN")
+    ran = subprocess.run(["sh", "-c", command], capture_output=True, text=True, timeout=WAIT_S)
+    assert ran.returncode == 0, ran.stderr
+    assert ran.stdout.startswith('data: {"id":"chatcmpl-') and "data: [DONE]" in ran.stdout
+
+
+def test_many_at_once_are_answered_as_by_one_engine(up, expected):
+    with ThreadPoolExecutor(8) as pool:
+        streams = [pool.submit(up.complete, prompt, stream=True) for prompt in PROMPTS]
+        wholes = [pool.submit(up.complete, prompt) for prompt in PROMPTS]
+        for prompt, stream, whole in zip(PROMPTS, streams, wholes, strict=True):
+            text = expected(prompt, 10)[0]
+            assert text_of(events_of(stream.result())) == text
+            assert whole.result().json()["choices"][0]["text"] == text
+
+
+def test_status_and_bench_ask_it(up, capsys):
+    assert main(["serve", "status", "--url", up.url]) == 0
+    rows = capsys.readouterr().out.splitlines()
+    assert [row.split()[:3] for row in rows[1:]] == [
+        ["prefill-0", "prefill", "yes"],
+        ["decode-0", "decode", "yes"],
+    ]
+    load = ["--requests=6", "--rate=50", "--words=20", "--shared-words=12", "--max-tokens=5"]
+    assert main(["serve", "bench", "--url", up.url, "--json", *load]) == 0
+    report = json.loads(capsys.readouterr().out)
+    assert (report["answered"], report["refused"]) == (6, {})
+    assert report["ttft_ms"].keys() == {"p50", "p90", "p99"}
+    assert main(["serve", "bench", "--url", up.url, *load]) == 0
+    assert capsys.readouterr().out.startswith("6 answered in ")
+    # What is refused is counted: the context has 512 tokens.
+    assert main(["serve", "bench", "--url", up.url, "--words=600", "--requests=2"]) == 1
+    assert "2 refused: 400 context_length_exceeded" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("role", ["decode", "prefill", "router"])
+def test_killed_server_is_restarted_and_no_answer_is_wrong(up, expected, role):
+    pid = up.pid_of(role)
+    texts = {prompt: expected(prompt, 10)[0] for prompt in PROMPTS}
+    with ThreadPoolExecutor(4) as pool:
+        answers = [(prompt, pool.submit(up.complete, prompt)) for prompt in PROMPTS * 4]
+        os.kill(pid, signal.SIGKILL)
+        for prompt, answer in answers:
+            try:
+                got = answer.result()
+            except httpx.TransportError:  # of the router
+                assert role == "router"
+                continue
+            if got.status_code == 200:
+                assert got.json()["choices"][0]["text"] == texts[prompt]
+            else:
+                assert got.status_code in (502, 503), got.text
+
+    def answers_again() -> bool:
+        try:
+            return up.complete("the end").status_code == 200
+        except httpx.TransportError:
+            return False
+
+    eventually(answers_again)
+    eventually(lambda: up.pid_of(role) not in (None, pid))
+    assert up.complete("the end").json()["choices"][0]["text"] == texts["the end"]
+    assert "was killed by signal 9: restarted in" in up.err.read_text()
+
+
+def test_ctrl_c_ends_all(up):
+    """The last test of this cluster."""
+    children = up.children()
+    assert len(children) == 3
+    up.process.send_signal(signal.SIGINT)
+    assert up.process.wait(WAIT_S) == 0
+    assert not any(Path(f"/proc/{pid}").exists() for pid in children)
+    assert "Traceback" not in up.err.read_text()
+
+
+def test_children_end_with_a_parent_that_is_killed(tmp_path):
+    (tmp_path / "router.toml").write_text(
+        '[[instance]]\nname = "a"\nrole = "both"\nurl = "http://127.0.0.1:9"\n'
+    )
+    code = f"""
+import os, sys, time
+from mooncake_serving.serve.children import Child, Port
+port = Port("test", "127.0.0.1", 0)
+arguments = ["router", "--config", {str(tmp_path / "router.toml")!r}]
+child = Child("router", arguments, port, os.environ, sys.stderr)
+print(child.pid, port.url, flush=True)
+time.sleep(600)
+"""
+    with subprocess.Popen(
+        [sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
+    ) as parent:
+        try:
+            pid, url = parent.stdout.readline().split()
+
+            def is_serving() -> bool:
+                try:
+                    return httpx.get(f"{url}/health").status_code == 503
+                except httpx.TransportError:
+                    return False
+
+            eventually(is_serving)
+        finally:
+            parent.kill()
+    eventually(lambda: not Path(f"/proc/{pid}").exists())
+
+
+def test_reserved_port_refuses_until_its_server_listens():
+    port = Port("test", "127.0.0.1", 0)
+    number = int(port.url.rpartition(":")[2])
+    with pytest.raises(ConnectionRefusedError):
+        socket.create_connection(("127.0.0.1", number))
+    with pytest.raises(InvalidArgument, match=f"port must be free, got {number}"):
+        Port("serve up", "127.0.0.1", number)
+    for _ in range(2):  # one server after the other
+        with port.bound() as bound:
+            bound.listen()
+            socket.create_connection(("127.0.0.1", number)).close()
+            bound.accept()[0].close()
+            with pytest.raises(InvalidArgument):
+                Port("serve up", "127.0.0.1", number)
+    port.close()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error"),
+    [
+        (["up", "--prefill", "0"], "error: serve up: --prefill and --decode must be at least 1"),
+        (["up", "--host", "nowhere.invalid"], "error: serve up: host must be an address"),
+        (["status", "--url", "http://127.0.0.1:9"], "error: serve: http://127.0.0.1:9/instances"),
+        (["status", "--url", "nonsense"], "error: serve: --url must be a URL"),
+        (["bench", "--url", "http://127.0.0.1:9"], "error: serve: http://127.0.0.1:9/v1/models"),
+        (["engine", "--model", "/nowhere", "--port", "0"], "error: load_model: path must be"),
+        (["router", "--config", "/nowhere"], "error: [Errno 2] No such file"),
+    ],
+)
+def test_user_error_is_one_line(arguments, error, capsys):
+    assert main(["serve", *arguments]) == 2
+    told = capsys.readouterr().err
+    assert told.startswith(error) and told.count("\n") == 1
+
+
+def test_server_that_cannot_start_ends_all(tmp_path):
+    command = [*COMMAND, "up", "--port=0", f"--model={tmp_path / 'nowhere'}"]
+    ran = subprocess.run(command, capture_output=True, text=True, timeout=2 * WAIT_S)
+    assert ran.returncode == 2
+    lines = ran.stderr.splitlines()
+    assert any("error: load_model: path must be a .gguf file" in line for line in lines)
+    assert lines[-1].startswith("error: serve up: ") and "ended with status 2" in lines[-1]
+
+
+def test_help_has_examples(capsys):
+    for arguments in ([], ["up"], ["engine"], ["router"], ["status"], ["bench"]):
+        with pytest.raises(SystemExit) as ended:
+            main(["serve", *arguments, "--help"])
+        assert ended.value.code == 0
+        assert "python -m mooncake_serving serve" in capsys.readouterr().out
