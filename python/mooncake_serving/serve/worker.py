@@ -206,6 +206,8 @@ class Worker(Closeable):
         transfers, request_id = self.transfers, self._ids.pop(job, None)
         if job in self._to_fetch:
             self._to_fetch.remove(job)
+            if transfers is not None and isinstance(job.transfer, Fetch):
+                transfers.release(job.transfer)
         elif request_id is not None:
             self.engine.abort(request_id)
             del self._jobs[request_id]

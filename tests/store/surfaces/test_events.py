@@ -120,6 +120,24 @@ def test_published_events_are_received(endpoints, form):
         ]
 
 
+def test_events_of_those_who_know_more_are_published_as_they_are(publisher):
+    events = [
+        BlockStored([1, 2], None, [5, 6, 7, 8], 2, None, "GPU"),
+        BlockStored([3], 2, [9, 10], 2, None, "GPU"),
+        BlockRemoved([3], "GPU"),
+        BlockRemoved([3], "GPU"),
+    ]
+    with listening(publisher) as subscription:
+        publisher.publish_events(*events[:3])
+        tell_stored(publisher, keys(4))
+        publisher.publish_events(events[3])
+        heard = []
+        while len(heard) < 5:
+            heard += subscription.receive(WAIT_S).events
+    assert heard[:3] == events[:3] and heard[4] == events[3]
+    assert (heard[3].block_hashes, heard[3].medium) == ([4], "CPU")
+
+
 def test_whole_keys_are_published_for_all_namespaces():
     with EventPublisher(TCP) as publisher, listening(publisher) as heard:
         tell_stored(publisher, np.array([[1, 2**64 - 1]], np.uint64))
