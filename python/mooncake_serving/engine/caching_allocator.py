@@ -18,11 +18,13 @@ class KeptBlocks:
 
     Attributes:
         names: ``mk.block_hashes`` of them.
+        block_ids: of them.
         parent: name of the block before the first one; None: it begins a prompt.
         token_ids: of all of them.
     """
 
     names: tuple[int, ...]
+    block_ids: tuple[int, ...]
     parent: int | None
     token_ids: tuple[int, ...]
 
@@ -127,7 +129,8 @@ class CachingAllocator(BlockAllocator):
         if new and self.on_change is not None:  # from the first that is new on: a chain
             tokens = tuple(token_ids[first * size : len(names) * size])
             parent = names[first - 1] if first else None
-            self.on_change(KeptBlocks(tuple(names[first:]), parent, tokens))
+            blocks = tuple(self._kept[name].block_id for name in names[first:])
+            self.on_change(KeptBlocks(tuple(names[first:]), blocks, parent, tokens))
 
     def _find(self, token_ids: Sequence[int]) -> list[int]:
         """Return the names of the kept blocks that a prompt begins with."""

@@ -15,7 +15,11 @@ import mooncake_kernels as mk
 from mooncake_kernels.http_server import in_url, is_loopback, listen, silence_uvicorn
 from mooncake_serving.engine import Engine, Llama, PagedKVCache, find_model, load_model
 from mooncake_serving.engine.batching import OnComputed
-from mooncake_serving.engine.caching_allocator import CachingAllocator
+from mooncake_serving.engine.caching_allocator import (
+    CachingAllocator,
+    DroppedBlocks,
+    KeptBlocks,
+)
 from mooncake_serving.http_api import make_server, raise_file_limit
 from mooncake_serving.store.events import EventPublisher
 
@@ -23,8 +27,10 @@ from .app import CLIENT_S, make_app
 from .calls import Served
 from .children import end_with_stdin
 from .events import event_of
+from .model_digest import model_digest
+from .stored_blocks import StoredBlocks
 from .transfers import Transfers
-from .worker import Worker
+from .worker import Parts, Worker
 
 
 def run(options: argparse.Namespace) -> int:
@@ -86,8 +92,8 @@ def make_engine(
     model: Llama,
     publisher: EventPublisher | None,
     on_computed: OnComputed,
-) -> tuple[Engine, Transfers | None]:
-    """Make an engine of the options, and what hands its prompts over, if its role does.
+) -> Parts:
+    """Make an engine of the options, what hands its prompts over, and a store behind its cache.
 
     Args:
         options: of the command.
@@ -111,16 +117,23 @@ def make_engine(
         keep_prefixes=True,
         on_computed=on_computed,
     )
-    if publisher is not None and isinstance(engine.allocator, CachingAllocator):
-        engine.allocator.on_change = lambda change: publisher.publish_events(
-            event_of(change, options.block_size)
-        )
+    digest = model_digest(model)
+    stored = None if options.store is None else StoredBlocks(options.store, digest, engine)
+
+    def changed(change: KeptBlocks | DroppedBlocks) -> None:
+        if publisher is not None:
+            publisher.publish_events(event_of(change, options.block_size))
+        if stored is not None:
+            stored.changed(change)
+
+    assert isinstance(engine.allocator, CachingAllocator), "it keeps prefixes"
+    engine.allocator.on_change = changed
     if options.role == "both":
-        return engine, None
-    host = in_url(options.handoff_host or options.host)
+        return Parts(engine, None, stored)
+    transfer = mk.TransferEngine(f"{in_url(options.handoff_host or options.host)}:0")
     is_prefill = options.role == "prefill"
-    transfer = mk.TransferEngine(f"{host}:0")
-    return engine, Transfers(engine, transfer, sends=is_prefill, receives=not is_prefill)
+    transfers = Transfers(engine, transfer, sends=is_prefill, receives=not is_prefill, model=digest)
+    return Parts(engine, transfers, stored)
 
 
 @contextmanager

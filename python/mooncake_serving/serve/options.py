@@ -125,6 +125,11 @@ def _add_engine_options(parser: Any) -> None:
         help="of each engine (default: the machine's, shared among the engines of up)",
     )  # fmt: skip
     parser.add_argument(
+        "--store", metavar="URL",
+        help="that all engines share: what one has computed, others load from there, as "
+        "'shm:/dev/shm/kv?size=8GiB' (default: none)",
+    )  # fmt: skip
+    parser.add_argument(
         "--batch-invariant", action="store_true",
         help="round alike whatever else is computed; a lone request takes up to twice as long",
     )  # fmt: skip

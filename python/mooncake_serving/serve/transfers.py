@@ -2,6 +2,7 @@
 
 import secrets
 from collections.abc import Sequence
+from dataclasses import replace
 
 import mooncake_kernels as mk
 from mooncake_kernels.closeable import Closeable
@@ -32,6 +33,7 @@ class Transfers(Closeable):
         engine: whose blocks are sent, or written.
         transfer: by which other engines are reached; closed with this.
         sends, receives: which of the two there is.
+        model: what distinguishes it from others: engines refuse each other's blocks without it.
         settings: of the hand-offs.
     """
 
@@ -42,12 +44,13 @@ class Transfers(Closeable):
         *,
         sends: bool,
         receives: bool,
+        model: str,
         settings: HandoffSettings = SETTINGS,
     ):
         self._engine, self._transfer = engine, transfer
         self._engine_id = secrets.token_hex(8)
         groups = mk.CacheGroups(mk.CacheGroup(GROUP, engine.cache.view()))
-        self._endpoint = Endpoint(transfer, settings)
+        self._endpoint = Endpoint(transfer, replace(settings, model=model))
         self._sender = self._receiver = None
         if sends:
             self._sender = Sender(self._endpoint, groups, engine_id=self._engine_id)

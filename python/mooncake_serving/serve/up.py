@@ -16,6 +16,7 @@ from .cluster import LOOK_S, LocalCluster
 
 ENGINE_OPTIONS = (
     "model", "name", "device", "dtype", "num_blocks", "block_size", "max_requests", "chunk_tokens",
+    "store",
 )  # fmt: skip
 
 

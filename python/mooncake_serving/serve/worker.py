@@ -7,14 +7,17 @@ import threading
 from collections import Counter, deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from mooncake_kernels.closeable import Closeable
 from mooncake_kernels.errors import InvalidArgument
 from mooncake_serving.engine import Engine, NotFinite, OutOfBlocks, TokenOutput
+from mooncake_serving.engine.batching import OnComputed
 from mooncake_serving.engine.request import Request
 from mooncake_serving.http_api import ErrorAnswer, invalid
 
 from .job import Fetch, Job, Send
+from .stored_blocks import StoredBlocks
 from .transfers import Transfers
 
 logger = logging.getLogger(__name__)
@@ -35,33 +38,50 @@ class Counts:
     num_free_blocks: int = 0  # now
 
 
+class Parts(NamedTuple):
+    """What a worker works with; closed by it.
+
+    Attributes:
+        engine: computes.
+        transfers: of prompts from and to other engines; None: there are none.
+        stored: a store behind the engine's cache; None: there is none.
+    """
+
+    engine: Engine
+    transfers: Transfers | None
+    stored: StoredBlocks | None
+
+
 class Worker(Closeable):
     """Computes jobs in a thread of its own.
 
     Args:
-        make: makes the engine and its transfers, if it has any; called with what the engine is to
-            call as ``on_computed``. Nothing else uses them.
+        make: makes the engine and what belongs to it; called with what the engine is to call as
+            ``on_computed``. Nothing else uses them.
         loop: on which ``Job.outputs`` are filled.
         failed: called on that loop if the thread ends by an error.
 
     Attributes:
-        engine: to read its configuration and its counts.
+        engine, transfers, stored: to be read: configuration and counts.
         counts: totals.
         is_alive: whether jobs are computed.
     """
 
     def __init__(
         self,
-        make: Callable[[Callable[[Request], None]], tuple[Engine, Transfers | None]],
+        make: Callable[[OnComputed], Parts],
         loop: asyncio.AbstractEventLoop,
         failed: Callable[[], None],
     ):
-        self.engine, self.transfers = make(self._computed)
+        self.engine, self.transfers, self.stored = make(self._computed)
         self.counts, self.is_alive = Counts(), True
         self.counts.num_free_blocks = self.engine.allocator.num_free
         self._loop, self._failed = loop, failed
         self._commands: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
-        self._to_fetch: deque[Job] = deque()  # that have no blocks yet
+        self._to_reserve: deque[Job] = (
+            deque()
+        )  # whose blocks get something before they are computed
+        self._loading: set[Job] = set()  # whose prompts are looked for in the store
         self._ids: dict[Job, int] = {}  # of those in the engine
         self._jobs: dict[int, Job] = {}
         self._outputs: list[tuple[Job, Output]] = []  # to be delivered
@@ -71,7 +91,7 @@ class Worker(Closeable):
     @property
     def num_waiting(self) -> int:
         """Count the requests that have no blocks, or whose prompts are on their way."""
-        return len(self._to_fetch) + self.engine.num_waiting
+        return len(self._to_reserve) + len(self._loading) + self.engine.num_waiting
 
     def submit(self, job: Job) -> None:
         """Queue a job."""
@@ -100,11 +120,12 @@ class Worker(Closeable):
             self._loop.call_soon_threadsafe(self._failed)
         finally:
             self.is_alive = False
-            for job in [*self._jobs.values(), *self._to_fetch]:
+            for job in [*self._jobs.values(), *self._to_reserve, *self._loading]:
                 self._outputs.append((job, _failure("the engine has ended")))
             self._deliver()
-            if self.transfers is not None:
-                self.transfers.close()
+            for part in (self.transfers, self.stored):
+                if part is not None:
+                    part.close()
 
     def _take_commands(self, *, is_busy: bool) -> bool:
         """Carry out what was asked for; wait for it if there is nothing else to do.
@@ -113,7 +134,8 @@ class Worker(Closeable):
             False: the thread is to end.
         """
         wait_s = 0.0 if is_busy else None
-        if not is_busy and self.transfers is not None and self.transfers.is_busy:
+        parts = (self.transfers, self.stored)
+        if not is_busy and any(part is not None and part.is_busy for part in parts):
             wait_s = POLL_S
         try:
             while (command := self._commands.get(wait_s != 0.0, wait_s)) is not None:
@@ -132,8 +154,15 @@ class Worker(Closeable):
                 else:
                     self.counts.failed_transfers += 1
                     self._fail(job, _failure(f"the prompt was not handed over: {error}"))
-            while self._to_fetch and self._fetch(self._to_fetch[0]):
-                self._to_fetch.popleft()
+        if self.stored is not None:
+            for loaded in self.stored.poll():
+                if loaded.job in self._loading:
+                    self._loading.remove(loaded.job)
+                    self._add(loaded.job, loaded.block_ids, loaded.num_cached_tokens)
+                else:  # it was dropped
+                    self.engine.release(loaded.block_ids)
+        while self._to_reserve and self._reserve(self._to_reserve[0]):
+            self._to_reserve.popleft()
         if not self.engine.has_work:
             return False
         try:
@@ -156,7 +185,7 @@ class Worker(Closeable):
 
     def _begin(self, job: Job) -> None:
         if isinstance(job.transfer, Fetch):
-            self._to_fetch.append(job)
+            self._to_reserve.append(job)
             return
         try:
             if isinstance(job.transfer, Send) and self.transfers is not None:
@@ -164,7 +193,10 @@ class Worker(Closeable):
         except InvalidArgument as error:
             self._fail(job, invalid("kv_transfer_params", f"of a new transfer: {error}"))
             return
-        self._add(job)
+        if self.stored is None:
+            self._add(job)
+        else:
+            self._to_reserve.append(job)
 
     def _add(self, job: Job, block_ids: list[int] | None = None, num_cached: int = 0) -> None:
         """Give a job to the engine, and the blocks that it has."""
@@ -181,33 +213,45 @@ class Worker(Closeable):
             return
         self._ids[job], self._jobs[request_id] = request_id, job
 
-    def _fetch(self, job: Job) -> bool:
-        """Begin to receive a prompt; False: its blocks are not free now."""
-        fetch, transfers = job.transfer, self.transfers
-        assert isinstance(fetch, Fetch) and transfers is not None, "others are not queued for it"
+    def _reserve(self, job: Job) -> bool:
+        """Take a job's blocks, and have its prompt put there; False: they are not free now."""
         try:
             block_ids, num_cached = self.engine.reserve_for(job.prompt, job.params)
         except OutOfBlocks:
             return False
-        job.num_cached_tokens = num_cached
+        size = self.engine.cache.block_size
+        if isinstance(job.transfer, Fetch):
+            job.num_cached_tokens = num_cached
+            self._fetch(job, job.transfer, block_ids, num_cached)
+        elif self.stored is not None and num_cached + size < len(job.prompt):
+            self._loading.add(job)
+            self.stored.load(job, block_ids, num_cached)
+        else:
+            self._add(job, block_ids, num_cached)
+        return True
+
+    def _fetch(self, job: Job, fetch: Fetch, block_ids: list[int], num_cached: int) -> None:
+        """Begin to receive a prompt behind its cached tokens."""
+        assert self.transfers is not None, "others get no such requests"
         try:
             if num_cached < len(job.prompt) - 1:
-                transfers.fetch(job, fetch, block_ids, num_cached)
+                self.transfers.fetch(job, fetch, block_ids, num_cached)
             else:  # all of it is here
-                transfers.release(fetch)
+                self.transfers.release(fetch)
                 self._add(job, block_ids, num_cached)
         except InvalidArgument as error:
             self.engine.release(block_ids)
             self._fail(job, invalid("kv_transfer_params", f"such as can be asked for: {error}"))
-        return True
 
     def _drop(self, job: Job, reason: str) -> None:
         """End a job wherever it is, and free its blocks; ignored if it has ended."""
         transfers, request_id = self.transfers, self._ids.pop(job, None)
-        if job in self._to_fetch:
-            self._to_fetch.remove(job)
+        if job in self._to_reserve:
+            self._to_reserve.remove(job)
             if transfers is not None and isinstance(job.transfer, Fetch):
                 transfers.release(job.transfer)
+        elif job in self._loading:  # its blocks are released when that is over
+            self._loading.remove(job)
         elif request_id is not None:
             self.engine.abort(request_id)
             del self._jobs[request_id]

@@ -2,7 +2,14 @@ import contextlib
 
 import pytest
 
-from mooncake_serving.engine import Engine, PagedKVCache, SamplingParams, load_model
+from mooncake_serving.engine import (
+    Engine,
+    Generation,
+    PagedKVCache,
+    SamplingParams,
+    Tokenizer,
+    load_model,
+)
 from tests.serving.serve.support import EngineServer
 
 
@@ -20,14 +27,27 @@ def start(tiny_folder):
 
 
 @pytest.fixture(scope="session")
-def expected(tiny_folder):
-    """What one engine alone answers to a prompt: its text and its number of tokens."""
+def alone(tiny_folder):
+    """What one engine alone generates from a prompt; and that prompt's tokens."""
     model, tokenizer = load_model(tiny_folder, batch_invariant=True)
 
-    def answer(prompt: str | list[int], max_tokens: int = 8, **more) -> tuple[str, int]:
+    def generate(
+        prompt: str | list[int], max_tokens: int, **more
+    ) -> tuple[list[int], Generation, Tokenizer]:
         tokens = tokenizer.encode(prompt) if isinstance(prompt, str) else prompt
         engine = Engine(model, PagedKVCache(model.config, 64, block_size=8))
         [done] = engine.generate([tokens], SamplingParams(max_tokens=max_tokens, **more))
+        return tokens, done, tokenizer
+
+    return generate
+
+
+@pytest.fixture(scope="session")
+def expected(alone):
+    """The text of that, and its number of tokens."""
+
+    def answer(prompt: str | list[int], max_tokens: int = 8, **more) -> tuple[str, int]:
+        _, done, tokenizer = alone(prompt, max_tokens, **more)
         ids = done.token_ids if done.finish_reason == "length" else done.token_ids[:-1]
         return tokenizer.decode(ids), len(done.token_ids)
 

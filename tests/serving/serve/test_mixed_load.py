@@ -4,6 +4,8 @@ import random
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
+import pytest
+
 from mooncake_serving.serve import transfers
 from tests.serving.serve.support import EngineServer, events_of, text_of
 from tests.waiting import eventually
@@ -61,14 +63,17 @@ class Load:
             next(answer.iter_lines(), None)
 
 
+@pytest.mark.parametrize("has_store", [False, True])
 def test_answers_are_those_of_an_engine_alone_and_no_block_is_lost(
-    start, expected, monkeypatch, soak
+    start, expected, monkeypatch, soak, tmp_path, has_store
 ):
     num_requests = 2000 if soak else 80
     settings = replace(transfers.SETTINGS, lease_s=0.5)
     monkeypatch.setattr(transfers.Transfers.__init__, "__kwdefaults__", {"settings": settings})
-    few = f"--num-blocks={NUM_BLOCKS}"
-    prefill, decode = start("--role=prefill", few), start("--role=decode", few)
+    few = [f"--num-blocks={NUM_BLOCKS}"]
+    if has_store:  # of which only a part of the blocks has room
+        few.append(f"--store=shm:{tmp_path / 'kv'}?size=256KiB")
+    prefill, decode = start("--role=prefill", *few), start("--role=decode", *few)
     load = Load(7, prefill, decode, expected)
     with ThreadPoolExecutor(8) as pool:
         done = [pool.submit(load.run, *one) for one in load.requests(num_requests)]

@@ -1,0 +1,118 @@
+"""A store that engines share behind their own caches."""
+
+import httpx
+import pytest
+
+from mooncake_serving.engine import load_model
+from mooncake_serving.serve.model_digest import model_digest
+from tests.serving.conftest import random_state, write_folder
+from tests.waiting import eventually
+
+PROMPT = "a prefix of some blocks, which all of these prompts have in common: "
+
+
+@pytest.fixture
+def url(tmp_path):
+    return f"shm:{tmp_path / 'kv'}?size=8MiB"
+
+
+def cached_tokens(server, prompt, text: str, max_tokens: int = 7, **more) -> int:
+    """How many tokens were not computed for an answer, which is the right one."""
+    answer = server.complete(prompt, max_tokens, **more).json()
+    assert answer["choices"][0]["text"] == text
+    return answer["usage"]["prompt_tokens_details"]["cached_tokens"]
+
+
+def saved(server) -> None:
+    eventually(lambda: server.worker.stored._saving_bytes == 0)
+
+
+def test_another_engine_loads_what_one_has_computed(start, expected, url):
+    first, second = start(f"--store={url}"), start(f"--store={url}")
+    text, _ = expected(PROMPT + "x", 7)
+    assert cached_tokens(first, PROMPT + "x", text) == 0
+    saved(first)
+    num_tokens = len(load_tokens(first, PROMPT + "x"))
+    assert cached_tokens(second, PROMPT + "x", text) == (num_tokens - 1) // 8 * 8
+    other, _ = expected(PROMPT + "y", 7)
+    assert cached_tokens(second, PROMPT + "y", other) > 0  # of its own by now
+    assert not second.worker.stored._store.failures
+    for server in (first, second):
+        eventually(lambda server=server: server.num_free_blocks == 128)
+
+
+def load_tokens(server, prompt: str) -> list[int]:
+    return server.client.post("/tokenize", json={"prompt": prompt}).json()["tokens"]
+
+
+def test_blocks_that_were_dropped_here_come_from_the_store(start, expected, url):
+    server = start(f"--store={url}", "--num-blocks=24")
+    text, _ = expected(PROMPT + "x", 7)
+    assert cached_tokens(server, PROMPT + "x", text) == 0
+    saved(server)
+    for other in ("1" * 100, "2" * 100, "3" * 100):  # they need all of the cache
+        server.complete(other, 20)
+    loads = server.worker.stored
+    assert cached_tokens(server, PROMPT + "x", text) > 0
+    assert not loads._store.failures and not loads.is_busy
+
+
+def test_decode_engine_saves_answers_for_the_next_turn(start, alone, expected, url):
+    prefill, decode = (
+        start("--role=prefill", f"--store={url}"),
+        start("--role=decode", f"--store={url}"),
+    )
+    handed = {"do_remote_decode": True}
+    params = prefill.complete(PROMPT, 1, kv_transfer_params=handed).json()["kv_transfer_params"]
+    decode.complete(PROMPT, 30, ignore_eos=True, kv_transfer_params=params)
+    tokens, answer, _ = alone(PROMPT, 30, ignore_eos=True)
+    turn = [*tokens, *answer.token_ids, 7, 8, 9]
+    saved(decode)
+    cached = cached_tokens(prefill, turn, expected(turn, 7)[0])
+    assert cached == (len(tokens) + 29) // 8 * 8
+
+
+def test_client_that_leaves_while_its_prompt_is_loaded(start, url, monkeypatch):
+    server = start(f"--store={url}")
+    monkeypatch.setattr(server.worker.stored, "poll", list)  # it never comes
+    with pytest.raises(httpx.ReadTimeout):
+        server.client.post("/v1/completions", json={"model": "tiny", "prompt": PROMPT}, timeout=0.3)
+    eventually(lambda: server.worker.counts.finished["abort"] == 1)
+    monkeypatch.undo()
+    assert server.complete("abc", 2).status_code == 200
+    eventually(lambda: server.num_free_blocks == 128)
+
+
+def test_store_that_fails_is_a_miss(start, expected, url):
+    first, second = start(f"--store={url}"), start(f"--store={url}")
+    text, _ = expected(PROMPT, 7)
+    cached_tokens(first, PROMPT, text)
+    saved(first)
+
+    def get_each(names, addresses, sizes):
+        raise RuntimeError("as a test wants it")
+
+    store = second.worker.stored._store
+    store._get = get_each
+    assert cached_tokens(second, PROMPT, text) == 0
+    assert store.failures == {"load: RuntimeError": 1}
+
+
+def test_digest_tells_models_apart(tiny_folder, tmp_path):
+    model, _ = load_model(tiny_folder)
+    again, _ = load_model(tiny_folder, batch_invariant=True)
+    assert model_digest(model) == model_digest(again) and len(model_digest(model)) == 32
+    state = random_state()
+    state["model.layers.1.mlp.up_proj.weight"][3, 5] += 1e-3
+    other, _ = load_model(write_folder(tmp_path / "other", state=state))
+    assert model_digest(other) != model_digest(model)
+
+
+def test_engines_of_other_models_refuse_each_other_s_blocks(start, tiny_folder, tmp_path):
+    state = random_state()
+    state["model.norm.weight"][0] += 1.0
+    other = write_folder(tmp_path / "other", state=state)
+    prefill, decode = start("--role=prefill", f"--model={other}"), start("--role=decode")
+    params = prefill.complete("abcd", 1, kv_transfer_params={"do_remote_decode": True}).json()
+    answer = decode.complete("abcd", 4, kv_transfer_params=params["kv_transfer_params"])
+    assert answer.status_code == 500 and "the model here is" in answer.text
