@@ -33,30 +33,30 @@ logger = logging.getLogger(__name__)
 
 MAX_BODY_BYTES, MAX_HELD_BYTES = 16 << 20, 512 << 20
 CLIENT_S = 60.0  # a client is given up that sends or takes nothing for so long
-MakeWorker = Callable[[asyncio.AbstractEventLoop], Worker]
 
 
-def make_app(served: Served, make_worker: MakeWorker) -> Starlette:
+def make_app(served: Served, worker: Worker, failed: Callable[[], None]) -> Starlette:
     """Make the app of an engine, to be served by an ASGI server that has lifespans.
 
     Args:
         served: what it serves.
-        make_worker: makes the worker, which the app closes at its end.
+        worker: not started yet; the app closes it.
+        failed: called if the worker ends by an error.
     """
-    server = _Server(served)
+    server = _Server(served, worker)
 
     @asynccontextmanager
     async def lifespan(_: Starlette) -> AsyncIterator[None]:
-        server.start(make_worker(asyncio.get_running_loop()))
+        worker.start(asyncio.get_running_loop(), failed)
         try:
             yield
         finally:
-            await asyncio.to_thread(server.worker.close)
+            await asyncio.to_thread(worker.close)
 
     generate = [
         Route(path, _Generate(server, path), methods=["POST"]) for path in (CHAT, COMPLETIONS)
     ]
-    app = Starlette(
+    return Starlette(
         lifespan=lifespan,
         routes=[
             *generate,
@@ -67,8 +67,6 @@ def make_app(served: Served, make_worker: MakeWorker) -> Starlette:
         ],
         exception_handlers=HANDLERS,
     )
-    app.state.server = server
-    return app
 
 
 class _Generate:
@@ -93,16 +91,11 @@ class _Generate:
 class _Server:
     """Answers requests by a worker."""
 
-    worker: Worker
-
-    def __init__(self, served: Served):
-        self.served = served
+    def __init__(self, served: Served, worker: Worker):
+        self.served, self.worker = served, worker
+        self._metrics = EngineMetrics(worker)
         self.bodies = Bodies(MAX_BODY_BYTES, MAX_HELD_BYTES, CLIENT_S)
         self._created = int(time.time())
-
-    def start(self, worker: Worker) -> None:
-        self.worker = worker
-        self._metrics = EngineMetrics(worker)
 
     async def answer(self, call: Call, receive: Receive, reply: Reply) -> None:
         """Have a request computed, and answer it, unless its client leaves.

@@ -30,6 +30,7 @@ IGNORED = {
 # What others may be, since it asks for nothing.
 NEUTRAL: dict[str, Any] = {
     "n": 1, "best_of": 1, "echo": False, "suffix": "", "logprobs": False, "tools": [],
+    "top_logprobs": 0,
     "tool_choice": "none", "presence_penalty": 0, "frequency_penalty": 0, "logit_bias": {},
     "response_format": {"type": "text"}, "repetition_penalty": 1, "min_p": 0, "min_tokens": 0,
     "skip_special_tokens": True, "continue_final_message": False,

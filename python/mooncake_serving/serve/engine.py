@@ -42,7 +42,6 @@ def run(options: argparse.Namespace) -> int:
     torch.set_num_threads(options.threads or os.cpu_count() or 1)
     with _listening(options) as listening, _publisher(options) as publisher:
         model, served = load(options)
-        make = partial(make_engine, options, model, publisher)
         failed = False
 
         def fail() -> None:
@@ -51,8 +50,8 @@ def run(options: argparse.Namespace) -> int:
 
         silence_uvicorn()
         raise_file_limit()
-        app = make_app(served, lambda loop: Worker(make, loop, fail))
-        server = make_server(app, listening, CLIENT_S)
+        worker = Worker(partial(make_engine, options, model, publisher))
+        server = make_server(make_app(served, worker, fail), listening, CLIENT_S)
         address = listening.getsockname()
         url = f"http://{in_url(address[0])}:{address[1]}"
         sys.stdout.write(f"engine: {url} serves {served.name}\n")

@@ -4,6 +4,7 @@ import asyncio
 import logging
 import queue
 import threading
+import time
 from collections import Counter, deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -23,6 +24,7 @@ from .transfers import Transfers
 logger = logging.getLogger(__name__)
 
 POLL_S = 0.002  # between two looks at transfers while nothing is computed
+COUNT_S = 0.1  # between two counts of the free blocks, at least
 Output = TokenOutput | ErrorAnswer
 
 
@@ -35,7 +37,7 @@ class Counts:
     generated_tokens: int = 0
     finished: Counter[str] = field(default_factory=Counter)  # requests, by reason
     failed_transfers: int = 0
-    num_free_blocks: int = 0  # now
+    num_free_blocks: int = 0  # a moment ago
 
 
 class Parts(NamedTuple):
@@ -53,13 +55,11 @@ class Parts(NamedTuple):
 
 
 class Worker(Closeable):
-    """Computes jobs in a thread of its own.
+    """Computes jobs in a thread of its own, from ``start`` on.
 
     Args:
         make: makes the engine and what belongs to it; called with what the engine is to call as
             ``on_computed``. Nothing else uses them.
-        loop: on which ``Job.outputs`` are filled.
-        failed: called on that loop if the thread ends by an error.
 
     Attributes:
         engine, transfers, stored: to be read: configuration and counts.
@@ -67,24 +67,26 @@ class Worker(Closeable):
         is_alive: whether jobs are computed.
     """
 
-    def __init__(
-        self,
-        make: Callable[[OnComputed], Parts],
-        loop: asyncio.AbstractEventLoop,
-        failed: Callable[[], None],
-    ):
+    def __init__(self, make: Callable[[OnComputed], Parts]):
         self.engine, self.transfers, self.stored = make(self._computed)
-        self.counts, self.is_alive = Counts(), True
-        self.counts.num_free_blocks = self.engine.allocator.num_free
-        self._loop, self._failed = loop, failed
+        self.counts, self.is_alive = Counts(), False
+        self._counted_s = 0.0
         self._commands: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
-        self._to_reserve: deque[Job] = (
-            deque()
-        )  # whose blocks get something before they are computed
+        self._to_reserve: deque[Job] = deque()  # whose blocks are filled before they run
         self._loading: set[Job] = set()  # whose prompts are looked for in the store
         self._ids: dict[Job, int] = {}  # of those in the engine
         self._jobs: dict[int, Job] = {}
         self._outputs: list[tuple[Job, Output]] = []  # to be delivered
+        self._thread: threading.Thread | None = None
+
+    def start(self, loop: asyncio.AbstractEventLoop, failed: Callable[[], None]) -> None:
+        """Begin to compute.
+
+        Args:
+            loop: on which ``Job.outputs`` are filled.
+            failed: called on that loop if the thread ends by an error.
+        """
+        self._loop, self._failed, self.is_alive = loop, failed, True
         self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
         self._thread.start()
 
@@ -104,7 +106,10 @@ class Worker(Closeable):
     def close(self) -> None:
         """End the thread; jobs that are not finished fail. Idempotent."""
         self._commands.put(None)
-        self._thread.join()
+        if self._thread is None:
+            self._close_parts()
+        else:
+            self._thread.join()
 
     # --- the engine's thread ------------------------------------------------------------------
 
@@ -113,7 +118,7 @@ class Worker(Closeable):
             is_busy = False
             while self._take_commands(is_busy=is_busy):
                 is_busy = self._work()
-                self.counts.num_free_blocks = self.engine.allocator.num_free
+                self._count_blocks(is_idle=not is_busy and not self._is_waiting)
                 self._deliver()
         except Exception:
             logger.exception("the engine has failed")
@@ -123,9 +128,7 @@ class Worker(Closeable):
             for job in [*self._jobs.values(), *self._to_reserve, *self._loading]:
                 self._outputs.append((job, _failure("the engine has ended")))
             self._deliver()
-            for part in (self.transfers, self.stored):
-                if part is not None:
-                    part.close()
+            self._close_parts()
 
     def _take_commands(self, *, is_busy: bool) -> bool:
         """Carry out what was asked for; wait for it if there is nothing else to do.
@@ -133,10 +136,7 @@ class Worker(Closeable):
         Returns:
             False: the thread is to end.
         """
-        wait_s = 0.0 if is_busy else None
-        parts = (self.transfers, self.stored)
-        if not is_busy and any(part is not None and part.is_busy for part in parts):
-            wait_s = POLL_S
+        wait_s = 0.0 if is_busy else POLL_S if self._is_waiting else None
         try:
             while (command := self._commands.get(wait_s != 0.0, wait_s)) is not None:
                 command()
@@ -144,6 +144,12 @@ class Worker(Closeable):
         except queue.Empty:
             return True
         return False
+
+    @property
+    def _is_waiting(self) -> bool:
+        """Whether something may come from other engines, or from the store."""
+        parts = (self.transfers, self.stored)
+        return any(part is not None and part.is_busy for part in parts)
 
     def _work(self) -> bool:
         """Compute a step; returns whether there may be another one at once."""
@@ -279,6 +285,17 @@ class Worker(Closeable):
         self.counts.finished[reason] += 1
         self.counts.prompt_tokens += len(job.prompt)
         self.counts.cached_tokens += job.num_cached_tokens
+
+    def _count_blocks(self, *, is_idle: bool) -> None:
+        """Note how many blocks are free: counting takes a while, if there are many."""
+        now = time.monotonic()
+        if is_idle or now >= self._counted_s + COUNT_S:
+            self.counts.num_free_blocks, self._counted_s = self.engine.allocator.num_free, now
+
+    def _close_parts(self) -> None:
+        for part in (self.transfers, self.stored):
+            if part is not None:
+                part.close()
 
     def _fail(self, job: Job, error: ErrorAnswer) -> None:
         self.counts.finished["error"] += 1

@@ -1,8 +1,6 @@
 """Engine servers in this process, as ``serve engine`` makes them, and their clients."""
 
 import argparse
-import asyncio
-import contextlib
 import json
 from functools import partial
 from pathlib import Path
@@ -10,7 +8,6 @@ from typing import Any
 
 import httpx
 
-from mooncake_serving.engine import Llama
 from mooncake_serving.serve import options as serve_options
 from mooncake_serving.serve.app import make_app
 from mooncake_serving.serve.engine import load, make_engine
@@ -48,17 +45,10 @@ class EngineServer:
         if events:
             endpoint = "tcp://127.0.0.1:0"
             self.publisher = EventPublisher(endpoint, replay_endpoint=endpoint)
-        self.app = make_app(served, partial(self._make_worker, options, model))
-        self.server = HttpServer(self.app)
+        self.worker = Worker(partial(make_engine, options, model, self.publisher))
+        self.server = HttpServer(make_app(served, self.worker, lambda: None))
         self.url = self.server.url
         self.client = httpx.Client(base_url=self.url, timeout=WAIT_S)
-
-    def _make_worker(
-        self, options: argparse.Namespace, model: Llama, loop: asyncio.AbstractEventLoop
-    ) -> Worker:
-        make = partial(make_engine, options, model, self.publisher)
-        self.worker = Worker(make, loop, lambda: None)
-        return self.worker
 
     @property
     def num_free_blocks(self) -> int:
@@ -96,12 +86,3 @@ def text_of(events: list[dict[str, Any]]) -> str:
     """The text of a stream's events."""
     choices = [choice for event in events for choice in event["choices"]]
     return "".join(c["text"] if "text" in c else c["delta"].get("content", "") for c in choices)
-
-
-@contextlib.contextmanager
-def closing(*parts: Any):
-    """Close them at the end, the last one first."""
-    with contextlib.ExitStack() as stack:
-        for part in parts:
-            stack.callback(part.close)
-        yield parts

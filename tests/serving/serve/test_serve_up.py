@@ -211,6 +211,21 @@ def test_user_error_is_one_line(arguments, error, capsys):
     assert told.startswith(error) and told.count("\n") == 1
 
 
+@pytest.mark.parametrize(
+    ("option", "error"),
+    [
+        ("--store=nonsense", "error: open_store: url must be"),
+        ("--events=tcp://127.0.0.1:x", "error: EventPublisher: endpoint must"),
+        ("--handoff-host=nowhere.invalid", "error: "),
+    ],
+)
+def test_error_after_loading_is_one_line(option, error, tiny_folder, capsys):
+    given = ["engine", f"--model={tiny_folder}", "--port=0", "--role=prefill", option]
+    assert main(["serve", *given]) == 2
+    told = capsys.readouterr().err.splitlines()
+    assert len(told) == 1 and told[0].startswith(error), told
+
+
 def test_server_that_cannot_start_ends_all(tmp_path):
     command = [*COMMAND, "up", "--port=0", f"--model={tmp_path / 'nowhere'}"]
     ran = subprocess.run(command, capture_output=True, text=True, timeout=2 * WAIT_S)
