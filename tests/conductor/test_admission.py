@@ -52,6 +52,20 @@ def test_wait_since_arrival_counts_toward_ttft():
         request(waited_s=-1)
 
 
+def test_a_request_may_have_objectives_of_its_own():
+    for admission in (Baseline(), EarlyRejection(), PredictiveRejection()):
+        conductor = make(1, slo=SLO, admission=admission)
+        conductor.cluster.free_at_s[0] = 4.001
+        assert conductor.decide(request(slo=Slo(ttft_s=6, tbt_s=1)), 0.0).accepted
+        decision = conductor.decide(request(slo=Slo(ttft_s=2, tbt_s=1)), 0.0)
+        assert str(decision.reason) == "TTFT 5.001 s is 2.50 of its objective, over 1.00"
+    conductor = full(make(1, admission=Baseline()))
+    conductor.commit(conductor.decide(request(1, slo=Slo(ttft_s=6, tbt_s=1e-6)), 0.0))
+    assert conductor.prefilled(1, 0.0).reason.why is Why.DECODE_LOAD
+    with pytest.raises(InvalidArgument, match="Request: slo must be"):
+        request(slo=5.0)
+
+
 def full(conductor, batch=10):
     conductor.cluster.batch_size[-1] = batch
     return conductor

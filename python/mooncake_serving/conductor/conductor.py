@@ -54,7 +54,7 @@ class Conductor:
         cluster: the state of all instances, which the owner keeps up to date.
         index: which of them hold which block.
         costs: models of prefill, decode and transfers.
-        slo: objectives of every request.
+        slo: objectives of the requests that have none of their own.
         policy: where to prefill.
         admission: which requests are accepted under overload.
         tiers: which blocks would have to be loaded; by default none.
@@ -141,9 +141,8 @@ class Conductor:
                 self._rng,
             )
             prefill, decode_cost = self.policy.choose(view), self.costs.decode
-            arrival = Arrival(
-                request, self.slo, now_s, prefill, cluster, self.in_flight, decode_cost
-            )
+            slo = request.slo or self.slo
+            arrival = Arrival(request, slo, now_s, prefill, cluster, self.in_flight, decode_cost)
             return arrival, self.admission.decode_load(arrival)
 
         arrival, load = place(candidates)
@@ -209,7 +208,7 @@ class Conductor:
         decode = self._choose_decode(request, prefill.instance, load, chosen)
         if isinstance(decode, Reason):
             later = Decision.refuse(request, now_s, decode, prefill)
-        elif reason := self.admission.refuse_later(request, self.slo, decode):
+        elif reason := self.admission.refuse_later(request, request.slo or self.slo, decode):
             later = Decision.refuse(request, now_s, reason, prefill, decode)
         else:
             later = Decision.accept(request, now_s, prefill, decode)

@@ -9,10 +9,29 @@ from .errors import (
     InvalidArgument,
     check_at_least,
     check_count,
+    check_instance,
     check_integer,
     check_keys,
     check_positive,
 )
+
+
+@dataclass(frozen=True, slots=True)
+class Slo:
+    """Service level objectives: how long a request may wait.
+
+    Attributes:
+        ttft_s: seconds from its arrival to its first token.
+        tbt_s: seconds between two tokens.
+    """
+
+    ttft_s: float
+    tbt_s: float
+
+    def __post_init__(self) -> None:
+        """Check that both are positive."""
+        check_positive("Slo", "ttft_s", self.ttft_s)
+        check_positive("Slo", "tbt_s", self.tbt_s)
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,6 +52,7 @@ class Request:
             given to an instance whose memory could not hold them.
         priority: the higher, the longer it is served under overload.
         waited_s: since its arrival, if it is decided about again; its TTFT counts from there.
+        slo: its objectives; None: those that the conductor has for all.
     """
 
     request_id: Hashable
@@ -43,6 +63,7 @@ class Request:
     priority: int = 0
     max_output_tokens: int = 0
     waited_s: float = 0.0
+    slo: Slo | None = None
 
     def __post_init__(self) -> None:
         """Check the counts, and that the keys agree with the length."""
@@ -57,6 +78,8 @@ class Request:
         check_count("Request", "max_output_tokens", self.max_output_tokens, 0)
         check_at_least("Request", "waited_s", self.waited_s, 0)
         check_integer("Request", "priority", self.priority)
+        if self.slo is not None:
+            check_instance("Request", "slo", self.slo, Slo)
         check_keys("Request", "keys", self.keys)
         if not isinstance(self.keys, tuple):  # so that equal requests are equal, and have a hash
             keys = self.keys.tolist() if isinstance(self.keys, np.ndarray) else self.keys
@@ -77,21 +100,3 @@ class Request:
     def max_kv_tokens(self) -> int:
         """Return for how many tokens it may at most keep keys and values while it is decoded."""
         return self.num_tokens + max(self.num_output_tokens, self.max_output_tokens)
-
-
-@dataclass(frozen=True, slots=True)
-class Slo:
-    """Service level objectives: how long a request may wait.
-
-    Attributes:
-        ttft_s: seconds from its arrival to its first token.
-        tbt_s: seconds between two tokens.
-    """
-
-    ttft_s: float
-    tbt_s: float
-
-    def __post_init__(self) -> None:
-        """Check that both are positive."""
-        check_positive("Slo", "ttft_s", self.ttft_s)
-        check_positive("Slo", "tbt_s", self.tbt_s)
