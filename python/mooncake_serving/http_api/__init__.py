@@ -9,7 +9,7 @@ with needed_from("router", __name__):
     from .bodies import Bodies, Receive, Scope
     from .errors import ErrorAnswer, invalid, overloaded
     from .reply import ClientStalled, Reply
-    from .routes import HANDLERS, KeyCheck, json_answer
+    from .routes import HANDLERS, json_answer
     from .server import make_server, prepare, raise_file_limit
 
 __all__ = [
@@ -17,7 +17,6 @@ __all__ = [
     "Bodies",
     "ClientStalled",
     "ErrorAnswer",
-    "KeyCheck",
     "Receive",
     "Reply",
     "Scope",

@@ -23,11 +23,12 @@ class Reply:
 
     Attributes:
         status: that was sent; 0: nothing was sent yet.
+        is_whole: whether all of it was sent.
     """
 
     def __init__(self, send: Send, client_s: float):
         self._send, self._client_s = send, client_s
-        self.status = 0
+        self.status, self.is_whole = 0, False
 
     async def begin(self, status: int, headers: Mapping[str, str]) -> None:
         """Send the status and the headers."""
@@ -48,6 +49,7 @@ class Reply:
                 )
         except TimeoutError:
             raise ClientStalled(f"the client has read nothing for {self._client_s:g} s") from None
+        self.is_whole = is_last
 
     async def whole(self, status: int, headers: Mapping[str, str], body: bytes) -> None:
         """Send all of an answer."""

@@ -1,7 +1,8 @@
 """The router's routes."""
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
+from typing import Any
 
 import msgspec
 from prometheus_client.exposition import CONTENT_TYPE_LATEST
@@ -11,14 +12,16 @@ from starlette.responses import Response
 from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
-from mooncake_serving.http_api import HANDLERS, ErrorAnswer, KeyCheck, Reply, invalid, json_answer
+from mooncake_serving.http_api import HANDLERS, ErrorAnswer, Reply, invalid, json_answer
 
 from .call import CHAT, COMPLETIONS, are_token_ids
 from .config import RouterConfig
 from .decisions import MAX_KEPT
+from .key_check import KeyCheck
+from .registration import Registration
 from .router import Router
 
-OPEN_PATHS = ("/health", "/metrics")  # for those who watch it
+MSGPACK = "application/msgpack"  # which Mooncake's Conductor speaks
 
 
 def make_app(config: RouterConfig) -> Starlette:
@@ -51,11 +54,15 @@ def make_app(config: RouterConfig) -> Starlette:
             Route("/instances", routes.instances),
             Route("/decisions", routes.decisions),
             Route("/query", routes.query, methods=["POST"]),
+            Route("/register", routes.register, methods=["POST"]),
+            Route("/unregister", routes.unregister, methods=["POST"]),
         ],
         exception_handlers=HANDLERS,
     )
-    if config.api_keys:
-        app.add_middleware(KeyCheck, keys=config.api_keys, open_paths=OPEN_PATHS)
+    # One of them must be there; an admin is also a client.
+    clients = [*config.api_keys, *config.admin_keys] if config.api_keys else []
+    if clients or config.admin_keys:
+        app.add_middleware(KeyCheck, keys=clients, admin_keys=config.admin_keys)
     app.state.router = router
     return app
 
@@ -76,6 +83,7 @@ class _Routes:
 
     def __init__(self, router: Router):
         self._router = router
+        self._registration = Registration(router)
 
     async def models(self, _: Request) -> Response:
         return json_answer({"object": "list", "data": self._router.health.models()})
@@ -113,9 +121,30 @@ class _Routes:
         if not are_token_ids(query.token_ids):
             raise invalid("token_ids", "of token ids in [0, 2**32)")
         tokens = self._router.placement.matched_tokens(query.token_ids, query.lora_name or "")
-        names = [instance.name for instance in self._router.config.instances]
-        return json_answer(
-            {"data": {n: {"matched_tokens": t} for n, t in zip(names, tokens, strict=True)}}
+        fleet = self._router.fleet.items()
+        return json_answer({"data": {one.name: {"matched_tokens": tokens[n]} for n, one in fleet}})
+
+    async def register(self, request: Request) -> Response:
+        return await self._change(request, self._registration.register)
+
+    async def unregister(self, request: Request) -> Response:
+        return await self._change(request, self._registration.unregister)
+
+    async def _change(
+        self, request: Request, change: Callable[[dict[str, Any]], Awaitable[dict[str, Any]]]
+    ) -> Response:
+        """Have a change made that is described, and answered, in JSON or in MessagePack."""
+        is_packed = request.headers.get("content-type", "").startswith(MSGPACK)
+        form: Any = msgspec.msgpack if is_packed else msgspec.json
+        async with self._router.bodies.read(request.scope, request.receive) as raw:
+            try:
+                body = form.decode(raw or b"", type=dict[str, Any])
+            except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+                what = f"the body must be an object: {error}"
+                raise ErrorAnswer(400, what, "invalid_json") from None
+        answer = await change(body)
+        return Response(
+            form.encode(answer), media_type=MSGPACK if is_packed else "application/json"
         )
 
 

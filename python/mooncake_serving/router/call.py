@@ -20,6 +20,8 @@ OF_TEMPLATE = (
     "model", "messages", "add_generation_prompt", "continue_final_message", "add_special_tokens",
     "chat_template", "chat_template_kwargs", "tools", "mm_processor_kwargs",
 )  # fmt: skip
+# What only the router tells an engine.
+OF_ROUTER = ("kv_transfer_params", "bootstrap_host", "bootstrap_port", "bootstrap_room")
 _decoder = msgspec.json.Decoder(dict[str, Any])
 
 
@@ -35,6 +37,7 @@ class Call:
         arrived_s: when it came, by ``time.monotonic``.
         tokens: of the prompt; None: not known.
         num_attempts: how often it has been placed.
+        class_name: whose objectives it has; "": those of requests without a class.
     """
 
     path: str
@@ -44,6 +47,7 @@ class Call:
     arrived_s: float = field(default_factory=time.monotonic)
     tokens: list[int] | None = None
     num_attempts: int = 0
+    class_name: str = ""
 
     @property
     def model(self) -> str:
@@ -123,8 +127,9 @@ def read_call(path: str, raw: bytes) -> Call:
             raise invalid(name, f"an integer from {low} to {high}, got {shown(value, 80)}")
     if not isinstance(body.get("stream"), bool | None):
         raise invalid("stream", f"true or false, got {shown(body['stream'], 80)}")
-    if "kv_transfer_params" in body:
-        raise invalid("kv_transfer_params", "left to the router, got some")
+    for name in OF_ROUTER:
+        if name in body:
+            raise invalid(name, "left to the router, got some")
     call = Call(path, body, raw)
     if path == CHAT:
         _check_messages(body.get("messages"))

@@ -4,8 +4,8 @@ import difflib
 import math
 import re
 import sys
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any, NoReturn
 from urllib.parse import urlsplit
@@ -21,9 +21,11 @@ else:
     import tomli as tomllib
 
 ROLES = {"prefill": Role.PREFILL, "decode": Role.DECODE, "both": Role.BOTH}
-CONNECTORS = ("nixl", "mooncake", "mooncake_kernels")
+CONNECTORS = ("nixl", "mooncake", "mooncake_kernels", "sglang")
+BOOTSTRAPPED = ("mooncake", "sglang")  # connectors whose prefill instances have a bootstrap server
 RULES = ("accept_all", "baseline", "early", "predictive")
 MOST = 2**31 - 1
+MOST_INSTANCES = 1024  # a thread of each receives its events
 MOST_FLOAT = sys.float_info.max
 ENDPOINT = re.compile(
     r"tcp://(\[[0-9a-fA-F:.]+\]|[\w.-]+):([0-9]{1,5})|(ipc|inproc)://.{1,100}", re.ASCII
@@ -41,7 +43,7 @@ class InstanceConfig:
         events: ZeroMQ endpoint where it publishes KV events; "": none.
         replay: endpoint where it sends missed events again; "": none.
         topic: of its events.
-        bootstrap: of a prefill instance with vLLM's MooncakeConnector, its bootstrap server.
+        bootstrap: of a prefill instance of a connector in ``BOOTSTRAPPED``, its bootstrap server.
         capacity_tokens: whose KV fits into its memory; 0: what it reports itself.
         max_batch_size: requests that it decodes at once.
     """
@@ -58,22 +60,41 @@ class InstanceConfig:
 
 
 @dataclass(frozen=True)
-class AdmissionConfig:
-    """Objectives, and who is refused when they cannot be met.
+class ClassConfig:
+    """Objectives of one class of requests.
 
     Attributes:
         ttft_s: from arrival to the first token; infinite: none.
         tbt_s: between two tokens; infinite: none.
-        rule: one of ``RULES``.
-        decode_s: how long "predictive" assumes that a request decodes.
-        limits: by vLLM's priority, the share of the objectives up to which a request is accepted.
     """
 
     ttft_s: float = math.inf
     tbt_s: float = math.inf
+
+
+@dataclass(frozen=True)
+class AdmissionConfig(ClassConfig):
+    """Objectives, and who is refused when they cannot be met.
+
+    Its own objectives are those of requests that name no class.
+
+    Attributes:
+        rule: one of ``RULES``.
+        decode_s: how long "predictive" assumes that a request decodes.
+        limits: by vLLM's priority, the share of the objectives up to which a request is accepted.
+        classes: by name, the objectives of requests that name it.
+    """
+
     rule: str = "early"
     decode_s: float = 10.0
     limits: dict[int, float] = field(default_factory=dict)
+    classes: dict[str, ClassConfig] = field(default_factory=dict)
+
+    @property
+    def has_objectives(self) -> bool:
+        """Whether a request may be refused for its load."""
+        all_of = (self, *self.classes.values())
+        return any(math.isfinite(each.ttft_s) or math.isfinite(each.tbt_s) for each in all_of)
 
 
 @dataclass(frozen=True)
@@ -111,17 +132,20 @@ class RouterConfig:
     """All of the file.
 
     Attributes:
-        instances: the engines, all of one model.
+        instances: the engines, all of one model; others may register.
         host: to listen on.
         port: to listen on.
         connector: of the prefill and decode instances, one of ``CONNECTORS``.
         block_size: tokens of a block by which prefixes are compared; that of the engines, or a
             divisor of it.
         api_keys: one of which clients need; none: no client needs one.
+        admin_keys: one of which is needed to register engines; none: if clients need no key, it
+            needs none, either, otherwise nobody can.
         engine_api_key: that the engines need.
         max_body_bytes: of a request.
         max_held_bytes: of the bodies of all requests under way; others are refused.
         max_requests: under way at once; others are refused.
+        max_instances: engines at once, of the file and registered.
         max_attempts: how often a request is placed before it fails.
         connect_s: after which an engine that does not accept a connection counts as down.
         silence_s: after which an engine that sends nothing fails a request.
@@ -138,10 +162,12 @@ class RouterConfig:
     connector: str = "nixl"
     block_size: int = 16
     api_keys: tuple[str, ...] = ()
+    admin_keys: tuple[str, ...] = ()
     engine_api_key: str = ""
     max_body_bytes: int = 16 << 20
     max_held_bytes: int = 512 << 20
     max_requests: int = 4096
+    max_instances: int = 64
     max_attempts: int = 3
     connect_s: float = 2.0
     silence_s: float = 300.0
@@ -171,17 +197,21 @@ def load_config(path: str | Path) -> RouterConfig:
 def parse_config(content: dict[str, Any], *, file: str = "config") -> RouterConfig:
     """Check what a file contains; see :func:`load_config`."""
     top = _Table(content, file, "")
+    instances = tuple(_instance(table) for table in top.tables("instance"))
+    most_instances = max(RouterConfig.max_instances, len(instances))
     config = RouterConfig(
-        instances=tuple(_instance(table) for table in top.tables("instance")),
+        instances=instances,
         host=top.text("host", RouterConfig.host),
         port=top.integer("port", 0, 65_535, RouterConfig.port),
         connector=top.choice("connector", CONNECTORS, RouterConfig.connector),
         block_size=top.integer("block_size", 1, 1 << 20, RouterConfig.block_size),
         api_keys=tuple(_keys(top, "api_keys_file")),
+        admin_keys=tuple(_keys(top, "admin_keys_file")),
         engine_api_key=next(iter(_keys(top, "engine_api_key_file")), ""),
         max_body_bytes=top.integer("max_body_bytes", 1, MOST, RouterConfig.max_body_bytes),
         max_held_bytes=top.integer("max_held_bytes", 1, 2**62, RouterConfig.max_held_bytes),
         max_requests=top.integer("max_requests", 1, MOST, RouterConfig.max_requests),
+        max_instances=top.integer("max_instances", 1, MOST_INSTANCES, most_instances),
         max_attempts=top.integer("max_attempts", 1, 100, RouterConfig.max_attempts),
         connect_s=top.seconds("connect_s", RouterConfig.connect_s),
         silence_s=top.seconds("silence_s", RouterConfig.silence_s),
@@ -194,6 +224,25 @@ def parse_config(content: dict[str, Any], *, file: str = "config") -> RouterConf
     top.end()
     _check_together(config, file)
     return config
+
+
+def entries_of(instance: InstanceConfig) -> dict[str, Any]:
+    """Return the table that describes an engine, without what is as by default."""
+    told = {each.name: getattr(instance, each.name) for each in fields(instance)}
+    defaults = {each.name: each.default for each in fields(instance)}
+    role = next(name for name, role in ROLES.items() if role == instance.role)
+    return {n: value for n, value in told.items() if value != defaults[n]} | {"role": role}
+
+
+def parse_instance(content: Mapping[str, Any], connector: str) -> InstanceConfig:
+    """Check one engine that registers, as one of a file is checked.
+
+    Raises:
+        InvalidArgument: an entry is missing, wrong or unknown: the message names it.
+    """
+    instance = _instance(_Table(dict(content), "register", ""))
+    _check_bootstrap(instance, connector, "register")
+    return instance
 
 
 def _instance(table: "_Table") -> InstanceConfig:
@@ -217,16 +266,28 @@ def _instance(table: "_Table") -> InstanceConfig:
 
 def _admission(table: "_Table") -> AdmissionConfig:
     limits = table.table("limits")
+    classes = table.table("classes")
+    ttft_s, tbt_s = table.seconds("ttft_s", math.inf), table.seconds("tbt_s", math.inf)
     admission = AdmissionConfig(
-        ttft_s=table.seconds("ttft_s", math.inf),
-        tbt_s=table.seconds("tbt_s", math.inf),
+        ttft_s=ttft_s,
+        tbt_s=tbt_s,
         rule=table.choice("rule", RULES, AdmissionConfig.rule),
         decode_s=table.seconds("decode_s", AdmissionConfig.decode_s),
         limits={limits.as_integer(name): limits.share(name) for name in limits.names()},
+        classes={
+            classes.checked_name(name): _class(classes.table(name), ttft_s, tbt_s)
+            for name in classes.names()
+        },
     )
     limits.end()
     table.end()
     return admission
+
+
+def _class(table: "_Table", ttft_s: float, tbt_s: float) -> ClassConfig:
+    objectives = ClassConfig(table.seconds("ttft_s", ttft_s), table.seconds("tbt_s", tbt_s))
+    table.end()
+    return objectives
 
 
 def _costs(table: "_Table") -> CostConfig:
@@ -272,20 +333,30 @@ def _check_together(config: RouterConfig, file: str) -> None:
             f"{file}: max_held_bytes must be at least max_body_bytes, {config.max_body_bytes}, "
             f"got {config.max_held_bytes}"
         )
+    if len(config.instances) > config.max_instances:
+        raise InvalidArgument(
+            f"{file}: max_instances must be at least the number of instances, "
+            f"{len(config.instances)}, got {config.max_instances}"
+        )
     roles = {instance.role for instance in config.instances}
-    if Role.BOTH not in roles and roles != {Role.PREFILL, Role.DECODE}:
-        got = ", ".join(instance.name for instance in config.instances) or "none"
+    if roles and Role.BOTH not in roles and roles != {Role.PREFILL, Role.DECODE}:
+        got = ", ".join(instance.name for instance in config.instances)
         raise InvalidArgument(
             f'{file}: instance must be at least one of role "both", or one of "prefill" and one '
             f'of "decode", got {got}'
         )
     for instance in config.instances:
-        needs = config.connector == "mooncake" and instance.role == Role.PREFILL
-        if bool(instance.bootstrap) != needs:
-            raise InvalidArgument(
-                f"{file}: instance.bootstrap must be given for prefill instances of the connector "
-                f'"mooncake", and for no others, got {instance.bootstrap!r} for {instance.name}'
-            )
+        _check_bootstrap(instance, config.connector, file)
+
+
+def _check_bootstrap(instance: InstanceConfig, connector: str, file: str) -> None:
+    needs = connector in BOOTSTRAPPED and instance.role == Role.PREFILL
+    if bool(instance.bootstrap) != needs:
+        raise InvalidArgument(
+            f"{file}: instance.bootstrap must be given for prefill instances of the connectors "
+            f"{' and '.join(BOOTSTRAPPED)}, and for no others, got {instance.bootstrap!r} for "
+            f"{instance.name}"
+        )
 
 
 class _Table:
@@ -337,9 +408,15 @@ class _Table:
 
     def name(self, name: str) -> str:
         value = self.text(name)
-        if not value.isascii() or ";" in value:
+        if not _is_name(value):
             self.refuse(name, 'printable ASCII without ";"', value)
         return value
+
+    def checked_name(self, name: str) -> str:
+        """Return the name of an entry that the user chooses."""
+        if not _is_name(name):
+            self.refuse(name, 'named in printable ASCII without ";"', name)
+        return name
 
     def choice(self, name: str, among: Sequence[str], default: str | None = None) -> str:
         value = self._take(name, default)
@@ -411,6 +488,11 @@ class _Table:
     def _take(self, name: str, default: Any = None) -> Any:
         self._known.add(name)
         return self._content.get(name, default)
+
+
+def _is_name(value: str) -> bool:
+    """Whether it can stand in a header of decisions."""
+    return bool(value) and value.isascii() and value.isprintable() and ";" not in value
 
 
 def _is_number(value: Any) -> bool:

@@ -2,13 +2,12 @@
 
 import time
 from collections import deque
-from collections.abc import Sequence
 from typing import Any
 
 from mooncake_serving.conductor import Decision
 
 from .call import Call
-from .config import InstanceConfig
+from .instances import Instances
 
 MAX_KEPT = 1000
 MAX_MODEL = 80  # characters of a name, which any client may choose
@@ -21,7 +20,7 @@ class DecisionLog:
         instances: to name them.
     """
 
-    def __init__(self, instances: Sequence[InstanceConfig]):
+    def __init__(self, instances: Instances):
         self._instances = instances
         self._kept: deque[dict[str, Any]] = deque(maxlen=MAX_KEPT)
 
@@ -31,6 +30,7 @@ class DecisionLog:
             "at": time.time(),
             "request_id": call.request_id,
             "model": call.model[:MAX_MODEL],
+            "class": call.class_name,
             "attempt": call.num_attempts,
             "prompt_tokens": decision.request.num_tokens,
             "accepted": decision.accepted,
@@ -70,6 +70,8 @@ class DecisionLog:
 def header_of(entry: dict[str, Any]) -> str:
     """Return a decision in one line, for the header ``x-mooncake-decision``."""
     parts = [f"attempt={entry['attempt']}", f"prompt_tokens={entry['prompt_tokens']}"]
+    if entry["class"]:
+        parts.append(f"class={entry['class']}")
     if prefill := entry.get("prefill"):
         parts.append(f"prefill={prefill['instance']}")
         parts.append(f"cached_tokens={prefill['cached_tokens']}")

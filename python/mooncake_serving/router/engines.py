@@ -1,7 +1,6 @@
 """Calls of engines over HTTP."""
 
 import errno
-import re
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from typing import Any
@@ -13,6 +12,7 @@ from mooncake_serving.http_api import ErrorAnswer
 
 from .call import Call
 from .config import InstanceConfig, RouterConfig
+from .others import EngineLoad, read_load
 
 # Engines close a connection that was idle for 5 s; one that is used at that moment fails.
 IDLE_S = 2.0
@@ -21,7 +21,6 @@ MAX_TOLD = 500  # characters of an engine's error
 OURS = (401, 403)  # the router has another key than the engine
 GONE = {errno.ECONNREFUSED, errno.EHOSTUNREACH, errno.ENETUNREACH, errno.ETIMEDOUT}
 OURS_LACK = {errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM}
-CAPACITY = "vllm:cache_config_info"
 
 
 class EngineFailed(Exception):
@@ -48,6 +47,14 @@ class EngineRefused(Exception):
         self.status, self.body = status, body
         names = ("content-type", "retry-after")
         self.headers = {name: headers[name] for name in names if name in headers}
+
+
+class RoleRefused(Exception):
+    """An engine has not changed its role; ``is_same``: it serves in the old one."""
+
+    def __init__(self, what: str, *, is_same: bool):
+        super().__init__(what)
+        self.is_same = is_same
 
 
 class Engines:
@@ -121,13 +128,13 @@ class Engines:
         except msgspec.MsgspecError:
             return None
 
-    async def check_health(self, instance: InstanceConfig) -> None:
+    async def check_health(self, instance: InstanceConfig, timeout_s: float = PROBE_S) -> None:
         """Ask an engine whether it serves.
 
         Raises:
             EngineFailed: it does not.
         """
-        await self._get(instance, instance.url + "/health")
+        await self._get(instance, instance.url + "/health", timeout_s)
 
     async def models(self, instance: InstanceConfig) -> list[dict[str, Any]]:
         """Ask an engine what it serves: the cards of its model and its adapters.
@@ -142,15 +149,38 @@ class Engines:
             cards = []
         if not all(isinstance(card.get("id"), str) for card in cards) or not cards:
             raise EngineFailed(instance, f"/v1/models: it answered {content[:80]!r}")
-        return cards
+        return [_as_asked_for(card) for card in cards]
 
-    async def capacity_tokens(self, instance: InstanceConfig) -> int:
-        """Ask an engine how many tokens its cache holds; 0: it does not say."""
+    async def load(self, instance: InstanceConfig) -> EngineLoad | None:
+        """Ask an engine what it does, and how large its cache is; None: it does not say."""
         try:
             text = (await self._get(instance, instance.url + "/metrics")).decode()
         except (EngineFailed, UnicodeDecodeError):
-            return 0
-        return _capacity(text)
+            return None
+        return read_load(text)
+
+    async def switch_role(
+        self, instance: InstanceConfig, role: str, more: Mapping[str, Any]
+    ) -> None:
+        """Have an SGLang engine that is idle prefill instead of decode, or the reverse.
+
+        Args:
+            instance: the engine.
+            role: "prefill" or "decode".
+            more: further fields of its ``/pd_role_switch``.
+
+        Raises:
+            RoleRefused: it does not.
+        """
+        url, body = instance.url + "/pd_role_switch", {**more, "new_role": role}
+        try:
+            answer = await self._client.post(url, content=msgspec.json.encode(body))
+            told = msgspec.json.decode(answer.content, type=_Switched)
+        except (httpx.HTTPError, msgspec.MsgspecError) as error:
+            raise RoleRefused(f"{instance.name}: {type(error).__name__}", is_same=False) from None
+        if answer.status_code != 200 or not told.success:
+            what = told.message or f"HTTP {answer.status_code}"
+            raise RoleRefused(f"{instance.name}: {what[:MAX_TOLD]}", is_same=told.safe_to_restore)
 
     async def engine_id(self, instance: InstanceConfig) -> str:
         """Ask a bootstrap server how decode engines call its engine.
@@ -165,14 +195,21 @@ class Engines:
         except (msgspec.MsgspecError, KeyError):
             raise EngineFailed(instance, f"/query: it answered {content[:80]!r}") from None
 
-    async def _get(self, instance: InstanceConfig, url: str) -> bytes:
+    async def _get(self, instance: InstanceConfig, url: str, timeout_s: float = PROBE_S) -> bytes:
+        timeout = httpx.Timeout(timeout_s, connect=min(timeout_s, PROBE_S))
         try:
-            answer = await self._client.get(url, timeout=PROBE_S)
+            answer = await self._client.get(url, timeout=timeout)
         except httpx.HTTPError as error:
             raise EngineFailed(instance, f"{url}: {type(error).__name__}", error) from None
         if answer.status_code != 200:
             raise EngineFailed(instance, f"{url}: HTTP {answer.status_code}")
         return answer.content
+
+
+class _Switched(msgspec.Struct):
+    success: bool = False
+    message: str = ""
+    safe_to_restore: bool = False
 
 
 class _Tokens(msgspec.Struct):
@@ -185,6 +222,13 @@ class _Models(msgspec.Struct):
 
 class _Rank(msgspec.Struct):
     engine_id: str
+
+
+def _as_asked_for(card: dict[str, Any]) -> dict[str, Any]:
+    """Return a card with the name by which its model is asked for: SGLang's are MODEL:ADAPTER."""
+    if card.get("owned_by") == "sglang" and card.get("parent"):
+        return card | {"id": f"{card['parent']}:{card['id']}"}
+    return card
 
 
 def _errnos(error: BaseException) -> set[int]:
@@ -209,14 +253,3 @@ def _message(answer: httpx.Response) -> str:
     error = body.get("error", body)
     message = error.get("message") if isinstance(error, dict) else None
     return str(message or answer.text)[:MAX_TOLD]
-
-
-def _capacity(metrics: str) -> int:
-    """The blocks of a vLLM engine's cache times their size, from its labels."""
-    for line in metrics.splitlines():
-        if line.startswith(CAPACITY + "{"):
-            labels = dict(re.findall(r'(\w+)="([^"]*)"', line))
-            size, count = labels.get("block_size", ""), labels.get("num_gpu_blocks", "")
-            if size.isdigit() and count.isdigit():
-                return int(size) * int(count)
-    return 0

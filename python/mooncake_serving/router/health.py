@@ -3,12 +3,15 @@
 import asyncio
 import logging
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from typing import Any
 
 from mooncake_serving.http_api import ErrorAnswer
 
 from .config import RouterConfig
 from .engines import EngineFailed, Engines
+from .handoff import HANDOFFS
+from .instances import Instances
 from .placement import Placement
 
 logger = logging.getLogger(__name__)
@@ -17,11 +20,25 @@ FAILURES = 2  # in a row, after which an engine that was up is down
 LOOKS_BETWEEN_CARDS = 15  # adapters come and go, and an engine may restart between two looks
 
 
+@dataclass(eq=False)
+class _Seen:
+    """What an engine has told so far."""
+
+    failures: int = 0
+    looks: int = 0
+    cards: list[dict[str, Any]] = field(default_factory=list)
+    engine_id: str = ""
+    task: "asyncio.Task[None] | None" = None
+
+
 class HealthWatch:
-    """Tells the placement which engines are up. ``await start()`` it, and ``await close()`` it.
+    """Tells the placement which engines are up, and what they do for others.
+
+    ``await add(number)`` each engine, and ``await close()`` it.
 
     Args:
-        config: which engines there are.
+        config: how often to look.
+        instances: the engines.
         engines: by which they are asked.
         placement: that is told.
         lost: is called with an engine that is down, and the requests that were there.
@@ -30,40 +47,45 @@ class HealthWatch:
     def __init__(
         self,
         config: RouterConfig,
+        instances: Instances,
         engines: Engines,
         placement: Placement,
         lost: Callable[[int, list[str]], None],
     ):
-        self._config, self._engines, self._placement = config, engines, placement
-        self._lost = lost
-        count = len(config.instances)
-        self._failures, self._looks = [0] * count, [0] * count
-        self._cards: list[list[dict[str, Any]]] = [[] for _ in range(count)]
-        self._engine_ids = [""] * count
-        self._task: asyncio.Task[None] | None = None
+        self._config, self._instances = config, instances
+        self._engines, self._placement = engines, placement
+        self._lost, self._handoff = lost, HANDOFFS[config.connector]
+        self._seen: dict[int, _Seen] = {}
 
-    async def start(self) -> None:
-        """Look at all engines once, and from now on every ``health_s`` seconds."""
-        await self._look_at_all()
-        self._task = asyncio.ensure_future(self._watch())
+    async def add(self, number: int) -> None:
+        """Look at an engine once, and from now on every ``health_s`` seconds."""
+        seen = self._seen[number] = _Seen()
+        await self._look(number, seen)
+        if self._seen.get(number) is seen:  # it was not closed meanwhile
+            seen.task = asyncio.ensure_future(self._watch(number, seen))
+
+    async def remove(self, number: int) -> None:
+        """Look at an engine no more. Idempotent."""
+        seen = self._seen.pop(number, None)
+        if seen is not None and seen.task is not None:
+            seen.task.cancel()
+            await asyncio.wait({seen.task})
 
     async def close(self) -> None:
-        """Stop. Idempotent."""
-        if self._task is not None:
-            self._task.cancel()
-            await asyncio.wait({self._task})
+        """Look at none any more. Idempotent."""
+        await asyncio.gather(*map(self.remove, [*self._seen]))
 
     def down(self, instance: int) -> None:
         """Record that an engine is down."""
         if self._placement.is_up(instance):
-            logger.warning("%s is down", self._config.instances[instance].name)
+            logger.warning("%s is down", self._instances[instance].name)
             self._lost(instance, self._placement.failed(instance))
 
     def models(self) -> list[dict[str, Any]]:
         """Return the cards of what the engines serve, as the first that has each describes it."""
         cards: dict[str, dict[str, Any]] = {}
-        for each in self._cards:
-            for card in each:
+        for seen in self._seen.values():
+            for card in seen.cards:
                 cards.setdefault(card["id"], card)
         return [*cards.values()]
 
@@ -76,7 +98,8 @@ class HealthWatch:
         known = self.models()
         for card in known:
             if card["id"] == model:
-                return model if card.get("parent") else ""
+                parent = card.get("parent")
+                return model.removeprefix(f"{parent}:") if parent else ""
         if known:
             names = ", ".join(card["id"] for card in known)
             what = f"model must be one of {names}, got {model[:80]!r}"
@@ -87,52 +110,48 @@ class HealthWatch:
         """Return which engines have said what they serve, and a model is not among that."""
         return {
             number
-            for number, cards in enumerate(self._cards)
-            if cards and all(card["id"] != model for card in cards)
+            for number, seen in self._seen.items()
+            if seen.cards and all(card["id"] != model for card in seen.cards)
         }
 
     def engine_id(self, instance: int) -> str:
-        """Return what an engine's bootstrap server calls it; "": it has none."""
-        return self._engine_ids[instance]
+        """Return what an engine's bootstrap server calls it; "": it was not asked."""
+        return self._seen[instance].engine_id
 
-    async def _watch(self) -> None:
+    async def _watch(self, number: int, seen: _Seen) -> None:
         while True:
             await asyncio.sleep(self._config.health_s)
-            await self._look_at_all()
-            self._placement.prefill_cost.refit()
-            self._placement.decode_cost.refit()
+            await self._look(number, seen)
 
-    async def _look_at_all(self) -> None:
-        await asyncio.gather(*map(self._look, range(len(self._config.instances))))
-
-    async def _look(self, number: int) -> None:
-        self._looks[number] += 1
+    async def _look(self, number: int, seen: _Seen) -> None:
+        seen.looks += 1
         try:
-            await self._ask(number)
-            self._failures[number] = 0
+            await self._ask(number, seen)
+            seen.failures = 0
         except EngineFailed as error:
             if error.is_ours:
                 logger.warning("%s", error)
                 return
             logger.debug("%s", error)
-            self._failures[number] += 1
-            if self._failures[number] >= FAILURES:
+            seen.failures += 1
+            if seen.failures >= FAILURES:
                 self.down(number)
 
-    async def _ask(self, number: int) -> None:
-        """Ask an engine how it is; once it is up, what it serves.
+    async def _ask(self, number: int, seen: _Seen) -> None:
+        """Ask an engine how it is and what it does; once it is up, what it serves.
 
         Raises:
             EngineFailed: it does not answer.
         """
-        instance = self._config.instances[number]
-        await self._engines.check_health(instance)
+        instance = self._instances[number]
+        await self._engines.check_health(instance, self._handoff.health_timeout_s)
         was_up = self._placement.is_up(number)
-        if not was_up or self._looks[number] % LOOKS_BETWEEN_CARDS == 0:
-            self._cards[number] = await self._engines.models(instance)
-            if instance.bootstrap:
-                self._engine_ids[number] = await self._engines.engine_id(instance)
-        if was_up:
-            return
-        self._placement.recovered(number, await self._engines.capacity_tokens(instance))
-        logger.info("%s is up: %s", instance.name, self._cards[number][0]["id"])
+        if not was_up or seen.looks % LOOKS_BETWEEN_CARDS == 0:
+            seen.cards = await self._engines.models(instance)
+            if instance.bootstrap and self._handoff.has_engine_ids:
+                seen.engine_id = await self._engines.engine_id(instance)
+        load = await self._engines.load(instance)
+        if not was_up:
+            self._placement.recovered(number, load.capacity_tokens if load else 0)
+            logger.info("%s is up: %s", instance.name, seen.cards[0]["id"])
+        self._placement.reported(number, load)

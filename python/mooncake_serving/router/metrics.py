@@ -17,7 +17,9 @@ GAUGES = {
     "up": "whether the engine serves",
     "prefills": "prefills sent and not finished",
     "decoding": "requests that it decodes",
-    "kv_tokens": "tokens of these requests",
+    "kv_tokens": "tokens of all requests that it decodes",
+    "others_running": "requests of others than this router that it computes, by its metrics",
+    "others_waiting": "requests of others that wait there",
     "held_blocks": "blocks that its events have told",
 }
 COUNTERS = {
@@ -33,7 +35,7 @@ class RouterMetrics:
     Attributes:
         registry: of all of them.
         requests: that ended, by endpoint and HTTP status; 499: the client left.
-        refusals: by reason.
+        refusals: by reason, and class of requests.
         replaced: attempts that failed before the first byte, by the engine that failed.
         prompt_tokens: of placed requests.
         cached_tokens: those of them that were predicted to be cached.
@@ -48,8 +50,9 @@ class RouterMetrics:
             ["endpoint", "status"], registry=registry,
         )  # fmt: skip
         self.refusals = Counter(
-            f"{prefix}_refusals", "requests refused by a decision", ["why"], registry=registry
-        )
+            f"{prefix}_refusals", "requests refused by a decision", ["why", "class"],
+            registry=registry,
+        )  # fmt: skip
         self.replaced = Counter(
             f"{prefix}_failed_attempts", "attempts that an engine failed before the first byte",
             ["instance"], registry=registry,

@@ -37,13 +37,18 @@ from mooncake_serving.conductor.admission import Arrival
 
 from .block_names import block_names
 from .call import Call
-from .config import AdmissionConfig, RouterConfig
+from .config import AdmissionConfig, ClassConfig, RouterConfig
 from .fitted_costs import FittedDecode, FittedPrefill
+from .handoff import HANDOFFS
+from .instances import Instances
 from .known_blocks import KnownBlocks
+from .others import EngineLoad, OthersLoad
 from .prefills import PrefillBacklog
 
 NO_OBJECTIVE_S = 1e9
 UNKNOWN_CAPACITY = 2**62
+NO_ROLE = 0  # of a place without an engine
+OWN_WEIGHT = 1 / 16  # of a new prefill in the mean of this router's own
 MAX_ASSUMED = 1 << 16  # blocks of an engine whose capacity is unknown
 OTHERS_MIGHT = (Why.NO_PREFILL_INSTANCE, Why.NO_DECODE_INSTANCE, Why.TOO_LONG)
 NO_TRANSFER = NicTransfer(bytes_per_token=1.0, bytes_per_s=1.0)  # no policy asks for it
@@ -60,6 +65,7 @@ class Placed:
         is_guessed: whether its tokens are not known, and so tell nothing of the costs.
         is_prefilled: whether its prefill is over.
         is_held: whether the conductor has reserved something for it.
+        at: the engines that have it now.
     """
 
     decision: Decision
@@ -68,6 +74,7 @@ class Placed:
     is_guessed: bool = False
     is_prefilled: bool = False
     is_held: bool = True
+    at: tuple[int, ...] = ()
 
     @property
     def prefill(self) -> int:
@@ -89,6 +96,7 @@ class Placement:
 
     Args:
         config: of the router.
+        instances: the engines; each is also to be ``add``ed.
         clock: seconds, of which only differences matter.
 
     Attributes:
@@ -96,36 +104,71 @@ class Placement:
         prefill_cost: its model, which follows what is measured.
         decode_cost: the same.
         blocks: what each engine holds, by its number.
+        others: what engines do for others than this router.
     """
 
-    def __init__(self, config: RouterConfig, clock: Callable[[], float] = time.monotonic):
-        instances = config.instances
-        self._config, self._clock = config, clock
-        self._backlog = PrefillBacklog(len(instances))
+    def __init__(
+        self,
+        config: RouterConfig,
+        instances: Instances,
+        clock: Callable[[], float] = time.monotonic,
+    ):
+        count = instances.num_places
+        self._config, self._instances, self._clock = config, instances, clock
+        self._is_at_once = HANDOFFS[config.connector].is_at_once
+        self._backlog = PrefillBacklog(count)
+        self._own_prefill_s = 0.0
         self._open: dict[Hashable, Placed] = {}
+        self._draining: set[int] = set()
         self.prefill_cost = FittedPrefill(config.costs.prefill)
         self.decode_cost = FittedDecode(config.costs.decode)
-        cluster = Cluster(
-            [instance.role for instance in instances],
-            capacity_tokens=[i.capacity_tokens or UNKNOWN_CAPACITY for i in instances],
-            max_batch_size=[instance.max_batch_size for instance in instances],
-        )
-        self._rule = _LiveRule(_admission(config.admission))
+        cluster = Cluster([Role.BOTH] * count)
+        cluster.role[:], cluster.up[:] = NO_ROLE, False
+        self.others = OthersLoad(cluster)
+        self._rule = _LiveRule(_admission(config.admission, chooses_decode=self._is_at_once))
+        self._slos = {name: _slo(each) for name, each in config.admission.classes.items()}
         policy, transfer = _policy(config)
         self.conductor = Conductor(
             cluster,
-            PrefixIndex(len(instances)),
+            PrefixIndex(count),
             Costs(self.prefill_cost, self.decode_cost, transfer),
             _slo(config.admission),
             policy=policy,
             admission=self._rule,
         )
-        self.blocks = [
-            KnownBlocks(self.conductor, number, config.block_size, self._max_assumed(number))
-            for number in range(len(instances))
-        ]
-        for number in range(len(instances)):
-            self.conductor.failed(number)  # until it is seen
+        self.blocks: dict[int, KnownBlocks] = {}
+
+    def add(self, number: int) -> None:
+        """Take an engine in; it is down until it is seen."""
+        instance, cluster = self._instances[number], self.conductor.cluster
+        with self.conductor.lock:
+            cluster.role[number] = instance.role
+            cluster.capacity_tokens[number] = instance.capacity_tokens or UNKNOWN_CAPACITY
+            cluster.max_batch_size[number] = instance.max_batch_size
+            most = self._max_assumed(number)
+            self.blocks[number] = KnownBlocks(self.conductor, number, self._config.block_size, most)
+            self.conductor.failed(number)
+
+    def drain(self, number: int) -> None:
+        """Place no more requests on an engine."""
+        self._draining.add(number)
+
+    def resume(self, number: int) -> None:
+        """Place requests on an engine again, in the role that it has now."""
+        self.conductor.cluster.role[number] = self._instances[number].role
+        self._draining.discard(number)
+
+    def remove(self, number: int) -> None:
+        """Forget an engine that has no requests any more."""
+        with self.conductor.lock:
+            self.failed(number)
+            self.conductor.cluster.role[number] = NO_ROLE
+            del self.blocks[number]
+        self._draining.discard(number)
+
+    def is_draining(self, number: int) -> bool:
+        """Whether an engine gets no more requests."""
+        return number in self._draining
 
     def place(
         self,
@@ -152,7 +195,9 @@ class Placement:
         with self.conductor.lock:
             now_s = self._clock()
             cluster = self.conductor.cluster
-            cluster.free_at_s[:] = self._backlog.free_at_s(now_s)
+            each_s = self._own_prefill_s or float(self.prefill_cost.seconds(request.num_tokens, 0))
+            others_s = self.others.wait_s(now_s, each_s)
+            cluster.free_at_s[:] = self._backlog.free_at_s(now_s) + others_s
             decision = self._decide(request, now_s, without, lacking)
             if not decision.accepted or decision.prefill is None:
                 return decision
@@ -162,8 +207,13 @@ class Placement:
             self.blocks[prefill.instance].assume(request.keys, num_held)
         seconds = prefill.prefill_s + (prefill.fetch.seconds if prefill.fetch else 0.0)
         self._backlog.put(request.request_id, prefill.instance, seconds, now_s)
+        mean_s = self._own_prefill_s or seconds
+        self._own_prefill_s = mean_s + OWN_WEIGHT * (seconds - mean_s)
         placed = self._open[request.request_id] = Placed(
             decision, now_s, lacking, is_guessed=call.tokens is None
+        )
+        self._move(
+            placed, {placed.prefill, placed.decode} if self._is_at_once else {placed.prefill}
         )
         return placed
 
@@ -187,6 +237,7 @@ class Placement:
         now_s, request = self._clock(), placed.decision.request
         was_alone = self._backlog.end(request.request_id, placed.prefill, now_s)
         prefill = placed.decision.prefill
+        was_alone = was_alone and not self.others.are_at(placed.prefill)
         is_measured = was_alone and not placed.is_guessed and now_s > placed.sent_s
         if is_measured and prefill is not None and prefill.fetch is None:
             self.prefill_cost.observe(
@@ -194,12 +245,15 @@ class Placement:
             )
         if not placed.is_held:
             return None
-        is_running = self._config.instances[placed.prefill].role == Role.BOTH
-        with self._excluded(placed.lacking), self._rule.waived(is_running):
+        is_coupled = self._instances[placed.prefill].role == Role.BOTH
+        is_running = is_coupled or self._is_at_once
+        others = self._draining - {placed.decode}
+        with self._excluded({*placed.lacking, *others}), self._rule.waived(is_running):
             later = self.conductor.prefilled(request.request_id, now_s)
         placed.is_held = later.accepted
         if later.accepted:
             placed.decision = dataclasses.replace(placed.decision, decode=later.decode)
+            self._move(placed, {placed.decode})
         return later
 
     def estimated_prefilled(self, placed: Placed) -> None:
@@ -215,6 +269,7 @@ class Placement:
         request_id = placed.decision.request.request_id
         self._open.pop(request_id, None)
         self._backlog.end(request_id, placed.prefill, self._clock())
+        self._move(placed, ())
         if placed.is_held:
             placed.is_held = False
             self.conductor.decoded(request_id)
@@ -231,16 +286,26 @@ class Placement:
         with self.conductor.lock:
             lost: list[str] = self.conductor.failed(instance)
             self.blocks[instance].forget()
+            self.others.forget(instance)
         for request_id in lost:
             self._open[request_id].is_held = False
         return lost
 
     def recovered(self, instance: int, capacity_tokens: int) -> None:
         """Record that an engine is up, and what it says of its memory; 0: nothing."""
-        if capacity_tokens and not self._config.instances[instance].capacity_tokens:
+        if capacity_tokens and not self._instances[instance].capacity_tokens:
             self.conductor.cluster.capacity_tokens[instance] = capacity_tokens
             self.blocks[instance].max_assumed = self._max_assumed(instance)
         self.conductor.recovered(instance)
+
+    def reported(self, instance: int, load: EngineLoad | None) -> None:
+        """Take what an engine that is up tells of its load; None: nothing."""
+        if load is None:
+            self.others.forget(instance)
+            return
+        only_prefills = self._instances[instance].role == Role.PREFILL
+        with self.conductor.lock:
+            self.others.reported(instance, load, self._clock(), only_prefills=only_prefills)
 
     def is_up(self, instance: int) -> bool:
         """Whether an engine is up, as far as is known."""
@@ -249,10 +314,15 @@ class Placement:
     def can_serve(self) -> bool:
         """Whether engines are up that can serve a request together."""
         cluster = self.conductor.cluster
-        num_prefill, num_decode, num_both = (
-            len(cluster.of_role_only(role)) for role in (Role.PREFILL, Role.DECODE, Role.BOTH)
-        )
+        with self._excluded(self._draining):
+            num_prefill, num_decode, num_both = (
+                len(cluster.of_role_only(role)) for role in (Role.PREFILL, Role.DECODE, Role.BOTH)
+            )
         return bool((num_prefill and num_decode) or num_both)
+
+    def num_decoding(self, instance: int) -> int:
+        """How many requests of this router an engine decodes."""
+        return int(self.conductor.cluster.batch_size[instance] - self.others.running[instance])
 
     def num_prefills(self, instance: int) -> int:
         """How many prefills an engine has not finished."""
@@ -285,6 +355,7 @@ class Placement:
             max_output_tokens=limit,
             priority=call.priority,
             waited_s=max(0.0, self._clock() - call.arrived_s),
+            slo=self._slos[call.class_name] if call.class_name else None,
         )
 
     def _shortened(self, request: Request) -> Request:
@@ -305,12 +376,13 @@ class Placement:
         lacking: Collection[int],
     ) -> Decision:
         """Decide without some engines, unless no others can serve the request."""
+        never = {*lacking, *self._draining}
         if without:
-            with self._excluded({*without, *lacking}):
+            with self._excluded({*without, *never}):
                 decision = self.conductor.decide(request, now_s)
             if decision.reason.why not in OTHERS_MIGHT:
                 return decision
-        with self._excluded(lacking):
+        with self._excluded(never):
             return self.conductor.decide(request, now_s)
 
     @contextlib.contextmanager
@@ -325,6 +397,10 @@ class Placement:
             finally:
                 up[excluded] = True
 
+    def _move(self, placed: Placed, now: Collection[int]) -> None:
+        self.others.moved(placed.at, tuple(now))
+        placed.at = tuple(now)
+
     def _max_assumed(self, instance: int) -> int:
         tokens = int(self.conductor.cluster.capacity_tokens[instance])
         return MAX_ASSUMED if tokens == UNKNOWN_CAPACITY else tokens // self._config.block_size
@@ -333,7 +409,8 @@ class Placement:
 class _LiveRule:
     """A rule that checks again after a prefill only where the request can still be refused.
 
-    An engine that decodes what it prefills is doing so already, whether there is room or not.
+    An engine that decodes what it prefills, or has got the request with the one that prefills, is
+    doing so already, whether there is room or not.
     """
 
     def __init__(self, rule: Admission):
@@ -345,7 +422,7 @@ class _LiveRule:
 
     @contextlib.contextmanager
     def waived(self, is_running: bool) -> Iterator[None]:
-        """Ask for no room while the block runs, for a request that is running."""
+        """Ask for nothing while the block runs, for a request that is running."""
         self._is_waived = is_running
         try:
             yield
@@ -364,23 +441,24 @@ class _LiveRule:
         return self._rule.refuse_decode(arrival, load, decode)
 
     def refuse_later(self, request: Request, slo: Slo, decode: DecodeChoice) -> Reason | None:
-        if decode.reason.why is Why.SAME_INSTANCE:
+        if self._is_waived:
             return None
         return self._rule.refuse_later(request, slo, decode)
 
 
-def _admission(config: AdmissionConfig) -> Admission:
-    if config.rule == "accept_all" or (math.isinf(config.ttft_s) and math.isinf(config.tbt_s)):
+def _admission(config: AdmissionConfig, *, chooses_decode: bool) -> Admission:
+    """Make the rule; it may have to choose where to decode before the prefill."""
+    if config.rule == "accept_all" or not config.has_objectives:
         return AcceptAll()
     limits = Limits(by_priority=config.limits)
     if config.rule == "baseline":
-        return Baseline(limits)
+        return Baseline(limits, pre_select=chooses_decode)
     if config.rule == "early":
         return EarlyRejection(limits)
     return PredictiveRejection(limits, decode_s=config.decode_s)
 
 
-def _slo(config: AdmissionConfig) -> Slo:
+def _slo(config: ClassConfig) -> Slo:
     return Slo(min(config.ttft_s, NO_OBJECTIVE_S), min(config.tbt_s, NO_OBJECTIVE_S))
 
 

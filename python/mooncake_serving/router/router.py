@@ -8,6 +8,7 @@ from typing import Any
 
 import httpx
 import msgspec
+from starlette.datastructures import Headers
 
 from mooncake_serving.conductor import Decision, Role, Why
 from mooncake_serving.http_api import (
@@ -17,6 +18,7 @@ from mooncake_serving.http_api import (
     Receive,
     Reply,
     Scope,
+    invalid,
     overloaded,
 )
 
@@ -25,13 +27,15 @@ from .config import InstanceConfig, RouterConfig
 from .decisions import DecisionLog, header_of
 from .engines import OURS, PROBE_S, EngineFailed, EngineRefused, Engines
 from .event_feed import EventFeed
-from .handoff import HANDOFFS, prefill_body
+from .handoff import HANDOFFS, Transfer
 from .health import HealthWatch
+from .instances import Instances
 from .metrics import RouterMetrics
 from .placement import Placed, Placement
 
 logger = logging.getLogger(__name__)
 
+CLASS_HEADER = "x-mooncake-class"
 CLIENT_LEFT = 499  # in metrics, as nginx has it
 STEPS = 16  # tokens of a stream whose mean interval is one sample
 UNAVAILABLE = (Why.NO_PREFILL_INSTANCE, Why.NO_DECODE_INSTANCE, Why.TOO_LONG)
@@ -44,6 +48,7 @@ class Router:
         config: which engines, and how.
 
     Attributes:
+        fleet: the engines that it has now.
         placement: decides.
         log: of its decisions.
         metrics: for Prometheus.
@@ -52,15 +57,17 @@ class Router:
 
     def __init__(self, config: RouterConfig):
         self.config = config
-        self.placement = Placement(config)
-        self.log = DecisionLog(config.instances)
+        self.fleet = Instances(config.instances, config.max_instances)
+        self.placement = Placement(config, self.fleet)
+        self.log = DecisionLog(self.fleet)
         self.metrics = RouterMetrics(self)
         self.bodies = Bodies(config.max_body_bytes, config.max_held_bytes, config.client_s)
         self.engines = Engines(config)
-        self.health = HealthWatch(config, self.engines, self.placement, self._lost)
+        self.health = HealthWatch(config, self.fleet, self.engines, self.placement, self._lost)
         self._handoff = HANDOFFS[config.connector]
         self._attempts: dict[str, _Attempt] = {}
-        self._feeds: list[EventFeed] = []
+        self._feeds: dict[int, EventFeed] = {}
+        self._refitting: asyncio.Task[None] | None = None
         self._next_tokenizer = 0
         self._num_requests = 0
 
@@ -70,17 +77,49 @@ class Router:
         Raises:
             InvalidArgument: an endpoint of events is invalid.
         """
-        for instance, blocks in zip(self.config.instances, self.placement.blocks, strict=True):
-            if instance.events:
-                self._feeds.append(EventFeed(instance, blocks))
-        await self.health.start()
+        await asyncio.gather(*map(self.follow, self.fleet))
+        self._refitting = asyncio.ensure_future(self._refit())
 
     async def close(self) -> None:
         """Stop following the engines, and disconnect. Idempotent."""
+        if self._refitting is not None:
+            self._refitting.cancel()
+            await asyncio.wait({self._refitting})
         await self.health.close()
-        for feed in self._feeds:
-            await asyncio.to_thread(feed.close)
+        await asyncio.gather(*map(self._end_feed, [*self._feeds]))
         await self.engines.close()
+
+    async def follow(self, number: int) -> None:
+        """Take in an engine of the fleet: its events, and how it is, from now on.
+
+        Raises:
+            InvalidArgument: its endpoint of events is invalid.
+        """
+        self.placement.add(number)
+        self.feed(number)
+        await self.health.add(number)
+
+    def feed(self, number: int) -> None:
+        """Receive an engine's events, if it has any."""
+        instance = self.fleet[number]
+        if instance.events:
+            self._feeds[number] = EventFeed(instance, self.placement.blocks[number])
+
+    async def leave(self, number: int) -> None:
+        """Forget an engine that has no requests any more."""
+        await self.health.remove(number)
+        await self._end_feed(number)
+        self.placement.remove(number)
+        self.fleet.remove(number)
+
+    def num_open(self, number: int) -> int:
+        """Count the requests that need an engine."""
+        return len(self._attempts_at(number))
+
+    def give_up(self, number: int) -> None:
+        """Give up the requests that need an engine: others may serve those without an answer."""
+        for attempt in self._attempts_at(number):
+            self._lose(attempt, number, "it leaves")
 
     async def serve(self, path: str, scope: Scope, receive: Receive, reply: Reply) -> None:
         """Answer a request, unless its client leaves.
@@ -94,9 +133,10 @@ class Router:
         unanswered = CLIENT_LEFT
         try:
             self._check_load()
+            name = self._class_of(scope)
             async with self.bodies.read(scope, receive) as raw:
                 if raw is not None:
-                    await self._serve(path, raw, receive, reply)
+                    await self._serve(path, raw, name, receive, reply)
         except ErrorAnswer as error:
             await reply.error(error)
         except ClientStalled as stalled:
@@ -109,15 +149,18 @@ class Router:
 
     def instances(self) -> list[dict[str, Any]]:
         """Describe all engines, as they are now."""
-        cluster = self.placement.conductor.cluster
+        cluster, others = self.placement.conductor.cluster, self.placement.others
         return [
             {
                 "name": instance.name,
                 "url": instance.url,
                 "role": instance.role.name.lower() if instance.role.name else "",
                 "up": self.placement.is_up(number),
+                "draining": self.placement.is_draining(number),
                 "prefills": self.placement.num_prefills(number),
-                "decoding": int(cluster.batch_size[number]),
+                "decoding": self.placement.num_decoding(number),
+                "others_running": int(others.running[number]),
+                "others_waiting": int(others.waiting[number]),
                 "kv_tokens": int(cluster.kv_tokens[number]),
                 "capacity_tokens": int(cluster.capacity_tokens[number]),
                 "held_blocks": blocks.num_held,
@@ -125,14 +168,16 @@ class Router:
                 "event_gaps": blocks.num_gaps,
                 "unnamed_blocks": blocks.num_unnamed,
             }
-            for number, (instance, blocks) in enumerate(
-                zip(self.config.instances, self.placement.blocks, strict=True)
-            )
+            for number, instance in self.fleet.items()
+            for blocks in (self.placement.blocks[number],)
         ]
 
-    async def _serve(self, path: str, raw: bytes, receive: Receive, reply: Reply) -> None:
+    async def _serve(
+        self, path: str, raw: bytes, class_name: str, receive: Receive, reply: Reply
+    ) -> None:
         self._check_load()  # a request counts from its body on, for which a client may take long
         call = read_call(path, raw)
+        call.class_name = class_name
         self._num_requests += 1
         client_left = asyncio.ensure_future(receive())  # nothing else can come
         try:
@@ -140,6 +185,19 @@ class Router:
         finally:
             client_left.cancel()
             self._num_requests -= 1
+
+    def _class_of(self, scope: Scope) -> str:
+        """Return the class that a request's header names; "": none.
+
+        Raises:
+            ErrorAnswer: there is no such class.
+        """
+        name: str = Headers(scope=scope).get(CLASS_HEADER, "")
+        known = self.config.admission.classes
+        if name and name not in known:
+            wanted = f"one of {', '.join(known)}" if known else "left out, there are no classes"
+            raise invalid(f"the header {CLASS_HEADER}", f"{wanted}, got {name[:80]!r}")
+        return name
 
     def _check_load(self) -> None:
         if self._num_requests >= self.config.max_requests:
@@ -186,17 +244,19 @@ class Router:
         """
         entry = self.log.add(call, placed.decision)
         self._count(placed)
-        run = self._coupled if self._is_coupled(placed) else self._handed_over
+        if self.fleet[placed.prefill].role == Role.BOTH:
+            run = self._coupled
+        else:
+            run = self._at_once if self._handoff.is_at_once else self._handed_over
         task = asyncio.ensure_future(run(call, placed, entry, reply))
-        attempt = self._attempts[call.request_id] = _Attempt(task, reply)
+        attempt = self._attempts[call.request_id] = _Attempt(task, reply, placed)
         try:
             await asyncio.wait({task, client_left}, return_when=asyncio.FIRST_COMPLETED)
             if not task.done():
-                entry["outcome"] = "the client has left"
+                entry["outcome"] = "answered" if reply.is_whole else "the client has left"
                 return
-            if attempt.lost_with >= 0:
-                lost = self.config.instances[attempt.lost_with]
-                raise _AttemptFailed(attempt.lost_with, EngineFailed(lost, "it is down"))
+            if attempt.lost is not None:
+                raise attempt.lost
             task.result()
             entry["outcome"] = "answered"
         except _AttemptFailed as failed:
@@ -236,32 +296,57 @@ class Router:
     async def _handed_over(
         self, call: Call, placed: Placed, entry: dict[str, Any], reply: Reply
     ) -> None:
-        """Have one engine compute the prompt, and another one generate."""
-        number = placed.prefill
-        prefill = self.config.instances[number]
-        params = self._handoff.prefill_params(call.attempt_id)
-        body = msgspec.json.encode(prefill_body(call.body, params))
-        try:
-            answer = await self.engines.ask(prefill, call, body)
-            given = self._handoff.decode_params(
-                call.attempt_id,
-                prefill,
-                self.health.engine_id(number),
-                answer.get("kv_transfer_params"),
-            )
-            if given is None:
-                raise EngineFailed(prefill, "it answers no kv_transfer_params: has it a connector?")
-        except EngineFailed as error:
-            raise _AttemptFailed(number, error) from None
+        """Have one engine compute the prompt, and another one generate then."""
+        transfer = self._transfer(call, placed)
+        answer = await self._prefill(call, placed, transfer)
+        body = self._handoff.decode_body(call.body, transfer, answer)
+        if body is None:
+            what = "it answers no kv_transfer_params: has it a connector?"
+            raise _AttemptFailed(placed.prefill, EngineFailed(transfer.prefill, what))
         later = self.placement.prefilled(placed)
         if later is not None and not later.accepted:
             entry["outcome"] = f"refused after its prefill: {later.reason}"
-            raise self._error_of(later)
+            raise self._error_of(call, later)
         if later is not None:
             entry["decode"] = self.log.decode_part(later)
         entry["prefilled_s"] = time.monotonic() - call.arrived_s
-        body = msgspec.json.encode(call.body | {"kv_transfer_params": given})
-        await self._pass_on(call, body, placed, entry, reply)
+        await self._pass_on(call, msgspec.json.encode(body), placed, entry, reply)
+
+    async def _at_once(
+        self, call: Call, placed: Placed, entry: dict[str, Any], reply: Reply
+    ) -> None:
+        """Have two engines serve a request together: one computes the prompt for the other."""
+        transfer = self._transfer(call, placed)
+        body = self._handoff.decode_body(call.body, transfer, {})
+        prefill = asyncio.ensure_future(self._prefill(call, placed, transfer))
+        decode = asyncio.ensure_future(
+            self._pass_on(call, msgspec.json.encode(body), placed, entry, reply)
+        )
+        tasks = {prefill, decode}
+        try:
+            await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+            if prefill.done():
+                if (error := prefill.exception()) and not reply.status:
+                    raise error
+                self.placement.prefilled(placed)
+                entry["prefilled_s"] = time.monotonic() - call.arrived_s
+            await decode  # which has the prompt's KV once it has begun to answer
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.wait(tasks)
+
+    def _transfer(self, call: Call, placed: Placed) -> Transfer:
+        number = placed.prefill
+        return Transfer(call.attempt_id, self.fleet[number], self.health.engine_id(number))
+
+    async def _prefill(self, call: Call, placed: Placed, transfer: Transfer) -> dict[str, Any]:
+        """Have a prompt computed, and return what the engine answers."""
+        body = msgspec.json.encode(self._handoff.prefill_body(call.body, transfer))
+        try:
+            return await self.engines.ask(transfer.prefill, call, body)
+        except EngineFailed as error:
+            raise _AttemptFailed(placed.prefill, error) from None
 
     async def _pass_on(
         self, call: Call, body: bytes, placed: Placed, entry: dict[str, Any], reply: Reply
@@ -269,7 +354,7 @@ class Router:
         """Send a request to the engine that generates, and its answer to the client."""
         number = placed.decode
         try:
-            async with self.engines.post(self.config.instances[number], call, body) as answer:
+            async with self.engines.post(self.fleet[number], call, body) as answer:
                 headers = {
                     "content-type": answer.headers.get("content-type", "application/json"),
                     "x-request-id": call.request_id,
@@ -298,7 +383,7 @@ class Router:
         async for part in answer.aiter_raw():
             if not reply.status:
                 if part.startswith(b'data: {"error"'):
-                    raise _error_in(part, self.config.instances[placed.decode])
+                    raise _error_in(part, self.fleet[placed.decode])
                 since_s = time.monotonic()
                 self.placement.prefilled(placed)
                 entry["first_byte_s"] = since_s - call.arrived_s
@@ -313,7 +398,7 @@ class Router:
                     num_steps, since_s = 0, now_s
             await reply.write(part)
         if not reply.status:
-            raise EngineFailed(self.config.instances[placed.decode], "its stream is empty")
+            raise EngineFailed(self.fleet[placed.decode], "its stream is empty")
         await reply.write(b"", is_last=True)
 
     async def _tokenize(self, call: Call, client_left: "asyncio.Future[Any]") -> list[int] | None:
@@ -322,13 +407,14 @@ class Router:
         Raises:
             ErrorAnswer: the prompt is wrong.
         """
-        count, lacking = len(self.config.instances), self.health.lacking(call.model)
+        numbers, lacking = [*self.fleet], self.health.lacking(call.model)
         num_asked = 0
-        for _ in range(count):
-            number = self._next_tokenizer = (self._next_tokenizer + 1) % count
-            if not self.placement.is_up(number) or number in lacking:
+        for _ in numbers:
+            self._next_tokenizer += 1
+            number = numbers[self._next_tokenizer % len(numbers)]
+            if number not in self.fleet or not self.placement.is_up(number) or number in lacking:
                 continue
-            task = asyncio.ensure_future(self.engines.tokenize(self.config.instances[number], call))
+            task = asyncio.ensure_future(self.engines.tokenize(self.fleet[number], call))
             try:
                 await asyncio.wait(
                     {task, client_left}, timeout=PROBE_S, return_when=asyncio.FIRST_COMPLETED
@@ -346,19 +432,41 @@ class Router:
         """Give up attempts that need an engine that is down; streams that have begun go on."""
         for request_id in request_ids:
             attempt = self._attempts.get(request_id)
-            if attempt and not attempt.reply.status and not attempt.task.done():
-                attempt.lost_with = instance
-                attempt.task.cancel()
+            if attempt and not attempt.reply.status:
+                self._lose(attempt, instance, "it is down")
+
+    def _lose(self, attempt: "_Attempt", number: int, why: str) -> None:
+        """Give up an attempt, once, since an engine does not go on with it."""
+        if attempt.lost is None and not attempt.task.done():
+            attempt.lost = _AttemptFailed(number, EngineFailed(self.fleet[number], why))
+            attempt.task.cancel()
+
+    def _attempts_at(self, number: int) -> list["_Attempt"]:
+        """List the attempts that need an engine: after the first byte, only where they decode."""
+        return [
+            attempt
+            for attempt in self._attempts.values()
+            if attempt.placed.decode == number
+            or (attempt.placed.prefill == number and not attempt.reply.status)
+        ]
+
+    async def _end_feed(self, number: int) -> None:
+        feed = self._feeds.pop(number, None)
+        if feed is not None:
+            await asyncio.to_thread(feed.close)
+
+    async def _refit(self) -> None:
+        while True:
+            await asyncio.sleep(self.config.health_s)
+            self.placement.prefill_cost.refit()
+            self.placement.decode_cost.refit()
 
     def _note_failure(self, failed: "_AttemptFailed", reply: Reply) -> None:
-        name = self.config.instances[failed.instance].name
+        name = self.fleet[failed.instance].name
         logger.warning("an attempt has failed: %s", failed.error)
         self.metrics.replaced.labels(name).inc()
         if failed.error.is_gone:
             self.health.down(failed.instance)
-
-    def _is_coupled(self, placed: Placed) -> bool:
-        return self.config.instances[placed.prefill].role == Role.BOTH
 
     def _count(self, placed: Placed) -> None:
         prefill = placed.decision.prefill
@@ -371,22 +479,23 @@ class Router:
     ) -> ErrorAnswer:
         entry = self.log.add(call, decision)
         entry["outcome"] = "refused"
-        error = self._error_of(decision, failure, may_hold=may_hold)
+        error = self._error_of(call, decision, failure, may_hold=may_hold)
         error.headers = {**error.headers, "x-mooncake-decision": header_of(entry)}
         return error
 
     def _error_of(
-        self, decision: Decision, failure: str = "", *, may_hold: bool = False
+        self, call: Call, decision: Decision, failure: str = "", *, may_hold: bool = False
     ) -> ErrorAnswer:
         reason = decision.reason
-        self.metrics.refusals.labels(reason.why.name).inc()
+        self.metrics.refusals.labels(reason.why.name, call.class_name).inc()
         if reason.why is Why.TOO_LONG and not may_hold:
             return ErrorAnswer(400, str(reason), "context_length_exceeded", "max_tokens")
         retry = {"retry-after": str(self.placement.retry_after_s(reason))}
         if reason.why in UNAVAILABLE:
             message = f"{reason}: {failure}" if failure else str(reason)
             return ErrorAnswer(503, message, "no_engine", headers=retry)
-        return ErrorAnswer(429, f"overloaded: {reason}", "overloaded", headers=retry)
+        of_class = f" for class {call.class_name}" if call.class_name else ""
+        return ErrorAnswer(429, f"overloaded{of_class}: {reason}", "overloaded", headers=retry)
 
 
 @dataclass(eq=False)
@@ -396,12 +505,14 @@ class _Attempt:
     Attributes:
         task: that has it served.
         reply: to its client.
-        lost_with: the engine by whose failure it was given up; -1: none.
+        placed: where that is.
+        lost: why it was given up, if it was.
     """
 
     task: "asyncio.Task[None]"
     reply: Reply
-    lost_with: int = -1
+    placed: Placed
+    lost: "_AttemptFailed | None" = None
 
 
 class _AttemptFailed(Exception):

@@ -4,6 +4,7 @@ from typing import Any
 
 import pytest
 
+from tests.serving.router.sglang import Rooms, SglangEngine
 from tests.serving.router.support import BLOCK, Engine, RouterServer
 
 
@@ -36,10 +37,13 @@ def cluster(start):
         serves: dict[str, list[str]] | None = None,
         **more: Any,
     ):
-        engines = {}
+        engines, rooms = {}, Rooms()
         for name, role in roles.items():
-            kwargs = {"is_prefill": role == "prefill", "needs_params": role == "decode"}
-            engines[name] = start(Engine, **kwargs, **(engine or {}))
+            if more.get("connector") == "sglang":
+                engines[name] = start(SglangEngine, role, rooms)
+            else:
+                kwargs = {"is_prefill": role == "prefill", "needs_params": role == "decode"}
+                engines[name] = start(Engine, **kwargs, **(engine or {}))
             engines[name].serves = (serves or {}).get(name, engines[name].serves)
         entries = [
             {"name": name, "role": role, "url": engines[name].url}
@@ -58,4 +62,4 @@ def cluster(start):
 
 
 def _needs_bootstrap(role: str, more: dict) -> bool:
-    return role == "prefill" and more.get("connector") == "mooncake"
+    return role == "prefill" and more.get("connector") in ("mooncake", "sglang")

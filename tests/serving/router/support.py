@@ -143,6 +143,7 @@ class Engine:
         tokenizes: False: it answers 404; None: it never answers.
         serves: its models.
         first_event: of each stream, if there is one.
+        load: further lines of its metrics.
         padding: letters behind each word of a stream.
     """
 
@@ -157,6 +158,7 @@ class Engine:
         self.num_left = self.num_tokenized = 0
         self.tokenizes: bool | None = True
         self.serves, self.first_event, self.padding = [MODEL, ADAPTER], b"", 0
+        self.load = ""
         self.events = Events()
         self.app = Starlette(
             routes=[
@@ -167,6 +169,7 @@ class Engine:
                 Route("/v1/completions", self._generate, methods=["POST"]),
                 Route("/v1/chat/completions", self._generate, methods=["POST"]),
                 Route("/query", lambda _: JSONResponse({"0": {"engine_id": "engine-0"}})),
+                *self._more_routes(),
             ]
         )
         self.server = Served(self.app)
@@ -184,6 +187,9 @@ class Engine:
         self.server.kill()
         self.events.close()
 
+    def _more_routes(self) -> list[Route]:
+        return []
+
     async def _models(self, _: Request) -> Response:
         cards = [{"id": one, "parent": None if one == MODEL else MODEL} for one in self.serves]
         return JSONResponse({"object": "list", "data": cards})
@@ -191,7 +197,7 @@ class Engine:
     async def _metrics(self, _: Request) -> Response:
         return PlainTextResponse(
             '# TYPE vllm:cache_config_info gauge\nvllm:cache_config_info{block_size="16",'
-            'num_gpu_blocks="1000"} 1.0\n'
+            'num_gpu_blocks="1000"} 1.0\n' + self.load
         )
 
     async def _tokenize(self, request: Request) -> Response:

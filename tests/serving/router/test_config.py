@@ -6,6 +6,7 @@ from mooncake_kernels.errors import InvalidArgument
 from mooncake_serving.conductor import Role
 from mooncake_serving.router import load_config
 from mooncake_serving.router.__main__ import main
+from mooncake_serving.router.config import ClassConfig
 
 GOOD = """
 host = "0.0.0.0"
@@ -17,6 +18,8 @@ api_keys_file = "KEYS"
 ttft_s = 5
 rule = "predictive"
 limits = {"0" = 1.0, "5" = 0.5}
+[admission.classes.batch]
+ttft_s = 60
 [costs]
 prefill = [0.1, 1e-4, 0]
 [store]
@@ -54,6 +57,7 @@ def test_a_file_is_read(written):
     assert config.api_keys == ("one", "two")
     assert config.admission.ttft_s == 5 and math.isinf(config.admission.tbt_s)
     assert config.admission.limits == {0: 1.0, 5: 0.5}
+    assert config.admission.classes == {"batch": ClassConfig(ttft_s=60, tbt_s=math.inf)}
     assert config.costs.prefill == (0.1, 1e-4, 0.0)
     assert config.store is not None and config.store.bytes_per_s == 2e10
     prefill, decode = config.instances
@@ -84,7 +88,7 @@ def test_a_file_is_read(written):
         ("tcp://10.0.0.1:5557", "10.0.0.1:5557", r"instance\[0\].events must be a ZeroMQ endpoint"),
         ('events = "tcp://10.0.0.1:5557"', "", r"instance\[0\].replay must be given only with"),
         ('connector = "mooncake_kernels"', 'connector = "mooncake"', "instance.bootstrap must be"),
-        ("[admission]", "admission = 3\n[other]", "admission. must be a table, got 3"),
+        ("[costs]", "[[costs]]", "costs. must be a table, got .{"),
         ("[[instance]]", "[[instance]", "the file must be TOML"),
         ("port = 9000", f"port = {'9' * 5000}", "the file must be TOML"),
         ("ttft_s = 5", f"ttft_s = 1{'0' * 400}", r"admission.ttft_s must be positive, got 1000"),
@@ -103,6 +107,10 @@ def test_a_file_is_read(written):
         ("10.0.0.1:5557", "10.0.0.1", r"instance\[0\].events must be a ZeroMQ endpoint"),
         ("10.0.0.1:5557", "*:5557", r"instance\[0\].events must be a ZeroMQ endpoint"),
         ("10.0.0.1:5558", "10.0.0.1:99999", r"instance\[0\].replay must be a ZeroMQ endpoint"),
+        ("classes.batch]", 'classes."a;b"]', r"admission.classes.a;b must be named in printable"),
+        ("classes.batch]", "classes.batch.x]", r"admission.classes.batch.x must not be there"),
+        ("ttft_s = 60", "ttft_s = 0", r"admission.classes.batch.ttft_s must be positive, got 0"),
+        ("port = 9000", "max_instances = 1", r"max_instances must be at least .* 2, got 1"),
         ("port = 9000", "max_held_bytes = 1", "max_held_bytes must be at least max_body_bytes"),
     ],
 )

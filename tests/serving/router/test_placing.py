@@ -206,6 +206,59 @@ def test_overload_is_refused_with_the_reason(cluster, rule):
     assert router.complete([7] * 60).status_code == 200
 
 
+CLASSES = {"interactive": {"ttft_s": 50}, "batch": {"ttft_s": 1000, "tbt_s": 0.15}}
+
+
+def of_class(router, name: str, prompt: list[int]):
+    body = {"model": MODEL, "prompt": prompt, "max_tokens": 4}
+    headers = {"x-mooncake-class": name} if name else {}
+    return router.client.post("/v1/completions", json=body, headers=headers)
+
+
+def test_classes_have_objectives_of_their_own(cluster):
+    admission = {"ttft_s": 100, "classes": CLASSES}
+    router, _ = cluster({"both": "both"}, costs=SLOW, admission=admission)
+    for seed, (name, length, status) in enumerate(
+        [("", 60, 200), ("", 120, 429), ("interactive", 60, 429), ("batch", 120, 200)]
+    ):
+        answer = of_class(router, name, [seed] * length)
+        assert answer.status_code == status
+        part = f"; class={name}; "
+        assert (part in answer.headers["x-mooncake-decision"]) is bool(name)
+        assert router.last()["class"] == name
+    refused = of_class(router, "interactive", [9] * 60).json()["error"]["message"]
+    assert refused.startswith("overloaded for class interactive: TTFT 60.000 s is 1.20 of its")
+    labels = 'mooncake_router_refusals_total{class="interactive",why="PREFILL_LOAD"} 2.0'
+    assert labels in router.client.get("/metrics").text
+
+
+def test_a_class_is_checked_again_after_its_prefill(cluster):
+    admission = {"rule": "baseline", "classes": CLASSES}
+    costs = {"decode": [0.0, 0.1, 0.0]}  # of which one request of the class has room
+    roles = {"prefill": "prefill", "decode": "decode"}
+    router, engines = cluster(roles, admission=admission, costs=costs)
+    engines["decode"].gate.clear()
+    asking = threading.Thread(target=of_class, args=(router, "batch", [1]))
+    asking.start()
+    eventually(lambda: engines["decode"].calls)
+    answer = of_class(router, "batch", [2])
+    assert answer.status_code == 429
+    assert "overloaded for class batch: TBT" in answer.json()["error"]["message"]
+    engines["decode"].gate.set()
+    asking.join()
+
+
+@pytest.mark.parametrize("classes", [CLASSES, {}])
+def test_a_class_must_be_known(cluster, classes):
+    router, engines = cluster({"both": "both"}, admission={"classes": classes})
+    answer = of_class(router, "best", [1])
+    assert answer.status_code == 400
+    error = answer.json()["error"]
+    assert error["param"] == "the header x-mooncake-class" and "got 'best'" in error["message"]
+    assert ("one of interactive, batch" in error["message"]) is bool(classes)
+    assert not engines["both"].calls
+
+
 def test_low_priorities_are_refused_first(cluster):
     admission = {"ttft_s": 100, "limits": {"1": 0.5}}
     router, _ = cluster({"both": "both"}, costs=SLOW, admission=admission)

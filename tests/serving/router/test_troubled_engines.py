@@ -30,7 +30,7 @@ INSTANCE = InstanceConfig("one", "http://127.0.0.1:1", Role.BOTH)
 
 
 def capacities(router, *tokens: int) -> None:
-    router.router.placement.conductor.cluster.capacity_tokens[:] = tokens
+    router.router.placement.conductor.cluster.capacity_tokens[: len(tokens)] = tokens
 
 
 @pytest.mark.parametrize("tokenizes", [None, False])
@@ -206,7 +206,7 @@ def test_looks_that_fail_for_the_routers_own_sake_mark_nothing_down(cluster, mon
     router, _ = cluster({"both": "both"})
     looked = threading.Semaphore(0)
 
-    async def no_files(instance: InstanceConfig) -> None:
+    async def no_files(instance: InstanceConfig, timeout_s: float) -> None:
         looked.release()
         raise EngineFailed(instance, "it was not reached", refused_with(errno.EMFILE))
 
