@@ -28,6 +28,7 @@ def server(tmp_path):
         ("MK_TEST_ENGINES", "SGLang: see make_engines", "test_sglang_pools.py"),
         ("MK_TEST_ENGINES", "SGLang: see make_engines", "test_sglang_tree.py"),
         ("MK_TEST_ENGINES", "SGLang: see make_engines", "test_sglang_copies.py"),
+        ("MK_TEST_ENGINES", "SGLang: see make_engines", "test_sglang_router.py"),
         ("MK_TEST_ENGINES", "LMCache: see make_engines", "test_lmcache_l2.py"),
     ],
 )
