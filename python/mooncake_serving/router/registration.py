@@ -99,6 +99,8 @@ class Registration:
             ErrorAnswer: there is no such engine, or an entry is wrong.
         """
         entries, drain_s, _ = self._entries(body)
+        if more := sorted(set(entries) - {"name", "events", "replay"}):
+            raise invalid(more[0], f"left out, got {shown(entries[more[0]], 80)}")
         with self._change_of(entries):
             name = entries["name"]
             number = self._router.fleet.number_of(name)

@@ -6,7 +6,9 @@ Tokens are compared with those of one engine alone. Loads that fail fail the req
 import contextlib
 import itertools
 import json
+import threading
 
+import httpx
 import pytest
 
 from tests.metadata.support import free_port
@@ -133,3 +135,39 @@ def test_engines_that_do_both(serve, alone):
     servers[first].kill()
     check(router, alone, prompts)
     assert router.last()["prefill"]["instance"] != first
+
+
+def test_requests_that_come_past_the_router_are_seen(serve):
+    router, servers = serve("nixl", {"a": "both", "b": "both"})
+    [prompt] = random_prompts(1, next(SEEDS))
+    stop = threading.Event()
+
+    def ask_past_it() -> None:
+        body = {"model": "llama", "prompt": prompt, "max_tokens": 200, "ignore_eos": True}
+        url = f"http://127.0.0.1:{servers['a'].port}/v1/completions"
+        while not stop.is_set():
+            assert httpx.post(url, json=body, timeout=120).status_code == 200
+
+    asking = [threading.Thread(target=ask_past_it) for _ in range(3)]
+    for one in asking:
+        one.start()
+    try:
+        eventually(lambda: router.instance("a")["others_running"] == 3)
+        assert router.instance("a")["kv_tokens"] > 0 and router.instance("a")["decoding"] == 0
+        assert router.instance("b")["others_running"] == 0
+        tokens_of(complete(router, prompt))
+    finally:
+        stop.set()
+        for one in asking:
+            one.join()
+    eventually(lambda: router.instance("a")["others_running"] == 0)
+    assert router.instance("a")["kv_tokens"] == 0
+    # Those of this router, whose metrics may be late, are nobody else's.
+    body = {"model": "llama", "prompt": prompt, "max_tokens": 400, "ignore_eos": True}
+    with router.client.stream("POST", "/v1/completions", json=body | {"stream": True}) as answer:
+        lines = answer.iter_lines()
+        assert next(lines).startswith("data: ")
+        used = router.last()["prefill"]["instance"]
+        seen = [router.instance(used) for _ in zip(range(200), lines, strict=False)]
+        assert any(told["decoding"] for told in seen)
+        assert not any(told["others_running"] or told["others_waiting"] for told in seen)

@@ -92,6 +92,8 @@ def test_an_engine_that_leaves_ends_its_requests_first(cluster):
         "status": "unregistered successfully", "removed_instances": [f"{leaves}|default|0"]
     }  # fmt: skip
     assert names(router) == [stays]
+    wrong = unregister(router, name=stays, drian_s=5)
+    assert wrong.status_code == 400 and wrong.json()["error"]["param"] == "drian_s"
     gone = unregister(router, name=leaves)
     assert gone.status_code == 404 and gone.json()["error"]["param"] == "name"
     assert router.complete("abc").status_code == 200
