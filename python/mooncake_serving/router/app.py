@@ -18,6 +18,7 @@ from .call import CHAT, COMPLETIONS, are_token_ids
 from .config import RouterConfig
 from .decisions import MAX_KEPT
 from .key_check import KeyCheck
+from .page import page_routes
 from .registration import Registration
 from .router import Router
 
@@ -48,6 +49,7 @@ def make_app(config: RouterConfig) -> Starlette:
                 Route(path, _Generate(router, path), methods=["POST"])
                 for path in (CHAT, COMPLETIONS)
             ),
+            *page_routes(),
             Route("/v1/models", routes.models),
             Route("/health", routes.health),
             Route("/metrics", routes.metrics),

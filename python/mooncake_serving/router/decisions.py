@@ -7,6 +7,7 @@ from typing import Any
 from mooncake_serving.conductor import Decision
 
 from .call import Call
+from .config import AdmissionConfig
 from .instances import Instances
 
 MAX_KEPT = 1000
@@ -18,21 +19,28 @@ class DecisionLog:
 
     Args:
         instances: to name them.
+        admission: with the objectives of requests, by their class.
     """
 
-    def __init__(self, instances: Instances):
-        self._instances = instances
+    def __init__(self, instances: Instances, admission: AdmissionConfig):
+        self._instances, self._admission = instances, admission
         self._kept: deque[dict[str, Any]] = deque(maxlen=MAX_KEPT)
 
     def add(self, call: Call, decision: Decision) -> dict[str, Any]:
         """Add a decision; how its request goes on is written into what this returns."""
+        objectives = self._admission.classes.get(call.class_name, self._admission)
         entry: dict[str, Any] = {
             "at": time.time(),
             "request_id": call.request_id,
             "model": call.model[:MAX_MODEL],
             "class": call.class_name,
             "attempt": call.num_attempts,
+            "waited_s": decision.request.waited_s,
             "prompt_tokens": decision.request.num_tokens,
+            "objectives": {  # infinite: null, in JSON
+                "ttft_s": objectives.ttft_s,
+                "tbt_s": objectives.tbt_s,
+            },
             "accepted": decision.accepted,
             "reason": str(decision.reason),
             "why": decision.reason.why.name,

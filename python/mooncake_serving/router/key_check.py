@@ -10,7 +10,9 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from mooncake_serving.http_api import ErrorAnswer
 
-OPEN_PATHS = ("/health", "/metrics")  # for those who watch it
+from .page import PAGE_PATHS
+
+OPEN_PATHS = ("/health", "/metrics", *PAGE_PATHS)  # for those who watch it
 ADMIN_PATHS = ("/register", "/unregister")
 
 

@@ -59,7 +59,7 @@ class Router:
         self.config = config
         self.fleet = Instances(config.instances, config.max_instances)
         self.placement = Placement(config, self.fleet)
-        self.log = DecisionLog(self.fleet)
+        self.log = DecisionLog(self.fleet, config.admission)
         self.metrics = RouterMetrics(self)
         self.bodies = Bodies(config.max_body_bytes, config.max_held_bytes, config.client_s)
         self.engines = Engines(config)
@@ -380,20 +380,24 @@ class Router:
     ) -> None:
         """Send parts as they come; the answer begins with the first of them."""
         num_steps, since_s = 0, 0.0
+        num_all, begun_s = 0, 0.0
         async for part in answer.aiter_raw():
             if not reply.status:
                 if part.startswith(b'data: {"error"'):
                     raise _error_in(part, self.fleet[placed.decode])
-                since_s = time.monotonic()
+                begun_s = since_s = time.monotonic()
                 self.placement.prefilled(placed)
                 entry["first_byte_s"] = since_s - call.arrived_s
                 self.metrics.ttft.observe(entry["first_byte_s"])
                 headers["x-mooncake-decision"] = header_of(entry)
                 await reply.begin(answer.status_code, headers)
             else:
-                num_steps += part.count(b"data: ")
+                now_s = time.monotonic()
+                if count := part.count(b"data: ") - part.count(b"data: [DONE]"):
+                    num_steps += count
+                    num_all += count
+                    entry["tbt_s"] = (now_s - begun_s) / num_all
                 if num_steps >= STEPS:
-                    now_s = time.monotonic()
                     self.placement.stepped(placed, (now_s - since_s) / num_steps)
                     num_steps, since_s = 0, now_s
             await reply.write(part)

@@ -232,7 +232,8 @@ class Engine:
             await anyio.sleep(0.005)
         words = self._words(body)
         if body.get("stream"):
-            return StreamingResponse(self._stream(words), media_type="text/event-stream")
+            events = self._stream(words, is_chat="messages" in body)
+            return StreamingResponse(events, media_type="text/event-stream")
         answer = {
             "id": "cmpl", "choices": [{"index": 0, "text": " ".join(words)}],
             "usage": {
@@ -249,7 +250,7 @@ class Engine:
             }  # fmt: skip
         return JSONResponse(answer)
 
-    async def _stream(self, words: list[str]):
+    async def _stream(self, words: list[str], *, is_chat: bool):
         if self.first_event:
             yield self.first_event
         for index, word in enumerate(words):
@@ -257,8 +258,10 @@ class Engine:
                 raise ConnectionResetError("as a test wants it")
             if index == self.stall_after:
                 await self._stall()
-            choice = json.dumps({"choices": [{"index": 0, "text": word + "x" * self.padding}]})
-            yield f"data: {choice}\n\n".encode()
+            text = word + "x" * self.padding
+            part = {"delta": {"content": text}} if is_chat else {"text": text}
+            event = json.dumps({"choices": [{"index": 0, **part}]})
+            yield f"data: {event}\n\n".encode()
             await anyio.sleep(0)
         yield b"data: [DONE]\n\n"
 
