@@ -12,7 +12,8 @@ LAYERS = [
         ("mooncake_simulator", "traces replayed on a simulated cluster; the papers' figures", 1),
     ]),
     ("mooncake_serving: what runs", "python/mooncake_serving", "#e8f0e4", [
-        ("router", "the conductor in front of vLLM engines", 1),
+        ("serve", "an engine's server; a cluster by one command", 1),
+        ("router, http_api", "the conductor in front of engines", 1),
         ("engine", "a real model; prefill and decode apart", 1),
         ("connectors", "vLLM: the store behind its prefix cache", 1),
         ("compat", "Mooncake's Python API for transfers and store", 1),
