@@ -327,9 +327,9 @@ def test_kinds_of_groups_are_recognized(connector, url):
     state = kinds.MambaSpec()
     state.mamba_cache_mode, state.num_speculative_blocks = "align", 0
     _, caches = configs(url, [kinds.MLAAttentionSpec(), kinds.SlidingWindowSpec(), state])
-    assert connector._groups_of(caches) == [
-        form("full", BLOCK), form("window", BLOCK, 6), form("state", BLOCK),
-    ]  # fmt: skip
+    caches.transfer_groups = caches.kv_cache_groups
+    forms = [form("full", BLOCK), form("window", BLOCK, 6), form("state", BLOCK)]
+    assert connector._groups_of(caches) == connector._transferred(caches) == forms
 
 
 def test_unsupported_caches_and_workers_are_rejected(connector, url):
@@ -410,14 +410,6 @@ def test_engines_that_cannot_hand_over_are_refused(connector, url, changes, mess
     config.use_v2_model_runner = caches.needs_kv_cache_zeroing = True
     with pytest.raises(connector.Unavailable, match=message):
         connector.StoreConnector(config, "scheduler", caches)
-
-
-def test_recurrent_layers_are_not_handed_over(connector, url):
-    state = connector.kinds.MambaSpec()
-    state.mamba_cache_mode, state.num_speculative_blocks = "align", 0
-    caches = SimpleNamespace(transfer_groups=[SimpleNamespace(kv_cache_spec=state)])
-    with pytest.raises(connector.Unavailable, match="must not be recurrent for a hand-off"):
-        connector._transferred(caches)
 
 
 class Handoff:

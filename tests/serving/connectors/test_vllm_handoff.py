@@ -32,11 +32,20 @@ class Status(enum.Enum):
 
 
 def request(name: str, prompt: list[int], **params) -> SimpleNamespace:
-    return SimpleNamespace(
-        request_id=name, prompt_token_ids=prompt, prompt_embeds=None,
-        num_prompt_tokens=len(prompt), kv_transfer_params=params, max_tokens=1,
-        status=Status.FINISHED_LENGTH_CAPPED,
+    hashes: list[str] = []
+
+    def update_block_hashes() -> None:
+        all_hashes = [hash((*prompt[:end],)) for end in range(8, len(one._all_token_ids) + 1, 8)]
+        hashes.extend(all_hashes[len(hashes) :])
+
+    one = SimpleNamespace(
+        request_id=name, prompt_token_ids=prompt, prompt_embeds=None, _all_token_ids=[*prompt],
+        num_prompt_tokens=len(prompt), block_hashes=hashes, kv_transfer_params=params,
+        update_block_hashes=update_block_hashes, skip_reading_prefix_cache=False, max_tokens=1,
+        mm_features=[], status=Status.FINISHED_LENGTH_CAPPED,
     )  # fmt: skip
+    update_block_hashes()
+    return one
 
 
 def output(new=(), cached=(), preempted=(), tables=None) -> SimpleNamespace:
@@ -461,16 +470,19 @@ def test_settings():
 
 
 @pytest.mark.parametrize(
-    "caches, match",
+    "caches, kind, match",
     [
-        (torch.zeros(NUM_BLOCKS, 2, BLOCK, 8), "must have 4 heads on each of 1 ranks"),
-        (torch.zeros(NUM_BLOCKS + 1, 4, BLOCK, 8), "for the engine's 32 blocks"),
-        (torch.zeros(2, NUM_BLOCKS, 4, BLOCK, 8), "for the engine's 32 blocks"),
+        (torch.zeros(NUM_BLOCKS, 2, BLOCK, 8), "full", "must have 4 heads on each of 1 ranks"),
+        (torch.zeros(NUM_BLOCKS + 1, 4, BLOCK, 8), "full", "for the engine's 32 blocks"),
+        (torch.zeros(2, NUM_BLOCKS, 4, BLOCK, 8), "full", "for the engine's 32 blocks"),
+        ([torch.zeros(NUM_BLOCKS + 1, 8)], "state", "for the engine's 32 blocks"),
+        (torch.zeros(NUM_BLOCKS, 3, 8).mT, "state", "must be in one piece in each block"),
+        ([], "state", "the model must have caches, got none"),
     ],
 )
-def test_caches_of_another_form_are_refused(caches, match):
+def test_caches_of_another_form_are_refused(caches, kind, match):
     worker = HandoffWorker(
-        HandoffOptions(), "P", [GroupForm("full", BLOCK)], [["a"]], num_blocks=NUM_BLOCKS, rank=0,
+        HandoffOptions(), "P", [GroupForm(kind, BLOCK)], [["a"]], num_blocks=NUM_BLOCKS, rank=0,
         num_ranks=1, num_heads=HEADS, sends=True, receives=False,
     )  # fmt: skip
     with pytest.raises(Unavailable, match=match):

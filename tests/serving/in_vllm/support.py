@@ -32,6 +32,14 @@ ENVIRONMENT = {
     "HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1", "DO_NOT_TRACK": "1", "OMP_NUM_THREADS": "1",
     "VLLM_HOST_IP": "127.0.0.1", "VLLM_CPU_OMP_THREADS_BIND": "nobind",
 }  # fmt: skip
+# vLLM's kernel for CPUs takes queries [tokens, heads, size], as of an LFM2, for those of one head:
+# an answer then depends on what else a step computes.
+OPTIONS = {
+    "lfm2": {
+        "enable_prefix_caching": True,
+        "compilation_config": {"custom_ops": ["-rotary_embedding"]},
+    }
+}
 
 
 def random_prompts(count: int, seed: int) -> list[list[int]]:
@@ -361,6 +369,10 @@ class Vllm:
             assert made.answer() == "made"
             made.end()
         return str(folder)
+
+    def options_of(self, kind: str) -> dict[str, Any]:
+        """Options of an engine with a model of that kind."""
+        return {"model": self.model_of(kind), **OPTIONS.get(kind, {})}
 
     def new_log(self, name: str) -> Path:
         return self.folder / f"{name}-{len(list(self.folder.glob('*.log')))}.log"

@@ -32,7 +32,7 @@ def start(vllm):
                 "handoff": settings | options, **({"url": url} if url else {}),
             },
         }  # fmt: skip
-        given = {"model": vllm.model_of(kind), "max_num_batched_tokens": 128, **(llm or {})}
+        given = {**vllm.options_of(kind), "max_num_batched_tokens": 128, **(llm or {})}
         started.append(vllm.engine(connector, options=given, ahead=ahead))
         started[-1].port = port
         return started[-1]
@@ -160,11 +160,11 @@ def test_engines_with_a_store_as_well(start, tmp_path):
 
 
 @pytest.mark.parametrize("ahead", [False, True])
-def test_sliding_windows(start, ahead):
-    """A Gemma; ahead, vLLM schedules a step while another one computes."""
+@pytest.mark.parametrize("kind", ["gemma", "lfm2"])
+def test_windows_and_states(start, kind, ahead):
+    """Of sliding windows and recurrent layers; ahead, vLLM schedules a step while one computes."""
     prefill, decode = (
-        start(role, kind="gemma", ahead=ahead, lease_s=10.0)
-        for role in ("kv_producer", "kv_consumer")
+        start(role, kind=kind, ahead=ahead, lease_s=10.0) for role in ("kv_producer", "kv_consumer")
     )
     for engine in (prefill, decode):
         engine.wait()

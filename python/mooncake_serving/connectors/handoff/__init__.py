@@ -36,9 +36,10 @@ from .params import answer_params, digest_of_tokens, source_of, transfer_id_of
 from .receiver import Receiver
 from .sender import Sender
 from .settings import HandoffSettings, Source
-from .shards import REPLICATED, first_head, sources
+from .shards import INDIVISIBLE, REPLICATED, first_head, sources
 
 __all__ = [
+    "INDIVISIBLE",
     "REPLICATED",
     "Endpoint",
     "HandoffSettings",

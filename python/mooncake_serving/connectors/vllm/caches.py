@@ -38,7 +38,7 @@ class GroupCaches:
         tensors = [
             tensor
             for layer in layers
-            for tensor in ([layer] if isinstance(layer, torch.Tensor) else map(_state, layer))
+            for tensor in ([layer] if isinstance(layer, torch.Tensor) else map(state_rows, layer))
         ]
         if not tensors or any(
             layer.dim() not in AXES or layer.shape[0] == 0 or layer.shape[0] % num_blocks
@@ -71,7 +71,7 @@ class GroupCaches:
         return StagedBlocks(rows, mk.CopyPlan(self._views, views), mk.CopyPlan(views, self._views))
 
 
-def _state(tensor: torch.Tensor) -> torch.Tensor:
+def state_rows(tensor: torch.Tensor) -> torch.Tensor:
     """A recurrent layer's state, whatever its axes: ``[num_blocks, numbers of a block]``."""
     flat = tensor.flatten(1)
     if flat.data_ptr() != tensor.data_ptr():

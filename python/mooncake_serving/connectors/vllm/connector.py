@@ -426,15 +426,8 @@ def _groups_of(caches: "KVCacheConfig") -> list[GroupForm]:
 
 
 def _transferred(caches: "KVCacheConfig") -> list[GroupForm]:
-    """Return the forms of the groups that are handed over.
-
-    Recurrent layers are refused: handed over inside vLLM, their states led to a wrong answer, and
-    the cause was not found.
-    """
-    forms = [_form_of(group.kv_cache_spec) for group in caches.transfer_groups]
-    if any(form.kind == "state" for form in forms):
-        raise Unavailable("StoreConnector: layers must not be recurrent for a hand-off, got some")
-    return forms
+    """Return the forms of the groups that are handed over."""
+    return [_form_of(group.kv_cache_spec) for group in caches.transfer_groups]
 
 
 def _form_of(spec: "KVCacheSpec") -> GroupForm:

@@ -7,7 +7,8 @@ are. A proxy written for NixlConnector passes these on; one that sends to both a
 ``do_remote_prefill``, ``transfer_id``, ``remote_host`` and ``remote_port``.
 
 What is handed over is the prompt without its last token, which the decode engine computes for the
-next one.
+next one. A state of a recurrent layer is of one number of tokens, and no other can be had from it:
+where there are such layers, the engine that prefills leaves the last token away, too.
 """
 
 import logging
@@ -48,6 +49,7 @@ class HandoffScheduler:
         self, engine_id: str, groups: Mapping[int, GroupForm], *, sends: bool, receives: bool
     ):
         self._engine_id, self._groups = engine_id, dict(groups)
+        self._has_states = any(form.kind == "state" for form in groups.values())
         self._sends, self._receives = sends, receives
         # Not the engine's id, which users may give to several.
         self._receiver_id = secrets.token_hex(8)
@@ -68,7 +70,10 @@ class HandoffScheduler:
         self._step.ranks = list(ranks)
 
     def added(self, request: Any) -> None:
-        """Let other engines ask for a request, before anything of it is computed."""
+        """Let other engines ask for a request, before anything of it is computed.
+
+        Its last token is taken from it if the model has recurrent layers.
+        """
         params, request_id = request.kv_transfer_params or {}, request.request_id
         if not self._sends or not params.get("do_remote_decode") or request_id in self._sending:
             return
@@ -87,8 +92,10 @@ class HandoffScheduler:
             self._step.drops.append((transfer_id, reason))
         else:
             num_tokens = len(request.prompt_token_ids) - 1
-            self._sending[request_id] = _Sending(transfer_id, num_tokens)
+            if self._has_states:
+                _leave_last_token_away(request)
             digest = digest_of(request, num_tokens)
+            self._sending[request_id] = _Sending(transfer_id, num_tokens)
             self._step.offers.append(Offer(request_id, transfer_id, digest, num_tokens))
 
     def matched(self, request: Any, num_computed_tokens: int) -> int:
@@ -223,16 +230,27 @@ class HandoffScheduler:
 
     def _refusal(self, request: Any) -> str | None:
         """Return why a request cannot be handed over."""
+        prompt, params = request.prompt_token_ids, request.kv_transfer_params
         if not is_of_tokens(request):
             return "its prompt is not of tokens"
-        if len(request.prompt_token_ids) < 2:
+        if len(prompt) < 2:
             return "all but the last token of a prompt is handed over, and it has one"
-        has_windows = any(form.kind == "window" for form in self._groups.values())
-        if has_windows and request.max_tokens != 1:  # they move on
+        if all(form.kind == "full" for form in self._groups.values()):
+            return None
+        if request.max_tokens != 1:  # its windows and states move on
             return (
-                "max_tokens must be 1 in the prefill engine of a model with sliding windows, "
-                f"got {request.max_tokens}"
+                "max_tokens must be 1 in the prefill engine of a model with sliding windows or "
+                f"recurrent layers, got {request.max_tokens}"
             )
+        if not self._has_states:
+            return None
+        if params.get("do_remote_prefill"):
+            return "of a model with recurrent layers, what was received is not handed on"
+        if request.skip_reading_prefix_cache:
+            return "it asks for more than the prompt's states, as prompt_logprobs do"
+        for feature in request.mm_features or ():
+            if feature.mm_position.offset + feature.mm_position.length >= len(prompt):
+                return "its prompt ends with an image, and the model has recurrent layers"
         return None
 
     def _take_back(self, sending: _Sending) -> bool:
@@ -257,3 +275,13 @@ class HandoffScheduler:
 
     def _tables(self, block_ids: Sequence[Sequence[int]]) -> list[list[int]]:
         return [list(block_ids[group]) for group in self._groups]
+
+
+def _leave_last_token_away(request: Any) -> None:
+    """Have vLLM compute all but the last token of a request that it has not scheduled yet."""
+    request.prompt_token_ids = request.prompt_token_ids[:-1]  # the list may be its sender's
+    request._all_token_ids.pop()
+    request.num_prompt_tokens -= 1
+    if request.block_hashes:  # the last one may be of that token
+        request.block_hashes.pop()
+        request.update_block_hashes()

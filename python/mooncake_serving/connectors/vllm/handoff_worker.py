@@ -10,7 +10,8 @@ import torch
 import mooncake_kernels as mk
 from mooncake_kernels.errors import InvalidArgument, Unavailable
 
-from ..handoff import REPLICATED, Endpoint, Receiver, Sender, first_head
+from ..handoff import INDIVISIBLE, REPLICATED, Endpoint, Receiver, Sender, first_head
+from .caches import state_rows
 from .handoff_step import HandoffOptions, HandoffStep
 from .steps import NULL_BLOCK, GroupForm
 
@@ -82,11 +83,11 @@ class HandoffWorker:
         """Where this rank is reached; only after ``register_kv_caches``."""
         return self._engine.name
 
-    def register_kv_caches(self, kv_caches: Mapping[str, torch.Tensor]) -> None:
+    def register_kv_caches(self, kv_caches: Mapping[str, Any]) -> None:
         """Set the caches, and listen for other engines.
 
         Args:
-            kv_caches: a tensor a layer, by name.
+            kv_caches: a tensor a layer, by name; of a recurrent layer a tensor or several.
 
         Raises:
             Unavailable: the form of the caches is unknown.
@@ -240,15 +241,15 @@ class HandoffWorker:
             for (name, parts), table in zip(self._parts.items(), tables, strict=True)
         }
 
-    def _groups(
-        self, kv_caches: Mapping[str, torch.Tensor]
-    ) -> tuple[mk.CacheGroups, dict[str, int]]:
+    def _groups(self, kv_caches: Mapping[str, Any]) -> tuple[mk.CacheGroups, dict[str, int]]:
         """Return the caches as groups, and the heads of each in the model."""
         groups, heads = [], {}
         for index, (form, names) in enumerate(zip(self._forms, self._layers, strict=True)):
             name, layers = str(index), [kv_caches[one] for one in names if one in kv_caches]
-            views, has_heads = self._views(layers, self._num_blocks)
-            heads[name] = self._num_heads if has_heads else REPLICATED
+            if form.kind == "state":
+                several = ([one] if isinstance(one, torch.Tensor) else one for one in layers)
+                layers = [state_rows(state) for states in several for state in states]
+            views, heads[name] = self._views(layers, has_states=form.kind == "state")
             parts = views[0].num_blocks // self._num_blocks
             self._parts[name] = parts
             groups.append(
@@ -263,16 +264,18 @@ class HandoffWorker:
         return mk.CacheGroups(*groups), heads
 
     def _views(
-        self, layers: Sequence[torch.Tensor], num_blocks: int
-    ) -> tuple[list[mk.KVView], bool]:
-        """Return views of a group's layers, and whether ranks hold different heads of them."""
+        self, layers: Sequence[torch.Tensor], *, has_states: bool
+    ) -> tuple[list[mk.KVView], int]:
+        """Return views of a group's layers, and the heads that they have in the model."""
         by_form: dict[Any, list[torch.Tensor]] = {}
         for layer in {layer.data_ptr(): layer for layer in layers}.values():
             axes = (CPU_AXES if layer.device.type == "cpu" else AXES).get(layer.dim())
-            if axes is None or not layer.shape[0] or layer.shape[0] % num_blocks:
+            if has_states:
+                axes = "block dim" if len(layer) == self._num_blocks else None
+            if axes is None or not layer.shape[0] or layer.shape[0] % self._num_blocks:
                 raise Unavailable(
-                    "hand-off: caches must be [num_blocks, (head), token, dim] for the engine's "
-                    f"{num_blocks} blocks, got {tuple(layer.shape)}"
+                    "hand-off: caches must be [num_blocks, (head), (token), dim] for the engine's "
+                    f"{self._num_blocks} blocks, got {tuple(layer.shape)}"
                 )
             if layer.device.type == "cpu":
                 # Within a head of a block, vLLM's attention on a CPU orders tokens as it likes.
@@ -291,4 +294,7 @@ class HandoffWorker:
                 )
         if len({*has_heads}) > 1:
             raise Unavailable("hand-off: caches of a group must all have heads, or none")
-        return [mk.KVView(tensors, axes) for (axes, *_), tensors in by_form.items()], has_heads[0]
+        views = [mk.KVView(tensors, axes) for (axes, *_), tensors in by_form.items()]
+        if has_states:
+            return views, INDIVISIBLE
+        return views, self._num_heads if has_heads[0] else REPLICATED
