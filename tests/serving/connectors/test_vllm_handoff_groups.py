@@ -210,7 +210,9 @@ def test_states_need_as_many_ranks(engines, num_senders, num_receivers):  # noqa
     ],
 )
 def test_requests_that_cannot_be_handed_over(engines, caplog, changes, match):  # noqa: F811
-    """The decode engine learns why, and does not wait for it."""
+    """The decode engine learns why, and does not wait for it. If nothing of a prompt can be, what
+    the prefill engine answers has it computed there.
+    """
     p, d = engines("P", kind=Hybrid), engines("D", kind=Hybrid)
     prompt = [*range(40)]
     refused = request("p", prompt, do_remote_decode=True, transfer_id="t")
@@ -222,7 +224,9 @@ def test_requests_that_cannot_be_handed_over(engines, caplog, changes, match):  
     one = request("d", prompt, do_remote_prefill=True, **where)
     d.scheduler.allocated(one, to_receive(39), 39)
     assert d.until("received", "d").failed == {"d"}
-    assert p.scheduler.finished(refused) == (False, None)
+    has_nothing = {"prompt_token_ids", "prompt_embeds"} & changes.keys()
+    answer = {"do_remote_prefill": False, "do_remote_decode": False} if has_nothing else None
+    assert p.scheduler.finished(refused) == (False, answer)
     assert re.search(f"hand-off of d failed: .*{match}", caplog.text)
 
 

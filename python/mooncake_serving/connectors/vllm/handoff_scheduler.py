@@ -25,6 +25,7 @@ from .steps import GroupForm
 log = logging.getLogger("mooncake_serving.connectors.vllm")
 
 MAX_BEGUN = 4096  # transfers that are remembered as received
+COMPUTED_THERE = {"do_remote_prefill": False, "do_remote_decode": False}
 COMPLETE = ("FINISHED_STOPPED", "FINISHED_LENGTH_CAPPED")
 
 
@@ -192,7 +193,8 @@ class HandoffScheduler:
 
         Returns:
             Whether its blocks must stay until the workers report it as sent; and the answer's
-            ``kv_transfer_params``.
+            ``kv_transfer_params``. Those for a prompt of one token or of embeddings, of which
+            nothing is handed over, have the other engine compute it.
         """
         params, request_id = request.kv_transfer_params or {}, request.request_id
         # vLLM itself keeps its blocks until it is received, and takes no other report of it.
@@ -210,6 +212,9 @@ class HandoffScheduler:
                 self._begin(transfer_id)
                 self._step.releases.append((source, transfer_id))
         if sending is None:
+            has_nothing = not is_of_tokens(request) or len(request.prompt_token_ids) < 2
+            if has_nothing and self._sends and params.get("do_remote_decode") and is_complete:
+                return False, dict(COMPUTED_THERE)
             return False, None
         if not is_complete or sending.num_computed < sending.num_tokens:
             if self._take_back(sending):
