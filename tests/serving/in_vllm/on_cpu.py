@@ -4,10 +4,12 @@ vLLM calls ``register`` in every process of an engine. The rest of vLLM runs as 
 """
 
 import logging
+import os
 from collections.abc import Sequence
 from typing import Any
 
 import torch
+from vllm.platforms.cpu import CpuPlatform
 from vllm.v1.kv_offload.base import CanonicalKVCaches, OffloadingWorker, TransferResult
 from vllm.v1.kv_offload.cpu.shared_offload_region import SharedOffloadRegion
 from vllm.v1.kv_offload.tiering.spec import TieringOffloadingSpec
@@ -29,7 +31,9 @@ class Event:
 
 
 def register() -> None:
-    """Stand in for what vLLM's connectors for Mooncake call; and log what this project says."""
+    """Stand in for what vLLM's connectors for Mooncake call; log what this project says; and have
+    an engine's processes forked, as on GPUs, so that they need not import vLLM again.
+    """
     ours = logging.getLogger("mooncake_serving")
     if not ours.handlers:
         ours.addHandler(logging.StreamHandler())
@@ -37,6 +41,13 @@ def register() -> None:
     if not torch.accelerator.is_available():
         torch.accelerator.current_device_index = lambda: 0
         torch.cuda.Event = Event
+    update = CpuPlatform.check_and_update_config.__func__
+
+    def update_and_fork(cls: Any, config: Any) -> None:
+        update(cls, config)
+        os.environ["VLLM_WORKER_MULTIPROC_METHOD"] = "fork"
+
+    CpuPlatform.check_and_update_config = classmethod(update_and_fork)
 
 
 class CpuTieringSpec(TieringOffloadingSpec):
