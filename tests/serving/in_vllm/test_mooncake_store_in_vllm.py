@@ -35,9 +35,11 @@ def test_one_engine_finds_what_another_has_computed(vllm, tmp_path):
     with contextlib.ExitStack() as stack:
         words = "--host", "127.0.0.1", "--port", str(port), "--directory-port", str(free_port())
         module = "mooncake_serving.compat.mooncake.master"
-        master = subprocess.Popen([sys.executable, "-m", module, *words])
+        command = [sys.executable, "-m", module, *words]
+        master = subprocess.Popen(command, stdout=subprocess.PIPE)
         stack.callback(master.wait, WAIT_S)
         stack.callback(master.terminate)
+        assert b"the directory is" in master.stdout.readline(), "it serves"
         engines = []
         for _ in range(2):
             engines.append(
