@@ -83,12 +83,9 @@ class AsAnswered:
     def decode_body(
         self, body: dict[str, Any], transfer: Transfer, answer: dict[str, Any]
     ) -> dict[str, Any] | None:
-        """Return the request with what was answered; nothing is of a prompt of one token."""
-        given, usage = answer.get("kv_transfer_params"), answer.get("usage")
-        if isinstance(given, dict):
-            return body | {"kv_transfer_params": given}
-        has_one_token = isinstance(usage, dict) and usage.get("prompt_tokens") == 1
-        return body if has_one_token else None
+        """Return the request with what was answered."""
+        given = answer.get("kv_transfer_params")
+        return body | {"kv_transfer_params": given} if isinstance(given, dict) else None
 
 
 class ByBootstrap:

@@ -236,10 +236,7 @@ class Engine:
             return StreamingResponse(events, media_type="text/event-stream")
         answer = {
             "id": "cmpl", "choices": [{"index": 0, "text": " ".join(words)}],
-            "usage": {
-                "prompt_tokens": len(body.get("prompt") or body["messages"][0]["content"]),
-                "completion_tokens": len(words),
-            },
+            "usage": {"prompt_tokens": 1, "completion_tokens": len(words)},
         }  # fmt: skip
         if self.is_prefill and params.get("do_remote_decode"):
             answer["kv_transfer_params"] = {
