@@ -43,9 +43,9 @@ class DistAttentionEngine(BatchingEngine, Closeable):
         manager: knows the other instances: a ``LoanLedger``, or the way to one.
         loan_options: how it lends and borrows.
         min_own_blocks: a request that borrows has at least this many blocks here.
-        limits: ``max_batch_tokens``, ``chunk_tokens`` and ``max_requests``, as for
-            ``BatchingEngine``; ``max_requests`` at most 1024, which one message to a lender
-            holds. An instance borrows only of those whose ``max_batch_tokens`` is at least its own.
+        max_batch_tokens, chunk_tokens, max_requests: as for ``BatchingEngine``; the last at most
+            1024, which one message to a lender holds. An instance borrows only of those whose
+            ``max_batch_tokens`` is at least its own.
 
     Raises:
         InvalidArgument: see ``BatchingEngine``; or the cache is on a GPU, or has fewer than
@@ -61,9 +61,17 @@ class DistAttentionEngine(BatchingEngine, Closeable):
         *,
         loan_options: LoanOptions | None = None,
         min_own_blocks: int = 4,
-        **limits: int,
+        max_batch_tokens: int = 512,
+        chunk_tokens: int | None = None,
+        max_requests: int = 64,
     ) -> None:
-        super().__init__(model, cache, **limits)
+        super().__init__(
+            model,
+            cache,
+            max_batch_tokens=max_batch_tokens,
+            chunk_tokens=chunk_tokens,
+            max_requests=max_requests,
+        )
         if not isinstance(transfer, mk.TransferEngine):
             refuse("DistAttentionEngine", "transfer", "a TransferEngine", transfer)
         if transfer in _TAKEN:
