@@ -126,7 +126,8 @@ def llm(arguments: dict[str, Any], lines: Iterable[str], say: Say) -> None:
     }  # fmt: skip
     connector = options.get("kv_transfer_config")
     extra = (connector or {}).get("kv_connector_extra_config") or {}
-    pool, hands_over = pool_of(extra.get("url", "")), "handoff" in extra
+    pool, name = pool_of(extra.get("url", "")), (connector or {}).get("kv_connector", "")
+    hands_over = "handoff" in extra or name.startswith("Nixl")
     engine = LLM(**options)
     say("ready")
     for line in lines:

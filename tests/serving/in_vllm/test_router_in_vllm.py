@@ -7,6 +7,7 @@ import contextlib
 import itertools
 import json
 import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import httpx
 import pytest
@@ -16,6 +17,7 @@ from tests.serving.in_vllm.support import BLOCK, at_once, num_in_blocks, random_
 from tests.serving.router.support import RouterServer, eventually
 
 HITS = "vllm:external_prefix_cache_hits_total"
+USAGE = "vllm:kv_cache_usage_perc"
 SEEDS = itertools.count(1000)
 
 
@@ -31,7 +33,7 @@ def connector(kind: str, role: str) -> dict:
     return common | {
         "kv_connector": "StoreConnector",
         "kv_connector_module_path": "mooncake_serving.connectors.vllm",
-        "kv_connector_extra_config": {"handoff": {"host": "127.0.0.1"}},
+        "kv_connector_extra_config": {"handoff": {"host": "127.0.0.1", "lease_s": 10.0}},
     }
 
 
@@ -171,3 +173,42 @@ def test_requests_that_come_past_the_router_are_seen(serve):
         seen = [router.instance(used) for _ in zip(range(200), lines, strict=False)]
         assert any(told["decoding"] for told in seen)
         assert not any(told["others_running"] or told["others_waiting"] for told in seen)
+
+
+def test_killed_engines(serve, alone):
+    """Requests that need one fail, or are right; all others are right; no block stays in use."""
+    roles = {"p": "prefill", "q": "prefill", "d": "decode", "e": "decode"}
+    router, servers = serve("mooncake_kernels", roles)
+    one, other, *prompts = random_prompts(10, next(SEEDS))
+    start = {"do_remote_decode": True, "do_remote_prefill": False}
+    handed = [servers["p"].complete(prompt, 1, start).params for prompt in (one, other)]
+
+    # A decode engine, while it generates and while others are answered.
+    right, expected = alone.serve([one], 600)["tokens"][0], alone.serve(prompts, 24)["tokens"]
+    with ThreadPoolExecutor(1) as executor:
+        tokens = executor.submit(servers["e"].kill_while_it_completes, one, 600, handed[0])
+        answers = at_once(complete, [(router, prompt) for prompt in prompts])
+    assert tokens.result() and tokens.result() == right[: len(tokens.result())]
+    for answer, tokens in zip(answers, expected, strict=True):
+        assert answer.status_code >= 500 or tokens_of(answer) == tokens
+    check(router, alone, random_prompts(4, next(SEEDS)))
+
+    # A prefill engine, with a prompt that no one has asked for, and others on their way.
+    prompts = random_prompts(8, next(SEEDS))
+    expected = alone.serve(prompts, 24)["tokens"]
+    with ThreadPoolExecutor(len(prompts)) as executor:
+        answers = [executor.submit(complete, router, prompt) for prompt in prompts]
+        answers[0].result()
+        servers["p"].kill()
+        lost = servers["d"].complete(other, 24, handed[1])
+    assert lost.status >= 500 and not lost.tokens
+    for answer, tokens in zip(answers, expected, strict=True):
+        assert answer.result().status_code >= 500 or tokens_of(answer.result()) == tokens
+    check(router, alone, [other, *random_prompts(4, next(SEEDS))])
+
+    def is_empty(server) -> bool:
+        server.complete([7] * 5, 1)  # without steps, an engine counts and frees nothing
+        return server.metric(USAGE) == 0
+
+    for name in ("q", "d"):
+        assert eventually(lambda: is_empty(servers[name]))  # noqa: B023
