@@ -214,8 +214,8 @@ class Settings:
     )
     require: tuple[str, ...] = _setting(
         (),
-        _set_of("cuda", "triton", "model", "rdma", "redis", "valkey"),
-        "a comma-separated list of cuda, triton, model, rdma, redis, valkey",
+        _set_of("cuda", "triton", "model", "rdma", "redis", "valkey", "chromium"),
+        "a comma-separated list of cuda, triton, model, rdma, redis, valkey, chromium",
         "tests: what must be there, so that a skip becomes a failure",
     )
 

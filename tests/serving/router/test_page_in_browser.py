@@ -1,6 +1,7 @@
 """The page in a headless Chromium, in front of a router and engines."""
 
 import json
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
@@ -11,6 +12,7 @@ from tests.serving.router.support import ADAPTER, APART, BLOCK, MODEL, tokens_of
 from tests.waiting import eventually
 
 ANSWER, WHY = ".message.assistant:last-child .text", ".message.assistant:last-child .why"
+BARS = "[...document.querySelector('.bar').children].map(one => one.className)"
 QUESTION = "What is a cache?" + "?" * 32
 HOSTILE = "<img src=x onerror='window.isOurs = true'><b>bold</b>"
 
@@ -54,7 +56,7 @@ def test_a_chat_is_streamed_and_explained(cluster, browse):
     for turn in (1, 2):
         send(browser, QUESTION)
         eventually(lambda turn=turn: num_of(browser, "[aria-busy=false]") == turn)
-        eventually(lambda: "came after" in browser.text(WHY))
+        eventually(lambda: "First token after" in browser.text(WHY))
         entry = router.last()
         prefill, decode = entry["prefill"], entry["decode"]["instance"]
         path, body, _ = engines[decode].calls[-1]
@@ -65,7 +67,7 @@ def test_a_chat_is_streamed_and_explained(cluster, browse):
         why = browser.text(WHY)
         assert f"{prefill['instance']} computed the prompt; {prefill['cached_tokens']} of" in why
         assert f"of {entry['prompt_tokens']} tokens were cached there" in why
-        assert f"{decode} generates: a token each" in why and "measured" in why
+        assert f"{decode} generates, a token every" in why and "predicted every" in why
     assert prefill["cached_tokens"] == len(tokens_of("<user>" + QUESTION)) // BLOCK * BLOCK
     assert browser.run("document.activeElement.id") == "prompt"
 
@@ -74,8 +76,7 @@ def test_a_chat_is_streamed_and_explained(cluster, browse):
     eventually(lambda: num_of(browser, "#requests li") == 2)
     row = browser.text("#requests li")
     assert f"{prefill['instance']} → {decode}" in row and "answered" in row
-    bars = "[...document.querySelector('.bar').children].map(one => one.className)"
-    assert browser.run(bars) == ["placing", "prefill", "handoff", "decode", "predicted"]
+    assert browser.run(BARS) == ["placing", "prefill", "handoff", "decode", "predicted"]
     assert "100 %\n2 of 2 met their objectives" in browser.text("#summary")
     assert browser.errors == []
 
@@ -181,7 +182,7 @@ def test_it_fits_and_can_be_used_by_keyboard(cluster, browse, width):
         engine._words = lambda body: ["unbroken" * 100]
     browser = browse(router, width=width, is_dark=width == 400)
     eventually(lambda: num_of(browser, "#model option"))
-    order = ["log", "prompt", "model", "max-tokens", "send", "clear"]
+    order = ["log", "prompt", "model", "max-tokens", "temperature", "send", "clear"]
     for name in order:
         browser.press("Tab")
         assert browser.run("document.activeElement.id") == name
@@ -189,9 +190,25 @@ def test_it_fits_and_can_be_used_by_keyboard(cluster, browse, width):
     eventually(lambda: num_of(browser, "#requests li") and browser.text(ANSWER))
     assert browser.run("document.documentElement.scrollWidth") == width
     fields = "[...document.querySelectorAll('input, select, textarea')]"
-    assert browser.run(f"{fields}.map(one => one.labels.length)") == [1, 1, 1, 1]
+    assert browser.run(f"{fields}.map(one => one.labels.length)") == [1, 1, 1, 1, 1]
     back = browser.run("getComputedStyle(document.body).backgroundColor")
     assert back == ("rgb(15, 19, 24)" if width == 400 else "rgb(246, 247, 249)")
+
+
+def test_times_that_are_not_known_are_not_shown(cluster, browse):
+    """Those of the prefill and of the first token, in an answer that is no stream."""
+    router, engines = cluster({"both": "both"})
+    engines["both"].gate.clear()
+    with ThreadPoolExecutor() as pool:
+        asking = pool.submit(router.complete, "What is a cache?")
+        browser = browse(router)
+        eventually(lambda: "under way" in browser.text("#requests li"))
+        assert browser.run(BARS) == ["placing", "predicted"]
+        engines["both"].gate.set()
+        assert asking.result().status_code == 200
+    eventually(lambda: browser.run(BARS) == ["placing", "whole", "predicted"])
+    assert "answered" in browser.text("#requests li") and "over after" in browser.text("#requests")
+    assert "no streams measured yet" in browser.text("#summary")
 
 
 def test_its_files_load_without_complaint(cluster, browse):

@@ -141,7 +141,7 @@ function engineRow(engine) {
 
 function costText({ source, num_samples, median_error }) {
   const error = num_samples ? `, at the median ${percent(median_error)} off` : "";
-  return `${source}, ${num_samples} measurements${error}`;
+  return `${source}, ${count(num_samples)} measurement${num_samples === 1 ? "" : "s"}${error}`;
 }
 
 // The decisions.
@@ -220,13 +220,17 @@ function bar(entry, scale_s) {
 }
 
 function timesOf(entry) {
-  const times = [`first token predicted after ${duration(predictedTtft(entry))}`];
-  if (entry.prefill.wait_s) times.push(`of it ${duration(entry.prefill.wait_s)} in the queue`);
-  if (entry.first_byte_s !== undefined) times.push(`came after ${duration(entry.first_byte_s)}`);
-  if (entry.decode) times.push(`a token each ${duration(entry.decode.tbt_s)} predicted`);
-  if (entry.tbt_s !== undefined) times.push(`each ${duration(entry.tbt_s)} measured`);
-  if (entry.seconds !== undefined) times.push(`over after ${duration(entry.seconds)}`);
+  const { prefill, decode, first_byte_s, tbt_s, seconds } = entry;
+  const times = [`first token ${compared("after", first_byte_s, predictedTtft(entry))}`];
+  if (prefill.wait_s) times.push(`${duration(prefill.wait_s)} of that in the queue`);
+  if (decode) times.push(`a token ${compared("every", tbt_s, decode.tbt_s)}`);
+  if (seconds !== undefined) times.push(`over after ${duration(seconds)}`);
   return times.join(", ");
+}
+
+function compared(word, measured_s, predicted_s) {
+  const measured = measured_s === undefined ? "" : `${word} ${duration(measured_s)}, `;
+  return `${measured}predicted ${word} ${duration(predicted_s)}`;
 }
 
 function showSummary(entries) {
@@ -272,9 +276,9 @@ function goodput(requests) {
   const isKnown = ({ outcome = "", first_byte_s }) =>
     outcome === "answered" ? first_byte_s !== undefined : /^(refused|failed)/.test(outcome);
   const known = requests.filter(isKnown);
-  const { ttft_s, tbt_s } = requests[0]?.objectives ?? {};
+  const hasOne = ({ objectives }) => (objectives.ttft_s ?? objectives.tbt_s) !== null;
   if (!requests.length) return ["–", "nothing measured yet"];
-  if ((ttft_s ?? tbt_s ?? null) === null) return ["–", "no objectives are set"];
+  if (!requests.some(hasOne)) return ["–", "no objectives are set"];
   if (!known.length) return ["–", "no streams measured yet"];
   const isGood = ({ outcome, objectives, first_byte_s, tbt_s }) =>
     outcome === "answered" &&
@@ -289,7 +293,7 @@ function showRefusals(entries) {
   for (const { accepted, why, outcome } of entries) {
     const late = /^refused after its prefill/.test(outcome);
     if (accepted && !late) continue;
-    const reason = late ? "after its prefill: tokens would come too slowly" : REFUSALS[why] ?? why;
+    const reason = late ? "after its prefill, when it was looked at again" : REFUSALS[why] ?? why;
     counts.set(reason, (counts.get(reason) ?? 0) + 1);
   }
   byId("refusals-title").hidden = !counts.size;
@@ -345,6 +349,7 @@ async function receive(text, why, signal) {
     model: byId("model").value,
     messages,
     max_tokens: Number(byId("max-tokens").value),
+    temperature: Number(byId("temperature").value),
     stream: true,
   };
   const answer = await ask(URLS.chat, {
@@ -354,7 +359,8 @@ async function receive(text, why, signal) {
     signal,
   });
   if (!answer.ok) throw new Error(`Not answered (${answer.status}): ${await errorOf(answer)}`);
-  why.textContent = inWords(fromHeader(answer.headers.get("x-mooncake-decision")));
+  const decision = answer.headers.get("x-mooncake-decision");
+  why.textContent = decision ? inWords(fromHeader(decision)) : ""; // a proxy may drop it
   unmeasured.set(answer.headers.get("x-request-id"), why);
   const log = byId("log");
   for await (const event of eventsOf(answer.body)) {
@@ -401,16 +407,14 @@ function inWords(entry) {
   const { attempt, prefill, decode, prompt_tokens, first_byte_s, tbt_s } = entry;
   const isOne = prefill.instance === decode?.instance;
   const cached = `${count(prefill.cached_tokens)} of ${count(prompt_tokens)} tokens were cached there`;
-  const first = `First token: predicted after ${duration(predictedTtft(entry))}`;
   const words = [
     `${prefill.instance} computed the prompt${isOne ? " and generates" : ""}; ${cached}.`,
-    first + (first_byte_s === undefined ? "." : `, came after ${duration(first_byte_s)}.`),
+    `First token ${compared("after", first_byte_s, predictedTtft(entry))}.`,
   ];
   if (attempt > 1) words.unshift(`Attempt ${attempt}, as an engine had failed.`);
   if (decode) {
-    const each = `a token each ${duration(decode.tbt_s)} predicted`;
-    const who = isOne ? "Then" : `${decode.instance} generates:`;
-    words.push(`${who} ${each}${tbt_s === undefined ? "" : `, ${duration(tbt_s)} measured`}.`);
+    const who = isOne ? "Then" : `${decode.instance} generates,`;
+    words.push(`${who} a token ${compared("every", tbt_s, decode.tbt_s)}.`);
   }
   return words.join(" ");
 }
