@@ -76,6 +76,7 @@ types: build $(VENV)/.demo $(VENV)/.test $(VENV)/.lint
 	$(BIN)/mypy
 
 # The host code under AddressSanitizer and UBSan, and in parallel under ThreadSanitizer.
+# SHARE=0/3: the first of three shares of the tests.
 sanitize: build $(VENV)/.test
 	$(MAKE) -j2 --output-sync=target sanitize-address sanitize-thread
 

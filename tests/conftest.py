@@ -1,8 +1,9 @@
-"""Shared by all tests: the `backend` fixture, skips that can be made failures, `--soak`."""
+"""Shared by all tests: the `backend` fixture, skips that can be made failures, options."""
 
 import importlib.util
 import os
 import signal
+import zlib
 from dataclasses import dataclass
 
 import pytest
@@ -27,6 +28,17 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--soak", action="store_true", help="the long form of tests that repeat")
+    parser.addoption("--share", metavar="K/N", help="only the K-th, from 0, of N shares of the tests")
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    if share := config.getoption("--share"):
+        which, count = map(int, share.split("/"))
+        mine = [zlib.crc32(item.nodeid.encode()) % count == which for item in items]
+        config.hook.pytest_deselected(
+            items=[item for item, is_mine in zip(items, mine, strict=True) if not is_mine]
+        )
+        items[:] = [item for item, is_mine in zip(items, mine, strict=True) if is_mine]
 
 
 @pytest.fixture
