@@ -193,8 +193,8 @@ class HandoffScheduler:
 
         Returns:
             Whether its blocks must stay until the workers report it as sent; and the answer's
-            ``kv_transfer_params``. Those for a prompt of one token or of embeddings, of which
-            nothing is handed over, have the other engine compute it.
+            ``kv_transfer_params``. Those for a prompt of which nothing is handed over, such as one
+            of one token, have the other engine compute it.
         """
         params, request_id = request.kv_transfer_params or {}, request.request_id
         # vLLM itself keeps its blocks until it is received, and takes no other report of it.
@@ -212,8 +212,8 @@ class HandoffScheduler:
                 self._begin(transfer_id)
                 self._step.releases.append((source, transfer_id))
         if sending is None:
-            has_nothing = not is_of_tokens(request) or len(request.prompt_token_ids) < 2
-            if has_nothing and self._sends and params.get("do_remote_decode") and is_complete:
+            is_asked = self._sends and params.get("do_remote_decode") and is_complete
+            if is_asked and self._why_nothing(request):
                 return False, dict(COMPUTED_THERE)
             return False, None
         if not is_complete or sending.num_computed < sending.num_tokens:
@@ -235,11 +235,8 @@ class HandoffScheduler:
 
     def _refusal(self, request: Any) -> str | None:
         """Return why a request cannot be handed over."""
-        prompt, params = request.prompt_token_ids, request.kv_transfer_params
-        if not is_of_tokens(request):
-            return "its prompt is not of tokens"
-        if len(prompt) < 2:
-            return "all but the last token of a prompt is handed over, and it has one"
+        if reason := self._why_nothing(request):
+            return reason
         if all(form.kind == "full" for form in self._groups.values()):
             return None
         if request.max_tokens != 1:  # its windows and states move on
@@ -247,14 +244,23 @@ class HandoffScheduler:
                 "max_tokens must be 1 in the prefill engine of a model with sliding windows or "
                 f"recurrent layers, got {request.max_tokens}"
             )
+        if self._has_states and request.kv_transfer_params.get("do_remote_prefill"):
+            return "of a model with recurrent layers, what was received is not handed on"
+        return None
+
+    def _why_nothing(self, request: Any) -> str | None:
+        """Return why nothing of a prompt can be handed over, however it is asked for."""
+        if not is_of_tokens(request):
+            return "its prompt is not of tokens"
+        if len(request.prompt_token_ids) < 2:
+            return "all but the last token of a prompt is handed over, and it has one"
         if not self._has_states:
             return None
-        if params.get("do_remote_prefill"):
-            return "of a model with recurrent layers, what was received is not handed on"
         if request.skip_reading_prefix_cache:
             return "it asks for more than the prompt's states, as prompt_logprobs do"
         for feature in request.mm_features or ():
-            if feature.mm_position.offset + feature.mm_position.length >= len(prompt):
+            place = feature.mm_position
+            if place.offset + place.length >= len(request.prompt_token_ids):
                 return "its prompt ends with an image, and the model has recurrent layers"
         return None
 
