@@ -14,7 +14,7 @@ from starlette.types import Receive, Scope, Send
 
 from mooncake_serving.http_api import HANDLERS, ErrorAnswer, Reply, invalid, json_answer
 
-from .call import CHAT, COMPLETIONS, are_token_ids
+from .call import CHAT, COMPLETIONS, NO_JSON, are_token_ids
 from .config import RouterConfig
 from .decisions import MAX_KEPT
 from .key_check import KeyCheck
@@ -22,7 +22,9 @@ from .page import page_routes
 from .registration import Registration
 from .router import Router
 
-MSGPACK = "application/msgpack"  # which Mooncake's Conductor speaks
+# In which engines are registered; Mooncake's Conductor speaks the latter.
+JSON, MSGPACK = "application/json", "application/msgpack"
+FORMS: dict[str, Any] = {JSON: msgspec.json, MSGPACK: msgspec.msgpack}
 
 
 def make_app(config: RouterConfig) -> Starlette:
@@ -61,10 +63,9 @@ def make_app(config: RouterConfig) -> Starlette:
         ],
         exception_handlers=HANDLERS,
     )
-    # One of them must be there; an admin is also a client.
+    # An admin is also a client.
     clients = [*config.api_keys, *config.admin_keys] if config.api_keys else []
-    if clients or config.admin_keys:
-        app.add_middleware(KeyCheck, keys=clients, admin_keys=config.admin_keys)
+    app.add_middleware(KeyCheck, keys=clients, admin_keys=config.admin_keys)
     app.state.router = router
     return app
 
@@ -117,7 +118,7 @@ class _Routes:
         async with self._router.bodies.read(request.scope, request.receive) as raw:
             try:
                 query = msgspec.json.decode(raw or b"", type=_Query)
-            except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+            except NO_JSON as error:
                 what = f"the body must be a query: {error}"
                 raise ErrorAnswer(400, what, "invalid_json") from None
         if not are_token_ids(query.token_ids):
@@ -136,18 +137,20 @@ class _Routes:
         self, request: Request, change: Callable[[dict[str, Any]], Awaitable[dict[str, Any]]]
     ) -> Response:
         """Have a change made that is described, and answered, in JSON or in MessagePack."""
-        is_packed = request.headers.get("content-type", "").startswith(MSGPACK)
-        form: Any = msgspec.msgpack if is_packed else msgspec.json
+        given = request.headers.get("content-type", "")
+        kind = given.partition(";")[0].strip().lower()
+        form = FORMS.get(kind)
+        if form is None:
+            what = f"the header Content-Type must be {JSON} or {MSGPACK}, got {given[:80]!r}"
+            raise ErrorAnswer(415, what, "unsupported_media_type")
         async with self._router.bodies.read(request.scope, request.receive) as raw:
             try:
                 body = form.decode(raw or b"", type=dict[str, Any])
-            except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+            except NO_JSON as error:
                 what = f"the body must be an object: {error}"
                 raise ErrorAnswer(400, what, "invalid_json") from None
         answer = await change(body)
-        return Response(
-            form.encode(answer), media_type=MSGPACK if is_packed else "application/json"
-        )
+        return Response(form.encode(answer), media_type=kind)
 
 
 class _Query(msgspec.Struct):

@@ -22,6 +22,7 @@ OF_TEMPLATE = (
 )  # fmt: skip
 # What only the router tells an engine.
 OF_ROUTER = ("kv_transfer_params", "bootstrap_host", "bootstrap_port", "bootstrap_room")
+NO_JSON = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)  # what decoding raises
 _decoder = msgspec.json.Decoder(dict[str, Any])
 
 
@@ -114,7 +115,7 @@ def read_call(path: str, raw: bytes) -> Call:
     """
     try:
         body = _decoder.decode(raw)
-    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+    except NO_JSON as error:
         raise ErrorAnswer(400, f"the body must be a JSON object: {error}", "invalid_json") from None
     if not isinstance(body.get("model"), str) or not body["model"]:
         raise invalid("model", f"a name, got {shown(body.get('model'), 80)}")

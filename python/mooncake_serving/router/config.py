@@ -139,8 +139,7 @@ class RouterConfig:
         block_size: tokens of a block by which prefixes are compared; that of the engines, or a
             divisor of it.
         api_keys: one of which clients need; none: no client needs one.
-        admin_keys: one of which is needed to register engines; none: if clients need no key, it
-            needs none, either, otherwise nobody can.
+        admin_keys: one of which is needed to register engines; none: nobody can.
         engine_api_key: that the engines need.
         max_body_bytes: of a request.
         max_held_bytes: of the bodies of all requests under way; others are refused.
@@ -323,7 +322,7 @@ def _keys(table: "_Table", name: str) -> Sequence[str]:
 
 
 def _check_together(config: RouterConfig, file: str) -> None:
-    """Refuse instances that cannot serve a request together."""
+    """Refuse entries that are right alone, and not together."""
     for what in ("name", "url"):
         values = [getattr(instance, what) for instance in config.instances]
         if twice := [value for value in values if values.count(value) > 1]:
@@ -337,13 +336,6 @@ def _check_together(config: RouterConfig, file: str) -> None:
         raise InvalidArgument(
             f"{file}: max_instances must be at least the number of instances, "
             f"{len(config.instances)}, got {config.max_instances}"
-        )
-    roles = {instance.role for instance in config.instances}
-    if roles and Role.BOTH not in roles and roles != {Role.PREFILL, Role.DECODE}:
-        got = ", ".join(instance.name for instance in config.instances)
-        raise InvalidArgument(
-            f'{file}: instance must be at least one of role "both", or one of "prefill" and one '
-            f'of "decode", got {got}'
         )
     for instance in config.instances:
         _check_bootstrap(instance, config.connector, file)

@@ -10,7 +10,7 @@ import msgspec
 
 from mooncake_serving.http_api import ErrorAnswer
 
-from .call import Call
+from .call import NO_JSON, Call
 from .config import InstanceConfig, RouterConfig
 from .others import EngineLoad, read_load
 
@@ -19,6 +19,8 @@ IDLE_S = 2.0
 PROBE_S = 5.0
 MAX_TOLD = 500  # characters of an engine's error
 OURS = (401, 403)  # the router has another key than the engine
+NOT_TAKEN = (400, 401, 403, 404, 405, 422)  # a change of role that was refused before it began
+NOT_IDLE = "not idle"  # by which SGLang says that the change may be asked for again
 GONE = {errno.ECONNREFUSED, errno.EHOSTUNREACH, errno.ENETUNREACH, errno.ETIMEDOUT}
 OURS_LACK = {errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM}
 
@@ -50,11 +52,16 @@ class EngineRefused(Exception):
 
 
 class RoleRefused(Exception):
-    """An engine has not changed its role; ``is_same``: it serves in the old one."""
+    """An engine has not changed its role.
 
-    def __init__(self, what: str, *, is_same: bool):
+    Attributes:
+        is_same: whether it serves in the old one.
+        is_busy: whether it would change once it is idle.
+    """
+
+    def __init__(self, what: str, *, is_same: bool, is_busy: bool = False):
         super().__init__(what)
-        self.is_same = is_same
+        self.is_same, self.is_busy = is_same, is_busy
 
 
 class Engines:
@@ -105,7 +112,7 @@ class Engines:
             content = await answer.aread()
         try:
             return msgspec.json.decode(content, type=dict[str, Any])
-        except msgspec.MsgspecError:
+        except NO_JSON:
             raise EngineFailed(instance, f"it answered {content[:80]!r}") from None
 
     async def tokenize(self, instance: InstanceConfig, call: Call) -> list[int] | None:
@@ -125,7 +132,7 @@ class Engines:
             raise ErrorAnswer(400, told, "invalid_value", call.prompt_name)
         try:
             return msgspec.json.decode(answer.content, type=_Tokens).tokens
-        except msgspec.MsgspecError:
+        except NO_JSON:
             return None
 
     async def check_health(self, instance: InstanceConfig, timeout_s: float = PROBE_S) -> None:
@@ -145,7 +152,7 @@ class Engines:
         content = await self._get(instance, instance.url + "/v1/models")
         try:
             cards = msgspec.json.decode(content, type=_Models).data
-        except msgspec.MsgspecError:
+        except NO_JSON:
             cards = []
         if not all(isinstance(card.get("id"), str) for card in cards) or not cards:
             raise EngineFailed(instance, f"/v1/models: it answered {content[:80]!r}")
@@ -175,12 +182,25 @@ class Engines:
         url, body = instance.url + "/pd_role_switch", {**more, "new_role": role}
         try:
             answer = await self._client.post(url, content=msgspec.json.encode(body))
+        except httpx.HTTPError as error:
+            never_sent = isinstance(error, httpx.ConnectError | httpx.ConnectTimeout)
+            what = f"{instance.name}: {type(error).__name__}"
+            raise RoleRefused(what, is_same=never_sent) from None
+        try:
             told = msgspec.json.decode(answer.content, type=_Switched)
-        except (httpx.HTTPError, msgspec.MsgspecError) as error:
-            raise RoleRefused(f"{instance.name}: {type(error).__name__}", is_same=False) from None
-        if answer.status_code != 200 or not told.success:
-            what = told.message or f"HTTP {answer.status_code}"
-            raise RoleRefused(f"{instance.name}: {what[:MAX_TOLD]}", is_same=told.safe_to_restore)
+        except NO_JSON:
+            told = _Switched()
+        if answer.status_code == 200 and told.success:
+            return
+        if told.success is None:  # what answers is not what switches
+            what, is_same = f"HTTP {answer.status_code}", answer.status_code in NOT_TAKEN
+        else:
+            what, is_same = told.message or f"HTTP {answer.status_code}", told.safe_to_restore
+        raise RoleRefused(
+            f"{instance.name}: {what[:MAX_TOLD]}",
+            is_same=is_same,
+            is_busy=is_same and NOT_IDLE in what,
+        )
 
     async def engine_id(self, instance: InstanceConfig) -> str:
         """Ask a bootstrap server how decode engines call its engine.
@@ -192,7 +212,7 @@ class Engines:
         try:
             ranks = msgspec.json.decode(content, type=dict[str, _Rank])
             return ranks["0"].engine_id
-        except (msgspec.MsgspecError, KeyError):
+        except (*NO_JSON, KeyError):
             raise EngineFailed(instance, f"/query: it answered {content[:80]!r}") from None
 
     async def _get(self, instance: InstanceConfig, url: str, timeout_s: float = PROBE_S) -> bytes:
@@ -207,7 +227,7 @@ class Engines:
 
 
 class _Switched(msgspec.Struct):
-    success: bool = False
+    success: bool | None = None
     message: str = ""
     safe_to_restore: bool = False
 
@@ -248,7 +268,7 @@ def _message(answer: httpx.Response) -> str:
     """The text of an engine's error body."""
     try:
         body = msgspec.json.decode(answer.content, type=dict[str, Any])
-    except msgspec.MsgspecError:
+    except NO_JSON:
         return answer.text[:MAX_TOLD]
     error = body.get("error", body)
     message = error.get("message") if isinstance(error, dict) else None

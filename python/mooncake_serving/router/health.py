@@ -118,6 +118,10 @@ class HealthWatch:
         """Return what an engine's bootstrap server calls it; "": it was not asked."""
         return self._seen[instance].engine_id
 
+    def set_engine_id(self, instance: int, engine_id: str) -> None:
+        """Record what an engine's bootstrap server calls it, which was asked just now."""
+        self._seen[instance].engine_id = engine_id
+
     async def _watch(self, number: int, seen: _Seen) -> None:
         while True:
             await asyncio.sleep(self._config.health_s)
@@ -133,9 +137,15 @@ class HealthWatch:
                 logger.warning("%s", error)
                 return
             logger.debug("%s", error)
-            seen.failures += 1
-            if seen.failures >= FAILURES:
-                self.down(number)
+            self._failed(number, seen)
+        except Exception:  # whatever an engine answers, it is looked at again
+            logger.exception("%s cannot be looked at", self._instances[number].name)
+            self._failed(number, seen)
+
+    def _failed(self, number: int, seen: _Seen) -> None:
+        seen.failures += 1
+        if seen.failures >= FAILURES:
+            self.down(number)
 
     async def _ask(self, number: int, seen: _Seen) -> None:
         """Ask an engine how it is and what it does; once it is up, what it serves.
@@ -149,7 +159,9 @@ class HealthWatch:
         if not was_up or seen.looks % LOOKS_BETWEEN_CARDS == 0:
             seen.cards = await self._engines.models(instance)
             if instance.bootstrap and self._handoff.has_engine_ids:
-                seen.engine_id = await self._engines.engine_id(instance)
+                engine_id = await self._engines.engine_id(instance)
+                if self._instances[number] == instance:  # nothing else was registered meanwhile
+                    seen.engine_id = engine_id
         load = await self._engines.load(instance)
         if not was_up:
             self._placement.recovered(number, load.capacity_tokens if load else 0)

@@ -42,7 +42,7 @@ class KeyCheck:
     def _refuse(self, scope: Scope) -> ErrorAnswer | None:
         is_admin = scope["path"] in ADMIN_PATHS
         if is_admin and not self._admin_keys:
-            what = f"{scope['path']} is closed: there is an api_keys_file, and no admin_keys_file"
+            what = f"{scope['path']} is closed: the router has no admin_keys_file"
             return ErrorAnswer(403, what, "forbidden")
         keys = self._admin_keys if is_admin else self._keys
         if not keys or scope["path"] in OPEN_PATHS or _has_key(scope, keys):

@@ -26,6 +26,7 @@ LINE = re.compile(
     rf"^({'|'.join(NAMES)})(?:\{{(.*)\}})? ([0-9.eE+-]+)(?: [0-9]+)?$", re.ASCII | re.MULTILINE
 )
 LABEL = re.compile(r'(\w+)="([^"]*)"')
+COUNT = re.compile(r"[0-9]{1,18}")
 
 
 @dataclass(frozen=True)
@@ -60,7 +61,8 @@ def read_load(text: str) -> EngineLoad | None:
             continue
         if name == CACHE:
             size, count = told.get("block_size", ""), told.get("num_gpu_blocks", "")
-            number = float(int(size) * int(count) if size.isdigit() and count.isdigit() else 0)
+            are_counts = COUNT.fullmatch(size) and COUNT.fullmatch(count)
+            number = float(int(size) * int(count)) if are_counts else 0.0
         if not 0 <= number < 2**62:
             continue
         ranks = values.setdefault(name, {})
@@ -102,7 +104,10 @@ class OthersLoad:
         self._own, self._most_own = np.zeros(n, np.int64), np.zeros(n, np.int64)
 
     def moved(self, before: Sequence[int], now: Sequence[int]) -> None:
-        """Record that a request of this router has left some engines, and is on others."""
+        """Record that requests of this router have left some engines, and are on others.
+
+        An engine is named once for each of them: one call for ``n`` samples is ``n`` requests.
+        """
         for number in before:
             self._own[number] -= 1
         for number in now:

@@ -65,7 +65,8 @@ class Placed:
         is_guessed: whether its tokens are not known, and so tell nothing of the costs.
         is_prefilled: whether its prefill is over.
         is_held: whether the conductor has reserved something for it.
-        at: the engines that have it now.
+        num_samples: requests that it is where it generates.
+        at: the engines that have it now, each once for every request that it is there.
     """
 
     decision: Decision
@@ -74,6 +75,7 @@ class Placed:
     is_guessed: bool = False
     is_prefilled: bool = False
     is_held: bool = True
+    num_samples: int = 1
     at: tuple[int, ...] = ()
 
     @property
@@ -210,11 +212,17 @@ class Placement:
         mean_s = self._own_prefill_s or seconds
         self._own_prefill_s = mean_s + OWN_WEIGHT * (seconds - mean_s)
         placed = self._open[request.request_id] = Placed(
-            decision, now_s, lacking, is_guessed=call.tokens is None
+            decision,
+            now_s,
+            lacking,
+            is_guessed=call.tokens is None,
+            num_samples=call.num_samples,
         )
-        self._move(
-            placed, {placed.prefill, placed.decode} if self._is_at_once else {placed.prefill}
-        )
+        if self._is_at_once:
+            self._move(placed, {placed.prefill, placed.decode}, call.num_samples)
+        else:
+            generates = self._instances[placed.prefill].role == Role.BOTH
+            self._move(placed, {placed.prefill}, call.num_samples if generates else 1)
         return placed
 
     def may_hold(self, request: Request, lacking: Collection[int]) -> bool:
@@ -253,7 +261,7 @@ class Placement:
         placed.is_held = later.accepted
         if later.accepted:
             placed.decision = dataclasses.replace(placed.decision, decode=later.decode)
-            self._move(placed, {placed.decode})
+            self._move(placed, {placed.decode}, placed.num_samples)
         return later
 
     def estimated_prefilled(self, placed: Placed) -> None:
@@ -269,7 +277,7 @@ class Placement:
         request_id = placed.decision.request.request_id
         self._open.pop(request_id, None)
         self._backlog.end(request_id, placed.prefill, self._clock())
-        self._move(placed, ())
+        self._move(placed)
         if placed.is_held:
             placed.is_held = False
             self.conductor.decoded(request_id)
@@ -397,9 +405,10 @@ class Placement:
             finally:
                 up[excluded] = True
 
-    def _move(self, placed: Placed, now: Collection[int]) -> None:
-        self.others.moved(placed.at, tuple(now))
-        placed.at = tuple(now)
+    def _move(self, placed: Placed, now: Collection[int] = (), num_each: int = 1) -> None:
+        at = (*now,) * num_each
+        self.others.moved(placed.at, at)
+        placed.at = at
 
     def _max_assumed(self, instance: int) -> int:
         tokens = int(self.conductor.cluster.capacity_tokens[instance])

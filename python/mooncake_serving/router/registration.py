@@ -10,18 +10,21 @@ import dataclasses
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
+import msgspec
+
 from mooncake_kernels.errors import InvalidArgument, shown
 from mooncake_serving.conductor import Role
 from mooncake_serving.http_api import ErrorAnswer, invalid
 
 from .config import InstanceConfig, entries_of, parse_instance
-from .engines import RoleRefused
+from .engines import EngineFailed, RoleRefused
 from .handoff import HANDOFFS
 
 if TYPE_CHECKING:
     from .router import Router
 
 POLL_S = 0.05
+RETRY_S, IDLE_S = 0.25, 10.0  # an engine may notice later than the router that it is idle
 DRAIN_S = 300.0
 MAX_DRAIN_S = 86_400.0
 SAME = {"instance_id": "name", "endpoint": "events", "replay_endpoint": "replay"}
@@ -49,7 +52,8 @@ class Registration:
 
     def __init__(self, router: "Router"):
         self._router = router
-        self._is_at_once = HANDOFFS[router.config.connector].is_at_once
+        handoff = HANDOFFS[router.config.connector]
+        self._is_at_once, self._has_engine_ids = handoff.is_at_once, handoff.has_engine_ids
         self._changing: set[str] = set()
 
     async def register(self, body: Mapping[str, Any]) -> dict[str, Any]:
@@ -67,8 +71,11 @@ class Registration:
         Raises:
             ErrorAnswer: an entry is wrong, or cannot be changed; or the engine does not change.
         """
-        entries, drain_s, more = self._entries(body)
-        with self._change_of(entries):
+        entries, drain_s = self._entries(body)
+        if "modelname" in entries:
+            self._router.health.adapter_of(str(entries.pop("modelname")))
+        more = self._role_switch(entries)
+        with self._change_of("register", entries["name"]):
             number = self._router.fleet.number_of(entries["name"])
             try:
                 if number is None:
@@ -98,14 +105,14 @@ class Registration:
         Raises:
             ErrorAnswer: there is no such engine, or an entry is wrong.
         """
-        entries, drain_s, _ = self._entries(body)
-        if more := sorted(set(entries) - {"name", "events", "replay"}):
+        entries, drain_s = self._entries(body)
+        if more := sorted(set(entries) - {"name", "events", "replay", "modelname"}):
             raise invalid(more[0], f"left out, got {shown(entries[more[0]], 80)}")
-        with self._change_of(entries):
-            name = entries["name"]
+        name = entries["name"]
+        with self._change_of("unregister", name):
             number = self._router.fleet.number_of(name)
             if number is None:
-                what = f"unregister: there is no instance {name[:80]!r}"
+                what = f"unregister: name must be that of an instance, got {shown(name, 80)}"
                 raise ErrorAnswer(404, what, "not_found", "name")
             await self._drain(number, drain_s)
             await self._router.leave(number)
@@ -114,8 +121,11 @@ class Registration:
             "removed_instances": [f"{name}|default|0"],
         }
 
-    def _entries(self, body: Mapping[str, Any]) -> tuple[dict[str, Any], float, dict[str, Any]]:
-        """Return the entries of an instance, ``drain_s`` and ``role_switch``."""
+    def _entries(self, body: Mapping[str, Any]) -> tuple[dict[str, Any], float]:
+        """Return the entries of an instance by their names in the file, and ``drain_s``."""
+        for other, name in SAME.items():
+            if {other, name} <= body.keys():
+                raise invalid(other, f"left out beside {name}, got {shown(body[other], 80)}")
         entries = {SAME.get(name, name): value for name, value in body.items()}
         for name, among in FIXED.items():
             if name in entries and (value := entries.pop(name)) not in among:
@@ -123,8 +133,6 @@ class Registration:
                 raise invalid(name, f"{wanted} here, got {shown(value, 80)}")
         for name in LEFT_OUT:
             entries.pop(name, None)
-        if "modelname" in entries:
-            self._router.health.adapter_of(str(entries.pop("modelname")))
         size = self._router.config.block_size
         own = entries.pop("block_size", size)
         if type(own) is not int or own < size or own % size:
@@ -132,26 +140,42 @@ class Registration:
         drain_s = entries.pop("drain_s", DRAIN_S)
         if not (type(drain_s) in (int, float) and 0 <= drain_s <= MAX_DRAIN_S):
             raise invalid("drain_s", f"from 0 to {MAX_DRAIN_S:g} s, got {shown(drain_s, 80)}")
-        more = entries.pop("role_switch", {})
-        if not isinstance(more, dict):
-            raise invalid("role_switch", f"an object, got {shown(more, 80)}")
         if not isinstance(entries.get("name"), str):
             raise invalid("name", f"a text, got {shown(entries.get('name'), 80)}")
-        return entries, float(drain_s), more
+        return entries, float(drain_s)
+
+    def _role_switch(self, entries: dict[str, Any]) -> dict[str, Any]:
+        """Take ``role_switch`` from entries."""
+        if "role_switch" not in entries:
+            return {}
+        more = entries.pop("role_switch")
+        if not self._is_at_once:
+            what = f"left out of engines that are not SGLang's, got {shown(more, 80)}"
+            raise invalid("role_switch", what)
+        try:
+            msgspec.json.encode(more)  # MessagePack has more types
+        except (TypeError, ValueError, msgspec.MsgspecError):
+            raise invalid("role_switch", f"of JSON's types, got {shown(more, 80)}") from None
+        if not isinstance(more, dict):
+            raise invalid("role_switch", f"an object, got {shown(more, 80)}")
+        return more
 
     async def _add(self, entries: Mapping[str, Any]) -> int:
         router = self._router
         instance = parse_instance(entries, router.config.connector)
         for _, other in router.fleet.items():
             if other.url == instance.url:
-                raise _conflict("url", f"unique, got {instance.url!r} of {other.name}, too")
+                what = f"unique, got {shown(instance.url, 80)}, which is that of {other.name[:80]}"
+                raise _conflict("register", "url", what)
         number = router.fleet.add(instance)
         if number is None:
             most = router.config.max_instances
-            raise _conflict("instances", f"at most max_instances, {most}, got one more")
+            what = f"register: instances must be at most max_instances, {most}, got {most + 1}"
+            raise ErrorAnswer(409, what, "conflict")
         try:
             await router.follow(number)
-        except InvalidArgument:
+        except BaseException:
+            await self._drain(number, 0.0)
             await router.leave(number)
             raise
         return number
@@ -159,7 +183,7 @@ class Registration:
     async def _change(
         self, number: int, entries: Mapping[str, Any], drain_s: float, more: Mapping[str, Any]
     ) -> None:
-        """Have an engine be what is registered of it now."""
+        """Have an engine be what is registered of it now; its events first, whatever else fails."""
         router = self._router
         old = router.fleet[number]
         known = entries_of(old)
@@ -171,13 +195,29 @@ class Registration:
             before, after = getattr(old, each.name), getattr(new, each.name)
             if before != after and each.name not in may_change:
                 what = f"{before!r}, unless it is unregistered first, got {shown(after, 80)}"
-                raise _conflict(each.name, what)
+                raise _conflict("register", each.name, what)
+        engine_id = await self._new_engine_id(number, new)
+        if new.events != old.events:
+            router.feed(number, new)
+            of_events = {name: getattr(new, name) for name in OF_EVENTS}
+            router.fleet.replace(number, dataclasses.replace(old, **of_events))
         if new.role != old.role:
             await self._change_role(number, new, drain_s, more)
         router.fleet.replace(number, new)
+        if engine_id:
+            router.health.set_engine_id(number, engine_id)
         router.placement.resume(number)
-        if new.events != old.events:
-            router.feed(number)
+
+    async def _new_engine_id(self, number: int, new: InstanceConfig) -> str:
+        """Ask a bootstrap server that is new what it calls its engine; "": none is, or later."""
+        router = self._router
+        is_new = new.bootstrap not in ("", router.fleet[number].bootstrap)
+        if not (is_new and self._has_engine_ids and router.placement.is_up(number)):
+            return ""  # one that is down is asked when it is up again
+        try:
+            return await router.engines.engine_id(new)
+        except EngineFailed as error:
+            raise ErrorAnswer(502, f"register: {error}", "engine_failed", "bootstrap") from None
 
     async def _change_role(
         self, number: int, new: InstanceConfig, drain_s: float, more: Mapping[str, Any]
@@ -185,34 +225,60 @@ class Registration:
         """Have an engine end its requests, and take the role of ``new``."""
         router, old = self._router, self._router.fleet[number]
         if self._is_at_once and Role.BOTH in (old.role, new.role):
-            raise _conflict("role", '"prefill" or "decode" as it was started, of SGLang')
+            what = f"prefill or decode as SGLang was started, got {entries_of(new)['role']}"
+            raise _conflict("register", "role", what)
         await self._drain(number, drain_s)
         if not self._is_at_once:
             return
         try:
-            await router.engines.switch_role(old, entries_of(new)["role"], more)
+            await self._switch_role(old, entries_of(new)["role"], more)
         except RoleRefused as refused:
             if refused.is_same:
                 router.placement.resume(number)
             rest = "" if refused.is_same else "; it gets no requests until it registers again"
             raise ErrorAnswer(502, f"register: {refused}{rest}", "role_refused", "role") from None
+        except BaseException:
+            router.placement.resume(number)
+            raise
+
+    async def _switch_role(
+        self, instance: InstanceConfig, role: str, more: Mapping[str, Any]
+    ) -> None:
+        """Tell an SGLang engine its role, again while it is not idle yet.
+
+        Raises:
+            RoleRefused: it does not take it.
+        """
+        loop = asyncio.get_running_loop()
+        until_s = loop.time() + IDLE_S
+        while True:
+            try:
+                return await self._router.engines.switch_role(instance, role, more)
+            except RoleRefused as refused:
+                if not refused.is_busy or loop.time() >= until_s:
+                    raise
+            await asyncio.sleep(RETRY_S)
 
     async def _drain(self, number: int, drain_s: float) -> None:
         """Send an engine nothing any more, and wait until it has no requests."""
         router, loop = self._router, asyncio.get_running_loop()
         router.placement.drain(number)
         until_s = loop.time() + drain_s
-        while router.num_open(number):
-            if loop.time() >= until_s:
-                router.give_up(number)
-            await asyncio.sleep(POLL_S)
+        try:
+            while router.num_open(number):
+                if loop.time() >= until_s:
+                    router.give_up(number)
+                await asyncio.sleep(POLL_S)
+        except BaseException:
+            router.placement.resume(number)
+            raise
 
     @contextlib.contextmanager
-    def _change_of(self, entries: Mapping[str, Any]) -> Iterator[None]:
+    def _change_of(self, op: str, name: str) -> Iterator[None]:
         """Refuse another change of an engine while the block runs."""
-        name = entries["name"]
         if name in self._changing:
-            raise _conflict("name", f"of an instance that is not being changed, got {name!r}")
+            what = f"of an instance that is not being changed, got {shown(name, 80)}"
+            raise _conflict(op, "name", what)
         self._changing.add(name)
         try:
             yield
@@ -220,5 +286,5 @@ class Registration:
             self._changing.discard(name)
 
 
-def _conflict(param: str, wanted: str) -> ErrorAnswer:
-    return ErrorAnswer(409, f"register: {param} must be {wanted}", "conflict", param)
+def _conflict(op: str, param: str, wanted: str) -> ErrorAnswer:
+    return ErrorAnswer(409, f"{op}: {param} must be {wanted}", "conflict", param)

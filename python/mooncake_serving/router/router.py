@@ -22,7 +22,7 @@ from mooncake_serving.http_api import (
     overloaded,
 )
 
-from .call import Call, read_call
+from .call import NO_JSON, Call, read_call
 from .config import InstanceConfig, RouterConfig
 from .decisions import DecisionLog, header_of
 from .engines import OURS, PROBE_S, EngineFailed, EngineRefused, Engines
@@ -96,12 +96,15 @@ class Router:
             InvalidArgument: its endpoint of events is invalid.
         """
         self.placement.add(number)
-        self.feed(number)
+        self.feed(number, self.fleet[number])
         await self.health.add(number)
 
-    def feed(self, number: int) -> None:
-        """Receive an engine's events, if it has any."""
-        instance = self.fleet[number]
+    def feed(self, number: int, instance: InstanceConfig) -> None:
+        """Receive an engine's events, if it has any, as it is described.
+
+        Raises:
+            InvalidArgument: its endpoint of events is invalid.
+        """
         if instance.events:
             self._feeds[number] = EventFeed(instance, self.placement.blocks[number])
 
@@ -110,16 +113,17 @@ class Router:
         await self.health.remove(number)
         await self._end_feed(number)
         self.placement.remove(number)
+        self.metrics.replaced.remove(self.fleet[number].name)
         self.fleet.remove(number)
 
     def num_open(self, number: int) -> int:
-        """Count the requests that need an engine."""
+        """Count the requests that need an engine, and were not given up."""
         return len(self._attempts_at(number))
 
     def give_up(self, number: int) -> None:
         """Give up the requests that need an engine: others may serve those without an answer."""
         for attempt in self._attempts_at(number):
-            self._lose(attempt, number, "it leaves")
+            self._lose(attempt, number, "it leaves", has_failed=False)
 
     async def serve(self, path: str, scope: Scope, receive: Receive, reply: Reply) -> None:
         """Answer a request, unless its client leaves.
@@ -215,8 +219,8 @@ class Router:
             call.tokens = await self._tokenize(call, client_left)
         lacking = self.health.lacking(call.model)
         without: set[int] = set()
-        failure = ""
-        while call.num_attempts < self.config.max_attempts and not client_left.done():
+        num_failed, failure = 0, ""
+        while num_failed < self.config.max_attempts and not client_left.done():
             call.num_attempts += 1
             placed = self.placement.place(call, adapter=adapter, without=without, lacking=lacking)
             if isinstance(placed, Decision):
@@ -228,9 +232,10 @@ class Router:
             except _AttemptFailed as failed:
                 failure = str(failed.error)
                 without.add(failed.instance)
-                self._note_failure(failed, reply)
+                num_failed += failed.has_failed
+                self._note_failure(failed)
         if not client_left.done():
-            message = f"the request failed {call.num_attempts} times: {failure}"
+            message = f"the request failed {num_failed} times: {failure}"
             raise ErrorAnswer(502, message, "engine_failed")
 
     async def _attempt(
@@ -275,7 +280,7 @@ class Router:
         finally:
             del self._attempts[call.request_id]
             task.cancel()
-            await asyncio.wait({task})
+            await asyncio.gather(task, return_exceptions=True)
             self.placement.ended(placed)
             entry["seconds"] = time.monotonic() - call.arrived_s
 
@@ -334,7 +339,7 @@ class Router:
         finally:
             for task in tasks:
                 task.cancel()
-            await asyncio.wait(tasks)
+            await asyncio.gather(*tasks, return_exceptions=True)
 
     def _transfer(self, call: Call, placed: Placed) -> Transfer:
         number = placed.prefill
@@ -439,10 +444,11 @@ class Router:
             if attempt and not attempt.reply.status:
                 self._lose(attempt, instance, "it is down")
 
-    def _lose(self, attempt: "_Attempt", number: int, why: str) -> None:
+    def _lose(self, attempt: "_Attempt", number: int, why: str, *, has_failed: bool = True) -> None:
         """Give up an attempt, once, since an engine does not go on with it."""
-        if attempt.lost is None and not attempt.task.done():
-            attempt.lost = _AttemptFailed(number, EngineFailed(self.fleet[number], why))
+        if attempt.is_open:
+            error = EngineFailed(self.fleet[number], why)
+            attempt.lost = _AttemptFailed(number, error, has_failed=has_failed)
             attempt.task.cancel()
 
     def _attempts_at(self, number: int) -> list["_Attempt"]:
@@ -450,8 +456,11 @@ class Router:
         return [
             attempt
             for attempt in self._attempts.values()
-            if attempt.placed.decode == number
-            or (attempt.placed.prefill == number and not attempt.reply.status)
+            if attempt.is_open
+            and (
+                attempt.placed.decode == number
+                or (attempt.placed.prefill == number and not attempt.reply.status)
+            )
         ]
 
     async def _end_feed(self, number: int) -> None:
@@ -465,10 +474,11 @@ class Router:
             self.placement.prefill_cost.refit()
             self.placement.decode_cost.refit()
 
-    def _note_failure(self, failed: "_AttemptFailed", reply: Reply) -> None:
-        name = self.fleet[failed.instance].name
+    def _note_failure(self, failed: "_AttemptFailed") -> None:
         logger.warning("an attempt has failed: %s", failed.error)
-        self.metrics.replaced.labels(name).inc()
+        if not failed.has_failed or failed.instance not in self.fleet:
+            return
+        self.metrics.replaced.labels(self.fleet[failed.instance].name).inc()
         if failed.error.is_gone:
             self.health.down(failed.instance)
 
@@ -518,13 +528,24 @@ class _Attempt:
     placed: Placed
     lost: "_AttemptFailed | None" = None
 
+    @property
+    def is_open(self) -> bool:
+        """Whether it still needs its engines; its client may yet have to read an error."""
+        return self.lost is None and not self.task.done()
+
 
 class _AttemptFailed(Exception):
-    """An engine has failed; the instance is its number."""
+    """An engine does not serve a request.
 
-    def __init__(self, instance: int, error: EngineFailed):
+    Attributes:
+        instance: its number.
+        error: why.
+        has_failed: False: it leaves, as it was told to.
+    """
+
+    def __init__(self, instance: int, error: EngineFailed, *, has_failed: bool = True):
         super().__init__(str(error))
-        self.instance, self.error = instance, error
+        self.instance, self.error, self.has_failed = instance, error, has_failed
 
 
 def _error_in(part: bytes, instance: InstanceConfig) -> EngineFailed | EngineRefused:
@@ -532,7 +553,7 @@ def _error_in(part: bytes, instance: InstanceConfig) -> EngineFailed | EngineRef
     event = part.partition(b"\n")[0].removeprefix(b"data: ")
     try:
         status = msgspec.json.decode(event, type=_ErrorEvent).error.code
-    except (msgspec.MsgspecError, UnicodeDecodeError):
+    except NO_JSON:
         status = None
     if isinstance(status, int) and 400 <= status < 500 and status not in OURS:
         return EngineRefused(status, {"content-type": "application/json"}, event)

@@ -39,7 +39,8 @@ class SglangEngine(Engine):
         end_with: a status with which it answers then.
         role: "prefill", "decode" or "both".
         switched: bodies of ``/pd_role_switch``.
-        refuses_switch: why it does not switch.
+        refuses_switch: what it answers instead of switching.
+        refuses_with: the status of that.
     """
 
     def __init__(self, role: str, rooms: Rooms):
@@ -49,6 +50,7 @@ class SglangEngine(Engine):
         self.end.set()
         self.switched: list[dict[str, Any]] = []
         self.refuses_switch: dict[str, Any] = {}
+        self.refuses_with = 400
         super().__init__()
 
     def close(self) -> None:
@@ -62,7 +64,7 @@ class SglangEngine(Engine):
         body = await request.json()
         self.switched.append(body)
         if self.refuses_switch:
-            return JSONResponse({"success": False, **self.refuses_switch}, 400)
+            return JSONResponse(self.refuses_switch, self.refuses_with)
         self.role = body["new_role"]
         return JSONResponse({"success": True, "message": "", "new_role": self.role})
 

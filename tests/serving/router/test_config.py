@@ -80,7 +80,6 @@ def test_a_file_is_read(written):
         ("[0.1, 1e-4, 0]", "[0, 0, 0]", r"costs.prefill must be three numbers"),
         ("bytes_per_s = 2e10", "", r"store.bytes_per_s must be positive, got None"),
         ('role = "decode"', 'role = "decoder"', r"instance\[1\].role must be one of"),
-        ('role = "decode"', 'role = "prefill"', r"instance must be at least one of role"),
         ('name = "d0"', 'name = "p0"', r"instance.name must be unique, got 'p0' twice"),
         ('name = "d0"', "", r"instance\[1\].name must be a text, got None"),
         ("10.0.0.2:8200", "10.0.0.2:8200/v1", r"instance\[1\].url must be a URL.*without /v1"),
@@ -118,6 +117,11 @@ def test_a_wrong_entry_is_named(written, line, by, message):
     assert line in GOOD
     with pytest.raises(InvalidArgument, match=message):
         load_config(written(GOOD.replace(line, by)))
+
+
+def test_the_engines_that_a_file_lacks_may_register(written):
+    config = load_config(written(GOOD.replace('role = "decode"', 'role = "prefill"')))
+    assert {instance.role for instance in config.instances} == {Role.PREFILL}
 
 
 def test_the_command_checks_a_file(written, capsys):

@@ -53,6 +53,8 @@ sglang:token_usage{dp_rank="1",tp_rank="1"} 1.0
         ("vllm:num_requests_running NaN\nvllm:num_requests_waiting -1\n", None),
         ("vllm:num_requests_running 1e400\nvllm:num_requests_running e\n", None),
         ('vllm:cache_config_info{block_size="x",num_gpu_blocks="None"} 1.0', EngineLoad()),
+        ('vllm:cache_config_info{block_size="²",num_gpu_blocks="²"} 1.0', EngineLoad()),
+        (f'vllm:cache_config_info{{block_size="1",num_gpu_blocks="{"9" * 5000}"}} 1', EngineLoad()),
         ("python_info 1.0\n", None),
         ("", None),
     ],
@@ -144,6 +146,23 @@ def test_what_others_keep_from_an_objective_is_refused(cluster):
     engines["both"].load = metrics(0, 0)
     eventually(lambda: router.instance("both")["others_waiting"] == 0)
     assert router.complete([2] * 60).status_code == 200
+
+
+@pytest.mark.parametrize("roles", [{"both": "both"}, {"prefill": "prefill", "decode": "decode"}])
+def test_samples_of_our_own_requests_are_not_others(cluster, roles):
+    """vLLM counts each of them; but a prompt for another engine is computed once."""
+    router, engines = cluster(roles)
+    generates = [*roles][-1]
+    engines[generates].gate.clear()
+    asking = threading.Thread(target=router.complete, args=([1] * 40,), kwargs={"n": 3})
+    asking.start()
+    eventually(lambda: engines[generates].calls)
+    engines[generates].load = metrics(4, 0)
+    eventually(lambda: router.instance(generates)["others_running"] == 1)
+    engines[generates].gate.set()
+    asking.join()
+    eventually(lambda: router.instance(generates)["others_running"] == 4)
+    assert not router.router.placement.others._own.any()
 
 
 def test_an_engine_that_goes_down_serves_no_others(cluster):

@@ -1,18 +1,23 @@
 """Engines that come, change their role and leave while requests run."""
 
+import contextlib
+import functools
 import json
 import threading
+from types import SimpleNamespace
 
 import httpx
 import msgspec
 import pytest
 
+from mooncake_serving.router import registration
 from mooncake_serving.store.events import AllBlocksCleared
 from tests.serving.router.sglang import Rooms, SglangEngine
 from tests.serving.router.support import (
     BLOCK,
     COUPLED,
     MODEL,
+    WAIT_S,
     Engine,
     RouterServer,
     stored,
@@ -24,16 +29,38 @@ BOTH = {"both-0": "both"}
 PAIRS = {"p": "prefill", "d0": "decode", "d1": "decode"}
 
 
+ADMIN = {"Authorization": "Bearer of-admin"}
+
+
+@pytest.fixture
+def admin(tmp_path) -> dict[str, str]:
+    """The entry of a router where engines may register."""
+    (tmp_path / "admin").write_text("of-admin\n")
+    return {"admin_keys_file": str(tmp_path / "admin")}
+
+
+@pytest.fixture
+def cluster(cluster, admin):
+    return functools.partial(cluster, **admin)
+
+
 def register(router, **body):
-    return router.client.post("/register", json=body)
+    return router.client.post("/register", json=body, headers=ADMIN)
 
 
 def unregister(router, **body):
-    return router.client.post("/unregister", json=body)
+    return router.client.post("/unregister", json=body, headers=ADMIN)
 
 
 def names(router) -> list[str]:
     return [instance["name"] for instance in router.get("/instances")["instances"]]
+
+
+@contextlib.contextmanager
+def another_client(router):
+    """For calls while the router's own client reads a stream, or of which it would be closed."""
+    with httpx.Client(base_url=router.server.url, timeout=WAIT_S) as client:
+        yield SimpleNamespace(client=client)
 
 
 def in_thread(call):
@@ -49,8 +76,8 @@ def in_thread(call):
     return answered
 
 
-def test_a_router_may_start_without_engines(start):
-    router = start(RouterServer, {"health_s": 0.05})
+def test_a_router_may_start_without_engines(start, admin):
+    router = start(RouterServer, {"health_s": 0.05, **admin})
     assert router.client.get("/health").status_code == 503
     assert router.complete("abc").json()["error"]["code"] == "no_engine"
     engine = start(Engine)
@@ -100,15 +127,40 @@ def test_an_engine_that_leaves_ends_its_requests_first(cluster):
 
 
 def test_an_engine_that_may_not_take_long_gives_its_requests_up(cluster):
-    router, engines = cluster(COUPLED)
+    router, engines = cluster(COUPLED, max_attempts=1)
     for engine in engines.values():
         engine.gate.clear()
     asking = in_thread(lambda: router.complete([1] * 40))
     leaves, stays = busy(router, engines)
     engines[stays].gate.set()
     assert unregister(router, name=leaves, drain_s=0).status_code == 200
-    assert prefill_of(asking()) == stays  # it was placed again
+    assert prefill_of(asking()) == stays  # it was placed again, as nothing has failed
+    assert "attempt=2; " in asking().headers["x-mooncake-decision"]
     eventually(lambda: engines[leaves].num_left == 1)
+    assert router.metric("mooncake_router_failed_attempts_total") == 0
+
+
+def test_the_metrics_of_an_engine_that_has_left_are_gone(cluster):
+    router, engines = cluster(COUPLED)
+    for engine in engines.values():
+        engine.fail_with = 500
+    assert router.complete("abc").status_code == 502
+    assert router.metric("mooncake_router_failed_attempts_total") == 3
+    for name in COUPLED:
+        assert unregister(router, name=name).status_code == 200
+    assert not [name for name in COUPLED if name in router.client.get("/metrics").text]
+
+
+def test_a_client_that_does_not_read_holds_no_engine(cluster):
+    router, engines = cluster(BOTH)
+    engines["both-0"].padding = 1 << 16
+    body = {"model": MODEL, "prompt": "abc", "max_tokens": 1000, "stream": True}
+    with router.client.stream("POST", "/v1/completions", json=body) as answer:
+        assert answer.status_code == 200
+        with another_client(router) as other:
+            left = unregister(other, name="both-0", drain_s=0)
+            assert left.status_code == 200
+            assert other.client.get("/instances").json()["instances"] == []
 
 
 def test_a_stream_that_is_given_up_ends_with_an_error(cluster):
@@ -118,7 +170,8 @@ def test_a_stream_that_is_given_up_ends_with_an_error(cluster):
     with router.client.stream("POST", "/v1/completions", json=body) as answer:
         lines = answer.iter_lines()
         assert next(lines).startswith("data: ")
-        left = httpx.post(f"{router.server.url}/unregister", json={"name": "both-0", "drain_s": 0})
+        with another_client(router) as other:
+            left = unregister(other, name="both-0", drain_s=0)
         assert left.status_code == 200
         rest = [line for line in lines if line]
     assert json.loads(rest[-1][6:])["error"]["code"] == "engine_failed"
@@ -133,7 +186,8 @@ def test_a_request_that_decodes_elsewhere_does_not_hold_its_prefill_engine(clust
     with router.client.stream("POST", "/v1/completions", json=body) as answer:
         lines = answer.iter_lines()
         assert next(lines).startswith("data: ")
-        left = httpx.post(f"{router.server.url}/unregister", json={"name": "p"}, timeout=30)
+        with another_client(router) as other:
+            left = unregister(other, name="p")
         assert left.status_code == 200 and names(router) == ["d"]
         assert router.instance("d")["decoding"] == 1
     eventually(lambda: router.instance("d")["decoding"] == 0)
@@ -207,15 +261,19 @@ def test_the_conductors_entries_are_understood(cluster):
     answer = router.client.post(
         "/register",
         content=msgspec.msgpack.encode({"instance_id": "both-0", **publisher}),
-        headers={"content-type": "application/msgpack"},
+        headers={"content-type": "application/msgpack", **ADMIN},
     )
     assert answer.status_code == 200
     assert answer.headers["content-type"] == "application/msgpack"
     assert msgspec.msgpack.decode(answer.content) == {
         "status": "registered successfully", "instance_id": "both-0", "up": True
     }  # fmt: skip
-    events.send(AllBlocksCleared())
-    eventually(lambda: router.instance("both-0")["event_batches"] == 1)
+
+    def has_come() -> bool:
+        events.send(AllBlocksCleared())  # what is sent before the router has subscribed is lost
+        return router.instance("both-0")["event_batches"] > 0
+
+    eventually(has_come)
     answer = register(router, **new, replay_endpoint=events.replay)
     assert "replay must be given only with events" in answer.json()["error"]["message"]
     assert register(router, **new, dp_rank=0).json()["up"] is False
@@ -242,7 +300,9 @@ def test_the_conductors_entries_are_understood(cluster):
         ({"name": "n", "block_size": 24}, 400, "block_size must be a multiple of the router's, 16"),
         ({"name": "n", "drain_s": -1}, 400, "drain_s must be from 0 to 86400 s, got -1"),
         ({"name": "n", "drain_s": True}, 400, "drain_s must be from"),
-        ({"name": "n", "role_switch": 1}, 400, "role_switch must be an object"),
+        ({"name": "n", "role_switch": {}}, 400, "role_switch must be left out of engines that are"),
+        ({"name": "n", "instance_id": "m"}, 400, "instance_id must be left out beside name"),
+        ({"name": "n", "events": "", "endpoint": ""}, 400, "endpoint must be left out beside"),
         ({"name": "both-0", "url": "http://h:1"}, 409, "url must be 'http://127"),
         ({"name": "both-0", "capacity_tokens": 5}, 409, "capacity_tokens must be 0, unless"),
     ],
@@ -259,28 +319,75 @@ def test_wrong_entries_are_named(cluster, body, status, message):
 @pytest.mark.parametrize("content", [b"", b"[]", b"\xff", b'{"name": '])
 def test_wrong_bodies(cluster, content):
     router, _ = cluster(BOTH)
-    for form in ("application/json", "application/msgpack"):
-        answer = router.client.post("/register", content=content, headers={"content-type": form})
+    for form in ("application/json; charset=utf-8", "application/msgpack"):
+        headers = {"content-type": form, **ADMIN}
+        answer = router.client.post("/register", content=content, headers=headers)
         assert answer.status_code == 400
         assert answer.json()["error"]["code"] == "invalid_json"
+
+
+@pytest.mark.parametrize("form", ["text/plain", "application/jsonp", ""])
+def test_a_body_must_be_of_a_type_that_pages_may_not_send_elsewhere(cluster, form):
+    router, _ = cluster(BOTH)
+    for path in ("/register", "/unregister"):
+        headers = {"content-type": form, **ADMIN}
+        answer = router.client.post(path, content=b'{"name": "both-0"}', headers=headers)
+        assert answer.status_code == 415
+        assert answer.json()["error"]["code"] == "unsupported_media_type"
+    assert names(router) == ["both-0"]
+
+
+def test_what_a_conductor_sends_to_unregister_need_not_be_served(cluster):
+    router, _ = cluster(BOTH)
+    wrong = unregister(router, name="both-0", role_switch={})
+    assert wrong.status_code == 400 and wrong.json()["error"]["param"] == "role_switch"
+    left = unregister(router, instance_id="both-0", modelname="other", type="vLLM", dp_rank=0)
+    assert left.status_code == 200 and names(router) == []
+
+
+def test_what_fails_while_it_registers_leaves_nothing(cluster, start, monkeypatch):
+    router, _ = cluster(BOTH)
+    engine = start(Engine)
+    new = {"name": "new", "role": "both", "url": engine.url}
+    wrong = register(router, **new, events="tcp://-:5")
+    assert wrong.status_code == 400 and "endpoint must be" in wrong.json()["error"]["message"]
+    assert names(router) == ["both-0"]
+    with monkeypatch.context() as patch, another_client(router) as other:
+        patch.setattr(router.router.health, "add", None)
+        assert register(other, **new).status_code == 500
+    assert names(router) == ["both-0"]
+    assert register(router, **new).json()["up"]
+
+
+def test_events_that_cannot_be_had_are_not_taken(cluster):
+    router, engines = cluster(BOTH)
+    for wrong in ({"endpoint": "tcp://-:5"}, {"endpoint": "tcp://h:5", "replay": "tcp://-:5"}):
+        answer = register(router, name="both-0", **wrong)
+        assert answer.status_code == 400 and "must be" in answer.json()["error"]["message"]
+    events = engines["both-0"].events
+    assert register(router, name="both-0", endpoint=events.endpoint).status_code == 200
+    other = register(router, name="both-0", endpoint="tcp://h:5")
+    assert other.status_code == 409 and other.json()["error"]["param"] == "events"
 
 
 def test_two_instances_have_two_urls(cluster):
     router, engines = cluster(BOTH)
     answer = register(router, name="new", role="both", url=engines["both-0"].url)
-    assert answer.status_code == 409 and "of both-0, too" in answer.json()["error"]["message"]
+    assert answer.status_code == 409 and "that of both-0" in answer.json()["error"]["message"]
 
 
-def test_who_registers_needs_a_key_of_its_own(cluster, tmp_path):
+def test_who_registers_needs_a_key_of_its_own(cluster, start, tmp_path):
     (tmp_path / "keys").write_text("of-client\n")
-    (tmp_path / "admin").write_text("of-admin\n")
     keys = {"api_keys_file": str(tmp_path / "keys")}
-    closed, _ = cluster(BOTH, **keys)
     client = {"Authorization": "Bearer of-client"}
-    answer = closed.client.post("/register", json={}, headers=client)
-    assert answer.status_code == 403 and "no admin_keys_file" in answer.json()["error"]["message"]
     for of_clients in (keys, {}):
-        router, _ = cluster(BOTH, admin_keys_file=str(tmp_path / "admin"), **of_clients)
+        closed = start(RouterServer, of_clients)
+        for path in ("/register", "/unregister"):
+            answer = closed.client.post(path, json={}, headers=client)
+            assert answer.status_code == 403
+            assert "no admin_keys_file" in answer.json()["error"]["message"]
+    for of_clients in (keys, {}):
+        router, _ = cluster(BOTH, **of_clients)
         for path in ("/register", "/unregister"):
             for headers in ({}, client):
                 assert router.client.post(path, json={}, headers=headers).status_code == 401
@@ -289,7 +396,7 @@ def test_who_registers_needs_a_key_of_its_own(cluster, tmp_path):
         assert router.complete("abc").status_code == 200
 
 
-@pytest.mark.parametrize("connector", ["nixl", "sglang"])
+@pytest.mark.parametrize("connector", ["nixl", "mooncake", "sglang"])
 def test_an_engine_that_decoded_prefills(cluster, connector):
     router, engines = cluster(PAIRS, connector=connector)
     decoders = {name: engines[name] for name in ("d0", "d1")}
@@ -298,8 +405,10 @@ def test_an_engine_that_decoded_prefills(cluster, connector):
     asking = in_thread(lambda: router.complete("abc"))
     changes, stays = busy(router, decoders)
     engine, more = engines[changes], {}
+    if connector != "nixl":
+        more = {"bootstrap": engine.url}
     if connector == "sglang":
-        more = {"bootstrap": engine.url, "role_switch": {"decode_cuda_graph_bs": [1]}}
+        more["role_switch"] = {"decode_cuda_graph_bs": [1]}
     else:
         engine.is_prefill = True  # vLLM's do both
     changing = in_thread(lambda: register(router, name=changes, role="prefill", **more))
@@ -325,7 +434,7 @@ def test_an_engine_that_decoded_prefills(cluster, connector):
 @pytest.mark.parametrize("is_same", [True, False])
 def test_an_sglang_engine_that_does_not_change(cluster, is_same):
     router, engines = cluster(PAIRS, connector="sglang")
-    told = {"message": "there is no memory", "safe_to_restore": is_same}
+    told = {"success": False, "message": "there is no memory", "safe_to_restore": is_same}
     engines["d0"].refuses_switch = told
     change = {"name": "d0", "role": "prefill", "bootstrap": engines["d0"].url}
     answer = register(router, **change)
@@ -339,11 +448,73 @@ def test_an_sglang_engine_that_does_not_change(cluster, is_same):
     assert router.instance("d0")["draining"] is False
 
 
-def test_an_sglang_engine_of_both_roles_keeps_them(start):
-    router = start(RouterServer, {"connector": "sglang", "health_s": 0.05})
+SWITCHED_OFF = [(401, {"error": "Unauthorized"}), (404, {"detail": "Not Found"}), (400, {"m": 1})]
+
+
+@pytest.mark.parametrize("status, told", [*SWITCHED_OFF, (None, None), (500, {"error": "a bug"})])
+def test_an_sglang_engine_that_cannot_change(cluster, status, told):
+    router, engines = cluster(PAIRS, connector="sglang", health_s=1000)
+    if status is None:
+        engines["d0"].server.kill()
+    else:
+        engines["d0"].refuses_switch, engines["d0"].refuses_with = told, status
+    answer = register(router, name="d0", role="prefill", bootstrap="http://h:1")
+    assert answer.status_code == 502 and answer.json()["error"]["code"] == "role_refused"
+    # Only what may have begun to change serves no more.
+    assert router.instance("d0")["draining"] is (status == 500)
+    assert router.instance("d0")["role"] == "decode"
+
+
+def test_an_sglang_engine_that_is_not_idle_yet_is_asked_again(cluster, monkeypatch):
+    monkeypatch.setattr(registration, "RETRY_S", 0.01)
+    router, engines = cluster(PAIRS, connector="sglang")
+    engine = engines["d0"]
+    engine.refuses_switch = {
+        "success": False, "safe_to_restore": True,
+        "message": "instance is not idle; drain all requests before switching",
+    }  # fmt: skip
+    change = {"name": "d0", "role": "prefill", "bootstrap": engine.url}
+    changing = in_thread(lambda: register(router, **change))
+    eventually(lambda: len(engine.switched) >= 2)
+    assert router.instance("d0")["draining"]
+    engine.refuses_switch = {}
+    assert changing().status_code == 200 and router.instance("d0")["role"] == "prefill"
+    monkeypatch.setattr(registration, "IDLE_S", 0.0)
+    engine.refuses_switch = {"success": False, "safe_to_restore": True, "message": "not idle"}
+    assert register(router, name="d0", role="decode").status_code == 502
+    assert router.instance("d0")["draining"] is False
+
+
+def test_what_fails_while_a_role_changes_puts_nothing_out_of_service(cluster, monkeypatch):
+    router, engines = cluster(PAIRS, connector="sglang")
+    change = {"name": "d0", "role": "prefill", "bootstrap": engines["d0"].url}
+    packed = msgspec.msgpack.encode({**change, "role_switch": {"a": msgspec.msgpack.Ext(5, b"")}})
+    headers = {"content-type": "application/msgpack", **ADMIN}
+    answer = router.client.post("/register", content=packed, headers=headers)
+    assert answer.status_code == 400 and answer.json()["error"]["param"] == "role_switch"
+    monkeypatch.setattr(router.router.engines, "switch_role", None)
+    with another_client(router) as other:
+        assert register(other, **change).status_code == 500
+    assert router.instance("d0")["draining"] is False
+    wrong = register(router, **change, role_switch=1)
+    assert wrong.status_code == 400 and "an object, got 1" in wrong.json()["error"]["message"]
+
+
+def test_an_engine_whose_bootstrap_server_does_not_answer_keeps_its_role(cluster):
+    router, _ = cluster(PAIRS, connector="mooncake")
+    answer = register(router, name="d0", role="prefill", bootstrap="http://127.0.0.1:1")
+    assert answer.status_code == 502 and answer.json()["error"]["param"] == "bootstrap"
+    assert router.instance("d0")["role"] == "decode"
+    assert router.instance("d0")["draining"] is False
+
+
+def test_an_sglang_engine_of_both_roles_keeps_them(start, admin):
+    router = start(RouterServer, {"connector": "sglang", "health_s": 0.05, **admin})
     engine = start(SglangEngine, "both", Rooms())
     assert register(router, name="b", role="both", url=engine.url).json()["up"]
     answer = register(router, name="b", role="decode")
-    assert answer.status_code == 409 and "as it was started" in answer.json()["error"]["message"]
+    assert (
+        answer.status_code == 409 and "as SGLang was started" in answer.json()["error"]["message"]
+    )
     assert router.instance("b")["draining"] is False
     assert register(router, name="p", role="prefill", url="http://h:1").status_code == 400

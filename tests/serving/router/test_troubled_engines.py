@@ -216,6 +216,37 @@ def test_looks_that_fail_for_the_routers_own_sake_mark_nothing_down(cluster, mon
     assert router.instance("both")["up"]
 
 
+@pytest.mark.parametrize("asked", ["check_health", "models", "load"])
+def test_an_engine_is_looked_at_again_whatever_failed(cluster, monkeypatch, asked):
+    router, engines = cluster({"both": "both"})
+    with monkeypatch.context() as patch:
+        patch.setattr(router.router.engines, asked, None)
+        engines["both"].server.kill()
+        eventually(lambda: not router.instance("both")["up"])
+        engines["both"].restart()
+        before = router.router.health._seen[0].looks
+        eventually(lambda: router.router.health._seen[0].looks >= before + 2)
+        assert not router.instance("both")["up"]
+    eventually(lambda: router.instance("both")["up"])
+    assert router.complete("abc").status_code == 200
+
+
+@pytest.mark.parametrize("content", [b'{"data": [{"id": "\xff"}]}', b"[" * 100_000])
+def test_models_that_are_no_json_are_a_failed_look(content):
+    async def models() -> None:
+        engines = Engines(parse_config({}))
+        await engines.close()
+        transport = httpx.MockTransport(lambda _: httpx.Response(200, content=content))
+        engines._client = httpx.AsyncClient(transport=transport)
+        try:
+            await engines.models(INSTANCE)
+        finally:
+            await engines.close()
+
+    with pytest.raises(EngineFailed, match="/v1/models: it answered"):
+        asyncio.run(models())
+
+
 def test_a_long_name_of_a_model_is_kept_in_part(start):
     entry = {"name": "both", "role": "both", "url": "http://127.0.0.1:1"}
     router = start(RouterServer, {"instance": [entry], "health_s": 1000})
