@@ -5,6 +5,7 @@ import contextlib
 import fcntl
 import json
 import os
+import select
 import shutil
 import subprocess
 from pathlib import Path
@@ -12,7 +13,7 @@ from typing import Any
 
 NAMES = ("chromium", "chromium-headless-shell", "chromium-browser", "google-chrome")
 LEAST_FD = 10  # of our ends: the browser has its own at 3 and 4
-CLOSE_S = 30
+CLOSE_S, ANSWER_S = 30, 60
 
 
 def find_browser() -> str | None:
@@ -44,6 +45,13 @@ class Browser:
         self._told, self._say = os.fdopen(ours, "rb"), os.fdopen(us, "wb", buffering=0)
         self._rest, self._num_said, self._session = b"", 0, ""
         self.errors: list[str] = []
+        try:
+            self._attach(width, is_dark=is_dark)
+        except BaseException:
+            self._end()
+            raise
+
+    def _attach(self, width: int, *, is_dark: bool) -> None:
         pages = self._call("Target.getTargets")["targetInfos"]
         [target] = [one["targetId"] for one in pages if one["type"] == "page"]
         told = self._call("Target.attachToTarget", targetId=target, flatten=True)
@@ -92,12 +100,15 @@ class Browser:
             self._session = ""
             self._call("Browser.close")
         self._say.close()
-        try:
+        with contextlib.suppress(subprocess.TimeoutExpired):
             self._process.wait(CLOSE_S)
-        finally:
-            self._process.kill()
-            self._process.wait()
-            self._told.close()
+        self._end()
+
+    def _end(self) -> None:
+        self._say.close()
+        self._process.kill()
+        self._process.wait()
+        self._told.close()
 
     def _call(self, method: str, **params: Any) -> dict[str, Any]:
         self._num_said += 1
@@ -114,6 +125,8 @@ class Browser:
 
     def _next(self) -> dict[str, Any]:
         while b"\0" not in self._rest:
+            is_told, _, _ = select.select([self._told], [], [], ANSWER_S)
+            assert is_told, f"the browser has said nothing for {ANSWER_S} s"
             part = self._told.read1()
             assert part, "the browser has ended"
             self._rest += part

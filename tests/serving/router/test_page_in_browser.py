@@ -8,7 +8,9 @@ import pytest
 from mooncake_serving.router.page import PAGE_PATHS
 from tests.conftest import skip
 from tests.serving.router.browser import NAMES, Browser, find_browser
-from tests.serving.router.support import ADAPTER, APART, BLOCK, MODEL, tokens_of
+from tests.serving.router.support import ADAPTER, APART, BLOCK, COUPLED, MODEL, tokens_of
+from tests.serving.router.test_others import metrics
+from tests.serving.router.test_placing import prefill_of
 from tests.waiting import eventually
 
 ANSWER, WHY = ".message.assistant:last-child .text", ".message.assistant:last-child .why"
@@ -115,6 +117,46 @@ def test_engines_that_go_down_and_streams_that_break_are_shown(cluster, browse):
     eventually(lambda: browser.text("#engines th") == "both\nboth, down")
     router.server.kill()
     eventually(lambda: browser.text("#state").startswith("not connected: "))
+
+
+def test_an_answer_is_explained_by_its_last_attempt(cluster, browse):
+    router, engines = cluster(COUPLED)
+    messages = [{"role": "user", "content": QUESTION}]
+    body = {"model": MODEL, "messages": messages, "max_tokens": 5}
+    fails = prefill_of(router.client.post("/v1/chat/completions", json=body))  # which caches it
+    [answers] = COUPLED.keys() - {fails}
+    engines[fails].fail_with, engines[answers].stall_after = 500, 2
+    browser = browse(router)
+    eventually(lambda: num_of(browser, "#model option"))
+    send(browser, QUESTION)
+    eventually(lambda: len(browser.text(ANSWER)) > 0 and num_of(browser, "#requests li") == 3)
+    told = f"Attempt 2, as an engine had failed. {answers} computed the prompt and generates"
+    assert browser.text(WHY).startswith(told)
+    browser.run("document.getElementById('stop').click()")
+    eventually(lambda: "Ended early: stopped" in browser.text(WHY))
+    assert told in browser.text(WHY)
+
+
+def test_a_question_without_an_answer_is_not_sent_again_with_the_next(cluster, browse):
+    router, engines = cluster({"both": "both"})
+    engines["both"]._words = lambda body: []
+    browser = browse(router)
+    eventually(lambda: num_of(browser, "#model option"))
+    for turn in (1, 2):
+        send(browser, f"Question {turn}")
+        eventually(lambda turn=turn: num_of(browser, "[aria-busy=false]") == turn)
+        assert browser.text(ANSWER) == ""
+    _, body, _ = engines["both"].calls[-1]
+    assert body["messages"] == [{"role": "user", "content": "Question 2"}]
+
+
+def test_what_others_do_and_an_engine_that_drains_are_shown(cluster, browse):
+    router, engines = cluster({"both": "both"})
+    engines["both"].load = metrics(2, 1)
+    browser = browse(router)
+    router.router.placement.drain(0)
+    told = "both\nboth, up\ngets no more requests\nof others: 2 running, 1 waiting"
+    eventually(lambda: browser.text("#engines th") == told)
 
 
 def test_what_a_model_says_is_text(cluster, browse):

@@ -124,6 +124,12 @@ function engineRow(engine) {
   const state = make("span", engine.up ? "good" : "bad", engine.up ? "up" : "down");
   const name = make("th", "", engine.name, make("div", "detail", `${engine.role}, `, state));
   name.scope = "row";
+  const { draining, others_running, others_waiting } = engine;
+  if (draining) name.append(make("div", "detail", "gets no more requests"));
+  if (others_running || others_waiting) {
+    const others = `of others: ${count(others_running)} running, ${count(others_waiting)} waiting`;
+    name.append(make("div", "detail", others));
+  }
   const knows = engine.capacity_tokens < MOST_TOKENS;
   const cache = make("td", "number", count(engine.kv_tokens));
   if (knows) {
@@ -155,12 +161,19 @@ function showDecisions(entries) {
     : "None yet.";
   byId("requests").replaceChildren(...rows.map((entry) => requestRow(entry, scale_s)));
   showSummary(entries);
-  for (const entry of entries) {
+  for (const entry of lastAttempts(entries)) {
     const place = unmeasured.get(entry.request_id);
     if (!place || !("outcome" in entry)) continue;
     unmeasured.delete(entry.request_id);
     place.textContent = inWords(entry);
   }
+}
+
+// Of each request; the latest entries come first.
+function lastAttempts(entries) {
+  const last = new Map();
+  for (const entry of entries) if (!last.has(entry.request_id)) last.set(entry.request_id, entry);
+  return [...last.values()];
 }
 
 const predictedTtft = (entry) => entry.waited_s + entry.prefill.ttft_s;
@@ -234,9 +247,7 @@ function compared(word, measured_s, predicted_s) {
 }
 
 function showSummary(entries) {
-  const last = new Map(); // attempt of each request
-  for (const entry of entries) if (!last.has(entry.request_id)) last.set(entry.request_id, entry);
-  const requests = [...last.values()];
+  const requests = lastAttempts(entries);
   const accepted = entries.filter((entry) => entry.accepted);
   const measured = (name) => accepted.map((entry) => entry[name]).filter((s) => s !== undefined);
   const underWay = requests.filter((entry) => !("outcome" in entry)).length;
@@ -338,10 +349,10 @@ async function send(content) {
   }
   if (text.data) {
     chat.push({ role: "assistant", content: text.data });
-  } else if (why.classList.contains("bad")) {
-    chat.pop(); // nothing was answered: it can be sent again
-    if (chat === messages) byId("prompt").value ||= content;
+    return;
   }
+  chat.pop(); // nothing was answered: it can be sent again
+  if (why.classList.contains("bad") && chat === messages) byId("prompt").value ||= content;
 }
 
 async function receive(text, why, signal) {
