@@ -28,7 +28,9 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--soak", action="store_true", help="the long form of tests that repeat")
-    parser.addoption("--share", metavar="K/N", help="only the K-th, from 0, of N shares of the tests")
+    parser.addoption(
+        "--share", metavar="K/N", help="only the K-th, from 0, of N shares of the tests"
+    )
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
