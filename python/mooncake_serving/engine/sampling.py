@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 import torch
 
-from mooncake_kernels.errors import InvalidArgument
+from mooncake_kernels.errors import InvalidArgument, shown
 
 from .errors import NotFinite
 
@@ -21,7 +21,8 @@ class SamplingParams:
         temperature: 0 takes the likeliest token; otherwise logits are divided by it.
         top_k: draw from the k likeliest tokens; 0: from all.
         top_p: draw from the fewest likeliest tokens whose probabilities reach this sum.
-        seed: makes the draws repeatable, on any engine; None: each request gets its own.
+        seed: of 64 bits: makes the draws repeatable, on any engine; None: each request gets its
+            own.
         max_tokens: the request ends after this many tokens, finish reason "length".
         stop_token_ids: end the request as the model's eos tokens do, finish reason "stop".
         ignore_eos: do not end at eos tokens, for benchmarks.
@@ -39,15 +40,23 @@ class SamplingParams:
     ignore_eos: bool = False
 
     def __post_init__(self) -> None:
-        """Check types and ranges; NaN is refused."""
+        """Check types and ranges; NaN is refused. Real numbers become floats."""
         for name in ("temperature", "top_p"):
-            if not _is(numbers.Real, getattr(self, name)):
-                _refuse(name, "a number", getattr(self, name))
+            value = getattr(self, name)
+            if not _is(numbers.Real, value):
+                _refuse(name, "a number", value)
+            try:
+                object.__setattr__(self, name, float(value))
+            except OverflowError:
+                _refuse(name, "finite", value)
         for name in ("top_k", "max_tokens"):
             if not _is(numbers.Integral, getattr(self, name)):
                 _refuse(name, "an integer", getattr(self, name))
-        if not (self.seed is None or _is(numbers.Integral, self.seed)):
-            _refuse("seed", "an integer or None", self.seed)
+        if self.seed is not None:
+            if not _is(numbers.Integral, self.seed):
+                _refuse("seed", "an integer or None", self.seed)
+            if not -(1 << 63) <= self.seed < 1 << 64:
+                _refuse("seed", "in [-2**63, 2**64)", self.seed)
         stops = self.stop_token_ids
         if isinstance(stops, str) or not isinstance(stops, Collection):
             _refuse("stop_token_ids", "a tuple of token ids", stops)
@@ -124,4 +133,4 @@ def _is(kind: type, value: object) -> bool:
 
 
 def _refuse(name: str, wanted: str, value: object) -> None:
-    raise InvalidArgument(f"SamplingParams: {name} must be {wanted}, got {value!r}")
+    raise InvalidArgument(f"SamplingParams: {name} must be {wanted}, got {shown(value)}")

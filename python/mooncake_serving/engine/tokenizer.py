@@ -1,9 +1,13 @@
 """Text to token ids and back, one string at a time or as tokens arrive; chats by their template."""
 
+import json
 from collections.abc import Iterable, Mapping, Sequence
+from functools import cached_property
+from typing import Any
 
 import tokenizers
 from tokenizers.decoders import DecodeStream
+from tokenizers.pre_tokenizers import ByteLevel
 
 from mooncake_kernels.errors import InvalidArgument
 
@@ -41,12 +45,39 @@ class Tokenizer:
         """Count the tokens, including added ones; a model's embedding may have more rows."""
         return self.tokenizer.get_vocab_size(with_added_tokens=True)
 
-    def encode(self, text: str) -> list[int]:
-        """Split text into token ids, beginning with the bos token if the model wants one.
+    @cached_property
+    def max_token_bytes(self) -> int | None:
+        """Return of how many bytes of text one token is at most; None: no bound is known.
+
+        One is known of byte-level vocabularies whose rules neither change nor drop text.
+        """
+        rules = json.loads(self.tokenizer.to_str())
+        is_known = (
+            rules["normalizer"] is None
+            and rules["truncation"] is None
+            and not any(token["lstrip"] or token["rstrip"] for token in rules["added_tokens"])
+            and rules["model"]["type"] == "BPE"
+            and not rules["model"].get("continuing_subword_prefix")
+            and not rules["model"].get("end_of_word_suffix")
+            and _is_byte_level(rules["pre_tokenizer"])
+        )
+        vocabulary = self.tokenizer.get_vocab(with_added_tokens=True)
+        if not is_known or not vocabulary.keys() >= set(ByteLevel.alphabet()):
+            return None
+        return max(len(text.encode()) for text in vocabulary)
+
+    def encode(self, text: str, *, add_special: bool = True) -> list[int]:
+        """Split text into token ids; other threads run meanwhile.
 
         Text that looks like a control token (``<|im_end|>``) becomes that token.
+
+        Args:
+            text: the text.
+            add_special: begin with the bos token if the model wants one.
         """
-        return list(self.tokenizer.encode(text).ids)
+        # The call for one text keeps Python's lock.
+        [encoding] = self.tokenizer.encode_batch([text], add_special_tokens=add_special)
+        return list(encoding.ids)
 
     def decode(self, token_ids: Sequence[int], *, keep_special: bool = False) -> str:
         """Join token ids into text; control tokens are left out unless ``keep_special``.
@@ -88,8 +119,7 @@ class Tokenizer:
 
     def encode_chat(self, messages: Sequence[Message], *, reply: bool = True) -> list[int]:
         """Render messages and split them into token ids; the template itself writes any bos."""
-        text = self.render_chat(messages, reply=reply)
-        return list(self.tokenizer.encode(text, add_special_tokens=False).ids)
+        return self.encode(self.render_chat(messages, reply=reply), add_special=False)
 
     def stream(self) -> "TextStream":
         """Start decoding one sequence token by token."""
@@ -133,6 +163,16 @@ class TextStream:
         text = self._tokenizer.decode(self._token_ids)[self._num_characters :]
         self._num_characters += len(text)
         return text
+
+
+def _is_byte_level(rule: Mapping[str, Any] | None) -> bool:
+    """Tell whether a rule that splits text makes all of its bytes characters, and drops none."""
+    if rule is None:
+        return False
+    rules = rule["pretokenizers"] if rule["type"] == "Sequence" else [rule]
+    kinds = [one["type"] for one in rules]
+    drops = any(one.get("behavior") == "Removed" for one in rules)
+    return "ByteLevel" in kinds and {*kinds} <= {"ByteLevel", "Digits", "Split"} and not drops
 
 
 def as_token_ids(op: str, token_ids: Iterable[int]) -> list[int]:

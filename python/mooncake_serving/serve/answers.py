@@ -7,6 +7,7 @@ from typing import Any
 import msgspec
 
 from .calls import Call
+from .job import TRANSFER
 
 DONE = b"data: [DONE]\n\n"
 
@@ -35,7 +36,7 @@ class Answer:
             choice["text"] = text
         body = self._body([choice]) | {"usage": self._usage()}
         if self.call.job.answer_params is not None:
-            body["kv_transfer_params"] = self.call.job.answer_params
+            body[TRANSFER] = self.call.job.answer_params
         return msgspec.json.encode(body)
 
     def begin(self) -> bytes:

@@ -78,12 +78,14 @@ class _Generate:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         reply = Reply(send, CLIENT_S)
         try:
-            async with self._server.bodies.read(scope, receive) as raw:
-                if raw is not None:
-                    call = read_call(self._path, raw, self._server.served)
-                    await self._server.answer(call, receive, reply)
-        except ErrorAnswer as error:
-            await reply.error(error)
+            try:
+                async with self._server.bodies.read(scope, receive) as raw:
+                    if raw is not None:  # a long prompt takes seconds to read
+                        served = self._server.served
+                        call = await asyncio.to_thread(read_call, self._path, raw, served)
+                        await self._server.answer(call, receive, reply)
+            except ErrorAnswer as error:
+                await reply.error(error)
         except ClientStalled as stalled:
             logger.warning("%s", stalled)
 
@@ -153,7 +155,7 @@ class _Server:
 
     async def tokenize(self, request: Request) -> Response:
         async with self.bodies.read(request.scope, request.receive) as raw:
-            tokens = read_tokens(raw or b"", self.served)
+            tokens = await asyncio.to_thread(read_tokens, raw or b"", self.served)
         return json_answer(
             {"count": len(tokens), "max_model_len": self.served.max_tokens, "tokens": tokens}
         )

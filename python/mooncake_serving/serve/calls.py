@@ -10,16 +10,15 @@ from mooncake_serving.connectors.handoff import source_of, transfer_id_of
 from mooncake_serving.engine import SamplingParams, Tokenizer
 from mooncake_serving.http_api import ErrorAnswer, invalid
 
-from .job import Fetch, Job, Send
+from .job import TRANSFER, Fetch, Job, Send
 
 CHAT, COMPLETIONS, TOKENIZE = "/v1/chat/completions", "/v1/completions", "/tokenize"
-TRANSFER = "kv_transfer_params"
 DEFAULT_TOKENS = {CHAT: 1024, COMPLETIONS: 16}  # a request has blocks for all that it may generate
 MAX_STOPS = 16
 SAMPLING = ("top_p", "seed", "ignore_eos")  # by the names of ``SamplingParams``
 TAKEN = {
     "model", "prompt", "messages", "max_tokens", "max_completion_tokens", "stream",
-    "stream_options", "stop", "stop_token_ids", "temperature", "top_k", "kv_transfer_params",
+    "stream_options", "stop", "stop_token_ids", "temperature", "top_k", TRANSFER,
     "add_generation_prompt", "add_special_tokens", *SAMPLING,
 }  # fmt: skip
 # They change nothing that is answered here.
@@ -87,21 +86,18 @@ def read_call(path: str, raw: bytes, served: Served) -> Call:
     body = _read_body(raw, served)
     prompt = _read_prompt(path == CHAT, body, served)
     if len(prompt) >= served.max_tokens:
-        name = "messages" if path == CHAT else "prompt"
-        what = f"{name} must be of less than {served.max_tokens} tokens, got {len(prompt)}"
-        raise ErrorAnswer(400, what, "context_length_exceeded", name)
+        raise _too_long("messages" if path == CHAT else "prompt", served, f"{len(prompt)}")
     params = _read_params(path, body, len(prompt), served)
     job = Job(prompt, params)
     _read_transfer(body, job, served)
     is_stream = _read(body, "stream", bool, "true or false", False)
     options = _read(body, "stream_options", dict, "an object", {})
     if options and not is_stream:
-        raise invalid("stream_options", "given only with stream")
+        raise invalid("stream_options", f"left out without stream, got {shown(options, 80)}")
     for name, value in options.items():
         if name != "include_usage" or not isinstance(value, bool):
-            raise invalid(
-                f"stream_options.{name}", f"include_usage, true or false, got {shown(value, 80)}"
-            )
+            wanted = "true or false" if name == "include_usage" else "left out: it is not supported"
+            raise invalid(f"stream_options.{name[:80]}", f"{wanted}, got {shown(value, 80)}")
     stops = _read_stops(body)
     return Call(path == CHAT, job, stops, is_stream, bool(options.get("include_usage")))
 
@@ -110,7 +106,8 @@ def read_tokens(raw: bytes, served: Served) -> list[int]:
     """Return the tokens of the body of ``/tokenize``: a prompt, or messages.
 
     Raises:
-        ErrorAnswer: see ``read_call``.
+        ErrorAnswer: see ``read_call``; a prompt may be too long for the model, as long as that is
+            not certain before it is split into tokens.
     """
     body = _read_body(raw, served, needs_model=False)
     return _read_prompt("messages" in body, body, served)
@@ -130,12 +127,18 @@ def _read_body(raw: bytes, served: Served, *, needs_model: bool = True) -> dict[
             what = f"model must be {served.name}, got {model[:80]!r}"
             raise ErrorAnswer(404, what, "model_not_found", "model")
     for name, value in body.items():
-        if name in TAKEN or name in IGNORED or (name in NEUTRAL and value == NEUTRAL[name]):
+        if name in TAKEN or name in IGNORED or (name in NEUTRAL and _is_neutral(name, value)):
             continue
         only = f"{shown(NEUTRAL[name], 80)}" if name in NEUTRAL else "left out"
         what = f"{only}: nothing else is supported, got {shown(value, 80)}"
         raise ErrorAnswer(400, f"{name[:80]} must be {what}", "unsupported", name[:80])
     return body
+
+
+def _is_neutral(name: str, value: Any) -> bool:
+    """Whether it asks for nothing: ``logprobs`` of 0 does, though 0 is False to Python."""
+    neutral = NEUTRAL[name]
+    return bool(value == neutral) and isinstance(value, bool) == isinstance(neutral, bool)
 
 
 def _read(body: dict[str, Any], name: str, kind: type, wanted: str, default: Any) -> Any:
@@ -146,22 +149,36 @@ def _read(body: dict[str, Any], name: str, kind: type, wanted: str, default: Any
 
 
 def _read_prompt(is_chat: bool, body: dict[str, Any], served: Served) -> list[int]:
+    name = "messages" if is_chat else "prompt"
     tokens = _read_messages(body, served) if is_chat else _read_text(body, served)
     if not tokens:
-        raise invalid("messages" if is_chat else "prompt", "of at least one token, got none")
+        raise invalid(name, "of at least one token, got none")
+    if min(tokens) < 0 or max(tokens) >= served.vocab_size:  # tokenizers may know more tokens
+        bad = next(one for one in tokens if not 0 <= one < served.vocab_size)
+        raise invalid(name, f"of token ids in [0, {served.vocab_size}), got {shown(bad)}")
     return tokens
+
+
+def _encode(name: str, text: str, served: Served, *, add_special: bool) -> list[int]:
+    """Split text into tokens, unless their number is too large in any case."""
+    most, num_bytes = served.tokenizer.max_token_bytes, len(text.encode())
+    if most is not None and num_bytes > served.max_tokens * most:
+        raise _too_long(name, served, f"{num_bytes} bytes, of which a token has {most} at most")
+    return served.tokenizer.encode(text, add_special=add_special)
+
+
+def _too_long(name: str, served: Served, got: str) -> ErrorAnswer:
+    what = f"{name} must be of less than {served.max_tokens} tokens, got {got}"
+    return ErrorAnswer(400, what, "context_length_exceeded", name)
 
 
 def _read_text(body: dict[str, Any], served: Served) -> list[int]:
     prompt = body.get("prompt")
     if isinstance(prompt, str):
-        if _read(body, "add_special_tokens", bool, "true or false", True):
-            return served.tokenizer.encode(prompt)
-        return list(served.tokenizer.tokenizer.encode(prompt, add_special_tokens=False).ids)
+        add_special = _read(body, "add_special_tokens", bool, "true or false", True)
+        return _encode("prompt", prompt, served, add_special=add_special)
     if not isinstance(prompt, list) or set(map(type, prompt)) != {int}:
         raise invalid("prompt", f"one text, or one list of token ids, got {shown(prompt, 80)}")
-    if min(prompt) < 0 or max(prompt) >= served.vocab_size:
-        raise invalid("prompt", f"of token ids in [0, {served.vocab_size})")
     return prompt
 
 
@@ -177,9 +194,10 @@ def _read_messages(body: dict[str, Any], served: Served) -> list[int]:
         read.append({"role": message["role"], "content": _read_content(name, message)})
     reply = _read(body, "add_generation_prompt", bool, "true or false", True)
     try:
-        return served.tokenizer.encode_chat(read, reply=reply)
+        text = served.tokenizer.render_chat(read, reply=reply)
     except InvalidArgument as error:  # the template's own words
         raise invalid("messages", f"such as the model's template takes: {error}") from None
+    return _encode("messages", text, served, add_special=False)
 
 
 def _read_content(name: str, message: dict[str, Any]) -> str:
@@ -238,17 +256,14 @@ def _read_stops(body: dict[str, Any]) -> tuple[str, ...]:
 
 def _read_transfer(body: dict[str, Any], job: Job, served: Served) -> None:
     """Set what other engines have to do with a request, as vLLM's connectors are told."""
-    params = _read(body, "kv_transfer_params", dict, "an object", {})
+    params = _read(body, TRANSFER, dict, "an object", {})
     sends, receives = (params.get(f"do_remote_{half}") is True for half in ("decode", "prefill"))
     if sends and receives:
-        raise invalid(
-            "kv_transfer_params", "of one of do_remote_decode and do_remote_prefill, got both"
-        )
+        raise invalid(TRANSFER, "an object with do_remote_decode or do_remote_prefill, got both")
     if (sends and not served.sends) or (receives and not served.receives):
         role = "prefill" if sends else "decode"
-        raise invalid(
-            "kv_transfer_params", f"left out: the engine was not started with --role {role}"
-        )
+        what = f"left out: the engine was not started with --role {role}"
+        raise invalid(TRANSFER, f"{what}, got {shown(params, 80)}")
     if sends and job.params.max_tokens != 1:
         what = f"max_tokens must be 1 with do_remote_decode, got {job.params.max_tokens}"
         raise ErrorAnswer(400, what, "invalid_value", "max_tokens")
@@ -260,13 +275,13 @@ def _read_transfer(body: dict[str, Any], job: Job, served: Served) -> None:
     named = {"transfer_id": params.get("transfer_id")} if sends else params
     transfer_id = transfer_id_of(named, job.request_id)
     if transfer_id is None:
-        raise invalid(TRANSFER, "with a transfer_id that is a name")
+        wanted = "an object with a transfer_id that is a short text"
+        raise invalid(TRANSFER, f"{wanted}, got {shown(named, 80)}")
     if sends:
         job.transfer = Send(transfer_id)
         return
     source = source_of(params)
     if source is None:
-        raise invalid(
-            "kv_transfer_params", "with remote_ranks, or with remote_host and remote_port"
-        )
+        wanted = "an object with remote_ranks, or with remote_host and remote_port"
+        raise invalid(TRANSFER, f"{wanted}, got {shown(params, 80)}")
     job.transfer = Fetch(source, transfer_id)

@@ -39,7 +39,7 @@ def run(options: argparse.Namespace) -> int:
     logging.getLogger("mooncake_kernels").setLevel(logging.WARNING)  # which kernel, which way
     if options.until_stdin_closes:
         end_with_stdin()
-    torch.set_num_threads(options.threads or os.cpu_count() or 1)
+    torch.set_num_threads(options.threads or len(os.sched_getaffinity(0)))
     with _listening(options) as listening, _publisher(options) as publisher:
         model, served = load(options)
         failed = False
@@ -75,6 +75,12 @@ def load(options: argparse.Namespace) -> tuple[Llama, Served]:
         device=options.device,
         batch_invariant=options.batch_invariant,
     )
+    if tokenizer.vocab_size > model.config.vocab_size:
+        logging.warning(
+            "the tokenizer has %d tokens and the model %d: prompts with other tokens are refused",
+            tokenizer.vocab_size,
+            model.config.vocab_size,
+        )
     served = Served(
         options.name or (path.stem if path.is_file() else path.resolve().name),
         tokenizer,

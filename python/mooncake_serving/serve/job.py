@@ -9,6 +9,8 @@ from mooncake_serving.connectors.handoff import Source
 from mooncake_serving.engine import SamplingParams, TokenOutput
 from mooncake_serving.http_api import ErrorAnswer
 
+TRANSFER = "kv_transfer_params"  # the entry of bodies and answers about transfers
+
 
 @dataclass(frozen=True)
 class Send:

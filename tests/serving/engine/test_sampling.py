@@ -1,6 +1,7 @@
 """Sampling draws from the right distribution, and gives the same tokens for the same seed."""
 
 import math
+from fractions import Fraction
 
 import pytest
 import torch
@@ -33,6 +34,8 @@ def test_greedy_takes_the_most_likely_token():
         ({"temperature": 1e-6}, [0, 1, 0, 0]),
         ({"temperature": 1e-46}, [0, 1, 0, 0]),  # 0 in float32
         ({"temperature": 5e-324}, [0, 1, 0, 0]),
+        ({"temperature": 10**30}, [0.25, 0.25, 0.25, 0.25]),  # more than torch has integers for
+        ({"top_p": Fraction(69, 100)}, [0, 4 / 7, 0, 3 / 7]),
     ],
 )
 def test_tokens_are_drawn_with_their_probabilities(params, expected):
@@ -83,6 +86,8 @@ def test_nonfinite_logits_are_rejected(bad, temperature, dtype):
         ({"top_k": -3}, "top_k must be >= 0, got -3"),
         ({"top_p": 0}, r"top_p must be in \(0, 1\], got 0"),
         ({"top_p": 1.5}, r"top_p must be in \(0, 1\], got 1.5"),
+        ({"temperature": 10**5000}, "temperature must be finite, got a huge int"),
+        ({"seed": 1 << 64}, r"seed must be in \[-2\*\*63, 2\*\*64\), got 18446744073709551616"),
         ({"max_tokens": 0}, "max_tokens must be >= 1, got 0"),
     ],
 )

@@ -39,6 +39,34 @@ def test_gpt2_and_llama_bpe_do_not_split_digits(gguf_writer):
         assert texts == [*bos, "the", "12"]
 
 
+def changed(tokenizer, **rules):
+    return Tokenizer(
+        tokenizers.Tokenizer.from_str(json.dumps(json.loads(tokenizer.tokenizer.to_str()) | rules))
+    )
+
+
+def test_bytes_of_a_token_have_a_bound_where_no_text_is_dropped(tokenizer, gguf_writer):
+    longest = len("<|endoftext|>")
+    assert tokenizer.max_token_bytes == longest
+    for pre in ("gpt-2", "llama-bpe"):
+        assert load_model(gguf_writer(pre=pre))[1].max_token_bytes == longest
+    byte_level = {
+        "type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": True
+    }  # fmt: skip
+    spaces = {"type": "Split", "pattern": {"String": " "}, "invert": False}
+    for behavior, bound in (("Isolated", longest), ("Removed", None)):
+        rules = [spaces | {"behavior": behavior}, byte_level]
+        split = {"type": "Sequence", "pretokenizers": rules}
+        assert changed(tokenizer, pre_tokenizer=split).max_token_bytes == bound
+    assert changed(tokenizer, pre_tokenizer=None).max_token_bytes is None
+    assert changed(tokenizer, normalizer={"type": "NFC"}).max_token_bytes is None
+    stripping = [{
+        "id": 0, "content": "<|endoftext|>", "single_word": False, "lstrip": True, "rstrip": False,
+        "normalized": False, "special": True,
+    }]  # fmt: skip
+    assert changed(tokenizer, added_tokens=stripping).max_token_bytes is None
+
+
 def test_stream_holds_back_partial_characters(tokenizer):
     stream = tokenizer.stream()
     pieces = [stream.push(token_id) for token_id in tokenizer.encode("a☃b<|im_end|>")]

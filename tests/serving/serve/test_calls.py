@@ -1,6 +1,7 @@
 """Bodies of requests: what is read, and how wrong entries are named."""
 
 import json
+from dataclasses import replace
 
 import pytest
 
@@ -41,6 +42,7 @@ def test_entries_are_taken(served):
         served, prompt=[5, 6, 7], max_tokens=9, max_completion_tokens=3, temperature=0, top_p=0.5,
         top_k=-1, seed=4, stop=["a", "b"], stop_token_ids=[8], stream=True, ignore_eos=True,
         stream_options={"include_usage": True}, n=1, logprobs=None, user="me", priority=3,
+        presence_penalty=0.0, repetition_penalty=1.0, echo=False,
     )  # fmt: skip
     assert call.job.prompt == [5, 6, 7]
     assert call.job.params == SamplingParams(
@@ -79,8 +81,15 @@ def test_entries_are_taken(served):
         ("stream", {"stream": 1}),
         ("stream_options", {"stream_options": {"include_usage": True}}),
         ("stream_options.other", {"stream": True, "stream_options": {"other": 1}}),
+        ("stream_options.include_usage", {"stream": True, "stream_options": {"include_usage": 1}}),
+        ("temperature", {"temperature": 10**400}),
+        ("top_p", {"top_p": 10**400}),
+        ("seed", {"seed": 1 << 64}),
         ("n", {"n": 2}),
+        ("n", {"n": True}),
         ("logprobs", {"logprobs": 1}),
+        ("logprobs", {"logprobs": 0}),  # of the chosen tokens
+        ("echo", {"echo": 0}),
         ("tools", {"tools": [{}]}),
         ("response_format", {"response_format": {"type": "json_object"}}),
         ("unheard_of", {"unheard_of": 1}),
@@ -91,6 +100,10 @@ def test_entries_are_taken(served):
         ),
         ("max_tokens", {"kv_transfer_params": {"do_remote_decode": True}, "max_tokens": 2}),
         ("kv_transfer_params", {"kv_transfer_params": {"do_remote_prefill": True}}),
+        (
+            "kv_transfer_params",
+            {"kv_transfer_params": {"do_remote_prefill": True, "transfer_id": [1]}},
+        ),
     ],
 )
 def test_wrong_entry_is_named(served, param, body):
@@ -130,6 +143,34 @@ def test_other_refusals(served):
     with pytest.raises(ErrorAnswer) as caught:
         read(served, prompt=[1] * 64)
     assert caught.value.code == "context_length_exceeded"
+
+
+def test_text_that_is_certainly_too_long_is_not_split_into_tokens(served, monkeypatch):
+    most = served.tokenizer.max_token_bytes
+    assert most == len("<|endoftext|>")
+    with pytest.raises(ErrorAnswer) as caught:
+        read(served, prompt="x" * (64 * most))  # as long as it might fit: its tokens are counted
+    assert caught.value.message.endswith(f", got {64 * most}")
+    monkeypatch.setattr(type(served.tokenizer), "encode", None)
+    long = "x" * (64 * most + 1)
+    chat = [{"role": "user", "content": long}]
+    for path, name, value in ((COMPLETIONS, "prompt", long), (CHAT, "messages", chat)):
+        with pytest.raises(ErrorAnswer) as caught:
+            read(served, path, **{name: value})
+        assert (caught.value.code, caught.value.param) == ("context_length_exceeded", name)
+        with pytest.raises(ErrorAnswer) as caught:
+            read_tokens(json.dumps({name: value}).encode(), served)
+        assert caught.value.code == "context_length_exceeded"
+
+
+def test_tokens_that_the_model_lacks_are_refused(served):
+    fewer = replace(served, vocab_size=served.vocab_size - 5)  # without the merged ones
+    assert read(fewer, prompt="tea").job.prompt == served.tokenizer.encode("tea")
+    for body in ({"prompt": "the"}, {"prompt": [5, fewer.vocab_size]}, {"prompt": [-1]}):
+        with pytest.raises(ErrorAnswer) as caught:
+            read(fewer, **body)
+        message = caught.value.message
+        assert message.startswith(f"prompt must be of token ids in [0, {fewer.vocab_size}), got ")
 
 
 def test_transfers_are_read(served):

@@ -2,11 +2,16 @@
 
 import asyncio
 import json
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from types import SimpleNamespace
 
 import httpx
 import pytest
 
 from mooncake_serving.engine import NotFinite
+from mooncake_serving.serve import app
+from mooncake_serving.serve.calls import Served
 from tests.serving.serve.support import WAIT_S, EngineServer, events_of, text_of
 from tests.waiting import eventually
 
@@ -139,6 +144,66 @@ def test_refusals_have_the_api_s_form(server, status, param, body):
     assert answer.status_code == status
     error = answer.json()["error"]
     assert error["param"] == param and error["type"] == "invalid_request_error"
+
+
+@pytest.mark.parametrize(
+    ("status", "body"),
+    [
+        (200, {"temperature": 10**30}),
+        (400, {"temperature": 10**400}),
+        (400, {"top_p": 10**30}),
+        (200, {"temperature": 1, "top_p": 1, "top_k": 10**30}),
+        (200, {"temperature": 1, "seed": -(1 << 63)}),
+        (400, {"temperature": 1, "seed": 10**30}),
+        (400, {"max_tokens": 10**30}),
+        (200, {"stop_token_ids": [10**30]}),
+    ],
+)
+def test_numbers_of_more_than_64_bits_do_not_end_the_engine(server, expected, status, body):
+    answer = server.client.post("/v1/completions", json={"model": "tiny", "prompt": "abc", **body})
+    assert answer.status_code == status, answer.text
+    assert server.complete("abc", 4).json()["choices"][0]["text"] == expected("abc", 4)[0]
+
+
+def test_health_is_answered_while_a_prompt_is_read(server, monkeypatch):
+    """Which takes seconds, if it is long: the server goes on meanwhile."""
+    reading, go_on = threading.Event(), threading.Event()
+    read_call = app.read_call
+
+    def slow(*arguments):
+        reading.set()
+        assert go_on.wait(WAIT_S)
+        return read_call(*arguments)
+
+    monkeypatch.setattr(app, "read_call", slow)
+    with ThreadPoolExecutor(1) as pool:
+        answer = pool.submit(server.complete, "abc")
+        assert reading.wait(WAIT_S)
+        try:
+            assert httpx.get(f"{server.url}/health", timeout=5).status_code == 200
+        finally:
+            go_on.set()
+        assert answer.result().status_code == 200
+
+
+def test_client_that_does_not_read_its_error_is_given_up(monkeypatch, caplog):
+    monkeypatch.setattr(app, "CLIENT_S", 0.01)
+    served = Served("tiny", None, 200, 64)
+    made = app.make_app(served, SimpleNamespace(), lambda: None)
+
+    async def receive():
+        return {"type": "http.request", "body": b"no json", "more_body": False}
+
+    async def send(message):
+        if message["type"] == "http.response.body":
+            await asyncio.Event().wait()
+
+    scope = {
+        "type": "http", "method": "POST", "path": "/v1/completions", "root_path": "",
+        "query_string": b"", "headers": [],
+    }  # fmt: skip
+    asyncio.run(made(scope, receive, send))
+    assert "the client has read nothing for 0.01 s" in caplog.text
 
 
 def test_unknown_paths_and_methods(server):
