@@ -76,6 +76,10 @@ class CachingAllocator(BlockAllocator):
         """Count the blocks that later prompts can begin with."""
         return len(self._kept)
 
+    def keeps(self, name: int) -> bool:
+        """Tell whether later prompts can begin with the block of a name."""
+        return name in self._kept
+
     def allocate(self, num_blocks: int, into: list[int] | None = None) -> list[int]:
         """Take blocks as ``BlockAllocator`` does; kept ones are given up if need be."""
         num_blocks = as_integer("allocate", "num_blocks", num_blocks)

@@ -106,11 +106,9 @@ class _Server:
             ErrorAnswer: it has failed.
             ClientStalled: its client does not read.
         """
-        if not self.worker.is_alive:
-            raise ErrorAnswer(503, "the engine has ended", "no_engine")
+        self.worker.submit(call.job)
         client_left = asyncio.ensure_future(receive())  # nothing else can come
         task = asyncio.ensure_future(self._answer(call, reply))
-        self.worker.submit(call.job)
         try:
             await asyncio.wait({task, client_left}, return_when=asyncio.FIRST_COMPLETED)
             if task.done():

@@ -43,12 +43,12 @@ class EngineMetrics(Collector):
         used = 1 - counts.num_free_blocks / cache.num_blocks
         for name, text, value in (
             ("num_requests_running", "requests in the batch", engine.num_running),
-            ("num_requests_waiting", "requests without blocks", worker.num_waiting),
+            ("num_requests_waiting", "requests that compute nothing yet", worker.num_waiting),
             ("kv_cache_usage_perc", "share of the blocks that requests hold", used),
         ):
             yield GaugeMetricFamily(f"vllm:{name}", text, value)
         for name, text, value in (
-            ("prompt_tokens", "of requests that were answered", counts.prompt_tokens),
+            ("prompt_tokens", "of prompts whose requests ended", counts.prompt_tokens),
             ("prefix_cache_queries", "tokens that were looked for", counts.prompt_tokens),
             ("prefix_cache_hits", "those of them that were there", counts.cached_tokens),
             ("generation_tokens", "tokens generated", counts.generated_tokens),

@@ -1,9 +1,12 @@
 """A store behind an engine's own cache: blocks that any engine of the model has computed."""
 
+import itertools
+import logging
 import queue
 import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TypeAlias
 
 import numpy as np
 import torch
@@ -12,9 +15,15 @@ import mooncake_kernels as mk
 from mooncake_kernels.closeable import Closeable
 from mooncake_serving.connectors.tier_store import TierStore, namespace_of
 from mooncake_serving.engine import Engine
-from mooncake_serving.engine.caching_allocator import DroppedBlocks, KeptBlocks
+from mooncake_serving.engine.caching_allocator import (
+    CachingAllocator,
+    DroppedBlocks,
+    KeptBlocks,
+)
 
 from .job import Job
+
+logger = logging.getLogger(__name__)
 
 MAX_BYTES = 256 << 20  # of blocks on their way to the store; others are not saved
 
@@ -48,10 +57,16 @@ class _Save:
     packed: torch.Tensor
 
 
+# What is done first has the lowest number: requests wait for loads. Equals are in order.
+_Work: TypeAlias = tuple[int, int, _Load | _Save | None]
+LOAD, SAVE, END = range(3)
+
+
 class StoredBlocks(Closeable):
     """Loads and saves blocks, by a thread that knows only host memory. The engine's thread has it.
 
-    What fails is a miss, and logged once of each kind: see ``TierStore``.
+    Loads come before saves, which no one waits for. What fails is a miss, and logged: what stores
+    are known to raise once of each kind, see ``TierStore``.
 
     Args:
         url: of the store, see ``open_store``.
@@ -76,11 +91,14 @@ class StoredBlocks(Closeable):
             self._store.close()
             raise
         self._shape = shape
-        self._known: set[int] = set()  # names of own blocks that the store has, or gets
+        # Names of blocks that the store has, or gets: of kept ones, and of those that were loaded.
+        self._known: set[int] = set()
+        self._loaded: dict[Job, list[int]] = {}  # names of the latter, until their requests end
         self._num_loads = 0
         self._saving_bytes = 0
         self._lock = threading.Lock()
-        self._work: queue.SimpleQueue[_Load | _Save | None] = queue.SimpleQueue()
+        self._numbers = itertools.count()
+        self._work: queue.PriorityQueue[_Work] = queue.PriorityQueue()
         self._done: queue.SimpleQueue[tuple[_Load, int, torch.Tensor]] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._run, name="stored blocks", daemon=True)
         self._thread.start()
@@ -95,7 +113,7 @@ class StoredBlocks(Closeable):
         size = self._engine.cache.block_size
         names = mk.block_hashes(job.prompt[:-1], size)[num_cached_tokens // size :]
         self._num_loads += 1
-        self._work.put(_Load(job, block_ids, num_cached_tokens, names.tolist()))
+        self._add(LOAD, _Load(job, block_ids, num_cached_tokens, names.tolist()))
 
     def poll(self) -> list[Loaded]:
         """Write what has come into its blocks, and return the requests."""
@@ -112,9 +130,18 @@ class StoredBlocks(Closeable):
                 blocks = load.block_ids[first : first + count]
                 device = self._engine.cache.device
                 mk.scatter_blocks(packed[:count].to(device), blocks, self._view)
+                self._loaded[load.job] = load.names[:count]
                 self._known.update(load.names[:count])
             num_cached = load.num_cached_tokens + count * size
             loaded.append(Loaded(load.job, load.block_ids, num_cached))
+
+    def ended(self, job: Job) -> None:
+        """Forget a request; of blocks that it has loaded, and that were not kept, the names."""
+        allocator = self._engine.allocator
+        assert isinstance(allocator, CachingAllocator), "it keeps prefixes"
+        for name in self._loaded.pop(job, ()):
+            if not allocator.keeps(name):
+                self._known.discard(name)
 
     def changed(self, change: KeptBlocks | DroppedBlocks) -> None:
         """Save what the engine keeps; what it drops it may compute, and save, again."""
@@ -133,16 +160,19 @@ class StoredBlocks(Closeable):
             self._saving_bytes += num_bytes
         packed = mk.gather_blocks(self._view, [*new.values()]).cpu()
         self._known.update(new)
-        self._work.put(_Save([*new], packed))
+        self._add(SAVE, _Save([*new], packed))
 
     def close(self) -> None:
         """Save what is on its way, and close the store. Idempotent."""
-        self._work.put(None)
+        self._add(END, None)
         self._thread.join()
         self._store.close()
 
+    def _add(self, order: int, work: _Load | _Save | None) -> None:
+        self._work.put((order, next(self._numbers), work))
+
     def _run(self) -> None:
-        while (work := self._work.get()) is not None:
+        while (work := self._work.get()[-1]) is not None:
             if isinstance(work, _Save):
                 self._put(work)
             else:
@@ -150,7 +180,13 @@ class StoredBlocks(Closeable):
 
     def _get(self, load: _Load) -> tuple[int, torch.Tensor]:
         """Return how many of the blocks are there, one behind the other, and these."""
-        names = _names(load.names)
+        try:
+            return self._read(_names(load.names))
+        except Exception:  # as of memory: requests wait for this thread, and may compute it all
+            logger.exception("blocks cannot be loaded")
+            return 0, torch.empty(0)
+
+    def _read(self, names: list[bytes]) -> tuple[int, torch.Tensor]:
         names = names[: self._store.match_prefix(names)]
         packed = torch.empty((len(names), *self._shape), dtype=self._engine.cache.dtype)
         if not names:
@@ -159,9 +195,13 @@ class StoredBlocks(Closeable):
         return int(np.argmin([*found, False])), packed
 
     def _put(self, save: _Save) -> None:
-        self._store.put_each(_names(save.names), *_places(save.packed))
-        with self._lock:
-            self._saving_bytes -= save.packed.nbytes
+        try:
+            self._store.put_each(_names(save.names), *_places(save.packed))
+        except Exception:
+            logger.exception("blocks cannot be saved")
+        finally:
+            with self._lock:
+                self._saving_bytes -= save.packed.nbytes
 
 
 def _names(names: Sequence[int]) -> list[bytes]:

@@ -17,7 +17,7 @@ from mooncake_serving.engine.batching import OnComputed
 from mooncake_serving.engine.request import Request
 from mooncake_serving.http_api import ErrorAnswer, invalid
 
-from .job import Fetch, Job, Send
+from .job import TRANSFER, Fetch, Job, Send
 from .stored_blocks import StoredBlocks
 from .transfers import Transfers
 
@@ -64,16 +64,19 @@ class Worker(Closeable):
     Attributes:
         engine, transfers, stored: to be read: configuration and counts.
         counts: totals.
-        is_alive: whether jobs are computed.
+        is_alive: whether jobs are computed, and submitted ones will be.
     """
 
     def __init__(self, make: Callable[[OnComputed], Parts]):
         self.engine, self.transfers, self.stored = make(self._computed)
-        self.counts, self.is_alive = Counts(), False
+        self.counts = Counts(num_free_blocks=self.engine.allocator.num_free)
+        self.is_alive = False
         self._counted_s = 0.0
         self._commands: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         self._to_reserve: deque[Job] = deque()  # whose blocks are filled before they run
         self._loading: set[Job] = set()  # whose prompts are looked for in the store
+        self._unfinished: set[Job] = set()  # wherever they are
+        self._lock = threading.Lock()  # of these, and whether there may be more
         self._ids: dict[Job, int] = {}  # of those in the engine
         self._jobs: dict[int, Job] = {}
         self._outputs: list[tuple[Job, Output]] = []  # to be delivered
@@ -93,10 +96,20 @@ class Worker(Closeable):
     @property
     def num_waiting(self) -> int:
         """Count the requests that have no blocks, or whose prompts are on their way."""
-        return len(self._to_reserve) + len(self._loading) + self.engine.num_waiting
+        num_fetching = 0 if self.transfers is None else self.transfers.num_fetching
+        num_on_their_way = num_fetching + len(self._loading)
+        return len(self._to_reserve) + num_on_their_way + self.engine.num_waiting
 
     def submit(self, job: Job) -> None:
-        """Queue a job."""
+        """Queue a job: it gets all of its outputs, or an error in their place.
+
+        Raises:
+            ErrorAnswer: the thread has ended.
+        """
+        with self._lock:
+            if not self.is_alive:
+                raise ErrorAnswer(503, "the engine has ended", "no_engine")
+            self._unfinished.add(job)
         self._commands.put(lambda: self._begin(job))
 
     def end(self, job: Job, reason: str) -> None:
@@ -124,8 +137,9 @@ class Worker(Closeable):
             logger.exception("the engine has failed")
             self._loop.call_soon_threadsafe(self._failed)
         finally:
-            self.is_alive = False
-            for job in [*self._jobs.values(), *self._to_reserve, *self._loading]:
+            with self._lock:
+                self.is_alive = False
+            for job in self._unfinished:  # no one else changes them any more
                 self._outputs.append((job, _failure("the engine has ended")))
             self._deliver()
             self._close_parts()
@@ -167,6 +181,7 @@ class Worker(Closeable):
                     self._add(loaded.job, loaded.block_ids, loaded.num_cached_tokens)
                 else:  # it was dropped
                     self.engine.release(loaded.block_ids)
+                    self.stored.ended(loaded.job)
         while self._to_reserve and self._reserve(self._to_reserve[0]):
             self._to_reserve.popleft()
         if not self.engine.has_work:
@@ -197,7 +212,7 @@ class Worker(Closeable):
             if isinstance(job.transfer, Send) and self.transfers is not None:
                 self.transfers.offer(job, job.transfer)
         except InvalidArgument as error:
-            self._fail(job, invalid("kv_transfer_params", f"of a new transfer: {error}"))
+            self._fail(job, invalid(TRANSFER, f"an object that names a new transfer: {error}"))
             return
         if self.stored is None:
             self._add(job)
@@ -213,18 +228,23 @@ class Worker(Closeable):
         except InvalidArgument as error:
             if block_ids is not None:
                 self.engine.release(block_ids)
-            if isinstance(job.transfer, Send) and self.transfers is not None:
-                self.transfers.drop(job.transfer, "the request was refused")
-            self._fail(job, ErrorAnswer(400, str(error), "invalid_value"))
+            self._refuse(job, error)
             return
         self._ids[job], self._jobs[request_id] = request_id, job
 
     def _reserve(self, job: Job) -> bool:
-        """Take a job's blocks, and have its prompt put there; False: they are not free now."""
+        """Take a job's blocks, and have its prompt put there, or refuse it; False: they are not
+        free now.
+        """
         try:
             block_ids, num_cached = self.engine.reserve_for(job.prompt, job.params)
         except OutOfBlocks:
             return False
+        except InvalidArgument as error:
+            if self.transfers is not None and isinstance(job.transfer, Fetch):
+                self.transfers.release(job.transfer)
+            self._refuse(job, error)
+            return True
         size = self.engine.cache.block_size
         if isinstance(job.transfer, Fetch):
             job.num_cached_tokens = num_cached
@@ -247,7 +267,8 @@ class Worker(Closeable):
                 self._add(job, block_ids, num_cached)
         except InvalidArgument as error:
             self.engine.release(block_ids)
-            self._fail(job, invalid("kv_transfer_params", f"such as can be asked for: {error}"))
+            what = f"an object whose transfer can be asked for: {error}"
+            self._fail(job, invalid(TRANSFER, what))
 
     def _drop(self, job: Job, reason: str) -> None:
         """End a job wherever it is, and free its blocks; ignored if it has ended."""
@@ -282,9 +303,9 @@ class Worker(Closeable):
         self._count(job, reason)
 
     def _count(self, job: Job, reason: str) -> None:
-        self.counts.finished[reason] += 1
         self.counts.prompt_tokens += len(job.prompt)
         self.counts.cached_tokens += job.num_cached_tokens
+        self._ended(job, reason)
 
     def _count_blocks(self, *, is_idle: bool) -> None:
         """Note how many blocks are free: counting takes a while, if there are many."""
@@ -297,9 +318,23 @@ class Worker(Closeable):
             if part is not None:
                 part.close()
 
+    def _refuse(self, job: Job, error: InvalidArgument) -> None:
+        """Fail a job that the engine does not take, and end what was offered of it."""
+        if isinstance(job.transfer, Send) and self.transfers is not None:
+            self.transfers.drop(job.transfer, "the request was refused")
+        self._fail(job, ErrorAnswer(400, str(error), "invalid_value"))
+
     def _fail(self, job: Job, error: ErrorAnswer) -> None:
-        self.counts.finished["error"] += 1
+        self._ended(job, "error")
         self._outputs.append((job, error))
+
+    def _ended(self, job: Job, reason: str) -> None:
+        """Forget a job, wherever it was."""
+        self.counts.finished[reason] += 1
+        with self._lock:
+            self._unfinished.discard(job)
+        if self.stored is not None:
+            self.stored.ended(job)
 
     def _deliver(self) -> None:
         """Hand what has come out to the loop, all at once."""

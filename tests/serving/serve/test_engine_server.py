@@ -116,6 +116,10 @@ def test_client_that_leaves_ends_its_request(server):
     eventually(lambda: server.worker.counts.num_free_blocks == free)
 
 
+def test_blocks_are_free_before_the_first_request(start):
+    assert start().metric("vllm:kv_cache_usage_perc") == 0.0
+
+
 def test_what_watchers_ask(server):
     assert server.client.get("/health").json() == {"status": "ok"}
     [card] = server.client.get("/v1/models").json()["data"]
@@ -225,6 +229,26 @@ def test_engine_that_fails_says_so(start, monkeypatch):
     assert json.loads(answer.content)["error"]["code"] == "engine_failed"
     assert server.client.get("/health").status_code == 503
     assert server.complete("abc").status_code == 503
+
+
+def test_engine_that_fails_says_so_to_those_it_has_not_heard_yet(start, monkeypatch):
+    server = start()
+    stepping, go_on = threading.Event(), threading.Event()
+
+    def step():
+        stepping.set()
+        assert go_on.wait(WAIT_S)
+        raise RuntimeError("as a test wants it")
+
+    monkeypatch.setattr(server.worker.engine, "step", step)
+    with ThreadPoolExecutor(2) as pool:
+        first = pool.submit(server.complete, "abc")
+        assert stepping.wait(WAIT_S)
+        second = pool.submit(server.complete, "abcd")
+        eventually(lambda: server.worker._commands.qsize() == 1)
+        go_on.set()
+        for answer in (first, second):
+            assert answer.result(WAIT_S).json()["error"]["code"] == "engine_failed"
 
 
 def test_not_finite_logits_fail_their_request_alone(start, monkeypatch):

@@ -7,6 +7,7 @@ from typing import Any
 import httpx
 import pytest
 
+from mooncake_kernels.errors import InvalidArgument
 from mooncake_serving.serve import transfers
 from tests.serving.router.support import RouterServer
 from tests.serving.serve.support import EngineServer, events_of, text_of
@@ -136,6 +137,39 @@ def test_client_that_leaves_while_its_prompt_is_awaited(pair):
         decode.client.post("/v1/completions", json=body, timeout=0.5)
     eventually(lambda: decode.worker.counts.finished["abort"] == 1)
     all_free(decode)
+
+
+def test_prompt_that_is_awaited_waits_and_fails_with_its_engine(pair, monkeypatch):
+    prefill, decode = pair
+    params = {**params_of(prefill, "abc"), "transfer_id": "never offered"}
+    with ThreadPoolExecutor(1) as pool:
+        answer = pool.submit(decode.complete, "the " * 9, kv_transfer_params=params)
+        eventually(lambda: decode.worker.num_waiting == 1)
+        assert decode.metric("vllm:num_requests_waiting") == 1
+        monkeypatch.setattr(decode.worker.transfers, "poll", None)
+        assert answer.result().json()["error"]["code"] == "engine_failed"
+
+
+def test_request_that_the_engine_refuses_late_ends_its_transfer(start, monkeypatch, tmp_path):
+    store = f"--store=shm:{tmp_path / 'kv'}?size=8MiB"
+    prefill, decode = start("--role=prefill", store), start("--role=decode")
+    params, released = params_of(prefill, "abc"), []
+
+    def reserve_for(prompt, params):
+        raise InvalidArgument("reserve_for: as a test wants it")
+
+    monkeypatch.setattr(decode.worker.transfers._receiver, "release", lambda *_: released.append(1))
+    for server in (prefill, decode):
+        monkeypatch.setattr(server.worker.engine, "reserve_for", reserve_for)
+    refused = decode.complete("abc", kv_transfer_params=params)
+    assert (refused.status_code, released) == (400, [1])
+    assert refused.json()["error"]["message"] == "reserve_for: as a test wants it"
+    named = {"do_remote_decode": True, "transfer_id": "a name"}
+    for _ in "ab":  # the name is free again
+        refused = prefill.complete("abcd", max_tokens=1, kv_transfer_params=named)
+        assert refused.json()["error"]["message"] == "reserve_for: as a test wants it"
+    monkeypatch.undo()
+    assert decode.complete("abc", 4).status_code == 200
 
 
 def test_router_hands_over_and_knows_what_is_cached(start, expected):

@@ -1,11 +1,20 @@
 """A store that engines share behind their own caches."""
 
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+
 import httpx
 import pytest
 
-from mooncake_serving.engine import load_model
+import mooncake_kernels as mk
+from mooncake_serving.engine import SamplingParams, load_model
+from mooncake_serving.engine.caching_allocator import DroppedBlocks, KeptBlocks
+from mooncake_serving.serve.job import Job
 from mooncake_serving.serve.model_digest import model_digest
+from mooncake_serving.serve.stored_blocks import Loaded, StoredBlocks
 from tests.serving.conftest import random_state, write_folder
+from tests.serving.serve.support import WAIT_S
 from tests.waiting import eventually
 
 PROMPT = "a prefix of some blocks, which all of these prompts have in common: "
@@ -96,6 +105,91 @@ def test_store_that_fails_is_a_miss(start, expected, url):
     store._get = get_each
     assert cached_tokens(second, PROMPT, text) == 0
     assert store.failures == {"load: RuntimeError": 1}
+
+
+class Recorded:
+    """A store behind an engine that nothing else uses; its calls are recorded, or fail."""
+
+    def __init__(self, url: str, engine, monkeypatch):
+        self.engine, self.calls, self.error = engine, [], None
+        self.go_on = threading.Event()
+        self.go_on.set()
+        self.stored = StoredBlocks(url, "a model", engine)
+        for name in ("put_each", "match_prefix"):
+            called = getattr(self.stored._store, name)
+            monkeypatch.setattr(self.stored._store, name, partial(self.call, name, called))
+
+    def call(self, name, called, *arguments):
+        self.calls.append(name)
+        assert self.go_on.wait(WAIT_S)
+        if self.error is not None:
+            raise self.error
+        return called(*arguments)
+
+    def keep(self, tokens: list[int]) -> None:
+        names = mk.block_hashes(tokens, 8).tolist()
+        self.stored.changed(KeptBlocks(tuple(names), tuple(range(len(names))), None, tuple(tokens)))
+
+    def load(self, tokens: list[int]) -> Loaded:
+        block_ids, _ = self.engine.reserve_for([*tokens, 1])
+        self.stored.load(Job([*tokens, 1], SamplingParams()), block_ids, 0)
+        [loaded] = eventually(self.stored.poll)
+        return loaded
+
+    def saved(self) -> None:
+        eventually(lambda: self.stored._saving_bytes == 0)
+
+
+@pytest.fixture
+def recorded(url, make_engine, monkeypatch):
+    made = Recorded(url, make_engine(keep_prefixes=True), monkeypatch)
+    yield made
+    made.go_on.set()
+    made.stored.close()
+
+
+def test_loads_come_before_saves(recorded):
+    recorded.go_on.clear()
+    for first in (1, 2, 3):
+        recorded.keep([first] * 16)
+    eventually(lambda: recorded.calls)
+    with ThreadPoolExecutor(1) as pool:
+        loaded = pool.submit(recorded.load, [4] * 16)
+        eventually(lambda: recorded.stored.is_busy)
+        recorded.go_on.set()
+        assert loaded.result().num_cached_tokens == 0
+    recorded.saved()
+    assert recorded.calls == ["put_each", "match_prefix", "put_each", "put_each"]
+
+
+@pytest.mark.parametrize("error", [MemoryError(), TypeError("as a test wants it")])
+def test_unforeseen_error_is_a_miss_and_logged(recorded, caplog, error):
+    recorded.keep([1] * 16)
+    recorded.saved()
+    recorded.error = error
+    assert recorded.load([1] * 16).num_cached_tokens == 0
+    recorded.keep([2] * 16)
+    recorded.saved()
+    told = [record.getMessage() for record in caplog.records]
+    assert told == ["blocks cannot be loaded", "blocks cannot be saved"]
+    recorded.error = None
+    assert recorded.load([1] * 16).num_cached_tokens == 16
+
+
+def test_loaded_blocks_that_were_not_kept_are_saved_again(recorded):
+    """The engine does not know them, and will not say that it drops them."""
+    tokens = [1] * 16
+    recorded.keep(tokens)
+    recorded.saved()
+    recorded.stored.changed(DroppedBlocks(tuple(mk.block_hashes(tokens, 8).tolist())))
+    loaded = recorded.load(tokens)
+    assert loaded.num_cached_tokens == 16
+    recorded.keep(tokens)
+    assert recorded.calls.count("put_each") == 1  # they are there
+    recorded.stored.ended(loaded.job)
+    recorded.keep(tokens)
+    recorded.saved()
+    assert recorded.calls.count("put_each") == 2
 
 
 def test_digest_tells_models_apart(tiny_folder, tmp_path):
