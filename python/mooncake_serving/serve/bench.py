@@ -14,7 +14,7 @@ from typing import Any
 import httpx
 import msgspec
 
-from .status import get_json
+from .status import get_json, headers_of
 
 WORDS = (
     *("cache", "block", "token", "layer", "head", "prompt", "answer", "engine", "router", "queue"),
@@ -45,9 +45,17 @@ class Measured:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Send the load and print what was measured; returns 1 if no request was answered."""
-    model = get_json(options.url, "/v1/models")["data"][0]["id"]
-    measured = asyncio.run(_load(options, model))
+    """Send the load and print what was measured; returns 1 if no request was answered.
+
+    Raises:
+        InvalidArgument, ValueError, OSError: see ``get_json`` and ``headers_of``; or no engine is
+            up.
+    """
+    headers = headers_of(options)
+    models = get_json(options.url, "/v1/models", headers)["data"]
+    if not models:
+        raise ConnectionError(f"serve: {options.url}/v1/models: it has none: no engine is up")
+    measured = asyncio.run(_load(options, models[0]["id"], headers))
     report = report_of(measured)
     sys.stdout.write((json.dumps(report) if options.json else _text(report)) + "\n")
     return 0 if measured.ttft_s else 1
@@ -75,17 +83,19 @@ def percentiles(seconds: Sequence[float]) -> dict[str, float]:
     return {f"p{p}": 1000 * ordered[round(last * p / 100)] for p in PERCENTILES if ordered}
 
 
-async def _load(options: argparse.Namespace, model: str) -> Measured:
+async def _load(options: argparse.Namespace, model: str, headers: dict[str, str]) -> Measured:
     draw, measured = random.Random(options.seed), Measured()
     shared = draw.choices(WORDS, k=min(options.shared_words, options.words))
     began = time.monotonic()
     timeout = httpx.Timeout(options.timeout)
     limits = httpx.Limits(max_connections=None)
     async with httpx.AsyncClient(
-        base_url=options.url, timeout=timeout, limits=limits, trust_env=False
+        base_url=options.url, timeout=timeout, limits=limits, headers=headers, trust_env=False
     ) as client:
-        tasks = []
+        tasks: list[asyncio.Future[None]] = []
         for _ in range(options.requests):
+            if tasks:
+                await asyncio.sleep(draw.expovariate(options.rate))
             own = draw.choices(WORDS, k=options.words - len(shared))
             body = {
                 "model": model, "prompt": " ".join([*shared, *own]), "stream": True,
@@ -93,7 +103,6 @@ async def _load(options: argparse.Namespace, model: str) -> Measured:
                 "ignore_eos": True,
             }  # fmt: skip
             tasks.append(asyncio.ensure_future(_send(client, body, measured)))
-            await asyncio.sleep(draw.expovariate(options.rate))
         await asyncio.gather(*tasks)
     measured.seconds = time.monotonic() - began
     return measured

@@ -25,7 +25,7 @@ logger = logging.getLogger(__name__)
 LOOK_S = 0.1
 PROBE_S = 5.0
 BACKOFF_S, MAX_BACKOFF_S = 0.5, 30.0
-STABLE_S = 60.0  # after which a server that dies is restarted at once
+STABLE_S = 60.0  # after which a server that dies is restarted after BACKOFF_S again
 CLOSE_S = 5.0  # in which servers end by themselves
 OP = "serve up"
 

@@ -12,6 +12,7 @@ from functools import partial
 import torch
 
 import mooncake_kernels as mk
+from mooncake_kernels.errors import InvalidArgument
 from mooncake_kernels.http_server import in_url, is_loopback, listen, silence_uvicorn
 from mooncake_serving.engine import Engine, Llama, PagedKVCache, find_model, load_model
 from mooncake_serving.engine.batching import OnComputed
@@ -34,7 +35,15 @@ from .worker import Parts, Worker
 
 
 def run(options: argparse.Namespace) -> int:
-    """Serve until the process is told to end; returns the exit status."""
+    """Serve until the process is told to end; returns the exit status.
+
+    Raises:
+        InvalidArgument: options contradict each other, or see ``load`` and ``make_engine``.
+    """
+    if options.replay and not options.events:
+        raise InvalidArgument(
+            f"serve engine: --replay must be left out without --events, got {options.replay!r}"
+        )
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
     logging.getLogger("mooncake_kernels").setLevel(logging.WARNING)  # which kernel, which way
     if options.until_stdin_closes:

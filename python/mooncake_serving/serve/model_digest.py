@@ -1,7 +1,10 @@
 """What tells a model from others of its form: blocks of one are useless to another."""
 
 import hashlib
-from dataclasses import astuple
+import os
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import fields
+from typing import Any
 
 import torch
 
@@ -11,13 +14,20 @@ from mooncake_serving.engine import Llama
 def model_digest(model: Llama) -> str:
     """Return 32 hexadecimal digits of a model's configuration and all of its weights.
 
-    A weight counts by its bits, so the same file gives the same digits for any number of threads.
+    A weight counts by its bits and its place.
     """
     digest = hashlib.sha256(repr(model.config).encode())
     weights = model.weights
-    layers = [tensor for layer in weights.layers for tensor in astuple(layer)]
-    for tensor in (weights.embedding, weights.head, weights.norm, weights.frequencies, *layers):
-        integers = {2: torch.int16, 4: torch.int32}[tensor.dtype.itemsize]
-        total = int(tensor.contiguous().view(integers).sum(dtype=torch.int64))
-        digest.update(f"{tensor.dtype} {tuple(tensor.shape)} {total}".encode())
+    layers = [getattr(layer, one.name) for layer in weights.layers for one in fields(layer)]
+    tensors = (weights.embedding, weights.head, weights.norm, weights.frequencies, *layers)
+    with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
+        for one in pool.map(_digest, tensors):
+            digest.update(one)
     return digest.hexdigest()[:32]
+
+
+def _digest(tensor: torch.Tensor) -> bytes:
+    digest = hashlib.sha256(f"{tensor.dtype} {tuple(tensor.shape)}".encode())
+    data: Any = tensor.contiguous().cpu().view(torch.uint8).numpy()
+    digest.update(data)
+    return digest.digest()

@@ -5,6 +5,8 @@ import math
 from collections.abc import Callable
 from typing import Any
 
+from mooncake_kernels.metadata.url import has_secret, without_secrets
+
 COMMAND = "python -m mooncake_serving serve"
 SUMMARY = "Serve a model by this project's engine: one process, or a cluster behind the router."
 EPILOG = f"""\
@@ -125,9 +127,10 @@ def _add_engine_options(parser: Any) -> None:
         help="of each engine (default: the machine's, shared among the engines of up)",
     )  # fmt: skip
     parser.add_argument(
-        "--store", metavar="URL",
+        "--store", type=store_url, metavar="URL",
         help="that all engines share: what one has computed, others load from there, as "
-        "'shm:/dev/shm/kv?size=8GiB' (default: none)",
+        "'shm:/dev/shm/kv?size=8GiB'; a password by its password_file= or password_env= (default: "
+        "none)",
     )  # fmt: skip
     parser.add_argument(
         "--batch-invariant", action="store_true",
@@ -190,6 +193,10 @@ def _add_url(parser: Any) -> None:
     parser.add_argument(
         "--url", default="http://127.0.0.1:8000", help="(default: http://127.0.0.1:8000)"
     )
+    parser.add_argument(
+        "--api-key-file", metavar="FILE",
+        help="whose first line is a key of the router's, if it asks for one",
+    )  # fmt: skip
 
 
 def _add_port(parser: Any, text: str, default: int) -> None:
@@ -208,6 +215,17 @@ def _add_child_options(parser: Any) -> None:
     parser.add_argument(
         "--until-stdin-closes", action="store_true", help="end when standard input is closed"
     )
+
+
+def store_url(text: str) -> str:
+    """Parse the URL of a store: without a login, which every user of the machine could read."""
+    is_path = text.startswith(("shm:", "tiered:"))
+    if not is_path and has_secret(text):
+        raise argparse.ArgumentTypeError(
+            "must be a URL without a login, which every user of this machine can read while this "
+            f"runs: use its password_file= or password_env=, got {without_secrets(text)!r}"
+        )
+    return text
 
 
 def number(

@@ -21,15 +21,22 @@ ENGINE_OPTIONS = (
 
 
 def run(options: argparse.Namespace) -> int:
-    """Start the cluster, and keep it up until Ctrl-C or SIGTERM; returns the exit status."""
+    """Start the cluster, and keep it up until Ctrl-C, SIGTERM or SIGHUP; returns the exit status.
+
+    Raises:
+        InvalidArgument: no engine is asked for; or see ``LocalCluster``.
+        StartFailed: a process has ended before the cluster was ready.
+    """
     logging.basicConfig(level=logging.INFO, format="serve: %(message)s")
     logging.getLogger("httpx").setLevel(logging.WARNING)
     roles = _roles(options)
-    signal.signal(signal.SIGTERM, _interrupt)
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        if signal.getsignal(number) is not signal.SIG_IGN:  # as nohup has it
+            signal.signal(number, _interrupt)
     try:
         with LocalCluster(
             roles,
-            _engine_arguments(options, len(roles)),
+            engine_arguments(options, len(roles)),
             host=options.host,
             port=options.port,
             block_size=options.block_size,
@@ -60,9 +67,10 @@ def _roles(options: argparse.Namespace) -> dict[str, str]:
     return {f"{role}-{i}": role for role, count in counts.items() for i in range(count)}
 
 
-def _engine_arguments(options: argparse.Namespace, num_engines: int) -> list[str]:
+def engine_arguments(options: argparse.Namespace, num_engines: int) -> list[str]:
+    """Return the options of ``serve engine`` for each of several, which share the processors."""
     given = {name: getattr(options, name) for name in ENGINE_OPTIONS}
-    given["threads"] = options.threads or max(1, (os.cpu_count() or 1) // num_engines)
+    given["threads"] = options.threads or max(1, len(os.sched_getaffinity(0)) // num_engines)
     arguments = [
         f"--{name.replace('_', '-')}={value}" for name, value in given.items() if value is not None
     ]

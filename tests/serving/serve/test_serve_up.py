@@ -1,5 +1,7 @@
 """``serve up``: a cluster as its user has it, with servers that are killed."""
 
+import argparse
+import asyncio
 import json
 import os
 import signal
@@ -14,7 +16,11 @@ import pytest
 
 from mooncake_kernels.errors import InvalidArgument
 from mooncake_serving.__main__ import main
+from mooncake_serving.serve import bench
+from mooncake_serving.serve import options as serve_options
+from mooncake_serving.serve import up as up_command
 from mooncake_serving.serve.children import Port
+from tests.serving.router.support import RouterServer
 from tests.serving.serve.support import WAIT_S, events_of, text_of
 from tests.waiting import eventually
 
@@ -137,9 +143,19 @@ def test_killed_server_is_restarted_and_no_answer_is_wrong(up, expected, role):
 
 def test_ctrl_c_ends_all(up):
     """The last test of this cluster."""
+    ended_by(up, signal.SIGINT)
+
+
+def test_end_of_the_terminal_ends_all(tiny_folder, tmp_path):
+    up = Up(tiny_folder, tmp_path)
+    ended_by(up, signal.SIGHUP)
+    up.client.close()
+
+
+def ended_by(up: Up, number: int) -> None:
     children = up.children()
     assert len(children) == 3
-    up.process.send_signal(signal.SIGINT)
+    up.process.send_signal(number)
     assert up.process.wait(WAIT_S) == 0
     assert not any(Path(f"/proc/{pid}").exists() for pid in children)
     assert "Traceback" not in up.err.read_text()
@@ -203,6 +219,8 @@ def test_reserved_port_refuses_until_its_server_listens():
         (["bench", "--url", "http://127.0.0.1:9"], "error: serve: http://127.0.0.1:9/v1/models"),
         (["engine", "--model", "/nowhere", "--port", "0"], "error: load_model: path must be"),
         (["router", "--config", "/nowhere"], "error: [Errno 2] No such file"),
+        (["engine", "--replay", "tcp://127.0.0.1:0"], "error: serve engine: --replay must be left"),
+        (["status", "--api-key-file", "/nowhere"], "error: [Errno 2] No such file"),
     ],
 )
 def test_user_error_is_one_line(arguments, error, capsys):
@@ -233,6 +251,66 @@ def test_server_that_cannot_start_ends_all(tmp_path):
     lines = ran.stderr.splitlines()
     assert any("error: load_model: path must be a .gguf file" in line for line in lines)
     assert lines[-1].startswith("error: serve up: ") and "ended with status 2" in lines[-1]
+
+
+@pytest.mark.parametrize("command", ["up", "engine"])
+@pytest.mark.parametrize("url", ["redis://:hush@host:6379/0", "redis://host?password=hush"])
+def test_password_on_the_command_line_is_refused(command, url, capsys):
+    with pytest.raises(SystemExit) as ended:
+        main(["serve", command, "--store", url])
+    assert ended.value.code == 2
+    told = capsys.readouterr().err
+    assert "--store: must be a URL without a login" in told and "password_file=" in told
+    assert "hush" not in told
+
+
+def test_threads_are_those_that_this_process_may_use(monkeypatch):
+    parser = argparse.ArgumentParser()
+    serve_options.add_commands(parser)
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: {3, 5, 7, 9, 11, 13})
+    for given, threads in (([], 3), (["--threads=7"], 7)):
+        arguments = up_command.engine_arguments(parser.parse_args(["up", *given]), 2)
+        assert f"--threads={threads}" in arguments
+
+
+def test_bench_waits_between_requests_alone(monkeypatch):
+    """Its time ends with the last answer."""
+    sent, waits = [], []
+
+    async def sleep(seconds):
+        waits.append(seconds)
+
+    async def send(client, body, measured):
+        sent.append(client.headers["authorization"])
+
+    monkeypatch.setattr(bench, "_send", send)
+    monkeypatch.setattr(asyncio, "sleep", sleep)
+    parser = argparse.ArgumentParser()
+    serve_options.add_commands(parser)
+    options = parser.parse_args(["bench", "--requests=3"])
+    asyncio.run(bench._load(options, "tiny", {"Authorization": "Bearer k"}))
+    assert sent == ["Bearer k"] * 3 and len(waits) == 2
+
+
+def test_status_and_bench_have_a_key(tmp_path, capsys):
+    (tmp_path / "keys").write_text("a-key\n")
+    content = {
+        "api_keys_file": str(tmp_path / "keys"), "admin_keys_file": str(tmp_path / "keys"),
+        "instance": [{"name": "a", "role": "both", "url": "http://127.0.0.1:9"}],
+    }  # fmt: skip
+    router = RouterServer(content)
+    url = str(router.client.base_url)
+    try:
+        for command in (["status"], ["bench"]):
+            assert main(["serve", *command, "--url", url]) == 2
+            assert "401" in capsys.readouterr().err
+        key = ["--api-key-file", str(tmp_path / "keys")]
+        assert main(["serve", "status", "--url", url, *key]) == 1  # the engine is down
+        assert capsys.readouterr().out.splitlines()[1].split()[:3] == ["a", "both", "no"]
+        assert main(["serve", "bench", "--url", url, *key]) == 2
+        assert capsys.readouterr().err.endswith("/v1/models: it has none: no engine is up\n")
+    finally:
+        router.close()
 
 
 def test_help_has_examples(capsys):
