@@ -62,7 +62,7 @@ LOADS = [
     Load("no hits, prefill and decode", 8, 128, 64),
 ]
 HITS = [256, 992]  # tokens
-STARTS = 5  # a process of vLLM may be some percent slower than another all its life
+STARTS = 4  # a process of vLLM may be some percent slower than another all its life
 
 
 class Hit(NamedTuple):
