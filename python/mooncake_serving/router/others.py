@@ -22,9 +22,7 @@ USAGE = ("vllm:kv_cache_usage_perc", "vllm:gpu_cache_usage_perc", "sglang:token_
 CAPACITY = ("sglang:max_total_num_tokens",)
 CACHE = "vllm:cache_config_info"  # whose labels tell the capacity
 NAMES = (*RUNNING, *WAITING, *USAGE, *CAPACITY, CACHE)
-LINE = re.compile(
-    rf"^({'|'.join(NAMES)})(?:\{{(.*)\}})? ([0-9.eE+-]+)(?: [0-9]+)?$", re.ASCII | re.MULTILINE
-)
+LINE = re.compile(rf"({'|'.join(NAMES)})(?:\{{(.*)\}})? ([0-9.eE+-]+)(?: [0-9]+)?", re.ASCII)
 LABEL = re.compile(r'(\w+)="([^"]*)"')
 COUNT = re.compile(r"[0-9]{1,18}")
 
@@ -53,8 +51,12 @@ def read_load(text: str) -> EngineLoad | None:
     counts.
     """
     values: dict[str, dict[tuple[str | None, ...], float]] = {}
-    for name, labels, value in LINE.findall(text):
-        told = dict(LABEL.findall(labels))
+    for line in text.split("\n"):  # thousands, of which few are of interest
+        found = LINE.fullmatch(line) if line.startswith(NAMES) else None
+        if found is None:
+            continue
+        name, labels, value = found.groups()
+        told = dict(LABEL.findall(labels or ""))
         try:
             number = float(value)
         except ValueError:

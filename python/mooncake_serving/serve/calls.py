@@ -6,7 +6,7 @@ from typing import Any
 import msgspec
 
 from mooncake_kernels.errors import InvalidArgument, shown
-from mooncake_serving.connectors.handoff import source_of, transfer_id_of
+from mooncake_serving.connectors.handoff import COMPUTED_THERE, source_of, transfer_id_of
 from mooncake_serving.engine import SamplingParams, Tokenizer
 from mooncake_serving.http_api import ErrorAnswer, invalid
 
@@ -268,7 +268,7 @@ def _read_transfer(body: dict[str, Any], job: Job, served: Served) -> None:
         what = f"max_tokens must be 1 with do_remote_decode, got {job.params.max_tokens}"
         raise ErrorAnswer(400, what, "invalid_value", "max_tokens")
     if sends and len(job.prompt) < 2:  # its last token is computed there anyway
-        job.answer_params = {"do_remote_prefill": False, "do_remote_decode": False}
+        job.answer_params = dict(COMPUTED_THERE)
         return
     if not (sends or receives) or len(job.prompt) < 2:
         return

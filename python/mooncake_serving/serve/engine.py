@@ -131,8 +131,9 @@ def make_engine(
         keep_prefixes=True,
         on_computed=on_computed,
     )
-    digest = model_digest(model)
-    stored = None if options.store is None else StoredBlocks(options.store, digest, engine)
+    # It takes a while, and tells other engines and the store which model this is.
+    digest = model_digest(model) if options.store or options.role != "both" else ""
+    stored = StoredBlocks(options.store, digest, engine) if options.store else None
 
     def changed(change: KeptBlocks | DroppedBlocks) -> None:
         if publisher is not None:

@@ -32,13 +32,14 @@ out in bounded time that the other is stopped, restarted or cut off.
 
 from .endpoint import Endpoint
 from .incoming import Result
-from .params import answer_params, digest_of_tokens, source_of, transfer_id_of
+from .params import COMPUTED_THERE, answer_params, digest_of_tokens, source_of, transfer_id_of
 from .receiver import Receiver
 from .sender import Sender
 from .settings import HandoffSettings, Source
 from .shards import INDIVISIBLE, REPLICATED, first_head, sources
 
 __all__ = [
+    "COMPUTED_THERE",
     "INDIVISIBLE",
     "REPLICATED",
     "Endpoint",

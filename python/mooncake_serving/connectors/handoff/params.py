@@ -8,6 +8,9 @@ from typing import Any
 from .messages import MAX_RANKS, MAX_TEXT
 from .settings import Source
 
+# What an engine answers of a prompt of which nothing is handed over: the other one computes it.
+COMPUTED_THERE: Mapping[str, bool] = {"do_remote_prefill": False, "do_remote_decode": False}
+
 
 def digest_of_tokens(token_ids: Sequence[int], *more: str) -> bytes:
     """Return a digest of the head of a prompt, see ``Ask``.

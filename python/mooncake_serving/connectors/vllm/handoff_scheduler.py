@@ -18,14 +18,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ..handoff import answer_params, source_of, transfer_id_of
+from ..handoff import COMPUTED_THERE, answer_params, source_of, transfer_id_of
 from .handoff_step import HandoffStep, Offer, Progress, Receive, digest_of, is_of_tokens
 from .steps import GroupForm
 
 log = logging.getLogger("mooncake_serving.connectors.vllm")
 
 MAX_BEGUN = 4096  # transfers that are remembered as received
-COMPUTED_THERE = {"do_remote_prefill": False, "do_remote_decode": False}
 COMPLETE = ("FINISHED_STOPPED", "FINISHED_LENGTH_CAPPED")
 
 
