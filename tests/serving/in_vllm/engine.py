@@ -104,7 +104,8 @@ def llm(arguments: dict[str, Any], lines: Iterable[str], say: Say) -> None:
         lines: of tasks as JSON: ``prompts``, ``num_tokens``, and for each prompt ``params``,
             its kv_transfer_params. Before that, ``forgets`` empties the engine's own prefix cache
             (an engine without a connector always does), ``resets`` the connector's, too, and
-            ``damages`` changes bytes in the pool of its store. Answers have the tokens, why each
+            ``damages`` changes bytes in the pool of its store, and ``connects`` is whether the
+            engine has its connector, or is for now one without. Answers have the tokens, why each
             request ended, how many of each prompt's tokens were not computed, how long it took,
             how many bytes were read, the metrics of our connector, the bytes that its hand-offs
             wrote, and the free blocks. ``aborts``: the first prompt's request is aborted while it
@@ -129,6 +130,7 @@ def llm(arguments: dict[str, Any], lines: Iterable[str], say: Say) -> None:
     pool, name = pool_of(extra.get("url", "")), (connector or {}).get("kv_connector", "")
     hands_over = "handoff" in extra or name.startswith("Nixl")
     engine = LLM(**options)
+    connectors = connectors_of(engine) if connector else None
     say("ready")
     for line in lines:
         task = json.loads(line)
@@ -149,6 +151,8 @@ def llm(arguments: dict[str, Any], lines: Iterable[str], say: Say) -> None:
             assert engine.reset_prefix_cache(reset_connector=True)
         if task.get("damages"):
             damage(pool)
+        if connectors:
+            connect(engine, connectors if task.get("connects", True) else (None, None))
         if task.get("aborts"):
             say({"in_use": abort(engine, prompts[0], sampling[0])})
             continue
@@ -174,6 +178,23 @@ def llm(arguments: dict[str, Any], lines: Iterable[str], say: Say) -> None:
         }
         say(answer)
     engine.llm_engine.engine_core.shutdown()  # what is on its way is stored
+
+
+def connectors_of(engine: Any) -> tuple[Any, Any] | None:
+    """Those of the scheduler and the worker, if both are in this process."""
+    from vllm.distributed.kv_transfer import kv_transfer_state
+
+    core = getattr(engine.llm_engine.engine_core, "engine_core", None)
+    worker = kv_transfer_state._KV_CONNECTOR_AGENT
+    return (core.scheduler.connector, worker) if core is not None and worker is not None else None
+
+
+def connect(engine: Any, connectors: tuple[Any, Any]) -> None:
+    """Give an engine these connectors, or none."""
+    from vllm.distributed.kv_transfer import kv_transfer_state
+
+    core = engine.llm_engine.engine_core.engine_core
+    core.scheduler.connector, kv_transfer_state._KV_CONNECTOR_AGENT = connectors
 
 
 def pool_of(url: str) -> str | None:
