@@ -36,6 +36,7 @@ from mooncake_kernels.errors import Unavailable
 from .handoff_scheduler import HandoffScheduler
 from .handoff_step import HandoffStep, parse_handoff
 from .handoff_worker import HandoffWorker
+from .hit_sources import HIT_SOURCES
 from .kv_events import KVEvents
 from .namespace import identity_of, namespace_of, refuse_unnamed
 from .scheduler import StoreScheduler
@@ -52,17 +53,6 @@ if TYPE_CHECKING:
     from vllm.v1.kv_cache_interface import KVCacheConfig, KVCacheSpec
     from vllm.v1.outputs import KVConnectorOutput
     from vllm.v1.request import Request
-
-try:
-    from vllm.v1.metrics.cache_hit_source import CacheHitSource
-except ImportError:  # before vLLM 0.32, which does not ask for a source
-    SOURCES: dict[str, Any] = {}
-else:
-    SOURCES = {
-        "shm": CacheHitSource.HOST,
-        "tiered": CacheHitSource.DISK,
-        "redis": CacheHitSource.EXTERNAL_UNSPECIFIED,
-    }
 
 
 @dataclass
@@ -143,7 +133,7 @@ class StoreConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
             return
         refuse_unnamed(vllm_config, settings)
         _check_processes(vllm_config, settings)
-        self._cache_hit_source = SOURCES.get(settings.store_url.scheme)
+        self._cache_hit_source = HIT_SOURCES.get(settings.store_url.scheme)
         groups = _groups_of(kv_cache_config)
         if role == KVConnectorRole.SCHEDULER:
             self._make_scheduler(settings, groups)

@@ -38,12 +38,12 @@ from vllm.v1.kv_offload.base import (
 )
 from vllm.v1.kv_offload.tiering.async_lookup import AsyncLookupManager
 from vllm.v1.kv_offload.tiering.base import JobResult, SecondaryTierManager, TransferJob
-from vllm.v1.metrics.cache_hit_source import CacheHitSource
 
 from mooncake_kernels.errors import InvalidArgument, shown
 
 from ..store_url import parse_store_url
 from ..tier_store import TierStore, namespace_of
+from .hit_sources import HIT_SOURCES
 
 log = logging.getLogger("mooncake_serving.connectors.vllm")
 
@@ -101,11 +101,8 @@ class StoreTier(SecondaryTierManager):  # type: ignore[misc]  # vLLM is not ther
         scheme = parse_store_url(url).scheme
         self.locality = None if locality is None else Locality(locality)
         self.medium = Medium.STORAGE if scheme == "tiered" else Medium.CPU
-        self.cache_hit_source = {
-            "shm": CacheHitSource.HOST,
-            "tiered": CacheHitSource.DISK,
-            "redis": CacheHitSource.EXTERNAL_UNSPECIFIED,
-        }[scheme]
+        if scheme in HIT_SOURCES:
+            self.cache_hit_source = HIT_SOURCES[scheme]
         # Addresses alone: no view of vLLM's memory outlives it. Jobs end before it does.
         rows = np.asarray(primary_kv_view)
         self._base = rows.ctypes.data

@@ -5,13 +5,17 @@ import torch
 
 from mooncake_kernels import config
 from mooncake_serving.connectors import vllm_plugin
+from mooncake_serving.connectors.vllm.copies import VERSIONS
 
+vllm = pytest.importorskip("vllm", reason="no vLLM: see `make test-vllm`")
 gpu_worker = pytest.importorskip(
     "vllm.v1.kv_offload.cpu.gpu_worker", reason="no vLLM: see `make test-vllm`"
 )
 
 
 def test_the_plugin_replaces_vllms_function(monkeypatch):
+    if not vllm.__version__.startswith(VERSIONS):
+        pytest.skip(f"our copies are for vLLM {' and '.join(VERSIONS)}")
     theirs = gpu_worker._select_swap_blocks_fn
     monkeypatch.setattr(gpu_worker, "_select_swap_blocks_fn", theirs)  # back at the end
     monkeypatch.setenv(vllm_plugin.SETTING, "1")
