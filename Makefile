@@ -19,7 +19,7 @@ RUN_TESTS = $(if $(REQUIRE),MOONCAKE_KERNELS_REQUIRE=$(REQUIRE)) $(BIN)/python -
 BALANCER := tests/topology/test_balancer.py
 CXX_FILES = $(shell git ls-files 'csrc/*.h' 'csrc/*.cc' 'csrc/*.cu' 'csrc/*.cuh' 'tests/*.h' 'tests/*.cc')
 
-.PHONY: demo serve test test-peers test-others test-rdma test-vllm test-engines build docs lint format types sanitize sanitize-address sanitize-thread fuzz bench bench-quick figures wheel clean same-python FORCE
+.PHONY: demo serve test test-peers test-others test-thorough test-all test-rdma test-vllm test-engines build docs lint format types sanitize sanitize-address sanitize-thread fuzz bench bench-quick figures wheel clean same-python FORCE
 
 demo: build $(VENV)/.demo
 	$(BIN)/python -m mooncake_serving demo $(DEMO)
@@ -28,7 +28,7 @@ demo: build $(VENV)/.demo
 serve: build $(VENV)/.demo $(VENV)/.serve
 	$(BIN)/python -m mooncake_serving serve up $(SERVE)
 
-# All tests, those that wait for peers in parallel with those that compute; or those that PYTEST names.
+# The tests, those that wait for peers in parallel with those that compute; or those that PYTEST names.
 test: build $(VENV)/.demo $(VENV)/.test
 ifdef PYTEST
 	$(RUN_TESTS) $(PYTEST)
@@ -41,7 +41,13 @@ test-peers:
 	$(RUN_TESTS) $(PEERS)
 
 test-others:
-	$(RUN_TESTS) $(PEERS:%=--ignore %)
+	$(RUN_TESTS) -m 'not thorough' $(PEERS:%=--ignore %)
+
+# What `make test` leaves out because it takes long: C++ programs under sanitizers, kernels for GPUs compiled and emulated.
+test-thorough: build $(VENV)/.test
+	$(RUN_TESTS) -m thorough $(SHARE:%=--share %) $$(grep -rl --include='*.py' mark.thorough tests)
+
+test-all: test test-thorough
 
 # In a guest with soft-RoCE NICs, see CONTRIBUTING.md. `make test` runs them too if qemu is installed.
 test-rdma: REQUIRE := rdma
@@ -76,7 +82,7 @@ types: build $(VENV)/.demo $(VENV)/.test $(VENV)/.lint
 	$(BIN)/mypy
 
 # The host code under AddressSanitizer and UBSan, and in parallel under ThreadSanitizer.
-# SHARE=0/3: the first of three shares of the tests.
+# SHARE=0/3: the first of three shares of the tests; so for test-thorough.
 sanitize: build $(VENV)/.test
 	$(MAKE) -j2 --output-sync=target sanitize-address sanitize-thread
 

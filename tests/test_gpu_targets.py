@@ -116,10 +116,12 @@ def test_targets_fit_within_one_call(calls):
     assert calls[-1].split()[0].endswith("gpu_targets.py")
 
 
+@pytest.mark.thorough
 def test_target_options_exist_in_the_benches(calls):
     they_have_their_options([call.split()[1:] for call in calls if call[0].isdigit()])
 
 
+@pytest.mark.thorough
 def test_without_targets_everything_available_runs(tmp_path):
     status, lines = run_script(tmp_path, "a.whl", "results")
     assert status == 0

@@ -116,6 +116,7 @@ build(attention_append.append_rows_kernel,
 """
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("arch", [90, 100])
 def test_kernels_compile_within_device_limits(arch, tmp_path, soak):
     if importlib.util.find_spec("triton") is None:

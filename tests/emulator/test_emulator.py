@@ -26,6 +26,7 @@ SOURCES = {
 }
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("name", SOURCES)
 def test_device_code_runs_under_the_emulator(name, tmp_path):
     result = run(build(HERE / f"{name}.cc", SOURCES[name], tmp_path))

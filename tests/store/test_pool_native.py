@@ -8,6 +8,7 @@ import pytest
 
 from ..cxx import CSRC, build, run
 
+pytestmark = pytest.mark.thorough
 HERE = Path(__file__).parent
 SOURCES = [f"store/{file.name}" for file in sorted((CSRC / "store").glob("*.cc"))]
 SOURCES += [
