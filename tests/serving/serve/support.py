@@ -2,6 +2,8 @@
 
 import argparse
 import json
+import subprocess
+import sys
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -14,7 +16,9 @@ from mooncake_serving.serve.engine import load, make_engine
 from mooncake_serving.serve.worker import Worker
 from mooncake_serving.store.events import EventPublisher
 from tests.serving.router.support import Served as HttpServer
+from tests.waiting import eventually
 
+COMMAND = [sys.executable, "-m", "mooncake_serving", "serve"]
 WAIT_S = 60.0
 BLOCK = 8
 
@@ -26,6 +30,55 @@ def engine_options(folder: Path, *more: str) -> argparse.Namespace:
     small = [f"--block-size={BLOCK}", "--num-blocks=128", "--chunk-tokens=32", "--threads=1"]
     given = [f"--model={folder}", "--name=tiny", "--batch-invariant", *small, *more]
     return parser.parse_args(["engine", *given])
+
+
+class Up:
+    """A running ``serve up`` of the tiny model, with further options.
+
+    Attributes:
+        process: of the command.
+        err: a file with what it and its servers log.
+        url, client: of the router.
+    """
+
+    def __init__(self, folder: Path, tmp_path: Path, *more: str):
+        small = ["--block-size=8", "--num-blocks=128", "--chunk-tokens=32", "--batch-invariant"]
+        self._out, self.err = tmp_path / "out", tmp_path / "err"
+        with self._out.open("w") as out, self.err.open("w") as err:
+            self.process = subprocess.Popen(
+                [*COMMAND, "up", "--port=0", f"--model={folder}", "--name=tiny", *small, *more],
+                stdout=out,
+                stderr=err,
+            )
+        eventually(lambda: "curl" in self.out or self.process.poll() is not None)
+        assert "serve: ready at " in self.out, self.err.read_text()
+        self.url = self.out.split()[3].rstrip(":")
+        self.client = httpx.Client(base_url=self.url, timeout=WAIT_S)
+
+    @property
+    def out(self) -> str:
+        return self._out.read_text()
+
+    def pid_of(self, role: str) -> int | None:
+        """The number of a server's process; None while there is none."""
+        for pid in self.children():
+            words = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
+            if f"--role={role}".encode() in words or role.encode() in words:
+                return pid
+        return None
+
+    def children(self) -> list[int]:
+        pid = self.process.pid
+        return [int(one) for one in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+
+    def complete(self, prompt: str, **more) -> httpx.Response:
+        body = {"model": "tiny", "prompt": prompt, "max_tokens": 10, "temperature": 0, **more}
+        return self.client.post("/v1/completions", json=body)
+
+    def close(self) -> None:
+        self.client.close()
+        self.process.kill()
+        self.process.wait()
 
 
 class EngineServer:

@@ -21,58 +21,17 @@ from mooncake_serving.serve import options as serve_options
 from mooncake_serving.serve import up as up_command
 from mooncake_serving.serve.children import Port
 from tests.serving.router.support import RouterServer
-from tests.serving.serve.support import WAIT_S, events_of, text_of
+from tests.serving.serve.support import COMMAND, WAIT_S, Up, events_of, text_of
 from tests.waiting import eventually
 
-COMMAND = [sys.executable, "-m", "mooncake_serving", "serve"]
 PROMPTS = ["the end", "in the inner 12, " * 6, "the " * 50, "a b c", "the end"]
-
-
-class Up:
-    """A running ``serve up``, of the tiny model."""
-
-    def __init__(self, folder: Path, tmp_path: Path):
-        small = ["--block-size=8", "--num-blocks=128", "--chunk-tokens=32", "--batch-invariant"]
-        self._out, self.err = tmp_path / "out", tmp_path / "err"
-        with self._out.open("w") as out, self.err.open("w") as err:
-            self.process = subprocess.Popen(
-                [*COMMAND, "up", "--port=0", f"--model={folder}", "--name=tiny", *small],
-                stdout=out,
-                stderr=err,
-            )
-        eventually(lambda: "curl" in self.out or self.process.poll() is not None)
-        assert "serve: ready at " in self.out, self.err.read_text()
-        self.url = self.out.split()[3].rstrip(":")
-        self.client = httpx.Client(base_url=self.url, timeout=WAIT_S)
-
-    @property
-    def out(self) -> str:
-        return self._out.read_text()
-
-    def pid_of(self, role: str) -> int | None:
-        """The number of a server's process; None while there is none."""
-        for pid in self.children():
-            words = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
-            if f"--role={role}".encode() in words or role.encode() in words:
-                return pid
-        return None
-
-    def children(self) -> list[int]:
-        pid = self.process.pid
-        return [int(one) for one in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
-
-    def complete(self, prompt: str, **more) -> httpx.Response:
-        body = {"model": "tiny", "prompt": prompt, "max_tokens": 10, "temperature": 0, **more}
-        return self.client.post("/v1/completions", json=body)
 
 
 @pytest.fixture(scope="module")
 def up(tiny_folder, tmp_path_factory):
     made = Up(tiny_folder, tmp_path_factory.mktemp("up"))
     yield made
-    made.client.close()
-    made.process.kill()
-    made.process.wait()
+    made.close()
 
 
 def test_command_that_it_prints_works(up):
