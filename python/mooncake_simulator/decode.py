@@ -6,8 +6,8 @@ from collections.abc import Callable
 from .decode_steps import DecodeSteps
 from .events import Clock
 from .job import Job
+from .measured_cost import InstanceCost
 from .running_batch import RunningBatch
-from .step_cost import StepCost
 
 
 class DecodeInstance(DecodeSteps):
@@ -25,7 +25,7 @@ class DecodeInstance(DecodeSteps):
     def __init__(
         self,
         clock: Clock,
-        cost: StepCost,
+        cost: InstanceCost,
         *,
         capacity_tokens: int,
         max_batch_size: int,

@@ -22,13 +22,14 @@ from .decode import DecodeInstance
 from .events import Clock
 from .job import Job, jobs_of
 from .kv_events import Publisher
+from .measured_cost import InstanceCost
 from .network import Flow, Network, Nic
 from .options import DisaggregatedOptions, Failure
 from .prefill import PrefillInstance
 from .report import Report
 from .step_cost import StepCost
 from .store import NodeStore
-from .traces import BLOCK_SIZE, TraceRequest
+from .traces import TraceRequest
 
 
 class Disaggregated:
@@ -43,6 +44,7 @@ class Disaggregated:
             instances, by :func:`~.conducting.conductor_of`. It must not be shared: the simulation
             writes its state.
         on_progress: called whenever a request is over.
+        cost: of what instances do; by default that of the model on the machine.
 
     Raises:
         InvalidArgument: the conductor is over other instances.
@@ -54,6 +56,7 @@ class Disaggregated:
         conductor: Conductor,
         *,
         on_progress: Callable[[], None] = lambda: None,
+        cost: InstanceCost | None = None,
     ):
         _check_roles(options, conductor)
         self.options = options
@@ -61,7 +64,7 @@ class Disaggregated:
         self.jobs: list[Job] = []
         self.conductor = conductor
         self._on_progress = on_progress
-        self._cost = StepCost(options.model, options.machine)
+        self._cost = cost or StepCost(options.model, options.machine)
         self.network = Network(self.clock)
         nodes = [options.prefill.group_size] * options.num_prefill + [1] * options.num_decode
         self.nics = [Nic(count * options.machine.nic_bytes_per_s) for count in nodes]
@@ -118,7 +121,7 @@ class Disaggregated:
         options = self.options
         store = NodeStore(
             options.dram_blocks,
-            ssd_blocks=options.ssd_tokens // BLOCK_SIZE,
+            ssd_blocks=options.ssd_tokens // options.block_size,
             policy=options.eviction,
             lost=self.publishers[i].removed,
         )
@@ -127,6 +130,7 @@ class Disaggregated:
             self._cost,
             store,
             options.prefill,
+            block_size=options.block_size,
             started=self._started,
             done=self._prefilled,
         )
@@ -138,7 +142,7 @@ class Disaggregated:
             job.job_id,
             job.request.input_length,
             job.request.hash_ids if self.options.prefill.use_cache else (),
-            BLOCK_SIZE,
+            self.options.block_size,
             self._mean_output,
             max_output_tokens=job.request.output_length,
             waited_s=self.clock.now - job.arrival_s,
@@ -163,8 +167,8 @@ class Disaggregated:
         keys = job.request.hash_ids
         first = min(fetch.first_block, target.store.match(keys)[0])  # what the target still has
         there, _ = source.store.match(keys[: fetch.first_block + fetch.num_blocks])
-        tokens = min(there * BLOCK_SIZE, job.request.input_length)
-        tokens = max(0, tokens - first * BLOCK_SIZE)  # what the source still has
+        tokens = min(there * self.options.block_size, job.request.input_length)
+        tokens = max(0, tokens - first * self.options.block_size)  # what the source still has
         num_bytes = tokens * self.options.model.kv_bytes_per_token
         read_s = 0.0
         if tokens:  # in the end all of the prefix is in the target's DRAM

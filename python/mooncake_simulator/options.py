@@ -43,6 +43,7 @@ class DisaggregatedOptions:
         ssd_tokens: of the store's second tier, per instance; only reading takes time.
         eviction: of either tier: lru, fifo, lfu, length-aware, sieve.
         max_batch_size: of a decode instance.
+        block_size: tokens that a hash id of the trace stands for.
         stream: send KV to the decode instance layer by layer during prefill, not after it.
         event_delay_s: until the conductor's index knows of a change in a store.
         failures: which instances fail, and when.
@@ -57,6 +58,7 @@ class DisaggregatedOptions:
     ssd_tokens: int = 0
     eviction: str = "lru"
     max_batch_size: int = 256
+    block_size: int = BLOCK_SIZE
     stream: bool = True
     event_delay_s: float = 0.0
     failures: tuple[Failure, ...] = ()
@@ -65,7 +67,7 @@ class DisaggregatedOptions:
         op = "DisaggregatedOptions"
         check_instance(op, "machine", self.machine, Machine)
         check_instance(op, "prefill", self.prefill, PrefillOptions)
-        for name in ("num_prefill", "num_decode", "max_batch_size"):
+        for name in ("num_prefill", "num_decode", "max_batch_size", "block_size"):
             check_count(op, name, getattr(self, name), 1)
         if self.dram_tokens is not None:
             check_count(op, "dram_tokens", self.dram_tokens, 0)
@@ -92,4 +94,4 @@ class DisaggregatedOptions:
     @property
     def dram_blocks(self) -> int | None:
         """DRAM capacity of an instance, in blocks of the trace."""
-        return None if self.dram_tokens is None else self.dram_tokens // BLOCK_SIZE
+        return None if self.dram_tokens is None else self.dram_tokens // self.block_size

@@ -10,8 +10,8 @@ from mooncake_serving.conductor.errors import check_count
 from .caches import Key
 from .events import Clock, Event
 from .job import Job
+from .measured_cost import InstanceCost
 from .stages import Load, pass_stages
-from .step_cost import StepCost
 from .store import Disk, NodeStore
 from .traces import BLOCK_SIZE
 
@@ -73,16 +73,18 @@ class PrefillInstance:
         cost: of a step of the whole model on one node.
         store: the group's part of the KV store.
         options: how prompts are prefilled.
+        block_size: tokens of a block.
         started, done: called with each job when its computation begins, and ends.
     """
 
     def __init__(
         self,
         clock: Clock,
-        cost: StepCost,
+        cost: InstanceCost,
         store: NodeStore,
         options: PrefillOptions,
         *,
+        block_size: int = BLOCK_SIZE,
         started: Callable[[Job], None],
         done: Callable[[Job], None],
     ):
@@ -91,6 +93,7 @@ class PrefillInstance:
         self._clock = clock
         self._cost = cost
         self._options = options
+        self._block_size = block_size
         self._started = started
         self._done = done
         self._waiting: deque[Job] = deque()
@@ -218,7 +221,7 @@ class PrefillInstance:
 
     def _plan(self, num_tokens: int, blocks: int, ssd_blocks: int) -> PrefillPlan:
         options = self._options
-        prefix = min(blocks * BLOCK_SIZE, num_tokens - 1)
+        prefix = min(blocks * self._block_size, num_tokens - 1)
         chunks_s = self._cost.chunks_s(num_tokens, prefix, options.chunk_tokens)
         load = self._load(prefix, ssd_blocks)
         enter_s = max(self._clock.now, self.busy_until_s)
@@ -240,7 +243,7 @@ class PrefillInstance:
 
     @property
     def _block_bytes(self) -> int:
-        return BLOCK_SIZE * self._cost.model.kv_bytes_per_token
+        return self._block_size * self._cost.model.kv_bytes_per_token
 
     def _end(self, job: Job) -> None:
         del self._computing[job]
