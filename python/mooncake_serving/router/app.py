@@ -105,7 +105,10 @@ class _Routes:
             "prefill": placement.prefill_cost.as_dict(),
             "decode": placement.decode_cost.as_dict(),
         }
-        return json_answer({"instances": self._router.instances(), "costs": costs})
+        admission = self._router.config.admission
+        rule = {name: getattr(admission, name) for name in ("rule", "ttft_s", "tbt_s", "decode_s")}
+        told = {"instances": self._router.instances(), "costs": costs, "admission": rule}
+        return json_answer(told)
 
     async def decisions(self, request: Request) -> Response:
         given = request.query_params.get("limit", "100")

@@ -127,14 +127,14 @@ class Placement:
         cluster = Cluster([Role.BOTH] * count)
         cluster.role[:], cluster.up[:] = NO_ROLE, False
         self.others = OthersLoad(cluster)
-        self._rule = _LiveRule(_admission(config.admission, chooses_decode=self._is_at_once))
-        self._slos = {name: _slo(each) for name, each in config.admission.classes.items()}
+        self._rule = _LiveRule(admission_rule(config.admission, chooses_decode=self._is_at_once))
+        self._slos = {name: slo_of(each) for name, each in config.admission.classes.items()}
         policy, transfer = _policy(config)
         self.conductor = Conductor(
             cluster,
             PrefixIndex(count),
             Costs(self.prefill_cost, self.decode_cost, transfer),
-            _slo(config.admission),
+            slo_of(config.admission),
             policy=policy,
             admission=self._rule,
         )
@@ -455,8 +455,13 @@ class _LiveRule:
         return self._rule.refuse_later(request, slo, decode)
 
 
-def _admission(config: AdmissionConfig, *, chooses_decode: bool) -> Admission:
-    """Make the rule; it may have to choose where to decode before the prefill."""
+def admission_rule(config: AdmissionConfig, *, chooses_decode: bool) -> Admission:
+    """Make the rule of a configuration.
+
+    Args:
+        config: which one, and its limits.
+        chooses_decode: whether "baseline", too, has to choose where to decode before the prefill.
+    """
     if config.rule == "accept_all" or not config.has_objectives:
         return AcceptAll()
     limits = Limits(by_priority=config.limits)
@@ -467,7 +472,8 @@ def _admission(config: AdmissionConfig, *, chooses_decode: bool) -> Admission:
     return PredictiveRejection(limits, decode_s=config.decode_s)
 
 
-def _slo(config: ClassConfig) -> Slo:
+def slo_of(config: ClassConfig) -> Slo:
+    """Return objectives; the conductor has no infinite ones."""
     return Slo(min(config.ttft_s, NO_OBJECTIVE_S), min(config.tbt_s, NO_OBJECTIVE_S))
 
 

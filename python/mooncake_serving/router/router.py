@@ -309,12 +309,16 @@ class Router:
             what = "it answers no kv_transfer_params: has it a connector?"
             raise _AttemptFailed(placed.prefill, EngineFailed(transfer.prefill, what))
         later = self.placement.prefilled(placed)
+        entry["prefilled_s"] = time.monotonic() - call.arrived_s
         if later is not None and not later.accepted:
             entry["outcome"] = f"refused after its prefill: {later.reason}"
-            raise self._error_of(call, later)
+            error = self._error_of(call, later)
+            told = header_of({**entry, "why": later.reason.why.name})
+            prefilled = f"prefilled_s={entry['prefilled_s']:.4f}"
+            error.headers = {**error.headers, "x-mooncake-decision": f"{told}; {prefilled}"}
+            raise error
         if later is not None:
             entry["decode"] = self.log.decode_part(later)
-        entry["prefilled_s"] = time.monotonic() - call.arrived_s
         await self._pass_on(call, msgspec.json.encode(body), placed, entry, reply)
 
     async def _at_once(

@@ -279,6 +279,8 @@ def test_a_request_is_refused_after_its_prefill_if_decode_is_full_then(cluster):
     assert answer.status_code == 429 and "TBT" in answer.json()["error"]["message"]
     assert len(engines["prefill"].calls) == 2 and len(engines["decode"].calls) == 1
     assert "refused after its prefill" in router.last()["outcome"]
+    decision = answer.headers["x-mooncake-decision"]
+    assert "why=DECODE_LOAD; prefilled_s=" in decision and "prefill=prefill" in decision
     engines["decode"].gate.set()
     asking.join()
     assert router.complete("abd").status_code == 200
