@@ -39,7 +39,8 @@ def run_command(
         if missing.name is None or missing.name.startswith("mooncake"):
             raise
         package = missing.name.partition(".")[0]
-        extra = extra or (missing.extra if isinstance(missing, MissingExtra) else "")
+        if isinstance(missing, MissingExtra):
+            extra = missing.extra
         wanted = f"'mooncake-kernels[{extra}]'" if extra else package
         sys.stderr.write(f"error: {package} is not installed: pip install {wanted}\n")
         return 1

@@ -1,5 +1,6 @@
 """Engines and the router as processes of this machine, which are restarted when they die."""
 
+import json
 import logging
 import os
 import secrets
@@ -70,6 +71,7 @@ class LocalCluster(Closeable):
         engine_arguments: of ``serve engine``, the same for all.
         host, port: of the router; port 0: a free one.
         block_size: tokens of an engine's block.
+        admission: entries of the router's ``[admission]``.
         output: where the processes' lines go.
 
     Attributes:
@@ -88,6 +90,7 @@ class LocalCluster(Closeable):
         host: str,
         port: int,
         block_size: int,
+        admission: Mapping[str, str | float],
         output: TextIO,
     ):
         self._output = output
@@ -104,7 +107,7 @@ class LocalCluster(Closeable):
                 events = [f"{option}={self._events(name, option[2:])}" for option in EVENTS]
                 arguments = ["engine", f"--role={role}", *events, *engine_arguments]
                 self.servers[name] = Server(name, arguments, Port(OP, "127.0.0.1", 0))
-            toml = self._router_config(roles, block_size)
+            toml = self._router_config(roles, block_size, admission)
             (self._folder / "router.toml").write_text(toml)
             self.url = router.url
             for server in self.servers.values():
@@ -193,8 +196,13 @@ class LocalCluster(Closeable):
     def _events(self, name: str, what: str) -> str:
         return f"ipc://{self._folder}/{name}-{what}"
 
-    def _router_config(self, roles: Mapping[str, str], block_size: int) -> str:
-        lines = ['connector = "mooncake_kernels"', f"block_size = {block_size}", "health_s = 0.5"]
+    def _router_config(
+        self, roles: Mapping[str, str], block_size: int, admission: Mapping[str, str | float]
+    ) -> str:
+        lines = [
+            'connector = "mooncake_kernels"', f"block_size = {block_size}", "health_s = 0.5",
+            "[admission]", *(f"{name} = {json.dumps(value)}" for name, value in admission.items()),
+        ]  # fmt: skip
         for name, role in roles.items():
             lines += [
                 "[[instance]]", f'name = "{name}"', f'role = "{role}"',

@@ -1,11 +1,12 @@
 """The options of ``serve``'s commands, without what these need to run."""
 
 import argparse
-import math
-from collections.abc import Callable
 from typing import Any
 
 from mooncake_kernels.metadata.url import has_secret, without_secrets
+
+from .bench import options as bench_options
+from .number_option import number
 
 COMMAND = "python -m mooncake_serving serve"
 SUMMARY = "Serve a model by this project's engine: one process, or a cluster behind the router."
@@ -15,9 +16,10 @@ examples:
   {COMMAND} up --prefill 2 --decode 2 --model ./my-llama
   {COMMAND} up --both 1                 one engine for all, behind the router
   {COMMAND} status
-  {COMMAND} bench --requests 64 --rate 8
+  {COMMAND} bench --num-prompts 64 --request-rate 8
 """
 ROLES = ("both", "prefill", "decode")
+RULES = ("accept_all", "baseline", "early", "predictive")
 DTYPES = ("float32", "bfloat16", "float16")
 
 
@@ -63,7 +65,30 @@ def _add_up(commands: Any) -> None:
     )  # fmt: skip
     parser.add_argument("--host", default="127.0.0.1", help="of the router (default: 127.0.0.1)")
     _add_port(parser, "of the router; 0: a free one", 8000)
+    _add_admission(parser)
     _add_engine_options(parser)
+
+
+def _add_admission(parser: Any) -> None:
+    seconds = number(float, 1e-6)
+    parser.add_argument(
+        "--ttft-s", type=seconds, metavar="SECONDS",
+        help="objective of the time to the first token: what is predicted to miss it is refused "
+        "(default: none)",
+    )  # fmt: skip
+    parser.add_argument(
+        "--tbt-s", type=seconds, metavar="SECONDS",
+        help="the same of the time between two tokens (default: none)",
+    )  # fmt: skip
+    parser.add_argument(
+        "--admission", choices=RULES, default="early",
+        help="the router's rule for the latter: refuse after the prefill (baseline), before it by "
+        "what decodes now (early) or will by then (predictive) (default: early)",
+    )  # fmt: skip
+    parser.add_argument(
+        "--decode-s", type=seconds, default=10.0, metavar="SECONDS",
+        help="that predictive assumes a request to decode (default: 10)",
+    )  # fmt: skip
 
 
 def _add_engine(commands: Any) -> None:
@@ -158,35 +183,13 @@ def _add_status(commands: Any) -> None:
 
 def _add_bench(commands: Any) -> None:
     parser = _add_command(
-        commands, "bench", "Send streaming completions at a rate, and measure the answers.",
-        "bench --requests 64 --rate 8 --words 200 --shared-words 100",
+        commands, "bench",
+        "Send streaming requests to an OpenAI endpoint, ours or another, and measure the answers.",
+        "bench --num-prompts 64 --request-rate 8 --goodput ttft:500 tpot:50",
     )  # fmt: skip
-    count, rate = number(int, 1), number(float, 0.001)
+    parser.set_defaults(module="bench.command")
     _add_url(parser)
-    parser.add_argument("--requests", type=count, default=32, metavar="N", help="(default: 32)")
-    parser.add_argument(
-        "--rate", type=rate, default=4.0, metavar="R",
-        help="requests a second, at random times (default: 4)",
-    )  # fmt: skip
-    parser.add_argument(
-        "--words", type=count, default=64, metavar="N", help="of a prompt (default: 64)"
-    )
-    parser.add_argument(
-        "--shared-words", type=number(int, 0), default=0, metavar="N",
-        help="of these, at the beginning, that all prompts have in common (default: 0)",
-    )  # fmt: skip
-    parser.add_argument(
-        "--max-tokens", type=count, default=32, metavar="N", help="of an answer (default: 32)"
-    )
-    parser.add_argument(
-        "--timeout", type=rate, default=120.0, metavar="SECONDS",
-        help="after which a silent answer has failed (default: 120)",
-    )  # fmt: skip
-    parser.add_argument(
-        "--seed", type=number(int, 0), default=0, metavar="N",
-        help="of prompts and times (default: 0)",
-    )  # fmt: skip
-    parser.add_argument("--json", action="store_true", help="print JSON")
+    bench_options.add_options(parser)
 
 
 def _add_url(parser: Any) -> None:
@@ -226,22 +229,3 @@ def store_url(text: str) -> str:
             f"runs: use its password_file= or password_env=, got {without_secrets(text)!r}"
         )
     return text
-
-
-def number(
-    kind: type[int] | type[float], least: float, most: float = math.inf
-) -> Callable[[str], float]:
-    """Make the parser of an option: a finite number in a range."""
-    what = "an integer" if kind is int else "a number"
-    wanted = f"{what} from {least:g} " + ("on" if most == math.inf else f"to {most:g}")
-
-    def parse(text: str) -> float:
-        try:
-            value: float = kind(text)
-        except ValueError:
-            value = math.nan
-        if not (least <= value <= most and math.isfinite(value)):
-            raise argparse.ArgumentTypeError(f"must be {wanted}, got {text!r}")
-        return value
-
-    return parse

@@ -40,6 +40,7 @@ def run(options: argparse.Namespace) -> int:
             host=options.host,
             port=options.port,
             block_size=options.block_size,
+            admission=admission_of(options),
             output=sys.stderr,
         ) as cluster:
             cluster.wait_until_ready()
@@ -65,6 +66,13 @@ def _roles(options: argparse.Namespace) -> dict[str, str]:
             f"got {counts['prefill']} and {counts['decode']}"
         )
     return {f"{role}-{i}": role for role, count in counts.items() for i in range(count)}
+
+
+def admission_of(options: argparse.Namespace) -> dict[str, str | float]:
+    """Return the entries of the router's ``[admission]``."""
+    given: dict[str, str | float] = {"rule": options.admission, "decode_s": options.decode_s}
+    objectives = {"ttft_s": options.ttft_s, "tbt_s": options.tbt_s}
+    return given | {name: value for name, value in objectives.items() if value is not None}
 
 
 def engine_arguments(options: argparse.Namespace, num_engines: int) -> list[str]:

@@ -1,7 +1,6 @@
 """``serve up``: a cluster as its user has it, with servers that are killed."""
 
 import argparse
-import asyncio
 import json
 import os
 import signal
@@ -16,7 +15,7 @@ import pytest
 
 from mooncake_kernels.errors import InvalidArgument
 from mooncake_serving.__main__ import main
-from mooncake_serving.serve import bench
+from mooncake_serving.router import parse_config
 from mooncake_serving.serve import options as serve_options
 from mooncake_serving.serve import up as up_command
 from mooncake_serving.serve.children import Port
@@ -58,16 +57,16 @@ def test_status_and_bench_ask_it(up, capsys):
         ["prefill-0", "prefill", "yes"],
         ["decode-0", "decode", "yes"],
     ]
-    load = ["--requests=6", "--rate=50", "--words=20", "--shared-words=12", "--max-tokens=5"]
-    assert main(["serve", "bench", "--url", up.url, "--json", *load]) == 0
+    load = ["--num-prompts=6", "--request-rate=50", "--random-prefix-len=24", "--token-ids=3:260"]
+    assert main(["serve", "bench", "--url", up.url, "--json", "--simulate", *load]) == 0
     report = json.loads(capsys.readouterr().out)
-    assert (report["answered"], report["refused"]) == (6, {})
-    assert report["ttft_ms"].keys() == {"p50", "p90", "p99"}
-    assert main(["serve", "bench", "--url", up.url, *load]) == 0
-    assert capsys.readouterr().out.startswith("6 answered in ")
+    assert (report["completed"], report["not_answered"]) == (6, {})
+    assert (report["total_input_tokens"], report["total_output_tokens"]) == (6 * 88, 6 * 32)
+    assert report["simulated"]["completed"] == 6
     # What is refused is counted: the context has 512 tokens.
-    assert main(["serve", "bench", "--url", up.url, "--words=600", "--requests=2"]) == 1
-    assert "2 refused: 400 context_length_exceeded" in capsys.readouterr().out
+    long = ["--random-input-len=600", "--num-prompts=2"]
+    assert main(["serve", "bench", "--url", up.url, *long]) == 1
+    assert "2 not answered: 400 context_length_exceeded" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("role", ["decode", "prefill", "router"])
@@ -232,23 +231,13 @@ def test_threads_are_those_that_this_process_may_use(monkeypatch):
         assert f"--threads={threads}" in arguments
 
 
-def test_bench_waits_between_requests_alone(monkeypatch):
-    """Its time ends with the last answer."""
-    sent, waits = [], []
-
-    async def sleep(seconds):
-        waits.append(seconds)
-
-    async def send(client, body, measured):
-        sent.append(client.headers["authorization"])
-
-    monkeypatch.setattr(bench, "_send", send)
-    monkeypatch.setattr(asyncio, "sleep", sleep)
+def test_objectives_reach_the_router():
     parser = argparse.ArgumentParser()
     serve_options.add_commands(parser)
-    options = parser.parse_args(["bench", "--requests=3"])
-    asyncio.run(bench._load(options, "tiny", {"Authorization": "Bearer k"}))
-    assert sent == ["Bearer k"] * 3 and len(waits) == 2
+    given = ["up", "--ttft-s=0.5", "--admission=predictive", "--decode-s=3"]
+    told = up_command.admission_of(parser.parse_args(given))
+    assert told == {"rule": "predictive", "decode_s": 3.0, "ttft_s": 0.5}
+    assert parse_config({"admission": told}).admission.ttft_s == 0.5
 
 
 def test_status_and_bench_have_a_key(tmp_path, capsys):
