@@ -1,6 +1,6 @@
 """Blocks into one buffer and back: gather and scatter, Packer with and without checksums.
 
-Three layouts of a cache of 16 layers x 128 blocks of 16 tokens, 8 heads of 128 bfloat16: NHD and
+Three layouts of a cache of 16 layers x 64 blocks of 16 tokens, 8 heads of 128 bfloat16: NHD and
 HND with a tensor a layer, NHD with keys and values in tensors of their own. Baselines: memcpy, one
 contiguous copy of as many bytes; transposed (of gather), the same with the axes of a packed block
 in another order than the cache's. GB/s counts bytes read and written once; verifying checksums
@@ -83,6 +83,6 @@ def cases(name: str, num_layers: int, num_blocks: int, device: str) -> list[Case
 
 if __name__ == "__main__":
     options = arguments(__doc__)
-    sizes = (2, 8) if options.quick else (16, 128)
+    sizes = (2, 8) if options.quick else (16, 64)
     names = ["NHD"] if options.quick else LAYOUTS
     report("pack", [one for name in names for one in cases(name, *sizes, options.device)], options)
