@@ -19,7 +19,7 @@ RUN_TESTS = $(if $(REQUIRE),MOONCAKE_KERNELS_REQUIRE=$(REQUIRE)) $(BIN)/python -
 BALANCER := tests/topology/test_balancer.py
 CXX_FILES = $(shell git ls-files 'csrc/*.h' 'csrc/*.cc' 'csrc/*.cu' 'csrc/*.cuh' 'tests/*.h' 'tests/*.cc')
 
-.PHONY: demo serve test test-peers test-others test-thorough test-all test-rdma test-vllm test-engines build docs lint format types sanitize sanitize-address sanitize-thread fuzz bench bench-quick figures wheel clean same-python FORCE
+.PHONY: demo serve test test-peers test-others test-thorough test-all test-rdma test-vllm test-engines test-ray build docs lint format types sanitize sanitize-address sanitize-thread fuzz bench bench-quick figures wheel clean same-python FORCE
 
 demo: build $(VENV)/.demo
 	$(BIN)/python -m mooncake_serving demo $(DEMO)
@@ -65,6 +65,11 @@ test-vllm: build $(VENV)/.test
 test-engines: build $(VENV)/.test
 	MK_TEST_ENGINES="$$(tests/serving/connectors/make_engines $(VENV)-engines)" \
 	  $(RUN_TESTS) tests/serving/connectors/test_in_engines.py $(PYTEST)
+
+# On two nodes of Ray, and examples/deploy by the schemas of its files: in a separate environment on top of VENV.
+test-ray: build $(VENV)/.test
+	"$$(tests/serving/serve/make_ray $(VENV)-ray $(VENV))" -m pytest -rs tests/serving/serve/test_on_ray.py \
+	  tests/test_deploy.py $(PYTEST)
 
 build: $(VENV)/.build
 

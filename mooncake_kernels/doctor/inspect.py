@@ -12,8 +12,8 @@ from .here import Here, Library
 
 OPTIONAL_PACKAGES = (  # what the extras for users bring
     "fastapi", "gguf", "httpx", "jinja2", "matplotlib", "msgspec", "nvidia-ml-py",
-    "prometheus-client", "pyzmq", "redis", "rich", "safetensors", "starlette", "tokenizers",
-    "triton", "uvicorn",
+    "prometheus-client", "pyzmq", "ray", "redis", "rich", "safetensors", "starlette",
+    "tokenizers", "triton", "uvicorn",
 )  # fmt: skip
 INFINIBAND = "/dev/infiniband"
 

@@ -28,9 +28,8 @@ def main(arguments: list[str] | None = None) -> int:
     if options.command == "demo":
         return run_command(lambda: _run("demo", options), extra="demo", errors=(RuntimeError,))
     module = f"serve.{options.module}"
-    return run_command(
-        lambda: _run(module, options), extra="serving,router", errors=(RuntimeError,)
-    )
+    extra = "serving,router" + (",ray" if getattr(options, "cluster", "") == "ray" else "")
+    return run_command(lambda: _run(module, options), extra=extra, errors=(RuntimeError,))
 
 
 def _run(module: str, options: argparse.Namespace) -> int:

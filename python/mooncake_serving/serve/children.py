@@ -85,6 +85,9 @@ class Child:
         port: where it listens.
         environment: of the process.
         output: where its lines go.
+
+    Attributes:
+        url: where it listens.
     """
 
     def __init__(
@@ -95,7 +98,7 @@ class Child:
         environment: Mapping[str, str],
         output: TextIO,
     ):
-        self.name = name
+        self.name, self.url = name, port.url
         command = [sys.executable, "-m", "mooncake_serving", "serve", *arguments]
         with port.bound() as bound:
             fd = bound.fileno()

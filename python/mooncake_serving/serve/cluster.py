@@ -7,10 +7,10 @@ import secrets
 import shutil
 import tempfile
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TextIO
+from typing import Protocol, TextIO
 
 import httpx
 import msgspec
@@ -35,14 +35,30 @@ class StartFailed(RuntimeError):
     """A process has ended before the cluster was ready."""
 
 
+class Process(Protocol):
+    """A process of a server, on this machine as ``Child``, or on another one."""
+
+    @property
+    def url(self) -> str:
+        """Return where it listens, or will; "": that is not known yet."""
+
+    def poll(self) -> str | None:
+        """Return how it has ended; None: it has not."""
+
+    def terminate(self) -> None:
+        """Tell it to end."""
+
+    def kill(self) -> None:
+        """End it at once, with all that was kept for it. Idempotent."""
+
+
 @dataclass(eq=False)
 class Server:
     """A server of the cluster, which one process after the other is.
 
     Attributes:
         name: for people; unique.
-        arguments: of ``serve``.
-        port: where it listens.
+        start: starts a process.
         child: its process; None: it has died, and is to be restarted.
         started_s: when that was started, by the monotonic clock.
         restart_s: when it is to be restarted.
@@ -51,9 +67,8 @@ class Server:
     """
 
     name: str
-    arguments: Sequence[str]
-    port: Port
-    child: Child | None = None
+    start: Callable[[], Process]
+    child: Process | None = None
     started_s: float = 0.0
     restart_s: float = 0.0
     num_restarts: int = 0
@@ -95,21 +110,17 @@ class LocalCluster(Closeable):
     ):
         self._output = output
         self._folder = Path(tempfile.mkdtemp(prefix="mooncake-"))
+        self._ports: dict[str, Port] = {}
         self.servers: dict[str, Server] = {}
         self._is_closed = False
         try:
             self._environment = self._secured()
-            router = Port(OP, host, port)
-            self.servers["router"] = Server(
-                "router", ["router", "--config", str(self._folder / "router.toml")], router
-            )
+            toml = self._folder / "router.toml"
+            self._add_here("router", ["router", "--config", str(toml)], Port(OP, host, port))
+            self.url = self._ports["router"].url
             for name, role in roles.items():
-                events = [f"{option}={self._events(name, option[2:])}" for option in EVENTS]
-                arguments = ["engine", f"--role={role}", *events, *engine_arguments]
-                self.servers[name] = Server(name, arguments, Port(OP, "127.0.0.1", 0))
-            toml = self._router_config(roles, block_size, admission)
-            (self._folder / "router.toml").write_text(toml)
-            self.url = router.url
+                self._add_engine(name, ["engine", f"--role={role}", *engine_arguments])
+            toml.write_text(self._router_config(roles, block_size, admission))
             for server in self.servers.values():
                 self._start(server)
         except BaseException:
@@ -133,6 +144,7 @@ class LocalCluster(Closeable):
                     if _is_healthy(client, server):
                         del waiting[name]
                         logger.info("%s is ready", name)
+                self._tell_router()
                 time.sleep(LOOK_S)
 
     def supervise(self) -> None:
@@ -154,6 +166,7 @@ class LocalCluster(Closeable):
             server.restart_s = now + server.backoff_s
             logger.warning("%s %s: restarted in %g s", server.name, how, server.backoff_s)
             server.backoff_s = min(2 * server.backoff_s, MAX_BACKOFF_S)
+        self._tell_router()
 
     def model(self) -> str:
         """Return the name of the model, as the router tells it."""
@@ -175,15 +188,29 @@ class LocalCluster(Closeable):
         finally:  # another Ctrl-C: at once
             for child in children:
                 child.kill()
-            for server in self.servers.values():
-                server.port.close()
+            for port in self._ports.values():
+                port.close()
             shutil.rmtree(self._folder, ignore_errors=True)
+
+    def _add_here(self, name: str, arguments: Sequence[str], port: Port) -> None:
+        """Add a server that is a process of this machine."""
+        self._ports[name] = port
+
+        def start() -> Child:
+            return Child(name, arguments, port, self._environment, self._output)
+
+        self.servers[name] = Server(name, start)
+
+    def _add_engine(self, name: str, arguments: Sequence[str]) -> None:
+        events = [f"{option}={self._events(name, option[2:])}" for option in EVENTS]
+        self._add_here(name, [*arguments, *events], Port(OP, "127.0.0.1", 0))
+
+    def _tell_router(self) -> None:
+        """Tell the router what has changed of its engines: they keep their ports."""
 
     def _start(self, server: Server) -> None:
         server.started_s = time.monotonic()
-        server.child = Child(
-            server.name, server.arguments, server.port, self._environment, self._output
-        )
+        server.child = server.start()
 
     def _secured(self) -> dict[str, str]:
         """Return the environment of the processes, with a secret of theirs if there is none."""
@@ -203,13 +230,18 @@ class LocalCluster(Closeable):
             'connector = "mooncake_kernels"', f"block_size = {block_size}", "health_s = 0.5",
             "[admission]", *(f"{name} = {json.dumps(value)}" for name, value in admission.items()),
         ]  # fmt: skip
+        return "\n".join([*lines, *self._engines_of_router(roles)]) + "\n"
+
+    def _engines_of_router(self, roles: Mapping[str, str]) -> list[str]:
+        """Return the lines of router.toml that say which engines there are."""
+        lines = []
         for name, role in roles.items():
             lines += [
                 "[[instance]]", f'name = "{name}"', f'role = "{role}"',
-                f'url = "{self.servers[name].port.url}"',
+                f'url = "{self._ports[name].url}"',
                 *(f'{one[2:]} = "{self._events(name, one[2:])}"' for one in EVENTS),
             ]  # fmt: skip
-        return "\n".join(lines) + "\n"
+        return lines
 
 
 EVENTS = ("--events", "--replay")
@@ -217,7 +249,8 @@ SECRET_FILE = "MOONCAKE_KERNELS_SECRET_FILE"
 
 
 def _is_healthy(client: httpx.Client, server: Server) -> bool:
+    url = server.child.url if server.child is not None else ""
     try:
-        return client.get(f"{server.port.url}/health").status_code == 200
+        return bool(url) and client.get(f"{url}/health").status_code == 200
     except httpx.HTTPError:
         return False

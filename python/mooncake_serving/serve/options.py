@@ -15,11 +15,13 @@ examples:
   {COMMAND} up                          one prefill and one decode engine, port 8000
   {COMMAND} up --prefill 2 --decode 2 --model ./my-llama
   {COMMAND} up --both 1                 one engine for all, behind the router
+  {COMMAND} up --cluster ray --ray-address auto
   {COMMAND} status
   {COMMAND} bench --num-prompts 64 --request-rate 8
 """
 ROLES = ("both", "prefill", "decode")
 RULES = ("accept_all", "baseline", "early", "predictive")
+CLUSTERS = ("local", "ray")
 DTYPES = ("float32", "bfloat16", "float16")
 
 
@@ -48,7 +50,7 @@ def _add_command(commands: Any, name: str, summary: str, example: str) -> Any:
 def _add_up(commands: Any) -> None:
     parser = _add_command(
         commands, "up",
-        "Start engines and the router on this machine; restart those that die; Ctrl-C ends all.",
+        "Start engines and the router; restart those that die; Ctrl-C ends all.",
         "up --prefill 2 --decode 2",
     )  # fmt: skip
     parser.add_argument(
@@ -66,6 +68,25 @@ def _add_up(commands: Any) -> None:
     parser.add_argument("--host", default="127.0.0.1", help="of the router (default: 127.0.0.1)")
     _add_port(parser, "of the router; 0: a free one", 8000)
     _add_admission(parser)
+    parser.add_argument(
+        "--cluster", choices=CLUSTERS, default="local",
+        help="where the engines run: on this machine (local, the default), or on the nodes of a "
+        "Ray cluster, where paths of the model and the store must be the same",
+    )  # fmt: skip
+    parser.add_argument(
+        "--ray-address", metavar="ADDRESS",
+        help="of the Ray cluster, as 10.0.0.1:6379 or auto; this machine must be a node of it "
+        "(default: one is started, on this machine alone)",
+    )  # fmt: skip
+    parser.add_argument(
+        "--num-cpus", type=number(int, 1), metavar="N",
+        help="that Ray reserves for each engine, and its threads unless --threads is given "
+        "(default: 1)",
+    )  # fmt: skip
+    parser.add_argument(
+        "--num-gpus", type=number(float, 0), metavar="N",
+        help="that Ray reserves for each engine (default: 0, or 1 if --device is not cpu)",
+    )  # fmt: skip
     _add_engine_options(parser)
 
 
@@ -149,7 +170,8 @@ def _add_engine_options(parser: Any) -> None:
     )  # fmt: skip
     parser.add_argument(
         "--threads", type=count, metavar="N",
-        help="of each engine (default: the machine's, shared among the engines of up)",
+        help="of each engine (default: the machine's, shared among the engines of up; with "
+        "--cluster ray --num-cpus)",
     )  # fmt: skip
     parser.add_argument(
         "--store", type=store_url, metavar="URL",

@@ -1,4 +1,4 @@
-"""``serve up``: a cluster on this machine, by one command."""
+"""``serve up``: a cluster on this machine, or on the nodes of Ray's, by one command."""
 
 import argparse
 import json
@@ -8,6 +8,8 @@ import shlex
 import signal
 import sys
 import time
+from collections.abc import Callable
+from functools import partial
 from types import FrameType
 
 from mooncake_kernels.errors import InvalidArgument
@@ -18,23 +20,27 @@ ENGINE_OPTIONS = (
     "model", "name", "device", "dtype", "num_blocks", "block_size", "max_requests", "chunk_tokens",
     "store",
 )  # fmt: skip
+OF_RAY = ("ray_address", "num_cpus", "num_gpus")
 
 
 def run(options: argparse.Namespace) -> int:
     """Start the cluster, and keep it up until Ctrl-C, SIGTERM or SIGHUP; returns the exit status.
 
     Raises:
-        InvalidArgument: no engine is asked for; or see ``LocalCluster``.
+        InvalidArgument: no engine is asked for, or there are options of Ray without it; or see
+            ``LocalCluster``.
+        ConnectionError: there is no such Ray cluster.
         StartFailed: a process has ended before the cluster was ready.
     """
     logging.basicConfig(level=logging.INFO, format="serve: %(message)s")
     logging.getLogger("httpx").setLevel(logging.WARNING)
     roles = _roles(options)
+    cluster_of = _cluster_of(options)
     for number in (signal.SIGTERM, signal.SIGHUP):
         if signal.getsignal(number) is not signal.SIG_IGN:  # as nohup has it
             signal.signal(number, _interrupt)
     try:
-        with LocalCluster(
+        with cluster_of(
             roles,
             engine_arguments(options, len(roles)),
             host=options.host,
@@ -75,10 +81,32 @@ def admission_of(options: argparse.Namespace) -> dict[str, str | float]:
     return given | {name: value for name, value in objectives.items() if value is not None}
 
 
+def _cluster_of(options: argparse.Namespace) -> Callable[..., LocalCluster]:
+    """Return what makes the cluster."""
+    if options.cluster == "ray":
+        from .ray_cluster import RayCluster  # of an extra of its own
+
+        num_gpus = options.num_gpus
+        if num_gpus is None:
+            num_gpus = 0 if options.device == "cpu" else 1
+        of_ray = {"address": options.ray_address, "num_cpus": options.num_cpus or 1}
+        return partial(RayCluster, **of_ray, num_gpus=num_gpus)
+    for name in OF_RAY:
+        if (value := getattr(options, name)) is not None:
+            option = f"--{name.replace('_', '-')}"
+            raise InvalidArgument(
+                f"serve up: {option} must be left out without --cluster ray, got {value}"
+            )
+    return LocalCluster
+
+
 def engine_arguments(options: argparse.Namespace, num_engines: int) -> list[str]:
     """Return the options of ``serve engine`` for each of several, which share the processors."""
     given = {name: getattr(options, name) for name in ENGINE_OPTIONS}
-    given["threads"] = options.threads or max(1, len(os.sched_getaffinity(0)) // num_engines)
+    share = len(os.sched_getaffinity(0)) // num_engines
+    if options.cluster == "ray":
+        share = options.num_cpus or 1
+    given["threads"] = options.threads or max(1, share)
     arguments = [
         f"--{name.replace('_', '-')}={value}" for name, value in given.items() if value is not None
     ]

@@ -1,4 +1,4 @@
-"""Engine servers in this process, as ``serve engine`` makes them, and their clients."""
+"""Engine servers in this process, as ``serve engine`` makes them, ``serve up``, and clients."""
 
 import argparse
 import json

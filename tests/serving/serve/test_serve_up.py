@@ -172,6 +172,9 @@ def test_reserved_port_refuses_until_its_server_listens():
     [
         (["up", "--prefill", "0"], "error: serve up: --prefill and --decode must be at least 1"),
         (["up", "--host", "nowhere.invalid"], "error: serve up: host must be an address"),
+        (["up", "--num-cpus=2"], "error: serve up: --num-cpus must be left out without"),
+        (["up", "--num-gpus=0.5"], "error: serve up: --num-gpus must be left out without"),
+        (["up", "--ray-address=auto"], "error: serve up: --ray-address must be left out without"),
         (["status", "--url", "http://127.0.0.1:9"], "error: serve: http://127.0.0.1:9/instances"),
         (["status", "--url", "nonsense"], "error: serve: --url must be a URL"),
         (["bench", "--url", "http://127.0.0.1:9"], "error: serve: http://127.0.0.1:9/v1/models"),
@@ -222,11 +225,18 @@ def test_password_on_the_command_line_is_refused(command, url, capsys):
     assert "hush" not in told
 
 
-def test_threads_are_those_that_this_process_may_use(monkeypatch):
+def test_threads_are_those_that_this_process_may_use_or_ray_reserves(monkeypatch):
     parser = argparse.ArgumentParser()
     serve_options.add_commands(parser)
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: {3, 5, 7, 9, 11, 13})
-    for given, threads in (([], 3), (["--threads=7"], 7)):
+    on_ray = ["--cluster=ray"]
+    for given, threads in (
+        ([], 3),
+        (["--threads=7"], 7),
+        (on_ray, 1),
+        ([*on_ray, "--num-cpus=4"], 4),
+        ([*on_ray, "--num-cpus=4", "--threads=7"], 7),
+    ):
         arguments = up_command.engine_arguments(parser.parse_args(["up", *given]), 2)
         assert f"--threads={threads}" in arguments
 
