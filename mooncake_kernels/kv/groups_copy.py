@@ -328,6 +328,7 @@ class GroupsPacker:
     Args:
         groups: the cache.
         first_head, first_layer: as for ``Packer``, of the groups that are named.
+        layers: as for ``Packer``, of each group.
         checksum: as for ``Packer``.
 
     Raises:
@@ -340,6 +341,7 @@ class GroupsPacker:
         *,
         first_head: Mapping[str, int] | None = None,
         first_layer: Mapping[str, int] | None = None,
+        layers: range | None = None,
         checksum: bool = True,
     ):
         op = "GroupsPacker"
@@ -353,6 +355,7 @@ class GroupsPacker:
                 group.views,
                 first_head=as_integer(op, "first_head", first_heads.get(name, 0), 0, MAX_FIRST),
                 first_layer=as_integer(op, "first_layer", first_layers.get(name, 0), 0, MAX_FIRST),
+                layers=layers,
                 checksum=checksum,
             )
             for name, group in groups.items()

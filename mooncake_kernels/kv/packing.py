@@ -202,6 +202,7 @@ class Packer:
         views: the cache: a view, or several that share block ids (see ``CopyPlan``).
         first_head: number in the model of the views' head 0: ``rank * num_heads // ranks``.
         first_layer: likewise, of their layer 0.
+        layers: of each view, that are packed, or written by ``unpack``; None: all.
         convert: ``Fp8(scale)``: to pack floats as fp8, with ``dtype``; to unpack fp8 into floats,
             or floats into fp8. With several views, it applies where the dtypes differ. Scales are
             per layer and head of this packer's cache, whichever side is fp8; a tensor applies to
@@ -223,6 +224,7 @@ class Packer:
         *,
         first_head: int = 0,
         first_layer: int = 0,
+        layers: range | None = None,
         convert: Fp8 | None = None,
         dtype: torch.dtype | None = None,
         rope: Rope | None = None,
@@ -239,10 +241,8 @@ class Packer:
         if rope is not None:
             check_rope("Packer", held_views[0], rope)
         held = [
-            Held(
-                view, {first_layer + i: i for i in range(view.num_layers)}, first_head, slice(None)
-            )
-            for view in held_views
+            Held(view, {first_layer + i: i for i in chosen}, first_head, slice(None))
+            for view, chosen in ((view, _chosen_layers(view, layers)) for view in held_views)
         ]
         dtypes = [dtype or held_views[0].dtype, *(view.dtype for view in held_views[1:])]
         check_checksum("Packer", checksum)
@@ -501,6 +501,17 @@ def _axes_of_record(view: KVView) -> str:
     absent = {"head"} if not view.has_heads else set()
     absent |= {"token"} if not view.has_tokens else set()
     return " ".join(axis for axis in view.packed.axes if axis not in absent)
+
+
+def _chosen_layers(view: KVView, layers: range | None) -> range:
+    every = range(view.num_layers)
+    if layers is None:
+        return every
+    if not isinstance(layers, range) or not layers or not set(layers) <= set(every):
+        raise InvalidArgument(
+            f"Packer: layers must be a range of {every}, and not empty, got {shown(layers)}"
+        )
+    return layers
 
 
 def _check_convert(views: Sequence[KVView], convert: Fp8, dtype: torch.dtype | None) -> None:

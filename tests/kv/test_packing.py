@@ -67,6 +67,26 @@ def test_ranks_and_stages_take_their_own_share(src_ranks, dst_ranks, stages):
         assert sum(used) == share
 
 
+@pytest.mark.parametrize("name", ["nhd_per_layer", "kv_apart", "blhnc"])
+def test_layers_are_packed_and_unpacked_by_themselves(name):
+    src, dst, all_of_it = (
+        make_view(name, SIZES, dtype=torch.int16, seed=seed) for seed in (0, 80, 80)
+    )
+    mk.CopyPlan(src, all_of_it).run([5, 0, 3], [1, 4, 2])
+    strips = [range(1), range(1, 3), range(3, SIZES.layer)]
+    for layers in strips:
+        header, staging = sent(mk.Packer(src, layers=layers), [5, 0, 3])
+        assert mk.PackHeader.from_bytes(header).views[0].layers == tuple(layers)
+        others = [strip for strip in strips if strip != layers]
+        for other in others:  # which it does not have
+            assert not mk.Packer(dst, layers=other).unpack(header, staging, [1, 4, 2])
+        assert mk.Packer(dst).unpack(header, staging, [1, 4, 2])
+        plane = (layers.stop - 1, 0)
+        assert torch.equal(dst.plane(*plane), all_of_it.plane(*plane))
+        is_last = layers.stop == SIZES.layer
+        assert torch.equal(snapshot(dst), snapshot(all_of_it)) == is_last
+
+
 def test_replicated_heads_of_mla_and_gqa():
     """With more ranks than heads, each head is held by several."""
     rows = addressed((5, 4, 16), torch.uint8, "cpu", 3)
