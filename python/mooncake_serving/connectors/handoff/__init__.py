@@ -4,8 +4,9 @@ The receiver drives it. Its rank has allocated blocks for a prompt, and asks (``
 of the sending engine that hold its heads. For each chunk of blocks that is computed, a sender wants
 (``Want``) a landing slot, is granted (``Grant``) one of the receiver's staging memory, packs the
 blocks with checksums, and writes them in one piece, with a notification (``Chunk``) behind the
-data. The receiver unpacks them into its cache, whatever its layout, block size or number of ranks,
-and the slot is free again. So:
+data. The first layers of a chunk may leave while its last ones are being computed (``strips``). The
+receiver unpacks them into its cache, whatever its layout, block size or number of ranks, and the
+slot is free again. So:
 
 * It does not matter who comes first. A receiver that comes before the prefill gets chunks while
   the prompt is computed; one that comes after it gets all of them at once. Blocks that no one asks
@@ -37,6 +38,7 @@ from .receiver import Receiver
 from .sender import Sender
 from .settings import HandoffSettings, Source
 from .shards import INDIVISIBLE, REPLICATED, first_head, sources
+from .strips import strips_of
 
 __all__ = [
     "COMPUTED_THERE",
@@ -53,5 +55,6 @@ __all__ = [
     "first_head",
     "source_of",
     "sources",
+    "strips_of",
     "transfer_id_of",
 ]

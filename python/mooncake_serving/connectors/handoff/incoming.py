@@ -1,17 +1,20 @@
 """What a receiver knows of the requests that it receives."""
 
-import itertools
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+import numpy as np
 import torch
 
 import mooncake_kernels as mk
+from mooncake_kernels.errors import InvalidArgument
+from mooncake_kernels.kv.groups_copy import PackedGroup
 
 from .messages import Release
 from .settings import Source
 
-Part = tuple[tuple[int, ...], int, int]  # layers of the model, first head, number of heads
+OfView = tuple[str, int]  # a group, and the place of one of its views
+Heads = tuple[int, int]  # the first one in the model, and how many
 
 
 @dataclass(frozen=True)
@@ -46,7 +49,7 @@ class Request:
     error: str | None = None
 
     def lacking(self, groups: mk.CacheGroups, first_heads: Mapping[str, int]) -> str | None:
-        """Return a group of which not all layers and heads of a rank have come.
+        """Return a group of which not all heads of a rank have come.
 
         Args:
             groups: the rank's cache.
@@ -56,14 +59,12 @@ class Request:
             if not self.blocks[name]:
                 continue
             for index, view in enumerate(group.views):
-                came: set[tuple[int, int]] = set()
+                came: set[int] = set()
                 for call in self.calls:
-                    if (part := call.parts.get((name, index))) is not None:
-                        layers, head, count = part
-                        came.update(itertools.product(layers, range(head, head + count)))
+                    head, count = call.heads.get((name, index), (0, 0))
+                    came.update(range(head, head + count))
                 first = first_heads[name] if view.has_heads else 0
-                heads = range(first, first + (view.num_heads if view.has_heads else 1))
-                if not came.issuperset(itertools.product(range(view.num_layers), heads)):
+                if not came.issuperset(range(first, first + view.num_heads)):
                     return name
         return None
 
@@ -75,12 +76,12 @@ class Call:
     number: int
     peer: str
     request: Request
-    missing: dict[str, set[int]]  # by group: places that were not written yet
+    missing: dict[OfView, np.ndarray]  # [layer, block] bool: what was not written yet
     heard_s: float
     num_wanted: int = 0  # slots that it waits for
     moved_s: float = 0.0  # when it last got a slot or a chunk, or began to wait for one
     granted: set[int] = field(default_factory=set)  # slots that it may write to
-    parts: dict[tuple[str, int], Part] = field(default_factory=dict)  # that came, by view
+    heads: dict[OfView, Heads] = field(default_factory=dict)  # that come
     num_pending: int = 0  # chunks that came, and are not unpacked yet
     has_ended: bool = False  # on the sender's side
     replace_s: float = 0.0  # when they get other memory
@@ -90,7 +91,7 @@ class Call:
 
     @property
     def is_complete(self) -> bool:
-        return not any(self.missing.values())
+        return not any(missing.any() for missing in self.missing.values())
 
 
 @dataclass(eq=False)
@@ -100,3 +101,32 @@ class Question:
     name: str
     what: Request | Release
     started_s: float
+
+
+def places_of(groups: mk.CacheGroups, packed: PackedGroup, num_tokens: int) -> range:
+    """Return the places in a receiver's block table of a chunk's records.
+
+    Args:
+        groups: the receiver's cache.
+        packed: of the chunk.
+        num_tokens: of the prompt.
+
+    Raises:
+        InvalidArgument: they are not whole blocks here, with all tokens.
+    """
+    group = groups.get(packed.name)
+    if group is None or not packed.packed.has_checksums:
+        raise InvalidArgument(
+            f"a chunk must have checksums, and of the groups {sorted(groups)}, got {packed.name!r}"
+        )
+    if packed.token_shard.num_ranks > 1:
+        shard = packed.token_shard[:]
+        raise InvalidArgument(f"a chunk must have all tokens, got token_shard {shard}")
+    size = group.tokens_per_block
+    first = packed.first_block * packed.tokens_per_block
+    stop = first + packed.packed.num_blocks * packed.tokens_per_block
+    if first % size or (stop % size and stop < num_tokens):
+        raise InvalidArgument(
+            f"a chunk must begin and end with a block of {size} tokens, got {first} to {stop}"
+        )
+    return range(first // size, -(-stop // size))

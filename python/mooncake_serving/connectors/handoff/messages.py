@@ -6,7 +6,7 @@ import msgspec
 
 from ...rpc import Codec, Message, Number, Reason
 
-MAGIC = b"MKH\x02"
+MAGIC = b"MKH\x03"
 MAX_HEADER = 48 << 10  # bytes; with the rest of its message it fits in a notification
 MAX_GROUPS = 64
 MAX_RANKS = 4096

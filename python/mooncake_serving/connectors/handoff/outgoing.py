@@ -1,15 +1,30 @@
 """What a sender knows of the transfers that it offers, and of those who ask for them."""
 
 from collections import deque
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import torch
 
 import mooncake_kernels as mk
 
-from .messages import Ask
+from .messages import MAX_WANTS, Ask
+from .strips import NOTHING, START, Computed, Cursor
 
-Pieces = dict[str, range]  # by group: places in the block table of the sender
+Places = dict[str, range]  # by group: in the block table of the sender
+
+
+class Piece(NamedTuple):
+    """What one write carries.
+
+    Attributes:
+        places: the blocks.
+        layers: of these; None: all.
+    """
+
+    places: Places
+    layers: range | None = None
 
 
 @dataclass(eq=False)
@@ -39,7 +54,7 @@ class Transfer:
     digest: bytes
     num_tokens: int
     block_ids: dict[str, list[int]] = field(default_factory=dict)
-    num_computed: int = 0
+    computed: Computed = NOTHING
     after: torch.cuda.Event | None = None
     is_paused: bool = False
     num_packing: int = 0  # threads that read its blocks
@@ -55,12 +70,12 @@ class Transfer:
         is_over = [one.is_complete or one.has_failed for one in self.receptions.values()]
         return all(is_over) and any(one.is_complete for one in self.receptions.values())
 
-    def ids_of(self, pieces: Pieces) -> dict[str, list[int]] | None:
+    def ids_of(self, places: Places) -> dict[str, list[int]] | None:
         """Return the blocks at these places; None if there is none at one of them."""
-        ids = {name: [*self.block_ids[name][p.start : p.stop]] for name, p in pieces.items()}
+        ids = {name: [*self.block_ids[name][p.start : p.stop]] for name, p in places.items()}
         is_there = all(
-            len(ids[name]) == len(places) and min(ids[name], default=0) >= 0
-            for name, places in pieces.items()
+            len(ids[name]) == len(of_group) and min(ids[name], default=0) >= 0
+            for name, of_group in places.items()
         )
         return ids if is_there else None
 
@@ -81,9 +96,10 @@ class Demand:
     transfer: Transfer | None = None
     reception: Reception | None = None  # that of its engine, once it has a transfer
     unit: int = 1  # tokens, of which chunks begin at multiples
-    max_tokens: int = 0  # of a chunk
-    next_token: int = 0  # of the groups that need all of the prefix
-    tails: deque[Pieces] = field(default_factory=deque)  # of the others, at the end
+    num_strips: int = 1  # of the cache
+    tokens_of: Callable[[int], int] = int  # that fit in a slot, of so many strips
+    cursor: Cursor = START  # of the groups that need all of the prefix
+    tails: deque[Places] = field(default_factory=deque)  # of the others, at the end
     num_wanted: int = 0  # slots
     slots: deque[tuple[int, int]] = field(default_factory=deque)  # granted: number, address
     num_in_flight: int = 0
@@ -101,33 +117,54 @@ class Demand:
         return self.is_served or self.reason is not None
 
     @property
-    def num_available(self) -> int:
-        """Tokens that are computed, and can be packed now."""
-        transfer = self.transfer
-        if transfer is None or transfer.is_paused:
+    def num_ready(self) -> int:
+        """Count the pieces that can be packed now, up to ``MAX_WANTS``."""
+        if self.transfer is None or self.is_served:
             return 0
-        stop = min(transfer.num_computed, self.ask.num_tokens)
-        if stop < self.ask.num_tokens:
-            stop -= stop % self.unit
-        return max(0, stop - self.next_token)
+        count, step = 0, self._next(self.cursor)
+        while step is not None and count < MAX_WANTS:
+            count, step = count + 1, self._next(step[-1])
+        return count + (len(self.tails) if self._has_all else 0)
+
+    def take(self, groups: mk.CacheGroups, strips: Sequence[range]) -> Piece:
+        """Return the next piece: of the groups that need all of the prefix first.
+
+        Args:
+            groups: the cache.
+            strips: of its layers.
+        """
+        if (step := self._next(self.cursor)) is None:
+            return Piece(self.tails.popleft())
+        tokens, taken, self.cursor = step
+        places = {
+            name: range(tokens.start // size, -(-tokens.stop // size))
+            for name, group in groups.items()
+            if group.kind == "full"
+            for size in [group.tokens_per_block]
+        }
+        if len(taken) == len(strips):
+            return Piece(places)
+        return Piece(places, range(strips[taken.start].start, strips[taken.stop - 1].stop))
 
     @property
-    def num_ready(self) -> int:
-        """Chunks that can be packed now."""
+    def _has_all(self) -> bool:
         transfer = self.transfer
-        if transfer is None or transfer.is_paused or self.is_served:
-            return 0
-        count = -(-self.num_available // self.max_tokens) if self.max_tokens else 0
-        return count + (len(self.tails) if transfer.num_computed >= self.ask.num_tokens else 0)
+        return (
+            transfer is not None
+            and not transfer.is_paused
+            and transfer.computed.num_tokens >= self.ask.num_tokens
+        )
 
-    def take(self, groups: mk.CacheGroups) -> Pieces:
-        """Return the next chunk: of the groups that need all of the prefix first."""
-        if count := min(self.num_available, self.max_tokens):
-            first, stop = self.next_token, self.next_token + count
-            self.next_token = stop
-            return {
-                name: range(first // group.tokens_per_block, -(-stop // group.tokens_per_block))
-                for name, group in groups.items()
-                if group.kind == "full"
-            }
-        return self.tails.popleft()
+    def _next(self, cursor: Cursor) -> tuple[range, range, Cursor] | None:
+        transfer = self.transfer
+        if transfer is None or transfer.is_paused:
+            return None
+        num_tokens, ahead, num_strips = transfer.computed
+        computed = Computed(self._whole(num_tokens), self._whole(ahead), num_strips)
+        return cursor.next(computed, self.num_strips, self.tokens_of)
+
+    def _whole(self, num_tokens: int) -> int:
+        """Return the tokens, of those computed, whose blocks are whole on both sides."""
+        if num_tokens >= self.ask.num_tokens:
+            return self.ask.num_tokens
+        return num_tokens - num_tokens % self.unit

@@ -8,19 +8,19 @@ import secrets
 import threading
 import time
 from collections import deque
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
+import numpy as np
 import torch
 
 import mooncake_kernels as mk
 from mooncake_kernels.closeable import Closeable
 from mooncake_kernels.errors import FailureKind, InvalidArgument, TransferError
-from mooncake_kernels.kv.groups_copy import PackedGroup
 from mooncake_kernels.transfer import Region
 
 from ...rpc import Message
 from .endpoint import Endpoint
-from .incoming import Call, Question, Request, Result
+from .incoming import Call, OfView, Question, Request, Result, places_of
 from .messages import (
     MAX_NUMBERS,
     MAX_RANKS,
@@ -44,6 +44,8 @@ from .settings import Source
 from .shards import first_head, sources
 
 logger = logging.getLogger(__name__)
+
+Written = tuple[list[int], list[int]]  # layers of a view, and which of a request's blocks
 
 ASKING_S = 1.0
 GRACE_S = 1.0  # after a sender's death, for what the network or this process still delivers
@@ -452,7 +454,11 @@ class Receiver(Closeable):
         for sender in asked[self._rank]:
             call = Call(
                 next(self._numbers), ranks[sender], request,
-                {name: set(places) for name, places in request.blocks.items()},
+                {
+                    (name, index): np.ones((view.num_layers, len(request.blocks[name])), bool)
+                    for name, group in self._groups.items()
+                    for index, view in enumerate(group.views)
+                },
                 time.monotonic(),
             )  # fmt: skip
             request.calls.append(call)
@@ -617,8 +623,8 @@ class Receiver(Closeable):
 
     def _unpack(
         self, call: Call, slot: int, data: bytes, stream: torch.cuda.Stream | None
-    ) -> dict[str, list[int]]:
-        """Unpack a chunk; returns the places of the block tables that are complete now."""
+    ) -> dict[OfView, Written]:
+        """Unpack a chunk; returns which layers of which blocks are there now."""
         header = mk.GroupsHeader.from_bytes(data)
         packer, (staging, _) = self._packers[slot], self._slots[slot]
         is_empty = any(group.packed.num_blocks == 0 for group in header.groups)
@@ -628,16 +634,19 @@ class Receiver(Closeable):
                 f"got {header.num_bytes}"
             )
         ids: dict[str, list[int]] = {}
-        written: dict[str, list[int]] = {}
+        written: dict[OfView, Written] = {}
         for packed in header.groups:
-            places = self._places(packed, call.request.num_tokens)
+            places = places_of(self._groups, packed, call.request.num_tokens)
             blocks = call.request.blocks[packed.name]
             ids[packed.name] = [blocks.get(place, -1) for place in places]
-            written[packed.name] = [place for place in places if place in blocks]
+            first = next(iter(blocks), 0)
+            rows = [place - first for place in places if place in blocks]
             for index, view in enumerate(packed.packed.views):
-                part = (view.layers, view.first_head, view.heads)
-                if call.parts.setdefault((packed.name, index), part) != part:
-                    raise InvalidArgument("chunks must have the same layers and heads")
+                key, heads = (packed.name, index), (view.first_head, view.heads)
+                if call.heads.setdefault(key, heads) != heads:
+                    raise InvalidArgument("chunks must have the same heads")
+                if (missing := call.missing.get(key)) is not None:
+                    written[key] = [n for n in view.layers if n < len(missing)], rows
         if stream is None:
             packer.unpack(header, staging, ids)
         else:
@@ -648,41 +657,17 @@ class Receiver(Closeable):
                 packer.check()  # also waits: the slot is given back, and the request may go on
         return written
 
-    def _places(self, packed: PackedGroup, num_tokens: int) -> range:
-        """Return the places in this side's block table of a chunk's records.
-
-        Raises:
-            InvalidArgument: they are not whole blocks here, with all tokens.
-        """
-        group = self._groups.get(packed.name)
-        if group is None or not packed.packed.has_checksums:
-            raise InvalidArgument(
-                f"a chunk must have checksums, and of the groups {sorted(self._groups)}, "
-                f"got {packed.name!r}"
-            )
-        if packed.token_shard.num_ranks > 1:
-            shard = packed.token_shard[:]
-            raise InvalidArgument(f"a chunk must have all tokens, got token_shard {shard}")
-        size = group.tokens_per_block
-        first = packed.first_block * packed.tokens_per_block
-        stop = first + packed.packed.num_blocks * packed.tokens_per_block
-        if first % size or (stop % size and stop < num_tokens):
-            raise InvalidArgument(
-                f"a chunk must begin and end with a block of {size} tokens, got {first} to {stop}"
-            )
-        return range(first // size, -(-stop // size))
-
-    def _wrote(self, call: Call, written: Mapping[str, Iterable[int]]) -> None:
+    def _wrote(self, call: Call, written: Mapping[OfView, Written]) -> None:
         """Note what has come; if that is all, the request is over."""
-        for name, places in written.items():
-            call.missing[name].difference_update(places)
+        for view, (layers, rows) in written.items():
+            call.missing[view][np.ix_(layers, rows)] = False
         if not call.is_complete:
             return
         self._leave_complete(call)
         request = call.request
         if all(other.is_complete for other in request.calls):
             if lacking := request.lacking(self._groups, self._first_heads):
-                self._fail(request, f"group {lacking} came without some of its layers or heads")
+                self._fail(request, f"group {lacking} came without some of its heads")
             else:
                 request.is_over = True
 

@@ -33,7 +33,8 @@ from .messages import (
     Spare,
     Want,
 )
-from .outgoing import Demand, Pieces, Reception, Transfer
+from .outgoing import Demand, Piece, Places, Reception, Transfer
+from .strips import NOTHING, Computed, Cursor, strips_of
 
 logger = logging.getLogger(__name__)
 
@@ -54,6 +55,9 @@ class Sender(Closeable):
         first_head: of this rank in the model, of the groups that have heads: as for
             ``GroupsPacker``.
 
+    Attributes:
+        strips: of the cache's layers, see ``progress``; one if the cache has several groups.
+
     Raises:
         InvalidArgument: a group is of an encoder or has a ``token_shard``, or a chunk's header is
             too large for a message.
@@ -70,6 +74,7 @@ class Sender(Closeable):
         check_groups("Sender", groups)
         self._endpoint, self._settings = endpoint, endpoint.settings
         self._groups, self._engine_id = groups, engine_id
+        self._first_head = first_head
         packer = mk.GroupsPacker(groups, first_head=first_head)
         one_each = packer.header(dict.fromkeys(groups, 1))
         if (size := len(one_each.to_bytes()) + 256) > MAX_HEADER:
@@ -77,6 +82,10 @@ class Sender(Closeable):
                 f"Sender: groups must have a header of at most {MAX_HEADER} bytes, got {size}"
             )
         self._record_bytes = {one.name: one.packed.record_bytes for one in one_each.groups}
+        self.strips = _strips_of(groups)
+        self._strip_bytes = [  # of a record: of one strip, of two and so on; the last is smallest
+            _record_bytes(groups, range(strip.stop)) for strip in self.strips[:-1]
+        ]
         self._on_gpu = groups.device.type == "cuda"
         num_slots, slot_bytes = self._settings.num_slots, self._settings.slot_bytes
         self._staging = torch.zeros(
@@ -105,7 +114,7 @@ class Sender(Closeable):
         self._threads = [
             threading.Thread(
                 target=self._serve,
-                args=(self._slot(index), mk.GroupsPacker(groups, first_head=first_head)),
+                args=(self._slot(index),),
                 name=f"handoff sender {index}",
                 daemon=True,
             )
@@ -152,6 +161,7 @@ class Sender(Closeable):
         num_computed: int,
         block_ids: Mapping[str, Sequence[int]],
         *,
+        num_layers: int | None = None,
         after: torch.cuda.Event | None = None,
     ) -> None:
         """Have what is computed by now sent; after ``pause``, from other blocks.
@@ -159,6 +169,8 @@ class Sender(Closeable):
         Args:
             transfer_id: that was offered; one that is over meanwhile is ignored.
             num_computed: tokens whose blocks are complete.
+            num_layers: in how many of the first layers: those of whole ``strips`` leave. The tokens
+                of earlier calls are complete in all layers. None: in all.
             block_ids: the whole block table of each group so far, -1 where it has no block.
             after: on CUDA, an event after which these blocks are complete.
         """
@@ -167,9 +179,17 @@ class Sender(Closeable):
             if transfer is None:
                 return
             transfer.block_ids = {name: list(ids) for name, ids in block_ids.items()}
-            transfer.num_computed, transfer.after = num_computed, after
-            transfer.is_paused = False
-            if num_computed >= transfer.num_tokens and transfer.computed_s is None:
+            transfer.after, transfer.is_paused = after, False
+            num_strips = len(self.strips)
+            if num_layers is not None:
+                num_strips = sum(strip.stop <= num_layers for strip in self.strips)
+            if num_strips == len(self.strips):
+                transfer.computed = Computed(num_computed)
+            else:
+                whole = transfer.computed.num_tokens
+                transfer.computed = Computed(whole, max(whole, num_computed), num_strips)
+            has_all = transfer.computed.num_tokens >= transfer.num_tokens
+            if has_all and transfer.computed_s is None:
                 transfer.computed_s = time.monotonic()
             for ask in transfer.asks:
                 self._want(ask)
@@ -183,7 +203,7 @@ class Sender(Closeable):
         with self._state:
             transfer = self._transfers.get(transfer_id)
             if transfer is not None:
-                transfer.is_paused, transfer.num_computed = True, 0
+                transfer.is_paused, transfer.computed = True, NOTHING
                 for ask in transfer.asks:
                     self._spare(ask)
                 self._state.wait_for(lambda: transfer.num_packing == 0)
@@ -357,11 +377,11 @@ class Sender(Closeable):
         theirs = [form.tokens_per_block for form in ask.ask.groups if form.kind == "full"]
         ask.unit = lcm(*(group.tokens_per_block for group in full), *theirs)
         if full:
-            unit_bytes = self._unit_bytes(ask.unit)
-            ask.max_tokens = slot_bytes // unit_bytes * ask.unit
-            ask.next_token = ask.ask.first_token // ask.unit * ask.unit
+            ask.num_strips, unit = len(self.strips), ask.unit
+            ask.tokens_of = lambda strips: slot_bytes // self._unit_bytes(unit, strips) * unit
+            ask.cursor = Cursor(ask.ask.first_token // unit * unit)
         else:
-            ask.next_token = ask.ask.num_tokens
+            ask.cursor = Cursor(ask.ask.num_tokens)
         needed = self._groups.needed(ask.ask.num_tokens)
         for name, group in self._groups.items():
             if group.kind != "full":
@@ -404,10 +424,16 @@ class Sender(Closeable):
             return f"slot_bytes must be at least {least} on both sides, got {slot_bytes}"
         return None
 
-    def _unit_bytes(self, unit: int) -> int:
-        """Return the packed bytes of that many tokens, of groups that need all of the prefix."""
+    def _unit_bytes(self, unit: int, num_strips: int | None = None) -> int:
+        """Return the packed bytes of that many tokens, of groups that need all of the prefix.
+
+        ``num_strips``: of the first of so many strips; None: of all.
+        """
+        record_bytes = self._record_bytes
+        if num_strips is not None and num_strips < len(self.strips):
+            record_bytes = dict.fromkeys(self._groups, self._strip_bytes[num_strips - 1])
         return sum(
-            self._record_bytes[group.name] * unit // group.tokens_per_block
+            record_bytes[group.name] * unit // group.tokens_per_block
             for group in self._groups.values()
             if group.kind == "full"
         )
@@ -488,7 +514,7 @@ class Sender(Closeable):
         first = index * _aligned(size)
         return self._staging[first : first + size]
 
-    def _next(self) -> tuple[Demand, Pieces, tuple[int, int]] | None:
+    def _next(self) -> tuple[Demand, Piece, tuple[int, int]] | None:
         """Take the next chunk for which there is a landing slot; None if there is none now."""
         most = max(1, self._settings.num_slots // 2)  # a slow receiver does not take all threads
         in_flight: dict[str, int] = {}
@@ -504,11 +530,12 @@ class Sender(Closeable):
             assert ask.transfer is not None, "what is ready is of a transfer"
             ask.num_in_flight += 1
             ask.transfer.num_packing += 1
-            return ask, ask.take(self._groups), ask.slots.popleft()
+            return ask, ask.take(self._groups, self.strips), ask.slots.popleft()
         return None
 
-    def _serve(self, staging: torch.Tensor, packer: mk.GroupsPacker) -> None:
+    def _serve(self, staging: torch.Tensor) -> None:
         """Pack and write chunks, by one slot of staging memory, until the sender is closed."""
+        packers: dict[range | None, mk.GroupsPacker] = {}  # by the layers that they pack
         stream = torch.cuda.Stream(self._groups.device) if self._on_gpu else None
         while True:
             with self._state:
@@ -516,15 +543,19 @@ class Sender(Closeable):
                     if self.closed:
                         return
                     self._state.wait(0.5)
-                ask, pieces, slot = work
+                ask, (places, layers), slot = work
                 transfer = ask.transfer
                 assert transfer is not None, "it is that of the chunk"
-                ids, after = transfer.ids_of(pieces), transfer.after
+                ids, after = transfer.ids_of(places), transfer.after
             header, reason = None, ""
             try:
                 if ids is None:
                     raise InvalidArgument("progress: block_ids must have the computed tokens")
-                header = self._pack(packer, staging, pieces, ids, stream, after)
+                if layers not in packers:
+                    packers[layers] = mk.GroupsPacker(
+                        self._groups, first_head=self._first_head, layers=layers
+                    )
+                header = self._pack(packers[layers], staging, places, ids, stream, after)
             except Exception as error:  # of this receiver: the others are served
                 logger.exception("hand-off: %s was not packed", ask.ask.transfer_id)
                 reason = f"a chunk was not packed: {error}"
@@ -543,12 +574,12 @@ class Sender(Closeable):
         self,
         packer: mk.GroupsPacker,
         staging: torch.Tensor,
-        pieces: Pieces,
+        places: Places,
         ids: Mapping[str, Sequence[int]],
         stream: torch.cuda.Stream | None,
         after: torch.cuda.Event | None,
     ) -> mk.GroupsHeader:
-        first_blocks = {name: places.start for name, places in pieces.items()}
+        first_blocks = {name: of_group.start for name, of_group in places.items()}
         if stream is None:
             return packer.pack(ids, staging, first_blocks=first_blocks)
         with torch.cuda.stream(stream):
@@ -562,7 +593,7 @@ class Sender(Closeable):
         """Note that a thread reads a transfer's blocks no longer."""
         with self._state:
             transfer.num_packing -= 1
-            is_last = ask.next_token >= ask.ask.num_tokens and not ask.tails
+            is_last = ask.cursor.token >= ask.ask.num_tokens and not ask.tails
             if is_last and not has_failed and not ask.is_over:
                 ask.is_served = True
                 assert ask.reception is not None, "it has one with its transfer"
@@ -591,6 +622,20 @@ class Sender(Closeable):
 
 RELEASED = "no one needs it"
 CANCELLED = "its receiver has cancelled it"  # before it was offered, and not asked for since
+
+
+def _strips_of(groups: mk.CacheGroups) -> list[range]:
+    """Return the strips in which a cache's layers may leave: one if layers are no common order."""
+    counts = {view.num_layers for group in groups.values() for view in group.views}
+    if len(groups) > 1 or len(counts) > 1 or any(g.kind != "full" for g in groups.values()):
+        return [range(max(counts))]
+    return strips_of(*counts)
+
+
+def _record_bytes(groups: mk.CacheGroups, layers: range) -> int:
+    """Return the bytes of a packed block of these layers of a cache of one group."""
+    [packed] = mk.GroupsPacker(groups, layers=layers).header(dict.fromkeys(groups, 1)).groups
+    return packed.packed.record_bytes
 
 
 def check_groups(op: str, groups: mk.CacheGroups) -> None:

@@ -126,14 +126,17 @@ class Rank:
         heads = max(1, self.view.num_heads)
         return contents[:, :, :, self.first_head : self.first_head + heads]
 
-    def fill(self, prompt: str, ids: Sequence[int], first: int, stop: int, total: int) -> None:
-        """Compute tokens of a prompt."""
+    def fill(
+        self, prompt: str, ids: Sequence[int], first: int, stop: int, total: int,
+        layers: Sequence[int] = range(LAYERS),
+    ) -> None:  # fmt: skip
+        """Compute tokens of a prompt, in some layers."""
         own = self._own(contents_of(prompt, total, self.heads or 1))
         for token in range(first, stop):
             block, place = ids[token // self.block_size], token % self.block_size
-            for number, layer in enumerate(self.layers):
+            for number in layers:
                 for kv in (0, 1):
-                    self._rows(layer, kv, block)[place] = own[number, kv, token]
+                    self._rows(self.layers[number], kv, block)[place] = own[number, kv, token]
 
     def read(self, ids: Sequence[int], first: int, stop: int) -> torch.Tensor:
         """Return tokens ``[layer, kv, token, head, dim]``."""
