@@ -17,14 +17,14 @@ from .block_allocator import BlockAllocator
 from .caching_allocator import CachingAllocator
 from .errors import NotFinite, OutOfBlocks
 from .kv_cache import PagedKVCache
-from .llama import Llama
+from .llama import LayerHooks, Llama
 from .prefill import check_prompt
 from .request import FinishReason, Generation, Request, TokenOutput
 from .sampling import SamplingParams, sample
 from .scheduler import Scheduler
 
 GREEDY = SamplingParams()
-OnComputed = Callable[[Request], None]
+OnStep = Callable[[Sequence[tuple[Request, int]]], LayerHooks | None]
 
 
 class BatchingEngine:
@@ -42,8 +42,9 @@ class BatchingEngine:
         keep_prefixes: keep full blocks of prompts and answers until their memory is needed, and
             begin prompts behind those that they have in common with earlier ones. Ctrl-C in a step
             may then cost blocks.
-        on_computed: called with each request that a step has computed tokens of, when these are in
-            the cache, and before it may end. It must not raise.
+        on_step: called before each step with its requests and how many tokens it computes of each;
+            the hooks that it returns are called around the step's layers. What either raises,
+            ``step`` raises: no request has advanced then, and the next step computes it again.
 
     Raises:
         InvalidArgument: the cache does not belong to the model, or a number is not positive.
@@ -58,7 +59,7 @@ class BatchingEngine:
         chunk_tokens: int | None = None,
         max_requests: int = 64,
         keep_prefixes: bool = False,
-        on_computed: OnComputed | None = None,
+        on_step: OnStep | None = None,
     ) -> None:
         max_batch_tokens = as_positive("Engine", "max_batch_tokens", max_batch_tokens)
         max_requests = as_positive("Engine", "max_requests", max_requests)
@@ -70,7 +71,7 @@ class BatchingEngine:
         self.allocator = BlockAllocator(cache.num_blocks)
         if keep_prefixes:
             self.allocator = CachingAllocator(cache.num_blocks, cache.block_size)
-        self._on_computed = on_computed
+        self._on_step = on_step
         self.scheduler = Scheduler(
             self.allocator,
             cache.block_size,
@@ -221,7 +222,8 @@ class BatchingEngine:
         self, work: Sequence[tuple[Request, int]], batch: Batch, ends: Sequence[int]
     ) -> torch.Tensor:
         """Compute the logits after the last token of the requests ``ends`` of ``work``."""
-        return self.model.forward(batch, self.cache, requests=ends)
+        hooks = None if self._on_step is None else self._on_step(work)
+        return self.model.forward(batch, self.cache, requests=ends, hooks=hooks)
 
     def _check_usable(self, op: str) -> None:
         """Refuse an operation on an engine that a stream has to itself."""
@@ -283,8 +285,6 @@ class BatchingEngine:
                 request.tokens[index:] = [output.token_id]
             if self._ready[-1:] != outputs[-1:]:
                 self._ready += outputs
-            if self._on_computed is not None:
-                self._on_computed(request)
             is_over = bool(outputs) and outputs[-1].finished
             # Of a prompt at once, for others that wait; of the answer when that is whole.
             if request.block_ids and (is_over or (outputs and outputs[-1].token_index == 0)):

@@ -84,11 +84,22 @@ class PagedKVCache:
         """Count the blocks that ``num_tokens`` tokens of one request fill or begin."""
         return -(-num_tokens // self.block_size)
 
-    def view(self) -> "KVView":
-        """Describe this memory to ``mooncake_kernels``, which copies between layouts."""
+    def view(self, layers: range | None = None) -> "KVView":
+        """Describe this memory to ``mooncake_kernels``, which copies between layouts.
+
+        Args:
+            layers: those to describe, without gaps; None: all.
+        """
         import mooncake_kernels as mk
 
-        return mk.KVView(self.tensors, axes=self.axes)
+        tensors = self.tensors
+        if layers is None:
+            pass
+        elif isinstance(tensors, list):
+            tensors = tensors[layers.start : layers.stop]
+        else:
+            tensors = tensors.narrow(self.axes.split().index("layer"), layers.start, len(layers))
+        return mk.KVView(tensors, axes=self.axes)
 
 
 def _parse_axes(axes: str) -> Sequence[str]:

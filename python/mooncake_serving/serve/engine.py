@@ -15,7 +15,7 @@ import mooncake_kernels as mk
 from mooncake_kernels.errors import InvalidArgument
 from mooncake_kernels.http_server import in_url, is_loopback, listen, silence_uvicorn
 from mooncake_serving.engine import Engine, Llama, PagedKVCache, find_model, load_model
-from mooncake_serving.engine.batching import OnComputed
+from mooncake_serving.engine.batching import OnStep
 from mooncake_serving.engine.caching_allocator import (
     CachingAllocator,
     DroppedBlocks,
@@ -105,7 +105,7 @@ def make_engine(
     options: argparse.Namespace,
     model: Llama,
     publisher: EventPublisher | None,
-    on_computed: OnComputed,
+    on_step: OnStep,
 ) -> Parts:
     """Make an engine of the options, what hands its prompts over, and a store behind its cache.
 
@@ -113,7 +113,7 @@ def make_engine(
         options: of the command.
         model: the model.
         publisher: of its KV events; None: there is none.
-        on_computed: see ``BatchingEngine``.
+        on_step: see ``BatchingEngine``.
     """
     cache = PagedKVCache(
         model.config,
@@ -129,7 +129,7 @@ def make_engine(
         chunk_tokens=options.chunk_tokens,
         max_requests=options.max_requests,
         keep_prefixes=True,
-        on_computed=on_computed,
+        on_step=on_step,
     )
     # It takes a while, and tells other engines and the store which model this is.
     digest = model_digest(model) if options.store or options.role != "both" else ""

@@ -4,6 +4,8 @@ import secrets
 from collections.abc import Sequence
 from dataclasses import replace
 
+import torch
+
 import mooncake_kernels as mk
 from mooncake_kernels.closeable import Closeable
 from mooncake_serving.connectors.handoff import (
@@ -84,18 +86,46 @@ class Transfers(Closeable):
         self._sender.offer(send.transfer_id, digest, num_tokens)
         self._held[send.transfer_id] = []
 
-    def computed(self, job: Job, send: Send, block_ids: Sequence[int], num_computed: int) -> None:
-        """Have what is computed of a prompt sent; its blocks stay until no one needs them."""
+    def computed(
+        self, job: Job, send: Send, block_ids: Sequence[int], num_computed: int, num_layers: int
+    ) -> None:
+        """Have what is computed of a prompt sent; its blocks stay until no one needs them.
+
+        Args:
+            job: the request.
+            send: as which it was offered.
+            block_ids: of the request.
+            num_computed: tokens that have their keys and values, or, on CUDA, will have them after
+                what is queued.
+            num_layers: in so many of the first layers; what was computed before, in all.
+        """
         assert self._sender is not None, "it was offered"
         held = self._held.get(send.transfer_id)
         if held is None:  # the lease is over, or it was dropped
+            return
+        if not any(num_layers == strip.stop for strip in self._sender.strips):
             return
         num_tokens = len(job.prompt) - 1
         needed = block_ids[: self._engine.cache.num_blocks_for(num_tokens)]
         if not held:
             self._engine.allocator.share(needed)
             held.extend(needed)
-        self._sender.progress(send.transfer_id, min(num_computed, num_tokens), {GROUP: needed})
+        after = None
+        if self._engine.cache.device.type == "cuda":
+            after = torch.cuda.Event()
+            after.record()
+        self._sender.progress(
+            send.transfer_id,
+            min(num_computed, num_tokens),
+            {GROUP: needed},
+            num_layers=num_layers,
+            after=after,
+        )
+
+    def pause(self, send: Send) -> None:
+        """Stop to read a prompt's blocks, which are going to be computed again."""
+        assert self._sender is not None, "it was offered"
+        self._sender.pause(send.transfer_id)
 
     def answer(self, job: Job, send: Send) -> dict[str, object]:
         """Return the ``kv_transfer_params`` with which another engine fetches a prompt."""

@@ -6,19 +6,19 @@ import queue
 import threading
 import time
 from collections import Counter, deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from mooncake_kernels.closeable import Closeable
 from mooncake_kernels.errors import InvalidArgument
-from mooncake_serving.engine import Engine, NotFinite, OutOfBlocks, TokenOutput
-from mooncake_serving.engine.batching import OnComputed
+from mooncake_serving.engine import Engine, LayerHooks, NotFinite, OutOfBlocks, TokenOutput
+from mooncake_serving.engine.batching import OnStep
 from mooncake_serving.engine.request import Request
 from mooncake_serving.http_api import ErrorAnswer, invalid
 
 from .job import TRANSFER, Fetch, Job, Send
-from .stored_blocks import StoredBlocks
+from .stored_blocks import NotLoaded, StoredBlocks
 from .transfers import Transfers
 
 logger = logging.getLogger(__name__)
@@ -59,7 +59,7 @@ class Worker(Closeable):
 
     Args:
         make: makes the engine and what belongs to it; called with what the engine is to call as
-            ``on_computed``. Nothing else uses them.
+            ``on_step``. Nothing else uses them.
 
     Attributes:
         engine, transfers, stored: to be read: configuration and counts.
@@ -67,8 +67,8 @@ class Worker(Closeable):
         is_alive: whether jobs are computed, and submitted ones will be.
     """
 
-    def __init__(self, make: Callable[[OnComputed], Parts]):
-        self.engine, self.transfers, self.stored = make(self._computed)
+    def __init__(self, make: Callable[[OnStep], Parts]):
+        self.engine, self.transfers, self.stored = make(self._hooks)
         self.counts = Counts(num_free_blocks=self.engine.allocator.num_free)
         self.is_alive = False
         self._counted_s = 0.0
@@ -176,12 +176,8 @@ class Worker(Closeable):
                     self._fail(job, _failure(f"the prompt was not handed over: {error}"))
         if self.stored is not None:
             for loaded in self.stored.poll():
-                if loaded.job in self._loading:
-                    self._loading.remove(loaded.job)
-                    self._add(loaded.job, loaded.block_ids, loaded.num_cached_tokens)
-                else:  # it was dropped
-                    self.engine.release(loaded.block_ids)
-                    self.stored.ended(loaded.job)
+                self._loading.remove(loaded.job)
+                self._add(loaded.job, loaded.block_ids, loaded.num_cached_tokens)
         while self._to_reserve and self._reserve(self._to_reserve[0]):
             self._to_reserve.popleft()
         if not self.engine.has_work:
@@ -190,6 +186,10 @@ class Worker(Closeable):
             outputs = self.engine.step()
         except OutOfBlocks:  # transfers hold them
             return False
+        except NotLoaded as error:
+            for job in error.jobs:
+                self._set_aside(job)
+            return True
         except NotFinite as error:
             for request_id in error.requests:
                 job = self._jobs[request_id]
@@ -277,7 +277,7 @@ class Worker(Closeable):
             self._to_reserve.remove(job)
             if transfers is not None and isinstance(job.transfer, Fetch):
                 transfers.release(job.transfer)
-        elif job in self._loading:  # its blocks are released when that is over
+        elif job in self._loading:
             self._loading.remove(job)
         elif request_id is not None:
             self.engine.abort(request_id)
@@ -288,13 +288,39 @@ class Worker(Closeable):
             transfers.drop(job.transfer, "the request was aborted")
         self._count(job, reason)
 
-    def _computed(self, request: Request) -> None:
-        """Note the progress of a request: what the engine calls after each step."""
-        job = self._jobs[request.request_id]
-        if not isinstance(job.transfer, Fetch):  # of those it is known since they have blocks
-            job.num_cached_tokens = request.num_cached_tokens
+    def _hooks(self, work: Sequence[tuple[Request, int]]) -> LayerHooks | None:
+        """Return what the engine is to call around each layer of a step: what is loaded comes
+        before it, and what is handed over leaves behind it.
+        """
+        sent = []
+        for request, num_tokens in work:
+            job = self._jobs[request.request_id]
+            if not isinstance(job.transfer, Fetch):  # of those it is known since they have blocks
+                job.num_cached_tokens = request.num_cached_tokens
+            if isinstance(job.transfer, Send):
+                stop = request.num_computed + num_tokens
+                sent.append((job, job.transfer, request.block_ids, stop))
+        transfers, wait = self.transfers, None
+        if self.stored is not None:
+            wait = self.stored.before_layers(self._jobs[r.request_id] for r, _ in work)
+
+        def written(layer_index: int) -> None:
+            assert transfers is not None, "something is sent"
+            for of_request in sent:
+                transfers.computed(*of_request, layer_index + 1)
+
+        return LayerHooks(wait, written if sent and transfers is not None else None)
+
+    def _set_aside(self, job: Job) -> None:
+        """Take a job out of the engine until all of its prompt has come from the store."""
+        assert self.stored is not None, "it was loaded"
+        self.engine.allocator.share(self.stored.set_aside(job))
+        request_id = self._ids.pop(job)
+        self.engine.abort(request_id)
+        del self._jobs[request_id]
         if isinstance(job.transfer, Send) and self.transfers is not None:
-            self.transfers.computed(job, job.transfer, request.block_ids, request.num_computed)
+            self.transfers.pause(job.transfer)
+        self._loading.add(job)
 
     def _finished(self, job: Job, reason: str) -> None:
         del self._jobs[self._ids.pop(job)]

@@ -68,7 +68,7 @@ def outputs_of(engine, interrupted_step, count):
 def quick_model(tiny, monkeypatch):
     """Every request's next token is the one after its last: what is tested is not the model."""
 
-    def forward(batch, cache, *, requests):
+    def forward(batch, cache, *, requests, hooks):
         ends = torch.tensor(batch.row_starts[1:])[requests] - 1
         return torch.nn.functional.one_hot(batch.token_ids[ends] + 1, 264).float()
 

@@ -88,7 +88,7 @@ def test_answers_are_equal_and_prefixes_computed_once(make_engine, prompts, chun
         num_blocks=40,
         chunk_tokens=chunk_tokens,
         keep_prefixes=True,
-        on_computed=lambda request: cached.append(request.num_cached_tokens),
+        on_step=lambda work: cached.extend(request.num_cached_tokens for request, _ in work),
     )
     for prompt, answer in zip(turns, expected, strict=True):
         cached.clear()

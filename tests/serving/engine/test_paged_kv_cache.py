@@ -61,6 +61,10 @@ def test_kv_view_sees_the_same_cache(tiny, axes):
     cache = PagedKVCache(tiny.config, 5, block_size=4, axes=axes)
     view = cache.view()
     assert (view.num_layers, view.num_blocks, view.block_size) == (2, 5, 4)
+    cache.layer(1)[0].fill_(7.0)
+    last = cache.view(range(1, 2))
+    assert last.num_layers == 1
+    assert (last.plane(0, 0) == 7.0).all() and not last.plane(0, 1).any()
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,6 @@
 """Prompts that one engine server prefills for another one, alone and behind the router."""
 
+import threading
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from typing import Any
@@ -8,9 +9,10 @@ import httpx
 import pytest
 
 from mooncake_kernels.errors import InvalidArgument
+from mooncake_serving.http_api import ErrorAnswer
 from mooncake_serving.serve import transfers
 from tests.serving.router.support import RouterServer
-from tests.serving.serve.support import EngineServer, events_of, text_of
+from tests.serving.serve.support import WAIT_S, EngineServer, events_of, text_of
 from tests.waiting import eventually
 
 PREFILL = {"max_tokens": 1, "kv_transfer_params": {"do_remote_decode": True}}
@@ -46,30 +48,81 @@ def test_tokens_are_those_of_an_engine_alone(pair, expected, stream):
     all_free(prefill, decode)
 
 
-def test_blocks_leave_while_the_prompt_is_computed(pair, expected):
-    """A receiver that comes first, with a transfer's name that both are told."""
-    prefill, decode = pair
-    prompt = "the " * 120
+def both_at_once(prefill: EngineServer, decode: EngineServer, pool, prompt: str, max_tokens: int):
+    """Ask both engines, the one that decodes first; returns its answer, which is to come."""
     params = params_of(prefill, "where it is")
     assert decode.complete("where it is", kv_transfer_params=params).status_code == 200
     params["transfer_id"] = "both at once"
-    steps: list[int] = []
-    sender = prefill.worker.transfers._sender
-    progress = sender.progress
+    answer = pool.submit(decode.complete, prompt, max_tokens, kv_transfer_params=params)
+    eventually(lambda: decode.worker.transfers.is_busy)
+    named = {"do_remote_decode": True, "transfer_id": "both at once"}
+    return answer, pool.submit(prefill.complete, prompt, max_tokens=1, kv_transfer_params=named)
 
-    def record(transfer_id: str, num_computed: int, block_ids: Any) -> None:
-        steps.append(num_computed)
-        progress(transfer_id, num_computed, block_ids)
 
-    sender.progress = record
-    with ThreadPoolExecutor(1) as pool:
-        answer = pool.submit(decode.complete, prompt, 9, kv_transfer_params=params)
-        eventually(lambda: decode.worker.transfers.is_busy)
-        named = {"do_remote_decode": True, "transfer_id": "both at once"}
-        assert prefill.complete(prompt, max_tokens=1, kv_transfer_params=named).status_code == 200
+def watch_layers(prefill: EngineServer, decode: EngineServer, watch: Any) -> None:
+    """Have ``watch`` called after each layer that was handed over: what the decode engine lacks,
+    ``[layer, block]``, how many tokens are computed, and in how many layers.
+    """
+    computed = prefill.worker.transfers.computed
+
+    def watched(job, send, block_ids, num_computed, num_layers):
+        computed(job, send, block_ids, num_computed, num_layers)
+        requests = [*decode.worker.transfers._receiver._requests.values()]
+        calls = [call for request in requests for call in request.calls]
+        if calls:
+            watch(calls[0].missing["0", 0], num_computed, num_layers)
+
+    prefill.worker.transfers.computed = watched
+
+
+def test_layers_leave_while_the_next_ones_are_computed(pair, expected):
+    """A receiver that comes first, with a transfer's name that both are told."""
+    prefill, decode = pair
+    prompt, steps = "the " * 120, []
+
+    def watch(missing, num_computed, num_layers):
+        steps.append((num_computed, num_layers))
+        num_blocks = min(num_computed // 8, missing.shape[1])
+        if num_layers == 1:  # of 2
+            eventually(lambda: not missing[0, :num_blocks].any())
+            assert missing[1, num_blocks - 1]
+
+    watch_layers(prefill, decode, watch)
+    with ThreadPoolExecutor(2) as pool:
+        answer, prefilled = both_at_once(prefill, decode, pool, prompt, 9)
+        assert prefilled.result().status_code == 200
         text = answer.result().json()["choices"][0]["text"]
     assert text == expected(prompt, 9)[0]
-    assert len(steps) > 2 and steps == sorted({*steps})  # a chunk of 32 tokens each
+    chunks = [stop for stop, num_layers in steps if num_layers == 1]
+    assert len(chunks) > 2 and chunks == sorted({*chunks})  # of 32 tokens each
+    assert steps[: 2 * len(chunks)] == [(stop, n) for stop in chunks for n in (1, 2)][: len(steps)]
+    all_free(prefill, decode)
+
+
+@pytest.mark.parametrize("side", ["prefill", "decode"])
+def test_abort_of_either_side_in_the_middle_of_a_layer(pair, expected, side):
+    prefill, decode = pair
+    in_layer, go_on = threading.Event(), threading.Event()
+
+    def watch(missing, num_computed, num_layers):
+        if (num_computed, num_layers) == (64, 1):
+            in_layer.set()
+            assert go_on.wait(WAIT_S)
+
+    watch_layers(prefill, decode, watch)
+    with ThreadPoolExecutor(2) as pool:
+        answer, prefilled = both_at_once(prefill, decode, pool, "the " * 120, 9)
+        assert in_layer.wait(WAIT_S)
+        server = prefill if side == "prefill" else decode
+        [job] = server.worker._unfinished
+        server.worker.end(job, "abort")
+        go_on.set()
+        if side == "prefill":
+            assert "was aborted" in answer.result().json()["error"]["message"]
+        else:
+            assert prefilled.result().status_code == 200
+        job.outputs.put_nowait(ErrorAnswer(499, "it has left", "abort"))  # to its own client
+    assert decode.complete("abc", 4).json()["choices"][0]["text"] == expected("abc", 4)[0]
     all_free(prefill, decode)
 
 

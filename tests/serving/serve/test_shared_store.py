@@ -5,11 +5,14 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 
 import httpx
+import numpy as np
 import pytest
 
 import mooncake_kernels as mk
 from mooncake_serving.engine import SamplingParams, load_model
 from mooncake_serving.engine.caching_allocator import DroppedBlocks, KeptBlocks
+from mooncake_serving.http_api import ErrorAnswer
+from mooncake_serving.serve import stored_blocks
 from mooncake_serving.serve.job import Job
 from mooncake_serving.serve.model_digest import model_digest
 from mooncake_serving.serve.stored_blocks import Loaded, StoredBlocks
@@ -89,6 +92,111 @@ def test_client_that_leaves_while_its_prompt_is_loaded(start, url, monkeypatch):
     eventually(lambda: server.worker.counts.finished["abort"] == 1)
     monkeypatch.undo()
     assert server.complete("abc", 2).status_code == 200
+    eventually(lambda: server.num_free_blocks == 128)
+
+
+class Strips:
+    """Holds, or fails, what an engine reads of its store from the second strip of layers on."""
+
+    def __init__(self, server):
+        self.store = server.worker.stored._store
+        self._get_each, self.store.get_each = self.store.get_each, self
+        self.go_on, self.reached, self.error = threading.Event(), threading.Event(), None
+
+    def __call__(self, names, addresses, sizes):
+        if names[0][-1] == 0:
+            return self._get_each(names, addresses, sizes)
+        self.reached.set()
+        assert self.go_on.wait(WAIT_S)
+        if self.error is not None:
+            raise self.error
+        return self._get_each(names, addresses, sizes)
+
+
+@pytest.fixture
+def filled(start, url):
+    """An engine that has saved the prompt, and one that has not computed it."""
+    first, second = start(f"--store={url}"), start(f"--store={url}")
+    first.complete(PROMPT, 1)
+    saved(first)
+    return first, second
+
+
+def test_first_layers_are_computed_while_the_next_are_loaded(filled, expected, monkeypatch):
+    _, server = filled
+    monkeypatch.setattr(stored_blocks, "LATE_S", WAIT_S)
+    strips, layers = Strips(server), []
+    model = server.worker.engine.model
+    complete_layer = model.complete_layer
+
+    def record(*arguments):
+        layers.append(strips.go_on.is_set())
+        strips.go_on.set()  # the first layer is done, and the second one is not there
+        return complete_layer(*arguments)
+
+    monkeypatch.setattr(model, "complete_layer", record)
+    cached = cached_tokens(server, PROMPT, expected(PROMPT, 7)[0])
+    assert cached == (len(load_tokens(server, PROMPT)) - 1) // 8 * 8
+    assert layers[:2] == [False, True]
+    eventually(lambda: server.num_free_blocks == 128)
+
+
+@pytest.mark.parametrize("role", ["both", "prefill"])
+@pytest.mark.parametrize("how", ["late", "fails", "evicted"])
+def test_strip_that_does_not_come_in_time(start, filled, expected, url, monkeypatch, how, role):
+    """Its request leaves the step, and goes on with what has come when the load has ended."""
+    server = start(f"--role={role}", f"--store={url}")
+    monkeypatch.setattr(stored_blocks, "LATE_S", 0.05)
+    strips = Strips(server)
+    aside, set_aside = threading.Event(), server.worker.stored.set_aside
+    server.worker.stored.set_aside = lambda job: (aside.set(), set_aside(job))[1]
+    if how == "fails":
+        strips.error = RuntimeError("as a test wants it")
+    if how == "evicted":  # but for three blocks
+        get_each = strips._get_each
+        strips._get_each = lambda names, *where: (
+            get_each(names, *where) & (np.arange(len(names)) < 3)
+        )
+    more = {"kv_transfer_params": {"do_remote_decode": True}} if role == "prefill" else {}
+    with ThreadPoolExecutor(1) as pool:
+        answer = pool.submit(server.complete, PROMPT, 1, **more)
+        assert strips.reached.wait(WAIT_S) and aside.wait(WAIT_S)
+        other = server.complete("abc", 1, **more).json()  # it does not wait for the store
+        assert other["choices"][0]["text"] == expected("abc", 1)[0]
+        assert server.worker.num_waiting == 1
+        strips.go_on.set()
+        done = answer.result().json()
+    assert done["choices"][0]["text"] == expected(PROMPT, 1)[0]
+    cached = done["usage"]["prompt_tokens_details"]["cached_tokens"]
+    whole = (len(load_tokens(server, PROMPT)) - 1) // 8 * 8
+    assert cached == {"late": whole, "fails": 0, "evicted": 24}[how]
+    if role == "both":
+        eventually(lambda: server.num_free_blocks == 128)
+        more, decode = {}, server
+    else:
+        more, decode = {"kv_transfer_params": done["kv_transfer_params"]}, start("--role=decode")
+    answer = decode.complete(PROMPT, 9, **more).json()
+    assert answer["choices"][0]["text"] == expected(PROMPT, 9)[0]
+
+
+def test_blocks_are_not_reused_while_a_strip_is_written_to_them(filled, monkeypatch):
+    _, server = filled
+    monkeypatch.setattr(stored_blocks, "LATE_S", 0.05)
+    strips = Strips(server)
+    with ThreadPoolExecutor(1) as pool:
+        answer = pool.submit(server.complete, PROMPT, 7)
+        assert strips.reached.wait(WAIT_S)
+        [load] = server.worker.stored._loads.values()
+        job = load.job
+        eventually(lambda: load.waits_for_end)  # it is not in the engine any more
+        server.worker.end(job, "abort")
+        job.outputs.put_nowait(ErrorAnswer(499, "it has left", "abort"))  # to its own client
+        assert answer.result().status_code == 499
+    eventually(lambda: server.num_free_blocks == 128 - len(load.targets))
+    assert server.complete("abc", 2).status_code == 200
+    allocator = server.worker.engine.allocator
+    assert {allocator.num_holders(block) for block in load.targets} == {1}
+    strips.go_on.set()
     eventually(lambda: server.num_free_blocks == 128)
 
 
