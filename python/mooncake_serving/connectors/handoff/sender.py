@@ -83,8 +83,9 @@ class Sender(Closeable):
             )
         self._record_bytes = {one.name: one.packed.record_bytes for one in one_each.groups}
         self.strips = _strips_of(groups)
-        self._strip_bytes = [  # of a record: of one strip, of two and so on; the last is smallest
-            _record_bytes(groups, range(strip.stop)) for strip in self.strips[:-1]
+        last = self.strips[-1].stop
+        self._strip_bytes = [  # of a record of one strip, of two and so on: the first is smallest
+            _record_bytes(groups, range(strip.start, last)) for strip in self.strips[:0:-1]
         ]
         self._on_gpu = groups.device.type == "cuda"
         num_slots, slot_bytes = self._settings.num_slots, self._settings.slot_bytes
@@ -427,7 +428,7 @@ class Sender(Closeable):
     def _unit_bytes(self, unit: int, num_strips: int | None = None) -> int:
         """Return the packed bytes of that many tokens, of groups that need all of the prefix.
 
-        ``num_strips``: of the first of so many strips; None: of all.
+        ``num_strips``: of so many strips, at most; None: of all.
         """
         record_bytes = self._record_bytes
         if num_strips is not None and num_strips < len(self.strips):

@@ -7,9 +7,13 @@ MAX_STRIPS = 8  # of a cache: what is left at the end of a prompt is one of them
 
 
 def strips_of(num_layers: int) -> list[range]:
-    """Divide layers into at most ``MAX_STRIPS`` strips, in order; the last may be smaller."""
+    """Divide layers into at most ``MAX_STRIPS`` strips, in order.
+
+    The first one, which a prompt that is loaded waits for, may be smaller than the others.
+    """
     size = -(-num_layers // MAX_STRIPS)
-    return [range(first, min(first + size, num_layers)) for first in range(0, num_layers, size)]
+    stops = range(num_layers, 0, -size)
+    return [range(max(0, stop - size), stop) for stop in reversed(stops)]
 
 
 class Computed(NamedTuple):

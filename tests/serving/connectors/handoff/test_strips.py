@@ -23,7 +23,7 @@ from tests.transfer.support import eventually
 
 @pytest.mark.parametrize(
     ("num_layers", "sizes"),
-    [(1, [1]), (2, [1] * 2), (8, [1] * 8), (9, [2] * 4 + [1]), (30, [4] * 7 + [2])],
+    [(1, [1]), (2, [1] * 2), (8, [1] * 8), (9, [1, 2, 2, 2, 2]), (30, [2, *[4] * 7])],
 )
 def test_strips_of_any_number_of_layers(num_layers, sizes):
     strips = strips_of(num_layers)
