@@ -292,24 +292,29 @@ class Worker(Closeable):
         """Return what the engine is to call around each layer of a step: what is loaded comes
         before it, and what is handed over leaves behind it.
         """
-        sent = []
+        before, sent = [], []
         for request, num_tokens in work:
             job = self._jobs[request.request_id]
             if not isinstance(job.transfer, Fetch):  # of those it is known since they have blocks
                 job.num_cached_tokens = request.num_cached_tokens
             if isinstance(job.transfer, Send):
-                stop = request.num_computed + num_tokens
-                sent.append((job, job.transfer, request.block_ids, stop))
-        transfers, wait = self.transfers, None
+                what = (job, job.transfer, request.block_ids)
+                before.append((*what, request.num_computed))
+                sent.append((*what, request.num_computed + num_tokens))
+        wait = None
         if self.stored is not None:
             wait = self.stored.before_layers(self._jobs[r.request_id] for r, _ in work)
+        if (transfers := self.transfers) is None or not sent:
+            return LayerHooks(wait)
+        if wait is None:  # what was cached is there in all layers
+            for cached in before:
+                transfers.computed(*cached, self.engine.cache.num_layers)
 
         def written(layer_index: int) -> None:
-            assert transfers is not None, "something is sent"
-            for of_request in sent:
-                transfers.computed(*of_request, layer_index + 1)
+            for computed in sent:
+                transfers.computed(*computed, layer_index + 1)
 
-        return LayerHooks(wait, written if sent and transfers is not None else None)
+        return LayerHooks(wait, written)
 
     def _set_aside(self, job: Job) -> None:
         """Take a job out of the engine until all of its prompt has come from the store."""

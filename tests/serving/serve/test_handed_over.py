@@ -95,7 +95,33 @@ def test_layers_leave_while_the_next_ones_are_computed(pair, expected):
     assert text == expected(prompt, 9)[0]
     chunks = [stop for stop, num_layers in steps if num_layers == 1]
     assert len(chunks) > 2 and chunks == sorted({*chunks})  # of 32 tokens each
-    assert steps[: 2 * len(chunks)] == [(stop, n) for stop in chunks for n in (1, 2)][: len(steps)]
+    begins = [0, *chunks[:-1]]
+    called = [
+        step
+        for begin, stop in zip(begins, chunks, strict=True)
+        for step in [(begin, 2), (stop, 1), (stop, 2)]
+    ]
+    assert steps == called[: len(steps)]
+    all_free(prefill, decode)
+
+
+def test_what_the_prefill_engine_has_leaves_before_a_layer_is_computed(pair, expected):
+    prefill, decode = pair
+    prompt, steps = "the " * 100, []
+    assert prefill.complete(prompt[:200], 1).status_code == 200
+
+    def watch(missing, num_computed, num_layers):
+        steps.append((num_computed, num_layers))
+        if len(steps) == 1:
+            eventually(lambda: not missing[:, : num_computed // 8].any())
+            assert missing[:, num_computed // 8 :].all()
+
+    watch_layers(prefill, decode, watch)
+    with ThreadPoolExecutor(2) as pool:
+        answer, prefilled = both_at_once(prefill, decode, pool, prompt, 9)
+        cached = prefilled.result().json()["usage"]["prompt_tokens_details"]["cached_tokens"]
+        assert answer.result().json()["choices"][0]["text"] == expected(prompt, 9)[0]
+    assert cached > 0 and steps[0] == (cached, 2)
     all_free(prefill, decode)
 
 
