@@ -190,6 +190,14 @@ def test_user_error_is_one_line(arguments, error, capsys):
     assert told.startswith(error) and told.count("\n") == 1
 
 
+def test_missing_ray_is_named_with_its_extra(monkeypatch, capsys):
+    monkeypatch.setitem(sys.modules, "ray", None)
+    monkeypatch.delitem(sys.modules, "mooncake_serving.serve.ray_cluster", raising=False)
+    assert main(["serve", "up", "--cluster=ray"]) == 1
+    wanted = "pip install 'mooncake-kernels[serving,router,ray]'"
+    assert capsys.readouterr().err == f"error: ray is not installed: {wanted}\n"
+
+
 @pytest.mark.parametrize(
     ("option", "error"),
     [
