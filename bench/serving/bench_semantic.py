@@ -20,7 +20,7 @@ counterpart, and nearly all of a text on another topic is computed.
 Facts, of the edited version: which of ten facts the next token states as edited (rather than as in
 the kept report), and the probabilities of both, on average.
 
-Needs the model of the extra [demo].
+Needs the model of `make demo`.
 """
 
 import argparse

@@ -6,7 +6,7 @@ import sys
 
 from mooncake_kernels.command_line import run_command
 
-from . import demo_options
+from .demo import options as demo_options
 from .serve import options as serve_options
 
 
@@ -25,9 +25,7 @@ def main(arguments: list[str] | None = None) -> int:
     summary = demo_options.SUMMARY
     demo_options.add_arguments(commands.add_parser("demo", help=summary, description=summary))
     options = parser.parse_args(arguments)
-    if options.command == "demo":
-        return run_command(lambda: _run("demo", options), extra="demo", errors=(RuntimeError,))
-    module = f"serve.{options.module}"
+    module = "demo.command" if options.command == "demo" else f"serve.{options.module}"
     extra = "serving,router" + (",ray" if getattr(options, "cluster", "") == "ray" else "")
     return run_command(lambda: _run(module, options), extra=extra, errors=(RuntimeError,))
 

@@ -1,156 +1,181 @@
-"""``python -m mooncake_serving demo``, as a user runs it."""
+"""``python -m mooncake_serving demo``, on servers in this process instead of its own."""
 
-import json
-import os
 import re
-import signal
-import subprocess
-import sys
-import time
-from pathlib import Path
+from contextlib import ExitStack
 
 import pytest
+import torch
 
 from mooncake_serving.__main__ import main
-from mooncake_serving.engine.disaggregated import WorkerFailed
-from tests.progress import run_to_its_end, work_of
-
-WAIT_S = 120  # longer than anything here takes, but the whole demo and its start
-
-
-def demo(*arguments):
-    words = [a if isinstance(a, bytes) else str(a) for a in arguments]
-    command = [sys.executable, "-m", "mooncake_serving", "demo", *words]
-    return run_to_its_end(command)
+from mooncake_serving.demo import command, tour
+from mooncake_serving.demo.alone import Alone
+from mooncake_serving.demo.screen import BOLD, Screen
+from mooncake_serving.demo.tour import OBJECTIVES_S, class_of
+from mooncake_serving.serve.cluster import StartFailed
+from tests.serving.conftest import write_folder
+from tests.serving.router.support import RouterServer
+from tests.serving.serve.support import EngineServer
 
 
-def test_json_has_answers_and_block_life_cycles(tiny_folder):
-    result = demo("--model", tiny_folder, "--json", "--max-tokens", 8, "--prompt", "the end")
-    assert result.returncode == 0, result.stderr
-    answer = json.loads(result.stdout)
-    assert answer["identical"] is True
-    [request] = answer["requests"]
-    assert 1 <= len(request["token_ids"]) <= 8
-    steps = {row["step"]: row for row in answer["life"]}
-    assert steps["moved"]["bytes"] > 0
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """A model that reads notes letter by letter."""
+    config = {"max_position_embeddings": 4096}
+    return write_folder(tmp_path_factory.mktemp("demo") / "model", config=config)
 
 
-def test_terminal_shows_answers_and_the_block_table(tiny_folder):
-    prompts = [word for prompt in ("one", "[/b] two", "three") for word in ("--prompt", prompt)]
-    result = demo("--model", tiny_folder, "--max-tokens", 4, "--temperature", 1.0, *prompts)
-    assert result.returncode == 0, result.stderr
-    assert "The life of the KV blocks" in result.stdout
-    assert "[/b] two" in result.stdout
-    assert "All 3 answers have the same tokens" in result.stdout
+@pytest.fixture(scope="module")
+def servers(folder):
+    """Engines by their names, and a router."""
+    with ExitStack() as stack:
+        engines = {}
+        for name, role in command.ENGINES.items():
+            more = (f"--role={role}", f"--block-size={command.BLOCK_SIZE}", "--num-blocks=512")
+            engines[name] = EngineServer(folder, *more, events=True)
+            stack.callback(engines[name].close)
+        instances = [
+            {
+                "name": name, "role": command.ENGINES[name], "url": engine.url,
+                "events": engine.publisher.endpoint, "replay": engine.publisher.replay_endpoint,
+            }
+            for name, engine in engines.items()
+        ]  # fmt: skip
+        content = {
+            "connector": "mooncake_kernels", "block_size": command.BLOCK_SIZE, "health_s": 0.1,
+            "instance": instances,
+            "admission": {"classes": {class_of(one): {"ttft_s": one} for one in OBJECTIVES_S}},
+        }  # fmt: skip
+        router = RouterServer(content)
+        stack.callback(router.close)
+        yield engines, router
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (["--model", "/nowhere/model.gguf"], "'/nowhere/model.gguf', which does not exist"),
-        (["--device", "tpu"], "--device must be cpu or cuda, got 'tpu'"),
-        (["--device", "cpu:x"], "--device must be cpu or cuda, got 'cpu:x'"),
-        (["--prompt", b"\xff\xfe"], "--prompt must be UTF-8 text"),
-    ],
-)
-def test_bad_argument_gives_a_one_line_error(arguments, message, tiny_folder):
-    model = [] if "--model" in arguments else ["--model", tiny_folder]
-    result = demo(*model, *arguments)
-    assert result.returncode == 2
-    assert message in result.stderr
-    assert result.stderr.startswith("error: ") and result.stderr.count("\n") == 1
+@pytest.fixture
+def demo(folder, servers, monkeypatch, capsys):
+    """Runs the command with options on the servers; returns its status and what it wrote."""
+    engines, router = servers
+
+    class Cluster:
+        failure: Exception | None = None
+        url = router.server.url
+
+        def __init__(self, roles, arguments, *, output, admission, **_):
+            assert roles == command.ENGINES and f"--model={folder}" in arguments
+            classes = {class_of(one): {"ttft_s": one} for one in OBJECTIVES_S}
+            assert admission == {"classes": classes}
+            output.write("prefill-0: what it told\n")
+
+        def __enter__(self):
+            return self
+
+        def __exit__(self, *_):
+            pass
+
+        def wait_until_ready(self):
+            if self.failure is not None:
+                raise self.failure
+
+        def model(self):
+            return "tiny"
+
+        def event_endpoints(self, name):
+            publisher = engines[name].publisher
+            return publisher.endpoint, publisher.replay_endpoint
+
+    def interrupted(cluster):
+        raise KeyboardInterrupt
+
+    def run(*options, **changes):
+        for name, value in changes.items():
+            monkeypatch.setattr(Cluster, name, value)
+        status = main(["demo", f"--model={folder}", *options])
+        return status, *capsys.readouterr()
+
+    monkeypatch.setattr(command, "LocalCluster", Cluster)
+    monkeypatch.setattr(command, "signals_as_ctrl_c", lambda: None)
+    monkeypatch.setattr(command, "stay", interrupted)
+    threads = torch.get_num_threads()
+    yield run
+    torch.set_num_threads(threads)
 
 
-@pytest.mark.parametrize(
-    ("option", "value", "message"),
-    [
-        ("--max-tokens", "0", "must be an integer from 1 on, got '0'"),
-        ("--chunk-tokens", "1.5", "must be an integer from 1 on, got '1.5'"),
-        ("--seed", "-1", "must be an integer from 0 on, got '-1'"),
-        ("--temperature", "inf", "must be a number from 0 on, got 'inf'"),
-        ("--deadline", "nan", "must be at least 0.01, got 'nan'"),
-        ("--deadline", "0", "must be at least 0.01, got '0'"),
-        ("--transport", "udp", "invalid choice: 'udp'"),
-        ("--transport", "local", "invalid choice: 'local'"),
-    ],
-)
-def test_bad_option_is_rejected_before_anything_is_loaded(option, value, message, capsys):
-    with pytest.raises(SystemExit) as ended:
-        main(["demo", option, value])
-    assert ended.value.code == 2
-    assert f"error: argument {option}: {message}" in capsys.readouterr().err
+def test_it_shows_what_it_promises(demo, servers):
+    status, out, errors = demo("--stay")
+    assert (status, errors) == (0, ""), out
+    assert BOLD not in out
+    row = r"^ +{}, {} +\d+ +(\d+) +(prefill-\d) +decode-\d +\d+\.\d\d s"
+    for note in ("kitchen", "lighthouse"):
+        [(cold, there)] = re.findall(row.format(note, "cold"), out, re.MULTILINE)
+        [(warm, again)] = re.findall(row.format(note, "warm"), out, re.MULTILINE)
+        assert int(cold) < 100 < int(warm) and again == there, out
+    assert "x-mooncake-decision: attempt=1; " in out and "why=ACCEPTED" in out
+    assert re.search(r"prefill-\d: the shortest TTFT, .* tokens of its own cache", out)
+    life = out[out.index("the first question about the kitchen arrives") :]
+    assert re.search(r"prefill-\d +stored: computed here\n", life), out
+    assert re.search(r"decode-\d +stored: moved here from prefill-\d\n", life), out
+    assert re.search(r"prefill-\d +hit: \d of the later chats", life), out
+    assert re.search(r"[1-9]\d* were\s+refused before anything", out), out
+    assert re.search(r"HTTP 429, Retry-After: \d+\n +overloaded for class within-", out), out
+    assert "All 12 answers have the same tokens.\n" in out
+    assert f"It stays up until Ctrl-C. The page: {servers[1].server.url}" in out
 
 
-def test_runtime_failure_is_not_reported_as_a_difference(tiny_folder, capsys, monkeypatch):
-    def run(options):
-        raise WorkerFailed("the decode process was killed")
+def test_other_tokens_are_told(demo, monkeypatch):
+    answers = Alone.answers
 
-    monkeypatch.setattr("mooncake_serving.demo.run", run)
-    assert main(["demo", "--model", str(tiny_folder)]) == 2
-    assert capsys.readouterr().err == "error: the decode process was killed\n"
+    def wrong(alone, contents, max_tokens):
+        first, *others = answers(alone, contents, max_tokens)
+        return [[*first[:-1], "another"], *others]
 
-
-@pytest.mark.parametrize("package", ["rich", "tokenizers"])
-def test_missing_package_gives_a_one_line_error(package, tiny_folder):
-    """As after `pip install .` without the extra."""
-    code = f"""
-import sys
-sys.modules[{package!r}] = None
-from mooncake_serving.__main__ import main
-sys.exit(main(["demo", "--model", {str(tiny_folder)!r}]))
-"""
-    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
-    assert result.returncode == 1
-    assert result.stderr == (
-        f"error: {package} is not installed: pip install 'mooncake-kernels[demo]'\n"
-    )
+    monkeypatch.setattr(Alone, "answers", wrong)
+    monkeypatch.setattr(tour, "NUM_LESSONS", 0)
+    monkeypatch.setattr(tour, "NUM_AT_ONCE", (1,))  # none is refused
+    status, out, _ = demo()
+    assert status == 1 and "1 of 12 answers have other tokens.\n" in out
+    assert "0 were refused" in out and "HTTP 429" not in out
+    assert "make demo DEMO=--stay" in out
 
 
-def test_interrupt_exits_without_a_traceback(tiny_folder):
-    command = [sys.executable, "-m", "mooncake_serving", "demo", "--model", str(tiny_folder)]
-    process = subprocess.Popen(
-        command,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        start_new_session=True,  # a process group of its own, as a terminal's
-    )
-    eventually(
-        lambda: len(workers_of(process.pid)) == 2 and hears_interrupts(process.pid),
-        lambda: work_of(process.pid),
-    )
-    time.sleep(0.5)  # they are importing now
-    pids = children_of(process.pid)
-    os.killpg(process.pid, signal.SIGINT)
-    _, errors = process.communicate(timeout=WAIT_S)
-    assert process.returncode == 130 and "Traceback" not in errors, errors
-    eventually(lambda: not any(Path(f"/proc/{pid}").exists() for pid in pids))
+def test_what_servers_told_is_shown_if_one_fails(demo):
+    status, _, errors = demo(url="http://127.0.0.1:9")
+    assert status == 2
+    told, error = errors.splitlines()
+    assert told == "prefill-0: what it told"
+    assert error.startswith("error: demo: a server has failed: ")
+    ended = "serve up: decode-1 ended with status 2 before it was ready"
+    status, _, errors = demo(failure=StartFailed(ended))
+    assert (status, errors) == (2, f"{told}\nerror: {ended}\n")
 
 
-def eventually(condition, progress=lambda: None):
-    """Wait until it holds, as long as what ``progress`` returns changes now and then."""
-    until, seen = time.monotonic() + WAIT_S, progress()
-    while not condition():
-        if (now := progress()) != seen:
-            until, seen = time.monotonic() + WAIT_S, now
-        assert time.monotonic() < until
-        time.sleep(0.05)
+def test_ctrl_c_ends_it(demo):
+    status, _, errors = demo(failure=KeyboardInterrupt())
+    assert (status, errors) == (130, "")
 
 
-def children_of(pid: int) -> list[str]:
-    return Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+def test_missing_model_is_told_before_anything_starts(capsys):
+    assert main(["demo", "--model", "/nowhere/model.gguf"]) == 2
+    told = capsys.readouterr().err
+    assert "'/nowhere/model.gguf', which does not exist" in told and told.count("\n") == 1
 
 
-def workers_of(pid: int) -> list[str]:
-    """Its children but the one that tracks what they share."""
-    return [
-        child
-        for child in children_of(pid)
-        if b"spawn_main" in Path(f"/proc/{child}/cmdline").read_bytes()
-    ]
+def test_headings_are_bold_on_a_terminal():
+    class Terminal:
+        text = ""
 
+        def write(self, text):
+            self.text += text
 
-def hears_interrupts(pid: int) -> bool:
-    """Not while it starts a worker, which shall not hear them."""
-    [caught] = re.findall(r"SigCgt:\s*(\w+)", Path(f"/proc/{pid}/status").read_text())
-    return bool(int(caught, 16) >> (signal.SIGINT - 1) & 1)
+        def flush(self):
+            pass
+
+        def isatty(self):
+            return True
+
+    terminal = Terminal()
+    screen = Screen(terminal)
+    screen.head("A heading")
+    screen.say("word " * 30, indent=4)
+    head, *lines = terminal.text.splitlines()[1:]
+    assert head == "\x1b[1m1. A heading\x1b[0m"
+    assert [len(line) - len(line.lstrip()) for line in lines] == [4, 6]
+    assert all(len(line) <= 100 for line in lines)

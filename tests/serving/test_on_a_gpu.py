@@ -1,7 +1,6 @@
-"""The engine, and prefill and decode in two processes, with the model on a GPU."""
+"""The engine, alone and in two servers, with the model on a GPU."""
 
-import json
-import sys
+from contextlib import ExitStack
 
 import pytest
 import torch
@@ -14,7 +13,7 @@ from mooncake_serving.engine import (
     SamplingParams,
     load_model,
 )
-from tests.progress import run_to_its_end
+from tests.serving.serve.support import EngineServer
 
 PARAMS = SamplingParams(max_tokens=12, ignore_eos=True)
 
@@ -56,13 +55,18 @@ def test_batched_tokens_equal_single_request_tokens(gpu, tiny_folder, prompts, m
     assert [a.token_ids for a in make_engine().generate(prompts, PARAMS)] == alone  # on the CPU
 
 
-@pytest.mark.parametrize("transport", ["shm", "tcp"])
-def test_prefill_and_decode_in_two_processes(gpu, tiny_folder, transport):
-    words = ["--device", "cuda", "--model", tiny_folder, "--transport", transport, "--json"]
-    words += ["--max-tokens", 8, "--prompt", "the end", "--prompt", "one, two, three"]
-    command = [sys.executable, "-m", "mooncake_serving", "demo", *map(str, words)]
-    done = run_to_its_end(command)
-    assert done.returncode == 0, done.stderr
-    answer = json.loads(done.stdout)
-    assert answer["identical"] is True
-    assert all(len(request["token_ids"]) > 0 for request in answer["requests"])
+def test_tokens_of_engines_that_prefill_and_decode_apart(gpu, tiny_folder, prompts):
+    model, tokenizer = load_model(tiny_folder, device=gpu, batch_invariant=True)
+    alone = Engine(model, PagedKVCache(model.config, 64, device=gpu))
+    expected = [tokenizer.decode(one.token_ids) for one in alone.generate(prompts, PARAMS)]
+    with ExitStack() as stack:
+        engines = []
+        for role in ("prefill", "decode"):
+            engines.append(EngineServer(tiny_folder, f"--role={role}", f"--device={gpu}"))
+            stack.callback(engines[-1].close)
+        for prompt, text in zip(prompts, expected, strict=True):
+            asked = {"max_tokens": 1, "kv_transfer_params": {"do_remote_decode": True}}
+            params = engines[0].complete(prompt, **asked).json()["kv_transfer_params"]
+            asked = {"max_tokens": 12, "ignore_eos": True, "kv_transfer_params": params}
+            answer = engines[1].complete(prompt, **asked).json()
+            assert answer["choices"][0]["text"] == text

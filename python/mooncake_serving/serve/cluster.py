@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Protocol, TextIO
+from typing import Any, Protocol, TextIO
 
 import httpx
 import msgspec
@@ -86,7 +86,7 @@ class LocalCluster(Closeable):
         engine_arguments: of ``serve engine``, the same for all.
         host, port: of the router; port 0: a free one.
         block_size: tokens of an engine's block.
-        admission: entries of the router's ``[admission]``.
+        admission: entries of the router's ``[admission]``; ``classes`` has tables by their names.
         output: where the processes' lines go.
 
     Attributes:
@@ -105,7 +105,7 @@ class LocalCluster(Closeable):
         host: str,
         port: int,
         block_size: int,
-        admission: Mapping[str, str | float],
+        admission: Mapping[str, Any],
         output: TextIO,
     ):
         self._output = output
@@ -173,6 +173,10 @@ class LocalCluster(Closeable):
         answer = httpx.get(f"{self.url}/v1/models", timeout=PROBE_S, trust_env=False)
         return msgspec.json.decode(answer.content)["data"][0]["id"]
 
+    def event_endpoints(self, name: str) -> tuple[str, str]:
+        """Return where an engine publishes its KV events, and where it sends missed ones again."""
+        return f"ipc://{self._folder}/{name}-events", f"ipc://{self._folder}/{name}-replay"
+
     def close(self) -> None:
         """End all processes, by force if they take long. Idempotent."""
         if self._is_closed:
@@ -202,7 +206,8 @@ class LocalCluster(Closeable):
         self.servers[name] = Server(name, start)
 
     def _add_engine(self, name: str, arguments: Sequence[str]) -> None:
-        events = [f"{option}={self._events(name, option[2:])}" for option in EVENTS]
+        endpoints = zip(EVENTS, self.event_endpoints(name), strict=True)
+        events = [f"{option}={endpoint}" for option, endpoint in endpoints]
         self._add_here(name, [*arguments, *events], Port(OP, "127.0.0.1", 0))
 
     def _tell_router(self) -> None:
@@ -220,31 +225,34 @@ class LocalCluster(Closeable):
         write_private(self._folder / "secret", secrets.token_hex())
         return {**os.environ, SECRET_FILE: str(self._folder / "secret")}
 
-    def _events(self, name: str, what: str) -> str:
-        return f"ipc://{self._folder}/{name}-{what}"
-
     def _router_config(
-        self, roles: Mapping[str, str], block_size: int, admission: Mapping[str, str | float]
+        self, roles: Mapping[str, str], block_size: int, admission: Mapping[str, Any]
     ) -> str:
-        lines = [
-            'connector = "mooncake_kernels"', f"block_size = {block_size}", "health_s = 0.5",
-            "[admission]", *(f"{name} = {json.dumps(value)}" for name, value in admission.items()),
-        ]  # fmt: skip
+        """Return router.toml; ``admission`` may have tables by the classes of requests."""
+        entries = dict(admission)
+        tables = {
+            "": entries,
+            **{f'.classes."{n}"': t for n, t in entries.pop("classes", {}).items()},
+        }
+        lines = ['connector = "mooncake_kernels"', f"block_size = {block_size}", "health_s = 0.5"]
+        for name, table in tables.items():
+            lines += [f"[admission{name}]", *(f"{k} = {json.dumps(v)}" for k, v in table.items())]
         return "\n".join([*lines, *self._engines_of_router(roles)]) + "\n"
 
     def _engines_of_router(self, roles: Mapping[str, str]) -> list[str]:
         """Return the lines of router.toml that say which engines there are."""
         lines = []
         for name, role in roles.items():
+            events, replay = self.event_endpoints(name)
             lines += [
                 "[[instance]]", f'name = "{name}"', f'role = "{role}"',
                 f'url = "{self._ports[name].url}"',
-                *(f'{one[2:]} = "{self._events(name, one[2:])}"' for one in EVENTS),
+                f'events = "{events}"', f'replay = "{replay}"',
             ]  # fmt: skip
         return lines
 
 
-EVENTS = ("--events", "--replay")
+EVENTS = ("--events", "--replay")  # options of ``serve engine``
 SECRET_FILE = "MOONCAKE_KERNELS_SECRET_FILE"
 
 

@@ -10,6 +10,8 @@ import httpx
 from mooncake_kernels.errors import InvalidArgument
 from mooncake_kernels.private_files import first_line
 
+from .table import aligned
+
 TIMEOUT_S = 10.0
 COLUMNS = {
     "name": "ENGINE",
@@ -70,13 +72,8 @@ def get_json(url: str, path: str, headers: dict[str, str]) -> Any:
 
 
 def _table(instances: list[dict[str, Any]]) -> str:
-    rows = [list(COLUMNS.values())]
-    rows += [[_cell(one[name]) for name in COLUMNS] for one in instances]
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    return "\n".join(
-        "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
-        for row in rows
-    )
+    rows = [[_cell(one[name]) for name in COLUMNS] for one in instances]
+    return aligned([[*COLUMNS.values()], *rows])
 
 
 def _cell(value: Any) -> str:

@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable
 from functools import partial
 from types import FrameType
+from typing import NoReturn
 
 from mooncake_kernels.errors import InvalidArgument
 
@@ -36,9 +37,7 @@ def run(options: argparse.Namespace) -> int:
     logging.getLogger("httpx").setLevel(logging.WARNING)
     roles = _roles(options)
     cluster_of = _cluster_of(options)
-    for number in (signal.SIGTERM, signal.SIGHUP):
-        if signal.getsignal(number) is not signal.SIG_IGN:  # as nohup has it
-            signal.signal(number, _interrupt)
+    signals_as_ctrl_c()
     try:
         with cluster_of(
             roles,
@@ -52,11 +51,23 @@ def run(options: argparse.Namespace) -> int:
             cluster.wait_until_ready()
             sys.stdout.write(_ready(cluster.url, cluster.model(), roles))
             sys.stdout.flush()
-            while True:
-                cluster.supervise()
-                time.sleep(LOOK_S)
+            stay(cluster)
     except KeyboardInterrupt:
         return 0
+
+
+def signals_as_ctrl_c() -> None:
+    """Have SIGTERM and SIGHUP, unless they are ignored, as by nohup, raise KeyboardInterrupt."""
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        if signal.getsignal(number) is not signal.SIG_IGN:
+            signal.signal(number, _interrupt)
+
+
+def stay(cluster: LocalCluster) -> NoReturn:
+    """Keep a cluster up, until Ctrl-C."""
+    while True:
+        cluster.supervise()
+        time.sleep(LOOK_S)
 
 
 def _roles(options: argparse.Namespace) -> dict[str, str]:
