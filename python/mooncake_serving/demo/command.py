@@ -72,7 +72,7 @@ def _demo(options: argparse.Namespace, told: TextIO) -> int:
         model = cluster.model()
         screen.say(
             f"Ready after {time.monotonic() - began:.0f} s. While this runs, {cluster.url} serves "
-            f"{model} by the OpenAI API, and to a browser a page: a chat, the engines, decisions."
+            f"{model} by the OpenAI API, and to browsers a page: a chat, engines, every decision."
         )
         events = {name: cluster.event_endpoints(name) for name in ENGINES}
         is_same = Tour(Running(cluster.url, model, BLOCK_SIZE, events), alone, screen).show()

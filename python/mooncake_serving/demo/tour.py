@@ -84,7 +84,7 @@ class Tour:
 
     def _show_cache(self, client: Client) -> float:
         """Show the same notes when they are in no cache and when they are; returns a cold TTFT."""
-        self._screen.head("Two chats at once, each about a note; then another two about the same")
+        self._screen.head("Two chats at once, each about a note; then two more about these notes")
         rows = []
         for question, cache in enumerate(("cold", "warm")):
             answers = self._ask(client, [about(note, question) for note in NOTES.values()])
@@ -133,7 +133,8 @@ class Tour:
             moments = [*group]
             source = sources.get(engine, "")
             if what == "hit":
-                told = f"hit: {len(moments)} of the later chats did not compute it again"
+                chats = "later chat" if len(moments) == 1 else "later chats"
+                told = f"hit: {len(moments)} {chats} began behind it"
             elif what == "removed":
                 told = "removed: its memory was needed"
             else:
@@ -143,7 +144,7 @@ class Tour:
 
     def _show_overload(self, client: Client, cold_s: float) -> None:
         """Show that the router refuses what it could not serve in time."""
-        objective_s = next((one for one in OBJECTIVES_S if one > 2 * cold_s), OBJECTIVES_S[-1])
+        objective_s = next((one for one in OBJECTIVES_S if one > 1.5 * cold_s), OBJECTIVES_S[-1])
         self._screen.head("An overload: more prompts at once than can be computed in time")
         for count in NUM_AT_ONCE:
             prompts = [self._alone.tokens(f"{count}/{i}. {KITCHEN}") for i in range(count)]

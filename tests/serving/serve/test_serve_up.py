@@ -13,6 +13,7 @@ from pathlib import Path
 import httpx
 import pytest
 
+import mooncake_kernels as mk
 from mooncake_kernels.errors import InvalidArgument
 from mooncake_serving.__main__ import main
 from mooncake_serving.router import parse_config
@@ -67,6 +68,20 @@ def test_status_and_bench_ask_it(up, capsys):
     long = ["--random-input-len=600", "--num-prompts=2"]
     assert main(["serve", "bench", "--url", up.url, *long]) == 1
     assert "2 not answered: 400 context_length_exceeded" in capsys.readouterr().out
+
+
+def test_stranger_cannot_reach_the_blocks(up):
+    """The cluster's engines have a secret of their own."""
+    instances = up.client.get("/instances").json()["instances"]
+    [url] = (one["url"] for one in instances if one["role"] == "prefill")
+    asked = {"max_tokens": 1, "kv_transfer_params": {"do_remote_decode": True}}
+    body = {"model": "tiny", "prompt": "the end", **asked}
+    answer = httpx.post(f"{url}/v1/completions", json=body, timeout=WAIT_S)
+    [name] = answer.json()["kv_transfer_params"]["remote_ranks"]
+    for secret in (None, "another secret of the same kind"):
+        with mk.TransferEngine(transports=["tcp"], secret=secret) as stranger:
+            with pytest.raises(mk.TransferError, match="secret"):
+                stranger.write(stranger.open(name), [], notify=b"hello").wait()
 
 
 @pytest.mark.parametrize("role", ["decode", "prefill", "router"])

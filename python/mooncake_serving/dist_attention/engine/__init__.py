@@ -6,12 +6,10 @@ if __name__ == "__main__":                   # the processes import the script t
             ...                              # of any job, as they come
 """
 
-from ...engine.disaggregated.errors import RequestFailed, WorkerFailed
-from ...engine.disaggregated.messages import Job, NewToken
 from .cluster import DistAttentionCluster
 from .engine import DistAttentionEngine
-from .errors import LoansLost
-from .messages import InstanceOptions
+from .errors import LoansLost, RequestFailed, WorkerFailed
+from .messages import InstanceOptions, Job, NewToken
 
 __all__ = [
     "InstanceOptions",

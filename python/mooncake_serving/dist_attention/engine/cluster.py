@@ -5,7 +5,7 @@ import queue
 import secrets
 import threading
 import time
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import suppress
 from dataclasses import replace
 from multiprocessing.connection import wait
@@ -14,13 +14,26 @@ from mooncake_kernels.errors import InvalidArgument
 
 from ...arguments import refuse
 from ...engine.arguments import as_positive
-from ...engine.disaggregated.cluster import OnLoading, Process
-from ...engine.disaggregated.errors import RequestFailed, WorkerFailed
-from ...engine.disaggregated.messages import Abort, Failed, Job, Loading, NewToken, Ready, as_jobs
 from .. import Heartbeat, LoanLedger
-from .instance import Instance
-from .messages import AskLedger, Candidates, InstanceOptions, Left, Report, Submit
+from .errors import RequestFailed, WorkerFailed
+from .messages import (
+    Abort,
+    AskLedger,
+    Candidates,
+    Failed,
+    InstanceOptions,
+    Job,
+    Left,
+    Loading,
+    NewToken,
+    Ready,
+    Report,
+    Submit,
+    as_jobs,
+)
+from .process import Process
 
+OnLoading = Callable[[str, int, int], None]
 POLL_S = 0.1  # how long closing may go unnoticed
 
 
@@ -60,7 +73,7 @@ class DistAttentionCluster:
         self._thread = threading.Thread(target=self._serve, name="mk-loans-launcher", daemon=True)
         try:
             for index in range(num_instances):
-                self.processes.append(Process(f"instance {index}", Instance, options))
+                self.processes.append(Process(f"instance {index}", options))
                 self._heard_s[self.processes[-1].name] = time.monotonic()
         except BaseException:
             self.close()

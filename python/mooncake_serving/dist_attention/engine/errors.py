@@ -1,4 +1,4 @@
-"""Errors of an engine that borrows."""
+"""Errors of an engine that borrows, and of a cluster of them."""
 
 
 class LoansLost(RuntimeError):
@@ -20,3 +20,23 @@ class LoansLost(RuntimeError):
             f"step: requests {self.requests} have ended, whose keys and values were at instance "
             f"{self.instance}: {self.cause}"
         )
+
+
+class WorkerFailed(RuntimeError):
+    """An instance has died, could not start, was silent for too long, or was closed."""
+
+
+class RequestFailed(RuntimeError):
+    """Some requests could not be served.
+
+    Attributes:
+        reasons: by the job's index, which instance failed it, and why.
+    """
+
+    def __init__(self, reasons: dict[int, str]):
+        super().__init__(reasons)
+        self.reasons = dict(sorted(reasons.items()))
+
+    def __str__(self) -> str:
+        """Name the requests, and why each has failed."""
+        return "; ".join(f"request {index}, {why}" for index, why in self.reasons.items())

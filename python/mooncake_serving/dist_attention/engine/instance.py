@@ -11,15 +11,26 @@ import torch
 
 import mooncake_kernels as mk
 
-from ...engine.disaggregated.messages import Abort, Failed, Loading, NewToken, Ready
-from ...engine.disaggregated.worker import reason
 from ...engine.errors import NotFinite, OutOfBlocks
 from ...engine.kv_cache import PagedKVCache
 from ...engine.loader import load_model
 from .. import Heartbeat, Offer
 from .engine import DistAttentionEngine
 from .errors import LoansLost
-from .messages import AskLedger, Candidates, Command, InstanceOptions, Left, Report, Submit
+from .messages import (
+    Abort,
+    AskLedger,
+    Candidates,
+    Command,
+    Failed,
+    InstanceOptions,
+    Left,
+    Loading,
+    NewToken,
+    Ready,
+    Report,
+    Submit,
+)
 
 IDLE_S = 0.01  # how often an instance that waits for memory tries again
 
@@ -112,7 +123,7 @@ class Instance:
             try:
                 engine_id = self._engine.add_request(command.job.prompt_tokens, command.job.params)
             except Exception as error:  # noqa: BLE001 - of one request: the others are served
-                self._pipe.send(Failed(command.request_id, reason(error)))
+                self._pipe.send(Failed(command.request_id, _reason(error)))
             else:
                 self._request_of[engine_id] = command.request_id
 
@@ -148,3 +159,9 @@ class Instance:
         for engine_id in engine_ids:
             self._engine.abort(engine_id)
             self._pipe.send(Failed(self._request_of.pop(engine_id), reason))
+
+
+def _reason(error: Exception) -> str:
+    """Return why a request failed; the type is given only where the text may say nothing."""
+    is_worded = isinstance(error, ValueError | RuntimeError | OSError)
+    return str(error) if is_worded else f"{type(error).__name__}: {error}"

@@ -1,22 +1,17 @@
 """Messages between the launcher and its instances: plain data over a pipe."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from os import PathLike
 
 from ...arguments import as_seconds, refuse
-from ...engine.arguments import as_positive
-from ...engine.disaggregated.messages import (
-    START_S,
-    Abort,
-    Failed,
-    Job,
-    Loading,
-    NewToken,
-    Ready,
-    Started,
-    check_reach,
-)
+from ...engine.arguments import as_integers, as_positive, check_params
+from ...engine.request import FinishReason
+from ...engine.sampling import SamplingParams
 from .. import Heartbeat, LoanOptions, Offer
+
+START_S = 600.0  # imports take minutes where other work has the processors and the disk
+BETWEEN_PROCESSES = ("shm", "tcp")  # transports that instances can reach each other by
 
 
 @dataclass(frozen=True)
@@ -60,7 +55,7 @@ class InstanceOptions:
         """Check the arguments before a process is started."""
         for name in ("num_blocks", "block_size", "chunk_tokens", "min_own_blocks", "threads"):
             as_positive("InstanceOptions", name, getattr(self, name))
-        check_reach("InstanceOptions", self.model, self.transports, self.secret)
+        self._check_reach()
         if not isinstance(self.loan_options, LoanOptions):
             refuse("InstanceOptions", "loan_options", "LoanOptions", self.loan_options)
         if self.min_own_blocks > self.num_blocks:
@@ -68,6 +63,55 @@ class InstanceOptions:
             refuse("InstanceOptions", "min_own_blocks", wanted, self.min_own_blocks)
         for name in ("wait_s", "deadline_s", "start_s"):
             as_seconds("InstanceOptions", name, getattr(self, name))
+
+    def _check_reach(self) -> None:
+        """Check what is no number: where the model is, and how instances reach each other."""
+        op, transports, secret = "InstanceOptions", self.transports, self.secret
+        if not isinstance(self.model, str | PathLike | None):
+            refuse(op, "model", "a path or None", self.model)
+        known = {"local", *BETWEEN_PROCESSES}
+        are_names = isinstance(transports, tuple | list | set | frozenset) and known >= {
+            name if isinstance(name, str) else "" for name in transports
+        }
+        if not are_names:
+            refuse(op, "transports", f"among {', '.join(BETWEEN_PROCESSES)}", transports)
+        if not set(transports) & set(BETWEEN_PROCESSES):
+            refuse(op, "transports", "between processes: there are several", transports)
+        if secret is not None and not (isinstance(secret, str) and 16 <= len(secret) <= 1024):
+            wanted = "a string of 16 to 1024 characters, or None"
+            refuse(op, "secret", wanted, type(secret).__name__)
+
+
+@dataclass(frozen=True)
+class Job:
+    """One prompt and how to answer it.
+
+    Raises:
+        InvalidArgument: the prompt is empty or not of integers, or ``params`` are none; whether the
+            model has such tokens, its process tells.
+    """
+
+    prompt_tokens: list[int]
+    params: SamplingParams
+
+    def __post_init__(self) -> None:
+        """Check the types here, not first in the process that serves it."""
+        tokens = as_integers("Job", "prompt_tokens", self.prompt_tokens)
+        if not tokens:
+            refuse("Job", "prompt_tokens", "at least one token", self.prompt_tokens)
+        object.__setattr__(self, "prompt_tokens", tokens)
+        check_params("Job", self.params)
+
+
+def as_jobs(jobs: Iterable[Job]) -> list[Job]:
+    """Return the jobs of a run as a list; one that is wrong is refused before any is served."""
+    if not isinstance(jobs, Iterable):
+        refuse("run", "jobs", "Jobs", jobs)
+    listed = list(jobs)
+    for index, job in enumerate(listed):
+        if not isinstance(job, Job):
+            refuse("run", f"jobs[{index}]", "a Job", job)
+    return listed
 
 
 @dataclass(frozen=True)
@@ -83,6 +127,50 @@ class Candidates:
     """To an instance: the ledger's answer to ``AskLedger``."""
 
     offers: Sequence[Offer]
+
+
+@dataclass(frozen=True)
+class Abort:
+    """To an instance: forget a request; one that is not there is no error."""
+
+    request_id: int
+
+
+@dataclass(frozen=True)
+class Started:
+    """From an instance: its process runs, and has imported what it needs."""
+
+
+@dataclass(frozen=True)
+class Loading:
+    """From an instance: progress of loading its weights."""
+
+    done: int
+    total: int
+
+
+@dataclass(frozen=True)
+class Ready:
+    """From an instance: it accepts commands now."""
+
+    engine_name: str
+
+
+@dataclass(frozen=True)
+class NewToken:
+    """From an instance: a token of a request."""
+
+    request_id: int
+    token_id: int
+    finish_reason: FinishReason | None
+
+
+@dataclass(frozen=True)
+class Failed:
+    """From an instance: a request failed, or with None the instance itself."""
+
+    request_id: int | None
+    reason: str
 
 
 @dataclass(frozen=True)

@@ -16,6 +16,7 @@ from mooncake_serving.dist_attention.engine import (
     WorkerFailed,
 )
 from mooncake_serving.dist_attention.engine import cluster as cluster_module
+from mooncake_serving.dist_attention.engine.process import Process
 from mooncake_serving.engine import Engine, PagedKVCache, SamplingParams, load_model
 from tests.waiting import eventually
 
@@ -105,6 +106,13 @@ def test_request_that_breaks_its_instance_fails_alone(pair, expected, monkeypatc
         _, failures = collect(pair, [[1, 2, 3]])
         assert failures[0].startswith("instance 0: AttributeError: 'list' object has no")
     assert collect(pair, [Job(SHORT, PARAMS)] * 2) == ([expected[1]] * 2, {})
+
+
+def test_more_jobs_than_the_pipes_hold(pair):
+    """In both directions."""
+    jobs = [Job([5], SamplingParams(max_tokens=1, ignore_eos=True))] * 600
+    answers, failures = collect(pair, jobs)
+    assert failures == {} and all(len(answer) == 1 for answer in answers)
 
 
 class NotRead:
@@ -230,6 +238,14 @@ def test_a_stopped_lender_is_given_up(tiny_folder):
             assert cluster.names["instance 1"] in failures[0]
         finally:
             os.kill(lender, signal.SIGCONT)
+
+
+def test_instance_without_a_launcher_exits(tiny_folder):
+    process = Process("alone", options(tiny_folder))
+    process.pipe.close()
+    process.process.join(timeout=WAIT_S)
+    assert process.process.exitcode == 0
+    process.close()
 
 
 @pytest.mark.parametrize(("heartbeat_s", "stale_s"), [(1.0, 5.0), (10.0, 30.0)])

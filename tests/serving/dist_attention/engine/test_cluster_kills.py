@@ -21,8 +21,9 @@ from mooncake_serving.dist_attention.engine import (
     RequestFailed,
 )
 from mooncake_serving.engine import SamplingParams
-from tests.serving.kills import WAIT_S, answers_of_one_process, do_rounds, make_jobs, run_and_kill
 from tests.waiting import eventually
+
+from .kills import WAIT_S, answers_of_one_process, do_rounds, make_jobs, run_and_kill
 
 NUM_INSTANCES, NUM_BLOCKS, BLOCK_SIZE = 3, 30, 8
 JOBS = make_jobs(3, 40, 100, 230, 260)  # the last two borrow

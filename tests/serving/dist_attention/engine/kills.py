@@ -1,4 +1,4 @@
-"""Shared by the tests that kill processes at random moments: jobs, what they answer, and rounds."""
+"""For tests that kill instances at random moments: jobs, what they answer, and rounds."""
 
 import multiprocessing
 import os
@@ -7,8 +7,8 @@ import sys
 from collections import Counter
 from collections.abc import Callable
 
+from mooncake_serving.dist_attention.engine import Job
 from mooncake_serving.engine import Engine, PagedKVCache, SamplingParams, load_model
-from mooncake_serving.engine.disaggregated import Job
 from tests.transfer.resources import assert_no_growth, held, settled
 from tests.transfer.support import eventually
 
