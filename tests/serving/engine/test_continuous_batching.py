@@ -1,6 +1,7 @@
 """However requests are batched, chunked and queued, each gets the tokens it would get alone."""
 
 from dataclasses import replace
+from functools import partial
 
 import pytest
 import torch
@@ -9,6 +10,7 @@ from hypothesis import strategies as st
 
 from mooncake_serving.engine import (
     Engine,
+    LayerHooks,
     Llama,
     NotFinite,
     OutOfBlocks,
@@ -323,3 +325,35 @@ def test_prompts_may_come_from_an_iterator(make_engine, prompts, alone):
         message = f"^generate: prompts must be lists of token ids, got {bad!r}$"
         with pytest.raises(ValueError, match=message):
             engine.generate(bad)
+
+
+@pytest.mark.parametrize("moment", ["step", "before_attention", "after_write"])
+def test_hooks_around_layers_and_one_that_fails(make_engine, prompts, moment):
+    """A step that a hook ends is computed again, from where it began."""
+    params, calls, works = SamplingParams(max_tokens=5), [], []
+    expected = make_engine().generate(prompts, params)
+
+    def note(what, layer_index=0):
+        calls.append((what, layer_index))
+        if (what, layer_index) == (moment, int(moment != "step")) and len(works) == 3:
+            raise LookupError(moment)
+
+    def on_step(work):
+        works.append([(request.num_computed, num_tokens) for request, num_tokens in work])
+        note("step")
+        return LayerHooks(partial(note, "before_attention"), partial(note, "after_write"))
+
+    engine = make_engine(chunk_tokens=16, on_step=on_step)
+    ids = [engine.add_request(prompt, params) for prompt in prompts]
+    tokens = {request_id: [] for request_id in ids}
+    while engine.has_work:
+        try:
+            outputs = engine.step()
+        except LookupError:
+            continue
+        for output in outputs:
+            tokens[output.request_id].append(output.token_id)
+    assert [tokens[request_id] for request_id in ids] == [one.token_ids for one in expected]
+    assert works[2] == works[3]
+    layers = [(what, i) for i in (0, 1) for what in ("before_attention", "after_write")]
+    assert calls[:5] == [("step", 0), *layers]

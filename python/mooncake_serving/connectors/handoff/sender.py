@@ -170,8 +170,8 @@ class Sender(Closeable):
         Args:
             transfer_id: that was offered; one that is over meanwhile is ignored.
             num_computed: tokens whose blocks are complete.
-            num_layers: in how many of the first layers: those of whole ``strips`` leave. The tokens
-                of earlier calls are complete in all layers. None: in all.
+            num_layers: in how many of the first layers, beyond what an earlier call has said of
+                all layers: those of whole ``strips`` leave. None: in all.
             block_ids: the whole block table of each group so far, -1 where it has no block.
             after: on CUDA, an event after which these blocks are complete.
         """
