@@ -58,7 +58,7 @@ def _demo(options: argparse.Namespace, told: TextIO) -> int:
     screen.head("A cluster: two engines that prefill, two that decode, a router before them")
     with LocalCluster(
         ENGINES,
-        arguments,
+        dict.fromkeys(ENGINES.values(), arguments),
         host="127.0.0.1",
         port=0,
         block_size=BLOCK_SIZE,

@@ -53,3 +53,7 @@ class NotFinite(RuntimeError):
 
 class OutOfBlocks(RuntimeError):
     """The cache has fewer free blocks than were asked for; nothing was allocated."""
+
+
+class WorkerFailed(RuntimeError):
+    """A process has died, could not start, was silent for too long, or was closed."""

@@ -21,7 +21,8 @@ class Request:
     max_tokens: int  # params.max_tokens, limited by the model's context
     block_ids: list[int] = field(default_factory=list)  # empty: not admitted yet
     num_computed: int = 0  # tokens whose keys and values are in the cache
-    num_cached_tokens: int = 0  # those of them that were there before its first step
+    num_under_way: int = 0  # tokens behind those, in steps that are not done yet
+    num_cached_tokens: int = 0  # of the computed ones, those there before its first step
     num_lent: int = 0  # the first of those, whose blocks other instances hold
     is_prefilled: bool = False  # elsewhere: its first token came with it
 
@@ -32,8 +33,8 @@ class Request:
 
     @property
     def num_pending(self) -> int:
-        """Count the tokens whose keys and values are still to be computed; 1 when decoding."""
-        return len(self.tokens) - self.num_computed
+        """Count the tokens that no step has or had to compute; 1 when decoding."""
+        return len(self.tokens) - self.num_computed - self.num_under_way
 
     @property
     def max_kv_tokens(self) -> int:
@@ -42,9 +43,9 @@ class Request:
 
     def next_chunk(self, num_tokens: int) -> Chunk:
         """Return the next ``num_tokens`` pending tokens as a chunk."""
-        stop = self.num_computed + num_tokens
-        tokens = self.tokens[self.num_computed : stop]
-        return Chunk(tokens, self.num_computed, self.block_ids, self.num_lent)
+        start = self.num_computed + self.num_under_way
+        tokens = self.tokens[start : start + num_tokens]
+        return Chunk(tokens, start, self.block_ids, self.num_lent)
 
     def first_token(self) -> "list[TokenOutput]":
         """Return the token that came with a request, before its first step; else nothing."""

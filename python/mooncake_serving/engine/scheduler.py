@@ -54,7 +54,7 @@ class Scheduler:
         """Choose requests with the tokens to compute of each, and admit those that then fit."""
         self._complete_admission()
         decodes = [request for request in self.running if request.num_pending == 1]
-        prefills = [request for request in self.running if request.num_pending != 1]
+        prefills = [request for request in self.running if request.num_pending > 1]
         return pack_batch(
             decodes,
             prefills,

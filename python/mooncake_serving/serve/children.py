@@ -27,6 +27,11 @@ def end_with_stdin() -> None:
     threading.Thread(target=watch, name="stdin", daemon=True).start()
 
 
+def default_threads(num_processes: int) -> int:
+    """Return how many threads each of several processes has that share the processors."""
+    return max(1, len(os.sched_getaffinity(0)) // num_processes)
+
+
 class Port:
     """A TCP port that is this process's, for one server process after the other.
 

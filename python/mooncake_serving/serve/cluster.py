@@ -83,7 +83,7 @@ class LocalCluster(Closeable):
 
     Args:
         roles: of the engines, by their names: "prefill", "decode" or "both".
-        engine_arguments: of ``serve engine``, the same for all.
+        engine_arguments: of ``serve engine``, by the role.
         host, port: of the router; port 0: a free one.
         block_size: tokens of an engine's block.
         admission: entries of the router's ``[admission]``; ``classes`` has tables by their names.
@@ -100,7 +100,7 @@ class LocalCluster(Closeable):
     def __init__(
         self,
         roles: Mapping[str, str],
-        engine_arguments: Sequence[str],
+        engine_arguments: Mapping[str, Sequence[str]],
         *,
         host: str,
         port: int,
@@ -119,7 +119,7 @@ class LocalCluster(Closeable):
             self._add_here("router", ["router", "--config", str(toml)], Port(OP, host, port))
             self.url = self._ports["router"].url
             for name, role in roles.items():
-                self._add_engine(name, ["engine", f"--role={role}", *engine_arguments])
+                self._add_engine(name, ["engine", f"--role={role}", *engine_arguments[role]])
             toml.write_text(self._router_config(roles, block_size, admission))
             for server in self.servers.values():
                 self._start(server)

@@ -2,10 +2,9 @@
 
 import argparse
 import logging
-import os
 import socket
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
 
@@ -21,12 +20,13 @@ from mooncake_serving.engine.caching_allocator import (
     DroppedBlocks,
     KeptBlocks,
 )
+from mooncake_serving.engine.pipeline import GroupOptions, PipelinedEngine, StageGroup
 from mooncake_serving.http_api import make_server, raise_file_limit
 from mooncake_serving.store.events import EventPublisher
 
 from .app import CLIENT_S, make_app
 from .calls import Served
-from .children import end_with_stdin
+from .children import default_threads, end_with_stdin
 from .events import event_of
 from .model_digest import model_digest
 from .stored_blocks import StoredBlocks
@@ -40,6 +40,10 @@ def run(options: argparse.Namespace) -> int:
     Raises:
         InvalidArgument: options contradict each other, or see ``load`` and ``make_engine``.
     """
+    if options.role == "decode" and options.pipeline > 1:
+        raise InvalidArgument(
+            f"serve engine: --pipeline must be 1 with --role decode, got {options.pipeline}"
+        )
     if options.replay and not options.events:
         raise InvalidArgument(
             f"serve engine: --replay must be left out without --events, got {options.replay!r}"
@@ -48,7 +52,8 @@ def run(options: argparse.Namespace) -> int:
     logging.getLogger("mooncake_kernels").setLevel(logging.WARNING)  # which kernel, which way
     if options.until_stdin_closes:
         end_with_stdin()
-    torch.set_num_threads(options.threads or len(os.sched_getaffinity(0)))
+    options.threads = options.threads or default_threads(options.pipeline)
+    torch.set_num_threads(options.threads)
     with _listening(options) as listening, _publisher(options) as publisher:
         model, served = load(options)
         failed = False
@@ -60,6 +65,7 @@ def run(options: argparse.Namespace) -> int:
         silence_uvicorn()
         raise_file_limit()
         worker = Worker(partial(make_engine, options, model, publisher))
+        del model  # a pipeline keeps a part of it
         server = make_server(make_app(served, worker, fail), listening, CLIENT_S)
         address = listening.getsockname()
         url = f"http://{in_url(address[0])}:{address[1]}"
@@ -115,24 +121,9 @@ def make_engine(
         publisher: of its KV events; None: there is none.
         on_step: see ``BatchingEngine``.
     """
-    cache = PagedKVCache(
-        model.config,
-        options.num_blocks,
-        block_size=options.block_size,
-        dtype=model.dtype,
-        device=options.device,
-    )
-    engine = Engine(
-        model,
-        cache,
-        max_batch_tokens=max(512, options.max_requests),  # a token of each
-        chunk_tokens=options.chunk_tokens,
-        max_requests=options.max_requests,
-        keep_prefixes=True,
-        on_step=on_step,
-    )
     # It takes a while, and tells other engines and the store which model this is.
     digest = model_digest(model) if options.store or options.role != "both" else ""
+    engine, group = _engine(options, model, on_step)
     stored = StoredBlocks(options.store, digest, engine) if options.store else None
 
     def changed(change: KeptBlocks | DroppedBlocks) -> None:
@@ -144,11 +135,48 @@ def make_engine(
     assert isinstance(engine.allocator, CachingAllocator), "it keeps prefixes"
     engine.allocator.on_change = changed
     if options.role == "both":
-        return Parts(engine, None, stored)
+        return Parts(engine, None, stored, group)
     transfer = mk.TransferEngine(f"{in_url(options.handoff_host or options.host)}:0")
     is_prefill = options.role == "prefill"
     transfers = Transfers(engine, transfer, sends=is_prefill, receives=not is_prefill, model=digest)
-    return Parts(engine, transfers, stored)
+    return Parts(engine, transfers, stored, group)
+
+
+def _engine(
+    options: argparse.Namespace, model: Llama, on_step: OnStep
+) -> tuple[Engine, StageGroup | None]:
+    """Make an engine, in this process or as a group of stages."""
+    max_batch_tokens = max(512, options.max_requests)  # a token of each
+    group: StageGroup | None = None
+    make: Callable[..., Engine]
+    if options.pipeline > 1:
+        stages = GroupOptions(
+            str(find_model(options.model)),
+            options.pipeline,
+            options.num_blocks,
+            options.block_size,
+            max_batch_tokens,
+            options.batch_invariant,
+            options.threads,
+        )
+        group = StageGroup(model, stages)
+        make = partial(PipelinedEngine, group)
+    else:
+        cache = PagedKVCache(
+            model.config,
+            options.num_blocks,
+            block_size=options.block_size,
+            dtype=model.dtype,
+            device=options.device,
+        )
+        make = partial(Engine, model, cache, max_batch_tokens=max_batch_tokens)
+    engine = make(
+        chunk_tokens=options.chunk_tokens,
+        max_requests=options.max_requests,
+        keep_prefixes=True,
+        on_step=on_step,
+    )
+    return engine, group
 
 
 @contextmanager

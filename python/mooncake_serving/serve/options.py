@@ -170,8 +170,13 @@ def _add_engine_options(parser: Any) -> None:
     )  # fmt: skip
     parser.add_argument(
         "--threads", type=count, metavar="N",
-        help="of each engine (default: the machine's, shared among the engines of up; with "
+        help="of each process of an engine (default: the machine's, shared among them all; with "
         "--cluster ray --num-cpus)",
+    )  # fmt: skip
+    parser.add_argument(
+        "--pipeline", type=count, default=1, metavar="N",
+        help="processes of each engine that computes prompts, each with a part of the layers "
+        "(default: 1)",
     )  # fmt: skip
     parser.add_argument(
         "--store", type=store_url, metavar="URL",

@@ -144,7 +144,7 @@ class RayCluster(LocalCluster):
     def __init__(
         self,
         roles: Mapping[str, str],
-        engine_arguments: Sequence[str],
+        engine_arguments: Mapping[str, Sequence[str]],
         *,
         address: str | None,
         num_cpus: int,

@@ -3,18 +3,18 @@
 import argparse
 import json
 import logging
-import os
 import shlex
 import signal
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from types import FrameType
 from typing import NoReturn
 
 from mooncake_kernels.errors import InvalidArgument
 
+from .children import default_threads
 from .cluster import LOOK_S, LocalCluster
 
 ENGINE_OPTIONS = (
@@ -41,7 +41,7 @@ def run(options: argparse.Namespace) -> int:
     try:
         with cluster_of(
             roles,
-            engine_arguments(options, len(roles)),
+            engine_arguments(options, [*roles.values()]),
             host=options.host,
             port=options.port,
             block_size=options.block_size,
@@ -111,17 +111,24 @@ def _cluster_of(options: argparse.Namespace) -> Callable[..., LocalCluster]:
     return LocalCluster
 
 
-def engine_arguments(options: argparse.Namespace, num_engines: int) -> list[str]:
-    """Return the options of ``serve engine`` for each of several, which share the processors."""
-    given = {name: getattr(options, name) for name in ENGINE_OPTIONS}
-    share = len(os.sched_getaffinity(0)) // num_engines
+def engine_arguments(options: argparse.Namespace, roles: Sequence[str]) -> dict[str, list[str]]:
+    """Return the options of ``serve engine``, by the role.
+
+    Args:
+        options: of the command.
+        roles: of all engines, whose processes share the processors.
+    """
+    num_processes = {role: 1 if role == "decode" else options.pipeline for role in roles}
+    share = default_threads(sum(num_processes[role] for role in roles))
     if options.cluster == "ray":
         share = options.num_cpus or 1
-    given["threads"] = options.threads or max(1, share)
+    threads = options.threads or share
+    given = {name: getattr(options, name) for name in ENGINE_OPTIONS} | {"threads": threads}
     arguments = [
         f"--{name.replace('_', '-')}={value}" for name, value in given.items() if value is not None
     ]
-    return arguments + ["--batch-invariant"] * options.batch_invariant
+    arguments += ["--batch-invariant"] * options.batch_invariant
+    return {role: [*arguments, f"--pipeline={n}"] for role, n in num_processes.items()}
 
 
 def _ready(url: str, model: str, roles: dict[str, str]) -> str:

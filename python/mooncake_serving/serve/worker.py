@@ -8,12 +8,15 @@ import time
 from collections import Counter, deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import NamedTuple
 
 from mooncake_kernels.closeable import Closeable
 from mooncake_kernels.errors import InvalidArgument
 from mooncake_serving.engine import Engine, LayerHooks, NotFinite, OutOfBlocks, TokenOutput
 from mooncake_serving.engine.batching import OnStep
+from mooncake_serving.engine.errors import WorkerFailed
+from mooncake_serving.engine.pipeline import StageGroup
 from mooncake_serving.engine.request import Request
 from mooncake_serving.http_api import ErrorAnswer, invalid
 
@@ -47,11 +50,13 @@ class Parts(NamedTuple):
         engine: computes.
         transfers: of prompts from and to other engines; None: there are none.
         stored: a store behind the engine's cache; None: there is none.
+        group: of the engine's processes; None: it is in this one.
     """
 
     engine: Engine
     transfers: Transfers | None
     stored: StoredBlocks | None
+    group: StageGroup | None
 
 
 class Worker(Closeable):
@@ -68,7 +73,7 @@ class Worker(Closeable):
     """
 
     def __init__(self, make: Callable[[OnStep], Parts]):
-        self.engine, self.transfers, self.stored = make(self._hooks)
+        self.engine, self.transfers, self.stored, self._group = make(self._hooks)
         self.counts = Counts(num_free_blocks=self.engine.allocator.num_free)
         self.is_alive = False
         self._counted_s = 0.0
@@ -92,6 +97,8 @@ class Worker(Closeable):
         self._loop, self._failed, self.is_alive = loop, failed, True
         self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
         self._thread.start()
+        if self._group is not None:  # while idle, the thread does not look at it
+            self._group.watch(lambda error: self._commands.put(partial(_raise, error)))
 
     @property
     def num_waiting(self) -> int:
@@ -133,6 +140,9 @@ class Worker(Closeable):
                 is_busy = self._work()
                 self._count_blocks(is_idle=not is_busy and not self._is_waiting)
                 self._deliver()
+        except WorkerFailed as error:
+            logger.error("the engine has failed: %s", error)
+            self._loop.call_soon_threadsafe(self._failed)
         except Exception:
             logger.exception("the engine has failed")
             self._loop.call_soon_threadsafe(self._failed)
@@ -300,7 +310,8 @@ class Worker(Closeable):
             if isinstance(job.transfer, Send):
                 what = (job, job.transfer, request.block_ids)
                 before.append((*what, request.num_computed))
-                sent.append((*what, request.num_computed + num_tokens))
+                start = request.num_computed + request.num_under_way
+                sent.append((*what, start + num_tokens))
         wait = None
         if self.stored is not None:
             wait = self.stored.before_layers(self._jobs[r.request_id] for r, _ in work)
@@ -345,7 +356,7 @@ class Worker(Closeable):
             self.counts.num_free_blocks, self._counted_s = self.engine.allocator.num_free, now
 
     def _close_parts(self) -> None:
-        for part in (self.transfers, self.stored):
+        for part in (self.transfers, self.stored, self._group):
             if part is not None:
                 part.close()
 
@@ -377,6 +388,10 @@ class Worker(Closeable):
 def _put_all(outputs: list[tuple[Job, Output]]) -> None:
     for job, output in outputs:
         job.outputs.put_nowait(output)
+
+
+def _raise(error: Exception) -> None:
+    raise error
 
 
 def _failure(message: str) -> ErrorAnswer:

@@ -65,10 +65,12 @@ class Up:
             words = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
             if f"--role={role}".encode() in words or role.encode() in words:
                 return pid
+        if role == "stage" and (prefill := self.pid_of("prefill")) is not None:
+            return next((pid for pid in self.children(prefill) if _is_stage(pid)), None)
         return None
 
-    def children(self) -> list[int]:
-        pid = self.process.pid
+    def children(self, pid: int | None = None) -> list[int]:
+        pid = pid or self.process.pid
         return [int(one) for one in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
 
     def complete(self, prompt: str, **more) -> httpx.Response:
@@ -79,6 +81,11 @@ class Up:
         self.client.close()
         self.process.kill()
         self.process.wait()
+
+
+def _is_stage(pid: int) -> bool:
+    """Whether a process is a stage of a pipeline: of ``multiprocessing``."""
+    return b"spawn_main" in Path(f"/proc/{pid}/cmdline").read_bytes()
 
 
 class EngineServer:

@@ -63,9 +63,11 @@ class Load:
             next(answer.iter_lines(), None)
 
 
-@pytest.mark.parametrize("has_store", [False, True])
+@pytest.mark.parametrize(
+    ("has_store", "pipeline"), [(False, 1), (True, 1), (True, 2)], ids=["", "store", "pipeline"]
+)
 def test_answers_are_those_of_an_engine_alone_and_no_block_is_lost(
-    start, expected, monkeypatch, soak, tmp_path, has_store
+    start, expected, monkeypatch, soak, tmp_path, has_store, pipeline
 ):
     num_requests = 2000 if soak else 80
     settings = replace(transfers.SETTINGS, lease_s=0.5)
@@ -73,7 +75,8 @@ def test_answers_are_those_of_an_engine_alone_and_no_block_is_lost(
     few = [f"--num-blocks={NUM_BLOCKS}"]
     if has_store:  # of which only a part of the blocks has room
         few.append(f"--store=shm:{tmp_path / 'kv'}?size=256KiB")
-    prefill, decode = start("--role=prefill", *few), start("--role=decode", *few)
+    prefill = start("--role=prefill", f"--pipeline={pipeline}", *few)
+    decode = start("--role=decode", *few)
     load = Load(7, prefill, decode, expected)
     with ThreadPoolExecutor(8) as pool:
         done = [pool.submit(load.run, *one) for one in load.requests(num_requests)]

@@ -29,7 +29,7 @@ PROMPTS = ["the end", "in the inner 12, " * 6, "the " * 50, "a b c", "the end"]
 
 @pytest.fixture(scope="module")
 def up(tiny_folder, tmp_path_factory):
-    made = Up(tiny_folder, tmp_path_factory.mktemp("up"))
+    made = Up(tiny_folder, tmp_path_factory.mktemp("up"), "--pipeline=2")
     yield made
     made.close()
 
@@ -84,7 +84,7 @@ def test_stranger_cannot_reach_the_blocks(up):
                 stranger.write(stranger.open(name), [], notify=b"hello").wait()
 
 
-@pytest.mark.parametrize("role", ["decode", "prefill", "router"])
+@pytest.mark.parametrize("role", ["decode", "prefill", "stage", "router"])
 def test_killed_server_is_restarted_and_no_answer_is_wrong(up, expected, role):
     pid = up.pid_of(role)
     texts = {prompt: expected(prompt, 10)[0] for prompt in PROMPTS}
@@ -252,16 +252,19 @@ def test_threads_are_those_that_this_process_may_use_or_ray_reserves(monkeypatch
     parser = argparse.ArgumentParser()
     serve_options.add_commands(parser)
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: {3, 5, 7, 9, 11, 13})
-    on_ray = ["--cluster=ray"]
+    roles, on_ray = ["prefill", "decode"], ["--cluster=ray"]
     for given, threads in (
         ([], 3),
         (["--threads=7"], 7),
+        (["--pipeline=2"], 2),
         (on_ray, 1),
         ([*on_ray, "--num-cpus=4"], 4),
         ([*on_ray, "--num-cpus=4", "--threads=7"], 7),
     ):
-        arguments = up_command.engine_arguments(parser.parse_args(["up", *given]), 2)
-        assert f"--threads={threads}" in arguments
+        arguments = up_command.engine_arguments(parser.parse_args(["up", *given]), roles)
+        assert f"--threads={threads}" in arguments["prefill"]
+    arguments = up_command.engine_arguments(parser.parse_args(["up", "--pipeline=2"]), roles)
+    assert "--pipeline=2" in arguments["prefill"] and "--pipeline=1" in arguments["decode"]
 
 
 def test_objectives_reach_the_router():

@@ -6,9 +6,10 @@ if __name__ == "__main__":                   # the processes import the script t
             ...                              # of any job, as they come
 """
 
+from ...engine.errors import WorkerFailed
 from .cluster import DistAttentionCluster
 from .engine import DistAttentionEngine
-from .errors import LoansLost, RequestFailed, WorkerFailed
+from .errors import LoansLost, RequestFailed
 from .messages import InstanceOptions, Job, NewToken
 
 __all__ = [

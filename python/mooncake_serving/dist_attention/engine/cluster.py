@@ -14,13 +14,15 @@ from mooncake_kernels.errors import InvalidArgument
 
 from ...arguments import refuse
 from ...engine.arguments import as_positive
+from ...engine.errors import WorkerFailed
+from ...engine.process import Failed, Process
 from .. import Heartbeat, LoanLedger
-from .errors import RequestFailed, WorkerFailed
+from .errors import RequestFailed
+from .instance import Instance
 from .messages import (
     Abort,
     AskLedger,
     Candidates,
-    Failed,
     InstanceOptions,
     Job,
     Left,
@@ -31,7 +33,6 @@ from .messages import (
     Submit,
     as_jobs,
 )
-from .process import Process
 
 OnLoading = Callable[[str, int, int], None]
 POLL_S = 0.1  # how long closing may go unnoticed
@@ -73,7 +74,7 @@ class DistAttentionCluster:
         self._thread = threading.Thread(target=self._serve, name="mk-loans-launcher", daemon=True)
         try:
             for index in range(num_instances):
-                self.processes.append(Process(f"instance {index}", options))
+                self.processes.append(Process(f"instance {index}", Instance, options))
                 self._heard_s[self.processes[-1].name] = time.monotonic()
         except BaseException:
             self.close()

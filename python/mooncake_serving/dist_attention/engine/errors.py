@@ -22,10 +22,6 @@ class LoansLost(RuntimeError):
         )
 
 
-class WorkerFailed(RuntimeError):
-    """An instance has died, could not start, was silent for too long, or was closed."""
-
-
 class RequestFailed(RuntimeError):
     """Some requests could not be served.
 

@@ -14,6 +14,7 @@ import mooncake_kernels as mk
 from ...engine.errors import NotFinite, OutOfBlocks
 from ...engine.kv_cache import PagedKVCache
 from ...engine.loader import load_model
+from ...engine.process import Failed
 from .. import Heartbeat, Offer
 from .engine import DistAttentionEngine
 from .errors import LoansLost
@@ -22,13 +23,13 @@ from .messages import (
     AskLedger,
     Candidates,
     Command,
-    Failed,
     InstanceOptions,
     Left,
     Loading,
     NewToken,
     Ready,
     Report,
+    Started,
     Submit,
 )
 
@@ -80,6 +81,7 @@ class Instance:
     """
 
     def __init__(self, pipe: Connection, options: InstanceOptions):
+        pipe.send(Started())
         torch.set_num_threads(options.threads)
         self._pipe, self._options = LedgerPipe(pipe), options
         # Batch invariant, so that a request's tokens do not depend on its neighbours.

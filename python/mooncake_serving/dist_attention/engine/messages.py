@@ -6,6 +6,7 @@ from os import PathLike
 
 from ...arguments import as_seconds, refuse
 from ...engine.arguments import as_integers, as_positive, check_params
+from ...engine.process import Failed
 from ...engine.request import FinishReason
 from ...engine.sampling import SamplingParams
 from .. import Heartbeat, LoanOptions, Offer
@@ -163,14 +164,6 @@ class NewToken:
     request_id: int
     token_id: int
     finish_reason: FinishReason | None
-
-
-@dataclass(frozen=True)
-class Failed:
-    """From an instance: a request failed, or with None the instance itself."""
-
-    request_id: int | None
-    reason: str
 
 
 @dataclass(frozen=True)

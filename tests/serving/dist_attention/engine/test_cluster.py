@@ -16,8 +16,9 @@ from mooncake_serving.dist_attention.engine import (
     WorkerFailed,
 )
 from mooncake_serving.dist_attention.engine import cluster as cluster_module
-from mooncake_serving.dist_attention.engine.process import Process
+from mooncake_serving.dist_attention.engine.instance import Instance
 from mooncake_serving.engine import Engine, PagedKVCache, SamplingParams, load_model
+from mooncake_serving.engine.process import Process
 from tests.waiting import eventually
 
 WAIT_S = 120.0  # longer than anything here takes
@@ -241,7 +242,7 @@ def test_a_stopped_lender_is_given_up(tiny_folder):
 
 
 def test_instance_without_a_launcher_exits(tiny_folder):
-    process = Process("alone", options(tiny_folder))
+    process = Process("alone", Instance, options(tiny_folder))
     process.pipe.close()
     process.process.join(timeout=WAIT_S)
     assert process.process.exitcode == 0

@@ -1,4 +1,4 @@
-"""Processes of instances: how they start, what they are told, and how they end."""
+"""Processes that compute for this one: how they start, what they are told, and how they end."""
 
 import multiprocessing
 import pickle
@@ -7,13 +7,36 @@ import signal
 import socket
 import threading
 import weakref
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from multiprocessing.connection import Connection
+from typing import Any, Protocol
+
+import mooncake_kernels as mk
 
 from .errors import WorkerFailed
-from .instance import Instance
-from .messages import Failed, InstanceOptions, Started
+
+
+@dataclass(frozen=True)
+class Failed:
+    """From a process: a request failed, or with None the process itself."""
+
+    request_id: int | None
+    reason: str
+
+
+class Runnable(Protocol):
+    """What runs in a process.
+
+    Attributes:
+        transfer: its transfer engine, closed when it ends.
+    """
+
+    transfer: mk.TransferEngine
+
+    def run(self) -> None:
+        """Serve the pipe until it closes."""
 
 
 @contextmanager
@@ -34,20 +57,25 @@ def _interrupts_ignored() -> Iterator[None]:
 
 
 class Process:
-    """The process of an instance, and the pipe to it.
+    """A process, and the pipe to it.
 
-    A thread sends the commands: an instance that is busy does not read, and when reports fill the
+    A thread sends the commands: a process that is busy does not read, and when reports fill the
     pipe, it waits for the launcher, which must not wait for it.
 
-    The instance of one that is dropped ends: its pipe closes.
+    The process of one that is dropped ends: its pipe closes.
+
+    Args:
+        name: for people.
+        make: called there with its end of the pipe and the options.
+        options: picklable.
     """
 
-    def __init__(self, name: str, options: InstanceOptions):
+    def __init__(self, name: str, make: Callable[[Connection, Any], Runnable], options: Any):
         context = multiprocessing.get_context("spawn")  # torch's threads do not survive a fork
         self.name = name
         self.pipe, theirs = context.Pipe()
         self.process = context.Process(
-            target=_serve, args=(theirs, options), name=name, daemon=True
+            target=_serve, args=(make, theirs, options), name=name, daemon=True
         )
         with _interrupts_ignored():
             self.process.start()
@@ -81,7 +109,7 @@ class Process:
 
 
 def _send_all(pipe: Connection, commands: queue.SimpleQueue[bytes | None]) -> None:
-    with suppress(OSError):  # the instance is dead, or the pipe is closed
+    with suppress(OSError):  # the process is dead, or the pipe is closed
         while (command := commands.get()) is not None:
             pipe.send_bytes(command)
 
@@ -95,19 +123,18 @@ def _end_sends(pipe: Connection, commands: queue.SimpleQueue[bytes | None]) -> N
         end.shutdown(socket.SHUT_RDWR)  # ends a send that is under way; closing would not
 
 
-def _serve(pipe: Connection, options: InstanceOptions) -> None:
-    """Run an instance; report the reason of a failure."""
+def _serve(make: Callable[[Connection, Any], Runnable], pipe: Connection, options: Any) -> None:
+    """Run what is made; report the reason of a failure."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the launcher handles Ctrl-C: it closes the pipe
-    instance = None
+    made = None
     try:
-        pipe.send(Started())
-        instance = Instance(pipe, options)
-        instance.run()
+        made = make(pipe, options)
+        made.run()
     except (EOFError, BrokenPipeError, ConnectionResetError):
         pass  # the launcher is done, or dead: exit, too
     except Exception as error:  # noqa: BLE001 - the launcher should report it, whatever it is
         with suppress(OSError):  # the launcher may be gone
             pipe.send(Failed(None, f"{type(error).__name__}: {error}"))
     finally:
-        if instance is not None:
-            instance.transfer.close()
+        if made is not None:
+            made.transfer.close()
