@@ -206,18 +206,14 @@ def test_chunks_shrink_so_that_steps_take_equally_long():
     steps = []
     while request.num_pending:
         [(_, num_tokens)] = sizes.cut([(request, min(512, request.num_pending))])
-        steps.append(
-            (
-                num_tokens,
-                float(cost.seconds(request.num_computed + num_tokens, request.num_computed)),
-            )
-        )
+        start = request.num_computed
         request.num_computed += num_tokens
+        steps.append((num_tokens, float(cost.seconds(request.num_computed, start))))
     chunks = [num_tokens for num_tokens, _ in steps]
     assert chunks[0] == 512 and chunks[:-1] == sorted(chunks[:-1], reverse=True)
     assert chunks[-2] < 128 and all(chunk % TILE == 0 for chunk in chunks[:-1])
     whole_s = float(cost.seconds(512, 0))
-    assert all(0.8 * whole_s <= seconds <= whole_s for _, seconds in steps[:-1])
+    assert all(0.87 * whole_s <= seconds <= 1.13 * whole_s for _, seconds in steps[:-1])
 
 
 def test_a_step_has_time_for_decodes_and_a_tile_of_a_prompt():

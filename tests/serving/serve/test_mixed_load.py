@@ -1,6 +1,8 @@
 """Random requests at once, whole, streamed, handed over, left: on engines with few blocks."""
 
+import os
 import random
+import signal
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
@@ -87,3 +89,6 @@ def test_answers_are_those_of_an_engine_alone_and_no_block_is_lost(
         eventually(lambda engine=engine: engine.num_free_blocks == NUM_BLOCKS)
         assert engine.worker.engine.num_running == engine.worker.num_waiting == 0
     assert decode.worker.counts.cached_tokens > 0
+    if pipeline > 1:  # a stage that dies while nothing is computed ends the engine, too
+        os.kill(prefill.worker.engine.group.pids[0], signal.SIGKILL)
+        eventually(lambda: prefill.client.get("/health").status_code == 503)

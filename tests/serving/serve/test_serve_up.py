@@ -196,6 +196,7 @@ def test_reserved_port_refuses_until_its_server_listens():
         (["engine", "--model", "/nowhere", "--port", "0"], "error: load_model: path must be"),
         (["router", "--config", "/nowhere"], "error: [Errno 2] No such file"),
         (["engine", "--replay", "tcp://127.0.0.1:0"], "error: serve engine: --replay must be left"),
+        (["engine", "--role=decode", "--pipeline=2"], "error: serve engine: --pipeline must be 1"),
         (["status", "--api-key-file", "/nowhere"], "error: [Errno 2] No such file"),
     ],
 )

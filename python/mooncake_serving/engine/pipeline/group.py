@@ -71,7 +71,8 @@ class StageGroup(Closeable):
                 send_handle(process.pipe, descriptor, process.process.pid)
             self.cache = shared_cache(config, options, dtype, descriptor)
             self.stage = Stage(model, self.cache, own, batch_invariant=options.batch_invariant)
-            self.pids = [process.process.pid for process in self._processes]
+            pids = [process.process.pid for process in self._processes]
+            self.pids = [pid for pid in pids if pid is not None]
             first, *following = self._listening()
             for process, next_stage in zip(self._processes, following, strict=False):
                 process.send(next_stage)

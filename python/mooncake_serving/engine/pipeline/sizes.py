@@ -62,8 +62,8 @@ class StepSizes:
         for request, wanted in work:
             start = request.num_computed + request.num_under_way
             num_tokens = min(wanted, self.largest(start, left_s))
-            if num_tokens < wanted:
-                num_tokens -= num_tokens % TILE
+            if num_tokens < wanted:  # to the nearest multiple: 0 if that is little
+                num_tokens = min(wanted, (num_tokens + TILE // 2) // TILE * TILE)
             if wanted == 1 or not has_prompt:
                 num_tokens = max(num_tokens, min(wanted, TILE))
                 has_prompt = wanted > 1
