@@ -53,8 +53,10 @@ class Scheduler:
     def next_step(self) -> list[tuple[Request, int]]:
         """Choose requests with the tokens to compute of each, and admit those that then fit."""
         self._complete_admission()
-        decodes = [request for request in self.running if request.num_pending == 1]
-        prefills = [request for request in self.running if request.num_pending > 1]
+        # All that is to be computed of a request may be under way, in a pipeline.
+        running = [one for one in self.running if one.num_pending or not one.num_under_way]
+        decodes = [request for request in running if request.num_pending == 1]
+        prefills = [request for request in running if request.num_pending != 1]
         return pack_batch(
             decodes,
             prefills,
