@@ -13,23 +13,28 @@ Anyone who can write to it decides which engine a name resolves to. See docs/tra
 
 from typing import Any
 
-from .base import Metadata, Publication
-from .directory import P2P, Directory
+from .base import Metadata, Publication, Store
+from .directory import P2P, Directory, KeptPublication
 from .entry import PROTOCOL, Entry, Segment, SegmentBuffer, SegmentDevice
-from .url import parse_url
+from .url import MetadataUrl, parse_url
 
 __all__ = [
     "PROTOCOL",
     "P2P",
     "Directory",
     "Entry",
+    "KeptPublication",
     "Metadata",
+    "MetadataUrl",
     "Publication",
     "Segment",
     "SegmentBuffer",
     "SegmentDevice",
+    "Store",
     "choose",
     "connect",
+    "open_store",
+    "parse_url",
 ]
 
 
@@ -56,10 +61,19 @@ def choose(op: str, argument: str, url: Any) -> Metadata:
     if isinstance(url, str) and url == "p2p":
         return P2P()
     parsed = parse_url(op, argument, url)
-    if parsed.parts.scheme in ("http", "https"):
+    return Directory(str(parsed), open_store(parsed), parsed.prefix)
+
+
+def open_store(url: MetadataUrl) -> Store:
+    """Make a client of the keys and values at a server. It connects on first use.
+
+    Raises:
+        Unavailable: redis-py is not installed.
+    """
+    if url.parts.scheme in ("http", "https"):
         from .http_store import HttpStore
 
-        return Directory(str(parsed), HttpStore(parsed), parsed.prefix)
+        return HttpStore(url)
     from .redis_store import RedisStore
 
-    return Directory(str(parsed), RedisStore(parsed), parsed.prefix)
+    return RedisStore(url)

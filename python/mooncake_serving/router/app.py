@@ -32,16 +32,22 @@ def make_app(config: RouterConfig) -> Starlette:
 
     Raises:
         InvalidArgument: an endpoint of events is invalid.
+        Unavailable: there is a registry, and redis-py is not installed.
     """
     router = Router(config)
-    routes = _Routes(router)
+    registration = Registration(router)
+    routes, shared = _Routes(router, registration), registration.shared
 
     @asynccontextmanager
     async def lifespan(_: Starlette) -> AsyncIterator[None]:
         try:
             await router.start()
+            if shared is not None:
+                await shared.start()
             yield
         finally:
+            if shared is not None:
+                await shared.close()
             await router.close()
 
     app = Starlette(
@@ -66,6 +72,8 @@ def make_app(config: RouterConfig) -> Starlette:
     # An admin is also a client.
     clients = [*config.api_keys, *config.admin_keys] if config.api_keys else []
     app.add_middleware(KeyCheck, keys=clients, admin_keys=config.admin_keys)
+    if shared is not None:
+        router.metrics.registry_is_up(lambda: not shared.failure)
     app.state.router = router
     return app
 
@@ -84,9 +92,8 @@ class _Generate:
 class _Routes:
     """What is told of a router."""
 
-    def __init__(self, router: Router):
-        self._router = router
-        self._registration = Registration(router)
+    def __init__(self, router: Router, registration: Registration):
+        self._router, self._registration = router, registration
 
     async def models(self, _: Request) -> Response:
         return json_answer({"object": "list", "data": self._router.health.models()})

@@ -2,10 +2,11 @@
 
 import difflib
 import math
+import os
 import re
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, NoReturn
 from urllib.parse import urlsplit
@@ -13,6 +14,7 @@ from urllib.parse import urlsplit
 import httpx
 
 from mooncake_kernels.errors import InvalidArgument, shown
+from mooncake_kernels.metadata import MetadataUrl, parse_url
 from mooncake_serving.conductor import Role
 
 if sys.version_info >= (3, 11):
@@ -128,6 +130,19 @@ class StoreConfig:
 
 
 @dataclass(frozen=True)
+class RegistryConfig:
+    """Where routers share the engines that have registered.
+
+    Attributes:
+        url: of the metadata server, with its password.
+        namespace: of the engines: routers with the same one share them.
+    """
+
+    url: MetadataUrl
+    namespace: str = "default"
+
+
+@dataclass(frozen=True)
 class RouterConfig:
     """All of the file.
 
@@ -153,6 +168,7 @@ class RouterConfig:
         admission: see there.
         costs: see there.
         store: None: engines share none.
+        registry: None: engines that register are this router's alone.
     """
 
     instances: tuple[InstanceConfig, ...]
@@ -175,6 +191,7 @@ class RouterConfig:
     admission: AdmissionConfig = AdmissionConfig()
     costs: CostConfig = CostConfig()
     store: StoreConfig | None = None
+    registry: RegistryConfig | None = None
 
 
 def load_config(path: str | Path) -> RouterConfig:
@@ -219,6 +236,7 @@ def parse_config(content: dict[str, Any], *, file: str = "config") -> RouterConf
         admission=_admission(top.table("admission")),
         costs=_costs(top.table("costs")),
         store=_store(top.table("store")) if "store" in content else None,
+        registry=_registry(top.table("registry")) if "registry" in content else None,
     )
     top.end()
     _check_together(config, file)
@@ -307,6 +325,26 @@ def _store(table: "_Table") -> StoreConfig:
     )
     table.end()
     return store
+
+
+def _registry(table: "_Table") -> RegistryConfig:
+    password, variable = (
+        next(iter(_keys(table, "password_file")), ""),
+        table.text("password_env", ""),
+    )
+    if password and variable:
+        table.refuse("password_env", "left out beside password_file", variable)
+    if variable and not (password := os.environ.get(variable, "")):
+        table.refuse("password_env", "an environment variable that is set", variable)
+    namespace = table.text("namespace", RegistryConfig.namespace)
+    if not re.fullmatch(r"[\w.-]{1,100}", namespace, re.ASCII):
+        table.refuse("namespace", "1 to 100 of letters, digits and ._-", namespace)
+    url = table.metadata_url("url")
+    if password and any(url.login):
+        table.refuse("url", "without a login beside a password", str(url))
+    table.end()
+    options = url.options | ({"password": password} if password else {})
+    return RegistryConfig(replace(url, options=options), namespace)
 
 
 def _keys(table: "_Table", name: str) -> Sequence[str]:
@@ -432,6 +470,11 @@ class _Table:
         if not is_good or value.rstrip("/").endswith("/v1"):
             self.refuse(name, "a URL like http://10.0.0.1:8100, without /v1", value)
         return value.rstrip("/")
+
+    def metadata_url(self, name: str) -> MetadataUrl:
+        """Return the URL of a metadata server, which no error quotes."""
+        forms = '"redis://host:port/db" or "http://host:port/metadata"'
+        return parse_url(self._file, f"{self._path}{name}", self._take(name), forms)
 
     def endpoint(self, name: str) -> str:
         value = self.text(name, "")

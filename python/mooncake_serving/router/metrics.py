@@ -1,9 +1,9 @@
 """What Prometheus reads of a router."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
-from prometheus_client import CollectorRegistry, Counter, Histogram
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.exposition import generate_latest
 from prometheus_client.registry import Collector
@@ -69,6 +69,14 @@ class RouterMetrics:
             buckets=SECONDS, registry=registry,
         )  # fmt: skip
         registry.register(_Instances(router))
+
+    def registry_is_up(self, is_up: Callable[[], bool]) -> None:
+        """Also tell whether the registry of engines answers."""
+        gauge = Gauge(
+            "mooncake_router_registry_up", "whether the registry of engines answers",
+            registry=self.registry,
+        )  # fmt: skip
+        gauge.set_function(lambda: float(is_up()))
 
     def text(self) -> bytes:
         """Return all of them as text."""

@@ -7,7 +7,7 @@ have its name there, or that in the file.
 import asyncio
 import contextlib
 import dataclasses
-from collections.abc import Iterator, Mapping
+from collections.abc import AsyncIterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -19,6 +19,7 @@ from mooncake_serving.http_api import ErrorAnswer, invalid
 from .config import InstanceConfig, entries_of, parse_instance
 from .engines import EngineFailed, RoleRefused
 from .handoff import HANDOFFS
+from .shared import SharedEngines
 
 if TYPE_CHECKING:
     from .router import Router
@@ -48,6 +49,9 @@ class Registration:
 
     Args:
         router: whose engines.
+
+    Attributes:
+        shared: with other routers; None: they are this router's alone.
     """
 
     def __init__(self, router: "Router"):
@@ -55,6 +59,8 @@ class Registration:
         handoff = HANDOFFS[router.config.connector]
         self._is_at_once, self._has_engine_ids = handoff.is_at_once, handoff.has_engine_ids
         self._changing: set[str] = set()
+        shared = router.config.registry
+        self.shared = None if shared is None else SharedEngines(shared, router, self)
 
     async def register(self, body: Mapping[str, Any]) -> dict[str, Any]:
         """Add an engine, or change the role of one, when its requests are over.
@@ -75,13 +81,13 @@ class Registration:
         if "modelname" in entries:
             self._router.health.adapter_of(str(entries.pop("modelname")))
         more = self._role_switch(entries)
-        with self._change_of("register", entries["name"]):
+        async with self._change_of("register", entries["name"]):
             number = self._router.fleet.number_of(entries["name"])
             try:
                 if number is None:
-                    number = await self._add(entries)
+                    number = await self.add(entries)
                 else:
-                    await self._change(number, entries, drain_s, more)
+                    await self.change(number, entries, drain_s, more, is_told=True)
             except InvalidArgument as error:
                 raise ErrorAnswer(400, str(error), "invalid_value") from None
         return {
@@ -109,12 +115,12 @@ class Registration:
         if more := sorted(set(entries) - {"name", "events", "replay", "modelname"}):
             raise invalid(more[0], f"left out, got {shown(entries[more[0]], 80)}")
         name = entries["name"]
-        with self._change_of("unregister", name):
+        async with self._change_of("unregister", name):
             number = self._router.fleet.number_of(name)
             if number is None:
                 what = f"unregister: name must be that of an instance, got {shown(name, 80)}"
                 raise ErrorAnswer(404, what, "not_found", "name")
-            await self._drain(number, drain_s)
+            await self._drain_all(number, drain_s)
             await self._router.leave(number)
         return {
             "status": "unregistered successfully",
@@ -160,7 +166,16 @@ class Registration:
             raise invalid("role_switch", f"an object, got {shown(more, 80)}")
         return more
 
-    async def _add(self, entries: Mapping[str, Any]) -> int:
+    async def add(self, entries: Mapping[str, Any], *, is_draining: bool = False) -> int:
+        """Take in an engine, which gets no requests yet if another router is changing it.
+
+        Returns:
+            Its number.
+
+        Raises:
+            InvalidArgument: an entry is missing or wrong.
+            ErrorAnswer: another engine has its URL, or there is no place for it.
+        """
         router = self._router
         instance = parse_instance(entries, router.config.connector)
         for _, other in router.fleet.items():
@@ -172,18 +187,40 @@ class Registration:
             most = router.config.max_instances
             what = f"register: instances must be at most max_instances, {most}, got {most + 1}"
             raise ErrorAnswer(409, what, "conflict")
+        if is_draining:
+            router.placement.drain(number)
         try:
             await router.follow(number)
         except BaseException:
-            await self._drain(number, 0.0)
+            await self.drain(number, 0.0)
             await router.leave(number)
             raise
         return number
 
-    async def _change(
-        self, number: int, entries: Mapping[str, Any], drain_s: float, more: Mapping[str, Any]
+    async def change(
+        self,
+        number: int,
+        entries: Mapping[str, Any],
+        drain_s: float,
+        more: Mapping[str, Any] | None = None,
+        *,
+        is_told: bool = False,
     ) -> None:
-        """Have an engine be what is registered of it now; its events first, whatever else fails."""
+        """Have an engine be what is registered of it now; its events first, whatever else fails.
+
+        Args:
+            number: of the engine.
+            entries: what changes, or all.
+            drain_s: how long its requests may take.
+            more: fields of SGLang's ``/pd_role_switch``.
+            is_told: whether the engine is told its new role, and the other routers that it drains,
+                which one router does.
+
+        Raises:
+            InvalidArgument: an entry is missing or wrong.
+            ErrorAnswer: an entry cannot be changed, or the engine does not change.
+            Unavailable: other routers cannot be told.
+        """
         router = self._router
         old = router.fleet[number]
         known = entries_of(old)
@@ -201,8 +238,10 @@ class Registration:
             router.feed(number, new)
             of_events = {name: getattr(new, name) for name in OF_EVENTS}
             router.fleet.replace(number, dataclasses.replace(old, **of_events))
-        if new.role != old.role:
-            await self._change_role(number, new, drain_s, more)
+        if new.role != old.role and is_told:
+            await self._change_role(number, new, drain_s, more or {})
+        elif new.role != old.role:
+            await self.drain(number, drain_s)
         router.fleet.replace(number, new)
         if engine_id:
             router.health.set_engine_id(number, engine_id)
@@ -227,7 +266,7 @@ class Registration:
         if self._is_at_once and Role.BOTH in (old.role, new.role):
             what = f"prefill or decode as SGLang was started, got {entries_of(new)['role']}"
             raise _conflict("register", "role", what)
-        await self._drain(number, drain_s)
+        await self._drain_all(number, drain_s)
         if not self._is_at_once:
             return
         try:
@@ -259,8 +298,16 @@ class Registration:
                     raise
             await asyncio.sleep(RETRY_S)
 
-    async def _drain(self, number: int, drain_s: float) -> None:
-        """Send an engine nothing any more, and wait until it has no requests."""
+    async def _drain_all(self, number: int, drain_s: float) -> None:
+        """Do as ``drain`` at all routers that share the engine."""
+        drain = self.drain if self.shared is None else self.shared.drain
+        await drain(number, drain_s)
+
+    async def drain(self, number: int, drain_s: float) -> None:
+        """Send an engine nothing any more, and wait until it has no requests of this router.
+
+        Those that are not over after ``drain_s`` seconds are given up.
+        """
         router, loop = self._router, asyncio.get_running_loop()
         router.placement.drain(number)
         until_s = loop.time() + drain_s
@@ -273,15 +320,16 @@ class Registration:
             router.placement.resume(number)
             raise
 
-    @contextlib.contextmanager
-    def _change_of(self, op: str, name: str) -> Iterator[None]:
+    @contextlib.asynccontextmanager
+    async def _change_of(self, op: str, name: str) -> AsyncIterator[None]:
         """Refuse another change of an engine while the block runs."""
         if name in self._changing:
             what = f"of an instance that is not being changed, got {shown(name, 80)}"
             raise _conflict(op, "name", what)
         self._changing.add(name)
         try:
-            yield
+            async with self.shared.changing(op, name) if self.shared else contextlib.nullcontext():
+                yield
         finally:
             self._changing.discard(name)
 

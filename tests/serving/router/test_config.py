@@ -25,6 +25,10 @@ prefill = [0.1, 1e-4, 0]
 [store]
 kv_bytes_per_token = 131072
 bytes_per_s = 2e10
+[registry]
+url = "redis://10.0.0.9:6379/0?prefix=ours/"
+namespace = "prod"
+password_file = "KEYS"
 [[instance]]
 name = "p0"
 role = "prefill"
@@ -60,6 +64,9 @@ def test_a_file_is_read(written):
     assert config.admission.classes == {"batch": ClassConfig(ttft_s=60, tbt_s=math.inf)}
     assert config.costs.prefill == (0.1, 1e-4, 0.0)
     assert config.store is not None and config.store.bytes_per_s == 2e10
+    assert config.registry is not None and config.registry.namespace == "prod"
+    assert config.registry.url.login == ("", "one") and config.registry.url.prefix == "ours/"
+    assert "one" not in repr(config.registry)
     prefill, decode = config.instances
     assert (prefill.role, prefill.url) == (Role.PREFILL, "http://10.0.0.1:8100")
     assert (decode.role, decode.capacity_tokens, decode.events) == (Role.DECODE, 100000, "")
@@ -110,6 +117,10 @@ def test_a_file_is_read(written):
         ("classes.batch]", "classes.batch.x]", r"admission.classes.batch.x must not be there"),
         ("ttft_s = 60", "ttft_s = 0", r"admission.classes.batch.ttft_s must be positive, got 0"),
         ("port = 9000", "max_instances = 1", r"max_instances must be at least .* 2, got 1"),
+        ('"prod"', '"a b"', "registry.namespace must be 1 to 100 of letters.*got 'a b'"),
+        ("redis://", "p2p://", 'registry.url must be "redis://.*got a URL of another scheme'),
+        ("redis://", "redis://:hush@", "registry.url must be without a login beside a password"),
+        ('password_file = "KEYS"', 'password_env = "MK_NO"', "password_env must be an environment"),
         ("port = 9000", "max_held_bytes = 1", "max_held_bytes must be at least max_body_bytes"),
     ],
 )
