@@ -2,6 +2,8 @@
 
 import argparse
 import logging
+import os
+import re
 import socket
 import sys
 from collections.abc import Callable, Iterator
@@ -24,6 +26,7 @@ from mooncake_serving.engine.pipeline import GroupOptions, PipelinedEngine, Stag
 from mooncake_serving.http_api import make_server, raise_file_limit
 from mooncake_serving.store.events import EventPublisher
 
+from .announcement import Announcement
 from .app import CLIENT_S, make_app
 from .calls import Served
 from .children import default_threads, end_with_stdin
@@ -48,6 +51,12 @@ def run(options: argparse.Namespace) -> int:
         raise InvalidArgument(
             f"serve engine: --replay must be left out without --events, got {options.replay!r}"
         )
+    if options.admin_key_file and not options.register:
+        raise InvalidArgument(
+            "serve engine: --admin-key-file must be left out without --register, got "
+            f"{options.admin_key_file!r}"
+        )
+    announcement = Announcement(options) if options.register else None
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
     logging.getLogger("mooncake_kernels").setLevel(logging.WARNING)  # which kernel, which way
     if options.until_stdin_closes:
@@ -66,15 +75,32 @@ def run(options: argparse.Namespace) -> int:
         raise_file_limit()
         worker = Worker(partial(make_engine, options, model, publisher))
         del model  # a pipeline keeps a part of it
-        server = make_server(make_app(served, worker, fail), listening, CLIENT_S)
+        app = make_app(served, worker, fail)
         address = listening.getsockname()
         url = f"http://{in_url(address[0])}:{address[1]}"
+        if announcement is not None:
+            host = in_url(announcement.host)
+            announcement.add_to(app, f"{host}:{address[1]}", **_endpoints(publisher, host))
+        server = make_server(app, listening, CLIENT_S)
         sys.stdout.write(f"engine: {url} serves {served.name}\n")
         sys.stdout.flush()
         if not is_loopback(address):
             logging.warning("whoever reaches %s may use it: there are no keys", url)
         server.run(sockets=[listening])
     return 1 if failed else 0
+
+
+def _endpoints(publisher: EventPublisher | None, host: str) -> dict[str, str]:
+    """The endpoints of KV events as others connect to them."""
+    if publisher is None:
+        return {}
+    told = {"events": publisher.endpoint, "replay": publisher.replay_endpoint or ""}
+    any_host = r"//(\*|0\.0\.0\.0|\[::\]):"
+    return {
+        name: re.sub(any_host, f"//{host}:", endpoint)
+        for name, endpoint in told.items()
+        if endpoint
+    }
 
 
 def load(options: argparse.Namespace) -> tuple[Llama, Served]:

@@ -135,6 +135,13 @@ def _add_engine(commands: Any) -> None:
         "--replay", default="", metavar="ENDPOINT",
         help="where missed events are sent again (default: nowhere)",
     )  # fmt: skip
+    parser.add_argument(
+        "--register", metavar="URL",
+        help="of a router that sends it requests while it serves (default: none)",
+    )  # fmt: skip
+    parser.add_argument(
+        "--admin-key-file", metavar="FILE", help="whose first line is an admin key of that router"
+    )
     _add_engine_options(parser)
     _add_child_options(parser)
 

@@ -18,10 +18,10 @@ from tests.serving.router.test_registration import in_thread, names, register, u
 from tests.waiting import eventually
 
 
-@pytest.fixture(scope="module", params=["redis", "http"])
+@pytest.fixture(scope="module")
 def server(request, tmp_path_factory):
     folder = tmp_path_factory.mktemp("registry")
-    server = RedisServer(folder) if request.param == "redis" else HttpServer()
+    server = RedisServer(folder) if getattr(request, "param", "redis") == "redis" else HttpServer()
     with impatience():
         yield server
     server.stop()
@@ -51,6 +51,7 @@ def file_entry(name, engine):
     return {"name": name, "role": "both", "url": engine.url}
 
 
+@pytest.mark.parametrize("server", ["redis", "http"], indirect=True)
 def test_what_one_router_is_told_all_know(router_of, start):
     engines = [start(Engine) for _ in range(2)]
     one = router_of(instance=[file_entry("own", engines[1])])
