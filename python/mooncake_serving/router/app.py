@@ -24,6 +24,7 @@ from .router import Router
 
 # In which engines are registered; Mooncake's Conductor speaks the latter.
 JSON, MSGPACK = "application/json", "application/msgpack"
+TENANTS = ("default", "")
 FORMS: dict[str, Any] = {JSON: msgspec.json, MSGPACK: msgspec.msgpack}
 
 
@@ -133,9 +134,22 @@ class _Routes:
                 raise ErrorAnswer(400, what, "invalid_json") from None
         if not are_token_ids(query.token_ids):
             raise invalid("token_ids", "of token ids in [0, 2**32)")
-        tokens = self._router.placement.matched_tokens(query.token_ids, query.lora_name or "")
-        fleet = self._router.fleet.items()
-        return json_answer({"data": {one.name: {"matched_tokens": tokens[n]} for n, one in fleet}})
+        if query.tenant_id not in TENANTS:
+            raise invalid("tenant_id", f"default here, got {query.tenant_id[:80]!r}")
+        matched = self._router.placement.matched_tokens(query.token_ids, query.lora_name or "")
+        if query.cache_salt:  # such blocks are not told apart, and those of others do not count
+            matched = [0] * len(matched)
+        tokens = {
+            one.name: matched[number]
+            for number, one in self._router.fleet.items()
+            if query.instance_id in (one.name, None)
+        }
+        of_conductor = {
+            name: {"longest_matched": count, "GPU": count, "DP": {"0": count}}
+            for name, count in tokens.items()
+        }
+        ours = {name: {"matched_tokens": count} for name, count in tokens.items()}
+        return json_answer({"data": ours, "default": of_conductor})
 
     async def register(self, request: Request) -> Response:
         return await self._change(request, self._registration.register)
@@ -167,3 +181,6 @@ class _Query(msgspec.Struct):
     token_ids: list[int]
     model: str = ""
     lora_name: str | None = None
+    tenant_id: str = "default"
+    instance_id: str | None = None
+    cache_salt: str | None = None

@@ -58,6 +58,23 @@ def matched(router, tokens, **more) -> dict[str, int]:
     return {name: told["matched_tokens"] for name, told in answer.items()}
 
 
+def test_a_query_of_mooncakes_conductor_is_answered_in_its_form(cluster):
+    router, engines = cluster(COUPLED, events=True)
+    tokens = list(range(1, 2 * BLOCK + 1))
+    engines["both-1"].events.send(stored(tokens))
+    eventually(lambda: router.instance("both-1")["held_blocks"] == 2)
+    query = {
+        "model": MODEL, "lora_name": "", "token_ids": tokens, "tenant_id": "default",
+        "instance_id": "both-1", "block_size": 64, "cache_salt": "",
+    }  # fmt: skip
+    answer = router.client.post("/query", json=query).json()
+    held = {"longest_matched": 2 * BLOCK, "GPU": 2 * BLOCK, "DP": {"0": 2 * BLOCK}}
+    assert answer["default"] == {"both-1": held}
+    assert matched(router, tokens, cache_salt="a") == {"both-0": 0, "both-1": 0}
+    other = router.client.post("/query", json=query | {"tenant_id": "other"})
+    assert other.status_code == 400 and other.json()["error"]["param"] == "tenant_id"
+
+
 def test_blocks_of_other_sizes_and_hashes_are_understood(cluster):
     router, engines = cluster(COUPLED, events=True)
     tokens = list(range(1, 4 * BLOCK + 1))
