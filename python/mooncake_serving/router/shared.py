@@ -243,7 +243,7 @@ class SharedEngines:
             await self._apply(name, record)
         except (InvalidArgument, ErrorAnswer) as error:
             if self._refused.get(name) != str(error):
-                logger.warning("%s is listed, and cannot be taken: %s", name, error)
+                logger.warning("%r is listed, and cannot be taken: %s", name, error)
             self._refused[name] = str(error)
             return
         self._refused.pop(name, None)

@@ -6,6 +6,7 @@ import httpx
 import pytest
 
 from mooncake_kernels.errors import InvalidArgument
+from mooncake_serving.__main__ import main
 from mooncake_serving.router import make_app, parse_config
 from mooncake_serving.serve import announcement
 from mooncake_serving.serve.options import add_commands
@@ -60,3 +61,8 @@ def test_an_engine_registers_when_the_router_is_there_and_leaves_when_it_ends(
 def test_an_option_that_cannot_be_announced_is_refused(given, message):
     with pytest.raises(InvalidArgument, match=message):
         announcement.Announcement(options(*given))
+
+
+def test_a_key_without_a_router_is_refused(capsys):
+    assert main(["serve", "engine", "--admin-key-file", "x"]) == 2
+    assert "--admin-key-file must be left out without --register" in capsys.readouterr().err
