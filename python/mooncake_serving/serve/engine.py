@@ -2,7 +2,6 @@
 
 import argparse
 import logging
-import os
 import re
 import socket
 import sys
