@@ -22,7 +22,7 @@ NUM_TOKENS = 24
 NUM_ENGINES = 4
 BEGINNINGS = ["", "the end of the inner sea ", "1 2 3 4 5 6 7 8 9 10 11 12 13 14 15 16 17 " * 3]
 PROMPTS = [beginning + end for beginning in BEGINNINGS for end in ("a b", "c d e f g", "h " * 40)]
-FAILED = (500, 502, 503)
+FAILED = (429, 500, 502, 503)
 
 
 @pytest.fixture
@@ -44,7 +44,7 @@ class Client:
         self.ended: Counter[str] = Counter()
 
     def run(self, stops: threading.Event) -> None:
-        with httpx.Client(base_url=self._url, timeout=WAIT_S) as client:
+        with httpx.Client(base_url=self._url, timeout=2 * WAIT_S) as client:
             while not stops.is_set():
                 prompt = self._draw.choice(PROMPTS)
                 if self._draw.random() < 0.5:
