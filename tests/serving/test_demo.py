@@ -60,7 +60,7 @@ def demo(folder, servers, monkeypatch, capsys):
         url = router.server.url
 
         def __init__(self, roles, arguments, *, output, admission, **_):
-            assert roles == command.ENGINES and f"--model={folder}" in arguments
+            assert roles == command.ENGINES and f"--model={folder}" in arguments["prefill"]
             classes = {class_of(one): {"ttft_s": one} for one in OBJECTIVES_S}
             assert admission == {"classes": classes}
             output.write("prefill-0: what it told\n")
