@@ -230,14 +230,13 @@ class LocalCluster(Closeable):
     ) -> str:
         """Return router.toml; ``admission`` may have tables by the classes of requests."""
         entries = dict(admission)
-        tables = {
-            "": entries,
-            **{f'.classes."{n}"': t for n, t in entries.pop("classes", {}).items()},
-        }
+        classes = entries.pop("classes", {})
+        tables = {"": entries, **{f'.classes."{name}"': of for name, of in classes.items()}}
         lines = ['connector = "mooncake_kernels"', f"block_size = {block_size}", "health_s = 0.5"]
+        lines += self._engines_of_router(roles)
         for name, table in tables.items():
             lines += [f"[admission{name}]", *(f"{k} = {json.dumps(v)}" for k, v in table.items())]
-        return "\n".join([*lines, *self._engines_of_router(roles)]) + "\n"
+        return "\n".join(lines) + "\n"
 
     def _engines_of_router(self, roles: Mapping[str, str]) -> list[str]:
         """Return the lines of router.toml that say which engines there are."""
