@@ -162,7 +162,7 @@ class Server:
             blocks.load = partial(self._timed_load, blocks.load)
             if stored is None:
                 engine.allocator.on_change = blocks.changed
-        return Parts(engine, transfers, blocks)
+        return Parts(engine, transfers, blocks, None)
 
     def _timed_step(self, step: Any) -> Any:
         outputs = step()
